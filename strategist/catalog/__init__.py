@@ -1,0 +1,21 @@
+"""The catalogue: rows of facts, nothing else. One JSON object per line, units in the keys, a `source` on every row."""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import cache
+from typing import Any
+
+Row = dict[str, Any]
+
+FOLDER = os.path.join(os.path.dirname(__file__), "data")
+TABLES = ("gpus", "nodes", "models", "links", "matmul_rates", "collective_curves")
+
+
+@cache
+def rows(table: str) -> tuple[Row, ...]:
+    """Every row of one table, in file order. Callers must not change the rows."""
+    with open(os.path.join(FOLDER, f"{table}.jsonl"), encoding="utf-8") as file:
+        parsed: list[Row] = json.loads(f"[{','.join(file)}]")
+    return tuple(parsed)

@@ -1,0 +1,1 @@
+"""The Plan and what surrounds it: the waist of the house."""

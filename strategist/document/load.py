@@ -1,0 +1,43 @@
+"""The door for documents: a file becomes a Plan only after strict checks of format, keys and types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from strategist.document.plan import FORMAT, Plan
+from strategist.errors import InputError, StaleError, shown
+from strategist.reading import checked, read_document
+
+
+def load_plan(path: str) -> Plan:
+    """The Plan in a file. Raises InputError for files and keys, KIND for other documents, StaleError SCHEMA_VERSION."""
+    return plan_from(read_document(path, "PLAN"), "PLAN")
+
+
+def plan_from(value: Any, flag: str) -> Plan:
+    """The Plan in a parsed JSON value."""
+    found = value.get("format") if isinstance(value, dict) else None
+    if not isinstance(found, str) or not found.startswith("strategist-plan/"):
+        raise InputError(
+            "KIND",
+            f"{flag} is not a Plan: its `format` is {shown(found)!r}.",
+            flag=flag,
+            value=found,
+            hint="Make one with `strategist plan --out plan.json`.",
+        )
+    if found != FORMAT:
+        raise StaleError(
+            "SCHEMA_VERSION",
+            f"{flag} has format {shown(found)}; this version reads {FORMAT}.",
+            flag=flag,
+            value=found,
+            hint="Plan again with this version.",
+        )
+    return checked(Plan, value, flag)
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of a Plan."""
+    from pydantic import TypeAdapter
+
+    return {"$id": FORMAT} | TypeAdapter(Plan).json_schema()

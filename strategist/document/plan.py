@@ -1,0 +1,257 @@
+"""The Plan: everything somebody needs to judge, emit or run a parallel layout, in one document.
+
+Plain frozen dataclasses, so that planning costs no schema library; `document/load.py` is the door where pydantic
+checks what comes from outside against these same types.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+from strategist.document.estimate import MemoryLedger, TimeLedger
+from strategist.facts.hardware import Basis, Cluster
+from strategist.facts.model import ModelShape
+from strategist.facts.workload import Workload
+
+FORMAT = "strategist-plan/1"
+
+Schedule = Literal["none", "gpipe", "1f1b", "interleaved"]
+Recompute = Literal["none", "selective", "full"]
+Offload = Literal["none", "optimizer", "parameters", "nvme"]
+ContextParallel = Literal["none", "ring", "all-to-all"]
+Backend = Literal["nccl", "gloo", "mpi"]
+Policy = Literal["hf", "fastest"]
+Objective = Literal["time", "cost", "memory", "simplicity"]
+Dtype = Literal["float64", "float32", "bfloat16", "float16", "float8"]
+
+MESH_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+"""The dense axes, outermost first: neighbours in the last axis are neighbours in rank order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh:
+    """Degrees per axis. `ep` and `etp` cut the experts of MoE layers over dp_shard x cp x tp."""
+
+    pp: int = 1
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    cp: int = 1
+    tp: int = 1
+    ep: int = 1
+    etp: int = 1
+    order: tuple[str, ...] = MESH_AXES
+
+    @property
+    def world(self) -> int:
+        """Ranks in the mesh."""
+        return self.pp * self.dp_replicate * self.dp_shard * self.cp * self.tp
+
+    @property
+    def data_parallel(self) -> int:
+        """Ranks that see different samples."""
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def expert_dp(self) -> int:
+        """Replicas of each expert shard: world / (pp x ep x etp)."""
+        return self.world // (self.pp * self.ep * self.etp)
+
+    def size(self, axis: str) -> int:
+        """Degree of one axis by name."""
+        return int(getattr(self, axis))
+
+    def stride(self, axis: str) -> int:
+        """Distance in rank numbers between neighbours along a dense axis."""
+        inner = self.order[self.order.index(axis) + 1 :]
+        return prod(self.size(name) for name in inner)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One pipeline stage: the contiguous runs of layers it owns, and whether it holds the embedding or the head.
+
+    `layers` has one (first, end) pair per virtual stage, `end` not included.
+    """
+
+    index: int
+    layers: tuple[tuple[int, int], ...]
+    embedding: bool
+    head: bool
+
+    @property
+    def layer_count(self) -> int:
+        """Layers of this stage over all its virtual stages."""
+        return sum(end - first for first, end in self.layers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumberFormats:
+    """Types of the numbers at rest and on the way."""
+
+    parameter: Dtype
+    gradient: Dtype
+    reduce: Dtype
+    compute: Dtype
+    master: Literal["none", "float32"] = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy:
+    """Everything about the layout that is not a mesh degree."""
+
+    zero: int = 0
+    virtual_stages: int = 1
+    schedule: Schedule = "none"
+    micro_batch: int = 1
+    accumulation: int = 1
+    stages: tuple[Stage, ...]
+    sequence_parallel: bool = False
+    context_parallel: ContextParallel = "none"
+    recompute: Recompute = "none"
+    offload: Offload = "none"
+    tiling: int = 1
+    formats: NumberFormats
+    optimizer: str = "adamw"
+    compile: bool = False
+    backend: Backend = "nccl"
+    profile: str = "strategist"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumption:
+    """Something the user did not say. `flag` is how to say it."""
+
+    what: str
+    value: str
+    flag: str
+    basis: Basis = "assumed"
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantity:
+    """A named number that a reason rests on, printed with it. `unit` "" marks a yes/no or a plain count."""
+
+    name: str
+    value: float
+    unit: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """A rule that fired: its sentence with the numbers in it, and where the rule comes from."""
+
+    rule: str
+    kind: Literal["decision", "advice", "gap", "model"]
+    sentence: str
+    source: str
+    quantities: tuple[Quantity, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why candidates were dropped: by which rule, how many, and the one that came nearest to being allowed."""
+
+    rule: str
+    count: int
+    sentence: str
+    example: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """Another layout. `fits` false carries by how much it misses in `sentence`."""
+
+    family: str
+    layout: str
+    fits: bool
+    step_s: float | None
+    peak_bytes: int
+    relative_time: float | None
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """Who chose, and what the other policy would have chosen; `difference` is its step time over the chosen one's."""
+
+    policy: Policy
+    objective: Objective
+    family: str
+    other_policy: Policy
+    other_family: str
+    other_layout: str
+    other_step_s: float
+    difference: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hint:
+    """A warning (W_...) or a note: a sentence, and what to do."""
+
+    code: str
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Economics:
+    """What the whole run takes; money only when a price was given or is known."""
+
+    gpu_hours_per_step: float
+    run_seconds: float | None = None
+    run_gpu_hours: float | None = None
+    price_per_gpu_hour: float | None = None
+    price_source: str = ""
+    run_cost: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """The question as it was asked: (flag, value) pairs in the order of the command line's help."""
+
+    given: tuple[tuple[str, str], ...] = ()
+    policy: Policy = "hf"
+    objective: Objective = "time"
+    headroom: float = 0.05
+    pins: tuple[tuple[str, str], ...] = ()
+    forbids: tuple[str, ...] = ()
+    price_per_gpu_hour: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One layout, why it was chosen, and what it is expected to cost. Self-contained; `seal` signs the rest."""
+
+    format: Literal["strategist-plan/1"] = "strategist-plan/1"
+    made_by: str
+    book: str
+    request: Request
+    cluster: Cluster
+    model: ModelShape
+    workload: Workload
+    assumptions: tuple[Assumption, ...]
+    mesh: Mesh
+    strategy: Strategy
+    memory: MemoryLedger
+    time: TimeLedger
+    economics: Economics
+    decision: Decision
+    reasons: tuple[Reason, ...]
+    refusals: tuple[Refusal, ...]
+    alternatives: tuple[Alternative, ...]
+    hints: tuple[Hint, ...]
+    seal: str | None = None
+
+    @property
+    def batch_identity(self) -> str:
+        """`global_batch = micro_batch x accumulation x dp_replicate x dp_shard`, with the numbers."""
+        s, m = self.strategy, self.mesh
+        factors = f"micro-batch {s.micro_batch} x accumulation {s.accumulation} x dp {m.data_parallel}"
+        return f"{factors} = {s.micro_batch * s.accumulation * m.data_parallel}"
+
+    @property
+    def hardware_is_assumed(self) -> bool:
+        """True when nobody named the machines: such a plan is for reading, not for running."""
+        return self.cluster.origin == "assumed"

@@ -1,0 +1,45 @@
+"""Documents as JSON: readable for people, canonical for the seal. No schema library is needed to write one."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from typing import Any
+
+from strategist.document.plan import Plan
+
+
+def as_document(value: Any) -> Any:
+    """`value` as plain dicts, lists and scalars, in field order."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: as_document(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, (tuple, list)):
+        return [as_document(item) for item in value]
+    return value
+
+
+def dump(document: Any) -> str:
+    """A document as indented JSON with a final newline, byte-identical for equal documents."""
+    return json.dumps(as_document(document), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def digest(document: Any) -> str:
+    """`sha256:...` over the canonical JSON (sorted keys, no blanks, ASCII) of everything but the seal itself."""
+    body = as_document(document)
+    if isinstance(body, dict):
+        body = {key: value for key, value in body.items() if key != "seal"}
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return "sha256:" + hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
+def sealed(plan: Plan) -> Plan:
+    """The plan with its seal set."""
+    return dataclasses.replace(plan, seal=digest(plan))
+
+
+def seal_state(plan: Plan) -> str:
+    """`sealed`, `unsealed` (hand-written) or `edited` (the digest no longer matches)."""
+    if plan.seal is None:
+        return "unsealed"
+    return "sealed" if plan.seal == digest(plan) else "edited"

@@ -1,0 +1,1 @@
+"""A Plan as files for launchers and frameworks."""

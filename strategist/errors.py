@@ -1,0 +1,174 @@
+"""Every error a user can meet.
+
+StrategistError            a code, a sentence, and what to do next        exit code
+├─ InputError              something given is missing or impossible       2
+├─ RuleError               a rule file cannot be read                     2
+├─ ImpossibleError         valid, but it cannot be done                   3
+│  └─ NoPlanError          nothing fits; carries the refusals             3
+├─ StaleError              the plan no longer matches the world           4
+├─ TrainingError           the job itself failed                          6
+├─ InterruptError          stopped on request; work was saved             7
+└─ InternalError           an invariant of ours broke, or the machine's I/O  1
+
+`CODES` is the closed list of codes; a test compares it with `docs/errors.md` and with every code raised in the package.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Sequence
+
+CODES = (
+    # input
+    "EMPTY", "PARSE", "UNIT", "RANGE", "CHOICE", "TYPE", "INTEGER", "NEGATIVE", "TOO_SMALL", "TOO_LARGE", "NOT_FINITE",
+    "CONTROL_CHAR", "NAME", "NAME_TOO_LONG", "MISSING", "CONFLICT", "DUPLICATE_FLAG", "DUPLICATE_KEY", "UNKNOWN_KEY",
+    "KIND", "GRID_TOO_LARGE",
+    # lookup
+    "UNKNOWN_GPU", "UNKNOWN_NODE", "UNKNOWN_MODEL", "UNKNOWN_ARCH", "AMBIGUOUS", "UNSUPPORTED_DEVICE", "OFFLINE",
+    # files
+    "FILE_NOT_FOUND", "NOT_A_FILE", "PERMISSION", "EMPTY_FILE", "FILE_TOO_LARGE", "ENCODING", "JSON", "YAML",
+    "YAML_ALIAS", "TOML", "EXISTS", "IO", "PATH_ESCAPE", "CODE_IGNORED",
+    # plan
+    "SCHEMA_VERSION", "DIGEST", "FACTS_DIFFER", "ASSUMED_HARDWARE",
+    # choice
+    "DIVISIBILITY", "BATCH_SPLIT", "HARDWARE_FEATURE", "FRAMEWORK_LEGALITY", "TOPOLOGY", "NO_PATH", "NO_PLAN",
+    "UNSUPPORTED",
+    # run
+    "HOSTNAME", "ENV_DENIED", "NO_CHECKPOINT", "TRAINING", "INTERRUPTED",
+    # ours
+    "RULE", "INTERNAL",
+)  # fmt: skip
+
+ECHO_LIMIT = 60
+
+
+class StrategistError(Exception):
+    """An error with a stable code.
+
+    `message` says what is wrong and what is allowed; `hint` says what to do; `flag` is the CLI flag or JSON path that
+    carried the value; `also` holds further errors found in the same input, each one complete in itself.
+    """
+
+    exit_code = 1
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        flag: str | None = None,
+        value: object = None,
+        hint: str | None = None,
+        also: Sequence[StrategistError] = (),
+    ) -> None:
+        if code not in CODES:
+            raise ValueError(f"error code {code!r} is not in the closed list strategist.errors.CODES")
+        super().__init__(message)
+        self.code, self.message, self.flag, self.hint, self.also = code, message, flag, hint, tuple(also)
+        self.value = None if value is None else shown(value)
+
+    def as_document(self) -> dict[str, object]:
+        """The `error` object printed under `--json`."""
+        body: dict[str, object] = {
+            "code": f"E_{self.code}",
+            "message": self.message,
+            "flag": self.flag,
+            "value": self.value,
+            "hint": self.hint,
+        }
+        if self.also:
+            body["also"] = [error.as_document() for error in self.also]
+        return body
+
+
+class InputError(StrategistError):
+    """Something the user gave is missing, malformed or out of bounds."""
+
+    exit_code = 2
+
+
+class RuleError(StrategistError):
+    """A rule file cannot be read or uses words that do not exist."""
+
+    exit_code = 2
+
+
+class ImpossibleError(StrategistError):
+    """The request is well formed, but what it asks for cannot be done."""
+
+    exit_code = 3
+
+
+class NoPlanError(ImpossibleError):
+    """No candidate survives. `chain` is the because-chain; `fixes` are changes that were re-planned and found to fit."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str = "NO_PLAN",
+        chain: Sequence[str] = (),
+        fixes: Sequence[str] = (),
+        flag: str | None = None,
+        value: object = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(code, message, flag=flag, value=value, hint=hint)
+        self.chain, self.fixes = tuple(chain), tuple(fixes)
+
+    def as_document(self) -> dict[str, object]:
+        """The `error` object, with the because-chain and the verified fixes."""
+        return super().as_document() | {"because": list(self.chain), "fixes": list(self.fixes)}
+
+
+class StaleError(StrategistError):
+    """The plan was edited, is of another version, or does not match this machine."""
+
+    exit_code = 4
+
+
+class TrainingError(StrategistError):
+    """The training processes failed."""
+
+    exit_code = 6
+
+
+class InterruptError(StrategistError):
+    """The job was stopped on request after it saved its work."""
+
+    exit_code = 7
+
+
+class InternalError(StrategistError):
+    """An invariant of strategist broke, or the machine's I/O failed."""
+
+    exit_code = 1
+
+
+def is_hostile(character: str) -> bool:
+    """True for characters that can steer a terminal: control (Cc), bidirectional and other format marks (Cf)."""
+    return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
+
+
+def shown(value: object) -> str:
+    """`value` made safe to echo: hostile characters escaped, at most 60 characters."""
+    text = str(value)
+    clipped = text if len(text) <= ECHO_LIMIT else text[: ECHO_LIMIT - 3] + "..."
+    return "".join(c.encode("unicode_escape").decode("ascii") if is_hostile(c) else c for c in clipped)
+
+
+def nearest(word: str, known: Iterable[str], count: int = 3) -> tuple[str, ...]:
+    """Up to `count` known names closest to `word`, best first."""
+    import difflib  # only needed once something already went wrong
+
+    names = {name.lower(): name for name in known}
+    return tuple(names[m] for m in difflib.get_close_matches(word.lower(), list(names), n=count, cutoff=0.5))
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A hint sentence naming the closest known words, or all of them when the list is short."""
+    names = tuple(known)
+    close = nearest(word, names)
+    if close:
+        return f"Did you mean {' or '.join(close)}?"
+    return f"Known: {', '.join(names)}." if len(names) <= 12 else f"There are {len(names)} known names."

@@ -1,0 +1,1 @@
+"""A Plan as live torch objects. Only this folder and `measure` may import torch."""

@@ -1,0 +1,1 @@
+"""What the executor does to a model, one step per module, in the order of `build.STEPS`."""

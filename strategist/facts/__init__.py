@@ -1,0 +1,1 @@
+"""What is given: hardware, model, workload. Facts only; conclusions are functions on the floors above."""

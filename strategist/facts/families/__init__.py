@@ -1,0 +1,1 @@
+"""Readers of Hugging Face config.json files, one module per architecture family."""

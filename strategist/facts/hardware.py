@@ -1,0 +1,125 @@
+"""What a cluster is made of. Bytes, bytes per second (one direction), FLOP per second; facts only, no conclusions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Basis = Literal["measured", "rehearsed", "traced", "derived", "datasheet", "assumed"]
+"""How a number is known, strongest first; of several inputs the weakest wins (`weakest`)."""
+
+BASES: tuple[Basis, ...] = ("measured", "rehearsed", "traced", "derived", "datasheet", "assumed")
+
+Topology = Literal[
+    "nvswitch", "nvlink-mesh", "nvlink-pairs", "xgmi-mesh", "pcie-switch", "pcie-host", "roce-mesh", "torus", "memory", "none"
+]  # fmt: skip
+
+
+def weakest(*bases: Basis) -> Basis:
+    """The least trustworthy of some bases: one assumed input makes the result assumed."""
+    return max(bases, key=BASES.index)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One accelerator (or the CPU as a device). Peaks are dense with fp32 accumulation; None means unsupported."""
+
+    name: str
+    title: str
+    vendor: str
+    arch: str
+    memory_bytes: int
+    memory_Bps: float
+    fp32_FLOPs: float | None
+    tf32_FLOPs: float | None = None
+    fp16_FLOPs: float | None = None
+    bf16_FLOPs: float | None = None
+    fp8_FLOPs: float | None = None
+    matmul_measured_FLOPs: float | None = None
+    host_Bps: float | None = None
+    sm_count: int | None = None
+    compute_capability: str | None = None
+    tdp_W: float | None = None
+    basis: Basis = "datasheet"
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """A connection inside an irregular node, between ids such as gpu0, nic1, numa0; `Bps` is one direction."""
+
+    a: str
+    b: str
+    kind: str
+    Bps: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One host. `intra_Bps` is per GPU over all its fast links; `inter_Bps` is the whole node's rate to other nodes.
+
+    `fast_domain` counts the GPUs that share the fast links; it exceeds `gpus` where a rack is one domain (NVL72).
+    `links`, when given, replaces the regular picture that `topology` stands for.
+    """
+
+    name: str
+    gpu: Gpu
+    gpus: int
+    fast_domain: int
+    topology: Topology
+    intra_Bps: float
+    pair_Bps: float
+    inter_Bps: float
+    nics: int = 0
+    fabric: str = "none"
+    rdma: bool = False
+    vcpus: int | None = None
+    ram_bytes: int | None = None
+    nvme_read_Bps: float | None = None
+    price_per_hour: float | None = None
+    price_note: str = ""
+    links: tuple[Link, ...] = ()
+    basis: Basis = "datasheet"
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeGroup:
+    """`count` equal nodes."""
+
+    node: Node
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """The machines of one job. `origin` says who told us; `oversubscription` divides the rate between nodes."""
+
+    groups: tuple[NodeGroup, ...]
+    origin: Literal["catalogue", "flags", "file", "probed", "assumed"]
+    oversubscription: float = 1.0
+
+    @property
+    def nodes(self) -> int:
+        """How many hosts."""
+        return sum(group.count for group in self.groups)
+
+    @property
+    def world(self) -> int:
+        """How many devices, which is how many ranks a job on all of it has."""
+        return sum(group.count * group.node.gpus for group in self.groups)
+
+    @property
+    def smallest(self) -> Gpu:
+        """The device with the least memory: it decides what fits."""
+        return min((group.node.gpu for group in self.groups), key=lambda gpu: gpu.memory_bytes)
+
+    @property
+    def slowest(self) -> Node:
+        """The node whose devices multiply slowest: it decides how long a synchronous step takes."""
+        return min((g.node for g in self.groups), key=lambda n: (n.gpu.bf16_FLOPs or n.gpu.fp16_FLOPs or n.gpu.fp32_FLOPs or 0.0))  # fmt: skip
+
+    @property
+    def is_regular(self) -> bool:
+        """One kind of node, with the regular picture of its topology."""
+        return len(self.groups) == 1 and not self.groups[0].node.links

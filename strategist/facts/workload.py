@@ -1,0 +1,31 @@
+"""What is to be trained: sequence, batch, number formats, optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Precision = Literal["bf16", "fp16", "fp32", "fp8"]
+Optimizer = Literal["adamw", "adamw8bit", "sgd"]
+
+PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp32", "fp8")
+OPTIMIZERS: tuple[Optimizer, ...] = ("adamw", "adamw8bit", "sgd")
+
+MAX_SEQ_LEN = 2**24
+MAX_BATCH = 2**31
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One training job. `global_batch` counts sequences per optimizer step; `tokens` is the length of the whole run."""
+
+    seq_len: int = 4096
+    global_batch: int = 256
+    precision: Precision = "bf16"
+    optimizer: Optimizer = "adamw"
+    tokens: int | None = None
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that one optimizer step consumes."""
+        return self.seq_len * self.global_batch

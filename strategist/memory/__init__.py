@@ -1,0 +1,1 @@
+"""Bytes of a candidate, term by term."""

@@ -1,0 +1,1 @@
+"""Rules as data: their words, their expressions, which of them fire."""

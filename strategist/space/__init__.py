@@ -1,0 +1,1 @@
+"""Which layouts exist: one column per choice, one row per candidate."""

@@ -1,0 +1,1 @@
+"""Seconds of a candidate, term by term."""
