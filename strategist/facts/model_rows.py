@@ -28,7 +28,7 @@ _COPIED = {field.name for field in fields(ModelShape)} - {
     "source",
     "notes",
 }
-_WORDS: Mapping[str, Mixer] = {
+_WORDS: dict[str, Mixer] = {
     "sliding": "sliding",
     "chunked": "sliding",
     "full": "attention",
