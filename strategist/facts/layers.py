@@ -122,7 +122,7 @@ def _attention(shape: ModelShape) -> tuple[tuple[Matrix, ...], tuple[Vector, ...
         Matrix("v", h, kv, "column"),
         Matrix("o", q, h, "row", shape.o_bias),
     )
-    biases = q + (2 * kv if shape.k_bias else kv)
+    biases = q * (2 if shape.attn_gate else 1) + (2 * kv if shape.k_bias else kv)
     vectors = (
         Vector("qkv_bias", biases if shape.qkv_bias else 0, cut=True),
         Vector("sinks", shape.heads if shape.attn_sinks else 0, cut=True),

@@ -30,20 +30,19 @@ def decoder(config: Config, **facts: Any) -> ModelShape:
         "layers": config.integer("num_hidden_layers", high=MAX_LAYERS),
         "hidden": config.integer("hidden_size", high=MAX_WIDTH),
         "heads": heads,
-        "kv_heads": config.optional("num_key_value_heads", high=MAX_HEADS) or _as_many(config, heads),
         "vocab": config.integer("vocab_size", high=MAX_VOCAB),
         "max_seq": config.integer("max_position_embeddings", high=MAX_TOKENS),
         "tied": config.yes("tie_word_embeddings"),
         "mlp_act": activation(config, "hidden_act", "hidden_activation", "mlp_hidden_act"),
     }
+    if "kv_heads" not in facts:
+        common["kv_heads"] = config.optional("num_key_value_heads", high=MAX_HEADS) or config.default(
+            "num_key_value_heads", heads
+        )
     if "ffn_hidden" not in facts:
         common["ffn_hidden"] = config.integer("intermediate_size", high=MAX_FFN)
     width = facts.pop("head_dim", 0) or config.optional("head_dim", high=MAX_WIDTH) or 0
     return checked_heads(config, ("num_attention_heads", "num_key_value_heads"), width, **common | facts)
-
-
-def _as_many(config: Config, heads: int) -> int:
-    return config.default("num_key_value_heads", heads)
 
 
 def checked_heads(config: Config, keys: tuple[str, str], width: int, **fields: Any) -> ModelShape:

@@ -92,8 +92,8 @@ def _gptj(config: Config) -> ModelShape:
 
 
 def _gpt_neox(config: Config) -> ModelShape:
-    bias = config.yes("attention_bias")
-    return decoder(config, norm="layernorm", mlp_gated=False, mlp_bias=True, qkv_bias=bias, o_bias=bias)
+    bias, heads = config.yes("attention_bias"), config.integer("num_attention_heads", high=MAX_HEADS)
+    return decoder(config, kv_heads=heads, norm="layernorm", mlp_gated=False, mlp_bias=True, qkv_bias=bias, o_bias=bias)
 
 
 def _opt(config: Config) -> ModelShape:
@@ -131,14 +131,14 @@ def _bloom(config: Config) -> ModelShape:
 
 def _mpt(config: Config) -> ModelShape:
     config.only("no_bias", True)
-    ratio = config.optional("expansion_ratio", high=64) or 4
+    config.only("expansion_ratio", 4)
     width, seq = config.integer("d_model", high=MAX_WIDTH), config.integer("max_seq_len", high=MAX_TOKENS)
     return _own_keys(
         config,
         "d_model",
         "n_layers",
         "n_heads",
-        ffn_hidden=ratio * width,
+        ffn_hidden=4 * width,
         pos="alibi",
         max_seq=seq,
         norm="layernorm_nobias",

@@ -69,6 +69,7 @@ def _nemotron_h(config: Config) -> ModelShape:
     config.only("use_bias", False)
     config.only("mamba_proj_bias", False)
     config.only("use_conv_bias", True)
+    config.only("mlp_bias", False)
     ssm = Ssm(
         kind="mamba2",
         conv=config.integer("conv_kernel", "mamba_d_conv", high=1024),
@@ -78,9 +79,8 @@ def _nemotron_h(config: Config) -> ModelShape:
         groups=config.integer("n_groups", "mamba_n_groups", high=MAX_HEADS),
     )
     letters = _pattern(config)
-    bias = config.yes("attention_bias")
-    with_depth = Config({**config.values, "num_hidden_layers": len(letters)}, config.flag, path=config.path, ledger=config.ledger, class_defaults=config.class_defaults, nested=config.nested)  # fmt: skip
-    shape = decoder(with_depth, pos="none", norms_per_layer=1, mlp_gated=False, qkv_bias=bias, o_bias=bias, mlp_bias=config.yes("mlp_bias"))  # fmt: skip
+    deep = Config({**config.values, "num_hidden_layers": len(letters)}, config.flag, ledger=config.ledger, class_defaults=config.class_defaults)  # fmt: skip
+    shape = decoder(deep, pos="none", norms_per_layer=1, mlp_gated=False, tied=False)
     moe = _latent_experts(config) if "E" in letters else None
     return _mixed(shape, ssm, moe, [_LETTERS[letter] for letter in letters])
 
