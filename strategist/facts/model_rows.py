@@ -12,21 +12,13 @@ from strategist.catalog import Row, rows
 from strategist.errors import InputError, did_you_mean, shown
 from strategist.facts.closed_formulas import completed
 from strategist.facts.layer_kind import LayerKind, Mixer
-from strategist.facts.model import Mix, Mla, ModelShape, Moe, Ssm, arranged, layer_sequence
+from strategist.facts.model import Heads, Mix, Mla, ModelShape, Moe, Ssm, arranged, layer_sequence
 from strategist.units import plain_text
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 _CYCLE = re.compile(r"(\d+) (\w+)[^:]* : (\d+) (\w+)")
-_COPIED = {field.name for field in fields(ModelShape)} - {
-    "extra",
-    "moe",
-    "mla",
-    "ssm",
-    "mix",
-    "norm",
-    "source",
-    "notes",
-}
+_BUILT = {"extra", "full_heads", "moe", "mla", "ssm", "mix", "norm", "source", "notes"}
+_COPIED = {field.name for field in fields(ModelShape)} - _BUILT
 _WORDS: dict[str, Mixer] = {
     "sliding": "sliding",
     "chunked": "sliding",
@@ -102,10 +94,12 @@ def shape_from_row(row: Row) -> ModelShape:
         full_every=0 if row["attn_kind"] == "sliding" else 1,
         moe=_moe(row),
         mla=_mla(row),
+        full_heads=_full_heads(row),
         ssm=_ssm(extra) if "lin" in extra or "kind" in extra else None,
         mix=_mix(extra) if "lin" in extra else None,
         extra=() if "lin" in extra or "kind" in extra else tuple(sorted(extra.items())),
         extra_parameters=row.get("extra_params", 0),
+        layer_extra_parameters=row.get("layer_extra_params", 0),
         other_tower_parameters=row.get("other_towers_params", 0),
         parameters_stated=row["params_total"] if row["formula"] == "none" else None,
         source=row["source"],
@@ -147,6 +141,13 @@ def _moe(row: Row) -> Moe | None:
     )
 
 
+def _full_heads(row: Row) -> Heads | None:
+    if "full_kv_heads" not in row:
+        return None
+    shared, sinks = row.get("full_shared_kv", False), row.get("full_sinks", False)
+    return Heads(kv_heads=row["full_kv_heads"], head_dim=row["full_head_dim"], shared_kv=shared, sinks=sinks)
+
+
 def _mla(row: Row) -> Mla | None:
     if "mla_kv_lora" not in row:
         return None
@@ -158,6 +159,9 @@ def _mla(row: Row) -> Mla | None:
         v_dim=row["mla_v_dim"],
         index_heads=row.get("index_heads", 0),
         index_dim=row.get("index_dim", 0),
+        shared_kv=row.get("mla_shared_kv", False),
+        o_groups=row.get("mla_o_groups", 0),
+        o_rank=row.get("mla_o_rank", 0),
     )
 
 

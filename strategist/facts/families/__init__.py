@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from strategist.facts.families import (
     deepseek,
+    deepseek_v4,
     encoder_decoder,
     encoders,
     gemma,
@@ -26,6 +27,7 @@ FAMILIES: tuple[Family, ...] = (
     gemma.FAMILY,
     mixtures.FAMILY,
     deepseek.FAMILY,
+    deepseek_v4.FAMILY,
     hybrids.FAMILY,
     state_space.FAMILY,
     gpt.FAMILY,

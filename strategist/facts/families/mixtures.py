@@ -14,7 +14,7 @@ from strategist.facts.families.decoder import (
     with_experts,
     with_layer_types,
 )
-from strategist.facts.model import MAX_LAYERS, ModelShape, Moe
+from strategist.facts.model import MAX_LAYERS, Heads, ModelShape, Moe
 
 
 def _everywhere(config: Config, shape: ModelShape, moe: Moe) -> ModelShape:
@@ -105,6 +105,34 @@ def _every_nth(config: Config, layers: int) -> list[bool]:
     return [(i + 1) % step == 0 if named is None else i in set(named) for i in range(layers)]
 
 
+def _mimo_v2(config: Config) -> ModelShape:
+    """MiMo-V2: sliding layers with twice the key-value heads and a sink per head; the first layer is dense."""
+    config.only("attention_bias", False)
+    shape = decoder(config, attn_sinks=True, window=_mimo_window(config), v_dim=config.integer("v_head_dim", high=MAX_WIDTH))  # fmt: skip
+    sliding_kv = config.optional("swa_num_key_value_heads", high=MAX_HEADS) or 2 * shape.kv_heads
+    config.at_most(sliding_kv, "swa_num_key_value_heads", shape.heads, "num_attention_heads")
+    full = Heads(kv_heads=shape.kv_heads, head_dim=shape.head_dim)
+    slides = [i != 0 and (i + 1) % 6 != 0 for i in range(shape.layers)]
+    shape = with_layer_types(config, replace(shape, kv_heads=sliding_kv, full_heads=full), slides)
+    moe = experts(config, "n_routed_experts", "num_local_experts", ffn=config.integer("moe_intermediate_size", high=MAX_FFN))  # fmt: skip
+    return with_experts(config, shape, moe, _mimo_experts(config, shape.layers))
+
+
+def _mimo_window(config: Config) -> int | None:
+    return config.optional("sliding_window_size", "sliding_window", high=MAX_TOKENS)
+
+
+def _mimo_experts(config: Config, layers: int) -> list[bool]:
+    """`mlp_layer_types`, or the older `moe_layer_freq` (1 where a layer has experts), or all but the first layer."""
+    named = config.list_of(str, "mlp_layer_types", limit=MAX_LAYERS)
+    marks = config.list_of(int, "moe_layer_freq", limit=MAX_LAYERS)
+    sparse = [word == "sparse" for word in named] if named is not None else [mark == 1 for mark in marks] if marks is not None else [i > 0 for i in range(layers)]  # fmt: skip
+    if len(sparse) != layers:
+        config.refuse("RANGE", "mlp_layer_types", f"has {len(sparse)} entries for {layers} layers", hint="Give one entry per layer.")  # fmt: skip
+        config.settle()
+    return sparse
+
+
 FAMILY = Family(
     "mixtures of experts",
     {
@@ -116,5 +144,6 @@ FAMILY = Family(
         "gpt_oss": _gpt_oss,
         "dbrx": _dbrx,
         "llama4_text": _llama4,
+        "mimo_v2_flash": _mimo_v2,
     },
 )
