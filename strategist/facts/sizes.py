@@ -19,7 +19,7 @@ from strategist.errors import InputError, shown
 from strategist.facts.layers import build_layer
 from strategist.facts.model import LayerKind, ModelShape
 from strategist.facts.model_rows import find_model, shape_from_row
-from strategist.facts.parameters import count, outer_parameters
+from strategist.facts.parameters import outer_parameters
 from strategist.units import format_count, parse_count, plain_text
 
 SMALLEST, LARGEST = 10**3, 10**14

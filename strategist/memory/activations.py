@@ -8,13 +8,8 @@ from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
 from strategist.memory.saved import Saved, saved_tensors
 from strategist.space.candidates import Candidates, Column, Reals, code
-from strategist.space.shares import Group
+from strategist.space.shares import Group, tokens
 from strategist.space.stages import kinds
-
-
-def tokens(job: Job, candidates: Candidates) -> Reals:
-    """Tokens of one micro-batch on one rank, shape (C,)."""
-    return candidates["micro_batch"] * (job.workload.seq_len / candidates["cp"])
 
 
 def kept_CK(job: Job, candidates: Candidates) -> Reals:

@@ -7,9 +7,9 @@ import numpy as np
 from strategist.catalog import rows
 from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
-from strategist.memory.model_states import Elements, shards_state
+from strategist.memory.model_states import shards_state
 from strategist.space.candidates import Candidates, Mask, Reals
-from strategist.space.shares import Group
+from strategist.space.shares import Elements, Group
 
 
 def is_plain_data_parallel(c: Candidates) -> Mask:
@@ -27,11 +27,11 @@ def gather_bytes_CS(job: Job, group: Group, counts: Elements) -> Reals:
     """
     c = group.candidates
     compute, reduce = BYTES[job.formats.compute], BYTES[job.formats.reduce]
-    widest = counts.widest_C[:, None] / np.maximum(1, c["tiling"])[:, None]
-    in_flight = np.minimum(job.profile.gathered_blocks * widest, counts.matrices_CS)
-    blocks = np.where(shards_state(c, 3)[:, None], in_flight, counts.matrices_CS)
-    gathered = compute * (blocks + counts.outer_CS)
-    gradients = (compute + reduce) * np.maximum(widest, counts.outer_CS / np.maximum(1, c["tiling"])[:, None])
+    widest = counts.widest[:, None] / np.maximum(1, c["tiling"])[:, None]
+    in_flight = np.minimum(job.profile.gathered_blocks * widest, counts.layers)
+    blocks = np.where(shards_state(c, 3)[:, None], in_flight, counts.layers)
+    gathered = compute * (blocks + counts.outer)
+    gradients = (compute + reduce) * np.maximum(widest, counts.outer / np.maximum(1, c["tiling"])[:, None])
     return np.where(is_plain_data_parallel(c)[:, None], 0.0, gathered + gradients)
 
 
@@ -42,7 +42,7 @@ def bucket_bytes_CS(job: Job, group: Group, counts: Elements) -> Reals:
     copy of every matrix in the compute format from forward to backward.
     """
     casts = job.formats.compute != job.formats.parameter
-    copies = BYTES[job.formats.compute] * counts.whole_CS if casts else np.zeros_like(counts.whole_CS)
+    copies = BYTES[job.formats.compute] * counts.whole if casts else np.zeros_like(counts.whole)
     return np.where(is_plain_data_parallel(group.candidates)[:, None], copies, 0.0)
 
 

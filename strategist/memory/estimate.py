@@ -18,14 +18,13 @@ from strategist.memory.activations import (
 from strategist.memory.buffers import bucket_bytes_CS, gather_bytes_CS, runtime_bytes_C, slack_bytes_CS
 from strategist.memory.logits import logits_bytes_CS
 from strategist.memory.model_states import (
-    elements,
     gradient_bytes_CS,
     host_bytes_C,
     optimizer_bytes_CS,
     parameter_bytes_CS,
 )
 from strategist.space.candidates import Candidates, Column, Reals
-from strategist.space.shares import Group, groups
+from strategist.space.shares import Group, elements, groups
 
 MOMENTS = ("loss", "backward of the last layer", "optimizer step")
 """Where a step can peak: at the loss with every activation held, when backward starts, and when the update runs."""
@@ -62,7 +61,7 @@ def peak_memory(job: Job, candidates: Candidates) -> Peaks:
 
 def stage_terms(job: Job, group: Group) -> tuple[Mapping[str, Column], Column]:
     """Whole bytes of every term at every moment on every stage, (M, C, S), and host bytes (C,)."""
-    counts = elements(job, group)
+    counts = elements(job.model, group)
     flat: dict[str, Reals] = {
         "parameters": parameter_bytes_CS(job, group, counts),
         "optimizer": optimizer_bytes_CS(job, group, counts),

@@ -6,9 +6,8 @@ import numpy as np
 
 from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
-from strategist.memory.activations import tokens
 from strategist.space.candidates import Reals
-from strategist.space.shares import Group
+from strategist.space.shares import Group, tokens
 
 
 def logits_bytes_CS(job: Job, group: Group) -> Reals:

@@ -7,56 +7,12 @@ whether the gathered copy survives from forward to backward.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
-from strategist.space.candidates import Candidates, Column, Mask, Reals
-from strategist.space.shares import Group, dense_CK, expert_CK, outer_elements, state_shards
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Elements:
-    """Parameter elements of one rank: whole (only cut by tp, ep, pp) and sharded, each (C, S), and the widest unit that
-    is gathered at once, (C,)."""
-
-    whole_CS: Reals
-    sharded_CS: Reals
-    widest_C: Reals
-    outer_CS: Reals
-    matrices_CS: Reals
-
-
-def elements(job: Job, group: Group) -> Elements:
-    """Count the parameters of every stage."""
-    c, shape = group.candidates, job.model
-    one = np.ones_like(c["tp"])
-    shards = state_shards(c)
-    layer_CK = dense_CK(shape, c, one) + expert_CK(shape, c, one)
-    outer_whole = _outer_CS(job, group, one)
-    sharded = group.layers_of(dense_CK(shape, c, shards) + expert_CK(shape, c, _expert_shards(c)))
-    present = (group.layers_SK > 0).any(axis=0)
-    return Elements(
-        whole_CS=group.layers_of(layer_CK) + outer_whole,
-        sharded_CS=sharded + _outer_CS(job, group, shards),
-        widest_C=np.where(present[None, :], layer_CK, 0.0).max(axis=1),
-        outer_CS=outer_whole,
-        matrices_CS=group.layers_of(layer_CK),
-    )
-
-
-def _expert_shards(c: Candidates) -> Column:
-    """Ranks that share the state of one expert shard: its replicas, HSDP's outer axis left out."""
-    return np.maximum(1, c.expert_dp // c["dp_replicate"])
-
-
-def _outer_CS(job: Job, group: Group, shards: Column) -> Reals:
-    first, last = outer_elements(job.model, group.candidates["tp"], shards)
-    tied_twice = job.model.tied and group.pp == 1
-    head = np.zeros_like(last) if tied_twice else last
-    return first[:, None] * group.is_first[None, :] + head[:, None] * group.is_last[None, :]
+from strategist.space.candidates import Candidates, Mask, Reals
+from strategist.space.shares import Elements, Group
 
 
 def shards_state(c: Candidates, stage: int) -> Mask:
@@ -68,7 +24,7 @@ def parameter_bytes_CS(job: Job, group: Group, counts: Elements) -> Reals:
     """Bytes of the stored weights, (C, S): sharded from ZeRO-2 on (fully_shard), none when offloaded."""
     c = group.candidates
     stored = BYTES[job.formats.parameter] + (BYTES[job.formats.master] if job.formats.master != "none" else 0.0)
-    held = np.where(shards_state(c, 2)[:, None], counts.sharded_CS, counts.whole_CS)
+    held = np.where(shards_state(c, 2)[:, None], counts.sharded, counts.whole)
     return np.where(c.is_word("offload", "parameters", "nvme")[:, None], 0.0, stored * held)
 
 
@@ -79,8 +35,8 @@ def gradient_bytes_CS(job: Job, group: Group, counts: Elements) -> Reals:
     (torch.distributed.pipelining.stage: backward_maybe_with_nosync), so ZeRO saves none of them there.
     """
     c = group.candidates
-    at_rest = np.where(shards_state(c, 2)[:, None], counts.sharded_CS, counts.whole_CS) * BYTES[job.formats.gradient]
-    unsharded = counts.whole_CS * BYTES[job.formats.reduce]
+    at_rest = np.where(shards_state(c, 2)[:, None], counts.sharded, counts.whole) * BYTES[job.formats.gradient]
+    unsharded = counts.whole * BYTES[job.formats.reduce]
     accumulates = (shards_state(c, 2) & (c["pp"] > 1) & (c["accumulation"] > 1))[:, None]
     return np.where(accumulates, unsharded, np.where(_grads_offloaded(c)[:, None], 0.0, at_rest))
 
@@ -92,7 +48,7 @@ def _grads_offloaded(c: Candidates) -> Mask:
 def optimizer_bytes_CS(job: Job, group: Group, counts: Elements) -> Reals:
     """Bytes of moments, (C, S): sharded from ZeRO-1 on, none when offloaded."""
     c = group.candidates
-    held = np.where(shards_state(c, 1)[:, None], counts.sharded_CS, counts.whole_CS)
+    held = np.where(shards_state(c, 1)[:, None], counts.sharded, counts.whole)
     state = job.profile.state_bytes(job.workload.optimizer)
     return np.where(c.is_word("offload", "none")[:, None], state * held, 0.0)
 
@@ -107,4 +63,4 @@ def host_bytes_C(job: Job, group: Group, counts: Elements) -> Reals:
     state = job.profile.state_bytes(job.workload.optimizer)
     stored, gradient = BYTES[job.formats.parameter], BYTES[job.formats.gradient]
     by_word = np.array([0.0, state + gradient, state + gradient + stored, gradient + stored])
-    return by_word[c["offload"]] * counts.sharded_CS.max(axis=1)
+    return by_word[c["offload"]] * counts.sharded.max(axis=1)

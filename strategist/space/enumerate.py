@@ -137,7 +137,17 @@ def _options(limits: Limits, mesh: Mesh) -> Iterator[tuple[int, ...]]:
     for micro, accumulation in _batches(limits, replicate * shard):
         for (schedule, virtual), sequence, kind in product(_schedules(limits, pp), (0, 1) if tp > 1 else (0,), kinds):
             for recompute, (offload, tiles) in product(range(3), _offloads(zero, pure, shard)):
-                yield virtual, schedule, micro, accumulation, sequence, code("context_parallel", kind), recompute, offload, tiles
+                yield (
+                    virtual,
+                    schedule,
+                    micro,
+                    accumulation,
+                    sequence,
+                    code("context_parallel", kind),
+                    recompute,
+                    offload,
+                    tiles,
+                )
 
 
 def _batches(limits: Limits, dp: int) -> Iterator[tuple[int, int]]:

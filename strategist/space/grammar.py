@@ -11,7 +11,12 @@ from strategist.units import parse_integer, plain_text
 
 DEGREES = ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "etp", "virtual_stages", "micro_batch", "accumulation")
 KEYS = (*DEGREES, "zero", "sequence_parallel", "tiling", "schedule", "context_parallel", "recompute", "offload", "dp")
-ALIASES: Mapping[str, str] = {"vp": "virtual_stages", "mbs": "micro_batch", "grad_accum": "accumulation", "sp": "sequence_parallel"}
+ALIASES: Mapping[str, str] = {
+    "vp": "virtual_stages",
+    "mbs": "micro_batch",
+    "grad_accum": "accumulation",
+    "sp": "sequence_parallel",
+}
 MAX_DEGREE = 131072 * 1024
 
 
@@ -35,7 +40,9 @@ def parse_pins(text: str, flag: str = "--pin") -> tuple[Pin, ...]:
     keys = [pin.key for pin in pins]
     for key in keys:
         if keys.count(key) > 1:
-            raise InputError("DUPLICATE_KEY", f"{flag} fixes {key} twice.", flag=flag, value=text, hint="Give each choice once.")
+            raise InputError(
+                "DUPLICATE_KEY", f"{flag} fixes {key} twice.", flag=flag, value=text, hint="Give each choice once."
+            )
     return pins
 
 
@@ -49,7 +56,13 @@ def _pin(part: str, flag: str) -> Pin:
     low, high = {"zero": (0, 3), "sequence_parallel": (0, 1)}.get(name, (1, MAX_DEGREE))
     number = parse_integer(value, f"{flag} {name}", low=0, high=MAX_DEGREE, example=f"{name}={max(low, 1)}")
     if not low <= number <= high:
-        raise InputError("RANGE", f"{flag}: {name} must lie between {low} and {high}.", flag=flag, value=value, hint=f"Example: {name}={max(low, 1)}.")
+        raise InputError(
+            "RANGE",
+            f"{flag}: {name} must lie between {low} and {high}.",
+            flag=flag,
+            value=value,
+            hint=f"Example: {name}={max(low, 1)}.",
+        )
     return Pin(name, number, value)
 
 
@@ -57,18 +70,44 @@ def known_key(key: str, flag: str) -> str:
     """The canonical name of a choice. Raises InputError CHOICE with the nearest names."""
     name = ALIASES.get(key.lower(), key.lower().replace("-", "_"))
     if name not in KEYS:
-        raise InputError("CHOICE", f"{flag}: {key!r} is not a choice of the layout.", flag=flag, value=key, hint=f"{did_you_mean(key, KEYS)} Known: {', '.join(KEYS)}.")
+        raise InputError(
+            "CHOICE",
+            f"{flag}: {key!r} is not a choice of the layout.",
+            flag=flag,
+            value=key,
+            hint=f"{did_you_mean(key, KEYS)} Known: {', '.join(KEYS)}.",
+        )
     return name
 
 
 def _word(name: str, value: str, flag: str) -> int:
     known = WORDS[name]
     if value not in known:
-        raise InputError("CHOICE", f"{flag}: {value!r} is not a value of {name}.", flag=flag, value=value, hint=did_you_mean(value, known))
+        raise InputError(
+            "CHOICE",
+            f"{flag}: {value!r} is not a value of {name}.",
+            flag=flag,
+            value=value,
+            hint=did_you_mean(value, known),
+        )
     return known.index(value)
 
 
-FORBIDDABLE = ("tp", "pp", "cp", "ep", "dp", "zero", "hsdp", "offload", "recompute", "sequence_parallel", "interleaved", "gpipe", "tiling")
+FORBIDDABLE = (
+    "tp",
+    "pp",
+    "cp",
+    "ep",
+    "dp",
+    "zero",
+    "hsdp",
+    "offload",
+    "recompute",
+    "sequence_parallel",
+    "interleaved",
+    "gpipe",
+    "tiling",
+)
 
 
 def parse_forbids(text: str, flag: str = "--forbid") -> tuple[str, ...]:
@@ -76,7 +115,13 @@ def parse_forbids(text: str, flag: str = "--forbid") -> tuple[str, ...]:
     words = tuple(part.strip(" ").lower().replace("-", "_") for part in plain_text(text, flag).split(","))
     for word in words:
         if word not in FORBIDDABLE:
-            raise InputError("CHOICE", f"{flag}: {word!r} is not a technique that can be left out.", flag=flag, value=word, hint=f"{did_you_mean(word, FORBIDDABLE)} Known: {', '.join(FORBIDDABLE)}.")
+            raise InputError(
+                "CHOICE",
+                f"{flag}: {word!r} is not a technique that can be left out.",
+                flag=flag,
+                value=word,
+                hint=f"{did_you_mean(word, FORBIDDABLE)} Known: {', '.join(FORBIDDABLE)}.",
+            )
     return words
 
 
@@ -95,7 +140,14 @@ def forbidden(word: str, candidates: Candidates) -> Mask:
 
 def layout(row: Mapping[str, int | str]) -> str:
     """One layout in the grammar: degrees above 1 and choices away from their plain value, in a fixed order."""
-    plain: Mapping[str, int | str] = {"zero": 0, "sequence_parallel": 0, "schedule": "none", "context_parallel": "none", "recompute": "none", "offload": "none"}
+    plain: Mapping[str, int | str] = {
+        "zero": 0,
+        "sequence_parallel": 0,
+        "schedule": "none",
+        "context_parallel": "none",
+        "recompute": "none",
+        "offload": "none",
+    }
     always = ("micro_batch", "accumulation")
     shown = [key for key in (*KEYS[:-1],) if key in row and (key in always or row[key] != plain.get(key, 1))]
     degrees = [key for key in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp") if key in shown]

@@ -12,14 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from strategist.facts.layers import Layer, Matrix, build_layer, norm_size
-from strategist.facts.model import LayerKind, ModelShape
-from strategist.facts.parameters import outer_parameters
+from strategist.facts.job import Job
+from strategist.facts.layers import Layer, Matrix, build_layer
+from strategist.facts.model import ModelShape
+from strategist.facts.parameters import outer_parameters, table_width
 from strategist.space.candidates import Candidates, Column, Reals
 from strategist.space.stages import kinds, representative_stages, stage_layer_counts
-
-LAST_PARTS = ("head", "head_bias", "final_norm")
-"""Outer weights that live on the last stage; all others live on the first."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,6 +30,12 @@ class Group:
     pp: int
     stages: Column
     layers_SK: Column
+    total_layers: int
+
+    @property
+    def middle_layers(self) -> int:
+        """Layers on neither the first nor the last stage."""
+        return self.total_layers - int(self.layers_SK[0].sum()) - int(self.layers_SK[-1].sum())
 
     @property
     def is_first(self) -> NDArray[np.bool_]:
@@ -55,7 +59,8 @@ def groups(shape: ModelShape, candidates: Candidates, *, every_stage: bool = Fal
         pp, virtual = divmod(key, 2**20)
         rows = np.flatnonzero(keys == key)
         stages = np.arange(pp) if every_stage else representative_stages(shape, pp)
-        yield Group(rows, candidates.where(rows), pp, stages, stage_layer_counts(shape, pp, virtual)[stages])
+        table = stage_layer_counts(shape, pp, virtual)
+        yield Group(rows, candidates.where(rows), pp, stages, table[stages], int(table.sum()))
 
 
 def distinct(evaluate: Callable[..., Reals], *columns: Column) -> Reals:
@@ -109,11 +114,6 @@ def layers(shape: ModelShape) -> tuple[Layer, ...]:
     return tuple(build_layer(shape, kind) for kind in kinds(shape))
 
 
-def layer_kinds(shape: ModelShape) -> tuple[LayerKind, ...]:
-    """The sorts of layers, in column order (K)."""
-    return kinds(shape)
-
-
 def state_shards(candidates: Candidates) -> Column:
     """Ranks that share one copy of the dense weights' state under ZeRO, shape (C,)."""
     return candidates["dp_shard"] * candidates["cp"]
@@ -148,17 +148,65 @@ def outer_elements(shape: ModelShape, tp: Column, shards: Column) -> tuple[Reals
     """Elements outside the layers on the fullest rank of the first and of the last stage, each (C,).
 
     The vocabulary is cut by `tp` (rows of the embedding, columns of the head); the rest is whole. A tied head is the
-    embedding again on another stage, so it is counted there too when the two stages differ.
+    embedding again, so the last stage of a pipeline holds a copy of it.
     """
-    parts = outer_parameters(shape)
-    vocabulary_row = parts.get("embedding", 0) // shape.vocab if shape.vocab else 0
-    cut = ceil_div(ceil_div(shape.vocab, tp), shards) * vocabulary_row
-    whole = sum(size for name, size in parts.items() if name not in LAST_PARTS and name != "embedding")
-    first = cut + ceil_div(whole, shards)
-    head = ceil_div(ceil_div(shape.vocab, tp), shards) * shape.hidden if shape.vocab and _has_head(shape) else 0
-    last = head + ceil_div(norm_size(shape, shape.hidden) if shape.final_norm else 0, shards)
-    return first.astype(np.float64), np.broadcast_to(last, first.shape).astype(np.float64)
+    outer = outer_parameters(shape)
+    table = ceil_div(ceil_div(shape.vocab, tp), shards) * table_width(shape)
+    first = table + ceil_div(outer.before - outer.embedding, shards)
+    rest = outer.after if shape.tied else outer.after - shape.vocab * table_width(shape)
+    last = table + ceil_div(max(0, rest), shards)
+    return first.astype(np.float64), last.astype(np.float64)
 
 
-def _has_head(shape: ModelShape) -> bool:
-    return shape.kind not in ("vit",)
+def outer_CS(shape: ModelShape, group: Group, shards: Column) -> Reals:
+    """Elements outside the layers on each stage, (C, S); one stage alone holds a tied table once."""
+    first, last = outer_elements(shape, group.candidates["tp"], shards)
+    if shape.tied and group.pp == 1:
+        last = last - _table(shape, group, shards)
+    return first[:, None] * group.is_first[None, :] + last[:, None] * group.is_last[None, :]
+
+
+def _table(shape: ModelShape, group: Group, shards: Column) -> Reals:
+    return (ceil_div(ceil_div(shape.vocab, group.candidates["tp"]), shards) * table_width(shape)).astype(np.float64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Elements:
+    """Parameter elements of one rank on every stage, (C, S): `whole` are cut by tp, ep and pp only, `sharded` by ZeRO's
+    group too, `layers` and `outer` are the two parts of `whole`; `widest` is the widest single layer, (C,)."""
+
+    whole: Reals
+    sharded: Reals
+    layers: Reals
+    experts: Reals
+    outer: Reals
+    widest: Reals
+
+
+def elements(shape: ModelShape, group: Group) -> Elements:
+    """Count the parameters of every stage."""
+    c = group.candidates
+    one, shards = np.ones_like(c["tp"]), state_shards(c)
+    expert = expert_CK(shape, c, one)
+    whole_CK = dense_CK(shape, c, one) + expert
+    sharded_CK = dense_CK(shape, c, shards) + expert_CK(shape, c, expert_shards(c))
+    layers_CS, outer = group.layers_of(whole_CK), outer_CS(shape, group, one)
+    present = (group.layers_SK > 0).any(axis=0)
+    return Elements(
+        whole=layers_CS + outer,
+        sharded=group.layers_of(sharded_CK) + outer_CS(shape, group, shards),
+        layers=layers_CS,
+        experts=group.layers_of(expert),
+        outer=outer,
+        widest=np.where(present[None, :], whole_CK, 0.0).max(axis=1),
+    )
+
+
+def expert_shards(c: Candidates) -> Column:
+    """Ranks that share the state of one expert shard under ZeRO: its replicas, HSDP's outer axis left out, (C,)."""
+    return np.maximum(1, c.expert_dp // c["dp_replicate"])
+
+
+def tokens(job: Job, c: Candidates) -> Reals:
+    """Tokens of one micro-batch on one rank, (C,)."""
+    return c["micro_batch"] * (job.workload.seq_len / c["cp"])

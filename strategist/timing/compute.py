@@ -13,7 +13,8 @@ from strategist.facts.layers import Layer, Matrix
 from strategist.facts.model import LayerKind, ModelShape
 from strategist.facts.profile import BYTES
 from strategist.space.candidates import Candidates, Reals
-from strategist.space.shares import layer_kinds, layers
+from strategist.space.shares import layers, tokens
+from strategist.space.stages import kinds
 from strategist.timing.rates import matmul_rates, memory_Bps, share
 
 COMPUTE_TERMS = ("matmul", "attention", "elementwise", "moe_dispatch", "host")
@@ -28,15 +29,10 @@ class LayerTime:
     again: Mapping[str, Reals]
 
 
-def tokens(job: Job, c: Candidates) -> Reals:
-    """Tokens of one micro-batch on one rank, shape (C,)."""
-    return c["micro_batch"] * (job.workload.seq_len / c["cp"])
-
-
 def layer_times(job: Job, c: Candidates) -> LayerTime:
     """Compute times of every sort of layer."""
     gpu = job.cluster.slowest.gpu
-    sorts = list(zip(layers(job.model), layer_kinds(job.model), strict=True))
+    sorts = list(zip(layers(job.model), kinds(job.model), strict=True))
     forward = {
         "matmul": _stack([_matmul(job, gpu, layer, c, 1.0) for layer, _ in sorts]),
         "attention": _stack([_attention(job, gpu, kind, c, 1.0) for _, kind in sorts]),

@@ -12,7 +12,7 @@ from strategist.facts.job import Job
 from strategist.facts.model import layer_counts
 from strategist.facts.parameters import count, outer_parameters
 from strategist.space.candidates import Candidates, Column, Reals, code
-from strategist.space.shares import Group, dense_CK, expert_CK, groups, outer_elements, state_shards, tokens
+from strategist.space.shares import Elements, Group, elements, groups, tokens
 from strategist.space.traffic import Traffic, traffic
 from strategist.timing.collectives import collective_seconds
 from strategist.timing.compute import COMPUTE_TERMS, LayerTime, attention_FLOP, layer_times, matmul_seconds
@@ -57,7 +57,9 @@ def model_FLOP(job: Job) -> float:
     outer = outer_parameters(shape)
     head = shape.vocab * shape.hidden if shape.tied else 0
     weights = count(shape).active - outer.before + head
-    attention = sum(number * attention_FLOP(shape, kind, job.workload.seq_len) for kind, number in layer_counts(shape).items())
+    attention = sum(
+        number * attention_FLOP(shape, kind, job.workload.seq_len) for kind, number in layer_counts(shape).items()
+    )
     return (6.0 * weights + 3.0 * attention) * job.workload.tokens_per_step
 
 
@@ -113,21 +115,27 @@ def _head_seconds(job: Job, group: Group) -> tuple[Reals, Reals]:
 
 def _group_terms(job: Job, group: Group) -> dict[str, tuple[Reals, Reals, Reals]]:
     """(exposed, hidden, recomputed) seconds per step of every term, (C,) each, on the slowest stage."""
-    work = _work(job, group)
-    sends = [(item, _seconds_CS(job, item)) for item in traffic(job, group)]
+    work, counts = _work(job, group), elements(job.model, group)
+    sends = [(item, _seconds_CS(job, item)) for item in traffic(job, group, counts)]
     exposed, hidden = _communication(job, group, work, sends)
     micro = group.candidates["accumulation"][:, None].astype(np.float64)
-    busy = {name: micro * (work.forward[name] + work.backward[name] + work.again.get(name, 0.0)) for name in (*COMPUTE_TERMS, "loss")}
+    busy = {
+        name: micro * (work.forward[name] + work.backward[name] + work.again.get(name, 0.0))
+        for name in (*COMPUTE_TERMS, "loss")
+    }
     every: Reals = np.sum([*busy.values(), *(exposed[axis] for axis in ("tp", "cp", "ep", "pp"))], axis=0)
     slowest = every.argmax(axis=1)
     rows = np.arange(len(slowest))
     pick = lambda value: np.broadcast_to(value, every.shape)[rows, slowest]  # noqa: E731
     zero = np.zeros(len(slowest))
-    terms = {name: (pick(value), zero, pick(micro * work.again.get(name, np.zeros_like(every)))) for name, value in busy.items()}
+    terms = {
+        name: (pick(value), zero, pick(micro * work.again.get(name, np.zeros_like(every))))
+        for name, value in busy.items()
+    }
     terms |= {axis: (pick(exposed[axis]), pick(hidden[axis]), zero) for axis in ("tp", "cp", "ep", "pp")}
     terms["dp"] = (exposed["dp"].max(axis=1), hidden["dp"][rows, exposed["dp"].argmax(axis=1)], zero)
     terms["bubble"] = (_bubble(group, every / micro), zero, zero)
-    update, offload = _update(job, group)
+    update, offload = _update(job, group, counts)
     terms["optimizer"], terms["offload"] = (update, zero, zero), (offload, zero, zero)
     return terms
 
@@ -138,7 +146,9 @@ def _seconds_CS(job: Job, item: Traffic) -> Reals:
     return np.where(item.size[:, None] > 1, item.count_CS * each, 0.0)
 
 
-def _communication(job: Job, group: Group, work: _Work, sends: list[tuple[Traffic, Reals]]) -> tuple[dict[str, Reals], dict[str, Reals]]:
+def _communication(
+    job: Job, group: Group, work: _Work, sends: list[tuple[Traffic, Reals]]
+) -> tuple[dict[str, Reals], dict[str, Reals]]:
     """Exposed and hidden seconds per step and axis, (C, S) each.
 
     What may overlap shares the compute it hides behind; the first and last pieces (one layer's worth) never do.
@@ -157,7 +167,9 @@ def _communication(job: Job, group: Group, work: _Work, sends: list[tuple[Traffi
     return exposed, hidden
 
 
-def _hideable(job: Job, group: Group, work: _Work, behind: str, members: list[tuple[Traffic, Reals]], total: Reals) -> Reals:
+def _hideable(
+    job: Job, group: Group, work: _Work, behind: str, members: list[tuple[Traffic, Reals]], total: Reals
+) -> Reals:
     if behind == "nothing" or not members:
         return np.zeros_like(total)
     window = work.forward["attention"] * 3.5 if behind == "attention" else work.pass_seconds(behind)
@@ -192,20 +204,9 @@ def _all_stages(group: Group, per_micro_CS: Reals) -> Reals:
     return per_micro_CS[:, 0] + middle * per_micro_CS[:, 1] + per_micro_CS[:, 2]
 
 
-def _update(job: Job, group: Group) -> tuple[Reals, Reals]:
+def _update(job: Job, group: Group, counts: Elements) -> tuple[Reals, Reals]:
     """Seconds of the update and of offloading, (C,) each, on the stage that owns most."""
     c = group.candidates
-    one = np.ones_like(c["tp"])
-    whole = _owned(job, group, one)
-    owned = np.where(c["zero"] >= 1, _owned(job, group, state_shards(c)), whole)
-    return update_seconds(job, c, owned), offload_seconds(job, c, whole, owned)
-
-
-def _owned(job: Job, group: Group, shards: Column) -> Reals:
-    c = group.candidates
-    expert_shards = np.minimum(shards, np.maximum(1, c.expert_dp // c["dp_replicate"]))
-    layers = group.layers_of(dense_CK(job.model, c, shards) + expert_CK(job.model, c, expert_shards))
-    first, last = outer_elements(job.model, c["tp"], shards)
-    outer = first[:, None] * group.is_first[None, :] + last[:, None] * group.is_last[None, :]
-    most: Reals = (layers + outer).max(axis=1)
-    return most
+    whole, sharded = counts.whole.max(axis=1), counts.sharded.max(axis=1)
+    owned = np.where(c["zero"] >= 1, sharded, whole)
+    return update_seconds(job, c, owned), offload_seconds(job, c, owned)

@@ -10,9 +10,6 @@ from strategist.facts.profile import BYTES
 from strategist.space.candidates import Candidates, Reals
 from strategist.timing.rates import memory_Bps, share
 
-_ADAM_PASSES = 3.0
-"""Weights and both moments are read and written once, the gradient is read once and once more for its norm."""
-
 
 def update_seconds(job: Job, c: Candidates, elements_C: Reals) -> Reals:
     """Seconds of a fused update on the device over the elements this rank owns, (C,); offloaded state does not count.
@@ -26,7 +23,7 @@ def update_seconds(job: Job, c: Candidates, elements_C: Reals) -> Reals:
     return np.where(on_device, moved * elements_C / memory_Bps(job.cluster.slowest.gpu), 0.0)
 
 
-def offload_seconds(job: Job, c: Candidates, whole_C: Reals, owned_C: Reals) -> Reals:
+def offload_seconds(job: Job, c: Candidates, owned_C: Reals) -> Reals:
     """Seconds that offloading adds to a step, (C,): transfers over the host link, the host's update, NVMe traffic.
 
     Optimizer offload sends gradients down and weights up once (ZeRO-Offload, Ren et al. 2021, arXiv 2101.06840).
