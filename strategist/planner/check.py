@@ -56,7 +56,9 @@ def _ledger_faults(plan: Plan) -> Iterator[str]:
         return
     if int(memory.peak.value) != memory.worst.device:
         yield f"The peak is {memory.peak.value:.0f} B and the terms of the worst stage add up to {memory.worst.device} B."
-    if {term.name for term in time.terms} - set(TIME_TERMS) or sum(term.exposed_ns for term in time.terms) != time.step_ns:
+    if {term.name for term in time.terms} - set(TIME_TERMS) or sum(
+        term.exposed_ns for term in time.terms
+    ) != time.step_ns:
         yield "The terms of the step do not add up to it."
     for estimate in (memory.peak, time.step):
         if not estimate.low <= estimate.value <= estimate.high:

@@ -12,7 +12,9 @@ def complexity(c: Candidates) -> Column:
     """How much a layout asks of code and people, (C,): axes in use, ZeRO stage, recompute, offload, schedule."""
     axes = sum(((c[axis] > 1).astype(np.int64) for axis in ("tp", "pp", "cp", "ep")), np.zeros(len(c), np.int64))
     hybrid = ((c["dp_replicate"] > 1) & (c["dp_shard"] > 1)).astype(np.int64)
-    return 100 * axes + 20 * c["offload"] + 10 * c["zero"] + 5 * hybrid + 2 * c["recompute"] + c["schedule"] + c["tiling"]
+    return (
+        100 * axes + 20 * c["offload"] + 10 * c["zero"] + 5 * hybrid + 2 * c["recompute"] + c["schedule"] + c["tiling"]
+    )
 
 
 def order(c: Candidates, step_ns: Column, device_bytes: Column, objective: Objective) -> Column:

@@ -46,7 +46,14 @@ class Choice:
     reasons: tuple[Reason, ...]
 
 
-def recommend(question: Question, request: Request, assumptions: Sequence[Assumption] = (), *, top: int = 5, log: SearchLog | None = None) -> Plan:
+def recommend(
+    question: Question,
+    request: Request,
+    assumptions: Sequence[Assumption] = (),
+    *,
+    top: int = 5,
+    log: SearchLog | None = None,
+) -> Plan:
     """The Plan for a question, unsealed.
 
     Raises NoPlanError when nothing is legal or nothing fits, with the chain of reasons and changes that were tried.
@@ -60,7 +67,11 @@ def recommend(question: Question, request: Request, assumptions: Sequence[Assump
     plan = _write(found, request, chosen, other, tuple(assumptions), situation, top)
     broken = faults(plan)
     if broken:
-        raise InternalError("INTERNAL", f"The plan breaks an invariant: {broken[0]}", hint="Please report this with the command you ran.")
+        raise InternalError(
+            "INTERNAL",
+            f"The plan breaks an invariant: {broken[0]}",
+            hint="Please report this with the command you ran.",
+        )
     return plan
 
 
@@ -82,7 +93,12 @@ def _by_time(found: Found) -> Choice:
     row = found.best_of()
     if row is None:
         raise InternalError("INTERNAL", "A search without fitting candidates was ranked.", hint="Please report this.")
-    reason = Reason(rule="model", kind="model", sentence="The time model ranks every layout that fits.", source="strategist time model")
+    reason = Reason(
+        rule="model",
+        kind="model",
+        sentence="The time model ranks every layout that fits.",
+        source="strategist time model",
+    )
     return Choice(row, _family(found, row), (reason,))
 
 
@@ -104,7 +120,15 @@ def _reason(rule: Rule, situation: Mapping[str, Any]) -> Reason:
     )
 
 
-def _write(found: Found, request: Request, chosen: Choice, other: Choice, assumptions: tuple[Assumption, ...], situation: Mapping[str, Any], top: int) -> Plan:
+def _write(
+    found: Found,
+    request: Request,
+    chosen: Choice,
+    other: Choice,
+    assumptions: tuple[Assumption, ...],
+    situation: Mapping[str, Any],
+    top: int,
+) -> Plan:
     job, row = found.question.job, found.candidates.row(chosen.row)
     time = time_ledger(job, found.times, chosen.row)
     reasons = chosen.reasons if request.policy == "hf" else (*chosen.reasons, *other.reasons)
@@ -215,8 +239,22 @@ def _misfits(found: Found, top: int) -> tuple[Alternative, ...]:
         row = int(rows_[found.peaks.device[rows_].argmin()])
         size = int(found.peaks.device[row])
         over = size - found.question.job.usable_bytes
-        words = f"does not fit: over by {format_gib(over)}" if over > 0 else "does not fit: host memory or disk is too small"
-        missed.append(Alternative(family=name, layout=layout(found.legal.row(row)), fits=False, step_s=None, peak_bytes=size, relative_time=None, sentence=words))
+        words = (
+            f"does not fit: over by {format_gib(over)}"
+            if over > 0
+            else "does not fit: host memory or disk is too small"
+        )
+        missed.append(
+            Alternative(
+                family=name,
+                layout=layout(found.legal.row(row)),
+                fits=False,
+                step_s=None,
+                peak_bytes=size,
+                relative_time=None,
+                sentence=words,
+            )
+        )
     missed.sort(key=lambda a: (a.peak_bytes, a.family))
     return tuple(missed[:top])
 
@@ -230,7 +268,10 @@ def _hints(found: Found, row: Mapping[str, Any], situation: Mapping[str, Any], c
         for rule in fired(load_rules("advice", found.question.rule_folders), values)
     )
     near = tuple(
-        Hint(code="W_NEAR_THRESHOLD", sentence=f"The {WORDS[name].meaning} ({situation[name]:.3g} {WORDS[name].unit}) lies within a factor of two of the threshold; a measured value could change the rule that decides.")
+        Hint(
+            code="W_NEAR_THRESHOLD",
+            sentence=f"The {WORDS[name].meaning} ({situation[name]:.3g} {WORDS[name].unit}) lies within a factor of two of the threshold; a measured value could change the rule that decides.",
+        )
         for name in near_thresholds(situation)
     )
     return (*advice, *near, *smaller_cluster_hint(found, chosen.row))

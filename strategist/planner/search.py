@@ -113,7 +113,9 @@ def search(question_: Question, log: SearchLog | None = None) -> Found:
     job = question_.job
     everything = log.run("enumerate", lambda: enumerate_candidates(limits_of(question_)), len)
     facts: dict[str, Any] = question(job)
-    keep, refused = log.run("legality", lambda: forbid(legality(question_), facts, everything), lambda r: int(r[0].sum()))
+    keep, refused = log.run(
+        "legality", lambda: forbid(legality(question_), facts, everything), lambda r: int(r[0].sum())
+    )
     legal = everything.where(keep)
     peaks = peak_memory(job, legal)
     fitting = log.run("memory", lambda: np.flatnonzero(fits(job, legal, peaks)), len)

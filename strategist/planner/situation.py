@@ -84,7 +84,11 @@ def is_splittable(shape: ModelShape) -> bool:
 def describe(job: Job, allow_recompute: bool = True) -> dict[str, Value]:
     """The whole situation: the question and every predicate, each with the numbers it rests on (GiB, GB/s)."""
     usable = job.usable_bytes
-    alone, widest, leanest = one_device_bytes(job, allow_recompute), largest_layer_bytes(job), leanest_unsplit_bytes(job, allow_recompute)
+    alone, widest, leanest = (
+        one_device_bytes(job, allow_recompute),
+        largest_layer_bytes(job),
+        leanest_unsplit_bytes(job, allow_recompute),
+    )
     intra, inter = bus_bandwidth(job.cluster), device_bandwidth_between_nodes(job.cluster)
     fast_intra, fast_inter = threshold("fast_intra").value, threshold("fast_inter").value
     return question(job) | {
@@ -139,5 +143,9 @@ def near_thresholds(situation: Mapping[str, Value]) -> tuple[str, ...]:
     factor = threshold("near_factor").value
     pairs = (("intra_bandwidth", "intra_threshold"), ("inter_bandwidth", "inter_threshold"))
     asked = {"intra_bandwidth": situation["gpus_per_node"] > 1, "inter_bandwidth": situation["nodes"] > 1}
-    near = [value for value, border in pairs if asked[value] and situation[border] / factor <= situation[value] <= situation[border] * factor]
+    near = [
+        value
+        for value, border in pairs
+        if asked[value] and situation[border] / factor <= situation[value] <= situation[border] * factor
+    ]
     return tuple(near)

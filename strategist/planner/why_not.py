@@ -38,13 +38,31 @@ def _nothing_enumerated(asked: Question) -> Explained:
     for pin in pins:
         if pin.key in ("tp", "pp", "cp", "dp", "dp_shard", "dp_replicate") and limits.world % pin.value:
             legal = ", ".join(str(d) for d in divisors(limits.world))
-            return ImpossibleError("DIVISIBILITY", f"{pin.key}={pin.word} does not divide the {limits.world} devices.", flag="--pin", value=f"{pin.key}={pin.word}", hint=f"Sizes that work on this cluster: {legal}.")
+            return ImpossibleError(
+                "DIVISIBILITY",
+                f"{pin.key}={pin.word} does not divide the {limits.world} devices.",
+                flag="--pin",
+                value=f"{pin.key}={pin.word}",
+                hint=f"Sizes that work on this cluster: {legal}.",
+            )
     batch = next((pin for pin in pins if pin.key in ("micro_batch", "accumulation")), None)
     if batch is not None:
         flag = "--micro-batch" if batch.key == "micro_batch" else "--grad-accum"
-        return ImpossibleError("BATCH_SPLIT", f"{batch.key} {batch.word} cannot make up the global batch of {limits.global_batch} sequences on {limits.world} devices: global batch = micro-batch x accumulation x data-parallel ranks.", flag=flag, value=batch.word, hint=f"Values that divide the batch: {', '.join(str(d) for d in divisors(limits.global_batch)[:12])}.")
+        return ImpossibleError(
+            "BATCH_SPLIT",
+            f"{batch.key} {batch.word} cannot make up the global batch of {limits.global_batch} sequences on {limits.world} devices: global batch = micro-batch x accumulation x data-parallel ranks.",
+            flag=flag,
+            value=batch.word,
+            hint=f"Values that divide the batch: {', '.join(str(d) for d in divisors(limits.global_batch)[:12])}.",
+        )
     words = ", ".join([*(f"{pin.key}={pin.word}" for pin in pins), *(f"no {word}" for word in asked.forbids)])
-    return ImpossibleError("NO_PLAN", f"No layout of {limits.world} devices satisfies {words or 'the request'}.", flag="--pin", value=words, hint="Drop one of the pins or forbidden techniques.")
+    return ImpossibleError(
+        "NO_PLAN",
+        f"No layout of {limits.world} devices satisfies {words or 'the request'}.",
+        flag="--pin",
+        value=words,
+        hint="Drop one of the pins or forbidden techniques.",
+    )
 
 
 def _nothing_legal(found: Found) -> Explained:
@@ -55,7 +73,13 @@ def _nothing_legal(found: Found) -> Explained:
     values["dp"] = int(example["dp_replicate"]) * int(example["dp_shard"])
     text = sentence(worst.rule.because, values)
     flag = _flag_of(worst.rule.code, found.question)
-    return ImpossibleError(worst.rule.code, text, flag=flag, value=layout(example), hint=f"{sentence(worst.rule.hint, values)}{_nearest(worst.rule.code, values)} [{worst.rule.id}, `strategist rule {worst.rule.id}`]")
+    return ImpossibleError(
+        worst.rule.code,
+        text,
+        flag=flag,
+        value=layout(example),
+        hint=f"{sentence(worst.rule.hint, values)}{_nearest(worst.rule.code, values)} [{worst.rule.id}, `strategist rule {worst.rule.id}`]",
+    )
 
 
 def _flag_of(code: str, asked: Question) -> str:
@@ -104,7 +128,9 @@ def _chain(job: Job, leanest: int, host: int) -> tuple[str, ...]:
         f"so even the leanest layout needs {format_gib(leanest)} with {work.seq_len} tokens per sequence (--seq-len {work.seq_len})",
     ]
     if host:
-        chain.append(f"and offloading would take {format_gib(host)} of host memory per device where {format_gib(host_bytes_per_device(job))} are free for it")
+        chain.append(
+            f"and offloading would take {format_gib(host)} of host memory per device where {format_gib(host_bytes_per_device(job))} are free for it"
+        )
     return tuple(chain)
 
 
@@ -177,7 +203,9 @@ def _smaller_models(asked: Question) -> Iterator[tuple[str, Question]]:
 
     total = count(asked.job.model).total
     names = [row["size"] for row in rows("size_names")]
-    sized = sorted(((shape_for_size(name, "--model-size").shape, name) for name in names), key=lambda pair: -count(pair[0]).total)
+    sized = sorted(
+        ((shape_for_size(name, "--model-size").shape, name) for name in names), key=lambda pair: -count(pair[0]).total
+    )
     for shape, name in sized:
         changed = _with(replace(asked, pins=()), model=shape)
         if count(shape).total < total and _could_fit(changed.job):

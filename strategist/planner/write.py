@@ -57,12 +57,27 @@ def strategy_of(job: Job, row: Mapping[str, Any]) -> Strategy:
     """Everything but the mesh of one candidate."""
     formats = job.formats
     backend = "gloo" if job.cluster.smallest.vendor == "CPU" else "nccl"
-    chosen = ("zero", "virtual_stages", "schedule", "micro_batch", "accumulation", "context_parallel", "recompute", "offload", "tiling")
+    chosen = (
+        "zero",
+        "virtual_stages",
+        "schedule",
+        "micro_batch",
+        "accumulation",
+        "context_parallel",
+        "recompute",
+        "offload",
+        "tiling",
+    )
     return Strategy(
         **{name: row[name] for name in chosen},
         stages=stages_of(job, row),
         sequence_parallel=bool(row["sequence_parallel"]),
-        formats=NumberFormats(**{name: cast(Any, getattr(formats, name)) for name in ("parameter", "gradient", "reduce", "compute", "master")}),
+        formats=NumberFormats(
+            **{
+                name: cast(Any, getattr(formats, name))
+                for name in ("parameter", "gradient", "reduce", "compute", "master")
+            }
+        ),
         optimizer=job.workload.optimizer,
         backend=cast(Any, backend),
         profile=job.profile.name,
@@ -95,7 +110,9 @@ def _stage_memory(table: Mapping[str, Any], stage: int) -> StageMemory:
     moment = int(totals.argmax())
     values = {name: int(table[name][moment, 0, stage]) for name in MEMORY_TERMS}
     assumed: tuple[str, ...] = ("runtime", "slack")
-    terms = tuple(MemoryTerm(name, size, "assumed" if name in assumed else "derived") for name, size in values.items() if size)
+    terms = tuple(
+        MemoryTerm(name, size, "assumed" if name in assumed else "derived") for name, size in values.items() if size
+    )
     return StageMemory(stage, MOMENTS[moment], terms)
 
 
