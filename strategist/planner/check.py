@@ -11,7 +11,7 @@ from strategist.facts.model import layer_sequence
 
 def faults(plan: Plan) -> tuple[str, ...]:
     """Sentences about every broken invariant; none for a sound plan."""
-    return tuple((*_mesh_faults(plan), *_batch_faults(plan), *_stage_faults(plan), *_ledger_faults(plan)))
+    return (*_mesh_faults(plan), *_batch_faults(plan), *_stage_faults(plan), *_ledger_faults(plan))
 
 
 def _mesh_faults(plan: Plan) -> Iterator[str]:

@@ -38,12 +38,12 @@ class Group:
         return self.total_layers - int(self.layers_SK[0].sum()) - int(self.layers_SK[-1].sum())
 
     @property
-    def is_first(self) -> NDArray[np.bool_]:
+    def is_first(self) -> Mask:
         """Stages that hold the embedding, shape (S,)."""
         return self.stages == 0
 
     @property
-    def is_last(self) -> NDArray[np.bool_]:
+    def is_last(self) -> Mask:
         """Stages that hold the head and the loss, shape (S,)."""
         return self.stages == self.pp - 1
 

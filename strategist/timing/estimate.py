@@ -126,7 +126,10 @@ def _group_terms(job: Job, group: Group) -> dict[str, tuple[Reals, Reals, Reals]
     every: Reals = np.sum([*busy.values(), *(exposed[axis] for axis in ("tp", "cp", "ep", "pp"))], axis=0)
     slowest = every.argmax(axis=1)
     rows = np.arange(len(slowest))
-    pick = lambda value: np.broadcast_to(value, every.shape)[rows, slowest]  # noqa: E731
+
+    def pick(value: Reals) -> Reals:
+        return np.broadcast_to(value, every.shape)[rows, slowest]
+
     zero = np.zeros(len(slowest))
     terms = {
         name: (pick(value), zero, pick(micro * work.again.get(name, np.zeros_like(every))))
@@ -142,7 +145,7 @@ def _group_terms(job: Job, group: Group) -> dict[str, tuple[Reals, Reals, Reals]
 
 def _seconds_CS(job: Job, item: Traffic) -> Reals:
     """Seconds per step of one kind of collective, (C, S)."""
-    each = collective_seconds(job.cluster, item.op, item.payload_CS, item.size[:, None], item.stride[:, None])
+    each = collective_seconds(job.cluster, item.op, item.payload_CS, item.size, item.stride)
     return np.where(item.size[:, None] > 1, item.count_CS * each, 0.0)
 
 

@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 
-from strategist.catalog import rows
+from strategist.catalog import Row, rows
 from strategist.facts.hardware import Basis, Gpu
 from strategist.space.candidates import Reals
 
@@ -75,11 +75,11 @@ def matmul_rates(gpu: Gpu, precision: str) -> MatmulRates:
     return _grid(row, scale, gpu if own and precision != "fp8" else None)
 
 
-def _measured_row(name: str, dtype: str) -> dict[str, object] | None:
+def _measured_row(name: str, dtype: str) -> Row | None:
     return next((row for row in rows("matmul_rates") if row["gpu"] == name and row["dtype"] == dtype), None)
 
 
-def _row_peak(row: dict[str, object], precision: str) -> float:
+def _row_peak(row: Row, precision: str) -> float:
     gpu = next(gpu for gpu in rows("gpus") if gpu["name"] == row["gpu"])
     return float(gpu[f"{precision if precision == 'fp8' else 'bf16'}_TFLOPs"]) * 1e12
 
@@ -90,7 +90,7 @@ def _flat(rate: float, basis: Basis, source: str) -> MatmulRates:
     return MatmulRates(grid, grid, rate * floor, basis, source)
 
 
-def _grid(row: dict[str, object], scale: float, gpu: Gpu | None) -> MatmulRates:
+def _grid(row: Row, scale: float, gpu: Gpu | None) -> MatmulRates:
     """Bucket centres in log2; empty buckets are filled along `m`; constant-data rows are scaled to random data."""
     table = np.array(row["median_TFLOPs"], dtype=np.float64) * 1e12 * scale
     log_m, log_nk = _centres(row["m_edges"]), _centres(row["min_nk_edges"])
@@ -115,7 +115,7 @@ def share(name: str, gpu: Gpu) -> float:
 
 
 @cache
-def rate_row(name: str, arch: str) -> dict[str, object]:
+def rate_row(name: str, arch: str) -> Row:
     """The row of `rates` by name for an architecture, or the default one."""
     found = {row["arch"]: row for row in rows("rates") if row["name"] == name}
     return found.get(arch, found.get("default", {}))
