@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Column = NDArray[np.int64]
-Reals = NDArray[np.float64]
+Reals = NDArray[np.floating[Any]]
 Mask = NDArray[np.bool_]
 
 MESH_COLUMNS = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")

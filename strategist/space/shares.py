@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from strategist.facts.job import Job
 from strategist.facts.layers import Layer, Matrix, build_layer
 from strategist.facts.model import ModelShape
 from strategist.facts.parameters import outer_parameters, table_width
-from strategist.space.candidates import Candidates, Column, Reals
+from strategist.space.candidates import Candidates, Column, Mask, Reals
 from strategist.space.stages import kinds, representative_stages, stage_layer_counts
 
 
@@ -69,7 +68,7 @@ def distinct(evaluate: Callable[..., Reals], *columns: Column) -> Reals:
     for column in columns:
         key = key * (int(column.max(initial=0)) + 1) + column
     _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
-    return evaluate(*(column[first] for column in columns))[inverse]
+    return np.asarray(evaluate(*(column[first] for column in columns)))[inverse]
 
 
 def ceil_div(value: Column | int, divisor: Column | int) -> Column:
@@ -95,8 +94,7 @@ def dense_elements(layer: Layer, tp: Column, shards: Column) -> Reals:
         if not matrix.is_expert:
             total += matrix.copies * matrix_elements(matrix, tp, shards)
     for vector in layer.vectors:
-        size = np.asarray(vector.size if not vector.cut else ceil_div(vector.size, tp))
-        total += np.sign(size) * ceil_div(np.abs(size), shards)
+        total += ceil_div(ceil_div(vector.size, tp) if vector.cut else vector.size, shards)
     return total.astype(np.float64)
 
 
@@ -191,7 +189,7 @@ def elements(shape: ModelShape, group: Group) -> Elements:
     whole_CK = dense_CK(shape, c, one) + expert
     sharded_CK = dense_CK(shape, c, shards) + expert_CK(shape, c, expert_shards(c))
     layers_CS, outer = group.layers_of(whole_CK), outer_CS(shape, group, one)
-    present = (group.layers_SK > 0).any(axis=0)
+    present = np.asarray((group.layers_SK > 0).any(axis=0))
     return Elements(
         whole=layers_CS + outer,
         sharded=group.layers_of(sharded_CK) + outer_CS(shape, group, shards),

@@ -42,7 +42,7 @@ def _costs(cluster: Cluster, op: Op, size: Column, stride: Column) -> tuple[Real
 
 
 def _op_costs(op: Op, n: Reals, links: GroupColumns) -> tuple[Reals, Reals]:
-    share = (n - 1.0) / np.maximum(n, 1.0)
+    share: Reals = (n - 1.0) / np.maximum(n, 1.0)
     if op == "send":
         return links.latency_s / np.maximum(n - 1.0, 1.0), 1.0 / links.ring_Bps
     if op == "all_to_all":
