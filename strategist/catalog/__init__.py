@@ -10,10 +10,6 @@ from typing import Any
 Row = dict[str, Any]
 
 FOLDER = os.path.join(os.path.dirname(__file__), "data")
-TABLES = (
-    "gpus", "cpus", "nodes", "models", "links", "matmul_rates", "collective_curves", "link_efficiency", "fabrics",
-    "meshes", "nvlinks", "shorthands", "hardware_defaults",
-)  # fmt: skip
 
 
 @cache

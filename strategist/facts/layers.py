@@ -6,11 +6,12 @@ every rank. Cuts follow Megatron-LM (Shoeybi et al. 2019, arXiv 1909.08053, sect
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from strategist.facts.model import LayerKind, Mla, ModelShape, Moe, Ssm
+from strategist.facts.model import LayerKind, Mla, ModelShape, Moe, Norm, QkNorm, Ssm
 
 Cut = Literal["column", "row", "whole"]
 
@@ -78,14 +79,22 @@ def build_layer(shape: ModelShape, kind: LayerKind) -> Layer:
     cross, cross_vectors = _cross(shape) if kind.cross else ((), ())
     ffn, ffn_vectors = _ffn(shape, kind)
     norms = _norm_count(shape, kind)
-    norm_vectors = (Vector("norms", norms * norm_size(shape, shape.hidden)),) if norms else ()
-    vectors = tuple(v for v in (*mixer_vectors, *cross_vectors, *ffn_vectors, *norm_vectors) if v.size)
+    own_vectors = (
+        Vector("norms", norms * norm_size(shape, shape.hidden)),
+        Vector("extra", shape.layer_extra_parameters),
+    )
+    vectors = tuple(v for v in (*mixer_vectors, *cross_vectors, *ffn_vectors, *own_vectors) if v.size)
     return Layer(mixer + cross + ffn, vectors, norms)
+
+
+_NORM_WEIGHTS: Mapping[Norm, int] = {
+    "rmsnorm": 1, "layernorm": 2, "layernorm_nobias": 1, "layernorm_nonparam": 0, "batchnorm": 2, "none": 0
+}  # fmt: skip
 
 
 def norm_size(shape: ModelShape, width: int) -> int:
     """Weights of one norm over `width` elements."""
-    return {"rmsnorm": 1, "layernorm": 2, "layernorm_nobias": 1}.get(shape.norm, 0) * width
+    return _NORM_WEIGHTS[shape.norm] * width
 
 
 def _norm_count(shape: ModelShape, kind: LayerKind) -> int:
@@ -113,14 +122,21 @@ def _attention(shape: ModelShape) -> tuple[tuple[Matrix, ...], tuple[Vector, ...
         Matrix("v", h, kv, "column"),
         Matrix("o", q, h, "row", shape.o_bias),
     )
-    qk_norm = {"head": 2 * shape.head_dim, "head_ln": 4 * shape.head_dim, "full": q + kv, "per_head": q + kv}
+    biases = q + (2 * kv if shape.k_bias else kv)
     vectors = (
-        Vector("qkv_bias", q + 2 * kv if shape.qkv_bias else 0, cut=True),
-        Vector("k_bias_absent", -h if dict(shape.extra).get("no_k_bias") else 0),
+        Vector("qkv_bias", biases if shape.qkv_bias else 0, cut=True),
         Vector("sinks", shape.heads if shape.attn_sinks else 0, cut=True),
-        Vector("qk_norm", qk_norm.get(shape.qk_norm, 0), cut=shape.qk_norm in ("full", "per_head")),
+        Vector("qk_norm", _qk_norm_size(shape), cut=shape.qk_norm in ("full", "per_head")),
     )
     return matrices, vectors
+
+
+def _qk_norm_size(shape: ModelShape) -> int:
+    every_head = (shape.heads + shape.kv_heads) * shape.head_dim
+    sizes: Mapping[QkNorm, int] = {
+        "": 0, "l2_noweight": 0, "head": 2 * shape.head_dim, "head_ln": 4 * shape.head_dim, "full": every_head, "per_head": every_head
+    }  # fmt: skip
+    return sizes[shape.qk_norm]
 
 
 def _cross(shape: ModelShape) -> tuple[tuple[Matrix, ...], tuple[Vector, ...]]:
@@ -132,15 +148,15 @@ def _cross(shape: ModelShape) -> tuple[tuple[Matrix, ...], tuple[Vector, ...]]:
 def _latent_attention(shape: ModelShape, mla: Mla) -> tuple[tuple[Matrix, ...], tuple[Vector, ...]]:
     h, heads, qk = shape.hidden, shape.heads, mla.qk_nope + mla.qk_rope
     query = (
-        (Matrix("q_down", h, mla.q_lora, "whole"), Matrix("q_up", mla.q_lora, heads * qk, "column"))
+        (Matrix("q_down", h, mla.q_lora, "whole", shape.qkv_bias), Matrix("q_up", mla.q_lora, heads * qk, "column"))
         if mla.q_lora
         else (Matrix("q", h, heads * qk, "column"),)
     )
     matrices = (
         *query,
-        Matrix("kv_down", h, mla.kv_lora + mla.qk_rope, "whole"),
+        Matrix("kv_down", h, mla.kv_lora + mla.qk_rope, "whole", shape.qkv_bias),
         Matrix("kv_up", mla.kv_lora, heads * (mla.qk_nope + mla.v_dim), "column"),
-        Matrix("o", heads * mla.v_dim, h, "row"),
+        Matrix("o", heads * mla.v_dim, h, "row", shape.o_bias),
     )
     if mla.index_heads:
         matrices += (
