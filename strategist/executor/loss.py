@@ -1,0 +1,56 @@
+"""The loss of a step, weighted by tokens.
+
+A step's loss is the sum over all counted tokens of the global batch divided by their number, whatever the split into
+micro-batches and ranks. Means of means would weigh a token in a short sequence more than one in a long sequence.
+Labels equal to IGNORED are not counted. `labels[b, t]` is the token that should follow `input_ids[b, : t + 1]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+Batch = Mapping[str, Tensor]
+LossFn = Callable[[Any, Batch], Tensor]
+
+IGNORED = -100
+
+
+def count_tokens(batch: Batch) -> Tensor:
+    """How many labels count; sequences when the batch has no labels. A 0-dim integer tensor."""
+    labels = batch.get("labels")
+    if labels is None:
+        first = next(iter(batch.values()))
+        return torch.tensor(first.shape[0], device=first.device)
+    return (labels != IGNORED).sum()
+
+
+def summed_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross entropy added up over the counted tokens, in at least float32. Logits (B, T, V), labels (B, T)."""
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    total = F.cross_entropy(wide.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+    return total.to_local() if isinstance(total, DTensor) else total
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """How a model is called and what its loss is.
+
+    Without `mean_loss` the model gives logits and the token loss applies. `mean_loss(outputs, batch)` gives the mean
+    over the counted items of one micro-batch instead.
+    """
+
+    mean_loss: LossFn | None = None
+
+    def summed(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Loss of one micro-batch, added up over its counted tokens."""
+        if self.mean_loss is None:
+            return summed_token_loss(model(batch["input_ids"]), batch["labels"])
+        inputs = {name: value for name, value in batch.items() if name != "labels"}
+        return self.mean_loss(model(**inputs), batch) * count_tokens(batch)
