@@ -28,9 +28,9 @@ MESH_FIELDS = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp", "order
 
 
 def tiny_llama(**changes: Any) -> ModelShape:
-    """A Llama of 4 layers that trains in milliseconds; heads, widths and layers divide by 4, the vocabulary too."""
+    """A Llama of 2 layers that trains in milliseconds; heads, widths and vocabulary divide by 4."""
     shape = ModelShape(
-        name="tiny-llama", family="llama3", kind="decoder", layers=4, hidden=32, vocab=64, ffn_hidden=48, heads=8,
+        name="tiny-llama", family="llama3", kind="decoder", layers=2, hidden=32, vocab=64, ffn_hidden=48, heads=8,
         kv_heads=4, head_dim=4, max_seq=64,
     )  # fmt: skip
     return replace(shape, **changes)
@@ -73,9 +73,7 @@ def even_stages(layers: int, pp: int) -> tuple[Stage, ...]:
 
 def cpu_cluster(world: int) -> Cluster:
     """One CPU node with `world` ranks."""
-    cpu = Gpu(
-        name="cpu", title="CPU", vendor="any", arch="cpu", memory_bytes=2**33, memory_Bps=1e10, fp32_FLOPs=1e11
-    )
+    cpu = Gpu(name="cpu", title="CPU", vendor="any", arch="cpu", memory_bytes=2**33, memory_Bps=1e10, fp32_FLOPs=1e11)
     node = Node(
         name="cpu-node", gpu=cpu, gpus=world, fast_domain=world, topology="memory", intra_Bps=1e10, pair_Bps=1e10,
         inter_Bps=1e9,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -91,7 +91,7 @@ class PipelineEngine:
         self.scale = scale
         losses: list[Tensor] = []
         inputs = (batch["input_ids"],) if self.job.stage.embedding else ()
-        ends = {"target": batch["labels"], "losses": losses} if self.job.stage.head else {}
+        ends: dict[str, Any] = {"target": batch["labels"], "losses": losses} if self.job.stage.head else {}
         with _loss_context(self.job):
             self.schedule.step(*inputs, **ends, return_outputs=False)
         return torch.stack([loss.detach() for loss in losses]).sum() if losses else torch.zeros_like(scale)

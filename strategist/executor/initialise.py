@@ -41,7 +41,5 @@ def cut_like(parameter: Tensor, whole: Tensor) -> Tensor:
     """The part of `whole` that this rank holds of `parameter`."""
     if not isinstance(parameter, DTensor):
         return whole
-    sizes, offsets = compute_local_shape_and_global_offset(
-        parameter.shape, parameter.device_mesh, parameter.placements
-    )
+    sizes, offsets = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
     return whole[tuple(slice(first, first + size) for first, size in zip(offsets, sizes, strict=True))]

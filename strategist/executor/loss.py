@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -34,7 +33,7 @@ def count_tokens(batch: Batch) -> Tensor:
 def summed_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Cross entropy added up over the counted tokens, in at least float32. Logits (B, T, V), labels (B, T)."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    total = F.cross_entropy(wide.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+    total = nn.functional.cross_entropy(wide.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
     return total.to_local() if isinstance(total, DTensor) else total
 
 

@@ -16,12 +16,18 @@ DATA_AXES = ("dp_replicate", "dp_shard")
 
 
 def build_mesh(plan: Plan, device_type: str) -> DeviceMesh:
-    """The mesh of the plan over all ranks of the running process group.
+    """The mesh of the plan over all ranks of the running process group. Raises StaleError as `check_world` does."""
+    check_world(plan, dist.get_world_size())
+    order = plan.mesh.order
+    return init_device_mesh(device_type, tuple(plan.mesh.size(axis) for axis in order), mesh_dim_names=order)
 
-    Raises StaleError FACTS_DIFFER when there are more or fewer ranks than the plan was made for: torch would leave
-    surplus ranks without a coordinate and say nothing.
+
+def check_world(plan: Plan, world: int) -> None:
+    """Raise StaleError FACTS_DIFFER unless `world` ranks are what the plan was made for.
+
+    With too many, torch would leave some without a coordinate and say nothing.
     """
-    world, planned = dist.get_world_size(), plan.mesh.world
+    planned = plan.mesh.world
     if world != planned:
         raise StaleError(
             "FACTS_DIFFER",
@@ -30,8 +36,6 @@ def build_mesh(plan: Plan, device_type: str) -> DeviceMesh:
             value=world,
             hint=f"Start {planned} ranks, or plan again for {world}.",
         )
-    order = plan.mesh.order
-    return init_device_mesh(device_type, tuple(plan.mesh.size(axis) for axis in order), mesh_dim_names=order)
 
 
 def _product(mesh: Mesh) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
@@ -46,8 +45,10 @@ def parameter_groups(model: nn.Module) -> ParameterGroups:
 
 def make_optimizer_for(model: nn.Module, job: Job, make: MakeOptimizer) -> Optimizer:
     """The optimizer of this rank's parameters; with zero 1, of this rank's share, sent to the others after each step."""
-    groups = parameter_groups(model)
-    if job.plan.strategy.zero == 1 and data_group(job.mesh) is not None:
-        kind: Any = make  # called as optimizer_class(groups)
-        return ZeroRedundancyOptimizer(groups, optimizer_class=kind, process_group=data_group(job.mesh))
-    return make(groups)
+    group = data_group(job.mesh)
+    if job.plan.strategy.zero != 1 or group is None:
+        return make(parameter_groups(model))
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # warns on import, through torch.jit
+
+    kind: Any = make  # called as optimizer_class(groups)
+    return ZeroRedundancyOptimizer(parameter_groups(model), optimizer_class=kind, process_group=group)

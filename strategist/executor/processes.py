@@ -11,10 +11,12 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from strategist.document.plan import Plan
 from strategist.errors import ImpossibleError, StrategistError, TrainingError
+from strategist.executor.mesh import check_world
 
 GRACE_SECONDS = 3.0
 """How long a failed rank waits for the others' accounts before it names the cause."""
@@ -30,7 +32,7 @@ class World:
     rank: int
     size: int
     device: torch.device
-    store: dist.Store
+    store: Store
 
 
 @contextmanager
@@ -54,7 +56,7 @@ def process_group(plan: Plan) -> Iterator[World]:
             dist.destroy_process_group()
 
 
-def _world(device: torch.device, store: dist.Store) -> World:
+def _world(device: torch.device, store: Store) -> World:
     return World(rank=dist.get_rank(), size=dist.get_world_size(), device=device, store=store)
 
 
@@ -75,14 +77,14 @@ def device_for(plan: Plan) -> torch.device:
     return device
 
 
-def _join(plan: Plan) -> dist.Store:
+def _join(plan: Plan) -> Store:
     """Start the group. Each restart by torchrun gets its own prefix: stale keys of the last attempt stop gloo."""
+    check_world(plan, int(os.environ.get("WORLD_SIZE", "1")))
+    store: Store = HashStore()
+    rank, size = 0, 1
     if "RANK" in os.environ:
-        store, rank, size = next(rendezvous("env://"))
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        store = dist.PrefixStore(f"attempt_{attempt}", store)
-    else:
-        store, rank, size = dist.HashStore(), 0, 1
+        shared, rank, size = next(rendezvous("env://"))
+        store = PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", shared)
     dist.init_process_group(plan.strategy.backend, store=store, rank=rank, world_size=size)
     return store
 

@@ -155,9 +155,7 @@ class Session:
                 flag="dataset",
                 hint="Give a dataset with __len__ and __getitem__.",
             )
-        return data_loader(
-            dataset, self.share, global_order(len(dataset), seed=seed, shuffle=shuffle, sampler=sampler)
-        )
+        return data_loader(dataset, self.share, global_order(len(dataset), seed=seed, shuffle=shuffle, sampler=sampler))
 
     def parameters_full(self) -> dict[str, Tensor]:
         """Every parameter of the whole model, unsharded, on the CPU of every rank; for checks on small models."""

@@ -7,7 +7,7 @@ go into each other), or a matter of *legality* (torch or the Plan's own meaning 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from strategist.document.plan import NumberFormats, Plan
 from strategist.errors import ImpossibleError
@@ -28,13 +28,13 @@ SCHEDULES = ("none", "gpipe", "1f1b")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Obstacle:
-    """One reason why the executor will not run a plan. `field` is its path in the Plan."""
+    """One reason why the executor will not run a plan. `place` is its path in the Plan."""
 
     code: str
-    field: str
+    place: str
     value: object
     sentence: str
-    hint: str = field(default="Plan again without it, or emit the plan for a framework that has it.")
+    hint: str = "Plan again without it, or emit the plan for a framework that has it."
 
 
 def unsupported(plan: Plan) -> tuple[str, ...]:
@@ -44,14 +44,10 @@ def unsupported(plan: Plan) -> tuple[str, ...]:
 
 def refuse(obstacles: tuple[Obstacle, ...]) -> None:
     """Raise ImpossibleError for the first obstacle, with the others in `also`; do nothing when there is none."""
-    errors = [
-        ImpossibleError(o.code, o.sentence, flag=f"$.{o.field}", value=o.value, hint=o.hint) for o in obstacles
-    ]
+    errors = [ImpossibleError(o.code, o.sentence, flag=f"$.{o.place}", value=o.value, hint=o.hint) for o in obstacles]
     if errors:
         first, *rest = errors
-        raise ImpossibleError(
-            first.code, first.message, flag=first.flag, value=first.value, hint=first.hint, also=rest
-        )
+        raise ImpossibleError(first.code, first.message, flag=first.flag, value=first.value, hint=first.hint, also=rest)
 
 
 def layout_obstacles(plan: Plan) -> tuple[Obstacle, ...]:
@@ -80,7 +76,7 @@ def _not_built(plan: Plan) -> Iterator[Obstacle]:
             choices = " or ".join(str(k) for k in known)
             yield Obstacle(
                 code="UNSUPPORTED",
-                field=place,
+                place=place,
                 value=value,
                 sentence=f"The executor cannot run {place} = {value}; it runs {choices}.",
             )
@@ -92,7 +88,7 @@ def _formats(plan: Plan) -> Iterator[Obstacle]:
         said = f"parameters {formats.parameter}, gradients {formats.gradient}, reduction {formats.reduce}, compute {formats.compute}, master copy {formats.master}"  # fmt: skip
         yield Obstacle(
             code="UNSUPPORTED",
-            field="strategy.formats",
+            place="strategy.formats",
             value=said,
             sentence=f"The executor cannot run {said}; it keeps parameters and gradients in float32 (float64) without "
             "another master copy, and computes in float32, bfloat16 (float64).",
@@ -101,7 +97,7 @@ def _formats(plan: Plan) -> Iterator[Obstacle]:
     elif formats.reduce != formats.parameter and not uses_fsdp(plan):
         yield Obstacle(
             code="UNSUPPORTED",
-            field="strategy.formats.reduce",
+            place="strategy.formats.reduce",
             value=formats.reduce,
             sentence=f"Gradients are reduced in {formats.parameter} by DDP and ZeRO-1, not in {formats.reduce}.",
             hint="Reduce in float32, or use zero 2 or 3.",
@@ -126,7 +122,7 @@ def _data_parallel(plan: Plan) -> Iterator[Obstacle]:
     if zero == 0 and mesh.dp_shard > 1:
         yield Obstacle(
             code="FRAMEWORK_LEGALITY",
-            field="strategy.zero",
+            place="strategy.zero",
             value=zero,
             sentence=f"zero = 0 shards nothing, yet dp_shard is {mesh.dp_shard}.",
             hint=f"Use dp_replicate = {mesh.dp_shard}, or zero 1, 2 or 3.",
@@ -134,7 +130,7 @@ def _data_parallel(plan: Plan) -> Iterator[Obstacle]:
     if zero == 1 and (mesh.tp > 1 or mesh.pp > 1 or mesh.dp_replicate > 1):
         yield Obstacle(
             code="UNSUPPORTED",
-            field="strategy.zero",
+            place="strategy.zero",
             value=zero,
             sentence=f"The executor runs zero = 1 with tp, pp and dp_replicate 1 only; the plan has tp {mesh.tp}, "
             f"pp {mesh.pp}, dp_replicate {mesh.dp_replicate}.",
@@ -147,7 +143,7 @@ def _pipeline(plan: Plan) -> Iterator[Obstacle]:
     if (pp > 1) != (strategy.schedule != "none"):
         yield Obstacle(
             code="FRAMEWORK_LEGALITY",
-            field="strategy.schedule",
+            place="strategy.schedule",
             value=strategy.schedule,
             sentence=f"Schedule {strategy.schedule!r} does not go with pp = {pp}.",
             hint="A pipeline needs gpipe or 1f1b; without one the schedule is none.",
@@ -155,7 +151,7 @@ def _pipeline(plan: Plan) -> Iterator[Obstacle]:
     if not _stages_cover_the_model(plan):
         yield Obstacle(
             code="FRAMEWORK_LEGALITY",
-            field="strategy.stages",
+            place="strategy.stages",
             value=[list(stage.layers) for stage in strategy.stages],
             sentence=f"The stages must be {pp} unbroken runs of layers that cover 0 to {plan.model.layers} in order, "
             "the first with the embedding, the last with the head.",
@@ -164,7 +160,7 @@ def _pipeline(plan: Plan) -> Iterator[Obstacle]:
     if strategy.schedule == "1f1b" and strategy.accumulation < pp:
         yield Obstacle(
             code="BATCH_SPLIT",
-            field="strategy.accumulation",
+            place="strategy.accumulation",
             value=strategy.accumulation,
             sentence=f"1F1B over {pp} stages needs at least {pp} micro-batches; the plan has {strategy.accumulation}.",
             hint="Use smaller micro-batches, or schedule gpipe.",
@@ -188,7 +184,7 @@ def _batch(plan: Plan) -> Iterator[Obstacle]:
     if min(s.micro_batch, s.accumulation) < 1 or asked != s.micro_batch * s.accumulation * plan.mesh.data_parallel:
         yield Obstacle(
             code="BATCH_SPLIT",
-            field="workload.global_batch",
+            place="workload.global_batch",
             value=asked,
             sentence=f"The global batch is {asked} sequences, but {plan.batch_identity}.",
             hint="Make the product equal to the global batch.",
@@ -207,7 +203,7 @@ def _tensor_parallel(plan: Plan) -> Iterator[Obstacle]:
     if plan.strategy.sequence_parallel and tp == 1:
         yield Obstacle(
             code="FRAMEWORK_LEGALITY",
-            field="strategy.sequence_parallel",
+            place="strategy.sequence_parallel",
             value=True,
             sentence="Sequence parallelism spreads over the tp axis, and tp is 1.",
             hint="Switch it off, or use tp > 1.",
@@ -216,7 +212,7 @@ def _tensor_parallel(plan: Plan) -> Iterator[Obstacle]:
 
 def _indivisible(place: str, value: int, sentence: str) -> Obstacle:
     return Obstacle(
-        code="DIVISIBILITY", field=place, value=value, sentence=f"{sentence}.", hint="Choose a tp that divides it."
+        code="DIVISIBILITY", place=place, value=value, sentence=f"{sentence}.", hint="Choose a tp that divides it."
     )
 
 
@@ -250,7 +246,7 @@ def model_obstacles(shape: ModelShape) -> tuple[Obstacle, ...]:
     return (
         Obstacle(
             code="UNSUPPORTED",
-            field="model",
+            place="model",
             value=shape.name,
             sentence=f"The built-in model cannot be {shape.name} ({', '.join(odd)}); it can be any decoder of RMSNorm, "
             "rotary positions, full attention and a gated SiLU feed-forward part, such as Llama, Mistral, Qwen2, Qwen3.",

@@ -54,5 +54,5 @@ def trained_by_one_process(task: Task) -> tuple[list[float], dict[str, Tensor], 
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), limit)))
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(float(loss))
+        losses.append(loss.item())
     return losses, {name: p.detach().clone() for name, p in model.named_parameters()}, norms

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -61,7 +60,7 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The normalised x; autocast is off because it would compute and keep a float32 copy on GPUs."""
         with torch.autocast(x.device.type, enabled=False):
-            return F.rms_norm(x, (x.shape[-1],), self.weight.to(x.dtype), NORM_EPSILON)
+            return nn.functional.rms_norm(x, (x.shape[-1],), self.weight.to(x.dtype), NORM_EPSILON)
 
 
 class Attention(nn.Module):
@@ -85,7 +84,7 @@ class Attention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
         return self.o(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
@@ -100,7 +99,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, T, H) to (B, T, H)."""
-        return self.down(F.silu(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
+        return self.down(nn.functional.silu(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
 
 
 class Block(nn.Module):

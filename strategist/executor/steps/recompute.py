@@ -8,7 +8,6 @@ rest again: norms, rotations, activations, products of elements. That is the op 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
@@ -45,15 +44,18 @@ def recompute(model: nn.Module, job: Job) -> nn.Module:
 
 
 def _wrapped(block: nn.Module, *, selective: bool) -> nn.Module:
-    contexts: dict[str, Callable[[], Any]] = {"context_fn": _selective_contexts} if selective else {}
-    return checkpoint_wrapper(block, preserve_rng_state=False, **contexts)
+    if selective:
+        return checkpoint_wrapper(block, context_fn=_selective_contexts, preserve_rng_state=False)
+    return checkpoint_wrapper(block, preserve_rng_state=False)
 
 
 def _selective_contexts() -> Any:
-    return create_selective_checkpoint_contexts(partial(_policy, kept_operators()))
+    return create_selective_checkpoint_contexts(partial(_policy, kept_operators()))  # type: ignore[no-untyped-call]
 
 
-def _policy(kept: frozenset[Any], _context: object, operator: Any, *_args: object, **_kwargs: object) -> CheckpointPolicy:
+def _policy(
+    kept: frozenset[Any], _context: object, operator: Any, *_args: object, **_kwargs: object
+) -> CheckpointPolicy:
     return CheckpointPolicy.MUST_SAVE if operator in kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 

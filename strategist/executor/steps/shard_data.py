@@ -6,8 +6,6 @@ tp or pp, zero 0 uses FSDP2's replicating twin: torch's DDP inside a pipeline is
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch.distributed as dist
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
@@ -24,21 +22,28 @@ def shard_data(model: nn.Module, job: Job) -> nn.Module:
     if not uses_fsdp(job.plan):
         return model
     share_values(model, job)
-    wrap, options = _wrapping(job)
+    wrap = _replicated if job.plan.strategy.zero == 0 else _sharded
     for block in find_blocks(model).blocks():
-        wrap(block, **options)
-    wrap(model, **options)
+        wrap(block, job, reshard=job.plan.strategy.zero == 3)
+    wrap(
+        model, job, reshard=False
+    )  # backward starts with what forward ended with: giving it back would gather it twice
     return model
 
 
-def _wrapping(job: Job) -> tuple[Any, dict[str, Any]]:
-    strategy, mesh = job.plan.strategy, job.mesh
-    policy = sharding_policy(strategy.formats)
-    if strategy.zero == 0:
-        return replicate, {"mesh": mesh["dp_replicate"], "mp_policy": policy}
+def _replicated(module: nn.Module, job: Job, *, reshard: bool) -> None:
+    """Keep `module` whole; nothing is ever given back, whatever `reshard` says."""
+    replicate(module, mesh=job.mesh["dp_replicate"], mp_policy=sharding_policy(job.plan.strategy.formats))
+
+
+def _sharded(module: nn.Module, job: Job, *, reshard: bool) -> None:
     two_levels = job.plan.mesh.dp_replicate > 1
-    over = mesh["dp_replicate", "dp_shard"] if two_levels else mesh["dp_shard"]
-    return fully_shard, {"mesh": over, "mp_policy": policy, "reshard_after_forward": strategy.zero == 3}
+    fully_shard(
+        module,
+        mesh=job.mesh["dp_replicate", "dp_shard"] if two_levels else job.mesh["dp_shard"],
+        mp_policy=sharding_policy(job.plan.strategy.formats),
+        reshard_after_forward=reshard,
+    )
 
 
 def share_values(model: nn.Module, job: Job) -> None:

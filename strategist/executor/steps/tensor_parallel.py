@@ -23,7 +23,9 @@ def tensor_parallel(model: nn.Module, job: Job) -> nn.Module:
     styles = model.tensor_styles(sequence_parallel=with_sequence)
     missing = set(styles) - {name for name, _ in model.named_modules()}
     if missing:
-        raise InternalError("INTERNAL", f"The tensor-parallel table names modules that do not exist: {sorted(missing)}.")
+        raise InternalError(
+            "INTERNAL", f"The tensor-parallel table names modules that do not exist: {sorted(missing)}."
+        )
     parallelize_module(model, job.mesh["tp"], styles)
     model.sequence_shards = job.plan.mesh.tp if with_sequence else 1
     model.tie()  # parallelize_module gives each end its own parameter
