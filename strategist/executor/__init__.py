@@ -12,13 +12,14 @@ from strategist.executor.support import refuse, unsupported
 
 _HOMES = {
     "build": "build",
+    "own_loss": "loss",
     "process_group": "processes",
     "Session": "session",
     "StepResult": "session",
     "train": "train",
 }
 
-__all__ = ["Session", "StepResult", "build", "process_group", "refuse", "train", "unsupported"]
+__all__ = ["Session", "StepResult", "build", "own_loss", "process_group", "refuse", "train", "unsupported"]
 
 
 def __getattr__(name: str) -> Any:

@@ -21,6 +21,7 @@ from strategist.executor.steps.materialise import materialise
 from strategist.executor.steps.pipeline_split import pipeline_split
 from strategist.executor.steps.recompute import recompute
 from strategist.executor.steps.shard_data import shard_data
+from strategist.executor.steps.share_values import share_values
 from strategist.executor.steps.tensor_parallel import tensor_parallel
 from strategist.executor.steps.wrap_ddp import wrap_ddp
 from strategist.executor.support import layout_obstacles, refuse
@@ -28,7 +29,8 @@ from strategist.executor.support import layout_obstacles, refuse
 Step = Callable[[nn.Module, Job], nn.Module]
 
 LAYOUT_STEPS: tuple[Step, ...] = (
-    pipeline_split,  # first: what another stage owns need not be cut, wrapped or given memory here
+    share_values,  # first: afterwards no two ranks hold the same parts
+    pipeline_split,  # before all that costs: what another stage owns need not be cut, wrapped or given memory here
     tensor_parallel,  # before recompute, whose wrappers would change the names in its table; before FSDP, which shards
     #                   DTensors further but whose DTensors cannot be cut
     recompute,  # before compile: the compiler must see what is recomputed
@@ -58,9 +60,9 @@ def build(
 ) -> Session:
     """Live objects for `plan`: this rank's part of `model`, its optimizer and its schedule.
 
-    `make_optimizer` gets parameter groups, as torch optimizers do. `loss_fn(outputs, batch)` gives the mean loss of one
-    micro-batch of a model of yours; without it the model must give logits and is trained on `labels`. `clip_norm`
-    limits the gradients' norm. Joins the process group when none is running; `Session.close` leaves it again.
+    `make_optimizer` gets parameter groups, as torch optimizers do. Without `loss_fn` the model gives logits (itself or
+    as `.logits`) and learns `labels`; `loss_fn(outputs, batch)` gives the mean loss of one micro-batch instead, and
+    `own_loss` takes the one that the model computed. `clip_norm` limits the gradients' norm. Joins the process group when none is running; `Session.close` leaves it again.
     Raises ImpossibleError for what the executor cannot run, before anything starts, and StaleError for another world.
     """
     refuse(layout_obstacles(plan))

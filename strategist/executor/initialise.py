@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from strategist.executor.models.splittable import SplittableModel
+from strategist.executor.models.reference import ReferenceModel
 from strategist.executor.names import plain_name
 
 
 @torch.no_grad()
-def initialise(model: SplittableModel, seed: int) -> None:
+def initialise(model: ReferenceModel, seed: int) -> None:
     """Write the initial value of every parameter of `model`, which may be sharded; parameters must not be on meta."""
     for name, parameter in model.named_parameters():
         whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)

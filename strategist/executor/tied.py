@@ -13,17 +13,15 @@ from torch import nn
 
 from strategist.executor.initialise import local_part
 from strategist.executor.job import Job
-from strategist.executor.models.splittable import SplittableModel
+from strategist.executor.models import splittable
 
 
 class TiedEnds:
     """This rank's copy of the shared weight; nothing at all when there is no pipeline or no tie."""
 
     def __init__(self, model: nn.Module, job: Job) -> None:
-        is_end = job.stage.embedding or job.stage.head
-        is_shared = job.plan.mesh.pp > 1 and is_end and isinstance(model, SplittableModel) and model.tied
         self.job = job
-        self.weight = _embedding_weight(model) if is_shared else None
+        self.weight = _shared_weight(model) if job.plan.mesh.pp > 1 else None
 
     @property
     def duplicate(self) -> nn.Parameter | None:
@@ -45,7 +43,7 @@ class TiedEnds:
         mine += theirs
 
 
-def _embedding_weight(model: nn.Module) -> nn.Parameter | None:
-    if not isinstance(model, SplittableModel):
-        return None
-    return model.get_parameter(f"{model.embedding_name()}.weight")
+def _shared_weight(model: nn.Module) -> nn.Parameter | None:
+    cuts = splittable(model)
+    embedding = cuts.embedding() if cuts is not None and cuts.tied else None
+    return embedding.get_parameter("weight") if embedding is not None else None

@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from strategist.errors import ImpossibleError
-from strategist.executor.models.splittable import SplittableModel
+from strategist.executor.models.reference import ReferenceModel
 from strategist.facts.model import ModelShape
 
 ROPE_BASE = 10_000.0
@@ -118,14 +118,14 @@ class Block(nn.Module):
         return h + self.mlp(self.mlp_norm(h))  # type: ignore[no-any-return]
 
 
-class Llama(SplittableModel):
+class Llama(ReferenceModel):
     """Tokens (B, T) to logits (B, T, V); a pipeline stage takes or gives hidden states (B, T, H) instead."""
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
-        self.shape, self.tied = shape, shape.tied
+        self.shape, self.tied, self.token_ranks = shape, shape.tied, 1
         self.takes_tokens = self.gives_logits = True
-        self.embedding: nn.Embedding | None = nn.Embedding(shape.vocab, shape.hidden)
+        self.token_embedding: nn.Embedding | None = nn.Embedding(shape.vocab, shape.hidden)
         self.layers = nn.ModuleDict({str(i): Block(shape) for i in range(shape.layers)})
         self.norm: RMSNorm | None = RMSNorm(shape.hidden)
         self.head: nn.Linear | None = nn.Linear(shape.hidden, shape.vocab, bias=False)
@@ -133,8 +133,12 @@ class Llama(SplittableModel):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """`input_ids` are tokens on the first stage and hidden states on the others."""
-        h = self._embed(input_ids) if self.takes_tokens and self.embedding is not None else input_ids
-        tokens = h.shape[1] * self.sequence_shards
+        h = (
+            self._embed(self.token_embedding, input_ids)
+            if self.takes_tokens and self.token_embedding is not None
+            else input_ids
+        )
+        tokens = h.shape[1] * self.token_ranks
         self._check_window(tokens)
         cos, sin = rope_tables(tokens, self.shape.head_dim, h)
         for block in self.layers.values():
@@ -143,10 +147,9 @@ class Llama(SplittableModel):
             h = self.head(self.norm(h))
         return h
 
-    def _embed(self, tokens: Tensor) -> Tensor:
-        if self.embedding is None:
-            return tokens
-        h: Tensor = self.embedding(tokens)
+    @staticmethod
+    def _embed(embedding: nn.Embedding, tokens: Tensor) -> Tensor:
+        h: Tensor = embedding(tokens)
         device = h.device.type
         return h.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else h
 
@@ -167,18 +170,22 @@ class Llama(SplittableModel):
             del self.layers[name]
         self.takes_tokens, self.gives_logits = embedding, head
         if not embedding and not (head and self.tied):
-            self.embedding = None
+            self.token_embedding = None
         if not head:
             self.norm, self.head = None, None
 
     def tie(self) -> None:
         """One parameter for embedding and head when the shape says so."""
-        if self.tied and self.embedding is not None and self.head is not None:
-            self.head.weight = self.embedding.weight
+        if self.tied and self.token_embedding is not None and self.head is not None:
+            self.head.weight = self.token_embedding.weight
 
-    def embedding_name(self) -> str:
-        """Name of the token embedding module."""
-        return "embedding"
+    def embedding(self) -> nn.Module | None:
+        """The module that holds the token embedding's weight."""
+        return self.token_embedding
+
+    def spread_tokens(self, ranks: int) -> None:
+        """Hidden states between blocks hold 1/`ranks` of the tokens."""
+        self.token_ranks = ranks
 
     def tensor_styles(self, *, sequence_parallel: bool) -> dict[str, ParallelStyle]:
         """Megatron-LM's cuts (arXiv 1909.08053, section 3; with sequence parallelism arXiv 2205.05198, section 4.2.2).
@@ -188,8 +195,8 @@ class Llama(SplittableModel):
         """
         between = Shard(1) if sequence_parallel else Replicate()
         ends: dict[str, ParallelStyle] = {}
-        if self.embedding is not None:
-            ends["embedding"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=between)
+        if self.token_embedding is not None:
+            ends["token_embedding"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=between)
         if self.head is not None:
             ends["head"] = ColwiseParallel(input_layouts=between, output_layouts=Shard(-1), use_local_output=False)
         if self.norm is not None and sequence_parallel:

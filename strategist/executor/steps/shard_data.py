@@ -6,7 +6,6 @@ tp or pp, zero 0 uses FSDP2's replicating twin: torch's DDP inside a pipeline is
 
 from __future__ import annotations
 
-import torch.distributed as dist
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.fsdp import fully_shard
@@ -21,13 +20,11 @@ def shard_data(model: nn.Module, job: Job) -> nn.Module:
     """`model` under FSDP2, each block first and then the rest as the root group; unchanged when DDP will wrap it."""
     if not uses_fsdp(job.plan):
         return model
-    share_values(model, job)
     wrap = _replicated if job.plan.strategy.zero == 0 else _sharded
     for block in find_blocks(model).blocks():
         wrap(block, job, reshard=job.plan.strategy.zero == 3)
-    wrap(
-        model, job, reshard=False
-    )  # backward starts with what forward ended with: giving it back would gather it twice
+    # backward begins with what forward ended with, so giving the root group back would only gather it twice
+    wrap(model, job, reshard=False)
     return model
 
 
@@ -44,12 +41,3 @@ def _sharded(module: nn.Module, job: Job, *, reshard: bool) -> None:
         mp_policy=sharding_policy(job.plan.strategy.formats),
         reshard_after_forward=reshard,
     )
-
-
-def share_values(model: nn.Module, job: Job) -> None:
-    """Send rank 0's values to every data rank, as DDP does, when the model came with values and nothing cut it yet."""
-    if job.splits_model or any(p.is_meta for p in model.parameters()):
-        return
-    model.to(job.device)
-    for tensor in (*model.parameters(), *model.buffers()):
-        dist.broadcast(tensor.detach(), src=0)

@@ -7,8 +7,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 
 from strategist.errors import InternalError
 from strategist.executor.job import Job
-from strategist.executor.models.splittable import SplittableModel
-from strategist.executor.steps.pipeline_split import splittable
+from strategist.executor.models import require_splittable
 
 
 def tensor_parallel(model: nn.Module, job: Job) -> nn.Module:
@@ -18,31 +17,26 @@ def tensor_parallel(model: nn.Module, job: Job) -> nn.Module:
     """
     if job.plan.mesh.tp == 1:
         return model
-    model = splittable(model, "tp")
+    cuts = require_splittable(model, "tp")
     with_sequence = job.plan.strategy.sequence_parallel
-    styles = model.tensor_styles(sequence_parallel=with_sequence)
+    styles = cuts.tensor_styles(sequence_parallel=with_sequence)
     missing = set(styles) - {name for name, _ in model.named_modules()}
     if missing:
         raise InternalError(
-            "INTERNAL", f"The tensor-parallel table names modules that do not exist: {sorted(missing)}."
+            "INTERNAL", f"The tensor-parallel table names modules that are not there: {sorted(missing)}."
         )
     parallelize_module(model, job.mesh["tp"], styles)
-    model.sequence_shards = job.plan.mesh.tp if with_sequence else 1
-    model.tie()  # parallelize_module gives each end its own parameter
-    if job.plan.strategy.compile:
-        _settle_embedding(model)
+    cuts.spread_tokens(job.plan.mesh.tp if with_sequence else 1)
+    cuts.tie()  # parallelize_module gave each end its own parameter
+    embedding = cuts.embedding()
+    if job.plan.strategy.compile and embedding is not None:
+        embedding.register_forward_hook(_settled)
     return model
 
 
-def _settle_embedding(model: SplittableModel) -> None:
+def _settled(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
     """Wait for the embedding's collective before a compiled block sees its output.
 
-    An AsyncCollectiveTensor that enters a compiled block loses its gradient, without an error under FSDP2.
+    An AsyncCollectiveTensor that enters a compiled block loses its gradient, under FSDP2 without an error.
     """
-
-    def settled(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
-        return output.clone()
-
-    for name, module in model.named_modules():
-        if name == model.embedding_name():
-            module.register_forward_hook(settled)
+    return output.clone()
