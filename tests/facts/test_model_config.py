@@ -103,6 +103,7 @@ LLAMA = "llama-3.1-8b.json"
         ({"num_hidden_layers": -1}, "NEGATIVE", "$.num_hidden_layers"),
         ({"num_hidden_layers": 0}, "TOO_SMALL", "$.num_hidden_layers"),
         ({"num_hidden_layers": 10**9}, "TOO_LARGE", "$.num_hidden_layers"),
+        ({"num_hidden_layers": 1e9}, "TOO_LARGE", "$.num_hidden_layers"),
         ({"num_hidden_layers": "32"}, "TYPE", "$.num_hidden_layers"),
         ({"num_hidden_layers": 32.0}, "TYPE", "$.num_hidden_layers"),
         ({"num_hidden_layers": True}, "TYPE", "$.num_hidden_layers"),

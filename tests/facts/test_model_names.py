@@ -99,6 +99,14 @@ def test_yaml_configurations_are_read(tmp_path: Path) -> None:
     assert load_model(str(file)) == load_model(CONFIGS / "qwen3-8b.json")
 
 
+@pytest.mark.parametrize(("content", "code"), [(b"PK\x03\x04weights", "JSON"), (b"\x80\x04pickle", "JSON"), (b"[1, 2]", "TYPE"), (b"", "EMPTY_FILE"), (b'{"a": 1, "a": 2}', "DUPLICATE_KEY"), (b'{"a": NaN}', "NOT_FINITE")])  # fmt: skip
+def test_files_that_are_no_configuration_are_refused(tmp_path: Path, content: bytes, code: str) -> None:
+    """Pickles, archives, lists, empty and ambiguous files are refused; nothing is unpickled."""
+    file = tmp_path / "model.json"
+    file.write_bytes(content)
+    assert refused(file).code == code
+
+
 @pytest.mark.parametrize("source", [7, None, 7.0, b"gpt2", ["gpt2"], object()])
 def test_other_types_are_refused(source: object) -> None:
     """What is neither text, path, mapping, shape nor module is E_TYPE."""
