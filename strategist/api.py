@@ -31,7 +31,7 @@ __all__ = ["build", "emit", "explain", "load_cluster", "load_model", "load_plan"
 
 def load_cluster(source: Any) -> Cluster:
     """The machines behind `dgx-h100:4`, a hardware file, a mapping, or `local`. See docs/hardware.md."""
-    return _load_cluster(source).cluster
+    return _load_cluster(source)
 
 
 def recommend(

@@ -8,7 +8,7 @@ from typing import Any
 
 from strategist.document.plan import Assumption, Objective, Policy, Request
 from strategist.errors import InputError
-from strategist.facts.clusters import Resolved, cluster_from_flags, load_cluster
+from strategist.facts.clusters import cluster_from_flags, cpu_cluster, resolve_cluster
 from strategist.facts.gpus import backend_of
 from strategist.facts.hardware import Cluster
 from strategist.facts.job import MAX_HEADROOM, Job
@@ -16,6 +16,7 @@ from strategist.facts.model import ModelShape
 from strategist.facts.models import load_model
 from strategist.facts.parameters import count
 from strategist.facts.profile import find_profile
+from strategist.facts.resolved import Assumed, Resolved
 from strategist.facts.sizes import SizedModel, is_size, shape_for_size
 from strategist.facts.workload import Workload
 from strategist.planner.search import Question
@@ -69,7 +70,7 @@ def complete(given: Given) -> Asked:
     """Fill every gap. Raises InputError for what is missing, conflicting or unknown, ImpossibleError for devices that
     torch cannot drive."""
     model, from_model = _model(given)
-    machines = _machines(given)
+    machines = machines_of(given)
     for group in machines.cluster.groups:
         backend_of(group.node.gpu)
     work, from_work = _workload(given, model, machines.cluster)
@@ -81,7 +82,7 @@ def complete(given: Given) -> Asked:
     return Asked(
         question=question,
         request=_request(given, pins, forbids),
-        assumptions=(*machines.assumptions, *from_model, *from_work),
+        assumptions=(*(_as_assumption(said) for said in machines.assumptions), *from_model, *from_work),
     )
 
 
@@ -145,7 +146,12 @@ def _spread(sized: SizedModel) -> str:
     return f"; {spread.models} real shapes of that size count {low} to {high}, with layers x width {widths[0]:,} to {widths[1]:,}: activations differ by up to a factor {widths[1] / widths[0]:.1f}"
 
 
-def _machines(given: Given) -> Resolved:
+def _as_assumption(said: Assumed) -> Assumption:
+    return Assumption(what=said.what, value=said.value, flag=said.flag, basis=said.basis, source=said.source)
+
+
+def machines_of(given: Given) -> Resolved:
+    """The machines that were named, or assumed. Raises InputError CONFLICT when they are described twice."""
     shaped = {name: getattr(given, name) for name in ("gpu_memory_bytes", "intra_Bps", "inter_Bps")}
     described = given.gpu is not None or any(value is not None for value in shaped.values())
     if given.hardware is not None:
@@ -156,32 +162,71 @@ def _machines(given: Given) -> Resolved:
                 flag="--hardware",
                 hint="Use one way.",
             )
-        return load_cluster(given.hardware, gpus_per_node=given.gpus_per_node, nodes=given.nodes)
+        return _named_machines(given)
     if given.gpu is not None:
-        return cluster_from_flags(given.gpu, given.gpus_per_node or ASSUMED_GPUS, given.nodes or 1, **shaped)
+        return cluster_from_flags(given.gpu, given.gpus_per_node, given.nodes, **shaped)
     return _assumed_machines(given, shaped, described)
+
+
+def _named_machines(given: Given) -> Resolved:
+    """Machines by name, file or probe; only `local` may be given another number of ranks."""
+    is_local = isinstance(given.hardware, str) and given.hardware.strip(" ").lower() == "local"
+    if (given.gpus_per_node is None or is_local) and given.nodes is None:
+        resolved = resolve_cluster(given.hardware)
+        return resolved if given.gpus_per_node is None else _with_ranks(resolved, given.gpus_per_node)
+    flag = "--nodes" if given.nodes is not None else "--gpus-per-node"
+    raise InputError(
+        "CONFLICT",
+        f"--hardware already says how many machines there are, and {flag} does too.",
+        flag=flag,
+        hint="Write --hardware NODE:COUNT, or use --gpu --gpus-per-node --nodes.",
+    )
+
+
+def _with_ranks(resolved: Resolved, ranks: int) -> Resolved:
+    """This machine with fewer GPUs, or with any number of CPU ranks."""
+    node = resolved.cluster.groups[0].node
+    if node.gpu.vendor == "CPU":
+        again = cpu_cluster(ranks, memory_bytes=node.ram_bytes)
+        return replace(again, cluster=replace(again.cluster, origin="probed"))
+    if ranks > node.gpus:
+        raise InputError(
+            "TOO_LARGE",
+            f"This machine has {node.gpus} GPUs.",
+            flag="--gpus-per-node",
+            value=ranks,
+            hint=f"At most {node.gpus}.",
+        )
+    smaller = replace(node, gpus=ranks, fast_domain=min(node.fast_domain, ranks))
+    group = replace(resolved.cluster.groups[0], node=smaller)
+    return replace(resolved, cluster=replace(resolved.cluster, groups=(group,)))
 
 
 def _assumed_machines(given: Given, shaped: Mapping[str, Any], described: bool) -> Resolved:
     """This machine's own GPUs when it has some; otherwise a named assumption."""
-    if not described:
-        own = local_gpus()
-        if own is not None:
-            return own
+    own = None if described else _own_gpus(given)
+    if own is not None:
+        return own
     gpus, nodes = given.gpus_per_node or ASSUMED_GPUS, given.nodes or 1
     resolved = cluster_from_flags(ASSUMED_GPU, gpus, nodes, **shaped)
     words = f"{nodes} node{'s' * (nodes > 1)} x {gpus} x {resolved.cluster.groups[0].node.gpu.title}"
-    assumption = Assumption(
-        what="hardware", value=words, flag="--hardware NODE:COUNT, or --gpu --gpus-per-node --nodes"
-    )
-    return Resolved(replace(resolved.cluster, origin="assumed"), (assumption, *resolved.assumptions))
+    said = Assumed(what="hardware", value=words, flag="--hardware NODE:COUNT, or --gpu --gpus-per-node --nodes")
+    cluster = replace(resolved.cluster, origin="assumed")
+    return Resolved(cluster=cluster, assumptions=(said, *resolved.assumptions), notes=resolved.notes)
 
 
-def local_gpus() -> Resolved | None:
-    """The GPUs of this machine, or None when it has none."""
+def _own_gpus(given: Given) -> Resolved | None:
+    """This machine's GPUs, as many and as often as asked for; None when it has none."""
     from strategist.facts.local import has_gpu
 
-    return load_cluster("local") if has_gpu() else None
+    if not has_gpu():
+        return None
+    resolved = resolve_cluster("local")
+    one = resolved if given.gpus_per_node is None else _with_ranks(resolved, given.gpus_per_node)
+    if given.nodes is None:
+        return one
+    group = replace(one.cluster.groups[0], count=given.nodes)
+    return replace(one, cluster=replace(one.cluster, groups=(group,)))
 
 
 def _workload(given: Given, shape: ModelShape, cluster: Cluster) -> tuple[Workload, tuple[Assumption, ...]]:

@@ -57,7 +57,7 @@ def build_parser(
     )
     parser.flags = tuple(flags)
     for name, text, count in positionals:
-        parser.add_argument(name, help=text, **({} if count == "1" else {"nargs": count}))
+        parser.add_argument(name, help=text, nargs=None if count == "1" else count)
     for flag in flags:
         names = [flag.name] + ([flag.alias] if flag.alias else [])
         text = flag.help.replace("%", "%%") + (f" ({', '.join(flag.choices)})" if flag.choices else "")

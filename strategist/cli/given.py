@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 from strategist.ask import Given
-from strategist.cli.flags import PLAN_FLAGS, Flag
+from strategist.cli.flags import HARDWARE, PLAN_FLAGS, Flag
 from strategist.errors import ECHO_LIMIT, InputError, StrategistError, did_you_mean, shown
 from strategist.facts.job import MAX_HEADROOM
 from strategist.facts.workload import MAX_BATCH, MAX_SEQ_LEN
@@ -82,6 +82,14 @@ TEXTUAL = ("pin", "forbid", "rules")
 def given_from(namespace: Namespace) -> tuple[Given, int]:
     """The typed values and how many alternatives to show. Raises InputError; further faults ride along in `also`."""
     told = _with_config(namespace)
+    values = _typed(told)
+    top = values.pop("top", 5)
+    said = tuple((flag.name, _said(told[flag.key])) for flag in PLAN_FLAGS if told.get(flag.key) is not None)
+    return Given(**values, said=said), top
+
+
+def _typed(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Every value read; all faults at once."""
     values: dict[str, Any] = {}
     faults: list[StrategistError] = []
     for flag in PLAN_FLAGS:
@@ -93,9 +101,12 @@ def given_from(namespace: Namespace) -> tuple[Given, int]:
         except StrategistError as fault:
             faults.append(fault)
     _raise_all(faults)
-    top = values.pop("top", 5)
-    said = tuple((flag.name, _said(told[flag.key])) for flag in PLAN_FLAGS if told.get(flag.key) is not None)
-    return Given(**values, said=said), top
+    return values
+
+
+def given_from_hardware(namespace: Namespace) -> Given:
+    """The typed machine flags alone."""
+    return Given(**_typed({flag.key: getattr(namespace, flag.key) for flag in HARDWARE}))
 
 
 def _said(value: Any) -> str:

@@ -87,3 +87,35 @@ def _error_lines(error: StrategistError) -> list[Line]:
     for other in error.also:
         lines += _error_lines(other)
     return lines
+
+
+class Progress:
+    """A bar of finished steps on stderr: rich's on a terminal, one plain line per step otherwise, nothing when quiet."""
+
+    def __init__(self, total: int | None, *, quiet: bool = False) -> None:
+        self.total, self.quiet = total, quiet
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> Progress:
+        if self.total is not None and not self.quiet and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as RichProgress
+
+            columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+            self._bar = RichProgress(*columns, console=Console(stderr=True))
+            self._bar.start()
+            self._task = self._bar.add_task("starting the ranks", total=self.total)
+        return self
+
+    def advance(self, text: str) -> None:
+        """One more step is finished; `text` says how it went."""
+        if self._bar is not None:
+            self._bar.update(self._task, advance=1, description=text)
+        else:
+            note(text, quiet=self.quiet)
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
