@@ -33,8 +33,6 @@ class Parts:
 def facts_of(parts: Parts) -> dict[str, Any]:
     """Fields of a shape that can be read off: vocab, hidden, tied, heads, kv_heads, head_dim, ffn_hidden, mlp_gated."""
     vocab, hidden = _table(parts)
-    if parts.block is None:
-        return {"vocab": vocab, "hidden": hidden, "tied": not _has_head(parts, vocab)} if vocab else {}
     facts = {"vocab": vocab, "hidden": hidden or _width(parts), "tied": not _has_head(parts, vocab)}
     return facts | _attention(parts, facts["hidden"]) | _feed_forward(parts, facts["hidden"])
 

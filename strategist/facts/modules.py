@@ -75,9 +75,10 @@ def shape_from_module(module: ModuleLike, flag: str = "model") -> ModelShape:
     return _looked_at(module, total, why)
 
 
-def weights_of(module: ModuleLike) -> int:
-    """Elements of all parameters; shared ones count once."""
-    return sum({id(weight): weight.numel() for _, weight in module.named_parameters(remove_duplicate=False)}.values())
+def weights_of(*modules: ModuleLike) -> int:
+    """Elements of all parameters of some modules; shared ones count once."""
+    named = (pair for module in modules for pair in module.named_parameters(remove_duplicate=False))
+    return sum({id(weight): weight.numel() for _, weight in named}.values())
 
 
 def _configured(module: ModuleLike, total: int, flag: str) -> tuple[ModelShape | None, str]:
@@ -100,9 +101,11 @@ def _configured(module: ModuleLike, total: int, flag: str) -> tuple[ModelShape |
 
 
 def _looked_at(module: ModuleLike, total: int, why: str) -> ModelShape:
-    stacks = sorted(_stacks(module), key=lambda stack: sum(map(weights_of, stack.blocks)), reverse=True)
-    best = stacks[0] if stacks else Stack("", ())
+    stacks = sorted(_stacks(module), key=lambda stack: weights_of(*stack.blocks), reverse=True)
+    best = stacks[0] if stacks else Stack("", (module,))
     notes = [f"Read from the module itself: {why}."]
+    if not stacks:
+        notes.append("It repeats no blocks, so it is one indivisible layer.")
     if len(stacks) > 1:
         others = ", ".join(f"{len(stack.blocks)} in {stack.name}" for stack in stacks[1:4])
         notes.append(f"Layers are those of {best.name}; other repeated blocks: {others}.")
@@ -134,11 +137,11 @@ def _parts(module: ModuleLike, stack: Stack, total: int) -> Parts:
         name=type(module).__name__,
         total=total,
         blocks=len(sizes),
-        blocks_total=sum(sizes),
-        largest=max(sizes, default=0),
+        blocks_total=weights_of(*stack.blocks),
+        largest=max(sizes),
         equal=len(set(sizes)) == 1,
         modules=tuple(inner for _, inner in module.named_modules()),
-        block=stack.blocks[0] if stack.blocks else None,
+        block=stack.blocks[0],
     )
 
 
@@ -166,12 +169,11 @@ def _opaque(parts: Parts, notes: list[str]) -> ModelShape:
 
 def _with_all_weights(bare: ModelShape, parts: Parts) -> ModelShape:
     """The weights that the facts do not explain, in the layers evenly or outside; facts that explain too much go."""
-    layers = max(bare.layers, 1)
-    explained = count(replace(bare, layers=1)).total - count(replace(bare, layers=0)).total if bare.layers else 0
     outside = count(replace(bare, layers=0)).total
-    if explained > parts.blocks_total // layers or outside > parts.total - parts.blocks_total:
+    explained = count(replace(bare, layers=1)).total - outside
+    if explained > parts.blocks_total // bare.layers or outside > parts.total - parts.blocks_total:
         bare = replace(bare, ffn_hidden=0, heads=0, kv_heads=0, head_dim=0, vocab=0)
         explained = outside = 0
-    per_layer = parts.blocks_total // layers - explained if bare.layers else 0
+    per_layer = parts.blocks_total // bare.layers - explained
     extra = parts.total - outside - bare.layers * (explained + per_layer)
     return replace(bare, layer_extra_parameters=per_layer, extra_parameters=extra)

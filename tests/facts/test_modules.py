@@ -109,6 +109,23 @@ def test_layers_of_an_opaque_module_add_up() -> None:
     assert layers + outer_parameters(shape).total == numel(module)
 
 
+def test_module_without_repeated_blocks_is_one_layer() -> None:
+    """A module that repeats nothing is a single layer that holds all its weights."""
+    module = Module(first=Module(weight=Weight(10, 20)), second=Module(weight=Weight(3)))
+    shape = load_model(module)
+    assert (shape.layers, count(shape).total, outer_parameters(shape).total) == (1, 203, 0)
+    assert dict(shape.extra)["largest_layer_parameters"] == 203
+
+
+def test_weights_shared_between_blocks_count_once() -> None:
+    """Blocks that share a weight are counted with one copy of it, and nothing becomes negative."""
+    shared = Weight(100)
+    module = Module(layers=ModuleList(**{f"b{i}": Block(shared=shared, own=Weight(7)) for i in range(5)}))
+    shape = load_model(module)
+    assert (shape.layers, count(shape).total) == (5, 135)
+    assert outer_parameters(shape).total >= 0
+
+
 def test_module_without_weights_is_refused() -> None:
     """A module without parameters has no shape."""
     with pytest.raises(InputError) as caught:
