@@ -7,14 +7,32 @@ facebookresearch/DiT: models.py); the catalogue's `params_hf_code` is that count
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from strategist.facts.model import ModelShape
+from strategist.facts.parameters import count
 
 
 def whole_model(shape: ModelShape) -> int | None:
     """All weights by the closed formula of the shape's family, or None when the family has none."""
     formula = _FORMULAS.get(shape.formula)
     return None if formula is None else formula(shape, dict(shape.extra))
+
+
+def completed(shape: ModelShape) -> ModelShape:
+    """The shape with the weights that its closed formula, or its stated total, has beyond its layers and outer parts.
+
+    They go to the layers evenly where the family repeats one block, else to the whole model, so that `count` is exact.
+    """
+    if shape.formula == "dit":
+        return replace(shape, layer_extra_parameters=modulation(shape.hidden))
+    total = shape.parameters_stated or whole_model(shape)
+    if total is None:
+        return shape
+    missing = total - count(shape).total
+    per_layer = missing // shape.layers if shape.layers and shape.kind != "dual-encoder" else 0
+    extra = shape.extra_parameters + missing - per_layer * shape.layers
+    return replace(shape, layer_extra_parameters=per_layer, extra_parameters=extra)
 
 
 def modulation(hidden: int) -> int:

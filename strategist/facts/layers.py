@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from strategist.facts.model import LayerKind, Mla, ModelShape, Moe, Norm, QkNorm, Ssm
+from strategist.facts.model import Heads, LayerKind, Mla, ModelShape, Moe, Norm, QkNorm, Ssm
 
 Cut = Literal["column", "row", "whole"]
 
@@ -105,7 +105,7 @@ def _norm_count(shape: ModelShape, kind: LayerKind) -> int:
 
 def _mixer(shape: ModelShape, kind: LayerKind) -> tuple[tuple[Matrix, ...], tuple[Vector, ...]]:
     if kind.mixer in ("attention", "sliding"):
-        return _attention(shape)
+        return _attention(shape, is_full=kind.mixer == "attention")
     if kind.mixer == "mla" and shape.mla is not None:
         return _latent_attention(shape, shape.mla)
     if shape.ssm is not None and kind.mixer == shape.ssm.kind:
@@ -114,28 +114,39 @@ def _mixer(shape: ModelShape, kind: LayerKind) -> tuple[tuple[Matrix, ...], tupl
     return (), ()
 
 
-def _attention(shape: ModelShape) -> tuple[tuple[Matrix, ...], tuple[Vector, ...]]:
-    h, q, kv = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    matrices = (
-        Matrix("q", h, q * (2 if shape.attn_gate else 1), "column"),
-        Matrix("k", h, kv, "column"),
-        Matrix("v", h, kv, "column"),
-        Matrix("o", q, h, "row", shape.o_bias),
-    )
-    biases = q + (2 * kv if shape.k_bias else kv)
+def _attention(shape: ModelShape, is_full: bool = True) -> tuple[tuple[Matrix, ...], tuple[Vector, ...]]:
+    heads = _heads(shape, is_full)
+    h, width = shape.hidden, shape.v_dim or heads.head_dim
+    q, k, v = shape.heads * heads.head_dim, heads.kv_heads * heads.head_dim, heads.kv_heads * width
+    query = q * (2 if shape.attn_gate else 1)
+    values = () if heads.shared_kv else (Matrix("v", h, v, "column"),)
+    output = Matrix("o", shape.heads * width, h, "row", shape.o_bias)
+    biases = query + (k if shape.k_bias else 0) + (0 if heads.shared_kv else v)
     vectors = (
         Vector("qkv_bias", biases if shape.qkv_bias else 0, cut=True),
-        Vector("sinks", shape.heads if shape.attn_sinks else 0, cut=True),
-        Vector("qk_norm", _qk_norm_size(shape), cut=shape.qk_norm in ("full", "per_head")),
+        Vector("sinks", shape.heads if heads.sinks else 0, cut=True),
+        Vector("qk_norm", _qk_norm_size(shape, heads), cut=shape.qk_norm in ("full", "per_head")),
     )
-    return matrices, vectors
+    return (Matrix("q", h, query, "column"), Matrix("k", h, k, "column"), *values, output), vectors
 
 
-def _qk_norm_size(shape: ModelShape) -> int:
-    every_head = (shape.heads + shape.kv_heads) * shape.head_dim
+def _heads(shape: ModelShape, is_full: bool) -> Heads:
+    """The key-value heads of one sort of layer."""
+    if is_full and shape.full_heads is not None:
+        return shape.full_heads
+    return Heads(kv_heads=shape.kv_heads, head_dim=shape.head_dim, sinks=shape.attn_sinks)
+
+
+def _qk_norm_size(shape: ModelShape, heads: Heads) -> int:
+    every_head = (shape.heads + heads.kv_heads) * heads.head_dim
     sizes: Mapping[QkNorm, int] = {
-        "": 0, "l2_noweight": 0, "head": 2 * shape.head_dim, "head_ln": 4 * shape.head_dim, "full": every_head, "per_head": every_head
-    }  # fmt: skip
+        "": 0,
+        "l2_noweight": 0,
+        "head": 2 * heads.head_dim,
+        "head_ln": 4 * heads.head_dim,
+        "full": every_head,
+        "per_head": every_head,
+    }
     return sizes[shape.qk_norm]
 
 
@@ -152,20 +163,35 @@ def _latent_attention(shape: ModelShape, mla: Mla) -> tuple[tuple[Matrix, ...], 
         if mla.q_lora
         else (Matrix("q", h, heads * qk, "column"),)
     )
-    matrices = (
-        *query,
-        Matrix("kv_down", h, mla.kv_lora + mla.qk_rope, "whole", shape.qkv_bias),
-        Matrix("kv_up", mla.kv_lora, heads * (mla.qk_nope + mla.v_dim), "column"),
-        Matrix("o", heads * mla.v_dim, h, "row", shape.o_bias),
+    up = () if mla.shared_kv else (Matrix("kv_up", mla.kv_lora, heads * (mla.qk_nope + mla.v_dim), "column"),)
+    down = Matrix("kv_down", h, mla.kv_lora + mla.qk_rope, "whole", shape.qkv_bias)
+    latent = mla.q_lora + mla.kv_lora + (mla.qk_rope if mla.shared_kv else 0)
+    vectors = (
+        Vector("latent_norms", latent),
+        Vector("index_norm", 2 * mla.index_dim if mla.index_heads else 0),
+        Vector("sinks", heads if shape.attn_sinks else 0, cut=True),
     )
-    if mla.index_heads:
-        matrices += (
-            Matrix("index_q", mla.q_lora, mla.index_heads * mla.index_dim, "whole"),
-            Matrix("index_k", h, mla.index_dim, "whole"),
-            Matrix("index_weights", h, mla.index_heads, "whole"),
-        )
-    index_norm = 2 * mla.index_dim if mla.index_heads else 0
-    return matrices, (Vector("latent_norms", mla.q_lora + mla.kv_lora), Vector("index_norm", index_norm))
+    return (*query, down, *up, *_latent_output(shape, mla), *_index(shape, mla)), vectors
+
+
+def _latent_output(shape: ModelShape, mla: Mla) -> tuple[Matrix, ...]:
+    """One matrix, or block-diagonal maps of the head groups followed by one matrix that mixes them."""
+    width = shape.heads * mla.v_dim
+    if not mla.o_rank:
+        return (Matrix("o", width, shape.hidden, "row", shape.o_bias),)
+    block = Matrix("o_down", width // mla.o_groups, mla.o_rank, "column", copies=mla.o_groups, used=mla.o_groups)
+    return block, Matrix("o_up", mla.o_groups * mla.o_rank, shape.hidden, "row", shape.o_bias)
+
+
+def _index(shape: ModelShape, mla: Mla) -> tuple[Matrix, ...]:
+    """The lightning indexer that picks which tokens sparse attention looks at (DeepSeek-V3.2)."""
+    if not mla.index_heads:
+        return ()
+    return (
+        Matrix("index_q", mla.q_lora, mla.index_heads * mla.index_dim, "whole"),
+        Matrix("index_k", shape.hidden, mla.index_dim, "whole"),
+        Matrix("index_weights", shape.hidden, mla.index_heads, "whole"),
+    )
 
 
 def _mamba1(h: int, ssm: Ssm) -> tuple[tuple[Matrix, ...], tuple[Vector, ...]]:

@@ -23,7 +23,7 @@ QkNorm = Literal["", "head", "head_ln", "full", "per_head", "l2_noweight"]
 Position = Literal["rope", "learned", "relative", "alibi", "sincos-fixed", "none"]
 
 __all__ = [
-    "MAX_LAYERS", "LayerKind", "Mix", "Mla", "ModelShape", "Moe", "Norm", "Position", "QkNorm", "Ssm", "arranged", "layer_counts", "layer_sequence",
+    "MAX_LAYERS", "Heads", "LayerKind", "Mix", "Mla", "ModelShape", "Moe", "Norm", "Position", "QkNorm", "Ssm", "arranged", "layer_counts", "layer_sequence",
 ]  # fmt: skip
 
 MAX_LAYERS = 4096
@@ -52,7 +52,11 @@ class Moe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mla:
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1); `q_lora` 0 means a full query matrix."""
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1); `q_lora` 0 means a full query matrix.
+
+    `shared_kv`: the latent itself serves as key and value of all heads, nothing maps it up (DeepSeek-V4). `o_groups`
+    and `o_rank`: the output goes through that many block-diagonal maps of that rank (0: through one full matrix).
+    """
 
     q_lora: int
     kv_lora: int
@@ -61,6 +65,22 @@ class Mla:
     v_dim: int
     index_heads: int = 0
     index_dim: int = 0
+    shared_kv: bool = False
+    o_groups: int = 0
+    o_rank: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heads:
+    """Key-value heads of the full-attention layers, where they differ from the sliding ones.
+
+    `shared_kv`: values are the keys, without a matrix of their own.
+    """
+
+    kv_heads: int
+    head_dim: int
+    shared_kv: bool = False
+    sinks: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +125,8 @@ class ModelShape:
     every n-th layer attend to everything (0: none does). `pattern` spells the layers out where counts alone would order
     them differently (`layer_kind.spell`). `extra_parameters` are weights of the whole model that no other field explains and
     `layer_extra_parameters` those of every single layer; `extra` keeps what only one family has. `emb_dim` is the width
-    of the token table where it is not the model's (0: it is).
+    of the token table where it is not the model's, `v_dim` the width of a value head where it is not `head_dim` (0: it
+    is), `full_heads` the heads of full-attention layers where sliding ones have others.
     """
 
     name: str
@@ -120,6 +141,8 @@ class ModelShape:
     heads: int = 0
     kv_heads: int = 0
     head_dim: int = 0
+    v_dim: int = 0
+    full_heads: Heads | None = None
     tied: bool = False
     emb_dim: int = 0
     max_seq: int = 0

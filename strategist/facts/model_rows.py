@@ -10,24 +10,15 @@ from typing import Any
 
 from strategist.catalog import Row, rows
 from strategist.errors import InputError, did_you_mean, shown
-from strategist.facts.closed_formulas import modulation, whole_model
+from strategist.facts.closed_formulas import completed
 from strategist.facts.layer_kind import LayerKind, Mixer
-from strategist.facts.model import Mix, Mla, ModelShape, Moe, Ssm, arranged, layer_sequence
-from strategist.facts.parameters import count
+from strategist.facts.model import Heads, Mix, Mla, ModelShape, Moe, Ssm, arranged, layer_sequence
 from strategist.units import plain_text
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 _CYCLE = re.compile(r"(\d+) (\w+)[^:]* : (\d+) (\w+)")
-_COPIED = {field.name for field in fields(ModelShape)} - {
-    "extra",
-    "moe",
-    "mla",
-    "ssm",
-    "mix",
-    "norm",
-    "source",
-    "notes",
-}
+_BUILT = {"extra", "full_heads", "moe", "mla", "ssm", "mix", "norm", "source", "notes"}
+_COPIED = {field.name for field in fields(ModelShape)} - _BUILT
 _WORDS: dict[str, Mixer] = {
     "sliding": "sliding",
     "chunked": "sliding",
@@ -94,24 +85,27 @@ def shape_from_row(row: Row) -> ModelShape:
     formula of their own), else for the whole model, so that `count` gives the row's total.
     """
     extra = _flat(row.get("extra", {}))
+    extra.pop("attn_bias", None)  # the row's qkv_bias and o_bias say it
     copied = {key: value for key, value in row.items() if key in _COPIED}
     bare = ModelShape(
         **{"hidden": 0, "layers": 0, "vocab": 0} | copied,
         norm=_norm(row.get("norm", "rmsnorm")),
-        k_bias=not extra.get("no_k_bias"),
+        k_bias=not extra.pop("no_k_bias", 0),
         full_every=0 if row["attn_kind"] == "sliding" else 1,
         moe=_moe(row),
         mla=_mla(row),
-        ssm=_ssm(row["extra"]) if {"lin", "kind"} & row.get("extra", {}).keys() else None,
-        mix=_mix(row["extra"]) if "lin" in row.get("extra", {}) else None,
-        extra=tuple((key, value) for key, value in extra.items() if isinstance(value, int)),
+        full_heads=_full_heads(row),
+        ssm=_ssm(extra) if "lin" in extra or "kind" in extra else None,
+        mix=_mix(extra) if "lin" in extra else None,
+        extra=() if "lin" in extra or "kind" in extra else tuple(sorted(extra.items())),
         extra_parameters=row.get("extra_params", 0),
+        layer_extra_parameters=row.get("layer_extra_params", 0),
         other_tower_parameters=row.get("other_towers_params", 0),
         parameters_stated=row["params_total"] if row["formula"] == "none" else None,
         source=row["source"],
         notes=tuple(row[key] for key in ("extra_note",) if key in row),
     )
-    return _completed(_ordered(bare, row.get("attn_pattern", "")))
+    return completed(_ordered(bare, row.get("attn_pattern", "")))
 
 
 def _flat(extra: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -147,6 +141,13 @@ def _moe(row: Row) -> Moe | None:
     )
 
 
+def _full_heads(row: Row) -> Heads | None:
+    if "full_kv_heads" not in row:
+        return None
+    shared, sinks = row.get("full_shared_kv", False), row.get("full_sinks", False)
+    return Heads(kv_heads=row["full_kv_heads"], head_dim=row["full_head_dim"], shared_kv=shared, sinks=sinks)
+
+
 def _mla(row: Row) -> Mla | None:
     if "mla_kv_lora" not in row:
         return None
@@ -158,6 +159,9 @@ def _mla(row: Row) -> Mla | None:
         v_dim=row["mla_v_dim"],
         index_heads=row.get("index_heads", 0),
         index_dim=row.get("index_dim", 0),
+        shared_kv=row.get("mla_shared_kv", False),
+        o_groups=row.get("mla_o_groups", 0),
+        o_rank=row.get("mla_o_rank", 0),
     )
 
 
@@ -211,15 +215,3 @@ def _ordered(shape: ModelShape, pattern: str) -> ModelShape:
     turns = [words_of[cycle[2]]] * int(cycle[1]) + [words_of[cycle[4]]] * int(cycle[3])
     kinds = layer_sequence(shape)
     return arranged(shape, [LayerKind(turns[i % len(turns)], kind.ffn) for i, kind in enumerate(kinds)])
-
-
-def _completed(shape: ModelShape) -> ModelShape:
-    """The shape with the weights that its family's closed formula, or its stated total, has beyond its layers."""
-    if shape.formula == "dit":
-        return replace(shape, layer_extra_parameters=modulation(shape.hidden))
-    total = shape.parameters_stated or whole_model(shape)
-    if total is None:
-        return shape
-    missing = total - count(shape).total
-    per_layer = missing // shape.layers if shape.layers and shape.kind != "dual-encoder" else 0
-    return replace(shape, layer_extra_parameters=per_layer, extra_parameters=missing - per_layer * shape.layers)

@@ -130,8 +130,8 @@ def _group_terms(job: Job, group: Group) -> dict[str, tuple[Reals, Reals, Reals]
     def pick(value: Reals) -> Reals:
         return np.broadcast_to(value, every.shape)[rows, slowest]
 
-    zero = np.zeros(len(slowest))
-    terms = {
+    zero: Reals = np.zeros(len(slowest))
+    terms: dict[str, tuple[Reals, Reals, Reals]] = {
         name: (pick(value), zero, pick(micro * work.again.get(name, np.zeros_like(every))))
         for name, value in busy.items()
     }
@@ -156,7 +156,7 @@ def _communication(
 
     What may overlap shares the compute it hides behind; the first and last pieces (one layer's worth) never do.
     """
-    zero = np.zeros((len(group.candidates), len(group.stages)))
+    zero: Reals = np.zeros((len(group.candidates), len(group.stages)))
     exposed = {axis: zero.copy() for axis in ("tp", "cp", "ep", "pp", "dp")}
     hidden = {axis: zero.copy() for axis in exposed}
     for behind in ("nothing", "forward", "backward", "attention"):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from strategist.document.plan import Alternative, Plan
-from strategist.explain.lines import Line, Span, bar, line, table, wrapped
 from strategist.facts.parameters import count
+from strategist.reports.lines import Line, Span, bar, line, table, wrapped
 from strategist.rulebook.rule import load_families
 from strategist.units import format_count, format_duration, format_gib, format_rate, format_seconds
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from strategist.document.plan import Plan
 from strategist.document.write import seal_state
-from strategist.explain.brief import INDENT, _assumed, family_title, mesh_words, option_words, policy_words
-from strategist.explain.lines import Line, Span, line, table, wrapped
-from strategist.explain.tree import Tree, plan_tree
+from strategist.reports.brief import INDENT, _assumed, family_title, mesh_words, option_words, policy_words
+from strategist.reports.lines import Line, Span, line, table, wrapped
+from strategist.reports.tree import Tree, plan_tree
 from strategist.units import format_gib, format_seconds
 
 VALUE_COLUMN = 12

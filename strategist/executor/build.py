@@ -1,0 +1,100 @@
+"""From a Plan to a Session: one list of steps, each in its own module, in an order that carries its reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from torch import nn
+
+from strategist.document.plan import Plan
+from strategist.executor.engines import make_engine
+from strategist.executor.job import Instruments, Job
+from strategist.executor.loss import LossFn, Objective
+from strategist.executor.mesh import build_mesh
+from strategist.executor.optimizers import MakeOptimizer, default_optimizer, make_optimizer_for
+from strategist.executor.precision import parameter_dtype
+from strategist.executor.processes import process_group
+from strategist.executor.session import Parts, Session
+from strategist.executor.steps.compile_blocks import compile_blocks
+from strategist.executor.steps.materialise import materialise
+from strategist.executor.steps.pipeline_split import pipeline_split
+from strategist.executor.steps.recompute import recompute
+from strategist.executor.steps.shard_data import shard_data
+from strategist.executor.steps.share_values import share_values
+from strategist.executor.steps.tensor_parallel import tensor_parallel
+from strategist.executor.steps.wrap_ddp import wrap_ddp
+from strategist.executor.support import layout_obstacles, refuse
+
+Step = Callable[[nn.Module, Job], nn.Module]
+
+LAYOUT_STEPS: tuple[Step, ...] = (
+    share_values,  # first: afterwards no two ranks hold the same parts
+    pipeline_split,  # before all that costs: what another stage owns need not be cut, wrapped or given memory here
+    tensor_parallel,  # before recompute, whose wrappers would change the names in its table; before FSDP, which shards
+    #                   DTensors further but whose DTensors cannot be cut
+    recompute,  # before compile: the compiler must see what is recomputed
+    compile_blocks,  # before FSDP: its hooks stay outside the compiled graphs
+    shard_data,  # last of the layout: it wraps whatever the others made
+)
+"""These need shapes only. A trace runs them outside fake mode, on a model on the meta device."""
+
+LIVE_STEPS: tuple[Step, ...] = (
+    materialise,  # the first moment at which a parameter takes memory: only this rank's part of it
+    wrap_ddp,  # after it: DDP copies and buckets real values
+)
+"""These touch values. A trace runs them under fake tensors."""
+
+STEPS = LAYOUT_STEPS + LIVE_STEPS
+
+
+def build(
+    plan: Plan,
+    model: nn.Module,
+    make_optimizer: MakeOptimizer | None = None,
+    *,
+    loss_fn: LossFn | None = None,
+    clip_norm: float | None = None,
+    seed: int = 0,
+    instruments: Instruments | None = None,
+) -> Session:
+    """Live objects for `plan`: this rank's part of `model`, its optimizer and its schedule.
+
+    `make_optimizer` gets parameter groups, as torch optimizers do. Without `loss_fn` the model gives logits (itself or
+    as `.logits`) and learns `labels`; `loss_fn(outputs, batch)` gives the mean loss of one micro-batch instead, and
+    `own_loss` takes the one that the model computed. `clip_norm` limits the gradients' norm. Joins the process group when none is running; `Session.close` leaves it again.
+    Raises ImpossibleError for what the executor cannot run, before anything starts, and StaleError for another world.
+    """
+    refuse(layout_obstacles(plan))
+    with ExitStack() as resources:
+        world = resources.enter_context(process_group(plan))
+        job = Job(
+            plan=plan,
+            mesh=build_mesh(plan, world.device.type),
+            device=world.device,
+            seed=seed,
+            instruments=instruments or Instruments(),
+        )
+        parts = bring_to_life(lay_out(model, job), job, make_optimizer, loss_fn)
+        return Session(job, parts, clip_norm=clip_norm, resources=resources.pop_all())
+
+
+def lay_out(model: nn.Module, job: Job) -> nn.Module:
+    """`model` in the plan's number format and layout; nothing here reads or writes a parameter's values on meta."""
+    model = model.to(parameter_dtype(job.plan))
+    return _apply(LAYOUT_STEPS, model, job)
+
+
+def bring_to_life(
+    model: nn.Module, job: Job, make_optimizer: MakeOptimizer | None = None, loss_fn: LossFn | None = None
+) -> Parts:
+    """Values, optimizer and engine for a model that was laid out."""
+    model = _apply(LIVE_STEPS, model, job)
+    optimizer = make_optimizer_for(model, job, make_optimizer or default_optimizer(job.plan))
+    return Parts(model=model, optimizer=optimizer, engine=make_engine(model, job, Objective(loss_fn)))
+
+
+def _apply(steps: tuple[Step, ...], model: nn.Module, job: Job) -> nn.Module:
+    for step in steps:
+        model = step(model, job)
+    return model

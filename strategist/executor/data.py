@@ -1,0 +1,114 @@
+"""Samples for data-parallel ranks, and a synthetic task that any model can be seen to learn.
+
+The order of samples is one global list; step s takes the next global batch of it, and data rank r the r-th part of that.
+Which samples a step sees therefore does not depend on how many ranks there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from strategist.errors import InputError
+
+Sample = Mapping[str, Tensor]
+
+MULTIPLIER, OFFSET, NOISE = 5, 17, 0.15
+
+
+class SyntheticTokens(Dataset[Sample]):
+    """Sequences in which the next token is (5 x token + 17) mod vocab, but for 15 % that are random.
+
+    A model that learns the map reaches a loss near 0.15 ln(vocab) + 0.42 (the entropy of the noise).
+    """
+
+    def __init__(self, vocab: int, seq_len: int, size: int, seed: int = 0) -> None:
+        self.vocab, self.seq_len, self.size, self.seed = vocab, seq_len, size, seed
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Sample:
+        """`input_ids` and `labels`, both T tokens; labels are the inputs one token later. The same for every caller."""
+        if not 0 <= index < self.size:
+            raise IndexError(index)
+        generator = torch.Generator().manual_seed(self.seed * 2**32 + index)
+        random = torch.randint(self.vocab, (self.seq_len + 1,), generator=generator).tolist()
+        is_noise = (torch.rand(self.seq_len + 1, generator=generator) < NOISE).tolist()
+        tokens = [random[0]]
+        for noise, value in zip(is_noise[1:], random[1:], strict=True):
+            tokens.append(value if noise else (tokens[-1] * MULTIPLIER + OFFSET) % self.vocab)
+        stream = torch.tensor(tokens)
+        return {"input_ids": stream[:-1], "labels": stream[1:]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataShare:
+    """Which part of each global batch a rank reads: `per_rank` sequences for each of `ranks`."""
+
+    rank: int
+    ranks: int
+    per_rank: int
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences of one step over all ranks."""
+        return self.ranks * self.per_rank
+
+    def of_step(self, order: list[int], step: int) -> list[int]:
+        """The sample numbers this rank reads in one step."""
+        first = step * self.global_batch + self.rank * self.per_rank
+        return order[first : first + self.per_rank]
+
+
+class StepSampler(Sampler[list[int]]):
+    """Sample numbers of this rank, one list per step; an incomplete last global batch is left out."""
+
+    def __init__(self, order: list[int], share: DataShare) -> None:
+        self.order, self.share = order, share
+
+    def __len__(self) -> int:
+        return len(self.order) // self.share.global_batch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (self.share.of_step(self.order, step) for step in range(len(self)))
+
+
+def global_order(size: int, *, seed: int, shuffle: bool, sampler: Iterable[int] | None) -> list[int]:
+    """Sample numbers in training order, the same on every rank.
+
+    Raises InputError CONFLICT when both `shuffle` and a sampler of the user's ask for an order.
+    """
+    if sampler is not None and shuffle:
+        raise InputError(
+            "CONFLICT",
+            "shuffle and a sampler both decide the order of samples.",
+            flag="shuffle",
+            hint="Give one of them: shuffle=False with your sampler.",
+        )
+    if sampler is not None:
+        return list(sampler)
+    if not shuffle:
+        return list(range(size))
+    return torch.randperm(size, generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def data_loader(dataset: Dataset[Any], share: DataShare, order: list[int]) -> DataLoader[Any]:
+    """Batches of this rank, one per step, stacked sample by sample.
+
+    Raises InputError TOO_SMALL when the samples do not make one global batch.
+    """
+    if len(order) < share.global_batch:
+        raise InputError(
+            "TOO_SMALL",
+            f"The data has {len(order)} samples, but one step takes {share.global_batch}.",
+            flag="dataset",
+            value=len(order),
+            hint="Give more samples, or plan with a smaller global batch.",
+        )
+    return DataLoader(dataset, batch_sampler=StepSampler(order, share))

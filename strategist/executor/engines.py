@@ -1,0 +1,97 @@
+"""Forward and backward over the micro-batches of one step: a loop on one stage, or a schedule over several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.tensor.parallel import loss_parallel
+from torch.nn.parallel import DistributedDataParallel
+
+from strategist.executor.job import Job
+from strategist.executor.loss import Batch, Objective, summed_token_loss
+from strategist.executor.mesh import pipeline_group
+from strategist.executor.precision import compute_context
+
+
+class Engine(Protocol):
+    """One way to get the gradients of a step."""
+
+    def gradients(self, batch: Batch, scale: Tensor) -> Tensor:
+        """Leave the gradients of `scale` times the summed loss in the parameters; give that product for this rank.
+
+        A stage that does not compute the loss gives zero. Data-parallel ranks end with the mean of their gradients.
+        """
+
+
+def make_engine(model: nn.Module, job: Job, objective: Objective) -> Engine:
+    """The engine that the plan's schedule asks for."""
+    return PipelineEngine(model, job) if job.plan.mesh.pp > 1 else LoopEngine(model, job, objective)
+
+
+def _loss_context(job: Job) -> AbstractContextManager[object]:
+    """Forward and backward of a loss over logits that are cut by vocabulary must both happen inside this."""
+    return loss_parallel() if job.plan.mesh.tp > 1 else nullcontext()
+
+
+class LoopEngine:
+    """Micro-batches one after the other; gradients add up in the parameters.
+
+    DDP reduces after the last one only. FSDP2 reduces after each, so that no rank ever holds unsharded gradients.
+    """
+
+    def __init__(self, model: nn.Module, job: Job, objective: Objective) -> None:
+        self.model, self.job, self.objective = model, job, objective
+
+    def gradients(self, batch: Batch, scale: Tensor) -> Tensor:
+        """See Engine."""
+        total = torch.zeros_like(scale)
+        count = self.job.plan.strategy.accumulation
+        for index, micro_batch in enumerate(_micro_batches(batch, count)):
+            with self._reduction(last=index == count - 1), _loss_context(self.job):
+                with compute_context(self.job.plan, self.job.device):
+                    loss = self.objective.summed(self.model, micro_batch) * scale
+                loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        return total
+
+    def _reduction(self, *, last: bool) -> AbstractContextManager[object]:
+        if isinstance(self.model, DistributedDataParallel) and not last:
+            return self.model.no_sync()
+        return nullcontext()
+
+
+def _micro_batches(batch: Batch, count: int) -> Iterator[Batch]:
+    parts = {name: value.chunk(count) for name, value in batch.items()}
+    return ({name: part[index] for name, part in parts.items()} for index in range(count))
+
+
+class PipelineEngine:
+    """This rank's stage of a pipeline. Micro-batches are the accumulation; FSDP2 reduces after the last one."""
+
+    def __init__(self, model: nn.Module, job: Job) -> None:
+        strategy = job.plan.strategy
+        schedule = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[strategy.schedule]
+        self.job, self.scale = job, torch.ones((), device=job.device)
+        stage: PipelineStage = job.instruments.stage_class(
+            model, job.stage.index, job.plan.mesh.pp, job.device, group=pipeline_group(job.mesh)
+        )
+        # scale_grads would divide by the number of micro-batches; the loss carries its own weight
+        self.schedule = schedule(stage, strategy.accumulation, loss_fn=self._loss, scale_grads=False)
+
+    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return summed_token_loss(logits, labels) * self.scale
+
+    def gradients(self, batch: Batch, scale: Tensor) -> Tensor:
+        """See Engine. Outputs are not returned, because torch would keep the logits of every micro-batch."""
+        self.scale = scale
+        losses: list[Tensor] = []
+        inputs = (batch["input_ids"],) if self.job.stage.embedding else ()
+        ends: dict[str, Any] = {"target": batch["labels"], "losses": losses} if self.job.stage.head else {}
+        with _loss_context(self.job):
+            self.schedule.step(*inputs, **ends, return_outputs=False)
+        return torch.stack([loss.detach() for loss in losses]).sum() if losses else torch.zeros_like(scale)

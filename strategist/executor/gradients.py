@@ -1,0 +1,70 @@
+"""Gradients between backward and the update: complete them, measure them, limit them, over any mix of meshes.
+
+`torch.nn.utils.clip_grad_norm_` refuses a model whose parameters lie on different meshes or are partly plain tensors,
+and it knows nothing of pipeline stages; tensor parallelism and pipelines make both.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from strategist.executor.initialise import local_part
+
+Layout = tuple[DeviceMesh, tuple[bool, ...]] | None
+"""Mesh, and which of its axes cut the tensor; None for a plain tensor."""
+
+
+def complete_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Add up gradients that are still partial sums, once, instead of inside every operation of the optimizer."""
+    for parameter in parameters:
+        gradient = parameter.grad
+        if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
+            parameter.grad = gradient.redistribute(placements=parameter.placements)
+
+
+def gradient_norm(parameters: Iterable[nn.Parameter], pipeline: dist.ProcessGroup | None) -> Tensor:
+    """Euclidean norm of all gradients of the whole model, the same on every rank; a 0-dim tensor.
+
+    `parameters` are this stage's, each weight of the model once over all stages.
+    """
+    groups: dict[Layout, list[Tensor]] = defaultdict(list)
+    for parameter in parameters:
+        if parameter.grad is not None:
+            groups[_layout(parameter.grad)].append(local_part(parameter.grad))
+    squares = [_whole_square(layout, gradients) for layout, gradients in groups.items()]
+    total = torch.stack(squares).sum()
+    if pipeline is not None:
+        dist.all_reduce(total, group=pipeline)
+    return total.sqrt()
+
+
+def _layout(gradient: Tensor) -> Layout:
+    if not isinstance(gradient, DTensor):
+        return None
+    return gradient.device_mesh, tuple(not placement.is_replicate() for placement in gradient.placements)
+
+
+def _whole_square(layout: Layout, gradients: list[Tensor]) -> Tensor:
+    """Squared norm of some gradients of one layout, parts on other ranks included."""
+    square = torch.nn.utils.get_total_norm(gradients).square()
+    if layout is None:
+        return square
+    mesh, cut = layout
+    for axis, is_cut in enumerate(cut):
+        if is_cut:
+            dist.all_reduce(square, group=mesh.get_group(axis))
+    return square
+
+
+def limit_gradients(parameters: Iterable[nn.Parameter], norm: Tensor, limit: float) -> None:
+    """Scale all gradients down so that their norm is at most `limit` (Pascanu et al. 2013, arXiv 1211.5063, section 3.2)."""
+    gradients = [local_part(p.grad) for p in parameters if p.grad is not None]
+    factor = torch.clamp(limit / (norm + 1e-6), max=1.0)
+    torch._foreach_mul_(gradients, factor)

@@ -1,0 +1,52 @@
+"""What every step of the construction may look at: the plan, the mesh, the device, and what a trace replaces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining import PipelineStage
+
+from strategist.document.plan import Plan, Stage
+
+
+def read_number(value: Tensor) -> float:
+    """A number from the device; the only place where the training program waits for one."""
+    return float(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instruments:
+    """The parts that a trace or a test exchanges; training uses them as they are.
+
+    `read` turns a tensor into a number (fake tensors have none), `stage_class` is the pipeline stage (a fake group
+    cannot vote on shapes), `compile_backend` is what torch.compile compiles for.
+    """
+
+    read: Callable[[Tensor], float] = read_number
+    stage_class: type[PipelineStage] = PipelineStage
+    compile_backend: str = "inductor"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One rank's share of a plan. `seed` decides the initial weights of a model that comes without any."""
+
+    plan: Plan
+    mesh: DeviceMesh
+    device: torch.device
+    seed: int = 0
+    instruments: Instruments = field(default_factory=Instruments)
+
+    @property
+    def stage(self) -> Stage:
+        """The pipeline stage that this rank owns."""
+        return self.plan.strategy.stages[self.mesh.get_local_rank("pp")]
+
+    @property
+    def splits_model(self) -> bool:
+        """True when tensor or pipeline parallelism cuts the model itself."""
+        return self.plan.mesh.tp > 1 or self.plan.mesh.pp > 1

@@ -1,0 +1,63 @@
+"""The device mesh of a Plan, and where this rank stands on it.
+
+All dense axes are always present, those of size 1 too, so that every step can name the axis it needs. Data order follows
+the coordinate on (dp_replicate, dp_shard), never the global rank: ranks that differ in tp or pp read the same samples.
+"""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from strategist.document.plan import Mesh, Plan
+from strategist.errors import StaleError
+
+DATA_AXES = ("dp_replicate", "dp_shard")
+
+
+def build_mesh(plan: Plan, device_type: str) -> DeviceMesh:
+    """The mesh of the plan over all ranks of the running process group. Raises StaleError as `check_world` does."""
+    check_world(plan, dist.get_world_size())
+    order = plan.mesh.order
+    return init_device_mesh(device_type, tuple(plan.mesh.size(axis) for axis in order), mesh_dim_names=order)
+
+
+def check_world(plan: Plan, world: int) -> None:
+    """Raise StaleError FACTS_DIFFER unless `world` ranks are what the plan was made for.
+
+    With too many, torch would leave some without a coordinate and say nothing.
+    """
+    planned = plan.mesh.world
+    if world != planned:
+        raise StaleError(
+            "FACTS_DIFFER",
+            f"The plan is for {planned} ranks ({_product(plan.mesh)}), but {world} were started.",
+            flag="$.mesh",
+            value=world,
+            hint=f"Start {planned} ranks, or plan again for {world}.",
+        )
+
+
+def _product(mesh: Mesh) -> str:
+    return " x ".join(f"{axis} {mesh.size(axis)}" for axis in mesh.order)
+
+
+def data_rank(mesh: DeviceMesh) -> int:
+    """This rank's place among the ranks that read different samples, in [0, dp_replicate x dp_shard)."""
+    replica, shard = (mesh.get_local_rank(axis) for axis in DATA_AXES)
+    return replica * mesh["dp_shard"].size() + shard
+
+
+def data_group(mesh: DeviceMesh) -> dist.ProcessGroup | None:
+    """The group over which losses and token counts are added up; None when one rank reads everything."""
+    wide = [axis for axis in DATA_AXES if mesh[axis].size() > 1]
+    if not wide:
+        return None
+    if len(wide) == 1:
+        return mesh[wide[0]].get_group()
+    return mesh[DATA_AXES]._flatten("data").get_group()
+
+
+def pipeline_group(mesh: DeviceMesh) -> dist.ProcessGroup | None:
+    """The group of this rank's stages; None without a pipeline."""
+    return mesh["pp"].get_group() if mesh["pp"].size() > 1 else None

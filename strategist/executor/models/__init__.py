@@ -1,0 +1,46 @@
+"""Models: those the executor brings along, made from a ModelShape, and those of others that it knows how to cut."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from strategist.errors import ImpossibleError
+from strategist.executor.models.llama import Llama
+from strategist.executor.models.reference import ReferenceModel
+from strategist.executor.splittable import Splittable
+from strategist.executor.support import model_obstacles, refuse
+from strategist.facts.model import ModelShape
+
+__all__ = ["ReferenceModel", "model_from_shape", "require_splittable", "splittable"]
+
+
+def model_from_shape(
+    shape: ModelShape, device: torch.device | str = "meta", dtype: torch.dtype = torch.float32
+) -> ReferenceModel:
+    """The reference model of this architecture, without values when `device` is meta.
+
+    Raises ImpossibleError UNSUPPORTED for an architecture that is not a Llama-like decoder.
+    """
+    refuse(model_obstacles(shape))
+    with torch.device(device):
+        return Llama(shape).to(dtype)
+
+
+def splittable(model: nn.Module) -> Splittable | None:
+    """How `model` is cut, or None when nobody said."""
+    return model if isinstance(model, Splittable) else None
+
+
+def require_splittable(model: nn.Module, axis: str) -> Splittable:
+    """How `model` is cut; raises ImpossibleError UNSUPPORTED for a module of which nobody said."""
+    cuts = splittable(model)
+    if cuts is None:
+        raise ImpossibleError(
+            "UNSUPPORTED",
+            f"{axis} cuts the model itself, and nobody said how {type(model).__name__} may be cut.",
+            flag=f"$.mesh.{axis}",
+            value=type(model).__name__,
+            hint="Use the built-in model, or plan with data parallelism only.",
+        )
+    return cuts

@@ -1,0 +1,54 @@
+"""Optimizers over parameters that may lie on several meshes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from strategist.document.plan import Plan
+from strategist.executor.job import Job
+from strategist.executor.mesh import data_group
+
+ParameterGroups = list[dict[str, Any]]
+MakeOptimizer = Callable[[ParameterGroups], Optimizer]
+
+LEARNING_RATE = 3e-4
+BETAS = (0.9, 0.95)
+WEIGHT_DECAY = 0.1
+"""Llama 2 (Touvron et al. 2023, arXiv 2307.09288, section 2.2), learning rate of its 7B model."""
+MOMENTUM = 0.9
+
+
+def default_optimizer(plan: Plan, learning_rate: float = LEARNING_RATE) -> MakeOptimizer:
+    """A maker of the plan's optimizer."""
+    if plan.strategy.optimizer == "sgd":
+        return lambda groups: torch.optim.SGD(groups, lr=learning_rate, momentum=MOMENTUM)
+    return lambda groups: torch.optim.AdamW(
+        groups, lr=learning_rate, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True
+    )
+
+
+def parameter_groups(model: nn.Module) -> ParameterGroups:
+    """One group per mesh: a fused update takes plain tensors, or DTensors of one mesh."""
+    groups: dict[DeviceMesh | None, list[nn.Parameter]] = defaultdict(list)
+    for parameter in model.parameters():
+        groups[parameter.device_mesh if isinstance(parameter, DTensor) else None].append(parameter)
+    return [{"params": parameters} for parameters in groups.values()]
+
+
+def make_optimizer_for(model: nn.Module, job: Job, make: MakeOptimizer) -> Optimizer:
+    """The optimizer of this rank's parameters; with zero 1, of this rank's share, sent to the others after each step."""
+    group = data_group(job.mesh)
+    if job.plan.strategy.zero != 1 or group is None:
+        return make(parameter_groups(model))
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # warns on import, through torch.jit
+
+    kind: Any = make  # called as optimizer_class(groups)
+    return ZeroRedundancyOptimizer(parameter_groups(model), optimizer_class=kind, process_group=group)

@@ -1,0 +1,149 @@
+"""Joining and leaving the process group, and finding out which rank failed first."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
+
+from strategist.document.plan import Plan
+from strategist.errors import ImpossibleError, StrategistError, TrainingError
+from strategist.executor.mesh import check_world
+
+GRACE_SECONDS = 3.0
+"""How long a failed rank waits for the others' accounts before it names the cause."""
+
+NETWORK_WORDS = ("connection", "broken pipe", "socket", "timed out", "timeout", "nccl", "unhandled system error")
+"""Words in the errors of a rank that only lost its peers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """Where this process stands. `store` is what all ranks can write to and read from."""
+
+    rank: int
+    size: int
+    device: torch.device
+    store: Store
+
+
+@contextmanager
+def process_group(plan: Plan) -> Iterator[World]:
+    """Join the plan's process group for the duration, and always leave it: torch aborts processes that do not.
+
+    Uses the group that is already running, without leaving it; otherwise what torchrun put into the environment;
+    otherwise a group of this process alone. Raises ImpossibleError UNSUPPORTED_DEVICE when the plan's backend needs
+    GPUs that are not here.
+    """
+    device = device_for(plan)
+    if dist.is_initialized():
+        yield _world(device, dist.distributed_c10d._get_default_store())
+        return
+    store = _join(plan)
+    _limit_threads(device)
+    try:
+        yield _world(device, store)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _world(device: torch.device, store: Store) -> World:
+    return World(rank=dist.get_rank(), size=dist.get_world_size(), device=device, store=store)
+
+
+def device_for(plan: Plan) -> torch.device:
+    """The device of this process: a GPU for nccl, the CPU for gloo."""
+    if plan.strategy.backend == "gloo":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ImpossibleError(
+            "UNSUPPORTED_DEVICE",
+            f"The plan talks through {plan.strategy.backend}, which needs GPUs, and torch sees none here.",
+            flag="$.strategy.backend",
+            value=plan.strategy.backend,
+            hint="Run it on the planned machines, or plan for a CPU node.",
+        )
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device
+
+
+def _join(plan: Plan) -> Store:
+    """Start the group. Each restart by torchrun gets its own prefix: stale keys of the last attempt stop gloo."""
+    check_world(plan, int(os.environ.get("WORLD_SIZE", "1")))
+    store: Store = HashStore()
+    rank, size = 0, 1
+    if "RANK" in os.environ:
+        shared, rank, size = next(rendezvous("env://"))
+        store = PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", shared)
+    dist.init_process_group(plan.strategy.backend, store=store, rank=rank, world_size=size)
+    return store
+
+
+def _limit_threads(device: torch.device) -> None:
+    """One thread per CPU rank, unless the user said otherwise: ranks on one machine would fight for its cores."""
+    if device.type == "cpu" and dist.get_world_size() > 1 and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """What one rank says about its end. `collateral` marks a rank that only lost its peers."""
+
+    rank: int
+    collateral: bool
+    text: str
+
+
+@contextmanager
+def one_verdict(world: World) -> Iterator[None]:
+    """Turn the ranks' various exceptions into one: every rank raises the root cause.
+
+    The rank that fails first leaves the group, the others then fail in a collective; the accounts are compared and the
+    first that is not about the network wins. Errors of strategist's own that arise here pass unchanged.
+    """
+    try:
+        yield
+    except Exception as error:
+        failure = Failure(rank=world.rank, collateral=is_collateral(error), text=f"{type(error).__name__}: {error}")
+        root = root_cause(_accounts(world, failure))
+        if isinstance(error, StrategistError):
+            raise
+        raise TrainingError(
+            "TRAINING",
+            f"Rank {root.rank} of {world.size} failed: {root.text}",
+            value=root.rank,
+            hint="The traceback of that rank says where.",
+        ) from error
+
+
+def is_collateral(error: BaseException | None) -> bool:
+    """True when an error only says that a peer is gone."""
+    return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in NETWORK_WORDS)
+
+
+def root_cause(failures: tuple[Failure, ...]) -> Failure:
+    """The failure of the lowest rank that did not just lose its peers; of the lowest rank when all did."""
+    return min(failures, key=lambda failure: (failure.collateral, failure.rank))
+
+
+def _accounts(world: World, mine: Failure) -> tuple[Failure, ...]:
+    """Tell the others, leave the group so that they notice, and collect what they tell within the grace time."""
+    account = json.dumps({"rank": mine.rank, "collateral": mine.collateral, "text": mine.text})
+    world.store.set(f"failure/{world.rank}", account)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    end = time.monotonic() + GRACE_SECONDS
+    keys = [f"failure/{rank}" for rank in range(world.size)]
+    while time.monotonic() < end and not world.store.check(keys):
+        time.sleep(0.05)
+    return tuple(Failure(**json.loads(world.store.get(key))) for key in keys if world.store.check([key]))

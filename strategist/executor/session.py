@@ -1,0 +1,202 @@
+"""A plan in motion: one optimizer step at a time."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset
+
+from strategist.errors import ImpossibleError, InputError, TrainingError
+from strategist.executor.data import DataShare, data_loader, global_order
+from strategist.executor.engines import Engine
+from strategist.executor.gradients import complete_gradients, gradient_norm, limit_gradients
+from strategist.executor.job import Job
+from strategist.executor.loss import Batch, count_tokens
+from strategist.executor.mesh import data_group, data_rank, pipeline_group
+from strategist.executor.names import plain_name
+from strategist.executor.precision import parameter_dtype
+from strategist.executor.tied import TiedEnds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """One step over the global batch, the same on every rank but for `seconds`.
+
+    `loss` is the mean over `tokens` counted tokens; `gradient_norm` is taken before any limit.
+    """
+
+    loss: float
+    tokens: int
+    gradient_norm: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The live objects a session drives."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    engine: Engine
+
+
+class Session:
+    """Live model, optimizer and schedule of one rank. Made by `build`; every rank must call the same methods."""
+
+    def __init__(self, job: Job, parts: Parts, *, clip_norm: float | None, resources: ExitStack) -> None:
+        self.job, self.parts, self.clip_norm, self.steps = job, parts, clip_norm, 0
+        self._resources = resources
+        self._tied = TiedEnds(parts.model, job)
+        self._data, self._pipeline = data_group(job.mesh), pipeline_group(job.mesh)
+
+    def step(self, batch: Mapping[str, Tensor]) -> StepResult:
+        """Train on this data rank's share of one global batch, sequences first in every tensor.
+
+        Raises ImpossibleError BATCH_SPLIT when the share has another size than the plan, InputError EMPTY when no label
+        counts, TrainingError when loss or gradients are not finite. In all these cases the weights are untouched.
+        """
+        begin = time.perf_counter()
+        self._check_share(batch)
+        loss, tokens, norm = self._backward({name: value.to(self.job.device) for name, value in batch.items()})
+        read = self.job.instruments.read
+        numbers = read(loss), int(read(tokens)), read(norm)
+        self._judge(*numbers)
+        self._update(norm)
+        return StepResult(
+            loss=numbers[0], tokens=numbers[1], gradient_norm=numbers[2], seconds=time.perf_counter() - begin
+        )
+
+    def _check_share(self, batch: Mapping[str, Tensor]) -> None:
+        expected = self.share.per_rank
+        for name, value in batch.items():
+            if value.shape[0] != expected:
+                raise ImpossibleError(
+                    "BATCH_SPLIT",
+                    f"{name} holds {value.shape[0]} sequences; the plan gives {expected} to each data rank "
+                    f"({self.job.plan.batch_identity} over all).",
+                    flag=name,
+                    value=value.shape[0],
+                    hint="Take batches from session.loader(dataset).",
+                )
+
+    def _backward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean loss, counted tokens and gradient norm of the global batch; gradients lie in the parameters."""
+        tokens = count_tokens(batch)
+        _add_up(tokens, self._data)
+        scale = self.share.ranks / tokens.to(parameter_dtype(self.job.plan))  # data ranks average their gradients
+        loss = self.parts.engine.gradients(batch, scale)
+        _add_up(loss, self._data)
+        _add_up(loss, self._pipeline)
+        parameters = list(self.parts.model.parameters())
+        complete_gradients(parameters)
+        self._tied.add_gradients()
+        counted = (p for p in parameters if p is not self._tied.duplicate)
+        return loss / self.share.ranks, tokens, gradient_norm(counted, self._pipeline)
+
+    def _judge(self, loss: float, tokens: int, norm: float) -> None:
+        """Stop before the update when it would spoil the weights: one NaN reaches every parameter through the norm."""
+        if tokens == 0:
+            self.parts.optimizer.zero_grad(set_to_none=True)
+            raise InputError(
+                "EMPTY", "No label of the batch counts: all are -100.", flag="labels", hint="Leave such batches out."
+            )
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            self.parts.optimizer.zero_grad(set_to_none=True)
+            raise TrainingError(
+                "TRAINING",
+                f"Step {self.steps} has loss {loss} and gradient norm {norm}; the weights were not updated.",
+                value=loss,
+                hint="Look at this batch, or lower the learning rate.",
+            )
+
+    def _update(self, norm: Tensor) -> None:
+        if self.clip_norm is not None:
+            limit_gradients(self.parts.model.parameters(), norm, self.clip_norm)
+        self.parts.optimizer.step()
+        self.parts.optimizer.zero_grad(set_to_none=True)
+        self.steps += 1
+        if self.job.device.type != "cpu":
+            torch.accelerator.synchronize(self.job.device)
+
+    @property
+    def share(self) -> DataShare:
+        """This rank's part of each global batch."""
+        plan = self.job.plan
+        return DataShare(
+            rank=data_rank(self.job.mesh),
+            ranks=plan.mesh.data_parallel,
+            per_rank=plan.strategy.micro_batch * plan.strategy.accumulation,
+        )
+
+    def loader(
+        self, dataset: Dataset[Any], *, seed: int = 0, shuffle: bool = True, sampler: Iterable[int] | None = None
+    ) -> DataLoader[Any]:
+        """This rank's batches of one pass over a map-style dataset, one per step.
+
+        Samples are dicts of tensors. `sampler` gives global sample numbers, the same on every rank; it goes with
+        shuffle=False. Raises InputError CONFLICT, TOO_SMALL, or TYPE for a dataset without a length.
+        """
+        if not hasattr(dataset, "__len__"):
+            raise InputError(
+                "TYPE",
+                f"{type(dataset).__name__} has no length, so its samples cannot be shared out by number.",
+                flag="dataset",
+                hint="Give a dataset with __len__ and __getitem__.",
+            )
+        return data_loader(dataset, self.share, global_order(len(dataset), seed=seed, shuffle=shuffle, sampler=sampler))
+
+    def parameters_full(self) -> dict[str, Tensor]:
+        """Every parameter of the whole model, unsharded, on the CPU of every rank; for checks on small models."""
+        inner = self.parts.model
+        inner = inner.module if isinstance(inner, DistributedDataParallel) else inner
+        with _quiet_redistribution():
+            mine = {plain_name(name): _whole(p).cpu() for name, p in inner.named_parameters()}
+        if self._pipeline is None:
+            return mine
+        stages: list[Any] = [None] * self.job.plan.mesh.pp
+        dist.all_gather_object(stages, mine, group=self._pipeline)
+        return {name: value for stage in stages for name, value in stage.items()}
+
+    def close(self) -> None:
+        """Leave the process group if `build` started it."""
+        self._resources.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+
+def _add_up(value: Tensor, group: dist.ProcessGroup | None) -> None:
+    if group is not None:
+        dist.all_reduce(value, group=group)
+
+
+@contextmanager
+def _quiet_redistribution() -> Iterator[None]:
+    """Without torch's advice that gathering over several axes is slow: here it happens once, on purpose."""
+    logger = logging.getLogger("torch.distributed.tensor._redistribute")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _whole(parameter: nn.Parameter) -> Tensor:
+    value = parameter.detach()
+    return value.full_tensor() if isinstance(value, DTensor) else value.clone()

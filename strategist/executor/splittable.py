@@ -1,0 +1,43 @@
+"""What somebody must know about a model before tensor or pipeline parallelism may cut it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from torch import nn
+from torch.distributed.tensor.parallel import ParallelStyle
+
+
+class Splittable(ABC):
+    """How a model is cut into pipeline stages and across tensor-parallel ranks.
+
+    A model of ours is one itself; for other people's models it is an object beside the model. Parameter names never
+    change, whatever is cut away: stage 3 of 4 calls layer 17 what the whole model calls it.
+    """
+
+    tied: bool
+    """True when the head uses the embedding's weight."""
+
+    @abstractmethod
+    def keep_stage(self, layers: range, *, embedding: bool, head: bool) -> None:
+        """Drop every part that another stage owns; afterwards `forward` takes and gives what this stage does.
+
+        A stage without the embedding takes hidden states instead of tokens, one without the head gives hidden states
+        instead of logits. The stage with a tied head keeps the embedding's weight.
+        """
+
+    @abstractmethod
+    def tensor_styles(self, *, sequence_parallel: bool) -> dict[str, ParallelStyle]:
+        """Module name to style, for the modules this stage has."""
+
+    @abstractmethod
+    def spread_tokens(self, ranks: int) -> None:
+        """Say that `ranks` ranks share the tokens of each hidden state between blocks (sequence parallelism)."""
+
+    @abstractmethod
+    def tie(self) -> None:
+        """Make head and embedding share one parameter again, after a step gave each its own; nothing when untied."""
+
+    @abstractmethod
+    def embedding(self) -> nn.Module | None:
+        """The module that holds the token embedding's weight; None on a stage without it."""

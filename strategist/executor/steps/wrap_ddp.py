@@ -1,0 +1,18 @@
+"""Average gradients with torch's DDP: zero 0 and zero 1 without tp or pp."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from strategist.executor.job import Job
+from strategist.executor.mesh import data_group
+from strategist.executor.support import uses_fsdp
+
+
+def wrap_ddp(model: nn.Module, job: Job) -> nn.Module:
+    """`model` inside DDP when more than one data rank holds a whole copy of it."""
+    group = data_group(job.mesh)
+    if group is None or uses_fsdp(job.plan):
+        return model
+    return DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True)

@@ -1,0 +1,255 @@
+"""What the executor can run, said without torch, so that a planner or a command line may ask before anything starts.
+
+An obstacle is *unsupported* (legal, but not built here), a *divisibility* or *batch split* problem (numbers that do not
+go into each other), or a matter of *legality* (torch or the Plan's own meaning forbids it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from strategist.document.plan import NumberFormats, Plan
+from strategist.errors import ImpossibleError
+from strategist.facts.model import ModelShape
+
+FORMATS = (
+    NumberFormats(parameter="float64", gradient="float64", reduce="float64", compute="float64"),
+    NumberFormats(parameter="float32", gradient="float32", reduce="float32", compute="float32"),
+    NumberFormats(parameter="float32", gradient="float32", reduce="float32", compute="bfloat16"),
+    NumberFormats(parameter="float32", gradient="float32", reduce="bfloat16", compute="bfloat16"),
+)
+"""Parameters at rest are their own master copy; a lower compute format is cast on the way in."""
+
+OPTIMIZERS = ("adamw", "sgd")
+BACKENDS = ("nccl", "gloo")
+SCHEDULES = ("none", "gpipe", "1f1b")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Obstacle:
+    """One reason why the executor will not run a plan. `place` is its path in the Plan."""
+
+    code: str
+    place: str
+    value: object
+    sentence: str
+    hint: str = "Plan again without it, or emit the plan for a framework that has it."
+
+
+def unsupported(plan: Plan) -> tuple[str, ...]:
+    """Sentences saying why this executor cannot run `plan` with its built-in model; empty when it can."""
+    return tuple(obstacle.sentence for obstacle in (*layout_obstacles(plan), *model_obstacles(plan.model)))
+
+
+def refuse(obstacles: tuple[Obstacle, ...]) -> None:
+    """Raise ImpossibleError for the first obstacle, with the others in `also`; do nothing when there is none."""
+    errors = [ImpossibleError(o.code, o.sentence, flag=f"$.{o.place}", value=o.value, hint=o.hint) for o in obstacles]
+    if errors:
+        first, *rest = errors
+        raise ImpossibleError(first.code, first.message, flag=first.flag, value=first.value, hint=first.hint, also=rest)
+
+
+def layout_obstacles(plan: Plan) -> tuple[Obstacle, ...]:
+    """Everything that keeps the executor from laying out any model as the plan says."""
+    checks = (_not_built, _formats, _data_parallel, _pipeline, _batch, _tensor_parallel)
+    return tuple(obstacle for check in checks for obstacle in check(plan))
+
+
+def _not_built(plan: Plan) -> Iterator[Obstacle]:
+    """Fields of which the executor knows a few values only."""
+    mesh, strategy = plan.mesh, plan.strategy
+    rows: tuple[tuple[str, object, tuple[object, ...]], ...] = (
+        ("mesh.cp", mesh.cp, (1,)),
+        ("mesh.ep", mesh.ep, (1,)),
+        ("mesh.etp", mesh.etp, (1,)),
+        ("strategy.zero", strategy.zero, (0, 1, 2, 3)),
+        ("strategy.virtual_stages", strategy.virtual_stages, (1,)),
+        ("strategy.schedule", strategy.schedule, SCHEDULES),
+        ("strategy.offload", strategy.offload, ("none",)),
+        ("strategy.tiling", strategy.tiling, (1,)),
+        ("strategy.optimizer", strategy.optimizer, OPTIMIZERS),
+        ("strategy.backend", strategy.backend, BACKENDS),
+    )
+    for place, value, known in rows:
+        if value not in known:
+            choices = " or ".join(str(k) for k in known)
+            yield Obstacle(
+                code="UNSUPPORTED",
+                place=place,
+                value=value,
+                sentence=f"The executor cannot run {place} = {value}; it runs {choices}.",
+            )
+
+
+def _formats(plan: Plan) -> Iterator[Obstacle]:
+    formats = plan.strategy.formats
+    if formats not in FORMATS:
+        said = f"parameters {formats.parameter}, gradients {formats.gradient}, reduction {formats.reduce}, compute {formats.compute}, master copy {formats.master}"  # fmt: skip
+        yield Obstacle(
+            code="UNSUPPORTED",
+            place="strategy.formats",
+            value=said,
+            sentence=f"The executor cannot run {said}; it keeps parameters and gradients in float32 (float64) without "
+            "another master copy, and computes in float32, bfloat16 (float64).",
+            hint="Plan with --precision bf16 or fp32.",
+        )
+    elif formats.reduce != formats.parameter and not uses_fsdp(plan):
+        yield Obstacle(
+            code="UNSUPPORTED",
+            place="strategy.formats.reduce",
+            value=formats.reduce,
+            sentence=f"Gradients are reduced in {formats.parameter} by DDP and ZeRO-1, not in {formats.reduce}.",
+            hint="Reduce in float32, or use zero 2 or 3.",
+        )
+
+
+def uses_fsdp(plan: Plan) -> bool:
+    """True when parameters are wrapped by FSDP2 or its replicating twin, false for plain modules, DDP and ZeRO-1.
+
+    With tp or pp the twin is also used on one data rank when compute is lower than the parameters, because it brings
+    the casts.
+    """
+    mesh, formats = plan.mesh, plan.strategy.formats
+    if plan.strategy.zero >= 2:
+        return True
+    splits_model = mesh.tp > 1 or mesh.pp > 1
+    return splits_model and (mesh.data_parallel > 1 or formats.compute != formats.parameter)
+
+
+def _data_parallel(plan: Plan) -> Iterator[Obstacle]:
+    mesh, zero = plan.mesh, plan.strategy.zero
+    if zero == 0 and mesh.dp_shard > 1:
+        yield Obstacle(
+            code="FRAMEWORK_LEGALITY",
+            place="strategy.zero",
+            value=zero,
+            sentence=f"zero = 0 shards nothing, yet dp_shard is {mesh.dp_shard}.",
+            hint=f"Use dp_replicate = {mesh.dp_shard}, or zero 1, 2 or 3.",
+        )
+    if zero == 1 and (mesh.tp > 1 or mesh.pp > 1 or mesh.dp_replicate > 1):
+        yield Obstacle(
+            code="UNSUPPORTED",
+            place="strategy.zero",
+            value=zero,
+            sentence=f"The executor runs zero = 1 with tp, pp and dp_replicate 1 only; the plan has tp {mesh.tp}, "
+            f"pp {mesh.pp}, dp_replicate {mesh.dp_replicate}.",
+            hint="Use zero 2, which keeps the same parameters gathered and shards gradients too.",
+        )
+
+
+def _pipeline(plan: Plan) -> Iterator[Obstacle]:
+    pp, strategy = plan.mesh.pp, plan.strategy
+    if (pp > 1) != (strategy.schedule != "none"):
+        yield Obstacle(
+            code="FRAMEWORK_LEGALITY",
+            place="strategy.schedule",
+            value=strategy.schedule,
+            sentence=f"Schedule {strategy.schedule!r} does not go with pp = {pp}.",
+            hint="A pipeline needs gpipe or 1f1b; without one the schedule is none.",
+        )
+    if not _stages_cover_the_model(plan):
+        yield Obstacle(
+            code="FRAMEWORK_LEGALITY",
+            place="strategy.stages",
+            value=[list(stage.layers) for stage in strategy.stages],
+            sentence=f"The stages must be {pp} unbroken runs of layers that cover 0 to {plan.model.layers} in order, "
+            "the first with the embedding, the last with the head.",
+            hint="Leave the stage layout to the planner.",
+        )
+    if strategy.schedule == "1f1b" and strategy.accumulation < pp:
+        yield Obstacle(
+            code="BATCH_SPLIT",
+            place="strategy.accumulation",
+            value=strategy.accumulation,
+            sentence=f"1F1B over {pp} stages needs at least {pp} micro-batches; the plan has {strategy.accumulation}.",
+            hint="Use smaller micro-batches, or schedule gpipe.",
+        )
+
+
+def _stages_cover_the_model(plan: Plan) -> bool:
+    stages = plan.strategy.stages
+    if len(stages) != plan.mesh.pp or any(len(stage.layers) != 1 for stage in stages):
+        return False
+    edges = [edge for stage in stages for edge in stage.layers[0]]
+    joined = edges[0] == 0 and edges[-1] == plan.model.layers and edges[1:-1:2] == edges[2::2]
+    grows = all(first < end for stage in stages for first, end in stage.layers)
+    last = len(stages) - 1
+    ends = all(s.embedding == (i == 0) and s.head == (i == last) and s.index == i for i, s in enumerate(stages))
+    return joined and grows and ends
+
+
+def _batch(plan: Plan) -> Iterator[Obstacle]:
+    asked, s = plan.workload.global_batch, plan.strategy
+    if min(s.micro_batch, s.accumulation) < 1 or asked != s.micro_batch * s.accumulation * plan.mesh.data_parallel:
+        yield Obstacle(
+            code="BATCH_SPLIT",
+            place="workload.global_batch",
+            value=asked,
+            sentence=f"The global batch is {asked} sequences, but {plan.batch_identity}.",
+            hint="Make the product equal to the global batch.",
+        )
+
+
+def _tensor_parallel(plan: Plan) -> Iterator[Obstacle]:
+    tp, shape = plan.mesh.tp, plan.model
+    rows = [("heads", shape.heads), ("kv_heads", shape.kv_heads), ("ffn_hidden", shape.ffn_hidden)]
+    for name, value in rows:
+        if value % tp:
+            yield _indivisible(f"model.{name}", value, f"tp = {tp} cannot split {name} = {value} evenly")
+    if plan.strategy.sequence_parallel and plan.workload.seq_len % tp:
+        seq = plan.workload.seq_len
+        yield _indivisible("workload.seq_len", seq, f"sequence parallelism over tp = {tp} cannot split {seq} tokens")
+    if plan.strategy.sequence_parallel and tp == 1:
+        yield Obstacle(
+            code="FRAMEWORK_LEGALITY",
+            place="strategy.sequence_parallel",
+            value=True,
+            sentence="Sequence parallelism spreads over the tp axis, and tp is 1.",
+            hint="Switch it off, or use tp > 1.",
+        )
+
+
+def _indivisible(place: str, value: int, sentence: str) -> Obstacle:
+    return Obstacle(
+        code="DIVISIBILITY", place=place, value=value, sentence=f"{sentence}.", hint="Choose a tp that divides it."
+    )
+
+
+def model_obstacles(shape: ModelShape) -> tuple[Obstacle, ...]:
+    """Why the built-in reference model, a Llama-like decoder, cannot be this architecture; empty when it can."""
+    rows: tuple[tuple[str, object, tuple[object, ...]], ...] = (
+        ("kind", shape.kind, ("decoder",)),
+        ("formula", shape.formula, ("stack",)),
+        ("norm", shape.norm, ("rmsnorm",)),
+        ("norms_per_layer", shape.norms_per_layer, (2,)),
+        ("final_norm", shape.final_norm, (True,)),
+        ("embed_norm", shape.embed_norm, (False,)),
+        ("pos", shape.pos, ("rope",)),
+        ("mlp_gated", shape.mlp_gated, (True,)),
+        ("mlp_act", shape.mlp_act, ("silu",)),
+        ("mlp_bias", shape.mlp_bias, (False,)),
+        ("o_bias", shape.o_bias, (False,)),
+        ("lm_head_bias", shape.lm_head_bias, (False,)),
+        ("qk_norm", shape.qk_norm, ("", "head")),
+        ("attn_sinks", shape.attn_sinks, (False,)),
+        ("attn_gate", shape.attn_gate, (False,)),
+        ("emb_dim", shape.emb_dim, (0, shape.hidden)),
+        ("extra_parameters", shape.extra_parameters, (0,)),
+        ("extra", shape.extra, ((),)),
+    )
+    parts = {"moe": shape.moe, "mla": shape.mla, "ssm": shape.ssm, "mix": shape.mix}
+    odd = [f"{name} = {value}" for name, value, known in rows if value not in known]
+    odd += [name for name, part in parts.items() if part is not None]
+    if not odd:
+        return ()
+    return (
+        Obstacle(
+            code="UNSUPPORTED",
+            place="model",
+            value=shape.name,
+            sentence=f"The built-in model cannot be {shape.name} ({', '.join(odd)}); it can be any decoder of RMSNorm, "
+            "rotary positions, full attention and a gated SiLU feed-forward part, such as Llama, Mistral, Qwen2, Qwen3.",
+            hint="Give your own module to build(); data-parallel plans run any.",
+        ),
+    )

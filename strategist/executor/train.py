@@ -1,0 +1,123 @@
+"""The default training job: a plan, a number of steps, and what came of them."""
+
+from __future__ import annotations
+
+import platform
+import resource
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+import strategist
+from strategist.document.plan import Plan
+from strategist.executor.build import build
+from strategist.executor.data import SyntheticTokens
+from strategist.executor.models import model_from_shape
+from strategist.executor.processes import World, one_verdict, process_group
+from strategist.executor.session import Session, StepResult
+from strategist.executor.support import layout_obstacles, model_obstacles, refuse
+
+OnStep = Callable[[int, StepResult], None]
+
+CLIP_NORM = 1.0
+"""Llama 2 (Touvron et al. 2023, arXiv 2307.09288, section 2.2)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """The most memory one rank took. On a CPU the resident set of the process; on a GPU what the allocator saw."""
+
+    resident_bytes: int
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingReport:
+    """What a training run measured. `steps` are this rank's, `memory` is by rank."""
+
+    plan_seal: str | None
+    world: int
+    steps: tuple[StepResult, ...]
+    memory: tuple[RankMemory, ...]
+    versions: dict[str, str]
+
+
+def train(
+    plan: Plan,
+    steps: int = 20,
+    *,
+    make_model: Callable[[], nn.Module] | None = None,
+    dataset: Dataset[Any] | None = None,
+    seed: int = 0,
+    on_step: OnStep | None = None,
+) -> TrainingReport:
+    """Train `steps` steps under `plan` and report; by default the built-in model of the plan on synthetic tokens.
+
+    Under torchrun every rank calls this; without it this process is the only rank. `on_step(number, result)` is called
+    on every rank after each step. A dataset that ends begins anew in another order. Raises ImpossibleError for what
+    cannot be run, StaleError for another number of ranks, TrainingError naming the first rank that failed.
+    """
+    refuse(layout_obstacles(plan) + (() if make_model else model_obstacles(plan.model)))
+    data = dataset if dataset is not None else synthetic_data(plan, steps, seed)
+    with process_group(plan) as world, one_verdict(world):
+        model = make_model() if make_model else model_from_shape(plan.model)
+        with build(plan, model, clip_norm=CLIP_NORM, seed=seed) as session:
+            results = run_steps(session, data, steps, seed=seed, on_step=on_step)
+            return TrainingReport(
+                plan_seal=plan.seal,
+                world=world.size,
+                steps=tuple(results),
+                memory=peak_memory(world),
+                versions=versions(),
+            )
+
+
+def synthetic_data(plan: Plan, steps: int, seed: int) -> SyntheticTokens:
+    """Enough synthetic sequences for `steps` steps of the plan's model and sequence length."""
+    return SyntheticTokens(plan.model.vocab, plan.workload.seq_len, steps * plan.workload.global_batch, seed)
+
+
+def run_steps(
+    session: Session, dataset: Dataset[Any], steps: int, *, seed: int, on_step: OnStep | None = None
+) -> list[StepResult]:
+    """Results of `steps` steps over `dataset`, passing over it as often as needed, each time in another order."""
+    results: list[StepResult] = []
+    loader: DataLoader[Any] = session.loader(dataset, seed=seed)
+    for number in range(steps):
+        if number % len(loader) == 0:
+            loader = session.loader(dataset, seed=seed + number // len(loader))
+            batches = iter(loader)
+        results.append(session.step(next(batches)))
+        if on_step is not None:
+            on_step(number, results[-1])
+    return results
+
+
+def peak_memory(world: World) -> tuple[RankMemory, ...]:
+    """The peak of every rank, in rank order. ru_maxrss counts KiB on Linux (getrusage(2)) and bytes on macOS."""
+    unit_bytes = 1 if platform.system() == "Darwin" else 1024
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes
+    on_gpu = world.device.type == "cuda"
+    mine = RankMemory(
+        resident_bytes=resident,
+        allocated_bytes=torch.cuda.max_memory_allocated() if on_gpu else None,
+        reserved_bytes=torch.cuda.max_memory_reserved() if on_gpu else None,
+    )
+    peaks: list[Any] = [None] * world.size
+    dist.all_gather_object(peaks, mine)
+    return tuple(peaks)
+
+
+def versions() -> dict[str, str]:
+    """Versions that a result depends on."""
+    return {
+        "strategist": strategist.__version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+    }

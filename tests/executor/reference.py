@@ -1,0 +1,58 @@
+"""The truth that every layout must reproduce: one process, plain torch, no executor but its model and weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from strategist.executor.data import SyntheticTokens
+from strategist.executor.initialise import initialise
+from strategist.executor.models import model_from_shape
+from strategist.facts.model import ModelShape
+from tests.executor.ragged import RaggedTokens
+
+STEPS = 5
+GLOBAL_BATCH = 8
+SEQ_LEN = 16
+LEARNING_RATE = 1e-2
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained, whatever the layout."""
+
+    shape: ModelShape
+    ragged: bool = False
+    clip_norm: float | None = None
+    seed: int = 3
+
+
+def dataset_of(task: Task) -> SyntheticTokens:
+    """The samples of the task."""
+    kind = RaggedTokens if task.ragged else SyntheticTokens
+    return kind(task.shape.vocab, SEQ_LEN, STEPS * GLOBAL_BATCH)
+
+
+@cache
+def trained_by_one_process(task: Task) -> tuple[list[float], dict[str, Tensor], list[float]]:
+    """Losses, final parameters and gradient norms of STEPS AdamW steps in float64, each batch in one piece."""
+    model = model_from_shape(task.shape, "cpu", torch.float64)
+    initialise(model, task.seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.1)
+    samples, losses, norms = dataset_of(task), [], []
+    order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(task.seed)).tolist()
+    for step in range(STEPS):
+        chosen = [samples[i] for i in order[step * GLOBAL_BATCH : (step + 1) * GLOBAL_BATCH]]
+        inputs, labels = (torch.stack([s[name] for s in chosen]) for name in ("input_ids", "labels"))
+        loss = F.cross_entropy(model(inputs).flatten(0, 1), labels.flatten(), ignore_index=-100)
+        loss.backward()
+        limit = task.clip_norm if task.clip_norm is not None else float("inf")
+        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), limit)))
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, {name: p.detach().clone() for name, p in model.named_parameters()}, norms

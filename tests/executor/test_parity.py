@@ -1,0 +1,83 @@
+"""Whatever the layout, training is the training of one process: the executor's one promise, in float64.
+
+In float64 a right layout differs by rounding (1e-15); a missing reduction or a wrong scale differs by 1e-4 and more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tests.executor.reference import GLOBAL_BATCH, Task, trained_by_one_process
+from tests.plans import even_stages, make_plan, tiny_llama
+
+pytestmark = pytest.mark.slow
+
+LOSS_BOUND, PARAMETER_BOUND, NORM_BOUND = 1e-12, 1e-9, 1e-11
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layout and what it trains; the micro-batch follows from the global batch."""
+
+    name: str
+    layout: dict[str, Any]
+    shape: dict[str, Any] = field(default_factory=dict)
+    ragged: bool = False
+    clip: float | None = None
+
+
+PLAIN = {"dp_replicate": 2}
+SHARDED = {"dp_shard": 2, "zero": 3}
+SP = {"tp": 2, "sequence_parallel": True}
+
+CASES = (
+    Case("single", {"accumulation": 2, "recompute": "selective"}),
+    Case("ddp2", PLAIN | {"accumulation": 4}, ragged=True),
+    Case("ddp2-full-clip", PLAIN | {"recompute": "full"}, {"tied": True}, clip=0.5),
+    Case("zero1", {"dp_shard": 2, "zero": 1, "accumulation": 2}, ragged=True, clip=0.5),
+    Case("zero2", {"dp_shard": 2, "zero": 2, "accumulation": 2, "recompute": "selective"}, ragged=True),
+    Case("zero3", SHARDED | {"recompute": "full"}, {"tied": True}),
+    Case("fsdp4", {"dp_shard": 4, "zero": 3, "accumulation": 2}, {"vocab": 63}, ragged=True, clip=0.5),
+    Case("hsdp", SHARDED | PLAIN, {"tied": True, "qkv_bias": True}, clip=0.5),
+    Case("tp2", {"tp": 2, "accumulation": 2}, {"qk_norm": "head"}, ragged=True, clip=0.5),
+    Case("tp2-sp", SP | {"recompute": "full"}, {"tied": True, "qk_norm": "head"}, clip=0.5),
+    Case("tp4-sp", {"tp": 4, "sequence_parallel": True, "recompute": "selective"}, {"qkv_bias": True, "vocab": 62}),
+    Case("pp2-gpipe", {"pp": 2, "schedule": "gpipe", "accumulation": 4}, {"tied": True}, clip=0.5),
+    Case("pp2-1f1b", {"pp": 2, "accumulation": 4, "recompute": "full"}, ragged=True, clip=0.5),
+    Case("pp4-1f1b", {"pp": 4, "accumulation": 8, "recompute": "selective", "stages": even_stages(6, 4)}, {"layers": 6}),
+    Case("pp4-tied", {"pp": 4, "accumulation": 4}, {"tied": True, "layers": 4}, ragged=True, clip=0.5),
+    Case("fsdp2-tp2", SHARDED | SP | {"recompute": "full"}, {"tied": True, "vocab": 62}, ragged=True, clip=0.5),
+    Case("fsdp2-tp2-plain", {"dp_shard": 2, "zero": 2, "tp": 2, "accumulation": 2}, {"qk_norm": "head"}, clip=0.5),
+    Case("ddp2-tp2", PLAIN | {"tp": 2, "accumulation": 2, "recompute": "selective"}, {"tied": True}, clip=0.5),
+    Case("pp2-tp2", {"pp": 2, "accumulation": 4} | SP, {"tied": True, "qk_norm": "head"}, ragged=True, clip=0.5),
+    Case("pp2-ddp2", PLAIN | {"pp": 2, "accumulation": 2}, {"tied": True}, ragged=True),
+    Case("pp2-fsdp2", SHARDED | {"pp": 2, "accumulation": 4, "recompute": "full"}, ragged=True, clip=0.5),
+    Case("pp2-zero2", {"pp": 2, "dp_shard": 2, "zero": 2, "accumulation": 4, "schedule": "gpipe"}, clip=0.5),
+    Case("pp2-tp2-fsdp2", SHARDED | SP | {"pp": 2, "accumulation": 2}, {"tied": True}, ragged=True, clip=0.5),
+    Case("hsdp-tp2", SHARDED | PLAIN | {"tp": 2}, {"qk_norm": "head"}, clip=0.5),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_training_equals_one_process(case: Case) -> None:
+    """Losses, gradient norms and final parameters of five AdamW steps are those of one process, on every rank."""
+    from tests.executor.harness import run_ranks
+    from tests.executor.workers import train_task
+
+    task = Task(tiny_llama(**case.shape), ragged=case.ragged, clip_norm=case.clip)
+    plan = make_plan(task.shape, **_with_micro_batch(case.layout))
+    losses, parameters, norms = trained_by_one_process(task)
+    for got_losses, got_parameters, got_norms in run_ranks(plan.mesh.world, train_task, plan, task):
+        assert got_losses == pytest.approx(losses, abs=LOSS_BOUND, rel=0)
+        assert got_norms == pytest.approx(norms, abs=NORM_BOUND, rel=0)
+        assert got_parameters.keys() == parameters.keys()
+        furthest = max(float((got_parameters[name] - value).abs().max()) for name, value in parameters.items())
+        assert furthest <= PARAMETER_BOUND
+
+
+def _with_micro_batch(layout: dict[str, Any]) -> dict[str, Any]:
+    parts = layout.get("accumulation", 1) * layout.get("dp_replicate", 1) * layout.get("dp_shard", 1)
+    return layout | {"micro_batch": GLOBAL_BATCH // parts}

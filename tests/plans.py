@@ -1,0 +1,103 @@
+"""Plans built by hand: complete and valid documents whose predictions are trivial."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from strategist.document.estimate import (
+    MEMORY_TERMS,
+    TIME_TERMS,
+    Estimate,
+    MemoryLedger,
+    MemoryTerm,
+    StageMemory,
+    TimeLedger,
+    TimeTerm,
+)
+from strategist.document.plan import Decision, Economics, Mesh, NumberFormats, Plan, Request, Stage, Strategy
+from strategist.facts.hardware import Cluster, Gpu, Node, NodeGroup
+from strategist.facts.model import ModelShape
+from strategist.facts.workload import Workload
+
+FLOAT64 = NumberFormats(parameter="float64", gradient="float64", reduce="float64", compute="float64")
+FLOAT32 = NumberFormats(parameter="float32", gradient="float32", reduce="float32", compute="float32")
+BFLOAT16 = NumberFormats(parameter="float32", gradient="float32", reduce="float32", compute="bfloat16")
+
+MESH_FIELDS = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp", "order")
+
+
+def tiny_llama(**changes: Any) -> ModelShape:
+    """A Llama of 2 layers that trains in milliseconds; heads, widths and vocabulary divide by 4."""
+    shape = ModelShape(
+        name="tiny-llama", family="llama3", kind="decoder", layers=2, hidden=32, vocab=64, ffn_hidden=48, heads=8,
+        kv_heads=4, head_dim=4, max_seq=64,
+    )  # fmt: skip
+    return replace(shape, **changes)
+
+
+def make_plan(shape: ModelShape | None = None, *, seq_len: int = 16, **choices: Any) -> Plan:
+    """A Plan for `shape` on a CPU node; `choices` are fields of Mesh and Strategy, the rest follows from them.
+
+    `global_batch` may be given to break the batch identity, `stages` to break the stage layout.
+    """
+    shape = shape or tiny_llama()
+    mesh = Mesh(**{name: choices.pop(name) for name in MESH_FIELDS if name in choices})
+    asked = choices.pop("global_batch", None)
+    defaults: dict[str, Any] = {
+        "schedule": "1f1b" if mesh.pp > 1 else "none",
+        "stages": even_stages(shape.layers, mesh.pp),
+        "formats": FLOAT64,
+        "backend": "gloo",
+    }
+    strategy = Strategy(**(defaults | choices))
+    product = strategy.micro_batch * strategy.accumulation * mesh.data_parallel
+    workload = Workload(seq_len=seq_len, global_batch=asked or product, precision="fp32", optimizer="adamw")
+    return Plan(
+        made_by="tests", book="tests", request=Request(), cluster=cpu_cluster(mesh.world), model=shape,
+        workload=workload, assumptions=(), mesh=mesh, strategy=strategy, memory=_memory(mesh.pp), time=_time(),
+        economics=Economics(gpu_hours_per_step=0.0), decision=_decision(), reasons=(), refusals=(), alternatives=(),
+        hints=(),
+    )  # fmt: skip
+
+
+def even_stages(layers: int, pp: int) -> tuple[Stage, ...]:
+    """`layers` over `pp` stages, the first ones taking one more when it does not divide."""
+    edges = [0]
+    for index in range(pp):
+        edges.append(edges[-1] + layers // pp + (index < layers % pp))
+    return tuple(
+        Stage(index=i, layers=((edges[i], edges[i + 1]),), embedding=i == 0, head=i == pp - 1) for i in range(pp)
+    )
+
+
+def cpu_cluster(world: int) -> Cluster:
+    """One CPU node with `world` ranks."""
+    cpu = Gpu(name="cpu", title="CPU", vendor="any", arch="cpu", memory_bytes=2**33, memory_Bps=1e10, fp32_FLOPs=1e11)
+    node = Node(
+        name="cpu-node", gpu=cpu, gpus=world, fast_domain=world, topology="memory", intra_Bps=1e10, pair_Bps=1e10,
+        inter_Bps=1e9,
+    )  # fmt: skip
+    return Cluster(groups=(NodeGroup(node=node, count=1),), origin="file")
+
+
+def _memory(pp: int) -> MemoryLedger:
+    terms = tuple(MemoryTerm(name, 1) for name in MEMORY_TERMS)
+    stages = tuple(StageMemory(i, "backward", terms) for i in range(pp))
+    total = len(MEMORY_TERMS)
+    peak = Estimate(total, total, total, "B", "assumed")
+    return MemoryLedger(stages=stages, peak=peak, capacity_bytes=2**33, usable_bytes=2**32)
+
+
+def _time() -> TimeLedger:
+    terms = tuple(TimeTerm(name, 1) for name in TIME_TERMS)
+    step_ns = len(TIME_TERMS)
+    step = Estimate(step_ns * 1e-9, step_ns * 1e-9, step_ns * 1e-9, "s", "assumed")
+    return TimeLedger(terms=terms, step_ns=step_ns, step=step, tokens_per_second=1.0, mfu=0.0, model_FLOP=1.0)
+
+
+def _decision() -> Decision:
+    return Decision(
+        policy="hf", objective="time", family="by hand", other_policy="fastest", other_family="by hand",
+        other_layout="", other_step_s=1e-9, difference=1.0,
+    )  # fmt: skip
