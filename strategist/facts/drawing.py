@@ -10,10 +10,12 @@ from math import log10
 from strategist.errors import shown
 from strategist.facts.hardware import Cluster, Link, Node, NodeGroup
 from strategist.facts.meshes import is_mesh
-from strategist.facts.outline import GROUP_LIMIT, node_title, outside, tier_line
+from strategist.facts.outline import GROUP_LIMIT, node_title, outside, text_tree, tier_line
 from strategist.facts.tier import level_of
 from strategist.facts.tiers import tiers
 from strategist.units import format_rate
+
+__all__ = ["svg", "text_tree"]
 
 WIDTH = 960
 DEVICE_LIMIT = 72

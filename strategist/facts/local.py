@@ -22,7 +22,7 @@ from strategist.facts.machines import Overrides, machine
 from strategist.facts.matrix_node import node_from_matrix
 from strategist.facts.resolved import Assumed, Resolved
 from strategist.facts.sys_ports import Port, active_ports, fabric_of
-from strategist.facts.topo_matrix import parse_matrix
+from strategist.facts.topo_matrix import Matrix, parse_matrix
 
 TOPO_SECONDS = 20
 
@@ -79,6 +79,11 @@ def local_node(senses: Senses | None = None) -> Resolved:
     return replace(found, cluster=replace(found.cluster, origin="probed"), notes=(*notes, *unread))
 
 
+def has_gpu(senses: Senses | None = None) -> bool:
+    """True when NVML reports a GPU in this machine."""
+    return bool(_cards((senses or Senses()).nvml)[0])
+
+
 def _cards(load: Callable[[], Any]) -> tuple[list[Card], tuple[str, ...]]:
     """The GPUs that NVML reports, or none and the reason."""
     try:
@@ -108,8 +113,10 @@ def _gpu_node(cards: list[Card], look: Senses, notes: tuple[str, ...], memory_by
     ports = active_ports(look.infiniband)
     whole = _with_host(node, ports, look, memory_bytes)
     silent = () if ports else (f"No active port under {look.infiniband}: the rate to other nodes is not known.",)
+    rack = ("Whether this node is part of an NVLink rack cannot be seen from it; name the node type if so.",)
     cluster = Cluster(groups=(NodeGroup(node=whole, count=1),), origin="probed")
-    return Resolved(cluster=cluster, assumptions=(*assumed, *more), notes=(*notes, *noted, *silent))
+    seen = (*notes, *noted, *silent, *(rack if "NVL72" in gpu.scale_up else ()))
+    return Resolved(cluster=cluster, assumptions=(*assumed, *more), notes=seen)
 
 
 def _weakest_gpu(cards: list[Card]) -> tuple[Gpu, tuple[Assumed, ...]]:
@@ -146,14 +153,24 @@ def known_gpu(name: str) -> Gpu:
 
 def _wired(gpu: Gpu, count: int, look: Senses) -> tuple[Node, tuple[Assumed, ...], tuple[str, ...]]:
     """The node with the links its topology matrix shows, else with those such cards usually have."""
+    try:
+        matrix = _matrix(look, count)
+        return (*node_from_matrix(matrix, gpu, name="local"), ())
+    except InputError as problem:
+        node, assumed = machine(gpu, count, Overrides(), 1)
+        note = f"{problem.message} The usual links of such cards were taken."
+        return replace(node, name="local"), assumed, (note,)
+
+
+def _matrix(look: Senses, count: int) -> Matrix:
+    """The topology matrix. Raises InputError when it cannot be had or shows another machine."""
     text = look.topology()
-    if text is not None:
-        matrix = parse_matrix(text)
-        if len(matrix.gpus) == count:
-            return (*node_from_matrix(matrix, gpu, name="local"), ())
-    node, assumed = machine(gpu, count, Overrides(), 1)
-    why = "nvidia-smi topo -m was not to be had" if text is None else "nvidia-smi and NVML count different GPUs"
-    return replace(node, name="local"), assumed, (f"{why}: the usual links of such cards were taken.",)
+    if text is None:
+        raise InputError("MISSING", "`nvidia-smi topo -m` cannot be run here.", flag="--hardware", hint="Install it.")
+    matrix = parse_matrix(text)
+    if len(matrix.gpus) != count:
+        raise InputError("CONFLICT", f"NVML counts {count} GPUs and `nvidia-smi topo -m` {len(matrix.gpus)}.", flag="--hardware", hint="Show all GPUs to both.")  # fmt: skip
+    return matrix
 
 
 def _with_host(node: Node, ports: list[Port], look: Senses, memory_bytes: int | None) -> Node:
