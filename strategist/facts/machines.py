@@ -52,12 +52,13 @@ def part_of(whole: Node, gpus: int) -> Node:
     own_port = whole.nics >= whole.gpus
     mesh = whole.topology.endswith("-mesh") and whole.gpus > 1
     ids = {f"gpu{i}" for i in range(gpus)}
+    domain = max(int(whole.fast_domain * part) // gpus, 1) * gpus
     return replace(
         whole,
         name=f"{gpus}-of-{whole.name}",
         gpus=gpus,
-        fast_domain=max(int(whole.fast_domain * part) // gpus, 1) * gpus,
-        topology=whole.topology if gpus > 1 else "none",
+        fast_domain=domain,
+        topology=whole.topology if domain > 1 else "none",
         intra_Bps=whole.intra_Bps * (gpus - 1) / (whole.gpus - 1) if mesh else whole.intra_Bps,
         inter_Bps=whole.inter_Bps * part if own_port else whole.inter_Bps,
         nics=round(whole.nics * part) if own_port else whole.nics,
