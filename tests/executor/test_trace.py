@@ -30,7 +30,7 @@ def _held(plan: Plan, rank: int) -> int:
     [
         ({"dp_shard": 64, "zero": 3, "accumulation": 2, "recompute": "full"}, (0, 63)),
         ({"dp_replicate": 4, "dp_shard": 16, "zero": 2, "recompute": "selective"}, (17,)),
-        ({"dp_shard": 16, "zero": 3, "tp": 8, "sequence_parallel": True}, (5,)),
+        ({"dp_shard": 16, "zero": 3, "tp": 4, "sequence_parallel": True}, (5,)),
         ({"dp_replicate": 8, "tp": 8}, (9,)),
         ({"pp": 4, "dp_shard": 2, "zero": 3, "tp": 8, "sequence_parallel": True, "accumulation": 4}, (0, 20, 63)),
         ({"pp": 2, "dp_replicate": 32, "accumulation": 2, "schedule": "gpipe"}, (0, 63)),
