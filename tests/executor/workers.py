@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -80,6 +81,7 @@ SPOIL = {
 def build_code(plan: Plan, kind: str) -> str:
     """The code of the error that building raises for a model of some kind; "" without an error."""
     makers: dict[str, Any] = {
+        "shallow": lambda: model_from_shape(replace(plan.model, layers=1)),
         "reference": lambda: model_from_shape(plan.model),
         "module": ByteMixer,
         "meta": lambda: ByteMixer().to("meta"),

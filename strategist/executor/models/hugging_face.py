@@ -36,6 +36,10 @@ class HuggingFaceCuts(Splittable):
         self.model = model
         self.tied = bool(model.config.tie_word_embeddings)
 
+    def layer_count(self) -> int:
+        """See Splittable."""
+        return len(self.model.model.layers)
+
     def keep_stage(self, layers: range, *, embedding: bool, head: bool) -> None:
         """See Splittable."""
         base = self.model.model
