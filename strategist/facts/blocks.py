@@ -40,7 +40,7 @@ def block_tiers(groups: tuple[NodeGroup, ...], own: list[tuple[Tier, ...]]) -> t
             name="node",
             kind=slowest.kind,
             span=span,
-            device_Bps=min(cut.Bps for cut in cuts),
+            device_Bps=max(cut.Bps for cut in cuts),
             hop_s=max(tier.hop_s for tier in every),
             base_s=max(tier.base_s for tier in every),
             cuts=cuts,

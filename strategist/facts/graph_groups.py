@@ -138,23 +138,23 @@ def _is_on_route(edge: tuple[str, str], far: Sequence[dict[str, int]]) -> bool:
 
 
 def _island_limit(part: Graph, island: Island, loads: Counter[Edge], level: int) -> Limit:
-    small = _contracted(part, island, loads)
+    names = [f"piece{i}" for i in range(len(island))]
+    small = without_dead_ends(_contracted(part, island, loads), names)
     kinds = [(data["capacity"], data["kind"]) for _, _, data in small.edges(data=True) if data["level"] == level]
-    return Limit(narrowest_cut(small, [f"piece{i}" for i in range(len(island))]), min(kinds)[1])
+    return Limit(narrowest_cut(small, names), min(kinds)[1])
 
 
 def narrowest_cut(small: Graph, pieces: Sequence[str]) -> float:
-    """The least capacity that separates some of `pieces` from others; edges carry `capacity`."""
+    """The least capacity that separates some of `pieces` from others; edges carry `capacity`, no branch is dead."""
     import networkx as nx
 
-    pruned = _without_dead_ends(small, pieces)
-    if pruned.number_of_edges() == pruned.number_of_nodes() - 1:  # a tree: every edge left separates pieces
-        return float(min(data["capacity"] for _, _, data in pruned.edges(data=True)))
+    if small.number_of_edges() == small.number_of_nodes() - 1:  # a tree: every edge separates pieces
+        return float(min(data["capacity"] for _, _, data in small.edges(data=True)))
     flow = nx.algorithms.flow.shortest_augmenting_path
-    return min(float(nx.maximum_flow_value(pruned, pieces[0], piece, flow_func=flow)) for piece in pieces[1:])
+    return min(float(nx.maximum_flow_value(small, pieces[0], piece, flow_func=flow)) for piece in pieces[1:])
 
 
-def _without_dead_ends(small: Graph, pieces: Sequence[str]) -> Graph:
+def without_dead_ends(small: Graph, pieces: Sequence[str]) -> Graph:
     """The graph without branches that lead to no piece."""
     pruned, kept = small.copy(), set(pieces)
     while ends := [vertex for vertex in pruned if pruned.degree[vertex] <= 1 and vertex not in kept]:

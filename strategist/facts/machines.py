@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import gcd
 
 from strategist.catalog import Row, rows
 from strategist.facts.hardware import Gpu, Node, Topology
@@ -51,12 +52,13 @@ def part_of(whole: Node, gpus: int) -> Node:
     own_port = whole.nics >= whole.gpus
     mesh = whole.topology.endswith("-mesh") and whole.gpus > 1
     ids = {f"gpu{i}" for i in range(gpus)}
+    domain = max(int(whole.fast_domain * part) // gpus, 1) * gpus
     return replace(
         whole,
         name=f"{gpus}-of-{whole.name}",
         gpus=gpus,
-        fast_domain=max(int(whole.fast_domain * part) // gpus, 1) * gpus,
-        topology=whole.topology if gpus > 1 else "none",
+        fast_domain=domain,
+        topology=whole.topology if domain > 1 else "none",
         intra_Bps=whole.intra_Bps * (gpus - 1) / (whole.gpus - 1) if mesh else whole.intra_Bps,
         inter_Bps=whole.inter_Bps * part if own_port else whole.inter_Bps,
         nics=round(whole.nics * part) if own_port else whole.nics,
@@ -70,7 +72,7 @@ def part_of(whole: Node, gpus: int) -> Node:
 
 def _generic_node(gpu: Gpu, gpus: int) -> Node:
     """A machine that is in no table: what the card itself says, and a network taken from the default rows."""
-    topology = natural_topology(gpu) if gpus > 1 else "none"
+    topology, domain = _generic_topology(gpu, gpus)
     network = default_row("network-pcie" if natural_topology(gpu) == "pcie-host" else "network-scale-up")
     Gbps = network.get("inter_node_Gbps") or network["inter_node_Gbps_per_gpu"] * gpus
     intra_Bps = device_rate(gpu, topology)
@@ -78,7 +80,7 @@ def _generic_node(gpu: Gpu, gpus: int) -> Node:
         name=f"generic-{gpus}x-{gpu.name}",
         gpu=gpu,
         gpus=gpus,
-        fast_domain=gpus,
+        fast_domain=domain,
         topology=topology,
         intra_Bps=intra_Bps,
         pair_Bps=intra_Bps / (gpus - 1) if topology.endswith("-mesh") else intra_Bps,
@@ -89,6 +91,17 @@ def _generic_node(gpu: Gpu, gpus: int) -> Node:
         basis="assumed",
         source=f"{gpu.name}: {gpu.source}; network: {network['source']}",
     )
+
+
+def _generic_topology(gpu: Gpu, gpus: int) -> tuple[Topology, int]:
+    """The topology of a node that is in no table, and how many of its GPUs share the fast links: those of one board."""
+    topology, board = natural_topology(gpu), default_row("board")["gpus"]
+    if gpus == 1:
+        return "none", 1
+    if gpus <= board or topology in ("pcie-host", "torus"):
+        return topology, gpus
+    domain = gcd(gpus, board) if topology == "nvswitch" else 1
+    return (topology, domain) if domain > 1 else ("pcie-host", gpus)
 
 
 def natural_topology(gpu: Gpu) -> Topology:
