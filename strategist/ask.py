@@ -82,7 +82,7 @@ def complete(given: Given) -> Asked:
     return Asked(
         question=question,
         request=_request(given, pins, forbids),
-        assumptions=(*machines.assumptions, *from_model, *from_work),
+        assumptions=(*(_as_assumption(said) for said in machines.assumptions), *from_model, *from_work),
     )
 
 

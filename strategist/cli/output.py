@@ -93,7 +93,9 @@ class Progress:
     """A bar of finished steps on stderr: rich's on a terminal, one plain line per step otherwise, nothing when quiet."""
 
     def __init__(self, total: int | None, *, quiet: bool = False) -> None:
-        self.total, self.quiet, self._bar, self._task = total, quiet, None, None
+        self.total, self.quiet = total, quiet
+        self._bar: Any = None
+        self._task: Any = None
 
     def __enter__(self) -> Progress:
         if self.total is not None and not self.quiet and sys.stderr.isatty():
@@ -109,7 +111,7 @@ class Progress:
 
     def advance(self, text: str) -> None:
         """One more step is finished; `text` says how it went."""
-        if self._bar is not None and self._task is not None:
+        if self._bar is not None:
             self._bar.update(self._task, advance=1, description=text)
         else:
             note(text, quiet=self.quiet)

@@ -3,33 +3,44 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 
+class Passage(nn.Module):
+    """Stands where another pipeline stage has a part, so that the names of the others stay: gives what it is given."""
+
+    def forward(self, first: Any, *_others: Any, **_more: Any) -> Any:
+        """`first`, unchanged."""
+        return first
+
+
 @dataclass(frozen=True, slots=True)
 class BlockList:
-    """A container inside a model and its children, which may be exchanged one by one."""
+    """The blocks of one container by name, in order; they may be exchanged one by one."""
 
-    container: nn.Module | None
-
-    def blocks(self) -> tuple[nn.Module, ...]:
-        """The blocks in order; empty when the model has none."""
-        return tuple(self.container.children()) if self.container is not None else ()
+    container: nn.Module
+    blocks: dict[str, nn.Module]
 
     def exchange(self, name: str, block: nn.Module) -> None:
-        """Put `block` where the child `name` is."""
-        if self.container is not None:
-            self.container.register_module(name, block)
-
-    def items(self) -> tuple[tuple[str, nn.Module], ...]:
-        """Names and blocks in order."""
-        return tuple(self.container.named_children()) if self.container is not None else ()
+        """Put `block` where the block `name` is."""
+        self.container.register_module(name, block)
 
 
 def find_blocks(model: nn.Module) -> BlockList:
-    """The longest ModuleList, ModuleDict or Sequential whose children are of one class; the first of equals."""
-    alike = [m for m in model.modules() if isinstance(m, CONTAINERS) and len({type(c) for c in m.children()}) == 1]
-    return BlockList(max(alike, key=lambda container: len(list(container.children())), default=None))
+    """The longest ModuleList, ModuleDict or Sequential whose children are of one class; the first of equals.
+
+    Passages do not count. A model without such a container has no blocks.
+    """
+    lists = [BlockList(model, {})] + [
+        _blocks_of(module) for module in model.modules() if isinstance(module, CONTAINERS)
+    ]
+    alike = [found for found in lists if len({type(block) for block in found.blocks.values()}) <= 1]
+    return max(alike, key=lambda found: len(found.blocks))
+
+
+def _blocks_of(container: nn.Module) -> BlockList:
+    return BlockList(container, {n: c for n, c in container.named_children() if not isinstance(c, Passage)})

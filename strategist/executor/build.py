@@ -23,13 +23,15 @@ from strategist.executor.steps.recompute import recompute
 from strategist.executor.steps.shard_data import shard_data
 from strategist.executor.steps.share_values import share_values
 from strategist.executor.steps.tensor_parallel import tensor_parallel
+from strategist.executor.steps.training_mode import training_mode
 from strategist.executor.steps.wrap_ddp import wrap_ddp
 from strategist.executor.support import layout_obstacles, refuse
 
 Step = Callable[[nn.Module, Job], nn.Module]
 
 LAYOUT_STEPS: tuple[Step, ...] = (
-    share_values,  # first: afterwards no two ranks hold the same parts
+    training_mode,  # before anything looks at the model
+    share_values,  # before any cut: afterwards no two ranks hold the same parts
     pipeline_split,  # before all that costs: what another stage owns need not be cut, wrapped or given memory here
     tensor_parallel,  # before recompute, whose wrappers would change the names in its table; before FSDP, which shards
     #                   DTensors further but whose DTensors cannot be cut

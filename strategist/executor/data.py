@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from strategist.errors import InputError
+from strategist.executor.seeds import generator
 
 Sample = Mapping[str, Tensor]
 
@@ -37,9 +38,9 @@ class SyntheticTokens(Dataset[Sample]):
         """`input_ids` and `labels`, both T tokens; labels are the inputs one token later. The same for every caller."""
         if not 0 <= index < self.size:
             raise IndexError(index)
-        generator = torch.Generator().manual_seed(self.seed * 2**32 + index)
-        random = torch.randint(self.vocab, (self.seq_len + 1,), generator=generator).tolist()
-        is_noise = (torch.rand(self.seq_len + 1, generator=generator) < NOISE).tolist()
+        source = generator("cpu", self.seed, index)
+        random = torch.randint(self.vocab, (self.seq_len + 1,), generator=source).tolist()
+        is_noise = (torch.rand(self.seq_len + 1, generator=source) < NOISE).tolist()
         tokens = [random[0]]
         for noise, value in zip(is_noise[1:], random[1:], strict=True):
             tokens.append(value if noise else (tokens[-1] * MULTIPLIER + OFFSET) % self.vocab)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 
@@ -77,7 +77,7 @@ class PipelineEngine:
         strategy = job.plan.strategy
         schedule = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[strategy.schedule]
         self.job, self.scale = job, torch.ones((), device=job.device)
-        stage: PipelineStage = job.instruments.stage_class(
+        stage = job.instruments.make_stage(
             model, job.stage.index, job.plan.mesh.pp, job.device, group=pipeline_group(job.mesh)
         )
         # scale_grads would divide by the number of micro-batches; the loss carries its own weight

@@ -7,15 +7,14 @@ different kinds of device give different numbers: equality holds among layouts o
 
 from __future__ import annotations
 
-import hashlib
-
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from strategist.executor.models.reference import ReferenceModel
 from strategist.executor.names import plain_name
+from strategist.executor.seeds import generator
 
 
 @torch.no_grad()
@@ -23,13 +22,8 @@ def initialise(model: ReferenceModel, seed: int) -> None:
     """Write the initial value of every parameter of `model`, which may be sharded; parameters must not be on meta."""
     for name, parameter in model.named_parameters():
         whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
-        model.fill(plain_name(name), whole, _generator(seed, plain_name(name), parameter.device))
+        model.fill(plain_name(name), whole, generator(parameter.device, seed, plain_name(name)))
         local_part(parameter).copy_(cut_like(parameter, whole))
-
-
-def _generator(seed: int, name: str, device: torch.device) -> torch.Generator:
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    return torch.Generator(device).manual_seed(int.from_bytes(digest[:7], "big"))
 
 
 def local_part(tensor: Tensor) -> Tensor:
@@ -38,8 +32,23 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 def cut_like(parameter: Tensor, whole: Tensor) -> Tensor:
-    """The part of `whole` that this rank holds of `parameter`."""
+    """The part of `whole` that this rank holds of `parameter`.
+
+    Cuts are made in mesh order, as torch.chunk makes them, but FSDP2 cuts last although its axis stands first: that is
+    what a strided placement means. Only numbers of Python are computed with, so that fake tensors can be cut too.
+    """
     if not isinstance(parameter, DTensor):
         return whole
-    sizes, offsets = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
-    return whole[tuple(slice(first, first + size) for first, size in zip(offsets, sizes, strict=True))]
+    mesh, placements = parameter.device_mesh, enumerate(parameter.placements)
+    for axis, placement in sorted(placements, key=lambda pair: isinstance(pair[1], _StridedShard)):
+        if isinstance(placement, (Shard, _StridedShard)):
+            whole = _chunk(whole, placement.dim, mesh.get_local_rank(axis), mesh.size(axis))
+    return whole
+
+
+def _chunk(whole: Tensor, dim: int, index: int, count: int) -> Tensor:
+    """The index-th of `count` chunks along `dim`; the last ones may be smaller or empty."""
+    length = whole.shape[dim]
+    size = -(-length // count)
+    first = min(index * size, length)
+    return whole.narrow(dim, first, min(size, length - first))

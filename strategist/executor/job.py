@@ -22,12 +22,12 @@ def read_number(value: Tensor) -> float:
 class Instruments:
     """The parts that a trace or a test exchanges; training uses them as they are.
 
-    `read` turns a tensor into a number (fake tensors have none), `stage_class` is the pipeline stage (a fake group
+    `read` turns a tensor into a number (fake tensors have none), `make_stage` makes the pipeline stage (a fake group
     cannot vote on shapes), `compile_backend` is what torch.compile compiles for.
     """
 
     read: Callable[[Tensor], float] = read_number
-    stage_class: type[PipelineStage] = PipelineStage
+    make_stage: Callable[..., PipelineStage] = PipelineStage
     compile_backend: str = "inductor"
 
 

@@ -13,13 +13,18 @@ from strategist.document.plan import Mesh, Plan
 from strategist.errors import StaleError
 
 DATA_AXES = ("dp_replicate", "dp_shard")
+DATA = "data"
+"""Name of the two data axes taken as one."""
 
 
 def build_mesh(plan: Plan, device_type: str) -> DeviceMesh:
     """The mesh of the plan over all ranks of the running process group. Raises StaleError as `check_world` does."""
     check_world(plan, dist.get_world_size())
     order = plan.mesh.order
-    return init_device_mesh(device_type, tuple(plan.mesh.size(axis) for axis in order), mesh_dim_names=order)
+    mesh = init_device_mesh(device_type, tuple(plan.mesh.size(axis) for axis in order), mesh_dim_names=order)
+    if all(plan.mesh.size(axis) > 1 for axis in DATA_AXES):
+        mesh[DATA_AXES]._flatten(DATA)  # here, where real numbers exist: under fake tensors torch cannot make a mesh
+    return mesh
 
 
 def check_world(plan: Plan, world: int) -> None:
@@ -55,7 +60,7 @@ def data_group(mesh: DeviceMesh) -> dist.ProcessGroup | None:
         return None
     if len(wide) == 1:
         return mesh[wide[0]].get_group()
-    return mesh[DATA_AXES]._flatten("data").get_group()
+    return mesh[DATA].get_group()
 
 
 def pipeline_group(mesh: DeviceMesh) -> dist.ProcessGroup | None:

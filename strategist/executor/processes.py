@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import time
@@ -19,7 +20,7 @@ from strategist.errors import ImpossibleError, StrategistError, TrainingError
 from strategist.executor.mesh import check_world
 
 GRACE_SECONDS = 3.0
-"""How long a failed rank waits for the others' accounts before it names the cause."""
+"""How long a rank that lost its peers waits for one of them to say why."""
 
 NETWORK_WORDS = ("connection", "broken pipe", "socket", "timed out", "timeout", "nccl", "unhandled system error")
 """Words in the errors of a rank that only lost its peers."""
@@ -106,18 +107,19 @@ class Failure:
 
 @contextmanager
 def one_verdict(world: World) -> Iterator[None]:
-    """Turn the ranks' various exceptions into one: every rank raises the root cause.
+    """Turn the ranks' various exceptions into one: a rank that only lost its peers names the one that broke.
 
-    The rank that fails first leaves the group, the others then fail in a collective; the accounts are compared and the
-    first that is not about the network wins. Errors of strategist's own that arise here pass unchanged.
+    A rank with an error of its own says so in the store and ends at once; that closes its connections, the others fail
+    in a collective and look up why. Errors of strategist's own pass unchanged. Raises TrainingError.
     """
     try:
         yield
     except Exception as error:
-        failure = Failure(rank=world.rank, collateral=is_collateral(error), text=f"{type(error).__name__}: {error}")
-        root = root_cause(_accounts(world, failure))
+        mine = Failure(rank=world.rank, collateral=is_collateral(error), text=f"{type(error).__name__}: {error}")
+        world.store.set(_key(world.rank), json.dumps(dataclasses.asdict(mine)))
         if isinstance(error, StrategistError):
             raise
+        root = root_cause(_accounts(world)) if mine.collateral else mine
         raise TrainingError(
             "TRAINING",
             f"Rank {root.rank} of {world.size} failed: {root.text}",
@@ -136,14 +138,16 @@ def root_cause(failures: tuple[Failure, ...]) -> Failure:
     return min(failures, key=lambda failure: (failure.collateral, failure.rank))
 
 
-def _accounts(world: World, mine: Failure) -> tuple[Failure, ...]:
-    """Tell the others, leave the group so that they notice, and collect what they tell within the grace time."""
-    account = json.dumps({"rank": mine.rank, "collateral": mine.collateral, "text": mine.text})
-    world.store.set(f"failure/{world.rank}", account)
-    if dist.is_initialized():
-        dist.destroy_process_group()
+def _key(rank: int) -> str:
+    return f"failure/{rank}"
+
+
+def _accounts(world: World) -> tuple[Failure, ...]:
+    """What the ranks said so far, as soon as one of them has an error of its own or the grace time is over."""
     end = time.monotonic() + GRACE_SECONDS
-    keys = [f"failure/{rank}" for rank in range(world.size)]
-    while time.monotonic() < end and not world.store.check(keys):
+    while True:
+        told = [_key(rank) for rank in range(world.size) if world.store.check([_key(rank)])]
+        failures = tuple(Failure(**json.loads(world.store.get(key))) for key in told)
+        if time.monotonic() > end or not all(failure.collateral for failure in failures):
+            return failures
         time.sleep(0.05)
-    return tuple(Failure(**json.loads(world.store.get(key))) for key in keys if world.store.check([key]))

@@ -19,6 +19,10 @@ class Splittable(ABC):
     """True when the head uses the embedding's weight."""
 
     @abstractmethod
+    def layer_count(self) -> int:
+        """Layers of the whole model; asked before anything is cut."""
+
+    @abstractmethod
     def keep_stage(self, layers: range, *, embedding: bool, head: bool) -> None:
         """Drop every part that another stage owns; afterwards `forward` takes and gives what this stage does.
 

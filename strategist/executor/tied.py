@@ -13,7 +13,7 @@ from torch import nn
 
 from strategist.executor.initialise import local_part
 from strategist.executor.job import Job
-from strategist.executor.models import splittable
+from strategist.executor.models import require_splittable
 
 
 class TiedEnds:
@@ -44,6 +44,6 @@ class TiedEnds:
 
 
 def _shared_weight(model: nn.Module) -> nn.Parameter | None:
-    cuts = splittable(model)
-    embedding = cuts.embedding() if cuts is not None and cuts.tied else None
+    cuts = require_splittable(model, "pp")
+    embedding = cuts.embedding() if cuts.tied else None
     return embedding.get_parameter("weight") if embedding is not None else None

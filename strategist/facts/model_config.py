@@ -89,7 +89,8 @@ def _summary(tower: Config, shape: ModelShape) -> list[str]:
     """Where the main facts came from, and which defaults stood in for absent keys."""
     facts = f"{shape.layers} layers, width {shape.hidden}, {shape.heads} heads, {shape.kv_heads} key-value heads"
     place = [] if tower.path == "$" else [f"From {tower.path}: {facts}."]
-    defaults = [f"Defaults of the configuration class: {'; '.join(tower.ledger.defaults)}."] if tower.ledger.defaults else []  # fmt: skip
+    used = dict.fromkeys(tower.ledger.defaults)
+    defaults = [f"Defaults of the configuration class: {'; '.join(used)}."] if used else []  # fmt: skip
     return [*tower.ledger.notes, *place, *defaults]
 
 

@@ -79,7 +79,7 @@ def _not_found(text: str, flag: str) -> InputError:
 
 
 def shape_from_row(row: Row) -> ModelShape:
-    """The shape of a catalogue row.
+    """The shape of a catalogue row; a model that is no stack of layers (a U-Net) is one indivisible layer.
 
     Weights that the layers do not explain are added: per layer where the family repeats (DiT, FLUX, rows without a
     formula of their own), else for the whole model, so that `count` gives the row's total.
@@ -88,7 +88,7 @@ def shape_from_row(row: Row) -> ModelShape:
     extra.pop("attn_bias", None)  # the row's qkv_bias and o_bias say it
     copied = {key: value for key, value in row.items() if key in _COPIED}
     bare = ModelShape(
-        **{"hidden": 0, "layers": 0, "vocab": 0} | copied,
+        **{"hidden": 0, "layers": 1, "vocab": 0} | copied,
         norm=_norm(row.get("norm", "rmsnorm")),
         k_bias=not extra.pop("no_k_bias", 0),
         full_every=0 if row["attn_kind"] == "sliding" else 1,

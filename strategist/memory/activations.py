@@ -6,7 +6,7 @@ import numpy as np
 
 from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
-from strategist.memory.saved import Saved, saved_tensors
+from strategist.memory.saved import POLICIES, Policy, Saved, saved_tensors
 from strategist.space.candidates import Candidates, Column, Reals, code
 from strategist.space.shares import Group, tokens
 from strategist.space.stages import kinds
@@ -15,25 +15,22 @@ from strategist.space.stages import kinds
 def kept_CK(job: Job, candidates: Candidates) -> Reals:
     """Bytes that one layer of each sort keeps for one micro-batch under each candidate's recompute, (C, K)."""
     level = candidates["recompute"]
-    by_level = [layer_bytes_CK(job, candidates, policy) for policy in ("none", "selective", "full")]
+    by_level = [layer_bytes_CK(job, candidates, policy) for policy in POLICIES]
     return np.choose(level[:, None], by_level)
 
 
-def layer_bytes_CK(job: Job, candidates: Candidates, policy: str) -> Reals:
+def layer_bytes_CK(job: Job, candidates: Candidates, policy: Policy) -> Reals:
     """Bytes kept per layer and micro-batch under one recompute policy, (C, K)."""
     columns = [_kept(job, candidates, saved_tensors(job.model, kind), policy) for kind in kinds(job.model)]
     return np.stack(columns, axis=1) * tokens(job, candidates)[:, None]
 
 
-_KEPT_BY = {"none": ("none", "selective", "full"), "selective": ("selective", "full"), "full": ("full",)}
-
-
-def _kept(job: Job, candidates: Candidates, rows: tuple[Saved, ...], policy: str) -> Reals:
+def _kept(job: Job, candidates: Candidates, rows: tuple[Saved, ...], policy: Policy) -> Reals:
     """Bytes per token, (C,)."""
     compute = BYTES[job.formats.compute]
     widths = {"sequence": 0.0, "heads": 0.0, "whole": 0.0}
     for row in rows:
-        if row.keep in _KEPT_BY[policy]:
+        if policy in row.policies:
             widths[row.cut] += row.width * (4.0 if row.is_float32 else compute)
     tp = candidates["tp"]
     sequence_cut = np.where(candidates["sequence_parallel"] > 0, tp, 1)
@@ -67,7 +64,7 @@ def activation_bytes_CS(job: Job, group: Group) -> Reals:
 def working_set_CS(job: Job, group: Group) -> Reals:
     """Bytes that backward brings back while it recomputes one layer: what policy "none" keeps less what is kept, (C, S)."""
     c = group.candidates
-    extra = layer_bytes_CK(job, c, "none") - kept_CK(job, c)
+    extra = np.maximum(0.0, layer_bytes_CK(job, c, "none") - kept_CK(job, c))
     present = group.layers_SK > 0
     return np.where(present[None, :, :], extra[:, None, :], 0.0).max(axis=2)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from strategist.catalog import rows
@@ -17,22 +19,39 @@ def is_plain_data_parallel(c: Candidates) -> Mask:
     return (c["zero"] < 2) & (c["tp"] == 1) & (c["pp"] == 1)
 
 
-def gather_bytes_CS(job: Job, group: Group, counts: Elements) -> Reals:
-    """Bytes of unsharded weights and gradients in flight, (C, S).
+@dataclass(frozen=True, slots=True, eq=False)
+class InFlight:
+    """Bytes of fully_shard's units at three moments, (C, S) each: weights gathered; gradients of the unit that is being
+    reduced while backward starts; gradients of the root unit when backward ends."""
+
+    gathered: Reals
+    root: Reals
+    starting: Reals
+    ending: Reals
+
+
+def units_in_flight(job: Job, group: Group, counts: Elements) -> InFlight:
+    """Unsharded weights and gradients of fully_shard's units.
 
     fully_shard gathers block by block in the compute format and prefetches the next block (ZeRO-3), or keeps every
-    gathered block until backward (ZeRO-2). The root unit (embedding, head, norm) stays gathered. Backward adds one
-    block's gradient in the compute format and its copy in the reduce format. Source: PyTorch FSDP, Zhao et al. 2023
-    (arXiv 2304.11277, section 4.3); torch.distributed.fsdp.fully_shard.
+    gathered block until backward (ZeRO-2). The root unit (embedding, norm, head) stays gathered for the whole step.
+    Backward holds the gradient of one block in the compute format and its copy in the reduce format, and from its first
+    moment the head's gradient; the root unit is reduced last. Source: PyTorch FSDP, Zhao et al. 2023 (arXiv 2304.11277,
+    section 4.3); torch.distributed.fsdp.fully_shard.
     """
     c = group.candidates
     compute, reduce = BYTES[job.formats.compute], BYTES[job.formats.reduce]
-    widest = counts.widest[:, None] / np.maximum(1, c["tiling"])[:, None]
-    in_flight = np.minimum(job.profile.gathered_blocks * widest, counts.layers)
-    blocks = np.where(shards_state(c, 3)[:, None], in_flight, counts.layers)
-    gathered = compute * (blocks + counts.outer)
-    gradients = (compute + reduce) * np.maximum(widest, counts.outer / np.maximum(1, c["tiling"])[:, None])
-    return np.where(is_plain_data_parallel(c)[:, None], 0.0, gathered + gradients)
+    used = ~is_plain_data_parallel(c)[:, None]
+    widest = counts.widest[:, None] / c["tiling"][:, None]
+    few = np.minimum(job.profile.gathered_blocks * widest, counts.layers)
+    blocks = np.where(shards_state(c, 3)[:, None], few, counts.layers)
+    head = counts.outer * group.is_last[None, :]
+    return InFlight(
+        gathered=np.where(used, compute * (blocks + counts.outer), 0.0),
+        root=np.where(used, compute * counts.outer, 0.0),
+        starting=np.where(used, (compute + reduce) * widest + compute * head, 0.0),
+        ending=np.where(used, (compute + reduce) * counts.outer, 0.0),
+    )
 
 
 def bucket_bytes_CS(job: Job, group: Group, counts: Elements) -> Reals:

@@ -15,7 +15,7 @@ from strategist.memory.activations import (
     receive_buffers_CS,
     working_set_CS,
 )
-from strategist.memory.buffers import bucket_bytes_CS, gather_bytes_CS, runtime_bytes_C, slack_bytes_CS
+from strategist.memory.buffers import InFlight, bucket_bytes_CS, runtime_bytes_C, slack_bytes_CS, units_in_flight
 from strategist.memory.logits import logits_bytes_CS
 from strategist.memory.model_states import (
     gradient_bytes_CS,
@@ -26,8 +26,9 @@ from strategist.memory.model_states import (
 from strategist.space.candidates import Candidates, Column, Reals
 from strategist.space.shares import Group, elements, groups
 
-MOMENTS = ("loss", "backward of the last layer", "optimizer step")
-"""Where a step can peak: at the loss with every activation held, when backward starts, and when the update runs."""
+MOMENTS = ("loss", "backward of the last layer", "end of backward", "optimizer step")
+"""Where a step can peak: at the loss with every activation held, when backward starts, when it ends and the last
+gradients are reduced, and when the update runs."""
 
 Terms = Mapping[str, Reals]
 
@@ -68,7 +69,7 @@ def stage_terms(job: Job, group: Group) -> tuple[Mapping[str, Column], Column]:
         "bucket_buffers": bucket_bytes_CS(job, group, counts),
         "pipeline_buffers": receive_buffers_CS(job, group),
     }
-    moving = _moving(job, group, gradient_bytes_CS(job, group, counts), gather_bytes_CS(job, group, counts))
+    moving = _moving(job, group, gradient_bytes_CS(job, group, counts), units_in_flight(job, group, counts))
     shape = (len(MOMENTS), len(group.candidates), len(group.stages))
     table: dict[str, Reals] = {name: np.broadcast_to(value, shape) for name, value in flat.items()} | moving
     table["slack"] = slack_bytes_CS(np.sum(list(table.values()), axis=0))
@@ -77,18 +78,20 @@ def stage_terms(job: Job, group: Group) -> tuple[Mapping[str, Column], Column]:
     return {name: whole[name] for name in MEMORY_TERMS}, np.ceil(host_bytes_C(job, group, counts)).astype(np.int64)
 
 
-def _moving(job: Job, group: Group, gradients: Reals, gathered: Reals) -> dict[str, Reals]:
+def _moving(job: Job, group: Group, gradients: Reals, units: InFlight) -> dict[str, Reals]:
     """Terms that differ between the moments: gradients outlive a step only when there are several micro-batches."""
     held = activation_bytes_CS(job, group)
-    nothing = np.zeros_like(held)
+    nothing: Reals = np.zeros_like(held)
     early = np.where((group.candidates["accumulation"] > 1)[:, None], gradients, 0.0)
     working = backward_temporaries_CS(job, group) + working_set_CS(job, group)
     return {
-        "gradients": np.stack([early, early, gradients]),
-        "activations": np.stack([held, held, nothing]),
-        "logits": np.stack([logits_bytes_CS(job, group), nothing, nothing]),
-        "gather_buffers": np.stack([gathered, gathered, nothing]),
-        "temporaries": np.stack([nothing, working, nothing]),
+        "gradients": np.stack([early, early, gradients, gradients]),
+        "activations": np.stack([held, held, nothing, nothing]),
+        "logits": np.stack([logits_bytes_CS(job, group), nothing, nothing, nothing]),
+        "gather_buffers": np.stack(
+            [units.gathered, units.gathered + units.starting, units.root + units.ending, nothing]
+        ),
+        "temporaries": np.stack([nothing, working, nothing, nothing]),
     }
 
 

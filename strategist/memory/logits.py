@@ -7,7 +7,7 @@ import numpy as np
 from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
 from strategist.space.candidates import Reals
-from strategist.space.shares import Group, tokens
+from strategist.space.shares import Group, ceil_div, tokens
 
 
 def logits_bytes_CS(job: Job, group: Group) -> Reals:
@@ -15,9 +15,11 @@ def logits_bytes_CS(job: Job, group: Group) -> Reals:
 
     Per token and vocabulary entry: the logits in the compute format, the float32 log-probabilities kept for backward,
     their float32 gradient, and the gradient cast back (torch.nn.functional.cross_entropy on float32 logits). With
-    float32 compute no cast copies exist. The vocabulary is whole on every rank: the reference head gathers its output.
+    float32 compute no cast copies exist. Under tensor parallelism the vocabulary stays cut (loss parallel).
     """
     compute = BYTES[job.formats.compute]
     casts = 2 * compute if compute < 4.0 else 4.0
-    per_token = job.model.vocab * (8.0 + casts)
-    return (tokens(job, group.candidates) * per_token)[:, None] * group.is_last[None, :].astype(np.float64)
+    vocabulary = ceil_div(job.model.vocab, group.candidates["tp"])
+    return (tokens(job, group.candidates) * vocabulary * (8.0 + casts))[:, None] * group.is_last[None, :].astype(
+        np.float64
+    )

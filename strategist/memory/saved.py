@@ -1,16 +1,18 @@
 """Tensors that autograd keeps from forward to backward, per token and per sort of layer.
 
 Each row is one tensor of strategist's own reference block (executor/models): what it is, its width in elements per
-token, how parallelism cuts it, and its format. The list follows Korthikanti et al. 2022 (arXiv 2205.05198, section 4),
-with flash attention (Dao et al. 2022, arXiv 2205.14135: only q, k, v, the output and one log-sum-exp per head remain).
+token, how parallelism cuts it, its format, and under which recompute policies it is kept. The list follows Korthikanti
+et al. 2022 (arXiv 2205.05198, section 4), with flash attention (Dao et al. 2022, arXiv 2205.14135: only q, k, v, the
+output and one log-sum-exp per head remain). Selective recompute keeps the results of matrix products, of attention and
+of reductions (executor/steps/recompute.py); full recompute keeps the input of the layer alone.
 
 cut "sequence": the residual stream, divided by tp only under sequence parallelism; "heads": divided by tp always;
-"whole": gathered before a column-cut matrix, never divided.
+"whole": gathered before a column-cut matrix or partial after a row-cut one, never divided.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
@@ -18,34 +20,35 @@ from strategist.facts.layers import build_layer
 from strategist.facts.model import LayerKind, Mla, ModelShape, Moe, Ssm
 
 Cut = Literal["sequence", "heads", "whole"]
+Policy = Literal["none", "selective", "full"]
+
+POLICIES: tuple[Policy, ...] = ("none", "selective", "full")
+ALWAYS: tuple[Policy, ...] = POLICIES
+PLAIN: tuple[Policy, ...] = ("none",)
+COSTLY: tuple[Policy, ...] = ("none", "selective")
+REPLACED: tuple[Policy, ...] = ("selective",)
+"""Kept under every policy; only without recompute; unless recompute is full; only by selective recompute."""
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """One kept tensor. `is_float32` rows are statistics kept in 4 bytes; `keep` names the lightest recompute policy
-    that still keeps it: "full" rows are always kept, "selective" rows unless recompute is full, "none" rows only
-    without recompute."""
+    """One kept tensor: `width` elements per token; `is_float32` rows are statistics of 4 bytes; `policies` keep it."""
 
     name: str
     width: float
     cut: Cut
-    keep: Literal["none", "selective", "full"] = "none"
+    policies: tuple[Policy, ...] = PLAIN
     is_float32: bool = False
 
 
 @cache
 def saved_tensors(shape: ModelShape, kind: LayerKind) -> tuple[Saved, ...]:
-    """The kept tensors of one layer, in forward order."""
+    """The kept tensors of one layer, in forward order; the first is the layer's input, which every policy keeps."""
     mixer = _mixer(shape, kind) if kind.mixer != "none" else ()
     cross = _attention(shape, "cross_") if kind.cross else ()
     ffn = _ffn(shape, kind) if kind.ffn != "none" else ()
-    rows = (*mixer, *cross, *ffn)
-    return tuple(_entry(row, index == 0) for index, row in enumerate(rows))
-
-
-def _entry(row: Saved, is_first: bool) -> Saved:
-    """The input of the layer is what full recompute starts from, so every policy keeps it."""
-    return Saved(row.name, row.width, row.cut, "full" if is_first else row.keep, row.is_float32)
+    first, *rest = (*mixer, *cross, *ffn)
+    return (replace(first, policies=ALWAYS), *rest)
 
 
 def _norm(shape: ModelShape, name: str) -> tuple[Saved, ...]:
@@ -56,11 +59,16 @@ def _norm(shape: ModelShape, name: str) -> tuple[Saved, ...]:
     )
 
 
+def _projected(shape: ModelShape, name: str) -> Saved:
+    """The result of a matrix that writes back to the residual stream; only selective recompute keeps it."""
+    return Saved(f"{name}_result", shape.hidden, "whole", REPLACED)
+
+
 def _mixer(shape: ModelShape, kind: LayerKind) -> tuple[Saved, ...]:
     if shape.mla is not None and kind.mixer == "mla":
-        return (*_norm(shape, "mixer_norm"), *_latent(shape, shape.mla))
+        return (*_norm(shape, "mixer_norm"), *_latent(shape, shape.mla), _projected(shape, "mixer"))
     if shape.ssm is not None and kind.mixer == shape.ssm.kind:
-        return (*_norm(shape, "mixer_norm"), *_state_space(shape, shape.ssm))
+        return (*_norm(shape, "mixer_norm"), *_state_space(shape, shape.ssm), _projected(shape, "mixer"))
     return _attention(shape, "")
 
 
@@ -71,10 +79,11 @@ def _attention(shape: ModelShape, prefix: str) -> tuple[Saved, ...]:
         *_norm(shape, f"{prefix}attention_norm"),
         Saved(f"{prefix}qkv_input", shape.hidden, "whole"),
         *normed_qk,
-        Saved(f"{prefix}query", q, "heads"),
-        Saved(f"{prefix}key_value", 2 * kv, "heads"),
-        Saved(f"{prefix}attention_output", q, "heads", "selective"),
-        Saved(f"{prefix}log_sum_exp", shape.heads, "heads", "selective", is_float32=True),
+        Saved(f"{prefix}query", q, "heads", COSTLY),
+        Saved(f"{prefix}key_value", 2 * kv, "heads", COSTLY),
+        Saved(f"{prefix}attention_output", q, "heads", COSTLY),
+        Saved(f"{prefix}log_sum_exp", shape.heads, "heads", COSTLY, is_float32=True),
+        _projected(shape, f"{prefix}attention"),
     )
 
 
@@ -87,8 +96,8 @@ def _latent(shape: ModelShape, mla: Mla) -> tuple[Saved, ...]:
         Saved("query", qk, "heads"),
         Saved("key", qk, "heads"),
         Saved("value", shape.heads * mla.v_dim, "heads"),
-        Saved("attention_output", shape.heads * mla.v_dim, "heads", "selective"),
-        Saved("log_sum_exp", shape.heads, "heads", "selective", is_float32=True),
+        Saved("attention_output", shape.heads * mla.v_dim, "heads", COSTLY),
+        Saved("log_sum_exp", shape.heads, "heads", COSTLY, is_float32=True),
     )
 
 
@@ -99,7 +108,7 @@ def _state_space(shape: ModelShape, ssm: Ssm) -> tuple[Saved, ...]:
     return (
         Saved("mixer_input", shape.hidden, "whole"),
         Saved("projected", 2 * projected, "heads"),
-        Saved("mixer_output", 2 * inner, "heads", "selective"),
+        Saved("mixer_output", 2 * inner, "heads", COSTLY),
     )
 
 
@@ -107,7 +116,8 @@ def _ffn(shape: ModelShape, kind: LayerKind) -> tuple[Saved, ...]:
     norm = _norm(shape, "ffn_norm")
     if kind.ffn == "moe" and shape.moe is not None:
         return (*norm, *_experts(shape, shape.moe))
-    return (*norm, Saved("ffn_input", shape.hidden, "whole"), *_mlp(shape, shape.ffn_hidden, "heads"))
+    mlp = _mlp(shape, shape.ffn_hidden, "heads")
+    return (*norm, Saved("ffn_input", shape.hidden, "whole"), *mlp, _projected(shape, "ffn"))
 
 
 def _mlp(shape: ModelShape, width: float, cut: Cut, name: str = "ffn") -> tuple[Saved, ...]:
@@ -115,7 +125,7 @@ def _mlp(shape: ModelShape, width: float, cut: Cut, name: str = "ffn") -> tuple[
     before = (2 if shape.mlp_gated else 1) * width
     inside = width if shape.mlp_gated else 0
     return (
-        Saved(f"{name}_hidden", before, cut, "selective"),
+        Saved(f"{name}_hidden", before, cut, COSTLY),
         Saved(f"{name}_activated", inside + width, cut),
     )
 
@@ -126,7 +136,7 @@ def _experts(shape: ModelShape, moe: Moe) -> tuple[Saved, ...]:
     shared = _mlp(shape, moe.shared_ffn, "heads", "shared") if moe.shared_ffn else ()
     return (
         Saved("ffn_input", shape.hidden, "whole"),
-        Saved("router_scores", 2 * moe.experts, "whole", "selective", is_float32=True),
+        Saved("router_scores", 2 * moe.experts, "whole", COSTLY, is_float32=True),
         Saved("expert_input", moe.top_k * width, "whole"),
         *_mlp(shape, moe.top_k * moe.ffn, "heads", "expert"),
         Saved("expert_output", moe.top_k * width, "whole"),

@@ -261,20 +261,32 @@ def _misfits(found: Found, top: int) -> tuple[Alternative, ...]:
 
 def _hints(found: Found, row: Mapping[str, Any], situation: Mapping[str, Any], chosen: Choice) -> tuple[Hint, ...]:
     """Advice rules that fire for the chosen layout, thresholds that are near, and smaller clusters that are faster."""
-    dp = int(row["dp_replicate"]) * int(row["dp_shard"])
-    values = dict(situation) | _coded(found, chosen.row) | {"dp": dp}
+    values = dict(situation) | _coded(found, chosen.row) | _shares(found, chosen.row)
     advice = tuple(
-        Hint(code=f"W_{rule.id}", sentence=sentence(rule.because, values | dict(row) | {"dp": dp}))
+        Hint(code=f"W_{rule.code or rule.id}", sentence=_advice(rule, values | dict(row)))
         for rule in fired(load_rules("advice", found.question.rule_folders), values)
     )
     near = tuple(
         Hint(
             code="W_NEAR_THRESHOLD",
-            sentence=f"The {WORDS[name].meaning} ({situation[name]:.3g} {WORDS[name].unit}) lies within a factor of two of the threshold; a measured value could change the rule that decides.",
+            sentence=f"The {WORDS[name].meaning} ({situation[name]:.3g} {WORDS[name].unit}) lies within a factor of two "
+            "of the threshold; a measured value could change the rule that decides.",
         )
         for name in near_thresholds(situation)
     )
     return (*advice, *near, *smaller_cluster_hint(found, chosen.row))
+
+
+def _advice(rule: Rule, values: Mapping[str, Any]) -> str:
+    return " ".join(part for part in (sentence(rule.because, values), sentence(rule.hint, values)) if part)
+
+
+def _shares(found: Found, row: int) -> dict[str, float]:
+    """Percent of the step that some terms take, and the data-parallel degree, for the sentences of advice."""
+    step = float(found.times.step[row])
+    names = ("tp", "dp", "bubble", "offload")
+    shares = {f"{name}_share": 100.0 * float(found.times.exposed[name][row]) / step for name in names}
+    return shares | {"dp": int(found.candidates.data_parallel[row])}
 
 
 def _coded(found: Found, row: int) -> dict[str, int]:

@@ -13,7 +13,7 @@ from strategist.document.plan import Objective
 from strategist.facts.job import Job
 from strategist.memory.estimate import Peaks, peak_memory
 from strategist.planner.rank import best
-from strategist.planner.situation import question
+from strategist.planner.situation import largest_layer_bytes, question
 from strategist.rulebook.apply import Refused, family_masks, forbid
 from strategist.rulebook.rule import Rule, load_rules
 from strategist.space.candidates import Candidates, Column, Mask
@@ -97,6 +97,7 @@ def limits_of(question_: Question) -> Limits:
         global_batch=facts["global_batch"],
         experts=facts["experts"],
         splittable=facts["splittable"],
+        tiled=largest_layer_bytes(job) > job.usable_bytes,
         pins=question_.pins,
         forbids=question_.forbids,
     )

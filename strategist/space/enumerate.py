@@ -20,7 +20,10 @@ TILES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What bounds the space: ranks, the fastest domain (tp stays inside unless pinned), and sizes of the model and batch."""
+    """What bounds the space: ranks, the fastest domain (tp stays inside unless pinned), sizes of the model and batch.
+
+    `tiled` adds memory-centric tiling, which is worth looking at only when the widest layer does not fit a device.
+    """
 
     world: int
     fast_domain: int
@@ -29,6 +32,7 @@ class Limits:
     global_batch: int
     experts: int = 0
     splittable: bool = True
+    tiled: bool = False
     pins: tuple[Pin, ...] = ()
     forbids: tuple[str, ...] = ()
 
@@ -136,7 +140,7 @@ def _options(limits: Limits, mesh: Mesh) -> Iterator[tuple[int, ...]]:
     kinds = ("ring", "all-to-all") if cp > 1 else ("none",)
     for micro, accumulation in _batches(limits, replicate * shard):
         for (schedule, virtual), sequence, kind in product(_schedules(limits, pp), (0, 1) if tp > 1 else (0,), kinds):
-            for recompute, (offload, tiles) in product(range(3), _offloads(zero, pure, shard)):
+            for recompute, (offload, tiles) in product(range(3), _offloads(limits, zero, pure, shard)):
                 yield (
                     virtual,
                     schedule,
@@ -174,7 +178,7 @@ def _schedules(limits: Limits, pp: int) -> Iterator[tuple[int, int]]:
             yield code("schedule", "interleaved"), virtual
 
 
-def _offloads(zero: int, pure: bool, shard: int) -> Sequence[tuple[int, int]]:
+def _offloads(limits: Limits, zero: int, pure: bool, shard: int) -> Sequence[tuple[int, int]]:
     """(offload, tiling): optimizer state leaves under ZeRO-2, weights under ZeRO-3, and only then tiling pays."""
     plain = ((0, 1),) if zero < 2 or shard > 1 or not pure else ()
     if not pure:
@@ -182,7 +186,8 @@ def _offloads(zero: int, pure: bool, shard: int) -> Sequence[tuple[int, int]]:
     if zero == 2:
         return (*plain, (code("offload", "optimizer"), 1))
     homes = (code("offload", "parameters"), code("offload", "nvme"))
-    return (*plain, *((home, tiles) for home in homes for tiles in (1, TILES)))
+    tilings = (1, TILES) if limits.tiled or limits.pinned("tiling") else (1,)
+    return (*plain, *((home, tiles) for home in homes for tiles in tilings))
 
 
 def _block(limits: Limits, members: list[Mesh], options: list[tuple[int, ...]]) -> Candidates:

@@ -97,22 +97,21 @@ def _forwards(group: Group) -> Reals:
 
 def _tensor(job: Job, group: Group) -> tuple[Traffic, ...]:
     """Megatron cuts: two all-reduces forward and two backward per layer, or an all-gather and a reduce-scatter in place
-    of each under sequence parallelism (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2). The embedding and the
-    head add one each on their stages; the reference head gathers its logits."""
+    of each under sequence parallelism (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2). The embedding adds a
+    reduction forward, the head one backward (and their mirror images under sequence parallelism); the loss over a cut
+    vocabulary reduces three numbers per token."""
     c, ranks = group.candidates, axis_ranks(group.candidates, "tp")
     hidden = _per_stage(group, tokens(job, c) * job.model.hidden * BYTES[job.formats.compute])
-    logits = _per_stage(group, tokens(job, c) * job.model.vocab * BYTES[job.formats.compute])
-    blocks = 2.0 * _layer_passes_CS(group)
-    edges = (group.is_first[None, :] * 1.0 + group.is_last[None, :] * 1.0) * _micro(group)
-    passes = blocks * (_forwards(group) + 1.0) + 2.0 * edges
+    numbers = _per_stage(group, tokens(job, c) * 4.0)
+    blocks = 2.0 * _layer_passes_CS(group) * (_forwards(group) + 1.0)
+    first, last = group.is_first[None, :] * _micro(group), group.is_last[None, :] * _micro(group)
     sequence = (c["sequence_parallel"] > 0)[:, None]
-    scattered, reduced = np.where(sequence, passes, 0.0), np.where(sequence, 0.0, passes)
-    heads = group.is_last[None, :] * _micro(group)
+    scattered, reduced = np.where(sequence, blocks + first + last, 0.0), np.where(sequence, 0.0, blocks + first + last)
     return (
         Traffic("tp", "all_reduce", hidden, reduced, ranks.size, ranks.stride, "nothing"),
         Traffic("tp", "all_gather", hidden, scattered, ranks.size, ranks.stride, "nothing"),
         Traffic("tp", "reduce_scatter", hidden, scattered, ranks.size, ranks.stride, "nothing"),
-        Traffic("tp", "all_gather", logits, heads, ranks.size, ranks.stride, "nothing"),
+        Traffic("tp", "all_reduce", numbers, 3.0 * last, ranks.size, ranks.stride, "nothing"),
     )
 
 

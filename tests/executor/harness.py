@@ -47,11 +47,24 @@ def _context() -> Any:
 
 def run_ranks(world: int, function: Callable[..., Any], *arguments: Any, timeout_s: float = 60.0) -> list[Any]:
     """`function(*arguments)` on `world` gloo ranks; its results by rank. Raises RanksFailed."""
+    return _run(world, function, arguments, join=True, timeout_s=timeout_s)
+
+
+def run_alone(function: Callable[..., Any], *arguments: Any, timeout_s: float = 60.0) -> Any:
+    """`function(*arguments)` in a fresh process without a process group; its result."""
+    return _run(1, function, arguments, join=False, timeout_s=timeout_s)[0]
+
+
+def _run(
+    world: int, function: Callable[..., Any], arguments: tuple[Any, ...], *, join: bool, timeout_s: float
+) -> list[Any]:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # must be set before the server imports torch
     with tempfile.TemporaryDirectory() as folder:
         pipes = [_context().Pipe(duplex=False) for _ in range(world)]
         processes = [
-            _context().Process(target=_rank, args=(rank, world, folder, sender, function, arguments), daemon=True)
+            _context().Process(
+                target=_rank, args=(rank, world if join else 0, folder, sender, function, arguments), daemon=True
+            )
             for rank, (_, sender) in enumerate(pipes)
         ]
         for process, (_, sender) in zip(processes, pipes, strict=True):
@@ -90,7 +103,8 @@ def _rank(
 
     torch.set_num_threads(1)
     try:
-        dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
+        if world:
+            dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
         answer = (True, function(*arguments))
     except BaseException:  # noqa: BLE001 - whatever it is, the test must see it
         answer = (False, traceback.format_exc())

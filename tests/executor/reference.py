@@ -29,6 +29,7 @@ class Task:
     ragged: bool = False
     clip_norm: float | None = None
     seed: int = 3
+    start: str = "float64"  # the format in which the initial weights are drawn
 
 
 def dataset_of(task: Task) -> SyntheticTokens:
@@ -40,8 +41,9 @@ def dataset_of(task: Task) -> SyntheticTokens:
 @cache
 def trained_by_one_process(task: Task) -> tuple[list[float], dict[str, Tensor], list[float]]:
     """Losses, final parameters and gradient norms of STEPS AdamW steps in float64, each batch in one piece."""
-    model = model_from_shape(task.shape, "cpu", torch.float64)
+    model = model_from_shape(task.shape, "cpu", getattr(torch, task.start))
     initialise(model, task.seed)
+    model.double()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.1)
     samples, losses, norms = dataset_of(task), [], []
     order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(task.seed)).tolist()

@@ -57,6 +57,8 @@ CASES = (
     Case("pp2-fsdp2", SHARDED | {"pp": 2, "accumulation": 4, "recompute": "full"}, ragged=True, clip=0.5),
     Case("pp2-zero2", {"pp": 2, "dp_shard": 2, "zero": 2, "accumulation": 4, "schedule": "gpipe"}, clip=0.5),
     Case("pp2-tp2-fsdp2", SHARDED | SP | {"pp": 2, "accumulation": 2}, {"tied": True}, ragged=True, clip=0.5),
+    Case("fsdp2-tp2-compiled", SHARDED | SP | {"compile": True}, {"qk_norm": "head"}, clip=0.5),
+    Case("pp2-compiled", {"pp": 2, "accumulation": 4, "compile": True, "recompute": "full"}, ragged=True),
     Case("hsdp-tp2", SHARDED | PLAIN | {"tp": 2}, {"qk_norm": "head"}, clip=0.5),
 )  # fmt: skip
 

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
 
 from strategist.document.plan import Plan
+from strategist.errors import StrategistError
 from strategist.executor.build import build
+from strategist.executor.data import SyntheticTokens
 from strategist.executor.job import Instruments
+from strategist.executor.loss import Batch
 from strategist.executor.models import model_from_shape
 from strategist.executor.optimizers import default_optimizer
-from tests.executor.reference import LEARNING_RATE, Task, dataset_of
+from strategist.executor.session import Session
+from tests.executor.modules import ByteMixer, mean_square
+from tests.executor.reference import LEARNING_RATE, STEPS, Task, dataset_of
+
+Outcome = tuple[list[float], dict[str, Tensor], list[float]]
 
 
-def train_task(plan: Plan, task: Task) -> tuple[list[float], dict[str, Tensor], list[float]]:
+def train_task(plan: Plan, task: Task) -> Outcome:
     """Losses, final parameters and gradient norms of the task under the plan's layout."""
     session = build(
         plan,
@@ -24,3 +36,74 @@ def train_task(plan: Plan, task: Task) -> tuple[list[float], dict[str, Tensor], 
     )
     results = [session.step(batch) for batch in session.loader(dataset_of(task), seed=task.seed)]
     return [r.loss for r in results], session.parameters_full(), [r.gradient_norm for r in results]
+
+
+def train_module(plan: Plan, data: SyntheticTokens) -> Outcome:
+    """The same for a module of somebody else's, which comes with other values on every rank."""
+    torch.manual_seed(dist.get_rank())
+    session = build(plan, ByteMixer(), _sgd, loss_fn=mean_square)
+    results = [session.step(batch) for batch in session.loader(data, shuffle=False)]
+    return [r.loss for r in results], session.parameters_full(), [r.gradient_norm for r in results]
+
+
+def _sgd(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(groups, lr=0.1)
+
+
+def refusal(plan: Plan, spoil: str) -> tuple[str, str, bool]:
+    """Code and sentence of the error that a spoilt batch causes, and whether the weights stayed as they were."""
+    session = build(plan, model_from_shape(plan.model))
+    batch = next(iter(session.loader(SyntheticTokens(plan.model.vocab, 16, 8))))
+    before = session.parameters_full()
+    try:
+        session.step(SPOIL[spoil](batch, session))
+    except StrategistError as error:
+        after = session.parameters_full()
+        return error.code, error.message, all(after[name].equal(value) for name, value in before.items())
+    return "", "", False
+
+
+def _poison(batch: Batch, session: Session) -> Batch:
+    """A NaN in one weight of rank 1's model only."""
+    if dist.get_rank() == 1:
+        with torch.no_grad():
+            next(session.parts.model.parameters()).fill_(float("nan"))
+    return batch
+
+
+SPOIL = {
+    "short": lambda batch, _session: {name: value[:1] for name, value in batch.items()},
+    "ignored": lambda batch, _session: {**batch, "labels": torch.full_like(batch["labels"], -100)},
+    "poison": _poison,
+}
+
+
+def build_code(plan: Plan, kind: str) -> str:
+    """The code of the error that building raises for a model of some kind; "" without an error."""
+    makers: dict[str, Any] = {
+        "shallow": lambda: model_from_shape(replace(plan.model, layers=1)),
+        "reference": lambda: model_from_shape(plan.model),
+        "module": ByteMixer,
+        "meta": lambda: ByteMixer().to("meta"),
+        "bare": lambda: nn.Linear(4, 4),
+    }
+    try:
+        build(plan, makers[kind](), loss_fn=mean_square)
+    except StrategistError as error:
+        return error.code
+    return ""
+
+
+def fail_on(plan: Plan, rank: int) -> str:
+    """Train, but let `rank` raise in its second step; the verdict that this rank arrives at."""
+    from strategist.executor.train import train
+
+    def stumble(number: int, _result: object) -> None:
+        if dist.is_initialized() and dist.get_rank() == rank and number == 0:
+            raise ValueError("the data of this rank are gone")
+
+    try:
+        train(plan, STEPS, on_step=stumble)
+    except StrategistError as error:
+        return f"{error.code}: {error.message}"
+    return ""

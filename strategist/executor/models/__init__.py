@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from strategist.errors import ImpossibleError
+from strategist.executor.models.hugging_face import HuggingFaceCuts, is_known
 from strategist.executor.models.llama import Llama
 from strategist.executor.models.reference import ReferenceModel
 from strategist.executor.splittable import Splittable
@@ -29,7 +30,9 @@ def model_from_shape(
 
 def splittable(model: nn.Module) -> Splittable | None:
     """How `model` is cut, or None when nobody said."""
-    return model if isinstance(model, Splittable) else None
+    if isinstance(model, Splittable):
+        return model
+    return HuggingFaceCuts(model) if is_known(model) else None
 
 
 def require_splittable(model: nn.Module, axis: str) -> Splittable:
@@ -41,6 +44,6 @@ def require_splittable(model: nn.Module, axis: str) -> Splittable:
             f"{axis} cuts the model itself, and nobody said how {type(model).__name__} may be cut.",
             flag=f"$.mesh.{axis}",
             value=type(model).__name__,
-            hint="Use the built-in model, or plan with data parallelism only.",
+            hint="Use the built-in model or a Llama, Mistral, Qwen2 or Qwen3 of transformers, or plan with data parallelism only.",
         )
     return cuts

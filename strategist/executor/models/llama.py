@@ -164,6 +164,10 @@ class Llama(ReferenceModel):
                 hint=f"Use sequences of at most {window} tokens.",
             )
 
+    def layer_count(self) -> int:
+        """Layers of the whole model."""
+        return self.shape.layers
+
     def keep_stage(self, layers: range, *, embedding: bool, head: bool) -> None:
         """Keep `layers`; a tied head keeps the embedding, which owns its weight, without using it for tokens."""
         for name in [name for name in self.layers if int(name) not in layers]:

@@ -11,6 +11,6 @@ from strategist.executor.job import Job
 def compile_blocks(model: nn.Module, job: Job) -> nn.Module:
     """`model` with every block compiled in place, so that parameter names stay as they are."""
     if job.plan.strategy.compile:
-        for block in find_blocks(model).blocks() or (model,):
+        for block in find_blocks(model).blocks.values() or (model,):
             block.compile(backend=job.instruments.compile_backend)
     return model

@@ -29,8 +29,8 @@ def recompute(model: nn.Module, job: Job) -> nn.Module:
     kind = job.plan.strategy.recompute
     if kind == "none":
         return model
-    blocks = find_blocks(model)
-    if not blocks.items():
+    found = find_blocks(model)
+    if not found.blocks:
         raise ImpossibleError(
             "UNSUPPORTED",
             f"Recomputation works block by block, and {type(model).__name__} has no list of like blocks.",
@@ -38,8 +38,8 @@ def recompute(model: nn.Module, job: Job) -> nn.Module:
             value=kind,
             hint="Plan with --pin recompute=none.",
         )
-    for name, block in blocks.items():
-        blocks.exchange(name, _wrapped(block, selective=kind == "selective"))
+    for name, block in found.blocks.items():
+        found.exchange(name, _wrapped(block, selective=kind == "selective"))
     return model
 
 

@@ -21,7 +21,7 @@ def shard_data(model: nn.Module, job: Job) -> nn.Module:
     if not uses_fsdp(job.plan):
         return model
     wrap = _replicated if job.plan.strategy.zero == 0 else _sharded
-    for block in find_blocks(model).blocks():
+    for block in find_blocks(model).blocks.values():
         wrap(block, job, reshard=job.plan.strategy.zero == 3)
     # backward begins with what forward ended with, so giving the root group back would only gather it twice
     wrap(model, job, reshard=False)

@@ -169,6 +169,11 @@ class Config:
         return found
 
     def _bounded(self, key: str, found: object, low: int, high: int) -> int:
+        if isinstance(found, float) and found > high:  # 1e9 layers are too many before they are not whole
+            self.refuse(
+                "TOO_LARGE", key, f"is {_echo(found)}; it must lie between {low} and {high}", value=_echo(found)
+            )
+            return low
         if type(found) is not int:
             self.refuse("TYPE", key, "must be a whole number", value=_echo(found), hint="Write it without quotes, point or exponent.")  # fmt: skip
             return low

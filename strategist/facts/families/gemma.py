@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from strategist.facts.families.config import MAX_EXPERTS, MAX_FFN, MAX_HEADS, MAX_WIDTH, Config, Family
 from strategist.facts.families.decoder import decoder, window_of, with_experts, with_layer_types
-from strategist.facts.model import MAX_LAYERS, Heads, ModelShape, Moe
+from strategist.facts.model import MAX_LAYERS, Heads, ModelShape, Moe, arranged, layer_sequence
 
 
 def _gemma(config: Config) -> ModelShape:
@@ -43,13 +43,19 @@ def _gemma4(config: Config) -> ModelShape:
     full_width = config.optional("global_head_dim", high=MAX_WIDTH) or config.default("global_head_dim", 512)
     shared = config.yes("attention_k_eq_v")
     full_kv = config.optional("num_global_key_value_heads", high=MAX_HEADS) if shared else None
-    shape = replace(_sliding(config, 6), qk_norm="head")
+    shape = _ending_full(replace(_sliding(config, 6), qk_norm="head"))
     if full_kv:
         config.at_most(full_kv, "num_global_key_value_heads", shape.heads, "num_attention_heads")
         config.divisible(shape.heads, "num_attention_heads", full_kv, "num_global_key_value_heads")
     full = Heads(kv_heads=full_kv or shape.kv_heads, head_dim=full_width, shared_kv=shared)
     shape = replace(shape, full_heads=full)
     return _with_parallel_experts(config, shape) if config.yes("enable_moe_block") else shape
+
+
+def _ending_full(shape: ModelShape) -> ModelShape:
+    """The shape whose last layer attends to everything, as transformers makes it whatever the file says."""
+    *kinds, last = layer_sequence(shape)
+    return arranged(shape, (*kinds, replace(last, mixer="attention")))
 
 
 def _with_parallel_experts(config: Config, shape: ModelShape) -> ModelShape:

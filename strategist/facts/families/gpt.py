@@ -5,17 +5,21 @@ Layers as built by transformers 5.23.0 (models/<type>/modeling_*.py).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from strategist.facts.families.config import MAX_FFN, MAX_HEADS, MAX_TOKENS, MAX_VOCAB, MAX_WIDTH, Config, Family
 from strategist.facts.families.decoder import activation, checked_heads, decoder, with_layer_types
 from strategist.facts.model import MAX_LAYERS, ModelShape
 
-_BIASED = {"qkv_bias": True, "o_bias": True, "mlp_bias": True}
+_BIASED: Mapping[str, Any] = {"qkv_bias": True, "o_bias": True, "mlp_bias": True}
 
 
-def _own_keys(config: Config, width: str, layers: str, heads: str, **facts: Any) -> ModelShape:
-    """A decoder whose width, depth and heads have names of their own (Llama's names are accepted as synonyms)."""
+def _own_keys(config: Config, width: str, layers: str, heads: str, ffn: str = "", **facts: Any) -> ModelShape:
+    """A decoder whose width, depth and heads have names of their own (Llama's names are accepted as synonyms).
+
+    `ffn` names the feed-forward width; without that key in the file, or without such a key at all, it is four widths.
+    """
     hidden = config.integer(width, "hidden_size", high=MAX_WIDTH)
     count = config.integer(heads, "num_attention_heads", high=MAX_HEADS)
     common = {
@@ -23,7 +27,7 @@ def _own_keys(config: Config, width: str, layers: str, heads: str, **facts: Any)
         "layers": config.integer(layers, "num_hidden_layers", high=MAX_LAYERS),
         "heads": count,
         "kv_heads": count,
-        "ffn_hidden": config.optional("n_inner", "ffn_hidden_size", "intermediate_size", high=MAX_FFN) or 4 * hidden,
+        "ffn_hidden": (config.optional(ffn, high=MAX_FFN) if ffn else None) or 4 * hidden,
         "vocab": config.integer("vocab_size", high=MAX_VOCAB),
         "tied": config.yes("tie_word_embeddings"),
         "norm": "layernorm",
@@ -36,7 +40,7 @@ def _gpt2(config: Config) -> ModelShape:
     config.only("add_cross_attention", False)
     rows = config.integer("n_positions", "max_position_embeddings", high=MAX_TOKENS)
     act = activation(config, "activation_function")
-    return _own_keys(config, "n_embd", "n_layer", "n_head", pos="learned", pos_rows=rows, max_seq=rows, mlp_act=act, **_BIASED)  # fmt: skip
+    return _own_keys(config, "n_embd", "n_layer", "n_head", "n_inner", pos="learned", pos_rows=rows, max_seq=rows, mlp_act=act, **_BIASED)  # fmt: skip
 
 
 def _gpt_neo(config: Config) -> ModelShape:
@@ -47,6 +51,7 @@ def _gpt_neo(config: Config) -> ModelShape:
         "hidden_size",
         "num_layers",
         "num_heads",
+        "intermediate_size",
         pos="learned",
         pos_rows=rows,
         max_seq=rows,
@@ -88,7 +93,7 @@ def _repeated(given: object, layers: int) -> list[object] | None:
 def _gptj(config: Config) -> ModelShape:
     seq = config.integer("n_positions", "max_position_embeddings", high=MAX_TOKENS)
     act = activation(config, "activation_function")
-    return _own_keys(config, "n_embd", "n_layer", "n_head", max_seq=seq, mlp_act=act, norms_per_layer=1, mlp_bias=True, lm_head_bias=True)  # fmt: skip
+    return _own_keys(config, "n_embd", "n_layer", "n_head", "n_inner", max_seq=seq, mlp_act=act, norms_per_layer=1, mlp_bias=True, lm_head_bias=True)  # fmt: skip
 
 
 def _gpt_neox(config: Config) -> ModelShape:
@@ -158,6 +163,7 @@ def _falcon(config: Config) -> ModelShape:
         "hidden_size",
         "num_hidden_layers",
         "num_attention_heads",
+        "ffn_hidden_size",
         kv_heads=kv,
         norms_per_layer=norms if config.yes("parallel_attn") else 2,
         max_seq=config.optional("max_position_embeddings", high=MAX_TOKENS) or 2048,

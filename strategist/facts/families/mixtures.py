@@ -126,11 +126,16 @@ def _mimo_experts(config: Config, layers: int) -> list[bool]:
     """`mlp_layer_types`, or the older `moe_layer_freq` (1 where a layer has experts), or all but the first layer."""
     named = config.list_of(str, "mlp_layer_types", limit=MAX_LAYERS)
     marks = config.list_of(int, "moe_layer_freq", limit=MAX_LAYERS)
-    sparse = [word == "sparse" for word in named] if named is not None else [mark == 1 for mark in marks] if marks is not None else [i > 0 for i in range(layers)]  # fmt: skip
-    if len(sparse) != layers:
-        config.refuse("RANGE", "mlp_layer_types", f"has {len(sparse)} entries for {layers} layers", hint="Give one entry per layer.")  # fmt: skip
+    placed = [i > 0 for i in range(layers)]
+    if named is not None:
+        placed = [word == "sparse" for word in named]
+    elif marks is not None:
+        placed = [mark == 1 for mark in marks]
+    if len(placed) != layers:
+        key = "mlp_layer_types" if named is not None else "moe_layer_freq"
+        config.refuse("RANGE", key, f"has {len(placed)} entries for {layers} layers", hint="Give one entry per layer.")
         config.settle()
-    return sparse
+    return placed
 
 
 FAMILY = Family(

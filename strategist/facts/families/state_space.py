@@ -35,10 +35,12 @@ def rank_of(config: Config, key: str) -> int:
 
 
 def _mamba(config: Config) -> ModelShape:
+    expand = config.optional("expand", high=1024) or 2
+    config.only("intermediate_size", expand * config.integer("hidden_size", "d_model", high=MAX_WIDTH))
     ssm = Ssm(
         kind="mamba1",
         conv=config.optional("conv_kernel", high=1024) or 4,
-        expand=config.optional("expand", high=1024) or 2,
+        expand=expand,
         state=config.integer("state_size", high=MAX_WIDTH),
         dt_rank=rank_of(config, "time_step_rank"),
     )

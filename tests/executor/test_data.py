@@ -1,0 +1,76 @@
+"""Which samples a rank reads depends on its data coordinate, and which a step reads not on the number of ranks."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strategist.errors import InputError
+
+pytestmark = pytest.mark.slow
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    ranks=st.sampled_from([1, 2, 3, 4, 6]),
+    per_rank=st.integers(1, 4),
+    spare=st.integers(0, 30),
+    seed=st.integers(0, 5),
+    shuffle=st.booleans(),
+)
+def test_ranks_share_each_global_batch_without_loss_or_repetition(
+    ranks: int, per_rank: int, spare: int, seed: int, shuffle: bool
+) -> None:
+    """The ranks' parts of step s, one after the other, are the s-th global batch of the one global order."""
+    from strategist.executor.data import DataShare, StepSampler, global_order
+
+    batch = ranks * per_rank
+    order = global_order(batch + spare, seed=seed, shuffle=shuffle, sampler=None)
+    samplers = [StepSampler(order, DataShare(rank=r, ranks=ranks, per_rank=per_rank)) for r in range(ranks)]
+    steps = list(zip(*samplers, strict=True))
+    assert len(steps) == len(order) // batch
+    assert [number for step in steps for part in step for number in part] == order[: len(steps) * batch]
+    assert sorted(order) == list(range(batch + spare))
+
+
+def test_shuffle_and_a_sampler_contradict_each_other() -> None:
+    """Two orders for the same samples are refused, and a sampler alone is obeyed."""
+    from strategist.executor.data import global_order
+
+    with pytest.raises(InputError) as caught:
+        global_order(4, seed=0, shuffle=True, sampler=[3, 1, 2, 0])
+    assert caught.value.code == "CONFLICT"
+    assert global_order(4, seed=0, shuffle=False, sampler=[3, 1, 2, 0]) == [3, 1, 2, 0]
+
+
+def test_too_few_samples_are_refused_with_both_numbers() -> None:
+    """A dataset that does not fill one global batch is an error, not an empty loop."""
+    from strategist.executor.data import DataShare, SyntheticTokens, data_loader
+
+    with pytest.raises(InputError, match=r"7 samples, but one step takes 8") as caught:
+        data_loader(SyntheticTokens(10, 4, 7), DataShare(rank=0, ranks=2, per_rank=4), list(range(7)))
+    assert caught.value.code == "TOO_SMALL"
+
+
+def test_synthetic_tokens_are_learnable_and_shifted() -> None:
+    """Labels are the inputs one token later, and all but about 15 % of them follow the map."""
+    from strategist.executor.data import MULTIPLIER, NOISE, OFFSET, SyntheticTokens
+
+    data = SyntheticTokens(vocab=101, seq_len=200, size=50, seed=4)
+    assert all((s["input_ids"][1:] == s["labels"][:-1]).all() for s in (data[0], data[49]))
+    follows = [((s["input_ids"] * MULTIPLIER + OFFSET) % 101 == s["labels"]).double().mean() for s in map(data.__getitem__, range(50))]  # fmt: skip
+    expected = 1 - NOISE * 100 / 101
+    assert abs(float(sum(follows)) / 50 - expected) < 4 * math.sqrt(expected * (1 - expected) / (50 * 200))
+
+
+def test_synthetic_samples_do_not_depend_on_who_reads_them() -> None:
+    """A sample is a function of seed and number only; other seeds and numbers give other samples."""
+    from strategist.executor.data import SyntheticTokens
+
+    one, two = SyntheticTokens(64, 32, 10, seed=1), SyntheticTokens(64, 32, 1000, seed=1)
+    assert one[3]["input_ids"].equal(two[3]["input_ids"])
+    assert not one[3]["input_ids"].equal(one[4]["input_ids"])
+    assert not one[3]["input_ids"].equal(SyntheticTokens(64, 32, 10, seed=2)[3]["input_ids"])

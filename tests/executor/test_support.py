@@ -1,0 +1,114 @@
+"""What cannot run is said before anything starts, in sentences with the numbers in them, and without torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from strategist.document.plan import NumberFormats, Stage
+from strategist.errors import ImpossibleError
+from strategist.executor.support import layout_obstacles, model_obstacles, refuse, unsupported
+from strategist.facts.model import Moe
+from tests.plans import BFLOAT16, FLOAT32, FLOAT64, even_stages, make_plan, tiny_llama
+
+RUNNABLE: tuple[dict[str, Any], ...] = (
+    {},
+    {"dp_replicate": 8, "formats": BFLOAT16, "accumulation": 2},
+    {"dp_shard": 8, "zero": 1, "formats": FLOAT32},
+    {"dp_shard": 4, "dp_replicate": 2, "zero": 3, "tp": 2, "sequence_parallel": True},
+    {"pp": 2, "tp": 2, "dp_shard": 2, "zero": 2, "accumulation": 2, "recompute": "selective", "formats": FLOAT64},
+    {"pp": 2, "schedule": "gpipe", "dp_replicate": 2},
+)
+
+FP8 = NumberFormats(parameter="float32", gradient="float32", reduce="float32", compute="float8")
+FP16 = NumberFormats(parameter="float32", gradient="float32", reduce="float32", compute="float16")
+REDUCE16 = NumberFormats(parameter="float32", gradient="float32", reduce="bfloat16", compute="bfloat16")
+HALF = NumberFormats(parameter="bfloat16", gradient="bfloat16", reduce="float32", compute="bfloat16", master="float32")
+OVERLAP = (
+    Stage(index=0, layers=((0, 1),), embedding=True, head=False),
+    Stage(index=1, layers=((0, 2),), embedding=False, head=True),
+)
+
+REFUSED: tuple[tuple[dict[str, Any], str, str, str], ...] = (
+    ({"cp": 2}, "UNSUPPORTED", "mesh.cp", "2"),
+    ({"ep": 2, "dp_shard": 2, "zero": 3}, "UNSUPPORTED", "mesh.ep", "2"),
+    ({"etp": 2, "tp": 2}, "UNSUPPORTED", "mesh.etp", "2"),
+    ({"pp": 2, "schedule": "interleaved", "accumulation": 2}, "UNSUPPORTED", "strategy.schedule", "interleaved"),
+    ({"virtual_stages": 2}, "UNSUPPORTED", "strategy.virtual_stages", "2"),
+    ({"offload": "optimizer"}, "UNSUPPORTED", "strategy.offload", "optimizer"),
+    ({"tiling": 4}, "UNSUPPORTED", "strategy.tiling", "4"),
+    ({"optimizer": "adamw8bit"}, "UNSUPPORTED", "strategy.optimizer", "adamw8bit"),
+    ({"backend": "mpi"}, "UNSUPPORTED", "strategy.backend", "mpi"),
+    ({"formats": FP8}, "UNSUPPORTED", "strategy.formats", "float8"),
+    ({"formats": FP16}, "UNSUPPORTED", "strategy.formats", "float16"),
+    ({"formats": HALF}, "UNSUPPORTED", "strategy.formats", "bfloat16"),
+    ({"formats": REDUCE16, "dp_replicate": 2}, "UNSUPPORTED", "strategy.formats.reduce", "bfloat16"),
+    ({"zero": 1, "dp_shard": 2, "tp": 2}, "UNSUPPORTED", "strategy.zero", "tp 2"),
+    ({"zero": 0, "dp_shard": 2}, "FRAMEWORK_LEGALITY", "strategy.zero", "dp_shard is 2"),
+    ({"pp": 2, "schedule": "none", "accumulation": 2}, "FRAMEWORK_LEGALITY", "strategy.schedule", "pp = 2"),
+    ({"schedule": "1f1b"}, "FRAMEWORK_LEGALITY", "strategy.schedule", "pp = 1"),
+    ({"sequence_parallel": True}, "FRAMEWORK_LEGALITY", "strategy.sequence_parallel", "tp is 1"),
+    ({"pp": 2, "accumulation": 2, "stages": even_stages(2, 1)}, "FRAMEWORK_LEGALITY", "strategy.stages", "2 unbroken"),
+    ({"pp": 2, "accumulation": 2, "stages": OVERLAP}, "FRAMEWORK_LEGALITY", "strategy.stages", "0 to 2"),
+    ({"pp": 2, "accumulation": 1}, "BATCH_SPLIT", "strategy.accumulation", "at least 2 micro-batches"),
+    ({"dp_replicate": 2, "global_batch": 7}, "BATCH_SPLIT", "workload.global_batch", "7 sequences"),
+    ({"tp": 3}, "DIVISIBILITY", "model.heads", "heads = 8"),
+    ({"tp": 8}, "DIVISIBILITY", "model.kv_heads", "kv_heads = 4"),
+    ({"tp": 4, "sequence_parallel": True, "seq_len": 18}, "DIVISIBILITY", "workload.seq_len", "18 tokens"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("choices", RUNNABLE)
+def test_a_legal_plan_meets_no_obstacle(choices: dict[str, Any]) -> None:
+    """Every product of data, tensor and pipeline parallelism that adds up is accepted."""
+    assert unsupported(make_plan(**choices)) == ()
+
+
+@pytest.mark.parametrize(("choices", "code", "place", "said"), REFUSED)
+def test_an_obstacle_names_field_value_and_way_out(choices: dict[str, Any], code: str, place: str, said: str) -> None:
+    """A refused plan yields the fitting code, the path of the field, and the offending value in a sentence."""
+    obstacle = next(o for o in layout_obstacles(make_plan(**choices)) if o.place == place)
+    assert obstacle.code == code
+    assert said in obstacle.sentence
+    assert obstacle.hint.endswith(".")
+
+
+def test_ffn_width_must_divide() -> None:
+    """A feed-forward width that tp does not divide is refused by name."""
+    plan = make_plan(tiny_llama(ffn_hidden=50), tp=4)
+    assert [o.place for o in layout_obstacles(plan)] == ["model.ffn_hidden"]
+
+
+def test_refuse_raises_the_first_and_carries_the_rest() -> None:
+    """All obstacles of a plan arrive in one error, each complete."""
+    with pytest.raises(ImpossibleError) as caught:
+        refuse(layout_obstacles(make_plan(cp=2, tiling=4)))
+    assert caught.value.flag == "$.mesh.cp"
+    assert [error.flag for error in caught.value.also] == ["$.strategy.tiling"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"moe": Moe(experts=8, top_k=2, ffn=64, layers=2)}, "moe"),
+        ({"norm": "layernorm"}, "norm = layernorm"),
+        ({"pos": "learned"}, "pos = learned"),
+        ({"kind": "encoder"}, "kind = encoder"),
+        ({"qk_norm": "full"}, "qk_norm = full"),
+        ({"mlp_act": "gelu"}, "mlp_act = gelu"),
+    ],
+)
+def test_an_architecture_that_is_not_llama_like_is_refused(change: dict[str, Any], said: str) -> None:
+    """The built-in model says which part of an architecture it cannot be."""
+    (obstacle,) = model_obstacles(tiny_llama(**change))
+    assert said in obstacle.sentence
+    assert unsupported(make_plan(tiny_llama(**change))) == (obstacle.sentence,)
+
+
+def test_asking_does_not_import_torch() -> None:
+    """`strategist.executor.support` and the executor package itself load without torch."""
+    script = "import sys, strategist.executor, strategist.executor.support; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

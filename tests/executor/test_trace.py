@@ -1,0 +1,47 @@
+"""Every strategy can be traced: the very program that trains runs under fake tensors at a world of 64 ranks and more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from strategist.document.plan import Plan
+from tests.plans import BFLOAT16, make_plan, tiny_llama
+
+pytestmark = pytest.mark.slow
+
+WIDTH = 64
+SHAPE = tiny_llama(layers=4, tied=True, hidden=WIDTH, vocab=WIDTH, ffn_hidden=WIDTH, heads=16, kv_heads=16, head_dim=4)
+"""Every matrix is 64 x 64 and every norm 64, so that all of them divide by 64: seven matrices and two norms a layer."""
+
+
+def _held(plan: Plan, rank: int) -> int:
+    """Parameters that one rank should hold: matrices cut by dp_shard and tp, norms by dp_shard."""
+    mesh = plan.mesh
+    stage = plan.strategy.stages[rank // mesh.stride("pp") % mesh.pp]
+    matrices = 7 * stage.layer_count + (stage.embedding or stage.head)  # the tied end holds one copy
+    norms = 2 * stage.layer_count + stage.head
+    return matrices * WIDTH**2 // (mesh.dp_shard * mesh.tp) + norms * WIDTH // mesh.dp_shard
+
+
+@pytest.mark.parametrize(
+    ("layout", "ranks"),
+    [
+        ({"dp_shard": 64, "zero": 3, "accumulation": 2, "recompute": "full"}, (0, 63)),
+        ({"dp_replicate": 4, "dp_shard": 16, "zero": 2, "recompute": "selective"}, (17,)),
+        ({"dp_shard": 16, "zero": 3, "tp": 4, "sequence_parallel": True}, (5,)),
+        ({"dp_replicate": 8, "tp": 8}, (9,)),
+        ({"pp": 4, "dp_shard": 2, "zero": 3, "tp": 8, "sequence_parallel": True, "accumulation": 4}, (0, 20, 63)),
+        ({"pp": 2, "dp_replicate": 32, "accumulation": 2, "schedule": "gpipe"}, (0, 63)),
+    ],
+    ids=["zero3", "hsdp", "fsdp-tp", "ddp-tp", "pp-fsdp-tp", "pp-ddp"],
+)
+def test_the_training_program_runs_under_fake_tensors(layout: dict[str, Any], ranks: tuple[int, ...]) -> None:
+    """One rank of each kind does two whole steps, optimizer included, and holds exactly its share of the weights."""
+    from tests.executor.harness import run_alone
+    from tests.executor.tracing import trace_rank
+
+    plan = make_plan(SHAPE, **layout, formats=BFLOAT16)
+    for rank in ranks:
+        assert run_alone(trace_rank, plan, rank) == {"steps": 2, "held": _held(plan, rank)}
