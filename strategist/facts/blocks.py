@@ -24,7 +24,7 @@ def joined(groups: tuple[NodeGroup, ...]) -> tuple[NodeGroup, ...]:
 
 def mixed_tiers(groups: tuple[NodeGroup, ...]) -> tuple[Tier, ...]:
     """One tier for unlike nodes: the largest block that fits every node, each layout at the rate of the worst node."""
-    return block_tiers(groups, [inner_tiers(replace(group, count=1)) for group in groups])
+    return block_tiers(groups, [inner_tiers(group) for group in groups])
 
 
 def block_tiers(groups: tuple[NodeGroup, ...], own: list[tuple[Tier, ...]]) -> tuple[Tier, ...]:

@@ -30,24 +30,24 @@ def find_gpu(name: str, flag: str = "--gpu") -> Found[Gpu]:
 @cache
 def gpu_by_id(name: str) -> Gpu:
     """The device with this canonical name, which must exist."""
-    return _facts()[name]
+    row = _rows()[name]
+    return _cpu(row) if row["vendor"] == "CPU" else _gpu(row)
 
 
 def gpus() -> tuple[Gpu, ...]:
     """Every device of the catalogue, in file order, the CPU last."""
-    return tuple(_facts().values())
+    return tuple(gpu_by_id(name) for name in _rows())
 
 
 @cache
-def _facts() -> dict[str, Gpu]:
-    listed = [_gpu(row) for row in rows("gpus")] + [_cpu(row) for row in rows("cpus")]
-    return {gpu.name: gpu for gpu in listed}
+def _rows() -> dict[str, Row]:
+    return {row["name"]: row for table in ("gpus", "cpus") for row in rows(table)}
 
 
 @cache
 def gpu_names(flag: str) -> Names:
     """The names that `find_gpu` knows."""
-    listed = (*rows("gpus"), *rows("cpus"))
+    listed = _rows().values()
     return Names(
         exact={fold(said): row["name"] for row in listed for said in (row["name"], *row.get("aliases", ()))},
         short={fold(row["name"]): row["gpu"] for row in rows("shorthands")},

@@ -32,7 +32,7 @@ def _node_tiers(group: NodeGroup) -> tuple[Tier, ...]:
     """The tiers of one node alone."""
     node = group.node
     if not node.links or is_mesh(node.links):
-        return inner_tiers(replace(group, count=1))
+        return inner_tiers(group)
     alone = Cluster(groups=(replace(group, count=1),), origin="file")
     cuts = _cuts(alone)
     best = max(cuts, key=lambda cut: cut.Bps)

@@ -44,7 +44,8 @@ def aligned(world: int) -> list[tuple[int, int]]:
 @st.composite
 def regular_axes(draw: st.DrawFn) -> tuple[Cluster, int, int]:
     """A node type of the catalogue, one to four of it, and an aligned axis of their ranks."""
-    node = node_by_id(draw(st.sampled_from(NAMES)))
+    named = node_by_id(draw(st.sampled_from(NAMES)))
+    node = replace(named, inter_Bps=named.inter_Bps * draw(st.sampled_from([1, 1, 16, 256])))
     counts = [n for n in (1, 2, 3, 4) if aligned(n * node.gpus) and (n == 1 or node.inter_Bps)]
     cluster = cluster_of(node, draw(st.sampled_from(counts or [1])))
     return cluster, *draw(st.sampled_from(aligned(cluster.world) or [(1, 1)]))
