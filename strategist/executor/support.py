@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from strategist.document.plan import NumberFormats, Plan
+from strategist.document.plan import MESH_AXES, NumberFormats, Plan
 from strategist.errors import ImpossibleError
 from strategist.facts.model import ModelShape
 
@@ -52,8 +52,30 @@ def refuse(obstacles: tuple[Obstacle, ...]) -> None:
 
 def layout_obstacles(plan: Plan) -> tuple[Obstacle, ...]:
     """Everything that keeps the executor from laying out any model as the plan says."""
+    broken = tuple(_mesh(plan))  # nothing else can be asked about a mesh that is none
     checks = (_not_built, _formats, _data_parallel, _pipeline, _batch, _tensor_parallel)
-    return tuple(obstacle for check in checks for obstacle in check(plan))
+    return broken or tuple(obstacle for check in checks for obstacle in check(plan))
+
+
+def _mesh(plan: Plan) -> Iterator[Obstacle]:
+    mesh = plan.mesh
+    if sorted(mesh.order) != sorted(MESH_AXES):
+        yield Obstacle(
+            code="FRAMEWORK_LEGALITY",
+            place="mesh.order",
+            value=mesh.order,
+            sentence=f"The mesh order must name {', '.join(MESH_AXES)}, each once; it names {', '.join(mesh.order)}.",
+            hint="Leave the order to the planner.",
+        )
+    for axis in (*MESH_AXES, "ep", "etp"):
+        if mesh.size(axis) < 1:
+            yield Obstacle(
+                code="FRAMEWORK_LEGALITY",
+                place=f"mesh.{axis}",
+                value=mesh.size(axis),
+                sentence=f"mesh.{axis} = {mesh.size(axis)} is no degree; the smallest is 1.",
+                hint="Use 1 for an axis that is not wanted.",
+            )
 
 
 def _not_built(plan: Plan) -> Iterator[Obstacle]:

@@ -55,6 +55,8 @@ REFUSED: tuple[tuple[dict[str, Any], str, str, str], ...] = (
     ({"pp": 2, "accumulation": 2, "stages": OVERLAP}, "FRAMEWORK_LEGALITY", "strategy.stages", "0 to 2"),
     ({"pp": 2, "accumulation": 1}, "BATCH_SPLIT", "strategy.accumulation", "at least 2 micro-batches"),
     ({"dp_replicate": 2, "global_batch": 7}, "BATCH_SPLIT", "workload.global_batch", "7 sequences"),
+    ({"tp": 0, "global_batch": 1}, "FRAMEWORK_LEGALITY", "mesh.tp", "mesh.tp = 0"),
+    ({"order": ("tp", "pp")}, "FRAMEWORK_LEGALITY", "mesh.order", "names tp, pp"),
     ({"tp": 3}, "DIVISIBILITY", "model.heads", "heads = 8"),
     ({"tp": 8}, "DIVISIBILITY", "model.kv_heads", "kv_heads = 4"),
     ({"tp": 4, "sequence_parallel": True, "seq_len": 18}, "DIVISIBILITY", "workload.seq_len", "18 tokens"),
