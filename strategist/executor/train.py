@@ -16,12 +16,14 @@ from torch.utils.data import DataLoader, Dataset
 import strategist
 from strategist.document.plan import Plan
 from strategist.errors import InputError
+from strategist.executor.architecture import model_obstacles
 from strategist.executor.build import build
 from strategist.executor.data import SyntheticTokens
 from strategist.executor.models import model_from_shape
+from strategist.executor.obstacles import refuse
 from strategist.executor.processes import World, one_verdict, process_group
 from strategist.executor.session import Session, StepResult
-from strategist.executor.support import layout_obstacles, model_obstacles, refuse
+from strategist.executor.support import layout_obstacles
 
 OnStep = Callable[[int, StepResult], None]
 

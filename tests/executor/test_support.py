@@ -10,7 +10,9 @@ import pytest
 
 from strategist.document.plan import NumberFormats, Stage
 from strategist.errors import ImpossibleError
-from strategist.executor.support import layout_obstacles, model_obstacles, refuse, unsupported
+from strategist.executor.architecture import model_obstacles
+from strategist.executor.obstacles import refuse
+from strategist.executor.support import layout_obstacles, unsupported
 from strategist.facts.model import Moe
 from tests.plans import BFLOAT16, FLOAT32, FLOAT64, even_stages, make_plan, tiny_llama
 
