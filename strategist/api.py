@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from strategist.ask import Asked, Given, check_headroom, complete
 from strategist.document.load import load_plan
 from strategist.document.plan import Hint, Plan, Policy
-from strategist.document.write import sealed
 from strategist.errors import ImpossibleError, InputError, did_you_mean
 from strategist.executor.support import unsupported
 from strategist.facts.clusters import load_cluster as _load_cluster
@@ -22,6 +20,8 @@ from strategist.planner.ladder import smallest_machines
 from strategist.planner.search import SearchLog
 
 if TYPE_CHECKING:
+    from pathlib import PurePosixPath
+
     from strategist.emitters.emitter import Options
     from strategist.executor.session import Session
     from strategist.reports.tree import Tree
@@ -54,7 +54,7 @@ def recommend(
     """
     fields = _fields(workload, workload_fields)
     asked = complete(Given(model=model, hardware=hardware, policy=policy, **fields))
-    return plan_for(asked, top=top)
+    return finished(plan_for(asked, top=top), asked)
 
 
 def _fields(workload: Workload | None, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def _check_fields(fields: Mapping[str, Any]) -> None:
 
 
 def plan_for(asked: Asked, *, top: int = 5, log: SearchLog | None = None) -> Plan:
-    """The sealed Plan for a complete question, with what our own executor cannot run yet said beside it."""
+    """The Plan for a complete question, with what our own executor cannot run yet said beside it; not yet finished."""
     plan = planner.recommend(asked.question, asked.request, asked.assumptions, top=top, log=log)
     missing = unsupported(plan)
     if missing:
@@ -130,7 +130,15 @@ def plan_for(asked: Asked, *, top: int = 5, log: SearchLog | None = None) -> Pla
         plan = replace(plan, hints=(*plan.hints, Hint(code="W_NOT_EXECUTABLE", sentence=note)))
     if plan.hardware_is_assumed:
         plan = replace(plan, ladder=smallest_machines(asked.question, plan.time.step.value))
-    return sealed(plan)
+    return plan
+
+
+def finished(plan: Plan, asked: Asked) -> Plan:
+    """The plan with the digest of its rules and facts, and sealed. Apart because hashing costs what a glance need not."""
+    from strategist.document.write import sealed
+    from strategist.planner.book import book_digest
+
+    return sealed(replace(plan, book=book_digest(asked.question.rule_folders)))
 
 
 def explain(plan: Plan) -> Tree:

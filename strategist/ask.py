@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,7 +14,7 @@ from strategist.facts.gpus import backend_of
 from strategist.facts.hardware import Cluster
 from strategist.facts.job import MAX_HEADROOM, Job
 from strategist.facts.model import ModelShape
-from strategist.facts.models import load_model
+from strategist.facts.models import load_model, load_model_config
 from strategist.facts.parameters import count
 from strategist.facts.profile import find_profile
 from strategist.facts.resolved import Assumed, Resolved
@@ -25,6 +26,8 @@ from strategist.units import format_count
 
 DEFAULT_SEQ_LEN, DEFAULT_GLOBAL_BATCH = 4096, 256
 ASSUMED_GPU, ASSUMED_GPUS = "h100-sxm-80gb", 8
+DEVICE_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+"""One of these exists wherever a driver for GPUs runs (Linux, WSL, ROCm); without them nothing is asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +36,7 @@ class Given:
 
     model_size: str | None = None
     model: Any = None
+    model_config: str | None = None
     hardware: Any = None
     gpu: str | None = None
     gpus_per_node: int | None = None
@@ -99,23 +103,27 @@ def _request(given: Given, pins: tuple[Pin, ...], forbids: tuple[str, ...]) -> R
 
 
 def _model(given: Given) -> tuple[ModelShape, tuple[Assumption, ...]]:
-    if given.model_size is not None and given.model is not None:
-        raise InputError(
-            "CONFLICT",
-            "--model-size and --model name two models.",
-            flag="--model-size",
-            value=given.model_size,
-            hint="Choose one.",
-        )
-    if given.model_size is not None:
-        return _sized(given.model_size)
-    if given.model is None:
+    ways = {"--model-size": given.model_size, "--model": given.model, "--model-config": given.model_config}
+    named = [flag for flag, value in ways.items() if value is not None]
+    if not named:
         raise InputError(
             "MISSING",
             "No model was named.",
             flag="--model-size",
             hint="Give --model-size 7B, --model NAME or --model-config config.json.",
         )
+    if len(named) > 1:
+        raise InputError(
+            "CONFLICT",
+            f"{' and '.join(named)} each name a model.",
+            flag=named[0],
+            value=ways[named[0]],
+            hint="Choose one.",
+        )
+    if given.model_size is not None:
+        return _sized(given.model_size)
+    if given.model_config is not None:
+        return load_model_config(given.model_config), ()
     if isinstance(given.model, str) and is_size(given.model):
         return _sized(given.model)
     return load_model(given.model), ()
@@ -217,6 +225,8 @@ def _assumed_machines(given: Given, shaped: Mapping[str, Any], described: bool) 
 
 def _own_gpus(given: Given) -> Resolved | None:
     """This machine's GPUs, as many and as often as asked for; None when it has none."""
+    if not any(os.path.exists(path) for path in DEVICE_FILES):
+        return None
     from strategist.facts.local import has_gpu
 
     if not has_gpu():

@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _unknown_hint(word: str, flags: Sequence[Flag]) -> str:
-    names = [name for flag in flags for name in (flag.name, flag.alias) if name]
+    names = [flag.name for flag in flags]
     return did_you_mean(word, names) if word.startswith("-") else "Remove it; values belong to flags."
 
 
@@ -59,12 +59,11 @@ def build_parser(
     for name, text, count in positionals:
         parser.add_argument(name, help=text, nargs=None if count == "1" else count)
     for flag in flags:
-        names = [flag.name] + ([flag.alias] if flag.alias else [])
         text = flag.help.replace("%", "%%") + (f" ({', '.join(flag.choices)})" if flag.choices else "")
         if not flag.metavar:
-            parser.add_argument(*names, action="store_true", help=text, dest=flag.key)
+            parser.add_argument(flag.name, action="store_true", help=text, dest=flag.key)
         else:
-            parser.add_argument(*names, action="append", metavar=flag.metavar, help=text, dest=flag.key)
+            parser.add_argument(flag.name, action="append", metavar=flag.metavar, help=text, dest=flag.key)
     return parser
 
 
@@ -92,8 +91,8 @@ def parse(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
 
 def _joined(words: Sequence[str], flags: Sequence[Flag]) -> list[str]:
     """`--flag -7B` as `--flag=-7B`: a value may look like an option as long as it is not one."""
-    valued = {name for flag in flags if flag.metavar for name in (flag.name, flag.alias) if name}
-    known = {name for flag in flags for name in (flag.name, flag.alias) if name} | {"-h", "--help", "--"}
+    valued = {flag.name for flag in flags if flag.metavar}
+    known = {flag.name for flag in flags} | {"-h", "--help", "--"}
     joined: list[str] = []
     waiting = list(words)
     while waiting:

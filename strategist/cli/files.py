@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import tempfile
 
 from strategist.errors import InputError, InternalError, is_hostile, shown
 
@@ -57,6 +56,8 @@ def write_file(path: str, text: str, flag: str, *, force: bool = False, mode: in
     Raises what `check_target` raises, and InternalError IO when the machine refuses.
     """
     check_target(path, flag, force=force)
+    import tempfile  # pulls in compression libraries that no other path needs
+
     temporary = ""
     try:
         descriptor, temporary = tempfile.mkstemp(dir=os.path.dirname(path) or ".", prefix=".strategist-")

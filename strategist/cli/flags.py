@@ -14,7 +14,6 @@ class Flag:
     metavar: str = ""
     repeats: bool = False
     choices: tuple[str, ...] = ()
-    alias: str = ""
 
     @property
     def key(self) -> str:
@@ -36,7 +35,8 @@ OUTPUT = (
 
 MODEL = (
     Flag("--model-size", "parameters: 350M, 7B, 1.5T, 6738415616, 7e9", "SIZE"),
-    Flag("--model", "a catalogue name or a path to a Hugging Face config.json", "NAME_OR_PATH", alias="--model-config"),
+    Flag("--model", "a catalogue name or a path to a Hugging Face config.json", "NAME_OR_PATH"),
+    Flag("--model-config", "a path to a Hugging Face config.json", "PATH"),
 )
 
 HARDWARE = (

@@ -59,6 +59,7 @@ def words(example: str) -> Reader:
 READERS: Mapping[str, Reader] = {
     "model_size": words("7B"),
     "model": words("llama-3.1-8b"),
+    "model_config": words("config.json"),
     "hardware": words("dgx-h100:4"),
     "gpu": words("h100-sxm-80gb"),
     "gpus_per_node": whole(1, MAX_GPUS_PER_NODE, "8"),

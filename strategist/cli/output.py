@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from strategist.document.write import dump
 from strategist.errors import NoPlanError, StrategistError
 from strategist.reports.lines import Line, Style, line, text_of, wrapped
 
@@ -18,8 +16,14 @@ COLOURS: Mapping[Style, str] = {
 
 
 def width() -> int:
-    """Columns of the terminal; 80 when there is none."""
-    return max(8, shutil.get_terminal_size((80, 24)).columns)
+    """Columns of the terminal, or of COLUMNS; 80 when there is neither."""
+    said = os.environ.get("COLUMNS", "")
+    if said.isdecimal() and int(said) > 0:
+        return max(8, int(said))
+    try:
+        return max(8, os.get_terminal_size(sys.stdout.fileno()).columns)
+    except (OSError, ValueError, AttributeError):
+        return 80
 
 
 def show_lines(lines: Sequence[Line], *, no_color: bool = False) -> None:
@@ -52,6 +56,8 @@ def show_text(text: str) -> None:
 
 def show_document(document: Any) -> None:
     """Print one JSON document."""
+    from strategist.document.write import dump
+
     print(dump(document), end="")
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from strategist.api import plan_for
+from strategist.api import finished, plan_for
 from strategist.ask import complete
 from strategist.cli.arguments import build_parser, parse
 from strategist.cli.files import check_target, write_file
 from strategist.cli.flags import PLAN_FLAGS
 from strategist.cli.given import given_from
 from strategist.cli.output import note, show_document, show_lines, width
-from strategist.document.write import dump
 from strategist.planner.search import SearchLog
 from strategist.reports.brief import brief
 from strategist.units import format_seconds
@@ -31,8 +30,13 @@ def run(words: Sequence[str]) -> int:
     if namespace.out is not None:
         check_target(namespace.out, "--out", force=namespace.force)
     log = SearchLog()
-    plan = plan_for(complete(given), top=top, log=log)
+    asked = complete(given)
+    plan = plan_for(asked, top=top, log=log)
+    if namespace.json or namespace.out is not None:
+        plan = finished(plan, asked)
     if namespace.out is not None:
+        from strategist.document.write import dump
+
         write_file(namespace.out, dump(plan), "--out", force=namespace.force)
         note(f"wrote {namespace.out}", quiet=namespace.quiet or namespace.json)
     if namespace.json:

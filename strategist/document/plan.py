@@ -229,7 +229,7 @@ class Plan:
 
     format: Literal["strategist-plan/1"] = "strategist-plan/1"
     made_by: str
-    book: str
+    book: str = ""
     request: Request
     cluster: Cluster
     model: ModelShape

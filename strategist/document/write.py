@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from typing import Any
 
@@ -26,6 +25,8 @@ def dump(document: Any) -> str:
 
 def digest(document: Any) -> str:
     """`sha256:...` over the canonical JSON (sorted keys, no blanks, ASCII) of everything but the seal itself."""
+    import hashlib  # loads OpenSSL; plans that are only looked at need no digest
+
     body = as_document(document)
     if isinstance(body, dict):
         body = {key: value for key, value in body.items() if key != "seal"}

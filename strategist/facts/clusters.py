@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from strategist.errors import InputError
@@ -35,7 +34,7 @@ __all__ = [
     "resolve_cluster",
 ]
 
-Source = str | Path | Mapping[str, Any] | Cluster | None
+Source = str | os.PathLike[str] | Mapping[str, Any] | Cluster | None
 
 FILE_ENDINGS = (".json", ".yaml", ".yml", ".toml")
 
@@ -70,9 +69,9 @@ def _reference_machine() -> Resolved:
     return Resolved(cluster=Cluster(groups=(group,), origin="assumed"), assumptions=(said,))
 
 
-def _is_path(source: str | Path) -> bool:
+def _is_path(source: str | os.PathLike[str]) -> bool:
     text = str(source)
-    return isinstance(source, Path) or os.sep in text or text.lower().endswith(FILE_ENDINGS)
+    return isinstance(source, os.PathLike) or os.sep in text or text.lower().endswith(FILE_ENDINGS)
 
 
 def _from_file(path: str, flag: str) -> Resolved:
@@ -94,7 +93,7 @@ def _from_name(text: str, flag: str) -> Resolved:
     try:
         found = _named_node(name, flag)
     except InputError as unknown:
-        if unknown.code == "UNKNOWN_NODE" and Path(said).exists():
+        if unknown.code == "UNKNOWN_NODE" and os.path.exists(said):
             return _from_file(said, flag)
         raise
     return _catalogued(found, nodes)

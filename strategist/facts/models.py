@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strategist.errors import InputError
@@ -20,7 +20,7 @@ __all__ = ["find_model", "load_model", "load_model_config", "shape_from_row"]
 _FILE = re.compile(r"(\.{0,2}|~)/.*|.*\.(json|ya?ml|toml)|.*/.*/.*", re.IGNORECASE | re.DOTALL)
 
 
-def load_model(source: str | Path | Mapping[str, Any] | ModelShape | ModuleLike, flag: str = "--model") -> ModelShape:  # fmt: skip
+def load_model(source: str | os.PathLike[str] | Mapping[str, Any] | ModelShape | ModuleLike, flag: str = "--model") -> ModelShape:  # fmt: skip
     """The shape of a model given in any of these ways.
 
     A text is a size (`7B`), a catalogue name or Hugging Face id (`llama-3.1-8b`, `meta-llama/Llama-3.1-8B`), or a path:
@@ -32,8 +32,8 @@ def load_model(source: str | Path | Mapping[str, Any] | ModelShape | ModuleLike,
         return source
     if isinstance(source, str):
         return _from_text(source, flag)
-    if isinstance(source, Path):
-        return load_model_config(str(source), flag)
+    if isinstance(source, os.PathLike):
+        return load_model_config(os.fspath(source), flag)
     if isinstance(source, Mapping):
         from strategist.facts.model_config import shape_from_config  # families are loaded only when one is read
 

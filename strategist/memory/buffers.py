@@ -77,6 +77,6 @@ def runtime_bytes_C(job: Job, c: Candidates) -> Reals:
     return overhead(f"{kind}_context_bytes") + axes * overhead(f"{kind}_communicator_bytes")
 
 
-def slack_bytes_CS(allocated_CS: Reals) -> Reals:
-    """Bytes the caching allocator reserves beyond what is allocated, (C, S)."""
-    return overhead("allocator_slack") * allocated_CS
+def slack_bytes(allocated: Reals) -> Reals:
+    """Bytes the caching allocator reserves beyond what is allocated, any shape."""
+    return overhead("allocator_slack") * allocated

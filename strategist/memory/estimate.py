@@ -15,7 +15,7 @@ from strategist.memory.activations import (
     receive_buffers_CS,
     working_set_CS,
 )
-from strategist.memory.buffers import InFlight, bucket_bytes_CS, runtime_bytes_C, slack_bytes_CS, units_in_flight
+from strategist.memory.buffers import InFlight, bucket_bytes_CS, runtime_bytes_C, slack_bytes, units_in_flight
 from strategist.memory.logits import logits_bytes_CS
 from strategist.memory.model_states import (
     gradient_bytes_CS,
@@ -23,7 +23,7 @@ from strategist.memory.model_states import (
     optimizer_bytes_CS,
     parameter_bytes_CS,
 )
-from strategist.space.candidates import Candidates, Column, Reals
+from strategist.space.candidates import Candidates, Column, Reals, total_of
 from strategist.space.shares import Group, elements, groups
 
 MOMENTS = ("loss", "backward of the last layer", "end of backward", "optimizer step")
@@ -48,61 +48,76 @@ def peak_memory(job: Job, candidates: Candidates) -> Peaks:
     """The peak of every candidate. Whole bytes; the terms add up to `device` exactly."""
     size = len(candidates)
     terms = {name: np.zeros(size, np.int64) for name in MEMORY_TERMS}
-    device, stage, moment, host = (np.zeros(size, np.int64) for _ in range(4))
+    stage, moment, host = (np.zeros(size, np.int64) for _ in range(3))
     for group in groups(job.model, candidates):
-        table, host_C = stage_terms(job, group)
-        worst = _worst(table)
-        for name, value_MCS in table.items():
-            terms[name][group.rows] = _take(value_MCS, worst)
-        device[group.rows] = sum(terms[name][group.rows] for name in MEMORY_TERMS)
-        moment[group.rows], stage[group.rows] = worst[0], group.stages[worst[1]]
-        host[group.rows] = host_C
-    return Peaks(terms, device, stage, moment, host)
+        table = ledger(job, group)
+        worst_moment, worst_stage = table.worst()
+        for name in MEMORY_TERMS:
+            terms[name][group.rows] = table.bytes_at(name, worst_moment, worst_stage)
+        moment[group.rows], stage[group.rows], host[group.rows] = worst_moment, group.stages[worst_stage], table.host
+    return Peaks(terms, total_of(terms.values()), stage, moment, host)
 
 
-def stage_terms(job: Job, group: Group) -> tuple[Mapping[str, Column], Column]:
-    """Whole bytes of every term at every moment on every stage, (M, C, S), and host bytes (C,)."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Ledger:
+    """Bytes of every stage (C, S): `steady` terms hold at every moment, `moving` ones have one entry per moment;
+    `runtime` and `host` are per candidate (C,)."""
+
+    steady: Terms
+    moving: tuple[Terms, ...]
+    runtime: Reals
+    host: Column
+
+    def allocated(self, moment: int) -> Reals:
+        """Bytes that tensors hold at one moment, (C, S)."""
+        return total_of((*self.steady.values(), *self.moving[moment].values()))
+
+    def worst(self) -> tuple[Column, Column]:
+        """(moment, stage) of the largest total, the first of equals, each (C,)."""
+        totals = [self.allocated(moment) for moment in range(len(MOMENTS))]
+        peaks = np.stack([total.max(axis=1) for total in totals])
+        stages = np.stack([total.argmax(axis=1) for total in totals])
+        moment = peaks.argmax(axis=0)
+        return moment, stages[moment, np.arange(len(moment))]
+
+    def bytes_at(self, name: str, moment: Column, stage: Column) -> Column:
+        """Whole bytes of one term at a moment and stage of each candidate, (C,)."""
+        rows = np.arange(len(moment))
+        if name == "runtime":
+            return np.ceil(self.runtime).astype(np.int64)
+        if name == "slack":
+            values = [slack_bytes(self.allocated(m)[rows, stage]) for m in range(len(MOMENTS))]
+        elif name in self.steady:
+            return np.ceil(self.steady[name][rows, stage]).astype(np.int64)
+        else:
+            values = [terms[name][rows, stage] if name in terms else np.zeros(len(rows)) for terms in self.moving]
+        return np.ceil(np.choose(moment, values)).astype(np.int64)
+
+
+def ledger(job: Job, group: Group) -> Ledger:
+    """Every term of the group's candidates on every stage that is looked at."""
     counts = elements(job.model, group)
-    flat: dict[str, Reals] = {
+    steady = {
         "parameters": parameter_bytes_CS(job, group, counts),
         "optimizer": optimizer_bytes_CS(job, group, counts),
         "bucket_buffers": bucket_bytes_CS(job, group, counts),
         "pipeline_buffers": receive_buffers_CS(job, group),
     }
-    moving = _moving(job, group, gradient_bytes_CS(job, group, counts), units_in_flight(job, group, counts))
-    shape = (len(MOMENTS), len(group.candidates), len(group.stages))
-    table: dict[str, Reals] = {name: np.broadcast_to(value, shape) for name, value in flat.items()} | moving
-    table["slack"] = slack_bytes_CS(np.sum(list(table.values()), axis=0))
-    table["runtime"] = np.broadcast_to(runtime_bytes_C(job, group.candidates)[None, :, None], shape)
-    whole = {name: np.ceil(value).astype(np.int64) for name, value in table.items()}
-    return {name: whole[name] for name in MEMORY_TERMS}, np.ceil(host_bytes_C(job, group, counts)).astype(np.int64)
+    gradients, units = gradient_bytes_CS(job, group, counts), units_in_flight(job, group, counts)
+    host = np.ceil(host_bytes_C(job, group, counts)).astype(np.int64)
+    return Ledger(steady, _moving(job, group, gradients, units), runtime_bytes_C(job, group.candidates), host)
 
 
-def _moving(job: Job, group: Group, gradients: Reals, units: InFlight) -> dict[str, Reals]:
+def _moving(job: Job, group: Group, gradients: Reals, units: InFlight) -> tuple[Terms, ...]:
     """Terms that differ between the moments: gradients outlive a step only when there are several micro-batches."""
     held = activation_bytes_CS(job, group)
-    nothing: Reals = np.zeros_like(held)
     early = np.where((group.candidates["accumulation"] > 1)[:, None], gradients, 0.0)
     working = backward_temporaries_CS(job, group) + working_set_CS(job, group)
-    return {
-        "gradients": np.stack([early, early, gradients, gradients]),
-        "activations": np.stack([held, held, nothing, nothing]),
-        "logits": np.stack([logits_bytes_CS(job, group), nothing, nothing, nothing]),
-        "gather_buffers": np.stack(
-            [units.gathered, units.gathered + units.starting, units.root + units.ending, nothing]
-        ),
-        "temporaries": np.stack([nothing, working, nothing, nothing]),
-    }
-
-
-def _worst(table: Mapping[str, Column]) -> tuple[Column, Column]:
-    """(moment, stage) of the largest total, first of equals, each (C,)."""
-    total: Column = np.sum(list(table.values()), axis=0)
-    moments, size, stages = total.shape
-    place = total.transpose(1, 0, 2).reshape(size, moments * stages).argmax(axis=1)
-    return place // stages, place % stages
-
-
-def _take(value_MCS: Column, worst: tuple[Column, Column]) -> Column:
-    taken: Column = value_MCS[worst[0], np.arange(value_MCS.shape[1]), worst[1]]
-    return taken
+    logits = logits_bytes_CS(job, group)
+    starting = units.gathered + units.starting
+    return (
+        {"gradients": early, "activations": held, "gather_buffers": units.gathered, "logits": logits},
+        {"gradients": early, "activations": held, "gather_buffers": starting, "temporaries": working},
+        {"gradients": gradients, "gather_buffers": units.root + units.ending},
+        {"gradients": gradients},
+    )

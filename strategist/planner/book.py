@@ -1,4 +1,4 @@
-"""Which book a plan was judged by: the version of strategist and a digest of its rules and facts."""
+"""Which book a plan was judged by: a digest of the rules and facts of this strategist."""
 
 from __future__ import annotations
 
@@ -6,14 +6,8 @@ import hashlib
 import os
 from functools import cache
 
-from strategist import __version__
 from strategist.catalog import FOLDER
 from strategist.rulebook.rule import rules_folder
-
-
-def made_by() -> str:
-    """The maker's name and version."""
-    return f"strategist {__version__}"
 
 
 @cache

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from strategist import __version__
 from strategist.document.plan import (
     Alternative,
     Assumption,
@@ -21,7 +22,6 @@ from strategist.document.plan import (
     Request,
 )
 from strategist.errors import InternalError
-from strategist.planner.book import book_digest, made_by
 from strategist.planner.check import faults
 from strategist.planner.fewer import smaller_cluster_hint
 from strategist.planner.search import Found, Question, SearchLog, search
@@ -133,8 +133,7 @@ def _write(
     time = time_ledger(job, found.times, chosen.row)
     reasons = chosen.reasons if request.policy == "hf" else (*chosen.reasons, *other.reasons)
     return Plan(
-        made_by=made_by(),
-        book=book_digest(found.question.rule_folders),
+        made_by=f"strategist {__version__}",
         request=request,
         cluster=job.cluster,
         model=job.model,

@@ -24,7 +24,7 @@ from strategist.document.plan import Economics, Mesh, NumberFormats, Request, St
 from strategist.facts.hardware import Basis
 from strategist.facts.job import Job
 from strategist.facts.model import layer_sequence
-from strategist.memory.estimate import MOMENTS, stage_terms
+from strategist.memory.estimate import MOMENTS, Ledger, ledger
 from strategist.planner.search import Found
 from strategist.space.candidates import Candidates
 from strategist.space.shares import groups
@@ -96,7 +96,7 @@ def stages_of(job: Job, row: Mapping[str, Any]) -> tuple[Stage, ...]:
 def memory_ledger(job: Job, candidate: Candidates) -> MemoryLedger:
     """The ledger of every stage of one candidate."""
     group = next(groups(job.model, candidate, every_stage=True))
-    table, _ = stage_terms(job, group)
+    table = ledger(job, group)
     stages = tuple(_stage_memory(table, stage) for stage in range(group.pp))
     peak = max(stage.device for stage in stages)
     bounds = interval("memory")
@@ -104,12 +104,12 @@ def memory_ledger(job: Job, candidate: Candidates) -> MemoryLedger:
     return MemoryLedger(stages, estimate, job.cluster.smallest.memory_bytes, job.usable_bytes)
 
 
-def _stage_memory(table: Mapping[str, Any], stage: int) -> StageMemory:
+def _stage_memory(table: Ledger, stage: int) -> StageMemory:
     """One stage at its worst moment; terms without bytes are left out."""
-    totals = np.sum([value[:, 0, stage] for value in table.values()], axis=0)
-    moment = int(totals.argmax())
-    values = {name: int(table[name][moment, 0, stage]) for name in MEMORY_TERMS}
-    assumed: tuple[str, ...] = ("runtime", "slack")
+    moment = max(range(len(MOMENTS)), key=lambda m: (table.allocated(m)[0, stage], -m))
+    at = np.array([moment]), np.array([stage])
+    values = {name: int(table.bytes_at(name, *at)[0]) for name in MEMORY_TERMS}
+    assumed = ("runtime", "slack")
     terms = tuple(
         MemoryTerm(name, size, "assumed" if name in assumed else "derived") for name, size in values.items() if size
     )

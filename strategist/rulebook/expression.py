@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Mapping
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -101,7 +102,7 @@ def evaluate(tree: ast.expr, values: Mapping[str, Value]) -> Value:
             return _arithmetic(op, evaluate(left, values), evaluate(right, values))
         case ast.BoolOp(op=op, values=parts):
             combine = np.logical_and if isinstance(op, ast.And) else np.logical_or
-            return combine.reduce(np.broadcast_arrays(*(evaluate(part, values) for part in parts)))
+            return reduce(combine, (evaluate(part, values) for part in parts))
         case ast.Compare(left=left, ops=ops, comparators=rights):
             return _comparison(left, ops, rights, values)
     raise RuleError(

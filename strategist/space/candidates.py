@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -90,3 +91,8 @@ class Candidates:
 def joined(parts: Sequence[Candidates]) -> Candidates:
     """All rows of several blocks, in order. The blocks have the same columns."""
     return Candidates({name: np.concatenate([part[name] for part in parts]) for name in parts[0].columns})
+
+
+def total_of(parts: Iterable[Any]) -> Any:
+    """The sum of some arrays of one shape, without stacking them."""
+    return reduce(np.add, parts)

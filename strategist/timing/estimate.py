@@ -11,7 +11,7 @@ from strategist.document.estimate import TIME_TERMS
 from strategist.facts.job import Job
 from strategist.facts.model import layer_counts
 from strategist.facts.parameters import count, outer_parameters
-from strategist.space.candidates import Candidates, Column, Reals, code
+from strategist.space.candidates import Candidates, Column, Reals, code, total_of
 from strategist.space.shares import Elements, Group, elements, groups, tokens
 from strategist.space.traffic import Traffic, traffic
 from strategist.timing.collectives import Links, links
@@ -45,7 +45,7 @@ def step_times(job: Job, candidates: Candidates) -> StepTimes:
             exposed[name][group.rows] = np.round(shown * NANO).astype(np.int64)
             hidden[name][group.rows] = np.round(behind * NANO).astype(np.int64)
             again[name][group.rows] = np.round(redone * NANO).astype(np.int64)
-    step: Column = np.sum([exposed[name] for name in TIME_TERMS], axis=0)
+    step: Column = total_of(exposed.values())
     return StepTimes(exposed, hidden, again, step)
 
 
@@ -84,8 +84,8 @@ class _Work:
     def pass_seconds(self, which: str) -> Reals:
         """Compute seconds of one pass over one micro-batch; recomputation belongs to backward."""
         parts = self.forward if which == "forward" else self.backward
-        total: Reals = np.sum(list(parts.values()), axis=0)
-        return total if which == "forward" else total + np.sum(list(self.again.values()), axis=0)
+        total = total_of(parts.values())
+        return total if which == "forward" else total + total_of(self.again.values())
 
 
 def _work(job: Job, group: Group) -> _Work:
@@ -124,7 +124,7 @@ def _group_terms(job: Job, group: Group) -> dict[str, tuple[Reals, Reals, Reals]
         name: micro * (work.forward[name] + work.backward[name] + work.again.get(name, 0.0))
         for name in (*COMPUTE_TERMS, "loss")
     }
-    every: Reals = np.sum([*busy.values(), *(exposed[axis] for axis in ("tp", "cp", "ep", "pp"))], axis=0)
+    every = total_of((*busy.values(), *(exposed[axis] for axis in ("tp", "cp", "ep", "pp"))))
     slowest = every.argmax(axis=1)
     rows = np.arange(len(slowest))
 
@@ -162,7 +162,7 @@ def _communication(
     hidden = {axis: zero.copy() for axis in exposed}
     for behind in ("nothing", "forward", "backward", "attention"):
         members = [(item, seconds) for item, seconds in sends if item.behind == behind]
-        total: Reals = np.sum([seconds for _, seconds in members], axis=0) if members else zero
+        total = total_of(seconds for _, seconds in members) if members else zero
         kept = total - _hideable(job, group, work, behind, members, total)
         part = np.divide(kept, total, out=np.zeros_like(total), where=total > 0)
         for item, seconds in members:
