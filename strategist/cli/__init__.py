@@ -74,9 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(words: Sequence[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
-        from strategist.cli.output import show_text
-
-        show_text(USAGE.format(commands="\n".join(f"  {name:<11} {text}" for name, text in COMMANDS)))
+        sys.stdout.write(USAGE.format(commands="\n".join(f"  {name:<11} {text}" for name, text in COMMANDS)))
         return 0 if words else 2
     name = "version" if words[0] == "--version" else words[0]
     known = [command for command, _ in COMMANDS]

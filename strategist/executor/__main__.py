@@ -12,10 +12,11 @@ from pathlib import Path
 
 from strategist.document.load import load_plan
 from strategist.document.write import as_document
-from strategist.errors import StrategistError
+from strategist.errors import InputError, InternalError, StrategistError, shown
 from strategist.executor.processes import is_collateral
 from strategist.executor.session import StepResult
 from strategist.executor.train import TrainingReport, train
+from strategist.units import parse_integer
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,9 +24,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     is_first = os.environ.get("RANK", "0") == "0"
     try:
-        report = train(load_plan(options.plan), options.steps, seed=options.seed, on_step=_say if is_first else None)
-        if is_first and options.report:
-            write_report(report, options.report)
+        steps = parse_integer(options.steps, "--steps", high=10**9, example="20")
+        seed = parse_integer(options.seed, "--seed", low=0, high=2**31, example="0")
+        plan, path = load_plan(options.plan), _writable(options.report)
+        report = train(plan, steps, seed=seed, on_step=_say if is_first else None)
+        if is_first and path is not None:
+            write_report(report, path)
     except StrategistError as error:
         if is_first or not is_collateral(error.__cause__):
             sys.stderr.write(f"E_{error.code}: {error.message}\n{error.hint or ''}\n")
@@ -36,8 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m strategist.executor", description=__doc__)
     parser.add_argument("plan", metavar="PLAN", help="a strategist-plan/1 document")
-    parser.add_argument("--steps", type=int, default=20, help="optimizer steps (default 20)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of weights and data (default 0)")
+    parser.add_argument("--steps", default="20", help="optimizer steps (default 20)")
+    parser.add_argument("--seed", default="0", help="seed of weights and data (default 0)")
     parser.add_argument("--report", metavar="FILE", help="where rank 0 writes losses, seconds, memory, versions (JSON)")
     return parser
 
@@ -50,14 +54,31 @@ def _say(number: int, result: StepResult) -> None:
     sys.stdout.flush()
 
 
-def write_report(report: TrainingReport, path: str) -> None:
-    """The report as JSON, in place at once or not at all."""
+def _writable(path: str | None) -> Path | None:
+    """The place of the report, asked about before hours of training rather than after."""
+    if path is not None and not os.access(Path(path).parent, os.W_OK):
+        raise InputError(
+            "FILE_NOT_FOUND",
+            f"--report: the folder of {shown(path)} does not exist or may not be written.",
+            flag="--report",
+            value=path,
+            hint="Make the folder first.",
+        )
+    return None if path is None else Path(path)
+
+
+def write_report(report: TrainingReport, path: Path) -> None:
+    """The report as JSON, in place at once or not at all. Raises InternalError IO when it cannot be written."""
     document = {field.name: getattr(report, field.name) for field in dataclasses.fields(report)}
-    partial = f"{path}.{os.getpid()}.partial"
-    with open(partial, "w", encoding="utf-8") as file:
-        json.dump({name: as_document(value) for name, value in document.items()}, file, indent=1)
-        file.write("\n")
-    Path(partial).replace(path)
+    text = json.dumps({name: as_document(value) for name, value in document.items()}, indent=1)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(text + "\n", encoding="utf-8")
+        partial.replace(path)
+    except OSError as problem:
+        raise InternalError(
+            "IO", f"--report: {shown(path)} cannot be written ({problem}).", flag="--report", hint="Free some space."
+        ) from problem
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from strategist.executor.engines import make_engine
 from strategist.executor.job import Instruments, Job
 from strategist.executor.loss import LossFn, Objective
 from strategist.executor.mesh import build_mesh
+from strategist.executor.obstacles import refuse
 from strategist.executor.optimizers import MakeOptimizer, default_optimizer, make_optimizer_for
 from strategist.executor.precision import parameter_dtype
 from strategist.executor.processes import process_group
@@ -25,7 +26,7 @@ from strategist.executor.steps.share_values import share_values
 from strategist.executor.steps.tensor_parallel import tensor_parallel
 from strategist.executor.steps.training_mode import training_mode
 from strategist.executor.steps.wrap_ddp import wrap_ddp
-from strategist.executor.support import layout_obstacles, refuse
+from strategist.executor.support import layout_obstacles
 
 Step = Callable[[nn.Module, Job], nn.Module]
 

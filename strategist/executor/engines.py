@@ -12,6 +12,7 @@ from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 
+from strategist.errors import ImpossibleError
 from strategist.executor.job import Job
 from strategist.executor.loss import Batch, Objective, summed_token_loss
 from strategist.executor.mesh import pipeline_group
@@ -29,7 +30,18 @@ class Engine(Protocol):
 
 
 def make_engine(model: nn.Module, job: Job, objective: Objective) -> Engine:
-    """The engine that the plan's schedule asks for."""
+    """The engine that the plan's schedule asks for.
+
+    Raises ImpossibleError UNSUPPORTED for a loss function of the user's when tp or pp cuts the model: it would see parts
+    of the outputs.
+    """
+    if objective.mean_loss is not None and job.splits_model:
+        raise ImpossibleError(
+            "UNSUPPORTED",
+            "A loss function of your own needs whole outputs, and tp or pp leaves each rank a part of them.",
+            flag="loss_fn",
+            hint="Leave it out to train on labels, or plan with data parallelism only.",
+        )
     return PipelineEngine(model, job) if job.plan.mesh.pp > 1 else LoopEngine(model, job, objective)
 
 

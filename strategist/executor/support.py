@@ -7,11 +7,10 @@ go into each other), or a matter of *legality* (torch or the Plan's own meaning 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from strategist.document.plan import NumberFormats, Plan
-from strategist.errors import ImpossibleError
-from strategist.facts.model import ModelShape
+from strategist.document.plan import MESH_AXES, NumberFormats, Plan
+from strategist.executor.architecture import model_obstacles
+from strategist.executor.obstacles import Obstacle
 
 FORMATS = (
     NumberFormats(parameter="float64", gradient="float64", reduce="float64", compute="float64"),
@@ -26,34 +25,37 @@ BACKENDS = ("nccl", "gloo")
 SCHEDULES = ("none", "gpipe", "1f1b")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Obstacle:
-    """One reason why the executor will not run a plan. `place` is its path in the Plan."""
-
-    code: str
-    place: str
-    value: object
-    sentence: str
-    hint: str = "Plan again without it, or emit the plan for a framework that has it."
-
-
 def unsupported(plan: Plan) -> tuple[str, ...]:
     """Sentences saying why this executor cannot run `plan` with its built-in model; empty when it can."""
     return tuple(obstacle.sentence for obstacle in (*layout_obstacles(plan), *model_obstacles(plan.model)))
 
 
-def refuse(obstacles: tuple[Obstacle, ...]) -> None:
-    """Raise ImpossibleError for the first obstacle, with the others in `also`; do nothing when there is none."""
-    errors = [ImpossibleError(o.code, o.sentence, flag=f"$.{o.place}", value=o.value, hint=o.hint) for o in obstacles]
-    if errors:
-        first, *rest = errors
-        raise ImpossibleError(first.code, first.message, flag=first.flag, value=first.value, hint=first.hint, also=rest)
-
-
 def layout_obstacles(plan: Plan) -> tuple[Obstacle, ...]:
     """Everything that keeps the executor from laying out any model as the plan says."""
+    broken = tuple(_mesh(plan))  # nothing else can be asked about a mesh that is none
     checks = (_not_built, _formats, _data_parallel, _pipeline, _batch, _tensor_parallel)
-    return tuple(obstacle for check in checks for obstacle in check(plan))
+    return broken or tuple(obstacle for check in checks for obstacle in check(plan))
+
+
+def _mesh(plan: Plan) -> Iterator[Obstacle]:
+    mesh = plan.mesh
+    if sorted(mesh.order) != sorted(MESH_AXES):
+        yield Obstacle(
+            code="FRAMEWORK_LEGALITY",
+            place="mesh.order",
+            value=mesh.order,
+            sentence=f"The mesh order must name {', '.join(MESH_AXES)}, each once; it names {', '.join(mesh.order)}.",
+            hint="Leave the order to the planner.",
+        )
+    for axis in (*MESH_AXES, "ep", "etp"):
+        if mesh.size(axis) < 1:
+            yield Obstacle(
+                code="FRAMEWORK_LEGALITY",
+                place=f"mesh.{axis}",
+                value=mesh.size(axis),
+                sentence=f"mesh.{axis} = {mesh.size(axis)} is no degree; the smallest is 1.",
+                hint="Use 1 for an axis that is not wanted.",
+            )
 
 
 def _not_built(plan: Plan) -> Iterator[Obstacle]:
@@ -213,43 +215,4 @@ def _tensor_parallel(plan: Plan) -> Iterator[Obstacle]:
 def _indivisible(place: str, value: int, sentence: str) -> Obstacle:
     return Obstacle(
         code="DIVISIBILITY", place=place, value=value, sentence=f"{sentence}.", hint="Choose a tp that divides it."
-    )
-
-
-def model_obstacles(shape: ModelShape) -> tuple[Obstacle, ...]:
-    """Why the built-in reference model, a Llama-like decoder, cannot be this architecture; empty when it can."""
-    rows: tuple[tuple[str, object, tuple[object, ...]], ...] = (
-        ("kind", shape.kind, ("decoder",)),
-        ("formula", shape.formula, ("stack",)),
-        ("norm", shape.norm, ("rmsnorm",)),
-        ("norms_per_layer", shape.norms_per_layer, (2,)),
-        ("final_norm", shape.final_norm, (True,)),
-        ("embed_norm", shape.embed_norm, (False,)),
-        ("pos", shape.pos, ("rope",)),
-        ("mlp_gated", shape.mlp_gated, (True,)),
-        ("mlp_act", shape.mlp_act, ("silu",)),
-        ("mlp_bias", shape.mlp_bias, (False,)),
-        ("o_bias", shape.o_bias, (False,)),
-        ("lm_head_bias", shape.lm_head_bias, (False,)),
-        ("qk_norm", shape.qk_norm, ("", "head")),
-        ("attn_sinks", shape.attn_sinks, (False,)),
-        ("attn_gate", shape.attn_gate, (False,)),
-        ("emb_dim", shape.emb_dim, (0, shape.hidden)),
-        ("extra_parameters", shape.extra_parameters, (0,)),
-        ("extra", shape.extra, ((),)),
-    )
-    parts = {"moe": shape.moe, "mla": shape.mla, "ssm": shape.ssm, "mix": shape.mix}
-    odd = [f"{name} = {value}" for name, value, known in rows if value not in known]
-    odd += [name for name, part in parts.items() if part is not None]
-    if not odd:
-        return ()
-    return (
-        Obstacle(
-            code="UNSUPPORTED",
-            place="model",
-            value=shape.name,
-            sentence=f"The built-in model cannot be {shape.name} ({', '.join(odd)}); it can be any decoder of RMSNorm, "
-            "rotary positions, full attention and a gated SiLU feed-forward part, such as Llama, Mistral, Qwen2, Qwen3.",
-            hint="Give your own module to build(); data-parallel plans run any.",
-        ),
     )

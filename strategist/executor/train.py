@@ -15,12 +15,15 @@ from torch.utils.data import DataLoader, Dataset
 
 import strategist
 from strategist.document.plan import Plan
+from strategist.errors import InputError
+from strategist.executor.architecture import model_obstacles
 from strategist.executor.build import build
 from strategist.executor.data import SyntheticTokens
 from strategist.executor.models import model_from_shape
+from strategist.executor.obstacles import refuse
 from strategist.executor.processes import World, one_verdict, process_group
 from strategist.executor.session import Session, StepResult
-from strategist.executor.support import layout_obstacles, model_obstacles, refuse
+from strategist.executor.support import layout_obstacles
 
 OnStep = Callable[[int, StepResult], None]
 
@@ -60,9 +63,14 @@ def train(
     """Train `steps` steps under `plan` and report; by default the built-in model of the plan on synthetic tokens.
 
     Under torchrun every rank calls this; without it this process is the only rank. `on_step(number, result)` is called
-    on every rank after each step. A dataset that ends begins anew in another order. Raises ImpossibleError for what
-    cannot be run, StaleError for another number of ranks, TrainingError naming the first rank that failed.
+    on every rank after each step. A dataset that ends begins anew in another order. Raises InputError for steps below 1,
+    ImpossibleError for what cannot be run, StaleError for another number of ranks, TrainingError naming the rank that
+    failed.
     """
+    if steps < 1:
+        raise InputError(
+            "TOO_SMALL", f"steps is {steps}; the smallest is 1.", flag="steps", value=steps, hint="Ask for 20."
+        )
     refuse(layout_obstacles(plan) + (() if make_model else model_obstacles(plan.model)))
     data = dataset if dataset is not None else synthetic_data(plan, steps, seed)
     with process_group(plan) as world, one_verdict(world):

@@ -187,7 +187,7 @@ def describe_for_rules(found: Found) -> dict[str, Any]:
 
 
 def _memory_refusal(found: Found) -> tuple[Refusal, ...]:
-    dropped = np.setdiff1d(np.arange(len(found.legal)), found.fitting, assume_unique=True)
+    dropped = np.flatnonzero(found.misfits)
     if not len(dropped):
         return ()
     nearest = int(dropped[found.peaks.device[dropped].argmin()])
@@ -233,9 +233,9 @@ def _misfits(found: Found, top: int) -> tuple[Alternative, ...]:
     masks = family_masks(found.legal, question(found.question.job))
     missed = []
     for name, mask in masks.items():
-        rows_ = np.flatnonzero(mask)
-        if not len(rows_) or np.intersect1d(rows_, found.fitting).size:
+        if not mask.any() or (mask & ~found.misfits).any():
             continue
+        rows_ = np.flatnonzero(mask)
         row = int(rows_[found.peaks.device[rows_].argmin()])
         size = int(found.peaks.device[row])
         over = size - found.question.job.usable_bytes

@@ -73,6 +73,13 @@ class Found:
     times: StepTimes
     families: Mapping[str, Mask]
 
+    @property
+    def misfits(self) -> Mask:
+        """Which legal rows do not fit, shape of `legal`."""
+        misses = np.ones(len(self.legal), dtype=np.bool_)
+        misses[self.fitting] = False
+        return misses
+
     def best_of(self, among: Mask | None = None) -> int | None:
         """The best fitting row, of all or of some; None when there is none."""
         rows = np.arange(len(self.fitting)) if among is None else np.flatnonzero(among)

@@ -60,13 +60,19 @@ class Candidates:
         """Replicas of each expert shard, shape (C,)."""
         return self.data_parallel * self["cp"] * self["tp"] // (self["ep"] * self["etp"])
 
+    @property
+    def mesh(self) -> Column:
+        """A number per distinct mesh and ZeRO stage, (C,): what depends on these alone is worked out once per number."""
+        known = self.columns.get("mesh")
+        return np.arange(len(self), dtype=np.int64) if known is None else known
+
     def where(self, keep: Mask | Column) -> Candidates:
         """The rows that a mask marks or that an index column lists, in that order."""
         return Candidates({name: column[keep] for name, column in self.columns.items()})
 
     def row(self, index: int) -> dict[str, int | str]:
         """One layout with its words spelt out."""
-        return {name: self.word(name, index) for name in self.columns}
+        return {name: self.word(name, index) for name in self.columns if name != "mesh"}
 
     def word(self, name: str, index: int) -> int | str:
         """One entry: the word where the column stands for words, else the number."""
@@ -75,7 +81,10 @@ class Candidates:
 
     def is_word(self, name: str, *words: str) -> Mask:
         """Rows whose column stands for one of the words, shape (C,)."""
-        return np.isin(self.columns[name], [code(name, word) for word in words])
+        column, hit = self.columns[name], np.zeros(len(self), dtype=np.bool_)
+        for word in words:
+            hit |= column == code(name, word)
+        return hit
 
 
 def joined(parts: Sequence[Candidates]) -> Candidates:

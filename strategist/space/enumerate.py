@@ -49,9 +49,12 @@ def divisors(number: int) -> tuple[int, ...]:
 
 def enumerate_candidates(limits: Limits) -> Candidates:
     """The whole space under the pins and without the forbidden techniques, in a fixed order."""
-    blocks = [_block(limits, mesh, options) for mesh, options in _mesh_groups(limits)]
+    blocks, meshes_so_far = [], 0
+    for members, options in _mesh_groups(limits):
+        blocks.append(_block(members, options, meshes_so_far))
+        meshes_so_far += len(members)
     if not blocks:
-        return Candidates({name: np.zeros(0, np.int64) for name in (*MESH_COLUMNS, *OPTION_COLUMNS)})
+        return Candidates({name: np.zeros(0, np.int64) for name in (*MESH_COLUMNS, *OPTION_COLUMNS, "mesh")})
     everything = joined(blocks)
     keep = np.ones(len(everything), dtype=np.bool_)
     for pin in limits.pins:
@@ -190,11 +193,12 @@ def _offloads(limits: Limits, zero: int, pure: bool, shard: int) -> Sequence[tup
     return (*plain, *((home, tiles) for home in homes for tiles in tilings))
 
 
-def _block(limits: Limits, members: list[Mesh], options: list[tuple[int, ...]]) -> Candidates:
-    """The product of some meshes and their options as columns."""
+def _block(members: list[Mesh], options: list[tuple[int, ...]], first_mesh: int) -> Candidates:
+    """The product of some meshes and their options as columns; `mesh` numbers the meshes from `first_mesh` on."""
     mesh = np.array(members, dtype=np.int64)
     option = np.array(options, dtype=np.int64).reshape(len(options), len(OPTION_COLUMNS) - 1)
-    left, right = np.repeat(mesh, len(option), axis=0), np.tile(option, (len(mesh), 1))
-    columns = dict(zip((*MESH_COLUMNS, "zero"), left.T, strict=True))
-    columns |= dict(zip(OPTION_COLUMNS[1:], right.T, strict=True))
-    return Candidates({name: columns[name] for name in (*MESH_COLUMNS, *OPTION_COLUMNS)})
+    left = np.repeat(np.arange(len(mesh)), len(option))
+    columns = {name: column[left] for name, column in zip((*MESH_COLUMNS, "zero"), mesh.T, strict=True)}
+    columns |= {name: np.tile(column, len(mesh)) for name, column in zip(OPTION_COLUMNS[1:], option.T, strict=True)}
+    ordered = {name: columns[name] for name in (*MESH_COLUMNS, *OPTION_COLUMNS)}
+    return Candidates(ordered | {"mesh": first_mesh + left})

@@ -6,8 +6,8 @@ table and everything else broadcasts against it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -21,8 +21,12 @@ from strategist.space.stages import kinds, representative_stages, stage_layer_co
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """Candidates with one `pp` and one `virtual_stages`. `rows` are their places in the whole list, `stages` the
-    stage numbers looked at, `layers_SK` the layers of each sort on each of them."""
+    """Candidates that share `pp` and the layers of every stage.
+
+    `rows` are their places in the whole list, `stages` the stage numbers looked at, `layers_SK` the layers of each sort
+    on each of them. `meshes` are one candidate per distinct mesh and `mesh_of` the place of each candidate's mesh among
+    them: a few hundred rows stand for a million.
+    """
 
     rows: Column
     candidates: Candidates
@@ -30,6 +34,8 @@ class Group:
     stages: Column
     layers_SK: Column
     total_layers: int
+    meshes: Candidates
+    mesh_of: Column
 
     @property
     def middle_layers(self) -> int:
@@ -52,23 +58,22 @@ class Group:
 
 
 def groups(shape: ModelShape, candidates: Candidates, *, every_stage: bool = False) -> Iterator[Group]:
-    """The candidates in blocks of equal `pp` and `virtual_stages`."""
-    keys = candidates["pp"] * 2**20 + candidates["virtual_stages"]
-    for key in np.unique(keys).tolist():
+    """The candidates in blocks of equal `pp` and equal layers per stage.
+
+    With one sort of layer the virtual stages do not change how many layers a stage owns, because interleaving needs
+    equal chunks.
+    """
+    uniform = len(kinds(shape)) == 1
+    virtual_stages = np.ones_like(candidates["pp"]) if uniform else candidates["virtual_stages"]
+    keys = candidates["pp"] * 2**20 + virtual_stages
+    for key in sorted(set(keys.tolist())):
         pp, virtual = divmod(key, 2**20)
         rows = np.flatnonzero(keys == key)
         stages = np.arange(pp) if every_stage else representative_stages(shape, pp)
         table = stage_layer_counts(shape, pp, virtual)
-        yield Group(rows, candidates.where(rows), pp, stages, table[stages], int(table.sum()))
-
-
-def distinct(evaluate: Callable[..., Reals], *columns: Column) -> Reals:
-    """`evaluate` on the distinct rows of some columns only, spread back: a few hundred rows stand for a million."""
-    key = np.zeros(len(columns[0]), np.int64)
-    for column in columns:
-        key = key * (int(column.max(initial=0)) + 1) + column
-    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
-    return np.asarray(evaluate(*(column[first] for column in columns)))[inverse]
+        own = candidates.where(rows)
+        _, first, mesh_of = np.unique(own.mesh, return_index=True, return_inverse=True)
+        yield Group(rows, own, pp, stages, table[stages], int(table.sum()), own.where(first), mesh_of)
 
 
 def ceil_div(value: Column | int, divisor: Column | int) -> Column:
@@ -119,26 +124,14 @@ def state_shards(candidates: Candidates) -> Column:
 
 def dense_CK(shape: ModelShape, candidates: Candidates, shards: Column) -> Reals:
     """Dense elements of one layer of each sort on the fullest rank, (C, K)."""
-    columns = [
-        distinct(lambda tp, n, layer=layer: dense_elements(layer, tp, n), candidates["tp"], shards)
-        for layer in layers(shape)
-    ]
-    return np.stack(columns, axis=1)
+    return np.stack([dense_elements(layer, candidates["tp"], shards) for layer in layers(shape)], axis=1)
 
 
 def expert_CK(shape: ModelShape, candidates: Candidates, shards: Column) -> Reals:
     """Routed-expert elements of one layer of each sort on the fullest rank, (C, K)."""
     if shape.moe is None:
         return np.zeros((len(candidates), len(kinds(shape))))
-    columns = [
-        distinct(
-            lambda ep, etp, n, layer=layer: expert_elements(layer, ep, etp, n),
-            candidates["ep"],
-            candidates["etp"],
-            shards,
-        )
-        for layer in layers(shape)
-    ]
+    columns = [expert_elements(layer, candidates["ep"], candidates["etp"], shards) for layer in layers(shape)]
     return np.stack(columns, axis=1)
 
 
@@ -156,16 +149,12 @@ def outer_elements(shape: ModelShape, tp: Column, shards: Column) -> tuple[Reals
     return first.astype(np.float64), last.astype(np.float64)
 
 
-def outer_CS(shape: ModelShape, group: Group, shards: Column) -> Reals:
+def outer_CS(shape: ModelShape, group: Group, candidates: Candidates, shards: Column) -> Reals:
     """Elements outside the layers on each stage, (C, S); one stage alone holds a tied table once."""
-    first, last = outer_elements(shape, group.candidates["tp"], shards)
+    first, last = outer_elements(shape, candidates["tp"], shards)
     if shape.tied and group.pp == 1:
-        last = last - _table(shape, group, shards)
+        last = last - ceil_div(ceil_div(shape.vocab, candidates["tp"]), shards) * table_width(shape)
     return first[:, None] * group.is_first[None, :] + last[:, None] * group.is_last[None, :]
-
-
-def _table(shape: ModelShape, group: Group, shards: Column) -> Reals:
-    return (ceil_div(ceil_div(shape.vocab, group.candidates["tp"]), shards) * table_width(shape)).astype(np.float64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -182,22 +171,18 @@ class Elements:
 
 
 def elements(shape: ModelShape, group: Group) -> Elements:
-    """Count the parameters of every stage."""
-    c = group.candidates
+    """Count the parameters of every stage: once per mesh, then spread over the candidates."""
+    c = group.meshes
     one, shards = np.ones_like(c["tp"]), state_shards(c)
     expert = expert_CK(shape, c, one)
     whole_CK = dense_CK(shape, c, one) + expert
     sharded_CK = dense_CK(shape, c, shards) + expert_CK(shape, c, expert_shards(c))
-    layers_CS, outer = group.layers_of(whole_CK), outer_CS(shape, group, one)
+    layers_CS, outer = group.layers_of(whole_CK), outer_CS(shape, group, c, one)
+    sharded = group.layers_of(sharded_CK) + outer_CS(shape, group, c, shards)
     present = np.asarray((group.layers_SK > 0).any(axis=0))
-    return Elements(
-        whole=layers_CS + outer,
-        sharded=group.layers_of(sharded_CK) + outer_CS(shape, group, shards),
-        layers=layers_CS,
-        experts=group.layers_of(expert),
-        outer=outer,
-        widest=np.where(present[None, :], whole_CK, 0.0).max(axis=1),
-    )
+    widest = np.where(present[None, :], whole_CK, 0.0).max(axis=1)
+    per_mesh = Elements(layers_CS + outer, sharded, layers_CS, group.layers_of(expert), outer, widest)
+    return Elements(*(getattr(per_mesh, field.name)[group.mesh_of] for field in fields(Elements)))
 
 
 def expert_shards(c: Candidates) -> Column:

@@ -7,6 +7,8 @@ of their nominal rate collectives reach stands in `facts/tiers.py` and the catal
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -15,8 +17,8 @@ from strategist.facts.groups import GroupColumns, group_bandwidth, group_columns
 from strategist.facts.hardware import Cluster
 from strategist.facts.tier import Tier
 from strategist.facts.tiers import tiers
-from strategist.space.candidates import Column, Reals
-from strategist.space.traffic import Op
+from strategist.space.candidates import Candidates, Reals
+from strategist.space.traffic import PLACES, Op, Place, ranks_at
 
 
 @cache
@@ -25,31 +27,42 @@ def cluster_tiers(cluster: Cluster) -> tuple[Tier, ...]:
     return tiers(cluster)
 
 
-def collective_seconds(cluster: Cluster, op: Op, payload: Reals, size: Column, stride: Column) -> Reals:
-    """Seconds of one collective of `payload` bytes (C, S) among `size` ranks `stride` apart, (C,) each; 0 for one rank."""
-    latency, per_byte = _costs(cluster, op, size, stride)
-    alone = (size <= 1)[:, None]
-    return np.where(alone, 0.0, latency[:, None] + payload * per_byte[:, None])
+@dataclass(frozen=True, slots=True, eq=False)
+class Links:
+    """What the ranks of every place get from the network, per mesh (M,): worked out once for all collectives."""
+
+    sizes: Mapping[Place, Reals]
+    columns: Mapping[Place, GroupColumns]
+
+    def seconds(self, op: Op, place: Place) -> tuple[Reals, Reals]:
+        """(start-up seconds, seconds per payload byte) of one collective, (M,) each; nothing for a rank alone."""
+        n, link = self.sizes[place], self.columns[place]
+        latency, per_byte = _op_costs(op, n, link)
+        return np.where(n > 1, latency, 0.0), np.where(n > 1, per_byte, 0.0)
 
 
-def _costs(cluster: Cluster, op: Op, size: Column, stride: Column) -> tuple[Reals, Reals]:
-    """(start-up seconds, seconds per payload byte), (C,) each; worked out once per distinct pair of size and stride."""
-    key = size * (int(stride.max(initial=1)) + 1) + stride
-    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
-    links = group_columns(cluster_tiers(cluster), size[first], stride[first])
-    latency, per_byte = _op_costs(op, size[first].astype(np.float64), links)
-    return latency[inverse], per_byte[inverse]
+def links(cluster: Cluster, meshes: Candidates) -> Links:
+    """The links of some meshes, one row each."""
+    ranks = {place: ranks_at(meshes, place) for place in PLACES}
+    tiers_ = cluster_tiers(cluster)
+    sizes = np.concatenate([ranks[place].size for place in PLACES])
+    strides = np.concatenate([ranks[place].stride for place in PLACES])
+    every = group_columns(tiers_, sizes, strides)
+    rows = len(meshes)
+    parts = [GroupColumns._make(column[i * rows : (i + 1) * rows] for column in every) for i in range(len(PLACES))]
+    floats = {place: ranks[place].size.astype(np.float64) for place in PLACES}
+    return Links(floats, dict(zip(PLACES, parts, strict=True)))
 
 
-def _op_costs(op: Op, n: Reals, links: GroupColumns) -> tuple[Reals, Reals]:
+def _op_costs(op: Op, n: Reals, link: GroupColumns) -> tuple[Reals, Reals]:
     share: Reals = (n - 1.0) / np.maximum(n, 1.0)
     if op == "send":
-        return links.latency_s / np.maximum(n - 1.0, 1.0), 1.0 / links.ring_Bps
+        return link.latency_s / np.maximum(n - 1.0, 1.0), 1.0 / link.ring_Bps
     if op == "all_to_all":
-        return links.latency_s, share / links.all_to_all_Bps
+        return link.latency_s, share / link.all_to_all_Bps
     if op == "all_reduce":
-        return 2.0 * links.latency_s, 2.0 * share / links.all_reduce_Bps
-    return links.latency_s, share / links.ring_Bps
+        return 2.0 * link.latency_s, 2.0 * share / link.all_reduce_Bps
+    return link.latency_s, share / link.ring_Bps
 
 
 def bus_bandwidth(cluster: Cluster) -> float:

@@ -14,7 +14,7 @@ from strategist.facts.parameters import count, outer_parameters
 from strategist.space.candidates import Candidates, Column, Reals, code
 from strategist.space.shares import Elements, Group, elements, groups, tokens
 from strategist.space.traffic import Traffic, traffic
-from strategist.timing.collectives import collective_seconds
+from strategist.timing.collectives import Links, links
 from strategist.timing.compute import COMPUTE_TERMS, LayerTime, attention_FLOP, layer_times, matmul_seconds
 from strategist.timing.optimizer import offload_seconds, update_seconds
 from strategist.timing.rates import memory_Bps, peak_FLOPs, share
@@ -116,7 +116,8 @@ def _head_seconds(job: Job, group: Group) -> tuple[Reals, Reals]:
 def _group_terms(job: Job, group: Group) -> dict[str, tuple[Reals, Reals, Reals]]:
     """(exposed, hidden, recomputed) seconds per step of every term, (C,) each, on the slowest stage."""
     work, counts = _work(job, group), elements(job.model, group)
-    sends = [(item, _seconds_CS(job, item)) for item in traffic(job, group, counts)]
+    network = links(job.cluster, group.meshes)
+    sends = [(item, _seconds_CS(network, group, item)) for item in traffic(job, group, counts)]
     exposed, hidden = _communication(job, group, work, sends)
     micro = group.candidates["accumulation"][:, None].astype(np.float64)
     busy = {
@@ -143,10 +144,10 @@ def _group_terms(job: Job, group: Group) -> dict[str, tuple[Reals, Reals, Reals]
     return terms
 
 
-def _seconds_CS(job: Job, item: Traffic) -> Reals:
+def _seconds_CS(network: Links, group: Group, item: Traffic) -> Reals:
     """Seconds per step of one kind of collective, (C, S)."""
-    each = collective_seconds(job.cluster, item.op, item.payload_CS, item.size, item.stride)
-    return np.where(item.size[:, None] > 1, item.count_CS * each, 0.0)
+    latency, per_byte = (cost[group.mesh_of][:, None] for cost in network.seconds(item.op, item.place))
+    return item.count_CS * (latency + item.payload_CS * per_byte)
 
 
 def _communication(

@@ -65,13 +65,25 @@ def test_torchrun_trains_and_writes_the_report(tmp_path: Path) -> None:
     assert list(tmp_path.glob("*.partial")) == []
 
 
-@pytest.mark.parametrize(("plan", "code", "exit_code"), [(_plan(), "E_FACTS_DIFFER", 4), (_plan(cp=2), "E_UNSUPPORTED", 3)])  # fmt: skip
-def test_errors_are_two_lines_and_an_exit_code(plan: Plan, code: str, exit_code: int, tmp_path: Path) -> None:
-    """Too few ranks or an unsupported plan end with code, sentence and hint on stderr, and no traceback."""
+@pytest.mark.parametrize(
+    ("plan", "flags", "code", "exit_code"),
+    [
+        (_plan(), (), "E_FACTS_DIFFER", 4),
+        (_plan(cp=2), (), "E_UNSUPPORTED", 3),
+        (_plan(), ("--steps", "0"), "E_TOO_SMALL", 2),
+        (_plan(), ("--steps", "many"), "E_PARSE", 2),
+        (_plan(), ("--report", "/nowhere/at/all.json"), "E_FILE_NOT_FOUND", 2),
+    ],
+)
+def test_errors_are_two_lines_and_an_exit_code(
+    plan: Plan, flags: tuple[str, ...], code: str, exit_code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever is wrong with the plan or the flags ends in code, sentence and hint on stderr, and no traceback."""
+    from strategist.executor.__main__ import main
+
     path = tmp_path / "plan.json"
     path.write_text(dump(plan))
-    command = [sys.executable, "-m", "strategist.executor", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == exit_code
-    assert done.stderr.startswith(f"{code}: ")
-    assert len(done.stderr.splitlines()) == 2
+    assert main([str(path), *flags]) == exit_code
+    said = capsys.readouterr().err
+    assert said.startswith(f"{code}: ")
+    assert len(said.splitlines()) == 2

@@ -63,6 +63,7 @@ def test_a_bad_batch_stops_all_ranks_and_leaves_the_weights(spoil: str, code: st
         ({"tp": 2}, "module", "UNSUPPORTED"),
         ({"pp": 2, "accumulation": 2}, "module", "UNSUPPORTED"),
         ({"pp": 2, "accumulation": 2}, "shallow", "FACTS_DIFFER"),
+        ({"tp": 2}, "reference", "UNSUPPORTED"),  # a loss function of one's own over parts of the logits
         ({"dp_replicate": 2}, "meta", "MISSING"),
         ({"dp_replicate": 2, "recompute": "full"}, "bare", "UNSUPPORTED"),
         ({"dp_replicate": 4}, "reference", "FACTS_DIFFER"),

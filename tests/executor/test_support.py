@@ -10,7 +10,9 @@ import pytest
 
 from strategist.document.plan import NumberFormats, Stage
 from strategist.errors import ImpossibleError
-from strategist.executor.support import layout_obstacles, model_obstacles, refuse, unsupported
+from strategist.executor.architecture import model_obstacles
+from strategist.executor.obstacles import refuse
+from strategist.executor.support import layout_obstacles, unsupported
 from strategist.facts.model import Moe
 from tests.plans import BFLOAT16, FLOAT32, FLOAT64, even_stages, make_plan, tiny_llama
 
@@ -55,6 +57,8 @@ REFUSED: tuple[tuple[dict[str, Any], str, str, str], ...] = (
     ({"pp": 2, "accumulation": 2, "stages": OVERLAP}, "FRAMEWORK_LEGALITY", "strategy.stages", "0 to 2"),
     ({"pp": 2, "accumulation": 1}, "BATCH_SPLIT", "strategy.accumulation", "at least 2 micro-batches"),
     ({"dp_replicate": 2, "global_batch": 7}, "BATCH_SPLIT", "workload.global_batch", "7 sequences"),
+    ({"tp": 0, "global_batch": 1}, "FRAMEWORK_LEGALITY", "mesh.tp", "mesh.tp = 0"),
+    ({"order": ("tp", "pp")}, "FRAMEWORK_LEGALITY", "mesh.order", "names tp, pp"),
     ({"tp": 3}, "DIVISIBILITY", "model.heads", "heads = 8"),
     ({"tp": 8}, "DIVISIBILITY", "model.kv_heads", "kv_heads = 4"),
     ({"tp": 4, "sequence_parallel": True, "seq_len": 18}, "DIVISIBILITY", "workload.seq_len", "18 tokens"),

@@ -107,3 +107,15 @@ def fail_on(plan: Plan, rank: int) -> str:
     except StrategistError as error:
         return f"{error.code}: {error.message}"
     return ""
+
+
+def collectives(plan: Plan) -> dict[str, int]:
+    """How often each collective ran in one step, by its name without namespace; the second step, after set-up."""
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    session = build(plan, model_from_shape(plan.model))
+    first, second = list(session.loader(SyntheticTokens(plan.model.vocab, 16, 16)))[:2]
+    session.step(first)
+    with CommDebugMode() as counter:
+        session.step(second)
+    return {str(op).rsplit(".", 1)[-1]: count for op, count in counter.get_comm_counts().items()}

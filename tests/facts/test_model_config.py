@@ -262,6 +262,14 @@ def test_variants_that_cannot_be_counted_are_refused(name: str, change: dict[str
     assert refused(config(name) | change).code == "CHOICE"
 
 
+def test_a_class_default_that_cannot_be_counted_is_refused_too() -> None:
+    """Gemma 4 without hidden_size_per_layer_input has its class's 256 of them, which is refused, not read as none."""
+    values = {"model_type": "gemma4_text", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16, "vocab_size": 128, "max_position_embeddings": 64}  # fmt: skip
+    error = refused(values)
+    assert (error.code, error.flag) == ("CHOICE", "$.hidden_size_per_layer_input")
+    assert shape_from_config(values | {"hidden_size_per_layer_input": 0}).layers == 6
+
+
 def test_impossible_totals_are_refused() -> None:
     """Dimensions that are each within bounds but together exceed 1e14 parameters are refused."""
     big = {"hidden_size": 10**6, "num_hidden_layers": 4096, "num_attention_heads": 1000, "num_key_value_heads": 1000, "head_dim": None}  # fmt: skip

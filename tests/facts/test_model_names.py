@@ -129,9 +129,9 @@ def test_one_lookup_is_quick() -> None:
         "import sys, time\n"
         "from strategist.facts.models import find_model, shape_from_row\n"
         "find_model('gpt2')\n"
-        "start = time.perf_counter()\n"
+        "start = time.process_time()\n"
         "shape_from_row(find_model('deepseek-v3'))\n"
-        "print(time.perf_counter() - start < 0.01)\n"
+        "print(time.process_time() - start < 0.01)\n"
         "print(sorted(m for m in sys.modules if m.split('.')[0] in ('torch', 'numpy', 'pydantic', 'networkx', 'yaml')))\n"
         "print(any('families' in m for m in sys.modules))\n"
     )
@@ -141,7 +141,7 @@ def test_one_lookup_is_quick() -> None:
 
 def test_the_whole_catalogue_is_quick() -> None:
     """All rows become shapes in well under a second."""
-    start = time.perf_counter()
+    start = time.process_time()
     for row in rows("models"):
         shape_from_row(row)
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0

@@ -6,11 +6,12 @@ import torch
 from torch import nn
 
 from strategist.errors import ImpossibleError
+from strategist.executor.architecture import model_obstacles
 from strategist.executor.models.hugging_face import HuggingFaceCuts, is_known
 from strategist.executor.models.llama import Llama
 from strategist.executor.models.reference import ReferenceModel
+from strategist.executor.obstacles import refuse
 from strategist.executor.splittable import Splittable
-from strategist.executor.support import model_obstacles, refuse
 from strategist.facts.model import ModelShape
 
 __all__ = ["ReferenceModel", "model_from_shape", "require_splittable", "splittable"]

@@ -121,8 +121,8 @@ class Config:
         return self._typed(key, str, "a text", "")
 
     def only(self, key: str, value: object, why: str = "anything else changes what the layers are made of") -> None:
-        """Accept `key` only when absent or equal to `value`: other values make another architecture."""
-        found = self.values.get(key)
+        """Accept `key` only when it, or the class's default where it is absent, is `value`: others change the layers."""
+        found = self.values[key] if self.has(key) else self.class_defaults.get(key)
         if found is not None and (type(found) is not type(value) or found != value):
             rule = f"is {_echo(found)}; only {_echo(value)} can be read, since {why}"
             self.refuse("CHOICE", key, rule, value=_echo(found), hint="Pass a shape close to it with --model or --model-size.")  # fmt: skip

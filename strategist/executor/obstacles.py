@@ -1,0 +1,26 @@
+"""A reason not to run, as data first and as an error second."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from strategist.errors import ImpossibleError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Obstacle:
+    """One reason why the executor will not run a plan. `place` is its path in the Plan."""
+
+    code: str
+    place: str
+    value: object
+    sentence: str
+    hint: str = "Plan again without it, or emit the plan for a framework that has it."
+
+
+def refuse(obstacles: tuple[Obstacle, ...]) -> None:
+    """Raise ImpossibleError for the first obstacle, with the others in `also`; do nothing when there is none."""
+    errors = [ImpossibleError(o.code, o.sentence, flag=f"$.{o.place}", value=o.value, hint=o.hint) for o in obstacles]
+    if errors:
+        first, *rest = errors
+        raise ImpossibleError(first.code, first.message, flag=first.flag, value=first.value, hint=first.hint, also=rest)

@@ -1,0 +1,56 @@
+"""What a layout sends in one step: the counts that its papers promise, no message twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.plans import make_plan, tiny_llama
+
+pytestmark = pytest.mark.slow
+
+LAYERS = 3
+
+
+def _count(**layout: Any) -> dict[str, int]:
+    from tests.executor.harness import run_ranks
+    from tests.executor.workers import collectives
+
+    plan = make_plan(tiny_llama(layers=LAYERS), **layout)
+    first, *others = run_ranks(plan.mesh.world, collectives, plan)
+    assert all(other == first for other in others)
+    return first
+
+
+def test_zero_3_gathers_each_block_twice_and_zero_2_once() -> None:
+    """Blocks are gathered for forward and, under zero 3, again for backward; the root group once; all reduced once."""
+    two, three = (_count(dp_shard=2, zero=zero, micro_batch=4) for zero in (2, 3))
+    assert two["_allgather_base_"] == LAYERS + 1
+    assert three["_allgather_base_"] == 2 * LAYERS + 1
+    assert two["_reduce_scatter_base_"] == three["_reduce_scatter_base_"] == LAYERS + 1
+
+
+def test_tensor_parallelism_sends_what_megatron_sends() -> None:
+    """Two all-reduces a layer in forward and two in backward, one each for embedding and head, three for the loss.
+
+    Selective recomputation repeats none of them (arXiv 1909.08053, section 3).
+    """
+    none, selective = (_count(tp=2, micro_batch=8, recompute=kind) for kind in ("none", "selective"))
+    assert none["all_reduce"] == selective["all_reduce"] == 4 * LAYERS + 2 + 3
+
+
+def test_sequence_parallelism_splits_each_all_reduce_in_two() -> None:
+    """Every all-reduce between blocks becomes a gather and a scatter (arXiv 2205.05198, section 4.2.2).
+
+    What stays are three for the loss and one for each norm, whose weight every rank holds whole.
+    """
+    counts = _count(tp=2, sequence_parallel=True, micro_batch=8)
+    assert counts["all_gather_into_tensor"] == counts["reduce_scatter_tensor"] == 4 * LAYERS + 2
+    assert counts["all_reduce"] == 3 + 2 * LAYERS + 1
+
+
+def test_full_recomputation_repeats_the_collectives_of_forward() -> None:
+    """A forgotten block talks again before its backward: at least its two gathers of the input."""
+    none, full = (_count(tp=2, sequence_parallel=True, micro_batch=8, recompute=kind) for kind in ("none", "full"))
+    assert full["all_gather_into_tensor"] == none["all_gather_into_tensor"] + 2 * LAYERS
