@@ -14,7 +14,7 @@ from strategist.facts.lookup import fold
 from strategist.facts.machines import Overrides, device_rate, machine
 from strategist.facts.nodes import reference_node
 from strategist.facts.resolved import Assumed, Resolved
-from strategist.facts.wiring import expanded
+from strategist.facts.wiring import expanded, refuse_large
 from strategist.units import parse_bytes, parse_rate, plain_text
 
 
@@ -59,6 +59,7 @@ def build_cluster(
         links=tuple(_between(links, {node.name: node.count for node in nodes if node.name})),
         switches=switches,
     )
+    refuse_large(cluster)
     return checked_network(Resolved(cluster=cluster, assumptions=tuple(a for _, said in built for a in said)))
 
 

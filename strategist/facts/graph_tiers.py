@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from strategist.facts.blocks import block_tiers, joined, tilings
@@ -13,14 +14,16 @@ from strategist.facts.meshes import is_mesh
 from strategist.facts.network import network_tier
 from strategist.facts.tier import Cut, Kind, Tier
 from strategist.facts.topology import graph
+from strategist.facts.wiring import has_equal_counts, refuse_large
 
 
 def graph_tiers(cluster: Cluster) -> tuple[Tier, ...]:
     """The tiers of an irregular cluster: blocks that fit every node, then the network.
 
     Each layout (members, stride) that tiles a block has its own rate, the worst over the nodes; other layouts get the
-    worst of all.
+    worst of all. Raises InputError TOO_LARGE for more links than can be walked.
     """
+    refuse_large(cluster)
     groups = joined(cluster.groups)
     inner = block_tiers(groups, [_node_tiers(group) for group in groups])
     if cluster.nodes == 1:
@@ -54,7 +57,7 @@ def _node_tiers(group: NodeGroup) -> tuple[Tier, ...]:
 
 def _linked_network(cluster: Cluster) -> Tier:
     """The tier of a network whose links are given: every layout of the world has its own rate."""
-    cuts = _cuts(cluster)
+    cuts = tuple(_network_cuts(cluster)) if has_equal_counts(cluster) else _cuts(cluster)
     slowest = min(cuts, key=lambda cut: cut.Bps)
     known = efficiency(slowest.kind)
     return Tier(
@@ -68,6 +71,28 @@ def _linked_network(cluster: Cluster) -> Tier:
         basis=cluster.groups[0].node.basis,
         source=cluster.groups[0].node.source,
     )
+
+
+def _network_cuts(cluster: Cluster) -> Iterator[Cut]:
+    """The cuts of equal-sized nodes, worked out with one device per node.
+
+    A group that has m of a node's devices shares everything outside the node evenly with the groups of the others, so
+    it gets m parts of what the whole nodes would get. Layouts that do not follow the nodes are left out.
+    """
+    gpus = cluster.groups[0].node.gpus
+    parts = [m for m in range(1, gpus + 1) if gpus % m == 0]
+    for cut in _cuts(_of_whole_nodes(cluster)):
+        for part in parts if cut.stride == 1 else (1,):
+            stride = cut.stride * gpus // part
+            yield replace(cut, members=cut.members * part, stride=stride, Bps=cut.Bps * part / gpus)
+
+
+def _of_whole_nodes(cluster: Cluster) -> Cluster:
+    """The cluster with one device for each node, which keeps the node's way out."""
+    groups = tuple(
+        replace(g, node=replace(g.node, gpus=1, fast_domain=1, topology="none", links=())) for g in cluster.groups
+    )
+    return replace(cluster, groups=groups)
 
 
 def _cuts(cluster: Cluster) -> tuple[Cut, ...]:

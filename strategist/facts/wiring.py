@@ -10,9 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from strategist.errors import ImpossibleError, InputError, shown
+from strategist.facts.hardware import Cluster
 
 INNER_IDS = re.compile(r"(gpu|nic|nvswitch|pcie|root|numa)(0|[1-9][0-9]{0,4})")
 """What may stand at the end of a link inside a node."""
+
+
+LINKED_LIMIT = 64
+"""How many devices of a node, nodes of equal counts, or devices of unlike nodes may be described link by link."""
 
 
 class Wire(NamedTuple):
@@ -118,3 +123,20 @@ def _refuse_islands(things: Sequence[str], wires: Iterable[Wire], path: str) -> 
 
 def _named(names: Sequence[str]) -> str:
     return shown(", ".join(names[:4])) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def has_equal_counts(cluster: Cluster) -> bool:
+    """True when every node has the same number of devices."""
+    return len({group.node.gpus for group in cluster.groups}) == 1
+
+
+def refuse_large(cluster: Cluster) -> None:
+    """Raise InputError TOO_LARGE when more is described link by link than can be walked in about a second."""
+    inside = max((group.node.gpus for group in cluster.groups if group.node.links), default=0)
+    between = 0 if not cluster.links else cluster.nodes if has_equal_counts(cluster) else cluster.world
+    for count, what, hint in (
+        (inside, "devices of a node", "Give its topology in a word."),
+        (between, "nodes" if has_equal_counts(cluster) else "devices of unlike nodes", "Give one fabric with its oversubscription."),
+    ):  # fmt: skip
+        if count > LINKED_LIMIT:
+            raise InputError("TOO_LARGE", f"{count} {what} are described link by link; the limit is {LINKED_LIMIT}.", flag="--hardware", value=count, hint=hint)  # fmt: skip

@@ -317,7 +317,7 @@ junk = st.recursive(
 
 
 @given(junk)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_no_document_breaks_the_reader(document: Any) -> None:
     """Any document is a cluster or an error of ours with exit code 2, 3 or 4."""
     try:

@@ -60,10 +60,15 @@ def test_closed_form_equals_graph(axis: tuple[Cluster, int, int]) -> None:
         assert group_bandwidth(tiers(cluster), size, stride).Bps == pytest.approx(worst_on_graph(cluster, size, stride), rel=1e-9)  # fmt: skip
 
 
+DISTINCT = {
+    (n.topology, n.gpus, n.fast_domain, n.links, n.intra_Bps, n.inter_Bps, n.gpu.host_Bps): n.name for n in nodes()
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", DISTINCT.values())
 def test_closed_form_equals_graph_everywhere(name: str) -> None:
-    """For every node type, one to four nodes and every aligned axis, tiers and graph agree."""
+    """For every distinct picture of a node, one to four nodes and every aligned axis, tiers and graph agree."""
     node = node_by_id(name)
     for count in (1, 2, 3, 4) if node.inter_Bps else (1,):
         cluster = cluster_of(node, count)
@@ -155,6 +160,48 @@ def test_switched_networks_divide_their_spine() -> None:
     assert group_bandwidth(found, 2, 8).Bps == 50e9
     assert group_bandwidth(found, 2, 16).Bps == 200e9 / 16
     assert group_bandwidth(found, 32, 1).Bps == 200e9
+
+
+def leaves(leaf_nodes: list[int], spines: int, gpus: int) -> Cluster:
+    """Leaves with some nodes each, joined by spines."""
+    node = replace(node_by_id("dgx-h100"), gpus=gpus, fast_domain=gpus)
+    groups, links = [], []
+    for leaf, count in enumerate(leaf_nodes):
+        groups.append(NodeGroup(node=node, count=count, name=f"n{leaf}-"))
+        names = [f"n{leaf}-"] if count == 1 else [f"n{leaf}-{i}" for i in range(count)]
+        links += [Link(a=name, b=f"leaf{leaf}", kind="infiniband", Bps=400e9) for name in names]
+        links += [Link(a=f"leaf{leaf}", b=f"spine{s}", kind="infiniband", Bps=150e9) for s in range(spines)]
+    switches = (*(f"leaf{i}" for i in range(len(leaf_nodes))), *(f"spine{i}" for i in range(spines)))
+    return Cluster(groups=tuple(groups), origin="file", links=tuple(links), switches=switches)
+
+
+@given(st.sampled_from([[2, 2], [1, 1, 1, 1], [4, 4], [3, 3]]), st.integers(1, 3), st.sampled_from([1, 2, 4]))
+@settings(max_examples=6, deadline=None)
+def test_linked_networks_equal_their_graph(leaf_nodes: list[int], spines: int, gpus: int) -> None:
+    """On leaves and spines the tiers, worked out per node, give the rate of the graph of all devices."""
+    cluster = leaves(leaf_nodes, spines, gpus)
+    for size, stride in aligned(cluster.world):
+        if stride % gpus == 0 or gpus % stride == 0:
+            assert group_bandwidth(tiers(cluster), size, stride).Bps == pytest.approx(
+                worst_on_graph(cluster, size, stride)
+            )
+
+
+def test_unlike_nodes_may_be_linked_too() -> None:
+    """Nodes of different counts in a linked network get the graph's rates, layout by layout."""
+    small = replace(node_by_id("dgx-h100"), gpus=4, fast_domain=4)
+    groups = (NodeGroup(node=node_by_id("dgx-h100"), count=1, name="a"), NodeGroup(node=small, count=2, name="b"))
+    links = tuple(Link(a=n, b="leaf", kind="infiniband", Bps=400e9) for n in ("a", "b0", "b1"))
+    cluster = Cluster(groups=groups, origin="file", links=links, switches=("leaf",))
+    for size, stride in aligned(16):
+        assert group_bandwidth(tiers(cluster), size, stride).Bps <= worst_on_graph(cluster, size, stride) * (1 + 1e-9)
+
+
+def test_long_lists_of_links_are_refused() -> None:
+    """More nodes or devices than can be walked link by link are refused at once, with the short way to say it."""
+    with pytest.raises(InputError) as caught:
+        tiers(leaves([65], 1, 8))
+    assert (caught.value.code, "oversubscription" in str(caught.value.hint)) == ("TOO_LARGE", True)
 
 
 def test_islands_are_impossible() -> None:
