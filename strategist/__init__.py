@@ -11,19 +11,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from strategist.api import build, emit, explain, load_cluster, load_model, load_plan, recommend
+    from strategist.api import build, emit, explain, recommend
+    from strategist.document.load import load_plan
     from strategist.document.plan import Plan
     from strategist.errors import NoPlanError, StrategistError
+    from strategist.facts.clusters import load_cluster
     from strategist.facts.hardware import Cluster, Gpu, Link, Node
     from strategist.facts.model import ModelShape
+    from strategist.facts.models import load_model
     from strategist.facts.workload import Workload
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    **dict.fromkeys(
-        ("build", "emit", "explain", "load_cluster", "load_model", "load_plan", "recommend"), "strategist.api"
-    ),
+    **dict.fromkeys(("build", "emit", "explain", "recommend"), "strategist.api"),
+    "load_cluster": "strategist.facts.clusters",
+    "load_model": "strategist.facts.models",
+    "load_plan": "strategist.document.load",
     **dict.fromkeys(("Cluster", "Gpu", "Link", "Node"), "strategist.facts.hardware"),
     "ModelShape": "strategist.facts.model",
     "NoPlanError": "strategist.errors",

@@ -7,13 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from strategist.ask import Asked, Given, check_headroom, complete
-from strategist.document.load import load_plan
 from strategist.document.plan import Hint, Plan, Policy
 from strategist.errors import ImpossibleError, InputError, did_you_mean
 from strategist.executor.support import unsupported
-from strategist.facts.clusters import load_cluster as _load_cluster
-from strategist.facts.hardware import Cluster
-from strategist.facts.models import load_model
 from strategist.facts.workload import MAX_BATCH, MAX_SEQ_LEN, OPTIMIZERS, PRECISIONS, Workload
 from strategist.planner import recommend as planner
 from strategist.planner.ladder import smallest_machines
@@ -26,12 +22,7 @@ if TYPE_CHECKING:
     from strategist.executor.session import Session
     from strategist.reports.tree import Tree
 
-__all__ = ["build", "emit", "explain", "load_cluster", "load_model", "load_plan", "recommend"]
-
-
-def load_cluster(source: Any) -> Cluster:
-    """The machines behind `dgx-h100:4`, a hardware file, a mapping, or `local`. See docs/hardware.md."""
-    return _load_cluster(source)
+__all__ = ["build", "emit", "explain", "recommend"]
 
 
 def recommend(

@@ -7,12 +7,9 @@ from functools import cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from strategist.columns import Column, Mask, Reals
 from strategist.facts.tier import Share, Tier
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.floating]
 
 _STRIDES = 2**31
 """More than any stride, so that members and stride make one key."""
@@ -40,23 +37,23 @@ class GroupLink:
 class GroupColumns(NamedTuple):
     """The fields of GroupLink, one row per group; `tier` is an index into the tiers, -1 for groups of one."""
 
-    Bps: Floats
-    tier: Ints
-    latency_s: Floats
-    domains: Ints
-    ring_Bps: Floats
-    all_reduce_Bps: Floats
-    all_to_all_Bps: Floats
+    Bps: Reals
+    tier: Column
+    latency_s: Reals
+    domains: Column
+    ring_Bps: Reals
+    all_reduce_Bps: Reals
+    all_to_all_Bps: Reals
 
 
-def members_within(size: Ints, stride: Ints, span: int) -> Ints:
+def members_within(size: Column, stride: Column, span: int) -> Column:
     """How many members of a group lie together inside one domain of `span` ranks, for the group that fares worst.
 
     Groups lie at r + i * stride in blocks of size * stride ranks. Where blocks and domains tile each other this is
     clip(span // stride, 1, size); otherwise some group straddles a border and the smallest piece decides, which the
     greatest common divisor of block and domain bounds from below.
     """
-    inside: Ints = np.clip(np.gcd(size * stride, span) // stride, 1, size)
+    inside: Column = np.clip(np.gcd(size * stride, span) // stride, 1, size)
     return inside
 
 
@@ -75,7 +72,7 @@ def group_bandwidth(tiers: tuple[Tier, ...], size: int, stride: int = 1) -> Grou
     )
 
 
-def group_columns(tiers: tuple[Tier, ...], size: Ints, stride: Ints) -> GroupColumns:
+def group_columns(tiers: tuple[Tier, ...], size: Column, stride: Column) -> GroupColumns:
     """What many axes get at once: `size` and `stride` are integer columns of one length."""
     size, stride = np.asarray(size, np.int64), np.asarray(stride, np.int64)
     found = _nothing(len(size))
@@ -92,10 +89,10 @@ def group_columns(tiers: tuple[Tier, ...], size: Ints, stride: Ints) -> GroupCol
 class _Place(NamedTuple):
     """Where groups lie relative to one tier: members inside a domain of the tier below and inside one of this tier."""
 
-    size: Ints
-    stride: Ints
-    below: Ints
-    within: Ints
+    size: Column
+    stride: Column
+    below: Column
+    within: Column
 
 
 def _nothing(rows: int) -> GroupColumns:
@@ -103,7 +100,7 @@ def _nothing(rows: int) -> GroupColumns:
     return GroupColumns(free, np.full(rows, -1), np.zeros(rows), np.ones(rows, np.int64), free, free, free)
 
 
-def _narrowed(found: GroupColumns, index: int, crossed: NDArray[np.bool_], here: GroupColumns) -> GroupColumns:
+def _narrowed(found: GroupColumns, index: int, crossed: Mask, here: GroupColumns) -> GroupColumns:
     """The tighter of two limits, row by row; latencies add up."""
     tighter = crossed & (here.Bps < found.Bps)
     return GroupColumns(
@@ -135,7 +132,7 @@ def _at_tier(tier: Tier, place: _Place) -> GroupColumns:
     )
 
 
-def _exchange_rate(tier: Tier, place: _Place, nominal: Floats) -> Floats:
+def _exchange_rate(tier: Tier, place: _Place, nominal: Reals) -> Reals:
     """Bus bandwidth of an all-to-all: every device sends (size - below) / size of its data out of the lower domain.
 
     Each device has its own share of the uplink and none of its neighbours' to borrow: device_Bps * (n - 1) / (n - b).
@@ -143,11 +140,11 @@ def _exchange_rate(tier: Tier, place: _Place, nominal: Floats) -> Floats:
     if tier.cuts:
         return nominal
     outside = np.maximum(place.size - place.below, 1)
-    rate: Floats = tier.device_Bps * np.maximum(place.size - 1, 1) / outside
+    rate: Reals = tier.device_Bps * np.maximum(place.size - 1, 1) / outside
     return rate
 
 
-def _fixed_cost(tiers: tuple[Tier, ...], size: Ints, stride: Ints) -> Floats:
+def _fixed_cost(tiers: tuple[Tier, ...], size: Column, stride: Column) -> Reals:
     """The largest base cost among the tiers that a group crosses: it starts one kernel, not one per tier."""
     fixed, below = np.zeros(len(size)), np.ones_like(size)
     for tier in tiers:
@@ -157,7 +154,7 @@ def _fixed_cost(tiers: tuple[Tier, ...], size: Ints, stride: Ints) -> Floats:
     return fixed
 
 
-def _looked_up(tier: Tier, place: _Place) -> tuple[Floats, Floats]:
+def _looked_up(tier: Tier, place: _Place) -> tuple[Reals, Reals]:
     """Per group the rate of its cut (0 where the tier has none) and its shares as rows of _row."""
     keys, values = _sorted_rows(tier)
     key = place.within * _STRIDES + place.stride if tier.cuts else place.within
@@ -168,7 +165,7 @@ def _looked_up(tier: Tier, place: _Place) -> tuple[Floats, Floats]:
 
 
 @cache
-def _sorted_rows(tier: Tier) -> tuple[Ints, Floats]:
+def _sorted_rows(tier: Tier) -> tuple[Column, Reals]:
     """The lookup of a tier: keys ascending, and for each the rate and the shares.
 
     Cuts are keyed by members and stride, behind the worst of them for layouts that none describes; shares are keyed

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import numpy as np
 
 from strategist.document.plan import Objective
@@ -17,21 +19,30 @@ def complexity(c: Candidates) -> Column:
     )
 
 
-def order(c: Candidates, step_ns: Column, device_bytes: Column, objective: Objective) -> Column:
-    """Row numbers from best to worst. Ties are broken by complexity, time, bytes and finally by every column, so equal
-    questions have equal answers."""
-    simple = complexity(c)
-    keys = {
-        "time": (step_ns, simple, device_bytes),
-        "cost": (step_ns, simple, device_bytes),
-        "memory": (device_bytes, step_ns, simple),
-        "simplicity": (simple, step_ns, device_bytes),
-    }[objective]
-    ties = [c[name] for name in (*MESH_COLUMNS, *OPTION_COLUMNS)]
-    return np.lexsort([*reversed(ties), *reversed(keys)]).astype(np.int64)
+Key = Callable[[Candidates, Column, Column], Column]
+
+_TIME: Key = lambda c, step_ns, device_bytes: step_ns  # noqa: E731
+_BYTES: Key = lambda c, step_ns, device_bytes: device_bytes  # noqa: E731
+_SIMPLE: Key = lambda c, step_ns, device_bytes: complexity(c)  # noqa: E731
+
+KEYS: Mapping[Objective, tuple[Key, ...]] = {
+    "time": (_TIME, _SIMPLE, _BYTES),
+    "cost": (_TIME, _SIMPLE, _BYTES),
+    "memory": (_BYTES, _TIME, _SIMPLE),
+    "simplicity": (_SIMPLE, _TIME, _BYTES),
+}
+"""What each objective looks at, in order. On a fixed cluster cost is time."""
 
 
 def best(c: Candidates, step_ns: Column, device_bytes: Column, objective: Objective, among: Column) -> int:
-    """The best row among some."""
-    part = order(c.where(among), step_ns[among], device_bytes[among], objective)
-    return int(among[part[0]])
+    """The best row among some: ties on one key are broken by the next, at last by every column, so that equal questions
+    have equal answers."""
+    for key in KEYS[objective]:
+        value = key(c, step_ns, device_bytes)[among]
+        among = among[value == value.min()]
+        if len(among) == 1:
+            return int(among[0])
+    for name in (*MESH_COLUMNS, *OPTION_COLUMNS):
+        value = c[name][among]
+        among = among[value == value.min()]
+    return int(among[0])

@@ -23,10 +23,8 @@ from strategist.document.plan import (
 )
 from strategist.errors import InternalError
 from strategist.planner.check import faults
-from strategist.planner.fewer import smaller_cluster_hint
 from strategist.planner.search import Found, Question, SearchLog, search
 from strategist.planner.situation import describe, near_thresholds
-from strategist.planner.why_not import explain_failure
 from strategist.planner.write import economics, memory_ledger, mesh_of, strategy_of, time_ledger
 from strategist.rulebook.apply import family_of, fired, placeholders, sentence
 from strategist.rulebook.rule import Rule, load_families, load_rules
@@ -60,6 +58,8 @@ def recommend(
     """
     found = search(question, log)
     if not len(found.fitting):
+        from strategist.planner.why_not import explain_failure  # only failures pay for it
+
         raise explain_failure(found)
     situation = describe(question.job, "recompute" not in question.forbids)
     by_rules, by_time = _by_rules(found, situation), _by_time(found)
@@ -273,7 +273,15 @@ def _hints(found: Found, row: Mapping[str, Any], situation: Mapping[str, Any], c
         )
         for name in near_thresholds(situation)
     )
-    return (*advice, *near, *smaller_cluster_hint(found, chosen.row))
+    return (*advice, *near, *_fewer(found, chosen.row))
+
+
+def _fewer(found: Found, row: int) -> tuple[Hint, ...]:
+    if found.question.job.cluster.nodes == 1:
+        return ()
+    from strategist.planner.fewer import smaller_cluster_hint  # only clusters of several nodes pay for it
+
+    return smaller_cluster_hint(found, row)
 
 
 def _advice(rule: Rule, values: Mapping[str, Any]) -> str:

@@ -8,11 +8,21 @@ from functools import reduce
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Column = NDArray[np.int64]
-Reals = NDArray[np.floating[Any]]
-Mask = NDArray[np.bool_]
+from strategist.columns import Column, Mask, Reals
+
+__all__ = [
+    "MESH_COLUMNS",
+    "OPTION_COLUMNS",
+    "WORDS",
+    "Candidates",
+    "Column",
+    "Mask",
+    "Reals",
+    "code",
+    "joined",
+    "total_of",
+]
 
 MESH_COLUMNS = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")
 OPTION_COLUMNS = (

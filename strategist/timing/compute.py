@@ -12,7 +12,7 @@ from strategist.facts.job import Job
 from strategist.facts.layers import Layer, Matrix
 from strategist.facts.model import LayerKind, ModelShape
 from strategist.facts.profile import BYTES
-from strategist.space.candidates import Candidates, Reals
+from strategist.space.candidates import Candidates, Reals, total_of
 from strategist.space.shares import layers, tokens
 from strategist.space.stages import kinds
 from strategist.timing.rates import matmul_rates, memory_Bps, share
@@ -166,5 +166,5 @@ def _dispatch(job: Job, gpu: Gpu, kind: LayerKind, c: Candidates) -> Reals:
 def _host(job: Job, busy: Mapping[str, Reals], kernels: int) -> Reals:
     """What the launching CPU adds when it issues kernels slower than the device finishes them."""
     launch = kernels * job.profile.host_s_per_kernel
-    total: Reals = np.sum([value for name, value in busy.items() if name != "host"], axis=0)
+    total = total_of(value for name, value in busy.items() if name != "host")
     return np.maximum(0.0, launch - total)
