@@ -2,6 +2,51 @@
 
 >>> from strategist import recommend
 >>> plan = recommend("llama-3.1-8b", "dgx-h100:4", seq_len=8192, global_batch=1024)
+
+Names are loaded when first used, so importing strategist costs nothing.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from strategist.api import build, emit, explain, load_cluster, load_model, load_plan, recommend
+    from strategist.document.plan import Plan
+    from strategist.errors import NoPlanError, StrategistError
+    from strategist.facts.hardware import Cluster, Gpu, Link, Node
+    from strategist.facts.model import ModelShape
+    from strategist.facts.workload import Workload
+
 __version__ = "0.1.0"
+
+_HOMES = {
+    **dict.fromkeys(
+        ("build", "emit", "explain", "load_cluster", "load_model", "load_plan", "recommend"), "strategist.api"
+    ),
+    **dict.fromkeys(("Cluster", "Gpu", "Link", "Node"), "strategist.facts.hardware"),
+    "ModelShape": "strategist.facts.model",
+    "NoPlanError": "strategist.errors",
+    "Plan": "strategist.document.plan",
+    "StrategistError": "strategist.errors",
+    "Workload": "strategist.facts.workload",
+}
+
+__all__ = [
+    "Cluster", "Gpu", "Link", "ModelShape", "NoPlanError", "Node", "Plan", "StrategistError", "Workload", "__version__",
+    "build", "emit", "explain", "load_cluster", "load_model", "load_plan", "recommend",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from its home (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'strategist' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)

@@ -33,15 +33,16 @@ def read_text(path: str, flag: str) -> str:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as problem:
         raise _open_error(problem, path, flag) from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise InputError(
+            "NOT_A_FILE",
+            f"{flag}: {shown(path)} is not a regular file.",
+            flag=flag,
+            value=path,
+            hint="Give a file.",
+        )
     with open(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise InputError(
-                "NOT_A_FILE",
-                f"{flag}: {shown(path)} is not a regular file.",
-                flag=flag,
-                value=path,
-                hint="Give a file.",
-            )
         data = file.read(SIZE_LIMIT + 1)
     if len(data) > SIZE_LIMIT:
         raise InputError(

@@ -25,19 +25,26 @@ _SIGNED = re.compile(r"-\s*[0-9.]")
 _NOT_FINITE = re.compile(r"[+-]?(nan|inf|infinity)", re.IGNORECASE)
 
 
-def plain_text(text: str, flag: str) -> str:
+def plain_text(text: str, flag: str, example: str = "") -> str:
     """`text` without outer blanks; refuses emptiness and characters that steer a terminal or a shell."""
     if any(is_hostile(c) for c in text):
-        raise InputError("CONTROL_CHAR", f"{flag} contains a control or formatting character.", flag=flag, value=text, hint="Remove it.")  # fmt: skip
+        raise InputError(
+            "CONTROL_CHAR",
+            f"{flag} contains a control or formatting character.",
+            flag=flag,
+            value=text,
+            hint="Remove it.",
+        )
     stripped = text.strip(" ")
     if not stripped:
-        raise InputError("EMPTY", f"{flag} is empty.", flag=flag, value=text, hint="Give a value or leave the flag out.")  # fmt: skip
+        hint = f"Example: {flag} {example}." if example else "Give a value or leave the flag out."
+        raise InputError("EMPTY", f"{flag} is empty.", flag=flag, value=text, hint=hint)
     return stripped
 
 
 def _split(text: str, flag: str, example: str) -> tuple[Decimal, str]:
     """Number and unit of `text`; the unit is returned as written."""
-    text = plain_text(text, flag)
+    text = plain_text(text, flag, example)
     if _SIGNED.match(text):
         raise InputError("NEGATIVE", f"{flag} must not be negative.", flag=flag, value=text, hint=f"Example: {example}.")  # fmt: skip
     if _NOT_FINITE.fullmatch(text):

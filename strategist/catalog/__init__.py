@@ -10,7 +10,6 @@ from typing import Any
 Row = dict[str, Any]
 
 FOLDER = os.path.join(os.path.dirname(__file__), "data")
-TABLES = ("gpus", "nodes", "models", "links", "matmul_rates", "collective_curves")
 
 
 @cache

@@ -1,1 +1,108 @@
 """The command line: the only place that prints, reads arguments, writes files and exits."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from strategist.errors import InputError, InternalError, StrategistError, did_you_mean
+
+COMMANDS = (
+    ("plan", "choose a layout, say why, and write a Plan"),
+    ("explain", "show a Plan term by term"),
+    ("check", "verify a Plan; seal a hand-written one"),
+    ("emit", "write launch files for a Plan"),
+    ("run", "train with a Plan on this machine"),
+    ("topology", "show or draw the machines"),
+    ("catalog", "list the known gpus, nodes and models"),
+    ("rule", "print a rule, or list them"),
+    ("schema", "print the JSON schema of a Plan"),
+    ("help", "explain an error code"),
+    ("completion", "print shell completion for bash, zsh or fish"),
+    ("version", "print the version"),
+)
+"""Every command, in the order a person meets them, with its line of help. Each is a module of this folder."""
+
+USAGE = """usage: strategist COMMAND [FLAGS]
+
+examples
+  strategist plan --model-size 7B
+  strategist plan --model llama-3.1-8b --hardware dgx-h100:4 --out plan.json
+  strategist emit plan.json --to torchrun --out job && strategist run plan.json
+
+commands
+{commands}
+
+Every command has --help, --json and --no-color.
+exit codes  0 done, 1 our fault or the machine's I/O, 2 bad input, 3 impossible, 4 stale, 5 checks failed,
+            6 training failed, 7 interrupted and saved, 8 differs
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    as_json = "--json" in words[: words.index("--")] if "--" in words else "--json" in words
+    try:
+        code = _dispatch(words)
+        sys.stdout.flush()
+        return code
+    except StrategistError as error:
+        return _report(error, as_json)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except KeyboardInterrupt:
+        return 130
+    except OSError as problem:
+        return _report(
+            InternalError(
+                "IO",
+                f"The machine refused: {problem.strerror or problem}.",
+                value=problem.filename,
+                hint="Check the disk and the permissions.",
+            ),
+            as_json,
+        )
+    except Exception as problem:
+        if os.environ.get("STRATEGIST_DEBUG"):
+            raise
+        return _report(_bug(problem), as_json)
+
+
+def _dispatch(words: Sequence[str]) -> int:
+    if not words or words[0] in ("-h", "--help"):
+        from strategist.cli.output import show_text
+
+        show_text(USAGE.format(commands="\n".join(f"  {name:<11} {text}" for name, text in COMMANDS)))
+        return 0 if words else 2
+    name = "version" if words[0] == "--version" else words[0]
+    known = [command for command, _ in COMMANDS]
+    if name not in known:
+        raise InputError(
+            "CHOICE", f"There is no command {name!r}.", flag="COMMAND", value=name, hint=did_you_mean(name, known)
+        )
+    run: int = import_module(f"strategist.cli.{name}_command").run(list(words[1:]))
+    return run
+
+
+def _report(error: StrategistError, as_json: bool) -> int:
+    from strategist.cli.output import show_error
+
+    show_error(error, as_json=as_json)
+    return error.exit_code
+
+
+def _bug(problem: Exception) -> InternalError:
+    """What we say of a fault of our own."""
+    place = problem.__traceback__
+    while place and place.tb_next:
+        place = place.tb_next
+    where = f" ({os.path.basename(place.tb_frame.f_code.co_filename)}:{place.tb_lineno})" if place else ""
+    return InternalError(
+        "INTERNAL",
+        f"strategist failed: {type(problem).__name__}: {problem}{where}.",
+        hint="This is a bug of ours. Run again with STRATEGIST_DEBUG=1 and report what it prints.",
+    )

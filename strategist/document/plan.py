@@ -222,7 +222,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One layout, why it was chosen, and what it is expected to cost. Self-contained; `seal` signs the rest."""
+    """One layout, why it was chosen, and what it is expected to cost. Self-contained; `seal` signs the rest.
+
+    `alternatives` are the best of the other families, `ladder` the smallest machines that would do the same job.
+    """
 
     format: Literal["strategist-plan/1"] = "strategist-plan/1"
     made_by: str
@@ -242,6 +245,7 @@ class Plan:
     refusals: tuple[Refusal, ...]
     alternatives: tuple[Alternative, ...]
     hints: tuple[Hint, ...]
+    ladder: tuple[Alternative, ...] = ()
     seal: str | None = None
 
     @property

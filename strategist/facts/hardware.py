@@ -40,13 +40,19 @@ class Gpu:
     sm_count: int | None = None
     compute_capability: str | None = None
     tdp_W: float | None = None
+    scale_up: str = ""
+    scale_up_Bps: float | None = None
     basis: Basis = "datasheet"
     source: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A connection inside an irregular node, between ids such as gpu0, nic1, numa0; `Bps` is one direction."""
+    """A connection between two ids; `Bps` is one direction.
+
+    Inside a node the ids are gpu0, nic1, numa0, pcie0, nvswitch0, root0; between nodes they are names of nodes and
+    switches.
+    """
 
     a: str
     b: str
@@ -58,8 +64,10 @@ class Link:
 class Node:
     """One host. `intra_Bps` is per GPU over all its fast links; `inter_Bps` is the whole node's rate to other nodes.
 
-    `fast_domain` counts the GPUs that share the fast links; it exceeds `gpus` where a rack is one domain (NVL72).
-    `links`, when given, replaces the regular picture that `topology` stands for.
+    `fast_domain` counts the GPUs that share the fast links; it exceeds `gpus` where a rack is one domain (NVL72) and
+    falls short of it where a node holds several domains. `links`, when given, replaces the regular picture that
+    `topology` stands for; links between GPUs alone describe a mesh, beside which every GPU keeps its host link.
+    An `inter_Bps` of zero means that nobody knows how the node reaches others.
     """
 
     name: str
@@ -85,19 +93,25 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeGroup:
-    """`count` equal nodes."""
+    """`count` equal nodes; `name` is how the links of a cluster call them."""
 
     node: Node
     count: int
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """The machines of one job. `origin` says who told us; `oversubscription` divides the rate between nodes."""
+    """The machines of one job. `origin` says who told us; `oversubscription` divides the rate between nodes.
+
+    `links` between named nodes and `switches`, when given, replace the single fabric that joins all nodes.
+    """
 
     groups: tuple[NodeGroup, ...]
     origin: Literal["catalogue", "flags", "file", "probed", "assumed"]
     oversubscription: float = 1.0
+    links: tuple[Link, ...] = ()
+    switches: tuple[str, ...] = ()
 
     @property
     def nodes(self) -> int:
@@ -121,5 +135,5 @@ class Cluster:
 
     @property
     def is_regular(self) -> bool:
-        """One kind of node, with the regular picture of its topology."""
-        return len(self.groups) == 1 and not self.groups[0].node.links
+        """One kind of node, with the regular picture of its topology and one fabric between nodes."""
+        return len(self.groups) == 1 and not self.groups[0].node.links and not self.links

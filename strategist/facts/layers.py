@@ -1,55 +1,16 @@
-"""What one layer of each kind is made of: its matrices and its vectors. Parameters, FLOPs, time and memory all read this.
-
-A `Matrix` says how tensor parallelism cuts it: "column" cuts the outputs, "row" cuts the inputs, "whole" keeps a copy on
-every rank. Cuts follow Megatron-LM (Shoeybi et al. 2019, arXiv 1909.08053, section 3).
-"""
+"""What one layer of each kind is made of: its matrices and its vectors. Parameters, FLOPs, time and memory read this."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
 
-from strategist.facts.model import LayerKind, Mla, ModelShape, Moe, Ssm
+from strategist.facts.attention import attention, cross_attention, latent_attention
+from strategist.facts.model import LayerKind, ModelShape, Moe, Norm, Ssm
+from strategist.facts.weights import Matrix, Vector, Weights
 
-Cut = Literal["column", "row", "whole"]
-
-
-@dataclass(frozen=True, slots=True)
-class Matrix:
-    """A linear map of `inputs` to `outputs`. `copies` of it are stored and `used` of them see each token (experts)."""
-
-    name: str
-    inputs: int
-    outputs: int
-    cut: Cut
-    bias: bool = False
-    copies: int = 1
-    used: int = 1
-
-    @property
-    def weights(self) -> int:
-        """Elements of one copy, without the bias."""
-        return self.inputs * self.outputs
-
-    @property
-    def parameters(self) -> int:
-        """Elements of all copies, biases included."""
-        return self.copies * (self.weights + (self.outputs if self.bias else 0))
-
-    @property
-    def is_expert(self) -> bool:
-        """True for routed experts, which expert parallelism spreads."""
-        return self.name.startswith("expert")
-
-
-@dataclass(frozen=True, slots=True)
-class Vector:
-    """A small weight such as a norm, a sink or a convolution; `cut` is true when tensor parallelism splits it."""
-
-    name: str
-    size: int
-    cut: bool = False
+__all__ = ["Layer", "Matrix", "Vector", "build_layer", "norm_size"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +36,25 @@ class Layer:
 def build_layer(shape: ModelShape, kind: LayerKind) -> Layer:
     """The layer of one kind in this model."""
     mixer, mixer_vectors = _mixer(shape, kind)
-    cross, cross_vectors = _cross(shape) if kind.cross else ((), ())
+    cross, cross_vectors = cross_attention(shape) if kind.cross else ((), ())
     ffn, ffn_vectors = _ffn(shape, kind)
     norms = _norm_count(shape, kind)
-    norm_vectors = (Vector("norms", norms * norm_size(shape, shape.hidden)),) if norms else ()
-    vectors = tuple(v for v in (*mixer_vectors, *cross_vectors, *ffn_vectors, *norm_vectors) if v.size)
+    own_vectors = (
+        Vector("norms", norms * norm_size(shape, shape.hidden)),
+        Vector("extra", shape.layer_extra_parameters),
+    )
+    vectors = tuple(v for v in (*mixer_vectors, *cross_vectors, *ffn_vectors, *own_vectors) if v.size)
     return Layer(mixer + cross + ffn, vectors, norms)
+
+
+_NORM_WEIGHTS: Mapping[Norm, int] = {
+    "rmsnorm": 1, "layernorm": 2, "layernorm_nobias": 1, "layernorm_nonparam": 0, "batchnorm": 2, "none": 0
+}  # fmt: skip
 
 
 def norm_size(shape: ModelShape, width: int) -> int:
     """Weights of one norm over `width` elements."""
-    return {"rmsnorm": 1, "layernorm": 2, "layernorm_nobias": 1}.get(shape.norm, 0) * width
+    return _NORM_WEIGHTS[shape.norm] * width
 
 
 def _norm_count(shape: ModelShape, kind: LayerKind) -> int:
@@ -94,65 +63,18 @@ def _norm_count(shape: ModelShape, kind: LayerKind) -> int:
     return shape.norms_per_layer + (1 if kind.cross else 0)
 
 
-def _mixer(shape: ModelShape, kind: LayerKind) -> tuple[tuple[Matrix, ...], tuple[Vector, ...]]:
+def _mixer(shape: ModelShape, kind: LayerKind) -> Weights:
     if kind.mixer in ("attention", "sliding"):
-        return _attention(shape)
+        return attention(shape, is_full=kind.mixer == "attention")
     if kind.mixer == "mla" and shape.mla is not None:
-        return _latent_attention(shape, shape.mla)
+        return latent_attention(shape, shape.mla)
     if shape.ssm is not None and kind.mixer == shape.ssm.kind:
         build = {"mamba1": _mamba1, "mamba2": _mamba2, "gated-delta": _gated_delta}[shape.ssm.kind]
         return build(shape.hidden, shape.ssm)
     return (), ()
 
 
-def _attention(shape: ModelShape) -> tuple[tuple[Matrix, ...], tuple[Vector, ...]]:
-    h, q, kv = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    matrices = (
-        Matrix("q", h, q * (2 if shape.attn_gate else 1), "column"),
-        Matrix("k", h, kv, "column"),
-        Matrix("v", h, kv, "column"),
-        Matrix("o", q, h, "row", shape.o_bias),
-    )
-    qk_norm = {"head": 2 * shape.head_dim, "head_ln": 4 * shape.head_dim, "full": q + kv, "per_head": q + kv}
-    vectors = (
-        Vector("qkv_bias", q + 2 * kv if shape.qkv_bias else 0, cut=True),
-        Vector("k_bias_absent", -h if dict(shape.extra).get("no_k_bias") else 0),
-        Vector("sinks", shape.heads if shape.attn_sinks else 0, cut=True),
-        Vector("qk_norm", qk_norm.get(shape.qk_norm, 0), cut=shape.qk_norm in ("full", "per_head")),
-    )
-    return matrices, vectors
-
-
-def _cross(shape: ModelShape) -> tuple[tuple[Matrix, ...], tuple[Vector, ...]]:
-    matrices, vectors = _attention(shape)
-    renamed = tuple(Matrix(f"cross_{m.name}", m.inputs, m.outputs, m.cut, m.bias) for m in matrices)
-    return renamed, tuple(Vector(f"cross_{v.name}", v.size, v.cut) for v in vectors)
-
-
-def _latent_attention(shape: ModelShape, mla: Mla) -> tuple[tuple[Matrix, ...], tuple[Vector, ...]]:
-    h, heads, qk = shape.hidden, shape.heads, mla.qk_nope + mla.qk_rope
-    query = (
-        (Matrix("q_down", h, mla.q_lora, "whole"), Matrix("q_up", mla.q_lora, heads * qk, "column"))
-        if mla.q_lora
-        else (Matrix("q", h, heads * qk, "column"),)
-    )
-    matrices = (
-        *query,
-        Matrix("kv_down", h, mla.kv_lora + mla.qk_rope, "whole"),
-        Matrix("kv_up", mla.kv_lora, heads * (mla.qk_nope + mla.v_dim), "column"),
-        Matrix("o", heads * mla.v_dim, h, "row"),
-    )
-    if mla.index_heads:
-        matrices += (
-            Matrix("index_q", mla.q_lora, mla.index_heads * mla.index_dim, "whole"),
-            Matrix("index_k", h, mla.index_dim, "whole"),
-            Matrix("index_weights", h, mla.index_heads, "whole"),
-        )
-    index_norm = 2 * mla.index_dim if mla.index_heads else 0
-    return matrices, (Vector("latent_norms", mla.q_lora + mla.kv_lora), Vector("index_norm", index_norm))
-
-
-def _mamba1(h: int, ssm: Ssm) -> tuple[tuple[Matrix, ...], tuple[Vector, ...]]:
+def _mamba1(h: int, ssm: Ssm) -> Weights:
     inner, projected = ssm.expand * h, ssm.dt_rank + 2 * ssm.state
     matrices = (
         Matrix("in", h, 2 * inner, "column"),
@@ -168,7 +90,7 @@ def _mamba1(h: int, ssm: Ssm) -> tuple[tuple[Matrix, ...], tuple[Vector, ...]]:
     return matrices, vectors
 
 
-def _mamba2(h: int, ssm: Ssm) -> tuple[tuple[Matrix, ...], tuple[Vector, ...]]:
+def _mamba2(h: int, ssm: Ssm) -> Weights:
     inner = ssm.heads * ssm.head_dim
     channels = inner + 2 * ssm.groups * ssm.state
     matrices = (Matrix("in", h, inner + channels + ssm.heads, "column"), Matrix("out", inner, h, "row"))
@@ -180,7 +102,7 @@ def _mamba2(h: int, ssm: Ssm) -> tuple[tuple[Matrix, ...], tuple[Vector, ...]]:
     return matrices, vectors
 
 
-def _gated_delta(h: int, ssm: Ssm) -> tuple[tuple[Matrix, ...], tuple[Vector, ...]]:
+def _gated_delta(h: int, ssm: Ssm) -> Weights:
     values = ssm.v_heads * ssm.v_dim
     channels = 2 * ssm.k_heads * ssm.k_dim + values
     matrices = (
@@ -196,7 +118,7 @@ def _gated_delta(h: int, ssm: Ssm) -> tuple[tuple[Matrix, ...], tuple[Vector, ..
     return matrices, vectors
 
 
-def _ffn(shape: ModelShape, kind: LayerKind) -> tuple[tuple[Matrix, ...], tuple[Vector, ...]]:
+def _ffn(shape: ModelShape, kind: LayerKind) -> Weights:
     if kind.ffn == "dense":
         return _mlp(shape, shape.ffn_hidden, shape.mlp_bias), ()
     if kind.ffn == "moe" and shape.moe is not None:
@@ -210,7 +132,7 @@ def _mlp(shape: ModelShape, width: int, bias: bool, prefix: str = "") -> tuple[M
     return (*gate, up, Matrix(f"{prefix}down", width, shape.hidden, "row", bias))
 
 
-def _experts(shape: ModelShape, moe: Moe) -> tuple[tuple[Matrix, ...], tuple[Vector, ...]]:
+def _experts(shape: ModelShape, moe: Moe) -> Weights:
     h, width = shape.hidden, moe.latent or shape.hidden
     names = (("expert_gate", "expert_up") if shape.mlp_gated else ("expert_up",)) + ("expert_down",)
     sizes = [(moe.ffn, width) if name == "expert_down" else (width, moe.ffn) for name in names]

@@ -7,79 +7,28 @@ The record holds what a configuration file says. Parameter counts, FLOPs and byt
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Literal, TypeVar
+from typing import Literal
+
+from strategist.errors import InputError
+from strategist.facts.layer_kind import Ffn, LayerKind, Mixer, merge, read_spelling, spell, spread
+from strategist.facts.model_parts import Heads, Mix, Mla, Moe, Ssm
 
 Kind = Literal[
     "decoder", "encoder", "encdec", "encdec-audio", "vit", "hybrid", "ssm", "dual-encoder", "dit", "cnn", "unet", "module"
 ]  # fmt: skip
-Mixer = Literal["attention", "sliding", "mla", "mamba1", "mamba2", "gated-delta", "cross", "none"]
-Ffn = Literal["dense", "moe", "none"]
-T = TypeVar("T")
+Norm = Literal["rmsnorm", "layernorm", "layernorm_nobias", "layernorm_nonparam", "batchnorm", "none"]
+QkNorm = Literal["", "head", "head_ln", "full", "per_head", "l2_noweight"]
+Position = Literal["rope", "learned", "relative", "alibi", "sincos-fixed", "none"]
 
+__all__ = [
+    "MAX_LAYERS", "Heads", "LayerKind", "Mix", "Mla", "ModelShape", "Moe", "Norm", "Position", "QkNorm", "Ssm", "arranged", "layer_counts", "layer_sequence",
+]  # fmt: skip
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moe:
-    """Routed experts. `ffn` is the hidden width of one expert, `shared_ffn` the total width of the shared ones."""
-
-    experts: int
-    top_k: int
-    ffn: int
-    layers: int
-    first_dense: int = 0
-    shared_ffn: int = 0
-    shared_gate: bool = False
-    router_bias: bool = False
-    expert_bias: bool = False
-    latent: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mla:
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1); `q_lora` 0 means a full query matrix."""
-
-    q_lora: int
-    kv_lora: int
-    qk_nope: int
-    qk_rope: int
-    v_dim: int
-    index_heads: int = 0
-    index_dim: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ssm:
-    """A state-space or linear-attention mixer; only the fields of its `kind` are set.
-
-    mamba1: expand, state, dt_rank, conv. mamba2: heads, head_dim, state, groups, conv. gated-delta: k_heads, v_heads,
-    k_dim, v_dim, conv.
-    """
-
-    kind: Literal["mamba1", "mamba2", "gated-delta"]
-    conv: int
-    expand: int = 0
-    state: int = 0
-    dt_rank: int = 0
-    heads: int = 0
-    head_dim: int = 0
-    groups: int = 0
-    k_heads: int = 0
-    v_heads: int = 0
-    k_dim: int = 0
-    v_dim: int = 0
-    inner_norms: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mix:
-    """How many sub-blocks of each sort a hybrid stacks, spread evenly."""
-
-    attention: int
-    linear: int
-    mlp: int
-    moe: int
-    norms: int
+MAX_LAYERS = 4096
+"""More layers than any model has; what claims more is refused before anything is built from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +36,11 @@ class ModelShape:
     """One architecture. Widths count elements, `layers` counts decoder (or only) layers, `max_seq` counts tokens.
 
     `window` is the span of sliding or chunked layers (None: all layers attend to everything) and `full_every` n makes
-    every n-th layer attend to everything (0: none does). `extra_parameters` are weights that no other field explains;
-    `extra` keeps what only one family has, for its own parameter formula.
+    every n-th layer attend to everything (0: none does). `pattern` spells the layers out where counts alone would order
+    them differently (`layer_kind.spell`). `extra_parameters` are weights of the whole model that no other field explains and
+    `layer_extra_parameters` those of every single layer; `extra` keeps what only one family has. `emb_dim` is the width
+    of the token table where it is not the model's, `v_dim` the width of a value head where it is not `head_dim` (0: it
+    is), `full_heads` the heads of full-attention layers where sliding ones have others.
     """
 
     name: str
@@ -103,31 +55,36 @@ class ModelShape:
     heads: int = 0
     kv_heads: int = 0
     head_dim: int = 0
+    v_dim: int = 0
+    full_heads: Heads | None = None
     tied: bool = False
     emb_dim: int = 0
     max_seq: int = 0
-    pos: str = "rope"
+    pos: Position = "rope"
     pos_rows: int = 0
-    norm: str = "rmsnorm"
+    norm: Norm = "rmsnorm"
     norms_per_layer: int = 2
     final_norm: bool = True
     embed_norm: bool = False
-    qk_norm: str = ""
+    qk_norm: QkNorm = ""
     mlp_gated: bool = True
     mlp_act: str = "silu"
     mlp_bias: bool = False
     qkv_bias: bool = False
+    k_bias: bool = True
     o_bias: bool = False
     lm_head_bias: bool = False
     attn_sinks: bool = False
     attn_gate: bool = False
     window: int | None = None
     full_every: int = 1
+    pattern: str = ""
     moe: Moe | None = None
     mla: Mla | None = None
     ssm: Ssm | None = None
     mix: Mix | None = None
     extra_parameters: int = 0
+    layer_extra_parameters: int = 0
     extra: tuple[tuple[str, int], ...] = ()
     parameters_stated: int | None = None
     other_tower_parameters: int = 0
@@ -136,29 +93,45 @@ class ModelShape:
     notes: tuple[str, ...] = field(default=())
 
 
-@dataclass(frozen=True, slots=True)
-class LayerKind:
-    """One sort of layer: how it mixes tokens, how it transforms each token, how many norms it has."""
-
-    mixer: Mixer
-    ffn: Ffn
-    cross: bool = False
-
-
 @cache
 def layer_sequence(shape: ModelShape) -> tuple[LayerKind, ...]:
-    """The layers in order, encoder first; `len` is `enc_layers + layers`."""
-    if shape.mix is not None:
-        return _hybrid_sequence(shape)
+    """The layers in order, encoder first; `len` is `enc_layers + layers`.
+
+    Raises InputError TOO_LARGE beyond `MAX_LAYERS`, CHOICE for a `pattern` that does not spell the layers and CONFLICT
+    for a `mix` that does not add up to them.
+    """
+    if shape.layers + shape.enc_layers > MAX_LAYERS:
+        raise InputError(
+            "TOO_LARGE",
+            f"The model has more than {MAX_LAYERS} layers.",
+            flag="$.model.layers",
+            value=shape.layers,
+            hint="Check the number of layers.",
+        )
+    if shape.pattern:
+        return read_spelling(shape.pattern, shape.layers, shape.ssm.kind if shape.ssm else None)
+    if shape.mix is not None and shape.ssm is not None:
+        return _hybrid_sequence(shape, shape.mix, shape.ssm)
     encoder = (LayerKind("attention", "dense"),) * shape.enc_layers
+    experts = _expert_layers(shape)
     return encoder + tuple(
-        LayerKind(_mixer(shape, i), _ffn(shape, i), shape.enc_layers > 0) for i in range(shape.layers)
+        LayerKind(_mixer(shape, i), _ffn(shape, experts[i]), shape.enc_layers > 0) for i in range(shape.layers)
     )
 
 
 def layer_counts(shape: ModelShape) -> Counter[LayerKind]:
     """How many layers there are of each sort."""
     return Counter(layer_sequence(shape))
+
+
+def arranged(shape: ModelShape, kinds: Sequence[LayerKind]) -> ModelShape:
+    """`shape` with its layers in exactly this order: by `full_every` where that says it, else spelled out."""
+    wanted = tuple(kinds)
+    full = next((i + 1 for i, kind in enumerate(wanted) if kind.mixer == "attention"), 0)
+    for candidate in (shape, replace(shape, full_every=full)):
+        if layer_sequence(candidate) == wanted:
+            return candidate
+    return replace(shape, pattern=spell(wanted))
 
 
 def _mixer(shape: ModelShape, index: int) -> Mixer:
@@ -172,45 +145,32 @@ def _mixer(shape: ModelShape, index: int) -> Mixer:
     return "attention" if is_full else "sliding"
 
 
-def _ffn(shape: ModelShape, index: int) -> Ffn:
-    if shape.ssm is not None:
-        return "none"
-    moe = shape.moe
-    if moe is None:
-        return "dense" if shape.ffn_hidden else "none"
-    if index < moe.first_dense:
-        return "dense"
-    step = max(1, round((shape.layers - moe.first_dense) / moe.layers)) if moe.layers else 0
-    placed = (index - moe.first_dense + 1) % step == 0 if step else False
-    return "moe" if placed and (index - moe.first_dense + 1) // step <= moe.layers else "dense"
+def _ffn(shape: ModelShape, has_experts: bool) -> Ffn:
+    if has_experts:
+        return "moe"
+    return "dense" if shape.ffn_hidden and shape.ssm is None else "none"
 
 
-def _hybrid_sequence(shape: ModelShape) -> tuple[LayerKind, ...]:
+def _expert_layers(shape: ModelShape) -> list[bool]:
+    """Which layers have experts: the even spread of `moe.layers` over what follows the first dense layers."""
+    if shape.moe is None:
+        return [False] * shape.layers
+    first = min(shape.moe.first_dense, shape.layers)
+    count = min(shape.moe.layers, shape.layers - first)
+    return [False] * first + spread(count, True, shape.layers - first - count, False)
+
+
+def _hybrid_sequence(shape: ModelShape, mix: Mix, ssm: Ssm) -> tuple[LayerKind, ...]:
     """Spread the rarer mixers and the expert layers evenly over the stack."""
-    mix, ssm = shape.mix, shape.ssm
-    if mix is None or ssm is None:
-        return ()
-    mixers: list[Mixer] = _spread(mix.attention, "attention", mix.linear, ssm.kind)
-    ffns: list[Ffn] = _spread(mix.moe, "moe", mix.mlp, "dense")
-    if mix.attention + mix.linear == shape.layers:  # a mixer and a feed-forward part in every layer
+    mixers: list[Mixer] = spread(mix.attention, "attention", mix.linear, ssm.kind)
+    ffns: list[Ffn] = spread(mix.moe, "moe", mix.mlp, "dense")
+    if len(mixers) == shape.layers >= len(ffns):  # a mixer, and mostly a feed-forward part, in every layer
         return tuple(LayerKind(m, f) for m, f in zip(mixers, ffns + ["none"] * (len(mixers) - len(ffns)), strict=True))
-    parts = [LayerKind(m, "none") for m in mixers], [LayerKind("none", f) for f in ffns]
-    return tuple(_spread_sequences(*parts))
-
-
-def _spread(rare: int, rare_word: T, common: int, common_word: T) -> list[T]:
-    total = rare + common
-    return (
-        [rare_word if (i + 1) * rare // total > i * rare // total else common_word for i in range(total)]
-        if total
-        else []
-    )
-
-
-def _spread_sequences(a: list[T], b: list[T]) -> list[T]:
-    """Merge two sequences so that both run evenly through the result."""
-    total, merged, take_a, take_b = len(a) + len(b), [], iter(a), iter(b)
-    for i in range(total):
-        from_a = (i + 1) * len(a) // total > i * len(a) // total
-        merged.append(next(take_a) if from_a else next(take_b))
-    return merged
+    if len(mixers) + len(ffns) != shape.layers:
+        raise InputError(
+            "CONFLICT",
+            f"The mix of {len(mixers)} mixers and {len(ffns)} feed-forward parts does not make {shape.layers} layers.",
+            flag="$.model.mix",
+            hint="Every layer has one part, or every layer has a mixer.",
+        )
+    return tuple(merge([LayerKind(m, "none") for m in mixers], [LayerKind("none", f) for f in ffns]))

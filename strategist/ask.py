@@ -1,0 +1,294 @@
+"""From what somebody gave, on the command line or in Python, to a complete question; every gap becomes an assumption."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from strategist.document.plan import Assumption, Objective, Policy, Request
+from strategist.errors import InputError
+from strategist.facts.clusters import cluster_from_flags, cpu_cluster, resolve_cluster
+from strategist.facts.gpus import backend_of
+from strategist.facts.hardware import Cluster
+from strategist.facts.job import MAX_HEADROOM, Job
+from strategist.facts.model import ModelShape
+from strategist.facts.models import load_model
+from strategist.facts.parameters import count
+from strategist.facts.profile import find_profile
+from strategist.facts.resolved import Assumed, Resolved
+from strategist.facts.sizes import SizedModel, is_size, shape_for_size
+from strategist.facts.workload import Workload
+from strategist.planner.search import Question
+from strategist.space.grammar import Pin, parse_forbids, parse_pins
+from strategist.units import format_count
+
+DEFAULT_SEQ_LEN, DEFAULT_GLOBAL_BATCH = 4096, 256
+ASSUMED_GPU, ASSUMED_GPUS = "h100-sxm-80gb", 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What was said, typed. None means: not said. `said` keeps the words as they were written, for the record."""
+
+    model_size: str | None = None
+    model: Any = None
+    hardware: Any = None
+    gpu: str | None = None
+    gpus_per_node: int | None = None
+    nodes: int | None = None
+    gpu_memory_bytes: int | None = None
+    intra_Bps: float | None = None
+    inter_Bps: float | None = None
+    seq_len: int | None = None
+    global_batch: int | None = None
+    micro_batch: int | None = None
+    grad_accum: int | None = None
+    tokens: int | None = None
+    precision: str | None = None
+    optimizer: str | None = None
+    headroom: float = 0.05
+    price_per_gpu_hour: float | None = None
+    policy: Policy = "hf"
+    objective: Objective = "time"
+    pin: str | None = None
+    forbid: str | None = None
+    rules: tuple[str, ...] = ()
+    said: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A complete question, how it was asked, and what had to be assumed."""
+
+    question: Question
+    request: Request
+    assumptions: tuple[Assumption, ...] = field(default=())
+
+
+def complete(given: Given) -> Asked:
+    """Fill every gap. Raises InputError for what is missing, conflicting or unknown, ImpossibleError for devices that
+    torch cannot drive."""
+    model, from_model = _model(given)
+    machines = machines_of(given)
+    for group in machines.cluster.groups:
+        backend_of(group.node.gpu)
+    work, from_work = _workload(given, model, machines.cluster)
+    pins = tuple(_pins(given))
+    forbids = parse_forbids(given.forbid) if given.forbid is not None else ()
+    _no_contradiction(pins, forbids)
+    job = Job(cluster=machines.cluster, model=model, workload=work, profile=find_profile(), headroom=given.headroom)
+    question = Question(job=job, pins=pins, forbids=forbids, objective=given.objective, rule_folders=given.rules)
+    return Asked(
+        question=question,
+        request=_request(given, pins, forbids),
+        assumptions=(*(_as_assumption(said) for said in machines.assumptions), *from_model, *from_work),
+    )
+
+
+def _request(given: Given, pins: tuple[Pin, ...], forbids: tuple[str, ...]) -> Request:
+    return Request(
+        given=given.said,
+        policy=given.policy,
+        objective=given.objective,
+        headroom=given.headroom,
+        pins=tuple((pin.key, pin.word) for pin in pins),
+        forbids=forbids,
+        price_per_gpu_hour=given.price_per_gpu_hour,
+    )
+
+
+def _model(given: Given) -> tuple[ModelShape, tuple[Assumption, ...]]:
+    if given.model_size is not None and given.model is not None:
+        raise InputError(
+            "CONFLICT",
+            "--model-size and --model name two models.",
+            flag="--model-size",
+            value=given.model_size,
+            hint="Choose one.",
+        )
+    if given.model_size is not None:
+        return _sized(given.model_size)
+    if given.model is None:
+        raise InputError(
+            "MISSING",
+            "No model was named.",
+            flag="--model-size",
+            hint="Give --model-size 7B, --model NAME or --model-config config.json.",
+        )
+    if isinstance(given.model, str) and is_size(given.model):
+        return _sized(given.model)
+    return load_model(given.model), ()
+
+
+def _sized(text: str) -> tuple[ModelShape, tuple[Assumption, ...]]:
+    sized = shape_for_size(text, "--model-size")
+    total = count(sized.shape).total
+    how = "a real model" if sized.how == "nickname" else "a shape interpolated between real models"
+    value = f"{text} = {sized.shape.name}, {how} of {total:,} parameters{_spread(sized)}"
+    return sized.shape, (
+        Assumption(
+            what="model",
+            value=value,
+            flag="--model NAME or --model-config FILE",
+            basis="assumed",
+            source=sized.shape.source,
+        ),
+    )
+
+
+def _spread(sized: SizedModel) -> str:
+    spread = sized.spread
+    if spread is None:
+        return "; no real model of that size is in the catalogue"
+    low, high = (format_count(n) for n in spread.parameters)
+    widths = spread.layers_x_hidden
+    return f"; {spread.models} real shapes of that size count {low} to {high}, with layers x width {widths[0]:,} to {widths[1]:,}: activations differ by up to a factor {widths[1] / widths[0]:.1f}"
+
+
+def _as_assumption(said: Assumed) -> Assumption:
+    return Assumption(what=said.what, value=said.value, flag=said.flag, basis=said.basis, source=said.source)
+
+
+def machines_of(given: Given) -> Resolved:
+    """The machines that were named, or assumed. Raises InputError CONFLICT when they are described twice."""
+    shaped = {name: getattr(given, name) for name in ("gpu_memory_bytes", "intra_Bps", "inter_Bps")}
+    described = given.gpu is not None or any(value is not None for value in shaped.values())
+    if given.hardware is not None:
+        if described:
+            raise InputError(
+                "CONFLICT",
+                "--hardware already describes the machines; --gpu, --gpu-memory, --intra-bw and --inter-bw do so too.",
+                flag="--hardware",
+                hint="Use one way.",
+            )
+        return _named_machines(given)
+    if given.gpu is not None:
+        return cluster_from_flags(given.gpu, given.gpus_per_node, given.nodes, **shaped)
+    return _assumed_machines(given, shaped, described)
+
+
+def _named_machines(given: Given) -> Resolved:
+    """Machines by name, file or probe; only `local` may be given another number of ranks."""
+    is_local = isinstance(given.hardware, str) and given.hardware.strip(" ").lower() == "local"
+    if (given.gpus_per_node is None or is_local) and given.nodes is None:
+        resolved = resolve_cluster(given.hardware)
+        return resolved if given.gpus_per_node is None else _with_ranks(resolved, given.gpus_per_node)
+    flag = "--nodes" if given.nodes is not None else "--gpus-per-node"
+    raise InputError(
+        "CONFLICT",
+        f"--hardware already says how many machines there are, and {flag} does too.",
+        flag=flag,
+        hint="Write --hardware NODE:COUNT, or use --gpu --gpus-per-node --nodes.",
+    )
+
+
+def _with_ranks(resolved: Resolved, ranks: int) -> Resolved:
+    """This machine with fewer GPUs, or with any number of CPU ranks."""
+    node = resolved.cluster.groups[0].node
+    if node.gpu.vendor == "CPU":
+        again = cpu_cluster(ranks, memory_bytes=node.ram_bytes)
+        return replace(again, cluster=replace(again.cluster, origin="probed"))
+    if ranks > node.gpus:
+        raise InputError(
+            "TOO_LARGE",
+            f"This machine has {node.gpus} GPUs.",
+            flag="--gpus-per-node",
+            value=ranks,
+            hint=f"At most {node.gpus}.",
+        )
+    smaller = replace(node, gpus=ranks, fast_domain=min(node.fast_domain, ranks))
+    group = replace(resolved.cluster.groups[0], node=smaller)
+    return replace(resolved, cluster=replace(resolved.cluster, groups=(group,)))
+
+
+def _assumed_machines(given: Given, shaped: Mapping[str, Any], described: bool) -> Resolved:
+    """This machine's own GPUs when it has some; otherwise a named assumption."""
+    own = None if described else _own_gpus(given)
+    if own is not None:
+        return own
+    gpus, nodes = given.gpus_per_node or ASSUMED_GPUS, given.nodes or 1
+    resolved = cluster_from_flags(ASSUMED_GPU, gpus, nodes, **shaped)
+    words = f"{nodes} node{'s' * (nodes > 1)} x {gpus} x {resolved.cluster.groups[0].node.gpu.title}"
+    said = Assumed(what="hardware", value=words, flag="--hardware NODE:COUNT, or --gpu --gpus-per-node --nodes")
+    cluster = replace(resolved.cluster, origin="assumed")
+    return Resolved(cluster=cluster, assumptions=(said, *resolved.assumptions), notes=resolved.notes)
+
+
+def _own_gpus(given: Given) -> Resolved | None:
+    """This machine's GPUs, as many and as often as asked for; None when it has none."""
+    from strategist.facts.local import has_gpu
+
+    if not has_gpu():
+        return None
+    resolved = resolve_cluster("local")
+    one = resolved if given.gpus_per_node is None else _with_ranks(resolved, given.gpus_per_node)
+    if given.nodes is None:
+        return one
+    group = replace(one.cluster.groups[0], count=given.nodes)
+    return replace(one, cluster=replace(one.cluster, groups=(group,)))
+
+
+def _workload(given: Given, shape: ModelShape, cluster: Cluster) -> tuple[Workload, tuple[Assumption, ...]]:
+    seq_len = given.seq_len or _usual_length(shape)
+    batch = given.global_batch or _usual_batch(given, cluster.world)
+    precision: Any = given.precision or "bf16"
+    optimizer: Any = given.optimizer or "adamw"
+    work = Workload(seq_len=seq_len, global_batch=batch, precision=precision, optimizer=optimizer, tokens=given.tokens)
+    said = {"sequence length": (given.seq_len, seq_len, "--seq-len"), "global batch": (given.global_batch, f"{batch} sequences", "--global-batch"), "precision": (given.precision, f"{precision} compute, fp32 state", "--precision"), "optimizer": (given.optimizer, optimizer, "--optimizer")}  # fmt: skip
+    return work, tuple(
+        Assumption(what=what, value=str(value), flag=flag) for what, (told, value, flag) in said.items() if told is None
+    )
+
+
+def _usual_length(shape: ModelShape) -> int:
+    """4096 tokens, or what the model was built for when that is less; images have as many as their patches."""
+    if shape.kind == "vit":
+        return shape.pos_rows or shape.max_seq
+    return min(DEFAULT_SEQ_LEN, shape.max_seq) if shape.max_seq else DEFAULT_SEQ_LEN
+
+
+def _usual_batch(given: Given, world: int) -> int:
+    """256 sequences, raised to the next multiple of the devices so that every layout stays open."""
+    unit = world * (given.micro_batch or 1) * (given.grad_accum or 1)
+    return DEFAULT_GLOBAL_BATCH if DEFAULT_GLOBAL_BATCH % unit == 0 else -(-DEFAULT_GLOBAL_BATCH // unit) * unit
+
+
+def _pins(given: Given) -> Iterator[Pin]:
+    """Fixed choices of --pin, --micro-batch and --grad-accum."""
+    pins = parse_pins(given.pin) if given.pin is not None else ()
+    yield from pins
+    for key, value, flag in (
+        ("micro_batch", given.micro_batch, "--micro-batch"),
+        ("accumulation", given.grad_accum, "--grad-accum"),
+    ):
+        if value is None:
+            continue
+        if any(pin.key == key for pin in pins):
+            raise InputError(
+                "CONFLICT", f"{flag} and --pin {key} both fix the {key}.", flag=flag, value=value, hint="Use one."
+            )
+        yield Pin(key, value, str(value))
+
+
+def _no_contradiction(pins: tuple[Pin, ...], forbids: tuple[str, ...]) -> None:
+    for pin in pins:
+        if pin.key in forbids and pin.value > (
+            0 if pin.key in ("zero", "offload", "recompute", "sequence_parallel") else 1
+        ):
+            raise InputError(
+                "CONFLICT",
+                f"--pin {pin.key}={pin.word} and --forbid {pin.key} contradict each other.",
+                flag="--pin",
+                value=pin.word,
+                hint="Drop one.",
+            )
+
+
+def check_headroom(value: float, flag: str = "--headroom") -> float:
+    """A share between 0 and one half. Raises InputError RANGE."""
+    if not 0 <= value <= MAX_HEADROOM:
+        raise InputError(
+            "RANGE", f"{flag} must lie between 0 and {MAX_HEADROOM}.", flag=flag, value=value, hint="Example: 0.05."
+        )
+    return value

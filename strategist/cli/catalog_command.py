@@ -1,0 +1,76 @@
+"""`strategist catalog`: the facts strategist ships with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from strategist.catalog import Row, rows
+from strategist.cli.arguments import build_parser, parse
+from strategist.cli.flags import COMMON
+from strategist.cli.output import show_document, show_lines, width
+from strategist.errors import InputError, did_you_mean
+from strategist.reports.lines import Line, table, wrapped
+from strategist.units import format_count
+
+TABLES: Mapping[str, str] = {"gpus": "UNKNOWN_GPU", "nodes": "UNKNOWN_NODE", "models": "UNKNOWN_MODEL"}
+
+
+def run(words: Sequence[str]) -> int:
+    """List a table, or print one row with every fact and its source."""
+    positionals = [("table", "gpus, nodes or models", "1"), ("name", "one row", "?")]
+    namespace = parse(build_parser("catalog", "List the known gpus, nodes and models.", COMMON, positionals), words)
+    if namespace.table not in TABLES:
+        raise InputError(
+            "CHOICE",
+            f"There is no table {namespace.table!r}.",
+            flag="TABLE",
+            value=namespace.table,
+            hint=did_you_mean(namespace.table, TABLES),
+        )
+    found = list(rows(namespace.table)) if namespace.name is None else [_row(namespace.table, namespace.name)]
+    if namespace.json:
+        show_document(found)
+    elif namespace.name is None:
+        show_lines(
+            table([_summary(namespace.table, row) for row in found], width(), indent=0), no_color=namespace.no_color
+        )
+    else:
+        show_lines(_page(found[0]), no_color=namespace.no_color)
+    return 0
+
+
+def _row(name: str, wanted: str) -> Row:
+    known = {row["name"]: row for row in rows(name)}
+    if wanted.lower() not in known:
+        raise InputError(
+            TABLES[name],
+            f"The catalogue has no {name.rstrip('s')} {wanted!r}.",
+            flag="NAME",
+            value=wanted,
+            hint=did_you_mean(wanted, known),
+        )
+    return known[wanted.lower()]
+
+
+def _summary(name: str, row: Row) -> tuple[str, ...]:
+    if name == "gpus":
+        peak = row.get("bf16_TFLOPs") or row.get("fp16_TFLOPs") or row.get("fp32_TFLOPs")
+        return row["name"], f"{row['memory_marketing_GB']} GB", f"{peak} TFLOP/s", f"{row.get('scaleup', 'pcie')}"
+    if name == "nodes":
+        return (
+            row["name"],
+            f"{row['gpus_per_node']} x {row['gpu']}",
+            row["topology"],
+            f"{row.get('inter_node_Gbps', '?')} Gb/s between nodes",
+        )
+    return row["name"], format_count(row["params_total"]), f"{row.get('layers', '?')} layers", row["kind"]
+
+
+def _page(row: Row) -> list[Line]:
+    columns = width()
+    return [piece for key, value in row.items() for piece in wrapped(key, _words(value), columns, indent=30)]
+
+
+def _words(value: Any) -> str:
+    return ", ".join(str(item) for item in value) if isinstance(value, list) else str(value)

@@ -1,0 +1,91 @@
+"""`strategist emit`: launch files for a Plan."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from strategist.api import emit
+from strategist.cli.arguments import build_parser, parse
+from strategist.cli.files import check_target, write_file
+from strategist.cli.flags import COMMON, Flag
+from strategist.cli.output import show_document, show_lines, show_text, width
+from strategist.document.load import load_plan
+from strategist.emitters import EMITTERS, find_emitter
+from strategist.emitters.emitter import Options
+from strategist.emitters.quoting import environment, host_name, job_name, port
+from strategist.errors import InputError, shown
+from strategist.reports.lines import table
+
+FLAGS = (
+    Flag("--to", "the target", "NAME"),
+    Flag("--list", "list the targets"),
+    Flag("--out", "the folder to write into; it is made when it does not exist", "DIR"),
+    Flag("--force", "replace files that exist"),
+    Flag("--job-name", "name of the job", "NAME"),
+    Flag("--master-addr", "host name of the first node", "HOST"),
+    Flag("--master-port", "port of the rendezvous, 1024 to 65535", "PORT"),
+    Flag("--env", "a variable for the launch script, such as NCCL_P2P_DISABLE=1", "NAME=VALUE", repeats=True),
+    Flag("--allow-env", "allow variables that are not on the list"),
+    *COMMON,
+)
+
+
+def run(words: Sequence[str]) -> int:
+    """Write the files of one target, or list the targets."""
+    parser = build_parser("emit", "Write launch files for a Plan.", FLAGS, [("plan", "a Plan file", "?")])
+    namespace = parse(parser, words)
+    if namespace.list:
+        return _list(as_json=namespace.json, no_color=namespace.no_color)
+    for flag, value in (("PLAN", namespace.plan), ("--to", namespace.to), ("--out", namespace.out)):
+        if value is None:
+            raise InputError(
+                "MISSING",
+                f"emit needs {flag}.",
+                flag=flag,
+                hint="Example: strategist emit plan.json --to torchrun --out job.",
+            )
+    emitter = find_emitter(namespace.to)
+    options = Options(
+        job_name=job_name(namespace.job_name) if namespace.job_name is not None else "strategist",
+        master_addr=host_name(namespace.master_addr) if namespace.master_addr is not None else None,
+        master_port=port(namespace.master_port) if namespace.master_port is not None else None,
+        env=environment(namespace.env or (), allow_all=namespace.allow_env),
+    )
+    files = emit(load_plan(namespace.plan), emitter.name, options)
+    folder = _folder(namespace.out)
+    targets = {os.path.join(folder, str(name)): text for name, text in files.items()}
+    for path in targets:
+        check_target(path, "--out", force=namespace.force)
+    for path, text in targets.items():
+        runnable = os.path.basename(path) in emitter.executables
+        write_file(path, text, "--out", force=namespace.force, mode=0o755 if runnable else 0o644)
+    if namespace.json:
+        show_document({"target": emitter.name, "files": sorted(targets)})
+    elif not namespace.quiet:
+        show_text("\n".join(f"wrote {path}" for path in targets))
+    return 0
+
+
+def _list(*, as_json: bool, no_color: bool) -> int:
+    rows = [(e.name, e.versions, e.title) for e in EMITTERS]
+    if as_json:
+        show_document([{"name": name, "versions": versions, "title": title} for name, versions, title in rows])
+    else:
+        show_lines(table(rows, width(), indent=0), no_color=no_color)
+    return 0
+
+
+def _folder(path: str) -> str:
+    """The folder, made when missing. Raises InputError for hostile names and for files in the way."""
+    check_target(path.rstrip("/") or "/", "--out", force=True) if not os.path.isdir(path) else None
+    if os.path.exists(path) and not os.path.isdir(path):
+        raise InputError(
+            "NOT_A_FILE",
+            f"--out: {shown(path)} is a file, not a folder.",
+            flag="--out",
+            value=path,
+            hint="Name a folder.",
+        )
+    os.makedirs(path, exist_ok=True)
+    return path

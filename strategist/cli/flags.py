@@ -1,0 +1,82 @@
+"""Flags as data: one row per flag, shared by the parsers, the help texts, the config file and shell completion."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag. Without `metavar` it is a switch; `repeats` allows it several times; `choices` are its words."""
+
+    name: str
+    help: str
+    metavar: str = ""
+    repeats: bool = False
+    choices: tuple[str, ...] = ()
+    alias: str = ""
+
+    @property
+    def key(self) -> str:
+        """The flag's name as an attribute and as a key of the config file."""
+        return self.name.lstrip("-").replace("-", "_")
+
+
+COMMON = (
+    Flag("--json", "print one JSON document and nothing else, also for errors"),
+    Flag("--quiet", "print nothing but the result's essentials"),
+    Flag("--verbose", "print more"),
+    Flag("--no-color", "plain text, as with NO_COLOR in the environment"),
+)
+
+OUTPUT = (
+    Flag("--out", "write the document to a new file", "FILE"),
+    Flag("--force", "replace the file named by --out"),
+)
+
+MODEL = (
+    Flag("--model-size", "parameters: 350M, 7B, 1.5T, 6738415616, 7e9", "SIZE"),
+    Flag("--model", "a catalogue name or a path to a Hugging Face config.json", "NAME_OR_PATH", alias="--model-config"),
+)
+
+HARDWARE = (
+    Flag(
+        "--hardware", "node type and count (dgx-h100:4, p4d.24xlarge:2), a hardware file, local or cpu", "NODE[:COUNT]"
+    ),
+    Flag("--gpu", "device, such as h100-sxm-80gb or rtx-4090", "NAME"),
+    Flag("--gpus-per-node", "devices per node, 1 to 1024", "N"),
+    Flag("--nodes", "nodes, 1 to 131072", "N"),
+    Flag("--gpu-memory", "memory per device when it differs from the catalogue: 80GiB or 80GB", "SIZE"),
+    Flag("--intra-bw", "rate per device inside a node, one direction: 450GB/s", "RATE"),
+    Flag("--inter-bw", "rate of a whole node to others, one direction: 400Gb/s", "RATE"),
+)
+
+WORKLOAD = (
+    Flag("--seq-len", "tokens per sequence", "N"),
+    Flag("--global-batch", "sequences per optimizer step", "N"),
+    Flag("--micro-batch", "fix the sequences per micro-batch and data rank", "N"),
+    Flag("--grad-accum", "fix the micro-batches per optimizer step", "N"),
+    Flag("--tokens", "length of the whole run in tokens: 1T, 100B", "N"),
+    Flag("--precision", "number format of the matmuls", "WORD", choices=("bf16", "fp16", "fp32", "fp8")),
+    Flag("--optimizer", "optimizer", "WORD", choices=("adamw", "adamw8bit", "sgd")),
+    Flag("--headroom", "share of each device that must stay free, 0 to 0.5", "SHARE"),
+    Flag("--price-per-gpu-hour", "price of one device for one hour, in your currency", "MONEY"),
+)
+
+CHOICE = (
+    Flag(
+        "--policy",
+        "who decides: the Hugging Face tables, or the predicted time alone",
+        "WORD",
+        choices=("hf", "fastest"),
+    ),
+    Flag("--objective", "what is best", "WORD", choices=("time", "cost", "memory", "simplicity")),
+    Flag("--pin", "fix choices: tp=4,pp=2,recompute=full", "KEY=VALUE,..."),
+    Flag("--forbid", "leave techniques out: pp,offload", "WORD,..."),
+    Flag("--rules", "a folder with further rules (legality.toml, advice.toml, hf_decisions.toml)", "DIR", repeats=True),
+    Flag("--top", "how many alternatives to show", "N"),
+    Flag("--search-log", "show the time and the survivors of each stage of the search"),
+    Flag("--config", "read flags from a TOML file; the command line wins", "FILE"),
+)
+
+PLAN_FLAGS = (*MODEL, *HARDWARE, *WORKLOAD, *CHOICE, *OUTPUT, *COMMON)

@@ -1,0 +1,180 @@
+"""Values of flags, from words to types. All faults are collected, so that one run shows all of them."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+from strategist.ask import Given
+from strategist.cli.flags import HARDWARE, PLAN_FLAGS, Flag
+from strategist.errors import ECHO_LIMIT, InputError, StrategistError, did_you_mean, shown
+from strategist.facts.job import MAX_HEADROOM
+from strategist.facts.workload import MAX_BATCH, MAX_SEQ_LEN
+from strategist.reading import ERROR_LIMIT, parse_toml, read_text
+from strategist.units import parse_bytes, parse_count, parse_integer, parse_rate, parse_real, plain_text
+
+MAX_GPUS_PER_NODE, MAX_NODES, MAX_TOKENS, MAX_PRICE, MAX_TOP = 1024, 131072, 10**18, Decimal(10**6), 50
+SYNONYMS: Mapping[str, str] = {
+    "fastest": "time",
+    "speed": "time",
+    "cheapest": "cost",
+    "price": "cost",
+    "simplest": "simplicity",
+}
+
+Reader = Callable[[str, str], Any]
+
+
+def choice(words: Sequence[str]) -> Reader:
+    """A reader for one word of a closed list."""
+
+    def read(text: str, flag: str) -> str:
+        word = plain_text(text, flag).lower()
+        if word not in words:
+            near = SYNONYMS.get(word)
+            hint = f"Did you mean {near}?" if near in words else did_you_mean(word, words)
+            raise InputError("CHOICE", f"{flag} must be one of {', '.join(words)}.", flag=flag, value=text, hint=hint)
+        return word
+
+    return read
+
+
+def whole(low: int, high: int, example: str) -> Reader:
+    """A reader for whole numbers."""
+    return lambda text, flag: parse_integer(text, flag, low=low, high=high, example=example)
+
+
+def real(high: Decimal, example: str) -> Reader:
+    """A reader for plain numbers from 0."""
+    return lambda text, flag: parse_real(text, flag, high=high, example=example)
+
+
+def words(example: str) -> Reader:
+    """A reader for plain text."""
+    return lambda text, flag: plain_text(text, flag, example)
+
+
+READERS: Mapping[str, Reader] = {
+    "model_size": words("7B"),
+    "model": words("llama-3.1-8b"),
+    "hardware": words("dgx-h100:4"),
+    "gpu": words("h100-sxm-80gb"),
+    "gpus_per_node": whole(1, MAX_GPUS_PER_NODE, "8"),
+    "nodes": whole(1, MAX_NODES, "4"),
+    "gpu_memory": parse_bytes,
+    "intra_bw": lambda text, flag: parse_rate(text, flag, example="450GB/s"),
+    "inter_bw": lambda text, flag: parse_rate(text, flag, example="400Gb/s"),
+    "seq_len": whole(1, MAX_SEQ_LEN, "4096"),
+    "global_batch": whole(1, MAX_BATCH, "256"),
+    "micro_batch": whole(1, MAX_BATCH, "2"),
+    "grad_accum": whole(1, MAX_BATCH, "16"),
+    "tokens": lambda text, flag: parse_count(text, flag, low=1, high=MAX_TOKENS, example="1T"),
+    "headroom": real(Decimal(str(MAX_HEADROOM)), "0.05"),
+    "price_per_gpu_hour": real(MAX_PRICE, "2.50"),
+    "top": whole(1, MAX_TOP, "5"),
+}
+FIELDS: Mapping[str, str] = {"gpu_memory": "gpu_memory_bytes", "intra_bw": "intra_Bps", "inter_bw": "inter_Bps"}
+TEXTUAL = ("pin", "forbid", "rules")
+
+
+def given_from(namespace: Namespace) -> tuple[Given, int]:
+    """The typed values and how many alternatives to show. Raises InputError; further faults ride along in `also`."""
+    told = _with_config(namespace)
+    values = _typed(told)
+    top = values.pop("top", 5)
+    said = tuple((flag.name, _said(told[flag.key])) for flag in PLAN_FLAGS if told.get(flag.key) is not None)
+    return Given(**values, said=said), top
+
+
+def _typed(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Every value read; all faults at once."""
+    values: dict[str, Any] = {}
+    faults: list[StrategistError] = []
+    for flag in PLAN_FLAGS:
+        text = told.get(flag.key)
+        if text is None:
+            continue
+        try:
+            values[FIELDS.get(flag.key, flag.key)] = _read(flag, text)
+        except StrategistError as fault:
+            faults.append(fault)
+    _raise_all(faults)
+    return values
+
+
+def given_from_hardware(namespace: Namespace) -> Given:
+    """The typed machine flags alone."""
+    return Given(**_typed({flag.key: getattr(namespace, flag.key) for flag in HARDWARE}))
+
+
+def _said(value: Any) -> str:
+    return ", ".join(value) if isinstance(value, list) else str(value)
+
+
+def _read(flag: Flag, text: Any) -> Any:
+    if flag.key == "rules":
+        return tuple(text)
+    if flag.key in TEXTUAL:
+        return text
+    reader = choice(flag.choices) if flag.choices else READERS[flag.key]
+    return reader(text, flag.name)
+
+
+def _raise_all(faults: Sequence[StrategistError]) -> None:
+    if not faults:
+        return
+    first, *rest = faults
+    if rest:
+        raise InputError(
+            first.code, first.message, flag=first.flag, value=first.value, hint=first.hint, also=rest[: ERROR_LIMIT - 1]
+        )
+    raise first
+
+
+def _with_config(namespace: Namespace) -> dict[str, Any]:
+    """Words of the command line over words of the config file."""
+    said = {
+        flag.key: getattr(namespace, flag.key)
+        for flag in PLAN_FLAGS
+        if flag.metavar and flag.key not in ("out", "config")
+    }
+    if namespace.config is None:
+        return said
+    return {key: value if value is not None else _config(namespace.config).get(key) for key, value in said.items()}
+
+
+def _config(path: str) -> dict[str, Any]:
+    """Flags of a TOML file, by their names without dashes. Raises InputError TOML, UNKNOWN_KEY with file and line, TYPE."""
+    text = read_text(path, "--config")
+    table = parse_toml(text, f"--config {shown(path)}")
+    known = [flag.key for flag in PLAN_FLAGS if flag.metavar and flag.key not in ("out", "config")]
+    for key in table:
+        if key not in known:
+            raise InputError(
+                "UNKNOWN_KEY",
+                f"{shown(path)}, line {_line_of(text, key)}: {shown(key)!r} is not a setting.",
+                flag="--config",
+                value=key,
+                hint=did_you_mean(key, known),
+            )
+    return {key: _as_words(path, key, value) for key, value in table.items()}
+
+
+def _line_of(text: str, key: str) -> int:
+    return next((n for n, row in enumerate(text.splitlines(), 1) if row.strip().strip('["').startswith(key)), 1)
+
+
+def _as_words(path: str, key: str, value: Any) -> Any:
+    if key == "rules":
+        return [str(item) for item in value] if isinstance(value, list) else [str(value)]
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise InputError(
+            "TYPE",
+            f"{shown(path)}: {key} must be a text or a number.",
+            flag="--config",
+            value=str(value)[:ECHO_LIMIT],
+            hint=f'Write {key} = "...".',
+        )
+    return str(value)

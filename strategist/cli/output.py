@@ -1,0 +1,121 @@
+"""Printing: the only module with `print`. Results on stdout, everything else on stderr; colours only for people."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from strategist.document.write import dump
+from strategist.errors import NoPlanError, StrategistError
+from strategist.reports.lines import Line, Style, line, text_of, wrapped
+
+COLOURS: Mapping[Style, str] = {
+    "plain": "", "title": "bold", "good": "bold green", "bad": "bold red", "warn": "yellow", "dim": "dim", "key": "cyan"
+}  # fmt: skip
+
+
+def width() -> int:
+    """Columns of the terminal; 80 when there is none."""
+    return max(8, shutil.get_terminal_size((80, 24)).columns)
+
+
+def show_lines(lines: Sequence[Line], *, no_color: bool = False) -> None:
+    """Print a report; through rich when a person with a colour terminal reads it."""
+    if _wants_colour(no_color):
+        _print_with_rich(lines)
+    else:
+        print(text_of(lines))
+
+
+def _wants_colour(no_color: bool) -> bool:
+    if no_color or "NO_COLOR" in os.environ:
+        return False
+    return sys.stdout.isatty() or bool(os.environ.get("FORCE_COLOR"))
+
+
+def _print_with_rich(lines: Sequence[Line]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=True, force_terminal=True)
+    for row in lines:
+        console.print(Text.assemble(*((span.text, COLOURS[span.style]) for span in row)))
+
+
+def show_text(text: str) -> None:
+    """Print plain text."""
+    print(text, end="" if text.endswith("\n") else "\n")
+
+
+def show_document(document: Any) -> None:
+    """Print one JSON document."""
+    print(dump(document), end="")
+
+
+def note(text: str, *, quiet: bool = False) -> None:
+    """A remark on stderr."""
+    if not quiet:
+        print(text, file=sys.stderr)
+
+
+def show_error(error: StrategistError, *, as_json: bool) -> None:
+    """An error: a JSON object on stdout under --json, else sentences on stderr."""
+    if as_json:
+        show_document({"error": error.as_document()})
+        return
+    print(text_of(_error_lines(error)), file=sys.stderr)
+
+
+def _error_lines(error: StrategistError) -> list[Line]:
+    columns = width()
+    where = f" (value: {error.value})" if error.value and error.value not in error.message else ""
+    label = f"E_{error.code}"
+    indent = max(12, len(label) + 2)
+    lines = wrapped(label, f"{error.message}{where}", columns, indent=indent)
+    if isinstance(error, NoPlanError):
+        for link in error.chain:
+            lines += wrapped("", link, columns, indent=indent)
+        if error.fixes:
+            lines.append(line("cheapest changes that make it feasible (each one planned again and confirmed)"))
+        for number, fix in enumerate(error.fixes, 1):
+            lines += wrapped(f"  {number}", fix, columns, indent=indent)
+    elif error.hint:
+        lines += wrapped("", error.hint, columns, indent=indent)
+    for other in error.also:
+        lines += _error_lines(other)
+    return lines
+
+
+class Progress:
+    """A bar of finished steps on stderr: rich's on a terminal, one plain line per step otherwise, nothing when quiet."""
+
+    def __init__(self, total: int | None, *, quiet: bool = False) -> None:
+        self.total, self.quiet = total, quiet
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> Progress:
+        if self.total is not None and not self.quiet and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as RichProgress
+
+            columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+            self._bar = RichProgress(*columns, console=Console(stderr=True))
+            self._bar.start()
+            self._task = self._bar.add_task("starting the ranks", total=self.total)
+        return self
+
+    def advance(self, text: str) -> None:
+        """One more step is finished; `text` says how it went."""
+        if self._bar is not None:
+            self._bar.update(self._task, advance=1, description=text)
+        else:
+            note(text, quiet=self.quiet)
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()

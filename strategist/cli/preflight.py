@@ -1,0 +1,86 @@
+"""What must be true before a single process starts: seal, invariants, hardware, and a layout the executor knows."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from strategist.document.plan import Plan
+from strategist.document.write import seal_state
+from strategist.errors import ImpossibleError, InputError, StaleError
+from strategist.executor.support import unsupported
+from strategist.facts.clusters import resolve_cluster
+from strategist.planner.check import faults
+
+
+def preflight(plan: Plan, *, allow_edited: bool, accept_hardware: bool, own_job: bool) -> None:
+    """Raise for the first thing that forbids running the plan on this machine."""
+    _seal(plan, allow_edited)
+    broken = faults(plan)
+    if broken:
+        raise ImpossibleError(
+            "FRAMEWORK_LEGALITY", f"The plan is not sound: {' '.join(broken)}", flag="PLAN", hint="Plan again."
+        )
+    _hardware(plan, accept_hardware)
+    missing = unsupported(plan) if own_job else ()
+    if missing:
+        raise ImpossibleError(
+            "UNSUPPORTED",
+            f"The executor cannot run this plan: {' '.join(missing)}",
+            flag="PLAN",
+            hint="Plan again with --pin or --forbid.",
+        )
+    if find_spec("torch") is None:
+        raise InputError(
+            "MISSING",
+            "Running needs torch, which is not installed here.",
+            flag="torch",
+            hint="Install it: pip install 'strategist[run]'.",
+        )
+
+
+def _seal(plan: Plan, allow_edited: bool) -> None:
+    state = seal_state(plan)
+    if state == "sealed" or allow_edited:
+        return
+    words = "was edited after it was sealed" if state == "edited" else "has no seal"
+    raise StaleError(
+        "DIGEST",
+        f"The plan {words}.",
+        flag="PLAN",
+        hint="Check and seal it with `strategist check PLAN --seal`, or add --allow-edited.",
+    )
+
+
+def _hardware(plan: Plan, accept: bool) -> None:
+    if plan.hardware_is_assumed and not accept:
+        raise StaleError(
+            "ASSUMED_HARDWARE",
+            "The plan is for assumed hardware that nobody confirmed.",
+            flag="PLAN",
+            hint="Plan again with --hardware local, or add --accept-hardware.",
+        )
+    differences = [] if accept else _differences(plan)
+    if differences:
+        raise StaleError(
+            "FACTS_DIFFER",
+            f"This machine is not the one the plan was made for: {'; '.join(differences)}.",
+            flag="PLAN",
+            hint="Plan again with --hardware local, emit the plan for the cluster, or add --accept-hardware.",
+        )
+
+
+def _differences(plan: Plan) -> list[str]:
+    """Each fact of the plan that this machine does not share. CPU ranks are processes: any number of them can start."""
+    if plan.cluster.nodes > 1:
+        return [f"the plan needs {plan.cluster.nodes} nodes and `run` starts one (emit it for torchrun or slurm)"]
+    planned = plan.cluster.groups[0].node
+    if planned.gpu.vendor == "CPU":
+        return []
+    found = resolve_cluster("local").cluster.groups[0].node
+    differences = []
+    if found.gpu.name != planned.gpu.name:
+        differences.append(f"device {found.gpu.title} instead of {planned.gpu.title}")
+    if found.gpu.vendor == "CPU" or found.gpus < planned.gpus:
+        have = 0 if found.gpu.vendor == "CPU" else found.gpus
+        differences.append(f"{have} GPUs instead of {planned.gpus}")
+    return differences

@@ -1,0 +1,179 @@
+"""`strategist run`: train with a Plan on this machine, and show what was predicted beside what happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import Any
+
+from strategist.cli.arguments import build_parser, parse
+from strategist.cli.flags import COMMON, Flag
+from strategist.cli.output import Progress, note, show_document, show_lines, width
+from strategist.cli.preflight import preflight
+from strategist.document.load import load_plan
+from strategist.document.plan import Plan
+from strategist.errors import InputError, TrainingError
+from strategist.reports.lines import Line, line, table
+from strategist.units import format_count, format_gib, format_seconds, parse_integer
+
+MAX_STEPS = 10**9
+DEFAULT_STEPS = 20
+TAIL = 20
+
+FLAGS = (
+    Flag("--steps", "optimizer steps of the built-in job (20)", "N"),
+    Flag("--accept-hardware", "run although the plan was made for assumed or other hardware"),
+    Flag("--allow-edited", "run although the seal is broken or missing"),
+    *COMMON,
+)
+EPILOG = """examples
+  strategist run plan.json
+  strategist run plan.json -- python train.py --steps 100      your script, once per rank, under torchrun
+"""
+
+
+def run(words: Sequence[str]) -> int:
+    """Check the plan against this machine, start torchrun, and report."""
+    own, command = _split(words)
+    parser = build_parser("run", "Train with a Plan on this machine.", FLAGS, [("plan", "a Plan file", "1")], EPILOG)
+    namespace = parse(parser, own)
+    steps = (
+        parse_integer(namespace.steps, "--steps", high=MAX_STEPS, example="20") if namespace.steps else DEFAULT_STEPS
+    )
+    plan = load_plan(namespace.plan)
+    preflight(
+        plan, allow_edited=namespace.allow_edited, accept_hardware=namespace.accept_hardware, own_job=command is None
+    )
+    if command is not None:
+        _start(_torchrun(plan, command), None, quiet=namespace.quiet)
+        return 0
+    report = _train(plan, namespace.plan, steps, quiet=namespace.quiet or namespace.json)
+    if namespace.json:
+        show_document({"plan": plan.seal, "predicted_step_s": plan.time.step.value, "report": report})
+    else:
+        show_lines(side_by_side(plan, report), no_color=namespace.no_color)
+    return 0
+
+
+def _split(words: Sequence[str]) -> tuple[list[str], list[str] | None]:
+    """Our own words, and the command after `--` if there is one. Raises InputError MISSING for an empty command."""
+    if "--" not in words:
+        return list(words), None
+    place = list(words).index("--")
+    command = list(words[place + 1 :])
+    if not command:
+        raise InputError(
+            "MISSING",
+            "There is no command after --.",
+            flag="--",
+            hint="Example: strategist run plan.json -- python train.py.",
+        )
+    return list(words[:place]), command
+
+
+def _torchrun(plan: Plan, command: Sequence[str]) -> list[str]:
+    """torchrun's command line on this machine; a leading `python` is torchrun's own business."""
+    script = list(command[1:]) if os.path.basename(command[0]).startswith("python") else list(command)
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nnodes",
+        "1",
+        "--nproc-per-node",
+        str(plan.mesh.world),
+        *script,
+    ]
+
+
+def _train(plan: Plan, path: str, steps: int, *, quiet: bool) -> dict[str, Any]:
+    """Run the built-in job and return rank 0's report."""
+    with tempfile.TemporaryDirectory(prefix="strategist-run-") as folder:
+        target = os.path.join(folder, "report.json")
+        command = ["-m", "strategist.executor", os.path.abspath(path), "--steps", str(steps), "--report", target]
+        _start(_torchrun(plan, command), steps, quiet=quiet)
+        if not os.path.exists(target):
+            raise TrainingError(
+                "TRAINING",
+                "The ranks ended without a report.",
+                hint="Run again with --verbose, or run the executor by hand: torchrun -m strategist.executor PLAN.",
+            )
+        with open(target, encoding="utf-8") as file:
+            report: dict[str, Any] = json.load(file)
+    return report
+
+
+def _start(command: Sequence[str], steps: int | None, *, quiet: bool) -> None:
+    """Start the ranks, show their progress, pass interrupts on. Raises TrainingError when they fail."""
+    environment = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | dict(os.environ)
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as job:
+        try:
+            tail = _follow(job, steps, quiet=quiet)
+        except KeyboardInterrupt:
+            os.killpg(job.pid, signal.SIGTERM)
+            job.wait()
+            raise
+    if job.returncode:
+        raise _failure(job.returncode, tail)
+
+
+def _follow(job: subprocess.Popen[str], steps: int | None, *, quiet: bool) -> list[str]:
+    """Show each finished step and keep the last lines for an error. A user's own command is passed through."""
+    tail: list[str] = []
+    with Progress(steps, quiet=quiet) as progress:
+        for row in _rows(job):
+            tail = [*tail, row][-TAIL:]
+            if steps is None:
+                note(row)
+            elif row.startswith("step "):
+                progress.advance(row)
+    return tail
+
+
+def _rows(job: subprocess.Popen[str]) -> Iterator[str]:
+    if job.stdout is not None:
+        yield from (row.rstrip("\n") for row in job.stdout)
+
+
+def _failure(code: int, tail: Sequence[str]) -> TrainingError:
+    """The ranks' own sentence when there is one, otherwise their last words."""
+    said = [row for row in tail if row.startswith("E_")]
+    words = said[0] if said else next((row for row in reversed(tail) if "Error" in row), f"exit status {code}")
+    return TrainingError(
+        "TRAINING", f"The training processes failed: {words}", hint="The lines above it: " + " / ".join(tail[-3:])
+    )
+
+
+def side_by_side(plan: Plan, report: dict[str, Any]) -> list[Line]:
+    """Predicted and measured, never mixed: the first step is left out of the median because it allocates and compiles."""
+    steps = report["steps"]
+    settled = [step["seconds"] for step in steps[1:]] or [steps[0]["seconds"]]
+    seconds, tokens = median(settled), plan.workload.tokens_per_step
+    memory = max(rank["reserved_bytes"] or rank["resident_bytes"] for rank in report["memory"])
+    rows = [
+        ("", "predicted", "measured", "ratio"),
+        (
+            "step",
+            format_seconds(plan.time.step.value),
+            format_seconds(seconds),
+            f"{seconds / plan.time.step.value:.2f}",
+        ),
+        ("tokens/s", format_count(plan.time.tokens_per_second), format_count(tokens / seconds), ""),
+        (
+            "memory, fullest rank",
+            format_gib(plan.memory.worst.device),
+            format_gib(memory),
+            f"{memory / plan.memory.worst.device:.2f}",
+        ),
+        ("loss, first to last", "", f"{steps[0]['loss']:.4f} to {steps[-1]['loss']:.4f}", ""),
+    ]
+    return [line(f"{len(steps)} steps on {report['world']} ranks"), *table(rows, width())]

@@ -1,1 +1,0 @@
-"""A Plan as files for launchers and frameworks."""

@@ -1,0 +1,31 @@
+"""A Plan as files for launchers and frameworks. Pure: names and texts come out, nothing is written here."""
+
+from __future__ import annotations
+
+from strategist.document.plan import Plan
+from strategist.emitters.emitter import Emitter, Files, Options
+from strategist.emitters.slurm import SLURM
+from strategist.emitters.torchrun import TORCHRUN
+from strategist.errors import InputError, did_you_mean
+
+EMITTERS: tuple[Emitter, ...] = (TORCHRUN, SLURM)
+"""Every target, in the order of `emit --list`."""
+
+
+def find_emitter(name: str, flag: str = "--to") -> Emitter:
+    """The target of that name. Raises InputError CHOICE with the nearest names."""
+    known = [emitter.name for emitter in EMITTERS]
+    if name not in known:
+        raise InputError(
+            "CHOICE",
+            f"{flag}: there is no target {name!r}.",
+            flag=flag,
+            value=name,
+            hint=f"{did_you_mean(name, known)} Known: {', '.join(known)}.",
+        )
+    return next(emitter for emitter in EMITTERS if emitter.name == name)
+
+
+def emit(plan: Plan, target: str, options: Options | None = None) -> Files:
+    """File names and texts of one target."""
+    return find_emitter(target).write(plan, options or Options())

@@ -1,0 +1,56 @@
+"""Slurm: the torchrun files and a batch script with one task per node, its port derived from the job's number."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+from strategist.document.plan import Plan
+from strategist.emitters.emitter import Emitter, Files, Options
+from strategist.emitters.quoting import exports
+from strategist.emitters.torchrun import layout_comment, ranks_per_node, threads_line
+from strategist.emitters.torchrun import write as write_torchrun
+
+
+def batch_script(plan: Plan, options: Options) -> str:
+    """The sbatch script. One task per node: torchrun starts the ranks, so eight tasks would start sixty-four."""
+    nodes, ranks = plan.cluster.nodes, ranks_per_node(plan)
+    devices = [] if plan.strategy.backend == "gloo" else [f"#SBATCH --gpus-per-node={ranks}"]
+    directives = [
+        f"#SBATCH --job-name={options.job_name}",
+        f"#SBATCH --nodes={nodes}",
+        "#SBATCH --ntasks-per-node=1",
+        *devices,
+        "#SBATCH --output=%x-%j.out",
+    ]
+    port = str(options.master_port) if options.master_port else "$((20000 + SLURM_JOB_ID % 20000))"
+    address = options.master_addr or '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+    return (
+        "#!/usr/bin/env bash\n"
+        + "\n".join(directives)
+        + f"\n{layout_comment(plan)}\nset -euo pipefail\n"
+        + 'here="${SLURM_SUBMIT_DIR:-$PWD}"\n'
+        + exports(options.env)
+        + threads_line(plan)
+        + f'export MASTER_ADDR="{address}"\nexport MASTER_PORT="{port}"\n'
+        + "srun --kill-on-bad-exit=1 bash -c '\n"
+        + f'  exec torchrun --nnodes {nodes} --nproc-per-node {ranks} --node-rank "$SLURM_NODEID" \\\n'
+        + '    --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" "$0/train.py" "$@"\n'
+        + '\' "$here" "$@"\n'
+    )
+
+
+def write(plan: Plan, options: Options) -> Files:
+    """plan.json, train.py and job.sbatch; submit from this folder."""
+    files = dict(write_torchrun(plan, options))
+    del files[PurePosixPath("launch.sh")]
+    return files | {PurePosixPath("job.sbatch"): batch_script(plan, options)}
+
+
+SLURM = Emitter(
+    name="slurm",
+    title="Slurm batch job that starts torchrun on every node",
+    engine="strategist",
+    versions="Slurm 20.11 or later, torch 2.13",
+    write=write,
+    executables=("job.sbatch",),
+)

@@ -1,0 +1,102 @@
+"""torchrun: the plan, a short training script on our executor, and a launch script."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+from strategist.document.plan import Plan
+from strategist.document.write import dump
+from strategist.emitters.emitter import Emitter, Files, Options
+from strategist.emitters.quoting import exports
+from strategist.errors import ImpossibleError
+
+DEFAULT_PORT = 29500
+
+TRAIN = '''"""Train under plan.json on strategist's executor. Yours to edit: the plan is read, nothing is baked in."""
+
+import argparse
+import os
+from pathlib import Path
+
+from strategist import load_plan
+from strategist.executor.train import StepResult, train
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--steps", type=int, default=20, help="optimizer steps")
+parser.add_argument("--seed", type=int, default=0, help="seed of weights and data")
+options = parser.parse_args()
+
+
+def report(number: int, result: StepResult) -> None:
+    if int(os.environ.get("RANK", "0")) == 0:
+        print(f"step {number}  loss {result.loss:.4f}  {result.tokens / result.seconds:,.0f} tokens/s", flush=True)
+
+
+# Without further arguments this trains the plan's own model shape on synthetic tokens. For your job add
+#   make_model=lambda: MyModel(...)   any nn.Module that returns logits or an object with .loss
+#   dataset=MyDataset(...)            items with input_ids and labels; sharded by sample index, same order on any layout
+plan = load_plan(str(Path(__file__).with_name("plan.json")))
+train(plan, steps=options.steps, seed=options.seed, on_step=report)
+'''
+
+
+def layout_comment(plan: Plan) -> str:
+    """What the script starts, in one comment line."""
+    mesh = plan.mesh
+    axes = " x ".join(f"{axis} {mesh.size(axis)}" for axis in mesh.order if mesh.size(axis) > 1) or "one process"
+    return f"# {plan.model.layers}-layer {plan.model.family}: {axes}; {plan.batch_identity} sequences per step"
+
+
+def ranks_per_node(plan: Plan) -> int:
+    """Processes on every node. Raises ImpossibleError UNSUPPORTED when the nodes differ."""
+    counts = {group.node.gpus for group in plan.cluster.groups}
+    if len(counts) != 1:
+        raise ImpossibleError(
+            "UNSUPPORTED",
+            "torchrun starts equally many processes on every node; this cluster's nodes differ.",
+            flag="--to",
+            hint="Plan for nodes with equally many devices.",
+        )
+    return counts.pop()
+
+
+def threads_line(plan: Plan) -> str:
+    """CPU ranks share the cores; torchrun's own default of one thread is said aloud."""
+    return 'export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"\n' if plan.strategy.backend == "gloo" else ""
+
+
+def launch_script(plan: Plan, options: Options) -> str:
+    """One script for one node (standalone rendezvous) or many (same script on every node, NODE_RANK differs)."""
+    nodes, ranks = plan.cluster.nodes, ranks_per_node(plan)
+    head = f"#!/usr/bin/env bash\n{layout_comment(plan)}\nset -euo pipefail\n"
+    here = 'here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"\n'
+    settings = exports(options.env) + threads_line(plan)
+    if nodes == 1:
+        command = f'exec torchrun --standalone --nnodes 1 --nproc-per-node {ranks} "$here/train.py" "$@"\n'
+        return head + here + settings + command
+    address = options.master_addr or "${MASTER_ADDR:?set MASTER_ADDR to the first node}"
+    where = f'address="{address}"\nport="${{MASTER_PORT:-{options.master_port or DEFAULT_PORT}}}"\n'
+    command = (
+        f'exec torchrun --nnodes {nodes} --nproc-per-node {ranks} --node-rank "${{NODE_RANK:?set NODE_RANK to 0 .. {nodes - 1}}}" \\\n'
+        '  --master-addr "$address" --master-port "$port" "$here/train.py" "$@"\n'
+    )
+    return head + here + settings + where + command
+
+
+def write(plan: Plan, options: Options) -> Files:
+    """plan.json, train.py and launch.sh."""
+    return {
+        PurePosixPath("plan.json"): dump(plan),
+        PurePosixPath("train.py"): TRAIN,
+        PurePosixPath("launch.sh"): launch_script(plan, options),
+    }
+
+
+TORCHRUN = Emitter(
+    name="torchrun",
+    title="PyTorch torchrun with strategist's executor",
+    engine="strategist",
+    versions="torch 2.13",
+    write=write,
+    executables=("launch.sh",),
+)

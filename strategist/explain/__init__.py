@@ -1,1 +1,0 @@
-"""A Plan as a tree, and the tree as text."""

@@ -1,0 +1,91 @@
+"""What the attention of one layer is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from strategist.facts.model import Heads, Mla, ModelShape, QkNorm
+from strategist.facts.weights import Matrix, Vector, Weights
+
+
+def attention(shape: ModelShape, *, is_full: bool = True) -> Weights:
+    """Query, key, value and output of one sort of layer; full and sliding layers may differ in their heads."""
+    heads = _heads(shape, is_full)
+    h, width = shape.hidden, shape.v_dim or heads.head_dim
+    q, k, v = shape.heads * heads.head_dim, heads.kv_heads * heads.head_dim, heads.kv_heads * width
+    query = q * (2 if shape.attn_gate else 1)
+    values = () if heads.shared_kv else (Matrix("v", h, v, "column"),)
+    output = Matrix("o", shape.heads * width, h, "row", shape.o_bias)
+    biases = query + (k if shape.k_bias else 0) + (0 if heads.shared_kv else v)
+    vectors = (
+        Vector("qkv_bias", biases if shape.qkv_bias else 0, cut=True),
+        Vector("sinks", shape.heads if heads.sinks else 0, cut=True),
+        Vector("qk_norm", _qk_norm_size(shape, heads), cut=shape.qk_norm in ("full", "per_head")),
+    )
+    return (Matrix("q", h, query, "column"), Matrix("k", h, k, "column"), *values, output), vectors
+
+
+def _heads(shape: ModelShape, is_full: bool) -> Heads:
+    """The key-value heads of one sort of layer."""
+    if is_full and shape.full_heads is not None:
+        return shape.full_heads
+    return Heads(kv_heads=shape.kv_heads, head_dim=shape.head_dim, sinks=shape.attn_sinks)
+
+
+def _qk_norm_size(shape: ModelShape, heads: Heads) -> int:
+    every_head = (shape.heads + heads.kv_heads) * heads.head_dim
+    sizes: Mapping[QkNorm, int] = {
+        "": 0,
+        "l2_noweight": 0,
+        "head": 2 * heads.head_dim,
+        "head_ln": 4 * heads.head_dim,
+        "full": every_head,
+        "per_head": every_head,
+    }
+    return sizes[shape.qk_norm]
+
+
+def cross_attention(shape: ModelShape) -> Weights:
+    """Attention of a decoder layer to the encoder: the same weights under other names."""
+    matrices, vectors = attention(shape)
+    renamed = tuple(Matrix(f"cross_{m.name}", m.inputs, m.outputs, m.cut, m.bias) for m in matrices)
+    return renamed, tuple(Vector(f"cross_{v.name}", v.size, v.cut) for v in vectors)
+
+
+def latent_attention(shape: ModelShape, mla: Mla) -> Weights:
+    """Multi-head latent attention: low-rank queries, one latent for keys and values (arXiv 2405.04434, section 2.1)."""
+    h, heads, qk = shape.hidden, shape.heads, mla.qk_nope + mla.qk_rope
+    query = (
+        (Matrix("q_down", h, mla.q_lora, "whole", shape.qkv_bias), Matrix("q_up", mla.q_lora, heads * qk, "column"))
+        if mla.q_lora
+        else (Matrix("q", h, heads * qk, "column"),)
+    )
+    up = () if mla.shared_kv else (Matrix("kv_up", mla.kv_lora, heads * (mla.qk_nope + mla.v_dim), "column"),)
+    down = Matrix("kv_down", h, mla.kv_lora + mla.qk_rope, "whole", shape.qkv_bias)
+    latent = mla.q_lora + mla.kv_lora + (mla.qk_rope if mla.shared_kv else 0)
+    vectors = (
+        Vector("latent_norms", latent),
+        Vector("index_norm", 2 * mla.index_dim if mla.index_heads else 0),
+        Vector("sinks", heads if shape.attn_sinks else 0, cut=True),
+    )
+    return (*query, down, *up, *_latent_output(shape, mla), *_index(shape, mla)), vectors
+
+
+def _latent_output(shape: ModelShape, mla: Mla) -> tuple[Matrix, ...]:
+    """One matrix, or block-diagonal maps of the head groups followed by one matrix that mixes them."""
+    width = shape.heads * mla.v_dim
+    if not mla.o_rank:
+        return (Matrix("o", width, shape.hidden, "row", shape.o_bias),)
+    block = Matrix("o_down", width // mla.o_groups, mla.o_rank, "column", copies=mla.o_groups, used=mla.o_groups)
+    return block, Matrix("o_up", mla.o_groups * mla.o_rank, shape.hidden, "row", shape.o_bias)
+
+
+def _index(shape: ModelShape, mla: Mla) -> tuple[Matrix, ...]:
+    """The lightning indexer that picks which tokens sparse attention looks at (DeepSeek-V3.2)."""
+    if not mla.index_heads:
+        return ()
+    return (
+        Matrix("index_q", mla.q_lora, mla.index_heads * mla.index_dim, "whole"),
+        Matrix("index_k", shape.hidden, mla.index_dim, "whole"),
+        Matrix("index_weights", shape.hidden, mla.index_heads, "whole"),
+    )

@@ -1,0 +1,96 @@
+"""DeepSeek and GLM mixtures: a few dense layers first, shared experts, and from V2 on latent attention.
+
+Multi-head latent attention: DeepSeek-V2, arXiv 2405.04434, section 2.1; sparse index: DeepSeek-V3.2 (transformers 5.23.0:
+models/deepseek_v32, models/glm_moe_dsa). `deepseek` is the remote-code type of DeepSeekMoE 16B (arXiv 2401.06066).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from strategist.facts.families.config import MAX_EXPERTS, MAX_FFN, MAX_HEADS, MAX_WIDTH, Config, Family
+from strategist.facts.families.decoder import decoder, experts, with_experts
+from strategist.facts.model import MAX_LAYERS, Mla, ModelShape
+
+
+def _after_dense(config: Config, shape: ModelShape) -> ModelShape:
+    """Experts in every layer after the first `first_k_dense_replace`."""
+    first = config.optional("first_k_dense_replace", high=MAX_LAYERS, low=0) or 0
+    shared = config.optional("n_shared_experts", high=MAX_EXPERTS, low=0) or 0
+    width = config.integer("moe_intermediate_size", high=MAX_FFN)
+    config.only("moe_layer_freq", 1)
+    moe = experts(config, "n_routed_experts", "num_local_experts", "num_experts", ffn=width, shared_ffn=shared * width)
+    if config.optional("num_nextn_predict_layers", "num_mtp_layers", high=MAX_LAYERS, low=0):
+        config.ledger.notes.append("The multi-token-prediction module is not counted.")
+    return with_experts(config, shape, moe, [index >= first for index in range(shape.layers)])
+
+
+def _plain(config: Config) -> ModelShape:
+    bias = config.yes("attention_bias")
+    return _after_dense(config, decoder(config, qkv_bias=bias, o_bias=bias))
+
+
+def _glm4_moe(config: Config) -> ModelShape:
+    shape = decoder(config, qkv_bias=config.yes("attention_bias"), qk_norm="head" if config.yes("use_qk_norm") else "")
+    return _after_dense(config, shape)
+
+
+def _latent(config: Config) -> ModelShape:
+    return _after_dense(config, _with_latent_attention(config))
+
+
+def _with_latent_attention(config: Config) -> ModelShape:
+    config.only("mlp_bias", False)
+    bias = config.yes("attention_bias")
+    mla = Mla(
+        q_lora=_query_rank(config),
+        kv_lora=config.integer("kv_lora_rank", high=MAX_WIDTH),
+        qk_nope=config.integer("qk_nope_head_dim", high=MAX_WIDTH),
+        qk_rope=config.integer("qk_rope_head_dim", high=MAX_WIDTH),
+        v_dim=config.integer("v_head_dim", high=MAX_WIDTH),
+        index_heads=config.optional("index_n_heads", high=MAX_HEADS, low=0) or 0,
+        index_dim=config.optional("index_head_dim", high=MAX_WIDTH, low=0) or 0,
+    )
+    shape = decoder(config, mla=mla, qkv_bias=bias, o_bias=bias, head_dim=mla.qk_nope + mla.qk_rope)
+    return replace(shape, kv_heads=shape.heads)
+
+
+def _query_rank(config: Config) -> int:
+    """`q_lora_rank`; null means a full query matrix, and so must be said."""
+    if "q_lora_rank" in config.values and not config.has("q_lora_rank"):
+        return 0
+    return config.integer("q_lora_rank", high=MAX_WIDTH)
+
+
+def _indexed(config: Config) -> ModelShape:
+    """Latent attention with an index in every layer."""
+    config.only("index_topk_freq", 1)
+    for key in ("index_topk_pattern", "indexer_types", "mlp_layer_types"):
+        _only_uniform(config, key)
+    return _latent(config)
+
+
+def _only_uniform(config: Config, key: str) -> None:
+    """Accept a per-layer list only where it says what the class would do by itself."""
+    usual = {"indexer_types": {"full"}, "index_topk_pattern": {"F"}, "mlp_layer_types": {"dense", "sparse"}}[key]
+    found = config.values.get(key)
+    listed = list(found) if isinstance(found, (str, list, tuple)) else [] if found is None else [None]
+    if not all(isinstance(word, str) and word in usual for word in listed):
+        config.refuse("CHOICE", key, "makes layers share an index; only one index per layer can be read")
+    if key == "mlp_layer_types" and listed:
+        first = config.optional("first_k_dense_replace", high=MAX_LAYERS, low=0) or 0
+        if listed != ["dense" if i < first else "sparse" for i in range(len(listed))]:
+            config.refuse("CHOICE", key, "must be dense for the first first_k_dense_replace layers and sparse after")
+
+
+FAMILY = Family(
+    "deepseek",
+    {
+        "deepseek": _plain,
+        "deepseek_v2": _latent,
+        "deepseek_v3": _latent,
+        "deepseek_v32": _indexed,
+        "glm_moe_dsa": _indexed,
+        "glm4_moe": _glm4_moe,
+    },
+)

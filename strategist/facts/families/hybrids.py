@@ -1,0 +1,173 @@
+"""Jamba, Nemotron-H, Qwen3-Next and Qwen3.5: attention layers among state-space or linear ones (transformers 5.23.0)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from strategist.facts.families.config import MAX_EXPERTS, MAX_FFN, MAX_HEADS, MAX_WIDTH, Config, Family
+from strategist.facts.families.decoder import decoder, experts, layer_types, sparse_steps
+from strategist.facts.families.state_space import rank_of
+from strategist.facts.layer_kind import LayerKind, Mixer
+from strategist.facts.model import MAX_LAYERS, Mix, ModelShape, Moe, Ssm, arranged
+
+
+def _mixed(shape: ModelShape, ssm: Ssm, moe: Moe | None, kinds: Sequence[LayerKind]) -> ModelShape:
+    """The shape stacking exactly these layers."""
+    mixers, ffns = [kind.mixer for kind in kinds], [kind.ffn for kind in kinds]
+    attention, with_experts, mlp = mixers.count("attention"), ffns.count("moe"), ffns.count("dense")
+    linear = mixers.count(ssm.kind)
+    mix = Mix(attention=attention, linear=linear, mlp=mlp, moe=with_experts, norms=attention + linear + with_experts + mlp)  # fmt: skip
+    placed = replace(moe, layers=with_experts) if moe is not None and with_experts else None
+    full = replace(shape, kind="hybrid", formula="hybrid", layers=len(kinds), ssm=ssm, mix=mix, moe=placed)
+    return arranged(replace(full, ffn_hidden=shape.ffn_hidden if mlp else 0), kinds)
+
+
+def _jamba(config: Config) -> ModelShape:
+    config.only("mamba_conv_bias", True)
+    config.only("mamba_proj_bias", False)
+    ssm = Ssm(
+        kind="mamba1",
+        conv=config.integer("mamba_d_conv", high=1024),
+        expand=config.integer("mamba_expand", high=1024),
+        state=config.integer("mamba_d_state", high=MAX_WIDTH),
+        dt_rank=rank_of(config, "mamba_dt_rank"),
+        inner_norms=True,
+    )
+    attention, sparse = _positions(config, "attn_layer"), _positions(config, "expert_layer")
+    shape = decoder(config, pos="none")
+    moe = experts(config, "num_experts", "num_local_experts", ffn=shape.ffn_hidden)
+    kinds = [
+        LayerKind("attention" if i in attention else "mamba1", "moe" if i in sparse and moe.experts > 1 else "dense")
+        for i in range(shape.layers)
+    ]
+    return _mixed(shape, ssm, moe, kinds)
+
+
+def _positions(config: Config, name: str) -> range:
+    """Layers at `<name>_offset` and every `<name>_period` after it."""
+    period = config.integer(f"{name}_period", high=MAX_LAYERS)
+    offset = config.integer(f"{name}_offset", high=MAX_LAYERS, low=0)
+    if offset >= period:
+        config.refuse(
+            "RANGE", f"{name}_offset", f"is {offset}; it must be below {name}_period ({period})", value=offset
+        )
+    return range(offset, MAX_LAYERS, period)
+
+
+_LETTERS = {
+    "M": LayerKind("mamba2", "none"),
+    "*": LayerKind("attention", "none"),
+    "-": LayerKind("none", "dense"),
+    "E": LayerKind("none", "moe"),
+}
+_WORDS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
+
+
+def _nemotron_h(config: Config) -> ModelShape:
+    """One part per layer, in the order of `hybrid_override_pattern` (or `layers_block_type`, the same in words)."""
+    config.only("use_bias", False)
+    config.only("mamba_proj_bias", False)
+    config.only("use_conv_bias", True)
+    config.only("mlp_bias", False)
+    ssm = Ssm(
+        kind="mamba2",
+        conv=config.integer("conv_kernel", "mamba_d_conv", high=1024),
+        state=config.integer("ssm_state_size", high=MAX_WIDTH),
+        heads=config.integer("mamba_num_heads", high=MAX_HEADS),
+        head_dim=config.integer("mamba_head_dim", high=MAX_WIDTH),
+        groups=config.integer("n_groups", "mamba_n_groups", high=MAX_HEADS),
+    )
+    letters = _pattern(config)
+    deep = Config({**config.values, "num_hidden_layers": len(letters)}, config.flag, ledger=config.ledger, class_defaults=config.class_defaults)  # fmt: skip
+    shape = decoder(deep, pos="none", norms_per_layer=1, mlp_gated=False, tied=False)
+    moe = _latent_experts(config) if "E" in letters else None
+    return _mixed(shape, ssm, moe, [_LETTERS[letter] for letter in letters])
+
+
+def _pattern(config: Config) -> str:
+    """The layers as letters; at least one, at most MAX_LAYERS."""
+    named = config.list_of(str, "layers_block_type", limit=MAX_LAYERS)
+    if named is None:
+        key = "hybrid_override_pattern"
+        letters = config.word(key) if config.has(key) else ""
+        if not config.has(key):
+            config.refuse("MISSING", key, "is missing", hint="Add it; nothing is guessed.")
+    else:
+        key, letters = "layers_block_type", "".join(_WORDS.get(word, "?") for word in named)
+    if not set(letters) <= set(_LETTERS) or not 1 <= len(letters) <= MAX_LAYERS:
+        known = f"{', '.join(_LETTERS)} or {', '.join(_WORDS)}"
+        config.refuse("CHOICE", key, f"must name 1 to {MAX_LAYERS} layers", value=letters, hint=f"Known: {known}.")
+    config.settle()
+    return letters
+
+
+def _latent_experts(config: Config) -> Moe:
+    shared = config.integer("moe_shared_expert_intermediate_size", high=MAX_FFN)
+    return experts(
+        config,
+        "n_routed_experts",
+        "num_local_experts",
+        ffn=config.integer("moe_intermediate_size", high=MAX_FFN),
+        shared_ffn=shared if config.optional("n_shared_experts", high=MAX_EXPERTS, low=0) else 0,
+        latent=config.optional("moe_latent_size", high=MAX_WIDTH) or 0,
+    )
+
+
+def _gated_delta(config: Config) -> Ssm:
+    return Ssm(
+        kind="gated-delta",
+        conv=config.integer("linear_conv_kernel_dim", high=1024),
+        k_heads=config.integer("linear_num_key_heads", high=MAX_HEADS),
+        v_heads=config.integer("linear_num_value_heads", high=MAX_HEADS),
+        k_dim=config.integer("linear_key_head_dim", high=MAX_WIDTH),
+        v_dim=config.integer("linear_value_head_dim", high=MAX_WIDTH),
+    )
+
+
+def _mostly_linear(config: Config, width: int, moe: Moe | None, sparse: Sequence[bool] | None) -> ModelShape:
+    """Gated linear layers with full, gated attention in every `full_attention_interval`-th."""
+    ssm, bias = _gated_delta(config), config.yes("attention_bias")
+    shape = decoder(config, ffn_hidden=width, attn_gate=True, qk_norm="head", qkv_bias=bias, o_bias=bias)
+    interval = config.optional("full_attention_interval", high=MAX_LAYERS) or 4
+    rule: list[Mixer] = ["gated-delta" if (i + 1) % interval else "attention" for i in range(shape.layers)]
+    mixers = layer_types(config, shape.layers) or rule
+    placed = [moe is not None] * shape.layers if sparse is None else sparse
+    kinds = [LayerKind(mixer, "moe" if has else "dense") for mixer, has in zip(mixers, placed, strict=True)]
+    return _mixed(shape, ssm, moe, kinds)
+
+
+def _shared_gated_experts(config: Config) -> Moe:
+    return experts(
+        config,
+        "num_experts",
+        "num_local_experts",
+        ffn=config.integer("moe_intermediate_size", high=MAX_FFN),
+        shared_ffn=config.integer("shared_expert_intermediate_size", high=MAX_FFN),
+        shared_gate=True,
+    )
+
+
+def _qwen3_next(config: Config) -> ModelShape:
+    layers, width = config.integer("num_hidden_layers", high=MAX_LAYERS), config.integer("intermediate_size", high=MAX_FFN)  # fmt: skip
+    return _mostly_linear(config, width, _shared_gated_experts(config), sparse_steps(config, layers))
+
+
+def _qwen3_5(config: Config) -> ModelShape:
+    return _mostly_linear(config, config.integer("intermediate_size", high=MAX_FFN), None, None)
+
+
+def _qwen3_5_moe(config: Config) -> ModelShape:
+    return _mostly_linear(config, 0, _shared_gated_experts(config), None)
+
+
+FAMILY = Family(
+    "hybrids",
+    {
+        "jamba": _jamba,
+        "nemotron_h": _nemotron_h,
+        "qwen3_next": _qwen3_next,
+        "qwen3_5_text": _qwen3_5,
+        "qwen3_5_moe_text": _qwen3_5_moe,
+    },
+)

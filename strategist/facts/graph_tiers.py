@@ -1,0 +1,84 @@
+"""Tiers of machines that are described link by link: measured on their graph, layout by layout."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from strategist.facts.blocks import block_tiers, joined, tilings
+from strategist.facts.domains import inner_tiers
+from strategist.facts.graph_groups import Limit, axis_groups, group_bandwidth_on_graph
+from strategist.facts.hardware import Cluster, NodeGroup
+from strategist.facts.link_efficiency import efficiency
+from strategist.facts.meshes import is_mesh
+from strategist.facts.network import network_tier
+from strategist.facts.tier import Cut, Kind, Tier
+from strategist.facts.topology import graph
+
+
+def graph_tiers(cluster: Cluster) -> tuple[Tier, ...]:
+    """The tiers of an irregular cluster: blocks that fit every node, then the network.
+
+    Each layout (members, stride) that tiles a block has its own rate, the worst over the nodes; other layouts get the
+    worst of all.
+    """
+    groups = joined(cluster.groups)
+    inner = block_tiers(groups, [_node_tiers(group) for group in groups])
+    if cluster.nodes == 1:
+        return inner
+    return (*inner, _linked_network(cluster) if cluster.links else network_tier(cluster))
+
+
+def _node_tiers(group: NodeGroup) -> tuple[Tier, ...]:
+    """The tiers of one node alone."""
+    node = group.node
+    if not node.links or is_mesh(node.links):
+        return inner_tiers(group)
+    alone = Cluster(groups=(replace(group, count=1),), origin="file")
+    cuts = _cuts(alone)
+    best = max(cuts, key=lambda cut: cut.Bps)
+    known = efficiency(best.kind, node.gpu.arch)
+    return (
+        Tier(
+            name="node",
+            kind=best.kind,
+            span=node.gpus,
+            device_Bps=best.Bps,
+            hop_s=known.hop_s,
+            base_s=known.base_s,
+            cuts=cuts,
+            basis=node.basis,
+            source=node.source,
+        ),
+    )
+
+
+def _linked_network(cluster: Cluster) -> Tier:
+    """The tier of a network whose links are given: every layout of the world has its own rate."""
+    cuts = _cuts(cluster)
+    slowest = min(cuts, key=lambda cut: cut.Bps)
+    known = efficiency(slowest.kind)
+    return Tier(
+        name="network",
+        kind=slowest.kind,
+        span=cluster.world,
+        device_Bps=slowest.Bps,
+        hop_s=known.hop_s,
+        base_s=known.base_s,
+        cuts=cuts,
+        basis=cluster.groups[0].node.basis,
+        source=cluster.groups[0].node.source,
+    )
+
+
+def _cuts(cluster: Cluster) -> tuple[Cut, ...]:
+    built, arch = graph(cluster), cluster.groups[0].node.gpu.arch
+    found = []
+    for members, stride in tilings(cluster.world):
+        limits = group_bandwidth_on_graph(built, list(axis_groups(cluster.world, members, stride)))
+        found.append(_cut(min(limits, key=lambda limit: limit.Bps), members, stride, arch))
+    return tuple(found)
+
+
+def _cut(limit: Limit, members: int, stride: int, arch: str) -> Cut:
+    kind: Kind = limit.kind or "tcp"
+    return Cut(members, stride, limit.Bps, kind, efficiency(kind, arch, in_switch=False).share(members))

@@ -1,0 +1,186 @@
+"""What a group of `size` ranks, `stride` apart, gets out of the tiers: one arithmetic, for columns and for one group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strategist.facts.tier import Share, Tier
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.floating]
+
+_STRIDES = 2**31
+"""More than any stride, so that members and stride make one key."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLink:
+    """What limits one group.
+
+    `Bps` is the nominal rate of a ring through the group (bus bandwidth, one direction); `ring_Bps`, `all_reduce_Bps`
+    and `all_to_all_Bps` are the bus bandwidths that large collectives reach. `latency_s` is one walk around the ring
+    plus the fixed cost of a collective. `tier` limits `Bps`, and `domains` of the tier below it hold the group's
+    members. A group of one has no limit: infinite rates, no latency, no tier.
+    """
+
+    Bps: float
+    tier: Tier | None
+    latency_s: float
+    domains: int
+    ring_Bps: float
+    all_reduce_Bps: float
+    all_to_all_Bps: float
+
+
+class GroupColumns(NamedTuple):
+    """The fields of GroupLink, one row per group; `tier` is an index into the tiers, -1 for groups of one."""
+
+    Bps: Floats
+    tier: Ints
+    latency_s: Floats
+    domains: Ints
+    ring_Bps: Floats
+    all_reduce_Bps: Floats
+    all_to_all_Bps: Floats
+
+
+def members_within(size: Ints, stride: Ints, span: int) -> Ints:
+    """How many members of a group lie together inside one domain of `span` ranks, for the group that fares worst.
+
+    Groups lie at r + i * stride in blocks of size * stride ranks. Where blocks and domains tile each other this is
+    clip(span // stride, 1, size); otherwise some group straddles a border and the smallest piece decides, which the
+    greatest common divisor of block and domain bounds from below.
+    """
+    inside: Ints = np.clip(np.gcd(size * stride, span) // stride, 1, size)
+    return inside
+
+
+def group_bandwidth(tiers: tuple[Tier, ...], size: int, stride: int = 1) -> GroupLink:
+    """What one axis of `size` ranks at `stride` gets: see GroupLink."""
+    row = group_columns(tiers, np.array([size]), np.array([stride]))
+    index = int(row.tier[0])
+    return GroupLink(
+        Bps=float(row.Bps[0]),
+        tier=tiers[index] if index >= 0 else None,
+        latency_s=float(row.latency_s[0]),
+        domains=int(row.domains[0]),
+        ring_Bps=float(row.ring_Bps[0]),
+        all_reduce_Bps=float(row.all_reduce_Bps[0]),
+        all_to_all_Bps=float(row.all_to_all_Bps[0]),
+    )
+
+
+def group_columns(tiers: tuple[Tier, ...], size: Ints, stride: Ints) -> GroupColumns:
+    """What many axes get at once: `size` and `stride` are integer columns of one length."""
+    size, stride = np.asarray(size, np.int64), np.asarray(stride, np.int64)
+    found = _nothing(len(size))
+    below = np.ones_like(size)
+    for index, tier in enumerate(tiers):
+        within = members_within(size, stride, tier.span)
+        crossed = within > below
+        found = _narrowed(found, index, crossed, _at_tier(tier, _Place(size, stride, below, within)))
+        below = within
+    fixed = _fixed_cost(tiers, size, stride)
+    return found._replace(latency_s=np.where(size > 1, found.latency_s + fixed, 0.0))
+
+
+class _Place(NamedTuple):
+    """Where groups lie relative to one tier: members inside a domain of the tier below and inside one of this tier."""
+
+    size: Ints
+    stride: Ints
+    below: Ints
+    within: Ints
+
+
+def _nothing(rows: int) -> GroupColumns:
+    free = np.full(rows, np.inf)
+    return GroupColumns(free, np.full(rows, -1), np.zeros(rows), np.ones(rows, np.int64), free, free, free)
+
+
+def _narrowed(found: GroupColumns, index: int, crossed: NDArray[np.bool_], here: GroupColumns) -> GroupColumns:
+    """The tighter of two limits, row by row; latencies add up."""
+    tighter = crossed & (here.Bps < found.Bps)
+    return GroupColumns(
+        Bps=np.where(tighter, here.Bps, found.Bps),
+        tier=np.where(tighter, index, found.tier),
+        latency_s=found.latency_s + np.where(crossed, here.latency_s, 0.0),
+        domains=np.where(tighter, here.domains, found.domains),
+        ring_Bps=np.where(crossed, np.minimum(here.ring_Bps, found.ring_Bps), found.ring_Bps),
+        all_reduce_Bps=np.where(crossed, np.minimum(here.all_reduce_Bps, found.all_reduce_Bps), found.all_reduce_Bps),
+        all_to_all_Bps=np.where(crossed, np.minimum(here.all_to_all_Bps, found.all_to_all_Bps), found.all_to_all_Bps),
+    )
+
+
+def _at_tier(tier: Tier, place: _Place) -> GroupColumns:
+    """What one tier allows, whether or not it is crossed."""
+    size, _, below, within = place
+    rate, shares = _looked_up(tier, place)
+    ring, reduce, exchange, in_switch = shares.T
+    nominal = rate if tier.cuts else below * tier.device_Bps
+    reduced = np.where((within == size) | (in_switch == 0), reduce, ring)
+    return GroupColumns(
+        Bps=nominal,
+        tier=np.zeros_like(size),
+        latency_s=(size / below - size / within) * tier.hop_s,
+        domains=-(-size // below),
+        ring_Bps=nominal * ring,
+        all_reduce_Bps=nominal * reduced,
+        all_to_all_Bps=_exchange_rate(tier, place, nominal) * exchange,
+    )
+
+
+def _exchange_rate(tier: Tier, place: _Place, nominal: Floats) -> Floats:
+    """Bus bandwidth of an all-to-all: every device sends (size - below) / size of its data out of the lower domain.
+
+    Each device has its own share of the uplink and none of its neighbours' to borrow: device_Bps * (n - 1) / (n - b).
+    """
+    if tier.cuts:
+        return nominal
+    outside = np.maximum(place.size - place.below, 1)
+    rate: Floats = tier.device_Bps * np.maximum(place.size - 1, 1) / outside
+    return rate
+
+
+def _fixed_cost(tiers: tuple[Tier, ...], size: Ints, stride: Ints) -> Floats:
+    """The largest base cost among the tiers that a group crosses: it starts one kernel, not one per tier."""
+    fixed, below = np.zeros(len(size)), np.ones_like(size)
+    for tier in tiers:
+        within = members_within(size, stride, tier.span)
+        fixed = np.where(within > below, np.maximum(fixed, tier.base_s), fixed)
+        below = within
+    return fixed
+
+
+def _looked_up(tier: Tier, place: _Place) -> tuple[Floats, Floats]:
+    """Per group the rate of its cut (0 where the tier has none) and its shares as rows of _row."""
+    keys, values = _sorted_rows(tier)
+    key = place.within * _STRIDES + place.stride if tier.cuts else place.within
+    at = np.maximum(np.searchsorted(keys, key, side="right") - 1, 0)
+    exact = keys[at] == key
+    found = values[np.where(exact, at, 0) if tier.cuts else at]
+    return found[:, 0], found[:, 1:]
+
+
+@cache
+def _sorted_rows(tier: Tier) -> tuple[Ints, Floats]:
+    """The lookup of a tier: keys ascending, and for each the rate and the shares.
+
+    Cuts are keyed by members and stride, behind the worst of them for layouts that none describes; shares are keyed
+    by the members from which on they hold.
+    """
+    if not tier.cuts:
+        return np.array([s.gpus for s in tier.shares]), np.array([(0.0, *_row(s)) for s in tier.shares])
+    worst = min(tier.cuts, key=lambda cut: cut.Bps)
+    ordered = sorted(tier.cuts, key=lambda cut: (cut.members, cut.stride))
+    keys = [-1, *(cut.members * _STRIDES + cut.stride for cut in ordered)]
+    return np.array(keys), np.array([(cut.Bps, *_row(cut.share)) for cut in (worst, *ordered)])
+
+
+def _row(share: Share) -> tuple[float, float, float, float]:
+    return share.ring, share.all_reduce, share.all_to_all, float(share.in_switch)

@@ -1,0 +1,33 @@
+"""Everything given about one job, in one argument: machines, model, workload, framework, and how much room to leave."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from strategist.facts.hardware import Cluster
+from strategist.facts.model import ModelShape
+from strategist.facts.profile import Formats, Profile
+from strategist.facts.workload import Workload
+
+MAX_HEADROOM = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A question to the memory and time models. `headroom` is the share of each device that must stay free."""
+
+    cluster: Cluster
+    model: ModelShape
+    workload: Workload
+    profile: Profile
+    headroom: float = 0.05
+
+    @property
+    def formats(self) -> Formats:
+        """Number formats of this job's precision under this framework."""
+        return self.profile.formats_for(self.workload.precision)
+
+    @property
+    def usable_bytes(self) -> int:
+        """Bytes per device that a plan may use, runtime included: the smallest device less the headroom."""
+        return int(self.cluster.smallest.memory_bytes * (1 - self.headroom))

@@ -1,0 +1,102 @@
+"""A Hugging Face configuration becomes a ModelShape: the right family is found, and nothing in the file is executed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from strategist.errors import InputError, nearest, shown
+from strategist.facts.families import FAMILIES
+from strategist.facts.families.config import Config, class_defaults
+from strategist.facts.families.vision_language import WRAPPERS, language_tower
+from strategist.facts.model import ModelShape
+from strategist.facts.parameters import count
+from strategist.facts.sizes import LARGEST
+
+REMOTE_CODE_KEYS = ("auto_map", "custom_pipelines", "trust_remote_code", "_attn_implementation_internal")
+"""Keys by which a configuration can name code to be run. They are never followed."""
+
+
+def shape_from_config(config: Mapping[str, Any], flag: str = "--model-config") -> ModelShape:
+    """The shape that a configuration describes: the language tower of composite ones.
+
+    Nothing is imported, downloaded or executed because of it. Raises InputError UNKNOWN_ARCH for a `model_type` without
+    a reader (never a guess), MISSING, TYPE, NEGATIVE, TOO_SMALL, TOO_LARGE, RANGE, CHOICE and DIVISIBILITY with the
+    place in the file; further problems of the same file are in `also`.
+    """
+    if not isinstance(config, Mapping):
+        raise InputError("TYPE", f"{flag} must hold an object.", flag=flag, value=type(config).__name__, hint="Give a config.json.")  # fmt: skip
+    top = Config(config, flag)
+    tower, model_type = _described(top)
+    read = _reader(tower, model_type)
+    shape = read(tower)
+    top.settle()
+    named = replace(
+        shape,
+        name=_name(config, model_type),
+        family=model_type,
+        source=f"configuration given with {flag}, read as {model_type}",
+        notes=(*_remote_code(top, tower), *_summary(tower, shape), *shape.notes),
+    )
+    return _of_bearable_size(named, flag)
+
+
+def _described(top: Config) -> tuple[Config, str]:
+    """The part of the file that describes the model, and its model_type."""
+    key = "_class_name" if not top.has("model_type") and top.has("_class_name") else "model_type"
+    if not top.has(key):
+        top.refuse("MISSING", "model_type", "is missing", hint=_way_out())
+    model_type = top.word(key)
+    top.settle()
+    if model_type in WRAPPERS:
+        tower, model_type = language_tower(top, model_type)
+        top.settle()
+        return tower, model_type
+    return Config(top.values, top.flag, ledger=top.ledger, class_defaults=class_defaults(model_type)), model_type
+
+
+def _reader(tower: Config, model_type: str) -> Callable[[Config], ModelShape]:
+    readers = {name: read for family in FAMILIES for name, read in family.readers.items()}
+    if model_type in readers:
+        return readers[model_type]
+    close = nearest(model_type, (*readers, *WRAPPERS))
+    hint = f"The nearest known ones are {', '.join(close)}. {_way_out()}" if close else _way_out()
+    sentence = f"{tower.flag}: {tower.path}.model_type {shown(model_type)} has no reader, and layers are never guessed."
+    raise InputError("UNKNOWN_ARCH", sentence, flag=f"{tower.path}.model_type", value=model_type, hint=hint)
+
+
+def _way_out() -> str:
+    known = ", ".join(family.name for family in FAMILIES)
+    return (
+        f"Families with a reader: {known}. Otherwise name a catalogue model with --model, or a size with --model-size."
+    )
+
+
+def _name(config: Mapping[str, Any], model_type: str) -> str:
+    """The last part of `_name_or_path`, made safe to print; the model_type when there is none."""
+    given = config.get("_name_or_path")
+    last = given.rstrip("/").rpartition("/")[2] if isinstance(given, str) else ""
+    return shown(last) or model_type
+
+
+def _remote_code(*parts: Config) -> list[str]:
+    found = {f"{part.path}.{key}": None for part in parts for key in REMOTE_CODE_KEYS if part.has(key)}
+    return [f"W_REMOTE_CODE_IGNORED: {', '.join(found)} can name code to run; it was not imported."] if found else []
+
+
+def _summary(tower: Config, shape: ModelShape) -> list[str]:
+    """Where the main facts came from, and which defaults stood in for absent keys."""
+    facts = f"{shape.layers} layers, width {shape.hidden}, {shape.heads} heads, {shape.kv_heads} key-value heads"
+    place = [] if tower.path == "$" else [f"From {tower.path}: {facts}."]
+    used = dict.fromkeys(tower.ledger.defaults)
+    defaults = [f"Defaults of the configuration class: {'; '.join(used)}."] if used else []  # fmt: skip
+    return [*tower.ledger.notes, *place, *defaults]
+
+
+def _of_bearable_size(shape: ModelShape, flag: str) -> ModelShape:
+    total = count(shape).total
+    if total > LARGEST:
+        sentence = f"{flag} describes a model of {total:.3g} parameters; the limit is {LARGEST:.0e}."
+        raise InputError("TOO_LARGE", sentence, flag=flag, value=f"{total:.3g}", hint="Check widths and layers.")
+    return shape

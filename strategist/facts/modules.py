@@ -1,0 +1,179 @@
+"""A live `nn.Module` becomes a ModelShape by duck typing; torch is never imported, and nothing of the module is run.
+
+A module that carries a Hugging Face configuration is read through it, and the weights are counted all the same. Any
+other module is looked at: how many weights, which blocks repeat, what Linear and Embedding shapes say. Only a
+structure whose every weight is accounted for is called a decoder; everything else is of kind "module".
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from strategist.errors import InputError
+from strategist.facts.model import MAX_LAYERS, ModelShape
+from strategist.facts.model_config import shape_from_config
+from strategist.facts.module_parts import Parts, decoder_of, facts_of
+from strategist.facts.parameters import count
+
+TRUSTED_DIFFERENCE = 0.25
+"""A configuration whose count is farther than this from the module's describes something else."""
+
+_CONTAINERS = ("ModuleList", "ModuleDict", "Sequential")
+
+
+class Weight(Protocol):
+    """What is used of a parameter."""
+
+    @property
+    def shape(self) -> Any:
+        """Its sizes."""
+
+    def numel(self) -> int:
+        """Its number of elements."""
+
+
+class ModuleLike(Protocol):
+    """What is used of an `nn.Module`."""
+
+    def named_parameters(self, *, remove_duplicate: bool = ...) -> Iterator[tuple[str, Weight]]:
+        """Names and weights, shared ones under each of their names when asked not to remove duplicates."""
+
+    def named_modules(self) -> Iterator[tuple[str, Any]]:
+        """Names and modules, itself included."""
+
+    def named_children(self) -> Iterator[tuple[str, Any]]:
+        """Names and direct children."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Blocks of one class that stand in one container, in order."""
+
+    name: str
+    blocks: tuple[ModuleLike, ...]
+
+
+def is_module(value: object) -> bool:
+    """True for anything that offers its parameters and modules the way `nn.Module` does."""
+    return all(callable(getattr(value, name, None)) for name in ("named_parameters", "named_modules", "named_children"))
+
+
+def shape_from_module(module: ModuleLike, flag: str = "model") -> ModelShape:
+    """The shape of a module (on any device, meta included), with its exact parameter count.
+
+    Raises InputError EMPTY for a module without parameters.
+    """
+    total = weights_of(module)
+    if not total:
+        raise InputError("EMPTY", f"{flag} has no parameters.", flag=flag, hint="Pass a module with weights; the meta device will do.")  # fmt: skip
+    configured, why = _configured(module, total, flag)
+    if configured is not None:
+        return configured
+    return _looked_at(module, total, why)
+
+
+def weights_of(*modules: ModuleLike) -> int:
+    """Elements of all parameters of some modules; shared ones count once."""
+    named = (pair for module in modules for pair in module.named_parameters(remove_duplicate=False))
+    return sum({id(weight): weight.numel() for _, weight in named}.values())
+
+
+def _configured(module: ModuleLike, total: int, flag: str) -> tuple[ModelShape | None, str]:
+    """The shape by the module's own Hugging Face configuration; else None and why it was not used."""
+    to_dict = getattr(getattr(module, "config", None), "to_dict", None)
+    values = to_dict() if callable(to_dict) else None
+    if not isinstance(values, Mapping) or "model_type" not in values:
+        return None, "it carries no Hugging Face configuration"
+    try:
+        shape = shape_from_config(values, f"{flag}.config")
+    except InputError as problem:
+        return None, f"its configuration cannot be read ({problem.message})"
+    difference = total - count(shape).total
+    if abs(difference) > TRUSTED_DIFFERENCE * total:
+        return None, f"its configuration describes {count(shape).total} weights and the module has {total}"
+    note = f"Weights counted in the module: {total}"
+    note += ", as its configuration says." if not difference else f", {difference:+d} against its configuration; the difference is counted as extra."  # fmt: skip
+    extra = shape.extra_parameters + difference
+    return replace(shape, extra_parameters=extra, source=f"module of class {type(module).__name__}", notes=(note, *shape.notes)), ""  # fmt: skip
+
+
+def _looked_at(module: ModuleLike, total: int, why: str) -> ModelShape:
+    stacks = sorted(_stacks(module), key=lambda stack: weights_of(*stack.blocks), reverse=True)
+    best = stacks[0] if stacks else Stack("", (module,))
+    notes = [f"Read from the module itself: {why}."]
+    if not stacks:
+        notes.append("It repeats no blocks, so it is one indivisible layer.")
+    if len(stacks) > 1:
+        others = ", ".join(f"{len(stack.blocks)} in {stack.name}" for stack in stacks[1:4])
+        notes.append(f"Layers are those of {best.name}; other repeated blocks: {others}.")
+    parts = _parts(module, best, total)
+    decoder = decoder_of(parts)
+    if decoder is not None:
+        notes.append("Every weight is accounted for by a decoder of this shape.")
+        return replace(decoder, name=parts.name, source=f"module of class {parts.name}", notes=tuple(notes))
+    return _opaque(parts, notes)
+
+
+def _stacks(module: ModuleLike) -> list[Stack]:
+    """Containers that hold at least two blocks of one class, outermost only."""
+    found: list[Stack] = []
+    for name, candidate in module.named_modules():
+        inside_another = any(name.startswith(f"{stack.name}.") or not stack.name for stack in found)
+        if inside_another or not any(base.__name__ in _CONTAINERS for base in type(candidate).__mro__):
+            continue
+        children = [child for _, child in candidate.named_children() if weights_of(child)]
+        common = Counter(type(child) for child in children).most_common(1)
+        if common and common[0][1] > 1:
+            found.append(Stack(name, tuple(child for child in children if type(child) is common[0][0])))
+    return found
+
+
+def _parts(module: ModuleLike, stack: Stack, total: int) -> Parts:
+    sizes = [weights_of(block) for block in stack.blocks]
+    return Parts(
+        name=type(module).__name__,
+        total=total,
+        blocks=len(sizes),
+        blocks_total=weights_of(*stack.blocks),
+        largest=max(sizes),
+        equal=len(set(sizes)) == 1,
+        modules=tuple(inner for _, inner in module.named_modules()),
+        block=stack.blocks[0],
+    )
+
+
+def _opaque(parts: Parts, notes: list[str]) -> ModelShape:
+    """A shape that says no more than what was read, with every weight counted in its layers or outside them."""
+    facts = facts_of(parts)
+    unread = [name for name in ("vocab", "hidden", "heads", "ffn_hidden") if not facts.get(name)]
+    bare = ModelShape(
+        name=parts.name,
+        family="module",
+        kind="module",
+        formula="module",
+        layers=min(parts.blocks, MAX_LAYERS),
+        pos="none",
+        norm="none",
+        final_norm=False,
+        parameters_stated=parts.total,
+        extra=(("largest_layer_parameters", parts.largest),),
+        source=f"module of class {parts.name}",
+        notes=(*notes, f"Could not be read: {', '.join(unread)}.") if unread else tuple(notes),
+        **{"hidden": 0, "vocab": 0} | facts,
+    )
+    return _with_all_weights(bare, parts)
+
+
+def _with_all_weights(bare: ModelShape, parts: Parts) -> ModelShape:
+    """The weights that the facts do not explain, in the layers evenly or outside; facts that explain too much go."""
+    outside = count(replace(bare, layers=0)).total
+    explained = count(replace(bare, layers=1)).total - outside
+    if explained > parts.blocks_total // bare.layers or outside > parts.total - parts.blocks_total:
+        bare = replace(bare, ffn_hidden=0, heads=0, kv_heads=0, head_dim=0, vocab=0)
+        explained = outside = 0
+    per_layer = parts.blocks_total // bare.layers - explained
+    extra = parts.total - outside - bare.layers * (explained + per_layer)
+    return replace(bare, layer_extra_parameters=per_layer, extra_parameters=extra)

@@ -1,0 +1,66 @@
+"""Bytes of weights, gradients and optimizer state, as they lie on one rank between steps.
+
+ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054, section 5): stage 1 shards the optimizer state, stage 2 the gradients
+too, stage 3 the weights too. Under torch's fully_shard, stages 2 and 3 both store sharded weights and differ in
+whether the gathered copy survives from forward to backward.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from strategist.facts.job import Job
+from strategist.facts.profile import BYTES
+from strategist.space.candidates import Candidates, Mask, Reals
+from strategist.space.shares import Elements, Group
+
+
+def shards_state(c: Candidates, stage: int) -> Mask:
+    """Candidates whose ZeRO stage is at least `stage`, shape (C,)."""
+    return c["zero"] >= stage
+
+
+def parameter_bytes_CS(job: Job, group: Group, counts: Elements) -> Reals:
+    """Bytes of the stored weights, (C, S): sharded from ZeRO-2 on (fully_shard), none when offloaded."""
+    c = group.candidates
+    stored = BYTES[job.formats.parameter] + (BYTES[job.formats.master] if job.formats.master != "none" else 0.0)
+    held = np.where(shards_state(c, 2)[:, None], counts.sharded, counts.whole)
+    return np.where(c.is_word("offload", "parameters", "nvme")[:, None], 0.0, stored * held)
+
+
+def gradient_bytes_CS(job: Job, group: Group, counts: Elements) -> Reals:
+    """Bytes of gradients once backward has finished, (C, S).
+
+    With a pipeline, fully_shard keeps unsharded gradients in the reduce format until the last micro-batch
+    (torch.distributed.pipelining.stage: backward_maybe_with_nosync), so ZeRO saves none of them there.
+    """
+    c = group.candidates
+    at_rest = np.where(shards_state(c, 2)[:, None], counts.sharded, counts.whole) * BYTES[job.formats.gradient]
+    unsharded = counts.whole * BYTES[job.formats.reduce]
+    accumulates = (shards_state(c, 2) & (c["pp"] > 1) & (c["accumulation"] > 1))[:, None]
+    return np.where(accumulates, unsharded, np.where(_grads_offloaded(c)[:, None], 0.0, at_rest))
+
+
+def _grads_offloaded(c: Candidates) -> Mask:
+    return c.is_word("offload", "parameters", "nvme")
+
+
+def optimizer_bytes_CS(job: Job, group: Group, counts: Elements) -> Reals:
+    """Bytes of moments, (C, S): sharded from ZeRO-1 on, none when offloaded."""
+    c = group.candidates
+    held = np.where(shards_state(c, 1)[:, None], counts.sharded, counts.whole)
+    state = job.profile.state_bytes(job.workload.optimizer)
+    return np.where(c.is_word("offload", "none")[:, None], state * held, 0.0)
+
+
+def host_bytes_C(job: Job, group: Group, counts: Elements) -> Reals:
+    """Bytes of host memory that offloading needs per rank on the fullest stage, shape (C,).
+
+    Optimizer offload keeps the moments and a copy of the gradients; parameter offload keeps everything; NVMe keeps the
+    moments on disk and weights and gradients on the host.
+    """
+    c = group.candidates
+    state = job.profile.state_bytes(job.workload.optimizer)
+    stored, gradient = BYTES[job.formats.parameter], BYTES[job.formats.gradient]
+    by_word = np.array([0.0, state + gradient, state + gradient + stored, gradient + stored])
+    return by_word[c["offload"]] * counts.sharded.max(axis=1)

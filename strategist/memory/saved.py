@@ -1,0 +1,144 @@
+"""Tensors that autograd keeps from forward to backward, per token and per sort of layer.
+
+Each row is one tensor of strategist's own reference block (executor/models): what it is, its width in elements per
+token, how parallelism cuts it, its format, and under which recompute policies it is kept. The list follows Korthikanti
+et al. 2022 (arXiv 2205.05198, section 4), with flash attention (Dao et al. 2022, arXiv 2205.14135: only q, k, v, the
+output and one log-sum-exp per head remain). Selective recompute keeps the results of matrix products, of attention and
+of reductions (executor/steps/recompute.py); full recompute keeps the input of the layer alone.
+
+cut "sequence": the residual stream, divided by tp only under sequence parallelism; "heads": divided by tp always;
+"whole": gathered before a column-cut matrix or partial after a row-cut one, never divided.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Literal
+
+from strategist.facts.layers import build_layer
+from strategist.facts.model import LayerKind, Mla, ModelShape, Moe, Ssm
+
+Cut = Literal["sequence", "heads", "whole"]
+Policy = Literal["none", "selective", "full"]
+
+POLICIES: tuple[Policy, ...] = ("none", "selective", "full")
+ALWAYS: tuple[Policy, ...] = POLICIES
+PLAIN: tuple[Policy, ...] = ("none",)
+COSTLY: tuple[Policy, ...] = ("none", "selective")
+REPLACED: tuple[Policy, ...] = ("selective",)
+"""Kept under every policy; only without recompute; unless recompute is full; only by selective recompute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """One kept tensor: `width` elements per token; `is_float32` rows are statistics of 4 bytes; `policies` keep it."""
+
+    name: str
+    width: float
+    cut: Cut
+    policies: tuple[Policy, ...] = PLAIN
+    is_float32: bool = False
+
+
+@cache
+def saved_tensors(shape: ModelShape, kind: LayerKind) -> tuple[Saved, ...]:
+    """The kept tensors of one layer, in forward order; the first is the layer's input, which every policy keeps."""
+    mixer = _mixer(shape, kind) if kind.mixer != "none" else ()
+    cross = _attention(shape, "cross_") if kind.cross else ()
+    ffn = _ffn(shape, kind) if kind.ffn != "none" else ()
+    first, *rest = (*mixer, *cross, *ffn)
+    return (replace(first, policies=ALWAYS), *rest)
+
+
+def _norm(shape: ModelShape, name: str) -> tuple[Saved, ...]:
+    statistics = 1 if shape.norm == "rmsnorm" else 2
+    return (
+        Saved(f"{name}_input", shape.hidden, "sequence"),
+        Saved(f"{name}_statistics", statistics, "sequence", is_float32=True),
+    )
+
+
+def _projected(shape: ModelShape, name: str) -> Saved:
+    """The result of a matrix that writes back to the residual stream; only selective recompute keeps it."""
+    return Saved(f"{name}_result", shape.hidden, "whole", REPLACED)
+
+
+def _mixer(shape: ModelShape, kind: LayerKind) -> tuple[Saved, ...]:
+    if shape.mla is not None and kind.mixer == "mla":
+        return (*_norm(shape, "mixer_norm"), *_latent(shape, shape.mla), _projected(shape, "mixer"))
+    if shape.ssm is not None and kind.mixer == shape.ssm.kind:
+        return (*_norm(shape, "mixer_norm"), *_state_space(shape, shape.ssm), _projected(shape, "mixer"))
+    return _attention(shape, "")
+
+
+def _attention(shape: ModelShape, prefix: str) -> tuple[Saved, ...]:
+    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    normed_qk = (Saved(f"{prefix}qk_norm_input", q + kv, "heads"),) if shape.qk_norm else ()
+    return (
+        *_norm(shape, f"{prefix}attention_norm"),
+        Saved(f"{prefix}qkv_input", shape.hidden, "whole"),
+        *normed_qk,
+        Saved(f"{prefix}query", q, "heads", COSTLY),
+        Saved(f"{prefix}key_value", 2 * kv, "heads", COSTLY),
+        Saved(f"{prefix}attention_output", q, "heads", COSTLY),
+        Saved(f"{prefix}log_sum_exp", shape.heads, "heads", COSTLY, is_float32=True),
+        _projected(shape, f"{prefix}attention"),
+    )
+
+
+def _latent(shape: ModelShape, mla: Mla) -> tuple[Saved, ...]:
+    qk = shape.heads * (mla.qk_nope + mla.qk_rope)
+    return (
+        Saved("latent_input", shape.hidden, "whole"),
+        Saved("latent_query", 2 * mla.q_lora, "whole"),
+        Saved("latent_key_value", 2 * mla.kv_lora + mla.qk_rope, "whole"),
+        Saved("query", qk, "heads"),
+        Saved("key", qk, "heads"),
+        Saved("value", shape.heads * mla.v_dim, "heads"),
+        Saved("attention_output", shape.heads * mla.v_dim, "heads", COSTLY),
+        Saved("log_sum_exp", shape.heads, "heads", COSTLY, is_float32=True),
+    )
+
+
+def _state_space(shape: ModelShape, ssm: Ssm) -> tuple[Saved, ...]:
+    layer = build_layer(shape, LayerKind(ssm.kind, "none"))
+    projected = sum(matrix.outputs for matrix in layer.matrices if matrix.name not in ("out", "o"))
+    inner = next(matrix.inputs for matrix in layer.matrices if matrix.name == "out")
+    return (
+        Saved("mixer_input", shape.hidden, "whole"),
+        Saved("projected", 2 * projected, "heads"),
+        Saved("mixer_output", 2 * inner, "heads", COSTLY),
+    )
+
+
+def _ffn(shape: ModelShape, kind: LayerKind) -> tuple[Saved, ...]:
+    norm = _norm(shape, "ffn_norm")
+    if kind.ffn == "moe" and shape.moe is not None:
+        return (*norm, *_experts(shape, shape.moe))
+    mlp = _mlp(shape, shape.ffn_hidden, "heads")
+    return (*norm, Saved("ffn_input", shape.hidden, "whole"), *mlp, _projected(shape, "ffn"))
+
+
+def _mlp(shape: ModelShape, width: float, cut: Cut, name: str = "ffn") -> tuple[Saved, ...]:
+    """Gated: gate, up, act(gate) and their product; plain: the value before and after the activation."""
+    before = (2 if shape.mlp_gated else 1) * width
+    inside = width if shape.mlp_gated else 0
+    return (
+        Saved(f"{name}_hidden", before, cut, COSTLY),
+        Saved(f"{name}_activated", inside + width, cut),
+    )
+
+
+def _experts(shape: ModelShape, moe: Moe) -> tuple[Saved, ...]:
+    """Router scores in float32; every token is copied to its `top_k` experts and their outputs are weighted."""
+    width = moe.latent or shape.hidden
+    shared = _mlp(shape, moe.shared_ffn, "heads", "shared") if moe.shared_ffn else ()
+    return (
+        Saved("ffn_input", shape.hidden, "whole"),
+        Saved("router_scores", 2 * moe.experts, "whole", COSTLY, is_float32=True),
+        Saved("expert_input", moe.top_k * width, "whole"),
+        *_mlp(shape, moe.top_k * moe.ffn, "heads", "expert"),
+        Saved("expert_output", moe.top_k * width, "whole"),
+        *shared,
+    )

@@ -1,0 +1,65 @@
+"""The last gate: invariants of a finished Plan. A plan that breaks one never leaves the planner or enters the executor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from strategist.document.estimate import MEMORY_TERMS, TIME_TERMS
+from strategist.document.plan import Plan
+from strategist.facts.model import layer_sequence
+
+
+def faults(plan: Plan) -> tuple[str, ...]:
+    """Sentences about every broken invariant; none for a sound plan."""
+    return (*_mesh_faults(plan), *_batch_faults(plan), *_stage_faults(plan), *_ledger_faults(plan))
+
+
+def _mesh_faults(plan: Plan) -> Iterator[str]:
+    mesh = plan.mesh
+    for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp"):
+        if mesh.size(axis) < 1:
+            yield f"mesh.{axis} is {mesh.size(axis)}; every degree is at least 1."
+            return
+    if mesh.world != plan.cluster.world:
+        yield f"The mesh has {mesh.world} ranks and the cluster {plan.cluster.world} devices."
+    if mesh.expert_dp * mesh.pp * mesh.ep * mesh.etp != mesh.world:
+        yield f"{mesh.world} ranks do not factor into pp {mesh.pp} x ep {mesh.ep} x etp {mesh.etp} x replicas."
+    if sorted(mesh.order) != sorted(("pp", "dp_replicate", "dp_shard", "cp", "tp")):
+        yield "mesh.order must name every dense axis once."
+
+
+def _batch_faults(plan: Plan) -> Iterator[str]:
+    s = plan.strategy
+    if min(s.micro_batch, s.accumulation) < 1:
+        yield "Micro-batch and accumulation are at least 1."
+    product = s.micro_batch * s.accumulation * plan.mesh.data_parallel
+    if product != plan.workload.global_batch:
+        yield f"{plan.batch_identity}, but the global batch is {plan.workload.global_batch}."
+
+
+def _stage_faults(plan: Plan) -> Iterator[str]:
+    stages = plan.strategy.stages
+    if [stage.index for stage in stages] != list(range(plan.mesh.pp)):
+        yield f"There are {len(stages)} stages for pp={plan.mesh.pp}."
+        return
+    owned = [layer for stage in stages for first, end in stage.layers for layer in range(first, end)]
+    if sorted(owned) != list(range(len(layer_sequence(plan.model)))):
+        yield "The stages do not own every layer exactly once."
+    if [s.index for s in stages if s.embedding] != [0] or [s.index for s in stages if s.head] != [len(stages) - 1]:
+        yield "The embedding belongs to the first stage and the head to the last."
+
+
+def _ledger_faults(plan: Plan) -> Iterator[str]:
+    memory, time = plan.memory, plan.time
+    if not memory.stages or {term.name for stage in memory.stages for term in stage.terms} - set(MEMORY_TERMS):
+        yield "The memory ledger must have one entry per stage and only known terms."
+        return
+    if int(memory.peak.value) != memory.worst.device:
+        yield f"The peak is {memory.peak.value:.0f} B and the terms of the worst stage add up to {memory.worst.device} B."
+    if {term.name for term in time.terms} - set(TIME_TERMS) or sum(
+        term.exposed_ns for term in time.terms
+    ) != time.step_ns:
+        yield "The terms of the step do not add up to it."
+    for estimate in (memory.peak, time.step):
+        if not estimate.low <= estimate.value <= estimate.high:
+            yield "An interval does not contain its value."

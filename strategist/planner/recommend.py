@@ -1,0 +1,298 @@
+"""The job, as one straight line: search, describe the situation, let the rules speak, rank, write the Plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from strategist.document.plan import (
+    Alternative,
+    Assumption,
+    Decision,
+    Hint,
+    Plan,
+    Policy,
+    Quantity,
+    Reason,
+    Refusal,
+    Request,
+)
+from strategist.errors import InternalError
+from strategist.planner.book import book_digest, made_by
+from strategist.planner.check import faults
+from strategist.planner.fewer import smaller_cluster_hint
+from strategist.planner.search import Found, Question, SearchLog, search
+from strategist.planner.situation import describe, near_thresholds
+from strategist.planner.why_not import explain_failure
+from strategist.planner.write import economics, memory_ledger, mesh_of, strategy_of, time_ledger
+from strategist.rulebook.apply import family_of, fired, placeholders, sentence
+from strategist.rulebook.rule import Rule, load_families, load_rules
+from strategist.rulebook.vocabulary import WORDS
+from strategist.space.grammar import layout
+from strategist.units import format_gib
+
+TIERS_NEVER_MIXED = "No layout of the families that the rules prefer fits, so the time model decides among all that do."
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A winning row, its family, and the rules that led to it."""
+
+    row: int
+    family: str
+    reasons: tuple[Reason, ...]
+
+
+def recommend(
+    question: Question,
+    request: Request,
+    assumptions: Sequence[Assumption] = (),
+    *,
+    top: int = 5,
+    log: SearchLog | None = None,
+) -> Plan:
+    """The Plan for a question, unsealed.
+
+    Raises NoPlanError when nothing is legal or nothing fits, with the chain of reasons and changes that were tried.
+    """
+    found = search(question, log)
+    if not len(found.fitting):
+        raise explain_failure(found)
+    situation = describe(question.job, "recompute" not in question.forbids)
+    by_rules, by_time = _by_rules(found, situation), _by_time(found)
+    chosen, other = (by_rules, by_time) if request.policy == "hf" else (by_time, by_rules)
+    plan = _write(found, request, chosen, other, tuple(assumptions), situation, top)
+    broken = faults(plan)
+    if broken:
+        raise InternalError(
+            "INTERNAL",
+            f"The plan breaks an invariant: {broken[0]}",
+            hint="Please report this with the command you ran.",
+        )
+    return plan
+
+
+def _by_rules(found: Found, situation: Mapping[str, Any]) -> Choice:
+    """The decision table names tiers of families; the best of the first tier that fits wins."""
+    rules = fired(load_rules("hf_decisions", found.question.rule_folders), situation)
+    for rule in rules:
+        for tier in rule.families:
+            members = np.any([found.families[name] for name in tier], axis=0)
+            row = found.best_of(members)
+            if row is not None:
+                return Choice(row, _family(found, row, tier), tuple(_reason(r, situation) for r in rules))
+    silent = Reason(rule="gap", kind="gap", sentence=TIERS_NEVER_MIXED, source="ours")
+    by_time = _by_time(found)
+    return Choice(by_time.row, by_time.family, (*(_reason(r, situation) for r in rules), silent))
+
+
+def _by_time(found: Found) -> Choice:
+    row = found.best_of()
+    if row is None:
+        raise InternalError("INTERNAL", "A search without fitting candidates was ranked.", hint="Please report this.")
+    reason = Reason(
+        rule="model",
+        kind="model",
+        sentence="The time model ranks every layout that fits.",
+        source="strategist time model",
+    )
+    return Choice(row, _family(found, row), (reason,))
+
+
+def _family(found: Found, row: int, preferred: Sequence[str] = ()) -> str:
+    """The family's name for people: the preferred one the row belongs to, else the most special one."""
+    named = next((name for name in preferred if found.families[name][row]), None)
+    return named or family_of(found.families, row)
+
+
+def _reason(rule: Rule, situation: Mapping[str, Any]) -> Reason:
+    """A fired rule with its numbers filled in."""
+    words = dict.fromkeys((*sorted(rule.words), *placeholders(rule.because)))
+    return Reason(
+        rule=rule.id,
+        kind="gap" if rule.gap else "decision",
+        sentence=sentence(rule.because, situation),
+        source=rule.source,
+        quantities=tuple(Quantity(name=word, value=float(situation[word]), unit=WORDS[word].unit) for word in words),
+    )
+
+
+def _write(
+    found: Found,
+    request: Request,
+    chosen: Choice,
+    other: Choice,
+    assumptions: tuple[Assumption, ...],
+    situation: Mapping[str, Any],
+    top: int,
+) -> Plan:
+    job, row = found.question.job, found.candidates.row(chosen.row)
+    time = time_ledger(job, found.times, chosen.row)
+    reasons = chosen.reasons if request.policy == "hf" else (*chosen.reasons, *other.reasons)
+    return Plan(
+        made_by=made_by(),
+        book=book_digest(found.question.rule_folders),
+        request=request,
+        cluster=job.cluster,
+        model=job.model,
+        workload=job.workload,
+        assumptions=assumptions,
+        mesh=mesh_of(row),
+        strategy=strategy_of(job, row),
+        memory=memory_ledger(job, found.candidates.where(np.array([chosen.row]))),
+        time=time,
+        economics=economics(job, request, time.step.value),
+        decision=_decision(found, request, chosen, other),
+        reasons=reasons,
+        refusals=_refusals(found),
+        alternatives=_alternatives(found, chosen, top),
+        hints=_hints(found, row, situation, chosen),
+    )
+
+
+def _decision(found: Found, request: Request, chosen: Choice, other: Choice) -> Decision:
+    rival: Policy = "fastest" if request.policy == "hf" else "hf"
+    return Decision(
+        policy=request.policy,
+        objective=request.objective,
+        family=chosen.family,
+        other_policy=rival,
+        other_family=other.family,
+        other_layout=layout(found.candidates.row(other.row)),
+        other_step_s=found.step_seconds(other.row),
+        difference=found.step_seconds(other.row) / found.step_seconds(chosen.row),
+    )
+
+
+def _refusals(found: Found) -> tuple[Refusal, ...]:
+    """Candidates dropped by each rule and by memory, with one example each."""
+    situation = describe_for_rules(found)
+    by_rule = []
+    for refused in found.refused:
+        example = found.enumerated_candidates.row(refused.example)
+        data_parallel = int(example["dp_replicate"]) * int(example["dp_shard"])
+        text = sentence(refused.rule.because, situation | example | {"dp": data_parallel})
+        by_rule.append(Refusal(rule=refused.rule.id, count=refused.count, sentence=text, example=layout(example)))
+    return (*by_rule, *_memory_refusal(found))
+
+
+def describe_for_rules(found: Found) -> dict[str, Any]:
+    """The question's words, for sentences about refused candidates."""
+    from strategist.planner.situation import question
+
+    return question(found.question.job)
+
+
+def _memory_refusal(found: Found) -> tuple[Refusal, ...]:
+    dropped = np.setdiff1d(np.arange(len(found.legal)), found.fitting, assume_unique=True)
+    if not len(dropped):
+        return ()
+    nearest = int(dropped[found.peaks.device[dropped].argmin()])
+    over = int(found.peaks.device[nearest]) - found.question.job.usable_bytes
+    words = f"over by {format_gib(over)}" if over > 0 else "host memory or disk is too small for what is offloaded"
+    text = f"{format_gib(int(found.peaks.device[nearest]))} of {format_gib(found.question.job.usable_bytes)} usable: {words}."
+    return (Refusal(rule="memory", count=len(dropped), sentence=text, example=layout(found.legal.row(nearest))),)
+
+
+def _alternatives(found: Found, chosen: Choice, top: int) -> tuple[Alternative, ...]:
+    """The best layout of every other family, fastest first; families that do not fit come last, by what they miss."""
+    masks = {family.name: found.families[family.name] for family in load_families()}
+    reference = found.step_seconds(chosen.row)
+    fitting = []
+    for name, mask in masks.items():
+        row = found.best_of(mask)
+        if row is not None and row != chosen.row and name == family_of(masks, row):
+            fitting.append(_fitting_alternative(found, name, row, reference))
+    fitting.sort(key=lambda a: (a.step_s or 0.0, a.layout))
+    return (*fitting[:top], *_misfits(found, top))
+
+
+def _fitting_alternative(found: Found, family: str, row: int, reference: float) -> Alternative:
+    seconds = found.step_seconds(row)
+    ratio = seconds / reference
+    words = "as fast" if abs(ratio - 1) < 0.005 else f"{ratio:.2f}x slower" if ratio > 1 else f"{1 / ratio:.2f}x faster"
+    return Alternative(
+        family=family,
+        layout=layout(found.candidates.row(row)),
+        fits=True,
+        step_s=seconds,
+        peak_bytes=int(found.peaks.device[found.fitting[row]]),
+        relative_time=ratio,
+        sentence=f"fits, {words}",
+    )
+
+
+def _misfits(found: Found, top: int) -> tuple[Alternative, ...]:
+    """Families with legal layouts of which none fits, nearest miss first."""
+    from strategist.planner.situation import question
+    from strategist.rulebook.apply import family_masks
+
+    masks = family_masks(found.legal, question(found.question.job))
+    missed = []
+    for name, mask in masks.items():
+        rows_ = np.flatnonzero(mask)
+        if not len(rows_) or np.intersect1d(rows_, found.fitting).size:
+            continue
+        row = int(rows_[found.peaks.device[rows_].argmin()])
+        size = int(found.peaks.device[row])
+        over = size - found.question.job.usable_bytes
+        words = (
+            f"does not fit: over by {format_gib(over)}"
+            if over > 0
+            else "does not fit: host memory or disk is too small"
+        )
+        missed.append(
+            Alternative(
+                family=name,
+                layout=layout(found.legal.row(row)),
+                fits=False,
+                step_s=None,
+                peak_bytes=size,
+                relative_time=None,
+                sentence=words,
+            )
+        )
+    missed.sort(key=lambda a: (a.peak_bytes, a.family))
+    return tuple(missed[:top])
+
+
+def _hints(found: Found, row: Mapping[str, Any], situation: Mapping[str, Any], chosen: Choice) -> tuple[Hint, ...]:
+    """Advice rules that fire for the chosen layout, thresholds that are near, and smaller clusters that are faster."""
+    values = dict(situation) | _coded(found, chosen.row) | _shares(found, chosen.row)
+    advice = tuple(
+        Hint(code=f"W_{rule.code or rule.id}", sentence=_advice(rule, values | dict(row)))
+        for rule in fired(load_rules("advice", found.question.rule_folders), values)
+    )
+    near = tuple(
+        Hint(
+            code="W_NEAR_THRESHOLD",
+            sentence=f"The {WORDS[name].meaning} ({situation[name]:.3g} {WORDS[name].unit}) lies within a factor of two "
+            "of the threshold; a measured value could change the rule that decides.",
+        )
+        for name in near_thresholds(situation)
+    )
+    return (*advice, *near, *smaller_cluster_hint(found, chosen.row))
+
+
+def _advice(rule: Rule, values: Mapping[str, Any]) -> str:
+    return " ".join(part for part in (sentence(rule.because, values), sentence(rule.hint, values)) if part)
+
+
+def _shares(found: Found, row: int) -> dict[str, float]:
+    """Percent of the step that some terms take, and the data-parallel degree, for the sentences of advice."""
+    step = float(found.times.step[row])
+    names = ("tp", "dp", "bubble", "offload")
+    shares = {f"{name}_share": 100.0 * float(found.times.exposed[name][row]) / step for name in names}
+    return shares | {"dp": int(found.candidates.data_parallel[row])}
+
+
+def _coded(found: Found, row: int) -> dict[str, int]:
+    return {name: int(column[row]) for name, column in found.candidates.columns.items()}
+
+
+def with_assumed_ladder(plan: Plan, ladder: Sequence[Alternative]) -> Plan:
+    """The plan with the smallest machines that would do the same job."""
+    return replace(plan, ladder=tuple(ladder))

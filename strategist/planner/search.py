@@ -1,0 +1,140 @@
+"""One search: enumerate, refuse, weigh, time. What the planner, the fixes and the smaller clusters all run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+
+from strategist.document.plan import Objective
+from strategist.facts.job import Job
+from strategist.memory.estimate import Peaks, peak_memory
+from strategist.planner.rank import best
+from strategist.planner.situation import largest_layer_bytes, question
+from strategist.rulebook.apply import Refused, family_masks, forbid
+from strategist.rulebook.rule import Rule, load_rules
+from strategist.space.candidates import Candidates, Column, Mask
+from strategist.space.enumerate import Limits, enumerate_candidates
+from strategist.space.grammar import Pin
+from strategist.timing.estimate import StepTimes, step_times
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stage of a search: how long it took and how many candidates it left."""
+
+    name: str
+    seconds: float
+    survivors: int
+
+
+@dataclass(slots=True)
+class SearchLog:
+    """The door every stage goes through, so that `--search-log` costs nothing extra."""
+
+    stages: list[Stage] = field(default_factory=list)
+
+    def run(self, name: str, work: Callable[[], T], survivors: Callable[[T], int]) -> T:
+        """Run one stage and note its time and what it left."""
+        start = time.perf_counter()
+        result = work()
+        self.stages.append(Stage(name, time.perf_counter() - start, survivors(result)))
+        return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is searched: the job, what is fixed or left out, the goal, and further rule folders."""
+
+    job: Job
+    pins: tuple[Pin, ...] = ()
+    forbids: tuple[str, ...] = ()
+    objective: Objective = "time"
+    rule_folders: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """A finished search. `fitting` lists the rows of `legal` that fit; `times` and `families` belong to those rows."""
+
+    question: Question
+    enumerated: int
+    legal: Candidates
+    refused: tuple[Refused, ...]
+    enumerated_candidates: Candidates
+    peaks: Peaks
+    fitting: Column
+    candidates: Candidates
+    times: StepTimes
+    families: Mapping[str, Mask]
+
+    def best_of(self, among: Mask | None = None) -> int | None:
+        """The best fitting row, of all or of some; None when there is none."""
+        rows = np.arange(len(self.fitting)) if among is None else np.flatnonzero(among)
+        if not len(rows):
+            return None
+        return best(self.candidates, self.times.step, self.peaks.device[self.fitting], self.question.objective, rows)
+
+    def step_seconds(self, row: int) -> float:
+        """Predicted seconds per step of a fitting row."""
+        return float(self.times.step[row]) / 1e9
+
+
+def limits_of(question_: Question) -> Limits:
+    """The bounds of the space for a question."""
+    job = question_.job
+    facts = question(job)
+    return Limits(
+        world=facts["gpus"],
+        fast_domain=facts["fast_domain"] if facts["is_gpu"] else facts["gpus"],
+        layers=facts["layers"],
+        seq_len=facts["seq_len"],
+        global_batch=facts["global_batch"],
+        experts=facts["experts"],
+        splittable=facts["splittable"],
+        tiled=largest_layer_bytes(job) > job.usable_bytes,
+        pins=question_.pins,
+        forbids=question_.forbids,
+    )
+
+
+def legality(question_: Question) -> tuple[Rule, ...]:
+    """The rules that forbid, the user's included."""
+    return load_rules("legality", question_.rule_folders)
+
+
+def search(question_: Question, log: SearchLog | None = None) -> Found:
+    """Everything that is legal, what of it fits, and how long it takes."""
+    log = log or SearchLog()
+    job = question_.job
+    everything = log.run("enumerate", lambda: enumerate_candidates(limits_of(question_)), len)
+    facts: dict[str, Any] = question(job)
+    keep, refused = log.run(
+        "legality", lambda: forbid(legality(question_), facts, everything), lambda r: int(r[0].sum())
+    )
+    legal = everything.where(keep)
+    peaks = peak_memory(job, legal)
+    fitting = log.run("memory", lambda: np.flatnonzero(fits(job, legal, peaks)), len)
+    candidates = legal.where(fitting)
+    times = log.run("time", lambda: step_times(job, candidates), lambda t: len(t.step))
+    families = family_masks(candidates, facts)
+    return Found(question_, len(everything), legal, refused, everything, peaks, fitting, candidates, times, families)
+
+
+def fits(job: Job, candidates: Candidates, peaks: Peaks) -> Mask:
+    """Candidates whose device peak is under the usable bytes and whose host share is under the host's memory, (C,)."""
+    on_device = peaks.device <= job.usable_bytes
+    on_host = peaks.host <= host_bytes_per_device(job)
+    has_disk = all(group.node.nvme_read_Bps for group in job.cluster.groups)
+    on_disk = np.full(len(candidates), True) if has_disk else ~candidates.is_word("offload", "nvme")
+    return on_device & on_host & on_disk
+
+
+def host_bytes_per_device(job: Job) -> int:
+    """Host memory that offloading may use per device: nine tenths of the poorest node's, shared evenly; 0 if unknown."""
+    return min(int(0.9 * (group.node.ram_bytes or 0) / group.node.gpus) for group in job.cluster.groups)

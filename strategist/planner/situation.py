@@ -1,0 +1,151 @@
+"""The words of the decision tables as numbers: does it fit, is it fast, is memory short. Each with its threshold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from strategist.catalog import rows
+from strategist.facts.job import Job
+from strategist.facts.model import ModelShape
+from strategist.facts.profile import BYTES
+from strategist.memory.activations import layer_bytes_CK
+from strategist.memory.buffers import overhead
+from strategist.memory.estimate import peak_memory
+from strategist.space.candidates import MESH_COLUMNS, OPTION_COLUMNS, WORDS, Candidates, code
+from strategist.space.shares import dense_CK, expert_CK
+from strategist.timing.collectives import bus_bandwidth, device_bandwidth_between_nodes
+from strategist.timing.rates import peak_FLOPs
+from strategist.units import GB, GIB
+
+Value = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """One border between yes and no, with its source."""
+
+    name: str
+    value: float
+    unit: str
+    source: str
+
+
+def threshold(name: str) -> Threshold:
+    """A threshold of the catalogue by name."""
+    row = next(row for row in rows("thresholds") if row["name"] == name)
+    return Threshold(name, float(row["value"]), row["unit"], row["source"])
+
+
+def one(**values: int) -> Candidates:
+    """A single candidate: everything plain except the given columns."""
+    plain = dict.fromkeys((*MESH_COLUMNS, "micro_batch", "accumulation", "virtual_stages", "tiling"), 1)
+    zeros = dict.fromkeys(set(OPTION_COLUMNS) - plain.keys(), 0)
+    row = plain | zeros | values
+    return Candidates({name: np.array([row[name]], np.int64) for name in (*MESH_COLUMNS, *OPTION_COLUMNS)})
+
+
+def question(job: Job, forbids: tuple[str, ...] = ()) -> dict[str, Value]:
+    """Facts about the request that rules may ask for, before any candidate exists."""
+    cluster, shape, work = job.cluster, job.model, job.workload
+    node = cluster.groups[0].node
+    return {
+        "gpus": cluster.world,
+        "nodes": cluster.nodes,
+        "gpus_per_node": node.gpus,
+        "fast_domain": min(node.fast_domain, cluster.world),
+        "is_gpu": cluster.smallest.vendor != "CPU",
+        "mixed_devices": len({group.node.gpu.name for group in cluster.groups}) > 1,
+        "layers": shape.layers + shape.enc_layers,
+        "hidden": shape.hidden,
+        "heads": shape.heads,
+        "kv_heads": shape.kv_heads,
+        "ffn": shape.ffn_hidden,
+        "vocab": shape.vocab,
+        "experts": shape.moe.experts if shape.moe else 0,
+        "expert_ffn": shape.moe.ffn if shape.moe else 0,
+        "has_experts": shape.moe is not None,
+        "splittable": is_splittable(shape),
+        "seq_len": work.seq_len,
+        "global_batch": work.global_batch,
+        "precision": work.precision,
+        "has_precision": all(peak_FLOPs(g.node.gpu, work.precision) for g in cluster.groups),
+    }
+
+
+def is_splittable(shape: ModelShape) -> bool:
+    """True for one uniform stack of layers that a pipeline can cut."""
+    return shape.kind in ("decoder", "encoder", "hybrid", "ssm", "vit") and shape.enc_layers == 0
+
+
+def describe(job: Job, allow_recompute: bool = True) -> dict[str, Value]:
+    """The whole situation: the question and every predicate, each with the numbers it rests on (GiB, GB/s)."""
+    usable = job.usable_bytes
+    alone, widest, leanest = (
+        one_device_bytes(job, allow_recompute),
+        largest_layer_bytes(job),
+        leanest_unsplit_bytes(job, allow_recompute),
+    )
+    intra, inter = bus_bandwidth(job.cluster), device_bandwidth_between_nodes(job.cluster)
+    fast_intra, fast_inter = threshold("fast_intra").value, threshold("fast_inter").value
+    return question(job) | {
+        "peak_one_gpu": alone / GIB,
+        "largest_layer": widest / GIB,
+        "best_unsplit": leanest / GIB,
+        "usable": usable / GIB,
+        "intra_bandwidth": intra / GB,
+        "inter_bandwidth": inter / GB,
+        "intra_threshold": fast_intra,
+        "inter_threshold": fast_inter,
+        "fits_one_gpu": alone <= usable,
+        "largest_layer_fits": widest <= usable,
+        "fast_intra": intra / GB >= fast_intra,
+        "fast_inter": inter / GB >= fast_inter,
+        "memory_short": leanest > usable,
+    }
+
+
+def one_device_bytes(job: Job, allow_recompute: bool = True) -> int:
+    """Peak of the job on one device: micro-batch 1, no sharding, no offload, the leanest recompute allowed."""
+    accumulation = job.workload.global_batch
+    levels = range(len(WORDS["recompute"])) if allow_recompute else (0,)
+    return min(int(peak_memory(job, one(recompute=level, accumulation=accumulation)).device[0]) for level in levels)
+
+
+def leanest_unsplit_bytes(job: Job, allow_recompute: bool = True) -> int:
+    """Peak of the leanest layout without tp, pp and offload: ZeRO-3 over all devices, micro-batch 1, recompute if allowed."""
+    world = job.cluster.world
+    level = code("recompute", "full") if allow_recompute else 0
+    sharded = one(dp_shard=world, zero=3 if world > 1 else 0, recompute=level)
+    return int(peak_memory(job, sharded).device[0])
+
+
+def largest_layer_bytes(job: Job) -> int:
+    """Bytes of the widest single layer: compute-precision weights, their gradient, and its activations at micro-batch 1.
+
+    The vocabulary matrix counts as a layer; its activations are the logits.
+    """
+    alone = one()
+    unit = np.ones(1, np.int64)
+    compute = BYTES[job.formats.compute]
+    weights = dense_CK(job.model, alone, unit) + expert_CK(job.model, alone, unit)
+    blocks = 2.0 * compute * weights + layer_bytes_CK(job, alone, "none")
+    head = 2.0 * compute * job.model.vocab * job.model.hidden + compute * job.workload.seq_len * job.model.vocab
+    context = overhead("cpu_context_bytes" if job.cluster.smallest.vendor == "CPU" else "gpu_context_bytes")
+    return int(max(float(blocks.max(initial=0.0)), head) + context)
+
+
+def near_thresholds(situation: Mapping[str, Value]) -> tuple[str, ...]:
+    """Predicates whose value lies within the declared factor of its threshold: a small error would flip them."""
+    factor = threshold("near_factor").value
+    pairs = (("intra_bandwidth", "intra_threshold"), ("inter_bandwidth", "inter_threshold"))
+    asked = {"intra_bandwidth": situation["gpus_per_node"] > 1, "inter_bandwidth": situation["nodes"] > 1}
+    near = [
+        value
+        for value, border in pairs
+        if asked[value] and situation[border] / factor <= situation[value] <= situation[border] * factor
+    ]
+    return tuple(near)

@@ -1,0 +1,213 @@
+"""Why nothing can be planned: the chain of reasons down to the user's own flags, and changes that were tried and work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from strategist.catalog import rows
+from strategist.errors import ImpossibleError, NoPlanError
+from strategist.facts.hardware import NodeGroup
+from strategist.facts.job import Job
+from strategist.facts.parameters import count
+from strategist.facts.profile import BYTES
+from strategist.planner.search import Found, Question, host_bytes_per_device, limits_of, search
+from strategist.planner.situation import question
+from strategist.rulebook.apply import sentence
+from strategist.space.enumerate import divisors
+from strategist.space.grammar import layout
+from strategist.units import format_count, format_gib
+
+MAX_FIXES = 4
+Explained = ImpossibleError
+
+
+def explain_failure(found: Found) -> Explained:
+    """The error for a search that found nothing."""
+    if not found.enumerated:
+        return _nothing_enumerated(found.question)
+    if not len(found.legal):
+        return _nothing_legal(found)
+    return _nothing_fits(found)
+
+
+def _nothing_enumerated(asked: Question) -> Explained:
+    """Pins and forbidden techniques leave no way to use all ranks."""
+    limits, pins = limits_of(asked), asked.pins
+    for pin in pins:
+        if pin.key in ("tp", "pp", "cp", "dp", "dp_shard", "dp_replicate") and limits.world % pin.value:
+            legal = ", ".join(str(d) for d in divisors(limits.world))
+            return ImpossibleError(
+                "DIVISIBILITY",
+                f"{pin.key}={pin.word} does not divide the {limits.world} devices.",
+                flag="--pin",
+                value=f"{pin.key}={pin.word}",
+                hint=f"Sizes that work on this cluster: {legal}.",
+            )
+    batch = next((pin for pin in pins if pin.key in ("micro_batch", "accumulation")), None)
+    if batch is not None:
+        flag = "--micro-batch" if batch.key == "micro_batch" else "--grad-accum"
+        return ImpossibleError(
+            "BATCH_SPLIT",
+            f"{batch.key} {batch.word} cannot make up the global batch of {limits.global_batch} sequences on {limits.world} devices: global batch = micro-batch x accumulation x data-parallel ranks.",
+            flag=flag,
+            value=batch.word,
+            hint=f"Values that divide the batch: {', '.join(str(d) for d in divisors(limits.global_batch)[:12])}.",
+        )
+    words = ", ".join([*(f"{pin.key}={pin.word}" for pin in pins), *(f"no {word}" for word in asked.forbids)])
+    return ImpossibleError(
+        "NO_PLAN",
+        f"No layout of {limits.world} devices satisfies {words or 'the request'}.",
+        flag="--pin",
+        value=words,
+        hint="Drop one of the pins or forbidden techniques.",
+    )
+
+
+def _nothing_legal(found: Found) -> Explained:
+    """Every candidate was refused; the rule that refused most speaks."""
+    worst = max(found.refused, key=lambda refused: refused.count)
+    example = found.enumerated_candidates.row(worst.example)
+    values: dict[str, Any] = question(found.question.job) | example
+    values["dp"] = int(example["dp_replicate"]) * int(example["dp_shard"])
+    text = sentence(worst.rule.because, values)
+    flag = _flag_of(worst.rule.code, found.question)
+    return ImpossibleError(
+        worst.rule.code,
+        text,
+        flag=flag,
+        value=layout(example),
+        hint=f"{sentence(worst.rule.hint, values)}{_nearest(worst.rule.code, values)} [{worst.rule.id}, `strategist rule {worst.rule.id}`]",
+    )
+
+
+def _flag_of(code: str, asked: Question) -> str:
+    if code == "HARDWARE_FEATURE":
+        return "--precision"
+    return "--global-batch" if code == "BATCH_SPLIT" else "--pin" if asked.pins else "--hardware"
+
+
+def _nearest(code: str, values: dict[str, Any]) -> str:
+    """The nearest legal value where one can be named."""
+    if code == "DIVISIBILITY" and values["cp"] > 1 and values["seq_len"] % (2 * values["cp"]):
+        unit = 2 * values["cp"]
+        return f" The nearest sequence length is {max(unit, round(values['seq_len'] / unit) * unit)}."
+    if code == "BATCH_SPLIT":
+        dp, batch = values["dp"], values["global_batch"]
+        return f" The nearest batches are {max(dp, batch // dp * dp)} and {(batch // dp + 1) * dp}."
+    return ""
+
+
+def _nothing_fits(found: Found) -> NoPlanError:
+    job = found.question.job
+    leanest = int(found.peaks.device.argmin())
+    size, usable = int(found.peaks.device[leanest]), job.usable_bytes
+    fixes = tuple(_fixes(found.question))
+    over = f"misses by {format_gib(size - usable)}" if size > usable else "needs more host memory or disk than there is"
+    return NoPlanError(
+        f"No plan fits: the leanest of {len(found.legal)} legal layouts, {layout(found.legal.row(leanest))}, needs {format_gib(size)} of {format_gib(usable)} usable and {over}.",
+        chain=_chain(job, size, int(found.peaks.host[leanest])),
+        fixes=fixes,
+        flag="--hardware",
+        hint=fixes[0] if fixes else "Use more or larger devices, or a smaller model.",
+    )
+
+
+def _chain(job: Job, leanest: int, host: int) -> tuple[str, ...]:
+    """because ... and ... so: each link ends in the flag that causes it."""
+    gpu, formats, work = job.cluster.smallest, job.formats, job.workload
+    total = count(job.model).total
+    state = job.profile.state_bytes(work.optimizer)
+    per_parameter = BYTES[formats.parameter] + BYTES[formats.gradient] + state
+    whole = total * per_parameter
+    chain = [
+        f"because full training with {work.optimizer} in {work.precision} keeps {per_parameter:g} bytes per parameter (--optimizer {work.optimizer}, --precision {work.precision})",
+        f"and {format_count(total)} parameters x {per_parameter:g} = {format_gib(whole)}; the best case is an even split over {job.cluster.world} devices = {format_gib(whole / job.cluster.world)} each (--model)",
+        f"and one {gpu.title} has {format_gib(gpu.memory_bytes)}, of which {format_gib(job.usable_bytes)} may be used (--gpu, --headroom {job.headroom:g})",
+        f"so even the leanest layout needs {format_gib(leanest)} with {work.seq_len} tokens per sequence (--seq-len {work.seq_len})",
+    ]
+    if host:
+        chain.append(
+            f"and offloading would take {format_gib(host)} of host memory per device where {format_gib(host_bytes_per_device(job))} are free for it"
+        )
+    return tuple(chain)
+
+
+def _fixes(asked: Question) -> Iterator[str]:
+    """Cheapest changes first; each is searched again and only printed when it really fits."""
+    confirmed = 0
+    for words, changed in _changes(asked):
+        result = _confirm(changed)
+        if result is not None:
+            yield f"{words}    fits: {result}"
+            confirmed += 1
+        if confirmed == MAX_FIXES:
+            return
+
+
+def _confirm(changed: Question) -> str | None:
+    found = search(changed)
+    row = found.best_of()
+    if row is None:
+        return None
+    size = int(found.peaks.device[found.fitting[row]])
+    return f"{format_gib(size)} of {format_gib(changed.job.usable_bytes)} with {layout(found.candidates.row(row))}"
+
+
+def _changes(asked: Question) -> Iterator[tuple[str, Question]]:
+    job = asked.job
+    if asked.pins or asked.forbids:
+        yield "without --pin and --forbid", replace(asked, pins=(), forbids=())
+    if job.workload.precision == "fp32":
+        yield "--precision bf16", _with(asked, workload=replace(job.workload, precision="bf16"))
+    if job.workload.optimizer == "adamw":
+        yield "--optimizer adamw8bit", _with(asked, workload=replace(job.workload, optimizer="adamw8bit"))
+    for part in (2, 4, 8):
+        shorter = job.workload.seq_len // part
+        if shorter >= 256:
+            yield f"--seq-len {shorter}", _with(asked, workload=replace(job.workload, seq_len=shorter))
+            break
+    yield from _more_machines(asked)
+    yield from _smaller_models(asked)
+
+
+def _with(asked: Question, **changes: Any) -> Question:
+    return replace(asked, job=replace(asked.job, **changes))
+
+
+def _more_machines(asked: Question) -> Iterator[tuple[str, Question]]:
+    """Twice, four times ... the nodes, up to 64 times; the first that fits is enough."""
+    cluster = asked.job.cluster
+    if len(cluster.groups) != 1:
+        return
+    group = cluster.groups[0]
+    for factor in (2, 4, 8, 16, 32, 64):
+        bigger = replace(cluster, groups=(NodeGroup(node=group.node, count=group.count * factor, name=group.name),))
+        changed = _with(replace(asked, pins=()), cluster=bigger)
+        if _could_fit(changed.job):
+            yield f"{factor}x the nodes (--nodes {group.count * factor})", changed
+            return
+
+
+def _could_fit(job: Job) -> bool:
+    """Model states split evenly leave room: worth a search."""
+    state = job.profile.state_bytes(job.workload.optimizer)
+    per_parameter = BYTES[job.formats.parameter] + BYTES[job.formats.gradient] + state
+    return count(job.model).total * per_parameter / job.cluster.world < 0.6 * job.usable_bytes
+
+
+def _smaller_models(asked: Question) -> Iterator[tuple[str, Question]]:
+    """The largest nicknamed size below the asked one whose states leave room."""
+    from strategist.facts.sizes import shape_for_size
+
+    total = count(asked.job.model).total
+    names = [row["size"] for row in rows("size_names")]
+    sized = sorted(
+        ((shape_for_size(name, "--model-size").shape, name) for name in names), key=lambda pair: -count(pair[0]).total
+    )
+    for shape, name in sized:
+        changed = _with(replace(asked, pins=()), model=shape)
+        if count(shape).total < total and _could_fit(changed.job):
+            yield f"--model-size {name}", changed
+            return

@@ -1,0 +1,168 @@
+"""From the winning row to the Plan: the one crossing from columns to documents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, cast
+
+import numpy as np
+
+from strategist.catalog import rows
+from strategist.document.estimate import (
+    MEMORY_TERMS,
+    TIME_TERMS,
+    Estimate,
+    MemoryLedger,
+    MemoryTerm,
+    StageMemory,
+    TimeLedger,
+    TimeTerm,
+)
+from strategist.document.plan import Economics, Mesh, NumberFormats, Request, Stage, Strategy
+from strategist.facts.hardware import Basis
+from strategist.facts.job import Job
+from strategist.facts.model import layer_sequence
+from strategist.memory.estimate import MOMENTS, stage_terms
+from strategist.planner.search import Found
+from strategist.space.candidates import Candidates
+from strategist.space.shares import groups
+from strategist.space.stages import stage_chunks
+from strategist.timing.estimate import StepTimes, mfu, model_FLOP
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An 80 % interval as factors on a value, and how it is known."""
+
+    low: float
+    high: float
+    basis: Basis
+
+
+@cache
+def interval(name: str) -> Interval:
+    """The interval of a prediction by name."""
+    row = next(row for row in rows("intervals") if row["name"] == name)
+    return Interval(row["low"], row["high"], row["basis"])
+
+
+def mesh_of(row: Mapping[str, Any]) -> Mesh:
+    """The mesh of one candidate."""
+    return Mesh(**{axis: row[axis] for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")})
+
+
+def strategy_of(job: Job, row: Mapping[str, Any]) -> Strategy:
+    """Everything but the mesh of one candidate."""
+    formats = job.formats
+    backend = "gloo" if job.cluster.smallest.vendor == "CPU" else "nccl"
+    chosen = (
+        "zero",
+        "virtual_stages",
+        "schedule",
+        "micro_batch",
+        "accumulation",
+        "context_parallel",
+        "recompute",
+        "offload",
+        "tiling",
+    )
+    return Strategy(
+        **{name: row[name] for name in chosen},
+        stages=stages_of(job, row),
+        sequence_parallel=bool(row["sequence_parallel"]),
+        formats=NumberFormats(
+            **{
+                name: cast(Any, getattr(formats, name))
+                for name in ("parameter", "gradient", "reduce", "compute", "master")
+            }
+        ),
+        optimizer=job.workload.optimizer,
+        backend=cast(Any, backend),
+        profile=job.profile.name,
+    )
+
+
+def stages_of(job: Job, row: Mapping[str, Any]) -> tuple[Stage, ...]:
+    """The layers of every stage."""
+    layers, pp = len(layer_sequence(job.model)), row["pp"]
+    return tuple(
+        Stage(index=s, layers=stage_chunks(layers, pp, row["virtual_stages"], s), embedding=s == 0, head=s == pp - 1)
+        for s in range(pp)
+    )
+
+
+def memory_ledger(job: Job, candidate: Candidates) -> MemoryLedger:
+    """The ledger of every stage of one candidate."""
+    group = next(groups(job.model, candidate, every_stage=True))
+    table, _ = stage_terms(job, group)
+    stages = tuple(_stage_memory(table, stage) for stage in range(group.pp))
+    peak = max(stage.device for stage in stages)
+    bounds = interval("memory")
+    estimate = Estimate(float(peak), float(round(peak * bounds.low)), float(round(peak * bounds.high)), "B", "derived")
+    return MemoryLedger(stages, estimate, job.cluster.smallest.memory_bytes, job.usable_bytes)
+
+
+def _stage_memory(table: Mapping[str, Any], stage: int) -> StageMemory:
+    """One stage at its worst moment; terms without bytes are left out."""
+    totals = np.sum([value[:, 0, stage] for value in table.values()], axis=0)
+    moment = int(totals.argmax())
+    values = {name: int(table[name][moment, 0, stage]) for name in MEMORY_TERMS}
+    assumed: tuple[str, ...] = ("runtime", "slack")
+    terms = tuple(
+        MemoryTerm(name, size, "assumed" if name in assumed else "derived") for name, size in values.items() if size
+    )
+    return StageMemory(stage, MOMENTS[moment], terms)
+
+
+def time_ledger(job: Job, times: StepTimes, row: int) -> TimeLedger:
+    """The ledger of one timed row."""
+    terms = tuple(
+        TimeTerm(name, int(times.exposed[name][row]), int(times.hidden[name][row]), int(times.again[name][row]))
+        for name in TIME_TERMS
+        if times.exposed[name][row] or times.hidden[name][row]
+    )
+    step_ns = int(times.step[row])
+    seconds, bounds = step_ns / 1e9, interval("time")
+    return TimeLedger(
+        terms=terms,
+        step_ns=step_ns,
+        step=Estimate(seconds, seconds * bounds.low, seconds * bounds.high, "s", "derived"),
+        tokens_per_second=job.workload.tokens_per_step / seconds,
+        mfu=mfu(job, seconds),
+        model_FLOP=model_FLOP(job),
+    )
+
+
+def economics(job: Job, request: Request, step_seconds: float) -> Economics:
+    """GPU-hours, and money when a price is given or every node has a list price."""
+    world, work = job.cluster.world, job.workload
+    per_step = step_seconds * world / 3600
+    price, source = _price(job, request)
+    if work.tokens is None:
+        return Economics(gpu_hours_per_step=per_step, price_per_gpu_hour=price, price_source=source)
+    seconds = work.tokens / work.tokens_per_step * step_seconds
+    hours = seconds * world / 3600
+    return Economics(
+        gpu_hours_per_step=per_step,
+        run_seconds=seconds,
+        run_gpu_hours=hours,
+        price_per_gpu_hour=price,
+        price_source=source,
+        run_cost=None if price is None else hours * price,
+    )
+
+
+def _price(job: Job, request: Request) -> tuple[float | None, str]:
+    if request.price_per_gpu_hour is not None:
+        return request.price_per_gpu_hour, "--price-per-gpu-hour"
+    nodes = [group.node for group in job.cluster.groups]
+    if len(nodes) == 1 and nodes[0].price_per_hour is not None:
+        return nodes[0].price_per_hour / nodes[0].gpus, nodes[0].price_note
+    return None, ""
+
+
+def winners(found: Found, rows_: Sequence[int]) -> list[dict[str, int | str]]:
+    """Some fitting rows with their words spelt out."""
+    return [found.candidates.row(row) for row in rows_]

@@ -1,0 +1,1 @@
+"""A Plan as a tree and as text. Nothing here prints."""

@@ -1,0 +1,197 @@
+"""What `plan` prints: the assumptions first, then the recommendation, then why, why not, and what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from strategist.document.plan import Alternative, Plan
+from strategist.facts.parameters import count
+from strategist.reports.lines import Line, Span, bar, line, table, wrapped
+from strategist.rulebook.rule import load_families
+from strategist.units import format_count, format_duration, format_gib, format_rate, format_seconds
+
+INDENT = 12
+
+
+def brief(plan: Plan, width: int = 80) -> list[Line]:
+    """The short report of a plan in lines of at most `width` columns."""
+    return [
+        *_assumed(plan, width),
+        line(""),
+        *_recommended(plan, width),
+        line(""),
+        *_why(plan, width),
+        *_instead(plan, width),
+        *_ladder(plan, width),
+        *_hints(plan, width),
+        *_next(plan, width),
+    ]
+
+
+def hardware_words(plan: Plan) -> str:
+    """The machines in one phrase."""
+    parts = []
+    for group in plan.cluster.groups:
+        node = group.node
+        link = f", {node.topology} {format_rate(node.intra_Bps)} each way" if node.gpus > 1 and node.intra_Bps else ""
+        network = f", {format_rate(node.inter_Bps)} per node between nodes" if plan.cluster.nodes > 1 else ""
+        parts.append(f"{group.count} node{'s' * (group.count > 1)} x {node.gpus} x {node.gpu.title}{link}{network}")
+    return "; ".join(parts)
+
+
+def model_words(plan: Plan) -> str:
+    """The model in one phrase, with its exact count."""
+    shape, parameters = plan.model, count(plan.model)
+    active = f", {format_count(parameters.active)} active" if parameters.active != parameters.total else ""
+    layers = f"{shape.layers} layers x {shape.hidden}"
+    heads = f", {shape.heads} heads ({shape.kv_heads} kv)" if shape.heads else ""
+    return f"{shape.name}: {parameters.total:,} parameters{active}, {layers}{heads}, vocab {shape.vocab:,}"
+
+
+def job_words(plan: Plan) -> str:
+    """The workload in one phrase."""
+    work = plan.workload
+    tokens = format_count(work.tokens_per_step)
+    return f"full training, {work.optimizer}, {work.precision}, sequence {work.seq_len}, {work.global_batch} sequences = {tokens} tokens per step"
+
+
+def _assumed(plan: Plan, width: int) -> Iterator[Line]:
+    if plan.hardware_is_assumed:
+        note = "no GPU was found and no hardware was named. This plan is for an assumed target; `run` refuses it until you name the hardware."
+        yield from wrapped("NOTE", note, width, indent=INDENT, style="warn", label_style="warn")
+    yield from wrapped("hardware", hardware_words(plan), width, indent=INDENT)
+    yield from wrapped("model", model_words(plan), width, indent=INDENT)
+    yield from wrapped("job", job_words(plan), width, indent=INDENT)
+    for number, assumption in enumerate(plan.assumptions, 1):
+        text = f"{assumption.what}: {assumption.value}   set: {assumption.flag}"
+        yield from wrapped(f"assumed A{number}", text, width, indent=INDENT, style="dim")
+
+
+def family_title(name: str) -> str:
+    """The family's name for people."""
+    return next((family.title for family in load_families() if family.name == name), name)
+
+
+def mesh_words(plan: Plan) -> str:
+    """Degrees above one, in rank order."""
+    mesh = plan.mesh
+    axes = [f"{axis} {mesh.size(axis)}" for axis in (*mesh.order, "ep", "etp") if mesh.size(axis) > 1]
+    return " | ".join(axes) or "one device"
+
+
+def option_words(plan: Plan) -> str:
+    """The choices that are not degrees."""
+    s = plan.strategy
+    words = [f"ZeRO-{s.zero}"] if s.zero else []
+    words += (
+        [s.schedule if s.virtual_stages == 1 else f"{s.schedule} x {s.virtual_stages}"] if s.schedule != "none" else []
+    )
+    words += ["sequence parallel"] if s.sequence_parallel else []
+    words += [f"{s.context_parallel} context parallel"] if s.context_parallel != "none" else []
+    words += [f"recompute {s.recompute}"] if s.recompute != "none" else ["no recompute"]
+    words += [f"offload {s.offload}"] if s.offload != "none" else []
+    words += [f"tiling {s.tiling}"] if s.tiling > 1 else []
+    return ", ".join(words)
+
+
+def _recommended(plan: Plan, width: int) -> Iterator[Line]:
+    yield from wrapped(
+        "RECOMMENDED",
+        f"{family_title(plan.decision.family)}   {mesh_words(plan)}",
+        width,
+        indent=INDENT + 1,
+        style="title",
+        label_style="good",
+    )
+    yield from wrapped("  layout", option_words(plan), width, indent=INDENT)
+    yield from wrapped("  batch", plan.batch_identity, width, indent=INDENT)
+    yield from _memory(plan, width)
+    yield from _time(plan, width)
+    yield from _money(plan, width)
+
+
+def _memory(plan: Plan, width: int) -> Iterator[Line]:
+    worst, capacity = plan.memory.worst, plan.memory.capacity_bytes
+    where = "per GPU" if plan.mesh.pp == 1 else f"on stage {worst.stage}, the fullest"
+    low, high = plan.memory.peak.low, plan.memory.peak.high
+    head = f"{format_gib(worst.device)} ({format_gib(low)} to {format_gib(high)}) of {format_gib(capacity)} {where}  {bar(worst.device / capacity)}"
+    yield from wrapped("  memory", head, width, indent=INDENT)
+    terms = "  ".join(f"{term.name} {format_gib(term.bytes)}" for term in worst.terms)
+    yield from wrapped("", terms, width, indent=INDENT, style="dim")
+
+
+def _time(plan: Plan, width: int) -> Iterator[Line]:
+    time = plan.time
+    rate = f"{format_count(time.tokens_per_second)} tokens/s   MFU {100 * time.mfu:.0f} %"
+    head = f"{format_seconds(time.step.value)} ({format_seconds(time.step.low)} to {format_seconds(time.step.high)}) predicted   {rate}"
+    yield from wrapped("  step", head, width, indent=INDENT)
+    shares = [
+        f"{term.name} {100 * term.exposed_ns / time.step_ns:.0f} %"
+        for term in time.terms
+        if term.exposed_ns >= 0.005 * time.step_ns
+    ]
+    yield from wrapped("", "  ".join(shares), width, indent=INDENT, style="dim")
+
+
+def _money(plan: Plan, width: int) -> Iterator[Line]:
+    cost = plan.economics
+    if cost.run_seconds is None or cost.run_gpu_hours is None or plan.workload.tokens is None:
+        return
+    text = f"{format_count(plan.workload.tokens)} tokens: {format_duration(cost.run_seconds)}, {format_count(cost.run_gpu_hours)} GPU-hours"
+    if cost.run_cost is not None and cost.price_per_gpu_hour is not None:
+        text += f", {format_count(cost.run_cost)} at {cost.price_per_gpu_hour:.2f} per GPU-hour ({cost.price_source})"
+    yield from wrapped("  run", text, width, indent=INDENT)
+
+
+def _why(plan: Plan, width: int) -> Iterator[Line]:
+    for reason in plan.reasons:
+        label = "why" if reason.kind != "gap" else "why (gap)"
+        tag = f" [{reason.rule}]" if reason.rule not in ("model", "gap") else ""
+        yield from wrapped(label, f"{reason.sentence}{tag}", width, indent=INDENT)
+    yield from wrapped("policy", policy_words(plan), width, indent=INDENT)
+
+
+def policy_words(plan: Plan) -> str:
+    """Both policies' answers and what lies between them."""
+    d = plan.decision
+    same = abs(d.difference - 1) < 5e-4
+    if d.other_family == d.family and same:
+        return f"{d.policy} and {d.other_policy} agree."
+    speed = (
+        "as fast" if same else f"{1 / d.difference:.2f}x faster" if d.difference < 1 else f"{d.difference:.2f}x slower"
+    )
+    return f"{d.policy}; {d.other_policy} would choose {family_title(d.other_family)} ({d.other_layout}), predicted {speed}."
+
+
+def _instead(plan: Plan, width: int) -> Iterator[Line]:
+    if plan.alternatives:
+        yield line("")
+        yield line(Span("instead", "key"))
+        rows = [(family_title(a.family), _memory_words(a), a.sentence) for a in plan.alternatives]
+        yield from table(rows, width)
+
+
+def _memory_words(alternative: Alternative) -> str:
+    return format_gib(alternative.peak_bytes)
+
+
+def _ladder(plan: Plan, width: int) -> Iterator[Line]:
+    if plan.ladder:
+        yield line("")
+        yield line(Span("smallest hardware for this job", "key"))
+        yield from table([(rung.family, rung.sentence) for rung in plan.ladder], width)
+
+
+def _hints(plan: Plan, width: int) -> Iterator[Line]:
+    if plan.hints:
+        yield line("")
+    for hint in plan.hints:
+        yield from wrapped(
+            hint.code, hint.sentence, width, indent=max(INDENT, len(hint.code) + 2), style="warn", label_style="warn"
+        )
+
+
+def _next(plan: Plan, width: int) -> Iterator[Line]:
+    yield line("")
+    steps = "strategist plan ... --out plan.json, then strategist explain plan.json, strategist emit plan.json --to torchrun --out job, strategist run plan.json"
+    yield from wrapped("next", steps, width, indent=INDENT, style="dim")

@@ -1,0 +1,111 @@
+"""The tree as text: one line per term, predicted value, and columns for what other rungs saw."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from strategist.document.plan import Plan
+from strategist.document.write import seal_state
+from strategist.reports.brief import INDENT, _assumed, family_title, mesh_words, option_words, policy_words
+from strategist.reports.lines import Line, Span, line, table, wrapped
+from strategist.reports.tree import Tree, plan_tree
+from strategist.units import format_gib, format_seconds
+
+VALUE_COLUMN = 12
+
+
+def explain_text(plan: Plan, width: int = 80) -> list[Line]:
+    """The full explanation of a plan."""
+    return [
+        *_assumed(plan, width),
+        *wrapped(
+            "plan", f"{family_title(plan.decision.family)}   {mesh_words(plan)}", width, indent=INDENT, style="title"
+        ),
+        *wrapped("layout", option_words(plan), width, indent=INDENT),
+        *wrapped("batch", plan.batch_identity, width, indent=INDENT),
+        *wrapped("seal", _seal_words(plan), width, indent=INDENT),
+        line(""),
+        *_tree_lines(plan_tree(plan), width),
+        *_stages(plan, width),
+        *_rules(plan, width),
+        *_refusals(plan, width),
+    ]
+
+
+def _seal_words(plan: Plan) -> str:
+    words = {
+        "sealed": f"intact ({(plan.seal or '')[:19]}...)",
+        "unsealed": "none: written or edited by hand; `strategist check PLAN --seal` checks and seals it",
+        "edited": "BROKEN: the plan was edited after it was sealed; `run` refuses it without --allow-edited",
+    }
+    return words[seal_state(plan)]
+
+
+def _tree_lines(tree: Tree, width: int) -> Iterator[Line]:
+    name_width = max(20, min(34, width // 2 - VALUE_COLUMN))
+    if width >= 44:
+        yield line(Span(" " * name_width + "predicted".rjust(VALUE_COLUMN), "dim"))
+    for child in tree.children:
+        yield from _branch(child, width, name_width, 0)
+
+
+def _branch(node: Tree, width: int, name_width: int, depth: int) -> Iterator[Line]:
+    label = f"{'  ' * depth}{node.name}"
+    value = _value(node.predicted, node.unit)
+    if width < 44:
+        yield line(label, " ", value)
+    else:
+        head = label.ljust(name_width)[:name_width] + value.rjust(VALUE_COLUMN) + "  "
+        note = node.note + (f" ({node.basis})" if node.basis not in (None, "derived") else "")
+        yield from wrapped(
+            head, note, width, indent=len(head), style="dim", label_style="title" if depth == 0 else "plain"
+        )
+    for child in node.children:
+        yield from _branch(child, width, name_width, depth + 1)
+
+
+def _value(value: float | None, unit: str) -> str:
+    if value is None:
+        return ""
+    return format_gib(value) if unit == "B" else format_seconds(value / 1e9)
+
+
+def _stages(plan: Plan, width: int) -> Iterator[Line]:
+    if plan.mesh.pp == 1:
+        return
+    yield line("")
+    yield line(Span("stages", "key"))
+    rows = []
+    for stage, memory in zip(plan.strategy.stages, plan.memory.stages, strict=True):
+        runs = " and ".join(f"{first}-{end - 1}" for first, end in stage.layers)
+        holds = [word for word, is_held in (("embedding", stage.embedding), ("head", stage.head)) if is_held]
+        rows.append(
+            (
+                str(stage.index),
+                f"layers {runs}",
+                format_gib(memory.device),
+                ", ".join([*holds, f"peaks at: {memory.moment}"]),
+            )
+        )
+    yield from table(rows, width)
+
+
+def _rules(plan: Plan, width: int) -> Iterator[Line]:
+    yield line("")
+    yield line(Span("rules", "key"))
+    for reason in plan.reasons:
+        yield from wrapped(f"  {reason.rule}", f"{reason.sentence} Source: {reason.source}", width, indent=INDENT)
+    yield from wrapped("  policy", policy_words(plan), width, indent=INDENT)
+
+
+def _refusals(plan: Plan, width: int) -> Iterator[Line]:
+    if plan.refusals:
+        yield line("")
+        yield line(Span("refused", "key"))
+    for refusal in plan.refusals:
+        yield from wrapped(
+            f"  {refusal.rule}",
+            f"{refusal.count:,} layouts. {refusal.sentence} For example {refusal.example}",
+            width,
+            indent=INDENT,
+        )

@@ -1,0 +1,78 @@
+"""Apply rules: which candidates are forbidden and by what, which rules fire in a situation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from strategist.rulebook.rule import Rule, load_families
+from strategist.space.candidates import Candidates, Mask
+
+_PLACEHOLDER = re.compile(r"\{([a-z_0-9]+)(?::([^}]*))?\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Candidates that one rule refuses first: how many, and the place of one of them in the judged list."""
+
+    rule: Rule
+    count: int
+    example: int
+
+
+def columns(candidates: Candidates) -> dict[str, Any]:
+    """Candidate words as columns, (C,)."""
+    return dict(candidates.columns) | {"dp": candidates.data_parallel}
+
+
+def forbid(
+    rules: Sequence[Rule], situation: Mapping[str, Any], candidates: Candidates
+) -> tuple[Mask, tuple[Refused, ...]]:
+    """Mask of the candidates that no rule forbids, and per rule those it refused first. Shape (C,)."""
+    values = dict(situation) | columns(candidates)
+    keep = np.ones(len(candidates), dtype=np.bool_)
+    refused = []
+    for rule in rules:
+        hit = keep & np.broadcast_to(np.asarray(rule.holds(values), dtype=np.bool_), keep.shape)
+        count = int(hit.sum())
+        if count:
+            refused.append(Refused(rule, count, int(np.argmax(hit))))
+            keep &= ~hit
+    return keep, tuple(refused)
+
+
+def fired(rules: Sequence[Rule], values: Mapping[str, Any]) -> tuple[Rule, ...]:
+    """Rules whose words all have a value here and that hold, in the order of the book."""
+    return tuple(rule for rule in rules if rule.words <= values.keys() and bool(np.all(rule.holds(values))))
+
+
+def sentence(template: str, values: Mapping[str, Any]) -> str:
+    """A template with its {name} and {name:format} places filled in."""
+
+    def fill(match: re.Match[str]) -> str:
+        value = values[match[1]]
+        plain = value.item() if isinstance(value, np.generic) else value
+        return format(plain, match[2] or ("" if isinstance(plain, str) else "g" if isinstance(plain, float) else ""))
+
+    return _PLACEHOLDER.sub(fill, template)
+
+
+def placeholders(template: str) -> tuple[str, ...]:
+    """Names that a template mentions."""
+    return tuple(match[1] for match in _PLACEHOLDER.finditer(template))
+
+
+def family_masks(candidates: Candidates, situation: Mapping[str, Any]) -> dict[str, Mask]:
+    """For every family the mask of its members, (C,)."""
+    values = dict(situation) | columns(candidates)
+    size = len(candidates)
+    return {f.name: np.broadcast_to(np.asarray(f.holds(values), dtype=np.bool_), (size,)) for f in load_families()}
+
+
+def family_of(masks: Mapping[str, Mask], index: int) -> str:
+    """The most special family that one candidate belongs to."""
+    return next((name for name, mask in masks.items() if mask[index]), "other")

@@ -1,0 +1,154 @@
+"""Expressions of rules: a whitelist over Python's syntax, evaluated on whole columns.
+
+Numbers, quoted words, names of the vocabulary, + - * / // %, comparisons, and / or / not. No calls, no attributes,
+no indexing: a rule file from a stranger can be read without running anything of theirs.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from strategist.errors import RuleError, did_you_mean, shown
+from strategist.space.candidates import WORDS as CODED
+
+Value = Any
+_ARITHMETIC: Mapping[type, Callable[[Value, Value], Value]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_COMPARISON: Mapping[type, Callable[[Value, Value], Value]] = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}
+
+
+def parse(text: str, rule: str) -> ast.expr:
+    """The syntax tree of an expression. Raises RuleError when it is not an expression of the allowed kind."""
+    try:
+        tree = ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise RuleError(
+            "RULE",
+            f"Rule {rule}: {shown(text)!r} is not an expression.",
+            value=text,
+            hint="Use names, numbers, comparisons, and, or, not.",
+        ) from None
+    _check(tree, rule)
+    return tree
+
+
+def _check(node: ast.AST, rule: str) -> None:
+    allowed = (
+        ast.BoolOp,
+        ast.UnaryOp,
+        ast.BinOp,
+        ast.Compare,
+        ast.Name,
+        ast.Constant,
+        ast.boolop,
+        ast.unaryop,
+        ast.operator,
+        ast.cmpop,
+        ast.Load,
+    )
+    if not isinstance(node, allowed):
+        raise RuleError(
+            "RULE",
+            f"Rule {rule}: {type(node).__name__} is not allowed in a rule.",
+            hint="Use names, numbers, comparisons, and, or, not.",
+        )
+    if isinstance(node, ast.Constant) and not isinstance(node.value, (int, float, str)):
+        raise RuleError(
+            "RULE",
+            f"Rule {rule}: only numbers and quoted words are allowed as constants.",
+            value=node.value,
+            hint="Write a number.",
+        )
+    for child in ast.iter_child_nodes(node):
+        _check(child, rule)
+
+
+def names(tree: ast.expr) -> frozenset[str]:
+    """The names an expression uses."""
+    return frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
+
+
+def evaluate(tree: ast.expr, values: Mapping[str, Value]) -> Value:
+    """The value of an expression: a scalar from scalars, a column from columns. Names must be in `values`."""
+    match tree:
+        case ast.Constant(value=value):
+            return value
+        case ast.Name(id=name):
+            return _lookup(name, values)
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return np.logical_not(evaluate(operand, values))
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -evaluate(operand, values)
+        case ast.BinOp(left=left, op=op, right=right):
+            return _arithmetic(op, evaluate(left, values), evaluate(right, values))
+        case ast.BoolOp(op=op, values=parts):
+            combine = np.logical_and if isinstance(op, ast.And) else np.logical_or
+            return combine.reduce(np.broadcast_arrays(*(evaluate(part, values) for part in parts)))
+        case ast.Compare(left=left, ops=ops, comparators=rights):
+            return _comparison(left, ops, rights, values)
+    raise RuleError(
+        "RULE",
+        f"{type(tree).__name__} is not allowed in a rule.",
+        hint="Use names, numbers, comparisons, and, or, not.",
+    )
+
+
+def _lookup(name: str, values: Mapping[str, Value]) -> Value:
+    if name not in values:
+        raise RuleError("RULE", f"The name {name!r} has no value here.", value=name, hint=did_you_mean(name, values))
+    return values[name]
+
+
+def _arithmetic(op: ast.operator, left: Value, right: Value) -> Value:
+    """Division by zero counts as zero: a model without heads cannot be cut unevenly."""
+    if isinstance(op, (ast.Div, ast.FloorDiv, ast.Mod)):
+        safe = np.where(np.asarray(right) == 0, 1, right)
+        return np.where(np.asarray(right) == 0, 0, _ARITHMETIC[type(op)](left, safe))
+    return _ARITHMETIC[type(op)](left, right)
+
+
+def _comparison(left: ast.expr, ops: list[ast.cmpop], rights: list[ast.expr], values: Mapping[str, Value]) -> Value:
+    result: Value = True
+    for op, right in zip(ops, rights, strict=True):
+        a, b = _operand(left, right, values), _operand(right, left, values)
+        result = np.logical_and(result, _COMPARISON[type(op)](a, b))
+        left = right
+    return result
+
+
+def _operand(side: ast.expr, other: ast.expr, values: Mapping[str, Value]) -> Value:
+    """A quoted word beside a coded column becomes the number that stands for it."""
+    if (
+        isinstance(side, ast.Constant)
+        and isinstance(side.value, str)
+        and isinstance(other, ast.Name)
+        and other.id in CODED
+    ):
+        known = CODED[other.id]
+        if side.value not in known:
+            raise RuleError(
+                "RULE",
+                f"{side.value!r} is not a value of {other.id}.",
+                value=side.value,
+                hint=did_you_mean(side.value, known),
+            )
+        return known.index(side.value)
+    return evaluate(side, values)

@@ -1,0 +1,190 @@
+"""Rules as rows of TOML, checked when they are loaded: known words only, examples that really fire and stay silent."""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import numpy as np
+
+from strategist.errors import RuleError, did_you_mean
+from strategist.reading import parse_toml, read_text
+from strategist.rulebook.expression import evaluate, names, parse
+from strategist.rulebook.vocabulary import WORDS
+
+Effect = Literal["prefer", "forbid", "advise"]
+BOOKS = ("hf_decisions", "legality", "advice")
+_EFFECTS = ("prefer", "forbid", "advise")
+_KEYS = ("id", "name", "situation", "when", "effect", "families", "code", "because", "hint", "source", "evidence", "counter_example", "scope", "gap", "fires", "silent")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One row. `families` lists tiers of equal families in order of preference; `because` and `hint` are templates
+    over the vocabulary; `code` is the error code of a forbid rule; `gap` marks a declared gap of the decision table."""
+
+    id: str
+    name: str
+    when: ast.expr
+    when_text: str
+    effect: Effect
+    because: str
+    source: str
+    situation: str = ""
+    families: tuple[tuple[str, ...], ...] = ()
+    code: str = ""
+    hint: str = ""
+    scope: str = ""
+    evidence: str = ""
+    counter_example: str = ""
+    gap: bool = False
+    fires: Mapping[str, Any]
+    silent: Mapping[str, Any]
+
+    def holds(self, values: Mapping[str, Any]) -> Any:
+        """Whether the rule fires: a truth value, or a mask when `values` holds columns."""
+        return evaluate(self.when, values)
+
+    @property
+    def words(self) -> frozenset[str]:
+        """Names the rule needs."""
+        return names(self.when)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A named set of layouts, such as `zero` or `pp+tp+dp`."""
+
+    name: str
+    title: str
+    when: ast.expr
+
+    def holds(self, values: Mapping[str, Any]) -> Any:
+        """Mask of the candidates that belong to the family."""
+        return evaluate(self.when, values)
+
+
+def rules_folder() -> str:
+    """Where the shipped rules lie: inside the installed package, or beside it in a checkout."""
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    installed = os.path.join(package, "_rules")
+    return installed if os.path.isdir(installed) else os.path.join(os.path.dirname(package), "rules")
+
+
+@cache
+def load_rules(book: str, folders: tuple[str, ...] = ()) -> tuple[Rule, ...]:
+    """The rules of one book: ours, then those of the user's folders. Raises RuleError for any fault in a row."""
+    found: dict[str, Rule] = {}
+    for folder in (rules_folder(), *folders):
+        path = os.path.join(folder, f"{book}.toml")
+        if folder in folders and not os.path.exists(path):
+            continue
+        for row in _rows(path, "rule"):
+            rule = read_rule(row, path)
+            if rule.id in found:
+                raise RuleError(
+                    "DUPLICATE_KEY",
+                    f"{path}: the rule id {rule.id} stands twice.",
+                    value=rule.id,
+                    hint="Give every rule an id of its own.",
+                )
+            found[rule.id] = rule
+    return tuple(found.values())
+
+
+@cache
+def load_families() -> tuple[Family, ...]:
+    """The families of layouts, most special first."""
+    path = os.path.join(rules_folder(), "families.toml")
+    return tuple(Family(row["name"], row["title"], parse(row["when"], row["name"])) for row in _rows(path, "family"))
+
+
+def _rows(path: str, key: str) -> Sequence[Mapping[str, Any]]:
+    table = parse_toml(read_text(path, "--rules"), path)
+    rows = table.get(key)
+    if not isinstance(rows, list):
+        raise RuleError("RULE", f"{path} has no [[{key}]] rows.", hint=f"Write at least one [[{key}]] table.")
+    return rows
+
+
+def read_rule(row: Mapping[str, Any], path: str) -> Rule:
+    """One checked row. Raises RuleError naming the file, the rule and the fault."""
+    name = str(row.get("id", "?"))
+    unknown = [key for key in row if key not in _KEYS]
+    if unknown:
+        raise RuleError(
+            "UNKNOWN_KEY",
+            f"{path}: rule {name} has the unknown key {unknown[0]!r}.",
+            value=unknown[0],
+            hint=did_you_mean(unknown[0], _KEYS),
+        )
+    missing = [
+        key for key in ("id", "name", "when", "effect", "because", "source", "fires", "silent") if key not in row
+    ]
+    if missing:
+        raise RuleError("MISSING", f"{path}: rule {name} lacks {missing[0]!r}.", value=name, hint="Add it.")
+    if row["effect"] not in _EFFECTS:
+        raise RuleError(
+            "CHOICE",
+            f"{path}: rule {name} has the effect {row['effect']!r}.",
+            value=row["effect"],
+            hint=f"Choose {', '.join(_EFFECTS)}.",
+        )
+    tree = parse(row["when"], name)
+    _check_words(tree, name)
+    rest = {key: value for key, value in row.items() if key not in ("when", "families")}
+    families = tuple(tuple(tier) for tier in row.get("families", ()))
+    rule = Rule(when=tree, when_text=row["when"], families=families, **rest)
+    _check_families(rule)
+    _check_examples(rule)
+    return rule
+
+
+def _check_words(tree: ast.expr, rule: str) -> None:
+    for word in sorted(names(tree)):
+        if word not in WORDS:
+            raise RuleError(
+                "RULE", f"Rule {rule} uses the unknown word {word!r}.", value=word, hint=did_you_mean(word, WORDS)
+            )
+
+
+def _check_families(rule: Rule) -> None:
+    known = [family.name for family in load_families()] if rule.families else []
+    for family in (name for tier in rule.families for name in tier):
+        if family not in known:
+            raise RuleError(
+                "RULE",
+                f"Rule {rule.id} prefers the unknown family {family!r}.",
+                value=family,
+                hint=did_you_mean(family, known),
+            )
+
+
+def _check_examples(rule: Rule) -> None:
+    for label, example, wanted in (("fires", rule.fires, True), ("silent", rule.silent, False)):
+        lacking = rule.words - example.keys()
+        if lacking:
+            raise RuleError(
+                "RULE",
+                f"Rule {rule.id}: its example `{label}` lacks {sorted(lacking)[0]!r}.",
+                value=rule.id,
+                hint="Give every word of `when` a value.",
+            )
+        coded = {word: _coded(word, value) for word, value in example.items()}
+        if bool(np.all(rule.holds(coded))) is not wanted:
+            raise RuleError(
+                "RULE",
+                f"Rule {rule.id}: its example `{label}` does not behave as it says.",
+                value=rule.id,
+                hint="Correct the example or the rule.",
+            )
+
+
+def _coded(word: str, value: Any) -> Any:
+    from strategist.space.candidates import WORDS as CODED
+
+    return CODED[word].index(value) if word in CODED and isinstance(value, str) else value

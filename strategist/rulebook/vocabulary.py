@@ -1,0 +1,90 @@
+"""Every word a rule may use: what it means and in which unit. A rule with any other word is refused when it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Scope = Literal["situation", "candidate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """One name. `situation` words have one value per question, `candidate` words one per layout."""
+
+    meaning: str
+    scope: Scope
+    unit: str = ""
+
+
+def _situation(meaning: str, unit: str = "") -> Word:
+    return Word(meaning, "situation", unit)
+
+
+def _candidate(meaning: str, unit: str = "") -> Word:
+    return Word(meaning, "candidate", unit)
+
+
+WORDS: Mapping[str, Word] = {
+    "gpus": _situation("devices in the cluster"),
+    "nodes": _situation("hosts in the cluster"),
+    "gpus_per_node": _situation("devices per host"),
+    "fits_one_gpu": _situation(
+        "the whole job fits one device: micro-batch 1, no sharding, no offload, recompute allowed"
+    ),
+    "largest_layer_fits": _situation("the widest layer's weights, gradient and activations fit one device"),
+    "fast_intra": _situation("an all-reduce over a node's devices reaches the threshold of bus bandwidth"),
+    "fast_inter": _situation("each device reaches the threshold of bandwidth to other nodes"),
+    "memory_short": _situation(
+        "without tp and pp even ZeRO-3 over all devices with recompute does not fit, or only with offload"
+    ),
+    "peak_one_gpu": _situation("peak bytes of the job on one device", "GiB"),
+    "largest_layer": _situation("bytes the widest layer needs", "GiB"),
+    "usable": _situation("bytes a plan may use on one device", "GiB"),
+    "intra_bandwidth": _situation("achieved all-reduce bus bandwidth inside a node", "GB/s"),
+    "intra_threshold": _situation("bus bandwidth from which a node counts as fast", "GB/s"),
+    "inter_bandwidth": _situation("achieved bandwidth per device between nodes, one direction", "GB/s"),
+    "inter_threshold": _situation("bandwidth per device from which the network counts as fast", "GB/s"),
+    "best_unsplit": _situation("peak bytes of the leanest layout without tp, pp and offload", "GiB"),
+    "mixed_devices": _situation("the cluster has more than one kind of device"),
+    "has_experts": _situation("the model routes tokens to experts"),
+    "layers": _situation("layers that a pipeline can split"),
+    "hidden": _situation("width of the residual stream"),
+    "heads": _situation("attention heads, 0 without attention"),
+    "kv_heads": _situation("key-value heads, 0 without attention"),
+    "ffn": _situation("hidden width of the dense feed-forward part, 0 without one"),
+    "vocab": _situation("vocabulary entries"),
+    "experts": _situation("routed experts per layer, 0 for dense models"),
+    "expert_ffn": _situation("hidden width of one expert, 0 for dense models"),
+    "splittable": _situation("the model is one uniform stack that a pipeline can cut"),
+    "parameters": _situation("all parameters of the model"),
+    "seq_len": _situation("tokens per sequence"),
+    "global_batch": _situation("sequences per optimizer step"),
+    "precision": _situation("number format asked for"),
+    "has_precision": _situation("the device multiplies in the number format asked for"),
+    "fast_domain": _situation("devices joined by the fastest links"),
+    "is_gpu": _situation("the device is a GPU, not the CPU"),
+    "pp": _candidate("pipeline stages"),
+    "dp": _candidate("ranks that see different samples: dp_replicate x dp_shard"),
+    "dp_replicate": _candidate("replicas of the sharding group"),
+    "dp_shard": _candidate("ranks that shard one replica"),
+    "cp": _candidate("ranks that share one sequence"),
+    "tp": _candidate("ranks that share one layer"),
+    "ep": _candidate("ranks that share the experts"),
+    "etp": _candidate("ranks that share one expert"),
+    "zero": _candidate("ZeRO stage, 0 to 3"),
+    "virtual_stages": _candidate("chunks of layers per pipeline stage"),
+    "schedule": _candidate("pipeline schedule"),
+    "micro_batch": _candidate("sequences per micro-batch and data rank"),
+    "accumulation": _candidate("micro-batches per optimizer step"),
+    "sequence_parallel": _candidate("1 when norms and residuals are cut along the sequence"),
+    "context_parallel": _candidate("kind of context parallelism"),
+    "recompute": _candidate("activation recomputation"),
+    "offload": _candidate("what lives in host memory or on NVMe"),
+    "tiling": _candidate("pieces that the widest matrices are computed in"),
+    "tp_share": _candidate("share of the step that exposed tensor parallel collectives take", "%"),
+    "dp_share": _candidate("share of the step that exposed data parallel collectives take", "%"),
+    "bubble_share": _candidate("share of the step that the pipeline is idle", "%"),
+    "offload_share": _candidate("share of the step that offloading takes", "%"),
+}

@@ -1,0 +1,83 @@
+"""Candidates: one row per layout, one column per choice. Arithmetic over a million of them is arithmetic on columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Column = NDArray[np.int64]
+Reals = NDArray[np.floating[Any]]
+Mask = NDArray[np.bool_]
+
+MESH_COLUMNS = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")
+OPTION_COLUMNS = (
+    "zero", "virtual_stages", "schedule", "micro_batch", "accumulation", "sequence_parallel", "context_parallel",
+    "recompute", "offload", "tiling",
+)  # fmt: skip
+
+WORDS: Mapping[str, tuple[str, ...]] = {
+    "schedule": ("none", "gpipe", "1f1b", "interleaved"),
+    "context_parallel": ("none", "ring", "all-to-all"),
+    "recompute": ("none", "selective", "full"),
+    "offload": ("none", "optimizer", "parameters", "nvme"),
+}
+"""Columns that stand for words hold the position of the word in its tuple."""
+
+
+def code(column: str, word: str) -> int:
+    """The number that stands for a word in a column."""
+    return WORDS[column].index(word)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """Layouts as int64 columns of equal length, shape (C,). Compare rows, not objects."""
+
+    columns: Mapping[str, Column]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def __getitem__(self, name: str) -> Column:
+        return self.columns[name]
+
+    @property
+    def data_parallel(self) -> Column:
+        """Ranks that see different samples, shape (C,)."""
+        return self["dp_replicate"] * self["dp_shard"]
+
+    @property
+    def world(self) -> Column:
+        """Ranks used, shape (C,)."""
+        return self["pp"] * self.data_parallel * self["cp"] * self["tp"]
+
+    @property
+    def expert_dp(self) -> Column:
+        """Replicas of each expert shard, shape (C,)."""
+        return self.data_parallel * self["cp"] * self["tp"] // (self["ep"] * self["etp"])
+
+    def where(self, keep: Mask | Column) -> Candidates:
+        """The rows that a mask marks or that an index column lists, in that order."""
+        return Candidates({name: column[keep] for name, column in self.columns.items()})
+
+    def row(self, index: int) -> dict[str, int | str]:
+        """One layout with its words spelt out."""
+        return {name: self.word(name, index) for name in self.columns}
+
+    def word(self, name: str, index: int) -> int | str:
+        """One entry: the word where the column stands for words, else the number."""
+        value = int(self.columns[name][index])
+        return WORDS[name][value] if name in WORDS else value
+
+    def is_word(self, name: str, *words: str) -> Mask:
+        """Rows whose column stands for one of the words, shape (C,)."""
+        return np.isin(self.columns[name], [code(name, word) for word in words])
+
+
+def joined(parts: Sequence[Candidates]) -> Candidates:
+    """All rows of several blocks, in order. The blocks have the same columns."""
+    return Candidates({name: np.concatenate([part[name] for part in parts]) for name in parts[0].columns})

@@ -1,0 +1,200 @@
+"""Every candidate, each once. Choices that mean nothing (a schedule without stages, sequence parallelism without tp)
+collapse to their plain value, so no layout is looked at twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from strategist.space.candidates import MESH_COLUMNS, OPTION_COLUMNS, Candidates, code, joined
+from strategist.space.grammar import Pin, forbidden
+
+MAX_MICRO_BATCH = 128
+MAX_VIRTUAL_STAGES = 8
+MIN_TOKENS_PER_CP_RANK = 1024
+TILES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What bounds the space: ranks, the fastest domain (tp stays inside unless pinned), sizes of the model and batch.
+
+    `tiled` adds memory-centric tiling, which is worth looking at only when the widest layer does not fit a device.
+    """
+
+    world: int
+    fast_domain: int
+    layers: int
+    seq_len: int
+    global_batch: int
+    experts: int = 0
+    splittable: bool = True
+    tiled: bool = False
+    pins: tuple[Pin, ...] = ()
+    forbids: tuple[str, ...] = ()
+
+    def pinned(self, key: str) -> int | None:
+        """The value a choice is fixed to."""
+        return next((pin.value for pin in self.pins if pin.key == key), None)
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """All divisors in ascending order."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return tuple(sorted({*small, *(number // d for d in small)}))
+
+
+def enumerate_candidates(limits: Limits) -> Candidates:
+    """The whole space under the pins and without the forbidden techniques, in a fixed order."""
+    blocks = [_block(limits, mesh, options) for mesh, options in _mesh_groups(limits)]
+    if not blocks:
+        return Candidates({name: np.zeros(0, np.int64) for name in (*MESH_COLUMNS, *OPTION_COLUMNS)})
+    everything = joined(blocks)
+    keep = np.ones(len(everything), dtype=np.bool_)
+    for pin in limits.pins:
+        keep &= pin.holds(everything)
+    for word in limits.forbids:
+        keep &= ~forbidden(word, everything)
+    return everything.where(keep)
+
+
+Mesh = tuple[int, int, int, int, int, int, int, int]
+"""pp, dp_replicate, dp_shard, cp, tp, ep, etp, zero."""
+
+
+def _mesh_groups(limits: Limits) -> Iterator[tuple[list[Mesh], list[tuple[int, ...]]]]:
+    """Meshes that share their option list: same dp, and the same axes above one."""
+    groups: dict[tuple[object, ...], list[Mesh]] = {}
+    for mesh in meshes(limits):
+        pp, replicate, shard, cp, tp, ep, _, zero = mesh
+        pure = pp == tp == cp == ep == 1 and zero >= 2 and replicate == 1
+        groups.setdefault((pp, replicate * shard, cp > 1, tp > 1, pure and zero), []).append(mesh)
+    for members in groups.values():
+        yield members, list(_options(limits, members[0]))
+
+
+def meshes(limits: Limits) -> Iterator[Mesh]:
+    """Every way to factor the world into axes, with the ZeRO stages that make sense on it."""
+    for pp, tp, cp in product(_pp_sizes(limits), _tp_sizes(limits), _cp_sizes(limits)):
+        if limits.world % (pp * tp * cp):
+            continue
+        dp = limits.world // (pp * tp * cp)
+        for replicate, shard, zero in _data_splits(dp, cp, is_alone=pp * tp == 1):
+            for ep, etp in _expert_splits(limits, dp * cp * tp, tp):
+                yield pp, replicate, shard, cp, tp, ep, etp, zero
+
+
+def _pp_sizes(limits: Limits) -> Sequence[int]:
+    most = limits.layers if limits.splittable else 1
+    return _sizes(limits, "pp", most)
+
+
+def _tp_sizes(limits: Limits) -> Sequence[int]:
+    return _sizes(limits, "tp", limits.fast_domain)
+
+
+def _cp_sizes(limits: Limits) -> Sequence[int]:
+    return _sizes(limits, "cp", max(1, limits.seq_len // MIN_TOKENS_PER_CP_RANK))
+
+
+def _sizes(limits: Limits, axis: str, most: int) -> Sequence[int]:
+    """Divisors of the world up to a bound; a pinned size stands alone, whatever the bound."""
+    pinned = limits.pinned(axis)
+    if pinned is not None:
+        return (pinned,)
+    return (1,) if axis in limits.forbids else tuple(d for d in divisors(limits.world) if d <= most)
+
+
+def _data_splits(dp: int, cp: int, is_alone: bool) -> Iterator[tuple[int, int, int]]:
+    """(dp_replicate, dp_shard, zero): plain replicas, one sharding group, or groups of every size (HSDP).
+
+    Without data ranks ZeRO means nothing, except that a lone device offloads under stage 2 or 3.
+    """
+    if dp * cp == 1:
+        yield from ((1, 1, zero) for zero in ((0, 2, 3) if is_alone else (0,)))
+        return
+    yield dp, 1, 0
+    yield 1, dp, 1
+    for zero in (2, 3):
+        yield from ((dp // shard, shard, zero) for shard in divisors(dp) if shard * cp > 1)
+
+
+def _expert_splits(limits: Limits, ranks: int, tp: int) -> Iterator[tuple[int, int]]:
+    if limits.experts == 0:
+        pinned = limits.pinned("ep")
+        yield pinned or 1, 1
+        return
+    for etp in sorted({1, tp}):
+        for ep in divisors(limits.experts):
+            if ranks % (ep * etp) == 0 and ("ep" not in limits.forbids or ep == 1):
+                yield ep, etp
+
+
+def _options(limits: Limits, mesh: Mesh) -> Iterator[tuple[int, ...]]:
+    """Rows in the order of OPTION_COLUMNS without `zero`, for meshes of one group."""
+    pp, replicate, shard, cp, tp, _, _, zero = mesh
+    pure = pp == tp == cp == 1 and zero >= 2 and replicate == 1
+    kinds = ("ring", "all-to-all") if cp > 1 else ("none",)
+    for micro, accumulation in _batches(limits, replicate * shard):
+        for (schedule, virtual), sequence, kind in product(_schedules(limits, pp), (0, 1) if tp > 1 else (0,), kinds):
+            for recompute, (offload, tiles) in product(range(3), _offloads(limits, zero, pure, shard)):
+                yield (
+                    virtual,
+                    schedule,
+                    micro,
+                    accumulation,
+                    sequence,
+                    code("context_parallel", kind),
+                    recompute,
+                    offload,
+                    tiles,
+                )
+
+
+def _batches(limits: Limits, dp: int) -> Iterator[tuple[int, int]]:
+    """(micro_batch, accumulation) with micro_batch x accumulation x dp = global_batch; one row when it does not divide,
+    so that the refusal can be counted."""
+    if limits.global_batch % dp:
+        yield 1, max(1, limits.global_batch // dp)
+        return
+    per_rank = limits.global_batch // dp
+    pinned = limits.pinned("micro_batch")
+    for micro in divisors(per_rank):
+        if micro <= MAX_MICRO_BATCH or micro == pinned:
+            yield micro, per_rank // micro
+
+
+def _schedules(limits: Limits, pp: int) -> Iterator[tuple[int, int]]:
+    if pp == 1:
+        yield code("schedule", "none"), 1
+        return
+    yield code("schedule", "gpipe"), 1
+    yield code("schedule", "1f1b"), 1
+    for virtual in range(2, MAX_VIRTUAL_STAGES + 1):
+        if limits.layers % (pp * virtual) == 0 or limits.pinned("virtual_stages") == virtual:
+            yield code("schedule", "interleaved"), virtual
+
+
+def _offloads(limits: Limits, zero: int, pure: bool, shard: int) -> Sequence[tuple[int, int]]:
+    """(offload, tiling): optimizer state leaves under ZeRO-2, weights under ZeRO-3, and only then tiling pays."""
+    plain = ((0, 1),) if zero < 2 or shard > 1 or not pure else ()
+    if not pure:
+        return plain
+    if zero == 2:
+        return (*plain, (code("offload", "optimizer"), 1))
+    homes = (code("offload", "parameters"), code("offload", "nvme"))
+    tilings = (1, TILES) if limits.tiled or limits.pinned("tiling") else (1,)
+    return (*plain, *((home, tiles) for home in homes for tiles in tilings))
+
+
+def _block(limits: Limits, members: list[Mesh], options: list[tuple[int, ...]]) -> Candidates:
+    """The product of some meshes and their options as columns."""
+    mesh = np.array(members, dtype=np.int64)
+    option = np.array(options, dtype=np.int64).reshape(len(options), len(OPTION_COLUMNS) - 1)
+    left, right = np.repeat(mesh, len(option), axis=0), np.tile(option, (len(mesh), 1))
+    columns = dict(zip((*MESH_COLUMNS, "zero"), left.T, strict=True))
+    columns |= dict(zip(OPTION_COLUMNS[1:], right.T, strict=True))
+    return Candidates({name: columns[name] for name in (*MESH_COLUMNS, *OPTION_COLUMNS)})

@@ -1,0 +1,155 @@
+"""The one strategy grammar: `tp=4,pp=2,recompute=full`. Read by --pin, --strategy, comparisons and the Plan's layout line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from strategist.errors import InputError, did_you_mean
+from strategist.space.candidates import WORDS, Candidates, Mask
+from strategist.units import parse_integer, plain_text
+
+DEGREES = ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "etp", "virtual_stages", "micro_batch", "accumulation")
+KEYS = (*DEGREES, "zero", "sequence_parallel", "tiling", "schedule", "context_parallel", "recompute", "offload", "dp")
+ALIASES: Mapping[str, str] = {
+    "vp": "virtual_stages",
+    "mbs": "micro_batch",
+    "grad_accum": "accumulation",
+    "sp": "sequence_parallel",
+}
+MAX_DEGREE = 131072 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """One fixed choice. `value` is the number that stands for it in the column; `word` is how it was written."""
+
+    key: str
+    value: int
+    word: str
+
+    def holds(self, candidates: Candidates) -> Mask:
+        """Candidates that make this choice, (C,)."""
+        column = candidates.data_parallel if self.key == "dp" else candidates[self.key]
+        return column == self.value
+
+
+def parse_pins(text: str, flag: str = "--pin") -> tuple[Pin, ...]:
+    """The choices of `key=value,key=value`. Raises InputError PARSE, CHOICE, RANGE, INTEGER, DUPLICATE_KEY."""
+    pins = tuple(_pin(part, flag) for part in plain_text(text, flag).split(","))
+    keys = [pin.key for pin in pins]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise InputError(
+                "DUPLICATE_KEY", f"{flag} fixes {key} twice.", flag=flag, value=text, hint="Give each choice once."
+            )
+    return pins
+
+
+def _pin(part: str, flag: str) -> Pin:
+    key, equals, value = (piece.strip(" ") for piece in part.partition("="))
+    if not equals or not key:
+        raise InputError("PARSE", f"{flag} expects key=value.", flag=flag, value=part, hint="Example: tp=4,pp=2.")
+    name = known_key(key, flag)
+    if name in WORDS:
+        return Pin(name, _word(name, value, flag), value)
+    low, high = {"zero": (0, 3), "sequence_parallel": (0, 1)}.get(name, (1, MAX_DEGREE))
+    number = parse_integer(value, f"{flag} {name}", low=0, high=MAX_DEGREE, example=f"{name}={max(low, 1)}")
+    if not low <= number <= high:
+        raise InputError(
+            "RANGE",
+            f"{flag}: {name} must lie between {low} and {high}.",
+            flag=flag,
+            value=value,
+            hint=f"Example: {name}={max(low, 1)}.",
+        )
+    return Pin(name, number, value)
+
+
+def known_key(key: str, flag: str) -> str:
+    """The canonical name of a choice. Raises InputError CHOICE with the nearest names."""
+    name = ALIASES.get(key.lower(), key.lower().replace("-", "_"))
+    if name not in KEYS:
+        raise InputError(
+            "CHOICE",
+            f"{flag}: {key!r} is not a choice of the layout.",
+            flag=flag,
+            value=key,
+            hint=f"{did_you_mean(key, KEYS)} Known: {', '.join(KEYS)}.",
+        )
+    return name
+
+
+def _word(name: str, value: str, flag: str) -> int:
+    known = WORDS[name]
+    if value not in known:
+        raise InputError(
+            "CHOICE",
+            f"{flag}: {value!r} is not a value of {name}.",
+            flag=flag,
+            value=value,
+            hint=did_you_mean(value, known),
+        )
+    return known.index(value)
+
+
+FORBIDDABLE = (
+    "tp",
+    "pp",
+    "cp",
+    "ep",
+    "dp",
+    "zero",
+    "hsdp",
+    "offload",
+    "recompute",
+    "sequence_parallel",
+    "interleaved",
+    "gpipe",
+    "tiling",
+)
+
+
+def parse_forbids(text: str, flag: str = "--forbid") -> tuple[str, ...]:
+    """Techniques to leave out, such as `pp,offload`. Raises InputError CHOICE with the nearest names."""
+    words = tuple(part.strip(" ").lower().replace("-", "_") for part in plain_text(text, flag).split(","))
+    for word in words:
+        if word not in FORBIDDABLE:
+            raise InputError(
+                "CHOICE",
+                f"{flag}: {word!r} is not a technique that can be left out.",
+                flag=flag,
+                value=word,
+                hint=f"{did_you_mean(word, FORBIDDABLE)} Known: {', '.join(FORBIDDABLE)}.",
+            )
+    return words
+
+
+def forbidden(word: str, candidates: Candidates) -> Mask:
+    """Candidates that use a technique, (C,)."""
+    if word in ("tp", "pp", "cp", "ep"):
+        return candidates[word] > 1
+    if word == "dp":
+        return candidates.data_parallel > 1
+    if word == "hsdp":
+        return (candidates["dp_replicate"] > 1) & (candidates["dp_shard"] > 1)
+    if word in ("interleaved", "gpipe"):
+        return candidates.is_word("schedule", word)
+    return candidates[word] > (1 if word == "tiling" else 0)
+
+
+def layout(row: Mapping[str, int | str]) -> str:
+    """One layout in the grammar: degrees above 1 and choices away from their plain value, in a fixed order."""
+    plain: Mapping[str, int | str] = {
+        "zero": 0,
+        "sequence_parallel": 0,
+        "schedule": "none",
+        "context_parallel": "none",
+        "recompute": "none",
+        "offload": "none",
+    }
+    always = ("micro_batch", "accumulation")
+    shown = [key for key in (*KEYS[:-1],) if key in row and (key in always or row[key] != plain.get(key, 1))]
+    degrees = [key for key in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp") if key in shown]
+    rest = [key for key in shown if key not in degrees]
+    return ",".join(f"{key}={row[key]}" for key in (*degrees, *rest)) or "single"

@@ -1,0 +1,210 @@
+"""What one rank of each stage holds and works on. Columns of candidates (C) against stages (S) and layer sorts (K).
+
+Candidates are taken in groups that share `pp` and `virtual_stages`, so that the layers of every stage are one small
+table and everything else broadcasts against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from strategist.facts.job import Job
+from strategist.facts.layers import Layer, Matrix, build_layer
+from strategist.facts.model import ModelShape
+from strategist.facts.parameters import outer_parameters, table_width
+from strategist.space.candidates import Candidates, Column, Mask, Reals
+from strategist.space.stages import kinds, representative_stages, stage_layer_counts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """Candidates with one `pp` and one `virtual_stages`. `rows` are their places in the whole list, `stages` the
+    stage numbers looked at, `layers_SK` the layers of each sort on each of them."""
+
+    rows: Column
+    candidates: Candidates
+    pp: int
+    stages: Column
+    layers_SK: Column
+    total_layers: int
+
+    @property
+    def middle_layers(self) -> int:
+        """Layers on neither the first nor the last stage."""
+        return self.total_layers - int(self.layers_SK[0].sum()) - int(self.layers_SK[-1].sum())
+
+    @property
+    def is_first(self) -> Mask:
+        """Stages that hold the embedding, shape (S,)."""
+        return self.stages == 0
+
+    @property
+    def is_last(self) -> Mask:
+        """Stages that hold the head and the loss, shape (S,)."""
+        return self.stages == self.pp - 1
+
+    def layers_of(self, values_CK: Reals) -> Reals:
+        """Sum over the layers of each stage of a per-layer amount: (C, K) to (C, S)."""
+        return values_CK @ self.layers_SK.T.astype(np.float64)
+
+
+def groups(shape: ModelShape, candidates: Candidates, *, every_stage: bool = False) -> Iterator[Group]:
+    """The candidates in blocks of equal `pp` and `virtual_stages`."""
+    keys = candidates["pp"] * 2**20 + candidates["virtual_stages"]
+    for key in np.unique(keys).tolist():
+        pp, virtual = divmod(key, 2**20)
+        rows = np.flatnonzero(keys == key)
+        stages = np.arange(pp) if every_stage else representative_stages(shape, pp)
+        table = stage_layer_counts(shape, pp, virtual)
+        yield Group(rows, candidates.where(rows), pp, stages, table[stages], int(table.sum()))
+
+
+def distinct(evaluate: Callable[..., Reals], *columns: Column) -> Reals:
+    """`evaluate` on the distinct rows of some columns only, spread back: a few hundred rows stand for a million."""
+    key = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        key = key * (int(column.max(initial=0)) + 1) + column
+    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+    return np.asarray(evaluate(*(column[first] for column in columns)))[inverse]
+
+
+def ceil_div(value: Column | int, divisor: Column | int) -> Column:
+    """Whole-number division rounded up."""
+    return -(-np.asarray(value, np.int64) // divisor)
+
+
+def matrix_elements(matrix: Matrix, tp: Column, shards: Column) -> Column:
+    """Elements of one copy of a matrix on the fullest rank: cut by `tp`, then sharded over dim 0 with padding, shape (C,).
+
+    Source: torch.distributed.fsdp.fully_shard shards every parameter on dim 0 and pads to equal pieces.
+    """
+    rows = ceil_div(matrix.outputs, tp) if matrix.cut == "column" else np.full_like(tp, matrix.outputs)
+    width = ceil_div(matrix.inputs, tp) if matrix.cut == "row" else matrix.inputs
+    bias = ceil_div(rows, shards) if matrix.bias else 0
+    return ceil_div(rows, shards) * width + bias
+
+
+def dense_elements(layer: Layer, tp: Column, shards: Column) -> Reals:
+    """Elements of one layer on the fullest rank, routed experts left out, shape (C,)."""
+    total = np.zeros(len(tp), np.int64)
+    for matrix in layer.matrices:
+        if not matrix.is_expert:
+            total += matrix.copies * matrix_elements(matrix, tp, shards)
+    for vector in layer.vectors:
+        total += ceil_div(ceil_div(vector.size, tp) if vector.cut else vector.size, shards)
+    return total.astype(np.float64)
+
+
+def expert_elements(layer: Layer, ep: Column, etp: Column, shards: Column) -> Reals:
+    """Elements of the routed experts of one layer on the fullest rank, shape (C,)."""
+    total = np.zeros(len(ep), np.float64)
+    for matrix in layer.matrices:
+        if matrix.is_expert:
+            total += ceil_div(matrix.copies, ep) * matrix_elements(matrix, etp, np.ones_like(ep)) / shards
+    return total
+
+
+def layers(shape: ModelShape) -> tuple[Layer, ...]:
+    """One built layer per sort, in the order of `kinds`."""
+    return tuple(build_layer(shape, kind) for kind in kinds(shape))
+
+
+def state_shards(candidates: Candidates) -> Column:
+    """Ranks that share one copy of the dense weights' state under ZeRO, shape (C,)."""
+    return candidates["dp_shard"] * candidates["cp"]
+
+
+def dense_CK(shape: ModelShape, candidates: Candidates, shards: Column) -> Reals:
+    """Dense elements of one layer of each sort on the fullest rank, (C, K)."""
+    columns = [
+        distinct(lambda tp, n, layer=layer: dense_elements(layer, tp, n), candidates["tp"], shards)
+        for layer in layers(shape)
+    ]
+    return np.stack(columns, axis=1)
+
+
+def expert_CK(shape: ModelShape, candidates: Candidates, shards: Column) -> Reals:
+    """Routed-expert elements of one layer of each sort on the fullest rank, (C, K)."""
+    if shape.moe is None:
+        return np.zeros((len(candidates), len(kinds(shape))))
+    columns = [
+        distinct(
+            lambda ep, etp, n, layer=layer: expert_elements(layer, ep, etp, n),
+            candidates["ep"],
+            candidates["etp"],
+            shards,
+        )
+        for layer in layers(shape)
+    ]
+    return np.stack(columns, axis=1)
+
+
+def outer_elements(shape: ModelShape, tp: Column, shards: Column) -> tuple[Reals, Reals]:
+    """Elements outside the layers on the fullest rank of the first and of the last stage, each (C,).
+
+    The vocabulary is cut by `tp` (rows of the embedding, columns of the head); the rest is whole. A tied head is the
+    embedding again, so the last stage of a pipeline holds a copy of it.
+    """
+    outer = outer_parameters(shape)
+    table = ceil_div(ceil_div(shape.vocab, tp), shards) * table_width(shape)
+    first = table + ceil_div(outer.before - outer.embedding, shards)
+    rest = outer.after if shape.tied else outer.after - shape.vocab * table_width(shape)
+    last = table + ceil_div(max(0, rest), shards)
+    return first.astype(np.float64), last.astype(np.float64)
+
+
+def outer_CS(shape: ModelShape, group: Group, shards: Column) -> Reals:
+    """Elements outside the layers on each stage, (C, S); one stage alone holds a tied table once."""
+    first, last = outer_elements(shape, group.candidates["tp"], shards)
+    if shape.tied and group.pp == 1:
+        last = last - _table(shape, group, shards)
+    return first[:, None] * group.is_first[None, :] + last[:, None] * group.is_last[None, :]
+
+
+def _table(shape: ModelShape, group: Group, shards: Column) -> Reals:
+    return (ceil_div(ceil_div(shape.vocab, group.candidates["tp"]), shards) * table_width(shape)).astype(np.float64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Elements:
+    """Parameter elements of one rank on every stage, (C, S): `whole` are cut by tp, ep and pp only, `sharded` by ZeRO's
+    group too, `layers` and `outer` are the two parts of `whole`; `widest` is the widest single layer, (C,)."""
+
+    whole: Reals
+    sharded: Reals
+    layers: Reals
+    experts: Reals
+    outer: Reals
+    widest: Reals
+
+
+def elements(shape: ModelShape, group: Group) -> Elements:
+    """Count the parameters of every stage."""
+    c = group.candidates
+    one, shards = np.ones_like(c["tp"]), state_shards(c)
+    expert = expert_CK(shape, c, one)
+    whole_CK = dense_CK(shape, c, one) + expert
+    sharded_CK = dense_CK(shape, c, shards) + expert_CK(shape, c, expert_shards(c))
+    layers_CS, outer = group.layers_of(whole_CK), outer_CS(shape, group, one)
+    present = np.asarray((group.layers_SK > 0).any(axis=0))
+    return Elements(
+        whole=layers_CS + outer,
+        sharded=group.layers_of(sharded_CK) + outer_CS(shape, group, shards),
+        layers=layers_CS,
+        experts=group.layers_of(expert),
+        outer=outer,
+        widest=np.where(present[None, :], whole_CK, 0.0).max(axis=1),
+    )
+
+
+def expert_shards(c: Candidates) -> Column:
+    """Ranks that share the state of one expert shard under ZeRO: its replicas, HSDP's outer axis left out, (C,)."""
+    return np.maximum(1, c.expert_dp // c["dp_replicate"])
+
+
+def tokens(job: Job, c: Candidates) -> Reals:
+    """Tokens of one micro-batch on one rank, (C,)."""
+    return c["micro_batch"] * (job.workload.seq_len / c["cp"])

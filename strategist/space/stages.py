@@ -1,0 +1,58 @@
+"""Which layers each pipeline stage owns. One rule, used by enumeration, memory, time and the Plan alike.
+
+The layers are split into `pp * virtual_stages` contiguous chunks as equal as possible. When they do not divide, the
+extra layers go to the chunks in the middle first, then to the first, never to the last: the first chunk holds the
+embedding and the most micro-batches in flight, the last one the head and the loss. Chunk c belongs to stage c % pp.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from strategist.facts.model import LayerKind, ModelShape, layer_sequence
+from strategist.space.candidates import Column
+
+
+def chunk_bounds(layers: int, chunks: int) -> tuple[tuple[int, int], ...]:
+    """(first, end) of every chunk; together they cover 0..layers exactly once."""
+    base, extra = divmod(layers, chunks)
+    sizes = [base] * chunks
+    favoured = [*range(1, chunks - 1), 0, chunks - 1] if chunks > 1 else [0]
+    for chunk in favoured[:extra]:
+        sizes[chunk] += 1
+    ends = np.cumsum(sizes).tolist()
+    return tuple(zip([0, *ends[:-1]], ends, strict=True))
+
+
+def stage_chunks(layers: int, pp: int, virtual_stages: int, stage: int) -> tuple[tuple[int, int], ...]:
+    """The chunks of one stage, in forward order."""
+    return chunk_bounds(layers, pp * virtual_stages)[stage::pp]
+
+
+@cache
+def kinds(shape: ModelShape) -> tuple[LayerKind, ...]:
+    """The different sorts of layers of a model, in order of first appearance."""
+    return tuple(dict.fromkeys(layer_sequence(shape)))
+
+
+@cache
+def stage_layer_counts(shape: ModelShape, pp: int, virtual_stages: int) -> Column:
+    """How many layers of each sort every stage owns: shape (stages, kinds)."""
+    sequence, sorts = layer_sequence(shape), kinds(shape)
+    is_sort = np.array([[layer == sort for sort in sorts] for layer in sequence], dtype=np.int64)
+    before = np.concatenate([np.zeros((1, len(sorts)), np.int64), np.cumsum(is_sort, axis=0)])
+    chunks = [stage_chunks(len(sequence), pp, virtual_stages, stage) for stage in range(pp)]
+    return np.array([sum(before[end] - before[first] for first, end in own) for own in chunks], dtype=np.int64)
+
+
+def representative_stages(shape: ModelShape, pp: int) -> Column:
+    """Stage numbers that decide the peaks, shape (S,).
+
+    With one sort of layer: the first stage, the second (the earliest of those that may own one layer more), and the
+    last. In-flight micro-batches fall from stage to stage, so no other stage can be worse. With several sorts: all.
+    """
+    if len(kinds(shape)) > 1 or pp <= 3:
+        return np.arange(pp, dtype=np.int64)
+    return np.array([0, 1, pp - 1], dtype=np.int64)

@@ -1,0 +1,185 @@
+"""What every axis sends in one optimizer step: operation, payload, how often, over which ranks, and behind what it hides.
+
+One list serves the time model (seconds), the explanation (bytes per link) and the traced rung (same operations, same
+bytes). Payload is the full tensor of the collective: the gathered one of an all-gather, the input of a reduce-scatter,
+the buffer of an all-reduce, what one rank sends in an all-to-all or to a neighbour.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from strategist.facts.job import Job
+from strategist.facts.profile import BYTES
+from strategist.space.candidates import Candidates, Column, Reals
+from strategist.space.shares import Elements, Group, layers, tokens
+
+Op = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"]
+Axis = Literal["tp", "cp", "ep", "pp", "dp"]
+Hidden = Literal["nothing", "forward", "backward", "attention"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Traffic:
+    """One kind of collective. `payload_CS` bytes, `count_CS` times per step, among `size` ranks `stride` apart (C,);
+    `behind` names the compute of the same stage that it may overlap with."""
+
+    axis: Axis
+    op: Op
+    payload_CS: Reals
+    count_CS: Reals
+    size: Column
+    stride: Column
+    behind: Hidden
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ranks:
+    """The ranks of one axis: how many, and how far apart, (C,) each."""
+
+    size: Column
+    stride: Column
+
+
+def axis_ranks(c: Candidates, axis: str) -> Ranks:
+    """The group a rank belongs to along an axis, in the rank order pp, dp_replicate, dp_shard, cp, tp.
+
+    `shards` are the ranks of one ZeRO group (dp_shard and cp), `replicas` all ranks that sum gradients, `expert_replicas`
+    those that hold the same experts.
+    """
+    tp, cp = c["tp"], c["cp"]
+    by_axis = {
+        "tp": (tp, np.ones_like(tp)),
+        "cp": (cp, tp),
+        "ep": (c["ep"] * c["etp"], np.ones_like(tp)),
+        "pp": (c["pp"], c.data_parallel * cp * tp),
+        "shards": (cp * c["dp_shard"], tp),
+        "dp_replicate": (c["dp_replicate"], tp * cp * c["dp_shard"]),
+        "replicas": (c.data_parallel * cp, tp),
+        "expert_replicas": (c.expert_dp, c["ep"] * c["etp"]),
+    }
+    return Ranks(*by_axis[axis])
+
+
+def traffic(job: Job, group: Group, counts: Elements) -> tuple[Traffic, ...]:
+    """Everything the group's candidates send, per stage."""
+    return (
+        *_tensor(job, group),
+        *_context(job, group),
+        *_expert(job, group),
+        *_pipeline(job, group),
+        *_data(job, group, counts.whole - counts.experts, "shards", "replicas"),
+        *(_data(job, group, counts.experts, "expert_replicas", "expert_replicas") if job.model.moe else ()),
+    )
+
+
+def _per_stage(group: Group, value_C: Reals) -> Reals:
+    return np.repeat(np.asarray(value_C, np.float64)[:, None], len(group.stages), axis=1)
+
+
+def _layer_passes_CS(group: Group) -> Reals:
+    """Layers of each stage times micro-batches, (C, S)."""
+    return group.layers_SK.sum(axis=1)[None, :] * _micro(group)
+
+
+def _micro(group: Group) -> Reals:
+    """Micro-batches per step as (C, 1)."""
+    return group.candidates["accumulation"][:, None].astype(np.float64)
+
+
+def _forwards(group: Group) -> Reals:
+    """How often forward runs: once, or twice under full recompute, (C, 1)."""
+    return np.where(group.candidates.is_word("recompute", "full"), 2.0, 1.0)[:, None]
+
+
+def _tensor(job: Job, group: Group) -> tuple[Traffic, ...]:
+    """Megatron cuts: two all-reduces forward and two backward per layer, or an all-gather and a reduce-scatter in place
+    of each under sequence parallelism (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2). The embedding adds a
+    reduction forward, the head one backward (and their mirror images under sequence parallelism); the loss over a cut
+    vocabulary reduces three numbers per token."""
+    c, ranks = group.candidates, axis_ranks(group.candidates, "tp")
+    hidden = _per_stage(group, tokens(job, c) * job.model.hidden * BYTES[job.formats.compute])
+    numbers = _per_stage(group, tokens(job, c) * 4.0)
+    blocks = 2.0 * _layer_passes_CS(group) * (_forwards(group) + 1.0)
+    first, last = group.is_first[None, :] * _micro(group), group.is_last[None, :] * _micro(group)
+    sequence = (c["sequence_parallel"] > 0)[:, None]
+    scattered, reduced = np.where(sequence, blocks + first + last, 0.0), np.where(sequence, 0.0, blocks + first + last)
+    return (
+        Traffic("tp", "all_reduce", hidden, reduced, ranks.size, ranks.stride, "nothing"),
+        Traffic("tp", "all_gather", hidden, scattered, ranks.size, ranks.stride, "nothing"),
+        Traffic("tp", "reduce_scatter", hidden, scattered, ranks.size, ranks.stride, "nothing"),
+        Traffic("tp", "all_reduce", numbers, 3.0 * last, ranks.size, ranks.stride, "nothing"),
+    )
+
+
+def _context(job: Job, group: Group) -> tuple[Traffic, ...]:
+    """Ring: keys and values travel past every rank, forward once, backward with their gradients (Liu et al. 2023, arXiv
+    2310.01889). All-to-all: queries, keys, values and the output change places, forward and backward (Jacobs et al.
+    2023, arXiv 2309.14509)."""
+    c, shape, ranks = group.candidates, job.model, axis_ranks(group.candidates, "cp")
+    per_head = tokens(job, c) * shape.head_dim * BYTES[job.formats.compute] / c["tp"]
+    around = _per_stage(group, per_head * 2.0 * shape.kv_heads * c["cp"])
+    exchanged = _per_stage(group, per_head * (2.0 * shape.heads + 2.0 * shape.kv_heads))
+    ring = c.is_word("context_parallel", "ring")[:, None]
+    passes = _layer_passes_CS(group)
+    turns = np.where(ring, passes * (_forwards(group) + 2.0), 0.0)
+    exchanges = np.where(ring, 0.0, passes * (_forwards(group) + 1.0))
+    return (
+        Traffic("cp", "all_gather", around, turns, ranks.size, ranks.stride, "attention"),
+        Traffic("cp", "all_to_all", exchanged, exchanges, ranks.size, ranks.stride, "nothing"),
+    )
+
+
+def _expert(job: Job, group: Group) -> tuple[Traffic, ...]:
+    """Tokens go to their experts and come back, forward and backward (GShard: Lepikhin et al. 2020, arXiv 2006.16668)."""
+    moe, c, ranks = job.model.moe, group.candidates, axis_ranks(group.candidates, "ep")
+    if moe is None:
+        return ()
+    rows = tokens(job, c) / np.where(c["sequence_parallel"] > 0, c["tp"], 1) * moe.top_k
+    sent = _per_stage(group, rows * (moe.latent or job.model.hidden) * BYTES[job.formats.compute])
+    is_moe = np.array([any(matrix.is_expert for matrix in layer.matrices) for layer in layers(job.model)])
+    passes = (group.layers_SK * is_moe).sum(axis=1)[None, :] * _micro(group)
+    return (
+        Traffic("ep", "all_to_all", sent, 2.0 * passes * (_forwards(group) + 1.0), ranks.size, ranks.stride, "nothing"),
+    )
+
+
+def _pipeline(job: Job, group: Group) -> tuple[Traffic, ...]:
+    """Hidden states forward and their gradients backward, once per micro-batch and chunk, between neighbouring stages."""
+    c, ranks = group.candidates, axis_ranks(group.candidates, "pp")
+    payload = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute]
+    neighbours = (~group.is_first[None, :]).astype(np.float64) + (~group.is_last[None, :]).astype(np.float64)
+    wrapped = np.where((c["virtual_stages"] > 1)[:, None], 2.0, neighbours)
+    sends = wrapped * _micro(group) * c["virtual_stages"][:, None] * (1.0 if group.pp > 1 else 0.0)
+    return (Traffic("pp", "send", _per_stage(group, payload), sends, ranks.size, ranks.stride, "nothing"),)
+
+
+def _data(job: Job, group: Group, weights: Reals, inner: str, everyone: str) -> tuple[Traffic, ...]:
+    """Gradients and, under ZeRO, weights (Rajbhandari et al. 2020, arXiv 1910.02054, section 7).
+
+    Replicas: one all-reduce of the gradients. ZeRO-1 adds sending the updated weights. fully_shard: weights are
+    gathered for forward and, under ZeRO-3, again for backward; gradients are reduce-scattered for every micro-batch
+    unless a pipeline keeps them; HSDP all-reduces the shards between replicas.
+    """
+    c, formats = group.candidates, job.formats
+    compute, reduce, stored = (BYTES[name] for name in (formats.compute, formats.reduce, formats.parameter))
+    zero, micro = c["zero"][:, None], _micro(group)
+    one = np.ones_like(weights)
+    once = np.where(c["pp"][:, None] > 1, 1.0, micro) * one
+    gathers = np.where(zero == 3, micro, once)
+    everybody, inside, outside = (axis_ranks(c, name) for name in (everyone, inner, "dp_replicate"))
+    rows: tuple[tuple[Op, Reals, Reals, Ranks, Hidden], ...] = (
+        ("all_reduce", reduce * weights, np.where(zero < 2, one, 0.0), everybody, "backward"),
+        ("all_gather", stored * weights, np.where(zero == 1, one, 0.0), everybody, "nothing"),
+        ("all_gather", compute * weights, np.where(zero >= 2, gathers, 0.0), inside, "forward"),
+        ("all_gather", compute * weights, np.where(zero == 3, micro, 0.0) * one, inside, "backward"),
+        ("reduce_scatter", reduce * weights, np.where(zero >= 2, once, 0.0), inside, "backward"),
+        ("all_reduce", reduce * weights / inside.size[:, None], np.where(zero >= 2, once, 0.0), outside, "backward"),
+    )
+    return tuple(
+        Traffic("dp", op, payload, count, ranks.size, ranks.stride, behind)
+        for op, payload, count, ranks, behind in rows
+    )

@@ -1,0 +1,170 @@
+"""Seconds of one layer's compute for one micro-batch: matmuls, attention, memory-bound kernels, launches. (C, K)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from strategist.facts.hardware import Gpu
+from strategist.facts.job import Job
+from strategist.facts.layers import Layer, Matrix
+from strategist.facts.model import LayerKind, ModelShape
+from strategist.facts.profile import BYTES
+from strategist.space.candidates import Candidates, Reals
+from strategist.space.shares import layers, tokens
+from strategist.space.stages import kinds
+from strategist.timing.rates import matmul_rates, memory_Bps, share
+
+COMPUTE_TERMS = ("matmul", "attention", "elementwise", "moe_dispatch", "host")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerTime:
+    """Seconds per layer and micro-batch by term, each (C, K): forward, backward, and the part of forward run again."""
+
+    forward: Mapping[str, Reals]
+    backward: Mapping[str, Reals]
+    again: Mapping[str, Reals]
+
+
+def layer_times(job: Job, c: Candidates) -> LayerTime:
+    """Compute times of every sort of layer."""
+    gpu = job.cluster.slowest.gpu
+    sorts = list(zip(layers(job.model), kinds(job.model), strict=True))
+    forward = {
+        "matmul": _stack([_matmul(job, gpu, layer, c, 1.0) for layer, _ in sorts]),
+        "attention": _stack([_attention(job, gpu, kind, c, 1.0) for _, kind in sorts]),
+        "elementwise": _stack([_elementwise(job, gpu, layer, kind, c) for layer, kind in sorts]),
+        "moe_dispatch": _stack([_dispatch(job, gpu, kind, c) for _, kind in sorts]),
+    }
+    backward = {
+        "matmul": 2.0 * forward["matmul"],
+        "attention": _stack([_attention(job, gpu, kind, c, 2.5) for _, kind in sorts]),
+        "elementwise": 2.0 * forward["elementwise"],
+        "moe_dispatch": 2.0 * forward["moe_dispatch"],
+    }
+    forward["host"] = _host(job, forward, job.profile.kernels_per_layer_forward)
+    backward["host"] = _host(job, backward, job.profile.kernels_per_layer_backward)
+    return LayerTime(forward, backward, _again(c, forward))
+
+
+def _stack(columns: list[Reals]) -> Reals:
+    return np.stack(columns, axis=1)
+
+
+def _again(c: Candidates, forward: Mapping[str, Reals]) -> Mapping[str, Reals]:
+    """Full recompute runs the whole forward again; selective keeps matmul outputs and attention and redoes the rest."""
+    full = c.is_word("recompute", "full")[:, None]
+    light = c.is_word("recompute", "selective")[:, None]
+    redone_lightly = ("elementwise", "host")
+    return {
+        name: np.where(full | (light if name in redone_lightly else np.zeros_like(light)), value, 0.0)
+        for name, value in forward.items()
+    }
+
+
+def matmul_seconds(job: Job, gpu: Gpu, m: Reals, n: Reals, k: Reals) -> Reals:
+    """Seconds of an (m, k) x (k, n) product: the slower of its FLOPs at the measured rate and its bytes, broadcast.
+
+    Roofline: Williams et al. 2009 (Communications of the ACM 52(4)).
+    """
+    rates = matmul_rates(gpu, job.workload.precision)
+    number = BYTES[job.formats.compute]
+    compute = 2.0 * m * n * k / rates.at(m, np.minimum(n, k))
+    traffic = number * (m * k + k * n + m * n) / memory_Bps(gpu)
+    return np.maximum(compute, traffic)
+
+
+def _matmul(job: Job, gpu: Gpu, layer: Layer, c: Candidates, factor: float) -> Reals:
+    total = np.zeros(len(c))
+    for matrix in layer.matrices:
+        total += _matrix_seconds(job, gpu, matrix, c)
+    return factor * total
+
+
+def _matrix_seconds(job: Job, gpu: Gpu, matrix: Matrix, c: Candidates) -> Reals:
+    if matrix.is_expert:
+        return _expert_seconds(job, gpu, matrix, c)
+    cut = np.asarray(c["tp"], np.float64)
+    n = matrix.outputs / (cut if matrix.cut == "column" else 1.0)
+    k = matrix.inputs / (cut if matrix.cut == "row" else 1.0)
+    rows = tokens(job, c) / np.where((matrix.cut == "whole") & (c["sequence_parallel"] > 0), c["tp"], 1)
+    return matmul_seconds(job, gpu, rows, n + 0.0 * cut, k + 0.0 * cut)
+
+
+def _expert_seconds(job: Job, gpu: Gpu, matrix: Matrix, c: Candidates) -> Reals:
+    """Experts held by a rank work on balanced token counts; one product per expert, narrower by expert tensor cuts."""
+    held = matrix.copies / c["ep"]
+    share_of_sequence = np.where(c["sequence_parallel"] > 0, c["tp"], 1)
+    arriving = tokens(job, c) / share_of_sequence * c["ep"] * c["etp"] * matrix.used
+    n = matrix.outputs / (c["etp"] if matrix.cut == "column" else 1)
+    k = matrix.inputs / (c["etp"] if matrix.cut == "row" else 1)
+    per_expert = np.maximum(1.0, arriving / matrix.copies)
+    return held * matmul_seconds(job, gpu, per_expert, n + 0.0 * held, k + 0.0 * held)
+
+
+def attention_FLOP(shape: ModelShape, kind: LayerKind, seq_len: int) -> float:
+    """Forward FLOP per token of softmax attention in one layer: scores and values, causal models count the half they
+    compute. Source: Dao 2023 (arXiv 2307.08691, section 4): 4 x seqlen^2 x head_dim x heads, halved when causal."""
+    if kind.mixer not in ("attention", "sliding", "mla"):
+        return 0.0
+    span = float(min(seq_len, shape.window)) if kind.mixer == "sliding" and shape.window else float(seq_len)
+    causal = 0.5 if shape.kind in ("decoder", "hybrid") and span == seq_len else 1.0
+    if shape.mla is not None and kind.mixer == "mla":
+        width = shape.heads * (shape.mla.qk_nope + shape.mla.qk_rope + shape.mla.v_dim)
+    else:
+        width = 2 * shape.heads * shape.head_dim
+    cross = 2.0 * shape.heads * shape.head_dim * seq_len * 2.0 if kind.cross else 0.0
+    return 2.0 * span * causal * width + cross
+
+
+def _attention(job: Job, gpu: Gpu, kind: LayerKind, c: Candidates, factor: float) -> Reals:
+    per_token = attention_FLOP(job.model, kind, job.workload.seq_len)
+    name = "attention_forward_share" if factor == 1.0 else "attention_backward_share"
+    half = "bf16" if gpu.bf16_FLOPs else "fp16"
+    peak = gpu.fp32_FLOPs if job.workload.precision == "fp32" else gpu.bf16_FLOPs if half == "bf16" else gpu.fp16_FLOPs
+    rate = (peak or 1.0) * share(name, gpu)
+    return factor * per_token * tokens(job, c) / c["tp"] / rate
+
+
+def elementwise_bytes(job: Job, layer: Layer, kind: LayerKind, c: Candidates) -> Reals:
+    """Bytes that one layer's memory-bound kernels move in forward for one token, shape (C,).
+
+    Reads and writes of eager kernels in elements: two per norm, three per residual sum, eight around the rotation of
+    queries and keys, five (gated) or two around the activation, plus the copies that routing makes.
+    """
+    shape, number = job.model, BYTES[job.formats.compute]
+    sequence_cut = np.where(c["sequence_parallel"] > 0, c["tp"], 1)
+    stream = (2.0 * layer.norms + 3.0 * max(1, layer.norms)) * shape.hidden / sequence_cut
+    has_attention = kind.mixer in ("attention", "sliding", "mla")
+    rotated = 8.0 * (shape.heads + shape.kv_heads) * shape.head_dim if has_attention else 0.0
+    state = 12.0 * shape.hidden if kind.mixer in ("mamba1", "mamba2", "gated-delta") else 0.0
+    widths = {
+        "dense": shape.ffn_hidden,
+        "moe": shape.moe.top_k * shape.moe.ffn + shape.moe.shared_ffn if shape.moe else 0,
+    }
+    active = (5.0 if shape.mlp_gated else 2.0) * widths.get(kind.ffn, 0)
+    bytes_: Reals = number * (stream + (rotated + state + active) / c["tp"])
+    return bytes_
+
+
+def _elementwise(job: Job, gpu: Gpu, layer: Layer, kind: LayerKind, c: Candidates) -> Reals:
+    return elementwise_bytes(job, layer, kind, c) * tokens(job, c) / memory_Bps(gpu)
+
+
+def _dispatch(job: Job, gpu: Gpu, kind: LayerKind, c: Candidates) -> Reals:
+    """Permuting tokens to experts and back: each copy read and written twice."""
+    if kind.ffn != "moe" or job.model.moe is None:
+        return np.zeros(len(c))
+    width = job.model.moe.latent or job.model.hidden
+    moved = 4.0 * job.model.moe.top_k * width * BYTES[job.formats.compute]
+    return moved * tokens(job, c) / np.where(c["sequence_parallel"] > 0, c["tp"], 1) / memory_Bps(gpu)
+
+
+def _host(job: Job, busy: Mapping[str, Reals], kernels: int) -> Reals:
+    """What the launching CPU adds when it issues kernels slower than the device finishes them."""
+    launch = kernels * job.profile.host_s_per_kernel
+    total: Reals = np.sum([value for name, value in busy.items() if name != "host"], axis=0)
+    return np.maximum(0.0, launch - total)

@@ -1,0 +1,215 @@
+"""The sum: where the seconds of one optimizer step go. Columns of candidates (C); every second has one home."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from strategist.document.estimate import TIME_TERMS
+from strategist.facts.job import Job
+from strategist.facts.model import layer_counts
+from strategist.facts.parameters import count, outer_parameters
+from strategist.space.candidates import Candidates, Column, Reals, code
+from strategist.space.shares import Elements, Group, elements, groups, tokens
+from strategist.space.traffic import Traffic, traffic
+from strategist.timing.collectives import collective_seconds
+from strategist.timing.compute import COMPUTE_TERMS, LayerTime, attention_FLOP, layer_times, matmul_seconds
+from strategist.timing.optimizer import offload_seconds, update_seconds
+from strategist.timing.rates import memory_Bps, peak_FLOPs, share
+
+NANO = 1e9
+_LOSS_BYTES_PER_LOGIT = 30.0
+"""Reads and writes of the float32 cast, log-softmax, and their backward, per token and vocabulary entry."""
+
+Terms = Mapping[str, Reals]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepTimes:
+    """Per candidate (C): exposed, hidden and recomputed nanoseconds by term, and the step as their exact sum."""
+
+    exposed: Mapping[str, Column]
+    hidden: Mapping[str, Column]
+    again: Mapping[str, Column]
+    step: Column
+
+
+def step_times(job: Job, candidates: Candidates) -> StepTimes:
+    """The time of one optimizer step of every candidate."""
+    size = len(candidates)
+    exposed, hidden, again = ({name: np.zeros(size, np.int64) for name in TIME_TERMS} for _ in range(3))
+    for group in groups(job.model, candidates):
+        for name, (shown, behind, redone) in _group_terms(job, group).items():
+            exposed[name][group.rows] = np.round(shown * NANO).astype(np.int64)
+            hidden[name][group.rows] = np.round(behind * NANO).astype(np.int64)
+            again[name][group.rows] = np.round(redone * NANO).astype(np.int64)
+    step: Column = np.sum([exposed[name] for name in TIME_TERMS], axis=0)
+    return StepTimes(exposed, hidden, again, step)
+
+
+def model_FLOP(job: Job) -> float:
+    """Useful FLOP of one step: 6 per weight that a token meets (input embedding left out) and three passes of attention,
+    recomputation not counted. Source: Chowdhery et al. 2022 (PaLM, arXiv 2204.02311, appendix B), causal half counted
+    as computed."""
+    shape = job.model
+    outer = outer_parameters(shape)
+    head = shape.vocab * shape.hidden if shape.tied else 0
+    weights = count(shape).active - outer.before + head
+    attention = sum(
+        number * attention_FLOP(shape, kind, job.workload.seq_len) for kind, number in layer_counts(shape).items()
+    )
+    return (6.0 * weights + 3.0 * attention) * job.workload.tokens_per_step
+
+
+def mfu(job: Job, step_seconds: float) -> float:
+    """Model FLOP utilisation: useful FLOP over what all devices could do at their dense peak in that time."""
+    peak = sum(g.count * g.node.gpus * (peak_FLOPs(g.node.gpu, _mfu_precision(job)) or 0.0) for g in job.cluster.groups)
+    return model_FLOP(job) / (step_seconds * peak) if peak else 0.0
+
+
+def _mfu_precision(job: Job) -> str:
+    return job.workload.precision
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Work:
+    """Seconds per micro-batch and stage, (C, S), by term: both passes, and the recomputed share of the first."""
+
+    forward: dict[str, Reals]
+    backward: dict[str, Reals]
+    again: dict[str, Reals]
+
+    def pass_seconds(self, which: str) -> Reals:
+        """Compute seconds of one pass over one micro-batch; recomputation belongs to backward."""
+        parts = self.forward if which == "forward" else self.backward
+        total: Reals = np.sum(list(parts.values()), axis=0)
+        return total if which == "forward" else total + np.sum(list(self.again.values()), axis=0)
+
+
+def _work(job: Job, group: Group) -> _Work:
+    times: LayerTime = layer_times(job, group.candidates)
+    forward = {name: group.layers_of(value) for name, value in times.forward.items()}
+    backward = {name: group.layers_of(value) for name, value in times.backward.items()}
+    again = {name: group.layers_of(value) for name, value in times.again.items()}
+    head, loss = _head_seconds(job, group)
+    forward["matmul"] = forward["matmul"] + head
+    backward["matmul"] = backward["matmul"] + 2.0 * head
+    forward["loss"], backward["loss"] = loss / 3.0, loss * 2.0 / 3.0
+    return _Work(forward, backward, again)
+
+
+def _head_seconds(job: Job, group: Group) -> tuple[Reals, Reals]:
+    """Output head (one pass) and loss (both passes) on the last stage, (C, S) each."""
+    c, shape, gpu = group.candidates, job.model, job.cluster.slowest.gpu
+    if not shape.vocab or shape.kind == "vit":
+        zero = np.zeros((len(c), len(group.stages)))
+        return zero, zero
+    count_C = tokens(job, c)
+    head = matmul_seconds(job, gpu, count_C, shape.vocab / c["tp"], np.full(len(c), float(shape.hidden)))
+    loss = count_C * shape.vocab * _LOSS_BYTES_PER_LOGIT / memory_Bps(gpu)
+    last = group.is_last[None, :].astype(np.float64)
+    return head[:, None] * last, loss[:, None] * last
+
+
+def _group_terms(job: Job, group: Group) -> dict[str, tuple[Reals, Reals, Reals]]:
+    """(exposed, hidden, recomputed) seconds per step of every term, (C,) each, on the slowest stage."""
+    work, counts = _work(job, group), elements(job.model, group)
+    sends = [(item, _seconds_CS(job, item)) for item in traffic(job, group, counts)]
+    exposed, hidden = _communication(job, group, work, sends)
+    micro = group.candidates["accumulation"][:, None].astype(np.float64)
+    busy = {
+        name: micro * (work.forward[name] + work.backward[name] + work.again.get(name, 0.0))
+        for name in (*COMPUTE_TERMS, "loss")
+    }
+    every: Reals = np.sum([*busy.values(), *(exposed[axis] for axis in ("tp", "cp", "ep", "pp"))], axis=0)
+    slowest = every.argmax(axis=1)
+    rows = np.arange(len(slowest))
+
+    def pick(value: Reals) -> Reals:
+        return np.broadcast_to(value, every.shape)[rows, slowest]
+
+    zero: Reals = np.zeros(len(slowest))
+    terms: dict[str, tuple[Reals, Reals, Reals]] = {
+        name: (pick(value), zero, pick(micro * work.again.get(name, np.zeros_like(every))))
+        for name, value in busy.items()
+    }
+    terms |= {axis: (pick(exposed[axis]), pick(hidden[axis]), zero) for axis in ("tp", "cp", "ep", "pp")}
+    terms["dp"] = (exposed["dp"].max(axis=1), hidden["dp"][rows, exposed["dp"].argmax(axis=1)], zero)
+    terms["bubble"] = (_bubble(group, every / micro), zero, zero)
+    update, offload = _update(job, group, counts)
+    terms["optimizer"], terms["offload"] = (update, zero, zero), (offload, zero, zero)
+    return terms
+
+
+def _seconds_CS(job: Job, item: Traffic) -> Reals:
+    """Seconds per step of one kind of collective, (C, S)."""
+    each = collective_seconds(job.cluster, item.op, item.payload_CS, item.size, item.stride)
+    return np.where(item.size[:, None] > 1, item.count_CS * each, 0.0)
+
+
+def _communication(
+    job: Job, group: Group, work: _Work, sends: list[tuple[Traffic, Reals]]
+) -> tuple[dict[str, Reals], dict[str, Reals]]:
+    """Exposed and hidden seconds per step and axis, (C, S) each.
+
+    What may overlap shares the compute it hides behind; the first and last pieces (one layer's worth) never do.
+    """
+    zero: Reals = np.zeros((len(group.candidates), len(group.stages)))
+    exposed = {axis: zero.copy() for axis in ("tp", "cp", "ep", "pp", "dp")}
+    hidden = {axis: zero.copy() for axis in exposed}
+    for behind in ("nothing", "forward", "backward", "attention"):
+        members = [(item, seconds) for item, seconds in sends if item.behind == behind]
+        total: Reals = np.sum([seconds for _, seconds in members], axis=0) if members else zero
+        kept = total - _hideable(job, group, work, behind, members, total)
+        part = np.divide(kept, total, out=np.zeros_like(total), where=total > 0)
+        for item, seconds in members:
+            exposed[item.axis] += seconds * part
+            hidden[item.axis] += seconds * (1.0 - part)
+    return exposed, hidden
+
+
+def _hideable(
+    job: Job, group: Group, work: _Work, behind: str, members: list[tuple[Traffic, Reals]], total: Reals
+) -> Reals:
+    if behind == "nothing" or not members:
+        return np.zeros_like(total)
+    window = work.forward["attention"] * 3.5 if behind == "attention" else work.pass_seconds(behind)
+    micro = group.candidates["accumulation"][:, None]
+    rounds = np.max([np.minimum(item.count_CS, micro) for item, _ in members], axis=0)
+    edge = 1.0 - 1.0 / np.maximum(1, group.layers_SK.sum(axis=1))[None, :]
+    available = share("overlap_share", job.cluster.slowest.gpu) * window * rounds
+    hidden: Reals = np.minimum(total * edge, available)
+    return hidden
+
+
+def _bubble(group: Group, per_micro_CS: Reals) -> Reals:
+    """Idle seconds of the slowest stage, (C,): the time of one micro-batch on every other stage, once.
+
+    (m - 1) max + sum over stages for GPipe and 1F1B (Huang et al. 2019, arXiv 1811.06965; Narayanan et al. 2021, arXiv
+    2104.04473, section 2.2); divided by the virtual stages when interleaved (section 2.2.2).
+    """
+    if group.pp == 1:
+        return np.zeros(len(per_micro_CS))
+    idle = _all_stages(group, per_micro_CS) - per_micro_CS.max(axis=1)
+    interleaved = group.candidates["schedule"] == code("schedule", "interleaved")
+    return np.maximum(0.0, np.where(interleaved, idle / group.candidates["virtual_stages"], idle))
+
+
+def _all_stages(group: Group, per_micro_CS: Reals) -> Reals:
+    """Sum over every stage, (C,). When only first, second and last were looked at, the middle ones count as the second
+    in proportion to their layers."""
+    if len(group.stages) == group.pp:
+        total: Reals = per_micro_CS.sum(axis=1)
+        return total
+    middle = group.middle_layers / max(1, int(group.layers_SK[1].sum()))
+    return per_micro_CS[:, 0] + middle * per_micro_CS[:, 1] + per_micro_CS[:, 2]
+
+
+def _update(job: Job, group: Group, counts: Elements) -> tuple[Reals, Reals]:
+    """Seconds of the update and of offloading, (C,) each, on the stage that owns most."""
+    c = group.candidates
+    whole, sharded = counts.whole.max(axis=1), counts.sharded.max(axis=1)
+    owned = np.where(c["zero"] >= 1, sharded, whole)
+    return update_seconds(job, c, owned), offload_seconds(job, c, owned)

@@ -1,0 +1,126 @@
+"""Rates that a device really reaches: matmuls by shape from measured rows, attention, memory traffic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from strategist.catalog import Row, rows
+from strategist.facts.hardware import Basis, Gpu
+from strategist.space.candidates import Reals
+
+_LIKE = {
+    "Ampere": "a100-sxm-80gb",
+    "Hopper": "h100-sxm-80gb",
+    "Ada": "l40s",
+    "Blackwell": "b200-sxm-180gb",
+    "Blackwell Ultra": "b300-sxm-288gb",
+    "Xe2": "arc-pro-b60",
+}
+"""Device whose measured rows, as shares of peak, stand for others of the same architecture."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MatmulRates:
+    """Achieved FLOP/s over a grid of log2 rows `m` and log2 of the narrower of `n` and `k`."""
+
+    log_m: Reals
+    log_nk: Reals
+    rate: Reals
+    basis: Basis
+    source: str
+
+    def at(self, m: Reals, narrow: Reals) -> Reals:
+        """FLOP/s by bilinear interpolation in the logarithms; outside the grid the edge holds for large shapes and the
+        rate falls in proportion for small ones, shape of the inputs broadcast."""
+        row, row_part = _locate(self.log_m, np.log2(np.maximum(m, 1.0)))
+        column, column_part = _locate(self.log_nk, np.log2(np.maximum(narrow, 1.0)))
+        low = self.rate[row, column] * (1 - column_part) + self.rate[row, column + 1] * column_part
+        high = self.rate[row + 1, column] * (1 - column_part) + self.rate[row + 1, column + 1] * column_part
+        inside = low * (1 - row_part) + high * row_part
+        small = np.minimum(1.0, m / 2.0 ** self.log_m[0]) * np.minimum(1.0, narrow / 2.0 ** self.log_nk[0])
+        value: Reals = inside * np.maximum(small, 1e-4)
+        return value
+
+
+def _locate(grid: Reals, value: Reals) -> tuple[np.ndarray, Reals]:
+    index = np.clip(np.searchsorted(grid, value, side="right") - 1, 0, len(grid) - 2)
+    part: Reals = np.clip((value - grid[index]) / (grid[index + 1] - grid[index]), 0.0, 1.0)
+    return index, part
+
+
+def peak_FLOPs(gpu: Gpu, precision: str) -> float | None:
+    """Dense peak that matmuls of a precision run at; None when the device cannot."""
+    peaks = {"bf16": gpu.bf16_FLOPs, "fp16": gpu.fp16_FLOPs, "fp8": gpu.fp8_FLOPs, "fp32": gpu.fp32_FLOPs}
+    return peaks[precision]
+
+
+@cache
+def matmul_rates(gpu: Gpu, precision: str) -> MatmulRates:
+    """The rate grid of a device and precision: its own measured rows, else shares of peak of its architecture's rows,
+    else one assumed share."""
+    peak = peak_FLOPs(gpu, precision) or 0.0
+    if precision == "fp32":
+        return _flat(peak * share("fp32_matmul_share", gpu), "assumed", "catalogue: fp32_matmul_share")
+    dtype = "fp8" if precision == "fp8" else "bfloat16"
+    row = _measured_row(gpu.name, dtype) or _measured_row(_LIKE.get(gpu.arch, ""), dtype)
+    if row is None:
+        measured = gpu.matmul_measured_FLOPs if precision != "fp8" else None
+        rate = measured or peak * share("matmul_share", gpu)
+        return _flat(rate, "measured" if measured else "assumed", "catalogue: largest measured matmul or matmul_share")
+    own = row["gpu"] == gpu.name
+    scale = 1.0 if own else peak / _row_peak(row, precision)
+    return _grid(row, scale, gpu if own and precision != "fp8" else None)
+
+
+def _measured_row(name: str, dtype: str) -> Row | None:
+    return next((row for row in rows("matmul_rates") if row["gpu"] == name and row["dtype"] == dtype), None)
+
+
+def _row_peak(row: Row, precision: str) -> float:
+    gpu = next(gpu for gpu in rows("gpus") if gpu["name"] == row["gpu"])
+    return float(gpu[f"{precision if precision == 'fp8' else 'bf16'}_TFLOPs"]) * 1e12
+
+
+def _flat(rate: float, basis: Basis, source: str) -> MatmulRates:
+    grid = np.array([7.0, 14.0])
+    floor = np.array([[0.35, 0.8], [0.8, 1.0]])
+    return MatmulRates(grid, grid, rate * floor, basis, source)
+
+
+def _grid(row: Row, scale: float, gpu: Gpu | None) -> MatmulRates:
+    """Bucket centres in log2; empty buckets are filled along `m`; constant-data rows are scaled to random data."""
+    table = np.array(row["median_TFLOPs"], dtype=np.float64) * 1e12 * scale
+    log_m, log_nk = _centres(row["m_edges"]), _centres(row["min_nk_edges"])
+    for column in table.T:
+        known = np.isfinite(column)
+        column[~known] = np.interp(log_m[~known], log_m[known], column[known])
+    if gpu is not None and gpu.matmul_measured_FLOPs:
+        large = table[np.ix_(log_m >= 11, log_nk >= 12)]
+        table *= min(1.0, gpu.matmul_measured_FLOPs / float(np.median(large)))
+    return MatmulRates(log_m, log_nk, table, "measured" if scale == 1.0 else "derived", str(row["source"]))
+
+
+def _centres(edges: object) -> Reals:
+    log = np.log2(np.asarray(edges, dtype=np.float64))
+    centres: Reals = (log[1:] + log[:-1]) / 2
+    return centres
+
+
+def share(name: str, gpu: Gpu) -> float:
+    """A rate or share of the catalogue for a device's architecture, or its default row."""
+    return float(rate_row(name, gpu.arch)["value"])
+
+
+@cache
+def rate_row(name: str, arch: str) -> Row:
+    """The row of `rates` by name for an architecture, or the default one."""
+    found = {row["arch"]: row for row in rows("rates") if row["name"] == name}
+    return found.get(arch, found.get("default", {}))
+
+
+def memory_Bps(gpu: Gpu) -> float:
+    """Memory traffic that elementwise kernels reach."""
+    return gpu.memory_Bps * share("memory_share", gpu)

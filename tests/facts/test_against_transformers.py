@@ -1,0 +1,116 @@
+"""Our reader beside transformers' own model classes, built without weights, on small random configurations.
+
+Runs where transformers is installed; it is an independent oracle and no dependency.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from strategist.catalog import rows
+from strategist.facts.layers import build_layer
+from strategist.facts.model import layer_sequence
+from strategist.facts.model_config import shape_from_config
+from strategist.facts.parameters import count
+
+pytestmark = pytest.mark.slow
+
+BASE = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 128, "max_position_embeddings": 64, "pad_token_id": 0}  # fmt: skip
+EXPERTS = {"num_experts": [4, 8], "num_experts_per_tok": [2], "moe_intermediate_size": [48], "decoder_sparse_step": [1, 2, 3], "mlp_only_layers": [[], [0], [1, 3]]}  # fmt: skip
+LATENT = {"kv_lora_rank": [32], "q_lora_rank": [None, 24], "qk_nope_head_dim": [16], "qk_rope_head_dim": [8], "v_head_dim": [16], "n_routed_experts": [8], "num_experts_per_tok": [2], "n_shared_experts": [1, 2], "moe_intermediate_size": [48], "first_k_dense_replace": [0, 1, 2], "num_key_value_heads": [8], "n_group": [1], "topk_group": [1]}  # fmt: skip
+LINEAR = {"linear_conv_kernel_dim": [4], "linear_key_head_dim": [8], "linear_value_head_dim": [16], "linear_num_key_heads": [4], "linear_num_value_heads": [8], "head_dim": [16], "full_attention_interval": [2, 4]}  # fmt: skip
+SHARED = {"shared_expert_intermediate_size": [80]}
+BIAS = {"attention_bias": [True, False]}
+FEW = {"num_local_experts": [4], "num_experts_per_tok": [2], "head_dim": [16]}
+
+VARIANTS: dict[str, dict[str, list[Any]]] = {
+    "llama": BIAS | {"mlp_bias": [True, False], "head_dim": [8, 16]},
+    "mistral": {"sliding_window": [None, 32], "head_dim": [8, 16]},
+    "granite": BIAS | {"mlp_bias": [True, False]},
+    "olmo": BIAS,
+    "olmo2": BIAS,
+    "cohere": BIAS | {"use_qk_norm": [True, False]},
+    "nemotron": BIAS | {"mlp_bias": [True, False]},
+    "starcoder2": {"use_bias": [True, False]},
+    "phi": {"qk_layernorm": [True, False]},
+    "phi3": {},
+    "glm": BIAS | {"head_dim": [8, 16]},
+    "smollm3": BIAS | {"mlp_bias": [True, False]},
+    "gpt_neox": BIAS,
+    "qwen2": {},
+    "qwen3": BIAS | {"head_dim": [8, 16]},
+    "qwen2_moe": EXPERTS | SHARED | {"qkv_bias": [True, False]},
+    "qwen3_moe": EXPERTS | BIAS | {"head_dim": [16]},
+    "gemma": BIAS | {"head_dim": [16]},
+    "gemma2": BIAS | {"head_dim": [16]},
+    "gemma3_text": BIAS | {"head_dim": [16]},
+    "gemma4_text": {"head_dim": [16], "global_head_dim": [32], "hidden_size_per_layer_input": [0], "attention_k_eq_v": [True, False], "num_global_key_value_heads": [2], "enable_moe_block": [True, False], "num_experts": [4], "top_k_experts": [2], "moe_intermediate_size": [48]},
+    "mixtral": FEW,
+    "phimoe": {"num_local_experts": [4], "num_experts_per_tok": [2], "lm_head_bias": [True, False]} | BIAS,
+    "olmoe": {"num_experts": [4], "num_experts_per_tok": [2]} | BIAS,
+    "minimax_m2": FEW,
+    "gpt_oss": FEW | BIAS,
+    "llama4_text": FEW | BIAS | {"intermediate_size_mlp": [112], "interleave_moe_layer_step": [1, 2, 3], "use_qk_norm": [True]},
+    "mimo_v2_flash": {"head_dim": [16], "v_head_dim": [8], "n_routed_experts": [8], "num_experts_per_tok": [2], "moe_intermediate_size": [48], "num_key_value_heads": [2]},
+    "deepseek_v2": LATENT | BIAS,
+    "deepseek_v3": LATENT | BIAS,
+    "deepseek_v32": LATENT | {"q_lora_rank": [24], "index_n_heads": [4], "index_head_dim": [16]},
+    "glm_moe_dsa": LATENT | {"q_lora_rank": [24], "index_n_heads": [4], "index_head_dim": [16]},
+    "glm4_moe": BIAS | {"n_routed_experts": [8], "num_experts_per_tok": [2], "n_shared_experts": [1], "moe_intermediate_size": [48], "first_k_dense_replace": [0, 2], "use_qk_norm": [True, False], "head_dim": [16]},
+    "jamba": {"num_hidden_layers": [8], "num_experts": [1, 4], "num_experts_per_tok": [1], "attn_layer_period": [4], "attn_layer_offset": [1, 2], "mamba_d_state": [8], "mamba_dt_rank": ["auto", 6], "use_mamba_kernels": [False], "mamba_d_conv": [4], "mamba_expand": [2], "expert_layer_period": [2], "expert_layer_offset": [1]},
+    "nemotron_h": {"num_hidden_layers": [], "hybrid_override_pattern": ["M-M*-ME", "M*M-"], "head_dim": [16], "ssm_state_size": [8], "mamba_num_heads": [8], "mamba_head_dim": [16], "n_groups": [2], "conv_kernel": [4], "n_routed_experts": [4], "num_experts_per_tok": [2], "moe_intermediate_size": [48], "moe_shared_expert_intermediate_size": [80], "moe_latent_size": [None, 32]},
+    "qwen3_next": EXPERTS | SHARED | LINEAR | BIAS,
+    "qwen3_5_text": LINEAR | BIAS,
+    "mamba": {"num_attention_heads": [], "intermediate_size": [], "state_size": [8], "time_step_rank": ["auto", 6]},
+    "mamba2": {"num_attention_heads": [], "state_size": [8], "num_heads": [8], "head_dim": [16], "n_groups": [2]},
+    "opt": {"ffn_dim": [96], "word_embed_proj_dim": [64, 32], "do_layer_norm_before": [True, False], "enable_bias": [True, False], "layer_norm_elementwise_affine": [True, False]},
+    "falcon": {"new_decoder_architecture": [True, False], "multi_query": [True, False], "parallel_attn": [True, False], "bias": [True, False], "alibi": [True, False]},
+}  # fmt: skip
+
+
+def drawn(model_type: str, seed: int) -> dict[str, Any]:
+    """One configuration of a type; an empty list of choices leaves the key out."""
+    source = random.Random(f"{model_type} {seed}")
+    values = BASE | {"num_hidden_layers": source.choice([4, 6, 8]), "tie_word_embeddings": source.choice([True, False])}
+    for key, choices in VARIANTS[model_type].items():
+        if choices:
+            values[key] = source.choice(choices)
+        else:
+            values.pop(key, None)
+    return values
+
+
+@pytest.mark.parametrize("model_type", VARIANTS)
+def test_counts_equal_transformers(model_type: str) -> None:
+    """Total and every single layer count what the model class in transformers has."""
+    transformers = pytest.importorskip("transformers")
+    import torch
+
+    for seed in range(3):
+        values = drawn(model_type, seed)
+        settings = transformers.CONFIG_MAPPING[model_type](**values)
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(settings)
+        model.tie_weights()
+        shape = shape_from_config(values | {"model_type": model_type})
+        assert count(shape).total == sum(weight.numel() for weight in model.parameters()), values
+        layers = [build_layer(shape, kind).parameters for kind in layer_sequence(shape)]
+        blocks = next(m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == len(layers))
+        assert [sum(weight.numel() for weight in block.parameters()) for block in blocks] == layers, values
+
+
+def test_class_defaults_equal_transformers() -> None:
+    """Every class default in the catalogue is the configuration class's own."""
+    import dataclasses
+
+    transformers = pytest.importorskip("transformers")
+    for row in rows("config_defaults"):
+        if row["source"].startswith(f"transformers {transformers.__version__}"):
+            kind = transformers.CONFIG_MAPPING[row["model_type"]]
+            fields = {field.name: field.default for field in dataclasses.fields(kind)}
+            aliases = getattr(kind, "attribute_map", {})
+            stated = {key: fields[aliases.get(key, key)] for key in row["defaults"] if aliases.get(key, key) in fields}
+            assert stated == {key: row["defaults"][key] for key in stated}, row["model_type"]

@@ -1,0 +1,113 @@
+"""The efficiency rows follow from the measured rows they name."""
+
+from __future__ import annotations
+
+from statistics import mean
+from typing import Any
+
+import pytest
+
+from strategist.catalog import rows
+from strategist.facts.link_efficiency import efficiency, fabric_kind
+
+MEASURED = {
+    ("nvlink", "Ampere"): ["a100-sxm-80gb"],
+    ("nvlink", "Hopper"): ["h100-sxm-80gb", "h200-sxm-141gb"],
+    ("nvlink", "Blackwell"): ["b200-sxm-180gb", "gb200"],
+    ("nvlink", "Blackwell Ultra"): ["b300-sxm-288gb", "gb300"],
+    ("pcie-host", ""): ["l40s"],
+    ("pcie-p2p", ""): ["rtx-pro-6000-blackwell-server"],
+}
+
+
+def curve(gpu: str, op: str, gpus: int) -> dict[str, Any] | None:
+    """The measured curve of one collective."""
+    return next((r for r in rows("collective_curves") if (r["gpu"], r["op"], r["gpus"]) == (gpu, op, gpus)), None)
+
+
+def link(name: str) -> dict[str, Any]:
+    """One row of the links table."""
+    return next(row for row in rows("links") if row["id"] == name)
+
+
+def efficiency_row(kind: str, variant: str, gpus: int | None) -> dict[str, Any]:
+    """One efficiency row."""
+    return next(r for r in rows("link_efficiency") if (r["kind"], r["variant"], r["gpus"]) == (kind, variant, gpus))
+
+
+@pytest.mark.parametrize(("key", "cards"), MEASURED.items())
+def test_shares_are_measured_over_nominal(key: tuple[str, str], cards: list[str]) -> None:
+    """A share is the mean peak bus bandwidth of the named curves over the card's nominal rate."""
+    nominal = {row["name"]: row["scaleup_GBps"] for row in rows("gpus") if "scaleup_GBps" in row}
+    for gpus in (2, 4, 8):
+        used = [card for card in cards if curve(card, "all_gather", gpus)]
+        if not used:
+            continue
+        row = efficiency_row(*key, gpus)
+        for field, ops in (("ring_share", ["all_gather", "reduce_scatter"]), ("all_reduce_share", ["all_reduce"]), ("all_to_all_share", ["all_to_all"])):  # fmt: skip
+            curves = [(card, curve(card, op, gpus)) for card in used for op in ops]
+            share = mean(found["busbw_peak_GBps"] / nominal[card] for card, found in curves if found)
+            assert row[field] == pytest.approx(share, abs=6e-4), (key, gpus, field)
+        assert all(card in row["source"] for card in used)
+
+
+@pytest.mark.parametrize(("key", "cards"), MEASURED.items())
+def test_latencies_are_a_line_through_the_measured_ones(key: tuple[str, str], cards: list[str]) -> None:
+    """Base and hop are the least-squares line of all-gather start-up over the number of hops."""
+    points = [(n - 1, c["latency_us"]) for card in cards for n in (2, 4, 8) if (c := curve(card, "all_gather", n))]
+    x_mean, y_mean = mean(x for x, _ in points), mean(y for _, y in points)
+    slope = sum((x - x_mean) * (y - y_mean) for x, y in points) / sum((x - x_mean) ** 2 for x, _ in points)
+    row = efficiency_row(*key, 2)
+    assert row["hop_us"] == pytest.approx(slope, abs=0.006)
+    assert row["base_us"] == pytest.approx(y_mean - slope * x_mean, abs=0.02)
+
+
+def test_network_shares_follow_from_the_links_table() -> None:
+    """xGMI and EFA shares and EFA's hop repeat the rows they name."""
+    for gpus in (2, 8):
+        measured = link(f"ar-mi300x-{gpus}")
+        share = measured["measured_GBps"] / measured["nominal_GBps"]
+        assert efficiency_row("xgmi", "", gpus)["ring_share"] == pytest.approx(share, abs=6e-4)
+    for variant, name in (("", "ar-p5en-4n"), ("EFA v1", "efa-v1-eff"), ("EFA v4", "ar-p6b200-4n")):
+        share = link(name)["measured_GBps"] / link(name)["nominal_GBps"]
+        assert efficiency_row("efa", variant, None)["ring_share"] == pytest.approx(share, abs=6e-4)
+    inside = curve("h100-sxm-80gb", "all_reduce", 8)
+    assert inside is not None
+    crossing = (link("ar-p5-2n")["latency_us"] - inside["latency_us"]) / 2
+    assert efficiency_row("efa", "", None)["hop_us"] == pytest.approx(crossing, abs=0.06)
+
+
+def test_gloo_shares_follow_from_the_measured_curves() -> None:
+    """The shares of CPU ranks are their measured bus bandwidth over the core's copy rate."""
+    copy = rows("cpus")[0]["memory_GBps"]
+    for ranks in (2, 4):
+        found = curve("cpu", "all_reduce", ranks)
+        assert found is not None
+        assert efficiency_row("shared-memory", "", ranks)["ring_share"] == pytest.approx(found["busbw_peak_GBps"] / copy, abs=6e-4)  # fmt: skip
+
+
+def test_only_switches_reduce_and_only_for_all_reduce() -> None:
+    """Only NVLink among eight GPUs of Hopper or later has reduction in the switch; rings never exceed the wire."""
+    for row in rows("link_efficiency"):
+        expected = row["kind"] == "nvlink" and row["gpus"] == 8 and row["variant"] not in ("", "Ampere")
+        assert row["in_switch"] == expected
+        assert 0 < row["ring_share"] < 1
+        assert 0 < row["all_to_all_share"] < 1
+        assert row["all_reduce_share"] < 1 or row["in_switch"]
+
+
+def test_a_count_between_rows_takes_the_smaller_row() -> None:
+    """Groups between two measured sizes take the smaller one's share, larger ones the largest."""
+    hopper = efficiency("nvlink", "Hopper")
+    assert hopper.share(5) == hopper.share(4)
+    assert hopper.share(72) == hopper.share(8)
+    assert hopper.share(8).in_switch
+    assert not efficiency("nvlink", "Hopper", in_switch=False).share(8).in_switch
+
+
+def test_without_rows_of_its_own_a_variant_takes_the_general_ones() -> None:
+    """An architecture or fabric without rows answers with its kind's general rows; unknown fabrics count as TCP."""
+    assert efficiency("nvlink", "Volta") == efficiency("nvlink")
+    assert efficiency("efa", "EFA v2") == efficiency("efa")
+    assert fabric_kind("ib ndr") == "infiniband"
+    assert fabric_kind("carrier pigeon") == "tcp"

@@ -1,0 +1,286 @@
+"""The configuration reader: exact counts on real files, strictness on wrong ones, and nothing in a file is executed."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strategist.catalog import rows
+from strategist.errors import InputError
+from strategist.facts.families import FAMILIES
+from strategist.facts.families.vision_language import WRAPPERS
+from strategist.facts.model import layer_sequence
+from strategist.facts.model_config import shape_from_config
+from strategist.facts.model_rows import find_model, shape_from_row
+from strategist.facts.parameters import count
+
+CONFIGS = Path(__file__).parent.parent / "data" / "configs"
+EXPECTED = list(csv.DictReader((CONFIGS / "EXPECTED.csv").read_text().splitlines()))
+
+OTHER_COUNT = {
+    "flan-t5-xl.json": ("models_csv_params_total", "untied", "the file unties the head, as its checkpoint does; transformers 5.23 ties it"),
+    "clip-vit-l-14.json": ("params_total_code", "text tower", "both towers are trained, so both are counted"),
+}  # fmt: skip
+"""Files whose count is not `params_language_code`: the column it is, a word of the file's own note, and our reason."""
+
+
+def config(name: str) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((CONFIGS / name).read_text())
+    return values
+
+
+def refused(values: Any) -> InputError:
+    with pytest.raises(InputError) as caught:
+        shape_from_config(values)
+    assert caught.value.exit_code == 2
+    return caught.value
+
+
+@pytest.mark.parametrize("row", EXPECTED, ids=lambda row: str(row["file"]))
+def test_count_equals_real_model_code(row: dict[str, str]) -> None:
+    """Each configuration counts what its model class counts (the language tower of composite ones)."""
+    column, word, _ = OTHER_COUNT.get(row["file"], ("params_language_code", "", ""))
+    assert count(shape_from_config(config(row["file"]))).total == int(row[column])
+    assert word in row["note"]
+
+
+def test_all_47_configurations_are_there() -> None:
+    """The test data hold 47 configurations, nine odd ones among them."""
+    assert len(EXPECTED) == 47
+    assert sum(row["file"].startswith("odd-") for row in EXPECTED) == 9
+
+
+@pytest.mark.parametrize(("name", "model"), [("deepseek-v4-flash", "deepseek-v4-flash"), ("deepseek-v4-pro", "deepseek-v4-pro"), ("llama-4-scout", "llama-4-scout-text")])  # fmt: skip
+def test_further_public_files_count_as_their_models_do(name: str, model: str) -> None:
+    """Further public configurations count what model code counted for their catalogue rows."""
+    assert count(shape_from_config(config(f"{name}.json"))).total == find_model(model)["params_hf_code"]
+
+
+def test_configuration_and_catalogue_give_one_shape() -> None:
+    """A model read from its configuration equals the same model from the catalogue, field by field."""
+    told_apart = {"name", "family", "source", "notes"}
+    for row in EXPECTED:
+        if row["model_name"] and row["file"] != "bert-large-uncased.json":  # the row has a pooler, the file a head
+            read, known = shape_from_config(config(row["file"])), shape_from_row(find_model(row["model_name"]))
+            assert {f.name: getattr(read, f.name) for f in dataclasses.fields(read) if f.name not in told_apart} == {
+                f.name: getattr(known, f.name) for f in dataclasses.fields(known) if f.name not in told_apart
+            }, row["file"]
+
+
+def test_every_model_type_of_the_catalogue_has_a_reader() -> None:
+    """Every model_type in the catalogue is read, except the two that come without a transformers configuration."""
+    known = {name for family in FAMILIES for name in family.readers} | set(WRAPPERS)
+    named = {row["model_type"] for row in rows("models") if "model_type" in row}
+    unread = {name for name in named if name not in known and f"{name}_text" not in known}
+    assert unread == {"dit", "flux"}  # FLUX is read from diffusers' own file, DiT has none
+
+
+def test_no_model_type_has_two_readers() -> None:
+    """Each model_type belongs to exactly one family, and is not a composite one too."""
+    names = [name for family in FAMILIES for name in family.readers]
+    assert len(names) == len(set(names))
+    assert not set(names) & set(WRAPPERS)
+
+
+def test_flux_is_read_from_diffusers() -> None:
+    """FLUX.1-dev's transformer configuration counts what the catalogue row does."""
+    values = {"_class_name": "FluxTransformer2DModel", "num_layers": 19, "num_single_layers": 38, "attention_head_dim": 128, "num_attention_heads": 24, "in_channels": 64, "joint_attention_dim": 4096, "pooled_projection_dim": 768, "guidance_embeds": True}  # fmt: skip
+    assert count(shape_from_config(values)).total == find_model("flux.1-dev")["params_total"]
+
+
+LLAMA = "llama-3.1-8b.json"
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "path"),
+    [
+        ({"num_hidden_layers": -1}, "NEGATIVE", "$.num_hidden_layers"),
+        ({"num_hidden_layers": 0}, "TOO_SMALL", "$.num_hidden_layers"),
+        ({"num_hidden_layers": 10**9}, "TOO_LARGE", "$.num_hidden_layers"),
+        ({"num_hidden_layers": 1e9}, "TOO_LARGE", "$.num_hidden_layers"),
+        ({"num_hidden_layers": "32"}, "TYPE", "$.num_hidden_layers"),
+        ({"num_hidden_layers": 32.0}, "TYPE", "$.num_hidden_layers"),
+        ({"num_hidden_layers": True}, "TYPE", "$.num_hidden_layers"),
+        ({"num_hidden_layers": None}, "MISSING", "$.num_hidden_layers"),
+        ({"hidden_size": [4096]}, "TYPE", "$.hidden_size"),
+        ({"hidden_size": 10**6 + 1}, "TOO_LARGE", "$.hidden_size"),
+        ({"vocab_size": 10**8 + 1}, "TOO_LARGE", "$.vocab_size"),
+        ({"vocab_size": 10**5000}, "TOO_LARGE", "$.vocab_size"),
+        ({"num_key_value_heads": 3}, "DIVISIBILITY", "$.num_attention_heads"),
+        ({"num_key_value_heads": 64}, "RANGE", "$.num_key_value_heads"),
+        ({"num_attention_heads": 33, "num_key_value_heads": 33, "head_dim": None}, "DIVISIBILITY", "$.hidden_size"),
+        ({"tie_word_embeddings": 1}, "TYPE", "$.tie_word_embeddings"),
+        ({"hidden_act": "no-such-thing"}, "CHOICE", "$.hidden_act"),
+        ({"model_type": "llama9"}, "UNKNOWN_ARCH", "$.model_type"),
+        ({"model_type": None}, "MISSING", "$.model_type"),
+        ({"model_type": 3}, "TYPE", "$.model_type"),
+    ],
+)
+def test_wrong_values_are_refused_in_their_place(change: dict[str, Any], code: str, path: str) -> None:
+    """A wrong value is refused with its code and JSON path, whatever type it has."""
+    error = refused(config(LLAMA) | change)
+    assert (error.code, error.flag) == (code, path)
+    assert error.hint
+    assert len(error.value or "") <= 60
+
+
+@pytest.mark.parametrize("key", ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "max_position_embeddings"])  # fmt: skip
+def test_missing_dimensions_are_never_guessed(key: str) -> None:
+    """A dimension that a plain configuration lacks is E_MISSING although its class has a default."""
+    values = config(LLAMA)
+    del values[key]
+    error = refused(values)
+    assert (error.code, error.flag) == ("MISSING", f"$.{key}")
+
+
+def test_all_problems_are_reported_together() -> None:
+    """One refusal carries every problem of the file, the missing key after the wrong types."""
+    values = config(LLAMA) | {"hidden_size": "4096", "vocab_size": -1}
+    del values["intermediate_size"]
+    error = refused(values)
+    assert [e.code for e in (error, *error.also)] == ["TYPE", "NEGATIVE", "MISSING"]
+
+
+def test_nested_paths_are_named() -> None:
+    """A problem inside a composite configuration carries the path into it."""
+    values = config("odd-gemma3-4b-nested.json")
+    values["text_config"]["num_hidden_layers"] = "34"
+    assert refused(values).flag == "$.text_config.num_hidden_layers"
+
+
+@pytest.mark.parametrize("values", [[], "text", 7, None])
+def test_only_objects_are_configurations(values: object) -> None:
+    """Anything but an object is E_TYPE."""
+    assert refused(values).code == "TYPE"
+
+
+def test_unknown_architecture_is_shown_the_way_out() -> None:
+    """An unknown model_type is not guessed: the answer names readers, --model and --model-size."""
+    error = refused(config(LLAMA) | {"model_type": "llamma"})
+    assert error.code == "UNKNOWN_ARCH"
+    assert all(word in (error.hint or "") for word in ("llama", "--model", "--model-size", "encoder-decoders"))
+
+
+def test_remote_code_is_ignored_and_told() -> None:
+    """Keys that name code change nothing but a note; with an unknown model_type the file is refused."""
+    trap = {"auto_map": {"AutoConfig": "evil.Evil"}, "trust_remote_code": True, "_attn_implementation_internal": "evil/repo"}  # fmt: skip
+    plain, trapped = shape_from_config(config(LLAMA)), shape_from_config(config(LLAMA) | trap)
+    assert dataclasses.replace(trapped, notes=plain.notes) == plain
+    assert trapped.notes[0].startswith("W_REMOTE_CODE_IGNORED")
+    assert all(key in trapped.notes[0] for key in trap)
+    assert "evil" not in " ".join(trapped.notes)
+    assert refused(config(LLAMA) | trap | {"model_type": "custom"}).code == "UNKNOWN_ARCH"
+
+
+def test_defaults_that_were_used_are_told() -> None:
+    """A key-value head count that the file leaves out is taken from the class and noted."""
+    shape = shape_from_config(config("odd-llama-old-no-kv-heads.json"))
+    assert shape.kv_heads == shape.heads == 32
+    assert any("$.num_key_value_heads = 32" in note for note in shape.notes)
+
+
+def test_composite_files_say_where_facts_came_from() -> None:
+    """Vision-language files use the language tower's facts, whatever the vision tower says, and the notes name it."""
+    values = config("odd-gemma3-27b-nested.json")
+    values["vision_config"]["num_attention_heads"] = 1
+    shape = shape_from_config(values)
+    assert shape.heads == 32
+    assert any("$.text_config" in note and "32 heads" in note for note in shape.notes)
+    assert any("$.vision_config not counted" in note for note in shape.notes)
+
+
+@pytest.mark.parametrize("name", ["mixtral-8x7b.json", "olmoe-1b-7b.json", "qwen3-30b-a3b.json"])
+def test_one_expert_is_a_dense_model(name: str) -> None:
+    """One expert that every token uses gives the dense shape; only its routers are counted beside it."""
+    values = config(name)
+    keys = {"num_experts", "num_local_experts"} & values.keys()
+    shape = shape_from_config(values | dict.fromkeys(keys, 1) | {"num_experts_per_tok": 1})
+    width = values.get("moe_intermediate_size", values["intermediate_size"])
+    assert shape.moe is None
+    assert shape.ffn_hidden == width
+    assert {kind.ffn for kind in layer_sequence(shape)} == {"dense"}
+    dense = dataclasses.replace(shape, extra_parameters=0)
+    assert count(shape).total - count(dense).total == shape.layers * shape.hidden
+
+
+def test_more_chosen_experts_than_there_are_is_refused() -> None:
+    """A token cannot use more experts than the model has."""
+    assert refused(config("mixtral-8x7b.json") | {"num_experts_per_tok": 9}).code == "RANGE"
+
+
+def test_too_many_experts_are_refused() -> None:
+    """Expert counts beyond 65,536 are refused."""
+    assert refused(config("mixtral-8x7b.json") | {"num_local_experts": 65537}).code == "TOO_LARGE"
+
+
+def test_hybrid_patterns_are_honoured() -> None:
+    """The layers of a hybrid are exactly those its pattern spells, also in the words newer files use."""
+    values = config("nemotron-h-56b.json")
+    words = {"M": "mamba", "*": "attention", "-": "mlp"}
+    by_words = {key: value for key, value in values.items() if key != "hybrid_override_pattern"}
+    by_words["layers_block_type"] = [words[letter] for letter in values["hybrid_override_pattern"]]
+    assert shape_from_config(by_words) == shape_from_config(values)
+    shorter = shape_from_config(values | {"hybrid_override_pattern": "MM*-"})
+    assert [kind.mixer for kind in layer_sequence(shorter)] == ["mamba2", "mamba2", "attention", "none"]
+
+
+def test_irregular_layer_types_are_kept() -> None:
+    """Layer types that follow no rule are kept one by one."""
+    values = config("gemma-2-9b.json")
+    types = ["full_attention"] * 3 + ["sliding_attention"] * (values["num_hidden_layers"] - 3)
+    shape = shape_from_config(values | {"layer_types": types, "sliding_window": 4096})
+    assert [kind.mixer for kind in layer_sequence(shape)][:4] == ["attention"] * 3 + ["sliding"]
+    assert refused(values | {"layer_types": types[1:]}).code == "RANGE"
+    assert refused(values | {"layer_types": ["no"] * len(types)}).code == "CHOICE"
+
+
+def test_hostile_names_are_never_echoed_raw() -> None:
+    """A name with terminal escapes is escaped, and a path in it is cut to its last part."""
+    shape = shape_from_config(config(LLAMA) | {"_name_or_path": "/home/someone/\x1b[31mevil\u202e</script>"})
+    assert not set(shape.name) & {"\x1b", "\u202e", "/"}
+    assert "someone" not in shape.name
+    assert shape_from_config(config(LLAMA) | {"_name_or_path": "meta-llama/Llama-3.1-8B"}).name == "Llama-3.1-8B"
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("mamba2-2.7b.json", {"use_bias": True}),
+        ("jamba-v0.1.json", {"mamba_proj_bias": True}),
+        ("gpt2.json", {"add_cross_attention": True}),
+        ("deepseek-v3.json", {"moe_layer_freq": 2}),
+    ],
+)
+def test_variants_that_cannot_be_counted_are_refused(name: str, change: dict[str, Any]) -> None:
+    """An option that changes the layers in a way no field expresses is refused, not ignored."""
+    assert refused(config(name) | change).code == "CHOICE"
+
+
+def test_a_class_default_that_cannot_be_counted_is_refused_too() -> None:
+    """Gemma 4 without hidden_size_per_layer_input has its class's 256 of them, which is refused, not read as none."""
+    values = {"model_type": "gemma4_text", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16, "vocab_size": 128, "max_position_embeddings": 64}  # fmt: skip
+    error = refused(values)
+    assert (error.code, error.flag) == ("CHOICE", "$.hidden_size_per_layer_input")
+    assert shape_from_config(values | {"hidden_size_per_layer_input": 0}).layers == 6
+
+
+def test_impossible_totals_are_refused() -> None:
+    """Dimensions that are each within bounds but together exceed 1e14 parameters are refused."""
+    big = {"hidden_size": 10**6, "num_hidden_layers": 4096, "num_attention_heads": 1000, "num_key_value_heads": 1000, "head_dim": None}  # fmt: skip
+    assert refused(config(LLAMA) | big).code == "TOO_LARGE"
+
+
+@pytest.mark.parametrize("grow", [lambda c: c | {"num_hidden_layers": 2 * c["num_hidden_layers"]}])
+def test_depth_scales_layers_only(grow: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Twice the layers add exactly one more set of layers to the count."""
+    values = config(LLAMA)
+    one, two = count(shape_from_config(values)).total, count(shape_from_config(grow(values))).total
+    shape = shape_from_config(values)
+    outer = 2 * shape.vocab * shape.hidden + shape.hidden
+    assert two - one == one - outer

@@ -1,0 +1,233 @@
+"""Tiers in closed form: known machines, sharing of uplinks, columns equal to single groups, monotone laws."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strategist.errors import ImpossibleError, InputError
+from strategist.facts.clusters import load_cluster
+from strategist.facts.groups import group_bandwidth, group_columns, members_within
+from strategist.facts.hardware import Cluster, NodeGroup
+from strategist.facts.nodes import node_by_id, nodes
+from strategist.facts.tiers import tiers
+
+PLANNABLE = [node.name for node in nodes() if node.inter_Bps]
+
+
+def spans(source: str) -> list[tuple[str, int, float]]:
+    """Name, span and GB/s per device of the tiers of a cluster."""
+    return [(tier.name, tier.span, tier.device_Bps / 1e9) for tier in tiers(load_cluster(source))]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("dgx-h100:4", [("nvlink", 8, 450), ("network", 32, 50)]),
+        ("ws-4x-3090-nvlink-pairs", [("nvlink", 2, 56.25), ("pcie-host", 4, 31.5)]),
+        ("azure-nc96ads_a100_v4:2", [("nvlink", 2, 300), ("pcie-host", 4, 31.5), ("network", 8, 2.5)]),
+        ("dgx-gb200-nvl72-tray:18", [("nvlink", 72, 900)]),
+        ("dgx-gb200-nvl72-tray:36", [("nvlink", 72, 900), ("network", 144, 50)]),
+        ("dgx-gb200-nvl72-tray:2", [("nvlink", 8, 900)]),
+        ("gh200-node:4", [("network", 4, 50)]),
+        ("gh200-node", []),
+        ("cpu:2", [("shared-memory", 2, 11.82)]),
+        ("aws-g7e.48xlarge:2", [("pcie-p2p", 8, 63), ("network", 16, 25)]),
+    ],
+)
+def test_known_machines_have_their_tiers(source: str, expected: list[tuple[str, int, float]]) -> None:
+    """Tiers are listed innermost first with the right spans and shares; one device alone has none."""
+    assert spans(source) == [(name, span, pytest.approx(rate)) for name, span, rate in expected]
+
+
+@pytest.mark.parametrize("name", PLANNABLE)
+def test_the_last_tier_spans_the_world(name: str) -> None:
+    """Spans grow strictly from tier to tier, and the last one is the world."""
+    cluster = Cluster(groups=(NodeGroup(node=node_by_id(name), count=3),), origin="catalogue")
+    found = [tier.span for tier in tiers(cluster)]
+    assert found == sorted(set(found))
+    assert found[-1] == cluster.world
+
+
+def test_members_share_the_uplink() -> None:
+    """A group with m members in a node gets m shares of its uplink, never more than the links inside allow."""
+    dgx = tiers(load_cluster("dgx-h100:4"))
+    assert group_bandwidth(dgx, 8, 1).Bps == 450e9
+    assert group_bandwidth(dgx, 4, 8).Bps == 50e9
+    assert group_bandwidth(dgx, 8, 4).Bps == 100e9
+    assert group_bandwidth(dgx, 32, 1).Bps == 400e9
+    assert group_bandwidth(dgx, 32, 1).domains == 4
+
+
+def test_meshes_give_what_their_narrowest_cut_gives() -> None:
+    """In a mesh a group has only the links between its members: 1 of 7 for two, all 7 for eight."""
+    mi300x, h100x4, dgx1 = (tiers(load_cluster(s)) for s in ("mi300x-platform", "hgx-h100-4", "dgx-1-v100"))
+    assert [group_bandwidth(mi300x, n, 1).Bps / 1e9 for n in (2, 4, 8)] == pytest.approx([64, 192, 448])
+    assert [group_bandwidth(h100x4, n, s).Bps / 1e9 for n, s in ((2, 1), (2, 2), (4, 1))] == pytest.approx([150, 150, 450])  # fmt: skip
+    assert [group_bandwidth(dgx1, n, s).Bps / 1e9 for n, s in ((2, 1), (2, 4), (4, 1), (8, 1))] == [25, 25, 100, 150]
+
+
+def test_oversubscription_divides_the_network() -> None:
+    """Oversubscription divides the rate between nodes and leaves the inside alone."""
+    plain = load_cluster("dgx-h100:4")
+    inner, outer = tiers(replace(plain, oversubscription=4.0))
+    assert (inner.device_Bps, outer.device_Bps) == (450e9, 12.5e9)
+
+
+def test_a_group_of_one_is_not_limited() -> None:
+    """One rank alone has no tier, no latency and infinite rates, on every machine."""
+    for source in ("dgx-h100:2", "gh200-node"):
+        link = group_bandwidth(tiers(load_cluster(source)), 1, 1)
+        assert (link.tier, link.latency_s, link.domains) == (None, 0.0, 1)
+        assert link.Bps == link.ring_Bps == link.all_reduce_Bps == float("inf")
+
+
+def test_switches_help_only_all_reduce_inside_their_domain() -> None:
+    """In-switch reduction lifts an all-reduce of eight H100 above the ring, and neither smaller nor wider groups."""
+    dgx = tiers(load_cluster("dgx-h100:4"))
+    inside, across = group_bandwidth(dgx, 8, 1), group_bandwidth(dgx, 32, 1)
+    assert inside.all_reduce_Bps > 1.2 * inside.ring_Bps
+    assert inside.ring_Bps < 450e9 * 0.8
+    assert across.all_reduce_Bps == across.ring_Bps
+
+
+def test_exchanges_between_nodes_are_slower_than_rings() -> None:
+    """An all-to-all sends most bytes of every device over its own share of the uplink."""
+    link = group_bandwidth(tiers(load_cluster("dgx-h100:2")), 16, 1)
+    assert link.all_to_all_Bps == pytest.approx(50e9 * 15 / 8 * 0.953)
+    assert link.all_to_all_Bps < link.ring_Bps
+
+
+def test_unaligned_groups_count_as_their_smallest_piece() -> None:
+    """Groups that straddle a border take the smallest piece: 12 ranks over nodes of 8 leave pieces of 4."""
+    dgx = tiers(load_cluster("dgx-h100:3"))
+    assert group_bandwidth(dgx, 12, 1).Bps == 4 * 50e9
+    rack = tiers(load_cluster("dgx-gb200-nvl72-tray:36"))
+    assert group_bandwidth(rack, 16, 1).Bps == 8 * 50e9
+    assert group_bandwidth(rack, 8, 1).Bps == 900e9
+
+
+@given(st.integers(1, 200), st.integers(1, 200), st.integers(1, 200))
+def test_members_within_never_exceeds_any_piece(size: int, stride: int, span: int) -> None:
+    """The count is a lower bound of every group's smallest non-empty piece, and exact where blocks and domains tile."""
+    bound = int(members_within(np.array([size]), np.array([stride]), span)[0])
+    pieces = []
+    for block in range(min(span, 40)):
+        start = block * size * stride + stride - 1
+        inside = [(start + i * stride) // span for i in range(size)]
+        pieces += [inside.count(domain) for domain in set(inside)]
+    assert 1 <= bound <= min(pieces)
+    if span % (size * stride) == 0 or ((size * stride) % span == 0 and span % stride == 0):
+        assert bound == min(max(span // stride, 1), size)
+
+
+@given(st.sampled_from(PLANNABLE), st.integers(1, 64), st.lists(st.tuples(st.integers(1, 64), st.integers(1, 64)), min_size=1, max_size=6))  # fmt: skip
+def test_columns_equal_single_groups(name: str, count: int, groups: list[tuple[int, int]]) -> None:
+    """A column of groups gives bit for bit what its groups give one by one."""
+    found = tiers(Cluster(groups=(NodeGroup(node=node_by_id(name), count=count),), origin="catalogue"))
+    columns = group_columns(found, np.array([s for s, _ in groups]), np.array([s for _, s in groups]))
+    for row, (size, stride) in enumerate(groups):
+        one = group_bandwidth(found, size, stride)
+        assert (one.Bps, one.ring_Bps, one.all_reduce_Bps, one.all_to_all_Bps, one.latency_s, one.domains) == (
+            columns.Bps[row], columns.ring_Bps[row], columns.all_reduce_Bps[row], columns.all_to_all_Bps[row],
+            columns.latency_s[row], columns.domains[row],
+        )  # fmt: skip
+
+
+@given(st.sampled_from(PLANNABLE), st.integers(1, 8), st.sampled_from([2, 4, 8, 16]), st.sampled_from([1, 2, 4, 8]), st.floats(1.0, 10.0))  # fmt: skip
+def test_faster_links_never_slow_a_group(name: str, count: int, size: int, stride: int, factor: float) -> None:
+    """Raising the rate inside or between nodes never lowers what any group gets."""
+    node = node_by_id(name)
+    plain = group_bandwidth(tiers(_cluster(node_by_id(name), count)), size, stride)
+    wider = replace(node, inter_Bps=node.inter_Bps * factor)
+    quicker = replace(node, intra_Bps=node.intra_Bps * factor, links=tuple(replace(k, Bps=k.Bps * factor) for k in node.links))  # fmt: skip
+    for faster in (wider, quicker):
+        assert group_bandwidth(tiers(_cluster(faster, count)), size, stride).Bps >= plain.Bps * (1 - 1e-12)
+
+
+def _cluster(node: object, count: int) -> Cluster:
+    return Cluster(groups=(NodeGroup(node=node, count=count),), origin="flags")  # type: ignore[arg-type]
+
+
+def test_splitting_a_list_of_equal_nodes_changes_nothing() -> None:
+    """Equal nodes written as several groups have the tiers of one group."""
+    node = node_by_id("dgx-gb200-nvl72-tray")
+    split = Cluster(groups=(NodeGroup(node=node, count=10), NodeGroup(node=node, count=26)), origin="file")
+    assert tiers(split) == tiers(_cluster(node, 36))
+
+
+def test_unlike_nodes_count_as_the_weakest() -> None:
+    """In a mix, blocks fit every node and get the worst node's rate; adding a weak node never helps."""
+    fast, slow = node_by_id("dgx-h100"), node_by_id("aws-g5.12xlarge")
+    mix = Cluster(groups=(NodeGroup(node=fast, count=2), NodeGroup(node=slow, count=2)), origin="file")
+    inner, outer = tiers(mix)
+    assert (inner.span, outer.span) == (4, 24)
+    assert group_bandwidth(tiers(mix), 4, 1).Bps == 31.5e9
+    assert outer.device_Bps == slow.inter_Bps / 4
+    assert group_bandwidth(tiers(mix), 4, 1).ring_Bps == group_bandwidth(tiers(_cluster(slow, 1)), 4, 1).ring_Bps
+
+
+def test_nodes_without_a_known_network_cannot_be_joined() -> None:
+    """Several nodes whose rate to others nobody knows are impossible, and the way out is named."""
+    with pytest.raises(ImpossibleError) as caught:
+        tiers(_cluster(node_by_id("oci-bm.gpu.rtxpro.8"), 2))
+    assert (caught.value.code, "--inter-bw" in str(caught.value.hint)) == ("NO_PATH", True)
+    assert len(tiers(_cluster(node_by_id("oci-bm.gpu.rtxpro.8"), 1))) == 1
+
+
+def test_gpus_without_any_link_are_refused() -> None:
+    """A node with several GPUs and topology none is refused with a sentence."""
+    with pytest.raises(InputError) as caught:
+        tiers(_cluster(replace(node_by_id("gh200-node"), gpus=2), 1))
+    assert caught.value.code == "TOPOLOGY"
+
+
+def test_a_node_of_several_boards_has_both_tiers() -> None:
+    """Where a node holds several fast domains, the host joins them."""
+    node = replace(node_by_id("dgx-h100"), gpus=16, fast_domain=8)
+    assert [(t.name, t.span, t.device_Bps) for t in tiers(_cluster(node, 1))] == [("nvlink", 8, 450e9), ("pcie-host", 16, 63e9)]  # fmt: skip
+
+
+def test_the_way_out_of_a_pcie_node_is_its_pcie_link() -> None:
+    """Where PCIe carries everything, ports faster than it add nothing; GPUs with their own links are not held back."""
+    for name in ("ws-4x-4090", "ws-4x-3090-nvlink-pairs", "aws-g7e.48xlarge"):
+        node = replace(node_by_id(name), inter_Bps=8 * 400e9)
+        road = node.gpu.host_Bps if node.topology == "nvlink-pairs" else node.intra_Bps
+        assert tiers(_cluster(node, 2))[-1].device_Bps == road
+        assert group_bandwidth(tiers(_cluster(node, 2)), 2, node.gpus).Bps == road
+    assert tiers(_cluster(replace(node_by_id("dgx-h100"), inter_Bps=8 * 400e9), 2))[-1].device_Bps == 400e9
+
+
+def test_latency_is_a_walk_around_the_ring() -> None:
+    """Latency is one base cost and a hop per step, those between nodes at the network's price."""
+    inner, outer = tiers(load_cluster("dgx-h100:4"))
+    link = group_bandwidth((inner, outer), 32, 1)
+    assert link.latency_s == pytest.approx(inner.base_s + 28 * inner.hop_s + 3 * outer.hop_s)
+
+
+def test_tiers_are_quick_and_need_no_networkx() -> None:
+    """Loading a named cluster and its tiers takes under 10 ms of CPU time and leaves networkx, torch and pydantic alone."""
+    code = (
+        "import sys, time; from strategist.facts.clusters import load_cluster; from strategist.facts.tiers import tiers;"
+        "start = time.process_time(); tiers(load_cluster('dgx-h100:4')); seconds = time.process_time() - start;"
+        "print(seconds, *[m for m in ('networkx', 'torch', 'pydantic', 'rich', 'yaml') if m in sys.modules])"
+    )
+    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() for _ in range(3)]  # fmt: skip
+    assert all(len(run) == 1 for run in runs)
+    assert min(float(run[0]) for run in runs) < 0.010
+
+
+def test_many_groups_are_quick() -> None:
+    """A quarter of a million groups take well under a second."""
+    found = tiers(load_cluster("dgx-h100:1024"))
+    size = np.tile(2 ** np.arange(13), 20_000)
+    start = time.perf_counter()
+    group_columns(found, size, np.ones_like(size))
+    assert time.perf_counter() - start < 1.0
