@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
+
 from strategist.executor.obstacles import Obstacle
 from strategist.facts.model import ModelShape
+
+FREE = frozenset(
+    {
+        "name", "family", "layers", "hidden", "vocab", "ffn_hidden", "heads", "kv_heads", "head_dim", "tied", "max_seq",
+        "qkv_bias", "window", "full_every", "parameters_stated", "basis", "source", "notes",
+    }
+)  # fmt: skip
+"""Fields of a shape that may have any value; windows are checked against the sequence when the model runs."""
+
+CHOICES: dict[str, tuple[object, ...]] = {"kind": ("decoder",), "qk_norm": ("", "head")}
+"""Fields with more values than their default. Every other field must have its default, which is Llama's."""
+
+POSITIVE = ("layers", "hidden", "vocab", "ffn_hidden", "heads", "kv_heads", "head_dim")
 
 
 def model_obstacles(shape: ModelShape) -> tuple[Obstacle, ...]:
     """Why the built-in reference model, a Llama-like decoder, cannot be this architecture; empty when it can."""
-    rows: tuple[tuple[str, object, tuple[object, ...]], ...] = (
-        ("kind", shape.kind, ("decoder",)),
-        ("formula", shape.formula, ("stack",)),
-        ("norm", shape.norm, ("rmsnorm",)),
-        ("norms_per_layer", shape.norms_per_layer, (2,)),
-        ("final_norm", shape.final_norm, (True,)),
-        ("embed_norm", shape.embed_norm, (False,)),
-        ("pos", shape.pos, ("rope",)),
-        ("mlp_gated", shape.mlp_gated, (True,)),
-        ("mlp_act", shape.mlp_act, ("silu",)),
-        ("mlp_bias", shape.mlp_bias, (False,)),
-        ("o_bias", shape.o_bias, (False,)),
-        ("lm_head_bias", shape.lm_head_bias, (False,)),
-        ("qk_norm", shape.qk_norm, ("", "head")),
-        ("attn_sinks", shape.attn_sinks, (False,)),
-        ("attn_gate", shape.attn_gate, (False,)),
-        ("emb_dim", shape.emb_dim, (0, shape.hidden)),
-        ("extra_parameters", shape.extra_parameters, (0,)),
-        ("extra", shape.extra, ((),)),
-    )
-    parts = {"moe": shape.moe, "mla": shape.mla, "ssm": shape.ssm, "mix": shape.mix}
-    odd = [f"{name} = {value}" for name, value, known in rows if value not in known]
-    odd += [name for name, part in parts.items() if part is not None]
+    odd = [*_odd_fields(shape), *_odd_sizes(shape)]
     if not odd:
         return ()
     return (
@@ -43,3 +37,18 @@ def model_obstacles(shape: ModelShape) -> tuple[Obstacle, ...]:
             hint="Give your own module to build(); data-parallel plans run any.",
         ),
     )
+
+
+def _odd_fields(shape: ModelShape) -> Iterator[str]:
+    for field in dataclasses.fields(shape):
+        value = getattr(shape, field.name)
+        if field.name not in FREE and value not in CHOICES.get(field.name, (field.default,)):
+            yield field.name if dataclasses.is_dataclass(value) else f"{field.name} = {value}"
+
+
+def _odd_sizes(shape: ModelShape) -> Iterator[str]:
+    yield from (f"{name} = {getattr(shape, name)}" for name in POSITIVE if getattr(shape, name) < 1)
+    if shape.kv_heads > 0 and shape.heads % shape.kv_heads:
+        yield f"{shape.heads} heads over {shape.kv_heads} kv_heads"
+    if shape.head_dim % 2:
+        yield f"an odd head_dim = {shape.head_dim}"

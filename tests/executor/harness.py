@@ -7,15 +7,17 @@ its threads there. Ranks meet in a file of a fresh folder, so no port is needed.
 from __future__ import annotations
 
 import multiprocessing
-import os
 import pickle
 import tempfile
 import time
 import traceback
 from collections.abc import Callable
 from functools import cache
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any
+
+import pytest
 
 PRELOAD = [
     "torch",
@@ -40,8 +42,12 @@ class RanksFailed(Exception):
 
 @cache
 def _context() -> Any:
+    """The way to start processes; its server starts here, with the one thread per process that it hands down."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")  # read when the server imports torch
+        forkserver.ensure_running()
     return context
 
 
@@ -58,7 +64,6 @@ def run_alone(function: Callable[..., Any], *arguments: Any, timeout_s: float = 
 def _run(
     world: int, function: Callable[..., Any], arguments: tuple[Any, ...], *, join: bool, timeout_s: float
 ) -> list[Any]:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # must be set before the server imports torch
     with tempfile.TemporaryDirectory() as folder:
         pipes = [_context().Pipe(duplex=False) for _ in range(world)]
         processes = [

@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
+from strategist.catalog import rows
 from strategist.errors import ImpossibleError
+from strategist.executor.architecture import model_obstacles
 from strategist.facts.layers import build_layer, norm_size
 from strategist.facts.model import ModelShape, layer_sequence
+from strategist.facts.models import load_model
 from tests.plans import tiny_llama
 
 pytestmark = pytest.mark.slow
@@ -18,7 +21,6 @@ SHAPES = (
     tiny_llama(name="tiny-qwen2", qkv_bias=True, tied=True),
     tiny_llama(name="tiny-qwen3", qk_norm="head", head_dim=6),
     tiny_llama(name="tiny-mistral", window=16, kv_heads=8),
-    tiny_llama(name="llama-3-8b", layers=32, hidden=4096, vocab=128256, ffn_hidden=14336, heads=32, kv_heads=8, head_dim=128),
 )  # fmt: skip
 
 
@@ -45,11 +47,17 @@ def test_parameters_are_those_of_the_layers_the_facts_describe(shape: ModelShape
     assert all(p.is_meta for p in model.parameters())
 
 
-def test_llama_3_8b_has_its_published_size() -> None:
-    """Llama 3 8B has 8,030,261,248 parameters (meta-llama/Meta-Llama-3-8B: model.safetensors.index.json)."""
+def test_every_accepted_catalogue_model_has_its_counted_size() -> None:
+    """Every row of the catalogue that the built-in model accepts is built with exactly the parameters it counts."""
     from strategist.executor.models import model_from_shape
 
-    assert sum(p.numel() for p in model_from_shape(SHAPES[-1]).parameters()) == 8_030_261_248
+    shapes = {row["name"]: (load_model(row["name"]), row["params_total"]) for row in rows("models")}
+    accepted = {name: pair for name, pair in shapes.items() if not model_obstacles(pair[0])}
+    assert {"llama-3-8b", "mistral-7b-v0.3", "qwen2.5-7b", "qwen3-8b"} <= accepted.keys()
+    built = {
+        name: sum(p.numel() for p in model_from_shape(shape).parameters()) for name, (shape, _) in accepted.items()
+    }
+    assert built == {name: counted for name, (_, counted) in accepted.items()}
 
 
 def test_a_token_sees_only_what_came_before() -> None:

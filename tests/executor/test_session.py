@@ -77,6 +77,17 @@ def test_what_cannot_be_built_is_refused(layout: dict[str, Any], kind: str, code
     assert run_ranks(2, build_code, make_plan(**layout), kind) == [code, code]
 
 
+def test_training_goes_on_when_the_data_end() -> None:
+    """A dataset of two steps serves five: it begins anew, without a process group of anybody else's."""
+    from tests.executor.harness import run_alone
+    from tests.executor.workers import train_on_little_data
+
+    told, losses, ranks = run_alone(train_on_little_data, make_plan(micro_batch=4, formats=FLOAT32), 5)
+    assert told == [0, 1, 2, 3, 4]
+    assert len(set(losses)) == 5
+    assert ranks == 1
+
+
 def test_a_plan_that_cannot_run_starts_no_process_group() -> None:
     """`build` refuses before torch.distributed is touched."""
     import torch.distributed as dist

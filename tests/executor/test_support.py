@@ -103,6 +103,10 @@ def test_refuse_raises_the_first_and_carries_the_rest() -> None:
         ({"kind": "encoder"}, "kind = encoder"),
         ({"qk_norm": "full"}, "qk_norm = full"),
         ({"mlp_act": "gelu"}, "mlp_act = gelu"),
+        ({"v_dim": 2}, "v_dim = 2"),
+        ({"ffn_hidden": 0}, "ffn_hidden = 0"),
+        ({"kv_heads": 3}, "8 heads over 3 kv_heads"),
+        ({"extra_parameters": 5}, "extra_parameters = 5"),
     ],
 )
 def test_an_architecture_that_is_not_llama_like_is_refused(change: dict[str, Any], said: str) -> None:

@@ -119,3 +119,13 @@ def collectives(plan: Plan) -> dict[str, int]:
     with CommDebugMode() as counter:
         session.step(second)
     return {str(op).rsplit(".", 1)[-1]: count for op, count in counter.get_comm_counts().items()}
+
+
+def train_on_little_data(plan: Plan, steps: int) -> tuple[list[int], list[float], int]:
+    """Train on two steps' worth of samples: numbers told to on_step, losses, ranks in the report."""
+    from strategist.executor.train import train
+
+    told: list[int] = []
+    data = SyntheticTokens(plan.model.vocab, 16, 2 * plan.workload.global_batch)
+    report = train(plan, steps, dataset=data, on_step=lambda number, _result: told.append(number))
+    return told, [step.loss for step in report.steps], len(report.memory)
