@@ -1,7 +1,5 @@
 """`python -m strategist` is `strategist`."""
 
-import sys
+from strategist.cli import entry
 
-from strategist.cli import main
-
-sys.exit(main())
+entry()

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import NoReturn
 
 from strategist.errors import InputError, InternalError, StrategistError, did_you_mean
 
@@ -39,6 +40,14 @@ Every command has --help, --json and --no-color.
 exit codes  0 done, 1 our fault or the machine's I/O, 2 bad input, 3 impossible, 4 stale, 5 checks failed,
             6 training failed, 7 interrupted and saved, 8 differs
 """
+
+
+def entry() -> NoReturn:
+    """The console script: run, flush, and leave without tearing the interpreter down, which costs 20 ms and does nothing
+    for a process that holds no threads and no open files (mypy leaves the same way)."""
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 
 from strategist.api import finished, plan_for
@@ -24,6 +25,7 @@ EXAMPLES = """examples
 
 def run(words: Sequence[str]) -> int:
     """Plan, then print the report or the document, and write it when asked to."""
+    gc.disable()  # a plan makes many small records and no cycles, and the process ends with it
     parser = build_parser("plan", "Choose a parallel layout, say why, and write a Plan.", PLAN_FLAGS, epilog=EXAMPLES)
     namespace = parse(parser, words)
     given, top = given_from(namespace)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from strategist.facts.hardware import Basis
+from strategist.records import dataclass
 
 MEMORY_TERMS = (
     "parameters", "gradients", "optimizer", "activations", "logits", "gather_buffers", "bucket_buffers",

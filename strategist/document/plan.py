@@ -6,7 +6,6 @@ checks what comes from outside against these same types.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
@@ -14,6 +13,7 @@ from strategist.document.estimate import MemoryLedger, TimeLedger
 from strategist.facts.hardware import Basis, Cluster
 from strategist.facts.model import ModelShape
 from strategist.facts.workload import Workload
+from strategist.records import dataclass
 
 FORMAT = "strategist-plan/1"
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from strategist.document.plan import Plan
+from strategist.records import dataclass
 
 Files = Mapping[PurePosixPath, str]
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
+
+from strategist.records import dataclass
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 

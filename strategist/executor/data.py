@@ -7,7 +7,6 @@ Which samples a step sees therefore does not depend on how many ranks there are.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from strategist.errors import InputError
 from strategist.executor.seeds import generator
+from strategist.records import dataclass
 
 Sample = Mapping[str, Tensor]
 

@@ -9,12 +9,13 @@ model the token after `input_ids[b, : t + 1]`, so labels are already shifted.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+
+from strategist.records import dataclass
 
 Batch = Mapping[str, Tensor]
 LossFn = Callable[[Any, Batch], Tensor]

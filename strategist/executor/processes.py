@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -18,6 +17,7 @@ from torch.distributed.rendezvous import rendezvous
 from strategist.document.plan import Plan
 from strategist.errors import ImpossibleError, StrategistError, TrainingError
 from strategist.executor.mesh import check_world
+from strategist.records import dataclass
 
 GRACE_SECONDS = 3.0
 """How long a rank that lost its peers waits for one of them to say why."""

@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from strategist.executor.mesh import data_group, data_rank, pipeline_group
 from strategist.executor.names import plain_name
 from strategist.executor.precision import parameter_dtype
 from strategist.executor.tied import TiedEnds
+from strategist.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import resource
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from strategist.executor.obstacles import refuse
 from strategist.executor.processes import World, one_verdict, process_group
 from strategist.executor.session import Session, StepResult
 from strategist.executor.support import layout_obstacles
+from strategist.records import dataclass
 
 OnStep = Callable[[int, StepResult], None]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from strategist.errors import InputError
 from strategist.facts.described import DescribedGpu, DescribedLink, DescribedNode, Paths, checked_name, gpu_from
@@ -15,6 +15,7 @@ from strategist.facts.machines import Overrides, device_rate, machine
 from strategist.facts.nodes import reference_node
 from strategist.facts.resolved import Assumed, Resolved
 from strategist.facts.wiring import expanded, refuse_large
+from strategist.records import dataclass
 from strategist.units import parse_bytes, parse_rate, plain_text
 
 

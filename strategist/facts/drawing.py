@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from html import escape
 from math import log10
 
@@ -13,6 +12,7 @@ from strategist.facts.meshes import is_mesh
 from strategist.facts.outline import GROUP_LIMIT, node_title, outside, text_tree, tier_line
 from strategist.facts.tier import level_of
 from strategist.facts.tiers import tiers
+from strategist.records import dataclass
 from strategist.units import format_rate
 
 __all__ = ["svg", "text_tree"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
 from strategist.errors import InputError
@@ -14,6 +13,7 @@ from strategist.facts.machines import Overrides, machine
 from strategist.facts.network import network_tier
 from strategist.facts.nodes import reference_node
 from strategist.facts.resolved import Assumed, Resolved
+from strategist.records import dataclass
 from strategist.units import TIB, parse_bytes, parse_integer, parse_rate
 
 MAX_GPUS_PER_NODE = 1024

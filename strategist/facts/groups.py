@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from strategist.columns import Column, Mask, Reals
 from strategist.facts.tier import Share, Tier
+from strategist.records import dataclass
 
 _STRIDES = 2**31
 """More than any stride, so that members and stride make one key."""

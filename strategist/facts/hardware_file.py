@@ -7,7 +7,6 @@ wrong type is told before a missing or unknown key, and so is a link that leads 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from strategist.errors import InputError, StaleError, shown
@@ -16,6 +15,7 @@ from strategist.facts.described_cluster import build_cluster
 from strategist.facts.resolved import Resolved
 from strategist.facts.wiring import refuse_bad_wiring
 from strategist.reading import checked, read_document
+from strategist.records import dataclass
 
 FORMAT = "strategist-hardware/1"
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from strategist.facts.hardware import Cluster
 from strategist.facts.model import ModelShape
 from strategist.facts.profile import Formats, Profile
 from strategist.facts.workload import Workload
+from strategist.records import dataclass
 
 MAX_HEADROOM = 0.5
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from strategist.errors import InputError, shown
+from strategist.records import dataclass
 
 Mixer = Literal["attention", "sliding", "mla", "mamba1", "mamba2", "gated-delta", "cross", "none"]
 Ffn = Literal["dense", "moe", "none"]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 
 from strategist.facts.attention import attention, cross_attention, latent_attention
 from strategist.facts.model import LayerKind, ModelShape, Moe, Norm, Ssm
 from strategist.facts.weights import Matrix, Vector, Weights
+from strategist.records import dataclass
 
 __all__ = ["Layer", "Matrix", "Vector", "build_layer", "norm_size"]
 

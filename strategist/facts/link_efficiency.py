@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 from strategist.catalog import Row, rows
 from strategist.facts.hardware import Basis
 from strategist.facts.tier import Kind, Share
+from strategist.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from strategist.facts.matrix_node import node_from_matrix
 from strategist.facts.resolved import Assumed, Resolved
 from strategist.facts.sys_ports import Port, active_ports, fabric_of
 from strategist.facts.topo_matrix import Matrix, parse_matrix
+from strategist.records import dataclass
 
 TOPO_SECONDS = 20
 

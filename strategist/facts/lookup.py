@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from strategist.errors import InputError, did_you_mean, shown
+from strategist.records import dataclass
 from strategist.units import plain_text
 
 T = TypeVar("T")

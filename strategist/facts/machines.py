@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import gcd
 
 from strategist.catalog import Row, rows
 from strategist.facts.hardware import Gpu, Node, Topology
 from strategist.facts.nodes import reference_counts, reference_node
 from strategist.facts.resolved import Assumed
+from strategist.records import dataclass
 from strategist.units import format_gib, format_rate
 
 

@@ -7,7 +7,6 @@ a default row and listed as an assumption.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import combinations
 
 from strategist.catalog import rows
@@ -16,6 +15,7 @@ from strategist.facts.hardware import Gpu, Link, Node, Topology
 from strategist.facts.machines import default_row
 from strategist.facts.resolved import Assumed
 from strategist.facts.topo_matrix import Matrix
+from strategist.records import dataclass
 
 SWITCHED = ("PIX", "PXB")
 SAME_SOCKET = (*SWITCHED, "PHB", "NODE")

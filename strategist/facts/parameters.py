@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache
 
 from strategist.facts.layers import build_layer, norm_size
 from strategist.facts.model import ModelShape, layer_counts
+from strategist.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from strategist.catalog import rows
 from strategist.errors import InputError, did_you_mean
 from strategist.facts.hardware import Basis
+from strategist.records import dataclass
 
 BYTES = {"float64": 8.0, "float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "float8": 1.0}
 """Bytes of one number by format."""

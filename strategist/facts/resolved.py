@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from strategist.facts.hardware import Basis, Cluster
+from strategist.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, get_args
 
 from strategist.facts.hardware import Basis
+from strategist.records import dataclass
 
 Kind = Literal[
     "nvlink", "xgmi", "roce-mesh", "torus", "shared-memory", "pcie-p2p", "pcie-host",

@@ -6,8 +6,9 @@ every rank. Cuts follow Megatron-LM (Shoeybi et al. 2019, arXiv 1909.08053, sect
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from strategist.records import dataclass
 
 Cut = Literal["column", "row", "whole"]
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from strategist.catalog import rows
 from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
 from strategist.memory.model_states import shards_state
+from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Mask, Reals
 from strategist.space.shares import Elements, Group
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from strategist.memory.model_states import (
     optimizer_bytes_CS,
     parameter_bytes_CS,
 )
+from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Column, Reals, total_of
 from strategist.space.shares import Group, elements, groups
 

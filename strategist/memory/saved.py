@@ -12,12 +12,13 @@ cut "sequence": the residual stream, divided by tp only under sequence paralleli
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Literal
 
 from strategist.facts.layers import build_layer
 from strategist.facts.model import LayerKind, Mla, ModelShape, Moe, Ssm
+from strategist.records import dataclass
 
 Cut = Literal["sequence", "heads", "whole"]
 Policy = Literal["none", "selective", "full"]

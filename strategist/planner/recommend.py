@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from strategist.planner.check import faults
 from strategist.planner.search import Found, Question, SearchLog, search
 from strategist.planner.situation import describe, near_thresholds
 from strategist.planner.write import economics, memory_ledger, mesh_of, strategy_of, time_ledger
+from strategist.records import dataclass
 from strategist.rulebook.apply import family_of, fired, placeholders, sentence
 from strategist.rulebook.rule import Rule, load_families, load_rules
 from strategist.rulebook.vocabulary import WORDS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,6 +14,7 @@ from strategist.facts.job import Job
 from strategist.memory.estimate import Peaks, peak_memory
 from strategist.planner.rank import best
 from strategist.planner.situation import largest_layer_bytes, question
+from strategist.records import dataclass
 from strategist.rulebook.apply import Refused, family_masks, forbid
 from strategist.rulebook.rule import Rule, load_rules
 from strategist.space.candidates import Candidates, Column, Mask

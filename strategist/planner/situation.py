@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,8 @@ from strategist.facts.profile import BYTES
 from strategist.memory.activations import layer_bytes_CK
 from strategist.memory.buffers import overhead
 from strategist.memory.estimate import peak_memory
-from strategist.space.candidates import MESH_COLUMNS, OPTION_COLUMNS, WORDS, Candidates, code
+from strategist.records import dataclass
+from strategist.space.candidates import MESH_COLUMNS, OPTION_COLUMNS, WORDS, Candidates, code, joined
 from strategist.space.shares import dense_CK, expert_CK
 from strategist.timing.collectives import bus_bandwidth, device_bandwidth_between_nodes
 from strategist.timing.rates import peak_FLOPs
@@ -110,9 +110,9 @@ def describe(job: Job, allow_recompute: bool = True) -> dict[str, Value]:
 
 def one_device_bytes(job: Job, allow_recompute: bool = True) -> int:
     """Peak of the job on one device: micro-batch 1, no sharding, no offload, the leanest recompute allowed."""
-    accumulation = job.workload.global_batch
-    levels = range(len(WORDS["recompute"])) if allow_recompute else (0,)
-    return min(int(peak_memory(job, one(recompute=level, accumulation=accumulation)).device[0]) for level in levels)
+    levels = range(len(WORDS["recompute"]) if allow_recompute else 1)
+    alone = joined([one(recompute=level, accumulation=job.workload.global_batch) for level in levels])
+    return int(peak_memory(job, alone).device.min())
 
 
 def leanest_unsplit_bytes(job: Job, allow_recompute: bool = True) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 
@@ -26,6 +25,7 @@ from strategist.facts.job import Job
 from strategist.facts.model import layer_sequence
 from strategist.memory.estimate import MOMENTS, Ledger, ledger
 from strategist.planner.search import Found
+from strategist.records import dataclass
 from strategist.space.candidates import Candidates
 from strategist.space.shares import groups
 from strategist.space.stages import stage_chunks

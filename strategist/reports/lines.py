@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+from strategist.records import dataclass
 
 Style = Literal["plain", "title", "good", "bad", "warn", "dim", "key"]
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from strategist.document.estimate import MEMORY_TERMS, TIME_TERMS
 from strategist.document.plan import Plan
 from strategist.facts.hardware import Basis
+from strategist.records import dataclass
 
 COMPUTE = ("matmul", "attention", "elementwise", "loss", "moe_dispatch", "host")
 COMMUNICATION = ("tp", "cp", "ep", "pp", "dp")

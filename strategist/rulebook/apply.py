@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from strategist.records import dataclass
 from strategist.rulebook.rule import Rule, load_families
 from strategist.space.candidates import Candidates, Mask
 

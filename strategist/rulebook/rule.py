@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from strategist.errors import RuleError, did_you_mean
 from strategist.reading import parse_toml, read_text
+from strategist.records import dataclass
 from strategist.rulebook.expression import evaluate, names, parse
 from strategist.rulebook.vocabulary import WORDS
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
 import numpy as np
 
 from strategist.columns import Column, Mask, Reals
+from strategist.records import dataclass
 
 __all__ = [
     "MESH_COLUMNS",

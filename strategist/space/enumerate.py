@@ -4,11 +4,11 @@ collapse to their plain value, so no layout is looked at twice."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
 
+from strategist.records import dataclass
 from strategist.space.candidates import MESH_COLUMNS, OPTION_COLUMNS, Candidates, code, joined
 from strategist.space.grammar import Pin, forbidden
 
@@ -142,7 +142,8 @@ def _options(limits: Limits, mesh: Mesh) -> Iterator[tuple[int, ...]]:
     pure = pp == tp == cp == 1 and zero >= 2 and replicate == 1
     kinds = ("ring", "all-to-all") if cp > 1 else ("none",)
     for micro, accumulation in _batches(limits, replicate * shard):
-        for (schedule, virtual), sequence, kind in product(_schedules(limits, pp), (0, 1) if tp > 1 else (0,), kinds):
+        schedules = _schedules(limits, pp, accumulation)
+        for (schedule, virtual), sequence, kind in product(schedules, _sequence_cuts(limits, cp, tp), kinds):
             for recompute, (offload, tiles) in product(range(3), _offloads(limits, zero, pure, shard)):
                 yield (
                     virtual,
@@ -170,12 +171,29 @@ def _batches(limits: Limits, dp: int) -> Iterator[tuple[int, int]]:
             yield micro, per_rank // micro
 
 
-def _schedules(limits: Limits, pp: int) -> Iterator[tuple[int, int]]:
+def _sequence_cuts(limits: Limits, cp: int, tp: int) -> Sequence[int]:
+    """Sequence parallelism or not. It moves the same bytes, holds less and computes less, so going without is looked at
+    only where the sequence does not divide, or when pinned."""
+    if tp == 1:
+        return (0,)
+    pinned = limits.pinned("sequence_parallel")
+    if pinned is not None:
+        return (pinned,)
+    divides = limits.seq_len % (cp * tp) == 0 and "sequence_parallel" not in limits.forbids
+    return (1,) if divides else (0,)
+
+
+def _schedules(limits: Limits, pp: int, accumulation: int) -> Iterator[tuple[int, int]]:
+    """GPipe idles as long as 1F1B and holds at least as much, so it is looked at only where 1F1B has too few
+    micro-batches, or when pinned."""
     if pp == 1:
         yield code("schedule", "none"), 1
         return
-    yield code("schedule", "gpipe"), 1
-    yield code("schedule", "1f1b"), 1
+    gpipe, one_f_one_b = code("schedule", "gpipe"), code("schedule", "1f1b")
+    if accumulation < pp or limits.pinned("schedule") == gpipe:
+        yield gpipe, 1
+    if accumulation >= pp or limits.pinned("schedule") == one_f_one_b:
+        yield one_f_one_b, 1
     for virtual in range(2, MAX_VIRTUAL_STAGES + 1):
         if limits.layers % (pp * virtual) == 0 or limits.pinned("virtual_stages") == virtual:
             yield code("schedule", "interleaved"), virtual

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from strategist.errors import InputError, did_you_mean
+from strategist.records import dataclass
 from strategist.space.candidates import WORDS, Candidates, Mask
 from strategist.units import parse_integer, plain_text
 

@@ -7,7 +7,8 @@ table and everything else broadcasts against it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
+from functools import cache
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from strategist.facts.job import Job
 from strategist.facts.layers import Layer, Matrix, build_layer
 from strategist.facts.model import ModelShape
 from strategist.facts.parameters import outer_parameters, table_width
+from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Column, Mask, Reals
 from strategist.space.stages import kinds, representative_stages, stage_layer_counts
 
@@ -112,6 +114,7 @@ def expert_elements(layer: Layer, ep: Column, etp: Column, shards: Column) -> Re
     return total
 
 
+@cache
 def layers(shape: ModelShape) -> tuple[Layer, ...]:
     """One built layer per sort, in the order of `kinds`."""
     return tuple(build_layer(shape, kind) for kind in kinds(shape))

@@ -7,13 +7,13 @@ the buffer of an all-reduce, what one rank sends in an all-to-all or to a neighb
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
+from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Column, Reals
 from strategist.space.shares import Elements, Group, layers, tokens
 

@@ -8,7 +8,6 @@ of their nominal rate collectives reach stands in `facts/tiers.py` and the catal
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -17,6 +16,7 @@ from strategist.facts.groups import GroupColumns, group_bandwidth, group_columns
 from strategist.facts.hardware import Cluster
 from strategist.facts.tier import Tier
 from strategist.facts.tiers import tiers
+from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Reals
 from strategist.space.traffic import PLACES, Op, Place, ranks_at
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from strategist.facts.job import Job
 from strategist.facts.layers import Layer, Matrix
 from strategist.facts.model import LayerKind, ModelShape
 from strategist.facts.profile import BYTES
+from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Reals, total_of
 from strategist.space.shares import layers, tokens
 from strategist.space.stages import kinds
@@ -34,7 +35,7 @@ def layer_times(job: Job, c: Candidates) -> LayerTime:
     gpu = job.cluster.slowest.gpu
     sorts = list(zip(layers(job.model), kinds(job.model), strict=True))
     forward = {
-        "matmul": _stack([_matmul(job, gpu, layer, c, 1.0) for layer, _ in sorts]),
+        "matmul": _stack([_matmul(job, gpu, layer, c) for layer, _ in sorts]),
         "attention": _stack([_attention(job, gpu, kind, c, 1.0) for _, kind in sorts]),
         "elementwise": _stack([_elementwise(job, gpu, layer, kind, c) for layer, kind in sorts]),
         "moe_dispatch": _stack([_dispatch(job, gpu, kind, c) for _, kind in sorts]),
@@ -77,32 +78,37 @@ def matmul_seconds(job: Job, gpu: Gpu, m: Reals, n: Reals, k: Reals) -> Reals:
     return np.maximum(compute, traffic)
 
 
-def _matmul(job: Job, gpu: Gpu, layer: Layer, c: Candidates, factor: float) -> Reals:
-    total = np.zeros(len(c))
-    for matrix in layer.matrices:
-        total += _matrix_seconds(job, gpu, matrix, c)
-    return factor * total
+def _matmul(job: Job, gpu: Gpu, layer: Layer, c: Candidates) -> Reals:
+    """Forward seconds of all matrices of one layer, (C,); they are worked out together, one row per matrix."""
+    sizes = [_expert_sizes(job, matrix, c) if matrix.is_expert else _sizes(job, matrix, c) for matrix in layer.matrices]
+    if not sizes:
+        return np.zeros(len(c))
+    times, m, n, k = (np.stack(np.broadcast_arrays(*(size[i] for size in sizes), c["tp"])[:-1]) for i in range(4))
+    return (times * matmul_seconds(job, gpu, m.astype(np.float64), n.astype(np.float64), k.astype(np.float64))).sum(
+        axis=0
+    )
 
 
-def _matrix_seconds(job: Job, gpu: Gpu, matrix: Matrix, c: Candidates) -> Reals:
-    if matrix.is_expert:
-        return _expert_seconds(job, gpu, matrix, c)
-    cut = np.asarray(c["tp"], np.float64)
-    n = matrix.outputs / (cut if matrix.cut == "column" else 1.0)
-    k = matrix.inputs / (cut if matrix.cut == "row" else 1.0)
-    rows = tokens(job, c) / np.where((matrix.cut == "whole") & (c["sequence_parallel"] > 0), c["tp"], 1)
-    return matmul_seconds(job, gpu, rows, n + 0.0 * cut, k + 0.0 * cut)
+Sizes = tuple[Any, Any, Any, Any]
+"""How many products, and the m, n and k of each: numbers or columns (C,)."""
 
 
-def _expert_seconds(job: Job, gpu: Gpu, matrix: Matrix, c: Candidates) -> Reals:
+def _sizes(job: Job, matrix: Matrix, c: Candidates) -> Sizes:
+    tp = c["tp"]
+    n = matrix.outputs / tp if matrix.cut == "column" else matrix.outputs
+    k = matrix.inputs / tp if matrix.cut == "row" else matrix.inputs
+    rows = tokens(job, c)
+    spread = np.where(c["sequence_parallel"] > 0, tp, 1) if matrix.cut == "whole" else 1
+    return matrix.copies, rows / spread, n, k
+
+
+def _expert_sizes(job: Job, matrix: Matrix, c: Candidates) -> Sizes:
     """Experts held by a rank work on balanced token counts; one product per expert, narrower by expert tensor cuts."""
-    held = matrix.copies / c["ep"]
     share_of_sequence = np.where(c["sequence_parallel"] > 0, c["tp"], 1)
     arriving = tokens(job, c) / share_of_sequence * c["ep"] * c["etp"] * matrix.used
-    n = matrix.outputs / (c["etp"] if matrix.cut == "column" else 1)
-    k = matrix.inputs / (c["etp"] if matrix.cut == "row" else 1)
-    per_expert = np.maximum(1.0, arriving / matrix.copies)
-    return held * matmul_seconds(job, gpu, per_expert, n + 0.0 * held, k + 0.0 * held)
+    n = matrix.outputs / c["etp"] if matrix.cut == "column" else matrix.outputs
+    k = matrix.inputs / c["etp"] if matrix.cut == "row" else matrix.inputs
+    return matrix.copies / c["ep"], np.maximum(1.0, arriving / matrix.copies), n, k
 
 
 def attention_FLOP(shape: ModelShape, kind: LayerKind, seq_len: int) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,6 +10,7 @@ from strategist.document.estimate import TIME_TERMS
 from strategist.facts.job import Job
 from strategist.facts.model import layer_counts
 from strategist.facts.parameters import count, outer_parameters
+from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Column, Reals, code, total_of
 from strategist.space.shares import Elements, Group, elements, groups, tokens
 from strategist.space.traffic import Traffic, traffic

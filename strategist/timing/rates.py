@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 
 from strategist.catalog import Row, rows
 from strategist.facts.hardware import Basis, Gpu
+from strategist.records import dataclass
 from strategist.space.candidates import Reals
 
 _LIKE = {

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 from strategist.facts.families.config import Config, class_defaults
+from strategist.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
