@@ -6,9 +6,13 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NoReturn
+from types import ModuleType
+from typing import TYPE_CHECKING, NoReturn
 
 from strategist.errors import InputError, InternalError, StrategistError, did_you_mean
+
+if TYPE_CHECKING:
+    from strategist.cli.arguments import Command
 
 COMMANDS = (
     ("plan", "choose a layout, say why, and write a Plan"),
@@ -91,8 +95,23 @@ def _dispatch(words: Sequence[str]) -> int:
         raise InputError(
             "CHOICE", f"There is no command {name!r}.", flag="COMMAND", value=name, hint=did_you_mean(name, known)
         )
-    run: int = import_module(f"strategist.cli.{name}_command").run(list(words[1:]))
-    return run
+    return _run(import_module(f"strategist.cli.{name}_command"), list(words[1:]))
+
+
+def _run(module: ModuleType, words: list[str]) -> int:
+    """One command: its help page, or its work. What follows `--` belongs to somebody else's command."""
+    from strategist.cli.arguments import help_lines, parse, wants_help
+    from strategist.cli.output import show_lines, width
+
+    command: Command = module.COMMAND
+    if wants_help(words):
+        show_lines(help_lines(command, width()))
+        return 0
+    own, foreign = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, None)
+    options = parse(command, own)
+    options.foreign = foreign
+    code: int = module.run(options)
+    return code
 
 
 def _report(error: StrategistError, as_json: bool) -> int:

@@ -1,105 +1,146 @@
-"""From words to a namespace: argparse underneath, but every complaint is one of our errors with a code and a hint."""
+"""From words to options. The flags are rows of data, so reading them is one loop, and every complaint is one of our
+errors with a code and a hint. (argparse would ask for translations and the terminal before it reads a word: 20 ms.)"""
 
 from __future__ import annotations
 
-import argparse
-import re
 from collections.abc import Sequence
-from typing import NoReturn
+from types import SimpleNamespace
 
 from strategist.cli.flags import Flag
 from strategist.errors import InputError, did_you_mean
+from strategist.records import dataclass
+from strategist.reports.lines import Line, line, table, wrapped
+
+HELP = ("-h", "--help")
+Namespace = SimpleNamespace
 
 
-class Parser(argparse.ArgumentParser):
-    """An argparse parser that raises InputError instead of printing usage and leaving."""
+@dataclass(frozen=True, slots=True)
+class Positional:
+    """A word without a flag. An optional one may be left out."""
 
-    flags: tuple[Flag, ...] = ()
-
-    def error(self, message: str) -> NoReturn:
-        """Translate argparse's complaint."""
-        unknown = re.match(r"unrecognized arguments: (.*)", message)
-        if unknown:
-            word = unknown[1].split(" ")[0]
-            raise InputError(
-                "UNKNOWN_KEY", f"{self.prog} does not know {word}.", flag=word, hint=_unknown_hint(word, self.flags)
-            )
-        value = re.match(r"argument ([^:/]+).*: expected one argument", message)
-        if value:
-            raise InputError("MISSING", f"{value[1]} needs a value.", flag=value[1], hint=f"See `{self.prog} --help`.")
-        missing = re.match(r"the following arguments are required: (.*)", message)
-        if missing:
-            raise InputError(
-                "MISSING", f"{self.prog} needs {missing[1]}.", flag=missing[1], hint=f"See `{self.prog} --help`."
-            )
-        raise InputError("PARSE", f"{self.prog}: {message}.", hint=f"See `{self.prog} --help`.")
+    name: str
+    help: str
+    optional: bool = False
 
 
-def _unknown_hint(word: str, flags: Sequence[Flag]) -> str:
-    names = [flag.name for flag in flags]
-    return did_you_mean(word, names) if word.startswith("-") else "Remove it; values belong to flags."
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What a command takes and says about itself."""
+
+    name: str
+    summary: str
+    flags: tuple[Flag, ...]
+    positionals: tuple[Positional, ...] = ()
+    examples: tuple[str, ...] = ()
 
 
-def build_parser(
-    command: str,
-    summary: str,
-    flags: Sequence[Flag],
-    positionals: Sequence[tuple[str, str, str]] = (),
-    epilog: str = "",
-) -> Parser:
-    """The parser of one command. A positional is (name, help, how many: "1", "?" or "*")."""
-    parser = Parser(
-        prog=f"strategist {command}",
-        description=summary,
-        epilog=epilog,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.flags = tuple(flags)
-    for name, text, count in positionals:
-        parser.add_argument(name, help=text, nargs=None if count == "1" else count)
-    for flag in flags:
-        text = flag.help.replace("%", "%%") + (f" ({', '.join(flag.choices)})" if flag.choices else "")
-        if not flag.metavar:
-            parser.add_argument(flag.name, action="store_true", help=text, dest=flag.key)
-        else:
-            parser.add_argument(flag.name, action="append", metavar=flag.metavar, help=text, dest=flag.key)
-    return parser
+def wants_help(words: Sequence[str]) -> bool:
+    """Whether help is asked for, in front of any `--`."""
+    own = words[: list(words).index("--")] if "--" in words else words
+    return any(word in HELP for word in own)
 
 
-def parse(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
-    """The namespace of some words: single flags once, values that begin with a dash kept as values.
+def parse(command: Command, words: Sequence[str]) -> Namespace:
+    """The options of some words: every flag and positional as an attribute, None or False or () when not given.
 
-    Raises InputError UNKNOWN_KEY, MISSING, DUPLICATE_FLAG.
+    A value may begin with a dash (`--nodes -4`) as long as it is not a flag. Raises InputError UNKNOWN_KEY, MISSING,
+    DUPLICATE_FLAG, PARSE.
     """
-    namespace = parser.parse_args(_joined(words, parser.flags))
-    for flag in parser.flags:
-        values = getattr(namespace, flag.key)
-        if not flag.metavar or flag.repeats:
-            continue
-        if values is not None and len(values) > 1:
-            raise InputError(
-                "DUPLICATE_FLAG",
-                f"{flag.name} is given {len(values)} times.",
-                flag=flag.name,
-                value=values[-1],
-                hint="Give it once.",
-            )
-        setattr(namespace, flag.key, values[0] if values else None)
-    return namespace
-
-
-def _joined(words: Sequence[str], flags: Sequence[Flag]) -> list[str]:
-    """`--flag -7B` as `--flag=-7B`: a value may look like an option as long as it is not one."""
-    valued = {flag.name for flag in flags if flag.metavar}
-    known = {flag.name for flag in flags} | {"-h", "--help", "--"}
-    joined: list[str] = []
+    flags = {flag.name: flag for flag in command.flags}
+    values: dict[str, list[str]] = {flag.key: [] for flag in command.flags}
+    rest: list[str] = []
     waiting = list(words)
     while waiting:
         word = waiting.pop(0)
-        if word == "--":
-            return [*joined, word, *waiting]
-        if word in valued and waiting and waiting[0].startswith("-") and waiting[0].split("=")[0] not in known:
-            word = f"{word}={waiting.pop(0)}"
-        joined.append(word)
-    return joined
+        name, equals, value = word.partition("=")
+        if not word.startswith("-") or word == "-":
+            rest.append(word)
+        elif name not in flags:
+            raise _unknown(command, name)
+        else:
+            values[name.lstrip("-").replace("-", "_")].append(_value(flags[name], equals, value, waiting, flags))
+    options = {flag.key: _settled(flag, values[flag.key]) for flag in command.flags}
+    return Namespace(**options, **_named(command, rest))
+
+
+def _unknown(command: Command, name: str) -> InputError:
+    hint = did_you_mean(name, [flag.name for flag in command.flags])
+    return InputError("UNKNOWN_KEY", f"strategist {command.name} does not know {name}.", flag=name, hint=hint)
+
+
+def _value(flag: Flag, equals: str, value: str, waiting: list[str], flags: dict[str, Flag]) -> str:
+    """The value after `=` or the next word; switches take none."""
+    if not flag.metavar:
+        if equals:
+            raise InputError(
+                "PARSE", f"{flag.name} takes no value.", flag=flag.name, value=value, hint="Leave the value out."
+            )
+        return ""
+    if equals:
+        return value
+    if not waiting or waiting[0].partition("=")[0] in (*flags, *HELP):
+        raise InputError(
+            "MISSING", f"{flag.name} needs a value.", flag=flag.name, hint=f"Example: {flag.name} {flag.metavar}."
+        )
+    return waiting.pop(0)
+
+
+def _settled(flag: Flag, given: list[str]) -> bool | str | tuple[str, ...] | None:
+    if not flag.metavar:
+        return bool(given)
+    if flag.repeats:
+        return tuple(given)
+    if len(given) > 1:
+        raise InputError(
+            "DUPLICATE_FLAG",
+            f"{flag.name} is given {len(given)} times.",
+            flag=flag.name,
+            value=given[-1],
+            hint="Give it once.",
+        )
+    return given[0] if given else None
+
+
+def _named(command: Command, rest: Sequence[str]) -> dict[str, str | None]:
+    """The words without flags by the names of the positionals."""
+    needed = [positional.name for positional in command.positionals if not positional.optional]
+    if len(rest) < len(needed):
+        missing = needed[len(rest)]
+        raise InputError(
+            "MISSING",
+            f"strategist {command.name} needs {missing.upper()}.",
+            flag=missing.upper(),
+            hint=f"See `strategist {command.name} --help`.",
+        )
+    if len(rest) > len(command.positionals):
+        extra = rest[len(command.positionals)]
+        raise InputError(
+            "PARSE",
+            f"strategist {command.name} does not expect the word.",
+            flag=command.name,
+            value=extra,
+            hint="Remove it; values belong to flags.",
+        )
+    padded = [*rest, *[None] * (len(command.positionals) - len(rest))]
+    return {positional.name: word for positional, word in zip(command.positionals, padded, strict=True)}
+
+
+def help_lines(command: Command, width: int) -> list[Line]:
+    """The help page of a command: examples first."""
+    places = "".join(f" [{p.name.upper()}]" if p.optional else f" {p.name.upper()}" for p in command.positionals)
+    rows = [(p.name.upper(), p.help) for p in command.positionals]
+    rows += [(f"{flag.name} {flag.metavar}".rstrip(), _explained(flag)) for flag in command.flags]
+    examples = [line(f"  {example}") for example in command.examples]
+    return [
+        *wrapped("", f"usage: strategist {command.name}{places} [FLAGS]", width, indent=0),
+        *wrapped("", command.summary, width, indent=0),
+        *([line(""), line("examples"), *examples] if examples else []),
+        line(""),
+        *table([*rows, ("-h, --help", "this page")], width),
+    ]
+
+
+def _explained(flag: Flag) -> str:
+    words = f" ({', '.join(flag.choices)})" if flag.choices else ""
+    return flag.help + words + (" (may be repeated)" if flag.repeats else "")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from strategist.catalog import Row, rows
-from strategist.cli.arguments import build_parser, parse
+from strategist.cli.arguments import Command, Namespace, Positional
 from strategist.cli.flags import COMMON
 from strategist.cli.output import show_document, show_lines, width
 from strategist.errors import InputError, did_you_mean
@@ -16,27 +16,34 @@ from strategist.units import format_count
 TABLES: Mapping[str, str] = {"gpus": "UNKNOWN_GPU", "nodes": "UNKNOWN_NODE", "models": "UNKNOWN_MODEL"}
 
 
-def run(words: Sequence[str]) -> int:
+COMMAND = Command(
+    "catalog",
+    "List the known gpus, nodes and models.",
+    COMMON,
+    (
+        Positional("table", "gpus, nodes or models"),
+        Positional("name", "one row", optional=True),
+    ),
+)
+
+
+def run(options: Namespace) -> int:
     """List a table, or print one row with every fact and its source."""
-    positionals = [("table", "gpus, nodes or models", "1"), ("name", "one row", "?")]
-    namespace = parse(build_parser("catalog", "List the known gpus, nodes and models.", COMMON, positionals), words)
-    if namespace.table not in TABLES:
+    if options.table not in TABLES:
         raise InputError(
             "CHOICE",
-            f"There is no table {namespace.table!r}.",
+            f"There is no table {options.table!r}.",
             flag="TABLE",
-            value=namespace.table,
-            hint=did_you_mean(namespace.table, TABLES),
+            value=options.table,
+            hint=did_you_mean(options.table, TABLES),
         )
-    found = list(rows(namespace.table)) if namespace.name is None else [_row(namespace.table, namespace.name)]
-    if namespace.json:
+    found = list(rows(options.table)) if options.name is None else [_row(options.table, options.name)]
+    if options.json:
         show_document(found)
-    elif namespace.name is None:
-        show_lines(
-            table([_summary(namespace.table, row) for row in found], width(), indent=0), no_color=namespace.no_color
-        )
+    elif options.name is None:
+        show_lines(table([_summary(options.table, row) for row in found], width(), indent=0), no_color=options.no_color)
     else:
-        show_lines(_page(found[0]), no_color=namespace.no_color)
+        show_lines(_page(found[0]), no_color=options.no_color)
     return 0
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from strategist.catalog import rows
 from strategist.cli import COMMANDS
-from strategist.cli.arguments import build_parser, parse
+from strategist.cli.arguments import Command, Namespace, Positional
 from strategist.cli.flags import COMMON, PLAN_FLAGS, Flag
 from strategist.cli.output import show_text
 from strategist.emitters import EMITTERS
@@ -15,20 +15,25 @@ from strategist.errors import InputError, did_you_mean
 SHELLS = ("bash", "zsh", "fish")
 
 
-def run(words: Sequence[str]) -> int:
+COMMAND = Command(
+    "completion",
+    "Print shell completion.",
+    COMMON,
+    (Positional("shell", "bash, zsh or fish"),),
+)
+
+
+def run(options: Namespace) -> int:
     """Print the script for one shell."""
-    namespace = parse(
-        build_parser("completion", "Print shell completion.", COMMON, [("shell", "bash, zsh or fish", "1")]), words
-    )
-    if namespace.shell not in SHELLS:
+    if options.shell not in SHELLS:
         raise InputError(
             "CHOICE",
-            f"There is no completion for {namespace.shell!r}.",
+            f"There is no completion for {options.shell!r}.",
             flag="SHELL",
-            value=namespace.shell,
-            hint=did_you_mean(namespace.shell, SHELLS),
+            value=options.shell,
+            hint=did_you_mean(options.shell, SHELLS),
         )
-    show_text({"bash": _bash, "zsh": _zsh, "fish": _fish}[namespace.shell]())
+    show_text({"bash": _bash, "zsh": _zsh, "fish": _fish}[options.shell]())
     return 0
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 
 from strategist.api import emit
-from strategist.cli.arguments import build_parser, parse
+from strategist.cli.arguments import Command, Namespace, Positional
 from strategist.cli.files import check_target, write_file
 from strategist.cli.flags import COMMON, Flag
 from strategist.cli.output import show_document, show_lines, show_text, width
@@ -31,13 +30,24 @@ FLAGS = (
 )
 
 
-def run(words: Sequence[str]) -> int:
+COMMAND = Command(
+    "emit",
+    "Write launch files for a Plan.",
+    FLAGS,
+    (Positional("plan", "a Plan file", optional=True),),
+    examples=(
+        "strategist emit plan.json --to torchrun --out job",
+        "strategist emit plan.json --to slurm --out job --job-name llama-8b --env NCCL_SOCKET_IFNAME=eth0",
+        "strategist emit --list",
+    ),
+)
+
+
+def run(options: Namespace) -> int:
     """Write the files of one target, or list the targets."""
-    parser = build_parser("emit", "Write launch files for a Plan.", FLAGS, [("plan", "a Plan file", "?")])
-    namespace = parse(parser, words)
-    if namespace.list:
-        return _list(as_json=namespace.json, no_color=namespace.no_color)
-    for flag, value in (("PLAN", namespace.plan), ("--to", namespace.to), ("--out", namespace.out)):
+    if options.list:
+        return _list(as_json=options.json, no_color=options.no_color)
+    for flag, value in (("PLAN", options.plan), ("--to", options.to), ("--out", options.out)):
         if value is None:
             raise InputError(
                 "MISSING",
@@ -45,24 +55,24 @@ def run(words: Sequence[str]) -> int:
                 flag=flag,
                 hint="Example: strategist emit plan.json --to torchrun --out job.",
             )
-    emitter = find_emitter(namespace.to)
-    options = Options(
-        job_name=job_name(namespace.job_name) if namespace.job_name is not None else "strategist",
-        master_addr=host_name(namespace.master_addr) if namespace.master_addr is not None else None,
-        master_port=port(namespace.master_port) if namespace.master_port is not None else None,
-        env=environment(namespace.env or (), allow_all=namespace.allow_env),
+    emitter = find_emitter(options.to)
+    extras = Options(
+        job_name=job_name(options.job_name) if options.job_name is not None else "strategist",
+        master_addr=host_name(options.master_addr) if options.master_addr is not None else None,
+        master_port=port(options.master_port) if options.master_port is not None else None,
+        env=environment(options.env, allow_all=options.allow_env),
     )
-    files = emit(load_plan(namespace.plan), emitter.name, options)
-    folder = _folder(namespace.out)
+    files = emit(load_plan(options.plan), emitter.name, extras)
+    folder = _folder(options.out)
     targets = {os.path.join(folder, str(name)): text for name, text in files.items()}
     for path in targets:
-        check_target(path, "--out", force=namespace.force)
+        check_target(path, "--out", force=options.force)
     for path, text in targets.items():
         runnable = os.path.basename(path) in emitter.executables
-        write_file(path, text, "--out", force=namespace.force, mode=0o755 if runnable else 0o644)
-    if namespace.json:
+        write_file(path, text, "--out", force=options.force, mode=0o755 if runnable else 0o644)
+    if options.json:
         show_document({"target": emitter.name, "files": sorted(targets)})
-    elif not namespace.quiet:
+    elif not options.quiet:
         show_text("\n".join(f"wrote {path}" for path in targets))
     return 0
 

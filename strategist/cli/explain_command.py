@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from strategist.cli.arguments import build_parser, parse
+from strategist.cli.arguments import Command, Namespace, Positional
 from strategist.cli.flags import COMMON
 from strategist.cli.output import show_document, show_lines, width
 from strategist.document.load import load_plan
@@ -12,18 +10,21 @@ from strategist.document.write import seal_state
 from strategist.reports.text import explain_text
 from strategist.reports.tree import plan_tree
 
+COMMAND = Command(
+    "explain",
+    "Show a Plan term by term: time, memory, rules, refusals.",
+    COMMON,
+    (Positional("plan", "a Plan file"),),
+)
 
-def run(words: Sequence[str]) -> int:
+
+def run(options: Namespace) -> int:
     """Print the tree of a plan; sealed, unsealed and edited plans are all read, and the report says which."""
-    parser = build_parser(
-        "explain", "Show a Plan term by term: time, memory, rules, refusals.", COMMON, [("plan", "a Plan file", "1")]
-    )
-    namespace = parse(parser, words)
-    plan = load_plan(namespace.plan)
-    if namespace.json:
+    plan = load_plan(options.plan)
+    if options.json:
         show_document(
             {"seal": seal_state(plan), "tree": plan_tree(plan), "reasons": plan.reasons, "refusals": plan.refusals}
         )
     else:
-        show_lines(explain_text(plan, width()), no_color=namespace.no_color)
+        show_lines(explain_text(plan, width()), no_color=options.no_color)
     return 0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
 from strategist.ask import Given
+from strategist.cli.arguments import Namespace
 from strategist.cli.flags import HARDWARE, PLAN_FLAGS, Flag
 from strategist.errors import ECHO_LIMIT, InputError, StrategistError, did_you_mean, shown
 from strategist.facts.job import MAX_HEADROOM
@@ -85,7 +85,7 @@ def given_from(namespace: Namespace) -> tuple[Given, int]:
     told = _with_config(namespace)
     values = _typed(told)
     top = values.pop("top", 5)
-    said = tuple((flag.name, _said(told[flag.key])) for flag in PLAN_FLAGS if told.get(flag.key) is not None)
+    said = tuple((flag.name, _said(told[flag.key])) for flag in PLAN_FLAGS if told.get(flag.key) not in (None, ()))
     return Given(**values, said=said), top
 
 
@@ -95,7 +95,7 @@ def _typed(told: Mapping[str, Any]) -> dict[str, Any]:
     faults: list[StrategistError] = []
     for flag in PLAN_FLAGS:
         text = told.get(flag.key)
-        if text is None:
+        if text is None or text == ():
             continue
         try:
             values[FIELDS.get(flag.key, flag.key)] = _read(flag, text)
@@ -111,12 +111,10 @@ def given_from_hardware(namespace: Namespace) -> Given:
 
 
 def _said(value: Any) -> str:
-    return ", ".join(value) if isinstance(value, list) else str(value)
+    return ", ".join(value) if isinstance(value, tuple) else str(value)
 
 
 def _read(flag: Flag, text: Any) -> Any:
-    if flag.key == "rules":
-        return tuple(text)
     if flag.key in TEXTUAL:
         return text
     reader = choice(flag.choices) if flag.choices else READERS[flag.key]
@@ -143,7 +141,8 @@ def _with_config(namespace: Namespace) -> dict[str, Any]:
     }
     if namespace.config is None:
         return said
-    return {key: value if value is not None else _config(namespace.config).get(key) for key, value in said.items()}
+    written = _config(namespace.config)
+    return {key: value if value not in (None, ()) else written.get(key) for key, value in said.items()}
 
 
 def _config(path: str) -> dict[str, Any]:
@@ -169,7 +168,7 @@ def _line_of(text: str, key: str) -> int:
 
 def _as_words(path: str, key: str, value: Any) -> Any:
     if key == "rules":
-        return [str(item) for item in value] if isinstance(value, list) else [str(value)]
+        return tuple(str(item) for item in value) if isinstance(value, list) else (str(value),)
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise InputError(
             "TYPE",

@@ -2,40 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from strategist.catalog import rows
-from strategist.cli.arguments import build_parser, parse
+from strategist.cli.arguments import Command, Namespace, Positional
 from strategist.cli.flags import COMMON
 from strategist.cli.output import show_document, show_lines, width
 from strategist.errors import InputError, did_you_mean
 from strategist.reports.lines import table, wrapped
 
+COMMAND = Command(
+    "help",
+    "Explain an error code, or list them all.",
+    COMMON,
+    (Positional("code", "such as E_UNIT", optional=True),),
+)
 
-def run(words: Sequence[str]) -> int:
+
+def run(options: Namespace) -> int:
     """Explain one code, or list all of them."""
-    namespace = parse(build_parser("help", "Explain an error code.", COMMON, [("code", "such as E_UNIT", "?")]), words)
     known = {row["code"]: row for row in rows("error_codes")}
-    if namespace.code is None:
+    if options.code is None:
         chosen = list(known.values())
     else:
-        word = namespace.code.upper()
+        word = options.code.upper()
         name = word if word.startswith(("E_", "W_")) else f"E_{word}"
         if name not in known:
             raise InputError(
-                "CHOICE", f"There is no code {name}.", flag="CODE", value=namespace.code, hint=did_you_mean(name, known)
+                "CHOICE", f"There is no code {name}.", flag="CODE", value=options.code, hint=did_you_mean(name, known)
             )
         chosen = [known[name]]
-    if namespace.json:
+    if options.json:
         show_document(chosen)
-    elif namespace.code is None:
+    elif options.code is None:
         show_lines(
-            table([(row["code"], row["meaning"]) for row in chosen], width(), indent=0), no_color=namespace.no_color
+            table([(row["code"], row["meaning"]) for row in chosen], width(), indent=0), no_color=options.no_color
         )
     else:
         columns = width()
         lines = wrapped(chosen[0]["code"], chosen[0]["meaning"], columns, indent=22) + wrapped(
             "do", chosen[0]["action"], columns, indent=22
         )
-        show_lines(lines, no_color=namespace.no_color)
+        show_lines(lines, no_color=options.no_color)
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from strategist.cli.arguments import build_parser, parse
+from strategist.cli.arguments import Command, Namespace, Positional
 from strategist.cli.flags import COMMON, Flag
 from strategist.cli.output import show_document, show_lines, width
 from strategist.errors import InputError, did_you_mean
@@ -15,22 +15,26 @@ from strategist.rulebook.rule import BOOKS, Rule, load_rules
 FLAGS = (Flag("--rules", "a folder with further rules", "DIR", repeats=True), *COMMON)
 
 
-def run(words: Sequence[str]) -> int:
+COMMAND = Command(
+    "rule",
+    "Print a rule, or list them all.",
+    FLAGS,
+    (Positional("id", "a rule such as HF202 or LEG101", optional=True),),
+)
+
+
+def run(options: Namespace) -> int:
     """Print one rule, or a line for each."""
-    parser = build_parser(
-        "rule", "Print a rule, or list them all.", FLAGS, [("id", "a rule such as HF202 or LEG101", "?")]
-    )
-    namespace = parse(parser, words)
-    rules = [rule for book in BOOKS for rule in load_rules(book, tuple(namespace.rules or ()))]
-    chosen = rules if namespace.id is None else [_find(namespace.id, rules)]
-    if namespace.json:
+    rules = [rule for book in BOOKS for rule in load_rules(book, options.rules)]
+    chosen = rules if options.id is None else [_find(options.id, rules)]
+    if options.json:
         show_document([_document(rule) for rule in chosen])
-    elif namespace.id is None:
+    elif options.id is None:
         show_lines(
-            table([(rule.id, rule.effect, rule.name) for rule in rules], width(), indent=0), no_color=namespace.no_color
+            table([(rule.id, rule.effect, rule.name) for rule in rules], width(), indent=0), no_color=options.no_color
         )
     else:
-        show_lines(_page(chosen[0]), no_color=namespace.no_color)
+        show_lines(_page(chosen[0]), no_color=options.no_color)
     return 0
 
 

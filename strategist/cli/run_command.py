@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any
 
-from strategist.cli.arguments import build_parser, parse
+from strategist.cli.arguments import Command, Namespace, Positional
 from strategist.cli.flags import COMMON, Flag
 from strategist.cli.output import Progress, note, show_document, show_lines, width
 from strategist.cli.preflight import preflight
@@ -32,49 +32,40 @@ FLAGS = (
     Flag("--allow-edited", "run although the seal is broken or missing"),
     *COMMON,
 )
-EPILOG = """examples
-  strategist run plan.json
-  strategist run plan.json -- python train.py --steps 100      your script, once per rank, under torchrun
-"""
+COMMAND = Command(
+    "run",
+    "Train with a Plan on this machine.",
+    FLAGS,
+    (Positional("plan", "a Plan file"),),
+    examples=(
+        "strategist run plan.json",
+        "strategist run plan.json -- python train.py --steps 100",
+    ),
+)
 
 
-def run(words: Sequence[str]) -> int:
+def run(options: Namespace) -> int:
     """Check the plan against this machine, start torchrun, and report."""
-    own, command = _split(words)
-    parser = build_parser("run", "Train with a Plan on this machine.", FLAGS, [("plan", "a Plan file", "1")], EPILOG)
-    namespace = parse(parser, own)
-    steps = (
-        parse_integer(namespace.steps, "--steps", high=MAX_STEPS, example="20") if namespace.steps else DEFAULT_STEPS
-    )
-    plan = load_plan(namespace.plan)
-    preflight(
-        plan, allow_edited=namespace.allow_edited, accept_hardware=namespace.accept_hardware, own_job=command is None
-    )
-    if command is not None:
-        _start(_torchrun(plan, command), None, quiet=namespace.quiet)
-        return 0
-    report = _train(plan, namespace.plan, steps, quiet=namespace.quiet or namespace.json)
-    if namespace.json:
-        show_document({"plan": plan.seal, "predicted_step_s": plan.time.step.value, "report": report})
-    else:
-        show_lines(side_by_side(plan, report), no_color=namespace.no_color)
-    return 0
-
-
-def _split(words: Sequence[str]) -> tuple[list[str], list[str] | None]:
-    """Our own words, and the command after `--` if there is one. Raises InputError MISSING for an empty command."""
-    if "--" not in words:
-        return list(words), None
-    place = list(words).index("--")
-    command = list(words[place + 1 :])
-    if not command:
+    command = options.foreign
+    if command == []:
         raise InputError(
             "MISSING",
             "There is no command after --.",
             flag="--",
             hint="Example: strategist run plan.json -- python train.py.",
         )
-    return list(words[:place]), command
+    steps = parse_integer(options.steps, "--steps", high=MAX_STEPS, example="20") if options.steps else DEFAULT_STEPS
+    plan = load_plan(options.plan)
+    preflight(plan, allow_edited=options.allow_edited, accept_hardware=options.accept_hardware, own_job=command is None)
+    if command is not None:
+        _start(_torchrun(plan, command), None, quiet=options.quiet)
+        return 0
+    report = _train(plan, options.plan, steps, quiet=options.quiet or options.json)
+    if options.json:
+        show_document({"plan": plan.seal, "predicted_step_s": plan.time.step.value, "report": report})
+    else:
+        show_lines(side_by_side(plan, report), no_color=options.no_color)
+    return 0
 
 
 def _torchrun(plan: Plan, command: Sequence[str]) -> list[str]:

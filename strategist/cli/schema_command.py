@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from strategist.cli.arguments import build_parser, parse
+from strategist.cli.arguments import Command, Namespace
 from strategist.cli.flags import COMMON
 from strategist.cli.output import show_document
 from strategist.document.load import schema
 
+COMMAND = Command(
+    "schema",
+    "Print the JSON schema of a Plan.",
+    COMMON,
+)
 
-def run(words: Sequence[str]) -> int:
+
+def run(options: Namespace) -> int:
     """Print the schema; it is JSON with and without --json."""
-    parse(build_parser("schema", "Print the JSON schema of a Plan.", COMMON), words)
     show_document(schema())
     return 0

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
-from collections.abc import Sequence
-
 from strategist.ask import Given, machines_of
-from strategist.cli.arguments import build_parser, parse
+from strategist.cli.arguments import Command, Namespace
 from strategist.cli.files import write_file
 from strategist.cli.flags import COMMON, HARDWARE, OUTPUT, Flag
 from strategist.cli.given import given_from_hardware
@@ -17,18 +14,24 @@ from strategist.facts.tiers import tiers
 FLAGS = (*HARDWARE, Flag("--svg", "write a drawing to a new SVG file", "FILE"), *OUTPUT, *COMMON)
 
 
-def run(words: Sequence[str]) -> int:
+COMMAND = Command(
+    "topology",
+    "Show or draw the machines.",
+    FLAGS,
+)
+
+
+def run(options: Namespace) -> int:
     """Print the tiers of a cluster; --svg draws it."""
-    namespace: Namespace = parse(build_parser("topology", "Show or draw the machines.", FLAGS), words)
-    given: Given = given_from_hardware(namespace)
+    given: Given = given_from_hardware(options)
     resolved = machines_of(given)
-    if namespace.svg is not None:
-        write_file(namespace.svg, svg(resolved.cluster), "--svg", force=namespace.force)
-        note(f"wrote {namespace.svg}", quiet=namespace.quiet or namespace.json)
-    if namespace.json:
+    if options.svg is not None:
+        write_file(options.svg, svg(resolved.cluster), "--svg", force=options.force)
+        note(f"wrote {options.svg}", quiet=options.quiet or options.json)
+    if options.json:
         show_document(
             {"cluster": resolved.cluster, "tiers": tiers(resolved.cluster), "assumptions": resolved.assumptions}
         )
-    elif not namespace.quiet:
+    elif not options.quiet:
         show_text(text_tree(resolved.cluster))
     return 0

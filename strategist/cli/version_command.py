@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from strategist import __version__
-from strategist.cli.arguments import build_parser, parse
+from strategist.cli.arguments import Command, Namespace
 from strategist.cli.flags import COMMON
 from strategist.cli.output import show_document, show_text
 
+COMMAND = Command(
+    "version",
+    "Print the version.",
+    COMMON,
+)
 
-def run(words: Sequence[str]) -> int:
+
+def run(options: Namespace) -> int:
     """Print the version."""
-    namespace = parse(build_parser("version", "Print the version.", COMMON), words)
-    if namespace.json:
+    if options.json:
         show_document({"version": __version__})
     else:
         show_text(f"strategist {__version__}")
