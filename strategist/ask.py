@@ -25,7 +25,7 @@ from strategist.records import dataclass
 from strategist.space.grammar import Pin, parse_forbids, parse_pins
 from strategist.units import format_count
 
-DEFAULT_SEQ_LEN, DEFAULT_GLOBAL_BATCH = 4096, 256
+DEFAULT_SEQ_LEN, DEFAULT_GLOBAL_BATCH, CPU_GLOBAL_BATCH = 4096, 256, 32
 ASSUMED_GPU, ASSUMED_GPUS = "h100-sxm-80gb", 8
 DEVICE_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 """One of these exists wherever a driver for GPUs runs (Linux, WSL, ROCm); without them nothing is asked."""
@@ -197,7 +197,8 @@ def _with_ranks(resolved: Resolved, ranks: int) -> Resolved:
     node = resolved.cluster.groups[0].node
     if node.gpu.vendor == "CPU":
         again = cpu_cluster(ranks, memory_bytes=node.ram_bytes)
-        return replace(again, cluster=replace(again.cluster, origin="probed"))
+        shared = _sharing_cores(again.cluster, os.cpu_count() or 1)
+        return replace(again, cluster=replace(shared, origin="probed"))
     if ranks > node.gpus:
         raise InputError(
             "TOO_LARGE",
@@ -209,6 +210,21 @@ def _with_ranks(resolved: Resolved, ranks: int) -> Resolved:
     smaller = replace(node, gpus=ranks, fast_domain=min(node.fast_domain, ranks))
     group = replace(resolved.cluster.groups[0], node=smaller)
     return replace(resolved, cluster=replace(resolved.cluster, groups=(group,)))
+
+
+def _sharing_cores(cluster: Cluster, cores: int) -> Cluster:
+    """CPU ranks of a machine with fewer cores than ranks: each gets its part of the cores and of the memory's rate."""
+    group = cluster.groups[0]
+    share = min(1.0, cores / group.node.gpus)
+    device = group.node.gpu
+    slower = replace(
+        device,
+        fp32_FLOPs=(device.fp32_FLOPs or 0.0) * share,
+        bf16_FLOPs=(device.bf16_FLOPs or 0.0) * share,
+        memory_Bps=device.memory_Bps * share,
+        basis="measured" if share == 1.0 else "derived",
+    )
+    return replace(cluster, groups=(replace(group, node=replace(group.node, gpu=slower)),))
 
 
 def _assumed_machines(given: Given, shaped: Mapping[str, Any], described: bool) -> Resolved:
@@ -242,8 +258,11 @@ def _own_gpus(given: Given) -> Resolved | None:
 
 def _workload(given: Given, shape: ModelShape, cluster: Cluster) -> tuple[Workload, tuple[Assumption, ...]]:
     seq_len = given.seq_len or _usual_length(shape)
-    batch = given.global_batch or _usual_batch(given, cluster.world)
-    precision: Any = given.precision or "bf16"
+    on_cpu = cluster.smallest.vendor == "CPU"
+    batch = given.global_batch or _usual_batch(
+        given, cluster.world, CPU_GLOBAL_BATCH if on_cpu else DEFAULT_GLOBAL_BATCH
+    )
+    precision: Any = given.precision or ("fp32" if on_cpu else "bf16")
     optimizer: Any = given.optimizer or "adamw"
     work = Workload(seq_len=seq_len, global_batch=batch, precision=precision, optimizer=optimizer, tokens=given.tokens)
     said = {"sequence length": (given.seq_len, seq_len, "--seq-len"), "global batch": (given.global_batch, f"{batch} sequences", "--global-batch"), "precision": (given.precision, f"{precision} compute, fp32 state", "--precision"), "optimizer": (given.optimizer, optimizer, "--optimizer")}  # fmt: skip
@@ -259,10 +278,10 @@ def _usual_length(shape: ModelShape) -> int:
     return min(DEFAULT_SEQ_LEN, shape.max_seq) if shape.max_seq else DEFAULT_SEQ_LEN
 
 
-def _usual_batch(given: Given, world: int) -> int:
-    """256 sequences, raised to the next multiple of the devices so that every layout stays open."""
+def _usual_batch(given: Given, world: int, usual: int) -> int:
+    """The usual number of sequences, raised to the next multiple of the devices so that every layout stays open."""
     unit = world * (given.micro_batch or 1) * (given.grad_accum or 1)
-    return DEFAULT_GLOBAL_BATCH if DEFAULT_GLOBAL_BATCH % unit == 0 else -(-DEFAULT_GLOBAL_BATCH // unit) * unit
+    return -(-usual // unit) * unit
 
 
 def _pins(given: Given) -> Iterator[Pin]:

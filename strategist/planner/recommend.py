@@ -33,7 +33,7 @@ from strategist.rulebook.vocabulary import WORDS
 from strategist.space.grammar import layout
 from strategist.units import format_gib
 
-TIERS_NEVER_MIXED = "No layout of the families that the rules prefer fits, so the time model decides among all that do."
+NO_PREFERRED = "No layout of the families that the rules prefer is both allowed and fits, so the time model decides among all that remain."
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def _by_rules(found: Found, situation: Mapping[str, Any]) -> Choice:
             row = found.best_of(members)
             if row is not None:
                 return Choice(row, _family(found, row, tier), tuple(_reason(r, situation) for r in rules))
-    silent = Reason(rule="gap", kind="gap", sentence=TIERS_NEVER_MIXED, source="ours")
+    silent = Reason(rule="gap", kind="gap", sentence=NO_PREFERRED, source="ours")
     by_time = _by_time(found)
     return Choice(by_time.row, by_time.family, (*(_reason(r, situation) for r in rules), silent))
 

@@ -152,4 +152,4 @@ def layout(row: Mapping[str, int | str]) -> str:
     shown = [key for key in (*KEYS[:-1],) if key in row and (key in always or row[key] != plain.get(key, 1))]
     degrees = [key for key in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp") if key in shown]
     rest = [key for key in shown if key not in degrees]
-    return ",".join(f"{key}={row[key]}" for key in (*degrees, *rest)) or "single"
+    return ", ".join(f"{key}={row[key]}" for key in (*degrees, *rest)) or "single"

@@ -99,7 +99,7 @@ def _grid(row: Row, scale: float, gpu: Gpu | None) -> MatmulRates:
         column[~known] = np.interp(log_m[~known], log_m[known], column[known])
     if gpu is not None and gpu.matmul_measured_FLOPs:
         large = table[np.ix_(log_m >= 11, log_nk >= 12)]
-        table *= min(1.0, gpu.matmul_measured_FLOPs / float(np.median(large)))
+        table *= min(1.0, gpu.matmul_measured_FLOPs / float(np.sort(large, axis=None)[large.size // 2]))
     return MatmulRates(log_m, log_nk, table, "measured" if scale == 1.0 else "derived", str(row["source"]))
 
 
