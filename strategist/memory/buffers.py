@@ -20,36 +20,39 @@ def is_plain_data_parallel(c: Candidates) -> Mask:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InFlight:
-    """Bytes of fully_shard's units at three moments, (C, S) each: weights gathered; gradients of the unit that is being
-    reduced while backward starts; gradients of the root unit when backward ends."""
+    """Bytes of fully_shard's units, (C, S) each: weights gathered at the loss, the same and the first gradients when
+    backward starts, and the last unit with its gradient when backward ends."""
 
-    gathered: Reals
-    root: Reals
+    at_loss: Reals
     starting: Reals
     ending: Reals
 
 
 def units_in_flight(job: Job, group: Group, counts: Elements) -> InFlight:
-    """Unsharded weights and gradients of fully_shard's units.
+    """Unsharded weights and gradients of fully_shard's units: every block, the embedding, and norm with head.
 
-    fully_shard gathers block by block in the compute format and prefetches the next block (ZeRO-3), or keeps every
-    gathered block until backward (ZeRO-2). The root unit (embedding, norm, head) stays gathered for the whole step.
-    Backward holds the gradient of one block in the compute format and its copy in the reduce format, and from its first
-    moment the head's gradient; the root unit is reduced last. Source: PyTorch FSDP, Zhao et al. 2023 (arXiv 2304.11277,
-    section 4.3); torch.distributed.fsdp.fully_shard.
+    Units are gathered one after the other in the compute format, the next one ahead of time. ZeRO-2 keeps all of them
+    until backward; ZeRO-3 gives each back except norm with head, where backward begins. Tied weights are one root unit
+    that stays gathered. While a unit is reduced its gradient exists in the compute format and as a copy in the reduce
+    format; the embedding is reduced last. Source: PyTorch FSDP, Zhao et al. 2023 (arXiv 2304.11277, section 4.3);
+    torch.distributed.fsdp.fully_shard.
     """
     c = group.candidates
     compute, reduce = BYTES[job.formats.compute], BYTES[job.formats.reduce]
     used = ~is_plain_data_parallel(c)[:, None]
+    reshards = shards_state(c, 3)[:, None]
     widest = counts.widest[:, None] / c["tiling"][:, None]
-    few = np.minimum(job.profile.gathered_blocks * widest, counts.layers)
-    blocks = np.where(shards_state(c, 3)[:, None], few, counts.layers)
-    head = counts.outer * group.is_last[None, :]
+    outer = counts.before + counts.behind
+    blocks = np.where(reshards, np.minimum(job.profile.gathered_blocks * widest, counts.layers), counts.layers)
+    kept = np.where(reshards & (not job.model.tied), counts.behind, outer)
+    last = outer if job.model.tied else counts.before
+    gathered = compute * (blocks + kept)
+    first_gradients = (compute + reduce) * np.maximum(widest, 0.0 if job.model.tied else counts.behind)
+    first_gradients = first_gradients + (compute * outer if job.model.tied else 0.0)
     return InFlight(
-        gathered=np.where(used, compute * (blocks + counts.outer), 0.0),
-        root=np.where(used, compute * counts.outer, 0.0),
-        starting=np.where(used, (compute + reduce) * widest + compute * head, 0.0),
-        ending=np.where(used, (compute + reduce) * counts.outer, 0.0),
+        at_loss=np.where(used, gathered, 0.0),
+        starting=np.where(used, gathered + first_gradients, 0.0),
+        ending=np.where(used, (2.0 * compute + reduce) * last, 0.0),
     )
 
 

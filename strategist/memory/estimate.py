@@ -114,10 +114,9 @@ def _moving(job: Job, group: Group, gradients: Reals, units: InFlight) -> tuple[
     early = np.where((group.candidates["accumulation"] > 1)[:, None], gradients, 0.0)
     working = backward_temporaries_CS(job, group) + working_set_CS(job, group)
     logits = logits_bytes_CS(job, group)
-    starting = units.gathered + units.starting
     return (
-        {"gradients": early, "activations": held, "gather_buffers": units.gathered, "logits": logits},
-        {"gradients": early, "activations": held, "gather_buffers": starting, "temporaries": working},
-        {"gradients": gradients, "gather_buffers": units.root + units.ending},
+        {"gradients": early, "activations": held, "gather_buffers": units.at_loss, "logits": logits},
+        {"gradients": early, "activations": held, "gather_buffers": units.starting, "temporaries": working},
+        {"gradients": gradients, "gather_buffers": units.ending},
         {"gradients": gradients},
     )

@@ -17,7 +17,7 @@ from strategist.facts.layers import Layer, Matrix, build_layer
 from strategist.facts.model import ModelShape
 from strategist.facts.parameters import outer_parameters, table_width
 from strategist.records import dataclass
-from strategist.space.candidates import Candidates, Column, Mask, Reals
+from strategist.space.candidates import Candidates, Column, Mask, Reals, total_of
 from strategist.space.stages import kinds, representative_stages, stage_layer_counts
 
 
@@ -139,37 +139,44 @@ def expert_CK(shape: ModelShape, candidates: Candidates, shards: Column) -> Real
 
 
 def outer_elements(shape: ModelShape, tp: Column, shards: Column) -> tuple[Reals, Reals]:
-    """Elements outside the layers on the fullest rank of the first and of the last stage, each (C,).
+    """Elements before the first and behind the last layer on the fullest rank, each (C,), an untied head assumed.
 
-    The vocabulary is cut by `tp` (rows of the embedding, columns of the head); the rest is whole. A tied head is the
-    embedding again, so the last stage of a pipeline holds a copy of it.
+    The vocabulary is cut by `tp` (rows of the embedding, columns of the head); the rest is whole.
     """
     outer = outer_parameters(shape)
-    table = ceil_div(ceil_div(shape.vocab, tp), shards) * table_width(shape)
-    first = table + ceil_div(outer.before - outer.embedding, shards)
+    table = vocabulary_elements(shape, tp, shards)
+    before = table + ceil_div(outer.before - outer.embedding, shards)
     rest = outer.after if shape.tied else outer.after - shape.vocab * table_width(shape)
-    last = table + ceil_div(max(0, rest), shards)
-    return first.astype(np.float64), last.astype(np.float64)
+    behind = table + ceil_div(max(0, rest), shards)
+    return before.astype(np.float64), behind.astype(np.float64)
 
 
-def outer_CS(shape: ModelShape, group: Group, candidates: Candidates, shards: Column) -> Reals:
-    """Elements outside the layers on each stage, (C, S); one stage alone holds a tied table once."""
-    first, last = outer_elements(shape, candidates["tp"], shards)
+def vocabulary_elements(shape: ModelShape, tp: Column, shards: Column) -> Column:
+    """Elements of one vocabulary matrix on the fullest rank, (C,)."""
+    return ceil_div(ceil_div(shape.vocab, tp), shards) * table_width(shape)
+
+
+def outer_CS(shape: ModelShape, group: Group, candidates: Candidates, shards: Column) -> tuple[Reals, Reals]:
+    """Elements before and behind the layers on each stage, (C, S) each. A tied head is the embedding again: one stage
+    alone holds it once, the last stage of a pipeline holds a copy."""
+    before, behind = outer_elements(shape, candidates["tp"], shards)
     if shape.tied and group.pp == 1:
-        last = last - ceil_div(ceil_div(shape.vocab, candidates["tp"]), shards) * table_width(shape)
-    return first[:, None] * group.is_first[None, :] + last[:, None] * group.is_last[None, :]
+        behind = behind - vocabulary_elements(shape, candidates["tp"], shards)
+    return before[:, None] * group.is_first[None, :], behind[:, None] * group.is_last[None, :]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Elements:
     """Parameter elements of one rank on every stage, (C, S): `whole` are cut by tp, ep and pp only, `sharded` by ZeRO's
-    group too, `layers` and `outer` are the two parts of `whole`; `widest` is the widest single layer, (C,)."""
+    group too; `layers`, `before` and `behind` (the layers) are the parts of `whole`, `experts` a part of `layers`;
+    `widest` is the widest single layer, (C,)."""
 
     whole: Reals
     sharded: Reals
     layers: Reals
     experts: Reals
-    outer: Reals
+    before: Reals
+    behind: Reals
     widest: Reals
 
 
@@ -180,11 +187,12 @@ def elements(shape: ModelShape, group: Group) -> Elements:
     expert = expert_CK(shape, c, one)
     whole_CK = dense_CK(shape, c, one) + expert
     sharded_CK = dense_CK(shape, c, shards) + expert_CK(shape, c, expert_shards(c))
-    layers_CS, outer = group.layers_of(whole_CK), outer_CS(shape, group, c, one)
-    sharded = group.layers_of(sharded_CK) + outer_CS(shape, group, c, shards)
+    layers_CS, (before, behind) = group.layers_of(whole_CK), outer_CS(shape, group, c, one)
+    sharded = group.layers_of(sharded_CK) + total_of(outer_CS(shape, group, c, shards))
     present = np.asarray((group.layers_SK > 0).any(axis=0))
     widest = np.where(present[None, :], whole_CK, 0.0).max(axis=1)
-    per_mesh = Elements(layers_CS + outer, sharded, layers_CS, group.layers_of(expert), outer, widest)
+    whole = layers_CS + before + behind
+    per_mesh = Elements(whole, sharded, layers_CS, group.layers_of(expert), before, behind, widest)
     return Elements(*(getattr(per_mesh, field.name)[group.mesh_of] for field in fields(Elements)))
 
 
