@@ -120,7 +120,7 @@ def plan_for(asked: Asked, *, top: int = 5, log: SearchLog | None = None) -> Pla
     plan = planner.recommend(asked.question, asked.request, asked.assumptions, top=top, log=log)
     missing = unsupported(plan)
     if missing:
-        note = f"`strategist run` cannot execute this layout yet: {'; '.join(missing)}."
+        note = f"`strategist run` cannot execute this plan yet. {' '.join(missing)} --frontend strategist keeps to what it can."
         plan = replace(plan, hints=(*plan.hints, Hint(code="W_NOT_EXECUTABLE", sentence=note)))
     if plan.hardware_is_assumed:
         plan = replace(plan, ladder=smallest_machines(asked.question, plan.time.step.value))

@@ -11,7 +11,7 @@ from strategist.document.plan import Assumption, Objective, Policy, Request
 from strategist.errors import InputError
 from strategist.facts.clusters import cluster_from_flags, cpu_cluster, resolve_cluster
 from strategist.facts.gpus import backend_of
-from strategist.facts.hardware import Cluster
+from strategist.facts.hardware import Cluster, with_gpus
 from strategist.facts.job import MAX_HEADROOM, Job
 from strategist.facts.model import ModelShape
 from strategist.facts.models import load_model, load_model_config
@@ -229,7 +229,7 @@ def _with_ranks(resolved: Resolved, ranks: int) -> Resolved:
             value=ranks,
             hint=f"At most {node.gpus}.",
         )
-    smaller = replace(node, gpus=ranks, fast_domain=min(node.fast_domain, ranks))
+    smaller = with_gpus(node, ranks)
     group = replace(resolved.cluster.groups[0], node=smaller)
     return replace(resolved, cluster=replace(resolved.cluster, groups=(group,)))
 

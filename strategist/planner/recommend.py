@@ -286,9 +286,9 @@ def _hints(found: Found, row: Mapping[str, Any], situation: Mapping[str, Any], c
 
 
 def _fewer(found: Found, row: int) -> tuple[Hint, ...]:
-    if found.question.job.cluster.nodes == 1:
+    if found.question.job.cluster.world == 1:
         return ()
-    from strategist.planner.fewer import smaller_cluster_hint  # only clusters of several nodes pay for it
+    from strategist.planner.fewer import smaller_cluster_hint  # one device has no parts
 
     return smaller_cluster_hint(found, row)
 
