@@ -13,22 +13,33 @@ pytestmark = pytest.mark.slow
 LAYERS = 3
 
 
-def _count(**layout: Any) -> dict[str, int]:
+def _count(*, tied: bool = False, **layout: Any) -> dict[str, int]:
     from tests.executor.harness import run_ranks
     from tests.executor.workers import collectives
 
-    plan = make_plan(tiny_llama(layers=LAYERS), **layout)
+    plan = make_plan(tiny_llama(layers=LAYERS, tied=tied), **layout)
     first, *others = run_ranks(plan.mesh.world, collectives, plan)
     assert all(other == first for other in others)
     return first
 
 
 def test_zero_3_gathers_each_block_twice_and_zero_2_once() -> None:
-    """Blocks are gathered for forward and, under zero 3, again for backward; the root group once; all reduced once."""
+    """Zero 2 gathers layers + 2 times and zero 3 2 x layers + 2 times; both reduce layers + 2 times.
+
+    The 2 are the embedding, and last norm with head, which are units of their own. Under zero 3 blocks are gathered again
+    for backward; norm and head are kept, because backward begins there, and an embedding's gradient needs no weights.
+    """
     two, three = (_count(dp_shard=2, zero=zero, micro_batch=4) for zero in (2, 3))
-    assert two["_allgather_base_"] == LAYERS + 1
-    assert three["_allgather_base_"] == 2 * LAYERS + 1
-    assert two["_reduce_scatter_base_"] == three["_reduce_scatter_base_"] == LAYERS + 1
+    assert two["_allgather_base_"] == LAYERS + 2
+    assert three["_allgather_base_"] == 2 * LAYERS + 2
+    assert two["_reduce_scatter_base_"] == three["_reduce_scatter_base_"] == LAYERS + 2
+
+
+def test_tied_ends_are_one_unit() -> None:
+    """Embedding and head that share a weight are gathered and reduced once, together: 2 x layers + 1 and layers + 1."""
+    tied = _count(tied=True, dp_shard=2, zero=3, micro_batch=4)
+    assert tied["_allgather_base_"] == 2 * LAYERS + 1
+    assert tied["_reduce_scatter_base_"] == LAYERS + 1
 
 
 def test_tensor_parallelism_sends_what_megatron_sends() -> None:

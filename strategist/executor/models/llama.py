@@ -187,6 +187,10 @@ class Llama(ReferenceModel):
         """The module that holds the token embedding's weight."""
         return self.token_embedding
 
+    def head_parts(self) -> list[nn.Module]:
+        """Last norm and head."""
+        return [part for part in (self.norm, self.head) if part is not None]
+
     def spread_tokens(self, ranks: int) -> None:
         """Hidden states between blocks hold 1/`ranks` of the tokens."""
         self.token_ranks = ranks
