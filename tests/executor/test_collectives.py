@@ -35,6 +35,19 @@ def test_zero_3_gathers_each_block_twice_and_zero_2_once() -> None:
     assert two["_reduce_scatter_base_"] == three["_reduce_scatter_base_"] == LAYERS + 2
 
 
+def test_backward_gathers_each_unit_before_the_one_behind_it_is_reduced() -> None:
+    """FSDP2 prefetches: under zero 3 the weights of layer i arrive while layer i + 1 still computes its gradients."""
+    from tests.executor.harness import run_ranks
+    from tests.executor.workers import unit_order
+
+    plan = make_plan(tiny_llama(layers=LAYERS), dp_shard=2, zero=3, micro_batch=4)
+    forward = ["token_embedding", "layers.0", "layers.1", "layers.2", "norm, head"]
+    backward = ["gather layers.2", "reduce norm, head", "gather layers.1", "reduce layers.2", "gather layers.0"]
+    last = ["reduce layers.1", "reduce layers.0", "reduce token_embedding"]
+    for order in run_ranks(2, unit_order, plan):
+        assert order == [f"gather {unit}" for unit in forward] + backward + last
+
+
 def test_tied_ends_are_one_unit() -> None:
     """Embedding and head that share a weight are gathered and reduced once, together: 2 x layers + 1 and layers + 1."""
     tied = _count(tied=True, dp_shard=2, zero=3, micro_batch=4)

@@ -121,6 +121,25 @@ def collectives(plan: Plan) -> dict[str, int]:
     return {str(op).rsplit(".", 1)[-1]: count for op, count in counter.get_comm_counts().items()}
 
 
+def unit_order(plan: Plan) -> list[str]:
+    """FSDP2's gathers and reductions of one step in the order they began, by unit; the second step, after set-up."""
+    from torch.profiler import profile
+
+    session = build(plan, model_from_shape(plan.model))
+    first, second = list(session.loader(SyntheticTokens(plan.model.vocab, 16, 16)))[:2]
+    session.step(first)
+    with profile() as record:
+        session.step(second)
+    begun = sorted(record.events(), key=lambda event: event.time_range.start)
+    words = {"FSDP::all_gather (": "gather ", "FSDP::post_backward_reduce (": "reduce "}
+    return [
+        word + event.name.removeprefix(label).rstrip(")")
+        for event in begun
+        for label, word in words.items()
+        if event.name.startswith(label)
+    ]
+
+
 def train_on_little_data(plan: Plan, steps: int) -> tuple[list[int], list[float], int]:
     """Train on two steps' worth of samples: numbers told to on_step, losses, ranks in the report."""
     from strategist.executor.train import train
