@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from strategist.document.estimate import (
@@ -68,7 +69,7 @@ def even_stages(layers: int, pp: int, virtual: int = 1) -> tuple[Stage, ...]:
     count, edges = pp * virtual, [0]
     for index in range(count):
         edges.append(edges[-1] + layers // count + (index < layers % count))
-    runs = tuple(zip(edges, edges[1:], strict=False))
+    runs = tuple(pairwise(edges))
     return tuple(Stage(index=i, layers=runs[i::pp], embedding=i == 0, head=i == pp - 1) for i in range(pp))
 
 

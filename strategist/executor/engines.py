@@ -94,7 +94,7 @@ def _schedule(
     kind, count = job.plan.strategy.schedule, job.plan.strategy.accumulation
     # scale_grads would divide by the number of micro-batches; the loss carries its own weight
     if kind == "interleaved":
-        return ScheduleInterleaved1F1B(stages, count, loss_fn=loss_fn, scale_grads=False)
+        return ScheduleInterleaved1F1B([*stages], count, loss_fn=loss_fn, scale_grads=False)
     single = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[kind]
     return single(stages[0], count, loss_fn=loss_fn, scale_grads=False)
 

@@ -84,7 +84,9 @@ def _micro_batches(plan: Plan) -> Iterator[Obstacle]:
     if schedule == "1f1b" and count < pp:
         yield _too_few(count, f"1F1B over {pp} stages needs at least {pp} micro-batches; the plan has {count}.")
     if schedule == "interleaved" and (count < pp or count % pp):
-        yield _too_few(count, f"Interleaving over {pp} stages needs a multiple of {pp} micro-batches; the plan has {count}.")
+        yield _too_few(
+            count, f"Interleaving over {pp} stages needs a multiple of {pp} micro-batches; the plan has {count}."
+        )
 
 
 def _too_few(count: int, sentence: str) -> Obstacle:

@@ -170,8 +170,8 @@ class Session:
         return {name: value for stage in stages for name, value in stage.items()}
 
     def _whole(self, parameter: nn.Parameter) -> Tensor:
-        value = parameter.detach()
-        return value.to(self.job.device).full_tensor() if isinstance(value, DTensor) else value.clone()
+        value = parameter.detach().to(self.job.device)  # offloaded ones rest where no collective reaches
+        return value.full_tensor() if isinstance(value, DTensor) else value.clone()
 
     def close(self) -> None:
         """Leave the process group if `build` started it."""

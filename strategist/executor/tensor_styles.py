@@ -28,6 +28,15 @@ def part_here(weight: Tensor) -> Tensor:
     return weight.to_local(grad_placements=terms)
 
 
+class Linear(nn.Linear):
+    """A linear layer that computes with the part of its weight that lies on this rank."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., in) to (..., out)."""
+        bias = None if self.bias is None else part_here(self.bias)
+        return nn.functional.linear(x, part_here(self.weight), bias)
+
+
 class Cut(ParallelStyle):
     """Leave each rank one part of every weight of a module, or all of it. The module must compute with `part_here`."""
 

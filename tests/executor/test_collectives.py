@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -46,6 +47,26 @@ def test_backward_gathers_each_unit_before_the_one_behind_it_is_reduced() -> Non
     last = ["reduce layers.1", "reduce layers.0", "reduce token_embedding"]
     for order in run_ranks(2, unit_order, plan):
         assert order == [f"gather {unit}" for unit in forward] + backward + last
+
+
+@pytest.mark.parametrize(("zero", "block", "embedding", "head"), [(3, 2 * 4, 4, 4 + 1), (2, 1, 1, 1)])
+def test_a_pipeline_gathers_as_its_plan_says(zero: int, block: int, embedding: int, head: int) -> None:
+    """Of 4 micro-batches zero 3 gathers a block for each forward and backward, the embedding for each forward, and last
+    norm with head for each micro-batch and once in vain (FSDP2 prefetches what came before); zero 2 gathers all once.
+
+    Gradients are reduced once, after the last micro-batch.
+    """
+    from tests.executor.harness import run_ranks
+    from tests.executor.workers import unit_order
+
+    plan = make_plan(tiny_llama(layers=4), pp=2, dp_shard=2, zero=zero, accumulation=4)
+    first, _, last, _ = run_ranks(4, unit_order, plan)
+    for order, times in (
+        (first, {"token_embedding": embedding, "layers.0": block, "layers.1": block}),
+        (last, {"layers.2": block, "layers.3": block, "norm, head": head}),
+    ):
+        gathers = {f"gather {unit}": count for unit, count in times.items()}
+        assert Counter(order) == gathers | {f"reduce {unit}": 1 for unit in times}
 
 
 def test_tied_ends_are_one_unit() -> None:

@@ -24,7 +24,7 @@ from torch.distributed.tensor.parallel import (
 
 from strategist.errors import ImpossibleError
 from strategist.executor.models.reference import ReferenceModel
-from strategist.executor.tensor_styles import Cut, Entry, Exit, part_here
+from strategist.executor.tensor_styles import Cut, Entry, Exit, Linear, part_here
 from strategist.facts.model import ModelShape
 
 ROPE_BASE = 10_000.0
@@ -60,15 +60,6 @@ class RMSNorm(nn.Module):
         """The normalised x; autocast is off because it would compute and keep a float32 copy on GPUs."""
         with torch.autocast(x.device.type, enabled=False):
             return nn.functional.rms_norm(x, (x.shape[-1],), part_here(self.weight).to(x.dtype), NORM_EPSILON)
-
-
-class Linear(nn.Linear):
-    """A linear layer that computes with the part of its weight that lies on this rank."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x (..., in) to (..., out)."""
-        bias = None if self.bias is None else part_here(self.bias)
-        return nn.functional.linear(x, part_here(self.weight), bias)
 
 
 class Attention(nn.Module):

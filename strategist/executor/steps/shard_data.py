@@ -35,8 +35,14 @@ def shard_data(model: nn.Module, job: Job) -> nn.Module:
         _make_unit([block], job, reshard=gives_back)
     # backward begins with what forward ended with, so giving the last units back would only gather them twice
     _make_unit(head, job, reshard=False)
-    _make_unit([model], job, reshard=False)
+    for root in _make_unit([model], job, reshard=False):
+        if gives_back:
+            root.set_reshard_after_backward = _no_other_policy  # type: ignore[method-assign]
     return model
+
+
+def _no_other_policy(*_flags: object, **_options: object) -> None:
+    """Ignore torch's pipeline stage, which asks FSDP2 to keep weights gathered after each backward until the last one."""
 
 
 def _free_ends(model: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]:
