@@ -115,13 +115,16 @@ def _check_fields(fields: Mapping[str, Any]) -> None:
 def plan_for(asked: Asked, *, top: int = 5, log: SearchLog | None = None) -> Plan:
     """The Plan for a complete question, with what our own executor cannot run yet said beside it; not yet finished."""
     plan = planner.recommend(asked.question, asked.request, asked.assumptions, top=top, log=log)
-    missing = unsupported(plan)
-    if missing:
-        note = f"`strategist run` cannot execute this layout yet: {'; '.join(missing)}."
-        plan = replace(plan, hints=(*plan.hints, Hint(code="W_NOT_EXECUTABLE", sentence=note)))
+    plan = replace(plan, hints=(*plan.hints, *asked.notes, *_not_executable(plan)))
     if plan.hardware_is_assumed:
         plan = replace(plan, ladder=smallest_machines(asked.question, plan.time.step.value))
     return plan
+
+
+def _not_executable(plan: Plan) -> tuple[Hint, ...]:
+    missing = unsupported(plan)
+    words = f"`strategist run` cannot execute this layout yet: {' '.join(missing)}"
+    return (Hint(code="W_NOT_EXECUTABLE", sentence=words),) if missing else ()
 
 
 def finished(plan: Plan, asked: Asked) -> Plan:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
 from typing import Any
 
-from strategist.document.plan import Assumption, Objective, Policy, Request
+from strategist.document.plan import Assumption, Hint, Objective, Policy, Request
 from strategist.errors import InputError
 from strategist.facts.clusters import cluster_from_flags, cpu_cluster, resolve_cluster
 from strategist.facts.gpus import backend_of
@@ -64,11 +64,12 @@ class Given:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A complete question, how it was asked, and what had to be assumed."""
+    """A complete question, how it was asked, what had to be assumed, and what was noticed on the way."""
 
     question: Question
     request: Request
     assumptions: tuple[Assumption, ...] = field(default=())
+    notes: tuple[Hint, ...] = field(default=())
 
 
 def complete(given: Given) -> Asked:
@@ -88,6 +89,7 @@ def complete(given: Given) -> Asked:
         question=question,
         request=_request(given, pins, forbids),
         assumptions=(*(_as_assumption(said) for said in machines.assumptions), *from_model, *from_work),
+        notes=tuple(_as_hint(text) for text in (*machines.notes, *model.notes)),
     )
 
 
@@ -157,6 +159,12 @@ def _spread(sized: SizedModel) -> str:
 
 def _as_assumption(said: Assumed) -> Assumption:
     return Assumption(what=said.what, value=said.value, flag=said.flag, basis=said.basis, source=said.source)
+
+
+def _as_hint(text: str) -> Hint:
+    """A remark of the readers of models and machines; warnings begin with their code and a colon."""
+    code, _, sentence = text.partition(": ")
+    return Hint(code=code, sentence=sentence) if code.startswith("W_") else Hint(code="note", sentence=text)
 
 
 def machines_of(given: Given) -> Resolved:

@@ -136,7 +136,7 @@ def parse_json(text: str, flag: str) -> Any:
     except json.JSONDecodeError as problem:
         raise InputError(
             "JSON",
-            f"{flag} is not JSON: {problem.msg} at line {problem.lineno}, column {problem.colno}.",
+            f"{flag} is not JSON: {problem.msg.removesuffix(' at')} at line {problem.lineno}, column {problem.colno}.",
             flag=flag,
             hint="Check commas, quotes and brackets there.",
         ) from None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-
 from strategist.api import finished, plan_for
 from strategist.ask import complete
 from strategist.cli.arguments import Command, Namespace
@@ -29,7 +27,6 @@ COMMAND = Command(
 
 def run(options: Namespace) -> int:
     """Plan, then print the report or the document, and write it when asked to."""
-    gc.disable()  # a plan makes many small records and no cycles, and the process ends with it
     given, top = given_from(options)
     if options.out is not None:
         check_target(options.out, "--out", force=options.force)

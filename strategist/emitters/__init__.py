@@ -21,7 +21,7 @@ def find_emitter(name: str, flag: str = "--to") -> Emitter:
             f"{flag}: there is no target {name!r}.",
             flag=flag,
             value=name,
-            hint=f"{did_you_mean(name, known)} Known: {', '.join(known)}.",
+            hint=did_you_mean(name, known),
         )
     return next(emitter for emitter in EMITTERS if emitter.name == name)
 

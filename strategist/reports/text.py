@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from strategist.document.plan import Plan
 from strategist.document.write import seal_state
-from strategist.reports.brief import INDENT, _assumed, family_title, mesh_words, option_words, policy_words
+from strategist.reports.brief import INDENT, _assumed, family_title, hint_lines, mesh_words, option_words, policy_words
 from strategist.reports.lines import Line, Span, line, table, wrapped
 from strategist.reports.tree import Tree, plan_tree
 from strategist.units import format_gib, format_seconds
@@ -29,6 +29,7 @@ def explain_text(plan: Plan, width: int = 80) -> list[Line]:
         *_stages(plan, width),
         *_rules(plan, width),
         *_refusals(plan, width),
+        *hint_lines(plan, width),
     ]
 
 
