@@ -12,6 +12,7 @@ from strategist.errors import ImpossibleError, InputError, did_you_mean
 from strategist.executor.support import unsupported
 from strategist.facts.workload import MAX_BATCH, MAX_SEQ_LEN, OPTIMIZERS, PRECISIONS, Workload
 from strategist.planner import recommend as planner
+from strategist.planner.check import require_sound
 from strategist.planner.ladder import smallest_machines
 from strategist.planner.search import SearchLog
 
@@ -145,12 +146,14 @@ def explain(plan: Plan) -> Tree:
 def emit(plan: Plan, target: str, options: Options | None = None) -> Mapping[PurePosixPath, str]:
     """Files for a launcher, as names and texts; nothing is written.
 
-    Raises InputError CHOICE for an unknown target, ImpossibleError UNSUPPORTED when it cannot express the plan.
+    Raises InputError CHOICE for an unknown target, ImpossibleError FRAMEWORK_LEGALITY for a plan that is not sound and
+    UNSUPPORTED when the target cannot express it.
     """
     from strategist.emitters import find_emitter
     from strategist.emitters.emitter import Options as NoOptions
 
     emitter = find_emitter(target)
+    require_sound(plan)
     missing = unsupported(plan) if emitter.engine == "strategist" else ()
     if missing:
         raise ImpossibleError(

@@ -8,8 +8,7 @@ from strategist.cli.flags import COMMON, Flag
 from strategist.cli.output import show_document, show_text
 from strategist.document.load import load_plan
 from strategist.document.write import dump, seal_state, sealed
-from strategist.errors import ImpossibleError
-from strategist.planner.check import faults
+from strategist.planner.check import require_sound
 
 FLAGS = (Flag("--seal", "write the seal into the file when the plan is sound"), *COMMON)
 
@@ -25,15 +24,7 @@ COMMAND = Command(
 def run(options: Namespace) -> int:
     """Check a plan; with --seal, seal it in place. Exit 3 when an invariant is broken."""
     plan = load_plan(options.plan)
-    broken = faults(plan)
-    if broken:
-        raise ImpossibleError(
-            "FRAMEWORK_LEGALITY",
-            f"The plan is not sound: {' '.join(broken)}",
-            flag="PLAN",
-            value=options.plan,
-            hint="Correct the file, or plan again.",
-        )
+    require_sound(plan)
     if options.seal:
         plan = sealed(plan)
         write_file(options.plan, dump(plan), "PLAN", force=True)

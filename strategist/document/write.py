@@ -8,7 +8,6 @@ from typing import Any
 
 from strategist.document.plan import Plan
 
-
 EXACT = 2**53
 """Whole numbers below it are the same as float and as int."""
 
@@ -21,6 +20,8 @@ def as_document(value: Any) -> Any:
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: as_document(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {key: as_document(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
         return [as_document(item) for item in value]
     if isinstance(value, float) and value.is_integer() and abs(value) < EXACT:
