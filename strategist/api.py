@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,14 @@ if TYPE_CHECKING:
 
 __all__ = ["build", "emit", "explain", "recommend"]
 
+WORKLOAD = (
+    "seq_len", "global_batch", "micro_batch", "grad_accum", "tokens", "precision", "optimizer", "headroom",
+    "price_per_gpu_hour",
+)  # fmt: skip
+CHOICE = ("objective", "pin", "forbid", "rules")
+FIELDS = (*WORKLOAD, *CHOICE)
+"""Further arguments of `recommend`, in the order of the command line's help."""
+
 
 def recommend(
     model: Any,
@@ -45,34 +54,20 @@ def recommend(
     Raises InputError for unknown or contradictory input, NoPlanError when nothing fits.
     """
     fields = _fields(workload, workload_fields)
-    asked = complete(Given(model=model, hardware=hardware, policy=policy, **fields))
+    said = _said({"model": model, "hardware": hardware, "policy": policy, "top": top} | fields)
+    asked = complete(Given(model=model, hardware=hardware, policy=policy, said=said, **fields))
     return finished(plan_for(asked, top=top), asked)
 
 
 def _fields(workload: Workload | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    known = (
-        "seq_len",
-        "global_batch",
-        "micro_batch",
-        "grad_accum",
-        "tokens",
-        "precision",
-        "optimizer",
-        "headroom",
-        "pin",
-        "forbid",
-        "objective",
-        "price_per_gpu_hour",
-        "rules",
-    )
     for name in given:
-        if name not in known:
+        if name not in FIELDS:
             raise InputError(
                 "UNKNOWN_KEY",
                 f"recommend() has no argument {name!r}.",
                 flag=name,
                 value=given[name],
-                hint=did_you_mean(name, known),
+                hint=did_you_mean(name, FIELDS),
             )
     fields = dict(given)
     if workload is not None:
@@ -82,6 +77,21 @@ def _fields(workload: Workload | None, given: Mapping[str, Any]) -> dict[str, An
         fields = whole | fields
     _check_fields(fields)
     return fields
+
+
+def _said(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """The question in the words and the order of the command line; what is as usual was not said."""
+    usual = {"policy": "hf", "top": 5}
+    named = ((name, values.get(name)) for name in ("model", "hardware", *WORKLOAD, "policy", *CHOICE, "top"))
+    told = ((name, value) for name, value in named if value not in (None, ()) and value != usual.get(name))
+    return tuple((f"--{name.replace('_', '-')}", _word(value)) for name, value in told)
+
+
+def _word(value: Any) -> str:
+    """A value as somebody would type it; live objects by the name of their type."""
+    if isinstance(value, (str, int, float, os.PathLike)):
+        return os.fspath(value) if isinstance(value, os.PathLike) else str(value)
+    return ", ".join(value) if isinstance(value, tuple) else type(value).__name__
 
 
 def _check_fields(fields: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -35,7 +36,7 @@ def show_lines(lines: Sequence[Line], *, no_color: bool = False) -> None:
 
 
 def _wants_colour(no_color: bool) -> bool:
-    if no_color or "NO_COLOR" in os.environ:
+    if no_color or os.environ.get("NO_COLOR"):
         return False
     return sys.stdout.isatty() or bool(os.environ.get("FORCE_COLOR"))
 
@@ -55,10 +56,13 @@ def show_text(text: str) -> None:
 
 
 def show_document(document: Any) -> None:
-    """Print one JSON document."""
+    """Print one JSON document, in the letters that stdout can carry."""
     from strategist.document.write import dump
 
-    print(dump(document), end="")
+    text = dump(document)
+    if (sys.stdout.encoding or "").lower() != "utf-8":
+        text = "".join(c if c.isascii() else json.dumps(c)[1:-1] for c in text)
+    print(text, end="")
 
 
 def note(text: str, *, quiet: bool = False) -> None:

@@ -49,6 +49,16 @@ def wrapped(
     return [first, *(line(" " * indent, Span(piece, style)) for piece in pieces[1:])]
 
 
+def hung(text: str, width: int) -> list[Line]:
+    """A line of a tree: what does not fit goes below, two columns deeper than the line itself."""
+    body = text.lstrip(" ")
+    depth = min(len(text) - len(body), max(0, width - ROOM))
+    pieces = textwrap.wrap(
+        body, max(8, width - depth), subsequent_indent="  ", break_long_words=True, break_on_hyphens=False
+    )
+    return [line(" " * depth + piece) for piece in pieces or [""]]
+
+
 def bar(share: float, cells: int = 20) -> str:
     """A bar such as [#####-----] of a share between 0 and 1."""
     full = max(0, min(cells, round(share * cells)))

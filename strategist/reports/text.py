@@ -24,12 +24,19 @@ def explain_text(plan: Plan, width: int = 80) -> list[Line]:
         *wrapped("layout", option_words(plan), width, indent=INDENT),
         *wrapped("batch", plan.batch_identity, width, indent=INDENT),
         *wrapped("seal", _seal_words(plan), width, indent=INDENT),
+        *details(plan, width),
+        *hint_lines(plan, width),
+    ]
+
+
+def details(plan: Plan, width: int = 80) -> list[Line]:
+    """Every term of the step and of the peak, the stages, the rules and what they refused."""
+    return [
         line(""),
         *_tree_lines(plan_tree(plan), width),
         *_stages(plan, width),
         *_rules(plan, width),
         *_refusals(plan, width),
-        *hint_lines(plan, width),
     ]
 
 

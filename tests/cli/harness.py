@@ -49,11 +49,21 @@ class Outcome:
 
 def call(*words: str) -> Outcome:
     """`strategist WORDS` in this process."""
-    out, err = io.StringIO(), io.StringIO()
+    out, err = _stream(), _stream()
     start = time.perf_counter()
     with redirect_stdout(out), redirect_stderr(err):
         code = main(list(words))
-    return Outcome(code, out.getvalue(), err.getvalue(), time.perf_counter() - start)
+    return Outcome(code, _written(out), _written(err), time.perf_counter() - start)
+
+
+def _stream() -> io.TextIOWrapper:
+    """A stream that refuses what cannot be encoded, as a real one does."""
+    return io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+
+
+def _written(stream: io.TextIOWrapper) -> str:
+    stream.seek(0)
+    return stream.read()
 
 
 def environment(**changes: str | None) -> dict[str, str]:
