@@ -148,10 +148,13 @@ def parse_duration(text: str, flag: str, *, example: str = "30d", high: int = 10
 
 
 def format_gib(value: float) -> str:
-    """Bytes as GiB with three significant digits: `79.6 GiB`; below a tenth of a GiB as MiB."""
-    if abs(value) < 0.1 * GIB:
-        return f"{value / MIB:.3g} MiB"
-    return f"{value / GIB:.3g} GiB" if abs(value) < 1000 * GIB else f"{value / GIB:.0f} GiB"
+    """Bytes as GiB with three significant digits: `79.6 GiB`; below a tenth of a GiB as MiB, and so on down."""
+    if abs(value) >= 1000 * GIB:
+        return f"{value / GIB:.0f} GiB"
+    for factor, unit in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if abs(value) >= 0.1 * factor:
+            return f"{value / factor:.3g} {unit}"
+    return f"{value:.0f} B"
 
 
 def format_count(value: float) -> str:

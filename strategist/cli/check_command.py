@@ -5,10 +5,11 @@ from __future__ import annotations
 from strategist.cli.arguments import Command, Namespace, Positional
 from strategist.cli.files import write_file
 from strategist.cli.flags import COMMON, Flag
-from strategist.cli.output import show_document, show_text
+from strategist.cli.output import show_document, show_lines, width
 from strategist.document.load import load_plan
 from strategist.document.write import dump, seal_state, sealed
 from strategist.planner.check import require_sound
+from strategist.reports.lines import wrapped
 
 FLAGS = (Flag("--seal", "write the seal into the file when the plan is sound"), *COMMON)
 
@@ -32,5 +33,5 @@ def run(options: Namespace) -> int:
     if options.json:
         show_document({"sound": True, "seal": state})
     else:
-        show_text(f"The plan is sound; seal: {state}.")
+        show_lines(wrapped("", f"The plan is sound; seal: {state}.", width(), indent=0), no_color=options.no_color)
     return 0

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from strategist.errors import NoPlanError, StrategistError
-from strategist.reports.lines import Line, Style, line, text_of, wrapped
+from strategist.reports.lines import Line, Style, text_of, wrapped
 
 COLOURS: Mapping[Style, str] = {
     "plain": "", "title": "bold", "good": "bold green", "bad": "bold red", "warn": "yellow", "dim": "dim", "key": "cyan"
@@ -89,7 +89,7 @@ def _error_lines(error: StrategistError) -> list[Line]:
         for link in error.chain:
             lines += wrapped("", link, columns, indent=indent)
         if error.fixes:
-            lines.append(line("cheapest changes that make it feasible (each one planned again and confirmed)"))
+            lines += wrapped("", "cheapest changes that make it feasible (each planned again)", columns, indent=0)
         for number, fix in enumerate(error.fixes, 1):
             lines += wrapped(f"  {number}", fix, columns, indent=indent)
     elif error.hint:

@@ -174,7 +174,7 @@ def _instead(plan: Plan, width: int) -> Iterator[Line]:
 def _ladder(plan: Plan, width: int) -> Iterator[Line]:
     if plan.ladder:
         yield line("")
-        yield line(Span("smallest hardware for this job", "key"))
+        yield from wrapped("", "smallest hardware for this job", width, indent=0, style="key")
         yield from table([(rung.family, rung.sentence) for rung in plan.ladder], width)
 
 

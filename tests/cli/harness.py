@@ -81,10 +81,9 @@ def process(*words: str, cwd: Path | None = None, **variables: str | None) -> Ou
 def completed(command: Sequence[str], *, cwd: Path | None = None, **variables: str | None) -> Outcome:
     """Any command, run to its end."""
     start = time.perf_counter()
-    ran = subprocess.run(
-        command, env=environment(**variables), cwd=cwd, capture_output=True, text=True, timeout=60, check=False
-    )
-    return Outcome(ran.returncode, ran.stdout, ran.stderr, time.perf_counter() - start)
+    ran = subprocess.run(command, env=environment(**variables), cwd=cwd, capture_output=True, timeout=60, check=False)
+    letters = (variables.get("PYTHONIOENCODING") or "utf-8").partition(":")[0]
+    return Outcome(ran.returncode, ran.stdout.decode(letters), ran.stderr.decode(letters), time.perf_counter() - start)
 
 
 @cache

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from strategist.cli.flags import PLAN_FLAGS
+from tests.cli.bad_inputs import FLAT, LLAMA, written
+from tests.cli.fuzzing import cases
 from tests.cli.harness import Outcome, call, plan_text
-from tests.cli.bad_inputs import LLAMA, FLAT, written
 
 ENDS = (0, 2, 3, 4)
 """Done, bad input, impossible, stale. 1 would be our fault."""
@@ -26,16 +27,6 @@ PIECES = (
     "\u202e", "\ud800", "é", "９", " ", "\n", "'", '"', "$(", "`", "{", "}", "[", "]", "_", "0x", ".json", ".yaml", "~",
 )  # fmt: skip
 TYPED = st.lists(st.sampled_from(PIECES), max_size=6).map("".join) | st.text(max_size=40)
-
-
-def cases(percent: int) -> settings:
-    """This share of the profile's cases."""
-    count = settings().max_examples * percent // 100
-    return settings(
-        max_examples=count,
-        deadline=None,
-        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    )
 
 
 def assert_ours(ran: Outcome) -> None:
