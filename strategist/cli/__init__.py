@@ -63,9 +63,12 @@ def entry() -> NoReturn:
     for a process that holds no threads and no open files (mypy leaves the same way)."""
     if sys.argv[1:2] == ["plan"]:
         gc.disable()  # a plan makes many small records and no cycles, and the process ends with it
-    for stream in (sys.stdout, sys.stderr):
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal without our letters gets their numbers
+        elif stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - closed by `>&-`; lives on
     code = main()
     sys.stderr.flush()
     os._exit(code)
@@ -151,7 +154,11 @@ def _run(module: ModuleType, words: list[str]) -> int:
 def _report(error: StrategistError, as_json: bool) -> int:
     from strategist.cli.output import show_error
 
-    show_error(error, as_json=as_json)
+    try:
+        show_error(error, as_json=as_json)
+        sys.stdout.flush()
+    except OSError:  # stdout itself is what the machine refuses
+        show_error(error, as_json=False)
     return error.exit_code
 
 
