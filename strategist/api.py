@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from strategist.ask import Asked, Given, check_headroom, complete
+from strategist.ask import Asked, Given, complete
 from strategist.document.plan import Hint, Plan, Policy
-from strategist.errors import ImpossibleError, InputError, did_you_mean
+from strategist.errors import ImpossibleError
 from strategist.executor.support import unsupported
-from strategist.facts.workload import MAX_BATCH, MAX_SEQ_LEN, OPTIMIZERS, PRECISIONS, Workload
+from strategist.facts.workload import Workload
+from strategist.fields import CHOICE, WORKLOAD, checked_fields, checked_policy, checked_top
 from strategist.planner import recommend as planner
 from strategist.planner.check import require_sound
 from strategist.planner.ladder import smallest_machines
@@ -25,14 +26,6 @@ if TYPE_CHECKING:
     from strategist.reports.tree import Tree
 
 __all__ = ["build", "emit", "explain", "recommend"]
-
-WORKLOAD = (
-    "seq_len", "global_batch", "micro_batch", "grad_accum", "tokens", "precision", "optimizer", "headroom",
-    "price_per_gpu_hour",
-)  # fmt: skip
-CHOICE = ("objective", "pin", "forbid", "rules")
-FIELDS = (*WORKLOAD, *CHOICE)
-"""Further arguments of `recommend`, in the order of the command line's help."""
 
 
 def recommend(
@@ -53,30 +46,11 @@ def recommend(
 
     Raises InputError for unknown or contradictory input, NoPlanError when nothing fits.
     """
-    fields = _fields(workload, workload_fields)
-    said = _said({"model": model, "hardware": hardware, "policy": policy, "top": top} | fields)
-    asked = complete(Given(model=model, hardware=hardware, policy=policy, said=said, **fields))
-    return finished(plan_for(asked, top=top), asked)
-
-
-def _fields(workload: Workload | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    for name in given:
-        if name not in FIELDS:
-            raise InputError(
-                "UNKNOWN_KEY",
-                f"recommend() has no argument {name!r}.",
-                flag=name,
-                value=given[name],
-                hint=did_you_mean(name, FIELDS),
-            )
-    fields = dict(given)
-    if workload is not None:
-        whole = {
-            name: getattr(workload, name) for name in ("seq_len", "global_batch", "precision", "optimizer", "tokens")
-        }
-        fields = whole | fields
-    _check_fields(fields)
-    return fields
+    fields = checked_fields(workload, workload_fields)
+    who, count = checked_policy(policy), checked_top(top)
+    said = _said({"model": model, "hardware": hardware, "policy": who, "top": count} | fields)
+    asked = complete(Given(model=model, hardware=hardware, policy=who, said=said, **fields))
+    return finished(plan_for(asked, top=count), asked)
 
 
 def _said(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -92,35 +66,6 @@ def _word(value: Any) -> str:
     if isinstance(value, (str, int, float, os.PathLike)):
         return os.fspath(value) if isinstance(value, os.PathLike) else str(value)
     return ", ".join(value) if isinstance(value, tuple) else type(value).__name__
-
-
-def _check_fields(fields: Mapping[str, Any]) -> None:
-    bounds = {"seq_len": MAX_SEQ_LEN, "global_batch": MAX_BATCH, "micro_batch": MAX_BATCH, "grad_accum": MAX_BATCH}
-    for name, high in bounds.items():
-        value = fields.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high):
-            raise InputError(
-                "RANGE",
-                f"{name} must be a whole number from 1 to {high}.",
-                flag=name,
-                value=value,
-                hint=f"Example: {name}=1024.",
-            )
-    for name, words in (
-        ("precision", PRECISIONS),
-        ("optimizer", OPTIMIZERS),
-        ("objective", ("time", "cost", "memory", "simplicity")),
-    ):
-        if fields.get(name) is not None and fields[name] not in words:
-            raise InputError(
-                "CHOICE",
-                f"{name} must be one of {', '.join(words)}.",
-                flag=name,
-                value=fields[name],
-                hint=did_you_mean(str(fields[name]), words),
-            )
-    if fields.get("headroom") is not None:
-        check_headroom(fields["headroom"], "headroom")
 
 
 def plan_for(asked: Asked, *, top: int = 5, log: SearchLog | None = None) -> Plan:

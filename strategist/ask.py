@@ -12,7 +12,7 @@ from strategist.errors import InputError
 from strategist.facts.clusters import cluster_from_flags, cpu_cluster, resolve_cluster
 from strategist.facts.gpus import backend_of
 from strategist.facts.hardware import Cluster
-from strategist.facts.job import MAX_HEADROOM, Job
+from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
 from strategist.facts.models import load_model, load_model_config
 from strategist.facts.parameters import count
@@ -321,12 +321,3 @@ def _no_contradiction(pins: tuple[Pin, ...], forbids: tuple[str, ...]) -> None:
                 value=pin.word,
                 hint="Drop one.",
             )
-
-
-def check_headroom(value: float, flag: str = "--headroom") -> float:
-    """A share between 0 and one half. Raises InputError RANGE."""
-    if not 0 <= value <= MAX_HEADROOM:
-        raise InputError(
-            "RANGE", f"{flag} must lie between 0 and {MAX_HEADROOM}.", flag=flag, value=value, hint="Example: 0.05."
-        )
-    return value

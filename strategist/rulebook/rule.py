@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from strategist.errors import RuleError, did_you_mean
+from strategist.errors import RuleError, did_you_mean, shown
 from strategist.reading import parse_toml, read_text
 from strategist.records import dataclass
 from strategist.rulebook.expression import evaluate, names, parse
@@ -77,7 +77,9 @@ def rules_folder() -> str:
 
 @cache
 def load_rules(book: str, folders: tuple[str, ...] = ()) -> tuple[Rule, ...]:
-    """The rules of one book: ours, then those of the user's folders. Raises RuleError for any fault in a row."""
+    """The rules of one book: ours, then those of the user's folders. Raises RuleError for any fault in a folder or row."""
+    for folder in folders:
+        _check_folder(folder)
     found: dict[str, Rule] = {}
     for folder in (rules_folder(), *folders):
         path = os.path.join(folder, f"{book}.toml")
@@ -96,6 +98,32 @@ def load_rules(book: str, folders: tuple[str, ...] = ()) -> tuple[Rule, ...]:
                 )
             found[rule.id] = rule
     return tuple(found.values())
+
+
+def _check_folder(folder: str) -> None:
+    """A folder of the user holds books of rules and nothing that looks like one."""
+    try:
+        books = sorted(name for name in os.listdir(folder) if name.endswith(".toml"))
+    except (OSError, ValueError) as problem:
+        code = "NOT_A_FILE" if isinstance(problem, NotADirectoryError) else "FILE_NOT_FOUND"
+        raise RuleError(
+            code,
+            f"--rules: {shown(folder)} is not a folder that can be read.",
+            flag="--rules",
+            value=folder,
+            hint="Name a folder.",
+        ) from None
+    known = tuple(f"{book}.toml" for book in BOOKS)
+    strange = [name for name in books if name not in known]
+    if strange or not books:
+        words = f"holds {shown(strange[0])}, which is no book of rules" if strange else "holds no book of rules"
+        raise RuleError(
+            "MISSING" if not books else "UNKNOWN_KEY",
+            f"--rules: {shown(folder)} {words}.",
+            flag="--rules",
+            value=strange[0] if strange else folder,
+            hint=f"Books are {', '.join(known)}.",
+        )
 
 
 @cache

@@ -20,7 +20,7 @@ from tests.cli.harness import Outcome, call, plan_text
 ENDS = (0, 2, 3, 4)
 """Done, bad input, impossible, stale. 1 would be our fault."""
 
-VALUED = [flag.name for flag in PLAN_FLAGS if flag.metavar and flag.key not in ("out", "rules")]
+VALUED = [flag.name for flag in PLAN_FLAGS if flag.metavar and flag.key != "out"]
 PIECES = (
     "7B", "7", "-1", "0", "1e400", "nan", "inf", "tp=", "=", ",", "pp=2", "zero=3", "recompute=full", "dp=4", "h100", "a100",
     "dgx-h100", ":", "2", "cpu", "local", "/", ".", "..", "llama", "-8b", "x", "GiB", "GB/s", "Gb/s", "\x00", "\x1b[2J",
