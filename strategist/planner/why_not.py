@@ -13,8 +13,9 @@ from strategist.facts.job import Job
 from strategist.facts.parameters import count
 from strategist.facts.profile import BYTES
 from strategist.planner.search import Found, Question, host_bytes_per_device, limits_of, search
-from strategist.planner.situation import question
-from strategist.rulebook.apply import sentence
+from strategist.planner.situation import describe, question
+from strategist.rulebook.apply import fired, sentence
+from strategist.rulebook.rule import load_families, load_rules
 from strategist.space.enumerate import divisors
 from strategist.space.grammar import Pin, layout
 from strategist.units import format_count, format_gib
@@ -113,7 +114,7 @@ def _nothing_fits(found: Found) -> NoPlanError:
     over = f"misses by {format_gib(size - usable)}" if size > usable else "needs more host memory or disk than there is"
     return NoPlanError(
         f"No plan fits: the leanest of {len(found.legal)} legal layouts, {layout(found.legal.row(leanest))}, needs {format_gib(size)} of {format_gib(usable)} usable and {over}.",
-        chain=_chain(job, size, int(found.peaks.host[leanest])),
+        chain=(*_chain(job, size, int(found.peaks.host[leanest])), *_preferred(found.question)),
         fixes=fixes,
         flag="--hardware",
         hint=fixes[0] if fixes else "Use more or larger devices, or a smaller model.",
@@ -138,6 +139,15 @@ def _chain(job: Job, leanest: int, host: int) -> tuple[str, ...]:
             f"and offloading would take {format_gib(host)} of host memory per device where {format_gib(host_bytes_per_device(job))} are free for it"
         )
     return tuple(chain)
+
+
+def _preferred(asked: Question) -> Iterator[str]:
+    """What the decision tables would have chosen, so that their answer is known even where it does not fit."""
+    situation = describe(asked.job, "recompute" not in asked.forbids)
+    titles = {family.name: family.title for family in load_families()}
+    for rule in fired(load_rules("hf_decisions", asked.rule_folders), situation):
+        wanted = ", then ".join(" or ".join(titles[name] for name in tier) for tier in rule.families)
+        yield f"and what the decision tables prefer here, {wanted}, does not fit either [{rule.id}]"
 
 
 def _fixes(asked: Question) -> Iterator[str]:
