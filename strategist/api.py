@@ -42,7 +42,7 @@ def recommend(
     model: a size ("7B"), a catalogue name, a path to a config.json, a ModelShape, or an nn.Module (meta device is
     enough). hardware: "dgx-h100:4", a file, a Cluster, "local", or None for this machine or, without GPUs, an assumed
     one. Further fields: seq_len, global_batch, micro_batch, grad_accum, tokens, precision, optimizer, headroom, pin,
-    forbid, objective, price_per_gpu_hour, rules.
+    forbid, objective, frontend, price_per_gpu_hour, rules.
 
     Raises InputError for unknown or contradictory input, NoPlanError when nothing fits.
     """
@@ -79,7 +79,7 @@ def plan_for(asked: Asked, *, top: int = 5, log: SearchLog | None = None) -> Pla
 
 def _not_executable(plan: Plan) -> tuple[Hint, ...]:
     missing = unsupported(plan)
-    words = f"`strategist run` cannot execute this layout yet: {' '.join(missing)}"
+    words = f"`strategist run` cannot execute this plan yet. {' '.join(missing)} --frontend strategist keeps to what it can."
     return (Hint(code="W_NOT_EXECUTABLE", sentence=words),) if missing else ()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from strategist.errors import InputError, did_you_mean
 from strategist.facts.job import MAX_HEADROOM
+from strategist.facts.profile import frontends
 from strategist.facts.workload import MAX_BATCH, MAX_SEQ_LEN, OPTIMIZERS, PRECISIONS, Workload
 
 MAX_TOKENS, MAX_PRICE, MAX_TOP = 10**18, 10**6, 50
@@ -116,6 +117,7 @@ WORKLOAD: Mapping[str, Check] = {
 }
 CHOICE: Mapping[str, Check] = {
     "objective": choice(OBJECTIVES),
+    "frontend": choice(frontends()),
     "pin": text('"tp=4,pp=2"'),
     "forbid": text('"pp,offload"'),
     "rules": _folders,

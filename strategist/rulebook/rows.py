@@ -13,6 +13,9 @@ from strategist.space.candidates import WORDS as CODED
 PLACE = re.compile(r"\{([a-z_0-9]+)(?::([^}]*))?\}")
 """A place in a sentence: {word} or {word:format}."""
 
+SPELT = (*CODED, "precision", "frontend")
+"""Words of the vocabulary whose values are words."""
+
 NEEDED = ("id", "name", "when", "effect", "because", "source", "fires", "silent")
 TEXTS = ("id", "name", "situation", "when", "effect", "code", "because", "hint", "source", "evidence", "counter_example", "scope")  # fmt: skip
 KINDS: Mapping[str, tuple[type, str]] = {
@@ -77,7 +80,7 @@ def _check_sentence(template: str, where: str) -> None:
             hint = did_you_mean(word, WORDS)
             raise RuleError("RULE", f"{where}: its sentence uses the unknown word {word!r}.", value=word, hint=hint)
         try:
-            format("" if word in CODED or word == "precision" else 1.0, form)
+            format("" if word in SPELT else 1.0, form)
         except ValueError:
             sentence = f"{where}: the format of {{{word}:{shown(form)}}} does not go with its value."
             raise RuleError("RULE", sentence, value=form, hint="For example {bubble_share:.0f}.") from None
