@@ -101,11 +101,11 @@ def explain(plan: Plan) -> Tree:
 def emit(plan: Plan, target: str, options: Options | None = None) -> Mapping[PurePosixPath, str]:
     """Files for a launcher, as names and texts; nothing is written.
 
-    Raises InputError CHOICE for an unknown target, ImpossibleError FRAMEWORK_LEGALITY for a plan that is not sound and
-    UNSUPPORTED when the target cannot express it.
+    Raises InputError CHOICE for an unknown target and NAME, HOSTNAME, RANGE, CONTROL_CHAR for options, ImpossibleError
+    FRAMEWORK_LEGALITY for a plan that is not sound and UNSUPPORTED when the target cannot express it.
     """
+    from strategist.emitters import emit as emit_files
     from strategist.emitters import find_emitter
-    from strategist.emitters.emitter import Options as NoOptions
 
     emitter = find_emitter(target)
     require_sound(plan)
@@ -118,7 +118,7 @@ def emit(plan: Plan, target: str, options: Options | None = None) -> Mapping[Pur
             value=target,
             hint="Plan again with --pin or --forbid, or choose another target.",
         )
-    return emitter.write(plan, options or NoOptions())
+    return emit_files(plan, target, options)
 
 
 def build(plan: Plan, model: Any, make_optimizer: Any) -> Session:

@@ -99,10 +99,10 @@ def _bash() -> str:
   esac
   case "$word" in
     -*) COMPREPLY=($(compgen -W "$flags" -- "$word"));;
-    *) COMPREPLY=($(compgen -W "$words" -- "$word") $(compgen -f -- "$word"));;
+    *) COMPREPLY=($(compgen -W "$words" -- "$word"));;
   esac
 }}
-complete -F _strategist strategist
+complete -o default -F _strategist strategist
 """
 
 

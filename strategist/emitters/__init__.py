@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from strategist.document.plan import Plan
 from strategist.emitters.emitter import Emitter, Files, Options
+from strategist.emitters.quoting import checked_options
 from strategist.emitters.slurm import SLURM
 from strategist.emitters.torchrun import TORCHRUN
 from strategist.errors import InputError, did_you_mean
@@ -27,5 +28,5 @@ def find_emitter(name: str, flag: str = "--to") -> Emitter:
 
 
 def emit(plan: Plan, target: str, options: Options | None = None) -> Files:
-    """File names and texts of one target."""
-    return find_emitter(target).write(plan, options or Options())
+    """File names and texts of one target. Raises InputError for options that do not belong into a script."""
+    return find_emitter(target).write(plan, checked_options(options or Options()))
