@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from strategist.document.estimate import (
@@ -44,9 +45,11 @@ def make_plan(shape: ModelShape | None = None, *, seq_len: int = 16, **choices: 
     shape = shape or tiny_llama()
     mesh = Mesh(**{name: choices.pop(name) for name in MESH_FIELDS if name in choices})
     asked = choices.pop("global_batch", None)
+    virtual = choices.get("virtual_stages", 1)
+    schedule = "interleaved" if virtual > 1 else "1f1b"
     defaults: dict[str, Any] = {
-        "schedule": "1f1b" if mesh.pp > 1 else "none",
-        "stages": even_stages(shape.layers, mesh.pp),
+        "schedule": schedule if mesh.pp > 1 else "none",
+        "stages": even_stages(shape.layers, mesh.pp, virtual),
         "formats": FLOAT64,
         "backend": "gloo",
     }
@@ -61,14 +64,13 @@ def make_plan(shape: ModelShape | None = None, *, seq_len: int = 16, **choices: 
     )  # fmt: skip
 
 
-def even_stages(layers: int, pp: int) -> tuple[Stage, ...]:
-    """`layers` over `pp` stages, the first ones taking one more when it does not divide."""
-    edges = [0]
-    for index in range(pp):
-        edges.append(edges[-1] + layers // pp + (index < layers % pp))
-    return tuple(
-        Stage(index=i, layers=((edges[i], edges[i + 1]),), embedding=i == 0, head=i == pp - 1) for i in range(pp)
-    )
+def even_stages(layers: int, pp: int, virtual: int = 1) -> tuple[Stage, ...]:
+    """`layers` in `pp` x `virtual` runs that the stages own in turn, the first ones a layer longer when it does not divide."""
+    count, edges = pp * virtual, [0]
+    for index in range(count):
+        edges.append(edges[-1] + layers // count + (index < layers % count))
+    runs = tuple(pairwise(edges))
+    return tuple(Stage(index=i, layers=runs[i::pp], embedding=i == 0, head=i == pp - 1) for i in range(pp))
 
 
 def cpu_cluster(world: int) -> Cluster:

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from torch import nn
 
 from strategist.document.plan import Plan
+from strategist.executor.chunks import Chunks, chunks_of
 from strategist.executor.engines import make_engine
 from strategist.executor.job import Instruments, Job
 from strategist.executor.loss import LossFn, Objective
@@ -33,7 +34,8 @@ Step = Callable[[nn.Module, Job], nn.Module]
 LAYOUT_STEPS: tuple[Step, ...] = (
     training_mode,  # before anything looks at the model
     share_values,  # before any cut: afterwards no two ranks hold the same parts
-    pipeline_split,  # before all that costs: what another stage owns need not be cut, wrapped or given memory here
+    pipeline_split,  # before all that costs: what another stage owns need not be cut, wrapped or given memory here;
+    #                  the steps after it see one chunk of an interleaved stage at a time
     tensor_parallel,  # before recompute, whose wrappers would change the names in its table; before FSDP, which shards
     #                   DTensors further but whose DTensors cannot be cut
     recompute,  # before compile: the compiler must see what is recomputed
@@ -99,5 +101,11 @@ def bring_to_life(
 
 def _apply(steps: tuple[Step, ...], model: nn.Module, job: Job) -> nn.Module:
     for step in steps:
-        model = step(model, job)
+        model = _on_each_chunk(step, model, job)
     return model
+
+
+def _on_each_chunk(step: Step, model: nn.Module, job: Job) -> nn.Module:
+    if isinstance(model, Chunks):
+        return Chunks([step(chunk, job) for chunk in chunks_of(model)])
+    return step(model, job)

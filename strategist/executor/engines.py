@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 
 from strategist.errors import ImpossibleError
+from strategist.executor.chunks import chunks_of
 from strategist.executor.job import Job
 from strategist.executor.loss import Batch, Objective, summed_token_loss
 from strategist.executor.mesh import pipeline_group
@@ -77,6 +79,26 @@ class LoopEngine:
         return nullcontext()
 
 
+def _stages(model: nn.Module, job: Job) -> list[PipelineStage]:
+    """One stage of torch's per chunk: chunk c of pipeline rank s is stage s + c x pp of all."""
+    pp, chunks, group = job.plan.mesh.pp, chunks_of(model), pipeline_group(job.mesh)
+    return [
+        job.instruments.make_stage(chunk, job.stage.index + number * pp, pp * len(chunks), job.device, group=group)
+        for number, chunk in enumerate(chunks)
+    ]
+
+
+def _schedule(
+    stages: list[PipelineStage], job: Job, loss_fn: Callable[[Tensor, Tensor], Tensor]
+) -> PipelineScheduleSingle | PipelineScheduleMulti:
+    kind, count = job.plan.strategy.schedule, job.plan.strategy.accumulation
+    # scale_grads would divide by the number of micro-batches; the loss carries its own weight
+    if kind == "interleaved":
+        return ScheduleInterleaved1F1B([*stages], count, loss_fn=loss_fn, scale_grads=False)
+    single = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[kind]
+    return single(stages[0], count, loss_fn=loss_fn, scale_grads=False)
+
+
 def _micro_batches(batch: Batch, count: int) -> Iterator[Batch]:
     parts = {name: value.chunk(count) for name, value in batch.items()}
     return ({name: part[index] for name, part in parts.items()} for index in range(count))
@@ -86,14 +108,8 @@ class PipelineEngine:
     """This rank's stage of a pipeline. Micro-batches are the accumulation; FSDP2 reduces after the last one."""
 
     def __init__(self, model: nn.Module, job: Job) -> None:
-        strategy = job.plan.strategy
-        schedule = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[strategy.schedule]
         self.job, self.scale = job, torch.ones((), device=job.device)
-        stage = job.instruments.make_stage(
-            model, job.stage.index, job.plan.mesh.pp, job.device, group=pipeline_group(job.mesh)
-        )
-        # scale_grads would divide by the number of micro-batches; the loss carries its own weight
-        self.schedule = schedule(stage, strategy.accumulation, loss_fn=self._loss, scale_grads=False)
+        self.schedule = _schedule(_stages(model, job), job, self._loss)
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         return summed_token_loss(logits, labels) * self.scale

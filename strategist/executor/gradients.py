@@ -57,6 +57,7 @@ def _whole_square(layout: Layout, gradients: list[Tensor]) -> Tensor:
     if layout is None:
         return square
     mesh, cut = layout
+    square = square.to(mesh.device_type)  # offloaded gradients lie in the host's memory, collectives run on the device
     for axis, is_cut in enumerate(cut):
         if is_cut:
             dist.all_reduce(square, group=mesh.get_group(axis))
@@ -65,6 +66,6 @@ def _whole_square(layout: Layout, gradients: list[Tensor]) -> Tensor:
 
 def limit_gradients(parameters: Iterable[nn.Parameter], norm: Tensor, limit: float) -> None:
     """Scale all gradients down so that their norm is at most `limit` (Pascanu et al. 2013, arXiv 1211.5063, section 3.2)."""
-    gradients = [local_part(p.grad) for p in parameters if p.grad is not None]
     factor = torch.clamp(limit / (norm + 1e-6), max=1.0)
-    torch._foreach_mul_(gradients, factor)
+    gradients = [local_part(p.grad) for p in parameters if p.grad is not None]
+    torch._foreach_mul_(gradients, factor.to(gradients[0].device))  # all of them rest on the same device

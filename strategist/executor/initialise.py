@@ -18,11 +18,14 @@ from strategist.executor.seeds import generator
 
 
 @torch.no_grad()
-def initialise(model: ReferenceModel, seed: int) -> None:
-    """Write the initial value of every parameter of `model`, which may be sharded; parameters must not be on meta."""
+def initialise(model: ReferenceModel, seed: int, device: torch.device | str = "cpu") -> None:
+    """Write the initial value of every parameter of `model`, which may be sharded, drawn on `device`.
+
+    Parameters must not be on meta; they may lie elsewhere than on `device`.
+    """
     for name, parameter in model.named_parameters():
-        whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
-        model.fill(plain_name(name), whole, generator(parameter.device, seed, plain_name(name)))
+        whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+        model.fill(plain_name(name), whole, generator(device, seed, plain_name(name)))
         local_part(parameter).copy_(cut_like(parameter, whole))
 
 

@@ -48,6 +48,11 @@ class Job:
         return self.plan.strategy.stages[self.mesh.get_local_rank("pp")]
 
     @property
+    def offloads_parameters(self) -> bool:
+        """True when parameters, gradients and optimizer state rest in the host's memory, whatever the device is."""
+        return self.plan.strategy.offload == "parameters"
+
+    @property
     def splits_model(self) -> bool:
         """True when tensor or pipeline parallelism cuts the model itself."""
         return self.plan.mesh.tp > 1 or self.plan.mesh.pp > 1

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")
+import re
+
+CHUNK = "_chunk_"
+"""Before the number of a chunk of an interleaved pipeline, in the names of the module that holds the chunks."""
+
+WRAPPERS = re.compile(rf"_checkpoint_wrapped_module\.|_orig_mod\.|^{CHUNK}\d+\.")
 
 
 def plain_name(name: str) -> str:
-    """`name` without the prefixes that recomputation and compilation insert."""
-    for wrapper in WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name
+    """`name` without the prefixes that recomputation, compilation and interleaving insert."""
+    return WRAPPERS.sub("", name)

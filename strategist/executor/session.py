@@ -162,12 +162,16 @@ class Session:
         inner = self.parts.model
         inner = inner.module if isinstance(inner, DistributedDataParallel) else inner
         with _quiet_redistribution():
-            mine = {plain_name(name): _whole(p).cpu() for name, p in inner.named_parameters()}
+            mine = {plain_name(name): self._whole(p).cpu() for name, p in inner.named_parameters()}
         if self._pipeline is None:
             return mine
         stages: list[Any] = [None] * self.job.plan.mesh.pp
         dist.all_gather_object(stages, mine, group=self._pipeline)
         return {name: value for stage in stages for name, value in stage.items()}
+
+    def _whole(self, parameter: nn.Parameter) -> Tensor:
+        value = parameter.detach().to(self.job.device)  # offloaded ones rest where no collective reaches
+        return value.full_tensor() if isinstance(value, DTensor) else value.clone()
 
     def close(self) -> None:
         """Leave the process group if `build` started it."""
@@ -195,8 +199,3 @@ def _quiet_redistribution() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
-
-
-def _whole(parameter: nn.Parameter) -> Tensor:
-    value = parameter.detach()
-    return value.full_tensor() if isinstance(value, DTensor) else value.clone()

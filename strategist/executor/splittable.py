@@ -45,3 +45,7 @@ class Splittable(ABC):
     @abstractmethod
     def embedding(self) -> nn.Module | None:
         """The module that holds the token embedding's weight; None on a stage without it."""
+
+    @abstractmethod
+    def head_parts(self) -> list[nn.Module]:
+        """The modules behind the last layer, in order: last norm and head; empty on a stage without them."""

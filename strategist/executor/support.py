@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from strategist.document.plan import MESH_AXES, NumberFormats, Plan
 from strategist.executor.architecture import model_obstacles
 from strategist.executor.obstacles import Obstacle
+from strategist.executor.pipeline_support import pipeline_obstacles
 
 FORMATS = (
     NumberFormats(parameter="float64", gradient="float64", reduce="float64", compute="float64"),
@@ -22,7 +23,8 @@ FORMATS = (
 
 OPTIMIZERS = ("adamw", "sgd")
 BACKENDS = ("nccl", "gloo")
-SCHEDULES = ("none", "gpipe", "1f1b")
+SCHEDULES = ("none", "gpipe", "1f1b", "interleaved")
+OFFLOADS = ("none", "parameters")
 
 
 def unsupported(plan: Plan) -> tuple[str, ...]:
@@ -33,7 +35,7 @@ def unsupported(plan: Plan) -> tuple[str, ...]:
 def layout_obstacles(plan: Plan) -> tuple[Obstacle, ...]:
     """Everything that keeps the executor from laying out any model as the plan says."""
     broken = tuple(_mesh(plan))  # nothing else can be asked about a mesh that is none
-    checks = (_not_built, _formats, _data_parallel, _pipeline, _batch, _tensor_parallel)
+    checks = (_not_built, _formats, _data_parallel, _offload, pipeline_obstacles, _batch, _tensor_parallel)
     return broken or tuple(obstacle for check in checks for obstacle in check(plan))
 
 
@@ -66,9 +68,8 @@ def _not_built(plan: Plan) -> Iterator[Obstacle]:
         ("mesh.ep", mesh.ep, (1,)),
         ("mesh.etp", mesh.etp, (1,)),
         ("strategy.zero", strategy.zero, (0, 1, 2, 3)),
-        ("strategy.virtual_stages", strategy.virtual_stages, (1,)),
         ("strategy.schedule", strategy.schedule, SCHEDULES),
-        ("strategy.offload", strategy.offload, ("none",)),
+        ("strategy.offload", strategy.offload, OFFLOADS),
         ("strategy.tiling", strategy.tiling, (1,)),
         ("strategy.optimizer", strategy.optimizer, OPTIMIZERS),
         ("strategy.backend", strategy.backend, BACKENDS),
@@ -140,45 +141,17 @@ def _data_parallel(plan: Plan) -> Iterator[Obstacle]:
         )
 
 
-def _pipeline(plan: Plan) -> Iterator[Obstacle]:
-    pp, strategy = plan.mesh.pp, plan.strategy
-    if (pp > 1) != (strategy.schedule != "none"):
+def _offload(plan: Plan) -> Iterator[Obstacle]:
+    mesh, strategy = plan.mesh, plan.strategy
+    if strategy.offload == "parameters" and (strategy.zero != 3 or mesh.tp > 1 or mesh.pp > 1):
         yield Obstacle(
-            code="FRAMEWORK_LEGALITY",
-            place="strategy.schedule",
-            value=strategy.schedule,
-            sentence=f"Schedule {strategy.schedule!r} does not go with pp = {pp}.",
-            hint="A pipeline needs gpipe or 1f1b; without one the schedule is none.",
+            code="UNSUPPORTED",
+            place="strategy.offload",
+            value=strategy.offload,
+            sentence=f"The executor offloads parameters with zero = 3 and tp and pp 1 only; the plan has zero "
+            f"{strategy.zero}, tp {mesh.tp}, pp {mesh.pp}.",
+            hint="Use zero 3 over data-parallel ranks alone, or no offload.",
         )
-    if not _stages_cover_the_model(plan):
-        yield Obstacle(
-            code="FRAMEWORK_LEGALITY",
-            place="strategy.stages",
-            value=[list(stage.layers) for stage in strategy.stages],
-            sentence=f"The stages must be {pp} unbroken runs of layers that cover 0 to {plan.model.layers} in order, "
-            "the first with the embedding, the last with the head.",
-            hint="Leave the stage layout to the planner.",
-        )
-    if strategy.schedule == "1f1b" and strategy.accumulation < pp:
-        yield Obstacle(
-            code="BATCH_SPLIT",
-            place="strategy.accumulation",
-            value=strategy.accumulation,
-            sentence=f"1F1B over {pp} stages needs at least {pp} micro-batches; the plan has {strategy.accumulation}.",
-            hint="Use smaller micro-batches, or schedule gpipe.",
-        )
-
-
-def _stages_cover_the_model(plan: Plan) -> bool:
-    stages = plan.strategy.stages
-    if len(stages) != plan.mesh.pp or any(len(stage.layers) != 1 for stage in stages):
-        return False
-    edges = [edge for stage in stages for edge in stage.layers[0]]
-    joined = edges[0] == 0 and edges[-1] == plan.model.layers and edges[1:-1:2] == edges[2::2]
-    grows = all(first < end for stage in stages for first, end in stage.layers)
-    last = len(stages) - 1
-    ends = all(s.embedding == (i == 0) and s.head == (i == last) and s.index == i for i, s in enumerate(stages))
-    return joined and grows and ends
 
 
 def _batch(plan: Plan) -> Iterator[Obstacle]:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from strategist.executor.chunks import chunks_of
 from strategist.executor.initialise import local_part
 from strategist.executor.job import Job
 from strategist.executor.models import require_splittable
@@ -44,6 +45,9 @@ class TiedEnds:
 
 
 def _shared_weight(model: nn.Module) -> nn.Parameter | None:
-    cuts = require_splittable(model, "pp")
-    embedding = cuts.embedding() if cuts.tied else None
-    return embedding.get_parameter("weight") if embedding is not None else None
+    for chunk in chunks_of(model):
+        cuts = require_splittable(chunk, "pp")
+        embedding = cuts.embedding() if cuts.tied else None
+        if embedding is not None:
+            return embedding.get_parameter("weight")
+    return None

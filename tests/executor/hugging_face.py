@@ -12,16 +12,16 @@ from strategist.executor.build import build
 from strategist.executor.data import SyntheticTokens
 from strategist.executor.optimizers import default_optimizer
 
-STEPS, GLOBAL_BATCH, SEQ_LEN, LEARNING_RATE = 4, 8, 16, 1e-2
+LAYERS, STEPS, GLOBAL_BATCH, SEQ_LEN, LEARNING_RATE = 4, 4, 8, 16, 1e-2
 DATA = SyntheticTokens(64, SEQ_LEN, STEPS * GLOBAL_BATCH)
 
 
 def tiny(family: str, tied: bool, seed: int = 0) -> Any:
-    """A float64 model of two layers with random weights."""
+    """A float64 model of four layers with random weights."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(
-        family, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+        family, hidden_size=32, num_hidden_layers=LAYERS, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
         intermediate_size=48, vocab_size=64, max_position_embeddings=64, tie_word_embeddings=tied,
     )  # fmt: skip
     torch.manual_seed(seed)

@@ -131,6 +131,30 @@ def test_stages_in_a_row_are_the_whole_model() -> None:
     assert names == {name for name, _ in whole.named_parameters()}
 
 
+def test_chunks_of_one_model_share_its_tensors() -> None:
+    """Copying the structure copies no weight, and cutting the copy leaves the original as it was."""
+    import torch
+
+    from strategist.executor.chunks import copy_structure
+
+    whole, tokens = _ready(tiny_llama(tied=True)), torch.randint(64, (2, 12))
+    logits, chunk = whole(tokens), copy_structure(whole)
+    assert all(mine is theirs for mine, theirs in zip(chunk.parameters(), whole.parameters(), strict=True))
+    chunk.keep_stage(range(1), embedding=True, head=False)
+    assert [name for name, _ in chunk.layers.named_children()] == ["0"]
+    assert whole(tokens).equal(logits)
+
+
+def test_names_lose_every_wrapper() -> None:
+    """Recomputation, compilation and interleaving leave no trace in names, and nothing else is touched."""
+    from strategist.executor.names import plain_name
+
+    assert (
+        plain_name("_chunk_1.layers.4._checkpoint_wrapped_module.mlp._orig_mod.up.weight") == "layers.4.mlp.up.weight"
+    )
+    assert plain_name("blocks.0_chunk_1.weight") == "blocks.0_chunk_1.weight"
+
+
 def test_initial_weights_follow_from_seed_and_name() -> None:
     """The same seed gives the same weights, another seed others; norms are one and output projections are smaller."""
     first, same, other = _ready(tiny_llama(), 1), _ready(tiny_llama(), 1), _ready(tiny_llama(), 2)

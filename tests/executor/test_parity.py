@@ -31,6 +31,7 @@ class Case:
 
 PLAIN = {"dp_replicate": 2}
 SHARDED = {"dp_shard": 2, "zero": 3}
+V2 = {"pp": 2, "virtual_stages": 2}
 SP = {"tp": 2, "sequence_parallel": True}
 
 CASES = (
@@ -59,6 +60,14 @@ CASES = (
     Case("pp2-tp2-fsdp2", SHARDED | SP | {"pp": 2, "accumulation": 2}, {"tied": True}, ragged=True, clip=0.5),
     Case("fsdp2-tp2-compiled", SHARDED | SP | {"compile": True}, {"qk_norm": "head"}, clip=0.5),
     Case("pp2-compiled", {"pp": 2, "accumulation": 4, "compile": True, "recompute": "full"}, ragged=True),
+    Case("pp2-v2", V2 | {"accumulation": 4, "recompute": "full"}, {"layers": 4}, ragged=True, clip=0.5),
+    Case("pp2-v2-tied", V2 | {"accumulation": 2}, {"layers": 4, "tied": True}, ragged=True, clip=0.5),
+    Case("pp2-v2-tp2", V2 | SP | {"accumulation": 2}, {"layers": 4, "qk_norm": "head"}, ragged=True, clip=0.5),
+    Case("pp2-v2-fsdp2", V2 | SHARDED | {"accumulation": 4, "recompute": "selective"}, {"layers": 4}, clip=0.5),
+    Case("pp4-v2", V2 | {"pp": 4, "accumulation": 8}, {"layers": 8}, ragged=True, clip=0.5),
+    Case("pp2-v2-zero2", V2 | {"dp_shard": 2, "zero": 2, "accumulation": 2}, {"layers": 4}, ragged=True, clip=0.5),
+    Case("pp2-v2-ddp2", V2 | PLAIN | {"accumulation": 4}, {"layers": 4, "tied": True}, ragged=True, clip=0.5),
+    Case("zero3-offload", SHARDED | {"accumulation": 2, "offload": "parameters"}, ragged=True, clip=0.5),
     Case("hsdp-tp2", SHARDED | PLAIN | {"tp": 2}, {"qk_norm": "head"}, clip=0.5),
 )  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from strategist.executor.support import layout_obstacles, unsupported
 from strategist.facts.model import Moe
 from tests.plans import BFLOAT16, FLOAT32, FLOAT64, even_stages, make_plan, tiny_llama
 
+DEEP = tiny_llama(layers=8)
+
 RUNNABLE: tuple[dict[str, Any], ...] = (
     {},
     {"dp_replicate": 8, "formats": BFLOAT16, "accumulation": 2},
@@ -23,6 +26,8 @@ RUNNABLE: tuple[dict[str, Any], ...] = (
     {"dp_shard": 4, "dp_replicate": 2, "zero": 3, "tp": 2, "sequence_parallel": True},
     {"pp": 2, "tp": 2, "dp_shard": 2, "zero": 2, "accumulation": 2, "recompute": "selective", "formats": FLOAT64},
     {"pp": 2, "schedule": "gpipe", "dp_replicate": 2},
+    {"shape": DEEP, "pp": 2, "virtual_stages": 4, "tp": 2, "dp_shard": 2, "zero": 3, "accumulation": 4},
+    {"dp_replicate": 2, "dp_shard": 2, "zero": 3, "offload": "parameters", "formats": BFLOAT16},
 )
 
 FP8 = NumberFormats(parameter="float32", gradient="float32", reduce="float32", compute="float8")
@@ -33,14 +38,25 @@ OVERLAP = (
     Stage(index=0, layers=((0, 1),), embedding=True, head=False),
     Stage(index=1, layers=((0, 2),), embedding=False, head=True),
 )
+V2 = {"shape": DEEP, "pp": 2, "virtual_stages": 2}
+SWAPPED = tuple(replace(stage, layers=stage.layers[::-1]) for stage in even_stages(8, 2, 2))
 
 REFUSED: tuple[tuple[dict[str, Any], str, str, str], ...] = (
     ({"cp": 2}, "UNSUPPORTED", "mesh.cp", "2"),
     ({"ep": 2, "dp_shard": 2, "zero": 3}, "UNSUPPORTED", "mesh.ep", "2"),
     ({"etp": 2, "tp": 2}, "UNSUPPORTED", "mesh.etp", "2"),
-    ({"pp": 2, "schedule": "interleaved", "accumulation": 2}, "UNSUPPORTED", "strategy.schedule", "interleaved"),
-    ({"virtual_stages": 2}, "UNSUPPORTED", "strategy.virtual_stages", "2"),
+    ({"pp": 2, "schedule": "interleaved", "accumulation": 2}, "FRAMEWORK_LEGALITY", "strategy.virtual_stages", "= 1"),
+    ({"pp": 2, "virtual_stages": 0, "accumulation": 2}, "FRAMEWORK_LEGALITY", "strategy.virtual_stages", "= 0"),
+    ({"virtual_stages": 2}, "FRAMEWORK_LEGALITY", "strategy.virtual_stages", "'none' does not go"),
+    (V2 | {"schedule": "1f1b", "accumulation": 2}, "FRAMEWORK_LEGALITY", "strategy.virtual_stages", "'1f1b' does not go"),
+    (V2 | {"accumulation": 2, "stages": even_stages(8, 2)}, "FRAMEWORK_LEGALITY", "strategy.stages", "4 unbroken runs"),
+    (V2 | {"accumulation": 2, "stages": SWAPPED}, "FRAMEWORK_LEGALITY", "strategy.stages", "in order"),
+    (V2 | {"virtual_stages": 3, "accumulation": 2}, "DIVISIBILITY", "strategy.virtual_stages", "8 layers"),
+    (V2 | {"accumulation": 3}, "BATCH_SPLIT", "strategy.accumulation", "a multiple of 2"),
     ({"offload": "optimizer"}, "UNSUPPORTED", "strategy.offload", "optimizer"),
+    ({"offload": "parameters"}, "UNSUPPORTED", "strategy.offload", "zero 0"),
+    ({"offload": "parameters", "zero": 3, "tp": 2}, "UNSUPPORTED", "strategy.offload", "tp 2"),
+    ({"offload": "parameters", "zero": 3, "pp": 2, "accumulation": 2}, "UNSUPPORTED", "strategy.offload", "pp 2"),
     ({"tiling": 4}, "UNSUPPORTED", "strategy.tiling", "4"),
     ({"optimizer": "adamw8bit"}, "UNSUPPORTED", "strategy.optimizer", "adamw8bit"),
     ({"backend": "mpi"}, "UNSUPPORTED", "strategy.backend", "mpi"),

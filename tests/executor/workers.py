@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from strategist.document.plan import Plan
 from strategist.errors import StrategistError
@@ -119,6 +121,50 @@ def collectives(plan: Plan) -> dict[str, int]:
     with CommDebugMode() as counter:
         session.step(second)
     return {str(op).rsplit(".", 1)[-1]: count for op, count in counter.get_comm_counts().items()}
+
+
+def gathered(plan: Plan) -> tuple[set[str], set[str]]:
+    """Parameters that are whole on this rank when the loss is computed, and after the step; sharded ones are DTensors."""
+    seen: list[set[str]] = []
+    model = model_from_shape(plan.model)
+
+    def whole() -> set[str]:
+        return {name for name, parameter in model.named_parameters() if not isinstance(parameter, DTensor)}
+
+    def loss(logits: Tensor, batch: Batch) -> Tensor:
+        seen.append(whole())
+        return nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
+
+    session = build(plan, model, loss_fn=loss)
+    session.step(next(iter(session.loader(SyntheticTokens(plan.model.vocab, 16, 16)))))
+    return seen[-1], whole()
+
+
+def offload_policies(plan: Plan) -> set[tuple[str, bool]]:
+    """What FSDP2's units were told about offloading, and whether to pin memory for it."""
+    session = build(plan, model_from_shape(plan.model))
+    states = [module._get_fsdp_state() for module in session.parts.model.modules() if isinstance(module, FSDPModule)]
+    policies = [group.offload_policy for state in states for group in state._fsdp_param_groups]
+    return {(type(policy).__name__, getattr(policy, "pin_memory", False)) for policy in policies}
+
+
+def unit_order(plan: Plan) -> list[str]:
+    """FSDP2's gathers and reductions of one step in the order they began, by unit; the second step, after set-up."""
+    from torch.profiler import profile
+
+    session = build(plan, model_from_shape(plan.model))
+    first, second = list(session.loader(SyntheticTokens(plan.model.vocab, 16, 16)))[:2]
+    session.step(first)
+    with profile() as record:
+        session.step(second)
+    begun = sorted(record.events(), key=lambda event: event.time_range.start)
+    words = {"FSDP::all_gather (": "gather ", "FSDP::post_backward_reduce (": "reduce "}
+    return [
+        word + event.name.removeprefix(label).rstrip(")")
+        for event in begun
+        for label, word in words.items()
+        if event.name.startswith(label)
+    ]
 
 
 def train_on_little_data(plan: Plan, steps: int) -> tuple[list[int], list[float], int]:

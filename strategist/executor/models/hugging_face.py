@@ -87,6 +87,11 @@ class HuggingFaceCuts(Splittable):
         module = self.model.model.embed_tokens
         return None if isinstance(module, Passage) else module
 
+    def head_parts(self) -> list[nn.Module]:
+        """See Splittable."""
+        parts = (self.model.model.norm, self.model.lm_head)
+        return [part for part in parts if not isinstance(part, Passage)]
+
 
 def _stage_forward(model: Any, takes_tokens: bool, gives_logits: bool, input_ids: Tensor) -> Tensor:
     """Tokens or hidden states (B, T, H) to hidden states or logits."""

@@ -19,13 +19,12 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
-    PrepareModuleInput,
     RowwiseParallel,
-    SequenceParallel,
 )
 
 from strategist.errors import ImpossibleError
 from strategist.executor.models.reference import ReferenceModel
+from strategist.executor.tensor_styles import Cut, Entry, Exit, Linear, part_here
 from strategist.facts.model import ModelShape
 
 ROPE_BASE = 10_000.0
@@ -60,7 +59,7 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The normalised x; autocast is off because it would compute and keep a float32 copy on GPUs."""
         with torch.autocast(x.device.type, enabled=False):
-            return nn.functional.rms_norm(x, (x.shape[-1],), self.weight.to(x.dtype), NORM_EPSILON)
+            return nn.functional.rms_norm(x, (x.shape[-1],), part_here(self.weight).to(x.dtype), NORM_EPSILON)
 
 
 class Attention(nn.Module):
@@ -70,10 +69,10 @@ class Attention(nn.Module):
         super().__init__()
         self.head_dim = shape.head_dim
         queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        self.q = nn.Linear(shape.hidden, queries, bias=shape.qkv_bias)
-        self.k = nn.Linear(shape.hidden, keys, bias=shape.qkv_bias)
-        self.v = nn.Linear(shape.hidden, keys, bias=shape.qkv_bias)
-        self.o = nn.Linear(queries, shape.hidden, bias=False)
+        self.q = Linear(shape.hidden, queries, bias=shape.qkv_bias)
+        self.k = Linear(shape.hidden, keys, bias=shape.qkv_bias)
+        self.v = Linear(shape.hidden, keys, bias=shape.qkv_bias)
+        self.o = Linear(queries, shape.hidden, bias=False)
         self.q_norm = RMSNorm(shape.head_dim) if shape.qk_norm else None
         self.k_norm = RMSNorm(shape.head_dim) if shape.qk_norm else None
 
@@ -93,9 +92,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
-        self.gate = nn.Linear(shape.hidden, shape.ffn_hidden, bias=False)
-        self.up = nn.Linear(shape.hidden, shape.ffn_hidden, bias=False)
-        self.down = nn.Linear(shape.ffn_hidden, shape.hidden, bias=False)
+        self.gate = Linear(shape.hidden, shape.ffn_hidden, bias=False)
+        self.up = Linear(shape.hidden, shape.ffn_hidden, bias=False)
+        self.down = Linear(shape.ffn_hidden, shape.hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, T, H) to (B, T, H)."""
@@ -187,6 +186,10 @@ class Llama(ReferenceModel):
         """The module that holds the token embedding's weight."""
         return self.token_embedding
 
+    def head_parts(self) -> list[nn.Module]:
+        """Last norm and head."""
+        return [part for part in (self.norm, self.head) if part is not None]
+
     def spread_tokens(self, ranks: int) -> None:
         """Hidden states between blocks hold 1/`ranks` of the tokens."""
         self.token_ranks = ranks
@@ -204,7 +207,7 @@ class Llama(ReferenceModel):
         if self.head is not None:
             ends["head"] = ColwiseParallel(input_layouts=between, output_layouts=Shard(-1), use_local_output=False)
         if self.norm is not None and sequence_parallel:
-            ends["norm"] = SequenceParallel()
+            ends["norm"] = Cut(Replicate())
         blocks = {
             f"layers.{number}.{name}": style
             for number in self.layers
@@ -213,23 +216,22 @@ class Llama(ReferenceModel):
         return ends | blocks
 
     def _block_styles(self, between: Shard | Replicate, sequence_parallel: bool) -> dict[str, ParallelStyle]:
-        whole = Replicate()
+        column, whole = Cut(Shard(0)), Cut(Replicate())
         styles: dict[str, ParallelStyle] = {
-            "attention": PrepareModuleInput(input_layouts=(between, None, None), desired_input_layouts=(whole, None, None)),
-            "attention.q": ColwiseParallel(),
-            "attention.k": ColwiseParallel(),
-            "attention.v": ColwiseParallel(),
-            "attention.o": RowwiseParallel(output_layouts=between),
-            "mlp": PrepareModuleInput(input_layouts=(between,), desired_input_layouts=(whole,)),
-            "mlp.gate": ColwiseParallel(),
-            "mlp.up": ColwiseParallel(),
-            "mlp.down": RowwiseParallel(output_layouts=between),
-        }  # fmt: skip
+            "attention": Entry(between),
+            "attention.q": column,
+            "attention.k": column,
+            "attention.v": column,
+            "attention.o": Exit(between),
+            "mlp": Entry(between),
+            "mlp.gate": column,
+            "mlp.up": column,
+            "mlp.down": Exit(between),
+        }
         if self.shape.qk_norm:  # each rank sees its own heads only, so the weight's gradient must be added over tp
-            heads = SequenceParallel(sequence_dim=2, use_local_output=True)
-            styles |= {"attention.q_norm": heads, "attention.k_norm": heads}
-        if sequence_parallel:
-            styles |= {"attention_norm": SequenceParallel(), "mlp_norm": SequenceParallel()}
+            styles |= {"attention.q_norm": whole, "attention.k_norm": whole}
+        if sequence_parallel:  # and here its own tokens
+            styles |= {"attention_norm": whole, "mlp_norm": whole}
         return styles
 
     def fill(self, name: str, weight: Tensor, generator: torch.Generator) -> None:

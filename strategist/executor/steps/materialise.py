@@ -11,9 +11,13 @@ from strategist.executor.models.reference import ReferenceModel
 
 
 def materialise(model: nn.Module, job: Job) -> nn.Module:
-    """`model` on the device; one that came on meta gets its initial weights, the same for every layout."""
+    """`model` on the device, its parameters in the host's memory when the plan offloads them.
+
+    One that came on meta gets its initial weights, the same for every layout. Raises InputError MISSING for a module on
+    meta that does not know any.
+    """
     if not any(p.is_meta for p in model.parameters()):
-        return model.to(job.device)
+        return model if job.offloads_parameters else model.to(job.device)  # offloading, FSDP2 has put all in its place
     if not isinstance(model, ReferenceModel):
         raise InputError(
             "MISSING",
@@ -21,7 +25,7 @@ def materialise(model: nn.Module, job: Job) -> nn.Module:
             flag="model",
             hint="Build the module on the CPU.",
         )
-    model.to_empty(device=job.device)
+    model.to_empty(device="cpu" if job.offloads_parameters else job.device)
     model.tie()  # to_empty gives each end its own memory
-    initialise(model, job.seed)
+    initialise(model, job.seed, job.device)
     return model

@@ -1,43 +1,75 @@
 """Shard or replicate the parameters over the data-parallel axes with FSDP2.
 
-zero 2 gathers parameters once per forward and keeps them; zero 3 gives them back after each block's forward. With
+zero 2 gathers parameters once per forward and keeps them; zero 3 gives them back after each unit's forward. With
 tp or pp, zero 0 uses FSDP2's replicating twin: torch's DDP inside a pipeline is silently wrong, and it knows no DTensor.
+
+Units are what is gathered and reduced at once: the embedding, each block, and last norm with head, as in
+pytorch/torchtitan (torchtitan/models/llama3/parallelize.py). The root unit takes what is left: nothing, or both ends of a
+model whose embedding and head share one weight, or everything but the blocks of a module nobody described.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 
 from strategist.executor.blocks import find_blocks
 from strategist.executor.job import Job
+from strategist.executor.models import splittable
 from strategist.executor.precision import sharding_policy
 from strategist.executor.support import uses_fsdp
 
 
 def shard_data(model: nn.Module, job: Job) -> nn.Module:
-    """`model` under FSDP2, each block first and then the rest as the root group; unchanged when DDP will wrap it."""
+    """`model` under FSDP2, unit by unit and the root last; unchanged when DDP will wrap it."""
     if not uses_fsdp(job.plan):
         return model
-    wrap = _replicated if job.plan.strategy.zero == 0 else _sharded
+    gives_back = job.plan.strategy.zero == 3
+    embedding, head = _free_ends(model)
+    for module in _make_unit(embedding, job, reshard=gives_back):
+        module.set_unshard_in_backward(False)  # the gradient of a table does not depend on its values
     for block in find_blocks(model).blocks.values():
-        wrap(block, job, reshard=job.plan.strategy.zero == 3)
-    # backward begins with what forward ended with, so giving the root group back would only gather it twice
-    wrap(model, job, reshard=False)
+        _make_unit([block], job, reshard=gives_back)
+    # backward begins with what forward ended with, so giving the last units back would only gather them twice
+    _make_unit(head, job, reshard=False)
+    for root in _make_unit([model], job, reshard=False):
+        if gives_back:
+            root.set_reshard_after_backward = _no_other_policy  # type: ignore[method-assign]
     return model
 
 
-def _replicated(module: nn.Module, job: Job, *, reshard: bool) -> None:
-    """Keep `module` whole; nothing is ever given back, whatever `reshard` says."""
-    replicate(module, mesh=job.mesh["dp_replicate"], mp_policy=sharding_policy(job.plan.strategy.formats))
+def _no_other_policy(*_flags: object, **_options: object) -> None:
+    """Ignore torch's pipeline stage, which asks FSDP2 to keep weights gathered after each backward until the last one."""
 
 
-def _sharded(module: nn.Module, job: Job, *, reshard: bool) -> None:
+def _free_ends(model: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]:
+    """Embedding, and last norm with head, as far as this stage has them and they share no weight."""
+    cuts = splittable(model)
+    if cuts is None or cuts.tied:
+        return [], []
+    embedding = cuts.embedding()
+    return [] if embedding is None else [embedding], cuts.head_parts()
+
+
+def _make_unit(modules: list[nn.Module], job: Job, *, reshard: bool) -> list[FSDPModule]:
+    """Gather and reduce `modules` together from now on; `reshard` gives their weights back after forward."""
+    if not modules:
+        return []
+    options: dict[str, Any] = {"mp_policy": sharding_policy(job.plan.strategy.formats)}
+    if job.plan.strategy.zero == 0:
+        return [*replicate(modules, mesh=job.mesh["dp_replicate"], **options)]
     two_levels = job.plan.mesh.dp_replicate > 1
-    fully_shard(
-        module,
-        mesh=job.mesh["dp_replicate", "dp_shard"] if two_levels else job.mesh["dp_shard"],
-        mp_policy=sharding_policy(job.plan.strategy.formats),
-        reshard_after_forward=reshard,
+    mesh = job.mesh["dp_replicate", "dp_shard"] if two_levels else job.mesh["dp_shard"]
+    return fully_shard(
+        modules, mesh=mesh, reshard_after_forward=reshard, offload_policy=_offload_policy(job), **options
     )
+
+
+def _offload_policy(job: Job) -> OffloadPolicy:
+    """Where parameters, gradients and optimizer state rest; memory is pinned for a device that can fetch from it."""
+    if not job.offloads_parameters:
+        return OffloadPolicy()
+    return CPUOffloadPolicy(pin_memory=job.device.type != "cpu")

@@ -1,0 +1,99 @@
+"""Whether a plan's stages, schedule and micro-batches make a pipeline, said without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from strategist.document.plan import Plan
+from strategist.executor.obstacles import Obstacle
+
+
+def pipeline_obstacles(plan: Plan) -> Iterator[Obstacle]:
+    """Everything about pp, its schedule and its stages that keeps the executor from running `plan`."""
+    shape = (*_schedule(plan), *_virtual_stages(plan))
+    yield from shape
+    if not shape:  # a stage layout can only be judged once it is clear how many runs of layers a stage has
+        yield from (*_layout(plan), *_divisibility(plan), *_micro_batches(plan))
+
+
+def _schedule(plan: Plan) -> Iterator[Obstacle]:
+    pp, schedule = plan.mesh.pp, plan.strategy.schedule
+    if (pp > 1) != (schedule != "none"):
+        yield Obstacle(
+            code="FRAMEWORK_LEGALITY",
+            place="strategy.schedule",
+            value=schedule,
+            sentence=f"Schedule {schedule!r} does not go with pp = {pp}.",
+            hint="A pipeline needs gpipe, 1f1b or interleaved; without one the schedule is none.",
+        )
+
+
+def _virtual_stages(plan: Plan) -> Iterator[Obstacle]:
+    schedule, virtual = plan.strategy.schedule, plan.strategy.virtual_stages
+    if virtual < 1 or (virtual > 1) != (schedule == "interleaved"):
+        yield Obstacle(
+            code="FRAMEWORK_LEGALITY",
+            place="strategy.virtual_stages",
+            value=virtual,
+            sentence=f"Schedule {schedule!r} does not go with virtual_stages = {virtual}.",
+            hint="Interleaving needs 2 or more virtual stages; every other schedule has 1.",
+        )
+
+
+def _layout(plan: Plan) -> Iterator[Obstacle]:
+    pp, strategy = plan.mesh.pp, plan.strategy
+    if not _stages_cover_the_model(plan):
+        yield Obstacle(
+            code="FRAMEWORK_LEGALITY",
+            place="strategy.stages",
+            value=[list(stage.layers) for stage in strategy.stages],
+            sentence=f"The {pp} stages must take turns at {pp * strategy.virtual_stages} unbroken runs of layers that "
+            f"cover 0 to {plan.model.layers} in order, the first with the embedding, the last with the head.",
+            hint="Leave the stage layout to the planner.",
+        )
+
+
+def _stages_cover_the_model(plan: Plan) -> bool:
+    """Run c of stage s is run s + c x pp of the model."""
+    stages, virtual = plan.strategy.stages, plan.strategy.virtual_stages
+    if len(stages) != plan.mesh.pp or any(len(stage.layers) != virtual for stage in stages):
+        return False
+    runs = [stage.layers[number] for number in range(virtual) for stage in stages]
+    edges = [edge for run in runs for edge in run]
+    joined = edges[0] == 0 and edges[-1] == plan.model.layers and edges[1:-1:2] == edges[2::2]
+    grows = all(first < end for first, end in runs)
+    last = len(stages) - 1
+    ends = all(s.embedding == (i == 0) and s.head == (i == last) and s.index == i for i, s in enumerate(stages))
+    return joined and grows and ends
+
+
+def _divisibility(plan: Plan) -> Iterator[Obstacle]:
+    pp, virtual, layers = plan.mesh.pp, plan.strategy.virtual_stages, plan.model.layers
+    if virtual > 1 and layers % (pp * virtual):
+        yield Obstacle(
+            code="DIVISIBILITY",
+            place="strategy.virtual_stages",
+            value=virtual,
+            sentence=f"{layers} layers do not divide into {pp} x {virtual} equal chunks.",
+            hint="Choose virtual stages so that pp x virtual_stages divides the layers.",
+        )
+
+
+def _micro_batches(plan: Plan) -> Iterator[Obstacle]:
+    pp, count, schedule = plan.mesh.pp, plan.strategy.accumulation, plan.strategy.schedule
+    if schedule == "1f1b" and count < pp:
+        yield _too_few(count, f"1F1B over {pp} stages needs at least {pp} micro-batches; the plan has {count}.")
+    if schedule == "interleaved" and (count < pp or count % pp):
+        yield _too_few(
+            count, f"Interleaving over {pp} stages needs a multiple of {pp} micro-batches; the plan has {count}."
+        )
+
+
+def _too_few(count: int, sentence: str) -> Obstacle:
+    return Obstacle(
+        code="BATCH_SPLIT",
+        place="strategy.accumulation",
+        value=count,
+        sentence=sentence,
+        hint="Choose another micro-batch or global batch, or schedule gpipe.",
+    )
