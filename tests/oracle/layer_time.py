@@ -134,7 +134,8 @@ def layer_time(job: Job, layout: Layout, kind: LayerKind) -> dict[str, Pass]:
     launch = profile.host_s_per_kernel
     forward = profile.kernels_per_layer_forward * launch - sum(term.forward for term in terms.values())
     backward = profile.kernels_per_layer_backward * launch - sum(term.backward for term in terms.values())
-    return terms | {"host": Pass(max(0.0, forward), max(0.0, backward))}
+    runs_again = layout["recompute"] != "none"
+    return terms | {"host": Pass(max(0.0, forward), max(0.0, backward), max(0.0, forward) if runs_again else 0.0)}
 
 
 def head_time(job: Job, layout: Layout) -> dict[str, Pass]:
@@ -145,4 +146,4 @@ def head_time(job: Job, layout: Layout) -> dict[str, Pass]:
     T = tokens(job, layout)
     once = _product(job, T, shape.vocab / layout["tp"], shape.hidden)
     loss = T * shape.vocab * 30 / memory_Bps(device_of(job))
-    return {"matmul": Pass(once, 2 * once), "loss": Pass(0.0, loss)}
+    return {"matmul": Pass(once, 2 * once), "loss": Pass(loss / 3, 2 * loss / 3)}

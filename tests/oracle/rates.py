@@ -62,7 +62,8 @@ def grid_of(gpu: Gpu, precision: str) -> Grid:
     dtype = "fp8" if precision == "fp8" else "bfloat16"
     measured = {row["gpu"]: row for row in rows("matmul_rates") if row["dtype"] == dtype}
     if gpu.name in measured:
-        return _scaled_to_random_data(_table(measured[gpu.name]), gpu)
+        own = _table(measured[gpu.name])
+        return own if precision == "fp8" else _scaled_to_random_data(own, gpu)
     reference = REFERENCE.get(gpu.arch)
     if reference in measured:
         factor = peak_FLOPs(gpu, precision) / peak_FLOPs(gpu_by_id(reference), precision)

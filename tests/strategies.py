@@ -1,0 +1,198 @@
+"""Random models, machines, workloads and layouts for hypothesis. Every layout drawn is legal for its job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from hypothesis import strategies as st
+
+from strategist.facts.clusters import load_cluster
+from strategist.facts.hardware import Cluster
+from strategist.facts.job import Job
+from strategist.facts.model import ModelShape
+from strategist.facts.model_parts import Mla, Moe, Ssm
+from strategist.facts.profile import find_profile
+from strategist.facts.workload import Workload
+
+Draw = Any
+
+MACHINES = (
+    "dgx-h100", "dgx-h100:2", "dgx-h100:4", "aws-p4d.24xlarge", "aws-p4d.24xlarge:3", "oci-bm.gpu.l40s.4",
+    "oci-bm.gpu.l40s.4:2", "ws-8x-4090", "ws-1x-4090", "ws-2x-4090", "dgx-gb200-nvl72-tray:2",
+    "dgx-gb200-nvl72-tray:20", "mi300x-platform", "cpu:4",
+)  # fmt: skip
+"""Switched, meshed, host-bound and rack-wide machines of the catalogue, alone and several together."""
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors in ascending order."""
+    return [d for d in range(1, number + 1) if number % d == 0]
+
+
+@st.composite
+def dense_shapes(draw: Draw) -> ModelShape:
+    """Llama-like (gated, RMS norm, grouped heads) or GPT-like (plain, biases, tied), odd heads and prime layer counts."""
+    heads, kv_heads = draw(st.sampled_from(((8, 8), (32, 8), (28, 4), (52, 4), (12, 12), (16, 1), (6, 3))))
+    head_dim = draw(st.sampled_from((16, 64, 128)))
+    is_gpt = draw(st.booleans())
+    return ModelShape(
+        name="random-dense", family="random", kind=draw(st.sampled_from(("decoder", "decoder", "encoder"))),
+        layers=draw(st.sampled_from((1, 2, 3, 7, 8, 13, 16, 24))), hidden=heads * head_dim,
+        vocab=draw(st.sampled_from((257, 50257, 32000, 128256))), ffn_hidden=draw(st.sampled_from((96, 1536, 4096, 11008))),
+        heads=heads, kv_heads=kv_heads, head_dim=head_dim, tied=draw(st.booleans()),
+        norm="layernorm" if is_gpt else "rmsnorm", mlp_gated=not is_gpt, mlp_bias=is_gpt, qkv_bias=is_gpt, o_bias=is_gpt,
+        pos="learned" if is_gpt else "rope", pos_rows=1024 if is_gpt else 0, lm_head_bias=is_gpt and draw(st.booleans()),
+        qk_norm=draw(st.sampled_from(("", "head"))), max_seq=8192,
+    )  # fmt: skip
+
+
+@st.composite
+def sliding_shapes(draw: Draw) -> ModelShape:
+    """Some layers see a window, every n-th sees everything."""
+    shape = draw(dense_shapes())
+    return replace(shape, window=draw(st.sampled_from((512, 1024, 4096))), full_every=draw(st.sampled_from((0, 1, 2, 6))))
+
+
+@st.composite
+def moe_shapes(draw: Draw) -> ModelShape:
+    """Routed experts, with or without shared ones, latent width, first dense layers."""
+    shape = draw(dense_shapes())
+    experts = draw(st.sampled_from((4, 8, 12, 60)))
+    moe = Moe(
+        experts=experts, top_k=draw(st.sampled_from((1, 2, 4))), ffn=draw(st.sampled_from((96, 1408, 2048))),
+        layers=draw(st.integers(1, shape.layers)), first_dense=draw(st.sampled_from((0, 0, 1))),
+        shared_ffn=draw(st.sampled_from((0, 2816))), shared_gate=draw(st.booleans()), router_bias=draw(st.booleans()),
+        expert_bias=draw(st.booleans()), latent=draw(st.sampled_from((0, 0, 128))),
+    )  # fmt: skip
+    return replace(shape, moe=moe)
+
+
+@st.composite
+def mla_shapes(draw: Draw) -> ModelShape:
+    """Multi-head latent attention, dense or with experts."""
+    shape = draw(st.one_of(dense_shapes(), moe_shapes()))
+    mla = Mla(q_lora=draw(st.sampled_from((0, 96, 384))), kv_lora=128, qk_nope=64, qk_rope=32, v_dim=64)
+    return replace(shape, mla=mla, kv_heads=shape.heads, qk_norm="", qkv_bias=False)
+
+
+@st.composite
+def state_space_shapes(draw: Draw) -> ModelShape:
+    """A stack of linear mixers without attention."""
+    h = draw(st.sampled_from((256, 768)))
+    ssm = draw(
+        st.sampled_from(
+            (
+                Ssm(kind="mamba1", conv=4, expand=2, state=16, dt_rank=48),
+                Ssm(kind="mamba2", conv=4, heads=2 * h // 64, head_dim=64, state=128, groups=1),
+            )
+        )
+    )
+    return ModelShape(
+        name="random-ssm", family="random", kind="ssm", layers=draw(st.sampled_from((3, 8))), hidden=h, vocab=50280,
+        ssm=ssm, norms_per_layer=1, tied=draw(st.booleans()), max_seq=8192,
+    )  # fmt: skip
+
+
+def shapes() -> st.SearchStrategy[ModelShape]:
+    """Any of the shapes above."""
+    return st.one_of(dense_shapes(), sliding_shapes(), moe_shapes(), mla_shapes(), state_space_shapes())
+
+
+@cache
+def machine(name: str) -> Cluster:
+    """Machines of the catalogue by name."""
+    return load_cluster(name)
+
+
+def clusters(names: Sequence[str] = MACHINES) -> st.SearchStrategy[Cluster]:
+    """Machines of the catalogue."""
+    return st.sampled_from(names).map(machine)
+
+
+def with_devices(cluster: Cluster, gpus: int) -> Cluster:
+    """The same machines with `gpus` devices on every node."""
+    group = cluster.groups[0]
+    node = replace(group.node, gpus=gpus, fast_domain=min(group.node.fast_domain, gpus))
+    return replace(cluster, groups=(replace(group, node=node),))
+
+
+@st.composite
+def workloads(draw: Draw, cluster: Cluster) -> Workload:
+    """Sequences, batches, formats and optimizers that the machines can run."""
+    gpu = cluster.smallest
+    peaks = {"bf16": gpu.bf16_FLOPs, "fp16": gpu.fp16_FLOPs, "fp32": gpu.fp32_FLOPs, "fp8": gpu.fp8_FLOPs}
+    return Workload(
+        seq_len=draw(st.sampled_from((128, 1000, 2048, 4096, 8192, 6144))),
+        global_batch=cluster.world * draw(st.sampled_from((1, 2, 3, 4, 8, 16))),
+        precision=draw(st.sampled_from([name for name, peak in peaks.items() if peak])),
+        optimizer=draw(st.sampled_from(("adamw", "adamw8bit", "sgd"))),
+    )
+
+
+@st.composite
+def jobs(draw: Draw, models: Any = None, machines: Any = None) -> Job:
+    """A model, machines and a workload."""
+    cluster = draw(clusters() if machines is None else machines)
+    model = draw(shapes() if models is None else models)
+    return Job(cluster=cluster, model=model, workload=draw(workloads(cluster)), profile=find_profile())
+
+
+@st.composite
+def layouts(draw: Draw, job: Job) -> dict[str, Any]:
+    """One legal layout on all devices of a job, inside or outside of what a search would look at."""
+    shape, work = job.model, job.workload
+    stack = shape.layers + shape.enc_layers
+    heads = [shape.heads, shape.kv_heads, shape.ffn_hidden]
+    left = job.cluster.world
+    tp = draw(st.sampled_from([d for d in divisors(left) if all(n % d == 0 for n in heads) and d <= shape.vocab]))
+    left //= tp
+    pp = draw(st.sampled_from([d for d in divisors(left) if d <= stack]))
+    left //= pp
+    cp = draw(st.sampled_from([d for d in divisors(left) if d == 1 or (shape.heads and work.seq_len % (2 * d) == 0)]))
+    dp = left // cp
+    shard = draw(st.sampled_from(divisors(dp)))
+    zero = draw(st.sampled_from((1, 2, 3) if shard > 1 else (0, 1, 2, 3)))
+    per_rank = work.global_batch // dp
+    micro = draw(st.sampled_from(divisors(per_rank)))
+    m = per_rank // micro
+    schedule, v = draw(_schedules(pp, m, stack))
+    splits_sequence = tp > 1 and (work.seq_len // cp) % tp == 0
+    kinds = ["ring"] if (shape.kv_heads // tp) % cp else ["ring", "all-to-all"]
+    offloads = {2: ["none", "optimizer"], 3: ["none", "optimizer", "parameters", "nvme"]}.get(zero, ["none"])
+    if pp > 1 or not job.cluster.smallest.host_Bps:
+        offloads = ["none"]
+    if not all(group.node.nvme_read_Bps for group in job.cluster.groups):
+        offloads = [word for word in offloads if word != "nvme"]
+    etp, ep = draw(_expert_splits(shape, shard * cp * tp, tp))
+    return {
+        "pp": pp, "dp_replicate": dp // shard, "dp_shard": shard, "cp": cp, "tp": tp, "ep": ep, "etp": etp,
+        "zero": zero, "virtual_stages": v, "schedule": schedule, "micro_batch": micro, "accumulation": m,
+        "sequence_parallel": draw(st.sampled_from((0, 1) if splits_sequence else (0,))),
+        "context_parallel": draw(st.sampled_from(kinds)) if cp > 1 else "none",
+        "recompute": draw(st.sampled_from(("none", "selective", "full"))), "offload": draw(st.sampled_from(offloads)),
+        "tiling": draw(st.sampled_from((1, 8))) if zero == 3 else 1,
+    }  # fmt: skip
+
+
+@st.composite
+def _schedules(draw: Draw, pp: int, m: int, stack: int) -> tuple[str, int]:
+    if pp == 1:
+        return "none", 1
+    rows = [("gpipe", 1)]
+    if m >= pp:
+        rows.append(("1f1b", 1))
+    if m % pp == 0:
+        rows.extend(("interleaved", v) for v in range(2, 9) if stack % (pp * v) == 0)
+    return draw(st.sampled_from(rows))
+
+
+@st.composite
+def _expert_splits(draw: Draw, shape: ModelShape, ranks: int, tp: int) -> tuple[int, int]:
+    """(etp, ep) that divide the experts and the ranks."""
+    if shape.moe is None:
+        return 1, 1
+    etp = draw(st.sampled_from([d for d in divisors(tp) if shape.moe.ffn % d == 0]))
+    return etp, draw(st.sampled_from([d for d in divisors(ranks // etp) if shape.moe.experts % d == 0]))
