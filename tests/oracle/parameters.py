@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from strategist.facts.layers import Matrix, Vector, build_layer
-from strategist.facts.model import LayerKind, ModelShape
+from strategist.facts.model import LayerKind, ModelShape, layer_counts
 from strategist.facts.parameters import outer_parameters, table_width
 from tests.oracle.stages import Layout, stage_kinds
 
@@ -96,7 +96,8 @@ def behind(shape: ModelShape, tp: int, k: int, pp: int) -> int:
 
 @dataclass(frozen=True)
 class Held:
-    """Elements of one stage: `dense` and `experts` in all (outer parts are dense), the outer parts, the widest layer."""
+    """Elements of one stage: `dense` and `experts` in all (outer parts are dense), the outer parts, and the widest layer
+    of the whole model."""
 
     dense: float
     experts: float
@@ -125,7 +126,9 @@ def held(shape: ModelShape, layout: Layout, stage: int, kinds: Sequence[LayerKin
         before=in_front,
         behind=at_end,
         layers=sum(dense) + sum(experts),
-        widest=max((a + b for a, b in zip(dense, experts, strict=True)), default=0),
+        widest=max(
+            dense_of_layer(shape, kind, tp, 1) + experts_of_layer(shape, kind, ep, etp) for kind in layer_counts(shape)
+        ),
     )
 
 

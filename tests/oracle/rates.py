@@ -68,7 +68,8 @@ def grid_of(gpu: Gpu, precision: str) -> Grid:
     if reference in measured:
         factor = peak_FLOPs(gpu, precision) / peak_FLOPs(gpu_by_id(reference), precision)
         return _times(_table(measured[reference]), factor)
-    return _flat(gpu.matmul_measured_FLOPs or peak_FLOPs(gpu, precision) * share("matmul_share", gpu))
+    measured_rate = None if precision == "fp8" else gpu.matmul_measured_FLOPs
+    return _flat(measured_rate or peak_FLOPs(gpu, precision) * share("matmul_share", gpu))
 
 
 def _flat(rate: float) -> Grid:

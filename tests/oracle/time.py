@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from strategist.facts.hardware import Gpu
 from strategist.facts.job import Job
 from strategist.facts.model import LayerKind, layer_counts
-from strategist.facts.parameters import count
+from strategist.facts.parameters import count, outer_parameters
 from strategist.facts.profile import BYTES
 from tests.oracle.layer_time import COMPUTE_TERMS, Pass, attention_FLOP, device_of, head_time, layer_time
 from tests.oracle.parameters import all_stages, held
@@ -113,7 +112,7 @@ def _update(job: Job, layout: Layout) -> tuple[float, float]:
     o = job.profile.state_bytes(job.workload.optimizer)
     if layout["offload"] == "none":
         return (2 * (s + o) + 2 * g) * owned / memory_Bps(gpu), 0.0
-    link = (gpu.host_Bps or 0.0) * share("host_link_share", gpu)
+    link = (gpu.host_Bps or gpu.memory_Bps) * share("host_link_share", gpu)
     update = (2 * (s + o) + g) * owned / share("host_update_Bps", gpu)
     if layout["offload"] == "optimizer":
         return 0.0, (g + s) * owned / link + update
@@ -124,18 +123,35 @@ def _update(job: Job, layout: Layout) -> tuple[float, float]:
     return 0.0, seconds
 
 
-def time_of(job: Job, layout: Layout) -> Time:
-    """One optimizer step of one layout."""
+def times_of(job: Job, layout: Layout) -> list[Time]:
+    """One optimizer step of one layout. Where several stages are equally slow, one answer for each of them."""
     m = layout["accumulation"]
     kinds = stage_kinds(job.model, layout)
     stages = {stage: stage_time(job, layout, stage, kinds[stage]) for stage in _seen_stages(job, layout)}
-    slowest = max(stages.values(), key=lambda stage: stage.seconds(m))
-    exposed = {term: m * passes.all for term, passes in slowest.compute.items()} | slowest.exposed
-    worst = max(stages.values(), key=lambda stage: stage.exposed["dp"])
-    hidden = slowest.hidden | {"dp": worst.hidden["dp"]}
-    exposed["dp"] = worst.exposed["dp"]
-    exposed["bubble"] = _bubble(layout, kinds, {i: stage.seconds(m) / m for i, stage in stages.items()})
-    exposed["optimizer"], exposed["offload"] = _update(job, layout)
+    bubble = _bubble(layout, kinds, {i: stage.seconds(m) / m for i, stage in stages.items()})
+    update, offload = _update(job, layout)
+    alone = {"bubble": bubble, "optimizer": update, "offload": offload}
+    slowest = _largest(stages.values(), lambda stage: stage.seconds(m))
+    busiest = _largest(stages.values(), lambda stage: stage.exposed["dp"])
+    return [_ledger(m, own, sender, alone) for own in slowest for sender in busiest]
+
+
+def time_of(job: Job, layout: Layout) -> Time:
+    """One optimizer step of one layout; the first of equally slow stages speaks."""
+    return times_of(job, layout)[0]
+
+
+def _largest(stages: Iterable[Stage], size: Callable[[Stage], float]) -> list[Stage]:
+    """The stages whose size is the largest but for rounding, in order."""
+    listed = list(stages)
+    limit = max(size(stage) for stage in listed) * (1 - 1e-12)
+    return [stage for stage in listed if size(stage) >= limit]
+
+
+def _ledger(m: int, slowest: Stage, sender: Stage, alone: Mapping[str, float]) -> Time:
+    exposed = {term: m * passes.all for term, passes in slowest.compute.items()} | slowest.exposed | alone
+    exposed["dp"] = sender.exposed["dp"]
+    hidden = slowest.hidden | {"dp": sender.hidden["dp"]}
     terms = {term: (_ns(exposed[term]), _ns(hidden.get(term, 0.0))) for term in TERMS}
     again = {term: _ns(m * passes.again) for term, passes in slowest.compute.items()}
     return Time(terms, again, sum(shown for shown, _ in terms.values()))
@@ -148,8 +164,8 @@ def _ns(seconds: float) -> int:
 def model_FLOP(job: Job) -> float:
     """Useful FLOP of one step."""
     shape, parameters = job.model, count(job.model)
-    input_table = 0 if shape.tied else shape.vocab * (shape.emb_dim or shape.hidden)
-    weights = parameters.active - input_table
+    head = shape.vocab * shape.hidden if shape.tied else 0
+    weights = parameters.active - outer_parameters(shape).before + head
     attention = sum(
         attention_FLOP(shape, kind, job.workload.seq_len) * number for kind, number in layer_counts(shape).items()
     )
@@ -158,9 +174,6 @@ def model_FLOP(job: Job) -> float:
 
 def mfu(job: Job, step_seconds: float) -> float:
     """Useful FLOP over what all devices could do at their peak."""
-    peaks = sum(g.count * g.node.gpus * peak_FLOPs(_gpu(g.node.gpu), job.workload.precision) for g in job.cluster.groups)
+    peaks = sum(g.count * g.node.gpus * peak_FLOPs(g.node.gpu, job.workload.precision) for g in job.cluster.groups)
     return model_FLOP(job) / (step_seconds * peaks)
 
-
-def _gpu(gpu: Gpu) -> Gpu:
-    return gpu
