@@ -145,11 +145,12 @@ def layouts(draw: Draw, job: Job) -> dict[str, Any]:
     """One legal layout on all devices of a job, inside or outside of what a search would look at."""
     shape, work = job.model, job.workload
     stack = shape.layers + shape.enc_layers
+    splits = shape.kind in ("decoder", "encoder", "hybrid", "ssm", "vit") and not shape.enc_layers
     heads = [shape.heads, shape.kv_heads, shape.ffn_hidden]
     left = job.cluster.world
-    tp = draw(st.sampled_from([d for d in divisors(left) if all(n % d == 0 for n in heads) and d <= shape.vocab]))
+    tp = draw(st.sampled_from([d for d in divisors(left) if all(n % d == 0 for n in heads) and d <= (shape.vocab or d)]))
     left //= tp
-    pp = draw(st.sampled_from([d for d in divisors(left) if d <= stack]))
+    pp = draw(st.sampled_from([d for d in divisors(left) if d == 1 or (d <= stack and splits)]))
     left //= pp
     cp = draw(st.sampled_from([d for d in divisors(left) if d == 1 or (shape.heads and work.seq_len % (2 * d) == 0)]))
     dp = left // cp
