@@ -10,6 +10,7 @@ from strategist.ask import Asked, Given, check_headroom, complete
 from strategist.document.plan import Hint, Plan, Policy
 from strategist.errors import ImpossibleError, InputError, did_you_mean
 from strategist.executor.support import unsupported
+from strategist.facts.profile import frontends
 from strategist.facts.workload import MAX_BATCH, MAX_SEQ_LEN, OPTIMIZERS, PRECISIONS, Workload
 from strategist.planner import recommend as planner
 from strategist.planner.ladder import smallest_machines
@@ -39,7 +40,7 @@ def recommend(
     model: a size ("7B"), a catalogue name, a path to a config.json, a ModelShape, or an nn.Module (meta device is
     enough). hardware: "dgx-h100:4", a file, a Cluster, "local", or None for this machine or, without GPUs, an assumed
     one. Further fields: seq_len, global_batch, micro_batch, grad_accum, tokens, precision, optimizer, headroom, pin,
-    forbid, objective, price_per_gpu_hour, rules.
+    forbid, objective, frontend, price_per_gpu_hour, rules.
 
     Raises InputError for unknown or contradictory input, NoPlanError when nothing fits.
     """
@@ -61,6 +62,7 @@ def _fields(workload: Workload | None, given: Mapping[str, Any]) -> dict[str, An
         "pin",
         "forbid",
         "objective",
+        "frontend",
         "price_per_gpu_hour",
         "rules",
     )
@@ -99,6 +101,7 @@ def _check_fields(fields: Mapping[str, Any]) -> None:
         ("precision", PRECISIONS),
         ("optimizer", OPTIMIZERS),
         ("objective", ("time", "cost", "memory", "simplicity")),
+        ("frontend", frontends()),
     ):
         if fields.get(name) is not None and fields[name] not in words:
             raise InputError(
@@ -117,7 +120,7 @@ def plan_for(asked: Asked, *, top: int = 5, log: SearchLog | None = None) -> Pla
     plan = planner.recommend(asked.question, asked.request, asked.assumptions, top=top, log=log)
     missing = unsupported(plan)
     if missing:
-        note = f"`strategist run` cannot execute this layout yet: {'; '.join(missing)}."
+        note = f"`strategist run` cannot execute this plan yet. {' '.join(missing)} --frontend strategist keeps to what it can."
         plan = replace(plan, hints=(*plan.hints, Hint(code="W_NOT_EXECUTABLE", sentence=note)))
     if plan.hardware_is_assumed:
         plan = replace(plan, ladder=smallest_machines(asked.question, plan.time.step.value))

@@ -11,7 +11,7 @@ from strategist.document.plan import Assumption, Objective, Policy, Request
 from strategist.errors import InputError
 from strategist.facts.clusters import cluster_from_flags, cpu_cluster, resolve_cluster
 from strategist.facts.gpus import backend_of
-from strategist.facts.hardware import Cluster
+from strategist.facts.hardware import Cluster, with_gpus
 from strategist.facts.job import MAX_HEADROOM, Job
 from strategist.facts.model import ModelShape
 from strategist.facts.models import load_model, load_model_config
@@ -56,6 +56,7 @@ class Given:
     price_per_gpu_hour: float | None = None
     policy: Policy = "hf"
     objective: Objective = "time"
+    frontend: str = "any"
     pin: str | None = None
     forbid: str | None = None
     rules: tuple[str, ...] = ()
@@ -82,13 +83,33 @@ def complete(given: Given) -> Asked:
     pins = tuple(_pins(given))
     forbids = parse_forbids(given.forbid) if given.forbid is not None else ()
     _no_contradiction(pins, forbids)
-    job = Job(cluster=machines.cluster, model=model, workload=work, profile=find_profile(), headroom=given.headroom)
+    job = Job(
+        cluster=machines.cluster,
+        model=model,
+        workload=work,
+        profile=find_profile(),
+        headroom=given.headroom,
+        frontend=given.frontend,
+    )
     question = Question(job=job, pins=pins, forbids=forbids, objective=given.objective, rule_folders=given.rules)
     return Asked(
         question=question,
         request=_request(given, pins, forbids),
-        assumptions=(*(_as_assumption(said) for said in machines.assumptions), *from_model, *from_work),
+        assumptions=(
+            *(_as_assumption(said) for said in machines.assumptions),
+            *from_model,
+            *from_work,
+            *_unmodelled(given),
+        ),
     )
+
+
+def _unmodelled(given: Given) -> tuple[Assumption, ...]:
+    """A framework's limits are known before its buffers and kernels are."""
+    if given.frontend in ("any", "strategist"):
+        return ()
+    value = f"{given.frontend} limits the layouts; bytes and seconds are those of strategist's own executor"
+    return (Assumption(what="framework", value=value, flag="--frontend", basis="assumed"),)
 
 
 def _request(given: Given, pins: tuple[Pin, ...], forbids: tuple[str, ...]) -> Request:
@@ -99,6 +120,7 @@ def _request(given: Given, pins: tuple[Pin, ...], forbids: tuple[str, ...]) -> R
         headroom=given.headroom,
         pins=tuple((pin.key, pin.word) for pin in pins),
         forbids=forbids,
+        frontend=given.frontend,
         price_per_gpu_hour=given.price_per_gpu_hour,
     )
 
@@ -207,7 +229,7 @@ def _with_ranks(resolved: Resolved, ranks: int) -> Resolved:
             value=ranks,
             hint=f"At most {node.gpus}.",
         )
-    smaller = replace(node, gpus=ranks, fast_domain=min(node.fast_domain, ranks))
+    smaller = with_gpus(node, ranks)
     group = replace(resolved.cluster.groups[0], node=smaller)
     return replace(resolved, cluster=replace(resolved.cluster, groups=(group,)))
 

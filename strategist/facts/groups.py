@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from strategist.columns import Column, Mask, Reals
-from strategist.facts.tier import Share, Tier
+from strategist.facts.tier import SHARED_MEDIA, Share, Tier
 from strategist.records import dataclass
 
 _STRIDES = 2**31
@@ -157,7 +157,8 @@ def _fixed_cost(tiers: tuple[Tier, ...], size: Column, stride: Column) -> Reals:
 def _looked_up(tier: Tier, place: _Place) -> tuple[Reals, Reals]:
     """Per group the rate of its cut (0 where the tier has none) and its shares as rows of _row."""
     keys, values = _sorted_rows(tier)
-    key = place.within * _STRIDES + place.stride if tier.cuts else place.within
+    talking = np.full_like(place.within, tier.span) if tier.kind in SHARED_MEDIA else place.within
+    key = place.within * _STRIDES + place.stride if tier.cuts else talking
     at = np.maximum(np.searchsorted(keys, key, side="right") - 1, 0)
     exact = keys[at] == key
     found = values[np.where(exact, at, 0) if tier.cuts else at]
@@ -169,7 +170,7 @@ def _sorted_rows(tier: Tier) -> tuple[Column, Reals]:
     """The lookup of a tier: keys ascending, and for each the rate and the shares.
 
     Cuts are keyed by members and stride, behind the worst of them for layouts that none describes; shares are keyed
-    by the members from which on they hold.
+    by the members from which on they hold; where the medium is shared, by all devices of the domain.
     """
     if not tier.cuts:
         return np.array([s.gpus for s in tier.shares]), np.array([(0.0, *_row(s)) for s in tier.shares])

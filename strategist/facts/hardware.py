@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from strategist.records import dataclass
@@ -90,6 +91,11 @@ class Node:
     links: tuple[Link, ...] = ()
     basis: Basis = "datasheet"
     source: str = ""
+
+
+def with_gpus(node: Node, gpus: int) -> Node:
+    """The node with fewer of its devices."""
+    return replace(node, gpus=gpus, fast_domain=min(node.fast_domain, gpus))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,13 +13,15 @@ MAX_HEADROOM = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A question to the memory and time models. `headroom` is the share of each device that must stay free."""
+    """A question to the memory and time models. `headroom` is the share of each device that must stay free,
+    `frontend` the framework whose limits count (catalogue: frontends)."""
 
     cluster: Cluster
     model: ModelShape
     workload: Workload
     profile: Profile
     headroom: float = 0.05
+    frontend: str = "any"
 
     @property
     def formats(self) -> Formats:

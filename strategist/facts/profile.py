@@ -50,6 +50,11 @@ class Profile:
         return dict(self.optimizer_state_bytes)[optimizer]
 
 
+def frontends() -> tuple[str, ...]:
+    """Names of the frameworks whose limits are known; `any` stands for what holds everywhere."""
+    return tuple(row["name"] for row in rows("frontends"))
+
+
 @cache
 def find_profile(name: str = "strategist") -> Profile:
     """The profile of that name. Raises InputError CHOICE with the known names."""

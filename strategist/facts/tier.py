@@ -17,6 +17,9 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 SCALE_UP: tuple[Kind, ...] = ("nvlink", "xgmi", "roce-mesh", "torus", "shared-memory")
 HOST: tuple[Kind, ...] = ("pcie-p2p", "pcie-host")
 
+SHARED_MEDIA: tuple[Kind, ...] = ("shared-memory", "pcie-host")
+"""Everything on these links passes the host's memory: groups that talk at once take from each other, whatever their size."""
+
 LEVELS = ("scale-up", "host", "network")
 
 

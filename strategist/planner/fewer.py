@@ -1,4 +1,4 @@
-"""Is a part of the cluster faster than all of it? Answered by a bound first, and by a search only where the bound allows."""
+"""Is a part of the cluster faster, or cheaper, than all of it? A bound answers first; only what it allows is searched."""
 
 from __future__ import annotations
 
@@ -6,43 +6,96 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from strategist.document.plan import Hint
-from strategist.facts.hardware import Cluster, NodeGroup
+from strategist.facts.hardware import Cluster, NodeGroup, with_gpus
 from strategist.facts.job import Job
 from strategist.planner.search import Found, search
+from strategist.records import dataclass
 from strategist.space.grammar import layout
 from strategist.timing.estimate import model_FLOP
 from strategist.timing.rates import matmul_rates
 from strategist.units import format_seconds
 
+TRIMMABLE = ("nvswitch", "pcie-host", "pcie-switch")
+"""Nodes whose devices are alike, so that some of them are a smaller node of the same kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the machines that does the job: its size, the seconds of its best layout, and that layout."""
+
+    nodes: int
+    gpus_per_node: int
+    seconds: float
+    layout: str
+
 
 def smaller_cluster_hint(found: Found, chosen: int) -> tuple[Hint, ...]:
-    """A hint when fewer nodes finish a step sooner; otherwise nothing."""
-    best_seconds, best = found.step_seconds(chosen), None
-    for part in _parts(found.question.job.cluster):
-        job = replace(found.question.job, cluster=part)
-        if _least_seconds(job) >= best_seconds:
+    """A hint when a part of the machines finishes a step sooner (objective cost: at a lower price); otherwise nothing."""
+    part = _best_part(found, chosen)
+    if part is None:
+        return ()
+    cluster, whole = found.question.job.cluster, found.step_seconds(chosen)
+    some = _named(part, cluster)
+    speed = f"{some} predicted at {format_seconds(part.seconds)} per step with {part.layout}, all {_size(cluster)} at {format_seconds(whole)}"
+    if part.seconds < whole:
+        start = "Fewer machines are faster"
+    else:
+        saved = 1 - part.seconds * part.nodes * part.gpus_per_node / (whole * cluster.world)
+        start = f"Fewer machines are {100 * saved:.0f} % cheaper"
+    again = f"Ask again with --nodes {part.nodes}" + (
+        f" --gpus-per-node {part.gpus_per_node}." if cluster.nodes == 1 else f" or --hardware NODE:{part.nodes}."
+    )
+    return (
+        Hint(code="W_FEWER_GPUS" if cluster.nodes == 1 else "W_FEWER_NODES", sentence=f"{start}: {speed}. {again}"),
+    )
+
+
+def _best_part(found: Found, chosen: int) -> Part | None:
+    """The best part that beats the whole by the objective's measure, if any."""
+    counts_devices = found.question.objective == "cost"
+    best: Part | None = None
+    least = found.step_seconds(chosen) * (found.question.job.cluster.world if counts_devices else 1)
+    for cluster in _parts(found.question.job.cluster, whole_nodes=counts_devices):
+        job, weight = replace(found.question.job, cluster=cluster), cluster.world if counts_devices else 1
+        if _least_seconds(job) * weight >= least:
             continue
         smaller = search(replace(found.question, job=job))
         row = smaller.best_of()
-        if row is not None and smaller.step_seconds(row) < best_seconds:
-            best_seconds, best = smaller.step_seconds(row), (part, layout(smaller.candidates.row(row)))
-    if best is None:
-        return ()
-    part, words = best
-    nodes = "one node is" if part.nodes == 1 else f"{part.nodes} nodes are"
-    whole = format_seconds(found.step_seconds(chosen))
-    text = f"Fewer machines are faster: {nodes} predicted at {format_seconds(best_seconds)} per step with {words}, all {found.question.job.cluster.nodes} at {whole}. Ask again with --nodes {part.nodes} or --hardware NODE:{part.nodes}."
-    return (Hint(code="W_FEWER_NODES", sentence=text),)
+        if row is not None and smaller.step_seconds(row) * weight < least:
+            least, node = smaller.step_seconds(row) * weight, cluster.groups[0].node
+            words = layout(smaller.candidates.row(row))
+            best = Part(cluster.nodes, node.gpus, smaller.step_seconds(row), words)
+    return best
 
 
-def _parts(cluster: Cluster) -> Iterator[Cluster]:
-    """One node, two, four ... of a cluster of equal nodes, up to half of it."""
-    if len(cluster.groups) != 1:
+def _named(part: Part, cluster: Cluster) -> str:
+    if cluster.nodes == 1:
+        return "one GPU is" if part.gpus_per_node == 1 else f"{part.gpus_per_node} GPUs are"
+    return "one node is" if part.nodes == 1 else f"{part.nodes} nodes are"
+
+
+def _size(cluster: Cluster) -> str:
+    return f"{cluster.world} GPUs" if cluster.nodes == 1 else f"{cluster.nodes} nodes"
+
+
+def _parts(cluster: Cluster, whole_nodes: bool) -> Iterator[Cluster]:
+    """One, two, four ... nodes of a cluster of equal nodes, up to half of it; or devices of its only node."""
+    if len(cluster.groups) != 1 or cluster.links:
         return
-    group, count = cluster.groups[0], 1
-    while count <= cluster.nodes // 2:
-        yield replace(cluster, groups=(NodeGroup(node=group.node, count=count, name=group.name),))
-        count *= 2
+    group = cluster.groups[0]
+    if cluster.nodes > 1:
+        for count in _halves(cluster.nodes):
+            yield replace(cluster, groups=(NodeGroup(node=group.node, count=count, name=group.name),))
+    elif not whole_nodes and group.node.topology in TRIMMABLE and not group.node.links:
+        for count in _halves(group.node.gpus):
+            yield replace(cluster, groups=(replace(group, node=with_gpus(group.node, count)),))
+
+
+def _halves(count: int) -> Iterator[int]:
+    part = 1
+    while part <= count // 2:
+        yield part
+        part *= 2
 
 
 def _least_seconds(job: Job) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,7 @@ from strategist.records import dataclass
 from strategist.rulebook.apply import family_of, fired, placeholders, sentence
 from strategist.rulebook.rule import Rule, load_families, load_rules
 from strategist.rulebook.vocabulary import WORDS
+from strategist.space.candidates import Mask
 from strategist.space.grammar import layout
 from strategist.units import format_gib
 
@@ -82,12 +82,20 @@ def _by_rules(found: Found, situation: Mapping[str, Any]) -> Choice:
     for rule in rules:
         for tier in rule.families:
             members = np.any([found.families[name] for name in tier], axis=0)
-            row = found.best_of(members)
+            row = _best_member(found, members, situation)
             if row is not None:
                 return Choice(row, _family(found, row, tier), tuple(_reason(r, situation) for r in rules))
     silent = Reason(rule="gap", kind="gap", sentence=NO_PREFERRED, source="ours")
     by_time = _by_time(found)
     return Choice(by_time.row, by_time.family, (*(_reason(r, situation) for r in rules), silent))
+
+
+def _best_member(found: Found, members: Mask, situation: Mapping[str, Any]) -> int | None:
+    """The best layout of some families. The tables do not speak of cp: it joins where sequences are long, or where
+    nothing without it fits."""
+    whole = members & (found.candidates["cp"] == 1)
+    row = None if situation["long_sequence"] else found.best_of(whole)
+    return found.best_of(members) if row is None else row
 
 
 def _by_time(found: Found) -> Choice:
@@ -278,9 +286,9 @@ def _hints(found: Found, row: Mapping[str, Any], situation: Mapping[str, Any], c
 
 
 def _fewer(found: Found, row: int) -> tuple[Hint, ...]:
-    if found.question.job.cluster.nodes == 1:
+    if found.question.job.cluster.world == 1:
         return ()
-    from strategist.planner.fewer import smaller_cluster_hint  # only clusters of several nodes pay for it
+    from strategist.planner.fewer import smaller_cluster_hint  # one device has no parts
 
     return smaller_cluster_hint(found, row)
 
@@ -299,8 +307,3 @@ def _shares(found: Found, row: int) -> dict[str, float]:
 
 def _coded(found: Found, row: int) -> dict[str, int]:
     return {name: int(column[row]) for name, column in found.candidates.columns.items()}
-
-
-def with_assumed_ladder(plan: Plan, ladder: Sequence[Alternative]) -> Plan:
-    """The plan with the smallest machines that would do the same job."""
-    return replace(plan, ladder=tuple(ladder))

@@ -126,12 +126,17 @@ def search(question_: Question, log: SearchLog | None = None) -> Found:
         "legality", lambda: forbid(legality(question_), facts, everything), lambda r: int(r[0].sum())
     )
     legal = everything.where(keep)
-    peaks = peak_memory(job, legal)
-    fitting = log.run("memory", lambda: np.flatnonzero(fits(job, legal, peaks)), len)
+    peaks, fitting = log.run("memory", lambda: _weigh(job, legal), lambda weighed: len(weighed[1]))
     candidates = legal.where(fitting)
     times = log.run("time", lambda: step_times(job, candidates), lambda t: len(t.step))
     families = family_masks(candidates, facts)
     return Found(question_, len(everything), legal, refused, everything, peaks, fitting, candidates, times, families)
+
+
+def _weigh(job: Job, candidates: Candidates) -> tuple[Peaks, Column]:
+    """Every candidate's peak, and the rows that fit."""
+    peaks = peak_memory(job, candidates)
+    return peaks, np.flatnonzero(fits(job, candidates, peaks))
 
 
 def fits(job: Job, candidates: Candidates, peaks: Peaks) -> Mask:

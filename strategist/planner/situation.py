@@ -72,6 +72,7 @@ def question(job: Job, forbids: tuple[str, ...] = ()) -> dict[str, Value]:
         "seq_len": work.seq_len,
         "global_batch": work.global_batch,
         "precision": work.precision,
+        "frontend": job.frontend,
         "has_precision": all(peak_FLOPs(g.node.gpu, work.precision) for g in cluster.groups),
     }
 
@@ -91,6 +92,7 @@ def describe(job: Job, allow_recompute: bool = True) -> dict[str, Value]:
     )
     intra, inter = bus_bandwidth(job.cluster), device_bandwidth_between_nodes(job.cluster)
     fast_intra, fast_inter = threshold("fast_intra").value, threshold("fast_inter").value
+    long = threshold("long_sequence").value
     return question(job) | {
         "peak_one_gpu": alone / GIB,
         "largest_layer": widest / GIB,
@@ -105,6 +107,8 @@ def describe(job: Job, allow_recompute: bool = True) -> dict[str, Value]:
         "fast_intra": intra / GB >= fast_intra,
         "fast_inter": inter / GB >= fast_inter,
         "memory_short": leanest > usable,
+        "long_threshold": long,
+        "long_sequence": job.workload.seq_len > long,
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from strategist.document.plan import Alternative, Plan
+from strategist.document.plan import Plan
 from strategist.facts.parameters import count
 from strategist.reports.lines import Line, Span, bar, line, table, wrapped
 from strategist.rulebook.rule import load_families
@@ -167,12 +167,8 @@ def _instead(plan: Plan, width: int) -> Iterator[Line]:
     if plan.alternatives:
         yield line("")
         yield line(Span("instead", "key"))
-        rows = [(family_title(a.family), _memory_words(a), a.sentence) for a in plan.alternatives]
+        rows = [(a.family, format_gib(a.peak_bytes), f"{a.sentence}: {a.layout}") for a in plan.alternatives]
         yield from table(rows, width)
-
-
-def _memory_words(alternative: Alternative) -> str:
-    return format_gib(alternative.peak_bytes)
 
 
 def _ladder(plan: Plan, width: int) -> Iterator[Line]:

@@ -120,7 +120,7 @@ def test_debug_model_splits_on_four_ranks() -> None:
     sizes = (shape.heads, shape.kv_heads, shape.ffn_hidden, shape.vocab, shape.layers, shape.hidden)
     assert all(size % 4 == 0 for size in sizes)
     assert not shape.tied
-    assert shape.max_seq >= 256
+    assert shape.max_seq == 128  # short, so that a laptop trains it in seconds
 
 
 def test_one_lookup_is_quick() -> None:

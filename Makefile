@@ -1,0 +1,56 @@
+# Everyday commands. `make plan` and `make test` need Python 3.11 or later and make, nothing else.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: plan test check fast slow nightly bench docs format clean
+
+plan: $(VENV)/planner.stamp        ## a plan for a 7B model; installs the planner alone, without torch
+	$(BIN)/strategist plan --model-size 7B
+
+test: $(VENV)/everything.stamp     ## every test except the nightly ones
+	$(BIN)/python -m pytest -m "not nightly"
+
+check: $(VENV)/everything.stamp    ## lint, types, floors, fast tests: under a minute
+	$(BIN)/ruff check strategist tests benchmarks docs
+	$(BIN)/ruff format --check strategist tests benchmarks docs
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -m "not slow and not nightly"
+
+fast: $(VENV)/everything.stamp     ## fast tests only
+	$(BIN)/python -m pytest -m "not slow and not nightly"
+
+slow: $(VENV)/everything.stamp     ## tests that start processes or need torch
+	$(BIN)/python -m pytest -m slow
+
+nightly: $(VENV)/everything.stamp  ## the long profile
+	$(BIN)/python -m pytest -m "nightly or slow or not slow"
+
+bench: $(VENV)/everything.stamp    ## start-up and search, as ratios in one run; writes benchmarks/results
+	$(BIN)/python -m benchmarks.bench_startup
+
+docs: $(VENV)/everything.stamp     ## pages that are generated from data
+	$(BIN)/python docs/make_pages.py
+
+format: $(VENV)/everything.stamp   ## let ruff lay out the code
+	$(BIN)/ruff check --fix strategist tests benchmarks docs
+	$(BIN)/ruff format strategist tests benchmarks docs
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit("strategist needs Python 3.11 or later") if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+
+# Byte code is compiled once here, because an editable install leaves that to the first start.
+$(VENV)/planner.stamp: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) -e .
+	$(BIN)/python -m compileall -q strategist
+	touch $@
+
+$(VENV)/everything.stamp: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) -e '.[run,nvml,test,dev]'
+	$(BIN)/python -m compileall -q strategist
+	touch $@ $(VENV)/planner.stamp
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
