@@ -7,17 +7,35 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+from strategist.catalog import rows
 from strategist.facts.clusters import load_cluster
-from strategist.facts.hardware import Cluster
+from strategist.facts.hardware import Cluster, with_gpus
 from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
 from strategist.facts.model_parts import Mla, Moe, Ssm
+from strategist.facts.models import load_model
 from strategist.facts.profile import find_profile
 from strategist.facts.workload import Workload
+from strategist.space.candidates import MESH_COLUMNS, OPTION_COLUMNS, WORDS, Candidates
 
 Draw = Any
+"""hypothesis' draw function, whose type has no public name."""
+
+CI = settings(
+    max_examples=200,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+"""The same examples everywhere, so that a red test is red for everybody."""
+
+NIGHTLY = settings(CI, max_examples=2500, derandomize=False, print_blob=True)
+"""New examples every night; a failure prints how to see it again."""
 
 MACHINES = (
     "dgx-h100", "dgx-h100:2", "dgx-h100:4", "aws-p4d.24xlarge", "aws-p4d.24xlarge:3", "oci-bm.gpu.l40s.4",
@@ -53,7 +71,9 @@ def dense_shapes(draw: Draw) -> ModelShape:
 def sliding_shapes(draw: Draw) -> ModelShape:
     """Some layers see a window, every n-th sees everything."""
     shape = draw(dense_shapes())
-    return replace(shape, window=draw(st.sampled_from((512, 1024, 4096))), full_every=draw(st.sampled_from((0, 1, 2, 6))))
+    return replace(
+        shape, window=draw(st.sampled_from((512, 1024, 4096))), full_every=draw(st.sampled_from((0, 1, 2, 6)))
+    )
 
 
 @st.composite
@@ -96,9 +116,20 @@ def state_space_shapes(draw: Draw) -> ModelShape:
     )  # fmt: skip
 
 
+STACKLESS = ("cnn", "unet")
+"""Kinds of models in the catalogue without layers that the models of memory and time know."""
+
+
+def catalogued_shapes() -> st.SearchStrategy[ModelShape]:
+    """Real models of the catalogue: hybrids, encoder-decoders, towers and mixtures among them."""
+    names = [row["name"] for row in rows("models") if row["kind"] not in STACKLESS]
+    return st.sampled_from(names).map(load_model)
+
+
 def shapes() -> st.SearchStrategy[ModelShape]:
     """Any of the shapes above."""
-    return st.one_of(dense_shapes(), sliding_shapes(), moe_shapes(), mla_shapes(), state_space_shapes())
+    drawn = (dense_shapes(), sliding_shapes(), moe_shapes(), mla_shapes(), state_space_shapes())
+    return st.one_of(*drawn, catalogued_shapes())
 
 
 @cache
@@ -112,11 +143,11 @@ def clusters(names: Sequence[str] = MACHINES) -> st.SearchStrategy[Cluster]:
     return st.sampled_from(names).map(machine)
 
 
-def with_devices(cluster: Cluster, gpus: int) -> Cluster:
-    """The same machines with `gpus` devices on every node."""
+def trimmed(name: str, gpus: int) -> Cluster:
+    """Machines of the catalogue with `gpus` devices on every node."""
+    cluster = machine(name)
     group = cluster.groups[0]
-    node = replace(group.node, gpus=gpus, fast_domain=min(group.node.fast_domain, gpus))
-    return replace(cluster, groups=(replace(group, node=node),))
+    return replace(cluster, groups=(replace(group, node=with_gpus(group.node, gpus)),))
 
 
 @st.composite
@@ -143,51 +174,69 @@ def jobs(draw: Draw, models: Any = None, machines: Any = None) -> Job:
 @st.composite
 def layouts(draw: Draw, job: Job) -> dict[str, Any]:
     """One legal layout on all devices of a job, inside or outside of what a search would look at."""
-    shape, work = job.model, job.workload
-    stack = shape.layers + shape.enc_layers
-    splits = shape.kind in ("decoder", "encoder", "hybrid", "ssm", "vit") and not shape.enc_layers
-    heads = [shape.heads, shape.kv_heads, shape.ffn_hidden]
-    left = job.cluster.world
-    tp = draw(st.sampled_from([d for d in divisors(left) if all(n % d == 0 for n in heads) and d <= (shape.vocab or d)]))
-    left //= tp
-    pp = draw(st.sampled_from([d for d in divisors(left) if d == 1 or (d <= stack and splits)]))
-    left //= pp
-    cp = draw(st.sampled_from([d for d in divisors(left) if d == 1 or (shape.heads and work.seq_len % (2 * d) == 0)]))
-    dp = left // cp
-    shard = draw(st.sampled_from(divisors(dp)))
-    zero = draw(st.sampled_from((1, 2, 3) if shard > 1 else (0, 1, 2, 3)))
-    per_rank = work.global_batch // dp
-    micro = draw(st.sampled_from(divisors(per_rank)))
-    m = per_rank // micro
-    schedule, v = draw(_schedules(pp, m, stack))
-    splits_sequence = tp > 1 and (work.seq_len // cp) % tp == 0
-    kinds = ["ring"] if (shape.kv_heads // tp) % cp else ["ring", "all-to-all"]
-    offloads = {2: ["none", "optimizer"], 3: ["none", "optimizer", "parameters", "nvme"]}.get(zero, ["none"])
-    if pp > 1 or not job.cluster.smallest.host_Bps:
-        offloads = ["none"]
-    if not all(group.node.nvme_read_Bps for group in job.cluster.groups):
-        offloads = [word for word in offloads if word != "nvme"]
-    etp, ep = draw(_expert_splits(shape, shard * cp * tp, tp))
-    return {
-        "pp": pp, "dp_replicate": dp // shard, "dp_shard": shard, "cp": cp, "tp": tp, "ep": ep, "etp": etp,
+    mesh = draw(_meshes(job))
+    dp, tp, cp, pp = mesh["dp_replicate"] * mesh["dp_shard"], mesh["tp"], mesh["cp"], mesh["pp"]
+    zero = draw(st.sampled_from((1, 2, 3) if mesh["dp_shard"] > 1 else (0, 1, 2, 3)))
+    micro = draw(st.sampled_from(divisors(job.workload.global_batch // dp)))
+    m = job.workload.global_batch // dp // micro
+    schedule, v = draw(_schedules(pp, m, job.model.layers + job.model.enc_layers))
+    splits_sequence = tp > 1 and (job.workload.seq_len // cp) % tp == 0
+    kinds = ("ring",) if (job.model.kv_heads // tp) % cp else ("ring", "all-to-all")
+    return mesh | {
         "zero": zero, "virtual_stages": v, "schedule": schedule, "micro_batch": micro, "accumulation": m,
-        "sequence_parallel": draw(st.sampled_from((0, 1) if splits_sequence else (0,))),
+        "sequence_parallel": draw(st.sampled_from((0, 1))) if splits_sequence else 0,
         "context_parallel": draw(st.sampled_from(kinds)) if cp > 1 else "none",
-        "recompute": draw(st.sampled_from(("none", "selective", "full"))), "offload": draw(st.sampled_from(offloads)),
+        "recompute": draw(st.sampled_from(("none", "selective", "full"))),
+        "offload": draw(st.sampled_from(_homes(job, zero, pp))),
         "tiling": draw(st.sampled_from((1, 8))) if zero == 3 else 1,
     }  # fmt: skip
 
 
 @st.composite
+def _meshes(draw: Draw, job: Job) -> dict[str, int]:
+    """Every axis divides what it cuts; experts spread over dp_shard x cp x tp."""
+    shape, seq_len, left = job.model, job.workload.seq_len, job.cluster.world
+    cut_by_tp = (shape.heads, shape.kv_heads, shape.ffn_hidden)
+    tp = draw(st.sampled_from([d for d in divisors(left) if _divides(d, cut_by_tp) and d <= (shape.vocab or d)]))
+    left //= tp
+    most = shape.layers if shape.kind in SPLITTABLE and not shape.enc_layers else 1
+    pp = draw(st.sampled_from([d for d in divisors(left) if d <= most]))
+    left //= pp
+    cp = draw(st.sampled_from([d for d in divisors(left) if d == 1 or (shape.heads and seq_len % (2 * d) == 0)]))
+    dp = left // cp
+    shard = draw(st.sampled_from(divisors(dp)))
+    etp, ep = draw(_expert_splits(shape, shard * cp * tp, tp))
+    return {"pp": pp, "dp_replicate": dp // shard, "dp_shard": shard, "cp": cp, "tp": tp, "ep": ep, "etp": etp}
+
+
+SPLITTABLE = ("decoder", "encoder", "hybrid", "ssm", "vit")
+"""Kinds of models that a pipeline can cut."""
+
+
+def _divides(ways: int, numbers: Sequence[int]) -> bool:
+    return all(number % ways == 0 for number in numbers)
+
+
+def _homes(job: Job, zero: int, pp: int) -> tuple[str, ...]:
+    """Where the state of a layout may lie."""
+    if pp > 1 or zero < 2:
+        return ("none",)
+    has_disk = all(group.node.nvme_read_Bps for group in job.cluster.groups)
+    weights = ("parameters", "nvme") if has_disk else ("parameters",)
+    return ("none", "optimizer") if zero == 2 else ("none", "optimizer", *weights)
+
+
+@st.composite
 def _schedules(draw: Draw, pp: int, m: int, stack: int) -> tuple[str, int]:
+    """(schedule, virtual_stages) that the micro-batches and the layers allow."""
     if pp == 1:
         return "none", 1
-    rows = [("gpipe", 1)]
+    rows_ = [("gpipe", 1)]
     if m >= pp:
-        rows.append(("1f1b", 1))
+        rows_.append(("1f1b", 1))
     if m % pp == 0:
-        rows.extend(("interleaved", v) for v in range(2, 9) if stack % (pp * v) == 0)
-    return draw(st.sampled_from(rows))
+        rows_.extend(("interleaved", v) for v in range(2, 9) if stack % (pp * v) == 0)
+    return draw(st.sampled_from(rows_))
 
 
 @st.composite
@@ -197,3 +246,13 @@ def _expert_splits(draw: Draw, shape: ModelShape, ranks: int, tp: int) -> tuple[
         return 1, 1
     etp = draw(st.sampled_from([d for d in divisors(tp) if shape.moe.ffn % d == 0]))
     return etp, draw(st.sampled_from([d for d in divisors(ranks // etp) if shape.moe.experts % d == 0]))
+
+
+def candidates(rows_: Sequence[dict[str, Any]]) -> Candidates:
+    """Layouts as the columns that the package computes on."""
+    return Candidates(
+        {
+            name: np.array([WORDS[name].index(row[name]) if name in WORDS else row[name] for row in rows_], np.int64)
+            for name in (*MESH_COLUMNS, *OPTION_COLUMNS)
+        }
+    )

@@ -23,8 +23,9 @@ MAX_VIRTUAL_STAGES = 8
 MIN_TOKENS_PER_CP_RANK = 1024
 TILES = 8
 
+MESH = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")
 NAMES = (
-    "pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp", "zero", "virtual_stages", "schedule", "micro_batch",
+    *MESH, "zero", "virtual_stages", "schedule", "micro_batch",
     "accumulation", "sequence_parallel", "context_parallel", "recompute", "offload", "tiling",
 )  # fmt: skip
 
@@ -69,7 +70,7 @@ def _meshes(job: Job) -> Iterator[dict[str, Any]]:
             continue
         for ep, etp in product(divisors(moe.experts) if moe else (1,), {1, tp} if moe else (1,)):
             if (world // pp) % (ep * etp) == 0:
-                yield dict(pp=pp, dp_replicate=replicate, dp_shard=shard, cp=cp, tp=tp, ep=ep, etp=etp)
+                yield dict(zip(MESH, (pp, replicate, shard, cp, tp, ep, etp), strict=True))
 
 
 def _zero_means_something(a: Layout) -> bool:

@@ -60,6 +60,7 @@ VIOLATIONS: dict[str, Violation] = {
     "LEG304": lambda job, a: a["cp"] > 1 and job.model.heads == 0,
     "LEG401": lambda job, a: job.workload.global_batch % (a["dp_replicate"] * a["dp_shard"]) != 0,
     "LEG501": lambda job, a: a["offload"] != "none" and a["pp"] > 1,
+    "LEG601": lambda job, a: job.frontend == "deepspeed" and a["pp"] > 1 and a["zero"] >= 2,
 }
 """Rule id -> the condition that refuses a layout, in the order of the book."""
 

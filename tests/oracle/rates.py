@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from math import log2
 
 from strategist.catalog import Row, rows
@@ -85,7 +86,7 @@ def _table(row: Row) -> Grid:
 
 def _centres(edges: Sequence[float]) -> tuple[float, ...]:
     """The geometric middle of each bucket, as its logarithm."""
-    return tuple((log2(low) + log2(high)) / 2 for low, high in zip(edges, edges[1:], strict=False))
+    return tuple((log2(low) + log2(high)) / 2 for low, high in pairwise(edges))
 
 
 def _filled(m: Sequence[float], column: Sequence[float | None]) -> list[float]:
@@ -97,7 +98,7 @@ def _filled(m: Sequence[float], column: Sequence[float | None]) -> list[float]:
 def _on_line(points: Sequence[tuple[float, float]], at: float) -> float:
     if at <= points[0][0]:
         return points[0][1]
-    for (x0, y0), (x1, y1) in zip(points, points[1:], strict=False):
+    for (x0, y0), (x1, y1) in pairwise(points):
         if at <= x1:
             return y0 + (y1 - y0) * (at - x0) / (x1 - x0)
     return points[-1][1]

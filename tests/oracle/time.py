@@ -176,4 +176,3 @@ def mfu(job: Job, step_seconds: float) -> float:
     """Useful FLOP over what all devices could do at their peak."""
     peaks = sum(g.count * g.node.gpus * peak_FLOPs(g.node.gpu, job.workload.precision) for g in job.cluster.groups)
     return model_FLOP(job) / (step_seconds * peaks)
-
