@@ -208,9 +208,8 @@ def usable_bytes(job: Job) -> int:
     return int(job.cluster.smallest.memory_bytes * (1 - job.headroom))
 
 
-def fits(job: Job, layout: Layout) -> bool:
-    """Device and host are large enough, and there is a disk where one is needed."""
-    memory = memory_of(job, layout)
+def fits(job: Job, layout: Layout, memory: Memory) -> bool:
+    """Device and host are large enough for what a layout takes, and there is a disk where one is needed."""
     room = min(int(0.9 * (g.node.ram_bytes or 0) / g.node.gpus) for g in job.cluster.groups)
     has_disk = all(group.node.nvme_read_Bps for group in job.cluster.groups)
     on_disk = has_disk or layout["offload"] != "nvme"
