@@ -20,7 +20,11 @@ from strategist.facts.model_parts import Mla, Moe, Ssm
 from strategist.facts.models import load_model
 from strategist.facts.profile import find_profile
 from strategist.facts.workload import Workload
+from strategist.planner.search import Question, legality, limits_of
+from strategist.planner.situation import question
+from strategist.rulebook.apply import forbid
 from strategist.space.candidates import MESH_COLUMNS, OPTION_COLUMNS, WORDS, Candidates
+from strategist.space.enumerate import enumerate_candidates
 
 Draw = Any
 """hypothesis' draw function, whose type has no public name."""
@@ -169,6 +173,37 @@ def jobs(draw: Draw, models: Any = None, machines: Any = None) -> Job:
     cluster = draw(clusters() if machines is None else machines)
     model = draw(shapes() if models is None else models)
     return Job(cluster=cluster, model=model, workload=draw(workloads(cluster)), profile=find_profile())
+
+
+SMALL_MACHINES = (
+    ("ws-1x-4090", 1), ("dgx-h100", 2), ("dgx-h100", 3), ("dgx-h100", 8), ("ws-4x-4090", 4), ("oci-bm.gpu.l40s.4", 4),
+    ("ws-2x-4090:2", 2), ("aws-p4d.24xlarge:2", 3), ("dgx-gb200-nvl72-tray:2", 4), ("mi300x-platform", 8), ("cpu:4", 4),
+)  # fmt: skip
+"""Machines and devices per node: 1, 2, 3, 4, 6 and 8 ranks, whose whole search space is looked at in milliseconds."""
+
+
+@st.composite
+def questions(draw: Draw) -> Job:
+    """A job small enough that every legal layout of it can be weighed and timed."""
+    cluster = trimmed(*draw(st.sampled_from(SMALL_MACHINES)))
+    job = draw(jobs(machines=st.just(cluster)))
+    batch = cluster.world * draw(st.sampled_from((1, 2, 4)))
+    return replace(job, workload=replace(job.workload, global_batch=batch))
+
+
+def legal_candidates(job: Job, **limits: Any) -> Candidates:
+    """Every legal layout that a search looks at, as columns; offloading to a disk that is not there left out."""
+    asked = Question(job=job, **limits)
+    everything = enumerate_candidates(limits_of(asked))
+    keep, _ = forbid(legality(asked), question(job), everything)
+    has_disk = all(group.node.nvme_read_Bps for group in job.cluster.groups)
+    return everything.where(keep if has_disk else keep & ~everything.is_word("offload", "nvme"))
+
+
+def rows_of(columns: Candidates) -> list[tuple[Any, ...]]:
+    """The layouts of some columns as hashable rows."""
+    names = (*MESH_COLUMNS, *OPTION_COLUMNS)
+    return list(zip(*(columns[name].tolist() for name in names), strict=True))
 
 
 @st.composite
