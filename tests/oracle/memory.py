@@ -73,7 +73,8 @@ def in_flight(layout: Layout, stage: int) -> float:
 
 def _activations(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> float:
     T, c, h = tokens(job, layout), BYTES[job.formats.compute], job.model.hidden
-    kept = sum(T * kept_per_token(job, layout, kind, layout["recompute"]) for kind in kinds)
+    per_token = {kind: kept_per_token(job, layout, kind, layout["recompute"]) for kind in set(kinds)}
+    kept = sum(T * per_token[kind] for kind in kinds)
     if stage == 0:
         kept += 8 * T
     if stage == layout["pp"] - 1:
@@ -96,7 +97,8 @@ def _temporaries(job: Job, layout: Layout, kinds: Sequence[LayerKind]) -> float:
     inside = T * c * ((3 if shape.mlp_gated else 2) * width / layout["tp"] + 2 * shape.hidden)
     policy = layout["recompute"]
     brought_back = [
-        T * (kept_per_token(job, layout, kind, "none") - kept_per_token(job, layout, kind, policy)) for kind in kinds
+        T * (kept_per_token(job, layout, kind, "none") - kept_per_token(job, layout, kind, policy))
+        for kind in set(kinds)
     ]
     return inside + max([0.0, *brought_back])
 

@@ -105,14 +105,14 @@ def test_columns_equal_the_oracle(case: Case) -> None:
     _compare_time(case)
 
 
-@settings(CI, max_examples=60)
+@settings(CI, max_examples=30)
 @given(cases())
 def test_every_stage_of_a_ledger_equals_the_oracle(case: Case) -> None:
     """The Plan's ledger shows every stage at its own worst moment with the oracle's terms."""
     _compare_stages(case)
 
 
-@settings(CI, max_examples=60)
+@settings(CI, max_examples=30)
 @given(jobs())
 def test_useful_flop_and_mfu_equal_the_oracle(job: Job) -> None:
     """Useful FLOP of a step and the utilisation of a one-second step are the oracle's."""

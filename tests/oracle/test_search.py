@@ -44,19 +44,18 @@ SMALL = (
     "llama-2-7b dgx-h100 2 4096 2 bf16",
     "olmoe-1b-7b dgx-h100 2 2048 2 bf16",
     "t5-base ws-2x-4090 0 512 4 fp32",
-    "gpt2 dgx-h100 3 1000 3 bf16",
     "llama-3.2-1b aws-p4d.24xlarge 3 1536 6 bf16",
     "llama-3.1-8b ws-4x-4090 0 1000 2 bf16",
-    "mamba-130m ws-4x-4090 0 4096 4 bf16",
+    "mamba-130m ws-4x-4090 0 1000 2 bf16",
     "mixtral-8x7b dgx-h100 4 1024 2 bf16",
     "qwen2.5-7b oci-bm.gpu.l40s.4 0 2048 1 bf16",
-    "gpt2 cpu:4 0 1024 4 fp32",
-    "gpt2-xl dgx-h100 6 1000 6 bf16",
+    "distilgpt2 cpu:4 0 1024 2 fp32",
+    "gpt2 dgx-h100 6 1000 6 bf16",
     "pythia-1b aws-p4d.24xlarge 6 2048 3 bf16",
     "t5-large dgx-h100 0 512 8 bf16",
     "vit-l-16 dgx-h100 0 256 2 bf16",
     "gpt2 ws-4x-4090:2 0 1024 4 bf16",
-    "qwen2.5-7b dgx-h100 0 1000 4 bf16",
+    "qwen2.5-7b dgx-h100 0 1000 2 bf16",
     "llama-2-7b dgx-gb200-nvl72-tray:2 0 1024 2 bf16",
 )
 """Questions of 1, 2, 3, 4, 6 and 8 ranks: alone, on switches, on PCIe, on CPU, on racks, on two nodes."""
@@ -65,7 +64,6 @@ SIXTEEN = (
     "llama-2-7b dgx-h100:2 0 4096 16 bf16",
     "gpt2 aws-p4d.24xlarge:2 6 4096 12 bf16",
     "olmoe-1b-7b dgx-h100:2 0 1000 8 bf16",
-    "mamba-130m ws-8x-4090:2 0 2048 32 bf16",
     "llama-3.1-405b ws-4x-4090:4 0 4096 4 bf16",
 )
 """Questions of 12 and 16 devices on several nodes."""

@@ -19,10 +19,10 @@ class Properties:
         self.at_length: list[Any] = []
 
     def holds(self, examples: int, *drawn: Any) -> Callable[[Check], Check]:
-        """Make a test of a check: `examples` derandomised ones here, and thirty times as many in the nightly list."""
+        """Make a test of a check: `examples` derandomised ones here, and fifty times as many in the nightly list."""
 
         def finish(check: Check) -> Check:
-            long: Any = settings(NIGHTLY, max_examples=30 * examples)(given(*drawn)(check))
+            long: Any = settings(NIGHTLY, max_examples=50 * examples)(given(*drawn)(check))
             self.at_length.append(long)
             return settings(CI, max_examples=examples)(given(*drawn)(check))
 

@@ -71,6 +71,7 @@ QUESTION = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_p14_the_same_question_gives_the_same_bytes() -> None:
     """P14: the plan on stdout is byte for byte the same whatever seed Python hashes with and whatever the locale."""
     surroundings = ({"PYTHONHASHSEED": "0"}, {"PYTHONHASHSEED": "1", "LC_ALL": "C"}, {"PYTHONHASHSEED": "4242"})
