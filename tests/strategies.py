@@ -84,7 +84,7 @@ def sliding_shapes(draw: Draw) -> ModelShape:
 def moe_shapes(draw: Draw) -> ModelShape:
     """Routed experts, with or without shared ones, latent width, first dense layers."""
     shape = draw(dense_shapes())
-    experts = draw(st.sampled_from((4, 8, 12, 60)))
+    experts = draw(st.sampled_from((4, 8, 12, 60, 128)))
     moe = Moe(
         experts=experts, top_k=draw(st.sampled_from((1, 2, 4))), ffn=draw(st.sampled_from((96, 1408, 2048))),
         layers=draw(st.integers(1, shape.layers)), first_dense=draw(st.sampled_from((0, 0, 1))),
@@ -160,7 +160,7 @@ def workloads(draw: Draw, cluster: Cluster) -> Workload:
     gpu = cluster.smallest
     peaks = {"bf16": gpu.bf16_FLOPs, "fp16": gpu.fp16_FLOPs, "fp32": gpu.fp32_FLOPs, "fp8": gpu.fp8_FLOPs}
     return Workload(
-        seq_len=draw(st.sampled_from((128, 1000, 2048, 4096, 8192, 6144))),
+        seq_len=draw(st.sampled_from((128, 32, 1000, 2048, 4096, 8192, 6144))),
         global_batch=cluster.world * draw(st.sampled_from((1, 2, 3, 4, 8, 16))),
         precision=draw(st.sampled_from([name for name, peak in peaks.items() if peak])),
         optimizer=draw(st.sampled_from(("adamw", "adamw8bit", "sgd"))),

@@ -9,14 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategist.facts.job import Job
+from strategist.facts.model import ModelShape
+from strategist.facts.model_parts import Moe
+from strategist.facts.profile import find_profile
+from strategist.facts.workload import Workload
 from strategist.memory.estimate import MOMENTS, peak_memory
 from strategist.planner.write import memory_ledger
+from strategist.space.candidates import MESH_COLUMNS
 from strategist.timing import estimate as timing
 from tests.oracle.memory import MOMENTS as ORACLE_MOMENTS
 from tests.oracle.memory import Memory, memory_of, stage_moments
 from tests.oracle.stages import Layout, stage_kinds
 from tests.oracle.time import Time, mfu, model_FLOP, times_of
-from tests.strategies import CI, NIGHTLY, Draw, candidates, jobs, layouts
+from tests.strategies import CI, NIGHTLY, Draw, candidates, jobs, layouts, trimmed
 
 Case = tuple[Job, list[dict[str, Any]]]
 
@@ -103,6 +108,20 @@ def test_columns_equal_the_oracle(case: Case) -> None:
     the oracle's; the terms add up to the device total and to the step."""
     _compare_memory(case)
     _compare_time(case)
+
+
+def test_experts_without_a_token_still_launch() -> None:
+    """With fewer tokens than experts every expert's product still has one row, in the oracle as in the columns."""
+    moe = Moe(experts=128, top_k=1, ffn=96, layers=2)
+    shape = ModelShape(
+        name="sparse", family="random", kind="decoder", layers=2, hidden=256, vocab=257, ffn_hidden=96, heads=4,
+        kv_heads=4, head_dim=64, moe=moe,
+    )  # fmt: skip
+    work = Workload(seq_len=32, global_batch=2)
+    job = Job(cluster=trimmed("dgx-h100", 2), model=shape, workload=work, profile=find_profile())
+    row = dict.fromkeys((*MESH_COLUMNS, "micro_batch", "accumulation", "virtual_stages", "tiling"), 1)
+    words = {"zero": 0, "schedule": "none", "sequence_parallel": 0, "context_parallel": "none", "offload": "none"}
+    _compare_time((job, [row | words | {"dp_replicate": 2, "recompute": "none"}]))
 
 
 @settings(CI, max_examples=30)

@@ -84,7 +84,7 @@ ROUNDING_NS = 14
 """Fourteen terms, each rounded to a nanosecond, once here and once there."""
 
 
-def _complexity(a: Layout) -> int:
+def complexity(a: Layout) -> int:
     """How much a layout asks of code and people, in the planner's published weights."""
     axes = sum(a[axis] > 1 for axis in ("tp", "pp", "cp", "ep"))
     hybrid = a["dp_replicate"] > 1 and a["dp_shard"] > 1
@@ -103,7 +103,7 @@ def _brute_force(job: Job) -> tuple[list[dict[str, Any]], list[tuple[Any, ...]]]
     legal = enumerate_layouts(job)
     weighed = [(layout, memory_of(job, layout)) for layout in legal]
     return legal, [
-        (time_of(job, layout).step_ns, _complexity(layout), memory.device, as_key(layout))
+        (time_of(job, layout).step_ns, complexity(layout), memory.device, as_key(layout))
         for layout, memory in weighed
         if fits(job, layout, memory)
     ]

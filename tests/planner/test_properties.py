@@ -6,18 +6,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import assume
 from hypothesis import strategies as st
 
 from strategist.facts.job import Job
+from strategist.planner.rank import best
 from strategist.planner.search import Found, Question, limits_of, search
 from strategist.space.candidates import WORDS
 from strategist.space.grammar import FORBIDDABLE, Pin
 from tests.oracle.enumerate import NAMES, as_key, legal_layouts
+from tests.oracle.test_search import complexity
 from tests.planner.properties import Properties
 from tests.planner.test_layout_properties import FACTORS, on, scaled
-from tests.strategies import Draw, questions, rows_of
+from tests.strategies import Draw, legal_candidates, questions, rows_of
 
 PROPERTIES = Properties()
 
@@ -119,10 +122,12 @@ def _pins(choices: dict[str, int]) -> tuple[Pin, ...]:
 
 @PROPERTIES.holds(6, questions())
 def test_p8_the_winner_pinned_is_the_winner(job: Job) -> None:
-    """P8: with every choice of the winner pinned the search returns it, with the same bytes and nanoseconds."""
+    """P8: the winner is the fastest of all that fit, and with every choice of it pinned the search returns it, with the
+    same bytes and nanoseconds."""
     every = runnable(job)
     row = every.best_of()
     assume(row is not None)
+    assert every.times.step[row] == every.times.step.min()
     place = int(every.fitting[row])
     pinned = runnable(job, pins=_pins(_coded(every, place)))
     assert rows_of(pinned.candidates) == [tuple(_coded(every, place).values())]
@@ -130,6 +135,33 @@ def test_p8_the_winner_pinned_is_the_winner(job: Job) -> None:
         assert int(pinned.times.exposed[name][0]) == int(column[row])
     for name, column in every.peaks.terms.items():
         assert int(pinned.peaks.terms[name][0]) == int(column[place])
+
+
+KEYS: dict[str, tuple[str, ...]] = {
+    "time": ("step", "complexity", "bytes"),
+    "cost": ("step", "complexity", "bytes"),
+    "memory": ("bytes", "step", "complexity"),
+    "simplicity": ("complexity", "step", "bytes"),
+}
+"""What each objective looks at, in order."""
+
+
+@PROPERTIES.holds(15, st.data())
+def test_ties_are_broken_in_a_fixed_order(data: Draw) -> None:
+    """The best row is the least by the objective, then by the other measures, then by its columns, however close."""
+    job = data.draw(questions())
+    columns = legal_candidates(job)
+    assume(len(columns) > 1)
+    close = st.lists(st.integers(10**6, 10**6 + 3), min_size=len(columns), max_size=len(columns))
+    step, size = np.array(data.draw(close)), np.array(data.draw(close))
+    objective: Any = data.draw(st.sampled_from(tuple(KEYS)))
+    rows = rows_of(columns)
+
+    def order(i: int) -> tuple[Any, ...]:
+        measures = {"step": step[i], "complexity": complexity(columns.row(i)), "bytes": size[i]}
+        return (*(measures[name] for name in KEYS[objective]), rows[i])
+
+    assert best(columns, step, size, objective, np.arange(len(columns))) == min(range(len(columns)), key=order)
 
 
 @PROPERTIES.holds(6, st.data())
