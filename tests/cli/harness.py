@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -33,7 +32,6 @@ class Outcome:
     code: int
     out: str
     err: str
-    seconds: float
 
     @property
     def document(self) -> Any:
@@ -50,10 +48,9 @@ class Outcome:
 def call(*words: str) -> Outcome:
     """`strategist WORDS` in this process."""
     out, err = _stream(), _stream()
-    start = time.perf_counter()
     with redirect_stdout(out), redirect_stderr(err):
         code = main(list(words))
-    return Outcome(code, _written(out), _written(err), time.perf_counter() - start)
+    return Outcome(code, _written(out), _written(err))
 
 
 def _stream() -> io.TextIOWrapper:
@@ -80,10 +77,9 @@ def process(*words: str, cwd: Path | None = None, **variables: str | None) -> Ou
 
 def completed(command: Sequence[str], *, cwd: Path | None = None, **variables: str | None) -> Outcome:
     """Any command, run to its end."""
-    start = time.perf_counter()
     ran = subprocess.run(command, env=environment(**variables), cwd=cwd, capture_output=True, timeout=60, check=False)
     letters = (variables.get("PYTHONIOENCODING") or "utf-8").partition(":")[0]
-    return Outcome(ran.returncode, ran.stdout.decode(letters), ran.stderr.decode(letters), time.perf_counter() - start)
+    return Outcome(ran.returncode, ran.stdout.decode(letters), ran.stderr.decode(letters))
 
 
 @cache

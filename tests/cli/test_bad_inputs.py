@@ -1,4 +1,4 @@
-"""Every row of the corpus ends as it says, quickly, with a code, a sentence and a hint, and without a traceback."""
+"""Every row of the corpus ends as it says, with a code, a sentence and a hint, and without a traceback."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ import pytest
 from strategist.errors import is_hostile
 from tests.cli.bad_inputs import APART, CASES, OWED, PREFIXES, Row, case_of, corpus, written
 from tests.cli.harness import Outcome, call, plan_file, plan_text, process
-
-SLOWEST = 2.0
-"""Seconds an answer may take here. What it really takes is measured in benchmarks/."""
 
 ROWS = [row for row in corpus() if (row.flag, row.value) not in (*OWED, *APART)]
 REFUSED = [row for row in ROWS if row.ends[0]]
@@ -73,7 +70,6 @@ def assert_refused(row: Row, ran: Outcome) -> None:
     assert ran.err.count("\n") >= 2
     assert "Traceback" not in ran.err
     assert not [c for c in ran.err if is_hostile(c) and c != "\n"]
-    assert ran.seconds < SLOWEST
 
 
 def assert_refused_as_json(row: Row, ran: Outcome) -> None:
@@ -109,7 +105,6 @@ def test_accepted_rows(row: Row, tmp_path: Path) -> None:
     text, document = call(*words), call(*with_json(words))
     assert (text.code, document.code, text.err, document.err) == (0, 0, "", "")
     assert "RECOMMENDED" in text.out
-    assert max(text.seconds, document.seconds) < SLOWEST
     PROMISES.get((row.flag, row.value), _plain)(document.document, text.out)
 
 

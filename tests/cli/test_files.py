@@ -6,6 +6,7 @@ import os
 import resource
 import stat
 import subprocess
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 from strategist.cli import files
 from strategist.cli.files import write_file
 from strategist.errors import InputError, InternalError
-from tests.cli.harness import PROGRAM, SMALL, Outcome, call, completed, environment, plan_file, plan_text
+from tests.cli.harness import PROGRAM, SMALL, Outcome, call, environment, plan_file, plan_text
 
 
 def save(path: Path, *words: str) -> Outcome:
@@ -95,11 +96,20 @@ def test_bad_targets(tmp_path: Path, make: Callable[[Path], str], code: str) -> 
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_folders_without_permission(tmp_path: Path) -> None:
-    """A folder that may not be written to is E_PERMISSION."""
-    tmp_path.chmod(0o500)
-    assert save(tmp_path / "p.json").error["code"] == "E_PERMISSION"
+def test_folders_without_permission() -> None:
+    """A folder that may not be written to is E_PERMISSION; root, who may write anywhere, asks as nobody."""
+    folder = tempfile.mkdtemp()
+    os.chmod(folder, 0o555)
+    me = os.geteuid()
+    try:
+        if me == 0:
+            os.seteuid(65534)
+        with pytest.raises(InputError) as caught:
+            write_file(os.path.join(folder, "p.json"), "text", "--out")
+    finally:
+        os.seteuid(me)
+        os.rmdir(folder)
+    assert caught.value.code == "PERMISSION"
 
 
 @pytest.mark.slow
@@ -121,23 +131,6 @@ def test_a_full_disk(tmp_path: Path, force: bool) -> None:
 def _small_files() -> None:
     """No file of more than 4 KiB: a write beyond it fails as on a full disk."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-
-
-@pytest.mark.slow
-def test_a_full_file_system(tmp_path: Path) -> None:
-    """On a file system of 16 KiB that is really full, the exit code is 1 and the old file is intact."""
-    mounted = completed(("mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(tmp_path)))
-    if mounted.code:
-        pytest.skip("no file system can be mounted here")
-    try:
-        (tmp_path / "p.json").write_text("old", encoding="utf-8")
-        (tmp_path / "filler").write_bytes(b"x" * 10000)
-        ran = save(tmp_path / "p.json", "--force")
-        assert (ran.code, ran.error["code"]) == (1, "E_IO")
-        assert sorted(os.listdir(tmp_path)) == ["filler", "p.json"]
-        assert (tmp_path / "p.json").read_text(encoding="utf-8") == "old"
-    finally:
-        completed(("umount", str(tmp_path)))
 
 
 def test_io_errors_name_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
