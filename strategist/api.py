@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from strategist.ask import Asked, Given, check_headroom, complete
+from strategist.ask import Asked, Given, complete
 from strategist.document.plan import Hint, Plan, Policy
-from strategist.errors import ImpossibleError, InputError, did_you_mean
+from strategist.errors import ImpossibleError
 from strategist.executor.support import unsupported
-from strategist.facts.profile import frontends
-from strategist.facts.workload import MAX_BATCH, MAX_SEQ_LEN, OPTIMIZERS, PRECISIONS, Workload
+from strategist.facts.workload import Workload
+from strategist.fields import CHOICE, WORKLOAD, checked_fields, checked_policy, checked_top
 from strategist.planner import recommend as planner
+from strategist.planner.check import require_sound
 from strategist.planner.ladder import smallest_machines
 from strategist.planner.search import SearchLog
 
@@ -44,87 +46,41 @@ def recommend(
 
     Raises InputError for unknown or contradictory input, NoPlanError when nothing fits.
     """
-    fields = _fields(workload, workload_fields)
-    asked = complete(Given(model=model, hardware=hardware, policy=policy, **fields))
-    return finished(plan_for(asked, top=top), asked)
+    fields = checked_fields(workload, workload_fields)
+    who, count = checked_policy(policy), checked_top(top)
+    said = _said({"model": model, "hardware": hardware, "policy": who, "top": count} | fields)
+    asked = complete(Given(model=model, hardware=hardware, policy=who, said=said, **fields))
+    return finished(plan_for(asked, top=count), asked)
 
 
-def _fields(workload: Workload | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    known = (
-        "seq_len",
-        "global_batch",
-        "micro_batch",
-        "grad_accum",
-        "tokens",
-        "precision",
-        "optimizer",
-        "headroom",
-        "pin",
-        "forbid",
-        "objective",
-        "frontend",
-        "price_per_gpu_hour",
-        "rules",
-    )
-    for name in given:
-        if name not in known:
-            raise InputError(
-                "UNKNOWN_KEY",
-                f"recommend() has no argument {name!r}.",
-                flag=name,
-                value=given[name],
-                hint=did_you_mean(name, known),
-            )
-    fields = dict(given)
-    if workload is not None:
-        whole = {
-            name: getattr(workload, name) for name in ("seq_len", "global_batch", "precision", "optimizer", "tokens")
-        }
-        fields = whole | fields
-    _check_fields(fields)
-    return fields
+def _said(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """The question in the words and the order of the command line; what is as usual was not said."""
+    usual = {"policy": "hf", "top": 5}
+    named = ((name, values.get(name)) for name in ("model", "hardware", *WORKLOAD, "policy", *CHOICE, "top"))
+    told = ((name, value) for name, value in named if value not in (None, ()) and value != usual.get(name))
+    return tuple((f"--{name.replace('_', '-')}", _word(value)) for name, value in told)
 
 
-def _check_fields(fields: Mapping[str, Any]) -> None:
-    bounds = {"seq_len": MAX_SEQ_LEN, "global_batch": MAX_BATCH, "micro_batch": MAX_BATCH, "grad_accum": MAX_BATCH}
-    for name, high in bounds.items():
-        value = fields.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high):
-            raise InputError(
-                "RANGE",
-                f"{name} must be a whole number from 1 to {high}.",
-                flag=name,
-                value=value,
-                hint=f"Example: {name}=1024.",
-            )
-    for name, words in (
-        ("precision", PRECISIONS),
-        ("optimizer", OPTIMIZERS),
-        ("objective", ("time", "cost", "memory", "simplicity")),
-        ("frontend", frontends()),
-    ):
-        if fields.get(name) is not None and fields[name] not in words:
-            raise InputError(
-                "CHOICE",
-                f"{name} must be one of {', '.join(words)}.",
-                flag=name,
-                value=fields[name],
-                hint=did_you_mean(str(fields[name]), words),
-            )
-    if fields.get("headroom") is not None:
-        check_headroom(fields["headroom"], "headroom")
+def _word(value: Any) -> str:
+    """A value as somebody would type it; live objects by the name of their type."""
+    if isinstance(value, (str, int, float, os.PathLike)):
+        return os.fspath(value) if isinstance(value, os.PathLike) else str(value)
+    return ", ".join(value) if isinstance(value, tuple) else type(value).__name__
 
 
 def plan_for(asked: Asked, *, top: int = 5, log: SearchLog | None = None) -> Plan:
     """The Plan for a complete question, with what our own executor cannot run yet said beside it; not yet finished."""
     plan = planner.recommend(asked.question, asked.request, asked.assumptions, top=top, log=log)
-    missing = unsupported(plan)
-    if missing:
-        note = f"`strategist run` cannot execute this plan yet. {' '.join(missing)} --frontend strategist keeps to what it can."
-        plan = replace(plan, hints=(*plan.hints, Hint(code="W_NOT_EXECUTABLE", sentence=note)))
+    plan = replace(plan, hints=(*plan.hints, *asked.notes, *_not_executable(plan)))
     if plan.hardware_is_assumed:
         plan = replace(plan, ladder=smallest_machines(asked.question, plan.time.step.value))
     return plan
+
+
+def _not_executable(plan: Plan) -> tuple[Hint, ...]:
+    missing = unsupported(plan)
+    words = f"`strategist run` cannot execute this plan yet. {' '.join(missing)} --frontend strategist keeps to what it can."
+    return (Hint(code="W_NOT_EXECUTABLE", sentence=words),) if missing else ()
 
 
 def finished(plan: Plan, asked: Asked) -> Plan:
@@ -145,12 +101,14 @@ def explain(plan: Plan) -> Tree:
 def emit(plan: Plan, target: str, options: Options | None = None) -> Mapping[PurePosixPath, str]:
     """Files for a launcher, as names and texts; nothing is written.
 
-    Raises InputError CHOICE for an unknown target, ImpossibleError UNSUPPORTED when it cannot express the plan.
+    Raises InputError CHOICE for an unknown target and NAME, HOSTNAME, RANGE, CONTROL_CHAR for options, ImpossibleError
+    FRAMEWORK_LEGALITY for a plan that is not sound and UNSUPPORTED when the target cannot express it.
     """
+    from strategist.emitters import emit as emit_files
     from strategist.emitters import find_emitter
-    from strategist.emitters.emitter import Options as NoOptions
 
     emitter = find_emitter(target)
+    require_sound(plan)
     missing = unsupported(plan) if emitter.engine == "strategist" else ()
     if missing:
         raise ImpossibleError(
@@ -160,7 +118,7 @@ def emit(plan: Plan, target: str, options: Options | None = None) -> Mapping[Pur
             value=target,
             hint="Plan again with --pin or --forbid, or choose another target.",
         )
-    return emitter.write(plan, options or NoOptions())
+    return emit_files(plan, target, options)
 
 
 def build(plan: Plan, model: Any, make_optimizer: Any) -> Session:

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
 from typing import Any
 
-from strategist.document.plan import Assumption, Objective, Policy, Request
+from strategist.document.plan import Assumption, Hint, Objective, Policy, Request
 from strategist.errors import InputError
 from strategist.facts.clusters import cluster_from_flags, cpu_cluster, resolve_cluster
 from strategist.facts.gpus import backend_of
 from strategist.facts.hardware import Cluster, with_gpus
-from strategist.facts.job import MAX_HEADROOM, Job
+from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
 from strategist.facts.models import load_model, load_model_config
 from strategist.facts.parameters import count
@@ -65,11 +65,12 @@ class Given:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A complete question, how it was asked, and what had to be assumed."""
+    """A complete question, how it was asked, what had to be assumed, and what was noticed on the way."""
 
     question: Question
     request: Request
     assumptions: tuple[Assumption, ...] = field(default=())
+    notes: tuple[Hint, ...] = field(default=())
 
 
 def complete(given: Given) -> Asked:
@@ -101,6 +102,7 @@ def complete(given: Given) -> Asked:
             *from_work,
             *_unmodelled(given),
         ),
+        notes=tuple(_as_hint(text) for text in (*machines.notes, *model.notes)),
     )
 
 
@@ -179,6 +181,12 @@ def _spread(sized: SizedModel) -> str:
 
 def _as_assumption(said: Assumed) -> Assumption:
     return Assumption(what=said.what, value=said.value, flag=said.flag, basis=said.basis, source=said.source)
+
+
+def _as_hint(text: str) -> Hint:
+    """A remark of the readers of models and machines; warnings begin with their code and a colon."""
+    code, _, sentence = text.partition(": ")
+    return Hint(code=code, sentence=sentence) if code.startswith("W_") else Hint(code="note", sentence=text)
 
 
 def machines_of(given: Given) -> Resolved:
@@ -335,12 +343,3 @@ def _no_contradiction(pins: tuple[Pin, ...], forbids: tuple[str, ...]) -> None:
                 value=pin.word,
                 hint="Drop one.",
             )
-
-
-def check_headroom(value: float, flag: str = "--headroom") -> float:
-    """A share between 0 and one half. Raises InputError RANGE."""
-    if not 0 <= value <= MAX_HEADROOM:
-        raise InputError(
-            "RANGE", f"{flag} must lie between 0 and {MAX_HEADROOM}.", flag=flag, value=value, hint="Example: 0.05."
-        )
-    return value

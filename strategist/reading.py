@@ -13,6 +13,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 from strategist.errors import InputError, StrategistError, did_you_mean, shown
@@ -136,7 +137,7 @@ def parse_json(text: str, flag: str) -> Any:
     except json.JSONDecodeError as problem:
         raise InputError(
             "JSON",
-            f"{flag} is not JSON: {problem.msg} at line {problem.lineno}, column {problem.colno}.",
+            f"{flag} is not JSON: {problem.msg.removesuffix(' at')} at line {problem.lineno}, column {problem.colno}.",
             flag=flag,
             hint="Check commas, quotes and brackets there.",
         ) from None
@@ -293,14 +294,21 @@ def checked(kind: type[T], value: Any, flag: str) -> T:
 
     Raises InputError with the JSON path of the first problem; up to 20 further ones ride along in `also`.
     """
-    from pydantic import ConfigDict, ValidationError, create_model  # the door is the only place that pays for pydantic
+    from pydantic import ValidationError  # the door is the only place that pays for pydantic
 
-    config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-    door = create_model("Door", __config__=config, root=(kind, ...))
     try:
-        return door.model_validate_json(json.dumps({"root": value})).root  # type: ignore[attr-defined, no-any-return]
+        return _door(kind).model_validate_json(json.dumps({"root": value})).root  # type: ignore[arg-type, no-any-return]
     except ValidationError as problem:
         raise _refusal(problem.errors(), kind, flag) from None
+
+
+@cache
+def _door(kind: type) -> Any:
+    """pydantic's model for one dataclass; making it takes longer than using it."""
+    from pydantic import ConfigDict, create_model
+
+    config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    return create_model("Door", __config__=config, root=(kind, ...))
 
 
 _PRIORITY = ("TYPE", "CHOICE", "RANGE", "UNKNOWN_KEY", "MISSING")

@@ -42,8 +42,8 @@ def plain_text(text: str, flag: str, example: str = "") -> str:
     return stripped
 
 
-def _split(text: str, flag: str, example: str) -> tuple[Decimal, str]:
-    """Number and unit of `text`; the unit is returned as written."""
+def _split(text: str, flag: str, example: str, accepted: str = "") -> tuple[Decimal, str]:
+    """Number and unit of `text`; the unit is returned as written. `accepted` lists the forms for the complaint."""
     text = plain_text(text, flag, example)
     if _SIGNED.match(text):
         raise InputError("NEGATIVE", f"{flag} must not be negative.", flag=flag, value=text, hint=f"Example: {example}.")  # fmt: skip
@@ -51,7 +51,7 @@ def _split(text: str, flag: str, example: str) -> tuple[Decimal, str]:
         raise InputError("NOT_FINITE", f"{flag} must be a finite number.", flag=flag, value=text, hint=f"Example: {example}.")  # fmt: skip
     match = _NUMBER.match(text)
     if match is None:
-        raise InputError("PARSE", f"{flag} is not a number: {shown(text)}.", flag=flag, value=text, hint=f"Example: {example}.")  # fmt: skip
+        raise InputError("PARSE", f"{flag} is not a number: {shown(text)}.{accepted}", flag=flag, value=text, hint=f"Example: {example}.")  # fmt: skip
     exponent = match[2]
     if exponent is not None and len(exponent.lstrip("+-")) > 3:
         raise _bound_error("TOO_SMALL" if exponent.startswith("-") else "TOO_LARGE", text, flag, "", example)
@@ -60,7 +60,7 @@ def _split(text: str, flag: str, example: str) -> tuple[Decimal, str]:
 
 def _bound_error(code: str, text: object, flag: str, limit: str, example: str) -> InputError:
     word = "large" if code == "TOO_LARGE" else "small"
-    allowed = f" The limit is {limit}." if limit else ""
+    allowed = f" The {'limit' if word == 'large' else 'smallest allowed'} is {limit}." if limit else ""
     return InputError(code, f"{flag} is too {word}.{allowed}", flag=flag, value=text, hint=f"Example: {example}.")
 
 
@@ -73,7 +73,8 @@ def _bounded(value: Decimal, text: str, flag: str, low: int | Decimal, high: int
 
 
 def _limit(bound: int | Decimal) -> str:
-    return f"{bound}" if bound < 10**7 else f"{Decimal(bound):.4g}".replace("E+", "e")
+    """Limits are round numbers; what people could count on is written out."""
+    return f"{bound}" if bound < 10**10 else f"{float(bound):.6g}".replace("e+", "e")
 
 
 def parse_integer(text: str, flag: str, *, low: int = 1, high: int, example: str) -> int:
@@ -95,12 +96,13 @@ def parse_count(text: str, flag: str, *, low: int, high: int, example: str) -> i
     Raises InputError: UNIT for byte units (7GiB), PARSE for anything else that is not K, M, B or T, INTEGER when the
     product is not whole.
     """
-    number, unit = _split(text, flag, example)
+    accepted = " Accepted: 350M, 7B, 1.5T, 6738415616, 7e9."
+    number, unit = _split(text, flag, example, accepted)
     if unit.upper() not in _DECIMAL and unit:
         if unit in _BYTES or unit in _BITS:
             raise InputError("UNIT", f"{flag} counts things, not bytes.", flag=flag, value=text, hint=f"Example: {example}.")  # fmt: skip
         hint = "Use B for 1e9." if unit.upper() == "G" else f"Write it without separators, for example {example}."
-        raise InputError("PARSE", f"{flag} is not a count: {shown(text)}. Accepted: 350M, 7B, 1.5T, 6738415616, 7e9.", flag=flag, value=text, hint=hint)  # fmt: skip
+        raise InputError("PARSE", f"{flag} is not a count: {shown(text)}.{accepted}", flag=flag, value=text, hint=hint)  # fmt: skip
     value = _bounded(number * _DECIMAL.get(unit.upper(), 1), text, flag, low, high, example)
     if value != value.to_integral_value():
         raise InputError("INTEGER", f"{flag} must come out whole, and {shown(text)} does not.", flag=flag, value=text, hint=f"Example: {example}.")  # fmt: skip
@@ -146,10 +148,13 @@ def parse_duration(text: str, flag: str, *, example: str = "30d", high: int = 10
 
 
 def format_gib(value: float) -> str:
-    """Bytes as GiB with three significant digits: `79.6 GiB`; below a tenth of a GiB as MiB."""
-    if abs(value) < 0.1 * GIB:
-        return f"{value / MIB:.3g} MiB"
-    return f"{value / GIB:.3g} GiB" if abs(value) < 1000 * GIB else f"{value / GIB:.0f} GiB"
+    """Bytes as GiB with three significant digits: `79.6 GiB`; below a tenth of a GiB as MiB, and so on down."""
+    if abs(value) >= 1000 * GIB:
+        return f"{value / GIB:.0f} GiB"
+    for factor, unit in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if abs(value) >= 0.1 * factor:
+            return f"{value / factor:.3g} {unit}"
+    return f"{value:.0f} B"
 
 
 def format_count(value: float) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -41,14 +43,32 @@ commands
 {commands}
 
 Every command has --help, --json and --no-color.
-exit codes  0 done, 1 our fault or the machine's I/O, 2 bad input, 3 impossible, 4 stale, 5 checks failed,
-            6 training failed, 7 interrupted and saved, 8 differs
+
+exit codes
+  0  done
+  1  our fault, or the machine's I/O
+  2  bad input
+  3  impossible
+  4  stale plan
+  5  checks failed
+  6  training failed
+  7  interrupted and saved
+  8  differs
 """
+PAGE_WIDTH = 80
 
 
 def entry() -> NoReturn:
     """The console script: run, flush, and leave without tearing the interpreter down, which costs 20 ms and does nothing
     for a process that holds no threads and no open files (mypy leaves the same way)."""
+    if sys.argv[1:2] == ["plan"]:
+        gc.disable()  # a plan makes many small records and no cycles, and the process ends with it
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal without our letters gets their numbers
+        elif stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - closed by `>&-`; lives on
     code = main()
     sys.stderr.flush()
     os._exit(code)
@@ -87,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(words: Sequence[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
-        sys.stdout.write(USAGE.format(commands="\n".join(f"  {name:<11} {text}" for name, text in COMMANDS)))
+        _usage(as_json="--json" in words)
         return 0 if words else 2
     name = "version" if words[0] == "--version" else words[0]
     known = [command for command, _ in COMMANDS]
@@ -98,14 +118,31 @@ def _dispatch(words: Sequence[str]) -> int:
     return _run(import_module(f"strategist.cli.{name}_command"), list(words[1:]))
 
 
+def _usage(*, as_json: bool) -> None:
+    """The page of all commands. It is written for eighty columns; narrower terminals get it wrapped."""
+    if as_json:
+        from strategist.cli.output import show_document
+
+        show_document([{"command": name, "summary": text} for name, text in COMMANDS])
+        return
+    page = USAGE.format(commands="\n".join(f"  {name:<11} {text}" for name, text in COMMANDS))
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns) < PAGE_WIDTH:
+        from strategist.cli.output import width
+        from strategist.reports.lines import hung, text_of
+
+        page = text_of(piece for row in page.splitlines() for piece in hung(row, width())) + "\n"
+    sys.stdout.write(page)
+
+
 def _run(module: ModuleType, words: list[str]) -> int:
     """One command: its help page, or its work. What follows `--` belongs to somebody else's command."""
     from strategist.cli.arguments import help_lines, parse, wants_help
-    from strategist.cli.output import show_lines, width
+    from strategist.cli.output import show_document, show_lines, width
 
     command: Command = module.COMMAND
     if wants_help(words):
-        show_lines(help_lines(command, width()))
+        show_document(command) if "--json" in words else show_lines(help_lines(command, width()))
         return 0
     own, foreign = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, None)
     options = parse(command, own)
@@ -117,7 +154,11 @@ def _run(module: ModuleType, words: list[str]) -> int:
 def _report(error: StrategistError, as_json: bool) -> int:
     from strategist.cli.output import show_error
 
-    show_error(error, as_json=as_json)
+    try:
+        show_error(error, as_json=as_json)
+        sys.stdout.flush()
+    except OSError:  # stdout itself is what the machine refuses
+        show_error(error, as_json=False)
     return error.exit_code
 
 

@@ -3,6 +3,7 @@ errors with a code and a hint. (argparse would ask for translations and the term
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from types import SimpleNamespace
 
@@ -131,7 +132,7 @@ def help_lines(command: Command, width: int) -> list[Line]:
     places = "".join(f" [{p.name.upper()}]" if p.optional else f" {p.name.upper()}" for p in command.positionals)
     rows = [(p.name.upper(), p.help) for p in command.positionals]
     rows += [(f"{flag.name} {flag.metavar}".rstrip(), _explained(flag)) for flag in command.flags]
-    examples = [line(f"  {example}") for example in command.examples]
+    examples = [piece for example in command.examples for piece in _typed(example, width)]
     return [
         *wrapped("", f"usage: strategist {command.name}{places} [FLAGS]", width, indent=0),
         *wrapped("", command.summary, width, indent=0),
@@ -139,6 +140,12 @@ def help_lines(command: Command, width: int) -> list[Line]:
         line(""),
         *table([*rows, ("-h, --help", "this page")], width),
     ]
+
+
+def _typed(example: str, width: int) -> list[Line]:
+    """A command to copy; where it does not fit, the shell's own sign says that it goes on."""
+    pieces = textwrap.wrap(example, max(8, width - 6), break_long_words=False, break_on_hyphens=False)
+    return [line(row) for row in ("  " + " \\\n    ".join(pieces)).splitlines()]
 
 
 def _explained(flag: Flag) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from strategist.cli.arguments import Command, Namespace, Positional
 from strategist.cli.files import write_file
 from strategist.cli.flags import COMMON, Flag
-from strategist.cli.output import show_document, show_text
+from strategist.cli.output import show_document, show_lines, width
 from strategist.document.load import load_plan
 from strategist.document.write import dump, seal_state, sealed
-from strategist.errors import ImpossibleError
-from strategist.planner.check import faults
+from strategist.planner.check import require_sound
+from strategist.reports.lines import wrapped
 
 FLAGS = (Flag("--seal", "write the seal into the file when the plan is sound"), *COMMON)
 
@@ -25,15 +25,7 @@ COMMAND = Command(
 def run(options: Namespace) -> int:
     """Check a plan; with --seal, seal it in place. Exit 3 when an invariant is broken."""
     plan = load_plan(options.plan)
-    broken = faults(plan)
-    if broken:
-        raise ImpossibleError(
-            "FRAMEWORK_LEGALITY",
-            f"The plan is not sound: {' '.join(broken)}",
-            flag="PLAN",
-            value=options.plan,
-            hint="Correct the file, or plan again.",
-        )
+    require_sound(plan)
     if options.seal:
         plan = sealed(plan)
         write_file(options.plan, dump(plan), "PLAN", force=True)
@@ -41,5 +33,5 @@ def run(options: Namespace) -> int:
     if options.json:
         show_document({"sound": True, "seal": state})
     else:
-        show_text(f"The plan is sound; seal: {state}.")
+        show_lines(wrapped("", f"The plan is sound; seal: {state}.", width(), indent=0), no_color=options.no_color)
     return 0

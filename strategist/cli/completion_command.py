@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import import_module
 
 from strategist.catalog import rows
 from strategist.cli import COMMANDS
 from strategist.cli.arguments import Command, Namespace, Positional
-from strategist.cli.flags import COMMON, PLAN_FLAGS, Flag
-from strategist.cli.output import show_text
+from strategist.cli.flags import COMMON, Flag
+from strategist.cli.output import show_document, show_text
 from strategist.emitters import EMITTERS
 from strategist.errors import InputError, did_you_mean
 
@@ -20,6 +22,7 @@ COMMAND = Command(
     "Print shell completion.",
     COMMON,
     (Positional("shell", "bash, zsh or fish"),),
+    examples=("source <(strategist completion bash)",),
 )
 
 
@@ -33,44 +36,73 @@ def run(options: Namespace) -> int:
             value=options.shell,
             hint=did_you_mean(options.shell, SHELLS),
         )
-    show_text({"bash": _bash, "zsh": _zsh, "fish": _fish}[options.shell]())
+    script = {"bash": _bash, "zsh": _zsh, "fish": _fish}[options.shell]()
+    if options.json:
+        show_document({"shell": options.shell, "script": script})
+    else:
+        show_text(script)
     return 0
+
+
+@cache
+def _flags() -> Mapping[str, tuple[Flag, ...]]:
+    """The flags of every command."""
+    return {name: import_module(f"strategist.cli.{name}_command").COMMAND.flags for name, _ in COMMANDS}
 
 
 def _values() -> Mapping[str, Sequence[str]]:
     """Words that can follow a flag."""
-    names = {table: [row["name"] for row in rows(table)] for table in ("gpus", "nodes", "models")}
-    by_flag = {
-        "--gpu": names["gpus"],
-        "--hardware": [*names["nodes"], "local", "cpu"],
-        "--model": names["models"],
-        "--to": [e.name for e in EMITTERS],
+    by_flag: dict[str, Sequence[str]] = {
+        "--gpu": _names("gpus"),
+        "--hardware": [*_names("nodes"), "local", "cpu"],
+        "--model": _names("models"),
+        "--to": [emitter.name for emitter in EMITTERS],
     }
-    return by_flag | {flag.name: flag.choices for flag in PLAN_FLAGS if flag.choices}
+    return by_flag | {flag.name: flag.choices for flags in _flags().values() for flag in flags if flag.choices}
 
 
-def _flag_names(flags: Sequence[Flag]) -> str:
-    return " ".join(flag.name for flag in flags)
+def _names(table: str) -> list[str]:
+    return [row["name"] for row in rows(table)]
+
+
+def _words() -> Mapping[str, Sequence[str]]:
+    """Words that can follow a command."""
+    return {
+        "catalog": ("gpus", "nodes", "models"),
+        "completion": SHELLS,
+        "help": [row["code"] for row in rows("error_codes")],
+    }
 
 
 def _bash() -> str:
-    cases = "\n".join(
-        f'    {flag}) COMPREPLY=($(compgen -W "{" ".join(values)}" -- "$word")); return;;'
-        for flag, values in _values().items()
+    after = "\n".join(f"    {flag}) words='{' '.join(values)}';;" for flag, values in _values().items())
+    own = _words()
+    within = "\n".join(
+        f"    {name}) flags='{' '.join(flag.name for flag in flags)} --help' words='{' '.join(own.get(name, ()))}';;"
+        for name, flags in _flags().items()
     )
-    commands = " ".join(name for name, _ in COMMANDS)
     return f"""_strategist() {{
-  local word="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}"
-  if [ "$COMP_CWORD" -eq 1 ]; then COMPREPLY=($(compgen -W "{commands}" -- "$word")); return; fi
+  local word="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}" flags='' words=''
+  if [ "$COMP_CWORD" -eq 1 ]; then
+    COMPREPLY=($(compgen -W '{" ".join(_flags())}' -- "$word"))
+    return
+  fi
   case "$before" in
-{cases}
+{after}
+  esac
+  if [ -n "$words" ]; then
+    COMPREPLY=($(compgen -W "$words" -- "$word"))
+    return
+  fi
+  case "${{COMP_WORDS[1]}}" in
+{within}
   esac
   case "$word" in
-    -*) COMPREPLY=($(compgen -W "{_flag_names(PLAN_FLAGS)}" -- "$word"));;
-    *) COMPREPLY=($(compgen -f -- "$word"));;
+    -*) COMPREPLY=($(compgen -W "$flags" -- "$word"));;
+    *) COMPREPLY=($(compgen -W "$words" -- "$word"));;
   esac
 }}
-complete -F _strategist strategist
+complete -o default -F _strategist strategist
 """
 
 
@@ -80,8 +112,11 @@ def _zsh() -> str:
 
 def _fish() -> str:
     lines = [f"complete -c strategist -n __fish_use_subcommand -f -a {name} -d '{text}'" for name, text in COMMANDS]
-    values = _values()
-    for flag in PLAN_FLAGS:
-        words = f" -x -a '{' '.join(values[flag.name])}'" if flag.name in values else " -r" if flag.metavar else ""
-        lines.append(f"complete -c strategist -l {flag.name.lstrip('-')}{words}")
+    values, own = _values(), _words()
+    for name, flags in _flags().items():
+        inside = f"complete -c strategist -n '__fish_seen_subcommand_from {name}'"
+        lines += [f"{inside} -f -a '{' '.join(own[name])}'"] if name in own else []
+        for flag in flags:
+            after = f" -x -a '{' '.join(values[flag.name])}'" if flag.name in values else " -r" if flag.metavar else ""
+            lines.append(f"{inside} -l {flag.name.lstrip('-')}{after}")
     return "\n".join(lines) + "\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 
-from strategist.api import emit
 from strategist.cli.arguments import Command, Namespace, Positional
 from strategist.cli.files import check_target, write_file
 from strategist.cli.flags import COMMON, Flag
@@ -55,6 +54,8 @@ def run(options: Namespace) -> int:
                 flag=flag,
                 hint="Example: strategist emit plan.json --to torchrun --out job.",
             )
+    from strategist.api import emit  # the planner and NumPy: help and misspelt flags need neither
+
     emitter = find_emitter(options.to)
     extras = Options(
         job_name=job_name(options.job_name) if options.job_name is not None else "strategist",

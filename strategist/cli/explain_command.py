@@ -7,8 +7,7 @@ from strategist.cli.flags import COMMON
 from strategist.cli.output import show_document, show_lines, width
 from strategist.document.load import load_plan
 from strategist.document.write import seal_state
-from strategist.reports.text import explain_text
-from strategist.reports.tree import plan_tree
+from strategist.planner.check import require_sound
 
 COMMAND = Command(
     "explain",
@@ -20,7 +19,11 @@ COMMAND = Command(
 
 def run(options: Namespace) -> int:
     """Print the tree of a plan; sealed, unsealed and edited plans are all read, and the report says which."""
+    from strategist.reports.text import explain_text  # NumPy: help and misspelt flags need none of it
+    from strategist.reports.tree import plan_tree
+
     plan = load_plan(options.plan)
+    require_sound(plan)
     if options.json:
         show_document(
             {"seal": seal_state(plan), "tree": plan_tree(plan), "reasons": plan.reasons, "refusals": plan.refusals}

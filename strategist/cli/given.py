@@ -10,12 +10,13 @@ from strategist.ask import Given
 from strategist.cli.arguments import Namespace
 from strategist.cli.flags import HARDWARE, PLAN_FLAGS, Flag
 from strategist.errors import ECHO_LIMIT, InputError, StrategistError, did_you_mean, shown
+from strategist.facts.flags import parse_gpus_per_node, parse_nodes
 from strategist.facts.job import MAX_HEADROOM
 from strategist.facts.workload import MAX_BATCH, MAX_SEQ_LEN
+from strategist.fields import MAX_PRICE, MAX_TOKENS, MAX_TOP
 from strategist.reading import ERROR_LIMIT, parse_toml, read_text
 from strategist.units import parse_bytes, parse_count, parse_integer, parse_rate, parse_real, plain_text
 
-MAX_GPUS_PER_NODE, MAX_NODES, MAX_TOKENS, MAX_PRICE, MAX_TOP = 1024, 131072, 10**18, Decimal(10**6), 50
 SYNONYMS: Mapping[str, str] = {
     "fastest": "time",
     "speed": "time",
@@ -62,8 +63,8 @@ READERS: Mapping[str, Reader] = {
     "model_config": words("config.json"),
     "hardware": words("dgx-h100:4"),
     "gpu": words("h100-sxm-80gb"),
-    "gpus_per_node": whole(1, MAX_GPUS_PER_NODE, "8"),
-    "nodes": whole(1, MAX_NODES, "4"),
+    "gpus_per_node": parse_gpus_per_node,
+    "nodes": parse_nodes,
     "gpu_memory": parse_bytes,
     "intra_bw": lambda text, flag: parse_rate(text, flag, example="450GB/s"),
     "inter_bw": lambda text, flag: parse_rate(text, flag, example="400Gb/s"),
@@ -73,7 +74,7 @@ READERS: Mapping[str, Reader] = {
     "grad_accum": whole(1, MAX_BATCH, "16"),
     "tokens": lambda text, flag: parse_count(text, flag, low=1, high=MAX_TOKENS, example="1T"),
     "headroom": real(Decimal(str(MAX_HEADROOM)), "0.05"),
-    "price_per_gpu_hour": real(MAX_PRICE, "2.50"),
+    "price_per_gpu_hour": real(Decimal(MAX_PRICE), "2.50"),
     "top": whole(1, MAX_TOP, "5"),
 }
 FIELDS: Mapping[str, str] = {"gpu_memory": "gpu_memory_bytes", "intra_bw": "intra_Bps", "inter_bw": "inter_Bps"}

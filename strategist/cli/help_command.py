@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strategist.catalog import rows
+from strategist.catalog import Row, rows
 from strategist.cli.arguments import Command, Namespace, Positional
 from strategist.cli.flags import COMMON
 from strategist.cli.output import show_document, show_lines, width
@@ -19,7 +19,7 @@ COMMAND = Command(
 
 def run(options: Namespace) -> int:
     """Explain one code, or list all of them."""
-    known = {row["code"]: row for row in rows("error_codes")}
+    known = {row["code"]: row for row in rows("error_codes")} | _advice()
     if options.code is None:
         chosen = list(known.values())
     else:
@@ -43,3 +43,19 @@ def run(options: Namespace) -> int:
         )
         show_lines(lines, no_color=options.no_color)
     return 0
+
+
+def _advice() -> dict[str, Row]:
+    """Warnings that are rules and have no code of their own: W_ and the rule's id."""
+    from strategist.rulebook.rule import load_rules  # NumPy: the page of flags needs none of it
+
+    found = (rule for rule in load_rules("advice") if not rule.code)
+    return {
+        f"W_{rule.id}": {
+            "code": f"W_{rule.id}",
+            "meaning": rule.name.replace("-", " "),
+            "action": f"{rule.hint} See `strategist rule {rule.id}`.".strip(),
+            "source": rule.source,
+        }
+        for rule in found
+    }

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from strategist.errors import NoPlanError, StrategistError
-from strategist.reports.lines import Line, Style, line, text_of, wrapped
+from strategist.reports.lines import Line, Style, text_of, wrapped
 
 COLOURS: Mapping[Style, str] = {
     "plain": "", "title": "bold", "good": "bold green", "bad": "bold red", "warn": "yellow", "dim": "dim", "key": "cyan"
@@ -35,7 +36,7 @@ def show_lines(lines: Sequence[Line], *, no_color: bool = False) -> None:
 
 
 def _wants_colour(no_color: bool) -> bool:
-    if no_color or "NO_COLOR" in os.environ:
+    if no_color or os.environ.get("NO_COLOR"):
         return False
     return sys.stdout.isatty() or bool(os.environ.get("FORCE_COLOR"))
 
@@ -55,10 +56,13 @@ def show_text(text: str) -> None:
 
 
 def show_document(document: Any) -> None:
-    """Print one JSON document."""
+    """Print one JSON document, in the letters that stdout can carry."""
     from strategist.document.write import dump
 
-    print(dump(document), end="")
+    text = dump(document)
+    if (sys.stdout.encoding or "").lower() != "utf-8":
+        text = "".join(c if c.isascii() else json.dumps(c)[1:-1] for c in text)
+    print(text, end="")
 
 
 def note(text: str, *, quiet: bool = False) -> None:
@@ -85,7 +89,7 @@ def _error_lines(error: StrategistError) -> list[Line]:
         for link in error.chain:
             lines += wrapped("", link, columns, indent=indent)
         if error.fixes:
-            lines.append(line("cheapest changes that make it feasible (each one planned again and confirmed)"))
+            lines += wrapped("", "cheapest changes that make it feasible (each planned again)", columns, indent=0)
         for number, fix in enumerate(error.fixes, 1):
             lines += wrapped(f"  {number}", fix, columns, indent=indent)
     elif error.hint:

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import gc
-
-from strategist.api import finished, plan_for
-from strategist.ask import complete
 from strategist.cli.arguments import Command, Namespace
 from strategist.cli.files import check_target, write_file
 from strategist.cli.flags import PLAN_FLAGS
-from strategist.cli.given import given_from
 from strategist.cli.output import note, show_document, show_lines, width
-from strategist.planner.search import SearchLog
-from strategist.reports.brief import brief
 from strategist.units import format_seconds
 
 COMMAND = Command(
@@ -29,7 +22,13 @@ COMMAND = Command(
 
 def run(options: Namespace) -> int:
     """Plan, then print the report or the document, and write it when asked to."""
-    gc.disable()  # a plan makes many small records and no cycles, and the process ends with it
+    from strategist.api import finished, plan_for  # the planner and NumPy: help and misspelt flags need neither
+    from strategist.ask import complete
+    from strategist.cli.given import given_from
+    from strategist.planner.search import SearchLog
+    from strategist.reports.brief import brief
+    from strategist.reports.text import details
+
     given, top = given_from(options)
     if options.out is not None:
         check_target(options.out, "--out", force=options.force)
@@ -46,7 +45,8 @@ def run(options: Namespace) -> int:
     if options.json:
         show_document(plan)
     elif not options.quiet:
-        show_lines(brief(plan, width()), no_color=options.no_color)
+        more = details(plan, width()) if options.verbose else []
+        show_lines([*brief(plan, width()), *more], no_color=options.no_color)
     if options.search_log:
         for stage in log.stages:
             note(f"{stage.name:<12} {format_seconds(stage.seconds):>9}   {stage.survivors:>12,} left")

@@ -9,17 +9,13 @@ from strategist.document.write import seal_state
 from strategist.errors import ImpossibleError, InputError, StaleError
 from strategist.executor.support import unsupported
 from strategist.facts.clusters import resolve_cluster
-from strategist.planner.check import faults
+from strategist.planner.check import require_sound
 
 
 def preflight(plan: Plan, *, allow_edited: bool, accept_hardware: bool, own_job: bool) -> None:
     """Raise for the first thing that forbids running the plan on this machine."""
     _seal(plan, allow_edited)
-    broken = faults(plan)
-    if broken:
-        raise ImpossibleError(
-            "FRAMEWORK_LEGALITY", f"The plan is not sound: {' '.join(broken)}", flag="PLAN", hint="Plan again."
-        )
+    require_sound(plan)
     _hardware(plan, accept_hardware)
     missing = unsupported(plan) if own_job else ()
     if missing:

@@ -9,15 +9,16 @@ from strategist.cli.arguments import Command, Namespace, Positional
 from strategist.cli.flags import COMMON, Flag
 from strategist.cli.output import show_document, show_lines, width
 from strategist.errors import InputError, did_you_mean
-from strategist.reports.lines import Line, line, table, wrapped
+from strategist.reports.lines import Line, Span, line, table, wrapped
 from strategist.rulebook.rule import BOOKS, Rule, load_rules
+from strategist.rulebook.vocabulary import WORDS
 
 FLAGS = (Flag("--rules", "a folder with further rules", "DIR", repeats=True), *COMMON)
 
 
 COMMAND = Command(
     "rule",
-    "Print a rule, or list them all.",
+    "Print a rule, or list them all with the words they may use.",
     FLAGS,
     (Positional("id", "a rule such as HF202 or LEG101", optional=True),),
 )
@@ -30,12 +31,21 @@ def run(options: Namespace) -> int:
     if options.json:
         show_document([_document(rule) for rule in chosen])
     elif options.id is None:
-        show_lines(
-            table([(rule.id, rule.effect, rule.name) for rule in rules], width(), indent=0), no_color=options.no_color
-        )
+        show_lines(_list(rules, width()), no_color=options.no_color)
     else:
         show_lines(_page(chosen[0]), no_color=options.no_color)
     return 0
+
+
+def _list(rules: Sequence[Rule], columns: int) -> list[Line]:
+    """Every rule, and every word that a rule may use."""
+    words = [(name, f"{word.meaning}{f' ({word.unit})' if word.unit else ''}") for name, word in WORDS.items()]
+    return [
+        *table([(rule.id, rule.effect, rule.name) for rule in rules], columns, indent=0),
+        line(""),
+        line(Span("words of rules", "key")),
+        *table(words, columns),
+    ]
 
 
 def _find(name: str, rules: Sequence[Rule]) -> Rule:

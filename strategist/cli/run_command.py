@@ -60,7 +60,7 @@ def run(options: Namespace) -> int:
     if command is not None:
         _start(_torchrun(plan, command), None, quiet=options.quiet)
         return 0
-    report = _train(plan, options.plan, steps, quiet=options.quiet or options.json)
+    report = _train(plan, options.plan, steps, quiet=options.quiet or options.json, verbose=options.verbose)
     if options.json:
         show_document({"plan": plan.seal, "predicted_step_s": plan.time.step.value, "report": report})
     else:
@@ -84,12 +84,12 @@ def _torchrun(plan: Plan, command: Sequence[str]) -> list[str]:
     ]
 
 
-def _train(plan: Plan, path: str, steps: int, *, quiet: bool) -> dict[str, Any]:
+def _train(plan: Plan, path: str, steps: int, *, quiet: bool, verbose: bool) -> dict[str, Any]:
     """Run the built-in job and return rank 0's report."""
     with tempfile.TemporaryDirectory(prefix="strategist-run-") as folder:
         target = os.path.join(folder, "report.json")
         command = ["-m", "strategist.executor", os.path.abspath(path), "--steps", str(steps), "--report", target]
-        _start(_torchrun(plan, command), steps, quiet=quiet)
+        _start(_torchrun(plan, command), steps, quiet=quiet, verbose=verbose)
         if not os.path.exists(target):
             raise TrainingError(
                 "TRAINING",
@@ -101,14 +101,14 @@ def _train(plan: Plan, path: str, steps: int, *, quiet: bool) -> dict[str, Any]:
     return report
 
 
-def _start(command: Sequence[str], steps: int | None, *, quiet: bool) -> None:
+def _start(command: Sequence[str], steps: int | None, *, quiet: bool, verbose: bool = False) -> None:
     """Start the ranks, show their progress, pass interrupts on. Raises TrainingError when they fail."""
     environment = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | dict(os.environ)
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     ) as job:
         try:
-            tail = _follow(job, steps, quiet=quiet)
+            tail = _follow(job, steps, quiet=quiet, verbose=verbose)
         except KeyboardInterrupt:
             os.killpg(job.pid, signal.SIGTERM)
             job.wait()
@@ -117,8 +117,9 @@ def _start(command: Sequence[str], steps: int | None, *, quiet: bool) -> None:
         raise _failure(job.returncode, tail)
 
 
-def _follow(job: subprocess.Popen[str], steps: int | None, *, quiet: bool) -> list[str]:
-    """Show each finished step and keep the last lines for an error. A user's own command is passed through."""
+def _follow(job: subprocess.Popen[str], steps: int | None, *, quiet: bool, verbose: bool) -> list[str]:
+    """Show each finished step and keep the last lines for an error. A user's own command is passed through, and so is
+    everything that the ranks of the built-in job say when more is wanted."""
     tail: list[str] = []
     with Progress(steps, quiet=quiet) as progress:
         for row in _rows(job):
@@ -127,6 +128,8 @@ def _follow(job: subprocess.Popen[str], steps: int | None, *, quiet: bool) -> li
                 note(row)
             elif row.startswith("step "):
                 progress.advance(row)
+            elif verbose:
+                note(row)
     return tail
 
 

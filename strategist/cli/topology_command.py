@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from strategist.ask import Given, machines_of
 from strategist.cli.arguments import Command, Namespace
 from strategist.cli.files import write_file
-from strategist.cli.flags import COMMON, HARDWARE, OUTPUT, Flag
-from strategist.cli.given import given_from_hardware
-from strategist.cli.output import note, show_document, show_text
-from strategist.facts.drawing import svg, text_tree
-from strategist.facts.tiers import tiers
+from strategist.cli.flags import COMMON, HARDWARE, Flag
+from strategist.cli.output import note, show_document, show_lines, width
+from strategist.reports.lines import hung
 
-FLAGS = (*HARDWARE, Flag("--svg", "write a drawing to a new SVG file", "FILE"), *OUTPUT, *COMMON)
+FLAGS = (
+    *HARDWARE,
+    Flag("--svg", "write a drawing to a new SVG file", "FILE"),
+    Flag("--force", "replace the file named by --svg"),
+    *COMMON,
+)
 
 
 COMMAND = Command(
@@ -23,8 +25,12 @@ COMMAND = Command(
 
 def run(options: Namespace) -> int:
     """Print the tiers of a cluster; --svg draws it."""
-    given: Given = given_from_hardware(options)
-    resolved = machines_of(given)
+    from strategist.ask import machines_of  # NumPy: help and misspelt flags need none of it
+    from strategist.cli.given import given_from_hardware
+    from strategist.facts.drawing import svg, text_tree
+    from strategist.facts.tiers import tiers
+
+    resolved = machines_of(given_from_hardware(options))
     if options.svg is not None:
         write_file(options.svg, svg(resolved.cluster), "--svg", force=options.force)
         note(f"wrote {options.svg}", quiet=options.quiet or options.json)
@@ -33,5 +39,6 @@ def run(options: Namespace) -> int:
             {"cluster": resolved.cluster, "tiers": tiers(resolved.cluster), "assumptions": resolved.assumptions}
         )
     elif not options.quiet:
-        show_text(text_tree(resolved.cluster))
+        rows = text_tree(resolved.cluster).splitlines()
+        show_lines([piece for row in rows for piece in hung(row, width())], no_color=options.no_color)
     return 0

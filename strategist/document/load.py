@@ -8,6 +8,9 @@ from strategist.document.plan import FORMAT, Plan
 from strategist.errors import InputError, StaleError, shown
 from strategist.reading import checked, read_document
 
+LARGEST = 1e30
+"""Above every count, size and rate there is; the FLOP of a long run stay below it."""
+
 
 def load_plan(path: str) -> Plan:
     """The Plan in a file. Raises InputError for files and keys, KIND for other documents, StaleError SCHEMA_VERSION."""
@@ -33,7 +36,23 @@ def plan_from(value: Any, flag: str) -> Plan:
             value=found,
             hint="Plan again with this version.",
         )
+    _refuse_wild_numbers(value, "$")
     return checked(Plan, value, flag)
+
+
+def _refuse_wild_numbers(value: Any, path: str) -> None:
+    """Nothing in a Plan is negative, and nothing is so large that a float could not count with it."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _refuse_wild_numbers(item, f"{path}.{key}")
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            _refuse_wild_numbers(item, f"{path}[{index}]")
+    elif isinstance(value, (int, float)) and not 0 <= value <= LARGEST:
+        code, words = ("NEGATIVE", "negative") if value < 0 else ("TOO_LARGE", f"larger than {LARGEST:.0e}")
+        raise InputError(
+            code, f"{shown(path)} is {words}.", flag=path, value=value, hint="Correct the file, or plan again."
+        )
 
 
 def schema() -> dict[str, Any]:

@@ -8,13 +8,24 @@ from typing import Any
 
 from strategist.document.plan import Plan
 
+EXACT = 2**53
+"""Whole numbers below it are the same as float and as int."""
+
 
 def as_document(value: Any) -> Any:
-    """`value` as plain dicts, lists and scalars, in field order."""
+    """`value` as plain dicts, lists and scalars, in field order.
+
+    A whole float is written without its `.0` (as RFC 8785 does), because a fact that came in as 900 and one that came
+    in as 900.0 are equal and must have one text and one seal.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: as_document(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {key: as_document(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
         return [as_document(item) for item in value]
+    if isinstance(value, float) and value.is_integer() and abs(value) < EXACT:
+        return int(value)
     return value
 
 

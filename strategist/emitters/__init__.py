@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from strategist.document.plan import Plan
 from strategist.emitters.emitter import Emitter, Files, Options
+from strategist.emitters.quoting import checked_options
 from strategist.emitters.slurm import SLURM
 from strategist.emitters.torchrun import TORCHRUN
 from strategist.errors import InputError, did_you_mean
@@ -21,11 +22,11 @@ def find_emitter(name: str, flag: str = "--to") -> Emitter:
             f"{flag}: there is no target {name!r}.",
             flag=flag,
             value=name,
-            hint=f"{did_you_mean(name, known)} Known: {', '.join(known)}.",
+            hint=did_you_mean(name, known),
         )
     return next(emitter for emitter in EMITTERS if emitter.name == name)
 
 
 def emit(plan: Plan, target: str, options: Options | None = None) -> Files:
-    """File names and texts of one target."""
-    return find_emitter(target).write(plan, options or Options())
+    """File names and texts of one target. Raises InputError for options that do not belong into a script."""
+    return find_emitter(target).write(plan, checked_options(options or Options()))

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Sequence
 
 from strategist.catalog import rows
+from strategist.emitters.emitter import Options
 from strategist.errors import InputError, did_you_mean, is_hostile
 from strategist.units import parse_integer, plain_text
 
@@ -105,6 +106,20 @@ def _variable(pair: str, allow_all: bool, flag: str) -> tuple[str, str]:
             hint=f"{did_you_mean(name, allowed)} Add --allow-env to set it all the same.",
         )
     return name, value
+
+
+def checked_options(options: Options) -> Options:
+    """The options, when every value may stand in a script: Python callers pass the same door as the command line.
+
+    Which variables may be set is the caller's decision here; what they are called and what they hold is not.
+    """
+    job_name(options.job_name)
+    if options.master_addr is not None:
+        host_name(options.master_addr)
+    if options.master_port is not None:
+        port(str(options.master_port))
+    environment([f"{name}={value}" for name, value in options.env], allow_all=True)
+    return options
 
 
 def _matches(name: str, pattern: str) -> bool:

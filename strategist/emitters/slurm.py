@@ -23,7 +23,6 @@ def batch_script(plan: Plan, options: Options) -> str:
         "#SBATCH --output=%x-%j.out",
     ]
     port = str(options.master_port) if options.master_port else "$((20000 + SLURM_JOB_ID % 20000))"
-    address = options.master_addr or '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
     return (
         "#!/usr/bin/env bash\n"
         + "\n".join(directives)
@@ -31,12 +30,20 @@ def batch_script(plan: Plan, options: Options) -> str:
         + 'here="${SLURM_SUBMIT_DIR:-$PWD}"\n'
         + exports(options.env)
         + threads_line(plan)
-        + f'export MASTER_ADDR="{address}"\nexport MASTER_PORT="{port}"\n'
+        + _address(options)
+        + f'export MASTER_PORT="{port}"\n'
         + "srun --kill-on-bad-exit=1 bash -c '\n"
         + f'  exec torchrun --nnodes {nodes} --nproc-per-node {ranks} --node-rank "$SLURM_NODEID" \\\n'
         + '    --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" "$0/train.py" "$@"\n'
         + '\' "$here" "$@"\n'
     )
+
+
+def _address(options: Options) -> str:
+    """The first node's name: told, or the first one of the job. A failing scontrol ends the script."""
+    if options.master_addr:
+        return f'export MASTER_ADDR="{options.master_addr}"\n'
+    return 'hosts="$(scontrol show hostnames "$SLURM_JOB_NODELIST")"\nexport MASTER_ADDR="${hosts%%$\'\\n\'*}"\n'
 
 
 def write(plan: Plan, options: Options) -> Files:

@@ -8,7 +8,7 @@ from strategist.document.plan import Plan
 from strategist.document.write import dump
 from strategist.emitters.emitter import Emitter, Files, Options
 from strategist.emitters.quoting import exports
-from strategist.errors import ImpossibleError
+from strategist.errors import ImpossibleError, shown
 
 DEFAULT_PORT = 29500
 
@@ -44,7 +44,7 @@ def layout_comment(plan: Plan) -> str:
     """What the script starts, in one comment line."""
     mesh = plan.mesh
     axes = " x ".join(f"{axis} {mesh.size(axis)}" for axis in mesh.order if mesh.size(axis) > 1) or "one process"
-    return f"# {plan.model.layers}-layer {plan.model.family}: {axes}; {plan.batch_identity} sequences per step"
+    return f"# {plan.model.layers}-layer {shown(plan.model.family)}: {axes}; {plan.batch_identity} sequences per step"
 
 
 def ranks_per_node(plan: Plan) -> int:

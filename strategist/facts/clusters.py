@@ -49,7 +49,7 @@ def resolve_cluster(source: Source = None, flag: str = "--hardware") -> Resolved
 
     A string is `NODE[:COUNT]` with a node type of the catalogue (or a GPU, for its reference node), `cpu[:RANKS]`,
     `local`, or the path of a hardware file; a mapping is the content of such a file; None is the reference machine.
-    Raises InputError for names, bounds and files, ImpossibleError NO_PATH for machines that cannot reach each other.
+    Raises InputError for names, bounds, types and files, ImpossibleError NO_PATH for machines that cannot reach each other.
     """
     if isinstance(source, Cluster):
         return Resolved(cluster=source)
@@ -59,6 +59,9 @@ def resolve_cluster(source: Source = None, flag: str = "--hardware") -> Resolved
         from strategist.facts.hardware_file import cluster_from_document
 
         return cluster_from_document(source, flag)
+    if not isinstance(source, (str, os.PathLike)):
+        kinds = "a name, a path, a description or a Cluster"
+        raise InputError("TYPE", f"{flag} must be {kinds}.", flag=flag, value=type(source).__name__, hint='For example "dgx-h100:4".')  # fmt: skip
     return _from_file(str(source), flag) if _is_path(source) else _from_name(str(source), flag)
 
 

@@ -5,33 +5,54 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from strategist.document.estimate import MEMORY_TERMS, TIME_TERMS
-from strategist.document.plan import Plan
+from strategist.document.plan import MESH_AXES, Plan
+from strategist.errors import ImpossibleError
 from strategist.facts.model import layer_sequence
 
 
 def faults(plan: Plan) -> tuple[str, ...]:
     """Sentences about every broken invariant; none for a sound plan."""
-    return (*_mesh_faults(plan), *_batch_faults(plan), *_stage_faults(plan), *_ledger_faults(plan))
+    sizes = tuple(_size_faults(plan))  # nothing else can be asked about a plan without sizes
+    return sizes or (*_mesh_faults(plan), *_batch_faults(plan), *_stage_faults(plan), *_ledger_faults(plan))
+
+
+def require_sound(plan: Plan) -> None:
+    """Raise ImpossibleError FRAMEWORK_LEGALITY with every broken invariant: such a plan is not shown, emitted or run."""
+    broken = faults(plan)
+    if broken:
+        raise ImpossibleError(
+            "FRAMEWORK_LEGALITY",
+            f"The plan is not sound: {' '.join(broken)}",
+            flag="PLAN",
+            hint="Correct the file, or plan again.",
+        )
+
+
+def _size_faults(plan: Plan) -> Iterator[str]:
+    """What everything else divides by or counts with."""
+    groups, shape, work, s = plan.cluster.groups, plan.model, plan.workload, plan.strategy
+    sizes = {f"mesh.{axis}": plan.mesh.size(axis) for axis in (*MESH_AXES, "ep", "etp")}
+    sizes |= {"cluster.groups": len(groups), "model.hidden": shape.hidden, "model.layers": shape.layers}
+    sizes |= {f"cluster.groups[{i}].count": group.count for i, group in enumerate(groups)}
+    sizes |= {f"cluster.groups[{i}].node.gpus": group.node.gpus for i, group in enumerate(groups)}
+    sizes |= {"workload.seq_len": work.seq_len, "workload.global_batch": work.global_batch}
+    sizes |= {"strategy.micro_batch": s.micro_batch, "strategy.accumulation": s.accumulation}
+    sizes |= {"time.step_ns": plan.time.step_ns, "memory.capacity_bytes": plan.memory.capacity_bytes}
+    yield from (f"{place} is {size}; it is at least 1." for place, size in sizes.items() if size < 1)
 
 
 def _mesh_faults(plan: Plan) -> Iterator[str]:
     mesh = plan.mesh
-    for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp"):
-        if mesh.size(axis) < 1:
-            yield f"mesh.{axis} is {mesh.size(axis)}; every degree is at least 1."
-            return
     if mesh.world != plan.cluster.world:
         yield f"The mesh has {mesh.world} ranks and the cluster {plan.cluster.world} devices."
     if mesh.expert_dp * mesh.pp * mesh.ep * mesh.etp != mesh.world:
         yield f"{mesh.world} ranks do not factor into pp {mesh.pp} x ep {mesh.ep} x etp {mesh.etp} x replicas."
-    if sorted(mesh.order) != sorted(("pp", "dp_replicate", "dp_shard", "cp", "tp")):
+    if sorted(mesh.order) != sorted(MESH_AXES):
         yield "mesh.order must name every dense axis once."
 
 
 def _batch_faults(plan: Plan) -> Iterator[str]:
     s = plan.strategy
-    if min(s.micro_batch, s.accumulation) < 1:
-        yield "Micro-batch and accumulation are at least 1."
     product = s.micro_batch * s.accumulation * plan.mesh.data_parallel
     if product != plan.workload.global_batch:
         yield f"{plan.batch_identity}, but the global batch is {plan.workload.global_batch}."

@@ -13,10 +13,11 @@ from strategist.facts.job import Job
 from strategist.facts.parameters import count
 from strategist.facts.profile import BYTES
 from strategist.planner.search import Found, Question, host_bytes_per_device, limits_of, search
-from strategist.planner.situation import question
-from strategist.rulebook.apply import sentence
+from strategist.planner.situation import describe, question
+from strategist.rulebook.apply import fired, sentence
+from strategist.rulebook.rule import load_families, load_rules
 from strategist.space.enumerate import divisors
-from strategist.space.grammar import layout
+from strategist.space.grammar import Pin, layout
 from strategist.units import format_count, format_gib
 
 MAX_FIXES = 4
@@ -37,14 +38,9 @@ def _nothing_enumerated(asked: Question) -> Explained:
     limits, pins = limits_of(asked), asked.pins
     for pin in pins:
         if pin.key in ("tp", "pp", "cp", "dp", "dp_shard", "dp_replicate") and limits.world % pin.value:
-            legal = ", ".join(str(d) for d in divisors(limits.world))
-            return ImpossibleError(
-                "DIVISIBILITY",
-                f"{pin.key}={pin.word} does not divide the {limits.world} devices.",
-                flag="--pin",
-                value=f"{pin.key}={pin.word}",
-                hint=f"Sizes that work on this cluster: {legal}.",
-            )
+            return _indivisible(pin, limits.world, "devices")
+        if pin.key == "ep" and limits.experts % pin.value:
+            return _indivisible(pin, limits.experts, "experts")
     batch = next((pin for pin in pins if pin.key in ("micro_batch", "accumulation")), None)
     if batch is not None:
         flag = "--micro-batch" if batch.key == "micro_batch" else "--grad-accum"
@@ -65,6 +61,16 @@ def _nothing_enumerated(asked: Question) -> Explained:
     )
 
 
+def _indivisible(pin: Pin, total: int, noun: str) -> ImpossibleError:
+    return ImpossibleError(
+        "DIVISIBILITY",
+        f"{pin.key}={pin.word} does not divide the {total} {noun}.",
+        flag="--pin",
+        value=f"{pin.key}={pin.word}",
+        hint=f"Sizes that divide them: {', '.join(str(d) for d in divisors(total))}.",
+    )
+
+
 def _nothing_legal(found: Found) -> Explained:
     """Every candidate was refused; the rule that refused most speaks."""
     worst = max(found.refused, key=lambda refused: refused.count)
@@ -77,7 +83,7 @@ def _nothing_legal(found: Found) -> Explained:
         worst.rule.code,
         text,
         flag=flag,
-        value=layout(example),
+        value=values["precision"] if flag == "--precision" else layout(example),
         hint=f"{sentence(worst.rule.hint, values)}{_nearest(worst.rule.code, values)} [{worst.rule.id}, `strategist rule {worst.rule.id}`]",
     )
 
@@ -95,7 +101,8 @@ def _nearest(code: str, values: dict[str, Any]) -> str:
         return f" The nearest sequence length is {max(unit, round(values['seq_len'] / unit) * unit)}."
     if code == "BATCH_SPLIT":
         dp, batch = values["dp"], values["global_batch"]
-        return f" The nearest batches are {max(dp, batch // dp * dp)} and {(batch // dp + 1) * dp}."
+        near = sorted({max(dp, batch // dp * dp), (batch // dp + 1) * dp})
+        return f" Near batches that divide: {', '.join(str(size) for size in near)}."
     return ""
 
 
@@ -107,7 +114,7 @@ def _nothing_fits(found: Found) -> NoPlanError:
     over = f"misses by {format_gib(size - usable)}" if size > usable else "needs more host memory or disk than there is"
     return NoPlanError(
         f"No plan fits: the leanest of {len(found.legal)} legal layouts, {layout(found.legal.row(leanest))}, needs {format_gib(size)} of {format_gib(usable)} usable and {over}.",
-        chain=_chain(job, size, int(found.peaks.host[leanest])),
+        chain=(*_chain(job, size, int(found.peaks.host[leanest])), *_preferred(found.question)),
         fixes=fixes,
         flag="--hardware",
         hint=fixes[0] if fixes else "Use more or larger devices, or a smaller model.",
@@ -132,6 +139,15 @@ def _chain(job: Job, leanest: int, host: int) -> tuple[str, ...]:
             f"and offloading would take {format_gib(host)} of host memory per device where {format_gib(host_bytes_per_device(job))} are free for it"
         )
     return tuple(chain)
+
+
+def _preferred(asked: Question) -> Iterator[str]:
+    """What the decision tables would have chosen, so that their answer is known even where it does not fit."""
+    situation = describe(asked.job, "recompute" not in asked.forbids)
+    titles = {family.name: family.title for family in load_families()}
+    for rule in fired(load_rules("hf_decisions", asked.rule_folders), situation):
+        wanted = ", then ".join(" or ".join(titles[name] for name in tier) for tier in rule.families)
+        yield f"and what the decision tables prefer here, {wanted}, does not fit either [{rule.id}]"
 
 
 def _fixes(asked: Question) -> Iterator[str]:

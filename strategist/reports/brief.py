@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from strategist.document.plan import Plan
 from strategist.facts.parameters import count
-from strategist.reports.lines import Line, Span, bar, line, table, wrapped
+from strategist.reports.lines import Line, Span, Style, bar, line, table, wrapped
 from strategist.rulebook.rule import load_families
 from strategist.units import format_count, format_duration, format_gib, format_rate, format_seconds
 
@@ -23,7 +23,7 @@ def brief(plan: Plan, width: int = 80) -> list[Line]:
         *_why(plan, width),
         *_instead(plan, width),
         *_ladder(plan, width),
-        *_hints(plan, width),
+        *hint_lines(plan, width),
         *_next(plan, width),
     ]
 
@@ -174,17 +174,18 @@ def _instead(plan: Plan, width: int) -> Iterator[Line]:
 def _ladder(plan: Plan, width: int) -> Iterator[Line]:
     if plan.ladder:
         yield line("")
-        yield line(Span("smallest hardware for this job", "key"))
+        yield from wrapped("", "smallest hardware for this job", width, indent=0, style="key")
         yield from table([(rung.family, rung.sentence) for rung in plan.ladder], width)
 
 
-def _hints(plan: Plan, width: int) -> Iterator[Line]:
+def hint_lines(plan: Plan, width: int) -> Iterator[Line]:
+    """Warnings and notes, each under its code."""
     if plan.hints:
         yield line("")
     for hint in plan.hints:
-        yield from wrapped(
-            hint.code, hint.sentence, width, indent=max(INDENT, len(hint.code) + 2), style="warn", label_style="warn"
-        )
+        style: Style = "warn" if hint.code.startswith("W_") else "dim"
+        indent = max(INDENT, len(hint.code) + 2)
+        yield from wrapped(hint.code, hint.sentence, width, indent=indent, style=style, label_style=style)
 
 
 def _next(plan: Plan, width: int) -> Iterator[Line]:

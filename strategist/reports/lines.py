@@ -21,6 +21,9 @@ class Span:
 
 Line = tuple[Span, ...]
 
+ROOM = 16
+"""Columns that text needs beside its label; with fewer it goes under the label."""
+
 
 def line(*parts: str | Span) -> Line:
     """A line from plain text and spans."""
@@ -36,7 +39,7 @@ def wrapped(
     label: str, text: str, width: int, *, indent: int, style: Style = "plain", label_style: Style = "key"
 ) -> list[Line]:
     """A label in a column of `indent` characters and its text wrapped beside it; below 40 columns the text goes under."""
-    narrow = width < 40 or indent > width // 2
+    narrow = width < 40 or width - indent < ROOM
     hanging = min(2, max(0, width - 12)) if narrow else indent
     pieces = textwrap.wrap(text, max(8, width - hanging), break_long_words=True, break_on_hyphens=False) or [""]
     if narrow:
@@ -44,6 +47,16 @@ def wrapped(
         return [*head, *(line(" " * hanging, Span(piece, style)) for piece in pieces)]
     first = line(Span(label.ljust(indent), label_style), Span(pieces[0], style))
     return [first, *(line(" " * indent, Span(piece, style)) for piece in pieces[1:])]
+
+
+def hung(text: str, width: int) -> list[Line]:
+    """A line of a tree: what does not fit goes below, two columns deeper than the line itself."""
+    body = text.lstrip(" ")
+    depth = min(len(text) - len(body), max(0, width - ROOM))
+    pieces = textwrap.wrap(
+        body, max(8, width - depth), subsequent_indent="  ", break_long_words=True, break_on_hyphens=False
+    )
+    return [line(" " * depth + piece) for piece in pieces or [""]]
 
 
 def bar(share: float, cells: int = 20) -> str:
@@ -59,7 +72,7 @@ def table(rows: Sequence[Sequence[str]], width: int, *, indent: int = 2, gap: in
     columns = len(rows[0])
     widths = [max(len(row[i]) for row in rows) for i in range(columns - 1)]
     left = indent + sum(widths) + gap * (columns - 1)
-    if left > width - 16:
+    if width - left < ROOM:
         return [piece for row in rows for piece in wrapped("", "  ".join(row), width, indent=indent)]
     lines: list[Line] = []
     for row in rows:

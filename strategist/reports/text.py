@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from strategist.document.plan import Plan
 from strategist.document.write import seal_state
-from strategist.reports.brief import INDENT, _assumed, family_title, mesh_words, option_words, policy_words
-from strategist.reports.lines import Line, Span, line, table, wrapped
+from strategist.reports.brief import INDENT, _assumed, family_title, hint_lines, mesh_words, option_words, policy_words
+from strategist.reports.lines import Line, Span, hung, line, table, wrapped
 from strategist.reports.tree import Tree, plan_tree
 from strategist.units import format_gib, format_seconds
 
@@ -24,6 +24,14 @@ def explain_text(plan: Plan, width: int = 80) -> list[Line]:
         *wrapped("layout", option_words(plan), width, indent=INDENT),
         *wrapped("batch", plan.batch_identity, width, indent=INDENT),
         *wrapped("seal", _seal_words(plan), width, indent=INDENT),
+        *details(plan, width),
+        *hint_lines(plan, width),
+    ]
+
+
+def details(plan: Plan, width: int = 80) -> list[Line]:
+    """Every term of the step and of the peak, the stages, the rules and what they refused."""
+    return [
         line(""),
         *_tree_lines(plan_tree(plan), width),
         *_stages(plan, width),
@@ -53,7 +61,7 @@ def _branch(node: Tree, width: int, name_width: int, depth: int) -> Iterator[Lin
     label = f"{'  ' * depth}{node.name}"
     value = _value(node.predicted, node.unit)
     if width < 44:
-        yield line(label, " ", value)
+        yield from hung(f"{label} {value}", width)
     else:
         head = label.ljust(name_width)[:name_width] + value.rjust(VALUE_COLUMN) + "  "
         note = node.note + (f" ({node.basis})" if node.basis not in (None, "derived") else "")

@@ -8,6 +8,7 @@ from strategist.document.estimate import MEMORY_TERMS, TIME_TERMS
 from strategist.document.plan import Plan
 from strategist.facts.hardware import Basis
 from strategist.records import dataclass
+from strategist.units import format_seconds
 
 COMPUTE = ("matmul", "attention", "elementwise", "loss", "moe_dispatch", "host")
 COMMUNICATION = ("tp", "cp", "ep", "pp", "dp")
@@ -86,9 +87,9 @@ def _time_leaf(plan: Plan, name: str) -> Tree:
     term = next(term for term in plan.time.terms if term.name == name)
     parts = []
     if term.hidden_ns:
-        parts.append(f"{term.hidden_ns / 1e9:.3g} s more hidden behind compute")
+        parts.append(f"{format_seconds(term.hidden_ns / 1e9)} more hidden behind compute")
     if term.recomputed_ns:
-        parts.append(f"{term.recomputed_ns / 1e9:.3g} s of it run again")
+        parts.append(f"{format_seconds(term.recomputed_ns / 1e9)} of it run again")
     meaning = MEANING["optimizer_step" if name == "optimizer" else name]
     return Tree(name, "ns", term.exposed_ns, basis=term.basis, note="; ".join([meaning, *parts]))
 

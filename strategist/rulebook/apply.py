@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from strategist.errors import RuleError
 from strategist.records import dataclass
+from strategist.rulebook.rows import PLACE
 from strategist.rulebook.rule import Rule, load_families
 from strategist.space.candidates import Candidates, Mask
-
-_PLACEHOLDER = re.compile(r"\{([a-z_0-9]+)(?::([^}]*))?\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +51,24 @@ def fired(rules: Sequence[Rule], values: Mapping[str, Any]) -> tuple[Rule, ...]:
 
 
 def sentence(template: str, values: Mapping[str, Any]) -> str:
-    """A template with its {name} and {name:format} places filled in."""
+    """A template with its {name} and {name:format} places filled in. Raises RuleError for a name without a value."""
 
     def fill(match: re.Match[str]) -> str:
+        if match[1] not in values:
+            hint = "Use words that have a value where the rule is asked."
+            raise RuleError(
+                "RULE", f"The word {match[1]!r} of a sentence has no value here.", value=match[1], hint=hint
+            )
         value = values[match[1]]
         plain = value.item() if isinstance(value, np.generic) else value
         return format(plain, match[2] or ("" if isinstance(plain, str) else "g" if isinstance(plain, float) else ""))
 
-    return _PLACEHOLDER.sub(fill, template)
+    return PLACE.sub(fill, template)
 
 
 def placeholders(template: str) -> tuple[str, ...]:
     """Names that a template mentions."""
-    return tuple(match[1] for match in _PLACEHOLDER.finditer(template))
+    return tuple(match[1] for match in PLACE.finditer(template))
 
 
 def family_masks(candidates: Candidates, situation: Mapping[str, Any]) -> dict[str, Mask]:

@@ -36,50 +36,37 @@ _COMPARISON: Mapping[type, Callable[[Value, Value], Value]] = {
 }
 
 
+LONGEST = 400
+"""Characters of an expression; ours have at most a hundred, and a longer one could exhaust the stack."""
+
+_SYNTAX = (
+    ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.Compare, ast.Name, ast.Constant, ast.Load, ast.And, ast.Or, ast.Not, ast.USub,
+    *_ARITHMETIC, *_COMPARISON,
+)  # fmt: skip
+_REMEDY = "Use names, numbers, + - * / // %, comparisons, and, or, not."
+
+
 def parse(text: str, rule: str) -> ast.expr:
     """The syntax tree of an expression. Raises RuleError when it is not an expression of the allowed kind."""
+    if len(text) > LONGEST:
+        sentence = f"Rule {rule}: its condition has more than {LONGEST} characters."
+        raise RuleError("RULE", sentence, value=text, hint="Split it into several rules.")
     try:
         tree = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise RuleError(
-            "RULE",
-            f"Rule {rule}: {shown(text)!r} is not an expression.",
-            value=text,
-            hint="Use names, numbers, comparisons, and, or, not.",
-        ) from None
-    _check(tree, rule)
+        sentence = f"Rule {rule}: {shown(text)!r} is not an expression."
+        raise RuleError("RULE", sentence, value=text, hint=_REMEDY) from None
+    for node in ast.walk(tree):
+        _check(node, rule)
     return tree
 
 
 def _check(node: ast.AST, rule: str) -> None:
-    allowed = (
-        ast.BoolOp,
-        ast.UnaryOp,
-        ast.BinOp,
-        ast.Compare,
-        ast.Name,
-        ast.Constant,
-        ast.boolop,
-        ast.unaryop,
-        ast.operator,
-        ast.cmpop,
-        ast.Load,
-    )
-    if not isinstance(node, allowed):
-        raise RuleError(
-            "RULE",
-            f"Rule {rule}: {type(node).__name__} is not allowed in a rule.",
-            hint="Use names, numbers, comparisons, and, or, not.",
-        )
+    if not isinstance(node, _SYNTAX):
+        raise RuleError("RULE", f"Rule {rule}: {type(node).__name__} is not allowed in a rule.", hint=_REMEDY)
     if isinstance(node, ast.Constant) and not isinstance(node.value, (int, float, str)):
-        raise RuleError(
-            "RULE",
-            f"Rule {rule}: only numbers and quoted words are allowed as constants.",
-            value=node.value,
-            hint="Write a number.",
-        )
-    for child in ast.iter_child_nodes(node):
-        _check(child, rule)
+        sentence = f"Rule {rule}: only numbers and quoted words are allowed as constants."
+        raise RuleError("RULE", sentence, value=node.value, hint="Write a number.")
 
 
 def names(tree: ast.expr) -> frozenset[str]:
@@ -88,28 +75,35 @@ def names(tree: ast.expr) -> frozenset[str]:
 
 
 def evaluate(tree: ast.expr, values: Mapping[str, Value]) -> Value:
-    """The value of an expression: a scalar from scalars, a column from columns. Names must be in `values`."""
+    """The value of an expression: a scalar from scalars, a column from columns. Names must be in `values`.
+
+    Raises RuleError for a name without a value, and for arithmetic that has no result (words, numbers out of range).
+    """
+    try:
+        return _value(tree, values)
+    except (TypeError, OverflowError, ValueError) as problem:
+        sentence = f"The condition `{shown(ast.unparse(tree))}` cannot be computed: {problem}."
+        raise RuleError("RULE", sentence, hint="Compare words with == and numbers with numbers.") from None
+
+
+def _value(tree: ast.expr, values: Mapping[str, Value]) -> Value:
     match tree:
         case ast.Constant(value=value):
             return value
         case ast.Name(id=name):
             return _lookup(name, values)
         case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return np.logical_not(evaluate(operand, values))
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -evaluate(operand, values)
+            return np.logical_not(_value(operand, values))
+        case ast.UnaryOp(operand=operand):
+            return -_value(operand, values)
         case ast.BinOp(left=left, op=op, right=right):
-            return _arithmetic(op, evaluate(left, values), evaluate(right, values))
+            return _arithmetic(op, _value(left, values), _value(right, values))
         case ast.BoolOp(op=op, values=parts):
             combine = np.logical_and if isinstance(op, ast.And) else np.logical_or
-            return reduce(combine, (evaluate(part, values) for part in parts))
+            return reduce(combine, (_value(part, values) for part in parts))
         case ast.Compare(left=left, ops=ops, comparators=rights):
             return _comparison(left, ops, rights, values)
-    raise RuleError(
-        "RULE",
-        f"{type(tree).__name__} is not allowed in a rule.",
-        hint="Use names, numbers, comparisons, and, or, not.",
-    )
+    raise RuleError("RULE", f"{type(tree).__name__} is not allowed in a rule.", hint=_REMEDY)
 
 
 def _lookup(name: str, values: Mapping[str, Value]) -> Value:
@@ -120,6 +114,8 @@ def _lookup(name: str, values: Mapping[str, Value]) -> Value:
 
 def _arithmetic(op: ast.operator, left: Value, right: Value) -> Value:
     """Division by zero counts as zero: a model without heads cannot be cut unevenly."""
+    if isinstance(left, str) or isinstance(right, str):
+        raise TypeError("words are no numbers")
     if isinstance(op, (ast.Div, ast.FloorDiv, ast.Mod)):
         safe = np.where(np.asarray(right) == 0, 1, right)
         return np.where(np.asarray(right) == 0, 0, _ARITHMETIC[type(op)](left, safe))
@@ -152,4 +148,4 @@ def _operand(side: ast.expr, other: ast.expr, values: Mapping[str, Value]) -> Va
                 hint=did_you_mean(side.value, known),
             )
         return known.index(side.value)
-    return evaluate(side, values)
+    return _value(side, values)

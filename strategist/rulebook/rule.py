@@ -10,16 +10,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from strategist.errors import RuleError, did_you_mean
+from strategist.errors import RuleError, did_you_mean, shown
 from strategist.reading import parse_toml, read_text
 from strategist.records import dataclass
 from strategist.rulebook.expression import evaluate, names, parse
+from strategist.rulebook.rows import check_row, rows_of
 from strategist.rulebook.vocabulary import WORDS
 
 Effect = Literal["prefer", "forbid", "advise"]
 BOOKS = ("hf_decisions", "legality", "advice")
-_EFFECTS = ("prefer", "forbid", "advise")
-_KEYS = ("id", "name", "situation", "when", "effect", "families", "code", "because", "hint", "source", "evidence", "counter_example", "scope", "gap", "fires", "silent")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,14 +76,16 @@ def rules_folder() -> str:
 
 @cache
 def load_rules(book: str, folders: tuple[str, ...] = ()) -> tuple[Rule, ...]:
-    """The rules of one book: ours, then those of the user's folders. Raises RuleError for any fault in a row."""
+    """The rules of one book: ours, then those of the user's folders. Raises RuleError for any fault in a folder or row."""
+    for folder in folders:
+        _check_folder(folder)
     found: dict[str, Rule] = {}
     for folder in (rules_folder(), *folders):
         path = os.path.join(folder, f"{book}.toml")
         if folder in folders and not os.path.exists(path):
             continue
         for row in _rows(path, "rule"):
-            rule = read_rule(row, path)
+            rule = read_rule(row, book, path)
             if folder in folders:
                 check_examples(rule)
             if rule.id in found:
@@ -98,6 +99,32 @@ def load_rules(book: str, folders: tuple[str, ...] = ()) -> tuple[Rule, ...]:
     return tuple(found.values())
 
 
+def _check_folder(folder: str) -> None:
+    """A folder of the user holds books of rules and nothing that looks like one."""
+    try:
+        books = sorted(name for name in os.listdir(folder) if name.endswith(".toml"))
+    except (OSError, ValueError) as problem:
+        code = "NOT_A_FILE" if isinstance(problem, NotADirectoryError) else "FILE_NOT_FOUND"
+        raise RuleError(
+            code,
+            f"--rules: {shown(folder)} is not a folder that can be read.",
+            flag="--rules",
+            value=folder,
+            hint="Name a folder.",
+        ) from None
+    known = tuple(f"{book}.toml" for book in BOOKS)
+    strange = [name for name in books if name not in known]
+    if strange or not books:
+        words = f"holds {shown(strange[0])}, which is no book of rules" if strange else "holds no book of rules"
+        raise RuleError(
+            "MISSING" if not books else "UNKNOWN_KEY",
+            f"--rules: {shown(folder)} {words}.",
+            flag="--rules",
+            value=strange[0] if strange else folder,
+            hint=f"Books are {', '.join(known)}.",
+        )
+
+
 @cache
 def load_families() -> tuple[Family, ...]:
     """The families of layouts, most special first."""
@@ -106,38 +133,14 @@ def load_families() -> tuple[Family, ...]:
 
 
 def _rows(path: str, key: str) -> Sequence[Mapping[str, Any]]:
-    table = parse_toml(read_text(path, "--rules"), path)
-    rows = table.get(key)
-    if not isinstance(rows, list):
-        raise RuleError("RULE", f"{path} has no [[{key}]] rows.", hint=f"Write at least one [[{key}]] table.")
-    return rows
+    return rows_of(parse_toml(read_text(path, "--rules"), path), key, path)
 
 
-def read_rule(row: Mapping[str, Any], path: str) -> Rule:
+def read_rule(row: Mapping[str, Any], book: str, path: str) -> Rule:
     """One checked row. Raises RuleError naming the file, the rule and the fault."""
-    name = str(row.get("id", "?"))
-    unknown = [key for key in row if key not in _KEYS]
-    if unknown:
-        raise RuleError(
-            "UNKNOWN_KEY",
-            f"{path}: rule {name} has the unknown key {unknown[0]!r}.",
-            value=unknown[0],
-            hint=did_you_mean(unknown[0], _KEYS),
-        )
-    missing = [
-        key for key in ("id", "name", "when", "effect", "because", "source", "fires", "silent") if key not in row
-    ]
-    if missing:
-        raise RuleError("MISSING", f"{path}: rule {name} lacks {missing[0]!r}.", value=name, hint="Add it.")
-    if row["effect"] not in _EFFECTS:
-        raise RuleError(
-            "CHOICE",
-            f"{path}: rule {name} has the effect {row['effect']!r}.",
-            value=row["effect"],
-            hint=f"Choose {', '.join(_EFFECTS)}.",
-        )
-    tree = parse(row["when"], name)
-    _check_words(tree, name)
+    check_row(row, book, path)
+    tree = parse(row["when"], row["id"])
+    _check_words(tree, row["id"])
     rest = {key: value for key, value in row.items() if key not in ("when", "families")}
     families = tuple(tuple(tier) for tier in row.get("families", ()))
     rule = Rule(when=tree, when_text=row["when"], families=families, **rest)
@@ -176,8 +179,7 @@ def check_examples(rule: Rule) -> None:
                 value=rule.id,
                 hint="Give every word of `when` a value.",
             )
-        coded = {word: _coded(word, value) for word, value in example.items()}
-        if bool(np.all(rule.holds(coded))) is not wanted:
+        if _behaves(rule, example, label) is not wanted:
             raise RuleError(
                 "RULE",
                 f"Rule {rule.id}: its example `{label}` does not behave as it says.",
@@ -186,7 +188,16 @@ def check_examples(rule: Rule) -> None:
             )
 
 
+def _behaves(rule: Rule, example: Mapping[str, Any], label: str) -> bool:
+    coded = {word: _coded(word, value) for word, value in example.items()}
+    try:
+        return bool(np.all(rule.holds(coded)))
+    except RuleError as problem:
+        sentence = f"Rule {rule.id}: its example `{label}` has no answer. {problem.message}"
+        raise RuleError("RULE", sentence, value=rule.id, hint=problem.hint) from None
+
+
 def _coded(word: str, value: Any) -> Any:
     from strategist.space.candidates import WORDS as CODED
 
-    return CODED[word].index(value) if word in CODED and isinstance(value, str) else value
+    return CODED[word].index(value) if word in CODED and value in CODED[word] else value

@@ -8,8 +8,6 @@ import pytest
 
 from tests.plans import make_plan, tiny_llama
 
-pytest.importorskip("transformers")
-
 pytestmark = pytest.mark.slow
 
 LAYOUTS: dict[str, dict[str, Any]] = {

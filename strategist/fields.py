@@ -1,0 +1,137 @@
+"""The arguments of `recommend`: which there are, of what type, within which bounds.
+
+The command line reads text (`cli/given.py`); Python gives values. Both stay within the same bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import isfinite
+from numbers import Integral, Real
+from typing import Any
+
+from strategist.errors import InputError, did_you_mean
+from strategist.facts.job import MAX_HEADROOM
+from strategist.facts.profile import frontends
+from strategist.facts.workload import MAX_BATCH, MAX_SEQ_LEN, OPTIMIZERS, PRECISIONS, Workload
+
+MAX_TOKENS, MAX_PRICE, MAX_TOP = 10**18, 10**6, 50
+POLICIES = ("hf", "fastest")
+OBJECTIVES = ("time", "cost", "memory", "simplicity")
+
+Check = Callable[[str, Any], Any]
+
+
+def checked_fields(workload: Workload | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that were given, None left out, those of a Workload underneath.
+
+    Raises InputError UNKNOWN_KEY for a name that is no argument, TYPE and RANGE and CHOICE for its value.
+    """
+    for name in given:
+        if name not in FIELDS:
+            hint = did_you_mean(name, FIELDS)
+            raise InputError("UNKNOWN_KEY", f"recommend() has no argument {name!r}.", flag=name, value=name, hint=hint)
+    if workload is not None and not isinstance(workload, Workload):
+        raise _wrong("workload", workload, "a Workload", "Workload(seq_len=4096)")
+    own = ("seq_len", "global_batch", "precision", "optimizer", "tokens")
+    fields = {name: getattr(workload, name) for name in own} if workload is not None else {}
+    fields |= given
+    return {name: FIELDS[name](name, value) for name, value in fields.items() if value is not None}
+
+
+def _wrong(name: str, value: Any, kind: str, example: str) -> InputError:
+    return InputError("TYPE", f"{name} must be {kind}.", flag=name, value=value, hint=f"Example: {name}={example}.")
+
+
+def whole(high: int) -> Check:
+    """A whole number from 1."""
+
+    def check(name: str, value: Any) -> int:
+        kind = f"a whole number from 1 to {high}"
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise _wrong(name, value, kind, "8")
+        number = int(value)
+        if not 1 <= number <= high:
+            raise InputError("RANGE", f"{name} must be {kind}.", flag=name, value=value, hint=f"Example: {name}=8.")
+        return number
+
+    return check
+
+
+def real(high: float, example: str) -> Check:
+    """A finite number from 0."""
+
+    def check(name: str, value: Any) -> float:
+        kind = f"a number from 0 to {high:g}"
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise _wrong(name, value, kind, example)
+        number = float(value)
+        if not (isfinite(number) and 0 <= number <= high):
+            raise InputError(
+                "RANGE", f"{name} must be {kind}.", flag=name, value=value, hint=f"Example: {name}={example}."
+            )
+        return number
+
+    return check
+
+
+def choice(words: tuple[str, ...]) -> Check:
+    """One of some words."""
+
+    def check(name: str, value: Any) -> str:
+        if value not in words:
+            hint = did_you_mean(str(value), words)
+            raise InputError("CHOICE", f"{name} must be one of {', '.join(words)}.", flag=name, value=value, hint=hint)
+        return str(value)
+
+    return check
+
+
+def text(example: str) -> Check:
+    """A text; its grammar is judged where it is read."""
+
+    def check(name: str, value: Any) -> str:
+        if not isinstance(value, str):
+            raise _wrong(name, value, "a text", example)
+        return value
+
+    return check
+
+
+def _folders(name: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, (list, tuple)) or not all(isinstance(folder, str) for folder in value):
+        raise _wrong(name, value, "a list of folders", '["my_rules"]')
+    return tuple(value)
+
+
+WORKLOAD: Mapping[str, Check] = {
+    "seq_len": whole(MAX_SEQ_LEN),
+    "global_batch": whole(MAX_BATCH),
+    "micro_batch": whole(MAX_BATCH),
+    "grad_accum": whole(MAX_BATCH),
+    "tokens": whole(MAX_TOKENS),
+    "precision": choice(PRECISIONS),
+    "optimizer": choice(OPTIMIZERS),
+    "headroom": real(MAX_HEADROOM, "0.05"),
+    "price_per_gpu_hour": real(MAX_PRICE, "2.5"),
+}
+CHOICE: Mapping[str, Check] = {
+    "objective": choice(OBJECTIVES),
+    "frontend": choice(frontends()),
+    "pin": text('"tp=4,pp=2"'),
+    "forbid": text('"pp,offload"'),
+    "rules": _folders,
+}
+FIELDS: Mapping[str, Check] = {**WORKLOAD, **CHOICE}
+"""Every further argument, in the order of the command line's help."""
+
+
+def checked_policy(value: Any) -> Any:
+    """hf or fastest. Raises InputError CHOICE."""
+    return choice(POLICIES)("policy", value)
+
+
+def checked_top(value: Any) -> int:
+    """How many alternatives to show. Raises InputError TYPE, RANGE."""
+    count: int = whole(MAX_TOP)("top", value)
+    return count

@@ -1,0 +1,255 @@
+"""Every command: its help, its JSON, its complaints about flags."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from strategist import __version__
+from strategist.cli import COMMANDS
+from strategist.cli.arguments import Command
+from strategist.cli.flags import COMMON, Flag
+from strategist.emitters import EMITTERS
+from strategist.rulebook.rule import BOOKS, load_rules
+from tests.cli.harness import SMALL, call, hand_written, plan_file
+
+NAMES = [name for name, _ in COMMANDS]
+DOCUMENTS: dict[str, Callable[[Path], list[str]]] = {
+    "plan": lambda folder: ["plan", *SMALL],
+    "explain": lambda folder: ["explain", plan_file(folder)],
+    "check": lambda folder: ["check", plan_file(folder)],
+    "check --seal": lambda folder: ["check", "--seal", hand_written(folder)],
+    "emit": lambda folder: ["emit", plan_file(folder), "--to", "torchrun", "--out", str(folder / "job")],
+    "emit --list": lambda folder: ["emit", "--list"],
+    "topology": lambda folder: ["topology", "--hardware", "dgx-h100:2"],
+    "catalog gpus": lambda folder: ["catalog", "gpus"],
+    "catalog nodes": lambda folder: ["catalog", "nodes"],
+    "catalog models": lambda folder: ["catalog", "models", "llama-2-7b"],
+    "rule": lambda folder: ["rule"],
+    "rule HF202": lambda folder: ["rule", "hf202"],
+    "schema": lambda folder: ["schema"],
+    "help": lambda folder: ["help"],
+    "help E_UNIT": lambda folder: ["help", "unit"],
+    "completion": lambda folder: ["completion", "fish"],
+    "version": lambda folder: ["version"],
+}
+"""Ways to call every command but `run`, which trains."""
+
+
+def command(name: str) -> Command:
+    """What a command takes and says about itself."""
+    found: Command = import_module(f"strategist.cli.{name}_command").COMMAND
+    return found
+
+
+def test_every_command_has_a_document() -> None:
+    """No command is left out of the tests below."""
+    assert {name.partition(" ")[0] for name in DOCUMENTS} == set(NAMES) - {"run"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_of_every_command(name: str) -> None:
+    """--help and -h print the same page on stdout, whatever else is typed, and the page names every flag."""
+    page = call(name, "--help")
+    assert (page.code, page.err) == (0, "")
+    assert page.out.startswith(f"usage: strategist {name}")
+    assert call(name, "-h").out == page.out == call(name, "--no-such-flag", "x", "--help").out
+    assert [flag.name for flag in command(name).flags if flag.name not in page.out] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_of_every_command_as_json(name: str) -> None:
+    """--help --json prints the flags as a document."""
+    document = call(name, "--help", "--json").document
+    assert document["name"] == name
+    assert [flag["name"] for flag in document["flags"]][-len(COMMON) :] == [flag.name for flag in COMMON]
+
+
+def test_the_page_of_all_commands() -> None:
+    """Without a command the page of all commands is printed and the exit code says that something was missing."""
+    assert (call().code, call("--help").code, call().out) == (2, 0, call("-h").out)
+    assert [name for name in NAMES if f"  {name} " not in call("--help").out] == []
+    assert [row["command"] for row in call("--help", "--json").document] == NAMES
+
+
+@pytest.mark.parametrize("words", DOCUMENTS.values(), ids=DOCUMENTS)
+def test_json_of_every_command(words: Callable[[Path], list[str]], tmp_path: Path) -> None:
+    """--json prints one JSON document and nothing else, in front of the other words or behind them."""
+    typed = words(tmp_path)
+    before = call(typed[0], "--json", *typed[1:])
+    assert (before.code, before.err) == (0, "")
+    assert before.document
+    if typed[0] != "emit":
+        assert call(*typed, "--json").out == before.out
+
+
+@pytest.mark.parametrize("words", DOCUMENTS.values(), ids=DOCUMENTS)
+def test_text_of_every_command(words: Callable[[Path], list[str]], tmp_path: Path) -> None:
+    """Without --json people get text without control characters, ending in one line break."""
+    ran = call(*words(tmp_path))
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.endswith("\n")
+    assert not ran.out.endswith("\n\n")
+    assert "\x1b" not in ran.out
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_unknown_flags_are_answered_with_the_nearest(name: str) -> None:
+    """A misspelt flag is an error that names the flag that was meant."""
+    ran = call(name, "--jsno", "--json")
+    assert (ran.code, ran.error["code"], ran.error["flag"]) == (2, "E_UNKNOWN_KEY", "--jsno")
+    assert "--json" in ran.error["hint"]
+
+
+def test_unknown_commands_are_answered_with_the_nearest() -> None:
+    """A misspelt command is an error that names the command that was meant."""
+    assert "Did you mean topology" in call("topolgy").err
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_too_many_words(name: str) -> None:
+    """A word that no positional takes is refused, not ignored."""
+    ran = call(name, "a", "b", "c", "--json")
+    assert (ran.code, ran.error["code"]) == (2, "E_PARSE")
+
+
+@pytest.mark.parametrize(
+    "flag", [flag for flag in command("plan").flags if flag.metavar and not flag.repeats], ids=lambda flag: flag.name
+)
+def test_flags_given_twice(flag: Flag) -> None:
+    """A flag that means one thing is refused when it is given twice, even with the same value."""
+    ran = call("plan", flag.name, "1", f"{flag.name}=1", "--json")
+    assert (ran.code, ran.error["code"], ran.error["flag"]) == (2, "E_DUPLICATE_FLAG", flag.name)
+
+
+def test_switches_may_repeat_and_take_no_value() -> None:
+    """A switch given twice is still on; a switch with a value is refused."""
+    assert call("version", "--json", "--json").document == {"version": __version__}
+    assert "E_PARSE" in call("version", "--json=yes").err
+
+
+def test_a_flag_needs_its_value() -> None:
+    """The next flag is not taken for the value of the one before."""
+    for words in (["--model", "--nodes", "2"], ["--model"], ["--nodes", "2", "--model", "--help-me"]):
+        ran = call("plan", *words)
+        assert ran.code == 2
+    assert "--model needs a value" in call("plan", "--model", "--nodes", "2").err
+
+
+def test_both_ways_to_give_a_value() -> None:
+    """--flag VALUE and --flag=VALUE mean the same, and the value may hold the sign."""
+    spaced, joined = (call("plan", *SMALL, *words) for words in (["--pin", "pp=2"], ["--pin=pp=2"]))
+    assert (spaced.code, spaced.out) == (0, joined.out)
+
+
+@pytest.mark.parametrize("value", ["-4", "-x", "--4"])
+def test_values_may_begin_with_a_dash(value: str) -> None:
+    """What is no flag of the command is a value, so that a negative number is told as one."""
+    ran = call("plan", "--nodes", value, "--json")
+    assert (ran.code, ran.error["flag"], ran.error["value"]) == (2, "--nodes", value)
+
+
+def test_words_behind_two_dashes_belong_to_somebody_else(tmp_path: Path) -> None:
+    """--json behind -- does not ask us for JSON."""
+    ran = call("run", plan_file(tmp_path, "--model", "llama-debug", "--hardware", "dgx-h100:2"), "--", "x", "--json")
+    assert (ran.code, ran.out) == (4, "")
+    assert ran.err.startswith("E_FACTS_DIFFER")
+
+
+def test_quiet_prints_no_report(tmp_path: Path) -> None:
+    """--quiet leaves the files and nothing else."""
+    ran = call("plan", *SMALL, "--quiet", "--out", str(tmp_path / "p.json"))
+    assert (ran.code, ran.out, ran.err) == (0, "", "")
+    assert (tmp_path / "p.json").exists()
+
+
+def test_verbose_prints_more() -> None:
+    """--verbose adds every term, rule and refusal to the report."""
+    brief, full = call("plan", *SMALL), call("plan", *SMALL, "--verbose")
+    assert full.out.startswith(brief.out)
+    assert "peak memory" in full.out[len(brief.out) :]
+
+
+def test_the_search_log_is_a_remark() -> None:
+    """--search-log shows every stage on stderr, so that --json stays one document."""
+    ran = call("plan", *SMALL, "--search-log", "--json")
+    assert ran.document["format"] == "strategist-plan/1"
+    stages = [row.split()[0] for row in ran.err.splitlines()]
+    assert stages == ["enumerate", "legality", "memory", "time"]
+    survivors = [int(row.split()[-2].replace(",", "")) for row in ran.err.splitlines()]
+    assert survivors == sorted(survivors, reverse=True)
+
+
+def test_top_bounds_the_alternatives() -> None:
+    """--top 1 shows one alternative that fits and at most one that does not."""
+    shown = call("plan", *SMALL, "--top", "1", "--json").document["alternatives"]
+    assert [a["fits"] for a in shown].count(True) == 1
+    assert len(shown) <= 2
+
+
+def test_catalog_knows_near_names() -> None:
+    """A name that is not there is answered with names that are."""
+    ran = call("catalog", "gpus", "h100-sxm-80g", "--json")
+    assert (ran.code, ran.error["code"]) == (2, "E_UNKNOWN_GPU")
+    assert "h100-sxm-80gb" in ran.error["hint"]
+    assert call("catalog", "gpu", "--json").error["code"] == "E_CHOICE"
+
+
+def test_catalog_pages_have_a_source() -> None:
+    """A page of the catalogue says where the facts are from."""
+    page = call("catalog", "nodes", "dgx-h100").out
+    assert re.search(r"^source +\S", page, re.MULTILINE)
+
+
+def test_rule_lists_every_rule_and_prints_one() -> None:
+    """The list names all rules and words; a page gives condition, source and examples."""
+    listed = call("rule").out
+    rules = [rule for book in BOOKS for rule in load_rules(book)]
+    assert [rule.id for rule in rules if f"{rule.id} " not in listed] == []
+    assert "fast_inter" in listed
+    for label in ("when", "because", "source", "fires for", "silent for"):
+        assert re.search(rf"^{label} ", call("rule", "HF202").out, re.MULTILINE)
+    assert "HF202" in call("rule", "HF22").err
+
+
+def test_help_explains_every_code_it_lists() -> None:
+    """Every listed code has a page, with and without its prefix and in any case."""
+    for row in call("help", "--json").document:
+        page = call("help", row["code"].lower())
+        assert page.code == 0
+        assert page.out.startswith(row["code"])
+    assert call("help", "unit").out == call("help", "E_UNIT").out
+    assert "E_UNIT" in call("help", "E_UNITS").err
+
+
+def test_emit_lists_every_target() -> None:
+    """The list is the registry."""
+    assert [row["name"] for row in call("emit", "--list", "--json").document] == [e.name for e in EMITTERS]
+
+
+@pytest.mark.parametrize("missing", ["PLAN", "--to", "--out"])
+def test_emit_says_what_is_missing(missing: str, tmp_path: Path) -> None:
+    """Whatever of the three is left out is named."""
+    given = {"PLAN": [plan_file(tmp_path)], "--to": ["--to", "torchrun"], "--out": ["--out", str(tmp_path / "job")]}
+    words = [word for name, pair in given.items() if name != missing for word in pair]
+    ran = call("emit", *words, "--json")
+    assert (ran.code, ran.error["code"], ran.error["flag"]) == (2, "E_MISSING", missing)
+
+
+def test_version_is_the_packages() -> None:
+    """Three ways to ask, one answer."""
+    assert {call(word).out for word in ("version", "--version")} == {f"strategist {__version__}\n"}
+
+
+def test_topology_draws(tmp_path: Path) -> None:
+    """--svg writes a picture once, and again only with --force."""
+    file = tmp_path / "machines.svg"
+    words = ("topology", "--hardware", "dgx-h100:2", "--svg", str(file))
+    assert call(*words).code == 0
+    assert file.read_text(encoding="utf-8").startswith("<svg ")
+    assert call(*words, "--json").error["code"] == "E_EXISTS"
+    assert call(*words, "--force").code == 0

@@ -1,0 +1,193 @@
+"""Plans as files: sealed, edited, hand-written, checked, explained, refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from strategist.document.load import load_plan
+from strategist.document.write import dump, seal_state
+from tests.cli.bad_inputs import written
+from tests.cli.harness import SMALL, call, hand_written, plan_file, plan_text
+
+QUESTIONS = (
+    SMALL,
+    ("--model-size", "7B"),
+    ("--model", "mixtral-8x7b", "--hardware", "dgx-h100:4", "--pin", "ep=8", "--tokens", "1T"),
+    ("--model", "llama-3.1-8b", "--hardware", "dgx-a100-80gb:4", "--pin", "pp=4,virtual_stages=2"),
+    ("--model", "gpt2-xl", "--gpu", "rtx-3090", "--gpus-per-node", "1", "--price-per-gpu-hour", "2"),
+    ("--model", "llama-debug", "--hardware", "cpu:4", "--headroom", "0"),
+    ("--model", "bert-large-uncased", "--gpu", "mi300x"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=" ".join)
+def test_a_written_plan_reads_back_the_same(question: tuple[str, ...], tmp_path: Path) -> None:
+    """A plan that is read has an intact seal and is written again byte for byte."""
+    plan = load_plan(plan_file(tmp_path, *question))
+    assert seal_state(plan) == "sealed"
+    assert dump(plan) == plan_text(*question)
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=" ".join)
+def test_the_schema_accepts_a_written_plan(question: tuple[str, ...]) -> None:
+    """An independent validator finds no fault in a plan by the schema that `schema` prints."""
+    jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(plan_text(*question)))
+
+
+SCHEMA = call("schema").document
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda plan: plan.pop("mesh"),
+        lambda plan: plan["mesh"].update(pp="2"),
+        lambda plan: plan["strategy"].update(schedule="zigzag"),
+        lambda plan: plan.update(format="strategist-plan/2"),
+    ],
+)
+def test_the_schema_refuses_what_is_no_plan(spoil: Callable[[dict[str, Any]], Any]) -> None:
+    """A missing part, a wrong type, an unknown word and another version fail the schema."""
+    plan = json.loads(plan_text(*SMALL))
+    spoil(plan)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(plan, SCHEMA)
+
+
+def edited(folder: Path, change: Callable[[dict[str, Any]], Any], *question: str) -> str:
+    """A sealed plan with a change made by hand."""
+    plan = json.loads(plan_text(*(question or SMALL)))
+    change(plan)
+    return written(folder, "edited.json", json.dumps(plan))
+
+
+def rename(plan: dict[str, Any]) -> None:
+    """A change that leaves the plan sound."""
+    plan["made_by"] = "somebody"
+
+
+def test_a_sealed_plan_is_sound(tmp_path: Path) -> None:
+    """check says so, and --seal leaves the file as it is."""
+    path = plan_file(tmp_path)
+    assert call("check", path).out == "The plan is sound; seal: sealed.\n"
+    assert call("check", "--seal", "--json", path).document == {"sound": True, "seal": "sealed"}
+    assert Path(path).read_text(encoding="utf-8") == plan_text(*SMALL)
+
+
+def test_an_edited_plan(tmp_path: Path) -> None:
+    """explain and check say that the seal is broken, run refuses with 4, and --seal signs the plan again."""
+    path = edited(tmp_path, rename)
+    assert "BROKEN" in call("explain", path).out
+    assert call("explain", "--json", path).document["seal"] == "edited"
+    assert call("check", "--json", path).document == {"sound": True, "seal": "edited"}
+    ran = call("run", "--json", path)
+    assert (ran.code, ran.error["code"]) == (4, "E_DIGEST")
+    assert call("check", "--seal", path).code == 0
+    assert "intact" in call("explain", path).out
+
+
+def test_a_hand_written_plan(tmp_path: Path) -> None:
+    """Without a seal it is read, explained and emitted; run wants the seal first."""
+    path = hand_written(tmp_path, dp_shard=2, zero=3)
+    assert "none: written or edited by hand" in " ".join(call("explain", path).out.split())
+    assert call("emit", path, "--to", "torchrun", "--out", str(tmp_path / "job")).code == 0
+    assert call("run", "--json", path).error["code"] == "E_DIGEST"
+    assert call("check", "--seal", "--json", path).document["seal"] == "sealed"
+    assert seal_state(load_plan(path)) == "sealed"
+
+
+UNSOUND: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "more ranks than devices": (lambda plan: plan["mesh"].update(tp=2), "ranks and the cluster"),
+    "a batch that is no product": (lambda plan: plan["strategy"].update(accumulation=7), "the global batch is"),
+    "a lost layer": (lambda plan: plan["strategy"]["stages"][0].update(layers=[[0, 3]]), "every layer exactly once"),
+    "no embedding": (lambda plan: plan["strategy"]["stages"][0].update(embedding=False), "embedding"),
+    "bytes that do not add up": (lambda plan: plan["memory"]["stages"][0]["terms"].pop(), "add up to"),
+    "time that does not add up": (lambda plan: plan["time"].update(step_ns=1), "do not add up"),
+    "an interval beside its value": (lambda plan: plan["time"]["step"].update(low=1e9), "interval"),
+    "no devices": (lambda plan: plan["cluster"].update(groups=[]), "cluster.groups is 0"),
+    "no ranks": (lambda plan: plan["mesh"].update(dp_replicate=0), "mesh.dp_replicate is 0"),
+    "an order without an axis": (lambda plan: plan["mesh"].update(order=["pp", "tp"]), "order"),
+}
+
+
+@pytest.mark.parametrize(("change", "words"), UNSOUND.values(), ids=UNSOUND)
+def test_unsound_plans_are_refused_everywhere(
+    tmp_path: Path, change: Callable[[dict[str, Any]], Any], words: str
+) -> None:
+    """What breaks an invariant is neither shown, emitted, sealed nor run: exit 3 with the invariant's sentence."""
+    path = edited(tmp_path, change)
+    before = Path(path).read_bytes()
+    for typed in (
+        ["explain", path],
+        ["check", path],
+        ["check", "--seal", path],
+        ["emit", path, "--to", "torchrun", "--out", str(tmp_path / "job")],
+        ["run", path, "--allow-edited"],
+    ):
+        ran = call(*typed, "--json")
+        assert (ran.code, ran.error["code"]) == (3, "E_FRAMEWORK_LEGALITY")
+        assert words in ran.error["message"]
+    assert Path(path).read_bytes() == before
+    assert not (tmp_path / "job").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "exit_code", "code"),
+    [
+        ("{}", 2, "E_KIND"),
+        ("[]", 2, "E_KIND"),
+        ('"x"', 2, "E_KIND"),
+        ('{"format": "strategist-observed/1"}', 2, "E_KIND"),
+        ('{"format": 1}', 2, "E_KIND"),
+        ('{"format": "strategist-plan/2"}', 4, "E_SCHEMA_VERSION"),
+        ('{"format": "strategist-plan/1"}', 2, "E_MISSING"),
+        ("", 2, "E_EMPTY_FILE"),
+        ("{", 2, "E_JSON"),
+    ],
+)
+def test_files_that_are_no_plans(tmp_path: Path, text: str, exit_code: int, code: str) -> None:
+    """Every reader of plans says what the file is instead."""
+    path = written(tmp_path, "plan.json", text)
+    for name in ("explain", "check", "run"):
+        ran = call(name, path, "--json")
+        assert (ran.code, ran.error["code"]) == (exit_code, code)
+
+
+def test_strict_types(tmp_path: Path) -> None:
+    """All faults of a plan are told with their places: a text for a number, an unknown key, a negative size."""
+
+    def spoil(plan: dict[str, Any]) -> None:
+        plan["mesh"]["pp"] = "2"
+        plan["mesh"]["xp"] = 1
+
+    error = call("check", edited(tmp_path, spoil), "--json").error
+    assert (error["code"], error["flag"]) == ("E_TYPE", "$.mesh.pp")
+    assert [other["code"] for other in error["also"]] == ["E_UNKNOWN_KEY"]
+    negative = call("check", edited(tmp_path, lambda plan: plan["mesh"].update(pp=-2)), "--json").error
+    assert (negative["code"], negative["flag"]) == ("E_NEGATIVE", "$.mesh.pp")
+
+
+def test_run_refuses_before_anything_starts(tmp_path: Path) -> None:
+    """Assumed hardware, other machines and layouts that the executor lacks each have their code."""
+    assumed = plan_file(tmp_path, "--model", "llama-debug", name="a.json")
+    elsewhere = plan_file(tmp_path, "--model", "llama-debug", "--hardware", "dgx-h100:2", name="b.json")
+    lacking = plan_file(tmp_path, *SMALL, "--optimizer", "adamw8bit", name="c.json")
+    ends = [(ran.code, ran.error["code"]) for ran in (call("run", "--json", p) for p in (assumed, elsewhere, lacking))]
+    assert ends == [(4, "E_ASSUMED_HARDWARE"), (4, "E_FACTS_DIFFER"), (3, "E_UNSUPPORTED")]
+
+
+def test_explain_shows_every_term(tmp_path: Path) -> None:
+    """Each term of step and peak has a line, and so has each rule that fired."""
+    question = QUESTIONS[3]
+    plan = load_plan(plan_file(tmp_path, *question))
+    text = call("explain", str(tmp_path / "plan.json")).out
+    terms = {term.name for term in plan.time.terms} | {term.name for term in plan.memory.worst.terms}
+    assert [name for name in sorted(terms) if f" {name} " not in text] == []
+    assert [reason.rule for reason in plan.reasons if reason.rule not in text] == []
+    assert all(f"layers {first}-{end - 1}" in text for s in plan.strategy.stages for first, end in s.layers[:1])

@@ -1,0 +1,190 @@
+"""One suite for every target: it writes files for a plan, or refuses in a sentence that names the field."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pytest
+
+from strategist import StrategistError, emit
+from strategist.document.load import plan_from
+from strategist.document.plan import NumberFormats, Plan
+from strategist.emitters import EMITTERS, find_emitter
+from strategist.emitters.emitter import Options
+from strategist.errors import is_hostile
+from tests.plans import make_plan, tiny_llama
+
+NAMES = [emitter.name for emitter in EMITTERS]
+
+AXES: tuple[dict[str, Any], ...] = (
+    {},
+    {"dp_replicate": 2},
+    {"dp_shard": 2, "zero": 1},
+    {"dp_shard": 2, "zero": 2},
+    {"dp_shard": 2, "zero": 3},
+    {"dp_replicate": 2, "dp_shard": 2, "zero": 3},
+    {"tp": 2},
+    {"tp": 2, "sequence_parallel": True},
+    {"pp": 2},
+    {"pp": 2, "dp_replicate": 2},
+    {"pp": 2, "tp": 2, "dp_shard": 2, "zero": 3},
+    {"cp": 2},
+    {"dp_shard": 2, "zero": 3, "ep": 2},
+    {"tp": 2, "dp_shard": 2, "zero": 3, "etp": 2},
+    {"pp": 2, "virtual_stages": 2, "schedule": "interleaved"},
+)
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"micro_batch": 2, "accumulation": 4},
+    {"recompute": "full"},
+    {"recompute": "selective"},
+    {"offload": "optimizer"},
+    {"tiling": 8},
+    {"optimizer": "sgd"},
+    {"optimizer": "adamw8bit"},
+    {"backend": "nccl"},
+    {"compile": True},
+    {"context_parallel": "ring"},
+    {"formats": NumberFormats(parameter="float32", gradient="float32", reduce="float32", compute="float16")},
+)
+
+
+def grid() -> Iterator[tuple[str, Plan]]:
+    """Every axis with every option."""
+    for axes, options in product(AXES, OPTIONS):
+        pipeline = {"accumulation": 4} if axes.get("pp", 1) > 1 else {}
+        choices = pipeline | axes | options
+        yield (
+            json.dumps({key: str(value) for key, value in choices.items()}),
+            make_plan(tiny_llama(layers=4), **choices),
+        )
+
+
+@cache
+def outcomes(target: str) -> dict[str, tuple[Plan, dict[PurePosixPath, str] | StrategistError]]:
+    """What a target does with every plan of the grid."""
+    found: dict[str, tuple[Plan, dict[PurePosixPath, str] | StrategistError]] = {}
+    for label, plan in grid():
+        try:
+            found[label] = plan, dict(emit(plan, target))
+        except StrategistError as refusal:
+            found[label] = plan, refusal
+    return found
+
+
+@pytest.mark.parametrize("target", NAMES)
+def test_every_plan_is_written_or_refused(target: str) -> None:
+    """No plan ends otherwise; a refusal has exit code 3, a hint, and names the field that cannot be expressed."""
+    written = refused = 0
+    for _, outcome in outcomes(target).values():
+        if isinstance(outcome, StrategistError):
+            refused += 1
+            assert (outcome.exit_code, bool(outcome.hint)) == (3, True)
+            named = re.search(r"\b(mesh|strategy|model|workload)\.[a-z_]+|formats|parameters float\d+", outcome.message)
+            assert named or re.search(r"zero|tp|cp|ep|stages|schedule", outcome.message), outcome.message
+        else:
+            written += 1
+    assert written > 20
+    assert refused > 20
+
+
+@pytest.mark.parametrize("target", NAMES)
+def test_the_plan_lies_beside_the_script(target: str) -> None:
+    """plan.json in the output is the plan: it reads back equal, so nothing of it is lost on the way."""
+    for plan, outcome in outcomes(target).values():
+        if isinstance(outcome, dict):
+            text = outcome[PurePosixPath("plan.json")]
+            assert plan_from(json.loads(text), "plan.json") == plan
+
+
+@pytest.mark.parametrize("target", NAMES)
+def test_names_stay_inside_the_folder(target: str) -> None:
+    """File names are plain: no folder above, no absolute path, nothing hidden; scripts that run are among them."""
+    names = {name for _, outcome in outcomes(target).values() if isinstance(outcome, dict) for name in outcome}
+    assert all(re.fullmatch(r"[a-z][a-z0-9_]*\.[a-z]+", str(name)) for name in names)
+    assert set(find_emitter(target).executables) <= {str(name) for name in names}
+
+
+@pytest.mark.parametrize("target", NAMES)
+def test_texts_are_clean(target: str) -> None:
+    """Every text ends in one line break and holds no character that steers a terminal; Python compiles."""
+    seen: set[str] = set()
+    for _, outcome in outcomes(target).values():
+        for name, text in outcome.items() if isinstance(outcome, dict) else ():
+            if text not in seen and name.suffix != ".json":
+                seen.add(text)
+                assert text.endswith("\n")
+                assert not [c for c in text if is_hostile(c) and c != "\n"]
+                assert name.suffix != ".py" or ast.parse(text)
+    assert seen
+
+
+@pytest.mark.parametrize("target", NAMES)
+def test_equal_plans_have_equal_files(target: str) -> None:
+    """The same plan and options give the same bytes."""
+    options = Options(job_name="a", env=(("NCCL_DEBUG", "INFO"),))
+    assert emit(make_plan(), target, options) == emit(make_plan(), target, options)
+
+
+@pytest.mark.parametrize("target", NAMES)
+def test_scripts_are_right_for_the_shell(target: str, tmp_path: Path) -> None:
+    """bash finds no fault in any script, and neither does shellcheck where it is installed."""
+    scripts = {
+        text
+        for _, outcome in outcomes(target).values()
+        for name, text in (outcome.items() if isinstance(outcome, dict) else ())
+        if str(name) in find_emitter(target).executables
+    }
+    checkers = [["bash", "-n"], *([["shellcheck", "--severity=warning"]] if shutil.which("shellcheck") else [])]
+    paths = []
+    for number, text in enumerate(sorted(scripts)):
+        paths.append(tmp_path / f"{number}.sh")
+        paths[-1].write_text(text, encoding="utf-8")
+    for checker in checkers:
+        for path in paths if checker[0] == "bash" else [paths[0]]:
+            done = subprocess.run([*checker, str(path)], capture_output=True, text=True, check=False, timeout=30)
+            assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_unequal_nodes_are_refused() -> None:
+    """torchrun starts equally many processes everywhere, so nodes that differ are refused by both targets."""
+    plan = make_plan(dp_replicate=3)
+    group = plan.cluster.groups[0]
+    groups = tuple(replace(group, node=replace(group.node, gpus=gpus, fast_domain=gpus)) for gpus in (1, 2))
+    unequal = replace(plan, cluster=replace(plan.cluster, groups=groups))
+    for target in NAMES:
+        with pytest.raises(StrategistError, match="equally many"):
+            emit(unequal, target)
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (Options(job_name="x\n#SBATCH --partition=gold"), "CONTROL_CHAR"),
+        (Options(job_name="$(touch canary)"), "NAME"),
+        (Options(job_name=""), "EMPTY"),
+        (Options(master_addr='"; touch canary; "'), "HOSTNAME"),
+        (Options(master_addr="$(touch canary)"), "HOSTNAME"),
+        (Options(master_port=80), "RANGE"),
+        (Options(env=(("A;touch canary", "1"),)), "NAME"),
+        (Options(env=(("A", "1\n2"),)), "CONTROL_CHAR"),
+        (Options(env=(("A", "1"), ("A", "2"))), "DUPLICATE_KEY"),
+        (Options(env=(("A", "x" * 5000),)), "PARSE"),
+    ],
+)
+@pytest.mark.parametrize("target", NAMES)
+def test_python_callers_pass_the_same_door(target: str, options: Options, code: str) -> None:
+    """A value that the command line refuses is refused from Python too."""
+    with pytest.raises(StrategistError) as refused:
+        emit(make_plan(), target, options)
+    assert refused.value.code == code

@@ -1,0 +1,207 @@
+"""Emitted scripts, run with launchers that only write down how they were called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from strategist import Plan, emit
+from strategist.emitters import EMITTERS
+from strategist.emitters.emitter import Options
+from strategist.errors import is_hostile
+from tests.cli.harness import call, hand_written
+from tests.emitters.stubs import Call, Ran, run_script, zeros
+from tests.plans import make_plan
+
+TARGETS = {"torchrun": "launch.sh", "slurm": "job.sbatch"}
+HOSTILE = (
+    "$(touch canary)", "`touch canary`", "'; touch canary; '", '"; touch canary; "', "a b  c", "\\", "\\n", "!!", "*", "~",
+    "$HOME", "${IFS}", "-n", "--help", "a=b", "#", "é ∑ 日本", "'", '"', "", " ", "&& touch canary", "| touch canary",
+    "> canary", "{a,b}", "x'\"'y", "%x-%j", "\\$(touch canary)",
+)  # fmt: skip
+"""Values that do something to a careless script."""
+
+
+def plan_on(nodes: int, ranks: int = 2) -> Plan:
+    """A sharded plan on some equal nodes."""
+    plan = make_plan(dp_shard=nodes * ranks, zero=3)
+    group = plan.cluster.groups[0]
+    node = replace(group.node, gpus=ranks, fast_domain=ranks)
+    return replace(plan, cluster=replace(plan.cluster, groups=(replace(group, node=node, count=nodes),)))
+
+
+def launched(
+    folder: Path, target: str, plan: Plan, options: Options | None = None, words: Sequence[str] = (), **variables: str
+) -> Ran:
+    """Emit into a folder and run the script from another one."""
+    job, elsewhere = folder / "job", folder / "elsewhere"
+    for path in (job, elsewhere):
+        path.mkdir(parents=True, exist_ok=True)
+    for name, text in emit(plan, target, options).items():
+        (job / name).write_text(text, encoding="utf-8")
+    nodes = plan.cluster.nodes
+    return run_script(
+        job / TARGETS[target], *words, log=folder / "log", cwd=elsewhere, nodes=nodes, variables=variables
+    )
+
+
+def no_canary(folder: Path) -> bool:
+    """Nothing that a hostile value asked for has happened."""
+    return not [path for path in folder.rglob("*") if "canary" in path.name]
+
+
+def test_every_target_is_launched_here() -> None:
+    """A new target needs a stub and joins the tests below."""
+    assert set(TARGETS) == {emitter.name for emitter in EMITTERS}
+
+
+def test_one_node(tmp_path: Path) -> None:
+    """torchrun on one node: standalone rendezvous, as many ranks as the node has, our script, the user's words."""
+    ran = launched(tmp_path, "torchrun", plan_on(1, 4), words=("--steps", "3", "a b", "$x"))
+    assert (ran.code, ran.err) == (0, "")
+    assert [call.argv for call in ran.calls] == [
+        [
+            "--standalone",
+            "--nnodes",
+            "1",
+            "--nproc-per-node",
+            "4",
+            f"{tmp_path}/job/train.py",
+            "--steps",
+            "3",
+            "a b",
+            "$x",
+        ]
+    ]
+
+
+def test_several_nodes(tmp_path: Path) -> None:
+    """torchrun on several nodes: the same script on each, told apart by NODE_RANK."""
+    ran = launched(tmp_path, "torchrun", plan_on(3), words=("--seed", "1"), MASTER_ADDR="node001", NODE_RANK="2")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.calls[0].argv == [
+        "--nnodes", "3", "--nproc-per-node", "2", "--node-rank", "2", "--master-addr", "node001", "--master-port", "29500",
+        f"{tmp_path}/job/train.py", "--seed", "1",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("missing", ["MASTER_ADDR", "NODE_RANK"])
+def test_what_a_node_must_know(missing: str, tmp_path: Path) -> None:
+    """Without the first node's name or its own number a node stops with a sentence and starts nothing."""
+    known = {"MASTER_ADDR": "node001", "NODE_RANK": "0"}
+    del known[missing]
+    ran = launched(tmp_path, "torchrun", plan_on(2), **known)
+    assert (ran.code != 0, ran.calls, f"set {missing}" in ran.err) == (True, [], True)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_told_rendezvous(target: str, tmp_path: Path) -> None:
+    """--master-addr and --master-port are what torchrun gets."""
+    options = Options(master_addr="fe80::1", master_port=12345)
+    calls = launched(tmp_path, target, plan_on(2), options, NODE_RANK="0").calls
+    assert {(c.option("--master-addr"), c.option("--master-port")) for c in calls} == {("fe80::1", "12345")}
+
+
+def test_slurm_starts_one_task_per_node(tmp_path: Path) -> None:
+    """sbatch asks for one task per node; each starts torchrun with the node's number, the first node's name and one port."""
+    ran = launched(tmp_path, "slurm", plan_on(3, 4), Options(job_name="llama-8b"), words=("--steps", "3", "a b"))
+    assert (ran.code, ran.err) == (0, "")
+    assert [call.argv for call in ran.calls] == [
+        ["--nnodes", "3", "--nproc-per-node", "4", "--node-rank", str(node), "--master-addr", "node001", "--master-port",
+         "34567", f"{tmp_path}/job/train.py", "--steps", "3", "a b"]
+        for node in range(3)
+    ]  # fmt: skip
+    assert zeros(tmp_path / "log/srun.argv")[0] == "--kill-on-bad-exit=1"
+    script = (tmp_path / "job/job.sbatch").read_text(encoding="utf-8")
+    directives = [row.removeprefix("#SBATCH ") for row in script.splitlines() if row.startswith("#SBATCH")]
+    assert directives == ["--job-name=llama-8b", "--nodes=3", "--ntasks-per-node=1", "--output=%x-%j.out"]
+
+
+def test_slurm_asks_for_devices() -> None:
+    """A plan for GPUs asks for as many as it uses on each node; CPU ranks ask for none."""
+    with_gpus = emit(replace_backend(plan_on(2, 4), "nccl"), "slurm")
+    text = next(text for name, text in with_gpus.items() if name.suffix == ".sbatch")
+    assert "#SBATCH --gpus-per-node=4\n" in text
+    assert "OMP_NUM_THREADS" not in text
+
+
+def replace_backend(plan: Plan, backend: str) -> Plan:
+    """The plan with another backend."""
+    return replace(plan, strategy=replace(plan.strategy, backend=backend))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("job", ["0", "1", "19999", "20000", "4294967295"])
+def test_slurm_ports_come_from_the_job(job: str, tmp_path: Path) -> None:
+    """Two jobs on one machine differ in their port, and every port is one that may be used."""
+    plan = plan_on(1)
+    (tmp_path / "job").mkdir()
+    for name, text in emit(plan, "slurm").items():
+        (tmp_path / "job" / name).write_text(text.replace("SLURM_JOB_ID", "JOB"), encoding="utf-8")
+    ran = run_script(tmp_path / "job/job.sbatch", log=tmp_path / "log", cwd=tmp_path, variables={"JOB": job})
+    assert int(ran.calls[0].option("--master-port")) == 20000 + int(job) % 20000
+
+
+def test_a_failing_scontrol_stops_the_job(tmp_path: Path) -> None:
+    """Without the first node's name nothing is started."""
+    (tmp_path / "job").mkdir()
+    for name, text in emit(plan_on(2), "slurm").items():
+        (tmp_path / "job" / name).write_text(text.replace("show hostnames", "show nothing"), encoding="utf-8")
+    ran = run_script(tmp_path / "job/job.sbatch", log=tmp_path / "log", cwd=tmp_path, nodes=2)
+    assert (ran.code != 0, ran.calls) == (True, [])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_hostile_values_arrive_unchanged(target: str, tmp_path: Path) -> None:
+    """Every value of a variable and every word for the script arrives byte for byte, and none of them runs."""
+    env = tuple((f"NCCL_TEST_{number}", value) for number, value in enumerate(HOSTILE))
+    ran = launched(tmp_path, target, plan_on(1), Options(env=env), words=HOSTILE)
+    assert (ran.code, ran.err) == (0, "")
+    assert [(name, ran.calls[0].env[name]) for name, _ in env] == list(env)
+    assert ran.calls[0].script[1:] == list(HOSTILE)
+    assert no_canary(tmp_path)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", ["a b", "$(touch canary)", "x'y\"z", "-n", "é*"])
+def test_hostile_folders(target: str, name: str, tmp_path: Path) -> None:
+    """The job's folder may be called anything."""
+    ran = launched(tmp_path / name, target, plan_on(1))
+    assert ran.calls[0].script == [f"{tmp_path}/{name}/job/train.py"]
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_hostile_plans(target: str, tmp_path: Path) -> None:
+    """A plan from a stranger whose model is called like a command starts nothing but the job."""
+    plan = plan_on(1)
+    model = replace(plan.model, family="x\ntouch canary\n#", name="$(touch canary)")
+    ran = launched(tmp_path, target, replace(plan, model=model))
+    assert (ran.code, len(ran.calls)) == (0, 1)
+    assert no_canary(tmp_path)
+
+
+@pytest.mark.slow
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.text(st.characters(exclude_categories=("Cs",)), max_size=40).filter(lambda t: not any(map(is_hostile, t))))
+def test_any_value_arrives_unchanged(tmp_path_factory: pytest.TempPathFactory, value: str) -> None:
+    """Whatever is accepted as a value arrives as it is."""
+    folder = tmp_path_factory.mktemp("job")
+    for target in TARGETS:
+        ran = launched(folder / target, target, plan_on(1), Options(env=(("NCCL_X", value),)), words=(value,))
+        assert (ran.calls[0].env["NCCL_X"], ran.calls[0].script[1:]) == (value, [value])
+
+
+def test_variables_of_the_command_line(tmp_path: Path) -> None:
+    """What `emit --env` takes reaches the ranks."""
+    path = hand_written(tmp_path, dp_shard=2, zero=3)
+    words = ("--env", "NCCL_SOCKET_IFNAME=eth0,eth1", "--env", "MY_VAR=a b", "--allow-env")
+    assert call("emit", path, "--to", "torchrun", "--out", str(tmp_path / "job"), *words).code == 0
+    ran = run_script(tmp_path / "job/launch.sh", log=tmp_path / "log", cwd=tmp_path)
+    found: Call = ran.calls[0]
+    assert (found.env["NCCL_SOCKET_IFNAME"], found.env["MY_VAR"]) == ("eth0,eth1", "a b")
+    assert found.env["OMP_NUM_THREADS"] == "1"

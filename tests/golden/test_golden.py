@@ -1,0 +1,21 @@
+"""The outer surface is what was recorded."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.golden.record import FOLDER, texts
+
+TODAY = dict(texts())
+
+
+@pytest.mark.parametrize("name", TODAY)
+def test_the_surface_is_as_recorded(name: str) -> None:
+    """Public names, help pages and reports change knowingly: `python -m tests.golden.record`, then read the difference."""
+    assert TODAY[name] == (FOLDER / name).read_text(encoding="utf-8")
+
+
+def test_every_recorded_file_is_asked_for() -> None:
+    """No file is left over from a question that nobody asks any more."""
+    recorded = {str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.txt")}
+    assert recorded == set(TODAY)

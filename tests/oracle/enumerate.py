@@ -1,0 +1,165 @@
+"""Every legal layout, by brute force: all combinations of the option values, thrown away unless they mean something.
+
+What a combination must satisfy to mean something is written as one condition per choice (`_MEANINGFUL`), whatever the
+order in which somebody else enumerates. `collapsed` then leaves out what a search need not look at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from typing import Any
+
+from strategist.facts.job import Job
+from strategist.facts.layers import build_layer
+from strategist.facts.model import layer_counts
+from strategist.facts.profile import BYTES
+from tests.oracle.legality import is_splittable, stack, violation
+from tests.oracle.memory import kept_per_token, overhead, usable_bytes
+from tests.oracle.stages import Layout
+
+MAX_MICRO_BATCH = 128
+MAX_VIRTUAL_STAGES = 8
+MIN_TOKENS_PER_CP_RANK = 1024
+TILES = 8
+
+MESH = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")
+NAMES = (
+    *MESH, "zero", "virtual_stages", "schedule", "micro_batch",
+    "accumulation", "sequence_parallel", "context_parallel", "recompute", "offload", "tiling",
+)  # fmt: skip
+
+
+def as_key(layout: Layout) -> tuple[Any, ...]:
+    """A layout as a hashable row."""
+    return tuple(layout[name] for name in NAMES)
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors in ascending order."""
+    return [d for d in range(1, number + 1) if number % d == 0]
+
+
+def largest_layer_bytes(job: Job) -> float:
+    """The widest layer, or the vocabulary, with its gradient and activations at micro-batch 1, plus the context."""
+    shape, c, seq_len = job.model, BYTES[job.formats.compute], job.workload.seq_len
+    alone = {"tp": 1, "sequence_parallel": 0}
+    blocks = [
+        2 * c * build_layer(shape, kind).parameters + seq_len * kept_per_token(job, alone, kind, "none")
+        for kind in layer_counts(shape)
+    ]
+    head = 2 * c * shape.vocab * shape.hidden + c * shape.vocab * seq_len
+    device = "cpu" if job.cluster.smallest.vendor == "CPU" else "gpu"
+    return max([head, *blocks]) + overhead(f"{device}_context_bytes")
+
+
+def _fast_domain(job: Job) -> int:
+    """Ranks that tp may span: those of the fast links, or all of one CPU machine."""
+    world = job.cluster.world
+    return world if job.cluster.smallest.vendor == "CPU" else min(job.cluster.groups[0].node.fast_domain, world)
+
+
+def _meshes(job: Job) -> Iterator[dict[str, Any]]:
+    """Every factorisation of the world into the dense axes, and every way to spread experts over the ranks of a stage."""
+    world, moe = job.cluster.world, job.model.moe
+    cp_most = max(1, job.workload.seq_len // MIN_TOKENS_PER_CP_RANK)
+    ways = divisors(world)
+    for pp, replicate, shard, cp, tp in product(ways, ways, ways, ways, ways):
+        is_bounded = tp <= _fast_domain(job) and cp <= cp_most and (pp == 1 or is_splittable(job.model))
+        if pp * replicate * shard * cp * tp != world or not is_bounded or pp > stack(job.model):
+            continue
+        for ep, etp in product(divisors(moe.experts) if moe else (1,), {1, tp} if moe else (1,)):
+            if (world // pp) % (ep * etp) == 0:
+                yield dict(zip(MESH, (pp, replicate, shard, cp, tp, ep, etp), strict=True))
+
+
+def _zero_means_something(a: Layout) -> bool:
+    """Plain replicas; one group that shares the optimizer state; groups of every size; a lone device that offloads."""
+    sharing = a["dp_shard"] * a["cp"]
+    ranks = a["dp_replicate"] * sharing
+    is_lone = ranks * a["pp"] * a["tp"] == 1
+    if a["zero"] == 0:
+        return bool(a["dp_shard"] == 1)
+    if a["zero"] == 1:
+        return bool(a["dp_replicate"] == 1 and sharing > 1)
+    return bool(sharing > 1 or (is_lone and a["offload"] != "none"))
+
+
+def _schedule_means_something(a: Layout) -> bool:
+    if a["pp"] == 1:
+        return bool(a["schedule"] == "none" and a["virtual_stages"] == 1)
+    return a["schedule"] != "none" and (a["schedule"] == "interleaved") == (a["virtual_stages"] > 1)
+
+
+def _offload_means_something(a: Layout) -> bool:
+    """Offloading belongs to ZeRO alone: state leaves under stage 2, weights under stage 3; tiling needs weights away."""
+    if a["offload"] == "none":
+        return bool(a["tiling"] == 1)
+    alone = all(a[axis] == 1 for axis in ("pp", "tp", "cp", "ep", "dp_replicate"))
+    home = {2: ("optimizer",), 3: ("parameters", "nvme")}.get(a["zero"], ())
+    return alone and a["offload"] in home and (a["tiling"] == 1 or a["zero"] == 3)
+
+
+_OPTIONS: Sequence[tuple[tuple[str, ...], Callable[[Layout], bool]]] = (
+    (("zero", "offload", "tiling"), lambda a: _offload_means_something(a) and _zero_means_something(a)),
+    (("sequence_parallel",), lambda a: a["tp"] > 1 or not a["sequence_parallel"]),
+    (("context_parallel",), lambda a: (a["cp"] > 1) == (a["context_parallel"] != "none")),
+    (("micro_batch",), lambda a: True),
+    (("schedule", "virtual_stages"), _schedule_means_something),
+    (("recompute",), lambda a: True),
+)
+"""Choices that are made together, and what they must satisfy given those before them."""
+
+_VALUES: dict[str, Sequence[Any]] = {
+    "zero": (0, 1, 2, 3),
+    "offload": ("none", "optimizer", "parameters", "nvme"),
+    "tiling": (1, TILES),
+    "sequence_parallel": (0, 1),
+    "context_parallel": ("none", "ring", "all-to-all"),
+    "schedule": ("none", "gpipe", "1f1b", "interleaved"),
+    "virtual_stages": range(1, MAX_VIRTUAL_STAGES + 1),
+    "recompute": ("none", "selective", "full"),
+}
+
+
+def _extended(job: Job, a: dict[str, Any], level: int) -> Iterator[dict[str, Any]]:
+    """All meaningful completions of a partial layout."""
+    if level == len(_OPTIONS):
+        yield a
+        return
+    names, means_something = _OPTIONS[level]
+    if names == ("micro_batch",):
+        dp = a["dp_replicate"] * a["dp_shard"]
+        per_rank = job.workload.global_batch // dp
+        sizes = divisors(per_rank) if job.workload.global_batch % dp == 0 else []
+        choices = [(micro, per_rank // micro) for micro in sizes if micro <= MAX_MICRO_BATCH]
+        names = ("micro_batch", "accumulation")
+    else:
+        choices = list(product(*(_VALUES[name] for name in names)))
+    for values in choices:
+        further = a | dict(zip(names, values, strict=True))
+        if means_something(further):
+            yield from _extended(job, further, level + 1)
+
+
+def legal_layouts(job: Job) -> Iterator[dict[str, Any]]:
+    """Every meaningful layout that no rule refuses."""
+    for mesh in _meshes(job):
+        for layout in _extended(job, mesh, 0):
+            if violation(job, layout) is None:
+                yield layout
+
+
+def is_collapsed(job: Job, layout: Layout, *, tiled: bool) -> bool:
+    """True for layouts that a search leaves out: GPipe where 1F1B can run, tp without sequence parallelism where the
+    sequence divides, tiling where the widest layer fits anyway."""
+    gpipe = layout["schedule"] == "gpipe" and layout["accumulation"] >= layout["pp"]
+    divides = job.workload.seq_len % (layout["cp"] * layout["tp"]) == 0
+    whole = layout["tp"] > 1 and not layout["sequence_parallel"] and divides
+    return gpipe or whole or (layout["tiling"] > 1 and not tiled)
+
+
+def enumerate_layouts(job: Job) -> list[dict[str, Any]]:
+    """What a search must look at: every legal layout that is not collapsed."""
+    tiled = largest_layer_bytes(job) > usable_bytes(job)
+    return [layout for layout in legal_layouts(job) if not is_collapsed(job, layout, tiled=tiled)]

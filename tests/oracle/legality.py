@@ -1,0 +1,70 @@
+"""rules/legality.toml once more, as plain conditions on one layout: the first that holds refuses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from strategist.facts.job import Job
+from strategist.facts.model import ModelShape
+from tests.oracle.rates import peak_FLOPs
+from tests.oracle.stages import Layout
+
+SPLITTABLE = ("decoder", "encoder", "hybrid", "ssm", "vit")
+
+Violation = Callable[[Job, Layout], bool]
+
+
+def stack(shape: ModelShape) -> int:
+    """Layers of the model, an encoder's included."""
+    return shape.layers + shape.enc_layers
+
+
+def is_splittable(shape: ModelShape) -> bool:
+    """One uniform stack of layers that a pipeline can cut."""
+    return shape.kind in SPLITTABLE and shape.enc_layers == 0
+
+
+def _experts(job: Job) -> int:
+    return job.model.moe.experts if job.model.moe else 0
+
+
+def _expert_width(job: Job) -> int:
+    return job.model.moe.ffn if job.model.moe else 0
+
+
+def _too_few_heads_for_exchange(job: Job, a: Layout) -> bool:
+    return a["context_parallel"] == "all-to-all" and (job.model.kv_heads / a["tp"]) % a["cp"] != 0
+
+
+def _sequence_does_not_divide(job: Job, a: Layout) -> bool:
+    return a["sequence_parallel"] == 1 and (job.workload.seq_len / a["cp"]) % a["tp"] != 0
+
+
+VIOLATIONS: dict[str, Violation] = {
+    "LEG001": lambda job, a: not all(peak_FLOPs(g.node.gpu, job.workload.precision) for g in job.cluster.groups),
+    "LEG101": lambda job, a: job.model.heads % a["tp"] != 0,
+    "LEG102": lambda job, a: job.model.kv_heads % a["tp"] != 0,
+    "LEG103": lambda job, a: job.model.ffn_hidden % a["tp"] != 0,
+    "LEG104": lambda job, a: a["tp"] > 1 and 0 < job.model.vocab < a["tp"],
+    "LEG105": lambda job, a: _expert_width(job) % a["etp"] != 0,
+    "LEG106": lambda job, a: a["ep"] > 1 and _experts(job) > 0 and _experts(job) % a["ep"] != 0,
+    "LEG107": lambda job, a: a["ep"] > 1 and _experts(job) == 0,
+    "LEG201": lambda job, a: a["pp"] * a["virtual_stages"] > stack(job.model),
+    "LEG202": lambda job, a: a["schedule"] == "interleaved" and stack(job.model) % (a["pp"] * a["virtual_stages"]) != 0,
+    "LEG203": lambda job, a: a["schedule"] == "1f1b" and a["accumulation"] < a["pp"],
+    "LEG204": lambda job, a: a["schedule"] == "interleaved" and a["accumulation"] % a["pp"] != 0,
+    "LEG205": lambda job, a: a["pp"] > 1 and not is_splittable(job.model),
+    "LEG301": _sequence_does_not_divide,
+    "LEG302": lambda job, a: a["cp"] > 1 and job.workload.seq_len % (2 * a["cp"]) != 0,
+    "LEG303": _too_few_heads_for_exchange,
+    "LEG304": lambda job, a: a["cp"] > 1 and job.model.heads == 0,
+    "LEG401": lambda job, a: job.workload.global_batch % (a["dp_replicate"] * a["dp_shard"]) != 0,
+    "LEG501": lambda job, a: a["offload"] != "none" and a["pp"] > 1,
+    "LEG601": lambda job, a: job.frontend == "deepspeed" and a["pp"] > 1 and a["zero"] >= 2,
+}
+"""Rule id -> the condition that refuses a layout, in the order of the book."""
+
+
+def violation(job: Job, layout: Layout) -> str | None:
+    """The first rule that refuses a layout; None for a legal one."""
+    return next((name for name, holds in VIOLATIONS.items() if holds(job, layout)), None)

@@ -1,0 +1,138 @@
+"""Weights of one pipeline stage on its fullest rank, one matrix at a time (docs/memory_model.md, Parameters of a stage)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from strategist.facts.layers import Matrix, Vector, build_layer
+from strategist.facts.model import LayerKind, ModelShape, layer_counts
+from strategist.facts.parameters import outer_parameters, table_width
+from tests.oracle.stages import Layout, stage_kinds
+
+
+def up(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
+
+
+def shards(layout: Layout) -> int:
+    """n: ranks that share one copy of the dense state."""
+    return int(layout["dp_shard"] * layout["cp"])
+
+
+def expert_ranks(layout: Layout) -> int:
+    """Ranks that hold the same expert shard: dp x cp x tp / (ep x etp)."""
+    dense = layout["dp_replicate"] * layout["dp_shard"] * layout["cp"] * layout["tp"]
+    return int(dense // (layout["ep"] * layout["etp"]))
+
+
+def expert_shards(layout: Layout) -> float:
+    """n_e: ranks that share one expert shard's state."""
+    return max(1.0, expert_ranks(layout) / layout["dp_replicate"])
+
+
+def matrix_elements(matrix: Matrix, tp: int, k: int) -> int:
+    """One dense matrix on the fullest of k shards, its bias included."""
+    if matrix.cut == "column":
+        one = up(up(matrix.outputs, tp), k) * matrix.inputs
+        bias = up(up(matrix.outputs, tp), k)
+    elif matrix.cut == "row":
+        one = up(matrix.outputs, k) * up(matrix.inputs, tp)
+        bias = up(matrix.outputs, k)
+    else:
+        one = up(matrix.outputs, k) * matrix.inputs
+        bias = up(matrix.outputs, k)
+    return matrix.copies * (one + (bias if matrix.bias else 0))
+
+
+def vector_elements(vector: Vector, tp: int, k: int) -> int:
+    """One small weight on the fullest of k shards."""
+    return up(up(vector.size, tp) if vector.cut else vector.size, k)
+
+
+def expert_elements(matrix: Matrix, ep: int, etp: int) -> int:
+    """The copies of one expert matrix that a rank holds, whole."""
+    if matrix.cut == "column":
+        one, bias = up(matrix.outputs, etp) * matrix.inputs, up(matrix.outputs, etp)
+    else:
+        one, bias = matrix.outputs * up(matrix.inputs, etp), matrix.outputs
+    return up(matrix.copies, ep) * (one + (bias if matrix.bias else 0))
+
+
+@cache
+def dense_of_layer(shape: ModelShape, kind: LayerKind, tp: int, k: int) -> int:
+    """Everything of one layer but the routed experts."""
+    layer = build_layer(shape, kind)
+    matrices = sum(matrix_elements(m, tp, k) for m in layer.matrices if not m.is_expert)
+    return matrices + sum(vector_elements(v, tp, k) for v in layer.vectors)
+
+
+@cache
+def experts_of_layer(shape: ModelShape, kind: LayerKind, ep: int, etp: int) -> int:
+    """The routed experts of one layer that a rank holds, whole."""
+    return sum(expert_elements(m, ep, etp) for m in build_layer(shape, kind).matrices if m.is_expert)
+
+
+def vocabulary(shape: ModelShape, tp: int, k: int) -> int:
+    """The token table, or the output head."""
+    return up(up(shape.vocab, tp), k) * table_width(shape)
+
+
+def before(shape: ModelShape, tp: int, k: int) -> int:
+    """What lies in front of the first layer."""
+    rest = outer_parameters(shape).before - shape.vocab * table_width(shape)
+    return vocabulary(shape, tp, k) + up(rest, k)
+
+
+def behind(shape: ModelShape, tp: int, k: int, pp: int) -> int:
+    """What lies behind the last layer; a tied head counts only where the table is on another stage."""
+    own_head = 0 if shape.tied else shape.vocab * table_width(shape)
+    rest = up(outer_parameters(shape).after - own_head, k)
+    counts = not shape.tied or pp > 1
+    return rest + (vocabulary(shape, tp, k) if counts else 0)
+
+
+@dataclass(frozen=True)
+class Held:
+    """Elements of one stage: `dense` and `experts` in all (outer parts are dense), the outer parts, and the widest layer
+    of the whole model."""
+
+    dense: float
+    experts: float
+    before: float
+    behind: float
+    layers: float
+    widest: float
+
+    @property
+    def all(self) -> float:
+        """Everything the stage holds."""
+        return self.dense + self.experts
+
+
+def held(shape: ModelShape, layout: Layout, stage: int, kinds: Sequence[LayerKind], *, sharded: bool) -> Held:
+    """What one stage holds, whole or sharded."""
+    tp, ep, etp, pp = (layout[name] for name in ("tp", "ep", "etp", "pp"))
+    k, k_experts = (shards(layout), expert_shards(layout)) if sharded else (1, 1.0)
+    dense = [dense_of_layer(shape, kind, tp, k) for kind in kinds]
+    experts = [experts_of_layer(shape, kind, ep, etp) / k_experts for kind in kinds]
+    in_front = before(shape, tp, k) if stage == 0 else 0
+    at_end = behind(shape, tp, k, pp) if stage == pp - 1 else 0
+    return Held(
+        dense=sum(dense) + in_front + at_end,
+        experts=sum(experts),
+        before=in_front,
+        behind=at_end,
+        layers=sum(dense) + sum(experts),
+        widest=max(
+            dense_of_layer(shape, kind, tp, 1) + experts_of_layer(shape, kind, ep, etp) for kind in layer_counts(shape)
+        ),
+    )
+
+
+def all_stages(shape: ModelShape, layout: Layout, *, sharded: bool) -> list[Held]:
+    """What every stage holds."""
+    stages = stage_kinds(shape, layout)
+    return [held(shape, layout, stage, kinds, sharded=sharded) for stage, kinds in enumerate(stages)]

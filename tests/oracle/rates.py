@@ -1,0 +1,137 @@
+"""What a device reaches: matmuls by shape, memory, attention (docs/time_model.md, Compute). One product at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from math import log2
+
+from strategist.catalog import Row, rows
+from strategist.facts.gpus import gpu_by_id
+from strategist.facts.hardware import Gpu
+from strategist.facts.profile import BYTES
+
+REFERENCE = {
+    "Ampere": "a100-sxm-80gb",
+    "Hopper": "h100-sxm-80gb",
+    "Ada": "l40s",
+    "Blackwell": "b200-sxm-180gb",
+    "Blackwell Ultra": "b300-sxm-288gb",
+    "Xe2": "arc-pro-b60",
+}
+"""The device whose measured rows, as shares of peak, stand for others of its architecture."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Rates over bucket centres: `rate[i][j]` at log2 M = m[i] and log2 min(n, k) = nk[j]."""
+
+    m: tuple[float, ...]
+    nk: tuple[float, ...]
+    rate: tuple[tuple[float, ...], ...]
+
+
+def share(name: str, gpu: Gpu) -> float:
+    """A rate or share of the catalogue for an architecture, or its default."""
+    named = {row["arch"]: row["value"] for row in rows("rates") if row["name"] == name}
+    return float(named.get(gpu.arch, named["default"]))
+
+
+def memory_Bps(gpu: Gpu) -> float:
+    """B: what elementwise kernels reach."""
+    return gpu.memory_Bps * share("memory_share", gpu)
+
+
+def peak_FLOPs(gpu: Gpu, precision: str) -> float:
+    """P: the dense peak of a precision; 0 where the device has none."""
+    peaks = {"bf16": gpu.bf16_FLOPs, "fp16": gpu.fp16_FLOPs, "fp32": gpu.fp32_FLOPs, "fp8": gpu.fp8_FLOPs}
+    return peaks[precision] or 0.0
+
+
+def attention_peak_FLOPs(gpu: Gpu, precision: str) -> float:
+    """Attention runs in half precision, or in fp32 when asked."""
+    return peak_FLOPs(gpu, "fp32") if precision == "fp32" else gpu.bf16_FLOPs or gpu.fp16_FLOPs or 0.0
+
+
+@cache
+def grid_of(gpu: Gpu, precision: str) -> Grid:
+    """The rates of one device and precision."""
+    if precision == "fp32":
+        return _flat(peak_FLOPs(gpu, "fp32") * share("fp32_matmul_share", gpu))
+    dtype = "fp8" if precision == "fp8" else "bfloat16"
+    measured = {row["gpu"]: row for row in rows("matmul_rates") if row["dtype"] == dtype}
+    if gpu.name in measured:
+        own = _table(measured[gpu.name])
+        return own if precision == "fp8" else _scaled_to_random_data(own, gpu)
+    reference = REFERENCE.get(gpu.arch)
+    if reference in measured:
+        factor = peak_FLOPs(gpu, precision) / peak_FLOPs(gpu_by_id(reference), precision)
+        return _times(_table(measured[reference]), factor)
+    measured_rate = None if precision == "fp8" else gpu.matmul_measured_FLOPs
+    return _flat(measured_rate or peak_FLOPs(gpu, precision) * share("matmul_share", gpu))
+
+
+def _flat(rate: float) -> Grid:
+    return Grid((7.0, 14.0), (7.0, 14.0), ((0.35 * rate, 0.8 * rate), (0.8 * rate, 1.0 * rate)))
+
+
+def _table(row: Row) -> Grid:
+    m = _centres(row["m_edges"])
+    columns = [_filled(m, column) for column in zip(*row["median_TFLOPs"], strict=True)]
+    rate = tuple(tuple(value * 1e12 for value in line) for line in zip(*columns, strict=True))
+    return Grid(m, _centres(row["min_nk_edges"]), rate)
+
+
+def _centres(edges: Sequence[float]) -> tuple[float, ...]:
+    """The geometric middle of each bucket, as its logarithm."""
+    return tuple((log2(low) + log2(high)) / 2 for low, high in pairwise(edges))
+
+
+def _filled(m: Sequence[float], column: Sequence[float | None]) -> list[float]:
+    """Empty buckets lie on the line between their nearest full neighbours along log2 M; beyond the ends the end holds."""
+    full = [(at, value) for at, value in zip(m, column, strict=True) if value is not None]
+    return [_on_line(full, at) for at in m]
+
+
+def _on_line(points: Sequence[tuple[float, float]], at: float) -> float:
+    if at <= points[0][0]:
+        return points[0][1]
+    for (x0, y0), (x1, y1) in pairwise(points):
+        if at <= x1:
+            return y0 + (y1 - y0) * (at - x0) / (x1 - x0)
+    return points[-1][1]
+
+
+def _times(grid: Grid, factor: float) -> Grid:
+    return Grid(grid.m, grid.nk, tuple(tuple(value * factor for value in line) for line in grid.rate))
+
+
+def _scaled_to_random_data(grid: Grid, gpu: Gpu) -> Grid:
+    """Rows measured on constant data run faster than random data does."""
+    if gpu.matmul_measured_FLOPs is None:
+        return grid
+    large = sorted(
+        value
+        for at_m, line in zip(grid.m, grid.rate, strict=True)
+        for at_nk, value in zip(grid.nk, line, strict=True)
+        if at_m >= 11 and at_nk >= 12
+    )
+    return _times(grid, min(1.0, gpu.matmul_measured_FLOPs / large[len(large) // 2]))
+
+
+def rate_at(grid: Grid, m: float, narrow: float) -> float:
+    """R(M, min(n, k)) by bilinear interpolation in the logarithms, falling in proportion below the first centres."""
+    along_m = [_on_line(list(zip(grid.nk, line, strict=True)), log2(narrow)) for line in grid.rate]
+    inside = _on_line(list(zip(grid.m, along_m, strict=True)), log2(m))
+    small = min(1.0, m / 2 ** grid.m[0]) * min(1.0, narrow / 2 ** grid.nk[0])
+    return inside * max(small, 1e-4)
+
+
+def matmul_seconds(gpu: Gpu, precision: str, compute: str, size: tuple[float, float, float]) -> float:
+    """One (M x k)(k x n) product: its FLOP at the measured rate, or its bytes."""
+    m, n, k = size
+    flops = 2 * m * n * k / rate_at(grid_of(gpu, precision), m, min(n, k))
+    moved = BYTES[compute] * (m * k + k * n + m * n) / memory_Bps(gpu)
+    return max(flops, moved)

@@ -1,0 +1,77 @@
+"""What the search leaves out is never better than what it keeps, according to the models themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from strategist.facts.job import Job
+from strategist.memory.estimate import peak_memory
+from strategist.timing.estimate import step_times
+from tests.oracle.enumerate import is_collapsed, legal_layouts
+from tests.oracle.test_search import ROUNDING_NS, question_of
+from tests.oracle.traffic import link_of
+from tests.strategies import candidates
+
+QUESTIONS = (
+    "llama-2-7b dgx-h100 0 4096 8 bf16",
+    "olmoe-1b-7b dgx-h100 0 1024 8 bf16",
+    "gpt2 ws-4x-4090:2 0 2048 8 bf16",
+    "qwen2.5-7b mi300x-platform 0 2048 8 bf16",
+    "llama-2-7b dgx-gb200-nvl72-tray:2 0 2048 8 bf16",
+    "gpt2 cpu:4 0 1024 8 fp32",
+)
+"""Switches that reduce, switches that do not, meshes, PCIe, CPU ranks; 4 and 8 devices."""
+
+
+def _weighed(job: Job, rows: list[dict[str, Any]]) -> tuple[Any, Any]:
+    """(device bytes, step nanoseconds) of every layout."""
+    columns = candidates(rows)
+    return peak_memory(job, columns).device, step_times(job, columns).step
+
+
+def _left_out(job: Job) -> list[dict[str, Any]]:
+    """Legal layouts that the search does not look at, tiling apart."""
+    return [a for a in legal_layouts(job) if a["tiling"] == 1 and is_collapsed(job, a, tiled=True)]
+
+
+@pytest.mark.parametrize("words", QUESTIONS)
+def test_gpipe_is_never_better_than_1f1b(words: str) -> None:
+    """With enough micro-batches 1F1B takes exactly as long as GPipe and holds no more."""
+    job = question_of(words)
+    dropped = [a for a in _left_out(job) if a["schedule"] == "gpipe" and a["accumulation"] >= a["pp"]]
+    bytes_before, step_before = _weighed(job, dropped)
+    bytes_after, step_after = _weighed(job, [a | {"schedule": "1f1b"} for a in dropped])
+    assert (bytes_after <= bytes_before).all()
+    assert (step_after == step_before).all()
+
+
+@pytest.mark.parametrize("words", QUESTIONS)
+def test_sequence_parallelism_is_never_worse(words: str) -> None:
+    """A cut sequence holds at most what a whole one does, and where an all-reduce is no faster than the ring it never
+    takes longer.
+
+    Where an all-reduce is faster than an all-gather and a reduce-scatter (reduction in the switch, PCIe) it may take
+    longer, and the search does not look at the alternative: docs/decisions/0041-sequence-parallelism-may-cost-time.md.
+    """
+    job = question_of(words)
+    dropped = [a for a in _left_out(job) if a["tp"] > 1 and not a["sequence_parallel"]]
+    bytes_before, step_before = _weighed(job, dropped)
+    bytes_after, step_after = _weighed(job, [a | {"sequence_parallel": 1} for a in dropped])
+    assert (bytes_after <= bytes_before).all()
+    links = [link_of(job.cluster, a["tp"], 1) for a in dropped]
+    is_ring = np.array([link.all_reduce_Bps <= link.ring_Bps for link in links])
+    assert (step_after <= step_before + ROUNDING_NS)[is_ring].all()
+
+
+@pytest.mark.parametrize("words", QUESTIONS)
+def test_tiling_holds_no_more_and_takes_as_long(words: str) -> None:
+    """Tiles change nothing but the weights that are gathered at once: memory falls or stays, time stays."""
+    job = question_of(words)
+    tiled = [a for a in legal_layouts(job) if a["tiling"] > 1 and a["offload"] != "nvme"]
+    bytes_tiled, step_tiled = _weighed(job, tiled)
+    bytes_whole, step_whole = _weighed(job, [a | {"tiling": 1} for a in tiled])
+    assert (bytes_tiled <= bytes_whole).all()
+    assert (step_tiled == step_whole).all()

@@ -1,0 +1,161 @@
+"""The search finds what brute force finds: the same legal layouts, as many that fit, and the same best one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from strategist.facts.hardware import Cluster
+from strategist.facts.job import Job
+from strategist.facts.models import load_model
+from strategist.facts.profile import find_profile
+from strategist.facts.workload import Workload
+from strategist.planner.search import Question, search
+from strategist.planner.situation import largest_layer_bytes as columns_largest_layer_bytes
+from strategist.rulebook.rule import load_rules
+from tests.oracle.enumerate import as_key, enumerate_layouts, largest_layer_bytes
+from tests.oracle.legality import VIOLATIONS
+from tests.oracle.memory import fits, memory_of
+from tests.oracle.stages import Layout
+from tests.oracle.time import time_of
+from tests.strategies import machine, trimmed
+
+
+def ask(model: str, cluster: Cluster, seq_len: int, global_batch: int, precision: str = "bf16") -> Job:
+    """A question in one line."""
+    work: Any = Workload(seq_len=seq_len, global_batch=global_batch, precision=precision)
+    return Job(cluster=cluster, model=load_model(model), workload=work, profile=find_profile())
+
+
+def question_of(words: str) -> Job:
+    """`model machine gpus seq_len global_batch precision`; gpus 0 takes the machine as it is."""
+    model, name, gpus, seq_len, batch, precision = words.split()
+    cluster = trimmed(name, int(gpus)) if int(gpus) else machine(name)
+    return ask(model, cluster, int(seq_len), int(batch), precision)
+
+
+SMALL = (
+    "gpt2 ws-1x-4090 0 1000 6 bf16",
+    "llama-2-7b dgx-h100 1 4096 4 bf16",
+    "llama-2-70b ws-1x-4090 0 4096 2 bf16",
+    "deepseek-v2-lite dgx-h100 1 2048 2 bf16",
+    "gpt2 ws-2x-4090 0 2048 2 fp16",
+    "llama-2-7b dgx-h100 2 4096 2 bf16",
+    "olmoe-1b-7b dgx-h100 2 2048 2 bf16",
+    "t5-base ws-2x-4090 0 512 4 fp32",
+    "llama-3.2-1b aws-p4d.24xlarge 3 1536 6 bf16",
+    "llama-3.1-8b ws-4x-4090 0 1000 2 bf16",
+    "mamba-130m ws-4x-4090 0 1000 2 bf16",
+    "mixtral-8x7b dgx-h100 4 1024 2 bf16",
+    "qwen2.5-7b oci-bm.gpu.l40s.4 0 2048 1 bf16",
+    "distilgpt2 cpu:4 0 1024 2 fp32",
+    "gpt2 dgx-h100 6 1000 6 bf16",
+    "pythia-1b aws-p4d.24xlarge 6 2048 3 bf16",
+    "t5-large dgx-h100 0 512 8 bf16",
+    "vit-l-16 dgx-h100 0 256 2 bf16",
+    "gpt2 ws-4x-4090:2 0 1024 4 bf16",
+    "qwen2.5-7b dgx-h100 0 1000 2 bf16",
+    "llama-2-7b dgx-gb200-nvl72-tray:2 0 1024 2 bf16",
+)
+"""Questions of 1, 2, 3, 4, 6 and 8 ranks: alone, on switches, on PCIe, on CPU, on racks, on two nodes."""
+
+SIXTEEN = (
+    "llama-2-7b dgx-h100:2 0 4096 16 bf16",
+    "gpt2 aws-p4d.24xlarge:2 6 4096 12 bf16",
+    "olmoe-1b-7b dgx-h100:2 0 1000 8 bf16",
+    "llama-3.1-405b ws-4x-4090:4 0 4096 4 bf16",
+)
+"""Questions of 12 and 16 devices on several nodes."""
+
+WIDER = (
+    "mixtral-8x7b dgx-h100 0 4096 8 bf16",
+    "deepseek-v2-lite dgx-h100 0 4096 16 bf16",
+    "llama-2-7b dgx-h100:2 0 4096 16 bf16",
+    "gpt2 ws-8x-4090:2 0 2048 16 bf16",
+    "qwen2.5-7b dgx-gb200-nvl72-tray:4 0 8192 8 bf16",
+    "olmoe-1b-7b aws-p4d.24xlarge 6 2048 12 bf16",
+    "llama-2-13b dgx-h100 0 8192 8 fp8",
+)
+"""Questions whose space is too large for every day."""
+
+
+ROUNDING_NS = 14
+"""Fourteen terms, each rounded to a nanosecond, once here and once there."""
+
+
+def complexity(a: Layout) -> int:
+    """How much a layout asks of code and people, in the planner's published weights."""
+    axes = sum(a[axis] > 1 for axis in ("tp", "pp", "cp", "ep"))
+    hybrid = a["dp_replicate"] > 1 and a["dp_shard"] > 1
+    offload = ("none", "optimizer", "parameters", "nvme").index(a["offload"])
+    recompute = ("none", "selective", "full").index(a["recompute"])
+    schedule = ("none", "gpipe", "1f1b", "interleaved").index(a["schedule"])
+    return 100 * axes + 20 * offload + 10 * a["zero"] + 5 * hybrid + 2 * recompute + schedule + int(a["tiling"])
+
+
+def _legal(found: Any) -> list[dict[str, Any]]:
+    return [found.legal.row(i) for i in range(len(found.legal))]
+
+
+def _brute_force(job: Job) -> tuple[list[dict[str, Any]], list[tuple[Any, ...]]]:
+    """Every legal layout, and of those that fit (step, complexity, bytes, layout)."""
+    legal = enumerate_layouts(job)
+    weighed = [(layout, memory_of(job, layout)) for layout in legal]
+    return legal, [
+        (time_of(job, layout).step_ns, complexity(layout), memory.device, as_key(layout))
+        for layout, memory in weighed
+        if fits(job, layout, memory)
+    ]
+
+
+def _compare_search(job: Job) -> None:
+    """Same legal set, same number that fits, and a winner that no fitting layout beats."""
+    found, (legal, fitting) = search(Question(job=job)), _brute_force(job)
+    assert {as_key(found.legal.row(i)) for i in range(len(found.legal))} == {as_key(layout) for layout in legal}
+    assert len(found.fitting) == len(fitting)
+    row = found.best_of()
+    assert (row is None) == (not fitting)
+    if row is None:
+        return
+    fastest = min(entry[0] for entry in fitting)
+    rivals = [entry for entry in fitting if entry[0] <= fastest + ROUNDING_NS]
+    assert as_key(found.candidates.row(row)) in {entry[-1] for entry in rivals}
+    assert abs(int(found.times.step[row]) - fastest) <= ROUNDING_NS
+    if {entry[0] for entry in rivals} == {fastest}:
+        simplest = min(entry[1:3] for entry in rivals)
+        chosen = next(entry for entry in rivals if entry[-1] == as_key(found.candidates.row(row)))
+        assert (chosen[1], abs(chosen[2] - simplest[1]) <= ROUNDING_NS) == (simplest[0], True)
+
+
+@pytest.mark.parametrize("words", SMALL)
+def test_search_equals_brute_force(words: str) -> None:
+    """The legal layouts, the number that fits and the best step time are those of a search that tries everything."""
+    _compare_search(question_of(words))
+
+
+@pytest.mark.parametrize("words", SIXTEEN)
+def test_legal_layouts_of_sixteen_devices_equal_brute_force(words: str) -> None:
+    """What a search on several nodes looks at is exactly what is legal and not collapsed."""
+    job = question_of(words)
+    found = search(Question(job=job))
+    assert {as_key(found.legal.row(i)) for i in range(len(found.legal))} == set(map(as_key, enumerate_layouts(job)))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("words", WIDER)
+def test_search_equals_brute_force_on_more_devices(words: str) -> None:
+    """The same on up to sixteen devices and with every batch split."""
+    _compare_search(question_of(words))
+
+
+def test_oracle_states_every_rule_of_the_book() -> None:
+    """Each rule that forbids has its condition in the oracle, in the book's order."""
+    assert list(VIOLATIONS) == [rule.id for rule in load_rules("legality")]
+
+
+@pytest.mark.parametrize("words", SMALL)
+def test_largest_layer_equals_the_oracle(words: str) -> None:
+    """The bytes of the widest single layer, which decide about tiling, are the oracle's."""
+    job = question_of(words)
+    assert columns_largest_layer_bytes(job) == pytest.approx(largest_layer_bytes(job), abs=1)

@@ -1,0 +1,178 @@
+"""Seconds of one layout, one stage at a time (docs/time_model.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from strategist.facts.job import Job
+from strategist.facts.model import LayerKind, layer_counts
+from strategist.facts.parameters import count, outer_parameters
+from strategist.facts.profile import BYTES
+from tests.oracle.layer_time import COMPUTE_TERMS, Pass, attention_FLOP, device_of, head_time, layer_time
+from tests.oracle.parameters import all_stages, held
+from tests.oracle.rates import memory_Bps, peak_FLOPs, share
+from tests.oracle.stages import Layout, stage_kinds
+from tests.oracle.traffic import Row, collective_seconds, rows_of
+
+AXES = ("tp", "cp", "ep", "pp", "dp")
+TERMS = (*COMPUTE_TERMS, "loss", *AXES, "bubble", "optimizer", "offload")
+
+
+@dataclass(frozen=True)
+class Time:
+    """Exposed, hidden and recomputed nanoseconds of every term, and the step."""
+
+    terms: dict[str, tuple[int, int]]
+    again: dict[str, int]
+    step_ns: int
+
+
+@dataclass
+class Stage:
+    """One stage: compute per micro-batch by term, and exposed and hidden seconds per step by axis."""
+
+    layers: int
+    compute: dict[str, Pass]
+    exposed: dict[str, float] = field(default_factory=dict)
+    hidden: dict[str, float] = field(default_factory=dict)
+
+    def seconds(self, m: int) -> float:
+        """Everything but dp over the m micro-batches of a step."""
+        sent = sum(seconds for axis, seconds in self.exposed.items() if axis != "dp")
+        return m * sum(term.all for term in self.compute.values()) + sent
+
+
+def stage_time(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> Stage:
+    """Compute and communication of one stage."""
+    sums: dict[str, list[Pass]] = {term: [] for term in (*COMPUTE_TERMS, "loss")}
+    by_kind = {kind: layer_time(job, layout, kind) for kind in set(kinds)}
+    for kind in kinds:
+        for term, seconds in by_kind[kind].items():
+            sums[term].append(seconds)
+    if stage == layout["pp"] - 1:
+        for term, seconds in head_time(job, layout).items():
+            sums[term].append(seconds)
+    compute = {
+        term: Pass(sum(p.forward for p in parts), sum(p.backward for p in parts), sum(p.again for p in parts))
+        for term, parts in sums.items()
+    }
+    found = Stage(len(kinds), compute)
+    rows = rows_of(job, layout, stage, kinds, held(job.model, layout, stage, kinds, sharded=False))
+    for axis in AXES:
+        found.exposed[axis], found.hidden[axis] = _axis(job, layout, found, [row for row in rows if row.axis == axis])
+    return found
+
+
+def _axis(job: Job, layout: Layout, stage: Stage, rows: Sequence[Row]) -> tuple[float, float]:
+    """Exposed and hidden seconds of one axis."""
+    exposed = hidden = 0.0
+    for behind in ("", "forward", "backward", "attention"):
+        pool = [row for row in rows if row.behind == behind]
+        total = sum(collective_seconds(job.cluster, row) * row.times for row in pool)
+        tucked = _hideable(job, layout, stage, behind, pool) if behind and total else 0.0
+        share_hidden = min(total * (1 - 1 / stage.layers), tucked)
+        exposed, hidden = exposed + total - share_hidden, hidden + share_hidden
+    return exposed, hidden
+
+
+def _hideable(job: Job, layout: Layout, stage: Stage, behind: str, pool: Sequence[Row]) -> float:
+    """What the compute of a pass can cover."""
+    compute = {
+        "forward": sum(term.forward for term in stage.compute.values()),
+        "backward": sum(term.backward + term.again for term in stage.compute.values()),
+        "attention": 3.5 * stage.compute["attention"].forward,
+    }[behind]
+    rounds = max(min(row.times, layout["accumulation"]) for row in pool)
+    return share("overlap_share", device_of(job)) * compute * rounds
+
+
+def _seen_stages(job: Job, layout: Layout) -> list[int]:
+    """With equal sorts of layers the first, second and last stage stand for all."""
+    pp = layout["pp"]
+    return [0, 1, pp - 1] if len(layer_counts(job.model)) == 1 and pp > 3 else list(range(pp))
+
+
+def _bubble(layout: Layout, kinds: Sequence[Sequence[LayerKind]], per_micro: dict[int, float]) -> float:
+    if len(per_micro) == layout["pp"]:
+        everything = sum(per_micro.values())
+    else:
+        first, second, last = per_micro.values()
+        middle = sum(len(own) for own in kinds[1:-1])
+        everything = first + second * middle / len(kinds[1]) + last
+    idle = everything - max(per_micro.values())
+    return idle / layout["virtual_stages"] if layout["schedule"] == "interleaved" else idle
+
+
+def _update(job: Job, layout: Layout) -> tuple[float, float]:
+    """Seconds of the update on the device, and of offloading with the update on the host."""
+    gpu = device_of(job)
+    owned = max(held_.all for held_ in all_stages(job.model, layout, sharded=layout["zero"] >= 1))
+    s, g = BYTES[job.formats.parameter], BYTES[job.formats.gradient]
+    o = job.profile.state_bytes(job.workload.optimizer)
+    if layout["offload"] == "none":
+        return (2 * (s + o) + 2 * g) * owned / memory_Bps(gpu), 0.0
+    link = (gpu.host_Bps or gpu.memory_Bps) * share("host_link_share", gpu)
+    update = (2 * (s + o) + g) * owned / share("host_update_Bps", gpu)
+    if layout["offload"] == "optimizer":
+        return 0.0, (g + s) * owned / link + update
+    seconds = layout["accumulation"] * (2 * s + g) * owned / link + update
+    if layout["offload"] == "nvme":
+        node = job.cluster.slowest
+        seconds += 2 * o * owned / ((node.nvme_read_Bps or 0.0) / node.gpus)
+    return 0.0, seconds
+
+
+def times_of(job: Job, layout: Layout) -> list[Time]:
+    """One optimizer step of one layout. Where several stages are equally slow, one answer for each of them."""
+    m = layout["accumulation"]
+    kinds = stage_kinds(job.model, layout)
+    stages = {stage: stage_time(job, layout, stage, kinds[stage]) for stage in _seen_stages(job, layout)}
+    bubble = _bubble(layout, kinds, {i: stage.seconds(m) / m for i, stage in stages.items()})
+    update, offload = _update(job, layout)
+    alone = {"bubble": bubble, "optimizer": update, "offload": offload}
+    slowest = _largest(stages.values(), lambda stage: stage.seconds(m))
+    busiest = _largest(stages.values(), lambda stage: stage.exposed["dp"])
+    return [_ledger(m, own, sender, alone) for own in slowest for sender in busiest]
+
+
+def time_of(job: Job, layout: Layout) -> Time:
+    """One optimizer step of one layout; the first of equally slow stages speaks."""
+    return times_of(job, layout)[0]
+
+
+def _largest(stages: Iterable[Stage], size: Callable[[Stage], float]) -> list[Stage]:
+    """The stages whose size is the largest but for rounding, in order."""
+    listed = list(stages)
+    limit = max(size(stage) for stage in listed) * (1 - 1e-12)
+    return [stage for stage in listed if size(stage) >= limit]
+
+
+def _ledger(m: int, slowest: Stage, sender: Stage, alone: Mapping[str, float]) -> Time:
+    exposed = {term: m * passes.all for term, passes in slowest.compute.items()} | slowest.exposed | alone
+    exposed["dp"] = sender.exposed["dp"]
+    hidden = slowest.hidden | {"dp": sender.hidden["dp"]}
+    terms = {term: (_ns(exposed[term]), _ns(hidden.get(term, 0.0))) for term in TERMS}
+    again = {term: _ns(m * passes.again) for term, passes in slowest.compute.items()}
+    return Time(terms, again, sum(shown for shown, _ in terms.values()))
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+def model_FLOP(job: Job) -> float:
+    """Useful FLOP of one step."""
+    shape, parameters = job.model, count(job.model)
+    head = shape.vocab * shape.hidden if shape.tied else 0
+    weights = parameters.active - outer_parameters(shape).before + head
+    attention = sum(
+        attention_FLOP(shape, kind, job.workload.seq_len) * number for kind, number in layer_counts(shape).items()
+    )
+    return (6 * weights + 3 * attention) * job.workload.tokens_per_step
+
+
+def mfu(job: Job, step_seconds: float) -> float:
+    """Useful FLOP over what all devices could do at their peak."""
+    peaks = sum(g.count * g.node.gpus * peak_FLOPs(g.node.gpu, job.workload.precision) for g in job.cluster.groups)
+    return model_FLOP(job) / (step_seconds * peaks)

@@ -1,0 +1,145 @@
+"""What one stage sends in one step, and how long each collective takes (docs/time_model.md, Collectives)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from strategist.facts.groups import GroupLink, group_bandwidth
+from strategist.facts.hardware import Cluster
+from strategist.facts.job import Job
+from strategist.facts.model import LayerKind
+from strategist.facts.profile import BYTES
+from strategist.facts.tiers import tiers
+from tests.oracle.memory import sequence_cut, tokens
+from tests.oracle.parameters import Held, expert_ranks
+from tests.oracle.stages import Layout
+
+
+@dataclass(frozen=True)
+class Row:
+    """One collective: its axis, what it hides behind ("" nothing), the payload, how often, and over which ranks."""
+
+    axis: str
+    op: str
+    behind: str
+    payload_bytes: float
+    times: float
+    size: int
+    stride: int
+
+
+@cache
+def link_of(cluster: Cluster, size: int, stride: int) -> GroupLink:
+    """What a group of ranks gets."""
+    return group_bandwidth(tiers(cluster), size, stride)
+
+
+def collective_seconds(cluster: Cluster, row: Row) -> float:
+    """One collective; a rank alone and an empty payload cost nothing."""
+    n, S = row.size, row.payload_bytes
+    if n == 1 or S == 0:
+        return 0.0
+    link = link_of(cluster, row.size, row.stride)
+    a, moved = link.latency_s, S * (n - 1) / n
+    if row.op in ("all-gather", "reduce-scatter"):
+        return a + moved / link.ring_Bps
+    if row.op == "all-reduce":
+        return 2 * a + 2 * moved / link.all_reduce_Bps
+    if row.op == "all-to-all":
+        return a + moved / link.all_to_all_Bps
+    return a / (n - 1) + S / link.ring_Bps
+
+
+def rows_of(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], whole: Held) -> list[Row]:
+    """Everything one stage sends in one step."""
+    return [
+        *_tensor(job, layout, stage, kinds),
+        *_context(job, layout, kinds),
+        *_experts(job, layout, kinds),
+        *_pipeline(job, layout, stage),
+        *_data(job, layout, whole),
+    ]
+
+
+def _passes(layout: Layout) -> int:
+    """fw: forward runs twice under full recompute."""
+    return 2 if layout["recompute"] == "full" else 1
+
+
+def _tensor(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> Iterator[Row]:
+    T, h, c, m = tokens(job, layout), job.model.hidden, BYTES[job.formats.compute], layout["accumulation"]
+    last = stage == layout["pp"] - 1
+    times = 2 * len(kinds) * m * (_passes(layout) + 1) + m * (stage == 0) + m * last
+    ops = ("all-gather", "reduce-scatter") if layout["sequence_parallel"] else ("all-reduce",)
+    for op in ops:
+        yield Row("tp", op, "", T * h * c, times, layout["tp"], 1)
+    if last:
+        yield Row("tp", "all-reduce", "", 4 * T, 3 * m, layout["tp"], 1)
+
+
+def _context(job: Job, layout: Layout, kinds: Sequence[LayerKind]) -> Iterator[Row]:
+    shape, cp, tp = job.model, layout["cp"], layout["tp"]
+    per_head = tokens(job, layout) / tp * shape.head_dim * BYTES[job.formats.compute]
+    X = len(kinds) * layout["accumulation"]
+    if layout["context_parallel"] == "ring":
+        payload = per_head * 2 * shape.kv_heads * cp
+        yield Row("cp", "all-gather", "attention", payload, X * (_passes(layout) + 2), cp, tp)
+    elif layout["context_parallel"] == "all-to-all":
+        payload = per_head * (2 * shape.heads + 2 * shape.kv_heads)
+        yield Row("cp", "all-to-all", "", payload, X * (_passes(layout) + 1), cp, tp)
+
+
+def _experts(job: Job, layout: Layout, kinds: Sequence[LayerKind]) -> Iterator[Row]:
+    moe = job.model.moe
+    if moe is None:
+        return
+    width = moe.latent or job.model.hidden
+    payload = tokens(job, layout) / sequence_cut(layout) * moe.top_k * width * BYTES[job.formats.compute]
+    with_experts = sum(kind.ffn == "moe" for kind in kinds)
+    times = 2 * with_experts * layout["accumulation"] * (_passes(layout) + 1)
+    yield Row("ep", "all-to-all", "", payload, times, layout["ep"] * layout["etp"], 1)
+
+
+def _pipeline(job: Job, layout: Layout, stage: int) -> Iterator[Row]:
+    pp, v = layout["pp"], layout["virtual_stages"]
+    neighbours = 1 if stage in (0, pp - 1) and v == 1 else 2
+    payload = tokens(job, layout) * job.model.hidden * BYTES[job.formats.compute]
+    stride = layout["dp_replicate"] * layout["dp_shard"] * layout["cp"] * layout["tp"]
+    yield Row("pp", "send", "", payload, neighbours * layout["accumulation"] * v, pp, stride)
+
+
+def _data(job: Job, layout: Layout, whole: Held) -> Iterator[Row]:
+    """The dense rows, and the same for the routed experts over their replicas."""
+    tp, cp, shard, replicate = (layout[name] for name in ("tp", "cp", "dp_shard", "dp_replicate"))
+    r = BYTES[job.formats.reduce]
+    everybody, sharded = (replicate * shard * cp, tp), (shard * cp, tp)
+    yield from _data_rows(job, layout, whole.dense, everybody if layout["zero"] < 2 else sharded)
+    replicas, apart = expert_ranks(layout), layout["ep"] * layout["etp"]
+    yield from _data_rows(job, layout, whole.experts, (replicas, apart))
+    if layout["zero"] >= 2:
+        times = _once_per_step(layout)
+        across = (replicate, tp * cp * shard)
+        yield Row("dp", "all-reduce", "backward", r * whole.dense / (shard * cp), times, *across)
+        yield Row("dp", "all-reduce", "backward", r * whole.experts / replicas, times, *across)
+
+
+def _once_per_step(layout: Layout) -> int:
+    return 1 if layout["pp"] > 1 else int(layout["accumulation"])
+
+
+def _data_rows(job: Job, layout: Layout, elements: float, ranks: tuple[int, int]) -> Iterator[Row]:
+    zero, pp, m = layout["zero"], layout["pp"], layout["accumulation"]
+    c, r, s = (BYTES[getattr(job.formats, name)] for name in ("compute", "reduce", "parameter"))
+    if zero < 2:
+        times = m if zero == 0 and layout["tp"] > 1 and pp == 1 else 1
+        yield Row("dp", "all-reduce", "backward", r * elements, times, *ranks)
+    if zero == 1:
+        yield Row("dp", "all-gather", "", s * elements, 1, *ranks)
+    if zero >= 2:
+        gathers = 1 if zero == 2 and pp > 1 else m
+        yield Row("dp", "all-gather", "forward", c * elements, gathers, *ranks)
+        yield Row("dp", "reduce-scatter", "backward", r * elements, _once_per_step(layout), *ranks)
+    if zero == 3:
+        yield Row("dp", "all-gather", "backward", c * elements, m, *ranks)

@@ -1,0 +1,186 @@
+"""The public names in Python: the same answers as the command line, the same codes, and nothing printed."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import strategist
+from strategist import Plan, StrategistError, Workload, load_cluster, load_model, load_plan, recommend
+from strategist.document.write import dump, seal_state
+from tests.cli.bad_inputs import FLAT, LLAMA
+from tests.cli.harness import call, plan_text
+from tests.plans import make_plan
+
+QUESTIONS: tuple[dict[str, Any], ...] = (
+    {"model": "7B", "hardware": "dgx-h100"},
+    {"model": "llama-debug", "hardware": "cpu:4"},
+    {"model": "llama-3.1-8b", "hardware": "dgx-h100:4", "seq_len": 8192, "global_batch": 1024, "tokens": 10**12},
+    {"model": "mixtral-8x7b", "hardware": "dgx-h100:4", "pin": "ep=8", "policy": "fastest", "top": 2},
+    {"model": "gpt2-xl", "hardware": "dgx-a100-80gb", "headroom": 0.25, "objective": "memory", "forbid": "offload"},
+    {"model": "llama-2-7b", "hardware": "dgx-h100", "price_per_gpu_hour": 2.5, "micro_batch": 2, "optimizer": "sgd"},
+    {"model": "llama-debug"},
+)
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=str)
+def test_recommend_is_plan(question: dict[str, Any]) -> None:
+    """`recommend` and `plan --json` give the same bytes for the same question."""
+    words = [word for key, value in question.items() for word in (f"--{key.replace('_', '-')}", str(value))]
+    assert dump(recommend(**question)) == plan_text(*words)
+
+
+def test_recommend_prints_nothing() -> None:
+    """Neither stream is written to."""
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        plan = recommend(**QUESTIONS[0])
+    assert (out.getvalue(), err.getvalue()) == ("", "")
+    assert isinstance(plan, Plan)
+    assert seal_state(plan) == "sealed"
+
+
+def layout(plan: Plan) -> tuple[Any, ...]:
+    """What was chosen."""
+    return plan.mesh, plan.strategy, plan.time, plan.memory
+
+
+def test_every_way_to_name_a_model(tmp_path: Path) -> None:
+    """A configuration as mapping, as path and as shape is one model."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA), encoding="utf-8")
+    answers = [layout(recommend(m, "dgx-h100")) for m in (LLAMA, str(path), path, load_model(str(path)))]
+    assert answers.count(answers[0]) == 4
+    assert recommend(path, "dgx-h100").request.given == (("--model", str(path)), ("--hardware", "dgx-h100"))
+    assert recommend(LLAMA, "dgx-h100").request.given[0] == ("--model", "dict")
+
+
+def test_every_way_to_name_machines(tmp_path: Path) -> None:
+    """A hardware file as mapping, as path and as Cluster is one cluster."""
+    path = tmp_path / "machines.json"
+    path.write_text(FLAT, encoding="utf-8")
+    answers = [layout(recommend("1B", h)) for h in (json.loads(FLAT), str(path), path, load_cluster(str(path)))]
+    assert answers.count(answers[0]) == 4
+
+
+def test_a_workload_is_its_fields() -> None:
+    """A Workload says the same as its fields, and a field beside it wins."""
+    work = Workload(seq_len=2048, global_batch=64, precision="bf16", optimizer="sgd")
+    whole = recommend("1B", "dgx-h100", workload=work)
+    fields = recommend("1B", "dgx-h100", seq_len=2048, global_batch=64, precision="bf16", optimizer="sgd")
+    assert dump(whole) == dump(fields)
+    assert recommend("1B", "dgx-h100", workload=work, seq_len=1024).workload.seq_len == 1024
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    """What counts as a number in Python is one here, and is written as one."""
+    ours = recommend("1B", "dgx-h100", seq_len=np.int64(2048), headroom=np.float32(0.25))  # type: ignore[arg-type]
+    assert dump(ours) == dump(recommend("1B", "dgx-h100", seq_len=2048, headroom=0.25))
+
+
+WRONG: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"model": 5}, "TYPE"),
+    ({"model": None}, "MISSING"),
+    ({"model": ""}, "EMPTY"),
+    ({"model": {}}, "MISSING"),
+    ({"hardware": 5}, "TYPE"),
+    ({"hardware": []}, "TYPE"),
+    ({"hardware": ""}, "EMPTY"),
+    ({"hardware": {}}, "MISSING"),
+    ({"nope": 1}, "UNKNOWN_KEY"),
+    ({"seq_len": 4.5}, "TYPE"),
+    ({"seq_len": "4096"}, "TYPE"),
+    ({"seq_len": 0}, "RANGE"),
+    ({"global_batch": True}, "TYPE"),
+    ({"global_batch": 2**32}, "RANGE"),
+    ({"tokens": "1T"}, "TYPE"),
+    ({"tokens": -5}, "RANGE"),
+    ({"headroom": "x"}, "TYPE"),
+    ({"headroom": float("nan")}, "RANGE"),
+    ({"headroom": 0.6}, "RANGE"),
+    ({"price_per_gpu_hour": float("inf")}, "RANGE"),
+    ({"precision": "bf17"}, "CHOICE"),
+    ({"objective": ["time"]}, "CHOICE"),
+    ({"policy": None}, "CHOICE"),
+    ({"top": 0}, "RANGE"),
+    ({"top": "5"}, "TYPE"),
+    ({"pin": 3}, "TYPE"),
+    ({"pin": ""}, "EMPTY"),
+    ({"forbid": ("tp",)}, "TYPE"),
+    ({"rules": "folder"}, "TYPE"),
+    ({"rules": ("no such folder",)}, "FILE_NOT_FOUND"),
+    ({"workload": {}}, "TYPE"),
+    ({"micro_batch": 2, "pin": "micro_batch=2"}, "CONFLICT"),
+)
+
+
+@pytest.mark.parametrize(("change", "code"), WRONG, ids=lambda value: str(value))
+def test_wrong_arguments(change: dict[str, Any], code: str) -> None:
+    """A wrong argument is a StrategistError with a code and a hint, never another exception."""
+    with pytest.raises(StrategistError) as caught:
+        recommend(**({"model": "llama-debug", "hardware": "cpu:2"} | change))
+    assert (caught.value.code, caught.value.exit_code, bool(caught.value.hint)) == (code, 2, True)
+
+
+def test_emit_gives_texts() -> None:
+    """emit returns names and texts and writes nothing; an unknown target and an unsound plan are refused."""
+    files = strategist.emit(make_plan(dp_shard=2, zero=3), "torchrun")
+    assert sorted(str(name) for name in files) == ["launch.sh", "plan.json", "train.py"]
+    with pytest.raises(StrategistError, match="no target"):
+        strategist.emit(make_plan(), "nothing")
+    with pytest.raises(StrategistError, match="not sound"):
+        strategist.emit(make_plan(global_batch=7), "torchrun")
+
+
+def test_explain_gives_a_tree(tmp_path: Path) -> None:
+    """The tree's leaves add up to the step and to the peak."""
+    path = tmp_path / "plan.json"
+    path.write_text(plan_text("--model", "7B", "--hardware", "dgx-h100"), encoding="utf-8")
+    plan = load_plan(str(path))
+    step, peak = strategist.explain(plan).children
+    assert (step.predicted, peak.predicted) == (plan.time.step_ns, plan.memory.worst.device)
+    for tree in (step, peak):
+        assert sum(child.predicted or 0 for child in tree.children) == tree.predicted
+
+
+def test_public_names_are_there() -> None:
+    """Every public name can be loaded, is listed by dir(), and another one is an AttributeError."""
+    assert [name for name in strategist.__all__ if not hasattr(strategist, name)] == []
+    assert dir(strategist) == sorted(strategist.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = strategist.nothing
+
+
+HOPELESS: tuple[tuple[str, ...], ...] = (
+    ("--model-size", "70B", "--gpu", "rtx-4090", "--gpus-per-node", "1", "--nodes", "1"),
+    ("--model-size", "70B", "--gpu", "a10g", "--gpus-per-node", "4", "--nodes", "1", "--seq-len", "8192"),
+    ("--model-size", "7B", "--gpu", "h100", "--gpus-per-node", "8", "--nodes", "1", "--pin", "dp=8,zero=0"),
+)
+
+
+@pytest.mark.parametrize("question", HOPELESS, ids=" ".join)
+def test_every_fix_is_true(question: tuple[str, ...]) -> None:
+    """Where nothing fits the chain of reasons names flags, and each change that is offered gives a plan when it is made."""
+    error = call("plan", "--json", *question).error
+    assert all("--" in link for link in error["because"][:4])
+    assert error["fixes"]
+    for fix in error["fixes"]:
+        assert call("plan", *changed(question, fix)).code == 0
+
+
+def changed(question: tuple[str, ...], fix: str) -> list[str]:
+    """The question with the change that a fix asks for."""
+    told = dict(zip(question[::2], question[1::2], strict=True))
+    change = re.search(r"(--[a-z-]+) (\w+)\)? +fits:", fix)
+    if change is None:
+        assert fix.startswith("without --pin and --forbid")
+        told.pop("--pin")
+    else:
+        told[change[1]] = change[2]
+    return [word for pair in told.items() for word in pair]
