@@ -37,12 +37,16 @@ SILENT = frozenset({"wait_tensor", "_wrap_tensor_autograd", "barrier", "monitore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One collective as this rank sees it. `bytes` is the larger of what goes in and what comes out."""
+    """One collective as this rank sees it. `bytes` is the larger of what goes in and what comes out.
+
+    `is_functional` marks the family that DTensors use: it runs beside nothing but what the program puts before its use.
+    """
 
     name: str
     bytes: int
     dtype: str
     group: str
+    is_functional: bool
     operation: int = 0
     during: str = ""
     module: str = ""
@@ -68,7 +72,18 @@ def message_of(
         bytes=max((t.numel() * t.element_size() for t in tensors), default=0),
         dtype=str(tensors[0].dtype).removeprefix("torch.") if tensors else "",
         group=name_group(_group_of(leaves)),
+        is_functional=func.namespace == "_c10d_functional",
     )
+
+
+def arriving(func: Any, args: Any, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The tensors whose contents a collective brings. Torch's older family writes into its first argument."""
+    if func.namespace != "c10d":
+        return outputs
+    if func._schema.name == "c10d::send":
+        return ()
+    first = args[0]
+    return (first,) if isinstance(first, Tensor) else [leaf for leaf in first if isinstance(leaf, Tensor)]
 
 
 def _group_of(leaves: Sequence[Any]) -> dist.ProcessGroup | None:
@@ -97,7 +112,7 @@ def buffers_of(func: Any, args: Any, kwargs: Any) -> list[tuple[Tensor, str, str
     if name == "fsdp::chunk_cat":
         return [*((t, "gather_buffers", "main") for t in args[0]), (kwargs["out"], "gather_buffers", "main")]
     if name == "c10d::_reduce_scatter_base_":
-        return [(args[0], "", "reduce")]
+        return [(args[0], "gather_buffers", "reduce")]
     if name == "c10d::recv_":
         return [(t, "pipeline_buffers", "main") for t in args[0]]
     return []

@@ -2,46 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.pipelining import PipelineStage
+from torch import Tensor, nn
 
-from strategist.document.plan import Plan
-from strategist.executor.build import bring_to_life, lay_out
+from strategist.document.plan import MESH_AXES, Plan
+from strategist.executor.build import bring_to_life
 from strategist.executor.job import Instruments, Job
-from strategist.executor.mesh import build_mesh
-from strategist.executor.models import model_from_shape
-from strategist.executor.precision import DTYPES
+from strategist.executor.mesh import build_mesh, data_group
+from strategist.executor.models import ReferenceModel
 from strategist.executor.session import Session
+from strategist.measure.stand_ins import Replica, stage_for
 
-
-class SilentStage(PipelineStage):
-    """A stage that knows its shapes and does not ask its peers, who are fake."""
-
-    def _warmup_forward_vote(self, has_backward: bool, received_acc: Tensor | None = None) -> Any:
-        return torch.ones(1, dtype=torch.int32, device="meta")
-
-    def _warmup_backward_result(self, received_result: Tensor | None = None) -> Any:
-        return _Yes()
-
-
-class _Yes:
-    """What the stages would answer together."""
-
-    def item(self) -> int:
-        """Agreement."""
-        return 1
+MakeModel = Callable[[], nn.Module]
 
 
 @contextmanager
 def fake_world(plan: Plan, rank: int) -> Iterator[None]:
-    """A process group of the plan's size in which this process is `rank` and nobody else exists. One per process."""
+    """A process group of the plan's size in which this process is `rank` and nobody else exists. One per process.
+
+    Raises what torch raises when a group is running already.
+    """
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", rank=rank, world_size=plan.mesh.world, store=FakeStore())
@@ -53,17 +37,48 @@ def fake_world(plan: Plan, rank: int) -> Iterator[None]:
 
 def job_for(plan: Plan, device: torch.device) -> Job:
     """The job of this rank, with the parts exchanged that need real peers or real numbers."""
-    instruments = Instruments(read=lambda _value: 1.0, make_stage=lambda *a, **k: _stage(plan, *a, **k))
+    instruments = Instruments(
+        read=lambda _value: 1.0, make_stage=lambda *a, **k: stage_for(plan, *a, **k), replica=Replica
+    )
     return Job(plan=plan, mesh=build_mesh(plan, device.type), device=device, instruments=instruments)
 
 
-def _stage(plan: Plan, model: Any, index: int, count: int, device: torch.device, **options: Any) -> PipelineStage:
-    """The stage with its boundary shapes: tokens in, hidden states between (cut by sequence parallelism), logits out."""
-    rows, seq = plan.strategy.micro_batch, plan.workload.seq_len
-    dtype = DTYPES[plan.strategy.formats.compute]
-    width = seq // plan.mesh.tp if plan.strategy.sequence_parallel else seq
-    hidden = torch.empty(rows, width, plan.model.hidden, dtype=dtype, requires_grad=True)
-    tokens = torch.zeros(rows, seq, dtype=torch.long)
-    logits = torch.empty(rows, seq, plan.model.vocab, dtype=dtype, requires_grad=True)
-    inputs, outputs = tokens if index == 0 else hidden, logits if index == count - 1 else hidden
-    return SilentStage(model, index, count, device, input_args=(inputs,), output_args=(outputs,), **options)
+def live_session(model: nn.Module, job: Job) -> Session:
+    """The session of a model that was laid out; under fake tensors, its values are fake."""
+    if any(p.is_meta for p in model.parameters()) and not is_ours(model):
+        _empty(model)
+    return Session(job, bring_to_life(model, job), clip_norm=1.0, resources=ExitStack())
+
+
+def is_ours(model: nn.Module) -> bool:
+    """Whether a model knows its own initial values, so that the executor gives it memory."""
+    return isinstance(model, ReferenceModel)
+
+
+def _empty(model: nn.Module) -> None:
+    """Give memory without values to a module from meta; ends that shared a parameter share it again."""
+    homes: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                homes.setdefault(parameter, []).append((module, name))
+    model.to_empty(device="cpu")
+    for places in homes.values():
+        first, *others = places
+        for module, name in others:
+            module._parameters[name] = first[0]._parameters[first[1]]
+
+
+def batch_for(plan: Plan, count: int) -> dict[str, Tensor]:
+    """The data rank's share of one global batch: `count` sequences of tokens and their labels."""
+    tokens = torch.zeros(count, plan.workload.seq_len, dtype=torch.long)
+    return {"input_ids": tokens, "labels": torch.zeros_like(tokens)}
+
+
+def group_names(job: Job) -> dict[str, str]:
+    """The mesh axis of every process group of the job by the group's name; "data" for both data axes together."""
+    names = {job.mesh[axis].get_group().group_name: axis for axis in MESH_AXES if job.plan.mesh.size(axis) > 1}
+    data = data_group(job.mesh)
+    if data is not None:
+        names.setdefault(data.group_name, "data")
+    return names

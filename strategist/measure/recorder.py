@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from strategist.measure.flops import flop_of
-from strategist.measure.messages import Message, buffers_of, message_of
+from strategist.measure.messages import Message, arriving, buffers_of, message_of
 from strategist.measure.modules import ModuleClock
 from strategist.records import dataclass
 
@@ -32,7 +32,11 @@ Pass = Literal["setup", "forward", "backward", "recompute", "update"]
 
 @dataclass(slots=True)
 class Allocation:
-    """One storage: where it was born, and what it turned out to be for (`role` is "" until somebody knows)."""
+    """One storage: where it was born, and what it turned out to be for (`role` is "" until somebody knows).
+
+    `operation` is the one that made it, `graph` the backward pass that ran (-1 outside), `copy_of` the allocation that it
+    is another format of, `ended` the operation after which its memory went back.
+    """
 
     number: int
     operation: int
@@ -41,10 +45,12 @@ class Allocation:
     module: str
     shape: tuple[int, ...]
     is_floating: bool
-    size: int
+    graph: int
+    size: int = 0
     role: str = ""
     stream: str = "main"
-    ended_during: Pass | None = None
+    copy_of: int = 0
+    ended: int | None = None
 
 
 Change = tuple[int, int, int]
@@ -53,24 +59,40 @@ Change = tuple[int, int, int]
 
 @dataclass(slots=True)
 class Record:
-    """Everything that was written down. `passes` and `modules` say what each operation belonged to."""
+    """Everything that was written down, one entry per operation in `passes`, `modules`, `operators` and `graphs`.
+
+    `works` are the operations that cost FLOP, `uses` the first operation that needs what a message brought (by its place
+    in `messages`), `begin` is where the step that counts begins (operation, change, message); before it is preparation.
+    """
 
     allocations: dict[int, Allocation] = field(default_factory=dict)
     changes: list[Change] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
+    uses: dict[int, int] = field(default_factory=dict)
     flop: Counter[tuple[str, Pass]] = field(default_factory=Counter)
+    works: list[int] = field(default_factory=list)
     passes: list[Pass] = field(default_factory=list)
     modules: list[str] = field(default_factory=list)
+    operators: list[str] = field(default_factory=list)
+    graphs: list[int] = field(default_factory=list)
+    begin: tuple[int, int, int] = (0, 0, 0)
 
 
 class Recorder(TorchDispatchMode):
-    """Active inside `with`. `mark` and `passing` tell it what operations cannot."""
+    """Active inside `with`. `mark` and `passing` tell it what operations cannot.
 
-    def __init__(self, clock: ModuleClock, name_group: Callable[[Any], str]) -> None:
+    `name_group` names the group of a collective; `workspace` says how many bytes an operation takes inside itself.
+    """
+
+    def __init__(
+        self, clock: ModuleClock, name_group: Callable[[Any], str], workspace: Callable[[Any, Any], int]
+    ) -> None:
         super().__init__()
+        self._workspace = workspace
         self.record = Record()
         self._clock, self._name_group = clock, name_group
         self._known: Any = WeakIdKeyDictionary()
+        self._pending: Any = WeakIdKeyDictionary()
         self._count = 0
         self._outer: Pass | None = "setup"
         self._muted = 0
@@ -85,21 +107,16 @@ class Recorder(TorchDispatchMode):
         finally:
             self._outer = before
 
-    def mark(self, tensor: Tensor, role: str, stream: str | None = None) -> None:
-        """Say what the storages of a tensor are for."""
+    def mark(self, tensor: Tensor, role: str) -> None:
+        """Say what the storages of a tensor are for, whatever was thought of them before."""
         for storage in _storages(tensor):
-            allocation = self._enter(storage, tensor, "")
-            allocation.role = role or allocation.role
-            allocation.stream = stream or allocation.stream
+            self._enter(storage, tensor, "").role = role
 
     def restart(self) -> None:
-        """Forget what has happened but not what is alive: the record begins here."""
-        known = list(self._known.values())
-        self.record = Record()
-        for allocation in known:
-            self.record.allocations[allocation.number] = allocation
-            if allocation.size:
-                self.record.changes.append((-1, allocation.number, allocation.size))
+        """What follows is the step that counts."""
+        record = self.record
+        record.begin = (len(record.passes), len(record.changes), len(record.messages))
+        record.flop.clear()
 
     def __enter__(self) -> Recorder:
         recorder, resize = self, torch.UntypedStorage.resize_
@@ -130,8 +147,12 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._muted:
             return func(*args, **kwargs)
+        if func.namespace == "prim":
+            return func(*args, **kwargs)  # a question about a tensor, no work
         self.record.passes.append(self._passing_now())
         self.record.modules.append(self._clock.now())
+        self.record.operators.append(func._schema.name)
+        self.record.graphs.append(torch._C._current_graph_task_id())
         result = func(*args, **kwargs)
         self._look(func, args, kwargs, result)
         return result
@@ -145,23 +166,73 @@ class Recorder(TorchDispatchMode):
 
     def _look(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        here = len(self.record.passes) - 1
+        if len(self._pending):
+            self._note_uses(func, args, kwargs, here)
         for tensor in outputs:
             for storage in _storages(tensor):
                 self._enter(storage, tensor, func._schema.name)
+        self._note_workspace(self._workspace(func, args), func, outputs)
+        self._note_copy(func, args, outputs)
         flop = flop_of(func, args, kwargs, result)
         if flop:
             self.record.flop[func._schema.name, self.record.passes[-1]] += flop
+            self.record.works.append(here)
         for tensor, role, stream in buffers_of(func, args, kwargs):
-            self.mark(tensor, role, stream)
+            self._suggest(tensor, role, stream)
         message = message_of(func, args, kwargs, outputs, self._name_group)
         if message is not None:
-            place = len(self.record.passes) - 1
-            self.record.messages.append(message.at(place, self.record.passes[-1], self.record.modules[-1]))
+            self._note_message(message.at(here, self.record.passes[-1], self.record.modules[-1]), func, args, outputs)
+
+    def _note_workspace(self, size: int, func: Any, outputs: list[Tensor]) -> None:
+        """Bytes that an operation takes and gives back before anybody sees them."""
+        if size:
+            allocation = self._born(outputs[0], func._schema.name)
+            self._change(allocation, size)
+            self._change(allocation, 0)
+
+    def _suggest(self, tensor: Tensor, role: str, stream: str) -> None:
+        """What an operation tells about its buffers; the program's own word counts more."""
+        for storage in _storages(tensor):
+            allocation = self._enter(storage, tensor, "")
+            if not allocation.role:
+                allocation.role, allocation.stream = role, stream
+
+    def _note_copy(self, func: Any, args: Any, outputs: list[Tensor]) -> None:
+        if func._schema.name == "aten::_to_copy":
+            source, made = self._known.get(_storages(args[0])[0]), self._known.get(_storages(outputs[0])[0])
+            if source is not None and made is not source:
+                made.copy_of = source.number
+
+    def _note_message(self, message: Message, func: Any, args: Any, outputs: list[Tensor]) -> None:
+        """Remember whose contents are not there before the message has arrived."""
+        place = len(self.record.messages)
+        self.record.messages.append(message)
+        for tensor in arriving(func, args, outputs):
+            for storage in _storages(tensor):
+                self._pending[storage] = place
+
+    def _note_uses(self, func: Any, args: Any, kwargs: Any, here: int) -> None:
+        """The first operation that reads or writes what a message brings has to wait for it; looking at it has not."""
+        if func.is_view:
+            return
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, Tensor):
+                place = self._pending.pop(leaf.untyped_storage(), None)
+                if place is not None:
+                    self.record.uses[place] = here
 
     def _enter(self, storage: Any, tensor: Tensor, made_by: str) -> Allocation:
         known: Allocation | None = self._known.get(storage)
         if known is not None:
             return known
+        allocation = self._born(tensor, made_by)
+        self._known[storage] = allocation
+        self._change(allocation, storage.size())
+        weakref.finalize(storage, self._change, allocation, 0)
+        return allocation
+
+    def _born(self, tensor: Tensor, made_by: str) -> Allocation:
         self._count += 1
         allocation = Allocation(
             number=self._count,
@@ -171,12 +242,9 @@ class Recorder(TorchDispatchMode):
             module=self._clock.now(),
             shape=tuple(tensor.shape),
             is_floating=tensor.is_floating_point(),
-            size=0,
+            graph=torch._C._current_graph_task_id(),
         )
-        self._known[storage] = allocation
         self.record.allocations[allocation.number] = allocation
-        self._change(allocation, storage.size())
-        weakref.finalize(storage, self._change, allocation, 0)
         return allocation
 
     def _resized(self, storage: Any, size: int) -> None:
@@ -187,7 +255,7 @@ class Recorder(TorchDispatchMode):
     def _change(self, allocation: Allocation, size: int) -> None:
         if size != allocation.size:
             self.record.changes.append((len(self.record.passes) - 1, allocation.number, size - allocation.size))
-            allocation.ended_during = None if size else self._passing_now()
+            allocation.ended = None if size else len(self.record.passes) - 1
             allocation.size = size
 
 
@@ -208,5 +276,6 @@ def _storages(tensor: Tensor) -> list[Any]:
     """The untyped storages of a tensor; of its parts when it is made of several."""
     if is_traceable_wrapper_subclass_type(type(tensor)):
         names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
-        return [storage for name in names for storage in _storages(getattr(tensor, name))]
+        parts = [getattr(tensor, name) for name in names]  # a mesh may be among them
+        return [storage for part in parts if isinstance(part, Tensor) for storage in _storages(part)]
     return [tensor.untyped_storage()]

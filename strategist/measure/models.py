@@ -1,0 +1,138 @@
+"""Where a traced model comes from: the plan's shape, a live module, or somebody's function. Never its values."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import nn
+
+from strategist.errors import InputError, StrategistError, shown
+from strategist.executor.architecture import model_obstacles
+from strategist.executor.models import model_from_shape
+from strategist.executor.obstacles import refuse
+from strategist.facts.model import ModelShape
+
+MakeModel = Callable[[], nn.Module]
+
+
+def shape_model(shape: ModelShape) -> MakeModel:
+    """The built-in model of a shape. Raises ImpossibleError UNSUPPORTED at once when there is none."""
+    refuse(model_obstacles(shape))
+    return lambda: model_from_shape(shape)
+
+
+def given_model(model: Any) -> MakeModel:
+    """A live module, without its values. Raises InputError TYPE for anything else."""
+    if not isinstance(model, nn.Module):
+        raise _wrong_type(model, "model")
+    return lambda: copy.deepcopy(model).to("meta")
+
+
+def made_model(make: Callable[[], Any]) -> MakeModel:
+    """The module that a function makes on the meta device.
+
+    Calling it raises InputError: TYPE when it gives something else, UNSUPPORTED_DEVICE when it touches CUDA, KIND when it
+    raises.
+    """
+
+    def careful() -> nn.Module:
+        try:
+            with torch.device("meta"), _without_cuda():
+                model = make()
+        except StrategistError:
+            raise
+        except Exception as problem:
+            raise _refusal(make, problem) from problem
+        if not isinstance(model, nn.Module):
+            raise _wrong_type(model, "--model-fn")
+        return model.to("meta")
+
+    return careful
+
+
+class _TouchesCuda(Exception):
+    """A function of the user's asked for a GPU."""
+
+
+@contextmanager
+def _without_cuda() -> Iterator[None]:
+    """Every way to the GPU passes one function of torch's, which refuses inside."""
+    before = torch.cuda._lazy_init
+    torch.cuda._lazy_init = _refuse_cuda
+    try:
+        yield
+    finally:
+        torch.cuda._lazy_init = before
+
+
+def _refuse_cuda() -> None:
+    raise _TouchesCuda
+
+
+def _wrong_type(value: object, flag: str) -> InputError:
+    return InputError(
+        "TYPE",
+        f"{flag} must give a torch.nn.Module, not {shown(type(value).__name__)}.",
+        flag=flag,
+        value=type(value).__name__,
+        hint="Return the module itself.",
+    )
+
+
+def _refusal(make: object, problem: Exception) -> InputError:
+    name = shown(getattr(make, "__qualname__", make))
+    if isinstance(problem, _TouchesCuda):
+        return InputError(
+            "UNSUPPORTED_DEVICE",
+            f"{name} touches CUDA; a trace needs no device and gives it none.",
+            flag="--model-fn",
+            value=name,
+            hint="Build the module without .cuda() and device='cuda'; it is made on the meta device.",
+        )
+    return InputError(
+        "KIND",
+        f"{name} failed: {type(problem).__name__}: {shown(problem)}.",
+        flag="--model-fn",
+        value=name,
+        hint="Call it under torch.device('meta') to see the traceback.",
+    )
+
+
+def imported(path: str) -> Callable[[], Any]:
+    """The function that `package.module:name` means.
+
+    Raises InputError PARSE for another form, NAME when there is no such module or function, KIND when importing fails.
+    """
+    module_name, colon, name = path.partition(":")
+    if not colon or not all(part.isidentifier() for part in (*module_name.split("."), name)):
+        raise InputError(
+            "PARSE",
+            "--model-fn must be package.module:function.",
+            flag="--model-fn",
+            value=path,
+            hint="Example: --model-fn mypackage.models:make_model.",
+        )
+    try:
+        found = getattr(import_module(module_name), name, None)
+    except ModuleNotFoundError as problem:
+        raise _no_such(path, f"module {shown(problem.name)}") from None
+    except Exception as problem:
+        raise _refusal(module_name, problem) from problem
+    if not callable(found):
+        raise _no_such(path, f"function {shown(name)}")
+    return found  # type: ignore[no-any-return]
+
+
+def _no_such(path: str, what: str) -> InputError:
+    return InputError(
+        "NAME",
+        f"--model-fn: there is no {what}.",
+        flag="--model-fn",
+        value=path,
+        hint="Run where it can be imported, or set PYTHONPATH.",
+    )
