@@ -31,6 +31,9 @@ NAMES: Mapping[str, str] = {
 }
 """Operations of torch's two families of collectives by one name each."""
 
+UNSHARDED_GRADIENT = "unsharded gradient"
+"""The role of a whole unit's gradient that FSDP2 will reduce; whether it accumulates first shows afterwards."""
+
 SILENT = frozenset({"wait_tensor", "_wrap_tensor_autograd", "barrier", "monitored_barrier_"})
 """Operations of those namespaces that move no tensor."""
 
@@ -110,7 +113,7 @@ def buffers_of(func: Any, args: Any, kwargs: Any) -> list[tuple[Tensor, str, str
     if name == "fsdp::split_with_sizes_copy":
         return [(t, "gather_buffers", "main") for t in kwargs["out"]]
     if name == "fsdp::chunk_cat":
-        return [*((t, "gather_buffers", "main") for t in args[0]), (kwargs["out"], "gather_buffers", "main")]
+        return [*((t, UNSHARDED_GRADIENT, "main") for t in args[0]), (kwargs["out"], "gather_buffers", "main")]
     if name == "c10d::_reduce_scatter_base_":
         return [(args[0], "gather_buffers", "reduce")]
     if name == "c10d::recv_":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -48,6 +49,11 @@ def live_session(model: nn.Module, job: Job) -> Session:
     if any(p.is_meta for p in model.parameters()) and not is_ours(model):
         _empty(model)
     return Session(job, bring_to_life(model, job), clip_norm=1.0, resources=ExitStack())
+
+
+def eager(plan: Plan) -> Plan:
+    """The plan without compilation, whose guards need values."""
+    return replace(plan, strategy=replace(plan.strategy, compile=False))
 
 
 def is_ours(model: nn.Module) -> bool:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
@@ -81,7 +82,7 @@ class Record:
 class Recorder(TorchDispatchMode):
     """Active inside `with`. `mark` and `passing` tell it what operations cannot.
 
-    `name_group` names the group of a collective; `workspace` says how many bytes an operation takes inside itself.
+    `name_group` names the group of a collective, "" one that sends nothing; `workspace` says how many bytes an operation takes inside itself.
     """
 
     def __init__(
@@ -107,6 +108,10 @@ class Recorder(TorchDispatchMode):
         finally:
             self._outer = before
 
+    def pass_is(self, what: Pass | None) -> None:
+        """From here on, as `passing` says it."""
+        self._outer = what
+
     def mark(self, tensor: Tensor, role: str) -> None:
         """Say what the storages of a tensor are for, whatever was thought of them before."""
         for storage in _storages(tensor):
@@ -126,6 +131,13 @@ class Recorder(TorchDispatchMode):
             recorder._resized(storage, size)
             return result
 
+        reduce = FSDPParamGroup.post_backward
+
+        def post_backward(group: Any, *unused: Any) -> None:
+            with recorder.passing("backward"):  # a pipeline reduces when autograd is done
+                reduce(group, *unused)
+
+        self._replace(FSDPParamGroup, "post_backward", post_backward)
         self._replace(torch.UntypedStorage, "resize_", resize_)
         self._replace(ShardingPropagator, "_fake_mode_lock", _Muted(self))
         super().__enter__()
@@ -147,8 +159,8 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._muted:
             return func(*args, **kwargs)
-        if func.namespace == "prim":
-            return func(*args, **kwargs)  # a question about a tensor, no work
+        if func.namespace in ("prim", "profiler"):
+            return func(*args, **kwargs)  # a question about a tensor or a note, no work
         self.record.passes.append(self._passing_now())
         self.record.modules.append(self._clock.now())
         self.record.operators.append(func._schema.name)
@@ -170,8 +182,9 @@ class Recorder(TorchDispatchMode):
         if len(self._pending):
             self._note_uses(func, args, kwargs, here)
         for tensor in outputs:
-            for storage in _storages(tensor):
-                self._enter(storage, tensor, func._schema.name)
+            if not tensor.is_meta:
+                for storage in _storages(tensor):
+                    self._enter(storage, tensor, func._schema.name)
         self._note_workspace(self._workspace(func, args), func, outputs)
         self._note_copy(func, args, outputs)
         flop = flop_of(func, args, kwargs, result)
@@ -181,7 +194,7 @@ class Recorder(TorchDispatchMode):
         for tensor, role, stream in buffers_of(func, args, kwargs):
             self._suggest(tensor, role, stream)
         message = message_of(func, args, kwargs, outputs, self._name_group)
-        if message is not None:
+        if message is not None and message.group:
             self._note_message(message.at(here, self.record.passes[-1], self.record.modules[-1]), func, args, outputs)
 
     def _note_workspace(self, size: int, func: Any, outputs: list[Tensor]) -> None:
@@ -199,7 +212,7 @@ class Recorder(TorchDispatchMode):
                 allocation.role, allocation.stream = role, stream
 
     def _note_copy(self, func: Any, args: Any, outputs: list[Tensor]) -> None:
-        if func._schema.name == "aten::_to_copy":
+        if func._schema.name == "aten::_to_copy" and not outputs[0].is_meta:
             source, made = self._known.get(_storages(args[0])[0]), self._known.get(_storages(outputs[0])[0])
             if source is not None and made is not source:
                 made.copy_of = source.number

@@ -36,7 +36,6 @@ def substitutions_used(plan: Plan, record: Record, noticed: set[str]) -> tuple[S
     replicated = plan.mesh.data_parallel > 1 and not shards
     tests = {
         "ddp-reducer": replicated,
-        "zero-1-updates": replicated and s.zero == 1,
         "pipeline-shapes": plan.mesh.pp > 1,
         "flash-attention": cuda and FLASH in record.operators,
         "averaging-collectives": cuda and shards,

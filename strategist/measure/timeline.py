@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from strategist.document.estimate import MemoryTerm
 from strategist.document.observed import ModulePeak, MomentBytes, Pass
 from strategist.measure.caching_allocator import CachingAllocator
+from strategist.measure.messages import UNSHARDED_GRADIENT
 from strategist.measure.recorder import Allocation, Record
 from strategist.records import dataclass
 
@@ -52,21 +53,16 @@ class Timeline:
         self.record, self.outline = record, outline
         self._blocks = {name: outline.block_of(name) for name in set(record.modules)}
         self._backward = [i for i, what in enumerate(record.passes) if what in ("backward", "recompute")]
-        self._end_backwards()
+        self._last_of_graph = {graph: i for i, graph in enumerate(record.graphs) if graph >= 0}
+        self._in_graphs = [i for i, graph in enumerate(record.graphs) if graph >= 0]
         for allocation in record.allocations.values():
             allocation.role = self._role(allocation)
 
-    def _end_backwards(self) -> None:
-        """Name everything after the last backward operation of each step an update: autograd does not see it."""
-        first = self.record.begin[0]
-        for begin, end in ((0, first), (first, len(self.record.passes))):
-            inside = [i for i in self._backward if begin <= i < end]
-            for i in range(inside[-1] + 1 if inside else end, end):
-                self.record.passes[i] = "update"
-
     def _role(self, allocation: Allocation) -> str:
+        if allocation.role == UNSHARDED_GRADIENT:
+            return "gradients" if self._accumulates(allocation) else "gather_buffers"
         if allocation.role:
-            return "gradients" if self._accumulates(allocation) else allocation.role
+            return allocation.role
         born = self._pass_at(allocation.operation)
         if born in ("forward", "backward") and self._is_logits(allocation):
             return "logits"
@@ -81,10 +77,14 @@ class Timeline:
         return self.record.passes[operation] if operation >= 0 else "setup"
 
     def _accumulates(self, allocation: Allocation) -> bool:
-        """An unsharded gradient that a later backward pass finds again."""
-        if allocation.role != "gather_buffers" or allocation.graph < 0 or allocation.ended is None:
+        """Whether a later backward pass finds the gradient again."""
+        if allocation.graph < 0:
             return False
-        return self.record.graphs[allocation.ended] not in (allocation.graph, -1)
+        at = bisect_right(self._in_graphs, self._last_of_graph[allocation.graph])
+        return at < len(self._in_graphs) and self._in_graphs[at] <= self._end_of(allocation)
+
+    def _end_of(self, allocation: Allocation) -> int:
+        return len(self.record.passes) if allocation.ended is None else allocation.ended
 
     def _is_logits(self, allocation: Allocation) -> bool:
         if not allocation.is_floating or not allocation.shape or allocation.shape[-1] != self.outline.vocabulary:
@@ -97,8 +97,7 @@ class Timeline:
     def _sees_backward(self, allocation: Allocation) -> bool:
         """Whether a backward operation runs during the allocation's life."""
         at = bisect_right(self._backward, allocation.operation)
-        end = len(self.record.passes) if allocation.ended is None else allocation.ended
-        return at < len(self._backward) and self._backward[at] <= end
+        return at < len(self._backward) and self._backward[at] <= self._end_of(allocation)
 
     def moments(self) -> tuple[MomentBytes, ...]:
         """The worst instant of each of the Plan's moments that the step has."""

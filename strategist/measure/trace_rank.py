@@ -6,9 +6,11 @@ import resource
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -16,13 +18,15 @@ from strategist.document.observed import ObservedMemory, OperatorFLOP, RankObser
 from strategist.document.plan import Plan
 from strategist.executor.blocks import find_blocks
 from strategist.executor.build import lay_out
+from strategist.executor.engines import Engine
 from strategist.executor.job import Job
+from strategist.executor.loss import Batch
 from strategist.executor.names import plain_name
 from strategist.executor.session import Session
 from strategist.measure.exposure import collectives, tier_totals
 from strategist.measure.kinds import Kind
 from strategist.measure.modules import ModuleClock
-from strategist.measure.program import MakeModel, batch_for, fake_world, group_names, job_for, live_session
+from strategist.measure.program import MakeModel, batch_for, eager, fake_world, group_names, job_for, live_session
 from strategist.measure.recorder import Record, Recorder
 from strategist.measure.substitutions import attention_workspace, cuda_ways, is_for_cuda, substitutions_used
 from strategist.measure.timeline import HOST, Outline, Timeline
@@ -54,18 +58,24 @@ def trace_rank(plan: Plan, kind: Kind, make_model: MakeModel) -> RankObservation
 def record_rank(plan: Plan, rank: int, make_model: MakeModel) -> Recording:
     """The record of two steps of one rank, the second of which counts."""
     with fake_world(plan, rank), cuda_ways(plan) as noticed:
-        job = job_for(plan, torch.device("cpu"))
+        job = job_for(eager(plan), torch.device("cpu"))
         model = lay_out(make_model(), job)
         names = group_names(job)
         clock = ModuleClock(model)
         recorder = Recorder(
             clock,
-            lambda group: names.get(group.group_name, "world") if group is not None else "world",
+            lambda group: _axis_of(group, names),
             attention_workspace if is_for_cuda(plan) else _no_workspace,
         )
         with FakeTensorMode(allow_non_fake_inputs=True):
             _run(recorder, clock, model, job)
         return Recording(recorder.record, outline_of(plan, model), noticed)
+
+
+def _axis_of(group: dist.ProcessGroup | None, names: dict[str, str]) -> str:
+    if group is None:
+        return "world"
+    return names.get(group.group_name, "world") if group.size() > 1 else ""
 
 
 def _no_workspace(_func: Any, _args: Any) -> int:
@@ -76,14 +86,30 @@ def _run(recorder: Recorder, clock: ModuleClock, model: nn.Module, job: Job) -> 
     with recorder, clock:
         session = live_session(model, job)
         batch = batch_for(job.plan, session.share.per_rank)
+        session.parts = replace(session.parts, engine=Watched(session.parts.engine, recorder))
         session.parts.optimizer.register_step_pre_hook(lambda *_: _mark_state(recorder, session))
         for number in range(STEPS):
             if number == STEPS - 1:
                 _mark_state(recorder, session)
                 recorder.restart()
-            with recorder.passing(None):
-                session.step(batch)
+            recorder.pass_is(None)
+            session.step(batch)
         _mark_state(recorder, session)
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """An engine that tells the recorder when its work is done: what follows in the step is the update."""
+
+    engine: Engine
+    recorder: Recorder
+
+    def gradients(self, batch: Batch, scale: Tensor) -> Tensor:
+        """See Engine."""
+        self.recorder.pass_is(None)
+        loss = self.engine.gradients(batch, scale)
+        self.recorder.pass_is("update")
+        return loss
 
 
 def _mark_state(recorder: Recorder, session: Session) -> None:
