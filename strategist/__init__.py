@@ -11,8 +11,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from strategist.api import build, emit, explain, recommend
-    from strategist.document.load import load_plan
+    from strategist.api import build, emit, explain, recommend, trace
+    from strategist.document.load import load_observed, load_plan
+    from strategist.document.observed import Observed
     from strategist.document.plan import Plan
     from strategist.errors import NoPlanError, StrategistError
     from strategist.facts.clusters import load_cluster
@@ -24,21 +25,23 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    **dict.fromkeys(("build", "emit", "explain", "recommend"), "strategist.api"),
+    **dict.fromkeys(("build", "emit", "explain", "recommend", "trace"), "strategist.api"),
     "load_cluster": "strategist.facts.clusters",
     "load_model": "strategist.facts.models",
-    "load_plan": "strategist.document.load",
+    **dict.fromkeys(("load_observed", "load_plan"), "strategist.document.load"),
     **dict.fromkeys(("Cluster", "Gpu", "Link", "Node"), "strategist.facts.hardware"),
     "ModelShape": "strategist.facts.model",
     "NoPlanError": "strategist.errors",
+    "Observed": "strategist.document.observed",
     "Plan": "strategist.document.plan",
     "StrategistError": "strategist.errors",
     "Workload": "strategist.facts.workload",
 }
 
 __all__ = [
-    "Cluster", "Gpu", "Link", "ModelShape", "NoPlanError", "Node", "Plan", "StrategistError", "Workload", "__version__",
-    "build", "emit", "explain", "load_cluster", "load_model", "load_plan", "recommend",
+    "Cluster", "Gpu", "Link", "ModelShape", "NoPlanError", "Node", "Observed", "Plan", "StrategistError", "Workload", "__version__",
+    "build", "emit", "explain", "load_cluster", "load_model", "load_observed", "load_plan",
+    "recommend", "trace",
 ]  # fmt: skip
 
 

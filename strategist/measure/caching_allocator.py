@@ -50,9 +50,9 @@ class _Block:
 
     def __init__(self, segment: int, start: int, size: int) -> None:
         self.segment, self.start, self.size = segment, start, size
-        self.is_free, self.before, self.after = True, None, None
-        self.before: _Block | None
-        self.after: _Block | None
+        self.is_free = True
+        self.before: _Block | None = None
+        self.after: _Block | None = None
 
     @property
     def key(self) -> tuple[int, int, int]:

@@ -34,7 +34,8 @@ def in_child(function: Callable[[], T], what: str) -> T:
     with os.fdopen(reader, "rb") as pipe:
         data = pipe.read()
     _, status = os.waitpid(child, 0)
-    return _opened(data, status, what)
+    result: T = _opened(data, status, what)
+    return result
 
 
 def _work(function: Callable[[], Any], writer: int) -> None:

@@ -13,9 +13,9 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 
-from strategist.document.observed import Exposure, ObservedCollective, TierTotal
+from strategist.document.observed import Exposure, ObservedCollective, Pass, TierTotal
 from strategist.document.plan import Plan
-from strategist.facts.tiers import group_bandwidth, tiers
+from strategist.facts.tiers import Tier, group_bandwidth, tiers
 from strategist.measure.kinds import group_of
 from strategist.measure.messages import Message
 from strategist.measure.recorder import Record
@@ -26,7 +26,7 @@ def collectives(record: Record, plan: Plan) -> tuple[ObservedCollective, ...]:
     levels = tiers(plan.cluster) if plan.mesh.world > 1 else ()
     judged = _Order(record)
     first = record.begin[2]
-    counted: Counter[tuple[str, str, int, str, str, Exposure]] = Counter()
+    counted: Counter[tuple[str, str, int, str, Pass, Exposure]] = Counter()
     for place, message in enumerate(record.messages[first:], first):
         during = record.passes[message.operation]
         counted[message.name, message.dtype, message.bytes, message.group, during, judged.exposure(place, message)] += 1
@@ -46,8 +46,8 @@ def collectives(record: Record, plan: Plan) -> tuple[ObservedCollective, ...]:
     )
 
 
-def _tier(levels: object, ranks: int, stride: int) -> str:
-    link = group_bandwidth(levels, ranks, stride)  # type: ignore[arg-type]
+def _tier(levels: tuple[Tier, ...], ranks: int, stride: int) -> str:
+    link = group_bandwidth(levels, ranks, stride)
     return "" if link.tier is None else link.tier.name
 
 

@@ -30,8 +30,9 @@ def _formulas() -> Mapping[Any, Callable[..., int]]:
 
 
 def _attention(query: Any, key: Any, value: Any, *_args: Any, **_kwargs: Any) -> int:
-    return int(sdpa_flop_count(query.shape, key.shape, value.shape))
+    return int(sdpa_flop_count(query.shape, key.shape, value.shape))  # type: ignore[no-untyped-call]
 
 
 def _attention_backward(grad: Any, query: Any, key: Any, value: Any, *_args: Any, **_kwargs: Any) -> int:
-    return int(sdpa_backward_flop_count(grad.shape, query.shape, key.shape, value.shape))
+    shapes = (grad.shape, query.shape, key.shape, value.shape)
+    return int(sdpa_backward_flop_count(*shapes))  # type: ignore[no-untyped-call]

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import GroupName
 from torch.utils._pytree import tree_leaves
 
+from strategist.document.observed import Pass
 from strategist.records import dataclass
 
 NAMES: Mapping[str, str] = {
@@ -51,10 +53,10 @@ class Message:
     group: str
     is_functional: bool
     operation: int = 0
-    during: str = ""
+    during: Pass = "setup"
     module: str = ""
 
-    def at(self, operation: int, during: str, module: str) -> Message:
+    def at(self, operation: int, during: Pass, module: str) -> Message:
         """The message with its place in the program."""
         return replace(self, operation=operation, during=during, module=module)
 
@@ -95,7 +97,7 @@ def _group_of(leaves: Sequence[Any]) -> dist.ProcessGroup | None:
             return dist.ProcessGroup.unbox(leaf)
         if isinstance(leaf, str):
             try:
-                return torch._C._distributed_c10d._resolve_process_group(leaf)
+                return torch._C._distributed_c10d._resolve_process_group(GroupName(leaf))
             except RuntimeError:  # another word: the reduction
                 continue
     return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -31,6 +30,11 @@ def given_model(model: Any) -> MakeModel:
     if not isinstance(model, nn.Module):
         raise _wrong_type(model, "model")
     return lambda: copy.deepcopy(model).to("meta")
+
+
+def function_name(make: object) -> str:
+    """A function as people call it."""
+    return str(getattr(make, "title", None) or getattr(make, "__qualname__", None) or type(make).__name__)
 
 
 def made_model(make: Callable[[], Any]) -> MakeModel:
@@ -85,7 +89,7 @@ def _wrong_type(value: object, flag: str) -> InputError:
 
 
 def _refusal(make: object, problem: Exception) -> InputError:
-    name = shown(getattr(make, "__qualname__", make))
+    name = shown(function_name(make))
     if isinstance(problem, _TouchesCuda):
         return InputError(
             "UNSUPPORTED_DEVICE",
@@ -100,39 +104,4 @@ def _refusal(make: object, problem: Exception) -> InputError:
         flag="--model-fn",
         value=name,
         hint="Call it under torch.device('meta') to see the traceback.",
-    )
-
-
-def imported(path: str) -> Callable[[], Any]:
-    """The function that `package.module:name` means.
-
-    Raises InputError PARSE for another form, NAME when there is no such module or function, KIND when importing fails.
-    """
-    module_name, colon, name = path.partition(":")
-    if not colon or not all(part.isidentifier() for part in (*module_name.split("."), name)):
-        raise InputError(
-            "PARSE",
-            "--model-fn must be package.module:function.",
-            flag="--model-fn",
-            value=path,
-            hint="Example: --model-fn mypackage.models:make_model.",
-        )
-    try:
-        found = getattr(import_module(module_name), name, None)
-    except ModuleNotFoundError as problem:
-        raise _no_such(path, f"module {shown(problem.name)}") from None
-    except Exception as problem:
-        raise _refusal(module_name, problem) from problem
-    if not callable(found):
-        raise _no_such(path, f"function {shown(name)}")
-    return found  # type: ignore[no-any-return]
-
-
-def _no_such(path: str, what: str) -> InputError:
-    return InputError(
-        "NAME",
-        f"--model-fn: there is no {what}.",
-        flag="--model-fn",
-        value=path,
-        hint="Run where it can be imported, or set PYTHONPATH.",
     )

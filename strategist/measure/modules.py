@@ -49,7 +49,7 @@ class ModuleClock:
 
     def _note(self) -> None:
         """From the next node of autograd on, work belongs to the top of the stack."""
-        self._starts.append(torch.autograd._get_sequence_nr())
+        self._starts.append(torch._C._autograd._get_sequence_nr())
         self._owners.append(self._stack[-1] if self._stack else "")
 
     def __enter__(self) -> ModuleClock:

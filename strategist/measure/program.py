@@ -83,7 +83,9 @@ def batch_for(plan: Plan, count: int) -> dict[str, Tensor]:
 
 def group_names(job: Job) -> dict[str, str]:
     """The mesh axis of every process group of the job by the group's name; "data" for both data axes together."""
-    names = {job.mesh[axis].get_group().group_name: axis for axis in MESH_AXES if job.plan.mesh.size(axis) > 1}
+    names: dict[str, str] = {
+        job.mesh[axis].get_group().group_name: axis for axis in MESH_AXES if job.plan.mesh.size(axis) > 1
+    }
     data = data_group(job.mesh)
     if data is not None:
         names.setdefault(data.group_name, "data")

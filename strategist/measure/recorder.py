@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,13 +22,11 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
+from strategist.document.observed import Pass
 from strategist.measure.flops import flop_of
 from strategist.measure.messages import Message, arriving, buffers_of, message_of
 from strategist.measure.modules import ModuleClock
 from strategist.records import dataclass
-
-Pass = Literal["setup", "forward", "backward", "recompute", "update"]
-"""What the program was doing; `recompute` is forward work inside backward, `update` all after the last backward."""
 
 
 @dataclass(slots=True)
@@ -79,7 +77,7 @@ class Record:
     begin: tuple[int, int, int] = (0, 0, 0)
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Active inside `with`. `mark` and `passing` tell it what operations cannot.
 
     `name_group` names the group of a collective, "" one that sends nothing; `workspace` says how many bytes an operation takes inside itself.
@@ -88,7 +86,7 @@ class Recorder(TorchDispatchMode):
     def __init__(
         self, clock: ModuleClock, name_group: Callable[[Any], str], workspace: Callable[[Any, Any], int]
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._workspace = workspace
         self.record = Record()
         self._clock, self._name_group = clock, name_group
@@ -140,11 +138,11 @@ class Recorder(TorchDispatchMode):
         self._replace(FSDPParamGroup, "post_backward", post_backward)
         self._replace(torch.UntypedStorage, "resize_", resize_)
         self._replace(ShardingPropagator, "_fake_mode_lock", _Muted(self))
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         for owner, name, value in self._replaced:
             setattr(owner, name, value)
         self._replaced.clear()

@@ -64,16 +64,17 @@ class Replica(nn.Module):
             raise ValueError("only gradients that are views of buckets are described")
         self.module, self._group, self._reduces, self._is_rebuilt = module, process_group, True, False
         self._parameters_here = [p for p in module.parameters() if p.requires_grad]
-        self._arrived: list[Tensor] = []
+        self._arrived: list[nn.Parameter] = []
+        self._missing: list[int] = []
         self._make_buckets([list(range(len(self._parameters_here)))])
         for parameter in self._parameters_here:
-            parameter.register_post_accumulate_grad_hook(self._arrive)
+            parameter.register_post_accumulate_grad_hook(self._arrive)  # type: ignore[no-untyped-call]
 
     def forward(self, *inputs: Any, **more: Any) -> Any:
         """What the module gives."""
         if len(self._arrived) == len(self._parameters_here) and not self._is_rebuilt:
             self._parameters_here, self._is_rebuilt = list(self._arrived), True
-            self._views.clear()
+            self._views.clear()  # the old buckets go before the new ones come
             self._buckets.clear()
             self._make_buckets(bucket_assignment(self._parameters_here))
         self._arrived.clear()
@@ -91,18 +92,18 @@ class Replica(nn.Module):
 
     def _make_buckets(self, assignment: Sequence[Sequence[int]]) -> None:
         self._assignment = assignment
-        self._buckets, self._views, self._bucket_of = [], {}, {}
-        self._buckets: list[Tensor]
-        self._views: dict[Tensor, Tensor]
+        self._buckets: list[Tensor] = []
+        self._views: dict[nn.Parameter, Tensor] = {}
+        self._bucket_of: dict[nn.Parameter, int] = {}
         for number, indices in enumerate(assignment):
             members = [self._parameters_here[i] for i in indices]
             bucket = torch.empty(sum(p.numel() for p in members), dtype=members[0].dtype, device=members[0].device)
             self._buckets.append(bucket)
-            for parameter, part in zip(members, bucket.split([p.numel() for p in members]), strict=True):
+            for parameter, part in zip(members, _pieces(bucket, members), strict=True):
                 self._views[parameter], self._bucket_of[parameter] = part.view(parameter.shape), number
 
     @torch.no_grad()
-    def _arrive(self, parameter: Tensor) -> None:
+    def _arrive(self, parameter: nn.Parameter) -> None:
         if not self._reduces or parameter.grad is None:
             return
         view, number = self._views[parameter], self._bucket_of[parameter]
@@ -114,8 +115,13 @@ class Replica(nn.Module):
             dist.all_reduce(self._buckets[number], group=self._group)
 
 
+def _pieces(bucket: Tensor, members: Sequence[Tensor]) -> Sequence[Tensor]:
+    return torch.split(bucket, [p.numel() for p in members])
+
+
 def bucket_assignment(parameters: Sequence[Tensor]) -> list[list[int]]:
     """Which parameters share a bucket, by torch's own rule."""
     shadows = [torch.empty(p.shape, dtype=p.dtype, device="meta") for p in parameters]
-    indices, _ = dist._compute_bucket_assignment_by_size(shadows, [FIRST_BUCKET, BUCKET])
+    indices: list[list[int]]
+    indices, _ = torch._C._distributed_c10d._compute_bucket_assignment_by_size(shadows, [FIRST_BUCKET, BUCKET])
     return indices

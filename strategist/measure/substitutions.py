@@ -123,4 +123,4 @@ def attention_workspace(func: Any, args: Any) -> int:
     rows_q, step = -(-rows_q // 128) * 128, 32 if width <= 128 else 64
     inside = 4 * batch * heads * rows_q * (1 + -(-width // step) * step)
     unreduced = 2 * batch * heads * key.shape[2] * width * query.element_size() if key.shape[1] != heads else 0
-    return inside + unreduced
+    return int(inside + unreduced)

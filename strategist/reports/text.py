@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from strategist.document.observed import Observed
 from strategist.document.plan import Plan
 from strategist.document.write import seal_state
 from strategist.reports.brief import INDENT, _assumed, family_title, hint_lines, mesh_words, option_words, policy_words
-from strategist.reports.lines import Line, Span, hung, line, table, wrapped
+from strategist.reports.lines import Line, Span, Style, hung, line, table, wrapped
 from strategist.reports.tree import Tree, plan_tree
 from strategist.units import format_gib, format_seconds
 
 VALUE_COLUMN = 12
+RATIO_COLUMN = 8
 
 
-def explain_text(plan: Plan, width: int = 80) -> list[Line]:
-    """The full explanation of a plan."""
+def explain_text(plan: Plan, width: int = 80, observed: Sequence[Observed] = ()) -> list[Line]:
+    """The full explanation of a plan, beside what other rungs saw of it."""
     return [
         *_assumed(plan, width),
         *wrapped(
@@ -24,16 +26,16 @@ def explain_text(plan: Plan, width: int = 80) -> list[Line]:
         *wrapped("layout", option_words(plan), width, indent=INDENT),
         *wrapped("batch", plan.batch_identity, width, indent=INDENT),
         *wrapped("seal", _seal_words(plan), width, indent=INDENT),
-        *details(plan, width),
+        *details(plan, width, observed),
         *hint_lines(plan, width),
     ]
 
 
-def details(plan: Plan, width: int = 80) -> list[Line]:
+def details(plan: Plan, width: int = 80, observed: Sequence[Observed] = ()) -> list[Line]:
     """Every term of the step and of the peak, the stages, the rules and what they refused."""
     return [
         line(""),
-        *_tree_lines(plan_tree(plan), width),
+        *_tree_lines(plan_tree(plan, observed), width, tuple(seen.rung for seen in observed)),
         *_stages(plan, width),
         *_rules(plan, width),
         *_refusals(plan, width),
@@ -49,25 +51,29 @@ def _seal_words(plan: Plan) -> str:
     return words[seal_state(plan)]
 
 
-def _tree_lines(tree: Tree, width: int) -> Iterator[Line]:
-    name_width = max(20, min(34, width // 2 - VALUE_COLUMN))
+def _tree_lines(tree: Tree, width: int, rungs: Sequence[str]) -> Iterator[Line]:
+    room = VALUE_COLUMN * (1 + len(rungs)) + RATIO_COLUMN * bool(rungs)
+    name_width = max(20, min(34, width // 2 - room))
     if width >= 44:
-        yield line(Span(" " * name_width + "predicted".rjust(VALUE_COLUMN), "dim"))
+        heads = "".join(word.rjust(VALUE_COLUMN) for word in ("predicted", *rungs))
+        yield line(Span(" " * name_width + heads + ("ratio".rjust(RATIO_COLUMN) if rungs else ""), "dim"))
     for child in tree.children:
         yield from _branch(child, width, name_width, 0)
 
 
 def _branch(node: Tree, width: int, name_width: int, depth: int) -> Iterator[Line]:
     label = f"{'  ' * depth}{node.name}"
-    value = _value(node.predicted, node.unit)
+    values = [_value(value, node.unit) for value in (node.predicted, *node.observed)]
+    ratio = f"{node.ratios[0]:.3f}" if node.ratios and node.ratios[0] is not None else ""
     if width < 44:
-        yield from hung(f"{label} {value}", width)
+        yield from hung(" ".join([label, *values, ratio, *(["<- worst"] if node.is_worst else [])]).rstrip(), width)
     else:
-        head = label.ljust(name_width)[:name_width] + value.rjust(VALUE_COLUMN) + "  "
+        columns = "".join(value.rjust(VALUE_COLUMN) for value in values)
+        head = label.ljust(name_width)[:name_width] + columns + (ratio.rjust(RATIO_COLUMN) if node.observed else "")
         note = node.note + (f" ({node.basis})" if node.basis not in (None, "derived") else "")
-        yield from wrapped(
-            head, note, width, indent=len(head), style="dim", label_style="title" if depth == 0 else "plain"
-        )
+        note = f"<- worst: {note}" if node.is_worst else note
+        style: Style = "title" if depth == 0 else "bad" if node.is_worst else "plain"
+        yield from wrapped(f"{head}  ", note, width, indent=len(head) + 2, style="dim", label_style=style)
     for child in node.children:
         yield from _branch(child, width, name_width, depth + 1)
 

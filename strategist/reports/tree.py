@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from strategist.document.estimate import MEMORY_TERMS, TIME_TERMS
+from strategist.document.estimate import MEMORY_TERMS, TIME_TERMS, StageMemory
+from strategist.document.observed import Observed, RankObservation
 from strategist.document.plan import Plan
+from strategist.document.write import digest
+from strategist.errors import StaleError, shown
 from strategist.facts.hardware import Basis
 from strategist.records import dataclass
 from strategist.units import format_seconds
@@ -44,7 +48,10 @@ MEANING: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """One term: its value in `unit` (B, ns or "" for groups without one), the value other rungs saw, and its parts."""
+    """One term: its value in `unit` (B, ns or "" for groups without one), the value other rungs saw, and its parts.
+
+    `is_worst` marks the part whose bytes are furthest from what the first of them saw.
+    """
 
     name: str
     unit: str
@@ -53,11 +60,39 @@ class Tree:
     basis: Basis | None = None
     note: str = ""
     children: tuple[Tree, ...] = ()
+    is_worst: bool = False
+
+    @property
+    def ratios(self) -> tuple[float | None, ...]:
+        """Predicted over observed, per rung; None where either is missing or nothing was seen."""
+        return tuple(
+            self.predicted / value if self.predicted is not None and value else None for value in self.observed
+        )
 
 
-def plan_tree(plan: Plan) -> Tree:
-    """The time of a step and the memory of its worst stage, term by term."""
-    return Tree("plan", "", None, children=(time_tree(plan), memory_tree(plan)))
+def plan_tree(plan: Plan, observed: Sequence[Observed] = ()) -> Tree:
+    """The time of a step and the memory of its worst stage, term by term; of every stage that was observed.
+
+    Raises StaleError DIGEST for an observation of another plan.
+    """
+    for seen in observed:
+        _require_same_plan(plan, seen)
+    stages = [s for s in plan.memory.stages if any(seen.of_stage(s.stage) is not None for seen in observed)]
+    ledgers = stages or [plan.memory.worst]
+    return Tree(
+        "plan", "", None, children=(time_tree(plan), *(memory_tree(plan, stage, observed) for stage in ledgers))
+    )
+
+
+def _require_same_plan(plan: Plan, seen: Observed) -> None:
+    if seen.plan != digest(plan):
+        raise StaleError(
+            "DIGEST",
+            f"The observation is of another plan ({shown(seen.plan)}).",
+            flag="--with",
+            value=seen.plan,
+            hint="Trace this plan again.",
+        )
 
 
 def time_tree(plan: Plan) -> Tree:
@@ -94,14 +129,65 @@ def _time_leaf(plan: Plan, name: str) -> Tree:
     return Tree(name, "ns", term.exposed_ns, basis=term.basis, note="; ".join([meaning, *parts]))
 
 
-def memory_tree(plan: Plan) -> Tree:
-    """The worst stage at its worst moment. The terms add up to what is missing from the device."""
-    worst = plan.memory.worst
-    by_name = {term.name: term for term in worst.terms}
-    leaves = tuple(
-        Tree(name, "B", by_name[name].bytes, basis=by_name[name].basis, note=MEANING[name])
+def memory_tree(plan: Plan, ledger: StageMemory, observed: Sequence[Observed] = ()) -> Tree:
+    """One stage at its worst moment. The terms add up to what is missing from the device.
+
+    What was observed is what tensors held at the same moment, and at the peak wherever that was.
+    """
+    seen = [rung.of_stage(ledger.stage) for rung in observed]
+    by_name = {term.name: term for term in ledger.terms}
+    leaves = [
+        Tree(
+            name,
+            "B",
+            by_name[name].bytes if name in by_name else 0,
+            tuple(_seen_bytes(rank, ledger.moment, name) for rank in seen),
+            by_name[name].basis if name in by_name else None,
+            MEANING[name],
+        )
         for name in MEMORY_TERMS
-        if name in by_name
+        if name in by_name or any(_seen_bytes(rank, ledger.moment, name) for rank in seen)
+    ]
+    label = "peak memory" if plan.mesh.pp == 1 else f"peak memory, stage {ledger.stage}"
+    return Tree(
+        label,
+        "B",
+        ledger.allocated if observed else ledger.device,
+        tuple(None if rank is None else rank.memory.peak.allocated for rank in seen),
+        plan.memory.peak.basis,
+        _places(ledger, seen),
+        _marked(leaves),
     )
-    label = "peak memory" if plan.mesh.pp == 1 else f"peak memory, stage {worst.stage}"
-    return Tree(label, "B", worst.device, basis=plan.memory.peak.basis, note=f"at: {worst.moment}", children=leaves)
+
+
+def _seen_bytes(rank: RankObservation | None, moment: str, name: str) -> int | None:
+    """Bytes of a term at a moment; None where this rung cannot see them."""
+    if rank is None or name == "runtime":
+        return None
+    if name == "slack":
+        return rank.memory.reserved - rank.memory.peak.allocated
+    found = next((m for m in rank.memory.moments if m.moment == moment), None)
+    return None if found is None else found.term(name)
+
+
+def _places(ledger: StageMemory, seen: Sequence[RankObservation | None]) -> str:
+    """Where the peaks are: the predicted moment, and the traced module, pass and operation."""
+    words = [f"at: {ledger.moment}"]
+    for rank in seen:
+        if rank is not None:
+            peak = rank.memory.peak
+            words.append(
+                f"seen at: {peak.moment}, {peak.module or 'outside the blocks'}, {peak.during}, {peak.operator}"
+            )
+    return "; ".join(words)
+
+
+def _marked(leaves: Sequence[Tree]) -> tuple[Tree, ...]:
+    """The leaves, the one that is most bytes away from what the first rung saw marked."""
+
+    def distance(leaf: Tree) -> float:
+        seen = leaf.observed[0] if leaf.observed else None
+        return 0.0 if seen is None else abs(seen - (leaf.predicted or 0.0))
+
+    worst = max(leaves, key=distance, default=None)
+    return tuple(replace(leaf, is_worst=leaf is worst and distance(leaf) > 0) for leaf in leaves)
