@@ -18,6 +18,7 @@ from strategist.document.plan import Plan
 from strategist.facts.tiers import Tier, group_bandwidth, tiers
 from strategist.measure.kinds import group_of
 from strategist.measure.messages import Message
+from strategist.measure.program import shortened
 from strategist.measure.recorder import Record
 
 
@@ -27,9 +28,13 @@ def collectives(record: Record, plan: Plan) -> tuple[ObservedCollective, ...]:
     judged = _Order(record)
     first = record.begin[2]
     counted: Counter[tuple[str, str, int, str, Pass, Exposure]] = Counter()
+    left_out = plan.strategy.accumulation - shortened(plan).strategy.accumulation
+    begin, end = second_micro_batch(record) if left_out else (0, 0)
     for place, message in enumerate(record.messages[first:], first):
         during = record.passes[message.operation]
-        counted[message.name, message.dtype, message.bytes, message.group, during, judged.exposure(place, message)] += 1
+        times = 1 + left_out if begin < message.operation <= end else 1
+        key = (message.name, message.dtype, message.bytes, message.group, during, judged.exposure(place, message))
+        counted[key] += times
     return tuple(
         ObservedCollective(
             op=op,
@@ -44,6 +49,16 @@ def collectives(record: Record, plan: Plan) -> tuple[ObservedCollective, ...]:
         )
         for (op, dtype, size, axis, during, exposure), count in counted.items()
     )
+
+
+def second_micro_batch(record: Record) -> tuple[int, int]:
+    """The operations of the second micro-batch of the step that counts, between the last ones of two backward passes."""
+    ends: dict[int, int] = {}
+    for operation, graph in enumerate(record.graphs):
+        if graph >= 0 and operation >= record.begin[0]:
+            ends[graph] = operation
+    first, second, *_ = ends.values()
+    return first, second
 
 
 def _tier(levels: tuple[Tier, ...], ranks: int, stride: int) -> str:

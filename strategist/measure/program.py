@@ -75,10 +75,25 @@ def _empty(model: nn.Module) -> None:
             module._parameters[name] = first[0]._parameters[first[1]]
 
 
+MICRO_BATCHES = 3
+"""Micro-batches that are run outside a pipeline: the first, the last, and one that stands for all between them."""
+
+
+def shortened(plan: Plan) -> Plan:
+    """The plan with no more micro-batches than it takes to see every sort of them.
+
+    In a pipeline all of them run: what it holds and sends depends on their number.
+    """
+    if plan.mesh.pp > 1 or plan.strategy.accumulation <= MICRO_BATCHES:
+        return plan
+    return replace(plan, strategy=replace(plan.strategy, accumulation=MICRO_BATCHES))
+
+
 def batch_for(plan: Plan, count: int) -> dict[str, Tensor]:
-    """The data rank's share of one global batch: `count` sequences of tokens and their labels."""
-    tokens = torch.zeros(count, plan.workload.seq_len, dtype=torch.long)
-    return {"input_ids": tokens, "labels": torch.zeros_like(tokens)}
+    """The first `count` sequences of the data rank's share of one global batch, the whole of which is in memory."""
+    whole = plan.strategy.micro_batch * plan.strategy.accumulation
+    shape = (whole, plan.workload.seq_len)
+    return {name: torch.zeros(shape, dtype=torch.long)[:count] for name in ("input_ids", "labels")}
 
 
 def group_names(job: Job) -> dict[str, str]:

@@ -95,6 +95,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._count = 0
         self._outer: Pass | None = "setup"
         self._muted = 0
+        self._is_over = False
         self._replaced: list[tuple[Any, str, Any]] = []
 
     @contextmanager
@@ -143,6 +144,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._is_over = True  # what dies from here on outlived the program
         for owner, name, value in self._replaced:
             setattr(owner, name, value)
         self._replaced.clear()
@@ -264,7 +266,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._change(known, size)
 
     def _change(self, allocation: Allocation, size: int) -> None:
-        if size != allocation.size:
+        if size != allocation.size and not self._is_over:
             self.record.changes.append((len(self.record.passes) - 1, allocation.number, size - allocation.size))
             allocation.ended = None if size else len(self.record.passes) - 1
             allocation.size = size

@@ -19,6 +19,7 @@ from strategist.catalog import rows
 from strategist.document.observed import Substitution
 from strategist.document.plan import Plan
 from strategist.executor.support import uses_fsdp
+from strategist.measure.program import shortened
 from strategist.measure.recorder import Record
 
 FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
@@ -41,6 +42,7 @@ def substitutions_used(plan: Plan, record: Record, noticed: set[str]) -> tuple[S
         "averaging-collectives": cuda and shards,
         "host-copies": s.offload == "parameters",
         "compiled-blocks": s.compile,
+        "repeated-micro-batches": shortened(plan) != plan,
     }
     used = noticed | {name for name, is_used in tests.items() if is_used}
     return tuple(row for row in table() if row.name in used)

@@ -26,7 +26,16 @@ from strategist.executor.session import Session
 from strategist.measure.exposure import collectives, tier_totals
 from strategist.measure.kinds import Kind
 from strategist.measure.modules import ModuleClock
-from strategist.measure.program import MakeModel, batch_for, eager, fake_world, group_names, job_for, live_session
+from strategist.measure.program import (
+    MakeModel,
+    batch_for,
+    eager,
+    fake_world,
+    group_names,
+    job_for,
+    live_session,
+    shortened,
+)
 from strategist.measure.recorder import Record, Recorder
 from strategist.measure.substitutions import attention_workspace, cuda_ways, is_for_cuda, substitutions_used
 from strategist.measure.timeline import HOST, Outline, Timeline
@@ -58,7 +67,7 @@ def trace_rank(plan: Plan, kind: Kind, make_model: MakeModel) -> RankObservation
 def record_rank(plan: Plan, rank: int, make_model: MakeModel) -> Recording:
     """The record of two steps of one rank, the second of which counts."""
     with fake_world(plan, rank), cuda_ways(plan) as noticed:
-        job = job_for(eager(plan), torch.device("cpu"))
+        job = job_for(shortened(eager(plan)), torch.device("cpu"))
         model = lay_out(make_model(), job)
         names = group_names(job)
         clock = ModuleClock(model)
@@ -68,7 +77,7 @@ def record_rank(plan: Plan, rank: int, make_model: MakeModel) -> Recording:
             attention_workspace if is_for_cuda(plan) else _no_workspace,
         )
         with FakeTensorMode(allow_non_fake_inputs=True):
-            _run(recorder, clock, model, job)
+            _run(recorder, clock, model, job, plan)
         return Recording(recorder.record, outline_of(plan, model), noticed)
 
 
@@ -82,10 +91,10 @@ def _no_workspace(_func: Any, _args: Any) -> int:
     return 0
 
 
-def _run(recorder: Recorder, clock: ModuleClock, model: nn.Module, job: Job) -> None:
+def _run(recorder: Recorder, clock: ModuleClock, model: nn.Module, job: Job, plan: Plan) -> None:
     with recorder, clock:
         session = live_session(model, job)
-        batch = batch_for(job.plan, session.share.per_rank)
+        batch = batch_for(plan, session.share.per_rank)
         session.parts = replace(session.parts, engine=Watched(session.parts.engine, recorder))
         session.parts.optimizer.register_step_pre_hook(lambda *_: _mark_state(recorder, session))
         for number in range(STEPS):
@@ -152,7 +161,7 @@ def _chunks(model: nn.Module) -> tuple[nn.Module, ...]:
 
 def observation(plan: Plan, kind: Kind, recording: Recording, seconds: float) -> RankObservation:
     """A recording in the Plan's terms."""
-    record = recording.record
+    record, m, ran = recording.record, plan.strategy.accumulation, shortened(plan).strategy.accumulation
     timeline = Timeline(record, recording.outline)
     sent = collectives(record, plan)
     return RankObservation(
@@ -169,7 +178,8 @@ def observation(plan: Plan, kind: Kind, recording: Recording, seconds: float) ->
         collectives=sent,
         tiers=tier_totals(sent),
         operators=tuple(
-            OperatorFLOP(operator=name, during=during, FLOP=count) for (name, during), count in record.flop.items()
+            OperatorFLOP(operator=name, during=during, FLOP=count * m // ran)
+            for (name, during), count in record.flop.items()
         ),
         substitutions=substitutions_used(plan, record, recording.noticed),
         seconds=round(seconds, 3),
