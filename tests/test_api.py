@@ -16,7 +16,7 @@ import strategist
 from strategist import Plan, StrategistError, Workload, load_cluster, load_model, load_plan, recommend
 from strategist.document.write import dump, seal_state
 from tests.cli.bad_inputs import FLAT, LLAMA
-from tests.cli.harness import call, plan_text
+from tests.cli.harness import call, plan_file, plan_text
 from tests.plans import make_plan
 
 QUESTIONS: tuple[dict[str, Any], ...] = (
@@ -147,6 +147,15 @@ def test_explain_gives_a_tree(tmp_path: Path) -> None:
     assert (step.predicted, peak.predicted) == (plan.time.step_ns, plan.memory.worst.device)
     for tree in (step, peak):
         assert sum(child.predicted or 0 for child in tree.children) == tree.predicted
+
+
+def test_a_tree_prints_as_the_terminal_does(tmp_path: Path) -> None:
+    """Printed, the tree is the part of `strategist explain` that holds every term; a branch of it is drawn with its root."""
+    path = plan_file(tmp_path, "--model", "7B", "--hardware", "dgx-h100")
+    tree = strategist.explain(load_plan(path))
+    assert str(tree) in call("explain", path).out
+    step, peak = tree.children
+    assert str(tree) == "\n".join((str(step), *str(peak).splitlines()[1:]))
 
 
 def test_public_names_are_there() -> None:
