@@ -25,6 +25,8 @@ OPTIMIZERS = ("adamw", "sgd")
 BACKENDS = ("nccl", "gloo")
 SCHEDULES = ("none", "gpipe", "1f1b", "interleaved")
 OFFLOADS = ("none", "parameters")
+SCALED = ("fp8",)
+"""Precisions whose matmuls need scaled inputs; the formats of a Plan are those of the tensors between them."""
 
 
 def unsupported(plan: Plan) -> tuple[str, ...]:
@@ -87,7 +89,15 @@ def _not_built(plan: Plan) -> Iterator[Obstacle]:
 
 def _formats(plan: Plan) -> Iterator[Obstacle]:
     formats = plan.strategy.formats
-    if formats not in FORMATS:
+    if plan.workload.precision in SCALED:
+        yield Obstacle(
+            code="UNSUPPORTED",
+            place="workload.precision",
+            value=plan.workload.precision,
+            sentence=f"The executor cannot multiply in {plan.workload.precision}.",
+            hint="Plan with --precision bf16 or fp32.",
+        )
+    elif formats not in FORMATS:
         said = f"parameters {formats.parameter}, gradients {formats.gradient}, reduction {formats.reduce}, compute {formats.compute}, master copy {formats.master}"  # fmt: skip
         yield Obstacle(
             code="UNSUPPORTED",
