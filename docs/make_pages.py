@@ -10,6 +10,7 @@ from pathlib import Path
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))  # the checkout's own package, wherever this is started
 
+from docs.status_page import status_page  # noqa: E402
 from strategist.catalog import rows  # noqa: E402
 from strategist.rulebook.apply import fired  # noqa: E402
 from strategist.rulebook.rule import Rule, load_families, load_rules  # noqa: E402
@@ -107,7 +108,11 @@ def tiers(rule: Rule) -> str:
     return " **then** ".join(" *or* ".join(titles[name] for name in tier) for tier in rule.families)
 
 
-PAGES: Mapping[str, Callable[[], str]] = {"errors.md": errors_page, "decision_table.md": decision_page}
+PAGES: Mapping[str, Callable[[], str]] = {
+    "errors.md": errors_page,
+    "decision_table.md": decision_page,
+    "status.md": lambda: GENERATED.format(source="docs/status_page.py and the code it asks") + status_page(),
+}
 
 
 def main() -> None:
