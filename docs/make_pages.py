@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from itertools import product
@@ -108,9 +111,31 @@ def tiers(rule: Rule) -> str:
     return " **then** ".join(" *or* ".join(titles[name] for name in tier) for tier in rule.families)
 
 
+README = DOCS.parent / "README.md"
+EXAMPLE = re.compile(r"(?<=```text\n\$ make plan\n).*?(?=```)", re.DOTALL)
+"""The block of README.md that shows what `make plan` prints."""
+HIDE_NVML = "import sys; sys.modules['pynvml'] = None; from strategist.cli import main; sys.exit(main(sys.argv[1:]))"
+"""The command line as `make plan` installs it: without NVIDIA's bindings, so that every machine prints the same."""
+
+
+def readme_page() -> str:
+    """README.md with what `make plan` prints today."""
+    return EXAMPLE.sub(lambda _: example_output(), README.read_text(encoding="utf-8"), count=1)
+
+
+def example_output() -> str:
+    """The last command of `make plan`, and what it prints on 80 columns on a machine without GPUs."""
+    words = ("plan", "--model-size", "7B")
+    variables = {**os.environ, "PYTHONPATH": str(DOCS.parent), "COLUMNS": "80", "NO_COLOR": "1"}
+    command = (sys.executable, "-c", HIDE_NVML, *words)
+    ran = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+    return f".venv/bin/strategist {' '.join(words)}\n{ran.stdout}"
+
+
 PAGES: Mapping[str, Callable[[], str]] = {
     "errors.md": errors_page,
     "decision_table.md": decision_page,
+    "../README.md": readme_page,
     "status.md": lambda: GENERATED.format(source="docs/status_page.py and the code it asks") + status_page(),
 }
 
