@@ -132,10 +132,22 @@ def example_output() -> str:
     return f".venv/bin/strategist {' '.join(words)}\n{ran.stdout}"
 
 
+def decisions_page() -> str:
+    """docs/decisions/README.md: every decision with its title."""
+    pages = sorted((DOCS / "decisions").glob("[0-9]*.md"))
+    titles = ((path.name, path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")) for path in pages)
+    return (
+        GENERATED.format(source="the first line of each decision")
+        + "# Decisions\n\nWhy things are as they are; a page each. Numbers are never used twice.\n\n"
+        + "".join(f"- [{title}]({name})\n" for name, title in titles)
+    )
+
+
 PAGES: Mapping[str, Callable[[], str]] = {
     "errors.md": errors_page,
     "decision_table.md": decision_page,
     "../README.md": readme_page,
+    "decisions/README.md": decisions_page,
     "status.md": lambda: GENERATED.format(source="docs/status_page.py and the code it asks") + status_page(),
 }
 
