@@ -9,10 +9,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))  # the checkout's own package, wherever this is started
 
+from benchmarks.bench_startup import BARS, figures  # noqa: E402
+from benchmarks.record import read  # noqa: E402
 from docs.status_page import status_page  # noqa: E402
 from strategist.catalog import rows  # noqa: E402
 from strategist.rulebook.apply import fired  # noqa: E402
@@ -143,10 +146,43 @@ def decisions_page() -> str:
     )
 
 
+BENCHMARKS = DOCS.parent / "benchmarks/README.md"
+FIGURES = re.compile(
+    r"(?<=<!-- startup: generated from results/startup.json by `make docs` -->\n).*?(?=<!-- end -->)", re.DOTALL
+)
+
+
+def benchmarks_page() -> str:
+    """benchmarks/README.md with the last measurement."""
+    return FIGURES.sub(lambda _: startup_table(read("startup")), BENCHMARKS.read_text(encoding="utf-8"), count=1)
+
+
+def startup_table(result: Mapping[str, Any]) -> str:
+    """The figures of the start-up benchmark against their bars."""
+    plan, helped, large, refused = (result[part] for part in ("plan", "help", "large", "refusals"))
+    found = figures(result)
+    lines = (
+        ("`plan --model-size 7B` / `import numpy, pydantic`", "plan_ratio", f"{plan['pairs']} pairs"),
+        ("`--help` / `python -c pass`", "help_ratio", f"{helped['pairs']} pairs"),
+        ("`plan`, llama-3.1-405b on 2,048 H100, seconds", "large_seconds", f"median of {large['repeats']} processes"),
+        ("the same, peak resident MB", "large_peak_MB", "worst of them"),
+        ("a refused input after imports, seconds", "refusal_seconds", f"worst of {refused['rows']} rows; median {refused['median_seconds']}"),
+    )  # fmt: skip
+    rows = "".join(f"| {what} | {found[name]:g} | {BARS[name]:g} | {how} |\n" for what, name, how in lines)
+    versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
+    return (
+        f"| what | measured | bar | how |\n|---|---|---|---|\n{rows}\n"
+        + f"{result['date']}, commit {result['commit'][:12]}, {result['machine']['cores']} cores that other work shared (load "
+        + f"{result['load_before']} before, {result['load_after']} after), {versions}. Heavy packages loaded by `plan`: "
+        + f"{', '.join(result['heavy_imports']) or 'none'}.\n"
+    )
+
+
 PAGES: Mapping[str, Callable[[], str]] = {
     "errors.md": errors_page,
     "decision_table.md": decision_page,
     "../README.md": readme_page,
+    "../benchmarks/README.md": benchmarks_page,
     "decisions/README.md": decisions_page,
     "status.md": lambda: GENERATED.format(source="docs/status_page.py and the code it asks") + status_page(),
 }

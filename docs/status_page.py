@@ -100,6 +100,7 @@ LATER: Mapping[str, str] = {
 
 MISSING = (
     "Files for other frameworks than torchrun and Slurm: Accelerate, DeepSpeed, Megatron, torchtitan and others.",
+    "`explain --with` (what happened beside what was predicted), `check --exhaustive`, `plan --calibration`.",
     "LoRA and QLoRA (`--method`); plans are for full training.",
     "Calibration: times come from datasheets, public matmul measurements and collective fits. No plan was compared with a run "
     "on GPUs yet, and the executor was tested on CPU ranks with gloo only.",
