@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 
@@ -16,7 +17,11 @@ from strategist.facts.workload import OPTIMIZERS, PRECISIONS
 from strategist.space.candidates import WORDS
 from tests.plans import make_plan, tiny_llama
 
-PLANS = {technique.title: technique.plan() for technique in TECHNIQUES}
+
+@cache
+def plans() -> dict[str, Plan | None]:
+    """The plan of every row by its title."""
+    return {technique.title: technique.plan() for technique in TECHNIQUES}
 
 
 def used(plan: Plan) -> Iterator[str]:
@@ -37,13 +42,13 @@ def choices() -> Iterator[str]:
 
 def test_the_page_shows_every_choice() -> None:
     """Every axis, word, precision and optimizer that a plan can hold is used by the plan of some row."""
-    shown = {choice for plan in PLANS.values() if plan for choice in used(plan)}
+    shown = {choice for plan in plans().values() if plan for choice in used(plan)}
     assert set(choices()) <= shown
 
 
 def test_every_row_is_planned() -> None:
     """Each technique of the table has a plan, so a row can only say `no` further to the right."""
-    assert [title for title, plan in PLANS.items() if plan is None] == []
+    assert [title for title, plan in plans().items() if plan is None] == []
 
 
 def test_a_promised_command_is_either_there_or_missing_by_name() -> None:
@@ -66,7 +71,7 @@ def test_every_layout_that_runs_is_compared_with_one_process() -> None:
     from tests.executor.test_parity import CASES
 
     compared = [make_plan(tiny_llama(**case.shape), **case.layout) for case in CASES]
-    runs = [plan for plan in PLANS.values() if plan and not unsupported(plan)]
+    runs = [plan for plan in plans().values() if plan and not unsupported(plan)]
     assert {products(plan) for plan in runs} <= {products(plan) for plan in compared}
     tested = {choice for plan in compared for choice in used(plan)}
     assert {choice for plan in runs for choice in used(plan) if "=" in choice} <= tested
