@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from strategist.document.plan import Plan
 from strategist.document.write import seal_state
@@ -50,18 +50,28 @@ def _seal_words(plan: Plan) -> str:
 
 
 def _tree_lines(tree: Tree, width: int) -> Iterator[Line]:
-    name_width = max(20, min(34, width // 2 - VALUE_COLUMN))
+    name_width = _name_width(tree, width)
     if width >= 44:
         yield line(Span(" " * name_width + "predicted".rjust(VALUE_COLUMN), "dim"))
     for child in tree.children:
         yield from _branch(child, width, name_width, 0)
 
 
+def _name_width(tree: Tree, width: int) -> int:
+    """As wide as the longest name needs, but never so wide that the notes have less than half of the line."""
+    return min(_longest(tree.children, 0) + 1, max(24, width // 2 - VALUE_COLUMN - 2))
+
+
+def _longest(nodes: Sequence[Tree], depth: int) -> int:
+    widths = [len("  " * depth + node.name) for node in nodes]
+    return max([*widths, *(_longest(node.children, depth + 1) for node in nodes)], default=0)
+
+
 def _branch(node: Tree, width: int, name_width: int, depth: int) -> Iterator[Line]:
     label = f"{'  ' * depth}{node.name}"
     value = _value(node.predicted, node.unit)
     if width < 44:
-        yield from hung(f"{label} {value}", width)
+        yield from hung(f"{label} {value}".rstrip(), width)
     else:
         head = label.ljust(name_width)[:name_width] + value.rjust(VALUE_COLUMN) + "  "
         note = node.note + (f" ({node.basis})" if node.basis not in (None, "derived") else "")
@@ -73,9 +83,11 @@ def _branch(node: Tree, width: int, name_width: int, depth: int) -> Iterator[Lin
 
 
 def _value(value: float | None, unit: str) -> str:
+    """A figure and its unit, padded so that figures stand under figures."""
     if value is None:
         return ""
-    return format_gib(value) if unit == "B" else format_seconds(value / 1e9)
+    figure, _, unit_word = (format_gib(value) if unit == "B" else format_seconds(value / 1e9)).partition(" ")
+    return f"{figure} {unit_word:<3}"
 
 
 def _stages(plan: Plan, width: int) -> Iterator[Line]:
@@ -95,7 +107,7 @@ def _stages(plan: Plan, width: int) -> Iterator[Line]:
                 ", ".join([*holds, f"peaks at: {memory.moment}"]),
             )
         )
-    yield from table(rows, width)
+    yield from table(rows, width, right=(2,))
 
 
 def _rules(plan: Plan, width: int) -> Iterator[Line]:
