@@ -160,7 +160,7 @@ def test_a_tree_prints_as_the_terminal_does(tmp_path: Path) -> None:
     tree = strategist.explain(load_plan(path))
     assert str(tree) in call("explain", path).out
     step, peak = tree.children
-    assert str(tree) == "\n".join((str(step), *str(peak).splitlines()[1:]))
+    assert [str(branch).splitlines()[1].split()[0] for branch in (step, peak)] == ["step", "peak"]
 
 
 ACTIONS = {"recommend": "plan", "explain": "explain", "emit": "emit", "build": "run"}

@@ -64,7 +64,7 @@ def _stages(plan: Plan, width: int) -> Iterator[Line]:
                 ", ".join([*holds, f"peaks at: {memory.moment}"]),
             )
         )
-    yield from table(rows, width)
+    yield from table(rows, width, right=(2,))
 
 
 def _rules(plan: Plan, width: int) -> Iterator[Line]:

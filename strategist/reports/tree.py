@@ -118,18 +118,29 @@ def memory_tree(plan: Plan) -> Tree:
 
 def tree_lines(tree: Tree, width: int) -> Iterator[Line]:
     """One line per term: its name, the predicted value and what it means. A root without a value only holds the others."""
-    name_width = max(20, min(34, width // 2 - VALUE_COLUMN))
+    tops = (tree,) if tree.predicted is not None else tree.children
+    name_width = _name_width(tops, width)
     if width >= NARROW:
         yield line(Span(" " * name_width + "predicted".rjust(VALUE_COLUMN), "dim"))
-    for top in (tree,) if tree.predicted is not None else tree.children:
+    for top in tops:
         yield from _branch(top, width, name_width, 0)
+
+
+def _name_width(tops: Sequence[Tree], width: int) -> int:
+    """As wide as the longest name needs, but never so wide that the notes have less than half of the line."""
+    return min(_longest(tops, 0) + 1, max(24, width // 2 - VALUE_COLUMN - 2))
+
+
+def _longest(nodes: Sequence[Tree], depth: int) -> int:
+    widths = [len("  " * depth + node.name) for node in nodes]
+    return max([*widths, *(_longest(node.children, depth + 1) for node in nodes)], default=0)
 
 
 def _branch(node: Tree, width: int, name_width: int, depth: int) -> Iterator[Line]:
     label = f"{'  ' * depth}{node.name}"
     value = _value(node.predicted, node.unit)
     if width < NARROW:
-        yield from hung(f"{label} {value}", width)
+        yield from hung(f"{label} {value}".rstrip(), width)
     else:
         head = label.ljust(name_width)[:name_width] + value.rjust(VALUE_COLUMN) + "  "
         note = node.note + (f" ({node.basis})" if node.basis not in (None, "derived") else "")
@@ -141,6 +152,8 @@ def _branch(node: Tree, width: int, name_width: int, depth: int) -> Iterator[Lin
 
 
 def _value(value: float | None, unit: str) -> str:
+    """A figure and its unit, padded so that figures stand under figures."""
     if value is None:
         return ""
-    return format_gib(value) if unit == "B" else format_seconds(value / 1e9)
+    figure, _, unit_word = (format_gib(value) if unit == "B" else format_seconds(value / 1e9)).partition(" ")
+    return f"{figure} {unit_word:<3}"
