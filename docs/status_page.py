@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import strategist
@@ -111,6 +112,7 @@ MISSING = (
 """What no table of the code knows to be missing."""
 
 
+@cache
 def status_page() -> str:
     """The page without its first line."""
     return "\n".join((*_techniques(), "", *_models(), "", *_later(), ""))

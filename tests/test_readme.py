@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from docs.make_pages import EXAMPLE, example_output
+from strategist.cli import COMMANDS
 from tests.cli.harness import call
 from tests.source import ROOT
 
@@ -44,6 +45,13 @@ def test_planning_installs_no_torch() -> None:
 def test_the_first_page_is_short() -> None:
     """Nobody reads more than 150 lines before the first try."""
     assert len(README.splitlines()) <= 150
+
+
+@pytest.mark.parametrize(("rung", "command"), [("traced", "trace"), ("rehearsed", "rehearse")])
+def test_the_ladder_says_what_exists(rung: str, command: str) -> None:
+    """A rung of the ladder is said to have no command exactly as long as there is none."""
+    (row,) = re.findall(rf"^\| {rung} \|.*$", README, re.MULTILINE)
+    assert ("no command yet" in row) == (command not in {name for name, _ in COMMANDS})
 
 
 def test_the_commands_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
