@@ -13,7 +13,6 @@ from benchmarks.bench_startup import BARS, NOTHING, figures, paired, run
 from benchmarks.nightly import counts
 from benchmarks.record import read
 from tests.cli.bad_inputs import APART, OWED, corpus
-from tests.source import ROOT
 
 
 def test_the_committed_figures_stay_under_their_bars() -> None:
@@ -69,13 +68,3 @@ def test_the_nightly_result_counts_every_end(tmp_path: Path) -> None:
         ("passed", "failed", "error", "skipped"), 1
     )
     assert [name.rpartition(".")[2] for name in result["not_passed"]] == ["test_bad", "test_left_out", "test_never_ran"]
-
-
-def test_every_target_of_the_makefile_is_explained() -> None:
-    """`make help` has a line for each target that somebody types."""
-    text = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)
-    shown = subprocess.run(("make", "help"), cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert targets is not None
-    assert {line.split()[0] for line in shown.splitlines()} == set(targets[1].split())
-    assert all(len(line.split()) > 2 for line in shown.splitlines())

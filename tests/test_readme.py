@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -22,10 +23,16 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 
 
+def made(*words: str) -> list[str]:
+    """The lines that `make` prints, also when these tests themselves were started by make."""
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    ran = subprocess.run(("make", *words), cwd=ROOT, env=outside, capture_output=True, text=True, check=True)
+    return ran.stdout.splitlines()
+
+
 def recipe(target: str) -> list[str]:
     """The commands that a target of the Makefile stands for."""
-    ran = subprocess.run(("make", "-n", target), cwd=ROOT, capture_output=True, text=True, check=True)
-    return ran.stdout.splitlines()
+    return made("-n", target)
 
 
 def test_the_example_is_what_the_command_prints() -> None:
@@ -72,3 +79,12 @@ def test_the_python_works(capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(program, "README.md", "exec"), names)
     assert capsys.readouterr().out.startswith("Mesh(")
     assert list(map(str, names["files"])) == ["plan.json", "train.py", "launch.sh"]  # type: ignore[call-overload]
+
+
+def test_every_target_of_the_makefile_is_explained() -> None:
+    """`make help` has a line for each target that somebody types."""
+    targets = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    shown = made("help")
+    assert targets is not None
+    assert {line.split()[0] for line in shown} == set(targets[1].split())
+    assert all(len(line.split()) > 2 for line in shown)
