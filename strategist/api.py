@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from strategist.ask import Asked, Given, complete
 from strategist.document.plan import Hint, Plan, Policy
 from strategist.errors import ImpossibleError
-from strategist.executor.support import unsupported
+from strategist.executor.support import ASKED, obstacles, unsupported
 from strategist.facts.workload import Workload
 from strategist.fields import CHOICE, WORKLOAD, checked_fields, checked_policy, checked_top
 from strategist.planner import recommend as planner
@@ -78,9 +78,19 @@ def plan_for(asked: Asked, *, top: int = 5, log: SearchLog | None = None) -> Pla
 
 
 def _not_executable(plan: Plan) -> tuple[Hint, ...]:
-    missing = unsupported(plan)
-    words = f"`strategist run` cannot execute this plan yet. {' '.join(missing)} --frontend strategist keeps to what it can."
-    return (Hint(code="W_NOT_EXECUTABLE", sentence=words),) if missing else ()
+    """What our own executor cannot run yet, and what to change: the layout, or what was asked for."""
+    missing = obstacles(plan)
+    if not missing:
+        return ()
+    asked = [obstacle.hint for obstacle in missing if obstacle.place in ASKED]
+    ways = asked or ["--frontend strategist keeps to what it can."]
+    words = [obstacle.sentence for obstacle in missing]
+    return (
+        Hint(
+            code="W_NOT_EXECUTABLE",
+            sentence=" ".join(["`strategist run` cannot execute this plan yet.", *words, *dict.fromkeys(ways)]),
+        ),
+    )
 
 
 def finished(plan: Plan, asked: Asked) -> Plan:

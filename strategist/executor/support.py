@@ -25,11 +25,20 @@ OPTIMIZERS = ("adamw", "sgd")
 BACKENDS = ("nccl", "gloo")
 SCHEDULES = ("none", "gpipe", "1f1b", "interleaved")
 OFFLOADS = ("none", "parameters")
+PRECISIONS = ("bf16", "fp32")
+
+ASKED = ("model", "workload.seq_len", "workload.precision", "strategy.formats", "strategy.optimizer")
+"""Places of a Plan that hold what was asked for. All others are choices of the planner, which can choose otherwise."""
 
 
 def unsupported(plan: Plan) -> tuple[str, ...]:
     """Sentences saying why this executor cannot run `plan` with its built-in model; empty when it can."""
-    return tuple(obstacle.sentence for obstacle in (*layout_obstacles(plan), *model_obstacles(plan.model)))
+    return tuple(obstacle.sentence for obstacle in obstacles(plan))
+
+
+def obstacles(plan: Plan) -> tuple[Obstacle, ...]:
+    """Everything that keeps the executor from running `plan` with its built-in model."""
+    return (*layout_obstacles(plan), *model_obstacles(plan.model, plan.workload.seq_len))
 
 
 def layout_obstacles(plan: Plan) -> tuple[Obstacle, ...]:
@@ -64,6 +73,7 @@ def _not_built(plan: Plan) -> Iterator[Obstacle]:
     """Fields of which the executor knows a few values only."""
     mesh, strategy = plan.mesh, plan.strategy
     rows: tuple[tuple[str, object, tuple[object, ...]], ...] = (
+        ("workload.precision", plan.workload.precision, PRECISIONS),
         ("mesh.cp", mesh.cp, (1,)),
         ("mesh.ep", mesh.ep, (1,)),
         ("mesh.etp", mesh.etp, (1,)),
