@@ -157,19 +157,20 @@ def test_an_end_leaves_no_orphans(tmp_path: Path, number: int, code: int, own: b
         for pid in marked(mark):
             os.kill(pid, signal.SIGKILL)
         process.wait()
+        process.stderr.close()
 
 
 def marked(mark: str) -> list[int]:
     """Living processes that carry a variable in their environment: those that we started, whatever their session."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            carries = entry.name.isdecimal() and mark.encode() in (entry / "environ").read_bytes().split(b"\0")
-            alive = carries and (entry / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
-        except OSError:  # it ended while we looked
-            continue
-        found += [int(entry.name)] * bool(alive)
-    return found
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal() and _carries(entry, mark)]
+
+
+def _carries(entry: Path, mark: str) -> bool:
+    try:
+        is_marked = mark.encode() in (entry / "environ").read_bytes().split(b"\0")
+        return is_marked and (entry / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:  # it ended while we looked
+        return False
 
 
 def _more_gpus(plan: dict[str, Any]) -> None:
