@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from strategist.ask import Asked, Given, complete
 from strategist.document.plan import Hint, Plan, Policy
 from strategist.errors import ImpossibleError
-from strategist.executor.support import ASKED, obstacles, unsupported
+from strategist.executor.support import obstacles, way_out
 from strategist.facts.workload import Workload
 from strategist.fields import CHOICE, WORKLOAD, checked_fields, checked_policy, checked_top
 from strategist.planner import recommend as planner
@@ -78,19 +78,10 @@ def plan_for(asked: Asked, *, top: int = 5, log: SearchLog | None = None) -> Pla
 
 
 def _not_executable(plan: Plan) -> tuple[Hint, ...]:
-    """What our own executor cannot run yet, and what to change: the layout, or what was asked for."""
+    """What our own executor cannot run yet, and what to change."""
     missing = obstacles(plan)
-    if not missing:
-        return ()
-    asked = [obstacle.hint for obstacle in missing if obstacle.place in ASKED]
-    ways = asked or ["--frontend strategist keeps to what it can."]
-    words = [obstacle.sentence for obstacle in missing]
-    return (
-        Hint(
-            code="W_NOT_EXECUTABLE",
-            sentence=" ".join(["`strategist run` cannot execute this plan yet.", *words, *dict.fromkeys(ways)]),
-        ),
-    )
+    words = ["`strategist run` cannot execute this plan yet.", *(obstacle.sentence for obstacle in missing)]
+    return (Hint(code="W_NOT_EXECUTABLE", sentence=" ".join([*words, way_out(missing)])),) if missing else ()
 
 
 def finished(plan: Plan, asked: Asked) -> Plan:
@@ -119,14 +110,14 @@ def emit(plan: Plan, target: str, options: Options | None = None) -> Mapping[Pur
 
     emitter = find_emitter(target)
     require_sound(plan)
-    missing = unsupported(plan) if emitter.engine == "strategist" else ()
+    missing = obstacles(plan) if emitter.engine == "strategist" else ()
     if missing:
         raise ImpossibleError(
             "UNSUPPORTED",
-            f"{emitter.name} cannot express this plan: {' '.join(missing)}",
+            f"{emitter.name} cannot express this plan: {' '.join(obstacle.sentence for obstacle in missing)}",
             flag="--to",
             value=target,
-            hint="Plan again with --pin or --forbid, or choose another target.",
+            hint=f"{way_out(missing)} Or choose another target.",
         )
     return emit_files(plan, target, options)
 

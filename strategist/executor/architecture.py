@@ -21,7 +21,7 @@ def _no_llama(shape: ModelShape, odd: tuple[str, ...]) -> Obstacle:
         value=shape.name,
         sentence=f"The built-in model cannot be {shape.name} ({', '.join(odd)}); it can be any decoder of RMSNorm, "
         "rotary positions, full attention and a gated SiLU feed-forward part, such as Llama, Mistral, Qwen2, Qwen3.",
-        hint="Give your own module to build(); data-parallel plans run any.",
+        hint="Give a module of yours to build() in a script, `strategist run PLAN -- python SCRIPT`; data-parallel plans run any.",
     )
 
 

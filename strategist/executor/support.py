@@ -6,7 +6,7 @@ go into each other), or a matter of *legality* (torch or the Plan's own meaning 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from strategist.document.plan import MESH_AXES, NumberFormats, Plan
 from strategist.executor.architecture import model_obstacles
@@ -39,6 +39,12 @@ def unsupported(plan: Plan) -> tuple[str, ...]:
 def obstacles(plan: Plan) -> tuple[Obstacle, ...]:
     """Everything that keeps the executor from running `plan` with its built-in model."""
     return (*layout_obstacles(plan), *model_obstacles(plan.model, plan.workload.seq_len))
+
+
+def way_out(missing: Sequence[Obstacle]) -> str:
+    """What to change so that a plan with these obstacles can be run: what was asked for, or else the layout alone."""
+    asked = dict.fromkeys(obstacle.hint for obstacle in missing if obstacle.place in ASKED)
+    return " ".join(asked) or "Plan again with --frontend strategist, which keeps to layouts that can be run."
 
 
 def layout_obstacles(plan: Plan) -> tuple[Obstacle, ...]:

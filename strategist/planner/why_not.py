@@ -198,7 +198,11 @@ def _confirm(changed: Question) -> str | None:
 def _changes(asked: Question) -> Iterator[tuple[str, Question]]:
     job = asked.job
     if asked.pins or asked.forbids:
-        yield "without --pin and --forbid", replace(asked, pins=(), forbids=())
+        fixed = [*(f"{pin.key}={pin.word}" for pin in asked.pins), *(f"--forbid {word}" for word in asked.forbids)]
+        yield f"without {', '.join(fixed)}", replace(asked, pins=(), forbids=())
+    if job.workload.global_batch % job.cluster.world:
+        batch = (job.workload.global_batch // job.cluster.world + 1) * job.cluster.world
+        yield f"--global-batch {batch}", _with(asked, workload=replace(job.workload, global_batch=batch))
     if job.workload.precision == "fp32":
         yield "--precision bf16", _with(asked, workload=replace(job.workload, precision="bf16"))
     if job.workload.optimizer == "adamw":
