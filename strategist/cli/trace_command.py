@@ -60,6 +60,7 @@ def _traced(plan: Plan, options: Namespace) -> Observed:
     with Progress(len(chosen_kinds(plan, words)), quiet=options.quiet or options.json) as progress:
 
         def finished(rank: RankObservation) -> None:
-            progress.advance(f"{rank.kind}: {format_gib(rank.memory.peak.allocated)} in {rank.seconds:.1f} s")
+            words = f"{rank.kind}: {format_gib(rank.memory.peak.allocated)}"
+            progress.advance(f"{words} in {rank.seconds:.1f} s", brief=words)
 
         return trace(plan, make, ranks=words, on_rank=finished)

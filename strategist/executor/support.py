@@ -6,7 +6,7 @@ go into each other), or a matter of *legality* (torch or the Plan's own meaning 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from strategist.document.plan import MESH_AXES, NumberFormats, Plan
 from strategist.executor.architecture import model_obstacles
@@ -25,11 +25,26 @@ OPTIMIZERS = ("adamw", "sgd")
 BACKENDS = ("nccl", "gloo")
 SCHEDULES = ("none", "gpipe", "1f1b", "interleaved")
 OFFLOADS = ("none", "parameters")
+PRECISIONS = ("bf16", "fp32")
+
+ASKED = ("model", "workload.seq_len", "workload.precision", "strategy.formats", "strategy.optimizer")
+"""Places of a Plan that hold what was asked for. All others are choices of the planner, which can choose otherwise."""
 
 
 def unsupported(plan: Plan) -> tuple[str, ...]:
     """Sentences saying why this executor cannot run `plan` with its built-in model; empty when it can."""
-    return tuple(obstacle.sentence for obstacle in (*layout_obstacles(plan), *model_obstacles(plan.model)))
+    return tuple(obstacle.sentence for obstacle in obstacles(plan))
+
+
+def obstacles(plan: Plan) -> tuple[Obstacle, ...]:
+    """Everything that keeps the executor from running `plan` with its built-in model."""
+    return (*layout_obstacles(plan), *model_obstacles(plan.model, plan.workload.seq_len))
+
+
+def way_out(missing: Sequence[Obstacle]) -> str:
+    """What to change so that a plan with these obstacles can be run: what was asked for, or else the layout alone."""
+    asked = dict.fromkeys(obstacle.hint for obstacle in missing if obstacle.place in ASKED)
+    return " ".join(asked) or "Plan again with --frontend strategist, which keeps to layouts that can be run."
 
 
 def layout_obstacles(plan: Plan) -> tuple[Obstacle, ...]:
@@ -64,6 +79,7 @@ def _not_built(plan: Plan) -> Iterator[Obstacle]:
     """Fields of which the executor knows a few values only."""
     mesh, strategy = plan.mesh, plan.strategy
     rows: tuple[tuple[str, object, tuple[object, ...]], ...] = (
+        ("workload.precision", plan.workload.precision, PRECISIONS),
         ("mesh.cp", mesh.cp, (1,)),
         ("mesh.ep", mesh.ep, (1,)),
         ("mesh.etp", mesh.etp, (1,)),

@@ -9,6 +9,7 @@ import numpy as np
 
 from strategist.catalog import rows
 from strategist.facts.job import Job
+from strategist.facts.llama_like import departures
 from strategist.facts.model import ModelShape
 from strategist.facts.profile import BYTES
 from strategist.memory.activations import layer_bytes_CK
@@ -72,6 +73,9 @@ def question(job: Job, forbids: tuple[str, ...] = ()) -> dict[str, Value]:
         "seq_len": work.seq_len,
         "global_batch": work.global_batch,
         "precision": work.precision,
+        "optimizer": work.optimizer,
+        "window": shape.window or 0,
+        "llama_like": not departures(shape),
         "frontend": job.frontend,
         "has_precision": all(peak_FLOPs(g.node.gpu, work.precision) for g in cluster.groups),
     }

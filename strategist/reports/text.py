@@ -1,4 +1,4 @@
-"""The tree as text: one line per term, predicted value, and columns for what other rungs saw."""
+"""What `explain` prints: the assumptions, the layout, every term, the stages, the rules and what they refused."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from strategist.document.observed import Observed
 from strategist.document.plan import Plan
 from strategist.document.write import seal_state
 from strategist.reports.brief import INDENT, _assumed, family_title, hint_lines, mesh_words, option_words, policy_words
-from strategist.reports.lines import Line, Span, Style, hung, line, table, wrapped
-from strategist.reports.tree import Tree, plan_tree
-from strategist.units import format_gib, format_seconds
-
-VALUE_COLUMN = 12
-RATIO_COLUMN = 8
+from strategist.reports.lines import Line, Span, line, table, wrapped
+from strategist.reports.tree import plan_tree, tree_lines
+from strategist.units import format_gib
 
 
 def explain_text(plan: Plan, width: int = 80, observed: Sequence[Observed] = ()) -> list[Line]:
@@ -35,7 +32,7 @@ def details(plan: Plan, width: int = 80, observed: Sequence[Observed] = ()) -> l
     """Every term of the step and of the peak, the stages, the rules and what they refused."""
     return [
         line(""),
-        *_tree_lines(plan_tree(plan, observed), width, tuple(seen.rung for seen in observed)),
+        *tree_lines(plan_tree(plan, observed), width, tuple(seen.rung for seen in observed)),
         *_stages(plan, width),
         *_rules(plan, width),
         *_refusals(plan, width),
@@ -49,39 +46,6 @@ def _seal_words(plan: Plan) -> str:
         "edited": "BROKEN: the plan was edited after it was sealed; `run` refuses it without --allow-edited",
     }
     return words[seal_state(plan)]
-
-
-def _tree_lines(tree: Tree, width: int, rungs: Sequence[str]) -> Iterator[Line]:
-    room = VALUE_COLUMN * (1 + len(rungs)) + RATIO_COLUMN * bool(rungs)
-    name_width = max(20, min(34, width // 2 - room))
-    if width >= 44:
-        heads = "".join(word.rjust(VALUE_COLUMN) for word in ("predicted", *rungs))
-        yield line(Span(" " * name_width + heads + ("ratio".rjust(RATIO_COLUMN) if rungs else ""), "dim"))
-    for child in tree.children:
-        yield from _branch(child, width, name_width, 0)
-
-
-def _branch(node: Tree, width: int, name_width: int, depth: int) -> Iterator[Line]:
-    label = f"{'  ' * depth}{node.name}"
-    values = [_value(value, node.unit) for value in (node.predicted, *node.observed)]
-    ratio = f"{node.ratios[0]:.3f}" if node.ratios and node.ratios[0] is not None else ""
-    if width < 44:
-        yield from hung(" ".join([label, *values, ratio, *(["<- worst"] if node.is_worst else [])]).rstrip(), width)
-    else:
-        columns = "".join(value.rjust(VALUE_COLUMN) for value in values)
-        head = label.ljust(name_width)[:name_width] + columns + (ratio.rjust(RATIO_COLUMN) if node.observed else "")
-        note = node.note + (f" ({node.basis})" if node.basis not in (None, "derived") else "")
-        note = f"<- worst: {note}" if node.is_worst else note
-        style: Style = "title" if depth == 0 else "bad" if node.is_worst else "plain"
-        yield from wrapped(f"{head}  ", note, width, indent=len(head) + 2, style="dim", label_style=style)
-    for child in node.children:
-        yield from _branch(child, width, name_width, depth + 1)
-
-
-def _value(value: float | None, unit: str) -> str:
-    if value is None:
-        return ""
-    return format_gib(value) if unit == "B" else format_seconds(value / 1e9)
 
 
 def _stages(plan: Plan, width: int) -> Iterator[Line]:
@@ -101,7 +65,7 @@ def _stages(plan: Plan, width: int) -> Iterator[Line]:
                 ", ".join([*holds, f"peaks at: {memory.moment}"]),
             )
         )
-    yield from table(rows, width)
+    yield from table(rows, width, right=(2,))
 
 
 def _rules(plan: Plan, width: int) -> Iterator[Line]:

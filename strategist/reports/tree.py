@@ -1,8 +1,8 @@
-"""A Plan as one generic tree of terms: predicted values, and beside them what other rungs saw. Renderers draw the tree."""
+"""A Plan as one generic tree of terms: predicted values, and beside them what other rungs saw; and the tree as lines."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from strategist.document.estimate import MEMORY_TERMS, TIME_TERMS, StageMemory
@@ -12,7 +12,13 @@ from strategist.document.write import digest
 from strategist.errors import StaleError, shown
 from strategist.facts.hardware import Basis
 from strategist.records import dataclass
-from strategist.units import format_seconds
+from strategist.reports.lines import Line, Span, Style, hung, line, text_of, wrapped
+from strategist.units import format_gib, format_seconds
+
+VALUE_COLUMN = 12
+RATIO_COLUMN = 8
+NARROW = 44
+"""Below so many columns a value follows its name instead of standing in a column."""
 
 COMPUTE = ("matmul", "attention", "elementwise", "loss", "moe_dispatch", "host")
 COMMUNICATION = ("tp", "cp", "ep", "pp", "dp")
@@ -68,6 +74,10 @@ class Tree:
         return tuple(
             self.predicted / value if self.predicted is not None and value else None for value in self.observed
         )
+
+    def __str__(self) -> str:
+        """The tree as `strategist explain` prints it: 80 columns, without colour."""
+        return text_of(tree_lines(self, 80))
 
 
 def plan_tree(plan: Plan, observed: Sequence[Observed] = ()) -> Tree:
@@ -191,3 +201,58 @@ def _marked(leaves: Sequence[Tree]) -> tuple[Tree, ...]:
 
     worst = max(leaves, key=distance, default=None)
     return tuple(replace(leaf, is_worst=leaf is worst and distance(leaf) > 0) for leaf in leaves)
+
+
+def tree_lines(tree: Tree, width: int, rungs: Sequence[str] = ()) -> Iterator[Line]:
+    """One line per term: its name, the predicted value, what each of `rungs` saw, the ratio to the first of them, and what
+    it means. A root without a value only holds the others."""
+    tops = (tree,) if tree.predicted is not None else tree.children
+    seen_width = VALUE_COLUMN * len(rungs) + RATIO_COLUMN * bool(rungs)
+    name_width = _name_width(tops, width - seen_width)
+    if width >= NARROW:
+        heads = "".join(word.rjust(VALUE_COLUMN) for word in ("predicted", *rungs))
+        ratio = "ratio".rjust(RATIO_COLUMN) if rungs else ""
+        yield line(Span(f"{' ' * name_width}{heads}{ratio}", "dim"))
+    for top in tops:
+        yield from _branch(top, width, name_width, 0, len(rungs))
+
+
+def _name_width(tops: Sequence[Tree], width: int) -> int:
+    """As wide as the longest name needs, but never so wide that the notes have less than half of the line."""
+    return min(_longest(tops, 0) + 1, max(24, width // 2 - VALUE_COLUMN - 2))
+
+
+def _longest(nodes: Sequence[Tree], depth: int) -> int:
+    widths = [len("  " * depth + node.name) for node in nodes]
+    return max([*widths, *(_longest(node.children, depth + 1) for node in nodes)], default=0)
+
+
+def _branch(node: Tree, width: int, name_width: int, depth: int, rungs: int) -> Iterator[Line]:
+    label = f"{'  ' * depth}{node.name}"
+    figures = _figures(node, rungs)
+    worst = "<- worst" if node.is_worst else ""
+    if width < NARROW:
+        yield from hung(" ".join(word for word in (label, *(f.strip() for f in figures), worst) if word), width)
+    else:
+        head = f"{label.ljust(name_width)[:name_width]}{''.join(figures)}  "
+        note = node.note + (f" ({node.basis})" if node.basis not in (None, "derived") else "")
+        style: Style = "title" if depth == 0 else "bad" if worst else "plain"
+        yield from wrapped(head, f"{worst} {note}".strip(), width, indent=len(head), style="dim", label_style=style)
+    for child in node.children:
+        yield from _branch(child, width, name_width, depth + 1, rungs)
+
+
+def _figures(node: Tree, rungs: int) -> list[str]:
+    """The cells of one line: predicted, what each rung saw, and the ratio."""
+    seen = [*node.observed, *[None] * (rungs - len(node.observed))]
+    cells = [_value(value, node.unit).rjust(VALUE_COLUMN) for value in (node.predicted, *seen)]
+    ratio = node.ratios[0] if node.ratios else None
+    return [*cells, ("" if ratio is None else f"{ratio:.3f}").rjust(RATIO_COLUMN)] if rungs else cells
+
+
+def _value(value: float | None, unit: str) -> str:
+    """A figure and its unit, padded so that figures stand under figures."""
+    if value is None:
+        return ""
+    figure, _, unit_word = (format_gib(value) if unit == "B" else format_seconds(value / 1e9)).partition(" ")
+    return f"{figure} {unit_word:<3}"

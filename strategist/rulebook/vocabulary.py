@@ -65,6 +65,11 @@ WORDS: Mapping[str, Word] = {
     "long_sequence": _situation("sequences are longer than the threshold from which context parallelism is considered"),
     "long_threshold": _situation("sequence length above which context parallelism is considered", "tokens"),
     "precision": _situation("number format asked for"),
+    "optimizer": _situation("optimizer asked for"),
+    "window": _situation("tokens that a sliding layer attends to, 0 without such layers"),
+    "llama_like": _situation(
+        "a decoder of RMSNorm, rotary positions, full attention and a gated SiLU feed-forward part"
+    ),
     "frontend": _situation("framework whose limits count: any, or a name of the catalogue"),
     "has_precision": _situation("the device multiplies in the number format asked for"),
     "fast_domain": _situation("devices joined by the fastest links"),

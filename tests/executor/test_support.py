@@ -96,6 +96,14 @@ def test_an_obstacle_names_field_value_and_way_out(choices: dict[str, Any], code
     assert obstacle.hint.endswith(".")
 
 
+def test_scaled_matmuls_are_refused() -> None:
+    """fp8 keeps bfloat16 tensors between its matmuls, so the formats alone do not tell: the precision is refused by name."""
+    plan = make_plan(formats=BFLOAT16)
+    (obstacle,) = layout_obstacles(replace(plan, workload=replace(plan.workload, precision="fp8")))
+    assert (obstacle.code, obstacle.place) == ("UNSUPPORTED", "workload.precision")
+    assert "fp8" in obstacle.sentence
+
+
 def test_ffn_width_must_divide() -> None:
     """A feed-forward width that tp does not divide is refused by name."""
     plan = make_plan(tiny_llama(ffn_hidden=50), tp=4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
@@ -40,8 +41,27 @@ def _sequence_does_not_divide(job: Job, a: Layout) -> bool:
     return a["sequence_parallel"] == 1 and (job.workload.seq_len / a["cp"]) % a["tp"] != 0
 
 
+def ours(violation: Violation) -> Violation:
+    """A limit of strategist's own executor, which counts only where it is asked for."""
+    return lambda job, a: job.frontend == "strategist" and violation(job, a)
+
+
+def is_llama_like(shape: ModelShape) -> bool:
+    """The same as a Llama of its sizes, but for its name, bias on queries, norm of heads, tied ends and windows."""
+    kept = ("name", "family", "max_seq", "tied", "qkv_bias", "window", "full_every", "parameters_stated", "basis", "source", "notes")  # fmt: skip
+    sizes = ("layers", "hidden", "vocab", "ffn_hidden", "heads", "kv_heads", "head_dim")
+    llama = ModelShape(kind="decoder", **{name: getattr(shape, name) for name in (*kept, *sizes)})
+    has_sizes = all(getattr(llama, name) >= 1 for name in sizes)
+    heads = has_sizes and shape.heads % shape.kv_heads == 0 and shape.head_dim % 2 == 0
+    return heads and shape in (llama, replace(llama, qk_norm="head"))
+
+
 VIOLATIONS: dict[str, Violation] = {
     "LEG001": lambda job, a: not all(peak_FLOPs(g.node.gpu, job.workload.precision) for g in job.cluster.groups),
+    "LEG011": ours(lambda job, a: job.workload.precision in ("fp16", "fp8")),
+    "LEG012": ours(lambda job, a: job.workload.optimizer == "adamw8bit"),
+    "LEG013": ours(lambda job, a: not is_llama_like(job.model)),
+    "LEG014": ours(lambda job, a: job.workload.seq_len > (job.model.window or job.workload.seq_len)),
     "LEG101": lambda job, a: job.model.heads % a["tp"] != 0,
     "LEG102": lambda job, a: job.model.kv_heads % a["tp"] != 0,
     "LEG103": lambda job, a: job.model.ffn_hidden % a["tp"] != 0,
@@ -61,6 +81,12 @@ VIOLATIONS: dict[str, Violation] = {
     "LEG401": lambda job, a: job.workload.global_batch % (a["dp_replicate"] * a["dp_shard"]) != 0,
     "LEG501": lambda job, a: a["offload"] != "none" and a["pp"] > 1,
     "LEG601": lambda job, a: job.frontend == "deepspeed" and a["pp"] > 1 and a["zero"] >= 2,
+    "LEG611": ours(lambda job, a: a["cp"] > 1),
+    "LEG612": ours(lambda job, a: a["ep"] * a["etp"] > 1),
+    "LEG613": ours(lambda job, a: a["tiling"] > 1),
+    "LEG614": ours(lambda job, a: a["offload"] in ("optimizer", "nvme")),
+    "LEG615": ours(lambda job, a: a["offload"] == "parameters" and (a["zero"], a["tp"], a["pp"]) != (3, 1, 1)),
+    "LEG616": ours(lambda job, a: a["zero"] == 1 and a["tp"] * a["pp"] * a["dp_replicate"] > 1),
 }
 """Rule id -> the condition that refuses a layout, in the order of the book."""
 

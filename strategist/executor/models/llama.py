@@ -22,8 +22,9 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
 )
 
-from strategist.errors import ImpossibleError
+from strategist.executor.architecture import window_obstacles
 from strategist.executor.models.reference import ReferenceModel
+from strategist.executor.obstacles import refuse
 from strategist.executor.tensor_styles import Cut, Entry, Exit, Linear, part_here
 from strategist.facts.model import ModelShape
 
@@ -138,7 +139,7 @@ class Llama(ReferenceModel):
             else input_ids
         )
         tokens = h.shape[1] * self.token_ranks
-        self._check_window(tokens)
+        refuse(window_obstacles(self.shape, tokens))
         cos, sin = rope_tables(tokens, self.shape.head_dim, h)
         for block in self.layers.values():
             h = block(h, cos, sin)
@@ -151,17 +152,6 @@ class Llama(ReferenceModel):
         h: Tensor = embedding(tokens)
         device = h.device.type
         return h.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else h
-
-    def _check_window(self, tokens: int) -> None:
-        window = self.shape.window
-        if window is not None and tokens > window:
-            raise ImpossibleError(
-                "UNSUPPORTED",
-                f"{self.shape.name} attends to a window of {window} tokens; the built-in model attends to all of {tokens}.",
-                flag="$.workload.seq_len",
-                value=tokens,
-                hint=f"Use sequences of at most {window} tokens.",
-            )
 
     def layer_count(self) -> int:
         """Layers of the whole model."""
