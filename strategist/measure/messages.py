@@ -25,6 +25,7 @@ NAMES: Mapping[str, str] = {
     "_reduce_scatter_base_": "reduce_scatter",
     "reduce_scatter_tensor": "reduce_scatter",
     "alltoall_base_": "all_to_all",
+    "shard_dim_alltoall": "all_to_all",
     "all_to_all_single": "all_to_all",
     "broadcast_": "broadcast",
     "broadcast": "broadcast",
@@ -32,6 +33,9 @@ NAMES: Mapping[str, str] = {
     "recv_": "recv",
 }
 """Operations of torch's two families of collectives by one name each."""
+
+FAMILIES = ("c10d", "_c10d_functional", "_dtensor")
+"""Namespaces of torch's collectives."""
 
 UNSHARDED_GRADIENT = "unsharded gradient"
 """The role of a whole unit's gradient that FSDP2 will reduce; whether it accumulates first shows afterwards."""
@@ -65,7 +69,7 @@ def message_of(
     func: Any, args: Any, kwargs: Any, outputs: Sequence[Tensor], name_group: Callable[[Any], str]
 ) -> Message | None:
     """The collective that a call is, or None. Raises KeyError for one that nobody described."""
-    if func.namespace not in ("c10d", "_c10d_functional"):
+    if func.namespace not in FAMILIES:
         return None
     name = func._schema.name.split("::")[1]
     if name in SILENT:
@@ -77,7 +81,7 @@ def message_of(
         bytes=max((t.numel() * t.element_size() for t in tensors), default=0),
         dtype=str(tensors[0].dtype).removeprefix("torch.") if tensors else "",
         group=name_group(_group_of(leaves)),
-        is_functional=func.namespace == "_c10d_functional",
+        is_functional=func.namespace != "c10d",
     )
 
 

@@ -16,6 +16,9 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from strategist.executor.names import plain_name
 
+BORN_NOWHERE = 2**63
+"""Numbers from here on belong to nodes without a place in forward: those that store a leaf's gradient."""
+
 
 class ModuleClock:
     """Answers `now()` inside `with`; names are those of the whole model."""
@@ -26,13 +29,17 @@ class ModuleClock:
         self._starts: list[int] = []
         self._owners: list[str] = []
         self._hooks: list[Any] = []
+        self._last = ""
 
     def now(self) -> str:
         """Name of the module whose work is being done; "" outside all of them."""
         if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
             return self._stack[-1] if self._stack else ""
         node = torch._C._current_autograd_node()
-        return "" if node is None else self._owner(node._sequence_nr())
+        number = BORN_NOWHERE if node is None else node._sequence_nr()
+        if number < BORN_NOWHERE:  # what a leaf's gradient sets off belongs to what made the gradient
+            self._last = self._owner(number)
+        return self._last
 
     def _owner(self, number: int) -> str:
         at = bisect_right(self._starts, number) - 1

@@ -63,11 +63,12 @@ def is_ours(model: nn.Module) -> bool:
 
 def _empty(model: nn.Module) -> None:
     """Give memory without values to a module from meta; ends that shared a parameter share it again."""
-    homes: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+    homes: dict[int, list[tuple[nn.Module, str]]] = {}  # by identity: torch exchanges only parameters that nobody holds
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                homes.setdefault(parameter, []).append((module, name))
+                homes.setdefault(id(parameter), []).append((module, name))
+    parameter = None
     model.to_empty(device="cpu")
     for places in homes.values():
         first, *others = places

@@ -33,8 +33,8 @@ from strategist.records import dataclass
 class Allocation:
     """One storage: where it was born, and what it turned out to be for (`role` is "" until somebody knows).
 
-    `operation` is the one that made it, `graph` the backward pass that ran (-1 outside), `copy_of` the allocation that it
-    is another format of, `ended` the operation after which its memory went back.
+    `operation` is the one that made it, `graph` the backward pass that ran (-1 outside), `made_from` the allocations that it
+    is another format or the sum of, `ended` the operation after which its memory went back.
     """
 
     number: int
@@ -48,7 +48,7 @@ class Allocation:
     size: int = 0
     role: str = ""
     stream: str = "main"
-    copy_of: int = 0
+    made_from: tuple[int, ...] = ()
     ended: int | None = None
 
 
@@ -186,7 +186,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 for storage in _storages(tensor):
                     self._enter(storage, tensor, func._schema.name)
         self._note_workspace(self._workspace(func, args), func, outputs)
-        self._note_copy(func, args, outputs)
+        self._note_sources(func, args, outputs)
         flop = flop_of(func, args, kwargs, result)
         if flop:
             self.record.flop[func._schema.name, self.record.passes[-1]] += flop
@@ -211,11 +211,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not allocation.role:
                 allocation.role, allocation.stream = role, stream
 
-    def _note_copy(self, func: Any, args: Any, outputs: list[Tensor]) -> None:
-        if func._schema.name == "aten::_to_copy" and not outputs[0].is_meta:
-            source, made = self._known.get(_storages(args[0])[0]), self._known.get(_storages(outputs[0])[0])
-            if source is not None and made is not source:
-                made.copy_of = source.number
+    def _note_sources(self, func: Any, args: Any, outputs: list[Tensor]) -> None:
+        if func._schema.name not in ("aten::_to_copy", "aten::add") or outputs[0].is_meta:
+            return
+        made = self._known.get(_storages(outputs[0])[0])
+        sources = [self._known.get(_storages(value)[0]) for value in args if isinstance(value, Tensor)]
+        if made is not None and made.operation == len(self.record.passes) - 1:
+            made.made_from = tuple(source.number for source in sources if source is not None)
 
     def _note_message(self, message: Message, func: Any, args: Any, outputs: list[Tensor]) -> None:
         """Remember whose contents are not there before the message has arrived."""

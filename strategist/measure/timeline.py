@@ -55,8 +55,18 @@ class Timeline:
         self._backward = [i for i, what in enumerate(record.passes) if what in ("backward", "recompute")]
         self._last_of_graph = {graph: i for i, graph in enumerate(record.graphs) if graph >= 0}
         self._in_graphs = [i for i, graph in enumerate(record.graphs) if graph >= 0]
+        self._name_summands()
         for allocation in record.allocations.values():
             allocation.role = self._role(allocation)
+
+    def _name_summands(self) -> None:
+        """Parts of a shared weight's unsharded gradient are what their sum is."""
+        for allocation in reversed(list(self.record.allocations.values())):
+            if allocation.role == UNSHARDED_GRADIENT and allocation.made_by == "aten::add":
+                for number in allocation.made_from:
+                    part = self.record.allocations.get(number)
+                    if part is not None and not part.role:
+                        part.role = UNSHARDED_GRADIENT
 
     def _role(self, allocation: Allocation) -> str:
         if allocation.role == UNSHARDED_GRADIENT:
@@ -70,8 +80,10 @@ class Timeline:
             return "activations"
         if born != "forward" or not self._sees_backward(allocation):
             return "temporaries"
-        source = self.record.allocations.get(allocation.copy_of)
-        return "bucket_buffers" if source is not None and source.role == "parameters" else "activations"
+        sources = [self.record.allocations.get(number) for number in allocation.made_from]
+        is_cast = allocation.made_by == "aten::_to_copy"
+        from_weights = any(source is not None and source.role == "parameters" for source in sources)
+        return "bucket_buffers" if is_cast and from_weights else "activations"
 
     def _pass_at(self, operation: int) -> Pass:
         return self.record.passes[operation] if operation >= 0 else "setup"
@@ -111,16 +123,32 @@ class Timeline:
 
     def _moments(self) -> list[str]:
         """The Plan's moment of every operation."""
-        named, is_through_blocks = [], False
-        for what, module in zip(self.record.passes, self.record.modules, strict=True):
-            if what in ("backward", "recompute"):
-                in_block = bool(self._blocks[module])
-                is_through_blocks = is_through_blocks or in_block
-                named.append(MOMENTS[1] if in_block else MOMENTS[2] if is_through_blocks else MOMENTS[0])
-            else:
-                is_through_blocks = False
-                named.append(MOMENTS[3] if what == "update" else MOMENTS[0])
+        named: list[str] = []
+        for run in self._runs():
+            inside = [operation for operation in run if self._blocks[self.record.modules[operation]]]
+            first, last = (inside[0], inside[-1]) if inside else (run[-1] + 1, run[-1] + 1)
+            for operation in run:
+                what = self.record.passes[operation]
+                if what not in ("backward", "recompute"):
+                    named.append(MOMENTS[3] if what == "update" else MOMENTS[0])
+                else:
+                    named.append(MOMENTS[0] if operation < first else MOMENTS[1] if operation <= last else MOMENTS[2])
         return named
+
+    def _runs(self) -> Iterator[list[int]]:
+        """Operations in order, cut wherever one backward pass ends and something else begins or follows."""
+        run: list[int] = []
+        before: tuple[bool, int] = (False, -1)
+        for operation, (what, graph) in enumerate(zip(self.record.passes, self.record.graphs, strict=True)):
+            is_backward = what in ("backward", "recompute")
+            now = (is_backward, graph if graph >= 0 or not is_backward else before[1])
+            if run and now != before:
+                yield run
+                run = []
+            run.append(operation)
+            before = now
+        if run:
+            yield run
 
     def _module_at(self, operation: int) -> str:
         return self.record.modules[operation] if operation >= 0 else ""

@@ -217,6 +217,9 @@ def differences(scenario: Scenario, rank: RankObservation) -> Iterator[Differenc
         for term in TERMS:
             traced = seen[moment].term(term) if moment in seen else 0
             yield Difference(scenario.name, rank.stage, "memory", moment, term, terms.get(term, 0), traced)
+    for moment, terms in said.items():
+        traced = seen[moment].allocated if moment in seen else 0
+        yield Difference(scenario.name, rank.stage, "memory", moment, "allocated", sum(terms.values()), traced)
     totals = [sum(terms.values()) for terms in said.values()]
     yield Difference(scenario.name, rank.stage, "memory", "peak", "allocated", max(totals), rank.memory.peak.allocated)
     formula, trace = sent(job, plan, rank.stage), observed_sent(rank)
