@@ -29,7 +29,33 @@ OFFLOADS = ("none", "parameters")
 
 def unsupported(plan: Plan) -> tuple[str, ...]:
     """Sentences saying why this executor cannot run `plan` with its built-in model; empty when it can."""
-    return tuple(obstacle.sentence for obstacle in (*layout_obstacles(plan), *model_obstacles(plan.model)))
+    return tuple(obstacle.sentence for obstacle in (*layout_obstacles(plan), *built_in_obstacles(plan)))
+
+
+def built_in_obstacles(plan: Plan) -> tuple[Obstacle, ...]:
+    """Everything that keeps the built-in model from being the plan's, or from being laid out as the plan says."""
+    return model_obstacles(plan.model) or tuple(_built_in(plan))
+
+
+def _built_in(plan: Plan) -> Iterator[Obstacle]:
+    shape, tokens = plan.model, plan.workload.seq_len
+    if shape.qk_norm == "full" and plan.mesh.tp > 1:
+        yield Obstacle(
+            code="UNSUPPORTED",
+            place="mesh.tp",
+            value=plan.mesh.tp,
+            sentence=f"{shape.name} normalises queries and keys over all heads at once, and tp = {plan.mesh.tp} leaves "
+            "each rank a part of them.",
+            hint="Plan with tp = 1.",
+        )
+    if shape.pos == "learned" and tokens > shape.pos_rows:
+        yield Obstacle(
+            code="UNSUPPORTED",
+            place="workload.seq_len",
+            value=tokens,
+            sentence=f"{shape.name} has {shape.pos_rows} learned positions, and the sequences have {tokens} tokens.",
+            hint=f"Use sequences of at most {shape.pos_rows} tokens.",
+        )
 
 
 def layout_obstacles(plan: Plan) -> tuple[Obstacle, ...]:
@@ -66,7 +92,7 @@ def _not_built(plan: Plan) -> Iterator[Obstacle]:
     rows: tuple[tuple[str, object, tuple[object, ...]], ...] = (
         ("mesh.cp", mesh.cp, (1,)),
         ("mesh.ep", mesh.ep, (1,)),
-        ("mesh.etp", mesh.etp, (1,)),
+        ("mesh.etp", mesh.etp, (mesh.tp if plan.model.moe else 1,)),  # experts are cut over all tp ranks
         ("strategy.zero", strategy.zero, (0, 1, 2, 3)),
         ("strategy.schedule", strategy.schedule, SCHEDULES),
         ("strategy.offload", strategy.offload, OFFLOADS),
@@ -169,6 +195,8 @@ def _batch(plan: Plan) -> Iterator[Obstacle]:
 def _tensor_parallel(plan: Plan) -> Iterator[Obstacle]:
     tp, shape = plan.mesh.tp, plan.model
     rows = [("heads", shape.heads), ("kv_heads", shape.kv_heads), ("ffn_hidden", shape.ffn_hidden)]
+    if shape.moe is not None:
+        rows += [("moe.ffn", shape.moe.ffn), ("moe.shared_ffn", shape.moe.shared_ffn)]
     for name, value in rows:
         if value % tp:
             yield _indivisible(f"model.{name}", value, f"tp = {tp} cannot split {name} = {value} evenly")
