@@ -235,7 +235,7 @@ def test_an_expert_without_tokens_has_a_gradient_of_zero() -> None:
 def test_counts_for_tracing_are_known_without_values(routing: str, counts: list[int]) -> None:
     """Balanced experts share the pairs of token and expert evenly, crowded ones are as few as can be; no token meets one
     expert twice, and the mixture runs on fake tensors, which scored routing cannot."""
-    from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+    from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 
     (mixture, tokens), (scored, _) = _mixture(routing), _mixture("scored")
     choice = mixture.router.choose(tokens)
@@ -243,5 +243,5 @@ def test_counts_for_tracing_are_known_without_values(routing: str, counts: list[
     assert all(len(set(pair)) == 2 for pair in choice.experts.tolist())
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         assert mixture(mode.from_tensor(tokens)[None]).shape == (1, 10, 32)
-        with pytest.raises(DataDependentOutputException):
+        with pytest.raises(DynamicOutputShapeException):
             scored(mode.from_tensor(tokens)[None])

@@ -107,11 +107,12 @@ class MixtureOfExperts(nn.Module):
         Not compiled: counts of tokens differ from step to step, and each would be compiled anew.
         """
         tokens = x.flatten(0, -2)
-        y: Tensor = self._routed(tokens, self.router.choose(tokens))
-        if self.shared is not None:
-            shared = self.shared(tokens)
-            y = y + (shared if self.shared_gate is None else self.shared_gate(tokens).sigmoid() * shared)
-        return torch.reshape(y, x.shape)
+        y = self._routed(tokens, self.router.choose(tokens))
+        return (y if self.shared is None else y + self._shared(tokens, self.shared)).view_as(x)
+
+    def _shared(self, x: Tensor, shared: FeedForward) -> Tensor:
+        y: Tensor = shared(x)
+        return y if self.shared_gate is None else y * self.shared_gate(x).sigmoid()
 
     def _routed(self, x: Tensor, choice: Choice) -> Tensor:
         """Sort the (token, expert) pairs by expert, let the experts work, sort back, add up what each token got."""
