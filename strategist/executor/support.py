@@ -61,7 +61,7 @@ def _built_in(plan: Plan) -> Iterator[Obstacle]:
 def layout_obstacles(plan: Plan) -> tuple[Obstacle, ...]:
     """Everything that keeps the executor from laying out any model as the plan says."""
     broken = tuple(_mesh(plan))  # nothing else can be asked about a mesh that is none
-    checks = (_not_built, _formats, _data_parallel, _offload, pipeline_obstacles, _batch, _tensor_parallel)
+    checks = (_not_built, _experts, _formats, _data_parallel, _offload, pipeline_obstacles, _batch, _tensor_parallel)
     return broken or tuple(obstacle for check in checks for obstacle in check(plan))
 
 
@@ -92,7 +92,6 @@ def _not_built(plan: Plan) -> Iterator[Obstacle]:
     rows: tuple[tuple[str, object, tuple[object, ...]], ...] = (
         ("mesh.cp", mesh.cp, (1,)),
         ("mesh.ep", mesh.ep, (1,)),
-        ("mesh.etp", mesh.etp, (mesh.tp if plan.model.moe else 1,)),  # experts are cut over all tp ranks
         ("strategy.zero", strategy.zero, (0, 1, 2, 3)),
         ("strategy.schedule", strategy.schedule, SCHEDULES),
         ("strategy.offload", strategy.offload, OFFLOADS),
@@ -109,6 +108,19 @@ def _not_built(plan: Plan) -> Iterator[Obstacle]:
                 value=value,
                 sentence=f"The executor cannot run {place} = {value}; it runs {choices}.",
             )
+
+
+def _experts(plan: Plan) -> Iterator[Obstacle]:
+    wanted = plan.mesh.tp if plan.model.moe is not None else 1
+    if plan.mesh.etp != wanted:
+        what = "every expert over all tp ranks" if plan.model.moe is not None else "no experts, as the model has none"
+        yield Obstacle(
+            code="UNSUPPORTED",
+            place="mesh.etp",
+            value=plan.mesh.etp,
+            sentence=f"The executor cuts {what}; the plan has tp {plan.mesh.tp} and etp {plan.mesh.etp}.",
+            hint=f"Plan with --pin etp={wanted}.",
+        )
 
 
 def _formats(plan: Plan) -> Iterator[Obstacle]:

@@ -36,6 +36,10 @@ PLAIN = {"dp_replicate": 2}
 SHARDED = {"dp_shard": 2, "zero": 3}
 V2 = {"pp": 2, "virtual_stages": 2}
 SP = {"tp": 2, "sequence_parallel": True}
+TP_MOE = {"tp": 2, "etp": 2}
+SHARED_EXPERT = {"moe": {"shared_ffn": 16, "shared_gate": True}}
+FIRST_DENSE = {"ffn_hidden": 48, "layers": 4, "moe": {"first_dense": 1, "layers": 3, "shared_ffn": 16}}
+WINDOWED = {"window": 5, "full_every": 2, "pos": "rope", "pos_rows": 0, "kv_heads": 4}
 
 CASES = (
     Case("single", {"accumulation": 2, "recompute": "selective"}),
@@ -84,33 +88,24 @@ GPT = (
     Case("hsdp", SHARDED | PLAIN | {"recompute": "selective"}, {"vocab": 63}, clip=0.5),
     Case("tp2", {"tp": 2, "accumulation": 2, "recompute": "selective"}, ragged=True, clip=0.5),
     Case("tp2-sp", SP | {"recompute": "full"}, {"tied": False, "lm_head_bias": True}, ragged=True, clip=0.5),
+    Case("tp2-window", {"tp": 2}, WINDOWED | {"norm": "layernorm_nonparam", "mlp_act": "relu2"}, clip=0.5),
     Case("fsdp2-tp2", SHARDED | SP, {"norm": "layernorm_nobias"}, ragged=True, clip=0.5),
-    Case("ddp2-tp2", PLAIN | {"tp": 2}, {"norm": "layernorm_nonparam", "mlp_act": "relu2"}, clip=0.5),
-    Case("pp2-gpipe", {"pp": 2, "schedule": "gpipe", "accumulation": 4}, ragged=True, clip=0.5),
-    Case("pp2-tp2", {"pp": 2, "accumulation": 4} | SP, {"tied": False}, ragged=True, clip=0.5),
+    Case("pp2-tp2", {"pp": 2, "schedule": "gpipe", "accumulation": 4} | SP, ragged=True, clip=0.5),
     Case("pp2-v2-fsdp2", V2 | SHARDED | {"accumulation": 4, "recompute": "full"}, {"layers": 4}, ragged=True, clip=0.5),
-    Case("tp2-sp-compiled", SP | {"compile": True}, clip=0.5),
-    Case("tp2-window", {"tp": 2}, {"window": 5, "full_every": 2, "pos": "rope", "pos_rows": 0, "kv_heads": 4}, clip=0.5),
 )  # fmt: skip
 
-TP_MOE = {"tp": 2, "etp": 2}
-SHARED_EXPERT = {"moe": {"shared_ffn": 16, "shared_gate": True}}
-FIRST_DENSE = {"ffn_hidden": 48, "layers": 4, "moe": {"first_dense": 1, "layers": 3, "shared_ffn": 16}}
 MOE = (
     Case("single", {"accumulation": 2, "recompute": "selective"}, SHARED_EXPERT, ragged=True),
     Case("ddp2", PLAIN | {"accumulation": 2, "recompute": "full"}, ragged=True, clip=0.5),
-    Case("zero1", {"dp_shard": 2, "zero": 1}, FIRST_DENSE, ragged=True),
     Case("zero2", {"dp_shard": 2, "zero": 2, "accumulation": 2, "recompute": "selective"}, ragged=True, clip=0.5),
     Case("fsdp4", {"dp_shard": 4, "zero": 3, "recompute": "full"}, {"moe": {"experts": 3, "ffn": 22}}, ragged=True, clip=0.5),
     Case("zero3-offload", SHARDED | {"offload": "parameters"}, SHARED_EXPERT, clip=0.5),
-    Case("hsdp", SHARDED | PLAIN, FIRST_DENSE, ragged=True, clip=0.5),
+    Case("hsdp", SHARDED | PLAIN, FIRST_DENSE | {"qk_norm": "full"}, ragged=True, clip=0.5),
     Case("tp2", TP_MOE | {"accumulation": 2, "recompute": "selective"}, SHARED_EXPERT, ragged=True, clip=0.5),
     Case("tp2-sp", TP_MOE | SP | {"recompute": "full"}, FIRST_DENSE, ragged=True, clip=0.5),
     Case("fsdp2-tp2", TP_MOE | SHARDED | SP, SHARED_EXPERT, ragged=True, clip=0.5),
-    Case("pp2-1f1b", {"pp": 2, "accumulation": 4}, FIRST_DENSE, ragged=True, clip=0.5),
     Case("pp2-tp2", {"pp": 2, "accumulation": 4} | TP_MOE | SP, {"mlp_gated": False, "tied": True}, ragged=True, clip=0.5),
     Case("pp2-v2-fsdp2", V2 | SHARDED | {"accumulation": 4, "recompute": "full"}, FIRST_DENSE, ragged=True, clip=0.5),
-    Case("zero3-full-norm", SHARDED, {"qk_norm": "full", "moe": {"top_k": 1}}, ragged=True, clip=0.5),
     Case("ddp2-compiled", PLAIN | {"compile": True}, SHARED_EXPERT, ragged=True, clip=0.5),
 )  # fmt: skip
 CASES += tuple(replace(case, name=f"gpt-{case.name}", model=tiny_gpt2) for case in GPT)

@@ -46,7 +46,7 @@ SWAPPED = tuple(replace(stage, layers=stage.layers[::-1]) for stage in even_stag
 REFUSED: tuple[tuple[dict[str, Any], str, str, str], ...] = (
     ({"cp": 2}, "UNSUPPORTED", "mesh.cp", "2"),
     ({"ep": 2, "dp_shard": 2, "zero": 3}, "UNSUPPORTED", "mesh.ep", "2"),
-    ({"etp": 2, "tp": 2}, "UNSUPPORTED", "mesh.etp", "2"),
+    ({"etp": 2, "tp": 2}, "UNSUPPORTED", "mesh.etp", "no experts"),
     ({"pp": 2, "schedule": "interleaved", "accumulation": 2}, "FRAMEWORK_LEGALITY", "strategy.virtual_stages", "= 1"),
     ({"pp": 2, "virtual_stages": 0, "accumulation": 2}, "FRAMEWORK_LEGALITY", "strategy.virtual_stages", "= 0"),
     ({"virtual_stages": 2}, "FRAMEWORK_LEGALITY", "strategy.virtual_stages", "'none' does not go"),
@@ -149,7 +149,7 @@ def test_an_architecture_that_the_built_in_model_cannot_be_is_refused(change: di
     [
         (make_plan(tiny_llama(qk_norm="full"), tp=2), "mesh.tp", "over all heads"),
         (make_plan(tiny_gpt2(), seq_len=65), "workload.seq_len", "64 learned positions"),
-        (make_plan(tiny_mixtral(), tp=2), "mesh.etp", "mesh.etp = 1; it runs 2"),
+        (make_plan(tiny_mixtral(), tp=2), "mesh.etp", "tp 2 and etp 1"),
         (make_plan(tiny_mixtral(), ep=2, dp_shard=2, zero=2), "mesh.ep", "mesh.ep = 2; it runs 1"),
         (make_plan(tiny_mixtral(moe={"ffn": 25}), tp=2, etp=2), "model.moe.ffn", "moe.ffn = 25"),
         (make_plan(tiny_mixtral(moe={"shared_ffn": 5}), tp=2, etp=2), "model.moe.shared_ffn", "moe.shared_ffn = 5"),

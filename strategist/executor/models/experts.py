@@ -112,11 +112,13 @@ class MixtureOfExperts(nn.Module):
 
     def _shared(self, x: Tensor, shared: FeedForward) -> Tensor:
         y: Tensor = shared(x)
-        return y if self.shared_gate is None else y * self.shared_gate(x).sigmoid()
+        if self.shared_gate is not None:
+            y = y * self.shared_gate(x).sigmoid()
+        return y
 
     def _routed(self, x: Tensor, choice: Choice) -> Tensor:
         """Sort the (token, expert) pairs by expert, let the experts work, sort back, add up what each token got."""
         order = choice.experts.flatten().argsort(stable=True)
         given = self.experts(x[order // choice.experts.shape[1]], choice.counts)
-        back = given[order.argsort()].view(*choice.experts.shape, -1)
+        back: Tensor = given[order.argsort()].view(*choice.experts.shape, -1)
         return (back * choice.weights[..., None]).sum(dim=1)
