@@ -31,7 +31,6 @@ OTHER_WIRING = {
     "pythia": "attention and feed-forward part side by side",
     "falcon": "attention and feed-forward part side by side",
     "olmo2": "norms behind attention and feed-forward part",
-    "olmo3": "norms behind attention and feed-forward part",
     "llama4": "attention in chunks",
     "llama4-text": "attention in chunks",
 }
