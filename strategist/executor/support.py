@@ -6,7 +6,7 @@ go into each other), or a matter of *legality* (torch or the Plan's own meaning 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from strategist.document.plan import MESH_AXES, NumberFormats, Plan
 from strategist.executor.architecture import model_obstacles
@@ -25,37 +25,26 @@ OPTIMIZERS = ("adamw", "sgd")
 BACKENDS = ("nccl", "gloo")
 SCHEDULES = ("none", "gpipe", "1f1b", "interleaved")
 OFFLOADS = ("none", "parameters")
+PRECISIONS = ("bf16", "fp32")
+
+ASKED = ("model", "workload.seq_len", "workload.precision", "strategy.formats", "strategy.optimizer")
+"""Places of a Plan that hold what was asked for. All others are choices of the planner, which can choose otherwise."""
 
 
 def unsupported(plan: Plan) -> tuple[str, ...]:
     """Sentences saying why this executor cannot run `plan` with its built-in model; empty when it can."""
-    return tuple(obstacle.sentence for obstacle in (*layout_obstacles(plan), *built_in_obstacles(plan)))
+    return tuple(obstacle.sentence for obstacle in obstacles(plan))
 
 
-def built_in_obstacles(plan: Plan) -> tuple[Obstacle, ...]:
-    """Everything that keeps the built-in model from being the plan's, or from being laid out as the plan says."""
-    return model_obstacles(plan.model) or tuple(_built_in(plan))
+def obstacles(plan: Plan) -> tuple[Obstacle, ...]:
+    """Everything that keeps the executor from running `plan` with its built-in model."""
+    return (*layout_obstacles(plan), *model_obstacles(plan.model, plan.workload.seq_len))
 
 
-def _built_in(plan: Plan) -> Iterator[Obstacle]:
-    shape, tokens = plan.model, plan.workload.seq_len
-    if shape.qk_norm == "full" and plan.mesh.tp > 1:
-        yield Obstacle(
-            code="UNSUPPORTED",
-            place="mesh.tp",
-            value=plan.mesh.tp,
-            sentence=f"{shape.name} normalises queries and keys over all heads at once, and tp = {plan.mesh.tp} leaves "
-            "each rank a part of them.",
-            hint="Plan with tp = 1.",
-        )
-    if shape.pos == "learned" and tokens > shape.pos_rows:
-        yield Obstacle(
-            code="UNSUPPORTED",
-            place="workload.seq_len",
-            value=tokens,
-            sentence=f"{shape.name} has {shape.pos_rows} learned positions, and the sequences have {tokens} tokens.",
-            hint=f"Use sequences of at most {shape.pos_rows} tokens.",
-        )
+def way_out(missing: Sequence[Obstacle]) -> str:
+    """What to change so that a plan with these obstacles can be run: what was asked for, or else the layout alone."""
+    asked = dict.fromkeys(obstacle.hint for obstacle in missing if obstacle.place in ASKED)
+    return " ".join(asked) or "Plan again with --frontend strategist, which keeps to layouts that can be run."
 
 
 def layout_obstacles(plan: Plan) -> tuple[Obstacle, ...]:
@@ -90,6 +79,7 @@ def _not_built(plan: Plan) -> Iterator[Obstacle]:
     """Fields of which the executor knows a few values only."""
     mesh, strategy = plan.mesh, plan.strategy
     rows: tuple[tuple[str, object, tuple[object, ...]], ...] = (
+        ("workload.precision", plan.workload.precision, PRECISIONS),
         ("mesh.cp", mesh.cp, (1,)),
         ("mesh.ep", mesh.ep, (1,)),
         ("strategy.zero", strategy.zero, (0, 1, 2, 3)),
@@ -212,6 +202,15 @@ def _tensor_parallel(plan: Plan) -> Iterator[Obstacle]:
     for name, value in rows:
         if value % tp:
             yield _indivisible(f"model.{name}", value, f"tp = {tp} cannot split {name} = {value} evenly")
+    if shape.qk_norm == "full" and tp > 1:
+        yield Obstacle(
+            code="UNSUPPORTED",
+            place="mesh.tp",
+            value=tp,
+            sentence=f"{shape.name} normalises queries and keys over all heads at once, and tp = {tp} leaves each rank a "
+            "part of them.",
+            hint="Plan with tp = 1.",
+        )
     if plan.strategy.sequence_parallel and plan.workload.seq_len % tp:
         seq = plan.workload.seq_len
         yield _indivisible("workload.seq_len", seq, f"sequence parallelism over tp = {tp} cannot split {seq} tokens")

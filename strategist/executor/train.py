@@ -15,13 +15,14 @@ from torch.utils.data import DataLoader, Dataset
 import strategist
 from strategist.document.plan import Plan
 from strategist.errors import InputError
+from strategist.executor.architecture import model_obstacles
 from strategist.executor.build import build
 from strategist.executor.data import SyntheticTokens
 from strategist.executor.models import model_from_shape
 from strategist.executor.obstacles import refuse
 from strategist.executor.processes import World, one_verdict, process_group
 from strategist.executor.session import Session, StepResult
-from strategist.executor.support import built_in_obstacles, layout_obstacles
+from strategist.executor.support import layout_obstacles
 from strategist.records import dataclass
 
 OnStep = Callable[[int, StepResult], None]
@@ -70,7 +71,7 @@ def train(
         raise InputError(
             "TOO_SMALL", f"steps is {steps}; the smallest is 1.", flag="steps", value=steps, hint="Ask for 20."
         )
-    refuse(layout_obstacles(plan) + (() if make_model else built_in_obstacles(plan)))
+    refuse(layout_obstacles(plan) + (() if make_model else model_obstacles(plan.model, plan.workload.seq_len)))
     data = dataset if dataset is not None else synthetic_data(plan, steps, seed)
     with process_group(plan) as world, one_verdict(world):
         model = make_model() if make_model else model_from_shape(plan.model)

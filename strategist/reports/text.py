@@ -1,4 +1,4 @@
-"""The tree as text: one line per term, predicted value, and columns for what other rungs saw."""
+"""What `explain` prints: the assumptions, the layout, every term, the stages, the rules and what they refused."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from strategist.document.plan import Plan
 from strategist.document.write import seal_state
 from strategist.reports.brief import INDENT, _assumed, family_title, hint_lines, mesh_words, option_words, policy_words
-from strategist.reports.lines import Line, Span, hung, line, table, wrapped
-from strategist.reports.tree import Tree, plan_tree
-from strategist.units import format_gib, format_seconds
-
-VALUE_COLUMN = 12
+from strategist.reports.lines import Line, Span, line, table, wrapped
+from strategist.reports.tree import plan_tree, tree_lines
+from strategist.units import format_gib
 
 
 def explain_text(plan: Plan, width: int = 80) -> list[Line]:
@@ -33,7 +31,7 @@ def details(plan: Plan, width: int = 80) -> list[Line]:
     """Every term of the step and of the peak, the stages, the rules and what they refused."""
     return [
         line(""),
-        *_tree_lines(plan_tree(plan), width),
+        *tree_lines(plan_tree(plan), width),
         *_stages(plan, width),
         *_rules(plan, width),
         *_refusals(plan, width),
@@ -47,35 +45,6 @@ def _seal_words(plan: Plan) -> str:
         "edited": "BROKEN: the plan was edited after it was sealed; `run` refuses it without --allow-edited",
     }
     return words[seal_state(plan)]
-
-
-def _tree_lines(tree: Tree, width: int) -> Iterator[Line]:
-    name_width = max(20, min(34, width // 2 - VALUE_COLUMN))
-    if width >= 44:
-        yield line(Span(" " * name_width + "predicted".rjust(VALUE_COLUMN), "dim"))
-    for child in tree.children:
-        yield from _branch(child, width, name_width, 0)
-
-
-def _branch(node: Tree, width: int, name_width: int, depth: int) -> Iterator[Line]:
-    label = f"{'  ' * depth}{node.name}"
-    value = _value(node.predicted, node.unit)
-    if width < 44:
-        yield from hung(f"{label} {value}", width)
-    else:
-        head = label.ljust(name_width)[:name_width] + value.rjust(VALUE_COLUMN) + "  "
-        note = node.note + (f" ({node.basis})" if node.basis not in (None, "derived") else "")
-        yield from wrapped(
-            head, note, width, indent=len(head), style="dim", label_style="title" if depth == 0 else "plain"
-        )
-    for child in node.children:
-        yield from _branch(child, width, name_width, depth + 1)
-
-
-def _value(value: float | None, unit: str) -> str:
-    if value is None:
-        return ""
-    return format_gib(value) if unit == "B" else format_seconds(value / 1e9)
 
 
 def _stages(plan: Plan, width: int) -> Iterator[Line]:
@@ -95,7 +64,7 @@ def _stages(plan: Plan, width: int) -> Iterator[Line]:
                 ", ".join([*holds, f"peaks at: {memory.moment}"]),
             )
         )
-    yield from table(rows, width)
+    yield from table(rows, width, right=(2,))
 
 
 def _rules(plan: Plan, width: int) -> Iterator[Line]:

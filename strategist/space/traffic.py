@@ -73,8 +73,12 @@ def traffic(job: Job, group: Group, counts: Elements) -> tuple[Traffic, ...]:
         *_context(job, group),
         *_expert(job, group),
         *_pipeline(job, group),
-        *_data(job, group, counts.whole - counts.experts, "shards", "replicas"),
-        *(_data(job, group, counts.experts, "expert_replicas", "expert_replicas") if job.model.moe else ()),
+        *_data(job, group, Shared(counts.whole - counts.experts, counts.layers - counts.experts), "shards", "replicas"),
+        *(
+            _data(job, group, Shared(counts.experts, counts.experts), "expert_replicas", "expert_replicas")
+            if job.model.moe
+            else ()
+        ),
     )
 
 
@@ -157,18 +161,27 @@ def _pipeline(job: Job, group: Group) -> tuple[Traffic, ...]:
     return (Traffic("pp", "send", _per_stage(group, payload), sends, "pp", "nothing"),)
 
 
-def _data(job: Job, group: Group, weights: Reals, inside: Place, everybody: Place) -> tuple[Traffic, ...]:
+@dataclass(frozen=True, slots=True, eq=False)
+class Shared:
+    """Elements that ranks share the work on, (C, S): all of them, and those inside the layers."""
+
+    all: Reals
+    layers: Reals
+
+
+def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Place) -> tuple[Traffic, ...]:
     """Gradients and, under ZeRO, weights (Rajbhandari et al. 2020, arXiv 1910.02054, section 7).
 
     Replicas: one all-reduce of the gradients (torch's replicate, which tp needs, does it for every micro-batch). ZeRO-1
     adds sending the updated weights. fully_shard: weights are
-    gathered for forward and, under ZeRO-3, again for backward; gradients are reduce-scattered for every micro-batch
-    unless a pipeline keeps them; HSDP all-reduces the shards between replicas.
+    gathered for forward and, under ZeRO-3, those of the layers again for backward (the executor's units: norm and head
+    stay, and the embedding's gradient does not depend on its values); gradients are reduce-scattered for every
+    micro-batch unless a pipeline keeps them; HSDP all-reduces the shards between replicas.
     """
     c, formats = group.candidates, job.formats
     compute, reduce, stored = (BYTES[name] for name in (formats.compute, formats.reduce, formats.parameter))
     zero, micro = c["zero"][:, None], _micro(group)
-    one = np.ones_like(weights)
+    weights, one = shared.all, np.ones_like(shared.all)
     once = np.where(c["pp"][:, None] > 1, 1.0, micro) * one
     gathers = np.where(zero == 3, micro, once)
     reductions = np.where(((zero == 0) & (c["tp"][:, None] > 1)), once, one)
@@ -177,7 +190,7 @@ def _data(job: Job, group: Group, weights: Reals, inside: Place, everybody: Plac
         ("all_reduce", reduce * weights, np.where(zero < 2, reductions, 0.0), everybody, "backward"),
         ("all_gather", stored * weights, np.where(zero == 1, one, 0.0), everybody, "nothing"),
         ("all_gather", compute * weights, np.where(zero >= 2, gathers, 0.0), inside, "forward"),
-        ("all_gather", compute * weights, np.where(zero == 3, micro, 0.0) * one, inside, "backward"),
+        ("all_gather", compute * shared.layers, np.where(zero == 3, micro, 0.0) * one, inside, "backward"),
         ("reduce_scatter", reduce * weights, np.where(zero >= 2, once, 0.0), inside, "backward"),
         ("all_reduce", reduce * weights / shards, np.where(zero >= 2, once, 0.0), "dp_replicate", "backward"),
     )

@@ -62,6 +62,7 @@ CASES = (
     Case("ddp2-tp2", PLAIN | {"tp": 2, "accumulation": 2, "recompute": "selective"}, {"tied": True}, clip=0.5),
     Case("pp2-tp2", {"pp": 2, "accumulation": 4} | SP, {"tied": True, "qk_norm": "head"}, ragged=True, clip=0.5),
     Case("pp2-ddp2", PLAIN | {"pp": 2, "accumulation": 2}, {"tied": True}, ragged=True),
+    Case("pp2-tp2-ddp2", PLAIN | SP | {"pp": 2, "accumulation": 2}, {"tied": True}, ragged=True, clip=0.5),
     Case("pp2-fsdp2", SHARDED | {"pp": 2, "accumulation": 4, "recompute": "full"}, ragged=True, clip=0.5),
     Case("pp2-zero2", {"pp": 2, "dp_shard": 2, "zero": 2, "accumulation": 4, "schedule": "gpipe"}, clip=0.5),
     Case("pp2-tp2-fsdp2", SHARDED | SP | {"pp": 2, "accumulation": 2}, {"tied": True}, ragged=True, clip=0.5),

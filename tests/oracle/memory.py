@@ -105,7 +105,8 @@ def _temporaries(job: Job, layout: Layout, kinds: Sequence[LayerKind]) -> float:
 
 def _gathered(job: Job, layout: Layout, whole: Held) -> tuple[float, float, float]:
     """Unsharded units in flight: at the loss, when backward starts, when backward ends."""
-    if is_plain(layout):
+    one_data_rank = layout["dp_replicate"] * layout["dp_shard"] * layout["cp"] == 1
+    if is_plain(layout) or (one_data_rank and job.formats.compute == job.formats.parameter):
         return 0.0, 0.0, 0.0
     c, r, tied = BYTES[job.formats.compute], BYTES[job.formats.reduce], job.model.tied
     zero, tiling = layout["zero"], layout["tiling"]
@@ -114,7 +115,7 @@ def _gathered(job: Job, layout: Layout, whole: Held) -> tuple[float, float, floa
     at_loss = c * (blocks + kept)
     backward = at_loss + (c + r) * max(whole.widest / tiling, 0 if tied else whole.behind)
     backward += c * (whole.before + whole.behind) if tied else 0
-    at_end = (2 * c + r) * (whole.before + (whole.behind if tied else 0))
+    at_end = ((1 if zero == 3 and not tied else 2) * c + r) * (whole.before + (whole.behind if tied else 0))
     return at_loss, backward, at_end
 
 

@@ -115,9 +115,10 @@ def _data(job: Job, layout: Layout, whole: Held) -> Iterator[Row]:
     tp, cp, shard, replicate = (layout[name] for name in ("tp", "cp", "dp_shard", "dp_replicate"))
     r = BYTES[job.formats.reduce]
     everybody, sharded = (replicate * shard * cp, tp), (shard * cp, tp)
-    yield from _data_rows(job, layout, whole.dense, everybody if layout["zero"] < 2 else sharded)
+    in_layers = whole.dense - whole.before - whole.behind
+    yield from _data_rows(job, layout, (whole.dense, in_layers), everybody if layout["zero"] < 2 else sharded)
     replicas, apart = expert_ranks(layout), layout["ep"] * layout["etp"]
-    yield from _data_rows(job, layout, whole.experts, (replicas, apart))
+    yield from _data_rows(job, layout, (whole.experts, whole.experts), (replicas, apart))
     if layout["zero"] >= 2:
         times = _once_per_step(layout)
         across = (replicate, tp * cp * shard)
@@ -129,7 +130,8 @@ def _once_per_step(layout: Layout) -> int:
     return 1 if layout["pp"] > 1 else int(layout["accumulation"])
 
 
-def _data_rows(job: Job, layout: Layout, elements: float, ranks: tuple[int, int]) -> Iterator[Row]:
+def _data_rows(job: Job, layout: Layout, held: tuple[float, float], ranks: tuple[int, int]) -> Iterator[Row]:
+    elements, in_layers = held
     zero, pp, m = layout["zero"], layout["pp"], layout["accumulation"]
     c, r, s = (BYTES[getattr(job.formats, name)] for name in ("compute", "reduce", "parameter"))
     if zero < 2:
@@ -142,4 +144,4 @@ def _data_rows(job: Job, layout: Layout, elements: float, ranks: tuple[int, int]
         yield Row("dp", "all-gather", "forward", c * elements, gathers, *ranks)
         yield Row("dp", "reduce-scatter", "backward", r * elements, _once_per_step(layout), *ranks)
     if zero == 3:
-        yield Row("dp", "all-gather", "backward", c * elements, m, *ranks)
+        yield Row("dp", "all-gather", "backward", c * in_layers, m, *ranks)

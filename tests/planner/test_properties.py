@@ -150,7 +150,8 @@ KEYS: dict[str, tuple[str, ...]] = {
 def test_ties_are_broken_in_a_fixed_order(data: Draw) -> None:
     """The best row is the least by the objective, then by the other measures, then by its columns, however close."""
     job = data.draw(questions())
-    columns = legal_candidates(job)
+    everything = legal_candidates(job)
+    columns = everything.where(np.linspace(0, len(everything) - 1, min(64, len(everything)), dtype=np.int64))
     assume(len(columns) > 1)
     close = st.lists(st.integers(10**6, 10**6 + 3), min_size=len(columns), max_size=len(columns))
     step, size = np.array(data.draw(close)), np.array(data.draw(close))

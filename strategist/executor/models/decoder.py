@@ -17,13 +17,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
-from strategist.errors import ImpossibleError
+from strategist.executor.architecture import position_obstacles
 from strategist.executor.models.block import Block
 from strategist.executor.models.cuts import WHOLE, block_styles
 from strategist.executor.models.experts import Routing
 from strategist.executor.models.norms import make_norm
 from strategist.executor.models.positions import PositionTable, places
 from strategist.executor.models.reference import ReferenceModel
+from strategist.executor.obstacles import refuse
 from strategist.facts.model import ModelShape, layer_sequence
 
 INITIAL_STD = 0.02
@@ -66,20 +67,9 @@ class Decoder(ReferenceModel):
         h = _in_compute_format(self.token_embedding(tokens))  # type: ignore[misc]
         if self.position_embedding is None:
             return h
-        self._check_positions(tokens.shape[1])
+        refuse(position_obstacles(self.shape, tokens.shape[1]))
         count = h.shape[1]
         return h + _in_compute_format(self.position_embedding(self.token_part * count, count))
-
-    def _check_positions(self, tokens: int) -> None:
-        rows = self.shape.pos_rows
-        if tokens > rows:
-            raise ImpossibleError(
-                "UNSUPPORTED",
-                f"{self.shape.name} has {rows} learned positions, and the sequences have {tokens} tokens.",
-                flag="$.workload.seq_len",
-                value=tokens,
-                hint=f"Use sequences of at most {rows} tokens.",
-            )
 
     def layer_count(self) -> int:
         """Layers of the whole model."""
