@@ -77,10 +77,8 @@ def run(options: Namespace) -> int:
 
 
 def _torchrun(plan: Plan, command: Sequence[str]) -> list[str]:
-    """torchrun's command line on this machine; a leading `python` is torchrun's own business."""
-    script = list(command[1:]) if os.path.basename(command[0]).startswith("python") else list(command)
-    return [
-        sys.executable,
+    """torchrun's command line on this machine, with one process of `command` per rank."""
+    launcher = [
         "-m",
         "torch.distributed.run",
         "--standalone",
@@ -88,15 +86,33 @@ def _torchrun(plan: Plan, command: Sequence[str]) -> list[str]:
         "1",
         "--nproc-per-node",
         str(plan.mesh.world),
-        *script,
     ]
+    return [sys.executable, *launcher, "--no-python", *_as_program(command)]
+
+
+def _as_program(command: Sequence[str]) -> list[str]:
+    """The command as it was typed, except that `python` is the Python that runs us, which has torch; a script alone is run
+    by it too."""
+    first = os.path.basename(command[0])
+    if first.startswith("python"):
+        return [sys.executable, *command[1:]]
+    return [sys.executable, *command] if first.endswith(".py") else list(command)
 
 
 def _train(plan: Plan, path: str, steps: int, *, quiet: bool, verbose: bool) -> dict[str, Any]:
     """Run the built-in job and return rank 0's report."""
     with tempfile.TemporaryDirectory(prefix="strategist-run-") as folder:
         target = os.path.join(folder, "report.json")
-        command = ["-m", "strategist.executor", os.path.abspath(path), "--steps", str(steps), "--report", target]
+        command = [
+            "python",
+            "-m",
+            "strategist.executor",
+            os.path.abspath(path),
+            "--steps",
+            str(steps),
+            "--report",
+            target,
+        ]
         _start(_torchrun(plan, command), steps, quiet=quiet, verbose=verbose)
         if not os.path.exists(target):
             raise TrainingError(

@@ -118,6 +118,19 @@ def test_the_emitted_script_is_a_command_to_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "command", [("python", "-u", "say.py"), ("say.py",), ("bash", "-c", 'echo "rank $RANK of $WORLD_SIZE"')]
+)
+def test_any_command_is_run_once_per_rank(tmp_path: Path, command: tuple[str, ...]) -> None:
+    """Python with flags, a script alone and a program that is not Python: each is started as typed, once per rank."""
+    say = "import os\nos.write(1, f\"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}\\n\".encode())\n"
+    (tmp_path / "say.py").write_text(say)
+    done = ran("run", plan_file(tmp_path, *QUICK), "--", *command, cwd=tmp_path)
+    assert (done.code, done.out) == (0, ""), done.err
+    assert sorted(row for row in done.err.splitlines() if row.startswith("rank")) == ["rank 0 of 2", "rank 1 of 2"]
+
+
+@pytest.mark.slow
 def test_a_script_that_fails_is_a_failed_training(tmp_path: Path) -> None:
     """When one rank of somebody's script raises, run ends with 6 and the rank's words, under --json as a document."""
     (tmp_path / "broken.py").write_text(

@@ -61,6 +61,7 @@ def test_models_without_a_stack_are_refused(model: str) -> None:
     assert "catalog" in (refused.value.hint or "")
 
 
+@pytest.mark.slow
 def test_a_batch_that_does_not_divide_is_offered_a_near_one() -> None:
     """Where data-parallel ranks go unused because the batch does not divide, the nearest batch that does is tried."""
     with pytest.raises(StrategistError) as refused:
