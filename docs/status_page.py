@@ -169,8 +169,9 @@ def _models() -> Iterator[str]:
     yield from _paragraph(
         f"The catalogue has the shapes of {len(shapes)} models in {len({row['family'] for row in shapes})} families, and reads "
         f"their configurations. The executor's own model can be {len(runs)} of them, of the families {', '.join(able)}: "
-        "decoders of RMSNorm, rotary positions, full attention and a gated SiLU feed-forward part. Any other "
-        "`torch.nn.Module` trains with data parallelism; Hugging Face's Llama, Mistral, Qwen2 and Qwen3 with tp and pp too."
+        "pre-norm decoders of RMSNorm or LayerNorm, rotary or learned positions, full or windowed attention, and feed-forward "
+        "parts or routed experts. Any other `torch.nn.Module` trains with data parallelism; Hugging Face's Llama, "
+        "Mistral, Qwen2 and Qwen3 with tp and pp too."
     )
 
 

@@ -14,6 +14,8 @@ from benchmarks.nightly import counts
 from benchmarks.record import read
 from tests.cli.bad_inputs import APART, OWED, corpus
 
+ROOT = Path(__file__).parents[1]
+
 
 def test_the_committed_figures_stay_under_their_bars() -> None:
     """The last measurement of `make bench` misses no bar, and planning had loaded nothing heavy."""
@@ -36,8 +38,18 @@ def test_a_measurement_says_when_and_what() -> None:
 @pytest.mark.slow
 def test_a_pair_weighs_one_command_against_another() -> None:
     """A process that holds a hundred megabytes peaks above them, a longer one has the larger ratio, a failure is raised."""
-    held = (sys.executable, "-c", "b'x' * 100_000_000")
-    assert run(held).peak_bytes > 100_000_000 > run(NOTHING).peak_bytes
+    weigh = (
+        "import sys; from benchmarks.bench_startup import run; print(run((sys.executable, *sys.argv[1:])).peak_bytes)"
+    )
+
+    def peak(program: str) -> int:  # asked of a small process: a child starts with the peak of its parent
+        return int(
+            subprocess.run(
+                (sys.executable, "-c", weigh, "-c", program), cwd=ROOT, stdout=subprocess.PIPE, check=True
+            ).stdout
+        )
+
+    assert peak("b'x' * 100_000_000") > 100_000_000 > peak("pass")
     assert paired((sys.executable, "-c", "import time; time.sleep(1)"), NOTHING, 2)["median_ratio"] > 1
     with pytest.raises(ChildProcessError, match="ended with 3"):
         run((sys.executable, "-c", "raise SystemExit(3)"))

@@ -50,7 +50,7 @@ def way_out(missing: Sequence[Obstacle]) -> str:
 def layout_obstacles(plan: Plan) -> tuple[Obstacle, ...]:
     """Everything that keeps the executor from laying out any model as the plan says."""
     broken = tuple(_mesh(plan))  # nothing else can be asked about a mesh that is none
-    checks = (_not_built, _formats, _data_parallel, _offload, pipeline_obstacles, _batch, _tensor_parallel)
+    checks = (_not_built, _experts, _formats, _data_parallel, _offload, pipeline_obstacles, _batch, _tensor_parallel)
     return broken or tuple(obstacle for check in checks for obstacle in check(plan))
 
 
@@ -82,7 +82,6 @@ def _not_built(plan: Plan) -> Iterator[Obstacle]:
         ("workload.precision", plan.workload.precision, PRECISIONS),
         ("mesh.cp", mesh.cp, (1,)),
         ("mesh.ep", mesh.ep, (1,)),
-        ("mesh.etp", mesh.etp, (1,)),
         ("strategy.zero", strategy.zero, (0, 1, 2, 3)),
         ("strategy.schedule", strategy.schedule, SCHEDULES),
         ("strategy.offload", strategy.offload, OFFLOADS),
@@ -99,6 +98,19 @@ def _not_built(plan: Plan) -> Iterator[Obstacle]:
                 value=value,
                 sentence=f"The executor cannot run {place} = {value}; it runs {choices}.",
             )
+
+
+def _experts(plan: Plan) -> Iterator[Obstacle]:
+    wanted = plan.mesh.tp if plan.model.moe is not None else 1
+    if plan.mesh.etp != wanted:
+        what = "every expert over all tp ranks" if plan.model.moe is not None else "no experts, as the model has none"
+        yield Obstacle(
+            code="UNSUPPORTED",
+            place="mesh.etp",
+            value=plan.mesh.etp,
+            sentence=f"The executor cuts {what}; the plan has tp {plan.mesh.tp} and etp {plan.mesh.etp}.",
+            hint=f"Plan with --pin etp={wanted}.",
+        )
 
 
 def _formats(plan: Plan) -> Iterator[Obstacle]:
@@ -185,9 +197,20 @@ def _batch(plan: Plan) -> Iterator[Obstacle]:
 def _tensor_parallel(plan: Plan) -> Iterator[Obstacle]:
     tp, shape = plan.mesh.tp, plan.model
     rows = [("heads", shape.heads), ("kv_heads", shape.kv_heads), ("ffn_hidden", shape.ffn_hidden)]
+    if shape.moe is not None:
+        rows += [("moe.ffn", shape.moe.ffn), ("moe.shared_ffn", shape.moe.shared_ffn)]
     for name, value in rows:
         if value % tp:
             yield _indivisible(f"model.{name}", value, f"tp = {tp} cannot split {name} = {value} evenly")
+    if shape.qk_norm == "full" and tp > 1:
+        yield Obstacle(
+            code="UNSUPPORTED",
+            place="mesh.tp",
+            value=tp,
+            sentence=f"{shape.name} normalises queries and keys over all heads at once, and tp = {tp} leaves each rank a "
+            "part of them.",
+            hint="Plan with tp = 1.",
+        )
     if plan.strategy.sequence_parallel and plan.workload.seq_len % tp:
         seq = plan.workload.seq_len
         yield _indivisible("workload.seq_len", seq, f"sequence parallelism over tp = {tp} cannot split {seq} tokens")

@@ -20,9 +20,9 @@ MakeModel = Callable[[], nn.Module]
 
 
 def shape_model(shape: ModelShape) -> MakeModel:
-    """The built-in model of a shape. Raises ImpossibleError UNSUPPORTED at once when there is none."""
+    """The built-in model of a shape, whose experts all get the same number of tokens. Raises ImpossibleError UNSUPPORTED at once when there is none."""
     refuse(model_obstacles(shape))
-    return lambda: model_from_shape(shape)
+    return lambda: model_from_shape(shape, routing="balanced")
 
 
 def given_model(model: Any) -> MakeModel:

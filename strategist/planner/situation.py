@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from strategist.catalog import rows
+from strategist.facts.buildable import departures
 from strategist.facts.job import Job
-from strategist.facts.llama_like import departures
 from strategist.facts.model import ModelShape
 from strategist.facts.profile import BYTES
 from strategist.memory.activations import layer_bytes_CK
@@ -74,8 +74,10 @@ def question(job: Job, forbids: tuple[str, ...] = ()) -> dict[str, Value]:
         "global_batch": work.global_batch,
         "precision": work.precision,
         "optimizer": work.optimizer,
-        "window": shape.window or 0,
-        "llama_like": not departures(shape),
+        "shared_ffn": shape.moe.shared_ffn if shape.moe else 0,
+        "positions": shape.pos_rows if shape.pos == "learned" else 0,
+        "norms_all_heads": shape.qk_norm == "full",
+        "buildable": not departures(shape),
         "frontend": job.frontend,
         "has_precision": all(peak_FLOPs(g.node.gpu, work.precision) for g in cluster.groups),
     }

@@ -94,8 +94,8 @@ FLAGS: Mapping[str, str] = {
     "has_precision": "--precision",
     "precision": "--precision",
     "optimizer": "--optimizer",
-    "llama_like": "--model",
-    "window": "--seq-len",
+    "buildable": "--model",
+    "positions": "--seq-len",
 }
 """Words of the question -> the flag that says them. A rule about no layout speaks of one of these."""
 

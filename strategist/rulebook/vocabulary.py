@@ -66,9 +66,11 @@ WORDS: Mapping[str, Word] = {
     "long_threshold": _situation("sequence length above which context parallelism is considered", "tokens"),
     "precision": _situation("number format asked for"),
     "optimizer": _situation("optimizer asked for"),
-    "window": _situation("tokens that a sliding layer attends to, 0 without such layers"),
-    "llama_like": _situation(
-        "a decoder of RMSNorm, rotary positions, full attention and a gated SiLU feed-forward part"
+    "shared_ffn": _situation("hidden width of all shared experts, 0 without them"),
+    "positions": _situation("rows of learned positions, 0 without them"),
+    "norms_all_heads": _situation("queries and keys are normalised over all heads at once"),
+    "buildable": _situation(
+        "a decoder that strategist's own executor can build: pre-norm, dense or with routed experts"
     ),
     "frontend": _situation("framework whose limits count: any, or a name of the catalogue"),
     "has_precision": _situation("the device multiplies in the number format asked for"),

@@ -205,7 +205,7 @@ REFUSALS: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Any]], Any] | Non
         ("--model", "llama-debug", "--hardware", "cpu:2", "--seq-len", "2048", "--pin", "cp=2"), None, (), 3, "E_UNSUPPORTED",
         "--frontend strategist",
     ),
-    "a model it lacks": (("--model", "gpt2", "--hardware", "cpu:2", "--seq-len", "32"), None, (), 3, "E_UNSUPPORTED", "-- python"),
+    "a model it lacks": (("--model", "bloom-560m", "--hardware", "cpu:2", "--seq-len", "32"), None, (), 3, "E_UNSUPPORTED", "-- python"),
 }  # fmt: skip
 """What is wrong -> question, edit, further words of run, exit code, error code, and a piece of the way out."""
 

@@ -15,7 +15,7 @@ def trace_rank(plan: Plan, rank: int) -> dict[str, int]:
     """Two steps of one rank's program under fake tensors: steps done, and elements of parameters held."""
     with fake_world(plan, rank):
         job = job_for(plan, torch.device("cpu"))
-        model = lay_out(model_from_shape(plan.model), job)
+        model = lay_out(model_from_shape(plan.model, routing="balanced"), job)
         with FakeTensorMode(allow_non_fake_inputs=True):
             session = live_session(model, job)
             for _ in range(2):
