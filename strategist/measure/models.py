@@ -15,6 +15,7 @@ from strategist.executor.architecture import model_obstacles
 from strategist.executor.models import model_from_shape
 from strategist.executor.obstacles import refuse
 from strategist.facts.model import ModelShape
+from strategist.measure.program import emptied
 
 MakeModel = Callable[[], nn.Module]
 
@@ -25,11 +26,16 @@ def shape_model(shape: ModelShape) -> MakeModel:
     return lambda: model_from_shape(shape, routing="balanced")
 
 
+def is_module(value: object) -> bool:
+    """Whether a value is a live module rather than a way to make one."""
+    return isinstance(value, nn.Module)
+
+
 def given_model(model: Any) -> MakeModel:
     """A live module, without its values. Raises InputError TYPE for anything else."""
-    if not isinstance(model, nn.Module):
+    if not is_module(model):
         raise _wrong_type(model, "model")
-    return lambda: copy.deepcopy(model).to("meta")
+    return lambda: emptied(copy.deepcopy(model), "meta")
 
 
 def function_name(make: object) -> str:
@@ -54,7 +60,7 @@ def made_model(make: Callable[[], Any]) -> MakeModel:
             raise _refusal(make, problem) from problem
         if not isinstance(model, nn.Module):
             raise _wrong_type(model, "--model-fn")
-        return model.to("meta")
+        return emptied(model, "meta")
 
     return careful
 
