@@ -125,6 +125,7 @@ class Timeline:
     def _moments(self) -> list[str]:
         """The Plan's moment of every operation."""
         named: list[str] = []
+        is_behind = False  # what follows a backward pass belongs to its end, until a module works again
         logits = [self._end_of(a) for a in self.record.allocations.values() if a.role == "logits"]
         for run in self._runs():
             inside = [operation for operation in run if self._blocks[self.record.modules[operation]]]
@@ -132,10 +133,14 @@ class Timeline:
             first = max((end + 1 for end in logits if run[0] <= end < first), default=first)
             for operation in run:
                 what = self.record.passes[operation]
-                if what not in ("backward", "recompute"):
-                    named.append(MOMENTS[3] if what == "update" else MOMENTS[0])
-                else:
+                is_backward = what in ("backward", "recompute")
+                is_behind = is_backward or (is_behind and not self.record.modules[operation])
+                if what == "update":
+                    named.append(MOMENTS[3])
+                elif is_backward:
                     named.append(MOMENTS[0] if operation < first else MOMENTS[1] if operation <= last else MOMENTS[2])
+                else:
+                    named.append(MOMENTS[2] if is_behind else MOMENTS[0])
         return named
 
     def _runs(self) -> Iterator[list[int]]:

@@ -177,7 +177,8 @@ def sent(job: Job, plan: Plan, stage: int) -> dict[tuple[str, str], int]:
 
 
 def _talks(plan: Plan, place: str) -> bool:
-    sizes = {"shards": plan.mesh.dp_shard, "replicas": plan.mesh.data_parallel}
+    mesh = plan.mesh
+    sizes = {"shards": mesh.dp_shard, "replicas": mesh.data_parallel, "expert_replicas": mesh.expert_dp}
     return sizes.get(place, plan.mesh.size(place) if place in MESH_COLUMNS else 1) > 1
 
 
