@@ -4,10 +4,10 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help plan test check fast slow nightly bench docs format clean
+.PHONY: help plan test check fast slow nightly bench bench-memory docs format clean
 
 help:                              ## this list
-	@sed -n 's/^\([a-z]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name words; do printf '%-8s %s\n' "$$name" "$$words"; done
+	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name words; do printf '%-12s %s\n' "$$name" "$$words"; done
 
 plan: $(VENV)/planner.stamp        ## a plan for a 7B model; installs the planner alone, without torch
 	$(BIN)/strategist plan --model-size 7B
@@ -29,6 +29,9 @@ slow: $(VENV)/everything.stamp     ## tests that start processes or need torch
 
 nightly: $(VENV)/everything.stamp  ## every test, a hundred times the generated cases; writes benchmarks/results
 	$(BIN)/python -m benchmarks.nightly
+
+bench-memory: $(VENV)/everything.stamp ## formulas against traces, term by term; writes benchmarks/results/memory.json
+	$(BIN)/python -m benchmarks.bench_memory
 
 bench: $(VENV)/everything.stamp    ## start-up and search, as ratios in one run; writes benchmarks/results
 	$(BIN)/python -m compileall -q strategist

@@ -30,15 +30,20 @@ def main() -> None:
     found: list[Difference] = []
     for number, scenario in enumerate(chosen, 1):
         found.extend(compared(scenario))
+        if number % 10 == 0:
+            save(found, number, time.perf_counter() - begin)
         print(f"{number}/{len(chosen)} {time.perf_counter() - begin:.0f} s {scenario.name}", flush=True)
-    rows = list(summary(found))
-    seconds = round(time.perf_counter() - begin, 1)
-    path = write(
-        "memory", {**circumstances(("torch", "numpy")), "scenarios": len(chosen), "seconds": seconds, "rows": rows}
-    )
-    print(f"wrote {path}")
+    rows = save(found, len(chosen), time.perf_counter() - begin)
     for row in rows:
         print(row)
+
+
+def save(found: Iterable[Difference], scenarios_done: int, seconds: float) -> list[dict[str, object]]:
+    """Write what is known so far; its rows."""
+    rows = list(summary(found))
+    about = circumstances(("torch", "numpy"))
+    write("memory", {**about, "scenarios": scenarios_done, "seconds": round(seconds, 1), "rows": rows})
+    return rows
 
 
 def compared(scenario: Scenario) -> list[Difference]:

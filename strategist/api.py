@@ -21,8 +21,6 @@ from strategist.planner.search import SearchLog
 if TYPE_CHECKING:
     from pathlib import PurePosixPath
 
-    from torch import nn
-
     from strategist.document.observed import Observed, RankObservation
     from strategist.emitters.emitter import Options
     from strategist.executor.session import Session
@@ -107,14 +105,15 @@ def explain(plan: Plan, *observed: Observed) -> Tree:
 
 def trace(
     plan: Plan,
-    model: nn.Module | Callable[[], nn.Module] | None = None,
+    model: Any = None,
     *,
     ranks: str = "first,middle,last",
     on_rank: Callable[[RankObservation], None] | None = None,
 ) -> Observed:
     """Bytes, collectives and FLOP of the program that `plan` would train, at its true world size, without its machines.
 
-    See `strategist.measure.trace`. Needs the extra `run`.
+    `model` replaces the built-in one: a module on the meta device, or a function that makes one. See
+    `strategist.measure.trace`. Needs the extra `run`.
     """
     from strategist.measure.trace import trace as trace_plan
 

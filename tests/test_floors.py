@@ -21,6 +21,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("space", "document"),
     ("rulebook", "memory", "timing"),
     ("planner", "emitters", "reports", "executor"),
+    ("measure",),
 )
 """Rooms from the ground up; those on one floor never import each other."""
 
@@ -32,7 +33,7 @@ ROOF = ("fields", "ask", "api", "cli", "__main__", "")
 
 NOWHERE: frozenset[str] = frozenset()
 HOMES: Mapping[str, frozenset[str]] = {
-    "torch": frozenset({"executor"}),
+    "torch": frozenset({"executor", "measure"}),
     "transformers": NOWHERE,
     "scipy": NOWHERE,
     "rich": frozenset({"cli"}),

@@ -15,21 +15,27 @@ from strategist.executor.architecture import model_obstacles
 from strategist.executor.models import model_from_shape
 from strategist.executor.obstacles import refuse
 from strategist.facts.model import ModelShape
+from strategist.measure.program import emptied
 
 MakeModel = Callable[[], nn.Module]
 
 
 def shape_model(shape: ModelShape) -> MakeModel:
-    """The built-in model of a shape. Raises ImpossibleError UNSUPPORTED at once when there is none."""
+    """The built-in model of a shape, whose experts all get the same number of tokens. Raises ImpossibleError UNSUPPORTED at once when there is none."""
     refuse(model_obstacles(shape))
     return lambda: model_from_shape(shape, routing="balanced")
 
 
+def is_module(value: object) -> bool:
+    """Whether a value is a live module rather than a way to make one."""
+    return isinstance(value, nn.Module)
+
+
 def given_model(model: Any) -> MakeModel:
     """A live module, without its values. Raises InputError TYPE for anything else."""
-    if not isinstance(model, nn.Module):
+    if not is_module(model):
         raise _wrong_type(model, "model")
-    return lambda: copy.deepcopy(model).to("meta")
+    return lambda: emptied(copy.deepcopy(model), "meta")
 
 
 def function_name(make: object) -> str:
@@ -54,7 +60,7 @@ def made_model(make: Callable[[], Any]) -> MakeModel:
             raise _refusal(make, problem) from problem
         if not isinstance(model, nn.Module):
             raise _wrong_type(model, "--model-fn")
-        return model.to("meta")
+        return emptied(model, "meta")
 
     return careful
 

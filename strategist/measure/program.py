@@ -47,7 +47,7 @@ def job_for(plan: Plan, device: torch.device) -> Job:
 def live_session(model: nn.Module, job: Job) -> Session:
     """The session of a model that was laid out; under fake tensors, its values are fake."""
     if any(p.is_meta for p in model.parameters()) and not is_ours(model):
-        _empty(model)
+        emptied(model, "cpu")
     return Session(job, bring_to_life(model, job), clip_norm=1.0, resources=ExitStack())
 
 
@@ -61,19 +61,20 @@ def is_ours(model: nn.Module) -> bool:
     return isinstance(model, ReferenceModel)
 
 
-def _empty(model: nn.Module) -> None:
-    """Give memory without values to a module from meta; ends that shared a parameter share it again."""
+def emptied(model: nn.Module, device: str) -> nn.Module:
+    """The module itself on another device, without values; ends that shared a parameter share it again."""
     homes: dict[int, list[tuple[nn.Module, str]]] = {}  # by identity: torch exchanges only parameters that nobody holds
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 homes.setdefault(id(parameter), []).append((module, name))
     parameter = None
-    model.to_empty(device="cpu")
+    model.to_empty(device=device)
     for places in homes.values():
         first, *others = places
         for module, name in others:
             module._parameters[name] = first[0]._parameters[first[1]]
+    return model
 
 
 MICRO_BATCHES = 3

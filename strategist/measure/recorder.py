@@ -136,7 +136,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with recorder.passing("backward"):  # a pipeline reduces when autograd is done
                 reduce(group, *unused)
 
+        wait = FSDPParamGroup.wait_for_unshard
+
+        def wait_for_unshard(group: Any) -> None:
+            wait(group)
+            recorder._name_gathered(group)
+
         self._replace(FSDPParamGroup, "post_backward", post_backward)
+        self._replace(FSDPParamGroup, "wait_for_unshard", wait_for_unshard)
         self._replace(torch.UntypedStorage, "resize_", resize_)
         self._replace(ShardingPropagator, "_fake_mode_lock", _Muted(self))
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -196,6 +203,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         message = message_of(func, args, kwargs, outputs, self._name_group)
         if message is not None and message.group:
             self._note_message(message.at(here, self.record.passes[-1], self.record.modules[-1]), func, args, outputs)
+
+    def _name_gathered(self, group: Any) -> None:
+        """Whole weights that a group of one rank copied instead of gathering."""
+        for parameter in group.fsdp_params:
+            for whole in getattr(parameter, "all_gather_outputs", ()):
+                self._suggest(whole, "gather_buffers", "main")
 
     def _note_workspace(self, size: int, func: Any, outputs: list[Tensor]) -> None:
         """Bytes that an operation takes and gives back before anybody sees them."""

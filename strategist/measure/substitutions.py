@@ -42,6 +42,7 @@ def substitutions_used(plan: Plan, record: Record, noticed: set[str]) -> tuple[S
         "averaging-collectives": cuda and shards,
         "host-copies": s.offload == "parameters",
         "compiled-blocks": s.compile,
+        "balanced-experts": plan.model.moe is not None,
         "repeated-micro-batches": shortened(plan) != plan,
     }
     used = noticed | {name for name, is_used in tests.items() if is_used}

@@ -26,8 +26,9 @@ from strategist.measure.recorder import Allocation, Record
 from strategist.records import dataclass
 
 MOMENTS = ("loss", "backward of the last layer", "end of backward", "optimizer step")
-"""The Plan's moments (memory/estimate.py). Forward and the loss's own backward belong to the first, backward of all blocks
-to the second, backward before the first block and its last reductions to the third, everything after it to the last."""
+"""The Plan's moments (memory/estimate.py). Forward, and backward as long as there are logits, belong to the first; the rest
+of the head's backward and that of all blocks to the second; what backward does behind the blocks to the third; everything
+after it to the last."""
 
 HOST = "host"
 """The role of what rests in the host's memory and is no byte of the device."""
@@ -124,15 +125,22 @@ class Timeline:
     def _moments(self) -> list[str]:
         """The Plan's moment of every operation."""
         named: list[str] = []
+        is_behind = False  # what follows a backward pass belongs to its end, until a module works again
+        logits = [self._end_of(a) for a in self.record.allocations.values() if a.role == "logits"]
         for run in self._runs():
             inside = [operation for operation in run if self._blocks[self.record.modules[operation]]]
             first, last = (inside[0], inside[-1]) if inside else (run[-1] + 1, run[-1] + 1)
+            first = max((end + 1 for end in logits if run[0] <= end < first), default=first)
             for operation in run:
                 what = self.record.passes[operation]
-                if what not in ("backward", "recompute"):
-                    named.append(MOMENTS[3] if what == "update" else MOMENTS[0])
-                else:
+                is_backward = what in ("backward", "recompute")
+                is_behind = is_backward or (is_behind and not self.record.modules[operation])
+                if what == "update":
+                    named.append(MOMENTS[3])
+                elif is_backward:
                     named.append(MOMENTS[0] if operation < first else MOMENTS[1] if operation <= last else MOMENTS[2])
+                else:
+                    named.append(MOMENTS[2] if is_behind else MOMENTS[0])
         return named
 
     def _runs(self) -> Iterator[list[int]]:

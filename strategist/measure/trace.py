@@ -58,11 +58,11 @@ def _version() -> str:
 
 
 def _maker(plan: Plan, model: nn.Module | MakeModel | None) -> tuple[str, MakeModel]:
-    from strategist.measure.models import function_name, given_model, made_model, shape_model
+    from strategist.measure.models import function_name, given_model, is_module, made_model, shape_model
 
     if model is None:
         return plan.model.name, shape_model(plan.model)
-    if callable(model) and not hasattr(model, "parameters"):
+    if callable(model) and not is_module(model):
         return function_name(model), made_model(model)
     return type(model).__name__, given_model(model)
 

@@ -30,7 +30,10 @@ from tests.plans import make_plan
 
 SEED = 7
 SIZE = 300
-MODELS = ("llama-3.1-8b", "llama-3.2-1b", "qwen2.5-7b", "qwen3-8b", "qwen2.5-0.5b", "llama-2-7b", "mistral-7b-v0.1")
+MODELS = (
+    "llama-3.1-8b", "llama-3.2-1b", "qwen2.5-7b", "qwen3-8b", "qwen2.5-0.5b", "llama-2-7b", "mistral-7b-v0.1",
+    "gpt2-medium", "mixtral-8x7b",
+)  # fmt: skip
 TERMS = (
     "parameters", "gradients", "optimizer", "activations", "logits", "gather_buffers", "bucket_buffers",
     "pipeline_buffers", "temporaries",
@@ -94,7 +97,11 @@ def _drawn(drawn: random.Random, layout: Mapping[str, Any]) -> Scenario:
         "recompute": drawn.choice(("none", "none", "selective", "full")),
     }
     seq_len, precision = drawn.choice((512, 1000, 2048, 4096)), drawn.choice(("bf16", "bf16", "fp32"))
-    shape = replace(load_model(model), layers=layers, max_seq=4096)
+    known = load_model(model)
+    positions = 4096 if known.pos == "learned" else known.pos_rows
+    shape = replace(known, layers=layers, max_seq=4096, pos_rows=positions)
+    if shape.moe is not None and "tp" in layout:
+        choices["etp"] = layout["tp"]  # every expert over all tp ranks
     words = "-".join(f"{key}{value}" for key, value in (dict(layout) | choices).items())
     return Scenario(
         f"{model}-{layers}l-{seq_len}-{precision}-{words}", shape, seq_len, precision, dict(layout) | choices
@@ -170,7 +177,8 @@ def sent(job: Job, plan: Plan, stage: int) -> dict[tuple[str, str], int]:
 
 
 def _talks(plan: Plan, place: str) -> bool:
-    sizes = {"shards": plan.mesh.dp_shard, "replicas": plan.mesh.data_parallel}
+    mesh = plan.mesh
+    sizes = {"shards": mesh.dp_shard, "replicas": mesh.data_parallel, "expert_replicas": mesh.expert_dp}
     return sizes.get(place, plan.mesh.size(place) if place in MESH_COLUMNS else 1) > 1
 
 

@@ -9,7 +9,7 @@ import pytest
 from strategist.catalog import rows
 from tests.executor.harness import run_alone
 from tests.measure.recordings import traced
-from tests.plans import BFLOAT16, FLOAT32, make_plan, tiny_llama
+from tests.plans import BFLOAT16, FLOAT32, make_plan, tiny_llama, tiny_mixtral
 
 pytestmark = pytest.mark.slow
 
@@ -27,6 +27,10 @@ EXPECTED: dict[str, tuple[dict[str, Any], set[str]]] = {
         {"fused-rms-norm", "flash-attention", "averaging-collectives", "host-copies"},
     ),
     "compiled": ({"compile": True}, {"fused-rms-norm", "flash-attention", "compiled-blocks"}),
+    "experts": (
+        {"dp_shard": 2, "zero": 3, "shape": tiny_mixtral(layers=2)},
+        {"fused-rms-norm", "flash-attention", "averaging-collectives", "balanced-experts"},
+    ),
     "pipeline": (
         {"pp": 2, "accumulation": 2},
         {"fused-rms-norm", "flash-attention", "averaging-collectives", "pipeline-shapes"},
@@ -40,7 +44,8 @@ ELSEWHERE = {"shard-exchange"}
 def test_a_trace_names_what_it_used(name: str) -> None:
     """On a plan for GPUs each trace lists exactly the rows that it leans on."""
     layout, expected = EXPECTED[name]
-    seen = traced(make_plan(SHAPE, formats=BFLOAT16, backend="nccl", **layout))
+    choices = {"shape": SHAPE, "formats": BFLOAT16, "backend": "nccl"} | layout
+    seen = traced(make_plan(choices.pop("shape"), **choices))
     assert {row.name for row in seen.substitutions} == expected
 
 

@@ -13,6 +13,7 @@ import pytest
 from strategist import load_observed, load_plan
 from strategist.document.write import dump
 from tests.cli.harness import Outcome, hand_written, process
+from tests.executor.harness import run_alone
 from tests.plans import FLOAT32, make_plan, tiny_llama
 
 pytestmark = pytest.mark.slow
@@ -155,3 +156,24 @@ def test_a_file_that_exists_is_kept(folder: Path) -> None:
     ran = process("trace", "plan.json", "--out", "trace.json", "--json", cwd=folder)
     assert (ran.code, ran.error["code"]) == (2, "E_EXISTS")
     assert (folder / "trace.json").read_text(encoding="utf-8") == "mine"
+
+
+def test_python_takes_a_module_or_a_function_that_makes_it() -> None:
+    """A live module and a function that makes it give the same bytes; the module keeps its values."""
+    assert run_alone(_both_ways, timeout_s=120.0)
+
+
+def _both_ways() -> bool:
+    import torch
+    from torch import nn
+
+    import strategist
+
+    space: dict[str, Any] = {}
+    exec(MODELS, space)
+    plan = make_plan(dp_shard=2, zero=3, formats=FLOAT32)
+    model: nn.Module = space["Tiny"]()
+    before = [parameter.clone() for parameter in model.parameters()]
+    live, made = strategist.trace(plan, model), strategist.trace(plan, space["Tiny"])
+    kept = all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+    return kept and live.worst.memory == made.worst.memory and live.plan == made.plan
