@@ -6,35 +6,9 @@ import numpy as np
 
 from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
-from strategist.memory.saved import POLICIES, Policy, Saved, saved_tensors
+from strategist.memory.backward import sequence_cut
 from strategist.space.candidates import Candidates, Column, Reals, code
 from strategist.space.shares import Group, tokens
-from strategist.space.stages import kinds
-
-
-def kept_CK(job: Job, candidates: Candidates) -> Reals:
-    """Bytes that one layer of each sort keeps for one micro-batch under each candidate's recompute, (C, K)."""
-    level = candidates["recompute"]
-    by_level = [layer_bytes_CK(job, candidates, policy) for policy in POLICIES]
-    return np.choose(level[:, None], by_level)
-
-
-def layer_bytes_CK(job: Job, candidates: Candidates, policy: Policy) -> Reals:
-    """Bytes kept per layer and micro-batch under one recompute policy, (C, K)."""
-    columns = [_kept(job, candidates, saved_tensors(job.model, kind), policy) for kind in kinds(job.model)]
-    return np.stack(columns, axis=1) * tokens(job, candidates)[:, None]
-
-
-def _kept(job: Job, candidates: Candidates, rows: tuple[Saved, ...], policy: Policy) -> Reals:
-    """Bytes per token, (C,)."""
-    compute = BYTES[job.formats.compute]
-    widths = {"sequence": 0.0, "heads": 0.0, "whole": 0.0}
-    for row in rows:
-        if policy in row.policies:
-            widths[row.cut] += row.width * (4.0 if row.is_float32 else compute)
-    tp = candidates["tp"]
-    sequence_cut = np.where(candidates["sequence_parallel"] > 0, tp, 1)
-    return widths["sequence"] / sequence_cut + widths["heads"] / tp + widths["whole"]
 
 
 def in_flight_CS(group: Group) -> Reals:
@@ -55,40 +29,21 @@ def in_flight_CS(group: Group) -> Reals:
     return np.where(schedule == code("schedule", "none"), 1, held).astype(np.float64)
 
 
-def activation_bytes_CS(job: Job, group: Group) -> Reals:
-    """Bytes of kept activations with every micro-batch in flight, (C, S)."""
-    per_micro_batch = group.layers_of(kept_CK(job, group.candidates))
-    return in_flight_CS(group) * (per_micro_batch + _edges_CS(job, group))
-
-
-def working_set_CS(job: Job, group: Group) -> Reals:
-    """Bytes that backward brings back while it recomputes one layer: what policy "none" keeps less what is kept, (C, S)."""
-    c = group.candidates
-    extra = np.maximum(0.0, layer_bytes_CK(job, c, "none") - kept_CK(job, c))
-    present = group.layers_SK > 0
-    return np.where(present[None, :, :], extra[:, None, :], 0.0).max(axis=2)
-
-
-def _edges_CS(job: Job, group: Group) -> Reals:
-    """Bytes kept outside the layers per micro-batch: token ids on the first stage, the final norm on the last, (C, S)."""
-    count = tokens(job, group.candidates)[:, None]
-    tp = np.where(group.candidates["sequence_parallel"] > 0, group.candidates["tp"], 1)[:, None]
-    compute = BYTES[job.formats.compute]
-    last = count * (job.model.hidden * compute + 4.0) / tp + count * job.model.hidden * compute
-    return np.where(group.is_last[None, :], last, 0.0) + np.where(group.is_first[None, :], count * 8.0, 0.0)
-
-
-def backward_temporaries_CS(job: Job, group: Group) -> Reals:
-    """Bytes of gradients of activations alive at the widest point of one layer's backward, (C, S).
-
-    The feed-forward part is the widest: gradients of the product, of act(gate) and of up, and two residual streams.
-    """
+def edges_CS(job: Job, group: Group, *, first: bool = True) -> Reals:
+    """Bytes kept outside the layers per micro-batch, (C, S): the final norm and the head's input on the last stage and,
+    with `first`, what every stage shares among its layers: the tables of rotary positions."""
     c, shape = group.candidates, job.model
-    compute = BYTES[job.formats.compute]
-    moe = shape.moe
-    width = max(shape.ffn_hidden, moe.top_k * moe.ffn if moe else 0, shape.heads * shape.head_dim)
-    per_token = (3.0 if shape.mlp_gated else 2.0) * width / c["tp"] + 2.0 * shape.hidden
-    return np.broadcast_to((tokens(job, c) * per_token * compute)[:, None], (len(c), len(group.stages)))
+    count, compute = tokens(job, c)[:, None], BYTES[job.formats.compute]
+    statistics = 4.0 * (1 if shape.norm == "rmsnorm" else 2)
+    cut = sequence_cut(c)[:, None]
+    last = count * (shape.hidden * compute + statistics) / cut + count * shape.hidden * compute
+    tables = job.workload.seq_len * shape.head_dim * compute if shape.pos == "rope" and first else 0.0
+    return np.where(group.is_last[None, :], last, 0.0) + tables
+
+
+def step_inputs_C(job: Job, c: Candidates) -> Reals:
+    """Bytes of a step's token ids and labels on one rank, eight each, (C,)."""
+    return 16.0 * tokens(job, c) * c["accumulation"]
 
 
 def boundary_bytes(job: Job, candidates: Candidates) -> Reals:

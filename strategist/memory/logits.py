@@ -10,16 +10,31 @@ from strategist.space.candidates import Reals
 from strategist.space.shares import Group, ceil_div, tokens
 
 
-def logits_bytes_CS(job: Job, group: Group) -> Reals:
-    """Bytes at the worst moment of the loss, (C, S).
-
-    Per token and vocabulary entry: the logits in the compute format, the float32 log-probabilities kept for backward,
-    their float32 gradient, and the gradient cast back (torch.nn.functional.cross_entropy on float32 logits). With
-    float32 compute no cast copies exist. Under tensor parallelism the vocabulary stays cut (loss parallel).
-    """
+def forward_bytes_CS(job: Job, group: Group) -> Reals:
+    """Bytes when the loss is computed, (C, S): the logits, their float32 copy where they are not, and log-probabilities."""
     compute = BYTES[job.formats.compute]
-    casts = 2 * compute if compute < 4.0 else 4.0
-    vocabulary = ceil_div(job.model.vocab, group.candidates["tp"])
-    return (tokens(job, group.candidates) * vocabulary * (8.0 + casts))[:, None] * group.is_last[None, :].astype(
-        np.float64
-    )
+    return _vocabulary_CS(job, group) * (8.0 + (compute if compute < 4.0 else 0.0))
+
+
+def loss_bytes_CS(job: Job, group: Group) -> Reals:
+    """Bytes in the loss's own backward, (C, S): float32 log-probabilities, their gradient and the logits' gradient
+    (torch.nn.functional.cross_entropy on float32 logits); under tensor parallelism one float32 tensor more, each cut by
+    vocabulary (torch.distributed.tensor.parallel.loss_parallel)."""
+    cut = (group.candidates["tp"] > 1)[:, None]
+    return _vocabulary_CS(job, group) * np.where(cut, 16.0, 12.0) + held_logits_CS(job, group)
+
+
+def gradient_bytes_CS(job: Job, group: Group) -> Reals:
+    """Bytes while the head works backward, (C, S): the logits' gradient in the compute format."""
+    return _vocabulary_CS(job, group) * BYTES[job.formats.compute] + held_logits_CS(job, group)
+
+
+def held_logits_CS(job: Job, group: Group) -> Reals:
+    """Bytes of the logits that a pipeline's last stage holds as its output until the micro-batch is over, (C, S)."""
+    return _vocabulary_CS(job, group) * (BYTES[job.formats.compute] if group.pp > 1 else 0.0)
+
+
+def _vocabulary_CS(job: Job, group: Group) -> Reals:
+    """Elements of the logits of one micro-batch on one rank, (C, S)."""
+    wide = tokens(job, group.candidates) * ceil_div(job.model.vocab, group.candidates["tp"])
+    return wide[:, None] * group.is_last[None, :].astype(np.float64)

@@ -21,6 +21,7 @@ from strategist.facts.model import LayerKind, Mla, ModelShape, Moe, Ssm
 from strategist.records import dataclass
 
 Cut = Literal["sequence", "heads", "whole"]
+Part = Literal["mixer", "ffn", "product"]
 Policy = Literal["none", "selective", "full"]
 
 POLICIES: tuple[Policy, ...] = ("none", "selective", "full")
@@ -33,13 +34,15 @@ REPLACED: tuple[Policy, ...] = ("selective",)
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """One kept tensor: `width` elements per token; `is_float32` rows are statistics of 4 bytes; `policies` keep it."""
+    """One kept tensor: `width` elements per token; `is_float32` rows are statistics of 4 bytes; `policies` keep it. `part`
+    says when backward is through with it: "product" feeds the last matrix of the feed-forward part."""
 
     name: str
     width: float
     cut: Cut
     policies: tuple[Policy, ...] = PLAIN
     is_float32: bool = False
+    part: Part = "ffn"
 
 
 @cache
@@ -48,7 +51,8 @@ def saved_tensors(shape: ModelShape, kind: LayerKind) -> tuple[Saved, ...]:
     mixer = _mixer(shape, kind) if kind.mixer != "none" else ()
     cross = _attention(shape, "cross_") if kind.cross else ()
     ffn = _ffn(shape, kind) if kind.ffn != "none" else ()
-    first, *rest = (*mixer, *cross, *ffn)
+    mixed = (replace(row, part="mixer") for row in (*mixer, *cross))
+    first, *rest = (*mixed, *ffn)
     return (replace(first, policies=ALWAYS), *rest)
 
 
@@ -123,12 +127,10 @@ def _ffn(shape: ModelShape, kind: LayerKind) -> tuple[Saved, ...]:
 
 def _mlp(shape: ModelShape, width: float, cut: Cut, name: str = "ffn") -> tuple[Saved, ...]:
     """Gated: gate, up, act(gate) and their product; plain: the value before and after the activation."""
-    before = (2 if shape.mlp_gated else 1) * width
-    inside = width if shape.mlp_gated else 0
-    return (
-        Saved(f"{name}_hidden", before, cut, COSTLY),
-        Saved(f"{name}_activated", inside + width, cut),
-    )
+    product = Saved(f"{name}_product", width, cut, part="product")
+    if not shape.mlp_gated:
+        return (Saved(f"{name}_hidden", width, cut, COSTLY), product)
+    return (Saved(f"{name}_hidden", 2 * width, cut, COSTLY), Saved(f"{name}_activated", width, cut), product)
 
 
 def _experts(shape: ModelShape, moe: Moe) -> tuple[Saved, ...]:

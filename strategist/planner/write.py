@@ -106,14 +106,14 @@ def memory_ledger(job: Job, candidate: Candidates) -> MemoryLedger:
 
 def _stage_memory(table: Ledger, stage: int) -> StageMemory:
     """One stage at its worst moment; terms without bytes are left out."""
-    moment = max(range(len(MOMENTS)), key=lambda m: (table.allocated(m)[0, stage], -m))
-    at = np.array([moment]), np.array([stage])
+    instant = max(range(len(table.moving)), key=lambda i: (table.allocated(i)[0, stage], -i))
+    at = np.array([instant]), np.array([stage])
     values = {name: int(table.bytes_at(name, *at)[0]) for name in MEMORY_TERMS}
     assumed = ("runtime", "slack")
     terms = tuple(
         MemoryTerm(name, size, "assumed" if name in assumed else "derived") for name, size in values.items() if size
     )
-    return StageMemory(stage, MOMENTS[moment], terms)
+    return StageMemory(stage, MOMENTS[table.moving[instant].moment], terms)
 
 
 def time_ledger(job: Job, times: StepTimes, row: int) -> TimeLedger:

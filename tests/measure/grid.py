@@ -21,7 +21,7 @@ from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
 from strategist.facts.models import load_model
 from strategist.facts.profile import find_profile
-from strategist.memory.estimate import MOMENTS, ledger
+from strategist.memory.estimate import MOMENTS, Ledger, ledger
 from strategist.space.candidates import MESH_COLUMNS, OPTION_COLUMNS, Candidates, code
 from strategist.space.shares import elements, groups
 from strategist.space.stages import stage_chunks
@@ -154,15 +154,17 @@ def predicted(job: Job, plan: Plan) -> dict[int, dict[str, dict[str, int]]]:
     table = ledger(job, group)
     return {
         int(stage): {
-            moment: {
-                term: int(table.bytes_at(term, np.array([number]), np.array([place]))[0])
-                for term in TERMS
-                if term in table.steady or any(term in terms for terms in table.moving)
-            }
-            for number, moment in enumerate(MOMENTS)
+            name: {term: int(table.bytes_at(term, *_worst(table, moment, place))[0]) for term in TERMS}
+            for moment, name in enumerate(MOMENTS)
         }
         for place, stage in enumerate(group.stages)
     }
+
+
+def _worst(table: Ledger, moment: int, place: int) -> tuple[Any, Any]:
+    """The instant of a moment at which one stage holds most."""
+    among = [i for i, instant in enumerate(table.moving) if instant.moment == moment]
+    return np.array([max(among, key=lambda i: table.allocated(i)[0, place])]), np.array([place])
 
 
 def sent(job: Job, plan: Plan, stage: int) -> dict[tuple[str, str], int]:

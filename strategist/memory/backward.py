@@ -1,0 +1,144 @@
+"""One layer in backward: gradients of activations, what is freed on the way, gradients of weights, per sort of layer (K).
+
+Two instants can be the worst of a layer. Behind the feed-forward part's activation: its input, output and the gradients of
+both are alive, its last matrix is done. Inside attention: the feed-forward part is gone, all its weights have gradients,
+and flash attention's workspace is added. Order of work: torch's autograd goes through strategist's own block backwards
+(executor/models/block.py). Workspace: PyTorch 2.13 aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd:
+softmax_d, dq_accum, dk_expanded, dv_expanded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from strategist.facts.job import Job
+from strategist.facts.profile import BYTES
+from strategist.memory.saved import POLICIES, Part, Policy, Saved, saved_tensors
+from strategist.records import dataclass
+from strategist.space.candidates import Candidates, Column, Reals
+from strategist.space.shares import ceil_div, layers, matrix_elements, tokens
+from strategist.space.stages import kinds
+
+INPUTS = ("q", "k", "v", "q_down", "q_up", "kv_down", "kv_up", "qkvz", "beta", "in", "x", "dt")
+"""Matrices whose gradients come after attention's own backward."""
+ROWS, NARROW, WIDE = 128, 32, 64
+"""Flash attention's backward rounds rows up to 128, the head width to 32, and to 64 above 128."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerInstant:
+    """One instant of one layer's backward, (C, K) each: bytes of temporaries, bytes of kept activations that are freed
+    by then, and elements of weights whose gradients exist; `is_product`: a matrix is just getting its gradient."""
+
+    temporaries: Reals
+    freed: Reals
+    weights: Reals
+    is_product: bool = False
+
+
+Rows = Callable[[Saved, Policy], bool]
+
+
+def is_kept(row: Saved, policy: Policy) -> bool:
+    """Rows that a policy keeps."""
+    return policy in row.policies
+
+
+def is_brought_back(row: Saved, policy: Policy) -> bool:
+    """Rows that backward computes again under a policy."""
+    return "none" in row.policies and policy not in row.policies
+
+
+def rows_CK(job: Job, c: Candidates, wanted: Rows, *parts: Part) -> Reals:
+    """Bytes of some rows of one layer for one micro-batch, of all parts or of some, under each candidate's policy, (C, K)."""
+    level = c["recompute"][:, None]
+    return np.choose(level, [_rows_of(job, c, wanted, policy, parts) for policy in POLICIES]) * tokens(job, c)[:, None]
+
+
+def _rows_of(job: Job, c: Candidates, wanted: Rows, policy: Policy, parts: tuple[Part, ...]) -> Reals:
+    columns = []
+    for kind in kinds(job.model):
+        rows = (row for row in saved_tensors(job.model, kind) if not parts or row.part in parts)
+        columns.append(_per_token(job, c, [row for row in rows if wanted(row, policy)]))
+    return np.stack(columns, axis=1)
+
+
+def _per_token(job: Job, c: Candidates, rows: list[Saved]) -> Reals:
+    """Bytes of some rows per token, (C,)."""
+    widths = {"sequence": 0.0, "heads": 0.0, "whole": 0.0}
+    for row in rows:
+        widths[row.cut] += row.width * (4.0 if row.is_float32 else BYTES[job.formats.compute])
+    return widths["sequence"] / sequence_cut(c) + widths["heads"] / c["tp"] + widths["whole"]
+
+
+def sequence_cut(c: Candidates) -> Column:
+    """Ranks that share the residual stream, (C,)."""
+    return np.where(c["sequence_parallel"] > 0, c["tp"], 1)
+
+
+def feed_forward_instant(job: Job, c: Candidates) -> LayerInstant:
+    """Behind the activation: gradients of its result, of its inputs, and of the residual stream."""
+    kept, again = rows_CK(job, c, is_kept, "product"), rows_CK(job, c, is_brought_back, "product")
+    gradients = (3.0 if job.model.mlp_gated else 2.0) * (kept + again) + residual_C(job, c)[:, None]
+    recomputed = rows_CK(job, c, is_brought_back) - again
+    return LayerInstant(gradients + recomputed, kept, weights_CK(job, c, _is_last))
+
+
+def last_matrix_instant(job: Job, c: Candidates) -> LayerInstant:
+    """When the feed-forward part's last matrix has its gradient: beside it the gradient of its input and the stream's."""
+    kept, again = rows_CK(job, c, is_kept, "product"), rows_CK(job, c, is_brought_back, "product")
+    gradients = kept + again + residual_C(job, c)[:, None]
+    recomputed = rows_CK(job, c, is_brought_back) - again
+    return LayerInstant(gradients + recomputed, kept, weights_CK(job, c, _is_last), is_product=True)
+
+
+def attention_instant(job: Job, c: Candidates) -> LayerInstant:
+    """Inside attention's backward: the feed-forward part is gone."""
+    gradients = (attention_gradients_C(job, c) + residual_C(job, c))[:, None]
+    freed = rows_CK(job, c, is_kept, "ffn", "product")
+    return LayerInstant(gradients + rows_CK(job, c, is_brought_back, "mixer"), freed, weights_CK(job, c, _is_behind))
+
+
+def residual_C(job: Job, c: Candidates) -> Reals:
+    """Bytes of the residual stream's gradient: whole where a row-cut matrix needs it, and cut beside it, (C,)."""
+    whole = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute]
+    cut = sequence_cut(c)
+    return whole + np.where(cut > 1, whole / cut, 0.0)
+
+
+def attention_gradients_C(job: Job, c: Candidates) -> Reals:
+    """Bytes of attention's gradients and workspace, (C,)."""
+    shape, compute = job.model, BYTES[job.formats.compute]
+    heads, keys = shape.heads / c["tp"], shape.kv_heads / c["tp"]
+    count = tokens(job, c)
+    step = NARROW if shape.head_dim <= ROWS else WIDE
+    width = -(-max(shape.head_dim, 1) // step) * step
+    rows = c["micro_batch"] * ceil_div(ceil_div(job.workload.seq_len, c["cp"]), np.full_like(c["cp"], ROWS)) * ROWS
+    workspace = 4.0 * heads * rows * (1.0 + width)
+    expanded = 2.0 * count * heads * shape.head_dim * compute if shape.kv_heads != shape.heads else 0.0
+    return count * shape.head_dim * compute * (2.0 * heads + 2.0 * keys) + workspace + expanded
+
+
+def weights_CK(job: Job, c: Candidates, chosen: Callable[[str], bool]) -> Reals:
+    """Elements of the chosen matrices of one layer on one rank, (C, K)."""
+    one = np.ones_like(c["tp"])
+    columns = []
+    for layer in layers(job.model):
+        total = np.zeros(len(c), np.float64)
+        for matrix in layer.matrices:
+            if chosen(matrix.name):
+                cut = c["etp"] if matrix.is_expert else c["tp"]
+                copies = ceil_div(matrix.copies, c["ep"]) if matrix.is_expert else matrix.copies
+                total = total + copies * matrix_elements(matrix, cut, one)
+        columns.append(total)
+    return np.stack(columns, axis=1)
+
+
+def _is_last(name: str) -> bool:
+    return name in ("down", "shared_down", "expert_down")
+
+
+def _is_behind(name: str) -> bool:
+    return name not in INPUTS

@@ -1,0 +1,387 @@
+"""The instants of a step at which memory can peak, and what each term holds there.
+
+The order of work is torch's: at the loss every activation is kept; the head's gradient comes first and, under fully_shard,
+its unit is reduced first; then the layers backwards, one unit reduced behind the next; last the embedding. A unit's gradient
+exists in the compute format and, while it is reduced, as a copy in the reduce format that lives until the next unit is
+reduced. Source: PyTorch 2.13 torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, post_backward and foreach_reduce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+import numpy as np
+
+from strategist.facts.job import Job
+from strategist.facts.profile import BYTES
+from strategist.memory.activations import edges_CS, in_flight_CS, step_inputs_C
+from strategist.memory.backward import (
+    LayerInstant,
+    attention_instant,
+    feed_forward_instant,
+    is_kept,
+    last_matrix_instant,
+    residual_C,
+    rows_CK,
+)
+from strategist.memory.buffers import is_managed, is_plain_data_parallel
+from strategist.memory.logits import forward_bytes_CS, held_logits_CS, loss_bytes_CS
+from strategist.memory.logits import gradient_bytes_CS as logits_gradient_CS
+from strategist.memory.model_states import shards_state
+from strategist.records import dataclass
+from strategist.space.candidates import Mask, Reals
+from strategist.space.shares import Elements, Group, state_shards, vocabulary_elements
+
+MOMENTS = ("loss", "backward of the last layer", "end of backward", "optimizer step")
+"""Where a step can peak: at the loss with every activation held, while the layers' backward runs, when it ends and the last
+gradients are reduced, and when the update runs."""
+
+LOSS, LAYERS, END, UPDATE = range(4)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Instant:
+    """The moment that an instant belongs to, and bytes by term, (C, S) each."""
+
+    moment: int
+    terms: Mapping[str, Reals]
+
+
+class Step:
+    """What the instants of a group's candidates are made of. Bytes are (C, S) unless they say otherwise."""
+
+    def __init__(self, job: Job, group: Group, counts: Elements, at_rest: Reals) -> None:
+        self.job, self.group, self.counts, self.at_rest = job, group, counts, at_rest
+        c = self.c = group.candidates
+        formats = job.formats
+        self.compute, self.reduce, self.stored = (
+            BYTES[f] for f in (formats.compute, formats.reduce, formats.parameter)
+        )
+        self.plain = is_plain_data_parallel(c)[:, None]
+        self.managed = is_managed(job, c)[:, None]
+        self.reshards = shards_state(c, 3)[:, None]
+        self.piped = (c["pp"] > 1)[:, None]
+        self.several = (c["accumulation"] > 1)[:, None]
+        self.buckets = self.plain & (c.data_parallel * c["cp"] > 1)[:, None]
+        self.casts = self.compute != self.stored
+        self.shards = state_shards(c)[:, None]
+        self.tied = job.model.tied and group.pp == 1
+
+    @property
+    def casts_here(self) -> Mask:
+        """Where a weight's gradient is cast before it is accumulated, which lets go of what it was made from, (C, 1)."""
+        return self.plain & self.casts | self.managed
+
+    @cached_property
+    def widest(self) -> Reals:
+        """Elements of the widest layer, (C, 1)."""
+        return self.counts.widest[:, None] / self.c["tiling"][:, None]
+
+    @cached_property
+    def head(self) -> Reals:
+        """Elements of the head's matrix, on the stage that has it."""
+        return vocabulary_elements(self.job.model, self.c["tp"], np.ones_like(self.c["tp"]))[:, None] * self.last
+
+    @cached_property
+    def last(self) -> Reals:
+        """1 on the last stage."""
+        return self.group.is_last[None, :].astype(np.float64)
+
+    @cached_property
+    def activations(self) -> Reals:
+        """All that is kept when the loss is known."""
+        per_micro_batch = self.group.layers_of(rows_CK(self.job, self.c, is_kept))
+        return in_flight_CS(self.group) * (per_micro_batch + edges_CS(self.job, self.group)) + self.inputs
+
+    @cached_property
+    def inputs(self) -> Reals:
+        """The step's tokens and labels."""
+        return np.repeat(step_inputs_C(self.job, self.c)[:, None], len(self.group.stages), axis=1)
+
+    @cached_property
+    def stream(self) -> Reals:
+        """The residual stream's gradient, (C, 1)."""
+        return residual_C(self.job, self.c)[:, None]
+
+    @cached_property
+    def stands(self) -> Mask:
+        """Where gradients stand when the last backward pass starts: of earlier micro-batches, or DDP's buckets, (C, 1)."""
+        return self.several | self.buckets
+
+    @cached_property
+    def earlier(self) -> Reals:
+        """Gradients that stand when the last backward pass starts."""
+        return np.where(self.stands, self.at_rest, 0.0)
+
+    def fresh(self, elements: Reals) -> Reals:
+        """Gradients that this pass has made so far, of `elements`, where none stood before."""
+        share = np.where(self.c["zero"][:, None] >= 2, self.shards, 1)
+        return np.where(self.stands, 0.0, BYTES[self.job.formats.gradient] * elements / share)
+
+    def output(self, elements: Reals) -> Reals:
+        """What a reduction gives, of `elements`, before it is added to the gradients that stand."""
+        sharded = self.reduces & self.several & (self.c["zero"][:, None] >= 2)
+        return np.where(sharded, self.reduce * elements / self.shards, 0.0)
+
+    @cached_property
+    def outer(self) -> Reals:
+        """Elements of the units outside the layers that are gathered as long as the pass runs: all of a root unit."""
+        return self.counts.before + self.counts.behind if self.tied else self.counts.before
+
+    def gathered(self, *, layers: int, head: bool) -> Reals:
+        """Gathered weights: `layers` of them under ZeRO-3, all but the finished ones otherwise."""
+        own = np.minimum(layers * self.widest, self.counts.layers)
+        kept = np.where(self.reshards, own + (self.outer if self.tied else 0.0), self.counts.layers + self.outer)
+        behind = self.counts.behind if head and not self.tied else 0.0
+        return np.where(self.managed, self.compute * (kept + behind), 0.0)
+
+    @cached_property
+    def reduces(self) -> Reals:
+        """Where units are reduced during the pass: fully_shard and replicate outside of a pipeline."""
+        return self.managed & ~self.piped
+
+    @cached_property
+    def copies(self) -> Reals:
+        """autocast's copies of the layers' weights that are kept for backward: none where layers are computed again."""
+        keeps = self.plain & self.casts & self.c.is_word("recompute", "none")[:, None]
+        return np.where(keeps, self.compute * self.counts.layers, 0.0)
+
+    @cached_property
+    def cached(self) -> Reals:
+        """autocast's copies of the layers' weights that its cache holds until forward is over, and nothing afterwards."""
+        return np.where(self.plain & self.casts, self.compute * self.counts.layers, 0.0) - self.copies
+
+    @cached_property
+    def outside(self) -> Reals:
+        """Gradients that gather outside DDP's buckets while micro-batches are not reduced (no_sync)."""
+        return np.where(self.buckets & self.several, self.at_rest, 0.0)
+
+    @cached_property
+    def head_copy(self) -> Reals:
+        """autocast's copy of the head's weight."""
+        return np.where(self.plain & self.casts, self.compute * self.head, 0.0)
+
+    @cached_property
+    def waiting(self) -> Reals:
+        """The head's gradient, which waits for the embedding's when both are one weight of a root unit."""
+        return np.where(self.reduces, self.compute * self.head, 0.0) if self.tied else np.zeros_like(self.head)
+
+    @cached_property
+    def old_head(self) -> Reals:
+        """The same outside of units, in the format of the gradients."""
+        if not self.tied:
+            return np.zeros_like(self.head)
+        return np.where(self.managed, 0.0, self.stored * self.head)
+
+    @cached_property
+    def previous(self) -> Reals:
+        """The gradient of the stage's input that the next stage still reads, in a pipeline."""
+        return np.where(self.piped & self.several, self.stream, 0.0)
+
+
+def instants(step: Step) -> tuple[Instant, ...]:
+    """Every instant at which some candidate can peak."""
+    return (
+        _forward(step),
+        _softmax(step),
+        *_head(step),
+        _head_reduced(step),
+        *_layers(step),
+        *_end(step),
+        Instant(UPDATE, {"gradients": step.at_rest, "activations": step.inputs}),
+    )
+
+
+def _forward(step: Step) -> Instant:
+    """The loss itself: logits, their float32 copy and log-probabilities, with all that autocast's cache holds."""
+    return Instant(
+        LOSS,
+        {
+            "gradients": step.earlier,
+            "activations": step.activations,
+            "logits": forward_bytes_CS(step.job, step.group),
+            "gather_buffers": step.gathered(layers=0, head=True),
+            "bucket_buffers": step.copies + step.head_copy,
+            "temporaries": step.previous + step.outside + step.cached,
+        },
+    )
+
+
+def _softmax(step: Step) -> Instant:
+    """The loss's own backward: log-probabilities, their gradient, and the gradient of the logits."""
+    return Instant(
+        LOSS,
+        {
+            "gradients": step.earlier,
+            "activations": step.activations,
+            "logits": loss_bytes_CS(step.job, step.group),
+            "gather_buffers": step.gathered(layers=0, head=True),
+            "bucket_buffers": step.copies + step.head_copy,
+            "temporaries": step.previous + step.outside,
+        },
+    )
+
+
+def _head(step: Step) -> tuple[Instant, Instant]:
+    """The head's weight gets its gradient; under autocast it is then cast to the format of the weight."""
+    gradient = step.compute * step.head
+    before = step.previous + step.outside + step.last * step.stream
+    at_once = np.where(step.managed | step.casts, 0.0, step.fresh(step.head))
+    made = {
+        "gradients": step.earlier + at_once,
+        "activations": step.activations,
+        "logits": logits_gradient_CS(step.job, step.group),
+        "gather_buffers": step.gathered(layers=0, head=True) + np.where(step.reduces, gradient, 0.0),
+        "bucket_buffers": step.copies + step.head_copy,
+        "temporaries": before + np.where(step.reduces | (~step.managed & ~step.stands & ~step.casts), 0.0, gradient),
+    }
+    stored = np.where(step.stands, step.stored * step.head, 0.0)
+    casting = np.where(step.plain & step.casts, gradient + stored, 0.0)
+    cast = {
+        "gradients": step.earlier + step.fresh(step.head),
+        "activations": step.activations - step.last * step.stream,
+        "logits": held_logits_CS(step.job, step.group),
+        "gather_buffers": step.gathered(layers=0, head=True),
+        "bucket_buffers": step.copies,
+        "temporaries": before + casting + step.old_head,
+    }
+    return Instant(LOSS, made), Instant(LAYERS, cast)
+
+
+def _head_reduced(step: Step) -> Instant:
+    """Norm and head are reduced while the last layer is gathered."""
+    behind = np.where(step.reduces & (not step.tied), (step.compute + step.reduce) * step.counts.behind, 0.0)
+    behind = behind + step.output(step.counts.behind)
+    return Instant(
+        LAYERS,
+        {
+            "gradients": step.earlier + step.fresh(step.counts.behind),
+            "activations": step.activations - in_last_stage(step),
+            "logits": held_logits_CS(step.job, step.group),
+            "gather_buffers": step.gathered(layers=1, head=False) + behind + step.waiting,
+            "bucket_buffers": step.copies,
+            "temporaries": step.previous + step.stream,
+        },
+    )
+
+
+def in_last_stage(step: Step) -> Reals:
+    """Activations outside the layers that are gone when the layers' backward starts."""
+    return step.last * (edges_CS(step.job, step.group, first=False))
+
+
+def _layers(step: Step) -> tuple[Instant, ...]:
+    """Each worst instant of a layer, in the last layer (behind the head) and in the one before it."""
+    job, c = step.job, step.c
+    found: list[Instant] = []
+    for at in (feed_forward_instant(job, c), last_matrix_instant(job, c), attention_instant(job, c)):
+        found.extend(_in_layer(step, at, number) for number in (0, 1, -1))
+    return (*found, _layer_reduced(step))
+
+
+def _in_layer(step: Step, at: LayerInstant, number: int) -> Instant:
+    """One instant of the `number`-th layer from the end; -1 is the first layer."""
+    counts = step.counts
+    total = at.temporaries - at.freed + step.compute * at.weights
+    temporaries, freed, weights = (_of_worst(step, total, part) for part in (at.temporaries, at.freed, at.weights))
+    layers = step.group.layers_SK.sum(axis=1)[None, :].astype(np.float64)
+    before = np.maximum(layers - 1.0, 0.0) if number < 0 else np.minimum(float(number), np.maximum(layers - 1.0, 0.0))
+    kept = _of_worst(step, total, rows_CK(step.job, step.c, is_kept))
+    again = np.where(step.plain & step.casts, step.cached / np.maximum(layers, 1.0), 0.0)
+    behind = np.zeros_like(step.head) if step.tied else counts.behind
+    in_flight = step.reduce * np.where(before > 0, step.widest, behind)
+    done = behind + before * step.widest
+    partial = step.compute * weights
+    at_once = partial + np.where(step.casts & step.stands, step.stored * weights, 0.0) if at.is_product else 0.0
+    own = np.where(step.managed, 0.0, weights)
+    return Instant(
+        LAYERS,
+        {
+            "gradients": step.earlier + step.fresh(done + own),
+            "activations": step.activations
+            - in_last_stage(step)
+            - np.where(at.is_product & ~step.casts_here, 0.0, freed)
+            - before * kept,
+            "logits": held_logits_CS(step.job, step.group),
+            "gather_buffers": step.gathered(layers=2, head=False)
+            + np.where(step.reduces, partial + in_flight, 0.0)
+            + step.waiting
+            - before * np.where(step.managed & ~step.reshards, step.compute * step.widest, 0.0),
+            "bucket_buffers": np.maximum(
+                0.0,
+                step.copies * (1.0 - before / np.maximum(layers, 1.0))
+                - np.where(step.plain & step.casts, partial, 0.0),
+            ),
+            "temporaries": temporaries
+            + step.previous
+            + step.old_head
+            + (step.outside if number == 0 else 0.0)
+            + np.where(again > 0, np.maximum(0.0, again - partial), 0.0)
+            + np.where(step.reduces, 0.0, np.where(step.managed, partial, at_once)),
+        },
+    )
+
+
+def _of_worst(step: Step, total: Reals, part: Reals) -> Reals:
+    """`part` (C, K) of the sort of layer whose `total` is the largest on each stage, (C, S)."""
+    present = step.group.layers_SK > 0
+    if present.shape[1] == 1:
+        return part * present[None, :, 0]
+    worst = np.where(present[None, :, :], total[:, None, :], -np.inf).argmax(axis=2)
+    return np.take_along_axis(part, worst, axis=1) * present.any(axis=1)[None, :]
+
+
+def _layer_reduced(step: Step) -> Instant:
+    """A layer is reduced while the next one is gathered."""
+    counts = step.counts
+    kept = rows_CK(step.job, step.c, is_kept)
+    own = np.where(step.reduces, (step.compute + step.reduce) * step.widest, 0.0) + step.output(step.widest)
+    behind = 0.0 if step.tied else counts.behind
+    return Instant(
+        LAYERS,
+        {
+            "gradients": step.earlier + step.fresh(behind + step.widest),
+            "activations": step.activations - in_last_stage(step) - _of_worst(step, kept, kept),
+            "logits": held_logits_CS(step.job, step.group),
+            "gather_buffers": step.gathered(layers=1, head=False)
+            + own
+            + step.waiting
+            - np.where(step.managed & ~step.reshards, step.compute * step.widest, 0.0),
+            "temporaries": step.stream + step.previous,
+        },
+    )
+
+
+def _end(step: Step) -> tuple[Instant, ...]:
+    """The embedding's gradient, and its reduction."""
+    counts, c = step.counts, step.c
+    table = vocabulary_elements(step.job.model, np.ones_like(c["tp"]), np.ones_like(c["tp"]))[:, None]
+    table = table * step.group.is_first[None, :]
+    gradient = np.where(step.managed, step.compute, step.stored) * table
+    stream = np.where(step.managed, 0.0, step.stored / step.compute) * step.stream * step.group.is_first[None, :]
+    direct = ~step.managed & ~step.stands
+    keeps = np.where(step.managed & (~step.reshards | step.tied), step.compute * step.outer, 0.0)
+    flight = np.where(step.reduces, step.reduce * step.widest, 0.0)
+    old = step.waiting + (np.where(step.reduces, step.compute * step.head, 0.0) if step.tied else 0.0)
+    summed = 2.0 * step.old_head
+    made = {
+        "gradients": step.earlier + np.where(direct, step.fresh(counts.whole), step.fresh(counts.whole - step.outer)),
+        "activations": step.inputs,
+        "gather_buffers": np.where(step.reduces, keeps + flight + gradient + old, keeps),
+        "temporaries": np.where(step.reduces | direct, 0.0, gradient)
+        + np.where(summed > 0, summed, stream)
+        + step.previous,
+    }
+    reduced = {
+        "gradients": step.at_rest,
+        "activations": step.inputs,
+        "gather_buffers": np.where(step.reduces, (step.compute + step.reduce) * step.outer, 0.0)
+        + step.output(step.outer),
+    }
+    gathering = {
+        "gradients": step.earlier,
+        "activations": step.inputs,
+        "temporaries": step.outside + stream + np.where((c["accumulation"] > 2)[:, None], gradient, 0.0),
+    }
+    return Instant(END, made), Instant(END, reduced), Instant(END, gathering)
