@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 COMMANDS = (
     ("plan", "choose a layout, say why, and write a Plan"),
     ("explain", "show a Plan term by term"),
-    ("trace", "run a Plan's program without its machines: bytes, collectives, FLOP"),
+    ("trace", "run a Plan's program without its machines, byte by byte"),
     ("check", "verify a Plan; seal a hand-written one"),
     ("emit", "write launch files for a Plan"),
     ("run", "train with a Plan on this machine"),

@@ -39,7 +39,6 @@ class Allocation:
 
     number: int
     operation: int
-    during: Pass
     made_by: str
     module: str
     shape: tuple[int, ...]
@@ -265,7 +264,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         allocation = Allocation(
             number=self._count,
             operation=len(self.record.passes) - 1,
-            during=self._passing_now(),
             made_by=made_by,
             module=self._clock.now(),
             shape=tuple(tensor.shape),
