@@ -31,14 +31,18 @@ def in_flight_CS(group: Group) -> Reals:
 
 def edges_CS(job: Job, group: Group, *, first: bool = True) -> Reals:
     """Bytes kept outside the layers per micro-batch, (C, S): the final norm and the head's input on the last stage and,
-    with `first`, what every stage shares among its layers: the tables of rotary positions."""
+    with `first`, what the layers of a stage share or hand on: the tables of rotary positions, and in a pipeline the
+    stage's output, while its input lies in a receive buffer."""
     c, shape = group.candidates, job.model
     count, compute = tokens(job, c)[:, None], BYTES[job.formats.compute]
     statistics = 4.0 * (1 if shape.norm == "rmsnorm" else 2)
     cut = sequence_cut(c)[:, None]
     last = count * (shape.hidden * compute + statistics) / cut + count * shape.hidden * compute
-    tables = job.workload.seq_len * shape.head_dim * compute if shape.pos == "rope" and first else 0.0
-    return np.where(group.is_last[None, :], last, 0.0) + tables
+    if not first:
+        return np.where(group.is_last[None, :], last, 0.0)
+    tables = job.workload.seq_len * shape.head_dim * compute if shape.pos == "rope" else 0.0
+    handed_on = np.where(group.is_last, 0.0, 1.0) - np.where(group.is_first, 0.0, 1.0)
+    return np.where(group.is_last[None, :], last, 0.0) + tables + count * shape.hidden * compute / cut * handed_on
 
 
 def step_inputs_C(job: Job, c: Candidates) -> Reals:

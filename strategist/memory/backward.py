@@ -94,18 +94,30 @@ def last_matrix_instant(job: Job, c: Candidates) -> LayerInstant:
     return LayerInstant(gradients + recomputed, kept, weights_CK(job, c, _is_last), is_product=True)
 
 
+def inputs_instant(job: Job, c: Candidates) -> LayerInstant:
+    """When the feed-forward part's first matrices have their gradients: beside them those of its input, one per matrix."""
+    product = rows_CK(job, c, is_kept, "product") + rows_CK(job, c, is_brought_back, "product")
+    streams = 2.0 if job.model.mlp_gated else 1.0
+    whole = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute]
+    gradients = product + (streams * whole + residual_C(job, c, whole=False))[:, None]
+    freed = rows_CK(job, c, is_kept, "inside", "product")
+    recomputed = rows_CK(job, c, is_brought_back, "mixer", "ffn")
+    return LayerInstant(gradients + recomputed, freed, weights_CK(job, c, _is_feed_forward))
+
+
 def attention_instant(job: Job, c: Candidates) -> LayerInstant:
     """Inside attention's backward: the feed-forward part is gone."""
     gradients = (attention_gradients_C(job, c) + residual_C(job, c))[:, None]
-    freed = rows_CK(job, c, is_kept, "ffn", "product")
+    freed = rows_CK(job, c, is_kept, "ffn", "inside", "product")
     return LayerInstant(gradients + rows_CK(job, c, is_brought_back, "mixer"), freed, weights_CK(job, c, _is_behind))
 
 
-def residual_C(job: Job, c: Candidates) -> Reals:
-    """Bytes of the residual stream's gradient: whole where a row-cut matrix needs it, and cut beside it, (C,)."""
-    whole = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute]
+def residual_C(job: Job, c: Candidates, *, whole: bool = True) -> Reals:
+    """Bytes of the residual stream's gradient, cut by sequence parallelism, and with `whole` as a row-cut matrix needs it
+    too, (C,)."""
+    size = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute]
     cut = sequence_cut(c)
-    return whole + np.where(cut > 1, whole / cut, 0.0)
+    return size / cut + np.where((cut > 1) & whole, size, 0.0)
 
 
 def attention_gradients_C(job: Job, c: Candidates) -> Reals:
@@ -138,6 +150,10 @@ def weights_CK(job: Job, c: Candidates, chosen: Callable[[str], bool]) -> Reals:
 
 def _is_last(name: str) -> bool:
     return name in ("down", "shared_down", "expert_down")
+
+
+def _is_feed_forward(name: str) -> bool:
+    return name.endswith(("gate", "up", "down")) and name not in INPUTS and not name.startswith(("q_", "kv_", "o_"))
 
 
 def _is_behind(name: str) -> bool:

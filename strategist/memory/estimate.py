@@ -16,6 +16,7 @@ from strategist.memory.model_states import (
     host_bytes_C,
     optimizer_bytes_CS,
     parameter_bytes_CS,
+    settled_bytes_CS,
 )
 from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Column, Reals, total_of
@@ -100,6 +101,8 @@ def ledger(job: Job, group: Group) -> Ledger:
         "optimizer": optimizer_bytes_CS(job, group, counts),
         "pipeline_buffers": receive_buffers_CS(job, group),
     }
-    moving = instants(Step(job, group, counts, gradient_bytes_CS(job, group, counts)))
+    rest = gradient_bytes_CS(job, group, counts), settled_bytes_CS(job, group, counts)
+    steps = [Step(job, group, counts, *rest, drains=drains) for drains in ((False, True) if group.pp > 1 else (False,))]
+    moving = tuple(instant for step in steps for instant in instants(step))
     host = np.ceil(host_bytes_C(job, group, counts)).astype(np.int64)
     return Ledger(steady, moving, runtime_bytes_C(job, group.candidates), host)

@@ -20,6 +20,7 @@ from strategist.memory.backward import (
     LayerInstant,
     attention_instant,
     feed_forward_instant,
+    inputs_instant,
     is_kept,
     last_matrix_instant,
     residual_C,
@@ -51,8 +52,12 @@ class Instant:
 class Step:
     """What the instants of a group's candidates are made of. Bytes are (C, S) unless they say otherwise."""
 
-    def __init__(self, job: Job, group: Group, counts: Elements, at_rest: Reals) -> None:
-        self.job, self.group, self.counts, self.at_rest = job, group, counts, at_rest
+    def __init__(
+        self, job: Job, group: Group, counts: Elements, at_rest: Reals, settled: Reals, *, drains: bool
+    ) -> None:
+        """`at_rest` are gradients while micro-batches follow each other, `settled` those that the update finds; a step that
+        `drains` has ended the first backward pass of a pipeline, so that gradients stand and one micro-batch less is kept."""
+        self.job, self.group, self.counts, self.at_rest, self.settled = job, group, counts, at_rest, settled
         c = self.c = group.candidates
         formats = job.formats
         self.compute, self.reduce, self.stored = (
@@ -62,7 +67,10 @@ class Step:
         self.managed = is_managed(job, c)[:, None]
         self.reshards = shards_state(c, 3)[:, None]
         self.piped = (c["pp"] > 1)[:, None]
-        self.several = (c["accumulation"] > 1)[:, None]
+        flight = in_flight_CS(group)
+        self.flight = np.maximum(flight - 1.0, 1.0) if drains else flight
+        micro = c["accumulation"][:, None]
+        self.several = np.where(self.piped & (not drains), micro > np.ceil(flight), micro > 1)
         self.buckets = self.plain & (c.data_parallel * c["cp"] > 1)[:, None]
         self.casts = self.compute != self.stored
         self.shards = state_shards(c)[:, None]
@@ -91,8 +99,12 @@ class Step:
     @cached_property
     def activations(self) -> Reals:
         """All that is kept when the loss is known."""
-        per_micro_batch = self.group.layers_of(rows_CK(self.job, self.c, is_kept))
-        return in_flight_CS(self.group) * (per_micro_batch + edges_CS(self.job, self.group)) + self.inputs
+        return self.flight * self.micro_batch + self.inputs
+
+    @cached_property
+    def micro_batch(self) -> Reals:
+        """All that is kept of one micro-batch."""
+        return self.group.layers_of(rows_CK(self.job, self.c, is_kept)) + edges_CS(self.job, self.group)
 
     @cached_property
     def inputs(self) -> Reals:
@@ -101,8 +113,13 @@ class Step:
 
     @cached_property
     def stream(self) -> Reals:
-        """The residual stream's gradient, (C, 1)."""
-        return residual_C(self.job, self.c)[:, None]
+        """The residual stream's gradient as the rank holds it between layers, (C, 1)."""
+        return residual_C(self.job, self.c, whole=False)[:, None]
+
+    def retained(self, elements: Reals) -> Reals:
+        """Reduced gradients of unsharded units, which wait for the end of backward beside those that stand."""
+        waits = self.reduces & self.several & (self.c["zero"][:, None] < 2)
+        return np.where(waits, self.reduce * elements, 0.0)
 
     @cached_property
     def stands(self) -> Mask:
@@ -118,6 +135,12 @@ class Step:
         """Gradients that this pass has made so far, of `elements`, where none stood before."""
         share = np.where(self.c["zero"][:, None] >= 2, self.shards, 1)
         return np.where(self.stands, 0.0, BYTES[self.job.formats.gradient] * elements / share)
+
+    def in_reduction(self, elements: Reals) -> Reals:
+        """A unit of `elements` while it is reduced: its gradient and the copy that is sent; where no shards are made of
+        it, the gradient is gone when the result comes."""
+        sent = self.reduce + np.where(self.c["zero"][:, None] >= 2, self.compute, 0.0)
+        return np.where(self.reduces, sent * elements, 0.0)
 
     def output(self, elements: Reals) -> Reals:
         """What a reduction gives, of `elements`, before it is added to the gradients that stand."""
@@ -183,13 +206,28 @@ class Step:
 def instants(step: Step) -> tuple[Instant, ...]:
     """Every instant at which some candidate can peak."""
     return (
+        _embedding(step),
         _forward(step),
         _softmax(step),
         *_head(step),
         _head_reduced(step),
         *_layers(step),
         *_end(step),
-        Instant(UPDATE, {"gradients": step.at_rest, "activations": step.inputs}),
+        _update(step),
+    )
+
+
+def _embedding(step: Step) -> Instant:
+    """In a pipeline under ZeRO-3: the embedding is gathered, from one buffer into another, while others are in flight."""
+    gathers = step.piped & step.reshards & step.managed
+    table = np.where(gathers, 2.0 * step.compute * step.counts.before + step.compute * step.widest, 0.0)
+    return Instant(
+        LOSS,
+        {
+            "gradients": step.earlier,
+            "activations": (step.flight - 1.0) * step.micro_batch + step.inputs,
+            "gather_buffers": table * step.group.is_first[None, :],
+        },
     )
 
 
@@ -227,41 +265,47 @@ def _head(step: Step) -> tuple[Instant, Instant]:
     """The head's weight gets its gradient; under autocast it is then cast to the format of the weight."""
     gradient = step.compute * step.head
     before = step.previous + step.outside + step.last * step.stream
-    at_once = np.where(step.managed | step.casts, 0.0, step.fresh(step.head))
+    own = 0.0 if step.tied else step.fresh(step.head)
+    at_once = np.where(step.managed | step.casts, 0.0, own)
+    joins = ~step.managed & ~step.stands & (not step.casts and not step.tied)
     made = {
         "gradients": step.earlier + at_once,
         "activations": step.activations,
         "logits": logits_gradient_CS(step.job, step.group),
-        "gather_buffers": step.gathered(layers=0, head=True) + np.where(step.reduces, gradient, 0.0),
+        "gather_buffers": step.gathered(layers=1, head=True) + np.where(step.reduces, gradient, 0.0),
         "bucket_buffers": step.copies + step.head_copy,
-        "temporaries": before + np.where(step.reduces | (~step.managed & ~step.stands & ~step.casts), 0.0, gradient),
+        "temporaries": before + np.where(step.reduces | joins, 0.0, gradient),
     }
-    stored = np.where(step.stands, step.stored * step.head, 0.0)
+    stored = np.where(step.stands | step.tied, step.stored * step.head, 0.0)
     casting = np.where(step.plain & step.casts, gradient + stored, 0.0)
     cast = {
-        "gradients": step.earlier + step.fresh(step.head),
+        "gradients": step.earlier + own,
         "activations": step.activations - step.last * step.stream,
         "logits": held_logits_CS(step.job, step.group),
         "gather_buffers": step.gathered(layers=0, head=True),
         "bucket_buffers": step.copies,
-        "temporaries": before + casting + step.old_head,
+        "temporaries": before + casting,
     }
     return Instant(LOSS, made), Instant(LAYERS, cast)
 
 
 def _head_reduced(step: Step) -> Instant:
     """Norm and head are reduced while the last layer is gathered."""
-    behind = np.where(step.reduces & (not step.tied), (step.compute + step.reduce) * step.counts.behind, 0.0)
+    behind = np.where(not step.tied, step.in_reduction(step.counts.behind), 0.0)
     behind = behind + step.output(step.counts.behind)
+    held = np.where(step.piped & step.managed, step.compute * step.counts.behind, 0.0)
     return Instant(
         LAYERS,
         {
             "gradients": step.earlier + step.fresh(step.counts.behind),
             "activations": step.activations - in_last_stage(step),
             "logits": held_logits_CS(step.job, step.group),
-            "gather_buffers": step.gathered(layers=1, head=False) + behind + step.waiting,
+            "gather_buffers": step.gathered(layers=1, head=False) + behind + step.waiting + held,
             "bucket_buffers": step.copies,
-            "temporaries": step.previous + step.stream,
+            "temporaries": step.previous
+            + step.stream * np.where(held > 0, 2.0, 1.0)
+            + step.retained(step.counts.behind)
+            + held,
         },
     )
 
@@ -275,7 +319,13 @@ def _layers(step: Step) -> tuple[Instant, ...]:
     """Each worst instant of a layer, in the last layer (behind the head) and in the one before it."""
     job, c = step.job, step.c
     found: list[Instant] = []
-    for at in (feed_forward_instant(job, c), last_matrix_instant(job, c), attention_instant(job, c)):
+    each = (
+        feed_forward_instant(job, c),
+        last_matrix_instant(job, c),
+        inputs_instant(job, c),
+        attention_instant(job, c),
+    )
+    for at in each:
         found.extend(_in_layer(step, at, number) for number in (0, 1, -1))
     return (*found, _layer_reduced(step))
 
@@ -316,6 +366,7 @@ def _in_layer(step: Step, at: LayerInstant, number: int) -> Instant:
             "temporaries": temporaries
             + step.previous
             + step.old_head
+            + step.retained(done)
             + (step.outside if number == 0 else 0.0)
             + np.where(again > 0, np.maximum(0.0, again - partial), 0.0)
             + np.where(step.reduces, 0.0, np.where(step.managed, partial, at_once)),
@@ -336,7 +387,7 @@ def _layer_reduced(step: Step) -> Instant:
     """A layer is reduced while the next one is gathered."""
     counts = step.counts
     kept = rows_CK(step.job, step.c, is_kept)
-    own = np.where(step.reduces, (step.compute + step.reduce) * step.widest, 0.0) + step.output(step.widest)
+    own = step.in_reduction(step.widest) + step.output(step.widest)
     behind = 0.0 if step.tied else counts.behind
     return Instant(
         LAYERS,
@@ -348,9 +399,16 @@ def _layer_reduced(step: Step) -> Instant:
             + own
             + step.waiting
             - np.where(step.managed & ~step.reshards, step.compute * step.widest, 0.0),
-            "temporaries": step.stream + step.previous,
+            "temporaries": step.stream + step.previous + step.retained(behind + step.widest),
         },
     )
+
+
+def _update(step: Step) -> Instant:
+    """Between backward and the update: without units the embedding's whole gradient waits beside its part of it."""
+    cut = (~step.managed & (step.c["tp"] > 1)[:, None]) * step.group.is_first[None, :]
+    whole = step.stored * step.job.model.vocab * step.job.model.hidden * cut
+    return Instant(UPDATE, {"gradients": step.settled, "activations": step.inputs, "temporaries": whole})
 
 
 def _end(step: Step) -> tuple[Instant, ...]:
@@ -358,30 +416,41 @@ def _end(step: Step) -> tuple[Instant, ...]:
     counts, c = step.counts, step.c
     table = vocabulary_elements(step.job.model, np.ones_like(c["tp"]), np.ones_like(c["tp"]))[:, None]
     table = table * step.group.is_first[None, :]
+    cut = (c["tp"] > 1)[:, None]
     gradient = np.where(step.managed, step.compute, step.stored) * table
+    local = np.where(cut, step.compute * step.outer, gradient)
     stream = np.where(step.managed, 0.0, step.stored / step.compute) * step.stream * step.group.is_first[None, :]
-    direct = ~step.managed & ~step.stands
+    direct = ~step.managed & ~step.stands & ~cut
     keeps = np.where(step.managed & (~step.reshards | step.tied), step.compute * step.outer, 0.0)
+    keeps = np.where(step.piped, step.gathered(layers=1, head=False), keeps)
+    others = (step.flight - 1.0) * step.micro_batch + step.inputs
     flight = np.where(step.reduces, step.reduce * step.widest, 0.0)
     old = step.waiting + (np.where(step.reduces, step.compute * step.head, 0.0) if step.tied else 0.0)
     summed = 2.0 * step.old_head
     made = {
         "gradients": step.earlier + np.where(direct, step.fresh(counts.whole), step.fresh(counts.whole - step.outer)),
-        "activations": step.inputs,
-        "gather_buffers": np.where(step.reduces, keeps + flight + gradient + old, keeps),
-        "temporaries": np.where(step.reduces | direct, 0.0, gradient)
+        "activations": others,
+        "gather_buffers": np.where(step.reduces, keeps + flight + local + old, keeps),
+        "temporaries": np.where(direct | (step.reduces & ~cut), 0.0, gradient)
+        + step.retained(counts.whole - step.outer)
         + np.where(summed > 0, summed, stream)
         + step.previous,
     }
+    at_once = np.where(step.managed & step.piped, step.reduce * np.maximum(step.widest, step.outer), 0.0)
     reduced = {
         "gradients": step.at_rest,
         "activations": step.inputs,
-        "gather_buffers": np.where(step.reduces, (step.compute + step.reduce) * step.outer, 0.0)
+        "gather_buffers": step.in_reduction(step.outer)
+        + at_once
+        + np.where(step.piped & ~step.reshards, keeps, 0.0)
         + step.output(step.outer),
+        "temporaries": step.retained(counts.whole),
     }
     gathering = {
         "gradients": step.earlier,
         "activations": step.inputs,
-        "temporaries": step.outside + stream + np.where((c["accumulation"] > 2)[:, None], gradient, 0.0),
+        "temporaries": step.outside
+        + np.where(summed > 0, summed, stream)
+        + np.where((c["accumulation"] > 2)[:, None], gradient, 0.0),
     }
     return Instant(END, made), Instant(END, reduced), Instant(END, gathering)

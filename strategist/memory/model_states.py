@@ -35,10 +35,16 @@ def gradient_bytes_CS(job: Job, group: Group, counts: Elements) -> Reals:
     (torch.distributed.pipelining.stage: backward_maybe_with_nosync), so ZeRO saves none of them there.
     """
     c = group.candidates
-    at_rest = np.where(shards_state(c, 2)[:, None], counts.sharded, counts.whole) * BYTES[job.formats.gradient]
     unsharded = counts.whole * BYTES[job.formats.reduce]
     accumulates = (shards_state(c, 2) & (c["pp"] > 1) & (c["accumulation"] > 1))[:, None]
-    return np.where(accumulates, unsharded, np.where(_grads_offloaded(c)[:, None], 0.0, at_rest))
+    return np.where(accumulates, unsharded, settled_bytes_CS(job, group, counts))
+
+
+def settled_bytes_CS(job: Job, group: Group, counts: Elements) -> Reals:
+    """Bytes of gradients when the update runs, (C, S): sharded from ZeRO-2 on, none where they rest on the host."""
+    c = group.candidates
+    at_rest = np.where(shards_state(c, 2)[:, None], counts.sharded, counts.whole) * BYTES[job.formats.gradient]
+    return np.where(_grads_offloaded(c)[:, None], 0.0, at_rest)
 
 
 def _grads_offloaded(c: Candidates) -> Mask:

@@ -21,7 +21,7 @@ from strategist.facts.model import LayerKind, Mla, ModelShape, Moe, Ssm
 from strategist.records import dataclass
 
 Cut = Literal["sequence", "heads", "whole"]
-Part = Literal["mixer", "ffn", "product"]
+Part = Literal["mixer", "ffn", "inside", "product"]
 Policy = Literal["none", "selective", "full"]
 
 POLICIES: tuple[Policy, ...] = ("none", "selective", "full")
@@ -35,7 +35,8 @@ REPLACED: tuple[Policy, ...] = ("selective",)
 @dataclass(frozen=True, slots=True)
 class Saved:
     """One kept tensor: `width` elements per token; `is_float32` rows are statistics of 4 bytes; `policies` keep it. `part`
-    says when backward is through with it: "product" feeds the last matrix of the feed-forward part."""
+    says when backward is through with it: "product" feeds the last matrix of the feed-forward part, "inside" lies between
+    its matrices."""
 
     name: str
     width: float
@@ -129,8 +130,12 @@ def _mlp(shape: ModelShape, width: float, cut: Cut, name: str = "ffn") -> tuple[
     """Gated: gate, up, act(gate) and their product; plain: the value before and after the activation."""
     product = Saved(f"{name}_product", width, cut, part="product")
     if not shape.mlp_gated:
-        return (Saved(f"{name}_hidden", width, cut, COSTLY), product)
-    return (Saved(f"{name}_hidden", 2 * width, cut, COSTLY), Saved(f"{name}_activated", width, cut), product)
+        return (Saved(f"{name}_hidden", width, cut, COSTLY, part="inside"), product)
+    return (
+        Saved(f"{name}_hidden", 2 * width, cut, COSTLY, part="inside"),
+        Saved(f"{name}_activated", width, cut, part="inside"),
+        product,
+    )
 
 
 def _experts(shape: ModelShape, moe: Moe) -> tuple[Saved, ...]:

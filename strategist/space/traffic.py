@@ -105,19 +105,28 @@ def _tensor(job: Job, group: Group) -> tuple[Traffic, ...]:
     """Megatron cuts: two all-reduces forward and two backward per layer, or an all-gather and a reduce-scatter in place
     of each under sequence parallelism (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2). The embedding adds a
     reduction forward, the head one backward (and their mirror images under sequence parallelism); the loss over a cut
-    vocabulary reduces three numbers per token."""
+    vocabulary reduces three numbers per token. Full recompute repeats the first of the two forward reductions (it stops
+    when what backward needs is there), and any recompute repeats the all-gathers. Under sequence parallelism a norm's
+    weight is whole and its gradient of this rank's tokens alone, so that each is all-reduced."""
     c = group.candidates
     hidden = _per_stage(group, tokens(job, c) * job.model.hidden * BYTES[job.formats.compute])
     numbers = _per_stage(group, tokens(job, c) * 4.0)
-    blocks = 2.0 * _layer_passes_CS(group) * (_forwards(group) + 1.0)
+    passes, full = _layer_passes_CS(group), c.is_word("recompute", "full")[:, None]
+    blocks = passes * np.where(full, 5.0, 4.0)
+    gathers = passes * np.where(c.is_word("recompute", "none")[:, None], 4.0, 6.0)
     first, last = group.is_first[None, :] * _micro(group), group.is_last[None, :] * _micro(group)
     sequence = (c["sequence_parallel"] > 0)[:, None]
-    scattered, reduced = np.where(sequence, blocks + first + last, 0.0), np.where(sequence, 0.0, blocks + first + last)
+    ends = first + last
+    scattered, reduced = np.where(sequence, blocks + ends, 0.0), np.where(sequence, 0.0, blocks + ends)
+    gathered = np.where(sequence, gathers + ends, 0.0)
+    norms = np.where(sequence, 2.0 * passes + last, 0.0)
+    weights = _per_stage(group, np.full(len(c), job.model.hidden * BYTES[job.formats.compute]))
     return (
         Traffic("tp", "all_reduce", hidden, reduced, "tp", "nothing"),
-        Traffic("tp", "all_gather", hidden, scattered, "tp", "nothing"),
+        Traffic("tp", "all_gather", hidden, gathered, "tp", "nothing"),
         Traffic("tp", "reduce_scatter", hidden, scattered, "tp", "nothing"),
         Traffic("tp", "all_reduce", numbers, 3.0 * last, "tp", "nothing"),
+        Traffic("tp", "all_reduce", weights, norms, "tp", "nothing"),
     )
 
 
