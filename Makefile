@@ -27,7 +27,7 @@ fast: $(VENV)/everything.stamp     ## fast tests only
 slow: $(VENV)/everything.stamp     ## tests that start processes or need torch
 	$(BIN)/python -m pytest -m slow
 
-nightly: $(VENV)/everything.stamp  ## every test, a hundred times the generated cases; writes benchmarks/results
+nightly: $(VENV)/everything.stamp  ## every test, ten times the generated cases; writes benchmarks/results
 	$(BIN)/python -m benchmarks.nightly
 
 bench: $(VENV)/everything.stamp    ## start-up and search, as ratios in one run; writes benchmarks/results
