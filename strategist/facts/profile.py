@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from strategist.catalog import rows
 from strategist.errors import InputError, did_you_mean
@@ -26,8 +27,37 @@ class Formats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """How memory-bound work is cut into kernels. Counts are elements that forward reads and writes per element of the
+    tensor in question: a norm's input, a residual sum, rotated queries and keys, a gated or plain activation, what
+    dropout sees (hidden states, twice per layer), a row copied for attention. `logit_bytes` are moved by the loss per
+    token and vocabulary entry, both passes. `forward` and `backward` count launches per layer, `host_s` is the CPU's
+    time for one of them."""
+
+    name: str
+    norm: float
+    residual: float
+    rotary: float
+    gated: float
+    plain: float
+    dropout: float
+    logit_bytes: float
+    forward: int
+    backward: int
+    host_s: float
+    source: str
+
+
+Attention = Literal["flash", "unfused"]
+Hides = Literal["gradients", "weights"]
+Light = Literal["elementwise", "attention"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """One framework's habits. `gathered_blocks` full blocks are in flight at once under ZeRO-3."""
+    """One framework's habits. `gathered_blocks` full blocks are in flight at once under ZeRO-3; `hides` says which
+    traffic of data parallelism runs behind compute; `light` what selective recompute runs again; `zero`, `recompute` and
+    `sequence_parallel` are what its users get when they say nothing."""
 
     name: str
     title: str
@@ -35,9 +65,15 @@ class Profile:
     optimizer_state_bytes: tuple[tuple[str, float], ...]
     ddp_bucket_bytes: int
     gathered_blocks: int
-    kernels_per_layer_forward: int
-    kernels_per_layer_backward: int
-    host_s_per_kernel: float
+    kernels: Kernels
+    attention: Attention
+    hides: tuple[Hides, ...]
+    light: Light
+    update_passes: float
+    accumulate_bytes: float
+    zero: int
+    recompute: str
+    sequence_parallel: bool
     basis: Basis
     source: str
 
@@ -46,13 +82,38 @@ class Profile:
         return dict(self.formats)[precision]
 
     def state_bytes(self, optimizer: str) -> float:
-        """Bytes of optimizer state per parameter, master copies left out."""
+        """Bytes of optimizer state per parameter: moments, and master copies where they are sharded like moments."""
         return dict(self.optimizer_state_bytes)[optimizer]
 
 
 def frontends() -> tuple[str, ...]:
     """Names of the frameworks whose limits are known; `any` stands for what holds everywhere."""
     return tuple(row["name"] for row in rows("frontends"))
+
+
+@cache
+def find_kernels(name: str) -> Kernels:
+    """The kernels of that name, which must exist."""
+    row = next(row for row in rows("kernels") if row["name"] == name)
+    return Kernels(**{key: value for key, value in row.items() if key != "host_us"}, host_s=row["host_us"] * 1e-6)
+
+
+@cache
+def profile_of(framework: str) -> Profile | None:
+    """The profile that a framework's own words stand for ("Megatron-Core r0.8.0"); None when no row of the catalogue
+    recognises them."""
+    said = framework.lower()
+    row = next((row for row in rows("framework_names") if row["word"] in said), None)
+    return None if row is None else find_profile(row["profile"])
+
+
+def with_habits(profile: Profile, *, kernels: str | None = None, attention: Attention | None = None) -> Profile:
+    """The profile under other kernels or another attention, as a run states them."""
+    return replace(
+        profile,
+        kernels=profile.kernels if kernels is None else find_kernels(kernels),
+        attention=attention or profile.attention,
+    )
 
 
 @cache
@@ -71,9 +132,15 @@ def find_profile(name: str = "strategist") -> Profile:
         optimizer_state_bytes=tuple(row["optimizer_state_bytes"].items()),
         ddp_bucket_bytes=row["ddp_bucket_MiB"] * 2**20,
         gathered_blocks=row["gathered_blocks"],
-        kernels_per_layer_forward=row["kernels_per_layer_forward"],
-        kernels_per_layer_backward=row["kernels_per_layer_backward"],
-        host_s_per_kernel=row["host_us_per_kernel"] * 1e-6,
+        kernels=find_kernels(row["kernels"]),
+        attention=row["attention"],
+        hides=tuple(row["hides"]),
+        light=row["light"],
+        update_passes=row["update_passes"],
+        accumulate_bytes=row["accumulate_bytes"],
+        zero=row["zero"],
+        recompute=row["recompute"],
+        sequence_parallel=row["sequence_parallel"],
         basis=row["basis"],
         source=row["source"],
     )

@@ -46,8 +46,8 @@ def layer_times(job: Job, c: Candidates) -> LayerTime:
         "elementwise": 2.0 * forward["elementwise"],
         "moe_dispatch": 2.0 * forward["moe_dispatch"],
     }
-    forward["host"] = _host(job, forward, job.profile.kernels_per_layer_forward)
-    backward["host"] = _host(job, backward, job.profile.kernels_per_layer_backward)
+    forward["host"] = _host(job, forward, job.profile.kernels.forward)
+    backward["host"] = _host(job, backward, job.profile.kernels.backward)
     return LayerTime(forward, backward, _again(c, forward))
 
 
@@ -171,6 +171,6 @@ def _dispatch(job: Job, gpu: Gpu, kind: LayerKind, c: Candidates) -> Reals:
 
 def _host(job: Job, busy: Mapping[str, Reals], kernels: int) -> Reals:
     """What the launching CPU adds when it issues kernels slower than the device finishes them."""
-    launch = kernels * job.profile.host_s_per_kernel
+    launch = kernels * job.profile.kernels.host_s
     total = total_of(value for name, value in busy.items() if name != "host")
     return np.maximum(0.0, launch - total)

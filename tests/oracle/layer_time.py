@@ -130,10 +130,9 @@ def layer_time(job: Job, layout: Layout, kind: LayerKind) -> dict[str, Pass]:
         "elementwise": _elementwise(job, layout, kind),
         "moe_dispatch": _dispatch(job, layout, kind),
     }
-    profile = job.profile
-    launch = profile.host_s_per_kernel
-    forward = profile.kernels_per_layer_forward * launch - sum(term.forward for term in terms.values())
-    backward = profile.kernels_per_layer_backward * launch - sum(term.backward for term in terms.values())
+    kernels = job.profile.kernels
+    forward = kernels.forward * kernels.host_s - sum(term.forward for term in terms.values())
+    backward = kernels.backward * kernels.host_s - sum(term.backward for term in terms.values())
     runs_again = layout["recompute"] != "none"
     return terms | {"host": Pass(max(0.0, forward), max(0.0, backward), max(0.0, forward) if runs_again else 0.0)}
 
