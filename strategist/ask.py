@@ -57,6 +57,8 @@ class Given:
     policy: Policy = "hf"
     objective: Objective = "time"
     frontend: str = "any"
+    framework: str | None = None
+    strategy: str | None = None
     pin: str | None = None
     forbid: str | None = None
     rules: tuple[str, ...] = ()
@@ -88,7 +90,7 @@ def complete(given: Given) -> Asked:
         cluster=machines.cluster,
         model=model,
         workload=work,
-        profile=find_profile(),
+        profile=find_profile(given.framework or "strategist"),
         headroom=given.headroom,
         frontend=given.frontend,
     )
@@ -315,8 +317,9 @@ def _usual_batch(given: Given, world: int, usual: int) -> int:
 
 
 def _pins(given: Given) -> Iterator[Pin]:
-    """Fixed choices of --pin, --micro-batch and --grad-accum."""
-    pins = parse_pins(given.pin) if given.pin is not None else ()
+    """Fixed choices of --pin or --strategy, --micro-batch and --grad-accum."""
+    text, source = (given.pin, "--pin") if given.strategy is None else (given.strategy, "--strategy")
+    pins = parse_pins(text, source) if text is not None else ()
     yield from pins
     for key, value, flag in (
         ("micro_batch", given.micro_batch, "--micro-batch"),
@@ -326,7 +329,7 @@ def _pins(given: Given) -> Iterator[Pin]:
             continue
         if any(pin.key == key for pin in pins):
             raise InputError(
-                "CONFLICT", f"{flag} and --pin {key} both fix the {key}.", flag=flag, value=value, hint="Use one."
+                "CONFLICT", f"{flag} and {source} {key} both fix the {key}.", flag=flag, value=value, hint="Use one."
             )
         yield Pin(key, value, str(value))
 

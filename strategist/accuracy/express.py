@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-
 from strategist.accuracy.machines import Machines, cluster_of, machines_of
 from strategist.accuracy.shapes import shape_of
 from strategist.accuracy.table import Run, Unexpressed, needed, number, whole
 from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
-from strategist.facts.profile import Profile, profile_of, with_habits
+from strategist.facts.profile import Attention, Profile, profile_of, with_habits
 from strategist.facts.workload import Precision, Workload
 from strategist.records import dataclass
 from strategist.space.candidates import code
 
-PRECISION_WORDS: tuple[tuple[str, Precision], ...] = (("fp8", "fp8"), ("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32"))
+PRECISION_WORDS: tuple[tuple[str, Precision], ...] = (
+    ("fp8", "fp8"),
+    ("bf16", "bf16"),
+    ("fp16", "fp16"),
+    ("fp32", "fp32"),
+)
 RECOMPUTE = ("none", "selective", "full")
 SCORED = ("A", "B", "")
 
@@ -76,10 +80,16 @@ def _profile(run: Run) -> Profile:
     profile = profile_of(said)
     if profile is None:
         raise Unexpressed(f"framework {said or '(not stated)'} has no profile")
-    attention = run.get("attention_impl", "").lower()
-    stated = "unfused" if "unfused" in attention or "no flash" in attention or "not flash" in attention else "flash" if "flash" in attention or "sdpa" in attention else None  # fmt: skip
     compiled = {"yes": "compiled", "no": "eager"}.get(run.get("compile", ""))
-    return with_habits(profile, kernels=compiled, attention=stated)
+    return with_habits(profile, kernels=compiled, attention=_attention(run))
+
+
+def _attention(run: Run) -> Attention | None:
+    """Whether scores are written out, where the row says."""
+    said = run.get("attention_impl", "").lower()
+    if any(words in said for words in ("unfused", "no flash", "not flash")):
+        return "unfused"
+    return "flash" if "flash" in said or "sdpa" in said else None
 
 
 def _precision(run: Run) -> Precision:

@@ -18,13 +18,24 @@ from strategist.timing.estimate import StepTimes, step_times
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One run with its prediction, or with the reason why there is none."""
+    """One run with its prediction, or with the reason why there is none. `peak_bytes` is all that is missing from the
+    device, `slack_bytes` and `runtime_bytes` the parts of it that no tensor holds."""
 
     run: Run
     case: Case | None = None
     step_s: float = 0.0
     peak_bytes: int = 0
+    slack_bytes: int = 0
+    runtime_bytes: int = 0
     skipped: str = ""
+
+    def comparable_bytes(self, kind: str) -> int:
+        """The predicted bytes of the kind that a published figure counts: allocated, reserved, or the device's."""
+        said = kind.lower()
+        if "reserved" in said:
+            return self.peak_bytes - self.runtime_bytes
+        is_tensors = any(word in said for word in ("allocated", "active", "alloc"))
+        return self.peak_bytes - self.runtime_bytes - self.slack_bytes if is_tensors else self.peak_bytes
 
 
 def judge(runs: Sequence[Run]) -> tuple[Judged, ...]:
@@ -41,8 +52,10 @@ def judge(runs: Sequence[Run]) -> tuple[Judged, ...]:
     for job, members in groups.items():
         times, peaks = predictions(job, [dict(case.layout) for _, case in members])
         for row, (place, case) in enumerate(members):
-            step, peak = float(times.step[row]) / 1e9, int(peaks.device[row])
-            answers[place] = Judged(runs[place], case, step, peak)
+            held = {name: int(peaks.terms[name][row]) for name in ("slack", "runtime")}
+            answers[place] = Judged(
+                runs[place], case, float(times.step[row]) / 1e9, int(peaks.device[row]), held["slack"], held["runtime"]
+            )
     return tuple(answers[place] for place in range(len(runs)))
 
 

@@ -46,7 +46,9 @@ def machines_of(run: Run) -> Machines:
     if world % per_node:
         raise Unexpressed(f"gpus_total {world} is no multiple of gpus_per_node {per_node}")
     between = run.get("inter_node", "")
-    return Machines(_gpu(run), per_node, world // per_node, _pair_Bps(run), _node_Bps(between, per_node), _fabric(between))
+    return Machines(
+        _gpu(run), per_node, world // per_node, _pair_Bps(run), _node_Bps(between, per_node), _fabric(between)
+    )
 
 
 @cache

@@ -43,7 +43,8 @@ def _fits(shape: ModelShape, run: Run) -> bool:
     stated = ((name, whole(run, name)) for name in _SAME)
     has_experts = bool(run["experts"])
     dense = all(
-        value is None or value == getattr(shape, name) or (has_experts and name == "ffn_hidden") for name, value in stated
+        value is None or value == getattr(shape, name) or (has_experts and name == "ffn_hidden")
+        for name, value in stated
     )
     return dense and (not has_experts or (shape.moe is not None and shape.moe.experts == whole(run, "experts")))
 

@@ -20,6 +20,8 @@ COMMANDS = (
     ("plan", "choose a layout, say why, and write a Plan"),
     ("explain", "show a Plan term by term"),
     ("check", "verify a Plan; seal a hand-written one"),
+    ("predict", "judge one given layout: legal, fits, memory and time"),
+    ("accuracy", "predict measured runs and show how far off we are"),
     ("emit", "write launch files for a Plan"),
     ("run", "train with a Plan on this machine"),
     ("topology", "show or draw the machines"),

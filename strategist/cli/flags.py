@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strategist.facts.profile import frontends
+from strategist.facts.profile import frameworks, frontends
 from strategist.records import dataclass
 
 
@@ -82,3 +82,14 @@ CHOICE = (
 )
 
 PLAN_FLAGS = (*MODEL, *HARDWARE, *WORKLOAD, *CHOICE, *OUTPUT, *COMMON)
+
+PREDICT_FLAGS = (
+    *MODEL,
+    *HARDWARE,
+    *(flag for flag in WORKLOAD if flag.name not in ("--tokens", "--price-per-gpu-hour")),
+    Flag("--strategy", "the layout: dp=8,tp=2,pp=4,vp=2,mbs=1,zero=1,recompute=selective", "KEY=VALUE,..."),
+    Flag("--framework", "whose kernels, number formats and habits count", "NAME", choices=frameworks()),
+    *(flag for flag in CHOICE if flag.name in ("--frontend", "--rules", "--config")),
+    *OUTPUT,
+    *COMMON,
+)

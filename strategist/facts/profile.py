@@ -91,6 +91,11 @@ def frontends() -> tuple[str, ...]:
     return tuple(row["name"] for row in rows("frontends"))
 
 
+def frameworks() -> tuple[str, ...]:
+    """Names of the profiles: frameworks whose kernels, formats and habits are known."""
+    return tuple(row["name"] for row in rows("profiles"))
+
+
 @cache
 def find_kernels(name: str) -> Kernels:
     """The kernels of that name, which must exist."""

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from strategist.document.plan import Plan
+from strategist.document.plan import Costed, Plan
 from strategist.document.write import seal_state
-from strategist.reports.brief import INDENT, _assumed, family_title, hint_lines, mesh_words, option_words, policy_words
+from strategist.reports.brief import (
+    INDENT,
+    assumed_lines,
+    family_title,
+    hint_lines,
+    mesh_words,
+    option_words,
+    policy_words,
+)
 from strategist.reports.lines import Line, Span, hung, line, table, wrapped
 from strategist.reports.tree import Tree, plan_tree
 from strategist.units import format_gib, format_seconds
@@ -17,7 +25,7 @@ VALUE_COLUMN = 12
 def explain_text(plan: Plan, width: int = 80) -> list[Line]:
     """The full explanation of a plan."""
     return [
-        *_assumed(plan, width),
+        *assumed_lines(plan, width),
         *wrapped(
             "plan", f"{family_title(plan.decision.family)}   {mesh_words(plan)}", width, indent=INDENT, style="title"
         ),
@@ -33,8 +41,8 @@ def details(plan: Plan, width: int = 80) -> list[Line]:
     """Every term of the step and of the peak, the stages, the rules and what they refused."""
     return [
         line(""),
-        *_tree_lines(plan_tree(plan), width),
-        *_stages(plan, width),
+        *tree_lines(plan_tree(plan), width),
+        *stage_lines(plan, width),
         *_rules(plan, width),
         *_refusals(plan, width),
     ]
@@ -49,7 +57,8 @@ def _seal_words(plan: Plan) -> str:
     return words[seal_state(plan)]
 
 
-def _tree_lines(tree: Tree, width: int) -> Iterator[Line]:
+def tree_lines(tree: Tree, width: int) -> Iterator[Line]:
+    """A tree of terms with its predicted values."""
     name_width = max(20, min(34, width // 2 - VALUE_COLUMN))
     if width >= 44:
         yield line(Span(" " * name_width + "predicted".rjust(VALUE_COLUMN), "dim"))
@@ -78,7 +87,8 @@ def _value(value: float | None, unit: str) -> str:
     return format_gib(value) if unit == "B" else format_seconds(value / 1e9)
 
 
-def _stages(plan: Plan, width: int) -> Iterator[Line]:
+def stage_lines(plan: Costed, width: int) -> Iterator[Line]:
+    """The layers and the peak of every pipeline stage."""
     if plan.mesh.pp == 1:
         return
     yield line("")
