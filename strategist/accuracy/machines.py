@@ -100,10 +100,10 @@ def _node_Bps(text: str, per_node: int) -> float | None:
     """The rate of a whole node, one direction, when the text states one."""
     if match := _PER_GPU.search(text):
         return int(match[1]) * per_node * 1e9 / 8
-    if match := _PER_NODE.search(text):
-        return int(match[1]) * 1e9 / 8
     if match := _PORTS.search(text):
         return int(match[1]) * int(match[2]) * 1e9 / 8
+    if match := _PER_NODE.search(text):
+        return int(match[1]) * 1e9 / 8
     return None
 
 

@@ -30,8 +30,8 @@ class Formats:
 class Kernels:
     """How memory-bound work is cut into kernels. Counts are elements that forward reads and writes per element of the
     tensor in question: a norm's input, a residual sum, rotated queries and keys, a gated or plain activation, what
-    dropout sees (hidden states, twice per layer), a row copied for attention. `logit_bytes` are moved by the loss per
-    token and vocabulary entry, both passes. `forward` and `backward` count launches per layer, `host_s` is the CPU's
+    dropout sees (hidden states, twice per layer). `logit_bytes` are moved by the loss per token and vocabulary entry,
+    both passes, `score_forward_bytes` and `score_backward_bytes` by unfused attention per score. `forward` and `backward` count launches per layer, `host_s` is the CPU's
     time for one of them."""
 
     name: str
@@ -42,21 +42,28 @@ class Kernels:
     plain: float
     dropout: float
     logit_bytes: float
+    score_forward_bytes: float
+    score_backward_bytes: float
     forward: int
     backward: int
     host_s: float
     source: str
 
 
-Attention = Literal["flash", "unfused"]
+Attention = Literal["flash1", "flash", "cudnn", "unfused"]
 Hides = Literal["gradients", "weights"]
-Light = Literal["elementwise", "attention"]
+Light = Literal["elementwise", "attention", "alternate"]
+Sends = Literal["whole", "shards"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """One framework's habits. `gathered_blocks` full blocks are in flight at once under ZeRO-3; `hides` says which
-    traffic of data parallelism runs behind compute; `light` what selective recompute runs again; `zero`, `recompute` and
+    traffic of data parallelism runs behind compute; `light` what selective recompute runs again (`alternate`: memory-bound
+    kernels and every second matrix); `sends` whether pipeline stages exchange whole hidden states or a tp-th of them;
+    `merges_copies` that copies of a token for experts of one rank travel once; `casts_fp8` that matrices run in fp8 where
+    asked; `update_passes` multiplies the update's traffic (1: fused), `accumulate_bytes` are moved per weight and
+    micro-batch to add up gradients; `zero`, `recompute` and
     `sequence_parallel` are what its users get when they say nothing."""
 
     name: str
@@ -69,6 +76,9 @@ class Profile:
     attention: Attention
     hides: tuple[Hides, ...]
     light: Light
+    sends: Sends
+    merges_copies: bool
+    casts_fp8: bool
     update_passes: float
     accumulate_bytes: float
     zero: int
@@ -141,6 +151,9 @@ def find_profile(name: str = "strategist") -> Profile:
         attention=row["attention"],
         hides=tuple(row["hides"]),
         light=row["light"],
+        sends=row["sends"],
+        merges_copies=row["merges_copies"],
+        casts_fp8=row["casts_fp8"],
         update_passes=row["update_passes"],
         accumulate_bytes=row["accumulate_bytes"],
         zero=row["zero"],

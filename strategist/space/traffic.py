@@ -145,16 +145,29 @@ def _expert(job: Job, group: Group) -> tuple[Traffic, ...]:
     if moe is None:
         return ()
     rows = tokens(job, c) / np.where(c["sequence_parallel"] > 0, c["tp"], 1) * moe.top_k
-    sent = _per_stage(group, rows * (moe.latent or job.model.hidden) * BYTES[job.formats.compute])
+    sent = _per_stage(group, rows * _distinct(job, c) * (moe.latent or job.model.hidden) * BYTES[job.formats.compute])
     is_moe = np.array([any(matrix.is_expert for matrix in layer.matrices) for layer in layers(job.model)])
     passes = (group.layers_SK * is_moe).sum(axis=1)[None, :] * _micro(group)
     return (Traffic("ep", "all_to_all", sent, 2.0 * passes * (_forwards(group) + 1.0), "ep", "nothing"),)
 
 
+def _distinct(job: Job, c: Candidates) -> Reals:
+    """The share of a token's copies that travel where copies for experts of one rank are merged: with top_k balanced
+    choices over ep ranks ep (1 - (1 - 1/ep)^top_k) of them differ (DeepSeek-AI 2024, arXiv 2412.19437, section 3.2.2)."""
+    moe, ep = job.model.moe, c["ep"].astype(np.float64)
+    if moe is None or not job.profile.merges_copies:
+        return np.ones(len(c))
+    share: Reals = ep * (1.0 - (1.0 - 1.0 / ep) ** moe.top_k) / moe.top_k
+    return share
+
+
 def _pipeline(job: Job, group: Group) -> tuple[Traffic, ...]:
-    """Hidden states forward and their gradients backward, once per micro-batch and chunk, between neighbouring stages."""
+    """Hidden states forward and their gradients backward, once per micro-batch and chunk, between neighbouring stages;
+    every tensor-parallel rank sends its part where the framework does so (Narayanan et al. 2021, arXiv 2104.04473,
+    section 4.1)."""
     c = group.candidates
-    payload = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute]
+    pieces = c["tp"] if job.profile.sends == "shards" else 1
+    payload = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute] / pieces
     neighbours = (~group.is_first[None, :]).astype(np.float64) + (~group.is_last[None, :]).astype(np.float64)
     wrapped = np.where((c["virtual_stages"] > 1)[:, None], 2.0, neighbours)
     sends = wrapped * _micro(group) * c["virtual_stages"][:, None] * (1.0 if group.pp > 1 else 0.0)

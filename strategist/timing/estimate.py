@@ -13,16 +13,13 @@ from strategist.facts.parameters import count, outer_parameters
 from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Column, Reals, code, total_of
 from strategist.space.shares import Elements, Group, elements, groups, tokens
-from strategist.space.traffic import Traffic, traffic
+from strategist.space.traffic import Hidden, Traffic, traffic
 from strategist.timing.collectives import Links, links
 from strategist.timing.compute import COMPUTE_TERMS, LayerTime, attention_FLOP, layer_times, matmul_seconds
 from strategist.timing.optimizer import offload_seconds, update_seconds
 from strategist.timing.rates import memory_Bps, peak_FLOPs, share
 
 NANO = 1e9
-_LOSS_BYTES_PER_LOGIT = 30.0
-"""Reads and writes of the float32 cast, log-softmax, and their backward, per token and vocabulary entry."""
-
 Terms = Mapping[str, Reals]
 
 
@@ -108,7 +105,7 @@ def _head_seconds(job: Job, group: Group) -> tuple[Reals, Reals]:
         return zero, zero
     count_C = tokens(job, c)
     head = matmul_seconds(job, gpu, count_C, shape.vocab / c["tp"], np.full(len(c), float(shape.hidden)))
-    loss = count_C * shape.vocab * _LOSS_BYTES_PER_LOGIT / memory_Bps(gpu)
+    loss = count_C * shape.vocab / c["tp"] * job.profile.kernels.logit_bytes / memory_Bps(gpu)
     last = group.is_last[None, :].astype(np.float64)
     return head[:, None] * last, loss[:, None] * last
 
@@ -161,7 +158,7 @@ def _communication(
     exposed = {axis: zero.copy() for axis in ("tp", "cp", "ep", "pp", "dp")}
     hidden = {axis: zero.copy() for axis in exposed}
     for behind in ("nothing", "forward", "backward", "attention"):
-        members = [(item, seconds) for item, seconds in sends if item.behind == behind]
+        members = [(item, seconds) for item, seconds in sends if _behind(job, item) == behind]
         total = total_of(seconds for _, seconds in members) if members else zero
         kept = total - _hideable(job, group, work, behind, members, total)
         part = np.divide(kept, total, out=np.zeros_like(total), where=total > 0)
@@ -169,6 +166,16 @@ def _communication(
             exposed[item.axis] += seconds * part
             hidden[item.axis] += seconds * (1.0 - part)
     return exposed, hidden
+
+
+def _behind(job: Job, item: Traffic) -> Hidden:
+    """What an item runs behind under the framework's habits: some reduce gradients, or gather weights, in the open."""
+    hides = job.profile.hides
+    if item.axis != "dp":
+        return item.behind
+    if item.op == "all_gather":
+        return item.behind if "weights" in hides else "nothing"
+    return item.behind if "gradients" in hides else "nothing"
 
 
 def _hideable(
