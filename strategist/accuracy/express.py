@@ -19,6 +19,9 @@ PRECISION_WORDS: tuple[tuple[str, Precision], ...] = (
     ("fp32", "fp32"),
 )
 RECOMPUTE = ("none", "selective", "full")
+ADAPTERS = 0.002
+"""Share of the weights in adapters of rank 16 on the matrices of attention (Hu et al. 2021, arXiv 2106.09685, table 4:
+0.01 to 0.2 %); too little to matter for time or memory."""
 SCORED = ("A", "B", "")
 
 
@@ -52,7 +55,8 @@ def express(run: Run) -> Case:
     batch = layout["micro_batch"] * layout["accumulation"] * layout["dp_replicate"] * layout["dp_shard"]
     measured = _measured(run, machines, batch)
     work = Workload(seq_len=needed(run, "seq_len"), global_batch=batch, precision=_precision(run), optimizer="adamw")
-    job = Job(cluster=cluster_of(machines), model=shape, workload=work, profile=profile)
+    trainable = ADAPTERS if run.get("task", "") == "lora" else 1.0
+    job = Job(cluster=cluster_of(machines), model=shape, workload=work, profile=profile, trainable=trainable)
     _legal_sizes(shape, layout)
     return Case(run["id"], job, tuple(layout.items()), measured)
 
@@ -65,9 +69,8 @@ def _scored(run: Run) -> None:
 
 def _modelled(run: Run) -> None:
     """Techniques without a model."""
-    task = run.get("task", "")
-    if task in ("lora", "qlora"):
-        raise Unexpressed(f"task {task}: frozen weights have no model yet")
+    if run.get("task", "") == "qlora":
+        raise Unexpressed("task qlora: weights of four bits have no model")
     if run.get("recompute_class", "") == "partial":
         raise Unexpressed("recompute of a part of the layers has no model yet")
     offload = run.get("offload", "").lower()
@@ -80,16 +83,17 @@ def _profile(run: Run) -> Profile:
     profile = profile_of(said)
     if profile is None:
         raise Unexpressed(f"framework {said or '(not stated)'} has no profile")
-    compiled = {"yes": "compiled", "no": "eager"}.get(run.get("compile", ""))
-    return with_habits(profile, kernels=compiled, attention=_attention(run))
+    compiled = {"yes": "compiled", "no": "eager-composite"}.get(run.get("compile", ""))
+    return with_habits(profile, kernels=compiled, attention=_attention(run, profile))
 
 
-def _attention(run: Run) -> Attention | None:
-    """Whether scores are written out, where the row says."""
+def _attention(run: Run, profile: Profile) -> Attention | None:
+    """Whether scores are written out, where the row says; which flash kernel it is, the profile knows better."""
     said = run.get("attention_impl", "").lower()
     if any(words in said for words in ("unfused", "no flash", "not flash")):
         return "unfused"
-    return "flash" if "flash" in said or "sdpa" in said else None
+    has_flash = "flash" in said or "sdpa" in said
+    return "flash" if has_flash and profile.attention == "unfused" else None
 
 
 def _precision(run: Run) -> Precision:
@@ -103,6 +107,8 @@ def _precision(run: Run) -> Precision:
 def _layout(run: Run, profile: Profile, machines: Machines) -> dict[str, int]:
     """The candidate's columns."""
     world = machines.nodes * machines.gpus_per_node
+    if world > 1 and not any(run.get(name, "") for name in ("dp", "tp", "pp")):
+        raise Unexpressed("dp, tp and pp are not stated")
     tp, pp, cp, vp = (whole(run, name) or 1 for name in ("tp", "pp", "cp", "vp"))
     if world % (tp * pp * cp):
         raise Unexpressed(f"tp {tp} x pp {pp} x cp {cp} does not divide {world} GPUs")

@@ -14,7 +14,7 @@ from strategist.facts.parameters import count
 
 _REMARK = re.compile(r" ?\(.*\)| cut to .*| V\d .*")
 _SAME = ("hidden", "heads", "kv_heads", "ffn_hidden")
-_ALIKE = ("model", "params_b", "layers", "hidden", "ffn_hidden", "heads", "kv_heads", "head_dim", "vocab", "experts", "experts_active", "moe_ffn_hidden", "model_kind", "seq_len")  # fmt: skip
+_ALIKE = ("model", "params_b", "layers", "hidden", "ffn_hidden", "heads", "kv_heads", "head_dim", "vocab", "experts", "experts_active", "moe_ffn_hidden", "model_kind", "task", "seq_len")  # fmt: skip
 
 
 def shape_of(run: Run) -> ModelShape:
@@ -67,11 +67,19 @@ def _stated(run: Run) -> ModelShape:
             raise Unexpressed(f"model {run['model']}: {name} is not stated")
     if run["model_kind"] not in ("", "dense", "moe", "encoder"):
         raise Unexpressed(f"model {run['model']}: layers of kind {run['model_kind']} are not stated")
+    if run["model_kind"] == "encoder" and run["task"] == "sft":
+        return _with_answer_head(_built(run, is_gated=False, is_tied=False))
     shapes = [_built(run, is_gated=gated, is_tied=tied) for gated in (False, True) for tied in (True, False)]
     total = number(run, "params_b")
     if total is None:
         return shapes[0]
     return min(shapes, key=lambda shape: abs(count(shape).total - total * 1e9))
+
+
+def _with_answer_head(shape: ModelShape) -> ModelShape:
+    """An encoder that marks an answer: two scores per token instead of the vocabulary; the token table stays."""
+    table = shape.vocab * shape.hidden
+    return replace(shape, vocab=2, extra_parameters=table)
 
 
 def _built(run: Run, *, is_gated: bool, is_tied: bool) -> ModelShape:

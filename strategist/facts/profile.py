@@ -31,7 +31,8 @@ class Kernels:
     """How memory-bound work is cut into kernels. Counts are elements that forward reads and writes per element of the
     tensor in question: a norm's input, a residual sum, rotated queries and keys, a gated or plain activation, what
     dropout sees (hidden states, twice per layer). `logit_bytes` are moved by the loss per token and vocabulary entry,
-    both passes, `score_forward_bytes` and `score_backward_bytes` by unfused attention per score. `forward` and `backward` count launches per layer, `host_s` is the CPU's
+    both passes, `score_forward_bytes` and `score_backward_bytes` by unfused attention per score, `cast_bytes` by turning one input of a matrix to fp8, and its transpose. `forward` and `backward` count launches per layer, with `moe_` those of routing and
+    permutation on top, with `expert_` those of each local expert; `host_s` is the CPU's
     time for one of them."""
 
     name: str
@@ -42,25 +43,31 @@ class Kernels:
     plain: float
     dropout: float
     logit_bytes: float
+    cast_bytes: float
     score_forward_bytes: float
     score_backward_bytes: float
     forward: int
     backward: int
+    moe_forward: int
+    moe_backward: int
+    expert_forward: int
+    expert_backward: int
     host_s: float
     source: str
 
 
 Attention = Literal["flash1", "flash", "cudnn", "unfused"]
-Hides = Literal["gradients", "weights"]
-Light = Literal["elementwise", "attention", "alternate"]
+Hides = Literal["gradients", "weights", "tensor", "pipeline"]
+Light = Literal["elementwise", "attention", "alternate", "half-blocks"]
 Sends = Literal["whole", "shards"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """One framework's habits. `gathered_blocks` full blocks are in flight at once under ZeRO-3; `hides` says which
-    traffic of data parallelism runs behind compute; `light` what selective recompute runs again (`alternate`: memory-bound
-    kernels and every second matrix); `sends` whether pipeline stages exchange whole hidden states or a tp-th of them;
+    traffic runs behind compute (gradients and weights of data parallelism, collectives of cut products, sends of
+    interleaved stages); `light` what selective recompute runs again (`alternate`: memory-bound
+    kernels and every second matrix, `half-blocks`: every second layer whole); `sends` whether pipeline stages exchange whole hidden states or a tp-th of them;
     `merges_copies` that copies of a token for experts of one rank travel once; `casts_fp8` that matrices run in fp8 where
     asked; `update_passes` multiplies the update's traffic (1: fused), `accumulate_bytes` are moved per weight and
     micro-batch to add up gradients; `zero`, `recompute` and

@@ -7,7 +7,7 @@ the buffer of an all-reduce, what one rank sends in an all-to-all or to a neighb
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -19,7 +19,8 @@ from strategist.space.shares import Elements, Group, layers, tokens
 
 Op = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"]
 Axis = Literal["tp", "cp", "ep", "pp", "dp"]
-Hidden = Literal["nothing", "forward", "backward", "attention"]
+Hidden = Literal["nothing", "forward", "backward", "attention", "matmul", "compute"]
+BEHIND: tuple[Hidden, ...] = get_args(Hidden)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -195,16 +196,17 @@ def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Plac
     compute, reduce, stored = (BYTES[name] for name in (formats.compute, formats.reduce, formats.parameter))
     zero, micro = c["zero"][:, None], _micro(group)
     weights, one = shared.all, np.ones_like(shared.all)
+    trained = job.trainable * weights
     once = np.where(c["pp"][:, None] > 1, 1.0, micro) * one
     gathers = np.where(zero == 3, micro, once)
     reductions = np.where(((zero == 0) & (c["tp"][:, None] > 1)), once, one)
     shards = ranks_at(c, inside).size[:, None]
     rows: tuple[tuple[Op, Reals, Reals, Place, Hidden], ...] = (
-        ("all_reduce", reduce * weights, np.where(zero < 2, reductions, 0.0), everybody, "backward"),
-        ("all_gather", stored * weights, np.where(zero == 1, one, 0.0), everybody, "nothing"),
+        ("all_reduce", reduce * trained, np.where(zero < 2, reductions, 0.0), everybody, "backward"),
+        ("all_gather", stored * trained, np.where(zero == 1, one, 0.0), everybody, "nothing"),
         ("all_gather", compute * weights, np.where(zero >= 2, gathers, 0.0), inside, "forward"),
         ("all_gather", compute * shared.layers, np.where(zero == 3, micro, 0.0) * one, inside, "backward"),
-        ("reduce_scatter", reduce * weights, np.where(zero >= 2, once, 0.0), inside, "backward"),
-        ("all_reduce", reduce * weights / shards, np.where(zero >= 2, once, 0.0), "dp_replicate", "backward"),
+        ("reduce_scatter", reduce * trained, np.where(zero >= 2, once, 0.0), inside, "backward"),
+        ("all_reduce", reduce * trained / shards, np.where(zero >= 2, once, 0.0), "dp_replicate", "backward"),
     )
     return tuple(Traffic("dp", op, payload, count, place, behind) for op, payload, count, place, behind in rows)

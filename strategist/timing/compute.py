@@ -43,13 +43,13 @@ def layer_times(job: Job, c: Candidates) -> LayerTime:
         "moe_dispatch": _stack([_dispatch(job, gpu, kind, c) for _, kind in sorts]),
     }
     backward = {
-        "matmul": 2.0 * forward["matmul"],
+        "matmul": (1.0 + job.trainable) * forward["matmul"],
         "attention": _stack([_attention(job, gpu, kind, c, "backward") for _, kind in sorts]),
         "elementwise": 2.0 * forward["elementwise"],
         "moe_dispatch": 2.0 * forward["moe_dispatch"],
     }
-    forward["host"] = _host(job, forward, job.profile.kernels.forward)
-    backward["host"] = _host(job, backward, job.profile.kernels.backward)
+    forward["host"] = _host(job, forward, _stack([_launches(job, kind, c, "forward") for _, kind in sorts]))
+    backward["host"] = _host(job, backward, _stack([_launches(job, kind, c, "backward") for _, kind in sorts]))
     return LayerTime(forward, backward, _again(job, c, forward))
 
 
@@ -60,6 +60,7 @@ def _stack(columns: list[Reals]) -> Reals:
 _REDONE: Mapping[str, Mapping[str, float]] = {
     "elementwise": {"elementwise": 1.0, "host": 1.0},
     "alternate": {"elementwise": 1.0, "host": 1.0, "matmul": 0.5},
+    "half-blocks": {"matmul": 0.5, "attention": 0.5, "elementwise": 0.5, "moe_dispatch": 0.5, "host": 0.5},
     "attention": {"attention": 1.0},
 }
 """The share of forward that selective recompute runs again, by what a framework calls light."""
@@ -84,9 +85,19 @@ def matmul_seconds(job: Job, gpu: Gpu, m: Reals, n: Reals, k: Reals) -> Reals:
     """
     rates = matmul_rates(gpu, job.workload.precision)
     number = BYTES[job.formats.compute]
-    compute = 2.0 * m * n * k / rates.at(m, np.minimum(n, k))
+    compute = 2.0 * m * n * k / (rates.at(m, np.minimum(n, k)) * alignment(gpu, n, k))
     traffic = number * (m * k + k * n + m * n) / memory_Bps(gpu)
     return np.maximum(compute, traffic)
+
+
+def alignment(gpu: Gpu, n: Reals, k: Reals) -> Reals:
+    """The share of its rate that a product keeps when a row of its matrices does not fill whole 128-byte lines (64 numbers
+    of two bytes), broadcast. Source: Anthony et al. 2024, arXiv 2401.14489, section VI; NVIDIA: Matrix Multiplication
+    Background User's Guide, section 2.1."""
+    if gpu.vendor == "CPU":
+        return np.ones(np.broadcast_shapes(np.shape(n), np.shape(k)))
+    whole = (np.mod(n, 64.0) == 0) & (np.mod(k, 64.0) == 0)
+    return np.where(whole, 1.0, share("misaligned_share", gpu))
 
 
 def _matmul(job: Job, gpu: Gpu, layer: Layer, c: Candidates) -> Reals:
@@ -123,8 +134,8 @@ def _expert_sizes(job: Job, matrix: Matrix, c: Candidates) -> Sizes:
 
 
 def cast_seconds(job: Job, gpu: Gpu, layer: Layer, c: Candidates) -> Reals:
-    """Seconds of turning the inputs of one layer's matrices to fp8 in forward, (C,): each is read, and written twice, as
-    it is and transposed for the weight gradient. Source: NVIDIA/TransformerEngine: cast_transpose; Micikevicius et al.
+    """Seconds of turning the inputs of one layer's matrices to fp8 in forward, (C,): each is written twice, as it is and
+    transposed for the weight gradient, and read unless the kernel before it does both. Source: NVIDIA/TransformerEngine: cast_transpose; Micikevicius et al.
     2022, arXiv 2209.05433 (per-tensor scales need the largest magnitude, which the same pass finds)."""
     if job.workload.precision != "fp8" or not job.profile.casts_fp8:
         return np.zeros(len(c))
@@ -132,7 +143,7 @@ def cast_seconds(job: Job, gpu: Gpu, layer: Layer, c: Candidates) -> Reals:
     for matrix in layer.matrices:
         sizes = _expert_sizes(job, matrix, c) if matrix.is_expert else _sizes(job, matrix, c)
         times, m, _, k = np.broadcast_arrays(*sizes, c["tp"])[:4]
-        moved = moved + times * m * k * 4.0
+        moved = moved + times * m * k * job.profile.kernels.cast_bytes
     return moved / memory_Bps(gpu)
 
 
@@ -154,7 +165,9 @@ def attention_FLOP(shape: ModelShape, kind: LayerKind, seq_len: int) -> float:
 def _attention(job: Job, gpu: Gpu, kind: LayerKind, c: Candidates, passes: Passes) -> Reals:
     """Seconds of one pass of attention, (C,)."""
     per_token = attention_FLOP(job.model, kind, job.workload.seq_len)
-    if per_token and job.profile.attention == "unfused":
+    if not per_token:
+        return np.zeros(len(c))
+    if job.profile.attention == "unfused":
         return _unfused(job, gpu, kind, c, passes)
     family = "attention" if job.profile.attention == "flash" else job.profile.attention
     rate = _half_peak(job, gpu) * share(f"{family}_{passes}_share", gpu) * _filled(job, kind, gpu)
@@ -225,8 +238,19 @@ def _dispatch(job: Job, gpu: Gpu, kind: LayerKind, c: Candidates) -> Reals:
     return moved * tokens(job, c) / np.where(c["sequence_parallel"] > 0, c["tp"], 1) / memory_Bps(gpu)
 
 
-def _host(job: Job, busy: Mapping[str, Reals], kernels: int) -> Reals:
-    """What the launching CPU adds when it issues kernels slower than the device finishes them."""
-    launch = kernels * job.profile.kernels.host_s
-    total = total_of(value for name, value in busy.items() if name != "host")
-    return np.maximum(0.0, launch - total)
+def _launches(job: Job, kind: LayerKind, c: Candidates, passes: Passes) -> Reals:
+    """Kernels of one pass over one layer, (C,): routing and every local expert bring their own."""
+    kernels, moe = job.profile.kernels, job.model.moe
+    is_forward = passes == "forward"
+    count = np.full(len(c), float(kernels.forward if is_forward else kernels.backward))
+    if kind.ffn != "moe" or moe is None:
+        return count
+    routing = kernels.moe_forward if is_forward else kernels.moe_backward
+    each = kernels.expert_forward if is_forward else kernels.expert_backward
+    return count + routing + each * moe.experts / c["ep"]
+
+
+def _host(job: Job, busy: Mapping[str, Reals], launches_CK: Reals) -> Reals:
+    """What the launching CPU adds when it issues kernels slower than the device finishes them, (C, K)."""
+    issue = launches_CK * job.profile.kernels.host_s
+    return np.maximum(0.0, issue - total_of(busy.values()))

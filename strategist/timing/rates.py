@@ -74,8 +74,7 @@ def matmul_rates(gpu: Gpu, precision: str) -> MatmulRates:
         measured = gpu.matmul_measured_FLOPs
         rate = (measured or peak * share("matmul_share", gpu)) * sustained
         return _flat(rate, "measured" if measured else "assumed", "catalogue: largest measured matmul or matmul_share")
-    own = row["gpu"] == gpu.name
-    return _grid(row, sustained * (1.0 if own else peak / _row_peak(row)), gpu if own else None)
+    return _grid(row, 1.0 if row["gpu"] == gpu.name else peak / _row_peak(row), gpu, sustained)
 
 
 def _measured_row(name: str) -> Row | None:
@@ -93,17 +92,19 @@ def _flat(rate: float, basis: Basis, source: str) -> MatmulRates:
     return MatmulRates(grid, grid, rate * floor, basis, source)
 
 
-def _grid(row: Row, scale: float, gpu: Gpu | None) -> MatmulRates:
-    """Bucket centres in log2; empty buckets are filled along `m`; constant-data rows are scaled to random data."""
+def _grid(row: Row, scale: float, gpu: Gpu, sustained: float) -> MatmulRates:
+    """Bucket centres in log2; empty buckets are filled along `m`; rows from constant data are scaled down to what the
+    device reaches on random data, and to what it sustains."""
     table = np.array(row["median_TFLOPs"], dtype=np.float64) * 1e12 * scale
     log_m, log_nk = _centres(row["m_edges"]), _centres(row["min_nk_edges"])
     for column in table.T:
         known = np.isfinite(column)
         column[~known] = np.interp(log_m[~known], log_m[known], column[known])
-    if gpu is not None and gpu.matmul_measured_FLOPs:
-        large = np.array(row["median_TFLOPs"], dtype=np.float64)[np.ix_(log_m >= 11, log_nk >= 12)] * 1e12
+    if gpu.matmul_measured_FLOPs:
+        large = table[np.ix_(log_m >= 11, log_nk >= 12)]
         table *= min(1.0, gpu.matmul_measured_FLOPs / float(np.sort(large, axis=None)[large.size // 2]))
-    return MatmulRates(log_m, log_nk, table, "measured" if scale == 1.0 else "derived", str(row["source"]))
+    basis: Basis = "measured" if scale == 1.0 else "derived"
+    return MatmulRates(log_m, log_nk, table * sustained, basis, str(row["source"]))
 
 
 def _centres(edges: object) -> Reals:
