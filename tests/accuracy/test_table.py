@@ -1,0 +1,82 @@
+"""Tables of runs: every fault has a code, every row an answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from strategist.accuracy.judge import judge
+from strategist.accuracy.table import read_runs
+from strategist.errors import InputError
+from tests.cli.harness import RUN, runs_file
+
+PUBLISHED = Path(__file__).parents[2] / "benchmarks" / "truth"
+HEADER = "id,hardware,gpus_total,model,seq_len"
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("id,model\n1,x\n", "MISSING"),
+        (f"{HEADER}\n1,h100,8\n", "PARSE"),
+        (f"{HEADER},id\n1,h100,8,m,1,1\n", "DUPLICATE_KEY"),
+        (f"{HEADER}\n1,h100,8,m,1\n1,h100,8,m,1\n", "DUPLICATE_KEY"),
+        (f"{HEADER}\n", "EMPTY"),
+        ("", "EMPTY_FILE"),
+    ],
+)
+def test_broken_tables_are_refused_with_a_code(text: str, code: str, tmp_path: Path) -> None:
+    """A table without a column, with ragged rows, with a column or an id twice, or without rows is an input error."""
+    path = tmp_path / "runs.csv"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError) as caught:
+        read_runs(str(path))
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("change", "fact"),
+    [
+        ({"hardware": "abacus"}, "abacus"),
+        ({"framework": "fortran"}, "fortran"),
+        ({"micro_batch_seqs": "", "global_batch_seqs": "8"}, "micro_batch_seqs"),
+        ({"dp": ""}, "dp, tp and pp"),
+        ({"precision": "int3"}, "int3"),
+        ({"step_time_s": ""}, "step time"),
+        ({"step_time_s": "fast"}, "step_time_s"),
+        ({"tp": "3"}, "tp 3"),
+        ({"gpus_total": "12"}, "12"),
+        ({"quality": "C"}, "quality C"),
+        ({"task": "qlora"}, "qlora"),
+        ({"recompute_class": "partial"}, "part of the layers"),
+        ({"model": "unheard-of"}, "unheard-of"),
+        ({"pp": "8", "vp": "8", "dp": "1", "zero_class": "0"}, "pp 8 x vp 8"),
+    ],
+)
+def test_a_row_that_cannot_be_expressed_says_which_fact_is_missing(
+    change: dict[str, str], fact: str, tmp_path: Path
+) -> None:
+    """No row is dropped silently: the reason names the cell or the technique."""
+    (one,) = judge(read_runs(runs_file(tmp_path, {**RUN, **change})))
+    assert one.case is None
+    assert fact in one.skipped
+
+
+def test_every_published_row_is_answered() -> None:
+    """Each row of the published tables is predicted or skipped with a reason, and nine in ten of those of quality A and B
+    are predicted."""
+    judged = judge(read_runs(str(PUBLISHED / "training.csv")))
+    assert all((one.case is None) == bool(one.skipped) for one in judged)
+    assert all(one.step_s > 0 and one.peak_bytes > 0 for one in judged if one.case is not None)
+    scored = [one for one in judged if one.run["quality"] in ("A", "B")]
+    assert sum(one.case is not None for one in scored) >= 0.9 * len(scored)
+
+
+def test_a_token_rate_stands_for_a_step_time(tmp_path: Path) -> None:
+    """A row that states tokens per second and device means the step that takes that long for its batch."""
+    rated = {**RUN, "id": "run-2", "step_time_s": "", "tokens_per_s_per_gpu": str(8 * 8192 / 8 / 1.2)}
+    one, other = judge(read_runs(runs_file(tmp_path, RUN, rated)))
+    assert one.case is not None and other.case is not None
+    assert other.case.measured.step_s == pytest.approx(one.case.measured.step_s)
+    assert other.step_s == one.step_s
