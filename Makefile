@@ -4,7 +4,10 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: plan test check fast slow nightly bench docs format clean
+.PHONY: help plan test check fast slow nightly bench docs format clean
+
+help:                              ## this list
+	@sed -n 's/^\([a-z]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name words; do printf '%-8s %s\n' "$$name" "$$words"; done
 
 plan: $(VENV)/planner.stamp        ## a plan for a 7B model; installs the planner alone, without torch
 	$(BIN)/strategist plan --model-size 7B
@@ -16,18 +19,19 @@ check: $(VENV)/everything.stamp    ## lint, types, floors, fast tests: under a m
 	$(BIN)/ruff check strategist tests benchmarks docs
 	$(BIN)/ruff format --check strategist tests benchmarks docs
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not slow and not nightly"
+	$(BIN)/python -m pytest -n 2 -m "not slow and not nightly"
 
 fast: $(VENV)/everything.stamp     ## fast tests only
-	$(BIN)/python -m pytest -m "not slow and not nightly"
+	$(BIN)/python -m pytest -n 2 -m "not slow and not nightly"
 
 slow: $(VENV)/everything.stamp     ## tests that start processes or need torch
 	$(BIN)/python -m pytest -m slow
 
-nightly: $(VENV)/everything.stamp  ## the long profile
-	$(BIN)/python -m pytest -m "nightly or slow or not slow"
+nightly: $(VENV)/everything.stamp  ## every test, a hundred times the generated cases; writes benchmarks/results
+	$(BIN)/python -m benchmarks.nightly
 
 bench: $(VENV)/everything.stamp    ## start-up and search, as ratios in one run; writes benchmarks/results
+	$(BIN)/python -m compileall -q strategist
 	$(BIN)/python -m benchmarks.bench_startup
 
 docs: $(VENV)/everything.stamp     ## pages that are generated from data
@@ -48,9 +52,9 @@ $(VENV)/planner.stamp: $(BIN)/python pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/everything.stamp: $(BIN)/python pyproject.toml constraints.txt
-	$(PIP) -e '.[run,nvml,hf,test,dev]'
+	$(PIP) -e '.[run,hf,test,dev]'
 	$(BIN)/python -m compileall -q strategist
 	touch $@ $(VENV)/planner.stamp
 
-clean:
+clean:                             ## remove what the other targets made
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))  # the checkout's own package, wherever this is started
 
+from benchmarks.bench_startup import BARS, figures  # noqa: E402
+from benchmarks.record import read  # noqa: E402
+from docs.status_page import status_page  # noqa: E402
 from strategist.catalog import rows  # noqa: E402
 from strategist.rulebook.apply import fired  # noqa: E402
 from strategist.rulebook.rule import Rule, load_families, load_rules  # noqa: E402
@@ -107,7 +114,78 @@ def tiers(rule: Rule) -> str:
     return " **then** ".join(" *or* ".join(titles[name] for name in tier) for tier in rule.families)
 
 
-PAGES: Mapping[str, Callable[[], str]] = {"errors.md": errors_page, "decision_table.md": decision_page}
+README = DOCS.parent / "README.md"
+EXAMPLE = re.compile(r"(?<=```text\n\$ make plan\n).*?(?=```)", re.DOTALL)
+"""The block of README.md that shows what `make plan` prints."""
+HIDE_NVML = "import sys; sys.modules['pynvml'] = None; from strategist.cli import main; sys.exit(main(sys.argv[1:]))"
+"""The command line as `make plan` installs it: without NVIDIA's bindings, so that every machine prints the same."""
+
+
+def readme_page() -> str:
+    """README.md with what `make plan` prints today."""
+    return EXAMPLE.sub(lambda _: example_output(), README.read_text(encoding="utf-8"), count=1)
+
+
+def example_output() -> str:
+    """The last command of `make plan`, and what it prints on 80 columns on a machine without GPUs."""
+    words = ("plan", "--model-size", "7B")
+    variables = {**os.environ, "PYTHONPATH": str(DOCS.parent), "COLUMNS": "80", "NO_COLOR": "1"}
+    command = (sys.executable, "-c", HIDE_NVML, *words)
+    ran = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+    return f".venv/bin/strategist {' '.join(words)}\n{ran.stdout}"
+
+
+def decisions_page() -> str:
+    """docs/decisions/README.md: every decision with its title."""
+    pages = sorted((DOCS / "decisions").glob("[0-9]*.md"))
+    titles = ((path.name, path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")) for path in pages)
+    return (
+        GENERATED.format(source="the first line of each decision")
+        + "# Decisions\n\nWhy things are as they are; a page each. Numbers are never used twice.\n\n"
+        + "".join(f"- [{title}]({name})\n" for name, title in titles)
+    )
+
+
+BENCHMARKS = DOCS.parent / "benchmarks/README.md"
+FIGURES = re.compile(
+    r"(?<=<!-- startup: generated from results/startup.json by `make docs` -->\n).*?(?=<!-- end -->)", re.DOTALL
+)
+
+
+def benchmarks_page() -> str:
+    """benchmarks/README.md with the last measurement."""
+    return FIGURES.sub(lambda _: startup_table(read("startup")), BENCHMARKS.read_text(encoding="utf-8"), count=1)
+
+
+def startup_table(result: Mapping[str, Any]) -> str:
+    """The figures of the start-up benchmark against their bars."""
+    plan, helped, large, refused = (result[part] for part in ("plan", "help", "large", "refusals"))
+    found = figures(result)
+    lines = (
+        ("`plan --model-size 7B` / `import numpy, pydantic`", "plan_ratio", f"{plan['pairs']} pairs"),
+        ("`--help` / `python -c pass`", "help_ratio", f"{helped['pairs']} pairs"),
+        ("`plan`, llama-3.1-405b on 2,048 H100, seconds", "large_seconds", f"median of {large['repeats']} processes"),
+        ("the same, peak resident MB", "large_peak_MB", "worst of them"),
+        ("a refused input after imports, seconds", "refusal_seconds", f"worst of {refused['rows']} rows; median {refused['median_seconds']}"),
+    )  # fmt: skip
+    rows = "".join(f"| {what} | {found[name]:g} | {BARS[name]:g} | {how} |\n" for what, name, how in lines)
+    versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
+    return (
+        f"| what | measured | bar | how |\n|---|---|---|---|\n{rows}\n"
+        + f"{result['date']}, commit {result['commit'][:12]}, {result['machine']['cores']} cores that other work shared (load "
+        + f"{result['load_before']} before, {result['load_after']} after), {versions}. Heavy packages loaded by `plan`: "
+        + f"{', '.join(result['heavy_imports']) or 'none'}.\n"
+    )
+
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    "errors.md": errors_page,
+    "decision_table.md": decision_page,
+    "../README.md": readme_page,
+    "../benchmarks/README.md": benchmarks_page,
+    "decisions/README.md": decisions_page,
+    "status.md": lambda: GENERATED.format(source="docs/status_page.py and the code it asks") + status_page(),
+}
 
 
 def main() -> None:

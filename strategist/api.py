@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from strategist.ask import Asked, Given, complete
 from strategist.document.plan import Hint, Plan, Policy
 from strategist.errors import ImpossibleError
-from strategist.executor.support import unsupported
+from strategist.executor.support import obstacles, way_out
 from strategist.facts.workload import Workload
 from strategist.fields import CHOICE, WORKLOAD, checked_fields, checked_policy, checked_top
 from strategist.planner import recommend as planner
@@ -109,9 +109,10 @@ def plan_for(asked: Asked, *, top: int = 5, log: SearchLog | None = None) -> Pla
 
 
 def _not_executable(plan: Plan) -> tuple[Hint, ...]:
-    missing = unsupported(plan)
-    words = f"`strategist run` cannot execute this plan yet. {' '.join(missing)} --frontend strategist keeps to what it can."
-    return (Hint(code="W_NOT_EXECUTABLE", sentence=words),) if missing else ()
+    """What our own executor cannot run yet, and what to change."""
+    missing = obstacles(plan)
+    words = ["`strategist run` cannot execute this plan yet.", *(obstacle.sentence for obstacle in missing)]
+    return (Hint(code="W_NOT_EXECUTABLE", sentence=" ".join([*words, way_out(missing)])),) if missing else ()
 
 
 def finished(plan: Plan, asked: Asked) -> Plan:
@@ -140,14 +141,14 @@ def emit(plan: Plan, target: str, options: Options | None = None) -> Mapping[Pur
 
     emitter = find_emitter(target)
     require_sound(plan)
-    missing = unsupported(plan) if emitter.engine == "strategist" else ()
+    missing = obstacles(plan) if emitter.engine == "strategist" else ()
     if missing:
         raise ImpossibleError(
             "UNSUPPORTED",
-            f"{emitter.name} cannot express this plan: {' '.join(missing)}",
+            f"{emitter.name} cannot express this plan: {' '.join(obstacle.sentence for obstacle in missing)}",
             flag="--to",
             value=target,
-            hint="Plan again with --pin or --forbid, or choose another target.",
+            hint=f"{way_out(missing)} Or choose another target.",
         )
     return emit_files(plan, target, options)
 

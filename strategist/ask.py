@@ -79,6 +79,7 @@ def complete(given: Given) -> Asked:
     """Fill every gap. Raises InputError for what is missing, conflicting or unknown, ImpossibleError for devices that
     torch cannot drive."""
     model, from_model = _model(given)
+    _is_a_stack(model)
     machines = machines_of(given)
     for group in machines.cluster.groups:
         backend_of(group.node.gpu)
@@ -154,6 +155,18 @@ def _model(given: Given) -> tuple[ModelShape, tuple[Assumption, ...]]:
     if isinstance(given.model, str) and is_size(given.model):
         return _sized(given.model)
     return load_model(given.model), ()
+
+
+def _is_a_stack(model: ModelShape) -> None:
+    """Raise InputError UNKNOWN_ARCH for a model whose memory and time nobody here can predict: no layers of a width."""
+    if not model.hidden or not model.layers:
+        raise InputError(
+            "UNKNOWN_ARCH",
+            f"{model.name} ({model.kind}) is no stack of equally wide layers, and memory and time are known for stacks alone.",
+            flag="--model",
+            value=model.name,
+            hint="Its facts can be looked up with `strategist catalog models`; for a plan name a transformer or a state-space model.",
+        )
 
 
 def _sized(text: str) -> tuple[ModelShape, tuple[Assumption, ...]]:

@@ -147,13 +147,16 @@ def parse_duration(text: str, flag: str, *, example: str = "30d", high: int = 10
     return float(_bounded(value, text, flag, Decimal("0.001"), high, example))
 
 
+def three_digits(value: float) -> str:
+    """A figure with three significant digits, or all digits before the point: `12.9`, `0.85`, `1510`; never `1.51e+03`."""
+    return f"{value:.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
+
+
 def format_gib(value: float) -> str:
     """Bytes as GiB with three significant digits: `79.6 GiB`; below a tenth of a GiB as MiB, and so on down."""
-    if abs(value) >= 1000 * GIB:
-        return f"{value / GIB:.0f} GiB"
     for factor, unit in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if abs(value) >= 0.1 * factor:
-            return f"{value / factor:.3g} {unit}"
+            return f"{three_digits(value / factor)} {unit}"
     return f"{value:.0f} B"
 
 
@@ -161,7 +164,7 @@ def format_count(value: float) -> str:
     """A count with three significant digits and K, M, B or T: `6.74 B`."""
     for factor, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= factor:
-            return f"{value / factor:.3g} {suffix}"
+            return f"{three_digits(value / factor)} {suffix}"
     return f"{value:.0f}"
 
 
@@ -169,8 +172,8 @@ def format_seconds(value: float) -> str:
     """Seconds with three significant digits in the fitting unit: `12.9 s`, `850 ms`, `17 us`."""
     for factor, suffix in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
         if abs(value) >= factor:
-            return f"{value / factor:.3g} {suffix}" if value < 1e4 else f"{value:.0f} s"
-    return f"{value / 1e-9:.3g} ns" if value else "0 s"
+            return f"{three_digits(value / factor)} {suffix}"
+    return f"{three_digits(value / 1e-9)} ns" if value else "0 s"
 
 
 def format_duration(value: float) -> str:
@@ -185,4 +188,4 @@ def format_duration(value: float) -> str:
 
 def format_rate(value: float) -> str:
     """Bytes per second as GB/s: `450 GB/s`."""
-    return f"{value / GB:.3g} GB/s"
+    return f"{three_digits(value / GB)} GB/s"

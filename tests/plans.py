@@ -18,7 +18,7 @@ from strategist.document.estimate import (
 )
 from strategist.document.plan import Decision, Economics, Mesh, NumberFormats, Plan, Request, Stage, Strategy
 from strategist.facts.hardware import Cluster, Gpu, Node, NodeGroup
-from strategist.facts.model import ModelShape
+from strategist.facts.model import ModelShape, Moe
 from strategist.facts.workload import Workload
 
 FLOAT64 = NumberFormats(parameter="float64", gradient="float64", reduce="float64", compute="float64")
@@ -35,6 +35,22 @@ def tiny_llama(**changes: Any) -> ModelShape:
         kv_heads=4, head_dim=4, max_seq=64,
     )  # fmt: skip
     return replace(shape, **changes)
+
+
+def tiny_gpt2(**changes: Any) -> ModelShape:
+    """A GPT-2 of the same size: learned positions, LayerNorm, biases, plain GELU, one weight for both ends."""
+    shape = tiny_llama(
+        name="tiny-gpt2", family="gpt2", kv_heads=8, tied=True, pos="learned", pos_rows=64, norm="layernorm",
+        mlp_gated=False, mlp_act="gelu", mlp_bias=True, qkv_bias=True, o_bias=True,
+    )  # fmt: skip
+    return replace(shape, **changes)
+
+
+def tiny_mixtral(*, moe: dict[str, Any] | None = None, **changes: Any) -> ModelShape:
+    """A Llama of the same size whose feed-forward parts are 4 experts, 2 for each token; `moe` changes fields of Moe."""
+    layers = changes.get("layers", 2)
+    experts = Moe(**{"experts": 4, "top_k": 2, "ffn": 24, "layers": layers} | (moe or {}))
+    return replace(tiny_llama(name="tiny-mixtral", family="mixtral", ffn_hidden=0, moe=experts), **changes)
 
 
 def make_plan(shape: ModelShape | None = None, *, seq_len: int = 16, **choices: Any) -> Plan:

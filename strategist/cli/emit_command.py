@@ -9,6 +9,7 @@ from strategist.cli.files import check_target, write_file
 from strategist.cli.flags import COMMON, Flag
 from strategist.cli.output import show_document, show_lines, show_text, width
 from strategist.document.load import load_plan
+from strategist.document.plan import Plan
 from strategist.emitters import EMITTERS, find_emitter
 from strategist.emitters.emitter import Options
 from strategist.emitters.quoting import environment, host_name, job_name, port
@@ -63,7 +64,8 @@ def run(options: Namespace) -> int:
         master_port=port(options.master_port) if options.master_port is not None else None,
         env=environment(options.env, allow_all=options.allow_env),
     )
-    files = emit(load_plan(options.plan), emitter.name, extras)
+    plan = load_plan(options.plan)
+    files = emit(plan, emitter.name, extras)
     folder = _folder(options.out)
     targets = {os.path.join(folder, str(name)): text for name, text in files.items()}
     for path in targets:
@@ -72,10 +74,17 @@ def run(options: Namespace) -> int:
         runnable = os.path.basename(path) in emitter.executables
         write_file(path, text, "--out", force=options.force, mode=0o755 if runnable else 0o644)
     if options.json:
-        show_document({"target": emitter.name, "files": sorted(targets)})
+        show_document({"target": emitter.name, "files": sorted(targets), "notes": list(_notes(plan))})
     elif not options.quiet:
-        show_text("\n".join(f"wrote {path}" for path in targets))
+        show_text("\n".join((*(f"wrote {path}" for path in targets), *_notes(plan))))
     return 0
+
+
+def _notes(plan: Plan) -> tuple[str, ...]:
+    """What to know before the files are launched."""
+    if plan.cluster.origin != "assumed":
+        return ()
+    return ("The hardware of this plan was assumed: plan again with --hardware before you launch it elsewhere.",)
 
 
 def _list(*, as_json: bool, no_color: bool) -> int:

@@ -119,10 +119,10 @@ class Progress:
             self._task = self._bar.add_task("starting the ranks", total=self.total)
         return self
 
-    def advance(self, text: str) -> None:
-        """One more step is finished; `text` says how it went."""
+    def advance(self, text: str, *, brief: str) -> None:
+        """One more step is finished; `text` says how it went, `brief` the same in the few columns beside a bar."""
         if self._bar is not None:
-            self._bar.update(self._task, advance=1, description=text)
+            self._bar.update(self._task, advance=1, description=brief)
         else:
             note(text, quiet=self.quiet)
 

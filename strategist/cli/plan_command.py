@@ -46,7 +46,7 @@ def run(options: Namespace) -> int:
         show_document(plan)
     elif not options.quiet:
         more = details(plan, width()) if options.verbose else []
-        show_lines([*brief(plan, width()), *more], no_color=options.no_color)
+        show_lines([*brief(plan, width(), saved=options.out), *more], no_color=options.no_color)
     if options.search_log:
         for stage in log.stages:
             note(f"{stage.name:<12} {format_seconds(stage.seconds):>9}   {stage.survivors:>12,} left")

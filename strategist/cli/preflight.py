@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from strategist.document.plan import Plan
 from strategist.document.write import seal_state
 from strategist.errors import ImpossibleError, InputError, StaleError
-from strategist.executor.support import unsupported
+from strategist.executor.support import obstacles, way_out
 from strategist.facts.clusters import resolve_cluster
 from strategist.planner.check import require_sound
 
@@ -17,13 +17,14 @@ def preflight(plan: Plan, *, allow_edited: bool, accept_hardware: bool, own_job:
     _seal(plan, allow_edited)
     require_sound(plan)
     _hardware(plan, accept_hardware)
-    missing = unsupported(plan) if own_job else ()
+    _devices(plan)
+    missing = obstacles(plan) if own_job else ()
     if missing:
         raise ImpossibleError(
             "UNSUPPORTED",
-            f"The executor cannot run this plan: {' '.join(missing)}",
+            f"The executor cannot run this plan: {' '.join(obstacle.sentence for obstacle in missing)}",
             flag="PLAN",
-            hint="Plan again with --pin or --forbid.",
+            hint=way_out(missing),
         )
     if find_spec("torch") is None:
         raise InputError(
@@ -53,7 +54,7 @@ def _hardware(plan: Plan, accept: bool) -> None:
             "ASSUMED_HARDWARE",
             "The plan is for assumed hardware that nobody confirmed.",
             flag="PLAN",
-            hint="Plan again with --hardware local, or add --accept-hardware.",
+            hint="Plan again with --hardware local or the name of these machines, or confirm them with --accept-hardware.",
         )
     differences = [] if accept else _differences(plan)
     if differences:
@@ -62,6 +63,22 @@ def _hardware(plan: Plan, accept: bool) -> None:
             f"This machine is not the one the plan was made for: {'; '.join(differences)}.",
             flag="PLAN",
             hint="Plan again with --hardware local, emit the plan for the cluster, or add --accept-hardware.",
+        )
+
+
+def _devices(plan: Plan) -> None:
+    """One GPU per rank, which no acceptance replaces. CPU ranks are processes: any number of them can start."""
+    if plan.strategy.backend == "gloo":
+        return
+    node = resolve_cluster("local").cluster.groups[0].node
+    here = 0 if node.gpu.vendor == "CPU" else node.gpus
+    if here < plan.mesh.world:
+        raise ImpossibleError(
+            "UNSUPPORTED_DEVICE",
+            f"The plan needs {plan.mesh.world} GPUs, one per rank, and this machine has {here}.",
+            flag="PLAN",
+            value=plan.mesh.world,
+            hint="Plan again with --hardware local, or emit the plan for the machines that have them.",
         )
 
 

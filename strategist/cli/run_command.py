@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
-from statistics import median
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 from strategist.cli.arguments import Command, Namespace, Positional
@@ -18,13 +20,16 @@ from strategist.cli.output import Progress, note, show_document, show_lines, wid
 from strategist.cli.preflight import preflight
 from strategist.document.load import load_plan
 from strategist.document.plan import Plan
+from strategist.document.write import as_document
 from strategist.errors import InputError, TrainingError
-from strategist.reports.lines import Line, line, table
-from strategist.units import format_count, format_gib, format_seconds, parse_integer
+from strategist.reports.measured import compared, measured_lines
+from strategist.units import parse_integer
 
 MAX_STEPS = 10**9
 DEFAULT_STEPS = 20
 TAIL = 20
+PATIENCE_SECONDS = 45
+"""How long torchrun may take to end: it gives its ranks 30 seconds before it kills them."""
 
 FLAGS = (
     Flag("--steps", "optimizer steps of the built-in job (20)", "N"),
@@ -59,20 +64,21 @@ def run(options: Namespace) -> int:
     preflight(plan, allow_edited=options.allow_edited, accept_hardware=options.accept_hardware, own_job=command is None)
     if command is not None:
         _start(_torchrun(plan, command), None, quiet=options.quiet)
+        if options.json:
+            show_document({"plan": plan.seal, "command": command, "ranks": plan.mesh.world, "exit": 0})
         return 0
     report = _train(plan, options.plan, steps, quiet=options.quiet or options.json, verbose=options.verbose)
     if options.json:
-        show_document({"plan": plan.seal, "predicted_step_s": plan.time.step.value, "report": report})
+        terms = [as_document(each) | {"ratio": each.ratio} for each in compared(plan, report)]
+        show_document({"plan": plan.seal, "terms": terms, "report": report})
     else:
-        show_lines(side_by_side(plan, report), no_color=options.no_color)
+        show_lines(measured_lines(plan, report, width()), no_color=options.no_color)
     return 0
 
 
 def _torchrun(plan: Plan, command: Sequence[str]) -> list[str]:
-    """torchrun's command line on this machine; a leading `python` is torchrun's own business."""
-    script = list(command[1:]) if os.path.basename(command[0]).startswith("python") else list(command)
-    return [
-        sys.executable,
+    """torchrun's command line on this machine, with one process of `command` per rank."""
+    launcher = [
         "-m",
         "torch.distributed.run",
         "--standalone",
@@ -80,15 +86,33 @@ def _torchrun(plan: Plan, command: Sequence[str]) -> list[str]:
         "1",
         "--nproc-per-node",
         str(plan.mesh.world),
-        *script,
     ]
+    return [sys.executable, *launcher, "--no-python", *_as_program(command)]
+
+
+def _as_program(command: Sequence[str]) -> list[str]:
+    """The command as it was typed, except that `python` is the Python that runs us, which has torch; a script alone is run
+    by it too."""
+    first = os.path.basename(command[0])
+    if first.startswith("python"):
+        return [sys.executable, *command[1:]]
+    return [sys.executable, *command] if first.endswith(".py") else list(command)
 
 
 def _train(plan: Plan, path: str, steps: int, *, quiet: bool, verbose: bool) -> dict[str, Any]:
     """Run the built-in job and return rank 0's report."""
     with tempfile.TemporaryDirectory(prefix="strategist-run-") as folder:
         target = os.path.join(folder, "report.json")
-        command = ["-m", "strategist.executor", os.path.abspath(path), "--steps", str(steps), "--report", target]
+        command = [
+            "python",
+            "-m",
+            "strategist.executor",
+            os.path.abspath(path),
+            "--steps",
+            str(steps),
+            "--report",
+            target,
+        ]
         _start(_torchrun(plan, command), steps, quiet=quiet, verbose=verbose)
         if not os.path.exists(target):
             raise TrainingError(
@@ -102,19 +126,54 @@ def _train(plan: Plan, path: str, steps: int, *, quiet: bool, verbose: bool) -> 
 
 
 def _start(command: Sequence[str], steps: int | None, *, quiet: bool, verbose: bool = False) -> None:
-    """Start the ranks, show their progress, pass interrupts on. Raises TrainingError when they fail."""
+    """Start the ranks, show their progress, and let none of them outlive us. Raises TrainingError when they fail."""
     environment = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | dict(os.environ)
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    ) as job:
+    with (
+        _signals_as_exceptions(),
+        subprocess.Popen(
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        ) as job,
+    ):
         try:
             tail = _follow(job, steps, quiet=quiet, verbose=verbose)
-        except KeyboardInterrupt:
-            os.killpg(job.pid, signal.SIGTERM)
-            job.wait()
+        except BaseException:  # an interrupt, a signal, a closed stderr: whatever ends us ends the ranks first
+            _stop(job)
             raise
     if job.returncode:
         raise _failure(job.returncode, tail)
+
+
+@contextmanager
+def _signals_as_exceptions() -> Iterator[None]:
+    """What would end this process at once (kill, a closed terminal) unwinds it instead, as Ctrl-C does."""
+
+    def leave(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may listen to signals
+        yield
+        return
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _stop(job: subprocess.Popen[str]) -> None:
+    """End torchrun, which ends its ranks: each has a session of its own, so nobody else could."""
+    os.killpg(job.pid, signal.SIGTERM)
+    try:
+        job.wait(PATIENCE_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(job.pid, signal.SIGKILL)
+        job.wait()
 
 
 def _follow(job: subprocess.Popen[str], steps: int | None, *, quiet: bool, verbose: bool) -> list[str]:
@@ -127,7 +186,7 @@ def _follow(job: subprocess.Popen[str], steps: int | None, *, quiet: bool, verbo
             if steps is None:
                 note(row)
             elif row.startswith("step "):
-                progress.advance(row)
+                progress.advance(row, brief=row.partition(": ")[2].partition(",")[0])
             elif verbose:
                 note(row)
     return tail
@@ -145,29 +204,3 @@ def _failure(code: int, tail: Sequence[str]) -> TrainingError:
     return TrainingError(
         "TRAINING", f"The training processes failed: {words}", hint="The lines above it: " + " / ".join(tail[-3:])
     )
-
-
-def side_by_side(plan: Plan, report: dict[str, Any]) -> list[Line]:
-    """Predicted and measured, never mixed: the first step is left out of the median because it allocates and compiles."""
-    steps = report["steps"]
-    settled = [step["seconds"] for step in steps[1:]] or [steps[0]["seconds"]]
-    seconds, tokens = median(settled), plan.workload.tokens_per_step
-    memory = max(rank["reserved_bytes"] or rank["resident_bytes"] for rank in report["memory"])
-    rows = [
-        ("", "predicted", "measured", "ratio"),
-        (
-            "step",
-            format_seconds(plan.time.step.value),
-            format_seconds(seconds),
-            f"{seconds / plan.time.step.value:.2f}",
-        ),
-        ("tokens/s", format_count(plan.time.tokens_per_second), format_count(tokens / seconds), ""),
-        (
-            "memory, fullest rank",
-            format_gib(plan.memory.worst.device),
-            format_gib(memory),
-            f"{memory / plan.memory.worst.device:.2f}",
-        ),
-        ("loss, first to last", "", f"{steps[0]['loss']:.4f} to {steps[-1]['loss']:.4f}", ""),
-    ]
-    return [line(f"{len(steps)} steps on {report['world']} ranks"), *table(rows, width())]

@@ -2,53 +2,39 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
-
 from strategist.executor.obstacles import Obstacle
+from strategist.facts.buildable import departures
 from strategist.facts.model import ModelShape
 
-FREE = frozenset(
-    {
-        "name", "family", "layers", "hidden", "vocab", "ffn_hidden", "heads", "kv_heads", "head_dim", "tied", "max_seq",
-        "qkv_bias", "window", "full_every", "parameters_stated", "basis", "source", "notes",
-    }
-)  # fmt: skip
-"""Fields of a shape that may have any value; windows are checked against the sequence when the model runs."""
 
-CHOICES: dict[str, tuple[object, ...]] = {"kind": ("decoder",), "qk_norm": ("", "head")}
-"""Fields with more values than their default. Every other field must have its default, which is Llama's."""
-
-POSITIVE = ("layers", "hidden", "vocab", "ffn_hidden", "heads", "kv_heads", "head_dim")
+def model_obstacles(shape: ModelShape, tokens: int = 0) -> tuple[Obstacle, ...]:
+    """Why the built-in reference model cannot be this architecture with sequences of `tokens`; empty when it can."""
+    odd = departures(shape)
+    return (_other(shape, odd),) if odd else position_obstacles(shape, tokens)
 
 
-def model_obstacles(shape: ModelShape) -> tuple[Obstacle, ...]:
-    """Why the built-in reference model, a Llama-like decoder, cannot be this architecture; empty when it can."""
-    odd = [*_odd_fields(shape), *_odd_sizes(shape)]
-    if not odd:
+def _other(shape: ModelShape, odd: tuple[str, ...]) -> Obstacle:
+    return Obstacle(
+        code="UNSUPPORTED",
+        place="model",
+        value=shape.name,
+        sentence=f"The built-in model cannot be {shape.name} ({', '.join(odd)}); it can be any decoder of RMSNorm or "
+        "LayerNorm, rotary or learned positions, full or windowed attention, and feed-forward parts or routed experts, "
+        "such as GPT-2, Llama, Mistral, Qwen, Mixtral.",
+        hint="Give a module of yours to build() in a script, `strategist run PLAN -- python SCRIPT`; data-parallel plans run any.",
+    )
+
+
+def position_obstacles(shape: ModelShape, tokens: int) -> tuple[Obstacle, ...]:
+    """A table of learned positions has a row for so many tokens and no more."""
+    if shape.pos != "learned" or tokens <= shape.pos_rows:
         return ()
     return (
         Obstacle(
             code="UNSUPPORTED",
-            place="model",
-            value=shape.name,
-            sentence=f"The built-in model cannot be {shape.name} ({', '.join(odd)}); it can be any decoder of RMSNorm, "
-            "rotary positions, full attention and a gated SiLU feed-forward part, such as Llama, Mistral, Qwen2, Qwen3.",
-            hint="Give your own module to build(); data-parallel plans run any.",
+            place="workload.seq_len",
+            value=tokens,
+            sentence=f"{shape.name} has {shape.pos_rows} learned positions, and the sequences have {tokens} tokens.",
+            hint=f"Use --seq-len {shape.pos_rows} or less.",
         ),
     )
-
-
-def _odd_fields(shape: ModelShape) -> Iterator[str]:
-    for field in dataclasses.fields(shape):
-        value = getattr(shape, field.name)
-        if field.name not in FREE and value not in CHOICES.get(field.name, (field.default,)):
-            yield field.name if dataclasses.is_dataclass(value) else f"{field.name} = {value}"
-
-
-def _odd_sizes(shape: ModelShape) -> Iterator[str]:
-    yield from (f"{name} = {getattr(shape, name)}" for name in POSITIVE if getattr(shape, name) < 1)
-    if shape.kv_heads > 0 and shape.heads % shape.kv_heads:
-        yield f"{shape.heads} heads over {shape.kv_heads} kv_heads"
-    if shape.head_dim % 2:
-        yield f"an odd head_dim = {shape.head_dim}"

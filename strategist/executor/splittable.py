@@ -35,8 +35,11 @@ class Splittable(ABC):
         """Module name to style, for the modules this stage has."""
 
     @abstractmethod
-    def spread_tokens(self, ranks: int) -> None:
-        """Say that `ranks` ranks share the tokens of each hidden state between blocks (sequence parallelism)."""
+    def spread_tokens(self, ranks: int, index: int) -> None:
+        """Say that `ranks` ranks share the tokens of each hidden state between blocks (sequence parallelism).
+
+        This rank has the `index`-th part of them.
+        """
 
     @abstractmethod
     def tie(self) -> None:
@@ -45,6 +48,10 @@ class Splittable(ABC):
     @abstractmethod
     def embedding(self) -> nn.Module | None:
         """The module that holds the token embedding's weight; None on a stage without it."""
+
+    @abstractmethod
+    def embedding_parts(self) -> list[nn.Module]:
+        """The modules before the first layer: embedding, learned positions; the tables are only looked up."""
 
     @abstractmethod
     def head_parts(self) -> list[nn.Module]:

@@ -6,7 +6,7 @@ go into each other), or a matter of *legality* (torch or the Plan's own meaning 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from strategist.document.plan import MESH_AXES, NumberFormats, Plan
 from strategist.executor.architecture import model_obstacles
@@ -25,17 +25,32 @@ OPTIMIZERS = ("adamw", "sgd")
 BACKENDS = ("nccl", "gloo")
 SCHEDULES = ("none", "gpipe", "1f1b", "interleaved")
 OFFLOADS = ("none", "parameters")
+PRECISIONS = ("bf16", "fp32")
+
+ASKED = ("model", "workload.seq_len", "workload.precision", "strategy.formats", "strategy.optimizer")
+"""Places of a Plan that hold what was asked for. All others are choices of the planner, which can choose otherwise."""
 
 
 def unsupported(plan: Plan) -> tuple[str, ...]:
     """Sentences saying why this executor cannot run `plan` with its built-in model; empty when it can."""
-    return tuple(obstacle.sentence for obstacle in (*layout_obstacles(plan), *model_obstacles(plan.model)))
+    return tuple(obstacle.sentence for obstacle in obstacles(plan))
+
+
+def obstacles(plan: Plan) -> tuple[Obstacle, ...]:
+    """Everything that keeps the executor from running `plan` with its built-in model."""
+    return (*layout_obstacles(plan), *model_obstacles(plan.model, plan.workload.seq_len))
+
+
+def way_out(missing: Sequence[Obstacle]) -> str:
+    """What to change so that a plan with these obstacles can be run: what was asked for, or else the layout alone."""
+    asked = dict.fromkeys(obstacle.hint for obstacle in missing if obstacle.place in ASKED)
+    return " ".join(asked) or "Plan again with --frontend strategist, which keeps to layouts that can be run."
 
 
 def layout_obstacles(plan: Plan) -> tuple[Obstacle, ...]:
     """Everything that keeps the executor from laying out any model as the plan says."""
     broken = tuple(_mesh(plan))  # nothing else can be asked about a mesh that is none
-    checks = (_not_built, _formats, _data_parallel, _offload, pipeline_obstacles, _batch, _tensor_parallel)
+    checks = (_not_built, _experts, _formats, _data_parallel, _offload, pipeline_obstacles, _batch, _tensor_parallel)
     return broken or tuple(obstacle for check in checks for obstacle in check(plan))
 
 
@@ -64,9 +79,9 @@ def _not_built(plan: Plan) -> Iterator[Obstacle]:
     """Fields of which the executor knows a few values only."""
     mesh, strategy = plan.mesh, plan.strategy
     rows: tuple[tuple[str, object, tuple[object, ...]], ...] = (
+        ("workload.precision", plan.workload.precision, PRECISIONS),
         ("mesh.cp", mesh.cp, (1,)),
         ("mesh.ep", mesh.ep, (1,)),
-        ("mesh.etp", mesh.etp, (1,)),
         ("strategy.zero", strategy.zero, (0, 1, 2, 3)),
         ("strategy.schedule", strategy.schedule, SCHEDULES),
         ("strategy.offload", strategy.offload, OFFLOADS),
@@ -83,6 +98,19 @@ def _not_built(plan: Plan) -> Iterator[Obstacle]:
                 value=value,
                 sentence=f"The executor cannot run {place} = {value}; it runs {choices}.",
             )
+
+
+def _experts(plan: Plan) -> Iterator[Obstacle]:
+    wanted = plan.mesh.tp if plan.model.moe is not None else 1
+    if plan.mesh.etp != wanted:
+        what = "every expert over all tp ranks" if plan.model.moe is not None else "no experts, as the model has none"
+        yield Obstacle(
+            code="UNSUPPORTED",
+            place="mesh.etp",
+            value=plan.mesh.etp,
+            sentence=f"The executor cuts {what}; the plan has tp {plan.mesh.tp} and etp {plan.mesh.etp}.",
+            hint=f"Plan with --pin etp={wanted}.",
+        )
 
 
 def _formats(plan: Plan) -> Iterator[Obstacle]:
@@ -169,9 +197,20 @@ def _batch(plan: Plan) -> Iterator[Obstacle]:
 def _tensor_parallel(plan: Plan) -> Iterator[Obstacle]:
     tp, shape = plan.mesh.tp, plan.model
     rows = [("heads", shape.heads), ("kv_heads", shape.kv_heads), ("ffn_hidden", shape.ffn_hidden)]
+    if shape.moe is not None:
+        rows += [("moe.ffn", shape.moe.ffn), ("moe.shared_ffn", shape.moe.shared_ffn)]
     for name, value in rows:
         if value % tp:
             yield _indivisible(f"model.{name}", value, f"tp = {tp} cannot split {name} = {value} evenly")
+    if shape.qk_norm == "full" and tp > 1:
+        yield Obstacle(
+            code="UNSUPPORTED",
+            place="mesh.tp",
+            value=tp,
+            sentence=f"{shape.name} normalises queries and keys over all heads at once, and tp = {tp} leaves each rank a "
+            "part of them.",
+            hint="Plan with tp = 1.",
+        )
     if plan.strategy.sequence_parallel and plan.workload.seq_len % tp:
         seq = plan.workload.seq_len
         yield _indivisible("workload.seq_len", seq, f"sequence parallelism over tp = {tp} cannot split {seq} tokens")

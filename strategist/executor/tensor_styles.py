@@ -8,6 +8,7 @@ lies here (`part_here`), and the only communication is where hidden states enter
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
+
+from strategist.errors import InternalError
 
 
 def part_here(weight: Tensor) -> Tensor:
@@ -37,6 +40,22 @@ class Linear(nn.Linear):
         return nn.functional.linear(x, part_here(self.weight), bias)
 
 
+class OutputLinear(Linear):
+    """A linear layer that writes back to the residual stream. Cut by its inputs it gives a term of a sum over ranks.
+
+    `leave` adds the terms up; the bias, which every rank holds whole, is added to their sum.
+    """
+
+    leave: Callable[[Tensor], Tensor] | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., in) to (..., out)."""
+        if self.leave is None:
+            return super().forward(x)
+        whole = self.leave(nn.functional.linear(x, part_here(self.weight)))
+        return whole if self.bias is None else whole + part_here(self.bias)
+
+
 class Cut(ParallelStyle):
     """Leave each rank one part of every weight of a module, or all of it. The module must compute with `part_here`."""
 
@@ -44,9 +63,8 @@ class Cut(ParallelStyle):
         self.placement = placement
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        for name, whole in list(module.named_parameters(recurse=False)):
-            part = distribute_tensor(whole.detach(), device_mesh, [self.placement])
-            module.register_parameter(name, nn.Parameter(part, requires_grad=whole.requires_grad))
+        for name, _ in list(module.named_parameters(recurse=False)):
+            _distribute(module, name, device_mesh, self.placement)
         return module
 
 
@@ -64,16 +82,36 @@ class Entry(ParallelStyle):
         return module
 
 
-class Exit(Cut):
-    """Cut a linear layer's weight by its inputs and add up what the ranks' parts give, into `layout`."""
+class Exit(ParallelStyle):
+    """Cut an output layer's weight by its inputs and add up what the ranks' parts give, into `layout`."""
 
     def __init__(self, layout: Placement) -> None:
-        super().__init__(Shard(1))
         self.layout = layout
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        module.register_forward_hook(partial(_leave, device_mesh, self.layout))
+        if not isinstance(module, OutputLinear):
+            raise InternalError(
+                "INTERNAL", f"{type(module).__name__} is no output layer, so its terms cannot be added up."
+            )
+        _distribute(module, "weight", device_mesh, Shard(1))
+        if module.bias is not None and not self.layout.is_replicate():  # else each rank adds it to the same tokens
+            _distribute(module, "bias", device_mesh, Replicate())
+        module.leave = partial(_leave, device_mesh, self.layout)
+        return module
+
+
+class Border(Entry):
+    """Give a module the whole hidden state, and add up the terms that it gives on each rank, into `layout`."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        module.register_forward_hook(partial(_leave_after, device_mesh, self.layout))
         return super()._apply(module, device_mesh)
+
+
+def _distribute(module: nn.Module, name: str, mesh: DeviceMesh, placement: Placement) -> None:
+    whole = module.get_parameter(name)
+    part = distribute_tensor(whole.detach(), mesh, [placement])
+    module.register_parameter(name, nn.Parameter(part, requires_grad=whole.requires_grad))
 
 
 def _enter(mesh: DeviceMesh, layout: Placement, _module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -82,5 +120,9 @@ def _enter(mesh: DeviceMesh, layout: Placement, _module: nn.Module, inputs: tupl
     return whole.to_local(grad_placements=[Partial()]), *others
 
 
-def _leave(mesh: DeviceMesh, layout: Placement, _module: nn.Module, _inputs: object, term: Tensor) -> Tensor:
+def _leave_after(mesh: DeviceMesh, layout: Placement, _module: nn.Module, _inputs: object, term: Tensor) -> Tensor:
+    return _leave(mesh, layout, term)
+
+
+def _leave(mesh: DeviceMesh, layout: Placement, term: Tensor) -> Tensor:
     return DTensor.from_local(term, mesh, [Partial()], run_check=False).redistribute(placements=[layout]).to_local()

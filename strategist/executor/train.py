@@ -71,7 +71,7 @@ def train(
         raise InputError(
             "TOO_SMALL", f"steps is {steps}; the smallest is 1.", flag="steps", value=steps, hint="Ask for 20."
         )
-    refuse(layout_obstacles(plan) + (() if make_model else model_obstacles(plan.model)))
+    refuse(layout_obstacles(plan) + (() if make_model else model_obstacles(plan.model, plan.workload.seq_len)))
     data = dataset if dataset is not None else synthetic_data(plan, steps, seed)
     with process_group(plan) as world, one_verdict(world):
         model = make_model() if make_model else model_from_shape(plan.model)

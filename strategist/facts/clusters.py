@@ -17,7 +17,7 @@ from strategist.facts.flags import (
     cluster_from_flags,
     cluster_from_words,
 )
-from strategist.facts.gpus import find_gpu, gpu_by_id
+from strategist.facts.gpus import backend_of, find_gpu, gpu_by_id
 from strategist.facts.hardware import Cluster, Gpu, Node, NodeGroup
 from strategist.facts.lookup import Found
 from strategist.facts.machines import default_row, spread_over_racks
@@ -115,6 +115,7 @@ def _named_node(name: str, flag: str) -> Found[Node]:
             raise (unknown if also.code == "UNKNOWN_GPU" else also) from None
         node = reference_node(gpu.name)
         if node is None:
+            backend_of(gpu)
             hint = f"Describe it with --gpu {gpu.name} --gpus-per-node N, or in a hardware file."
             raise InputError("UNKNOWN_NODE", f"{flag}: {gpu.name} is a GPU, and no node of the catalogue carries it.", flag=flag, value=name, hint=hint) from None  # fmt: skip
         return Found(node, f"{gpu.name} is a GPU; its reference node {node.name} was taken")

@@ -36,7 +36,7 @@ class Card(NamedTuple):
 
 
 def import_nvml() -> Any:
-    """The NVML bindings of the optional package nvidia-ml-py."""
+    """The NVML bindings of the package nvidia-ml-py."""
     import pynvml
 
     return pynvml
@@ -90,7 +90,7 @@ def _cards(load: Callable[[], Any]) -> tuple[list[Card], tuple[str, ...]]:
     try:
         nvml = load()
     except ImportError:
-        return [], ("NVML was not asked: the package nvidia-ml-py is not installed (pip install strategist[nvml]).",)
+        return [], ("NVML was not asked: the package nvidia-ml-py is not installed (pip install nvidia-ml-py).",)
     try:
         nvml.nvmlInit()
         try:

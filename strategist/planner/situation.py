@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from strategist.catalog import rows
+from strategist.facts.buildable import departures
 from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
 from strategist.facts.profile import BYTES
@@ -72,6 +73,11 @@ def question(job: Job, forbids: tuple[str, ...] = ()) -> dict[str, Value]:
         "seq_len": work.seq_len,
         "global_batch": work.global_batch,
         "precision": work.precision,
+        "optimizer": work.optimizer,
+        "shared_ffn": shape.moe.shared_ffn if shape.moe else 0,
+        "positions": shape.pos_rows if shape.pos == "learned" else 0,
+        "norms_all_heads": shape.qk_norm == "full",
+        "buildable": not departures(shape),
         "frontend": job.frontend,
         "has_precision": all(peak_FLOPs(g.node.gpu, work.precision) for g in cluster.groups),
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from strategist.facts.profile import BYTES
 from strategist.planner.search import Found, Question, host_bytes_per_device, limits_of, search
 from strategist.planner.situation import describe, question
 from strategist.rulebook.apply import fired, sentence
-from strategist.rulebook.rule import load_families, load_rules
+from strategist.rulebook.rule import Rule, load_families, load_rules
 from strategist.space.enumerate import divisors
 from strategist.space.grammar import Pin, layout
 from strategist.units import format_count, format_gib
@@ -72,26 +72,46 @@ def _indivisible(pin: Pin, total: int, noun: str) -> ImpossibleError:
 
 
 def _nothing_legal(found: Found) -> Explained:
-    """Every candidate was refused; the rule that refused most speaks."""
-    worst = max(found.refused, key=lambda refused: refused.count)
+    """Every candidate was refused; of the rules that speak of a pinned choice, or of all, the one that refused most
+    speaks."""
+    pinned = {pin.key for pin in found.question.pins}
+    worst = max(found.refused, key=lambda refused: (bool(refused.rule.words & pinned), refused.count))
     example = found.enumerated_candidates.row(worst.example)
     values: dict[str, Any] = question(found.question.job) | example
     values["dp"] = int(example["dp_replicate"]) * int(example["dp_shard"])
     text = sentence(worst.rule.because, values)
-    flag = _flag_of(worst.rule.code, found.question)
+    flag = _flag_of(worst.rule, found.question)
     return ImpossibleError(
         worst.rule.code,
         text,
         flag=flag,
-        value=values["precision"] if flag == "--precision" else layout(example),
+        value=_value_of(flag, found.question.job, example),
         hint=f"{sentence(worst.rule.hint, values)}{_nearest(worst.rule.code, values)} [{worst.rule.id}, `strategist rule {worst.rule.id}`]",
     )
 
 
-def _flag_of(code: str, asked: Question) -> str:
-    if code == "HARDWARE_FEATURE":
-        return "--precision"
-    return "--global-batch" if code == "BATCH_SPLIT" else "--pin" if asked.pins else "--hardware"
+FLAGS: Mapping[str, str] = {
+    "has_precision": "--precision",
+    "precision": "--precision",
+    "optimizer": "--optimizer",
+    "buildable": "--model",
+    "positions": "--seq-len",
+}
+"""Words of the question -> the flag that says them. A rule about no layout speaks of one of these."""
+
+
+def _flag_of(rule: Rule, asked: Question) -> str:
+    said = next((flag for word, flag in FLAGS.items() if word in rule.words), None)
+    if said is not None:
+        return said
+    return "--global-batch" if rule.code == "BATCH_SPLIT" else "--pin" if asked.pins else "--hardware"
+
+
+def _value_of(flag: str, job: Job, example: dict[str, Any]) -> str:
+    """What was said with the flag; the refused layout where no single flag is to blame."""
+    work = job.workload
+    said = {"--precision": work.precision, "--optimizer": work.optimizer, "--model": job.model.name}
+    return str((said | {"--seq-len": work.seq_len}).get(flag, layout(example)))
 
 
 def _nearest(code: str, values: dict[str, Any]) -> str:
@@ -130,7 +150,7 @@ def _chain(job: Job, leanest: int, host: int) -> tuple[str, ...]:
     whole = total * per_parameter
     chain = [
         f"because full training with {work.optimizer} in {work.precision} keeps {per_parameter:g} bytes per parameter (--optimizer {work.optimizer}, --precision {work.precision})",
-        f"and {format_count(total)} parameters x {per_parameter:g} = {format_gib(whole)}; the best case is an even split over {job.cluster.world} devices = {format_gib(whole / job.cluster.world)} each (--model)",
+        f"and {format_count(total)} parameters x {per_parameter:g} = {format_gib(whole)}; the best case is an even split over {_devices(job)} = {format_gib(whole / job.cluster.world)} each (--model)",
         f"and one {gpu.title} has {format_gib(gpu.memory_bytes)}, of which {format_gib(job.usable_bytes)} may be used (--gpu, --headroom {job.headroom:g})",
         f"so even the leanest layout needs {format_gib(leanest)} with {work.seq_len} tokens per sequence (--seq-len {work.seq_len})",
     ]
@@ -139,6 +159,10 @@ def _chain(job: Job, leanest: int, host: int) -> tuple[str, ...]:
             f"and offloading would take {format_gib(host)} of host memory per device where {format_gib(host_bytes_per_device(job))} are free for it"
         )
     return tuple(chain)
+
+
+def _devices(job: Job) -> str:
+    return "1 device" if job.cluster.world == 1 else f"{job.cluster.world} devices"
 
 
 def _preferred(asked: Question) -> Iterator[str]:
@@ -174,7 +198,11 @@ def _confirm(changed: Question) -> str | None:
 def _changes(asked: Question) -> Iterator[tuple[str, Question]]:
     job = asked.job
     if asked.pins or asked.forbids:
-        yield "without --pin and --forbid", replace(asked, pins=(), forbids=())
+        fixed = [*(f"{pin.key}={pin.word}" for pin in asked.pins), *(f"--forbid {word}" for word in asked.forbids)]
+        yield f"without {', '.join(fixed)}", replace(asked, pins=(), forbids=())
+    if job.workload.global_batch % job.cluster.world:
+        batch = (job.workload.global_batch // job.cluster.world + 1) * job.cluster.world
+        yield f"--global-batch {batch}", _with(asked, workload=replace(job.workload, global_batch=batch))
     if job.workload.precision == "fp32":
         yield "--precision bf16", _with(asked, workload=replace(job.workload, precision="bf16"))
     if job.workload.optimizer == "adamw":

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 from strategist.document.plan import Costed, Plan
 from strategist.facts.parameters import count
-from strategist.reports.lines import Line, Span, Style, bar, line, table, wrapped
+from strategist.reports.lines import HELD, Line, Span, Style, bar, line, phrases, table, wrapped
 from strategist.rulebook.rule import load_families
 from strategist.units import format_count, format_duration, format_gib, format_rate, format_seconds
 
 INDENT = 12
 
 
-def brief(plan: Plan, width: int = 80) -> list[Line]:
-    """The short report of a plan in lines of at most `width` columns."""
+def brief(plan: Plan, width: int = 80, *, saved: str | None = None) -> list[Line]:
+    """The short report of a plan in lines of at most `width` columns. `saved` is the file it was written to."""
     return [
         *assumed_lines(plan, width),
         line(""),
@@ -24,7 +24,7 @@ def brief(plan: Plan, width: int = 80) -> list[Line]:
         *_instead(plan, width),
         *_ladder(plan, width),
         *hint_lines(plan, width),
-        *_next(plan, width),
+        *_next(saved, width),
     ]
 
 
@@ -44,8 +44,8 @@ def model_words(plan: Costed) -> str:
     shape, parameters = plan.model, count(plan.model)
     active = f", {format_count(parameters.active)} active" if parameters.active != parameters.total else ""
     layers = f"{shape.layers} layers x {shape.hidden}"
-    heads = f", {shape.heads} heads ({shape.kv_heads} kv)" if shape.heads else ""
-    return f"{shape.name}: {parameters.total:,} parameters{active}, {layers}{heads}, vocab {shape.vocab:,}"
+    heads = (f"{shape.heads} heads ({shape.kv_heads} kv)",) if shape.heads else ()
+    return f"{shape.name}: {parameters.total:,} parameters{active}, {phrases((layers, *heads, f'vocab {shape.vocab:,}'), gap=', ')}"
 
 
 def job_words(plan: Costed) -> str:
@@ -64,7 +64,7 @@ def assumed_lines(plan: Costed, width: int) -> Iterator[Line]:
     yield from wrapped("model", model_words(plan), width, indent=INDENT)
     yield from wrapped("job", job_words(plan), width, indent=INDENT)
     for number, assumption in enumerate(plan.assumptions, 1):
-        text = f"{assumption.what}: {assumption.value}   set: {assumption.flag}"
+        text = f"{assumption.what}: {assumption.value}   set:{HELD}{assumption.flag}"
         yield from wrapped(f"assumed A{number}", text, width, indent=INDENT, style="dim")
 
 
@@ -114,26 +114,28 @@ def _recommended(plan: Plan, width: int) -> Iterator[Line]:
 def memory_lines(plan: Costed, width: int) -> Iterator[Line]:
     """The peak with its interval, and its terms."""
     worst, capacity = plan.memory.worst, plan.memory.capacity_bytes
-    where = "per GPU" if plan.mesh.pp == 1 else f"on stage {worst.stage}, the fullest"
+    device = "rank" if plan.cluster.smallest.vendor == "CPU" else "GPU"
+    where = f"per {device}" if plan.mesh.pp == 1 else f"on stage {worst.stage}, the fullest"
     low, high = plan.memory.peak.low, plan.memory.peak.high
     head = f"{format_gib(worst.device)} ({format_gib(low)} to {format_gib(high)}) of {format_gib(capacity)} {where}  {bar(worst.device / capacity)}"
     yield from wrapped("  memory", head, width, indent=INDENT)
-    terms = "  ".join(f"{term.name} {format_gib(term.bytes)}" for term in worst.terms)
+    terms = phrases(f"{term.name} {format_gib(term.bytes)}" for term in worst.terms)
     yield from wrapped("", terms, width, indent=INDENT, style="dim")
 
 
 def time_lines(plan: Costed, width: int) -> Iterator[Line]:
     """The step with its interval, and the shares of its terms."""
     time = plan.time
-    rate = f"{format_count(time.tokens_per_second)} tokens/s   MFU {100 * time.mfu:.0f} %"
-    head = f"{format_seconds(time.step.value)} ({format_seconds(time.step.low)} to {format_seconds(time.step.high)}) predicted   {rate}"
-    yield from wrapped("  step", head, width, indent=INDENT)
+    low, high = format_seconds(time.step.low), format_seconds(time.step.high)
+    step = f"{format_seconds(time.step.value)} ({low} to {high}) predicted"
+    rates = (f"{format_count(time.tokens_per_second)} tokens/s", f"MFU {100 * time.mfu:.0f} %")
+    yield from wrapped("  step", phrases((step, *rates), gap="   "), width, indent=INDENT)
     shares = [
         f"{term.name} {100 * term.exposed_ns / time.step_ns:.0f} %"
         for term in time.terms
         if term.exposed_ns >= 0.005 * time.step_ns
     ]
-    yield from wrapped("", "  ".join(shares), width, indent=INDENT, style="dim")
+    yield from wrapped("", phrases(shares), width, indent=INDENT, style="dim")
 
 
 def _money(plan: Plan, width: int) -> Iterator[Line]:
@@ -171,7 +173,7 @@ def _instead(plan: Plan, width: int) -> Iterator[Line]:
         yield line("")
         yield line(Span("instead", "key"))
         rows = [(a.family, format_gib(a.peak_bytes), f"{a.sentence}: {a.layout}") for a in plan.alternatives]
-        yield from table(rows, width)
+        yield from table(rows, width, right=(1,))
 
 
 def _ladder(plan: Plan, width: int) -> Iterator[Line]:
@@ -191,7 +193,10 @@ def hint_lines(plan: Costed, width: int) -> Iterator[Line]:
         yield from wrapped(hint.code, hint.sentence, width, indent=indent, style=style, label_style=style)
 
 
-def _next(plan: Plan, width: int) -> Iterator[Line]:
+def _next(saved: str | None, width: int) -> Iterator[Line]:
+    """What to type next; the plan's own file where it was written to one."""
     yield line("")
-    steps = "strategist plan ... --out plan.json, then strategist explain plan.json, strategist emit plan.json --to torchrun --out job, strategist run plan.json"
-    yield from wrapped("next", steps, width, indent=INDENT, style="dim")
+    path = saved or "plan.json"
+    steps = [f"strategist explain {path}", f"strategist emit {path} --to torchrun --out job", f"strategist run {path}"]
+    first = [] if saved else [f"strategist plan ... --out {path}"]
+    yield from wrapped("next", phrases([*first, *steps], gap="   "), width, indent=INDENT, style="dim")

@@ -1,4 +1,4 @@
-"""The tree as text: one line per term, predicted value, and columns for what other rungs saw."""
+"""What `explain` prints: the assumptions, the layout, every term, the stages, the rules and what they refused."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from strategist.document.plan import Costed, Plan
 from strategist.document.write import seal_state
+<<<<<<< HEAD
 from strategist.reports.brief import (
     INDENT,
     assumed_lines,
@@ -20,6 +21,12 @@ from strategist.reports.tree import Tree, plan_tree
 from strategist.units import format_gib, format_seconds
 
 VALUE_COLUMN = 12
+=======
+from strategist.reports.brief import INDENT, _assumed, family_title, hint_lines, mesh_words, option_words, policy_words
+from strategist.reports.lines import Line, Span, line, table, wrapped
+from strategist.reports.tree import plan_tree, tree_lines
+from strategist.units import format_gib
+>>>>>>> main
 
 
 def explain_text(plan: Plan, width: int = 80) -> list[Line]:
@@ -42,7 +49,11 @@ def details(plan: Plan, width: int = 80) -> list[Line]:
     return [
         line(""),
         *tree_lines(plan_tree(plan), width),
+<<<<<<< HEAD
         *stage_lines(plan, width),
+=======
+        *_stages(plan, width),
+>>>>>>> main
         *_rules(plan, width),
         *_refusals(plan, width),
     ]
@@ -57,6 +68,7 @@ def _seal_words(plan: Plan) -> str:
     return words[seal_state(plan)]
 
 
+<<<<<<< HEAD
 def tree_lines(tree: Tree, width: int) -> Iterator[Line]:
     """A tree of terms with its predicted values."""
     name_width = max(20, min(34, width // 2 - VALUE_COLUMN))
@@ -89,6 +101,9 @@ def _value(value: float | None, unit: str) -> str:
 
 def stage_lines(plan: Costed, width: int) -> Iterator[Line]:
     """The layers and the peak of every pipeline stage."""
+=======
+def _stages(plan: Plan, width: int) -> Iterator[Line]:
+>>>>>>> main
     if plan.mesh.pp == 1:
         return
     yield line("")
@@ -105,7 +120,7 @@ def stage_lines(plan: Costed, width: int) -> Iterator[Line]:
                 ", ".join([*holds, f"peaks at: {memory.moment}"]),
             )
         )
-    yield from table(rows, width)
+    yield from table(rows, width, right=(2,))
 
 
 def _rules(plan: Plan, width: int) -> Iterator[Line]:

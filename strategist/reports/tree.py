@@ -1,14 +1,19 @@
-"""A Plan as one generic tree of terms: predicted values, and beside them what other rungs saw. Renderers draw the tree."""
+"""A Plan as one generic tree of terms: predicted values, and beside them what other rungs saw; and the tree as lines."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from strategist.document.estimate import MEMORY_TERMS, TIME_TERMS
 from strategist.document.plan import Costed
 from strategist.facts.hardware import Basis
 from strategist.records import dataclass
-from strategist.units import format_seconds
+from strategist.reports.lines import Line, Span, hung, line, text_of, wrapped
+from strategist.units import format_gib, format_seconds
+
+VALUE_COLUMN = 12
+NARROW = 44
+"""Below so many columns a value follows its name instead of standing in a column."""
 
 COMPUTE = ("matmul", "attention", "elementwise", "loss", "moe_dispatch", "host")
 COMMUNICATION = ("tp", "cp", "ep", "pp", "dp")
@@ -53,6 +58,10 @@ class Tree:
     basis: Basis | None = None
     note: str = ""
     children: tuple[Tree, ...] = ()
+
+    def __str__(self) -> str:
+        """The tree as `strategist explain` prints it: 80 columns, without colour."""
+        return text_of(tree_lines(self, 80))
 
 
 def plan_tree(plan: Costed) -> Tree:
@@ -105,3 +114,46 @@ def memory_tree(plan: Costed) -> Tree:
     )
     label = "peak memory" if plan.mesh.pp == 1 else f"peak memory, stage {worst.stage}"
     return Tree(label, "B", worst.device, basis=plan.memory.peak.basis, note=f"at: {worst.moment}", children=leaves)
+
+
+def tree_lines(tree: Tree, width: int) -> Iterator[Line]:
+    """One line per term: its name, the predicted value and what it means. A root without a value only holds the others."""
+    tops = (tree,) if tree.predicted is not None else tree.children
+    name_width = _name_width(tops, width)
+    if width >= NARROW:
+        yield line(Span(" " * name_width + "predicted".rjust(VALUE_COLUMN), "dim"))
+    for top in tops:
+        yield from _branch(top, width, name_width, 0)
+
+
+def _name_width(tops: Sequence[Tree], width: int) -> int:
+    """As wide as the longest name needs, but never so wide that the notes have less than half of the line."""
+    return min(_longest(tops, 0) + 1, max(24, width // 2 - VALUE_COLUMN - 2))
+
+
+def _longest(nodes: Sequence[Tree], depth: int) -> int:
+    widths = [len("  " * depth + node.name) for node in nodes]
+    return max([*widths, *(_longest(node.children, depth + 1) for node in nodes)], default=0)
+
+
+def _branch(node: Tree, width: int, name_width: int, depth: int) -> Iterator[Line]:
+    label = f"{'  ' * depth}{node.name}"
+    value = _value(node.predicted, node.unit)
+    if width < NARROW:
+        yield from hung(f"{label} {value}".rstrip(), width)
+    else:
+        head = label.ljust(name_width)[:name_width] + value.rjust(VALUE_COLUMN) + "  "
+        note = node.note + (f" ({node.basis})" if node.basis not in (None, "derived") else "")
+        yield from wrapped(
+            head, note, width, indent=len(head), style="dim", label_style="title" if depth == 0 else "plain"
+        )
+    for child in node.children:
+        yield from _branch(child, width, name_width, depth + 1)
+
+
+def _value(value: float | None, unit: str) -> str:
+    """A figure and its unit, padded so that figures stand under figures."""
+    if value is None:
+        return ""
+    figure, _, unit_word = (format_gib(value) if unit == "B" else format_seconds(value / 1e9)).partition(" ")
+    return f"{figure} {unit_word:<3}"

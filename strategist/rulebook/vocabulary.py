@@ -65,6 +65,13 @@ WORDS: Mapping[str, Word] = {
     "long_sequence": _situation("sequences are longer than the threshold from which context parallelism is considered"),
     "long_threshold": _situation("sequence length above which context parallelism is considered", "tokens"),
     "precision": _situation("number format asked for"),
+    "optimizer": _situation("optimizer asked for"),
+    "shared_ffn": _situation("hidden width of all shared experts, 0 without them"),
+    "positions": _situation("rows of learned positions, 0 without them"),
+    "norms_all_heads": _situation("queries and keys are normalised over all heads at once"),
+    "buildable": _situation(
+        "a decoder that strategist's own executor can build: pre-norm, dense or with routed experts"
+    ),
     "frontend": _situation("framework whose limits count: any, or a name of the catalogue"),
     "has_precision": _situation("the device multiplies in the number format asked for"),
     "fast_domain": _situation("devices joined by the fastest links"),

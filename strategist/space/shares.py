@@ -59,8 +59,12 @@ class Group:
         return values_CK @ self.layers_SK.T.astype(np.float64)
 
 
+BLOCK = 2**14
+"""Rows looked at together: few enough that the columns of one block stay in a core's cache."""
+
+
 def groups(shape: ModelShape, candidates: Candidates, *, every_stage: bool = False) -> Iterator[Group]:
-    """The candidates in blocks of equal `pp` and equal layers per stage.
+    """The candidates in blocks of at most `BLOCK` rows with equal `pp` and equal layers per stage.
 
     With one sort of layer the virtual stages do not change how many layers a stage owns, because interleaving needs
     equal chunks.
@@ -70,12 +74,14 @@ def groups(shape: ModelShape, candidates: Candidates, *, every_stage: bool = Fal
     keys = candidates["pp"] * 2**20 + virtual_stages
     for key in sorted(set(keys.tolist())):
         pp, virtual = divmod(key, 2**20)
-        rows = np.flatnonzero(keys == key)
+        alike = np.flatnonzero(keys == key)
         stages = np.arange(pp) if every_stage else representative_stages(shape, pp)
         table = stage_layer_counts(shape, pp, virtual)
-        own = candidates.where(rows)
-        _, first, mesh_of = np.unique(own.mesh, return_index=True, return_inverse=True)
-        yield Group(rows, own, pp, stages, table[stages], int(table.sum()), own.where(first), mesh_of)
+        for start in range(0, len(alike), BLOCK):
+            rows = alike[start : start + BLOCK]
+            own = candidates.where(rows)
+            _, first, mesh_of = np.unique(own.mesh, return_index=True, return_inverse=True)
+            yield Group(rows, own, pp, stages, table[stages], int(table.sum()), own.where(first), mesh_of)
 
 
 def ceil_div(value: Column | int, divisor: Column | int) -> Column:

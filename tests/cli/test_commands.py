@@ -243,6 +243,14 @@ def test_emit_says_what_is_missing(missing: str, tmp_path: Path) -> None:
     assert (ran.code, ran.error["code"], ran.error["flag"]) == (2, "E_MISSING", missing)
 
 
+def test_emit_says_when_the_hardware_was_assumed(tmp_path: Path) -> None:
+    """Files of a plan whose hardware nobody named are written with a warning, and only those."""
+    for number, (words, said) in enumerate(((("--model-size", "7B"), 1), (SMALL, 0))):
+        plan = plan_file(tmp_path, *words, name=f"{number}.json")
+        ran = call("emit", plan, "--to", "torchrun", "--out", str(tmp_path / str(number)), "--json")
+        assert len(ran.document["notes"]) == said
+
+
 def test_version_is_the_packages() -> None:
     """Three ways to ask, one answer."""
     assert {call(word).out for word in ("version", "--version")} == {f"strategist {__version__}\n"}

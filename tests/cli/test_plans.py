@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
-from strategist.document.load import load_plan
+from strategist.document.load import load_plan, plan_from
 from strategist.document.write import dump, seal_state
+from strategist.errors import StrategistError
+from strategist.planner.check import faults
 from tests.cli.bad_inputs import written
-from tests.cli.harness import SMALL, call, hand_written, plan_file, plan_text
+from tests.cli.harness import SMALL, call, hand_written, plan_file, plan_text, process
 
 QUESTIONS = (
     SMALL,
@@ -81,15 +83,63 @@ def test_a_sealed_plan_is_sound(tmp_path: Path) -> None:
 
 
 def test_an_edited_plan(tmp_path: Path) -> None:
-    """explain and check say that the seal is broken, run refuses with 4, and --seal signs the plan again."""
+    """explain says that the seal is broken, check and run refuse with 4, and --seal signs the plan again."""
     path = edited(tmp_path, rename)
     assert "BROKEN" in call("explain", path).out
     assert call("explain", "--json", path).document["seal"] == "edited"
-    assert call("check", "--json", path).document == {"sound": True, "seal": "edited"}
-    ran = call("run", "--json", path)
-    assert (ran.code, ran.error["code"]) == (4, "E_DIGEST")
+    for name in ("check", "run"):
+        ran = call(name, "--json", path)
+        assert (ran.code, ran.error["code"]) == (4, "E_DIGEST")
     assert call("check", "--seal", path).code == 0
     assert "intact" in call("explain", path).out
+
+
+def test_no_figure_can_be_edited_unseen() -> None:
+    """Whatever number, word or switch of a sealed plan is changed, checking it no longer passes: either the document is
+    no plan any more, or an invariant or the seal is broken."""
+    text = plan_text(*SMALL)
+    unseen = [place for place, spoilt in _spoilt(json.loads(text)) if _passes(spoilt)]
+    assert unseen == []
+
+
+def _spoilt(document: Any, root: Any = None, place: str = "$") -> Iterator[tuple[str, Any]]:
+    """The document once per leaf, with that leaf changed a little; restored after each."""
+    root = document if root is None else root
+    for key in document if isinstance(document, dict) else range(len(document)):
+        value, where = document[key], f"{place}.{key}"
+        if isinstance(value, (dict, list)):
+            yield from _spoilt(value, root, where)
+        elif where != "$.seal" and value is not None:
+            document[key] = not value if isinstance(value, bool) else value + ("x" if isinstance(value, str) else 1)
+            yield where, root
+            document[key] = value
+
+
+def _passes(document: Any) -> bool:
+    try:
+        plan = plan_from(document, "PLAN")
+        return not faults(plan) and seal_state(plan) == "sealed"
+    except StrategistError:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("question", QUESTIONS[:3], ids=" ".join)
+def test_a_plan_is_the_same_bytes_everywhere(question: tuple[str, ...], tmp_path: Path) -> None:
+    """--out writes the same bytes whatever seed Python hashes with, in whatever folder and locale, and they are what
+    --json prints; its explanation is the same text."""
+    surroundings: tuple[dict[str, str | None], ...] = (
+        {"PYTHONHASHSEED": "0"}, {"PYTHONHASHSEED": "77", "LC_ALL": "C", "TZ": "Asia/Tokyo"}, {"HOME": None},
+    )  # fmt: skip
+    files, texts = set(), set()
+    for number, around in enumerate(surroundings):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        assert process("plan", *question, "--out", "p.json", "--quiet", cwd=folder, **around).code == 0
+        files.add((folder / "p.json").read_bytes())
+        texts.add(process("explain", "p.json", cwd=folder, **around).out)
+    assert files == {plan_text(*question).encode()}
+    assert len(texts) == 1
 
 
 def test_a_hand_written_plan(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ import pytest
 from strategist.catalog import rows
 from strategist.errors import ImpossibleError
 from strategist.executor.architecture import model_obstacles
-from strategist.facts.layers import build_layer, norm_size
-from strategist.facts.model import ModelShape, layer_sequence
+from strategist.facts.model import ModelShape
 from strategist.facts.models import load_model
-from tests.plans import tiny_llama
+from strategist.facts.parameters import count
+from tests.plans import tiny_gpt2, tiny_llama, tiny_mixtral
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +20,13 @@ SHAPES = (
     tiny_llama(),
     tiny_llama(name="tiny-qwen2", qkv_bias=True, tied=True),
     tiny_llama(name="tiny-qwen3", qk_norm="head", head_dim=6),
-    tiny_llama(name="tiny-mistral", window=16, kv_heads=8),
+    tiny_llama(name="tiny-mistral", window=5, full_every=2, kv_heads=8),
+    tiny_gpt2(),
+    tiny_mixtral(),
+    tiny_mixtral(
+        name="tiny-deepseek", ffn_hidden=48, layers=3, qk_norm="full",
+        moe={"layers": 2, "first_dense": 1, "shared_ffn": 16, "shared_gate": True},
+    ),
 )  # fmt: skip
 
 
@@ -35,29 +41,29 @@ def _ready(shape: ModelShape, seed: int = 0, dtype: str = "float32") -> Any:
     return model
 
 
+def _size(shape: ModelShape) -> int:
+    from strategist.executor.models import model_from_shape
+
+    return sum(p.numel() for p in model_from_shape(shape).parameters() if p.is_meta)
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
 def test_parameters_are_those_of_the_layers_the_facts_describe(shape: ModelShape) -> None:
-    """Elements on meta add up to embedding, head, final norm and the layers' matrices and vectors."""
-    from strategist.executor.models import model_from_shape
-
-    layers = sum(build_layer(shape, kind).parameters for kind in layer_sequence(shape))
-    ends = shape.vocab * shape.hidden * (1 if shape.tied else 2) + norm_size(shape, shape.hidden)
-    model = model_from_shape(shape)
-    assert sum(p.numel() for p in model.parameters()) == layers + ends
-    assert all(p.is_meta for p in model.parameters())
+    """Elements on meta add up to the shape's ends and to its layers' matrices and vectors."""
+    assert _size(shape) == count(shape).total
 
 
-def test_every_accepted_catalogue_model_has_its_counted_size() -> None:
-    """Every row of the catalogue that the built-in model accepts is built with exactly the parameters it counts."""
-    from strategist.executor.models import model_from_shape
-
-    shapes = {row["name"]: (load_model(row["name"]), row["params_total"]) for row in rows("models")}
-    accepted = {name: pair for name, pair in shapes.items() if not model_obstacles(pair[0])}
-    assert {"llama-3-8b", "mistral-7b-v0.3", "qwen2.5-7b", "qwen3-8b"} <= accepted.keys()
-    built = {
-        name: sum(p.numel() for p in model_from_shape(shape).parameters()) for name, (shape, _) in accepted.items()
-    }
-    assert built == {name: counted for name, (_, counted) in accepted.items()}
+def test_every_model_of_the_catalogue_is_built_to_size_or_refused_by_part() -> None:
+    """Every row that the built-in model accepts has exactly the parameters it counts; every other names what is missing."""
+    shapes = [load_model(row["name"]) for row in rows("models")]
+    refused = {shape.name: obstacles[0] for shape in shapes if (obstacles := model_obstacles(shape))}
+    accepted = [shape for shape in shapes if shape.name not in refused]
+    claimed = {"gpt2", "llama-3-8b", "mistral-7b-v0.3", "qwen3-8b", "starcoder2-7b", "mixtral-8x7b", "qwen3-30b-a3b"}
+    assert claimed | {"opt-13b", "olmoe-1b-7b", "deepseek-moe-16b", "glm-4.5"} <= {shape.name for shape in accepted}
+    assert {shape.name: _size(shape) for shape in accepted} == {s.name: count(s).total for s in accepted}
+    assert "mla" in refused["deepseek-v3"].sentence
+    assert "pos = alibi" in refused["bloom-7b1"].sentence
+    assert all(f"{name} (" in obstacle.sentence for name, obstacle in refused.items())
 
 
 def test_a_token_sees_only_what_came_before() -> None:
@@ -77,7 +83,7 @@ def test_attention_depends_on_distances_not_places() -> None:
     """Rotating queries and keys leaves their products a function of the distance between positions."""
     import torch
 
-    from strategist.executor.models.llama import rope_tables, rotate
+    from strategist.executor.models.positions import rope_tables, rotate
 
     query, key = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64)
     cos, sin = rope_tables(20, 8, query)
@@ -100,7 +106,7 @@ def test_grouped_queries_share_keys_and_values() -> None:
     assert torch.allclose(few(tokens), many(tokens), atol=1e-5)
 
 
-@pytest.mark.parametrize("shape", SHAPES[:3], ids=lambda shape: shape.name)
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
 def test_autocast_computes_what_cast_weights_compute(shape: ModelShape) -> None:
     """Under bfloat16 autocast the logits are bit for bit those of a model cast to bfloat16, as FSDP2 casts it."""
     import torch
@@ -165,11 +171,77 @@ def test_initial_weights_follow_from_seed_and_name() -> None:
     assert first.get_parameter("layers.1.mlp.down.weight").std() < 0.7 * first.get_parameter("layers.1.mlp.up.weight").std()  # fmt: skip
 
 
-def test_a_sequence_longer_than_the_window_is_refused() -> None:
-    """Full attention stands in for a sliding window only as long as the window covers the sequence."""
+def test_a_window_ends_what_a_token_sees() -> None:
+    """One layer with a window of 5 sees 5 tokens, and each further one 4 more; nothing beyond."""
     import torch
 
-    model = _ready(tiny_llama(window=8))
+    for layers, reach in ((1, 5), (3, 13)):
+        model = _ready(tiny_llama(window=5, full_every=0, layers=layers), dtype="float64")
+        tokens = torch.randint(64, (1, 20))
+        changed = tokens.clone()
+        changed[:, 2] = (changed[:, 2] + 1) % 64
+        difference = (model(tokens) - model(changed)).detach().abs().amax(dim=(0, 2))
+        seen = torch.arange(20)[difference > 0]
+        assert seen.tolist() == list(range(2, 2 + reach))
+
+
+def test_a_sequence_longer_than_the_table_of_positions_is_refused() -> None:
+    """A GPT-2 has as many places as its table has rows."""
+    import torch
+
+    model = _ready(tiny_gpt2(pos_rows=8))
     assert model(torch.zeros(1, 8, dtype=torch.long)).shape == (1, 8, 64)
-    with pytest.raises(ImpossibleError, match="window of 8 tokens"):
+    with pytest.raises(ImpossibleError, match="8 learned positions"):
         model(torch.zeros(1, 9, dtype=torch.long))
+
+
+def _mixture(routing: str) -> Any:
+    """The experts of one layer, and 10 tokens for them."""
+    import torch
+
+    from strategist.executor.initialise import initialise
+    from strategist.executor.models import model_from_shape
+
+    model = model_from_shape(tiny_mixtral(moe={"experts": 3}), "cpu", torch.float64, routing=routing)
+    initialise(model, 0)
+    tokens = torch.randn(10, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    return model.layers["0"].mlp, tokens
+
+
+def test_every_token_gets_the_weighted_sum_of_its_best_experts() -> None:
+    """The mixture equals, token by token, what its two highest scores say, computed one expert after the other."""
+    import torch
+    from torch.nn.functional import silu
+
+    mixture, tokens = _mixture("scored")
+    gate, up, down = (getattr(mixture.experts, name).unbind(1) for name in ("gate", "up", "down"))
+    for token, got in zip(tokens, mixture(tokens[None])[0], strict=True):
+        scores = mixture.router.weight @ token
+        best = scores.topk(2).indices
+        weights = scores[best].softmax(0)
+        terms = [w * ((silu(gate[e] @ token) * (up[e] @ token)) @ down[e]) for w, e in zip(weights, best, strict=True)]
+        assert torch.allclose(got, sum(terms), rtol=0, atol=1e-14)
+
+
+def test_an_expert_without_tokens_has_a_gradient_of_zero() -> None:
+    """Experts that nobody chose take part in backward, so that data-parallel ranks reduce the same parameters."""
+    mixture, tokens = _mixture("crowded")
+    mixture(tokens[None]).sum().backward()
+    assert mixture.experts.up.grad[:, 2].eq(0).all()
+    assert mixture.experts.up.grad[:, :2].ne(0).all()
+
+
+@pytest.mark.parametrize(("routing", "counts"), [("balanced", [7, 7, 6]), ("crowded", [10, 10, 0])])
+def test_counts_for_tracing_are_known_without_values(routing: str, counts: list[int]) -> None:
+    """Balanced experts share the pairs of token and expert evenly, crowded ones are as few as can be; no token meets one
+    expert twice, and the mixture runs on fake tensors, which scored routing cannot."""
+    from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
+
+    (mixture, tokens), (scored, _) = _mixture(routing), _mixture("scored")
+    choice = mixture.router.choose(tokens)
+    assert choice.counts == counts == choice.experts.flatten().bincount(minlength=3).tolist()
+    assert all(len(set(pair)) == 2 for pair in choice.experts.tolist())
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert mixture(mode.from_tensor(tokens)[None]).shape == (1, 10, 32)
+        with pytest.raises(DynamicOutputShapeException):
+            scored(mode.from_tensor(tokens)[None])

@@ -5,13 +5,15 @@ In float64 a right layout differs by rounding (1e-15); a missing reduction or a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
+from strategist.facts.model import ModelShape
 from tests.executor.reference import GLOBAL_BATCH, Task, trained_by_one_process
-from tests.plans import even_stages, make_plan, tiny_llama
+from tests.plans import even_stages, make_plan, tiny_gpt2, tiny_llama, tiny_mixtral
 
 pytestmark = pytest.mark.slow
 
@@ -27,12 +29,17 @@ class Case:
     shape: dict[str, Any] = field(default_factory=dict)
     ragged: bool = False
     clip: float | None = None
+    model: Callable[..., ModelShape] = tiny_llama
 
 
 PLAIN = {"dp_replicate": 2}
 SHARDED = {"dp_shard": 2, "zero": 3}
 V2 = {"pp": 2, "virtual_stages": 2}
 SP = {"tp": 2, "sequence_parallel": True}
+TP_MOE = {"tp": 2, "etp": 2}
+SHARED_EXPERT = {"moe": {"shared_ffn": 16, "shared_gate": True}}
+FIRST_DENSE = {"ffn_hidden": 48, "layers": 4, "moe": {"first_dense": 1, "layers": 3, "shared_ffn": 16}}
+WINDOWED = {"window": 5, "full_every": 2, "pos": "rope", "pos_rows": 0, "kv_heads": 4}
 
 CASES = (
     Case("single", {"accumulation": 2, "recompute": "selective"}),
@@ -55,6 +62,7 @@ CASES = (
     Case("ddp2-tp2", PLAIN | {"tp": 2, "accumulation": 2, "recompute": "selective"}, {"tied": True}, clip=0.5),
     Case("pp2-tp2", {"pp": 2, "accumulation": 4} | SP, {"tied": True, "qk_norm": "head"}, ragged=True, clip=0.5),
     Case("pp2-ddp2", PLAIN | {"pp": 2, "accumulation": 2}, {"tied": True}, ragged=True),
+    Case("pp2-tp2-ddp2", PLAIN | SP | {"pp": 2, "accumulation": 2}, {"tied": True}, ragged=True, clip=0.5),
     Case("pp2-fsdp2", SHARDED | {"pp": 2, "accumulation": 4, "recompute": "full"}, ragged=True, clip=0.5),
     Case("pp2-zero2", {"pp": 2, "dp_shard": 2, "zero": 2, "accumulation": 4, "schedule": "gpipe"}, clip=0.5),
     Case("pp2-tp2-fsdp2", SHARDED | SP | {"pp": 2, "accumulation": 2}, {"tied": True}, ragged=True, clip=0.5),
@@ -72,13 +80,46 @@ CASES = (
 )  # fmt: skip
 
 
+GPT = (
+    Case("single", {"accumulation": 2, "recompute": "selective"}, ragged=True),
+    Case("ddp2", PLAIN | {"recompute": "full"}, ragged=True, clip=0.5),
+    Case("zero1", {"dp_shard": 2, "zero": 1, "accumulation": 2}, ragged=True),
+    Case("zero2", {"dp_shard": 2, "zero": 2, "accumulation": 2}, {"tied": False, "lm_head_bias": True}, ragged=True),
+    Case("zero3-offload", SHARDED | {"offload": "parameters"}, {"tied": False}, ragged=True, clip=0.5),
+    Case("hsdp", SHARDED | PLAIN | {"recompute": "selective"}, {"vocab": 63}, clip=0.5),
+    Case("tp2", {"tp": 2, "accumulation": 2, "recompute": "selective"}, ragged=True, clip=0.5),
+    Case("tp2-sp", SP | {"recompute": "full"}, {"tied": False, "lm_head_bias": True}, ragged=True, clip=0.5),
+    Case("tp2-window", {"tp": 2}, WINDOWED | {"norm": "layernorm_nonparam", "mlp_act": "relu2"}, clip=0.5),
+    Case("fsdp2-tp2", SHARDED | SP, {"norm": "layernorm_nobias"}, ragged=True, clip=0.5),
+    Case("pp2-tp2", {"pp": 2, "schedule": "gpipe", "accumulation": 4} | SP, ragged=True, clip=0.5),
+    Case("pp2-v2-fsdp2", V2 | SHARDED | {"accumulation": 4, "recompute": "full"}, {"layers": 4}, ragged=True, clip=0.5),
+)  # fmt: skip
+
+MOE = (
+    Case("single", {"accumulation": 2, "recompute": "selective"}, SHARED_EXPERT, ragged=True),
+    Case("ddp2", PLAIN | {"accumulation": 2, "recompute": "full"}, ragged=True, clip=0.5),
+    Case("zero2", {"dp_shard": 2, "zero": 2, "accumulation": 2, "recompute": "selective"}, ragged=True, clip=0.5),
+    Case("fsdp4", {"dp_shard": 4, "zero": 3, "recompute": "full"}, {"moe": {"experts": 3, "ffn": 22}}, ragged=True, clip=0.5),
+    Case("zero3-offload", SHARDED | {"offload": "parameters"}, SHARED_EXPERT, clip=0.5),
+    Case("hsdp", SHARDED | PLAIN, FIRST_DENSE | {"qk_norm": "full"}, ragged=True, clip=0.5),
+    Case("tp2", TP_MOE | {"accumulation": 2, "recompute": "selective"}, SHARED_EXPERT, ragged=True, clip=0.5),
+    Case("tp2-sp", TP_MOE | SP | {"recompute": "full"}, FIRST_DENSE, ragged=True, clip=0.5),
+    Case("fsdp2-tp2", TP_MOE | SHARDED | SP, SHARED_EXPERT, ragged=True, clip=0.5),
+    Case("pp2-tp2", {"pp": 2, "accumulation": 4} | TP_MOE | SP, {"mlp_gated": False, "tied": True}, ragged=True, clip=0.5),
+    Case("pp2-v2-fsdp2", V2 | SHARDED | {"accumulation": 4, "recompute": "full"}, FIRST_DENSE, ragged=True, clip=0.5),
+    Case("ddp2-compiled", PLAIN | {"compile": True}, SHARED_EXPERT, ragged=True, clip=0.5),
+)  # fmt: skip
+CASES += tuple(replace(case, name=f"gpt-{case.name}", model=tiny_gpt2) for case in GPT)
+CASES += tuple(replace(case, name=f"moe-{case.name}", model=tiny_mixtral) for case in MOE)
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_training_equals_one_process(case: Case) -> None:
     """Losses, gradient norms and final parameters of five AdamW steps are those of one process, on every rank."""
     from tests.executor.harness import run_ranks
     from tests.executor.workers import train_task
 
-    task = Task(tiny_llama(**case.shape), ragged=case.ragged, clip_norm=case.clip)
+    task = Task(case.model(**case.shape), ragged=case.ragged, clip_norm=case.clip)
     plan = make_plan(task.shape, **_with_micro_batch(case.layout))
     losses, parameters, norms = trained_by_one_process(task)
     for got_losses, got_parameters, got_norms in run_ranks(plan.mesh.world, train_task, plan, task):

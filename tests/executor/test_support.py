@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from strategist.document.plan import NumberFormats, Stage
+from strategist.document.plan import NumberFormats, Plan, Stage
 from strategist.errors import ImpossibleError
 from strategist.executor.architecture import model_obstacles
 from strategist.executor.obstacles import refuse
-from strategist.executor.support import layout_obstacles, unsupported
-from strategist.facts.model import Moe
-from tests.plans import BFLOAT16, FLOAT32, FLOAT64, even_stages, make_plan, tiny_llama
+from strategist.executor.support import layout_obstacles, obstacles, unsupported
+from strategist.facts.model import Mla, Moe
+from tests.plans import BFLOAT16, FLOAT32, FLOAT64, even_stages, make_plan, tiny_gpt2, tiny_llama, tiny_mixtral
 
 DEEP = tiny_llama(layers=8)
 
@@ -28,6 +28,8 @@ RUNNABLE: tuple[dict[str, Any], ...] = (
     {"pp": 2, "schedule": "gpipe", "dp_replicate": 2},
     {"shape": DEEP, "pp": 2, "virtual_stages": 4, "tp": 2, "dp_shard": 2, "zero": 3, "accumulation": 4},
     {"dp_replicate": 2, "dp_shard": 2, "zero": 3, "offload": "parameters", "formats": BFLOAT16},
+    {"shape": tiny_gpt2(), "tp": 2, "dp_shard": 2, "zero": 3, "sequence_parallel": True},
+    {"shape": tiny_mixtral(), "tp": 2, "etp": 2, "pp": 2, "dp_shard": 2, "zero": 2, "accumulation": 2},
 )
 
 FP8 = NumberFormats(parameter="float32", gradient="float32", reduce="float32", compute="float8")
@@ -44,7 +46,7 @@ SWAPPED = tuple(replace(stage, layers=stage.layers[::-1]) for stage in even_stag
 REFUSED: tuple[tuple[dict[str, Any], str, str, str], ...] = (
     ({"cp": 2}, "UNSUPPORTED", "mesh.cp", "2"),
     ({"ep": 2, "dp_shard": 2, "zero": 3}, "UNSUPPORTED", "mesh.ep", "2"),
-    ({"etp": 2, "tp": 2}, "UNSUPPORTED", "mesh.etp", "2"),
+    ({"etp": 2, "tp": 2}, "UNSUPPORTED", "mesh.etp", "no experts"),
     ({"pp": 2, "schedule": "interleaved", "accumulation": 2}, "FRAMEWORK_LEGALITY", "strategy.virtual_stages", "= 1"),
     ({"pp": 2, "virtual_stages": 0, "accumulation": 2}, "FRAMEWORK_LEGALITY", "strategy.virtual_stages", "= 0"),
     ({"virtual_stages": 2}, "FRAMEWORK_LEGALITY", "strategy.virtual_stages", "'none' does not go"),
@@ -96,6 +98,14 @@ def test_an_obstacle_names_field_value_and_way_out(choices: dict[str, Any], code
     assert obstacle.hint.endswith(".")
 
 
+def test_scaled_matmuls_are_refused() -> None:
+    """fp8 keeps bfloat16 tensors between its matmuls, so the formats alone do not tell: the precision is refused by name."""
+    plan = make_plan(formats=BFLOAT16)
+    (obstacle,) = layout_obstacles(replace(plan, workload=replace(plan.workload, precision="fp8")))
+    assert (obstacle.code, obstacle.place) == ("UNSUPPORTED", "workload.precision")
+    assert "fp8" in obstacle.sentence
+
+
 def test_ffn_width_must_divide() -> None:
     """A feed-forward width that tp does not divide is refused by name."""
     plan = make_plan(tiny_llama(ffn_hidden=50), tp=4)
@@ -113,23 +123,51 @@ def test_refuse_raises_the_first_and_carries_the_rest() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"moe": Moe(experts=8, top_k=2, ffn=64, layers=2)}, "moe"),
-        ({"norm": "layernorm"}, "norm = layernorm"),
-        ({"pos": "learned"}, "pos = learned"),
+        ({"moe": Moe(experts=8, top_k=2, ffn=64, layers=2, latent=16)}, "moe.latent = 16"),
+        ({"moe": Moe(experts=8, top_k=2, ffn=64, layers=2, router_bias=True)}, "moe.router_bias = True"),
+        ({"moe": Moe(experts=8, top_k=9, ffn=64, layers=2)}, "9 of 8 experts"),
+        ({"moe": Moe(experts=8, top_k=2, ffn=64, layers=1), "ffn_hidden": 0}, "ffn_hidden = 0"),
+        ({"family": "gpt_neox"}, "side by side"),
+        ({"family": "olmo2"}, "norms behind"),
+        ({"norms_per_layer": 4}, "norms_per_layer = 4"),
+        ({"norm": "batchnorm"}, "norm = batchnorm"),
+        ({"pos": "alibi"}, "pos = alibi"),
+        ({"pos": "learned"}, "0 rows of positions"),
+        ({"pattern": "*- *"}, "ffn_hidden = 48"),
+        ({"mla": Mla(q_lora=0, kv_lora=8, qk_nope=4, qk_rope=4, v_dim=4)}, "mla"),
+        ({"window": 0, "full_every": 0}, "window = 0"),
         ({"kind": "encoder"}, "kind = encoder"),
-        ({"qk_norm": "full"}, "qk_norm = full"),
-        ({"mlp_act": "gelu"}, "mlp_act = gelu"),
+        ({"qk_norm": "per_head"}, "qk_norm = per_head"),
+        ({"mlp_act": "quick_gelu"}, "mlp_act = quick_gelu"),
         ({"v_dim": 2}, "v_dim = 2"),
         ({"ffn_hidden": 0}, "ffn_hidden = 0"),
         ({"kv_heads": 3}, "8 heads over 3 kv_heads"),
         ({"extra_parameters": 5}, "extra_parameters = 5"),
     ],
 )
-def test_an_architecture_that_is_not_llama_like_is_refused(change: dict[str, Any], said: str) -> None:
+def test_an_architecture_that_the_built_in_model_cannot_be_is_refused(change: dict[str, Any], said: str) -> None:
     """The built-in model says which part of an architecture it cannot be."""
     (obstacle,) = model_obstacles(tiny_llama(**change))
     assert said in obstacle.sentence
     assert unsupported(make_plan(tiny_llama(**change))) == (obstacle.sentence,)
+
+
+@pytest.mark.parametrize(
+    ("plan", "place", "said"),
+    [
+        (make_plan(tiny_llama(qk_norm="full"), tp=2), "mesh.tp", "over all heads"),
+        (make_plan(tiny_gpt2(), seq_len=65), "workload.seq_len", "64 learned positions"),
+        (make_plan(tiny_mixtral(), tp=2), "mesh.etp", "tp 2 and etp 1"),
+        (make_plan(tiny_mixtral(), ep=2, dp_shard=2, zero=2), "mesh.ep", "mesh.ep = 2; it runs 1"),
+        (make_plan(tiny_mixtral(moe={"ffn": 25}), tp=2, etp=2), "model.moe.ffn", "moe.ffn = 25"),
+        (make_plan(tiny_mixtral(moe={"shared_ffn": 5}), tp=2, etp=2), "model.moe.shared_ffn", "moe.shared_ffn = 5"),
+    ],
+)
+def test_a_layout_that_the_model_does_not_allow_is_refused(plan: Plan, place: str, said: str) -> None:
+    """Norms over all heads, tables of positions and experts each have layouts that do not go with them."""
+    found = obstacles(plan)
+    assert [(o.place, said in o.sentence) for o in found] == [(place, True)]
+    assert unsupported(plan) == (found[0].sentence,)
 
 
 def test_asking_does_not_import_torch() -> None:

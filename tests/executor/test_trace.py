@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from strategist.document.plan import Plan
-from tests.plans import BFLOAT16, make_plan, tiny_llama
+from strategist.facts.model import ModelShape
+from strategist.facts.parameters import count
+from tests.plans import BFLOAT16, make_plan, tiny_gpt2, tiny_llama, tiny_mixtral
 
 pytestmark = pytest.mark.slow
 
@@ -47,3 +50,34 @@ def test_the_training_program_runs_under_fake_tensors(layout: dict[str, Any], ra
     plan = make_plan(SHAPE, **layout, formats=BFLOAT16)
     for rank in ranks:
         assert run_alone(trace_rank, plan, rank) == {"steps": 2, "held": _held(plan, rank)}
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"dp_shard": 64, "zero": 3, "recompute": "selective"},
+        {"pp": 2, "dp_shard": 8, "zero": 2, "tp": 4, "sequence_parallel": True, "accumulation": 2, "recompute": "full"},
+    ],
+    ids=["zero3", "pp-fsdp-tp"],
+)
+@pytest.mark.parametrize("make", [tiny_gpt2, tiny_mixtral])
+def test_other_architectures_run_under_fake_tensors(make: Callable[..., ModelShape], layout: dict[str, Any]) -> None:
+    """A GPT-2 and a mixture with balanced counts do whole steps; under zero 3 a rank holds a 64th of each weight."""
+    from tests.executor.harness import run_alone
+    from tests.executor.tracing import trace_rank
+
+    sizes = {"layers": 2, "hidden": WIDTH, "vocab": WIDTH, "kv_heads": 8, "head_dim": 8}
+    own = {"moe": {"ffn": WIDTH, "shared_ffn": WIDTH}} if make is tiny_mixtral else {"ffn_hidden": WIDTH}
+    shape = make(**sizes, **own)
+    etp = layout.get("tp", 1) if shape.moe else 1
+    plan = make_plan(shape, **layout, etp=etp, formats=BFLOAT16)
+    for rank in (0, 63):
+        traced = run_alone(trace_rank, plan, rank)
+        assert traced["steps"] == 2
+        assert plan.mesh.dp_shard < 64 or _sixty_fourths(shape, traced["held"])
+
+
+def _sixty_fourths(shape: ModelShape, held: int) -> bool:
+    """Every weight but the router's few rows divides by 64."""
+    routers = shape.moe.experts * shape.moe.layers * WIDTH if shape.moe else 0
+    return 0 <= held - (count(shape).total - routers) // 64 <= routers

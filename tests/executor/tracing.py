@@ -41,7 +41,7 @@ def trace_rank(plan: Plan, rank: int) -> dict[str, int]:
     dist.init_process_group("fake", rank=rank, world_size=plan.mesh.world, store=FakeStore())
     instruments = Instruments(read=lambda _value: 1.0, make_stage=lambda *a, **k: _stage(plan, *a, **k))
     job = Job(plan=plan, mesh=build_mesh(plan, "cpu"), device=torch.device("cpu"), instruments=instruments)
-    model = lay_out(model_from_shape(plan.model), job)
+    model = lay_out(model_from_shape(plan.model, routing="balanced"), job)
     with FakeTensorMode(allow_non_fake_inputs=True):
         session = Session(job, bring_to_life(model, job), clip_norm=1.0, resources=ExitStack())
         tokens = torch.zeros(session.share.per_rank, plan.workload.seq_len, dtype=torch.long)

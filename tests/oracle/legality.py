@@ -40,8 +40,53 @@ def _sequence_does_not_divide(job: Job, a: Layout) -> bool:
     return a["sequence_parallel"] == 1 and (job.workload.seq_len / a["cp"]) % a["tp"] != 0
 
 
+def ours(violation: Violation) -> Violation:
+    """A limit of strategist's own executor, which counts only where it is asked for."""
+    return lambda job, a: job.frontend == "strategist" and violation(job, a)
+
+
+SIDE_BY_SIDE_OR_BEHIND = ("gpt-neox", "gpt_neox", "pythia", "falcon", "olmo2", "llama4", "llama4_text")
+
+
+def is_buildable(shape: ModelShape) -> bool:
+    """A decoder that a few choices make from a bare one of its sizes, with attention and a feed-forward part in each layer."""
+    kept = (
+        "name", "family", "max_seq", "tied", "qkv_bias", "o_bias", "mlp_bias", "lm_head_bias", "mlp_gated", "window",
+        "full_every", "pattern", "moe", "pos_rows", "parameters_stated", "basis", "source", "notes",
+    )  # fmt: skip
+    chosen = {
+        "norm": ("rmsnorm", "layernorm", "layernorm_nobias", "layernorm_nonparam"), "pos": ("rope", "learned"),
+        "qk_norm": ("", "head", "full"), "mlp_act": ("silu", "gelu", "relu", "relu2"),
+    }  # fmt: skip
+    sizes = ("layers", "hidden", "vocab", "heads", "kv_heads", "head_dim")
+    if any(getattr(shape, name) not in known for name, known in chosen.items()):
+        return False
+    copied = {name: getattr(shape, name) for name in (*kept, *chosen, *sizes, "ffn_hidden")}
+    if shape != ModelShape(kind="decoder", **copied) or shape.family in SIDE_BY_SIDE_OR_BEHIND:
+        return False
+    if min(getattr(shape, name) for name in sizes) < 1 or shape.heads % shape.kv_heads:
+        return False
+    if (shape.pos == "learned") != (shape.pos_rows > 0) or (shape.pos == "rope" and shape.head_dim % 2):
+        return False
+    return _has_feed_forward(shape)
+
+
+def _has_feed_forward(shape: ModelShape) -> bool:
+    """Every layer has experts, or a feed-forward part of some width."""
+    moe, words = shape.moe, shape.pattern.split()
+    if moe and (moe.latent or moe.router_bias or moe.expert_bias or moe.ffn < 1 or not 1 <= moe.top_k <= moe.experts):
+        return False
+    if words:
+        return all(word in (("*E", "sE", "*-", "s-") if shape.ffn_hidden else ("*E", "sE")) for word in words)
+    return shape.ffn_hidden > 0 or (moe is not None and moe.layers >= shape.layers and moe.first_dense == 0)
+
+
 VIOLATIONS: dict[str, Violation] = {
     "LEG001": lambda job, a: not all(peak_FLOPs(g.node.gpu, job.workload.precision) for g in job.cluster.groups),
+    "LEG011": ours(lambda job, a: job.workload.precision in ("fp16", "fp8")),
+    "LEG012": ours(lambda job, a: job.workload.optimizer == "adamw8bit"),
+    "LEG013": ours(lambda job, a: not is_buildable(job.model)),
+    "LEG014": ours(lambda job, a: job.model.pos == "learned" and job.workload.seq_len > job.model.pos_rows),
     "LEG101": lambda job, a: job.model.heads % a["tp"] != 0,
     "LEG102": lambda job, a: job.model.kv_heads % a["tp"] != 0,
     "LEG103": lambda job, a: job.model.ffn_hidden % a["tp"] != 0,
@@ -61,6 +106,14 @@ VIOLATIONS: dict[str, Violation] = {
     "LEG401": lambda job, a: job.workload.global_batch % (a["dp_replicate"] * a["dp_shard"]) != 0,
     "LEG501": lambda job, a: a["offload"] != "none" and a["pp"] > 1,
     "LEG601": lambda job, a: job.frontend == "deepspeed" and a["pp"] > 1 and a["zero"] >= 2,
+    "LEG611": ours(lambda job, a: a["cp"] > 1),
+    "LEG612": ours(lambda job, a: (a["ep"], a["etp"]) != (1, a["tp"] if job.model.moe else 1)),
+    "LEG613": ours(lambda job, a: a["tiling"] > 1),
+    "LEG614": ours(lambda job, a: a["offload"] in ("optimizer", "nvme")),
+    "LEG615": ours(lambda job, a: a["offload"] == "parameters" and (a["zero"], a["tp"], a["pp"]) != (3, 1, 1)),
+    "LEG616": ours(lambda job, a: a["zero"] == 1 and a["tp"] * a["pp"] * a["dp_replicate"] > 1),
+    "LEG617": ours(lambda job, a: job.model.moe is not None and job.model.moe.shared_ffn % a["tp"] != 0),
+    "LEG618": ours(lambda job, a: job.model.qk_norm == "full" and a["tp"] > 1),
 }
 """Rule id -> the condition that refuses a layout, in the order of the book."""
 

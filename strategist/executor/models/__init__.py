@@ -7,26 +7,32 @@ from torch import nn
 
 from strategist.errors import ImpossibleError
 from strategist.executor.architecture import model_obstacles
+from strategist.executor.models.decoder import Decoder
+from strategist.executor.models.experts import Routing
 from strategist.executor.models.hugging_face import HuggingFaceCuts, is_known
-from strategist.executor.models.llama import Llama
 from strategist.executor.models.reference import ReferenceModel
 from strategist.executor.obstacles import refuse
 from strategist.executor.splittable import Splittable
 from strategist.facts.model import ModelShape
 
-__all__ = ["ReferenceModel", "model_from_shape", "require_splittable", "splittable"]
+__all__ = ["ReferenceModel", "Routing", "model_from_shape", "require_splittable", "splittable"]
 
 
 def model_from_shape(
-    shape: ModelShape, device: torch.device | str = "meta", dtype: torch.dtype = torch.float32
+    shape: ModelShape,
+    device: torch.device | str = "meta",
+    dtype: torch.dtype = torch.float32,
+    *,
+    routing: Routing = "scored",
 ) -> ReferenceModel:
     """The reference model of this architecture, without values when `device` is meta.
 
-    Raises ImpossibleError UNSUPPORTED for an architecture that is not a Llama-like decoder.
+    `routing` other than "scored" is for tracing experts: shapes then do not depend on values. Raises ImpossibleError
+    UNSUPPORTED for an architecture that it cannot be.
     """
     refuse(model_obstacles(shape))
     with torch.device(device):
-        return Llama(shape).to(dtype)
+        return Decoder(shape, routing).to(dtype)
 
 
 def splittable(model: nn.Module) -> Splittable | None:

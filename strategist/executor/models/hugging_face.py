@@ -74,7 +74,7 @@ class HuggingFaceCuts(Splittable):
             if fnmatch(name, pattern)
         }
 
-    def spread_tokens(self, ranks: int) -> None:
+    def spread_tokens(self, ranks: int, index: int) -> None:
         """Nothing to say: tokens are never spread."""
 
     def tie(self) -> None:
@@ -86,6 +86,11 @@ class HuggingFaceCuts(Splittable):
         """See Splittable."""
         module = self.model.model.embed_tokens
         return None if isinstance(module, Passage) else module
+
+    def embedding_parts(self) -> list[nn.Module]:
+        """See Splittable."""
+        module = self.embedding()
+        return [] if module is None else [module]
 
     def head_parts(self) -> list[nn.Module]:
         """See Splittable."""

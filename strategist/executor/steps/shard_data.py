@@ -46,12 +46,11 @@ def _no_other_policy(*_flags: object, **_options: object) -> None:
 
 
 def _free_ends(model: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]:
-    """Embedding, and last norm with head, as far as this stage has them and they share no weight."""
+    """Embedding with learned positions, and last norm with head, as far as this stage has them and they share no weight."""
     cuts = splittable(model)
     if cuts is None or cuts.tied:
         return [], []
-    embedding = cuts.embedding()
-    return [] if embedding is None else [embedding], cuts.head_parts()
+    return cuts.embedding_parts(), cuts.head_parts()
 
 
 def _make_unit(modules: list[nn.Module], job: Job, *, reshard: bool) -> list[FSDPModule]:

@@ -26,7 +26,8 @@ def tensor_parallel(model: nn.Module, job: Job) -> nn.Module:
             "INTERNAL", f"The tensor-parallel table names modules that are not there: {sorted(missing)}."
         )
     parallelize_module(model, job.mesh["tp"], styles)
-    cuts.spread_tokens(job.plan.mesh.tp if with_sequence else 1)
+    if with_sequence:
+        cuts.spread_tokens(job.plan.mesh.tp, job.mesh.get_local_rank("tp"))
     cuts.tie()  # parallelize_module gave each end its own parameter
     embedding = cuts.embedding()
     if job.plan.strategy.compile and embedding is not None:

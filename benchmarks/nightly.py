@@ -1,0 +1,51 @@
+"""The long suite: every test, generated cases a hundredfold; writes results/nightly.json.
+
+`python -m benchmarks.nightly [PYTEST_ARGUMENTS]`; further arguments go to pytest, and a run that was narrowed by them says so.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from benchmarks.record import ROOT, circumstances, write
+
+PACKAGES = ("strategist", "torch", "numpy", "pydantic", "transformers", "hypothesis", "pytest")
+
+
+def nightly(arguments: Sequence[str], name: str = "nightly") -> int:
+    """Run the suite, write what came out, and return pytest's exit code."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = (sys.executable, "-m", "pytest", "--hypothesis-profile=nightly", f"--junitxml={report}", *arguments)
+        code = subprocess.run(command, cwd=ROOT, check=False).returncode
+        result = {**circumstances(PACKAGES), "arguments": list(arguments), "exit_code": code, **counts(report)}
+    print(f"{result['passed']} passed, {result['failed']} failed, {result['skipped']} skipped; {write(name, result)}")
+    return code
+
+
+def counts(report: Path) -> dict[str, Any]:
+    """How many tests ended how, their seconds, and the names of those that did not pass, from pytest's XML."""
+    suite = ElementTree.parse(report).getroot()
+    cases = {f"{case.get('classname')}.{case.get('name')}": _ended(case) for case in suite.iter("testcase")}
+    ended = Counter(cases.values())
+    return {
+        **{how: ended[how] for how in ("passed", "failed", "error", "skipped")},
+        "seconds": round(sum(float(part.get("time", 0)) for part in suite.iter("testsuite"))),
+        "not_passed": sorted(name for name, how in cases.items() if how != "passed"),
+    }
+
+
+def _ended(case: ElementTree.Element) -> str:
+    ways = {"failure": "failed", "error": "error", "skipped": "skipped"}
+    return next((ways[part.tag] for part in case if part.tag in ways), "passed")
+
+
+if __name__ == "__main__":
+    sys.exit(nightly(sys.argv[1:]))

@@ -1,0 +1,194 @@
+"""docs/status.md: what is planned, run, traced and emitted today, found out by asking the code; and what is missing."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import strategist
+from strategist.catalog import rows
+from strategist.cli import COMMANDS
+from strategist.document.plan import Plan
+from strategist.emitters import EMITTERS
+from strategist.errors import ImpossibleError
+from strategist.executor.architecture import model_obstacles
+from strategist.executor.support import layout_obstacles, unsupported
+
+ONE_GPU = {"gpu": "h100-sxm-80gb", "gpus_per_node": 1, "nodes": 1}
+FSDP = "dp_shard=8,zero=3"
+
+
+@dataclass(frozen=True)
+class Technique:
+    """A row of the table: a name, and the question whose plan uses that technique."""
+
+    title: str
+    pin: str
+    hardware: Any = "dgx-h100"
+    model: str = "llama-3.2-1b"
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    def plan(self) -> Plan | None:
+        """The plan that this row stands for; None when no layout can be like this."""
+        job = {"seq_len": 2048, "global_batch": 64, "top": 1, **self.more}
+        try:
+            return strategist.recommend(self.model, self.hardware, pin=self.pin or None, **job)
+        except ImpossibleError:
+            return None
+
+
+TECHNIQUES = (
+    Technique("one process", "", ONE_GPU),
+    Technique("DDP", "dp_replicate=8"),
+    Technique("ZeRO-1", "dp_shard=8,zero=1"),
+    Technique("ZeRO-2", "dp_shard=8,zero=2"),
+    Technique("ZeRO-3", FSDP),
+    Technique("HSDP", "dp_replicate=2,dp_shard=4,zero=3"),
+    Technique("TP", "tp=8,sequence_parallel=0"),
+    Technique("TP with sequence parallelism", "tp=8,sequence_parallel=1"),
+    Technique("PP, GPipe", "pp=8,schedule=gpipe"),
+    Technique("PP, 1F1B", "pp=8,schedule=1f1b"),
+    Technique("PP, interleaved", "pp=4,dp_replicate=2,virtual_stages=2,schedule=interleaved"),
+    Technique("TP x DDP", "tp=2,dp_replicate=4"),
+    Technique("TP x FSDP", "tp=2,dp_shard=4,zero=3"),
+    Technique("TP x ZeRO-1", "tp=2,dp_shard=4,zero=1"),
+    Technique("PP x DDP", "pp=2,dp_replicate=4"),
+    Technique("PP x FSDP", "pp=2,dp_shard=4,zero=3"),
+    Technique("PP x TP x DDP", "pp=2,tp=2,dp_replicate=2"),
+    Technique("PP x TP x FSDP", "pp=2,tp=2,dp_shard=2,zero=3"),
+    Technique("PP x TP x ZeRO-1", "pp=2,tp=2,dp_shard=2,zero=1"),
+    Technique("CP, ring", "cp=2,dp_shard=4,zero=3,context_parallel=ring"),
+    Technique("CP, all-to-all", "cp=2,dp_shard=4,zero=3,context_parallel=all-to-all"),
+    Technique("EP", "ep=8,dp_shard=8,zero=3", model="olmoe-1b-7b"),
+    Technique("EP with tensor-parallel experts", "ep=4,etp=2,tp=2,dp_shard=4,zero=3", model="olmoe-1b-7b"),
+    Technique("recompute selective", f"{FSDP},recompute=selective"),
+    Technique("recompute full", f"{FSDP},recompute=full"),
+    Technique("offload optimizer", "dp_shard=8,zero=2,offload=optimizer"),
+    Technique("offload parameters", f"{FSDP},offload=parameters"),
+    Technique("offload to NVMe", f"{FSDP},offload=nvme"),
+    Technique("memory-centric tiling", f"{FSDP},offload=parameters,tiling=8"),
+    Technique("fp32", FSDP, more={"precision": "fp32"}),
+    Technique("bf16", FSDP, more={"precision": "bf16"}),
+    Technique("fp16", FSDP, more={"precision": "fp16"}),
+    Technique("fp8", FSDP, more={"precision": "fp8"}),
+    Technique("AdamW", FSDP, more={"optimizer": "adamw"}),
+    Technique("8-bit AdamW", FSDP, more={"optimizer": "adamw8bit"}),
+    Technique("SGD", FSDP, more={"optimizer": "sgd"}),
+)
+"""One row each: the strategies, their products, and the options."""
+
+LATER: Mapping[str, str] = {
+    "trace": "the real program of one rank under fake tensors: exact bytes and collectives",
+    "rehearse": "one rank's real kernels on one GPU",
+    "resume": "go on after an interruption, also on another layout",
+    "status": "look at a running job",
+    "predict": "judge a configuration that somebody already has",
+    "accuracy": "our predictions beside published runs",
+    "calibrate": "learn from measured runs",
+    "size": "the smallest machines for a job, beyond the ladder that `plan` prints",
+    "sweep": "a table over sizes and machines",
+    "compare": "plans side by side",
+    "diff": "what changed between two plans",
+    "validate": "judge another framework's configuration",
+    "doctor": "checks of a machine",
+    "probe": "measure a machine's links and matmuls",
+    "report": "a plan as HTML",
+}
+"""Commands that are promised; those that exist drop out of the page by themselves."""
+
+MISSING = (
+    "Files for other frameworks than torchrun and Slurm: Accelerate, DeepSpeed, Megatron, torchtitan and others.",
+    "`explain --with` (what happened beside what was predicted), `check --exhaustive`, `plan --calibration`.",
+    "LoRA and QLoRA (`--method`); plans are for full training.",
+    "Calibration: times come from datasheets, public matmul measurements and collective fits. No plan was compared with a run "
+    "on GPUs yet, and the executor was tested on CPU ranks with gloo only.",
+    "Checkpoints: the executor neither saves nor resumes.",
+    "`run` starts the ranks of one machine; for several there are the emitted scripts, which were run with a stub launcher and "
+    "on one machine only.",
+)
+"""What no table of the code knows to be missing."""
+
+
+@cache
+def status_page() -> str:
+    """The page without its first line."""
+    return "\n".join((*_techniques(), "", *_models(), "", *_later(), ""))
+
+
+def _techniques() -> Iterator[str]:
+    yield "# Status"
+    yield ""
+    yield from _paragraph(
+        "Each row was asked a question with these choices pinned: is there a plan, does the executor accept it "
+        "(`strategist/executor/support.py`; the parity tests train such plans against one process), is there a trace, does "
+        "each target write files for it."
+    )
+    yield ""
+    heads = ("technique", "planned", "run", "traced", *(f"emitted: {emitter.name}" for emitter in EMITTERS), "why not")
+    yield f"| {' | '.join(heads)} |"
+    yield "|" + "---|" * len(heads)
+    for technique in TECHNIQUES:
+        yield f"| {' | '.join((technique.title, *_answers(technique.plan())))} |"
+
+
+def _answers(plan: Plan | None) -> tuple[str, ...]:
+    if plan is None:
+        return ("no", *("no",) * (2 + len(EMITTERS)), "no layout is legal")
+    missing = unsupported(plan)
+    known = (True, not missing, is_traced(plan), *(is_emitted(plan, emitter.name) for emitter in EMITTERS))
+    why = " ".join(obstacle.sentence for obstacle in layout_obstacles(plan))
+    return (*("yes" if said else "no" for said in known), why or " ".join(missing))
+
+
+def is_traced(plan: Plan) -> bool:
+    """Every plan that the executor runs can be traced, once there is a trace."""
+    return is_command("trace") and not unsupported(plan)
+
+
+def is_emitted(plan: Plan, target: str) -> bool:
+    """True when the target writes files for the plan."""
+    try:
+        return bool(strategist.emit(plan, target))
+    except ImpossibleError:
+        return False
+
+
+def is_command(name: str) -> bool:
+    """True when the command line has that command."""
+    return name in {command for command, _ in COMMANDS}
+
+
+def _models() -> Iterator[str]:
+    yield "## Models"
+    yield ""
+    shapes, runs = rows("models"), runnable_models()
+    able = sorted({strategist.load_model(name).family for name in runs})
+    yield from _paragraph(
+        f"The catalogue has the shapes of {len(shapes)} models in {len({row['family'] for row in shapes})} families, and reads "
+        f"their configurations. The executor's own model can be {len(runs)} of them, of the families {', '.join(able)}: "
+        "pre-norm decoders of RMSNorm or LayerNorm, rotary or learned positions, full or windowed attention, and feed-forward "
+        "parts or routed experts. Any other `torch.nn.Module` trains with data parallelism; Hugging Face's Llama, "
+        "Mistral, Qwen2 and Qwen3 with tp and pp too."
+    )
+
+
+def _paragraph(text: str) -> list[str]:
+    return textwrap.wrap(text, 120, break_on_hyphens=False, break_long_words=False)
+
+
+def runnable_models() -> list[str]:
+    """Names of the catalogue's models that the executor's own model can be."""
+    names = (row["name"] for row in rows("models"))
+    return [name for name in names if not model_obstacles(strategist.load_model(name))]
+
+
+def _later() -> Iterator[str]:
+    yield "## Missing, by name"
+    yield ""
+    for name, words in LATER.items():
+        if not is_command(name):
+            yield f"- `strategist {name}`: {words}."
+    yield from (f"- {sentence}" for sentence in MISSING)

@@ -1,0 +1,73 @@
+"""What tells attention where a token stands: rotary angles or a table of learned positions, and windows.
+
+Rotary positions: Su et al. 2021, arXiv 2104.09864, section 3.4. Sliding windows: Beltagy et al. 2020, arXiv 2004.05150,
+section 3.1, as in Mistral (Jiang et al. 2023, arXiv 2310.06825, section 2).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from strategist.executor.tensor_styles import part_here
+from strategist.facts.model import ModelShape
+
+ROPE_BASE = 10_000.0
+"""Base of the rotary angles (arXiv 2104.09864, section 3.3); catalogue rows do not carry one, and it costs nothing."""
+
+
+class Places(NamedTuple):
+    """What all layers share in one forward pass.
+
+    `cos` and `sin` are T x D/2 (None without rotation). `band` is T x T: zero where a layer with a window may look, minus
+    infinity elsewhere; None when the window covers the sequence.
+    """
+
+    cos: Tensor | None
+    sin: Tensor | None
+    band: Tensor | None
+
+
+def places(shape: ModelShape, tokens: int, like: Tensor) -> Places:
+    """The places of `tokens` tokens, in the type of `like`."""
+    cos, sin = rope_tables(tokens, shape.head_dim, like) if shape.pos == "rope" else (None, None)
+    narrow = shape.window is not None and shape.window < tokens
+    return Places(cos, sin, _band(tokens, shape.window, like) if narrow and shape.window else None)
+
+
+def rope_tables(tokens: int, head_dim: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines, each T x D/2, computed in at least float32 and given in the type of `like`."""
+    work = torch.promote_types(like.dtype, torch.float32)
+    exponent = torch.arange(0, head_dim, 2, device=like.device, dtype=work) / head_dim
+    angles = torch.outer(torch.arange(tokens, device=like.device, dtype=work), ROPE_BASE**-exponent)
+    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x (B, T, heads, D) turned by its positions, halves of D paired as in Hugging Face's Llama."""
+    left, right = x.chunk(2, dim=-1)
+    cos, sin = cos[:, None, :], sin[:, None, :]
+    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
+
+
+def _band(tokens: int, window: int, like: Tensor) -> Tensor:
+    """Token t may look at itself and the `window` - 1 tokens before it."""
+    place = torch.arange(tokens, device=like.device)
+    distance = place[:, None] - place[None, :]
+    hidden = (distance < 0) | (distance >= window)
+    return torch.zeros(tokens, tokens, device=like.device, dtype=like.dtype).masked_fill(hidden, float("-inf"))
+
+
+class PositionTable(nn.Module):
+    """Learned positions (GPT-2): one row per place, added to the embedded tokens."""
+
+    def __init__(self, rows: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(rows, width))
+
+    def forward(self, first: int, count: int) -> Tensor:
+        """The rows of `count` places from `first` on, (T, H): a copy, because FSDP2 takes the weight back after forward."""
+        rows = torch.arange(first, first + count, device=self.weight.device)
+        return nn.functional.embedding(rows, part_here(self.weight))

@@ -1,0 +1,91 @@
+"""Whether our executor's reference model can be an architecture. Planning asks before anything runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from strategist.facts.model import ModelShape, Moe, layer_sequence
+
+FREE = frozenset(
+    {
+        "name", "family", "layers", "hidden", "vocab", "ffn_hidden", "heads", "kv_heads", "head_dim", "tied", "max_seq",
+        "pos_rows", "mlp_gated", "mlp_bias", "qkv_bias", "o_bias", "lm_head_bias", "window", "full_every", "pattern", "moe",
+        "parameters_stated", "basis", "source", "notes",
+    }
+)  # fmt: skip
+"""Fields of a shape that may have any value; some are looked at more closely below."""
+
+CHOICES: dict[str, tuple[object, ...]] = {
+    "kind": ("decoder",),
+    "norm": ("rmsnorm", "layernorm", "layernorm_nobias", "layernorm_nonparam"),
+    "pos": ("rope", "learned"),
+    "qk_norm": ("", "head", "full"),
+    "mlp_act": ("silu", "gelu", "relu", "relu2"),
+}
+"""Fields with more values than their default. Every other field must have its default, which is Llama's."""
+
+OTHER_WIRING = {
+    "gpt-neox": "attention and feed-forward part side by side",
+    "pythia": "attention and feed-forward part side by side",
+    "falcon": "attention and feed-forward part side by side",
+    "olmo2": "norms behind attention and feed-forward part",
+    "llama4": "attention in chunks",
+    "llama4-text": "attention in chunks",
+}
+"""Families whose layers are put together in a way that no field of a shape expresses: other tensors are kept and computed.
+
+Read in transformers 5.23.0, src/transformers/models/<family>/modeling_<family>.py. Factors that only scale (of embeddings,
+attention or residuals) and how much of a head is rotated are not told apart.
+"""
+
+POSITIVE = ("layers", "hidden", "vocab", "heads", "kv_heads", "head_dim")
+
+
+def departures(shape: ModelShape) -> tuple[str, ...]:
+    """What keeps `shape` from being a decoder that the reference model can be: wiring, or fields with their values; none
+    for a pre-norm decoder such as GPT-2, Llama, Mistral, Qwen, Mixtral."""
+    return (*_odd_wiring(shape), *_odd_fields(shape), *_odd_sizes(shape)) or tuple(_odd_layers(shape))
+
+
+def _odd_wiring(shape: ModelShape) -> Iterator[str]:
+    wiring = OTHER_WIRING.get(shape.family.replace("_", "-"))
+    if wiring is not None:
+        yield wiring
+
+
+def _odd_fields(shape: ModelShape) -> Iterator[str]:
+    for field in dataclasses.fields(shape):
+        value = getattr(shape, field.name)
+        if field.name not in FREE and value not in CHOICES.get(field.name, (field.default,)):
+            yield field.name if dataclasses.is_dataclass(value) else f"{field.name} = {value}"
+
+
+def _odd_sizes(shape: ModelShape) -> Iterator[str]:
+    yield from (f"{name} = {getattr(shape, name)}" for name in POSITIVE if getattr(shape, name) < 1)
+    if shape.kv_heads > 0 and shape.heads % shape.kv_heads:
+        yield f"{shape.heads} heads over {shape.kv_heads} kv_heads"
+    if shape.pos == "rope" and shape.head_dim % 2:
+        yield f"an odd head_dim = {shape.head_dim}"
+    if (shape.pos == "learned") != (shape.pos_rows > 0):
+        yield f"{shape.pos_rows} rows of positions with pos = {shape.pos}"
+    if shape.moe is not None:
+        yield from _odd_experts(shape.moe)
+
+
+def _odd_experts(moe: Moe) -> Iterator[str]:
+    yield from (
+        f"moe.{name} = {value}" for name in ("latent", "router_bias", "expert_bias") if (value := getattr(moe, name))
+    )
+    if moe.ffn < 1 or not 1 <= moe.top_k <= moe.experts:
+        yield f"{moe.top_k} of {moe.experts} experts of width {moe.ffn}"
+
+
+def _odd_layers(shape: ModelShape) -> Iterator[str]:
+    """What layers are made of; asked only where the fields say nothing against it."""
+    kinds = set(layer_sequence(shape))
+    yield from sorted({f"{kind.mixer} layers" for kind in kinds if kind.mixer not in ("attention", "sliding")})
+    if any(kind.ffn == "none" or (kind.ffn == "dense" and shape.ffn_hidden < 1) for kind in kinds):
+        yield f"ffn_hidden = {shape.ffn_hidden}"
+    if any(kind.mixer == "sliding" for kind in kinds) and (shape.window or 0) < 1:
+        yield f"window = {shape.window}"

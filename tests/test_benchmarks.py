@@ -1,0 +1,82 @@
+"""What we say about our own speed is a committed measurement, and the ways of measuring measure."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.bench_startup import BARS, NOTHING, figures, paired, run
+from benchmarks.nightly import counts
+from benchmarks.record import read
+from tests.cli.bad_inputs import APART, OWED, corpus
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_committed_figures_stay_under_their_bars() -> None:
+    """The last measurement of `make bench` misses no bar, and planning had loaded nothing heavy."""
+    result = read("startup")
+    assert {name: value for name, value in figures(result).items() if value > BARS[name]} == {}
+    assert result["heavy_imports"] == []
+
+
+def test_a_measurement_says_when_and_what() -> None:
+    """The committed result carries date, commit, versions and cores, and covers every refused row of the corpus."""
+    result = read("startup")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", result["date"])
+    assert re.fullmatch(r"[0-9a-f]{40}", result["commit"])
+    assert result["machine"]["cores"] >= 1
+    assert None not in result["versions"].values()
+    rows = [row for row in corpus() if (row.flag, row.value) not in (*OWED, *APART) and row.ends[0]]
+    assert result["refusals"]["rows"] == len(rows)
+
+
+@pytest.mark.slow
+def test_a_pair_weighs_one_command_against_another() -> None:
+    """A process that holds a hundred megabytes peaks above them, a longer one has the larger ratio, a failure is raised."""
+    weigh = (
+        "import sys; from benchmarks.bench_startup import run; print(run((sys.executable, *sys.argv[1:])).peak_bytes)"
+    )
+
+    def peak(program: str) -> int:  # asked of a small process: a child starts with the peak of its parent
+        return int(
+            subprocess.run(
+                (sys.executable, "-c", weigh, "-c", program), cwd=ROOT, stdout=subprocess.PIPE, check=True
+            ).stdout
+        )
+
+    assert peak("b'x' * 100_000_000") > 100_000_000 > peak("pass")
+    assert paired((sys.executable, "-c", "import time; time.sleep(1)"), NOTHING, 2)["median_ratio"] > 1
+    with pytest.raises(ChildProcessError, match="ended with 3"):
+        run((sys.executable, "-c", "raise SystemExit(3)"))
+
+
+SUITE = """
+import pytest
+def test_good(): pass
+def test_bad(): assert False
+@pytest.mark.skip
+def test_left_out(): pass
+@pytest.fixture
+def broken(): raise OSError
+def test_never_ran(broken): pass
+"""
+
+
+@pytest.mark.slow
+def test_the_nightly_result_counts_every_end(tmp_path: Path) -> None:
+    """Passed, failed, broken and skipped tests are counted apart, and all but the passed ones are named."""
+    (tmp_path / "test_all.py").write_text(SUITE, encoding="utf-8")
+    report = tmp_path / "report.xml"
+    subprocess.run(
+        (sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", str(tmp_path)), cwd=tmp_path, check=False
+    )
+    result = counts(report)
+    assert {how: result[how] for how in ("passed", "failed", "error", "skipped")} == dict.fromkeys(
+        ("passed", "failed", "error", "skipped"), 1
+    )
+    assert [name.rpartition(".")[2] for name in result["not_passed"]] == ["test_bad", "test_left_out", "test_never_ran"]
