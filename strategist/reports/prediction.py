@@ -16,8 +16,8 @@ from strategist.reports.brief import (
     time_lines,
 )
 from strategist.reports.lines import Line, line, wrapped
-from strategist.reports.text import stage_lines, tree_lines
-from strategist.reports.tree import plan_tree
+from strategist.reports.text import stage_lines
+from strategist.reports.tree import plan_tree, tree_lines
 from strategist.units import format_gib
 
 

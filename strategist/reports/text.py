@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from strategist.document.plan import Costed, Plan
 from strategist.document.write import seal_state
-<<<<<<< HEAD
 from strategist.reports.brief import (
     INDENT,
     assumed_lines,
@@ -16,17 +15,9 @@ from strategist.reports.brief import (
     option_words,
     policy_words,
 )
-from strategist.reports.lines import Line, Span, hung, line, table, wrapped
-from strategist.reports.tree import Tree, plan_tree
-from strategist.units import format_gib, format_seconds
-
-VALUE_COLUMN = 12
-=======
-from strategist.reports.brief import INDENT, _assumed, family_title, hint_lines, mesh_words, option_words, policy_words
 from strategist.reports.lines import Line, Span, line, table, wrapped
 from strategist.reports.tree import plan_tree, tree_lines
 from strategist.units import format_gib
->>>>>>> main
 
 
 def explain_text(plan: Plan, width: int = 80) -> list[Line]:
@@ -49,11 +40,7 @@ def details(plan: Plan, width: int = 80) -> list[Line]:
     return [
         line(""),
         *tree_lines(plan_tree(plan), width),
-<<<<<<< HEAD
         *stage_lines(plan, width),
-=======
-        *_stages(plan, width),
->>>>>>> main
         *_rules(plan, width),
         *_refusals(plan, width),
     ]
@@ -68,42 +55,8 @@ def _seal_words(plan: Plan) -> str:
     return words[seal_state(plan)]
 
 
-<<<<<<< HEAD
-def tree_lines(tree: Tree, width: int) -> Iterator[Line]:
-    """A tree of terms with its predicted values."""
-    name_width = max(20, min(34, width // 2 - VALUE_COLUMN))
-    if width >= 44:
-        yield line(Span(" " * name_width + "predicted".rjust(VALUE_COLUMN), "dim"))
-    for child in tree.children:
-        yield from _branch(child, width, name_width, 0)
-
-
-def _branch(node: Tree, width: int, name_width: int, depth: int) -> Iterator[Line]:
-    label = f"{'  ' * depth}{node.name}"
-    value = _value(node.predicted, node.unit)
-    if width < 44:
-        yield from hung(f"{label} {value}", width)
-    else:
-        head = label.ljust(name_width)[:name_width] + value.rjust(VALUE_COLUMN) + "  "
-        note = node.note + (f" ({node.basis})" if node.basis not in (None, "derived") else "")
-        yield from wrapped(
-            head, note, width, indent=len(head), style="dim", label_style="title" if depth == 0 else "plain"
-        )
-    for child in node.children:
-        yield from _branch(child, width, name_width, depth + 1)
-
-
-def _value(value: float | None, unit: str) -> str:
-    if value is None:
-        return ""
-    return format_gib(value) if unit == "B" else format_seconds(value / 1e9)
-
-
 def stage_lines(plan: Costed, width: int) -> Iterator[Line]:
     """The layers and the peak of every pipeline stage."""
-=======
-def _stages(plan: Plan, width: int) -> Iterator[Line]:
->>>>>>> main
     if plan.mesh.pp == 1:
         return
     yield line("")
