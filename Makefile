@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help plan test check fast slow nightly bench docs format clean
+.PHONY: help plan test check fast slow nightly bench bench-accuracy docs format clean
 
 help:                              ## this list
 	@sed -n 's/^\([a-z]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name words; do printf '%-8s %s\n' "$$name" "$$words"; done
@@ -33,6 +33,9 @@ nightly: $(VENV)/everything.stamp  ## every test, a hundred times the generated 
 bench: $(VENV)/everything.stamp    ## start-up and search, as ratios in one run; writes benchmarks/results
 	$(BIN)/python -m compileall -q strategist
 	$(BIN)/python -m benchmarks.bench_startup
+
+bench-accuracy: $(VENV)/everything.stamp  ## published runs against predictions; writes benchmarks/results
+	$(BIN)/python -m benchmarks.bench_accuracy
 
 docs: $(VENV)/everything.stamp     ## pages that are generated from data
 	$(BIN)/python docs/make_pages.py

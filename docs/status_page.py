@@ -85,8 +85,6 @@ LATER: Mapping[str, str] = {
     "rehearse": "one rank's real kernels on one GPU",
     "resume": "go on after an interruption, also on another layout",
     "status": "look at a running job",
-    "predict": "judge a configuration that somebody already has",
-    "accuracy": "our predictions beside published runs",
     "calibrate": "learn from measured runs",
     "size": "the smallest machines for a job, beyond the ladder that `plan` prints",
     "sweep": "a table over sizes and machines",

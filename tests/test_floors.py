@@ -21,6 +21,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("space", "document"),
     ("rulebook", "memory", "timing"),
     ("planner", "emitters", "reports", "executor"),
+    ("accuracy",),
 )
 """Rooms from the ground up; those on one floor never import each other."""
 
