@@ -7,7 +7,7 @@ PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.
 .PHONY: help plan test check fast slow nightly bench bench-accuracy docs format clean
 
 help:                              ## this list
-	@sed -n 's/^\([a-z]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name words; do printf '%-8s %s\n' "$$name" "$$words"; done
+	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name words; do printf '%-14s %s\n' "$$name" "$$words"; done
 
 plan: $(VENV)/planner.stamp        ## a plan for a 7B model; installs the planner alone, without torch
 	$(BIN)/strategist plan --model-size 7B
