@@ -102,7 +102,7 @@ MISSING = (
     "`explain --with` (what happened beside what was predicted), `check --exhaustive`, `plan --calibration`.",
     "LoRA and QLoRA (`--method`); plans are for full training (`accuracy` predicts published LoRA runs).",
     "Calibration (`calibrate`, `--calibration`, `--uncalibrated`): times are physics with catalogue constants, compared with "
-    "published runs in docs/accuracy.md; intervals come from one row for all, not from the errors of a run's neighbourhood.",
+    "published runs in docs/accuracy.md; intervals are known by architecture, not by framework and size.",
     "Nothing of ours ran on GPUs yet: the executor was tested on CPU ranks with gloo only.",
     "Checkpoints: the executor neither saves nor resumes.",
     "`run` starts the ranks of one machine; for several there are the emitted scripts, which were run with a stub launcher and "

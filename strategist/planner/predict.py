@@ -16,7 +16,7 @@ from strategist.facts.profile import find_profile
 from strategist.memory.estimate import peak_memory
 from strategist.planner.search import fits
 from strategist.planner.situation import one, question
-from strategist.planner.write import memory_ledger, mesh_of, strategy_of, time_ledger
+from strategist.planner.write import memory_ledger, mesh_of, outside_known_errors, strategy_of, time_ledger
 from strategist.rulebook.apply import columns, sentence
 from strategist.rulebook.rule import Rule, load_rules
 from strategist.space.candidates import WORDS, Candidates, code
@@ -57,7 +57,7 @@ def predict(
         over_bytes=max(0, memory.worst.device - job.usable_bytes),
         memory=memory,
         time=time_ledger(job, times, 0),
-        hints=hints,
+        hints=(*hints, *outside_known_errors(job)),
     )
 
 
