@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 from strategist.accuracy.machines import Machines, cluster_of, machines_of
 from strategist.accuracy.shapes import shape_of
 from strategist.accuracy.table import Run, Unexpressed, needed, number, whole
 from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
-from strategist.facts.profile import Attention, Profile, profile_of, with_habits
+from strategist.facts.profile import Attention, Hides, Profile, profile_of, with_habits
 from strategist.facts.workload import Precision, Workload
 from strategist.records import dataclass
 from strategist.space.candidates import code
@@ -19,6 +21,8 @@ PRECISION_WORDS: tuple[tuple[str, Precision], ...] = (
     ("fp32", "fp32"),
 )
 RECOMPUTE = ("none", "selective", "full")
+_ZERO_GROUP = re.compile(r"(?:zero1=|FSDP group )(\d+)")
+"""How many ranks share the state, where that is less than all."""
 ADAPTERS = 0.002
 """Share of the weights in adapters of rank 16 on the matrices of attention (Hu et al. 2021, arXiv 2106.09685, table 4:
 0.01 to 0.2 %); too little to matter for time or memory."""
@@ -55,8 +59,10 @@ def express(run: Run) -> Case:
     batch = layout["micro_batch"] * layout["accumulation"] * layout["dp_replicate"] * layout["dp_shard"]
     measured = _measured(run, machines, batch)
     work = Workload(seq_len=needed(run, "seq_len"), global_batch=batch, precision=_precision(run), optimizer="adamw")
-    trainable = ADAPTERS if run.get("task", "") == "lora" else 1.0
-    job = Job(cluster=cluster_of(machines), model=shape, workload=work, profile=profile, trainable=trainable)
+    is_lora = run.get("task", "") == "lora"
+    trainable = ADAPTERS if is_lora else 1.0
+    cluster = cluster_of(machines)
+    job = Job(cluster=cluster, model=shape, workload=work, profile=profile, trainable=trainable, adapters=is_lora)
     _legal_sizes(shape, layout)
     return Case(run["id"], job, tuple(layout.items()), measured)
 
@@ -84,7 +90,8 @@ def _profile(run: Run) -> Profile:
     if profile is None:
         raise Unexpressed(f"framework {said or '(not stated)'} has no profile")
     compiled = {"yes": "compiled", "no": "eager-composite"}.get(run.get("compile", ""))
-    return with_habits(profile, kernels=compiled, attention=_attention(run, profile))
+    hides: tuple[Hides, ...] = ("tensor",) if "async" in run.get("sharding_detail", "").lower() else ()
+    return with_habits(profile, kernels=compiled, attention=_attention(run, profile), hides=hides)
 
 
 def _attention(run: Run, profile: Profile) -> Attention | None:
@@ -137,6 +144,9 @@ def _zero(run: Run, profile: Profile, dp: int, machines: Machines) -> tuple[int,
     stage = int(said) if said in ("0", "1", "2", "3") else 0 if "ddp" in text else profile.zero
     if dp == 1:
         return 0, 1
+    group = _ZERO_GROUP.search(run.get("sharding_detail", ""))
+    if stage and group and dp % int(group[1]) == 0:
+        return stage, dp // int(group[1])
     return stage, dp if stage == 0 else 1
 
 

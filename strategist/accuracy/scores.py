@@ -14,6 +14,8 @@ from strategist.columns import Reals
 from strategist.records import dataclass
 
 BY = ("source", "hardware", "framework", "model")
+ALIKE = ("source", "table", "framework", "precision", "optimizer", "offload", "notes")
+"""Columns that runs share when only their layout differs, besides the job."""
 CLOSE, NEAR = 1.10, 1.25
 MIN_RANKED = 3
 """Runs that differ only in their layout from which on an order can be right or wrong."""
@@ -133,13 +135,18 @@ def time_error(judged: Sequence[Judged]) -> TimeFit | None:
 
 
 def ranking(judged: Sequence[Judged]) -> Ranking:
-    """Orders inside the groups that vary only the layout."""
-    alike: dict[object, list[tuple[float, float]]] = {}
+    """Orders inside the groups that vary only the layout; of runs with the same layout the median counts."""
+    alike: dict[object, dict[object, list[tuple[float, float]]]] = {}
     for one in judged:
         if one.case is not None and one.case.measured.step_s is not None:
-            key = (one.run.get("source", ""), one.run.get("table", ""), one.case.job)
-            alike.setdefault(key, []).append((one.step_s, one.case.measured.step_s))
-    groups = [np.array(pairs).T for pairs in alike.values() if len(pairs) >= MIN_RANKED]
+            words = tuple(one.run.get(name, "") for name in ALIKE)
+            same = alike.setdefault((words, one.case.job), {})
+            same.setdefault(one.case.layout, []).append((one.step_s, one.case.measured.step_s))
+    groups = [
+        np.array([np.median(pairs, axis=0) for pairs in layouts.values()]).T
+        for layouts in alike.values()
+        if len(layouts) >= MIN_RANKED
+    ]
     if not groups:
         return Ranking()
     orders = [correlation(predicted, measured) for predicted, measured in groups]

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 
 from strategist.accuracy.table import Run, Unexpressed, number, whole
+from strategist.catalog import rows
 from strategist.errors import StrategistError
 from strategist.facts.model import Kind, ModelShape, Moe
 from strategist.facts.models import load_model
@@ -32,10 +33,14 @@ def _shape(cells: tuple[tuple[str, str], ...]) -> ModelShape:
 
 
 def _catalogued(name: str) -> ModelShape | None:
-    try:
-        return load_model(name)
-    except StrategistError:  # the row's own numbers describe it
-        return None
+    folded = name.lower().replace(" ", "-")
+    longer = [row["name"] for row in rows("models") if row["name"].startswith(f"{folded}-")]
+    for spelling in (name, *(longer if len(longer) == 1 else ())):
+        try:
+            return load_model(spelling)
+        except StrategistError:  # the next spelling, or the row's own numbers
+            continue
+    return None
 
 
 def _fits(shape: ModelShape, run: Run) -> bool:

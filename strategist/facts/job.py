@@ -15,8 +15,8 @@ MAX_HEADROOM = 0.5
 class Job:
     """A question to the memory and time models. `headroom` is the share of each device that must stay free,
     `frontend` the framework whose limits count (catalogue: frontends), `trainable` the share of the weights that is
-    trained: the rest has no gradient, no optimizer state and no product for its gradient (Hu et al. 2021, arXiv
-    2106.09685, section 4.2)."""
+    trained: the rest has no gradient, no optimizer state and no product for its gradient; with `adapters` the
+    trained ones stand beside the matrices of attention (Hu et al. 2021, arXiv 2106.09685, section 4.2)."""
 
     cluster: Cluster
     model: ModelShape
@@ -25,6 +25,7 @@ class Job:
     headroom: float = 0.05
     frontend: str = "any"
     trainable: float = 1.0
+    adapters: bool = False
 
     @property
     def formats(self) -> Formats:

@@ -57,7 +57,7 @@ class Kernels:
 
 
 Attention = Literal["flash1", "flash", "cudnn", "unfused"]
-Hides = Literal["gradients", "weights", "tensor", "pipeline"]
+Hides = Literal["gradients", "weights", "updates", "tensor", "pipeline"]
 Light = Literal["elementwise", "attention", "alternate", "half-blocks"]
 Sends = Literal["whole", "shards"]
 
@@ -65,7 +65,7 @@ Sends = Literal["whole", "shards"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """One framework's habits. `gathered_blocks` full blocks are in flight at once under ZeRO-3; `hides` says which
-    traffic runs behind compute (gradients and weights of data parallelism, collectives of cut products, sends of
+    traffic runs behind compute (gradients and weights of data parallelism, weights updated under ZeRO-1, collectives of cut products, sends of
     interleaved stages); `light` what selective recompute runs again (`alternate`: memory-bound
     kernels and every second matrix, `half-blocks`: every second layer whole); `sends` whether pipeline stages exchange whole hidden states or a tp-th of them;
     `merges_copies` that copies of a token for experts of one rank travel once; `casts_fp8` that matrices run in fp8 where
@@ -129,12 +129,15 @@ def profile_of(framework: str) -> Profile | None:
     return None if row is None else find_profile(row["profile"])
 
 
-def with_habits(profile: Profile, *, kernels: str | None = None, attention: Attention | None = None) -> Profile:
-    """The profile under other kernels or another attention, as a run states them."""
+def with_habits(
+    profile: Profile, *, kernels: str | None = None, attention: Attention | None = None, hides: tuple[Hides, ...] = ()
+) -> Profile:
+    """The profile under other kernels, another attention or more overlap, as a run states them."""
     return replace(
         profile,
         kernels=profile.kernels if kernels is None else find_kernels(kernels),
         attention=attention or profile.attention,
+        hides=(*profile.hides, *hides),
     )
 
 

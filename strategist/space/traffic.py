@@ -203,7 +203,7 @@ def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Plac
     shards = ranks_at(c, inside).size[:, None]
     rows: tuple[tuple[Op, Reals, Reals, Place, Hidden], ...] = (
         ("all_reduce", reduce * trained, np.where(zero < 2, reductions, 0.0), everybody, "backward"),
-        ("all_gather", stored * trained, np.where(zero == 1, one, 0.0), everybody, "nothing"),
+        ("all_gather", stored * trained, np.where(zero == 1, one, 0.0), inside, "nothing"),
         ("all_gather", compute * weights, np.where(zero >= 2, gathers, 0.0), inside, "forward"),
         ("all_gather", compute * shared.layers, np.where(zero == 3, micro, 0.0) * one, inside, "backward"),
         ("reduce_scatter", reduce * trained, np.where(zero >= 2, once, 0.0), inside, "backward"),

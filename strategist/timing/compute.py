@@ -203,11 +203,17 @@ def _unfused(job: Job, gpu: Gpu, kind: LayerKind, c: Candidates, passes: Passes)
     return scores * (product + moved * wide / memory_Bps(gpu))
 
 
+_ADAPTER_READ, _ADAPTER_WRITE = 3.5, 3.0
+"""Elements per element of input (dropout reads, writes and keeps a byte of mask; the product reads) and of output (written,
+then added to the matrix' own result)."""
+
+
 def elementwise_bytes(job: Job, layer: Layer, kind: LayerKind, c: Candidates) -> Reals:
     """Bytes that one layer's memory-bound kernels move in forward for one token, shape (C,).
 
     Elements read and written stand in the framework's row of kernels: norms, residual sums and dropout on the residual
-    stream, rotation of queries and keys, the activation.
+    stream, rotation of queries and keys, the activation. Adapters of low rank beside the joint query-key-value matrix and
+    the output matrix read their input through dropout and add to the result: their products are nothing but this traffic.
     """
     shape, number, kernels = job.model, BYTES[job.formats.compute], job.profile.kernels
     sequence_cut = np.where(c["sequence_parallel"] > 0, c["tp"], 1)
@@ -215,13 +221,17 @@ def elementwise_bytes(job: Job, layer: Layer, kind: LayerKind, c: Candidates) ->
     stream = (kernels.norm * layer.norms + (kernels.residual + kernels.dropout) * parts) * shape.hidden / sequence_cut
     has_attention = kind.mixer in ("attention", "sliding", "mla")
     rotated = kernels.rotary * (shape.heads + shape.kv_heads) * shape.head_dim if has_attention else 0.0
+    beside = job.adapters and has_attention
+    heads = shape.heads * shape.head_dim
+    stream = stream + (_ADAPTER_READ + _ADAPTER_WRITE) * shape.hidden / sequence_cut * beside
+    wings = beside * (_ADAPTER_READ * heads + _ADAPTER_WRITE * (heads + 2.0 * shape.kv_heads * shape.head_dim))
     state = 12.0 * shape.hidden if kind.mixer in ("mamba1", "mamba2", "gated-delta") else 0.0
     widths = {
         "dense": shape.ffn_hidden,
         "moe": shape.moe.top_k * shape.moe.ffn + shape.moe.shared_ffn if shape.moe else 0,
     }
     active = (kernels.gated if shape.mlp_gated else kernels.plain) * widths.get(kind.ffn, 0)
-    bytes_: Reals = number * (stream + (rotated + state + active) / c["tp"])
+    bytes_: Reals = number * (stream + (rotated + wings + state + active) / c["tp"])
     return bytes_
 
 

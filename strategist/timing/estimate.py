@@ -191,6 +191,8 @@ def _behind(job: Job, item: Traffic) -> Hidden:
         return "matmul" if "tensor" in hides and item.op in ("all_gather", "reduce_scatter") else "nothing"
     if item.axis == "pp":
         return "compute" if "pipeline" in hides else "nothing"
+    if item.axis == "dp" and item.behind == "nothing":
+        return "forward" if "updates" in hides else "nothing"
     if item.axis == "dp":
         wanted = "weights" if item.op == "all_gather" else "gradients"
         return item.behind if wanted in hides else "nothing"

@@ -22,11 +22,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Judged:
     return one
 
 
-def having(run: Judged, predicted: float, measured: float, *, is_oom: bool = False, peak: int = 1) -> Judged:
-    """The run with other figures."""
+def having(
+    run: Judged, predicted: float, measured: float, *, is_oom: bool = False, peak: int = 1, mbs: int = 1
+) -> Judged:
+    """The run with other figures and another micro-batch."""
     assert run.case is not None
     facts = replace(run.case.measured, step_s=measured, is_oom=is_oom)
-    return replace(run, step_s=predicted, peak_bytes=peak, case=replace(run.case, measured=facts))
+    layout = tuple((dict(run.case.layout) | {"micro_batch": mbs}).items())
+    return replace(run, step_s=predicted, peak_bytes=peak, case=replace(run.case, measured=facts, layout=layout))
 
 
 def test_errors_of_known_ratios(run: Judged) -> None:
@@ -58,8 +61,8 @@ def test_rank_correlation_is_spearmans(order: tuple[float, ...]) -> None:
 
 def test_regret_is_what_our_first_costs(run: Judged) -> None:
     """Of three layouts measured at 1.0, 1.1 and 1.5 s we rank the second first: the regret is a tenth."""
-    runs = [having(run, 2.0, 1.0), having(run, 1.9, 1.1), having(run, 3.0, 1.5)]
-    found = ranking(runs)
+    runs = [having(run, 2.0, 1.0, mbs=1), having(run, 1.9, 1.1, mbs=2), having(run, 3.0, 1.5, mbs=4)]
+    found = ranking([*runs, having(run, 1.9, 1.1, mbs=2)])
     assert (found.groups, found.worst_regret) == (1, pytest.approx(0.1))
     assert ranking(runs[:2]).groups == 0
 

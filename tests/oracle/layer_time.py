@@ -153,7 +153,11 @@ def _elementwise(job: Job, layout: Layout, kind: LayerKind) -> Pass:
         inside += kernels.rotary * (shape.heads + shape.kv_heads) * shape.head_dim
     if kind.mixer in STATE_SPACE:
         inside += 12 * shape.hidden
-    outside = (kernels.norm * q + (kernels.residual + kernels.dropout) * max(1, q)) * shape.hidden
+    beside = 0.0
+    if job.adapters and kind.mixer in ATTENTION:  # input through dropout 3.5, output 3, for qkv and for the projection
+        beside = 6.5 * shape.hidden
+        inside += 3.5 * shape.heads * shape.head_dim + 3 * (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    outside = (kernels.norm * q + (kernels.residual + kernels.dropout) * max(1, q)) * shape.hidden + beside
     per_token = BYTES[job.formats.compute] * (outside / sequence_cut(layout) + inside / layout["tp"])
     once = (per_token * tokens(job, layout) + _casts(job, layout, layer)) / memory_Bps(device_of(job))
     return Pass(once, 2 * once, redone(job, layout, "elementwise") * once)

@@ -34,7 +34,8 @@ ONE = 1
 def cases(draw: Draw) -> Case:
     """A job under any framework, with all or few weights trained, and two legal layouts for it."""
     profile = find_profile(draw(st.sampled_from(frameworks())))
-    job = replace(draw(jobs()), profile=profile, trainable=draw(st.sampled_from((1.0, 0.002))))
+    trainable = draw(st.sampled_from((1.0, 0.002)))
+    job = replace(draw(jobs()), profile=profile, trainable=trainable, adapters=trainable < 1)
     return job, [draw(layouts(job)) for _ in range(2)]
 
 

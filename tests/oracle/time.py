@@ -88,6 +88,8 @@ def _behind(job: Job, row: Row) -> str:
         return "matmul" if "tensor" in hides and row.op != "all-reduce" else ""
     if row.axis == "pp":
         return "compute" if "pipeline" in hides else ""
+    if row.axis == "dp" and not row.behind:
+        return "forward" if "updates" in hides else ""
     if row.axis == "dp" and ("weights" if row.op == "all-gather" else "gradients") not in hides:
         return ""
     return row.behind

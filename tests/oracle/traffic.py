@@ -120,9 +120,10 @@ def _data(job: Job, layout: Layout, whole: Held) -> Iterator[Row]:
     r = BYTES[job.formats.reduce] * job.trainable
     everybody, sharded = (replicate * shard * cp, tp), (shard * cp, tp)
     in_layers = whole.dense - whole.before - whole.behind
-    yield from _data_rows(job, layout, (whole.dense, in_layers), everybody if layout["zero"] < 2 else sharded)
+    ranks = everybody if layout["zero"] < 2 else sharded
+    yield from _data_rows(job, layout, (whole.dense, in_layers), ranks, sharded)
     replicas, apart = expert_ranks(layout), layout["ep"] * layout["etp"]
-    yield from _data_rows(job, layout, (whole.experts, whole.experts), (replicas, apart))
+    yield from _data_rows(job, layout, (whole.experts, whole.experts), (replicas, apart), (replicas, apart))
     if layout["zero"] >= 2:
         times = _once_per_step(layout)
         across = (replicate, tp * cp * shard)
@@ -134,7 +135,10 @@ def _once_per_step(layout: Layout) -> int:
     return 1 if layout["pp"] > 1 else int(layout["accumulation"])
 
 
-def _data_rows(job: Job, layout: Layout, held: tuple[float, float], ranks: tuple[int, int]) -> Iterator[Row]:
+def _data_rows(
+    job: Job, layout: Layout, held: tuple[float, float], ranks: tuple[int, int], sharing: tuple[int, int]
+) -> Iterator[Row]:
+    """`ranks` reduce, `sharing` share the state."""
     elements, in_layers = held
     zero, pp, m = layout["zero"], layout["pp"], layout["accumulation"]
     c, r, s = (BYTES[getattr(job.formats, name)] for name in ("compute", "reduce", "parameter"))
@@ -143,7 +147,7 @@ def _data_rows(job: Job, layout: Layout, held: tuple[float, float], ranks: tuple
         times = m if zero == 0 and layout["tp"] > 1 and pp == 1 else 1
         yield Row("dp", "all-reduce", "backward", r * elements, times, *ranks)
     if zero == 1:
-        yield Row("dp", "all-gather", "", s * elements, 1, *ranks)
+        yield Row("dp", "all-gather", "", s * elements, 1, *sharing)
     if zero >= 2:
         gathers = 1 if zero == 2 and pp > 1 else m
         yield Row("dp", "all-gather", "forward", c * elements, gathers, *ranks)
