@@ -9,10 +9,11 @@ from strategist.accuracy.shapes import shape_of
 from strategist.accuracy.table import Run, Unexpressed, needed, number, whole
 from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
-from strategist.facts.profile import Attention, Hides, Profile, profile_of, with_habits
+from strategist.facts.profile import Attention, Hides, Profile, find_profile, profile_of, with_habits
 from strategist.facts.workload import Precision, Workload
 from strategist.records import dataclass
 from strategist.space.candidates import code
+from strategist.timing.rates import peak_FLOPs
 
 PRECISION_WORDS: tuple[tuple[str, Precision], ...] = (
     ("fp8", "fp8"),
@@ -64,6 +65,8 @@ def express(run: Run) -> Case:
     cluster = cluster_of(machines)
     job = Job(cluster=cluster, model=shape, workload=work, profile=profile, trainable=trainable, adapters=is_lora)
     _legal_sizes(shape, layout)
+    if not peak_FLOPs(cluster.slowest.gpu, work.precision):
+        raise Unexpressed(f"{cluster.slowest.gpu.name} does not multiply in {work.precision}")
     return Case(run["id"], job, tuple(layout.items()), measured)
 
 
@@ -85,13 +88,18 @@ def _modelled(run: Run) -> None:
 
 
 def _profile(run: Run) -> Profile:
-    said = run.get("framework", "")
-    profile = profile_of(said)
-    if profile is None:
-        raise Unexpressed(f"framework {said or '(not stated)'} has no profile")
+    profile = profile_of(run.get("framework", "")) or _likely_profile(run)
     compiled = {"yes": "compiled", "no": "eager-composite"}.get(run.get("compile", ""))
     hides: tuple[Hides, ...] = ("tensor",) if "async" in run.get("sharding_detail", "").lower() else ()
     return with_habits(profile, kernels=compiled, attention=_attention(run, profile), hides=hides)
+
+
+def _likely_profile(run: Run) -> Profile:
+    """What stands for a framework nobody has described, by its techniques: cut matrices or pipelines are Megatron's
+    business, sharded weights fully_shard's, the rest a plain loop's."""
+    is_cut = any((whole(run, name) or 1) > 1 for name in ("tp", "pp", "cp", "ep"))
+    is_sharded = run.get("zero_class", "") in ("2", "3", "hsdp")
+    return find_profile("megatron-core" if is_cut else "fsdp2" if is_sharded else "hf-trainer")
 
 
 def _attention(run: Run, profile: Profile) -> Attention | None:

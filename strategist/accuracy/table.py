@@ -14,6 +14,8 @@ Run = Mapping[str, str]
 
 NEEDED = ("id", "hardware", "gpus_total", "model", "seq_len")
 MAX_ROWS = 100_000
+LARGEST: Mapping[str, int] = {"": 2**17, "seq_len": 2**24, "global_batch_seqs": 2**24, "vocab": 2**24, "layers": 4096}
+"""Cells beyond this are typing errors; the entry without a name holds for every other column."""
 
 
 def read_runs(path: str, flag: str = "FILE") -> tuple[Run, ...]:
@@ -81,10 +83,13 @@ def number(run: Run, name: str) -> float | None:
 
 
 def whole(run: Run, name: str) -> int | None:
-    """A cell as a whole number from 1; None when it is empty. Raises Unexpressed for other text."""
+    """A cell as a whole number from 1; None when it is empty. Raises Unexpressed for other text and for
+    numbers beyond `LARGEST`."""
     value = number(run, name)
     if value is not None and value != int(value):
         raise Unexpressed(f"{name} is not a whole number: {shown(run[name])}")
+    if value is not None and value > LARGEST.get(name, LARGEST[""]):
+        raise Unexpressed(f"{name} is larger than any run's: {shown(run[name])}")
     return None if value is None else int(value)
 
 

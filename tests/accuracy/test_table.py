@@ -2,16 +2,43 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from strategist.accuracy.judge import judge
 from strategist.accuracy.table import read_runs
 from strategist.errors import InputError
 from tests.cli.harness import RUN, runs_file
+from tests.strategies import CI
 
 PUBLISHED = Path(__file__).parents[2] / "benchmarks" / "truth"
+WILD = st.one_of(
+    st.text(max_size=12),
+    st.sampled_from(
+        (
+            "0",
+            "1",
+            "2",
+            "3",
+            "7",
+            "64",
+            "1e999",
+            "nan",
+            "-1",
+            "1.5",
+            "1e30",
+            "99999999999",
+            "none",
+            "lora",
+            "fp8",
+            "full",
+        )
+    ),
+)
 HEADER = "id,hardware,gpus_total,model,seq_len"
 
 
@@ -39,7 +66,7 @@ def test_broken_tables_are_refused_with_a_code(text: str, code: str, tmp_path: P
     ("change", "fact"),
     [
         ({"hardware": "abacus"}, "abacus"),
-        ({"framework": "fortran"}, "fortran"),
+        ({"hardware": "v100-sxm2-32gb"}, "bf16"),
         ({"micro_batch_seqs": "", "global_batch_seqs": "8"}, "micro_batch_seqs"),
         ({"dp": ""}, "dp, tp and pp"),
         ({"precision": "int3"}, "int3"),
@@ -61,6 +88,24 @@ def test_a_row_that_cannot_be_expressed_says_which_fact_is_missing(
     (one,) = judge(read_runs(runs_file(tmp_path, {**RUN, **change})))
     assert one.case is None
     assert fact in one.skipped
+
+
+@CI
+@given(st.dictionaries(st.sampled_from(sorted({*RUN} - {"id"})), WILD, max_size=3))
+def test_wild_cells_are_answered(change: dict[str, str]) -> None:
+    """Whatever stands in a row, the answer is a finite prediction or a reason."""
+    (one,) = judge([{**RUN, **change}])
+    assert one.skipped or (math.isfinite(one.step_s) and one.step_s > 0 and one.peak_bytes > 0)
+
+
+def test_unknown_frameworks_are_taken_for_the_likely_one() -> None:
+    """A framework without a row is judged by its techniques: cut matrices, sharded weights, or neither."""
+    found = []
+    for change in ({"tp": "8", "dp": "1", "zero_class": "0"}, {}, {"zero_class": "0"}):
+        (one,) = judge([{**RUN, "framework": "unheard-of", **change}])
+        assert one.case is not None
+        found.append(one.case.job.profile.name)
+    assert found == ["megatron-core", "fsdp2", "hf-trainer"]
 
 
 def test_every_published_row_is_answered() -> None:
