@@ -85,7 +85,6 @@ LATER: Mapping[str, str] = {
     "rehearse": "one rank's real kernels on one GPU",
     "resume": "go on after an interruption, also on another layout",
     "status": "look at a running job",
-    "calibrate": "learn from measured runs",
     "size": "the smallest machines for a job, beyond the ladder that `plan` prints",
     "sweep": "a table over sizes and machines",
     "compare": "plans side by side",
@@ -99,10 +98,10 @@ LATER: Mapping[str, str] = {
 
 MISSING = (
     "Files for other frameworks than torchrun and Slurm: Accelerate, DeepSpeed, Megatron, torchtitan and others.",
-    "`explain --with` (what happened beside what was predicted), `check --exhaustive`, `plan --calibration`.",
+    "`explain --with` (what happened beside what was predicted), `check --exhaustive`.",
     "LoRA and QLoRA (`--method`); plans are for full training (`accuracy` predicts published LoRA runs).",
-    "Calibration (`calibrate`, `--calibration`, `--uncalibrated`): times are physics with catalogue constants, compared with "
-    "published runs in docs/accuracy.md; intervals are known by architecture, not by framework and size.",
+    "A calibration that ships: times are physics with catalogue constants (docs/accuracy.md); `calibrate` fits factors to your own "
+    "runs. Intervals of times are known by architecture, not by framework and size, and those of memory are assumed.",
     "Nothing of ours ran on GPUs yet: the executor was tested on CPU ranks with gloo only.",
     "Checkpoints: the executor neither saves nor resumes.",
     "`run` starts the ranks of one machine; for several there are the emitted scripts, which were run with a stub launcher and "

@@ -43,7 +43,7 @@ def recommend(
     model: a size ("7B"), a catalogue name, a path to a config.json, a ModelShape, or an nn.Module (meta device is
     enough). hardware: "dgx-h100:4", a file, a Cluster, "local", or None for this machine or, without GPUs, an assumed
     one. Further fields: seq_len, global_batch, micro_batch, grad_accum, tokens, precision, optimizer, headroom, pin,
-    forbid, objective, frontend, price_per_gpu_hour, rules.
+    forbid, objective, frontend, price_per_gpu_hour, rules, calibration.
 
     Raises InputError for unknown or contradictory input, NoPlanError when nothing fits.
     """

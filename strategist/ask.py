@@ -58,6 +58,7 @@ class Given:
     objective: Objective = "time"
     frontend: str = "any"
     framework: str | None = None
+    calibration: str | None = None
     strategy: str | None = None
     pin: str | None = None
     forbid: str | None = None
@@ -95,6 +96,7 @@ def complete(given: Given) -> Asked:
         headroom=given.headroom,
         frontend=given.frontend,
     )
+    job, from_runs = _calibrated(job, given)
     question = Question(job=job, pins=pins, forbids=forbids, objective=given.objective, rule_folders=given.rules)
     return Asked(
         question=question,
@@ -103,10 +105,27 @@ def complete(given: Given) -> Asked:
             *(_as_assumption(said) for said in machines.assumptions),
             *from_model,
             *from_work,
+            *from_runs,
             *_unmodelled(given),
         ),
         notes=tuple(_as_hint(text) for text in (*machines.notes, *model.notes)),
     )
+
+
+def _calibrated(job: Job, given: Given) -> tuple[Job, tuple[Assumption, ...]]:
+    """The job under the factors of a calibration, and which they are. Raises what `load_calibration` raises."""
+    if given.calibration is None:
+        return job, ()
+    from strategist.document.calibration import factors_for
+    from strategist.document.load import load_calibration
+
+    found = load_calibration(given.calibration)
+    factors = factors_for(found, job.cluster.slowest.gpu.name, job.profile.name)
+    words = ", ".join(f"{part} x{value:.3f}" for part, value in factors) or "no factor for this device or framework"
+    said = Assumption(
+        what="calibration", value=f"{words}, from {found.runs} runs", flag="--calibration", basis="derived"
+    )
+    return replace(job, factors=factors), (said,)
 
 
 def _unmodelled(given: Given) -> tuple[Assumption, ...]:

@@ -35,7 +35,7 @@ NOWHERE: frozenset[str] = frozenset()
 HOMES: Mapping[str, frozenset[str]] = {
     "torch": frozenset({"executor"}),
     "transformers": NOWHERE,
-    "scipy": NOWHERE,
+    "scipy": frozenset({"accuracy"}),
     "rich": frozenset({"cli"}),
     "networkx": frozenset({"facts"}),
     "pynvml": frozenset({"facts"}),

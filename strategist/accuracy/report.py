@@ -7,6 +7,7 @@ from typing import Any
 
 from strategist.accuracy.judge import Judged
 from strategist.accuracy.scores import BY, Group
+from strategist.document.calibration import Calibration
 from strategist.errors import InputError, did_you_mean
 from strategist.planner.write import interval
 from strategist.reports.lines import Line, Span, line, table, wrapped
@@ -97,3 +98,20 @@ def _skipped_rows(judged: Sequence[Judged], width: int) -> Iterator[Line]:
         yield line("")
         yield line(Span("rows without a prediction", "key"))
         yield from table(rows, width)
+
+
+def calibration_text(found: Calibration, width: int) -> list[Line]:
+    """Factors, and what they are worth on groups that were left out of the fit."""
+    held = found.held_out
+    worth = f"median factor x{held.before:.3f} before, x{held.after:.3f} after; within 25 % {100 * held.before_within_25:.0f} % before, {100 * held.after_within_25:.0f} % after"
+    rows = [(f"{factor.gpu or factor.framework}", factor.part, f"x{factor.value:.3f}") for factor in found.factors]
+    better = (
+        "" if held.after < held.before else " These factors do not help on runs left out: measure more, or do without."
+    )
+    return [
+        *wrapped("runs", f"{found.runs} in {found.groups} groups by {found.grouped_by}", width, indent=INDENT),
+        *wrapped("left out", f"{worth}.{better}", width, indent=INDENT, style="plain" if not better else "warn"),
+        line(""),
+        line(Span("factors on seconds", "key")),
+        *table(rows, width),
+    ]

@@ -22,6 +22,7 @@ COMMANDS = (
     ("check", "verify a Plan; seal a hand-written one"),
     ("predict", "judge one given layout: legal, fits, memory and time"),
     ("accuracy", "predict measured runs and show how far off we are"),
+    ("calibrate", "fit factors of the time model to measured runs"),
     ("emit", "write launch files for a Plan"),
     ("run", "train with a Plan on this machine"),
     ("topology", "show or draw the machines"),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from strategist.cli.arguments import Command, Namespace, Positional
-from strategist.cli.flags import COMMON, Flag
+from strategist.cli.flags import CALIBRATION, COMMON, Flag
 from strategist.cli.output import show_document, show_lines, width
 
 FLAGS = (
     Flag("--by", "columns that make a group: source, hardware, framework, model", "COLUMN,..."),
+    CALIBRATION,
     *COMMON,
 )
 COMMAND = Command(
@@ -25,9 +26,11 @@ def run(options: Namespace) -> int:
     from strategist.accuracy.report import accuracy_document, accuracy_text, columns_of
     from strategist.accuracy.scores import grouped
     from strategist.accuracy.table import read_runs
+    from strategist.document.load import load_calibration
 
     by = columns_of(options.by)
-    judged = judge(read_runs(options.file))
+    calibration = None if options.calibration is None else load_calibration(options.calibration)
+    judged = judge(read_runs(options.file), calibration)
     groups = grouped(judged, by)
     if options.json:
         show_document(accuracy_document(groups, judged))

@@ -78,7 +78,7 @@ READERS: Mapping[str, Reader] = {
     "top": whole(1, MAX_TOP, "5"),
 }
 FIELDS: Mapping[str, str] = {"gpu_memory": "gpu_memory_bytes", "intra_bw": "intra_Bps", "inter_bw": "inter_Bps"}
-TEXTUAL = ("pin", "strategy", "forbid", "rules")
+TEXTUAL = ("calibration", "pin", "strategy", "forbid", "rules")
 
 
 def given_from(namespace: Namespace, flags: Sequence[Flag] = PLAN_FLAGS) -> tuple[Given, int]:

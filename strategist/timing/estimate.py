@@ -14,6 +14,7 @@ from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Column, Reals, code, total_of
 from strategist.space.shares import Elements, Group, ceil_div, elements, groups, tokens
 from strategist.space.traffic import BEHIND, Hidden, Traffic, traffic
+from strategist.timing.calibrated import scaled
 from strategist.timing.collectives import Links, links
 from strategist.timing.compute import COMPUTE_TERMS, LayerTime, attention_FLOP, layer_times, matmul_seconds
 from strategist.timing.optimizer import offload_seconds, update_seconds
@@ -42,6 +43,8 @@ def step_times(job: Job, candidates: Candidates) -> StepTimes:
             exposed[name][group.rows] = np.round(shown * NANO).astype(np.int64)
             hidden[name][group.rows] = np.round(behind * NANO).astype(np.int64)
             again[name][group.rows] = np.round(redone * NANO).astype(np.int64)
+    if job.factors:
+        exposed, hidden, again = (scaled(terms, job.factors) for terms in (exposed, hidden, again))
     step: Column = total_of(exposed.values())
     return StepTimes(exposed, hidden, again, step)
 

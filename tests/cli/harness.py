@@ -125,5 +125,17 @@ RUN: Mapping[str, str] = {
 }  # fmt: skip
 """A measured run that can be predicted."""
 
+MANY: tuple[Mapping[str, str], ...] = tuple(
+    {
+        **RUN,
+        "id": f"run-{n}",
+        "source": f"lab {n % 3}",
+        "seq_len": str(1024 * (n + 1)),
+        "step_time_s": f"{0.2 * (n + 1):.1f}",
+    }
+    for n in range(12)
+)
+"""Measured runs of three sources."""
+
 SMALL = ("--model", "llama-debug", "--hardware", "cpu:2")
 """A question that is answered at once."""
