@@ -60,11 +60,13 @@ def _batch_faults(plan: Plan) -> Iterator[str]:
 
 def _stage_faults(plan: Plan) -> Iterator[str]:
     stages = plan.strategy.stages
-    if [stage.index for stage in stages] != list(range(plan.mesh.pp)):
+    if len(stages) != plan.mesh.pp or [stage.index for stage in stages] != list(range(len(stages))):
         yield f"There are {len(stages)} stages for pp={plan.mesh.pp}."
         return
-    owned = [layer for stage in stages for first, end in stage.layers for layer in range(first, end)]
-    if sorted(owned) != list(range(len(layer_sequence(plan.model)))):
+    runs = sorted((first, end) for stage in stages for first, end in stage.layers)
+    borders = [0, *(end for _, end in runs)]
+    chained = [first for first, _ in runs] == borders[:-1] and all(first <= end for first, end in runs)
+    if not chained or borders[-1] != len(layer_sequence(plan.model)):
         yield "The stages do not own every layer exactly once."
     if [s.index for s in stages if s.embedding] != [0] or [s.index for s in stages if s.head] != [len(stages) - 1]:
         yield "The embedding belongs to the first stage and the head to the last."

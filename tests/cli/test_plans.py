@@ -241,3 +241,15 @@ def test_explain_shows_every_term(tmp_path: Path) -> None:
     assert [name for name in sorted(terms) if f" {name} " not in text] == []
     assert [reason.rule for reason in plan.reasons if reason.rule not in text] == []
     assert all(f"layers {first}-{end - 1}" in text for s in plan.strategy.stages for first, end in s.layers[:1])
+
+
+@pytest.mark.parametrize("layers", [[[0, 10**16]], [[0, 15]], [[1, 16]], [[0, 16], [3, 16]], [[0, 20], [20, 16]]])
+def test_stages_that_do_not_partition_the_layers(layers: list[list[int]], tmp_path: Path) -> None:
+    """A stage whose runs leave layers out, own them twice, run backwards or go on for ever is a fault, told at once."""
+    plan = json.loads(plan_text("--model", "llama-2-7b", "--hardware", "dgx-h100:2", "--pin", "pp=2,zero=3"))
+    plan["strategy"]["stages"][0]["layers"] = layers
+    file = tmp_path / "p.json"
+    file.write_text(json.dumps(plan), encoding="utf-8")
+    ran = call("check", str(file), "--json")
+    assert "own every layer exactly once" in ran.out
+    assert ran.code != 0
