@@ -158,17 +158,21 @@ def _zero(run: Run, profile: Profile, dp: int, machines: Machines) -> tuple[int,
     return stage, dp if stage == 0 else 1
 
 
+def _has_time(run: Run) -> bool:
+    return bool(run.get("step_time_s", "") or run.get("tokens_per_s_per_gpu", ""))
+
+
 def _batch(run: Run, dp: int) -> tuple[int, int]:
-    """(micro_batch, accumulation)."""
+    """(micro_batch, accumulation). Where only memory was measured, one micro-batch stands for a batch nobody stated."""
     micro, batch, rounds = (whole(run, name) for name in ("micro_batch_seqs", "global_batch_seqs", "grad_accum"))
     if micro is None and (batch is None or rounds is None):
         raise Unexpressed("micro_batch_seqs is not stated")
     if micro is None:
         micro = max(1, (batch or 1) // (dp * (rounds or 1)))
     if batch is None:
-        if rounds is None:
+        if rounds is None and _has_time(run):
             raise Unexpressed("global_batch_seqs and grad_accum are not stated")
-        return micro, rounds
+        return micro, rounds or 1
     if batch % (micro * dp) and rounds is None:
         raise Unexpressed(f"global_batch_seqs {batch} is no multiple of micro_batch_seqs {micro} x dp {dp}")
     return micro, batch // (micro * dp) if batch % (micro * dp) == 0 else rounds or 1

@@ -124,6 +124,7 @@ def _experts(run: Run) -> Moe | None:
     if experts is None:
         return None
     width, active, layers = (whole(run, name) for name in ("moe_ffn_hidden", "experts_active", "layers"))
+    width = width or whole(run, "ffn_hidden")  # Megatron's default
     if width is None or active is None or layers is None:
         raise Unexpressed(f"model {run['model']}: moe_ffn_hidden or experts_active is not stated")
     return Moe(experts=experts, top_k=active, ffn=width, layers=layers)
