@@ -27,10 +27,13 @@ BARS: Mapping[str, float] = {"factor": 1.18, "within_10": 0.47, "within_25": 0.7
 MIN_SOURCES, MIN_LISTED = 3, 20
 """Sources that an architecture needs for bounds of its own, and runs that a source needs for a line of its own."""
 FITTED: Mapping[str, str] = {
-    "sustained_share (Hopper, Blackwell)": "mosaicml-llm-foundry, nvidia-jax-toolbox-pax, nvidia-nemo-docs",
+    "sustained_share (Hopper, Blackwell, CDNA)": "mosaicml-llm-foundry, nvidia-jax-toolbox-pax, nvidia-nemo-docs",
+    "sustained_share (Ampere)": "internlm-internevo, bigscience-bloom-prequel, mosaicml-llm-foundry",
     "fp8_relative_share (Blackwell)": "nvidia-megatron-bridge",
     "launches and host_us of megatron-deepspeed": "vtrain (single node)",
     "launches and host_us of fused, experts": "nvidia-megatron-bridge",
+    "launches of fused, dense": "megatron-lm-functional-tests (memory.csv)",
+    "attention of fsdp1, internevo, megatron-2022; recompute of jax; selective recompute of fsdp1, fsdp2": "looked up because the residuals of mosaicml-llm-foundry, internlm-internevo, nemo-launcher-23.08, nvidia-jax-toolbox-pax, ibm-fms-fsdp and pytorch-torchao asked for it",
     "misaligned_share": "bigscience-bloom-prequel, checked against its source",
 }
 """Constants of the catalogue that were set with these rows in sight; their sources' errors are not held out."""
