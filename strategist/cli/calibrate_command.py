@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from strategist.cli.arguments import Command, Namespace, Positional
-from strategist.cli.files import check_target, write_file
+from strategist.cli.files import check_target, write_document
 from strategist.cli.flags import COMMON, OUTPUT
-from strategist.cli.output import note, show_document, show_lines, width
+from strategist.cli.output import show_document, show_lines, width
 
 COMMAND = Command(
     "calibrate",
@@ -25,14 +25,11 @@ def run(options: Namespace) -> int:
     from strategist.accuracy.judge import judge
     from strategist.accuracy.report import calibration_text
     from strategist.accuracy.table import read_runs
-    from strategist.document.write import dump
 
     if options.out is not None:
         check_target(options.out, "--out", force=options.force)
     found = calibrate(judge(read_runs(options.file)))
-    if options.out is not None:
-        write_file(options.out, dump(found), "--out", force=options.force)
-        note(f"wrote {options.out}", quiet=options.quiet or options.json)
+    write_document(found, options)
     if options.json:
         show_document(found)
     elif not options.quiet:

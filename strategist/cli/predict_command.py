@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from strategist.cli.arguments import Command, Namespace, Positional
-from strategist.cli.files import check_target, write_file
+from strategist.cli.files import check_target, write_document
 from strategist.cli.flags import PREDICT_FLAGS
-from strategist.cli.output import note, show_document, show_lines, width
+from strategist.cli.output import show_document, show_lines, width
 from strategist.errors import InputError
 
 if TYPE_CHECKING:
@@ -42,11 +42,7 @@ def run(options: Namespace) -> int:
         if given.strategy is None:
             raise InputError("MISSING", "No layout was given.", flag="--strategy", hint="Give --strategy dp=8,tp=2, or a Plan file.")  # fmt: skip
         found = predicted(complete(given))
-    if options.out is not None:
-        from strategist.document.write import dump
-
-        write_file(options.out, dump(found), "--out", force=options.force)
-        note(f"wrote {options.out}", quiet=options.quiet or options.json)
+    write_document(found, options)
     if options.json:
         show_document(found)
     elif not options.quiet:
