@@ -11,9 +11,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from strategist.api import build, emit, explain, recommend
+    from strategist.api import build, emit, explain, predict, recommend
     from strategist.document.load import load_plan
     from strategist.document.plan import Plan
+    from strategist.document.prediction import Prediction
     from strategist.errors import NoPlanError, StrategistError
     from strategist.facts.clusters import load_cluster
     from strategist.facts.hardware import Cluster, Gpu, Link, Node
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    **dict.fromkeys(("build", "emit", "explain", "recommend"), "strategist.api"),
+    **dict.fromkeys(("build", "emit", "explain", "predict", "recommend"), "strategist.api"),
     "load_cluster": "strategist.facts.clusters",
     "load_model": "strategist.facts.models",
     "load_plan": "strategist.document.load",
@@ -32,13 +33,14 @@ _HOMES = {
     "ModelShape": "strategist.facts.model",
     "NoPlanError": "strategist.errors",
     "Plan": "strategist.document.plan",
+    "Prediction": "strategist.document.prediction",
     "StrategistError": "strategist.errors",
     "Workload": "strategist.facts.workload",
 }
 
 __all__ = [
-    "Cluster", "Gpu", "Link", "ModelShape", "NoPlanError", "Node", "Plan", "StrategistError", "Workload", "__version__",
-    "build", "emit", "explain", "load_cluster", "load_model", "load_plan", "recommend",
+    "Cluster", "Gpu", "Link", "ModelShape", "NoPlanError", "Node", "Plan", "Prediction", "StrategistError", "Workload", "__version__",
+    "build", "emit", "explain", "load_cluster", "load_model", "load_plan", "predict", "recommend",
 ]  # fmt: skip
 
 

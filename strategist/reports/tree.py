@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from strategist.document.estimate import MEMORY_TERMS, TIME_TERMS
-from strategist.document.plan import Plan
+from strategist.document.plan import Costed
 from strategist.facts.hardware import Basis
 from strategist.records import dataclass
 from strategist.reports.lines import Line, Span, hung, line, text_of, wrapped
@@ -64,12 +64,12 @@ class Tree:
         return text_of(tree_lines(self, 80))
 
 
-def plan_tree(plan: Plan) -> Tree:
+def plan_tree(plan: Costed) -> Tree:
     """The time of a step and the memory of its worst stage, term by term."""
     return Tree("plan", "", None, children=(time_tree(plan), memory_tree(plan)))
 
 
-def time_tree(plan: Plan) -> Tree:
+def time_tree(plan: Costed) -> Tree:
     """The step: compute, exposed communication, and the rest. Exposed nanoseconds add up to the step."""
     present = {term.name for term in plan.time.terms}
     rest = [name for name in TIME_TERMS if name in present and name not in (*COMPUTE, *COMMUNICATION)]
@@ -87,12 +87,12 @@ def time_tree(plan: Plan) -> Tree:
     )
 
 
-def _time_group(plan: Plan, label: str, names: Sequence[str]) -> Tree:
+def _time_group(plan: Costed, label: str, names: Sequence[str]) -> Tree:
     leaves = tuple(_time_leaf(plan, name) for name in names)
     return Tree(label, "ns", sum(leaf.predicted or 0 for leaf in leaves), children=leaves)
 
 
-def _time_leaf(plan: Plan, name: str) -> Tree:
+def _time_leaf(plan: Costed, name: str) -> Tree:
     term = next(term for term in plan.time.terms if term.name == name)
     parts = []
     if term.hidden_ns:
@@ -103,7 +103,7 @@ def _time_leaf(plan: Plan, name: str) -> Tree:
     return Tree(name, "ns", term.exposed_ns, basis=term.basis, note="; ".join([meaning, *parts]))
 
 
-def memory_tree(plan: Plan) -> Tree:
+def memory_tree(plan: Costed) -> Tree:
     """The worst stage at its worst moment. The terms add up to what is missing from the device."""
     worst = plan.memory.worst
     by_name = {term.name: term for term in worst.terms}
