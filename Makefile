@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help plan test check fast slow nightly bench bench-accuracy docs format clean
+.PHONY: help plan test check fast slow nightly bench bench-accuracy bench-memory docs format clean
 
 help:                              ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name words; do printf '%-14s %s\n' "$$name" "$$words"; done
@@ -29,6 +29,9 @@ slow: $(VENV)/everything.stamp     ## tests that start processes or need torch
 
 nightly: $(VENV)/everything.stamp  ## every test, ten times the generated cases; writes benchmarks/results
 	$(BIN)/python -m benchmarks.nightly
+
+bench-memory: $(VENV)/everything.stamp ## formulas against traces, term by term; writes benchmarks/results/memory.json
+	$(BIN)/python -m benchmarks.bench_memory
 
 bench: $(VENV)/everything.stamp    ## start-up and search, as ratios in one run; writes benchmarks/results
 	$(BIN)/python -m compileall -q strategist

@@ -11,8 +11,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from strategist.api import build, emit, explain, predict, recommend
-    from strategist.document.load import load_plan
+    from strategist.api import build, emit, explain, predict, recommend, trace
+    from strategist.document.load import load_observed, load_plan
+    from strategist.document.observed import Observed
     from strategist.document.plan import Plan
     from strategist.document.prediction import Prediction
     from strategist.errors import NoPlanError, StrategistError
@@ -25,13 +26,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    **dict.fromkeys(("build", "emit", "explain", "predict", "recommend"), "strategist.api"),
+    **dict.fromkeys(("build", "emit", "explain", "predict", "recommend", "trace"), "strategist.api"),
     "load_cluster": "strategist.facts.clusters",
     "load_model": "strategist.facts.models",
-    "load_plan": "strategist.document.load",
+    **dict.fromkeys(("load_observed", "load_plan"), "strategist.document.load"),
     **dict.fromkeys(("Cluster", "Gpu", "Link", "Node"), "strategist.facts.hardware"),
     "ModelShape": "strategist.facts.model",
     "NoPlanError": "strategist.errors",
+    "Observed": "strategist.document.observed",
     "Plan": "strategist.document.plan",
     "Prediction": "strategist.document.prediction",
     "StrategistError": "strategist.errors",
@@ -39,8 +41,9 @@ _HOMES = {
 }
 
 __all__ = [
-    "Cluster", "Gpu", "Link", "ModelShape", "NoPlanError", "Node", "Plan", "Prediction", "StrategistError", "Workload", "__version__",
-    "build", "emit", "explain", "load_cluster", "load_model", "load_plan", "predict", "recommend",
+    "Cluster", "Gpu", "Link", "ModelShape", "NoPlanError", "Node", "Observed", "Plan", "Prediction", "StrategistError", "Workload",
+    "__version__", "build", "emit", "explain", "load_cluster", "load_model", "load_observed", "load_plan", "predict",
+    "recommend", "trace",
 ]  # fmt: skip
 
 

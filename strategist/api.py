@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +21,13 @@ from strategist.planner.search import SearchLog
 if TYPE_CHECKING:
     from pathlib import PurePosixPath
 
+    from strategist.document.observed import Observed, RankObservation
     from strategist.document.prediction import Prediction
     from strategist.emitters.emitter import Options
     from strategist.executor.session import Session
     from strategist.reports.tree import Tree
 
-__all__ = ["build", "emit", "explain", "predict", "recommend"]
+__all__ = ["build", "emit", "explain", "predict", "recommend", "trace"]
 
 
 def recommend(
@@ -123,11 +124,31 @@ def finished(plan: Plan, asked: Asked) -> Plan:
     return sealed(replace(plan, book=book_digest(asked.question.rule_folders)))
 
 
-def explain(plan: Plan) -> Tree:
-    """The Plan as a tree of terms; `strategist.reports.text` draws it."""
+def explain(plan: Plan, *observed: Observed) -> Tree:
+    """The Plan as a tree of terms, beside what other rungs saw of it; `strategist.reports.text` draws it.
+
+    Raises StaleError DIGEST for an observation of another plan.
+    """
     from strategist.reports.tree import plan_tree
 
-    return plan_tree(plan)
+    return plan_tree(plan, observed)
+
+
+def trace(
+    plan: Plan,
+    model: Any = None,
+    *,
+    ranks: str = "first,middle,last",
+    on_rank: Callable[[RankObservation], None] | None = None,
+) -> Observed:
+    """Bytes, collectives and FLOP of the program that `plan` would train, at its true world size, without its machines.
+
+    `model` replaces the built-in one: a module on the meta device, or a function that makes one. See
+    `strategist.measure.trace`. Needs the extra `run`.
+    """
+    from strategist.measure.trace import trace as trace_plan
+
+    return trace_plan(plan, model, ranks=ranks, on_rank=on_rank)
 
 
 def emit(plan: Plan, target: str, options: Options | None = None) -> Mapping[PurePosixPath, str]:

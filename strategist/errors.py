@@ -67,6 +67,10 @@ class StrategistError(Exception):
         self.code, self.message, self.flag, self.hint, self.also = code, message, flag, hint, tuple(also)
         self.value = None if value is None else shown(value)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Errors travel between processes with everything they say."""
+        return _remade, (type(self), self.message, self.__dict__)
+
     def as_document(self) -> dict[str, object]:
         """The `error` object printed under `--json`."""
         body: dict[str, object] = {
@@ -79,6 +83,12 @@ class StrategistError(Exception):
         if self.also:
             body["also"] = [error.as_document() for error in self.also]
         return body
+
+
+def _remade(kind: type[StrategistError], message: str, state: dict[str, object]) -> StrategistError:
+    error = kind.__new__(kind, message)
+    error.__dict__.update(state)
+    return error
 
 
 class InputError(StrategistError):

@@ -22,6 +22,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("rulebook", "memory", "timing"),
     ("planner", "emitters", "reports", "executor"),
     ("accuracy",),
+    ("measure",),
 )
 """Rooms from the ground up; those on one floor never import each other."""
 
@@ -33,7 +34,7 @@ ROOF = ("fields", "ask", "api", "cli", "__main__", "")
 
 NOWHERE: frozenset[str] = frozenset()
 HOMES: Mapping[str, frozenset[str]] = {
-    "torch": frozenset({"executor"}),
+    "torch": frozenset({"executor", "measure"}),
     "transformers": NOWHERE,
     "scipy": frozenset({"accuracy"}),
     "rich": frozenset({"cli"}),

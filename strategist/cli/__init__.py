@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 COMMANDS = (
     ("plan", "choose a layout, say why, and write a Plan"),
     ("explain", "show a Plan term by term"),
+    ("trace", "run a Plan's program without its machines, byte by byte"),
     ("check", "verify a Plan; seal a hand-written one"),
     ("predict", "judge one given layout: legal, fits, memory and time"),
     ("accuracy", "predict measured runs and show how far off we are"),

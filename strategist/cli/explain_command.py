@@ -1,19 +1,23 @@
-"""`strategist explain`: a Plan, term by term."""
+"""`strategist explain`: a Plan, term by term, beside what other rungs of the ladder saw of it."""
 
 from __future__ import annotations
 
 from strategist.cli.arguments import Command, Namespace, Positional
-from strategist.cli.flags import COMMON
+from strategist.cli.flags import COMMON, Flag
 from strategist.cli.output import show_document, show_lines, width
-from strategist.document.load import load_plan
+from strategist.document.load import load_observed, load_plan
 from strategist.document.write import seal_state
 from strategist.planner.check import require_sound
 
 COMMAND = Command(
     "explain",
     "Show a Plan term by term: time, memory, rules, refusals.",
-    COMMON,
+    (
+        Flag("--with", "what was observed of the plan, as `strategist trace --out` writes it", "FILE", repeats=True),
+        *COMMON,
+    ),
     (Positional("plan", "a Plan file"),),
+    examples=("strategist explain plan.json", "strategist explain plan.json --with trace.json"),
 )
 
 
@@ -23,11 +27,17 @@ def run(options: Namespace) -> int:
     from strategist.reports.tree import plan_tree
 
     plan = load_plan(options.plan)
+    observed = tuple(load_observed(path) for path in getattr(options, "with"))
     require_sound(plan)
     if options.json:
         show_document(
-            {"seal": seal_state(plan), "tree": plan_tree(plan), "reasons": plan.reasons, "refusals": plan.refusals}
+            {
+                "seal": seal_state(plan),
+                "tree": plan_tree(plan, observed),
+                "reasons": plan.reasons,
+                "refusals": plan.refusals,
+            }
         )
     else:
-        show_lines(explain_text(plan, width()), no_color=options.no_color)
+        show_lines(explain_text(plan, width(), observed), no_color=options.no_color)
     return 0

@@ -1,10 +1,11 @@
-"""The door for documents: a file becomes a Plan only after strict checks of format, keys and types."""
+"""The door for documents: a file becomes a Plan or an Observed only after strict checks of format, keys and types."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from strategist.document.calibration import CALIBRATION_FORMAT, Calibration
+from strategist.document.observed import OBSERVED, Observed
 from strategist.document.plan import FORMAT, Plan
 from strategist.errors import InputError, StaleError, shown
 from strategist.reading import checked, read_document
@@ -20,29 +21,46 @@ def load_plan(path: str) -> Plan:
 
 def plan_from(value: Any, flag: str) -> Plan:
     """The Plan in a parsed JSON value."""
-    found = value.get("format") if isinstance(value, dict) else None
-    if not isinstance(found, str) or not found.startswith("strategist-plan/"):
-        raise InputError(
-            "KIND",
-            f"{flag} is not a Plan: its `format` is {shown(found)!r}.",
-            flag=flag,
-            value=found,
-            hint="Make one with `strategist plan --out plan.json`.",
-        )
-    if found != FORMAT:
-        raise StaleError(
-            "SCHEMA_VERSION",
-            f"{flag} has format {shown(found)}; this version reads {FORMAT}.",
-            flag=flag,
-            value=found,
-            hint="Plan again with this version.",
-        )
-    _refuse_wild_numbers(value, "$")
+    _require_format(value, flag, FORMAT, "a Plan", "Plan again with this version.", "strategist plan --out plan.json")
     return checked(Plan, value, flag)
 
 
+def load_observed(path: str) -> Observed:
+    """The Observed in a file. Raises what `load_plan` raises."""
+    return observed_from(read_document(path, "OBSERVED"), "OBSERVED")
+
+
+def observed_from(value: Any, flag: str) -> Observed:
+    """The Observed in a parsed JSON value."""
+    made = "strategist trace plan.json --out trace.json"
+    _require_format(value, flag, OBSERVED, "an observation", "Trace again with this version.", made)
+    return checked(Observed, value, flag)
+
+
+def _require_format(value: Any, flag: str, wanted: str, kind: str, again: str, made: str) -> None:
+    """Raise InputError KIND for another sort of document and StaleError SCHEMA_VERSION for another version of it."""
+    found = value.get("format") if isinstance(value, dict) else None
+    if not isinstance(found, str) or not found.startswith(wanted.partition("/")[0] + "/"):
+        raise InputError(
+            "KIND",
+            f"{flag} is not {kind}: its `format` is {shown(found)!r}.",
+            flag=flag,
+            value=found,
+            hint=f"Make one with `{made}`.",
+        )
+    if found != wanted:
+        raise StaleError(
+            "SCHEMA_VERSION",
+            f"{flag} has format {shown(found)}; this version reads {wanted}.",
+            flag=flag,
+            value=found,
+            hint=again,
+        )
+    _refuse_wild_numbers(value, "$")
+
+
 def _refuse_wild_numbers(value: Any, path: str) -> None:
-    """Nothing in a Plan is negative, and nothing is so large that a float could not count with it."""
+    """Nothing in a document is negative, and nothing is so large that a float could not count with it."""
     if isinstance(value, dict):
         for key, item in value.items():
             _refuse_wild_numbers(item, f"{path}.{key}")
@@ -52,7 +70,7 @@ def _refuse_wild_numbers(value: Any, path: str) -> None:
     elif isinstance(value, (int, float)) and not 0 <= value <= LARGEST:
         code, words = ("NEGATIVE", "negative") if value < 0 else ("TOO_LARGE", f"larger than {LARGEST:.0e}")
         raise InputError(
-            code, f"{shown(path)} is {words}.", flag=path, value=value, hint="Correct the file, or plan again."
+            code, f"{shown(path)} is {words}.", flag=path, value=value, hint="Correct the file, or make it again."
         )
 
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 from torch.distributed.tensor.parallel import loss_parallel
-from torch.nn.parallel import DistributedDataParallel
 
 from strategist.errors import ImpossibleError
 from strategist.executor.chunks import chunks_of
@@ -74,8 +73,8 @@ class LoopEngine:
         return total
 
     def _reduction(self, *, last: bool) -> AbstractContextManager[object]:
-        if isinstance(self.model, DistributedDataParallel) and not last:
-            return self.model.no_sync()
+        if isinstance(self.model, self.job.instruments.replica) and not last:
+            return self.model.no_sync()  # type: ignore[no-any-return, operator]
         return nullcontext()
 
 

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage
+from torch.nn.parallel import DistributedDataParallel
 
 from strategist.document.plan import Plan, Stage
 from strategist.records import dataclass
@@ -24,11 +25,13 @@ class Instruments:
     """The parts that a trace or a test exchanges; training uses them as they are.
 
     `read` turns a tensor into a number (fake tensors have none), `make_stage` makes the pipeline stage (a fake group
-    cannot vote on shapes), `compile_backend` is what torch.compile compiles for.
+    cannot vote on shapes), `replica` averages the gradients of whole copies (DDP's reducer, in C++, reads real memory),
+    `compile_backend` is what torch.compile compiles for.
     """
 
     read: Callable[[Tensor], float] = read_number
     make_stage: Callable[..., PipelineStage] = PipelineStage
+    replica: type[nn.Module] = DistributedDataParallel
     compile_backend: str = "inductor"
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from strategist.document.observed import Observed
 from strategist.document.plan import Costed, Plan
 from strategist.document.write import seal_state
 from strategist.reports.brief import (
@@ -20,8 +21,8 @@ from strategist.reports.tree import plan_tree, tree_lines
 from strategist.units import format_gib
 
 
-def explain_text(plan: Plan, width: int = 80) -> list[Line]:
-    """The full explanation of a plan."""
+def explain_text(plan: Plan, width: int = 80, observed: Sequence[Observed] = ()) -> list[Line]:
+    """The full explanation of a plan, beside what other rungs saw of it."""
     return [
         *assumed_lines(plan, width),
         *wrapped(
@@ -30,16 +31,16 @@ def explain_text(plan: Plan, width: int = 80) -> list[Line]:
         *wrapped("layout", option_words(plan), width, indent=INDENT),
         *wrapped("batch", plan.batch_identity, width, indent=INDENT),
         *wrapped("seal", _seal_words(plan), width, indent=INDENT),
-        *details(plan, width),
+        *details(plan, width, observed),
         *hint_lines(plan, width),
     ]
 
 
-def details(plan: Plan, width: int = 80) -> list[Line]:
+def details(plan: Plan, width: int = 80, observed: Sequence[Observed] = ()) -> list[Line]:
     """Every term of the step and of the peak, the stages, the rules and what they refused."""
     return [
         line(""),
-        *tree_lines(plan_tree(plan), width),
+        *tree_lines(plan_tree(plan, observed), width, tuple(seen.rung for seen in observed)),
         *stage_lines(plan, width),
         *_rules(plan, width),
         *_refusals(plan, width),

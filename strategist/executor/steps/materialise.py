@@ -17,7 +17,10 @@ def materialise(model: nn.Module, job: Job) -> nn.Module:
     meta that does not know any.
     """
     if not any(p.is_meta for p in model.parameters()):
-        return model if job.offloads_parameters else model.to(job.device)  # offloading, FSDP2 has put all in its place
+        is_there = all(tensor.device == job.device for tensor in (*model.parameters(), *model.buffers()))
+        return (
+            model if job.offloads_parameters or is_there else model.to(job.device)
+        )  # FSDP2 has put offloaded ones away
     if not isinstance(model, ReferenceModel):
         raise InputError(
             "MISSING",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from strategist.executor.job import Job
 from strategist.executor.mesh import data_group
@@ -15,4 +14,4 @@ def wrap_ddp(model: nn.Module, job: Job) -> nn.Module:
     group = data_group(job.mesh)
     if group is None or uses_fsdp(job.plan):
         return model
-    return DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True)
+    return job.instruments.replica(model, process_group=group, gradient_as_bucket_view=True)

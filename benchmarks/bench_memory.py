@@ -1,0 +1,90 @@
+"""Formulas held against traces over the grid: `python -m benchmarks.bench_memory [COUNT]`; writes results/memory.json.
+
+COUNT scenarios (all of them without it), the first and the last stage of each. One row per term and moment, and per axis
+and operation: in how many scenarios it was there, in how many it was within a thousandth and within two hundredths, the
+mean and the worst of |predicted / traced - 1|, and the scenario of the worst.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from functools import partial
+from statistics import mean
+
+from benchmarks.record import circumstances, write
+from strategist.measure.child import in_child
+from strategist.measure.kinds import Kind, chosen_kinds
+from tests.measure.grid import Difference, Scenario, differences, plan_of, scenarios
+
+WEIGHTY = 1 << 20
+"""Bytes below which a difference is not worth a row of its own: counters, scalars."""
+
+
+def main() -> None:
+    """Trace, compare, write, print."""
+    chosen = scenarios()[: int(sys.argv[1])] if len(sys.argv) > 1 else scenarios()
+    begin = time.perf_counter()
+    found: list[Difference] = []
+    for number, scenario in enumerate(chosen, 1):
+        found.extend(compared(scenario))
+        if number % 10 == 0:
+            save(found, number, time.perf_counter() - begin)
+        print(f"{number}/{len(chosen)} {time.perf_counter() - begin:.0f} s {scenario.name}", flush=True)
+    rows = save(found, len(chosen), time.perf_counter() - begin)
+    for row in rows:
+        print(row)
+
+
+def save(found: Iterable[Difference], scenarios_done: int, seconds: float) -> list[dict[str, object]]:
+    """Write what is known so far; its rows."""
+    rows = list(summary(found))
+    about = circumstances(("torch", "numpy"))
+    write("memory", {**about, "scenarios": scenarios_done, "seconds": round(seconds, 1), "rows": rows})
+    return rows
+
+
+def compared(scenario: Scenario) -> list[Difference]:
+    """Every figure of the first and the last stage of one scenario."""
+    plan = plan_of(scenario)
+    return [
+        difference
+        for kind in chosen_kinds(plan, "first,last")
+        for difference in differences(scenario, in_child(partial(_traced, scenario, kind), scenario.name))
+    ]
+
+
+def _traced(scenario: Scenario, kind: Kind) -> object:
+    import torch
+
+    from strategist.measure.models import shape_model
+    from strategist.measure.trace_rank import trace_rank
+
+    torch.set_num_threads(1)
+    plan = plan_of(scenario)
+    return trace_rank(plan, kind, shape_model(plan.model))
+
+
+def summary(found: Iterable[Difference]) -> Iterator[dict[str, object]]:
+    """One row per sort of figure."""
+    sorts: dict[tuple[str, str, str], list[Difference]] = defaultdict(list)
+    for difference in found:
+        if max(difference.predicted, difference.traced) >= WEIGHTY:
+            sorts[difference.kind, difference.place, difference.name].append(difference)
+    for (kind, place, name), some in sorted(sorts.items()):
+        errors = [min(abs(each.ratio - 1), 9.99) for each in some]
+        worst = some[errors.index(max(errors))]
+        yield {
+            "kind": kind, "place": place, "name": name, "cases": len(some),
+            "within_0.1_percent": sum(error <= 0.001 for error in errors),
+            "within_2_percent": sum(error <= 0.02 for error in errors),
+            "mean_error": round(mean(errors), 5), "worst_error": round(max(errors), 5),
+            "worst": worst.scenario, "worst_stage": worst.stage,
+            "worst_predicted": worst.predicted, "worst_traced": worst.traced,
+        }  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

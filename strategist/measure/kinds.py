@@ -1,0 +1,90 @@
+"""Which ranks stand for all: one per pipeline stage and, where shards are uneven, the one with the smallest."""
+
+from __future__ import annotations
+
+from strategist.document.plan import MESH_AXES, Plan
+from strategist.errors import InputError
+from strategist.records import dataclass
+from strategist.units import parse_integer
+
+WORDS = ("first", "middle", "last")
+EVERY = "all-kinds"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A sort of rank and the one that stands for it."""
+
+    name: str
+    rank: int
+    stage: int
+
+
+def chosen_kinds(plan: Plan, words: str) -> tuple[Kind, ...]:
+    """The kinds that some words ask for: first, middle, last (stages, with commas), all-kinds, or one rank's number.
+
+    Raises InputError CHOICE for another word, RANGE and INTEGER for a number that is no rank of the plan.
+    """
+    text = words.strip()
+    if text == EVERY:
+        return every_kind(plan)
+    if text[:1].isdigit() or text[:1] in "+-":
+        rank = parse_integer(text, "--ranks", low=0, high=plan.mesh.world - 1, example="0")
+        return (Kind(f"rank {rank}", rank, stage_of(plan, rank)),)
+    pp = plan.mesh.pp
+    stages = {"first": 0, "middle": pp // 2, "last": pp - 1}
+    chosen = [word.strip() for word in text.split(",")]
+    for word in chosen:
+        if word not in stages:
+            raise InputError(
+                "CHOICE",
+                f"--ranks knows {', '.join(WORDS)} (stages of the pipeline), {EVERY} and rank numbers.",
+                flag="--ranks",
+                value=word,
+                hint="Example: --ranks first,last.",
+            )
+    numbers = sorted({stages[word] for word in chosen})
+    return tuple(_of_stage(plan, stage) for stage in numbers)
+
+
+def every_kind(plan: Plan) -> tuple[Kind, ...]:
+    """One rank of each stage, and the last shard of each where the weights do not divide evenly."""
+    firsts = [_of_stage(plan, stage) for stage in range(plan.mesh.pp)]
+    if not has_uneven_shards(plan):
+        return tuple(firsts)
+    last = plan.mesh.dp_shard - 1
+    ends = [
+        Kind(f"{kind.name}, last shard", kind.rank + last * plan.mesh.stride("dp_shard"), kind.stage) for kind in firsts
+    ]
+    return tuple(kind for pair in zip(firsts, ends, strict=True) for kind in pair)
+
+
+def has_uneven_shards(plan: Plan) -> bool:
+    """Whether some weight does not divide over the shards: its rows are padded, and the last ranks hold less."""
+    if plan.strategy.zero < 2:
+        return False
+    shape, shards, tp = plan.model, plan.mesh.dp_shard, plan.mesh.tp
+    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    rows = (-(-shape.vocab // tp), shape.hidden, shape.ffn_hidden // tp, queries // tp, keys // tp)
+    return any(count % shards for count in rows)
+
+
+def stage_of(plan: Plan, rank: int) -> int:
+    """The pipeline stage of a rank."""
+    return rank // plan.mesh.stride("pp") % plan.mesh.pp
+
+
+def _of_stage(plan: Plan, stage: int) -> Kind:
+    pp = plan.mesh.pp
+    name = "every rank" if pp == 1 else f"stage {stage} of {pp}"
+    return Kind(name, stage * plan.mesh.stride("pp"), stage)
+
+
+def group_of(plan: Plan, axis: str) -> tuple[int, int]:
+    """(ranks, stride) of the groups of a mesh axis; "data" are both data axes, "world" is everybody."""
+    mesh = plan.mesh
+    if axis == "data":
+        return mesh.data_parallel, min(mesh.stride(name) for name in ("dp_replicate", "dp_shard"))
+    if axis in MESH_AXES:
+        return mesh.size(axis), mesh.stride(axis)
+    return mesh.world, 1

@@ -1,0 +1,109 @@
+"""The executor's own program on one rank of a world that is not there: fake collectives and, traced, fake tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from strategist.document.plan import MESH_AXES, Plan
+from strategist.executor.build import bring_to_life
+from strategist.executor.job import Instruments, Job
+from strategist.executor.mesh import build_mesh, data_group
+from strategist.executor.models import ReferenceModel
+from strategist.executor.session import Session
+from strategist.measure.stand_ins import Replica, stage_for
+
+MakeModel = Callable[[], nn.Module]
+
+
+@contextmanager
+def fake_world(plan: Plan, rank: int) -> Iterator[None]:
+    """A process group of the plan's size in which this process is `rank` and nobody else exists. One per process.
+
+    Raises what torch raises when a group is running already.
+    """
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=rank, world_size=plan.mesh.world, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def job_for(plan: Plan, device: torch.device) -> Job:
+    """The job of this rank, with the parts exchanged that need real peers or real numbers."""
+    instruments = Instruments(
+        read=lambda _value: 1.0, make_stage=lambda *a, **k: stage_for(plan, *a, **k), replica=Replica
+    )
+    return Job(plan=plan, mesh=build_mesh(plan, device.type), device=device, instruments=instruments)
+
+
+def live_session(model: nn.Module, job: Job) -> Session:
+    """The session of a model that was laid out; under fake tensors, its values are fake."""
+    if any(p.is_meta for p in model.parameters()) and not is_ours(model):
+        emptied(model, "cpu")
+    return Session(job, bring_to_life(model, job), clip_norm=1.0, resources=ExitStack())
+
+
+def eager(plan: Plan) -> Plan:
+    """The plan without compilation, whose guards need values."""
+    return replace(plan, strategy=replace(plan.strategy, compile=False))
+
+
+def is_ours(model: nn.Module) -> bool:
+    """Whether a model knows its own initial values, so that the executor gives it memory."""
+    return isinstance(model, ReferenceModel)
+
+
+def emptied(model: nn.Module, device: str) -> nn.Module:
+    """The module itself on another device, without values; ends that shared a parameter share it again."""
+    homes: dict[int, list[tuple[nn.Module, str]]] = {}  # by identity: torch exchanges only parameters that nobody holds
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                homes.setdefault(id(parameter), []).append((module, name))
+    parameter = None
+    model.to_empty(device=device)
+    for places in homes.values():
+        first, *others = places
+        for module, name in others:
+            module._parameters[name] = first[0]._parameters[first[1]]
+    return model
+
+
+MICRO_BATCHES = 3
+"""Micro-batches that are run outside a pipeline: the first, the last, and one that stands for all between them."""
+
+
+def shortened(plan: Plan) -> Plan:
+    """The plan with no more micro-batches than it takes to see every sort of them.
+
+    In a pipeline all of them run: what it holds and sends depends on their number.
+    """
+    if plan.mesh.pp > 1 or plan.strategy.accumulation <= MICRO_BATCHES:
+        return plan
+    return replace(plan, strategy=replace(plan.strategy, accumulation=MICRO_BATCHES))
+
+
+def batch_for(plan: Plan, count: int) -> dict[str, Tensor]:
+    """The first `count` sequences of the data rank's share of one global batch, the whole of which is in memory."""
+    whole = plan.strategy.micro_batch * plan.strategy.accumulation
+    shape = (whole, plan.workload.seq_len)
+    return {name: torch.zeros(shape, dtype=torch.long)[:count] for name in ("input_ids", "labels")}
+
+
+def group_names(job: Job) -> dict[str, str]:
+    """The mesh axis of every process group of the job by the group's name; "data" for both data axes together."""
+    names: dict[str, str] = {
+        job.mesh[axis].get_group().group_name: axis for axis in MESH_AXES if job.plan.mesh.size(axis) > 1
+    }
+    data = data_group(job.mesh)
+    if data is not None:
+        names.setdefault(data.group_name, "data")
+    return names

@@ -1,0 +1,127 @@
+"""What stands for parts of torch that cannot run without peers or without memory, and does the same to memory and links."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+
+from strategist.document.plan import Plan
+from strategist.executor.precision import DTYPES
+
+FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20
+"""Bytes of DDP's first and further buckets (torch.distributed._DEFAULT_FIRST_BUCKET_BYTES; bucket_cap_mb = 25)."""
+
+
+class SilentStage(PipelineStage):
+    """A stage that knows its shapes and does not ask its peers, who are fake."""
+
+    def _warmup_forward_vote(self, has_backward: bool, received_acc: Tensor | None = None) -> Any:
+        return torch.ones(1, dtype=torch.int32, device="meta")
+
+    def _warmup_backward_result(self, received_result: Tensor | None = None) -> Any:
+        return _Yes()
+
+
+class _Yes:
+    """What the stages would answer together."""
+
+    def item(self) -> int:
+        """Agreement."""
+        return 1
+
+
+def stage_for(plan: Plan, model: Any, index: int, count: int, device: torch.device, **options: Any) -> PipelineStage:
+    """The stage with its boundary shapes: tokens in, hidden states between (cut by sequence parallelism), logits out."""
+    rows, seq = plan.strategy.micro_batch, plan.workload.seq_len
+    dtype = DTYPES[plan.strategy.formats.compute]
+    width = seq // plan.mesh.tp if plan.strategy.sequence_parallel else seq
+    with torch.device("meta"):
+        hidden = torch.empty(rows, width, plan.model.hidden, dtype=dtype, requires_grad=True)
+        tokens = torch.zeros(rows, seq, dtype=torch.long)
+        logits = torch.empty(rows, seq, plan.model.vocab, dtype=dtype, requires_grad=True)
+    inputs, outputs = tokens if index == 0 else hidden, logits if index == count - 1 else hidden
+    return SilentStage(model, index, count, device, input_args=(inputs,), output_args=(outputs,), **options)
+
+
+class Replica(nn.Module):
+    """DistributedDataParallel with gradient_as_bucket_view, its reducer said in Python.
+
+    After torch/nn/parallel/distributed.py and torch/csrc/distributed/c10d/reducer.cpp: gradients live in buckets that
+    outlast the step. Before the first step there is one bucket; then the buckets are made again, in the order in which
+    gradients arrived, of 1 MiB first and 25 MiB after. A gradient that autograd made is copied into its place in the
+    bucket; a bucket is reduced when its last gradient has come. Under `no_sync` gradients gather outside the buckets.
+    """
+
+    def __init__(self, module: nn.Module, *, process_group: Any, gradient_as_bucket_view: bool) -> None:
+        super().__init__()
+        if not gradient_as_bucket_view:
+            raise ValueError("only gradients that are views of buckets are described")
+        self.module, self._group, self._reduces, self._is_rebuilt = module, process_group, True, False
+        self._parameters_here = [p for p in module.parameters() if p.requires_grad]
+        self._arrived: list[nn.Parameter] = []
+        self._missing: list[int] = []
+        self._make_buckets([list(range(len(self._parameters_here)))])
+        for parameter in self._parameters_here:
+            parameter.register_post_accumulate_grad_hook(self._arrive)  # type: ignore[no-untyped-call]
+
+    def forward(self, *inputs: Any, **more: Any) -> Any:
+        """What the module gives."""
+        if len(self._arrived) == len(self._parameters_here) and not self._is_rebuilt:
+            self._parameters_here, self._is_rebuilt = list(self._arrived), True
+            self._views.clear()  # the old buckets go before the new ones come
+            self._buckets.clear()
+            self._make_buckets(bucket_assignment(self._parameters_here))
+        self._arrived.clear()
+        self._missing = [len(indices) for indices in self._assignment]
+        return self.module(*inputs, **more)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Nothing is reduced inside."""
+        self._reduces = False
+        try:
+            yield
+        finally:
+            self._reduces = True
+
+    def _make_buckets(self, assignment: Sequence[Sequence[int]]) -> None:
+        self._assignment = assignment
+        self._buckets: list[Tensor] = []
+        self._views: dict[nn.Parameter, Tensor] = {}
+        self._bucket_of: dict[nn.Parameter, int] = {}
+        for number, indices in enumerate(assignment):
+            members = [self._parameters_here[i] for i in indices]
+            bucket = torch.empty(sum(p.numel() for p in members), dtype=members[0].dtype, device=members[0].device)
+            self._buckets.append(bucket)
+            for parameter, part in zip(members, _pieces(bucket, members), strict=True):
+                self._views[parameter], self._bucket_of[parameter] = part.view(parameter.shape), number
+
+    @torch.no_grad()
+    def _arrive(self, parameter: nn.Parameter) -> None:
+        if not self._reduces or parameter.grad is None:
+            return
+        view, number = self._views[parameter], self._bucket_of[parameter]
+        torch.mul(parameter.grad, 1.0 / self._group.size(), out=view)
+        parameter.grad = view
+        self._arrived.append(parameter)
+        self._missing[number] -= 1
+        if not self._missing[number]:
+            dist.all_reduce(self._buckets[number], group=self._group)
+
+
+def _pieces(bucket: Tensor, members: Sequence[Tensor]) -> Sequence[Tensor]:
+    return torch.split(bucket, [p.numel() for p in members])
+
+
+def bucket_assignment(parameters: Sequence[Tensor]) -> list[list[int]]:
+    """Which parameters share a bucket, by torch's own rule."""
+    shadows = [torch.empty(p.shape, dtype=p.dtype, device="meta") for p in parameters]
+    indices: list[list[int]]
+    indices, _ = torch._C._distributed_c10d._compute_bucket_assignment_by_size(shadows, [FIRST_BUCKET, BUCKET])
+    return indices

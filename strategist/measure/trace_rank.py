@@ -1,0 +1,193 @@
+"""One rank's program under fake tensors, written down and told in the Plan's terms."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from strategist.document.observed import ObservedMemory, OperatorFLOP, RankObservation
+from strategist.document.plan import Plan
+from strategist.executor.blocks import find_blocks
+from strategist.executor.build import lay_out
+from strategist.executor.engines import Engine
+from strategist.executor.job import Job
+from strategist.executor.loss import Batch
+from strategist.executor.names import plain_name
+from strategist.executor.session import Session
+from strategist.measure.exposure import collectives, tier_totals
+from strategist.measure.kinds import Kind
+from strategist.measure.modules import ModuleClock
+from strategist.measure.program import (
+    MakeModel,
+    batch_for,
+    eager,
+    fake_world,
+    group_names,
+    job_for,
+    live_session,
+    shortened,
+)
+from strategist.measure.recorder import Record, Recorder
+from strategist.measure.substitutions import attention_workspace, cuda_ways, is_for_cuda, substitutions_used
+from strategist.measure.timeline import HOST, Outline, Timeline
+from strategist.records import dataclass
+
+STEPS = 2
+"""The first step makes the optimizer's state, DDP's buckets and the pipeline's buffers; the second is the one that counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What was written down about one rank, and what is needed to read it."""
+
+    record: Record
+    outline: Outline
+    noticed: set[str]
+
+
+def trace_rank(plan: Plan, kind: Kind, make_model: MakeModel) -> RankObservation:
+    """The rank of `kind` under fake tensors, one optimizer step of it, observed. Once per process.
+
+    Raises ImpossibleError for what the executor cannot run, and whatever `make_model` raises.
+    """
+    begin = time.perf_counter()
+    recording = record_rank(plan, kind.rank, make_model)
+    return observation(plan, kind, recording, time.perf_counter() - begin)
+
+
+def record_rank(plan: Plan, rank: int, make_model: MakeModel) -> Recording:
+    """The record of two steps of one rank, the second of which counts."""
+    with fake_world(plan, rank), cuda_ways(plan) as noticed:
+        job = job_for(shortened(eager(plan)), torch.device("cpu"))
+        model = lay_out(make_model(), job)
+        names = group_names(job)
+        clock = ModuleClock(model)
+        recorder = Recorder(
+            clock,
+            lambda group: _axis_of(group, names),
+            attention_workspace if is_for_cuda(plan) else _no_workspace,
+        )
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            _run(recorder, clock, model, job, plan)
+        return Recording(recorder.record, outline_of(plan, model), noticed)
+
+
+def _axis_of(group: dist.ProcessGroup | None, names: dict[str, str]) -> str:
+    if group is None:
+        return "world"
+    return names.get(group.group_name, "world") if group.size() > 1 else ""
+
+
+def _no_workspace(_func: Any, _args: Any) -> int:
+    return 0
+
+
+def _run(recorder: Recorder, clock: ModuleClock, model: nn.Module, job: Job, plan: Plan) -> None:
+    with recorder, clock:
+        session = live_session(model, job)
+        batch = batch_for(plan, session.share.per_rank)
+        session.parts = replace(session.parts, engine=Watched(session.parts.engine, recorder))
+        session.parts.optimizer.register_step_pre_hook(lambda *_: _mark_state(recorder, session))
+        for number in range(STEPS):
+            if number == STEPS - 1:
+                _mark_state(recorder, session)
+                recorder.restart()
+            recorder.pass_is(None)
+            session.step(batch)
+        _mark_state(recorder, session)
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """An engine that tells the recorder when its work is done: what follows in the step is the update."""
+
+    engine: Engine
+    recorder: Recorder
+
+    def gradients(self, batch: Batch, scale: Tensor) -> Tensor:
+        """See Engine."""
+        self.recorder.pass_is(None)
+        loss = self.engine.gradients(batch, scale)
+        self.recorder.pass_is("update")
+        return loss
+
+
+def _mark_state(recorder: Recorder, session: Session) -> None:
+    """Tell the recorder what rests between steps: weights, gradients, and the optimizer's state."""
+    on_host = session.job.offloads_parameters
+    parameters = list(session.parts.model.parameters())
+    held: tuple[tuple[str, list[Tensor]], ...] = (
+        ("parameters", [*parameters, *session.parts.model.buffers()]),
+        ("gradients", [p.grad for p in parameters if p.grad is not None]),
+        ("optimizer", list(_state_tensors(session))),
+    )
+    for role, tensors in held:
+        for tensor in tensors:
+            recorder.mark(tensor, HOST if on_host else role)
+
+
+def _state_tensors(session: Session) -> Iterator[Tensor]:
+    optimizer: Any = session.parts.optimizer
+    for state in getattr(optimizer, "optim", optimizer).state.values():
+        yield from (value for value in state.values() if isinstance(value, Tensor))
+
+
+def outline_of(plan: Plan, model: nn.Module) -> Outline:
+    """Names of the blocks, and the shape of logits on this rank."""
+    found = {id(block) for chunk in _chunks(model) for block in find_blocks(chunk).blocks.values()}
+    names = tuple(plain_name(name) for name, module in model.named_modules() if id(module) in found)
+    share = -(-plan.model.vocab // plan.mesh.tp)
+    return Outline(
+        blocks=tuple(name.removesuffix("._checkpoint_wrapped_module") for name in names),
+        vocabulary=share,
+        tokens=plan.strategy.micro_batch * plan.workload.seq_len,
+    )
+
+
+def _chunks(model: nn.Module) -> tuple[nn.Module, ...]:
+    from strategist.executor.chunks import chunks_of
+
+    return chunks_of(model)
+
+
+def observation(plan: Plan, kind: Kind, recording: Recording, seconds: float) -> RankObservation:
+    """A recording in the Plan's terms."""
+    record, m, ran = recording.record, plan.strategy.accumulation, shortened(plan).strategy.accumulation
+    timeline = Timeline(record, recording.outline)
+    sent = collectives(record, plan)
+    return RankObservation(
+        kind=kind.name,
+        rank=kind.rank,
+        stage=kind.stage,
+        memory=ObservedMemory(
+            moments=timeline.moments(),
+            modules=timeline.modules(),
+            reserved=timeline.reserved_bytes(plan.memory.capacity_bytes if is_for_cuda(plan) else None),
+            reserved_basis="modelled",
+            host=timeline.host_bytes(),
+        ),
+        collectives=sent,
+        tiers=tier_totals(sent),
+        operators=tuple(
+            OperatorFLOP(operator=name, during=during, FLOP=count * m // ran)
+            for (name, during), count in record.flop.items()
+        ),
+        substitutions=substitutions_used(plan, record, recording.noticed),
+        seconds=round(seconds, 3),
+        process_bytes=_largest_size(),
+    )
+
+
+def _largest_size() -> int:
+    """The most memory that this process has held."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

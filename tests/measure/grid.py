@@ -1,0 +1,236 @@
+"""A generated grid of scenarios, and for each what the formulas say beside what the trace saw, term by term.
+
+Shapes are real ones cut down to a few layers: sizes per layer and vocabularies are those of the catalogue. Layouts are the
+products that the executor runs. The order is fixed, so a scenario is known by its name.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from strategist.document.observed import RankObservation
+from strategist.document.plan import NumberFormats, Plan, Stage
+from strategist.executor.support import layout_obstacles
+from strategist.facts.job import Job
+from strategist.facts.model import ModelShape
+from strategist.facts.models import load_model
+from strategist.facts.profile import find_profile
+from strategist.memory.estimate import MOMENTS, ledger
+from strategist.space.candidates import MESH_COLUMNS, OPTION_COLUMNS, Candidates, code
+from strategist.space.shares import elements, groups
+from strategist.space.stages import stage_chunks
+from strategist.space.traffic import traffic
+from tests.plans import make_plan
+
+SEED = 7
+SIZE = 300
+MODELS = (
+    "llama-3.1-8b", "llama-3.2-1b", "qwen2.5-7b", "qwen3-8b", "qwen2.5-0.5b", "llama-2-7b", "mistral-7b-v0.1",
+    "gpt2-medium", "mixtral-8x7b",
+)  # fmt: skip
+TERMS = (
+    "parameters", "gradients", "optimizer", "activations", "logits", "gather_buffers", "bucket_buffers",
+    "pipeline_buffers", "temporaries",
+)  # fmt: skip
+LAYOUTS: tuple[dict[str, Any], ...] = (
+    {},
+    {"dp_replicate": 8},
+    {"dp_shard": 8, "zero": 1},
+    {"dp_shard": 8, "zero": 2},
+    {"dp_shard": 8, "zero": 3},
+    {"dp_shard": 64, "zero": 3},
+    {"dp_shard": 24, "zero": 3},
+    {"dp_replicate": 4, "dp_shard": 8, "zero": 2},
+    {"dp_replicate": 4, "dp_shard": 8, "zero": 3},
+    {"tp": 2},
+    {"tp": 2, "sequence_parallel": True},
+    {"tp": 2, "dp_replicate": 4},
+    {"tp": 2, "dp_shard": 4, "zero": 2, "sequence_parallel": True},
+    {"tp": 2, "dp_shard": 16, "zero": 3, "sequence_parallel": True},
+    {"pp": 2},
+    {"pp": 4, "schedule": "gpipe"},
+    {"pp": 2, "dp_shard": 4, "zero": 2},
+    {"pp": 4, "dp_shard": 4, "zero": 3},
+    {"pp": 2, "tp": 2, "dp_shard": 4, "zero": 3, "sequence_parallel": True},
+    {"pp": 2, "virtual_stages": 2, "dp_shard": 4, "zero": 2},
+    {"pp": 2, "dp_replicate": 4},
+)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One question to both: a shape, a length, a precision and a layout."""
+
+    name: str
+    shape: ModelShape
+    seq_len: int
+    precision: str
+    layout: Mapping[str, Any]
+
+
+@cache
+def scenarios() -> tuple[Scenario, ...]:
+    """SIZE scenarios that the executor runs: every layout in turn, the rest drawn with a fixed seed."""
+    drawn = random.Random(SEED)
+    found: dict[str, Scenario] = {}
+    while len(found) < SIZE:
+        for layout in LAYOUTS:
+            scenario = _drawn(drawn, layout)
+            if not layout_obstacles(plan_of(scenario)):
+                found.setdefault(scenario.name, scenario)
+    return tuple(found.values())[:SIZE]
+
+
+def _drawn(drawn: random.Random, layout: Mapping[str, Any]) -> Scenario:
+    model, layers = drawn.choice(MODELS), drawn.choice((4, 5, 6))
+    pp = layout.get("pp", 1)
+    layers = 4 if layout.get("virtual_stages", 1) > 1 else layers
+    choices = {
+        "micro_batch": drawn.choice((1, 2, 4)),
+        "accumulation": drawn.choice((1, 2, 3)) if pp == 1 else pp * drawn.choice((1, 2)),
+        "recompute": drawn.choice(("none", "none", "selective", "full")),
+    }
+    seq_len, precision = drawn.choice((512, 1000, 2048, 4096)), drawn.choice(("bf16", "bf16", "fp32"))
+    known = load_model(model)
+    positions = 4096 if known.pos == "learned" else known.pos_rows
+    shape = replace(known, layers=layers, max_seq=4096, pos_rows=positions)
+    if shape.moe is not None and "tp" in layout:
+        choices["etp"] = layout["tp"]  # every expert over all tp ranks
+    words = "-".join(f"{key}{value}" for key, value in (dict(layout) | choices).items())
+    return Scenario(
+        f"{model}-{layers}l-{seq_len}-{precision}-{words}", shape, seq_len, precision, dict(layout) | choices
+    )
+
+
+def job_of(scenario: Scenario, plan: Plan) -> Job:
+    """The question that the formulas answer."""
+    return Job(cluster=plan.cluster, model=plan.model, workload=plan.workload, profile=find_profile())
+
+
+def plan_of(scenario: Scenario) -> Plan:
+    """The plan of a scenario, for GPUs, with the stages that the planner would make."""
+    layout = dict(scenario.layout)
+    pp, virtual, layers = layout.get("pp", 1), layout.get("virtual_stages", 1), scenario.shape.layers
+    stages = tuple(
+        Stage(index=s, layers=stage_chunks(layers, pp, virtual, s), embedding=s == 0, head=s == pp - 1)
+        for s in range(pp)
+    )
+    formats = find_profile().formats_for(scenario.precision)
+    plan = make_plan(
+        scenario.shape,
+        seq_len=scenario.seq_len,
+        stages=stages,
+        backend="nccl",
+        formats=NumberFormats(
+            parameter=formats.parameter, gradient=formats.gradient, reduce=formats.reduce, compute=formats.compute
+        ),
+        **layout,
+    )
+    return replace(plan, workload=replace(plan.workload, precision=scenario.precision))
+
+
+def candidates_of(plan: Plan) -> Candidates:
+    """The plan's layout as one row of columns."""
+    words = ("schedule", "context_parallel", "recompute", "offload")
+    values = {name: plan.mesh.size(name) for name in MESH_COLUMNS}
+    values |= {name: getattr(plan.strategy, name) for name in OPTION_COLUMNS}
+    return Candidates(
+        {
+            name: np.array([code(name, str(value)) if name in words else int(value)], np.int64)
+            for name, value in values.items()
+        }
+    )
+
+
+def predicted(job: Job, plan: Plan) -> dict[int, dict[str, dict[str, int]]]:
+    """Bytes by stage, moment and term, as the formulas have them."""
+    group = next(iter(groups(job.model, candidates_of(plan), every_stage=True)))
+    table = ledger(job, group)
+    return {
+        int(stage): {
+            moment: {
+                term: int(table.bytes_at(term, np.array([number]), np.array([place]))[0])
+                for term in TERMS
+                if term in table.steady or any(term in terms for terms in table.moving)
+            }
+            for number, moment in enumerate(MOMENTS)
+        }
+        for place, stage in enumerate(group.stages)
+    }
+
+
+def sent(job: Job, plan: Plan, stage: int) -> dict[tuple[str, str], int]:
+    """Bytes per step by axis and operation, as the formulas have them."""
+    group = next(iter(groups(job.model, candidates_of(plan), every_stage=True)))
+    total: dict[tuple[str, str], int] = {}
+    for row in traffic(job, group, elements(job.model, group)):
+        size = float(row.payload_CS[0, stage] * row.count_CS[0, stage])
+        if size and _talks(plan, row.place):
+            total[row.axis, row.op] = total.get((row.axis, row.op), 0) + round(size)
+    return total
+
+
+def _talks(plan: Plan, place: str) -> bool:
+    mesh = plan.mesh
+    sizes = {"shards": mesh.dp_shard, "replicas": mesh.data_parallel, "expert_replicas": mesh.expert_dp}
+    return sizes.get(place, plan.mesh.size(place) if place in MESH_COLUMNS else 1) > 1
+
+
+AXES = {"dp_shard": "dp", "dp_replicate": "dp", "data": "dp", "world": "dp"}
+SCALAR = 8
+"""Bytes of the largest number that ranks agree on (losses, counts, norms); formulas leave them out."""
+
+
+def observed_sent(rank: RankObservation) -> dict[tuple[str, str], int]:
+    """Bytes per step by axis and operation, as the trace saw them. A message received was sent by its neighbour."""
+    total: dict[tuple[str, str], int] = {}
+    for row in rank.collectives:
+        if row.bytes > SCALAR and row.op != "recv":
+            key = (AXES.get(row.axis, row.axis), row.op)
+            total[key] = total.get(key, 0) + row.bytes * row.count
+    return total
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One figure of one scenario: `kind` memory (at a moment, by term) or sent (by axis, by operation)."""
+
+    scenario: str
+    stage: int
+    kind: str
+    place: str
+    name: str
+    predicted: int
+    traced: int
+
+    @property
+    def ratio(self) -> float:
+        """Predicted over traced."""
+        return self.predicted / self.traced if self.traced else float("inf") if self.predicted else 1.0
+
+
+def differences(scenario: Scenario, rank: RankObservation) -> Iterator[Difference]:
+    """Every figure of a scenario, equal ones too."""
+    plan = plan_of(scenario)
+    job = job_of(scenario, plan)
+    said = predicted(job, plan)[rank.stage]
+    seen = {moment.moment: moment for moment in rank.memory.moments}
+    for moment, terms in said.items():
+        for term in TERMS:
+            traced = seen[moment].term(term) if moment in seen else 0
+            yield Difference(scenario.name, rank.stage, "memory", moment, term, terms.get(term, 0), traced)
+    for moment, terms in said.items():
+        traced = seen[moment].allocated if moment in seen else 0
+        yield Difference(scenario.name, rank.stage, "memory", moment, "allocated", sum(terms.values()), traced)
+    totals = [sum(terms.values()) for terms in said.values()]
+    yield Difference(scenario.name, rank.stage, "memory", "peak", "allocated", max(totals), rank.memory.peak.allocated)
+    formula, trace = sent(job, plan, rank.stage), observed_sent(rank)
+    for axis, op in sorted(formula.keys() | trace.keys()):
+        pair = (formula.get((axis, op), 0), trace.get((axis, op), 0))
+        yield Difference(scenario.name, rank.stage, "sent", axis, op, *pair)

@@ -1,0 +1,179 @@
+"""`strategist trace` and `explain --with`: what they write, and how they refuse."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strategist import load_observed, load_plan
+from strategist.document.write import dump
+from tests.cli.harness import Outcome, hand_written, process
+from tests.executor.harness import run_alone
+from tests.plans import FLOAT32, make_plan, tiny_llama
+
+pytestmark = pytest.mark.slow
+
+MODELS = """
+import torch
+from torch import nn
+
+class Tiny(nn.Module):
+    def __init__(self, vocab=64, width=32):
+        super().__init__()
+        self.embedding = nn.Embedding(vocab, width)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(3))
+        self.head = nn.Linear(width, vocab, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, input_ids):
+        h = self.embedding(input_ids)
+        for layer in self.layers:
+            h = layer(h)
+        return self.head(h)
+
+def raises():
+    raise RuntimeError("no model today")
+
+def touches_cuda():
+    return nn.Linear(4, 4, device="cuda")
+
+def number():
+    return 7
+
+not_a_function = 7
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a plan of two ranks and a module of models."""
+    hand_written(tmp_path, dp_shard=2, zero=3, formats=FLOAT32)
+    (tmp_path / "own.py").write_text(MODELS, encoding="utf-8")
+    return tmp_path
+
+
+def test_a_trace_is_written_loaded_and_set_beside_its_plan(folder: Path) -> None:
+    """The file is the document that --json prints; `explain --with` puts its bytes beside the plan's and marks one term."""
+    ran = process("trace", "plan.json", "--out", "trace.json", "--json", cwd=folder)
+    assert ran.code == 0, ran.out
+    text = (folder / "trace.json").read_text(encoding="utf-8")
+    assert {**json.loads(text)} == ran.document
+    observed = load_observed(str(folder / "trace.json"))
+    assert dump(observed) == text
+    shown = process("explain", "plan.json", "--with", "trace.json", "--json", cwd=folder)
+    memory = shown.document["tree"]["children"][1]
+    assert memory["observed"] == [observed.worst.memory.peak.allocated]
+    assert sum(leaf["is_worst"] for leaf in memory["children"]) == 1
+    words = process("explain", "plan.json", "--with", "trace.json", cwd=folder).out
+    assert "traced" in words
+    assert "<- worst" in words
+
+
+def test_a_trace_of_another_plan_is_stale(folder: Path) -> None:
+    """A trace tells which plan it is of, and is not set beside another."""
+    assert process("trace", "plan.json", "--out", "trace.json", cwd=folder).code == 0
+    plan = load_plan(str(folder / "plan.json"))
+    other = replace(plan, workload=replace(plan.workload, tokens=10**6))
+    (folder / "other.json").write_text(dump(other), encoding="utf-8")
+    ran = process("explain", "other.json", "--with", "trace.json", "--json", cwd=folder)
+    assert (ran.code, ran.error["code"]) == (4, "E_DIGEST")
+
+
+def test_somebody_s_own_module_is_traced_without_its_values(folder: Path) -> None:
+    """A module with tied ends that nobody described: its parameters are counted once, in shares."""
+    ran = process("trace", "plan.json", "--model-fn", "own:Tiny", "--json", cwd=folder)
+    assert ran.code == 0, ran.out
+    moments = {m["moment"]: m for m in ran.document["ranks"][0]["memory"]["moments"]}
+    held = {t["name"]: t["bytes"] for t in moments["optimizer step"]["terms"]}
+    assert held["parameters"] == 4 * (64 * 32 + 3 * (32 * 32 + 32)) // 2
+
+
+def _edited(**changes: Any) -> Callable[[Path], None]:
+    def edit(path: Path) -> None:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        path.write_text(json.dumps(document | changes), encoding="utf-8")
+
+    return edit
+
+
+REFUSALS: dict[str, tuple[int, str, tuple[str, ...], Callable[[Path], None] | None]] = {
+    "another version": (4, "E_SCHEMA_VERSION", (), _edited(format="strategist-plan/2")),
+    "another document": (2, "E_KIND", (), _edited(format="strategist-observed/1")),
+    "no such ranks": (2, "E_CHOICE", ("--ranks", "fastest"), None),
+    "a rank too many": (2, "E_TOO_LARGE", ("--ranks", "2"), None),
+    "half a number": (2, "E_INTEGER", ("--ranks", "0.5"), None),
+    "a function without a module": (2, "E_PARSE", ("--model-fn", "Tiny"), None),
+    "no such module": (2, "E_NAME", ("--model-fn", "nowhere:Tiny"), None),
+    "no such function": (2, "E_NAME", ("--model-fn", "own:Huge"), None),
+    "a number": (2, "E_NAME", ("--model-fn", "own:not_a_function"), None),
+    "a function that raises": (2, "E_KIND", ("--model-fn", "own:raises"), None),
+    "a function that touches CUDA": (2, "E_UNSUPPORTED_DEVICE", ("--model-fn", "own:touches_cuda"), None),
+    "a function that makes no module": (2, "E_TYPE", ("--model-fn", "own:number"), None),
+}
+
+
+def _refused(folder: Path, *words: str) -> Outcome:
+    ran = process("trace", "plan.json", "--out", "trace.json", "--json", *words, cwd=folder)
+    assert not (folder / "trace.json").exists()
+    assert not list(folder.glob(".strategist-*"))
+    return ran
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_bad_input_is_a_sentence_and_leaves_nothing(folder: Path, name: str) -> None:
+    """Each wrong word ends in its code, its exit code, a hint, and no file."""
+    exit_code, code, words, edit = REFUSALS[name]
+    if edit is not None:
+        edit(folder / "plan.json")
+    ran = _refused(folder, *words)
+    assert (ran.code, ran.error["code"]) == (exit_code, code), ran.out
+    assert ran.error["hint"]
+
+
+def test_a_strategy_that_the_executor_lacks_is_impossible(folder: Path) -> None:
+    """Context parallelism is legal in a plan, but there is no program of it to trace."""
+    (folder / "plan.json").write_text(dump(make_plan(cp=2, context_parallel="ring", formats=FLOAT32)), encoding="utf-8")
+    ran = _refused(folder)
+    assert (ran.code, ran.error["code"]) == (3, "E_UNSUPPORTED")
+
+
+def test_an_architecture_without_a_model_is_impossible(folder: Path) -> None:
+    """The built-in model cannot be every shape; with a function of one's own the same plan is traced."""
+    odd = make_plan(tiny_llama(kind="encoder"), formats=FLOAT32)
+    (folder / "plan.json").write_text(dump(odd), encoding="utf-8")
+    assert (_refused(folder).code, _refused(folder).error["code"]) == (3, "E_UNSUPPORTED")
+    assert process("trace", "plan.json", "--model-fn", "own:Tiny", cwd=folder).code == 0
+
+
+def test_a_file_that_exists_is_kept(folder: Path) -> None:
+    """Without --force an existing file is not touched, and nothing is traced in vain."""
+    (folder / "trace.json").write_text("mine", encoding="utf-8")
+    ran = process("trace", "plan.json", "--out", "trace.json", "--json", cwd=folder)
+    assert (ran.code, ran.error["code"]) == (2, "E_EXISTS")
+    assert (folder / "trace.json").read_text(encoding="utf-8") == "mine"
+
+
+def test_python_takes_a_module_or_a_function_that_makes_it() -> None:
+    """A live module and a function that makes it give the same bytes; the module keeps its values."""
+    assert run_alone(_both_ways, timeout_s=120.0)
+
+
+def _both_ways() -> bool:
+    import torch
+    from torch import nn
+
+    import strategist
+
+    space: dict[str, Any] = {}
+    exec(MODELS, space)
+    plan = make_plan(dp_shard=2, zero=3, formats=FLOAT32)
+    model: nn.Module = space["Tiny"]()
+    before = [parameter.clone() for parameter in model.parameters()]
+    live, made = strategist.trace(plan, model), strategist.trace(plan, space["Tiny"])
+    kept = all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+    return kept and live.worst.memory == made.worst.memory and live.plan == made.plan

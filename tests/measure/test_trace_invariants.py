@@ -1,0 +1,94 @@
+"""What a trace may never break: every byte has one home, every byte goes back, and shares are exact."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from strategist.document.observed import RankObservation
+from strategist.document.plan import Plan
+from tests.measure.recordings import ledger_of, traced
+from tests.plans import BFLOAT16, FLOAT32, make_plan, tiny_llama
+
+pytestmark = pytest.mark.slow
+
+SHAPE = tiny_llama(layers=4, hidden=64, vocab=256, ffn_hidden=128, heads=8, kv_heads=4, head_dim=8, max_seq=128)
+RESTING = {"parameters", "optimizer", "activations", "gradients", "gather_buffers", "pipeline_buffers", "host"}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "one": {"accumulation": 2},
+    "ddp": {"dp_replicate": 4, "accumulation": 2},
+    "zero1": {"dp_shard": 4, "zero": 1},
+    "zero2": {"dp_shard": 4, "zero": 2, "accumulation": 2},
+    "zero3": {"dp_shard": 4, "zero": 3, "recompute": "full", "micro_batch": 2},
+    "hsdp-selective": {"dp_replicate": 2, "dp_shard": 2, "zero": 3, "recompute": "selective"},
+    "offload": {"dp_shard": 4, "zero": 3, "offload": "parameters"},
+    "compile": {"dp_shard": 4, "zero": 3, "compile": True},
+    "tp": {"tp": 4, "sequence_parallel": True},
+    "pp": {"pp": 2, "accumulation": 4},
+    "gpipe": {"pp": 2, "accumulation": 4, "schedule": "gpipe", "recompute": "full"},
+    "interleaved": {"pp": 2, "virtual_stages": 2, "dp_shard": 2, "zero": 3, "accumulation": 4},
+    "3d": {"pp": 2, "dp_shard": 2, "zero": 2, "tp": 2, "accumulation": 2},
+}
+
+
+@pytest.fixture(params=LAYOUTS, scope="module")
+def plan(request: pytest.FixtureRequest) -> Plan:
+    """A plan for GPUs for each kind of strategy."""
+    return make_plan(SHAPE, seq_len=64, formats=BFLOAT16, backend="nccl", **LAYOUTS[request.param])
+
+
+def test_terms_add_up_and_everything_goes_back(plan: Plan) -> None:
+    """At each of thousands of instants the terms add up to the bytes alive; a step leaves exactly what it found."""
+    for rank in {0, plan.mesh.world - 1}:
+        ledger = ledger_of(plan, rank)
+        assert ledger.instants > 500
+        assert (ledger.mismatches, ledger.negative) == (0, 0)
+        assert ledger.before == ledger.after
+        assert ledger.resting_roles <= RESTING
+
+
+def test_state_is_the_exact_share(plan: Plan) -> None:
+    """At rest a rank holds its share of the weights, the gradients and twice that of moments, byte for byte."""
+    for rank in {0, plan.mesh.world - 1}:
+        seen, parts = traced(plan, rank), _parts(plan, rank)
+        shards = plan.mesh.dp_shard if plan.strategy.zero >= 2 else 1
+        on_device = plan.strategy.offload == "none"
+        stored = 4 * sum(size // shards for size in parts) * on_device
+        step = next(m for m in seen.memory.moments if m.moment == "optimizer step")
+        assert (step.term("parameters"), step.term("gradients")) == (stored, stored)
+        if plan.strategy.zero != 1:  # there whole tensors go to ranks, as evenly as they do
+            counters = 4 * len(parts) * on_device
+            assert step.term("optimizer") == 2 * stored + counters
+
+
+def _parts(plan: Plan, rank: int) -> list[int]:
+    """Elements of every parameter of a rank's stage, cut by tp; all sizes divide."""
+    stage, tp = plan.strategy.stages[rank // plan.mesh.stride("pp") % plan.mesh.pp], plan.mesh.tp
+    h, f, kv = SHAPE.hidden, SHAPE.ffn_hidden, SHAPE.kv_heads * SHAPE.head_dim
+    layer = [h * h // tp] * 2 + [h * kv // tp] * 2 + [h * f // tp] * 3 + [h] * 2
+    table = SHAPE.vocab * h // tp
+    return layer * stage.layer_count + [table] * stage.embedding + [table, h] * stage.head
+
+
+def test_three_micro_batches_stand_for_more() -> None:
+    """Each micro-batch beyond the second sends the same, traced or not, and the peak does not change."""
+    seen = {
+        m: traced(make_plan(SHAPE, seq_len=64, formats=BFLOAT16, dp_shard=2, zero=3, accumulation=m)) for m in (2, 3, 7)
+    }
+    assert 3 * seen[7].FLOP == 7 * seen[3].FLOP
+    assert _sent(seen[7]) - _sent(seen[3]) == 4 * (_sent(seen[3]) - _sent(seen[2]))
+    steady = ("parameters", "gradients", "optimizer", "gather_buffers", "logits")
+    assert len({tuple(seen[m].memory.peak.term(name) for name in steady) for m in seen}) == 1
+
+
+def _sent(seen: RankObservation) -> int:
+    return sum(row.bytes * row.count for row in seen.collectives)
+
+
+def test_odd_sizes_break_nothing() -> None:
+    """Shards that do not divide, odd vocabularies and tied ends: the step leaves what it found."""
+    odd = replace(SHAPE, vocab=251, tied=True, hidden=40, heads=5, kv_heads=1, head_dim=8)
+    ledger = ledger_of(make_plan(odd, seq_len=64, formats=FLOAT32, dp_shard=3, zero=3, accumulation=2), 2)
+    assert (ledger.mismatches, ledger.before) == (0, ledger.after)
