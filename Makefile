@@ -4,10 +4,10 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help plan test check fast slow nightly bench bench-memory docs format clean
+.PHONY: help plan test check fast slow nightly bench bench-accuracy bench-memory docs format clean
 
 help:                              ## this list
-	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name words; do printf '%-12s %s\n' "$$name" "$$words"; done
+	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name words; do printf '%-14s %s\n' "$$name" "$$words"; done
 
 plan: $(VENV)/planner.stamp        ## a plan for a 7B model; installs the planner alone, without torch
 	$(BIN)/strategist plan --model-size 7B
@@ -27,7 +27,7 @@ fast: $(VENV)/everything.stamp     ## fast tests only
 slow: $(VENV)/everything.stamp     ## tests that start processes or need torch
 	$(BIN)/python -m pytest -m slow
 
-nightly: $(VENV)/everything.stamp  ## every test, a hundred times the generated cases; writes benchmarks/results
+nightly: $(VENV)/everything.stamp  ## every test, ten times the generated cases; writes benchmarks/results
 	$(BIN)/python -m benchmarks.nightly
 
 bench-memory: $(VENV)/everything.stamp ## formulas against traces, term by term; writes benchmarks/results/memory.json
@@ -36,6 +36,9 @@ bench-memory: $(VENV)/everything.stamp ## formulas against traces, term by term;
 bench: $(VENV)/everything.stamp    ## start-up and search, as ratios in one run; writes benchmarks/results
 	$(BIN)/python -m compileall -q strategist
 	$(BIN)/python -m benchmarks.bench_startup
+
+bench-accuracy: $(VENV)/everything.stamp  ## published runs against predictions; writes benchmarks/results
+	$(BIN)/python -m benchmarks.bench_accuracy
 
 docs: $(VENV)/everything.stamp     ## pages that are generated from data
 	$(BIN)/python docs/make_pages.py
@@ -55,7 +58,7 @@ $(VENV)/planner.stamp: $(BIN)/python pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/everything.stamp: $(BIN)/python pyproject.toml constraints.txt
-	$(PIP) -e '.[run,hf,test,dev]'
+	$(PIP) -e '.[run,calibrate,hf,test,dev]'
 	$(BIN)/python -m compileall -q strategist
 	touch $@ $(VENV)/planner.stamp
 

@@ -1,4 +1,4 @@
-"""The long suite: every test, generated cases a hundredfold; writes results/nightly.json.
+"""The long suite: every test, generated cases tenfold; writes results/nightly.json.
 
 `python -m benchmarks.nightly [PYTEST_ARGUMENTS]`; further arguments go to pytest, and a run that was narrowed by them says so.
 """

@@ -16,6 +16,7 @@ sys.path.insert(0, str(DOCS.parent))  # the checkout's own package, wherever thi
 
 from benchmarks.bench_startup import BARS, figures  # noqa: E402
 from benchmarks.record import read  # noqa: E402
+from docs.accuracy_page import accuracy_page, scatter  # noqa: E402
 from docs.status_page import status_page  # noqa: E402
 from strategist.catalog import rows  # noqa: E402
 from strategist.rulebook.apply import fired  # noqa: E402
@@ -184,6 +185,10 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "../README.md": readme_page,
     "../benchmarks/README.md": benchmarks_page,
     "decisions/README.md": decisions_page,
+    "accuracy.md": lambda: (
+        GENERATED.format(source="benchmarks/results/accuracy.json") + accuracy_page(read("accuracy"))
+    ),
+    "accuracy.svg": lambda: scatter(read("accuracy")["points"]),
     "status.md": lambda: GENERATED.format(source="docs/status_page.py and the code it asks") + status_page(),
 }
 

@@ -85,9 +85,6 @@ LATER: Mapping[str, str] = {
     "rehearse": "one rank's real kernels on one GPU",
     "resume": "go on after an interruption, also on another layout",
     "status": "look at a running job",
-    "predict": "judge a configuration that somebody already has",
-    "accuracy": "our predictions beside published runs",
-    "calibrate": "learn from measured runs",
     "size": "the smallest machines for a job, beyond the ladder that `plan` prints",
     "sweep": "a table over sizes and machines",
     "compare": "plans side by side",
@@ -101,10 +98,11 @@ LATER: Mapping[str, str] = {
 
 MISSING = (
     "Files for other frameworks than torchrun and Slurm: Accelerate, DeepSpeed, Megatron, torchtitan and others.",
-    "`explain --with` (what happened beside what was predicted), `check --exhaustive`, `plan --calibration`.",
-    "LoRA and QLoRA (`--method`); plans are for full training.",
-    "Calibration: times come from datasheets, public matmul measurements and collective fits. No plan was compared with a run "
-    "on GPUs yet, and the executor was tested on CPU ranks with gloo only.",
+    "`explain --with` (what happened beside what was predicted), `check --exhaustive`.",
+    "LoRA and QLoRA (`--method`); plans are for full training (`accuracy` predicts published LoRA runs).",
+    "A calibration that ships: times are physics with catalogue constants (docs/accuracy.md); `calibrate` fits factors to your own "
+    "runs. Intervals of times are known by architecture, not by framework and size, and those of memory are assumed.",
+    "Nothing of ours ran on GPUs yet: the executor was tested on CPU ranks with gloo only.",
     "Checkpoints: the executor neither saves nor resumes.",
     "`run` starts the ranks of one machine; for several there are the emitted scripts, which were run with a stub launcher and "
     "on one machine only.",

@@ -11,10 +11,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from strategist.api import build, emit, explain, recommend, trace
+    from strategist.api import build, emit, explain, predict, recommend, trace
     from strategist.document.load import load_observed, load_plan
     from strategist.document.observed import Observed
     from strategist.document.plan import Plan
+    from strategist.document.prediction import Prediction
     from strategist.errors import NoPlanError, StrategistError
     from strategist.facts.clusters import load_cluster
     from strategist.facts.hardware import Cluster, Gpu, Link, Node
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    **dict.fromkeys(("build", "emit", "explain", "recommend", "trace"), "strategist.api"),
+    **dict.fromkeys(("build", "emit", "explain", "predict", "recommend", "trace"), "strategist.api"),
     "load_cluster": "strategist.facts.clusters",
     "load_model": "strategist.facts.models",
     **dict.fromkeys(("load_observed", "load_plan"), "strategist.document.load"),
@@ -34,13 +35,14 @@ _HOMES = {
     "NoPlanError": "strategist.errors",
     "Observed": "strategist.document.observed",
     "Plan": "strategist.document.plan",
+    "Prediction": "strategist.document.prediction",
     "StrategistError": "strategist.errors",
     "Workload": "strategist.facts.workload",
 }
 
 __all__ = [
-    "Cluster", "Gpu", "Link", "ModelShape", "NoPlanError", "Node", "Observed", "Plan", "StrategistError", "Workload", "__version__",
-    "build", "emit", "explain", "load_cluster", "load_model", "load_observed", "load_plan",
+    "Cluster", "Gpu", "Link", "ModelShape", "NoPlanError", "Node", "Observed", "Plan", "Prediction", "StrategistError", "Workload",
+    "__version__", "build", "emit", "explain", "load_cluster", "load_model", "load_observed", "load_plan", "predict",
     "recommend", "trace",
 ]  # fmt: skip
 

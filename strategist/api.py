@@ -22,11 +22,12 @@ if TYPE_CHECKING:
     from pathlib import PurePosixPath
 
     from strategist.document.observed import Observed, RankObservation
+    from strategist.document.prediction import Prediction
     from strategist.emitters.emitter import Options
     from strategist.executor.session import Session
     from strategist.reports.tree import Tree
 
-__all__ = ["build", "emit", "explain", "recommend", "trace"]
+__all__ = ["build", "emit", "explain", "predict", "recommend", "trace"]
 
 
 def recommend(
@@ -43,7 +44,7 @@ def recommend(
     model: a size ("7B"), a catalogue name, a path to a config.json, a ModelShape, or an nn.Module (meta device is
     enough). hardware: "dgx-h100:4", a file, a Cluster, "local", or None for this machine or, without GPUs, an assumed
     one. Further fields: seq_len, global_batch, micro_batch, grad_accum, tokens, precision, optimizer, headroom, pin,
-    forbid, objective, frontend, price_per_gpu_hour, rules.
+    forbid, objective, frontend, price_per_gpu_hour, rules, calibration.
 
     Raises InputError for unknown or contradictory input, NoPlanError when nothing fits.
     """
@@ -52,6 +53,36 @@ def recommend(
     said = _said({"model": model, "hardware": hardware, "policy": who, "top": count} | fields)
     asked = complete(Given(model=model, hardware=hardware, policy=who, said=said, **fields))
     return finished(plan_for(asked, top=count), asked)
+
+
+def predict(
+    model: Any,
+    hardware: Any = None,
+    *,
+    strategy: str,
+    framework: str = "strategist",
+    workload: Workload | None = None,
+    **workload_fields: Any,
+) -> Prediction:
+    """What one given layout costs, whether a rule forbids it and whether it fits: the answer of `strategist predict`.
+
+    strategy: "dp=8,tp=2,pp=4,vp=2,mbs=1,zero=1,recompute=selective"; what it leaves open is plain, dp fills the machines
+    and accumulation the batch. framework: the profile whose kernels and formats count. Model, hardware and further
+    fields as for `recommend`. An illegal or too large layout is an answer, not an error.
+
+    Raises InputError for unknown or contradictory input, ImpossibleError for degrees that do not fit the machines.
+    """
+    fields = checked_fields(workload, workload_fields)
+    asked = complete(Given(model=model, hardware=hardware, strategy=strategy, framework=framework, **fields))
+    return predicted(asked)
+
+
+def predicted(asked: Asked) -> Prediction:
+    """The prediction for a complete question whose pins are the layout."""
+    from strategist.planner.predict import predict as predict_layout
+
+    question = asked.question
+    return predict_layout(question.job, question.pins, asked.assumptions, asked.notes, question.rule_folders)
 
 
 def _said(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

@@ -57,6 +57,9 @@ class Given:
     policy: Policy = "hf"
     objective: Objective = "time"
     frontend: str = "any"
+    framework: str | None = None
+    calibration: str | None = None
+    strategy: str | None = None
     pin: str | None = None
     forbid: str | None = None
     rules: tuple[str, ...] = ()
@@ -89,10 +92,11 @@ def complete(given: Given) -> Asked:
         cluster=machines.cluster,
         model=model,
         workload=work,
-        profile=find_profile(),
+        profile=find_profile(given.framework or "strategist"),
         headroom=given.headroom,
         frontend=given.frontend,
     )
+    job, from_runs = _calibrated(job, given)
     question = Question(job=job, pins=pins, forbids=forbids, objective=given.objective, rule_folders=given.rules)
     return Asked(
         question=question,
@@ -101,10 +105,27 @@ def complete(given: Given) -> Asked:
             *(_as_assumption(said) for said in machines.assumptions),
             *from_model,
             *from_work,
+            *from_runs,
             *_unmodelled(given),
         ),
         notes=tuple(_as_hint(text) for text in (*machines.notes, *model.notes)),
     )
+
+
+def _calibrated(job: Job, given: Given) -> tuple[Job, tuple[Assumption, ...]]:
+    """The job under the factors of a calibration, and which they are. Raises what `load_calibration` raises."""
+    if given.calibration is None:
+        return job, ()
+    from strategist.document.calibration import factors_for
+    from strategist.document.load import load_calibration
+
+    found = load_calibration(given.calibration)
+    factors = factors_for(found, job.cluster.slowest.gpu.name, job.profile.name)
+    words = ", ".join(f"{part} x{value:.3f}" for part, value in factors) or "no factor for this device or framework"
+    said = Assumption(
+        what="calibration", value=f"{words}, from {found.runs} runs", flag="--calibration", basis="derived"
+    )
+    return replace(job, factors=factors), (said,)
 
 
 def _unmodelled(given: Given) -> tuple[Assumption, ...]:
@@ -328,8 +349,9 @@ def _usual_batch(given: Given, world: int, usual: int) -> int:
 
 
 def _pins(given: Given) -> Iterator[Pin]:
-    """Fixed choices of --pin, --micro-batch and --grad-accum."""
-    pins = parse_pins(given.pin) if given.pin is not None else ()
+    """Fixed choices of --pin or --strategy, --micro-batch and --grad-accum."""
+    text, source = (given.pin, "--pin") if given.strategy is None else (given.strategy, "--strategy")
+    pins = parse_pins(text, source) if text is not None else ()
     yield from pins
     for key, value, flag in (
         ("micro_batch", given.micro_batch, "--micro-batch"),
@@ -339,7 +361,7 @@ def _pins(given: Given) -> Iterator[Pin]:
             continue
         if any(pin.key == key for pin in pins):
             raise InputError(
-                "CONFLICT", f"{flag} and --pin {key} both fix the {key}.", flag=flag, value=value, hint="Use one."
+                "CONFLICT", f"{flag} and {source} {key} both fix the {key}.", flag=flag, value=value, hint="Use one."
             )
         yield Pin(key, value, str(value))
 

@@ -119,6 +119,7 @@ CHOICE: Mapping[str, Check] = {
     "objective": choice(OBJECTIVES),
     "frontend": choice(frontends()),
     "pin": text('"tp=4,pp=2"'),
+    "calibration": text('"calibration.json"'),
     "forbid": text('"pp,offload"'),
     "rules": _folders,
 }

@@ -21,6 +21,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("space", "document"),
     ("rulebook", "memory", "timing"),
     ("planner", "emitters", "reports", "executor"),
+    ("accuracy",),
     ("measure",),
 )
 """Rooms from the ground up; those on one floor never import each other."""
@@ -35,7 +36,7 @@ NOWHERE: frozenset[str] = frozenset()
 HOMES: Mapping[str, frozenset[str]] = {
     "torch": frozenset({"executor", "measure"}),
     "transformers": NOWHERE,
-    "scipy": NOWHERE,
+    "scipy": frozenset({"accuracy"}),
     "rich": frozenset({"cli"}),
     "networkx": frozenset({"facts"}),
     "pynvml": frozenset({"facts"}),

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+from typing import Any
 
+from strategist.cli.arguments import Namespace
+from strategist.cli.output import note
 from strategist.errors import InputError, InternalError, is_hostile, shown
 
 MAX_NAME = 255
@@ -72,6 +75,16 @@ def write_file(path: str, text: str, flag: str, *, force: bool = False, mode: in
     finally:
         if temporary and os.path.lexists(temporary):
             os.unlink(temporary)
+
+
+def write_document(document: Any, options: Namespace) -> None:
+    """Write a document to the file of `--out`, if there is one, and say so on stderr. Raises what `write_file` raises."""
+    if options.out is None:
+        return
+    from strategist.document.write import dump
+
+    write_file(options.out, dump(document), "--out", force=options.force)
+    note(f"wrote {options.out}", quiet=options.quiet or options.json)
 
 
 def _publish(temporary: str, path: str, *, force: bool) -> None:

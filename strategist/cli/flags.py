@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strategist.facts.profile import frontends
+from strategist.facts.profile import frameworks, frontends
 from strategist.records import dataclass
 
 
@@ -64,6 +64,8 @@ WORKLOAD = (
     Flag("--price-per-gpu-hour", "price of one device for one hour, in your currency", "MONEY"),
 )
 
+CALIBRATION = Flag("--calibration", "factors from `strategist calibrate`", "FILE")
+
 CHOICE = (
     Flag(
         "--policy",
@@ -77,8 +79,20 @@ CHOICE = (
     Flag("--forbid", "leave techniques out: pp,offload", "WORD,..."),
     Flag("--rules", "a folder with further rules (legality.toml, advice.toml, hf_decisions.toml)", "DIR", repeats=True),
     Flag("--top", "how many alternatives to show", "N"),
+    CALIBRATION,
     Flag("--search-log", "show the time and the survivors of each stage of the search"),
     Flag("--config", "read flags from a TOML file; the command line wins", "FILE"),
 )
 
 PLAN_FLAGS = (*MODEL, *HARDWARE, *WORKLOAD, *CHOICE, *OUTPUT, *COMMON)
+
+PREDICT_FLAGS = (
+    *MODEL,
+    *HARDWARE,
+    *(flag for flag in WORKLOAD if flag.name not in ("--tokens", "--price-per-gpu-hour")),
+    Flag("--strategy", "the layout: dp=8,tp=2,pp=4,vp=2,mbs=1,zero=1,recompute=selective", "KEY=VALUE,..."),
+    Flag("--framework", "whose kernels, number formats and habits count", "NAME", choices=frameworks()),
+    *(flag for flag in CHOICE if flag.name in ("--frontend", "--rules", "--calibration", "--config")),
+    *OUTPUT,
+    *COMMON,
+)

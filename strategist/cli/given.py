@@ -78,23 +78,24 @@ READERS: Mapping[str, Reader] = {
     "top": whole(1, MAX_TOP, "5"),
 }
 FIELDS: Mapping[str, str] = {"gpu_memory": "gpu_memory_bytes", "intra_bw": "intra_Bps", "inter_bw": "inter_Bps"}
-TEXTUAL = ("pin", "forbid", "rules")
+TEXTUAL = ("calibration", "pin", "strategy", "forbid", "rules")
 
 
-def given_from(namespace: Namespace) -> tuple[Given, int]:
-    """The typed values and how many alternatives to show. Raises InputError; further faults ride along in `also`."""
-    told = _with_config(namespace)
-    values = _typed(told)
+def given_from(namespace: Namespace, flags: Sequence[Flag] = PLAN_FLAGS) -> tuple[Given, int]:
+    """The typed values of a command's flags and how many alternatives to show. Raises InputError; further faults ride
+    along in `also`."""
+    told = _with_config(namespace, flags)
+    values = _typed(told, flags)
     top = values.pop("top", 5)
-    said = tuple((flag.name, _said(told[flag.key])) for flag in PLAN_FLAGS if told.get(flag.key) not in (None, ()))
+    said = tuple((flag.name, _said(told[flag.key])) for flag in flags if told.get(flag.key) not in (None, ()))
     return Given(**values, said=said), top
 
 
-def _typed(told: Mapping[str, Any]) -> dict[str, Any]:
+def _typed(told: Mapping[str, Any], flags: Sequence[Flag] = PLAN_FLAGS) -> dict[str, Any]:
     """Every value read; all faults at once."""
     values: dict[str, Any] = {}
     faults: list[StrategistError] = []
-    for flag in PLAN_FLAGS:
+    for flag in flags:
         text = told.get(flag.key)
         if text is None or text == ():
             continue
@@ -133,24 +134,24 @@ def _raise_all(faults: Sequence[StrategistError]) -> None:
     raise first
 
 
-def _with_config(namespace: Namespace) -> dict[str, Any]:
+def _with_config(namespace: Namespace, flags: Sequence[Flag]) -> dict[str, Any]:
     """Words of the command line over words of the config file."""
-    said = {
-        flag.key: getattr(namespace, flag.key)
-        for flag in PLAN_FLAGS
-        if flag.metavar and flag.key not in ("out", "config")
-    }
+    said = {key: getattr(namespace, key) for key in _settings(flags)}
     if namespace.config is None:
         return said
-    written = _config(namespace.config)
+    written = _config(namespace.config, _settings(flags))
     return {key: value if value not in (None, ()) else written.get(key) for key, value in said.items()}
 
 
-def _config(path: str) -> dict[str, Any]:
+def _settings(flags: Sequence[Flag]) -> list[str]:
+    """Keys of the flags that take a value and say something about the question."""
+    return [flag.key for flag in flags if flag.metavar and flag.key not in ("out", "config")]
+
+
+def _config(path: str, known: Sequence[str]) -> dict[str, Any]:
     """Flags of a TOML file, by their names without dashes. Raises InputError TOML, UNKNOWN_KEY with file and line, TYPE."""
     text = read_text(path, "--config")
     table = parse_toml(text, f"--config {shown(path)}")
-    known = [flag.key for flag in PLAN_FLAGS if flag.metavar and flag.key not in ("out", "config")]
     for key in table:
         if key not in known:
             raise InputError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from strategist.cli.arguments import Command, Namespace
-from strategist.cli.files import check_target, write_file
+from strategist.cli.files import check_target, write_document
 from strategist.cli.flags import PLAN_FLAGS
 from strategist.cli.output import note, show_document, show_lines, width
 from strategist.units import format_seconds
@@ -37,11 +37,7 @@ def run(options: Namespace) -> int:
     plan = plan_for(asked, top=top, log=log)
     if options.json or options.out is not None:
         plan = finished(plan, asked)
-    if options.out is not None:
-        from strategist.document.write import dump
-
-        write_file(options.out, dump(plan), "--out", force=options.force)
-        note(f"wrote {options.out}", quiet=options.quiet or options.json)
+    write_document(plan, options)
     if options.json:
         show_document(plan)
     elif not options.quiet:

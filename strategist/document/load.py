@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from strategist.document.calibration import CALIBRATION_FORMAT, Calibration
 from strategist.document.observed import OBSERVED, Observed
 from strategist.document.plan import FORMAT, Plan
 from strategist.errors import InputError, StaleError, shown
@@ -71,6 +72,32 @@ def _refuse_wild_numbers(value: Any, path: str) -> None:
         raise InputError(
             code, f"{shown(path)} is {words}.", flag=path, value=value, hint="Correct the file, or make it again."
         )
+
+
+def load_calibration(path: str, flag: str = "--calibration") -> Calibration:
+    """The Calibration in a file. Raises InputError for files, keys and numbers, KIND for other documents."""
+    value = read_document(path, flag)
+    found = value.get("format") if isinstance(value, dict) else None
+    if found != CALIBRATION_FORMAT:
+        raise InputError(
+            "KIND",
+            f"{flag} is not a calibration of this version: its `format` is {shown(found)!r}.",
+            flag=flag,
+            value=found,
+            hint="Make one with `strategist calibrate RUNS.csv --out calibration.json`.",
+        )
+    _refuse_wild_numbers(value, "$")
+    return _within_reason(checked(Calibration, value, flag), flag)
+
+
+def _within_reason(calibration: Calibration, flag: str) -> Calibration:
+    """Factors beyond a tenth or ten times are no calibration. Raises InputError RANGE."""
+    for number, factor in enumerate(calibration.factors):
+        if not 0.1 <= factor.value <= 10:
+            raise InputError(
+                "RANGE", f"{flag}: $.factors[{number}].value must lie between 0.1 and 10.", flag=flag, value=factor.value, hint="Calibrate again."
+            )  # fmt: skip
+    return calibration
 
 
 def schema() -> dict[str, Any]:

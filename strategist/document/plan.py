@@ -7,7 +7,7 @@ checks what comes from outside against these same types.
 from __future__ import annotations
 
 from math import prod
-from typing import Literal
+from typing import Literal, Protocol
 
 from strategist.document.estimate import MemoryLedger, TimeLedger
 from strategist.facts.hardware import Basis, Cluster
@@ -221,6 +221,39 @@ class Request:
     price_per_gpu_hour: float | None = None
 
 
+def batch_identity(mesh: Mesh, strategy: Strategy) -> str:
+    """The factors of the global batch and their product, in words."""
+    micro, accumulation, dp = strategy.micro_batch, strategy.accumulation, mesh.data_parallel
+    return f"micro-batch {micro} x accumulation {accumulation} x dp {dp} = {micro * accumulation * dp}"
+
+
+class Costed(Protocol):
+    """What a Plan and a Prediction share: a layout of a job, and what it is expected to cost."""
+
+    @property
+    def cluster(self) -> Cluster: ...  # noqa: D102
+    @property
+    def model(self) -> ModelShape: ...  # noqa: D102
+    @property
+    def workload(self) -> Workload: ...  # noqa: D102
+    @property
+    def assumptions(self) -> tuple[Assumption, ...]: ...  # noqa: D102
+    @property
+    def mesh(self) -> Mesh: ...  # noqa: D102
+    @property
+    def strategy(self) -> Strategy: ...  # noqa: D102
+    @property
+    def memory(self) -> MemoryLedger: ...  # noqa: D102
+    @property
+    def time(self) -> TimeLedger: ...  # noqa: D102
+    @property
+    def hints(self) -> tuple[Hint, ...]: ...  # noqa: D102
+    @property
+    def batch_identity(self) -> str: ...  # noqa: D102
+    @property
+    def hardware_is_assumed(self) -> bool: ...  # noqa: D102
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """One layout, why it was chosen, and what it is expected to cost. Self-contained; `seal` signs the rest.
@@ -252,9 +285,7 @@ class Plan:
     @property
     def batch_identity(self) -> str:
         """`global_batch = micro_batch x accumulation x dp_replicate x dp_shard`, with the numbers."""
-        s, m = self.strategy, self.mesh
-        factors = f"micro-batch {s.micro_batch} x accumulation {s.accumulation} x dp {m.data_parallel}"
-        return f"{factors} = {s.micro_batch * s.accumulation * m.data_parallel}"
+        return batch_identity(self.mesh, self.strategy)
 
     @property
     def hardware_is_assumed(self) -> bool:

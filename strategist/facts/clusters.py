@@ -20,7 +20,7 @@ from strategist.facts.flags import (
 from strategist.facts.gpus import backend_of, find_gpu, gpu_by_id
 from strategist.facts.hardware import Cluster, Gpu, Node, NodeGroup
 from strategist.facts.lookup import Found
-from strategist.facts.machines import default_row
+from strategist.facts.machines import default_row, spread_over_racks
 from strategist.facts.nodes import find_node, node_by_id, reference_node
 from strategist.facts.resolved import Assumed, Resolved
 from strategist.units import format_gib, parse_integer, plain_text
@@ -124,7 +124,7 @@ def _named_node(name: str, flag: str) -> Found[Node]:
 def _catalogued(found: Found[Node], nodes: int) -> Resolved:
     source = found.assumed or ""
     said = (Assumed(what="node type", value=found.value.name, flag="--hardware", source=source),) if source else ()
-    cluster = Cluster(groups=(NodeGroup(node=found.value, count=nodes),), origin="catalogue")
+    cluster = Cluster(groups=(NodeGroup(node=spread_over_racks(found.value, nodes), count=nodes),), origin="catalogue")
     return checked_network(Resolved(cluster=cluster, assumptions=said))
 
 

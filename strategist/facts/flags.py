@@ -9,7 +9,7 @@ from typing import TypeVar
 from strategist.errors import InputError
 from strategist.facts.gpus import find_gpu
 from strategist.facts.hardware import Cluster, NodeGroup
-from strategist.facts.machines import Overrides, machine
+from strategist.facts.machines import Overrides, machine, spread_over_racks
 from strategist.facts.network import network_tier
 from strategist.facts.nodes import reference_node
 from strategist.facts.resolved import Assumed, Resolved
@@ -93,7 +93,8 @@ def cluster_from_flags(
     )
     gpus = bounded_count(gpus_per_node, "--gpus-per-node", MAX_GPUS_PER_NODE)
     node, left_open = machine(found.value, gpus, stated, count)
-    cluster = Cluster(groups=(NodeGroup(node=node, count=count),), origin="flags")
+    group = NodeGroup(node=spread_over_racks(node, count), count=count)
+    cluster = Cluster(groups=(group,), origin="flags")
     return checked_network(Resolved(cluster=cluster, assumptions=(*assumed, *left_open)))
 
 

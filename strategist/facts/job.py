@@ -14,7 +14,10 @@ MAX_HEADROOM = 0.5
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """A question to the memory and time models. `headroom` is the share of each device that must stay free,
-    `frontend` the framework whose limits count (catalogue: frontends)."""
+    `frontend` the framework whose limits count (catalogue: frontends), `trainable` the share of the weights that is
+    trained: the rest has no gradient, no optimizer state and no product for its gradient; with `adapters` the
+    trained ones stand beside the matrices of attention (Hu et al. 2021, arXiv 2106.09685, section 4.2). `factors` of a
+    calibration multiply the seconds of parts of a step (timing/calibrated.py)."""
 
     cluster: Cluster
     model: ModelShape
@@ -22,6 +25,9 @@ class Job:
     profile: Profile
     headroom: float = 0.05
     frontend: str = "any"
+    trainable: float = 1.0
+    adapters: bool = False
+    factors: tuple[tuple[str, float], ...] = ()
 
     @property
     def formats(self) -> Formats:

@@ -29,7 +29,9 @@ class Layer:
     @property
     def active_parameters(self) -> int:
         """Elements that one token meets: experts it is not routed to are left out."""
-        return self.parameters - sum(m.parameters - m.parameters // m.copies * m.used for m in self.matrices)
+        return self.parameters - sum(
+            m.parameters - m.parameters // m.copies * m.used for m in self.matrices if m.copies
+        )
 
 
 @cache

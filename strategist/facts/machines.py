@@ -126,6 +126,16 @@ def default_row(name: str) -> Row:
     return next(row for row in rows("hardware_defaults") if row["name"] == name)
 
 
+def spread_over_racks(node: Node, nodes: int) -> Node:
+    """The node as a job of `nodes` of them meets it where a rack is one fast domain: schedulers take equal parts of
+    racks (16 of 18 trays for 64), so that groups of ranks tile them. Without such a part racks stay whole."""
+    per_rack = node.fast_domain // node.gpus
+    if per_rack <= 1 or nodes <= per_rack or nodes % per_rack == 0:
+        return node
+    part = max(size for size in range(1, per_rack + 1) if nodes % size == 0)
+    return replace(node, fast_domain=part * node.gpus) if 2 * part > per_rack else node
+
+
 def overridden(node: Node, stated: Overrides) -> Node:
     """The node with stated figures in place of the catalogue's; its source and basis say so."""
     said = [

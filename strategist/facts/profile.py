@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from strategist.catalog import rows
 from strategist.errors import InputError, did_you_mean
@@ -26,8 +27,51 @@ class Formats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """How memory-bound work is cut into kernels. Counts are elements that forward reads and writes per element of the
+    tensor in question: a norm's input, a residual sum, rotated queries and keys, a gated or plain activation, what
+    dropout sees (hidden states, twice per layer). `logit_bytes` are moved by the loss per token and vocabulary entry,
+    both passes, `score_forward_bytes` and `score_backward_bytes` by unfused attention per score, `cast_bytes` by turning one input of a matrix to fp8, and its transpose. `forward` and `backward` count launches per layer, with `moe_` those of routing and
+    permutation on top, with `expert_` those of each local expert; `host_s` is the CPU's
+    time for one of them."""
+
+    name: str
+    norm: float
+    residual: float
+    rotary: float
+    gated: float
+    plain: float
+    dropout: float
+    logit_bytes: float
+    cast_bytes: float
+    score_forward_bytes: float
+    score_backward_bytes: float
+    forward: int
+    backward: int
+    moe_forward: int
+    moe_backward: int
+    expert_forward: int
+    expert_backward: int
+    host_s: float
+    source: str
+
+
+Attention = Literal["flash1", "flash", "cudnn", "unfused"]
+Hides = Literal["gradients", "weights", "updates", "tensor", "pipeline"]
+Light = Literal["elementwise", "attention", "alternate", "half-blocks"]
+Sends = Literal["whole", "shards"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """One framework's habits. `gathered_blocks` full blocks are in flight at once under ZeRO-3."""
+    """One framework's habits. `gathered_blocks` full blocks are in flight at once under ZeRO-3; `hides` says which
+    traffic runs behind compute (gradients and weights of data parallelism, weights updated under ZeRO-1, collectives of cut products, sends of
+    interleaved stages); `light` what selective recompute runs again (`alternate`: memory-bound
+    kernels and every second matrix, `half-blocks`: every second layer whole); `sends` whether pipeline stages exchange whole hidden states or a tp-th of them;
+    `merges_copies` that copies of a token for experts of one rank travel once; `casts_fp8` that matrices run in fp8 where
+    asked; `update_passes` multiplies the update's traffic (1: fused), `accumulate_bytes` are moved per weight and
+    micro-batch to add up gradients; `zero`, `recompute` and
+    `sequence_parallel` are what its users get when they say nothing."""
 
     name: str
     title: str
@@ -35,9 +79,18 @@ class Profile:
     optimizer_state_bytes: tuple[tuple[str, float], ...]
     ddp_bucket_bytes: int
     gathered_blocks: int
-    kernels_per_layer_forward: int
-    kernels_per_layer_backward: int
-    host_s_per_kernel: float
+    kernels: Kernels
+    attention: Attention
+    hides: tuple[Hides, ...]
+    light: Light
+    sends: Sends
+    merges_copies: bool
+    casts_fp8: bool
+    update_passes: float
+    accumulate_bytes: float
+    zero: int
+    recompute: str
+    sequence_parallel: bool
     basis: Basis
     source: str
 
@@ -46,13 +99,46 @@ class Profile:
         return dict(self.formats)[precision]
 
     def state_bytes(self, optimizer: str) -> float:
-        """Bytes of optimizer state per parameter, master copies left out."""
+        """Bytes of optimizer state per parameter: moments, and master copies where they are sharded like moments."""
         return dict(self.optimizer_state_bytes)[optimizer]
 
 
 def frontends() -> tuple[str, ...]:
     """Names of the frameworks whose limits are known; `any` stands for what holds everywhere."""
     return tuple(row["name"] for row in rows("frontends"))
+
+
+def frameworks() -> tuple[str, ...]:
+    """Names of the profiles: frameworks whose kernels, formats and habits are known."""
+    return tuple(row["name"] for row in rows("profiles"))
+
+
+@cache
+def find_kernels(name: str) -> Kernels:
+    """The kernels of that name, which must exist."""
+    row = next(row for row in rows("kernels") if row["name"] == name)
+    return Kernels(**{key: value for key, value in row.items() if key != "host_us"}, host_s=row["host_us"] * 1e-6)
+
+
+@cache
+def profile_of(framework: str) -> Profile | None:
+    """The profile that a framework's own words stand for ("Megatron-Core r0.8.0"); None when no row of the catalogue
+    recognises them."""
+    said = framework.lower()
+    row = next((row for row in rows("framework_names") if row["word"] in said), None)
+    return None if row is None else find_profile(row["profile"])
+
+
+def with_habits(
+    profile: Profile, *, kernels: str | None = None, attention: Attention | None = None, hides: tuple[Hides, ...] = ()
+) -> Profile:
+    """The profile under other kernels, another attention or more overlap, as a run states them."""
+    return replace(
+        profile,
+        kernels=profile.kernels if kernels is None else find_kernels(kernels),
+        attention=attention or profile.attention,
+        hides=(*profile.hides, *hides),
+    )
 
 
 @cache
@@ -71,9 +157,18 @@ def find_profile(name: str = "strategist") -> Profile:
         optimizer_state_bytes=tuple(row["optimizer_state_bytes"].items()),
         ddp_bucket_bytes=row["ddp_bucket_MiB"] * 2**20,
         gathered_blocks=row["gathered_blocks"],
-        kernels_per_layer_forward=row["kernels_per_layer_forward"],
-        kernels_per_layer_backward=row["kernels_per_layer_backward"],
-        host_s_per_kernel=row["host_us_per_kernel"] * 1e-6,
+        kernels=find_kernels(row["kernels"]),
+        attention=row["attention"],
+        hides=tuple(row["hides"]),
+        light=row["light"],
+        sends=row["sends"],
+        merges_copies=row["merges_copies"],
+        casts_fp8=row["casts_fp8"],
+        update_passes=row["update_passes"],
+        accumulate_bytes=row["accumulate_bytes"],
+        zero=row["zero"],
+        recompute=row["recompute"],
+        sequence_parallel=row["sequence_parallel"],
         basis=row["basis"],
         source=row["source"],
     )

@@ -36,15 +36,16 @@ def gradient_bytes_CS(job: Job, group: Group, counts: Elements) -> Reals:
     """
     c = group.candidates
     unsharded = counts.whole * BYTES[job.formats.reduce]
+    trained = job.trainable
     accumulates = (shards_state(c, 2) & (c["pp"] > 1) & (c["accumulation"] > 1))[:, None]
-    return np.where(accumulates, unsharded, settled_bytes_CS(job, group, counts))
+    return np.where(accumulates, trained * unsharded, settled_bytes_CS(job, group, counts))
 
 
 def settled_bytes_CS(job: Job, group: Group, counts: Elements) -> Reals:
     """Bytes of gradients when the update runs, (C, S): sharded from ZeRO-2 on, none where they rest on the host."""
     c = group.candidates
     at_rest = np.where(shards_state(c, 2)[:, None], counts.sharded, counts.whole) * BYTES[job.formats.gradient]
-    return np.where(_grads_offloaded(c)[:, None], 0.0, at_rest)
+    return job.trainable * np.where(_grads_offloaded(c)[:, None], 0.0, at_rest)
 
 
 def _grads_offloaded(c: Candidates) -> Mask:
@@ -55,7 +56,7 @@ def optimizer_bytes_CS(job: Job, group: Group, counts: Elements) -> Reals:
     """Bytes of moments, (C, S): sharded from ZeRO-1 on, none when offloaded."""
     c = group.candidates
     held = np.where(shards_state(c, 1)[:, None], counts.sharded, counts.whole)
-    state = job.profile.state_bytes(job.workload.optimizer)
+    state = job.trainable * job.profile.state_bytes(job.workload.optimizer)
     return np.where(c.is_word("offload", "none")[:, None], state * held, 0.0)
 
 

@@ -24,7 +24,7 @@ from strategist.errors import InternalError
 from strategist.planner.check import faults
 from strategist.planner.search import Found, Question, SearchLog, search
 from strategist.planner.situation import describe, near_thresholds
-from strategist.planner.write import economics, memory_ledger, mesh_of, strategy_of, time_ledger
+from strategist.planner.write import economics, memory_ledger, mesh_of, outside_known_errors, strategy_of, time_ledger
 from strategist.records import dataclass
 from strategist.rulebook.apply import family_of, fired, placeholders, sentence
 from strategist.rulebook.rule import Rule, load_families, load_rules
@@ -282,7 +282,7 @@ def _hints(found: Found, row: Mapping[str, Any], situation: Mapping[str, Any], c
         )
         for name in near_thresholds(situation)
     )
-    return (*advice, *near, *_fewer(found, chosen.row))
+    return (*advice, *near, *outside_known_errors(found.question.job), *_fewer(found, chosen.row))
 
 
 def _fewer(found: Found, row: int) -> tuple[Hint, ...]:

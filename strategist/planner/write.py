@@ -19,7 +19,7 @@ from strategist.document.estimate import (
     TimeLedger,
     TimeTerm,
 )
-from strategist.document.plan import Economics, Mesh, NumberFormats, Request, Stage, Strategy
+from strategist.document.plan import Economics, Hint, Mesh, NumberFormats, Request, Stage, Strategy
 from strategist.facts.hardware import Basis
 from strategist.facts.job import Job
 from strategist.facts.model import layer_sequence
@@ -42,10 +42,25 @@ class Interval:
 
 
 @cache
-def interval(name: str) -> Interval:
-    """The interval of a prediction by name."""
-    row = next(row for row in rows("intervals") if row["name"] == name)
+def interval(name: str, arch: str = "default") -> Interval:
+    """The interval of a prediction by name, for devices of an architecture or, where no runs are known, of any."""
+    found = {row["arch"]: row for row in rows("intervals") if row["name"] == name}
+    row = found.get(arch, found["default"])
     return Interval(row["low"], row["high"], row["basis"])
+
+
+def has_known_errors(arch: str) -> bool:
+    """Whether published runs on devices of this architecture were held against predictions."""
+    return any(row["name"] == "time" and row["arch"] == arch for row in rows("intervals"))
+
+
+def outside_known_errors(job: Job) -> tuple[Hint, ...]:
+    """A warning where the interval of the step rests on other devices' errors."""
+    device = job.cluster.slowest.gpu
+    if device.vendor == "CPU" or has_known_errors(device.arch):
+        return ()
+    text = f"No published run on {device.arch} devices was held against these formulas; the interval of the step is that of runs on other devices, and wider."
+    return (Hint(code="W_UNCALIBRATED", sentence=text),)
 
 
 def mesh_of(row: Mapping[str, Any]) -> Mesh:
@@ -124,7 +139,7 @@ def time_ledger(job: Job, times: StepTimes, row: int) -> TimeLedger:
         if times.exposed[name][row] or times.hidden[name][row]
     )
     step_ns = int(times.step[row])
-    seconds, bounds = step_ns / 1e9, interval("time")
+    seconds, bounds = step_ns / 1e9, interval("time", job.cluster.slowest.gpu.arch)
     return TimeLedger(
         terms=terms,
         step_ns=step_ns,

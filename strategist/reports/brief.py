@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from strategist.document.plan import Plan
+from strategist.document.plan import Costed, Plan
 from strategist.facts.parameters import count
 from strategist.reports.lines import HELD, Line, Span, Style, bar, line, phrases, table, wrapped
 from strategist.rulebook.rule import load_families
@@ -16,7 +16,7 @@ INDENT = 12
 def brief(plan: Plan, width: int = 80, *, saved: str | None = None) -> list[Line]:
     """The short report of a plan in lines of at most `width` columns. `saved` is the file it was written to."""
     return [
-        *_assumed(plan, width),
+        *assumed_lines(plan, width),
         line(""),
         *_recommended(plan, width),
         line(""),
@@ -28,7 +28,7 @@ def brief(plan: Plan, width: int = 80, *, saved: str | None = None) -> list[Line
     ]
 
 
-def hardware_words(plan: Plan) -> str:
+def hardware_words(plan: Costed) -> str:
     """The machines in one phrase."""
     parts = []
     for group in plan.cluster.groups:
@@ -39,7 +39,7 @@ def hardware_words(plan: Plan) -> str:
     return "; ".join(parts)
 
 
-def model_words(plan: Plan) -> str:
+def model_words(plan: Costed) -> str:
     """The model in one phrase, with its exact count."""
     shape, parameters = plan.model, count(plan.model)
     active = f", {format_count(parameters.active)} active" if parameters.active != parameters.total else ""
@@ -48,14 +48,15 @@ def model_words(plan: Plan) -> str:
     return f"{shape.name}: {parameters.total:,} parameters{active}, {phrases((layers, *heads, f'vocab {shape.vocab:,}'), gap=', ')}"
 
 
-def job_words(plan: Plan) -> str:
+def job_words(plan: Costed) -> str:
     """The workload in one phrase."""
     work = plan.workload
     tokens = format_count(work.tokens_per_step)
     return f"full training, {work.optimizer}, {work.precision}, sequence {work.seq_len}, {work.global_batch} sequences = {tokens} tokens per step"
 
 
-def _assumed(plan: Plan, width: int) -> Iterator[Line]:
+def assumed_lines(plan: Costed, width: int) -> Iterator[Line]:
+    """Machines, model and job, and everything that was assumed about them."""
     if plan.hardware_is_assumed:
         note = "no GPU was found and no hardware was named. This plan is for an assumed target; `run` refuses it until you name the hardware."
         yield from wrapped("NOTE", note, width, indent=INDENT, style="warn", label_style="warn")
@@ -72,14 +73,14 @@ def family_title(name: str) -> str:
     return next((family.title for family in load_families() if family.name == name), name)
 
 
-def mesh_words(plan: Plan) -> str:
+def mesh_words(plan: Costed) -> str:
     """Degrees above one, in rank order."""
     mesh = plan.mesh
     axes = [f"{axis} {mesh.size(axis)}" for axis in (*mesh.order, "ep", "etp") if mesh.size(axis) > 1]
     return " | ".join(axes) or "one device"
 
 
-def option_words(plan: Plan) -> str:
+def option_words(plan: Costed) -> str:
     """The choices that are not degrees."""
     s = plan.strategy
     words = [f"ZeRO-{s.zero}"] if s.zero else []
@@ -105,12 +106,13 @@ def _recommended(plan: Plan, width: int) -> Iterator[Line]:
     )
     yield from wrapped("  layout", option_words(plan), width, indent=INDENT)
     yield from wrapped("  batch", plan.batch_identity, width, indent=INDENT)
-    yield from _memory(plan, width)
-    yield from _time(plan, width)
+    yield from memory_lines(plan, width)
+    yield from time_lines(plan, width)
     yield from _money(plan, width)
 
 
-def _memory(plan: Plan, width: int) -> Iterator[Line]:
+def memory_lines(plan: Costed, width: int) -> Iterator[Line]:
+    """The peak with its interval, and its terms."""
     worst, capacity = plan.memory.worst, plan.memory.capacity_bytes
     device = "rank" if plan.cluster.smallest.vendor == "CPU" else "GPU"
     where = f"per {device}" if plan.mesh.pp == 1 else f"on stage {worst.stage}, the fullest"
@@ -121,7 +123,8 @@ def _memory(plan: Plan, width: int) -> Iterator[Line]:
     yield from wrapped("", terms, width, indent=INDENT, style="dim")
 
 
-def _time(plan: Plan, width: int) -> Iterator[Line]:
+def time_lines(plan: Costed, width: int) -> Iterator[Line]:
+    """The step with its interval, and the shares of its terms."""
     time = plan.time
     low, high = format_seconds(time.step.low), format_seconds(time.step.high)
     step = f"{format_seconds(time.step.value)} ({low} to {high}) predicted"
@@ -180,7 +183,7 @@ def _ladder(plan: Plan, width: int) -> Iterator[Line]:
         yield from table([(rung.family, rung.sentence) for rung in plan.ladder], width)
 
 
-def hint_lines(plan: Plan, width: int) -> Iterator[Line]:
+def hint_lines(plan: Costed, width: int) -> Iterator[Line]:
     """Warnings and notes, each under its code."""
     if plan.hints:
         yield line("")

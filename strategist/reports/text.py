@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from strategist.document.observed import Observed
-from strategist.document.plan import Plan
+from strategist.document.plan import Costed, Plan
 from strategist.document.write import seal_state
-from strategist.reports.brief import INDENT, _assumed, family_title, hint_lines, mesh_words, option_words, policy_words
+from strategist.reports.brief import (
+    INDENT,
+    assumed_lines,
+    family_title,
+    hint_lines,
+    mesh_words,
+    option_words,
+    policy_words,
+)
 from strategist.reports.lines import Line, Span, line, table, wrapped
 from strategist.reports.tree import plan_tree, tree_lines
 from strategist.units import format_gib
@@ -16,7 +24,7 @@ from strategist.units import format_gib
 def explain_text(plan: Plan, width: int = 80, observed: Sequence[Observed] = ()) -> list[Line]:
     """The full explanation of a plan, beside what other rungs saw of it."""
     return [
-        *_assumed(plan, width),
+        *assumed_lines(plan, width),
         *wrapped(
             "plan", f"{family_title(plan.decision.family)}   {mesh_words(plan)}", width, indent=INDENT, style="title"
         ),
@@ -33,7 +41,7 @@ def details(plan: Plan, width: int = 80, observed: Sequence[Observed] = ()) -> l
     return [
         line(""),
         *tree_lines(plan_tree(plan, observed), width, tuple(seen.rung for seen in observed)),
-        *_stages(plan, width),
+        *stage_lines(plan, width),
         *_rules(plan, width),
         *_refusals(plan, width),
     ]
@@ -48,7 +56,8 @@ def _seal_words(plan: Plan) -> str:
     return words[seal_state(plan)]
 
 
-def _stages(plan: Plan, width: int) -> Iterator[Line]:
+def stage_lines(plan: Costed, width: int) -> Iterator[Line]:
+    """The layers and the peak of every pipeline stage."""
     if plan.mesh.pp == 1:
         return
     yield line("")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from strategist.document.estimate import MEMORY_TERMS, TIME_TERMS, StageMemory
 from strategist.document.observed import Observed, RankObservation
-from strategist.document.plan import Plan
+from strategist.document.plan import Costed, Plan
 from strategist.document.write import digest
 from strategist.errors import StaleError, shown
 from strategist.facts.hardware import Basis
@@ -80,7 +80,7 @@ class Tree:
         return text_of(tree_lines(self, 80))
 
 
-def plan_tree(plan: Plan, observed: Sequence[Observed] = ()) -> Tree:
+def plan_tree(plan: Costed, observed: Sequence[Observed] = ()) -> Tree:
     """The time of a step and the memory of its worst stage, term by term; of every stage that was observed.
 
     Raises StaleError DIGEST for an observation of another plan.
@@ -94,8 +94,8 @@ def plan_tree(plan: Plan, observed: Sequence[Observed] = ()) -> Tree:
     )
 
 
-def _require_same_plan(plan: Plan, seen: Observed) -> None:
-    if seen.plan != digest(plan):
+def _require_same_plan(plan: Costed, seen: Observed) -> None:
+    if not isinstance(plan, Plan) or seen.plan != digest(plan):
         raise StaleError(
             "DIGEST",
             f"The observation is of another plan ({shown(seen.plan)}).",
@@ -105,7 +105,7 @@ def _require_same_plan(plan: Plan, seen: Observed) -> None:
         )
 
 
-def time_tree(plan: Plan) -> Tree:
+def time_tree(plan: Costed) -> Tree:
     """The step: compute, exposed communication, and the rest. Exposed nanoseconds add up to the step."""
     present = {term.name for term in plan.time.terms}
     rest = [name for name in TIME_TERMS if name in present and name not in (*COMPUTE, *COMMUNICATION)]
@@ -123,12 +123,12 @@ def time_tree(plan: Plan) -> Tree:
     )
 
 
-def _time_group(plan: Plan, label: str, names: Sequence[str]) -> Tree:
+def _time_group(plan: Costed, label: str, names: Sequence[str]) -> Tree:
     leaves = tuple(_time_leaf(plan, name) for name in names)
     return Tree(label, "ns", sum(leaf.predicted or 0 for leaf in leaves), children=leaves)
 
 
-def _time_leaf(plan: Plan, name: str) -> Tree:
+def _time_leaf(plan: Costed, name: str) -> Tree:
     term = next(term for term in plan.time.terms if term.name == name)
     parts = []
     if term.hidden_ns:
@@ -139,7 +139,7 @@ def _time_leaf(plan: Plan, name: str) -> Tree:
     return Tree(name, "ns", term.exposed_ns, basis=term.basis, note="; ".join([meaning, *parts]))
 
 
-def memory_tree(plan: Plan, ledger: StageMemory, observed: Sequence[Observed] = ()) -> Tree:
+def memory_tree(plan: Costed, ledger: StageMemory, observed: Sequence[Observed] = ()) -> Tree:
     """One stage at its worst moment. The terms add up to what is missing from the device.
 
     What was observed is what tensors held at the same moment, and at the peak wherever that was.

@@ -7,7 +7,7 @@ the buffer of an all-reduce, what one rank sends in an all-to-all or to a neighb
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -19,7 +19,8 @@ from strategist.space.shares import Elements, Group, layers, tokens
 
 Op = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"]
 Axis = Literal["tp", "cp", "ep", "pp", "dp"]
-Hidden = Literal["nothing", "forward", "backward", "attention"]
+Hidden = Literal["nothing", "forward", "backward", "attention", "matmul", "compute"]
+BEHIND: tuple[Hidden, ...] = get_args(Hidden)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,16 +155,29 @@ def _expert(job: Job, group: Group) -> tuple[Traffic, ...]:
     if moe is None:
         return ()
     rows = tokens(job, c) / np.where(c["sequence_parallel"] > 0, c["tp"], 1) * moe.top_k
-    sent = _per_stage(group, rows * (moe.latent or job.model.hidden) * BYTES[job.formats.compute])
+    sent = _per_stage(group, rows * _distinct(job, c) * (moe.latent or job.model.hidden) * BYTES[job.formats.compute])
     is_moe = np.array([any(matrix.is_expert for matrix in layer.matrices) for layer in layers(job.model)])
     passes = (group.layers_SK * is_moe).sum(axis=1)[None, :] * _micro(group)
     return (Traffic("ep", "all_to_all", sent, 2.0 * passes * (_forwards(group) + 1.0), "ep", "nothing"),)
 
 
+def _distinct(job: Job, c: Candidates) -> Reals:
+    """The share of a token's copies that travel where copies for experts of one rank are merged: with top_k balanced
+    choices over ep ranks ep (1 - (1 - 1/ep)^top_k) of them differ (DeepSeek-AI 2024, arXiv 2412.19437, section 3.2.2)."""
+    moe, ep = job.model.moe, c["ep"].astype(np.float64)
+    if moe is None or not job.profile.merges_copies:
+        return np.ones(len(c))
+    share: Reals = ep * (1.0 - (1.0 - 1.0 / ep) ** moe.top_k) / moe.top_k
+    return share
+
+
 def _pipeline(job: Job, group: Group) -> tuple[Traffic, ...]:
-    """Hidden states forward and their gradients backward, once per micro-batch and chunk, between neighbouring stages."""
+    """Hidden states forward and their gradients backward, once per micro-batch and chunk, between neighbouring stages;
+    every tensor-parallel rank sends its part where the framework does so (Narayanan et al. 2021, arXiv 2104.04473,
+    section 4.1)."""
     c = group.candidates
-    payload = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute]
+    pieces = c["tp"] if job.profile.sends == "shards" else 1
+    payload = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute] / pieces
     neighbours = (~group.is_first[None, :]).astype(np.float64) + (~group.is_last[None, :]).astype(np.float64)
     wrapped = np.where((c["virtual_stages"] > 1)[:, None], 2.0, neighbours)
     sends = wrapped * _micro(group) * c["virtual_stages"][:, None] * (1.0 if group.pp > 1 else 0.0)
@@ -191,16 +205,17 @@ def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Plac
     compute, reduce, stored = (BYTES[name] for name in (formats.compute, formats.reduce, formats.parameter))
     zero, micro = c["zero"][:, None], _micro(group)
     weights, one = shared.all, np.ones_like(shared.all)
+    trained = job.trainable * weights
     once = np.where(c["pp"][:, None] > 1, 1.0, micro) * one
     gathers = np.where(zero == 3, micro, once)
     reductions = np.where(((zero == 0) & (c["tp"][:, None] > 1)), once, one)
     shards = ranks_at(c, inside).size[:, None]
     rows: tuple[tuple[Op, Reals, Reals, Place, Hidden], ...] = (
-        ("all_reduce", reduce * weights, np.where(zero < 2, reductions, 0.0), everybody, "backward"),
-        ("all_gather", stored * weights, np.where(zero == 1, one, 0.0), everybody, "nothing"),
+        ("all_reduce", reduce * trained, np.where(zero < 2, reductions, 0.0), everybody, "backward"),
+        ("all_gather", stored * trained, np.where(zero == 1, one, 0.0), inside, "nothing"),
         ("all_gather", compute * weights, np.where(zero >= 2, gathers, 0.0), inside, "forward"),
         ("all_gather", compute * shared.layers, np.where(zero == 3, micro, 0.0) * one, inside, "backward"),
-        ("reduce_scatter", reduce * weights, np.where(zero >= 2, once, 0.0), inside, "backward"),
-        ("all_reduce", reduce * weights / shards, np.where(zero >= 2, once, 0.0), "dp_replicate", "backward"),
+        ("reduce_scatter", reduce * trained, np.where(zero >= 2, once, 0.0), inside, "backward"),
+        ("all_reduce", reduce * trained / shards, np.where(zero >= 2, once, 0.0), "dp_replicate", "backward"),
     )
     return tuple(Traffic("dp", op, payload, count, place, behind) for op, payload, count, place, behind in rows)

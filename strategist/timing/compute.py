@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from strategist.space.shares import layers, tokens
 from strategist.space.stages import kinds
 from strategist.timing.rates import matmul_rates, memory_Bps, share
 
+Passes = Literal["forward", "backward"]
 COMPUTE_TERMS = ("matmul", "attention", "elementwise", "moe_dispatch", "host")
 
 
@@ -34,34 +35,45 @@ def layer_times(job: Job, c: Candidates) -> LayerTime:
     """Compute times of every sort of layer."""
     gpu = job.cluster.slowest.gpu
     sorts = list(zip(layers(job.model), kinds(job.model), strict=True))
+    casts = _stack([cast_seconds(job, gpu, layer, c) for layer, _ in sorts])
     forward = {
         "matmul": _stack([_matmul(job, gpu, layer, c) for layer, _ in sorts]),
-        "attention": _stack([_attention(job, gpu, kind, c, 1.0) for _, kind in sorts]),
-        "elementwise": _stack([_elementwise(job, gpu, layer, kind, c) for layer, kind in sorts]),
+        "attention": _stack([_attention(job, gpu, kind, c, "forward") for _, kind in sorts]),
+        "elementwise": _stack([_elementwise(job, gpu, layer, kind, c) for layer, kind in sorts]) + casts,
         "moe_dispatch": _stack([_dispatch(job, gpu, kind, c) for _, kind in sorts]),
     }
     backward = {
-        "matmul": 2.0 * forward["matmul"],
-        "attention": _stack([_attention(job, gpu, kind, c, 2.5) for _, kind in sorts]),
+        "matmul": (1.0 + job.trainable) * forward["matmul"],
+        "attention": _stack([_attention(job, gpu, kind, c, "backward") for _, kind in sorts]),
         "elementwise": 2.0 * forward["elementwise"],
         "moe_dispatch": 2.0 * forward["moe_dispatch"],
     }
-    forward["host"] = _host(job, forward, job.profile.kernels_per_layer_forward)
-    backward["host"] = _host(job, backward, job.profile.kernels_per_layer_backward)
-    return LayerTime(forward, backward, _again(c, forward))
+    forward["host"] = _host(job, forward, _stack([_launches(job, kind, c, "forward") for _, kind in sorts]))
+    backward["host"] = _host(job, backward, _stack([_launches(job, kind, c, "backward") for _, kind in sorts]))
+    return LayerTime(forward, backward, _again(job, c, forward))
 
 
 def _stack(columns: list[Reals]) -> Reals:
     return np.stack(columns, axis=1)
 
 
-def _again(c: Candidates, forward: Mapping[str, Reals]) -> Mapping[str, Reals]:
-    """Full recompute runs the whole forward again; selective keeps matmul outputs and attention and redoes the rest."""
+_REDONE: Mapping[str, Mapping[str, float]] = {
+    "elementwise": {"elementwise": 1.0, "host": 1.0},
+    "alternate": {"elementwise": 1.0, "host": 1.0, "matmul": 0.5},
+    "half-blocks": {"matmul": 0.5, "attention": 0.5, "elementwise": 0.5, "moe_dispatch": 0.5, "host": 0.5},
+    "attention": {"attention": 1.0},
+}
+"""The share of forward that selective recompute runs again, by what a framework calls light."""
+
+
+def _again(job: Job, c: Candidates, forward: Mapping[str, Reals]) -> Mapping[str, Reals]:
+    """Full recompute runs the whole forward again; selective redoes what the framework calls light: memory-bound kernels
+    and launches, or attention alone (Korthikanti et al. 2022, arXiv 2205.05198, section 5)."""
     full = c.is_word("recompute", "full")[:, None]
     light = c.is_word("recompute", "selective")[:, None]
-    redone_lightly = ("elementwise", "host")
+    redone = _REDONE[job.profile.light]
     return {
-        name: np.where(full | (light if name in redone_lightly else np.zeros_like(light)), value, 0.0)
+        name: np.where(full, value, np.where(light, redone.get(name, 0.0) * value, 0.0))
         for name, value in forward.items()
     }
 
@@ -73,9 +85,19 @@ def matmul_seconds(job: Job, gpu: Gpu, m: Reals, n: Reals, k: Reals) -> Reals:
     """
     rates = matmul_rates(gpu, job.workload.precision)
     number = BYTES[job.formats.compute]
-    compute = 2.0 * m * n * k / rates.at(m, np.minimum(n, k))
+    compute = 2.0 * m * n * k / (rates.at(m, np.minimum(n, k)) * alignment(gpu, n, k))
     traffic = number * (m * k + k * n + m * n) / memory_Bps(gpu)
     return np.maximum(compute, traffic)
+
+
+def alignment(gpu: Gpu, n: Reals, k: Reals) -> Reals:
+    """The share of its rate that a product keeps when a row of its matrices does not fill whole 128-byte lines (64 numbers
+    of two bytes), broadcast. Source: Anthony et al. 2024, arXiv 2401.14489, section VI; NVIDIA: Matrix Multiplication
+    Background User's Guide, section 2.1."""
+    if gpu.vendor == "CPU":
+        return np.ones(np.broadcast_shapes(np.shape(n), np.shape(k)))
+    whole = (np.mod(n, 64.0) == 0) & (np.mod(k, 64.0) == 0)
+    return np.where(whole, 1.0, share("misaligned_share", gpu))
 
 
 def _matmul(job: Job, gpu: Gpu, layer: Layer, c: Candidates) -> Reals:
@@ -111,12 +133,26 @@ def _expert_sizes(job: Job, matrix: Matrix, c: Candidates) -> Sizes:
     return matrix.copies / c["ep"], np.maximum(1.0, arriving / matrix.copies), n, k
 
 
+def cast_seconds(job: Job, gpu: Gpu, layer: Layer, c: Candidates) -> Reals:
+    """Seconds of turning the inputs of one layer's matrices to fp8 in forward, (C,): each is written twice, as it is and
+    transposed for the weight gradient, and read unless the kernel before it does both. Source: NVIDIA/TransformerEngine: cast_transpose; Micikevicius et al.
+    2022, arXiv 2209.05433 (per-tensor scales need the largest magnitude, which the same pass finds)."""
+    if job.workload.precision != "fp8" or not job.profile.casts_fp8:
+        return np.zeros(len(c))
+    moved = np.zeros(len(c))
+    for matrix in layer.matrices:
+        sizes = _expert_sizes(job, matrix, c) if matrix.is_expert else _sizes(job, matrix, c)
+        times, m, _, k = np.broadcast_arrays(*sizes, c["tp"])[:4]
+        moved = moved + times * m * k * job.profile.kernels.cast_bytes
+    return moved / memory_Bps(gpu)
+
+
 def attention_FLOP(shape: ModelShape, kind: LayerKind, seq_len: int) -> float:
     """Forward FLOP per token of softmax attention in one layer: scores and values, causal models count the half they
     compute. Source: Dao 2023 (arXiv 2307.08691, section 4): 4 x seqlen^2 x head_dim x heads, halved when causal."""
     if kind.mixer not in ("attention", "sliding", "mla"):
         return 0.0
-    span = float(min(seq_len, shape.window)) if kind.mixer == "sliding" and shape.window else float(seq_len)
+    span = _span(shape, kind, seq_len)
     causal = 0.5 if shape.kind in ("decoder", "hybrid") and span == seq_len else 1.0
     if shape.mla is not None and kind.mixer == "mla":
         width = shape.heads * (shape.mla.qk_nope + shape.mla.qk_rope + shape.mla.v_dim)
@@ -126,33 +162,76 @@ def attention_FLOP(shape: ModelShape, kind: LayerKind, seq_len: int) -> float:
     return 2.0 * span * causal * width + cross
 
 
-def _attention(job: Job, gpu: Gpu, kind: LayerKind, c: Candidates, factor: float) -> Reals:
+def _attention(job: Job, gpu: Gpu, kind: LayerKind, c: Candidates, passes: Passes) -> Reals:
+    """Seconds of one pass of attention, (C,)."""
     per_token = attention_FLOP(job.model, kind, job.workload.seq_len)
-    name = "attention_forward_share" if factor == 1.0 else "attention_backward_share"
-    half = "bf16" if gpu.bf16_FLOPs else "fp16"
-    peak = gpu.fp32_FLOPs if job.workload.precision == "fp32" else gpu.bf16_FLOPs if half == "bf16" else gpu.fp16_FLOPs
-    rate = (peak or 1.0) * share(name, gpu)
+    if not per_token:
+        return np.zeros(len(c))
+    if job.profile.attention == "unfused":
+        return _unfused(job, gpu, kind, c, passes)
+    family = "attention" if job.profile.attention == "flash" else job.profile.attention
+    rate = _half_peak(job, gpu) * share(f"{family}_{passes}_share", gpu) * _filled(job, kind, gpu)
+    factor = 1.0 if passes == "forward" else 2.5
     return factor * per_token * tokens(job, c) / c["tp"] / rate
+
+
+def _half_peak(job: Job, gpu: Gpu) -> float:
+    """Dense half-precision peak, which attention runs at; that of fp32 when asked."""
+    peak = gpu.fp32_FLOPs if job.workload.precision == "fp32" else gpu.bf16_FLOPs or gpu.fp16_FLOPs
+    return peak or 1.0
+
+
+def _span(shape: ModelShape, kind: LayerKind, seq_len: int) -> float:
+    """Keys that a query meets, before the causal mask."""
+    return float(min(seq_len, shape.window)) if kind.mixer == "sliding" and shape.window else float(seq_len)
+
+
+def _filled(job: Job, kind: LayerKind, gpu: Gpu) -> float:
+    """The share of the long-sequence rate that a kernel reaches: short rows end in half-empty tiles and few blocks."""
+    span = _span(job.model, kind, job.workload.seq_len)
+    return span / (span + share("attention_half_length", gpu))
+
+
+def _unfused(job: Job, gpu: Gpu, kind: LayerKind, c: Candidates, passes: Passes) -> Reals:
+    """Attention that writes its scores: batched products over the whole square, no causal half, and the traffic of
+    scale, mask, softmax and dropout. Source: Korthikanti et al. 2022, arXiv 2205.05198, section 4.1 (the 5 a s^2 b term)."""
+    shape, kernels = job.model, job.profile.kernels
+    scores = shape.heads * _span(shape, kind, job.workload.seq_len) * tokens(job, c) / c["tp"]
+    FLOP, moved = (4.0, kernels.score_forward_bytes) if passes == "forward" else (8.0, kernels.score_backward_bytes)
+    wide = BYTES[job.formats.compute] / 2.0
+    product = FLOP * shape.head_dim / (_half_peak(job, gpu) * share("batched_matmul_share", gpu))
+    return scores * (product + moved * wide / memory_Bps(gpu))
+
+
+_ADAPTER_READ, _ADAPTER_WRITE = 3.5, 3.0
+"""Elements per element of input (dropout reads, writes and keeps a byte of mask; the product reads) and of output (written,
+then added to the matrix' own result)."""
 
 
 def elementwise_bytes(job: Job, layer: Layer, kind: LayerKind, c: Candidates) -> Reals:
     """Bytes that one layer's memory-bound kernels move in forward for one token, shape (C,).
 
-    Reads and writes of eager kernels in elements: two per norm, three per residual sum, eight around the rotation of
-    queries and keys, five (gated) or two around the activation, plus the copies that routing makes.
+    Elements read and written stand in the framework's row of kernels: norms, residual sums and dropout on the residual
+    stream, rotation of queries and keys, the activation. Adapters of low rank beside the joint query-key-value matrix and
+    the output matrix read their input through dropout and add to the result: their products are nothing but this traffic.
     """
-    shape, number = job.model, BYTES[job.formats.compute]
+    shape, number, kernels = job.model, BYTES[job.formats.compute], job.profile.kernels
     sequence_cut = np.where(c["sequence_parallel"] > 0, c["tp"], 1)
-    stream = (2.0 * layer.norms + 3.0 * max(1, layer.norms)) * shape.hidden / sequence_cut
+    parts = max(1, layer.norms)
+    stream = (kernels.norm * layer.norms + (kernels.residual + kernels.dropout) * parts) * shape.hidden / sequence_cut
     has_attention = kind.mixer in ("attention", "sliding", "mla")
-    rotated = 8.0 * (shape.heads + shape.kv_heads) * shape.head_dim if has_attention else 0.0
+    rotated = kernels.rotary * (shape.heads + shape.kv_heads) * shape.head_dim if has_attention else 0.0
+    beside = job.adapters and has_attention
+    heads = shape.heads * shape.head_dim
+    stream = stream + (_ADAPTER_READ + _ADAPTER_WRITE) * shape.hidden / sequence_cut * beside
+    wings = beside * (_ADAPTER_READ * heads + _ADAPTER_WRITE * (heads + 2.0 * shape.kv_heads * shape.head_dim))
     state = 12.0 * shape.hidden if kind.mixer in ("mamba1", "mamba2", "gated-delta") else 0.0
     widths = {
         "dense": shape.ffn_hidden,
         "moe": shape.moe.top_k * shape.moe.ffn + shape.moe.shared_ffn if shape.moe else 0,
     }
-    active = (5.0 if shape.mlp_gated else 2.0) * widths.get(kind.ffn, 0)
-    bytes_: Reals = number * (stream + (rotated + state + active) / c["tp"])
+    active = (kernels.gated if shape.mlp_gated else kernels.plain) * widths.get(kind.ffn, 0)
+    bytes_: Reals = number * (stream + (rotated + wings + state + active) / c["tp"])
     return bytes_
 
 
@@ -169,8 +248,19 @@ def _dispatch(job: Job, gpu: Gpu, kind: LayerKind, c: Candidates) -> Reals:
     return moved * tokens(job, c) / np.where(c["sequence_parallel"] > 0, c["tp"], 1) / memory_Bps(gpu)
 
 
-def _host(job: Job, busy: Mapping[str, Reals], kernels: int) -> Reals:
-    """What the launching CPU adds when it issues kernels slower than the device finishes them."""
-    launch = kernels * job.profile.host_s_per_kernel
-    total = total_of(value for name, value in busy.items() if name != "host")
-    return np.maximum(0.0, launch - total)
+def _launches(job: Job, kind: LayerKind, c: Candidates, passes: Passes) -> Reals:
+    """Kernels of one pass over one layer, (C,): routing and every local expert bring their own."""
+    kernels, moe = job.profile.kernels, job.model.moe
+    is_forward = passes == "forward"
+    count = np.full(len(c), float(kernels.forward if is_forward else kernels.backward))
+    if kind.ffn != "moe" or moe is None:
+        return count
+    routing = kernels.moe_forward if is_forward else kernels.moe_backward
+    each = kernels.expert_forward if is_forward else kernels.expert_backward
+    return count + routing + each * moe.experts / c["ep"]
+
+
+def _host(job: Job, busy: Mapping[str, Reals], launches_CK: Reals) -> Reals:
+    """What the launching CPU adds when it issues kernels slower than the device finishes them, (C, K)."""
+    issue = launches_CK * job.profile.kernels.host_s
+    return np.maximum(0.0, issue - total_of(busy.values()))

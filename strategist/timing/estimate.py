@@ -12,17 +12,15 @@ from strategist.facts.model import layer_counts
 from strategist.facts.parameters import count, outer_parameters
 from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Column, Reals, code, total_of
-from strategist.space.shares import Elements, Group, elements, groups, tokens
-from strategist.space.traffic import Traffic, traffic
+from strategist.space.shares import Elements, Group, ceil_div, elements, groups, tokens
+from strategist.space.traffic import BEHIND, Hidden, Traffic, traffic
+from strategist.timing.calibrated import scaled
 from strategist.timing.collectives import Links, links
 from strategist.timing.compute import COMPUTE_TERMS, LayerTime, attention_FLOP, layer_times, matmul_seconds
 from strategist.timing.optimizer import offload_seconds, update_seconds
 from strategist.timing.rates import memory_Bps, peak_FLOPs, share
 
 NANO = 1e9
-_LOSS_BYTES_PER_LOGIT = 30.0
-"""Reads and writes of the float32 cast, log-softmax, and their backward, per token and vocabulary entry."""
-
 Terms = Mapping[str, Reals]
 
 
@@ -45,6 +43,8 @@ def step_times(job: Job, candidates: Candidates) -> StepTimes:
             exposed[name][group.rows] = np.round(shown * NANO).astype(np.int64)
             hidden[name][group.rows] = np.round(behind * NANO).astype(np.int64)
             again[name][group.rows] = np.round(redone * NANO).astype(np.int64)
+    if job.factors:
+        exposed, hidden, again = (scaled(terms, job.factors) for terms in (exposed, hidden, again))
     step: Column = total_of(exposed.values())
     return StepTimes(exposed, hidden, again, step)
 
@@ -87,15 +87,27 @@ class _Work:
         total = total_of(parts.values())
         return total if which == "forward" else total + total_of(self.again.values())
 
+    def window(self, behind: Hidden) -> Reals:
+        """Compute seconds over one micro-batch that traffic of one sort may run behind."""
+        if behind == "attention":
+            return self.forward["attention"] * 3.5
+        if behind == "matmul":
+            return total_of(part["matmul"] for part in (self.forward, self.backward, self.again))
+        if behind == "compute":
+            return self.pass_seconds("forward") + self.pass_seconds("backward")
+        return self.pass_seconds(behind)
 
-def _work(job: Job, group: Group) -> _Work:
+
+def _work(job: Job, group: Group, counts: Elements) -> _Work:
     times: LayerTime = layer_times(job, group.candidates)
     forward = {name: group.layers_of(value) for name, value in times.forward.items()}
     backward = {name: group.layers_of(value) for name, value in times.backward.items()}
     again = {name: group.layers_of(value) for name, value in times.again.items()}
     head, loss = _head_seconds(job, group)
     forward["matmul"] = forward["matmul"] + head
-    backward["matmul"] = backward["matmul"] + 2.0 * head
+    backward["matmul"] = backward["matmul"] + (1.0 + job.trainable) * head
+    added = job.trainable * counts.whole * job.profile.accumulate_bytes / memory_Bps(job.cluster.slowest.gpu)
+    backward["elementwise"] = backward["elementwise"] + added
     forward["loss"], backward["loss"] = loss / 3.0, loss * 2.0 / 3.0
     return _Work(forward, backward, again)
 
@@ -107,15 +119,18 @@ def _head_seconds(job: Job, group: Group) -> tuple[Reals, Reals]:
         zero = np.zeros((len(c), len(group.stages)))
         return zero, zero
     count_C = tokens(job, c)
-    head = matmul_seconds(job, gpu, count_C, shape.vocab / c["tp"], np.full(len(c), float(shape.hidden)))
-    loss = count_C * shape.vocab * _LOSS_BYTES_PER_LOGIT / memory_Bps(gpu)
+    head = matmul_seconds(
+        job, gpu, count_C, ceil_div(ceil_div(shape.vocab, c["tp"]), 64) * 64.0, np.full(len(c), float(shape.hidden))
+    )
+    loss = count_C * shape.vocab / c["tp"] * job.profile.kernels.logit_bytes / memory_Bps(gpu)
     last = group.is_last[None, :].astype(np.float64)
     return head[:, None] * last, loss[:, None] * last
 
 
 def _group_terms(job: Job, group: Group) -> dict[str, tuple[Reals, Reals, Reals]]:
     """(exposed, hidden, recomputed) seconds per step of every term, (C,) each, on the slowest stage."""
-    work, counts = _work(job, group), elements(job.model, group)
+    counts = elements(job.model, group)
+    work = _work(job, group, counts)
     network = links(job.cluster, group.meshes)
     sends = [(item, _seconds_CS(network, group, item)) for item in traffic(job, group, counts)]
     exposed, hidden = _communication(job, group, work, sends)
@@ -160,8 +175,8 @@ def _communication(
     zero: Reals = np.zeros((len(group.candidates), len(group.stages)))
     exposed = {axis: zero.copy() for axis in ("tp", "cp", "ep", "pp", "dp")}
     hidden = {axis: zero.copy() for axis in exposed}
-    for behind in ("nothing", "forward", "backward", "attention"):
-        members = [(item, seconds) for item, seconds in sends if item.behind == behind]
+    for behind in BEHIND:
+        members = [(item, seconds) for item, seconds in sends if _behind(job, item) == behind]
         total = total_of(seconds for _, seconds in members) if members else zero
         kept = total - _hideable(job, group, work, behind, members, total)
         part = np.divide(kept, total, out=np.zeros_like(total), where=total > 0)
@@ -171,18 +186,47 @@ def _communication(
     return exposed, hidden
 
 
+def _behind(job: Job, item: Traffic) -> Hidden:
+    """What an item runs behind under the framework's habits: some reduce gradients or gather weights in the open, some
+    cut tensor-parallel products so that their collectives run behind them, some send while they compute."""
+    hides = job.profile.hides
+    if item.axis == "tp":
+        return "matmul" if "tensor" in hides and item.op in ("all_gather", "reduce_scatter") else "nothing"
+    if item.axis == "pp":
+        return "compute" if "pipeline" in hides else "nothing"
+    if item.axis == "dp" and item.behind == "nothing":
+        return "forward" if "updates" in hides else "nothing"
+    if item.axis == "dp":
+        wanted = "weights" if item.op == "all_gather" else "gradients"
+        return item.behind if wanted in hides else "nothing"
+    return item.behind
+
+
 def _hideable(
-    job: Job, group: Group, work: _Work, behind: str, members: list[tuple[Traffic, Reals]], total: Reals
+    job: Job, group: Group, work: _Work, behind: Hidden, members: list[tuple[Traffic, Reals]], total: Reals
 ) -> Reals:
+    """Seconds that run behind compute, (C, S): all but the first piece, as far as there is compute to hide behind, and less
+    what compute loses meanwhile to the processors that collectives occupy."""
     if behind == "nothing" or not members:
         return np.zeros_like(total)
-    window = work.forward["attention"] * 3.5 if behind == "attention" else work.pass_seconds(behind)
     micro = group.candidates["accumulation"][:, None]
     rounds = np.max([np.minimum(item.count_CS, micro) for item, _ in members], axis=0)
-    edge = 1.0 - 1.0 / np.maximum(1, group.layers_SK.sum(axis=1))[None, :]
-    available = share("overlap_share", job.cluster.slowest.gpu) * window * rounds
-    hidden: Reals = np.minimum(total * edge, available)
+    available = share("overlap_share", job.cluster.slowest.gpu) * work.window(behind) * rounds
+    behind_compute = np.minimum(total * (1.0 - _first_piece(group, behind)), available)
+    hidden: Reals = (1.0 - share("contention_share", job.cluster.slowest.gpu)) * behind_compute
     return hidden
+
+
+def _first_piece(group: Group, behind: Hidden) -> Reals:
+    """The share of the traffic that nothing runs beside: one layer's, one of tp pieces of a product, or the sends of
+    every chunk where there is one chunk a stage and its neighbour waits for it, (C, S)."""
+    c = group.candidates
+    one_layer: Reals = (1.0 / np.maximum(1, group.layers_SK.sum(axis=1)))[None, :]
+    if behind == "matmul":
+        return (1.0 / c["tp"])[:, None]
+    if behind == "compute":
+        return np.where(c["virtual_stages"][:, None] > 1, one_layer, 1.0)
+    return one_layer
 
 
 def _bubble(group: Group, per_micro_CS: Reals) -> Reals:
@@ -213,4 +257,5 @@ def _update(job: Job, group: Group, counts: Elements) -> tuple[Reals, Reals]:
     c = group.candidates
     whole, sharded = counts.whole.max(axis=1), counts.sharded.max(axis=1)
     owned = np.where(c["zero"] >= 1, sharded, whole)
-    return update_seconds(job, c, owned), offload_seconds(job, c, owned)
+    trained = job.trainable * owned
+    return update_seconds(job, c, trained), offload_seconds(job, c, trained)

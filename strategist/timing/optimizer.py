@@ -18,7 +18,7 @@ def update_seconds(job: Job, c: Candidates, elements_C: Reals) -> Reals:
     """
     state = job.profile.state_bytes(job.workload.optimizer)
     stored, gradient = BYTES[job.formats.parameter], BYTES[job.formats.gradient]
-    moved = 2.0 * (stored + state) + 2.0 * gradient
+    moved = (2.0 * (stored + state) + 2.0 * gradient) * job.profile.update_passes
     on_device = c.is_word("offload", "none")
     return np.where(on_device, moved * elements_C / memory_Bps(job.cluster.slowest.gpu), 0.0)
 

@@ -64,24 +64,26 @@ def matmul_rates(gpu: Gpu, precision: str) -> MatmulRates:
     peak = peak_FLOPs(gpu, precision) or 0.0
     if precision == "fp32":
         return _flat(peak * share("fp32_matmul_share", gpu), "assumed", "catalogue: fp32_matmul_share")
-    dtype = "fp8" if precision == "fp8" else "bfloat16"
-    row = _measured_row(gpu.name, dtype) or _measured_row(_LIKE.get(gpu.arch, ""), dtype)
+    if precision == "fp8":
+        half = matmul_rates(gpu, "bf16")
+        scale = peak / (gpu.bf16_FLOPs or peak) * share("fp8_relative_share", gpu)
+        return MatmulRates(half.log_m, half.log_nk, half.rate * scale, "derived", half.source)
+    sustained = share("sustained_share", gpu)
+    row = _measured_row(gpu.name) or _measured_row(_LIKE.get(gpu.arch, ""))
     if row is None:
-        measured = gpu.matmul_measured_FLOPs if precision != "fp8" else None
-        rate = measured or peak * share("matmul_share", gpu)
+        measured = gpu.matmul_measured_FLOPs
+        rate = (measured or peak * share("matmul_share", gpu)) * sustained
         return _flat(rate, "measured" if measured else "assumed", "catalogue: largest measured matmul or matmul_share")
-    own = row["gpu"] == gpu.name
-    scale = 1.0 if own else peak / _row_peak(row, precision)
-    return _grid(row, scale, gpu if own and precision != "fp8" else None)
+    return _grid(row, 1.0 if row["gpu"] == gpu.name else peak / _row_peak(row), gpu, sustained)
 
 
-def _measured_row(name: str, dtype: str) -> Row | None:
-    return next((row for row in rows("matmul_rates") if row["gpu"] == name and row["dtype"] == dtype), None)
+def _measured_row(name: str) -> Row | None:
+    return next((row for row in rows("matmul_rates") if row["gpu"] == name and row["dtype"] == "bfloat16"), None)
 
 
-def _row_peak(row: Row, precision: str) -> float:
+def _row_peak(row: Row) -> float:
     gpu = next(gpu for gpu in rows("gpus") if gpu["name"] == row["gpu"])
-    return float(gpu[f"{precision if precision == 'fp8' else 'bf16'}_TFLOPs"]) * 1e12
+    return float(gpu["bf16_TFLOPs"]) * 1e12
 
 
 def _flat(rate: float, basis: Basis, source: str) -> MatmulRates:
@@ -90,17 +92,19 @@ def _flat(rate: float, basis: Basis, source: str) -> MatmulRates:
     return MatmulRates(grid, grid, rate * floor, basis, source)
 
 
-def _grid(row: Row, scale: float, gpu: Gpu | None) -> MatmulRates:
-    """Bucket centres in log2; empty buckets are filled along `m`; constant-data rows are scaled to random data."""
+def _grid(row: Row, scale: float, gpu: Gpu, sustained: float) -> MatmulRates:
+    """Bucket centres in log2; empty buckets are filled along `m`; rows from constant data are scaled down to what the
+    device reaches on random data, and to what it sustains."""
     table = np.array(row["median_TFLOPs"], dtype=np.float64) * 1e12 * scale
     log_m, log_nk = _centres(row["m_edges"]), _centres(row["min_nk_edges"])
     for column in table.T:
         known = np.isfinite(column)
         column[~known] = np.interp(log_m[~known], log_m[known], column[known])
-    if gpu is not None and gpu.matmul_measured_FLOPs:
+    if gpu.matmul_measured_FLOPs:
         large = table[np.ix_(log_m >= 11, log_nk >= 12)]
         table *= min(1.0, gpu.matmul_measured_FLOPs / float(np.sort(large, axis=None)[large.size // 2]))
-    return MatmulRates(log_m, log_nk, table, "measured" if scale == 1.0 else "derived", str(row["source"]))
+    basis: Basis = "measured" if scale == 1.0 else "derived"
+    return MatmulRates(log_m, log_nk, table * sustained, basis, str(row["source"]))
 
 
 def _centres(edges: object) -> Reals:

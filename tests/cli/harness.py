@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import os
@@ -104,6 +105,37 @@ def hand_written(folder: Path, name: str = "plan.json", **choices: Any) -> str:
     path.write_text(dump(plan), encoding="utf-8")
     return str(path)
 
+
+def runs_file(folder: Path, *rows: Mapping[str, str], name: str = "runs.csv") -> str:
+    """The path of a new table of measured runs; of one run when no rows are given."""
+    path = folder / name
+    written = rows or (RUN,)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        table = csv.DictWriter(file, sorted({column for row in written for column in row}), restval="")
+        table.writeheader()
+        table.writerows(written)
+    return str(path)
+
+
+RUN: Mapping[str, str] = {
+    "id": "run-1", "source": "ours", "quality": "A", "framework": "torchtitan", "hardware": "h100-sxm-80gb",
+    "gpus_total": "8", "gpus_per_node": "8", "model": "llama-3-8b", "seq_len": "8192", "global_batch_seqs": "8",
+    "micro_batch_seqs": "1", "precision": "bf16", "dp": "8", "zero_class": "3", "recompute_class": "full",
+    "step_time_s": "1.2",
+}  # fmt: skip
+"""A measured run that can be predicted."""
+
+MANY: tuple[Mapping[str, str], ...] = tuple(
+    {
+        **RUN,
+        "id": f"run-{n}",
+        "source": f"lab {n % 3}",
+        "seq_len": str(1024 * (n + 1)),
+        "step_time_s": f"{0.2 * (n + 1):.1f}",
+    }
+    for n in range(12)
+)
+"""Measured runs of three sources."""
 
 SMALL = ("--model", "llama-debug", "--hardware", "cpu:2")
 """A question that is answered at once."""

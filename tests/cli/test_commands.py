@@ -15,7 +15,7 @@ from strategist.cli.arguments import Command
 from strategist.cli.flags import COMMON, Flag
 from strategist.emitters import EMITTERS
 from strategist.rulebook.rule import BOOKS, load_rules
-from tests.cli.harness import SMALL, call, hand_written, plan_file
+from tests.cli.harness import MANY, SMALL, call, hand_written, plan_file, runs_file
 
 NAMES = [name for name, _ in COMMANDS]
 DOCUMENTS: dict[str, Callable[[Path], list[str]]] = {
@@ -23,6 +23,10 @@ DOCUMENTS: dict[str, Callable[[Path], list[str]]] = {
     "explain": lambda folder: ["explain", plan_file(folder)],
     "check": lambda folder: ["check", plan_file(folder)],
     "check --seal": lambda folder: ["check", "--seal", hand_written(folder)],
+    "predict": lambda folder: ["predict", *SMALL, "--strategy", "dp=2"],
+    "predict PLAN": lambda folder: ["predict", plan_file(folder)],
+    "accuracy": lambda folder: ["accuracy", runs_file(folder)],
+    "calibrate": lambda folder: ["calibrate", runs_file(folder, *MANY)],
     "emit": lambda folder: ["emit", plan_file(folder), "--to", "torchrun", "--out", str(folder / "job")],
     "emit --list": lambda folder: ["emit", "--list"],
     "topology": lambda folder: ["topology", "--hardware", "dgx-h100:2"],

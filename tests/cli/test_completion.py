@@ -70,7 +70,7 @@ def test_bash_completes(words: tuple[str, ...], offered: list[str]) -> None:
 
 def test_fish_says_which_flag_belongs_to_which_command() -> None:
     """A flag of plan alone is offered after plan alone."""
-    rows_ = [row for row in script("fish").splitlines() if " -l seq-len" in row]
+    rows_ = [row for row in script("fish").splitlines() if " -l top" in row]
     assert [row for row in rows_ if "__fish_seen_subcommand_from plan" in row] == rows_ != []
 
 

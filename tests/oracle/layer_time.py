@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 from strategist.facts.hardware import Gpu
 from strategist.facts.job import Job
-from strategist.facts.layers import Matrix, build_layer
+from strategist.facts.layers import Layer, Matrix, build_layer
 from strategist.facts.model import LayerKind, ModelShape
 from strategist.facts.profile import BYTES
 from tests.oracle.memory import sequence_cut, tokens
@@ -41,7 +42,11 @@ def _product(job: Job, m: float, n: float, k: float) -> float:
     return matmul_seconds(device_of(job), job.workload.precision, job.formats.compute, (m, n, k))
 
 
-def _dense_seconds(job: Job, layout: Layout, matrix: Matrix) -> float:
+Size = tuple[float, float, float]
+
+
+def _dense_size(job: Job, layout: Layout, matrix: Matrix) -> tuple[float, Size]:
+    """How many products, and M, n, k of each."""
     tp, m = layout["tp"], tokens(job, layout)
     n, k = float(matrix.outputs), float(matrix.inputs)
     if matrix.cut == "column":
@@ -50,24 +55,42 @@ def _dense_seconds(job: Job, layout: Layout, matrix: Matrix) -> float:
         k /= tp
     else:
         m /= sequence_cut(layout)
-    return matrix.copies * _product(job, m, n, k)
+    return matrix.copies, (m, n, k)
 
 
-def _expert_seconds(job: Job, layout: Layout, matrix: Matrix) -> float:
+def _expert_size(job: Job, layout: Layout, matrix: Matrix) -> tuple[float, Size]:
+    """The same for the experts that a rank holds."""
     moe, ep, etp = job.model.moe, layout["ep"], layout["etp"]
     if moe is None:
         raise ValueError("experts without a moe")
     arriving = tokens(job, layout) / sequence_cut(layout) * ep * etp * moe.top_k / moe.experts
     n, k = float(matrix.outputs), float(matrix.inputs)
     n, k = (n / etp, k) if matrix.cut == "column" else (n, k / etp)
-    return moe.experts / ep * _product(job, max(1.0, arriving), n, k)
+    return moe.experts / ep, (max(1.0, arriving), n, k)
 
 
 def _matmul(job: Job, layout: Layout, kind: LayerKind) -> Pass:
     once = 0.0
     for matrix in build_layer(job.model, kind).matrices:
-        once += (_expert_seconds if matrix.is_expert else _dense_seconds)(job, layout, matrix)
-    return Pass(once, 2 * once, once if layout["recompute"] == "full" else 0.0)
+        count, size = (_expert_size if matrix.is_expert else _dense_size)(job, layout, matrix)
+        once += count * _product(job, *size)
+    return Pass(once, (1 + job.trainable) * once, redone(job, layout, "matmul") * once)
+
+
+LIGHT = {
+    "elementwise": {"elementwise": 1.0, "host": 1.0},
+    "alternate": {"elementwise": 1.0, "host": 1.0, "matmul": 0.5},
+    "half-blocks": dict.fromkeys(COMPUTE_TERMS, 0.5),
+    "attention": {"attention": 1.0},
+}
+"""What selective recompute runs again of each term, by framework."""
+
+
+def redone(job: Job, layout: Layout, term: str) -> float:
+    """The share of a term's forward that runs again."""
+    if layout["recompute"] == "full":
+        return 1.0
+    return LIGHT[job.profile.light].get(term, 0.0) if layout["recompute"] == "selective" else 0.0
 
 
 def attention_FLOP(shape: ModelShape, kind: LayerKind, seq_len: int) -> float:
@@ -86,31 +109,69 @@ def attention_FLOP(shape: ModelShape, kind: LayerKind, seq_len: int) -> float:
 
 
 def _attention(job: Job, layout: Layout, kind: LayerKind) -> Pass:
-    gpu = device_of(job)
+    gpu, how = device_of(job), job.profile.attention
     flop = attention_FLOP(job.model, kind, job.workload.seq_len) * tokens(job, layout) / layout["tp"]
     peak = attention_peak_FLOPs(gpu, job.workload.precision)
-    forward = flop / (peak * share("attention_forward_share", gpu))
-    backward = 2.5 * flop / (peak * share("attention_backward_share", gpu))
-    return Pass(forward, backward, forward if layout["recompute"] == "full" else 0.0)
+    if not flop:
+        return Pass(0.0, 0.0)
+    if how == "unfused":
+        forward, backward = _unfused(job, layout, kind)
+    else:
+        name = "attention" if how == "flash" else how
+        span = _span(job.model, kind, job.workload.seq_len)
+        peak *= span / (span + share("attention_half_length", gpu))
+        forward = flop / (peak * share(f"{name}_forward_share", gpu))
+        backward = 2.5 * flop / (peak * share(f"{name}_backward_share", gpu))
+    return Pass(forward, backward, redone(job, layout, "attention") * forward)
+
+
+def _span(shape: ModelShape, kind: LayerKind, seq_len: int) -> int:
+    return min(shape.window or seq_len, seq_len) if kind.mixer == "sliding" else seq_len
+
+
+def _unfused(job: Job, layout: Layout, kind: LayerKind) -> tuple[float, float]:
+    """Scores written out: 2 products of 2 d FLOP each over the whole square, and their traffic."""
+    gpu, kernels, d = device_of(job), job.profile.kernels, job.model.head_dim
+    scores = job.model.heads / layout["tp"] * _span(job.model, kind, job.workload.seq_len) * tokens(job, layout)
+    rate = attention_peak_FLOPs(gpu, job.workload.precision) * share("batched_matmul_share", gpu)
+    wide = BYTES[job.formats.compute] / 2
+    forward = scores * (4 * d / rate + kernels.score_forward_bytes * wide / memory_Bps(gpu))
+    backward = scores * (8 * d / rate + kernels.score_backward_bytes * wide / memory_Bps(gpu))
+    return forward, backward
 
 
 def _elementwise(job: Job, layout: Layout, kind: LayerKind) -> Pass:
-    shape, layer = job.model, build_layer(job.model, kind)
+    shape, layer, kernels = job.model, build_layer(job.model, kind), job.profile.kernels
     q = layer.norms
     width = 0
     if kind.ffn == "dense":
         width = shape.ffn_hidden
     elif kind.ffn == "moe" and shape.moe is not None:
         width = shape.moe.top_k * shape.moe.ffn + shape.moe.shared_ffn
-    inside = (5 if shape.mlp_gated else 2) * width
+    inside = (kernels.gated if shape.mlp_gated else kernels.plain) * width
     if kind.mixer in ATTENTION:
-        inside += 8 * (shape.heads + shape.kv_heads) * shape.head_dim
+        inside += kernels.rotary * (shape.heads + shape.kv_heads) * shape.head_dim
     if kind.mixer in STATE_SPACE:
         inside += 12 * shape.hidden
-    outside = (2 * q + 3 * max(1, q)) * shape.hidden
+    beside = 0.0
+    if job.adapters and kind.mixer in ATTENTION:  # input through dropout 3.5, output 3, for qkv and for the projection
+        beside = 6.5 * shape.hidden
+        inside += 3.5 * shape.heads * shape.head_dim + 3 * (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    outside = (kernels.norm * q + (kernels.residual + kernels.dropout) * max(1, q)) * shape.hidden + beside
     per_token = BYTES[job.formats.compute] * (outside / sequence_cut(layout) + inside / layout["tp"])
-    once = per_token * tokens(job, layout) / memory_Bps(device_of(job))
-    return Pass(once, 2 * once, 0.0 if layout["recompute"] == "none" else once)
+    once = (per_token * tokens(job, layout) + _casts(job, layout, layer)) / memory_Bps(device_of(job))
+    return Pass(once, 2 * once, redone(job, layout, "elementwise") * once)
+
+
+def _casts(job: Job, layout: Layout, layer: Layer) -> float:
+    """Bytes of turning the inputs of a layer's matrices to fp8."""
+    if job.workload.precision != "fp8" or not job.profile.casts_fp8:
+        return 0.0
+    elements = 0.0
+    for matrix in layer.matrices:
+        count, (m, _, k) = (_expert_size if matrix.is_expert else _dense_size)(job, layout, matrix)
+        elements += count * m * k
+    return elements * job.profile.kernels.cast_bytes
 
 
 def _dispatch(job: Job, layout: Layout, kind: LayerKind) -> Pass:
@@ -119,7 +180,17 @@ def _dispatch(job: Job, layout: Layout, kind: LayerKind) -> Pass:
         return Pass(0.0, 0.0)
     moved = 4 * moe.top_k * (moe.latent or job.model.hidden) * BYTES[job.formats.compute]
     once = moved * tokens(job, layout) / sequence_cut(layout) / memory_Bps(device_of(job))
-    return Pass(once, 2 * once, once if layout["recompute"] == "full" else 0.0)
+    return Pass(once, 2 * once, redone(job, layout, "moe_dispatch") * once)
+
+
+def _launches(job: Job, layout: Layout, kind: LayerKind) -> tuple[float, float]:
+    """Kernels of forward and backward."""
+    kernels, moe = job.profile.kernels, job.model.moe
+    if kind.ffn != "moe" or moe is None:
+        return kernels.forward, kernels.backward
+    local = moe.experts / layout["ep"]
+    forward = kernels.forward + kernels.moe_forward + kernels.expert_forward * local
+    return forward, kernels.backward + kernels.moe_backward + kernels.expert_backward * local
 
 
 def layer_time(job: Job, layout: Layout, kind: LayerKind) -> dict[str, Pass]:
@@ -130,12 +201,10 @@ def layer_time(job: Job, layout: Layout, kind: LayerKind) -> dict[str, Pass]:
         "elementwise": _elementwise(job, layout, kind),
         "moe_dispatch": _dispatch(job, layout, kind),
     }
-    profile = job.profile
-    launch = profile.host_s_per_kernel
-    forward = profile.kernels_per_layer_forward * launch - sum(term.forward for term in terms.values())
-    backward = profile.kernels_per_layer_backward * launch - sum(term.backward for term in terms.values())
-    runs_again = layout["recompute"] != "none"
-    return terms | {"host": Pass(max(0.0, forward), max(0.0, backward), max(0.0, forward) if runs_again else 0.0)}
+    launches, each = _launches(job, layout, kind), job.profile.kernels.host_s
+    forward = max(0.0, launches[0] * each - sum(term.forward for term in terms.values()))
+    backward = max(0.0, launches[1] * each - sum(term.backward for term in terms.values()))
+    return terms | {"host": Pass(forward, backward, redone(job, layout, "host") * forward)}
 
 
 def head_time(job: Job, layout: Layout) -> dict[str, Pass]:
@@ -144,6 +213,7 @@ def head_time(job: Job, layout: Layout) -> dict[str, Pass]:
     if not shape.vocab:
         return {}
     T = tokens(job, layout)
-    once = _product(job, T, shape.vocab / layout["tp"], shape.hidden)
-    loss = T * shape.vocab * 30 / memory_Bps(device_of(job))
-    return {"matmul": Pass(once, 2 * once), "loss": Pass(loss / 3, 2 * loss / 3)}
+    padded = ceil(ceil(shape.vocab / layout["tp"]) / 64) * 64
+    once = _product(job, T, padded, shape.hidden)
+    loss = T * shape.vocab / layout["tp"] * job.profile.kernels.logit_bytes / memory_Bps(device_of(job))
+    return {"matmul": Pass(once, (1 + job.trainable) * once), "loss": Pass(loss / 3, 2 * loss / 3)}

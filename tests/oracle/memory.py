@@ -121,10 +121,10 @@ def _gathered(job: Job, layout: Layout, whole: Held) -> tuple[float, float, floa
 
 def _gradients(job: Job, layout: Layout, whole: Held, sharded: Held) -> float:
     if layout["zero"] >= 2 and layout["pp"] > 1 and layout["accumulation"] > 1:
-        return BYTES[job.formats.reduce] * whole.all
+        return job.trainable * BYTES[job.formats.reduce] * whole.all
     if layout["offload"] in ("parameters", "nvme"):
         return 0.0
-    return BYTES[job.formats.gradient] * (sharded if layout["zero"] >= 2 else whole).all
+    return job.trainable * BYTES[job.formats.gradient] * (sharded if layout["zero"] >= 2 else whole).all
 
 
 def _pipeline_buffers(job: Job, layout: Layout, stage: int) -> float:
@@ -147,7 +147,7 @@ def stage_moments(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKin
     whole = held(job.model, layout, stage, kinds, sharded=False)
     sharded = held(job.model, layout, stage, kinds, sharded=True)
     weights_away = layout["offload"] in ("parameters", "nvme")
-    stored, state = BYTES[job.formats.parameter], job.profile.state_bytes(job.workload.optimizer)
+    stored, state = BYTES[job.formats.parameter], job.trainable * job.profile.state_bytes(job.workload.optimizer)
     at_rest = _gradients(job, layout, whole, sharded)
     early = at_rest if layout["accumulation"] > 1 else 0.0
     casts = is_plain(layout) and job.formats.compute != job.formats.parameter

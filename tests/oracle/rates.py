@@ -60,17 +60,19 @@ def grid_of(gpu: Gpu, precision: str) -> Grid:
     """The rates of one device and precision."""
     if precision == "fp32":
         return _flat(peak_FLOPs(gpu, "fp32") * share("fp32_matmul_share", gpu))
-    dtype = "fp8" if precision == "fp8" else "bfloat16"
-    measured = {row["gpu"]: row for row in rows("matmul_rates") if row["dtype"] == dtype}
-    if gpu.name in measured:
-        own = _table(measured[gpu.name])
-        return own if precision == "fp8" else _scaled_to_random_data(own, gpu)
-    reference = REFERENCE.get(gpu.arch)
+    if precision == "fp8":
+        faster = peak_FLOPs(gpu, "fp8") / (peak_FLOPs(gpu, "bf16") or peak_FLOPs(gpu, "fp8"))
+        return _times(grid_of(gpu, "bf16"), faster * share("fp8_relative_share", gpu))
+    sustained = share("sustained_share", gpu)
+    measured = {row["gpu"]: row for row in rows("matmul_rates") if row["dtype"] == "bfloat16"}
+    reference = gpu.name if gpu.name in measured else REFERENCE.get(gpu.arch)
     if reference in measured:
-        factor = peak_FLOPs(gpu, precision) / peak_FLOPs(gpu_by_id(reference), precision)
-        return _times(_table(measured[reference]), factor)
-    measured_rate = None if precision == "fp8" else gpu.matmul_measured_FLOPs
-    return _flat(measured_rate or peak_FLOPs(gpu, precision) * share("matmul_share", gpu))
+        factor = 1.0
+        if reference != gpu.name:
+            factor = peak_FLOPs(gpu, precision) / peak_FLOPs(gpu_by_id(reference), "bf16")
+        return _times(_scaled_to_random_data(_times(_table(measured[reference]), factor), gpu), sustained)
+    rate = gpu.matmul_measured_FLOPs or peak_FLOPs(gpu, precision) * share("matmul_share", gpu)
+    return _flat(rate * sustained)
 
 
 def _flat(rate: float) -> Grid:
@@ -129,9 +131,15 @@ def rate_at(grid: Grid, m: float, narrow: float) -> float:
     return inside * max(small, 1e-4)
 
 
+def alignment(gpu: Gpu, n: float, k: float) -> float:
+    """What a product keeps of its rate when its rows do not fill lines of 64 numbers; CPUs do not mind."""
+    whole = n % 64 == 0 and k % 64 == 0
+    return 1.0 if whole or gpu.vendor == "CPU" else share("misaligned_share", gpu)
+
+
 def matmul_seconds(gpu: Gpu, precision: str, compute: str, size: tuple[float, float, float]) -> float:
     """One (M x k)(k x n) product: its FLOP at the measured rate, or its bytes."""
     m, n, k = size
-    flops = 2 * m * n * k / rate_at(grid_of(gpu, precision), m, min(n, k))
+    flops = 2 * m * n * k / (rate_at(grid_of(gpu, precision), m, min(n, k)) * alignment(gpu, n, k))
     moved = BYTES[compute] * (m * k + k * n + m * n) / memory_Bps(gpu)
     return max(flops, moved)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
 from strategist.facts.model_parts import Moe
-from strategist.facts.profile import find_profile
+from strategist.facts.profile import find_profile, frameworks
 from strategist.facts.workload import Workload
 from strategist.memory.estimate import MOMENTS, peak_memory
 from strategist.planner.write import memory_ledger
@@ -31,8 +32,10 @@ ONE = 1
 
 @st.composite
 def cases(draw: Draw) -> Case:
-    """A job and two legal layouts for it."""
-    job = draw(jobs())
+    """A job under any framework, with all or few weights trained, and two legal layouts for it."""
+    profile = find_profile(draw(st.sampled_from(frameworks())))
+    trainable = draw(st.sampled_from((1.0, 0.002)))
+    job = replace(draw(jobs()), profile=profile, trainable=trainable, adapters=trainable < 1)
     return job, [draw(layouts(job)) for _ in range(2)]
 
 

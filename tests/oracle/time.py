@@ -58,7 +58,11 @@ def stage_time(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind])
         for term, parts in sums.items()
     }
     found = Stage(len(kinds), compute)
-    rows = rows_of(job, layout, stage, kinds, held(job.model, layout, stage, kinds, sharded=False))
+    whole = held(job.model, layout, stage, kinds, sharded=False)
+    added = job.trainable * job.profile.accumulate_bytes * whole.all / memory_Bps(device_of(job))
+    e = found.compute["elementwise"]
+    found.compute["elementwise"] = Pass(e.forward, e.backward + added, e.again)
+    rows = rows_of(job, layout, stage, kinds, whole)
     for axis in AXES:
         found.exposed[axis], found.hidden[axis] = _axis(job, layout, found, [row for row in rows if row.axis == axis])
     return found
@@ -67,13 +71,37 @@ def stage_time(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind])
 def _axis(job: Job, layout: Layout, stage: Stage, rows: Sequence[Row]) -> tuple[float, float]:
     """Exposed and hidden seconds of one axis."""
     exposed = hidden = 0.0
-    for behind in ("", "forward", "backward", "attention"):
-        pool = [row for row in rows if row.behind == behind]
+    for behind in ("", "forward", "backward", "attention", "matmul", "compute"):
+        pool = [row for row in rows if _behind(job, row) == behind]
         total = sum(collective_seconds(job.cluster, row) * row.times for row in pool)
         tucked = _hideable(job, layout, stage, behind, pool) if behind and total else 0.0
-        share_hidden = min(total * (1 - 1 / stage.layers), tucked)
+        free = 1 - share("contention_share", device_of(job))
+        share_hidden = free * min(total * (1 - _first_piece(layout, stage, behind)), tucked)
         exposed, hidden = exposed + total - share_hidden, hidden + share_hidden
     return exposed, hidden
+
+
+def _behind(job: Job, row: Row) -> str:
+    """What a row runs behind under the framework's habits; "" for nothing."""
+    hides = job.profile.hides
+    if row.axis == "tp":
+        return "matmul" if "tensor" in hides and row.op != "all-reduce" else ""
+    if row.axis == "pp":
+        return "compute" if "pipeline" in hides else ""
+    if row.axis == "dp" and not row.behind:
+        return "forward" if "updates" in hides else ""
+    if row.axis == "dp" and ("weights" if row.op == "all-gather" else "gradients") not in hides:
+        return ""
+    return row.behind
+
+
+def _first_piece(layout: Layout, stage: Stage, behind: str) -> float:
+    """The share that has nothing to run beside."""
+    if behind == "matmul":
+        return 1 / int(layout["tp"])
+    if behind == "compute" and layout["virtual_stages"] == 1:
+        return 1.0
+    return 1 / stage.layers
 
 
 def _hideable(job: Job, layout: Layout, stage: Stage, behind: str, pool: Sequence[Row]) -> float:
@@ -82,6 +110,8 @@ def _hideable(job: Job, layout: Layout, stage: Stage, behind: str, pool: Sequenc
         "forward": sum(term.forward for term in stage.compute.values()),
         "backward": sum(term.backward + term.again for term in stage.compute.values()),
         "attention": 3.5 * stage.compute["attention"].forward,
+        "matmul": stage.compute["matmul"].all,
+        "compute": sum(term.all for term in stage.compute.values()),
     }[behind]
     rounds = max(min(row.times, layout["accumulation"]) for row in pool)
     return share("overlap_share", device_of(job)) * compute * rounds
@@ -107,11 +137,11 @@ def _bubble(layout: Layout, kinds: Sequence[Sequence[LayerKind]], per_micro: dic
 def _update(job: Job, layout: Layout) -> tuple[float, float]:
     """Seconds of the update on the device, and of offloading with the update on the host."""
     gpu = device_of(job)
-    owned = max(held_.all for held_ in all_stages(job.model, layout, sharded=layout["zero"] >= 1))
+    owned = job.trainable * max(held_.all for held_ in all_stages(job.model, layout, sharded=layout["zero"] >= 1))
     s, g = BYTES[job.formats.parameter], BYTES[job.formats.gradient]
     o = job.profile.state_bytes(job.workload.optimizer)
     if layout["offload"] == "none":
-        return (2 * (s + o) + 2 * g) * owned / memory_Bps(gpu), 0.0
+        return job.profile.update_passes * (2 * (s + o) + 2 * g) * owned / memory_Bps(gpu), 0.0
     link = (gpu.host_Bps or gpu.memory_Bps) * share("host_link_share", gpu)
     update = (2 * (s + o) + g) * owned / share("host_update_Bps", gpu)
     if layout["offload"] == "optimizer":

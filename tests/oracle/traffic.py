@@ -96,7 +96,10 @@ def _experts(job: Job, layout: Layout, kinds: Sequence[LayerKind]) -> Iterator[R
     if moe is None:
         return
     width = moe.latent or job.model.hidden
-    payload = tokens(job, layout) / sequence_cut(layout) * moe.top_k * width * BYTES[job.formats.compute]
+    copies = float(moe.top_k)
+    if job.profile.merges_copies:  # ranks that at least one of top_k balanced choices falls on
+        copies = layout["ep"] * (1 - (1 - 1 / layout["ep"]) ** moe.top_k)
+    payload = tokens(job, layout) / sequence_cut(layout) * copies * width * BYTES[job.formats.compute]
     with_experts = sum(kind.ffn == "moe" for kind in kinds)
     times = 2 * with_experts * layout["accumulation"] * (_passes(layout) + 1)
     yield Row("ep", "all-to-all", "", payload, times, layout["ep"] * layout["etp"], 1)
@@ -105,7 +108,8 @@ def _experts(job: Job, layout: Layout, kinds: Sequence[LayerKind]) -> Iterator[R
 def _pipeline(job: Job, layout: Layout, stage: int) -> Iterator[Row]:
     pp, v = layout["pp"], layout["virtual_stages"]
     neighbours = 1 if stage in (0, pp - 1) and v == 1 else 2
-    payload = tokens(job, layout) * job.model.hidden * BYTES[job.formats.compute]
+    pieces = layout["tp"] if job.profile.sends == "shards" else 1
+    payload = tokens(job, layout) * job.model.hidden * BYTES[job.formats.compute] / pieces
     stride = layout["dp_replicate"] * layout["dp_shard"] * layout["cp"] * layout["tp"]
     yield Row("pp", "send", "", payload, neighbours * layout["accumulation"] * v, pp, stride)
 
@@ -113,12 +117,13 @@ def _pipeline(job: Job, layout: Layout, stage: int) -> Iterator[Row]:
 def _data(job: Job, layout: Layout, whole: Held) -> Iterator[Row]:
     """The dense rows, and the same for the routed experts over their replicas."""
     tp, cp, shard, replicate = (layout[name] for name in ("tp", "cp", "dp_shard", "dp_replicate"))
-    r = BYTES[job.formats.reduce]
+    r = BYTES[job.formats.reduce] * job.trainable
     everybody, sharded = (replicate * shard * cp, tp), (shard * cp, tp)
     in_layers = whole.dense - whole.before - whole.behind
-    yield from _data_rows(job, layout, (whole.dense, in_layers), everybody if layout["zero"] < 2 else sharded)
+    ranks = everybody if layout["zero"] < 2 else sharded
+    yield from _data_rows(job, layout, (whole.dense, in_layers), ranks, sharded)
     replicas, apart = expert_ranks(layout), layout["ep"] * layout["etp"]
-    yield from _data_rows(job, layout, (whole.experts, whole.experts), (replicas, apart))
+    yield from _data_rows(job, layout, (whole.experts, whole.experts), (replicas, apart), (replicas, apart))
     if layout["zero"] >= 2:
         times = _once_per_step(layout)
         across = (replicate, tp * cp * shard)
@@ -130,15 +135,19 @@ def _once_per_step(layout: Layout) -> int:
     return 1 if layout["pp"] > 1 else int(layout["accumulation"])
 
 
-def _data_rows(job: Job, layout: Layout, held: tuple[float, float], ranks: tuple[int, int]) -> Iterator[Row]:
+def _data_rows(
+    job: Job, layout: Layout, held: tuple[float, float], ranks: tuple[int, int], sharing: tuple[int, int]
+) -> Iterator[Row]:
+    """`ranks` reduce, `sharing` share the state."""
     elements, in_layers = held
     zero, pp, m = layout["zero"], layout["pp"], layout["accumulation"]
     c, r, s = (BYTES[getattr(job.formats, name)] for name in ("compute", "reduce", "parameter"))
+    r, s = r * job.trainable, s * job.trainable
     if zero < 2:
         times = m if zero == 0 and layout["tp"] > 1 and pp == 1 else 1
         yield Row("dp", "all-reduce", "backward", r * elements, times, *ranks)
     if zero == 1:
-        yield Row("dp", "all-gather", "", s * elements, 1, *ranks)
+        yield Row("dp", "all-gather", "", s * elements, 1, *sharing)
     if zero >= 2:
         gathers = 1 if zero == 2 and pp > 1 else m
         yield Row("dp", "all-gather", "forward", c * elements, gathers, *ranks)

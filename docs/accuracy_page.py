@@ -1,0 +1,159 @@
+"""docs/accuracy.md and its scatter plot from benchmarks/results/accuracy.json."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+BARS = {"factor": 1.12, "within_10": 0.50, "within_25": 0.75}
+SIDE, EDGE = 480, 40
+
+
+def accuracy_page(result: Mapping[str, Any]) -> str:
+    """The page in Markdown."""
+    over, everything = result["over_sources"], result["all"]
+    return "\n".join(
+        [
+            "# How far predictions lie from published runs",
+            "",
+            "Runs that other people measured and published (`benchmarks/truth/`), predicted by the formulas of",
+            "[time_model.md](time_model.md) and [memory_model.md](memory_model.md). This is physics with the catalogue's constants:",
+            "no factor is fitted to a run, a source or a device type afterwards. Constants that were set with runs in sight are",
+            "listed at the end; the figures of those sources are not held out. The terms themselves were chosen with all of these",
+            "runs in sight, so nothing here promises the same error on new sources.",
+            "",
+            f"{result['date']}, commit {result['commit'][:12]}: {everything['covered']} of {everything['rows']} rows of quality A and B",
+            f"predicted, {result['seconds_per_1000_rows']:g} s per 1,000 rows.",
+            "",
+            "![predicted over measured seconds per step](accuracy.svg)",
+            "",
+            "## Averaged over sources",
+            "",
+            "| what | measured | bar |",
+            "|---|---|---|",
+            f"| median factor exp(median abs ln(predicted / measured)), geometric mean over {over['sources']} sources | {over['factor']:.3f} | {BARS['factor']:.2f} |",
+            f"| runs within 10 % | {_percent(over['within_10'])} | {_percent(BARS['within_10'])} |",
+            f"| runs within 25 % | {_percent(over['within_25'])} | {_percent(BARS['within_25'])} |",
+            f"| rows predicted | {_percent(everything['covered'] / everything['rows'])} | 90 % |",
+            "",
+            "One efficiency per GPU and precision, fitted on such rows, reaches 1.25, 28 % and 60 %.",
+            "",
+            "## By source",
+            "",
+            "| source | rows | predicted | median factor | within 10 % | within 25 % | bias | MAPE |",
+            "|---|---|---|---|---|---|---|---|",
+            *(_row(source["source"], source) for source in result["sources"] if source["time"]),
+            *(_row(f"vtrain, {name}", result[key]) for name, key in (("one node", "vtrain_single_node"), ("several nodes", "vtrain_multi_node"))),
+            "",
+            "bias: exp(median ln(predicted / measured)) - 1; above 0 predictions are too slow.",
+            "",
+            "## Order of layouts",
+            "",
+            "Groups of at least three runs that vary only the layout. Regret: measured time of the run ranked first, over the",
+            "measured best, less one.",
+            "",
+            "| source | groups | mean Spearman | worst | mean regret | worst |",
+            "|---|---|---|---|---|---|",
+            *_orders(result),
+            "",
+            "## Intervals",
+            "",
+            "Factors on a predicted step that hold the middle 80 % of errors, by architecture (catalogue: `intervals`):",
+            "",
+            "| architecture | low | high |",
+            "|---|---|---|",
+            *(f"| {arch} | {own['low']:.2f} | {own['high']:.2f} |" for arch, own in result["intervals"].items()),
+            "",
+            f"With bounds from all sources but a run's own, {_percent(result['held_out']['coverage'])} of the runs lie inside (bar: 75 to 90 %);",
+            f"the median half-width is {_percent(result['held_out']['median_half_width'])} (bar: 20 %).",
+            "",
+            "| source with at least 20 runs | inside |",
+            "|---|---|",
+            *(f"| {name} | {_percent(share)} |" for name, share in result["held_out"]["sources"].items()),
+            "",
+            "## Out of memory, and peak memory",
+            "",
+            _verdicts(everything["oom"]),
+            "",
+            "| what the published figure counts | runs | median error | bias |",
+            "|---|---|---|---|",
+            *(f"| {kind['kind'].replace('|', '/')} | {kind['runs']} | {_percent(kind['median'])} | {_signed(kind['bias'])} |" for kind in everything["memory"]),
+            "",
+            "## Rows without a prediction",
+            "",
+            "| rows | missing |",
+            "|---|---|",
+            *(f"| {number} | {reason} |" for reason, number in everything["skipped"].items()),
+            "",
+            "## Constants set with runs in sight",
+            "",
+            "| constant | runs of |",
+            "|---|---|",
+            *(f"| {name} | {source} |" for name, source in result["fitted"].items()),
+            "",
+        ]
+    )  # fmt: skip
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _signed(share: float) -> str:
+    return f"{100 * share:+.0f} %"
+
+
+def _row(name: str, group: Mapping[str, Any]) -> str:
+    t = group["time"]
+    cells = (name, group["rows"], group["covered"], f"{t['factor']:.3f}", _percent(t["within_10"]), _percent(t["within_25"]), _signed(t["bias"]), f"{100 * t['mape']:.1f} %")  # fmt: skip
+    return f"| {' | '.join(str(cell) for cell in cells)} |"
+
+
+def _orders(result: Mapping[str, Any]) -> Iterator[str]:
+    named = {source["source"]: source for source in result["sources"]} | {
+        "vtrain, one node": result["vtrain_single_node"],
+        "vtrain, several nodes": result["vtrain_multi_node"],
+    }
+    for name, group in named.items():
+        r = group["ranking"]
+        if r["groups"]:
+            yield f"| {name} | {r['groups']} | {r['correlation']:.2f} | {r['worst_correlation']:.2f} | {_percent(r['mean_regret'])} | {_percent(r['worst_regret'])} |"
+
+
+def _verdicts(oom: Mapping[str, int]) -> str:
+    return (
+        f"Of the runs that ran, {oom['fits_and_ran']} are predicted to fit and {oom['refused_but_ran']} are not; of those that went "
+        f"out of memory, {oom['refused_and_oom']} are predicted to and {oom['fits_but_oom']} are not. The whole device counts as usable."
+    )
+
+
+def scatter(points: Sequence[Sequence[float]]) -> str:
+    """Predicted over measured seconds, both logarithmic, as SVG: the diagonal, and the lines a quarter off it."""
+    low = math.floor(math.log10(min(min(pair) for pair in points)))
+    high = math.ceil(math.log10(max(max(pair) for pair in points)))
+    scale = (SIDE - 2 * EDGE) / (high - low)
+
+    def x(value: float) -> str:
+        return f"{EDGE + scale * (math.log10(value) - low):.1f}"
+
+    def y(value: float) -> str:
+        return f"{SIDE - EDGE - scale * (math.log10(value) - low):.1f}"
+
+    least, most = 10.0**low, 10.0**high
+    lines = [
+        f'<line x1="{x(least)}" y1="{y(least * f)}" x2="{x(most)}" y2="{y(most * f)}" stroke="{colour}"/>'
+        for f, colour in ((1.0, "#444"), (1.25, "#bbb"), (0.8, "#bbb"))
+    ]
+    ticks = [
+        f'<text x="{x(10.0**n)}" y="{SIDE - EDGE / 3:.0f}" text-anchor="middle">{10.0**n:g}</text>'
+        f'<text x="{EDGE - 6}" y="{y(10.0**n)}" text-anchor="end">{10.0**n:g}</text>'
+        for n in range(low, high + 1)
+    ]
+    dots = [f'<circle cx="{x(a)}" cy="{y(b)}" r="1.6" fill="#1f5fa8" fill-opacity="0.5"/>' for a, b in points]
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {SIDE} {SIDE}" font-family="sans-serif" font-size="10">'
+    )
+    names = f'<text x="{SIDE / 2}" y="{SIDE - 2}" text-anchor="middle">measured, s per step</text><text x="4" y="14">predicted, s per step</text>'
+    ground = f'<rect width="{SIDE}" height="{SIDE}" fill="white"/>'
+    return "\n".join([head, ground, *lines, *ticks, *dots, names, "</svg>", ""])

@@ -1,0 +1,175 @@
+"""Fit a few factors of the time model to measured runs, shrunk towards one, and judge them on groups left out.
+
+The seconds of a step are linear in the seconds of its parts, so the fit needs no new search: with X the predicted seconds
+of each part of each run (the bubble spread over them), minimise over the logarithms a of the factors
+
+    sum over runs of w soft(ln(sum over parts of X exp(a)) - ln measured) + sum of (a / SPREAD)^2
+
+where a is a sum of one entry of the device and one of the framework, soft is least squares with linear tails and w makes a
+group of n runs count like sqrt(n) (scipy.optimize.least_squares, loss soft_l1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+import numpy as np
+
+from strategist import __version__
+from strategist.accuracy.judge import Judged
+from strategist.columns import Column, Reals
+from strategist.document.calibration import Calibration, Factor, Held, Share
+from strategist.errors import ImpossibleError, InputError
+from strategist.records import dataclass
+
+PARTS: tuple[Share, ...] = get_args(Share)
+SPREAD, NOISE = 0.07, 0.1
+"""How far the logarithm of a factor is expected to stray from 0, and of a repeated measurement: 7 and 10 %."""
+MIN_RUNS, MIN_GROUPS = 10, 3
+WAYS = ("source", "model", "hardware", "gpus_total")
+"""Columns whose values make groups; the first with enough of them is taken."""
+NEAR = math.log(1.25)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """Runs as columns: predicted seconds by part (R, P), ln measured (R,), group numbers (R,), and the places of the two
+    entries that move each run in the list of keys (R, 2)."""
+
+    parts: Reals
+    measured: Reals
+    group: Column
+    keys: Column
+
+    def where(self, keep: Any) -> Sample:
+        """Some of the runs."""
+        return Sample(self.parts[keep], self.measured[keep], self.group[keep], self.keys[keep])
+
+
+Key = tuple[str, str]
+"""("gpu" or "framework", its name)."""
+
+
+def calibrate(judged: Sequence[Judged]) -> Calibration:
+    """The factors that measured runs ask for. Raises InputError TOO_SMALL for fewer than MIN_RUNS predicted runs with a
+    step time, or runs of fewer than MIN_GROUPS groups."""
+    timed = [one for one in judged if one.case is not None and one.case.measured.step_s is not None]
+    way, groups = _groups(timed)
+    keys = sorted({key for one in timed for key in _keys(one)})
+    sample = _sample(timed, groups, keys)
+    entries = _fit(sample, len(keys))
+    return Calibration(
+        made_by=f"strategist {__version__}",
+        runs=len(timed),
+        groups=len(set(groups)),
+        grouped_by=way,
+        factors=tuple(_factors(entries, keys)),
+        held_out=_held(sample, len(keys)),
+    )
+
+
+def _groups(timed: Sequence[Judged]) -> tuple[str, list[str]]:
+    """The column that makes groups, and the group of every run."""
+    for way in WAYS:
+        groups = [one.run.get(way, "") for one in timed]
+        if len(timed) >= MIN_RUNS and len(set(groups)) >= MIN_GROUPS:
+            return way, groups
+    raise InputError(
+        "TOO_SMALL",
+        f"{len(timed)} runs can be predicted and have a step time; a calibration needs {MIN_RUNS} of {MIN_GROUPS} groups.",
+        flag="FILE",
+        value=len(timed),
+        hint=f"Add runs that differ in one of {', '.join(WAYS)}; `strategist accuracy` lists the rows that are skipped.",
+    )
+
+
+def _keys(one: Judged) -> tuple[Key, Key]:
+    job = one.job
+    return ("gpu", job.cluster.slowest.gpu.name), ("framework", job.profile.name)
+
+
+def _sample(timed: Sequence[Judged], groups: Sequence[str], keys: Sequence[Key]) -> Sample:
+    place = {key: number for number, key in enumerate(keys)}
+    names = sorted(set(groups))
+    return Sample(
+        parts=np.array([[one.parts[part] for part in PARTS] for one in timed]),
+        measured=np.log([one.measured_s for one in timed]),
+        group=np.array([names.index(group) for group in groups], np.int64),
+        keys=np.array([[place[key] for key in _keys(one)] for one in timed], np.int64),
+    )
+
+
+def _errors(sample: Sample, entries: Reals) -> tuple[Reals, Reals]:
+    """ln(predicted / measured), (R,), and the share of each part in the prediction, (R, P). `entries` is (K, P)."""
+    scaled = sample.parts * np.exp(entries[sample.keys].sum(axis=1))
+    step = scaled.sum(axis=1)
+    return np.log(step) - sample.measured, scaled / step[:, None]
+
+
+def _fit(sample: Sample, keys: int) -> Reals:
+    """Logarithms of the factors by key and part, (K, P)."""
+    least_squares = _solver()
+    sizes = Counter(sample.group.tolist())
+    weight = np.array([sizes[group] ** -0.25 for group in sample.group.tolist()]) / NOISE
+    shape = (keys, len(PARTS))
+    rows = np.arange(len(weight))
+
+    def residuals(flat: Reals) -> Reals:
+        error, _ = _errors(sample, flat.reshape(shape))
+        softened: Reals = 2.0 * np.sign(error) * (np.sqrt(1.0 + np.abs(error) / (2 * NOISE)) - 1.0) * 2 * NOISE
+        return np.concatenate([weight * softened, flat / SPREAD])
+
+    def slopes(flat: Reals) -> Reals:
+        error, share = _errors(sample, flat.reshape(shape))
+        slope = weight / np.sqrt(1.0 + np.abs(error) / (2 * NOISE))
+        table = np.zeros((len(weight), *shape))
+        for side in range(sample.keys.shape[1]):
+            table[rows, sample.keys[:, side]] += share * slope[:, None]
+        return np.vstack([table.reshape(len(weight), -1), np.eye(keys * len(PARTS)) / SPREAD])
+
+    found = least_squares(residuals, np.zeros(keys * len(PARTS)), jac=slopes, method="lm", max_nfev=60)
+    solution: Reals = found.x.reshape(shape)
+    return solution
+
+
+def _solver() -> Any:
+    """scipy's least squares. Raises ImpossibleError UNSUPPORTED where the extra is not installed."""
+    try:
+        from scipy.optimize import least_squares
+    except ImportError:
+        raise ImpossibleError(
+            "UNSUPPORTED",
+            "Calibrating needs scipy, which is not installed.",
+            flag="calibrate",
+            hint="pip install 'strategist[calibrate]'.",
+        ) from None
+    return least_squares
+
+
+def _held(sample: Sample, keys: int) -> Held:
+    """Each group judged by a fit to the others."""
+    plain = np.zeros((keys, len(PARTS)))
+    before, after = [], []
+    for group in sorted(set(sample.group.tolist())):
+        own = sample.where(sample.group == group)
+        entries = _fit(sample.where(sample.group != group), keys)
+        before.append(np.abs(_errors(own, plain)[0]))
+        after.append(np.abs(_errors(own, entries)[0]))
+    return Held(
+        before=math.exp(float(np.mean([np.median(errors) for errors in before]))),
+        after=math.exp(float(np.mean([np.median(errors) for errors in after]))),
+        before_within_25=float(np.mean([(errors <= NEAR).mean() for errors in before])),
+        after_within_25=float(np.mean([(errors <= NEAR).mean() for errors in after])),
+    )
+
+
+def _factors(entries: Reals, keys: Sequence[Key]) -> list[Factor]:
+    """Factors of at least half a percent, in the order of the keys."""
+    found = []
+    for (kind, name), row in zip(keys, np.exp(entries), strict=True):
+        where: Mapping[str, Any] = {kind: name}
+        found += [Factor(part=part, value=round(float(value), 4), **where) for part, value in zip(PARTS, row, strict=True) if abs(value - 1) >= 0.005]  # fmt: skip
+    return found

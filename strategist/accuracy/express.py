@@ -1,0 +1,213 @@
+"""From a row to a question the model can answer: job, layout, and what was measured."""
+
+from __future__ import annotations
+
+import re
+
+from strategist.accuracy.machines import Machines, cluster_of, machines_of
+from strategist.accuracy.shapes import shape_of
+from strategist.accuracy.table import Run, Unexpressed, needed, number, whole
+from strategist.facts.job import Job
+from strategist.facts.model import ModelShape
+from strategist.facts.profile import Attention, Hides, Profile, find_profile, profile_of, with_habits
+from strategist.facts.workload import Precision, Workload
+from strategist.records import dataclass
+from strategist.space.candidates import code
+from strategist.timing.rates import peak_FLOPs
+
+PRECISION_WORDS: tuple[tuple[str, Precision], ...] = (
+    ("fp8", "fp8"),
+    ("bf16", "bf16"),
+    ("fp16", "fp16"),
+    ("fp32", "fp32"),
+)
+RECOMPUTE = ("none", "selective", "full")
+_ZERO_GROUP = re.compile(r"(?:zero1=|FSDP group )(\d+)")
+"""How many ranks share the state, where that is less than all."""
+ADAPTERS = 0.002
+"""Share of the weights in adapters of rank 16 on the matrices of attention (Hu et al. 2021, arXiv 2106.09685, table 4:
+0.01 to 0.2 %); too little to matter for time or memory."""
+SCORED = ("A", "B", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a run's owner saw: seconds per step, peak bytes and what they count, and whether it ran out of memory."""
+
+    step_s: float | None
+    peak_bytes: float | None
+    mem_kind: str
+    is_oom: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One run as a question: the job, the layout as numbers of the candidate columns, and what was measured."""
+
+    id: str
+    job: Job
+    layout: tuple[tuple[str, int], ...]
+    measured: Measured
+
+
+def express(run: Run) -> Case:
+    """The question of one row. Raises Unexpressed with the fact that is missing or the technique that has no model."""
+    _scored(run)
+    _modelled(run)
+    profile = _profile(run)
+    shape, machines = shape_of(run), machines_of(run)
+    layout = _layout(run, profile, machines)
+    batch = layout["micro_batch"] * layout["accumulation"] * layout["dp_replicate"] * layout["dp_shard"]
+    measured = _measured(run, machines, batch)
+    work = Workload(seq_len=needed(run, "seq_len"), global_batch=batch, precision=_precision(run), optimizer="adamw")
+    is_lora = run.get("task", "") == "lora"
+    trainable = ADAPTERS if is_lora else 1.0
+    cluster = cluster_of(machines)
+    job = Job(cluster=cluster, model=shape, workload=work, profile=profile, trainable=trainable, adapters=is_lora)
+    _legal_sizes(shape, layout)
+    if not peak_FLOPs(cluster.slowest.gpu, work.precision):
+        raise Unexpressed(f"{cluster.slowest.gpu.name} does not multiply in {work.precision}")
+    return Case(run["id"], job, tuple(layout.items()), measured)
+
+
+def _scored(run: Run) -> None:
+    quality = run.get("quality", "")
+    if quality not in SCORED:
+        raise Unexpressed(f"quality {quality}: read off a chart, contradictory, or without a layout")
+
+
+def _modelled(run: Run) -> None:
+    """Techniques without a model."""
+    if run.get("task", "") == "qlora":
+        raise Unexpressed("task qlora: weights of four bits have no model")
+    if run.get("recompute_class", "") == "partial":
+        raise Unexpressed("recompute of a part of the layers has no model yet")
+    offload = run.get("offload", "").lower()
+    if offload and not offload.startswith("none"):
+        raise Unexpressed(f"offload {offload}: which state moves is not stated")
+
+
+def _profile(run: Run) -> Profile:
+    profile = profile_of(run.get("framework", "")) or _likely_profile(run)
+    compiled = {"yes": "compiled", "no": "eager-composite"}.get(run.get("compile", ""))
+    hides: tuple[Hides, ...] = ("tensor",) if "async" in run.get("sharding_detail", "").lower() else ()
+    return with_habits(profile, kernels=compiled, attention=_attention(run, profile), hides=hides)
+
+
+def _likely_profile(run: Run) -> Profile:
+    """What stands for a framework nobody has described, by its techniques: cut matrices or pipelines are Megatron's
+    business, sharded weights fully_shard's, the rest a plain loop's."""
+    is_cut = any((whole(run, name) or 1) > 1 for name in ("tp", "pp", "cp", "ep"))
+    is_sharded = run.get("zero_class", "") in ("2", "3", "hsdp")
+    return find_profile("megatron-core" if is_cut else "fsdp2" if is_sharded else "hf-trainer")
+
+
+def _attention(run: Run, profile: Profile) -> Attention | None:
+    """Whether scores are written out, where the row says; which flash kernel it is, the profile knows better."""
+    said = run.get("attention_impl", "").lower()
+    if any(words in said for words in ("unfused", "no flash", "not flash")):
+        return "unfused"
+    has_flash = "flash" in said or "sdpa" in said
+    return "flash" if has_flash and profile.attention == "unfused" else None
+
+
+def _precision(run: Run) -> Precision:
+    said = (run.get("precision_class") or run.get("precision", "")).lower()
+    found = next((name for word, name in PRECISION_WORDS if word in said), None)
+    if found is None:
+        raise Unexpressed(f"precision {said or '(not stated)'} has no model")
+    return found
+
+
+def _layout(run: Run, profile: Profile, machines: Machines) -> dict[str, int]:
+    """The candidate's columns."""
+    world = machines.nodes * machines.gpus_per_node
+    if world > 1 and not any(run.get(name, "") for name in ("dp", "tp", "pp")):
+        raise Unexpressed("dp, tp and pp are not stated")
+    tp, pp, cp, vp = (whole(run, name) or 1 for name in ("tp", "pp", "cp", "vp"))
+    if world % (tp * pp * cp):
+        raise Unexpressed(f"tp {tp} x pp {pp} x cp {cp} does not divide {world} GPUs")
+    dp = world // (tp * pp * cp)
+    zero, replicate = _zero(run, profile, dp, machines)
+    micro, accumulation = _batch(run, dp)
+    ep = whole(run, "ep") or 1
+    return {
+        "pp": pp, "dp_replicate": replicate, "dp_shard": dp // replicate, "cp": cp, "tp": tp,
+        "ep": ep, "etp": tp if ep > 1 and dp * cp * tp % (ep * tp) == 0 and ep * tp <= dp * cp else 1,
+        "zero": zero, "virtual_stages": vp, "micro_batch": micro, "accumulation": accumulation,
+        "schedule": code("schedule", "none" if pp == 1 else "interleaved" if vp > 1 else "1f1b"),
+        "sequence_parallel": _sequence_parallel(run, profile, tp),
+        "context_parallel": code("context_parallel", "none" if cp == 1 else "ring"),
+        "recompute": _recompute(run, profile), "offload": 0, "tiling": 1,
+    }  # fmt: skip
+
+
+def _zero(run: Run, profile: Profile, dp: int, machines: Machines) -> tuple[int, int]:
+    """(stage, replicas of the sharding group)."""
+    said = run.get("zero_class", "")
+    text = run.get("zero_stage_or_fsdp", "").lower()
+    if said == "hsdp":
+        inside = min(dp, machines.gpus_per_node)
+        return 3, max(1, dp // inside)
+    stage = int(said) if said in ("0", "1", "2", "3") else 0 if "ddp" in text else profile.zero
+    if dp == 1:
+        return 0, 1
+    group = _ZERO_GROUP.search(run.get("sharding_detail", ""))
+    if stage and group and dp % int(group[1]) == 0:
+        return stage, dp // int(group[1])
+    return stage, dp if stage == 0 else 1
+
+
+def _has_time(run: Run) -> bool:
+    return bool(run.get("step_time_s", "") or run.get("tokens_per_s_per_gpu", ""))
+
+
+def _batch(run: Run, dp: int) -> tuple[int, int]:
+    """(micro_batch, accumulation). Where only memory was measured, one micro-batch stands for a batch nobody stated."""
+    micro, batch, rounds = (whole(run, name) for name in ("micro_batch_seqs", "global_batch_seqs", "grad_accum"))
+    if micro is None and (batch is None or rounds is None):
+        raise Unexpressed("micro_batch_seqs is not stated")
+    if micro is None:
+        micro = max(1, (batch or 1) // (dp * (rounds or 1)))
+    if batch is None:
+        if rounds is None and _has_time(run):
+            raise Unexpressed("global_batch_seqs and grad_accum are not stated")
+        return micro, rounds or 1
+    if batch % (micro * dp) and rounds is None:
+        raise Unexpressed(f"global_batch_seqs {batch} is no multiple of micro_batch_seqs {micro} x dp {dp}")
+    return micro, batch // (micro * dp) if batch % (micro * dp) == 0 else rounds or 1
+
+
+def _sequence_parallel(run: Run, profile: Profile, tp: int) -> int:
+    said = run.get("sequence_parallel", "").lower()
+    if tp == 1 or said.startswith("no"):
+        return 0
+    return 1 if said.startswith("yes") else int(profile.sequence_parallel)
+
+
+def _recompute(run: Run, profile: Profile) -> int:
+    said = run.get("recompute_class", "")
+    return code("recompute", said if said in RECOMPUTE else profile.recompute)
+
+
+def _measured(run: Run, machines: Machines, batch: int) -> Measured:
+    """Step time as printed, else from the token rate. Raises Unexpressed for a row without any figure."""
+    step = number(run, "step_time_s")
+    rate = number(run, "tokens_per_s_per_gpu")
+    is_oom = run.get("oom", "") == "1"
+    if step is None and rate is not None:
+        step = batch * needed(run, "seq_len") / (rate * machines.nodes * machines.gpus_per_node)
+    peak = number(run, "peak_mem_gb")
+    if step is None and peak is None and not is_oom:
+        raise Unexpressed("neither a step time, a token rate nor a memory figure is stated")
+    return Measured(step, None if peak is None else peak * 1e9, run.get("mem_kind", ""), is_oom)
+
+
+def _legal_sizes(shape: ModelShape, layout: dict[str, int]) -> None:
+    """What no arithmetic can express, whatever ran."""
+    layers = shape.layers + shape.enc_layers
+    if layout["pp"] * layout["virtual_stages"] > layers:
+        raise Unexpressed(f"{layers} layers for pp {layout['pp']} x vp {layout['virtual_stages']}")
+    ranks = layout["dp_shard"] * layout["dp_replicate"] * layout["cp"] * layout["tp"]
+    if layout["ep"] > 1 and (shape.moe is None or ranks % (layout["ep"] * layout["etp"])):
+        raise Unexpressed(f"ep {layout['ep']} on {ranks} ranks of a stage")

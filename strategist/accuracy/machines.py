@@ -1,0 +1,111 @@
+"""A run's machines: cards by name, nodes as the row counts them, links as far as it states their rates."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import cache
+
+from strategist.accuracy.table import Run, Unexpressed, needed, whole
+from strategist.errors import StrategistError
+from strategist.facts.clusters import cluster_from_flags
+from strategist.facts.gpus import find_gpu
+from strategist.facts.hardware import Cluster
+from strategist.records import dataclass
+
+_FABRICS = (
+    ("efa", "EFA v2"), ("roce", "RoCE"), ("omni", "IB EDR"), ("xdr", "IB XDR"), ("ndr", "IB NDR"), ("rdma", "RoCE"),
+    ("infiniband", "IB HDR"), ("ib ", "IB HDR"), ("gig ethernet", "ethernet"),
+)  # fmt: skip
+"""Words of a network's description, and the fabric of the catalogue that they stand for; the first hit counts."""
+
+_PORTS = re.compile(r"(\d+) ?x ?(?:[A-Za-z][\w-]* )*(\d+) ?Gb")
+_PER_NODE = re.compile(r"(\d+) Gb/s(?: measured)? per node")
+_PER_GPU = re.compile(r"(\d+) Gb/s (?:\(.*\) )?per GPU")
+_PAIR = re.compile(r"~ ?(\d+(?:\.\d+)?) GB/s")
+_SIZE = re.compile(r"-\d+GB\b")
+_REMARK = re.compile(r" ?\(.*\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """What a row says of its machines, reduced to what makes a cluster."""
+
+    gpu: str
+    gpus_per_node: int
+    nodes: int
+    intra_Bps: float | None
+    inter_Bps: float | None
+    fabric: str | None
+
+
+def machines_of(run: Run) -> Machines:
+    """The machines of a run. Raises Unexpressed for cards that are not in the catalogue and counts that do not divide."""
+    world = needed(run, "gpus_total")
+    per_node = min(world, whole(run, "gpus_per_node") or 8)
+    if world % per_node:
+        raise Unexpressed(f"gpus_total {world} is no multiple of gpus_per_node {per_node}")
+    between = run.get("inter_node", "")
+    return Machines(
+        _gpu(run), per_node, world // per_node, _pair_Bps(run), _node_Bps(between, per_node), _fabric(between)
+    )
+
+
+@cache
+def cluster_of(machines: Machines) -> Cluster:
+    """The cluster. What the row does not say is the catalogue's reference node for that card."""
+    try:
+        resolved = cluster_from_flags(
+            machines.gpu,
+            machines.gpus_per_node,
+            machines.nodes,
+            intra_Bps=machines.intra_Bps,
+            inter_Bps=machines.inter_Bps if machines.nodes > 1 else None,
+        )
+    except StrategistError as problem:
+        raise Unexpressed(f"hardware: {problem.message}") from None
+    group = resolved.cluster.groups[0]
+    if machines.fabric is None:
+        return resolved.cluster
+    node = replace(group.node, fabric=machines.fabric)
+    return replace(resolved.cluster, groups=(replace(group, node=node),))
+
+
+def _gpu(run: Run) -> str:
+    """The card, by its own name, then by its class with and without the memory."""
+    said, kind, size = run["hardware"], run.get("gpu_class", ""), run.get("gpu_mem_gb", "")
+    plain = _REMARK.sub("", said)
+    found = _first_known((said, plain, _SIZE.sub("", plain), f"{kind}-{size}GB", kind))
+    if found is None:
+        raise Unexpressed(f"hardware {said} is not in the catalogue")
+    return found
+
+
+@cache
+def _first_known(names: tuple[str, ...]) -> str | None:
+    for name in names:
+        try:
+            return find_gpu(name).value.name
+        except StrategistError:  # the next spelling is asked
+            continue
+    return None
+
+
+def _pair_Bps(run: Run) -> float | None:
+    match = _PAIR.search(run.get("intra_node", ""))
+    return float(match[1]) * 1e9 if match else None
+
+
+def _node_Bps(text: str, per_node: int) -> float | None:
+    """The rate of a whole node, one direction, when the text states one."""
+    if match := _PER_GPU.search(text):
+        return int(match[1]) * per_node * 1e9 / 8
+    if match := _PORTS.search(text):
+        return int(match[1]) * int(match[2]) * 1e9 / 8
+    if match := _PER_NODE.search(text):
+        return int(match[1]) * 1e9 / 8
+    return None
+
+
+def _fabric(text: str) -> str | None:
+    return next((fabric for word, fabric in _FABRICS if word in text.lower() + " "), None)

@@ -1,0 +1,117 @@
+"""What `accuracy` shows: one document for programs, one table for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from strategist.accuracy.judge import Judged
+from strategist.accuracy.scores import BY, Group
+from strategist.document.calibration import Calibration
+from strategist.errors import InputError, did_you_mean
+from strategist.planner.write import interval
+from strategist.reports.lines import Line, Span, line, table, wrapped
+from strategist.units import plain_text
+
+INDENT = 14
+
+
+def columns_of(text: str | None) -> tuple[str, ...]:
+    """The columns of `--by`, `source` when it is not given. Raises InputError CHOICE, DUPLICATE_KEY."""
+    if text is None:
+        return BY[:1]
+    names = tuple(part.strip(" ").lower() for part in plain_text(text, "--by").split(","))
+    for name in names:
+        if name not in BY:
+            raise InputError("CHOICE", f"--by cannot group by {name!r}.", flag="--by", value=name, hint=f"{did_you_mean(name, BY)} Known: {', '.join(BY)}.")  # fmt: skip
+        if names.count(name) > 1:
+            raise InputError("DUPLICATE_KEY", f"--by names {name} twice.", flag="--by", value=text, hint="Name each column once.")  # fmt: skip
+    return names
+
+
+def accuracy_document(groups: Sequence[Group], judged: Sequence[Judged]) -> dict[str, Any]:
+    """Groups and rows, every row of the file in its order."""
+    return {"groups": list(groups), "rows": [_row(one) for one in judged]}
+
+
+def _row(one: Judged) -> dict[str, Any]:
+    """One run: what is predicted, or null and the reason in `skipped`."""
+    if one.case is None:
+        nothing = dict.fromkeys(("predicted_step_s", "low_s", "high_s", "predicted_peak_bytes"))
+        return {"id": one.run["id"], **nothing, "skipped": one.skipped}
+    bounds = interval("time", one.case.job.cluster.slowest.gpu.arch)
+    return {
+        "id": one.run["id"],
+        "predicted_step_s": one.step_s,
+        "low_s": one.step_s * bounds.low,
+        "high_s": one.step_s * bounds.high,
+        "predicted_peak_bytes": one.peak_bytes,
+        "skipped": None,
+    }
+
+
+def accuracy_text(groups: Sequence[Group], listed: Sequence[Judged], width: int, *, quiet: bool) -> list[Line]:
+    """The sum over everything and one block per group; `listed` runs are named one by one when they were skipped."""
+    shown = groups[:1] if quiet else groups
+    blocks = [piece for group in shown for piece in (*_block(group, width), line(""))]
+    return [*blocks[:-1], *_skipped_rows(listed, width)]
+
+
+def _block(group: Group, width: int) -> Iterator[Line]:
+    title = ", ".join(f"{value or '(not stated)'}" for value in group.key.values()) or "all rows"
+    yield line(Span(title, "title"))
+    yield from wrapped("  covered", f"{group.covered} of {group.rows} rows", width, indent=INDENT)
+    for reason, number in group.skipped.items():
+        yield from wrapped("  skipped", f"{number}: {reason}", width, indent=INDENT, style="dim")
+    if group.time is not None:
+        t = group.time
+        words = f"median factor x{t.factor:.3f}, bias {100 * t.bias:+.1f} %, within 10 % {100 * t.within_10:.0f} %, within 25 % {100 * t.within_25:.0f} %"
+        yield from wrapped("  step time", words, width, indent=INDENT)
+        more = f"MAPE {100 * t.mape:.1f} %, median {100 * t.median:.1f} %, p90 {100 * t.p90:.1f} %, max {100 * t.max:.0f} % over {t.runs} rows"
+        yield from wrapped("", more, width, indent=INDENT)
+    yield from _orders(group, width)
+    yield from _memory(group, width)
+
+
+def _orders(group: Group, width: int) -> Iterator[Line]:
+    r = group.ranking
+    if r.correlation is None or r.worst_correlation is None or r.mean_regret is None or r.worst_regret is None:
+        return
+    words = f"Spearman {r.correlation:.2f} (worst {r.worst_correlation:.2f}), regret {100 * r.mean_regret:.1f} % (worst {100 * r.worst_regret:.1f} %) in {r.groups} groups that vary only the layout"
+    yield from wrapped("  order", words, width, indent=INDENT)
+
+
+def _memory(group: Group, width: int) -> Iterator[Line]:
+    o = group.oom
+    if o.fits_but_oom or o.refused_but_ran or o.refused_and_oom:
+        words = f"ran: {o.fits_and_ran} predicted to fit, {o.refused_but_ran} not; out of memory: {o.refused_and_oom} predicted, {o.fits_but_oom} not"
+        yield from wrapped("  OOM", words, width, indent=INDENT)
+    rows = [("", kind.kind, f"median {100 * kind.median:.1f} %, bias {100 * kind.bias:+.1f} % over {kind.runs} rows") for kind in group.memory]  # fmt: skip
+    if rows:
+        yield from wrapped("  memory", "by what the figure counts", width, indent=INDENT)
+        yield from table(rows, width, indent=4)
+
+
+def _skipped_rows(judged: Sequence[Judged], width: int) -> Iterator[Line]:
+    rows = [(one.run["id"], one.skipped) for one in judged if one.case is None]
+    if rows:
+        yield line("")
+        yield line(Span("rows without a prediction", "key"))
+        yield from table(rows, width)
+
+
+def calibration_text(found: Calibration, width: int) -> list[Line]:
+    """Factors, and what they are worth on groups that were left out of the fit."""
+    held = found.held_out
+    worth = f"median factor x{held.before:.3f} before, x{held.after:.3f} after; within 25 % {100 * held.before_within_25:.0f} % before, {100 * held.after_within_25:.0f} % after"
+    rows = [(f"{factor.gpu or factor.framework}", factor.part, f"x{factor.value:.3f}") for factor in found.factors]
+    better = (
+        "" if held.after < held.before else " These factors do not help on runs left out: measure more, or do without."
+    )
+    return [
+        *wrapped("runs", f"{found.runs} in {found.groups} groups by {found.grouped_by}", width, indent=INDENT),
+        *wrapped("left out", f"{worth}.{better}", width, indent=INDENT, style="plain" if not better else "warn"),
+        line(""),
+        line(Span("factors on seconds", "key")),
+        *table(rows, width),
+    ]

@@ -1,0 +1,130 @@
+"""A run's model: the catalogue's where the row names one of its width, else a shape from the row's own numbers."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import cache
+
+from strategist.accuracy.table import Run, Unexpressed, number, whole
+from strategist.catalog import rows
+from strategist.errors import StrategistError
+from strategist.facts.model import Kind, ModelShape, Moe
+from strategist.facts.models import load_model
+from strategist.facts.parameters import count
+
+_REMARK = re.compile(r" ?\(.*\)| cut to .*| V\d .*")
+_SAME = ("hidden", "heads", "kv_heads", "ffn_hidden")
+_ALIKE = ("model", "params_b", "layers", "hidden", "ffn_hidden", "heads", "kv_heads", "head_dim", "vocab", "experts", "experts_active", "moe_ffn_hidden", "model_kind", "task", "seq_len")  # fmt: skip
+
+
+def shape_of(run: Run) -> ModelShape:
+    """The model of a run. Raises Unexpressed for facts that are missing."""
+    return _shape(tuple((name, run.get(name, "")) for name in _ALIKE))
+
+
+@cache
+def _shape(cells: tuple[tuple[str, str], ...]) -> ModelShape:
+    run = dict(cells)
+    known = _catalogued(_REMARK.sub("", run["model"]))
+    if known is not None and _fits(known, run):
+        return _with_layers(known, whole(run, "layers"))
+    return _stated(run)
+
+
+def _catalogued(name: str) -> ModelShape | None:
+    folded = name.lower().replace(" ", "-")
+    longer = [row["name"] for row in rows("models") if row["name"].startswith(f"{folded}-")]
+    for spelling in (name, *(longer if len(longer) == 1 else ())):
+        try:
+            return load_model(spelling)
+        except StrategistError:  # the next spelling, or the row's own numbers
+            continue
+    return None
+
+
+def _fits(shape: ModelShape, run: Run) -> bool:
+    """Whether no stated width contradicts the catalogue's."""
+    stated = ((name, whole(run, name)) for name in _SAME)
+    has_experts = bool(run["experts"])
+    dense = all(
+        value is None or value == getattr(shape, name) or (has_experts and name == "ffn_hidden")
+        for name, value in stated
+    )
+    return dense and (not has_experts or (shape.moe is not None and shape.moe.experts == whole(run, "experts")))
+
+
+def _with_layers(shape: ModelShape, layers: int | None) -> ModelShape:
+    """The model with fewer layers, as runs on one node cut it."""
+    if layers is None or layers == shape.layers:
+        return shape
+    if shape.pattern or shape.mix or shape.enc_layers:
+        raise Unexpressed(f"a model of mixed layers cut to {layers} layers")
+    moe = shape.moe
+    fewer = moe if moe is None else replace(moe, layers=min(moe.layers, layers - min(moe.first_dense, layers - 1)))
+    first = None if fewer is None or moe is None else replace(fewer, first_dense=min(moe.first_dense, layers - 1))
+    return replace(shape, layers=layers, moe=first, parameters_stated=None)
+
+
+def _stated(run: Run) -> ModelShape:
+    for name in ("layers", "hidden", "heads"):
+        if not run[name]:
+            raise Unexpressed(f"model {run['model']}: {name} is not stated")
+    if run["model_kind"] not in ("", "dense", "moe", "encoder"):
+        raise Unexpressed(f"model {run['model']}: layers of kind {run['model_kind']} are not stated")
+    if run["model_kind"] == "encoder" and run["task"] == "sft":
+        return _with_answer_head(_built(run, is_gated=False, is_tied=False))
+    shapes = [_built(run, is_gated=gated, is_tied=tied) for gated in (False, True) for tied in (True, False)]
+    total = number(run, "params_b")
+    if total is None:
+        return shapes[0]
+    return min(shapes, key=lambda shape: abs(count(shape).total - total * 1e9))
+
+
+def _with_answer_head(shape: ModelShape) -> ModelShape:
+    """An encoder that marks an answer: two scores per token instead of the vocabulary; the token table stays."""
+    table = shape.vocab * shape.hidden
+    return replace(shape, vocab=2, extra_parameters=table)
+
+
+def _built(run: Run, *, is_gated: bool, is_tied: bool) -> ModelShape:
+    """One reading of a row: gated models rotate positions and have no biases, plain ones learn them and have some."""
+    hidden, heads = whole(run, "hidden") or 0, whole(run, "heads") or 1
+    kind: Kind = "encoder" if run["model_kind"] == "encoder" else "decoder"
+    seq_len = whole(run, "seq_len") or 0
+    return ModelShape(
+        name=run["model"],
+        family="stated",
+        kind=kind,
+        layers=whole(run, "layers") or 1,
+        hidden=hidden,
+        vocab=whole(run, "vocab") or 50257,
+        ffn_hidden=whole(run, "ffn_hidden") or 4 * hidden,
+        heads=heads,
+        kv_heads=whole(run, "kv_heads") or heads,
+        head_dim=whole(run, "head_dim") or hidden // heads,
+        tied=is_tied,
+        max_seq=seq_len,
+        pos="rope" if is_gated else "learned",
+        pos_rows=0 if is_gated else seq_len,
+        norm="rmsnorm" if is_gated else "layernorm",
+        mlp_gated=is_gated,
+        mlp_act="silu" if is_gated else "gelu",
+        mlp_bias=not is_gated,
+        qkv_bias=not is_gated,
+        o_bias=not is_gated,
+        moe=_experts(run),
+        basis="derived",
+        source=f"the row's own columns: {run['model']}",
+    )
+
+
+def _experts(run: Run) -> Moe | None:
+    experts = whole(run, "experts")
+    if experts is None:
+        return None
+    width, active, layers = (whole(run, name) for name in ("moe_ffn_hidden", "experts_active", "layers"))
+    width = width or whole(run, "ffn_hidden")  # Megatron's default
+    if width is None or active is None or layers is None:
+        raise Unexpressed(f"model {run['model']}: moe_ffn_hidden or experts_active is not stated")
+    return Moe(experts=experts, top_k=active, ffn=width, layers=layers)

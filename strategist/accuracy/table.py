@@ -1,0 +1,101 @@
+"""A table of measured runs as rows of text. Columns: benchmarks/truth/README.md; an empty cell is a fact nobody stated."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping
+
+from strategist.errors import InputError, did_you_mean, shown
+from strategist.reading import read_text
+
+Run = Mapping[str, str]
+
+NEEDED = ("id", "hardware", "gpus_total", "model", "seq_len")
+MAX_ROWS = 100_000
+LARGEST: Mapping[str, int] = {"": 2**17, "seq_len": 2**24, "global_batch_seqs": 2**24, "vocab": 2**24, "layers": 4096}
+"""Cells beyond this are typing errors; the entry without a name holds for every other column."""
+
+
+def read_runs(path: str, flag: str = "FILE") -> tuple[Run, ...]:
+    """The rows of a CSV file with a header. Raises what `read_text` raises, and InputError PARSE for a row that does not
+    match the header, MISSING for an absent column, DUPLICATE_KEY for a column or an id given twice, TOO_LARGE."""
+    lines = list(csv.reader(io.StringIO(read_text(path, flag))))
+    header = [name.strip() for name in lines[0]]
+    _check_header(header, path, flag)
+    runs = []
+    for number, cells in enumerate(lines[1:], 2):
+        if not any(cell.strip() for cell in cells):
+            continue
+        if len(cells) != len(header):
+            raise InputError(
+                "PARSE",
+                f"{flag}: row {number} of {shown(path)} has {len(cells)} cells, and the header names {len(header)}.",
+                flag=flag,
+                value=path,
+                hint="Quote cells that contain commas.",
+            )
+        runs.append(dict(zip(header, (cell.strip() for cell in cells), strict=True)))
+    _check_rows(runs, path, flag)
+    return tuple(runs)
+
+
+def _check_header(header: list[str], path: str, flag: str) -> None:
+    for name in header:
+        if header.count(name) > 1:
+            raise InputError("DUPLICATE_KEY", f"{flag}: the column {shown(name)} stands twice.", flag=flag, value=path, hint="Name each column once.")  # fmt: skip
+    for name in NEEDED:
+        if name not in header:
+            raise InputError(
+                "MISSING", f"{flag}: {shown(path)} has no column {name}.", flag=flag, value=path, hint=did_you_mean(name, header)
+            )  # fmt: skip
+
+
+def _check_rows(runs: list[dict[str, str]], path: str, flag: str) -> None:
+    if not runs:
+        raise InputError("EMPTY", f"{flag}: {shown(path)} has a header and no rows.", flag=flag, value=path, hint="Add measured runs.")  # fmt: skip
+    if len(runs) > MAX_ROWS:
+        raise InputError("TOO_LARGE", f"{flag}: more than {MAX_ROWS} rows.", flag=flag, value=path, hint="Split the file.")  # fmt: skip
+    seen: set[str] = set()
+    for run in runs:
+        if run["id"] in seen:
+            raise InputError("DUPLICATE_KEY", f"{flag}: the id {shown(run['id'])} stands twice.", flag=flag, value=run["id"], hint="Give each run its own id.")  # fmt: skip
+        seen.add(run["id"])
+
+
+class Unexpressed(Exception):
+    """A run that cannot be predicted; the text is the missing fact or the technique that the model lacks."""
+
+
+def number(run: Run, name: str) -> float | None:
+    """A cell as a positive number; None when it is empty. Raises Unexpressed for other text."""
+    text = run.get(name, "")
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        raise Unexpressed(f"{name} is not a number: {shown(text)}") from None
+    if not math.isfinite(value) or value <= 0:
+        raise Unexpressed(f"{name} is not a positive number: {shown(text)}")
+    return value
+
+
+def whole(run: Run, name: str) -> int | None:
+    """A cell as a whole number from 1; None when it is empty. Raises Unexpressed for other text and for
+    numbers beyond `LARGEST`."""
+    value = number(run, name)
+    if value is not None and value != int(value):
+        raise Unexpressed(f"{name} is not a whole number: {shown(run[name])}")
+    if value is not None and value > LARGEST.get(name, LARGEST[""]):
+        raise Unexpressed(f"{name} is larger than any run's: {shown(run[name])}")
+    return None if value is None else int(value)
+
+
+def needed(run: Run, name: str) -> int:
+    """A whole number that must be there. Raises Unexpressed."""
+    value = whole(run, name)
+    if value is None:
+        raise Unexpressed(f"{name} is not stated")
+    return value

@@ -1,0 +1,40 @@
+"""`strategist accuracy`: the model against measured runs."""
+
+from __future__ import annotations
+
+from strategist.cli.arguments import Command, Namespace, Positional
+from strategist.cli.flags import CALIBRATION, COMMON, Flag
+from strategist.cli.output import show_document, show_lines, width
+
+FLAGS = (
+    Flag("--by", "columns that make a group: source, hardware, framework, model", "COLUMN,..."),
+    CALIBRATION,
+    *COMMON,
+)
+COMMAND = Command(
+    "accuracy",
+    "Predict the measured runs of a table and show how far off the predictions are.",
+    FLAGS,
+    (Positional("file", "a CSV file of measured runs; columns as in benchmarks/truth/README.md"),),
+    examples=("strategist accuracy benchmarks/truth/training.csv --by source",),
+)
+
+
+def run(options: Namespace) -> int:
+    """Predict every row that can be expressed, list every row that cannot, and sum up per group."""
+    from strategist.accuracy.judge import judge  # NumPy and the models: help and misspelt flags need neither
+    from strategist.accuracy.report import accuracy_document, accuracy_text, columns_of
+    from strategist.accuracy.scores import grouped
+    from strategist.accuracy.table import read_runs
+    from strategist.document.load import load_calibration
+
+    by = columns_of(options.by)
+    calibration = None if options.calibration is None else load_calibration(options.calibration)
+    judged = judge(read_runs(options.file), calibration)
+    groups = grouped(judged, by)
+    if options.json:
+        show_document(accuracy_document(groups, judged))
+    else:
+        listed = judged if options.verbose else ()
+        show_lines(accuracy_text(groups, listed, width(), quiet=options.quiet), no_color=options.no_color)
+    return 0

@@ -1,0 +1,37 @@
+"""`strategist calibrate`: learn factors of the time model from measured runs."""
+
+from __future__ import annotations
+
+from strategist.cli.arguments import Command, Namespace, Positional
+from strategist.cli.files import check_target, write_document
+from strategist.cli.flags import COMMON, OUTPUT
+from strategist.cli.output import show_document, show_lines, width
+
+COMMAND = Command(
+    "calibrate",
+    "Fit a few factors of the time model to measured runs, and say what they are worth on runs left out.",
+    (*OUTPUT, *COMMON),
+    (Positional("file", "a CSV file of measured runs; columns as in benchmarks/truth/README.md"),),
+    examples=(
+        "strategist calibrate runs.csv --out calibration.json",
+        "strategist plan --model-size 7B --hardware dgx-h100:4 --calibration calibration.json",
+    ),
+)
+
+
+def run(options: Namespace) -> int:
+    """Fit, judge by leaving whole groups out, print, and write when asked to."""
+    from strategist.accuracy.calibrate import calibrate  # NumPy, the models and scipy: help needs none of them
+    from strategist.accuracy.judge import judge
+    from strategist.accuracy.report import calibration_text
+    from strategist.accuracy.table import read_runs
+
+    if options.out is not None:
+        check_target(options.out, "--out", force=options.force)
+    found = calibrate(judge(read_runs(options.file)))
+    write_document(found, options)
+    if options.json:
+        show_document(found)
+    elif not options.quiet:
+        show_lines(calibration_text(found, width()), no_color=options.no_color)
+    return 0

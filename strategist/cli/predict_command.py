@@ -1,0 +1,65 @@
+"""`strategist predict`: what a configuration that somebody wrote by hand will cost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from strategist.cli.arguments import Command, Namespace, Positional
+from strategist.cli.files import check_target, write_document
+from strategist.cli.flags import PREDICT_FLAGS
+from strategist.cli.output import show_document, show_lines, width
+from strategist.errors import InputError
+
+if TYPE_CHECKING:
+    from strategist.document.prediction import Prediction
+
+COMMAND = Command(
+    "predict",
+    "Judge one given layout: legal or not, out of memory or not, memory and time term by term.",
+    PREDICT_FLAGS,
+    (Positional("plan", "a Plan file, instead of the flags that describe a question", optional=True),),
+    examples=(
+        "strategist predict --model llama-3.1-8b --hardware dgx-h100:2 --strategy dp=8,tp=2,mbs=1,zero=1",
+        "strategist predict plan.json",
+    ),
+)
+IMPOSSIBLE = 3
+
+
+def run(options: Namespace) -> int:
+    """Print the prediction of a layout. Exit 3 when a rule forbids it or it does not fit."""
+    from strategist.api import predicted  # the planner and NumPy: help and misspelt flags need neither
+    from strategist.ask import complete
+    from strategist.cli.given import given_from
+    from strategist.reports.prediction import prediction_text
+
+    if options.out is not None:
+        check_target(options.out, "--out", force=options.force)
+    if options.plan is not None:
+        found = _of_plan(options)
+    else:
+        given, _ = given_from(options, PREDICT_FLAGS)
+        if given.strategy is None:
+            raise InputError("MISSING", "No layout was given.", flag="--strategy", hint="Give --strategy dp=8,tp=2, or a Plan file.")  # fmt: skip
+        found = predicted(complete(given))
+    write_document(found, options)
+    if options.json:
+        show_document(found)
+    elif not options.quiet:
+        show_lines(prediction_text(found, width()), no_color=options.no_color)
+    return 0 if found.legal and found.fits else IMPOSSIBLE
+
+
+def _of_plan(options: Namespace) -> Prediction:
+    """The Plan of a file, priced again. Raises InputError CONFLICT for flags beside it."""
+    from strategist.document.load import load_plan
+    from strategist.planner.check import require_sound
+    from strategist.planner.predict import predict_plan
+
+    own = ("out",)
+    given = [flag.name for flag in PREDICT_FLAGS if flag.metavar and flag.key not in own and getattr(options, flag.key)]
+    if given:
+        raise InputError("CONFLICT", f"A Plan file already says what {given[0]} says.", flag=given[0], hint="Give the file or the flags.")  # fmt: skip
+    plan = load_plan(options.plan)
+    require_sound(plan)
+    return predict_plan(plan)

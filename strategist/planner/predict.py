@@ -1,0 +1,186 @@
+"""One given layout instead of a search: filled up to a whole candidate, judged by the rules, weighed and timed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from strategist import __version__
+from strategist.document.plan import Assumption, Hint, Plan
+from strategist.document.prediction import Prediction, Violation
+from strategist.errors import ImpossibleError
+from strategist.facts.job import Job
+from strategist.facts.profile import find_profile
+from strategist.memory.estimate import peak_memory
+from strategist.planner.search import fits
+from strategist.planner.situation import one, question
+from strategist.planner.write import memory_ledger, mesh_of, outside_known_errors, strategy_of, time_ledger
+from strategist.rulebook.apply import columns, sentence
+from strategist.rulebook.rule import Rule, load_rules
+from strategist.space.candidates import WORDS, Candidates, code
+from strategist.space.grammar import Pin, layout
+from strategist.timing.estimate import step_times
+
+
+def predict(
+    job: Job,
+    pins: tuple[Pin, ...],
+    assumptions: tuple[Assumption, ...] = (),
+    hints: tuple[Hint, ...] = (),
+    rule_folders: tuple[str, ...] = (),
+) -> Prediction:
+    """The ledgers of one layout, the rules that it breaks, and whether it fits.
+
+    Choices that the pins leave open are plain, data parallelism fills the machines, accumulation the batch. Raises
+    ImpossibleError DIVISIBILITY when the degrees do not multiply to the devices, BATCH_SPLIT when the micro-batch does
+    not divide the batch.
+    """
+    candidate = one(**filled(job, {pin.key: pin.value for pin in pins}))
+    row = candidate.row(0)
+    times, memory = step_times(job, candidate), memory_ledger(job, candidate)
+    violations = tuple(broken(job, candidate, load_rules("legality", rule_folders)))
+    return Prediction(
+        made_by=f"strategist {__version__}",
+        cluster=job.cluster,
+        model=job.model,
+        workload=job.workload,
+        framework=job.profile.name,
+        assumptions=assumptions,
+        layout=layout(row),
+        mesh=mesh_of(row),
+        strategy=strategy_of(job, row),
+        legal=not violations,
+        violations=violations,
+        fits=bool(fits(job, candidate, peak_memory(job, candidate))[0]),
+        over_bytes=max(0, memory.worst.device - job.usable_bytes),
+        memory=memory,
+        time=time_ledger(job, times, 0),
+        hints=(*hints, *outside_known_errors(job)),
+    )
+
+
+def predict_plan(plan: Plan) -> Prediction:
+    """The layout of a Plan, priced again by this strategist. Raises InputError CHOICE for a profile nobody knows."""
+    job = Job(
+        cluster=plan.cluster,
+        model=plan.model,
+        workload=plan.workload,
+        profile=find_profile(plan.strategy.profile),
+        headroom=plan.request.headroom,
+        frontend=plan.request.frontend,
+    )
+    return predict(job, tuple(_pins_of(plan)), plan.assumptions)
+
+
+def _pins_of(plan: Plan) -> Iterator[Pin]:
+    """Every choice of a Plan as it would be written by hand."""
+    for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp"):
+        yield Pin(axis, plan.mesh.size(axis), str(plan.mesh.size(axis)))
+    s = plan.strategy
+    for name in ("zero", "virtual_stages", "micro_batch", "accumulation", "sequence_parallel", "tiling"):
+        yield Pin(name, int(getattr(s, name)), str(getattr(s, name)))
+    for name in WORDS:
+        word = getattr(s, name)
+        yield Pin(name, code(name, word), word)
+
+
+def filled(job: Job, said: Mapping[str, int]) -> dict[str, int]:
+    """The columns of a candidate: what is said, and what follows from it. Raises as `predict`."""
+    degrees = {axis: said.get(axis, 1) for axis in ("pp", "cp", "tp", "ep", "etp")}
+    rest = degrees["pp"] * degrees["cp"] * degrees["tp"]
+    dp = _data_parallel(job.cluster.world, rest, said)
+    _consistent(degrees, dp * degrees["cp"] * degrees["tp"], said)
+    replicate, shard = _split(dp, said)
+    zero = said.get("zero", 3 if said.get("dp_shard", 1) > 1 else 0)
+    virtual = said.get("virtual_stages", 1)
+    usual = "none" if degrees["pp"] == 1 else "interleaved" if virtual > 1 else "1f1b"
+    micro, accumulation = _batch(job.workload.global_batch, dp, said)
+    return degrees | {
+        "dp_replicate": replicate,
+        "dp_shard": shard,
+        "zero": zero,
+        "virtual_stages": virtual,
+        "schedule": said.get("schedule", code("schedule", usual)),
+        "micro_batch": micro,
+        "accumulation": accumulation,
+        "sequence_parallel": said.get("sequence_parallel", 0),
+        "context_parallel": said.get("context_parallel", code("context_parallel", "ring") * (degrees["cp"] > 1)),
+        "recompute": said.get("recompute", 0),
+        "offload": said.get("offload", 0),
+        "tiling": said.get("tiling", 1),
+    }
+
+
+def _data_parallel(world: int, rest: int, said: Mapping[str, int]) -> int:
+    """Ranks left for data, which the said degrees must match."""
+    named = [said[key] for key in ("dp", "dp_replicate", "dp_shard") if key in said]
+    both = "dp_replicate" in said and "dp_shard" in said
+    stated = said["dp_replicate"] * said["dp_shard"] if both else said.get("dp")
+    if world % rest or (stated is not None and stated * rest != world) or any(world // rest % n for n in named):
+        raise ImpossibleError(
+            "DIVISIBILITY",
+            f"pp x cp x tp = {rest}{'' if stated is None else f' x dp {stated}'} does not make {world} devices.",
+            flag="--strategy",
+            hint=f"The product of dp, cp, tp and pp must be {world}; dp may be left out.",
+        )
+    return world // rest
+
+
+def _consistent(degrees: Mapping[str, int], ranks: int, said: Mapping[str, int]) -> None:
+    """Choices that mean nothing together have no price. `ranks` are those of one stage."""
+    if said.get("virtual_stages", 1) > 1 and degrees["pp"] == 1:
+        raise ImpossibleError(
+            "FRAMEWORK_LEGALITY",
+            f"virtual_stages={said['virtual_stages']} needs a pipeline.",
+            flag="--strategy",
+            hint="Give pp as well.",
+        )
+    if ranks % (degrees["ep"] * degrees["etp"]):
+        raise ImpossibleError(
+            "DIVISIBILITY",
+            f"ep x etp = {degrees['ep'] * degrees['etp']} does not divide the {ranks} ranks of a stage.",
+            flag="--strategy",
+            hint="Choose ep x etp so that it divides dp x cp x tp.",
+        )
+
+
+def _split(dp: int, said: Mapping[str, int]) -> tuple[int, int]:
+    """(dp_replicate, dp_shard): as said; else ZeRO decides."""
+    if "dp_replicate" in said:
+        return said["dp_replicate"], dp // said["dp_replicate"]
+    if "dp_shard" in said:
+        return dp // said["dp_shard"], said["dp_shard"]
+    return (dp, 1) if said.get("zero", 0) == 0 else (1, dp)
+
+
+def _batch(batch: int, dp: int, said: Mapping[str, int]) -> tuple[int, int]:
+    """(micro_batch, accumulation) whose product with dp is the batch."""
+    accumulation = said.get("accumulation")
+    micro = said.get("micro_batch", 1 if accumulation is None else batch // (dp * accumulation))
+    rounds = accumulation if accumulation is not None else batch // (dp * max(1, micro))
+    if micro * rounds * dp != batch:
+        raise ImpossibleError(
+            "BATCH_SPLIT",
+            f"micro-batch {micro} x accumulation {rounds} x dp {dp} = {micro * rounds * dp} is not the global batch {batch}.",
+            flag="--strategy",
+            hint=f"Choose a global batch that is a multiple of {micro * dp}, or another micro-batch.",
+        )
+    return micro, rounds
+
+
+def broken(job: Job, candidate: Candidates, rules: tuple[Rule, ...]) -> Iterator[Violation]:
+    """Every rule of legality that a lone candidate breaks, in the order of the book."""
+    facts: dict[str, Any] = question(job)
+    values = facts | columns(candidate)
+    shown = facts | candidate.row(0) | {"dp": int(candidate.data_parallel[0])}
+    for rule in rules:
+        if bool(np.all(rule.holds(values))):
+            yield Violation(
+                rule=rule.id,
+                code=rule.code,
+                sentence=sentence(rule.because, shown),
+                hint=sentence(rule.hint, shown),
+                source=rule.source,
+            )

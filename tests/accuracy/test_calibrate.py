@@ -1,0 +1,147 @@
+"""Calibrations: what they recover, what they refuse, and what a plan makes of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from strategist import predict
+from strategist.accuracy.calibrate import calibrate
+from strategist.accuracy.judge import Judged, calibrated, judge
+from strategist.accuracy.scores import log_errors
+from strategist.document.calibration import Calibration
+from strategist.document.load import load_calibration
+from strategist.document.write import dump
+from strategist.errors import InputError
+from tests.cli.harness import RUN, call, runs_file
+
+TRUE = {"matmul": 1.25}
+
+
+def runs(number: int = 24) -> list[dict[str, str]]:
+    """Runs of four sources that differ in sequence, batch and layout."""
+    found = []
+    for n in range(number):
+        tp = (1, 2, 4, 8)[n % 4]
+        size = {
+            "seq_len": str(1024 * (1 + n % 5)),
+            "micro_batch_seqs": str(1 + n % 3),
+            "tp": str(tp),
+            "dp": str(8 // tp),
+        }
+        batch = {"global_batch_seqs": str((1 + n % 3) * 8 // tp), "zero_class": "0" if tp == 8 else "3"}
+        found.append({**RUN, **size, **batch, "id": f"run-{n}", "source": f"lab {n // 6}"})
+    return found
+
+
+def measured(told: Mapping[str, float], number: int = 24) -> tuple[Judged, ...]:
+    """Runs that took what the formulas say with some factors on their parts."""
+    asked = judge(runs(number))
+    steps = [sum(seconds * told.get(part, 1.0) for part, seconds in one.parts.items()) for one in asked]
+    return judge([{**one.run, "step_time_s": repr(step)} for one, step in zip(asked, steps, strict=True)])
+
+
+def test_runs_that_agree_with_the_formulas_ask_for_nothing() -> None:
+    """Perfect predictions leave every factor at one."""
+    found = calibrate(measured({}))
+    assert found.factors == ()
+    assert found.held_out.after == pytest.approx(1.0, abs=1e-6)
+
+
+def test_factors_are_found_and_hold_on_sources_left_out() -> None:
+    """Runs whose products are slower than said move that factor there, by no more than the truth, and others by little; on
+    sources that the fit did not see the error falls by more than half."""
+    found = calibrate(measured(TRUE))
+    total: dict[str, float] = {}
+    for factor in found.factors:
+        total[factor.part] = total.get(factor.part, 1.0) * factor.value
+    assert 1.1 < total["matmul"] <= 1.26
+    assert all(0.9 < value < 1.1 for part, value in total.items() if part != "matmul")
+    assert found.held_out.after - 1 < 0.5 * (found.held_out.before - 1)
+
+
+def test_the_order_of_runs_does_not_matter() -> None:
+    """A table read backwards gives the same factors."""
+    runs_ = measured(TRUE)
+    forwards, backwards = calibrate(runs_), calibrate(tuple(reversed(runs_)))
+    assert [(f.part, f.value) for f in forwards.factors] == [(f.part, pytest.approx(f.value, abs=2e-4)) for f in backwards.factors]  # fmt: skip
+
+
+def test_a_calibrated_prediction_is_nearer_and_adds_up() -> None:
+    """Under the factors the same runs are predicted better, and the whole terms still add up to the step."""
+    before = measured(TRUE)
+    found = calibrate(before)
+    after = judge([one.run for one in before], found)
+    assert abs(log_errors(after)).mean() < 0.5 * abs(log_errors(before)).mean()
+    job = calibrated(before[0].job, found)
+    assert dict(job.factors)["matmul"] > 1
+    assert before[0].job == replace(job, factors=())
+
+
+@pytest.mark.parametrize("kept", [0, 9])
+def test_too_few_runs_are_refused(kept: int) -> None:
+    """Fewer than ten runs calibrate nothing."""
+    with pytest.raises(InputError) as caught:
+        calibrate(measured(TRUE)[:kept])
+    assert caught.value.code == "TOO_SMALL"
+
+
+def test_runs_of_one_kind_are_refused() -> None:
+    """Runs that differ in no column that makes groups cannot be judged by leaving groups out."""
+    with pytest.raises(InputError):
+        calibrate(judge([{**RUN, "id": str(n)} for n in range(12)]))
+
+
+def test_a_plan_uses_a_calibration_and_says_so(tmp_path: Path) -> None:
+    """--calibration changes the predicted step of plan, predict and accuracy, and the assumption names the factors."""
+    path = tmp_path / "calibration.json"
+    table = runs_file(tmp_path, *({**one.run} for one in measured(TRUE)))
+    assert call("calibrate", table, "--out", str(path), "--json").document == json.loads(
+        path.read_text(encoding="utf-8")
+    )
+    framework = ("--framework", "fsdp2-compiled")
+    question = (
+        "predict",
+        "--model",
+        "llama-3-8b",
+        "--hardware",
+        "dgx-h100",
+        "--strategy",
+        "dp=8,zero=3",
+        "--json",
+        *framework,
+    )
+    plain, fitted = call(*question).document, call(*question, "--calibration", str(path)).document
+    assert fitted["time"]["step_ns"] > plain["time"]["step_ns"]
+    assert fitted["time"]["step_ns"] == sum(term["exposed_ns"] for term in fitted["time"]["terms"])
+    assert "matmul x1." in next(a["value"] for a in fitted["assumptions"] if a["what"] == "calibration")
+    errors = [call("accuracy", table, "--json", *words).document["groups"][0]["time"]["factor"] for words in ((), ("--calibration", str(path)))]  # fmt: skip
+    assert errors[1] < errors[0]
+    in_python = predict(
+        "llama-3-8b", "dgx-h100", strategy="dp=8,zero=3", framework="fsdp2-compiled", calibration=str(path)
+    )
+    assert in_python.time.step_ns == fitted["time"]["step_ns"]
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"format": "strategist-plan/1"}, "KIND"),
+        ({"factors": [{"part": "matmul", "value": 99.0, "gpu": "", "framework": ""}]}, "RANGE"),
+        ({"factors": [{"part": "luck", "value": 1.0, "gpu": "", "framework": ""}]}, "CHOICE"),
+        ({"runs": -1}, "NEGATIVE"),
+        ({"surprise": 1}, "UNKNOWN_KEY"),
+    ],
+)
+def test_wild_calibrations_are_refused(change: Mapping[str, object], code: str, tmp_path: Path) -> None:
+    """A file that is no calibration, or one with factors out of reason, is an input error."""
+    found: Calibration = calibrate(measured(TRUE))
+    path = tmp_path / "calibration.json"
+    path.write_text(json.dumps(json.loads(dump(found)) | change), encoding="utf-8")
+    with pytest.raises(InputError) as caught:
+        load_calibration(str(path))
+    assert caught.value.code == code

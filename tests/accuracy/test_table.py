@@ -1,0 +1,127 @@
+"""Tables of runs: every fault has a code, every row an answer."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strategist.accuracy.judge import judge
+from strategist.accuracy.table import read_runs
+from strategist.errors import InputError
+from tests.cli.harness import RUN, runs_file
+from tests.strategies import CI
+
+PUBLISHED = Path(__file__).parents[2] / "benchmarks" / "truth"
+WILD = st.one_of(
+    st.text(max_size=12),
+    st.sampled_from(
+        (
+            "0",
+            "1",
+            "2",
+            "3",
+            "7",
+            "64",
+            "1e999",
+            "nan",
+            "-1",
+            "1.5",
+            "1e30",
+            "99999999999",
+            "none",
+            "lora",
+            "fp8",
+            "full",
+        )
+    ),
+)
+HEADER = "id,hardware,gpus_total,model,seq_len"
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("id,model\n1,x\n", "MISSING"),
+        (f"{HEADER}\n1,h100,8\n", "PARSE"),
+        (f"{HEADER},id\n1,h100,8,m,1,1\n", "DUPLICATE_KEY"),
+        (f"{HEADER}\n1,h100,8,m,1\n1,h100,8,m,1\n", "DUPLICATE_KEY"),
+        (f"{HEADER}\n", "EMPTY"),
+        ("", "EMPTY_FILE"),
+    ],
+)
+def test_broken_tables_are_refused_with_a_code(text: str, code: str, tmp_path: Path) -> None:
+    """A table without a column, with ragged rows, with a column or an id twice, or without rows is an input error."""
+    path = tmp_path / "runs.csv"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError) as caught:
+        read_runs(str(path))
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("change", "fact"),
+    [
+        ({"hardware": "abacus"}, "abacus"),
+        ({"hardware": "v100-sxm2-32gb"}, "bf16"),
+        ({"micro_batch_seqs": "", "global_batch_seqs": "8"}, "micro_batch_seqs"),
+        ({"dp": ""}, "dp, tp and pp"),
+        ({"precision": "int3"}, "int3"),
+        ({"step_time_s": ""}, "step time"),
+        ({"step_time_s": "fast"}, "step_time_s"),
+        ({"tp": "3"}, "tp 3"),
+        ({"gpus_total": "12"}, "12"),
+        ({"quality": "C"}, "quality C"),
+        ({"task": "qlora"}, "qlora"),
+        ({"recompute_class": "partial"}, "part of the layers"),
+        ({"model": "unheard-of"}, "unheard-of"),
+        ({"pp": "8", "vp": "8", "dp": "1", "zero_class": "0"}, "pp 8 x vp 8"),
+    ],
+)
+def test_a_row_that_cannot_be_expressed_says_which_fact_is_missing(
+    change: dict[str, str], fact: str, tmp_path: Path
+) -> None:
+    """No row is dropped silently: the reason names the cell or the technique."""
+    (one,) = judge(read_runs(runs_file(tmp_path, {**RUN, **change})))
+    assert one.case is None
+    assert fact in one.skipped
+
+
+@CI
+@given(st.dictionaries(st.sampled_from(sorted({*RUN} - {"id"})), WILD, max_size=3))
+def test_wild_cells_are_answered(change: dict[str, str]) -> None:
+    """Whatever stands in a row, the answer is a finite prediction or a reason."""
+    (one,) = judge([{**RUN, **change}])
+    assert one.skipped or (math.isfinite(one.step_s) and one.step_s > 0 and one.peak_bytes > 0)
+
+
+def test_unknown_frameworks_are_taken_for_the_likely_one() -> None:
+    """A framework without a row is judged by its techniques: cut matrices, sharded weights, or neither."""
+    found = []
+    for change in ({"tp": "8", "dp": "1", "zero_class": "0"}, {}, {"zero_class": "0"}):
+        (one,) = judge([{**RUN, "framework": "unheard-of", **change}])
+        assert one.case is not None
+        found.append(one.case.job.profile.name)
+    assert found == ["megatron-core", "fsdp2", "hf-trainer"]
+
+
+def test_every_published_row_is_answered() -> None:
+    """Each row of the published tables is predicted or skipped with a reason, and nine in ten of those of quality A and B
+    are predicted."""
+    judged = judge(read_runs(str(PUBLISHED / "training.csv")))
+    assert all((one.case is None) == bool(one.skipped) for one in judged)
+    assert all(one.step_s > 0 and one.peak_bytes > 0 for one in judged if one.case is not None)
+    scored = [one for one in judged if one.run["quality"] in ("A", "B")]
+    assert sum(one.case is not None for one in scored) >= 0.9 * len(scored)
+
+
+def test_a_token_rate_stands_for_a_step_time(tmp_path: Path) -> None:
+    """A row that states tokens per second and device means the step that takes that long for its batch."""
+    rated = {**RUN, "id": "run-2", "step_time_s": "", "tokens_per_s_per_gpu": str(8 * 8192 / 8 / 1.2)}
+    one, other = judge(read_runs(runs_file(tmp_path, RUN, rated)))
+    assert one.case is not None and other.case is not None
+    assert other.case.measured.step_s == pytest.approx(one.case.measured.step_s)
+    assert other.step_s == one.step_s

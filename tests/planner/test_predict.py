@@ -1,0 +1,109 @@
+"""Predictions of layouts that somebody wrote by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strategist import Prediction, predict, recommend
+from strategist.errors import ImpossibleError, InputError
+from strategist.facts.profile import frameworks
+from strategist.planner.predict import predict_plan
+from strategist.rulebook.rule import load_rules
+from tests.cli.harness import call, plan_file
+
+MODEL, MACHINES = "llama-3.1-8b", "dgx-h100:2"
+
+
+def judged(strategy: str, **fields: Any) -> Prediction:
+    """A layout of a small question."""
+    return predict(MODEL, MACHINES, strategy=strategy, **({"global_batch": 64} | fields))
+
+
+def test_the_winning_layout_is_predicted_as_it_was_planned() -> None:
+    """The planner's own winner, judged alone, has the planner's ledgers: there is one model."""
+    plan = recommend(MODEL, MACHINES, global_batch=64)
+    again = predict_plan(plan)
+    assert (again.mesh, again.strategy, again.time, again.memory) == (plan.mesh, plan.strategy, plan.time, plan.memory)
+    assert again.legal and again.fits
+    by_hand = judged(again.layout.replace(" ", ""))
+    assert (by_hand.time, by_hand.memory) == (plan.time, plan.memory)
+
+
+def test_what_is_left_open_is_plain_and_fills_the_machines() -> None:
+    """Data parallelism takes the devices that are left, accumulation the batch that is left; zero decides the split."""
+    found = judged("tp=2,mbs=2")
+    assert (found.mesh.dp_replicate, found.mesh.dp_shard, found.strategy.accumulation) == (8, 1, 4)
+    assert judged("tp=2,zero=1").mesh.dp_shard == 8
+    assert judged("dp_shard=4").strategy.zero == 3
+    assert judged("pp=4").strategy.schedule == "1f1b"
+    assert judged("pp=4,vp=2").strategy.schedule == "interleaved"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "rule"), [("tp=16", "LEG102"), ("pp=16,mbs=8,grad_accum=8,dp=1", "LEG203"), ("ep=2", "LEG107")]
+)
+def test_a_forbidden_layout_is_answered_with_the_rules_sentence(strategy: str, rule: str) -> None:
+    """An illegal layout is an answer with the sentence of each broken rule, and it still has a price."""
+    found = judged(strategy)
+    assert not found.legal
+    broken = next(fault for fault in found.violations if fault.rule == rule)
+    assert broken.source == next(r.source for r in load_rules("legality") if r.id == rule)
+    assert "{" not in broken.sentence
+    assert found.time.step_ns > 0
+
+
+def test_a_layout_that_does_not_fit_says_by_how_much() -> None:
+    """Out of memory is an answer: the peak exceeds the usable bytes by what is said."""
+    found = predict("llama-3.1-70b", MACHINES, strategy="dp=16", global_batch=16)
+    assert found.legal and not found.fits
+    assert found.over_bytes == found.memory.worst.device - found.memory.usable_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("strategy", "code"),
+    [
+        ("tp=3", "DIVISIBILITY"),
+        ("dp=8,tp=4", "DIVISIBILITY"),
+        ("mbs=3", "BATCH_SPLIT"),
+        ("vp=2", "FRAMEWORK_LEGALITY"),
+        ("ep=5", "DIVISIBILITY"),
+    ],
+)
+def test_degrees_that_mean_nothing_together_are_refused(strategy: str, code: str) -> None:
+    """Degrees that do not multiply to the machines or the batch have no ledger."""
+    with pytest.raises(ImpossibleError) as caught:
+        judged(strategy)
+    assert caught.value.code == code
+
+
+def test_a_misspelt_choice_is_answered_with_the_flag() -> None:
+    """The grammar's complaint names --strategy."""
+    with pytest.raises(InputError) as caught:
+        judged("tpp=2")
+    assert (caught.value.code, caught.value.flag) == ("CHOICE", "--strategy")
+
+
+@pytest.mark.parametrize("framework", frameworks())
+def test_every_framework_has_a_price(framework: str) -> None:
+    """Every profile prices the same layout; terms add up and the interval holds the value."""
+    found = judged("tp=2,pp=2,zero=1,recompute=selective", framework=framework)
+    assert found.time.step_ns == sum(term.exposed_ns for term in found.time.terms) > 0
+    assert found.time.step.low <= found.time.step.value <= found.time.step.high
+
+
+def test_verdicts_decide_the_exit_code(tmp_path: Path) -> None:
+    """0 for a layout that is legal and fits, 3 otherwise; the document is printed either way. A Plan file excludes flags."""
+    question = ("--model", MODEL, "--hardware", MACHINES, "--json", "--strategy")
+    good, bad = call("predict", *question, "tp=2,zero=1"), call("predict", *question, "tp=16")
+    assert (good.code, good.document["legal"], good.document["fits"]) == (0, True, True)
+    assert (bad.code, bad.document["legal"]) == (3, False)
+    path = plan_file(tmp_path)
+    assert (
+        call("predict", path, "--json").document["time"] == json.loads(Path(path).read_text(encoding="utf-8"))["time"]
+    )
+    assert call("predict", path, "--strategy", "tp=2", "--json").error["code"] == "E_CONFLICT"
+    assert call("predict", "--model", MODEL, "--json").error["code"] == "E_MISSING"

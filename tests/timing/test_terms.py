@@ -1,0 +1,161 @@
+"""What each term of the time model says about frameworks and devices, as sentences about whole layouts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from strategist.facts.clusters import load_cluster
+from strategist.facts.gpus import gpu_by_id
+from strategist.facts.job import Job
+from strategist.facts.models import load_model
+from strategist.facts.profile import Hides, Profile, find_profile, frameworks, profile_of, with_habits
+from strategist.facts.workload import Workload
+from strategist.planner.predict import filled
+from strategist.planner.situation import one
+from strategist.space.grammar import parse_pins
+from strategist.timing.compute import matmul_seconds
+from strategist.timing.estimate import StepTimes, step_times
+from strategist.timing.rates import matmul_rates
+
+DP_TERMS = ("tp", "cp", "ep", "pp", "dp")
+
+
+def job(profile: Profile | None = None, **changes: Any) -> Job:
+    """A question about 16 H100."""
+    work = Workload(seq_len=4096, global_batch=64)
+    asked = Job(cluster=load_cluster("dgx-h100:2"), model=load_model("llama-3.1-8b"), workload=work, profile=profile or find_profile())  # fmt: skip
+    return replace(asked, **changes)
+
+
+def timed(asked: Job, strategy: str = "dp=16,zero=3") -> StepTimes:
+    """The times of one layout."""
+    return step_times(asked, one(**filled(asked, {pin.key: pin.value for pin in parse_pins(strategy)})))
+
+
+def seconds(times: StepTimes, term: str) -> float:
+    """Exposed seconds of a term."""
+    return float(times.exposed[term][0]) / 1e9
+
+
+@pytest.mark.parametrize("attention", ["flash1", "unfused"])
+def test_older_attention_is_slower(attention: Any) -> None:
+    """FlashAttention-1 and written scores cost more than FlashAttention-2; nothing but attention changes."""
+    new, old = timed(job()), timed(job(with_habits(find_profile(), attention=attention)))
+    assert seconds(old, "attention") > 1.5 * seconds(new, "attention")
+    assert all(seconds(old, term) == seconds(new, term) for term in ("matmul", "elementwise", "loss"))
+
+
+def test_written_scores_grow_with_the_square_of_the_sequence() -> None:
+    """Twice the sequence and half the batch is twice the time of unfused attention; flash gains a little on the way."""
+    unfused = with_habits(find_profile(), attention="unfused")
+    times = [timed(job(unfused, workload=Workload(seq_len=s, global_batch=262144 // s))) for s in (2048, 4096)]
+    assert seconds(times[1], "attention") == pytest.approx(2 * seconds(times[0], "attention"), rel=1e-6)
+    flash = [timed(job(workload=Workload(seq_len=s, global_batch=262144 // s))) for s in (2048, 4096)]
+    assert 1.5 < seconds(flash[1], "attention") / seconds(flash[0], "attention") < 2.0
+
+
+def test_rows_that_do_not_fill_lines_cost() -> None:
+    """A product with a width of 64 n + 8 takes longer than the wider one of 64 (n + 1); a CPU does not mind."""
+    asked, m = job(), np.array([8192.0])
+    ragged, whole = (matmul_seconds(asked, gpu_by_id("a100-sxm-80gb"), m, np.array([n]), np.array([5120.0])) for n in (5064.0, 5120.0))  # fmt: skip
+    assert ragged > whole
+    cpu = gpu_by_id("cpu")
+    ragged, whole = (matmul_seconds(asked, cpu, m, np.array([n]), np.array([5120.0])) for n in (5064.0, 5120.0))
+    assert ragged < whole
+
+
+@pytest.mark.parametrize("name", ["h100-sxm-80gb", "b200-sxm-180gb", "a100-sxm-80gb", "a100-sxm-40gb"])
+def test_long_runs_do_not_beat_measured_products(name: str) -> None:
+    """A large bf16 product runs no faster than the best one measured on random data, fp8 faster than bf16 and below its
+    peak."""
+    gpu = gpu_by_id(name)
+    large = np.array([16384.0])
+    bf16 = float(matmul_rates(gpu, "bf16").at(large, large)[0])
+    assert bf16 <= 1.05 * (gpu.matmul_measured_FLOPs or 0.0)
+    if gpu.fp8_FLOPs:
+        assert bf16 < float(matmul_rates(gpu, "fp8").at(large, large)[0]) < gpu.fp8_FLOPs
+
+
+def test_fp8_buys_matmuls_with_casts() -> None:
+    """In fp8 matmuls take less and memory-bound work more, unless the framework casts nothing."""
+    half, eight = (timed(job(workload=Workload(seq_len=4096, global_batch=64, precision=p))) for p in ("bf16", "fp8"))  # type: ignore[arg-type]
+    assert seconds(eight, "matmul") < seconds(half, "matmul")
+    assert seconds(eight, "elementwise") > seconds(half, "elementwise")
+    bare = job(
+        replace(find_profile(), casts_fp8=False), workload=Workload(seq_len=4096, global_batch=64, precision="fp8")
+    )
+    assert seconds(timed(bare), "elementwise") == seconds(half, "elementwise")
+
+
+def test_a_small_model_waits_for_its_launches() -> None:
+    """With little work per kernel a step takes at least the time to launch every kernel of every layer."""
+    asked = job(model=load_model("gpt2"), workload=Workload(seq_len=64, global_batch=16))
+    kernels = asked.profile.kernels
+    floor = 12 * (kernels.forward + kernels.backward) * kernels.host_s
+    times = timed(asked, "dp=16,mbs=1")
+    busy = sum(seconds(times, term) for term in ("matmul", "attention", "elementwise", "host"))
+    assert floor <= busy < 2 * floor
+    assert seconds(timed(replace(asked, profile=with_habits(find_profile(), kernels="compiled")), "dp=16,mbs=1"), "host") < seconds(times, "host")  # fmt: skip
+
+
+@pytest.mark.parametrize("habit", ["gradients", "weights", "updates", "tensor", "pipeline"])
+def test_what_a_framework_hides_it_does_not_wait_for(habit: Hides) -> None:
+    """With a habit of overlap no layout is slower, some layout is faster, and what is hidden and exposed adds up to the
+    same traffic."""
+    open_, hiding = (job(replace(find_profile(), hides=hides)) for hides in ((), (habit,)))
+    gained = []
+    for strategy in ("dp=16,zero=3", "dp=16,zero=1", "tp=8,sp=1", "pp=4,vp=2,dp=4"):
+        before, after = timed(open_, strategy), timed(hiding, strategy)
+        traffic = [sum(int(t.exposed[n][0]) + int(t.hidden[n][0]) for n in DP_TERMS) for t in (before, after)]
+        assert traffic[0] == pytest.approx(traffic[1], abs=20)
+        assert int(after.step[0]) <= int(before.step[0])
+        gained.append(int(after.step[0]) < int(before.step[0]))
+    assert any(gained)
+
+
+@pytest.mark.parametrize(("light", "terms"), [("alternate", {"matmul": 0.5, "elementwise": 1.0}), ("half-blocks", {"matmul": 0.5, "attention": 0.5}), ("attention", {"attention": 1.0, "matmul": 0.0})])  # fmt: skip
+def test_selective_recompute_means_what_the_framework_means(light: Any, terms: dict[str, float]) -> None:
+    """What runs again is the stated share of forward, which full recompute runs again whole."""
+    asked = job(replace(find_profile(), light=light))
+    full, selective = (timed(asked, f"dp=16,zero=3,recompute={level}") for level in ("full", "selective"))
+    for term, part in terms.items():
+        assert int(selective.again[term][0]) == pytest.approx(part * int(full.again[term][0]), abs=2)
+
+
+def test_frozen_weights_have_no_gradient() -> None:
+    """Without trained weights backward costs one product per matrix instead of two, nothing is reduced or updated; adapters
+    bring memory-bound work back."""
+    whole, frozen = timed(job(), "dp=16"), timed(job(trainable=0.0), "dp=16")
+    assert seconds(frozen, "matmul") == pytest.approx(2 / 3 * seconds(whole, "matmul"), rel=1e-6)
+    assert seconds(frozen, "optimizer") == 0.0
+    assert seconds(frozen, "dp") + float(frozen.hidden["dp"][0]) < 0.01 * (seconds(whole, "dp") + float(whole.hidden["dp"][0]))  # fmt: skip
+    assert seconds(timed(job(trainable=0.0, adapters=True), "dp=16"), "elementwise") > seconds(frozen, "elementwise")
+
+
+def test_merged_copies_travel_less() -> None:
+    """With every token's copies merged per rank the exchange of experts shrinks, the more the fewer ranks there are."""
+    plain = job(model=load_model("qwen3-30b-a3b"))
+    merging = replace(plain, profile=replace(find_profile(), merges_copies=True))
+    shares = [seconds(timed(merging, f"dp=16,zero=1,ep={ep}"), "ep") / seconds(timed(plain, f"dp=16,zero=1,ep={ep}"), "ep") for ep in (2, 8, 16)]  # fmt: skip
+    assert 0 < shares[0] < shares[1] < shares[2] < 1
+
+
+def test_racks_are_taken_in_equal_parts() -> None:
+    """A job on 64 trays of racks of 18 meets domains of 16 trays, one on 36 whole racks, one on 7 its own 7."""
+    spans = [load_cluster(f"dgx-gb200-nvl72-tray:{nodes}").groups[0].node.fast_domain for nodes in (64, 36, 7, 19)]
+    assert spans == [64, 72, 72, 72]
+
+
+@pytest.mark.parametrize(
+    ("words", "profile"),
+    [("NeMo 24.07", "nemo"), ("torchtitan", "fsdp2-compiled"), ("Megatron-LM 2021", "megatron-2021"), ("Megatron-DeepSpeed", "megatron-deepspeed"), ("composer+torch FSDP1 (llm-foundry)", "fsdp1"), ("cobol", None)],
+)  # fmt: skip
+def test_frameworks_are_recognised_by_their_own_words(words: str, profile: str | None) -> None:
+    """The most special row of the catalogue that a framework's name contains decides; unknown ones have no profile."""
+    found = profile_of(words)
+    assert (found.name if found else None) == profile
+    assert profile is None or profile in frameworks()
