@@ -64,7 +64,8 @@ Sends = Literal["whole", "shards"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """One framework's habits. `gathered_blocks` full blocks are in flight at once under ZeRO-3; `hides` says which
+    """One framework's habits. `gathered_blocks` full blocks are in flight at once under ZeRO-3 (0: weights do not lie in
+    units of fully_shard below ZeRO-2, and pipelines take a buffer per message, not per micro-batch); `hides` says which
     traffic runs behind compute (gradients and weights of data parallelism, weights updated under ZeRO-1, collectives of cut products, sends of
     interleaved stages); `light` what selective recompute runs again (`alternate`: memory-bound
     kernels and every second matrix, `half-blocks`: every second layer whole); `sends` whether pipeline stages exchange whole hidden states or a tp-th of them;

@@ -62,6 +62,8 @@ def receive_buffers_CS(job: Job, group: Group) -> Reals:
     """
     neighbours = (~group.is_first).astype(np.float64) + (~group.is_last).astype(np.float64)
     chunks: Column = group.candidates["accumulation"] * group.candidates["virtual_stages"]
+    if not job.profile.gathered_blocks:  # other frameworks take a buffer when a message is due
+        chunks = np.ones_like(chunks)
     if group.pp == 1:
         return np.zeros((len(chunks), len(group.stages)))
     return (chunks * boundary_bytes(job, group.candidates))[:, None] * neighbours[None, :]

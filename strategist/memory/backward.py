@@ -134,7 +134,7 @@ def attention_gradients_C(job: Job, c: Candidates) -> Reals:
 
 
 def weights_CK(job: Job, c: Candidates, chosen: Callable[[str], bool]) -> Reals:
-    """Elements of the chosen matrices of one layer on one rank, (C, K)."""
+    """Elements of the chosen matrices of one layer on one rank, of one piece of them where they are tiled, (C, K)."""
     one = np.ones_like(c["tp"])
     columns = []
     for layer in layers(job.model):
@@ -144,7 +144,7 @@ def weights_CK(job: Job, c: Candidates, chosen: Callable[[str], bool]) -> Reals:
                 cut = c["etp"] if matrix.is_expert else c["tp"]
                 copies = ceil_div(matrix.copies, c["ep"]) if matrix.is_expert else matrix.copies
                 total = total + copies * matrix_elements(matrix, cut, one)
-        columns.append(total)
+        columns.append(total / c["tiling"])
     return np.stack(columns, axis=1)
 
 

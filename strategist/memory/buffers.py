@@ -16,9 +16,11 @@ def is_plain_data_parallel(c: Candidates) -> Mask:
 
 def is_managed(job: Job, c: Candidates) -> Mask:
     """Candidates whose weights lie in units of fully_shard or replicate, shape (C,): all but plain data parallelism and
-    those with one data rank that compute in the format the weights are stored in (nothing to share, nothing to cast)."""
+    those with one data rank that compute in the format the weights are stored in (nothing to share, nothing to cast).
+    Frameworks without units have them from ZeRO-2 on."""
     alone = (c.data_parallel * c["cp"] == 1) & (job.formats.compute == job.formats.parameter)
-    return ~is_plain_data_parallel(c) & ~alone
+    has_units = (c["zero"] >= 2) | (job.profile.gathered_blocks > 0)
+    return ~is_plain_data_parallel(c) & ~alone & has_units
 
 
 def overhead(name: str) -> float:

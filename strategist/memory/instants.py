@@ -70,11 +70,14 @@ class Step:
         flight = in_flight_CS(group)
         self.flight = np.maximum(flight - 1.0, 1.0) if drains else flight
         micro = c["accumulation"][:, None]
-        self.several = np.where(self.piped & (not drains), micro > np.ceil(flight), micro > 1)
+        begun = micro > (1.0 if drains else np.ceil(flight))
+        self.cut: Mask = (c["tp"] > 1)[:, None]
+        self.several = (self.piped & begun) | (~self.piped & (micro > 1))
         self.buckets = self.plain & (c.data_parallel * c["cp"] > 1)[:, None]
         self.casts = self.compute != self.stored
         self.shards = state_shards(c)[:, None]
-        self.tied = job.model.tied and group.pp == 1
+        self.tied = bool(job.model.tied and group.pp == 1)
+        self.trained = job.trainable
 
     @property
     def casts_here(self) -> Mask:
@@ -118,13 +121,13 @@ class Step:
 
     def retained(self, elements: Reals) -> Reals:
         """Reduced gradients of unsharded units, which wait for the end of backward beside those that stand."""
-        waits = self.reduces & self.several & (self.c["zero"][:, None] < 2)
-        return np.where(waits, self.reduce * elements, 0.0)
+        waits = self.reduces & self.several & (self.c["zero"] == 0)[:, None]
+        return np.where(waits, self.trained * self.reduce * elements, 0.0)
 
     @cached_property
     def stands(self) -> Mask:
         """Where gradients stand when the last backward pass starts: of earlier micro-batches, or DDP's buckets, (C, 1)."""
-        return self.several | self.buckets
+        return np.asarray(self.several | self.buckets, np.bool_)
 
     @cached_property
     def earlier(self) -> Reals:
@@ -134,33 +137,35 @@ class Step:
     def fresh(self, elements: Reals) -> Reals:
         """Gradients that this pass has made so far, of `elements`, where none stood before."""
         share = np.where(self.c["zero"][:, None] >= 2, self.shards, 1)
-        return np.where(self.stands, 0.0, BYTES[self.job.formats.gradient] * elements / share)
+        return np.where(self.stands, 0.0, self.trained * BYTES[self.job.formats.gradient] * elements / share)
 
     def in_reduction(self, elements: Reals) -> Reals:
         """A unit of `elements` while it is reduced: its gradient and the copy that is sent; where no shards are made of
         it, the gradient is gone when the result comes."""
         sent = self.reduce + np.where(self.c["zero"][:, None] >= 2, self.compute, 0.0)
-        return np.where(self.reduces, sent * elements, 0.0)
+        return np.where(self.reduces, self.trained * sent * elements, 0.0)
 
     def output(self, elements: Reals) -> Reals:
         """What a reduction gives, of `elements`, before it is added to the gradients that stand."""
         sharded = self.reduces & self.several & (self.c["zero"][:, None] >= 2)
-        return np.where(sharded, self.reduce * elements / self.shards, 0.0)
+        return np.where(sharded, self.trained * self.reduce * elements / self.shards, 0.0)
 
     @cached_property
     def outer(self) -> Reals:
         """Elements of the units outside the layers that are gathered as long as the pass runs: all of a root unit."""
         return self.counts.before + self.counts.behind if self.tied else self.counts.before
 
-    def gathered(self, *, layers: int, head: bool) -> Reals:
-        """Gathered weights: `layers` of them under ZeRO-3, all but the finished ones otherwise."""
+    def gathered(self, *, layers: int, head: bool, done: Reals | float = 0.0) -> Reals:
+        """Gathered weights: `layers` layers under ZeRO-3, otherwise all but the `done` ones, which a pipeline keeps too."""
         own = np.minimum(layers * self.widest, self.counts.layers)
-        kept = np.where(self.reshards, own + (self.outer if self.tied else 0.0), self.counts.layers + self.outer)
+        given_back = np.where(self.piped, 0.0, done * self.widest)
+        still = np.maximum(0.0, self.counts.layers - given_back)
+        kept = np.where(self.reshards, own + (self.outer if self.tied else 0.0), still + self.outer)
         behind = self.counts.behind if head and not self.tied else 0.0
         return np.where(self.managed, self.compute * (kept + behind), 0.0)
 
     @cached_property
-    def reduces(self) -> Reals:
+    def reduces(self) -> Mask:
         """Where units are reduced during the pass: fully_shard and replicate outside of a pipeline."""
         return self.managed & ~self.piped
 
@@ -188,14 +193,12 @@ class Step:
     @cached_property
     def waiting(self) -> Reals:
         """The head's gradient, which waits for the embedding's when both are one weight of a root unit."""
-        return np.where(self.reduces, self.compute * self.head, 0.0) if self.tied else np.zeros_like(self.head)
+        return np.where(self.reduces & self.tied, self.trained * self.compute * self.head, 0.0)
 
     @cached_property
     def old_head(self) -> Reals:
         """The same outside of units, in the format of the gradients."""
-        if not self.tied:
-            return np.zeros_like(self.head)
-        return np.where(self.managed, 0.0, self.stored * self.head)
+        return np.where(~self.managed & self.tied, self.trained * self.stored * self.head, 0.0)
 
     @cached_property
     def previous(self) -> Reals:
@@ -263,7 +266,7 @@ def _softmax(step: Step) -> Instant:
 
 def _head(step: Step) -> tuple[Instant, Instant]:
     """The head's weight gets its gradient; under autocast it is then cast to the format of the weight."""
-    gradient = step.compute * step.head
+    gradient = step.trained * step.compute * step.head
     before = step.previous + step.outside + step.last * step.stream
     own = 0.0 if step.tied else step.fresh(step.head)
     at_once = np.where(step.managed | step.casts, 0.0, own)
@@ -276,7 +279,7 @@ def _head(step: Step) -> tuple[Instant, Instant]:
         "bucket_buffers": step.copies + step.head_copy,
         "temporaries": before + np.where(step.reduces | joins, 0.0, gradient),
     }
-    stored = np.where(step.stands | step.tied, step.stored * step.head, 0.0)
+    stored = np.where(step.stands | step.tied, step.trained * step.stored * step.head, 0.0)
     casting = np.where(step.plain & step.casts, gradient + stored, 0.0)
     cast = {
         "gradients": step.earlier + own,
@@ -340,24 +343,27 @@ def _in_layer(step: Step, at: LayerInstant, number: int) -> Instant:
     kept = _of_worst(step, total, rows_CK(step.job, step.c, is_kept))
     again = np.where(step.plain & step.casts, step.cached / np.maximum(layers, 1.0), 0.0)
     behind = np.zeros_like(step.head) if step.tied else counts.behind
-    in_flight = step.reduce * np.where(before > 0, step.widest, behind)
+    in_flight = step.trained * step.reduce * np.where(before > 0, step.widest, behind)
     done = behind + before * step.widest
-    partial = step.compute * weights
-    at_once = partial + np.where(step.casts & step.stands, step.stored * weights, 0.0) if at.is_product else 0.0
+    partial = step.trained * step.compute * weights
+    cast = np.where(step.casts & step.stands, step.trained * step.stored * weights, 0.0)
+    at_once = partial + cast if at.is_product else 0.0
     own = np.where(step.managed, 0.0, weights)
     return Instant(
         LAYERS,
         {
             "gradients": step.earlier + step.fresh(done + own),
-            "activations": step.activations
-            - in_last_stage(step)
-            - np.where(at.is_product & ~step.casts_here, 0.0, freed)
-            - before * kept,
+            "activations": np.maximum(
+                step.inputs,
+                step.activations
+                - in_last_stage(step)
+                - np.where(at.is_product & ~step.casts_here, 0.0, freed)
+                - before * kept,
+            ),
             "logits": held_logits_CS(step.job, step.group),
-            "gather_buffers": step.gathered(layers=2, head=False)
+            "gather_buffers": step.gathered(layers=2, head=False, done=before)
             + np.where(step.reduces, partial + in_flight, 0.0)
-            + step.waiting
-            - before * np.where(step.managed & ~step.reshards, step.compute * step.widest, 0.0),
+            + step.waiting,
             "bucket_buffers": np.maximum(
                 0.0,
                 step.copies * (1.0 - before / np.maximum(layers, 1.0))
@@ -393,12 +399,11 @@ def _layer_reduced(step: Step) -> Instant:
         LAYERS,
         {
             "gradients": step.earlier + step.fresh(behind + step.widest),
-            "activations": step.activations - in_last_stage(step) - _of_worst(step, kept, kept),
+            "activations": np.maximum(
+                step.inputs, step.activations - in_last_stage(step) - _of_worst(step, kept, kept)
+            ),
             "logits": held_logits_CS(step.job, step.group),
-            "gather_buffers": step.gathered(layers=1, head=False)
-            + own
-            + step.waiting
-            - np.where(step.managed & ~step.reshards, step.compute * step.widest, 0.0),
+            "gather_buffers": step.gathered(layers=1, head=False, done=1.0) + own + step.waiting,
             "temporaries": step.stream + step.previous + step.retained(behind + step.widest),
         },
     )
@@ -406,8 +411,8 @@ def _layer_reduced(step: Step) -> Instant:
 
 def _update(step: Step) -> Instant:
     """Between backward and the update: without units the embedding's whole gradient waits beside its part of it."""
-    cut = (~step.managed & (step.c["tp"] > 1)[:, None]) * step.group.is_first[None, :]
-    whole = step.stored * step.job.model.vocab * step.job.model.hidden * cut
+    cut = ~step.managed & step.cut & step.group.is_first[None, :]
+    whole = step.trained * step.stored * step.job.model.vocab * step.job.model.hidden * cut
     return Instant(UPDATE, {"gradients": step.settled, "activations": step.inputs, "temporaries": whole})
 
 
@@ -416,15 +421,15 @@ def _end(step: Step) -> tuple[Instant, ...]:
     counts, c = step.counts, step.c
     table = vocabulary_elements(step.job.model, np.ones_like(c["tp"]), np.ones_like(c["tp"]))[:, None]
     table = table * step.group.is_first[None, :]
-    cut = (c["tp"] > 1)[:, None]
-    gradient = np.where(step.managed, step.compute, step.stored) * table
-    local = np.where(cut, step.compute * step.outer, gradient)
+    cut = step.cut
+    gradient = step.trained * np.where(step.managed, step.compute, step.stored) * table
+    local = np.where(cut, step.trained * step.compute * step.outer, gradient)
     stream = np.where(step.managed, 0.0, step.stored / step.compute) * step.stream * step.group.is_first[None, :]
-    direct = ~step.managed & ~step.stands & ~cut
+    direct = np.logical_and(~step.managed & ~step.stands, ~cut)
     keeps = np.where(step.managed & (~step.reshards | step.tied), step.compute * step.outer, 0.0)
     keeps = np.where(step.piped, step.gathered(layers=1, head=False), keeps)
     others = (step.flight - 1.0) * step.micro_batch + step.inputs
-    flight = np.where(step.reduces, step.reduce * step.widest, 0.0)
+    flight = np.where(step.reduces, step.trained * step.reduce * step.widest, 0.0)
     old = step.waiting + (np.where(step.reduces, step.compute * step.head, 0.0) if step.tied else 0.0)
     summed = 2.0 * step.old_head
     made = {
@@ -436,7 +441,7 @@ def _end(step: Step) -> tuple[Instant, ...]:
         + np.where(summed > 0, summed, stream)
         + step.previous,
     }
-    at_once = np.where(step.managed & step.piped, step.reduce * np.maximum(step.widest, step.outer), 0.0)
+    at_once = np.where(step.managed & step.piped, step.trained * step.reduce * np.maximum(step.widest, step.outer), 0.0)
     reduced = {
         "gradients": step.at_rest,
         "activations": step.inputs,

@@ -221,15 +221,15 @@ def _with(asked: Question, **changes: Any) -> Question:
 
 
 def _more_machines(asked: Question) -> Iterator[tuple[str, Question]]:
-    """Twice, four times ... the nodes, up to 64 times; the first that fits is enough."""
+    """Twice, four times ... the nodes, up to 64 times; the first that fits, with what was pinned, is enough."""
     cluster = asked.job.cluster
     if len(cluster.groups) != 1:
         return
     group = cluster.groups[0]
     for factor in (2, 4, 8, 16, 32, 64):
         bigger = replace(cluster, groups=(NodeGroup(node=group.node, count=group.count * factor, name=group.name),))
-        changed = _with(replace(asked, pins=()), cluster=bigger)
-        if _could_fit(changed.job):
+        changed = _with(asked, cluster=bigger)
+        if _could_fit(changed.job) and _confirm(changed) is not None:
             yield f"{factor}x the nodes (--nodes {group.count * factor})", changed
             return
 
@@ -242,7 +242,7 @@ def _could_fit(job: Job) -> bool:
 
 
 def _smaller_models(asked: Question) -> Iterator[tuple[str, Question]]:
-    """The largest nicknamed size below the asked one whose states leave room."""
+    """The largest nicknamed size below the asked one that fits, with what was pinned."""
     from strategist.facts.sizes import shape_for_size
 
     total = count(asked.job.model).total
@@ -251,7 +251,7 @@ def _smaller_models(asked: Question) -> Iterator[tuple[str, Question]]:
         ((shape_for_size(name, "--model-size").shape, name) for name in names), key=lambda pair: -count(pair[0]).total
     )
     for shape, name in sized:
-        changed = _with(replace(asked, pins=()), model=shape)
-        if count(shape).total < total and _could_fit(changed.job):
+        changed = _with(asked, model=shape)
+        if count(shape).total < total and _could_fit(changed.job) and _confirm(changed) is not None:
             yield f"--model-size {name}", changed
             return

@@ -15,7 +15,7 @@ from strategist.facts.layers import build_layer
 from strategist.facts.model import layer_counts
 from strategist.facts.profile import BYTES
 from tests.oracle.legality import is_splittable, stack, violation
-from tests.oracle.memory import kept_per_token, overhead, usable_bytes
+from tests.oracle.memory import kept_bytes, overhead, usable_bytes
 from tests.oracle.stages import Layout
 
 MAX_MICRO_BATCH = 128
@@ -43,10 +43,9 @@ def divisors(number: int) -> list[int]:
 def largest_layer_bytes(job: Job) -> float:
     """The widest layer, or the vocabulary, with its gradient and activations at micro-batch 1, plus the context."""
     shape, c, seq_len = job.model, BYTES[job.formats.compute], job.workload.seq_len
-    alone = {"tp": 1, "sequence_parallel": 0}
+    alone = {"tp": 1, "sequence_parallel": 0, "cp": 1, "micro_batch": 1, "recompute": "none"}
     blocks = [
-        2 * c * build_layer(shape, kind).parameters + seq_len * kept_per_token(job, alone, kind, "none")
-        for kind in layer_counts(shape)
+        2 * c * build_layer(shape, kind).parameters + kept_bytes(job, alone, kind) for kind in layer_counts(shape)
     ]
     head = 2 * c * shape.vocab * shape.hidden + c * shape.vocab * seq_len
     device = "cpu" if job.cluster.smallest.vendor == "CPU" else "gpu"

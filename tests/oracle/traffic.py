@@ -70,13 +70,18 @@ def _passes(layout: Layout) -> int:
 
 def _tensor(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> Iterator[Row]:
     T, h, c, m = tokens(job, layout), job.model.hidden, BYTES[job.formats.compute], layout["accumulation"]
-    last = stage == layout["pp"] - 1
-    times = 2 * len(kinds) * m * (_passes(layout) + 1) + m * (stage == 0) + m * last
-    ops = ("all-gather", "reduce-scatter") if layout["sequence_parallel"] else ("all-reduce",)
-    for op in ops:
-        yield Row("tp", op, "", T * h * c, times, layout["tp"], 1)
-    if last:
-        yield Row("tp", "all-reduce", "", 4 * T, 3 * m, layout["tp"], 1)
+    is_last = stage == layout["pp"] - 1
+    ends, X, tp = m * (stage == 0) + m * is_last, len(kinds) * m, layout["tp"]
+    reductions = X * (5 if layout["recompute"] == "full" else 4) + ends
+    if layout["sequence_parallel"]:
+        gathers = X * (4 if layout["recompute"] == "none" else 6) + ends
+        yield Row("tp", "all-gather", "", T * h * c, gathers, tp, 1)
+        yield Row("tp", "reduce-scatter", "", T * h * c, reductions, tp, 1)
+        yield Row("tp", "all-reduce", "", h * c, 2 * X + m * is_last, tp, 1)
+    else:
+        yield Row("tp", "all-reduce", "", T * h * c, reductions, tp, 1)
+    if is_last:
+        yield Row("tp", "all-reduce", "", 4 * T, 3 * m, tp, 1)
 
 
 def _context(job: Job, layout: Layout, kinds: Sequence[LayerKind]) -> Iterator[Row]:
