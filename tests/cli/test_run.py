@@ -153,9 +153,11 @@ def test_an_end_leaves_no_orphans(tmp_path: Path, number: int, code: int, own: b
     path = plan_file(tmp_path, *QUICK)
     process = subprocess.Popen(
         (*PROGRAM, "run", path, *job), env=environment(**{name: value}), cwd=tmp_path, stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE, text=True,
+        stderr=subprocess.PIPE, text=True, preexec_fn=_hears_signals,
     )  # fmt: skip
     assert process.stderr is not None
+    patience = threading.Timer(PATIENCE_SECONDS, _kill, (mark,))
+    patience.start()
     try:
         for row in process.stderr:
             if row.startswith("step 1"):
@@ -167,10 +169,21 @@ def test_an_end_leaves_no_orphans(tmp_path: Path, number: int, code: int, own: b
         assert marked(mark) == []
         assert "strategist/cli" not in rest
     finally:
-        for pid in marked(mark):
-            os.kill(pid, signal.SIGKILL)
+        patience.cancel()
+        _kill(mark)
         process.wait()
         process.stderr.close()
+
+
+def _hears_signals() -> None:
+    """A job in the background is born deaf to some signals; what we start here is not."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _kill(mark: str) -> None:
+    for pid in marked(mark):
+        os.kill(pid, signal.SIGKILL)
 
 
 def marked(mark: str) -> list[int]:
