@@ -209,7 +209,7 @@ def test_every_fix_is_true(question: tuple[str, ...]) -> None:
 def changed(question: tuple[str, ...], fix: str) -> list[str]:
     """The question with the change that a fix asks for."""
     told = dict(zip(question[::2], question[1::2], strict=True))
-    change = re.search(r"(--[a-z-]+) (\w+)\)? +fits:", fix)
+    change = re.search(r"(--[a-z-]+) ([\w.]+)\)? +fits:", fix)
     if change is None:
         assert fix.startswith("without ")
         told.pop("--pin")

@@ -135,9 +135,10 @@ class Step:
         return np.where(self.stands, self.at_rest, 0.0)
 
     def fresh(self, elements: Reals) -> Reals:
-        """Gradients that this pass has made so far, of `elements`, where none stood before."""
+        """Gradients that this pass has made so far, of `elements`, where none stood before; at most all that will rest."""
         share = np.where(self.c["zero"][:, None] >= 2, self.shards, 1)
-        return np.where(self.stands, 0.0, self.trained * BYTES[self.job.formats.gradient] * elements / share)
+        made = self.trained * BYTES[self.job.formats.gradient] * elements / share
+        return np.where(self.stands, 0.0, np.minimum(made, self.at_rest))
 
     def in_reduction(self, elements: Reals) -> Reals:
         """A unit of `elements` while it is reduced: its gradient and the copy that is sent; where no shards are made of
@@ -382,11 +383,12 @@ def _in_layer(step: Step, at: LayerInstant, number: int) -> Instant:
 
 def _of_worst(step: Step, total: Reals, part: Reals) -> Reals:
     """`part` (C, K) of the sort of layer whose `total` is the largest on each stage, (C, S)."""
-    present = step.group.layers_SK > 0
+    present: Mask = step.group.layers_SK > 0
     if present.shape[1] == 1:
         return part * present[None, :, 0]
     worst = np.where(present[None, :, :], total[:, None, :], -np.inf).argmax(axis=2)
-    return np.take_along_axis(part, worst, axis=1) * present.any(axis=1)[None, :]
+    held: Mask = np.asarray(present.any(axis=1))
+    return np.take_along_axis(part, worst, axis=1) * held[None, :]
 
 
 def _layer_reduced(step: Step) -> Instant:

@@ -166,7 +166,8 @@ class Stage:
         """Gradients made by this pass."""
         if self.stands:
             return 0.0
-        return self.q * BYTES[self.job.formats.gradient] * elements / (self.n if self.zero >= 2 else 1)
+        made = self.q * BYTES[self.job.formats.gradient] * elements / (self.n if self.zero >= 2 else 1)
+        return min(made, self.at_rest)
 
     def reduction(self, elements: float) -> float:
         """A unit while it is reduced, with what comes out where gradients stand already."""

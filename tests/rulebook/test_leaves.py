@@ -26,10 +26,10 @@ LEAVES: tuple[tuple[str, str, str, dict[str, Any], str], ...] = (
     ("HF203", "llama-3.2-3b", "ws-8x-3090", {"seq_len": 2048}, "pp"),
     ("HF301", "llama-2-7b", "dgx-h100:2", {}, "zero"),
     ("HF301", "llama-3.1-70b", "dgx-h100:8", {}, "zero"),
-    ("HF302", "llama-3.1-8b", "aws-g5.48xlarge:4", {"seq_len": 8192}, "pp+tp+zero1"),
-    ("HF302", "llama-3.1-8b", "gcp-g2-standard-96:4", {"seq_len": 8192}, "pp+tp+zero1"),
+    ("HF302", "llama-3.1-8b", "aws-g5.48xlarge:8", {"seq_len": 12288}, "pp+tp+zero1"),
+    ("HF302", "qwen2.5-14b", "aws-g5.48xlarge:8", {"seq_len": 8192}, "pp+tp+zero1"),
     ("HF901", "gpt2-medium", "dgx-h100:2", {}, "ddp"),
-    ("HF902", "gpt2-medium", "aws-g5.12xlarge:2", {}, "ddp"),
+    ("HF902", "gpt2-medium", "aws-g5.12xlarge:2", {}, "zero"),
     ("HF902", "llama-3.2-3b", "aws-g5.12xlarge:2", {"seq_len": 2048}, "zero"),
 )
 """Rule, model, machines, workload, and the family that is chosen."""
