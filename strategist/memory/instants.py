@@ -156,10 +156,11 @@ class Step:
         """Elements of the units outside the layers that are gathered as long as the pass runs: all of a root unit."""
         return self.counts.before + self.counts.behind if self.tied else self.counts.before
 
-    def gathered(self, *, layers: int, head: bool, done: Reals | float = 0.0) -> Reals:
-        """Gathered weights: `layers` layers under ZeRO-3, otherwise all but the `done` ones, which a pipeline keeps too."""
+    def gathered(self, *, layers: int, head: bool, passed: Reals | float = 0.0) -> Reals:
+        """Gathered weights: `layers` layers under ZeRO-3, otherwise all but what backward has `passed` (elements), which a
+        pipeline keeps too."""
         own = np.minimum(layers * self.widest, self.counts.layers)
-        given_back = np.where(self.piped, 0.0, done * self.widest)
+        given_back = np.where(self.piped, 0.0, passed)
         still = np.maximum(0.0, self.counts.layers - given_back)
         kept = np.where(self.reshards, own + (self.outer if self.tied else 0.0), still + self.outer)
         behind = self.counts.behind if head and not self.tied else 0.0
@@ -339,13 +340,17 @@ def _in_layer(step: Step, at: LayerInstant, number: int) -> Instant:
     counts = step.counts
     total = at.temporaries - at.freed + step.compute * at.weights
     temporaries, freed, weights = (_of_worst(step, total, part) for part in (at.temporaries, at.freed, at.weights))
-    layers = step.group.layers_SK.sum(axis=1)[None, :].astype(np.float64)
-    before = np.maximum(layers - 1.0, 0.0) if number < 0 else np.minimum(float(number), np.maximum(layers - 1.0, 0.0))
-    kept = _of_worst(step, total, rows_CK(step.job, step.c, is_kept))
-    again = np.where(step.plain & step.casts, step.cached / np.maximum(layers, 1.0), 0.0)
+    layers = np.maximum(step.group.layers_SK.sum(axis=1)[None, :].astype(np.float64), 1.0)
+    one = rows_CK(step.job, step.c, is_kept)
+    kept, every = _of_worst(step, total, one), step.group.layers_of(one)
+    before = layers - 1.0 if number < 0 else np.minimum(float(number), layers - 1.0)
+    is_first = before == layers - 1.0
+    passed = np.where(is_first, np.maximum(0.0, counts.layers - step.widest), before * step.widest)
+    let_go = np.where(is_first, every - kept, before * kept)
+    again = np.where(step.plain & step.casts, step.cached / layers, 0.0)
     behind = np.zeros_like(step.head) if step.tied else counts.behind
     in_flight = step.trained * step.reduce * np.where(before > 0, step.widest, behind)
-    done = behind + before * step.widest
+    done = behind + passed
     partial = step.trained * step.compute * weights
     cast = np.where(step.casts & step.stands, step.trained * step.stored * weights, 0.0)
     at_once = partial + cast if at.is_product else 0.0
@@ -359,16 +364,15 @@ def _in_layer(step: Step, at: LayerInstant, number: int) -> Instant:
                 step.activations
                 - in_last_stage(step)
                 - np.where(at.is_product & ~step.casts_here, 0.0, freed)
-                - before * kept,
+                - let_go,
             ),
             "logits": held_logits_CS(step.job, step.group),
-            "gather_buffers": step.gathered(layers=2, head=False, done=before)
+            "gather_buffers": step.gathered(layers=2, head=False, passed=passed)
             + np.where(step.reduces, partial + in_flight, 0.0)
             + step.waiting,
             "bucket_buffers": np.maximum(
                 0.0,
-                step.copies * (1.0 - before / np.maximum(layers, 1.0))
-                - np.where(step.plain & step.casts, partial, 0.0),
+                step.copies * (1.0 - before / layers) - np.where(step.plain & step.casts, partial, 0.0),
             ),
             "temporaries": temporaries
             + step.previous
@@ -405,7 +409,7 @@ def _layer_reduced(step: Step) -> Instant:
                 step.inputs, step.activations - in_last_stage(step) - _of_worst(step, kept, kept)
             ),
             "logits": held_logits_CS(step.job, step.group),
-            "gather_buffers": step.gathered(layers=1, head=False, done=1.0) + own + step.waiting,
+            "gather_buffers": step.gathered(layers=1, head=False, passed=step.widest) + own + step.waiting,
             "temporaries": step.stream + step.previous + step.retained(behind + step.widest),
         },
     )

@@ -180,14 +180,14 @@ class Stage:
         """Reduced gradients of unsharded units."""
         return self.q * self.r * elements if self.reduces and self.several and self.zero == 0 else 0.0
 
-    def gathered(self, layers: int, *, head: bool = False, done: float = 0.0) -> float:
+    def gathered(self, layers: int, *, head: bool = False, passed: float = 0.0) -> float:
         """Gathered weights."""
         if not self.units:
             return 0.0
         kept = self.behind if head else 0.0
         if self.zero == 3:
             return self.c * (kept + min(layers * self.wl, self.w.layers) + (self.outer if self.tied else 0.0))
-        given_back = 0.0 if self.piped else done * self.wl
+        given_back = 0.0 if self.piped else passed
         return self.c * (kept + max(0.0, self.w.layers - given_back) + self.outer)
 
     def instants(self) -> Iterator[tuple[int, dict[str, float]]]:
@@ -318,9 +318,13 @@ class Stage:
         order = [kind for kind in layer_counts(self.job.model) if kind in set(self.kinds)]
         ats = [(which(kind), kind) for kind in order]
         at, kind = max(ats, key=lambda pair: pair[0].temporaries - pair[0].freed + self.c * pair[0].weights)
-        count = len(self.kinds)
-        before = max(count - 1, 0) if number < 0 else min(number, max(count - 1, 0))
-        done = self.behind + before * self.wl
+        count, kept = len(self.kinds), self._rows(kind, _kept)
+        before = count - 1 if number < 0 else min(number, count - 1)
+        passed, let_go = before * self.wl, before * kept
+        if before == count - 1:
+            passed = max(0.0, self.w.layers - self.wl)
+            let_go = sum(self._rows(each, _kept) for each in self.kinds) - kept
+        done = self.behind + passed
         partial = self.q * self.c * at.weights
         cast = self.q * self.s * at.weights if self.casts and self.stands else 0.0
         loose = 0.0
@@ -330,13 +334,12 @@ class Stage:
         lets_go = self.units or (self.plain and self.casts)
         freed = at.freed if lets_go or not at.is_product else 0.0
         in_flight = self.q * self.r * (self.wl if before else self.behind)
-        kept = self._rows(kind, _kept)
         copies = self.copies * (1 - before / max(count, 1)) - (partial if self.plain and self.casts else 0.0)
         return {
             "gradients": self.earlier + self.fresh(done + (0.0 if self.units else at.weights)),
-            "activations": max(self.inputs, self.all - self.edges() - freed - before * kept),
+            "activations": max(self.inputs, self.all - self.edges() - freed - let_go),
             "logits": self.logits(0),
-            "gather_buffers": self.gathered(2, done=before)
+            "gather_buffers": self.gathered(2, passed=passed)
             + (partial + in_flight if self.reduces else 0.0)
             + self.waiting,
             "bucket_buffers": max(0.0, copies),
@@ -355,7 +358,7 @@ class Stage:
             "gradients": self.earlier + self.fresh(self.behind + self.wl),
             "activations": max(self.inputs, self.all - self.edges() - kept),
             "logits": self.logits(0),
-            "gather_buffers": self.gathered(1, done=1.0) + self.reduction(self.wl) + self.waiting,
+            "gather_buffers": self.gathered(1, passed=self.wl) + self.reduction(self.wl) + self.waiting,
             "temporaries": self.stream + self.previous + self.retained(self.behind + self.wl),
         }
 
