@@ -344,9 +344,9 @@ def _in_layer(step: Step, at: LayerInstant, number: int) -> Instant:
     one = rows_CK(step.job, step.c, is_kept)
     kept, every = _of_worst(step, total, one), step.group.layers_of(one)
     before = layers - 1.0 if number < 0 else np.minimum(float(number), layers - 1.0)
-    is_first = before == layers - 1.0
-    passed = np.where(is_first, np.maximum(0.0, counts.layers - step.widest), before * step.widest)
-    let_go = np.where(is_first, every - kept, before * kept)
+    share = before / np.maximum(layers - 1.0, 1.0)  # of the other layers, whatever their sort
+    passed = share * np.maximum(0.0, counts.layers - step.widest)
+    let_go = share * (every - kept)
     again = np.where(step.plain & step.casts, step.cached / layers, 0.0)
     behind = np.zeros_like(step.head) if step.tied else counts.behind
     in_flight = step.trained * step.reduce * np.where(before > 0, step.widest, behind)

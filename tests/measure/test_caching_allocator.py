@@ -90,14 +90,19 @@ def test_a_segment_holds_its_request(size: int) -> None:
 
 
 @given(requests)
-def test_repeating_a_balanced_stream_reserves_nothing_new(sizes: list[tuple[int, str]]) -> None:
-    """A step that frees all it takes finds its blocks again: the second round reserves no more."""
+def test_repeating_a_balanced_stream_settles(sizes: list[tuple[int, str]]) -> None:
+    """A step that frees all it takes finds blocks again: reserved bytes never shrink, and after some rounds stay the same.
+
+    The second round may still reserve: small requests are served first, from the segments that the first round opened for
+    larger ones.
+    """
     allocator = CachingAllocator()
     reserved = []
-    for _ in range(2):
+    for _ in range(len(sizes) + 2):
         for name, (size, stream) in enumerate(sizes):
             allocator.allocate(name, size, stream)
         for name in range(len(sizes)):
             allocator.free(name)
         reserved.append(allocator.reserved)
-    assert reserved[0] == reserved[1]
+    assert reserved == sorted(reserved)
+    assert reserved[-1] == reserved[-2]

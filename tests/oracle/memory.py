@@ -320,10 +320,9 @@ class Stage:
         at, kind = max(ats, key=lambda pair: pair[0].temporaries - pair[0].freed + self.c * pair[0].weights)
         count, kept = len(self.kinds), self._rows(kind, _kept)
         before = count - 1 if number < 0 else min(number, count - 1)
-        passed, let_go = before * self.wl, before * kept
-        if before == count - 1:
-            passed = max(0.0, self.w.layers - self.wl)
-            let_go = sum(self._rows(each, _kept) for each in self.kinds) - kept
+        share = before / max(count - 1, 1)
+        passed = share * max(0.0, self.w.layers - self.wl)
+        let_go = share * (sum(self._rows(each, _kept) for each in self.kinds) - kept)
         done = self.behind + passed
         partial = self.q * self.c * at.weights
         cast = self.q * self.s * at.weights if self.casts and self.stands else 0.0
