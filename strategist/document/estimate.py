@@ -13,6 +13,10 @@ MEMORY_TERMS = (
 )  # fmt: skip
 """Every byte has one home. allocated = all but runtime and slack; reserved = allocated + slack; device = reserved + runtime."""
 
+MOMENTS = ("loss", "backward of the last layer", "end of backward", "optimizer step")
+"""Where a step can peak: at the loss with every activation held, while the layers' backward runs, when it ends and the last
+gradients are reduced, and when the update runs."""
+
 TIME_TERMS = (
     "matmul", "attention", "elementwise", "loss", "moe_dispatch", "host", "tp", "cp", "ep", "pp", "dp", "bubble",
     "optimizer", "offload",

@@ -18,17 +18,12 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from strategist.document.estimate import MemoryTerm
+from strategist.document.estimate import MOMENTS, MemoryTerm
 from strategist.document.observed import ModulePeak, MomentBytes, Pass
 from strategist.measure.caching_allocator import CachingAllocator
 from strategist.measure.messages import UNSHARDED_GRADIENT
 from strategist.measure.recorder import Allocation, Record
 from strategist.records import dataclass
-
-MOMENTS = ("loss", "backward of the last layer", "end of backward", "optimizer step")
-"""The Plan's moments (memory/estimate.py). Forward, and backward as long as there are logits, belong to the first; the rest
-of the head's backward and that of all blocks to the second; what backward does behind the blocks to the third; everything
-after it to the last."""
 
 HOST = "host"
 """The role of what rests in the host's memory and is no byte of the device."""
@@ -123,7 +118,9 @@ class Timeline:
         return tuple(self._snapshot(name, *worst[name][1:]) for name in MOMENTS if name in worst)
 
     def _moments(self) -> list[str]:
-        """The Plan's moment of every operation."""
+        """The Plan's moment of every operation. Forward, and backward as long as there are logits, belong to the first; the
+        rest of the head's backward and that of all blocks to the second; what backward does behind the blocks to the third;
+        everything after it to the last."""
         named: list[str] = []
         is_behind = False  # what follows a backward pass belongs to its end, until a module works again
         logits = [self._end_of(a) for a in self.record.allocations.values() if a.role == "logits"]

@@ -6,9 +6,8 @@ import numpy as np
 
 from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
-from strategist.memory.backward import sequence_cut
 from strategist.space.candidates import Candidates, Column, Reals, code
-from strategist.space.shares import Group, tokens
+from strategist.space.shares import Group, sequence_cut, tokens
 
 
 def in_flight_CS(group: Group) -> Reals:

@@ -17,8 +17,8 @@ from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
 from strategist.memory.saved import POLICIES, Part, Policy, Saved, saved_tensors
 from strategist.records import dataclass
-from strategist.space.candidates import Candidates, Column, Reals
-from strategist.space.shares import ceil_div, layers, matrix_elements, tokens
+from strategist.space.candidates import Candidates, Reals
+from strategist.space.shares import ceil_div, layers, matrix_elements, sequence_cut, tokens
 from strategist.space.stages import kinds
 
 INPUTS = ("q", "k", "v", "q_down", "q_up", "kv_down", "kv_up", "qkvz", "beta", "in", "x", "dt")
@@ -71,11 +71,6 @@ def _per_token(job: Job, c: Candidates, rows: list[Saved]) -> Reals:
     for row in rows:
         widths[row.cut] += row.width * (4.0 if row.is_float32 else BYTES[job.formats.compute])
     return widths["sequence"] / sequence_cut(c) + widths["heads"] / c["tp"] + widths["whole"]
-
-
-def sequence_cut(c: Candidates) -> Column:
-    """Ranks that share the residual stream, (C,)."""
-    return np.where(c["sequence_parallel"] > 0, c["tp"], 1)
 
 
 def feed_forward_instant(job: Job, c: Candidates) -> LayerInstant:

@@ -10,7 +10,7 @@ from strategist.document.estimate import MEMORY_TERMS
 from strategist.facts.job import Job
 from strategist.memory.activations import receive_buffers_CS
 from strategist.memory.buffers import runtime_bytes_C, slack_bytes
-from strategist.memory.instants import MOMENTS, Instant, Step, instants
+from strategist.memory.instants import Instant, Step, instants
 from strategist.memory.model_states import (
     gradient_bytes_CS,
     host_bytes_C,
@@ -34,9 +34,6 @@ class Peaks:
     stage: Column
     moment: Column
     host: Column
-
-
-__all__ = ["MOMENTS", "Ledger", "Peaks", "ledger", "peak_memory"]
 
 
 def peak_memory(job: Job, candidates: Candidates) -> Peaks:

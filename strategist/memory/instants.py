@@ -13,6 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
+from strategist.document.estimate import MOMENTS
 from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
 from strategist.memory.activations import edges_CS, in_flight_CS, step_inputs_C
@@ -34,11 +35,8 @@ from strategist.records import dataclass
 from strategist.space.candidates import Mask, Reals
 from strategist.space.shares import Elements, Group, state_shards, vocabulary_elements
 
-MOMENTS = ("loss", "backward of the last layer", "end of backward", "optimizer step")
-"""Where a step can peak: at the loss with every activation held, while the layers' backward runs, when it ends and the last
-gradients are reduced, and when the update runs."""
-
-LOSS, LAYERS, END, UPDATE = range(4)
+LOSS, LAYERS, END, UPDATE = range(len(MOMENTS))
+"""Places in MOMENTS."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,6 +11,7 @@ import numpy as np
 from strategist.catalog import rows
 from strategist.document.estimate import (
     MEMORY_TERMS,
+    MOMENTS,
     TIME_TERMS,
     Estimate,
     MemoryLedger,
@@ -23,7 +24,7 @@ from strategist.document.plan import Economics, Hint, Mesh, NumberFormats, Reque
 from strategist.facts.hardware import Basis
 from strategist.facts.job import Job
 from strategist.facts.model import layer_sequence
-from strategist.memory.estimate import MOMENTS, Ledger, ledger
+from strategist.memory.estimate import Ledger, ledger
 from strategist.planner.search import Found
 from strategist.records import dataclass
 from strategist.space.candidates import Candidates

@@ -207,6 +207,11 @@ def expert_shards(c: Candidates) -> Column:
     return np.maximum(1, c.expert_dp // c["dp_replicate"])
 
 
+def sequence_cut(c: Candidates) -> Column:
+    """Ranks that share the residual stream: tp under sequence parallelism, else one, (C,)."""
+    return np.where(c["sequence_parallel"] > 0, c["tp"], 1)
+
+
 def tokens(job: Job, c: Candidates) -> Reals:
     """Tokens of one micro-batch on one rank, (C,)."""
     return c["micro_batch"] * (job.workload.seq_len / c["cp"])

@@ -15,7 +15,7 @@ from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
 from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Column, Reals
-from strategist.space.shares import Elements, Group, layers, tokens
+from strategist.space.shares import Elements, Group, layers, sequence_cut, tokens
 
 Op = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"]
 Axis = Literal["tp", "cp", "ep", "pp", "dp"]
@@ -154,7 +154,7 @@ def _expert(job: Job, group: Group) -> tuple[Traffic, ...]:
     moe, c = job.model.moe, group.candidates
     if moe is None:
         return ()
-    rows = tokens(job, c) / np.where(c["sequence_parallel"] > 0, c["tp"], 1) * moe.top_k
+    rows = tokens(job, c) / sequence_cut(c) * moe.top_k
     sent = _per_stage(group, rows * _distinct(job, c) * (moe.latent or job.model.hidden) * BYTES[job.formats.compute])
     is_moe = np.array([any(matrix.is_expert for matrix in layer.matrices) for layer in layers(job.model)])
     passes = (group.layers_SK * is_moe).sum(axis=1)[None, :] * _micro(group)

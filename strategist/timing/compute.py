@@ -14,7 +14,7 @@ from strategist.facts.model import LayerKind, ModelShape
 from strategist.facts.profile import BYTES
 from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Reals, total_of
-from strategist.space.shares import layers, tokens
+from strategist.space.shares import layers, sequence_cut, tokens
 from strategist.space.stages import kinds
 from strategist.timing.rates import matmul_rates, memory_Bps, share
 
@@ -120,14 +120,13 @@ def _sizes(job: Job, matrix: Matrix, c: Candidates) -> Sizes:
     n = matrix.outputs / tp if matrix.cut == "column" else matrix.outputs
     k = matrix.inputs / tp if matrix.cut == "row" else matrix.inputs
     rows = tokens(job, c)
-    spread = np.where(c["sequence_parallel"] > 0, tp, 1) if matrix.cut == "whole" else 1
+    spread = sequence_cut(c) if matrix.cut == "whole" else 1
     return matrix.copies, rows / spread, n, k
 
 
 def _expert_sizes(job: Job, matrix: Matrix, c: Candidates) -> Sizes:
     """Experts held by a rank work on balanced token counts; one product per expert, narrower by expert tensor cuts."""
-    share_of_sequence = np.where(c["sequence_parallel"] > 0, c["tp"], 1)
-    arriving = tokens(job, c) / share_of_sequence * c["ep"] * c["etp"] * matrix.used
+    arriving = tokens(job, c) / sequence_cut(c) * c["ep"] * c["etp"] * matrix.used
     n = matrix.outputs / c["etp"] if matrix.cut == "column" else matrix.outputs
     k = matrix.inputs / c["etp"] if matrix.cut == "row" else matrix.inputs
     return matrix.copies / c["ep"], np.maximum(1.0, arriving / matrix.copies), n, k
@@ -216,14 +215,15 @@ def elementwise_bytes(job: Job, layer: Layer, kind: LayerKind, c: Candidates) ->
     the output matrix read their input through dropout and add to the result: their products are nothing but this traffic.
     """
     shape, number, kernels = job.model, BYTES[job.formats.compute], job.profile.kernels
-    sequence_cut = np.where(c["sequence_parallel"] > 0, c["tp"], 1)
     parts = max(1, layer.norms)
-    stream = (kernels.norm * layer.norms + (kernels.residual + kernels.dropout) * parts) * shape.hidden / sequence_cut
+    stream = (
+        (kernels.norm * layer.norms + (kernels.residual + kernels.dropout) * parts) * shape.hidden / sequence_cut(c)
+    )
     has_attention = kind.mixer in ("attention", "sliding", "mla")
     rotated = kernels.rotary * (shape.heads + shape.kv_heads) * shape.head_dim if has_attention else 0.0
     beside = job.adapters and has_attention
     heads = shape.heads * shape.head_dim
-    stream = stream + (_ADAPTER_READ + _ADAPTER_WRITE) * shape.hidden / sequence_cut * beside
+    stream = stream + (_ADAPTER_READ + _ADAPTER_WRITE) * shape.hidden / sequence_cut(c) * beside
     wings = beside * (_ADAPTER_READ * heads + _ADAPTER_WRITE * (heads + 2.0 * shape.kv_heads * shape.head_dim))
     state = 12.0 * shape.hidden if kind.mixer in ("mamba1", "mamba2", "gated-delta") else 0.0
     widths = {
@@ -245,7 +245,7 @@ def _dispatch(job: Job, gpu: Gpu, kind: LayerKind, c: Candidates) -> Reals:
         return np.zeros(len(c))
     width = job.model.moe.latent or job.model.hidden
     moved = 4.0 * job.model.moe.top_k * width * BYTES[job.formats.compute]
-    return moved * tokens(job, c) / np.where(c["sequence_parallel"] > 0, c["tp"], 1) / memory_Bps(gpu)
+    return moved * tokens(job, c) / sequence_cut(c) / memory_Bps(gpu)
 
 
 def _launches(job: Job, kind: LayerKind, c: Candidates, passes: Passes) -> Reals:

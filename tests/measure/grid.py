@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from strategist.document.estimate import MOMENTS
 from strategist.document.observed import RankObservation
 from strategist.document.plan import NumberFormats, Plan, Stage
 from strategist.executor.support import layout_obstacles
@@ -21,7 +22,7 @@ from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
 from strategist.facts.models import load_model
 from strategist.facts.profile import find_profile
-from strategist.memory.estimate import MOMENTS, Ledger, ledger
+from strategist.memory.estimate import Ledger, ledger
 from strategist.space.candidates import MESH_COLUMNS, OPTION_COLUMNS, Candidates, code
 from strategist.space.shares import elements, groups
 from strategist.space.stages import stage_chunks

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strategist.document.estimate import MOMENTS
 from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
 from strategist.facts.model_parts import Moe
 from strategist.facts.profile import find_profile, frameworks
 from strategist.facts.workload import Workload
-from strategist.memory.estimate import MOMENTS, peak_memory
+from strategist.memory.estimate import peak_memory
 from strategist.planner.write import memory_ledger
 from strategist.space.candidates import MESH_COLUMNS
 from strategist.timing import estimate as timing
