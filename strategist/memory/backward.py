@@ -1,8 +1,9 @@
 """One layer in backward: gradients of activations, what is freed on the way, gradients of weights, per sort of layer (K).
 
-Two instants can be the worst of a layer. Behind the feed-forward part's activation: its input, output and the gradients of
-both are alive, its last matrix is done. Inside attention: the feed-forward part is gone, all its weights have gradients,
-and flash attention's workspace is added. Order of work: torch's autograd goes through strategist's own block backwards
+Four instants can be the worst of a layer. Behind the feed-forward part's activation: its input, output and the gradients of
+both are alive. When its last matrix gets its gradient. When its first matrices have theirs, and those of their inputs wait
+to be added up. Inside attention: the feed-forward part is gone, all its weights have gradients, and flash attention's
+workspace is added. Order of work: torch's autograd goes through strategist's own block backwards
 (executor/models/block.py). Workspace: PyTorch 2.13 aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd:
 softmax_d, dq_accum, dk_expanded, dv_expanded.
 """
@@ -51,10 +52,20 @@ def is_brought_back(row: Saved, policy: Policy) -> bool:
     return "none" in row.policies and policy not in row.policies
 
 
-def rows_CK(job: Job, c: Candidates, wanted: Rows, *parts: Part) -> Reals:
-    """Bytes of some rows of one layer for one micro-batch, of all parts or of some, under each candidate's policy, (C, K)."""
-    level = c["recompute"][:, None]
-    return np.choose(level, [_rows_of(job, c, wanted, policy, parts) for policy in POLICIES]) * tokens(job, c)[:, None]
+class Kept:
+    """Bytes of the rows of one layer for one micro-batch, under each candidate's policy, (C, K); each sum is made once."""
+
+    def __init__(self, job: Job, c: Candidates) -> None:
+        self.job, self.c = job, c
+        self._known: dict[tuple[Rows, tuple[Part, ...]], Reals] = {}
+
+    def rows(self, wanted: Rows, *parts: Part) -> Reals:
+        """Some rows, of all parts or of some."""
+        if (wanted, parts) not in self._known:
+            job, c = self.job, self.c
+            by_policy = [_rows_of(job, c, wanted, policy, parts) for policy in POLICIES]
+            self._known[wanted, parts] = np.choose(c["recompute"][:, None], by_policy) * tokens(job, c)[:, None]
+        return self._known[wanted, parts]
 
 
 def _rows_of(job: Job, c: Candidates, wanted: Rows, policy: Policy, parts: tuple[Part, ...]) -> Reals:
@@ -73,38 +84,57 @@ def _per_token(job: Job, c: Candidates, rows: list[Saved]) -> Reals:
     return widths["sequence"] / sequence_cut(c) + widths["heads"] / c["tp"] + widths["whole"]
 
 
-def feed_forward_instant(job: Job, c: Candidates) -> LayerInstant:
+def layer_instants(kept: Kept) -> tuple[LayerInstant, ...]:
+    """The instants of one layer that can be its worst."""
+    last = weights_CK(kept.job, kept.c, _is_last)
+    return (
+        _behind_activation(kept, last),
+        _last_matrix(kept, last),
+        _first_matrices(kept),
+        _in_attention(kept),
+    )
+
+
+def _behind_activation(kept: Kept, last: Reals) -> LayerInstant:
     """Behind the activation: gradients of its result, of its inputs, and of the residual stream."""
-    kept, again = rows_CK(job, c, is_kept, "product"), rows_CK(job, c, is_brought_back, "product")
-    gradients = (3.0 if job.model.mlp_gated else 2.0) * (kept + again) + residual_C(job, c)[:, None]
-    recomputed = rows_CK(job, c, is_brought_back) - again
-    return LayerInstant(gradients + recomputed, kept, weights_CK(job, c, _is_last))
+    times = 3.0 if kept.job.model.mlp_gated else 2.0
+    return LayerInstant(times * _product(kept) + _beside_product(kept), kept.rows(is_kept, "product"), last)
 
 
-def last_matrix_instant(job: Job, c: Candidates) -> LayerInstant:
+def _last_matrix(kept: Kept, last: Reals) -> LayerInstant:
     """When the feed-forward part's last matrix has its gradient: beside it the gradient of its input and the stream's."""
-    kept, again = rows_CK(job, c, is_kept, "product"), rows_CK(job, c, is_brought_back, "product")
-    gradients = kept + again + residual_C(job, c)[:, None]
-    recomputed = rows_CK(job, c, is_brought_back) - again
-    return LayerInstant(gradients + recomputed, kept, weights_CK(job, c, _is_last), is_product=True)
+    freed = kept.rows(is_kept, "product")
+    return LayerInstant(_product(kept) + _beside_product(kept), freed, last, is_product=True)
 
 
-def inputs_instant(job: Job, c: Candidates) -> LayerInstant:
+def _product(kept: Kept) -> Reals:
+    """The input of the last matrix, kept or computed again, (C, K)."""
+    return kept.rows(is_kept, "product") + kept.rows(is_brought_back, "product")
+
+
+def _beside_product(kept: Kept) -> Reals:
+    """The residual stream's gradients, and what else was computed again, (C, K)."""
+    recomputed = kept.rows(is_brought_back) - kept.rows(is_brought_back, "product")
+    return residual_C(kept.job, kept.c)[:, None] + recomputed
+
+
+def _first_matrices(kept: Kept) -> LayerInstant:
     """When the feed-forward part's first matrices have their gradients: beside them those of its input, one per matrix."""
-    product = rows_CK(job, c, is_kept, "product") + rows_CK(job, c, is_brought_back, "product")
+    job, c = kept.job, kept.c
     streams = 2.0 if job.model.mlp_gated else 1.0
     whole = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute]
-    gradients = product + (streams * whole + residual_C(job, c, whole=False))[:, None]
-    freed = rows_CK(job, c, is_kept, "inside", "product")
-    recomputed = rows_CK(job, c, is_brought_back, "mixer", "ffn")
+    gradients = _product(kept) + (streams * whole + residual_C(job, c, whole=False))[:, None]
+    recomputed = kept.rows(is_brought_back, "mixer", "ffn")
+    freed = kept.rows(is_kept, "inside", "product")
     return LayerInstant(gradients + recomputed, freed, weights_CK(job, c, _is_feed_forward))
 
 
-def attention_instant(job: Job, c: Candidates) -> LayerInstant:
+def _in_attention(kept: Kept) -> LayerInstant:
     """Inside attention's backward: the feed-forward part is gone."""
+    job, c = kept.job, kept.c
     gradients = (attention_gradients_C(job, c) + residual_C(job, c))[:, None]
-    freed = rows_CK(job, c, is_kept, "ffn", "inside", "product")
-    return LayerInstant(gradients + rows_CK(job, c, is_brought_back, "mixer"), freed, weights_CK(job, c, _is_behind))
+    freed = kept.rows(is_kept, "ffn", "inside", "product")
+    return LayerInstant(gradients + kept.rows(is_brought_back, "mixer"), freed, weights_CK(job, c, _is_behind))
 
 
 def residual_C(job: Job, c: Candidates, *, whole: bool = True) -> Reals:

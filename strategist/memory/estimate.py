@@ -10,7 +10,7 @@ from strategist.document.estimate import MEMORY_TERMS
 from strategist.facts.job import Job
 from strategist.memory.activations import receive_buffers_CS
 from strategist.memory.buffers import runtime_bytes_C, slack_bytes
-from strategist.memory.instants import Instant, Step, instants
+from strategist.memory.instants import Instant, instants
 from strategist.memory.model_states import (
     gradient_bytes_CS,
     host_bytes_C,
@@ -53,41 +53,36 @@ def peak_memory(job: Job, candidates: Candidates) -> Peaks:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ledger:
-    """Bytes of every stage (C, S): `steady` terms hold at every instant, `moving` are the others by instant; `runtime` and
-    `host` are per candidate (C,)."""
+    """Bytes of every stage (C, S): `steady` terms hold at every instant, `moving` are the others by instant, `allocated`
+    is what tensors hold at each instant; `runtime` and `host` are per candidate (C,)."""
 
     steady: Terms
     moving: tuple[Instant, ...]
+    allocated: tuple[Reals, ...]
     runtime: Reals
     host: Column
 
-    def allocated(self, instant: int) -> Reals:
-        """Bytes that tensors hold at one instant, (C, S)."""
-        return total_of((*self.steady.values(), *self.moving[instant].terms.values()))
-
-    def worst(self, moment: int | None = None) -> tuple[Column, Column]:
-        """(instant, stage) of the largest total, the first of equals, each (C,); of one moment alone when it is named."""
-        chosen = [i for i, instant in enumerate(self.moving) if moment in (None, instant.moment)]
-        totals = [self.allocated(instant) for instant in chosen]
-        peaks = np.stack([total.max(axis=1) for total in totals])
-        stages = np.stack([total.argmax(axis=1) for total in totals])
-        place = peaks.argmax(axis=0)
-        return np.array(chosen)[place], stages[place, np.arange(len(place))]
+    def worst(self) -> tuple[Column, Column]:
+        """(instant, stage) of the largest total, the first of equals, each (C,)."""
+        peaks = np.stack([total.max(axis=1) for total in self.allocated])
+        stages = np.stack([total.argmax(axis=1) for total in self.allocated])
+        instant = peaks.argmax(axis=0)
+        return instant, stages[instant, np.arange(len(instant))]
 
     def bytes_at(self, name: str, instant: Column, stage: Column) -> Column:
         """Whole bytes of one term at an instant and stage of each candidate, (C,)."""
-        rows = np.arange(len(instant))
         if name == "runtime":
             return np.ceil(self.runtime).astype(np.int64)
-        if name == "slack":
-            values = [slack_bytes(self.allocated(i)[rows, stage]) for i in range(len(self.moving))]
-        elif name in self.steady:
-            return np.ceil(self.steady[name][rows, stage]).astype(np.int64)
-        else:
-            values = [
-                each.terms[name][rows, stage] if name in each.terms else np.zeros(len(rows)) for each in self.moving
-            ]
-        return np.ceil(np.choose(instant, values)).astype(np.int64)
+        if name in self.steady:
+            return np.ceil(self.steady[name][np.arange(len(stage)), stage]).astype(np.int64)
+        found = np.zeros(len(instant))
+        for place in np.unique(instant):
+            rows = np.flatnonzero(instant == place)
+            if name == "slack":
+                found[rows] = slack_bytes(self.allocated[place][rows, stage[rows]])
+            elif name in self.moving[place].terms:
+                found[rows] = self.moving[place].terms[name][rows, stage[rows]]
+        return np.ceil(found).astype(np.int64)
 
 
 def ledger(job: Job, group: Group) -> Ledger:
@@ -98,8 +93,8 @@ def ledger(job: Job, group: Group) -> Ledger:
         "optimizer": optimizer_bytes_CS(job, group, counts),
         "pipeline_buffers": receive_buffers_CS(job, group),
     }
-    rest = gradient_bytes_CS(job, group, counts), settled_bytes_CS(job, group, counts)
-    steps = [Step(job, group, counts, *rest, drains=drains) for drains in ((False, True) if group.pp > 1 else (False,))]
-    moving = tuple(instant for step in steps for instant in instants(step))
+    moving = instants(job, group, counts, gradient_bytes_CS(job, group, counts), settled_bytes_CS(job, group, counts))
+    held = total_of(steady.values())
+    allocated = tuple(total_of((held, *instant.terms.values())) for instant in moving)
     host = np.ceil(host_bytes_C(job, group, counts)).astype(np.int64)
-    return Ledger(steady, moving, runtime_bytes_C(job, group.candidates), host)
+    return Ledger(steady, moving, allocated, runtime_bytes_C(job, group.candidates), host)

@@ -8,7 +8,7 @@ reduced. Source: PyTorch 2.13 torch/distributed/fsdp/_fully_shard/_fsdp_param_gr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 
 import numpy as np
@@ -18,14 +18,11 @@ from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
 from strategist.memory.activations import edges_CS, in_flight_CS, step_inputs_C
 from strategist.memory.backward import (
+    Kept,
     LayerInstant,
-    attention_instant,
-    feed_forward_instant,
-    inputs_instant,
     is_kept,
-    last_matrix_instant,
+    layer_instants,
     residual_C,
-    rows_CK,
 )
 from strategist.memory.buffers import is_managed, is_plain_data_parallel
 from strategist.memory.logits import forward_bytes_CS, held_logits_CS, loss_bytes_CS
@@ -47,15 +44,61 @@ class Instant:
     terms: Mapping[str, Reals]
 
 
+class Layers:
+    """The layers of a group's candidates in backward, the same in every pass. (C, S) each."""
+
+    def __init__(self, job: Job, group: Group) -> None:
+        kept = Kept(job, group.candidates)
+        one = kept.rows(is_kept)
+        self.every = group.layers_of(one)
+        self.largest = _of_worst(group, one, one)
+        compute = BYTES[job.formats.compute]
+        self.instants = tuple(_on_stages(group, at, one, compute) for at in layer_instants(kept))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StageInstant:
+    """One instant of the sort of layer that is worst on each stage, as in LayerInstant but (C, S), and what that layer
+    keeps."""
+
+    temporaries: Reals
+    freed: Reals
+    weights: Reals
+    kept: Reals
+    is_product: bool
+
+
+def _on_stages(group: Group, at: LayerInstant, kept: Reals, compute: float) -> StageInstant:
+    total = at.temporaries - at.freed + compute * at.weights
+    return StageInstant(
+        temporaries=_of_worst(group, total, at.temporaries),
+        freed=_of_worst(group, total, at.freed),
+        weights=_of_worst(group, total, at.weights),
+        kept=_of_worst(group, total, kept),
+        is_product=at.is_product,
+    )
+
+
+def _of_worst(group: Group, total: Reals, part: Reals) -> Reals:
+    """`part` (C, K) of the sort of layer whose `total` is the largest on each stage, (C, S)."""
+    present: Mask = group.layers_SK > 0
+    if present.shape[1] == 1:
+        return part * present[None, :, 0]
+    worst = np.where(present[None, :, :], total[:, None, :], -np.inf).argmax(axis=2)
+    held: Mask = np.asarray(present.any(axis=1))
+    return np.take_along_axis(part, worst, axis=1) * held[None, :]
+
+
 class Step:
     """What the instants of a group's candidates are made of. Bytes are (C, S) unless they say otherwise."""
 
     def __init__(
-        self, job: Job, group: Group, counts: Elements, at_rest: Reals, settled: Reals, *, drains: bool
+        self, job: Job, group: Group, counts: Elements, layers: Layers, at_rest: Reals, settled: Reals, *, drains: bool
     ) -> None:
         """`at_rest` are gradients while micro-batches follow each other, `settled` those that the update finds; a step that
         `drains` has ended the first backward pass of a pipeline, so that gradients stand and one micro-batch less is kept."""
         self.job, self.group, self.counts, self.at_rest, self.settled = job, group, counts, at_rest, settled
+        self.layers = layers
         c = self.c = group.candidates
         formats = job.formats
         self.compute, self.reduce, self.stored = (
@@ -105,7 +148,17 @@ class Step:
     @cached_property
     def micro_batch(self) -> Reals:
         """All that is kept of one micro-batch."""
-        return self.group.layers_of(rows_CK(self.job, self.c, is_kept)) + edges_CS(self.job, self.group)
+        return self.layers.every + edges_CS(self.job, self.group)
+
+    @cached_property
+    def in_layers(self) -> Reals:
+        """All that is kept when the layers' backward starts: what lies behind them is gone."""
+        return self.activations - self.last * edges_CS(self.job, self.group, first=False)
+
+    @cached_property
+    def held_logits(self) -> Reals:
+        """The logits that a pipeline's last stage holds on to."""
+        return held_logits_CS(self.job, self.group)
 
     @cached_property
     def inputs(self) -> Reals:
@@ -206,12 +259,19 @@ class Step:
         return np.where(self.piped & self.several, self.stream, 0.0)
 
 
-def instants(step: Step) -> tuple[Instant, ...]:
-    """Every instant at which some candidate can peak."""
+def instants(job: Job, group: Group, counts: Elements, at_rest: Reals, settled: Reals) -> tuple[Instant, ...]:
+    """Every instant at which some candidate can peak; see Step for the gradients."""
+    layers = Layers(job, group)
+    found: list[Instant] = []
+    for drains in (False, True) if group.pp > 1 else (False,):
+        found.extend(_of_step(Step(job, group, counts, layers, at_rest, settled, drains=drains)))
+    return tuple(found)
+
+
+def _of_step(step: Step) -> tuple[Instant, ...]:
     return (
         _embedding(step),
-        _forward(step),
-        _softmax(step),
+        *_loss(step),
         *_head(step),
         _head_reduced(step),
         *_layers(step),
@@ -234,34 +294,19 @@ def _embedding(step: Step) -> Instant:
     )
 
 
-def _forward(step: Step) -> Instant:
-    """The loss itself: logits, their float32 copy and log-probabilities, with all that autocast's cache holds."""
-    return Instant(
-        LOSS,
-        {
-            "gradients": step.earlier,
-            "activations": step.activations,
-            "logits": forward_bytes_CS(step.job, step.group),
-            "gather_buffers": step.gathered(layers=0, head=True),
-            "bucket_buffers": step.copies + step.head_copy,
-            "temporaries": step.previous + step.outside + step.cached,
-        },
-    )
-
-
-def _softmax(step: Step) -> Instant:
-    """The loss's own backward: log-probabilities, their gradient, and the gradient of the logits."""
-    return Instant(
-        LOSS,
-        {
-            "gradients": step.earlier,
-            "activations": step.activations,
-            "logits": loss_bytes_CS(step.job, step.group),
-            "gather_buffers": step.gathered(layers=0, head=True),
-            "bucket_buffers": step.copies + step.head_copy,
-            "temporaries": step.previous + step.outside,
-        },
-    )
+def _loss(step: Step) -> tuple[Instant, Instant]:
+    """The loss itself: logits, their float32 copy and log-probabilities, with all that autocast's cache holds. Then its own
+    backward: log-probabilities, their gradient, and the gradient of the logits."""
+    both = {
+        "gradients": step.earlier,
+        "activations": step.activations,
+        "gather_buffers": step.gathered(layers=0, head=True),
+        "bucket_buffers": step.copies + step.head_copy,
+    }
+    waits = step.previous + step.outside
+    forward = both | {"logits": forward_bytes_CS(step.job, step.group), "temporaries": waits + step.cached}
+    softmax = both | {"logits": loss_bytes_CS(step.job, step.group), "temporaries": waits}
+    return Instant(LOSS, forward), Instant(LOSS, softmax)
 
 
 def _head(step: Step) -> tuple[Instant, Instant]:
@@ -284,7 +329,7 @@ def _head(step: Step) -> tuple[Instant, Instant]:
     cast = {
         "gradients": step.earlier + own,
         "activations": step.activations - step.last * step.stream,
-        "logits": held_logits_CS(step.job, step.group),
+        "logits": step.held_logits,
         "gather_buffers": step.gathered(layers=0, head=True),
         "bucket_buffers": step.copies,
         "temporaries": before + casting,
@@ -301,8 +346,8 @@ def _head_reduced(step: Step) -> Instant:
         LAYERS,
         {
             "gradients": step.earlier + step.fresh(step.counts.behind),
-            "activations": step.activations - in_last_stage(step),
-            "logits": held_logits_CS(step.job, step.group),
+            "activations": step.in_layers,
+            "logits": step.held_logits,
             "gather_buffers": step.gathered(layers=1, head=False) + behind + step.waiting + held,
             "bucket_buffers": step.copies,
             "temporaries": step.previous
@@ -313,58 +358,38 @@ def _head_reduced(step: Step) -> Instant:
     )
 
 
-def in_last_stage(step: Step) -> Reals:
-    """Activations outside the layers that are gone when the layers' backward starts."""
-    return step.last * (edges_CS(step.job, step.group, first=False))
+def _layers(step: Step) -> Iterator[Instant]:
+    """Each worst instant of a layer: in the last one (behind the head), in the one before it and in the first."""
+    for at in step.layers.instants:
+        yield from (_in_layer(step, at, number) for number in (0, 1, -1))
+    yield _layer_reduced(step)
 
 
-def _layers(step: Step) -> tuple[Instant, ...]:
-    """Each worst instant of a layer, in the last layer (behind the head) and in the one before it."""
-    job, c = step.job, step.c
-    found: list[Instant] = []
-    each = (
-        feed_forward_instant(job, c),
-        last_matrix_instant(job, c),
-        inputs_instant(job, c),
-        attention_instant(job, c),
-    )
-    for at in each:
-        found.extend(_in_layer(step, at, number) for number in (0, 1, -1))
-    return (*found, _layer_reduced(step))
-
-
-def _in_layer(step: Step, at: LayerInstant, number: int) -> Instant:
+def _in_layer(step: Step, at: StageInstant, number: int) -> Instant:
     """One instant of the `number`-th layer from the end; -1 is the first layer."""
     counts = step.counts
-    total = at.temporaries - at.freed + step.compute * at.weights
-    temporaries, freed, weights = (_of_worst(step, total, part) for part in (at.temporaries, at.freed, at.weights))
     layers = np.maximum(step.group.layers_SK.sum(axis=1)[None, :].astype(np.float64), 1.0)
-    one = rows_CK(step.job, step.c, is_kept)
-    kept, every = _of_worst(step, total, one), step.group.layers_of(one)
     before = layers - 1.0 if number < 0 else np.minimum(float(number), layers - 1.0)
     share = before / np.maximum(layers - 1.0, 1.0)  # of the other layers, whatever their sort
     passed = share * np.maximum(0.0, counts.layers - step.widest)
-    let_go = share * (every - kept)
+    let_go = share * (step.layers.every - at.kept)
     again = np.where(step.plain & step.casts, step.cached / layers, 0.0)
     behind = np.zeros_like(step.head) if step.tied else counts.behind
     in_flight = step.trained * step.reduce * np.where(before > 0, step.widest, behind)
     done = behind + passed
-    partial = step.trained * step.compute * weights
-    cast = np.where(step.casts & step.stands, step.trained * step.stored * weights, 0.0)
+    partial = step.trained * step.compute * at.weights
+    cast = np.where(step.casts & step.stands, step.trained * step.stored * at.weights, 0.0)
     at_once = partial + cast if at.is_product else 0.0
-    own = np.where(step.managed, 0.0, weights)
+    own = np.where(step.managed, 0.0, at.weights)
     return Instant(
         LAYERS,
         {
             "gradients": step.earlier + step.fresh(done + own),
             "activations": np.maximum(
                 step.inputs,
-                step.activations
-                - in_last_stage(step)
-                - np.where(at.is_product & ~step.casts_here, 0.0, freed)
-                - let_go,
+                step.in_layers - np.where(at.is_product & ~step.casts_here, 0.0, at.freed) - let_go,
             ),
-            "logits": held_logits_CS(step.job, step.group),
+            "logits": step.held_logits,
             "gather_buffers": step.gathered(layers=2, head=False, passed=passed)
             + np.where(step.reduces, partial + in_flight, 0.0)
             + step.waiting,
@@ -372,7 +397,7 @@ def _in_layer(step: Step, at: LayerInstant, number: int) -> Instant:
                 0.0,
                 step.copies * (1.0 - before / layers) - np.where(step.plain & step.casts, partial, 0.0),
             ),
-            "temporaries": temporaries
+            "temporaries": at.temporaries
             + step.previous
             + step.old_head
             + step.retained(done)
@@ -383,30 +408,17 @@ def _in_layer(step: Step, at: LayerInstant, number: int) -> Instant:
     )
 
 
-def _of_worst(step: Step, total: Reals, part: Reals) -> Reals:
-    """`part` (C, K) of the sort of layer whose `total` is the largest on each stage, (C, S)."""
-    present: Mask = step.group.layers_SK > 0
-    if present.shape[1] == 1:
-        return part * present[None, :, 0]
-    worst = np.where(present[None, :, :], total[:, None, :], -np.inf).argmax(axis=2)
-    held: Mask = np.asarray(present.any(axis=1))
-    return np.take_along_axis(part, worst, axis=1) * held[None, :]
-
-
 def _layer_reduced(step: Step) -> Instant:
     """A layer is reduced while the next one is gathered."""
     counts = step.counts
-    kept = rows_CK(step.job, step.c, is_kept)
     own = step.in_reduction(step.widest) + step.output(step.widest)
     behind = 0.0 if step.tied else counts.behind
     return Instant(
         LAYERS,
         {
             "gradients": step.earlier + step.fresh(behind + step.widest),
-            "activations": np.maximum(
-                step.inputs, step.activations - in_last_stage(step) - _of_worst(step, kept, kept)
-            ),
-            "logits": held_logits_CS(step.job, step.group),
+            "activations": np.maximum(step.inputs, step.in_layers - step.layers.largest),
+            "logits": step.held_logits,
             "gather_buffers": step.gathered(layers=1, head=False, passed=step.widest) + own + step.waiting,
             "temporaries": step.stream + step.previous + step.retained(behind + step.widest),
         },

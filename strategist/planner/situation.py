@@ -12,7 +12,7 @@ from strategist.facts.buildable import departures
 from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
 from strategist.facts.profile import BYTES
-from strategist.memory.backward import is_kept, rows_CK
+from strategist.memory.backward import Kept, is_kept
 from strategist.memory.buffers import overhead
 from strategist.memory.estimate import peak_memory
 from strategist.records import dataclass
@@ -142,7 +142,7 @@ def largest_layer_bytes(job: Job) -> int:
     unit = np.ones(1, np.int64)
     compute = BYTES[job.formats.compute]
     weights = dense_CK(job.model, alone, unit) + expert_CK(job.model, alone, unit)
-    blocks = 2.0 * compute * weights + rows_CK(job, alone, is_kept)
+    blocks = 2.0 * compute * weights + Kept(job, alone).rows(is_kept)
     head = 2.0 * compute * job.model.vocab * job.model.hidden + compute * job.workload.seq_len * job.model.vocab
     context = overhead("cpu_context_bytes" if job.cluster.smallest.vendor == "CPU" else "gpu_context_bytes")
     return int(max(float(blocks.max(initial=0.0)), head) + context)

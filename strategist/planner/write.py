@@ -122,7 +122,7 @@ def memory_ledger(job: Job, candidate: Candidates) -> MemoryLedger:
 
 def _stage_memory(table: Ledger, stage: int) -> StageMemory:
     """One stage at its worst moment; terms without bytes are left out."""
-    instant = max(range(len(table.moving)), key=lambda i: (table.allocated(i)[0, stage], -i))
+    instant = max(range(len(table.moving)), key=lambda i: (table.allocated[i][0, stage], -i))
     at = np.array([instant]), np.array([stage])
     values = {name: int(table.bytes_at(name, *at)[0]) for name in MEMORY_TERMS}
     assumed = ("runtime", "slack")
