@@ -48,12 +48,25 @@ class Layers:
     """The layers of a group's candidates in backward, the same in every pass. (C, S) each."""
 
     def __init__(self, job: Job, group: Group) -> None:
-        kept = Kept(job, group.candidates)
-        one = kept.rows(is_kept)
-        self.every = group.layers_of(one)
-        self.largest = _of_worst(group, one, one)
-        compute = BYTES[job.formats.compute]
-        self.instants = tuple(_on_stages(group, at, one, compute) for at in layer_instants(kept))
+        self.job, self.group = job, group
+        self.kept = Kept(job, group.candidates)
+        self.one = self.kept.rows(is_kept)
+
+    @cached_property
+    def every(self) -> Reals:
+        """What all layers keep of one micro-batch."""
+        return self.group.layers_of(self.one)
+
+    @cached_property
+    def largest(self) -> Reals:
+        """What the layer keeps that keeps most."""
+        return _of_worst(self.group, self.one, self.one)
+
+    @cached_property
+    def instants(self) -> tuple[StageInstant, ...]:
+        """The instants of one layer that can be its worst, on every stage."""
+        compute = BYTES[self.job.formats.compute]
+        return tuple(_on_stages(self.group, at, self.one, compute) for at in layer_instants(self.kept))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -259,9 +272,13 @@ class Step:
         return np.where(self.piped & self.several, self.stream, 0.0)
 
 
-def instants(job: Job, group: Group, counts: Elements, at_rest: Reals, settled: Reals) -> tuple[Instant, ...]:
-    """Every instant at which some candidate can peak; see Step for the gradients."""
+def instants(
+    job: Job, group: Group, counts: Elements, at_rest: Reals, settled: Reals, *, at_loss: bool = False
+) -> tuple[Instant, ...]:
+    """Every instant at which some candidate can peak, or only those of the loss; see Step for the gradients."""
     layers = Layers(job, group)
+    if at_loss:
+        return _loss(Step(job, group, counts, layers, at_rest, settled, drains=False))
     found: list[Instant] = []
     for drains in (False, True) if group.pp > 1 else (False,):
         found.extend(_of_step(Step(job, group, counts, layers, at_rest, settled, drains=drains)))

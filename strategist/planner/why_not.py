@@ -6,14 +6,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from strategist.catalog import rows
 from strategist.errors import ImpossibleError, NoPlanError
 from strategist.facts.hardware import NodeGroup
 from strategist.facts.job import Job
 from strategist.facts.parameters import count
 from strategist.facts.profile import BYTES
-from strategist.planner.search import Found, Question, host_bytes_per_device, limits_of, search
+from strategist.planner.search import Found, Question, limits_of, search
 from strategist.planner.situation import describe, question
+from strategist.planner.weigh import host_bytes_per_device
 from strategist.rulebook.apply import fired, sentence
 from strategist.rulebook.rule import Rule, load_families, load_rules
 from strategist.space.enumerate import divisors
@@ -128,13 +131,13 @@ def _nearest(code: str, values: dict[str, Any]) -> str:
 
 def _nothing_fits(found: Found) -> NoPlanError:
     job = found.question.job
-    leanest = int(found.peaks.device.argmin())
-    size, usable = int(found.peaks.device[leanest]), job.usable_bytes
+    leanest = found.weights.leanest(np.arange(len(found.legal)))
+    size, usable = int(found.weights.device[leanest]), job.usable_bytes
     fixes = tuple(_fixes(found.question))
     over = f"misses by {format_gib(size - usable)}" if size > usable else "needs more host memory or disk than there is"
     return NoPlanError(
         f"No plan fits: the leanest of {len(found.legal)} legal layouts, {layout(found.legal.row(leanest))}, needs {format_gib(size)} of {format_gib(usable)} usable and {over}.",
-        chain=(*_chain(job, size, int(found.peaks.host[leanest])), *_preferred(found.question)),
+        chain=(*_chain(job, size, int(found.weights.host[leanest])), *_preferred(found.question)),
         fixes=fixes,
         flag="--hardware",
         hint=fixes[0] if fixes else "Use more or larger devices, or a smaller model.",
@@ -191,7 +194,7 @@ def _confirm(changed: Question) -> str | None:
     row = found.best_of()
     if row is None:
         return None
-    size = int(found.peaks.device[found.fitting[row]])
+    size = int(found.device_bytes[row])
     return f"{format_gib(size)} of {format_gib(changed.job.usable_bytes)} with {layout(found.candidates.row(row))}"
 
 
