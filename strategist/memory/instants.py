@@ -375,25 +375,53 @@ def _head_reduced(step: Step) -> Instant:
     )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """One layer of each stage, and what its place alone decides: `behind_share` of the other layers lie behind it, `kept_share`
+    of all layers are not through yet; `passed` and `done` count elements of the layers behind it, and of the head's unit
+    too; `gathered` and `in_reduction` are bytes. (C, S) each."""
+
+    is_last: bool
+    behind_share: Reals
+    kept_share: Reals
+    passed: Reals
+    done: Reals
+    gathered: Reals
+    in_reduction: Reals
+
+
+def _places(step: Step) -> Iterator[Place]:
+    """The last layer (behind the head), the one before it and the first, as far as some stage has so many."""
+    layers = np.maximum(step.group.layers_SK.sum(axis=1)[None, :].astype(np.float64), 1.0)
+    head = np.zeros_like(step.head) if step.tied else step.counts.behind
+    for number in (0.0, 1.0, np.inf)[: int(layers.max())]:
+        before = np.minimum(number, layers - 1.0)
+        share = before / np.maximum(layers - 1.0, 1.0)  # of the other layers, whatever their sort
+        passed = share * np.maximum(0.0, step.counts.layers - step.widest)
+        yield Place(
+            is_last=number == 0,
+            behind_share=share,
+            kept_share=1.0 - before / layers,
+            passed=passed,
+            done=head + passed,
+            gathered=step.gathered(layers=2, head=False, passed=passed),
+            in_reduction=step.trained * step.reduce * np.where(before > 0, step.widest, head),
+        )
+
+
 def _layers(step: Step) -> Iterator[Instant]:
-    """Each worst instant of a layer: in the last one (behind the head), in the one before it and in the first."""
+    """Each worst instant of a layer, in every layer that can be the worst."""
+    places = tuple(_places(step))
     for at in step.layers.instants:
-        yield from (_in_layer(step, at, number) for number in (0, 1, -1))
+        yield from (_in_layer(step, at, place) for place in places)
     yield _layer_reduced(step)
 
 
-def _in_layer(step: Step, at: StageInstant, number: int) -> Instant:
-    """One instant of the `number`-th layer from the end; -1 is the first layer."""
-    counts = step.counts
+def _in_layer(step: Step, at: StageInstant, place: Place) -> Instant:
+    """One instant of one layer."""
     layers = np.maximum(step.group.layers_SK.sum(axis=1)[None, :].astype(np.float64), 1.0)
-    before = layers - 1.0 if number < 0 else np.minimum(float(number), layers - 1.0)
-    share = before / np.maximum(layers - 1.0, 1.0)  # of the other layers, whatever their sort
-    passed = share * np.maximum(0.0, counts.layers - step.widest)
-    let_go = share * (step.layers.every - at.kept)
+    let_go = place.behind_share * (step.layers.every - at.kept)
     again = np.where(step.plain & step.casts, step.cached / layers, 0.0)
-    behind = np.zeros_like(step.head) if step.tied else counts.behind
-    in_flight = step.trained * step.reduce * np.where(before > 0, step.widest, behind)
-    done = behind + passed
     partial = step.trained * step.compute * at.weights
     cast = np.where(step.casts & step.stands, step.trained * step.stored * at.weights, 0.0)
     at_once = partial + cast if at.is_product else 0.0
@@ -401,24 +429,22 @@ def _in_layer(step: Step, at: StageInstant, number: int) -> Instant:
     return Instant(
         LAYERS,
         {
-            "gradients": step.earlier + step.fresh(done + own),
+            "gradients": step.earlier + step.fresh(place.done + own),
             "activations": np.maximum(
                 step.inputs,
                 step.in_layers - np.where(at.is_product & ~step.casts_here, 0.0, at.freed) - let_go,
             ),
             "logits": step.held_logits,
-            "gather_buffers": step.gathered(layers=2, head=False, passed=passed)
-            + np.where(step.reduces, partial + in_flight, 0.0)
-            + step.waiting,
+            "gather_buffers": place.gathered + np.where(step.reduces, partial + place.in_reduction, 0.0) + step.waiting,
             "bucket_buffers": np.maximum(
                 0.0,
-                step.copies * (1.0 - before / layers) - np.where(step.plain & step.casts, partial, 0.0),
+                step.copies * place.kept_share - np.where(step.plain & step.casts, partial, 0.0),
             ),
             "temporaries": at.temporaries
             + step.previous
             + step.old_head
-            + step.retained(done)
-            + (step.outside if number == 0 else 0.0)
+            + step.retained(place.done)
+            + (step.outside if place.is_last else 0.0)
             + np.where(again > 0, np.maximum(0.0, again - partial), 0.0)
             + np.where(step.reduces, 0.0, np.where(step.managed, partial, at_once)),
         },
