@@ -133,7 +133,9 @@ class Stage:
         self.at_rest = _gradients(job, a, self.w, self.sharded)
         self.earlier = self.at_rest if self.stands else 0.0
         self.outside = self.at_rest if self.buckets and m > 1 else 0.0
-        self.micro = sum(_bytes_of(job, a, kind, _kept) for kind in kinds) + self.edges() + self.shared()
+        self.kept_by = {kind: _bytes_of(job, a, kind, _kept) for kind in set(kinds)}
+        self.kept = sum(self.kept_by[kind] for kind in kinds)
+        self.micro = self.kept + self.edges() + self.shared()
         self.all = self.flight * self.micro + self.inputs
         copies = self.c * self.w.layers if self.plain and self.casts else 0.0
         self.copies = copies if a["recompute"] == "none" else 0.0
@@ -194,9 +196,11 @@ class Stage:
         """(moment, terms) of every instant."""
         yield from self._loss()
         yield from self._head()
+        worst = [
+            self._worst_kind(which) for which in (self._feed_forward, self._last_matrix, self._inputs, self._attention)
+        ]
         for number in (0, 1, -1):
-            for which in (self._feed_forward, self._last_matrix, self._inputs, self._attention):
-                yield 1, self._layer(which, number)
+            yield from ((1, self._layer(at, kind, number)) for at, kind in worst)
         yield 1, self._layer_reduced()
         yield from self._end()
         whole = self.q * self.s * self.job.model.vocab * self.h
@@ -314,15 +318,17 @@ class Stage:
         freed = self._rows(kind, _kept, "ffn", "inside", "product")
         return LayerAt(gradients + self._whole_stream() + back, freed, self._elements(kind, _is_behind))
 
-    def _layer(self, which: Callable[[LayerKind], LayerAt], number: int) -> dict[str, float]:
-        order = [kind for kind in layer_counts(self.job.model) if kind in set(self.kinds)]
-        ats = [(which(kind), kind) for kind in order]
-        at, kind = max(ats, key=lambda pair: pair[0].temporaries - pair[0].freed + self.c * pair[0].weights)
-        count, kept = len(self.kinds), self._rows(kind, _kept)
+    def _worst_kind(self, which: Callable[[LayerKind], LayerAt]) -> tuple[LayerAt, LayerKind]:
+        """One instant of the sort of layer for which it is worst."""
+        ats = [(which(kind), kind) for kind in layer_counts(self.job.model) if kind in self.kept_by]
+        return max(ats, key=lambda pair: pair[0].temporaries - pair[0].freed + self.c * pair[0].weights)
+
+    def _layer(self, at: LayerAt, kind: LayerKind, number: int) -> dict[str, float]:
+        count, kept = len(self.kinds), self.kept_by[kind]
         before = count - 1 if number < 0 else min(number, count - 1)
         share = before / max(count - 1, 1)
         passed = share * max(0.0, self.w.layers - self.wl)
-        let_go = share * (sum(self._rows(each, _kept) for each in self.kinds) - kept)
+        let_go = share * (self.kept - kept)
         done = self.behind + passed
         partial = self.q * self.c * at.weights
         cast = self.q * self.s * at.weights if self.casts and self.stands else 0.0
@@ -352,7 +358,7 @@ class Stage:
         }
 
     def _layer_reduced(self) -> dict[str, float]:
-        kept = max(self._rows(kind, _kept) for kind in set(self.kinds))
+        kept = max(self.kept_by.values())
         return {
             "gradients": self.earlier + self.fresh(self.behind + self.wl),
             "activations": max(self.inputs, self.all - self.edges() - kept),
