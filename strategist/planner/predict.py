@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from strategist import __version__
-from strategist.document.plan import Assumption, Hint, Plan
+from strategist.document.plan import Hint, Plan
 from strategist.document.prediction import Prediction, Violation
 from strategist.errors import ImpossibleError
 from strategist.facts.job import Job
 from strategist.facts.profile import find_profile
+from strategist.facts.resolved import Assumption
 from strategist.memory.estimate import peak_memory
 from strategist.planner.situation import one, question
 from strategist.planner.weigh import fits

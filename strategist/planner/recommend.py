@@ -10,7 +10,6 @@ import numpy as np
 from strategist import __version__
 from strategist.document.plan import (
     Alternative,
-    Assumption,
     Decision,
     Hint,
     Plan,
@@ -21,6 +20,7 @@ from strategist.document.plan import (
     Request,
 )
 from strategist.errors import InternalError
+from strategist.facts.resolved import Assumption
 from strategist.planner.check import faults
 from strategist.planner.search import Found, Question, SearchLog, search
 from strategist.planner.situation import describe, near_thresholds
