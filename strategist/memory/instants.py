@@ -172,7 +172,7 @@ class Step:
 
     def retained(self, elements: Reals) -> Reals:
         """Reduced gradients of unsharded units, which wait for the end of backward beside those that stand."""
-        waits = self.reduces & self.several & (self.c["zero"] == 0)[:, None]
+        waits = self.reduces & self.several & (self.c["zero"] < 2)[:, None]
         return np.where(waits, self.trained * self.reduce * elements, 0.0)
 
     @cached_property

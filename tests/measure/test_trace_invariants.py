@@ -20,6 +20,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "one": {"accumulation": 2},
     "ddp": {"dp_replicate": 4, "accumulation": 2},
     "zero1": {"dp_shard": 4, "zero": 1},
+    "zero1-3d": {"pp": 2, "dp_shard": 2, "zero": 1, "tp": 2, "accumulation": 2},
+    "zero1-replicas": {"dp_shard": 2, "dp_replicate": 2, "zero": 1, "tp": 2},
     "zero2": {"dp_shard": 4, "zero": 2, "accumulation": 2},
     "zero3": {"dp_shard": 4, "zero": 3, "recompute": "full", "micro_batch": 2},
     "hsdp-selective": {"dp_replicate": 2, "dp_shard": 2, "zero": 3, "recompute": "selective"},

@@ -178,7 +178,7 @@ class Stage:
 
     def retained(self, elements: float) -> float:
         """Reduced gradients of unsharded units."""
-        return self.q * self.r * elements if self.reduces and self.several and self.zero == 0 else 0.0
+        return self.q * self.r * elements if self.reduces and self.several and self.zero < 2 else 0.0
 
     def gathered(self, layers: int, *, head: bool = False, passed: float = 0.0) -> float:
         """Gathered weights."""
