@@ -175,12 +175,14 @@ class Stage:
         """A unit while it is reduced, with what comes out where gradients stand already."""
         if not self.reduces:
             return 0.0
-        out = self.r / self.n if self.several and self.zero >= 2 else 0.0
+        joins = self.several and (self.zero >= 2 or self.job.profile.replicas_wait)
+        out = self.r / (self.n if self.zero >= 2 else 1) if joins else 0.0
         return self.q * elements * (self.r + (self.c if self.zero >= 2 else 0.0) + out)
 
     def retained(self, elements: float) -> float:
-        """Reduced gradients of unsharded units."""
-        return self.q * self.r * elements if self.reduces and self.several and self.zero == 0 else 0.0
+        """Reduced gradients of unsharded units, where each micro-batch averages its own."""
+        waits = self.several and self.zero < 2 and not self.job.profile.replicas_wait
+        return self.q * self.r * elements if self.reduces and waits else 0.0
 
     def gathered(self, layers: int, *, head: bool = False, passed: float = 0.0) -> float:
         """Gathered weights."""
