@@ -377,79 +377,80 @@ def _head_reduced(step: Step) -> Instant:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Place:
-    """One layer of each stage, and what its place alone decides: `behind_share` of the other layers lie behind it, `kept_share`
-    of all layers are not through yet; `passed` and `done` count elements of the layers behind it, and of the head's unit
-    too; `gathered` and `in_reduction` are bytes. (C, S) each."""
+class Places:
+    """The layers of each stage that can be its worst, and what their place alone decides: `behind_share` of the other layers
+    lie behind one, `kept_share` of all layers are not through yet; `done` counts elements of the layers behind it and of the
+    head's unit; `gathered` and `in_reduction` are bytes. (P, C, S) each or less, so that all are worked out at once."""
 
-    is_last: bool
+    is_last: Mask
     behind_share: Reals
     kept_share: Reals
-    passed: Reals
     done: Reals
     gathered: Reals
     in_reduction: Reals
 
 
-def _places(step: Step) -> Iterator[Place]:
+def _places(step: Step) -> Places:
     """The last layer (behind the head), the one before it and the first, as far as some stage has so many."""
-    layers = np.maximum(step.group.layers_SK.sum(axis=1)[None, :].astype(np.float64), 1.0)
+    layers = _layers_of(step)
+    number = np.array((0.0, 1.0, np.inf)[: int(layers.max())])[:, None, None]
     head = np.zeros_like(step.head) if step.tied else step.counts.behind
-    for number in (0.0, 1.0, np.inf)[: int(layers.max())]:
-        before = np.minimum(number, layers - 1.0)
-        share = before / np.maximum(layers - 1.0, 1.0)  # of the other layers, whatever their sort
-        passed = share * np.maximum(0.0, step.counts.layers - step.widest)
-        yield Place(
-            is_last=number == 0,
-            behind_share=share,
-            kept_share=1.0 - before / layers,
-            passed=passed,
-            done=head + passed,
-            gathered=step.gathered(layers=2, head=False, passed=passed),
-            in_reduction=step.trained * step.reduce * np.where(before > 0, step.widest, head),
-        )
+    before = np.minimum(number, layers - 1.0)
+    share = before / np.maximum(layers - 1.0, 1.0)  # of the other layers, whatever their sort
+    passed = share * np.maximum(0.0, step.counts.layers - step.widest)
+    return Places(
+        is_last=number == 0,
+        behind_share=share,
+        kept_share=1.0 - before / layers,
+        done=head + passed,
+        gathered=step.gathered(layers=2, head=False, passed=passed),
+        in_reduction=step.trained * step.reduce * np.where(before > 0, step.widest, head),
+    )
+
+
+def _layers_of(step: Step) -> Reals:
+    """How many layers each stage has, at least one, (1, S)."""
+    return np.maximum(step.group.layers_SK.sum(axis=1)[None, :].astype(np.float64), 1.0)
 
 
 def _layers(step: Step) -> Iterator[Instant]:
     """Each worst instant of a layer, in every layer that can be the worst."""
-    places = tuple(_places(step))
+    places = _places(step)
     for at in step.layers.instants:
-        yield from (_in_layer(step, at, place) for place in places)
+        terms = _in_layer(step, at, places)
+        for place in range(len(places.is_last)):
+            yield Instant(LAYERS, {name: value[place] if value.ndim == 3 else value for name, value in terms.items()})
     yield _layer_reduced(step)
 
 
-def _in_layer(step: Step, at: StageInstant, place: Place) -> Instant:
-    """One instant of one layer."""
-    layers = np.maximum(step.group.layers_SK.sum(axis=1)[None, :].astype(np.float64), 1.0)
-    let_go = place.behind_share * (step.layers.every - at.kept)
-    again = np.where(step.plain & step.casts, step.cached / layers, 0.0)
+def _in_layer(step: Step, at: StageInstant, places: Places) -> Mapping[str, Reals]:
+    """One instant of a layer at every place, (P, C, S), or (C, S) where the place does not matter."""
+    let_go = places.behind_share * (step.layers.every - at.kept)
+    again = np.where(step.plain & step.casts, step.cached / _layers_of(step), 0.0)
     partial = step.trained * step.compute * at.weights
     cast = np.where(step.casts & step.stands, step.trained * step.stored * at.weights, 0.0)
     at_once = partial + cast if at.is_product else 0.0
     own = np.where(step.managed, 0.0, at.weights)
-    return Instant(
-        LAYERS,
-        {
-            "gradients": step.earlier + step.fresh(place.done + own),
-            "activations": np.maximum(
-                step.inputs,
-                step.in_layers - np.where(at.is_product & ~step.casts_here, 0.0, at.freed) - let_go,
-            ),
-            "logits": step.held_logits,
-            "gather_buffers": place.gathered + np.where(step.reduces, partial + place.in_reduction, 0.0) + step.waiting,
-            "bucket_buffers": np.maximum(
-                0.0,
-                step.copies * place.kept_share - np.where(step.plain & step.casts, partial, 0.0),
-            ),
-            "temporaries": at.temporaries
-            + step.previous
-            + step.old_head
-            + step.retained(place.done)
-            + (step.outside if place.is_last else 0.0)
-            + np.where(again > 0, np.maximum(0.0, again - partial), 0.0)
-            + np.where(step.reduces, 0.0, np.where(step.managed, partial, at_once)),
-        },
-    )
+    return {
+        "gradients": step.earlier + step.fresh(places.done + own),
+        "activations": np.maximum(
+            step.inputs,
+            step.in_layers - np.where(at.is_product & ~step.casts_here, 0.0, at.freed) - let_go,
+        ),
+        "logits": step.held_logits,
+        "gather_buffers": places.gathered + np.where(step.reduces, partial + places.in_reduction, 0.0) + step.waiting,
+        "bucket_buffers": np.maximum(
+            0.0,
+            step.copies * places.kept_share - np.where(step.plain & step.casts, partial, 0.0),
+        ),
+        "temporaries": at.temporaries
+        + step.previous
+        + step.old_head
+        + step.retained(places.done)
+        + np.where(places.is_last, step.outside, 0.0)
+        + np.where(again > 0, np.maximum(0.0, again - partial), 0.0)
+        + np.where(step.reduces, 0.0, np.where(step.managed, partial, at_once)),
+    }
 
 
 def _layer_reduced(step: Step) -> Instant:
