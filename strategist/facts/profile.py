@@ -9,6 +9,7 @@ from typing import Any, Literal
 from strategist.catalog import rows
 from strategist.errors import InputError, did_you_mean
 from strategist.facts.hardware import Basis
+from strategist.facts.keeping import Keeping, find_keeping
 from strategist.records import dataclass
 
 BYTES = {"float64": 8.0, "float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "float8": 1.0}
@@ -81,6 +82,7 @@ class Profile:
     ddp_bucket_bytes: int
     gathered_blocks: int
     kernels: Kernels
+    keeping: Keeping
     attention: Attention
     hides: tuple[Hides, ...]
     light: Light
@@ -159,6 +161,7 @@ def find_profile(name: str = "strategist") -> Profile:
         ddp_bucket_bytes=row["ddp_bucket_MiB"] * 2**20,
         gathered_blocks=row["gathered_blocks"],
         kernels=find_kernels(row["kernels"]),
+        keeping=find_keeping(row["keeping"]),
         attention=row["attention"],
         hides=tuple(row["hides"]),
         light=row["light"],
