@@ -150,7 +150,7 @@ def _zero(run: Run, profile: Profile, dp: int, machines: Machines) -> tuple[int,
         inside = min(dp, machines.gpus_per_node)
         return 3, max(1, dp // inside)
     stage = int(said) if said in ("0", "1", "2", "3") else 0 if "ddp" in text else profile.zero
-    if dp == 1:
+    if dp * (whole(run, "cp") or 1) == 1:
         return 0, 1
     group = _ZERO_GROUP.search(run.get("sharding_detail", ""))
     if stage and group and dp % int(group[1]) == 0:

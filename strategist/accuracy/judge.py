@@ -21,7 +21,8 @@ from strategist.timing.estimate import StepTimes, step_times
 @dataclass(frozen=True, slots=True)
 class Judged:
     """One run with its prediction, or with the reason why there is none. `peak_bytes` is all that is missing from the
-    device, `slack_bytes` and `runtime_bytes` the parts of it that no tensor holds; `parts` are the seconds of the step that
+    device, `slack_bytes` and `runtime_bytes` the parts of it that no tensor holds, `last_bytes` what tensors hold on the last
+    stage; `parts` are the seconds of the step that
     a calibration moves together."""
 
     run: Run
@@ -30,6 +31,7 @@ class Judged:
     peak_bytes: int = 0
     slack_bytes: int = 0
     runtime_bytes: int = 0
+    last_bytes: int = 0
     parts: Mapping[str, float] = field(default_factory=dict)
     skipped: str = ""
 
@@ -48,6 +50,8 @@ class Judged:
     def comparable_bytes(self, kind: str) -> int:
         """The predicted bytes of the kind that a published figure counts: allocated, reserved, or the device's."""
         said = kind.lower()
+        if "last pipeline stage" in said:
+            return self.last_bytes
         if "reserved" in said:
             return self.peak_bytes - self.runtime_bytes
         is_tensors = any(word in said for word in ("allocated", "active", "alloc"))
@@ -78,6 +82,7 @@ def judge(runs: Sequence[Run], calibration: Calibration | None = None) -> tuple[
                 int(peaks.device[row]),
                 held["slack"],
                 held["runtime"],
+                int(peaks.last_allocated[row]),
                 {part: float(seconds[row]) for part, seconds in parts.items()},
             )
     return tuple(answers[place] for place in range(len(runs)))

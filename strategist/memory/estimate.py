@@ -9,6 +9,7 @@ import numpy as np
 from strategist.document.estimate import MEMORY_TERMS
 from strategist.facts.job import Job
 from strategist.memory.activations import receive_buffers_CS
+from strategist.memory.buffered import buffered_instants
 from strategist.memory.buffers import runtime_bytes_C, slack_bytes
 from strategist.memory.instants import Instant, instants
 from strategist.memory.model_states import (
@@ -20,27 +21,29 @@ from strategist.memory.model_states import (
 )
 from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Column, Reals, total_of
-from strategist.space.shares import Group, elements, groups
+from strategist.space.shares import Elements, Group, elements, groups
 
 Terms = Mapping[str, Reals]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Peaks:
-    """Per candidate (C): bytes by term at the worst moment of the worst stage, where that is, and host bytes."""
+    """Per candidate (C): bytes by term at the worst moment of the worst stage, where that is, host bytes, and what tensors
+    hold on the last stage at its own worst moment."""
 
     terms: Mapping[str, Column]
     device: Column
     stage: Column
     moment: Column
     host: Column
+    last_allocated: Column
 
 
 def peak_memory(job: Job, candidates: Candidates) -> Peaks:
     """The peak of every candidate. Whole bytes; the terms add up to `device` exactly."""
     size = len(candidates)
     terms = {name: np.zeros(size, np.int64) for name in MEMORY_TERMS}
-    stage, moment, host = (np.zeros(size, np.int64) for _ in range(3))
+    stage, moment, host, last = (np.zeros(size, np.int64) for _ in range(4))
     for group in groups(job.model, candidates):
         table = ledger(job, group)
         worst, worst_stage = table.worst()
@@ -48,7 +51,8 @@ def peak_memory(job: Job, candidates: Candidates) -> Peaks:
             terms[name][group.rows] = table.bytes_at(name, worst, worst_stage)
         moment[group.rows] = np.array([instant.moment for instant in table.moving])[worst]
         stage[group.rows], host[group.rows] = group.stages[worst_stage], table.host
-    return Peaks(terms, total_of(terms.values()), stage, moment, host)
+        last[group.rows] = np.max([total[:, -1] for total in table.allocated], axis=0)
+    return Peaks(terms, total_of(terms.values()), stage, moment, host, last)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,6 +89,14 @@ class Ledger:
         return np.ceil(found).astype(np.int64)
 
 
+def _moving(job: Job, group: Group, counts: Elements) -> tuple[Instant, ...]:
+    """The instants of the job's framework."""
+    settled = settled_bytes_CS(job, group, counts)
+    if job.profile.keeping.ledger == "buffer":
+        return buffered_instants(job, group, counts, settled)
+    return instants(job, group, counts, gradient_bytes_CS(job, group, counts), settled)
+
+
 def ledger(job: Job, group: Group) -> Ledger:
     """Every term of the group's candidates on every stage that is looked at."""
     counts = elements(job.model, group)
@@ -93,7 +105,7 @@ def ledger(job: Job, group: Group) -> Ledger:
         "optimizer": optimizer_bytes_CS(job, group, counts),
         "pipeline_buffers": receive_buffers_CS(job, group),
     }
-    moving = instants(job, group, counts, gradient_bytes_CS(job, group, counts), settled_bytes_CS(job, group, counts))
+    moving = _moving(job, group, counts)
     held = total_of(steady.values())
     allocated = tuple(total_of((held, *instant.terms.values())) for instant in moving)
     host = np.ceil(host_bytes_C(job, group, counts)).astype(np.int64)

@@ -79,7 +79,7 @@ def saved_tensors(shape: ModelShape, kind: LayerKind, habits: Habits | None = No
     mixer = _mixer(shape, kind, keeping) if kind.mixer != "none" else ()
     cross = _attention(shape, keeping, "cross_") if kind.cross else ()
     ffn = _ffn(shape, kind, keeping) if kind.ffn != "none" else ()
-    scores = _scores(shape, habits) if kind.mixer not in ("none", "mamba", "mamba2", "deltanet") else ()
+    scores = _scores(shape, habits) if kind.mixer in ("attention", "sliding", "mla") else ()
     mixed = (replace(row, part="mixer") for row in (*mixer, *cross, *scores))
     first, *rest = (*mixed, *ffn, *_masks(shape, kind, keeping))
     every = (replace(first, policies=ALWAYS), *rest)
