@@ -11,6 +11,7 @@ from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
 from strategist.facts.profile import Attention, Hides, Profile, find_profile, profile_of, with_habits
 from strategist.facts.workload import Precision, Workload
+from strategist.memory.saved import REDONE
 from strategist.records import dataclass
 from strategist.space.candidates import code
 from strategist.timing.rates import peak_FLOPs
@@ -42,12 +43,14 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run as a question: the job, the layout as numbers of the candidate columns, and what was measured."""
+    """One run as a question: the job, the layout as numbers of the candidate columns, what was measured, and whether the row
+    says what is computed again (`layout` holds the framework's default otherwise)."""
 
     id: str
     job: Job
     layout: tuple[tuple[str, int], ...]
     measured: Measured
+    states_recompute: bool = True
 
 
 def express(run: Run) -> Case:
@@ -67,7 +70,7 @@ def express(run: Run) -> Case:
     _legal_sizes(shape, layout)
     if not peak_FLOPs(cluster.slowest.gpu, work.precision):
         raise Unexpressed(f"{cluster.slowest.gpu.name} does not multiply in {work.precision}")
-    return Case(run["id"], job, tuple(layout.items()), measured)
+    return Case(run["id"], job, tuple(layout.items()), measured, _states_recompute(run))
 
 
 def _scored(run: Run) -> None:
@@ -88,10 +91,12 @@ def _modelled(run: Run) -> None:
 
 
 def _profile(run: Run) -> Profile:
-    profile = profile_of(run.get("framework", "")) or _likely_profile(run)
+    said = f"{run.get('framework', '')} {run.get('precision', '')}"
+    profile = profile_of(said) or _likely_profile(run)
     compiled = {"yes": "compiled", "no": "eager-composite"}.get(run.get("compile", ""))
     hides: tuple[Hides, ...] = ("tensor",) if "async" in run.get("sharding_detail", "").lower() else ()
-    return with_habits(profile, kernels=compiled, attention=_attention(run, profile), hides=hides)
+    attention, redoes = _attention(run, profile), _redoes(run)
+    return with_habits(profile, kernels=compiled, attention=attention, hides=hides, redoes=redoes)
 
 
 def _likely_profile(run: Run) -> Profile:
@@ -183,6 +188,17 @@ def _sequence_parallel(run: Run, profile: Profile, tp: int) -> int:
     if tp == 1 or said.startswith("no"):
         return 0
     return 1 if said.startswith("yes") else int(profile.sequence_parallel)
+
+
+def _states_recompute(run: Run) -> bool:
+    """Whether the row names a policy, and not only that nothing but the framework's default was asked for."""
+    return run.get("recompute_class", "") in RECOMPUTE and "default" not in run.get("recompute", "")
+
+
+def _redoes(run: Run) -> tuple[str, ...]:
+    """Modules that selective recompute runs again, where the row lists them ("selective:layernorm,moe_act")."""
+    kind, _, modules = run.get("recompute", "").replace(" ", "").partition(":")
+    return tuple(name for name in modules.split(",") if name in REDONE) if kind == "selective" else ()
 
 
 def _recompute(run: Run, profile: Profile) -> int:

@@ -23,7 +23,7 @@ class Keeping:
     `mask_bytes` per element of each dropout of the residual stream, in models that train with dropout (plain MLPs);
     `score_bytes` per attention score where attention is unfused. `float8_inputs` keeps inputs of matrices in one byte where
     the matrices run in fp8. `placeholders` are tensors of the size of each differently shaped matrix that stand for
-    gradients which matmuls have added to the buffer.
+    gradients which matmuls have added to the buffer; `loose_gradients` lie beside the buffer in the compute format.
 
     Of the loss, per token and vocabulary entry: numbers of float32 and of compute-format copies that exist when the loss is
     computed and in its backward; `cut_float32` more in backward where the vocabulary is cut."""
@@ -39,6 +39,7 @@ class Keeping:
     score_bytes: float
     float8_inputs: bool
     placeholders: bool
+    loose_gradients: bool
     forward_float32: float
     forward_compute: float
     backward_float32: float

@@ -61,6 +61,7 @@ Attention = Literal["flash1", "flash", "cudnn", "unfused"]
 Hides = Literal["gradients", "weights", "updates", "tensor", "pipeline"]
 Light = Literal["elementwise", "attention", "alternate", "half-blocks"]
 Sends = Literal["whole", "shards"]
+Segments = Literal["fixed", "expandable"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,13 +73,16 @@ class Profile:
     kernels and every second matrix, `half-blocks`: every second layer whole); `sends` whether pipeline stages exchange whole hidden states or a tp-th of them;
     `merges_copies` that copies of a token for experts of one rank travel once; `casts_fp8` that matrices run in fp8 where
     asked; `update_passes` multiplies the update's traffic (1: fused), `accumulate_bytes` are moved per weight and
-    micro-batch to add up gradients; `zero`, `recompute` and
-    `sequence_parallel` are what its users get when they say nothing."""
+    micro-batch to add up gradients; `fp16_state_bytes` more per weight belong to the state under fp16; `segments` of the caching allocator are as large as
+    they were asked for, or `expandable`; `redoes` names modules that selective recompute runs again, where a run says so;
+    `zero`, `recompute` and `sequence_parallel` are what its users get when they say nothing."""
 
     name: str
     title: str
     formats: tuple[tuple[str, Formats], ...]
     optimizer_state_bytes: tuple[tuple[str, float], ...]
+    fp16_state_bytes: float
+    segments: Segments
     ddp_bucket_bytes: int
     gathered_blocks: int
     kernels: Kernels
@@ -96,14 +100,17 @@ class Profile:
     sequence_parallel: bool
     basis: Basis
     source: str
+    redoes: tuple[str, ...] = ()
 
     def formats_for(self, precision: str) -> Formats:
         """Number formats of a precision policy."""
         return dict(self.formats)[precision]
 
-    def state_bytes(self, optimizer: str) -> float:
-        """Bytes of optimizer state per parameter: moments, and master copies where they are sharded like moments."""
-        return dict(self.optimizer_state_bytes)[optimizer]
+    def state_bytes(self, optimizer: str, precision: str) -> float:
+        """Bytes of optimizer state per parameter: moments, and what is sharded like them: master copies, and under fp16
+        copies of scaled gradients."""
+        more = self.fp16_state_bytes if precision == "fp16" else 0.0
+        return dict(self.optimizer_state_bytes)[optimizer] + more
 
 
 def frontends() -> tuple[str, ...]:
@@ -133,14 +140,20 @@ def profile_of(framework: str) -> Profile | None:
 
 
 def with_habits(
-    profile: Profile, *, kernels: str | None = None, attention: Attention | None = None, hides: tuple[Hides, ...] = ()
+    profile: Profile,
+    *,
+    kernels: str | None = None,
+    attention: Attention | None = None,
+    hides: tuple[Hides, ...] = (),
+    redoes: tuple[str, ...] = (),
 ) -> Profile:
-    """The profile under other kernels, another attention or more overlap, as a run states them."""
+    """The profile under other kernels, another attention, more overlap or other recomputed modules, as a run states them."""
     return replace(
         profile,
         kernels=profile.kernels if kernels is None else find_kernels(kernels),
         attention=attention or profile.attention,
         hides=(*profile.hides, *hides),
+        redoes=redoes,
     )
 
 
@@ -158,6 +171,8 @@ def find_profile(name: str = "strategist") -> Profile:
         title=row["title"],
         formats=tuple((precision, Formats(**formats)) for precision, formats in row["formats"].items()),
         optimizer_state_bytes=tuple(row["optimizer_state_bytes"].items()),
+        fp16_state_bytes=row["fp16_state_bytes"],
+        segments=row["segments"],
         ddp_bucket_bytes=row["ddp_bucket_MiB"] * 2**20,
         gathered_blocks=row["gathered_blocks"],
         kernels=find_kernels(row["kernels"]),

@@ -24,7 +24,8 @@ from strategist.space.shares import Elements, Group, layers, matrix_elements, vo
 
 def buffered_instants(job: Job, group: Group, counts: Elements, gradients: Reals) -> tuple[Instant, ...]:
     """Every instant at which a candidate of such a framework can peak; `gradients` are those of the buffer, (C, S)."""
-    standing = {"gradients": gradients + placeholders_CS(job, group)}
+    loose = job.trainable * BYTES[job.formats.compute] * counts.whole * job.profile.keeping.loose_gradients
+    standing = {"gradients": gradients + loose + placeholders_CS(job, group)}
     return tuple(Instant(moment, standing | moving) for moment, moving in _moving(job, group, counts))
 
 

@@ -35,6 +35,7 @@ def runtime_bytes_C(job: Job, c: Candidates) -> Reals:
     return overhead(f"{kind}_context_bytes") + axes * overhead(f"{kind}_communicator_bytes")
 
 
-def slack_bytes(allocated: Reals) -> Reals:
+def slack_bytes(job: Job, allocated: Reals) -> Reals:
     """Bytes the caching allocator reserves beyond what is allocated, any shape."""
-    return overhead("allocator_slack") * allocated
+    name = "expandable_slack" if job.profile.segments == "expandable" else "allocator_slack"
+    return overhead(name) * allocated

@@ -60,6 +60,7 @@ class Ledger:
     """Bytes of every stage (C, S): `steady` terms hold at every instant, `moving` are the others by instant, `allocated`
     is what tensors hold at each instant; `runtime` and `host` are per candidate (C,)."""
 
+    job: Job
     steady: Terms
     moving: tuple[Instant, ...]
     allocated: tuple[Reals, ...]
@@ -83,7 +84,7 @@ class Ledger:
         for place in np.unique(instant):
             rows = np.flatnonzero(instant == place)
             if name == "slack":
-                found[rows] = slack_bytes(self.allocated[place][rows, stage[rows]])
+                found[rows] = slack_bytes(self.job, self.allocated[place][rows, stage[rows]])
             elif name in self.moving[place].terms:
                 found[rows] = self.moving[place].terms[name][rows, stage[rows]]
         return np.ceil(found).astype(np.int64)
@@ -109,4 +110,4 @@ def ledger(job: Job, group: Group) -> Ledger:
     held = total_of(steady.values())
     allocated = tuple(total_of((held, *instant.terms.values())) for instant in moving)
     host = np.ceil(host_bytes_C(job, group, counts)).astype(np.int64)
-    return Ledger(steady, moving, allocated, runtime_bytes_C(job, group.candidates), host)
+    return Ledger(job, steady, moving, allocated, runtime_bytes_C(job, group.candidates), host)

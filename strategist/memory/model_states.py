@@ -62,7 +62,7 @@ def optimizer_bytes_CS(job: Job, group: Group, counts: Elements) -> Reals:
     """Bytes of moments, (C, S): sharded from ZeRO-1 on, none when offloaded."""
     c = group.candidates
     held = np.where(shards_state(c, 1)[:, None], counts.sharded, counts.whole)
-    state = job.trainable * job.profile.state_bytes(job.workload.optimizer)
+    state = job.trainable * job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
     return np.where(c.is_word("offload", "none")[:, None], state * held, 0.0)
 
 
@@ -73,7 +73,7 @@ def host_bytes_C(job: Job, group: Group, counts: Elements) -> Reals:
     moments on disk and weights and gradients on the host.
     """
     c = group.candidates
-    state = job.profile.state_bytes(job.workload.optimizer)
+    state = job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
     stored, gradient = BYTES[job.formats.parameter], BYTES[job.formats.gradient]
     by_word = np.array([0.0, state + gradient, state + gradient + stored, gradient + stored])
     return by_word[c["offload"]] * counts.sharded.max(axis=1)

@@ -13,6 +13,7 @@ were sent to experts, a rank's own part of the sequence unless the experts are c
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Literal
@@ -36,6 +37,22 @@ REPLACED: tuple[Policy, ...] = ("selective",)
 """Kept under every policy; only without recompute; unless recompute is full; only by selective recompute."""
 
 
+FROZEN = ("ffn_input", "ffn_product", "expert_input", "expert_product", "shared_product")
+"""Inputs of matrices without adapters: a frozen matrix needs none (adapters stand beside the matrices of attention)."""
+
+REDONE: Mapping[str, tuple[str, ...]] = {
+    "core_attn": ("scores", "log_sum_exp"),
+    "mla_up_proj": ("query", "key", "value"),
+    "layernorm": ("qkv_input", "latent_input", "ffn_input"),
+    "moe_act": ("expert_product",),
+    "mlp": ("gate", "up", "ffn_hidden", "ffn_activated", "ffn_product"),
+    "shared_experts": ("shared_product",),
+    "moe": ("router", "expert", "shared", "gate", "up"),
+}
+"""Rows that selective recompute runs again, by the modules a run names (NVIDIA/Megatron-LM:
+megatron/core/transformer/transformer_config.py, recompute_modules)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Saved:
     """One kept tensor: `width` elements per token; `is_float32` rows are statistics of 4 bytes, `is_float8` rows of one
@@ -54,12 +71,15 @@ class Saved:
 @dataclass(frozen=True, slots=True)
 class Habits:
     """What decides which tensors are kept: the framework's row, what its selective recompute runs again, how many scores
-    per head a token's query writes out (0: none are), and whether inputs of matrices are kept in fp8."""
+    per head a token's query writes out (0: none are), whether inputs of matrices are kept in fp8, which modules selective
+    recompute runs again, and whether the matrices beside adapters are frozen."""
 
     keeping: Keeping
     light: Light = "elementwise"
     scores: int = 0
     is_float8: bool = False
+    redoes: tuple[str, ...] = ()
+    is_frozen: bool = False
 
 
 def habits_of(job: Job) -> Habits:
@@ -67,7 +87,7 @@ def habits_of(job: Job) -> Habits:
     profile, work = job.profile, job.workload
     is_float8 = work.precision == "fp8" and profile.casts_fp8 and profile.keeping.float8_inputs
     scores = work.seq_len if profile.attention == "unfused" else 0
-    return Habits(profile.keeping, profile.light, scores, is_float8)
+    return Habits(profile.keeping, profile.light, scores, is_float8, profile.redoes, job.adapters)
 
 
 @cache
@@ -84,21 +104,23 @@ def saved_tensors(shape: ModelShape, kind: LayerKind, habits: Habits | None = No
     first, *rest = (*mixed, *ffn, *_masks(shape, kind, keeping))
     every = (replace(first, policies=ALWAYS), *rest)
     stored = (_in_float8(row) for row in every) if habits.is_float8 else every
-    return tuple(row for row in (_redone(row, habits.light) for row in stored) if row.policies)
+    trained = (row for row in stored if not (habits.is_frozen and row.name.startswith(FROZEN)))
+    return tuple(row for row in (_redone(row, habits) for row in trained) if row.policies)
 
 
-def _redone(row: Saved, light: Light) -> Saved:
+def _redone(row: Saved, habits: Habits) -> Saved:
     """The row under what a framework's selective recompute runs again: attention's scores alone, every second matrix too
     (pytorch/torchtitan: torchtitan/distributed/activation_checkpoint.py, matrices are counted in the order they run), or
     what strategist's own does. Every second layer whole is an average of two policies (memory/backward.py)."""
+    light = habits.light
     if light == "elementwise":
         return row
     if row.policies == REPLACED:
         is_every_second = light == "alternate" and row.name == "ffn_result"
         return row if is_every_second else replace(row, policies=())
     if light == "attention":
-        is_score = row.name == "scores"
-        return row if is_score or row.policies == ALWAYS else replace(row, policies=COSTLY)
+        again = row.name.startswith(tuple(name for module in habits.redoes or ("core_attn",) for name in REDONE[module]))
+        return row if row.policies == ALWAYS else replace(row, policies=PLAIN if again else COSTLY)
     if light == "alternate" and row.name in ("key", "up"):
         return replace(row, policies=PLAIN)
     return row

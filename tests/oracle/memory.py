@@ -457,7 +457,7 @@ def stage_moments(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKin
     whole = held(job.model, layout, stage, kinds, sharded=False)
     sharded = held(job.model, layout, stage, kinds, sharded=True)
     weights_away = layout["offload"] in ("parameters", "nvme")
-    stored, state = BYTES[job.formats.parameter], job.trainable * job.profile.state_bytes(job.workload.optimizer)
+    stored, state = BYTES[job.formats.parameter], job.trainable * job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
     always = {
         "parameters": 0.0 if weights_away else stored * (sharded if layout["zero"] >= 2 else whole).all,
         "optimizer": 0.0 if layout["offload"] != "none" else state * (sharded if layout["zero"] >= 1 else whole).all,
@@ -481,7 +481,7 @@ def _ledger(terms: dict[str, float]) -> dict[str, int]:
 
 def _host(job: Job, sharded: float, offload: str) -> int:
     stored, gradient = BYTES[job.formats.parameter], BYTES[job.formats.gradient]
-    state = job.profile.state_bytes(job.workload.optimizer)
+    state = job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
     per_element = {
         "none": 0.0,
         "optimizer": state + gradient,
