@@ -9,7 +9,7 @@ from strategist.accuracy.shapes import shape_of
 from strategist.accuracy.table import Run, Unexpressed, needed, number, whole
 from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
-from strategist.facts.profile import Attention, Hides, Profile, find_profile, profile_of, with_habits
+from strategist.facts.profile import Attention, Hides, Profile, find_profile, profile_of, with_frozen_base, with_habits
 from strategist.facts.workload import Precision, Workload
 from strategist.memory.saved import REDONE
 from strategist.records import dataclass
@@ -66,6 +66,7 @@ def express(run: Run) -> Case:
     is_lora = run.get("task", "") == "lora"
     trainable = ADAPTERS if is_lora else 1.0
     cluster = cluster_of(machines)
+    profile = with_frozen_base(profile) if is_lora else profile
     job = Job(cluster=cluster, model=shape, workload=work, profile=profile, trainable=trainable, adapters=is_lora)
     _legal_sizes(shape, layout)
     if not peak_FLOPs(cluster.slowest.gpu, work.precision):

@@ -11,6 +11,7 @@ from strategist.accuracy.express import Case, express
 from strategist.accuracy.table import Run, Unexpressed
 from strategist.document.calibration import Calibration, factors_for
 from strategist.facts.job import Job
+from strategist.memory.buffers import workspace_bytes
 from strategist.memory.estimate import Peaks, peak_memory
 from strategist.records import dataclass
 from strategist.space.candidates import MESH_COLUMNS, OPTION_COLUMNS, Candidates, code
@@ -59,12 +60,13 @@ class Judged:
     def comparable_bytes(self, kind: str) -> int:
         """The predicted bytes of the kind that a published figure counts: allocated, reserved, or the device's."""
         said = kind.lower()
+        workspaces = workspace_bytes(self.job)
         if "last pipeline stage" in said:
-            return self.last_bytes
+            return self.last_bytes + workspaces
         if "reserved" in said:
-            return self.peak_bytes - self.runtime_bytes
+            return self.peak_bytes - self.runtime_bytes + workspaces
         is_tensors = any(word in said for word in ("allocated", "active", "alloc"))
-        return self.peak_bytes - self.runtime_bytes - self.slack_bytes if is_tensors else self.peak_bytes
+        return self.peak_bytes - self.runtime_bytes - self.slack_bytes + workspaces if is_tensors else self.peak_bytes
 
 
 def judge(runs: Sequence[Run], calibration: Calibration | None = None) -> tuple[Judged, ...]:

@@ -20,10 +20,12 @@ class Keeping:
     matrices as gathered by sequence parallelism, not a rank's own part; `projected` keeps what the query, key and value
     matrix gave beside the rotated copies, because the values are a view of it; `activated` keeps act(gate) beside gate and
     up; `expert_outputs` what routed experts gave; `rms_bytes` are kept per element of an RMSNorm's input beside the input;
-    `mask_bytes` per element of each dropout of the residual stream, in models that train with dropout (plain MLPs);
-    `score_bytes` per attention score where attention is unfused. `float8_inputs` keeps inputs of matrices in one byte where
+    `mask_bytes` per element of each dropout of the residual stream, in models that train with dropout (plain MLPs; recipes
+    of gated models have none); `score_bytes` per attention score where attention is unfused, `score_dropout_bytes` more
+    with dropout. `float8_inputs` keeps inputs of matrices in one byte where
     the matrices run in fp8. `placeholders` are tensors of the size of each differently shaped matrix that stand for
-    gradients which matmuls have added to the buffer; `loose_gradients` lie beside the buffer in the compute format.
+    gradients which matmuls have added to the buffer; `loose_gradients` lie beside the buffer in the compute format. `workspaces` of cuBLAS are
+    held at once.
 
     Of the loss, per token and vocabulary entry: numbers of float32 and of compute-format copies that exist when the loss is
     computed and in its backward; `cut_float32` more in backward where the vocabulary is cut."""
@@ -37,9 +39,11 @@ class Keeping:
     rms_bytes: float
     mask_bytes: float
     score_bytes: float
+    score_dropout_bytes: float
     float8_inputs: bool
     placeholders: bool
     loose_gradients: bool
+    workspaces: int
     forward_float32: float
     forward_compute: float
     backward_float32: float

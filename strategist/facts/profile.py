@@ -157,6 +157,13 @@ def with_habits(
     )
 
 
+def with_frozen_base(profile: Profile) -> Profile:
+    """The profile for training adapters: weights that are not trained lie in the compute format (Hu et al. 2021, arXiv
+    2106.09685; huggingface/peft loads the base model as it computes)."""
+    formats = tuple((precision, replace(own, parameter=own.compute)) for precision, own in profile.formats)
+    return replace(profile, formats=formats)
+
+
 @cache
 def find_profile(name: str = "strategist") -> Profile:
     """The profile of that name. Raises InputError CHOICE with the known names."""

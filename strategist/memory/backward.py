@@ -157,16 +157,20 @@ def residual_C(job: Job, c: Candidates, *, whole: bool = True) -> Reals:
 
 
 def attention_gradients_C(job: Job, c: Candidates) -> Reals:
-    """Bytes of attention's gradients and workspace, (C,)."""
+    """Bytes of attention's gradients and workspace, (C,); unfused attention has gradients of its scores instead, before and
+    behind the softmax."""
     shape, compute = job.model, BYTES[job.formats.compute]
     heads, keys = shape.heads / c["tp"], shape.kv_heads / c["tp"]
     count = tokens(job, c)
+    own = count * shape.head_dim * compute * (2.0 * heads + 2.0 * keys)
+    if job.profile.attention == "unfused":
+        return own + 2.0 * compute * count * heads * job.workload.seq_len
     step = NARROW if shape.head_dim <= ROWS else WIDE
     width = -(-max(shape.head_dim, 1) // step) * step
     rows = c["micro_batch"] * ceil_div(ceil_div(job.workload.seq_len, c["cp"]), np.full_like(c["cp"], ROWS)) * ROWS
     workspace = 4.0 * heads * rows * (1.0 + width)
     expanded = 2.0 * count * heads * shape.head_dim * compute if shape.kv_heads != shape.heads else 0.0
-    return count * shape.head_dim * compute * (2.0 * heads + 2.0 * keys) + workspace + expanded
+    return own + workspace + expanded
 
 
 def weights_CK(job: Job, c: Candidates, chosen: Callable[[str], bool]) -> Reals:

@@ -17,7 +17,7 @@ from strategist.facts.profile import BYTES
 from strategist.memory.activations import edges_CS, in_flight_CS, step_inputs_C
 from strategist.memory.backward import residual_C
 from strategist.memory.instants import END, LAYERS, LOSS, UPDATE, Instant, Layers
-from strategist.memory.logits import forward_bytes_CS, gradient_bytes_CS, held_logits_CS, loss_bytes_CS
+from strategist.memory.logits import forward_bytes_CS, gradient_bytes_CS, loss_bytes_CS
 from strategist.space.candidates import Candidates, Column, Reals
 from strategist.space.shares import Elements, Group, layers, matrix_elements, vocabulary_elements
 
@@ -42,14 +42,13 @@ def _moving(job: Job, group: Group, counts: Elements) -> Iterator[tuple[int, dic
     yield LOSS, everything | {"logits": loss_bytes_CS(job, group)}
     stream = residual_C(job, c)[:, None] * group.is_last[None, :]
     yield LOSS, everything | {"logits": gradient_bytes_CS(job, group), "temporaries": own * _head(job, group) + stream}
-    held = {"logits": held_logits_CS(job, group)}
     last = edges_CS(job, group, first=False)
     for at in kept.instants:
         moving = {
             "activations": np.maximum(inputs, every - last - at.freed),
             "temporaries": at.temporaries + (own * at.weights if at.is_product else 0.0),
         }
-        yield LAYERS, everything | held | moving
+        yield LAYERS, everything | moving
     table = job.trainable * compute * counts.before
     stream = residual_C(job, c, whole=False)[:, None] * group.is_first[None, :]
     yield END, everything | {"activations": np.maximum(inputs, every - micro_batch), "temporaries": table + stream}

@@ -135,7 +135,8 @@ def _in_float8(row: Saved) -> Saved:
 
 def _scores(shape: ModelShape, habits: Habits) -> tuple[Saved, ...]:
     """What unfused attention keeps of its scores, in units of one byte."""
-    width = shape.heads * habits.scores * habits.keeping.score_bytes
+    dropout = 0.0 if shape.mlp_gated else habits.keeping.score_dropout_bytes
+    width = shape.heads * habits.scores * (habits.keeping.score_bytes + dropout)
     return (Saved("scores", width, "heads", is_float8=True),) if width else ()
 
 
