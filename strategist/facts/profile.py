@@ -148,9 +148,13 @@ def with_habits(
     redoes: tuple[str, ...] = (),
 ) -> Profile:
     """The profile under other kernels, another attention, more overlap or other recomputed modules, as a run states them."""
+    keeping = profile.keeping
+    if kernels == "compiled":  # what is bound by memory is computed again in backward, inside the kernels that need it
+        keeping = replace(keeping, activated=False, rms_bytes=0.0)
     return replace(
         profile,
         kernels=profile.kernels if kernels is None else find_kernels(kernels),
+        keeping=keeping,
         attention=attention or profile.attention,
         hides=(*profile.hides, *hides),
         redoes=redoes,
