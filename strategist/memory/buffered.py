@@ -58,7 +58,8 @@ def _moving(job: Job, group: Group, counts: Elements) -> Iterator[tuple[int, dic
 def _head(job: Job, group: Group) -> Reals:
     """Elements of the head's matrix on the stage that has it, (C, S)."""
     c = group.candidates
-    return vocabulary_elements(job.model, c["tp"], np.ones_like(c["tp"]))[:, None] * group.is_last[None, :]
+    table = vocabulary_elements(job.model, c["tp"], np.ones_like(c["tp"])).astype(np.float64)
+    return table[:, None] * group.is_last[None, :]
 
 
 def _gathered(job: Job, group: Group, counts: Elements) -> Reals:

@@ -119,7 +119,9 @@ def _redone(row: Saved, habits: Habits) -> Saved:
         is_every_second = light == "alternate" and row.name == "ffn_result"
         return row if is_every_second else replace(row, policies=())
     if light == "attention":
-        again = row.name.startswith(tuple(name for module in habits.redoes or ("core_attn",) for name in REDONE[module]))
+        again = row.name.startswith(
+            tuple(name for module in habits.redoes or ("core_attn",) for name in REDONE[module])
+        )
         return row if row.policies == ALWAYS else replace(row, policies=PLAIN if again else COSTLY)
     if light == "alternate" and row.name in ("key", "up"):
         return replace(row, policies=PLAIN)

@@ -506,7 +506,10 @@ def stage_moments(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKin
     whole = held(job.model, layout, stage, kinds, sharded=False)
     sharded = held(job.model, layout, stage, kinds, sharded=True)
     weights_away = layout["offload"] in ("parameters", "nvme")
-    stored, state = BYTES[job.formats.parameter], job.trainable * job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
+    stored, state = (
+        BYTES[job.formats.parameter],
+        job.trainable * job.profile.state_bytes(job.workload.optimizer, job.workload.precision),
+    )
     has_buffer = job.profile.keeping.ledger == "buffer"
     weights_from = 3 if has_buffer else 2
     always = {
