@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Literal
-
 from strategist.catalog import rows
 from strategist.records import dataclass
-
-Ledger = Literal["units", "buffer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keeping:
     """Which tensors one framework's layers and loss keep.
 
-    `ledger` says how a step runs: `units` of fully_shard, replicate and DDP (memory/instants.py), or one standing `buffer`
-    of gradients beside whole weights (memory/buffered.py). Of a layer: `gathered_inputs` keeps the inputs of column-cut
-    matrices as gathered by sequence parallelism, not a rank's own part; `projected` keeps what the query, key and value
-    matrix gave beside the rotated copies, because the values are a view of it; `activated` keeps act(gate) beside gate and
-    up; `expert_outputs` what routed experts gave; `rms_bytes` are kept per element of an RMSNorm's input beside the input;
-    `mask_bytes` per element of each dropout of the residual stream, in models that train with dropout (plain MLPs; recipes
-    of gated models have none); `score_bytes` per attention score where attention is unfused, `score_dropout_bytes` more
-    with dropout. `float8_inputs` keeps inputs of matrices in one byte where
-    the matrices run in fp8. `placeholders` are tensors of the size of each differently shaped matrix that stand for
-    gradients which matmuls have added to the buffer; `loose_gradients` lie beside the buffer in the compute format. `workspaces` of cuBLAS are
-    held at once.
+    Of a layer: `gathered_inputs` keeps the inputs of column-cut matrices as gathered by sequence parallelism, not a rank's
+    own part; `projected` keeps what the query, key and value matrix gave beside the rotated copies, because the values are a
+    view of it; `activated` keeps act(gate) beside gate and up; `expert_outputs` what routed experts gave; `rms_bytes` are
+    kept per element of an RMSNorm's input beside the input; `mask_bytes` per element of each dropout of the residual stream,
+    in models that train with dropout (plain MLPs; recipes of gated models have none); `score_bytes` per attention score
+    where attention is unfused, `score_dropout_bytes` more with dropout; `float8_inputs` keeps inputs of matrices in one byte
+    where the matrices run in fp8.
+
+    Beside the layers: `placeholders` are tensors of the size of each matrix of a layer that stand for gradients which
+    matmuls have added to the buffer; `loose_gradients` lie beside the buffer in the compute format; `workspaces` of cuBLAS
+    are held at once.
 
     Of the loss, per token and vocabulary entry: numbers of float32 and of compute-format copies that exist when the loss is
     computed and in its backward; `cut_float32` more in backward where the vocabulary is cut."""
 
     name: str
-    ledger: Ledger
     gathered_inputs: bool
     projected: bool
     activated: bool

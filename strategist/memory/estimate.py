@@ -93,7 +93,7 @@ class Ledger:
 def _moving(job: Job, group: Group, counts: Elements) -> tuple[Instant, ...]:
     """The instants of the job's framework."""
     settled = settled_bytes_CS(job, group, counts)
-    if job.profile.keeping.ledger == "buffer":
+    if not job.profile.has_units:
         return buffered_instants(job, group, counts, settled)
     return instants(job, group, counts, gradient_bytes_CS(job, group, counts), settled)
 

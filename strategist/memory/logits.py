@@ -36,7 +36,7 @@ def gradient_bytes_CS(job: Job, group: Group) -> Reals:
 def held_logits_CS(job: Job, group: Group) -> Reals:
     """Bytes of the logits that a pipeline's last stage holds as its output until the micro-batch is over, (C, S); with a
     standing buffer of gradients the loss is the stage's output (NVIDIA/Megatron-LM: schedules.py, forward_step)."""
-    holds = group.pp > 1 and job.profile.keeping.ledger == "units"
+    holds = group.pp > 1 and job.profile.has_units
     return _vocabulary_CS(job, group) * (BYTES[job.formats.compute] if holds else 0.0)
 
 

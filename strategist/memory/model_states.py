@@ -22,7 +22,7 @@ def shards_state(c: Candidates, stage: int) -> Mask:
 
 def weights_from(job: Job) -> int:
     """The ZeRO stage from which stored weights are sharded: 2 in units of fully_shard, 3 where weights are kept whole."""
-    return 2 if job.profile.keeping.ledger == "units" else 3
+    return 2 if job.profile.has_units else 3
 
 
 def parameter_bytes_CS(job: Job, group: Group, counts: Elements) -> Reals:
