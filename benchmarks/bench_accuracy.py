@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.record import ROOT, circumstances, write
 from strategist.accuracy.judge import Judged, judge
-from strategist.accuracy.scores import Group, grouped, memory_errors, scored
+from strategist.accuracy.scores import Group, grouped, memory_errors, scored, verdicts
 from strategist.accuracy.table import read_runs
 
 RUNS = ROOT / "benchmarks/truth/training.csv"
@@ -56,6 +56,7 @@ def measured() -> dict[str, Any]:
     judged = judge(runs)
     seconds = time.perf_counter() - start
     good = [one for one in judged if one.run["quality"] in SCORED]
+    only = memory_only()
     everything, *groups = grouped(good, ("source",))
     multi = [one for one in good if one.run["source"] == "vtrain" and one.run["table"] == "multi node"]
     single = [one for one in good if one.run["source"] == "vtrain" and one.run["table"] != "multi node"]
@@ -69,7 +70,8 @@ def measured() -> dict[str, Any]:
         "vtrain_single_node": _summary(scored(single, {})),
         "vtrain_multi_node": _summary(scored(multi, {})),
         "fitted": dict(FITTED),
-        "memory": memory_by_source((*good, *memory_only())),
+        "memory": memory_by_source((*good, *only)),
+        "verdicts": asdict(verdicts((*good, *only))),
         "intervals": intervals(good),
         "held_out": held_out(good),
         "points": points(good),

@@ -74,7 +74,7 @@ def accuracy_page(result: Mapping[str, Any]) -> str:
             "",
             "## Out of memory, and peak memory",
             "",
-            _verdicts(everything["oom"]),
+            _verdicts(result["verdicts"]),
             "",
             "Peak memory, like beside like; mean, median, p90 and max of |predicted / measured - 1|. Sources whose rows were all left out",
             "are listed with the reason.",
@@ -139,8 +139,8 @@ def _verdicts(oom: Mapping[str, int]) -> str:
         f"Of the runs that ran, {oom['fits_and_ran']} are predicted to fit and {oom['refused_but_ran']} are not; of those that went "
         f"out of memory, {oom['refused_and_oom']} are predicted to and {oom['fits_but_oom']} are not. The whole device counts as usable, "
         "without the headroom that plans leave; the allocator's slack counts where its segments cannot shrink. "
-        f"{oom['assumed']} runs state no recompute policy and fit only with one: the first of selective and full that fits is assumed, "
-        "for memory alone."
+        f"{oom['assumed']} runs of frameworks whose recipes pick a recompute policy state none and fit only with one: the first of selective "
+        "and full that fits is assumed, for memory alone."
     )
 
 

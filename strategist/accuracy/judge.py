@@ -106,7 +106,9 @@ def _held(run: Run, case: Case, peaks: Peaks, row: int) -> Judged:
 
 
 def _with_recompute(job: Job, layouts: Sequence[Mapping[str, int]], found: list[Judged]) -> list[Judged]:
-    """Runs that state no recompute policy under the first that fits, as far as one does."""
+    """Runs that state no recompute policy, of frameworks whose recipes pick one, under the first that fits, if one does."""
+    if not job.profile.picks_recompute:
+        return found
     for word in ("selective", "full"):
         open_rows = [row for row, one in enumerate(found) if one.case is not None and not one.case.states_recompute and not one.fits]  # fmt: skip
         if not open_rows:

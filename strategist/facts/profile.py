@@ -76,7 +76,8 @@ class Profile:
     micro-batch to add up gradients; `keeping` says what is kept in memory, `fp16_state_bytes` more per weight
     belong to the state under fp16; `segments` of the caching allocator are as large as they were asked for, or `expandable`;
     `redoes` names modules that selective recompute runs again, where a run says so; `zero`, `recompute` and
-    `sequence_parallel` are what its users get when they say nothing."""
+    `sequence_parallel` are what its users get when they say nothing; with `picks_recompute` its recipes choose a recompute
+    policy by model and machine, so that silence says little."""
 
     name: str
     title: str
@@ -99,6 +100,7 @@ class Profile:
     accumulate_bytes: float
     zero: int
     recompute: str
+    picks_recompute: bool
     sequence_parallel: bool
     basis: Basis
     source: str
@@ -201,6 +203,7 @@ def find_profile(name: str = "strategist") -> Profile:
         accumulate_bytes=row["accumulate_bytes"],
         zero=row["zero"],
         recompute=row["recompute"],
+        picks_recompute=row["picks_recompute"],
         sequence_parallel=row["sequence_parallel"],
         basis=row["basis"],
         source=row["source"],

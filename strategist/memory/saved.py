@@ -101,7 +101,8 @@ def saved_tensors(shape: ModelShape, kind: LayerKind, habits: Habits | None = No
     ffn = _ffn(shape, kind, keeping) if kind.ffn != "none" else ()
     scores = _scores(shape, habits) if kind.mixer in ("attention", "sliding", "mla") else ()
     mixed = (replace(row, part="mixer") for row in (*mixer, *cross, *scores))
-    first, *rest = (*mixed, *ffn, *_masks(shape, kind, keeping))
+    adapters = _adapters(shape, kind, keeping) if habits.is_frozen else ()
+    first, *rest = (*mixed, *ffn, *_masks(shape, kind, keeping), *adapters)
     every = (replace(first, policies=ALWAYS), *rest)
     stored = (_in_float8(row) for row in every) if habits.is_float8 else every
     trained = (row for row in stored if not (habits.is_frozen and row.name.startswith(FROZEN)))
@@ -140,6 +141,13 @@ def _scores(shape: ModelShape, habits: Habits) -> tuple[Saved, ...]:
     dropout = 0.0 if shape.mlp_gated else habits.keeping.score_dropout_bytes
     width = shape.heads * habits.scores * (habits.keeping.score_bytes + dropout)
     return (Saved("scores", width, "heads", is_float8=True),) if width else ()
+
+
+def _adapters(shape: ModelShape, kind: LayerKind, keeping: Keeping) -> tuple[Saved, ...]:
+    """What adapters beside every matrix keep of its input, in units of one byte; queries, keys and values share one input."""
+    matrices = (m for m in build_layer(shape, kind).matrices if not m.is_expert and m.name not in ("k", "v"))
+    width = keeping.adapter_bytes * sum(m.inputs for m in matrices)
+    return (Saved("adapters", width, "whole", is_float8=True),) if width else ()
 
 
 def _masks(shape: ModelShape, kind: LayerKind, keeping: Keeping) -> tuple[Saved, ...]:

@@ -20,7 +20,7 @@ def today() -> dict[str, Any]:
 
 def test_committed_figures_are_todays() -> None:
     """results/accuracy.json, and with it docs/accuracy.md, is what this checkout predicts."""
-    for part in ("over_sources", "all", "sources", "memory", "intervals", "held_out"):
+    for part in ("over_sources", "all", "sources", "memory", "verdicts", "intervals", "held_out"):
         assert today()[part] == read("accuracy")[part], f"run `make bench-accuracy docs`: {part}"
 
 
@@ -56,6 +56,6 @@ def test_peak_memory_stays_within_its_bars(source: str) -> None:
 
 def test_verdicts_miss_no_run_that_went_out_of_memory() -> None:
     """No run that went out of memory is predicted to fit, and at most one in twenty that ran is predicted not to."""
-    oom = today()["all"]["oom"]
+    oom = today()["verdicts"]
     assert oom["fits_but_oom"] == 0
     assert oom["refused_but_ran"] <= FALSE_OOM * (oom["fits_and_ran"] + oom["refused_but_ran"])
