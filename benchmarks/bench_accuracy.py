@@ -30,8 +30,9 @@ MIN_SOURCES, MIN_LISTED = 3, 20
 MEMORY_BARS: Mapping[str, Mapping[str, float]] = {
     "simumax-b200": {"mean": 0.015, "max": 0.04, "bias": 0.03},
     "megatron-lm-functional-tests": {"median": 0.05, "bias": 0.03},
+    "mist-aceso-artifact": {"median": 0.05, "bias": 0.03},
 }
-"""Errors of peak memory that were reached and must be kept: published bars for these two sources."""
+"""Errors of peak memory that were reached and must be kept: the bars of these sources."""
 FALSE_OOM = 0.05
 """Share of the runs that ran which may be predicted not to fit; none that went out of memory may be predicted to."""
 FITTED: Mapping[str, str] = {

@@ -25,6 +25,7 @@ PRECISION_WORDS: tuple[tuple[str, Precision], ...] = (
 RECOMPUTE = ("none", "selective", "full")
 _ZERO_GROUP = re.compile(r"(?:zero1=|FSDP group )(\d+)")
 """How many ranks share the state, where that is less than all."""
+_STAGE_LAYERS = re.compile(r'"layers": ?\[([\d, ]+)\]')
 ADAPTERS = 0.002
 """Share of the weights in adapters of rank 16 on the matrices of attention (Hu et al. 2021, arXiv 2106.09685, table 4:
 0.01 to 0.2 %); too little to matter for time or memory."""
@@ -67,7 +68,10 @@ def express(run: Run) -> Case:
     trainable = ADAPTERS if is_lora else 1.0
     cluster = cluster_of(machines)
     profile = with_frozen_base(profile) if is_lora else profile
-    job = Job(cluster=cluster, model=shape, workload=work, profile=profile, trainable=trainable, adapters=is_lora)
+    split = _split(run, shape, layout["pp"])
+    job = Job(
+        cluster=cluster, model=shape, workload=work, profile=profile, trainable=trainable, adapters=is_lora, split=split
+    )
     _legal_sizes(shape, layout)
     if not peak_FLOPs(cluster.slowest.gpu, work.precision):
         raise Unexpressed(f"{cluster.slowest.gpu.name} does not multiply in {work.precision}")
@@ -146,6 +150,13 @@ def _layout(run: Run, profile: Profile, machines: Machines) -> dict[str, int]:
         "context_parallel": code("context_parallel", "none" if cp == 1 else "ring"),
         "recompute": _recompute(run, profile), "offload": 0, "tiling": 1,
     }  # fmt: skip
+
+
+def _split(run: Run, shape: ModelShape, pp: int) -> tuple[int, ...]:
+    """Layers of every stage, where the row lists as many as it has stages and they add up ("layers":[13,11])."""
+    found = _STAGE_LAYERS.search(run.get("sharding_detail", ""))
+    split = tuple(int(number) for number in found[1].split(",")) if found else ()
+    return split if len(split) == pp and sum(split) == shape.layers else ()
 
 
 def _zero(run: Run, profile: Profile, dp: int, machines: Machines) -> tuple[int, int]:

@@ -44,7 +44,7 @@ def peak_memory(job: Job, candidates: Candidates) -> Peaks:
     size = len(candidates)
     terms = {name: np.zeros(size, np.int64) for name in MEMORY_TERMS}
     stage, moment, host, last = (np.zeros(size, np.int64) for _ in range(4))
-    for group in groups(job.model, candidates):
+    for group in groups(job.model, candidates, split=job.split):
         table = ledger(job, group)
         worst, worst_stage = table.worst()
         for name in MEMORY_TERMS:
