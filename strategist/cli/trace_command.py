@@ -17,7 +17,7 @@ COMMAND = Command(
     "Run one optimizer step of a Plan's real program with fake tensors: every byte, collective and FLOP of one rank of "
     "each kind, in seconds, without its machines.",
     (
-        Flag("--ranks", "first, middle, last (stages, with commas), all-kinds, or one rank's number", "WHICH"),
+        Flag("--ranks", "first, middle, last, fullest (stages, with commas), all-kinds, or one rank's number", "WHICH"),
         Flag("--model-fn", "a function that makes your own torch.nn.Module", "PACKAGE.MODULE:FUNCTION"),
         *OUTPUT,
         *COMMON,
@@ -57,7 +57,7 @@ def _traced(plan: Plan, options: Namespace) -> Observed:
 
     words = options.ranks or DEFAULT_RANKS
     make = named_function(options.model_fn) if options.model_fn else None
-    with Progress(len(chosen_kinds(plan, words)), quiet=options.quiet or options.json) as progress:
+    with Progress(len(chosen_kinds(plan, words)), quiet=options.quiet or options.json, start="tracing") as progress:
 
         def finished(rank: RankObservation) -> None:
             words = f"{rank.kind}: {format_gib(rank.memory.peak.allocated)}"
