@@ -113,9 +113,7 @@ def plan_for(asked: Asked, *, top: int = 5, log: SearchLog | None = None) -> Pla
     return plan
 
 
-def verified_plan_for(
-    asked: Asked, *, top: int = 5, log: SearchLog | None = None, watch: Watch | None = None
-) -> Plan:
+def verified_plan_for(asked: Asked, *, top: int = 5, log: SearchLog | None = None, watch: Watch | None = None) -> Plan:
     """The Plan for a complete question, traced to fit; not yet finished. Raises what `strategist.verify.verified` raises."""
     from strategist.verify import verified
 

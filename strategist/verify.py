@@ -185,9 +185,7 @@ def _told(plan: Plan, predicted: Plan, seen: Observed, layouts: tuple[TracedLayo
         for each in misfits
     ]
     hints = [Hint(code="W_TRACED_MISFIT", sentence=misfit_words(each)) for each in misfits]
-    return replace(
-        plan, verification=account, refusals=(*plan.refusals, *refusals), hints=(*hints, *plan.hints)
-    )
+    return replace(plan, verification=account, refusals=(*plan.refusals, *refusals), hints=(*hints, *plan.hints))
 
 
 def misfit_words(each: TracedLayout) -> str:
