@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from strategist.reports.tree import Tree
     from strategist.verify import Watch
 
-__all__ = ["build", "emit", "explain", "predict", "recommend", "trace"]
+__all__ = ["build", "emit", "explain", "predict", "recommend", "rehearse", "trace"]
 
 
 def recommend(
@@ -160,6 +160,25 @@ def trace(
     from strategist.measure.trace import trace as trace_plan
 
     return trace_plan(plan, model, ranks=ranks, on_rank=on_rank)
+
+
+def rehearse(
+    plan: Plan,
+    model: Any = None,
+    *,
+    ranks: str = "first,middle,last",
+    steps: int = 5,
+    device: str | None = None,
+    on_rank: Callable[[RankObservation], None] | None = None,
+) -> Observed:
+    """Seconds by term and measured bytes of the program that `plan` would train, on one real device without its peers.
+
+    `model` replaces the built-in one: a module, or a function that makes one. See `strategist.measure.rehearse`. Needs
+    the extra `run`.
+    """
+    from strategist.measure.rehearse import rehearse as rehearse_plan
+
+    return rehearse_plan(plan, model, ranks=ranks, steps=steps, device=device, on_rank=on_rank)
 
 
 def emit(plan: Plan, target: str, options: Options | None = None) -> Mapping[PurePosixPath, str]:

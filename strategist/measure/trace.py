@@ -48,11 +48,12 @@ def trace(
         if on_rank is not None:
             on_rank(seen[-1])
     return Observed(
-        made_by=_version(), rung="traced", plan=digest(plan), torch=torch.__version__, model=name, ranks=tuple(seen)
+        made_by=made_by(), rung="traced", plan=digest(plan), torch=torch.__version__, model=name, ranks=tuple(seen)
     )
 
 
-def _version() -> str:
+def made_by() -> str:
+    """Who wrote a document."""
     from strategist import __version__
 
     return f"strategist {__version__}"
