@@ -20,6 +20,7 @@ COMMANDS = (
     ("plan", "choose a layout, say why, and write a Plan"),
     ("explain", "show a Plan term by term"),
     ("trace", "run a Plan's program without its machines, byte by byte"),
+    ("rehearse", "run one rank of a Plan on one real device"),
     ("check", "verify a Plan; seal a hand-written one"),
     ("predict", "judge one given layout: legal, fits, memory and time"),
     ("accuracy", "predict measured runs and show how far off we are"),

@@ -33,7 +33,7 @@ def profiled(prepare: Callable[[], Callable[[], object]]) -> tuple[int, int]:
         step = prepare()
         with record_function(COUNTED):
             step()
-    return highest_bytes(profiler.profiler.kineto_results.events())  # type: ignore[union-attr]
+    return highest_bytes(profiler.profiler.kineto_results.events())
 
 
 def cuda_peak(device: torch.device, step: Callable[[], object]) -> tuple[int, int]:

@@ -60,13 +60,13 @@ class CudaClock:
 
     def mark(self) -> torch.cuda.Event:
         """See Clock."""
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
     def ns(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> int:
         """See Clock."""
-        return round(begin.elapsed_time(end) * 1e6)
+        return round(float(begin.elapsed_time(end)) * 1e6)
 
     def settle(self) -> None:
         """See Clock."""
@@ -78,7 +78,7 @@ class CudaClock:
 
     def lead(self) -> None:
         """See Clock."""
-        torch.cuda._sleep(LEAD_CYCLES)
+        torch.cuda._sleep(LEAD_CYCLES)  # type: ignore[no-untyped-call]
 
 
 def clock_of(device: torch.device) -> Clock:

@@ -36,7 +36,7 @@ def valued_model(model: Any) -> MakeModel:
     """A module with its values, or what a function makes. Raises InputError TYPE for anything else, when called for the
     function's."""
     if is_module(model):
-        return lambda: model  # type: ignore[no-any-return] # a forked process changes its own copy
+        return lambda: model  # a forked process changes its own copy
     if not callable(model):
         raise _wrong_type(model, "model")
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import _create_work_from_future
+from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 from torch.futures import Future
 
 BACKEND = "noise"
@@ -31,7 +31,7 @@ class NoiseGroup(dist.ProcessGroup):
     listen: Listener = staticmethod(nullcontext)
 
     def __init__(self, rank: int, size: int) -> None:
-        super().__init__(rank, size)
+        super().__init__(rank, size)  # type: ignore[call-arg]
         self._place, self._count = rank, size
 
     def getBackendName(self) -> str:
@@ -39,7 +39,7 @@ class NoiseGroup(dist.ProcessGroup):
         return BACKEND
 
     @property
-    def group_name(self) -> str:
+    def group_name(self) -> str:  # type: ignore[override]
         """The name under which torch knows the group."""
         return str(dist.distributed_c10d._world.pg_names[self])
 
@@ -47,20 +47,20 @@ class NoiseGroup(dist.ProcessGroup):
         """This rank's part in its place, noise in the others'."""
         with self.listen():
             self._gather([*output.view(self._count, -1)], part)
-        return _done(output)
+        return _done()
 
     def all_gather_single_coalesced(self, outputs: list[Tensor], parts: list[Tensor], opts: Any = None) -> dist.Work:
         """Several at once."""
         for output, part in zip(outputs, parts, strict=True):
             self.all_gather_single(output, part)
-        return _done(outputs)
+        return _done()
 
-    def allgather(self, outputs: list[list[Tensor]], parts: list[Tensor], opts: Any = None) -> dist.Work:
+    def allgather(self, outputs: list[list[Tensor]], parts: list[Tensor], opts: Any = None) -> dist.Work:  # type: ignore[override]
         """The same into one tensor per rank."""
         with self.listen():
             for places, part in zip(outputs, parts, strict=True):
                 self._gather(places, part)
-        return _done(outputs)
+        return _done()
 
     def _gather(self, places: Sequence[Tensor], part: Tensor) -> None:
         own = places[self._place]
@@ -79,7 +79,7 @@ class NoiseGroup(dist.ProcessGroup):
         """This rank's part of what it put in."""
         with self.listen():
             output.copy_(whole.view(self._count, -1)[self._place].view_as(output))
-        return _done(output)
+        return _done()
 
     def reduce_scatter_single_coalesced(
         self, outputs: list[Tensor], wholes: list[Tensor], opts: Any = None
@@ -87,26 +87,26 @@ class NoiseGroup(dist.ProcessGroup):
         """Several at once."""
         for output, whole in zip(outputs, wholes, strict=True):
             self.reduce_scatter_single(output, whole)
-        return _done(outputs)
+        return _done()
 
-    def reduce_scatter(self, outputs: list[Tensor], wholes: list[list[Tensor]], opts: Any = None) -> dist.Work:
+    def reduce_scatter(self, outputs: list[Tensor], wholes: list[list[Tensor]], opts: Any = None) -> dist.Work:  # type: ignore[override]
         """The same from one tensor per rank."""
         with self.listen():
             for output, parts in zip(outputs, wholes, strict=True):
                 output.copy_(parts[self._place])
-        return _done(outputs)
+        return _done()
 
-    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:  # type: ignore[override]
         """What this rank put in."""
-        return _done(tensors)
+        return _done()
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
         """Several at once."""
-        return _done(tensors)
+        return _done()
 
-    def broadcast(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
+    def broadcast(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:  # type: ignore[override]
         """What this rank holds already: all ranks of such a group hold the same."""
-        return _done(tensors)
+        return _done()
 
     def all_to_all_single(
         self, output: Tensor, whole: Tensor, output_sizes: list[int], input_sizes: list[int], opts: Any = None
@@ -118,10 +118,10 @@ class NoiseGroup(dist.ProcessGroup):
             for first in range(0, arrived.numel(), max(1, sent.numel())):
                 piece = arrived[first : first + sent.numel()]
                 piece.copy_(sent[: piece.numel()])
-        return _done(output)
+        return _done()
 
     def send(self, tensors: list[Tensor], peer: int, tag: int = 0) -> dist.Work:
-        """Nothing goes anywhere."""
+        """Nothing goes anywhere; as with gloo and NCCL, what is sent lives on until somebody has waited for it."""
         return _done(tensors)
 
     def recv(self, tensors: list[Tensor], peer: int, tag: int = 0) -> dist.Work:
@@ -129,24 +129,26 @@ class NoiseGroup(dist.ProcessGroup):
         with self.listen():
             for tensor in tensors:
                 make_noise(tensor, None)
-        return _done(tensors)
+        return _done()
 
     def barrier(self, opts: Any = None) -> dist.Work:
         """Nobody else is late."""
-        return _done([])
+        return _done()
 
 
-def _done(result: object) -> dist.Work:
+def _done(kept: object = None) -> dist.Work:
+    """Work that is finished; it keeps what it is given as long as somebody keeps it."""
     future: Future[object] = Future()
-    future.set_result(result)
-    return _create_work_from_future(future)
+    future.set_result(kept)
+    work: dist.Work = _create_work_from_future(future)
+    return work
 
 
 @torch.no_grad()
 def width_of(part: Tensor) -> Tensor:
-    """Root mean square of a tensor, at least WIDTH's hundredth; a 0-dim float32 tensor, no larger one is made."""
-    norm = torch.linalg.vector_norm(part, dtype=torch.float32)
-    return (norm / max(1, part.numel()) ** 0.5).clamp_(min=WIDTH / 100)
+    """Root mean square of a tensor, at least WIDTH's hundredth; a 0-dim tensor of its type, and no larger one is made."""
+    norm: Tensor = torch.linalg.vector_norm(part)
+    return norm.div_(max(1, part.numel()) ** 0.5).clamp_(min=WIDTH / 100)
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from strategist.document.plan import MESH_AXES, Plan
 from strategist.executor.build import bring_to_life
@@ -36,7 +37,7 @@ def fake_world(plan: Plan, rank: int) -> Iterator[None]:
 
 
 @contextmanager
-def world_of(backend: str, store: dist.Store, plan: Plan, rank: int) -> Iterator[None]:
+def world_of(backend: str, store: Store, plan: Plan, rank: int) -> Iterator[None]:
     """The default process group of the plan's size, left again."""
     dist.init_process_group(backend, rank=rank, world_size=plan.mesh.world, store=store)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -56,7 +57,7 @@ def rehearse(
         )
     import torch  # the parent loads it once for all children, and uses no device
 
-    if place != "cpu" and torch.cuda.is_initialized():
+    if place != "cpu" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise ImpossibleError(
             "UNSUPPORTED",
             "This process uses CUDA already, and what is forked from it cannot.",
@@ -128,6 +129,7 @@ def _weighed(plan: Plan, kind: Kind, make: MakeModel) -> Any:
     from strategist.measure.rehearse_rank import held_on_cpu, measured_memory
 
     _ready("cpu")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler says nothing of itself
     with _out_of_memory(kind, "cpu"):
         return measured_memory(held_on_cpu(plan, kind.rank, make)[1], reserved=0)
 

@@ -106,7 +106,7 @@ def stage_set(plan: Plan, rank: int, device: torch.device) -> Iterator[Rehearsal
     """A world in which this process is `rank` and its peers are noise. Once per process."""
     noise.register()
     rehearsal = Rehearsal(plan, device)
-    noise.NoiseGroup.listen = rehearsal.listen  # type: ignore[method-assign, assignment]
+    noise.NoiseGroup.listen = rehearsal.listen
     with world_of(noise.BACKEND, HashStore(), plan, rank):
         yield rehearsal
 
@@ -178,9 +178,9 @@ def _timed(rehearsal: Rehearsal, session: Session, batch: Batch, steps: int) -> 
     plain = [_step(rehearsal, Meter(clock, left_out), session, batch) for _ in range(steps)]
     empty, launch = empty_ns(clock, rehearsal.device), launch_ns(clock, rehearsal.device)
     modules = ModuleClock(session.parts.model)
-    terms = Terms(
-        session.parts.model, outline_of(plan, session.parts.model), is_offloaded=plan.strategy.offload != "none"
-    )
+    is_offloaded, has_head = plan.strategy.offload != "none", session.job.stage.head
+    model = session.parts.model
+    terms = Terms(model, outline_of(plan, model), is_offloaded=is_offloaded, has_head=has_head)
     shares, launched = [], 0
     for _ in range(steps):
         meter = Meter(clock, left_out)

@@ -114,11 +114,12 @@ class Terms:
     pass: completing, measuring and limiting gradients too.
     """
 
-    def __init__(self, model: nn.Module, outline: Outline, *, is_offloaded: bool) -> None:
+    def __init__(self, model: nn.Module, outline: Outline, *, is_offloaded: bool, has_head: bool) -> None:
         self._outline, self._update = outline, "offload" if is_offloaded else "optimizer"
-        self._dispatch = {
-            plain_name(name) for name, module in model.named_modules() if isinstance(module, (MixtureOfExperts, Router))
-        }
+        named = [(plain_name(name), module) for name, module in model.named_modules()]
+        self._dispatch = {name for name, module in named if isinstance(module, (MixtureOfExperts, Router))}
+        self._tables = {name for name, module in named if isinstance(module, nn.Embedding)}
+        self._has_head = has_head
 
     def of(self, func: Any, tensors: Sequence[Tensor], module: str, during: str) -> str:
         """The term of one operation on `tensors` during the work of `module`."""
@@ -136,6 +137,8 @@ class Terms:
 
     def _is_logits(self, tensor: Tensor, module: str) -> bool:
         outline = self._outline
+        if not self._has_head or module in self._tables:
+            return False
         is_wide = tensor.is_floating_point() and tensor.dim() > 1 and tensor.shape[-1] == outline.vocabulary
         return is_wide and tensor.numel() == outline.tokens * outline.vocabulary and not outline.block_of(module)
 

@@ -19,8 +19,8 @@ from strategist.executor.build import lay_out
 from strategist.executor.job import Job
 from strategist.executor.names import plain_name
 from strategist.executor.session import Session
-from strategist.measure.exposure import collectives, tier_totals
 from strategist.measure.child import largest_size
+from strategist.measure.exposure import collectives, tier_totals
 from strategist.measure.kinds import Kind
 from strategist.measure.modules import ModuleClock
 from strategist.measure.passes import Watched

@@ -310,7 +310,12 @@ def _branch(node: Tree, width: int, name_width: int, depth: int, rungs: int) -> 
         head = f"{label.ljust(name_width)[:name_width]}{''.join(figures)}  "
         note = node.note + (f" ({node.basis})" if node.basis not in (None, "derived") else "")
         style: Style = "title" if depth == 0 else "bad" if worst else "plain"
-        yield from wrapped(head, f"{worst} {note}".strip(), width, indent=len(head), style="dim", label_style=style)
+        text = f"{worst} {note}".strip()
+        yield from (
+            [line(Span(head.rstrip(), style))]
+            if not text
+            else wrapped(head, text, width, indent=len(head), style="dim", label_style=style)
+        )
     for child in node.children:
         yield from _branch(child, width, name_width, depth + 1, rungs)
 
