@@ -22,17 +22,15 @@ WIDTH = 0.02
 """Standard deviation of numbers from peers whose part nothing of this rank's own can stand for (GPT-2's initial weights)."""
 
 Listener = Callable[[], AbstractContextManager[None]]
-"""What is entered around every fake collective."""
+"""Gives what is entered around a fake collective."""
 
 
 class NoiseGroup(dist.ProcessGroup):
-    """The group of one rank among `size` that do not exist. `listen` is entered around every collective of every group."""
+    """The group of one rank among `size` that do not exist. `listen` gives what is entered around every collective."""
 
-    listen: Listener = staticmethod(nullcontext)
-
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(self, rank: int, size: int, listen: Listener) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]
-        self._place, self._count = rank, size
+        self._place, self._count, self._listen = rank, size, listen
 
     def getBackendName(self) -> str:
         """The name that torch asks for."""
@@ -45,7 +43,7 @@ class NoiseGroup(dist.ProcessGroup):
 
     def all_gather_single(self, output: Tensor, part: Tensor, opts: Any = None) -> dist.Work:
         """This rank's part in its place, noise in the others'."""
-        with self.listen():
+        with self._listen():
             self._gather([*output.view(self._count, -1)], part)
         return _done()
 
@@ -57,7 +55,7 @@ class NoiseGroup(dist.ProcessGroup):
 
     def allgather(self, outputs: list[list[Tensor]], parts: list[Tensor], opts: Any = None) -> dist.Work:  # type: ignore[override]
         """The same into one tensor per rank."""
-        with self.listen():
+        with self._listen():
             for places, part in zip(outputs, parts, strict=True):
                 self._gather(places, part)
         return _done()
@@ -77,7 +75,7 @@ class NoiseGroup(dist.ProcessGroup):
 
     def reduce_scatter_single(self, output: Tensor, whole: Tensor, opts: Any = None) -> dist.Work:
         """This rank's part of what it put in."""
-        with self.listen():
+        with self._listen():
             output.copy_(whole.view(self._count, -1)[self._place].view_as(output))
         return _done()
 
@@ -91,14 +89,14 @@ class NoiseGroup(dist.ProcessGroup):
 
     def reduce_scatter(self, outputs: list[Tensor], wholes: list[list[Tensor]], opts: Any = None) -> dist.Work:  # type: ignore[override]
         """The same from one tensor per rank."""
-        with self.listen():
+        with self._listen():
             for output, parts in zip(outputs, wholes, strict=True):
                 output.copy_(parts[self._place])
         return _done()
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:  # type: ignore[override]
-        """What this rank put in."""
-        return _done()
+        """What this rank put in; DDP asks the work for it."""
+        return _done(tensors)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
         """Several at once."""
@@ -112,7 +110,7 @@ class NoiseGroup(dist.ProcessGroup):
         self, output: Tensor, whole: Tensor, output_sizes: list[int], input_sizes: list[int], opts: Any = None
     ) -> dist.Work:
         """This rank's own numbers again, as many as arrive."""
-        with self.listen():
+        with self._listen():
             sent = whole.reshape(-1)
             arrived = output.view(-1)
             for first in range(0, arrived.numel(), max(1, sent.numel())):
@@ -126,7 +124,7 @@ class NoiseGroup(dist.ProcessGroup):
 
     def recv(self, tensors: list[Tensor], peer: int, tag: int = 0) -> dist.Work:
         """Noise."""
-        with self.listen():
+        with self._listen():
             for tensor in tensors:
                 make_noise(tensor, None)
         return _done()
@@ -136,10 +134,11 @@ class NoiseGroup(dist.ProcessGroup):
         return _done()
 
 
-def _done(kept: object = None) -> dist.Work:
-    """Work that is finished; it keeps what it is given as long as somebody keeps it."""
-    future: Future[object] = Future()
-    future.set_result(kept)
+def _done(result: Sequence[Tensor] = ()) -> dist.Work:
+    """Work that is finished, with its result, which it keeps as long as somebody keeps the work."""
+    devices = sorted({str(tensor.device) for tensor in result if tensor.device.type != "cpu"})
+    future: Future[list[Tensor]] = Future(devices=devices or None)  # type: ignore[arg-type]
+    future.set_result(list(result))
     work: dist.Work = _create_work_from_future(future)
     return work
 
@@ -160,11 +159,10 @@ def make_noise(place: Tensor, width: Tensor | None) -> None:
             place.mul_(width)
 
 
-def _make(_store: object, rank: int, size: int, _timeout: object) -> NoiseGroup:
-    return NoiseGroup(rank, size)
+def register(listen: Listener = nullcontext) -> None:
+    """Make the backend known to torch, once per process; `listen` hears of every collective of every group."""
 
+    def make(_store: object, rank: int, size: int, _timeout: object) -> NoiseGroup:
+        return NoiseGroup(rank, size, listen)
 
-def register() -> None:
-    """Make the backend known to torch, once per process."""
-    if BACKEND not in dist.Backend.backend_list:
-        dist.Backend.register_backend(BACKEND, _make, devices=["cpu", "cuda"])
+    dist.Backend.register_backend(BACKEND, make, devices=["cpu", "cuda"])

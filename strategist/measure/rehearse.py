@@ -156,6 +156,7 @@ def _ready(place: str) -> torch.device:
         )
     device = torch.device("cuda", device.index or 0)
     torch.cuda.set_device(device)
+    torch.cuda.init()  # type: ignore[no-untyped-call]  # a device mesh would choose another GPU, by the rank's number, where none is in use
     return device
 
 

@@ -104,9 +104,8 @@ class Rehearsal:
 @contextmanager
 def stage_set(plan: Plan, rank: int, device: torch.device) -> Iterator[Rehearsal]:
     """A world in which this process is `rank` and its peers are noise. Once per process."""
-    noise.register()
     rehearsal = Rehearsal(plan, device)
-    noise.NoiseGroup.listen = rehearsal.listen
+    noise.register(rehearsal.listen)
     with world_of(noise.BACKEND, HashStore(), plan, rank):
         yield rehearsal
 
