@@ -61,7 +61,7 @@ def receive_buffers_CS(job: Job, group: Group) -> Reals:
     """
     neighbours = (~group.is_first).astype(np.float64) + (~group.is_last).astype(np.float64)
     chunks: Column = group.candidates["accumulation"] * group.candidates["virtual_stages"]
-    if not job.profile.gathered_blocks:  # other frameworks take a buffer when a message is due
+    if not job.profile.has_units:  # other frameworks take a buffer when a message is due
         chunks = np.ones_like(chunks)
     if group.pp == 1:
         return np.zeros((len(chunks), len(group.stages)))

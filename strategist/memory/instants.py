@@ -172,7 +172,7 @@ class Step:
 
     def retained(self, elements: Reals) -> Reals:
         """Reduced gradients of unsharded units, which wait for the end of backward beside those that stand."""
-        waits = self.reduces & self.several & (self.c["zero"] < 2)[:, None]
+        waits = self.reduces & self.several & (self.c["zero"] < 2)[:, None] & (not self.job.profile.replicas_wait)
         return np.where(waits, self.trained * self.reduce * elements, 0.0)
 
     @cached_property
@@ -198,9 +198,10 @@ class Step:
         return np.where(self.reduces, self.trained * sent * elements, 0.0)
 
     def output(self, elements: Reals) -> Reals:
-        """What a reduction gives, of `elements`, before it is added to the gradients that stand."""
-        sharded = self.reduces & self.several & (self.c["zero"][:, None] >= 2)
-        return np.where(sharded, self.trained * self.reduce * elements / self.shards, 0.0)
+        """What a reduction gives, of `elements`, before it is added to the gradients that stand, or they to it."""
+        is_sharded = (self.c["zero"] >= 2)[:, None]
+        joins = self.reduces & self.several & (is_sharded | self.job.profile.replicas_wait)
+        return np.where(joins, self.trained * self.reduce * elements / np.where(is_sharded, self.shards, 1), 0.0)
 
     @cached_property
     def outer(self) -> Reals:

@@ -111,7 +111,7 @@ class Stage:
         ranks = a["dp_replicate"] * a["dp_shard"] * a["cp"]
         self.plain = is_plain(a)
         alone = ranks == 1 and formats.compute == formats.parameter
-        self.units = not self.plain and not alone and (self.zero >= 2 or job.profile.gathered_blocks > 0)
+        self.units = not self.plain and not alone and (self.zero >= 2 or job.profile.has_units)
         self.reduces = self.units and not self.piped
         flight, m = in_flight(a, stage), a["accumulation"]
         self.flight = max(flight - 1, 1.0) if drains else flight
@@ -173,12 +173,14 @@ class Stage:
         """A unit while it is reduced, with what comes out where gradients stand already."""
         if not self.reduces:
             return 0.0
-        out = self.r / self.n if self.several and self.zero >= 2 else 0.0
+        joins = self.several and (self.zero >= 2 or self.job.profile.replicas_wait)
+        out = self.r / (self.n if self.zero >= 2 else 1) if joins else 0.0
         return self.q * elements * (self.r + (self.c if self.zero >= 2 else 0.0) + out)
 
     def retained(self, elements: float) -> float:
-        """Reduced gradients of unsharded units."""
-        return self.q * self.r * elements if self.reduces and self.several and self.zero < 2 else 0.0
+        """Reduced gradients of unsharded units, where each micro-batch averages its own."""
+        waits = self.several and self.zero < 2 and not self.job.profile.replicas_wait
+        return self.q * self.r * elements if self.reduces and waits else 0.0
 
     def gathered(self, layers: int, *, head: bool = False, passed: float = 0.0) -> float:
         """Gathered weights."""
@@ -442,7 +444,7 @@ def _pipeline_buffers(job: Job, layout: Layout, stage: int) -> float:
         return 0.0
     neighbours = 1 if stage in (0, pp - 1) else 2
     sent = tokens(job, layout) * job.model.hidden * BYTES[job.formats.compute]
-    chunks = layout["accumulation"] * layout["virtual_stages"] if job.profile.gathered_blocks else 1
+    chunks = layout["accumulation"] * layout["virtual_stages"] if job.profile.has_units else 1
     return float(neighbours * chunks * sent)
 
 
