@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from strategist.document.estimate import TIME_TERMS, MemoryTerm
 from strategist.document.observed import Observed, RankObservation
 from strategist.document.plan import Plan
 from strategist.document.write import dump
-from tests.cli.harness import ROOT, Outcome, completed, hand_written, process
+from tests.cli.harness import ROOT, Refusal, assert_refuses, completed, edited, hand_written, process
 from tests.executor.harness import run_alone
 from tests.measure.real_ranks import measured_rises
 from tests.plans import BFLOAT16, FLOAT32, make_plan, tiny_gpt2, tiny_llama, tiny_mixtral
@@ -259,13 +259,6 @@ def test_a_plan_for_gpus_is_rehearsed_on_a_cpu_only_when_told(folder: Path) -> N
     assert (ran.code, ran.document["device"]) == (0, "one CPU core"), ran.out
 
 
-def _edited(**changes: Any) -> Callable[[Path], None]:
-    def edit(path: Path) -> None:
-        path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | changes), encoding="utf-8")
-
-    return edit
-
-
 def _too_large(path: Path) -> None:
     plan = load_plan(str(path))
     stages = tuple(replace(stage, terms=(MemoryTerm("activations", 10**15),)) for stage in plan.memory.stages)
@@ -277,33 +270,22 @@ def _unbuilt(path: Path) -> None:
     path.write_text(dump(make_plan(cp=2, context_parallel="ring", formats=FLOAT32)), encoding="utf-8")
 
 
-REFUSALS: dict[str, tuple[int, str, tuple[str, ...], Callable[[Path], None] | None]] = {
-    "another version": (4, "E_SCHEMA_VERSION", (), _edited(format="strategist-plan/2")),
-    "a strategy without a program": (3, "E_UNSUPPORTED", (), _unbuilt),
-    "more than there is": (3, "E_UNSUPPORTED_DEVICE", (), _too_large),
-    "no such ranks": (2, "E_CHOICE", ("--ranks", "fastest"), None),
-    "no such device": (2, "E_CHOICE", ("--device", "tpu"), None),
-    "a GPU that is not here": (3, "E_UNSUPPORTED_DEVICE", ("--device", "cuda:7"), None),
-    "no steps": (2, "E_TOO_SMALL", ("--steps", "0"), None),
-    "half a step": (2, "E_INTEGER", ("--steps", "0.5"), None),
+REFUSALS = {
+    "another version": Refusal(4, "E_SCHEMA_VERSION", (), edited(format="strategist-plan/2")),
+    "a strategy without a program": Refusal(3, "E_UNSUPPORTED", (), _unbuilt),
+    "more than there is": Refusal(3, "E_UNSUPPORTED_DEVICE", (), _too_large),
+    "no such ranks": Refusal(2, "E_CHOICE", ("--ranks", "fastest")),
+    "no such device": Refusal(2, "E_CHOICE", ("--device", "tpu")),
+    "a GPU that is not here": Refusal(3, "E_UNSUPPORTED_DEVICE", ("--device", "cuda:7")),
+    "no steps": Refusal(2, "E_TOO_SMALL", ("--steps", "0")),
+    "half a step": Refusal(2, "E_INTEGER", ("--steps", "0.5")),
 }
-
-
-def _refused(folder: Path, *words: str) -> Outcome:
-    ran = process("rehearse", "plan.json", "--out", "rehearsal.json", "--json", *words, cwd=folder, **NO_GPU)
-    assert sorted(path.name for path in folder.iterdir()) == ["plan.json"]
-    return ran
 
 
 @pytest.mark.parametrize("name", REFUSALS)
 def test_bad_input_is_a_sentence_and_leaves_nothing(folder: Path, name: str) -> None:
     """Each refusal has its code, its exit code and a hint, and there is no file, not even a part of one."""
-    exit_code, code, words, edit = REFUSALS[name]
-    if edit is not None:
-        edit(folder / "plan.json")
-    ran = _refused(folder, *words)
-    assert (ran.code, ran.error["code"]) == (exit_code, code), ran.out
-    assert ran.error["hint"]
+    assert_refuses(folder, "rehearse", REFUSALS[name], **NO_GPU)
 
 
 def test_python_takes_a_module_with_its_values() -> None:
