@@ -11,7 +11,7 @@ from strategist.facts.job import Job
 from strategist.facts.layers import build_layer
 from strategist.facts.model import LayerKind, layer_counts
 from strategist.facts.profile import BYTES
-from strategist.memory.saved import saved_tensors
+from strategist.memory.saved import habits_of, saved_tensors
 from tests.oracle.parameters import Held, held, matrix_elements, vocabulary
 from tests.oracle.stages import Layout, stage_kinds
 
@@ -52,12 +52,17 @@ def sequence_cut(layout: Layout) -> int:
 
 def _bytes_of(job: Job, layout: Layout, kind: LayerKind, wanted: Wanted, *parts: str) -> float:
     """Bytes of some rows of one layer for one micro-batch, under the layout's policy."""
-    ways = {"sequence": sequence_cut(layout), "heads": layout["tp"], "whole": 1}
-    compute, policy = BYTES[job.formats.compute], layout["recompute"]
+    policy = layout["recompute"]
+    if policy == "selective" and job.profile.light == "half-blocks":
+        sides = (_bytes_of(job, {**layout, "recompute": side}, kind, wanted, *parts) for side in ("none", "full"))
+        return sum(sides) / 2
+    sp = sequence_cut(layout)
+    ways = {"sequence": sp, "heads": layout["tp"], "whole": 1, "dispatched": max(1, sp // layout["etp"])}
     total = 0.0
-    for tensor in saved_tensors(job.model, kind):
+    for tensor in saved_tensors(job.model, kind, habits_of(job)):
         if wanted(tensor.policies, policy) and (not parts or tensor.part in parts):
-            total += tensor.width * (4 if tensor.is_float32 else compute) / ways[tensor.cut]
+            size = 4 if tensor.is_float32 else 1 if tensor.is_float8 else BYTES[job.formats.compute]
+            total += tensor.width * size / ways[tensor.cut]
     return total * tokens(job, layout)
 
 
@@ -72,6 +77,14 @@ def _again(policies: tuple[str, ...], policy: str) -> bool:
 def kept_bytes(job: Job, layout: Layout, kind: LayerKind) -> float:
     """Bytes that one layer keeps for one micro-batch."""
     return _bytes_of(job, layout, kind, _kept)
+
+
+def loss_bytes(job: Job, layout: Layout) -> tuple[float, float]:
+    """Bytes per token and vocabulary entry: when the loss is known, and in its backward."""
+    row, c = job.profile.keeping, BYTES[job.formats.compute]
+    copies = 0.0 if c == 4 and row.forward_float32 else row.forward_compute * c
+    cut = row.cut_float32 if layout["tp"] > 1 else 0.0
+    return 4 * row.forward_float32 + copies, 4 * (row.backward_float32 + cut) + row.backward_compute * c
 
 
 def in_flight(layout: Layout, stage: int) -> float:
@@ -159,7 +172,7 @@ class Stage:
         """Bytes of the vocabulary's tensors, and the logits that a pipeline's last stage holds on to."""
         if not self.last:
             return 0.0
-        held_on = self.c if self.piped else 0.0
+        held_on = self.c if self.piped and self.job.profile.has_units else 0.0
         return self.T * -(-self.job.model.vocab // self.a["tp"]) * (per_entry + held_on)
 
     def fresh(self, elements: float) -> float:
@@ -205,6 +218,39 @@ class Stage:
         waits = self.first and not self.units and self.a["tp"] > 1
         yield 3, {"gradients": self.settled, "activations": self.inputs, "temporaries": whole if waits else 0.0}
 
+    def buffered(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """(moment, terms) of every instant where gradients stand in one buffer beside whole weights."""
+        row = self.job.profile.keeping
+        stands = self.settled + self.q * self.c * (self.w.all if row.loose_gradients else 0.0)
+        stands += self.q * self.c * self._stand_ins() if row.placeholders else 0.0
+        gathered = self.c * (min(2 * self.w.widest, self.w.layers) + self.w.behind) if self.zero >= 3 else 0.0
+        common = {"gradients": stands, "activations": self.all, "gather_buffers": gathered}
+        forward, backward = loss_bytes(self.job, self.a)
+        loose = 0.0 if row.placeholders else self.q * self.c
+        yield 0, common | {"logits": self.logits(forward)}
+        yield 0, common | {"logits": self.logits(backward)}
+        head = loose * self.head + (self._whole_stream() if self.last else 0.0)
+        yield 0, common | {"logits": self.logits(self.c), "temporaries": head}
+        for which in (self._feed_forward, self._last_matrix, self._inputs, self._attention):
+            found = [which(kind) for kind in dict.fromkeys(self.kinds)]
+            at = max(found, key=lambda each: each.temporaries - each.freed + self.c * each.weights)
+            finished = loose * at.weights if at.is_product else 0.0
+            left = max(self.inputs, self.all - self.edges() - at.freed)
+            yield 1, common | {"activations": left, "temporaries": at.temporaries + finished}
+        table = self.q * self.c * self.w.before + (self.stream if self.first else 0.0)
+        yield 2, common | {"activations": max(self.inputs, self.all - self.micro), "temporaries": table}
+        yield 3, {"gradients": stands, "activations": self.inputs}
+
+    def _stand_ins(self) -> float:
+        """Elements of one copy of each matrix that the stage has, and of its head."""
+        found = {}
+        for kind in self.kinds:
+            for m in build_layer(self.job.model, kind).matrices:
+                if m.name != "router":
+                    cut = self.a["etp"] if m.is_expert else self.a["tp"]
+                    found[m.name, m.outputs, m.inputs] = matrix_elements(replace(m, copies=1), cut, 1)
+        return sum(found.values()) + self.head
+
     def _loss(self) -> Iterator[tuple[int, dict[str, float]]]:
         others = (self.flight - 1) * self.micro + self.inputs
         again = self.piped and self.zero == 3 and self.units and self.first
@@ -216,10 +262,10 @@ class Stage:
             "gather_buffers": self.gathered(0, head=True),
             "bucket_buffers": self.copies + self.head_copy,
         }
-        cast = self.c if self.c < 4 else 0
         waits = self.previous + self.outside
-        yield 0, before | {"logits": self.logits(8 + cast), "temporaries": waits + self.cached}
-        yield 0, before | {"logits": self.logits(16 if self.a["tp"] > 1 else 12), "temporaries": waits}
+        forward, backward = loss_bytes(self.job, self.a)
+        yield 0, before | {"logits": self.logits(forward), "temporaries": waits + self.cached}
+        yield 0, before | {"logits": self.logits(backward), "temporaries": waits}
 
     def _head(self) -> Iterator[tuple[int, dict[str, float]]]:
         dW, dX = self.q * self.c * self.head, self.stream if self.last else 0.0
@@ -306,12 +352,15 @@ class Stage:
     def _attention(self, kind: LayerKind) -> LayerAt:
         shape, a = self.job.model, self.a
         d, heads, keys = shape.head_dim, shape.heads / a["tp"], shape.kv_heads / a["tp"]
-        step = 32 if d <= 128 else 64
-        padded = -(-max(d, 1) // step) * step
-        rows = a["micro_batch"] * ceil(ceil(self.job.workload.seq_len / a["cp"]) / 128) * 128
-        workspace = 4 * heads * rows * (1 + padded)
-        expanded = 2 * self.T * heads * d * self.c if shape.heads != shape.kv_heads else 0.0
-        gradients = self.T * d * self.c * (2 * heads + 2 * keys) + workspace + expanded
+        gradients = self.T * d * self.c * (2 * heads + 2 * keys)
+        if self.job.profile.attention == "unfused":
+            gradients += 2 * self.c * self.T * heads * self.job.workload.seq_len
+        else:
+            step = 32 if d <= 128 else 64
+            padded = -(-max(d, 1) // step) * step
+            rows = a["micro_batch"] * ceil(ceil(self.job.workload.seq_len / a["cp"]) / 128) * 128
+            gradients += 4 * heads * rows * (1 + padded)
+            gradients += 2 * self.T * heads * d * self.c if shape.heads != shape.kv_heads else 0.0
         back = self._rows(kind, _again, "mixer")
         freed = self._rows(kind, _kept, "ffn", "inside", "product")
         return LayerAt(gradients + self._whole_stream() + back, freed, self._elements(kind, _is_behind))
@@ -459,31 +508,39 @@ def stage_moments(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKin
     whole = held(job.model, layout, stage, kinds, sharded=False)
     sharded = held(job.model, layout, stage, kinds, sharded=True)
     weights_away = layout["offload"] in ("parameters", "nvme")
-    stored, state = BYTES[job.formats.parameter], job.trainable * job.profile.state_bytes(job.workload.optimizer)
+    stored, state = (
+        BYTES[job.formats.parameter],
+        job.trainable * job.profile.state_bytes(job.workload.optimizer, job.workload.precision),
+    )
+    has_buffer = not job.profile.has_units
+    weights_from = 3 if has_buffer else 2
     always = {
-        "parameters": 0.0 if weights_away else stored * (sharded if layout["zero"] >= 2 else whole).all,
+        "parameters": 0.0 if weights_away else stored * (sharded if layout["zero"] >= weights_from else whole).all,
         "optimizer": 0.0 if layout["offload"] != "none" else state * (sharded if layout["zero"] >= 1 else whole).all,
         "pipeline_buffers": _pipeline_buffers(job, layout, stage),
     }
     worst: dict[int, dict[str, float]] = {}
-    for drains in (False, True) if layout["pp"] > 1 else (False,):
-        for moment, terms in Stage(job, layout, stage, kinds, drains=drains).instants():
+    passes = (False, True) if layout["pp"] > 1 and not has_buffer else (False,)
+    for drains in passes:
+        at = Stage(job, layout, stage, kinds, drains=drains)
+        for moment, terms in at.buffered() if has_buffer else at.instants():
             if moment not in worst or sum(terms.values()) > sum(worst[moment].values()):
                 worst[moment] = terms
     runtime = {"runtime": _runtime(job, layout)}
-    return [_ledger(always | worst[moment] | runtime) for moment in range(len(MOMENTS))]
+    slack = overhead("expandable_slack" if job.profile.segments == "expandable" else "allocator_slack")
+    return [_ledger(always | worst[moment] | runtime, slack) for moment in range(len(MOMENTS))]
 
 
-def _ledger(terms: dict[str, float]) -> dict[str, int]:
+def _ledger(terms: dict[str, float], slack: float) -> dict[str, int]:
     """Whole bytes, and the allocator's slack on everything but the runtime."""
     rounded = {name: ceil(value) for name, value in terms.items()}
     allocated = sum(value for name, value in rounded.items() if name != "runtime")
-    return rounded | {"slack": ceil(overhead("allocator_slack") * allocated)}
+    return rounded | {"slack": ceil(slack * allocated)}
 
 
 def _host(job: Job, sharded: float, offload: str) -> int:
     stored, gradient = BYTES[job.formats.parameter], BYTES[job.formats.gradient]
-    state = job.profile.state_bytes(job.workload.optimizer)
+    state = job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
     per_element = {
         "none": 0.0,
         "optimizer": state + gradient,
@@ -497,7 +554,7 @@ def memory_of(job: Job, layout: Layout) -> Memory:
     """The worst moment of the worst stage of one layout."""
     worst: Memory | None = None
     host = 0
-    for stage, kinds in enumerate(stage_kinds(job.model, layout)):
+    for stage, kinds in enumerate(stage_kinds(job.model, layout, job.split)):
         sharded = held(job.model, layout, stage, kinds, sharded=True)
         host = max(host, _host(job, sharded.all, layout["offload"]))
         for moment, terms in zip(MOMENTS, stage_moments(job, layout, stage, kinds), strict=True):
