@@ -99,7 +99,9 @@ LATER: Mapping[str, str] = {
 
 MISSING = (
     "Files for other frameworks than torchrun and Slurm: Accelerate, DeepSpeed, Megatron, torchtitan and others.",
-    "`explain --with` (what happened beside what was predicted), `check --exhaustive`.",
+    "`check --exhaustive`.",
+    "Rehearsals measured on a GPU: not yet. `strategist rehearse` was tested on CPU ranks; benchmarks/device/rehearse_gpu.py is the "
+    "measurement that is owed.",
     "LoRA and QLoRA (`--method`); plans are for full training (`accuracy` predicts published LoRA runs).",
     "A calibration that ships: times are physics with catalogue constants (docs/accuracy.md); `calibrate` fits factors to your own "
     "runs. Intervals of times are known by architecture, not by framework and size, and those of memory are assumed.",

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from strategist.api import build, emit, explain, predict, recommend, trace
+    from strategist.api import build, emit, explain, predict, recommend, rehearse, trace
     from strategist.document.load import load_observed, load_plan
     from strategist.document.observed import Observed
     from strategist.document.plan import Plan
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    **dict.fromkeys(("build", "emit", "explain", "predict", "recommend", "trace"), "strategist.api"),
+    **dict.fromkeys(("build", "emit", "explain", "predict", "recommend", "rehearse", "trace"), "strategist.api"),
     "load_cluster": "strategist.facts.clusters",
     "load_model": "strategist.facts.models",
     **dict.fromkeys(("load_observed", "load_plan"), "strategist.document.load"),
@@ -43,7 +43,7 @@ _HOMES = {
 __all__ = [
     "Cluster", "Gpu", "Link", "ModelShape", "NoPlanError", "Node", "Observed", "Plan", "Prediction", "StrategistError", "Workload",
     "__version__", "build", "emit", "explain", "load_cluster", "load_model", "load_observed", "load_plan", "predict",
-    "recommend", "trace",
+    "recommend", "rehearse", "trace",
 ]  # fmt: skip
 
 

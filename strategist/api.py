@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from strategist.emitters.emitter import Options
     from strategist.executor.session import Session
     from strategist.reports.tree import Tree
+    from strategist.verify import Watch
 
-__all__ = ["build", "emit", "explain", "predict", "recommend", "trace"]
+__all__ = ["build", "emit", "explain", "predict", "recommend", "rehearse", "trace"]
 
 
 def recommend(
@@ -37,6 +38,7 @@ def recommend(
     workload: Workload | None = None,
     policy: Policy = "hf",
     top: int = 5,
+    verify: bool = False,
     **workload_fields: Any,
 ) -> Plan:
     """The Plan for training `model` on `hardware`: the same Plan that `strategist plan` writes.
@@ -44,7 +46,8 @@ def recommend(
     model: a size ("7B"), a catalogue name, a path to a config.json, a ModelShape, or an nn.Module (meta device is
     enough). hardware: "dgx-h100:4", a file, a Cluster, "local", or None for this machine or, without GPUs, an assumed
     one. Further fields: seq_len, global_batch, micro_batch, grad_accum, tokens, precision, optimizer, headroom, pin,
-    forbid, objective, frontend, price_per_gpu_hour, rules, calibration.
+    forbid, objective, frontend, price_per_gpu_hour, rules, calibration. `verify` traces the chosen layout and the next,
+    puts traced bytes into the Plan, and takes a layout that is traced to fit; it needs the extra `run`.
 
     Raises InputError for unknown or contradictory input, NoPlanError when nothing fits.
     """
@@ -52,7 +55,8 @@ def recommend(
     who, count = checked_policy(policy), checked_top(top)
     said = _said({"model": model, "hardware": hardware, "policy": who, "top": count} | fields)
     asked = complete(Given(model=model, hardware=hardware, policy=who, said=said, **fields))
-    return finished(plan_for(asked, top=count), asked)
+    plan = verified_plan_for(asked, top=count) if verify else plan_for(asked, top=count)
+    return finished(plan, asked)
 
 
 def predict(
@@ -109,6 +113,13 @@ def plan_for(asked: Asked, *, top: int = 5, log: SearchLog | None = None) -> Pla
     return plan
 
 
+def verified_plan_for(asked: Asked, *, top: int = 5, log: SearchLog | None = None, watch: Watch | None = None) -> Plan:
+    """The Plan for a complete question, traced to fit; not yet finished. Raises what `strategist.verify.verified` raises."""
+    from strategist.verify import verified
+
+    return verified(asked, lambda question: plan_for(question, top=top, log=log), watch)
+
+
 def _not_executable(plan: Plan) -> tuple[Hint, ...]:
     """What our own executor cannot run yet, and what to change."""
     missing = obstacles(plan)
@@ -149,6 +160,25 @@ def trace(
     from strategist.measure.trace import trace as trace_plan
 
     return trace_plan(plan, model, ranks=ranks, on_rank=on_rank)
+
+
+def rehearse(
+    plan: Plan,
+    model: Any = None,
+    *,
+    ranks: str = "first,middle,last",
+    steps: int = 5,
+    device: str | None = None,
+    on_rank: Callable[[RankObservation], None] | None = None,
+) -> Observed:
+    """Seconds by term and measured bytes of the program that `plan` would train, on one real device without its peers.
+
+    `model` replaces the built-in one: a module, or a function that makes one. See `strategist.measure.rehearse`. Needs
+    the extra `run`.
+    """
+    from strategist.measure.rehearse import rehearse as rehearse_plan
+
+    return rehearse_plan(plan, model, ranks=ranks, steps=steps, device=device, on_rank=on_rank)
 
 
 def emit(plan: Plan, target: str, options: Options | None = None) -> Mapping[PurePosixPath, str]:

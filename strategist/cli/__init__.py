@@ -20,6 +20,7 @@ COMMANDS = (
     ("plan", "choose a layout, say why, and write a Plan"),
     ("explain", "show a Plan term by term"),
     ("trace", "run a Plan's program without its machines, byte by byte"),
+    ("rehearse", "run one rank of a Plan on one real device"),
     ("check", "verify a Plan; seal a hand-written one"),
     ("predict", "judge one given layout: legal, fits, memory and time"),
     ("accuracy", "predict measured runs and show how far off we are"),
@@ -65,8 +66,8 @@ PAGE_WIDTH = 80
 def entry() -> NoReturn:
     """The console script: run, flush, and leave without tearing the interpreter down, which costs 20 ms and does nothing
     for a process that holds no threads and no open files (mypy leaves the same way)."""
-    if sys.argv[1:2] == ["plan"]:
-        gc.disable()  # a plan makes many small records and no cycles, and the process ends with it
+    if sys.argv[1:2] == ["plan"] and "--verify" not in sys.argv:
+        gc.disable()  # a plan makes many small records and no cycles, and the process ends with it; a trace makes cycles
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):

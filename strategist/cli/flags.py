@@ -80,6 +80,7 @@ CHOICE = (
     Flag("--rules", "a folder with further rules (legality.toml, advice.toml, hf_decisions.toml)", "DIR", repeats=True),
     Flag("--top", "how many alternatives to show", "N"),
     CALIBRATION,
+    Flag("--verify", "trace the program of the chosen layout and of the next, and print traced memory (needs torch)"),
     Flag("--search-log", "show the time and the survivors of each stage of the search"),
     Flag("--config", "read flags from a TOML file; the command line wins", "FILE"),
 )

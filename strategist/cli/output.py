@@ -102,8 +102,8 @@ def _error_lines(error: StrategistError) -> list[Line]:
 class Progress:
     """A bar of finished steps on stderr: rich's on a terminal, one plain line per step otherwise, nothing when quiet."""
 
-    def __init__(self, total: int | None, *, quiet: bool = False) -> None:
-        self.total, self.quiet = total, quiet
+    def __init__(self, total: int | None, *, quiet: bool = False, start: str = "starting the ranks") -> None:
+        self.total, self.quiet, self.start = total, quiet, start
         self._bar: Any = None
         self._task: Any = None
 
@@ -116,8 +116,16 @@ class Progress:
             columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
             self._bar = RichProgress(*columns, console=Console(stderr=True))
             self._bar.start()
-            self._task = self._bar.add_task("starting the ranks", total=self.total)
+            self._task = self._bar.add_task(self.start, total=self.total)
         return self
+
+    def expect(self, more: int, text: str) -> None:
+        """That many further steps are coming; `text` says of what."""
+        self.total = (self.total or 0) + more
+        if self._bar is not None:
+            self._bar.update(self._task, total=self.total, description=text)
+        else:
+            note(text, quiet=self.quiet)
 
     def advance(self, text: str, *, brief: str) -> None:
         """One more step is finished; `text` says how it went, `brief` the same in the few columns beside a bar."""

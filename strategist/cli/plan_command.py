@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from strategist.cli.arguments import Command, Namespace
 from strategist.cli.files import check_target, write_document
 from strategist.cli.flags import PLAN_FLAGS
-from strategist.cli.output import note, show_document, show_lines, width
-from strategist.units import format_seconds
+from strategist.cli.output import Progress, note, show_document, show_lines, width
+from strategist.units import format_gib, format_seconds
+
+if TYPE_CHECKING:
+    from strategist.ask import Asked
+    from strategist.document.observed import RankObservation
+    from strategist.document.plan import Plan
+    from strategist.planner.search import SearchLog
 
 COMMAND = Command(
     "plan",
@@ -16,6 +24,7 @@ COMMAND = Command(
         "strategist plan --model-size 7B",
         "strategist plan --model llama-3.1-70b --hardware dgx-h100:8 --seq-len 8192 --out plan.json",
         "strategist plan --model-size 13B --gpu rtx-4090 --gpus-per-node 4 --pin pp=4 --json",
+        "strategist plan --model llama-3.2-1b --hardware dgx-h100 --verify",
     ),
 )
 
@@ -34,7 +43,7 @@ def run(options: Namespace) -> int:
         check_target(options.out, "--out", force=options.force)
     log = SearchLog()
     asked = complete(given)
-    plan = plan_for(asked, top=top, log=log)
+    plan = _verified(asked, top, log, options) if options.verify else plan_for(asked, top=top, log=log)
     if options.json or options.out is not None:
         plan = finished(plan, asked)
     write_document(plan, options)
@@ -47,3 +56,20 @@ def run(options: Namespace) -> int:
         for stage in log.stages:
             note(f"{stage.name:<12} {format_seconds(stage.seconds):>9}   {stage.survivors:>12,} left")
     return 0
+
+
+def _verified(asked: Asked, top: int, log: SearchLog, options: Namespace) -> Plan:
+    """The plan, traced to fit, with a bar of traced ranks."""
+    from strategist.api import verified_plan_for
+    from strategist.verify import Watch
+
+    with Progress(0, quiet=options.quiet or options.json, start="tracing") as progress:
+
+        def begin(layout: str, ranks: int) -> None:
+            progress.expect(ranks, f"tracing {layout}")
+
+        def rank(seen: RankObservation) -> None:
+            words = f"{seen.kind}: {format_gib(seen.memory.peak.allocated)} allocated"
+            progress.advance(f"{words}, traced in {seen.seconds:.1f} s", brief=words)
+
+        return verified_plan_for(asked, top=top, log=log, watch=Watch(begin, rank))

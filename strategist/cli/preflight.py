@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 from strategist.document.plan import Plan
 from strategist.document.write import seal_state
-from strategist.errors import ImpossibleError, InputError, StaleError
-from strategist.executor.support import obstacles, way_out
+from strategist.errors import ImpossibleError, StaleError
+from strategist.executor.support import obstacles, require_torch, way_out
 from strategist.facts.clusters import resolve_cluster
 from strategist.planner.check import require_sound
 
@@ -26,13 +24,7 @@ def preflight(plan: Plan, *, allow_edited: bool, accept_hardware: bool, own_job:
             flag="PLAN",
             hint=way_out(missing),
         )
-    if find_spec("torch") is None:
-        raise InputError(
-            "MISSING",
-            "Running needs torch, which is not installed here.",
-            flag="torch",
-            hint="Install it: pip install 'strategist[run]'.",
-        )
+    require_torch("Running")
 
 
 def _seal(plan: Plan, allow_edited: bool) -> None:

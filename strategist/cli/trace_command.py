@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from strategist.cli.arguments import Command, Namespace, Positional
-from strategist.cli.files import check_target, write_file
 from strategist.cli.flags import COMMON, OUTPUT, Flag
-from strategist.cli.output import Progress, show_document, show_lines, width
-from strategist.document.load import load_plan
+from strategist.cli.observing import RANKS, observe, with_progress
 from strategist.document.observed import Observed, RankObservation
 from strategist.document.plan import Plan
-from strategist.planner.check import require_sound
 from strategist.units import format_gib
 
 COMMAND = Command(
@@ -17,7 +14,7 @@ COMMAND = Command(
     "Run one optimizer step of a Plan's real program with fake tensors: every byte, collective and FLOP of one rank of "
     "each kind, in seconds, without its machines.",
     (
-        Flag("--ranks", "first, middle, last (stages, with commas), all-kinds, or one rank's number", "WHICH"),
+        RANKS,
         Flag("--model-fn", "a function that makes your own torch.nn.Module", "PACKAGE.MODULE:FUNCTION"),
         *OUTPUT,
         *COMMON,
@@ -31,36 +28,18 @@ COMMAND = Command(
 
 
 def run(options: Namespace) -> int:
-    """Trace, print, and write the document."""
-    plan = load_plan(options.plan)
-    require_sound(plan)
-    if options.out is not None:
-        check_target(options.out, "--out", force=options.force)
-    observed = _traced(plan, options)
-    if options.out is not None:
-        from strategist.document.write import dump
-
-        write_file(options.out, dump(observed), "--out", force=options.force)
-    if options.json:
-        show_document(observed)
-    else:
-        from strategist.reports.observed import observed_text
-
-        show_lines(observed_text(observed, width()), no_color=options.no_color)
-    return 0
+    """Trace, write the document, and print."""
+    return observe(options, lambda plan: _traced(plan, options))
 
 
 def _traced(plan: Plan, options: Namespace) -> Observed:
-    from strategist.measure.kinds import chosen_kinds
     from strategist.measure.model_function import named_function
-    from strategist.measure.trace import DEFAULT_RANKS, trace
+    from strategist.measure.trace import trace
 
-    words = options.ranks or DEFAULT_RANKS
     make = named_function(options.model_fn) if options.model_fn else None
-    with Progress(len(chosen_kinds(plan, words)), quiet=options.quiet or options.json) as progress:
+    look = lambda ranks, on_rank: trace(plan, make, ranks=ranks, on_rank=on_rank)  # noqa: E731
+    return with_progress(plan, options, "tracing", _brief, look)
 
-        def finished(rank: RankObservation) -> None:
-            words = f"{rank.kind}: {format_gib(rank.memory.peak.allocated)}"
-            progress.advance(f"{words} in {rank.seconds:.1f} s", brief=words)
 
-        return trace(plan, make, ranks=words, on_rank=finished)
+def _brief(rank: RankObservation) -> str:
+    return f"{rank.kind}: {format_gib(rank.memory.peak_bytes)}"

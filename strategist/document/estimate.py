@@ -59,6 +59,11 @@ class StageMemory:
         return sum(t.bytes for t in self.terms if t.name == name)
 
     @property
+    def is_traced(self) -> bool:
+        """Whether the bytes of tensors are those of the real program rather than of formulas."""
+        return any(term.basis == "traced" for term in self.terms)
+
+    @property
     def allocated(self) -> int:
         """Bytes held by tensors."""
         return sum(t.bytes for t in self.terms if t.name not in ("runtime", "slack"))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from strategist.document.estimate import MemoryTerm
+from strategist.document.estimate import MemoryTerm, TimeTerm
 from strategist.records import dataclass
 
 OBSERVED = "strategist-observed/1"
@@ -55,7 +55,9 @@ class ObservedMemory:
     """The memory of one rank over the step.
 
     `moments` are the Plan's; the worst of them is the peak. `reserved` is what the device's allocator would hold, by a
-    model of it unless `reserved_basis` says "measured". `host` are bytes that rest in the host's memory.
+    model of it unless `reserved_basis` says "measured"; 0 where nobody can tell (a CPU's allocator keeps no reserve).
+    `host` are bytes that rest in the host's memory. `allocated` is the peak that an allocator measured: it knows no terms,
+    so there are no moments beside it.
     """
 
     moments: tuple[MomentBytes, ...]
@@ -63,11 +65,22 @@ class ObservedMemory:
     reserved: int
     reserved_basis: Literal["modelled", "measured"]
     host: int = 0
+    allocated: int | None = None
 
     @property
     def peak(self) -> MomentBytes:
-        """The moment with the most bytes; the first of equals."""
+        """The moment with the most bytes; the first of equals. Only where there are moments."""
         return max(self.moments, key=lambda moment: moment.allocated)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes that tensors held, as measured or else as the moments have it."""
+        return self.peak.allocated if self.allocated is None else self.allocated
+
+    @property
+    def slack(self) -> int | None:
+        """Bytes reserved beyond the peak; None where the reserve is not known."""
+        return self.reserved - self.peak_bytes if self.reserved else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +122,32 @@ class OperatorFLOP:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedTime:
+    """One optimizer step of one rank by the Plan's time terms; the exposed ones add up to `step_ns` exactly.
+
+    `step_ns` is the median of `steps` steps. `host` is what no operation took: launching, Python, waiting. A step has
+    `launches` operations, and the host needs at least `launch_ns` for one, so no device is faster than their product.
+    `stand_in_ns` were spent on making what peers would have sent; they are not part of the step.
+    """
+
+    terms: tuple[TimeTerm, ...]
+    step_ns: int
+    steps: int
+    launches: int
+    launch_ns: int
+    stand_in_ns: int = 0
+
+    def term(self, name: str) -> TimeTerm | None:
+        """One term; None when nothing of it was seen."""
+        return next((term for term in self.terms if term.name == name), None)
+
+    @property
+    def launch_floor_ns(self) -> int:
+        """The least time in which the host can issue the step."""
+        return self.launches * self.launch_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Substitution:
     """Something that was not run as it is, because fake tensors or the CPU cannot: what stood for it."""
 
@@ -131,6 +170,7 @@ class RankObservation:
     substitutions: tuple[Substitution, ...]
     seconds: float
     process_bytes: int
+    time: ObservedTime | None = None
 
     @property
     def FLOP(self) -> int:
@@ -140,7 +180,8 @@ class RankObservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """What one rung saw of a plan. `plan` is the digest that the Plan's seal would carry."""
+    """What one rung saw of a plan. `plan` is the digest that the Plan's seal would carry, `device` what it ran on when
+    that was one."""
 
     format: Literal["strategist-observed/1"] = "strategist-observed/1"
     made_by: str
@@ -149,13 +190,20 @@ class Observed:
     torch: str
     model: str
     ranks: tuple[RankObservation, ...]
+    device: str = ""
 
     @property
     def worst(self) -> RankObservation:
         """The rank whose peak is the largest; the first of equals."""
-        return max(self.ranks, key=lambda rank: rank.memory.peak.allocated)
+        return max(self.ranks, key=lambda rank: rank.memory.peak_bytes)
 
     def of_stage(self, stage: int) -> RankObservation | None:
         """The fullest observed rank of one pipeline stage; None when none was looked at."""
         found = [rank for rank in self.ranks if rank.stage == stage]
-        return max(found, key=lambda rank: rank.memory.peak.allocated) if found else None
+        return max(found, key=lambda rank: rank.memory.peak_bytes) if found else None
+
+    @property
+    def slowest(self) -> RankObservation | None:
+        """The timed rank whose step takes longest; None when nothing was timed."""
+        timed = [(rank.time.step_ns, rank) for rank in self.ranks if rank.time is not None]
+        return max(timed, key=lambda pair: pair[0])[1] if timed else None

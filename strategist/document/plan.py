@@ -10,6 +10,7 @@ from math import prod
 from typing import Literal, Protocol
 
 from strategist.document.estimate import MemoryLedger, TimeLedger
+from strategist.document.verification import Verification
 from strategist.facts.hardware import Cluster
 from strategist.facts.model import ModelShape
 from strategist.facts.resolved import Assumption
@@ -248,7 +249,8 @@ class Costed(Protocol):
 class Plan:
     """One layout, why it was chosen, and what it is expected to cost. Self-contained; `seal` signs the rest.
 
-    `alternatives` are the best of the other families, `ladder` the smallest machines that would do the same job.
+    `alternatives` are the best of the other families, `ladder` the smallest machines that would do the same job. With a
+    `verification` the bytes of `memory` are traced, and what the formulas had said stands there.
     """
 
     format: Literal["strategist-plan/1"] = "strategist-plan/1"
@@ -270,6 +272,7 @@ class Plan:
     alternatives: tuple[Alternative, ...]
     hints: tuple[Hint, ...]
     ladder: tuple[Alternative, ...] = ()
+    verification: Verification | None = None
     seal: str | None = None
 
     @property

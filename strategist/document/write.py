@@ -34,13 +34,21 @@ def dump(document: Any) -> str:
     return json.dumps(as_document(document), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
+UNSIGNED = ("seal",)
+"""Fields of a document that no seal covers."""
+LATER = ("verification",)
+"""Fields that are younger than the first seals: they are signed where they say something."""
+
+
 def digest(document: Any) -> str:
     """`sha256:...` over the canonical JSON (sorted keys, no blanks, ASCII) of everything but the seal itself."""
     import hashlib  # loads OpenSSL; plans that are only looked at need no digest
 
     body = as_document(document)
     if isinstance(body, dict):
-        body = {key: value for key, value in body.items() if key != "seal"}
+        body = {
+            key: value for key, value in body.items() if key not in UNSIGNED and (value is not None or key not in LATER)
+        }
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return "sha256:" + hashlib.sha256(text.encode("ascii")).hexdigest()
 

@@ -7,8 +7,10 @@ go into each other), or a matter of *legality* (torch or the Plan's own meaning 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 
 from strategist.document.plan import MESH_AXES, NumberFormats, Plan
+from strategist.errors import InputError
 from strategist.executor.architecture import model_obstacles
 from strategist.executor.obstacles import Obstacle
 from strategist.executor.pipeline_support import pipeline_obstacles
@@ -29,6 +31,17 @@ PRECISIONS = ("bf16", "fp32")
 
 ASKED = ("model", "workload.seq_len", "workload.precision", "strategy.formats", "strategy.optimizer")
 """Places of a Plan that hold what was asked for. All others are choices of the planner, which can choose otherwise."""
+
+
+def require_torch(what: str) -> None:
+    """Raise InputError MISSING where torch is not installed; `what` needs it."""
+    if find_spec("torch") is None:
+        raise InputError(
+            "MISSING",
+            f"{what} needs torch, which is not installed here.",
+            flag="torch",
+            hint="Install it: pip install 'strategist[run]'.",
+        )
 
 
 def unsupported(plan: Plan) -> tuple[str, ...]:

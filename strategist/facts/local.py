@@ -188,8 +188,17 @@ def _with_host(node: Node, ports: list[Port], look: Senses, memory_bytes: int | 
 
 def total_memory(meminfo: Path) -> int | None:
     """MemTotal in bytes; None when the file does not say."""
+    return _memory(meminfo, "MemTotal")
+
+
+def free_memory(meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    """Bytes that new work can have without swapping; None when the file does not say."""
+    return _memory(meminfo, "MemAvailable")
+
+
+def _memory(meminfo: Path, entry: str) -> int | None:
     try:
-        found = re.search(r"^MemTotal:\s+([0-9]+) kB", meminfo.read_text(encoding="ascii", errors="replace"), re.M)
+        found = re.search(rf"^{entry}:\s+([0-9]+) kB", meminfo.read_text(encoding="ascii", errors="replace"), re.M)
     except OSError:
         return None
     return int(found[1]) * 1024 if found else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import resource
 import signal
 import sys
 import traceback
@@ -69,3 +70,9 @@ def _opened(data: bytes, status: int, what: str) -> Any:
     )
     error.add_note(where)
     raise error
+
+
+def largest_size() -> int:
+    """The most memory that this process has held, in bytes. ru_maxrss counts KiB on Linux and bytes on macOS."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -20,6 +20,16 @@ def flop_of(func: Any, args: Any, kwargs: Any, result: Any) -> int:
     return 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
 
 
+def costs_flop(func: Any) -> bool:
+    """Whether an operation is a matrix product or attention."""
+    return func._overloadpacket in _formulas()
+
+
+def is_attention(func: Any) -> bool:
+    """Whether an operation is attention, forward or backward."""
+    return "scaled_dot_product" in func._schema.name
+
+
 @cache
 def _formulas() -> Mapping[Any, Callable[..., int]]:
     aten = torch.ops.aten

@@ -7,7 +7,7 @@ from strategist.errors import InputError
 from strategist.records import dataclass
 from strategist.units import parse_integer
 
-WORDS = ("first", "middle", "last")
+WORDS = ("first", "middle", "last", "fullest")
 EVERY = "all-kinds"
 
 
@@ -21,7 +21,8 @@ class Kind:
 
 
 def chosen_kinds(plan: Plan, words: str) -> tuple[Kind, ...]:
-    """The kinds that some words ask for: first, middle, last (stages, with commas), all-kinds, or one rank's number.
+    """The kinds that some words ask for: first, middle, last, fullest (stages, with commas; the last as the plan predicts
+    it), all-kinds, or one rank's number.
 
     Raises InputError CHOICE for another word, RANGE and INTEGER for a number that is no rank of the plan.
     """
@@ -32,7 +33,7 @@ def chosen_kinds(plan: Plan, words: str) -> tuple[Kind, ...]:
         rank = parse_integer(text, "--ranks", low=0, high=plan.mesh.world - 1, example="0")
         return (Kind(f"rank {rank}", rank, stage_of(plan, rank)),)
     pp = plan.mesh.pp
-    stages = {"first": 0, "middle": pp // 2, "last": pp - 1}
+    stages = {"first": 0, "middle": pp // 2, "last": pp - 1, "fullest": plan.memory.worst.stage}
     chosen = [word.strip() for word in text.split(",")]
     for word in chosen:
         if word not in stages:

@@ -26,6 +26,29 @@ def shape_model(shape: ModelShape) -> MakeModel:
     return lambda: model_from_shape(shape, routing="balanced")
 
 
+def real_model(shape: ModelShape) -> MakeModel:
+    """The built-in model of a shape as it trains: its router decides. Raises ImpossibleError UNSUPPORTED at once."""
+    refuse(model_obstacles(shape))
+    return lambda: model_from_shape(shape)
+
+
+def valued_model(model: Any) -> MakeModel:
+    """A module with its values, or what a function makes. Raises InputError TYPE for anything else, when called for the
+    function's."""
+    if is_module(model):
+        return lambda: model  # a forked process changes its own copy
+    if not callable(model):
+        raise _wrong_type(model, "model")
+
+    def careful() -> nn.Module:
+        made = model()
+        if not is_module(made):
+            raise _wrong_type(made, "model")
+        return made  # type: ignore[no-any-return]
+
+    return careful
+
+
 def is_module(value: object) -> bool:
     """Whether a value is a live module rather than a way to make one."""
     return isinstance(value, nn.Module)

@@ -9,13 +9,16 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from strategist.document.plan import MESH_AXES, Plan
 from strategist.executor.build import bring_to_life
+from strategist.executor.chunks import chunks_of
 from strategist.executor.job import Instruments, Job
 from strategist.executor.mesh import build_mesh, data_group
 from strategist.executor.models import ReferenceModel
 from strategist.executor.session import Session
+from strategist.executor.train import CLIP_NORM
 from strategist.measure.stand_ins import Replica, stage_for
 
 MakeModel = Callable[[], nn.Module]
@@ -29,7 +32,14 @@ def fake_world(plan: Plan, rank: int) -> Iterator[None]:
     """
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    dist.init_process_group("fake", rank=rank, world_size=plan.mesh.world, store=FakeStore())
+    with world_of("fake", FakeStore(), plan, rank):
+        yield
+
+
+@contextmanager
+def world_of(backend: str, store: Store, plan: Plan, rank: int) -> Iterator[None]:
+    """The default process group of the plan's size, left again."""
+    dist.init_process_group(backend, rank=rank, world_size=plan.mesh.world, store=store)
     try:
         yield
     finally:
@@ -48,7 +58,12 @@ def live_session(model: nn.Module, job: Job) -> Session:
     """The session of a model that was laid out; under fake tensors, its values are fake."""
     if any(p.is_meta for p in model.parameters()) and not is_ours(model):
         emptied(model, "cpu")
-    return Session(job, bring_to_life(model, job), clip_norm=1.0, resources=ExitStack())
+    return session_of(model, job)
+
+
+def session_of(model: nn.Module, job: Job) -> Session:
+    """The session of a model that was laid out, as training makes it."""
+    return Session(job, bring_to_life(model, job), clip_norm=CLIP_NORM, resources=ExitStack())
 
 
 def eager(plan: Plan) -> Plan:
@@ -58,7 +73,7 @@ def eager(plan: Plan) -> Plan:
 
 def is_ours(model: nn.Module) -> bool:
     """Whether a model knows its own initial values, so that the executor gives it memory."""
-    return isinstance(model, ReferenceModel)
+    return all(isinstance(chunk, ReferenceModel) for chunk in chunks_of(model))
 
 
 def emptied(model: nn.Module, device: str) -> nn.Module:

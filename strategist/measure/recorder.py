@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import field
 from typing import Any
 
@@ -26,6 +25,7 @@ from strategist.document.observed import Pass
 from strategist.measure.flops import flop_of
 from strategist.measure.messages import Message, arriving, buffers_of, message_of
 from strategist.measure.modules import ModuleClock
+from strategist.measure.passes import PassClock
 from strategist.records import dataclass
 
 
@@ -77,7 +77,7 @@ class Record:
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Active inside `with`. `mark` and `passing` tell it what operations cannot.
+    """Active inside `with`. `mark` and its `passes` tell it what operations cannot.
 
     `name_group` names the group of a collective, "" one that sends nothing; `workspace` says how many bytes an operation takes inside itself.
     """
@@ -92,23 +92,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._known: Any = WeakIdKeyDictionary()
         self._pending: Any = WeakIdKeyDictionary()
         self._count = 0
-        self._outer: Pass | None = "setup"
+        self.passes = PassClock()
         self._muted = 0
         self._is_over = False
         self._replaced: list[tuple[Any, str, Any]] = []
-
-    @contextmanager
-    def passing(self, what: Pass | None) -> Iterator[None]:
-        """Name what happens inside; None leaves it to autograd: forward, backward or recompute."""
-        before, self._outer = self._outer, what
-        try:
-            yield
-        finally:
-            self._outer = before
-
-    def pass_is(self, what: Pass | None) -> None:
-        """From here on, as `passing` says it."""
-        self._outer = what
 
     def mark(self, tensor: Tensor, role: str) -> None:
         """Say what the storages of a tensor are for, whatever was thought of them before."""
@@ -132,7 +119,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         reduce = FSDPParamGroup.post_backward
 
         def post_backward(group: Any, *unused: Any) -> None:
-            with recorder.passing("backward"):  # a pipeline reduces when autograd is done
+            with recorder.passes.passing("backward"):  # a pipeline reduces when autograd is done
                 reduce(group, *unused)
 
         wait = FSDPParamGroup.wait_for_unshard
@@ -167,20 +154,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         if func.namespace in ("prim", "profiler"):
             return func(*args, **kwargs)  # a question about a tensor or a note, no work
-        self.record.passes.append(self._passing_now())
+        self.record.passes.append(self.passes.now())
         self.record.modules.append(self._clock.now())
         self.record.operators.append(func._schema.name)
         self.record.graphs.append(torch._C._current_graph_task_id())
         result = func(*args, **kwargs)
         self._look(func, args, kwargs, result)
         return result
-
-    def _passing_now(self) -> Pass:
-        if self._outer is not None:
-            return self._outer
-        if torch._C._current_graph_task_id() == -1:
-            return "forward"
-        return "recompute" if torch.is_grad_enabled() else "backward"
 
     def _look(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]

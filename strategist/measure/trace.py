@@ -10,7 +10,7 @@ from strategist.document.observed import Observed, RankObservation
 from strategist.document.plan import Plan
 from strategist.document.write import digest
 from strategist.executor.obstacles import refuse
-from strategist.executor.support import layout_obstacles
+from strategist.executor.support import layout_obstacles, require_torch
 from strategist.measure.child import in_child
 from strategist.measure.kinds import Kind, chosen_kinds
 
@@ -36,6 +36,7 @@ def trace(
     Each kind runs in a forked process of its own. Raises ImpossibleError for what the executor cannot run, InputError for
     ranks that do not exist and for models that cannot be made.
     """
+    require_torch("Tracing")
     refuse(layout_obstacles(plan))
     kinds = chosen_kinds(plan, ranks)
     import torch  # the parent loads it once for all children
@@ -47,11 +48,12 @@ def trace(
         if on_rank is not None:
             on_rank(seen[-1])
     return Observed(
-        made_by=_version(), rung="traced", plan=digest(plan), torch=torch.__version__, model=name, ranks=tuple(seen)
+        made_by=made_by(), rung="traced", plan=digest(plan), torch=torch.__version__, model=name, ranks=tuple(seen)
     )
 
 
-def _version() -> str:
+def made_by() -> str:
+    """Who wrote a document."""
     from strategist import __version__
 
     return f"strategist {__version__}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,14 +16,14 @@ from strategist.document.observed import ObservedMemory, OperatorFLOP, RankObser
 from strategist.document.plan import Plan
 from strategist.executor.blocks import find_blocks
 from strategist.executor.build import lay_out
-from strategist.executor.engines import Engine
 from strategist.executor.job import Job
-from strategist.executor.loss import Batch
 from strategist.executor.names import plain_name
 from strategist.executor.session import Session
+from strategist.measure.child import largest_size
 from strategist.measure.exposure import collectives, tier_totals
 from strategist.measure.kinds import Kind
 from strategist.measure.modules import ModuleClock
+from strategist.measure.passes import Watched
 from strategist.measure.program import (
     MakeModel,
     batch_for,
@@ -95,30 +93,15 @@ def _run(recorder: Recorder, clock: ModuleClock, model: nn.Module, job: Job, pla
     with recorder, clock:
         session = live_session(model, job)
         batch = batch_for(plan, session.share.per_rank)
-        session.parts = replace(session.parts, engine=Watched(session.parts.engine, recorder))
+        session.parts = replace(session.parts, engine=Watched(session.parts.engine, recorder.passes))
         session.parts.optimizer.register_step_pre_hook(lambda *_: _mark_state(recorder, session))
         for number in range(STEPS):
             if number == STEPS - 1:
                 _mark_state(recorder, session)
                 recorder.restart()
-            recorder.pass_is(None)
+            recorder.passes.pass_is(None)
             session.step(batch)
         _mark_state(recorder, session)
-
-
-@dataclass(frozen=True, slots=True)
-class Watched:
-    """An engine that tells the recorder when its work is done: what follows in the step is the update."""
-
-    engine: Engine
-    recorder: Recorder
-
-    def gradients(self, batch: Batch, scale: Tensor) -> Tensor:
-        """See Engine."""
-        self.recorder.pass_is(None)
-        loss = self.engine.gradients(batch, scale)
-        self.recorder.pass_is("update")
-        return loss
 
 
 def _mark_state(recorder: Recorder, session: Session) -> None:
@@ -183,11 +166,5 @@ def observation(plan: Plan, kind: Kind, recording: Recording, seconds: float) ->
         ),
         substitutions=substitutions_used(plan, record, recording.noticed),
         seconds=round(seconds, 3),
-        process_bytes=_largest_size(),
+        process_bytes=largest_size(),
     )
-
-
-def _largest_size() -> int:
-    """The most memory that this process has held."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -72,10 +72,15 @@ def predict_plan(plan: Plan) -> Prediction:
         headroom=plan.request.headroom,
         frontend=plan.request.frontend,
     )
-    return predict(job, tuple(_pins_of(plan)), plan.assumptions)
+    return predict(job, tuple(pins_of(plan)), plan.assumptions)
 
 
-def _pins_of(plan: Plan) -> Iterator[Pin]:
+def layout_of(plan: Plan) -> str:
+    """The layout of a Plan in the grammar of --pin."""
+    return layout({pin.key: pin.word if pin.key in WORDS else pin.value for pin in pins_of(plan)})
+
+
+def pins_of(plan: Plan) -> Iterator[Pin]:
     """Every choice of a Plan as it would be written by hand."""
     for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp"):
         yield Pin(axis, plan.mesh.size(axis), str(plan.mesh.size(axis)))

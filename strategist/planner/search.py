@@ -50,13 +50,16 @@ class SearchLog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is searched: the job, what is fixed or left out, the goal, and further rule folders."""
+    """What is searched: the job, what is fixed or left out, the goal, and further rule folders.
+
+    `ruled_out` are whole layouts, each as one pin per choice, that somebody knows not to be wanted."""
 
     job: Job
     pins: tuple[Pin, ...] = ()
     forbids: tuple[str, ...] = ()
     objective: Objective = "time"
     rule_folders: tuple[str, ...] = ()
+    ruled_out: tuple[tuple[Pin, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,7 +128,7 @@ def search(question_: Question, log: SearchLog | None = None) -> Found:
     """Everything that is legal, what of it fits, and how long it takes."""
     log = log or SearchLog()
     job = question_.job
-    everything = log.run("enumerate", lambda: enumerate_candidates(limits_of(question_)), len)
+    everything = log.run("enumerate", lambda: _asked_for(question_), len)
     facts: dict[str, Any] = question(job)
     keep, refused = log.run(
         "legality", lambda: forbid(legality(question_), facts, everything), lambda r: int(r[0].sum())
@@ -137,3 +140,11 @@ def search(question_: Question, log: SearchLog | None = None) -> Found:
     times = log.run("time", lambda: step_times(job, candidates), lambda t: len(t.step))
     families = family_masks(candidates, facts)
     return Found(question_, len(everything), legal, refused, everything, weights, fitting, candidates, times, families)
+
+
+def _asked_for(question_: Question) -> Candidates:
+    """Every layout within the limits that was not ruled out."""
+    everything = enumerate_candidates(limits_of(question_))
+    for choices in question_.ruled_out:
+        everything = everything.where(~np.all([pin.holds(everything) for pin in choices], axis=0))
+    return everything

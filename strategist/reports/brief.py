@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from strategist.document.estimate import MEMORY_TERMS, StageMemory
 from strategist.document.plan import Costed, Plan
+from strategist.document.verification import Verification
 from strategist.facts.parameters import count
 from strategist.reports.lines import HELD, Line, Span, Style, bar, line, phrases, table, wrapped
 from strategist.rulebook.rule import load_families
@@ -117,10 +119,34 @@ def memory_lines(plan: Costed, width: int) -> Iterator[Line]:
     device = "rank" if plan.cluster.smallest.vendor == "CPU" else "GPU"
     where = f"per {device}" if plan.mesh.pp == 1 else f"on stage {worst.stage}, the fullest"
     low, high = plan.memory.peak.low, plan.memory.peak.high
-    head = f"{format_gib(worst.device)} ({format_gib(low)} to {format_gib(high)}) of {format_gib(capacity)} {where}  {bar(worst.device / capacity)}"
+    traced = ", traced" if worst.is_traced else ""
+    head = f"{format_gib(worst.device)} ({format_gib(low)} to {format_gib(high)}) of {format_gib(capacity)} {where}{traced}  {bar(worst.device / capacity)}"
     yield from wrapped("  memory", head, width, indent=INDENT)
+    account = plan.verification if isinstance(plan, Plan) else None
+    if account is not None:
+        yield from _traced_terms(worst, account.predicted_of(worst.stage), width)
+        yield from verified_lines(account, width)
+        return
     terms = phrases(f"{term.name} {format_gib(term.bytes)}" for term in worst.terms)
     yield from wrapped("", terms, width, indent=INDENT, style="dim")
+
+
+def _traced_terms(traced: StageMemory, predicted: StageMemory, width: int) -> Iterator[Line]:
+    """Bytes of each term, traced and predicted, each at its own worst moment."""
+    names = [name for name in MEMORY_TERMS if traced.term(name) or predicted.term(name)]
+    rows = [(name, format_gib(traced.term(name)), format_gib(predicted.term(name)), "") for name in names]
+    total = ("in all", format_gib(traced.device), format_gib(predicted.device), "")
+    yield from table([("", "traced", "predicted", ""), *rows, total], width, indent=INDENT, right=(1, 2))
+
+
+def verified_lines(account: Verification, width: int) -> Iterator[Line]:
+    """Which ranks were traced, and what came of each layout."""
+    ranks = f"{', '.join(account.ranks)}; torch {account.torch}"
+    yield from wrapped("  traced", ranks, width, indent=INDENT, style="dim")
+    for each in account.layouts:
+        traced = "" if each.traced_bytes is None else f", traced {format_gib(each.traced_bytes)}"
+        text = f"{each.role}: {each.layout}: predicted {format_gib(each.predicted_bytes)}{traced}: {each.sentence}"
+        yield from wrapped("", text, width, indent=INDENT, style="dim" if each.fits else "warn")
 
 
 def time_lines(plan: Costed, width: int) -> Iterator[Line]:

@@ -15,9 +15,10 @@ from strategist.reports.brief import (
     mesh_words,
     option_words,
     policy_words,
+    verified_lines,
 )
 from strategist.reports.lines import Line, Span, line, table, wrapped
-from strategist.reports.tree import plan_tree, tree_lines
+from strategist.reports.tree import plan_tree, rungs_of, tree_lines
 from strategist.units import format_gib
 
 
@@ -40,8 +41,9 @@ def details(plan: Plan, width: int = 80, observed: Sequence[Observed] = ()) -> l
     """Every term of the step and of the peak, the stages, the rules and what they refused."""
     return [
         line(""),
-        *tree_lines(plan_tree(plan, observed), width, tuple(seen.rung for seen in observed)),
+        *tree_lines(plan_tree(plan, observed), width, rungs_of(plan, observed)),
         *stage_lines(plan, width),
+        *_verified(plan, width),
         *_rules(plan, width),
         *_refusals(plan, width),
     ]
@@ -75,6 +77,17 @@ def stage_lines(plan: Costed, width: int) -> Iterator[Line]:
             )
         )
     yield from table(rows, width, right=(2,))
+
+
+def _verified(plan: Plan, width: int) -> Iterator[Line]:
+    """The account of the trace that the plan was verified with."""
+    account = plan.verification
+    if account is None:
+        return
+    yield line("")
+    yield line(Span("verified", "key"))
+    yield from verified_lines(account, width)
+    yield from table([(row.name, row.sentence) for row in account.substitutions], width)
 
 
 def _rules(plan: Plan, width: int) -> Iterator[Line]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from strategist.document.estimate import MEMORY_TERMS, TIME_TERMS, StageMemory
-from strategist.document.observed import Observed, RankObservation
+from strategist.document.estimate import MEMORY_TERMS, TIME_TERMS, StageMemory, TimeTerm
+from strategist.document.observed import Observed, ObservedTime, RankObservation
 from strategist.document.plan import Costed, Plan
+from strategist.document.verification import Verification
 from strategist.document.write import digest
 from strategist.errors import StaleError, shown
 from strategist.facts.hardware import Basis
@@ -56,7 +57,7 @@ MEANING: Mapping[str, str] = {
 class Tree:
     """One term: its value in `unit` (B, ns or "" for groups without one), the value other rungs saw, and its parts.
 
-    `is_worst` marks the part whose bytes are furthest from what the first of them saw.
+    `is_worst` marks the part that is furthest from what the first of them to see it saw.
     """
 
     name: str
@@ -90,8 +91,20 @@ def plan_tree(plan: Costed, observed: Sequence[Observed] = ()) -> Tree:
     stages = [s for s in plan.memory.stages if any(seen.of_stage(s.stage) is not None for seen in observed)]
     ledgers = stages or [plan.memory.worst]
     return Tree(
-        "plan", "", None, children=(time_tree(plan), *(memory_tree(plan, stage, observed) for stage in ledgers))
+        "plan",
+        "",
+        None,
+        children=(time_tree(plan, observed), *(memory_tree(plan, stage, observed) for stage in ledgers)),
     )
+
+
+def rungs_of(plan: Costed, observed: Sequence[Observed] = ()) -> tuple[str, ...]:
+    """What the columns of observed values are called: the trace that verified the plan, then what was given."""
+    return (*(("traced",) if _account(plan) is not None else ()), *(seen.rung for seen in observed))
+
+
+def _account(plan: Costed) -> Verification | None:
+    return plan.verification if isinstance(plan, Plan) else None
 
 
 def _require_same_plan(plan: Costed, seen: Observed) -> None:
@@ -105,107 +118,167 @@ def _require_same_plan(plan: Costed, seen: Observed) -> None:
         )
 
 
-def time_tree(plan: Costed) -> Tree:
-    """The step: compute, exposed communication, and the rest. Exposed nanoseconds add up to the step."""
-    present = {term.name for term in plan.time.terms}
-    rest = [name for name in TIME_TERMS if name in present and name not in (*COMPUTE, *COMMUNICATION)]
-    groups = (
-        ("compute", [n for n in COMPUTE if n in present]),
-        ("exposed communication", [n for n in COMMUNICATION if n in present]),
+def time_tree(plan: Costed, observed: Sequence[Observed] = ()) -> Tree:
+    """The step: compute, exposed communication, and the rest. Exposed nanoseconds add up to the step.
+
+    What was observed is one rank's step, the slowest that was looked at; where collectives are fake, nothing of the wire
+    and of waiting for others is in it.
+    """
+    clocks = _clocks(plan, observed)
+    seen = {term.name for clock in clocks if clock is not None for term in clock.terms}
+    present = {term.name for term in plan.time.terms} | seen
+    leaves = {
+        leaf.name: leaf for leaf in _marked([_time_leaf(plan, name, clocks) for name in TIME_TERMS if name in present])
+    }
+    groups = (("compute", COMPUTE), ("exposed communication", COMMUNICATION))
+    children = tuple(
+        _time_group(label, [leaves[name] for name in names if name in leaves], clocks)
+        for label, names in groups
+        if any(name in leaves for name in names)
     )
-    children = tuple(_time_group(plan, label, names) for label, names in groups if names)
+    rest = (leaf for name, leaf in leaves.items() if name not in (*COMPUTE, *COMMUNICATION))
     return Tree(
         "step",
         "ns",
         plan.time.step_ns,
+        tuple(None if clock is None else clock.step_ns for clock in clocks),
         basis=plan.time.step.basis,
-        children=(*children, *(_time_leaf(plan, n) for n in rest)),
+        note=_clock_words(plan, observed),
+        children=(*children, *rest),
     )
 
 
-def _time_group(plan: Costed, label: str, names: Sequence[str]) -> Tree:
-    leaves = tuple(_time_leaf(plan, name) for name in names)
-    return Tree(label, "ns", sum(leaf.predicted or 0 for leaf in leaves), children=leaves)
+def _clocks(plan: Costed, observed: Sequence[Observed]) -> list[ObservedTime | None]:
+    """The timed step of every column; None for those that time nothing."""
+    ranks = [seen.slowest for seen in observed]
+    own = [None] * (len(rungs_of(plan, observed)) - len(observed))
+    return [*own, *(None if rank is None else rank.time for rank in ranks)]
 
 
-def _time_leaf(plan: Costed, name: str) -> Tree:
-    term = next(term for term in plan.time.terms if term.name == name)
+def _clock_words(plan: Costed, observed: Sequence[Observed]) -> str:
+    """Where times were taken, and what is not in them."""
+    words = []
+    for seen in observed:
+        rank = seen.slowest
+        if rank is not None and rank.time is not None:
+            floor = format_seconds(rank.time.launch_floor_ns / 1e9)
+            alone = "" if plan.mesh.world == 1 else ", without wire and waiting"
+            words.append(f"{seen.rung}: {rank.kind} on {seen.device}{alone}; issuing it takes {floor} at least")
+    return "; ".join(words)
+
+
+def _time_group(label: str, leaves: Sequence[Tree], clocks: Sequence[ObservedTime | None]) -> Tree:
+    sums = tuple(
+        None if clock is None else sum(leaf.observed[column] or 0 for leaf in leaves)
+        for column, clock in enumerate(clocks)
+    )
+    return Tree(label, "ns", sum(leaf.predicted or 0 for leaf in leaves), sums, children=tuple(leaves))
+
+
+def _time_leaf(plan: Costed, name: str, clocks: Sequence[ObservedTime | None]) -> Tree:
+    term = next((term for term in plan.time.terms if term.name == name), TimeTerm(name, 0))
     parts = []
     if term.hidden_ns:
         parts.append(f"{format_seconds(term.hidden_ns / 1e9)} more hidden behind compute")
     if term.recomputed_ns:
         parts.append(f"{format_seconds(term.recomputed_ns / 1e9)} of it run again")
     meaning = MEANING["optimizer_step" if name == "optimizer" else name]
-    return Tree(name, "ns", term.exposed_ns, basis=term.basis, note="; ".join([meaning, *parts]))
+    seen = tuple(None if clock is None else _exposed(clock, name) for clock in clocks)
+    return Tree(name, "ns", term.exposed_ns, seen, basis=term.basis, note="; ".join([meaning, *parts]))
+
+
+def _exposed(clock: ObservedTime, name: str) -> int | None:
+    found = clock.term(name)
+    return None if found is None else found.exposed_ns
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """The memory of one stage as one column has it: its peak, its bytes by term, and where the peak was."""
+
+    total: int | None
+    terms: Mapping[str, int]
+    place: str
 
 
 def memory_tree(plan: Costed, ledger: StageMemory, observed: Sequence[Observed] = ()) -> Tree:
     """One stage at its worst moment. The terms add up to what is missing from the device.
 
-    What was observed is what tensors held at the same moment, and at the peak wherever that was.
+    What was observed is what tensors held at the same moment, and at the peak wherever that was. A verified plan's own
+    bytes are such a column, and the formulas' stand before it.
     """
-    seen = [rung.of_stage(ledger.stage) for rung in observed]
-    by_name = {term.name: term for term in ledger.terms}
+    account = _account(plan)
+    predicted = ledger if account is None else account.predicted_of(ledger.stage)
+    views = [] if account is None else [_own_view(ledger, whole=not observed)]
+    views += [_view(rung, rung.of_stage(ledger.stage), predicted.moment) for rung in observed]
+    by_name = {term.name: term for term in predicted.terms}
     leaves = [
         Tree(
             name,
             "B",
             by_name[name].bytes if name in by_name else 0,
-            tuple(_seen_bytes(rank, ledger.moment, name) for rank in seen),
+            tuple(view.terms.get(name) for view in views),
             by_name[name].basis if name in by_name else None,
             MEANING[name],
         )
         for name in MEMORY_TERMS
-        if name in by_name or any(_seen_bytes(rank, ledger.moment, name) for rank in seen)
+        if name in by_name or any(view.terms.get(name) for view in views)
     ]
-    label = "peak memory" if plan.mesh.pp == 1 else f"peak memory, stage {ledger.stage}"
     return Tree(
-        label,
+        "peak memory" if plan.mesh.pp == 1 else f"peak memory, stage {ledger.stage}",
         "B",
-        ledger.allocated if observed else ledger.device,
-        tuple(None if rank is None else rank.memory.peak.allocated for rank in seen),
-        plan.memory.peak.basis,
-        _places(ledger, seen),
+        predicted.allocated if observed else predicted.device,
+        tuple(view.total for view in views),
+        plan.memory.peak.basis if account is None else None,
+        "; ".join([f"at: {predicted.moment}", *(view.place for view in views if view.place)]),
         _marked(leaves),
     )
 
 
-def _seen_bytes(rank: RankObservation | None, moment: str, name: str) -> int | None:
-    """Bytes of a term at a moment; None where this rung cannot see them."""
-    if rank is None or name == "runtime":
-        return None
-    if name == "slack":
-        return rank.memory.reserved - rank.memory.peak.allocated
-    found = next((m for m in rank.memory.moments if m.moment == moment), None)
-    return None if found is None else found.term(name)
+def _own_view(ledger: StageMemory, *, whole: bool) -> _View:
+    """The bytes of a verified plan; `whole` counts what no tensor holds too."""
+    if not ledger.is_traced:
+        return _View(None, {}, "")
+    total = ledger.device if whole else ledger.allocated
+    return _View(total, {term.name: term.bytes for term in ledger.terms}, f"traced at: {ledger.moment}")
 
 
-def _places(ledger: StageMemory, seen: Sequence[RankObservation | None]) -> str:
-    """Where the peaks are: the predicted moment, and the traced module, pass and operation."""
-    words = [f"at: {ledger.moment}"]
-    for rank in seen:
-        if rank is not None:
-            peak = rank.memory.peak
-            words.append(
-                f"seen at: {peak.moment}, {peak.module or 'outside the blocks'}, {peak.during}, {peak.operator}"
-            )
-    return "; ".join(words)
+def _view(rung: Observed, rank: RankObservation | None, moment: str) -> _View:
+    """One rank as a rung saw it, at a moment of the plan's."""
+    if rank is None:
+        return _View(None, {}, "")
+    memory = rank.memory
+    found = next((m for m in memory.moments if m.moment == moment), None)
+    terms = (
+        {} if found is None else {name: found.term(name) for name in MEMORY_TERMS if name not in ("runtime", "slack")}
+    )
+    terms |= {} if memory.slack is None else {"slack": memory.slack}
+    return _View(memory.peak_bytes, terms, _place(rung, rank))
+
+
+def _place(rung: Observed, rank: RankObservation) -> str:
+    """Where the peak is: the module, pass and operation, as far as this rung can tell."""
+    if not rank.memory.moments:
+        return f"{rung.rung} on {rung.device}"
+    peak = rank.memory.peak
+    return f"seen at: {peak.moment}, {peak.module or 'outside the blocks'}, {peak.during}, {peak.operator}"
 
 
 def _marked(leaves: Sequence[Tree]) -> tuple[Tree, ...]:
-    """The leaves, the one that is most bytes away from what the first rung saw marked."""
+    """The leaves, the one that is furthest from what the first rung to see it saw marked."""
+    worst = max(leaves, key=_distance, default=None)
+    return tuple(replace(leaf, is_worst=leaf is worst and _distance(leaf) > 0) for leaf in leaves)
 
-    def distance(leaf: Tree) -> float:
-        seen = leaf.observed[0] if leaf.observed else None
-        return 0.0 if seen is None else abs(seen - (leaf.predicted or 0.0))
 
-    worst = max(leaves, key=distance, default=None)
-    return tuple(replace(leaf, is_worst=leaf is worst and distance(leaf) > 0) for leaf in leaves)
+def _distance(leaf: Tree) -> float:
+    """How far off a term is, in its unit; 0 where nobody looked, and for axes of which no wire was seen."""
+    seen = next((value for value in leaf.observed if value is not None), None)
+    return 0.0 if seen is None or leaf.name in COMMUNICATION else abs(seen - (leaf.predicted or 0.0))
 
 
 def tree_lines(tree: Tree, width: int, rungs: Sequence[str] = ()) -> Iterator[Line]:
-    """One line per term: its name, the predicted value, what each of `rungs` saw, the ratio to the first of them, and what
-    it means. A root without a value only holds the others."""
+    """One line per term: its name, the predicted value, what each of `rungs` saw, the ratio to the first of them that saw it,
+    and what it means. A root without a value only holds the others."""
     tops = (tree,) if tree.predicted is not None else tree.children
     seen_width = VALUE_COLUMN * len(rungs) + RATIO_COLUMN * bool(rungs)
     name_width = _name_width(tops, width - seen_width)
@@ -237,7 +310,12 @@ def _branch(node: Tree, width: int, name_width: int, depth: int, rungs: int) -> 
         head = f"{label.ljust(name_width)[:name_width]}{''.join(figures)}  "
         note = node.note + (f" ({node.basis})" if node.basis not in (None, "derived") else "")
         style: Style = "title" if depth == 0 else "bad" if worst else "plain"
-        yield from wrapped(head, f"{worst} {note}".strip(), width, indent=len(head), style="dim", label_style=style)
+        text = f"{worst} {note}".strip()
+        yield from (
+            [line(Span(head.rstrip(), style))]
+            if not text
+            else wrapped(head, text, width, indent=len(head), style="dim", label_style=style)
+        )
     for child in node.children:
         yield from _branch(child, width, name_width, depth + 1, rungs)
 
@@ -246,7 +324,7 @@ def _figures(node: Tree, rungs: int) -> list[str]:
     """The cells of one line: predicted, what each rung saw, and the ratio."""
     seen = [*node.observed, *[None] * (rungs - len(node.observed))]
     cells = [_value(value, node.unit).rjust(VALUE_COLUMN) for value in (node.predicted, *seen)]
-    ratio = node.ratios[0] if node.ratios else None
+    ratio = next((ratio for ratio in node.ratios if ratio is not None), None)
     return [*cells, ("" if ratio is None else f"{ratio:.3f}").rjust(RATIO_COLUMN)] if rungs else cells
 
 

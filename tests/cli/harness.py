@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import cache
@@ -104,6 +104,42 @@ def hand_written(folder: Path, name: str = "plan.json", **choices: Any) -> str:
     path = folder / name
     path.write_text(dump(plan), encoding="utf-8")
     return str(path)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """How a command refuses: its exit code, its error's code, further words, and what was done to the plan before."""
+
+    exit_code: int
+    code: str
+    words: tuple[str, ...] = ()
+    edit: Callable[[Path], None] | None = None
+
+
+def edited(**changes: Any) -> Callable[[Path], None]:
+    """Changes some fields of a document in its file."""
+
+    def edit(path: Path) -> None:
+        path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | changes), encoding="utf-8")
+
+    return edit
+
+
+def refused(folder: Path, command: str, *words: str, **variables: str | None) -> Outcome:
+    """`strategist COMMAND plan.json --out seen.json --json` where it must refuse and leave the folder as it was."""
+    before = sorted(folder.iterdir())
+    ran = process(command, "plan.json", "--out", "seen.json", "--json", *words, cwd=folder, **variables)
+    assert sorted(path for path in folder.iterdir() if path.name != "__pycache__") == before
+    return ran
+
+
+def assert_refuses(folder: Path, command: str, refusal: Refusal, **variables: str | None) -> None:
+    """Edit the plan, ask, and compare code and exit code; there is always a hint."""
+    if refusal.edit is not None:
+        refusal.edit(folder / "plan.json")
+    ran = refused(folder, command, *refusal.words, **variables)
+    assert (ran.code, ran.error["code"]) == (refusal.exit_code, refusal.code), ran.out
+    assert ran.error["hint"]
 
 
 def runs_file(folder: Path, *rows: Mapping[str, str], name: str = "runs.csv") -> str:

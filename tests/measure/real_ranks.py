@@ -10,6 +10,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from strategist.document.plan import Plan
 from strategist.executor.build import build
 from strategist.executor.models import model_from_shape
+from strategist.measure.allocator import COUNTED, highest_bytes
 from tests.executor.harness import run_ranks
 
 REPEATS = 5
@@ -36,14 +37,7 @@ def _rise(session: Any, batch: dict[str, torch.Tensor]) -> int:
     """The highest sum of the allocator's own events during the second of two steps, from where the first left it."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         session.step(batch)
-        with record_function("the step that counts"):
+        with record_function(COUNTED):
             session.step(batch)
-    events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
-    begin = next(event.start_ns() for event in events if event.name() == "the step that counts")
-    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
-    before = sum(change for when, change in changes if when < begin)
-    held = peak = before
-    for _, change in ((when, change) for when, change in changes if when >= begin):
-        held += change
-        peak = max(peak, held)
+    before, peak = highest_bytes(profiler.profiler.kineto_results.events())  # type: ignore[union-attr]
     return peak - before

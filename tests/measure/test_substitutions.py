@@ -36,8 +36,8 @@ EXPECTED: dict[str, tuple[dict[str, Any], set[str]]] = {
         {"fused-rms-norm", "flash-attention", "averaging-collectives", "pipeline-shapes"},
     ),
 }
-ELSEWHERE = {"shard-exchange"}
-"""Rows that the built-in model never needs; they have a test of their own."""
+ELSEWHERE = {"shard-exchange", "fake-collectives"}
+"""Rows that no trace of the built-in model needs: one has its test below, one belongs to rehearsals (test_rehearsal.py)."""
 
 
 @pytest.mark.parametrize("name", EXPECTED)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 
 from strategist import load_observed, load_plan
 from strategist.document.write import dump
-from tests.cli.harness import Outcome, hand_written, process
+from tests.cli.harness import Refusal, assert_refuses, edited, hand_written, process, refused
 from tests.executor.harness import run_alone
 from tests.plans import FLOAT32, make_plan, tiny_llama
 
@@ -93,52 +92,32 @@ def test_somebody_s_own_module_is_traced_without_its_values(folder: Path) -> Non
     assert held["parameters"] == 4 * (64 * 32 + 3 * (32 * 32 + 32)) // 2
 
 
-def _edited(**changes: Any) -> Callable[[Path], None]:
-    def edit(path: Path) -> None:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        path.write_text(json.dumps(document | changes), encoding="utf-8")
-
-    return edit
-
-
-REFUSALS: dict[str, tuple[int, str, tuple[str, ...], Callable[[Path], None] | None]] = {
-    "another version": (4, "E_SCHEMA_VERSION", (), _edited(format="strategist-plan/2")),
-    "another document": (2, "E_KIND", (), _edited(format="strategist-observed/1")),
-    "no such ranks": (2, "E_CHOICE", ("--ranks", "fastest"), None),
-    "a rank too many": (2, "E_TOO_LARGE", ("--ranks", "2"), None),
-    "half a number": (2, "E_INTEGER", ("--ranks", "0.5"), None),
-    "a function without a module": (2, "E_PARSE", ("--model-fn", "Tiny"), None),
-    "no such module": (2, "E_NAME", ("--model-fn", "nowhere:Tiny"), None),
-    "no such function": (2, "E_NAME", ("--model-fn", "own:Huge"), None),
-    "a number": (2, "E_NAME", ("--model-fn", "own:not_a_function"), None),
-    "a function that raises": (2, "E_KIND", ("--model-fn", "own:raises"), None),
-    "a function that touches CUDA": (2, "E_UNSUPPORTED_DEVICE", ("--model-fn", "own:touches_cuda"), None),
-    "a function that makes no module": (2, "E_TYPE", ("--model-fn", "own:number"), None),
+REFUSALS = {
+    "another version": Refusal(4, "E_SCHEMA_VERSION", (), edited(format="strategist-plan/2")),
+    "another document": Refusal(2, "E_KIND", (), edited(format="strategist-observed/1")),
+    "no such ranks": Refusal(2, "E_CHOICE", ("--ranks", "fastest")),
+    "a rank too many": Refusal(2, "E_TOO_LARGE", ("--ranks", "2")),
+    "half a number": Refusal(2, "E_INTEGER", ("--ranks", "0.5")),
+    "a function without a module": Refusal(2, "E_PARSE", ("--model-fn", "Tiny")),
+    "no such module": Refusal(2, "E_NAME", ("--model-fn", "nowhere:Tiny")),
+    "no such function": Refusal(2, "E_NAME", ("--model-fn", "own:Huge")),
+    "a number": Refusal(2, "E_NAME", ("--model-fn", "own:not_a_function")),
+    "a function that raises": Refusal(2, "E_KIND", ("--model-fn", "own:raises")),
+    "a function that touches CUDA": Refusal(2, "E_UNSUPPORTED_DEVICE", ("--model-fn", "own:touches_cuda")),
+    "a function that makes no module": Refusal(2, "E_TYPE", ("--model-fn", "own:number")),
 }
-
-
-def _refused(folder: Path, *words: str) -> Outcome:
-    ran = process("trace", "plan.json", "--out", "trace.json", "--json", *words, cwd=folder)
-    assert not (folder / "trace.json").exists()
-    assert not list(folder.glob(".strategist-*"))
-    return ran
 
 
 @pytest.mark.parametrize("name", REFUSALS)
 def test_bad_input_is_a_sentence_and_leaves_nothing(folder: Path, name: str) -> None:
     """Each wrong word ends in its code, its exit code, a hint, and no file."""
-    exit_code, code, words, edit = REFUSALS[name]
-    if edit is not None:
-        edit(folder / "plan.json")
-    ran = _refused(folder, *words)
-    assert (ran.code, ran.error["code"]) == (exit_code, code), ran.out
-    assert ran.error["hint"]
+    assert_refuses(folder, "trace", REFUSALS[name])
 
 
 def test_a_strategy_that_the_executor_lacks_is_impossible(folder: Path) -> None:
     """Context parallelism is legal in a plan, but there is no program of it to trace."""
     (folder / "plan.json").write_text(dump(make_plan(cp=2, context_parallel="ring", formats=FLOAT32)), encoding="utf-8")
-    ran = _refused(folder)
+    ran = refused(folder, "trace")
     assert (ran.code, ran.error["code"]) == (3, "E_UNSUPPORTED")
 
 
@@ -146,7 +125,7 @@ def test_an_architecture_without_a_model_is_impossible(folder: Path) -> None:
     """The built-in model cannot be every shape; with a function of one's own the same plan is traced."""
     odd = make_plan(tiny_llama(kind="encoder"), formats=FLOAT32)
     (folder / "plan.json").write_text(dump(odd), encoding="utf-8")
-    assert (_refused(folder).code, _refused(folder).error["code"]) == (3, "E_UNSUPPORTED")
+    assert (refused(folder, "trace").code, refused(folder, "trace").error["code"]) == (3, "E_UNSUPPORTED")
     assert process("trace", "plan.json", "--model-fn", "own:Tiny", cwd=folder).code == 0
 
 
