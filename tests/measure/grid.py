@@ -33,8 +33,9 @@ SEED = 7
 SIZE = 300
 MODELS = (
     "llama-3.1-8b", "llama-3.2-1b", "qwen2.5-7b", "qwen3-8b", "qwen2.5-0.5b", "llama-2-7b", "mistral-7b-v0.1",
-    "gpt2-medium", "mixtral-8x7b",
+    "gpt2-medium", "mixtral-8x7b", "gemma-2b", "qwen1.5-moe-a2.7b", "opt-1.3b",
 )  # fmt: skip
+"""Among them: grouped, single and full keys and values; tied and untied ends; odd vocabularies; shared experts."""
 TERMS = (
     "parameters", "gradients", "optimizer", "activations", "logits", "gather_buffers", "bucket_buffers",
     "pipeline_buffers", "temporaries",
@@ -61,7 +62,13 @@ LAYOUTS: tuple[dict[str, Any], ...] = (
     {"pp": 2, "tp": 2, "dp_shard": 4, "zero": 3, "sequence_parallel": True},
     {"pp": 2, "virtual_stages": 2, "dp_shard": 4, "zero": 2},
     {"pp": 2, "dp_replicate": 4},
+    {"pp": 4, "virtual_stages": 2},
+    {"pp": 2, "dp_shard": 4, "zero": 1},
+    {"tp": 2, "dp_shard": 4, "zero": 1, "sequence_parallel": True},
+    {"dp_replicate": 2, "dp_shard": 4, "zero": 1},
+    {"dp_shard": 8, "zero": 3, "offload": "parameters"},
 )
+"""Those that the executor does not run are passed over."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +98,8 @@ def scenarios() -> tuple[Scenario, ...]:
 def _drawn(drawn: random.Random, layout: Mapping[str, Any]) -> Scenario:
     model, layers = drawn.choice(MODELS), drawn.choice((4, 5, 6))
     pp = layout.get("pp", 1)
-    layers = 4 if layout.get("virtual_stages", 1) > 1 else layers
+    virtual = layout.get("virtual_stages", 1)
+    layers = pp * virtual if virtual > 1 else layers
     choices = {
         "micro_batch": drawn.choice((1, 2, 4)),
         "accumulation": drawn.choice((1, 2, 3)) if pp == 1 else pp * drawn.choice((1, 2)),
