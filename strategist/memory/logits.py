@@ -21,17 +21,23 @@ def loss_bytes_CS(job: Job, group: Group) -> Reals:
     (torch.nn.functional.cross_entropy on float32 logits); under tensor parallelism one float32 tensor more, each cut by
     vocabulary (torch.distributed.tensor.parallel.loss_parallel)."""
     cut = (group.candidates["tp"] > 1)[:, None]
-    return _vocabulary_CS(job, group) * np.where(cut, 16.0, 12.0) + held_logits_CS(job, group)
+    return _vocabulary_CS(job, group) * np.where(cut, 16.0, 12.0)
 
 
 def gradient_bytes_CS(job: Job, group: Group) -> Reals:
     """Bytes while the head works backward, (C, S): the logits' gradient in the compute format."""
-    return _vocabulary_CS(job, group) * BYTES[job.formats.compute] + held_logits_CS(job, group)
+    return _vocabulary_CS(job, group) * BYTES[job.formats.compute]
 
 
 def held_logits_CS(job: Job, group: Group) -> Reals:
     """Bytes of the logits that a pipeline's last stage holds as its output until the micro-batch is over, (C, S)."""
     return _vocabulary_CS(job, group) * (BYTES[job.formats.compute] if group.pp > 1 else 0.0)
+
+
+def waiting_logits_CS(job: Job, group: Group) -> Reals:
+    """Bytes that a micro-batch keeps there whose loss is known and whose backward has not begun, (C, S): the logits and
+    float32 log-probabilities."""
+    return _vocabulary_CS(job, group) * (BYTES[job.formats.compute] + 4.0)
 
 
 def _vocabulary_CS(job: Job, group: Group) -> Reals:
