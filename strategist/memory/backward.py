@@ -79,9 +79,15 @@ def _rows_of(job: Job, c: Candidates, wanted: Rows, policy: Policy, parts: tuple
 def _per_token(job: Job, c: Candidates, rows: list[Saved]) -> Reals:
     """Bytes of some rows per token, (C,)."""
     widths = {"sequence": 0.0, "heads": 0.0, "whole": 0.0}
+    sums = 0.0
     for row in rows:
-        widths[row.cut] += row.width * (4.0 if row.is_float32 else BYTES[job.formats.compute])
-    return widths["sequence"] / sequence_cut(c) + widths["heads"] / c["tp"] + widths["whole"]
+        size = row.width * (4.0 if row.is_float32 else BYTES[job.formats.compute])
+        if row.cut_only:
+            sums += size
+        else:
+            widths[row.cut] += size
+    sequence = widths["sequence"] + np.where(c["tp"] > 1, sums, 0.0)
+    return sequence / sequence_cut(c) + widths["heads"] / c["tp"] + widths["whole"]
 
 
 def layer_instants(kept: Kept) -> tuple[LayerInstant, ...]:
@@ -92,12 +98,17 @@ def layer_instants(kept: Kept) -> tuple[LayerInstant, ...]:
         _last_matrix(kept, last),
         _first_matrices(kept),
         _in_attention(kept),
+        _before_attention(kept),
     )
 
 
 def _behind_activation(kept: Kept, last: Reals) -> LayerInstant:
     """Behind the activation: gradients of its result, of its inputs, and of the residual stream."""
-    times = 3.0 if kept.job.model.mlp_gated else 2.0
+    shape = kept.job.model
+    if shape.mlp_act == "relu" and not shape.mlp_gated:  # the result is what ReLU's own backward reads
+        again = kept.rows(is_brought_back, "product")
+        return LayerInstant(2.0 * _product(kept) + again + _beside_product(kept), np.zeros_like(last), last)
+    times = 3.0 if shape.mlp_gated else 2.0
     return LayerInstant(times * _product(kept) + _beside_product(kept), kept.rows(is_kept, "product"), last)
 
 
@@ -135,6 +146,16 @@ def _in_attention(kept: Kept) -> LayerInstant:
     gradients = (attention_gradients_C(job, c) + residual_C(job, c))[:, None]
     freed = kept.rows(is_kept, "ffn", "inside", "product")
     return LayerInstant(gradients + kept.rows(is_brought_back, "mixer"), freed, weights_CK(job, c, _is_behind))
+
+
+def _before_attention(kept: Kept) -> LayerInstant:
+    """When all matrices of the layer have their gradients: beside them those of attention's input, still to be added up."""
+    job, c = kept.job, kept.c
+    whole = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute]
+    queries = whole * (job.model.heads * job.model.head_dim / job.model.hidden) / c["tp"]
+    gradients = 2.0 * whole + queries + residual_C(job, c) + residual_C(job, c, whole=False)
+    freed = kept.rows(is_kept, "mixer", "ffn", "inside", "product")
+    return LayerInstant(gradients[:, None] + np.zeros_like(freed), freed, weights_CK(job, c, _is_any))
 
 
 def residual_C(job: Job, c: Candidates, *, whole: bool = True) -> Reals:
@@ -183,3 +204,7 @@ def _is_feed_forward(name: str) -> bool:
 
 def _is_behind(name: str) -> bool:
     return name not in INPUTS
+
+
+def _is_any(_name: str) -> bool:
+    return True

@@ -43,25 +43,38 @@ def instants(job: Job, group: Group, counts: Elements, at_rest: Reals, settled: 
         bodies = (*bodies, in_situation(schedule.fullest()))
     return (
         *(instant for step in heads for instant in (*_loss(step), *_head(step), _head_accumulated(step))),
-        *(instant for step in bodies for instant in (_embedding(step), *_layers(step), *_end_of_pass(step))),
+        *(instant for step in bodies for instant in (*_forward(step), *_layers(step), *_end_of_pass(step))),
         *_reductions(again),
         _update(again),
     )
 
 
-def _embedding(step: Step) -> Instant:
-    """In a pipeline under ZeRO-3: the embedding is gathered, from one buffer into another, beside the first layer while
-    others are in flight. A root unit stays, and its first buffer until the first layer is there."""
-    root = 2.0 if step.job.model.tied else 1.0
-    table = step.compute * (2.0 * step.before + root * step.widest)
-    gathers = step.reshards & step.managed
-    return Instant(
-        LOSS,
-        {
-            "gradients": step.earlier,
-            "activations": step.others,
-            "gather_buffers": np.where(gathers, table, 0.0) * step.first,
-        },
+def _forward(step: Step) -> tuple[Instant, Instant, Instant]:
+    """In a pipeline under ZeRO-3, as long as forward and backward passes alternate: the embedding is gathered, from one buffer
+    into another, beside the first layer; a layer, beside what was gathered too early; the head beside the last layer. Then, when
+    only backward passes are left, an embedding that is the root unit is gathered for nothing."""
+    shards = step.reshards & step.managed
+    runs = shards & step.situation.alternates
+    tied = step.job.model.tied
+    table = step.compute * (2.0 * step.before + (2.0 if tied else 1.0) * step.widest) * step.first
+    layer = step.compute * (2.0 * step.widest + (step.before if tied else 0.0)) + step.ahead_of_time
+    last = step.compute * (2.0 * step.behind + step.widest) * step.last
+    inside = {"gradients": step.earlier, "activations": step.in_layers, "logits": step.held_logits}
+    root = step.compute * (2.0 * step.before + step.widest) * (tied and step.first)
+    return (
+        Instant(LOSS, {"gradients": step.earlier, "activations": step.others, "gather_buffers": np.where(runs, table, 0.0)}),
+        Instant(
+            LOSS,
+            inside
+            | {
+                "gather_buffers": np.where(runs, np.maximum(layer, last), 0.0),
+                "temporaries": step.previous + np.where(runs, step.layers.transient, 0.0),
+            },
+        ),
+        Instant(
+            LAYERS,
+            inside | {"gather_buffers": np.where(shards & ~runs, root, 0.0), "temporaries": step.previous + step.stream * 0.0},
+        ),
     )
 
 
@@ -175,6 +188,7 @@ def _in_layer(step: Step, at: StageInstant, number: int) -> Instant:
             ),
             "logits": step.held_logits,
             "gather_buffers": step.gathered(layers=2, head=False, passed=passed)
+            + (np.where(before >= layers - 1.0, step.ahead_of_time, 0.0) if step.piped else 0.0)
             + np.where(step.reduces, partial + in_flight, 0.0)
             + step.waiting,
             "bucket_buffers": np.maximum(
@@ -281,27 +295,28 @@ def _of_pass(step: Step) -> Reals:
 
 
 def _reductions(step: Step) -> Iterator[Instant]:
-    """In a pipeline, when all is computed: units are reduced one after the other, first to last; each is copied once, and its
-    last gradient is there until the result is."""
-    counts = step.counts
-    inside = np.minimum(step.widest, counts.layers)
-    done = np.zeros_like(counts.whole)
-    for unit in (counts.before, inside, counts.behind):
+    """In a pipeline, when all is computed: the units of the last chunk are reduced one after the other, first to last; each is
+    copied once, and its last gradient is there until the result is."""
+    counts, compute = step.counts, step.compute
+    own = counts.layers / step.chunks
+    behind = np.where(step.chunks > 1, 0.0, counts.behind)
+    whole = np.maximum(counts.whole, 1.0)
+    out = step.trained * np.where(step.shards_gradients, step.reduce / step.shards, 0.0)
+    done = counts.whole - counts.before - own - behind
+    for unit, is_layer in ((counts.before, False), (np.minimum(step.widest, own), True), (behind, False)):
         left = counts.whole - done
-        out = np.where(step.shards_gradients, step.reduce / step.shards, 0.0) * step.trained
-        rest = step.at_rest * (left / np.maximum(counts.whole, 1.0))
-        copied = step.trained * step.reduce * unit + np.where(unit is inside, 0.0, out * unit)
-        gathered = np.where(step.reshards, step.job.model.tied * (counts.before + counts.behind), left - unit)
+        copied = step.trained * step.reduce * unit + (0.0 if is_layer else out * unit)
+        gathered = np.where(step.reshards, 0.0, left - unit)
         yield Instant(
             END,
             {
-                "gradients": rest + np.where(step.shards_gradients, out, step.trained * step.stored) * done,
+                "gradients": step.at_rest * (left / whole) + step.settled * (done / whole),
                 "activations": step.inputs,
                 "logits": np.where(step.chunks > 1, 0.0, held_logits_CS(step.job, step.group)),
-                "gather_buffers": np.where(step.managed, copied + step.compute * gathered, 0.0),
+                "gather_buffers": np.where(step.managed, copied + compute * gathered, 0.0),
             },
         )
-        done = done + (counts.before if unit is counts.before else counts.layers)
+        done = done + (own if is_layer else unit)
 
 
 def _update(step: Step) -> Instant:

@@ -21,7 +21,7 @@ from strategist.facts.model import LayerKind, Mla, ModelShape, Moe, Ssm
 from strategist.records import dataclass
 
 Cut = Literal["sequence", "heads", "whole"]
-Part = Literal["mixer", "ffn", "inside", "product"]
+Part = Literal["mixer", "ffn", "inside", "product", "entry", "rest"]
 Policy = Literal["none", "selective", "full"]
 
 POLICIES: tuple[Policy, ...] = ("none", "selective", "full")
@@ -36,7 +36,8 @@ REPLACED: tuple[Policy, ...] = ("selective",)
 class Saved:
     """One kept tensor: `width` elements per token; `is_float32` rows are statistics of 4 bytes; `policies` keep it. `part`
     says when backward is through with it: "product" feeds the last matrix of the feed-forward part, "inside" lies between
-    its matrices."""
+    its matrices, "entry" is what the layer begins with, "rest" is let go of with the whole layer. `cut_only` rows exist only
+    where tensor parallelism cuts the layer."""
 
     name: str
     width: float
@@ -44,6 +45,7 @@ class Saved:
     policies: tuple[Policy, ...] = PLAIN
     is_float32: bool = False
     part: Part = "ffn"
+    cut_only: bool = False
 
 
 @cache
@@ -52,9 +54,9 @@ def saved_tensors(shape: ModelShape, kind: LayerKind) -> tuple[Saved, ...]:
     mixer = _mixer(shape, kind) if kind.mixer != "none" else ()
     cross = _attention(shape, "cross_") if kind.cross else ()
     ffn = _ffn(shape, kind) if kind.ffn != "none" else ()
-    mixed = (replace(row, part="mixer") for row in (*mixer, *cross))
+    mixed = tuple(replace(row, part="mixer") for row in (*mixer, *cross))
     first, *rest = (*mixed, *ffn)
-    return (replace(first, policies=ALWAYS), *rest)
+    return (replace(first, policies=ALWAYS, part="entry"), *rest)
 
 
 def _norm(shape: ModelShape, name: str) -> tuple[Saved, ...]:
@@ -65,16 +67,20 @@ def _norm(shape: ModelShape, name: str) -> tuple[Saved, ...]:
     )
 
 
-def _projected(shape: ModelShape, name: str) -> Saved:
-    """The result of a matrix that writes back to the residual stream; only selective recompute keeps it."""
-    return Saved(f"{name}_result", shape.hidden, "whole", REPLACED)
+def _projected(shape: ModelShape, name: str, part: Part = "ffn") -> tuple[Saved, Saved]:
+    """The result of a matrix that writes back to the residual stream, and the sum of the ranks' results; only selective
+    recompute keeps them. What the feed-forward part gives is never asked for again: recomputation stops before it."""
+    return (
+        Saved(f"{name}_result", shape.hidden, "whole", REPLACED, part=part),
+        Saved(f"{name}_sum", shape.hidden, "sequence", REPLACED, part=part, cut_only=True),
+    )
 
 
 def _mixer(shape: ModelShape, kind: LayerKind) -> tuple[Saved, ...]:
     if shape.mla is not None and kind.mixer == "mla":
-        return (*_norm(shape, "mixer_norm"), *_latent(shape, shape.mla), _projected(shape, "mixer"))
+        return (*_norm(shape, "mixer_norm"), *_latent(shape, shape.mla), *_projected(shape, "mixer"))
     if shape.ssm is not None and kind.mixer == shape.ssm.kind:
-        return (*_norm(shape, "mixer_norm"), *_state_space(shape, shape.ssm), _projected(shape, "mixer"))
+        return (*_norm(shape, "mixer_norm"), *_state_space(shape, shape.ssm), *_projected(shape, "mixer"))
     return _attention(shape, "")
 
 
@@ -89,7 +95,7 @@ def _attention(shape: ModelShape, prefix: str) -> tuple[Saved, ...]:
         Saved(f"{prefix}key_value", 2 * kv, "heads", COSTLY),
         Saved(f"{prefix}attention_output", q, "heads", COSTLY),
         Saved(f"{prefix}log_sum_exp", shape.heads, "heads", COSTLY, is_float32=True),
-        _projected(shape, f"{prefix}attention"),
+        *_projected(shape, f"{prefix}attention"),
     )
 
 
@@ -123,12 +129,16 @@ def _ffn(shape: ModelShape, kind: LayerKind) -> tuple[Saved, ...]:
     if kind.ffn == "moe" and shape.moe is not None:
         return (*norm, *_experts(shape, shape.moe))
     mlp = _mlp(shape, shape.ffn_hidden, "heads")
-    return (*norm, Saved("ffn_input", shape.hidden, "whole"), *mlp, _projected(shape, "ffn"))
+    return (*norm, Saved("ffn_input", shape.hidden, "whole"), *mlp, *_projected(shape, "ffn", "rest"))
 
 
 def _mlp(shape: ModelShape, width: float, cut: Cut, name: str = "ffn") -> tuple[Saved, ...]:
-    """Gated: gate, up, act(gate) and their product; plain: the value before and after the activation."""
+    """Gated: gate, up, act(gate) and their product; plain: the value before and after the activation. The backward of ReLU
+    needs its result alone; the value before it is kept where selective recompute makes the result again."""
     product = Saved(f"{name}_product", width, cut, part="product")
+    if not shape.mlp_gated and shape.mlp_act in ("relu", "relu2"):
+        squared = (Saved(f"{name}_activated", width, cut, part="inside"),) if shape.mlp_act == "relu2" else ()
+        return (Saved(f"{name}_hidden", width, cut, REPLACED, part="inside"), *squared, product)
     if not shape.mlp_gated:
         return (Saved(f"{name}_hidden", width, cut, COSTLY, part="inside"), product)
     return (

@@ -25,7 +25,7 @@ class Situation:
     of the chunk with the head. `is_first`, `is_last`: whether this one is of those chunks. `stands`: whether its chunk has
     gradients already; `standing`, `first_stands`, `last_stands`: the share of the layers, and the ends, that have.
     `reduced`, `last_reduced`: the share of the layers, and the head, that are reduced already. `is_begun`: some backward
-    pass has ended.
+    pass has ended. `alternates`: a forward pass ran just before.
     """
 
     others: Reals
@@ -40,6 +40,7 @@ class Situation:
     reduced: Reals
     last_reduced: Mask
     is_begun: Mask
+    alternates: Mask
 
 
 def one_pass(accumulation: Column) -> Situation:
@@ -47,7 +48,7 @@ def one_pass(accumulation: Column) -> Situation:
     several = (accumulation > 1)[:, None]
     none, yes = np.zeros((1, 1)), np.ones((1, 1), np.bool_)
     return Situation(
-        none, none, none, yes, yes, several, several * 1.0, several, several, none, np.logical_not(yes), several
+        none, none, none, yes, yes, several, several * 1.0, several, several, none, np.logical_not(yes), several, yes
     )
 
 
@@ -119,4 +120,5 @@ class Schedule:
             reduced=reduced / v,
             last_reduced=reduced > 0,
             is_begun=k > 0,
+            alternates=self.ahead + k <= self.passes,
         )

@@ -11,7 +11,7 @@ from strategist.document.estimate import MOMENTS
 from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
 from strategist.memory.activations import edges_CS, step_inputs_C, tables_C
-from strategist.memory.backward import Kept, LayerInstant, is_kept, layer_instants, residual_C
+from strategist.memory.backward import Kept, LayerInstant, is_brought_back, is_kept, layer_instants, residual_C
 from strategist.memory.buffers import is_managed, is_plain_data_parallel
 from strategist.memory.logits import held_logits_CS, waiting_logits_CS
 from strategist.memory.model_states import shards_state
@@ -40,6 +40,8 @@ class Layers:
         one = kept.rows(is_kept)
         self.every = group.layers_of(one)
         self.largest = _of_worst(group, one, one)
+        again = kept.rows(is_brought_back, "ffn", "inside", "product")
+        self.transient = _of_worst(group, again, again)
         compute = BYTES[job.formats.compute]
         self.instants = tuple(_on_stages(group, at, one, compute) for at in layer_instants(kept))
 
@@ -246,6 +248,16 @@ class Step:
         kept = np.where(self.reshards, own + (self.outer if tied else 0.0), still + self.outer)
         behind = counts.behind if head and not tied else 0.0
         return np.where(self.managed, self.compute * (kept + behind), 0.0)
+
+    @cached_property
+    def ahead_of_time(self) -> Reals:
+        """Weights that ZeRO-3 gathers too early in a pipeline, (C, S) bytes: FSDP2 takes what ran before the first layer in any
+        forward pass for what comes next, which is the end of the micro-batch before. Embeddings are never gathered in backward."""
+        s, group = self.situation, self.group
+        inner = np.where(s.is_begun | (s.others > 0), self.widest, 0.0) * (~group.is_first & ~group.is_last)[None, :]
+        last = np.where(s.is_begun, self.counts.behind, 0.0)
+        early = np.where(group.is_last[None, :], last, inner)
+        return np.where(self.managed & self.reshards, self.compute * early, 0.0)
 
     @cached_property
     def reduces(self) -> Mask:
