@@ -47,6 +47,11 @@ def is_kept(row: Saved, policy: Policy) -> bool:
     return policy in row.policies
 
 
+def is_used_up(row: Saved, policy: Policy) -> bool:
+    """Rows that are kept in order to compute others again, and gone when that is done."""
+    return "none" not in row.policies and policy in row.policies and row.part != "rest"
+
+
 def is_brought_back(row: Saved, policy: Policy) -> bool:
     """Rows that backward computes again under a policy."""
     return "none" in row.policies and policy not in row.policies
@@ -107,14 +112,15 @@ def _behind_activation(kept: Kept, last: Reals) -> LayerInstant:
     shape = kept.job.model
     if shape.mlp_act == "relu" and not shape.mlp_gated:  # the result is what ReLU's own backward reads
         again = kept.rows(is_brought_back, "product")
-        return LayerInstant(2.0 * _product(kept) + again + _beside_product(kept), np.zeros_like(last), last)
+        return LayerInstant(2.0 * _product(kept) + again + _beside_product(kept), kept.rows(is_used_up), last)
     times = 3.0 if shape.mlp_gated else 2.0
-    return LayerInstant(times * _product(kept) + _beside_product(kept), kept.rows(is_kept, "product"), last)
+    freed = kept.rows(is_kept, "product") + kept.rows(is_used_up)
+    return LayerInstant(times * _product(kept) + _beside_product(kept), freed, last)
 
 
 def _last_matrix(kept: Kept, last: Reals) -> LayerInstant:
     """When the feed-forward part's last matrix has its gradient: beside it the gradient of its input and the stream's."""
-    freed = kept.rows(is_kept, "product")
+    freed = kept.rows(is_kept, "product") + kept.rows(is_used_up)
     return LayerInstant(_product(kept) + _beside_product(kept), freed, last, is_product=True)
 
 
@@ -136,7 +142,7 @@ def _first_matrices(kept: Kept) -> LayerInstant:
     whole = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute]
     gradients = _product(kept) + (streams * whole + residual_C(job, c, whole=False))[:, None]
     recomputed = kept.rows(is_brought_back, "mixer", "ffn")
-    freed = kept.rows(is_kept, "inside", "product")
+    freed = kept.rows(is_kept, "inside", "product") + kept.rows(is_used_up, "mixer")
     return LayerInstant(gradients + recomputed, freed, weights_CK(job, c, _is_feed_forward))
 
 
@@ -144,7 +150,7 @@ def _in_attention(kept: Kept) -> LayerInstant:
     """Inside attention's backward: the feed-forward part is gone."""
     job, c = kept.job, kept.c
     gradients = (attention_gradients_C(job, c) + residual_C(job, c))[:, None]
-    freed = kept.rows(is_kept, "ffn", "inside", "product")
+    freed = kept.rows(is_kept, "ffn", "inside", "product") + kept.rows(is_used_up, "mixer")
     return LayerInstant(gradients + kept.rows(is_brought_back, "mixer"), freed, weights_CK(job, c, _is_behind))
 
 

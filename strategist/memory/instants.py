@@ -51,8 +51,8 @@ def instants(job: Job, group: Group, counts: Elements, at_rest: Reals, settled: 
 
 def _forward(step: Step) -> tuple[Instant, Instant, Instant]:
     """In a pipeline under ZeRO-3, as long as forward and backward passes alternate: the embedding is gathered, from one buffer
-    into another, beside the first layer; a layer, beside what was gathered too early; the head beside the last layer. Then, when
-    only backward passes are left, an embedding that is the root unit is gathered for nothing."""
+    into another, beside the first layer; a layer, beside what was gathered too early; the head beside the last layer. Then a
+    backward pass begins with the last layer, and when only such passes are left, with an embedding that is the root unit."""
     shards = step.reshards & step.managed
     runs = shards & step.situation.alternates
     tied = step.job.model.tied
@@ -60,7 +60,8 @@ def _forward(step: Step) -> tuple[Instant, Instant, Instant]:
     layer = step.compute * (2.0 * step.widest + (step.before if tied else 0.0)) + step.ahead_of_time
     last = step.compute * (2.0 * step.behind + step.widest) * step.last
     inside = {"gradients": step.earlier, "activations": step.in_layers, "logits": step.held_logits}
-    root = step.compute * (2.0 * step.before + step.widest) * (tied and step.first)
+    again = step.compute * (2.0 * step.before + step.widest) * (tied and step.first)
+    again = np.maximum(np.where(runs, 0.0, again), 2.0 * step.compute * step.widest)
     return (
         Instant(LOSS, {"gradients": step.earlier, "activations": step.others, "gather_buffers": np.where(runs, table, 0.0)}),
         Instant(
@@ -73,7 +74,7 @@ def _forward(step: Step) -> tuple[Instant, Instant, Instant]:
         ),
         Instant(
             LAYERS,
-            inside | {"gather_buffers": np.where(shards & ~runs, root, 0.0), "temporaries": step.previous + step.stream * 0.0},
+            inside | {"gather_buffers": np.where(shards & step.situation.is_begun, again, 0.0), "temporaries": step.previous},
         ),
     )
 
@@ -169,6 +170,7 @@ def _in_layer(step: Step, at: StageInstant, number: int) -> Instant:
     before = layers - 1.0 if number < 0 else np.minimum(float(number), layers - 1.0)
     share = before / np.maximum(layers - 1.0, 1.0)  # of the other layers, whatever their sort
     passed = share * np.maximum(0.0, own - step.widest)
+    given = step.stream * ((number == 0) * (1.0 - step.last) if step.piped else 0.0)  # lies in a receive buffer
     let_go = share * (step.layers.every / step.chunks - at.kept)
     again = np.where(step.plain & step.casts, step.cached / layers, 0.0)
     behind = np.zeros_like(step.behind) if step.tied else step.behind
@@ -187,7 +189,7 @@ def _in_layer(step: Step, at: StageInstant, number: int) -> Instant:
                 step.in_layers - np.where(at.is_product & ~step.casts_here, 0.0, at.freed) - let_go,
             ),
             "logits": step.held_logits,
-            "gather_buffers": step.gathered(layers=2, head=False, passed=passed)
+            "gather_buffers": step.gathered(layers=1 if number < 0 and not step.piped else 2, head=False, passed=passed)
             + (np.where(before >= layers - 1.0, step.ahead_of_time, 0.0) if step.piped else 0.0)
             + np.where(step.reduces, partial + in_flight, 0.0)
             + step.waiting,
@@ -196,6 +198,7 @@ def _in_layer(step: Step, at: StageInstant, number: int) -> Instant:
                 step.copies * (1.0 - before / layers) - np.where(step.plain & step.casts, partial, 0.0),
             ),
             "temporaries": at.temporaries
+            - given
             + step.previous
             + step.old_head
             + step.retained(done)
@@ -272,10 +275,11 @@ def _end_of_pass(step: Step) -> tuple[Instant, Instant]:
     """In a pipeline: the embedding's gradient; it is cast to the reduce format, and other passes are in flight."""
     before = step.trained * np.where(step.managed, step.compute, step.stored) * step.before
     direct = ~step.stands & (~step.managed | (step.compute == step.reduce))
+    early = np.where(step.managed & step.reshards & (step.situation.others > 0), step.compute * step.widest * step.first, 0.0)
     common = {
         "activations": step.others,
         "logits": step.held_logits,
-        "gather_buffers": step.gathered(layers=0, head=False),
+        "gather_buffers": step.gathered(layers=0, head=False) + (0.0 if step.job.model.tied else early),
     }
     inside = step.fresh(step.counts.layers / step.chunks + step.behind)
     made = common | {
