@@ -157,17 +157,19 @@ def _head_accumulated(step: Step) -> Instant:
 
 
 def _layers(step: Step) -> Iterator[Instant]:
-    """Each worst instant of a layer: in the last one (behind the head), in the one before it and in the first."""
+    """Each worst instant of a layer: in the last one (behind the head), in the one before it and in the first; under ZeRO-3,
+    which has nothing to gather beside the first, in the second too."""
+    numbers = (0, 1, -1) if step.piped or not step.reshards.any() else (0, 1, -2, -1)
     for at in step.layers.instants:
-        yield from (_in_layer(step, at, number) for number in (0, 1, -1))
+        yield from (_in_layer(step, at, number) for number in numbers)
     yield _layer_reduced(step)
 
 
 def _in_layer(step: Step, at: StageInstant, number: int) -> Instant:
-    """One instant of the `number`-th layer from the end of the chunk; -1 is its first layer."""
+    """One instant of the `number`-th layer from the end of the chunk; -1 is its first layer, -2 its second."""
     own = step.counts.layers / step.chunks
     layers = np.maximum(step.group.layers_SK.sum(axis=1)[None, :] / step.chunks, 1.0)
-    before = layers - 1.0 if number < 0 else np.minimum(float(number), layers - 1.0)
+    before = np.maximum(layers + number, 0.0) if number < 0 else np.minimum(float(number), layers - 1.0)
     share = before / np.maximum(layers - 1.0, 1.0)  # of the other layers, whatever their sort
     passed = share * np.maximum(0.0, own - step.widest)
     given = step.stream * ((number == 0) * (1.0 - step.last) if step.piped else 0.0)  # lies in a receive buffer
@@ -189,7 +191,7 @@ def _in_layer(step: Step, at: StageInstant, number: int) -> Instant:
                 step.in_layers - np.where(at.is_product & ~step.casts_here, 0.0, at.freed) - let_go,
             ),
             "logits": step.held_logits,
-            "gather_buffers": step.gathered(layers=1 if number < 0 and not step.piped else 2, head=False, passed=passed)
+            "gather_buffers": step.gathered(layers=1 if number == -1 and not step.piped else 2, head=False, passed=passed)
             + (np.where(before >= layers - 1.0, step.ahead_of_time, 0.0) if step.piped else 0.0)
             + np.where(step.reduces, partial + in_flight, 0.0)
             + step.waiting,

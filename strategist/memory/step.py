@@ -190,9 +190,12 @@ class Step:
         return residual_C(self.job, self.c, whole=False)[:, None]
 
     def retained(self, elements: Reals) -> Reals:
-        """Reduced gradients of unsharded units, which wait for the end of backward beside those that stand."""
-        waits = self.reduces & self.several & (self.c["zero"] < 2)[:, None]
-        return np.where(waits, self.trained * self.reduce * elements, 0.0)
+        """Reduced gradients that wait for the end of backward beside those that stand: all-reduced ones do (FSDPParamGroup,
+        _all_reduce_state), of unsharded units and of HSDP's shards."""
+        summed = (self.c["zero"] < 2) | (self.c["dp_replicate"] > 1)
+        waits = self.reduces & self.several & summed[:, None]
+        parts = np.where(self.shards_gradients, self.shards, 1)
+        return np.where(waits, self.trained * self.reduce * elements / parts, 0.0)
 
     @cached_property
     def stands(self) -> Mask:
