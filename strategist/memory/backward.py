@@ -16,9 +16,10 @@ import numpy as np
 
 from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
+from strategist.memory.buffers import is_plain_data_parallel
 from strategist.memory.saved import POLICIES, Part, Policy, Saved, saved_tensors
 from strategist.records import dataclass
-from strategist.space.candidates import Candidates, Reals
+from strategist.space.candidates import Candidates, Mask, Reals
 from strategist.space.shares import ceil_div, layers, matrix_elements, sequence_cut, tokens
 from strategist.space.stages import kinds
 
@@ -98,13 +99,57 @@ def _per_token(job: Job, c: Candidates, rows: list[Saved]) -> Reals:
 def layer_instants(kept: Kept) -> tuple[LayerInstant, ...]:
     """The instants of one layer that can be its worst."""
     last = weights_CK(kept.job, kept.c, _is_last)
-    return (
-        _behind_activation(kept, last),
-        _last_matrix(kept, last),
-        _first_matrices(kept),
-        _in_attention(kept),
-        _before_attention(kept),
+    dense = (_behind_activation(kept, last), _last_matrix(kept, last), _first_matrices(kept))
+    if kept.job.model.moe is None:
+        return (*dense, _in_attention(kept), _before_attention(kept))
+    routed = (_experts_begin(kept), _experts_end(kept), _experts_end(kept))
+    is_routed = np.array([kind.ffn == "moe" for kind in kinds(kept.job.model)])
+    mixed = (_by_kind(is_routed, *pair) for pair in zip(routed, dense, strict=True))
+    return (*mixed, _in_attention(kept), _before_attention(kept))
+
+
+def _by_kind(is_routed: Mask, routed: LayerInstant, dense: LayerInstant) -> LayerInstant:
+    """The first for sorts of layers with routed experts, the second for the others."""
+    return LayerInstant(
+        np.where(is_routed, routed.temporaries, dense.temporaries),
+        np.where(is_routed, routed.freed, dense.freed),
+        np.where(is_routed, routed.weights, dense.weights),
+        is_product=dense.is_product,
     )
+
+
+def _experts_begin(kept: Kept) -> LayerInstant:
+    """Before the first expert's backward: gradients of what the experts gave, everything that is computed again."""
+    copies = kept.job.model.moe.top_k if kept.job.model.moe else 0
+    whole = tokens(kept.job, kept.c) * kept.job.model.hidden * BYTES[kept.job.formats.compute]
+    gradients = (2.0 * copies * whole + residual_C(kept.job, kept.c))[:, None]
+    return LayerInstant(
+        gradients + kept.rows(is_brought_back), kept.rows(is_used_up), weights_CK(kept.job, kept.c, _is_shared)
+    )
+
+
+def _experts_end(kept: Kept) -> LayerInstant:
+    """When the first matrix of all experts gets its gradient: those of single experts are there for every matrix, and are put
+    together; beside them the gradient of the experts' inputs, and under autocast the first in the weight's format."""
+    job, c = kept.job, kept.c
+    compute, stored = BYTES[job.formats.compute], BYTES[job.formats.parameter]
+    moe, matrices = job.model.moe, 3.0 if job.model.mlp_gated else 2.0
+    whole = tokens(job, c) * job.model.hidden * compute
+    streams = (moe.top_k if moe else 0) + (1.0 if moe and moe.shared_ffn else 0.0)
+    lists = np.where(is_plain_data_parallel(c) & (stored != compute), stored, compute) + matrices * compute
+    one = weights_CK(job, c, _is_routed) / matrices
+    gradients = (streams * whole + residual_C(job, c))[:, None] + lists[:, None] * one
+    freed = kept.rows(is_kept, "inside", "product") + kept.rows(is_used_up, "mixer", "ffn")
+    again = kept.rows(is_brought_back, "mixer", "ffn")
+    return LayerInstant(gradients + again, freed, weights_CK(job, c, _is_shared))
+
+
+def _is_routed(name: str) -> bool:
+    return name.startswith("expert_")
+
+
+def _is_shared(name: str) -> bool:
+    return name.startswith("shared_")
 
 
 def _behind_activation(kept: Kept, last: Reals) -> LayerInstant:

@@ -149,14 +149,27 @@ def _mlp(shape: ModelShape, width: float, cut: Cut, name: str = "ffn") -> tuple[
 
 
 def _experts(shape: ModelShape, moe: Moe) -> tuple[Saved, ...]:
-    """Router scores in float32; every token is copied to its `top_k` experts and their outputs are weighted."""
-    width = moe.latent or shape.hidden
-    shared = _mlp(shape, moe.shared_ffn, "heads", "shared") if moe.shared_ffn else ()
+    """Scores of the router and the weights of the chosen (float32, and as they multiply); three lists of `top_k` places, eight
+    bytes each. Every token is copied to its experts; their outputs are weighted."""
+    width, k = moe.latent or shape.hidden, moe.top_k
     return (
         Saved("ffn_input", shape.hidden, "whole"),
-        Saved("router_scores", 2 * moe.experts, "whole", COSTLY, is_float32=True),
-        Saved("expert_input", moe.top_k * width, "whole"),
-        *_mlp(shape, moe.top_k * moe.ffn, "heads", "expert"),
-        Saved("expert_output", moe.top_k * width, "whole"),
-        *shared,
+        Saved("router_scores", moe.experts, "whole", COSTLY),
+        Saved("router_weights", k, "whole"),
+        Saved("router_shares_and_places", k + 3 * 2 * k, "whole", is_float32=True),
+        Saved("expert_input", k * width, "whole", part="inside"),
+        *_mlp(shape, k * moe.ffn, "heads", "expert"),
+        Saved("expert_result", k * width, "whole", REPLACED, part="inside"),
+        Saved("expert_output", k * width, "whole", part="inside"),
+        *(_shared_experts(shape, moe) if moe.shared_ffn else ()),
+        _projected(shape, "ffn", "rest")[1],
+    )
+
+
+def _shared_experts(shape: ModelShape, moe: Moe) -> tuple[Saved, ...]:
+    """A feed-forward part that every token uses; where a gate weighs its result, that is kept."""
+    policies = COSTLY if moe.shared_gate else REPLACED
+    return (
+        *_mlp(shape, moe.shared_ffn, "heads", "shared"),
+        Saved("shared_result", shape.hidden, "whole", policies, part="inside"),
     )
