@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 from torch.distributed.tensor.parallel import loss_parallel
@@ -54,7 +55,8 @@ def _loss_context(job: Job) -> AbstractContextManager[object]:
 class LoopEngine:
     """Micro-batches one after the other; gradients add up in the parameters.
 
-    DDP reduces after the last one only. FSDP2 reduces after each, so that no rank ever holds unsharded gradients.
+    Replicas average after the last one only, DDP as FSDP2's. Shards are reduced after each, so that no rank ever holds
+    unsharded gradients.
     """
 
     def __init__(self, model: nn.Module, job: Job, objective: Objective) -> None:
@@ -65,15 +67,20 @@ class LoopEngine:
         total = torch.zeros_like(scale)
         count = self.job.plan.strategy.accumulation
         for index, micro_batch in enumerate(_micro_batches(batch, count)):
-            with self._reduction(last=index == count - 1), _loss_context(self.job):
+            self._average_replicas(now=index == count - 1)
+            with self._bucket_reduction(now=index == count - 1), _loss_context(self.job):
                 with compute_context(self.job.plan, self.job.device):
                     loss = self.objective.summed(self.model, micro_batch) * scale
                 loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         return total
 
-    def _reduction(self, *, last: bool) -> AbstractContextManager[object]:
-        if isinstance(self.model, self.job.instruments.replica) and not last:
+    def _average_replicas(self, *, now: bool) -> None:
+        if isinstance(self.model, FSDPModule):
+            self.model.set_requires_all_reduce(now)
+
+    def _bucket_reduction(self, *, now: bool) -> AbstractContextManager[object]:
+        if isinstance(self.model, self.job.instruments.replica) and not now:
             return self.model.no_sync()  # type: ignore[no-any-return, operator]
         return nullcontext()
 

@@ -55,12 +55,19 @@ def data_rank(mesh: DeviceMesh) -> int:
 
 def data_group(mesh: DeviceMesh) -> dist.ProcessGroup | None:
     """The group over which losses and token counts are added up; None when one rank reads everything."""
+    everybody = data_mesh(mesh)
+    return everybody.get_group() if everybody.size() > 1 else None
+
+
+def shard_group(mesh: DeviceMesh) -> dist.ProcessGroup | None:
+    """The group over which states are sharded; None when each rank holds them all."""
+    return mesh["dp_shard"].get_group() if mesh["dp_shard"].size() > 1 else None
+
+
+def data_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """The axis of all ranks that read different samples: the one that has several ranks, or both taken as one."""
     wide = [axis for axis in DATA_AXES if mesh[axis].size() > 1]
-    if not wide:
-        return None
-    if len(wide) == 1:
-        return mesh[wide[0]].get_group()
-    return mesh[DATA].get_group()
+    return mesh[DATA if len(wide) > 1 else (wide or DATA_AXES)[0]]
 
 
 def pipeline_group(mesh: DeviceMesh) -> dist.ProcessGroup | None:

@@ -7,14 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from strategist.document.plan import Plan
+from strategist.executor.initialise import local_part
 from strategist.executor.job import Job
-from strategist.executor.mesh import data_group
+from strategist.executor.mesh import shard_group
 
 ParameterGroups = list[dict[str, Any]]
 MakeOptimizer = Callable[[ParameterGroups], Optimizer]
@@ -45,10 +47,34 @@ def parameter_groups(model: nn.Module) -> ParameterGroups:
 
 def make_optimizer_for(model: nn.Module, job: Job, make: MakeOptimizer) -> Optimizer:
     """The optimizer of this rank's parameters; with zero 1, of this rank's share, sent to the others after each step."""
-    group = data_group(job.mesh)
+    group = shard_group(job.mesh)
     if job.plan.strategy.zero != 1 or group is None:
         return make(parameter_groups(model))
+    return _shared_out(model, group, make)
+
+
+def _shared_out(model: nn.Module, group: dist.ProcessGroup, make: MakeOptimizer) -> Optimizer:
+    """torch's ZeRO-1 over the local parts of the parameters: it sends whole plain tensors, and DTensors are neither."""
     from torch.distributed.optim import ZeroRedundancyOptimizer  # warns on import, through torch.jit
 
+    parts = {parameter: _local_view(parameter) for parameter in model.parameters()}
     kind: Any = make  # called as optimizer_class(groups)
-    return ZeroRedundancyOptimizer(parameter_groups(model), optimizer_class=kind, process_group=group)
+    optimizer = ZeroRedundancyOptimizer([{"params": list(parts.values())}], optimizer_class=kind, process_group=group)
+
+    def lend_gradients(*_arguments: object) -> None:
+        for parameter, part in parts.items():
+            part.grad = None if parameter.grad is None else local_part(parameter.grad)
+
+    def take_back(*_arguments: object) -> None:
+        for parameter, part in parts.items():
+            if part is not parameter:
+                part.grad = None
+
+    optimizer.register_step_pre_hook(lend_gradients)
+    optimizer.register_step_post_hook(take_back)
+    return optimizer
+
+
+def _local_view(parameter: nn.Parameter) -> nn.Parameter:
+    """The parameter itself, or a plain one in the memory of a DTensor's local part."""
+    return nn.Parameter(local_part(parameter.detach())) if isinstance(parameter, DTensor) else parameter

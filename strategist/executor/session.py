@@ -108,12 +108,12 @@ class Session:
     def _judge(self, loss: float, tokens: int, norm: float) -> None:
         """Stop before the update when it would spoil the weights: one NaN reaches every parameter through the norm."""
         if tokens == 0:
-            self.parts.optimizer.zero_grad(set_to_none=True)
+            self.parts.model.zero_grad(set_to_none=True)
             raise InputError(
                 "EMPTY", "No label of the batch counts: all are -100.", flag="labels", hint="Leave such batches out."
             )
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            self.parts.optimizer.zero_grad(set_to_none=True)
+            self.parts.model.zero_grad(set_to_none=True)
             raise TrainingError(
                 "TRAINING",
                 f"Step {self.steps} has loss {loss} and gradient norm {norm}; the weights were not updated.",
@@ -125,7 +125,7 @@ class Session:
         if self.clip_norm is not None:
             limit_gradients(self.parts.model.parameters(), norm, self.clip_norm)
         self.parts.optimizer.step()
-        self.parts.optimizer.zero_grad(set_to_none=True)
+        self.parts.model.zero_grad(set_to_none=True)
         self.steps += 1
         if self.job.device.type != "cpu":
             torch.accelerator.synchronize(self.job.device)

@@ -158,15 +158,6 @@ def _data_parallel(plan: Plan) -> Iterator[Obstacle]:
             sentence=f"zero = 0 shards nothing, yet dp_shard is {mesh.dp_shard}.",
             hint=f"Use dp_replicate = {mesh.dp_shard}, or zero 1, 2 or 3.",
         )
-    if zero == 1 and (mesh.tp > 1 or mesh.pp > 1 or mesh.dp_replicate > 1):
-        yield Obstacle(
-            code="UNSUPPORTED",
-            place="strategy.zero",
-            value=zero,
-            sentence=f"The executor runs zero = 1 with tp, pp and dp_replicate 1 only; the plan has tp {mesh.tp}, "
-            f"pp {mesh.pp}, dp_replicate {mesh.dp_replicate}.",
-            hint="Use zero 2, which keeps the same parameters gathered and shards gradients too.",
-        )
 
 
 def _offload(plan: Plan) -> Iterator[Obstacle]:

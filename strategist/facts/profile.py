@@ -64,8 +64,8 @@ Sends = Literal["whole", "shards"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """One framework's habits. `gathered_blocks` full blocks are in flight at once under ZeRO-3 (0: weights do not lie in
-    units of fully_shard below ZeRO-2, and pipelines take a buffer per message, not per micro-batch); `hides` says which
+    """One framework's habits. `has_units` says that weights lie in units of fully_shard or replicate below ZeRO-2 too, and
+    that pipelines hold a receive buffer per micro-batch, not per message; `hides` says which
     traffic runs behind compute (gradients and weights of data parallelism, weights updated under ZeRO-1, collectives of cut products, sends of
     interleaved stages); `light` what selective recompute runs again (`alternate`: memory-bound
     kernels and every second matrix, `half-blocks`: every second layer whole); `sends` whether pipeline stages exchange whole hidden states or a tp-th of them;
@@ -79,7 +79,7 @@ class Profile:
     formats: tuple[tuple[str, Formats], ...]
     optimizer_state_bytes: tuple[tuple[str, float], ...]
     ddp_bucket_bytes: int
-    gathered_blocks: int
+    has_units: bool
     kernels: Kernels
     attention: Attention
     hides: tuple[Hides, ...]
@@ -157,7 +157,7 @@ def find_profile(name: str = "strategist") -> Profile:
         formats=tuple((precision, Formats(**formats)) for precision, formats in row["formats"].items()),
         optimizer_state_bytes=tuple(row["optimizer_state_bytes"].items()),
         ddp_bucket_bytes=row["ddp_bucket_MiB"] * 2**20,
-        gathered_blocks=row["gathered_blocks"],
+        has_units=row["has_units"],
         kernels=find_kernels(row["kernels"]),
         attention=row["attention"],
         hides=tuple(row["hides"]),

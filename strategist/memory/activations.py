@@ -45,7 +45,7 @@ def receive_buffers_CS(job: Job, group: Group) -> Reals:
     ends = group.is_first.astype(np.float64) + group.is_last
     if group.pp == 1:
         return np.zeros((len(c), len(ends)))
-    if not job.profile.gathered_blocks:  # other frameworks take a buffer when a message is due
+    if not job.profile.has_units:  # other frameworks take a buffer when a message is due
         return boundary_bytes(job, c)[:, None] * (2.0 - ends)
     messages = c["accumulation"][:, None] * (2.0 * c["virtual_stages"][:, None] - ends)
     return (boundary_bytes(job, c) / sequence_cut(c))[:, None] * messages

@@ -19,8 +19,7 @@ def is_managed(job: Job, c: Candidates) -> Mask:
     those with one data rank that compute in the format the weights are stored in (nothing to share, nothing to cast).
     Frameworks without units have them from ZeRO-2 on."""
     alone = (c.data_parallel * c["cp"] == 1) & (job.formats.compute == job.formats.parameter)
-    has_units = (c["zero"] >= 2) | (job.profile.gathered_blocks > 0)
-    return ~is_plain_data_parallel(c) & ~alone & has_units
+    return ~is_plain_data_parallel(c) & ~alone & ((c["zero"] >= 2) | job.profile.has_units)
 
 
 def overhead(name: str) -> float:

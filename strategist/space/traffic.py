@@ -195,8 +195,8 @@ class Shared:
 def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Place) -> tuple[Traffic, ...]:
     """Gradients and, under ZeRO, weights (Rajbhandari et al. 2020, arXiv 1910.02054, section 7).
 
-    Replicas: one all-reduce of the gradients (torch's replicate, which tp needs, does it for every micro-batch). ZeRO-1
-    adds sending the updated weights. fully_shard: weights are
+    Replicas: one all-reduce of the gradients (torch's replicate, which tp needs in our executor, does it for every
+    micro-batch). ZeRO-1 adds sending the updated weights. fully_shard: weights are
     gathered for forward and, under ZeRO-3, those of the layers again for backward (the executor's units: norm and head
     stay, and the embedding's gradient does not depend on its values); gradients are reduce-scattered for every
     micro-batch unless a pipeline keeps them; HSDP all-reduces the shards between replicas.
@@ -208,7 +208,7 @@ def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Plac
     trained = job.trainable * weights
     once = np.where(c["pp"][:, None] > 1, 1.0, micro) * one
     gathers = np.where(zero == 3, micro, once)
-    reductions = np.where(((zero == 0) & (c["tp"][:, None] > 1)), once, one)
+    reductions = np.where((c["tp"][:, None] > 1) & (job.profile.gathered_blocks > 0), once, one)
     shards = ranks_at(c, inside).size[:, None]
     rows: tuple[tuple[Op, Reals, Reals, Place, Hidden], ...] = (
         ("all_reduce", reduce * trained, np.where(zero < 2, reductions, 0.0), everybody, "backward"),

@@ -48,7 +48,7 @@ PROPERTIES = Properties()
 OURS = tuple(rule for rule in load_rules("legality") if "'strategist'" in rule.when_text)
 OF_LAYOUTS = {
     "LEG611": "mesh.cp", "LEG612": "mesh.e", "LEG613": "strategy.tiling", "LEG614": "strategy.offload",
-    "LEG615": "strategy.offload", "LEG616": "strategy.zero", "LEG617": "model.moe.shared_ffn", "LEG618": "mesh.tp",
+    "LEG615": "strategy.offload", "LEG617": "model.moe.shared_ffn", "LEG618": "mesh.tp",
 }  # fmt: skip
 """Rule -> how the place begins where the executor finds what the rule forbids."""
 
@@ -162,7 +162,6 @@ ALONE: dict[str, dict[str, int]] = {
     "LEG613": {"dp_shard": 2, "zero": 3, "tiling": 8},
     "LEG614": {"zero": 2, "dp_shard": 2, "offload": 1},
     "LEG615": {"zero": 3, "dp_shard": 2, "tp": 2, "offload": 2},
-    "LEG616": {"zero": 1, "dp_shard": 2, "tp": 2},
     "LEG617": {"tp": 2, "etp": 2},
     "LEG618": {"tp": 2, "etp": 2},
 }
@@ -193,7 +192,6 @@ PINNED = {
     "LEG611": "cp=2",
     "LEG613": "offload=parameters,tiling=8",
     "LEG614": "offload=optimizer",
-    "LEG616": "tp=2,zero=1",
 }
 
 

@@ -34,6 +34,7 @@ class Case:
 
 PLAIN = {"dp_replicate": 2}
 SHARDED = {"dp_shard": 2, "zero": 3}
+ZERO1 = {"dp_shard": 2, "zero": 1}
 V2 = {"pp": 2, "virtual_stages": 2}
 SP = {"tp": 2, "sequence_parallel": True}
 TP_MOE = {"tp": 2, "etp": 2}
@@ -76,6 +77,12 @@ CASES = (
     Case("pp2-v2-zero2", V2 | {"dp_shard": 2, "zero": 2, "accumulation": 2}, {"layers": 4}, ragged=True, clip=0.5),
     Case("pp2-v2-ddp2", V2 | PLAIN | {"accumulation": 4}, {"layers": 4, "tied": True}, ragged=True, clip=0.5),
     Case("zero3-offload", SHARDED | {"accumulation": 2, "offload": "parameters"}, ragged=True, clip=0.5),
+    Case("zero1-replicas", PLAIN | ZERO1 | {"accumulation": 2}, {"tied": True}, ragged=True, clip=0.5),
+    Case("tp2-zero1", ZERO1 | SP | {"accumulation": 2, "recompute": "full"}, {"qk_norm": "head"}, ragged=True, clip=0.5),
+    Case("pp2-zero1", ZERO1 | {"pp": 2, "accumulation": 4}, {"tied": True}, ragged=True, clip=0.5),
+    Case("pp2-v2-zero1", ZERO1 | V2 | {"accumulation": 2}, {"layers": 4}, ragged=True, clip=0.5),
+    Case("pp2-tp2-zero1", ZERO1 | SP | {"pp": 2, "accumulation": 4}, {"vocab": 62}, ragged=True, clip=0.5),
+    Case("tp2-zero1-replicas", ZERO1 | PLAIN | {"tp": 2, "accumulation": 2}, ragged=True, clip=0.5),
     Case("hsdp-tp2", SHARDED | PLAIN | {"tp": 2}, {"qk_norm": "head"}, clip=0.5),
 )  # fmt: skip
 

@@ -66,7 +66,6 @@ REFUSED: tuple[tuple[dict[str, Any], str, str, str], ...] = (
     ({"formats": FP16}, "UNSUPPORTED", "strategy.formats", "float16"),
     ({"formats": HALF}, "UNSUPPORTED", "strategy.formats", "bfloat16"),
     ({"formats": REDUCE16, "dp_replicate": 2}, "UNSUPPORTED", "strategy.formats.reduce", "bfloat16"),
-    ({"zero": 1, "dp_shard": 2, "tp": 2}, "UNSUPPORTED", "strategy.zero", "tp 2"),
     ({"zero": 0, "dp_shard": 2}, "FRAMEWORK_LEGALITY", "strategy.zero", "dp_shard is 2"),
     ({"pp": 2, "schedule": "none", "accumulation": 2}, "FRAMEWORK_LEGALITY", "strategy.schedule", "pp = 2"),
     ({"schedule": "1f1b"}, "FRAMEWORK_LEGALITY", "strategy.schedule", "pp = 1"),

@@ -20,9 +20,11 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "one": {"accumulation": 2},
     "ddp": {"dp_replicate": 4, "accumulation": 2},
     "zero1": {"dp_shard": 4, "zero": 1},
+    "zero1-3d": {"pp": 2, "dp_shard": 2, "zero": 1, "tp": 2, "accumulation": 2},
+    "zero1-replicas": {"dp_shard": 2, "dp_replicate": 2, "zero": 1, "tp": 2, "accumulation": 3},
     "zero2": {"dp_shard": 4, "zero": 2, "accumulation": 2},
     "zero3": {"dp_shard": 4, "zero": 3, "recompute": "full", "micro_batch": 2},
-    "hsdp-selective": {"dp_replicate": 2, "dp_shard": 2, "zero": 3, "recompute": "selective"},
+    "hsdp-selective": {"dp_replicate": 2, "dp_shard": 2, "zero": 3, "recompute": "selective", "accumulation": 3},
     "offload": {"dp_shard": 4, "zero": 3, "offload": "parameters"},
     "compile": {"dp_shard": 4, "zero": 3, "compile": True},
     "tp": {"tp": 4, "sequence_parallel": True},
@@ -92,3 +94,20 @@ def test_odd_sizes_break_nothing() -> None:
     odd = replace(SHAPE, vocab=251, tied=True, hidden=40, heads=5, kv_heads=1, head_dim=8)
     ledger = ledger_of(make_plan(odd, seq_len=64, formats=FLOAT32, dp_shard=3, zero=3, accumulation=2), 2)
     assert (ledger.mismatches, ledger.before) == (0, ledger.after)
+
+
+@pytest.mark.parametrize(
+    "layout", [{"dp_replicate": 2, "dp_shard": 2, "zero": 3}, {"dp_replicate": 4, "tp": 2}, {"dp_replicate": 8}],
+    ids=["hsdp", "ddp x tp", "ddp"],
+)  # fmt: skip
+def test_replicas_average_once_a_step(layout: dict[str, Any]) -> None:
+    """Four micro-batches are joined between replicas as often, and with as many bytes, as one."""
+    one, four = (_joined(make_plan(SHAPE, seq_len=64, formats=BFLOAT16, accumulation=m, **layout)) for m in (1, 4))
+    assert four == one
+    assert sum(one.values()) > 0
+
+
+def _joined(plan: Plan) -> dict[int, int]:
+    """How many all-reduces of each size the replicas of a rank take part in."""
+    found = [row for row in traced(plan).collectives if (row.axis, row.op) == ("dp_replicate", "all_reduce")]
+    return {size: sum(row.count for row in found if row.bytes == size) for size in {row.bytes for row in found}}

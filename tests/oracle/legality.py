@@ -111,7 +111,6 @@ VIOLATIONS: dict[str, Violation] = {
     "LEG613": ours(lambda job, a: a["tiling"] > 1),
     "LEG614": ours(lambda job, a: a["offload"] in ("optimizer", "nvme")),
     "LEG615": ours(lambda job, a: a["offload"] == "parameters" and (a["zero"], a["tp"], a["pp"]) != (3, 1, 1)),
-    "LEG616": ours(lambda job, a: a["zero"] == 1 and a["tp"] * a["pp"] * a["dp_replicate"] > 1),
     "LEG617": ours(lambda job, a: job.model.moe is not None and job.model.moe.shared_ffn % a["tp"] != 0),
     "LEG618": ours(lambda job, a: job.model.qk_norm == "full" and a["tp"] > 1),
 }

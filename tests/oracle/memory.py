@@ -111,7 +111,7 @@ class Stage:
         ranks = a["dp_replicate"] * a["dp_shard"] * a["cp"]
         self.plain = is_plain(a)
         alone = ranks == 1 and formats.compute == formats.parameter
-        self.units = not self.plain and not alone and (self.zero >= 2 or job.profile.gathered_blocks > 0)
+        self.units = not self.plain and not alone and (self.zero >= 2 or job.profile.has_units)
         self.reduces = self.units and not self.piped
         flight, m = in_flight(a, stage), a["accumulation"]
         self.flight = max(flight - 1, 1.0) if drains else flight
@@ -178,7 +178,7 @@ class Stage:
 
     def retained(self, elements: float) -> float:
         """Reduced gradients of unsharded units."""
-        return self.q * self.r * elements if self.reduces and self.several and self.zero == 0 else 0.0
+        return self.q * self.r * elements if self.reduces and self.several and self.zero < 2 else 0.0
 
     def gathered(self, layers: int, *, head: bool = False, passed: float = 0.0) -> float:
         """Gathered weights."""
@@ -442,7 +442,7 @@ def _pipeline_buffers(job: Job, layout: Layout, stage: int) -> float:
         return 0.0
     neighbours = 1 if stage in (0, pp - 1) else 2
     sent = tokens(job, layout) * job.model.hidden * BYTES[job.formats.compute]
-    chunks = layout["accumulation"] * layout["virtual_stages"] if job.profile.gathered_blocks else 1
+    chunks = layout["accumulation"] * layout["virtual_stages"] if job.profile.has_units else 1
     return float(neighbours * chunks * sent)
 
 

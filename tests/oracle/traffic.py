@@ -149,7 +149,7 @@ def _data_rows(
     c, r, s = (BYTES[getattr(job.formats, name)] for name in ("compute", "reduce", "parameter"))
     r, s = r * job.trainable, s * job.trainable
     if zero < 2:
-        times = m if zero == 0 and layout["tp"] > 1 and pp == 1 else 1
+        times = m if job.profile.gathered_blocks and layout["tp"] > 1 and pp == 1 else 1
         yield Row("dp", "all-reduce", "backward", r * elements, times, *ranks)
     if zero == 1:
         yield Row("dp", "all-gather", "", s * elements, 1, *sharing)

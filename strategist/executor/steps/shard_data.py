@@ -1,7 +1,7 @@
 """Shard or replicate the parameters over the data-parallel axes with FSDP2.
 
 zero 2 gathers parameters once per forward and keeps them; zero 3 gives them back after each unit's forward. With
-tp or pp, zero 0 uses FSDP2's replicating twin: torch's DDP inside a pipeline is silently wrong, and it knows no DTensor.
+tp or pp, zero 0 and 1 use FSDP2's replicating twin: torch's DDP inside a pipeline is silently wrong, and it knows no DTensor.
 
 Units are what is gathered and reduced at once: the embedding, each block, and last norm with head, as in
 pytorch/torchtitan (torchtitan/models/llama3/parallelize.py). The root unit takes what is left: nothing, or both ends of a
@@ -18,6 +18,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, 
 
 from strategist.executor.blocks import find_blocks
 from strategist.executor.job import Job
+from strategist.executor.mesh import data_mesh
 from strategist.executor.models import splittable
 from strategist.executor.precision import sharding_policy
 from strategist.executor.support import uses_fsdp
@@ -58,8 +59,8 @@ def _make_unit(modules: list[nn.Module], job: Job, *, reshard: bool) -> list[FSD
     if not modules:
         return []
     options: dict[str, Any] = {"mp_policy": sharding_policy(job.plan.strategy.formats)}
-    if job.plan.strategy.zero == 0:
-        return [*replicate(modules, mesh=job.mesh["dp_replicate"], **options)]
+    if job.plan.strategy.zero < 2:
+        return [*replicate(modules, mesh=data_mesh(job.mesh), **options)]
     two_levels = job.plan.mesh.dp_replicate > 1
     mesh = job.mesh["dp_replicate", "dp_shard"] if two_levels else job.mesh["dp_shard"]
     return fully_shard(
