@@ -136,7 +136,7 @@ def _head_reduced(step: Step) -> Instant:
             "activations": step.in_layers,
             "gather_buffers": step.gathered(layers=1, head=False) + behind + step.output(step.behind) + step.waiting,
             "bucket_buffers": step.copies,
-            "temporaries": step.stream + step.retained(step.behind),
+            "temporaries": step.stream,
         },
     )
 
@@ -174,7 +174,6 @@ def _in_layer(step: Step, at: StageInstant, number: int) -> Instant:
     passed = share * np.maximum(0.0, own - step.widest)
     given = step.stream * ((number == 0) * (1.0 - step.last) if step.piped else 0.0)  # lies in a receive buffer
     let_go = share * (step.layers.every / step.chunks - at.kept)
-    again = np.where(step.plain & step.casts, step.cached / layers, 0.0)
     behind = np.zeros_like(step.behind) if step.tied else step.behind
     in_flight = step.trained * step.reduce * np.where(before > 0, step.widest, behind)
     done = behind + passed
@@ -203,9 +202,8 @@ def _in_layer(step: Step, at: StageInstant, number: int) -> Instant:
             - given
             + step.previous
             + step.old_head
-            + step.retained(done)
             + (step.outside if number == 0 else 0.0)
-            + np.where(again > 0, np.maximum(0.0, again - partial), 0.0)
+            + np.maximum(0.0, step.copies_again - np.where(step.copies_again > 0, partial, 0.0))
             + np.where(step.reduces, 0.0, np.where(step.managed, partial, at_once)),
         },
     )
@@ -223,7 +221,7 @@ def _layer_reduced(step: Step) -> Instant:
             "activations": np.maximum(step.inputs, step.in_layers - step.layers.largest),
             "logits": step.held_logits,
             "gather_buffers": step.gathered(layers=1, head=False, passed=step.widest) + own + step.waiting,
-            "temporaries": step.stream + step.previous + step.retained(behind + step.widest) + adds,
+            "temporaries": step.stream + step.previous + adds,
         },
     )
 
@@ -243,14 +241,12 @@ def _end(step: Step) -> tuple[Instant, ...]:
         "activations": step.others,
         "gather_buffers": np.where(step.reduces, keeps + flight + gradient + old, keeps),
         "temporaries": np.where(direct | step.reduces, 0.0, gradient)
-        + step.retained(counts.whole - step.outer)
         + np.where(summed > 0, summed, stream),
     }
     reduced = {
         "gradients": step.at_rest,
         "activations": step.inputs,
         "gather_buffers": step.in_reduction(step.outer) + step.output(step.outer),
-        "temporaries": step.retained(counts.whole),
     }
     gathering = {
         "gradients": step.earlier,

@@ -189,14 +189,6 @@ class Step:
         """The residual stream's gradient as the rank holds it between layers, (C, 1)."""
         return residual_C(self.job, self.c, whole=False)[:, None]
 
-    def retained(self, elements: Reals) -> Reals:
-        """Reduced gradients that wait for the end of backward beside those that stand: all-reduced ones do (FSDPParamGroup,
-        _all_reduce_state), of unsharded units and of HSDP's shards."""
-        summed = (self.c["zero"] < 2) | (self.c["dp_replicate"] > 1)
-        waits = self.reduces & self.several & summed[:, None]
-        parts = np.where(self.shards_gradients, self.shards, 1)
-        return np.where(waits, self.trained * self.reduce * elements / parts, 0.0)
-
     @cached_property
     def stands(self) -> Mask:
         """Where gradients stand when the pass starts: of earlier micro-batches, or DDP's buckets."""
@@ -228,9 +220,10 @@ class Step:
         return np.where(self.reduces, self.trained * sent * elements, 0.0)
 
     def output(self, elements: Reals) -> Reals:
-        """What a reduction gives, of `elements`, before it is added to the gradients that stand."""
-        sharded = self.reduces & self.several & self.shards_gradients
-        return np.where(sharded, self.trained * self.reduce * elements / self.shards, 0.0)
+        """What a reduction gives, of `elements`, before it is added to what earlier micro-batches gave: gradients, or sums that
+        replicas will average after the last one (FSDPParamGroup, _partial_reduce_output)."""
+        parts = np.where(self.shards_gradients, self.shards, 1)
+        return np.where(self.reduces & self.several, self.trained * self.reduce * elements / parts, 0.0)
 
     @cached_property
     def outer(self) -> Reals:
@@ -275,8 +268,16 @@ class Step:
 
     @cached_property
     def cached(self) -> Reals:
-        """autocast's copies of the layers' weights that its cache holds until forward is over, and nothing afterwards."""
-        return np.where(self.plain & self.casts, self.compute * self.counts.layers, 0.0) - self.copies
+        """autocast's copies of the layers' weights that its cache holds until forward is over, and nothing afterwards: of whole
+        weights, not of single experts."""
+        dense = self.compute * (self.counts.layers - self.counts.experts)
+        return np.where(self.plain & self.casts & (self.copies == 0.0), dense, 0.0)
+
+    @cached_property
+    def copies_again(self) -> Reals:
+        """The copies of one layer's weights that recomputation makes."""
+        layers = np.maximum(self.group.layers_SK.sum(axis=1)[None, :], 1.0)
+        return np.where(self.plain & self.casts & (self.copies == 0.0), self.compute * self.counts.layers / layers, 0.0)
 
     @cached_property
     def outside(self) -> Reals:
