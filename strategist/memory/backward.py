@@ -98,7 +98,7 @@ def _per_token(job: Job, c: Candidates, rows: list[Saved]) -> Reals:
 
 def layer_instants(kept: Kept) -> tuple[LayerInstant, ...]:
     """The instants of one layer that can be its worst."""
-    last = weights_CK(kept.job, kept.c, _is_last)
+    last = weights_CK(kept.job, kept.c, is_last)
     dense = (_behind_activation(kept, last), _last_matrix(kept, last), _first_matrices(kept))
     if kept.job.model.moe is None:
         return (*dense, _in_attention(kept), _before_attention(kept))
@@ -245,7 +245,8 @@ def weights_CK(job: Job, c: Candidates, chosen: Callable[[str], bool]) -> Reals:
     return np.stack(columns, axis=1)
 
 
-def _is_last(name: str) -> bool:
+def is_last(name: str) -> bool:
+    """The last matrix of a feed-forward part."""
     return name in ("down", "shared_down", "expert_down")
 
 

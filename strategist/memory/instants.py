@@ -40,7 +40,7 @@ def instants(job: Job, group: Group, counts: Elements, at_rest: Reals, settled: 
     heads, bodies = (fresh, again), (fresh, again)
     if schedule.has_chunks:
         heads = (in_situation(schedule.first_pass()), in_situation(schedule.second_of_last_chunk()))
-        bodies = (*bodies, in_situation(schedule.fullest()))
+        bodies = (*bodies, heads[1], in_situation(schedule.fullest()))
     return (
         *(instant for step in heads for instant in (*_loss(step), *_head(step), _head_accumulated(step))),
         *(instant for step in bodies for instant in (*_forward(step), *_layers(step), *_end_of_pass(step))),
@@ -202,18 +202,24 @@ def _in_layer(step: Step, at: StageInstant, number: int) -> Instant:
             - given
             + step.previous
             + step.old_head
-            + (step.outside if number == 0 else 0.0)
+            + (_still_outside(step, behind) if number == 0 else 0.0)
             + np.maximum(0.0, step.copies_again - np.where(step.copies_again > 0, partial, 0.0))
             + np.where(step.reduces, 0.0, np.where(step.managed, partial, at_once)),
         },
     )
 
 
+def _still_outside(step: Step, done: Reals) -> Reals:
+    """Gradients outside DDP's buckets when those of `done` elements have gone into theirs."""
+    return np.maximum(0.0, step.outside - np.where(step.outside > 0, step.trained * step.stored * done, 0.0))
+
+
 def _layer_reduced(step: Step) -> Instant:
     """A layer is reduced while the next one is gathered; in a pipeline it is added to what stands, in the reduce format."""
     behind = np.zeros_like(step.behind) if step.tied else step.behind
     own = step.in_reduction(step.widest) + step.output(step.widest)
-    adds = np.where(step.managed & step.piped, step.trained * step.compute * step.widest, 0.0)
+    left = np.where(step.stands | (step.compute == step.reduce), step.widest, step.layers.last_matrix)  # casts go one by one
+    adds = np.where(step.managed & step.piped, step.trained * step.compute * left, 0.0)
     return Instant(
         LAYERS,
         {
@@ -229,7 +235,7 @@ def _layer_reduced(step: Step) -> Instant:
 def _end(step: Step) -> tuple[Instant, ...]:
     """Without a pipeline: the embedding's gradient, and its reduction."""
     counts, c = step.counts, step.c
-    gradient = step.trained * np.where(step.managed, step.compute, step.stored) * _table(step)
+    gradient = step.trained * np.where(step.managed, step.compute * step.before, step.stored * _table(step))
     stream = np.where(step.managed, 0.0, step.stored / step.compute) * _whole_stream(step) * step.first
     direct = ~step.managed & ~step.stands
     keeps = np.where(step.managed & (~step.reshards | step.tied), step.compute * step.outer, 0.0)
@@ -285,7 +291,7 @@ def _end_of_pass(step: Step) -> tuple[Instant, Instant]:
         "temporaries": np.where(direct, 0.0, before) + _whole_stream(step) * step.first + step.previous,
     }
     cast = common | {
-        "gradients": step.earlier + step.fresh(_of_pass(step)),
+        "gradients": step.earlier + step.fresh(step.counts.layers / step.chunks + step.behind + _table(step)),
         "temporaries": np.where(direct, 0.0, before) + step.previous,
     }
     return Instant(END, made), Instant(END, cast)
@@ -298,16 +304,17 @@ def _of_pass(step: Step) -> Reals:
 
 def _reductions(step: Step) -> Iterator[Instant]:
     """In a pipeline, when all is computed: the units of the last chunk are reduced one after the other, first to last; each is
-    copied once, and its last gradient is there until the result is."""
+    copied once, and its last gradient, which may be all of it, is there until the result is."""
     counts, compute = step.counts, step.compute
     own = counts.layers / step.chunks
     behind = np.where(step.chunks > 1, 0.0, counts.behind)
     whole = np.maximum(counts.whole, 1.0)
     out = step.trained * np.where(step.shards_gradients, step.reduce / step.shards, 0.0)
     done = counts.whole - counts.before - own - behind
-    for unit, is_layer in ((counts.before, False), (np.minimum(step.widest, own), True), (behind, False)):
+    units = ((counts.before, step.job.model.pos != "learned"), (np.minimum(step.widest, own), False), (behind, True))
+    for unit, alone in units:
         left = counts.whole - done
-        copied = step.trained * step.reduce * unit + (0.0 if is_layer else out * unit)
+        copied = step.trained * step.reduce * unit + (out * unit if alone else 0.0)
         gathered = np.where(step.reshards, 0.0, left - unit)
         yield Instant(
             END,
@@ -318,7 +325,7 @@ def _reductions(step: Step) -> Iterator[Instant]:
                 "gather_buffers": np.where(step.managed, copied + compute * gathered, 0.0),
             },
         )
-        done = done + (own if is_layer else unit)
+        done = done + (own if unit is units[1][0] else unit)
 
 
 def _update(step: Step) -> Instant:

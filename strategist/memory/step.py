@@ -11,7 +11,16 @@ from strategist.document.estimate import MOMENTS
 from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
 from strategist.memory.activations import edges_CS, step_inputs_C, tables_C
-from strategist.memory.backward import Kept, LayerInstant, is_brought_back, is_kept, layer_instants, residual_C
+from strategist.memory.backward import (
+    Kept,
+    LayerInstant,
+    is_brought_back,
+    is_kept,
+    is_last,
+    layer_instants,
+    residual_C,
+    weights_CK,
+)
 from strategist.memory.buffers import is_managed, is_plain_data_parallel
 from strategist.memory.logits import held_logits_CS, waiting_logits_CS
 from strategist.memory.model_states import shards_state
@@ -40,6 +49,8 @@ class Layers:
         one = kept.rows(is_kept)
         self.every = group.layers_of(one)
         self.largest = _of_worst(group, one, one)
+        last = weights_CK(job, group.candidates, is_last)
+        self.last_matrix = _of_worst(group, last, last)
         again = kept.rows(is_brought_back, "ffn", "inside", "product")
         self.transient = _of_worst(group, again, again)
         compute = BYTES[job.formats.compute]
