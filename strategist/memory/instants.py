@@ -18,7 +18,7 @@ from strategist.facts.job import Job
 from strategist.memory.logits import forward_bytes_CS, held_logits_CS, loss_bytes_CS
 from strategist.memory.logits import gradient_bytes_CS as logits_gradient_CS
 from strategist.memory.situations import Schedule, Situation, one_pass
-from strategist.memory.step import END, LAYERS, LOSS, UPDATE, Instant, Layers, StageInstant, Step
+from strategist.memory.step import END, LAYERS, LOSS, UPDATE, Instant, Layers, Step
 from strategist.space.candidates import Reals
 from strategist.space.shares import Elements, Group, tokens, vocabulary_elements
 
@@ -160,14 +160,13 @@ def _layers(step: Step) -> Iterator[Instant]:
     """Each worst instant of a layer: in the last one (behind the head), in the one before it and in the first; under ZeRO-3,
     which has nothing to gather beside the first, in the second too."""
     numbers = (0, 1, -1) if step.piped or not step.reshards.any() else (0, 1, -2, -1)
-    for at in step.layers.instants:
-        yield from (_in_layer(step, at, number) for number in numbers)
+    yield from (_in_layer(step, number) for number in numbers)
     yield _layer_reduced(step)
 
 
-def _in_layer(step: Step, at: StageInstant, number: int) -> Instant:
-    """One instant of the `number`-th layer from the end of the chunk; -1 is its first layer, -2 its second."""
-    own = step.counts.layers / step.chunks
+def _in_layer(step: Step, number: int) -> Instant:
+    """The worst instant of the `number`-th layer from the end of the chunk; -1 is its first layer, -2 its second."""
+    at, own = step.in_layer, step.counts.layers / step.chunks
     layers = np.maximum(step.group.layers_SK.sum(axis=1)[None, :] / step.chunks, 1.0)
     before = np.maximum(layers + number, 0.0) if number < 0 else np.minimum(float(number), layers - 1.0)
     share = before / np.maximum(layers - 1.0, 1.0)  # of the other layers, whatever their sort
@@ -178,8 +177,6 @@ def _in_layer(step: Step, at: StageInstant, number: int) -> Instant:
     in_flight = step.trained * step.reduce * np.where(before > 0, step.widest, behind)
     done = behind + passed
     partial = step.trained * step.compute * at.weights
-    cast = np.where(step.casts & step.stands, step.trained * step.stored * at.weights, 0.0)
-    at_once = partial + cast if at.is_product else 0.0
     made = np.where(step.managed, 0.0, at.weights)
     return Instant(
         LAYERS,
@@ -187,7 +184,7 @@ def _in_layer(step: Step, at: StageInstant, number: int) -> Instant:
             "gradients": step.earlier + step.fresh(done + made),
             "activations": np.maximum(
                 step.inputs,
-                step.in_layers - np.where(at.is_product & ~step.casts_here, 0.0, at.freed) - let_go,
+                step.in_layers - at.freed - let_go,
             ),
             "logits": step.held_logits,
             "gather_buffers": step.gathered(layers=1 if number == -1 and not step.piped else 2, head=False, passed=passed)
@@ -204,7 +201,7 @@ def _in_layer(step: Step, at: StageInstant, number: int) -> Instant:
             + step.old_head
             + (_still_outside(step, behind) if number == 0 else 0.0)
             + np.maximum(0.0, step.copies_again - np.where(step.copies_again > 0, partial, 0.0))
-            + np.where(step.reduces, 0.0, np.where(step.managed, partial, at_once)),
+            + np.where(step.managed & ~step.reduces, partial, step.at_once(at) * at.weights),
         },
     )
 

@@ -66,7 +66,7 @@ class StageInstant:
     freed: Reals
     weights: Reals
     kept: Reals
-    is_product: bool
+    is_product: Mask | bool
 
 
 def _on_stages(group: Group, at: LayerInstant, kept: Reals, compute: float) -> StageInstant:
@@ -255,6 +255,33 @@ class Step:
         kept = np.where(self.reshards, own + (self.outer if tied else 0.0), still + self.outer)
         behind = counts.behind if head and not tied else 0.0
         return np.where(self.managed, self.compute * (kept + behind), 0.0)
+
+    @cached_property
+    def in_layer(self) -> StageInstant:
+        """The worst instant of a layer, by what differs between them; where it is in the chunk changes nothing in that."""
+        ats = self.layers.instants
+        made = self.trained * BYTES[self.job.formats.gradient] / np.where(self.shards_gradients, self.shards, 1)
+        joins = np.where(self.managed | self.stands, 0.0, made)
+        casts = np.where(self.plain & self.casts, -self.trained * self.compute, 0.0)
+        partial = np.where(self.managed, self.trained * self.compute, joins + casts)
+        worth = [at.temporaries - self._let_go(at) + (partial + self.at_once(at)) * at.weights for at in ats]
+        worst = np.stack(worth).argmax(axis=0)
+        return StageInstant(
+            temporaries=np.choose(worst, [at.temporaries for at in ats]),
+            freed=np.choose(worst, [self._let_go(at) for at in ats]),
+            weights=np.choose(worst, [at.weights for at in ats]),
+            kept=np.choose(worst, [at.kept for at in ats]),
+            is_product=np.choose(worst, [at.is_product for at in ats]).astype(np.bool_),
+        )
+
+    def _let_go(self, at: StageInstant) -> Reals:
+        """Kept bytes that are gone: not the input of the matrix at work where its gradient needs no cast."""
+        return at.freed * self.casts_here if at.is_product else at.freed
+
+    def at_once(self, at: StageInstant) -> Reals:
+        """Bytes per weight of a matrix at work, without units: its gradient, and that in the weight's format beside what stands."""
+        cast = np.where(self.casts & self.stands, self.stored, 0.0)
+        return self.trained * np.where(at.is_product & ~self.managed, self.compute + cast, 0.0)
 
     @cached_property
     def ahead_of_time(self) -> Reals:
