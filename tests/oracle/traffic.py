@@ -130,10 +130,9 @@ def _data(job: Job, layout: Layout, whole: Held) -> Iterator[Row]:
     replicas, apart = expert_ranks(layout), layout["ep"] * layout["etp"]
     yield from _data_rows(job, layout, (whole.experts, whole.experts), (replicas, apart), (replicas, apart))
     if layout["zero"] >= 2:
-        times = _once_per_step(layout)
         across = (replicate, tp * cp * shard)
-        yield Row("dp", "all-reduce", "backward", r * whole.dense / (shard * cp), times, *across)
-        yield Row("dp", "all-reduce", "backward", r * whole.experts / replicas, times, *across)
+        yield Row("dp", "all-reduce", "backward", r * whole.dense / (shard * cp), 1, *across)
+        yield Row("dp", "all-reduce", "backward", r * whole.experts / replicas, 1, *across)
 
 
 def _once_per_step(layout: Layout) -> int:
@@ -149,8 +148,7 @@ def _data_rows(
     c, r, s = (BYTES[getattr(job.formats, name)] for name in ("compute", "reduce", "parameter"))
     r, s = r * job.trainable, s * job.trainable
     if zero < 2:
-        times = m if job.profile.gathered_blocks and layout["tp"] > 1 and pp == 1 else 1
-        yield Row("dp", "all-reduce", "backward", r * elements, times, *ranks)
+        yield Row("dp", "all-reduce", "backward", r * elements, 1, *ranks)
     if zero == 1:
         yield Row("dp", "all-gather", "", s * elements, 1, *sharing)
     if zero >= 2:
