@@ -136,7 +136,7 @@ def _head_reduced(step: Step) -> Instant:
             "activations": step.in_layers,
             "gather_buffers": step.gathered(layers=1, head=False) + behind + step.output(step.behind) + step.waiting,
             "bucket_buffers": step.copies,
-            "temporaries": step.stream,
+            "temporaries": step.stream + step.retained(step.behind),
         },
     )
 
@@ -199,6 +199,7 @@ def _in_layer(step: Step, number: int) -> Instant:
             - given
             + step.previous
             + step.old_head
+            + step.retained(done)
             + (_still_outside(step, behind) if number == 0 else 0.0)
             + np.maximum(0.0, step.copies_again - np.where(step.copies_again > 0, partial, 0.0))
             + np.where(step.managed & ~step.reduces, partial, step.at_once(at) * at.weights),
@@ -224,7 +225,7 @@ def _layer_reduced(step: Step) -> Instant:
             "activations": np.maximum(step.inputs, step.in_layers - step.layers.largest),
             "logits": step.held_logits,
             "gather_buffers": step.gathered(layers=1, head=False, passed=step.widest) + own + step.waiting,
-            "temporaries": step.stream + step.previous + adds,
+            "temporaries": step.stream + step.previous + step.retained(behind + step.widest) + adds,
         },
     )
 
@@ -244,12 +245,14 @@ def _end(step: Step) -> tuple[Instant, ...]:
         "activations": step.others,
         "gather_buffers": np.where(step.reduces, keeps + flight + gradient + old, keeps),
         "temporaries": np.where(direct | step.reduces, 0.0, gradient)
+        + step.retained(counts.whole - step.outer)
         + np.where(summed > 0, summed, stream),
     }
     reduced = {
         "gradients": step.at_rest,
         "activations": step.inputs,
         "gather_buffers": step.in_reduction(step.outer) + step.output(step.outer),
+        "temporaries": step.retained(counts.whole),
     }
     gathering = {
         "gradients": step.earlier,

@@ -234,7 +234,14 @@ class Step:
         """What a reduction gives, of `elements`, before it is added to what earlier micro-batches gave: gradients, or sums that
         replicas will average after the last one (FSDPParamGroup, _partial_reduce_output)."""
         parts = np.where(self.shards_gradients, self.shards, 1)
-        return np.where(self.reduces & self.several, self.trained * self.reduce * elements / parts, 0.0)
+        joins = self.reduces & self.several & (self.shards_gradients | self.job.profile.replicas_wait)
+        return np.where(joins, self.trained * self.reduce * elements / parts, 0.0)
+
+    def retained(self, elements: Reals) -> Reals:
+        """Where replicas average after each micro-batch: reduced gradients of unsharded units, which wait for the end of
+        backward beside those that stand (FSDPParamGroup, _all_reduce_state)."""
+        waits = self.reduces & self.several & ~self.shards_gradients & (not self.job.profile.replicas_wait)
+        return np.where(waits, self.trained * self.reduce * elements, 0.0)
 
     @cached_property
     def outer(self) -> Reals:

@@ -195,10 +195,11 @@ class Shared:
 def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Place) -> tuple[Traffic, ...]:
     """Gradients and, under ZeRO, weights (Rajbhandari et al. 2020, arXiv 1910.02054, section 7).
 
-    Replicas: one all-reduce of the gradients. ZeRO-1 adds sending the updated weights. fully_shard: weights are
-    gathered for forward and, under ZeRO-3, those of the layers again for backward (the executor's units: norm and head
-    stay, and the embedding's gradient does not depend on its values); gradients are reduce-scattered for every
-    micro-batch unless a pipeline keeps them; HSDP all-reduces the shards between replicas, once.
+    Replicas: one all-reduce of the gradients (with tp in frameworks whose replicas do not wait, one for every
+    micro-batch). ZeRO-1 adds sending the updated weights. fully_shard: weights are gathered for forward and, under
+    ZeRO-3, those of the layers again for backward (the executor's units: norm and head stay, and the embedding's gradient
+    does not depend on its values); gradients are reduce-scattered for every micro-batch unless a pipeline keeps them;
+    HSDP all-reduces the shards between replicas, once where these wait.
     """
     c, formats = group.candidates, job.formats
     compute, reduce, stored = (BYTES[name] for name in (formats.compute, formats.reduce, formats.parameter))
@@ -207,13 +208,20 @@ def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Plac
     trained = job.trainable * weights
     once = np.where(c["pp"][:, None] > 1, 1.0, micro) * one
     gathers = np.where(zero == 3, micro, once)
+    between = one if job.profile.replicas_wait else once
     shards = ranks_at(c, inside).size[:, None]
     rows: tuple[tuple[Op, Reals, Reals, Place, Hidden], ...] = (
-        ("all_reduce", reduce * trained, np.where(zero < 2, one, 0.0), everybody, "backward"),
+        (
+            "all_reduce",
+            reduce * trained,
+            np.where(zero < 2, np.where(c["tp"][:, None] > 1, between, one), 0.0),
+            everybody,
+            "backward",
+        ),
         ("all_gather", stored * trained, np.where(zero == 1, one, 0.0), inside, "nothing"),
         ("all_gather", compute * weights, np.where(zero >= 2, gathers, 0.0), inside, "forward"),
         ("all_gather", compute * shared.layers, np.where(zero == 3, micro, 0.0) * one, inside, "backward"),
         ("reduce_scatter", reduce * trained, np.where(zero >= 2, once, 0.0), inside, "backward"),
-        ("all_reduce", reduce * trained / shards, np.where(zero >= 2, one, 0.0), "dp_replicate", "backward"),
+        ("all_reduce", reduce * trained / shards, np.where(zero >= 2, between, 0.0), "dp_replicate", "backward"),
     )
     return tuple(Traffic("dp", op, payload, count, place, behind) for op, payload, count, place, behind in rows)

@@ -217,9 +217,15 @@ class Stage:
 
     def output(self, elements: float) -> float:
         """What comes out where earlier micro-batches have left something."""
-        if not (self.reduces and self.several):
+        waits = self.zero >= 2 or self.job.profile.replicas_wait
+        if not (self.reduces and self.several and waits):
             return 0.0
         return self.q * self.r * elements / (self.n if self.zero >= 2 else 1)
+
+    def retained(self, elements: float) -> float:
+        """Averages of unsharded units, where replicas average each time."""
+        each = self.zero < 2 and not self.job.profile.replicas_wait
+        return self.q * self.r * elements if self.reduces and self.several and each else 0.0
 
     def gathered(self, layers: int, *, head: bool = False, passed: float = 0.0) -> float:
         """Gathered weights."""
@@ -367,7 +373,7 @@ class Stage:
             | {
                 "gather_buffers": self.gathered(1) + reduced + self.output(self.behind) + self.waiting,
                 "bucket_buffers": self.copies,
-                "temporaries": self.stream,
+                "temporaries": self.stream + self.retained(self.behind),
             },
         )
 
@@ -525,7 +531,7 @@ class Stage:
             + (partial + in_flight if self.reduces else 0.0)
             + self.waiting,
             "bucket_buffers": max(0.0, copies),
-            "temporaries": at.temporaries - given + self.previous + self.old_head + outside + again + loose,
+            "temporaries": at.temporaries - given + self.previous + self.old_head + self.retained(done) + outside + again + loose,
         }
 
     def _layer_reduced(self) -> dict[str, float]:
@@ -544,7 +550,7 @@ class Stage:
             + self.reduction(self.wl)
             + self.output(self.wl)
             + self.waiting,
-            "temporaries": self.stream + self.previous + adds,
+            "temporaries": self.stream + self.previous + self.retained(behind + self.wl) + adds,
         }
 
     def _end(self) -> Iterator[tuple[int, dict[str, float]]]:
@@ -561,11 +567,15 @@ class Stage:
                 "gradients": self.earlier + self.fresh(self.w.all if direct else self.w.all - self.outer),
                 "activations": self.others,
                 "gather_buffers": keeps + (flight + dW + waiting if self.reduces else 0.0),
-                "temporaries": (0.0 if direct or self.reduces else dW) + sums,
+                "temporaries": (0.0 if direct or self.reduces else dW) + self.retained(self.w.all - self.outer) + sums,
             },
         )
         reduced = self.reduction(self.outer) + self.output(self.outer)
-        yield 2, {"gradients": self.at_rest, "activations": self.inputs, "gather_buffers": reduced}
+        waits = self.retained(self.w.all)
+        yield (
+            2,
+            {"gradients": self.at_rest, "activations": self.inputs, "gather_buffers": reduced, "temporaries": waits},
+        )
         yield (
             2,
             {

@@ -130,13 +130,18 @@ def _data(job: Job, layout: Layout, whole: Held) -> Iterator[Row]:
     replicas, apart = expert_ranks(layout), layout["ep"] * layout["etp"]
     yield from _data_rows(job, layout, (whole.experts, whole.experts), (replicas, apart), (replicas, apart))
     if layout["zero"] >= 2:
+        times = _between_replicas(job, layout)
         across = (replicate, tp * cp * shard)
-        yield Row("dp", "all-reduce", "backward", r * whole.dense / (shard * cp), 1, *across)
-        yield Row("dp", "all-reduce", "backward", r * whole.experts / replicas, 1, *across)
+        yield Row("dp", "all-reduce", "backward", r * whole.dense / (shard * cp), times, *across)
+        yield Row("dp", "all-reduce", "backward", r * whole.experts / replicas, times, *across)
 
 
 def _once_per_step(layout: Layout) -> int:
     return 1 if layout["pp"] > 1 else int(layout["accumulation"])
+
+
+def _between_replicas(job: Job, layout: Layout) -> int:
+    return 1 if job.profile.replicas_wait else _once_per_step(layout)
 
 
 def _data_rows(
@@ -148,7 +153,8 @@ def _data_rows(
     c, r, s = (BYTES[getattr(job.formats, name)] for name in ("compute", "reduce", "parameter"))
     r, s = r * job.trainable, s * job.trainable
     if zero < 2:
-        yield Row("dp", "all-reduce", "backward", r * elements, 1, *ranks)
+        times = _between_replicas(job, layout) if layout["tp"] > 1 else 1
+        yield Row("dp", "all-reduce", "backward", r * elements, times, *ranks)
     if zero == 1:
         yield Row("dp", "all-gather", "", s * elements, 1, *sharing)
     if zero >= 2:
