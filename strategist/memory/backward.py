@@ -16,11 +16,17 @@ import numpy as np
 
 from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
-from strategist.memory.buffers import is_plain_data_parallel
 from strategist.memory.saved import POLICIES, Part, Policy, Saved, saved_tensors
 from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Mask, Reals
-from strategist.space.shares import ceil_div, layers, matrix_elements, sequence_cut, tokens
+from strategist.space.shares import (
+    ceil_div,
+    is_plain_data_parallel,
+    layers,
+    matrix_elements,
+    sequence_cut,
+    tokens,
+)
 from strategist.space.stages import kinds
 
 INPUTS = ("q", "k", "v", "q_down", "q_up", "kv_down", "kv_up", "qkvz", "beta", "in", "x", "dt")

@@ -33,7 +33,7 @@ def instants(job: Job, group: Group, counts: Elements, at_rest: Reals, settled: 
 
     if group.pp == 1:
         step = in_situation(one_pass(group.candidates["accumulation"]))
-        return (*_loss(step), *_head(step), _head_reduced(step), *_layers(step), *_end(step), _update(step))
+        return (_gathering(step), *_loss(step), *_head(step), _head_reduced(step), *_layers(step), *_end(step), _update(step))
     schedule = Schedule(group)
     fresh = in_situation(schedule.first_of_first_chunk())
     again = in_situation(schedule.second_of_first_chunk())
@@ -46,6 +46,21 @@ def instants(job: Job, group: Group, counts: Elements, at_rest: Reals, settled: 
         *(instant for step in bodies for instant in (*_forward(step), *_layers(step), *_end_of_pass(step))),
         *_reductions(again),
         _update(again),
+    )
+
+
+def _gathering(step: Step) -> Instant:
+    """Without a pipeline: forward gathers the last layer, whose predecessor's first buffer is still there."""
+    layers = step.group.layers_SK.sum(axis=1)[None, :]
+    gathers = step.managed & step.shards_gradients & (layers > 0)
+    flat = step.compute * step.widest * np.minimum(layers, 2)
+    return Instant(
+        LOSS,
+        {
+            "gradients": np.where(gathers, step.earlier, 0.0),
+            "activations": np.where(gathers, np.maximum(step.inputs, step.in_layers - step.layers.largest), 0.0),
+            "gather_buffers": np.where(gathers, step.gathered(layers=1, head=False) + flat, 0.0),
+        },
     )
 
 

@@ -21,13 +21,19 @@ from strategist.memory.backward import (
     residual_C,
     weights_CK,
 )
-from strategist.memory.buffers import is_managed, is_plain_data_parallel
 from strategist.memory.logits import held_logits_CS, waiting_logits_CS
 from strategist.memory.model_states import shards_state
 from strategist.memory.situations import Situation
 from strategist.records import dataclass
 from strategist.space.candidates import Mask, Reals
-from strategist.space.shares import Elements, Group, state_shards, vocabulary_elements
+from strategist.space.shares import (
+    Elements,
+    Group,
+    is_managed,
+    is_plain_data_parallel,
+    state_shards,
+    vocabulary_elements,
+)
 
 LOSS, LAYERS, END, UPDATE = range(len(MOMENTS))
 """Places in MOMENTS."""

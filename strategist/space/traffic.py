@@ -15,9 +15,19 @@ from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
 from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Column, Reals
-from strategist.space.shares import Elements, Group, layers, sequence_cut, tokens
+from strategist.space.shares import (
+    Elements,
+    Group,
+    expert_shards,
+    is_managed,
+    layers,
+    sequence_cut,
+    state_shards,
+    tokens,
+    vocabulary_elements,
+)
 
-Op = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"]
+Op = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send"]
 Axis = Literal["tp", "cp", "ep", "pp", "dp"]
 Hidden = Literal["nothing", "forward", "backward", "attention", "matmul", "compute"]
 BEHIND: tuple[Hidden, ...] = get_args(Hidden)
@@ -74,9 +84,21 @@ def traffic(job: Job, group: Group, counts: Elements) -> tuple[Traffic, ...]:
         *_context(job, group),
         *_expert(job, group),
         *_pipeline(job, group),
-        *_data(job, group, Shared(counts.whole - counts.experts, counts.layers - counts.experts), "shards", "replicas"),
+        *_data(
+            job,
+            group,
+            Shared(counts.whole - counts.experts, counts.layers - counts.experts, state_shards(group.candidates)),
+            "shards",
+            "replicas",
+        ),
         *(
-            _data(job, group, Shared(counts.experts, counts.experts), "expert_replicas", "expert_replicas")
+            _data(
+                job,
+                group,
+                Shared(counts.experts, counts.experts, expert_shards(group.candidates)),
+                "expert_replicas",
+                "expert_replicas",
+            )
             if job.model.moe
             else ()
         ),
@@ -108,7 +130,7 @@ def _tensor(job: Job, group: Group) -> tuple[Traffic, ...]:
     reduction forward, the head one backward (and their mirror images under sequence parallelism); the loss over a cut
     vocabulary reduces three numbers per token. Full recompute repeats the first of the two forward reductions (it stops
     when what backward needs is there), and any recompute repeats the all-gathers. Under sequence parallelism a norm's
-    weight is whole and its gradient of this rank's tokens alone, so that each is all-reduced."""
+    weight is whole and its gradient of this rank's tokens alone, so that each is all-reduced: when its unit is, or once."""
     c = group.candidates
     hidden = _per_stage(group, tokens(job, c) * job.model.hidden * BYTES[job.formats.compute])
     numbers = _per_stage(group, tokens(job, c) * 4.0)
@@ -120,8 +142,10 @@ def _tensor(job: Job, group: Group) -> tuple[Traffic, ...]:
     ends = first + last
     scattered, reduced = np.where(sequence, blocks + ends, 0.0), np.where(sequence, 0.0, blocks + ends)
     gathered = np.where(sequence, gathers + ends, 0.0)
-    norms = np.where(sequence, 2.0 * passes + last, 0.0)
-    weights = _per_stage(group, np.full(len(c), job.model.hidden * BYTES[job.formats.compute]))
+    each = is_managed(job, c)[:, None] & (group.pp == 1)  # units make sums whole when they are reduced, others are at the end
+    norms = np.where(sequence, (2.0 * passes + last) / np.where(each, 1.0, _micro(group)), 0.0)
+    width = np.where(each, BYTES[job.formats.compute], BYTES[job.formats.parameter])
+    weights = _per_stage(group, job.model.hidden * width[:, 0])
     return (
         Traffic("tp", "all_reduce", hidden, reduced, "tp", "nothing"),
         Traffic("tp", "all_gather", hidden, gathered, "tp", "nothing"),
@@ -172,31 +196,38 @@ def _distinct(job: Job, c: Candidates) -> Reals:
 
 
 def _pipeline(job: Job, group: Group) -> tuple[Traffic, ...]:
-    """Hidden states forward and their gradients backward, once per micro-batch and chunk, between neighbouring stages;
-    every tensor-parallel rank sends its part where the framework does so (Narayanan et al. 2021, arXiv 2104.04473,
-    section 4.1)."""
+    """Hidden states forward and their gradients backward, once per micro-batch and chunk, between neighbouring stages; the
+    ends of the model have nothing before or behind them. Every tensor-parallel rank sends its part where the framework does so
+    (Narayanan et al. 2021, arXiv 2104.04473, section 4.1) or sequence parallelism has cut it. Tied ends exchange gradients."""
     c = group.candidates
-    pieces = c["tp"] if job.profile.sends == "shards" else 1
+    pieces = c["tp"] if job.profile.sends == "shards" else sequence_cut(c)
     payload = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute] / pieces
-    neighbours = (~group.is_first[None, :]).astype(np.float64) + (~group.is_last[None, :]).astype(np.float64)
-    wrapped = np.where((c["virtual_stages"] > 1)[:, None], 2.0, neighbours)
-    sends = wrapped * _micro(group) * c["virtual_stages"][:, None] * (1.0 if group.pp > 1 else 0.0)
-    return (Traffic("pp", "send", _per_stage(group, payload), sends, "pp", "nothing"),)
+    ends = group.is_first[None, :].astype(np.float64) + group.is_last[None, :]
+    sends = _micro(group) * (2.0 * c["virtual_stages"][:, None] - ends) * (1.0 if group.pp > 1 else 0.0)
+    shards = np.where(c["zero"] >= 2, ranks_at(c, "shards").size, 1)
+    table = vocabulary_elements(job.model, c["tp"], shards) * BYTES[job.formats.parameter] * job.trainable
+    tied = ends * float(group.pp > 1 and job.model.tied)
+    return (
+        Traffic("pp", "send", _per_stage(group, payload), sends, "pp", "nothing"),
+        Traffic("pp", "send", _per_stage(group, table), np.repeat(tied, len(c), axis=0), "pp", "nothing"),
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shared:
-    """Elements that ranks share the work on, (C, S): all of them, and those inside the layers."""
+    """Elements that ranks share the work on, (C, S): all of them, and those inside the layers; `shards` is how many ranks
+    share one copy of their state, (C,)."""
 
     all: Reals
     layers: Reals
+    shards: Column
 
 
 def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Place) -> tuple[Traffic, ...]:
     """Gradients and, under ZeRO, weights (Rajbhandari et al. 2020, arXiv 1910.02054, section 7).
 
     Replicas: one all-reduce of the gradients (with tp in frameworks whose replicas do not wait, one for every
-    micro-batch). ZeRO-1 adds sending the updated weights. fully_shard: weights are gathered for forward and, under
+    micro-batch). ZeRO-1 adds sending the updated weights (torch's broadcasts them tensor by tensor). fully_shard: weights are gathered for forward and, under
     ZeRO-3, those of the layers again for backward (the executor's units: norm and head stay, and the embedding's gradient
     does not depend on its values); gradients are reduce-scattered for every micro-batch unless a pipeline keeps them;
     HSDP all-reduces the shards between replicas, once where these wait.
@@ -209,7 +240,8 @@ def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Plac
     once = np.where(c["pp"][:, None] > 1, 1.0, micro) * one
     gathers = np.where(zero == 3, micro, once)
     between = one if job.profile.replicas_wait else once
-    shards = ranks_at(c, inside).size[:, None]
+    shards = shared.shards[:, None]
+    updates: Op = "broadcast" if job.profile.has_units else "all_gather"
     rows: tuple[tuple[Op, Reals, Reals, Place, Hidden], ...] = (
         (
             "all_reduce",
@@ -218,7 +250,7 @@ def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Plac
             everybody,
             "backward",
         ),
-        ("all_gather", stored * trained, np.where(zero == 1, one, 0.0), inside, "nothing"),
+        (updates, stored * trained, np.where(zero == 1, one, 0.0), inside, "nothing"),
         ("all_gather", compute * weights, np.where(zero >= 2, gathers, 0.0), inside, "forward"),
         ("all_gather", compute * shared.layers, np.where(zero == 3, micro, 0.0) * one, inside, "backward"),
         ("reduce_scatter", reduce * trained, np.where(zero >= 2, once, 0.0), inside, "backward"),

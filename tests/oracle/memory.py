@@ -41,6 +41,13 @@ def is_plain(layout: Layout) -> bool:
     return bool(layout["zero"] < 2 and layout["tp"] == layout["pp"] == 1)
 
 
+def uses_units(job: Job, layout: Layout) -> bool:
+    """Weights lie in units of fully_shard or replicate."""
+    ranks = layout["dp_replicate"] * layout["dp_shard"] * layout["cp"]
+    alone = ranks == 1 and job.formats.compute == job.formats.parameter
+    return not is_plain(layout) and not alone and (layout["zero"] >= 2 or job.profile.has_units)
+
+
 def tokens(job: Job, layout: Layout) -> float:
     """T: tokens of one micro-batch on one rank."""
     return float(layout["micro_batch"] * job.workload.seq_len / layout["cp"])
@@ -112,8 +119,7 @@ class Stage:
         self.zero, self.q = a["zero"], job.trainable
         ranks = a["dp_replicate"] * a["dp_shard"] * a["cp"]
         self.plain = is_plain(a)
-        alone = ranks == 1 and formats.compute == formats.parameter
-        self.units = not self.plain and not alone and (self.zero >= 2 or job.profile.has_units)
+        self.units = uses_units(job, a)
         self.reduces = self.units and not self.piped
         m = a["accumulation"]
         self.several = at.stands[at.chunk]
@@ -246,6 +252,16 @@ class Stage:
         """(moment, terms) of the instants around the loss and the head."""
         yield from self._loss()
         yield from self._head()
+
+    def gathering(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """Without a pipeline: forward gathers the last layer, whose predecessor's first buffer is still there."""
+        if not self.units or self.zero < 2 or not self.kinds:
+            return
+        kept = self._worst_of_kinds(lambda kind: self._rows(kind, _kept))
+        flat = self.c * self.wl * min(2, len(self.kinds))
+        gathered = self.gathered(1) + flat
+        acts = max(self.inputs, self.inside - kept)
+        yield 0, {"gradients": self.earlier, "activations": acts, "gather_buffers": gathered}
 
     def bodies(self) -> Iterator[tuple[int, dict[str, float]]]:
         """Those of the layers."""
@@ -615,7 +631,7 @@ def instants(
     if pp == 1:
         several = m > 1
         step = Stage(job, layout, stage, kinds, Around(0, (1,), (several,), (False,), several, True))
-        yield from (*step.heads(), *step.bodies(), step.update())
+        yield from (*step.gathering(), *step.heads(), *step.bodies(), step.update())
         return
     first, again = backward(pp * (v - 1)), backward(pp * (v - 1) + 1)
     heads, bodies = [first, again], [first, again]

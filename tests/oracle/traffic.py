@@ -12,8 +12,8 @@ from strategist.facts.job import Job
 from strategist.facts.model import LayerKind
 from strategist.facts.profile import BYTES
 from strategist.facts.tiers import tiers
-from tests.oracle.memory import sequence_cut, tokens
-from tests.oracle.parameters import Held, expert_ranks
+from tests.oracle.memory import sequence_cut, tokens, uses_units
+from tests.oracle.parameters import Held, expert_ranks, expert_shards, vocabulary
 from tests.oracle.stages import Layout
 
 
@@ -77,7 +77,10 @@ def _tensor(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) ->
         gathers = X * (4 if layout["recompute"] == "none" else 6) + ends
         yield Row("tp", "all-gather", "", T * h * c, gathers, tp, 1)
         yield Row("tp", "reduce-scatter", "", T * h * c, reductions, tp, 1)
-        yield Row("tp", "all-reduce", "", h * c, 2 * X + m * is_last, tp, 1)
+        summed, width = (2 * X + m * is_last) / m, BYTES[job.formats.parameter]
+        if uses_units(job, layout) and layout["pp"] == 1:  # with each reduction of the unit
+            summed, width = m * summed, c
+        yield Row("tp", "all-reduce", "", h * width, summed, tp, 1)
     else:
         yield Row("tp", "all-reduce", "", T * h * c, reductions, tp, 1)
     if is_last:
@@ -111,12 +114,18 @@ def _experts(job: Job, layout: Layout, kinds: Sequence[LayerKind]) -> Iterator[R
 
 
 def _pipeline(job: Job, layout: Layout, stage: int) -> Iterator[Row]:
-    pp, v = layout["pp"], layout["virtual_stages"]
-    neighbours = 1 if stage in (0, pp - 1) and v == 1 else 2
-    pieces = layout["tp"] if job.profile.sends == "shards" else 1
-    payload = tokens(job, layout) * job.model.hidden * BYTES[job.formats.compute] / pieces
-    stride = layout["dp_replicate"] * layout["dp_shard"] * layout["cp"] * layout["tp"]
-    yield Row("pp", "send", "", payload, neighbours * layout["accumulation"] * v, pp, stride)
+    pp, tp, shape = layout["pp"], layout["tp"], job.model
+    if pp == 1:
+        return
+    ends = (stage == 0) + (stage == pp - 1)
+    pieces = tp if job.profile.sends == "shards" else sequence_cut(layout)
+    payload = tokens(job, layout) * shape.hidden * BYTES[job.formats.compute] / pieces
+    stride = layout["dp_replicate"] * layout["dp_shard"] * layout["cp"] * tp
+    yield Row("pp", "send", "", payload, (2 * layout["virtual_stages"] - ends) * layout["accumulation"], pp, stride)
+    if shape.tied and ends:
+        shared_by = layout["dp_shard"] * layout["cp"] if layout["zero"] >= 2 else 1
+        table = vocabulary(shape, tp, shared_by) * BYTES[job.formats.parameter] * job.trainable
+        yield Row("pp", "send", "", table, ends, pp, stride)
 
 
 def _data(job: Job, layout: Layout, whole: Held) -> Iterator[Row]:
@@ -133,7 +142,7 @@ def _data(job: Job, layout: Layout, whole: Held) -> Iterator[Row]:
         times = _between_replicas(job, layout)
         across = (replicate, tp * cp * shard)
         yield Row("dp", "all-reduce", "backward", r * whole.dense / (shard * cp), times, *across)
-        yield Row("dp", "all-reduce", "backward", r * whole.experts / replicas, times, *across)
+        yield Row("dp", "all-reduce", "backward", r * whole.experts / expert_shards(layout), times, *across)
 
 
 def _once_per_step(layout: Layout) -> int:
