@@ -10,7 +10,7 @@ from strategist.document.estimate import MEMORY_TERMS
 from strategist.facts.job import Job
 from strategist.memory.activations import receive_buffers_CS
 from strategist.memory.buffers import runtime_bytes_C, slack_bytes
-from strategist.memory.instants import Instant, instants
+from strategist.memory.instants import instants
 from strategist.memory.model_states import (
     gradient_bytes_CS,
     host_bytes_C,
@@ -18,6 +18,7 @@ from strategist.memory.model_states import (
     parameter_bytes_CS,
     settled_bytes_CS,
 )
+from strategist.memory.step import Instant
 from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Column, Reals, total_of
 from strategist.space.shares import Group, elements, groups

@@ -33,11 +33,20 @@ def instants(job: Job, group: Group, counts: Elements, at_rest: Reals, settled: 
 
     if group.pp == 1:
         step = in_situation(one_pass(group.candidates["accumulation"]))
-        return (_gathering(step), *_loss(step), *_head(step), _head_reduced(step), *_layers(step), *_end(step), _update(step))
+        return (
+            _gathering(step),
+            *_loss(step),
+            *_head(step),
+            _head_reduced(step),
+            *_layers(step),
+            *_end(step),
+            _update(step),
+        )
     schedule = Schedule(group)
     fresh = in_situation(schedule.first_of_first_chunk())
     again = in_situation(schedule.second_of_first_chunk())
-    heads, bodies = (fresh, again), (fresh, again)
+    heads: tuple[Step, ...] = (fresh, again)
+    bodies = heads
     if schedule.has_chunks:
         heads = (in_situation(schedule.first_pass()), in_situation(schedule.second_of_last_chunk()))
         bodies = (*bodies, heads[1], in_situation(schedule.fullest()))
@@ -78,7 +87,9 @@ def _forward(step: Step) -> tuple[Instant, Instant, Instant]:
     again = step.compute * (2.0 * step.before + step.widest) * (tied and step.first)
     again = np.maximum(np.where(runs, 0.0, again), 2.0 * step.compute * step.widest)
     return (
-        Instant(LOSS, {"gradients": step.earlier, "activations": step.others, "gather_buffers": np.where(runs, table, 0.0)}),
+        Instant(
+            LOSS, {"gradients": step.earlier, "activations": step.others, "gather_buffers": np.where(runs, table, 0.0)}
+        ),
         Instant(
             LOSS,
             inside
@@ -89,7 +100,8 @@ def _forward(step: Step) -> tuple[Instant, Instant, Instant]:
         ),
         Instant(
             LAYERS,
-            inside | {"gather_buffers": np.where(shards & step.situation.is_begun, again, 0.0), "temporaries": step.previous},
+            inside
+            | {"gather_buffers": np.where(shards & step.situation.is_begun, again, 0.0), "temporaries": step.previous},
         ),
     )
 
@@ -106,7 +118,9 @@ def _loss(step: Step) -> tuple[Instant, Instant]:
     waits = step.previous + step.outside
     held, last = step.held_logits, step.last
     forward = both | {
-        "logits": last * forward_bytes_CS(step.job, step.group) + held - step.last * held_logits_CS(step.job, step.group),
+        "logits": last * forward_bytes_CS(step.job, step.group)
+        + held
+        - step.last * held_logits_CS(step.job, step.group),
         "temporaries": waits + step.cached,
     }
     softmax = both | {"logits": last * loss_bytes_CS(step.job, step.group) + held, "temporaries": waits}
@@ -202,7 +216,9 @@ def _in_layer(step: Step, number: int) -> Instant:
                 step.in_layers - at.freed - let_go,
             ),
             "logits": step.held_logits,
-            "gather_buffers": step.gathered(layers=1 if number == -1 and not step.piped else 2, head=False, passed=passed)
+            "gather_buffers": step.gathered(
+                layers=1 if number == -1 and not step.piped else 2, head=False, passed=passed
+            )
             + (np.where(before >= layers - 1.0, step.ahead_of_time, 0.0) if step.piped else 0.0)
             + np.where(step.reduces, partial + in_flight, 0.0)
             + step.waiting,
@@ -231,7 +247,9 @@ def _layer_reduced(step: Step) -> Instant:
     """A layer is reduced while the next one is gathered; in a pipeline it is added to what stands, in the reduce format."""
     behind = np.zeros_like(step.behind) if step.tied else step.behind
     own = step.in_reduction(step.widest) + step.output(step.widest)
-    left = np.where(step.stands | (step.compute == step.reduce), step.widest, step.layers.last_matrix)  # casts go one by one
+    left = np.where(
+        step.stands | (step.compute == step.reduce), step.widest, step.layers.last_matrix
+    )  # casts go one by one
     adds = np.where(step.managed & step.piped, step.trained * step.compute * left, 0.0)
     return Instant(
         LAYERS,
@@ -294,7 +312,9 @@ def _end_of_pass(step: Step) -> tuple[Instant, Instant]:
     """In a pipeline: the embedding's gradient; it is cast to the reduce format, and other passes are in flight."""
     before = step.trained * np.where(step.managed, step.compute, step.stored) * step.before
     direct = ~step.stands & (~step.managed | (step.compute == step.reduce))
-    early = np.where(step.managed & step.reshards & (step.situation.others > 0), step.compute * step.widest * step.first, 0.0)
+    early = np.where(
+        step.managed & step.reshards & (step.situation.others > 0), step.compute * step.widest * step.first, 0.0
+    )
     common = {
         "activations": step.others,
         "logits": step.held_logits,

@@ -100,7 +100,14 @@ class Step:
     """One backward pass of a group's candidates, in a situation. Bytes are (C, S) unless they say otherwise."""
 
     def __init__(
-        self, job: Job, group: Group, counts: Elements, layers: Layers, at_rest: Reals, settled: Reals, situation: Situation
+        self,
+        job: Job,
+        group: Group,
+        counts: Elements,
+        layers: Layers,
+        at_rest: Reals,
+        settled: Reals,
+        situation: Situation,
     ) -> None:
         """`at_rest` are gradients while micro-batches follow each other, `settled` those that the update finds."""
         self.job, self.group, self.counts, self.at_rest, self.settled = job, group, counts, at_rest, settled
@@ -168,7 +175,9 @@ class Step:
     @cached_property
     def activations(self) -> Reals:
         """All that is kept when this pass's backward begins."""
-        return self.others + self._chunk + self.situation.is_first * self._embedded + self.situation.is_last * self._headed
+        return (
+            self.others + self._chunk + self.situation.is_first * self._embedded + self.situation.is_last * self._headed
+        )
 
     @cached_property
     def in_layers(self) -> Reals:
@@ -262,7 +271,9 @@ class Step:
             chunk = np.minimum(layers * self.widest, counts.layers / self.chunks)
             root = self.before + self.behind if tied else (self.behind if head else 0.0)
             done = counts.layers * self.situation.reduced + counts.behind * self.situation.last_reduced
-            return np.where(self.managed, self.compute * np.where(self.reshards, chunk + root, counts.whole - done), 0.0)
+            return np.where(
+                self.managed, self.compute * np.where(self.reshards, chunk + root, counts.whole - done), 0.0
+            )
         own = np.minimum(layers * self.widest, counts.layers)
         still = np.maximum(0.0, counts.layers - passed)
         kept = np.where(self.reshards, own + (self.outer if tied else 0.0), still + self.outer)

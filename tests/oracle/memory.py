@@ -105,9 +105,7 @@ class LayerAt:
 class Stage:
     """One backward pass of one stage of one layout."""
 
-    def __init__(
-        self, job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], at: Around
-    ) -> None:
+    def __init__(self, job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], at: Around) -> None:
         self.job, self.a, self.stage, self.kinds, self.at = job, layout, stage, kinds, at
         a, formats = layout, job.formats
         self.c, self.r, self.s = BYTES[formats.compute], BYTES[formats.reduce], BYTES[formats.parameter]
@@ -339,7 +337,7 @@ class Stage:
         cast = self.c if self.c < 4 else 0
         waits = self.previous + self.outside
         yield 0, before | {"logits": self.logits(8 + cast, held=False), "temporaries": waits + self.cached}
-        yield 0, before | {"logits": self.logits((16 if self.a["tp"] > 1 else 12)), "temporaries": waits}
+        yield 0, before | {"logits": self.logits(16 if self.a["tp"] > 1 else 12), "temporaries": waits}
 
     def _head(self) -> Iterator[tuple[int, dict[str, float]]]:
         dW, dX = self.q * self.c * self.head, self.stream if self.last else 0.0
@@ -547,7 +545,14 @@ class Stage:
             + (partial + in_flight if self.reduces else 0.0)
             + self.waiting,
             "bucket_buffers": max(0.0, copies),
-            "temporaries": at.temporaries - given + self.previous + self.old_head + self.retained(done) + outside + again + loose,
+            "temporaries": at.temporaries
+            - given
+            + self.previous
+            + self.old_head
+            + self.retained(done)
+            + outside
+            + again
+            + loose,
         }
 
     def _layer_reduced(self) -> dict[str, float]:

@@ -9,7 +9,7 @@ from functools import cache
 from strategist.facts.groups import GroupLink, group_bandwidth
 from strategist.facts.hardware import Cluster
 from strategist.facts.job import Job
-from strategist.facts.model import LayerKind
+from strategist.facts.model import LayerKind, ModelShape
 from strategist.facts.profile import BYTES
 from strategist.facts.tiers import tiers
 from tests.oracle.memory import sequence_cut, tokens, uses_units
@@ -77,14 +77,33 @@ def _tensor(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) ->
         gathers = X * (4 if layout["recompute"] == "none" else 6) + ends
         yield Row("tp", "all-gather", "", T * h * c, gathers, tp, 1)
         yield Row("tp", "reduce-scatter", "", T * h * c, reductions, tp, 1)
-        summed, width = (2 * X + m * is_last) / m, BYTES[job.formats.parameter]
-        if uses_units(job, layout) and layout["pp"] == 1:  # with each reduction of the unit
-            summed, width = m * summed, c
-        yield Row("tp", "all-reduce", "", h * width, summed, tp, 1)
     else:
         yield Row("tp", "all-reduce", "", T * h * c, reductions, tp, 1)
     if is_last:
         yield Row("tp", "all-reduce", "", 4 * T, 3 * m, tp, 1)
+    with_units = uses_units(job, layout) and layout["pp"] == 1
+    width, times = (c, m) if with_units else (BYTES[job.formats.parameter], 1)
+    for elements in _whole_weights(job.model, layout, stage, kinds):
+        yield Row("tp", "all-reduce", "", elements * width, times, tp, 1)
+
+
+def _whole_weights(shape: ModelShape, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> Iterator[float]:
+    """Elements of each weight that tensor parallelism leaves whole and whose gradient is a sum over its ranks."""
+    norms = {"layernorm": 2, "batchnorm": 2, "rmsnorm": 1, "layernorm_nobias": 1}.get(shape.norm, 0)
+    h, sequence = shape.hidden, layout["sequence_parallel"]
+    for kind in kinds:
+        routed = kind.ffn == "moe"
+        if sequence:
+            yield from [h] * (2 * norms + shape.o_bias + (shape.mlp_bias and not routed))
+        if routed and shape.moe is not None:
+            yield h * shape.moe.experts
+            yield from [h] * bool(shape.moe.shared_ffn and shape.moe.shared_gate)
+        if shape.qk_norm == "head":
+            yield from [shape.head_dim] * 2
+    if sequence and stage == layout["pp"] - 1:
+        yield from [h] * norms
+    if sequence and stage == 0 and shape.pos == "learned" and shape.pos_rows:
+        yield h * shape.pos_rows
 
 
 def _context(job: Job, layout: Layout, kinds: Sequence[LayerKind]) -> Iterator[Row]:
@@ -136,6 +155,9 @@ def _data(job: Job, layout: Layout, whole: Held) -> Iterator[Row]:
     in_layers = whole.dense - whole.before - whole.behind
     ranks = everybody if layout["zero"] < 2 else sharded
     yield from _data_rows(job, layout, (whole.dense, in_layers), ranks, sharded)
+    own_unit = job.profile.has_units and not job.model.tied
+    if own_unit and layout["zero"] == 3 and layout["pp"] > 1 and layout["accumulation"] > 1:
+        yield Row("dp", "all-gather", "backward", BYTES[job.formats.compute] * whole.behind, 1, *sharded)
     replicas, apart = expert_ranks(layout), layout["ep"] * layout["etp"]
     yield from _data_rows(job, layout, (whole.experts, whole.experts), (replicas, apart), (replicas, apart))
     if layout["zero"] >= 2:

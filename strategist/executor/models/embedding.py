@@ -43,7 +43,9 @@ class CutTable(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         if not isinstance(module, TokenTable):
-            raise InternalError("INTERNAL", f"{type(module).__name__} is no table of tokens, so it cannot be cut by rows.")
+            raise InternalError(
+                "INTERNAL", f"{type(module).__name__} is no table of tokens, so it cannot be cut by rows."
+            )
         rows = -(-module.num_embeddings // device_mesh.size())
         distribute(module, "weight", device_mesh, Shard(0))
         module.first_row = rows * device_mesh.get_local_rank()
