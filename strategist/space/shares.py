@@ -112,11 +112,16 @@ def dense_elements(layer: Layer, tp: Column, shards: Column) -> Reals:
 
 
 def expert_elements(layer: Layer, ep: Column, etp: Column, shards: Column) -> Reals:
-    """Elements of the routed experts of one layer on the fullest rank, shape (C,)."""
+    """Elements of the routed experts of one layer on the fullest rank, shape (C,). Their hidden width is cut, and sharded with
+    padding, because fully_shard shards dim 0 and that is where the executor's experts have it."""
     total = np.zeros(len(ep), np.float64)
     for matrix in layer.matrices:
         if matrix.is_expert:
-            total += ceil_div(matrix.copies, ep) * matrix_elements(matrix, etp, np.ones_like(ep)) / shards
+            is_column = matrix.cut == "column"
+            width, other = (matrix.outputs, matrix.inputs) if is_column else (matrix.inputs, matrix.outputs)
+            bias = (ceil_div(width, etp) if is_column else other) if matrix.bias else 0
+            one = ceil_div(ceil_div(width, etp), shards) * other + ceil_div(bias, shards)
+            total += ceil_div(matrix.copies, ep) * one
     return total
 
 

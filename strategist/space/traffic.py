@@ -293,7 +293,13 @@ def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Plac
         (updates, stored * trained, np.where(zero == 1, one, 0.0), inside, "nothing"),
         ("all_gather", compute * weights, np.where(zero >= 2, gathers, 0.0), inside, "forward"),
         ("all_gather", compute * shared.layers, np.where(zero == 3, micro, 0.0) * one, inside, "backward"),
-        ("all_gather", compute * shared.spare, np.where(zero == 3, one, 0.0), inside, "backward"),
+        (
+            "all_gather",
+            compute * shared.spare,
+            np.where((zero == 3) & (shared.spare > 0), one, 0.0),
+            inside,
+            "backward",
+        ),
         ("reduce_scatter", reduce * trained, np.where(zero >= 2, once, 0.0), inside, "backward"),
         ("all_reduce", reduce * trained / shards, np.where(zero >= 2, between, 0.0), "dp_replicate", "backward"),
     )

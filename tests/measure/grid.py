@@ -193,6 +193,8 @@ def _talks(plan: Plan, place: str) -> bool:
     return sizes.get(place, plan.mesh.size(place) if place in MESH_COLUMNS else 1) > 1
 
 
+PEAK = "peak"
+"""The place of a figure that is looked at when the whole is largest, whichever moment that is."""
 AXES = {"dp_shard": "dp", "dp_replicate": "dp", "data": "dp", "world": "dp"}
 SCALAR = 8
 """Bytes of the largest number that ranks agree on (losses, counts, norms); formulas leave them out."""
@@ -239,8 +241,10 @@ def differences(scenario: Scenario, rank: RankObservation) -> Iterator[Differenc
     for moment, terms in said.items():
         traced = seen[moment].allocated if moment in seen else 0
         yield Difference(scenario.name, rank.stage, "memory", moment, "allocated", sum(terms.values()), traced)
-    totals = [sum(terms.values()) for terms in said.values()]
-    yield Difference(scenario.name, rank.stage, "memory", "peak", "allocated", max(totals), rank.memory.peak.allocated)
+    worst, peak = max(said.values(), key=lambda terms: sum(terms.values())), rank.memory.peak
+    for term in TERMS:
+        yield Difference(scenario.name, rank.stage, "memory", PEAK, term, worst[term], peak.term(term))
+    yield Difference(scenario.name, rank.stage, "memory", PEAK, "allocated", sum(worst.values()), peak.allocated)
     formula, trace = sent(job, plan, rank.stage), observed_sent(rank)
     for axis, op in sorted(formula.keys() | trace.keys()):
         pair = (formula.get((axis, op), 0), trace.get((axis, op), 0))
