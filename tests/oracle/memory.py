@@ -723,6 +723,11 @@ def _runtime(job: Job, layout: Layout) -> float:
 
 def stage_moments(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> list[dict[str, int]]:
     """The terms of one stage at the worst instant of each of the four moments, in whole bytes."""
+    return [ties[0] for ties in stage_ties(job, layout, stage, kinds)]
+
+
+def stage_ties(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> list[list[dict[str, int]]]:
+    """The same of every instant that is as bad as the worst of its moment but for a byte; the worst first."""
     whole = held(job.model, layout, stage, kinds, sharded=False)
     sharded = held(job.model, layout, stage, kinds, sharded=True)
     weights_away = layout["offload"] in ("parameters", "nvme")
@@ -732,12 +737,17 @@ def stage_moments(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKin
         "optimizer": 0.0 if layout["offload"] != "none" else state * _updated(job, layout, stage, kinds),
         "pipeline_buffers": _pipeline_buffers(job, layout, stage),
     }
-    worst: dict[int, dict[str, float]] = {}
-    for moment, terms in instants(job, layout, stage, kinds):
-        if moment not in worst or sum(terms.values()) > sum(worst[moment].values()):
-            worst[moment] = terms
     runtime = {"runtime": _runtime(job, layout)}
-    return [_ledger(_sum(always, worst[moment]) | runtime) for moment in range(len(MOMENTS))]
+    by_moment: dict[int, list[dict[str, float]]] = {}
+    for moment, terms in instants(job, layout, stage, kinds):
+        by_moment.setdefault(moment, []).append(terms)
+    found = []
+    for moment in range(len(MOMENTS)):
+        ordered = sorted(by_moment[moment], key=lambda terms: -sum(terms.values()))
+        worst = sum(ordered[0].values())
+        ties = [terms for terms in ordered if worst - sum(terms.values()) < 1.0]
+        found.append([_ledger(_sum(always, terms) | runtime) for terms in ties])
+    return found
 
 
 def _sum(always: dict[str, float], moving: dict[str, float]) -> dict[str, float]:
