@@ -74,26 +74,26 @@ class Schedule:
 
     def first_pass(self) -> Situation:
         """The first backward pass of all."""
-        return self._at(np.zeros_like(self.ahead))
+        return self.at(np.zeros_like(self.ahead))
 
     def second_of_last_chunk(self) -> Situation:
         """The chunk with the head, once it has gradients: in the second round, when all others have some too, if there is one."""
         second_round = np.where(self.m >= 2 * self.pp, self.pp * self.v, 1)
-        return self._at(np.where(self.v > 1, second_round, 1))
+        return self.at(np.where(self.v > 1, second_round, 1))
 
     def fullest(self) -> Situation:
         """The last backward pass with as many in flight as ever."""
-        return self._at(self.passes - self.ahead)
+        return self.at(self.passes - self.ahead)
 
     def first_of_first_chunk(self) -> Situation:
         """The first backward pass of the chunk with the embedding."""
-        return self._at(np.broadcast_to(self.pp * (self.v - 1), self.ahead.shape))
+        return self.at(np.broadcast_to(self.pp * (self.v - 1), self.ahead.shape))
 
     def second_of_first_chunk(self) -> Situation:
         """The second one: from here on every weight has a gradient."""
-        return self._at(np.broadcast_to(self.pp * (self.v - 1) + 1, self.ahead.shape))
+        return self.at(np.broadcast_to(self.pp * (self.v - 1) + 1, self.ahead.shape))
 
-    def _at(self, number: Column) -> Situation:
+    def at(self, number: Column) -> Situation:
         """The backward pass `number`, counted from 0; the last one when there are fewer."""
         k = np.minimum(number, self.passes - 1)
         forwards = np.minimum(self.ahead + k, self.passes)
