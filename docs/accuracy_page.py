@@ -74,11 +74,16 @@ def accuracy_page(result: Mapping[str, Any]) -> str:
             "",
             "## Out of memory, and peak memory",
             "",
-            _verdicts(everything["oom"]),
+            _verdicts(result["verdicts"]),
             "",
-            "| what the published figure counts | runs | median error | bias |",
-            "|---|---|---|---|",
-            *(f"| {kind['kind'].replace('|', '/')} | {kind['runs']} | {_percent(kind['median'])} | {_signed(kind['bias'])} |" for kind in everything["memory"]),
+            "Peak memory, like beside like; mean, median, p90 and max of |predicted / measured - 1|. Sources whose rows were all left out",
+            "are listed with the reason.",
+            "",
+            "| source | what its figure counts | rows | predicted | mean | median | p90 | max | bias |",
+            "|---|---|---|---|---|---|---|---|---|",
+            *(_memory_row(own) for own in result["memory"]),
+            "",
+            *(f"- {own['source']}, {number} rows without a prediction: {reason}." for own in result["memory"] for reason, number in own["skipped"].items()),
             "",
             "## Rows without a prediction",
             "",
@@ -110,6 +115,14 @@ def _row(name: str, group: Mapping[str, Any]) -> str:
     return f"| {' | '.join(str(cell) for cell in cells)} |"
 
 
+def _memory_row(own: Mapping[str, Any]) -> str:
+    errors = (own.get(name) for name in ("mean", "median", "p90", "max"))
+    shown = [f"{100 * error:.1f} %" if error is not None else "" for error in errors]
+    bias = f"{100 * own['bias']:+.1f} %" if "bias" in own else ""
+    kind = own["kind"].replace("|", "/")
+    return f"| {own['source']} | {kind} | {own['rows']} | {own['runs']} | {' | '.join((*shown, bias))} |"
+
+
 def _orders(result: Mapping[str, Any]) -> Iterator[str]:
     named = {source["source"]: source for source in result["sources"]} | {
         "vtrain, one node": result["vtrain_single_node"],
@@ -124,7 +137,10 @@ def _orders(result: Mapping[str, Any]) -> Iterator[str]:
 def _verdicts(oom: Mapping[str, int]) -> str:
     return (
         f"Of the runs that ran, {oom['fits_and_ran']} are predicted to fit and {oom['refused_but_ran']} are not; of those that went "
-        f"out of memory, {oom['refused_and_oom']} are predicted to and {oom['fits_but_oom']} are not. The whole device counts as usable."
+        f"out of memory, {oom['refused_and_oom']} are predicted to and {oom['fits_but_oom']} are not. The whole device counts as usable, "
+        "without the headroom that plans leave; the allocator's slack counts where its segments cannot shrink. "
+        f"{oom['assumed']} runs of frameworks whose recipes pick a recompute policy state none and fit only with one: the first of selective "
+        "and full that fits is assumed, for memory alone."
     )
 
 

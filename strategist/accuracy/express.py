@@ -9,8 +9,9 @@ from strategist.accuracy.shapes import shape_of
 from strategist.accuracy.table import Run, Unexpressed, needed, number, whole
 from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
-from strategist.facts.profile import Attention, Hides, Profile, find_profile, profile_of, with_habits
+from strategist.facts.profile import Attention, Hides, Profile, find_profile, profile_of, with_frozen_base, with_habits
 from strategist.facts.workload import Precision, Workload
+from strategist.memory.saved import REDONE
 from strategist.records import dataclass
 from strategist.space.candidates import code
 from strategist.timing.rates import peak_FLOPs
@@ -24,6 +25,7 @@ PRECISION_WORDS: tuple[tuple[str, Precision], ...] = (
 RECOMPUTE = ("none", "selective", "full")
 _ZERO_GROUP = re.compile(r"(?:zero1=|FSDP group )(\d+)")
 """How many ranks share the state, where that is less than all."""
+_STAGE_LAYERS = re.compile(r'"layers": ?\[([\d, ]+)\]')
 ADAPTERS = 0.002
 """Share of the weights in adapters of rank 16 on the matrices of attention (Hu et al. 2021, arXiv 2106.09685, table 4:
 0.01 to 0.2 %); too little to matter for time or memory."""
@@ -42,12 +44,14 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run as a question: the job, the layout as numbers of the candidate columns, and what was measured."""
+    """One run as a question: the job, the layout as numbers of the candidate columns, what was measured, and whether the row
+    says what is computed again (`layout` holds the framework's default otherwise)."""
 
     id: str
     job: Job
     layout: tuple[tuple[str, int], ...]
     measured: Measured
+    states_recompute: bool = True
 
 
 def express(run: Run) -> Case:
@@ -63,11 +67,15 @@ def express(run: Run) -> Case:
     is_lora = run.get("task", "") == "lora"
     trainable = ADAPTERS if is_lora else 1.0
     cluster = cluster_of(machines)
-    job = Job(cluster=cluster, model=shape, workload=work, profile=profile, trainable=trainable, adapters=is_lora)
+    profile = with_frozen_base(profile) if is_lora else profile
+    split = _split(run, shape, layout["pp"])
+    job = Job(
+        cluster=cluster, model=shape, workload=work, profile=profile, trainable=trainable, adapters=is_lora, split=split
+    )
     _legal_sizes(shape, layout)
     if not peak_FLOPs(cluster.slowest.gpu, work.precision):
         raise Unexpressed(f"{cluster.slowest.gpu.name} does not multiply in {work.precision}")
-    return Case(run["id"], job, tuple(layout.items()), measured)
+    return Case(run["id"], job, tuple(layout.items()), measured, _states_recompute(run))
 
 
 def _scored(run: Run) -> None:
@@ -88,10 +96,12 @@ def _modelled(run: Run) -> None:
 
 
 def _profile(run: Run) -> Profile:
-    profile = profile_of(run.get("framework", "")) or _likely_profile(run)
+    said = f"{run.get('framework', '')} {run.get('precision', '')}"
+    profile = profile_of(said) or _likely_profile(run)
     compiled = {"yes": "compiled", "no": "eager-composite"}.get(run.get("compile", ""))
     hides: tuple[Hides, ...] = ("tensor",) if "async" in run.get("sharding_detail", "").lower() else ()
-    return with_habits(profile, kernels=compiled, attention=_attention(run, profile), hides=hides)
+    attention, redoes = _attention(run, profile), _redoes(run)
+    return with_habits(profile, kernels=compiled, attention=attention, hides=hides, redoes=redoes)
 
 
 def _likely_profile(run: Run) -> Profile:
@@ -142,6 +152,13 @@ def _layout(run: Run, profile: Profile, machines: Machines) -> dict[str, int]:
     }  # fmt: skip
 
 
+def _split(run: Run, shape: ModelShape, pp: int) -> tuple[int, ...]:
+    """Layers of every stage, where the row lists as many as it has stages and they add up ("layers":[13,11])."""
+    found = _STAGE_LAYERS.search(run.get("sharding_detail", ""))
+    split = tuple(int(number) for number in found[1].split(",")) if found else ()
+    return split if len(split) == pp and sum(split) == shape.layers else ()
+
+
 def _zero(run: Run, profile: Profile, dp: int, machines: Machines) -> tuple[int, int]:
     """(stage, replicas of the sharding group)."""
     said = run.get("zero_class", "")
@@ -150,7 +167,7 @@ def _zero(run: Run, profile: Profile, dp: int, machines: Machines) -> tuple[int,
         inside = min(dp, machines.gpus_per_node)
         return 3, max(1, dp // inside)
     stage = int(said) if said in ("0", "1", "2", "3") else 0 if "ddp" in text else profile.zero
-    if dp == 1:
+    if dp * (whole(run, "cp") or 1) == 1:
         return 0, 1
     group = _ZERO_GROUP.search(run.get("sharding_detail", ""))
     if stage and group and dp % int(group[1]) == 0:
@@ -183,6 +200,17 @@ def _sequence_parallel(run: Run, profile: Profile, tp: int) -> int:
     if tp == 1 or said.startswith("no"):
         return 0
     return 1 if said.startswith("yes") else int(profile.sequence_parallel)
+
+
+def _states_recompute(run: Run) -> bool:
+    """Whether the row names a policy, and not only that nothing but the framework's default was asked for."""
+    return run.get("recompute_class", "") in RECOMPUTE and "default" not in run.get("recompute", "")
+
+
+def _redoes(run: Run) -> tuple[str, ...]:
+    """Modules that selective recompute runs again, where the row lists them ("selective:layernorm,moe_act")."""
+    kind, _, modules = run.get("recompute", "").replace(" ", "").partition(":")
+    return tuple(name for name in modules.split(",") if name in REDONE) if kind == "selective" else ()
 
 
 def _recompute(run: Run, profile: Profile) -> int:

@@ -11,9 +11,10 @@ from strategist.accuracy.express import Case, express
 from strategist.accuracy.table import Run, Unexpressed
 from strategist.document.calibration import Calibration, factors_for
 from strategist.facts.job import Job
+from strategist.memory.buffers import workspace_bytes
 from strategist.memory.estimate import Peaks, peak_memory
 from strategist.records import dataclass
-from strategist.space.candidates import MESH_COLUMNS, OPTION_COLUMNS, Candidates
+from strategist.space.candidates import MESH_COLUMNS, OPTION_COLUMNS, Candidates, code
 from strategist.timing.calibrated import part_seconds
 from strategist.timing.estimate import StepTimes, step_times
 
@@ -21,8 +22,10 @@ from strategist.timing.estimate import StepTimes, step_times
 @dataclass(frozen=True, slots=True)
 class Judged:
     """One run with its prediction, or with the reason why there is none. `peak_bytes` is all that is missing from the
-    device, `slack_bytes` and `runtime_bytes` the parts of it that no tensor holds; `parts` are the seconds of the step that
-    a calibration moves together."""
+    device, `slack_bytes` and `runtime_bytes` the parts of it that no tensor holds, `last_bytes` what tensors hold on the last
+    stage; `parts` are the seconds of the step that
+    a calibration moves together. `assumed` is the recompute policy that the bytes stand for where the run states none and
+    its framework's default does not fit: the first of selective and full that does."""
 
     run: Run
     case: Case | None = None
@@ -30,7 +33,9 @@ class Judged:
     peak_bytes: int = 0
     slack_bytes: int = 0
     runtime_bytes: int = 0
+    last_bytes: int = 0
     parts: Mapping[str, float] = field(default_factory=dict)
+    assumed: str = ""
     skipped: str = ""
 
     @property
@@ -45,13 +50,23 @@ class Judged:
         """The measured step, 0 where there is none."""
         return 0.0 if self.case is None else self.case.measured.step_s or 0.0
 
+    @property
+    def fits(self) -> bool:
+        """Whether the device is large enough. The allocator gives back what it holds and does not use when memory runs out,
+        as far as its segments can shrink: its slack counts where they are fixed."""
+        spare = self.slack_bytes if self.job.profile.segments == "expandable" else 0
+        return self.peak_bytes - spare <= self.job.cluster.smallest.memory_bytes
+
     def comparable_bytes(self, kind: str) -> int:
         """The predicted bytes of the kind that a published figure counts: allocated, reserved, or the device's."""
         said = kind.lower()
+        workspaces = workspace_bytes(self.job)
+        if "last pipeline stage" in said:
+            return self.last_bytes + workspaces
         if "reserved" in said:
-            return self.peak_bytes - self.runtime_bytes
+            return self.peak_bytes - self.runtime_bytes + workspaces
         is_tensors = any(word in said for word in ("allocated", "active", "alloc"))
-        return self.peak_bytes - self.runtime_bytes - self.slack_bytes if is_tensors else self.peak_bytes
+        return self.peak_bytes - self.runtime_bytes - self.slack_bytes + workspaces if is_tensors else self.peak_bytes
 
 
 def judge(runs: Sequence[Run], calibration: Calibration | None = None) -> tuple[Judged, ...]:
@@ -67,20 +82,45 @@ def judge(runs: Sequence[Run], calibration: Calibration | None = None) -> tuple[
         groups.setdefault(_but_batch(case.job), []).append((place, case))
     for plain, members in groups.items():
         job = plain if calibration is None else calibrated(plain, calibration)
-        times, peaks = predictions(job, [dict(case.layout) for _, case in members])
+        layouts = [dict(case.layout) for _, case in members]
+        times, peaks = predictions(job, layouts)
         parts = part_seconds(times.exposed)
-        for row, (place, case) in enumerate(members):
-            held = {name: int(peaks.terms[name][row]) for name in ("slack", "runtime")}
-            answers[place] = Judged(
-                runs[place],
-                case,
-                float(times.step[row]) / 1e9,
-                int(peaks.device[row]),
-                held["slack"],
-                held["runtime"],
-                {part: float(seconds[row]) for part, seconds in parts.items()},
+        found = [
+            replace(
+                _held(runs[place], case, peaks, row),
+                step_s=float(times.step[row]) / 1e9,
+                parts={part: float(seconds[row]) for part, seconds in parts.items()},
             )
+            for row, (place, case) in enumerate(members)
+        ]
+        for (place, _), one in zip(members, _with_recompute(job, layouts, found), strict=True):
+            answers[place] = one
     return tuple(answers[place] for place in range(len(runs)))
+
+
+def _held(run: Run, case: Case, peaks: Peaks, row: int) -> Judged:
+    """A run with its bytes."""
+    slack, runtime = (int(peaks.terms[name][row]) for name in ("slack", "runtime"))
+    device, last = int(peaks.device[row]), int(peaks.last_allocated[row])
+    return Judged(run, case, peak_bytes=device, slack_bytes=slack, runtime_bytes=runtime, last_bytes=last)
+
+
+def _with_recompute(job: Job, layouts: Sequence[Mapping[str, int]], found: list[Judged]) -> list[Judged]:
+    """Runs that state no recompute policy, of frameworks whose recipes pick one, under the first that fits, if one does."""
+    if not job.profile.picks_recompute:
+        return found
+    for word in ("selective", "full"):
+        open_rows = [row for row, one in enumerate(found) if one.case is not None and not one.case.states_recompute and not one.fits]  # fmt: skip
+        if not open_rows:
+            break
+        leaner = [{**layouts[row], "recompute": code("recompute", word)} for row in open_rows]
+        peaks = peak_memory(job, _columns(leaner))
+        for number, row in enumerate(open_rows):
+            one = found[row]
+            held = _held(one.run, one.case, peaks, number) if one.case is not None else one
+            if held.fits:
+                found[row] = replace(held, step_s=one.step_s, parts=one.parts, assumed=word)
+    return found
 
 
 def _but_batch(job: Job) -> Job:
@@ -95,7 +135,10 @@ def calibrated(job: Job, calibration: Calibration) -> Job:
 
 def predictions(job: Job, layouts: Sequence[Mapping[str, int]]) -> tuple[StepTimes, Peaks]:
     """Times and peaks of some layouts, as rows of the same columns."""
-    names = (*MESH_COLUMNS, *OPTION_COLUMNS)
-    columns = {name: np.array([layout[name] for layout in layouts], np.int64) for name in names}
-    candidates = Candidates(columns)
+    candidates = _columns(layouts)
     return step_times(job, candidates), peak_memory(job, candidates)
+
+
+def _columns(layouts: Sequence[Mapping[str, int]]) -> Candidates:
+    names = (*MESH_COLUMNS, *OPTION_COLUMNS)
+    return Candidates({name: np.array([layout[name] for layout in layouts], np.int64) for name in names})

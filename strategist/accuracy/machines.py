@@ -75,7 +75,7 @@ def _gpu(run: Run) -> str:
     """The card, by its own name, then by its class with and without the memory."""
     said, kind, size = run["hardware"], run.get("gpu_class", ""), run.get("gpu_mem_gb", "")
     plain = _REMARK.sub("", said)
-    found = _first_known((said, plain, _SIZE.sub("", plain), f"{kind}-{size}GB", kind))
+    found = _first_known((said, plain, f"{kind}-{size}GB", _SIZE.sub("", plain), kind))
     if found is None:
         raise Unexpressed(f"hardware {said} is not in the catalogue")
     return found

@@ -23,12 +23,14 @@ MIN_RANKED = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Oom:
-    """Verdicts against what happened: predicted to fit or not, ran or went out of memory."""
+    """Verdicts against what happened: predicted to fit or not, ran or went out of memory. `assumed` of them fit only with a
+    recompute policy that the row does not state."""
 
     fits_and_ran: int = 0
     fits_but_oom: int = 0
     refused_but_ran: int = 0
     refused_and_oom: int = 0
+    assumed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +64,15 @@ class TimeFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFit:
-    """Relative errors of peak memory among runs whose figure counts the same thing."""
+    """Relative errors of peak memory among runs whose figure counts the same thing: `mean`, `median`, `p90` and `max` of
+    |predicted / measured - 1|, `bias` is exp(median ln(predicted / measured)) - 1."""
 
     kind: str
     runs: int
+    mean: float
     median: float
+    p90: float
+    max: float
     bias: float
 
 
@@ -175,17 +181,15 @@ def _ranks(values: Reals) -> Reals:
 
 
 def verdicts(judged: Iterable[Judged]) -> Oom:
-    """Whether what was predicted to fit ran; the whole device counts as usable."""
-    seen = Counter(
-        (one.peak_bytes <= one.case.job.cluster.smallest.memory_bytes, one.case.measured.is_oom)
-        for one in judged
-        if one.case is not None
-    )
+    """Whether what was predicted to fit ran; the whole device counts as usable, without the headroom that plans leave."""
+    known = [one for one in judged if one.case is not None]
+    seen = Counter((one.fits, one.case.measured.is_oom) for one in known if one.case is not None)
     return Oom(
         fits_and_ran=seen[True, False],
         fits_but_oom=seen[True, True],
         refused_but_ran=seen[False, False],
         refused_and_oom=seen[False, True],
+        assumed=sum(bool(one.assumed) for one in known),
     )
 
 
@@ -194,14 +198,16 @@ def memory_errors(judged: Iterable[Judged]) -> Iterable[MemoryFit]:
     kinds: dict[str, list[float]] = {}
     for one in judged:
         if one.case is not None and one.case.measured.peak_bytes is not None:
-            predicted = one.comparable_bytes(one.case.measured.mem_kind)
-            kinds.setdefault(one.case.measured.mem_kind or "not stated", []).append(
-                math.log(predicted / one.case.measured.peak_bytes)
-            )
-    for kind, logs in sorted(kinds.items()):
+            ratio = one.comparable_bytes(one.case.measured.mem_kind) / one.case.measured.peak_bytes
+            kinds.setdefault(one.case.measured.mem_kind or "not stated", []).append(ratio)
+    for kind, ratios in sorted(kinds.items()):
+        off = np.abs(np.array(ratios) - 1.0)
         yield MemoryFit(
             kind=kind,
-            runs=len(logs),
-            median=math.expm1(float(np.median(np.abs(logs)))),
-            bias=math.expm1(float(np.median(logs))),
+            runs=len(ratios),
+            mean=float(off.mean()),
+            median=float(np.median(off)),
+            p90=float(np.quantile(off, 0.9)),
+            max=float(off.max()),
+            bias=math.expm1(float(np.median(np.log(ratios)))),
         )

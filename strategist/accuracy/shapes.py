@@ -14,13 +14,16 @@ from strategist.facts.models import load_model
 from strategist.facts.parameters import count
 
 _REMARK = re.compile(r" ?\(.*\)| cut to .*| V\d .*")
+_FIRST_DENSE = re.compile(r"first (\d+) layers? dense")
 _SAME = ("hidden", "heads", "kv_heads", "ffn_hidden")
 _ALIKE = ("model", "params_b", "layers", "hidden", "ffn_hidden", "heads", "kv_heads", "head_dim", "vocab", "experts", "experts_active", "moe_ffn_hidden", "model_kind", "task", "seq_len")  # fmt: skip
 
 
 def shape_of(run: Run) -> ModelShape:
     """The model of a run. Raises Unexpressed for facts that are missing."""
-    return _shape(tuple((name, run.get(name, "")) for name in _ALIKE))
+    dense = _FIRST_DENSE.search(run.get("notes", ""))
+    cells = (*((name, run.get(name, "")) for name in _ALIKE), ("first_dense", dense[1] if dense else ""))
+    return _shape(cells)
 
 
 @cache
@@ -28,7 +31,7 @@ def _shape(cells: tuple[tuple[str, str], ...]) -> ModelShape:
     run = dict(cells)
     known = _catalogued(_REMARK.sub("", run["model"]))
     if known is not None and _fits(known, run):
-        return _with_layers(known, whole(run, "layers"))
+        return _with_layers(known, whole(run, "layers"), whole(run, "first_dense"))
     return _stated(run)
 
 
@@ -54,16 +57,19 @@ def _fits(shape: ModelShape, run: Run) -> bool:
     return dense and (not has_experts or (shape.moe is not None and shape.moe.experts == whole(run, "experts")))
 
 
-def _with_layers(shape: ModelShape, layers: int | None) -> ModelShape:
-    """The model with fewer layers, as runs on one node cut it."""
+def _with_layers(shape: ModelShape, layers: int | None, dense: int | None = None) -> ModelShape:
+    """The model with fewer layers, as runs on one node cut it; `dense` of them, from the first on, have no experts where the
+    row says so."""
     if layers is None or layers == shape.layers:
         return shape
     if shape.pattern or shape.mix or shape.enc_layers:
         raise Unexpressed(f"a model of mixed layers cut to {layers} layers")
     moe = shape.moe
-    fewer = moe if moe is None else replace(moe, layers=min(moe.layers, layers - min(moe.first_dense, layers - 1)))
-    first = None if fewer is None or moe is None else replace(fewer, first_dense=min(moe.first_dense, layers - 1))
-    return replace(shape, layers=layers, moe=first, parameters_stated=None)
+    if moe is None:
+        return replace(shape, layers=layers, parameters_stated=None)
+    first = min(moe.first_dense if dense is None else dense, layers - 1)
+    fewer = replace(moe, layers=min(moe.layers, layers - first), first_dense=first)
+    return replace(shape, layers=layers, moe=fewer, parameters_stated=None)
 
 
 def _stated(run: Run) -> ModelShape:

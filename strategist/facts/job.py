@@ -17,7 +17,8 @@ class Job:
     `frontend` the framework whose limits count (catalogue: frontends), `trainable` the share of the weights that is
     trained: the rest has no gradient, no optimizer state and no product for its gradient; with `adapters` the
     trained ones stand beside the matrices of attention (Hu et al. 2021, arXiv 2106.09685, section 4.2). `factors` of a
-    calibration multiply the seconds of parts of a step (timing/calibrated.py)."""
+    calibration multiply the seconds of parts of a step (timing/calibrated.py). `split` states the layers of every pipeline
+    stage where somebody chose them (space/stages.py has the rule otherwise)."""
 
     cluster: Cluster
     model: ModelShape
@@ -28,6 +29,7 @@ class Job:
     trainable: float = 1.0
     adapters: bool = False
     factors: tuple[tuple[str, float], ...] = ()
+    split: tuple[int, ...] = ()
 
     @property
     def formats(self) -> Formats:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from strategist.catalog import rows
 from strategist.errors import InputError, did_you_mean
 from strategist.facts.hardware import Basis
+from strategist.facts.keeping import Keeping, find_keeping
 from strategist.records import dataclass
 
 BYTES = {"float64": 8.0, "float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "float8": 1.0}
@@ -60,6 +61,7 @@ Attention = Literal["flash1", "flash", "cudnn", "unfused"]
 Hides = Literal["gradients", "weights", "updates", "tensor", "pipeline"]
 Light = Literal["elementwise", "attention", "alternate", "half-blocks"]
 Sends = Literal["whole", "shards"]
+Segments = Literal["fixed", "expandable"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,16 +73,22 @@ class Profile:
     kernels and every second matrix, `half-blocks`: every second layer whole); `sends` whether pipeline stages exchange whole hidden states or a tp-th of them;
     `merges_copies` that copies of a token for experts of one rank travel once; `casts_fp8` that matrices run in fp8 where
     asked; `update_passes` multiplies the update's traffic (1: fused), `accumulate_bytes` are moved per weight and
-    micro-batch to add up gradients; `zero`, `recompute` and
-    `sequence_parallel` are what its users get when they say nothing."""
+    micro-batch to add up gradients; `keeping` says what is kept in memory, `fp16_state_bytes` more per weight
+    belong to the state under fp16; `segments` of the caching allocator are as large as they were asked for, or `expandable`;
+    `redoes` names modules that selective recompute runs again, where a run says so; `zero`, `recompute` and
+    `sequence_parallel` are what its users get when they say nothing; with `picks_recompute` its recipes choose a recompute
+    policy by model and machine, so that silence says little."""
 
     name: str
     title: str
     formats: tuple[tuple[str, Formats], ...]
     optimizer_state_bytes: tuple[tuple[str, float], ...]
+    fp16_state_bytes: float
+    segments: Segments
     ddp_bucket_bytes: int
     has_units: bool
     kernels: Kernels
+    keeping: Keeping
     attention: Attention
     hides: tuple[Hides, ...]
     replicas_wait: bool
@@ -92,17 +100,21 @@ class Profile:
     accumulate_bytes: float
     zero: int
     recompute: str
+    picks_recompute: bool
     sequence_parallel: bool
     basis: Basis
     source: str
+    redoes: tuple[str, ...] = ()
 
     def formats_for(self, precision: str) -> Formats:
         """Number formats of a precision policy."""
         return dict(self.formats)[precision]
 
-    def state_bytes(self, optimizer: str) -> float:
-        """Bytes of optimizer state per parameter: moments, and master copies where they are sharded like moments."""
-        return dict(self.optimizer_state_bytes)[optimizer]
+    def state_bytes(self, optimizer: str, precision: str) -> float:
+        """Bytes of optimizer state per parameter: moments, and what is sharded like them: master copies, and under fp16
+        copies of scaled gradients."""
+        more = self.fp16_state_bytes if precision == "fp16" else 0.0
+        return dict(self.optimizer_state_bytes)[optimizer] + more
 
 
 def frontends() -> tuple[str, ...]:
@@ -132,15 +144,32 @@ def profile_of(framework: str) -> Profile | None:
 
 
 def with_habits(
-    profile: Profile, *, kernels: str | None = None, attention: Attention | None = None, hides: tuple[Hides, ...] = ()
+    profile: Profile,
+    *,
+    kernels: str | None = None,
+    attention: Attention | None = None,
+    hides: tuple[Hides, ...] = (),
+    redoes: tuple[str, ...] = (),
 ) -> Profile:
-    """The profile under other kernels, another attention or more overlap, as a run states them."""
+    """The profile under other kernels, another attention, more overlap or other recomputed modules, as a run states them."""
+    keeping = profile.keeping
+    if kernels == "compiled":  # what is bound by memory is computed again in backward, inside the kernels that need it
+        keeping = replace(keeping, activated=False, rms_bytes=0.0)
     return replace(
         profile,
         kernels=profile.kernels if kernels is None else find_kernels(kernels),
+        keeping=keeping,
         attention=attention or profile.attention,
         hides=(*profile.hides, *hides),
+        redoes=redoes,
     )
+
+
+def with_frozen_base(profile: Profile) -> Profile:
+    """The profile for training adapters: weights that are not trained lie in the compute format (Hu et al. 2021, arXiv
+    2106.09685; huggingface/peft loads the base model as it computes)."""
+    formats = tuple((precision, replace(own, parameter=own.compute)) for precision, own in profile.formats)
+    return replace(profile, formats=formats)
 
 
 @cache
@@ -157,10 +186,13 @@ def find_profile(name: str = "strategist") -> Profile:
         title=row["title"],
         formats=tuple((precision, Formats(**formats)) for precision, formats in row["formats"].items()),
         optimizer_state_bytes=tuple(row["optimizer_state_bytes"].items()),
+        fp16_state_bytes=row["fp16_state_bytes"],
+        segments=row["segments"],
         ddp_bucket_bytes=row["ddp_bucket_MiB"] * 2**20,
         has_units=row["has_units"],
         replicas_wait=row["replicas_wait"],
         kernels=find_kernels(row["kernels"]),
+        keeping=find_keeping(row["keeping"]),
         attention=row["attention"],
         hides=tuple(row["hides"]),
         light=row["light"],
@@ -171,6 +203,7 @@ def find_profile(name: str = "strategist") -> Profile:
         accumulate_bytes=row["accumulate_bytes"],
         zero=row["zero"],
         recompute=row["recompute"],
+        picks_recompute=row["picks_recompute"],
         sequence_parallel=row["sequence_parallel"],
         basis=row["basis"],
         source=row["source"],

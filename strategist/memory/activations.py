@@ -6,8 +6,26 @@ import numpy as np
 
 from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
-from strategist.space.candidates import Candidates, Reals
+from strategist.space.candidates import Candidates, Reals, code
 from strategist.space.shares import Group, sequence_cut, tokens
+
+
+def in_flight_CS(group: Group) -> Reals:
+    """Micro-batches whose activations a stage holds at once, (C, S).
+
+    GPipe: all. 1F1B: min(m, pp - stage) (PipeDream-Flush, Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
+    Interleaved: min(m v, 2 (pp - stage - 1) + (v - 1) pp + 1) chunks of 1/v stage each (Megatron-LM:
+    megatron/core/pipeline_parallel/schedules.py, warm-up count).
+    """
+    c = group.candidates
+    m, v = c["accumulation"][:, None], c["virtual_stages"][:, None]
+    behind = group.pp - group.stages[None, :]
+    one_f_one_b = np.minimum(m, behind)
+    interleaved = np.minimum(m * v, 2 * (behind - 1) + (v - 1) * group.pp + 1) / v
+    schedule = c["schedule"][:, None]
+    held = np.where(schedule == code("schedule", "interleaved"), interleaved, one_f_one_b)
+    held = np.where(schedule == code("schedule", "gpipe"), m, held)
+    return np.where(schedule == code("schedule", "none"), 1, held).astype(np.float64)
 
 
 def edges_CS(job: Job, group: Group) -> Reals:
@@ -18,6 +36,13 @@ def edges_CS(job: Job, group: Group) -> Reals:
     cut = sequence_cut(c)[:, None]
     last = count * (shape.hidden * compute + statistics) / cut + count * shape.hidden * compute
     return last * group.is_last[None, :]
+
+
+def handed_on_CS(job: Job, group: Group) -> Reals:
+    """Bytes of a stage's output less those of its input, which lies in a receive buffer, per micro-batch, (C, S)."""
+    c = group.candidates
+    stream = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute] / sequence_cut(c)
+    return stream[:, None] * (group.is_first[None, :] * 1.0 - group.is_last[None, :])
 
 
 def tables_C(job: Job) -> float:

@@ -16,7 +16,7 @@ import numpy as np
 
 from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
-from strategist.memory.saved import POLICIES, Part, Policy, Saved, saved_tensors
+from strategist.memory.saved import OURS, POLICIES, Part, Policy, Saved, habits_of, saved_tensors
 from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Mask, Reals
 from strategist.space.shares import (
@@ -81,32 +81,42 @@ class Kept:
 
 
 def _rows_of(job: Job, c: Candidates, wanted: Rows, policy: Policy, parts: tuple[Part, ...]) -> Reals:
+    if policy == "selective" and job.profile.light == "half-blocks":  # every second layer is computed again whole
+        return 0.5 * (_rows_of(job, c, wanted, "none", parts) + _rows_of(job, c, wanted, "full", parts))
     columns = []
     for kind in kinds(job.model):
-        rows = (row for row in saved_tensors(job.model, kind) if not parts or row.part in parts)
+        rows = (row for row in saved_tensors(job.model, kind, habits_of(job)) if not parts or row.part in parts)
         columns.append(_per_token(job, c, [row for row in rows if wanted(row, policy)]))
     return np.stack(columns, axis=1)
 
 
 def _per_token(job: Job, c: Candidates, rows: list[Saved]) -> Reals:
     """Bytes of some rows per token, (C,)."""
-    widths = {"sequence": 0.0, "heads": 0.0, "whole": 0.0}
+    widths = {"sequence": 0.0, "heads": 0.0, "whole": 0.0, "dispatched": 0.0}
     sums = 0.0
     for row in rows:
-        size = row.width * (4.0 if row.is_float32 else BYTES[job.formats.compute])
         if row.cut_only:
-            sums += size
+            sums += row.width * _bytes(job, row)
         else:
-            widths[row.cut] += size
+            widths[row.cut] += row.width * _bytes(job, row)
+    dispatched = np.maximum(1, sequence_cut(c) // c["etp"])
     sequence = widths["sequence"] + np.where(c["tp"] > 1, sums, 0.0)
-    return sequence / sequence_cut(c) + widths["heads"] / c["tp"] + widths["whole"]
+    own = sequence / sequence_cut(c) + widths["heads"] / c["tp"]
+    return own + widths["dispatched"] / dispatched + widths["whole"]
+
+
+def _bytes(job: Job, row: Saved) -> float:
+    """Bytes of one element of a row."""
+    if row.is_float32:
+        return 4.0
+    return 1.0 if row.is_float8 else BYTES[job.formats.compute]
 
 
 def layer_instants(kept: Kept) -> tuple[LayerInstant, ...]:
     """The instants of one layer that can be its worst."""
     last = weights_CK(kept.job, kept.c, is_last)
     dense = (_behind_activation(kept, last), _last_matrix(kept, last), _first_matrices(kept))
-    if kept.job.model.moe is None:
+    if kept.job.model.moe is None or kept.job.profile.keeping.name != OURS:
         return (*dense, _in_attention(kept), _before_attention(kept))
     routed = (_experts_begin(kept), _experts_end(kept), _experts_end(kept))
     is_routed = np.array([kind.ffn == "moe" for kind in kinds(kept.job.model)])
@@ -224,16 +234,20 @@ def residual_C(job: Job, c: Candidates, *, whole: bool = True) -> Reals:
 
 
 def attention_gradients_C(job: Job, c: Candidates) -> Reals:
-    """Bytes of attention's gradients and workspace, (C,)."""
+    """Bytes of attention's gradients and workspace, (C,); unfused attention has gradients of its scores instead, before and
+    behind the softmax."""
     shape, compute = job.model, BYTES[job.formats.compute]
     heads, keys = shape.heads / c["tp"], shape.kv_heads / c["tp"]
     count = tokens(job, c)
+    own = count * shape.head_dim * compute * (2.0 * heads + 2.0 * keys)
+    if job.profile.attention == "unfused":
+        return own + 2.0 * compute * count * heads * job.workload.seq_len
     step = NARROW if shape.head_dim <= ROWS else WIDE
     width = -(-max(shape.head_dim, 1) // step) * step
     rows = c["micro_batch"] * ceil_div(ceil_div(job.workload.seq_len, c["cp"]), np.full_like(c["cp"], ROWS)) * ROWS
     workspace = 4.0 * heads * rows * (1.0 + width)
     expanded = 2.0 * count * heads * shape.head_dim * compute if shape.kv_heads != shape.heads else 0.0
-    return count * shape.head_dim * compute * (2.0 * heads + 2.0 * keys) + workspace + expanded
+    return own + workspace + expanded
 
 
 def weights_CK(job: Job, c: Candidates, chosen: Callable[[str], bool]) -> Reals:

@@ -21,6 +21,20 @@ def runtime_bytes_C(job: Job, c: Candidates) -> Reals:
     return overhead(f"{kind}_context_bytes") + axes * overhead(f"{kind}_communicator_bytes")
 
 
-def slack_bytes(allocated: Reals) -> Reals:
+LARGE_WORKSPACES = ("Hopper", "Blackwell")
+
+
+def workspace_bytes(job: Job) -> int:
+    """Bytes of cuBLAS workspaces, which pass the allocator and so count as allocated in measurements; the runtime term of a
+    prediction holds them."""
+    gpu = job.cluster.smallest
+    if gpu.vendor != "NVIDIA":
+        return 0
+    name = "blas_workspace_hopper" if gpu.arch in LARGE_WORKSPACES else "blas_workspace"
+    return job.profile.keeping.workspaces * int(overhead(name))
+
+
+def slack_bytes(job: Job, allocated: Reals) -> Reals:
     """Bytes the caching allocator reserves beyond what is allocated, any shape."""
-    return overhead("allocator_slack") * allocated
+    name = "expandable_slack" if job.profile.segments == "expandable" else "allocator_slack"
+    return overhead(name) * allocated

@@ -9,6 +9,7 @@ import numpy as np
 from strategist.document.estimate import MEMORY_TERMS
 from strategist.facts.job import Job
 from strategist.memory.activations import receive_buffers_CS
+from strategist.memory.buffered import buffered_instants
 from strategist.memory.buffers import runtime_bytes_C, slack_bytes
 from strategist.memory.instants import instants
 from strategist.memory.model_states import (
@@ -21,7 +22,7 @@ from strategist.memory.model_states import (
 from strategist.memory.step import Instant
 from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Column, Reals, total_of
-from strategist.space.shares import Group, elements, groups
+from strategist.space.shares import Elements, Group, elements, groups
 
 Terms = Mapping[str, Reals]
 ALWAYS = ("parameters", "optimizer")
@@ -30,28 +31,31 @@ ALWAYS = ("parameters", "optimizer")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Peaks:
-    """Per candidate (C): bytes by term at the worst moment of the worst stage, where that is, and host bytes."""
+    """Per candidate (C): bytes by term at the worst moment of the worst stage, where that is, host bytes, and what tensors
+    hold on the last stage at its own worst moment."""
 
     terms: Mapping[str, Column]
     device: Column
     stage: Column
     moment: Column
     host: Column
+    last_allocated: Column
 
 
 def peak_memory(job: Job, candidates: Candidates) -> Peaks:
     """The peak of every candidate. Whole bytes; the terms add up to `device` exactly."""
     size = len(candidates)
     terms = {name: np.zeros(size, np.int64) for name in MEMORY_TERMS}
-    stage, moment, host = (np.zeros(size, np.int64) for _ in range(3))
-    for group in groups(job.model, candidates):
+    stage, moment, host, last = (np.zeros(size, np.int64) for _ in range(4))
+    for group in groups(job.model, candidates, split=job.split):
         table = ledger(job, group)
         worst, worst_stage = table.worst()
         for name in MEMORY_TERMS:
             terms[name][group.rows] = table.bytes_at(name, worst, worst_stage)
         moment[group.rows] = np.array([instant.moment for instant in table.moving])[worst]
         stage[group.rows], host[group.rows] = group.stages[worst_stage], table.host
-    return Peaks(terms, total_of(terms.values()), stage, moment, host)
+        last[group.rows] = np.max([total[:, -1] for total in table.allocated], axis=0)
+    return Peaks(terms, total_of(terms.values()), stage, moment, host, last)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,6 +63,7 @@ class Ledger:
     """Bytes of every stage (C, S): `steady` terms hold at every instant, `moving` are the others by instant, `allocated`
     is what tensors hold at each instant; `runtime` and `host` are per candidate (C,)."""
 
+    job: Job
     steady: Terms
     moving: tuple[Instant, ...]
     allocated: tuple[Reals, ...]
@@ -82,10 +87,18 @@ class Ledger:
         for place in np.unique(instant) if name == "slack" or name not in ALWAYS else ():
             rows = np.flatnonzero(instant == place)
             if name == "slack":
-                found[rows] = slack_bytes(self.allocated[place][rows, stage[rows]])
+                found[rows] = slack_bytes(self.job, self.allocated[place][rows, stage[rows]])
             elif name in self.moving[place].terms:
                 found[rows] += self.moving[place].terms[name][rows, stage[rows]]
         return np.ceil(found).astype(np.int64)
+
+
+def _moving(job: Job, group: Group, counts: Elements) -> tuple[Instant, ...]:
+    """The instants of the job's framework."""
+    settled = settled_bytes_CS(job, group, counts)
+    if not job.profile.has_units:
+        return buffered_instants(job, group, counts, settled)
+    return instants(job, group, counts, gradient_bytes_CS(job, group, counts), settled)
 
 
 def ledger(job: Job, group: Group) -> Ledger:
@@ -96,8 +109,8 @@ def ledger(job: Job, group: Group) -> Ledger:
         "optimizer": optimizer_bytes_CS(job, group, counts),
         "pipeline_buffers": receive_buffers_CS(job, group),
     }
-    moving = instants(job, group, counts, gradient_bytes_CS(job, group, counts), settled_bytes_CS(job, group, counts))
+    moving = _moving(job, group, counts)
     held = total_of(steady.values())
     allocated = tuple(total_of((held, *instant.terms.values())) for instant in moving)
     host = np.ceil(host_bytes_C(job, group, counts)).astype(np.int64)
-    return Ledger(steady, moving, allocated, runtime_bytes_C(job, group.candidates), host)
+    return Ledger(job, steady, moving, allocated, runtime_bytes_C(job, group.candidates), host)

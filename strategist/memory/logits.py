@@ -11,17 +11,21 @@ from strategist.space.shares import Group, ceil_div, tokens
 
 
 def forward_bytes_CS(job: Job, group: Group) -> Reals:
-    """Bytes when the loss is computed, (C, S): the logits, their float32 copy where they are not, and log-probabilities."""
-    compute = BYTES[job.formats.compute]
-    return _vocabulary_CS(job, group) * (8.0 + (compute if compute < 4.0 else 0.0))
+    """Bytes when the loss is computed, (C, S): the logits, their float32 copy where they are not, and log-probabilities;
+    other frameworks as their row says (catalogue: keeping)."""
+    keeping, compute = job.profile.keeping, BYTES[job.formats.compute]
+    copies = keeping.forward_compute * compute if compute < 4.0 or not keeping.forward_float32 else 0.0
+    return _vocabulary_CS(job, group) * (4.0 * keeping.forward_float32 + copies)
 
 
 def loss_bytes_CS(job: Job, group: Group) -> Reals:
     """Bytes in the loss's own backward, (C, S): float32 log-probabilities, their gradient and the logits' gradient
     (torch.nn.functional.cross_entropy on float32 logits); under tensor parallelism one float32 tensor more, each cut by
-    vocabulary (torch.distributed.tensor.parallel.loss_parallel)."""
-    cut = (group.candidates["tp"] > 1)[:, None]
-    return _vocabulary_CS(job, group) * np.where(cut, 16.0, 12.0)
+    vocabulary (torch.distributed.tensor.parallel.loss_parallel); other frameworks as their row says."""
+    keeping, compute = job.profile.keeping, BYTES[job.formats.compute]
+    plain = 4.0 * keeping.backward_float32 + keeping.backward_compute * compute
+    more = np.where((group.candidates["tp"] > 1)[:, None], 4.0 * keeping.cut_float32, 0.0)
+    return _vocabulary_CS(job, group) * (plain + more)
 
 
 def gradient_bytes_CS(job: Job, group: Group) -> Reals:
@@ -30,8 +34,10 @@ def gradient_bytes_CS(job: Job, group: Group) -> Reals:
 
 
 def held_logits_CS(job: Job, group: Group) -> Reals:
-    """Bytes of the logits that a pipeline's last stage holds as its output until the micro-batch is over, (C, S)."""
-    return _vocabulary_CS(job, group) * (BYTES[job.formats.compute] if group.pp > 1 else 0.0)
+    """Bytes of the logits that a pipeline's last stage holds as its output until the micro-batch is over, (C, S); with a
+    standing buffer of gradients the loss is the stage's output (NVIDIA/Megatron-LM: schedules.py, forward_step)."""
+    holds = group.pp > 1 and job.profile.has_units
+    return _vocabulary_CS(job, group) * (BYTES[job.formats.compute] if holds else 0.0)
 
 
 def waiting_logits_CS(job: Job, group: Group) -> Reals:

@@ -20,11 +20,17 @@ def shards_state(c: Candidates, stage: int) -> Mask:
     return c["zero"] >= stage
 
 
+def weights_from(job: Job) -> int:
+    """The ZeRO stage from which stored weights are sharded: 2 in units of fully_shard, 3 where weights are kept whole."""
+    return 2 if job.profile.has_units else 3
+
+
 def parameter_bytes_CS(job: Job, group: Group, counts: Elements) -> Reals:
-    """Bytes of the stored weights, (C, S): sharded from ZeRO-2 on (fully_shard), none when offloaded."""
+    """Bytes of the stored weights, (C, S): sharded from ZeRO-2 on under fully_shard, else from ZeRO-3 on; none when
+    offloaded."""
     c = group.candidates
     stored = BYTES[job.formats.parameter] + (BYTES[job.formats.master] if job.formats.master != "none" else 0.0)
-    held = np.where(shards_state(c, 2)[:, None], counts.sharded, counts.whole)
+    held = np.where(shards_state(c, weights_from(job))[:, None], counts.sharded, counts.whole)
     return np.where(c.is_word("offload", "parameters", "nvme")[:, None], 0.0, stored * held)
 
 
@@ -59,7 +65,7 @@ def optimizer_bytes_CS(job: Job, group: Group, counts: Elements) -> Reals:
     held = np.where(
         shards_state(c, 2)[:, None], counts.sharded, np.where(shards_state(c, 1)[:, None], first, counts.whole)
     )
-    state = job.trainable * job.profile.state_bytes(job.workload.optimizer)
+    state = job.trainable * job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
     return np.where(c.is_word("offload", "none")[:, None], state * held, 0.0)
 
 
@@ -70,7 +76,7 @@ def host_bytes_C(job: Job, group: Group, counts: Elements) -> Reals:
     moments on disk and weights and gradients on the host.
     """
     c = group.candidates
-    state = job.profile.state_bytes(job.workload.optimizer)
+    state = job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
     stored, gradient = BYTES[job.formats.parameter], BYTES[job.formats.gradient]
     by_word = np.array([0.0, state + gradient, state + gradient + stored, gradient + stored])
     return by_word[c["offload"]] * counts.sharded.max(axis=1)

@@ -1,26 +1,31 @@
 """Tensors that autograd keeps from forward to backward, per token and per sort of layer.
 
-Each row is one tensor of strategist's own reference block (executor/models): what it is, its width in elements per
-token, how parallelism cuts it, its format, and under which recompute policies it is kept. The list follows Korthikanti
-et al. 2022 (arXiv 2205.05198, section 4), with flash attention (Dao et al. 2022, arXiv 2205.14135: only q, k, v, the
+Each row is one tensor of strategist's own reference block (executor/models), or of the block of the framework whose
+habits are asked for (catalogue: keeping): what it is, its width in elements per token, how parallelism cuts it, its
+format, and under which recompute policies it is kept. The list follows Korthikanti et al. 2022 (arXiv 2205.05198, section 4), with flash attention (Dao et al. 2022, arXiv 2205.14135: only q, k, v, the
 output and one log-sum-exp per head remain). Selective recompute keeps the results of matrix products, of attention and
 of reductions (executor/steps/recompute.py); full recompute keeps the input of the layer alone.
 
 cut "sequence": the residual stream, divided by tp only under sequence parallelism; "heads": divided by tp always;
-"whole": gathered before a column-cut matrix or partial after a row-cut one, never divided.
+"whole": gathered before a column-cut matrix or partial after a row-cut one, never divided; "dispatched": tokens that
+were sent to experts, a rank's own part of the sequence unless the experts are cut as well.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Literal
 
+from strategist.facts.job import Job
+from strategist.facts.keeping import Keeping, find_keeping
 from strategist.facts.layers import build_layer
 from strategist.facts.model import LayerKind, Mla, ModelShape, Moe, Ssm
+from strategist.facts.profile import Light
 from strategist.records import dataclass
 
-Cut = Literal["sequence", "heads", "whole"]
+Cut = Literal["sequence", "heads", "whole", "dispatched"]
 Part = Literal["mixer", "ffn", "inside", "product", "entry", "rest"]
 Policy = Literal["none", "selective", "full"]
 
@@ -32,12 +37,28 @@ REPLACED: tuple[Policy, ...] = ("selective",)
 """Kept under every policy; only without recompute; unless recompute is full; only by selective recompute."""
 
 
+FROZEN = ("ffn_input", "ffn_product", "expert_input", "expert_product", "shared_product")
+"""Inputs of matrices without adapters: a frozen matrix needs none (adapters stand beside the matrices of attention)."""
+
+REDONE: Mapping[str, tuple[str, ...]] = {
+    "core_attn": ("scores", "log_sum_exp"),
+    "mla_up_proj": ("query", "key", "value"),
+    "layernorm": ("qkv_input", "latent_input", "ffn_input"),
+    "moe_act": ("expert_product",),
+    "mlp": ("gate", "up", "ffn_hidden", "ffn_activated", "ffn_product"),
+    "shared_experts": ("shared_product",),
+    "moe": ("router", "expert", "shared", "gate", "up"),
+}
+"""Rows that selective recompute runs again, by the modules a run names (NVIDIA/Megatron-LM:
+megatron/core/transformer/transformer_config.py, recompute_modules)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """One kept tensor: `width` elements per token; `is_float32` rows are statistics of 4 bytes; `policies` keep it. `part`
-    says when backward is through with it: "product" feeds the last matrix of the feed-forward part, "inside" lies between
-    its matrices, "entry" is what the layer begins with, "rest" is let go of with the whole layer. `cut_only` rows exist only
-    where tensor parallelism cuts the layer."""
+    """One kept tensor: `width` elements per token; `is_float32` rows are statistics of 4 bytes, `is_float8` rows of one
+    byte; `policies` keep it. `part` says when backward is through with it: "product" feeds the last matrix of the
+    feed-forward part, "inside" lies between its matrices, "entry" is what the layer begins with, "rest" is let go of with the
+    whole layer. `cut_only` rows exist only where tensor parallelism cuts the layer."""
 
     name: str
     width: float
@@ -45,26 +66,111 @@ class Saved:
     policies: tuple[Policy, ...] = PLAIN
     is_float32: bool = False
     part: Part = "ffn"
+    is_float8: bool = False
     cut_only: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """What decides which tensors are kept: the framework's row, what its selective recompute runs again, how many scores
+    per head a token's query writes out (0: none are), whether inputs of matrices are kept in fp8, which modules selective
+    recompute runs again, and whether the matrices beside adapters are frozen."""
+
+    keeping: Keeping
+    light: Light = "elementwise"
+    scores: int = 0
+    is_float8: bool = False
+    redoes: tuple[str, ...] = ()
+    is_frozen: bool = False
+
+
+def habits_of(job: Job) -> Habits:
+    """The habits of a job's framework, at its sequence length and precision."""
+    profile, work = job.profile, job.workload
+    is_float8 = work.precision == "fp8" and profile.casts_fp8 and profile.keeping.float8_inputs
+    scores = work.seq_len if profile.attention == "unfused" else 0
+    return Habits(profile.keeping, profile.light, scores, is_float8, profile.redoes, job.adapters)
+
+
 @cache
-def saved_tensors(shape: ModelShape, kind: LayerKind) -> tuple[Saved, ...]:
-    """The kept tensors of one layer, in forward order; the first is the layer's input, which every policy keeps."""
-    mixer = _mixer(shape, kind) if kind.mixer != "none" else ()
-    cross = _attention(shape, "cross_") if kind.cross else ()
-    ffn = _ffn(shape, kind) if kind.ffn != "none" else ()
-    mixed = tuple(replace(row, part="mixer") for row in (*mixer, *cross))
-    first, *rest = (*mixed, *ffn)
-    return (replace(first, policies=ALWAYS, part="entry"), *rest)
+def saved_tensors(shape: ModelShape, kind: LayerKind, habits: Habits | None = None) -> tuple[Saved, ...]:
+    """The kept tensors of one layer, in forward order; the first is the layer's input, which every policy keeps. Without
+    `habits`, of strategist's own block."""
+    habits = habits or Habits(find_keeping())
+    keeping = habits.keeping
+    mixer = _mixer(shape, kind, keeping) if kind.mixer != "none" else ()
+    cross = _attention(shape, keeping, "cross_") if kind.cross else ()
+    ffn = _ffn(shape, kind, keeping) if kind.ffn != "none" else ()
+    scores = _scores(shape, habits) if kind.mixer in ("attention", "sliding", "mla") else ()
+    mixed = (replace(row, part="mixer") for row in (*mixer, *cross, *scores))
+    adapters = _adapters(shape, kind, keeping) if habits.is_frozen else ()
+    first, *rest = (*mixed, *ffn, *_masks(shape, kind, keeping), *adapters)
+    every = (replace(first, policies=ALWAYS, part="entry"), *rest)
+    stored = (_in_float8(row) for row in every) if habits.is_float8 else every
+    trained = (row for row in stored if not (habits.is_frozen and row.name.startswith(FROZEN)))
+    return tuple(row for row in (_redone(row, habits) for row in trained) if row.policies)
 
 
-def _norm(shape: ModelShape, name: str) -> tuple[Saved, ...]:
+def _redone(row: Saved, habits: Habits) -> Saved:
+    """The row under what a framework's selective recompute runs again: attention's scores alone, every second matrix too
+    (pytorch/torchtitan: torchtitan/distributed/activation_checkpoint.py, matrices are counted in the order they run), or
+    what strategist's own does. Every second layer whole is an average of two policies (memory/backward.py)."""
+    light = habits.light
+    if light == "elementwise":
+        return row
+    if row.policies == REPLACED:
+        is_every_second = light == "alternate" and row.name == "ffn_result"
+        return row if is_every_second else replace(row, policies=())
+    if light == "attention":
+        again = row.name.startswith(
+            tuple(name for module in habits.redoes or ("core_attn",) for name in REDONE[module])
+        )
+        return row if row.policies == ALWAYS else replace(row, policies=PLAIN if again else COSTLY)
+    if light == "alternate" and row.name in ("key", "up"):
+        return replace(row, policies=PLAIN)
+    return row
+
+
+def _in_float8(row: Saved) -> Saved:
+    """An input of a matrix that runs in fp8 is kept in one byte; attention keeps its own copy of its output."""
+    if row.name.endswith(("_product", "_input")) and "norm" not in row.name:
+        return replace(row, is_float8=True)
+    return row
+
+
+def _scores(shape: ModelShape, habits: Habits) -> tuple[Saved, ...]:
+    """What unfused attention keeps of its scores, in units of one byte."""
+    dropout = 0.0 if shape.mlp_gated else habits.keeping.score_dropout_bytes
+    width = shape.heads * habits.scores * (habits.keeping.score_bytes + dropout)
+    return (Saved("scores", width, "heads", is_float8=True),) if width else ()
+
+
+def _adapters(shape: ModelShape, kind: LayerKind, keeping: Keeping) -> tuple[Saved, ...]:
+    """What adapters beside every matrix keep of its input, in units of one byte; queries, keys and values share one input."""
+    matrices = (m for m in build_layer(shape, kind).matrices if not m.is_expert and m.name not in ("k", "v"))
+    width = keeping.adapter_bytes * sum(m.inputs for m in matrices)
+    return (Saved("adapters", width, "whole", is_float8=True),) if width else ()
+
+
+def _masks(shape: ModelShape, kind: LayerKind, keeping: Keeping) -> tuple[Saved, ...]:
+    """Masks of the dropout behind each part of a layer, one byte per element."""
+    parts = (kind.mixer != "none") + (kind.ffn != "none")
+    width = 0.0 if shape.mlp_gated else parts * keeping.mask_bytes * shape.hidden
+    return (Saved("masks", width, "sequence", is_float8=True),) if width else ()
+
+
+def _norm(shape: ModelShape, name: str, keeping: Keeping) -> tuple[Saved, ...]:
     statistics = 1 if shape.norm == "rmsnorm" else 2
+    copies = keeping.rms_bytes / 4.0 * shape.hidden if shape.norm == "rmsnorm" else 0.0
     return (
         Saved(f"{name}_input", shape.hidden, "sequence"),
-        Saved(f"{name}_statistics", statistics, "sequence", is_float32=True),
+        Saved(f"{name}_statistics", statistics + copies, "sequence", is_float32=True),
     )
+
+
+def _gathered(keeping: Keeping) -> Cut:
+    """How the input of a column-cut matrix is kept."""
+    return "whole" if keeping.gathered_inputs else "sequence"
 
 
 def _projected(shape: ModelShape, name: str, part: Part = "ffn") -> tuple[Saved, Saved]:
@@ -76,33 +182,38 @@ def _projected(shape: ModelShape, name: str, part: Part = "ffn") -> tuple[Saved,
     )
 
 
-def _mixer(shape: ModelShape, kind: LayerKind) -> tuple[Saved, ...]:
+def _mixer(shape: ModelShape, kind: LayerKind, keeping: Keeping) -> tuple[Saved, ...]:
     if shape.mla is not None and kind.mixer == "mla":
-        return (*_norm(shape, "mixer_norm"), *_latent(shape, shape.mla), *_projected(shape, "mixer"))
+        norm = _norm(shape, "mixer_norm", keeping)
+        return (*norm, *_latent(shape, shape.mla, keeping), *_projected(shape, "mixer"))
     if shape.ssm is not None and kind.mixer == shape.ssm.kind:
-        return (*_norm(shape, "mixer_norm"), *_state_space(shape, shape.ssm), *_projected(shape, "mixer"))
-    return _attention(shape, "")
+        norm = _norm(shape, "mixer_norm", keeping)
+        return (*norm, *_state_space(shape, shape.ssm, keeping), *_projected(shape, "mixer"))
+    return _attention(shape, keeping, "")
 
 
-def _attention(shape: ModelShape, prefix: str) -> tuple[Saved, ...]:
+def _attention(shape: ModelShape, keeping: Keeping, prefix: str) -> tuple[Saved, ...]:
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     normed_qk = (Saved(f"{prefix}qk_norm_input", q + kv, "heads"),) if shape.qk_norm else ()
+    is_view = keeping.projected and shape.pos == "rope" and not shape.qk_norm
     return (
-        *_norm(shape, f"{prefix}attention_norm"),
-        Saved(f"{prefix}qkv_input", shape.hidden, "whole"),
+        *_norm(shape, f"{prefix}attention_norm", keeping),
+        Saved(f"{prefix}qkv_input", shape.hidden, _gathered(keeping)),
         *normed_qk,
+        *((Saved(f"{prefix}projected", q + kv, "heads"),) if is_view else ()),
         Saved(f"{prefix}query", q, "heads", COSTLY),
-        Saved(f"{prefix}key_value", 2 * kv, "heads", COSTLY),
+        Saved(f"{prefix}key", kv, "heads", COSTLY),
+        Saved(f"{prefix}value", kv, "heads", COSTLY),
         Saved(f"{prefix}attention_output", q, "heads", COSTLY),
         Saved(f"{prefix}log_sum_exp", shape.heads, "heads", COSTLY, is_float32=True),
         *_projected(shape, f"{prefix}attention"),
     )
 
 
-def _latent(shape: ModelShape, mla: Mla) -> tuple[Saved, ...]:
+def _latent(shape: ModelShape, mla: Mla, keeping: Keeping) -> tuple[Saved, ...]:
     qk = shape.heads * (mla.qk_nope + mla.qk_rope)
     return (
-        Saved("latent_input", shape.hidden, "whole"),
+        Saved("latent_input", shape.hidden, _gathered(keeping)),
         Saved("latent_query", 2 * mla.q_lora, "whole"),
         Saved("latent_key_value", 2 * mla.kv_lora + mla.qk_rope, "whole"),
         Saved("query", qk, "heads"),
@@ -113,44 +224,65 @@ def _latent(shape: ModelShape, mla: Mla) -> tuple[Saved, ...]:
     )
 
 
-def _state_space(shape: ModelShape, ssm: Ssm) -> tuple[Saved, ...]:
+def _state_space(shape: ModelShape, ssm: Ssm, keeping: Keeping) -> tuple[Saved, ...]:
     layer = build_layer(shape, LayerKind(ssm.kind, "none"))
     projected = sum(matrix.outputs for matrix in layer.matrices if matrix.name not in ("out", "o"))
     inner = next(matrix.inputs for matrix in layer.matrices if matrix.name == "out")
     return (
-        Saved("mixer_input", shape.hidden, "whole"),
+        Saved("mixer_input", shape.hidden, _gathered(keeping)),
         Saved("projected", 2 * projected, "heads"),
         Saved("mixer_output", 2 * inner, "heads", COSTLY),
     )
 
 
-def _ffn(shape: ModelShape, kind: LayerKind) -> tuple[Saved, ...]:
-    norm = _norm(shape, "ffn_norm")
+def _ffn(shape: ModelShape, kind: LayerKind, keeping: Keeping) -> tuple[Saved, ...]:
+    norm = _norm(shape, "ffn_norm", keeping)
     if kind.ffn == "moe" and shape.moe is not None:
-        return (*norm, *_experts(shape, shape.moe))
-    mlp = _mlp(shape, shape.ffn_hidden, "heads")
-    return (*norm, Saved("ffn_input", shape.hidden, "whole"), *mlp, *_projected(shape, "ffn", "rest"))
+        return (*norm, *_experts(shape, shape.moe, keeping))
+    mlp = _mlp(shape, shape.ffn_hidden, keeping)
+    return (*norm, Saved("ffn_input", shape.hidden, _gathered(keeping)), *mlp, *_projected(shape, "ffn", "rest"))
 
 
-def _mlp(shape: ModelShape, width: float, cut: Cut, name: str = "ffn") -> tuple[Saved, ...]:
-    """Gated: gate, up, act(gate) and their product; plain: the value before and after the activation. The backward of ReLU
-    needs its result alone; the value before it is kept where selective recompute makes the result again."""
-    product = Saved(f"{name}_product", width, cut, part="product")
+def _mlp(shape: ModelShape, width: float, keeping: Keeping, name: str = "ffn") -> tuple[Saved, ...]:
+    """Gated: gate, up, act(gate) where it is kept, and their product; plain: the value before and after the activation.
+    The backward of ReLU needs its result alone; the value before it is kept where selective recompute makes the result again."""
+    product = Saved(f"{name}_product", width, "heads", part="product")
     if not shape.mlp_gated and shape.mlp_act in ("relu", "relu2"):
-        squared = (Saved(f"{name}_activated", width, cut, part="inside"),) if shape.mlp_act == "relu2" else ()
-        return (Saved(f"{name}_hidden", width, cut, REPLACED, part="inside"), *squared, product)
+        squared = (Saved(f"{name}_activated", width, "heads", part="inside"),) if shape.mlp_act == "relu2" else ()
+        return (Saved(f"{name}_hidden", width, "heads", REPLACED, part="inside"), *squared, product)
     if not shape.mlp_gated:
-        return (Saved(f"{name}_hidden", width, cut, COSTLY, part="inside"), product)
+        return (Saved(f"{name}_hidden", width, "heads", COSTLY, part="inside"), product)
     return (
-        Saved(f"{name}_hidden", 2 * width, cut, COSTLY, part="inside"),
-        Saved(f"{name}_activated", width, cut, part="inside"),
+        Saved("gate", width, "heads", COSTLY, part="inside"),
+        Saved("up", width, "heads", COSTLY, part="inside"),
+        *((Saved(f"{name}_activated", width, "heads", part="inside"),) if keeping.activated else ()),
         product,
     )
 
 
-def _experts(shape: ModelShape, moe: Moe) -> tuple[Saved, ...]:
-    """Scores of the router and the weights of the chosen (float32, and as they multiply); three lists of `top_k` places, eight
-    bytes each. Every token is copied to its experts; their outputs are weighted."""
+def _experts(shape: ModelShape, moe: Moe, keeping: Keeping) -> tuple[Saved, ...]:
+    """Every token is copied to its `top_k` experts and their outputs are weighted. Ours keep the router's scores and weights
+    (float32, and as they multiply) and three lists of `top_k` places, eight bytes each; others float32 scores."""
+    if keeping.name == OURS:
+        return _own_experts(shape, moe, keeping)
+    width = moe.latent or shape.hidden
+    shared = _mlp(shape, moe.shared_ffn, keeping, "shared") if moe.shared_ffn else ()
+    sent: Cut = "whole" if keeping.gathered_inputs else "dispatched"
+    return (
+        Saved("ffn_input", shape.hidden, _gathered(keeping)),
+        Saved("router_scores", 2 * moe.experts, "whole", COSTLY, is_float32=True),
+        Saved("expert_input", moe.top_k * width, sent),
+        *_mlp(shape, moe.top_k * moe.ffn, keeping, "expert"),
+        *((Saved("expert_output", moe.top_k * width, "whole"),) if keeping.expert_outputs else ()),
+        *shared,
+    )
+
+
+OURS = "own"
+"""The row of `keeping` that is our executor's."""
+
+
+def _own_experts(shape: ModelShape, moe: Moe, keeping: Keeping) -> tuple[Saved, ...]:
     width, k = moe.latent or shape.hidden, moe.top_k
     return (
         Saved("ffn_input", shape.hidden, "whole"),
@@ -158,18 +290,18 @@ def _experts(shape: ModelShape, moe: Moe) -> tuple[Saved, ...]:
         Saved("router_weights", k, "whole"),
         Saved("router_shares_and_places", k + 3 * 2 * k, "whole", is_float32=True),
         Saved("expert_input", k * width, "whole", part="inside"),
-        *_mlp(shape, k * moe.ffn, "heads", "expert"),
+        *_mlp(shape, k * moe.ffn, keeping, "expert"),
         Saved("expert_result", k * width, "whole", REPLACED, part="inside"),
         Saved("expert_output", k * width, "whole", part="inside"),
-        *(_shared_experts(shape, moe) if moe.shared_ffn else ()),
+        *(_shared_experts(shape, moe, keeping) if moe.shared_ffn else ()),
         _projected(shape, "ffn", "rest")[1],
     )
 
 
-def _shared_experts(shape: ModelShape, moe: Moe) -> tuple[Saved, ...]:
+def _shared_experts(shape: ModelShape, moe: Moe, keeping: Keeping) -> tuple[Saved, ...]:
     """A feed-forward part that every token uses; where a gate weighs its result, that is kept."""
     policies = COSTLY if moe.shared_gate else REPLACED
     return (
-        *_mlp(shape, moe.shared_ffn, "heads", "shared"),
+        *_mlp(shape, moe.shared_ffn, keeping, "shared"),
         Saved("shared_result", shape.hidden, "whole", policies, part="inside"),
     )

@@ -145,7 +145,7 @@ def _chain(job: Job, leanest: int, host: int) -> tuple[str, ...]:
     """because ... and ... so: each link ends in the flag that causes it."""
     gpu, formats, work = job.cluster.smallest, job.formats, job.workload
     total = count(job.model).total
-    state = job.profile.state_bytes(work.optimizer)
+    state = job.profile.state_bytes(work.optimizer, work.precision)
     per_parameter = BYTES[formats.parameter] + BYTES[formats.gradient] + state
     whole = total * per_parameter
     chain = [
@@ -236,7 +236,7 @@ def _more_machines(asked: Question) -> Iterator[tuple[str, Question]]:
 
 def _could_fit(job: Job) -> bool:
     """Model states split evenly leave room: worth a search."""
-    state = job.profile.state_bytes(job.workload.optimizer)
+    state = job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
     per_parameter = BYTES[job.formats.parameter] + BYTES[job.formats.gradient] + state
     return count(job.model).total * per_parameter / job.cluster.world < 0.6 * job.usable_bytes
 

@@ -111,7 +111,7 @@ def stages_of(job: Job, row: Mapping[str, Any]) -> tuple[Stage, ...]:
 
 def memory_ledger(job: Job, candidate: Candidates) -> MemoryLedger:
     """The ledger of every stage of one candidate."""
-    group = next(groups(job.model, candidate, every_stage=True))
+    group = next(groups(job.model, candidate, every_stage=True, split=job.split))
     table = ledger(job, group)
     stages = tuple(_stage_memory(table, stage) for stage in range(group.pp))
     peak = max(stage.device for stage in stages)

@@ -63,8 +63,10 @@ BLOCK = 2**14
 """Rows looked at together: few enough that the columns of one block stay in a core's cache."""
 
 
-def groups(shape: ModelShape, candidates: Candidates, *, every_stage: bool = False) -> Iterator[Group]:
-    """The candidates in blocks of at most `BLOCK` rows with equal `pp` and equal layers per stage.
+def groups(
+    shape: ModelShape, candidates: Candidates, *, every_stage: bool = False, split: tuple[int, ...] = ()
+) -> Iterator[Group]:
+    """The candidates in blocks of at most `BLOCK` rows with equal `pp` and equal layers per stage, which `split` may state.
 
     With one sort of layer the virtual stages do not change how many layers a stage owns, because interleaving needs
     equal chunks.
@@ -75,8 +77,8 @@ def groups(shape: ModelShape, candidates: Candidates, *, every_stage: bool = Fal
     for key in sorted(set(keys.tolist())):
         pp, virtual = divmod(key, 2**20)
         alike = np.flatnonzero(keys == key)
-        stages = np.arange(pp) if every_stage else representative_stages(shape, pp)
-        table = stage_layer_counts(shape, pp, virtual)
+        stages = np.arange(pp) if every_stage or split else representative_stages(shape, pp)
+        table = stage_layer_counts(shape, pp, virtual, split)
         for start in range(0, len(alike), BLOCK):
             rows = alike[start : start + BLOCK]
             own = candidates.where(rows)

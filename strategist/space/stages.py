@@ -38,12 +38,18 @@ def kinds(shape: ModelShape) -> tuple[LayerKind, ...]:
 
 
 @cache
-def stage_layer_counts(shape: ModelShape, pp: int, virtual_stages: int) -> Column:
-    """How many layers of each sort every stage owns: shape (stages, kinds)."""
+def stage_layer_counts(shape: ModelShape, pp: int, virtual_stages: int, split: tuple[int, ...] = ()) -> Column:
+    """How many layers of each sort every stage owns: shape (stages, kinds). `split` states the layers of every stage; without
+    it they follow the rule."""
     sequence, sorts = layer_sequence(shape), kinds(shape)
     is_sort = np.array([[layer == sort for sort in sorts] for layer in sequence], dtype=np.int64)
     before = np.concatenate([np.zeros((1, len(sorts)), np.int64), np.cumsum(is_sort, axis=0)])
-    chunks = [stage_chunks(len(sequence), pp, virtual_stages, stage) for stage in range(pp)]
+    ends = np.cumsum(split).tolist()
+    chunks = (
+        [((end - own, end),) for own, end in zip(split, ends, strict=True)]
+        if split
+        else [stage_chunks(len(sequence), pp, virtual_stages, stage) for stage in range(pp)]
+    )
     return np.array([sum(before[end] - before[first] for first, end in own) for own in chunks], dtype=np.int64)
 
 

@@ -38,7 +38,7 @@ def step_times(job: Job, candidates: Candidates) -> StepTimes:
     """The time of one optimizer step of every candidate."""
     size = len(candidates)
     exposed, hidden, again = ({name: np.zeros(size, np.int64) for name in TIME_TERMS} for _ in range(3))
-    for group in groups(job.model, candidates):
+    for group in groups(job.model, candidates, split=job.split):
         for name, (shown, behind, redone) in _group_terms(job, group).items():
             exposed[name][group.rows] = np.round(shown * NANO).astype(np.int64)
             hidden[name][group.rows] = np.round(behind * NANO).astype(np.int64)

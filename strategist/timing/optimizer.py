@@ -16,7 +16,7 @@ def update_seconds(job: Job, c: Candidates, elements_C: Reals) -> Reals:
 
     Source: a memory-bound kernel: read weight, gradient, moments; write weight, moments; plus one pass for the norm.
     """
-    state = job.profile.state_bytes(job.workload.optimizer)
+    state = job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
     stored, gradient = BYTES[job.formats.parameter], BYTES[job.formats.gradient]
     moved = (2.0 * (stored + state) + 2.0 * gradient) * job.profile.update_passes
     on_device = c.is_word("offload", "none")
@@ -33,7 +33,7 @@ def offload_seconds(job: Job, c: Candidates, owned_C: Reals) -> Reals:
     node = job.cluster.slowest
     link = (node.gpu.host_Bps or node.gpu.memory_Bps) * share("host_link_share", node.gpu)
     stored, gradient = BYTES[job.formats.parameter], BYTES[job.formats.gradient]
-    state = job.profile.state_bytes(job.workload.optimizer)
+    state = job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
     micro = c["accumulation"].astype(np.float64)
     update = (2.0 * (stored + state) + gradient) * owned_C / share("host_update_Bps", node.gpu)
     once = (gradient + stored) * owned_C / link + update

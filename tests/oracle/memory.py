@@ -11,7 +11,7 @@ from strategist.facts.job import Job
 from strategist.facts.layers import build_layer
 from strategist.facts.model import LayerKind, layer_counts
 from strategist.facts.profile import BYTES
-from strategist.memory.saved import saved_tensors
+from strategist.memory.saved import OURS, habits_of, saved_tensors
 from tests.oracle.parameters import Held, held, matrix_elements, vocabulary
 from tests.oracle.schedules import Around, around
 from tests.oracle.stages import Layout, stage_kinds
@@ -60,16 +60,19 @@ def sequence_cut(layout: Layout) -> int:
 
 def _bytes_of(job: Job, layout: Layout, kind: LayerKind, wanted: Wanted, *parts: str) -> float:
     """Bytes of some rows of one layer for one micro-batch, under the layout's policy."""
-    ways = {"sequence": sequence_cut(layout), "heads": layout["tp"], "whole": 1}
-    compute, policy = BYTES[job.formats.compute], layout["recompute"]
+    policy = layout["recompute"]
+    if policy == "selective" and job.profile.light == "half-blocks":
+        sides = (_bytes_of(job, {**layout, "recompute": side}, kind, wanted, *parts) for side in ("none", "full"))
+        return sum(sides) / 2
+    sp = sequence_cut(layout)
+    ways = {"sequence": sp, "heads": layout["tp"], "whole": 1, "dispatched": max(1, sp // layout["etp"])}
     total = 0.0
-    for tensor in saved_tensors(job.model, kind):
-        if tensor.cut_only and layout["tp"] == 1:
-            continue
-        if wanted is _used and tensor.part == "rest":
+    for tensor in saved_tensors(job.model, kind, habits_of(job)):
+        if (tensor.cut_only and layout["tp"] == 1) or (wanted is _used and tensor.part == "rest"):
             continue
         if wanted(tensor.policies, policy) and (not parts or tensor.part in parts):
-            total += tensor.width * (4 if tensor.is_float32 else compute) / ways[tensor.cut]
+            size = 4 if tensor.is_float32 else 1 if tensor.is_float8 else BYTES[job.formats.compute]
+            total += tensor.width * size / ways[tensor.cut]
     return total * tokens(job, layout)
 
 
@@ -89,6 +92,26 @@ def _used(policies: tuple[str, ...], policy: str) -> bool:
 def kept_bytes(job: Job, layout: Layout, kind: LayerKind) -> float:
     """Bytes that one layer keeps for one micro-batch."""
     return _bytes_of(job, layout, kind, _kept)
+
+
+def loss_bytes(job: Job, layout: Layout) -> tuple[float, float]:
+    """Bytes per token and vocabulary entry: when the loss is known, and in its backward."""
+    row, c = job.profile.keeping, BYTES[job.formats.compute]
+    copies = 0.0 if c == 4 and row.forward_float32 else row.forward_compute * c
+    cut = row.cut_float32 if layout["tp"] > 1 else 0.0
+    return 4 * row.forward_float32 + copies, 4 * (row.backward_float32 + cut) + row.backward_compute * c
+
+
+def in_flight(layout: Layout, stage: int) -> float:
+    """Micro-batches whose activations one stage holds at once."""
+    pp, m, v = layout["pp"], layout["accumulation"], layout["virtual_stages"]
+    if pp == 1:
+        return 1
+    if layout["schedule"] == "gpipe":
+        return float(m)
+    if layout["schedule"] == "1f1b":
+        return float(min(m, pp - stage))
+    return float(min(m * v, 2 * (pp - stage - 1) + (v - 1) * pp + 1) / v)
 
 
 @dataclass(frozen=True)
@@ -201,7 +224,9 @@ class Stage:
         if not self.ends:
             return 0.0
         waiting = self.at.flight[-1] - (self.at.chunk == self.v - 1)
-        own = (per_entry + (self.c if held and self.piped else 0.0)) if self.last else 0.0
+        own = (
+            (per_entry + (self.c if held and self.piped and self.job.profile.has_units else 0.0)) if self.last else 0.0
+        )
         return self.T * -(-self.job.model.vocab // self.a["tp"]) * (own + waiting * (self.c + 4))
 
     def fresh(self, elements: float) -> float:
@@ -327,6 +352,45 @@ class Stage:
             )
             left -= passed
 
+    def buffered(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """(moment, terms) of every instant where gradients stand in one buffer beside whole weights."""
+        row = self.job.profile.keeping
+        stands = self.settled + self.q * self.c * (self.w.all if row.loose_gradients else 0.0)
+        stands += self.q * self.c * self._stand_ins() if row.placeholders else 0.0
+        gathered = self.c * (min(2 * self.w.widest, self.w.layers) + self.w.behind) if self.zero >= 3 else 0.0
+        shape, edges = self.job.model, self.edges() if self.ends else 0.0
+        tables = self.job.workload.seq_len * shape.head_dim * self.c if shape.pos == "rope" else 0.0
+        micro = self.every + edges + tables + self.stream * (self.begins - self.ends)
+        every = in_flight(self.a, self.stage) * micro + self.inputs
+        common = {"gradients": stands, "activations": every, "gather_buffers": gathered}
+        forward, backward = loss_bytes(self.job, self.a)
+        entries = self.T * -(-shape.vocab // self.a["tp"]) * self.ends
+        loose = 0.0 if row.placeholders else self.q * self.c
+        yield 0, common | {"logits": entries * forward}
+        yield 0, common | {"logits": entries * backward}
+        own_head = vocabulary(shape, self.a["tp"], 1) if self.ends else 0
+        head = loose * own_head + (self._whole_stream() if self.ends else 0.0)
+        yield 0, common | {"logits": entries * self.c, "temporaries": head}
+        by_kind = [self._layer_ats(kind) for kind in dict.fromkeys(self.kinds)]
+        for found in zip(*by_kind, strict=True):
+            at = max(found, key=lambda each: each.temporaries - each.freed + self.c * each.weights)
+            finished = loose * at.weights if at.is_product else 0.0
+            left = max(self.inputs, every - edges - at.freed)
+            yield 1, common | {"activations": left, "temporaries": at.temporaries + finished}
+        table = self.q * self.c * self.w.before + (self.stream if self.begins else 0.0)
+        yield 2, common | {"activations": max(self.inputs, every - micro), "temporaries": table}
+        yield 3, {"gradients": stands, "activations": self.inputs}
+
+    def _stand_ins(self) -> float:
+        """Elements of one copy of each matrix that the stage has, and of its head."""
+        found = {}
+        for kind in self.kinds:
+            for m in build_layer(self.job.model, kind).matrices:
+                if m.name != "router":
+                    cut = self.a["etp"] if m.is_expert else self.a["tp"]
+                    found[m.name, m.outputs, m.inputs] = matrix_elements(replace(m, copies=1), cut, 1)
+        return sum(found.values()) + (vocabulary(self.job.model, self.a["tp"], 1) if self.ends else 0)
+
     def _loss(self) -> Iterator[tuple[int, dict[str, float]]]:
         before = {
             "gradients": self.earlier,
@@ -334,10 +398,10 @@ class Stage:
             "gather_buffers": self.gathered(0, head=True),
             "bucket_buffers": self.copies + self.head_copy,
         }
-        cast = self.c if self.c < 4 else 0
         waits = self.previous + self.outside
-        yield 0, before | {"logits": self.logits(8 + cast, held=False), "temporaries": waits + self.cached}
-        yield 0, before | {"logits": self.logits(16 if self.a["tp"] > 1 else 12), "temporaries": waits}
+        forward, backward = loss_bytes(self.job, self.a)
+        yield 0, before | {"logits": self.logits(forward, held=False), "temporaries": waits + self.cached}
+        yield 0, before | {"logits": self.logits(backward), "temporaries": waits}
 
     def _head(self) -> Iterator[tuple[int, dict[str, float]]]:
         dW, dX = self.q * self.c * self.head, self.stream if self.last else 0.0
@@ -414,7 +478,7 @@ class Stage:
 
     def _layer_ats(self, kind: LayerKind) -> list[LayerAt]:
         """The instants of one layer of a sort."""
-        if kind.ffn == "moe" and self.job.model.moe is not None:
+        if kind.ffn == "moe" and self.job.profile.keeping.name == OURS:
             ats = [self._experts_before(kind), self._experts_behind(kind), self._experts_behind(kind)]
         else:
             ats = [self._feed_forward(kind), self._last_matrix(kind), self._inputs(kind)]
@@ -467,12 +531,15 @@ class Stage:
     def _attention(self, kind: LayerKind) -> LayerAt:
         shape, a = self.job.model, self.a
         d, heads, keys = shape.head_dim, shape.heads / a["tp"], shape.kv_heads / a["tp"]
-        step = 32 if d <= 128 else 64
-        padded = -(-max(d, 1) // step) * step
-        rows = a["micro_batch"] * ceil(ceil(self.job.workload.seq_len / a["cp"]) / 128) * 128
-        workspace = 4 * heads * rows * (1 + padded)
-        expanded = 2 * self.T * heads * d * self.c if shape.heads != shape.kv_heads else 0.0
-        gradients = self.T * d * self.c * (2 * heads + 2 * keys) + workspace + expanded
+        gradients = self.T * d * self.c * (2 * heads + 2 * keys)
+        if self.job.profile.attention == "unfused":
+            gradients += 2 * self.c * self.T * heads * self.job.workload.seq_len
+        else:
+            step = 32 if d <= 128 else 64
+            padded = -(-max(d, 1) // step) * step
+            rows = a["micro_batch"] * ceil(ceil(self.job.workload.seq_len / a["cp"]) / 128) * 128
+            gradients += 4 * heads * rows * (1 + padded)
+            gradients += 2 * self.T * heads * d * self.c if shape.heads != shape.kv_heads else 0.0
         back = self._rows(kind, _again, "mixer")
         freed = self._rows(kind, _kept, "ffn", "inside", "product") + self._rows(kind, _used, "mixer")
         return LayerAt(gradients + self._whole_stream() + back, freed, self._elements(kind, _is_behind))
@@ -629,6 +696,14 @@ def instants(
 ) -> Iterator[tuple[int, dict[str, float]]]:
     """(moment, terms) of every instant of a stage that can be its worst."""
 
+    if not job.profile.has_units:
+        runs = layout["virtual_stages"]
+        none = (False,) * runs
+        yield from Stage(
+            job, layout, stage, kinds, Around(0, (1,) + (0,) * (runs - 1), none, none, False, True)
+        ).buffered()
+        return
+
     def backward(number: int) -> Stage:
         return Stage(job, layout, stage, kinds, around(layout, stage, number))
 
@@ -731,9 +806,11 @@ def stage_ties(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind])
     whole = held(job.model, layout, stage, kinds, sharded=False)
     sharded = held(job.model, layout, stage, kinds, sharded=True)
     weights_away = layout["offload"] in ("parameters", "nvme")
-    stored, state = BYTES[job.formats.parameter], job.trainable * job.profile.state_bytes(job.workload.optimizer)
+    stored = BYTES[job.formats.parameter]
+    state = job.trainable * job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
+    weights_from = 2 if job.profile.has_units else 3
     always = {
-        "parameters": 0.0 if weights_away else stored * (sharded if layout["zero"] >= 2 else whole).all,
+        "parameters": 0.0 if weights_away else stored * (sharded if layout["zero"] >= weights_from else whole).all,
         "optimizer": 0.0 if layout["offload"] != "none" else state * _updated(job, layout, stage, kinds),
         "pipeline_buffers": _pipeline_buffers(job, layout, stage),
     }
@@ -741,12 +818,13 @@ def stage_ties(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind])
     by_moment: dict[int, list[dict[str, float]]] = {}
     for moment, terms in instants(job, layout, stage, kinds):
         by_moment.setdefault(moment, []).append(terms)
+    slack = overhead("expandable_slack" if job.profile.segments == "expandable" else "allocator_slack")
     found = []
     for moment in range(len(MOMENTS)):
         ordered = sorted(by_moment[moment], key=lambda terms: -sum(terms.values()))
         worst = sum(ordered[0].values())
         ties = [terms for terms in ordered if worst - sum(terms.values()) < 1.0]
-        found.append([_ledger(_sum(always, terms) | runtime) for terms in ties])
+        found.append([_ledger(_sum(always, terms) | runtime, slack) for terms in ties])
     return found
 
 
@@ -755,16 +833,16 @@ def _sum(always: dict[str, float], moving: dict[str, float]) -> dict[str, float]
     return always | {name: always.get(name, 0.0) + size for name, size in moving.items()}
 
 
-def _ledger(terms: dict[str, float]) -> dict[str, int]:
+def _ledger(terms: dict[str, float], slack: float) -> dict[str, int]:
     """Whole bytes, and the allocator's slack on everything but the runtime."""
     rounded = {name: ceil(value) for name, value in terms.items()}
     allocated = sum(value for name, value in rounded.items() if name != "runtime")
-    return rounded | {"slack": ceil(overhead("allocator_slack") * allocated)}
+    return rounded | {"slack": ceil(slack * allocated)}
 
 
 def _host(job: Job, sharded: float, offload: str) -> int:
     stored, gradient = BYTES[job.formats.parameter], BYTES[job.formats.gradient]
-    state = job.profile.state_bytes(job.workload.optimizer)
+    state = job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
     per_element = {
         "none": 0.0,
         "optimizer": state + gradient,
@@ -778,7 +856,7 @@ def memory_of(job: Job, layout: Layout) -> Memory:
     """The worst moment of the worst stage of one layout."""
     worst: Memory | None = None
     host = 0
-    for stage, kinds in enumerate(stage_kinds(job.model, layout)):
+    for stage, kinds in enumerate(stage_kinds(job.model, layout, job.split)):
         sharded = held(job.model, layout, stage, kinds, sharded=True)
         host = max(host, _host(job, sharded.all, layout["offload"]))
         for moment, terms in zip(MOMENTS, stage_moments(job, layout, stage, kinds), strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from strategist.facts.model import LayerKind, ModelShape, layer_sequence
@@ -25,8 +25,10 @@ def owned_layers(layers: int, pp: int, virtual_stages: int) -> list[list[int]]:
     return owned
 
 
-def stage_kinds(shape: ModelShape, layout: Layout) -> list[list[LayerKind]]:
-    """The sorts of the layers of every stage, in order."""
+def stage_kinds(shape: ModelShape, layout: Layout, split: Sequence[int] = ()) -> list[list[LayerKind]]:
+    """The sorts of the layers of every stage, in order; `split` states how many there are of each stage."""
     sequence = layer_sequence(shape)
     owned = owned_layers(len(sequence), layout["pp"], layout["virtual_stages"])
+    if split:
+        owned = [list(range(sum(split[:stage]), sum(split[: stage + 1]))) for stage in range(len(split))]
     return [[sequence[number] for number in numbers] for numbers in owned]

@@ -139,7 +139,7 @@ def _update(job: Job, layout: Layout) -> tuple[float, float]:
     gpu = device_of(job)
     owned = job.trainable * max(held_.all for held_ in all_stages(job.model, layout, sharded=layout["zero"] >= 1))
     s, g = BYTES[job.formats.parameter], BYTES[job.formats.gradient]
-    o = job.profile.state_bytes(job.workload.optimizer)
+    o = job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
     if layout["offload"] == "none":
         return job.profile.update_passes * (2 * (s + o) + 2 * g) * owned / memory_Bps(gpu), 0.0
     link = (gpu.host_Bps or gpu.memory_Bps) * share("host_link_share", gpu)

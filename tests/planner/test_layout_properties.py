@@ -282,7 +282,7 @@ def test_p26_twice_the_shards_hold_half(shape: ModelShape, shard: int) -> None:
 def _bytes_per_element(job: Job) -> float:
     """Bytes that one parameter takes at rest: weight, gradient, moments."""
     at_rest = BYTES[job.formats.parameter] + BYTES[job.formats.gradient]
-    return at_rest + job.profile.state_bytes(job.workload.optimizer)
+    return at_rest + job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
 
 
 @PROPERTIES.holds(15, dense_shapes(), st.sampled_from((1, 2, 3, 4)), st.sampled_from((1, 2, 3)))
@@ -411,7 +411,7 @@ def test_p36_nothing_beats_the_machine(job: Job) -> None:
     assert all(mfu(job, float(step) / 1e9) <= 1 for step in np.unique(steps))
     weights = count(job.model).total / job.cluster.world
     stays = columns["offload"] == 0
-    state = BYTES[job.formats.parameter] + job.profile.state_bytes(job.workload.optimizer)
+    state = BYTES[job.formats.parameter] + job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
     assert (peaks >= state * weights * 0.999)[stays].all()
     assert (steps / 1e9 >= state * weights * 0.999 / job.cluster.slowest.gpu.memory_Bps)[stays].all()
 

@@ -1,0 +1,91 @@
+"""The instants of frameworks that keep whole weights and one standing buffer of gradients (Megatron-LM, DeepSpeed, InternEvo).
+
+Matmuls add weight gradients to the buffer, so that nothing but activations, their gradients and the loss moves while
+micro-batches follow each other. Under ZeRO-3 two layers and the head are gathered in the compute format. Sources: the rows
+of `keeping` in the catalogue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from strategist.facts.job import Job
+from strategist.facts.layers import Layer
+from strategist.facts.profile import BYTES
+from strategist.memory.activations import edges_CS, handed_on_CS, in_flight_CS, step_inputs_C, tables_C
+from strategist.memory.backward import residual_C
+from strategist.memory.logits import forward_bytes_CS, gradient_bytes_CS, loss_bytes_CS
+from strategist.memory.step import END, LAYERS, LOSS, UPDATE, Instant, Layers
+from strategist.space.candidates import Candidates, Column, Reals
+from strategist.space.shares import Elements, Group, layers, matrix_elements, vocabulary_elements
+
+
+def buffered_instants(job: Job, group: Group, counts: Elements, gradients: Reals) -> tuple[Instant, ...]:
+    """Every instant at which a candidate of such a framework can peak; `gradients` are those of the buffer, (C, S)."""
+    loose = job.trainable * BYTES[job.formats.compute] * counts.whole * job.profile.keeping.loose_gradients
+    standing = {"gradients": gradients + loose + placeholders_CS(job, group)}
+    return tuple(Instant(moment, standing | moving) for moment, moving in _moving(job, group, counts))
+
+
+def _moving(job: Job, group: Group, counts: Elements) -> Iterator[tuple[int, dict[str, Reals]]]:
+    """(moment, terms that move) of every instant."""
+    c, compute = group.candidates, BYTES[job.formats.compute]
+    kept = Layers(job, group)
+    micro_batch = kept.every + edges_CS(job, group) + tables_C(job) + handed_on_CS(job, group)
+    inputs = np.repeat(step_inputs_C(job, c)[:, None], len(group.stages), axis=1)
+    every = in_flight_CS(group) * micro_batch + inputs
+    own = 0.0 if job.profile.keeping.placeholders else job.trainable * compute
+    everything = {"activations": every, "gather_buffers": _gathered(job, group, counts)}
+    yield LOSS, everything | {"logits": forward_bytes_CS(job, group)}
+    yield LOSS, everything | {"logits": loss_bytes_CS(job, group)}
+    stream = residual_C(job, c)[:, None] * group.is_last[None, :]
+    yield LOSS, everything | {"logits": gradient_bytes_CS(job, group), "temporaries": own * _head(job, group) + stream}
+    last = edges_CS(job, group)
+    for at in kept.instants:
+        moving = {
+            "activations": np.maximum(inputs, every - last - at.freed),
+            "temporaries": at.temporaries + (own * at.weights if at.is_product else 0.0),
+        }
+        yield LAYERS, everything | moving
+    table = job.trainable * compute * counts.before
+    stream = residual_C(job, c, whole=False)[:, None] * group.is_first[None, :]
+    yield END, everything | {"activations": np.maximum(inputs, every - micro_batch), "temporaries": table + stream}
+    yield UPDATE, {"activations": inputs}
+
+
+def _head(job: Job, group: Group) -> Reals:
+    """Elements of the head's matrix on the stage that has it, (C, S)."""
+    c = group.candidates
+    table = vocabulary_elements(job.model, c["tp"], np.ones_like(c["tp"])).astype(np.float64)
+    return table[:, None] * group.is_last[None, :]
+
+
+def _gathered(job: Job, group: Group, counts: Elements) -> Reals:
+    """Two layers and the head under ZeRO-3, (C, S)."""
+    layers_held = np.minimum(2.0 * counts.widest[:, None], counts.layers)
+    held = BYTES[job.formats.compute] * (layers_held + counts.behind)
+    return np.where((group.candidates["zero"] >= 3)[:, None], held, 0.0)
+
+
+def placeholders_CS(job: Job, group: Group) -> Reals:
+    """Bytes of tensors that stand for gradients: one for each matrix that any layer of a stage has, whatever the number of
+    such layers, and one for the head, (C, S)."""
+    found = np.zeros((len(group.candidates), len(group.stages)))
+    if not job.profile.keeping.placeholders:
+        return found
+    for stage, counts in enumerate(group.layers_SK):
+        present = [layer for layer, count in zip(layers(job.model), counts, strict=True) if count]
+        found[:, stage] = _distinct(present, group.candidates)
+    return job.trainable * BYTES[job.formats.compute] * (found + _head(job, group))
+
+
+def _distinct(present: list[Layer], c: Candidates) -> Column:
+    """Elements of one copy of every matrix, (C,); routers are no matrices that add to the buffer."""
+    one = np.ones_like(c["tp"])
+    matrices = {(m.name, m.outputs, m.inputs): m for layer in present for m in layer.matrices if m.name != "router"}
+    total = np.zeros_like(one)
+    for matrix in matrices.values():
+        total += matrix_elements(matrix, c["etp"] if matrix.is_expert else c["tp"], one)
+    return total

@@ -1,0 +1,115 @@
+"""What a published run's framework keeps moves its predicted peak, and nothing else does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from strategist.accuracy.judge import Judged, judge
+from strategist.accuracy.table import read_runs
+from strategist.catalog import rows
+from strategist.facts.profile import find_profile, frameworks
+from tests.cli.harness import RUN, runs_file
+
+MEGATRON: Mapping[str, str] = {
+    **RUN, "framework": "Megatron-Core", "hardware": "h200-sxm", "model": "llama-3-8b", "dp": "2", "pp": "2", "tp": "2",
+    "zero_class": "1", "micro_batch_seqs": "1", "global_batch_seqs": "8", "recompute_class": "none", "gpus_total": "8",
+}  # fmt: skip
+
+
+def judged(folder: Path, **changes: str) -> Judged:
+    """The Megatron run with other cells."""
+    (one,) = judge(read_runs(runs_file(folder, {**MEGATRON, **changes})))
+    assert one.case is not None, one.skipped
+    return one
+
+
+def allocated(one: Judged) -> int:
+    """Bytes that tensors hold."""
+    return one.peak_bytes - one.slack_bytes - one.runtime_bytes
+
+
+def test_every_row_of_keeping_belongs_to_a_framework() -> None:
+    """No row is left over, and every framework has one."""
+    assert {find_profile(name).keeping.name for name in frameworks()} == {row["name"] for row in rows("keeping")}
+
+
+def test_a_loss_on_the_logits_themselves_needs_no_float32_copy(tmp_path: Path) -> None:
+    """On the last stage the fused loss saves exactly its float32 copy, four bytes per token and vocabulary entry of a rank."""
+    plain, fused = (judged(tmp_path, framework=f"Megatron-Core{words}") for words in ("", ", CE fusion"))
+    copy = 4 * 8192 * 128256 // 2
+    assert 0 < plain.last_bytes - fused.last_bytes <= copy
+
+
+def test_stages_as_listed_hold_what_they_list(tmp_path: Path) -> None:
+    """The rule's own stages listed change nothing; one layer more on the first stage, which is the fullest, makes the peak
+    larger, and as many on the last one make the last stage larger."""
+    ruled, same, first, last = (
+        judged(tmp_path, sharding_detail=words)
+        for words in ("", '{"layers":[16,16]}', '{"layers":[17,15]}', '{"layers":[15,17]}')
+    )
+    assert (same.peak_bytes, same.last_bytes, same.step_s) == (ruled.peak_bytes, ruled.last_bytes, ruled.step_s)
+    assert first.peak_bytes > ruled.peak_bytes
+    assert first.last_bytes < ruled.last_bytes < last.last_bytes
+
+
+def test_lists_that_are_no_split_of_the_model_are_not_read(tmp_path: Path) -> None:
+    """Stages that do not add up to the model's layers, or are not as many as stated, leave the rule in place."""
+    ruled = judged(tmp_path)
+    for words in ('{"layers":[16,15]}', '{"layers":[32]}', '{"layers":[8,8,8,8]}'):
+        assert judged(tmp_path, sharding_detail=words).peak_bytes == ruled.peak_bytes
+
+
+@pytest.mark.parametrize("modules", ["mlp", "layernorm", "layernorm,mlp"])
+def test_modules_that_are_computed_again_are_not_kept(modules: str, tmp_path: Path) -> None:
+    """Selective recompute of Megatron runs attention's core again, which flash attention keeps nothing of; with modules named
+    it keeps less."""
+    nothing, core, named = (
+        judged(tmp_path, recompute_class=kind, recompute=words)
+        for kind, words in (("none", "none"), ("selective", "selective"), ("selective", f"selective:{modules}"))
+    )
+    assert allocated(named) < allocated(core) <= allocated(nothing)
+
+
+def test_silence_about_recompute_is_read_as_what_fits(tmp_path: Path) -> None:
+    """A run too large without recompute fits where its row is silent, not where it says none; its time stays the same."""
+    large = {
+        "model": "llama-3-70b",
+        "hardware": "h100-sxm-80gb",
+        "gpus_total": "32",
+        "tp": "4",
+        "pp": "4",
+        "seq_len": "16384",
+    }
+    silent, said = (judged(tmp_path, **large, recompute_class=word) for word in ("", "none"))
+    assert not said.fits and not said.assumed
+    assert silent.fits and silent.assumed == "full"
+    assert silent.step_s == said.step_s
+
+
+def test_silence_decides_nothing_where_recipes_do_not_choose(tmp_path: Path) -> None:
+    """A framework whose recipes never recompute is judged without it."""
+    large = {
+        "framework": "litgpt",
+        "hardware": "a10g",
+        "gpus_total": "1",
+        "dp": "1",
+        "tp": "1",
+        "pp": "1",
+        "zero_class": "0",
+    }
+    assert not judged(tmp_path, **large, recompute_class="").fits
+
+
+def test_adapters_spare_the_inputs_of_frozen_matrices(tmp_path: Path) -> None:
+    """Training adapters leaves no gradient buffer, no moments, and fewer activations than training everything."""
+    full, adapters = (judged(tmp_path, task=task) for task in ("pretrain", "lora"))
+    assert allocated(adapters) < allocated(full)
+
+
+def test_a_figure_of_the_last_stage_is_compared_with_the_last_stage(tmp_path: Path) -> None:
+    """With more micro-batches in flight on the first stage, the last holds less than the peak."""
+    one = judged(tmp_path, peak_mem_gb="50", mem_kind="allocated, last pipeline stage")
+    assert one.comparable_bytes("allocated, last pipeline stage") < one.comparable_bytes("allocated")
