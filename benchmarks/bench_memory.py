@@ -1,7 +1,7 @@
 """Formulas held against traces over the grid: `python -m benchmarks.bench_memory [COUNT]`; writes results/memory.json.
 
-COUNT scenarios (all of them without it), the first and the last stage of each. One row per term and moment, and per axis
-and operation: in how many scenarios it was there, in how many it was within a thousandth and within two hundredths, the
+COUNT scenarios (all of them without it), the first and the last stage of each. One row per term and moment, per term at the
+peak, and per axis and operation: in how many scenarios it was there, in how many it was within a thousandth and within two hundredths, the
 mean and the worst of |predicted / traced - 1|, and the scenario of the worst.
 """
 
@@ -14,9 +14,13 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from statistics import mean
 
+import torch
+
 from benchmarks.record import circumstances, write
 from strategist.measure.child import in_child
 from strategist.measure.kinds import Kind, chosen_kinds
+from strategist.measure.models import shape_model
+from strategist.measure.trace_rank import trace_rank
 from tests.measure.grid import Difference, Scenario, differences, plan_of, scenarios
 
 WEIGHTY = 1 << 20
@@ -57,11 +61,6 @@ def compared(scenario: Scenario) -> list[Difference]:
 
 
 def _traced(scenario: Scenario, kind: Kind) -> object:
-    import torch
-
-    from strategist.measure.models import shape_model
-    from strategist.measure.trace_rank import trace_rank
-
     torch.set_num_threads(1)
     plan = plan_of(scenario)
     return trace_rank(plan, kind, shape_model(plan.model))

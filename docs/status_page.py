@@ -50,7 +50,7 @@ TECHNIQUES = (
     Technique("HSDP", "dp_replicate=2,dp_shard=4,zero=3"),
     Technique("TP", "tp=8,sequence_parallel=0"),
     Technique("TP with sequence parallelism", "tp=8,sequence_parallel=1"),
-    Technique("PP, GPipe", "pp=8,schedule=gpipe"),
+    Technique("PP, GPipe", "pp=8,schedule=gpipe", more={"global_batch": 16}),  # it keeps the logits of each micro-batch
     Technique("PP, 1F1B", "pp=8,schedule=1f1b"),
     Technique("PP, interleaved", "pp=4,dp_replicate=2,virtual_stages=2,schedule=interleaved"),
     Technique("TP x DDP", "tp=2,dp_replicate=4"),

@@ -64,7 +64,7 @@ class Cut(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         for name, _ in list(module.named_parameters(recurse=False)):
-            _distribute(module, name, device_mesh, self.placement)
+            distribute(module, name, device_mesh, self.placement)
         return module
 
 
@@ -93,10 +93,10 @@ class Exit(ParallelStyle):
             raise InternalError(
                 "INTERNAL", f"{type(module).__name__} is no output layer, so its terms cannot be added up."
             )
-        _distribute(module, "weight", device_mesh, Shard(1))
+        distribute(module, "weight", device_mesh, Shard(1))
         if module.bias is not None and not self.layout.is_replicate():  # else each rank adds it to the same tokens
-            _distribute(module, "bias", device_mesh, Replicate())
-        module.leave = partial(_leave, device_mesh, self.layout)
+            distribute(module, "bias", device_mesh, Replicate())
+        module.leave = partial(leave, device_mesh, self.layout)
         return module
 
 
@@ -108,7 +108,8 @@ class Border(Entry):
         return super()._apply(module, device_mesh)
 
 
-def _distribute(module: nn.Module, name: str, mesh: DeviceMesh, placement: Placement) -> None:
+def distribute(module: nn.Module, name: str, mesh: DeviceMesh, placement: Placement) -> None:
+    """Make the parameter `name` of a module a DTensor."""
     whole = module.get_parameter(name)
     part = distribute_tensor(whole.detach(), mesh, [placement])
     module.register_parameter(name, nn.Parameter(part, requires_grad=whole.requires_grad))
@@ -121,8 +122,9 @@ def _enter(mesh: DeviceMesh, layout: Placement, _module: nn.Module, inputs: tupl
 
 
 def _leave_after(mesh: DeviceMesh, layout: Placement, _module: nn.Module, _inputs: object, term: Tensor) -> Tensor:
-    return _leave(mesh, layout, term)
+    return leave(mesh, layout, term)
 
 
-def _leave(mesh: DeviceMesh, layout: Placement, term: Tensor) -> Tensor:
+def leave(mesh: DeviceMesh, layout: Placement, term: Tensor) -> Tensor:
+    """The sum of the ranks' terms, in `layout`."""
     return DTensor.from_local(term, mesh, [Partial()], run_check=False).redistribute(placements=[layout]).to_local()

@@ -6,7 +6,7 @@ import numpy as np
 
 from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
-from strategist.space.candidates import Candidates, Column, Reals, code
+from strategist.space.candidates import Candidates, Reals, code
 from strategist.space.shares import Group, sequence_cut, tokens
 
 
@@ -28,20 +28,27 @@ def in_flight_CS(group: Group) -> Reals:
     return np.where(schedule == code("schedule", "none"), 1, held).astype(np.float64)
 
 
-def edges_CS(job: Job, group: Group, *, first: bool = True) -> Reals:
-    """Bytes kept outside the layers per micro-batch, (C, S): the final norm and the head's input on the last stage and,
-    with `first`, what the layers of a stage share or hand on: the tables of rotary positions, and in a pipeline the
-    stage's output, while its input lies in a receive buffer."""
+def edges_CS(job: Job, group: Group) -> Reals:
+    """Bytes kept behind the layers per micro-batch, (C, S): the final norm and the head's input, on the last stage."""
     c, shape = group.candidates, job.model
     count, compute = tokens(job, c)[:, None], BYTES[job.formats.compute]
     statistics = 4.0 * (1 if shape.norm == "rmsnorm" else 2)
     cut = sequence_cut(c)[:, None]
     last = count * (shape.hidden * compute + statistics) / cut + count * shape.hidden * compute
-    if not first:
-        return np.where(group.is_last[None, :], last, 0.0)
-    tables = job.workload.seq_len * shape.head_dim * compute if shape.pos == "rope" else 0.0
-    handed_on = np.where(group.is_last, 0.0, 1.0) - np.where(group.is_first, 0.0, 1.0)
-    return np.where(group.is_last[None, :], last, 0.0) + tables + count * shape.hidden * compute / cut * handed_on
+    return last * group.is_last[None, :]
+
+
+def handed_on_CS(job: Job, group: Group) -> Reals:
+    """Bytes of a stage's output less those of its input, which lies in a receive buffer, per micro-batch, (C, S)."""
+    c = group.candidates
+    stream = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute] / sequence_cut(c)
+    return stream[:, None] * (group.is_first[None, :] * 1.0 - group.is_last[None, :])
+
+
+def tables_C(job: Job) -> float:
+    """Bytes of the tables of rotary positions that the layers of one forward pass share."""
+    shape = job.model
+    return job.workload.seq_len * shape.head_dim * BYTES[job.formats.compute] if shape.pos == "rope" else 0.0
 
 
 def step_inputs_C(job: Job, c: Candidates) -> Reals:
@@ -59,10 +66,11 @@ def receive_buffers_CS(job: Job, group: Group) -> Reals:
 
     Source: pytorch 2.13 torch/distributed/pipelining/stage.py allocates them per micro-batch at the first step.
     """
-    neighbours = (~group.is_first).astype(np.float64) + (~group.is_last).astype(np.float64)
-    chunks: Column = group.candidates["accumulation"] * group.candidates["virtual_stages"]
-    if not job.profile.has_units:  # other frameworks take a buffer when a message is due
-        chunks = np.ones_like(chunks)
+    c = group.candidates
+    ends = group.is_first.astype(np.float64) + group.is_last
     if group.pp == 1:
-        return np.zeros((len(chunks), len(group.stages)))
-    return (chunks * boundary_bytes(job, group.candidates))[:, None] * neighbours[None, :]
+        return np.zeros((len(c), len(ends)))
+    if not job.profile.has_units:  # other frameworks take a buffer when a message is due
+        return boundary_bytes(job, c)[:, None] * (2.0 - ends)
+    messages = c["accumulation"][:, None] * (2.0 * c["virtual_stages"][:, None] - ends)
+    return (boundary_bytes(job, c) / sequence_cut(c))[:, None] * messages

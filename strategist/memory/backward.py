@@ -16,10 +16,17 @@ import numpy as np
 
 from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
-from strategist.memory.saved import POLICIES, Part, Policy, Saved, habits_of, saved_tensors
+from strategist.memory.saved import OURS, POLICIES, Part, Policy, Saved, habits_of, saved_tensors
 from strategist.records import dataclass
-from strategist.space.candidates import Candidates, Reals
-from strategist.space.shares import ceil_div, layers, matrix_elements, sequence_cut, tokens
+from strategist.space.candidates import Candidates, Mask, Reals
+from strategist.space.shares import (
+    ceil_div,
+    is_plain_data_parallel,
+    layers,
+    matrix_elements,
+    sequence_cut,
+    tokens,
+)
 from strategist.space.stages import kinds
 
 INPUTS = ("q", "k", "v", "q_down", "q_up", "kv_down", "kv_up", "qkvz", "beta", "in", "x", "dt")
@@ -45,6 +52,11 @@ Rows = Callable[[Saved, Policy], bool]
 def is_kept(row: Saved, policy: Policy) -> bool:
     """Rows that a policy keeps."""
     return policy in row.policies
+
+
+def is_used_up(row: Saved, policy: Policy) -> bool:
+    """Rows that are kept in order to compute others again, and gone when that is done."""
+    return "none" not in row.policies and policy in row.policies and row.part != "rest"
 
 
 def is_brought_back(row: Saved, policy: Policy) -> bool:
@@ -81,10 +93,15 @@ def _rows_of(job: Job, c: Candidates, wanted: Rows, policy: Policy, parts: tuple
 def _per_token(job: Job, c: Candidates, rows: list[Saved]) -> Reals:
     """Bytes of some rows per token, (C,)."""
     widths = {"sequence": 0.0, "heads": 0.0, "whole": 0.0, "dispatched": 0.0}
+    sums = 0.0
     for row in rows:
-        widths[row.cut] += row.width * _bytes(job, row)
+        if row.cut_only:
+            sums += row.width * _bytes(job, row)
+        else:
+            widths[row.cut] += row.width * _bytes(job, row)
     dispatched = np.maximum(1, sequence_cut(c) // c["etp"])
-    own = widths["sequence"] / sequence_cut(c) + widths["heads"] / c["tp"]
+    sequence = widths["sequence"] + np.where(c["tp"] > 1, sums, 0.0)
+    own = sequence / sequence_cut(c) + widths["heads"] / c["tp"]
     return own + widths["dispatched"] / dispatched + widths["whole"]
 
 
@@ -97,24 +114,74 @@ def _bytes(job: Job, row: Saved) -> float:
 
 def layer_instants(kept: Kept) -> tuple[LayerInstant, ...]:
     """The instants of one layer that can be its worst."""
-    last = weights_CK(kept.job, kept.c, _is_last)
-    return (
-        _behind_activation(kept, last),
-        _last_matrix(kept, last),
-        _first_matrices(kept),
-        _in_attention(kept),
+    last = weights_CK(kept.job, kept.c, is_last)
+    dense = (_behind_activation(kept, last), _last_matrix(kept, last), _first_matrices(kept))
+    if kept.job.model.moe is None or kept.job.profile.keeping.name != OURS:
+        return (*dense, _in_attention(kept), _before_attention(kept))
+    routed = (_experts_begin(kept), _experts_end(kept), _experts_end(kept))
+    is_routed = np.array([kind.ffn == "moe" for kind in kinds(kept.job.model)])
+    mixed = (_by_kind(is_routed, *pair) for pair in zip(routed, dense, strict=True))
+    return (*mixed, _in_attention(kept), _before_attention(kept))
+
+
+def _by_kind(is_routed: Mask, routed: LayerInstant, dense: LayerInstant) -> LayerInstant:
+    """The first for sorts of layers with routed experts, the second for the others."""
+    return LayerInstant(
+        np.where(is_routed, routed.temporaries, dense.temporaries),
+        np.where(is_routed, routed.freed, dense.freed),
+        np.where(is_routed, routed.weights, dense.weights),
+        is_product=dense.is_product,
     )
+
+
+def _experts_begin(kept: Kept) -> LayerInstant:
+    """Before the first expert's backward: gradients of what the experts gave, everything that is computed again."""
+    copies = kept.job.model.moe.top_k if kept.job.model.moe else 0
+    whole = tokens(kept.job, kept.c) * kept.job.model.hidden * BYTES[kept.job.formats.compute]
+    gradients = (2.0 * copies * whole + residual_C(kept.job, kept.c))[:, None]
+    return LayerInstant(
+        gradients + kept.rows(is_brought_back), kept.rows(is_used_up), weights_CK(kept.job, kept.c, _is_shared)
+    )
+
+
+def _experts_end(kept: Kept) -> LayerInstant:
+    """When the first matrix of all experts gets its gradient: those of single experts are there for every matrix, and are put
+    together; beside them the gradient of the experts' inputs, and under autocast the first in the weight's format."""
+    job, c = kept.job, kept.c
+    compute, stored = BYTES[job.formats.compute], BYTES[job.formats.parameter]
+    moe, matrices = job.model.moe, 3.0 if job.model.mlp_gated else 2.0
+    whole = tokens(job, c) * job.model.hidden * compute
+    streams = (moe.top_k if moe else 0) + (1.0 if moe and moe.shared_ffn else 0.0)
+    lists = np.where(is_plain_data_parallel(c) & (stored != compute), stored, compute) + matrices * compute
+    one = weights_CK(job, c, _is_routed) / matrices
+    gradients = (streams * whole + residual_C(job, c))[:, None] + lists[:, None] * one
+    freed = kept.rows(is_kept, "inside", "product") + kept.rows(is_used_up, "mixer", "ffn")
+    again = kept.rows(is_brought_back, "mixer", "ffn")
+    return LayerInstant(gradients + again, freed, weights_CK(job, c, _is_shared))
+
+
+def _is_routed(name: str) -> bool:
+    return name.startswith("expert_")
+
+
+def _is_shared(name: str) -> bool:
+    return name.startswith("shared_")
 
 
 def _behind_activation(kept: Kept, last: Reals) -> LayerInstant:
     """Behind the activation: gradients of its result, of its inputs, and of the residual stream."""
-    times = 3.0 if kept.job.model.mlp_gated else 2.0
-    return LayerInstant(times * _product(kept) + _beside_product(kept), kept.rows(is_kept, "product"), last)
+    shape = kept.job.model
+    if shape.mlp_act == "relu" and not shape.mlp_gated:  # the result is what ReLU's own backward reads
+        again = kept.rows(is_brought_back, "product")
+        return LayerInstant(2.0 * _product(kept) + again + _beside_product(kept), kept.rows(is_used_up), last)
+    times = 3.0 if shape.mlp_gated else 2.0
+    freed = kept.rows(is_kept, "product") + kept.rows(is_used_up)
+    return LayerInstant(times * _product(kept) + _beside_product(kept), freed, last)
 
 
 def _last_matrix(kept: Kept, last: Reals) -> LayerInstant:
     """When the feed-forward part's last matrix has its gradient: beside it the gradient of its input and the stream's."""
-    freed = kept.rows(is_kept, "product")
+    freed = kept.rows(is_kept, "product") + kept.rows(is_used_up)
     return LayerInstant(_product(kept) + _beside_product(kept), freed, last, is_product=True)
 
 
@@ -136,7 +203,7 @@ def _first_matrices(kept: Kept) -> LayerInstant:
     whole = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute]
     gradients = _product(kept) + (streams * whole + residual_C(job, c, whole=False))[:, None]
     recomputed = kept.rows(is_brought_back, "mixer", "ffn")
-    freed = kept.rows(is_kept, "inside", "product")
+    freed = kept.rows(is_kept, "inside", "product") + kept.rows(is_used_up, "mixer")
     return LayerInstant(gradients + recomputed, freed, weights_CK(job, c, _is_feed_forward))
 
 
@@ -144,8 +211,18 @@ def _in_attention(kept: Kept) -> LayerInstant:
     """Inside attention's backward: the feed-forward part is gone."""
     job, c = kept.job, kept.c
     gradients = (attention_gradients_C(job, c) + residual_C(job, c))[:, None]
-    freed = kept.rows(is_kept, "ffn", "inside", "product")
+    freed = kept.rows(is_kept, "ffn", "inside", "product") + kept.rows(is_used_up, "mixer")
     return LayerInstant(gradients + kept.rows(is_brought_back, "mixer"), freed, weights_CK(job, c, _is_behind))
+
+
+def _before_attention(kept: Kept) -> LayerInstant:
+    """When all matrices of the layer have their gradients: beside them those of attention's input, still to be added up."""
+    job, c = kept.job, kept.c
+    whole = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute]
+    queries = whole * (job.model.heads * job.model.head_dim / job.model.hidden) / c["tp"]
+    gradients = 2.0 * whole + queries + residual_C(job, c) + residual_C(job, c, whole=False)
+    freed = kept.rows(is_kept, "mixer", "ffn", "inside", "product")
+    return LayerInstant(gradients[:, None] + np.zeros_like(freed), freed, weights_CK(job, c, _is_any))
 
 
 def residual_C(job: Job, c: Candidates, *, whole: bool = True) -> Reals:
@@ -188,7 +265,8 @@ def weights_CK(job: Job, c: Candidates, chosen: Callable[[str], bool]) -> Reals:
     return np.stack(columns, axis=1)
 
 
-def _is_last(name: str) -> bool:
+def is_last(name: str) -> bool:
+    """The last matrix of a feed-forward part."""
     return name in ("down", "shared_down", "expert_down")
 
 
@@ -198,3 +276,7 @@ def _is_feed_forward(name: str) -> bool:
 
 def _is_behind(name: str) -> bool:
     return name not in INPUTS
+
+
+def _is_any(_name: str) -> bool:
+    return True

@@ -14,10 +14,10 @@ import numpy as np
 from strategist.facts.job import Job
 from strategist.facts.layers import Layer
 from strategist.facts.profile import BYTES
-from strategist.memory.activations import edges_CS, in_flight_CS, step_inputs_C
+from strategist.memory.activations import edges_CS, handed_on_CS, in_flight_CS, step_inputs_C, tables_C
 from strategist.memory.backward import residual_C
-from strategist.memory.instants import END, LAYERS, LOSS, UPDATE, Instant, Layers
 from strategist.memory.logits import forward_bytes_CS, gradient_bytes_CS, loss_bytes_CS
+from strategist.memory.step import END, LAYERS, LOSS, UPDATE, Instant, Layers
 from strategist.space.candidates import Candidates, Column, Reals
 from strategist.space.shares import Elements, Group, layers, matrix_elements, vocabulary_elements
 
@@ -33,7 +33,7 @@ def _moving(job: Job, group: Group, counts: Elements) -> Iterator[tuple[int, dic
     """(moment, terms that move) of every instant."""
     c, compute = group.candidates, BYTES[job.formats.compute]
     kept = Layers(job, group)
-    micro_batch = kept.every + edges_CS(job, group)
+    micro_batch = kept.every + edges_CS(job, group) + tables_C(job) + handed_on_CS(job, group)
     inputs = np.repeat(step_inputs_C(job, c)[:, None], len(group.stages), axis=1)
     every = in_flight_CS(group) * micro_batch + inputs
     own = 0.0 if job.profile.keeping.placeholders else job.trainable * compute
@@ -42,7 +42,7 @@ def _moving(job: Job, group: Group, counts: Elements) -> Iterator[tuple[int, dic
     yield LOSS, everything | {"logits": loss_bytes_CS(job, group)}
     stream = residual_C(job, c)[:, None] * group.is_last[None, :]
     yield LOSS, everything | {"logits": gradient_bytes_CS(job, group), "temporaries": own * _head(job, group) + stream}
-    last = edges_CS(job, group, first=False)
+    last = edges_CS(job, group)
     for at in kept.instants:
         moving = {
             "activations": np.maximum(inputs, every - last - at.freed),

@@ -6,20 +6,7 @@ import numpy as np
 
 from strategist.catalog import rows
 from strategist.facts.job import Job
-from strategist.space.candidates import Candidates, Mask, Reals
-
-
-def is_plain_data_parallel(c: Candidates) -> Mask:
-    """Candidates that torch's DistributedDataParallel (or no wrapper at all) runs: zero < 2, no tp, no pp, shape (C,)."""
-    return (c["zero"] < 2) & (c["tp"] == 1) & (c["pp"] == 1)
-
-
-def is_managed(job: Job, c: Candidates) -> Mask:
-    """Candidates whose weights lie in units of fully_shard or replicate, shape (C,): all but plain data parallelism and
-    those with one data rank that compute in the format the weights are stored in (nothing to share, nothing to cast).
-    Frameworks without units have them from ZeRO-2 on."""
-    alone = (c.data_parallel * c["cp"] == 1) & (job.formats.compute == job.formats.parameter)
-    return ~is_plain_data_parallel(c) & ~alone & ((c["zero"] >= 2) | job.profile.has_units)
+from strategist.space.candidates import Candidates, Reals
 
 
 def overhead(name: str) -> float:

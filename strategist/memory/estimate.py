@@ -11,7 +11,7 @@ from strategist.facts.job import Job
 from strategist.memory.activations import receive_buffers_CS
 from strategist.memory.buffered import buffered_instants
 from strategist.memory.buffers import runtime_bytes_C, slack_bytes
-from strategist.memory.instants import Instant, instants
+from strategist.memory.instants import instants
 from strategist.memory.model_states import (
     gradient_bytes_CS,
     host_bytes_C,
@@ -19,11 +19,14 @@ from strategist.memory.model_states import (
     parameter_bytes_CS,
     settled_bytes_CS,
 )
+from strategist.memory.step import Instant
 from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Column, Reals, total_of
 from strategist.space.shares import Elements, Group, elements, groups
 
 Terms = Mapping[str, Reals]
+ALWAYS = ("parameters", "optimizer")
+"""Terms that no instant changes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,15 +107,15 @@ class Ledger:
         """Whole bytes of one term at an instant and stage of each candidate, (C,)."""
         if name == "runtime":
             return np.ceil(self.runtime).astype(np.int64)
-        if name in self.steady:
-            return np.ceil(self.steady[name][np.arange(len(stage)), stage]).astype(np.int64)
         found = np.zeros(len(instant))
-        for place in np.unique(instant):
+        if name in self.steady:
+            found = self.steady[name][np.arange(len(stage)), stage].astype(np.float64)
+        for place in np.unique(instant) if name == "slack" or name not in ALWAYS else ():
             rows = np.flatnonzero(instant == place)
             if name == "slack":
                 found[rows] = slack_bytes(self.job, self.allocated[place][rows, stage[rows]])
             elif name in self.moving[place].terms:
-                found[rows] = self.moving[place].terms[name][rows, stage[rows]]
+                found[rows] += self.moving[place].terms[name][rows, stage[rows]]
         return np.ceil(found).astype(np.int64)
 
 

@@ -25,12 +25,12 @@ def loss_bytes_CS(job: Job, group: Group) -> Reals:
     keeping, compute = job.profile.keeping, BYTES[job.formats.compute]
     plain = 4.0 * keeping.backward_float32 + keeping.backward_compute * compute
     more = np.where((group.candidates["tp"] > 1)[:, None], 4.0 * keeping.cut_float32, 0.0)
-    return _vocabulary_CS(job, group) * (plain + more) + held_logits_CS(job, group)
+    return _vocabulary_CS(job, group) * (plain + more)
 
 
 def gradient_bytes_CS(job: Job, group: Group) -> Reals:
     """Bytes while the head works backward, (C, S): the logits' gradient in the compute format."""
-    return _vocabulary_CS(job, group) * BYTES[job.formats.compute] + held_logits_CS(job, group)
+    return _vocabulary_CS(job, group) * BYTES[job.formats.compute]
 
 
 def held_logits_CS(job: Job, group: Group) -> Reals:
@@ -38,6 +38,12 @@ def held_logits_CS(job: Job, group: Group) -> Reals:
     standing buffer of gradients the loss is the stage's output (NVIDIA/Megatron-LM: schedules.py, forward_step)."""
     holds = group.pp > 1 and job.profile.has_units
     return _vocabulary_CS(job, group) * (BYTES[job.formats.compute] if holds else 0.0)
+
+
+def waiting_logits_CS(job: Job, group: Group) -> Reals:
+    """Bytes that a micro-batch keeps there whose loss is known and whose backward has not begun, (C, S): the logits and
+    float32 log-probabilities."""
+    return _vocabulary_CS(job, group) * (BYTES[job.formats.compute] + 4.0)
 
 
 def _vocabulary_CS(job: Job, group: Group) -> Reals:

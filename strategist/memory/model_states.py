@@ -59,9 +59,12 @@ def _grads_offloaded(c: Candidates) -> Mask:
 
 
 def optimizer_bytes_CS(job: Job, group: Group, counts: Elements) -> Reals:
-    """Bytes of moments, (C, S): sharded from ZeRO-1 on, none when offloaded."""
+    """Bytes of moments, (C, S): sharded from ZeRO-1 on, none when offloaded. torch's ZeRO-1 deals whole tensors out."""
     c = group.candidates
-    held = np.where(shards_state(c, 1)[:, None], counts.sharded, counts.whole)
+    first = counts.dealt if job.profile.has_units else counts.sharded
+    held = np.where(
+        shards_state(c, 2)[:, None], counts.sharded, np.where(shards_state(c, 1)[:, None], first, counts.whole)
+    )
     state = job.trainable * job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
     return np.where(c.is_word("offload", "none")[:, None], state * held, 0.0)
 

@@ -26,7 +26,7 @@ from strategist.facts.profile import Light
 from strategist.records import dataclass
 
 Cut = Literal["sequence", "heads", "whole", "dispatched"]
-Part = Literal["mixer", "ffn", "inside", "product"]
+Part = Literal["mixer", "ffn", "inside", "product", "entry", "rest"]
 Policy = Literal["none", "selective", "full"]
 
 POLICIES: tuple[Policy, ...] = ("none", "selective", "full")
@@ -57,7 +57,8 @@ megatron/core/transformer/transformer_config.py, recompute_modules)."""
 class Saved:
     """One kept tensor: `width` elements per token; `is_float32` rows are statistics of 4 bytes, `is_float8` rows of one
     byte; `policies` keep it. `part` says when backward is through with it: "product" feeds the last matrix of the
-    feed-forward part, "inside" lies between its matrices."""
+    feed-forward part, "inside" lies between its matrices, "entry" is what the layer begins with, "rest" is let go of with the
+    whole layer. `cut_only` rows exist only where tensor parallelism cuts the layer."""
 
     name: str
     width: float
@@ -66,6 +67,7 @@ class Saved:
     is_float32: bool = False
     part: Part = "ffn"
     is_float8: bool = False
+    cut_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ def saved_tensors(shape: ModelShape, kind: LayerKind, habits: Habits | None = No
     mixed = (replace(row, part="mixer") for row in (*mixer, *cross, *scores))
     adapters = _adapters(shape, kind, keeping) if habits.is_frozen else ()
     first, *rest = (*mixed, *ffn, *_masks(shape, kind, keeping), *adapters)
-    every = (replace(first, policies=ALWAYS), *rest)
+    every = (replace(first, policies=ALWAYS, part="entry"), *rest)
     stored = (_in_float8(row) for row in every) if habits.is_float8 else every
     trained = (row for row in stored if not (habits.is_frozen and row.name.startswith(FROZEN)))
     return tuple(row for row in (_redone(row, habits) for row in trained) if row.policies)
@@ -171,18 +173,22 @@ def _gathered(keeping: Keeping) -> Cut:
     return "whole" if keeping.gathered_inputs else "sequence"
 
 
-def _projected(shape: ModelShape, name: str) -> Saved:
-    """The result of a matrix that writes back to the residual stream; only selective recompute keeps it."""
-    return Saved(f"{name}_result", shape.hidden, "whole", REPLACED)
+def _projected(shape: ModelShape, name: str, part: Part = "ffn") -> tuple[Saved, Saved]:
+    """The result of a matrix that writes back to the residual stream, and the sum of the ranks' results; only selective
+    recompute keeps them. What the feed-forward part gives is never asked for again: recomputation stops before it."""
+    return (
+        Saved(f"{name}_result", shape.hidden, "whole", REPLACED, part=part),
+        Saved(f"{name}_sum", shape.hidden, "sequence", REPLACED, part=part, cut_only=True),
+    )
 
 
 def _mixer(shape: ModelShape, kind: LayerKind, keeping: Keeping) -> tuple[Saved, ...]:
     if shape.mla is not None and kind.mixer == "mla":
         norm = _norm(shape, "mixer_norm", keeping)
-        return (*norm, *_latent(shape, shape.mla, keeping), _projected(shape, "mixer"))
+        return (*norm, *_latent(shape, shape.mla, keeping), *_projected(shape, "mixer"))
     if shape.ssm is not None and kind.mixer == shape.ssm.kind:
         norm = _norm(shape, "mixer_norm", keeping)
-        return (*norm, *_state_space(shape, shape.ssm, keeping), _projected(shape, "mixer"))
+        return (*norm, *_state_space(shape, shape.ssm, keeping), *_projected(shape, "mixer"))
     return _attention(shape, keeping, "")
 
 
@@ -200,7 +206,7 @@ def _attention(shape: ModelShape, keeping: Keeping, prefix: str) -> tuple[Saved,
         Saved(f"{prefix}value", kv, "heads", COSTLY),
         Saved(f"{prefix}attention_output", q, "heads", COSTLY),
         Saved(f"{prefix}log_sum_exp", shape.heads, "heads", COSTLY, is_float32=True),
-        _projected(shape, f"{prefix}attention"),
+        *_projected(shape, f"{prefix}attention"),
     )
 
 
@@ -234,12 +240,16 @@ def _ffn(shape: ModelShape, kind: LayerKind, keeping: Keeping) -> tuple[Saved, .
     if kind.ffn == "moe" and shape.moe is not None:
         return (*norm, *_experts(shape, shape.moe, keeping))
     mlp = _mlp(shape, shape.ffn_hidden, keeping)
-    return (*norm, Saved("ffn_input", shape.hidden, _gathered(keeping)), *mlp, _projected(shape, "ffn"))
+    return (*norm, Saved("ffn_input", shape.hidden, _gathered(keeping)), *mlp, *_projected(shape, "ffn", "rest"))
 
 
 def _mlp(shape: ModelShape, width: float, keeping: Keeping, name: str = "ffn") -> tuple[Saved, ...]:
-    """Gated: gate, up, act(gate) where it is kept, and their product; plain: the value before and after the activation."""
+    """Gated: gate, up, act(gate) where it is kept, and their product; plain: the value before and after the activation.
+    The backward of ReLU needs its result alone; the value before it is kept where selective recompute makes the result again."""
     product = Saved(f"{name}_product", width, "heads", part="product")
+    if not shape.mlp_gated and shape.mlp_act in ("relu", "relu2"):
+        squared = (Saved(f"{name}_activated", width, "heads", part="inside"),) if shape.mlp_act == "relu2" else ()
+        return (Saved(f"{name}_hidden", width, "heads", REPLACED, part="inside"), *squared, product)
     if not shape.mlp_gated:
         return (Saved(f"{name}_hidden", width, "heads", COSTLY, part="inside"), product)
     return (
@@ -251,7 +261,10 @@ def _mlp(shape: ModelShape, width: float, keeping: Keeping, name: str = "ffn") -
 
 
 def _experts(shape: ModelShape, moe: Moe, keeping: Keeping) -> tuple[Saved, ...]:
-    """Router scores in float32; every token is copied to its `top_k` experts and their outputs are weighted."""
+    """Every token is copied to its `top_k` experts and their outputs are weighted. Ours keep the router's scores and weights
+    (float32, and as they multiply) and three lists of `top_k` places, eight bytes each; others float32 scores."""
+    if keeping.name == OURS:
+        return _own_experts(shape, moe, keeping)
     width = moe.latent or shape.hidden
     shared = _mlp(shape, moe.shared_ffn, keeping, "shared") if moe.shared_ffn else ()
     sent: Cut = "whole" if keeping.gathered_inputs else "dispatched"
@@ -262,4 +275,33 @@ def _experts(shape: ModelShape, moe: Moe, keeping: Keeping) -> tuple[Saved, ...]
         *_mlp(shape, moe.top_k * moe.ffn, keeping, "expert"),
         *((Saved("expert_output", moe.top_k * width, "whole"),) if keeping.expert_outputs else ()),
         *shared,
+    )
+
+
+OURS = "own"
+"""The row of `keeping` that is our executor's."""
+
+
+def _own_experts(shape: ModelShape, moe: Moe, keeping: Keeping) -> tuple[Saved, ...]:
+    width, k = moe.latent or shape.hidden, moe.top_k
+    return (
+        Saved("ffn_input", shape.hidden, "whole"),
+        Saved("router_scores", moe.experts, "whole", COSTLY),
+        Saved("router_weights", k, "whole"),
+        Saved("router_shares_and_places", k + 3 * 2 * k, "whole", is_float32=True),
+        Saved("expert_input", k * width, "whole", part="inside"),
+        *_mlp(shape, k * moe.ffn, keeping, "expert"),
+        Saved("expert_result", k * width, "whole", REPLACED, part="inside"),
+        Saved("expert_output", k * width, "whole", part="inside"),
+        *(_shared_experts(shape, moe, keeping) if moe.shared_ffn else ()),
+        _projected(shape, "ffn", "rest")[1],
+    )
+
+
+def _shared_experts(shape: ModelShape, moe: Moe, keeping: Keeping) -> tuple[Saved, ...]:
+    """A feed-forward part that every token uses; where a gate weighs its result, that is kept."""
+    policies = COSTLY if moe.shared_gate else REPLACED
+    return (
+        *_mlp(shape, moe.shared_ffn, keeping, "shared"),
+        Saved("shared_result", shape.hidden, "whole", policies, part="inside"),
     )

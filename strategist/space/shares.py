@@ -115,11 +115,16 @@ def dense_elements(layer: Layer, tp: Column, shards: Column) -> Reals:
 
 
 def expert_elements(layer: Layer, ep: Column, etp: Column, shards: Column) -> Reals:
-    """Elements of the routed experts of one layer on the fullest rank, shape (C,)."""
+    """Elements of the routed experts of one layer on the fullest rank, shape (C,). Their hidden width is cut, and sharded with
+    padding, because fully_shard shards dim 0 and that is where the executor's experts have it."""
     total = np.zeros(len(ep), np.float64)
     for matrix in layer.matrices:
         if matrix.is_expert:
-            total += ceil_div(matrix.copies, ep) * matrix_elements(matrix, etp, np.ones_like(ep)) / shards
+            is_column = matrix.cut == "column"
+            width, other = (matrix.outputs, matrix.inputs) if is_column else (matrix.inputs, matrix.outputs)
+            bias = (ceil_div(width, etp) if is_column else other) if matrix.bias else 0
+            one = ceil_div(ceil_div(width, etp), shards) * other + ceil_div(bias, shards)
+            total += ceil_div(matrix.copies, ep) * one
     return total
 
 
@@ -187,6 +192,7 @@ class Elements:
     before: Reals
     behind: Reals
     widest: Reals
+    dealt: Reals
 
 
 def elements(shape: ModelShape, group: Group) -> Elements:
@@ -201,8 +207,42 @@ def elements(shape: ModelShape, group: Group) -> Elements:
     present = np.asarray((group.layers_SK > 0).any(axis=0))
     widest = np.where(present[None, :], whole_CK, 0.0).max(axis=1)
     whole = layers_CS + before + behind
-    per_mesh = Elements(whole, sharded, layers_CS, group.layers_of(expert), before, behind, widest)
+    dealt = largest_deal(shape, group, whole, shards)
+    per_mesh = Elements(whole, sharded, layers_CS, group.layers_of(expert), before, behind, widest, dealt)
     return Elements(*(getattr(per_mesh, field.name)[group.mesh_of] for field in fields(Elements)))
+
+
+def largest_deal(shape: ModelShape, group: Group, whole: Reals, shards: Column) -> Reals:
+    """Elements of the fullest rank where whole tensors are dealt out, largest first, each to the rank with the least, (C, S).
+
+    At least an equal share, and as many times the size of a tensor as some rank must get of those that are no smaller; the
+    greedy deal comes near the larger of the two (Graham 1969, Bounds on multiprocessing timing anomalies). Source:
+    torch.distributed.optim.ZeroRedundancyOptimizer, _partition_parameters.
+    """
+    tensors = _tensors(shape, group)
+    sizes = np.stack([size for size, _ in tensors])
+    counts = np.stack([count for _, count in tensors]).astype(np.float64)
+    fullest = whole / shards[:, None]
+    for size in sizes:
+        no_smaller = (sizes >= size).astype(np.float64).T @ counts
+        fullest = np.maximum(fullest, np.ceil(no_smaller / shards[:, None]) * size[:, None])
+    return np.where(whole > 0, np.minimum(fullest, whole), 0.0)
+
+
+def _tensors(shape: ModelShape, group: Group) -> list[tuple[Column, Column]]:
+    """The large tensors of a rank: elements (C,), and how many each stage has, (S,). All experts' matrices of one kind are one."""
+    c = group.meshes
+    one = np.ones_like(c["tp"])
+    found = []
+    for place, layer in enumerate(layers(shape)):
+        for matrix in layer.matrices:
+            size = matrix_elements(matrix, c["etp"] if matrix.is_expert else c["tp"], one)
+            experts = ceil_div(matrix.copies, c["ep"]) if matrix.is_expert else 1
+            found.append((size * experts, group.layers_SK[:, place] * (1 if matrix.is_expert else matrix.copies)))
+    alone = shape.tied and group.pp == 1
+    ends = group.is_first.astype(np.int64) + (0 if alone else group.is_last.astype(np.int64))
+    found.append((vocabulary_elements(shape, c["tp"], one), ends))
+    return found
 
 
 def expert_shards(c: Candidates) -> Column:
@@ -218,3 +258,16 @@ def sequence_cut(c: Candidates) -> Column:
 def tokens(job: Job, c: Candidates) -> Reals:
     """Tokens of one micro-batch on one rank, (C,)."""
     return c["micro_batch"] * (job.workload.seq_len / c["cp"])
+
+
+def is_plain_data_parallel(c: Candidates) -> Mask:
+    """Candidates that torch's DistributedDataParallel (or no wrapper at all) runs: zero < 2, no tp, no pp, shape (C,)."""
+    return (c["zero"] < 2) & (c["tp"] == 1) & (c["pp"] == 1)
+
+
+def is_managed(job: Job, c: Candidates) -> Mask:
+    """Candidates whose weights lie in units of fully_shard or replicate, shape (C,): all but plain data parallelism and
+    those with one data rank that compute in the format the weights are stored in (nothing to share, nothing to cast).
+    Frameworks without units have them from ZeRO-2 on."""
+    alone = (c.data_parallel * c["cp"] == 1) & (job.formats.compute == job.formats.parameter)
+    return ~is_plain_data_parallel(c) & ~alone & ((c["zero"] >= 2) | job.profile.has_units)

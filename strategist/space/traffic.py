@@ -7,17 +7,30 @@ the buffer of an all-reduce, what one rank sends in an all-to-all or to a neighb
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from collections.abc import Iterator
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from strategist.facts.job import Job
+from strategist.facts.layers import norm_size
 from strategist.facts.profile import BYTES
 from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Column, Reals
-from strategist.space.shares import Elements, Group, layers, sequence_cut, tokens
+from strategist.space.shares import (
+    Elements,
+    Group,
+    expert_shards,
+    is_managed,
+    layers,
+    sequence_cut,
+    state_shards,
+    tokens,
+    vocabulary_elements,
+)
+from strategist.space.stages import kinds
 
-Op = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"]
+Op = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send"]
 Axis = Literal["tp", "cp", "ep", "pp", "dp"]
 Hidden = Literal["nothing", "forward", "backward", "attention", "matmul", "compute"]
 BEHIND: tuple[Hidden, ...] = get_args(Hidden)
@@ -74,9 +87,26 @@ def traffic(job: Job, group: Group, counts: Elements) -> tuple[Traffic, ...]:
         *_context(job, group),
         *_expert(job, group),
         *_pipeline(job, group),
-        *_data(job, group, Shared(counts.whole - counts.experts, counts.layers - counts.experts), "shards", "replicas"),
+        *_data(
+            job,
+            group,
+            Shared(
+                counts.whole - counts.experts,
+                counts.layers - counts.experts,
+                _spare(job, group, counts),
+                state_shards(group.candidates),
+            ),
+            "shards",
+            "replicas",
+        ),
         *(
-            _data(job, group, Shared(counts.experts, counts.experts), "expert_replicas", "expert_replicas")
+            _data(
+                job,
+                group,
+                Shared(counts.experts, counts.experts, np.zeros_like(counts.experts), expert_shards(group.candidates)),
+                "expert_replicas",
+                "expert_replicas",
+            )
             if job.model.moe
             else ()
         ),
@@ -107,8 +137,7 @@ def _tensor(job: Job, group: Group) -> tuple[Traffic, ...]:
     of each under sequence parallelism (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2). The embedding adds a
     reduction forward, the head one backward (and their mirror images under sequence parallelism); the loss over a cut
     vocabulary reduces three numbers per token. Full recompute repeats the first of the two forward reductions (it stops
-    when what backward needs is there), and any recompute repeats the all-gathers. Under sequence parallelism a norm's
-    weight is whole and its gradient of this rank's tokens alone, so that each is all-reduced."""
+    when what backward needs is there), and any recompute repeats the all-gathers."""
     c = group.candidates
     hidden = _per_stage(group, tokens(job, c) * job.model.hidden * BYTES[job.formats.compute])
     numbers = _per_stage(group, tokens(job, c) * 4.0)
@@ -120,15 +149,41 @@ def _tensor(job: Job, group: Group) -> tuple[Traffic, ...]:
     ends = first + last
     scattered, reduced = np.where(sequence, blocks + ends, 0.0), np.where(sequence, 0.0, blocks + ends)
     gathered = np.where(sequence, gathers + ends, 0.0)
-    norms = np.where(sequence, 2.0 * passes + last, 0.0)
-    weights = _per_stage(group, np.full(len(c), job.model.hidden * BYTES[job.formats.compute]))
     return (
         Traffic("tp", "all_reduce", hidden, reduced, "tp", "nothing"),
         Traffic("tp", "all_gather", hidden, gathered, "tp", "nothing"),
         Traffic("tp", "reduce_scatter", hidden, scattered, "tp", "nothing"),
         Traffic("tp", "all_reduce", numbers, 3.0 * last, "tp", "nothing"),
-        Traffic("tp", "all_reduce", weights, norms, "tp", "nothing"),
+        *_whole_weights(job, group),
     )
+
+
+def _whole_weights(job: Job, group: Group) -> Iterator[Traffic]:
+    """Weights that every tensor-parallel rank holds whole, of whose gradient it has a term: norms of heads and routers; under
+    sequence parallelism, where a rank sees its own tokens, norms, biases behind row-cut matrices and positions too. The terms
+    are added up when the unit is reduced, in the compute format, or else once."""
+    c, shape = group.candidates, job.model
+    each = is_managed(job, c) & (group.pp == 1)
+    width = np.where(each, BYTES[job.formats.compute], BYTES[job.formats.parameter])
+    times = np.where(each, c["accumulation"], 1)[:, None]
+    sequence = (c["sequence_parallel"] > 0)[:, None]
+    routed = np.array([kind.ffn == "moe" for kind in kinds(shape)])
+    all_layers = group.layers_SK.sum(axis=1)[None, :]
+    moe_layers = (group.layers_SK * routed).sum(axis=1)[None, :]
+    norm = norm_size(shape, 1)
+    biases = all_layers * shape.o_bias + (all_layers - moe_layers) * shape.mlp_bias
+    gates = moe_layers * bool(shape.moe and shape.moe.shared_ffn and shape.moe.shared_gate)
+    rows: tuple[tuple[int, Any], ...] = (
+        (shape.hidden, sequence * (norm * (2 * all_layers + group.is_last) + biases) + gates),
+        (shape.hidden * shape.pos_rows * (shape.pos == "learned"), sequence * group.is_first[None, :]),
+        (shape.hidden * (shape.moe.experts if shape.moe else 0), moe_layers),
+        (shape.head_dim, 2 * all_layers * (shape.qk_norm == "head")),
+    )
+    for elements, count in rows:
+        if elements and np.any(count):
+            yield Traffic(
+                "tp", "all_reduce", _per_stage(group, elements * width), times * (1.0 * count), "tp", "nothing"
+            )
 
 
 def _context(job: Job, group: Group) -> tuple[Traffic, ...]:
@@ -172,31 +227,47 @@ def _distinct(job: Job, c: Candidates) -> Reals:
 
 
 def _pipeline(job: Job, group: Group) -> tuple[Traffic, ...]:
-    """Hidden states forward and their gradients backward, once per micro-batch and chunk, between neighbouring stages;
-    every tensor-parallel rank sends its part where the framework does so (Narayanan et al. 2021, arXiv 2104.04473,
-    section 4.1)."""
+    """Hidden states forward and their gradients backward, once per micro-batch and chunk, between neighbouring stages; the
+    ends of the model have nothing before or behind them. Every tensor-parallel rank sends its part where the framework does so
+    (Narayanan et al. 2021, arXiv 2104.04473, section 4.1) or sequence parallelism has cut it. Tied ends exchange gradients."""
     c = group.candidates
-    pieces = c["tp"] if job.profile.sends == "shards" else 1
+    pieces = c["tp"] if job.profile.sends == "shards" else sequence_cut(c)
     payload = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute] / pieces
-    neighbours = (~group.is_first[None, :]).astype(np.float64) + (~group.is_last[None, :]).astype(np.float64)
-    wrapped = np.where((c["virtual_stages"] > 1)[:, None], 2.0, neighbours)
-    sends = wrapped * _micro(group) * c["virtual_stages"][:, None] * (1.0 if group.pp > 1 else 0.0)
-    return (Traffic("pp", "send", _per_stage(group, payload), sends, "pp", "nothing"),)
+    ends = group.is_first[None, :].astype(np.float64) + group.is_last[None, :]
+    sends = _micro(group) * (2.0 * c["virtual_stages"][:, None] - ends) * (1.0 if group.pp > 1 else 0.0)
+    shards = np.where(c["zero"] >= 2, ranks_at(c, "shards").size, 1)
+    table = vocabulary_elements(job.model, c["tp"], shards) * BYTES[job.formats.parameter] * job.trainable
+    tied = ends * float(group.pp > 1 and job.model.tied and job.model.vocab > 0)
+    return (
+        Traffic("pp", "send", _per_stage(group, payload), sends, "pp", "nothing"),
+        Traffic("pp", "send", _per_stage(group, table), np.repeat(tied, len(c), axis=0), "pp", "nothing"),
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shared:
-    """Elements that ranks share the work on, (C, S): all of them, and those inside the layers."""
+    """Elements that ranks share the work on, (C, S): all of them, those inside the layers, and those that a pipeline under
+    ZeRO-3 gathers once more than it needs; `shards` is how many ranks share one copy of their state, (C,)."""
 
     all: Reals
     layers: Reals
+    spare: Reals
+    shards: Column
+
+
+def _spare(job: Job, group: Group, counts: Elements) -> Reals:
+    """Norm and head of a pipeline's last stage, where they are a unit: FSDP2 takes them for what follows each backward pass,
+    the last one too."""
+    if group.pp == 1 or not job.profile.has_units or job.model.tied:
+        return np.zeros_like(counts.behind)
+    return counts.behind * (_micro(group) > 1)
 
 
 def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Place) -> tuple[Traffic, ...]:
     """Gradients and, under ZeRO, weights (Rajbhandari et al. 2020, arXiv 1910.02054, section 7).
 
     Replicas: one all-reduce of the gradients (with tp in frameworks whose replicas do not wait, one for every
-    micro-batch). ZeRO-1 adds sending the updated weights. fully_shard: weights are gathered for forward and, under
+    micro-batch). ZeRO-1 adds sending the updated weights (torch's broadcasts them tensor by tensor). fully_shard: weights are gathered for forward and, under
     ZeRO-3, those of the layers again for backward (the executor's units: norm and head stay, and the embedding's gradient
     does not depend on its values); gradients are reduce-scattered for every micro-batch unless a pipeline keeps them;
     HSDP all-reduces the shards between replicas, once where these wait.
@@ -209,7 +280,8 @@ def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Plac
     once = np.where(c["pp"][:, None] > 1, 1.0, micro) * one
     gathers = np.where(zero == 3, micro, once)
     between = one if job.profile.replicas_wait else once
-    shards = ranks_at(c, inside).size[:, None]
+    shards = shared.shards[:, None]
+    updates: Op = "broadcast" if job.profile.has_units else "all_gather"
     rows: tuple[tuple[Op, Reals, Reals, Place, Hidden], ...] = (
         (
             "all_reduce",
@@ -218,9 +290,16 @@ def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Plac
             everybody,
             "backward",
         ),
-        ("all_gather", stored * trained, np.where(zero == 1, one, 0.0), inside, "nothing"),
+        (updates, stored * trained, np.where(zero == 1, one, 0.0), inside, "nothing"),
         ("all_gather", compute * weights, np.where(zero >= 2, gathers, 0.0), inside, "forward"),
         ("all_gather", compute * shared.layers, np.where(zero == 3, micro, 0.0) * one, inside, "backward"),
+        (
+            "all_gather",
+            compute * shared.spare,
+            np.where((zero == 3) & (shared.spare > 0), one, 0.0),
+            inside,
+            "backward",
+        ),
         ("reduce_scatter", reduce * trained, np.where(zero >= 2, once, 0.0), inside, "backward"),
         ("all_reduce", reduce * trained / shards, np.where(zero >= 2, between, 0.0), "dp_replicate", "backward"),
     )

@@ -33,8 +33,9 @@ SEED = 7
 SIZE = 300
 MODELS = (
     "llama-3.1-8b", "llama-3.2-1b", "qwen2.5-7b", "qwen3-8b", "qwen2.5-0.5b", "llama-2-7b", "mistral-7b-v0.1",
-    "gpt2-medium", "mixtral-8x7b",
+    "gpt2-medium", "mixtral-8x7b", "gemma-2b", "qwen1.5-moe-a2.7b", "opt-1.3b",
 )  # fmt: skip
+"""Among them: grouped, single and full keys and values; tied and untied ends; odd vocabularies; shared experts."""
 TERMS = (
     "parameters", "gradients", "optimizer", "activations", "logits", "gather_buffers", "bucket_buffers",
     "pipeline_buffers", "temporaries",
@@ -61,7 +62,13 @@ LAYOUTS: tuple[dict[str, Any], ...] = (
     {"pp": 2, "tp": 2, "dp_shard": 4, "zero": 3, "sequence_parallel": True},
     {"pp": 2, "virtual_stages": 2, "dp_shard": 4, "zero": 2},
     {"pp": 2, "dp_replicate": 4},
+    {"pp": 4, "virtual_stages": 2},
+    {"pp": 2, "dp_shard": 4, "zero": 1},
+    {"tp": 2, "dp_shard": 4, "zero": 1, "sequence_parallel": True},
+    {"dp_replicate": 2, "dp_shard": 4, "zero": 1},
+    {"dp_shard": 8, "zero": 3, "offload": "parameters"},
 )
+"""Those that the executor does not run are passed over."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +98,8 @@ def scenarios() -> tuple[Scenario, ...]:
 def _drawn(drawn: random.Random, layout: Mapping[str, Any]) -> Scenario:
     model, layers = drawn.choice(MODELS), drawn.choice((4, 5, 6))
     pp = layout.get("pp", 1)
-    layers = 4 if layout.get("virtual_stages", 1) > 1 else layers
+    virtual = layout.get("virtual_stages", 1)
+    layers = pp * virtual if virtual > 1 else layers
     choices = {
         "micro_batch": drawn.choice((1, 2, 4)),
         "accumulation": drawn.choice((1, 2, 3)) if pp == 1 else pp * drawn.choice((1, 2)),
@@ -185,6 +193,8 @@ def _talks(plan: Plan, place: str) -> bool:
     return sizes.get(place, plan.mesh.size(place) if place in MESH_COLUMNS else 1) > 1
 
 
+PEAK = "peak"
+"""The place of a figure that is looked at when the whole is largest, whichever moment that is."""
 AXES = {"dp_shard": "dp", "dp_replicate": "dp", "data": "dp", "world": "dp"}
 SCALAR = 8
 """Bytes of the largest number that ranks agree on (losses, counts, norms); formulas leave them out."""
@@ -231,8 +241,10 @@ def differences(scenario: Scenario, rank: RankObservation) -> Iterator[Differenc
     for moment, terms in said.items():
         traced = seen[moment].allocated if moment in seen else 0
         yield Difference(scenario.name, rank.stage, "memory", moment, "allocated", sum(terms.values()), traced)
-    totals = [sum(terms.values()) for terms in said.values()]
-    yield Difference(scenario.name, rank.stage, "memory", "peak", "allocated", max(totals), rank.memory.peak.allocated)
+    worst, peak = max(said.values(), key=lambda terms: sum(terms.values())), rank.memory.peak
+    for term in TERMS:
+        yield Difference(scenario.name, rank.stage, "memory", PEAK, term, worst[term], peak.term(term))
+    yield Difference(scenario.name, rank.stage, "memory", PEAK, "allocated", sum(worst.values()), peak.allocated)
     formula, trace = sent(job, plan, rank.stage), observed_sent(rank)
     for axis, op in sorted(formula.keys() | trace.keys()):
         pair = (formula.get((axis, op), 0), trace.get((axis, op), 0))

@@ -11,8 +11,9 @@ from strategist.facts.job import Job
 from strategist.facts.layers import build_layer
 from strategist.facts.model import LayerKind, layer_counts
 from strategist.facts.profile import BYTES
-from strategist.memory.saved import habits_of, saved_tensors
+from strategist.memory.saved import OURS, habits_of, saved_tensors
 from tests.oracle.parameters import Held, held, matrix_elements, vocabulary
+from tests.oracle.schedules import Around, around
 from tests.oracle.stages import Layout, stage_kinds
 
 Wanted = Callable[[tuple[str, ...], str], bool]
@@ -40,6 +41,13 @@ def is_plain(layout: Layout) -> bool:
     return bool(layout["zero"] < 2 and layout["tp"] == layout["pp"] == 1)
 
 
+def uses_units(job: Job, layout: Layout) -> bool:
+    """Weights lie in units of fully_shard or replicate."""
+    ranks = layout["dp_replicate"] * layout["dp_shard"] * layout["cp"]
+    alone = ranks == 1 and job.formats.compute == job.formats.parameter
+    return not is_plain(layout) and not alone and (layout["zero"] >= 2 or job.profile.has_units)
+
+
 def tokens(job: Job, layout: Layout) -> float:
     """T: tokens of one micro-batch on one rank."""
     return float(layout["micro_batch"] * job.workload.seq_len / layout["cp"])
@@ -60,6 +68,8 @@ def _bytes_of(job: Job, layout: Layout, kind: LayerKind, wanted: Wanted, *parts:
     ways = {"sequence": sp, "heads": layout["tp"], "whole": 1, "dispatched": max(1, sp // layout["etp"])}
     total = 0.0
     for tensor in saved_tensors(job.model, kind, habits_of(job)):
+        if (tensor.cut_only and layout["tp"] == 1) or (wanted is _used and tensor.part == "rest"):
+            continue
         if wanted(tensor.policies, policy) and (not parts or tensor.part in parts):
             size = 4 if tensor.is_float32 else 1 if tensor.is_float8 else BYTES[job.formats.compute]
             total += tensor.width * size / ways[tensor.cut]
@@ -72,6 +82,11 @@ def _kept(policies: tuple[str, ...], policy: str) -> bool:
 
 def _again(policies: tuple[str, ...], policy: str) -> bool:
     return "none" in policies and policy not in policies
+
+
+def _used(policies: tuple[str, ...], policy: str) -> bool:
+    """Kept only in order to compute others again."""
+    return "none" not in policies and policy in policies
 
 
 def kept_bytes(job: Job, layout: Layout, kind: LayerKind) -> float:
@@ -111,116 +126,231 @@ class LayerAt:
 
 
 class Stage:
-    """One stage of one layout, in a pipeline's first backward pass or (`drains`) behind it."""
+    """One backward pass of one stage of one layout."""
 
-    def __init__(self, job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], *, drains: bool) -> None:
-        self.job, self.a, self.stage, self.kinds = job, layout, stage, kinds
+    def __init__(self, job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], at: Around) -> None:
+        self.job, self.a, self.stage, self.kinds, self.at = job, layout, stage, kinds, at
         a, formats = layout, job.formats
         self.c, self.r, self.s = BYTES[formats.compute], BYTES[formats.reduce], BYTES[formats.parameter]
         self.w = held(job.model, a, stage, kinds, sharded=False)
         self.sharded = held(job.model, a, stage, kinds, sharded=True)
-        self.first, self.last, self.piped = stage == 0, stage == a["pp"] - 1, a["pp"] > 1
+        self.v, self.piped = a["virtual_stages"] if a["pp"] > 1 else 1, a["pp"] > 1
+        self.begins, self.ends = stage == 0, stage == a["pp"] - 1
+        self.first, self.last = self.begins and at.chunk == 0, self.ends and at.chunk == self.v - 1
         self.zero, self.q = a["zero"], job.trainable
         ranks = a["dp_replicate"] * a["dp_shard"] * a["cp"]
         self.plain = is_plain(a)
-        alone = ranks == 1 and formats.compute == formats.parameter
-        self.units = not self.plain and not alone and (self.zero >= 2 or job.profile.has_units)
+        self.units = uses_units(job, a)
         self.reduces = self.units and not self.piped
-        flight, m = in_flight(a, stage), a["accumulation"]
-        self.flight = max(flight - 1, 1.0) if drains else flight
-        self.several = m > ceil(flight) if self.piped and not drains else m > 1
+        m = a["accumulation"]
+        self.several = at.stands[at.chunk]
         self.buckets = self.plain and ranks > 1
         self.stands = self.several or self.buckets
         self.casts = formats.compute != formats.parameter
         self.tied = job.model.tied and a["pp"] == 1
         self.n = a["dp_shard"] * a["cp"]
         self.T, self.h = tokens(job, a), job.model.hidden
+        self.whole = self.T * self.h * self.c
         self.wl = self.w.widest / a["tiling"]
         self.head = vocabulary(job.model, a["tp"], 1) if self.last else 0
-        self.outer = self.w.before + (self.w.behind if self.tied else 0)
-        self.behind = 0 if self.tied else self.w.behind
+        self.table = vocabulary(job.model, a["tp"], 1) if self.first else 0
+        self.before, self.behind = (self.w.before if self.first else 0), (self.w.behind if self.last else 0)
+        self.outer = self.before + (self.behind if self.tied else 0)
+        self.own = self.w.layers / self.v
         self.inputs = 16 * self.T * m
-        self.stream = self.T * self.h * self.c / sequence_cut(a)
-        self.previous = self.stream if self.piped and self.several else 0.0
+        self.stream = self.whole / sequence_cut(a)
+        sends = self.piped and a["schedule"] == "1f1b" and at.begun and not self.begins
+        self.previous = self.stream if sends else 0.0
         self.settled = _settled(job, a, self.w, self.sharded)
         self.at_rest = _gradients(job, a, self.w, self.sharded)
-        self.earlier = self.at_rest if self.stands else 0.0
-        self.outside = self.at_rest if self.buckets and m > 1 else 0.0
-        self.kept_by = {kind: _bytes_of(job, a, kind, _kept) for kind in set(kinds)}
-        self.kept = sum(self.kept_by[kind] for kind in kinds)
-        self.micro = self.kept + self.edges() + self.shared()
-        self.all = self.flight * self.micro + self.inputs
+        self.earlier = self._earlier()
+        self.outside = self.at_rest if self.buckets and self.several else 0.0
+        self.every = sum(_bytes_of(job, a, kind, _kept) for kind in kinds)
+        passes = [self._keeps(chunk) for chunk in range(self.v)]
+        flying = sum(count * size for count, size in zip(at.flight, passes, strict=True))
+        self.others = flying - passes[at.chunk] + self.inputs
+        self.all = flying + self.inputs
+        self.inside = self.all - (self.edges() if self.last else 0.0)
         copies = self.c * self.w.layers if self.plain and self.casts else 0.0
         self.copies = copies if a["recompute"] == "none" else 0.0
-        self.cached = copies - self.copies
+        again = copies > 0 and self.copies == 0
+        self.cached = self.c * (self.w.layers - self.w.experts) if again else 0.0
+        self.copies_again = copies / max(len(kinds), 1) if again else 0.0
         self.head_copy = self.c * self.head if self.plain and self.casts else 0.0
         self.waiting = self.q * self.c * self.head if self.reduces and self.tied else 0.0
         self.old_head = self.q * self.s * self.head if not self.units and self.tied else 0.0
+        self.early = self._early()
+
+    def _earlier(self) -> float:
+        """Gradients that stand, of this chunk and of others; reduced ones too."""
+        if not self.piped:
+            return self.at_rest if self.stands else 0.0
+        stands, reduced = (self._of_chunks(which) for which in (self.at.stands, self.at.reduced))
+        first = self.w.before if self.at.stands[0] or self.at.reduced[0] else 0.0
+        whole = max(self.w.all, 1.0)
+        return self.at_rest * (stands + first) / whole + self.settled * reduced / whole
+
+    def _of_chunks(self, which: Sequence[bool]) -> float:
+        """Elements of the layers of some chunks, and of the head if the last is one of them."""
+        return self.w.layers * sum(which) / self.v + (self.w.behind if which[-1] else 0.0)
+
+    def _keeps(self, chunk: int) -> float:
+        """What one micro-batch keeps of one chunk: layers, rotary tables; the output, while the input lies in a buffer."""
+        shape = self.job.model
+        tables = self.job.workload.seq_len * shape.head_dim * self.c if shape.pos == "rope" else 0.0
+        kept = self.every / self.v + tables
+        if self.ends and chunk == self.v - 1:
+            kept += self.edges() - (self.stream if self.piped else 0.0)
+        if self.begins and chunk == 0 and self.piped:
+            kept += self.stream
+        return kept
+
+    def _early(self) -> float:
+        """What ZeRO-3 gathers in a pipeline before its time."""
+        if not (self.piped and self.units and self.zero == 3):
+            return 0.0
+        if self.ends:
+            return self.c * self.w.behind if self.at.begun else 0.0
+        waits = self.at.begun or sum(self.at.flight) > 1
+        return self.c * self.wl if waits and not self.begins else 0.0
 
     def edges(self) -> float:
         """Final norm and the head's input."""
-        if not self.last:
-            return 0.0
         statistics = 4 if self.job.model.norm == "rmsnorm" else 8
-        return self.T * (self.h * self.c + statistics) / sequence_cut(self.a) + self.T * self.h * self.c
+        return self.T * (self.h * self.c + statistics) / sequence_cut(self.a) + self.whole
 
-    def shared(self) -> float:
-        """Rotary tables, the stage's output, less its input, which lies in a receive buffer."""
-        shape = self.job.model
-        tables = self.job.workload.seq_len * shape.head_dim * self.c if shape.pos == "rope" else 0.0
-        return tables + self.stream * ((not self.last) - (not self.first))
-
-    def logits(self, per_entry: float) -> float:
-        """Bytes of the vocabulary's tensors, and the logits that a pipeline's last stage holds on to."""
-        if not self.last:
+    def logits(self, per_entry: float, *, held: bool = True) -> float:
+        """Bytes of the vocabulary's tensors; what waits for backward, and the logits that a last stage holds on to."""
+        if not self.ends:
             return 0.0
-        held_on = self.c if self.piped and self.job.profile.has_units else 0.0
-        return self.T * -(-self.job.model.vocab // self.a["tp"]) * (per_entry + held_on)
+        waiting = self.at.flight[-1] - (self.at.chunk == self.v - 1)
+        own = (
+            (per_entry + (self.c if held and self.piped and self.job.profile.has_units else 0.0)) if self.last else 0.0
+        )
+        return self.T * -(-self.job.model.vocab // self.a["tp"]) * (own + waiting * (self.c + 4))
 
     def fresh(self, elements: float) -> float:
         """Gradients made by this pass."""
         if self.stands:
             return 0.0
+        if self.piped and self.units and self.zero >= 2:
+            return self.q * self.r * elements
         made = self.q * BYTES[self.job.formats.gradient] * elements / (self.n if self.zero >= 2 else 1)
         return min(made, self.at_rest)
 
     def reduction(self, elements: float) -> float:
-        """A unit while it is reduced, with what comes out where gradients stand already."""
+        """A unit while it is reduced."""
         if not self.reduces:
             return 0.0
-        joins = self.several and (self.zero >= 2 or self.job.profile.replicas_wait)
-        out = self.r / (self.n if self.zero >= 2 else 1) if joins else 0.0
-        return self.q * elements * (self.r + (self.c if self.zero >= 2 else 0.0) + out)
+        return self.q * elements * (self.r + (self.c if self.zero >= 2 else 0.0))
+
+    def output(self, elements: float) -> float:
+        """What comes out where earlier micro-batches have left something."""
+        waits = self.zero >= 2 or self.job.profile.replicas_wait
+        if not (self.reduces and self.several and waits):
+            return 0.0
+        return self.q * self.r * elements / (self.n if self.zero >= 2 else 1)
 
     def retained(self, elements: float) -> float:
-        """Reduced gradients of unsharded units, where each micro-batch averages its own."""
-        waits = self.several and self.zero < 2 and not self.job.profile.replicas_wait
-        return self.q * self.r * elements if self.reduces and waits else 0.0
+        """Averages of unsharded units, where replicas average each time."""
+        each = self.zero < 2 and not self.job.profile.replicas_wait
+        return self.q * self.r * elements if self.reduces and self.several and each else 0.0
 
     def gathered(self, layers: int, *, head: bool = False, passed: float = 0.0) -> float:
         """Gathered weights."""
         if not self.units:
             return 0.0
-        kept = self.behind if head else 0.0
+        tied = self.job.model.tied
+        if self.piped:
+            if self.zero < 3:
+                return self.c * (self.w.all - self._of_chunks(self.at.reduced))
+            root = self.before + self.behind if tied else (self.behind if head else 0.0)
+            return self.c * (min(layers * self.wl, self.own) + root)
+        kept = self.w.behind if head and not tied else 0.0
         if self.zero == 3:
-            return self.c * (kept + min(layers * self.wl, self.w.layers) + (self.outer if self.tied else 0.0))
-        given_back = 0.0 if self.piped else passed
-        return self.c * (kept + max(0.0, self.w.layers - given_back) + self.outer)
+            return self.c * (kept + min(layers * self.wl, self.w.layers) + (self.outer if tied else 0.0))
+        return self.c * (kept + max(0.0, self.w.layers - passed) + self.outer)
 
-    def instants(self) -> Iterator[tuple[int, dict[str, float]]]:
-        """(moment, terms) of every instant."""
+    def heads(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """(moment, terms) of the instants around the loss and the head."""
         yield from self._loss()
         yield from self._head()
-        worst = [
-            self._worst_kind(which) for which in (self._feed_forward, self._last_matrix, self._inputs, self._attention)
-        ]
-        for number in (0, 1, -1):
-            yield from ((1, self._layer(at, kind, number)) for at, kind in worst)
+
+    def gathering(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """Without a pipeline: forward gathers the last layer, whose predecessor's first buffer is still there."""
+        if not self.units or self.zero < 2 or not self.kinds:
+            return
+        kept = self._worst_of_kinds(lambda kind: self._rows(kind, _kept))
+        flat = self.c * self.wl * min(2, len(self.kinds))
+        gathered = self.gathered(1) + flat
+        acts = max(self.inputs, self.inside - kept)
+        yield 0, {"gradients": self.earlier, "activations": acts, "gather_buffers": gathered}
+
+    def bodies(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """Those of the layers."""
+        sharded = not self.piped and self.zero == 3
+        for number in (0, 1, -2, -1) if sharded else (0, 1, -1):
+            yield 1, self._layer(number)
         yield 1, self._layer_reduced()
-        yield from self._end()
-        whole = self.q * self.s * self.job.model.vocab * self.h
-        waits = self.first and not self.units and self.a["tp"] > 1
-        yield 3, {"gradients": self.settled, "activations": self.inputs, "temporaries": whole if waits else 0.0}
+        yield from self._end_of_pass() if self.piped else self._end()
+
+    def forward(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """Those of ZeRO-3's gathering in a pipeline."""
+        sharded, runs, tied = self.zero == 3 and self.units, self.at.alternates, self.job.model.tied
+        table = self.c * (2 * self.w.before + (2 if tied else 1) * self.wl) if self.first else 0.0
+        gathers = table if sharded and runs else 0.0
+        yield 0, {"gradients": self.earlier, "activations": self.others, "gather_buffers": gathers}
+        inside = {"gradients": self.earlier, "activations": self.inside, "logits": self.logits(0)}
+        layer = self.c * (2 * self.wl + (self.before if tied else 0)) + self.early
+        head = self.c * (2 * self.behind + self.wl) if self.last else 0.0
+        computes = self._worst_of_kinds(lambda kind: self._rows(kind, _again, "ffn", "inside", "product"))
+        yield (
+            0,
+            inside
+            | {
+                "gather_buffers": max(layer, head) if sharded and runs else 0.0,
+                "temporaries": self.previous + (computes if sharded and runs else 0.0),
+            },
+        )
+        again = 2 * self.c * self.wl
+        if tied and self.first and not runs:
+            again = max(again, self.c * (2 * self.before + self.wl))
+        begins = sharded and self.at.begun
+        yield 1, inside | {"gather_buffers": again if begins else 0.0, "temporaries": self.previous}
+
+    def update(self) -> tuple[int, dict[str, float]]:
+        """The update; tied ends of a pipeline exchange gradients before."""
+        tied = self.piped and self.job.model.tied and (self.begins or self.ends)
+        table = vocabulary(self.job.model, self.a["tp"], self.n if self.zero >= 2 else 1)
+        theirs = self.q * self.s * table if tied else 0.0
+        return 3, {"gradients": self.settled, "activations": self.inputs, "pipeline_buffers": theirs}
+
+    def reductions(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """The last chunk of a pipeline is reduced, unit by unit."""
+        behind = self.w.behind if self.v == 1 else 0.0
+        out = self.q * self.r / self.n if self.zero >= 2 else 0.0
+        left = self.w.before + self.own + behind
+        single = self.job.model.pos != "learned"
+        layer = min(self.wl, self.own)
+        for unit, passed, alone in (
+            (self.w.before, self.w.before, single),
+            (layer, self.own, False),
+            (behind, behind, True),
+        ):
+            done, whole = self.w.all - left, max(self.w.all, 1.0)
+            copied = self.q * self.r * unit + (out * unit if alone else 0.0)
+            gathered = self.c * (left - unit) if self.zero < 3 else 0.0
+            held = self.c * self.T * -(-self.job.model.vocab // self.a["tp"]) if self.ends and self.v == 1 else 0.0
+            yield (
+                2,
+                {
+                    "gradients": self.at_rest * left / whole + self.settled * done / whole,
+                    "activations": self.inputs,
+                    "logits": held,
+                    "gather_buffers": copied + gathered if self.units else 0.0,
+                },
+            )
+            left -= passed
 
     def buffered(self) -> Iterator[tuple[int, dict[str, float]]]:
         """(moment, terms) of every instant where gradients stand in one buffer beside whole weights."""
@@ -228,21 +358,27 @@ class Stage:
         stands = self.settled + self.q * self.c * (self.w.all if row.loose_gradients else 0.0)
         stands += self.q * self.c * self._stand_ins() if row.placeholders else 0.0
         gathered = self.c * (min(2 * self.w.widest, self.w.layers) + self.w.behind) if self.zero >= 3 else 0.0
-        common = {"gradients": stands, "activations": self.all, "gather_buffers": gathered}
+        shape, edges = self.job.model, self.edges() if self.ends else 0.0
+        tables = self.job.workload.seq_len * shape.head_dim * self.c if shape.pos == "rope" else 0.0
+        micro = self.every + edges + tables + self.stream * (self.begins - self.ends)
+        every = in_flight(self.a, self.stage) * micro + self.inputs
+        common = {"gradients": stands, "activations": every, "gather_buffers": gathered}
         forward, backward = loss_bytes(self.job, self.a)
+        entries = self.T * -(-shape.vocab // self.a["tp"]) * self.ends
         loose = 0.0 if row.placeholders else self.q * self.c
-        yield 0, common | {"logits": self.logits(forward)}
-        yield 0, common | {"logits": self.logits(backward)}
-        head = loose * self.head + (self._whole_stream() if self.last else 0.0)
-        yield 0, common | {"logits": self.logits(self.c), "temporaries": head}
-        for which in (self._feed_forward, self._last_matrix, self._inputs, self._attention):
-            found = [which(kind) for kind in dict.fromkeys(self.kinds)]
+        yield 0, common | {"logits": entries * forward}
+        yield 0, common | {"logits": entries * backward}
+        own_head = vocabulary(shape, self.a["tp"], 1) if self.ends else 0
+        head = loose * own_head + (self._whole_stream() if self.ends else 0.0)
+        yield 0, common | {"logits": entries * self.c, "temporaries": head}
+        by_kind = [self._layer_ats(kind) for kind in dict.fromkeys(self.kinds)]
+        for found in zip(*by_kind, strict=True):
             at = max(found, key=lambda each: each.temporaries - each.freed + self.c * each.weights)
             finished = loose * at.weights if at.is_product else 0.0
-            left = max(self.inputs, self.all - self.edges() - at.freed)
+            left = max(self.inputs, every - edges - at.freed)
             yield 1, common | {"activations": left, "temporaries": at.temporaries + finished}
-        table = self.q * self.c * self.w.before + (self.stream if self.first else 0.0)
-        yield 2, common | {"activations": max(self.inputs, self.all - self.micro), "temporaries": table}
+        table = self.q * self.c * self.w.before + (self.stream if self.begins else 0.0)
+        yield 2, common | {"activations": max(self.inputs, every - micro), "temporaries": table}
         yield 3, {"gradients": stands, "activations": self.inputs}
 
     def _stand_ins(self) -> float:
@@ -253,13 +389,9 @@ class Stage:
                 if m.name != "router":
                     cut = self.a["etp"] if m.is_expert else self.a["tp"]
                     found[m.name, m.outputs, m.inputs] = matrix_elements(replace(m, copies=1), cut, 1)
-        return sum(found.values()) + self.head
+        return sum(found.values()) + (vocabulary(self.job.model, self.a["tp"], 1) if self.ends else 0)
 
     def _loss(self) -> Iterator[tuple[int, dict[str, float]]]:
-        others = (self.flight - 1) * self.micro + self.inputs
-        again = self.piped and self.zero == 3 and self.units and self.first
-        table = self.c * (2 * self.w.before + self.wl) if again else 0.0
-        yield 0, {"gradients": self.earlier, "activations": others, "gather_buffers": table}
         before = {
             "gradients": self.earlier,
             "activations": self.all,
@@ -268,7 +400,7 @@ class Stage:
         }
         waits = self.previous + self.outside
         forward, backward = loss_bytes(self.job, self.a)
-        yield 0, before | {"logits": self.logits(forward), "temporaries": waits + self.cached}
+        yield 0, before | {"logits": self.logits(forward, held=False), "temporaries": waits + self.cached}
         yield 0, before | {"logits": self.logits(backward), "temporaries": waits}
 
     def _head(self) -> Iterator[tuple[int, dict[str, float]]]:
@@ -299,27 +431,38 @@ class Stage:
                 "temporaries": waits + (dW + stored if self.plain and self.casts else 0.0),
             },
         )
-        stays = self.c * self.w.behind if self.piped and self.units else 0.0
-        reduced = 0.0 if self.tied else self.reduction(self.w.behind)
-        if self.tied and self.reduces and self.several and self.zero >= 2:
-            reduced = self.q * self.r * self.w.behind / self.n
+        behind = {"gradients": self.earlier + self.fresh(self.behind), "activations": self.inside}
+        if self.piped:
+            added = self.q * self.c * self.behind if self.units else 0.0
+            yield (
+                1,
+                behind
+                | {
+                    "logits": self.logits(0),
+                    "gather_buffers": self.gathered(1, head=True),
+                    "temporaries": self.previous + 2 * dX + added,
+                },
+            )
+            return
+        reduced = 0.0 if self.tied else self.reduction(self.behind)
         yield (
             1,
-            {
-                "gradients": self.earlier + self.fresh(self.w.behind),
-                "activations": self.all - self.edges(),
-                "logits": self.logits(0),
-                "gather_buffers": self.gathered(1) + reduced + self.waiting + stays,
+            behind
+            | {
+                "gather_buffers": self.gathered(1) + reduced + self.output(self.behind) + self.waiting,
                 "bucket_buffers": self.copies,
-                "temporaries": self.previous + self.stream * (2 if stays else 1) + self.retained(self.w.behind) + stays,
+                "temporaries": self.stream + self.retained(self.behind),
             },
         )
 
     def _rows(self, kind: LayerKind, wanted: Wanted, *parts: str) -> float:
         return _bytes_of(self.job, self.a, kind, wanted, *parts)
 
+    def _worst_of_kinds(self, size: Callable[[LayerKind], float]) -> float:
+        return max((size(kind) for kind in set(self.kinds)), default=0.0)
+
     def _whole_stream(self) -> float:
-        return self.stream + (self.T * self.h * self.c if sequence_cut(self.a) > 1 else 0.0)
+        return self.stream + (self.whole if sequence_cut(self.a) > 1 else 0.0)
 
     def _elements(self, kind: LayerKind, chosen: Callable[[str], bool]) -> float:
         total = 0.0
@@ -333,23 +476,55 @@ class Stage:
                     total += matrix_elements(m, cut, 1)
         return total / self.a["tiling"]
 
+    def _layer_ats(self, kind: LayerKind) -> list[LayerAt]:
+        """The instants of one layer of a sort."""
+        if kind.ffn == "moe" and self.job.profile.keeping.name == OURS:
+            ats = [self._experts_before(kind), self._experts_behind(kind), self._experts_behind(kind)]
+        else:
+            ats = [self._feed_forward(kind), self._last_matrix(kind), self._inputs(kind)]
+        ats[1] = replace(ats[1], is_product=True)
+        return [*ats, self._attention(kind), self._attention_inputs(kind)]
+
+    def _experts_before(self, kind: LayerKind) -> LayerAt:
+        moe = self.job.model.moe
+        given = 2 * self.whole * (moe.top_k if moe else 0)
+        back = self._rows(kind, _again)
+        shared = self._elements(kind, lambda name: name.startswith("shared"))
+        return LayerAt(given + self._whole_stream() + back, self._rows(kind, _used), shared)
+
+    def _experts_behind(self, kind: LayerKind) -> LayerAt:
+        """One gradient per expert for each matrix, the first matrix's together once more, in the weight's format where
+        autocast is at work."""
+        moe = self.job.model.moe
+        streams = self.whole * ((moe.top_k if moe else 0) + bool(moe and moe.shared_ffn))
+        matrices = 3 if self.job.model.mlp_gated else 2
+        one = self._elements(kind, lambda name: name.startswith("expert")) / matrices
+        together = self.s if self.plain and self.casts else self.c
+        singles = matrices * self.c * one + together * one
+        freed = self._rows(kind, _kept, "inside", "product") + self._rows(kind, _used, "mixer", "ffn")
+        back = self._rows(kind, _again, "mixer", "ffn")
+        shared = self._elements(kind, lambda name: name.startswith("shared"))
+        return LayerAt(streams + self._whole_stream() + singles + back, freed, shared)
+
     def _feed_forward(self, kind: LayerKind) -> LayerAt:
+        shape = self.job.model
         kept, again = self._rows(kind, _kept, "product"), self._rows(kind, _again, "product")
-        times = 3 if self.job.model.mlp_gated else 2
-        back = self._rows(kind, _again) - again
-        temporaries = times * (kept + again) + self._whole_stream() + back
-        return LayerAt(temporaries, kept, self._elements(kind, _is_down))
+        back, used = self._rows(kind, _again) - again, self._rows(kind, _used)
+        is_relu = shape.mlp_act == "relu" and not shape.mlp_gated
+        times = 3 if shape.mlp_gated else 2
+        temporaries = times * (kept + again) + self._whole_stream() + back + (again if is_relu else 0.0)
+        return LayerAt(temporaries, used + (0.0 if is_relu else kept), self._elements(kind, _is_down))
 
     def _last_matrix(self, kind: LayerKind) -> LayerAt:
         kept, again = self._rows(kind, _kept, "product"), self._rows(kind, _again, "product")
         back = self._rows(kind, _again) - again
         temporaries = kept + again + self._whole_stream() + back
-        return LayerAt(temporaries, kept, self._elements(kind, _is_down), is_product=True)
+        return LayerAt(temporaries, kept + self._rows(kind, _used), self._elements(kind, _is_down))
 
     def _inputs(self, kind: LayerKind) -> LayerAt:
         product = self._rows(kind, _kept, "product") + self._rows(kind, _again, "product")
-        streams = (2 if self.job.model.mlp_gated else 1) * self.T * self.h * self.c + self.stream
-        freed = self._rows(kind, _kept, "inside", "product")
+        streams = (2 if self.job.model.mlp_gated else 1) * self.whole + self.stream
+        freed = self._rows(kind, _kept, "inside", "product") + self._rows(kind, _used, "mixer")
         back = self._rows(kind, _again, "mixer", "ffn")
         return LayerAt(product + streams + back, freed, self._elements(kind, _is_feed_forward))
 
@@ -366,68 +541,111 @@ class Stage:
             gradients += 4 * heads * rows * (1 + padded)
             gradients += 2 * self.T * heads * d * self.c if shape.heads != shape.kv_heads else 0.0
         back = self._rows(kind, _again, "mixer")
-        freed = self._rows(kind, _kept, "ffn", "inside", "product")
+        freed = self._rows(kind, _kept, "ffn", "inside", "product") + self._rows(kind, _used, "mixer")
         return LayerAt(gradients + self._whole_stream() + back, freed, self._elements(kind, _is_behind))
 
-    def _worst_kind(self, which: Callable[[LayerKind], LayerAt]) -> tuple[LayerAt, LayerKind]:
-        """One instant of the sort of layer for which it is worst."""
-        ats = [(which(kind), kind) for kind in layer_counts(self.job.model) if kind in self.kept_by]
-        return max(ats, key=lambda pair: pair[0].temporaries - pair[0].freed + self.c * pair[0].weights)
+    def _attention_inputs(self, kind: LayerKind) -> LayerAt:
+        shape = self.job.model
+        queries = self.T * self.c * shape.heads * shape.head_dim / self.a["tp"]
+        temporaries = 2 * self.whole + queries + self._whole_stream() + self.stream
+        freed = self._rows(kind, _kept, "mixer", "ffn", "inside", "product")
+        return LayerAt(temporaries, freed, self._elements(kind, lambda _name: True))
 
-    def _layer(self, at: LayerAt, kind: LayerKind, number: int) -> dict[str, float]:
-        count, kept = len(self.kinds), self.kept_by[kind]
-        before = count - 1 if number < 0 else min(number, count - 1)
-        share = before / max(count - 1, 1)
-        passed = share * max(0.0, self.w.layers - self.wl)
-        let_go = share * (self.kept - kept)
-        done = self.behind + passed
-        partial = self.q * self.c * at.weights
-        cast = self.q * self.s * at.weights if self.casts and self.stands else 0.0
-        loose = 0.0
-        if not self.reduces:
-            loose = partial if self.units else (partial + cast if at.is_product else 0.0)
-        again = self.cached / max(count, 1)
+    def _worst_layer(self) -> tuple[LayerAt, LayerKind]:
+        """The worst instant of the worst sort of layer: gradients of weights count by where they are at that time."""
+        order = [kind for kind in layer_counts(self.job.model) if kind in set(self.kinds)]
+        by_kind = [(kind, self._layer_ats(kind)) for kind in order]
+        found = []
+        for place in range(len(by_kind[0][1])):
+            ats = [(ats[place], kind) for kind, ats in by_kind]
+            found.append(max(ats, key=lambda pair: pair[0].temporaries - pair[0].freed + self.c * pair[0].weights))
+        made = self.q * BYTES[self.job.formats.gradient] / (self.n if self.zero >= 2 else 1)
+        rate = 0.0 if self.stands else made
+        if self.units:
+            rate = self.q * self.c
+        elif self.plain and self.casts:
+            rate -= self.q * self.c
+
+        def worth(pair: tuple[LayerAt, LayerKind]) -> float:
+            at = pair[0]
+            return at.temporaries - self._freed(at) + (rate + self._at_once(at)) * at.weights
+
+        return max(found, key=worth)
+
+    def _freed(self, at: LayerAt) -> float:
         lets_go = self.units or (self.plain and self.casts)
-        freed = at.freed if lets_go or not at.is_product else 0.0
-        in_flight = self.q * self.r * (self.wl if before else self.behind)
-        copies = self.copies * (1 - before / max(count, 1)) - (partial if self.plain and self.casts else 0.0)
+        return at.freed if lets_go or not at.is_product else 0.0
+
+    def _at_once(self, at: LayerAt) -> float:
+        if not at.is_product or self.units:
+            return 0.0
+        return self.q * (self.c + (self.s if self.casts and self.stands else 0.0))
+
+    def _layer(self, number: int) -> dict[str, float]:
+        if not self.kinds:
+            at, kept = LayerAt(0.0, 0.0, 0.0), 0.0
+        else:
+            at, kind = self._worst_layer()
+            kept = self._rows(kind, _kept)
+        count = max(len(self.kinds) / self.v, 1.0)
+        before = max(count + number, 0.0) if number < 0 else min(number, count - 1)
+        share = before / max(count - 1, 1)
+        passed = share * max(0.0, self.own - self.wl)
+        let_go = share * (self.every / self.v - kept)
+        behind = 0.0 if self.tied else self.behind
+        done = behind + passed
+        partial = self.q * self.c * at.weights
+        in_flight = self.q * self.r * (self.wl if before else behind)
+        copies = self.copies * (1 - before / count) - (partial if self.plain and self.casts else 0.0)
+        given = self.stream if self.piped and number == 0 and not self.last else 0.0
+        layers = 1 if number == -1 and not self.piped else 2
+        at_end = self.early if self.piped and before >= count - 1 else 0.0
+        outside = max(0.0, self.outside - self.q * self.s * behind) if self.outside and number == 0 else 0.0
+        again = max(0.0, self.copies_again - partial) if self.copies_again else 0.0
+        loose = partial if self.units and not self.reduces else self._at_once(at) * at.weights
         return {
             "gradients": self.earlier + self.fresh(done + (0.0 if self.units else at.weights)),
-            "activations": max(self.inputs, self.all - self.edges() - freed - let_go),
+            "activations": max(self.inputs, self.inside - self._freed(at) - let_go),
             "logits": self.logits(0),
-            "gather_buffers": self.gathered(2, passed=passed)
+            "gather_buffers": self.gathered(layers, passed=passed)
+            + at_end
             + (partial + in_flight if self.reduces else 0.0)
             + self.waiting,
             "bucket_buffers": max(0.0, copies),
             "temporaries": at.temporaries
+            - given
             + self.previous
             + self.old_head
             + self.retained(done)
-            + (self.outside if number == 0 else 0.0)
-            + (max(0.0, again - partial) if again else 0.0)
+            + outside
+            + again
             + loose,
         }
 
     def _layer_reduced(self) -> dict[str, float]:
-        kept = max(self.kept_by.values())
+        kept = self._worst_of_kinds(lambda kind: self._rows(kind, _kept))
+        behind = 0.0 if self.tied else self.behind
+        adds = 0.0
+        if self.units and self.piped:
+            whole = self.stands or self.c == self.r
+            last = self._worst_of_kinds(lambda kind: self._elements(kind, _is_down))
+            adds = self.q * self.c * (self.wl if whole else last)
         return {
-            "gradients": self.earlier + self.fresh(self.behind + self.wl),
-            "activations": max(self.inputs, self.all - self.edges() - kept),
+            "gradients": self.earlier + self.fresh(behind + self.wl),
+            "activations": max(self.inputs, self.inside - kept),
             "logits": self.logits(0),
-            "gather_buffers": self.gathered(1, passed=self.wl) + self.reduction(self.wl) + self.waiting,
-            "temporaries": self.stream + self.previous + self.retained(self.behind + self.wl),
+            "gather_buffers": self.gathered(1, passed=self.wl)
+            + self.reduction(self.wl)
+            + self.output(self.wl)
+            + self.waiting,
+            "temporaries": self.stream + self.previous + self.retained(behind + self.wl) + adds,
         }
 
     def _end(self) -> Iterator[tuple[int, dict[str, float]]]:
-        cut = self.a["tp"] > 1
-        table = vocabulary(self.job.model, 1, 1) if self.first else 0
-        dW = self.q * (self.c if self.units else self.s) * table
-        local = self.q * self.c * self.outer if cut else dW
-        stream = self.s / self.c * self.stream if self.first and not self.units else 0.0
-        direct = not self.units and not self.stands and not cut
+        dW = self.q * (self.c * self.before if self.units else self.s * self.table)
+        stream = self.s / self.c * self.whole if self.first and not self.units else 0.0
+        direct = not self.units and not self.stands
         keeps = self.c * self.outer if self.units and (self.zero < 3 or self.tied) else 0.0
-        if self.piped:
-            keeps = self.gathered(1)
         waiting = self.waiting + (self.c * self.head if self.reduces and self.tied else 0.0)
         flight = self.q * self.r * self.wl
         sums = 2 * self.old_head or stream
@@ -435,25 +653,16 @@ class Stage:
             2,
             {
                 "gradients": self.earlier + self.fresh(self.w.all if direct else self.w.all - self.outer),
-                "activations": (self.flight - 1) * self.micro + self.inputs,
-                "gather_buffers": keeps + (flight + local + waiting if self.reduces else 0.0),
-                "temporaries": (0.0 if direct or (self.reduces and not cut) else dW)
-                + self.retained(self.w.all - self.outer)
-                + sums
-                + self.previous,
+                "activations": self.others,
+                "gather_buffers": keeps + (flight + dW + waiting if self.reduces else 0.0),
+                "temporaries": (0.0 if direct or self.reduces else dW) + self.retained(self.w.all - self.outer) + sums,
             },
         )
-        at_once = self.q * self.r * max(self.wl, self.outer) if self.units and self.piped else 0.0
+        reduced = self.reduction(self.outer) + self.output(self.outer)
+        waits = self.retained(self.w.all)
         yield (
             2,
-            {
-                "gradients": self.at_rest,
-                "activations": self.inputs,
-                "gather_buffers": self.reduction(self.outer)
-                + at_once
-                + (keeps if self.piped and self.zero < 3 else 0.0),
-                "temporaries": self.retained(self.w.all),
-            },
+            {"gradients": self.at_rest, "activations": self.inputs, "gather_buffers": reduced, "temporaries": waits},
         )
         yield (
             2,
@@ -463,6 +672,59 @@ class Stage:
                 "temporaries": self.outside + sums + (dW if self.a["accumulation"] > 2 else 0.0),
             },
         )
+
+    def _end_of_pass(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """The embedding's gradient while other passes are in flight, then in the reduce format."""
+        dW = self.q * (self.c if self.units else self.s) * self.before
+        direct = not self.stands and (not self.units or self.c == self.r)
+        waits = self.units and self.zero == 3 and sum(self.at.flight) > 1 and self.first and not self.job.model.tied
+        common = {
+            "activations": self.others,
+            "logits": self.logits(0),
+            "gather_buffers": self.gathered(0) + (self.c * self.wl if waits else 0.0),
+        }
+        inside = self.own + self.behind
+        loose = (0.0 if direct else dW) + self.previous
+        made = self.fresh(inside + self.before) if direct else self.fresh(inside)
+        stream = self.whole if self.first else 0.0
+        yield 2, common | {"gradients": self.earlier + made, "temporaries": loose + stream}
+        yield 2, common | {"gradients": self.earlier + self.fresh(inside + self.table), "temporaries": loose}
+
+
+def instants(
+    job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]
+) -> Iterator[tuple[int, dict[str, float]]]:
+    """(moment, terms) of every instant of a stage that can be its worst."""
+
+    if not job.profile.has_units:
+        runs = layout["virtual_stages"]
+        none = (False,) * runs
+        yield from Stage(
+            job, layout, stage, kinds, Around(0, (1,) + (0,) * (runs - 1), none, none, False, True)
+        ).buffered()
+        return
+
+    def backward(number: int) -> Stage:
+        return Stage(job, layout, stage, kinds, around(layout, stage, number))
+
+    pp, v, m = layout["pp"], layout["virtual_stages"], layout["accumulation"]
+    if pp == 1:
+        several = m > 1
+        step = Stage(job, layout, stage, kinds, Around(0, (1,), (several,), (False,), several, True))
+        yield from (*step.gathering(), *step.heads(), *step.bodies(), step.update())
+        return
+    first, again = backward(pp * (v - 1)), backward(pp * (v - 1) + 1)
+    heads, bodies = [first, again], [first, again]
+    if v > 1:
+        fullest = max(range(v * m), key=lambda k: (sum(around(layout, stage, k).flight), k))
+        heads = [backward(0), backward(pp * v if m >= 2 * pp else 1)]
+        bodies = [*bodies, heads[1], backward(fullest)]
+    for step in heads:
+        yield from step.heads()
+    for step in bodies:
+        yield from (*step.forward(), *step.bodies())
+    yield from again.reductions()
+    yield again.update()
 
 
 INPUTS = ("q", "k", "v", "q_down", "q_up", "kv_down", "kv_up", "qkvz", "beta", "in", "x", "dt")
@@ -493,14 +755,39 @@ def _gradients(job: Job, layout: Layout, whole: Held, sharded: Held) -> float:
     return _settled(job, layout, whole, sharded)
 
 
+def _updated(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> float:
+    """Elements that the fullest rank updates; torch's ZeRO-1 gives whole tensors to ranks, the largest first."""
+    whole = held(job.model, layout, stage, kinds, sharded=False)
+    if layout["zero"] == 0:
+        return whole.all
+    if layout["zero"] >= 2 or not job.profile.has_units:
+        return held(job.model, layout, stage, kinds, sharded=True).all
+    tensors = []
+    for kind in kinds:
+        for m in build_layer(job.model, kind).matrices:
+            if m.is_expert:
+                one = matrix_elements(replace(m, copies=1), layout["etp"], 1)
+                tensors.append(one * -(-m.copies // layout["ep"]))
+            else:
+                tensors += [matrix_elements(replace(m, copies=1), layout["tp"], 1)] * m.copies
+    table = vocabulary(job.model, layout["tp"], 1)
+    alone = job.model.tied and layout["pp"] == 1
+    tensors += [table] * ((stage == 0) + (stage == layout["pp"] - 1 and not alone))
+    n = layout["dp_shard"] * layout["cp"]
+    least = [ceil(sum(other >= size for other in tensors) / n) * size for size in set(tensors)]
+    return min(whole.all, max([whole.all / n, *least]))
+
+
 def _pipeline_buffers(job: Job, layout: Layout, stage: int) -> float:
     pp = layout["pp"]
     if pp == 1:
         return 0.0
     neighbours = 1 if stage in (0, pp - 1) else 2
     sent = tokens(job, layout) * job.model.hidden * BYTES[job.formats.compute]
-    chunks = layout["accumulation"] * layout["virtual_stages"] if job.profile.has_units else 1
-    return float(neighbours * chunks * sent)
+    if not job.profile.has_units:
+        return float(neighbours * sent)
+    messages = layout["accumulation"] * (2 * layout["virtual_stages"] - 2 + neighbours)
+    return float(messages * sent / sequence_cut(layout))
 
 
 def _runtime(job: Job, layout: Layout) -> float:
@@ -511,30 +798,39 @@ def _runtime(job: Job, layout: Layout) -> float:
 
 def stage_moments(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> list[dict[str, int]]:
     """The terms of one stage at the worst instant of each of the four moments, in whole bytes."""
+    return [ties[0] for ties in stage_ties(job, layout, stage, kinds)]
+
+
+def stage_ties(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> list[list[dict[str, int]]]:
+    """The same of every instant that is as bad as the worst of its moment but for a byte; the worst first."""
     whole = held(job.model, layout, stage, kinds, sharded=False)
     sharded = held(job.model, layout, stage, kinds, sharded=True)
     weights_away = layout["offload"] in ("parameters", "nvme")
-    stored, state = (
-        BYTES[job.formats.parameter],
-        job.trainable * job.profile.state_bytes(job.workload.optimizer, job.workload.precision),
-    )
-    has_buffer = not job.profile.has_units
-    weights_from = 3 if has_buffer else 2
+    stored = BYTES[job.formats.parameter]
+    state = job.trainable * job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
+    weights_from = 2 if job.profile.has_units else 3
     always = {
         "parameters": 0.0 if weights_away else stored * (sharded if layout["zero"] >= weights_from else whole).all,
-        "optimizer": 0.0 if layout["offload"] != "none" else state * (sharded if layout["zero"] >= 1 else whole).all,
+        "optimizer": 0.0 if layout["offload"] != "none" else state * _updated(job, layout, stage, kinds),
         "pipeline_buffers": _pipeline_buffers(job, layout, stage),
     }
-    worst: dict[int, dict[str, float]] = {}
-    passes = (False, True) if layout["pp"] > 1 and not has_buffer else (False,)
-    for drains in passes:
-        at = Stage(job, layout, stage, kinds, drains=drains)
-        for moment, terms in at.buffered() if has_buffer else at.instants():
-            if moment not in worst or sum(terms.values()) > sum(worst[moment].values()):
-                worst[moment] = terms
     runtime = {"runtime": _runtime(job, layout)}
+    by_moment: dict[int, list[dict[str, float]]] = {}
+    for moment, terms in instants(job, layout, stage, kinds):
+        by_moment.setdefault(moment, []).append(terms)
     slack = overhead("expandable_slack" if job.profile.segments == "expandable" else "allocator_slack")
-    return [_ledger(always | worst[moment] | runtime, slack) for moment in range(len(MOMENTS))]
+    found = []
+    for moment in range(len(MOMENTS)):
+        ordered = sorted(by_moment[moment], key=lambda terms: -sum(terms.values()))
+        worst = sum(ordered[0].values())
+        ties = [terms for terms in ordered if worst - sum(terms.values()) < 1.0]
+        found.append([_ledger(_sum(always, terms) | runtime, slack) for terms in ties])
+    return found
+
+
+def _sum(always: dict[str, float], moving: dict[str, float]) -> dict[str, float]:
+    """Terms that hold all the time, with those of an instant."""
+    return always | {name: always.get(name, 0.0) + size for name, size in moving.items()}
 
 
 def _ledger(terms: dict[str, float], slack: float) -> dict[str, int]:

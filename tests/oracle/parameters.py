@@ -52,13 +52,13 @@ def vector_elements(vector: Vector, tp: int, k: int) -> int:
     return up(up(vector.size, tp) if vector.cut else vector.size, k)
 
 
-def expert_elements(matrix: Matrix, ep: int, etp: int) -> int:
-    """The copies of one expert matrix that a rank holds, whole."""
+def expert_elements(matrix: Matrix, ep: int, etp: int, k: int) -> int:
+    """The copies of one expert matrix that the fullest of k shards holds; the hidden width is what is cut and sharded."""
     if matrix.cut == "column":
-        one, bias = up(matrix.outputs, etp) * matrix.inputs, up(matrix.outputs, etp)
+        one, bias = up(up(matrix.outputs, etp), k) * matrix.inputs, up(matrix.outputs, etp)
     else:
-        one, bias = matrix.outputs * up(matrix.inputs, etp), matrix.outputs
-    return up(matrix.copies, ep) * (one + (bias if matrix.bias else 0))
+        one, bias = up(up(matrix.inputs, etp), k) * matrix.outputs, matrix.outputs
+    return up(matrix.copies, ep) * (one + (up(bias, k) if matrix.bias else 0))
 
 
 @cache
@@ -70,9 +70,9 @@ def dense_of_layer(shape: ModelShape, kind: LayerKind, tp: int, k: int) -> int:
 
 
 @cache
-def experts_of_layer(shape: ModelShape, kind: LayerKind, ep: int, etp: int) -> int:
-    """The routed experts of one layer that a rank holds, whole."""
-    return sum(expert_elements(m, ep, etp) for m in build_layer(shape, kind).matrices if m.is_expert)
+def experts_of_layer(shape: ModelShape, kind: LayerKind, ep: int, etp: int, k: int = 1) -> int:
+    """The routed experts of one layer that the fullest of k shards holds."""
+    return sum(expert_elements(m, ep, etp, k) for m in build_layer(shape, kind).matrices if m.is_expert)
 
 
 def vocabulary(shape: ModelShape, tp: int, k: int) -> int:
@@ -115,9 +115,9 @@ class Held:
 def held(shape: ModelShape, layout: Layout, stage: int, kinds: Sequence[LayerKind], *, sharded: bool) -> Held:
     """What one stage holds, whole or sharded."""
     tp, ep, etp, pp = (layout[name] for name in ("tp", "ep", "etp", "pp"))
-    k, k_experts = (shards(layout), expert_shards(layout)) if sharded else (1, 1.0)
+    k, k_experts = (shards(layout), int(expert_shards(layout))) if sharded else (1, 1)
     dense_by = {kind: dense_of_layer(shape, kind, tp, k) for kind in set(kinds)}
-    experts_by = {kind: experts_of_layer(shape, kind, ep, etp) / k_experts for kind in set(kinds)}
+    experts_by = {kind: experts_of_layer(shape, kind, ep, etp, k_experts) for kind in set(kinds)}
     dense, experts = [dense_by[kind] for kind in kinds], [experts_by[kind] for kind in kinds]
     in_front = before(shape, tp, k) if stage == 0 else 0
     at_end = behind(shape, tp, k, pp) if stage == pp - 1 else 0

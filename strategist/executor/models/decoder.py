@@ -15,11 +15,12 @@ import math
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle
 
 from strategist.executor.architecture import position_obstacles
 from strategist.executor.models.block import Block
 from strategist.executor.models.cuts import WHOLE, block_styles
+from strategist.executor.models.embedding import CutTable, TokenTable
 from strategist.executor.models.experts import Routing
 from strategist.executor.models.norms import make_norm
 from strategist.executor.models.positions import PositionTable, places
@@ -43,7 +44,7 @@ class Decoder(ReferenceModel):
         self.shape, self.tied, self.token_ranks, self.token_part = shape, shape.tied, 1, 0
         self.takes_tokens = self.gives_logits = True
         learned = shape.pos == "learned"
-        self.token_embedding: nn.Embedding | None = nn.Embedding(shape.vocab, shape.hidden)
+        self.token_embedding: TokenTable | None = TokenTable(shape.vocab, shape.hidden)
         self.position_embedding = PositionTable(shape.pos_rows, shape.hidden) if learned else None
         self.layers = nn.ModuleDict(
             {str(i): Block(shape, kind, routing) for i, kind in enumerate(layer_sequence(shape))}
@@ -116,7 +117,7 @@ class Decoder(ReferenceModel):
         between = Shard(1) if sequence_parallel else Replicate()
         ends: dict[str, ParallelStyle] = {}
         if self.token_embedding is not None:
-            ends["token_embedding"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=between)
+            ends["token_embedding"] = CutTable(between)
         if self.head is not None:
             ends["head"] = ColwiseParallel(input_layouts=between, output_layouts=Shard(-1), use_local_output=False)
         if sequence_parallel:  # each rank sees its own tokens only

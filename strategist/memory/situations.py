@@ -1,0 +1,124 @@
+"""How far a rank is in its schedule when it works on one micro-batch: what else is in flight, whose gradients stand.
+
+A rank works on passes: one micro-batch through one of its v runs of layers (chunks). Order of passes, PyTorch 2.13
+torch/distributed/pipelining/schedules.py: Schedule1F1B runs min(m, pp - stage) forwards, then a backward and a forward in
+turn; ScheduleGPipe all forwards first; ScheduleInterleaved1F1B (Narayanan et al. 2021, arXiv 2104.04473, section 2.2)
+(v - 1) pp + 2 (pp - 1 - stage) forwards, then a forward and a backward in turn, pp micro-batches of one chunk after
+another, backwards from the last chunk. A chunk's gradients stand from its first backward pass on and are reduced right
+behind its last one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from strategist.records import dataclass
+from strategist.space.candidates import Column, Mask, Reals, code
+from strategist.space.shares import Group
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Situation:
+    """One backward pass, each (C, S) or broadcast against it.
+
+    `others`, `others_first`, `others_last`: passes in flight beside this one, of any chunk, of the chunk with the embedding,
+    of the chunk with the head. `is_first`, `is_last`: whether this one is of those chunks. `stands`: whether its chunk has
+    gradients already; `standing`, `first_stands`, `last_stands`: the share of the layers, and the ends, that have.
+    `reduced`, `last_reduced`: the share of the layers, and the head, that are reduced already. `is_begun`: some backward
+    pass has ended. `alternates`: a forward pass ran just before.
+    """
+
+    others: Reals
+    others_first: Reals
+    others_last: Reals
+    is_first: Mask
+    is_last: Mask
+    stands: Mask
+    standing: Reals
+    first_stands: Mask
+    last_stands: Mask
+    reduced: Reals
+    last_reduced: Mask
+    is_begun: Mask
+    alternates: Mask
+
+
+def one_pass(accumulation: Column) -> Situation:
+    """Without a pipeline: the last micro-batch, after others if there are any."""
+    several = (accumulation > 1)[:, None]
+    none, yes = np.zeros((1, 1)), np.ones((1, 1), np.bool_)
+    return Situation(
+        none, none, none, yes, yes, several, several * 1.0, several, several, none, np.logical_not(yes), several, yes
+    )
+
+
+class Schedule:
+    """The passes of every candidate of a group on every stage, (C, S)."""
+
+    def __init__(self, group: Group) -> None:
+        c = group.candidates
+        self.pp = group.pp
+        self.m, self.v = c["accumulation"][:, None], c["virtual_stages"][:, None]
+        self.passes = self.m * self.v
+        behind = group.pp - group.stages[None, :]
+        schedule = c["schedule"][:, None]
+        ahead = np.where(schedule == code("schedule", "gpipe"), self.m, behind)
+        interleaved = (self.v - 1) * self.pp + 2 * (behind - 1) + 1
+        ahead = np.where(schedule == code("schedule", "interleaved"), interleaved, ahead)
+        self.ahead = np.minimum(ahead, self.passes)
+
+    @property
+    def has_chunks(self) -> bool:
+        """Whether some candidate has several chunks per rank."""
+        return bool((self.v > 1).any())
+
+    def first_pass(self) -> Situation:
+        """The first backward pass of all."""
+        return self.at(np.zeros_like(self.ahead))
+
+    def second_of_last_chunk(self) -> Situation:
+        """The chunk with the head, once it has gradients: in the second round, when all others have some too, if there is one."""
+        second_round = np.where(self.m >= 2 * self.pp, self.pp * self.v, 1)
+        return self.at(np.where(self.v > 1, second_round, 1))
+
+    def fullest(self) -> Situation:
+        """The last backward pass with as many in flight as ever."""
+        return self.at(self.passes - self.ahead)
+
+    def first_of_first_chunk(self) -> Situation:
+        """The first backward pass of the chunk with the embedding."""
+        return self.at(np.broadcast_to(self.pp * (self.v - 1), self.ahead.shape))
+
+    def second_of_first_chunk(self) -> Situation:
+        """The second one: from here on every weight has a gradient."""
+        return self.at(np.broadcast_to(self.pp * (self.v - 1) + 1, self.ahead.shape))
+
+    def at(self, number: Column) -> Situation:
+        """The backward pass `number`, counted from 0; the last one when there are fewer."""
+        k = np.minimum(number, self.passes - 1)
+        forwards = np.minimum(self.ahead + k, self.passes)
+        pp, v = self.pp, self.v
+        around = pp * v
+        own = k // pp % v  # chunks from the last
+        is_first, is_last = own == v - 1, own == 0
+        done_first = k // around * pp + np.maximum(0, k % around - (v - 1) * pp)
+        done_last = k // around * pp + np.minimum(k % around, pp)
+        first = forwards // around * pp + np.minimum(forwards % around, pp) - done_first
+        last = forwards // around * pp + np.maximum(0, forwards % around - (v - 1) * pp) - done_last
+        reduced = np.maximum(0, k - (self.m - pp) * v) // pp
+        started = np.minimum(v, -(-k // pp))
+        return Situation(
+            others=(forwards - k - 1).astype(np.float64),
+            others_first=(first - is_first).astype(np.float64),
+            others_last=(last - is_last).astype(np.float64),
+            is_first=is_first,
+            is_last=is_last,
+            stands=(k >= around) | (k % pp > 0),
+            standing=(started - reduced) / v,
+            first_stands=done_first > 0,
+            last_stands=(done_last > 0) & (reduced == 0),
+            reduced=reduced / v,
+            last_reduced=reduced > 0,
+            is_begun=k > 0,
+            alternates=self.ahead + k <= self.passes,
+        )

@@ -1,0 +1,71 @@
+"""How far a rank is in its schedule, against the order that torch's own schedules work in."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from strategist.memory.situations import Schedule
+from strategist.space.candidates import code
+
+pytestmark = pytest.mark.slow
+
+CASES = ((2, 2, 2), (2, 2, 4), (4, 2, 4), (4, 2, 8), (4, 3, 12), (2, 3, 2), (8, 4, 8))
+"""Stages, virtual stages, micro-batches."""
+
+
+def _torch_order(pp: int, virtual: int, count: int, rank: int) -> list[tuple[str, int]]:
+    """(kind of work, chunk) of a rank, in order, by ScheduleInterleaved1F1B."""
+    from torch.distributed.pipelining.schedules import ScheduleInterleaved1F1B
+
+    schedule: Any = SimpleNamespace(
+        n_local_stages=virtual, microbatches_per_round=pp, pp_group_size=pp, _n_microbatches=count
+    )
+    actions = ScheduleInterleaved1F1B._calculate_single_rank_operations(schedule, rank)
+    return [(a.computation_type.name, a.stage_index // pp) for a in actions if a is not None]
+
+
+def _schedule(pp: int, virtual: int, count: int, rank: int) -> Schedule:
+    columns = {
+        "accumulation": np.array([count]),
+        "virtual_stages": np.array([virtual]),
+        "schedule": np.array([code("schedule", "interleaved")]),
+    }
+    group: Any = SimpleNamespace(candidates=columns, pp=pp, stages=np.array([rank]))
+    return Schedule(group)
+
+
+@pytest.mark.parametrize(("pp", "virtual", "count"), CASES)
+def test_situations_are_those_of_torchs_schedule(pp: int, virtual: int, count: int) -> None:
+    """At every backward pass of every rank the passes in flight, the chunks with gradients and the reduced chunks are
+    those that torch's order of work gives."""
+    for rank in range(pp):
+        schedule = _schedule(pp, virtual, count, rank)
+        there, back = [0] * virtual, [0] * virtual
+        for kind, chunk in _torch_order(pp, virtual, count, rank):
+            if kind == "FORWARD":
+                there[chunk] += 1
+                continue
+            found = schedule.at(np.array([[sum(back)]]))
+            flight = [f - b for f, b in zip(there, back, strict=True)]
+            reduced = [b == count for b in back]
+            stands = [b > 0 and not done for b, done in zip(back, reduced, strict=True)]
+            expected = {
+                "others": sum(flight) - 1,
+                "others_first": flight[0] - (chunk == 0),
+                "others_last": flight[-1] - (chunk == virtual - 1),
+                "is_first": chunk == 0,
+                "is_last": chunk == virtual - 1,
+                "stands": stands[chunk],
+                "standing": sum(stands) / virtual,
+                "first_stands": back[0] > 0,
+                "last_stands": stands[-1],
+                "reduced": sum(reduced) / virtual,
+                "last_reduced": reduced[-1],
+            }
+            said = {name: getattr(found, name).item() for name in expected}
+            assert said == pytest.approx(expected), (rank, sum(back))
+            back[chunk] += 1
