@@ -4,6 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
+# Byte code is kept whatever the environment says: each worker and each process of a test would compile all of it again.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: help plan test check fast slow nightly bench bench-accuracy bench-memory docs format clean
 
 help:                              ## this list

@@ -51,11 +51,16 @@ FITTED: Mapping[str, str] = {
 
 
 def measured() -> dict[str, Any]:
-    """One run over the table: seconds, groups by source, points of the scatter plot."""
+    """One run over the table: seconds, and what its answers say."""
     runs = read_runs(str(RUNS))
     start = time.perf_counter()
     judged = judge(runs)
     seconds = time.perf_counter() - start
+    return figures(judged) | {"seconds_per_1000_rows": round(1000 * seconds / len(runs), 2)}
+
+
+def figures(judged: Sequence[Judged]) -> dict[str, Any]:
+    """Groups by source, points of the scatter plot."""
     good = [one for one in judged if one.run["quality"] in SCORED]
     only = memory_only()
     everything, *groups = grouped(good, ("source",))
@@ -63,8 +68,7 @@ def measured() -> dict[str, Any]:
     single = [one for one in good if one.run["source"] == "vtrain" and one.run["table"] != "multi node"]
     return {
         **circumstances(("strategist", "numpy")),
-        "rows": len(runs),
-        "seconds_per_1000_rows": round(1000 * seconds / len(runs), 2),
+        "rows": len(judged),
         "all": _summary(everything),
         "over_sources": over_sources(groups),
         "sources": [{"source": group.key["source"], **_summary(group)} for group in groups],

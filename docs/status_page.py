@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import strategist
@@ -31,6 +31,7 @@ class Technique:
     model: str = "llama-3.2-1b"
     more: Mapping[str, Any] = field(default_factory=dict)
 
+    @cached_property
     def plan(self) -> Plan | None:
         """The plan that this row stands for; None when no layout can be like this."""
         job = {"seq_len": 2048, "global_batch": 64, "top": 1, **self.more}
@@ -133,7 +134,7 @@ def _techniques() -> Iterator[str]:
     yield f"| {' | '.join(heads)} |"
     yield "|" + "---|" * len(heads)
     for technique in TECHNIQUES:
-        yield f"| {' | '.join((technique.title, *_answers(technique.plan())))} |"
+        yield f"| {' | '.join((technique.title, *_answers(technique.plan)))} |"
 
 
 def _answers(plan: Plan | None) -> tuple[str, ...]:

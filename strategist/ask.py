@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
 from typing import Any
 
-from strategist.document.plan import Assumption, Hint, Objective, Policy, Request
+from strategist.document.plan import Hint, Objective, Policy, Request
 from strategist.errors import InputError
 from strategist.facts.clusters import cluster_from_flags, cpu_cluster, resolve_cluster
 from strategist.facts.gpus import backend_of
@@ -17,7 +17,7 @@ from strategist.facts.model import ModelShape
 from strategist.facts.models import load_model, load_model_config
 from strategist.facts.parameters import count
 from strategist.facts.profile import find_profile
-from strategist.facts.resolved import Assumed, Resolved
+from strategist.facts.resolved import Assumption, Resolved
 from strategist.facts.sizes import SizedModel, is_size, shape_for_size
 from strategist.facts.workload import Workload
 from strategist.planner.search import Question
@@ -102,7 +102,7 @@ def complete(given: Given) -> Asked:
         question=question,
         request=_request(given, pins, forbids),
         assumptions=(
-            *(_as_assumption(said) for said in machines.assumptions),
+            *machines.assumptions,
             *from_model,
             *from_work,
             *from_runs,
@@ -213,10 +213,6 @@ def _spread(sized: SizedModel) -> str:
     return f"; {spread.models} real shapes of that size count {low} to {high}, with layers x width {widths[0]:,} to {widths[1]:,}: activations differ by up to a factor {widths[1] / widths[0]:.1f}"
 
 
-def _as_assumption(said: Assumed) -> Assumption:
-    return Assumption(what=said.what, value=said.value, flag=said.flag, basis=said.basis, source=said.source)
-
-
 def _as_hint(text: str) -> Hint:
     """A remark of the readers of models and machines; warnings begin with their code and a colon."""
     code, _, sentence = text.partition(": ")
@@ -299,7 +295,7 @@ def _assumed_machines(given: Given, shaped: Mapping[str, Any], described: bool) 
     gpus, nodes = given.gpus_per_node or ASSUMED_GPUS, given.nodes or 1
     resolved = cluster_from_flags(ASSUMED_GPU, gpus, nodes, **shaped)
     words = f"{nodes} node{'s' * (nodes > 1)} x {gpus} x {resolved.cluster.groups[0].node.gpu.title}"
-    said = Assumed(what="hardware", value=words, flag="--hardware NODE:COUNT, or --gpu --gpus-per-node --nodes")
+    said = Assumption(what="hardware", value=words, flag="--hardware NODE:COUNT, or --gpu --gpus-per-node --nodes")
     cluster = replace(resolved.cluster, origin="assumed")
     return Resolved(cluster=cluster, assumptions=(said, *resolved.assumptions), notes=resolved.notes)
 

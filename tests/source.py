@@ -23,9 +23,27 @@ def dotted(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@cache
+def nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """Every node of a tree; many tests look at the same ones."""
+    return tuple(ast.walk(tree))
+
+
+@cache
+def imports(tree: ast.AST) -> tuple[str, ...]:
+    """Everything that is imported below a node, by its dotted name."""
+    found: list[str] = []
+    for node in nodes(tree):
+        if isinstance(node, ast.ImportFrom):
+            found.extend(f"{node.module}.{name.name}" for name in node.names)
+        elif isinstance(node, ast.Import):
+            found.extend(name.name for name in node.names)
+    return tuple(found)
+
+
 def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
     """Every call with the last part of what is called."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Call):
             if isinstance(node.func, ast.Name):
                 yield node.func.id, node
@@ -35,6 +53,6 @@ def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
 
 def texts(tree: ast.AST) -> Iterator[str]:
     """Every text that is written in the source."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value

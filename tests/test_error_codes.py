@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 
@@ -31,8 +32,9 @@ def kinds(base: type[StrategistError] = StrategistError) -> set[str]:
 def spelt(tree: ast.Module) -> Iterator[str]:
     """Codes that a module gives to errors: the first argument where it is spelt out, otherwise every code the module
     mentions, because it chooses among them."""
+    errors = kinds()
     for name, call in calls(tree):
-        if name not in kinds():
+        if name not in errors:
             continue
         code = next((keyword.value for keyword in call.keywords if keyword.arg == "code"), None)
         first = code or (call.args[0] if call.args and name != "NoPlanError" else None)
@@ -44,11 +46,12 @@ def spelt(tree: ast.Module) -> Iterator[str]:
             yield "NO_PLAN"
 
 
-def raised() -> set[str]:
+@cache
+def raised() -> frozenset[str]:
     """Every code that the package or a rule can end with."""
     package = {name: tree for name, tree in modules().items() if name != "strategist.errors"}
     from_rules = {rule.code for rule in load_rules("legality") if rule.code}
-    return from_rules | {code for tree in package.values() for code in spelt(tree)}
+    return frozenset(from_rules | {code for tree in package.values() for code in spelt(tree)})
 
 
 def test_every_code_is_raised_or_owed() -> None:

@@ -13,7 +13,7 @@ from graphlib import TopologicalSorter
 import pytest
 
 from tests.cli.harness import completed, process
-from tests.source import modules
+from tests.source import imports, modules
 
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("catalog",),
@@ -51,15 +51,6 @@ HEAVY = tuple(HOMES)
 def room_of(module: str) -> str:
     """The room of a module: `strategist.facts.gpus` lies in `facts`."""
     return module.split(".")[1] if "." in module else ""
-
-
-def imports(tree: ast.AST) -> Iterator[str]:
-    """Everything that is imported below a node, by its dotted name."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):
-            yield from (f"{node.module}.{name.name}" for name in node.names)
-        elif isinstance(node, ast.Import):
-            yield from (name.name for name in node.names)
 
 
 def rooms_used() -> Iterator[tuple[str, str]]:

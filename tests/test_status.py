@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 
 import pytest
 
@@ -18,10 +17,9 @@ from strategist.space.candidates import WORDS
 from tests.plans import make_plan, tiny_llama
 
 
-@cache
 def plans() -> dict[str, Plan | None]:
     """The plan of every row by its title."""
-    return {technique.title: technique.plan() for technique in TECHNIQUES}
+    return {technique.title: technique.plan for technique in TECHNIQUES}
 
 
 def used(plan: Plan) -> Iterator[str]:

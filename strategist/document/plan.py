@@ -11,8 +11,9 @@ from typing import Literal, Protocol
 
 from strategist.document.estimate import MemoryLedger, TimeLedger
 from strategist.document.verification import Verification
-from strategist.facts.hardware import Basis, Cluster
+from strategist.facts.hardware import Cluster
 from strategist.facts.model import ModelShape
+from strategist.facts.resolved import Assumption
 from strategist.facts.workload import Workload
 from strategist.records import dataclass
 
@@ -118,17 +119,6 @@ class Strategy:
     compile: bool = False
     backend: Backend = "nccl"
     profile: str = "strategist"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assumption:
-    """Something the user did not say. `flag` is how to say it."""
-
-    what: str
-    value: str
-    flag: str
-    basis: Basis = "assumed"
-    source: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

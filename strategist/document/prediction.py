@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 from strategist.document.estimate import MemoryLedger, TimeLedger
-from strategist.document.plan import Assumption, Hint, Mesh, Strategy, batch_identity
+from strategist.document.plan import Hint, Mesh, Strategy, batch_identity
 from strategist.facts.hardware import Cluster
 from strategist.facts.model import ModelShape
+from strategist.facts.resolved import Assumption
 from strategist.facts.workload import Workload
 from strategist.records import dataclass
 

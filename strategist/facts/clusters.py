@@ -22,7 +22,7 @@ from strategist.facts.hardware import Cluster, Gpu, Node, NodeGroup
 from strategist.facts.lookup import Found
 from strategist.facts.machines import default_row, spread_over_racks
 from strategist.facts.nodes import find_node, node_by_id, reference_node
-from strategist.facts.resolved import Assumed, Resolved
+from strategist.facts.resolved import Assumption, Resolved
 from strategist.units import format_gib, parse_integer, plain_text
 
 __all__ = [
@@ -68,7 +68,7 @@ def resolve_cluster(source: Source = None, flag: str = "--hardware") -> Resolved
 def _reference_machine() -> Resolved:
     row = default_row("cluster")
     group = NodeGroup(node=node_by_id(row["node"]), count=row["nodes"])
-    said = Assumed(what="hardware", value=f"{row['node']}:{row['nodes']}", flag="--hardware", source=row["source"])
+    said = Assumption(what="hardware", value=f"{row['node']}:{row['nodes']}", flag="--hardware", source=row["source"])
     return Resolved(cluster=Cluster(groups=(group,), origin="assumed"), assumptions=(said,))
 
 
@@ -123,7 +123,7 @@ def _named_node(name: str, flag: str) -> Found[Node]:
 
 def _catalogued(found: Found[Node], nodes: int) -> Resolved:
     source = found.assumed or ""
-    said = (Assumed(what="node type", value=found.value.name, flag="--hardware", source=source),) if source else ()
+    said = (Assumption(what="node type", value=found.value.name, flag="--hardware", source=source),) if source else ()
     cluster = Cluster(groups=(NodeGroup(node=spread_over_racks(found.value, nodes), count=nodes),), origin="catalogue")
     return checked_network(Resolved(cluster=cluster, assumptions=said))
 
@@ -137,9 +137,9 @@ def cpu_cluster(ranks: int, *, memory_bytes: int | None = None) -> Resolved:
     whole = core.memory_bytes if memory_bytes is None else memory_bytes
     count = bounded_count(ranks, "--hardware", MAX_GPUS_PER_NODE)
     device = replace(core, memory_bytes=whole // count)
-    said = [Assumed(what="CPU core", value="one per rank, as fast as the measured one", flag="--hardware", source=core.source)]  # fmt: skip
+    said = [Assumption(what="CPU core", value="one per rank, as fast as the measured one", flag="--hardware", source=core.source)]  # fmt: skip
     if memory_bytes is None:
-        said.append(Assumed(what="host memory", value=f"{format_gib(whole)} in all, {format_gib(device.memory_bytes)} per rank", flag="--gpu-memory", source=core.source))  # fmt: skip
+        said.append(Assumption(what="host memory", value=f"{format_gib(whole)} in all, {format_gib(device.memory_bytes)} per rank", flag="--gpu-memory", source=core.source))  # fmt: skip
     cluster = Cluster(groups=(NodeGroup(node=_cpu_node(device, count, whole), count=1),), origin="catalogue")
     return Resolved(cluster=cluster, assumptions=tuple(said))
 

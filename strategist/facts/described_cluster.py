@@ -13,7 +13,7 @@ from strategist.facts.hardware import Cluster, Gpu, Link, Node, NodeGroup, Topol
 from strategist.facts.lookup import fold
 from strategist.facts.machines import Overrides, device_rate, machine
 from strategist.facts.nodes import reference_node
-from strategist.facts.resolved import Assumed, Resolved
+from strategist.facts.resolved import Assumption, Resolved
 from strategist.facts.wiring import expanded, refuse_large
 from strategist.records import dataclass
 from strategist.units import parse_bytes, parse_rate, plain_text
@@ -84,7 +84,7 @@ def _between(links: tuple[DescribedLink, ...], entries: Mapping[str, int]) -> It
             yield from (Link(a=a, b=b, kind=link.kind, Bps=Bps) for b in expanded(link.b, entries))
 
 
-def _group(entry: _Entry) -> tuple[NodeGroup, tuple[Assumed, ...]]:
+def _group(entry: _Entry) -> tuple[NodeGroup, tuple[Assumption, ...]]:
     said = entry.said
     name = checked_name(said.name, entry.path("name")) if said.name else ""
     gpu, assumed = _named_gpu(entry)
@@ -113,22 +113,22 @@ def _answered(said: DescribedNode) -> set[str]:
     return {what for what, stated in given.items() if stated}
 
 
-def _named_gpu(entry: _Entry) -> tuple[Gpu, tuple[Assumed, ...]]:
+def _named_gpu(entry: _Entry) -> tuple[Gpu, tuple[Assumption, ...]]:
     """The device by its name: one the document defines, else the catalogue's."""
     own = entry.own.get(fold(entry.said.gpu))
     if own is not None:
         return own, ()
     found = find_gpu(entry.said.gpu, entry.path("gpu"))
-    said = Assumed(what="GPU", value=found.value.name, flag=entry.path("gpu"))
+    said = Assumption(what="GPU", value=found.value.name, flag=entry.path("gpu"))
     return found.value, (said,) if found.assumed else ()
 
 
-def _gpu_count(entry: _Entry, gpu: Gpu, assumed: tuple[Assumed, ...]) -> tuple[int, tuple[Assumed, ...]]:
+def _gpu_count(entry: _Entry, gpu: Gpu, assumed: tuple[Assumption, ...]) -> tuple[int, tuple[Assumption, ...]]:
     if entry.said.gpu_count is not None:
         return bounded_count(entry.said.gpu_count, entry.path("gpu_count"), MAX_GPUS_PER_NODE), assumed
     usual = reference_node(gpu.name)
     count = usual.gpus if usual else 1
-    return count, (*assumed, Assumed(what="GPUs per node", value=str(count), flag=entry.path("gpu_count")))
+    return count, (*assumed, Assumption(what="GPUs per node", value=str(count), flag=entry.path("gpu_count")))
 
 
 def _memory(entry: _Entry) -> int | None:

@@ -12,7 +12,7 @@ from strategist.facts.hardware import Cluster, NodeGroup
 from strategist.facts.machines import Overrides, machine, spread_over_racks
 from strategist.facts.network import network_tier
 from strategist.facts.nodes import reference_node
-from strategist.facts.resolved import Assumed, Resolved
+from strategist.facts.resolved import Assumption, Resolved
 from strategist.records import dataclass
 from strategist.units import TIB, parse_bytes, parse_integer, parse_rate
 
@@ -79,13 +79,13 @@ def cluster_from_flags(
     Raises InputError for names, types and bounds, ImpossibleError NO_PATH for several nodes without a network.
     """
     found = find_gpu(gpu)
-    assumed = [Assumed(what="GPU", value=found.value.name, flag="--gpu")] if found.assumed else []
+    assumed = [Assumption(what="GPU", value=found.value.name, flag="--gpu")] if found.assumed else []
     count = bounded_count(1 if nodes is None else nodes, "--nodes", MAX_NODES)
     if gpus_per_node is None:
         gpus_per_node = _usual_count(found.value.name)
-        assumed.append(Assumed(what="GPUs per node", value=str(gpus_per_node), flag="--gpus-per-node"))
+        assumed.append(Assumption(what="GPUs per node", value=str(gpus_per_node), flag="--gpus-per-node"))
     if nodes is None:
-        assumed.append(Assumed(what="nodes", value="1", flag="--nodes"))
+        assumed.append(Assumption(what="nodes", value="1", flag="--nodes"))
     stated = Overrides(
         memory_bytes=bounded_memory(gpu_memory_bytes, "--gpu-memory"),
         intra_Bps=bounded_rate(intra_Bps, "--intra-bw"),

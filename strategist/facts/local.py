@@ -20,7 +20,7 @@ from strategist.facts.gpus import find_gpu, gpus
 from strategist.facts.hardware import Cluster, Gpu, Node, NodeGroup
 from strategist.facts.machines import Overrides, machine
 from strategist.facts.matrix_node import node_from_matrix
-from strategist.facts.resolved import Assumed, Resolved
+from strategist.facts.resolved import Assumption, Resolved
 from strategist.facts.sys_ports import Port, active_ports, fabric_of
 from strategist.facts.topo_matrix import Matrix, parse_matrix
 from strategist.records import dataclass
@@ -120,7 +120,7 @@ def _gpu_node(cards: list[Card], look: Senses, notes: tuple[str, ...], memory_by
     return Resolved(cluster=cluster, assumptions=(*assumed, *more), notes=seen)
 
 
-def _weakest_gpu(cards: list[Card]) -> tuple[Gpu, tuple[Assumed, ...]]:
+def _weakest_gpu(cards: list[Card]) -> tuple[Gpu, tuple[Assumption, ...]]:
     """The catalogue's row of the card with the least memory, which all count as when they differ."""
     weakest = min(cards, key=lambda card: card.memory_bytes)
     names = sorted({card.name for card in cards})
@@ -132,7 +132,7 @@ def _weakest_gpu(cards: list[Card]) -> tuple[Gpu, tuple[Assumed, ...]]:
     )
     if len(names) == 1:
         return measured, ()
-    return measured, (Assumed(what="unlike GPUs in one node", value=f"all as {fact.title}", flag="--hardware"),)
+    return measured, (Assumption(what="unlike GPUs in one node", value=f"all as {fact.title}", flag="--hardware"),)
 
 
 def known_gpu(name: str) -> Gpu:
@@ -152,7 +152,7 @@ def known_gpu(name: str) -> Gpu:
         ) from problem
 
 
-def _wired(gpu: Gpu, count: int, look: Senses) -> tuple[Node, tuple[Assumed, ...], tuple[str, ...]]:
+def _wired(gpu: Gpu, count: int, look: Senses) -> tuple[Node, tuple[Assumption, ...], tuple[str, ...]]:
     """The node with the links its topology matrix shows, else with those such cards usually have."""
     try:
         matrix = _matrix(look, count)

@@ -8,7 +8,7 @@ from math import gcd
 from strategist.catalog import Row, rows
 from strategist.facts.hardware import Gpu, Node, Topology
 from strategist.facts.nodes import reference_counts, reference_node
-from strategist.facts.resolved import Assumed
+from strategist.facts.resolved import Assumption
 from strategist.records import dataclass
 from strategist.units import format_gib, format_rate
 
@@ -28,7 +28,7 @@ class Overrides:
     inter_flag: str = "--inter-bw"
 
 
-def machine(gpu: Gpu, gpus: int, stated: Overrides, nodes: int) -> tuple[Node, tuple[Assumed, ...]]:
+def machine(gpu: Gpu, gpus: int, stated: Overrides, nodes: int) -> tuple[Node, tuple[Assumption, ...]]:
     """A node with `gpus` cards, overridden by what was stated, and the assumptions left in it.
 
     A price is never assumed: reference nodes lose theirs.
@@ -163,16 +163,18 @@ def _with_memory(gpu: Gpu, stated: Overrides) -> Gpu:
     return replace(gpu, memory_bytes=stated.memory_bytes, basis="assumed", source=source)
 
 
-def _left_open(node: Node, stated: Overrides, nodes: int) -> tuple[Assumed, ...]:
+def _left_open(node: Node, stated: Overrides, nodes: int) -> tuple[Assumption, ...]:
     """What remains assumed about a node that nobody named."""
-    open_: list[Assumed] = []
+    open_: list[Assumption] = []
     if node.gpus > 1 and stated.intra_Bps is None:
         links = f"{node.topology}, {format_rate(node.intra_Bps)} per GPU, as in {node.name}"
-        open_.append(Assumed(what="links inside a node", value=links, flag=stated.intra_flag, source=node.source))
+        open_.append(Assumption(what="links inside a node", value=links, flag=stated.intra_flag, source=node.source))
     if nodes > 1 and stated.inter_Bps is None:
         network = f"{format_rate(node.inter_Bps)} per node over {node.fabric}, as in {node.name}"
-        open_.append(Assumed(what="network between nodes", value=network, flag=stated.inter_flag, source=node.source))
+        open_.append(
+            Assumption(what="network between nodes", value=network, flag=stated.inter_flag, source=node.source)
+        )
     if node.ram_bytes is not None:
         memory = f"{format_gib(node.ram_bytes)}, as in {node.name}"
-        open_.append(Assumed(what="host memory of a node", value=memory, flag="--hardware", source=node.source))
+        open_.append(Assumption(what="host memory of a node", value=memory, flag="--hardware", source=node.source))
     return tuple(open_)

@@ -13,7 +13,7 @@ from strategist.catalog import rows
 from strategist.errors import InputError
 from strategist.facts.hardware import Gpu, Link, Node, Topology
 from strategist.facts.machines import default_row
-from strategist.facts.resolved import Assumed
+from strategist.facts.resolved import Assumption
 from strategist.facts.topo_matrix import Matrix
 from strategist.records import dataclass
 
@@ -33,7 +33,7 @@ class _Picture:
     links: tuple[Link, ...] = ()
 
 
-def node_from_matrix(matrix: Matrix, gpu: Gpu, name: str = "probed") -> tuple[Node, tuple[Assumed, ...]]:
+def node_from_matrix(matrix: Matrix, gpu: Gpu, name: str = "probed") -> tuple[Node, tuple[Assumption, ...]]:
     """The node that a matrix shows, with no known way out (`inter_Bps` 0), and what had to be assumed.
 
     Raises InputError HARDWARE_FEATURE when the matrix shows NVLink and the rate of the card's links is not known.
@@ -57,12 +57,12 @@ def node_from_matrix(matrix: Matrix, gpu: Gpu, name: str = "probed") -> tuple[No
     return node, tuple(_assumptions(seen, picture))
 
 
-def _assumptions(seen: _Seen, picture: _Picture) -> Iterator[Assumed]:
+def _assumptions(seen: _Seen, picture: _Picture) -> Iterator[Assumption]:
     if seen.filled:
-        yield Assumed(what="unseen cells of the topology matrix", value=f"{seen.filled} taken as {seen.filling}", flag="--hardware")  # fmt: skip
+        yield Assumption(what="unseen cells of the topology matrix", value=f"{seen.filled} taken as {seen.filling}", flag="--hardware")  # fmt: skip
     if any(link.a.startswith("numa") and link.b.startswith("numa") for link in picture.links):
         socket = default_row("socket-link")
-        yield Assumed(what="link between sockets", value=f"{socket['GBps']} GB/s", flag="--hardware", source=socket["source"])  # fmt: skip
+        yield Assumption(what="link between sockets", value=f"{socket['GBps']} GB/s", flag="--hardware", source=socket["source"])  # fmt: skip
 
 
 class _Seen:

@@ -7,7 +7,7 @@ The record holds what a configuration file says. Parameter counts, FLOPs and byt
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from functools import cache
 from typing import Literal
@@ -120,8 +120,9 @@ def layer_sequence(shape: ModelShape) -> tuple[LayerKind, ...]:
     )
 
 
-def layer_counts(shape: ModelShape) -> Counter[LayerKind]:
-    """How many layers there are of each sort."""
+@cache
+def layer_counts(shape: ModelShape) -> Mapping[LayerKind, int]:
+    """How many layers there are of each sort, in order of first appearance."""
     return Counter(layer_sequence(shape))
 
 

@@ -7,7 +7,7 @@ from strategist.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assumed:
+class Assumption:
     """Something the user did not say. `flag` is how to say it."""
 
     what: str
@@ -22,5 +22,5 @@ class Resolved:
     """The machines of a request, what was assumed about them, and notes on what could not be looked at."""
 
     cluster: Cluster
-    assumptions: tuple[Assumed, ...] = ()
+    assumptions: tuple[Assumption, ...] = ()
     notes: tuple[str, ...] = ()

@@ -122,11 +122,12 @@ def _is_dense_decoder(row: Row) -> bool:
 def ladder_shape(asked: int) -> ModelShape | None:
     """The ladder's dense decoder of about `asked` parameters, or None where no usual proportions give that total."""
     base = _proportions(asked)
-    fits = [shape for shape in _depths(base, asked) if 2 <= shape.ffn_hidden / shape.hidden <= 5]
+    fits = [(layers, width) for layers, width in _depths(base, asked) if 2 <= width / base.hidden <= 5]
     if not fits:
         return None
     usual = 3.5 if asked >= 4e9 else 4.0 if asked >= 8e8 else 2.67
-    return min(fits, key=lambda shape: abs(math.log(shape.ffn_hidden / (usual * shape.hidden))))
+    layers, width = min(fits, key=lambda fit: abs(math.log(fit[1] / (usual * base.hidden))))
+    return replace(base, layers=layers, ffn_hidden=width)
 
 
 def _proportions(asked: int) -> ModelShape:
@@ -161,15 +162,15 @@ def _interpolated_width(asked: int) -> float:
     return math.exp(y0 + (x - x0) / (x1 - x0) * (y1 - y0))
 
 
-def _depths(base: ModelShape, asked: int) -> Iterator[ModelShape]:
-    """For every allowed depth, the shape whose feed-forward width brings the total nearest to `asked`."""
+def _depths(base: ModelShape, asked: int) -> Iterator[tuple[int, int]]:
+    """Every allowed depth with the feed-forward width that brings the total nearest to `asked`."""
     outer = outer_parameters(base).total
     bare = build_layer(base, LayerKind("attention", "none")).parameters
     step, grain = 4 if asked >= 2.5e9 else 2, 256 if base.hidden >= 1024 else 64
     for layers in range(step, _DEEPEST, step):
         width = (asked - outer - layers * bare) / (3 * base.hidden * layers)
         if width > 0:
-            yield replace(base, layers=layers, ffn_hidden=round(width / grain) * grain)
+            yield layers, round(width / grain) * grain
 
 
 def _no_shape(asked: int, text: str, flag: str) -> InputError:

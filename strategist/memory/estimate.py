@@ -59,6 +59,30 @@ def peak_memory(job: Job, candidates: Candidates) -> Peaks:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Floors:
+    """Per candidate (C): bytes that it holds at the loss, which its peak is never below, and host bytes."""
+
+    device: Column
+    host: Column
+
+
+def least_memory(job: Job, candidates: Candidates) -> Floors:
+    """A bound of every candidate's peak for a tenth of the work. Few layouts hold much more at any other instant."""
+    device, host = (np.zeros(len(candidates), np.int64) for _ in range(2))
+    for group in groups(job.model, candidates, split=job.split):
+        table = ledger(job, group, at_loss=True)
+        held = _widest(np.maximum.reduce(table.allocated))
+        device[group.rows] = np.floor(held + slack_bytes(job, held) + table.runtime).astype(np.int64)
+        host[group.rows] = table.host
+    return Floors(device, host)
+
+
+def _widest(held_CS: Reals) -> Reals:
+    """The largest of the stages, (C,): one column after the other, because there are three of them and many rows."""
+    return np.maximum.reduce(tuple(held_CS.T))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Ledger:
     """Bytes of every stage (C, S): `steady` terms hold at every instant, `moving` are the others by instant, `allocated`
     is what tensors hold at each instant; `runtime` and `host` are per candidate (C,)."""
@@ -72,10 +96,12 @@ class Ledger:
 
     def worst(self) -> tuple[Column, Column]:
         """(instant, stage) of the largest total, the first of equals, each (C,)."""
-        peaks = np.stack([total.max(axis=1) for total in self.allocated])
-        stages = np.stack([total.argmax(axis=1) for total in self.allocated])
-        instant = peaks.argmax(axis=0)
-        return instant, stages[instant, np.arange(len(instant))]
+        instant = np.stack([_widest(total) for total in self.allocated]).argmax(axis=0)
+        stage = np.zeros_like(instant)
+        for place in np.unique(instant):
+            rows = np.flatnonzero(instant == place)
+            stage[rows] = self.allocated[place][rows].argmax(axis=1)
+        return instant, stage
 
     def bytes_at(self, name: str, instant: Column, stage: Column) -> Column:
         """Whole bytes of one term at an instant and stage of each candidate, (C,)."""
@@ -93,23 +119,23 @@ class Ledger:
         return np.ceil(found).astype(np.int64)
 
 
-def _moving(job: Job, group: Group, counts: Elements) -> tuple[Instant, ...]:
-    """The instants of the job's framework."""
+def _moving(job: Job, group: Group, counts: Elements, *, at_loss: bool) -> tuple[Instant, ...]:
+    """The instants of the job's framework; of those in units only the ones at the loss where they are enough."""
     settled = settled_bytes_CS(job, group, counts)
     if not job.profile.has_units:
         return buffered_instants(job, group, counts, settled)
-    return instants(job, group, counts, gradient_bytes_CS(job, group, counts), settled)
+    return instants(job, group, counts, gradient_bytes_CS(job, group, counts), settled, at_loss=at_loss)
 
 
-def ledger(job: Job, group: Group) -> Ledger:
-    """Every term of the group's candidates on every stage that is looked at."""
+def ledger(job: Job, group: Group, *, at_loss: bool = False) -> Ledger:
+    """Every term of the group's candidates on every stage that is looked at, at every instant or only at the loss."""
     counts = elements(job.model, group)
     steady = {
         "parameters": parameter_bytes_CS(job, group, counts),
         "optimizer": optimizer_bytes_CS(job, group, counts),
         "pipeline_buffers": receive_buffers_CS(job, group),
     }
-    moving = _moving(job, group, counts)
+    moving = _moving(job, group, counts, at_loss=at_loss)
     held = total_of(steady.values())
     allocated = tuple(total_of((held, *instant.terms.values())) for instant in moving)
     host = np.ceil(host_bytes_C(job, group, counts)).astype(np.int64)

@@ -23,9 +23,11 @@ from strategist.space.candidates import Reals
 from strategist.space.shares import Elements, Group, tokens, vocabulary_elements
 
 
-def instants(job: Job, group: Group, counts: Elements, at_rest: Reals, settled: Reals) -> tuple[Instant, ...]:
-    """Every instant at which some candidate can peak. `at_rest` are gradients while micro-batches follow each other,
-    `settled` those that the update finds, (C, S) each."""
+def instants(
+    job: Job, group: Group, counts: Elements, at_rest: Reals, settled: Reals, *, at_loss: bool = False
+) -> tuple[Instant, ...]:
+    """Every instant at which some candidate can peak, or only the fullest two of the loss. `at_rest` are gradients while
+    micro-batches follow each other, `settled` those that the update finds, (C, S) each."""
     layers = Layers(job, group)
 
     def in_situation(situation: Situation) -> Step:
@@ -33,6 +35,8 @@ def instants(job: Job, group: Group, counts: Elements, at_rest: Reals, settled: 
 
     if group.pp == 1:
         step = in_situation(one_pass(group.candidates["accumulation"]))
+        if at_loss:
+            return _loss(step)
         return (
             _gathering(step),
             *_loss(step),
@@ -43,6 +47,8 @@ def instants(job: Job, group: Group, counts: Elements, at_rest: Reals, settled: 
             _update(step),
         )
     schedule = Schedule(group)
+    if at_loss:
+        return _loss(in_situation(schedule.second_of_last_chunk()))
     fresh = in_situation(schedule.first_of_first_chunk())
     again = in_situation(schedule.second_of_first_chunk())
     heads: tuple[Step, ...] = (fresh, again)

@@ -51,16 +51,37 @@ class Layers:
     """The layers of a group's candidates in backward, the same in every pass. (C, S) each."""
 
     def __init__(self, job: Job, group: Group) -> None:
-        kept = Kept(job, group.candidates)
-        one = kept.rows(is_kept)
-        self.every = group.layers_of(one)
-        self.largest = _of_worst(group, one, one)
-        last = weights_CK(job, group.candidates, is_last)
-        self.last_matrix = _of_worst(group, last, last)
-        again = kept.rows(is_brought_back, "ffn", "inside", "product")
-        self.transient = _of_worst(group, again, again)
-        compute = BYTES[job.formats.compute]
-        self.instants = tuple(_on_stages(group, at, one, compute) for at in layer_instants(kept))
+        self.job, self.group = job, group
+        self.kept = Kept(job, group.candidates)
+        self.one = self.kept.rows(is_kept)
+
+    @cached_property
+    def every(self) -> Reals:
+        """What all layers keep of one micro-batch."""
+        return self.group.layers_of(self.one)
+
+    @cached_property
+    def largest(self) -> Reals:
+        """What the layer keeps that keeps most."""
+        return _of_worst(self.group, self.one, self.one)
+
+    @cached_property
+    def last_matrix(self) -> Reals:
+        """Elements of the largest last matrix of a feed-forward part."""
+        last = weights_CK(self.job, self.group.candidates, is_last)
+        return _of_worst(self.group, last, last)
+
+    @cached_property
+    def transient(self) -> Reals:
+        """What the feed-forward part computes again, of the layer where that is most."""
+        again = self.kept.rows(is_brought_back, "ffn", "inside", "product")
+        return _of_worst(self.group, again, again)
+
+    @cached_property
+    def instants(self) -> tuple[StageInstant, ...]:
+        """The instants of one layer that can be its worst, on every stage."""
+        compute = BYTES[self.job.formats.compute]
+        return tuple(_on_stages(self.group, at, self.one, compute) for at in layer_instants(self.kept))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

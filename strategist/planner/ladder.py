@@ -35,7 +35,7 @@ def _rungs(asked: Question, step_seconds: float) -> Iterator[Alternative]:
         best = found.best_of()
         if best is None:
             continue
-        seconds, size = found.step_seconds(best), int(found.peaks.device[found.fitting[best]])
+        seconds, size = found.step_seconds(best), int(found.device_bytes[best])
         chosen = layout(found.candidates.row(best))
         words = (
             f"{seconds / step_seconds:.1f}x slower, {format_gib(size)}: {family_of(found.families, best)} ({chosen})"

@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 
 from strategist import __version__
-from strategist.document.plan import Assumption, Hint, Plan
+from strategist.document.plan import Hint, Plan
 from strategist.document.prediction import Prediction, Violation
 from strategist.errors import ImpossibleError
 from strategist.facts.job import Job
 from strategist.facts.profile import find_profile
+from strategist.facts.resolved import Assumption
 from strategist.memory.estimate import peak_memory
-from strategist.planner.search import fits
 from strategist.planner.situation import one, question
+from strategist.planner.weigh import fits
 from strategist.planner.write import memory_ledger, mesh_of, outside_known_errors, strategy_of, time_ledger
 from strategist.rulebook.apply import columns, sentence
 from strategist.rulebook.rule import Rule, load_rules
@@ -39,7 +40,7 @@ def predict(
     """
     candidate = one(**filled(job, {pin.key: pin.value for pin in pins}))
     row = candidate.row(0)
-    times, memory = step_times(job, candidate), memory_ledger(job, candidate)
+    times, peaks, memory = step_times(job, candidate), peak_memory(job, candidate), memory_ledger(job, candidate)
     violations = tuple(broken(job, candidate, load_rules("legality", rule_folders)))
     return Prediction(
         made_by=f"strategist {__version__}",
@@ -53,7 +54,7 @@ def predict(
         strategy=strategy_of(job, row),
         legal=not violations,
         violations=violations,
-        fits=bool(fits(job, candidate, peak_memory(job, candidate))[0]),
+        fits=bool(fits(job, candidate, peaks.device, peaks.host)[0]),
         over_bytes=max(0, memory.worst.device - job.usable_bytes),
         memory=memory,
         time=time_ledger(job, times, 0),

@@ -10,7 +10,6 @@ import numpy as np
 from strategist import __version__
 from strategist.document.plan import (
     Alternative,
-    Assumption,
     Decision,
     Hint,
     Plan,
@@ -21,6 +20,7 @@ from strategist.document.plan import (
     Request,
 )
 from strategist.errors import InternalError
+from strategist.facts.resolved import Assumption
 from strategist.planner.check import faults
 from strategist.planner.search import Found, Question, SearchLog, search
 from strategist.planner.situation import describe, near_thresholds
@@ -198,10 +198,11 @@ def _memory_refusal(found: Found) -> tuple[Refusal, ...]:
     dropped = np.flatnonzero(found.misfits)
     if not len(dropped):
         return ()
-    nearest = int(dropped[found.peaks.device[dropped].argmin()])
-    over = int(found.peaks.device[nearest]) - found.question.job.usable_bytes
+    nearest = found.weights.leanest(dropped)
+    size = int(found.weights.device[nearest])
+    over = size - found.question.job.usable_bytes
     words = f"over by {format_gib(over)}" if over > 0 else "host memory or disk is too small for what is offloaded"
-    text = f"{format_gib(int(found.peaks.device[nearest]))} of {format_gib(found.question.job.usable_bytes)} usable: {words}."
+    text = f"{format_gib(size)} of {format_gib(found.question.job.usable_bytes)} usable: {words}."
     return (Refusal(rule="memory", count=len(dropped), sentence=text, example=layout(found.legal.row(nearest))),)
 
 
@@ -227,7 +228,7 @@ def _fitting_alternative(found: Found, family: str, row: int, reference: float) 
         layout=layout(found.candidates.row(row)),
         fits=True,
         step_s=seconds,
-        peak_bytes=int(found.peaks.device[found.fitting[row]]),
+        peak_bytes=int(found.device_bytes[row]),
         relative_time=ratio,
         sentence=f"fits, {words}",
     )
@@ -243,9 +244,8 @@ def _misfits(found: Found, top: int) -> tuple[Alternative, ...]:
     for name, mask in masks.items():
         if not mask.any() or (mask & ~found.misfits).any():
             continue
-        rows_ = np.flatnonzero(mask)
-        row = int(rows_[found.peaks.device[rows_].argmin()])
-        size = int(found.peaks.device[row])
+        row = found.weights.leanest(np.flatnonzero(mask))
+        size = int(found.weights.device[row])
         over = size - found.question.job.usable_bytes
         words = (
             f"does not fit: over by {format_gib(over)}"

@@ -11,9 +11,9 @@ import numpy as np
 
 from strategist.document.plan import Objective
 from strategist.facts.job import Job
-from strategist.memory.estimate import Peaks, peak_memory
 from strategist.planner.rank import best
 from strategist.planner.situation import largest_layer_bytes, question
+from strategist.planner.weigh import Weights
 from strategist.records import dataclass
 from strategist.rulebook.apply import Refused, family_masks, forbid
 from strategist.rulebook.rule import Rule, load_rules
@@ -71,7 +71,7 @@ class Found:
     legal: Candidates
     refused: tuple[Refused, ...]
     enumerated_candidates: Candidates
-    peaks: Peaks
+    weights: Weights
     fitting: Column
     candidates: Candidates
     times: StepTimes
@@ -89,7 +89,12 @@ class Found:
         rows = np.arange(len(self.fitting)) if among is None else np.flatnonzero(among)
         if not len(rows):
             return None
-        return best(self.candidates, self.times.step, self.peaks.device[self.fitting], self.question.objective, rows)
+        return best(self.candidates, self.times.step, self.device_bytes, self.question.objective, rows)
+
+    @property
+    def device_bytes(self) -> Column:
+        """Peak of every fitting row."""
+        return self.weights.device[self.fitting]
 
     def step_seconds(self, row: int) -> float:
         """Predicted seconds per step of a fitting row."""
@@ -129,11 +134,12 @@ def search(question_: Question, log: SearchLog | None = None) -> Found:
         "legality", lambda: forbid(legality(question_), facts, everything), lambda r: int(r[0].sum())
     )
     legal = everything.where(keep)
-    peaks, fitting = log.run("memory", lambda: _weigh(job, legal), lambda weighed: len(weighed[1]))
+    weights = log.run("memory", lambda: Weights(job, legal), lambda weighed: int(weighed.fits.sum()))
+    fitting = np.flatnonzero(weights.fits)
     candidates = legal.where(fitting)
     times = log.run("time", lambda: step_times(job, candidates), lambda t: len(t.step))
     families = family_masks(candidates, facts)
-    return Found(question_, len(everything), legal, refused, everything, peaks, fitting, candidates, times, families)
+    return Found(question_, len(everything), legal, refused, everything, weights, fitting, candidates, times, families)
 
 
 def _asked_for(question_: Question) -> Candidates:
@@ -142,23 +148,3 @@ def _asked_for(question_: Question) -> Candidates:
     for choices in question_.ruled_out:
         everything = everything.where(~np.all([pin.holds(everything) for pin in choices], axis=0))
     return everything
-
-
-def _weigh(job: Job, candidates: Candidates) -> tuple[Peaks, Column]:
-    """Every candidate's peak, and the rows that fit."""
-    peaks = peak_memory(job, candidates)
-    return peaks, np.flatnonzero(fits(job, candidates, peaks))
-
-
-def fits(job: Job, candidates: Candidates, peaks: Peaks) -> Mask:
-    """Candidates whose device peak is under the usable bytes and whose host share is under the host's memory, (C,)."""
-    on_device = peaks.device <= job.usable_bytes
-    on_host = peaks.host <= host_bytes_per_device(job)
-    has_disk = all(group.node.nvme_read_Bps for group in job.cluster.groups)
-    on_disk = np.full(len(candidates), True) if has_disk else ~candidates.is_word("offload", "nvme")
-    return on_device & on_host & on_disk
-
-
-def host_bytes_per_device(job: Job) -> int:
-    """Host memory that offloading may use per device: nine tenths of the poorest node's, shared evenly; 0 if unknown."""
-    return min(int(0.9 * (group.node.ram_bytes or 0) / group.node.gpus) for group in job.cluster.groups)

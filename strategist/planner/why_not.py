@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Any
+
+import numpy as np
 
 from strategist.catalog import rows
 from strategist.errors import ImpossibleError, NoPlanError
@@ -12,8 +15,9 @@ from strategist.facts.hardware import NodeGroup
 from strategist.facts.job import Job
 from strategist.facts.parameters import count
 from strategist.facts.profile import BYTES
-from strategist.planner.search import Found, Question, host_bytes_per_device, limits_of, search
+from strategist.planner.search import Found, Question, limits_of, search
 from strategist.planner.situation import describe, question
+from strategist.planner.weigh import host_bytes_per_device
 from strategist.rulebook.apply import fired, sentence
 from strategist.rulebook.rule import Rule, load_families, load_rules
 from strategist.space.enumerate import divisors
@@ -128,13 +132,13 @@ def _nearest(code: str, values: dict[str, Any]) -> str:
 
 def _nothing_fits(found: Found) -> NoPlanError:
     job = found.question.job
-    leanest = int(found.peaks.device.argmin())
-    size, usable = int(found.peaks.device[leanest]), job.usable_bytes
+    leanest = found.weights.leanest(np.arange(len(found.legal)))
+    size, usable = int(found.weights.device[leanest]), job.usable_bytes
     fixes = tuple(_fixes(found.question))
     over = f"misses by {format_gib(size - usable)}" if size > usable else "needs more host memory or disk than there is"
     return NoPlanError(
         f"No plan fits: the leanest of {len(found.legal)} legal layouts, {layout(found.legal.row(leanest))}, needs {format_gib(size)} of {format_gib(usable)} usable and {over}.",
-        chain=(*_chain(job, size, int(found.peaks.host[leanest])), *_preferred(found.question)),
+        chain=(*_chain(job, size, int(found.weights.host[leanest])), *_preferred(found.question)),
         fixes=fixes,
         flag="--hardware",
         hint=fixes[0] if fixes else "Use more or larger devices, or a smaller model.",
@@ -174,54 +178,53 @@ def _preferred(asked: Question) -> Iterator[str]:
         yield f"and what the decision tables prefer here, {wanted}, does not fit either [{rule.id}]"
 
 
+Change = tuple[str, Question]
+"""What is said differently, and the question with it."""
+
+
 def _fixes(asked: Question) -> Iterator[str]:
     """Cheapest changes first; each is searched again and only printed when it really fits."""
-    confirmed = 0
-    for words, changed in _changes(asked):
-        result = _confirm(changed)
-        if result is not None:
-            yield f"{words}    fits: {result}"
-            confirmed += 1
-        if confirmed == MAX_FIXES:
-            return
+    return islice((fix for group in _changes(asked) if (fix := _first_that_fits(group))), MAX_FIXES)
 
 
-def _confirm(changed: Question) -> str | None:
-    found = search(changed)
-    row = found.best_of()
-    if row is None:
-        return None
-    size = int(found.peaks.device[found.fitting[row]])
-    return f"{format_gib(size)} of {format_gib(changed.job.usable_bytes)} with {layout(found.candidates.row(row))}"
+def _first_that_fits(group: Iterable[Change]) -> str | None:
+    """The first change of a group under which some layout fits, with that layout."""
+    for words, changed in group:
+        found = search(changed)
+        row = found.best_of()
+        if row is not None:
+            size = int(found.device_bytes[row])
+            best = layout(found.candidates.row(row))
+            return f"{words}    fits: {format_gib(size)} of {format_gib(changed.job.usable_bytes)} with {best}"
+    return None
 
 
-def _changes(asked: Question) -> Iterator[tuple[str, Question]]:
+def _changes(asked: Question) -> Iterator[Iterable[Change]]:
+    """Groups of changes, each in order; of every group the first that helps is enough."""
     job = asked.job
     if asked.pins or asked.forbids:
         fixed = [*(f"{pin.key}={pin.word}" for pin in asked.pins), *(f"--forbid {word}" for word in asked.forbids)]
-        yield f"without {', '.join(fixed)}", replace(asked, pins=(), forbids=())
+        yield [(f"without {', '.join(fixed)}", replace(asked, pins=(), forbids=()))]
     if job.workload.global_batch % job.cluster.world:
         batch = (job.workload.global_batch // job.cluster.world + 1) * job.cluster.world
-        yield f"--global-batch {batch}", _with(asked, workload=replace(job.workload, global_batch=batch))
+        yield [(f"--global-batch {batch}", _with(asked, workload=replace(job.workload, global_batch=batch)))]
     if job.workload.precision == "fp32":
-        yield "--precision bf16", _with(asked, workload=replace(job.workload, precision="bf16"))
+        yield [("--precision bf16", _with(asked, workload=replace(job.workload, precision="bf16")))]
     if job.workload.optimizer == "adamw":
-        yield "--optimizer adamw8bit", _with(asked, workload=replace(job.workload, optimizer="adamw8bit"))
-    for part in (2, 4, 8):
-        shorter = job.workload.seq_len // part
-        if shorter >= 256:
-            yield f"--seq-len {shorter}", _with(asked, workload=replace(job.workload, seq_len=shorter))
-            break
-    yield from _more_machines(asked)
-    yield from _smaller_models(asked)
+        yield [("--optimizer adamw8bit", _with(asked, workload=replace(job.workload, optimizer="adamw8bit")))]
+    shorter = job.workload.seq_len // 2
+    if shorter >= 256:
+        yield [(f"--seq-len {shorter}", _with(asked, workload=replace(job.workload, seq_len=shorter)))]
+    yield _more_machines(asked)
+    yield _smaller_models(asked)
 
 
 def _with(asked: Question, **changes: Any) -> Question:
     return replace(asked, job=replace(asked.job, **changes))
 
 
-def _more_machines(asked: Question) -> Iterator[tuple[str, Question]]:
-    """Twice, four times ... the nodes, up to 64 times; the first that fits, with what was pinned, is enough."""
+def _more_machines(asked: Question) -> Iterator[Change]:
+    """Twice, four times ... the nodes, up to 64 times, with what was pinned."""
     cluster = asked.job.cluster
     if len(cluster.groups) != 1:
         return
@@ -229,9 +232,8 @@ def _more_machines(asked: Question) -> Iterator[tuple[str, Question]]:
     for factor in (2, 4, 8, 16, 32, 64):
         bigger = replace(cluster, groups=(NodeGroup(node=group.node, count=group.count * factor, name=group.name),))
         changed = _with(asked, cluster=bigger)
-        if _could_fit(changed.job) and _confirm(changed) is not None:
+        if _could_fit(changed.job):
             yield f"{factor}x the nodes (--nodes {group.count * factor})", changed
-            return
 
 
 def _could_fit(job: Job) -> bool:
@@ -241,17 +243,13 @@ def _could_fit(job: Job) -> bool:
     return count(job.model).total * per_parameter / job.cluster.world < 0.6 * job.usable_bytes
 
 
-def _smaller_models(asked: Question) -> Iterator[tuple[str, Question]]:
-    """The largest nicknamed size below the asked one that fits, with what was pinned."""
+def _smaller_models(asked: Question) -> Iterator[Change]:
+    """The nicknamed sizes below the asked one, largest first, with what was pinned."""
     from strategist.facts.sizes import shape_for_size
 
     total = count(asked.job.model).total
-    names = [row["size"] for row in rows("size_names")]
-    sized = sorted(
-        ((shape_for_size(name, "--model-size").shape, name) for name in names), key=lambda pair: -count(pair[0]).total
-    )
-    for shape, name in sized:
+    sized = [(shape_for_size(row["size"], "--model-size").shape, row["size"]) for row in rows("size_names")]
+    for shape, name in sorted(sized, key=lambda pair: -count(pair[0]).total):
         changed = _with(asked, model=shape)
-        if count(shape).total < total and _could_fit(changed.job) and _confirm(changed) is not None:
+        if count(shape).total < total and _could_fit(changed.job):
             yield f"--model-size {name}", changed
-            return

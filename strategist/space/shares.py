@@ -59,14 +59,14 @@ class Group:
         return values_CK @ self.layers_SK.T.astype(np.float64)
 
 
-BLOCK = 2**14
-"""Rows looked at together: few enough that the columns of one block stay in a core's cache."""
+BLOCK = 2**15
+"""Entries (rows times stages) looked at together: few enough that the columns of one block stay in a core's cache."""
 
 
 def groups(
     shape: ModelShape, candidates: Candidates, *, every_stage: bool = False, split: tuple[int, ...] = ()
 ) -> Iterator[Group]:
-    """The candidates in blocks of at most `BLOCK` rows with equal `pp` and equal layers per stage, which `split` may state.
+    """The candidates in blocks of at most `BLOCK` entries with equal `pp` and equal layers per stage, which `split` may state.
 
     With one sort of layer the virtual stages do not change how many layers a stage owns, because interleaving needs
     equal chunks.
@@ -79,8 +79,9 @@ def groups(
         alike = np.flatnonzero(keys == key)
         stages = np.arange(pp) if every_stage or split else representative_stages(shape, pp)
         table = stage_layer_counts(shape, pp, virtual, split)
-        for start in range(0, len(alike), BLOCK):
-            rows = alike[start : start + BLOCK]
+        size = max(1, BLOCK // len(stages))
+        for start in range(0, len(alike), size):
+            rows = alike[start : start + size]
             own = candidates.where(rows)
             _, first, mesh_of = np.unique(own.mesh, return_index=True, return_inverse=True)
             yield Group(rows, own, pp, stages, table[stages], int(table.sum()), own.where(first), mesh_of)

@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
-from benchmarks.bench_accuracy import BARS, FALSE_OOM, MEMORY_BARS, measured
+from benchmarks.bench_accuracy import BARS, FALSE_OOM, MEMORY_BARS, figures
 from benchmarks.record import read
 from strategist.catalog import rows
+from tests.accuracy.published import published
 
 
 @cache
 def today() -> dict[str, Any]:
     """The figures of this checkout."""
-    return measured()
+    return figures(published())
 
 
 def test_committed_figures_are_todays() -> None:

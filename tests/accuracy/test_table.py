@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from strategist.accuracy.judge import judge
 from strategist.accuracy.table import read_runs
 from strategist.errors import InputError
+from tests.accuracy.published import published
 from tests.cli.harness import RUN, runs_file
 from tests.strategies import CI
 
-PUBLISHED = Path(__file__).parents[2] / "benchmarks" / "truth"
 WILD = st.one_of(
     st.text(max_size=12),
     st.sampled_from(
@@ -111,7 +111,7 @@ def test_unknown_frameworks_are_taken_for_the_likely_one() -> None:
 def test_every_published_row_is_answered() -> None:
     """Each row of the published tables is predicted or skipped with a reason, and nine in ten of those of quality A and B
     are predicted."""
-    judged = judge(read_runs(str(PUBLISHED / "training.csv")))
+    judged = published()
     assert all((one.case is None) == bool(one.skipped) for one in judged)
     assert all(one.step_s > 0 and one.peak_bytes > 0 for one in judged if one.case is not None)
     scored = [one for one in judged if one.run["quality"] in ("A", "B")]

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from strategist.facts.model import ModelShape
-from tests.executor.reference import GLOBAL_BATCH, Task, trained_by_one_process
 from tests.plans import even_stages, make_plan, tiny_gpt2, tiny_llama, tiny_mixtral
 
 pytestmark = pytest.mark.slow
@@ -124,10 +123,11 @@ CASES += tuple(replace(case, name=f"moe-{case.name}", model=tiny_mixtral) for ca
 def test_training_equals_one_process(case: Case) -> None:
     """Losses, gradient norms and final parameters of five AdamW steps are those of one process, on every rank."""
     from tests.executor.harness import run_ranks
+    from tests.executor.reference import GLOBAL_BATCH, Task, trained_by_one_process
     from tests.executor.workers import train_task
 
     task = Task(case.model(**case.shape), ragged=case.ragged, clip_norm=case.clip)
-    plan = make_plan(task.shape, **_with_micro_batch(case.layout))
+    plan = make_plan(task.shape, **_with_micro_batch(case.layout, GLOBAL_BATCH))
     losses, parameters, norms = trained_by_one_process(task)
     for got_losses, got_parameters, got_norms in run_ranks(plan.mesh.world, train_task, plan, task):
         assert got_losses == pytest.approx(losses, abs=LOSS_BOUND, rel=0)
@@ -137,6 +137,6 @@ def test_training_equals_one_process(case: Case) -> None:
         assert furthest <= PARAMETER_BOUND
 
 
-def _with_micro_batch(layout: dict[str, Any]) -> dict[str, Any]:
+def _with_micro_batch(layout: dict[str, Any], batch: int) -> dict[str, Any]:
     parts = layout.get("accumulation", 1) * layout.get("dp_replicate", 1) * layout.get("dp_shard", 1)
-    return layout | {"micro_batch": GLOBAL_BATCH // parts}
+    return layout | {"micro_batch": batch // parts}

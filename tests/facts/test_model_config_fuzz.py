@@ -56,8 +56,8 @@ def mutated(draw: st.DrawFn) -> dict[str, Any]:
     return values
 
 
-def answered(values: Any) -> None:
-    """A shape whose count adds up, or a StrategistError with exit code 2 and no raw control character."""
+def assert_answered(values: Any) -> None:
+    """The answer is a shape whose count adds up, or a StrategistError with exit code 2 and no raw control character."""
     try:
         shape = shape_from_config(values)
     except StrategistError as error:
@@ -74,18 +74,18 @@ def answered(values: Any) -> None:
 @given(mutated())
 def test_mutated_configurations_are_answered(values: dict[str, Any]) -> None:
     """Real configurations with keys deleted or replaced by junk are read correctly or refused politely."""
-    answered(values)
+    assert_answered(values)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(TYPES), st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=6), JUNK, max_size=12))
 def test_invented_configurations_are_answered(model_type: str, values: dict[str, Any]) -> None:
     """Invented configurations of every known model_type are read or refused, never crash."""
-    answered(values | {"model_type": model_type})
+    assert_answered(values | {"model_type": model_type})
 
 
 @settings(max_examples=100, deadline=None)
 @given(JUNK)
 def test_anything_at_all_is_answered(values: Any) -> None:
     """Any JSON value whatever is answered."""
-    answered(values)
+    assert_answered(values)

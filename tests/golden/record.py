@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from functools import partial
 from pathlib import Path
 
 import strategist
@@ -34,12 +35,8 @@ PLANS: Mapping[str, str] = {
 """Questions by the name of their file. Each one names its machines."""
 
 
-def texts() -> Iterator[tuple[str, str]]:
-    """Every golden file: its name and what belongs into it today."""
-    yield "public_names.txt", "".join(f"{_signature(name)}\n" for name in sorted(strategist.__all__))
-    yield "cli_help.txt", _help()
-    for name, question in PLANS.items():
-        yield f"plans/{name}.txt", f"$ strategist plan {question}\n{_shown(['plan', *question.split()], 80)}"
+def _names() -> str:
+    return "".join(f"{_signature(name)}\n" for name in sorted(strategist.__all__))
 
 
 def _signature(name: str) -> str:
@@ -57,6 +54,10 @@ def _help() -> str:
     return "\n".join(f"$ strategist {' '.join(words)}\n{_shown(words, 100)}" for words in pages)
 
 
+def _plan(question: str) -> str:
+    return f"$ strategist plan {question}\n{_shown(['plan', *question.split()], 80)}"
+
+
 def _shown(words: Sequence[str], columns: int) -> str:
     """Output, errors and, when it is not 0, the exit code of a command on a terminal of some width."""
     before = dict(os.environ)
@@ -69,14 +70,21 @@ def _shown(words: Sequence[str], columns: int) -> str:
     return ran.out + ran.err + (f"exit {ran.code}\n" if ran.code else "")
 
 
+GOLDEN: Mapping[str, Callable[[], str]] = {
+    "public_names.txt": _names,
+    "cli_help.txt": _help,
+    **{f"plans/{name}.txt": partial(_plan, question) for name, question in PLANS.items()},
+}
+"""Every golden file by its name, and what belongs into it today."""
+
+
 def record() -> None:
     """Write every golden file, and remove plans that are asked for no more."""
-    written = dict(texts())
     for old in FOLDER.glob("plans/*.txt"):
-        if f"plans/{old.name}" not in written:
+        if f"plans/{old.name}" not in GOLDEN:
             old.unlink()
-    for name, text in written.items():
-        (FOLDER / name).write_text(text, encoding="utf-8")
+    for name, text in GOLDEN.items():
+        (FOLDER / name).write_text(text(), encoding="utf-8")
 
 
 if __name__ == "__main__":

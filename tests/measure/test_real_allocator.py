@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from tests.measure.real_ranks import measured_rises
 from tests.measure.recordings import traced_rise
 from tests.plans import BFLOAT16, FLOAT32, make_plan, tiny_llama
 
@@ -32,6 +31,8 @@ SHAPE = tiny_llama(layers=4, hidden=256, vocab=4096, ffn_hidden=704, head_dim=32
 )
 def test_the_traced_peak_is_the_allocator_s(layout: dict[str, Any]) -> None:
     """The rise of a step from rest to its peak is the same to a thousandth, DDP's buckets included."""
+    from tests.measure.real_ranks import measured_rises
+
     plan = make_plan(SHAPE, seq_len=512, **layout)
     measured = measured_rises(plan)
     assert traced_rise(plan) == pytest.approx(min(measured), rel=1e-3), measured

@@ -116,8 +116,9 @@ def held(shape: ModelShape, layout: Layout, stage: int, kinds: Sequence[LayerKin
     """What one stage holds, whole or sharded."""
     tp, ep, etp, pp = (layout[name] for name in ("tp", "ep", "etp", "pp"))
     k, k_experts = (shards(layout), int(expert_shards(layout))) if sharded else (1, 1)
-    dense = [dense_of_layer(shape, kind, tp, k) for kind in kinds]
-    experts = [experts_of_layer(shape, kind, ep, etp, k_experts) for kind in kinds]
+    dense_by = {kind: dense_of_layer(shape, kind, tp, k) for kind in set(kinds)}
+    experts_by = {kind: experts_of_layer(shape, kind, ep, etp, k_experts) for kind in set(kinds)}
+    dense, experts = [dense_by[kind] for kind in kinds], [experts_by[kind] for kind in kinds]
     in_front = before(shape, tp, k) if stage == 0 else 0
     at_end = behind(shape, tp, k, pp) if stage == pp - 1 else 0
     return Held(

@@ -40,7 +40,7 @@ def cases(draw: Draw) -> Case:
     return job, [draw(layouts(job)) for _ in range(2)]
 
 
-def _compare_memory(case: Case) -> None:
+def _assert_same_memory(case: Case) -> None:
     job, rows = case
     peaks = peak_memory(job, candidates(rows))
     for i, layout in enumerate(rows):
@@ -65,7 +65,7 @@ def _is_same_ledger(said: dict[str, int], expected: dict[str, int]) -> bool:
     return all(abs(said.get(name, 0) - expected.get(name, 0)) <= ONE for name in said.keys() | expected.keys())
 
 
-def _compare_stages(case: Case) -> None:
+def _assert_same_stages(case: Case) -> None:
     job, rows = case
     for layout in rows:
         table = memory_ledger(job, candidates([layout]))
@@ -79,7 +79,7 @@ def _compare_stages(case: Case) -> None:
             assert found.device >= max(sum(ties[0].values()) for ties in moments) - ONE * len(said)
 
 
-def _compare_time(case: Case) -> None:
+def _assert_same_time(case: Case) -> None:
     job, rows = case
     columns = timing.step_times(job, candidates(rows))
     for i, layout in enumerate(rows):
@@ -114,8 +114,8 @@ def _but_empty_experts(job: Job, layout: Layout, time: Time, shown: dict[str, in
 def test_columns_equal_the_oracle(case: Case) -> None:
     """Every memory term at the worst moment of the worst stage, and every exposed, hidden and recomputed time term, is
     the oracle's; the terms add up to the device total and to the step."""
-    _compare_memory(case)
-    _compare_time(case)
+    _assert_same_memory(case)
+    _assert_same_time(case)
 
 
 def test_experts_without_a_token_still_launch() -> None:
@@ -129,14 +129,14 @@ def test_experts_without_a_token_still_launch() -> None:
     job = Job(cluster=trimmed("dgx-h100", 2), model=shape, workload=work, profile=find_profile())
     row = dict.fromkeys((*MESH_COLUMNS, "micro_batch", "accumulation", "virtual_stages", "tiling"), 1)
     words = {"zero": 0, "schedule": "none", "sequence_parallel": 0, "context_parallel": "none", "offload": "none"}
-    _compare_time((job, [row | words | {"dp_replicate": 2, "recompute": "none"}]))
+    _assert_same_time((job, [row | words | {"dp_replicate": 2, "recompute": "none"}]))
 
 
 @settings(CI, max_examples=30)
 @given(cases())
 def test_every_stage_of_a_ledger_equals_the_oracle(case: Case) -> None:
     """The Plan's ledger shows every stage at its own worst moment with the oracle's terms."""
-    _compare_stages(case)
+    _assert_same_stages(case)
 
 
 @settings(CI, max_examples=30)
@@ -152,6 +152,6 @@ def test_useful_flop_and_mfu_equal_the_oracle(job: Job) -> None:
 @given(cases())
 def test_columns_equal_the_oracle_at_length(case: Case) -> None:
     """The same over thousands of new jobs every night, every stage of them included."""
-    _compare_memory(case)
-    _compare_time(case)
-    _compare_stages(case)
+    _assert_same_memory(case)
+    _assert_same_time(case)
+    _assert_same_stages(case)

@@ -109,7 +109,7 @@ def _brute_force(job: Job) -> tuple[list[dict[str, Any]], list[tuple[Any, ...]]]
     ]
 
 
-def _compare_search(job: Job) -> None:
+def _assert_search_is_brute_force(job: Job) -> None:
     """Same legal set, same number that fits, and a winner that no fitting layout beats."""
     found, (legal, fitting) = search(Question(job=job)), _brute_force(job)
     assert {as_key(found.legal.row(i)) for i in range(len(found.legal))} == {as_key(layout) for layout in legal}
@@ -131,7 +131,7 @@ def _compare_search(job: Job) -> None:
 @pytest.mark.parametrize("words", SMALL)
 def test_search_equals_brute_force(words: str) -> None:
     """The legal layouts, the number that fits and the best step time are those of a search that tries everything."""
-    _compare_search(question_of(words))
+    _assert_search_is_brute_force(question_of(words))
 
 
 @pytest.mark.parametrize("words", SIXTEEN)
@@ -146,7 +146,7 @@ def test_legal_layouts_of_sixteen_devices_equal_brute_force(words: str) -> None:
 @pytest.mark.parametrize("words", WIDER)
 def test_search_equals_brute_force_on_more_devices(words: str) -> None:
     """The same on up to sixteen devices and with every batch split."""
-    _compare_search(question_of(words))
+    _assert_search_is_brute_force(question_of(words))
 
 
 def test_oracle_states_every_rule_of_the_book() -> None:

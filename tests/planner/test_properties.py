@@ -12,6 +12,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from strategist.facts.job import Job
+from strategist.memory.estimate import peak_memory
 from strategist.planner.rank import best
 from strategist.planner.search import Found, Question, limits_of, search
 from strategist.space.candidates import WORDS
@@ -64,7 +65,7 @@ def test_p1_larger_devices_fit_everything_that_smaller_ones_do(data: Draw) -> No
     the widest layer fits, and may find nothing on the larger device (docs/decisions/0043).
     """
     job = data.draw(questions())
-    peaks = sorted({*runnable(job).peaks.device.tolist(), job.usable_bytes})
+    peaks = sorted({*peak_memory(job, runnable(job).legal).device.tolist(), job.usable_bytes})
     edge = data.draw(st.sampled_from(peaks)) + data.draw(st.sampled_from((-1, 0, 1)))
     small = with_memory(job, int(edge / (1 - job.headroom)) + 1)
     large = with_memory(job, int(small.cluster.smallest.memory_bytes * data.draw(FACTORS)))
@@ -133,8 +134,9 @@ def test_p8_the_winner_pinned_is_the_winner(job: Job) -> None:
     assert rows_of(pinned.candidates) == [tuple(_coded(every, place).values())]
     for name, column in every.times.exposed.items():
         assert int(pinned.times.exposed[name][0]) == int(column[row])
-    for name, column in every.peaks.terms.items():
-        assert int(pinned.peaks.terms[name][0]) == int(column[place])
+    terms = peak_memory(job, pinned.legal).terms
+    for name, column in peak_memory(job, every.legal).terms.items():
+        assert int(terms[name][0]) == int(column[place])
 
 
 KEYS: dict[str, tuple[str, ...]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -9,10 +10,12 @@ import pytest
 from strategist import NoPlanError, Plan, recommend
 from strategist.ask import Given, complete
 from strategist.catalog import rows
+from strategist.document.plan import Policy
 from strategist.errors import StrategistError
 from strategist.planner.situation import describe
 from strategist.rulebook.rule import load_rules
 
+POLICIES: tuple[Policy, ...] = ("hf", "fastest")
 RULES = {rule.id: rule for rule in load_rules("hf_decisions")}
 
 LEAVES: tuple[tuple[str, str, str, dict[str, Any], str], ...] = (
@@ -35,10 +38,16 @@ LEAVES: tuple[tuple[str, str, str, dict[str, Any], str], ...] = (
 """Rule, model, machines, workload, and the family that is chosen."""
 
 
+@cache
+def planned(model: str, machines: str, policy: Policy = "hf", **workload: Any) -> Plan:
+    """The plan for a question; several tests look at the same ones."""
+    return recommend(model, machines, policy=policy, **workload)
+
+
 @pytest.mark.parametrize(("rule", "model", "machines", "workload", "family"), LEAVES)
 def test_leaves_are_reached(rule: str, model: str, machines: str, workload: dict[str, Any], family: str) -> None:
     """The plan's reason names the rule, and the family that was chosen belongs to the first of its tiers that fits."""
-    plan = recommend(model, machines, **workload)
+    plan = planned(model, machines, **workload)
     assert [reason.rule for reason in plan.reasons] == [rule]
     assert plan.decision.family == family
     tiers = RULES[rule].families
@@ -52,7 +61,7 @@ def test_both_policies_are_recorded(
     rule: str, model: str, machines: str, workload: dict[str, Any], family: str
 ) -> None:
     """Each policy's plan holds the other's answer, and the ratios of their step times are each other's inverse."""
-    ours, theirs = (recommend(model, machines, policy=p, **workload) for p in ("hf", "fastest"))
+    ours, theirs = (planned(model, machines, policy, **workload) for policy in POLICIES)
     assert ours.decision.other_family == theirs.decision.family
     assert theirs.decision.other_family == ours.decision.family
     assert ours.decision.other_step_s == theirs.time.step.value
@@ -64,7 +73,7 @@ def test_both_policies_are_recorded(
 
 def test_policies_differ_somewhere() -> None:
     """There are machines on which the tables' answer is slower than the fastest, and the plan says by how much."""
-    plan = recommend("llama-3.2-3b", "aws-g5.12xlarge:2", seq_len=2048)
+    plan = planned("llama-3.2-3b", "aws-g5.12xlarge:2", seq_len=2048)
     assert plan.decision.difference < 0.9
     assert plan.decision.other_family != plan.decision.family
 
@@ -131,7 +140,7 @@ def _described(model: str, machines: str) -> dict[str, Any] | None:
 
 def test_reasons_carry_their_numbers() -> None:
     """Each predicate of the rule stands in the plan with its value, its threshold and its unit."""
-    plan: Plan = recommend("llama-2-7b", "dgx-h100")
+    plan = planned("llama-2-7b", "dgx-h100")
     numbers = {quantity.name: quantity for quantity in plan.reasons[0].quantities}
     assert {"fits_one_gpu", "largest_layer_fits", "fast_intra", "intra_bandwidth", "intra_threshold"} <= numbers.keys()
     fast = numbers["intra_bandwidth"].value >= numbers["intra_threshold"].value

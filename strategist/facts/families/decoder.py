@@ -119,6 +119,18 @@ def experts(config: Config, *keys: str, **facts: Any) -> Moe:
     return Moe(**{"experts": count, "top_k": chosen, "layers": 0} | facts)
 
 
+def shared_gated_experts(config: Config) -> Moe:
+    """Routed experts beside one shared expert behind a gate, as Qwen has them."""
+    return experts(
+        config,
+        "num_experts",
+        "num_local_experts",
+        ffn=config.integer("moe_intermediate_size", high=MAX_FFN),
+        shared_ffn=config.integer("shared_expert_intermediate_size", high=MAX_FFN),
+        shared_gate=True,
+    )
+
+
 def with_experts(config: Config, shape: ModelShape, moe: Moe, placed: Sequence[bool]) -> ModelShape:
     """The shape with experts in the layers where `placed` is true.
 

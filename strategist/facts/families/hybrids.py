@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from strategist.facts.families.config import MAX_EXPERTS, MAX_FFN, MAX_HEADS, MAX_WIDTH, Config, Family
-from strategist.facts.families.decoder import decoder, experts, layer_types, sparse_steps
+from strategist.facts.families.decoder import decoder, experts, layer_types, shared_gated_experts, sparse_steps
 from strategist.facts.families.state_space import rank_of
 from strategist.facts.layer_kind import LayerKind, Mixer
 from strategist.facts.model import MAX_LAYERS, Mix, ModelShape, Moe, Ssm, arranged
@@ -137,20 +137,9 @@ def _mostly_linear(config: Config, width: int, moe: Moe | None, sparse: Sequence
     return _mixed(shape, ssm, moe, kinds)
 
 
-def _shared_gated_experts(config: Config) -> Moe:
-    return experts(
-        config,
-        "num_experts",
-        "num_local_experts",
-        ffn=config.integer("moe_intermediate_size", high=MAX_FFN),
-        shared_ffn=config.integer("shared_expert_intermediate_size", high=MAX_FFN),
-        shared_gate=True,
-    )
-
-
 def _qwen3_next(config: Config) -> ModelShape:
     layers, width = config.integer("num_hidden_layers", high=MAX_LAYERS), config.integer("intermediate_size", high=MAX_FFN)  # fmt: skip
-    return _mostly_linear(config, width, _shared_gated_experts(config), sparse_steps(config, layers))
+    return _mostly_linear(config, width, shared_gated_experts(config), sparse_steps(config, layers))
 
 
 def _qwen3_5(config: Config) -> ModelShape:
@@ -158,7 +147,7 @@ def _qwen3_5(config: Config) -> ModelShape:
 
 
 def _qwen3_5_moe(config: Config) -> ModelShape:
-    return _mostly_linear(config, 0, _shared_gated_experts(config), None)
+    return _mostly_linear(config, 0, shared_gated_experts(config), None)
 
 
 FAMILY = Family(

@@ -8,6 +8,7 @@ from strategist.facts.families.config import MAX_FFN, Config, Family
 from strategist.facts.families.decoder import (
     decoder,
     experts,
+    shared_gated_experts,
     slides_everywhere,
     sparse_steps,
     window_of,
@@ -37,14 +38,7 @@ def _qwen3(config: Config) -> ModelShape:
 
 def _qwen2_moe(config: Config) -> ModelShape:
     shape = decoder(config, qkv_bias=config.yes("qkv_bias"))
-    moe = experts(
-        config,
-        "num_experts",
-        "num_local_experts",
-        ffn=config.integer("moe_intermediate_size", high=MAX_FFN),
-        shared_ffn=config.integer("shared_expert_intermediate_size", high=MAX_FFN),
-        shared_gate=True,
-    )
+    moe = shared_gated_experts(config)
     if config.yes("use_sliding_window"):
         until = config.optional("max_window_layers", high=MAX_LAYERS, low=0) or 0
         slides = [(i + 1) % 2 == 1 and i < until for i in range(shape.layers)]

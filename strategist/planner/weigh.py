@@ -1,0 +1,64 @@
+"""Which layouts fit, and by how little others miss: a bound answers first, only what it allows is weighed in full."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from strategist.facts.job import Job
+from strategist.memory.estimate import least_memory, peak_memory
+from strategist.space.candidates import Candidates, Column, Mask
+
+FEW = 2**11
+"""Rows that are weighed sooner than bounded."""
+NEAREST = 2**6
+"""Rows that are weighed at a time when the leanest is looked for."""
+
+
+class Weights:
+    """Bytes of some layouts, (C,) each: `device` is the peak where it is `known` and elsewhere a bound that the peak is
+    never below; `host` is what offloading takes of the host."""
+
+    def __init__(self, job: Job, candidates: Candidates) -> None:
+        self.job, self.candidates = job, candidates
+        if len(candidates) <= FEW:
+            peaks = peak_memory(job, candidates)
+            self.device, self.host = peaks.device, peaks.host
+        else:
+            floors = least_memory(job, candidates)
+            self.device, self.host = floors.device, floors.host
+        self.known: Mask = np.full(len(candidates), len(candidates) <= FEW)
+        possible = np.flatnonzero(self.fits & ~self.known)
+        self._weigh(possible)
+
+    @property
+    def fits(self) -> Mask:
+        """Layouts whose device peak and host share are within what the machines offer."""
+        return fits(self.job, self.candidates, self.device, self.host)
+
+    def leanest(self, rows: Column) -> int:
+        """The first of some rows with the smallest peak."""
+        while True:
+            row = rows[self.device[rows].argmin()]
+            if self.known[row]:
+                return int(row)
+            unknown = rows[~self.known[rows]]
+            self._weigh(unknown[self.device[unknown].argsort(kind="stable")[:NEAREST]])
+
+    def _weigh(self, rows: Column) -> None:
+        if len(rows):
+            self.device[rows] = peak_memory(self.job, self.candidates.where(rows)).device
+            self.known[rows] = True
+
+
+def fits(job: Job, candidates: Candidates, device: Column, host: Column) -> Mask:
+    """Candidates whose device peak is under the usable bytes and whose host share is under the host's memory, (C,)."""
+    on_device = device <= job.usable_bytes
+    on_host = host <= host_bytes_per_device(job)
+    has_disk = all(group.node.nvme_read_Bps for group in job.cluster.groups)
+    on_disk = np.full(len(candidates), True) if has_disk else ~candidates.is_word("offload", "nvme")
+    return on_device & on_host & on_disk
+
+
+def host_bytes_per_device(job: Job) -> int:
+    """Host memory that offloading may use per device: nine tenths of the poorest node's, shared evenly; 0 if unknown."""
+    return min(int(0.9 * (group.node.ram_bytes or 0) / group.node.gpus) for group in job.cluster.groups)

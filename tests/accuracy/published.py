@@ -1,0 +1,15 @@
+"""The published runs, judged once for all tests."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from benchmarks.bench_accuracy import RUNS
+from strategist.accuracy.judge import Judged, judge
+from strategist.accuracy.table import read_runs
+
+
+@cache
+def published() -> tuple[Judged, ...]:
+    """Every row of the published tables: predicted, or skipped with its reason."""
+    return judge(read_runs(str(RUNS)))

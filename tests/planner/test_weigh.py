@@ -1,0 +1,68 @@
+"""A bound that answers first changes no answer: what fits, what it weighs, and what misses by least."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from strategist.facts.job import Job
+from strategist.facts.models import load_model
+from strategist.facts.profile import find_profile
+from strategist.facts.workload import Workload
+from strategist.memory.estimate import least_memory, peak_memory
+from strategist.planner.weigh import FEW, Weights, fits
+from strategist.space.candidates import Candidates
+from tests.planner.properties import Properties
+from tests.strategies import legal_candidates, machine, questions
+
+PROPERTIES = Properties()
+
+
+@PROPERTIES.holds(8, questions())
+def test_no_layout_peaks_below_its_bound(job: Job) -> None:
+    """What a layout holds at the loss is never more than its peak, and its host share is the same."""
+    columns = legal_candidates(job)
+    floors, peaks = least_memory(job, columns), peak_memory(job, columns)
+    assert (floors.device <= peaks.device).all()
+    assert (floors.host == peaks.host).all()
+
+
+def large(model: str, hardware: str) -> tuple[Job, Candidates]:
+    """A question with more legal layouts than are weighed without a bound."""
+    cluster = machine(hardware)
+    work = Workload(seq_len=4096, global_batch=4 * cluster.world)
+    job = Job(cluster=cluster, model=load_model(model), workload=work, profile=find_profile())
+    columns = legal_candidates(job)
+    assert len(columns) > FEW
+    return job, columns
+
+
+QUESTIONS = (
+    ("llama-3.1-8b", "dgx-h100:2"),
+    ("llama-3.1-8b", "aws-g5.12xlarge:4"),
+    ("mixtral-8x7b", "aws-g5.12xlarge:2"),
+)
+"""One where half of all layouts fit, one where few do, one where none does."""
+
+
+@pytest.mark.parametrize(("model", "hardware"), QUESTIONS)
+def test_the_same_layouts_fit_and_the_same_one_is_leanest(model: str, hardware: str) -> None:
+    """Weighed behind the bound, the layouts that fit are those of a full weighing, with the same bytes, and so is the
+    first of the leanest among all and among the layouts of every size of tp."""
+    job, columns = large(model, hardware)
+    weights, peaks = Weights(job, columns), peak_memory(job, columns)
+    assert (weights.fits == fits(job, columns, peaks.device, peaks.host)).all()
+    assert (weights.device[weights.fits] == peaks.device[weights.fits]).all()
+    for rows in (np.arange(len(columns)), *(np.flatnonzero(columns["tp"] == tp) for tp in np.unique(columns["tp"]))):
+        leanest = weights.leanest(rows)
+        assert leanest == rows[peaks.device[rows].argmin()]
+        assert weights.device[leanest] == peaks.device[leanest]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("check", PROPERTIES.at_length, ids=lambda check: check.__name__)
+def test_at_length(check: Any) -> None:
+    """Every property above, over hundreds of new examples."""
+    check()
