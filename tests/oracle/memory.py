@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import ceil
 
 from strategist.catalog import rows
@@ -165,7 +166,8 @@ class Stage:
         self.at_rest = _gradients(job, a, self.w, self.sharded)
         self.earlier = self._earlier()
         self.outside = self.at_rest if self.buckets and self.several else 0.0
-        self.every = sum(_bytes_of(job, a, kind, _kept) for kind in kinds)
+        kept = {kind: _bytes_of(job, a, kind, _kept) for kind in set(kinds)}
+        self.every = sum(kept[kind] for kind in kinds)
         passes = [self._keeps(chunk) for chunk in range(self.v)]
         flying = sum(count * size for count, size in zip(at.flight, passes, strict=True))
         self.others = flying - passes[at.chunk] + self.inputs
@@ -551,6 +553,7 @@ class Stage:
         freed = self._rows(kind, _kept, "mixer", "ffn", "inside", "product")
         return LayerAt(temporaries, freed, self._elements(kind, lambda _name: True))
 
+    @cached_property
     def _worst_layer(self) -> tuple[LayerAt, LayerKind]:
         """The worst instant of the worst sort of layer: gradients of weights count by where they are at that time."""
         order = [kind for kind in layer_counts(self.job.model) if kind in set(self.kinds)]
@@ -585,7 +588,7 @@ class Stage:
         if not self.kinds:
             at, kept = LayerAt(0.0, 0.0, 0.0), 0.0
         else:
-            at, kind = self._worst_layer()
+            at, kind = self._worst_layer
             kept = self._rows(kind, _kept)
         count = max(len(self.kinds) / self.v, 1.0)
         before = max(count + number, 0.0) if number < 0 else min(number, count - 1)
