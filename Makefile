@@ -22,10 +22,10 @@ check: $(VENV)/everything.stamp    ## lint, types, floors, fast tests: under a m
 	$(BIN)/ruff check strategist tests benchmarks docs
 	$(BIN)/ruff format --check strategist tests benchmarks docs
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2 -m "not slow and not nightly"
+	$(BIN)/python -m pytest -n 2 --hypothesis-profile=fast -m "not slow and not nightly"
 
 fast: $(VENV)/everything.stamp     ## fast tests only
-	$(BIN)/python -m pytest -n 2 -m "not slow and not nightly"
+	$(BIN)/python -m pytest -n 2 --hypothesis-profile=fast -m "not slow and not nightly"
 
 slow: $(VENV)/everything.stamp     ## tests that start processes or need torch
 	$(BIN)/python -m pytest -m slow

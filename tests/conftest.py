@@ -1,4 +1,4 @@
-"""Profiles of the property tests: `pytest --hypothesis-profile=nightly` looks at ten times as many cases.
+"""Profiles of the property tests: `pytest --hypothesis-profile=nightly` looks at ten times as many cases, `fast` at a third.
 
 No test is timed: on a busy machine any example may take long."""
 
@@ -8,4 +8,5 @@ from hypothesis import settings
 
 settings.register_profile("untimed", deadline=None)
 settings.register_profile("nightly", max_examples=1_000, deadline=None)
+settings.register_profile("fast", max_examples=33, deadline=None)
 settings.load_profile("untimed")

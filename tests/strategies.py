@@ -25,12 +25,13 @@ from strategist.planner.situation import question
 from strategist.rulebook.apply import forbid
 from strategist.space.candidates import MESH_COLUMNS, OPTION_COLUMNS, WORDS, Candidates
 from strategist.space.enumerate import enumerate_candidates
+from tests.examples import cases_of
 
 Draw = Any
 """hypothesis' draw function, whose type has no public name."""
 
 CI = settings(
-    max_examples=200,
+    max_examples=cases_of(200),
     derandomize=True,
     deadline=None,
     database=None,

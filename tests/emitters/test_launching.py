@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from strategist import Plan, emit
@@ -16,6 +16,7 @@ from strategist.emitters.emitter import Options
 from strategist.errors import is_hostile
 from tests.cli.harness import call, hand_written
 from tests.emitters.stubs import Call, Ran, run_script, zeros
+from tests.examples import examples
 from tests.plans import make_plan
 
 TARGETS = {"torchrun": "launch.sh", "slurm": "job.sbatch"}
@@ -186,7 +187,7 @@ def test_hostile_plans(target: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(st.characters(exclude_categories=("Cs",)), max_size=40).filter(lambda t: not any(map(is_hostile, t))))
 def test_any_value_arrives_unchanged(tmp_path_factory: pytest.TempPathFactory, value: str) -> None:
     """Whatever is accepted as a value arrives as it is."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from strategist.errors import InputError
+from tests.examples import examples
 
 pytestmark = pytest.mark.slow
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     ranks=st.sampled_from([1, 2, 3, 4, 6]),
     per_rank=st.integers(1, 4),

@@ -6,7 +6,7 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from strategist.facts.clusters import cluster_from_flags, load_cluster
@@ -17,6 +17,7 @@ from strategist.facts.matrix_node import node_from_matrix
 from strategist.facts.nodes import node_by_id, nodes
 from strategist.facts.tiers import tiers
 from strategist.facts.topo_matrix import parse_matrix
+from tests.examples import examples
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -38,7 +39,7 @@ def test_every_node_type_can_be_drawn(name: str) -> None:
 
 
 @given(st.integers(1, 1024), st.integers(1, 131072))
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_any_size_stays_readable(gpus: int, count: int) -> None:
     """One to 1024 devices in up to 131072 nodes: at most 72 are drawn, nodes collapse to a count, all inside the frame."""
     drawing = svg(cluster_from_flags("h100-sxm-80gb", gpus, count).cluster)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from strategist.errors import ImpossibleError, InputError, StaleError, StrategistError
@@ -19,6 +19,7 @@ from strategist.facts.clusters import HardwareWords, cluster_from_words, load_cl
 from strategist.facts.groups import group_bandwidth
 from strategist.facts.hardware_file import cluster_from_document
 from strategist.facts.tiers import tiers
+from tests.examples import examples
 
 ROOT = Path(__file__).parents[2]
 TWO_PAIRS = [{"a": "gpu0", "b": "gpu1", "kind": "nvlink", "bw": "50GB/s"}, {"a": "gpu2", "b": "gpu3", "kind": "nvlink", "bw": "50GB/s"}]  # fmt: skip
@@ -315,7 +316,7 @@ junk = st.recursive(
 
 
 @given(junk)
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_no_document_breaks_the_reader(document: Any) -> None:
     """Any document is a cluster or an error of ours with exit code 2, 3 or 4."""
     try:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from strategist.catalog import rows
@@ -15,6 +15,7 @@ from strategist.errors import InputError
 from strategist.facts.layer_kind import LayerKind, read_spelling, spell, spread
 from strategist.facts.model import MAX_LAYERS, Mix, ModelShape, Moe, Ssm, arranged, layer_counts, layer_sequence
 from strategist.facts.model_rows import find_model, shape_from_row
+from tests.examples import examples
 
 KINDS = st.sampled_from(
     [
@@ -89,7 +90,7 @@ def test_spelling_reads_back(kinds: list[LayerKind]) -> None:
     assert read_spelling(spell(kinds), len(kinds), None) == tuple(kinds)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.lists(st.tuples(st.sampled_from(("attention", "sliding")), st.sampled_from(("dense", "moe"))), min_size=1, max_size=30))  # fmt: skip
 def test_any_order_of_layers_can_be_kept(pairs: list[tuple[str, str]]) -> None:
     """Arranging a shape makes its sequence exactly the wanted one, however irregular."""

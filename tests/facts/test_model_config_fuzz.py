@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from strategist.errors import StrategistError
@@ -17,6 +17,7 @@ from strategist.facts.layers import build_layer
 from strategist.facts.model import layer_sequence
 from strategist.facts.model_config import shape_from_config
 from strategist.facts.parameters import count, outer_parameters
+from tests.examples import examples
 
 FILES = sorted((Path(__file__).parent.parent / "data" / "configs").glob("*.json"))
 CONFIGS = [json.loads(file.read_text()) for file in FILES]
@@ -70,21 +71,21 @@ def assert_answered(values: Any) -> None:
     assert "\x1b" not in shape.name + "".join(shape.notes)
 
 
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @given(mutated())
 def test_mutated_configurations_are_answered(values: dict[str, Any]) -> None:
     """Real configurations with keys deleted or replaced by junk are read correctly or refused politely."""
     assert_answered(values)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.sampled_from(TYPES), st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=6), JUNK, max_size=12))
 def test_invented_configurations_are_answered(model_type: str, values: dict[str, Any]) -> None:
     """Invented configurations of every known model_type are read or refused, never crash."""
     assert_answered(values | {"model_type": model_type})
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(JUNK)
 def test_anything_at_all_is_answered(values: Any) -> None:
     """Any JSON value whatever is answered."""

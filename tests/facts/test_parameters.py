@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from strategist.catalog import rows
@@ -14,6 +14,7 @@ from strategist.facts.layers import build_layer
 from strategist.facts.model import ModelShape, Moe, layer_counts, layer_sequence
 from strategist.facts.model_rows import shape_from_row
 from strategist.facts.parameters import count, outer_parameters
+from tests.examples import examples
 
 FLAN = {"flan-t5-base", "flan-t5-large", "flan-t5-xl", "flan-t5-xxl"}
 
@@ -114,7 +115,7 @@ def shapes(draw: st.DrawFn) -> ModelShape:
     )
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(shapes())
 def test_untying_adds_exactly_one_table(shape: ModelShape) -> None:
     """Untying the output head adds vocabulary times width and changes nothing else."""
@@ -122,7 +123,7 @@ def test_untying_adds_exactly_one_table(shape: ModelShape) -> None:
     assert untied.total - tied.total == untied.active - tied.active == shape.vocab * shape.hidden
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(shapes())
 def test_active_parameters_never_exceed_the_total(shape: ModelShape) -> None:
     """A token meets at most every weight, and all of them exactly when it uses every expert."""
@@ -133,7 +134,7 @@ def test_active_parameters_never_exceed_the_total(shape: ModelShape) -> None:
         assert count(everything).active == count(everything).total == counted.total
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(shapes())
 def test_dense_llama_count_is_the_textbook_formula(shape: ModelShape) -> None:
     """A dense decoder's count equals the formula written out by hand (embedding, four attention maps, three of the MLP)."""

@@ -6,7 +6,7 @@ from decimal import Decimal
 from statistics import median
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from strategist.catalog import rows
@@ -15,6 +15,7 @@ from strategist.facts.model import layer_sequence
 from strategist.facts.model_rows import find_model, shape_from_row
 from strategist.facts.parameters import count
 from strategist.facts.sizes import LARGEST, SMALLEST, is_size, ladder_shape, shape_for_size, spread_around
+from tests.examples import examples
 
 
 def refused(text: str) -> InputError:
@@ -117,7 +118,7 @@ def test_ladder_returns_llama_3_for_its_size() -> None:
     assert (big.hidden, big.layers, big.ffn_hidden) == (8192, 80, 28416)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.integers(5 * 10**9 + 1, LARGEST))
 def test_large_ladder_shapes_divide(asked: int) -> None:
     """Above 5B heads, layers and feed-forward width divide by 8, 4 and 256, and key-value heads by 8."""
@@ -126,7 +127,7 @@ def test_large_ladder_shapes_divide(asked: int) -> None:
     assert (shape.heads % 8, shape.kv_heads % 8, shape.layers % 4, shape.ffn_hidden % 256) == (0, 0, 0, 0)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.integers(7 * 10**6, LARGEST))
 def test_ladder_hits_the_asked_size(asked: int) -> None:
     """A ladder shape misses the asked size by at most half a grain of feed-forward width, and its proportions are usual."""
@@ -153,7 +154,7 @@ def test_ladder_is_as_near_to_real_models_as_it_says() -> None:
     assert round(median(widths), 2) == 0.14
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.decimals(Decimal(SMALLEST), Decimal(LARGEST), places=0))
 def test_every_size_in_bounds_is_answered(asked: Decimal) -> None:
     """Any size in bounds gives a shape, or an error naming a size that works."""

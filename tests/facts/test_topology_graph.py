@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from strategist.errors import ImpossibleError, InputError
@@ -16,6 +16,7 @@ from strategist.facts.hardware import Cluster, Link, Node, NodeGroup
 from strategist.facts.nodes import node_by_id, nodes
 from strategist.facts.tiers import tiers
 from strategist.facts.topology import graph
+from tests.examples import examples
 
 NAMES = [node.name for node in nodes()]
 
@@ -52,7 +53,7 @@ def regular_axes(draw: st.DrawFn) -> tuple[Cluster, int, int]:
 
 
 @given(regular_axes())
-@settings(max_examples=120, deadline=None)
+@examples(120)
 def test_closed_form_equals_graph(axis: tuple[Cluster, int, int]) -> None:
     """On regular clusters and aligned groups the tiers and the graph give the same rate."""
     cluster, size, stride = axis
@@ -77,7 +78,7 @@ def test_closed_form_equals_graph_everywhere(name: str) -> None:
 
 
 @given(st.sampled_from(NAMES), st.sampled_from([3, 5, 6, 7]), st.integers(1, 4), st.data())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_closed_form_never_promises_more_for_odd_groups(name: str, gpus: int, count: int, data: st.DataObject) -> None:
     """For groups that do not tile the domains the tiers give at most what the graph gives."""
     whole = node_by_id(name)
@@ -176,7 +177,7 @@ def leaves(leaf_nodes: list[int], spines: int, gpus: int) -> Cluster:
 
 
 @given(st.sampled_from([[2, 2], [1, 1, 1, 1], [4, 4], [3, 3]]), st.integers(1, 3), st.sampled_from([1, 2, 4]))
-@settings(max_examples=6, deadline=None)
+@examples(6)
 def test_linked_networks_equal_their_graph(leaf_nodes: list[int], spines: int, gpus: int) -> None:
     """On leaves and spines the tiers, worked out per node, give the rate of the graph of all devices."""
     cluster = leaves(leaf_nodes, spines, gpus)

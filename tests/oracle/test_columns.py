@@ -19,6 +19,7 @@ from strategist.memory.estimate import peak_memory
 from strategist.planner.write import memory_ledger
 from strategist.space.candidates import MESH_COLUMNS
 from strategist.timing import estimate as timing
+from tests.examples import cases_of
 from tests.oracle.memory import MOMENTS as ORACLE_MOMENTS
 from tests.oracle.memory import Memory, memory_of, stage_ties
 from tests.oracle.stages import Layout, stage_kinds
@@ -132,14 +133,14 @@ def test_experts_without_a_token_still_launch() -> None:
     _assert_same_time((job, [row | words | {"dp_replicate": 2, "recompute": "none"}]))
 
 
-@settings(CI, max_examples=30)
+@settings(CI, max_examples=cases_of(30))
 @given(cases())
 def test_every_stage_of_a_ledger_equals_the_oracle(case: Case) -> None:
     """The Plan's ledger shows every stage at its own worst moment with the oracle's terms."""
     _assert_same_stages(case)
 
 
-@settings(CI, max_examples=30)
+@settings(CI, max_examples=cases_of(30))
 @given(jobs())
 def test_useful_flop_and_mfu_equal_the_oracle(job: Job) -> None:
     """Useful FLOP of a step and the utilisation of a one-second step are the oracle's."""

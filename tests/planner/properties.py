@@ -7,6 +7,7 @@ from typing import Any
 
 from hypothesis import given, settings
 
+from tests.examples import cases_of
 from tests.strategies import CI, NIGHTLY
 
 Check = Callable[..., None]
@@ -19,11 +20,11 @@ class Properties:
         self.at_length: list[Any] = []
 
     def holds(self, examples: int, *drawn: Any) -> Callable[[Check], Check]:
-        """Make a test of a check: `examples` derandomised ones here, and fifty times as many in the nightly list."""
+        """Make a test of a check: `examples` derandomised ones here (fewer in the fast suite), and fifty times as many in the nightly list."""
 
         def finish(check: Check) -> Check:
             long: Any = settings(NIGHTLY, max_examples=50 * examples)(given(*drawn)(check))
             self.at_length.append(long)
-            return settings(CI, max_examples=examples)(given(*drawn)(check))
+            return settings(CI, max_examples=cases_of(examples))(given(*drawn)(check))
 
         return finish

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from strategist.errors import RuleError
 from strategist.rulebook.expression import evaluate, names, parse
 from strategist.rulebook.vocabulary import WORDS
 from strategist.space.candidates import WORDS as CODED
+from tests.examples import examples
 
 VALUES: dict[str, Any] = {
     "tp": 4,
@@ -39,7 +40,7 @@ def value_of(text: str, values: dict[str, Any] = VALUES) -> Any:
     return evaluate(parse(text, "T1"), values)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.text(max_size=60) | st.from_regex(r"[a-z(). +*/%<=>!,\[\]'0-9_:@-]{0,40}", fullmatch=True))
 def test_any_text_is_a_value_or_a_refusal(text: str) -> None:
     """Whatever stands in `when`, it is whitelisted syntax with a value, or a RuleError; nothing else is ever evaluated."""
@@ -69,7 +70,7 @@ LOGIC = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(LOGIC)
 def test_conditions_mean_what_python_means(text: str) -> None:
     """A condition has Python's own value, except that dividing by zero gives zero instead of an exception."""
@@ -81,7 +82,7 @@ def test_conditions_mean_what_python_means(text: str) -> None:
     assert bool(value_of(text)) is bool(expected)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(LOGIC, st.lists(st.tuples(*(st.integers(1, 64) for _ in range(5))), min_size=1, max_size=5))
 def test_columns_are_many_numbers(text: str, rows: list[tuple[int, ...]]) -> None:
     """A condition on columns is the condition on each row."""
