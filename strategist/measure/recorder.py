@@ -121,6 +121,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def post_backward(group: Any, *unused: Any) -> None:
             with recorder.passes.passing("backward"):  # a pipeline reduces when autograd is done
                 reduce(group, *unused)
+            if group._partial_reduce_output is not None:  # waits for the other replicas until the last micro-batch
+                recorder.mark(group._partial_reduce_output, "gradients")
 
         wait = FSDPParamGroup.wait_for_unshard
 
