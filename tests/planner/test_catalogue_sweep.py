@@ -65,10 +65,10 @@ def test_models_without_a_stack_are_refused(model: str) -> None:
 def test_a_batch_that_does_not_divide_is_offered_a_near_one() -> None:
     """Where data-parallel ranks go unused because the batch does not divide, the nearest batch that does is tried."""
     with pytest.raises(StrategistError) as refused:
-        recommend("1T", "dgx-gb200-nvl72-tray:72", global_batch=2048)
+        recommend("2T", "dgx-gb200-nvl72-tray:72", global_batch=2048)
     fixes = getattr(refused.value, "fixes", ())
     assert any(fix.startswith("--global-batch 2304 ") for fix in fixes), fixes
-    assert isinstance(answer("1T", "dgx-gb200-nvl72-tray:72", global_batch=2304), Plan)
+    assert isinstance(answer("2T", "dgx-gb200-nvl72-tray:72", global_batch=2304), Plan)
 
 
 def test_what_was_fixed_is_named_where_dropping_it_helps() -> None:
