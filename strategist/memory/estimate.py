@@ -25,8 +25,6 @@ from strategist.space.candidates import Candidates, Column, Reals, total_of
 from strategist.space.shares import Elements, Group, elements, groups
 
 Terms = Mapping[str, Reals]
-ALWAYS = ("parameters", "optimizer")
-"""Terms that no instant changes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,8 +48,8 @@ def peak_memory(job: Job, candidates: Candidates) -> Peaks:
     for group in groups(job.model, candidates, split=job.split):
         table = ledger(job, group)
         worst, worst_stage = table.worst()
-        for name in MEMORY_TERMS:
-            terms[name][group.rows] = table.bytes_at(name, worst, worst_stage)
+        for name, held in table.bytes_at(worst, worst_stage).items():
+            terms[name][group.rows] = held
         moment[group.rows] = np.array([instant.moment for instant in table.moving])[worst]
         stage[group.rows], host[group.rows] = group.stages[worst_stage], table.host
         last[group.rows] = np.max([total[:, -1] for total in table.allocated], axis=0)
@@ -103,20 +101,19 @@ class Ledger:
             stage[rows] = self.allocated[place][rows].argmax(axis=1)
         return instant, stage
 
-    def bytes_at(self, name: str, instant: Column, stage: Column) -> Column:
-        """Whole bytes of one term at an instant and stage of each candidate, (C,)."""
-        if name == "runtime":
-            return np.ceil(self.runtime).astype(np.int64)
-        found = np.zeros(len(instant))
-        if name in self.steady:
-            found = self.steady[name][np.arange(len(stage)), stage].astype(np.float64)
-        for place in np.unique(instant) if name == "slack" or name not in ALWAYS else ():
+    def bytes_at(self, instant: Column, stage: Column) -> Mapping[str, Column]:
+        """Whole bytes of every term at an instant and stage of each candidate, (C,) each."""
+        found = {name: np.zeros(len(stage)) for name in MEMORY_TERMS}
+        for name, held in self.steady.items():
+            found[name] += held[np.arange(len(stage)), stage]
+        for place in np.unique(instant):
             rows = np.flatnonzero(instant == place)
-            if name == "slack":
-                found[rows] = slack_bytes(self.job, self.allocated[place][rows, stage[rows]])
-            elif name in self.moving[place].terms:
-                found[rows] += self.moving[place].terms[name][rows, stage[rows]]
-        return np.ceil(found).astype(np.int64)
+            at = rows, stage[rows]
+            for name, held in self.moving[place].terms.items():
+                found[name][rows] += held[at]
+            found["slack"][rows] = slack_bytes(self.job, self.allocated[place][at])
+        found["runtime"] += self.runtime
+        return {name: np.ceil(held).astype(np.int64) for name, held in found.items()}
 
 
 def _moving(job: Job, group: Group, counts: Elements, *, at_loss: bool) -> tuple[Instant, ...]:

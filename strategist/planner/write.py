@@ -10,7 +10,6 @@ import numpy as np
 
 from strategist.catalog import rows
 from strategist.document.estimate import (
-    MEMORY_TERMS,
     MOMENTS,
     TIME_TERMS,
     Estimate,
@@ -123,8 +122,7 @@ def memory_ledger(job: Job, candidate: Candidates) -> MemoryLedger:
 def _stage_memory(table: Ledger, stage: int) -> StageMemory:
     """One stage at its worst moment; terms without bytes are left out."""
     instant = max(range(len(table.moving)), key=lambda i: (table.allocated[i][0, stage], -i))
-    at = np.array([instant]), np.array([stage])
-    values = {name: int(table.bytes_at(name, *at)[0]) for name in MEMORY_TERMS}
+    values = {name: int(held[0]) for name, held in table.bytes_at(np.array([instant]), np.array([stage])).items()}
     assumed = ("runtime", "slack")
     terms = tuple(
         MemoryTerm(name, size, "assumed" if name in assumed else "derived") for name, size in values.items() if size

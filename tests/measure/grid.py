@@ -163,8 +163,8 @@ def predicted(job: Job, plan: Plan) -> dict[int, dict[str, dict[str, int]]]:
     table = ledger(job, group)
     return {
         int(stage): {
-            name: {term: int(table.bytes_at(term, *_worst(table, moment, place))[0]) for term in TERMS}
-            for moment, name in enumerate(MOMENTS)
+            name: {term: int(held[term][0]) for term in TERMS}
+            for name, held in ((n, table.bytes_at(*_worst(table, m, place))) for m, n in enumerate(MOMENTS))
         }
         for place, stage in enumerate(group.stages)
     }

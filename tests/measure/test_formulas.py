@@ -45,7 +45,7 @@ def _found(scenario: Scenario) -> Iterator[Difference]:
         yield from differences(scenario, traced(plan, rank))
 
 
-def _judge(scenario: Scenario, found: Difference) -> None:
+def _assert_keeps_its_bar(scenario: Scenario, found: Difference) -> None:
     bar = BARS.get((found.kind, found.place, found.name))
     layout = scenario.layout
     deals = (
@@ -61,7 +61,7 @@ def _judge(scenario: Scenario, found: Difference) -> None:
 def test_formulas_agree_with_the_program(scenario: Scenario) -> None:
     """On the first and the last stage each figure with a bar keeps it."""
     for found in _found(scenario):
-        _judge(scenario, found)
+        _assert_keeps_its_bar(scenario, found)
 
 
 @pytest.mark.nightly
@@ -70,7 +70,7 @@ def test_formulas_agree_with_the_program_on_the_whole_grid() -> None:
     peaks = []
     for scenario in scenarios():
         for found in _found(scenario):
-            _judge(scenario, found)
+            _assert_keeps_its_bar(scenario, found)
             if (found.place, found.name) == (PEAK, "allocated"):
                 peaks.append(abs(found.ratio - 1.0))
     assert mean(peaks) <= MEAN_OF_PEAKS

@@ -208,9 +208,8 @@ def _states(job: Job, a: dict[str, Any]) -> int:
     table = ledger(job, group)
     update = np.array([len(table.moving) - 1])
     names = ("parameters", "gradients", "optimizer")
-    return max(
-        sum(int(table.bytes_at(name, update, np.array([s]))[0]) for name in names) for s in range(len(group.stages))
-    )
+    stages = (table.bytes_at(update, np.array([s])) for s in range(len(group.stages)))
+    return max(sum(int(held[name][0]) for name in names) for held in stages)
 
 
 @PROPERTIES.holds(15, st.data())
