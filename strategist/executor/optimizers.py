@@ -58,17 +58,17 @@ def _shared_out(model: nn.Module, group: dist.ProcessGroup, make: MakeOptimizer)
     from torch.distributed.optim import ZeroRedundancyOptimizer  # warns on import, through torch.jit
 
     parts = {parameter: _local_view(parameter) for parameter in model.parameters()}
+    cut = [(parameter, part) for parameter, part in parts.items() if part is not parameter]
     kind: Any = make  # called as optimizer_class(groups)
     optimizer = ZeroRedundancyOptimizer([{"params": list(parts.values())}], optimizer_class=kind, process_group=group)
 
     def lend_gradients(*_arguments: object) -> None:
-        for parameter, part in parts.items():
+        for parameter, part in cut:
             part.grad = None if parameter.grad is None else local_part(parameter.grad)
 
     def take_back(*_arguments: object) -> None:
-        for parameter, part in parts.items():
-            if part is not parameter:
-                part.grad = None
+        for _, part in cut:
+            part.grad = None
 
     optimizer.register_step_pre_hook(lend_gradients)
     optimizer.register_step_post_hook(take_back)
