@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -11,17 +11,15 @@ from torch.profiler import ProfilerActivity, profile, record_function
 COUNTED = "the step that counts"
 
 
-def highest_bytes(events: Any) -> tuple[int, int]:
-    """(bytes held when the part named COUNTED begins, most bytes held from there on), from the events of a profiler.
+def highest_bytes(changes: Iterable[tuple[int, int]], begin: int) -> tuple[int, int]:
+    """(bytes held when the part that counts begins, most bytes held from there on), counted from the first change.
 
-    Bytes are counted from the profiler's beginning. It sees what the main thread frees; what another thread happens to
-    free last stays on its books.
+    `changes` are moments in ns and the bytes that came or went, `begin` is the moment in ns at which that part begins.
     """
-    begin = next(event.start_ns() for event in events if event.name() == COUNTED)
-    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
-    before = sum(change for when, change in changes if when < begin)
+    ordered = sorted(changes)
+    before = sum(change for when, change in ordered if when < begin)
     held = peak = before
-    for _, change in ((when, change) for when, change in changes if when >= begin):
+    for _, change in ((when, change) for when, change in ordered if when >= begin):
         held += change
         peak = max(peak, held)
     return before, peak
@@ -33,7 +31,9 @@ def profiled(prepare: Callable[[], Callable[[], object]]) -> tuple[int, int]:
         step = prepare()
         with record_function(COUNTED):
             step()
-    return highest_bytes(profiler.profiler.kineto_results.events())
+    events = profiler.profiler.kineto_results.events()
+    begin = next(event.start_ns() for event in events if event.name() == COUNTED)
+    return highest_bytes(((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"), begin)
 
 
 def cuda_peak(device: torch.device, step: Callable[[], object]) -> tuple[int, int]:
