@@ -46,7 +46,7 @@ def _moving(job: Job, group: Group, counts: Elements) -> Iterator[tuple[int, dic
     for at in kept.instants:
         moving = {
             "activations": np.maximum(inputs, every - last - at.freed),
-            "temporaries": at.temporaries + (own * at.weights if at.is_product else 0.0),
+            "temporaries": at.temporaries + np.where(at.is_product, own * at.weights, 0.0),
         }
         yield LAYERS, everything | moving
     table = job.trainable * compute * counts.before

@@ -14,6 +14,7 @@ from strategist.memory.activations import edges_CS, step_inputs_C, tables_C
 from strategist.memory.backward import (
     Kept,
     LayerInstant,
+    final_CK,
     is_brought_back,
     is_kept,
     is_last,
@@ -31,7 +32,9 @@ from strategist.space.shares import (
     Group,
     is_managed,
     is_plain_data_parallel,
+    sequence_cut,
     state_shards,
+    tokens,
     vocabulary_elements,
 )
 
@@ -72,10 +75,33 @@ class Layers:
         return _of_worst(self.group, last, last)
 
     @cached_property
+    def final(self) -> Reals:
+        """Elements of the largest weight that a layer lists last."""
+        last = final_CK(self.job, self.group.candidates)
+        return _of_worst(self.group, last, last)
+
+    @cached_property
     def transient(self) -> Reals:
         """What the feed-forward part computes again, of the layer where that is most."""
         again = self.kept.rows(is_brought_back, "ffn", "inside", "product")
         return _of_worst(self.group, again, again)
+
+    @cached_property
+    def result(self) -> Reals:
+        """What the last matrix of a layer gives before it is added to the residual stream. Under sequence parallelism it is put in
+        the order of the ranks and added up there, and the norm's result is still held; so is what goes into a ReLU."""
+        job, c = self.job, self.group.candidates
+        whole = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute]
+        again = np.where(sequence_cut(c) > 1, whole + 2.0 * residual_C(job, c, whole=False), 0.0)
+        relu = job.model.mlp_act == "relu" and not job.model.mlp_gated
+        held = self.kept.rows(is_kept, "product") if relu else np.zeros_like(self.one)
+        return (whole + again)[:, None] + _of_worst(self.group, held, held)
+
+    @cached_property
+    def rest(self) -> Reals:
+        """What the layer keeps of its last result, where that is most."""
+        kept = self.kept.rows(is_kept, "rest")
+        return _of_worst(self.group, kept, kept)
 
     @cached_property
     def instants(self) -> tuple[StageInstant, ...]:
@@ -92,18 +118,23 @@ class StageInstant:
     temporaries: Reals
     freed: Reals
     weights: Reals
+    stacked: Reals
     kept: Reals
-    is_product: Mask | bool
+    is_product: Mask
+    is_early: Mask | bool
 
 
 def _on_stages(group: Group, at: LayerInstant, kept: Reals, compute: float) -> StageInstant:
-    total = at.temporaries - at.freed + compute * at.weights
+    stacked, is_product = (np.broadcast_to(part, kept.shape) for part in (at.stacked, at.is_product))
+    total = at.temporaries - at.freed + compute * (at.weights + stacked)
     return StageInstant(
         temporaries=_of_worst(group, total, at.temporaries),
         freed=_of_worst(group, total, at.freed),
         weights=_of_worst(group, total, at.weights),
+        stacked=_of_worst(group, total, stacked),
         kept=_of_worst(group, total, kept),
-        is_product=at.is_product,
+        is_product=_of_worst(group, total, is_product * 1.0) > 0,
+        is_early=at.is_early,
     )
 
 
@@ -152,9 +183,15 @@ class Step:
         self.chunks = c["virtual_stages"][:, None]
 
     @cached_property
-    def casts_here(self) -> Mask:
-        """Where a weight's gradient is cast before it is accumulated, which lets go of what it was made from, (C, 1)."""
-        return self.plain & self.casts | self.managed
+    def at_once(self) -> Mask:
+        """Where a weight's gradient joins what stands, or becomes it, as soon as it is made, (C, 1): without units, and in a
+        pipeline whose units need no other format (FSDPParam, to_accumulated_grad_if_needed)."""
+        return np.asarray(~self.managed | (self.piped & (self.compute == self.reduce)), np.bool_)
+
+    @cached_property
+    def layers_of_chunk(self) -> Reals:
+        """How many layers a pass goes through, (C, S)."""
+        return self.group.layers_SK.sum(axis=1)[None, :] / self.chunks
 
     @cached_property
     def widest(self) -> Reals:
@@ -269,6 +306,20 @@ class Step:
     def output(self, elements: Reals) -> Reals:
         """What a reduction gives, of `elements`, before it is added to what earlier micro-batches gave: gradients, or sums that
         replicas will average after the last one (FSDPParamGroup, _partial_reduce_output)."""
+        return np.where(self._takes_over, 0.0, self._reduced(elements))
+
+    def taking_over(self, elements: Reals) -> Reals:
+        """The same where sums of two micro-batches wait for replicas: what comes out takes in the sum that stands and becomes
+        the gradient. With more of them the first such instant is an addition to the sum."""
+        return np.where(self._takes_over, self._reduced(elements), 0.0)
+
+    @cached_property
+    def _takes_over(self) -> Mask:
+        """Where the only addition is the last one, and to sums that wait for replicas, (C, 1)."""
+        waits = ~self.shards_gradients | (self.c["dp_replicate"] > 1)[:, None]
+        return np.asarray(waits & (self.c["accumulation"] == 2)[:, None] & self.job.profile.replicas_wait, np.bool_)
+
+    def _reduced(self, elements: Reals) -> Reals:
         parts = np.where(self.shards_gradients, self.shards, 1)
         joins = self.reduces & self.several & (self.shards_gradients | self.job.profile.replicas_wait)
         return np.where(joins, self.trained * self.reduce * elements / parts, 0.0)
@@ -304,29 +355,47 @@ class Step:
     @cached_property
     def in_layer(self) -> StageInstant:
         """The worst instant of a layer, by what differs between them; where it is in the chunk changes nothing in that."""
+        return self._worst_in_layer(0.0)
+
+    @cached_property
+    def in_given_layer(self) -> StageInstant:
+        """The same where the gradient that the layer is given is no temporary."""
+        return self._worst_in_layer(self.given) if self.piped else self.in_layer
+
+    @cached_property
+    def given(self) -> Reals:
+        """The gradient that a pipeline's last layer of a chunk is given, which lies in a receive buffer as long as it is needed."""
+        return self.stream * (1.0 - self.last) * self.piped
+
+    def _worst_in_layer(self, given: Reals | float) -> StageInstant:
         ats = self.layers.instants
-        made = self.trained * BYTES[self.job.formats.gradient] / np.where(self.shards_gradients, self.shards, 1)
-        joins = np.where(self.managed | self.stands, 0.0, made)
-        casts = np.where(self.plain & self.casts, -self.trained * self.compute, 0.0)
-        partial = np.where(self.managed, self.trained * self.compute, joins + casts)
-        worth = [at.temporaries - self._let_go(at) + (partial + self.at_once(at)) * at.weights for at in ats]
+        worth = [at.temporaries - given * at.is_early - at.freed + self._worth(at) for at in ats]
         worst = np.stack(worth).argmax(axis=0)
         return StageInstant(
             temporaries=np.choose(worst, [at.temporaries for at in ats]),
-            freed=np.choose(worst, [self._let_go(at) for at in ats]),
+            freed=np.choose(worst, [at.freed for at in ats]),
             weights=np.choose(worst, [at.weights for at in ats]),
+            stacked=np.choose(worst, [at.stacked for at in ats]),
             kept=np.choose(worst, [at.kept for at in ats]),
             is_product=np.choose(worst, [at.is_product for at in ats]).astype(np.bool_),
+            is_early=np.array([at.is_early for at in ats])[worst],
         )
 
-    def _let_go(self, at: StageInstant) -> Reals:
-        """Kept bytes that are gone: not the input of the matrix at work where its gradient needs no cast."""
-        return at.freed * self.casts_here if at.is_product else at.freed
+    def _worth(self, at: StageInstant) -> Reals:
+        """Bytes of the weights' gradients at an instant of a layer, whatever they are called, less autocast's copies."""
+        made = self.trained * BYTES[self.job.formats.gradient] / np.where(self.shards_gradients, self.shards, 1)
+        partial = np.where(self.at_once, np.where(self.stands, 0.0, made), self.trained * self.compute)
+        copies = np.where(self.plain & self.casts, self.trained * self.compute, 0.0)
+        return partial * (at.weights + at.stacked) - copies * at.weights + self.joining(at)
 
-    def at_once(self, at: StageInstant) -> Reals:
-        """Bytes per weight of a matrix at work, without units: its gradient, and that in the weight's format beside what stands."""
-        cast = np.where(self.casts & self.stands, self.stored, 0.0)
-        return self.trained * np.where(at.is_product & ~self.managed, self.compute + cast, 0.0)
+    def joining(self, at: StageInstant) -> Reals:
+        """Bytes of gradients that are about to join what stands: of a matrix at work, and that in the weight's format beside
+        what stands; of stacked matrices, where gradients stand."""
+        cast = np.where(self.casts & self.stands & ~self.managed, self.stored, 0.0)
+        work = np.where(at.is_product & self.at_once, self.compute + cast, 0.0)
+        whole = np.where(self.managed, self.compute, self.stored)
+        stacked = np.where(self.at_once & self.stands, whole, 0.0)
+        return self.trained * (work * at.weights + stacked * at.stacked)
 
     @cached_property
     def ahead_of_time(self) -> Reals:
