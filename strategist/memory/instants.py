@@ -18,8 +18,8 @@ from strategist.facts.job import Job
 from strategist.memory.logits import forward_bytes_CS, held_logits_CS, loss_bytes_CS
 from strategist.memory.logits import gradient_bytes_CS as logits_gradient_CS
 from strategist.memory.situations import Schedule, Situation, one_pass
-from strategist.memory.step import END, LAYERS, LOSS, UPDATE, Instant, Layers, Step
-from strategist.space.candidates import Mask, Reals
+from strategist.memory.step import END, LAYERS, LOSS, UPDATE, Instant, Layers, StageInstants, Step
+from strategist.space.candidates import Column, Mask, Reals
 from strategist.space.shares import Elements, Group, tokens, vocabulary_elements
 
 
@@ -48,19 +48,22 @@ def instants(
         )
     schedule = Schedule(group)
     if at_loss:
-        return _loss(in_situation(schedule.second_of_last_chunk()))
-    fresh = in_situation(schedule.first_of_first_chunk())
-    again = in_situation(schedule.second_of_first_chunk())
-    heads: tuple[Step, ...] = (fresh, again)
-    bodies = heads
+        return _loss(in_situation(schedule.at(schedule.second_of_last_chunk())))
+    firsts = schedule.first_of_first_chunk(), schedule.second_of_first_chunk()
+    heads = bodies = in_situation(schedule.at(*firsts))
     if schedule.has_chunks:
-        heads = (in_situation(schedule.first_pass()), in_situation(schedule.second_of_last_chunk()))
-        bodies = (*bodies, heads[1], in_situation(schedule.fullest()))
+        second = schedule.second_of_last_chunk()
+        heads = in_situation(schedule.at(schedule.first_pass(), second))
+        bodies = in_situation(schedule.at(*firsts, second, schedule.fullest()))
     return (
-        *(instant for step in heads for instant in (*_loss(step), *_head(step), _head_accumulated(step))),
-        *(instant for step in bodies for instant in (*_forward(step), *_layers(step), *_end_of_pass(step))),
-        *_reductions(again),
-        _update(again),
+        *_loss(heads),
+        *_head(heads),
+        _head_accumulated(heads),
+        *_forward(bodies),
+        *_layers(bodies),
+        *_end_of_pass(bodies),
+        *_reductions(bodies),
+        _update(bodies),
     )
 
 
@@ -208,7 +211,7 @@ def _head(step: Step) -> tuple[Instant, Instant]:
 
 def _head_reduced(step: Step) -> Instant:
     """Norm and head are reduced while the last layer is gathered."""
-    behind = 0.0 if step.tied else step.in_reduction(step.behind)
+    behind = 0.0 if step.tied else step.in_reduction(step.behind, step.bare.behind)
     return Instant(
         LAYERS,
         {
@@ -236,21 +239,32 @@ def _head_accumulated(step: Step) -> Instant:
     )
 
 
-def _layers(step: Step) -> Iterator[Instant]:
+def _layers(step: Step) -> tuple[Instant, ...]:
     """Each worst instant of a layer: in the last one (behind the head), in the one before it and in the first; under ZeRO-3,
     which has nothing to gather beside the first, in the second too."""
-    numbers = (0, 1, -1) if step.piped or not step.reshards.any() else (0, 1, -2, -1)
-    yield from (_in_layer(step, number) for number in numbers)
-    yield _layer_reduced(step)
+    if step.piped:
+        return (
+            _in_layer(step, _numbers(0), step.in_given_layer),
+            _in_layer(step, _numbers(1, -1), step.in_layer),
+            _layer_reduced(step),
+        )
+    numbers = _numbers(0, 1, -2, -1) if step.reshards.any() else _numbers(0, 1, -1)
+    return _in_layer(step, numbers, step.in_layer), _layer_reduced(step)
 
 
-def _in_layer(step: Step, number: int) -> Instant:
-    """The worst instant of the `number`-th layer from the end of the chunk; -1 is its first layer, -2 its second."""
-    at, own = step.in_given_layer if number == 0 else step.in_layer, step.counts.layers / step.chunks
+def _numbers(*numbers: int) -> Column:
+    """Layers by number as an axis in front."""
+    return np.array(numbers)[:, None, None, None]
+
+
+def _in_layer(step: Step, number: Column, at: StageInstants) -> Instant:
+    """The worst instant of the `number`-th layers from the end of the chunk; -1 is its first layer, -2 its second."""
+    own = step.counts.layers / step.chunks
     layers = np.maximum(step.layers_of_chunk, 1.0)
-    before = np.maximum(layers + number, 0.0) if number < 0 else np.minimum(float(number), layers - 1.0)
+    before = np.where(number < 0, np.maximum(layers + number, 0.0), np.minimum(number, layers - 1.0))
     share = before / np.maximum(layers - 1.0, 1.0)  # of the other layers, whatever their sort
     passed = share * np.maximum(0.0, own - step.widest)
+    given = np.where(before > 0, 0.0, step.given * at.is_early) if step.piped else 0.0
     let_go = share * (step.layers.every / step.chunks - at.kept)
     behind = np.zeros_like(step.behind) if step.tied else step.behind
     in_flight = step.trained * step.reduce * np.where(before > 0, step.widest, behind)
@@ -259,6 +273,7 @@ def _in_layer(step: Step, number: int) -> Instant:
     partial = step.trained * step.compute * np.where(step.at_once, 0.0, weights)
     made = np.where(step.at_once, weights, 0.0)
     copies = np.where(step.plain & step.casts, step.trained * step.compute * at.weights, 0.0)
+    alone = (number == -1) & (not step.piped)
     return Instant(
         LAYERS,
         {
@@ -268,9 +283,7 @@ def _in_layer(step: Step, number: int) -> Instant:
                 step.in_layers - at.freed - let_go,
             ),
             "logits": step.held_logits,
-            "gather_buffers": step.gathered(
-                layers=1 if number == -1 and not step.piped else 2, head=False, passed=passed
-            )
+            "gather_buffers": step.gathered(layers=np.where(alone, 1, 2), head=False, passed=passed)
             + (np.where(before >= layers - 1.0, step.ahead_of_time, 0.0) if step.piped else 0.0)
             + np.where(step.reduces, partial + in_flight, 0.0)
             + step.waiting,
@@ -279,7 +292,7 @@ def _in_layer(step: Step, number: int) -> Instant:
                 step.copies * (1.0 - before / layers) - copies,
             ),
             "temporaries": at.temporaries
-            - np.where(before > 0, 0.0, step.given * at.is_early)
+            - given
             + step.previous
             + step.old_head
             + step.retained(done)
@@ -301,13 +314,12 @@ def _layer_reduced(step: Step) -> Instant:
     """A layer is reduced while the next one is gathered: its gradients and their copy, then the copy, what comes out and the
     gradient that was copied last. In a pipeline it is added to what stands, in the reduce format."""
     behind = np.zeros_like(step.behind) if step.tied else step.behind
-    unit = step.in_reduction(step.widest)
-    left = step.trained * step.compute * (step.widest - step.layers.final)
+    bare = step.bare.widest[:, None] / step.c["tiling"][:, None]
+    gone = np.where(step.reduces & step.shards_gradients, step.trained * step.compute * (bare - step.layers.final), 0.0)
     given = step.output(step.widest) + step.taking_over(step.widest)
     given = given + step.fresh(behind + step.widest) - step.fresh(behind)
-    copying = step.reduces & step.shards_gradients & (left > given)
-    done = np.where(copying, 0.0, step.widest)
-    reduced = np.where(step.reduces & step.shards_gradients, unit - np.where(copying, 0.0, left), unit)
+    is_copied = gone <= given
+    done = np.where(is_copied, step.widest, 0.0)
     last = np.where(step.stands, step.widest, step.layers.last_matrix)  # casts go one by one
     adds = np.where(~step.at_once & step.piped, step.trained * step.compute * last, 0.0)
     return Instant(
@@ -317,7 +329,8 @@ def _layer_reduced(step: Step) -> Instant:
             "activations": np.maximum(step.inputs, step.in_layers - step.layers.largest),
             "logits": step.held_logits,
             "gather_buffers": step.gathered(layers=1, head=False, passed=step.widest)
-            + reduced
+            + step.in_reduction(step.widest, bare)
+            - np.where(is_copied, gone, 0.0)
             + step.output(done)
             + step.waiting,
             "temporaries": step.stream + step.previous + step.retained(behind + step.widest) + adds,
@@ -328,7 +341,7 @@ def _layer_reduced(step: Step) -> Instant:
 def _end(step: Step) -> tuple[Instant, ...]:
     """Without a pipeline: the embedding's gradient, and its reduction."""
     counts, c = step.counts, step.c
-    gradient = step.trained * np.where(step.managed, step.compute * step.before, step.stored * _table(step))
+    gradient = step.trained * np.where(step.managed, step.compute * step.bare.before, step.stored * _table(step))
     stream = np.where(step.managed, 0.0, step.stored / step.compute) * _whole_stream(step) * step.first
     direct = ~step.managed & ~step.stands
     keeps = np.where(step.managed & (~step.reshards | step.tied), step.compute * step.outer, 0.0)
@@ -346,7 +359,7 @@ def _end(step: Step) -> tuple[Instant, ...]:
     reduced = {
         "gradients": step.at_rest + step.taking_over(step.outer),
         "activations": step.inputs,
-        "gather_buffers": step.in_reduction(step.outer) + step.output(step.outer),
+        "gather_buffers": step.in_reduction(step.outer, step.outer) + step.output(step.outer),
         "temporaries": step.retained(counts.whole),
     }
     gathering = {
@@ -407,14 +420,14 @@ def _reductions(step: Step) -> Iterator[Instant]:
     behind = np.where(step.chunks > 1, 0.0, counts.behind)
     whole = np.maximum(counts.whole, 1.0)
     out = step.trained * np.where(step.shards_gradients, step.reduce / step.shards, 0.0)
-    held = np.where(step.chunks > 1, 0.0, step.stream * ~step.group.is_last[None, :])  # of the last forward pass
+    held = np.where(step.chunks > 1, 0.0, step.stream * ~step.group.is_last)  # of the last forward pass
     done = counts.whole - counts.before - own - behind
     units = ((counts.before, step.job.model.pos != "learned"), (np.minimum(step.widest, own), False), (behind, True))
     for unit, alone in units:
         left = counts.whole - done
         copied = step.trained * step.reduce * unit
-        gathered = np.where(step.reshards, 0.0, left - unit)
         made = out * unit if alone else 0.0
+        gathered = np.where(step.reshards, 0.0, left - unit)
         yield Instant(
             END,
             {

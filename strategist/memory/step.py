@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -13,20 +14,17 @@ from strategist.facts.profile import BYTES
 from strategist.memory.activations import edges_CS, step_inputs_C, tables_C
 from strategist.memory.backward import (
     Kept,
-    LayerInstant,
-    final_CK,
     is_brought_back,
     is_kept,
     is_last,
     layer_instants,
     residual_C,
-    weights_CK,
 )
 from strategist.memory.logits import held_logits_CS, waiting_logits_CS
 from strategist.memory.model_states import shards_state
 from strategist.memory.situations import Situation
 from strategist.records import dataclass
-from strategist.space.candidates import Mask, Reals
+from strategist.space.candidates import Column, Mask, Reals
 from strategist.space.shares import (
     Elements,
     Group,
@@ -44,7 +42,7 @@ LOSS, LAYERS, END, UPDATE = range(len(MOMENTS))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Instant:
-    """The moment that an instant belongs to, and bytes by term, (C, S) each."""
+    """Instants of one moment, and bytes by term: (C, S) each, with axes in front along which instants of one sort lie."""
 
     moment: int
     terms: Mapping[str, Reals]
@@ -71,20 +69,13 @@ class Layers:
     @cached_property
     def last_matrix(self) -> Reals:
         """Elements of the largest last matrix of a feed-forward part."""
-        last = weights_CK(self.job, self.group.candidates, is_last)
+        last = self.kept.weights(is_last)
         return _of_worst(self.group, last, last)
 
     @cached_property
     def final(self) -> Reals:
         """Elements of the largest weight that a layer lists last."""
-        last = final_CK(self.job, self.group.candidates)
-        return _of_worst(self.group, last, last)
-
-    @cached_property
-    def transient(self) -> Reals:
-        """What the feed-forward part computes again, of the layer where that is most."""
-        again = self.kept.rows(is_brought_back, "ffn", "inside", "product")
-        return _of_worst(self.group, again, again)
+        return _of_worst(self.group, self.kept.final, self.kept.final)
 
     @cached_property
     def result(self) -> Reals:
@@ -93,9 +84,11 @@ class Layers:
         job, c = self.job, self.group.candidates
         whole = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute]
         again = np.where(sequence_cut(c) > 1, whole + 2.0 * residual_C(job, c, whole=False), 0.0)
-        relu = job.model.mlp_act == "relu" and not job.model.mlp_gated
-        held = self.kept.rows(is_kept, "product") if relu else np.zeros_like(self.one)
-        return (whole + again)[:, None] + _of_worst(self.group, held, held)
+        given = (whole + again)[:, None]
+        if job.model.mlp_act != "relu" or job.model.mlp_gated:
+            return given
+        held = self.kept.rows(is_kept, "product")
+        return given + _of_worst(self.group, held, held)
 
     @cached_property
     def rest(self) -> Reals:
@@ -104,16 +97,39 @@ class Layers:
         return _of_worst(self.group, kept, kept)
 
     @cached_property
-    def instants(self) -> tuple[StageInstant, ...]:
+    def transient(self) -> Reals:
+        """What the feed-forward part computes again, of the layer where that is most."""
+        again = self.kept.rows(is_brought_back, "ffn", "inside", "product")
+        return _of_worst(self.group, again, again)
+
+    @cached_property
+    def instants(self) -> StageInstants:
         """The instants of one layer that can be its worst, on every stage."""
-        compute = BYTES[self.job.formats.compute]
-        return tuple(_on_stages(self.group, at, self.one, compute) for at in layer_instants(self.kept))
+        ats = layer_instants(self.kept)
+        temporaries, freed, weights = (
+            np.stack(parts) for parts in zip(*((at.temporaries, at.freed, at.weights) for at in ats), strict=True)
+        )
+        stacked, is_product = _together([at.stacked for at in ats]), _together([at.is_product for at in ats])
+        total = temporaries - freed + BYTES[self.job.formats.compute] * (weights + stacked)
+
+        def of_worst(part: Reals) -> Reals:
+            return part if part.shape[1:] == (1, 1) else _of_worst(self.group, total, np.broadcast_to(part, total.shape))
+
+        return StageInstants(
+            temporaries=of_worst(temporaries),
+            freed=of_worst(freed),
+            weights=of_worst(weights),
+            stacked=of_worst(stacked),
+            kept=of_worst(np.broadcast_to(self.one, total.shape)),
+            is_product=of_worst(is_product) > 0,
+            is_early=_together([at.is_early for at in ats]) > 0,
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StageInstant:
-    """One instant of the sort of layer that is worst on each stage, as in LayerInstant but (C, S), and what that layer
-    keeps."""
+class StageInstants:
+    """Instants of the sort of layer that is worst on each stage, as in LayerInstant but (C, S) behind axes of instants, and
+    what that layer keeps."""
 
     temporaries: Reals
     freed: Reals
@@ -121,35 +137,42 @@ class StageInstant:
     stacked: Reals
     kept: Reals
     is_product: Mask
-    is_early: Mask | bool
+    is_early: Mask
+
+    def at(self, places: Column) -> StageInstants:
+        """One of them for each candidate and stage, by its place along the first axis, (1, C, S)."""
+
+        def of(part: Reals) -> Reals:
+            if part.shape[1:] == (1, 1):
+                return part[places[0], 0, 0] if part.any() else part[0]
+            return np.take_along_axis(part, places, axis=0)[0]
+
+        return StageInstants(*(of(getattr(self, name)) for name in StageInstants.__dataclass_fields__))
+
+    def unless(self, mask: Mask, others: StageInstants) -> StageInstants:
+        """Where the mask is set the others."""
+        pairs = ((getattr(others, name), getattr(self, name)) for name in StageInstants.__dataclass_fields__)
+        return StageInstants(*(mine if other is mine else np.where(mask, other, mine) for other, mine in pairs))
 
 
-def _on_stages(group: Group, at: LayerInstant, kept: Reals, compute: float) -> StageInstant:
-    stacked, is_product = (np.broadcast_to(part, kept.shape) for part in (at.stacked, at.is_product))
-    total = at.temporaries - at.freed + compute * (at.weights + stacked)
-    return StageInstant(
-        temporaries=_of_worst(group, total, at.temporaries),
-        freed=_of_worst(group, total, at.freed),
-        weights=_of_worst(group, total, at.weights),
-        stacked=_of_worst(group, total, stacked),
-        kept=_of_worst(group, total, kept),
-        is_product=_of_worst(group, total, is_product * 1.0) > 0,
-        is_early=at.is_early,
-    )
+def _together(parts: list[Any]) -> Reals:
+    """Numbers or arrays (C, K) of several instants in one, (T, C, K) or (T, 1, 1)."""
+    return np.stack(np.broadcast_arrays(*(np.asarray(part, np.float64) for part in (*parts, np.zeros((1, 1))))))[:-1]
 
 
 def _of_worst(group: Group, total: Reals, part: Reals) -> Reals:
-    """`part` (C, K) of the sort of layer whose `total` is the largest on each stage, (C, S)."""
+    """`part` (..., C, K) of the sort of layer whose `total` is the largest on each stage, (..., C, S)."""
     present: Mask = group.layers_SK > 0
     if present.shape[1] == 1:
-        return part * present[None, :, 0]
-    worst = np.where(present[None, :, :], total[:, None, :], -np.inf).argmax(axis=2)
+        return part * present[:, 0]
+    worst = np.where(present, total[..., None, :], -np.inf).argmax(axis=-1)
     held: Mask = np.asarray(present.any(axis=1))
-    return np.take_along_axis(part, worst, axis=1) * held[None, :]
+    return np.take_along_axis(part, worst, axis=-1) * held
 
 
 class Step:
-    """One backward pass of a group's candidates, in a situation. Bytes are (C, S) unless they say otherwise."""
+    """Backward passes of a group's candidates, one per situation. Bytes are (P, C, S), or (C, S) where all passes are alike,
+    unless they say otherwise."""
 
     def __init__(
         self,
@@ -161,10 +184,12 @@ class Step:
         settled: Reals,
         situation: Situation,
     ) -> None:
-        """`at_rest` are gradients while micro-batches follow each other, `settled` those that the update finds."""
-        self.job, self.group, self.counts, self.at_rest, self.settled = job, group, counts, at_rest, settled
+        """`at_rest` are gradients while micro-batches follow each other, `settled` those that the update finds. Elements are
+        those with padding where weights are sharded, `bare` ones those that the gradients of a backward pass have."""
+        self.job, self.group, self.at_rest, self.settled = job, group, at_rest, settled
         self.layers, self.situation = layers, situation
         c = self.c = group.candidates
+        self.bare, self.counts = counts, counts.padded(shards_state(c, 2)[:, None])
         formats = job.formats
         self.compute, self.reduce, self.stored = (
             BYTES[f] for f in (formats.compute, formats.reduce, formats.parameter)
@@ -297,11 +322,11 @@ class Step:
             made = np.where(self.managed & self.shards_gradients, self.trained * self.reduce * elements, made)
         return np.where(self.stands, 0.0, made)
 
-    def in_reduction(self, elements: Reals) -> Reals:
-        """A unit of `elements` while it is reduced: its gradient and the copy that is sent; where no shards are made of
-        it, the gradient is gone when the result comes."""
-        sent = self.reduce + np.where(self.shards_gradients, self.compute, 0.0)
-        return np.where(self.reduces, self.trained * sent * elements, 0.0)
+    def in_reduction(self, elements: Reals, bare: Reals) -> Reals:
+        """A unit while it is reduced: its gradient, of `bare` elements, and the copy that is sent, of `elements`; where no shards
+        are made of it, the gradient is gone when the result comes."""
+        own = np.where(self.shards_gradients, self.compute, 0.0) * bare
+        return np.where(self.reduces, self.trained * (self.reduce * elements + own), 0.0)
 
     def output(self, elements: Reals) -> Reals:
         """What a reduction gives, of `elements`, before it is added to what earlier micro-batches gave: gradients, or sums that
@@ -335,7 +360,7 @@ class Step:
         """Elements of the units outside the layers that are gathered as long as the pass runs: all of a root unit."""
         return self.before + self.behind if self.tied else self.before
 
-    def gathered(self, *, layers: int, head: bool, passed: Reals | float = 0.0) -> Reals:
+    def gathered(self, *, layers: int | Column, head: bool, passed: Reals | float = 0.0) -> Reals:
         """Gathered weights: `layers` layers under ZeRO-3, otherwise all but what backward has `passed` (elements), which a
         pipeline keeps too. Tied ends are a root unit, which ZeRO-3 does not give back."""
         counts, tied = self.counts, self.job.model.tied
@@ -353,49 +378,53 @@ class Step:
         return np.where(self.managed, self.compute * (kept + behind), 0.0)
 
     @cached_property
-    def in_layer(self) -> StageInstant:
-        """The worst instant of a layer, by what differs between them; where it is in the chunk changes nothing in that."""
-        return self._worst_in_layer(0.0)
+    def in_layer(self) -> StageInstants:
+        """The worst instant of a layer, by what differs between them; where it is in the chunk changes nothing in that, nor does
+        the pass but for whether gradients stand."""
+        return self._in_layer(self._no_bytes)
 
     @cached_property
-    def in_given_layer(self) -> StageInstant:
-        """The same where the gradient that the layer is given is no temporary."""
-        return self._worst_in_layer(self.given) if self.piped else self.in_layer
+    def in_given_layer(self) -> StageInstants:
+        """The same in the last layer of a pipeline's chunk, the gradient that it is given left out."""
+        last = self.last > 0
+        if last.all():
+            return self.in_layer
+        found = self._in_layer(self.stream)
+        return found if not last.any() else self.in_layer.unless(~last, found)
+
+    def _in_layer(self, given: Reals) -> StageInstants:
+        standing = self._worst_in_layer(given, np.bool_(True))
+        return standing if self.stands.all() else standing.unless(~self.stands, self._worst_in_layer(given, np.bool_(False)))
+
+    def _worst_in_layer(self, given: Reals, stands: Mask | np.bool_) -> StageInstants:
+        """The same where gradients stand or not; (C, S) each."""
+        ats = self.layers.instants
+        made = self.trained * BYTES[self.job.formats.gradient] / np.where(self.shards_gradients, self.shards, 1)
+        partial = np.where(self.at_once, np.where(stands, 0.0, made), self.trained * self.compute)
+        copies = np.where(self.plain & self.casts, self.trained * self.compute, 0.0)
+        worth = ats.temporaries - ats.freed + partial * (ats.weights + ats.stacked) - copies * ats.weights
+        worth = worth + self._joining(ats, stands) - given * ats.is_early
+        return ats.at(worth.argmax(axis=0)[None])
+
+    def joining(self, at: StageInstants) -> Reals:
+        """Bytes of gradients that are about to join what stands: of a matrix at work, and that in the weight's format beside
+        what stands; of stacked matrices, where gradients stand."""
+        return self._joining(at, self.stands)
+
+    def _joining(self, at: StageInstants, stands: Mask | np.bool_) -> Reals:
+        cast = np.where(self.casts & stands & ~self.managed, self.stored, 0.0)
+        work = np.where(at.is_product & self.at_once, self.compute + cast, 0.0)
+        stacked = np.where(self.at_once & stands, np.where(self.managed, self.compute, self.stored), 0.0)
+        return self.trained * (work * at.weights + stacked * at.stacked)
 
     @cached_property
     def given(self) -> Reals:
         """The gradient that a pipeline's last layer of a chunk is given, which lies in a receive buffer as long as it is needed."""
-        return self.stream * (1.0 - self.last) * self.piped
+        return self.stream * (1.0 - self.last)
 
-    def _worst_in_layer(self, given: Reals | float) -> StageInstant:
-        ats = self.layers.instants
-        worth = [at.temporaries - given * at.is_early - at.freed + self._worth(at) for at in ats]
-        worst = np.stack(worth).argmax(axis=0)
-        return StageInstant(
-            temporaries=np.choose(worst, [at.temporaries for at in ats]),
-            freed=np.choose(worst, [at.freed for at in ats]),
-            weights=np.choose(worst, [at.weights for at in ats]),
-            stacked=np.choose(worst, [at.stacked for at in ats]),
-            kept=np.choose(worst, [at.kept for at in ats]),
-            is_product=np.choose(worst, [at.is_product for at in ats]).astype(np.bool_),
-            is_early=np.array([at.is_early for at in ats])[worst],
-        )
-
-    def _worth(self, at: StageInstant) -> Reals:
-        """Bytes of the weights' gradients at an instant of a layer, whatever they are called, less autocast's copies."""
-        made = self.trained * BYTES[self.job.formats.gradient] / np.where(self.shards_gradients, self.shards, 1)
-        partial = np.where(self.at_once, np.where(self.stands, 0.0, made), self.trained * self.compute)
-        copies = np.where(self.plain & self.casts, self.trained * self.compute, 0.0)
-        return partial * (at.weights + at.stacked) - copies * at.weights + self.joining(at)
-
-    def joining(self, at: StageInstant) -> Reals:
-        """Bytes of gradients that are about to join what stands: of a matrix at work, and that in the weight's format beside
-        what stands; of stacked matrices, where gradients stand."""
-        cast = np.where(self.casts & self.stands & ~self.managed, self.stored, 0.0)
-        work = np.where(at.is_product & self.at_once, self.compute + cast, 0.0)
-        whole = np.where(self.managed, self.compute, self.stored)
-        stacked = np.where(self.at_once & self.stands, whole, 0.0)
-        return self.trained * (work * at.weights + stacked * at.stacked)
+    @cached_property
+    def _no_bytes(self) -> Reals:
+        return np.zeros((1, 1))
 
     @cached_property
     def ahead_of_time(self) -> Reals:

@@ -162,18 +162,16 @@ def predicted(job: Job, plan: Plan) -> dict[int, dict[str, dict[str, int]]]:
     group = next(iter(groups(job.model, candidates_of(plan), every_stage=True)))
     table = ledger(job, group)
     return {
-        int(stage): {
-            name: {term: int(held[term][0]) for term in TERMS}
-            for name, held in ((n, table.bytes_at(*_worst(table, m, place))) for m, n in enumerate(MOMENTS))
-        }
+        int(stage): {name: _worst(table, moment, place) for moment, name in enumerate(MOMENTS)}
         for place, stage in enumerate(group.stages)
     }
 
 
-def _worst(table: Ledger, moment: int, place: int) -> tuple[Any, Any]:
-    """The instant of a moment at which one stage holds most."""
-    among = [i for i, instant in enumerate(table.moving) if instant.moment == moment]
-    return np.array([max(among, key=lambda i: table.allocated[i][0, place])]), np.array([place])
+def _worst(table: Ledger, moment: int, place: int) -> dict[str, int]:
+    """Bytes by term at the instant of a moment at which one stage holds most, the first of equals."""
+    held = np.where(table.moments == moment, table.on_stage(place)[:, 0], -1.0)
+    found = table.bytes_at(held.argmax(keepdims=True), np.array([place]))
+    return {term: int(found[term][0]) for term in TERMS}
 
 
 def sent(job: Job, plan: Plan, stage: int) -> dict[tuple[str, str], int]:
