@@ -1,4 +1,4 @@
-"""The single tensors that a rank's weights are made of, for what is done tensor by tensor: torch's ZeRO-1.
+"""The single tensors that a rank's weights are made of, for what is done tensor by tensor: torch's ZeRO-1 and DDP's buckets.
 
 `ZeroRedundancyOptimizer` sorts whole parameters by size, gives each to the rank that has least so far (the first of equals),
 and after the update broadcasts each from its owner. Source: PyTorch 2.13
@@ -15,12 +15,13 @@ from functools import cache
 import numpy as np
 
 from strategist.facts.layers import Layer, norm_size
-from strategist.facts.model import ModelShape
+from strategist.facts.model import ModelShape, layer_sequence
 from strategist.facts.parameters import outer_parameters, table_width
 from strategist.facts.weights import Matrix, Vector
 from strategist.records import dataclass
-from strategist.space.candidates import Mask, Reals
+from strategist.space.candidates import Column, Mask, Reals
 from strategist.space.shares import Group, layers
+from strategist.space.stages import kinds
 
 Sizes = tuple[tuple[int, int], ...]
 """(elements, how many tensors of that size), the largest first."""
@@ -144,6 +145,44 @@ def largest_deal(sizes: Sizes, ranks: int) -> int:
             insort(loads, (least + size, given))
             left -= given
     return loads[-1][0]
+
+
+def tensors_S(shape: ModelShape, group: Group) -> Column:
+    """How many tensors a rank of each stage has, (S,)."""
+    ends = zip(group.is_first.tolist(), group.is_last.tolist(), strict=True)
+    parts = (Part(tuple(numbers), *end, 1, 1, 1) for numbers, end in zip(group.layers_SK.tolist(), ends, strict=True))
+    return np.array([sum(number for _, number in tensor_sizes(shape, part)) for part in parts])
+
+
+FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20
+"""Bytes from which DDP closes its first bucket and the others (torch.distributed._DEFAULT_FIRST_BUCKET_BYTES, bucket_cap_mb)."""
+
+
+@cache
+def ddp_buckets(shape: ModelShape, gradient: int) -> int:
+    """How many all-reduces DDP makes of a model's gradients of `gradient` bytes per element: it fills buckets in the order in
+    which gradients come and closes one when it is full. Source: PyTorch 2.13 torch/csrc/distributed/c10d/reducer.cpp,
+    compute_bucket_assignment_by_size."""
+    found, held, limit = 0, 0, FIRST_BUCKET
+    for size in _as_gradients_come(shape):
+        held += size * gradient
+        if held >= limit:
+            found, held, limit = found + 1, 0, BUCKET
+    return found + (held > 0)
+
+
+def _as_gradients_come(shape: ModelShape) -> Iterator[int]:
+    """Elements of all tensors of a whole model from the head to the embedding."""
+    part = Part((), True, True, 1, 1, 1)
+    outer, sorts = outer_parameters(shape), dict(zip(kinds(shape), layers(shape), strict=True))
+    table = shape.vocab * table_width(shape)
+    yield from (0 if shape.tied else table, outer.final_norm, outer.extra)
+    for kind in reversed(layer_sequence(shape)):
+        for matrix in reversed(sorts[kind].matrices):
+            yield from _of_matrix(matrix, part)
+        for vector in sorts[kind].vectors:
+            yield vector.size
+    yield from (outer.position, table, outer.projection, outer.input, outer.embedding_norm)
 
 
 def fullest_rank(sizes: Sizes, ranks: int) -> int:

@@ -7,6 +7,7 @@ products that the executor runs. The order is fixed, so a scenario is known by i
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -174,15 +175,17 @@ def _worst(table: Ledger, moment: int, place: int) -> dict[str, int]:
     return {term: int(found[term][0]) for term in TERMS}
 
 
-def sent(job: Job, plan: Plan, stage: int) -> dict[tuple[str, str], int]:
-    """Bytes per step by axis and operation, as the formulas have them."""
+def sent(job: Job, plan: Plan, stage: int) -> dict[tuple[str, str], tuple[int, int]]:
+    """(bytes, collectives) per step by axis and operation, as the formulas have them."""
     group = next(iter(groups(job.model, candidates_of(plan), every_stage=True)))
-    total: dict[tuple[str, str], int] = {}
+    total: dict[tuple[str, str], tuple[int, int]] = defaultdict(lambda: (0, 0))
     for row in traffic(job, group, elements(job.model, group)):
         size = float(row.payload_CS[0, stage] * row.count_CS[0, stage])
         if size and _talks(plan, row.place):
-            total[row.axis, row.op] = total.get((row.axis, row.op), 0) + round(size)
-    return total
+            pieces = float(np.broadcast_to(row.pieces_CS, row.count_CS.shape)[0, stage])
+            found = total[row.axis, row.op]
+            total[row.axis, row.op] = found[0] + round(size), found[1] + round(pieces * row.count_CS[0, stage])
+    return dict(total)
 
 
 def _talks(plan: Plan, place: str) -> bool:
@@ -198,19 +201,21 @@ SCALAR = 8
 """Bytes of the largest number that ranks agree on (losses, counts, norms); formulas leave them out."""
 
 
-def observed_sent(rank: RankObservation) -> dict[tuple[str, str], int]:
-    """Bytes per step by axis and operation, as the trace saw them. A message received was sent by its neighbour."""
-    total: dict[tuple[str, str], int] = {}
+def observed_sent(rank: RankObservation) -> dict[tuple[str, str], tuple[int, int]]:
+    """(bytes, collectives) per step by axis and operation, as the trace saw them. A message received was sent by its
+    neighbour."""
+    total: dict[tuple[str, str], tuple[int, int]] = defaultdict(lambda: (0, 0))
     for row in rank.collectives:
         if row.bytes > SCALAR and row.op != "recv":
             key = (AXES.get(row.axis, row.axis), row.op)
-            total[key] = total.get(key, 0) + row.bytes * row.count
-    return total
+            total[key] = total[key][0] + row.bytes * row.count, total[key][1] + row.count
+    return dict(total)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One figure of one scenario: `kind` memory (at a moment, by term) or sent (by axis, by operation)."""
+    """One figure of one scenario: `kind` memory (at a moment, by term), sent or count (bytes and number of collectives
+    by axis, by operation)."""
 
     scenario: str
     stage: int
@@ -245,5 +250,6 @@ def differences(scenario: Scenario, rank: RankObservation) -> Iterator[Differenc
     yield Difference(scenario.name, rank.stage, "memory", PEAK, "allocated", sum(worst.values()), peak.allocated)
     formula, trace = sent(job, plan, rank.stage), observed_sent(rank)
     for axis, op in sorted(formula.keys() | trace.keys()):
-        pair = (formula.get((axis, op), 0), trace.get((axis, op), 0))
-        yield Difference(scenario.name, rank.stage, "sent", axis, op, *pair)
+        pairs = zip(formula.get((axis, op), (0, 0)), trace.get((axis, op), (0, 0)), strict=True)
+        for kind, pair in zip(("sent", "count"), pairs, strict=True):
+            yield Difference(scenario.name, rank.stage, kind, axis, op, *pair)

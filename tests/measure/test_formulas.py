@@ -10,6 +10,7 @@ from statistics import mean
 
 import pytest
 
+from strategist.measure.kinds import chosen_kinds
 from tests.measure.grid import PEAK, Difference, Scenario, differences, plan_of, scenarios
 from tests.measure.recordings import traced
 
@@ -41,8 +42,8 @@ SMALL = 1 << 20
 def _found(scenario: Scenario) -> Iterator[Difference]:
     """Every figure of the first and the last stage."""
     plan = plan_of(scenario)
-    for rank in sorted({0, (plan.mesh.pp - 1) * plan.mesh.stride("pp")}):
-        yield from differences(scenario, traced(plan, rank))
+    for kind in chosen_kinds(plan, "first,last"):
+        yield from differences(scenario, traced(plan, kind.rank))
 
 
 def _assert_keeps_its_bar(scenario: Scenario, found: Difference) -> None:
