@@ -87,7 +87,7 @@ def _of_stage(plan: Plan, stage: int) -> Kind:
 
 def _fullest(plan: Plan, stage: int) -> int:
     """The place along dp_shard of the rank that holds most of the optimizer's state: torch's ZeRO-1 deals whole tensors."""
-    mesh, held = plan.mesh, plan.stages[stage]
+    mesh, held = plan.mesh, plan.strategy.stages[stage]
     if plan.strategy.zero != 1 or mesh.dp_shard == 1:
         return 0
     own = [kind for first, end in held.layers for kind in layer_sequence(plan.model)[first:end]]

@@ -127,7 +127,8 @@ def _forward(step: Step) -> tuple[Instant, ...]:
             | {
                 "activations": step.in_layers - step.layers.rest + np.where(keeps, step.stream * step.last, 0.0),
                 "gather_buffers": np.where(runs, np.maximum(layer, last), 0.0),
-                "temporaries": step.previous + np.where(keeps, step.layers.result, np.where(runs, step.layers.transient, 0.0)),
+                "temporaries": step.previous
+                + np.where(keeps, step.layers.result, np.where(runs, step.layers.transient, 0.0)),
             },
         ),
         Instant(

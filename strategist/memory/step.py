@@ -113,7 +113,9 @@ class Layers:
         total = temporaries - freed + BYTES[self.job.formats.compute] * (weights + stacked)
 
         def of_worst(part: Reals) -> Reals:
-            return part if part.shape[1:] == (1, 1) else _of_worst(self.group, total, np.broadcast_to(part, total.shape))
+            return (
+                part if part.shape[1:] == (1, 1) else _of_worst(self.group, total, np.broadcast_to(part, total.shape))
+            )
 
         return StageInstants(
             temporaries=of_worst(temporaries),
@@ -394,7 +396,11 @@ class Step:
 
     def _in_layer(self, given: Reals) -> StageInstants:
         standing = self._worst_in_layer(given, np.bool_(True))
-        return standing if self.stands.all() else standing.unless(~self.stands, self._worst_in_layer(given, np.bool_(False)))
+        return (
+            standing
+            if self.stands.all()
+            else standing.unless(~self.stands, self._worst_in_layer(given, np.bool_(False)))
+        )
 
     def _worst_in_layer(self, given: Reals, stands: Mask | np.bool_) -> StageInstants:
         """The same where gradients stand or not; (C, S) each."""

@@ -249,7 +249,10 @@ class Elements:
         if self.is_even:
             return self
         layers = np.where(pads, self.padded_layers, self.layers)
-        before, behind = np.where(pads, self.padded_before, self.before), np.where(pads, self.padded_behind, self.behind)
+        before, behind = (
+            np.where(pads, self.padded_before, self.before),
+            np.where(pads, self.padded_behind, self.behind),
+        )
         return replace(
             self,
             whole=layers + before + behind,
@@ -263,7 +266,11 @@ class Elements:
     @property
     def is_even(self) -> bool:
         """Whether no shard of any candidate is padded."""
-        pairs = ((self.padded_layers, self.layers), (self.padded_before, self.before), (self.padded_behind, self.behind))
+        pairs = (
+            (self.padded_layers, self.layers),
+            (self.padded_before, self.before),
+            (self.padded_behind, self.behind),
+        )
         return all(padded is plain for padded, plain in pairs)
 
 

@@ -110,7 +110,9 @@ def dealt_CS(shape: ModelShape, group: Group, wanted: Mask) -> Reals:
         for numbers, first, last in zip(group.layers_SK.tolist(), group.is_first, group.is_last, strict=True)
     ]
     found = np.zeros((len(c), len(stages)))
-    for mesh, degrees in zip(meshes.tolist(), zip(*(column[meshes].tolist() for column in columns), strict=True), strict=True):
+    for mesh, degrees in zip(
+        meshes.tolist(), zip(*(column[meshes].tolist() for column in columns), strict=True), strict=True
+    ):
         for stage, held in enumerate(stages):
             if (held, degrees) not in known:
                 *cuts, ranks = degrees

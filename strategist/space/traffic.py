@@ -92,32 +92,33 @@ def traffic(job: Job, group: Group, counts: Elements) -> tuple[Traffic, ...]:
         *_expert(job, group),
         *_pipeline(job, group),
         *_data(job, group, _dense(job, group, full), "shards", "replicas"),
-        *(
-            _data(job, group, _experts(job, group, full), "expert_replicas", "expert_replicas")
-            if job.model.moe
-            else ()
-        ),
+        *(_data(job, group, _experts(job, group, full), "expert_replicas", "expert_replicas") if job.model.moe else ()),
     )
 
 
 def _dense(job: Job, group: Group, full: Elements) -> Shared:
+    has_units = job.profile.has_units
     return Shared(
         all=full.whole - full.experts,
         layers=full.layers - full.experts,
         spare=_spare(job, group, full),
         shards=state_shards(group.candidates),
         units=_units(job, group),
-        layer_units=_per_stage(group, np.ones(len(group.candidates))) * group.layers_SK.sum(axis=1),
-        tensors=tensors_S(job.model, group) * 1.0,
+        layer_units=group.layers_SK.sum(axis=1) * 1.0 if has_units else 1.0,
+        tensors=tensors_S(job.model, group) * 1.0 if has_units else 1.0,
     )
 
 
 def _experts(job: Job, group: Group, full: Elements) -> Shared:
-    """Routed experts are sent with the rest of their layer where the same ranks share both."""
+    """Routed experts are sent with the rest of their layer where the same ranks share both; their new weights with those of the
+    other tensors."""
     is_moe = np.array([any(matrix.is_expert for matrix in layer.matrices) for layer in layers(job.model)])
-    alone = (group.candidates["ep"] > 1)[:, None] * (group.layers_SK * is_moe).sum(axis=1)[None, :] * 1.0
-    shards = expert_shards(group.candidates)
-    return Shared(full.experts, full.experts, np.zeros_like(full.experts), shards, alone, alone, 0.0)
+    c = group.candidates
+    alone = (c["ep"] * c["etp"] != c["tp"])[:, None] * (group.layers_SK * is_moe).sum(axis=1)[None, :] * 1.0
+    shards, has_units = expert_shards(c), job.profile.has_units
+    units = alone if has_units else np.minimum(alone, 1.0)
+    none = np.zeros_like(full.experts)
+    return Shared(full.experts, full.experts, none, shards, units, units, 0.0 if has_units else units)
 
 
 def _units(job: Job, group: Group) -> Reals:
@@ -274,7 +275,7 @@ class Shared:
     spare: Reals
     shards: Column
     units: Reals
-    layer_units: Reals
+    layer_units: Reals | float
     tensors: Reals | float
 
 
@@ -304,8 +305,7 @@ def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Plac
     gathers = np.where(zero == 3, micro, once)
     between = one if job.profile.replicas_wait else once
     shards, units = shared.shards[:, None], shared.units
-    has_units = job.profile.has_units
-    updates: Op = "broadcast" if has_units else "all_gather"
+    updates: Op = "broadcast" if job.profile.has_units else "all_gather"
     rows: tuple[tuple[Op, Reals, Reals, Place, Hidden, Reals | float], ...] = (
         (
             "all_reduce",
@@ -315,7 +315,7 @@ def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Plac
             "backward",
             units,
         ),
-        (updates, stored * trained, np.where(zero == 1, one, 0.0), inside, "nothing", shared.tensors if has_units else 1.0),
+        (updates, stored * trained, np.where(zero == 1, one, 0.0), inside, "nothing", shared.tensors),
         ("all_gather", compute * weights, np.where(zero >= 2, gathers, 0.0), inside, "forward", units),
         (
             "all_gather",
@@ -323,7 +323,7 @@ def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Plac
             np.where(zero == 3, micro, 0.0) * one,
             inside,
             "backward",
-            shared.layer_units if has_units else 1.0,
+            shared.layer_units,
         ),
         (
             "all_gather",
