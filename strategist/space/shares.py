@@ -300,7 +300,7 @@ def elements(shape: ModelShape, group: Group) -> Elements:
         "padded_behind": ends[1] * shards[:, None],
         "padded_widest": np.where(present, padded, 0.0).max(axis=1),
     }
-    spread = {}
+    spread: dict[str, Reals] = {}
     for name, values in per_mesh.items():
         plain = name.removeprefix("padded_")
         same = name != plain and np.array_equal(values, per_mesh[plain])
