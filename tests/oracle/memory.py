@@ -13,7 +13,7 @@ from strategist.facts.layers import build_layer
 from strategist.facts.model import LayerKind, layer_counts
 from strategist.facts.profile import BYTES
 from strategist.memory.saved import OURS, habits_of, saved_tensors
-from tests.oracle.parameters import Held, held, matrix_elements, vocabulary
+from tests.oracle.parameters import Held, expert_shards, held, matrix_elements, shards, vocabulary
 from tests.oracle.schedules import Around, around
 from tests.oracle.stages import Layout, stage_kinds
 
@@ -765,20 +765,28 @@ def _updated(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -
         return whole.all
     if layout["zero"] >= 2 or not job.profile.has_units:
         return held(job.model, layout, stage, kinds, sharded=True).all
-    tensors = []
+    dense: list[int] = []
+    routed: list[int] = []
     for kind in kinds:
         for m in build_layer(job.model, kind).matrices:
+            one = matrix_elements(replace(m, copies=1), layout["etp" if m.is_expert else "tp"], 1)
             if m.is_expert:
-                one = matrix_elements(replace(m, copies=1), layout["etp"], 1)
-                tensors.append(one * -(-m.copies // layout["ep"]))
+                routed.append(one * -(-m.copies // layout["ep"]))
             else:
-                tensors += [matrix_elements(replace(m, copies=1), layout["tp"], 1)] * m.copies
+                dense += [one] * m.copies
     table = vocabulary(job.model, layout["tp"], 1)
     alone = job.model.tied and layout["pp"] == 1
-    tensors += [table] * ((stage == 0) + (stage == layout["pp"] - 1 and not alone))
-    n = layout["dp_shard"] * layout["cp"]
+    dense += [table] * ((stage == 0) + (stage == layout["pp"] - 1 and not alone))
+    n, n_experts = shards(layout), expert_shards(layout)
+    if n == n_experts:
+        return _fullest(dense + routed, whole.all, n)
+    return _fullest(dense, whole.dense, n) + _fullest(routed, whole.experts, n_experts)
+
+
+def _fullest(tensors: Sequence[int], whole: float, n: float) -> float:
+    """At most what the fullest of n ranks has at the least, when whole tensors are dealt out."""
     least = [ceil(sum(other >= size for other in tensors) / n) * size for size in set(tensors)]
-    return min(whole.all, max([whole.all / n, *least]))
+    return min(whole, max([whole / n, *least]))
 
 
 def _pipeline_buffers(job: Job, layout: Layout, stage: int) -> float:
