@@ -27,7 +27,18 @@ from strategist.timing import collectives
 from strategist.timing.estimate import StepTimes, mfu, step_times
 from tests.oracle.test_search import ROUNDING_NS
 from tests.planner.properties import Properties
-from tests.strategies import Draw, candidates, dense_shapes, jobs, layouts, legal_candidates, questions, trimmed
+from tests.strategies import (
+    Draw,
+    candidates,
+    dense_shapes,
+    jobs,
+    layouts,
+    legal_candidates,
+    moe_shapes,
+    questions,
+    shapes,
+    trimmed,
+)
 
 PROPERTIES = Properties()
 COMPUTE = ("matmul", "attention", "elementwise", "moe_dispatch", "host", "loss")
@@ -328,6 +339,17 @@ def _all_divide(shape: ModelShape, shard: int) -> bool:
     outer = outer_parameters(shape)
     rest = [outer.before - outer.embedding, outer.after - (0 if shape.tied else shape.vocab * shape.hidden)]
     return all(size % shard == 0 for size in (*firsts, shape.vocab, *rest))
+
+
+@PROPERTIES.holds(15, st.data())
+def test_p27_ranks_together_keep_every_moment(data: Draw) -> None:
+    """P27: the moments on all ranks add up to those of the model at least, whatever ZeRO stage shares them: the state of an
+    expert is shared among its own copies alone, never with ranks that hold other experts."""
+    job = data.draw(jobs(models=st.one_of(moe_shapes(), shapes())))
+    a = data.draw(layouts(job)) | {"offload": "none", "tiling": 1}
+    kept = sum(stage.term("optimizer") for stage in memory_ledger(job, candidates([a])).stages)
+    state = job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
+    assert kept * (job.cluster.world // a["pp"]) >= 0.999 * state * count(job.model).total
 
 
 @PROPERTIES.holds(20, dense_shapes(), st.integers(1, 24), st.integers(1, 4))
