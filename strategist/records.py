@@ -42,8 +42,13 @@ def _initialiser(cls: type) -> Any:
     defaults = {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
     makers = {field.name: field.default_factory for field in fields if field.default_factory is not dataclasses.MISSING}
     put = object.__setattr__
+    count = len(names) if names == positional else -1
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - becomes the method of that name
+        if len(args) == count and not kwargs:
+            for name, value in zip(names, args, strict=True):
+                put(self, name, value)
+            return
         if len(args) > len(positional):
             raise TypeError(f"{cls.__name__}() takes {len(positional)} positional arguments, not {len(args)}")
         given = dict(zip(positional, args, strict=False))

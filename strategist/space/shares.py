@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 
 from strategist.facts.job import Job
-from strategist.facts.layers import Layer, Matrix, build_layer
+from strategist.facts.layers import Layer, build_layer
 from strategist.facts.model import ModelShape
 from strategist.facts.parameters import outer_parameters, table_width
 from strategist.records import dataclass
@@ -83,8 +83,18 @@ def groups(
         for start in range(0, len(alike), size):
             rows = alike[start : start + size]
             own = candidates.where(rows)
-            _, first, mesh_of = np.unique(own.mesh, return_index=True, return_inverse=True)
+            first, mesh_of = _distinct(own.mesh)
             yield Group(rows, own, pp, stages, table[stages], int(table.sum()), own.where(first), mesh_of)
+
+
+def _distinct(numbers: Column) -> tuple[Column, Column]:
+    """Where each distinct number stands first, and each row's place among them (numpy's `unique` loads masked arrays)."""
+    ordered = numbers.argsort(kind="stable")
+    is_new = np.ones(len(numbers), np.bool_)
+    is_new[1:] = np.diff(numbers[ordered]) > 0
+    place = np.empty_like(ordered)
+    place[ordered] = is_new.cumsum() - 1
+    return ordered[is_new], place
 
 
 def ceil_div(value: Column | int, divisor: Column | int) -> Column:
@@ -92,25 +102,60 @@ def ceil_div(value: Column | int, divisor: Column | int) -> Column:
     return -(-np.asarray(value, np.int64) // divisor)
 
 
-def matrix_elements(matrix: Matrix, tp: Column, shards: Column) -> Column:
-    """Elements of one copy of a matrix on the fullest rank: cut by `tp`, then sharded over dim 0 with padding, shape (C,).
+@dataclass(frozen=True, slots=True, eq=False)
+class Matrices:
+    """The matrices of one layer as columns, (M,) each."""
+
+    outputs: Column
+    inputs: Column
+    copies: Column
+    is_column: Mask
+    is_row: Mask
+    bias: Mask
+    is_expert: Mask
+
+
+@cache
+def matrices_of(layer: Layer) -> Matrices:
+    """The columns of a layer."""
+    every = layer.matrices
+    return Matrices(
+        outputs=np.array([m.outputs for m in every], np.int64),
+        inputs=np.array([m.inputs for m in every], np.int64),
+        copies=np.array([m.copies for m in every], np.int64),
+        is_column=np.array([m.cut == "column" for m in every], np.bool_),
+        is_row=np.array([m.cut == "row" for m in every], np.bool_),
+        bias=np.array([m.bias for m in every], np.bool_),
+        is_expert=np.array([m.is_expert for m in every], np.bool_),
+    )
+
+
+def matrix_elements(layer: Layer, c: Candidates, shards: Column) -> Column:
+    """Elements of one copy of each matrix on the fullest rank: cut by tp (experts by etp), then sharded over dim 0 with
+    padding, (C, M).
 
     Source: torch.distributed.fsdp.fully_shard shards every parameter on dim 0 and pads to equal pieces.
     """
-    rows = ceil_div(matrix.outputs, tp) if matrix.cut == "column" else np.full_like(tp, matrix.outputs)
-    width = ceil_div(matrix.inputs, tp) if matrix.cut == "row" else matrix.inputs
-    bias = ceil_div(rows, shards) if matrix.bias else 0
-    return ceil_div(rows, shards) * width + bias
+    m = matrices_of(layer)
+    cut = np.where(m.is_expert, c["etp"][:, None], c["tp"][:, None])
+    rows = ceil_div(m.outputs, np.where(m.is_column, cut, 1))
+    width = ceil_div(m.inputs, np.where(m.is_row, cut, 1))
+    own = ceil_div(rows, shards[:, None])
+    return own * (width + m.bias)
 
 
-def dense_elements(layer: Layer, tp: Column, shards: Column) -> Reals:
+def copies_here(layer: Layer, c: Candidates) -> Column:
+    """Copies of each matrix on the fullest rank: experts are spread over ep, (C, M)."""
+    m = matrices_of(layer)
+    return ceil_div(m.copies, np.where(m.is_expert, c["ep"][:, None], 1))
+
+
+def dense_elements(layer: Layer, c: Candidates, shards: Column) -> Reals:
     """Elements of one layer on the fullest rank, routed experts left out, shape (C,)."""
-    total = np.zeros(len(tp), np.int64)
-    for matrix in layer.matrices:
-        if not matrix.is_expert:
-            total += matrix.copies * matrix_elements(matrix, tp, shards)
+    m, tp = matrices_of(layer), c["tp"]
+    total = matrix_elements(layer, c, shards) @ np.where(m.is_expert, 0, m.copies)
     for vector in layer.vectors:
-        total += ceil_div(ceil_div(vector.size, tp) if vector.cut else vector.size, shards)
+        total = total + ceil_div(ceil_div(vector.size, tp) if vector.cut else vector.size, shards)
     return total.astype(np.float64)
 
 
@@ -141,7 +186,7 @@ def state_shards(candidates: Candidates) -> Column:
 
 def dense_CK(shape: ModelShape, candidates: Candidates, shards: Column) -> Reals:
     """Dense elements of one layer of each sort on the fullest rank, (C, K)."""
-    return np.stack([dense_elements(layer, candidates["tp"], shards) for layer in layers(shape)], axis=1)
+    return np.stack([dense_elements(layer, candidates, shards) for layer in layers(shape)], axis=1)
 
 
 def expert_CK(shape: ModelShape, candidates: Candidates, shards: Column) -> Reals:
@@ -253,12 +298,12 @@ def _tensors(shape: ModelShape, group: Group) -> tuple[Tensors, Tensors]:
     dense: Tensors = []
     routed: Tensors = []
     for place, layer in enumerate(layers(shape)):
-        number = group.layers_SK[:, place]
-        for matrix in layer.matrices:
-            if matrix.is_expert:
-                routed.append((matrix_elements(matrix, c["etp"], one) * ceil_div(matrix.copies, c["ep"]), number))
-            else:
-                dense.append((matrix_elements(matrix, c["tp"], one), number * matrix.copies))
+        together = np.where(matrices_of(layer).is_expert, copies_here(layer, c), 1)
+        sizes = matrix_elements(layer, c, one) * together
+        for number, matrix in enumerate(layer.matrices):
+            copies = 1 if matrix.is_expert else matrix.copies
+            found = routed if matrix.is_expert else dense
+            found.append((sizes[:, number], group.layers_SK[:, place] * copies))
     alone = shape.tied and group.pp == 1
     ends = group.is_first.astype(np.int64) + (0 if alone else group.is_last.astype(np.int64))
     dense.append((vocabulary_elements(shape, c["tp"], one), ends))
