@@ -234,7 +234,7 @@ def _states(job: Job, a: dict[str, Any]) -> int:
     """Bytes of weights, gradients and moments that the update finds, on the stage that holds most of them."""
     group = next(groups(job.model, candidates([a]), every_stage=True))
     table = ledger(job, group)
-    update = np.array([len(table.moving) - 1])
+    update = np.array([len(table.moments) - 1])
     names = ("parameters", "gradients", "optimizer")
     stages = (table.bytes_at(update, np.array([s])) for s in range(len(group.stages)))
     return max(sum(int(held[name][0]) for name in names) for held in stages)
@@ -484,11 +484,10 @@ def _most_activations(job: Job, a: dict[str, Any]) -> dict[tuple[int, int], int]
     group = next(groups(job.model, candidates([a]), every_stage=True))
     table = ledger(job, group)
     most: dict[tuple[int, int], int] = {}
-    for number, instant in enumerate(table.moving):
+    for number, moment in enumerate(table.moments.tolist()):
         for stage in range(len(group.stages)):
             held = table.bytes_at(np.array([number]), np.array([stage]))["activations"]
-            place = instant.moment, stage
-            most[place] = max(most.get(place, 0), int(held[0]))
+            most[moment, stage] = max(most.get((moment, stage), 0), int(held[0]))
     return most
 
 
