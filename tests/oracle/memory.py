@@ -554,14 +554,9 @@ class Stage:
         return LayerAt(temporaries, freed, self._elements(kind, lambda _name: True))
 
     @cached_property
-    def _worst_layer(self) -> tuple[LayerAt, LayerKind]:
-        """The worst instant of the worst sort of layer: gradients of weights count by where they are at that time."""
-        order = [kind for kind in layer_counts(self.job.model) if kind in set(self.kinds)]
-        by_kind = [(kind, self._layer_ats(kind)) for kind in order]
-        found = []
-        for place in range(len(by_kind[0][1])):
-            ats = [(ats[place], kind) for kind, ats in by_kind]
-            found.append(max(ats, key=lambda pair: pair[0].temporaries - pair[0].freed + self.c * pair[0].weights))
+    def _worths(self) -> list[tuple[float, float, LayerAt]]:
+        """The worst instant of every sort of layer: what differs between them, where gradients of weights count by where they
+        are at that time; what the layer keeps; and the instant itself."""
         made = self.q * BYTES[self.job.formats.gradient] / (self.n if self.zero >= 2 else 1)
         rate = 0.0 if self.stands else made
         if self.units:
@@ -569,11 +564,19 @@ class Stage:
         elif self.plain and self.casts:
             rate -= self.q * self.c
 
-        def worth(pair: tuple[LayerAt, LayerKind]) -> float:
-            at = pair[0]
+        def worth(at: LayerAt) -> float:
             return at.temporaries - self._freed(at) + (rate + self._at_once(at)) * at.weights
 
-        return max(found, key=worth)
+        found = []
+        for kind in (kind for kind in layer_counts(self.job.model) if kind in set(self.kinds)):
+            worst = max(self._layer_ats(kind), key=worth)
+            found.append((worth(worst), self._rows(kind, _kept), worst))
+        return found
+
+    def _worst_layer(self, gone: float) -> tuple[LayerAt, float]:
+        """The worst instant of the worst sort of layer, and what the layer keeps, when this share of the others is gone."""
+        _, kept, at = max(self._worths, key=lambda found: found[0] + gone * found[1])
+        return at, kept
 
     def _freed(self, at: LayerAt) -> float:
         lets_go = self.units or (self.plain and self.casts)
@@ -585,14 +588,13 @@ class Stage:
         return self.q * (self.c + (self.s if self.casts and self.stands else 0.0))
 
     def _layer(self, number: int) -> dict[str, float]:
-        if not self.kinds:
-            at, kept = LayerAt(0.0, 0.0, 0.0), 0.0
-        else:
-            at, kind = self._worst_layer
-            kept = self._rows(kind, _kept)
         count = max(len(self.kinds) / self.v, 1.0)
         before = max(count + number, 0.0) if number < 0 else min(number, count - 1)
         share = before / max(count - 1, 1)
+        if not self.kinds:
+            at, kept = LayerAt(0.0, 0.0, 0.0), 0.0
+        else:
+            at, kept = self._worst_layer(share)
         passed = share * max(0.0, self.own - self.wl)
         let_go = share * (self.every / self.v - kept)
         behind = 0.0 if self.tied else self.behind
