@@ -132,7 +132,7 @@ def _nearest(code: str, values: dict[str, Any]) -> str:
 
 def _nothing_fits(found: Found) -> NoPlanError:
     job = found.question.job
-    leanest = found.weights.leanest(np.arange(len(found.legal)))
+    (leanest,) = found.weights.leanest(np.arange(len(found.legal)))
     size, usable = int(found.weights.device[leanest]), job.usable_bytes
     fixes = tuple(_fixes(found.question))
     over = f"misses by {format_gib(size - usable)}" if size > usable else "needs more host memory or disk than there is"
