@@ -203,10 +203,11 @@ def _layers(step: Step) -> tuple[Instant, ...]:
 
 def _in_layer(step: Step, number: Column) -> Instant:
     """The worst instant of the `number`-th layers from the end of the chunk; -1 is its first layer, -2 its second."""
-    at, own = step.in_layer, step.counts.layers / step.chunks
+    own = step.counts.layers / step.chunks
     layers = np.maximum(step.group.layers_SK.sum(axis=1)[None, :] / step.chunks, 1.0)
     before = np.where(number < 0, np.maximum(layers + number, 0.0), np.minimum(number, layers - 1.0))
     share = before / np.maximum(layers - 1.0, 1.0)  # of the other layers, whatever their sort
+    at = step.in_layer(share)
     passed = share * np.maximum(0.0, own - step.widest)
     given = step.stream * ((number == 0) * (1.0 - step.last) if step.piped else 0.0)  # lies in a receive buffer
     let_go = share * (step.layers.every / step.chunks - at.kept)

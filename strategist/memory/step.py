@@ -76,26 +76,33 @@ class Layers:
         return _of_worst(self.group, again, again)
 
     @cached_property
-    def instants(self) -> StageInstants:
-        """The instants of one layer that can be its worst, on every stage."""
+    def by_sort(self) -> LayerInstants:
+        """The instants of one layer that can be its worst, of every sort, and what such a layer keeps."""
         ats = layer_instants(self.kept)
         temporaries, freed, weights = (
             np.stack(parts) for parts in zip(*((at.temporaries, at.freed, at.weights) for at in ats), strict=True)
         )
-        total = temporaries - freed + BYTES[self.job.formats.compute] * weights
-        return StageInstants(
-            temporaries=_of_worst(self.group, total, temporaries),
-            freed=_of_worst(self.group, total, freed),
-            weights=_of_worst(self.group, total, weights),
-            kept=_of_worst(self.group, total, np.broadcast_to(self.one, total.shape)),
-            is_product=np.array([at.is_product for at in ats])[:, None, None],
+        is_product = np.array([at.is_product for at in ats])[:, None, None]
+        return LayerInstants(temporaries, freed, weights, self.one, is_product)
+
+    @cached_property
+    def instants(self) -> LayerInstants:
+        """The same on every stage, of the sort that is worst there."""
+        ats = self.by_sort
+        total = ats.temporaries - ats.freed + BYTES[self.job.formats.compute] * ats.weights
+        return LayerInstants(
+            temporaries=_of_worst(self.group, total, ats.temporaries),
+            freed=_of_worst(self.group, total, ats.freed),
+            weights=_of_worst(self.group, total, ats.weights),
+            kept=_of_worst(self.group, total, np.broadcast_to(ats.kept, total.shape)),
+            is_product=ats.is_product,
         )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StageInstants:
-    """Instants of the sort of layer that is worst on each stage, as in LayerInstant but (C, S) behind axes of instants, and
-    what that layer keeps."""
+class LayerInstants:
+    """Instants as in LayerInstant, and what the layer keeps, with axes of instants in front: of every sort of layer, (C, K), or of
+    the one that is worst on each stage, (C, S)."""
 
     temporaries: Reals
     freed: Reals
@@ -106,12 +113,22 @@ class StageInstants:
 
 def _of_worst(group: Group, total: Reals, part: Reals) -> Reals:
     """`part` (..., C, K) of the sort of layer whose `total` is the largest on each stage, (..., C, S)."""
-    present: Mask = group.layers_SK > 0
-    if present.shape[1] == 1:
-        return part * present[:, 0]
-    worst = np.where(present, total[..., None, :], -np.inf).argmax(axis=-1)
-    held: Mask = np.asarray(present.any(axis=1))
-    return np.take_along_axis(part, worst, axis=-1) * held
+    return _of_sort(group, part, _worst_sort(group, total[..., None, :]))
+
+
+def _worst_sort(group: Group, total: Reals) -> Column:
+    """The sort of layer whose `total` (..., C, S or 1, K) is the largest of those on each stage, (..., C, S)."""
+    if total.shape[-1] == 1:
+        return np.zeros((*total.shape[:-2], len(group.stages)), np.int64)
+    return np.where(group.layers_SK > 0, total, -np.inf).argmax(axis=-1)
+
+
+def _of_sort(group: Group, part: Reals, sort: Column) -> Reals:
+    """`part` (..., C, K) of one `sort` of layer on each stage, (..., C, S); nothing on stages without layers."""
+    held: Mask = np.asarray((group.layers_SK > 0).any(axis=1))
+    if part.shape[-1] == 1:
+        return part * held
+    return np.take_along_axis(np.broadcast_to(part, (*sort.shape[:-1], part.shape[-1])), sort, axis=-1) * held
 
 
 class Step:
@@ -299,24 +316,23 @@ class Step:
         behind = counts.behind if head and not tied else 0.0
         return np.where(self.managed, self.compute * (kept + behind), 0.0)
 
-    @cached_property
-    def in_layer(self) -> StageInstants:
-        """The worst instant of a layer, by what differs between them; where it is in the chunk changes nothing in that, nor does
-        the pass but for whether gradients stand."""
-        standing = self._in_layer(np.bool_(True))
+    def in_layer(self, gone: Reals) -> LayerInstants:
+        """The worst instant of the worst sort of layer when this share of the other layers is gone, (..., C, S)."""
+        standing = self._in_layer(gone, np.bool_(True))
         if self.stands.all():
             return standing
-        fresh = self._in_layer(np.bool_(False))
-        return StageInstants(
+        fresh = self._in_layer(gone, np.bool_(False))
+        return LayerInstants(
             *(
                 np.where(self.stands, getattr(standing, f), getattr(fresh, f))
-                for f in StageInstants.__dataclass_fields__
+                for f in LayerInstants.__dataclass_fields__
             )
         )
 
-    def _in_layer(self, stands: Mask | np.bool_) -> StageInstants:
-        """The same where gradients stand or not; (C, S) each."""
-        ats = self.layers.instants
+    def _in_layer(self, gone: Reals, stands: np.bool_) -> LayerInstants:
+        """The same where gradients stand or not. Of each sort the instant counts that is worst by what differs between them, of
+        the sorts the one that is worst with what it keeps beside the layers that are left."""
+        ats = self.layers.by_sort
         freed = np.where(ats.is_product, ats.freed * self.casts_here, ats.freed)
         made = self.trained * BYTES[self.job.formats.gradient] / np.where(self.shards_gradients, self.shards, 1)
         joins = np.where(self.managed | stands, 0.0, made)
@@ -324,19 +340,24 @@ class Step:
         partial = np.where(self.managed, self.trained * self.compute, joins + casts)
         worth = ats.temporaries - freed + (partial + self._at_once(ats.is_product, stands)) * ats.weights
         worst = worth.argmax(axis=0)[None]
+        total = worth.max(axis=0)[:, None, :]
+        if total.shape[-1] > 1:
+            total = total + gone[..., None] * ats.kept[:, None, :]
+        sort = _worst_sort(self.group, total)
 
         def of_worst(part: Reals) -> Reals:
-            return np.take_along_axis(np.broadcast_to(part, worth.shape), worst, axis=0)[0]
+            own = np.take_along_axis(np.broadcast_to(part, worth.shape), worst, axis=0)[0]
+            return _of_sort(self.group, own, sort)
 
-        return StageInstants(
+        return LayerInstants(
             temporaries=of_worst(ats.temporaries),
             freed=of_worst(freed),
             weights=of_worst(ats.weights),
             kept=of_worst(ats.kept),
-            is_product=ats.is_product[worst[0], 0, 0],
+            is_product=of_worst(1.0 * ats.is_product) > 0.0,
         )
 
-    def at_once(self, at: StageInstants) -> Reals:
+    def at_once(self, at: LayerInstants) -> Reals:
         """Bytes per weight of a matrix at work, without units: its gradient, and that in the weight's format beside what stands."""
         return self._at_once(at.is_product, self.stands)
 

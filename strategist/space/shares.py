@@ -248,19 +248,36 @@ def elements(shape: ModelShape, group: Group) -> Elements:
     present = np.asarray((group.layers_SK > 0).any(axis=0))
     widest = np.where(present[None, :], whole_CK, 0.0).max(axis=1)
     whole = layers_CS + before + behind
-    dealt = largest_deal(shape, group, whole, shards)
-    per_mesh = Elements(whole, sharded, layers_CS, group.layers_of(expert), before, behind, widest, dealt)
+    experts = group.layers_of(expert)
+    dealt = dealt_CS(shape, group, whole, experts)
+    per_mesh = Elements(whole, sharded, layers_CS, experts, before, behind, widest, dealt)
     return Elements(*(getattr(per_mesh, field.name)[group.mesh_of] for field in fields(Elements)))
 
 
-def largest_deal(shape: ModelShape, group: Group, whole: Reals, shards: Column) -> Reals:
+Tensors = list[tuple[Column, Column]]
+"""Large tensors of a rank by sort: elements (C,), and how many each stage has, (S,)."""
+
+
+def dealt_CS(shape: ModelShape, group: Group, whole: Reals, experts: Reals) -> Reals:
+    """Elements of the fullest rank under ZeRO-1, (C, S): `whole` are dealt out at once where dense weights and the `experts`
+    among them have as many copies to share the work, otherwise each among its own."""
+    c = group.meshes
+    of_dense, of_experts = _tensors(shape, group)
+    shards, own = state_shards(c), expert_shards(c)
+    together = largest_deal(of_dense + of_experts, whole, shards)
+    if not of_experts:
+        return together
+    apart = largest_deal(of_dense, whole - experts, shards) + largest_deal(of_experts, experts, own)
+    return np.where((own == shards)[:, None], together, apart)
+
+
+def largest_deal(tensors: Tensors, whole: Reals, shards: Column) -> Reals:
     """Elements of the fullest rank where whole tensors are dealt out, largest first, each to the rank with the least, (C, S).
 
     At least an equal share, and as many times the size of a tensor as some rank must get of those that are no smaller; the
     greedy deal comes near the larger of the two (Graham 1969, Bounds on multiprocessing timing anomalies). Source:
     torch.distributed.optim.ZeroRedundancyOptimizer, _partition_parameters.
     """
-    tensors = _tensors(shape, group)
     sizes = np.stack([size for size, _ in tensors])
     counts = np.stack([count for _, count in tensors]).astype(np.float64)
     fullest = whole / shards[:, None]
@@ -270,21 +287,23 @@ def largest_deal(shape: ModelShape, group: Group, whole: Reals, shards: Column) 
     return np.where(whole > 0, np.minimum(fullest, whole), 0.0)
 
 
-def _tensors(shape: ModelShape, group: Group) -> list[tuple[Column, Column]]:
-    """The large tensors of a rank: elements (C,), and how many each stage has, (S,). All experts' matrices of one kind are one."""
+def _tensors(shape: ModelShape, group: Group) -> tuple[Tensors, Tensors]:
+    """The dense ones and the routed experts'; all experts' matrices of one kind are one tensor."""
     c = group.meshes
     one = np.ones_like(c["tp"])
-    found = []
+    dense: Tensors = []
+    routed: Tensors = []
     for place, layer in enumerate(layers(shape)):
         together = np.where(matrices_of(layer).is_expert, copies_here(layer, c), 1)
         sizes = matrix_elements(layer, c, one) * together
         for number, matrix in enumerate(layer.matrices):
             copies = 1 if matrix.is_expert else matrix.copies
+            found = routed if matrix.is_expert else dense
             found.append((sizes[:, number], group.layers_SK[:, place] * copies))
     alone = shape.tied and group.pp == 1
     ends = group.is_first.astype(np.int64) + (0 if alone else group.is_last.astype(np.int64))
-    found.append((vocabulary_elements(shape, c["tp"], one), ends))
-    return found
+    dense.append((vocabulary_elements(shape, c["tp"], one), ends))
+    return dense, routed
 
 
 def expert_shards(c: Candidates) -> Column:
