@@ -10,7 +10,7 @@ A pipeline keeps weights gathered and gradients unsharded until a chunk's last b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from strategist.facts.job import Job
 from strategist.memory.logits import forward_bytes_CS, held_logits_CS, loss_bytes_CS
 from strategist.memory.logits import gradient_bytes_CS as logits_gradient_CS
 from strategist.memory.situations import Schedule, Situation, one_pass
-from strategist.memory.step import END, LAYERS, LOSS, UPDATE, Instant, Layers, StageInstants, Step
+from strategist.memory.step import END, LAYERS, LOSS, UPDATE, Instant, LayerInstants, Layers, Step
 from strategist.space.candidates import Column, Mask, Reals
 from strategist.space.shares import Elements, Group, tokens, vocabulary_elements
 
@@ -244,11 +244,8 @@ def _layers(step: Step) -> tuple[Instant, ...]:
     """Each worst instant of a layer: in the last one (behind the head), in the one before it and in the first; under ZeRO-3,
     which has nothing to gather beside the first, in the second too."""
     if step.piped:
-        return (
-            _in_layer(step, _numbers(0), step.in_given_layer),
-            _in_layer(step, _numbers(1, -1), step.in_layer),
-            _layer_reduced(step),
-        )
+        last, others = _in_layer(step, _numbers(0), step.in_given_layer), _in_layer(step, _numbers(1, -1), step.in_layer)
+        return last, others, _layer_reduced(step)
     numbers = _numbers(0, 1, -2, -1) if step.reshards.any() else _numbers(0, 1, -1)
     return _in_layer(step, numbers, step.in_layer), _layer_reduced(step)
 
@@ -258,12 +255,13 @@ def _numbers(*numbers: int) -> Column:
     return np.array(numbers)[:, None, None, None]
 
 
-def _in_layer(step: Step, number: Column, at: StageInstants) -> Instant:
+def _in_layer(step: Step, number: Column, worst: Callable[[Reals], LayerInstants]) -> Instant:
     """The worst instant of the `number`-th layers from the end of the chunk; -1 is its first layer, -2 its second."""
     own = step.counts.layers / step.chunks
     layers = np.maximum(step.layers_of_chunk, 1.0)
     before = np.where(number < 0, np.maximum(layers + number, 0.0), np.minimum(number, layers - 1.0))
     share = before / np.maximum(layers - 1.0, 1.0)  # of the other layers, whatever their sort
+    at = worst(share)
     passed = share * np.maximum(0.0, own - step.widest)
     given = np.where(before > 0, 0.0, step.given * at.is_early) if step.piped else 0.0
     let_go = share * (step.layers.every / step.chunks - at.kept)

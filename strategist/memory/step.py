@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -103,35 +103,30 @@ class Layers:
         return _of_worst(self.group, again, again)
 
     @cached_property
-    def instants(self) -> StageInstants:
-        """The instants of one layer that can be its worst, on every stage."""
+    def by_sort(self) -> LayerInstants:
+        """The instants of one layer that can be its worst, of every sort, and what such a layer keeps."""
         ats = layer_instants(self.kept)
         temporaries, freed, weights = (
             np.stack(parts) for parts in zip(*((at.temporaries, at.freed, at.weights) for at in ats), strict=True)
         )
-        stacked, is_product = _together([at.stacked for at in ats]), _together([at.is_product for at in ats])
-        total = temporaries - freed + BYTES[self.job.formats.compute] * (weights + stacked)
-
-        def of_worst(part: Reals) -> Reals:
-            return (
-                part if part.shape[1:] == (1, 1) else _of_worst(self.group, total, np.broadcast_to(part, total.shape))
-            )
-
-        return StageInstants(
-            temporaries=of_worst(temporaries),
-            freed=of_worst(freed),
-            weights=of_worst(weights),
-            stacked=of_worst(stacked),
-            kept=of_worst(np.broadcast_to(self.one, total.shape)),
-            is_product=of_worst(is_product) > 0,
-            is_early=_together([at.is_early for at in ats]) > 0,
+        stacked, is_product, is_early = (
+            _together([getattr(at, name) for at in ats]) for name in ("stacked", "is_product", "is_early")
         )
+        return LayerInstants(temporaries, freed, weights, stacked, self.one, is_product > 0, is_early > 0)
+
+    @cached_property
+    def instants(self) -> LayerInstants:
+        """The same on every stage, of the sort that is worst there."""
+        ats = self.by_sort
+        total = ats.temporaries - ats.freed + BYTES[self.job.formats.compute] * (ats.weights + ats.stacked)
+        sort = _worst_sort(self.group, total[..., None, :])
+        return ats.each(lambda part: _of_sort(self.group, np.broadcast_to(part, total.shape), sort))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StageInstants:
-    """Instants of the sort of layer that is worst on each stage, as in LayerInstant but (C, S) behind axes of instants, and
-    what that layer keeps."""
+class LayerInstants:
+    """Instants as in LayerInstant, and what the layer keeps, with axes of instants in front: of every sort of layer, (C, K), or of
+    the one that is worst on each stage, (C, S)."""
 
     temporaries: Reals
     freed: Reals
@@ -141,20 +136,18 @@ class StageInstants:
     is_product: Mask
     is_early: Mask
 
-    def at(self, places: Column) -> StageInstants:
-        """One of them for each candidate and stage, by its place along the first axis, (1, C, S)."""
+    def each(self, function: Callable[[Reals], Reals]) -> LayerInstants:
+        """The same of every column."""
+        temporaries, freed, weights, stacked, kept = (
+            function(part) for part in (self.temporaries, self.freed, self.weights, self.stacked, self.kept)
+        )
+        flags = (function(1.0 * part) > 0.0 for part in (self.is_product, self.is_early))
+        return LayerInstants(temporaries, freed, weights, stacked, kept, *flags)
 
-        def of(part: Reals) -> Reals:
-            if part.shape[1:] == (1, 1):
-                return part[places[0], 0, 0] if part.any() else part[0]
-            return np.take_along_axis(part, places, axis=0)[0]
-
-        return StageInstants(*(of(getattr(self, name)) for name in StageInstants.__dataclass_fields__))
-
-    def unless(self, mask: Mask, others: StageInstants) -> StageInstants:
+    def unless(self, mask: Mask, others: LayerInstants) -> LayerInstants:
         """Where the mask is set the others."""
-        pairs = ((getattr(others, name), getattr(self, name)) for name in StageInstants.__dataclass_fields__)
-        return StageInstants(*(mine if other is mine else np.where(mask, other, mine) for other, mine in pairs))
+        names = LayerInstants.__dataclass_fields__
+        return LayerInstants(*(np.where(mask, getattr(others, name), getattr(self, name)) for name in names))
 
 
 def _together(parts: list[Any]) -> Reals:
@@ -164,12 +157,22 @@ def _together(parts: list[Any]) -> Reals:
 
 def _of_worst(group: Group, total: Reals, part: Reals) -> Reals:
     """`part` (..., C, K) of the sort of layer whose `total` is the largest on each stage, (..., C, S)."""
-    present: Mask = group.layers_SK > 0
-    if present.shape[1] == 1:
-        return part * present[:, 0]
-    worst = np.where(present, total[..., None, :], -np.inf).argmax(axis=-1)
-    held: Mask = np.asarray(present.any(axis=1))
-    return np.take_along_axis(part, worst, axis=-1) * held
+    return _of_sort(group, part, _worst_sort(group, total[..., None, :]))
+
+
+def _worst_sort(group: Group, total: Reals) -> Column:
+    """The sort of layer whose `total` (..., C, S or 1, K) is the largest of those on each stage, (..., C, S)."""
+    if total.shape[-1] == 1:
+        return np.zeros((*total.shape[:-2], len(group.stages)), np.int64)
+    return np.where(group.layers_SK > 0, total, -np.inf).argmax(axis=-1)
+
+
+def _of_sort(group: Group, part: Reals, sort: Column) -> Reals:
+    """`part` (..., C, K) of one `sort` of layer on each stage, (..., C, S); nothing on stages without layers."""
+    held: Mask = np.asarray((group.layers_SK > 0).any(axis=1))
+    if part.shape[-1] == 1:
+        return part * held
+    return np.take_along_axis(np.broadcast_to(part, (*sort.shape[:-1], part.shape[-1])), sort, axis=-1) * held
 
 
 class Step:
@@ -379,45 +382,51 @@ class Step:
         behind = counts.behind if head and not tied else 0.0
         return np.where(self.managed, self.compute * (kept + behind), 0.0)
 
-    @cached_property
-    def in_layer(self) -> StageInstants:
-        """The worst instant of a layer, by what differs between them; where it is in the chunk changes nothing in that, nor does
-        the pass but for whether gradients stand."""
-        return self._in_layer(self._no_bytes)
+    def in_layer(self, gone: Reals) -> LayerInstants:
+        """The worst instant of the worst sort of layer when this share of the other layers is gone, (..., C, S)."""
+        return self._in_layer(gone, np.zeros((1, 1)))
 
-    @cached_property
-    def in_given_layer(self) -> StageInstants:
+    def in_given_layer(self, gone: Reals) -> LayerInstants:
         """The same in the last layer of a pipeline's chunk, the gradient that it is given left out."""
         last = self.last > 0
-        if last.all():
-            return self.in_layer
-        found = self._in_layer(self.stream)
-        return found if not last.any() else self.in_layer.unless(~last, found)
+        found = self._in_layer(gone, self.stream)
+        return found.unless(last, self.in_layer(gone)) if last.any() else found
 
-    def _in_layer(self, given: Reals) -> StageInstants:
-        standing = self._worst_in_layer(given, np.bool_(True))
-        return (
-            standing
-            if self.stands.all()
-            else standing.unless(~self.stands, self._worst_in_layer(given, np.bool_(False)))
-        )
+    def _in_layer(self, gone: Reals, given: Reals) -> LayerInstants:
+        standing = self._worst_in_layer(gone, given, np.bool_(True))
+        if self.stands.all():
+            return standing
+        return standing.unless(~self.stands, self._worst_in_layer(gone, given, np.bool_(False)))
 
-    def _worst_in_layer(self, given: Reals, stands: Mask | np.bool_) -> StageInstants:
-        """The same where gradients stand or not; (C, S) each."""
-        ats = self.layers.instants
+    def _worst_in_layer(self, gone: Reals, given: Reals, stands: np.bool_) -> LayerInstants:
+        """The same where gradients stand or not. Of each sort the instant counts that is worst by what differs between them, of
+        the sorts the one that is worst with what it keeps beside the layers that are left."""
+        ats = self.layers.by_sort
         made = self.trained * BYTES[self.job.formats.gradient] / np.where(self.shards_gradients, self.shards, 1)
         partial = np.where(self.at_once, np.where(stands, 0.0, made), self.trained * self.compute)
         copies = np.where(self.plain & self.casts, self.trained * self.compute, 0.0)
         worth = ats.temporaries - ats.freed + partial * (ats.weights + ats.stacked) - copies * ats.weights
         worth = worth + self._joining(ats, stands) - given * ats.is_early
-        return ats.at(worth.argmax(axis=0)[None])
+        worst = worth.argmax(axis=0)[None]
+        total = worth.max(axis=0)[:, None, :]
+        if total.shape[-1] > 1:
+            total = total + gone[..., None] * ats.kept[:, None, :]
+        sort = _worst_sort(self.group, total)
 
-    def joining(self, at: StageInstants) -> Reals:
+        def of_worst(part: Reals) -> Reals:
+            if part.shape[1:] == (1, 1) and not part.any():
+                return part[0]
+            own = np.take_along_axis(np.broadcast_to(part, worth.shape), worst, axis=0)[0]
+            return _of_sort(self.group, own, sort)
+
+        return ats.each(of_worst)
+
+    def joining(self, at: LayerInstants) -> Reals:
         """Bytes of gradients that are about to join what stands: of a matrix at work, and that in the weight's format beside
         what stands; of stacked matrices, where gradients stand."""
         return self._joining(at, self.stands)
 
-    def _joining(self, at: StageInstants, stands: Mask | np.bool_) -> Reals:
+    def _joining(self, at: LayerInstants, stands: Mask | np.bool_) -> Reals:
         cast = np.where(self.casts & stands & ~self.managed, self.stored, 0.0)
         work = np.where(at.is_product & self.at_once, self.compute + cast, 0.0)
         stacked = np.where(self.at_once & stands, np.where(self.managed, self.compute, self.stored), 0.0)
@@ -427,10 +436,6 @@ class Step:
     def given(self) -> Reals:
         """The gradient that a pipeline's last layer of a chunk is given, which lies in a receive buffer as long as it is needed."""
         return self.stream * (1.0 - self.last)
-
-    @cached_property
-    def _no_bytes(self) -> Reals:
-        return np.zeros((1, 1))
 
     @cached_property
     def ahead_of_time(self) -> Reals:

@@ -10,7 +10,9 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
+from typing import Literal
 
 import numpy as np
 
@@ -20,7 +22,7 @@ from strategist.facts.parameters import outer_parameters, table_width
 from strategist.facts.weights import Matrix, Vector
 from strategist.records import dataclass
 from strategist.space.candidates import Column, Mask, Reals
-from strategist.space.shares import Group, layers
+from strategist.space.shares import Group, expert_shards, layers, state_shards
 from strategist.space.stages import kinds
 
 Sizes = tuple[tuple[int, int], ...]
@@ -29,7 +31,8 @@ Sizes = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What lies on one rank of a stage: layers of each sort, and the ends of the model; `tied` ends of one stage are one."""
+    """What lies on one rank of a stage: layers of each sort, and the ends of the model; `which`: all of it, or routed experts or
+    the others alone."""
 
     layers: tuple[int, ...]
     is_first: bool
@@ -37,6 +40,7 @@ class Part:
     tp: int
     ep: int
     etp: int
+    which: Literal["all", "dense", "experts"] = "all"
 
 
 @cache
@@ -47,16 +51,19 @@ def tensor_sizes(shape: ModelShape, part: Part) -> Sizes:
         if number:
             for size in _of_layer(shape, layer, part):
                 found[size] += number
-    found.update(_outside(shape, part))
+    if part.which != "experts":
+        found.update(_outside(shape, part))
     del found[0]
     return tuple(sorted(found.items(), reverse=True))
 
 
 def _of_layer(shape: ModelShape, layer: Layer, part: Part) -> Iterator[int]:
     for matrix in layer.matrices:
-        yield from _of_matrix(matrix, part)
-    for vector in layer.vectors:
-        yield from _of_vector(shape, vector, part)
+        if part.which == "all" or matrix.is_expert == (part.which == "experts"):
+            yield from _of_matrix(matrix, part)
+    if part.which != "experts":
+        for vector in layer.vectors:
+            yield from _of_vector(shape, vector, part)
 
 
 def _of_matrix(matrix: Matrix, part: Part) -> Iterator[int]:
@@ -101,24 +108,30 @@ def _norms(shape: ModelShape, size: int) -> Iterator[int]:
 
 
 def dealt_CS(shape: ModelShape, group: Group, wanted: Mask) -> Reals:
-    """Elements of the rank with most of them, (C, S), for the candidates that are `wanted` (C,); 0 for the others."""
+    """Elements of the rank with most of them, (C, S), for the candidates that are `wanted` (C,); 0 for the others. Experts are
+    dealt with the rest where they have as many copies to share the work, otherwise on their own."""
     c, known = group.meshes, _deals_of(shape)
-    columns = (c["tp"], c["ep"], c["etp"], c["dp_shard"] * c["cp"])
+    columns = (c["tp"], c["ep"], c["etp"], state_shards(c), expert_shards(c))
     meshes = np.unique(group.mesh_of[wanted])
     stages = [
         (tuple(numbers), bool(first), bool(last))
         for numbers, first, last in zip(group.layers_SK.tolist(), group.is_first, group.is_last, strict=True)
     ]
     found = np.zeros((len(c), len(stages)))
-    for mesh, degrees in zip(
-        meshes.tolist(), zip(*(column[meshes].tolist() for column in columns), strict=True), strict=True
-    ):
+    degrees = zip(*(column[meshes].tolist() for column in columns), strict=True)
+    for mesh, degree in zip(meshes.tolist(), degrees, strict=True):
         for stage, held in enumerate(stages):
-            if (held, degrees) not in known:
-                *cuts, ranks = degrees
-                known[held, degrees] = largest_deal(tensor_sizes(shape, Part(*held, *cuts)), ranks)
-            found[mesh, stage] = known[held, degrees]
+            if (held, degree) not in known:
+                known[held, degree] = _fullest(shape, Part(*held, *degree[:3]), *degree[3:])
+            found[mesh, stage] = known[held, degree]
     return found[group.mesh_of]
+
+
+def _fullest(shape: ModelShape, part: Part, ranks: int, sharers: int) -> int:
+    if shape.moe is None or ranks == sharers:
+        return largest_deal(tensor_sizes(shape, part), ranks)
+    dense, experts = (tensor_sizes(shape, replace(part, which=which)) for which in ("dense", "experts"))
+    return largest_deal(dense, ranks) + largest_deal(experts, sharers)
 
 
 @cache

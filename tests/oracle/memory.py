@@ -12,7 +12,16 @@ from strategist.facts.layers import build_layer
 from strategist.facts.model import LayerKind, layer_counts
 from strategist.facts.profile import BYTES
 from strategist.memory.saved import OURS, habits_of, saved_tensors
-from tests.oracle.parameters import Held, held, matrix_elements, padded, tensors_of, vocabulary
+from tests.oracle.parameters import (
+    Held,
+    expert_shards,
+    held,
+    matrix_elements,
+    padded,
+    shards,
+    tensors_of,
+    vocabulary,
+)
 from tests.oracle.schedules import Around, around
 from tests.oracle.stages import Layout, stage_kinds
 
@@ -593,24 +602,27 @@ class Stage:
         freed = self._rows(kind, _kept, "mixer", "ffn", "inside", "product") - (self.whole if kept else 0.0)
         return LayerAt(temporaries, freed, self._elements(kind, lambda _name: True), is_early=False)
 
-    def _worst_layer(self, given: float) -> tuple[LayerAt, LayerKind]:
-        """The worst instant of the worst sort of layer: gradients of weights count by where they are at that time."""
-        order = [kind for kind in layer_counts(self.job.model) if kind in set(self.kinds)]
-        by_kind = [(kind, self._layer_ats(kind)) for kind in order]
-        found = []
-        for place in range(len(by_kind[0][1])):
-            ats = [(ats[place], kind) for kind, ats in by_kind]
-            found.append(max(ats, key=lambda pair: _size(pair[0], self.c)))
+    def _worths(self, given: float) -> list[tuple[float, float, LayerAt]]:
+        """The worst instant of every sort of layer: what differs between them, where gradients of weights count by where they
+        are at that time; what the layer keeps; and the instant itself."""
         made = self.q * BYTES[self.job.formats.gradient] / (self.n if self.zero >= 2 else 1)
         rate = (0.0 if self.stands else made) if self.at_once else self.q * self.c
         copies = self.q * self.c if self.plain and self.casts else 0.0
 
-        def worth(pair: tuple[LayerAt, LayerKind]) -> float:
-            at = pair[0]
+        def worth(at: LayerAt) -> float:
             weights = rate * (at.weights + at.stacked) - copies * at.weights
             return at.temporaries - at.freed + weights + self._joining(at) - (given if at.is_early else 0.0)
 
-        return max(found, key=worth)
+        found = []
+        for kind in (kind for kind in layer_counts(self.job.model) if kind in set(self.kinds)):
+            worst = max(self._layer_ats(kind), key=worth)
+            found.append((worth(worst), self._rows(kind, _kept), worst))
+        return found
+
+    def _worst_layer(self, gone: float, given: float) -> tuple[LayerAt, float]:
+        """The worst instant of the worst sort of layer, and what the layer keeps, when this share of the others is gone."""
+        _, kept, at = max(self._worths(given), key=lambda found: found[0] + gone * found[1])
+        return at, kept
 
     def _joining(self, at: LayerAt) -> float:
         """Gradients about to join what stands."""
@@ -623,12 +635,11 @@ class Stage:
     def _layer(self, number: int) -> dict[str, float]:
         count = max(len(self.kinds) / self.v, 1.0)
         before = max(count + number, 0.0) if number < 0 else min(number, count - 1)
+        share = before / max(count - 1, 1)
         if not self.kinds:
             at, kept = LayerAt(0.0, 0.0, 0.0), 0.0
         else:
-            at, kind = self._worst_layer(self.given if number == 0 else 0.0)
-            kept = self._rows(kind, _kept)
-        share = before / max(count - 1, 1)
+            at, kept = self._worst_layer(share, self.given if number == 0 else 0.0)
         passed = share * max(0.0, self.own - self.wl)
         let_go = share * (self.every / self.v - kept)
         behind = 0.0 if self.tied else self.behind
@@ -777,11 +788,6 @@ def instants(
 INPUTS = ("q", "k", "v", "q_down", "q_up", "kv_down", "kv_up", "qkvz", "beta", "in", "x", "dt")
 
 
-def _size(at: LayerAt, c: float) -> float:
-    """What an instant holds when every gradient is in the compute format."""
-    return at.temporaries - at.freed + c * (at.weights + at.stacked)
-
-
 def _is_down(name: str) -> bool:
     return name in ("down", "shared_down", "expert_down")
 
@@ -814,10 +820,19 @@ def _updated(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -
         return whole.all
     if layout["zero"] >= 2 or not job.profile.has_units:
         return held(job.model, layout, stage, kinds, sharded=True).all
-    loads = [0] * (layout["dp_shard"] * layout["cp"])
-    for size in sorted(tensors_of(job.model, layout, stage, kinds), reverse=True):
+    n, n_experts = shards(layout), int(expert_shards(layout))
+    dense, routed = (tensors_of(job.model, layout, stage, kinds, experts=which) for which in (False, True))
+    if n == n_experts:
+        return _fullest(dense + routed, n)
+    return _fullest(dense, n) + _fullest(routed, n_experts)
+
+
+def _fullest(tensors: Sequence[int], ranks: int) -> float:
+    """What the fullest rank has when each tensor, the largest first, goes to the rank with least."""
+    loads = [0] * ranks
+    for size in sorted(tensors, reverse=True):
         loads[loads.index(min(loads))] += size
-    return max(loads)
+    return float(max(loads))
 
 
 def _pipeline_buffers(job: Job, layout: Layout, stage: int) -> float:

@@ -152,21 +152,25 @@ def padded(shape: ModelShape, layout: Layout, stage: int, kinds: Sequence[LayerK
     )
 
 
-def tensors_of(shape: ModelShape, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> list[int]:
-    """Elements of every single tensor of one stage, experts' matrices of one kind in one."""
+def tensors_of(
+    shape: ModelShape, layout: Layout, stage: int, kinds: Sequence[LayerKind], *, experts: bool
+) -> list[int]:
+    """Elements of every single tensor of one stage: of the routed experts, all matrices of one kind in one, or of the rest."""
     found: list[int] = []
     tp, is_last = layout["tp"], stage == layout["pp"] - 1
     for kind in kinds:
         layer = build_layer(shape, kind)
-        for m in layer.matrices:
+        for m in (m for m in layer.matrices if m.is_expert == experts):
             cut, copies = (layout["etp"], up(m.copies, layout["ep"])) if m.is_expert else (tp, m.copies)
             plain = replace(m, copies=1, bias=False)
             one = matrix_elements(plain, cut, 1)
             bias = [matrix_elements(replace(m, copies=1), cut, 1) - one] if m.bias else []
             together = [copies * size for size in (one, *bias)]
             found += together if m.is_expert else [one, *bias] * copies
-        for v in layer.vectors:
+        for v in () if experts else layer.vectors:
             found += _pieces(shape, v, vector_elements(v, tp, 1), tp)
+    if experts:
+        return found
     outer, table = outer_parameters(shape), vocabulary(shape, tp, 1)
     if stage == 0:
         found += [table, outer.position, outer.projection, outer.input, *_norm(shape, outer.embedding_norm)]

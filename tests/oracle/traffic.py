@@ -167,7 +167,7 @@ def _data(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], whol
         expert_units, layers, tensors = (
             alone,
             len(kinds),
-            len([size for size in tensors_of(job.model, layout, stage, kinds) if size]),
+            _tensors(job, layout, stage, kinds),
         )
     yield from _data_rows(job, layout, (whole.dense, in_layers), ranks, sharded, (units, layers, tensors))
     own_unit = job.profile.has_units and not job.model.tied
@@ -186,6 +186,12 @@ def _data(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], whol
         yield Row(
             "dp", "all-reduce", "backward", r * whole.experts / expert_shards(layout), times, *across, expert_units
         )
+
+
+def _tensors(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> int:
+    """Tensors that have any elements."""
+    both = (tensors_of(job.model, layout, stage, kinds, experts=which) for which in (False, True))
+    return sum(size > 0 for found in both for size in found)
 
 
 def _buckets(job: Job) -> int:
