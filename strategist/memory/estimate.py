@@ -19,7 +19,7 @@ from strategist.memory.model_states import (
     parameter_bytes_CS,
     settled_bytes_CS,
 )
-from strategist.memory.step import Instant
+from strategist.memory.step import Instant, added
 from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Column, Reals, total_of
 from strategist.space.shares import Elements, Group, elements, groups
@@ -130,12 +130,12 @@ class Ledger:
     def _places(self, instant: Column) -> Iterator[tuple[Reals, Terms, Column, tuple[Column, ...]]]:
         """Totals and terms of `moving`, the rows whose instant is one of theirs, and where along the axes in front it is."""
         first = 0
-        for moving, total in zip(self.moving, self.allocated, strict=True):
-            axes = total.shape[:-2]
+        for moving, held in zip(self.moving, self.allocated, strict=True):
+            axes = held.shape[:-2]
             size = int(np.prod(axes))
             rows = np.flatnonzero((instant >= first) & (instant < first + size))
             if len(rows):
-                yield total, moving.terms, rows, np.unravel_index(instant[rows] - first, axes) if axes else ()
+                yield held, moving.terms, rows, np.unravel_index(instant[rows] - first, axes) if axes else ()
             first += size
 
 
@@ -162,6 +162,6 @@ def ledger(job: Job, group: Group, *, at_loss: bool = False) -> Ledger:
     }
     moving = _moving(job, group, counts, at_loss=at_loss)
     held = total_of(steady.values())
-    allocated = tuple(total_of((held, *instant.terms.values())) for instant in moving)
+    allocated = tuple(added(held, *instant.terms.values()) for instant in moving)
     host = np.ceil(host_bytes_C(job, group, counts)).astype(np.int64)
     return Ledger(job, steady, moving, allocated, runtime_bytes_C(job, group.candidates), host)

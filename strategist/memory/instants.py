@@ -18,7 +18,7 @@ from strategist.facts.job import Job
 from strategist.memory.logits import forward_bytes_CS, held_logits_CS, loss_bytes_CS
 from strategist.memory.logits import gradient_bytes_CS as logits_gradient_CS
 from strategist.memory.situations import Schedule, Situation, one_pass
-from strategist.memory.step import END, LAYERS, LOSS, UPDATE, Instant, LayerInstants, Layers, Step
+from strategist.memory.step import END, LAYERS, LOSS, NONE, UPDATE, Instant, LayerInstants, Layers, Step, added
 from strategist.space.candidates import Column, Mask, Reals
 from strategist.space.shares import Elements, Group, tokens, vocabulary_elements
 
@@ -50,11 +50,12 @@ def instants(
     if at_loss:
         return _loss(in_situation(schedule.at(schedule.second_of_last_chunk())))
     firsts = schedule.first_of_first_chunk(), schedule.second_of_first_chunk()
-    heads = bodies = in_situation(schedule.at(*firsts))
     if schedule.has_chunks:
         second = schedule.second_of_last_chunk()
-        heads = in_situation(schedule.at(schedule.first_pass(), second))
-        bodies = in_situation(schedule.at(*firsts, second, schedule.fullest()))
+        every = schedule.at(schedule.first_pass(), second, *firsts, schedule.fullest())
+        heads, bodies = in_situation(every.of(slice(2))), in_situation(every.of(slice(1, None)))
+    else:
+        heads = bodies = in_situation(schedule.at(*firsts))
     return (
         *_loss(heads),
         *_head(heads),
@@ -167,24 +168,20 @@ def _loss(step: Step) -> tuple[Instant, Instant]:
         "gradients": step.earlier,
         "activations": step.activations,
         "gather_buffers": step.gathered(layers=0, head=True),
-        "bucket_buffers": step.copies + step.head_copy,
+        "bucket_buffers": added(step.copies, step.head_copy),
     }
-    waits = step.previous + step.outside
-    held, last = step.held_logits, step.last
-    forward = both | {
-        "logits": last * forward_bytes_CS(step.job, step.group)
-        + held
-        - step.last * held_logits_CS(step.job, step.group),
-        "temporaries": waits + step.cached,
-    }
-    softmax = both | {"logits": last * loss_bytes_CS(step.job, step.group) + held, "temporaries": waits}
+    waits = added(step.previous, step.outside)
+    new = step.last * (forward_bytes_CS(step.job, step.group) - held_logits_CS(step.job, step.group))
+    forward = both | {"logits": added(new, step.held_logits), "temporaries": added(waits, step.cached)}
+    logits = added(step.last * loss_bytes_CS(step.job, step.group), step.held_logits)
+    softmax = both | {"logits": logits, "temporaries": waits}
     return Instant(LOSS, forward), Instant(LOSS, softmax)
 
 
 def _head(step: Step) -> tuple[Instant, Instant]:
     """The head's weight gets its gradient; under autocast it is then cast to the format of the weight."""
     gradient = step.trained * step.compute * step.head
-    before = step.previous + step.outside + step.last * step.stream
+    before = added(step.previous, step.outside, step.last * step.stream)
     own = 0.0 if step.tied else step.fresh(step.head)
     keeps = ~step.managed & (not step.casts)
     at_once = np.where(keeps, own, 0.0)
@@ -192,35 +189,41 @@ def _head(step: Step) -> tuple[Instant, Instant]:
     made = {
         "gradients": step.earlier + at_once,
         "activations": step.activations,
-        "logits": step.last * logits_gradient_CS(step.job, step.group) + step.held_logits,
-        "gather_buffers": step.gathered(layers=1, head=True) + np.where(step.reduces, gradient, 0.0),
-        "bucket_buffers": step.copies + step.head_copy,
+        "logits": added(step.last * logits_gradient_CS(step.job, step.group), step.held_logits),
+        "gather_buffers": added(
+            step.gathered(layers=1, head=True), NONE if step.piped else np.where(step.reduces, gradient, 0.0)
+        ),
+        "bucket_buffers": added(step.copies, step.head_copy),
         "temporaries": before + np.where(step.reduces | joins, 0.0, gradient),
     }
-    stored = np.where(step.stands | step.tied, step.trained * step.stored * step.head, 0.0)
-    casting = np.where(step.plain & step.casts, gradient + stored, 0.0)
+    casting = NONE
+    if step.has_copies:
+        stored = np.where(step.stands | step.tied, step.trained * step.stored * step.head, 0.0)
+        casting = np.where(step.plain, gradient + stored, 0.0)
     cast = {
         "gradients": step.earlier + own,
         "activations": step.activations - step.last * step.stream,
         "logits": step.held_logits,
         "gather_buffers": step.gathered(layers=0, head=True),
         "bucket_buffers": step.copies,
-        "temporaries": before + casting,
+        "temporaries": added(before, casting),
     }
     return Instant(LOSS, made), Instant(LAYERS, cast)
 
 
 def _head_reduced(step: Step) -> Instant:
     """Norm and head are reduced while the last layer is gathered."""
-    behind = 0.0 if step.tied else step.in_reduction(step.behind, step.bare.behind)
+    behind = NONE if step.tied else step.in_reduction(step.behind, step.bare.behind)
     return Instant(
         LAYERS,
         {
-            "gradients": step.earlier + step.fresh(step.behind) + step.taking_over(step.behind),
+            "gradients": added(step.earlier, step.fresh(step.behind), step.taking_over(step.behind)),
             "activations": step.in_layers,
-            "gather_buffers": step.gathered(layers=1, head=False) + behind + step.output(step.behind) + step.waiting,
+            "gather_buffers": added(
+                step.gathered(layers=1, head=False), behind, step.output(step.behind), step.waiting
+            ),
             "bucket_buffers": step.copies,
-            "temporaries": step.stream + step.retained(step.behind),
+            "temporaries": added(step.stream, step.retained(step.behind)),
         },
     )
 
@@ -263,48 +266,41 @@ def _in_layer(step: Step, number: Column, worst: Callable[[Reals], LayerInstants
     share = before / np.maximum(layers - 1.0, 1.0)  # of the other layers, whatever their sort
     at = worst(share)
     passed = share * np.maximum(0.0, own - step.widest)
-    given = np.where(before > 0, 0.0, step.given * at.is_early) if step.piped else 0.0
+    given = np.where(before > 0, 0.0, step.given * at.is_early) if step.piped else NONE
     let_go = share * (step.layers.every / step.chunks - at.kept)
     behind = np.zeros_like(step.behind) if step.tied else step.behind
-    in_flight = step.trained * step.reduce * np.where(before > 0, step.widest, behind)
     done = behind + passed
     weights = at.weights + at.stacked
     partial = step.trained * step.compute * np.where(step.at_once, 0.0, weights)
     made = np.where(step.at_once, weights, 0.0)
-    copies = np.where(step.plain & step.casts, step.trained * step.compute * at.weights, 0.0)
     alone = (number == -1) & (not step.piped)
-    return Instant(
-        LAYERS,
-        {
-            "gradients": step.earlier + step.fresh(done + made),
-            "activations": np.maximum(
-                step.inputs,
-                step.in_layers - at.freed - let_go,
-            ),
-            "logits": step.held_logits,
-            "gather_buffers": step.gathered(layers=np.where(alone, 1, 2), head=False, passed=passed)
-            + (np.where(before >= layers - 1.0, step.ahead_of_time, 0.0) if step.piped else 0.0)
-            + np.where(step.reduces, partial + in_flight, 0.0)
-            + step.waiting,
-            "bucket_buffers": np.maximum(
-                0.0,
-                step.copies * (1.0 - before / layers) - copies,
-            ),
-            "temporaries": at.temporaries
-            - given
-            + step.previous
-            + step.old_head
-            + step.retained(done)
-            + _still_outside(step, done)
-            + np.maximum(0.0, step.copies_again - np.where(step.copies_again > 0, copies, 0.0))
-            + np.where(step.reduces, 0.0, partial)
-            + step.joining(at),
-        },
-    )
+    gathered = step.gathered(layers=np.where(alone, 1, 2), head=False, passed=passed)
+    if step.piped:
+        gathered = gathered + np.where(before >= layers - 1.0, step.ahead_of_time, 0.0)
+        waits = added(at.temporaries, -given, step.previous, partial)
+    else:
+        in_flight = step.trained * step.reduce * np.where(before > 0, step.widest, behind)
+        gathered = added(gathered, np.where(step.reduces, partial + in_flight, 0.0), step.waiting)
+        waits = added(at.temporaries, step.old_head, step.retained(done), np.where(step.reduces, 0.0, partial))
+    terms = {
+        "gradients": step.earlier + step.fresh(done + made),
+        "activations": np.maximum(step.inputs, step.in_layers - at.freed - let_go),
+        "logits": step.held_logits,
+        "gather_buffers": gathered,
+        "temporaries": added(waits, step.joining(at), _still_outside(step, done)),
+    }
+    if step.has_copies:
+        copies = np.where(step.plain, step.trained * step.compute * at.weights, 0.0)
+        again = np.maximum(0.0, step.copies_again - np.where(step.copies_again > 0, copies, 0.0))
+        terms["bucket_buffers"] = np.maximum(0.0, step.copies * (1.0 - before / layers) - copies)
+        terms["temporaries"] = terms["temporaries"] + again
+    return Instant(LAYERS, terms)
 
 
 def _still_outside(step: Step, done: Reals) -> Reals:
     """Gradients outside DDP's buckets when those of `done` elements have gone into theirs, which the last micro-batch does."""
+    if step.outside is NONE:
+        return NONE
     left = np.maximum(0.0, step.outside - np.where(step.outside > 0, step.trained * step.stored * done, 0.0))
     return np.where((step.c["accumulation"] > 2)[:, None], step.outside, left)
 
@@ -313,26 +309,36 @@ def _layer_reduced(step: Step) -> Instant:
     """A layer is reduced while the next one is gathered: its gradients and their copy, then the copy, what comes out and the
     gradient that was copied last. In a pipeline it is added to what stands, in the reduce format."""
     behind = np.zeros_like(step.behind) if step.tied else step.behind
+    terms = {
+        "activations": np.maximum(step.inputs, step.in_layers - step.layers.largest),
+        "logits": step.held_logits,
+    }
+    gathered = step.gathered(layers=1, head=False, passed=step.widest)
+    if step.piped:
+        last = np.where(step.stands, step.widest, step.layers.last_matrix)  # casts go one by one
+        adds = np.where(step.at_once, 0.0, step.trained * step.compute * last)
+        return Instant(
+            LAYERS,
+            terms
+            | {
+                "gradients": step.earlier + step.fresh(behind + step.widest),
+                "gather_buffers": gathered,
+                "temporaries": added(step.stream, step.previous, adds),
+            },
+        )
     bare = step.bare.widest[:, None] / step.c["tiling"][:, None]
     gone = np.where(step.reduces & step.shards_gradients, step.trained * step.compute * (bare - step.layers.final), 0.0)
-    given = step.output(step.widest) + step.taking_over(step.widest)
-    given = given + step.fresh(behind + step.widest) - step.fresh(behind)
-    is_copied = gone <= given
+    given = added(step.output(step.widest), step.taking_over(step.widest), step.fresh(behind + step.widest))
+    is_copied = gone <= given - step.fresh(behind)
     done = np.where(is_copied, step.widest, 0.0)
-    last = np.where(step.stands, step.widest, step.layers.last_matrix)  # casts go one by one
-    adds = np.where(~step.at_once & step.piped, step.trained * step.compute * last, 0.0)
+    reduced = step.in_reduction(step.widest, bare) - np.where(is_copied, gone, 0.0)
     return Instant(
         LAYERS,
-        {
-            "gradients": step.earlier + step.fresh(behind + done) + step.taking_over(done),
-            "activations": np.maximum(step.inputs, step.in_layers - step.layers.largest),
-            "logits": step.held_logits,
-            "gather_buffers": step.gathered(layers=1, head=False, passed=step.widest)
-            + step.in_reduction(step.widest, bare)
-            - np.where(is_copied, gone, 0.0)
-            + step.output(done)
-            + step.waiting,
-            "temporaries": step.stream + step.previous + step.retained(behind + step.widest) + adds,
+        terms
+        | {
+            "gradients": added(step.earlier, step.fresh(behind + done), step.taking_over(done)),
+            "gather_buffers": added(gathered, reduced, step.output(done), step.waiting),
+            "temporaries": added(step.stream, step.retained(behind + step.widest)),
         },
     )
 
@@ -345,18 +351,18 @@ def _end(step: Step) -> tuple[Instant, ...]:
     direct = ~step.managed & ~step.stands
     keeps = np.where(step.managed & (~step.reshards | step.tied), step.compute * step.outer, 0.0)
     flight = np.where(step.reduces, step.trained * step.reduce * step.widest, 0.0)
-    old = step.waiting + (np.where(step.reduces, step.compute * step.head, 0.0) if step.tied else 0.0)
-    summed = 2.0 * step.old_head
+    old = added(step.waiting, np.where(step.reduces, step.compute * step.head, 0.0) if step.tied else NONE)
+    summed = np.where(step.old_head > 0, 2.0 * step.old_head, stream) if step.tied else stream
     made = {
         "gradients": step.earlier + np.where(direct, step.fresh(counts.whole), step.fresh(counts.whole - step.outer)),
         "activations": step.others,
         "gather_buffers": np.where(step.reduces, keeps + flight + gradient + old, keeps),
         "temporaries": np.where(direct | step.reduces, 0.0, gradient)
         + step.retained(counts.whole - step.outer)
-        + np.where(summed > 0, summed, stream),
+        + summed,
     }
     reduced = {
-        "gradients": step.at_rest + step.taking_over(step.outer),
+        "gradients": added(step.at_rest, step.taking_over(step.outer)),
         "activations": step.inputs,
         "gather_buffers": step.in_reduction(step.outer, step.outer) + step.output(step.outer),
         "temporaries": step.retained(counts.whole),
@@ -364,9 +370,7 @@ def _end(step: Step) -> tuple[Instant, ...]:
     gathering = {
         "gradients": step.earlier,
         "activations": step.inputs,
-        "temporaries": step.outside
-        + np.where(summed > 0, summed, stream)
-        + np.where((c["accumulation"] > 2)[:, None], gradient, 0.0),
+        "temporaries": added(step.outside, summed, np.where((c["accumulation"] > 2)[:, None], gradient, 0.0)),
     }
     return Instant(END, made), Instant(END, reduced), Instant(END, gathering)
 

@@ -42,6 +42,10 @@ class Situation:
     is_begun: Mask
     alternates: Mask
 
+    def of(self, passes: slice) -> Situation:
+        """Some of the passes."""
+        return Situation(*(getattr(self, name)[passes] for name in self.__match_args__))
+
 
 def one_pass(accumulation: Column) -> Situation:
     """Without a pipeline: the last micro-batch, after others if there are any."""
@@ -102,21 +106,25 @@ class Schedule:
         forwards = np.minimum(self.ahead + k, self.passes)
         pp, v = self.pp, self.v
         around = pp * v
-        own = k // pp % v  # chunks from the last
+        of_chunk, in_chunk = np.divmod(k, pp)
+        done, in_round = np.divmod(k, around)
+        begun, ahead_in_round = np.divmod(forwards, around)
+        own = of_chunk % v  # chunks from the last
         is_first, is_last = own == v - 1, own == 0
-        done_first = k // around * pp + np.maximum(0, k % around - (v - 1) * pp)
-        done_last = k // around * pp + np.minimum(k % around, pp)
-        first = forwards // around * pp + np.minimum(forwards % around, pp) - done_first
-        last = forwards // around * pp + np.maximum(0, forwards % around - (v - 1) * pp) - done_last
+        other_chunks = (v - 1) * pp
+        done_first = done * pp + np.maximum(0, in_round - other_chunks)
+        done_last = done * pp + np.minimum(in_round, pp)
+        first = begun * pp + np.minimum(ahead_in_round, pp) - done_first
+        last = begun * pp + np.maximum(0, ahead_in_round - other_chunks) - done_last
         reduced = np.maximum(0, k - (self.m - pp) * v) // pp
-        started = np.minimum(v, -(-k // pp))
+        started = np.minimum(v, of_chunk + (in_chunk > 0))
         return Situation(
             others=(forwards - k - 1).astype(np.float64),
             others_first=(first - is_first).astype(np.float64),
             others_last=(last - is_last).astype(np.float64),
             is_first=is_first,
             is_last=is_last,
-            stands=(k >= around) | (k % pp > 0),
+            stands=(done > 0) | (in_chunk > 0),
             standing=(started - reduced) / v,
             first_stands=done_first > 0,
             last_stands=(done_last > 0) & (reduced == 0),

@@ -24,7 +24,7 @@ from strategist.memory.logits import held_logits_CS, waiting_logits_CS
 from strategist.memory.model_states import shards_state
 from strategist.memory.situations import Situation
 from strategist.records import dataclass
-from strategist.space.candidates import Column, Mask, Reals
+from strategist.space.candidates import Column, Mask, Reals, total_of
 from strategist.space.shares import (
     Elements,
     Group,
@@ -38,6 +38,16 @@ from strategist.space.shares import (
 
 LOSS, LAYERS, END, UPDATE = range(len(MOMENTS))
 """Places in MOMENTS."""
+
+
+NONE: Reals = np.zeros(())
+"""No bytes, whatever the candidate: a part that no candidate of a group has is not worked out."""
+
+
+def added(*parts: Reals) -> Reals:
+    """The sum of the parts that are there."""
+    there = [part for part in parts if part is not NONE]
+    return total_of(there) if there else NONE
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -211,6 +221,7 @@ class Step:
         self.tied = bool(job.model.tied and not self.piped)
         self.trained = job.trainable
         self.chunks = c["virtual_stages"][:, None]
+        self.has_copies = self.casts and bool(self.plain.any())
 
     @cached_property
     def at_once(self) -> Mask:
@@ -290,6 +301,8 @@ class Step:
     @cached_property
     def held_logits(self) -> Reals:
         """The logits that a pipeline's last stage holds on to, and those of passes that wait for their backward."""
+        if not self.piped:
+            return NONE
         waiting = self.situation.others_last * waiting_logits_CS(self.job, self.group)
         return self.last * held_logits_CS(self.job, self.group) + waiting
 
@@ -330,17 +343,23 @@ class Step:
     def in_reduction(self, elements: Reals, bare: Reals) -> Reals:
         """A unit while it is reduced: its gradient, of `bare` elements, and the copy that is sent, of `elements`; where no shards
         are made of it, the gradient is gone when the result comes."""
+        if self.piped:
+            return NONE
         own = np.where(self.shards_gradients, self.compute, 0.0) * bare
         return np.where(self.reduces, self.trained * (self.reduce * elements + own), 0.0)
 
     def output(self, elements: Reals) -> Reals:
         """What a reduction gives, of `elements`, before it is added to what earlier micro-batches gave: gradients, or sums that
         replicas will average after the last one (FSDPParamGroup, _partial_reduce_output)."""
+        if self.piped or not self._takes_over.any():
+            return self._reduced(elements)
         return np.where(self._takes_over, 0.0, self._reduced(elements))
 
     def taking_over(self, elements: Reals) -> Reals:
         """The same where sums of two micro-batches wait for replicas: what comes out takes in the sum that stands and becomes
         the gradient. With more of them the first such instant is an addition to the sum."""
+        if self.piped or not self._takes_over.any():
+            return NONE
         return np.where(self._takes_over, self._reduced(elements), 0.0)
 
     @cached_property
@@ -350,6 +369,8 @@ class Step:
         return np.asarray(waits & (self.c["accumulation"] == 2)[:, None] & self.job.profile.replicas_wait, np.bool_)
 
     def _reduced(self, elements: Reals) -> Reals:
+        if self.piped:
+            return NONE
         parts = np.where(self.shards_gradients, self.shards, 1)
         joins = self.reduces & self.several & (self.shards_gradients | self.job.profile.replicas_wait)
         return np.where(joins, self.trained * self.reduce * elements / parts, 0.0)
@@ -357,7 +378,9 @@ class Step:
     def retained(self, elements: Reals) -> Reals:
         """Where replicas average after each micro-batch: reduced gradients of unsharded units, which wait for the end of
         backward beside those that stand (FSDPParamGroup, _all_reduce_state)."""
-        waits = self.reduces & self.several & ~self.shards_gradients & (not self.job.profile.replicas_wait)
+        if self.piped or self.job.profile.replicas_wait:
+            return NONE
+        waits = self.reduces & self.several & ~self.shards_gradients
         return np.where(waits, self.trained * self.reduce * elements, 0.0)
 
     @cached_property
@@ -384,7 +407,12 @@ class Step:
 
     def in_layer(self, gone: Reals) -> LayerInstants:
         """The worst instant of the worst sort of layer when this share of the other layers is gone, (..., C, S)."""
-        return self._in_layer(gone, np.zeros((1, 1)))
+        return self._in_only_layer if self.group.layers_SK.shape[1] == 1 else self._in_layer(gone, np.zeros((1, 1)))
+
+    @cached_property
+    def _in_only_layer(self) -> LayerInstants:
+        """The same of the only sort, whatever is gone."""
+        return self._in_layer(np.zeros((1, 1)), np.zeros((1, 1)))
 
     def in_given_layer(self, gone: Reals) -> LayerInstants:
         """The same in the last layer of a pipeline's chunk, the gradient that it is given left out."""
@@ -404,8 +432,9 @@ class Step:
         ats = self.layers.by_sort
         made = self.trained * BYTES[self.job.formats.gradient] / np.where(self.shards_gradients, self.shards, 1)
         partial = np.where(self.at_once, np.where(stands, 0.0, made), self.trained * self.compute)
-        copies = np.where(self.plain & self.casts, self.trained * self.compute, 0.0)
-        worth = ats.temporaries - ats.freed + partial * (ats.weights + ats.stacked) - copies * ats.weights
+        worth = ats.temporaries - ats.freed + partial * (ats.weights + ats.stacked)
+        if self.has_copies:
+            worth = worth - np.where(self.plain, self.trained * self.compute, 0.0) * ats.weights
         worth = worth + self._joining(ats, stands) - given * ats.is_early
         worst = worth.argmax(axis=0)[None]
         total = worth.max(axis=0)[:, None, :]
@@ -455,46 +484,53 @@ class Step:
     @cached_property
     def copies(self) -> Reals:
         """autocast's copies of the layers' weights that are kept for backward: none where layers are computed again."""
-        keeps = self.plain & self.casts & self.c.is_word("recompute", "none")[:, None]
+        if not self.has_copies:
+            return NONE
+        keeps = self.plain & self.c.is_word("recompute", "none")[:, None]
         return np.where(keeps, self.compute * self.counts.layers, 0.0)
 
     @cached_property
     def cached(self) -> Reals:
         """autocast's copies of the layers' weights that its cache holds until forward is over, and nothing afterwards: of whole
         weights, not of single experts."""
+        if not self.has_copies:
+            return NONE
         dense = self.compute * (self.counts.layers - self.counts.experts)
-        return np.where(self.plain & self.casts & (self.copies == 0.0), dense, 0.0)
+        return np.where(self.plain & (self.copies == 0.0), dense, 0.0)
 
     @cached_property
     def copies_again(self) -> Reals:
         """The copies of one layer's weights that recomputation makes."""
+        if not self.has_copies:
+            return NONE
         layers = np.maximum(self.group.layers_SK.sum(axis=1)[None, :], 1.0)
-        return np.where(self.plain & self.casts & (self.copies == 0.0), self.compute * self.counts.layers / layers, 0.0)
+        return np.where(self.plain & (self.copies == 0.0), self.compute * self.counts.layers / layers, 0.0)
 
     @cached_property
     def outside(self) -> Reals:
         """Gradients that gather outside DDP's buckets while micro-batches are not reduced (no_sync)."""
-        return np.where(self.buckets & self.several, self.at_rest, 0.0)
+        stay = self.buckets & self.several
+        return np.where(stay, self.at_rest, 0.0) if stay.any() else NONE
 
     @cached_property
     def head_copy(self) -> Reals:
         """autocast's copy of the head's weight."""
-        return np.where(self.plain & self.casts, self.compute * self.head, 0.0)
+        return np.where(self.plain, self.compute * self.head, 0.0) if self.has_copies else NONE
 
     @cached_property
     def waiting(self) -> Reals:
         """The head's gradient, which waits for the embedding's when both are one weight of a root unit."""
-        return np.where(self.reduces & self.tied, self.trained * self.compute * self.head, 0.0)
+        return np.where(self.reduces, self.trained * self.compute * self.head, 0.0) if self.tied else NONE
 
     @cached_property
     def old_head(self) -> Reals:
         """The same outside of units, in the format of the gradients."""
-        return np.where(~self.managed & self.tied, self.trained * self.stored * self.head, 0.0)
+        return np.where(~self.managed, self.trained * self.stored * self.head, 0.0) if self.tied else NONE
 
     @cached_property
     def previous(self) -> Reals:
         """The gradient of the stage's input that the stage before still reads, in a pipeline of one chunk per rank."""
         if not self.piped:
-            return np.zeros_like(self.stream)
+            return NONE
         sends = self.c.is_word("schedule", "1f1b")[:, None] & self.situation.is_begun & ~self.group.is_first[None, :]
         return np.where(sends, self.stream, 0.0)
