@@ -119,7 +119,7 @@ def _family(found: Found, row: int, preferred: Sequence[str] = ()) -> str:
 
 def _reason(rule: Rule, situation: Mapping[str, Any]) -> Reason:
     """A fired rule with its numbers filled in."""
-    words = dict.fromkeys((*sorted(rule.words), *placeholders(rule.because)))
+    words = dict.fromkeys((*rule.words, *placeholders(rule.because)))
     return Reason(
         rule=rule.id,
         kind="gap" if rule.gap else "decision",
@@ -236,10 +236,7 @@ def _fitting_alternative(found: Found, family: str, row: int, reference: float) 
 
 def _misfits(found: Found, top: int) -> tuple[Alternative, ...]:
     """Families with legal layouts of which none fits, nearest miss first."""
-    from strategist.planner.situation import question
-    from strategist.rulebook.apply import family_masks
-
-    masks = family_masks(found.legal, question(found.question.job))
+    masks = found.legal_families
     fits = ~found.misfits
     without = [name for name, mask in masks.items() if mask.any() and not (mask & fits).any()]
     missed = []

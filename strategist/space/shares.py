@@ -26,7 +26,7 @@ class Group:
     """Candidates that share `pp` and the layers of every stage.
 
     `rows` are their places in the whole list, `stages` the stage numbers looked at, `layers_SK` the layers of each sort
-    on each of them. `meshes` are one candidate per distinct mesh and `mesh_of` the place of each candidate's mesh among
+    on each of them, `stands_for` how many stages each one stands for. `meshes` are one candidate per distinct mesh and `mesh_of` the place of each candidate's mesh among
     them: a few hundred rows stand for a million.
     """
 
@@ -35,14 +35,9 @@ class Group:
     pp: int
     stages: Column
     layers_SK: Column
-    total_layers: int
+    stands_for: Reals
     meshes: Candidates
     mesh_of: Column
-
-    @property
-    def middle_layers(self) -> int:
-        """Layers on neither the first nor the last stage."""
-        return self.total_layers - int(self.layers_SK[0].sum()) - int(self.layers_SK[-1].sum())
 
     @property
     def is_first(self) -> Mask:
@@ -77,14 +72,15 @@ def groups(
     for key in sorted(set(keys.tolist())):
         pp, virtual = divmod(key, 2**20)
         alike = np.flatnonzero(keys == key)
-        stages = np.arange(pp) if every_stage or split else representative_stages(shape, pp)
         table = stage_layer_counts(shape, pp, virtual, split)
+        whole = np.arange(pp), np.ones(pp)
+        stages, stands_for = whole if every_stage or split else representative_stages(shape, pp, virtual)
         size = max(1, BLOCK // len(stages))
         for start in range(0, len(alike), size):
             rows = alike[start : start + size]
             own = candidates.where(rows)
             first, mesh_of = _distinct(own.mesh)
-            yield Group(rows, own, pp, stages, table[stages], int(table.sum()), own.where(first), mesh_of)
+            yield Group(rows, own, pp, stages, table[stages], stands_for, own.where(first), mesh_of)
 
 
 def _distinct(numbers: Column) -> tuple[Column, Column]:
