@@ -330,11 +330,12 @@ class Stage:
         computes = self._worst_of_kinds(lambda kind: self._rows(kind, _again, "ffn", "inside", "product"))
         rest = self._worst_of_kinds(lambda kind: self._rows(kind, _kept, "rest"))
         keeps = runs and self.a["recompute"] == "none"
+        made = self.stream * (self.last - bool(self.a["sequence_parallel"]))
         yield (
             0,
             inside
             | {
-                "activations": self.inside - rest + (self.stream if keeps and self.last else 0.0),
+                "activations": self.inside - rest + (made if keeps else 0.0),
                 "gather_buffers": max(layer, head) if runs else 0.0,
                 "temporaries": self.previous + (self._result() if keeps else computes if runs else 0.0),
             },
@@ -373,7 +374,9 @@ class Stage:
         tied = self.piped and self.job.model.tied and (self.begins or self.ends)
         table = vocabulary(self.job.model, self.a["tp"], self.n if self.zero >= 2 else 1)
         theirs = self.q * self.s * table if tied else 0.0
-        return 3, {"gradients": self.settled, "activations": self.inputs, "pipeline_buffers": theirs}
+        shape, sums = self.job.model, not self.units and self.a["sequence_parallel"] and self.begins
+        twice = self.q * self.s * shape.hidden * shape.pos_rows if sums and shape.pos == "learned" else 0.0
+        return 3, {"gradients": self.settled + twice, "activations": self.inputs, "pipeline_buffers": theirs}
 
     def reductions(self) -> Iterator[tuple[int, dict[str, float]]]:
         """The last chunk of a pipeline is reduced, unit by unit."""
