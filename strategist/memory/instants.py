@@ -105,13 +105,18 @@ def _forward(step: Step) -> tuple[Instant, ...]:
     tied = step.job.model.tied
     several = step.layers_of_chunk > 1
     table = step.compute * (2.0 * step.before + (2.0 if tied else 1.0) * step.widest) * step.first
+    terms = (
+        2.0 * _whole_stream(step) * (step.first * (not tied))
+    )  # what a part of the table gives, and as ranks add it up
     layer = step.compute * (2.0 * step.widest + (step.before if tied else 0.0)) + step.ahead_of_time
     last = step.compute * (2.0 * step.behind + step.widest) * step.last
     inside = {"gradients": step.earlier, "activations": step.in_layers, "logits": step.held_logits}
     again = step.compute * (2.0 * step.before + np.where(several, 2.0, 1.0) * step.widest) * (tied and step.first)
     again = np.maximum(np.where(runs, 0.0, again), 2.0 * step.compute * step.widest)
     keeps = runs & step.c.is_word("recompute", "none")[:, None]
-    made = step.stream * (step.last - (step.c["sequence_parallel"] > 0)[:, None])  # the layer's output is not summed up yet
+    made = step.stream * (
+        step.last - (step.c["sequence_parallel"] > 0)[:, None]
+    )  # the layer's output is not summed up yet
     return (
         Instant(
             LOSS,
@@ -119,6 +124,7 @@ def _forward(step: Step) -> tuple[Instant, ...]:
                 "gradients": step.earlier,
                 "activations": step.others + step.stream * step.first,
                 "gather_buffers": np.where(runs, table, 0.0),
+                "temporaries": np.where(runs & (step.c["sequence_parallel"] > 0)[:, None], terms, 0.0),
             },
         ),
         _gathered_in_turn(step, runs),
@@ -388,7 +394,8 @@ def _whole_stream(step: Step) -> Reals:
 
 def _end_of_pass(step: Step) -> tuple[Instant, Instant]:
     """In a pipeline: the embedding's gradient; it is cast to the reduce format, and other passes are in flight."""
-    before = step.trained * np.where(step.managed, step.compute, step.stored) * step.before
+    tables = np.where(step.at_once, _table(step), step.before)  # the positions' gradient joined what stands before
+    before = step.trained * np.where(step.managed, step.compute, step.stored) * tables
     direct = ~step.stands & (~step.managed | (step.compute == step.reduce))
     early = np.where(
         step.managed & step.reshards & (step.situation.others > 0), step.compute * step.widest * step.first, 0.0

@@ -322,7 +322,9 @@ class Stage:
         table = self.c * (2 * self.w.before + (2 if tied else 1) * self.wl) if self.first else 0.0
         embedded = self.others + (self.stream if self.first else 0.0)
         gathers = table if runs else 0.0
-        yield 0, {"gradients": self.earlier, "activations": embedded, "gather_buffers": gathers}
+        terms = 2 * self.whole if self.first and runs and self.a["sequence_parallel"] and not tied else 0.0
+        common = {"gradients": self.earlier, "activations": embedded}
+        yield 0, common | {"gather_buffers": gathers, "temporaries": terms}
         yield 0, self._in_turn(runs)
         inside = {"gradients": self.earlier, "activations": self.inside, "logits": self.logits(0)}
         layer = self.c * (2 * self.wl + (self.before if tied else 0)) + self.early
@@ -556,7 +558,7 @@ class Stage:
         freed = self._rows(kind, _kept, "inside", "product") + self._rows(kind, _used, "mixer", "ffn")
         back = self._rows(kind, _again, "mixer", "ffn")
         shared = self._elements(kind, lambda name: name.startswith("shared"))
-        return LayerAt(streams + self._whole_stream() + self.c * routed + back, freed, shared, routed / matrices)
+        return LayerAt(streams + self.stream + self.c * routed + back, freed, shared, routed / matrices)
 
     def _feed_forward(self, kind: LayerKind) -> LayerAt:
         shape = self.job.model
@@ -736,7 +738,7 @@ class Stage:
 
     def _end_of_pass(self) -> Iterator[tuple[int, dict[str, float]]]:
         """The embedding's gradient while other passes are in flight, then in the reduce format."""
-        dW = self.q * (self.c if self.units else self.s) * self.before
+        dW = self.q * (self.c if self.units else self.s) * (self.table if self.at_once else self.before)
         direct = not self.stands and (not self.units or self.c == self.r)
         waits = self.units and self.zero == 3 and sum(self.at.flight) > 1 and self.first and not self.job.model.tied
         common = {
