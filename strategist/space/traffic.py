@@ -15,8 +15,10 @@ import numpy as np
 from strategist.facts.job import Job
 from strategist.facts.layers import norm_size
 from strategist.facts.profile import BYTES
+from strategist.facts.tensors import ddp_buckets
 from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Column, Reals
+from strategist.space.deals import tensors_S
 from strategist.space.shares import (
     Elements,
     Group,
@@ -30,7 +32,6 @@ from strategist.space.shares import (
     vocabulary_elements,
 )
 from strategist.space.stages import kinds
-from strategist.space.tensors import ddp_buckets, tensors_S
 
 Op = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send"]
 Axis = Literal["tp", "cp", "ep", "pp", "dp"]
