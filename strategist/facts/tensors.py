@@ -127,15 +127,15 @@ FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20
 
 
 @cache
-def ddp_buckets(shape: ModelShape, gradient: int) -> int:
-    """How many all-reduces DDP makes of a model's gradients of `gradient` bytes per element: it fills buckets in the order in
+def ddp_buckets(shape: ModelShape, gradient: float) -> int:
+    """How many all-reduces DDP makes of a model's gradients of `gradient` bytes per element, frozen ones counted in: it fills buckets in the order in
     which gradients come and closes one when it is full. Source: PyTorch 2.13 torch/csrc/distributed/c10d/reducer.cpp,
     compute_bucket_assignment_by_size."""
-    found, held, limit = 0, 0, FIRST_BUCKET
+    found, held, limit = 0, 0.0, FIRST_BUCKET
     for size in _as_gradients_come(shape):
         held += size * gradient
         if held >= limit:
-            found, held, limit = found + 1, 0, BUCKET
+            found, held, limit = found + 1, 0.0, BUCKET
     return found + (held > 0)
 
 

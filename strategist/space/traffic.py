@@ -130,7 +130,7 @@ def _units(job: Job, group: Group) -> Reals:
     units = group.layers_SK.sum(axis=1) + ends
     if not profile.has_units:
         return np.ones((len(c), len(units)))
-    buckets = ddp_buckets(job.model, int(BYTES[job.formats.gradient]))
+    buckets = ddp_buckets(job.model, BYTES[job.formats.gradient] * job.trainable)
     return np.where(is_plain_data_parallel(c)[:, None], buckets, units[None, :])
 
 
@@ -306,6 +306,7 @@ def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Plac
     gathers = np.where(zero == 3, micro, once)
     between = one if job.profile.replicas_wait else once
     shards, units = shared.shards[:, None], shared.units
+    reduced = units * (job.trainable > 0)
     updates: Op = "broadcast" if job.profile.has_units else "all_gather"
     rows: tuple[tuple[Op, Reals, Reals, Place, Hidden, Reals | float], ...] = (
         (
@@ -314,9 +315,16 @@ def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Plac
             np.where(zero < 2, np.where(c["tp"][:, None] > 1, between, one), 0.0),
             everybody,
             "backward",
-            units,
+            reduced,
         ),
-        (updates, stored * trained, np.where(zero == 1, one, 0.0), inside, "nothing", shared.tensors),
+        (
+            updates,
+            stored * trained,
+            np.where(zero == 1, one, 0.0),
+            inside,
+            "nothing",
+            shared.tensors * (job.trainable > 0),
+        ),
         ("all_gather", compute * weights, np.where(zero >= 2, gathers, 0.0), inside, "forward", units),
         (
             "all_gather",
@@ -334,8 +342,15 @@ def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Plac
             "backward",
             1.0,
         ),
-        ("reduce_scatter", reduce * trained, np.where(zero >= 2, once, 0.0), inside, "backward", units),
-        ("all_reduce", reduce * trained / shards, np.where(zero >= 2, between, 0.0), "dp_replicate", "backward", units),
+        ("reduce_scatter", reduce * trained, np.where(zero >= 2, once, 0.0), inside, "backward", reduced),
+        (
+            "all_reduce",
+            reduce * trained / shards,
+            np.where(zero >= 2, between, 0.0),
+            "dp_replicate",
+            "backward",
+            reduced,
+        ),
     )
     return tuple(
         Traffic("dp", op, payload, count, place, behind, pieces) for op, payload, count, place, behind, pieces in rows

@@ -196,7 +196,7 @@ def _tensors(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -
 
 def _buckets(job: Job) -> int:
     """DDP's buckets, filled from the head to the embedding: a first of 1 MiB, further ones of 25."""
-    shape, size = job.model, BYTES[job.formats.gradient]
+    shape, size = job.model, BYTES[job.formats.gradient] * job.trainable
     outer, table = outer_parameters(shape), vocabulary(shape, 1, 1)
     come = [0 if shape.tied else table, outer.final_norm, outer.extra]
     for kind in reversed(layer_sequence(shape)):
@@ -237,15 +237,16 @@ def _data_rows(
     zero, pp, m = layout["zero"], layout["pp"], layout["accumulation"]
     c, r, s = (BYTES[getattr(job.formats, name)] for name in ("compute", "reduce", "parameter"))
     r, s = r * job.trainable, s * job.trainable
+    trains = job.trainable > 0
     if zero < 2:
         times = _between_replicas(job, layout) if layout["tp"] > 1 else 1
-        yield Row("dp", "all-reduce", "backward", r * elements, times, *ranks, units)
+        yield Row("dp", "all-reduce", "backward", r * elements, times, *ranks, units * trains)
     if zero == 1:
         op = "broadcast" if job.profile.has_units else "all-gather"
-        yield Row("dp", op, "", s * elements, 1, *sharing, tensors)
+        yield Row("dp", op, "", s * elements, 1, *sharing, tensors * trains)
     if zero >= 2:
         gathers = 1 if zero == 2 and pp > 1 else m
         yield Row("dp", "all-gather", "forward", c * elements, gathers, *ranks, units)
-        yield Row("dp", "reduce-scatter", "backward", r * elements, _once_per_step(layout), *ranks, units)
+        yield Row("dp", "reduce-scatter", "backward", r * elements, _once_per_step(layout), *ranks, units * trains)
     if zero == 3:
         yield Row("dp", "all-gather", "backward", c * in_layers, m, *ranks, layers)
