@@ -633,9 +633,10 @@ class Stage:
         """Gradients about to join what stands."""
         if not self.at_once:
             return 0.0
-        cast = self.s if self.casts and self.stands and not self.units else 0.0
+        casts = self.casts and not self.units
+        work = (self.c if self.stands or casts else 0.0) + (self.s if self.stands and casts else 0.0)
         whole = (self.c if self.units else self.s) if self.stands else 0.0
-        return self.q * ((self.c + cast if at.is_product else 0.0) * at.weights + whole * at.stacked)
+        return self.q * ((work if at.is_product else 0.0) * at.weights + whole * at.stacked)
 
     def _layer(self, number: int) -> dict[str, float]:
         count = max(len(self.kinds) / self.v, 1.0)
