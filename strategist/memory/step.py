@@ -98,8 +98,11 @@ class Layers:
 
     @cached_property
     def transient(self) -> Reals:
-        """What the feed-forward part computes again, of the layer where that is most."""
+        """What the feed-forward part computes again, of the layer where that is most. Where forward keeps nothing of it, a gate
+        is gone before its product is there."""
+        gone = self.group.candidates.is_word("recompute", "full")[:, None] & self.job.model.mlp_gated
         again = self.kept.rows(is_brought_back, "ffn", "inside", "product")
+        again = again - np.where(gone, self.kept.rows(is_brought_back, "product"), 0.0)
         return _of_worst(self.group, again, again)
 
     @cached_property

@@ -329,7 +329,12 @@ class Stage:
         inside = {"gradients": self.earlier, "activations": self.inside, "logits": self.logits(0)}
         layer = self.c * (2 * self.wl + (self.before if tied else 0)) + self.early
         head = self.c * (2 * self.behind + self.wl) if self.last else 0.0
-        computes = self._worst_of_kinds(lambda kind: self._rows(kind, _again, "ffn", "inside", "product"))
+        parts = (
+            ("ffn", "inside")
+            if self.a["recompute"] == "full" and self.job.model.mlp_gated
+            else ("ffn", "inside", "product")
+        )
+        computes = self._worst_of_kinds(lambda kind: self._rows(kind, _again, *parts))
         rest = self._worst_of_kinds(lambda kind: self._rows(kind, _kept, "rest"))
         keeps = runs and self.a["recompute"] == "none"
         made = self.stream * (self.last - bool(self.a["sequence_parallel"]))
