@@ -1,9 +1,12 @@
-"""Which ranks stand for all: one per pipeline stage and, where shards are uneven, the one with the smallest."""
+"""Which ranks stand for all: one per pipeline stage, of those that ZeRO-1 deals whole tensors to the one with most, and, where
+shards are uneven, the one with the smallest."""
 
 from __future__ import annotations
 
 from strategist.document.plan import MESH_AXES, Plan
 from strategist.errors import InputError
+from strategist.facts.model import layer_counts, layer_sequence
+from strategist.facts.tensors import Part, fullest_rank, tensor_sizes
 from strategist.records import dataclass
 from strategist.units import parse_integer
 
@@ -78,7 +81,18 @@ def stage_of(plan: Plan, rank: int) -> int:
 def _of_stage(plan: Plan, stage: int) -> Kind:
     pp = plan.mesh.pp
     name = "every rank" if pp == 1 else f"stage {stage} of {pp}"
-    return Kind(name, stage * plan.mesh.stride("pp"), stage)
+    return Kind(name, stage * plan.mesh.stride("pp") + _fullest(plan, stage) * plan.mesh.stride("dp_shard"), stage)
+
+
+def _fullest(plan: Plan, stage: int) -> int:
+    """The place along dp_shard of the rank that holds most of the optimizer's state: torch's ZeRO-1 deals whole tensors."""
+    mesh, held = plan.mesh, plan.strategy.stages[stage]
+    if plan.strategy.zero != 1 or mesh.dp_shard == 1:
+        return 0
+    own = [kind for first, end in held.layers for kind in layer_sequence(plan.model)[first:end]]
+    numbers = tuple(own.count(kind) for kind in layer_counts(plan.model))
+    part = Part(numbers, held.embedding, held.head, mesh.tp, mesh.ep, mesh.etp)
+    return fullest_rank(tensor_sizes(plan.model, part), mesh.dp_shard)
 
 
 def group_of(plan: Plan, axis: str) -> tuple[int, int]:

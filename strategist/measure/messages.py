@@ -40,6 +40,9 @@ FAMILIES = ("c10d", "_c10d_functional", "_dtensor")
 UNSHARDED_GRADIENT = "unsharded gradient"
 """The role of a whole unit's gradient that FSDP2 will reduce; whether it accumulates first shows afterwards."""
 
+REDUCTION = "_c10d_functional::all_reduce"
+"""How DTensors add up terms that ranks have."""
+
 SILENT = frozenset({"wait_tensor", "_wrap_tensor_autograd", "barrier", "monitored_barrier_"})
 """Operations of those namespaces that move no tensor."""
 

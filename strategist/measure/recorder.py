@@ -23,7 +23,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from strategist.document.observed import Pass
 from strategist.measure.flops import flop_of
-from strategist.measure.messages import Message, arriving, buffers_of, message_of
+from strategist.measure.messages import REDUCTION, Message, arriving, buffers_of, message_of
 from strategist.measure.modules import ModuleClock
 from strategist.measure.passes import PassClock
 from strategist.records import dataclass
@@ -34,7 +34,7 @@ class Allocation:
     """One storage: where it was born, and what it turned out to be for (`role` is "" until somebody knows).
 
     `operation` is the one that made it, `graph` the backward pass that ran (-1 outside), `made_from` the allocations that it
-    is another format or the sum of, `ended` the operation after which its memory went back.
+    is another format or the sum of (over ranks, too), `ended` the operation after which its memory went back.
     """
 
     number: int
@@ -50,6 +50,9 @@ class Allocation:
     made_from: tuple[int, ...] = ()
     ended: int | None = None
 
+
+SOURCED = ("aten::_to_copy", "aten::add", REDUCTION)
+"""Operations of whose results it is written down what they were made from."""
 
 Change = tuple[int, int, int]
 """(operation, allocation, bytes taken or, negative, given back)."""
@@ -95,6 +98,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.passes = PassClock()
         self._muted = 0
         self._is_over = False
+        self._reduces = False
         self._replaced: list[tuple[Any, str, Any]] = []
 
     def mark(self, tensor: Tensor, role: str) -> None:
@@ -119,8 +123,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         reduce = FSDPParamGroup.post_backward
 
         def post_backward(group: Any, *unused: Any) -> None:
+            recorder._reduces = True
             with recorder.passes.passing("backward"):  # a pipeline reduces when autograd is done
                 reduce(group, *unused)
+            recorder._reduces = False
             if group._partial_reduce_output is not None:  # waits for the other replicas until the last micro-batch
                 recorder.mark(group._partial_reduce_output, "gradients")
 
@@ -160,7 +166,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.record.modules.append(self._clock.now())
         self.record.operators.append(func._schema.name)
         self.record.graphs.append(torch._C._current_graph_task_id())
-        result = func(*args, **kwargs)
+        waits = (
+            func._schema.name == "_c10d_functional::wait_tensor"
+        )  # a fake one makes a tensor, a real one hands its own on
+        result = args[0] if waits else func(*args, **kwargs)
         self._look(func, args, kwargs, result)
         return result
 
@@ -181,6 +190,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.record.works.append(here)
         for tensor, role, stream in buffers_of(func, args, kwargs):
             self._suggest(tensor, role, stream)
+        if self._reduces and func._schema.name == "aten::copy_":  # a group of one copies what it would reduce
+            self._suggest(args[0], "gather_buffers", "reduce")
         message = message_of(func, args, kwargs, outputs, self._name_group)
         if message is not None and message.group:
             self._note_message(message.at(here, self.record.passes[-1], self.record.modules[-1]), func, args, outputs)
@@ -206,7 +217,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 allocation.role, allocation.stream = role, stream
 
     def _note_sources(self, func: Any, args: Any, outputs: list[Tensor]) -> None:
-        if func._schema.name not in ("aten::_to_copy", "aten::add") or outputs[0].is_meta:
+        if func._schema.name not in SOURCED or outputs[0].is_meta:
             return
         made = self._known.get(_storages(outputs[0])[0])
         sources = [self._known.get(_storages(value)[0]) for value in args if isinstance(value, Tensor)]

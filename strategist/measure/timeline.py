@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from strategist.document.estimate import MOMENTS, MemoryTerm
 from strategist.document.observed import ModulePeak, MomentBytes, Pass
 from strategist.measure.caching_allocator import CachingAllocator
-from strategist.measure.messages import UNSHARDED_GRADIENT
+from strategist.measure.messages import REDUCTION, UNSHARDED_GRADIENT
 from strategist.measure.recorder import Allocation, Record
 from strategist.records import dataclass
 
@@ -42,6 +42,9 @@ class Outline:
         return next((name for name in self.blocks if module == name or module.startswith(f"{name}.")), "")
 
 
+GRADIENTS = (UNSHARDED_GRADIENT, "gradients")
+
+
 class Timeline:
     """The bytes of the step that counts. Every allocation of the record gets its role here."""
 
@@ -56,13 +59,14 @@ class Timeline:
             allocation.role = self._role(allocation)
 
     def _name_summands(self) -> None:
-        """Parts of a shared weight's unsharded gradient are what their sum is."""
+        """Parts of a shared weight's unsharded gradient are what their sum is; so is a rank's term of any gradient."""
         for allocation in reversed(list(self.record.allocations.values())):
-            if allocation.role == UNSHARDED_GRADIENT and allocation.made_by == "aten::add":
+            is_sum = allocation.role == UNSHARDED_GRADIENT and allocation.made_by == "aten::add"
+            if is_sum or (allocation.role in GRADIENTS and allocation.made_by == REDUCTION):
                 for number in allocation.made_from:
                     part = self.record.allocations.get(number)
                     if part is not None and not part.role:
-                        part.role = UNSHARDED_GRADIENT
+                        part.role = allocation.role
 
     def _role(self, allocation: Allocation) -> str:
         if allocation.role == UNSHARDED_GRADIENT:

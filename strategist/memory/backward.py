@@ -42,12 +42,15 @@ ROWS, NARROW, WIDE = 128, 32, 64
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerInstant:
     """One instant of one layer's backward, (C, K) each: bytes of temporaries, bytes of kept activations that are freed
-    by then, and elements of weights whose gradients exist; `is_product`: a matrix is just getting its gradient."""
+    by then, and elements of weights whose gradients exist, and of `stacked` ones that are just put together; `is_product`:
+    a matrix is just getting its gradient; `is_early`: the gradient that the layer was given is still needed."""
 
     temporaries: Reals
     freed: Reals
     weights: Reals
-    is_product: bool = False
+    stacked: Reals | float = 0.0
+    is_product: Mask | bool = False
+    is_early: bool = True
 
 
 Rows = Callable[[Saved, Policy], bool]
@@ -108,6 +111,15 @@ class Kept:
         return np.stack(columns, axis=1) / self.c["tiling"][:, None]
 
     @cached_property
+    def final(self) -> Reals:
+        """Elements of the weight that the layer lists last: a matrix, or a bias, which is as good as nothing."""
+        columns = [
+            sizes[:, -1] * (not layer.matrices[-1].bias)
+            for layer, sizes in zip(layers(self.job.model), self._matrices, strict=True)
+        ]
+        return np.stack(columns, axis=1) / self.c["tiling"][:, None]
+
+    @cached_property
     def _matrices(self) -> tuple[Column, ...]:
         """Elements of every matrix of each sort of layer, all copies of it on one rank, (C, M) each."""
         one = np.ones_like(self.c["tp"])
@@ -163,7 +175,7 @@ def _bytes(compute: float, row: Saved) -> float:
 def layer_instants(kept: Kept) -> tuple[LayerInstant, ...]:
     """The instants of one layer that can be its worst."""
     last = kept.weights(is_last)
-    dense = (_behind_activation(kept, last), _last_matrix(kept, last), _first_matrices(kept))
+    dense = (_last_matrix(kept, last), _behind_activation(kept, last), _first_matrices(kept))
     if kept.job.model.moe is None or kept.job.profile.keeping.name != OURS:
         return (*dense, _in_attention(kept), _before_attention(kept))
     routed = (_experts_begin(kept), _experts_end(kept), _experts_end(kept))
@@ -178,7 +190,8 @@ def _by_kind(is_routed: Mask, routed: LayerInstant, dense: LayerInstant) -> Laye
         np.where(is_routed, routed.temporaries, dense.temporaries),
         np.where(is_routed, routed.freed, dense.freed),
         np.where(is_routed, routed.weights, dense.weights),
-        is_product=dense.is_product,
+        np.where(is_routed, routed.stacked, dense.stacked),
+        np.where(is_routed, routed.is_product, dense.is_product),
     )
 
 
@@ -192,18 +205,17 @@ def _experts_begin(kept: Kept) -> LayerInstant:
 
 def _experts_end(kept: Kept) -> LayerInstant:
     """When the first matrix of all experts gets its gradient: those of single experts are there for every matrix, and are put
-    together; beside them the gradient of the experts' inputs, and under autocast the first in the weight's format."""
+    together; beside them the gradient of the experts' inputs."""
     job, c = kept.job, kept.c
-    compute, stored = BYTES[job.formats.compute], BYTES[job.formats.parameter]
+    compute = BYTES[job.formats.compute]
     moe, matrices = job.model.moe, 3.0 if job.model.mlp_gated else 2.0
     whole = tokens(job, c) * job.model.hidden * compute
     streams = (moe.top_k if moe else 0) + (1.0 if moe and moe.shared_ffn else 0.0)
-    lists = np.where(is_plain_data_parallel(c) & (stored != compute), stored, compute) + matrices * compute
-    one = kept.weights(_is_routed) / matrices
-    gradients = (streams * whole + residual_C(job, c))[:, None] + lists[:, None] * one
+    routed = kept.weights(_is_routed)
+    gradients = (streams * whole + residual_C(job, c, whole=False))[:, None] + compute * routed
     freed = kept.rows(is_kept, "inside", "product") + kept.rows(is_used_up, "mixer", "ffn")
     again = kept.rows(is_brought_back, "mixer", "ffn")
-    return LayerInstant(gradients + again, freed, kept.weights(_is_shared))
+    return LayerInstant(gradients + again, freed, kept.weights(_is_shared), routed / matrices)
 
 
 def _is_routed(name: str) -> bool:
@@ -226,9 +238,14 @@ def _behind_activation(kept: Kept, last: Reals) -> LayerInstant:
 
 
 def _last_matrix(kept: Kept, last: Reals) -> LayerInstant:
-    """When the feed-forward part's last matrix has its gradient: beside it the gradient of its input and the stream's."""
-    freed = kept.rows(is_kept, "product") + kept.rows(is_used_up)
-    return LayerInstant(_product(kept) + _beside_product(kept), freed, last, is_product=True)
+    """When the feed-forward part's last matrix has its gradient: beside it its input, the gradient of that and the stream's;
+    under autocast the gradient is then cast, and the input gone."""
+    job, c = kept.job, kept.c
+    casts = (is_plain_data_parallel(c) & (job.formats.compute != job.formats.parameter))[:, None]
+    freed = kept.rows(is_used_up) + np.where(casts, kept.rows(is_kept, "product"), 0.0)
+    again = np.where(casts, 0.0, kept.rows(is_brought_back, "product"))
+    gathered = (residual_C(job, c) - residual_C(job, c, whole=False))[:, None]
+    return LayerInstant(_product(kept) + again + _beside_product(kept) + gathered, freed, last, is_product=True)
 
 
 def _product(kept: Kept) -> Reals:
@@ -239,7 +256,7 @@ def _product(kept: Kept) -> Reals:
 def _beside_product(kept: Kept) -> Reals:
     """The residual stream's gradients, and what else was computed again, (C, K)."""
     recomputed = kept.rows(is_brought_back) - kept.rows(is_brought_back, "product")
-    return residual_C(kept.job, kept.c)[:, None] + recomputed
+    return residual_C(kept.job, kept.c, whole=False)[:, None] + recomputed
 
 
 def _first_matrices(kept: Kept) -> LayerInstant:
@@ -258,17 +275,20 @@ def _in_attention(kept: Kept) -> LayerInstant:
     job, c = kept.job, kept.c
     gradients = (attention_gradients_C(job, c) + residual_C(job, c))[:, None]
     freed = kept.rows(is_kept, "ffn", "inside", "product") + kept.rows(is_used_up, "mixer")
-    return LayerInstant(gradients + kept.rows(is_brought_back, "mixer"), freed, kept.weights(_is_behind))
+    again = kept.rows(is_brought_back, "mixer")
+    return LayerInstant(gradients + again, freed, kept.weights(_is_behind), is_early=False)
 
 
 def _before_attention(kept: Kept) -> LayerInstant:
-    """When all matrices of the layer have their gradients: beside them those of attention's input, still to be added up."""
+    """When all matrices of the layer have their gradients: beside them those of attention's input, still to be added up, and
+    that input."""
     job, c = kept.job, kept.c
     whole = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute]
     queries = whole * (job.model.heads * job.model.head_dim / job.model.hidden) / c["tp"]
-    gradients = 2.0 * whole + queries + residual_C(job, c) + residual_C(job, c, whole=False)
-    freed = kept.rows(is_kept, "mixer", "ffn", "inside", "product")
-    return LayerInstant(gradients[:, None] + np.zeros_like(freed), freed, kept.weights(_is_any))
+    keeps = c.is_word("recompute", "none")
+    gradients = 2.0 * whole + queries + residual_C(job, c, whole=False) + np.where(keeps, 0.0, whole)
+    freed = kept.rows(is_kept, "mixer", "ffn", "inside", "product") - np.where(keeps, whole, 0.0)[:, None]
+    return LayerInstant(gradients[:, None] + np.zeros_like(freed), freed, kept.weights(_is_any), is_early=False)
 
 
 def residual_C(job: Job, c: Candidates, *, whole: bool = True) -> Reals:

@@ -10,7 +10,7 @@ A pipeline keeps weights gathered and gradients unsharded until a chunk's last b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -18,8 +18,8 @@ from strategist.facts.job import Job
 from strategist.memory.logits import forward_bytes_CS, held_logits_CS, loss_bytes_CS
 from strategist.memory.logits import gradient_bytes_CS as logits_gradient_CS
 from strategist.memory.situations import Schedule, Situation, one_pass
-from strategist.memory.step import END, LAYERS, LOSS, UPDATE, Instant, Layers, Step
-from strategist.space.candidates import Column, Reals
+from strategist.memory.step import END, LAYERS, LOSS, UPDATE, Instant, LayerInstants, Layers, Step
+from strategist.space.candidates import Column, Mask, Reals
 from strategist.space.shares import Elements, Group, tokens, vocabulary_elements
 
 
@@ -38,7 +38,7 @@ def instants(
         if at_loss:
             return _loss(step)
         return (
-            _gathering(step),
+            *_gathering(step),
             *_loss(step),
             *_head(step),
             _head_reduced(step),
@@ -67,44 +67,75 @@ def instants(
     )
 
 
-def _gathering(step: Step) -> Instant:
-    """Without a pipeline: forward gathers the last layer, whose predecessor's first buffer is still there."""
-    layers = step.group.layers_SK.sum(axis=1)[None, :]
+def _gathering(step: Step) -> tuple[Instant, Instant]:
+    """Without a pipeline: forward gathers the last layer, whose predecessor's first buffer is still there; then norm and head,
+    beside that of the last layer."""
+    layers = step.layers_of_chunk
     gathers = step.managed & step.shards_gradients & (layers > 0)
     flat = step.compute * step.widest * np.minimum(layers, 2)
-    return Instant(
-        LOSS,
-        {
-            "gradients": np.where(gathers, step.earlier, 0.0),
-            "activations": np.where(gathers, np.maximum(step.inputs, step.in_layers - step.layers.largest), 0.0),
-            "gather_buffers": np.where(gathers, step.gathered(layers=1, head=False) + flat, 0.0),
-        },
+    head = step.gathered(layers=0, head=True) + step.compute * (step.behind + step.widest)
+    gradients = np.where(gathers, step.earlier, 0.0)
+    return (
+        Instant(
+            LOSS,
+            {
+                "gradients": gradients,
+                "activations": np.where(gathers, np.maximum(step.inputs, step.in_layers - step.layers.largest), 0.0),
+                "gather_buffers": np.where(gathers, step.gathered(layers=1, head=False) + flat, 0.0),
+            },
+        ),
+        Instant(
+            LOSS,
+            {
+                "gradients": gradients,
+                "activations": np.where(gathers, step.in_layers + step.stream, 0.0),
+                "gather_buffers": np.where(gathers & (not step.tied), head, 0.0),
+            },
+        ),
     )
 
 
-def _forward(step: Step) -> tuple[Instant, Instant, Instant]:
+def _forward(step: Step) -> tuple[Instant, ...]:
     """In a pipeline under ZeRO-3, as long as forward and backward passes alternate: the embedding is gathered, from one buffer
-    into another, beside the first layer; a layer, beside what was gathered too early; the head beside the last layer. Then a
-    backward pass begins with the last layer, and when only such passes are left, with an embedding that is the root unit."""
+    into another, beside the first layer; a layer, beside what was gathered too early, the worst of them; inside the last
+    layer, or the head beside it. Then a backward pass begins with the last layer, behind which the next is gathered, and when
+    only such passes are left, an embedding that is the root unit."""
     shards = step.reshards & step.managed
     runs = shards & step.situation.alternates
     tied = step.job.model.tied
+    several = step.layers_of_chunk > 1
     table = step.compute * (2.0 * step.before + (2.0 if tied else 1.0) * step.widest) * step.first
+    terms = (
+        2.0 * _whole_stream(step) * (step.first * (not tied))
+    )  # what a part of the table gives, and as ranks add it up
     layer = step.compute * (2.0 * step.widest + (step.before if tied else 0.0)) + step.ahead_of_time
     last = step.compute * (2.0 * step.behind + step.widest) * step.last
     inside = {"gradients": step.earlier, "activations": step.in_layers, "logits": step.held_logits}
-    again = step.compute * (2.0 * step.before + step.widest) * (tied and step.first)
+    again = step.compute * (2.0 * step.before + np.where(several, 2.0, 1.0) * step.widest) * (tied and step.first)
     again = np.maximum(np.where(runs, 0.0, again), 2.0 * step.compute * step.widest)
+    keeps = runs & step.c.is_word("recompute", "none")[:, None]
+    made = step.stream * (
+        step.last - (step.c["sequence_parallel"] > 0)[:, None]
+    )  # the layer's output is not summed up yet
     return (
         Instant(
-            LOSS, {"gradients": step.earlier, "activations": step.others, "gather_buffers": np.where(runs, table, 0.0)}
+            LOSS,
+            {
+                "gradients": step.earlier,
+                "activations": step.others + step.stream * step.first,
+                "gather_buffers": np.where(runs, table, 0.0),
+                "temporaries": np.where(runs & (step.c["sequence_parallel"] > 0)[:, None], terms, 0.0),
+            },
         ),
+        _gathered_in_turn(step, runs),
         Instant(
             LOSS,
             inside
             | {
+                "activations": step.in_layers - step.layers.rest + np.where(keeps, made, 0.0),
                 "gather_buffers": np.where(runs, np.maximum(layer, last), 0.0),
-                "temporaries": step.previous + np.where(runs, step.layers.transient, 0.0),
+                "temporaries": step.previous
+                + np.where(keeps, step.layers.result, np.where(runs, step.layers.transient, 0.0)),
             },
         ),
         Instant(
@@ -112,6 +143,27 @@ def _forward(step: Step) -> tuple[Instant, Instant, Instant]:
             inside
             | {"gather_buffers": np.where(shards & step.situation.is_begun, again, 0.0), "temporaries": step.previous},
         ),
+    )
+
+
+def _gathered_in_turn(step: Step, runs: Mask) -> Instant:
+    """In a pipeline forward gathers a layer whose predecessor's first buffer is still there: the last one, or the one before it
+    as long as the last one's buffer is there too, which an earlier backward pass has gathered."""
+    layers, widest = step.layers_of_chunk, step.compute * step.widest
+    early = step.situation.is_begun & (step.situation.others > 0) & ~step.group.is_last[None, :]
+    sooner = early & (layers > 2) & (widest > step.layers.largest)
+    root = step.compute * (step.before if step.job.model.tied else 0.0)
+    head = np.where(step.group.is_last[None, :], step.ahead_of_time, 0.0)
+    kept = np.maximum(step.others, step.in_layers - np.where(sooner, 2.0, 1.0) * step.layers.largest)
+    return Instant(
+        LOSS,
+        {
+            "gradients": step.earlier,
+            "activations": np.where(runs, kept, 0.0),
+            "logits": step.held_logits,
+            "gather_buffers": np.where(runs & (layers > 1), np.where(sooner, 4.0, 3.0) * widest + root + head, 0.0),
+            "temporaries": step.previous,
+        },
     )
 
 
@@ -141,8 +193,9 @@ def _head(step: Step) -> tuple[Instant, Instant]:
     gradient = step.trained * step.compute * step.head
     before = step.previous + step.outside + step.last * step.stream
     own = 0.0 if step.tied else step.fresh(step.head)
-    at_once = np.where(step.managed | step.casts, 0.0, own)
-    joins = ~step.managed & ~step.stands & (not step.casts and not step.tied)
+    keeps = ~step.managed & (not step.casts)
+    at_once = np.where(keeps, own, 0.0)
+    joins = keeps & ~step.stands & (not step.tied)
     made = {
         "gradients": step.earlier + at_once,
         "activations": step.activations,
@@ -166,11 +219,11 @@ def _head(step: Step) -> tuple[Instant, Instant]:
 
 def _head_reduced(step: Step) -> Instant:
     """Norm and head are reduced while the last layer is gathered."""
-    behind = 0.0 if step.tied else step.in_reduction(step.behind)
+    behind = 0.0 if step.tied else step.in_reduction(step.behind, step.bare.behind)
     return Instant(
         LAYERS,
         {
-            "gradients": step.earlier + step.fresh(step.behind),
+            "gradients": step.earlier + step.fresh(step.behind) + step.taking_over(step.behind),
             "activations": step.in_layers,
             "gather_buffers": step.gathered(layers=1, head=False) + behind + step.output(step.behind) + step.waiting,
             "bucket_buffers": step.copies,
@@ -197,25 +250,38 @@ def _head_accumulated(step: Step) -> Instant:
 def _layers(step: Step) -> tuple[Instant, ...]:
     """Each worst instant of a layer: in the last one (behind the head), in the one before it and in the first; under ZeRO-3,
     which has nothing to gather beside the first, in the second too."""
-    numbers = (0, 1, -1) if step.piped or not step.reshards.any() else (0, 1, -2, -1)
-    return _in_layer(step, np.array(numbers)[:, None, None, None]), _layer_reduced(step)
+    if step.piped:
+        last, others = (
+            _in_layer(step, _numbers(0), step.in_given_layer),
+            _in_layer(step, _numbers(1, -1), step.in_layer),
+        )
+        return last, others, _layer_reduced(step)
+    numbers = _numbers(0, 1, -2, -1) if step.reshards.any() else _numbers(0, 1, -1)
+    return _in_layer(step, numbers, step.in_layer), _layer_reduced(step)
 
 
-def _in_layer(step: Step, number: Column) -> Instant:
+def _numbers(*numbers: int) -> Column:
+    """Layers by number as an axis in front."""
+    return np.array(numbers)[:, None, None, None]
+
+
+def _in_layer(step: Step, number: Column, worst: Callable[[Reals], LayerInstants]) -> Instant:
     """The worst instant of the `number`-th layers from the end of the chunk; -1 is its first layer, -2 its second."""
     own = step.counts.layers / step.chunks
-    layers = np.maximum(step.group.layers_SK.sum(axis=1)[None, :] / step.chunks, 1.0)
+    layers = np.maximum(step.layers_of_chunk, 1.0)
     before = np.where(number < 0, np.maximum(layers + number, 0.0), np.minimum(number, layers - 1.0))
     share = before / np.maximum(layers - 1.0, 1.0)  # of the other layers, whatever their sort
-    at = step.in_layer(share)
+    at = worst(share)
     passed = share * np.maximum(0.0, own - step.widest)
-    given = step.stream * ((number == 0) * (1.0 - step.last) if step.piped else 0.0)  # lies in a receive buffer
+    given = np.where(before > 0, 0.0, step.given * at.is_early) if step.piped else 0.0
     let_go = share * (step.layers.every / step.chunks - at.kept)
     behind = np.zeros_like(step.behind) if step.tied else step.behind
     in_flight = step.trained * step.reduce * np.where(before > 0, step.widest, behind)
     done = behind + passed
-    partial = step.trained * step.compute * at.weights
-    made = np.where(step.managed, 0.0, at.weights)
+    weights = at.weights + at.stacked
+    partial = step.trained * step.compute * np.where(step.at_once, 0.0, weights)
+    made = np.where(step.at_once, weights, 0.0)
+    copies = np.where(step.plain & step.casts, step.trained * step.compute * at.weights, 0.0)
     alone = (number == -1) & (not step.piped)
     return Instant(
         LAYERS,
@@ -232,40 +298,50 @@ def _in_layer(step: Step, number: Column) -> Instant:
             + step.waiting,
             "bucket_buffers": np.maximum(
                 0.0,
-                step.copies * (1.0 - before / layers) - np.where(step.plain & step.casts, partial, 0.0),
+                step.copies * (1.0 - before / layers) - copies,
             ),
             "temporaries": at.temporaries
             - given
             + step.previous
             + step.old_head
             + step.retained(done)
-            + np.where(number == 0, _still_outside(step, behind), 0.0)
-            + np.maximum(0.0, step.copies_again - np.where(step.copies_again > 0, partial, 0.0))
-            + np.where(step.managed & ~step.reduces, partial, step.at_once(at) * at.weights),
+            + _still_outside(step, done)
+            + np.maximum(0.0, step.copies_again - np.where(step.copies_again > 0, copies, 0.0))
+            + np.where(step.reduces, 0.0, partial)
+            + step.joining(at),
         },
     )
 
 
 def _still_outside(step: Step, done: Reals) -> Reals:
-    """Gradients outside DDP's buckets when those of `done` elements have gone into theirs."""
-    return np.maximum(0.0, step.outside - np.where(step.outside > 0, step.trained * step.stored * done, 0.0))
+    """Gradients outside DDP's buckets when those of `done` elements have gone into theirs, which the last micro-batch does."""
+    left = np.maximum(0.0, step.outside - np.where(step.outside > 0, step.trained * step.stored * done, 0.0))
+    return np.where((step.c["accumulation"] > 2)[:, None], step.outside, left)
 
 
 def _layer_reduced(step: Step) -> Instant:
-    """A layer is reduced while the next one is gathered; in a pipeline it is added to what stands, in the reduce format."""
+    """A layer is reduced while the next one is gathered: its gradients and their copy, then the copy, what comes out and the
+    gradient that was copied last. In a pipeline it is added to what stands, in the reduce format."""
     behind = np.zeros_like(step.behind) if step.tied else step.behind
-    own = step.in_reduction(step.widest) + step.output(step.widest)
-    left = np.where(
-        step.stands | (step.compute == step.reduce), step.widest, step.layers.last_matrix
-    )  # casts go one by one
-    adds = np.where(step.managed & step.piped, step.trained * step.compute * left, 0.0)
+    bare = step.bare.widest[:, None] / step.c["tiling"][:, None]
+    gone = np.where(step.reduces & step.shards_gradients, step.trained * step.compute * (bare - step.layers.final), 0.0)
+    given = step.output(step.widest) + step.taking_over(step.widest)
+    given = given + step.fresh(behind + step.widest) - step.fresh(behind)
+    is_copied = gone <= given
+    done = np.where(is_copied, step.widest, 0.0)
+    last = np.where(step.stands, step.widest, step.layers.last_matrix)  # casts go one by one
+    adds = np.where(~step.at_once & step.piped, step.trained * step.compute * last, 0.0)
     return Instant(
         LAYERS,
         {
-            "gradients": step.earlier + step.fresh(behind + step.widest),
+            "gradients": step.earlier + step.fresh(behind + done) + step.taking_over(done),
             "activations": np.maximum(step.inputs, step.in_layers - step.layers.largest),
             "logits": step.held_logits,
-            "gather_buffers": step.gathered(layers=1, head=False, passed=step.widest) + own + step.waiting,
+            "gather_buffers": step.gathered(layers=1, head=False, passed=step.widest)
+            + step.in_reduction(step.widest, bare)
+            - np.where(is_copied, gone, 0.0)
+            + step.output(done)
+            + step.waiting,
             "temporaries": step.stream + step.previous + step.retained(behind + step.widest) + adds,
         },
     )
@@ -274,7 +350,7 @@ def _layer_reduced(step: Step) -> Instant:
 def _end(step: Step) -> tuple[Instant, ...]:
     """Without a pipeline: the embedding's gradient, and its reduction."""
     counts, c = step.counts, step.c
-    gradient = step.trained * np.where(step.managed, step.compute * step.before, step.stored * _table(step))
+    gradient = step.trained * np.where(step.managed, step.compute * step.bare.before, step.stored * _table(step))
     stream = np.where(step.managed, 0.0, step.stored / step.compute) * _whole_stream(step) * step.first
     direct = ~step.managed & ~step.stands
     keeps = np.where(step.managed & (~step.reshards | step.tied), step.compute * step.outer, 0.0)
@@ -290,9 +366,9 @@ def _end(step: Step) -> tuple[Instant, ...]:
         + np.where(summed > 0, summed, stream),
     }
     reduced = {
-        "gradients": step.at_rest,
+        "gradients": step.at_rest + step.taking_over(step.outer),
         "activations": step.inputs,
-        "gather_buffers": step.in_reduction(step.outer) + step.output(step.outer),
+        "gather_buffers": step.in_reduction(step.outer, step.outer) + step.output(step.outer),
         "temporaries": step.retained(counts.whole),
     }
     gathering = {
@@ -318,13 +394,14 @@ def _whole_stream(step: Step) -> Reals:
 
 def _end_of_pass(step: Step) -> tuple[Instant, Instant]:
     """In a pipeline: the embedding's gradient; it is cast to the reduce format, and other passes are in flight."""
-    before = step.trained * np.where(step.managed, step.compute, step.stored) * step.before
+    tables = np.where(step.at_once, _table(step), step.before)  # the positions' gradient joined what stands before
+    before = step.trained * np.where(step.managed, step.compute, step.stored) * tables
     direct = ~step.stands & (~step.managed | (step.compute == step.reduce))
     early = np.where(
         step.managed & step.reshards & (step.situation.others > 0), step.compute * step.widest * step.first, 0.0
     )
     common = {
-        "activations": step.others,
+        "activations": step.others + step.stream * step.first,
         "logits": step.held_logits,
         "gather_buffers": step.gathered(layers=0, head=False) + (0.0 if step.job.model.tied else early),
     }
@@ -353,17 +430,19 @@ def _reductions(step: Step) -> Iterator[Instant]:
     behind = np.where(step.chunks > 1, 0.0, counts.behind)
     whole = np.maximum(counts.whole, 1.0)
     out = step.trained * np.where(step.shards_gradients, step.reduce / step.shards, 0.0)
+    held = np.where(step.chunks > 1, 0.0, step.stream * ~step.group.is_last)  # of the last forward pass
     done = counts.whole - counts.before - own - behind
     units = ((counts.before, step.job.model.pos != "learned"), (np.minimum(step.widest, own), False), (behind, True))
     for unit, alone in units:
         left = counts.whole - done
-        copied = step.trained * step.reduce * unit + (out * unit if alone else 0.0)
+        copied = step.trained * step.reduce * unit
+        made = out * unit if alone else 0.0
         gathered = np.where(step.reshards, 0.0, left - unit)
         yield Instant(
             END,
             {
-                "gradients": step.at_rest * (left / whole) + step.settled * (done / whole),
-                "activations": step.inputs,
+                "gradients": step.at_rest * (left / whole) + step.settled * (done / whole) + made,
+                "activations": step.inputs + held,
                 "logits": np.where(step.chunks > 1, 0.0, held_logits_CS(step.job, step.group)),
                 "gather_buffers": np.where(step.managed, copied + compute * gathered, 0.0),
             },
@@ -372,8 +451,18 @@ def _reductions(step: Step) -> Iterator[Instant]:
 
 
 def _update(step: Step) -> Instant:
-    """Between backward and the update; tied ends of a pipeline exchange their gradients."""
-    ends = (step.group.is_first | step.group.is_last)[None, :]
-    table = vocabulary_elements(step.job.model, step.c["tp"], np.where(step.c["zero"] >= 2, step.shards[:, 0], 1))
-    theirs = step.trained * step.stored * table[:, None] * (ends & step.piped & step.job.model.tied)
-    return Instant(UPDATE, {"gradients": step.settled, "activations": step.inputs, "pipeline_buffers": theirs})
+    """Between backward and the update. Tied ends of a pipeline exchange their gradients; without units a rank's term of the
+    gradient of learned positions, under sequence parallelism, is there beside the sum."""
+    ends, shape, c = (step.group.is_first | step.group.is_last)[None, :], step.job.model, step.c
+    table = vocabulary_elements(shape, c["tp"], np.where(c["zero"] >= 2, step.shards[:, 0], 1))
+    theirs = step.trained * step.stored * table[:, None] * (ends & step.piped & shape.tied)
+    sums = ~step.managed & (c["sequence_parallel"] > 0)[:, None] & step.group.is_first
+    positions = step.trained * step.stored * shape.hidden * shape.pos_rows * (shape.pos == "learned")
+    return Instant(
+        UPDATE,
+        {
+            "gradients": step.settled + positions * sums,
+            "activations": step.inputs,
+            "pipeline_buffers": theirs,
+        },
+    )

@@ -12,6 +12,7 @@ import numpy as np
 from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
 from strategist.space.candidates import Candidates, Mask, Reals
+from strategist.space.deals import dealt_CS
 from strategist.space.shares import Elements, Group
 
 
@@ -61,10 +62,10 @@ def _grads_offloaded(c: Candidates) -> Mask:
 def optimizer_bytes_CS(job: Job, group: Group, counts: Elements) -> Reals:
     """Bytes of moments, (C, S): sharded from ZeRO-1 on, none when offloaded. torch's ZeRO-1 deals whole tensors out."""
     c = group.candidates
-    first = counts.dealt if job.profile.has_units else counts.sharded
-    held = np.where(
-        shards_state(c, 2)[:, None], counts.sharded, np.where(shards_state(c, 1)[:, None], first, counts.whole)
-    )
+    held = np.where(shards_state(c, 1)[:, None], counts.sharded, counts.whole)
+    deals = c["zero"] == 1
+    if job.profile.has_units and deals.any():
+        held = np.where(deals[:, None], dealt_CS(job.model, group, deals), held)
     state = job.trainable * job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
     return np.where(c.is_word("offload", "none")[:, None], state * held, 0.0)
 

@@ -126,9 +126,9 @@ def _redone(row: Saved, habits: Habits) -> Saved:
             tuple(name for module in habits.redoes or ("core_attn",) for name in REDONE[module])
         )
         return row if row.policies == ALWAYS else replace(row, policies=PLAIN if again else COSTLY)
-    if light == "alternate" and row.name in ("key", "up"):
+    if light == "alternate" and row.name in ("key", "up", "qk_norm_input"):
         return replace(row, policies=PLAIN)
-    return row
+    return replace(row, policies=COSTLY) if light == "alternate" and row.name == "query" else row
 
 
 def _in_float8(row: Saved) -> Saved:
@@ -194,15 +194,18 @@ def _mixer(shape: ModelShape, kind: LayerKind, keeping: Keeping) -> tuple[Saved,
 
 def _attention(shape: ModelShape, keeping: Keeping, prefix: str) -> tuple[Saved, ...]:
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    normed_qk = (Saved(f"{prefix}qk_norm_input", q + kv, "heads"),) if shape.qk_norm else ()
+    is_changed = shape.pos == "rope" or bool(shape.qk_norm)  # between the matrices and attention itself
+    normed_qk = (Saved(f"{prefix}qk_norm_input", q + kv, "heads", COSTLY),) if shape.qk_norm else ()
+    results = Saved(f"{prefix}query_and_key_results", q + kv, "heads", REPLACED)
     is_view = keeping.projected and shape.pos == "rope" and not shape.qk_norm
     return (
         *_norm(shape, f"{prefix}attention_norm", keeping),
         Saved(f"{prefix}qkv_input", shape.hidden, _gathered(keeping)),
         *normed_qk,
         *((Saved(f"{prefix}projected", q + kv, "heads"),) if is_view else ()),
-        Saved(f"{prefix}query", q, "heads", COSTLY),
-        Saved(f"{prefix}key", kv, "heads", COSTLY),
+        *((results,) if is_changed and not shape.qk_norm else ()),
+        Saved(f"{prefix}query", q, "heads", PLAIN if is_changed else COSTLY),
+        Saved(f"{prefix}key", kv, "heads", PLAIN if is_changed else COSTLY),
         Saved(f"{prefix}value", kv, "heads", COSTLY),
         Saved(f"{prefix}attention_output", q, "heads", COSTLY),
         Saved(f"{prefix}log_sum_exp", shape.heads, "heads", COSTLY, is_float32=True),

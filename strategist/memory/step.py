@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +30,9 @@ from strategist.space.shares import (
     Group,
     is_managed,
     is_plain_data_parallel,
+    sequence_cut,
     state_shards,
+    tokens,
     vocabulary_elements,
 )
 
@@ -70,9 +73,36 @@ class Layers:
         return _of_worst(self.group, last, last)
 
     @cached_property
+    def final(self) -> Reals:
+        """Elements of the largest weight that a layer lists last."""
+        return _of_worst(self.group, self.kept.final, self.kept.final)
+
+    @cached_property
+    def result(self) -> Reals:
+        """What the last matrix of a layer gives before it is added to the residual stream. Under sequence parallelism it is put in
+        the order of the ranks and added up there, and the norm's result is still held; so is what goes into a ReLU."""
+        job, c = self.job, self.group.candidates
+        whole = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute]
+        again = np.where(sequence_cut(c) > 1, whole + 2.0 * residual_C(job, c, whole=False), 0.0)
+        given = (whole + again)[:, None]
+        if job.model.mlp_act != "relu" or job.model.mlp_gated:
+            return given
+        held = self.kept.rows(is_kept, "product")
+        return given + _of_worst(self.group, held, held)
+
+    @cached_property
+    def rest(self) -> Reals:
+        """What the layer keeps of its last result, where that is most."""
+        kept = self.kept.rows(is_kept, "rest")
+        return _of_worst(self.group, kept, kept)
+
+    @cached_property
     def transient(self) -> Reals:
-        """What the feed-forward part computes again, of the layer where that is most."""
+        """What the feed-forward part computes again, of the layer where that is most. Where forward keeps nothing of it, a gate
+        is gone before its product is there."""
+        gone = self.group.candidates.is_word("recompute", "full")[:, None] & self.job.model.mlp_gated
         again = self.kept.rows(is_brought_back, "ffn", "inside", "product")
+        again = again - np.where(gone, self.kept.rows(is_brought_back, "product"), 0.0)
         return _of_worst(self.group, again, again)
 
     @cached_property
@@ -82,21 +112,18 @@ class Layers:
         temporaries, freed, weights = (
             np.stack(parts) for parts in zip(*((at.temporaries, at.freed, at.weights) for at in ats), strict=True)
         )
-        is_product = np.array([at.is_product for at in ats])[:, None, None]
-        return LayerInstants(temporaries, freed, weights, self.one, is_product)
+        stacked, is_product, is_early = (
+            _together([getattr(at, name) for at in ats]) for name in ("stacked", "is_product", "is_early")
+        )
+        return LayerInstants(temporaries, freed, weights, stacked, self.one, is_product > 0, is_early > 0)
 
     @cached_property
     def instants(self) -> LayerInstants:
         """The same on every stage, of the sort that is worst there."""
         ats = self.by_sort
-        total = ats.temporaries - ats.freed + BYTES[self.job.formats.compute] * ats.weights
-        return LayerInstants(
-            temporaries=_of_worst(self.group, total, ats.temporaries),
-            freed=_of_worst(self.group, total, ats.freed),
-            weights=_of_worst(self.group, total, ats.weights),
-            kept=_of_worst(self.group, total, np.broadcast_to(ats.kept, total.shape)),
-            is_product=ats.is_product,
-        )
+        total = ats.temporaries - ats.freed + BYTES[self.job.formats.compute] * (ats.weights + ats.stacked)
+        sort = _worst_sort(self.group, total[..., None, :])
+        return ats.each(lambda part: _of_sort(self.group, np.broadcast_to(part, total.shape), sort))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,8 +134,28 @@ class LayerInstants:
     temporaries: Reals
     freed: Reals
     weights: Reals
+    stacked: Reals
     kept: Reals
     is_product: Mask
+    is_early: Mask
+
+    def each(self, function: Callable[[Reals], Reals]) -> LayerInstants:
+        """The same of every column."""
+        temporaries, freed, weights, stacked, kept = (
+            function(part) for part in (self.temporaries, self.freed, self.weights, self.stacked, self.kept)
+        )
+        flags = (function(1.0 * part) > 0.0 for part in (self.is_product, self.is_early))
+        return LayerInstants(temporaries, freed, weights, stacked, kept, *flags)
+
+    def unless(self, mask: Mask, others: LayerInstants) -> LayerInstants:
+        """Where the mask is set the others."""
+        names = LayerInstants.__dataclass_fields__
+        return LayerInstants(*(np.where(mask, getattr(others, name), getattr(self, name)) for name in names))
+
+
+def _together(parts: list[Any]) -> Reals:
+    """Numbers or arrays (C, K) of several instants in one, (T, C, K) or (T, 1, 1)."""
+    return np.stack(np.broadcast_arrays(*(np.asarray(part, np.float64) for part in (*parts, np.zeros((1, 1))))))[:-1]
 
 
 def _of_worst(group: Group, total: Reals, part: Reals) -> Reals:
@@ -145,10 +192,12 @@ class Step:
         settled: Reals,
         situation: Situation,
     ) -> None:
-        """`at_rest` are gradients while micro-batches follow each other, `settled` those that the update finds."""
-        self.job, self.group, self.counts, self.at_rest, self.settled = job, group, counts, at_rest, settled
+        """`at_rest` are gradients while micro-batches follow each other, `settled` those that the update finds. Elements are
+        those with padding where weights are sharded, `bare` ones those that the gradients of a backward pass have."""
+        self.job, self.group, self.at_rest, self.settled = job, group, at_rest, settled
         self.layers, self.situation = layers, situation
         c = self.c = group.candidates
+        self.bare, self.counts = counts, counts.padded(shards_state(c, 2)[:, None])
         formats = job.formats
         self.compute, self.reduce, self.stored = (
             BYTES[f] for f in (formats.compute, formats.reduce, formats.parameter)
@@ -167,9 +216,15 @@ class Step:
         self.chunks = c["virtual_stages"][:, None]
 
     @cached_property
-    def casts_here(self) -> Mask:
-        """Where a weight's gradient is cast before it is accumulated, which lets go of what it was made from, (C, 1)."""
-        return self.plain & self.casts | self.managed
+    def at_once(self) -> Mask:
+        """Where a weight's gradient joins what stands, or becomes it, as soon as it is made, (C, 1): without units, and in a
+        pipeline whose units need no other format (FSDPParam, to_accumulated_grad_if_needed)."""
+        return np.asarray(~self.managed | (self.piped & (self.compute == self.reduce)), np.bool_)
+
+    @cached_property
+    def layers_of_chunk(self) -> Reals:
+        """How many layers a pass goes through, (C, S)."""
+        return self.group.layers_SK.sum(axis=1)[None, :] / self.chunks
 
     @cached_property
     def widest(self) -> Reals:
@@ -275,15 +330,29 @@ class Step:
             made = np.where(self.managed & self.shards_gradients, self.trained * self.reduce * elements, made)
         return np.where(self.stands, 0.0, made)
 
-    def in_reduction(self, elements: Reals) -> Reals:
-        """A unit of `elements` while it is reduced: its gradient and the copy that is sent; where no shards are made of
-        it, the gradient is gone when the result comes."""
-        sent = self.reduce + np.where(self.shards_gradients, self.compute, 0.0)
-        return np.where(self.reduces, self.trained * sent * elements, 0.0)
+    def in_reduction(self, elements: Reals, bare: Reals) -> Reals:
+        """A unit while it is reduced: its gradient, of `bare` elements, and the copy that is sent, of `elements`; where no shards
+        are made of it, the gradient is gone when the result comes."""
+        own = np.where(self.shards_gradients, self.compute, 0.0) * bare
+        return np.where(self.reduces, self.trained * (self.reduce * elements + own), 0.0)
 
     def output(self, elements: Reals) -> Reals:
         """What a reduction gives, of `elements`, before it is added to what earlier micro-batches gave: gradients, or sums that
         replicas will average after the last one (FSDPParamGroup, _partial_reduce_output)."""
+        return np.where(self._takes_over, 0.0, self._reduced(elements))
+
+    def taking_over(self, elements: Reals) -> Reals:
+        """The same where sums of two micro-batches wait for replicas: what comes out takes in the sum that stands and becomes
+        the gradient. With more of them the first such instant is an addition to the sum."""
+        return np.where(self._takes_over, self._reduced(elements), 0.0)
+
+    @cached_property
+    def _takes_over(self) -> Mask:
+        """Where the only addition is the last one, and to sums that wait for replicas, (C, 1)."""
+        waits = ~self.shards_gradients | (self.c["dp_replicate"] > 1)[:, None]
+        return np.asarray(waits & (self.c["accumulation"] == 2)[:, None] & self.job.profile.replicas_wait, np.bool_)
+
+    def _reduced(self, elements: Reals) -> Reals:
         parts = np.where(self.shards_gradients, self.shards, 1)
         joins = self.reduces & self.several & (self.shards_gradients | self.job.profile.replicas_wait)
         return np.where(joins, self.trained * self.reduce * elements / parts, 0.0)
@@ -318,27 +387,29 @@ class Step:
 
     def in_layer(self, gone: Reals) -> LayerInstants:
         """The worst instant of the worst sort of layer when this share of the other layers is gone, (..., C, S)."""
-        standing = self._in_layer(gone, np.bool_(True))
+        return self._in_layer(gone, np.zeros((1, 1)))
+
+    def in_given_layer(self, gone: Reals) -> LayerInstants:
+        """The same in the last layer of a pipeline's chunk, the gradient that it is given left out."""
+        last = self.last > 0
+        found = self._in_layer(gone, self.stream)
+        return found.unless(last, self.in_layer(gone)) if last.any() else found
+
+    def _in_layer(self, gone: Reals, given: Reals) -> LayerInstants:
+        standing = self._worst_in_layer(gone, given, np.bool_(True))
         if self.stands.all():
             return standing
-        fresh = self._in_layer(gone, np.bool_(False))
-        return LayerInstants(
-            *(
-                np.where(self.stands, getattr(standing, f), getattr(fresh, f))
-                for f in LayerInstants.__dataclass_fields__
-            )
-        )
+        return standing.unless(~self.stands, self._worst_in_layer(gone, given, np.bool_(False)))
 
-    def _in_layer(self, gone: Reals, stands: np.bool_) -> LayerInstants:
+    def _worst_in_layer(self, gone: Reals, given: Reals, stands: np.bool_) -> LayerInstants:
         """The same where gradients stand or not. Of each sort the instant counts that is worst by what differs between them, of
         the sorts the one that is worst with what it keeps beside the layers that are left."""
         ats = self.layers.by_sort
-        freed = np.where(ats.is_product, ats.freed * self.casts_here, ats.freed)
         made = self.trained * BYTES[self.job.formats.gradient] / np.where(self.shards_gradients, self.shards, 1)
-        joins = np.where(self.managed | stands, 0.0, made)
-        casts = np.where(self.plain & self.casts, -self.trained * self.compute, 0.0)
-        partial = np.where(self.managed, self.trained * self.compute, joins + casts)
-        worth = ats.temporaries - freed + (partial + self._at_once(ats.is_product, stands)) * ats.weights
+        partial = np.where(self.at_once, np.where(stands, 0.0, made), self.trained * self.compute)
+        copies = np.where(self.plain & self.casts, self.trained * self.compute, 0.0)
+        worth = ats.temporaries - ats.freed + partial * (ats.weights + ats.stacked) - copies * ats.weights
+        worth = worth + self._joining(ats, stands) - given * ats.is_early
         worst = worth.argmax(axis=0)[None]
         total = worth.max(axis=0)[:, None, :]
         if total.shape[-1] > 1:
@@ -346,24 +417,29 @@ class Step:
         sort = _worst_sort(self.group, total)
 
         def of_worst(part: Reals) -> Reals:
+            if part.shape[1:] == (1, 1) and not part.any():
+                return part[0]
             own = np.take_along_axis(np.broadcast_to(part, worth.shape), worst, axis=0)[0]
             return _of_sort(self.group, own, sort)
 
-        return LayerInstants(
-            temporaries=of_worst(ats.temporaries),
-            freed=of_worst(freed),
-            weights=of_worst(ats.weights),
-            kept=of_worst(ats.kept),
-            is_product=of_worst(1.0 * ats.is_product) > 0.0,
-        )
+        return ats.each(of_worst)
 
-    def at_once(self, at: LayerInstants) -> Reals:
-        """Bytes per weight of a matrix at work, without units: its gradient, and that in the weight's format beside what stands."""
-        return self._at_once(at.is_product, self.stands)
+    def joining(self, at: LayerInstants) -> Reals:
+        """Bytes of gradients that are about to join what stands: of a matrix at work, in the format of its pass and, where that is
+        another, in the weight's; of stacked matrices. Where nothing stands they become gradients, once they are cast."""
+        return self._joining(at, self.stands)
 
-    def _at_once(self, is_product: Mask, stands: Mask | np.bool_) -> Reals:
-        cast = np.where(self.casts & stands, self.stored, 0.0)
-        return self.trained * np.where(is_product & ~self.managed, self.compute + cast, 0.0)
+    def _joining(self, at: LayerInstants, stands: Mask | np.bool_) -> Reals:
+        casts = self.casts & ~self.managed
+        work = np.where(stands | casts, self.compute, 0.0) + np.where(stands & casts, self.stored, 0.0)
+        work = np.where(at.is_product & self.at_once, work, 0.0)
+        stacked = np.where(self.at_once & stands, np.where(self.managed, self.compute, self.stored), 0.0)
+        return self.trained * (work * at.weights + stacked * at.stacked)
+
+    @cached_property
+    def given(self) -> Reals:
+        """The gradient that a pipeline's last layer of a chunk is given, which lies in a receive buffer as long as it is needed."""
+        return self.stream * (1.0 - self.last)
 
     @cached_property
     def ahead_of_time(self) -> Reals:

@@ -7,7 +7,7 @@ table and everything else broadcasts against it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -224,7 +224,8 @@ def outer_CS(shape: ModelShape, group: Group, candidates: Candidates, shards: Co
 class Elements:
     """Parameter elements of one rank on every stage, (C, S): `whole` are cut by tp, ep and pp only, `sharded` by ZeRO's
     group too; `layers`, `before` and `behind` (the layers) are the parts of `whole`, `experts` a part of `layers`;
-    `widest` is the widest single layer, (C,)."""
+    `widest` is the widest single layer, (C,). `padded_` ones are all ranks' `sharded` parts together: what is gathered and
+    reduced where weights are sharded."""
 
     whole: Reals
     sharded: Reals
@@ -233,77 +234,74 @@ class Elements:
     before: Reals
     behind: Reals
     widest: Reals
-    dealt: Reals
+    padded_layers: Reals
+    padded_experts: Reals
+    padded_before: Reals
+    padded_behind: Reals
+    padded_widest: Reals
+
+    def padded(self, pads: Mask) -> Elements:
+        """The same with padding where `pads` (C, 1) says so."""
+        if self.is_even:
+            return self
+        layers = np.where(pads, self.padded_layers, self.layers)
+        before, behind = (
+            np.where(pads, self.padded_before, self.before),
+            np.where(pads, self.padded_behind, self.behind),
+        )
+        return replace(
+            self,
+            whole=layers + before + behind,
+            layers=layers,
+            experts=np.where(pads, self.padded_experts, self.experts),
+            before=before,
+            behind=behind,
+            widest=np.where(pads[:, 0], self.padded_widest, self.widest),
+        )
+
+    @property
+    def is_even(self) -> bool:
+        """Whether no shard of any candidate is padded."""
+        pairs = (
+            (self.padded_layers, self.layers),
+            (self.padded_before, self.before),
+            (self.padded_behind, self.behind),
+        )
+        return all(padded is plain for padded, plain in pairs)
 
 
 def elements(shape: ModelShape, group: Group) -> Elements:
     """Count the parameters of every stage: once per mesh, then spread over the candidates."""
     c = group.meshes
-    one, shards = np.ones_like(c["tp"]), state_shards(c)
-    expert = expert_CK(shape, c, one)
-    whole_CK = dense_CK(shape, c, one) + expert
-    sharded_CK = dense_CK(shape, c, shards) + expert_CK(shape, c, expert_shards(c))
-    layers_CS, (before, behind) = group.layers_of(whole_CK), outer_CS(shape, group, c, one)
-    sharded = group.layers_of(sharded_CK) + total_of(outer_CS(shape, group, c, shards))
-    present = np.asarray((group.layers_SK > 0).any(axis=0))
-    widest = np.where(present[None, :], whole_CK, 0.0).max(axis=1)
-    whole = layers_CS + before + behind
-    experts = group.layers_of(expert)
-    dealt = dealt_CS(shape, group, whole, experts)
-    per_mesh = Elements(whole, sharded, layers_CS, experts, before, behind, widest, dealt)
-    return Elements(*(getattr(per_mesh, field.name)[group.mesh_of] for field in fields(Elements)))
-
-
-Tensors = list[tuple[Column, Column]]
-"""Large tensors of a rank by sort: elements (C,), and how many each stage has, (S,)."""
-
-
-def dealt_CS(shape: ModelShape, group: Group, whole: Reals, experts: Reals) -> Reals:
-    """Elements of the fullest rank under ZeRO-1, (C, S): `whole` are dealt out at once where dense weights and the `experts`
-    among them have as many copies to share the work, otherwise each among its own."""
-    c = group.meshes
-    of_dense, of_experts = _tensors(shape, group)
-    shards, own = state_shards(c), expert_shards(c)
-    together = largest_deal(of_dense + of_experts, whole, shards)
-    if not of_experts:
-        return together
-    apart = largest_deal(of_dense, whole - experts, shards) + largest_deal(of_experts, experts, own)
-    return np.where((own == shards)[:, None], together, apart)
-
-
-def largest_deal(tensors: Tensors, whole: Reals, shards: Column) -> Reals:
-    """Elements of the fullest rank where whole tensors are dealt out, largest first, each to the rank with the least, (C, S).
-
-    At least an equal share, and as many times the size of a tensor as some rank must get of those that are no smaller; the
-    greedy deal comes near the larger of the two (Graham 1969, Bounds on multiprocessing timing anomalies). Source:
-    torch.distributed.optim.ZeroRedundancyOptimizer, _partition_parameters.
-    """
-    sizes = np.stack([size for size, _ in tensors])
-    counts = np.stack([count for _, count in tensors]).astype(np.float64)
-    fullest = whole / shards[:, None]
-    for size in sizes:
-        no_smaller = (sizes >= size).astype(np.float64).T @ counts
-        fullest = np.maximum(fullest, np.ceil(no_smaller / shards[:, None]) * size[:, None])
-    return np.where(whole > 0, np.minimum(fullest, whole), 0.0)
-
-
-def _tensors(shape: ModelShape, group: Group) -> tuple[Tensors, Tensors]:
-    """The dense ones and the routed experts'; all experts' matrices of one kind are one tensor."""
-    c = group.meshes
-    one = np.ones_like(c["tp"])
-    dense: Tensors = []
-    routed: Tensors = []
-    for place, layer in enumerate(layers(shape)):
-        together = np.where(matrices_of(layer).is_expert, copies_here(layer, c), 1)
-        sizes = matrix_elements(layer, c, one) * together
-        for number, matrix in enumerate(layer.matrices):
-            copies = 1 if matrix.is_expert else matrix.copies
-            found = routed if matrix.is_expert else dense
-            found.append((sizes[:, number], group.layers_SK[:, place] * copies))
-    alone = shape.tied and group.pp == 1
-    ends = group.is_first.astype(np.int64) + (0 if alone else group.is_last.astype(np.int64))
-    dense.append((vocabulary_elements(shape, c["tp"], one), ends))
-    return dense, routed
+    one, shards, sharers = np.ones_like(c["tp"]), state_shards(c), expert_shards(c)
+    expert, dense = expert_CK(shape, c, one), dense_CK(shape, c, one)
+    expert_part, dense_part = expert_CK(shape, c, sharers), dense_CK(shape, c, shards)
+    present = np.asarray((group.layers_SK > 0).any(axis=0))[None, :]
+    padded_expert = expert_part * sharers[:, None]
+    padded = dense_part * shards[:, None] + padded_expert
+    before, behind = outer_CS(shape, group, c, one)
+    ends = outer_CS(shape, group, c, shards)
+    layers_CS = group.layers_of(dense + expert)
+    per_mesh = {
+        "whole": layers_CS + before + behind,
+        "sharded": group.layers_of(dense_part + expert_part) + total_of(ends),
+        "layers": layers_CS,
+        "experts": group.layers_of(expert),
+        "before": before,
+        "behind": behind,
+        "widest": np.where(present, dense + expert, 0.0).max(axis=1),
+        "padded_layers": group.layers_of(padded),
+        "padded_experts": group.layers_of(padded_expert),
+        "padded_before": ends[0] * shards[:, None],
+        "padded_behind": ends[1] * shards[:, None],
+        "padded_widest": np.where(present, padded, 0.0).max(axis=1),
+    }
+    spread: dict[str, Reals] = {}
+    for name, values in per_mesh.items():
+        plain = name.removeprefix("padded_")
+        same = name != plain and np.array_equal(values, per_mesh[plain])
+        spread[name] = spread[plain] if same else values[group.mesh_of]
+    return Elements(**spread)
 
 
 def expert_shards(c: Candidates) -> Column:

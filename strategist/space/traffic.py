@@ -15,13 +15,16 @@ import numpy as np
 from strategist.facts.job import Job
 from strategist.facts.layers import norm_size
 from strategist.facts.profile import BYTES
+from strategist.facts.tensors import ddp_buckets
 from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Column, Reals
+from strategist.space.deals import tensors_S
 from strategist.space.shares import (
     Elements,
     Group,
     expert_shards,
     is_managed,
+    is_plain_data_parallel,
     layers,
     sequence_cut,
     state_shards,
@@ -39,7 +42,7 @@ BEHIND: tuple[Hidden, ...] = get_args(Hidden)
 @dataclass(frozen=True, slots=True, eq=False)
 class Traffic:
     """One kind of collective. `payload_CS` bytes, `count_CS` times per step, among the ranks of `place`; `behind` names
-    the compute of the same stage that it may overlap with."""
+    the compute of the same stage that it may overlap with. A payload is sent in `pieces_CS` collectives, one after the other."""
 
     axis: Axis
     op: Op
@@ -47,6 +50,7 @@ class Traffic:
     count_CS: Reals
     place: Place
     behind: Hidden
+    pieces_CS: Reals | float = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,35 +86,52 @@ def ranks_at(c: Candidates, place: Place) -> Ranks:
 
 def traffic(job: Job, group: Group, counts: Elements) -> tuple[Traffic, ...]:
     """Everything the group's candidates send, per stage."""
+    full = counts.padded((group.candidates["zero"] >= 2)[:, None])
     return (
         *_tensor(job, group),
         *_context(job, group),
         *_expert(job, group),
         *_pipeline(job, group),
-        *_data(
-            job,
-            group,
-            Shared(
-                counts.whole - counts.experts,
-                counts.layers - counts.experts,
-                _spare(job, group, counts),
-                state_shards(group.candidates),
-            ),
-            "shards",
-            "replicas",
-        ),
-        *(
-            _data(
-                job,
-                group,
-                Shared(counts.experts, counts.experts, np.zeros_like(counts.experts), expert_shards(group.candidates)),
-                "expert_replicas",
-                "expert_replicas",
-            )
-            if job.model.moe
-            else ()
-        ),
+        *_data(job, group, _dense(job, group, full), "shards", "replicas"),
+        *(_data(job, group, _experts(job, group, full), "expert_replicas", "expert_replicas") if job.model.moe else ()),
     )
+
+
+def _dense(job: Job, group: Group, full: Elements) -> Shared:
+    has_units = job.profile.has_units
+    return Shared(
+        all=full.whole - full.experts,
+        layers=full.layers - full.experts,
+        spare=_spare(job, group, full),
+        shards=state_shards(group.candidates),
+        units=_units(job, group),
+        layer_units=group.layers_SK.sum(axis=1) * 1.0 if has_units else 1.0,
+        tensors=tensors_S(job.model, group) * 1.0 if has_units else 1.0,
+    )
+
+
+def _experts(job: Job, group: Group, full: Elements) -> Shared:
+    """Routed experts are sent with the rest of their layer where the same ranks share both; their new weights with those of the
+    other tensors."""
+    is_moe = np.array([any(matrix.is_expert for matrix in layer.matrices) for layer in layers(job.model)])
+    c = group.candidates
+    alone = (c["ep"] * c["etp"] != c["tp"])[:, None] * (group.layers_SK * is_moe).sum(axis=1)[None, :] * 1.0
+    shards, has_units = expert_shards(c), job.profile.has_units
+    units = alone if has_units else np.minimum(alone, 1.0)
+    none = np.zeros_like(full.experts)
+    return Shared(full.experts, full.experts, none, shards, units, units, 0.0 if has_units else units)
+
+
+def _units(job: Job, group: Group) -> Reals:
+    """How many collectives take all weights of a stage along, (C, S): one per unit, of which tied ends of one stage are one, or
+    DDP's buckets. Of other frameworks it is not known: one."""
+    c, profile = group.candidates, job.profile
+    ends = group.is_first * 1.0 + group.is_last * (not (job.model.tied and group.pp == 1))
+    units = group.layers_SK.sum(axis=1) + ends
+    if not profile.has_units:
+        return np.ones((len(c), len(units)))
+    buckets = ddp_buckets(job.model, BYTES[job.formats.gradient] * job.trainable)
+    return np.where(is_plain_data_parallel(c)[:, None], buckets, units[None, :])
 
 
 def _per_stage(group: Group, value_C: Reals) -> Reals:
@@ -247,12 +268,16 @@ def _pipeline(job: Job, group: Group) -> tuple[Traffic, ...]:
 @dataclass(frozen=True, slots=True, eq=False)
 class Shared:
     """Elements that ranks share the work on, (C, S): all of them, those inside the layers, and those that a pipeline under
-    ZeRO-3 gathers once more than it needs; `shards` is how many ranks share one copy of their state, (C,)."""
+    ZeRO-3 gathers once more than it needs; `shards` is how many ranks share one copy of their state, (C,). All are sent in
+    `units`, those of the layers in `layer_units`, updated weights in `tensors`."""
 
     all: Reals
     layers: Reals
     spare: Reals
     shards: Column
+    units: Reals
+    layer_units: Reals | float
+    tensors: Reals | float
 
 
 def _spare(job: Job, group: Group, counts: Elements) -> Reals:
@@ -280,27 +305,53 @@ def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Plac
     once = np.where(c["pp"][:, None] > 1, 1.0, micro) * one
     gathers = np.where(zero == 3, micro, once)
     between = one if job.profile.replicas_wait else once
-    shards = shared.shards[:, None]
+    shards, units = shared.shards[:, None], shared.units
+    reduced = units * (job.trainable > 0)
     updates: Op = "broadcast" if job.profile.has_units else "all_gather"
-    rows: tuple[tuple[Op, Reals, Reals, Place, Hidden], ...] = (
+    rows: tuple[tuple[Op, Reals, Reals, Place, Hidden, Reals | float], ...] = (
         (
             "all_reduce",
             reduce * trained,
             np.where(zero < 2, np.where(c["tp"][:, None] > 1, between, one), 0.0),
             everybody,
             "backward",
+            reduced,
         ),
-        (updates, stored * trained, np.where(zero == 1, one, 0.0), inside, "nothing"),
-        ("all_gather", compute * weights, np.where(zero >= 2, gathers, 0.0), inside, "forward"),
-        ("all_gather", compute * shared.layers, np.where(zero == 3, micro, 0.0) * one, inside, "backward"),
+        (
+            updates,
+            stored * trained,
+            np.where(zero == 1, one, 0.0),
+            inside,
+            "nothing",
+            shared.tensors * (job.trainable > 0),
+        ),
+        ("all_gather", compute * weights, np.where(zero >= 2, gathers, 0.0), inside, "forward", units),
+        (
+            "all_gather",
+            compute * shared.layers,
+            np.where(zero == 3, micro, 0.0) * one,
+            inside,
+            "backward",
+            shared.layer_units,
+        ),
         (
             "all_gather",
             compute * shared.spare,
             np.where((zero == 3) & (shared.spare > 0), one, 0.0),
             inside,
             "backward",
+            1.0,
         ),
-        ("reduce_scatter", reduce * trained, np.where(zero >= 2, once, 0.0), inside, "backward"),
-        ("all_reduce", reduce * trained / shards, np.where(zero >= 2, between, 0.0), "dp_replicate", "backward"),
+        ("reduce_scatter", reduce * trained, np.where(zero >= 2, once, 0.0), inside, "backward", reduced),
+        (
+            "all_reduce",
+            reduce * trained / shards,
+            np.where(zero >= 2, between, 0.0),
+            "dp_replicate",
+            "backward",
+            reduced,
+        ),
     )
-    return tuple(Traffic("dp", op, payload, count, place, behind) for op, payload, count, place, behind in rows)
+    return tuple(
+        Traffic("dp", op, payload, count, place, behind, pieces) for op, payload, count, place, behind, pieces in rows
+    )

@@ -162,7 +162,7 @@ def _group_terms(job: Job, group: Group) -> dict[str, tuple[Reals, Reals, Reals]
 def _seconds_CS(network: Links, group: Group, item: Traffic) -> Reals:
     """Seconds per step of one kind of collective, (C, S)."""
     latency, per_byte = (cost[group.mesh_of][:, None] for cost in network.seconds(item.op, item.place))
-    return item.count_CS * (latency + item.payload_CS * per_byte)
+    return item.count_CS * (item.pieces_CS * latency + item.payload_CS * per_byte)
 
 
 def _communication(

@@ -7,6 +7,7 @@ products that the executor runs. The order is fixed, so a scenario is known by i
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -162,30 +163,40 @@ def predicted(job: Job, plan: Plan) -> dict[int, dict[str, dict[str, int]]]:
     group = next(iter(groups(job.model, candidates_of(plan), every_stage=True)))
     table = ledger(job, group)
     return {
-        int(stage): {
-            name: {term: int(held[term][0]) for term in TERMS}
-            for name, held in ((n, table.bytes_at(*_worst(table, m, place))) for m, n in enumerate(MOMENTS))
-        }
+        int(stage): {name: _worst(table, moment, place)[0] for moment, name in enumerate(MOMENTS)}
         for place, stage in enumerate(group.stages)
     }
 
 
-def _worst(table: Ledger, moment: int, place: int) -> tuple[Any, Any]:
-    """The instant of a moment at which one stage holds most."""
-    among = np.flatnonzero(table.moments == moment)
-    worst = among[table.on_stage(place)[among, 0].argmax()]
-    return np.array([worst]), np.array([place])
+def peaks(job: Job, plan: Plan, stage: int) -> list[dict[str, int]]:
+    """Bytes by term where one stage holds most, as the formulas have it: one answer for each instant that is as bad."""
+    table = ledger(job, next(iter(groups(job.model, candidates_of(plan), every_stage=True))))
+    by_moment = (_worst(table, moment, stage) for moment in range(len(MOMENTS)))
+    every = [terms for found in by_moment for terms in found]
+    most = max(sum(terms.values()) for terms in every)
+    return [terms for terms in every if sum(terms.values()) >= most - len(TERMS)]
 
 
-def sent(job: Job, plan: Plan, stage: int) -> dict[tuple[str, str], int]:
-    """Bytes per step by axis and operation, as the formulas have them."""
+def _worst(table: Ledger, moment: int, place: int) -> list[dict[str, int]]:
+    """Bytes by term at each instant of a moment at which one stage holds most, but for a byte."""
+    held = np.where(table.moments == moment, table.on_stage(place)[:, 0], -1.0)
+    each = (
+        table.bytes_at(np.array([instant]), np.array([place])) for instant in np.flatnonzero(held >= held.max() - 1.0)
+    )
+    return [{term: int(found[term][0]) for term in TERMS} for found in each]
+
+
+def sent(job: Job, plan: Plan, stage: int) -> dict[tuple[str, str], tuple[int, int]]:
+    """(bytes, collectives) per step by axis and operation, as the formulas have them."""
     group = next(iter(groups(job.model, candidates_of(plan), every_stage=True)))
-    total: dict[tuple[str, str], int] = {}
+    total: dict[tuple[str, str], tuple[int, int]] = defaultdict(lambda: (0, 0))
     for row in traffic(job, group, elements(job.model, group)):
         size = float(row.payload_CS[0, stage] * row.count_CS[0, stage])
         if size and _talks(plan, row.place):
-            total[row.axis, row.op] = total.get((row.axis, row.op), 0) + round(size)
-    return total
+            pieces = float(np.broadcast_to(row.pieces_CS, row.count_CS.shape)[0, stage])
+            found = total[row.axis, row.op]
+            total[row.axis, row.op] = found[0] + round(size), found[1] + round(pieces * row.count_CS[0, stage])
+    return dict(total)
 
 
 def _talks(plan: Plan, place: str) -> bool:
@@ -201,19 +212,21 @@ SCALAR = 8
 """Bytes of the largest number that ranks agree on (losses, counts, norms); formulas leave them out."""
 
 
-def observed_sent(rank: RankObservation) -> dict[tuple[str, str], int]:
-    """Bytes per step by axis and operation, as the trace saw them. A message received was sent by its neighbour."""
-    total: dict[tuple[str, str], int] = {}
+def observed_sent(rank: RankObservation) -> dict[tuple[str, str], tuple[int, int]]:
+    """(bytes, collectives) per step by axis and operation, as the trace saw them. A message received was sent by its
+    neighbour."""
+    total: dict[tuple[str, str], tuple[int, int]] = defaultdict(lambda: (0, 0))
     for row in rank.collectives:
         if row.bytes > SCALAR and row.op != "recv":
             key = (AXES.get(row.axis, row.axis), row.op)
-            total[key] = total.get(key, 0) + row.bytes * row.count
-    return total
+            total[key] = total[key][0] + row.bytes * row.count, total[key][1] + row.count
+    return dict(total)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One figure of one scenario: `kind` memory (at a moment, by term) or sent (by axis, by operation)."""
+    """One figure of one scenario: `kind` memory (at a moment, by term), sent or count (bytes and number of collectives
+    by axis, by operation)."""
 
     scenario: str
     stage: int
@@ -230,7 +243,8 @@ class Difference:
 
 
 def differences(scenario: Scenario, rank: RankObservation) -> Iterator[Difference]:
-    """Every figure of a scenario, equal ones too."""
+    """Every figure of a scenario, equal ones too. Where the formulas see several instants at which as much is held, the trace
+    has seen one of them: that one is compared."""
     plan = plan_of(scenario)
     job = job_of(scenario, plan)
     said = predicted(job, plan)[rank.stage]
@@ -242,11 +256,15 @@ def differences(scenario: Scenario, rank: RankObservation) -> Iterator[Differenc
     for moment, terms in said.items():
         traced = seen[moment].allocated if moment in seen else 0
         yield Difference(scenario.name, rank.stage, "memory", moment, "allocated", sum(terms.values()), traced)
-    worst, peak = max(said.values(), key=lambda terms: sum(terms.values())), rank.memory.peak
+    peak = rank.memory.peak
+    worst = min(
+        peaks(job, plan, rank.stage), key=lambda terms: sum(abs(terms[term] - peak.term(term)) for term in TERMS)
+    )
     for term in TERMS:
         yield Difference(scenario.name, rank.stage, "memory", PEAK, term, worst[term], peak.term(term))
     yield Difference(scenario.name, rank.stage, "memory", PEAK, "allocated", sum(worst.values()), peak.allocated)
     formula, trace = sent(job, plan, rank.stage), observed_sent(rank)
     for axis, op in sorted(formula.keys() | trace.keys()):
-        pair = (formula.get((axis, op), 0), trace.get((axis, op), 0))
-        yield Difference(scenario.name, rank.stage, "sent", axis, op, *pair)
+        pairs = zip(formula.get((axis, op), (0, 0)), trace.get((axis, op), (0, 0)), strict=True)
+        for kind, pair in zip(("sent", "count"), pairs, strict=True):
+            yield Difference(scenario.name, rank.stage, kind, axis, op, *pair)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from math import ceil
 
 from strategist.catalog import rows
@@ -13,7 +12,16 @@ from strategist.facts.layers import build_layer
 from strategist.facts.model import LayerKind, layer_counts
 from strategist.facts.profile import BYTES
 from strategist.memory.saved import OURS, habits_of, saved_tensors
-from tests.oracle.parameters import Held, expert_shards, held, matrix_elements, shards, vocabulary
+from tests.oracle.parameters import (
+    Held,
+    expert_shards,
+    held,
+    matrix_elements,
+    padded,
+    shards,
+    tensors_of,
+    vocabulary,
+)
 from tests.oracle.schedules import Around, around
 from tests.oracle.stages import Layout, stage_kinds
 
@@ -117,13 +125,15 @@ def in_flight(layout: Layout, stage: int) -> float:
 
 @dataclass(frozen=True)
 class LayerAt:
-    """One instant of a layer's backward: temporaries, kept bytes gone by then, elements with a gradient, and whether a
-    matrix is just getting its own."""
+    """One instant of a layer's backward: temporaries, kept bytes gone by then, elements with a gradient and those that are put
+    together, whether a matrix is just getting its own, and whether what the layer was given is still needed."""
 
     temporaries: float
     freed: float
     weights: float
+    stacked: float = 0.0
     is_product: bool = False
+    is_early: bool = True
 
 
 class Stage:
@@ -133,8 +143,9 @@ class Stage:
         self.job, self.a, self.stage, self.kinds, self.at = job, layout, stage, kinds, at
         a, formats = layout, job.formats
         self.c, self.r, self.s = BYTES[formats.compute], BYTES[formats.reduce], BYTES[formats.parameter]
-        self.w = held(job.model, a, stage, kinds, sharded=False)
+        self.bare = held(job.model, a, stage, kinds, sharded=False)
         self.sharded = held(job.model, a, stage, kinds, sharded=True)
+        self.w = padded(job.model, a, stage, kinds) if a["zero"] >= 2 else self.bare
         self.v, self.piped = a["virtual_stages"] if a["pp"] > 1 else 1, a["pp"] > 1
         self.begins, self.ends = stage == 0, stage == a["pp"] - 1
         self.first, self.last = self.begins and at.chunk == 0, self.ends and at.chunk == self.v - 1
@@ -160,10 +171,12 @@ class Stage:
         self.own = self.w.layers / self.v
         self.inputs = 16 * self.T * m
         self.stream = self.whole / sequence_cut(a)
+        self.given = self.stream if self.piped and not self.last else 0.0
         sends = self.piped and a["schedule"] == "1f1b" and at.begun and not self.begins
         self.previous = self.stream if sends else 0.0
-        self.settled = _settled(job, a, self.w, self.sharded)
-        self.at_rest = _gradients(job, a, self.w, self.sharded)
+        self.settled = _settled(job, a, self.bare, self.sharded)
+        self.at_rest = _gradients(job, a, self.bare, self.sharded)
+        self.at_once = not self.units or (self.piped and self.c == self.r)
         self.earlier = self._earlier()
         self.outside = self.at_rest if self.buckets and self.several else 0.0
         kept = {kind: _bytes_of(job, a, kind, _kept) for kind in set(kinds)}
@@ -240,18 +253,20 @@ class Stage:
         made = self.q * BYTES[self.job.formats.gradient] * elements / (self.n if self.zero >= 2 else 1)
         return min(made, self.at_rest)
 
-    def reduction(self, elements: float) -> float:
-        """A unit while it is reduced."""
+    def reduction(self, elements: float, bare: float) -> float:
+        """A unit while it is reduced; its gradient has no padding."""
         if not self.reduces:
             return 0.0
-        return self.q * elements * (self.r + (self.c if self.zero >= 2 else 0.0))
+        return self.q * (self.r * elements + (self.c * bare if self.zero >= 2 else 0.0))
 
-    def output(self, elements: float) -> float:
-        """What comes out where earlier micro-batches have left something."""
+    def output(self, elements: float) -> tuple[float, float]:
+        """What comes out where earlier micro-batches have left something: (a gradient at once, a buffer)."""
         waits = self.zero >= 2 or self.job.profile.replicas_wait
         if not (self.reduces and self.several and waits):
-            return 0.0
-        return self.q * self.r * elements / (self.n if self.zero >= 2 else 1)
+            return 0.0, 0.0
+        made = self.q * self.r * elements / (self.n if self.zero >= 2 else 1)
+        sums = (self.zero < 2 or self.a["dp_replicate"] > 1) and self.job.profile.replicas_wait
+        return (made, 0.0) if sums and self.a["accumulation"] == 2 else (0.0, made)
 
     def retained(self, elements: float) -> float:
         """Averages of unsharded units, where replicas average each time."""
@@ -279,7 +294,8 @@ class Stage:
         yield from self._head()
 
     def gathering(self) -> Iterator[tuple[int, dict[str, float]]]:
-        """Without a pipeline: forward gathers the last layer, whose predecessor's first buffer is still there."""
+        """Without a pipeline: forward gathers the last layer, whose predecessor's first buffer is still there; then norm and
+        head beside that of the last layer."""
         if not self.units or self.zero < 2 or not self.kinds:
             return
         kept = self._worst_of_kinds(lambda kind: self._rows(kind, _kept))
@@ -287,6 +303,9 @@ class Stage:
         gathered = self.gathered(1) + flat
         acts = max(self.inputs, self.inside - kept)
         yield 0, {"gradients": self.earlier, "activations": acts, "gather_buffers": gathered}
+        head = 0.0 if self.tied else self.gathered(0, head=True) + self.c * (self.behind + self.wl)
+        acts = self.inside + self.stream
+        yield 0, {"gradients": self.earlier, "activations": acts, "gather_buffers": head}
 
     def bodies(self) -> Iterator[tuple[int, dict[str, float]]]:
         """Those of the layers."""
@@ -298,34 +317,73 @@ class Stage:
 
     def forward(self) -> Iterator[tuple[int, dict[str, float]]]:
         """Those of ZeRO-3's gathering in a pipeline."""
-        sharded, runs, tied = self.zero == 3 and self.units, self.at.alternates, self.job.model.tied
+        sharded, tied = self.zero == 3 and self.units, self.job.model.tied
+        runs = sharded and self.at.alternates
         table = self.c * (2 * self.w.before + (2 if tied else 1) * self.wl) if self.first else 0.0
-        gathers = table if sharded and runs else 0.0
-        yield 0, {"gradients": self.earlier, "activations": self.others, "gather_buffers": gathers}
+        embedded = self.others + (self.stream if self.first else 0.0)
+        gathers = table if runs else 0.0
+        terms = 2 * self.whole if self.first and runs and self.a["sequence_parallel"] and not tied else 0.0
+        common = {"gradients": self.earlier, "activations": embedded}
+        yield 0, common | {"gather_buffers": gathers, "temporaries": terms}
+        yield 0, self._in_turn(runs)
         inside = {"gradients": self.earlier, "activations": self.inside, "logits": self.logits(0)}
         layer = self.c * (2 * self.wl + (self.before if tied else 0)) + self.early
         head = self.c * (2 * self.behind + self.wl) if self.last else 0.0
-        computes = self._worst_of_kinds(lambda kind: self._rows(kind, _again, "ffn", "inside", "product"))
+        parts = (
+            ("ffn", "inside")
+            if self.a["recompute"] == "full" and self.job.model.mlp_gated
+            else ("ffn", "inside", "product")
+        )
+        computes = self._worst_of_kinds(lambda kind: self._rows(kind, _again, *parts))
+        rest = self._worst_of_kinds(lambda kind: self._rows(kind, _kept, "rest"))
+        keeps = runs and self.a["recompute"] == "none"
+        made = self.stream * (self.last - bool(self.a["sequence_parallel"]))
         yield (
             0,
             inside
             | {
-                "gather_buffers": max(layer, head) if sharded and runs else 0.0,
-                "temporaries": self.previous + (computes if sharded and runs else 0.0),
+                "activations": self.inside - rest + (made if keeps else 0.0),
+                "gather_buffers": max(layer, head) if runs else 0.0,
+                "temporaries": self.previous + (self._result() if keeps else computes if runs else 0.0),
             },
         )
         again = 2 * self.c * self.wl
         if tied and self.first and not runs:
-            again = max(again, self.c * (2 * self.before + self.wl))
+            again = max(again, self.c * (2 * self.before + min(2, len(self.kinds) / self.v) * self.wl))
         begins = sharded and self.at.begun
         yield 1, inside | {"gather_buffers": again if begins else 0.0, "temporaries": self.previous}
+
+    def _in_turn(self, runs: bool) -> dict[str, float]:
+        """A layer is gathered while its predecessor's first buffer is there, and the last one's that came too early."""
+        count, largest = len(self.kinds) / self.v, self._worst_of_kinds(lambda kind: self._rows(kind, _kept))
+        early = self.at.begun and sum(self.at.flight) > 1 and not self.ends
+        sooner = early and count > 2 and self.c * self.wl > largest
+        root = self.c * self.before if self.job.model.tied else 0.0
+        gathered = (4 if sooner else 3) * self.c * self.wl + root + (self.early if self.ends else 0.0)
+        kept = max(self.others, self.inside - (2 if sooner else 1) * largest)
+        return {
+            "gradients": self.earlier,
+            "activations": kept if runs else 0.0,
+            "logits": self.logits(0),
+            "gather_buffers": gathered if runs and count > 1 else 0.0,
+            "temporaries": self.previous,
+        }
+
+    def _result(self) -> float:
+        """What the last matrix of a layer gives, and what is held beside it until it is added up."""
+        shape, cut = self.job.model, sequence_cut(self.a) > 1
+        relu = shape.mlp_act == "relu" and not shape.mlp_gated
+        held = self._worst_of_kinds(lambda kind: self._rows(kind, _kept, "product")) if relu else 0.0
+        return held + (2 * self.whole + 2 * self.stream if cut else self.whole)
 
     def update(self) -> tuple[int, dict[str, float]]:
         """The update; tied ends of a pipeline exchange gradients before."""
         tied = self.piped and self.job.model.tied and (self.begins or self.ends)
         table = vocabulary(self.job.model, self.a["tp"], self.n if self.zero >= 2 else 1)
         theirs = self.q * self.s * table if tied else 0.0
-        return 3, {"gradients": self.settled, "activations": self.inputs, "pipeline_buffers": theirs}
+        shape, sums = self.job.model, not self.units and self.a["sequence_parallel"] and self.begins
+        twice = self.q * self.s * shape.hidden * shape.pos_rows if sums and shape.pos == "learned" else 0.0
+        return 3, {"gradients": self.settled + twice, "activations": self.inputs, "pipeline_buffers": theirs}
 
     def reductions(self) -> Iterator[tuple[int, dict[str, float]]]:
         """The last chunk of a pipeline is reduced, unit by unit."""
@@ -340,14 +398,15 @@ class Stage:
             (behind, behind, True),
         ):
             done, whole = self.w.all - left, max(self.w.all, 1.0)
-            copied = self.q * self.r * unit + (out * unit if alone else 0.0)
+            copied, made = self.q * self.r * unit, out * unit if alone else 0.0
             gathered = self.c * (left - unit) if self.zero < 3 else 0.0
             held = self.c * self.T * -(-self.job.model.vocab // self.a["tp"]) if self.ends and self.v == 1 else 0.0
+            last = 0.0 if self.ends or self.v > 1 else self.stream
             yield (
                 2,
                 {
-                    "gradients": self.at_rest * left / whole + self.settled * done / whole,
-                    "activations": self.inputs,
+                    "gradients": self.at_rest * left / whole + self.settled * done / whole + made,
+                    "activations": self.inputs + last,
                     "logits": held,
                     "gather_buffers": copied + gathered if self.units else 0.0,
                 },
@@ -357,9 +416,9 @@ class Stage:
     def buffered(self) -> Iterator[tuple[int, dict[str, float]]]:
         """(moment, terms) of every instant where gradients stand in one buffer beside whole weights."""
         row = self.job.profile.keeping
-        stands = self.settled + self.q * self.c * (self.w.all if row.loose_gradients else 0.0)
+        stands = self.settled + self.q * self.c * (self.bare.all if row.loose_gradients else 0.0)
         stands += self.q * self.c * self._stand_ins() if row.placeholders else 0.0
-        gathered = self.c * (min(2 * self.w.widest, self.w.layers) + self.w.behind) if self.zero >= 3 else 0.0
+        gathered = self.c * (min(2 * self.bare.widest, self.bare.layers) + self.bare.behind) if self.zero >= 3 else 0.0
         shape, edges = self.job.model, self.edges() if self.ends else 0.0
         tables = self.job.workload.seq_len * shape.head_dim * self.c if shape.pos == "rope" else 0.0
         micro = self.every + edges + tables + self.stream * (self.begins - self.ends)
@@ -379,7 +438,7 @@ class Stage:
             finished = loose * at.weights if at.is_product else 0.0
             left = max(self.inputs, every - edges - at.freed)
             yield 1, common | {"activations": left, "temporaries": at.temporaries + finished}
-        table = self.q * self.c * self.w.before + (self.stream if self.begins else 0.0)
+        table = self.q * self.c * self.bare.before + (self.stream if self.begins else 0.0)
         yield 2, common | {"activations": max(self.inputs, every - micro), "temporaries": table}
         yield 3, {"gradients": stands, "activations": self.inputs}
 
@@ -408,6 +467,7 @@ class Stage:
     def _head(self) -> Iterator[tuple[int, dict[str, float]]]:
         dW, dX = self.q * self.c * self.head, self.stream if self.last else 0.0
         own = 0.0 if self.tied else self.fresh(self.head)
+        out, buffer = self.output(self.behind)
         becomes = not self.units and not self.stands and not self.casts and not self.tied
         waits = self.previous + self.outside + dX
         yield (
@@ -446,12 +506,13 @@ class Stage:
                 },
             )
             return
-        reduced = 0.0 if self.tied else self.reduction(self.behind)
+        reduced = 0.0 if self.tied else self.reduction(self.behind, self.bare.behind)
         yield (
             1,
             behind
             | {
-                "gather_buffers": self.gathered(1) + reduced + self.output(self.behind) + self.waiting,
+                "gradients": self.earlier + self.fresh(self.behind) + out,
+                "gather_buffers": self.gathered(1) + reduced + buffer + self.waiting,
                 "bucket_buffers": self.copies,
                 "temporaries": self.stream + self.retained(self.behind),
             },
@@ -483,8 +544,7 @@ class Stage:
         if kind.ffn == "moe" and self.job.profile.keeping.name == OURS:
             ats = [self._experts_before(kind), self._experts_behind(kind), self._experts_behind(kind)]
         else:
-            ats = [self._feed_forward(kind), self._last_matrix(kind), self._inputs(kind)]
-        ats[1] = replace(ats[1], is_product=True)
+            ats = [self._last_matrix(kind), self._feed_forward(kind), self._inputs(kind)]
         return [*ats, self._attention(kind), self._attention_inputs(kind)]
 
     def _experts_before(self, kind: LayerKind) -> LayerAt:
@@ -495,18 +555,15 @@ class Stage:
         return LayerAt(given + self._whole_stream() + back, self._rows(kind, _used), shared)
 
     def _experts_behind(self, kind: LayerKind) -> LayerAt:
-        """One gradient per expert for each matrix, the first matrix's together once more, in the weight's format where
-        autocast is at work."""
+        """One gradient per expert for each matrix, and the first matrix's put together."""
         moe = self.job.model.moe
         streams = self.whole * ((moe.top_k if moe else 0) + bool(moe and moe.shared_ffn))
         matrices = 3 if self.job.model.mlp_gated else 2
-        one = self._elements(kind, lambda name: name.startswith("expert")) / matrices
-        together = self.s if self.plain and self.casts else self.c
-        singles = matrices * self.c * one + together * one
+        routed = self._elements(kind, lambda name: name.startswith("expert"))
         freed = self._rows(kind, _kept, "inside", "product") + self._rows(kind, _used, "mixer", "ffn")
         back = self._rows(kind, _again, "mixer", "ffn")
         shared = self._elements(kind, lambda name: name.startswith("shared"))
-        return LayerAt(streams + self._whole_stream() + singles + back, freed, shared)
+        return LayerAt(streams + self.stream + self.c * routed + back, freed, shared, routed / matrices)
 
     def _feed_forward(self, kind: LayerKind) -> LayerAt:
         shape = self.job.model
@@ -514,14 +571,15 @@ class Stage:
         back, used = self._rows(kind, _again) - again, self._rows(kind, _used)
         is_relu = shape.mlp_act == "relu" and not shape.mlp_gated
         times = 3 if shape.mlp_gated else 2
-        temporaries = times * (kept + again) + self._whole_stream() + back + (again if is_relu else 0.0)
+        temporaries = times * (kept + again) + self.stream + back + (again if is_relu else 0.0)
         return LayerAt(temporaries, used + (0.0 if is_relu else kept), self._elements(kind, _is_down))
 
     def _last_matrix(self, kind: LayerKind) -> LayerAt:
         kept, again = self._rows(kind, _kept, "product"), self._rows(kind, _again, "product")
-        back = self._rows(kind, _again) - again
-        temporaries = kept + again + self._whole_stream() + back
-        return LayerAt(temporaries, kept + self._rows(kind, _used), self._elements(kind, _is_down))
+        back, casts = self._rows(kind, _again) - again, self.plain and self.casts
+        temporaries = kept + again + self._whole_stream() + back + (0.0 if casts else again)
+        freed = self._rows(kind, _used) + (kept if casts else 0.0)
+        return LayerAt(temporaries, freed, self._elements(kind, _is_down), is_product=True)
 
     def _inputs(self, kind: LayerKind) -> LayerAt:
         product = self._rows(kind, _kept, "product") + self._rows(kind, _again, "product")
@@ -544,28 +602,26 @@ class Stage:
             gradients += 2 * self.T * heads * d * self.c if shape.heads != shape.kv_heads else 0.0
         back = self._rows(kind, _again, "mixer")
         freed = self._rows(kind, _kept, "ffn", "inside", "product") + self._rows(kind, _used, "mixer")
-        return LayerAt(gradients + self._whole_stream() + back, freed, self._elements(kind, _is_behind))
+        return LayerAt(gradients + self._whole_stream() + back, freed, self._elements(kind, _is_behind), is_early=False)
 
     def _attention_inputs(self, kind: LayerKind) -> LayerAt:
         shape = self.job.model
         queries = self.T * self.c * shape.heads * shape.head_dim / self.a["tp"]
-        temporaries = 2 * self.whole + queries + self._whole_stream() + self.stream
-        freed = self._rows(kind, _kept, "mixer", "ffn", "inside", "product")
-        return LayerAt(temporaries, freed, self._elements(kind, lambda _name: True))
+        kept = self.a["recompute"] == "none"  # the input of attention's matrices
+        temporaries = 2 * self.whole + queries + self.stream + (0.0 if kept else self.whole)
+        freed = self._rows(kind, _kept, "mixer", "ffn", "inside", "product") - (self.whole if kept else 0.0)
+        return LayerAt(temporaries, freed, self._elements(kind, lambda _name: True), is_early=False)
 
-    @cached_property
-    def _worths(self) -> list[tuple[float, float, LayerAt]]:
+    def _worths(self, given: float) -> list[tuple[float, float, LayerAt]]:
         """The worst instant of every sort of layer: what differs between them, where gradients of weights count by where they
         are at that time; what the layer keeps; and the instant itself."""
         made = self.q * BYTES[self.job.formats.gradient] / (self.n if self.zero >= 2 else 1)
-        rate = 0.0 if self.stands else made
-        if self.units:
-            rate = self.q * self.c
-        elif self.plain and self.casts:
-            rate -= self.q * self.c
+        rate = (0.0 if self.stands else made) if self.at_once else self.q * self.c
+        copies = self.q * self.c if self.plain and self.casts else 0.0
 
         def worth(at: LayerAt) -> float:
-            return at.temporaries - self._freed(at) + (rate + self._at_once(at)) * at.weights
+            weights = rate * (at.weights + at.stacked) - copies * at.weights
+            return at.temporaries - at.freed + weights + self._joining(at) - (given if at.is_early else 0.0)
 
         found = []
         for kind in (kind for kind in layer_counts(self.job.model) if kind in set(self.kinds)):
@@ -573,19 +629,19 @@ class Stage:
             found.append((worth(worst), self._rows(kind, _kept), worst))
         return found
 
-    def _worst_layer(self, gone: float) -> tuple[LayerAt, float]:
+    def _worst_layer(self, gone: float, given: float) -> tuple[LayerAt, float]:
         """The worst instant of the worst sort of layer, and what the layer keeps, when this share of the others is gone."""
-        _, kept, at = max(self._worths, key=lambda found: found[0] + gone * found[1])
+        _, kept, at = max(self._worths(given), key=lambda found: found[0] + gone * found[1])
         return at, kept
 
-    def _freed(self, at: LayerAt) -> float:
-        lets_go = self.units or (self.plain and self.casts)
-        return at.freed if lets_go or not at.is_product else 0.0
-
-    def _at_once(self, at: LayerAt) -> float:
-        if not at.is_product or self.units:
+    def _joining(self, at: LayerAt) -> float:
+        """Gradients about to join what stands."""
+        if not self.at_once:
             return 0.0
-        return self.q * (self.c + (self.s if self.casts and self.stands else 0.0))
+        casts = self.casts and not self.units
+        work = (self.c if self.stands or casts else 0.0) + (self.s if self.stands and casts else 0.0)
+        whole = (self.c if self.units else self.s) if self.stands else 0.0
+        return self.q * ((work if at.is_product else 0.0) * at.weights + whole * at.stacked)
 
     def _layer(self, number: int) -> dict[str, float]:
         count = max(len(self.kinds) / self.v, 1.0)
@@ -594,23 +650,23 @@ class Stage:
         if not self.kinds:
             at, kept = LayerAt(0.0, 0.0, 0.0), 0.0
         else:
-            at, kept = self._worst_layer(share)
+            at, kept = self._worst_layer(share, self.given if number == 0 else 0.0)
         passed = share * max(0.0, self.own - self.wl)
         let_go = share * (self.every / self.v - kept)
         behind = 0.0 if self.tied else self.behind
-        done = behind + passed
-        partial = self.q * self.c * at.weights
+        done, weights = behind + passed, at.weights + at.stacked
+        partial = 0.0 if self.at_once else self.q * self.c * weights
         in_flight = self.q * self.r * (self.wl if before else behind)
-        copies = self.copies * (1 - before / count) - (partial if self.plain and self.casts else 0.0)
-        given = self.stream if self.piped and number == 0 and not self.last else 0.0
+        freed_copies = self.q * self.c * at.weights
+        copies = self.copies * (1 - before / count) - (freed_copies if self.plain and self.casts else 0.0)
+        given = self.given if before == 0 and at.is_early else 0.0
         layers = 1 if number == -1 and not self.piped else 2
         at_end = self.early if self.piped and before >= count - 1 else 0.0
-        outside = max(0.0, self.outside - self.q * self.s * behind) if self.outside and number == 0 else 0.0
-        again = max(0.0, self.copies_again - partial) if self.copies_again else 0.0
-        loose = partial if self.units and not self.reduces else self._at_once(at) * at.weights
+        left = self.outside if self.a["accumulation"] > 2 else max(0.0, self.outside - self.q * self.s * done)
+        again = max(0.0, self.copies_again - freed_copies) if self.copies_again else 0.0
         return {
-            "gradients": self.earlier + self.fresh(done + (0.0 if self.units else at.weights)),
-            "activations": max(self.inputs, self.inside - self._freed(at) - let_go),
+            "gradients": self.earlier + self.fresh(done + (weights if self.at_once else 0.0)),
+            "activations": max(self.inputs, self.inside - at.freed - let_go),
             "logits": self.logits(0),
             "gather_buffers": self.gathered(layers, passed=passed)
             + at_end
@@ -622,32 +678,42 @@ class Stage:
             + self.previous
             + self.old_head
             + self.retained(done)
-            + outside
+            + (left if self.outside else 0.0)
             + again
-            + loose,
+            + (0.0 if self.reduces else partial)
+            + self._joining(at),
         }
 
     def _layer_reduced(self) -> dict[str, float]:
+        """The gradients and their copy; or the copy, what comes out, and the gradient that was copied last."""
         kept = self._worst_of_kinds(lambda kind: self._rows(kind, _kept))
         behind = 0.0 if self.tied else self.behind
         adds = 0.0
-        if self.units and self.piped:
-            whole = self.stands or self.c == self.r
+        if self.piped and not self.at_once:
             last = self._worst_of_kinds(lambda kind: self._elements(kind, _is_down))
-            adds = self.q * self.c * (self.wl if whole else last)
+            adds = self.q * self.c * (self.wl if self.stands else last)
+        bare = self.bare.widest / self.a["tiling"]
+        begins, ends = (self.earlier + self.fresh(behind + done) for done in (0.0, self.wl))
+        out, buffer = self.output(self.wl)
+        loses = self.q * self.c * (bare - self._worst_of_kinds(self._final)) if self.zero >= 2 and self.reduces else 0.0
+        copying = loses > out + buffer + ends - begins
+        reduced = self.reduction(self.wl, bare) + (0.0 if copying else buffer - loses)
         return {
-            "gradients": self.earlier + self.fresh(behind + self.wl),
+            "gradients": begins if copying else ends + out,
             "activations": max(self.inputs, self.inside - kept),
             "logits": self.logits(0),
-            "gather_buffers": self.gathered(1, passed=self.wl)
-            + self.reduction(self.wl)
-            + self.output(self.wl)
-            + self.waiting,
+            "gather_buffers": self.gathered(1, passed=self.wl) + reduced + self.waiting,
             "temporaries": self.stream + self.previous + self.retained(behind + self.wl) + adds,
         }
 
+    def _final(self, kind: LayerKind) -> float:
+        """Elements of the weight that a layer lists last; a bias is nothing."""
+        last = build_layer(self.job.model, kind).matrices[-1]
+        return 0.0 if last.bias else self._elements(kind, lambda name: name == last.name)
+
     def _end(self) -> Iterator[tuple[int, dict[str, float]]]:
-        dW = self.q * (self.c * self.before if self.units else self.s * self.table)
+        bare = self.bare.before if self.first else 0.0
+        dW = self.q * (self.c * bare if self.units else self.s * self.table)
         stream = self.s / self.c * self.whole if self.first and not self.units else 0.0
         direct = not self.units and not self.stands
         keeps = self.c * self.outer if self.units and (self.zero < 3 or self.tied) else 0.0
@@ -663,12 +729,10 @@ class Stage:
                 "temporaries": (0.0 if direct or self.reduces else dW) + self.retained(self.w.all - self.outer) + sums,
             },
         )
-        reduced = self.reduction(self.outer) + self.output(self.outer)
-        waits = self.retained(self.w.all)
-        yield (
-            2,
-            {"gradients": self.at_rest, "activations": self.inputs, "gather_buffers": reduced, "temporaries": waits},
-        )
+        out, buffer = self.output(self.outer)
+        reduced = self.reduction(self.outer, self.outer) + buffer
+        rests, waits = self.at_rest + out, self.retained(self.w.all)
+        yield 2, {"gradients": rests, "activations": self.inputs, "gather_buffers": reduced, "temporaries": waits}
         yield (
             2,
             {
@@ -680,11 +744,11 @@ class Stage:
 
     def _end_of_pass(self) -> Iterator[tuple[int, dict[str, float]]]:
         """The embedding's gradient while other passes are in flight, then in the reduce format."""
-        dW = self.q * (self.c if self.units else self.s) * self.before
+        dW = self.q * (self.c if self.units else self.s) * (self.table if self.at_once else self.before)
         direct = not self.stands and (not self.units or self.c == self.r)
         waits = self.units and self.zero == 3 and sum(self.at.flight) > 1 and self.first and not self.job.model.tied
         common = {
-            "activations": self.others,
+            "activations": self.others + (self.stream if self.first else 0.0),
             "logits": self.logits(0),
             "gather_buffers": self.gathered(0) + (self.c * self.wl if waits else 0.0),
         }
@@ -767,28 +831,19 @@ def _updated(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -
         return whole.all
     if layout["zero"] >= 2 or not job.profile.has_units:
         return held(job.model, layout, stage, kinds, sharded=True).all
-    dense: list[int] = []
-    routed: list[int] = []
-    for kind in kinds:
-        for m in build_layer(job.model, kind).matrices:
-            one = matrix_elements(replace(m, copies=1), layout["etp" if m.is_expert else "tp"], 1)
-            if m.is_expert:
-                routed.append(one * -(-m.copies // layout["ep"]))
-            else:
-                dense += [one] * m.copies
-    table = vocabulary(job.model, layout["tp"], 1)
-    alone = job.model.tied and layout["pp"] == 1
-    dense += [table] * ((stage == 0) + (stage == layout["pp"] - 1 and not alone))
-    n, n_experts = shards(layout), expert_shards(layout)
+    n, n_experts = shards(layout), int(expert_shards(layout))
+    dense, routed = (tensors_of(job.model, layout, stage, kinds, experts=which) for which in (False, True))
     if n == n_experts:
-        return _fullest(dense + routed, whole.all, n)
-    return _fullest(dense, whole.dense, n) + _fullest(routed, whole.experts, n_experts)
+        return _fullest(dense + routed, n)
+    return _fullest(dense, n) + _fullest(routed, n_experts)
 
 
-def _fullest(tensors: Sequence[int], whole: float, n: float) -> float:
-    """At most what the fullest of n ranks has at the least, when whole tensors are dealt out."""
-    least = [ceil(sum(other >= size for other in tensors) / n) * size for size in set(tensors)]
-    return min(whole, max([whole / n, *least]))
+def _fullest(tensors: Sequence[int], ranks: int) -> float:
+    """What the fullest rank has when each tensor, the largest first, goes to the rank with least."""
+    loads = [0] * ranks
+    for size in sorted(tensors, reverse=True):
+        loads[loads.index(min(loads))] += size
+    return float(max(loads))
 
 
 def _pipeline_buffers(job: Job, layout: Layout, stage: int) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from strategist.facts.layers import Matrix, Vector, build_layer
@@ -131,6 +131,69 @@ def held(shape: ModelShape, layout: Layout, stage: int, kinds: Sequence[LayerKin
             dense_of_layer(shape, kind, tp, 1) + experts_of_layer(shape, kind, ep, etp) for kind in layer_counts(shape)
         ),
     )
+
+
+def padded(shape: ModelShape, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> Held:
+    """What all shards of one stage hold together."""
+    tp, ep, etp = (layout[name] for name in ("tp", "ep", "etp"))
+    k, k_experts = shards(layout), int(expert_shards(layout))
+    own = held(shape, layout, stage, kinds, sharded=True)
+
+    def of_layer(kind: LayerKind) -> int:
+        return k * dense_of_layer(shape, kind, tp, k) + k_experts * experts_of_layer(shape, kind, ep, etp, k_experts)
+
+    return Held(
+        dense=k * own.dense,
+        experts=k_experts * own.experts,
+        before=k * own.before,
+        behind=k * own.behind,
+        layers=sum(of_layer(kind) for kind in kinds),
+        widest=max(of_layer(kind) for kind in layer_counts(shape)),
+    )
+
+
+def tensors_of(
+    shape: ModelShape, layout: Layout, stage: int, kinds: Sequence[LayerKind], *, experts: bool
+) -> list[int]:
+    """Elements of every single tensor of one stage: of the routed experts, all matrices of one kind in one, or of the rest."""
+    found: list[int] = []
+    tp, is_last = layout["tp"], stage == layout["pp"] - 1
+    for kind in kinds:
+        layer = build_layer(shape, kind)
+        for m in (m for m in layer.matrices if m.is_expert == experts):
+            cut, copies = (layout["etp"], up(m.copies, layout["ep"])) if m.is_expert else (tp, m.copies)
+            plain = replace(m, copies=1, bias=False)
+            one = matrix_elements(plain, cut, 1)
+            bias = [matrix_elements(replace(m, copies=1), cut, 1) - one] if m.bias else []
+            together = [copies * size for size in (one, *bias)]
+            found += together if m.is_expert else [one, *bias] * copies
+        for v in () if experts else layer.vectors:
+            found += _pieces(shape, v, vector_elements(v, tp, 1), tp)
+    if experts:
+        return found
+    outer, table = outer_parameters(shape), vocabulary(shape, tp, 1)
+    if stage == 0:
+        found += [table, outer.position, outer.projection, outer.input, *_norm(shape, outer.embedding_norm)]
+    if is_last:
+        own_bias = outer.head - (0 if shape.tied else shape.vocab * table_width(shape))
+        found += [*_norm(shape, outer.final_norm), own_bias, outer.extra]
+        found += [] if shape.tied and layout["pp"] == 1 else [table]
+    return found
+
+
+def _norm(shape: ModelShape, size: int) -> list[int]:
+    """A norm has a weight and, in layer norms, a bias."""
+    count = 2 if shape.norm in ("layernorm", "batchnorm") else 1
+    return [size // count] * count if size else []
+
+
+def _pieces(shape: ModelShape, vector: Vector, size: int, tp: int) -> list[int]:
+    """The tensors that are listed as one vector."""
+    if vector.name == "qkv_bias":
+        keys = min(size // 3, up(shape.kv_heads * shape.head_dim, tp))
+        return [size - 2 * keys, keys, keys]
+    one = {"norms": shape.hidden, "qk_norm": shape.head_dim}.get(vector.name, size)
+    return [one] * (size // one) + [size % one] * (size % one > 0) if one else []
 
 
 def all_stages(shape: ModelShape, layout: Layout, *, sharded: bool) -> list[Held]:

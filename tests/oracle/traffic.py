@@ -9,17 +9,20 @@ from functools import cache
 from strategist.facts.groups import GroupLink, group_bandwidth
 from strategist.facts.hardware import Cluster
 from strategist.facts.job import Job
-from strategist.facts.model import LayerKind, ModelShape
+from strategist.facts.layers import build_layer
+from strategist.facts.model import LayerKind, ModelShape, layer_sequence
+from strategist.facts.parameters import outer_parameters
 from strategist.facts.profile import BYTES
 from strategist.facts.tiers import tiers
-from tests.oracle.memory import sequence_cut, tokens, uses_units
-from tests.oracle.parameters import Held, expert_ranks, expert_shards, vocabulary
+from tests.oracle.memory import is_plain, sequence_cut, tokens, uses_units
+from tests.oracle.parameters import Held, expert_ranks, expert_shards, padded, tensors_of, vocabulary
 from tests.oracle.stages import Layout
 
 
 @dataclass(frozen=True)
 class Row:
-    """One collective: its axis, what it hides behind ("" nothing), the payload, how often, and over which ranks."""
+    """One collective: its axis, what it hides behind ("" nothing), the payload, how often, over which ranks, and in how many
+    pieces the payload is sent."""
 
     axis: str
     op: str
@@ -28,6 +31,7 @@ class Row:
     times: float
     size: int
     stride: int
+    pieces: float = 1
 
 
 @cache
@@ -42,8 +46,8 @@ def collective_seconds(cluster: Cluster, row: Row) -> float:
     if n == 1 or S == 0:
         return 0.0
     link = link_of(cluster, row.size, row.stride)
-    a, moved = link.latency_s, S * (n - 1) / n
-    if row.op in ("all-gather", "reduce-scatter"):
+    a, moved = link.latency_s * row.pieces, S * (n - 1) / n
+    if row.op in ("all-gather", "reduce-scatter", "broadcast"):
         return a + moved / link.ring_Bps
     if row.op == "all-reduce":
         return 2 * a + 2 * moved / link.all_reduce_Bps
@@ -59,7 +63,7 @@ def rows_of(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], wh
         *_context(job, layout, kinds),
         *_experts(job, layout, kinds),
         *_pipeline(job, layout, stage),
-        *_data(job, layout, whole),
+        *_data(job, layout, stage, kinds, padded(job.model, layout, stage, kinds) if layout["zero"] >= 2 else whole),
     ]
 
 
@@ -147,24 +151,69 @@ def _pipeline(job: Job, layout: Layout, stage: int) -> Iterator[Row]:
         yield Row("pp", "send", "", table, ends, pp, stride)
 
 
-def _data(job: Job, layout: Layout, whole: Held) -> Iterator[Row]:
+def _data(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], whole: Held) -> Iterator[Row]:
     """The dense rows, and the same for the routed experts over their replicas."""
     tp, cp, shard, replicate = (layout[name] for name in ("tp", "cp", "dp_shard", "dp_replicate"))
     r = BYTES[job.formats.reduce] * job.trainable
     everybody, sharded = (replicate * shard * cp, tp), (shard * cp, tp)
     in_layers = whole.dense - whole.before - whole.behind
     ranks = everybody if layout["zero"] < 2 else sharded
-    yield from _data_rows(job, layout, (whole.dense, in_layers), ranks, sharded)
+    apart = layout["ep"] * layout["etp"] != tp  # other ranks share the experts
+    alone = sum(kind.ffn == "moe" for kind in kinds) if apart else 0
+    units, layers, tensors, expert_units = 1, 1, 1, min(alone, 1)
+    if job.profile.has_units:
+        ends = (stage == 0) + (stage == layout["pp"] - 1) - (job.model.tied and layout["pp"] == 1)
+        units = _buckets(job) if is_plain(layout) else len(kinds) + ends
+        expert_units, layers, tensors = (
+            alone,
+            len(kinds),
+            _tensors(job, layout, stage, kinds),
+        )
+    yield from _data_rows(job, layout, (whole.dense, in_layers), ranks, sharded, (units, layers, tensors))
     own_unit = job.profile.has_units and not job.model.tied
     if own_unit and layout["zero"] == 3 and layout["pp"] > 1 and layout["accumulation"] > 1:
         yield Row("dp", "all-gather", "backward", BYTES[job.formats.compute] * whole.behind, 1, *sharded)
     replicas, apart = expert_ranks(layout), layout["ep"] * layout["etp"]
-    yield from _data_rows(job, layout, (whole.experts, whole.experts), (replicas, apart), (replicas, apart))
+    own, pieces = (
+        (whole.experts, whole.experts),
+        (expert_units, expert_units, 0 if job.profile.has_units else expert_units),
+    )
+    yield from _data_rows(job, layout, own, (replicas, apart), (replicas, apart), pieces)
     if layout["zero"] >= 2:
         times = _between_replicas(job, layout)
         across = (replicate, tp * cp * shard)
-        yield Row("dp", "all-reduce", "backward", r * whole.dense / (shard * cp), times, *across)
-        yield Row("dp", "all-reduce", "backward", r * whole.experts / expert_shards(layout), times, *across)
+        yield Row("dp", "all-reduce", "backward", r * whole.dense / (shard * cp), times, *across, units)
+        yield Row(
+            "dp", "all-reduce", "backward", r * whole.experts / expert_shards(layout), times, *across, expert_units
+        )
+
+
+def _tensors(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> int:
+    """Tensors that have any elements."""
+    both = (tensors_of(job.model, layout, stage, kinds, experts=which) for which in (False, True))
+    return sum(size > 0 for found in both for size in found)
+
+
+def _buckets(job: Job) -> int:
+    """DDP's buckets, filled from the head to the embedding: a first of 1 MiB, further ones of 25."""
+    shape, size = job.model, BYTES[job.formats.gradient] * job.trainable
+    outer, table = outer_parameters(shape), vocabulary(shape, 1, 1)
+    come = [0 if shape.tied else table, outer.final_norm, outer.extra]
+    for kind in reversed(layer_sequence(shape)):
+        layer = build_layer(shape, kind)
+        for m in reversed(layer.matrices):
+            for _ in range(1 if m.is_expert else m.copies):
+                copies = m.copies if m.is_expert else 1
+                come += [copies * m.weights, copies * m.outputs * m.bias]
+        come += [vector.size for vector in layer.vectors]
+    come += [outer.position, table, outer.projection, outer.input, outer.embedding_norm]
+    full, held = [], 0.0
+    for elements in come:
+        held += elements * size
+        if held >= (25 if full else 1) * 2**20:
+            full.append(held)
+            held = 0.0
+    return len(full) + (held > 0)
 
 
 def _once_per_step(layout: Layout) -> int:
@@ -176,21 +225,28 @@ def _between_replicas(job: Job, layout: Layout) -> int:
 
 
 def _data_rows(
-    job: Job, layout: Layout, held: tuple[float, float], ranks: tuple[int, int], sharing: tuple[int, int]
+    job: Job,
+    layout: Layout,
+    held: tuple[float, float],
+    ranks: tuple[int, int],
+    sharing: tuple[int, int],
+    pieces: tuple[float, float, float],
 ) -> Iterator[Row]:
-    """`ranks` reduce, `sharing` share the state."""
-    elements, in_layers = held
+    """`ranks` reduce, `sharing` share the state; `pieces` of everything, of the layers, and of updated weights."""
+    (elements, in_layers), (units, layers, tensors) = held, pieces
     zero, pp, m = layout["zero"], layout["pp"], layout["accumulation"]
     c, r, s = (BYTES[getattr(job.formats, name)] for name in ("compute", "reduce", "parameter"))
     r, s = r * job.trainable, s * job.trainable
+    trains = job.trainable > 0
     if zero < 2:
         times = _between_replicas(job, layout) if layout["tp"] > 1 else 1
-        yield Row("dp", "all-reduce", "backward", r * elements, times, *ranks)
+        yield Row("dp", "all-reduce", "backward", r * elements, times, *ranks, units * trains)
     if zero == 1:
-        yield Row("dp", "all-gather", "", s * elements, 1, *sharing)
+        op = "broadcast" if job.profile.has_units else "all-gather"
+        yield Row("dp", op, "", s * elements, 1, *sharing, tensors * trains)
     if zero >= 2:
         gathers = 1 if zero == 2 and pp > 1 else m
-        yield Row("dp", "all-gather", "forward", c * elements, gathers, *ranks)
-        yield Row("dp", "reduce-scatter", "backward", r * elements, _once_per_step(layout), *ranks)
+        yield Row("dp", "all-gather", "forward", c * elements, gathers, *ranks, units)
+        yield Row("dp", "reduce-scatter", "backward", r * elements, _once_per_step(layout), *ranks, units * trains)
     if zero == 3:
-        yield Row("dp", "all-gather", "backward", c * in_layers, m, *ranks)
+        yield Row("dp", "all-gather", "backward", c * in_layers, m, *ranks, layers)
