@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 
 import numpy as np
@@ -82,8 +83,12 @@ def _measured_row(name: str) -> Row | None:
 
 
 def _row_peak(row: Row) -> float:
-    gpu = next(gpu for gpu in rows("gpus") if gpu["name"] == row["gpu"])
-    return float(gpu["bf16_TFLOPs"]) * 1e12
+    return float(_device(row)["bf16_TFLOPs"]) * 1e12
+
+
+def _device(row: Row) -> Row:
+    """The device that a row of rates was measured on."""
+    return next(gpu for gpu in rows("gpus") if gpu["name"] == row["gpu"])
 
 
 def _flat(rate: float, basis: Basis, source: str) -> MatmulRates:
@@ -94,7 +99,9 @@ def _flat(rate: float, basis: Basis, source: str) -> MatmulRates:
 
 def _grid(row: Row, scale: float, gpu: Gpu, sustained: float) -> MatmulRates:
     """Bucket centres in log2; empty buckets are filled along `m`; rows from constant data are scaled down to what the
-    device reaches on random data, and to what it sustains."""
+    device reaches on random data, and to what it sustains. Rows of another device are also scaled up to that, and moved:
+    what a product costs besides its FLOP does not grow with the device, so that one of a quarter of the peak reaches at m
+    rows what the other reaches at 4 m, and one of a quarter of the rate per processor at k what the other reaches at 4 k."""
     table = np.array(row["median_TFLOPs"], dtype=np.float64) * 1e12 * scale
     log_m, log_nk = _centres(row["m_edges"]), _centres(row["min_nk_edges"])
     for column in table.T:
@@ -102,9 +109,17 @@ def _grid(row: Row, scale: float, gpu: Gpu, sustained: float) -> MatmulRates:
         column[~known] = np.interp(log_m[~known], log_m[known], column[known])
     if gpu.matmul_measured_FLOPs:
         large = table[np.ix_(log_m >= 11, log_nk >= 12)]
-        table *= min(1.0, gpu.matmul_measured_FLOPs / float(np.sort(large, axis=None)[large.size // 2]))
+        reached = gpu.matmul_measured_FLOPs / float(np.sort(large, axis=None)[large.size // 2])
+        table *= min(1.0, reached) if row["gpu"] == gpu.name else reached
     basis: Basis = "measured" if scale == 1.0 else "derived"
+    log_m, log_nk = log_m + math.log2(scale), log_nk + math.log2(_per_processor(row, gpu, scale))
     return MatmulRates(log_m, log_nk, table * sustained, basis, str(row["source"]))
+
+
+def _per_processor(row: Row, gpu: Gpu, scale: float) -> float:
+    """The peak of one multiprocessor over that of the measured device."""
+    measured = _device(row).get("sm_count")
+    return scale * measured / gpu.sm_count if measured and gpu.sm_count else scale
 
 
 def _centres(edges: object) -> Reals:

@@ -67,10 +67,12 @@ def grid_of(gpu: Gpu, precision: str) -> Grid:
     measured = {row["gpu"]: row for row in rows("matmul_rates") if row["dtype"] == "bfloat16"}
     reference = gpu.name if gpu.name in measured else REFERENCE.get(gpu.arch)
     if reference in measured:
-        factor = 1.0
-        if reference != gpu.name:
-            factor = peak_FLOPs(gpu, precision) / peak_FLOPs(gpu_by_id(reference), "bf16")
-        return _times(_scaled_to_random_data(_times(_table(measured[reference]), factor), gpu), sustained)
+        own = _table(measured[reference])
+        if reference == gpu.name:
+            return _times(_scaled_to_random_data(own, gpu, is_own=True), sustained)
+        other, peak = gpu_by_id(reference), peak_FLOPs(gpu, precision)
+        share_of_peak = _times(own, peak / peak_FLOPs(other, "bf16"))
+        return _moved(_times(_scaled_to_random_data(share_of_peak, gpu, is_own=False), sustained), gpu, other, peak)
     rate = gpu.matmul_measured_FLOPs or peak_FLOPs(gpu, precision) * share("matmul_share", gpu)
     return _flat(rate * sustained)
 
@@ -110,8 +112,16 @@ def _times(grid: Grid, factor: float) -> Grid:
     return Grid(grid.m, grid.nk, tuple(tuple(value * factor for value in line) for line in grid.rate))
 
 
-def _scaled_to_random_data(grid: Grid, gpu: Gpu) -> Grid:
-    """Rows measured on constant data run faster than random data does."""
+def _moved(grid: Grid, gpu: Gpu, other: Gpu, peak: float) -> Grid:
+    """The rows of another device at the sizes that take as long here: on the whole device (rows), or on one of its
+    multiprocessors (the narrow dimension)."""
+    slower = peak / peak_FLOPs(other, "bf16")
+    each = slower * (other.sm_count / gpu.sm_count if other.sm_count and gpu.sm_count else 1.0)
+    return Grid(tuple(at + log2(slower) for at in grid.m), tuple(at + log2(each) for at in grid.nk), grid.rate)
+
+
+def _scaled_to_random_data(grid: Grid, gpu: Gpu, *, is_own: bool) -> Grid:
+    """Rows measured on constant data run faster than random data does; rows of another device may also be too low."""
     if gpu.matmul_measured_FLOPs is None:
         return grid
     large = sorted(
@@ -120,7 +130,8 @@ def _scaled_to_random_data(grid: Grid, gpu: Gpu) -> Grid:
         for at_nk, value in zip(grid.nk, line, strict=True)
         if at_m >= 11 and at_nk >= 12
     )
-    return _times(grid, min(1.0, gpu.matmul_measured_FLOPs / large[len(large) // 2]))
+    reached = gpu.matmul_measured_FLOPs / large[len(large) // 2]
+    return _times(grid, min(1.0, reached) if is_own else reached)
 
 
 def rate_at(grid: Grid, m: float, narrow: float) -> float:
