@@ -16,7 +16,7 @@ from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Reals, total_of
 from strategist.space.shares import layers, sequence_cut, tokens
 from strategist.space.stages import kinds
-from strategist.timing.rates import matmul_rates, memory_Bps, share
+from strategist.timing.rates import kept_share, matmul_rates, memory_Bps, share
 
 Passes = Literal["forward", "backward"]
 COMPUTE_TERMS = ("matmul", "attention", "elementwise", "moe_dispatch", "host")
@@ -169,7 +169,8 @@ def _attention(job: Job, gpu: Gpu, kind: LayerKind, c: Candidates, passes: Passe
     if job.profile.attention == "unfused":
         return _unfused(job, gpu, kind, c, passes)
     family = "attention" if job.profile.attention == "flash" else job.profile.attention
-    rate = _half_peak(job, gpu) * share(f"{family}_{passes}_share", gpu) * _filled(job, kind, gpu)
+    name = f"{family}_{passes}_share"
+    rate = _half_peak(job, gpu) * share(name, gpu) * kept_share(name, gpu) * _filled(job, kind, gpu)
     factor = 1.0 if passes == "forward" else 2.5
     return factor * per_token * tokens(job, c) / c["tp"] / rate
 

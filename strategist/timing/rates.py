@@ -140,6 +140,24 @@ def rate_row(name: str, arch: str) -> Row:
     return found.get(arch, found.get("default", {}))
 
 
+@cache
+def kept_share(name: str, gpu: Gpu) -> float:
+    """What a device keeps of a share of peak that short benchmarks on the device of its row (`gpu`) reached: what power
+    leaves of it in a long run, and as much less of its peak as its own products reach; 1 for a share without a device."""
+    row = rate_row(name, gpu.arch)
+    if "gpu" not in row:
+        return 1.0
+    own, other = gpu.matmul_measured_FLOPs, _measured_share(row["gpu"])
+    reached = min(1.0, own / (gpu.bf16_FLOPs or own) / other) if own else 1.0
+    return reached * share("sustained_share", gpu)
+
+
+def _measured_share(name: str) -> float:
+    """Share of peak that products on random data reach on a device of the catalogue that says so."""
+    row = next(gpu for gpu in rows("gpus") if gpu["name"] == name)
+    return float(row["matmul_bf16_measured_TFLOPs"]) / float(row["bf16_TFLOPs"])
+
+
 def memory_Bps(gpu: Gpu) -> float:
     """Memory traffic that elementwise kernels reach."""
     return gpu.memory_Bps * share("memory_share", gpu)

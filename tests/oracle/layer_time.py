@@ -11,7 +11,7 @@ from strategist.facts.layers import Layer, Matrix, build_layer
 from strategist.facts.model import LayerKind, ModelShape
 from strategist.facts.profile import BYTES
 from tests.oracle.memory import sequence_cut, tokens
-from tests.oracle.rates import attention_peak_FLOPs, matmul_seconds, memory_Bps, share
+from tests.oracle.rates import attention_peak_FLOPs, kept, matmul_seconds, memory_Bps, share
 from tests.oracle.stages import Layout
 
 ATTENTION = ("attention", "sliding", "mla")
@@ -120,8 +120,8 @@ def _attention(job: Job, layout: Layout, kind: LayerKind) -> Pass:
         name = "attention" if how == "flash" else how
         span = _span(job.model, kind, job.workload.seq_len)
         peak *= span / (span + share("attention_half_length", gpu))
-        forward = flop / (peak * share(f"{name}_forward_share", gpu))
-        backward = 2.5 * flop / (peak * share(f"{name}_backward_share", gpu))
+        forward = flop / (peak * kept(f"{name}_forward_share", gpu))
+        backward = 2.5 * flop / (peak * kept(f"{name}_backward_share", gpu))
     return Pass(forward, backward, redone(job, layout, "attention") * forward)
 
 

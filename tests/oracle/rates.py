@@ -39,6 +39,19 @@ def share(name: str, gpu: Gpu) -> float:
     return float(named.get(gpu.arch, named["default"]))
 
 
+def kept(name: str, gpu: Gpu) -> float:
+    """A share of peak in a long run: what short runs reached on the device of its row, less what power takes, and less as
+    this device's products reach less of its peak than those of that device."""
+    named = {row["arch"]: row for row in rows("rates") if row["name"] == name}
+    row = named.get(gpu.arch, named["default"])
+    if "gpu" not in row:
+        return float(row["value"])
+    other = gpu_by_id(row["gpu"])
+    theirs = (other.matmul_measured_FLOPs or 0.0) / (other.bf16_FLOPs or 1.0)
+    own = gpu.matmul_measured_FLOPs / gpu.bf16_FLOPs if gpu.matmul_measured_FLOPs and gpu.bf16_FLOPs else theirs
+    return float(row["value"]) * share("sustained_share", gpu) * min(1.0, own / theirs)
+
+
 def memory_Bps(gpu: Gpu) -> float:
     """B: what elementwise kernels reach."""
     return gpu.memory_Bps * share("memory_share", gpu)

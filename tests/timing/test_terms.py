@@ -19,7 +19,7 @@ from strategist.planner.situation import one
 from strategist.space.grammar import parse_pins
 from strategist.timing.compute import matmul_seconds
 from strategist.timing.estimate import StepTimes, step_times
-from strategist.timing.rates import matmul_rates
+from strategist.timing.rates import kept_share, matmul_rates
 
 DP_TERMS = ("tp", "cp", "ep", "pp", "dp")
 
@@ -78,6 +78,26 @@ def test_long_runs_do_not_beat_measured_products(name: str) -> None:
     assert bf16 <= 1.05 * (gpu.matmul_measured_FLOPs or 0.0)
     if gpu.fp8_FLOPs:
         assert bf16 < float(matmul_rates(gpu, "fp8").at(large, large)[0]) < gpu.fp8_FLOPs
+
+
+def test_attention_follows_what_a_device_reaches() -> None:
+    """A card of the same peak whose products reach less of it, for want of power, takes as much longer for attention; a
+    share without a measured device is taken as it is."""
+    full, limited = gpu_by_id("h100-sxm-80gb"), gpu_by_id("h100-hbm2e-96gb")
+    assert full.matmul_measured_FLOPs and limited.matmul_measured_FLOPs
+    slower = kept_share("cudnn_forward_share", full) / kept_share("cudnn_forward_share", limited)
+    assert slower == pytest.approx(full.matmul_measured_FLOPs / limited.matmul_measured_FLOPs, rel=1e-3)
+    assert kept_share("flash1_forward_share", limited) == 1.0
+
+
+@pytest.mark.parametrize("name", ["rtx-4090", "a10g", "l4"])
+def test_small_devices_are_full_with_small_products(name: str) -> None:
+    """Of what it reaches with large products, a device of an architecture's reference at a fraction of the peak keeps more
+    at a small one."""
+    own, other = (matmul_rates(gpu_by_id(gpu), "bf16") for gpu in (name, {"a10g": "a100-sxm-80gb"}.get(name, "l40s")))
+    small, large = np.array([1024.0]), np.array([8192.0])
+    kept = [float(rates.at(small, small)[0] / rates.at(large, large)[0]) for rates in (own, other)]
+    assert kept[0] > kept[1]
 
 
 def test_fp8_buys_matmuls_with_casts() -> None:
