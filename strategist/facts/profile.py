@@ -150,8 +150,11 @@ def with_habits(
     attention: Attention | None = None,
     hides: tuple[Hides, ...] = (),
     redoes: tuple[str, ...] = (),
+    merges_copies: bool = False,
+    light: Light | None = None,
 ) -> Profile:
-    """The profile under other kernels, another attention, more overlap or other recomputed modules, as a run states them."""
+    """The profile under other kernels, another attention, more overlap, another recomputation or a leaner dispatch to
+    experts, as a run states them."""
     keeping = profile.keeping
     if kernels == "compiled":  # what is bound by memory is computed again in backward, inside the kernels that need it
         keeping = replace(keeping, activated=False, rms_bytes=0.0)
@@ -162,6 +165,8 @@ def with_habits(
         attention=attention or profile.attention,
         hides=(*profile.hides, *hides),
         redoes=redoes,
+        merges_copies=profile.merges_copies or merges_copies,
+        light=light or profile.light,
     )
 
 
