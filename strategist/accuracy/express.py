@@ -26,6 +26,10 @@ PRECISION_WORDS: tuple[tuple[str, Precision], ...] = (
 RECOMPUTE = ("none", "selective", "full")
 _ZERO_GROUP = re.compile(r"(?:zero1=|FSDP group )(\d+)")
 """How many ranks share the state, where that is less than all."""
+_SCALED = (("rowwise_with_gw_hp", 3.0), ("rowwise", 8.0))
+"""Recipes of fp8 with a scale for every row, and the bytes that each element of a matrix' input moves to be cast: read and
+written once where the weight gradient stays in half precision, else also turned and cast again. Source: pytorch/ao:
+torchao/testing/training/roofline_utils.py, get_tensor_memory_traffic_ovhd_s."""
 _ENGINE = re.compile(r"\bTE\b")
 """Transformer Engine's modules, named among the techniques of a run."""
 _STAGE_LAYERS = re.compile(r'"layers": ?\[([\d, ]+)\]')
@@ -124,6 +128,7 @@ def _profile(run: Run) -> Profile:
         hides=hides,
         redoes=_redoes(run),
         merges_copies="DeepEP" in detail,
+        cast_bytes=next((moved for word, moved in _SCALED if word in run.get("precision", "")), None),
         light="half-blocks" if _halves(run) else None,
     )
 

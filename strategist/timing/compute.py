@@ -134,15 +134,18 @@ def _expert_sizes(job: Job, matrix: Matrix, c: Candidates) -> Sizes:
 
 def cast_seconds(job: Job, gpu: Gpu, layer: Layer, c: Candidates) -> Reals:
     """Seconds of turning the inputs of one layer's matrices to fp8 in forward, (C,): each is written twice, as it is and
-    transposed for the weight gradient, and read unless the kernel before it does both. Source: NVIDIA/TransformerEngine: cast_transpose; Micikevicius et al.
+    transposed for the weight gradient, and read unless the kernel before it does both; under sequence parallelism a rank casts
+    its own tokens where casts come before gathers. Source: NVIDIA/TransformerEngine: cast_transpose; Micikevicius et al.
     2022, arXiv 2209.05433 (per-tensor scales need the largest magnitude, which the same pass finds)."""
     if job.workload.precision != "fp8" or not job.profile.casts_fp8:
         return np.zeros(len(c))
+    own = sequence_cut(c) if job.gathers_fp8 else 1
     moved = np.zeros(len(c))
     for matrix in layer.matrices:
         sizes = _expert_sizes(job, matrix, c) if matrix.is_expert else _sizes(job, matrix, c)
         times, m, _, k = np.broadcast_arrays(*sizes, c["tp"])[:4]
-        moved = moved + times * m * k * job.profile.kernels.cast_bytes
+        rows = m / own if matrix.cut == "column" and not matrix.is_expert else m
+        moved = moved + times * rows * k * job.profile.kernels.cast_bytes
     return moved / memory_Bps(gpu)
 
 

@@ -111,6 +111,18 @@ def test_fp8_buys_matmuls_with_casts() -> None:
     assert seconds(timed(bare), "elementwise") == seconds(half, "elementwise")
 
 
+def test_what_is_cast_before_it_is_gathered_costs_less() -> None:
+    """Under sequence parallelism a rank that casts its own tokens sends half the bytes of the gathers and casts a part of
+    them; adapters, scales per row and bf16 leave everything as it was."""
+    asked = job(find_profile("megatron-core"), workload=Workload(seq_len=4096, global_batch=64, precision="fp8"))
+    late = replace(asked, profile=replace(asked.profile, gathers_fp8=False))
+    early, later, beside = (timed(one, "dp=4,tp=4,zero=1,sp=1") for one in (asked, late, replace(asked, adapters=True)))
+    assert seconds(early, "tp") < 0.85 * seconds(later, "tp")
+    assert seconds(early, "elementwise") < seconds(later, "elementwise")
+    assert seconds(beside, "tp") == seconds(later, "tp")
+    assert not with_habits(asked.profile, cast_bytes=8.0).gathers_fp8
+
+
 def test_a_small_model_waits_for_its_launches() -> None:
     """With little work per kernel a step takes at least the time to launch every kernel of every layer."""
     asked = job(model=load_model("gpt2"), workload=Workload(seq_len=64, global_batch=16))
