@@ -129,22 +129,22 @@ def _centres(edges: object) -> Reals:
 
 
 def share(name: str, gpu: Gpu) -> float:
-    """A rate or share of the catalogue for a device's architecture, or its default row."""
-    return float(rate_row(name, gpu.arch)["value"])
+    """A rate or share of the catalogue for a device or its architecture, or its default row."""
+    return float(rate_row(name, gpu.name, gpu.arch)["value"])
 
 
 @cache
-def rate_row(name: str, arch: str) -> Row:
-    """The row of `rates` by name for an architecture, or the default one."""
+def rate_row(name: str, device: str, arch: str) -> Row:
+    """The row of `rates` by name for a device, its architecture, or the default one."""
     found = {row["arch"]: row for row in rows("rates") if row["name"] == name}
-    return found.get(arch, found.get("default", {}))
+    return found.get(device, found.get(arch, found.get("default", {})))
 
 
 @cache
 def kept_share(name: str, gpu: Gpu) -> float:
     """What a device keeps of a share of peak that short benchmarks on the device of its row (`gpu`) reached: what power
     leaves of it in a long run, and as much less of its peak as its own products reach; 1 for a share without a device."""
-    row = rate_row(name, gpu.arch)
+    row = rate_row(name, gpu.name, gpu.arch)
     if "gpu" not in row:
         return 1.0
     own, other = gpu.matmul_measured_FLOPs, _measured_share(row["gpu"])

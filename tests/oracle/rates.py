@@ -34,16 +34,16 @@ class Grid:
 
 
 def share(name: str, gpu: Gpu) -> float:
-    """A rate or share of the catalogue for an architecture, or its default."""
+    """A rate or share of the catalogue for a device, an architecture, or its default."""
     named = {row["arch"]: row["value"] for row in rows("rates") if row["name"] == name}
-    return float(named.get(gpu.arch, named["default"]))
+    return float(named.get(gpu.name, named.get(gpu.arch, named["default"])))
 
 
 def kept(name: str, gpu: Gpu) -> float:
     """A share of peak in a long run: what short runs reached on the device of its row, less what power takes, and less as
     this device's products reach less of its peak than those of that device."""
     named = {row["arch"]: row for row in rows("rates") if row["name"] == name}
-    row = named.get(gpu.arch, named["default"])
+    row = named.get(gpu.name, named.get(gpu.arch, named["default"]))
     if "gpu" not in row:
         return float(row["value"])
     other = gpu_by_id(row["gpu"])
