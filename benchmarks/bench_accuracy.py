@@ -40,7 +40,7 @@ FITTED: Mapping[str, str] = {
     "sustained_share (Ampere)": "internlm-internevo, bigscience-bloom-prequel, mosaicml-llm-foundry",
     "fp8_relative_share (Blackwell)": "nvidia-megatron-bridge",
     "sustained_share (B200), cudnn shares (Blackwell)": "simumax-b200 (its products and attention alone, not its steps)",
-    "rates of RTX 3090 Ti and 4090, A6000": "mli-transformers-benchmarks (its products alone, not its steps)",
+    "rates of RTX 3090 Ti, RTX 4090 and A6000": "mli-transformers-benchmarks (its products alone, not its steps)",
     "launches and host_us of megatron-deepspeed": "vtrain (single node)",
     "launches and host_us of fused, experts": "nvidia-megatron-bridge",
     "launches of fused, dense": "megatron-lm-functional-tests (memory.csv)",

@@ -8,9 +8,23 @@ from functools import cache
 import numpy as np
 
 from strategist.catalog import Row, rows
+from strategist.facts.gpus import gpu_by_id
 from strategist.facts.hardware import Basis, Gpu
 from strategist.records import dataclass
 from strategist.space.candidates import Reals
+
+_LIKE_CHIP = {
+    "8.0": "a100-sxm-80gb",
+    "8.6": "rtx-a6000",
+    "8.9": "l40s",
+    "9.0": "h100-sxm-80gb",
+    "10.0": "b200-sxm-180gb",
+    "10.3": "b300-sxm-288gb",
+    "12.0": "rtx-pro-6000-blackwell-server",
+    "gfx942": "mi300x",
+    "gfx950": "mi355x",
+}
+"""Device whose large products, measured under its power limit, stand for others of the same process, by compute capability."""
 
 _LIKE = {
     "Ampere": "a100-sxm-80gb",
@@ -69,13 +83,31 @@ def matmul_rates(gpu: Gpu, precision: str) -> MatmulRates:
         half = matmul_rates(gpu, "bf16")
         scale = peak / (gpu.bf16_FLOPs or peak) * share("fp8_relative_share", gpu)
         return MatmulRates(half.log_m, half.log_nk, half.rate * scale, "derived", half.source)
-    sustained = share("sustained_share", gpu)
+    large = peak * large_share(gpu)
     row = _measured_row(gpu.name) or _measured_row(_LIKE.get(gpu.arch, ""))
     if row is None:
-        measured = gpu.matmul_measured_FLOPs
-        rate = (measured or peak * share("matmul_share", gpu)) * sustained
-        return _flat(rate, "measured" if measured else "assumed", "catalogue: largest measured matmul or matmul_share")
-    return _grid(row, 1.0 if row["gpu"] == gpu.name else peak / _row_peak(row), gpu, sustained)
+        basis: Basis = "measured" if gpu.matmul_measured_FLOPs else "assumed"
+        return _flat(large, basis, "catalogue: largest measured matmul or matmul_share")
+    if row["gpu"] == gpu.name:
+        return _own_grid(row, large / share("sustained_share", gpu), share("sustained_share", gpu))
+    return _grid_of_another(row, peak / _row_peak(row), large)
+
+
+@cache
+def large_share(gpu: Gpu) -> float:
+    """Share of the half-precision peak that large products on random data reach in a long run: as measured; else what a
+    measured device of the same process reaches, more or less by the power that each has for its peak, up to what products
+    reach that power does not limit; else an assumed share."""
+    peak, sustained = gpu.bf16_FLOPs or gpu.fp16_FLOPs or 0.0, share("sustained_share", gpu)
+    if gpu.matmul_measured_FLOPs and peak:
+        return gpu.matmul_measured_FLOPs / peak * sustained
+    name = _LIKE_CHIP.get(gpu.compute_capability or "", "")
+    if not name or not gpu.tdp_W or not peak:
+        return share("matmul_share", gpu) * sustained
+    other = gpu_by_id(name)
+    theirs = other.bf16_FLOPs or 0.0
+    power = gpu.tdp_W / peak / ((other.tdp_W or 0.0) / theirs)
+    return min(share("cool_share", gpu), large_share(other) * power ** share("power_exponent", gpu))
 
 
 def _measured_row(name: str) -> Row | None:
@@ -83,12 +115,7 @@ def _measured_row(name: str) -> Row | None:
 
 
 def _row_peak(row: Row) -> float:
-    return float(_device(row)["bf16_TFLOPs"]) * 1e12
-
-
-def _device(row: Row) -> Row:
-    """The device that a row of rates was measured on."""
-    return next(gpu for gpu in rows("gpus") if gpu["name"] == row["gpu"])
+    return gpu_by_id(row["gpu"]).bf16_FLOPs or 0.0
 
 
 def _flat(rate: float, basis: Basis, source: str) -> MatmulRates:
@@ -97,29 +124,37 @@ def _flat(rate: float, basis: Basis, source: str) -> MatmulRates:
     return MatmulRates(grid, grid, rate * floor, basis, source)
 
 
-def _grid(row: Row, scale: float, gpu: Gpu, sustained: float) -> MatmulRates:
-    """Bucket centres in log2; empty buckets are filled along `m`; rows from constant data are scaled down to what the
-    device reaches on random data, and to what it sustains. Rows of another device are also scaled up to that, and moved:
-    what a product costs besides its FLOP does not grow with the device, so that one of a quarter of the peak reaches at m
-    rows what the other reaches at 4 m, and one of a quarter of the rate per processor at k what the other reaches at 4 k."""
-    table = np.array(row["median_TFLOPs"], dtype=np.float64) * 1e12 * scale
+def _table(row: Row) -> tuple[Reals, Reals, Reals]:
+    """FLOP/s of a row's buckets, empty ones filled along `m`, and their centres in log2."""
+    table = np.array(row["median_TFLOPs"], dtype=np.float64) * 1e12
     log_m, log_nk = _centres(row["m_edges"]), _centres(row["min_nk_edges"])
     for column in table.T:
         known = np.isfinite(column)
         column[~known] = np.interp(log_m[~known], log_m[known], column[known])
-    if gpu.matmul_measured_FLOPs:
-        large = table[np.ix_(log_m >= 11, log_nk >= 12)]
-        reached = gpu.matmul_measured_FLOPs / float(np.sort(large, axis=None)[large.size // 2])
-        table *= min(1.0, reached) if row["gpu"] == gpu.name else reached
-    basis: Basis = "measured" if scale == 1.0 else "derived"
-    log_m, log_nk = log_m + math.log2(scale), log_nk + math.log2(_per_processor(row, gpu, scale))
-    return MatmulRates(log_m, log_nk, table * sustained, basis, str(row["source"]))
+    return table, log_m, log_nk
 
 
-def _per_processor(row: Row, gpu: Gpu, scale: float) -> float:
-    """The peak of one multiprocessor over that of the measured device."""
-    measured = _device(row).get("sm_count")
-    return scale * measured / gpu.sm_count if measured and gpu.sm_count else scale
+def _of_large(table: Reals, log_m: Reals, log_nk: Reals) -> float:
+    """The upper median of large products."""
+    large = table[np.ix_(log_m >= 11, log_nk >= 12)]
+    return float(np.sort(large, axis=None)[large.size // 2])
+
+
+def _own_grid(row: Row, measured: float, sustained: float) -> MatmulRates:
+    """The device's own rows, scaled down from constant data to what it reaches on random data, and to what it sustains."""
+    table, log_m, log_nk = _table(row)
+    table *= min(1.0, measured / _of_large(table, log_m, log_nk)) * sustained
+    return MatmulRates(log_m, log_nk, table, "measured", str(row["source"]))
+
+
+def _grid_of_another(row: Row, scale: float, large: float) -> MatmulRates:
+    """Rows of another device, scaled to what this one reaches with large products and moved: what a product costs besides its
+    FLOP does not grow with the device, so that one of a quarter of the peak reaches its rate with half the rows and half
+    the width."""
+    table, log_m, log_nk = _table(row)
+    table *= large / _of_large(table, log_m, log_nk)
+    moved = math.log2(scale) / 2.0
+    return MatmulRates(log_m + moved, log_nk + moved, table, "derived", str(row["source"]))
 
 
 def _centres(edges: object) -> Reals:
@@ -142,20 +177,17 @@ def rate_row(name: str, device: str, arch: str) -> Row:
 
 @cache
 def kept_share(name: str, gpu: Gpu) -> float:
-    """What a device keeps of a share of peak that short benchmarks on the device of its row (`gpu`) reached: what power
-    leaves of it in a long run, and as much less of its peak as its own products reach; 1 for a share without a device."""
+    """What a device keeps of a share of peak that short benchmarks on the device of its row (`gpu`) reached: as much less as
+    its own products reach less of its peak in a long run than that device's did in short ones; 1 for a share without a
+    device."""
     row = rate_row(name, gpu.name, gpu.arch)
-    if "gpu" not in row:
-        return 1.0
-    own, other = gpu.matmul_measured_FLOPs, _measured_share(row["gpu"])
-    reached = min(1.0, own / (gpu.bf16_FLOPs or own) / other) if own else 1.0
-    return reached * share("sustained_share", gpu)
+    return min(1.0, large_share(gpu) / _measured_share(row["gpu"])) if "gpu" in row else 1.0
 
 
 def _measured_share(name: str) -> float:
     """Share of peak that products on random data reach on a device of the catalogue that says so."""
-    row = next(gpu for gpu in rows("gpus") if gpu["name"] == name)
-    return float(row["matmul_bf16_measured_TFLOPs"]) / float(row["bf16_TFLOPs"])
+    gpu = gpu_by_id(name)
+    return (gpu.matmul_measured_FLOPs or 0.0) / (gpu.bf16_FLOPs or 1.0)
 
 
 def memory_Bps(gpu: Gpu) -> float:

@@ -19,7 +19,7 @@ from strategist.planner.situation import one
 from strategist.space.grammar import parse_pins
 from strategist.timing.compute import matmul_seconds
 from strategist.timing.estimate import StepTimes, step_times
-from strategist.timing.rates import kept_share, matmul_rates
+from strategist.timing.rates import kept_share, large_share, matmul_rates, share
 
 DP_TERMS = ("tp", "cp", "ep", "pp", "dp")
 
@@ -88,6 +88,16 @@ def test_attention_follows_what_a_device_reaches() -> None:
     slower = kept_share("cudnn_forward_share", full) / kept_share("cudnn_forward_share", limited)
     assert slower == pytest.approx(full.matmul_measured_FLOPs / limited.matmul_measured_FLOPs, rel=1e-3)
     assert kept_share("flash1_forward_share", limited) == 1.0
+
+
+@pytest.mark.parametrize(("name", "like"), [("l4", "l40s"), ("h100-pcie-80gb", "h100-sxm-80gb"), ("a10", "rtx-a6000"), ("a800-pcie-80gb", "a100-sxm-80gb")])  # fmt: skip
+def test_cards_with_less_power_for_their_peak_reach_less_of_it(name: str, like: str) -> None:
+    """A card that nobody measured reaches a smaller share of its peak than the measured one of its process, as it has less
+    power for it; given plenty it reaches what products reach that power does not limit."""
+    card, other = gpu_by_id(name), gpu_by_id(like)
+    assert 0.3 < large_share(card) < large_share(other)
+    plenty = replace(card, tdp_W=20.0 * (card.tdp_W or 0.0))
+    assert large_share(card) < large_share(plenty) == share("cool_share", card) < 1.0
 
 
 @pytest.mark.parametrize("name", ["rtx-4090", "a10g", "l4"])
