@@ -16,6 +16,10 @@ from xml.etree import ElementTree
 
 from benchmarks.record import ROOT, circumstances, write
 
+WORKERS = ("-n", "2", "--dist=worksteal")
+"""Two at a time; long tests stand side by side, so a worker that has none left takes over what lies before the other."""
+LONGEST = 12
+"""Tests whose seconds are written down: which to split next."""
 PACKAGES = ("strategist", "torch", "numpy", "pydantic", "transformers", "hypothesis", "pytest")
 
 
@@ -23,23 +27,30 @@ def nightly(arguments: Sequence[str], name: str = "nightly") -> int:
     """Run the suite, write what came out, and return pytest's exit code."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = (sys.executable, "-m", "pytest", "--hypothesis-profile=nightly", f"--junitxml={report}", *arguments)
-        code = subprocess.run(command, cwd=ROOT, check=False).returncode
+        command = (sys.executable, "-m", "pytest", "--hypothesis-profile=nightly", f"--junitxml={report}")
+        code = subprocess.run((*command, *WORKERS, *arguments), cwd=ROOT, check=False).returncode
         result = {**circumstances(PACKAGES), "arguments": list(arguments), "exit_code": code, **counts(report)}
     print(f"{result['passed']} passed, {result['failed']} failed, {result['skipped']} skipped; {write(name, result)}")
     return code
 
 
 def counts(report: Path) -> dict[str, Any]:
-    """How many tests ended how, their seconds, and the names of those that did not pass, from pytest's XML."""
+    """How many tests ended how, their seconds, those that took longest, and the names of those that did not pass, from
+    pytest's XML."""
     suite = ElementTree.parse(report).getroot()
-    cases = {f"{case.get('classname')}.{case.get('name')}": _ended(case) for case in suite.iter("testcase")}
+    cases = {_name(case): _ended(case) for case in suite.iter("testcase")}
+    seconds = {_name(case): round(float(case.get("time", 0))) for case in suite.iter("testcase")}
     ended = Counter(cases.values())
     return {
         **{how: ended[how] for how in ("passed", "failed", "error", "skipped")},
         "seconds": round(sum(float(part.get("time", 0)) for part in suite.iter("testsuite"))),
+        "longest": dict(sorted(seconds.items(), key=lambda item: -item[1])[:LONGEST]),
         "not_passed": sorted(name for name, how in cases.items() if how != "passed"),
     }
+
+
+def _name(case: ElementTree.Element) -> str:
+    return f"{case.get('classname')}.{case.get('name')}"
 
 
 def _ended(case: ElementTree.Element) -> str:

@@ -69,7 +69,8 @@ def test_never_ran(broken): pass
 
 @pytest.mark.slow
 def test_the_nightly_result_counts_every_end(tmp_path: Path) -> None:
-    """Passed, failed, broken and skipped tests are counted apart, and all but the passed ones are named."""
+    """Passed, failed, broken and skipped tests are counted apart, all but the passed ones are named, and the seconds of each
+    are there."""
     (tmp_path / "test_all.py").write_text(SUITE, encoding="utf-8")
     report = tmp_path / "report.xml"
     subprocess.run(
@@ -80,3 +81,5 @@ def test_the_nightly_result_counts_every_end(tmp_path: Path) -> None:
         ("passed", "failed", "error", "skipped"), 1
     )
     assert [name.rpartition(".")[2] for name in result["not_passed"]] == ["test_bad", "test_left_out", "test_never_ran"]
+    assert len(result["longest"]) == 4
+    assert result["longest"].keys() > set(result["not_passed"])

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from strategist.document.observed import RankObservation
     from strategist.document.plan import Plan
     from strategist.planner.search import SearchLog
+    from strategist.reports.lines import Line
 
 COMMAND = Command(
     "plan",
@@ -36,7 +37,6 @@ def run(options: Namespace) -> int:
     from strategist.cli.given import given_from
     from strategist.planner.search import SearchLog
     from strategist.reports.brief import brief
-    from strategist.reports.text import details
 
     given, top = given_from(options)
     if options.out is not None:
@@ -50,12 +50,19 @@ def run(options: Namespace) -> int:
     if options.json:
         show_document(plan)
     elif not options.quiet:
-        more = details(plan, width()) if options.verbose else []
-        show_lines([*brief(plan, width(), saved=options.out), *more], no_color=options.no_color)
+        show_lines([*brief(plan, width(), saved=options.out), *_details(plan, options)], no_color=options.no_color)
     if options.search_log:
         for stage in log.stages:
             note(f"{stage.name:<12} {format_seconds(stage.seconds):>9}   {stage.survivors:>12,} left")
     return 0
+
+
+def _details(plan: Plan, options: Namespace) -> list[Line]:
+    if not options.verbose:
+        return []
+    from strategist.reports.text import details  # with the trees of other rungs, which few ask for
+
+    return details(plan, width())
 
 
 def _verified(asked: Asked, top: int, log: SearchLog, options: Namespace) -> Plan:

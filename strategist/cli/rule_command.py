@@ -90,6 +90,6 @@ def _example(values: Any) -> str:
 
 
 def _document(rule: Rule) -> dict[str, Any]:
-    skipped = ("when", "when_text")
+    skipped = ("when", "when_text", "words")
     fields = {name: getattr(rule, name) for name in rule.__dataclass_fields__ if name not in skipped}
     return {"when": rule.when_text} | fields

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Literal
 
 from strategist.document.estimate import MemoryTerm, TimeTerm
+from strategist.document.substitution import Substitution
 from strategist.records import dataclass
 
 OBSERVED = "strategist-observed/1"
@@ -145,15 +146,6 @@ class ObservedTime:
     def launch_floor_ns(self) -> int:
         """The least time in which the host can issue the step."""
         return self.launches * self.launch_ns
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Substitution:
-    """Something that was not run as it is, because fake tensors or the CPU cannot: what stood for it."""
-
-    name: str
-    sentence: str
-    source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

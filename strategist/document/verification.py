@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from strategist.document.estimate import StageMemory
-from strategist.document.observed import Substitution
+from strategist.document.substitution import Substitution
 from strategist.records import dataclass
 
 Role = Literal["chosen", "runner-up", "ruled out"]

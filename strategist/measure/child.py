@@ -58,7 +58,11 @@ def _opened(data: bytes, status: int, what: str) -> Any:
     if not data:
         number = os.waitstatus_to_exitcode(status)
         cause = signal.Signals(-number).name if number < 0 else f"exit code {number}"
-        raise InternalError("INTERNAL", f"{what} ended without a word ({cause}).", hint="Is there enough memory?")
+        raise InternalError(
+            "INTERNAL",
+            f"{what} ended without a word ({cause}).",
+            hint="Free some memory, or ask for fewer kinds of rank: --ranks first.",
+        )
     kind, value = pickle.loads(data)
     if kind == "result":
         return value

@@ -17,8 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from strategist.catalog import rows
 from strategist.document.estimate import TIME_TERMS, TimeTerm
-from strategist.document.observed import ObservedMemory, ObservedTime, RankObservation, Substitution
+from strategist.document.observed import ObservedMemory, ObservedTime, RankObservation
 from strategist.document.plan import Plan
+from strategist.document.substitution import Substitution
 from strategist.executor.build import lay_out
 from strategist.executor.job import Instruments, Job, read_number
 from strategist.executor.mesh import build_mesh

@@ -16,8 +16,8 @@ from torch.distributed.tensor import DTensor, _collective_utils
 from torch.distributed.tensor import placement_types as placements
 
 from strategist.catalog import rows
-from strategist.document.observed import Substitution
 from strategist.document.plan import Plan
+from strategist.document.substitution import Substitution
 from strategist.executor.support import uses_fsdp
 from strategist.measure.program import shortened
 from strategist.measure.recorder import Record

@@ -11,16 +11,20 @@ softmax_d, dq_accum, dk_expanded, dv_expanded.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache, cached_property
+from typing import Literal
 
 import numpy as np
 
 from strategist.facts.job import Job
+from strategist.facts.model import ModelShape
 from strategist.facts.profile import BYTES
-from strategist.memory.saved import OURS, POLICIES, Part, Policy, Saved, habits_of, saved_tensors
+from strategist.memory.saved import OURS, POLICIES, Cut, Habits, Part, Policy, Saved, habits_of, saved_tensors
 from strategist.records import dataclass
-from strategist.space.candidates import Candidates, Mask, Reals
+from strategist.space.candidates import Candidates, Column, Mask, Reals
 from strategist.space.shares import (
     ceil_div,
+    copies_here,
     is_plain_data_parallel,
     layers,
     matrix_elements,
@@ -65,7 +69,8 @@ def is_brought_back(row: Saved, policy: Policy) -> bool:
 
 
 class Kept:
-    """Bytes of the rows of one layer for one micro-batch, under each candidate's policy, (C, K); each sum is made once."""
+    """Bytes of the rows of one layer for one micro-batch, under each candidate's policy, and elements of the layer's
+    matrices, (C, K) each; each sum is made once."""
 
     def __init__(self, job: Job, c: Candidates) -> None:
         self.job, self.c = job, c
@@ -74,47 +79,90 @@ class Kept:
     def rows(self, wanted: Rows, *parts: Part) -> Reals:
         """Some rows, of all parts or of some."""
         if (wanted, parts) not in self._known:
-            job, c = self.job, self.c
-            by_policy = [_rows_of(job, c, wanted, policy, parts) for policy in POLICIES]
-            self._known[wanted, parts] = np.choose(c["recompute"][:, None], by_policy) * tokens(job, c)[:, None]
+            per_token = (self._widths.of(wanted, parts)[self.c["recompute"]] / self._divisors).sum(axis=2)
+            self._known[wanted, parts] = per_token * self._tokens
         return self._known[wanted, parts]
 
+    @cached_property
+    def _widths(self) -> Widths:
+        return widths_of(self.job.model, habits_of(self.job), BYTES[self.job.formats.compute])
 
-def _rows_of(job: Job, c: Candidates, wanted: Rows, policy: Policy, parts: tuple[Part, ...]) -> Reals:
-    if policy == "selective" and job.profile.light == "half-blocks":  # every second layer is computed again whole
-        return 0.5 * (_rows_of(job, c, wanted, "none", parts) + _rows_of(job, c, wanted, "full", parts))
-    columns = []
-    for kind in kinds(job.model):
-        rows = (row for row in saved_tensors(job.model, kind, habits_of(job)) if not parts or row.part in parts)
-        columns.append(_per_token(job, c, [row for row in rows if wanted(row, policy)]))
-    return np.stack(columns, axis=1)
+    @cached_property
+    def _tokens(self) -> Reals:
+        return tokens(self.job, self.c)[:, None]
+
+    @cached_property
+    def _divisors(self) -> Reals:
+        """What each of CUTS divides by, (C, 1, cuts)."""
+        c, sequence = self.c, sequence_cut(self.c)
+        cut_only = np.where(c["tp"] > 1, sequence, np.inf)
+        dispatched = np.maximum(1, sequence // c["etp"])
+        return np.stack([sequence, c["tp"], np.ones_like(sequence), dispatched, cut_only], axis=1)[:, None, :]
+
+    def weights(self, chosen: Callable[[str], bool]) -> Reals:
+        """Elements of the chosen matrices on one rank, of one piece of them where they are tiled."""
+        columns = [
+            sizes[:, [chosen(matrix.name) for matrix in layer.matrices]].sum(axis=1)
+            for layer, sizes in zip(layers(self.job.model), self._matrices, strict=True)
+        ]
+        return np.stack(columns, axis=1) / self.c["tiling"][:, None]
+
+    @cached_property
+    def _matrices(self) -> tuple[Column, ...]:
+        """Elements of every matrix of each sort of layer, all copies of it on one rank, (C, M) each."""
+        one = np.ones_like(self.c["tp"])
+        return tuple(
+            copies_here(layer, self.c) * matrix_elements(layer, self.c, one) for layer in layers(self.job.model)
+        )
 
 
-def _per_token(job: Job, c: Candidates, rows: list[Saved]) -> Reals:
-    """Bytes of some rows per token, (C,)."""
-    widths = {"sequence": 0.0, "heads": 0.0, "whole": 0.0, "dispatched": 0.0}
-    sums = 0.0
-    for row in rows:
-        if row.cut_only:
-            sums += row.width * _bytes(job, row)
-        else:
-            widths[row.cut] += row.width * _bytes(job, row)
-    dispatched = np.maximum(1, sequence_cut(c) // c["etp"])
-    sequence = widths["sequence"] + np.where(c["tp"] > 1, sums, 0.0)
-    own = sequence / sequence_cut(c) + widths["heads"] / c["tp"]
-    return own + widths["dispatched"] / dispatched + widths["whole"]
+CUTS: tuple[Cut | Literal["cut_only"], ...] = ("sequence", "heads", "whole", "dispatched", "cut_only")
+"""How rows are cut; the last are those of the sequence that exist only where tensor parallelism cuts the layer."""
 
 
-def _bytes(job: Job, row: Saved) -> float:
+class Widths:
+    """Bytes of the rows of each sort of layer per token before they are cut, (policies, K, cuts)."""
+
+    def __init__(self, shape: ModelShape, habits: Habits, compute: float) -> None:
+        self.rows = [saved_tensors(shape, kind, habits) for kind in kinds(shape)]
+        self.halves, self.compute = habits.light == "half-blocks", compute
+        self._known: dict[tuple[Rows, tuple[Part, ...]], Reals] = {}
+
+    def of(self, wanted: Rows, parts: tuple[Part, ...]) -> Reals:
+        """The sum of some rows, of all parts if none is named."""
+        if (wanted, parts) not in self._known:
+            self._known[wanted, parts] = self._sum(wanted, parts)
+        return self._known[wanted, parts]
+
+    def _sum(self, wanted: Rows, parts: tuple[Part, ...]) -> Reals:
+        found = np.zeros((len(POLICIES), len(self.rows), len(CUTS)))
+        for place, every in enumerate(self.rows):
+            for row in (row for row in every if not parts or row.part in parts):
+                cut = CUTS.index("cut_only" if row.cut_only else row.cut)
+                keeps = [wanted(row, policy) for policy in POLICIES]
+                found[keeps, place, cut] += row.width * _bytes(self.compute, row)
+        if self.halves:  # every second layer is computed again whole
+            none, selective, full = (POLICIES.index(policy) for policy in ("none", "selective", "full"))
+            found[selective] = 0.5 * (found[none] + found[full])
+        return found
+
+
+@cache
+def widths_of(shape: ModelShape, habits: Habits, compute: float) -> Widths:
+    """The widths of a model under a framework's habits, `compute` bytes per element; each sum is made once."""
+    return Widths(shape, habits, compute)
+
+
+def _bytes(compute: float, row: Saved) -> float:
     """Bytes of one element of a row."""
     if row.is_float32:
         return 4.0
-    return 1.0 if row.is_float8 else BYTES[job.formats.compute]
+    return 1.0 if row.is_float8 else compute
 
 
 def layer_instants(kept: Kept) -> tuple[LayerInstant, ...]:
     """The instants of one layer that can be its worst."""
-    last = weights_CK(kept.job, kept.c, is_last)
+    last = kept.weights(is_last)
     dense = (_behind_activation(kept, last), _last_matrix(kept, last), _first_matrices(kept))
     if kept.job.model.moe is None or kept.job.profile.keeping.name != OURS:
         return (*dense, _in_attention(kept), _before_attention(kept))
@@ -139,9 +187,7 @@ def _experts_begin(kept: Kept) -> LayerInstant:
     copies = kept.job.model.moe.top_k if kept.job.model.moe else 0
     whole = tokens(kept.job, kept.c) * kept.job.model.hidden * BYTES[kept.job.formats.compute]
     gradients = (2.0 * copies * whole + residual_C(kept.job, kept.c))[:, None]
-    return LayerInstant(
-        gradients + kept.rows(is_brought_back), kept.rows(is_used_up), weights_CK(kept.job, kept.c, _is_shared)
-    )
+    return LayerInstant(gradients + kept.rows(is_brought_back), kept.rows(is_used_up), kept.weights(_is_shared))
 
 
 def _experts_end(kept: Kept) -> LayerInstant:
@@ -153,11 +199,11 @@ def _experts_end(kept: Kept) -> LayerInstant:
     whole = tokens(job, c) * job.model.hidden * compute
     streams = (moe.top_k if moe else 0) + (1.0 if moe and moe.shared_ffn else 0.0)
     lists = np.where(is_plain_data_parallel(c) & (stored != compute), stored, compute) + matrices * compute
-    one = weights_CK(job, c, _is_routed) / matrices
+    one = kept.weights(_is_routed) / matrices
     gradients = (streams * whole + residual_C(job, c))[:, None] + lists[:, None] * one
     freed = kept.rows(is_kept, "inside", "product") + kept.rows(is_used_up, "mixer", "ffn")
     again = kept.rows(is_brought_back, "mixer", "ffn")
-    return LayerInstant(gradients + again, freed, weights_CK(job, c, _is_shared))
+    return LayerInstant(gradients + again, freed, kept.weights(_is_shared))
 
 
 def _is_routed(name: str) -> bool:
@@ -204,7 +250,7 @@ def _first_matrices(kept: Kept) -> LayerInstant:
     gradients = _product(kept) + (streams * whole + residual_C(job, c, whole=False))[:, None]
     recomputed = kept.rows(is_brought_back, "mixer", "ffn")
     freed = kept.rows(is_kept, "inside", "product") + kept.rows(is_used_up, "mixer")
-    return LayerInstant(gradients + recomputed, freed, weights_CK(job, c, _is_feed_forward))
+    return LayerInstant(gradients + recomputed, freed, kept.weights(_is_feed_forward))
 
 
 def _in_attention(kept: Kept) -> LayerInstant:
@@ -212,7 +258,7 @@ def _in_attention(kept: Kept) -> LayerInstant:
     job, c = kept.job, kept.c
     gradients = (attention_gradients_C(job, c) + residual_C(job, c))[:, None]
     freed = kept.rows(is_kept, "ffn", "inside", "product") + kept.rows(is_used_up, "mixer")
-    return LayerInstant(gradients + kept.rows(is_brought_back, "mixer"), freed, weights_CK(job, c, _is_behind))
+    return LayerInstant(gradients + kept.rows(is_brought_back, "mixer"), freed, kept.weights(_is_behind))
 
 
 def _before_attention(kept: Kept) -> LayerInstant:
@@ -222,7 +268,7 @@ def _before_attention(kept: Kept) -> LayerInstant:
     queries = whole * (job.model.heads * job.model.head_dim / job.model.hidden) / c["tp"]
     gradients = 2.0 * whole + queries + residual_C(job, c) + residual_C(job, c, whole=False)
     freed = kept.rows(is_kept, "mixer", "ffn", "inside", "product")
-    return LayerInstant(gradients[:, None] + np.zeros_like(freed), freed, weights_CK(job, c, _is_any))
+    return LayerInstant(gradients[:, None] + np.zeros_like(freed), freed, kept.weights(_is_any))
 
 
 def residual_C(job: Job, c: Candidates, *, whole: bool = True) -> Reals:
@@ -248,21 +294,6 @@ def attention_gradients_C(job: Job, c: Candidates) -> Reals:
     workspace = 4.0 * heads * rows * (1.0 + width)
     expanded = 2.0 * count * heads * shape.head_dim * compute if shape.kv_heads != shape.heads else 0.0
     return own + workspace + expanded
-
-
-def weights_CK(job: Job, c: Candidates, chosen: Callable[[str], bool]) -> Reals:
-    """Elements of the chosen matrices of one layer on one rank, of one piece of them where they are tiled, (C, K)."""
-    one = np.ones_like(c["tp"])
-    columns = []
-    for layer in layers(job.model):
-        total = np.zeros(len(c), np.float64)
-        for matrix in layer.matrices:
-            if chosen(matrix.name):
-                cut = c["etp"] if matrix.is_expert else c["tp"]
-                copies = ceil_div(matrix.copies, c["ep"]) if matrix.is_expert else matrix.copies
-                total = total + copies * matrix_elements(matrix, cut, one)
-        columns.append(total / c["tiling"])
-    return np.stack(columns, axis=1)
 
 
 def is_last(name: str) -> bool:

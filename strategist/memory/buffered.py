@@ -43,12 +43,12 @@ def _moving(job: Job, group: Group, counts: Elements) -> Iterator[tuple[int, dic
     stream = residual_C(job, c)[:, None] * group.is_last[None, :]
     yield LOSS, everything | {"logits": gradient_bytes_CS(job, group), "temporaries": own * _head(job, group) + stream}
     last = edges_CS(job, group)
-    for at in kept.instants:
-        moving = {
-            "activations": np.maximum(inputs, every - last - at.freed),
-            "temporaries": at.temporaries + (own * at.weights if at.is_product else 0.0),
-        }
-        yield LAYERS, everything | moving
+    at = kept.instants
+    moving = {
+        "activations": np.maximum(inputs, every - last - at.freed),
+        "temporaries": at.temporaries + np.where(at.is_product, own * at.weights, 0.0),
+    }
+    yield LAYERS, everything | moving
     table = job.trainable * compute * counts.before
     stream = residual_C(job, c, whole=False)[:, None] * group.is_first[None, :]
     yield END, everything | {"activations": np.maximum(inputs, every - micro_batch), "temporaries": table + stream}
@@ -84,8 +84,9 @@ def placeholders_CS(job: Job, group: Group) -> Reals:
 def _distinct(present: list[Layer], c: Candidates) -> Column:
     """Elements of one copy of every matrix, (C,); routers are no matrices that add to the buffer."""
     one = np.ones_like(c["tp"])
-    matrices = {(m.name, m.outputs, m.inputs): m for layer in present for m in layer.matrices if m.name != "router"}
-    total = np.zeros_like(one)
-    for matrix in matrices.values():
-        total += matrix_elements(matrix, c["etp"] if matrix.is_expert else c["tp"], one)
-    return total
+    sizes: dict[tuple[str, int, int], Column] = {}
+    for layer in present:
+        columns = matrix_elements(layer, c, one).T
+        named = {(m.name, m.outputs, m.inputs): column for m, column in zip(layer.matrices, columns, strict=True)}
+        sizes |= {key: column for key, column in named.items() if key[0] != "router"}
+    return np.asarray(sum(sizes.values(), np.zeros_like(one)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -50,9 +50,9 @@ def peak_memory(job: Job, candidates: Candidates) -> Peaks:
         worst, worst_stage = table.worst()
         for name, held in table.bytes_at(worst, worst_stage).items():
             terms[name][group.rows] = held
-        moment[group.rows] = np.array([instant.moment for instant in table.moving])[worst]
+        moment[group.rows] = table.moments[worst]
         stage[group.rows], host[group.rows] = group.stages[worst_stage], table.host
-        last[group.rows] = np.max([total[:, -1] for total in table.allocated], axis=0)
+        last[group.rows] = table.on_stage(-1).max(axis=0)
     return Peaks(terms, total_of(terms.values()), stage, moment, host, last)
 
 
@@ -69,21 +69,18 @@ def least_memory(job: Job, candidates: Candidates) -> Floors:
     device, host = (np.zeros(len(candidates), np.int64) for _ in range(2))
     for group in groups(job.model, candidates, split=job.split):
         table = ledger(job, group, at_loss=True)
-        held = _widest(np.maximum.reduce(table.allocated))
+        held = table.on_any_stage().max(axis=0)
         device[group.rows] = np.floor(held + slack_bytes(job, held) + table.runtime).astype(np.int64)
         host[group.rows] = table.host
     return Floors(device, host)
 
 
-def _widest(held_CS: Reals) -> Reals:
-    """The largest of the stages, (C,): one column after the other, because there are three of them and many rows."""
-    return np.maximum.reduce(tuple(held_CS.T))
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Ledger:
-    """Bytes of every stage (C, S): `steady` terms hold at every instant, `moving` are the others by instant, `allocated`
-    is what tensors hold at each instant; `runtime` and `host` are per candidate (C,)."""
+    """Bytes of every stage (C, S): `steady` terms hold at every instant, `moving` are the others, `allocated` is what tensors
+    hold at the instants of each of them, (..., C, S); `runtime` and `host` are per candidate (C,).
+
+    All instants have one number each, in the order of `moving` and of the axes in front of (C, S) there."""
 
     job: Job
     steady: Terms
@@ -92,13 +89,29 @@ class Ledger:
     runtime: Reals
     host: Column
 
+    @property
+    def moments(self) -> Column:
+        """The moment that every instant belongs to, (T,)."""
+        moments = [instant.moment for instant in self.moving]
+        return np.repeat(moments, [int(np.prod(total.shape[:-2])) for total in self.allocated])
+
+    def on_stage(self, stage: int) -> Reals:
+        """What tensors hold on one of the stages at every instant, (T, C)."""
+        return _one_behind_the_other(total[..., stage] for total in self.allocated)
+
+    def on_any_stage(self) -> Reals:
+        """What tensors hold on the fullest of the stages at every instant, (T, C): one column after the other, because there are
+        three of them and many rows."""
+        return _one_behind_the_other(
+            np.maximum.reduce([total[..., stage] for stage in range(total.shape[-1])]) for total in self.allocated
+        )
+
     def worst(self) -> tuple[Column, Column]:
         """(instant, stage) of the largest total, the first of equals, each (C,)."""
-        instant = np.stack([_widest(total) for total in self.allocated]).argmax(axis=0)
+        instant = self.on_any_stage().argmax(axis=0)
         stage = np.zeros_like(instant)
-        for place in np.unique(instant):
-            rows = np.flatnonzero(instant == place)
-            stage[rows] = self.allocated[place][rows].argmax(axis=1)
+        for total, _, rows, places in self._places(instant):
+            stage[rows] = total[*places, rows].argmax(axis=1)
         return instant, stage
 
     def bytes_at(self, instant: Column, stage: Column) -> Mapping[str, Column]:
@@ -106,14 +119,29 @@ class Ledger:
         found = {name: np.zeros(len(stage)) for name in MEMORY_TERMS}
         for name, held in self.steady.items():
             found[name] += held[np.arange(len(stage)), stage]
-        for place in np.unique(instant):
-            rows = np.flatnonzero(instant == place)
-            at = rows, stage[rows]
-            for name, held in self.moving[place].terms.items():
-                found[name][rows] += held[at]
-            found["slack"][rows] = slack_bytes(self.job, self.allocated[place][at])
+        for total, terms, rows, places in self._places(instant):
+            at = *places, rows, stage[rows]
+            for name, held in terms.items():
+                found[name][rows] += np.broadcast_to(held, total.shape)[at]
+            found["slack"][rows] = slack_bytes(self.job, total[at])
         found["runtime"] += self.runtime
         return {name: np.ceil(held).astype(np.int64) for name, held in found.items()}
+
+    def _places(self, instant: Column) -> Iterator[tuple[Reals, Terms, Column, tuple[Column, ...]]]:
+        """Totals and terms of `moving`, the rows whose instant is one of theirs, and where along the axes in front it is."""
+        first = 0
+        for moving, total in zip(self.moving, self.allocated, strict=True):
+            axes = total.shape[:-2]
+            size = int(np.prod(axes))
+            rows = np.flatnonzero((instant >= first) & (instant < first + size))
+            if len(rows):
+                yield total, moving.terms, rows, np.unravel_index(instant[rows] - first, axes) if axes else ()
+            first += size
+
+
+def _one_behind_the_other(held: Iterable[Reals]) -> Reals:
+    """(..., C) arrays as one, (T, C)."""
+    return np.concatenate([part.reshape(-1, part.shape[-1]) for part in held])
 
 
 def _moving(job: Job, group: Group, counts: Elements, *, at_loss: bool) -> tuple[Instant, ...]:

@@ -19,7 +19,7 @@ from strategist.memory.logits import forward_bytes_CS, held_logits_CS, loss_byte
 from strategist.memory.logits import gradient_bytes_CS as logits_gradient_CS
 from strategist.memory.situations import Schedule, Situation, one_pass
 from strategist.memory.step import END, LAYERS, LOSS, UPDATE, Instant, Layers, Step
-from strategist.space.candidates import Reals
+from strategist.space.candidates import Column, Reals
 from strategist.space.shares import Elements, Group, tokens, vocabulary_elements
 
 
@@ -48,19 +48,22 @@ def instants(
         )
     schedule = Schedule(group)
     if at_loss:
-        return _loss(in_situation(schedule.second_of_last_chunk()))
-    fresh = in_situation(schedule.first_of_first_chunk())
-    again = in_situation(schedule.second_of_first_chunk())
-    heads: tuple[Step, ...] = (fresh, again)
-    bodies = heads
+        return _loss(in_situation(schedule.at(schedule.second_of_last_chunk())))
+    firsts = schedule.first_of_first_chunk(), schedule.second_of_first_chunk()
+    heads = bodies = in_situation(schedule.at(*firsts))
     if schedule.has_chunks:
-        heads = (in_situation(schedule.first_pass()), in_situation(schedule.second_of_last_chunk()))
-        bodies = (*bodies, heads[1], in_situation(schedule.fullest()))
+        second = schedule.second_of_last_chunk()
+        heads = in_situation(schedule.at(schedule.first_pass(), second))
+        bodies = in_situation(schedule.at(*firsts, second, schedule.fullest()))
     return (
-        *(instant for step in heads for instant in (*_loss(step), *_head(step), _head_accumulated(step))),
-        *(instant for step in bodies for instant in (*_forward(step), *_layers(step), *_end_of_pass(step))),
-        *_reductions(again),
-        _update(again),
+        *_loss(heads),
+        *_head(heads),
+        _head_accumulated(heads),
+        *_forward(bodies),
+        *_layers(bodies),
+        *_end_of_pass(bodies),
+        *_reductions(bodies),
+        _update(bodies),
     )
 
 
@@ -191,20 +194,20 @@ def _head_accumulated(step: Step) -> Instant:
     )
 
 
-def _layers(step: Step) -> Iterator[Instant]:
+def _layers(step: Step) -> tuple[Instant, ...]:
     """Each worst instant of a layer: in the last one (behind the head), in the one before it and in the first; under ZeRO-3,
     which has nothing to gather beside the first, in the second too."""
     numbers = (0, 1, -1) if step.piped or not step.reshards.any() else (0, 1, -2, -1)
-    yield from (_in_layer(step, number) for number in numbers)
-    yield _layer_reduced(step)
+    return _in_layer(step, np.array(numbers)[:, None, None, None]), _layer_reduced(step)
 
 
-def _in_layer(step: Step, number: int) -> Instant:
-    """The worst instant of the `number`-th layer from the end of the chunk; -1 is its first layer, -2 its second."""
-    at, own = step.in_layer, step.counts.layers / step.chunks
+def _in_layer(step: Step, number: Column) -> Instant:
+    """The worst instant of the `number`-th layers from the end of the chunk; -1 is its first layer, -2 its second."""
+    own = step.counts.layers / step.chunks
     layers = np.maximum(step.group.layers_SK.sum(axis=1)[None, :] / step.chunks, 1.0)
-    before = np.maximum(layers + number, 0.0) if number < 0 else np.minimum(float(number), layers - 1.0)
+    before = np.where(number < 0, np.maximum(layers + number, 0.0), np.minimum(number, layers - 1.0))
     share = before / np.maximum(layers - 1.0, 1.0)  # of the other layers, whatever their sort
+    at = step.in_layer(share)
     passed = share * np.maximum(0.0, own - step.widest)
     given = step.stream * ((number == 0) * (1.0 - step.last) if step.piped else 0.0)  # lies in a receive buffer
     let_go = share * (step.layers.every / step.chunks - at.kept)
@@ -213,6 +216,7 @@ def _in_layer(step: Step, number: int) -> Instant:
     done = behind + passed
     partial = step.trained * step.compute * at.weights
     made = np.where(step.managed, 0.0, at.weights)
+    alone = (number == -1) & (not step.piped)
     return Instant(
         LAYERS,
         {
@@ -222,9 +226,7 @@ def _in_layer(step: Step, number: int) -> Instant:
                 step.in_layers - at.freed - let_go,
             ),
             "logits": step.held_logits,
-            "gather_buffers": step.gathered(
-                layers=1 if number == -1 and not step.piped else 2, head=False, passed=passed
-            )
+            "gather_buffers": step.gathered(layers=np.where(alone, 1, 2), head=False, passed=passed)
             + (np.where(before >= layers - 1.0, step.ahead_of_time, 0.0) if step.piped else 0.0)
             + np.where(step.reduces, partial + in_flight, 0.0)
             + step.waiting,
@@ -237,7 +239,7 @@ def _in_layer(step: Step, number: int) -> Instant:
             + step.previous
             + step.old_head
             + step.retained(done)
-            + (_still_outside(step, behind) if number == 0 else 0.0)
+            + np.where(number == 0, _still_outside(step, behind), 0.0)
             + np.maximum(0.0, step.copies_again - np.where(step.copies_again > 0, partial, 0.0))
             + np.where(step.managed & ~step.reduces, partial, step.at_once(at) * at.weights),
         },

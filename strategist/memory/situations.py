@@ -19,7 +19,7 @@ from strategist.space.shares import Group
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Situation:
-    """One backward pass, each (C, S) or broadcast against it.
+    """Some backward passes, one behind the other along the first axis (P): each (P, C, S) or broadcast against it.
 
     `others`, `others_first`, `others_last`: passes in flight beside this one, of any chunk, of the chunk with the embedding,
     of the chunk with the head. `is_first`, `is_last`: whether this one is of those chunks. `stands`: whether its chunk has
@@ -45,8 +45,8 @@ class Situation:
 
 def one_pass(accumulation: Column) -> Situation:
     """Without a pipeline: the last micro-batch, after others if there are any."""
-    several = (accumulation > 1)[:, None]
-    none, yes = np.zeros((1, 1)), np.ones((1, 1), np.bool_)
+    several = (accumulation > 1)[None, :, None]
+    none, yes = np.zeros((1, 1, 1)), np.ones((1, 1, 1), np.bool_)
     return Situation(
         none, none, none, yes, yes, several, several * 1.0, several, several, none, np.logical_not(yes), several, yes
     )
@@ -72,30 +72,33 @@ class Schedule:
         """Whether some candidate has several chunks per rank."""
         return bool((self.v > 1).any())
 
-    def first_pass(self) -> Situation:
+    def first_pass(self) -> Column:
         """The first backward pass of all."""
-        return self.at(np.zeros_like(self.ahead))
+        return np.zeros_like(self.ahead)
 
-    def second_of_last_chunk(self) -> Situation:
+    def second_of_last_chunk(self) -> Column:
         """The chunk with the head, once it has gradients: in the second round, when all others have some too, if there is one."""
         second_round = np.where(self.m >= 2 * self.pp, self.pp * self.v, 1)
-        return self.at(np.where(self.v > 1, second_round, 1))
+        return self._everywhere(np.where(self.v > 1, second_round, 1))
 
-    def fullest(self) -> Situation:
+    def fullest(self) -> Column:
         """The last backward pass with as many in flight as ever."""
-        return self.at(self.passes - self.ahead)
+        return self.passes - self.ahead
 
-    def first_of_first_chunk(self) -> Situation:
+    def first_of_first_chunk(self) -> Column:
         """The first backward pass of the chunk with the embedding."""
-        return self.at(np.broadcast_to(self.pp * (self.v - 1), self.ahead.shape))
+        return self._everywhere(self.pp * (self.v - 1))
 
-    def second_of_first_chunk(self) -> Situation:
+    def second_of_first_chunk(self) -> Column:
         """The second one: from here on every weight has a gradient."""
-        return self.at(np.broadcast_to(self.pp * (self.v - 1) + 1, self.ahead.shape))
+        return self._everywhere(self.pp * (self.v - 1) + 1)
 
-    def at(self, number: Column) -> Situation:
-        """The backward pass `number`, counted from 0; the last one when there are fewer."""
-        k = np.minimum(number, self.passes - 1)
+    def _everywhere(self, number: Column) -> Column:
+        return np.broadcast_to(number, self.ahead.shape)
+
+    def at(self, *numbers: Column) -> Situation:
+        """Backward passes by their numbers (C, S), counted from 0; the last one when there are fewer."""
+        k = np.minimum(np.stack(numbers), self.passes - 1)
         forwards = np.minimum(self.ahead + k, self.passes)
         pp, v = self.pp, self.v
         around = pp * v

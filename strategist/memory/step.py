@@ -13,19 +13,17 @@ from strategist.facts.profile import BYTES
 from strategist.memory.activations import edges_CS, step_inputs_C, tables_C
 from strategist.memory.backward import (
     Kept,
-    LayerInstant,
     is_brought_back,
     is_kept,
     is_last,
     layer_instants,
     residual_C,
-    weights_CK,
 )
 from strategist.memory.logits import held_logits_CS, waiting_logits_CS
 from strategist.memory.model_states import shards_state
 from strategist.memory.situations import Situation
 from strategist.records import dataclass
-from strategist.space.candidates import Mask, Reals
+from strategist.space.candidates import Column, Mask, Reals
 from strategist.space.shares import (
     Elements,
     Group,
@@ -41,7 +39,7 @@ LOSS, LAYERS, END, UPDATE = range(len(MOMENTS))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Instant:
-    """The moment that an instant belongs to, and bytes by term, (C, S) each."""
+    """Instants of one moment, and bytes by term: (C, S) each, with axes in front along which instants of one sort lie."""
 
     moment: int
     terms: Mapping[str, Reals]
@@ -68,7 +66,7 @@ class Layers:
     @cached_property
     def last_matrix(self) -> Reals:
         """Elements of the largest last matrix of a feed-forward part."""
-        last = weights_CK(self.job, self.group.candidates, is_last)
+        last = self.kept.weights(is_last)
         return _of_worst(self.group, last, last)
 
     @cached_property
@@ -78,47 +76,64 @@ class Layers:
         return _of_worst(self.group, again, again)
 
     @cached_property
-    def instants(self) -> tuple[StageInstant, ...]:
-        """The instants of one layer that can be its worst, on every stage."""
-        compute = BYTES[self.job.formats.compute]
-        return tuple(_on_stages(self.group, at, self.one, compute) for at in layer_instants(self.kept))
+    def by_sort(self) -> LayerInstants:
+        """The instants of one layer that can be its worst, of every sort, and what such a layer keeps."""
+        ats = layer_instants(self.kept)
+        temporaries, freed, weights = (
+            np.stack(parts) for parts in zip(*((at.temporaries, at.freed, at.weights) for at in ats), strict=True)
+        )
+        is_product = np.array([at.is_product for at in ats])[:, None, None]
+        return LayerInstants(temporaries, freed, weights, self.one, is_product)
+
+    @cached_property
+    def instants(self) -> LayerInstants:
+        """The same on every stage, of the sort that is worst there."""
+        ats = self.by_sort
+        total = ats.temporaries - ats.freed + BYTES[self.job.formats.compute] * ats.weights
+        return LayerInstants(
+            temporaries=_of_worst(self.group, total, ats.temporaries),
+            freed=_of_worst(self.group, total, ats.freed),
+            weights=_of_worst(self.group, total, ats.weights),
+            kept=_of_worst(self.group, total, np.broadcast_to(ats.kept, total.shape)),
+            is_product=ats.is_product,
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StageInstant:
-    """One instant of the sort of layer that is worst on each stage, as in LayerInstant but (C, S), and what that layer
-    keeps."""
+class LayerInstants:
+    """Instants as in LayerInstant, and what the layer keeps, with axes of instants in front: of every sort of layer, (C, K), or of
+    the one that is worst on each stage, (C, S)."""
 
     temporaries: Reals
     freed: Reals
     weights: Reals
     kept: Reals
-    is_product: Mask | bool
-
-
-def _on_stages(group: Group, at: LayerInstant, kept: Reals, compute: float) -> StageInstant:
-    total = at.temporaries - at.freed + compute * at.weights
-    return StageInstant(
-        temporaries=_of_worst(group, total, at.temporaries),
-        freed=_of_worst(group, total, at.freed),
-        weights=_of_worst(group, total, at.weights),
-        kept=_of_worst(group, total, kept),
-        is_product=at.is_product,
-    )
+    is_product: Mask
 
 
 def _of_worst(group: Group, total: Reals, part: Reals) -> Reals:
-    """`part` (C, K) of the sort of layer whose `total` is the largest on each stage, (C, S)."""
-    present: Mask = group.layers_SK > 0
-    if present.shape[1] == 1:
-        return part * present[None, :, 0]
-    worst = np.where(present[None, :, :], total[:, None, :], -np.inf).argmax(axis=2)
-    held: Mask = np.asarray(present.any(axis=1))
-    return np.take_along_axis(part, worst, axis=1) * held[None, :]
+    """`part` (..., C, K) of the sort of layer whose `total` is the largest on each stage, (..., C, S)."""
+    return _of_sort(group, part, _worst_sort(group, total[..., None, :]))
+
+
+def _worst_sort(group: Group, total: Reals) -> Column:
+    """The sort of layer whose `total` (..., C, S or 1, K) is the largest of those on each stage, (..., C, S)."""
+    if total.shape[-1] == 1:
+        return np.zeros((*total.shape[:-2], len(group.stages)), np.int64)
+    return np.where(group.layers_SK > 0, total, -np.inf).argmax(axis=-1)
+
+
+def _of_sort(group: Group, part: Reals, sort: Column) -> Reals:
+    """`part` (..., C, K) of one `sort` of layer on each stage, (..., C, S); nothing on stages without layers."""
+    held: Mask = np.asarray((group.layers_SK > 0).any(axis=1))
+    if part.shape[-1] == 1:
+        return part * held
+    return np.take_along_axis(np.broadcast_to(part, (*sort.shape[:-1], part.shape[-1])), sort, axis=-1) * held
 
 
 class Step:
-    """One backward pass of a group's candidates, in a situation. Bytes are (C, S) unless they say otherwise."""
+    """Backward passes of a group's candidates, one per situation. Bytes are (P, C, S), or (C, S) where all passes are alike,
+    unless they say otherwise."""
 
     def __init__(
         self,
@@ -284,7 +299,7 @@ class Step:
         """Elements of the units outside the layers that are gathered as long as the pass runs: all of a root unit."""
         return self.before + self.behind if self.tied else self.before
 
-    def gathered(self, *, layers: int, head: bool, passed: Reals | float = 0.0) -> Reals:
+    def gathered(self, *, layers: int | Column, head: bool, passed: Reals | float = 0.0) -> Reals:
         """Gathered weights: `layers` layers under ZeRO-3, otherwise all but what backward has `passed` (elements), which a
         pipeline keeps too. Tied ends are a root unit, which ZeRO-3 does not give back."""
         counts, tied = self.counts, self.job.model.tied
@@ -301,32 +316,54 @@ class Step:
         behind = counts.behind if head and not tied else 0.0
         return np.where(self.managed, self.compute * (kept + behind), 0.0)
 
-    @cached_property
-    def in_layer(self) -> StageInstant:
-        """The worst instant of a layer, by what differs between them; where it is in the chunk changes nothing in that."""
-        ats = self.layers.instants
-        made = self.trained * BYTES[self.job.formats.gradient] / np.where(self.shards_gradients, self.shards, 1)
-        joins = np.where(self.managed | self.stands, 0.0, made)
-        casts = np.where(self.plain & self.casts, -self.trained * self.compute, 0.0)
-        partial = np.where(self.managed, self.trained * self.compute, joins + casts)
-        worth = [at.temporaries - self._let_go(at) + (partial + self.at_once(at)) * at.weights for at in ats]
-        worst = np.stack(worth).argmax(axis=0)
-        return StageInstant(
-            temporaries=np.choose(worst, [at.temporaries for at in ats]),
-            freed=np.choose(worst, [self._let_go(at) for at in ats]),
-            weights=np.choose(worst, [at.weights for at in ats]),
-            kept=np.choose(worst, [at.kept for at in ats]),
-            is_product=np.choose(worst, [at.is_product for at in ats]).astype(np.bool_),
+    def in_layer(self, gone: Reals) -> LayerInstants:
+        """The worst instant of the worst sort of layer when this share of the other layers is gone, (..., C, S)."""
+        standing = self._in_layer(gone, np.bool_(True))
+        if self.stands.all():
+            return standing
+        fresh = self._in_layer(gone, np.bool_(False))
+        return LayerInstants(
+            *(
+                np.where(self.stands, getattr(standing, f), getattr(fresh, f))
+                for f in LayerInstants.__dataclass_fields__
+            )
         )
 
-    def _let_go(self, at: StageInstant) -> Reals:
-        """Kept bytes that are gone: not the input of the matrix at work where its gradient needs no cast."""
-        return at.freed * self.casts_here if at.is_product else at.freed
+    def _in_layer(self, gone: Reals, stands: np.bool_) -> LayerInstants:
+        """The same where gradients stand or not. Of each sort the instant counts that is worst by what differs between them, of
+        the sorts the one that is worst with what it keeps beside the layers that are left."""
+        ats = self.layers.by_sort
+        freed = np.where(ats.is_product, ats.freed * self.casts_here, ats.freed)
+        made = self.trained * BYTES[self.job.formats.gradient] / np.where(self.shards_gradients, self.shards, 1)
+        joins = np.where(self.managed | stands, 0.0, made)
+        casts = np.where(self.plain & self.casts, -self.trained * self.compute, 0.0)
+        partial = np.where(self.managed, self.trained * self.compute, joins + casts)
+        worth = ats.temporaries - freed + (partial + self._at_once(ats.is_product, stands)) * ats.weights
+        worst = worth.argmax(axis=0)[None]
+        total = worth.max(axis=0)[:, None, :]
+        if total.shape[-1] > 1:
+            total = total + gone[..., None] * ats.kept[:, None, :]
+        sort = _worst_sort(self.group, total)
 
-    def at_once(self, at: StageInstant) -> Reals:
+        def of_worst(part: Reals) -> Reals:
+            own = np.take_along_axis(np.broadcast_to(part, worth.shape), worst, axis=0)[0]
+            return _of_sort(self.group, own, sort)
+
+        return LayerInstants(
+            temporaries=of_worst(ats.temporaries),
+            freed=of_worst(freed),
+            weights=of_worst(ats.weights),
+            kept=of_worst(ats.kept),
+            is_product=of_worst(1.0 * ats.is_product) > 0.0,
+        )
+
+    def at_once(self, at: LayerInstants) -> Reals:
         """Bytes per weight of a matrix at work, without units: its gradient, and that in the weight's format beside what stands."""
-        cast = np.where(self.casts & self.stands, self.stored, 0.0)
-        return self.trained * np.where(at.is_product & ~self.managed, self.compute + cast, 0.0)
+        return self._at_once(at.is_product, self.stands)
+
+    def _at_once(self, is_product: Mask, stands: Mask | np.bool_) -> Reals:
+        cast = np.where(self.casts & stands, self.stored, 0.0)
+        return self.trained * np.where(is_product & ~self.managed, self.compute + cast, 0.0)
 
     @cached_property
     def ahead_of_time(self) -> Reals:

@@ -119,7 +119,7 @@ def _family(found: Found, row: int, preferred: Sequence[str] = ()) -> str:
 
 def _reason(rule: Rule, situation: Mapping[str, Any]) -> Reason:
     """A fired rule with its numbers filled in."""
-    words = dict.fromkeys((*sorted(rule.words), *placeholders(rule.because)))
+    words = dict.fromkeys((*rule.words, *placeholders(rule.because)))
     return Reason(
         rule=rule.id,
         kind="gap" if rule.gap else "decision",
@@ -198,7 +198,7 @@ def _memory_refusal(found: Found) -> tuple[Refusal, ...]:
     dropped = np.flatnonzero(found.misfits)
     if not len(dropped):
         return ()
-    nearest = found.weights.leanest(dropped)
+    (nearest,) = found.weights.leanest(dropped)
     size = int(found.weights.device[nearest])
     over = size - found.question.job.usable_bytes
     words = f"over by {format_gib(over)}" if over > 0 else "host memory or disk is too small for what is offloaded"
@@ -236,15 +236,13 @@ def _fitting_alternative(found: Found, family: str, row: int, reference: float) 
 
 def _misfits(found: Found, top: int) -> tuple[Alternative, ...]:
     """Families with legal layouts of which none fits, nearest miss first."""
-    from strategist.planner.situation import question
-    from strategist.rulebook.apply import family_masks
-
-    masks = family_masks(found.legal, question(found.question.job))
+    masks = found.legal_families
+    fits = ~found.misfits
+    without = [name for name, mask in masks.items() if mask.any() and not (mask & fits).any()]
     missed = []
-    for name, mask in masks.items():
-        if not mask.any() or (mask & ~found.misfits).any():
-            continue
-        row = found.weights.leanest(np.flatnonzero(mask))
+    for name, row in zip(
+        without, found.weights.leanest(*(np.flatnonzero(masks[name]) for name in without)), strict=True
+    ):
         size = int(found.weights.device[row])
         over = size - found.question.job.usable_bytes
         words = (

@@ -64,7 +64,8 @@ class Question:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Found:
-    """A finished search. `fitting` lists the rows of `legal` that fit; `times` and `families` belong to those rows."""
+    """A finished search. `fitting` lists the rows of `legal` that fit; `times` and `families` belong to those rows,
+    `legal_families` to all of `legal`."""
 
     question: Question
     enumerated: int
@@ -76,6 +77,7 @@ class Found:
     candidates: Candidates
     times: StepTimes
     families: Mapping[str, Mask]
+    legal_families: Mapping[str, Mask]
 
     @property
     def misfits(self) -> Mask:
@@ -138,8 +140,21 @@ def search(question_: Question, log: SearchLog | None = None) -> Found:
     fitting = np.flatnonzero(weights.fits)
     candidates = legal.where(fitting)
     times = log.run("time", lambda: step_times(job, candidates), lambda t: len(t.step))
-    families = family_masks(candidates, facts)
-    return Found(question_, len(everything), legal, refused, everything, weights, fitting, candidates, times, families)
+    everywhere = family_masks(legal, facts)
+    families = {name: mask[fitting] for name, mask in everywhere.items()}
+    return Found(
+        question_,
+        len(everything),
+        legal,
+        refused,
+        everything,
+        weights,
+        fitting,
+        candidates,
+        times,
+        families,
+        everywhere,
+    )
 
 
 def _asked_for(question_: Question) -> Candidates:

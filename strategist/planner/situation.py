@@ -91,11 +91,7 @@ def is_splittable(shape: ModelShape) -> bool:
 def describe(job: Job, allow_recompute: bool = True) -> dict[str, Value]:
     """The whole situation: the question and every predicate, each with the numbers it rests on (GiB, GB/s)."""
     usable = job.usable_bytes
-    alone, widest, leanest = (
-        one_device_bytes(job, allow_recompute),
-        largest_layer_bytes(job),
-        leanest_unsplit_bytes(job, allow_recompute),
-    )
+    (alone, leanest), widest = unsplit_bytes(job, allow_recompute), largest_layer_bytes(job)
     intra, inter = bus_bandwidth(job.cluster), device_bandwidth_between_nodes(job.cluster)
     fast_intra, fast_inter = threshold("fast_intra").value, threshold("fast_inter").value
     long = threshold("long_sequence").value
@@ -118,19 +114,17 @@ def describe(job: Job, allow_recompute: bool = True) -> dict[str, Value]:
     }
 
 
-def one_device_bytes(job: Job, allow_recompute: bool = True) -> int:
-    """Peak of the job on one device: micro-batch 1, no sharding, no offload, the leanest recompute allowed."""
+def unsplit_bytes(job: Job, allow_recompute: bool = True) -> tuple[int, int]:
+    """Two peaks at micro-batch 1 without tp, pp and offload: on one device without sharding, under the leanest recompute
+    allowed; and of the leanest layout of all, ZeRO-3 over all devices, recompute if allowed."""
     levels = range(len(WORDS["recompute"]) if allow_recompute else 1)
-    alone = joined([one(recompute=level, accumulation=job.workload.global_batch) for level in levels])
-    return int(peak_memory(job, alone).device.min())
-
-
-def leanest_unsplit_bytes(job: Job, allow_recompute: bool = True) -> int:
-    """Peak of the leanest layout without tp, pp and offload: ZeRO-3 over all devices, micro-batch 1, recompute if allowed."""
+    alone = [one(recompute=level, accumulation=job.workload.global_batch) for level in levels]
     world = job.cluster.world
-    level = code("recompute", "full") if allow_recompute else 0
-    sharded = one(dp_shard=world, zero=3 if world > 1 else 0, recompute=level)
-    return int(peak_memory(job, sharded).device[0])
+    sharded = one(
+        dp_shard=world, zero=3 if world > 1 else 0, recompute=code("recompute", "full") if allow_recompute else 0
+    )
+    peaks = peak_memory(job, joined([*alone, sharded])).device
+    return int(peaks[:-1].min()), int(peaks[-1])
 
 
 def largest_layer_bytes(job: Job) -> int:

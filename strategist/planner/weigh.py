@@ -35,14 +35,19 @@ class Weights:
         """Layouts whose device peak and host share are within what the machines offer."""
         return fits(self.job, self.candidates, self.device, self.host)
 
-    def leanest(self, rows: Column) -> int:
-        """The first of some rows with the smallest peak."""
+    def leanest(self, *among: Column) -> tuple[int, ...]:
+        """Of each of some sets of rows the first with the smallest peak."""
         while True:
-            row = rows[self.device[rows].argmin()]
-            if self.known[row]:
-                return int(row)
-            unknown = rows[~self.known[rows]]
-            self._weigh(unknown[self.device[unknown].argsort(kind="stable")[:NEAREST]])
+            found = tuple(int(rows[self.device[rows].argmin()]) for rows in among)
+            unknown = [self._nearest(rows) for rows, row in zip(among, found, strict=True) if not self.known[row]]
+            if not unknown:
+                return found
+            self._weigh(np.array(sorted(set(np.concatenate(unknown).tolist()))))
+
+    def _nearest(self, rows: Column) -> Column:
+        """Rows with the smallest bounds among those that are not weighed yet."""
+        unknown = rows[~self.known[rows]]
+        return unknown[self.device[unknown].argsort(kind="stable")[:NEAREST]]
 
     def _weigh(self, rows: Column) -> None:
         if len(rows):

@@ -79,7 +79,7 @@ def _nothing_legal(found: Found) -> Explained:
     """Every candidate was refused; of the rules that speak of a pinned choice, or of all, the one that refused most
     speaks."""
     pinned = {pin.key for pin in found.question.pins}
-    worst = max(found.refused, key=lambda refused: (bool(refused.rule.words & pinned), refused.count))
+    worst = max(found.refused, key=lambda refused: (bool(pinned.intersection(refused.rule.words)), refused.count))
     example = found.enumerated_candidates.row(worst.example)
     values: dict[str, Any] = question(found.question.job) | example
     values["dp"] = int(example["dp_replicate"]) * int(example["dp_shard"])
@@ -132,7 +132,7 @@ def _nearest(code: str, values: dict[str, Any]) -> str:
 
 def _nothing_fits(found: Found) -> NoPlanError:
     job = found.question.job
-    leanest = found.weights.leanest(np.arange(len(found.legal)))
+    (leanest,) = found.weights.leanest(np.arange(len(found.legal)))
     size, usable = int(found.weights.device[leanest]), job.usable_bytes
     fixes = tuple(_fixes(found.question))
     over = f"misses by {format_gib(size - usable)}" if size > usable else "needs more host memory or disk than there is"

@@ -121,13 +121,13 @@ def memory_ledger(job: Job, candidate: Candidates) -> MemoryLedger:
 
 def _stage_memory(table: Ledger, stage: int) -> StageMemory:
     """One stage at its worst moment; terms without bytes are left out."""
-    instant = max(range(len(table.moving)), key=lambda i: (table.allocated[i][0, stage], -i))
+    instant = int(table.on_stage(stage)[:, 0].argmax())
     values = {name: int(held[0]) for name, held in table.bytes_at(np.array([instant]), np.array([stage])).items()}
     assumed = ("runtime", "slack")
     terms = tuple(
         MemoryTerm(name, size, "assumed" if name in assumed else "derived") for name, size in values.items() if size
     )
-    return StageMemory(stage, MOMENTS[table.moving[instant].moment], terms)
+    return StageMemory(stage, MOMENTS[table.moments[instant]], terms)
 
 
 def time_ledger(job: Job, times: StepTimes, row: int) -> TimeLedger:

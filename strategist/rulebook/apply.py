@@ -47,7 +47,7 @@ def forbid(
 
 def fired(rules: Sequence[Rule], values: Mapping[str, Any]) -> tuple[Rule, ...]:
     """Rules whose words all have a value here and that hold, in the order of the book."""
-    return tuple(rule for rule in rules if rule.words <= values.keys() and bool(np.all(rule.holds(values))))
+    return tuple(rule for rule in rules if values.keys() >= set(rule.words) and bool(np.all(rule.holds(values))))
 
 
 def sentence(template: str, values: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, Literal
 
@@ -24,7 +24,8 @@ BOOKS = ("hf_decisions", "legality", "advice")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """One row. `families` lists tiers of equal families in order of preference; `because` and `hint` are templates
-    over the vocabulary; `code` is the error code of a forbid rule; `gap` marks a declared gap of the decision table."""
+    over the vocabulary; `code` is the error code of a forbid rule; `gap` marks a declared gap of the decision table;
+    `words` are the names that `when` needs, in order."""
 
     id: str
     name: str
@@ -43,15 +44,11 @@ class Rule:
     gap: bool = False
     fires: Mapping[str, Any]
     silent: Mapping[str, Any]
+    words: tuple[str, ...]
 
     def holds(self, values: Mapping[str, Any]) -> Any:
         """Whether the rule fires: a truth value, or a mask when `values` holds columns."""
         return evaluate(self.when, values)
-
-    @property
-    def words(self) -> frozenset[str]:
-        """Names the rule needs."""
-        return names(self.when)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,16 +137,17 @@ def read_rule(row: Mapping[str, Any], book: str, path: str) -> Rule:
     """One checked row. Raises RuleError naming the file, the rule and the fault."""
     check_row(row, book, path)
     tree = parse(row["when"], row["id"])
-    _check_words(tree, row["id"])
+    words = tuple(sorted(names(tree)))
+    _check_words(words, row["id"])
     rest = {key: value for key, value in row.items() if key not in ("when", "families")}
     families = tuple(tuple(tier) for tier in row.get("families", ()))
-    rule = Rule(when=tree, when_text=row["when"], families=families, **rest)
+    rule = Rule(when=tree, when_text=row["when"], families=families, words=words, **rest)
     _check_families(rule)
     return rule
 
 
-def _check_words(tree: ast.expr, rule: str) -> None:
-    for word in sorted(names(tree)):
+def _check_words(words: Iterable[str], rule: str) -> None:
+    for word in words:
         if word not in WORDS:
             raise RuleError(
                 "RULE", f"Rule {rule} uses the unknown word {word!r}.", value=word, hint=did_you_mean(word, WORDS)
@@ -171,7 +169,7 @@ def _check_families(rule: Rule) -> None:
 def check_examples(rule: Rule) -> None:
     """The rule fires for its `fires` and stays silent for its `silent`. Our own rules are checked by a test."""
     for label, example, wanted in (("fires", rule.fires, True), ("silent", rule.silent, False)):
-        lacking = rule.words - example.keys()
+        lacking = set(rule.words) - example.keys()
         if lacking:
             raise RuleError(
                 "RULE",

@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 
 from strategist.facts.job import Job
-from strategist.facts.layers import Layer, Matrix, build_layer
+from strategist.facts.layers import Layer, build_layer
 from strategist.facts.model import ModelShape
 from strategist.facts.parameters import outer_parameters, table_width
 from strategist.records import dataclass
@@ -26,7 +26,7 @@ class Group:
     """Candidates that share `pp` and the layers of every stage.
 
     `rows` are their places in the whole list, `stages` the stage numbers looked at, `layers_SK` the layers of each sort
-    on each of them. `meshes` are one candidate per distinct mesh and `mesh_of` the place of each candidate's mesh among
+    on each of them, `stands_for` how many stages each one stands for. `meshes` are one candidate per distinct mesh and `mesh_of` the place of each candidate's mesh among
     them: a few hundred rows stand for a million.
     """
 
@@ -35,14 +35,9 @@ class Group:
     pp: int
     stages: Column
     layers_SK: Column
-    total_layers: int
+    stands_for: Reals
     meshes: Candidates
     mesh_of: Column
-
-    @property
-    def middle_layers(self) -> int:
-        """Layers on neither the first nor the last stage."""
-        return self.total_layers - int(self.layers_SK[0].sum()) - int(self.layers_SK[-1].sum())
 
     @property
     def is_first(self) -> Mask:
@@ -77,14 +72,25 @@ def groups(
     for key in sorted(set(keys.tolist())):
         pp, virtual = divmod(key, 2**20)
         alike = np.flatnonzero(keys == key)
-        stages = np.arange(pp) if every_stage or split else representative_stages(shape, pp)
         table = stage_layer_counts(shape, pp, virtual, split)
+        whole = np.arange(pp), np.ones(pp)
+        stages, stands_for = whole if every_stage or split else representative_stages(shape, pp, virtual)
         size = max(1, BLOCK // len(stages))
         for start in range(0, len(alike), size):
             rows = alike[start : start + size]
             own = candidates.where(rows)
-            _, first, mesh_of = np.unique(own.mesh, return_index=True, return_inverse=True)
-            yield Group(rows, own, pp, stages, table[stages], int(table.sum()), own.where(first), mesh_of)
+            first, mesh_of = _distinct(own.mesh)
+            yield Group(rows, own, pp, stages, table[stages], stands_for, own.where(first), mesh_of)
+
+
+def _distinct(numbers: Column) -> tuple[Column, Column]:
+    """Where each distinct number stands first, and each row's place among them (numpy's `unique` loads masked arrays)."""
+    ordered = numbers.argsort(kind="stable")
+    is_new = np.ones(len(numbers), np.bool_)
+    is_new[1:] = np.diff(numbers[ordered]) > 0
+    place = np.empty_like(ordered)
+    place[ordered] = is_new.cumsum() - 1
+    return ordered[is_new], place
 
 
 def ceil_div(value: Column | int, divisor: Column | int) -> Column:
@@ -92,25 +98,60 @@ def ceil_div(value: Column | int, divisor: Column | int) -> Column:
     return -(-np.asarray(value, np.int64) // divisor)
 
 
-def matrix_elements(matrix: Matrix, tp: Column, shards: Column) -> Column:
-    """Elements of one copy of a matrix on the fullest rank: cut by `tp`, then sharded over dim 0 with padding, shape (C,).
+@dataclass(frozen=True, slots=True, eq=False)
+class Matrices:
+    """The matrices of one layer as columns, (M,) each."""
+
+    outputs: Column
+    inputs: Column
+    copies: Column
+    is_column: Mask
+    is_row: Mask
+    bias: Mask
+    is_expert: Mask
+
+
+@cache
+def matrices_of(layer: Layer) -> Matrices:
+    """The columns of a layer."""
+    every = layer.matrices
+    return Matrices(
+        outputs=np.array([m.outputs for m in every], np.int64),
+        inputs=np.array([m.inputs for m in every], np.int64),
+        copies=np.array([m.copies for m in every], np.int64),
+        is_column=np.array([m.cut == "column" for m in every], np.bool_),
+        is_row=np.array([m.cut == "row" for m in every], np.bool_),
+        bias=np.array([m.bias for m in every], np.bool_),
+        is_expert=np.array([m.is_expert for m in every], np.bool_),
+    )
+
+
+def matrix_elements(layer: Layer, c: Candidates, shards: Column) -> Column:
+    """Elements of one copy of each matrix on the fullest rank: cut by tp (experts by etp), then sharded over dim 0 with
+    padding, (C, M).
 
     Source: torch.distributed.fsdp.fully_shard shards every parameter on dim 0 and pads to equal pieces.
     """
-    rows = ceil_div(matrix.outputs, tp) if matrix.cut == "column" else np.full_like(tp, matrix.outputs)
-    width = ceil_div(matrix.inputs, tp) if matrix.cut == "row" else matrix.inputs
-    bias = ceil_div(rows, shards) if matrix.bias else 0
-    return ceil_div(rows, shards) * width + bias
+    m = matrices_of(layer)
+    cut = np.where(m.is_expert, c["etp"][:, None], c["tp"][:, None])
+    rows = ceil_div(m.outputs, np.where(m.is_column, cut, 1))
+    width = ceil_div(m.inputs, np.where(m.is_row, cut, 1))
+    own = ceil_div(rows, shards[:, None])
+    return own * (width + m.bias)
 
 
-def dense_elements(layer: Layer, tp: Column, shards: Column) -> Reals:
+def copies_here(layer: Layer, c: Candidates) -> Column:
+    """Copies of each matrix on the fullest rank: experts are spread over ep, (C, M)."""
+    m = matrices_of(layer)
+    return ceil_div(m.copies, np.where(m.is_expert, c["ep"][:, None], 1))
+
+
+def dense_elements(layer: Layer, c: Candidates, shards: Column) -> Reals:
     """Elements of one layer on the fullest rank, routed experts left out, shape (C,)."""
-    total = np.zeros(len(tp), np.int64)
-    for matrix in layer.matrices:
-        if not matrix.is_expert:
-            total += matrix.copies * matrix_elements(matrix, tp, shards)
+    m, tp = matrices_of(layer), c["tp"]
+    total = matrix_elements(layer, c, shards) @ np.where(m.is_expert, 0, m.copies)
     for vector in layer.vectors:
-        total += ceil_div(ceil_div(vector.size, tp) if vector.cut else vector.size, shards)
+        total = total + ceil_div(ceil_div(vector.size, tp) if vector.cut else vector.size, shards)
     return total.astype(np.float64)
 
 
@@ -141,7 +182,7 @@ def state_shards(candidates: Candidates) -> Column:
 
 def dense_CK(shape: ModelShape, candidates: Candidates, shards: Column) -> Reals:
     """Dense elements of one layer of each sort on the fullest rank, (C, K)."""
-    return np.stack([dense_elements(layer, candidates["tp"], shards) for layer in layers(shape)], axis=1)
+    return np.stack([dense_elements(layer, candidates, shards) for layer in layers(shape)], axis=1)
 
 
 def expert_CK(shape: ModelShape, candidates: Candidates, shards: Column) -> Reals:
@@ -207,19 +248,36 @@ def elements(shape: ModelShape, group: Group) -> Elements:
     present = np.asarray((group.layers_SK > 0).any(axis=0))
     widest = np.where(present[None, :], whole_CK, 0.0).max(axis=1)
     whole = layers_CS + before + behind
-    dealt = largest_deal(shape, group, whole, shards)
-    per_mesh = Elements(whole, sharded, layers_CS, group.layers_of(expert), before, behind, widest, dealt)
+    experts = group.layers_of(expert)
+    dealt = dealt_CS(shape, group, whole, experts)
+    per_mesh = Elements(whole, sharded, layers_CS, experts, before, behind, widest, dealt)
     return Elements(*(getattr(per_mesh, field.name)[group.mesh_of] for field in fields(Elements)))
 
 
-def largest_deal(shape: ModelShape, group: Group, whole: Reals, shards: Column) -> Reals:
+Tensors = list[tuple[Column, Column]]
+"""Large tensors of a rank by sort: elements (C,), and how many each stage has, (S,)."""
+
+
+def dealt_CS(shape: ModelShape, group: Group, whole: Reals, experts: Reals) -> Reals:
+    """Elements of the fullest rank under ZeRO-1, (C, S): `whole` are dealt out at once where dense weights and the `experts`
+    among them have as many copies to share the work, otherwise each among its own."""
+    c = group.meshes
+    of_dense, of_experts = _tensors(shape, group)
+    shards, own = state_shards(c), expert_shards(c)
+    together = largest_deal(of_dense + of_experts, whole, shards)
+    if not of_experts:
+        return together
+    apart = largest_deal(of_dense, whole - experts, shards) + largest_deal(of_experts, experts, own)
+    return np.where((own == shards)[:, None], together, apart)
+
+
+def largest_deal(tensors: Tensors, whole: Reals, shards: Column) -> Reals:
     """Elements of the fullest rank where whole tensors are dealt out, largest first, each to the rank with the least, (C, S).
 
     At least an equal share, and as many times the size of a tensor as some rank must get of those that are no smaller; the
     greedy deal comes near the larger of the two (Graham 1969, Bounds on multiprocessing timing anomalies). Source:
     torch.distributed.optim.ZeroRedundancyOptimizer, _partition_parameters.
     """
-    tensors = _tensors(shape, group)
     sizes = np.stack([size for size, _ in tensors])
     counts = np.stack([count for _, count in tensors]).astype(np.float64)
     fullest = whole / shards[:, None]
@@ -229,20 +287,23 @@ def largest_deal(shape: ModelShape, group: Group, whole: Reals, shards: Column) 
     return np.where(whole > 0, np.minimum(fullest, whole), 0.0)
 
 
-def _tensors(shape: ModelShape, group: Group) -> list[tuple[Column, Column]]:
-    """The large tensors of a rank: elements (C,), and how many each stage has, (S,). All experts' matrices of one kind are one."""
+def _tensors(shape: ModelShape, group: Group) -> tuple[Tensors, Tensors]:
+    """The dense ones and the routed experts'; all experts' matrices of one kind are one tensor."""
     c = group.meshes
     one = np.ones_like(c["tp"])
-    found = []
+    dense: Tensors = []
+    routed: Tensors = []
     for place, layer in enumerate(layers(shape)):
-        for matrix in layer.matrices:
-            size = matrix_elements(matrix, c["etp"] if matrix.is_expert else c["tp"], one)
-            experts = ceil_div(matrix.copies, c["ep"]) if matrix.is_expert else 1
-            found.append((size * experts, group.layers_SK[:, place] * (1 if matrix.is_expert else matrix.copies)))
+        together = np.where(matrices_of(layer).is_expert, copies_here(layer, c), 1)
+        sizes = matrix_elements(layer, c, one) * together
+        for number, matrix in enumerate(layer.matrices):
+            copies = 1 if matrix.is_expert else matrix.copies
+            found = routed if matrix.is_expert else dense
+            found.append((sizes[:, number], group.layers_SK[:, place] * copies))
     alone = shape.tied and group.pp == 1
     ends = group.is_first.astype(np.int64) + (0 if alone else group.is_last.astype(np.int64))
-    found.append((vocabulary_elements(shape, c["tp"], one), ends))
-    return found
+    dense.append((vocabulary_elements(shape, c["tp"], one), ends))
+    return dense, routed
 
 
 def expert_shards(c: Candidates) -> Column:

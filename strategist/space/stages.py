@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 
 from strategist.facts.model import LayerKind, ModelShape, layer_sequence
-from strategist.space.candidates import Column
+from strategist.space.candidates import Column, Reals
 
 
 def chunk_bounds(layers: int, chunks: int) -> tuple[tuple[int, int], ...]:
@@ -53,12 +53,22 @@ def stage_layer_counts(shape: ModelShape, pp: int, virtual_stages: int, split: t
     return np.array([sum(before[end] - before[first] for first, end in own) for own in chunks], dtype=np.int64)
 
 
-def representative_stages(shape: ModelShape, pp: int) -> Column:
-    """Stage numbers that decide the peaks, shape (S,).
+@cache
+def representative_stages(shape: ModelShape, pp: int, virtual_stages: int = 1) -> tuple[Column, Reals]:
+    """Stage numbers that decide the peaks, and how many stages each one stands for, shape (S,) each.
 
-    With one sort of layer: the first stage, the second (the earliest of those that may own one layer more), and the
-    last. In-flight micro-batches fall from stage to stage, so no other stage can be worse. With several sorts: all.
+    In-flight micro-batches fall from stage to stage, so of stages with the same layers the first is the worst; the first
+    and the last stage of all hold more than layers. With one sort of layer the second stage is among those that own most,
+    and stands for all in the middle in proportion to their layers.
     """
-    if len(kinds(shape)) > 1 or pp <= 3:
-        return np.arange(pp, dtype=np.int64)
-    return np.array([0, 1, pp - 1], dtype=np.int64)
+    table = stage_layer_counts(shape, pp, virtual_stages)
+    if pp <= 3:
+        return np.arange(pp, dtype=np.int64), np.ones(pp)
+    inner = table[1:-1]
+    if len(kinds(shape)) == 1:
+        return np.array([0, 1, pp - 1], dtype=np.int64), np.array([1.0, inner.sum() / max(1, int(table[1].sum())), 1.0])
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for stage, layers in enumerate(inner.tolist(), start=1):
+        alike.setdefault(tuple(layers), []).append(stage)
+    stages = [0, *(same[0] for same in alike.values()), pp - 1]
+    return np.array(stages, dtype=np.int64), np.array([1.0, *(float(len(same)) for same in alike.values()), 1.0])

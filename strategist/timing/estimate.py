@@ -237,19 +237,9 @@ def _bubble(group: Group, per_micro_CS: Reals) -> Reals:
     """
     if group.pp == 1:
         return np.zeros(len(per_micro_CS))
-    idle = _all_stages(group, per_micro_CS) - per_micro_CS.max(axis=1)
+    idle = per_micro_CS @ group.stands_for - per_micro_CS.max(axis=1)
     interleaved = group.candidates["schedule"] == code("schedule", "interleaved")
     return np.maximum(0.0, np.where(interleaved, idle / group.candidates["virtual_stages"], idle))
-
-
-def _all_stages(group: Group, per_micro_CS: Reals) -> Reals:
-    """Sum over every stage, (C,). When only first, second and last were looked at, the middle ones count as the second
-    in proportion to their layers."""
-    if len(group.stages) == group.pp:
-        total: Reals = per_micro_CS.sum(axis=1)
-        return total
-    middle = group.middle_layers / max(1, int(group.layers_SK[1].sum()))
-    return per_micro_CS[:, 0] + middle * per_micro_CS[:, 1] + per_micro_CS[:, 2]
 
 
 def _update(job: Job, group: Group, counts: Elements) -> tuple[Reals, Reals]:

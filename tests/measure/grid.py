@@ -172,8 +172,9 @@ def predicted(job: Job, plan: Plan) -> dict[int, dict[str, dict[str, int]]]:
 
 def _worst(table: Ledger, moment: int, place: int) -> tuple[Any, Any]:
     """The instant of a moment at which one stage holds most."""
-    among = [i for i, instant in enumerate(table.moving) if instant.moment == moment]
-    return np.array([max(among, key=lambda i: table.allocated[i][0, place])]), np.array([place])
+    among = np.flatnonzero(table.moments == moment)
+    worst = among[table.on_stage(place)[among, 0].argmax()]
+    return np.array([worst]), np.array([place])
 
 
 def sent(job: Job, plan: Plan, stage: int) -> dict[tuple[str, str], int]:

@@ -13,7 +13,7 @@ from strategist.facts.layers import build_layer
 from strategist.facts.model import LayerKind, layer_counts
 from strategist.facts.profile import BYTES
 from strategist.memory.saved import OURS, habits_of, saved_tensors
-from tests.oracle.parameters import Held, held, matrix_elements, vocabulary
+from tests.oracle.parameters import Held, expert_shards, held, matrix_elements, shards, vocabulary
 from tests.oracle.schedules import Around, around
 from tests.oracle.stages import Layout, stage_kinds
 
@@ -554,14 +554,9 @@ class Stage:
         return LayerAt(temporaries, freed, self._elements(kind, lambda _name: True))
 
     @cached_property
-    def _worst_layer(self) -> tuple[LayerAt, LayerKind]:
-        """The worst instant of the worst sort of layer: gradients of weights count by where they are at that time."""
-        order = [kind for kind in layer_counts(self.job.model) if kind in set(self.kinds)]
-        by_kind = [(kind, self._layer_ats(kind)) for kind in order]
-        found = []
-        for place in range(len(by_kind[0][1])):
-            ats = [(ats[place], kind) for kind, ats in by_kind]
-            found.append(max(ats, key=lambda pair: pair[0].temporaries - pair[0].freed + self.c * pair[0].weights))
+    def _worths(self) -> list[tuple[float, float, LayerAt]]:
+        """The worst instant of every sort of layer: what differs between them, where gradients of weights count by where they
+        are at that time; what the layer keeps; and the instant itself."""
         made = self.q * BYTES[self.job.formats.gradient] / (self.n if self.zero >= 2 else 1)
         rate = 0.0 if self.stands else made
         if self.units:
@@ -569,11 +564,19 @@ class Stage:
         elif self.plain and self.casts:
             rate -= self.q * self.c
 
-        def worth(pair: tuple[LayerAt, LayerKind]) -> float:
-            at = pair[0]
+        def worth(at: LayerAt) -> float:
             return at.temporaries - self._freed(at) + (rate + self._at_once(at)) * at.weights
 
-        return max(found, key=worth)
+        found = []
+        for kind in (kind for kind in layer_counts(self.job.model) if kind in set(self.kinds)):
+            worst = max(self._layer_ats(kind), key=worth)
+            found.append((worth(worst), self._rows(kind, _kept), worst))
+        return found
+
+    def _worst_layer(self, gone: float) -> tuple[LayerAt, float]:
+        """The worst instant of the worst sort of layer, and what the layer keeps, when this share of the others is gone."""
+        _, kept, at = max(self._worths, key=lambda found: found[0] + gone * found[1])
+        return at, kept
 
     def _freed(self, at: LayerAt) -> float:
         lets_go = self.units or (self.plain and self.casts)
@@ -585,14 +588,13 @@ class Stage:
         return self.q * (self.c + (self.s if self.casts and self.stands else 0.0))
 
     def _layer(self, number: int) -> dict[str, float]:
-        if not self.kinds:
-            at, kept = LayerAt(0.0, 0.0, 0.0), 0.0
-        else:
-            at, kind = self._worst_layer
-            kept = self._rows(kind, _kept)
         count = max(len(self.kinds) / self.v, 1.0)
         before = max(count + number, 0.0) if number < 0 else min(number, count - 1)
         share = before / max(count - 1, 1)
+        if not self.kinds:
+            at, kept = LayerAt(0.0, 0.0, 0.0), 0.0
+        else:
+            at, kept = self._worst_layer(share)
         passed = share * max(0.0, self.own - self.wl)
         let_go = share * (self.every / self.v - kept)
         behind = 0.0 if self.tied else self.behind
@@ -765,20 +767,28 @@ def _updated(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -
         return whole.all
     if layout["zero"] >= 2 or not job.profile.has_units:
         return held(job.model, layout, stage, kinds, sharded=True).all
-    tensors = []
+    dense: list[int] = []
+    routed: list[int] = []
     for kind in kinds:
         for m in build_layer(job.model, kind).matrices:
+            one = matrix_elements(replace(m, copies=1), layout["etp" if m.is_expert else "tp"], 1)
             if m.is_expert:
-                one = matrix_elements(replace(m, copies=1), layout["etp"], 1)
-                tensors.append(one * -(-m.copies // layout["ep"]))
+                routed.append(one * -(-m.copies // layout["ep"]))
             else:
-                tensors += [matrix_elements(replace(m, copies=1), layout["tp"], 1)] * m.copies
+                dense += [one] * m.copies
     table = vocabulary(job.model, layout["tp"], 1)
     alone = job.model.tied and layout["pp"] == 1
-    tensors += [table] * ((stage == 0) + (stage == layout["pp"] - 1 and not alone))
-    n = layout["dp_shard"] * layout["cp"]
+    dense += [table] * ((stage == 0) + (stage == layout["pp"] - 1 and not alone))
+    n, n_experts = shards(layout), expert_shards(layout)
+    if n == n_experts:
+        return _fullest(dense + routed, whole.all, n)
+    return _fullest(dense, whole.dense, n) + _fullest(routed, whole.experts, n_experts)
+
+
+def _fullest(tensors: Sequence[int], whole: float, n: float) -> float:
+    """At most what the fullest of n ranks has at the least, when whole tensors are dealt out."""
     least = [ceil(sum(other >= size for other in tensors) / n) * size for size in set(tensors)]
-    return min(whole.all, max([whole.all / n, *least]))
+    return min(whole, max([whole / n, *least]))
 
 
 def _pipeline_buffers(job: Job, layout: Layout, stage: int) -> float:

@@ -56,7 +56,7 @@ def test_the_same_layouts_fit_and_the_same_one_is_leanest(model: str, hardware: 
     assert (weights.fits == fits(job, columns, peaks.device, peaks.host)).all()
     assert (weights.device[weights.fits] == peaks.device[weights.fits]).all()
     for rows in (np.arange(len(columns)), *(np.flatnonzero(columns["tp"] == tp) for tp in np.unique(columns["tp"]))):
-        leanest = weights.leanest(rows)
+        (leanest,) = weights.leanest(rows)
         assert leanest == rows[peaks.device[rows].argmin()]
         assert weights.device[leanest] == peaks.device[leanest]
 
