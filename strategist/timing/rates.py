@@ -13,7 +13,7 @@ from strategist.facts.hardware import Basis, Gpu
 from strategist.records import dataclass
 from strategist.space.candidates import Reals
 
-_LIKE_CHIP = {
+LIKE_CHIP = {
     "8.0": "a100-sxm-80gb",
     "8.6": "rtx-a6000",
     "8.9": "l40s",
@@ -101,7 +101,7 @@ def large_share(gpu: Gpu) -> float:
     peak, sustained = gpu.bf16_FLOPs or gpu.fp16_FLOPs or 0.0, share("sustained_share", gpu)
     if gpu.matmul_measured_FLOPs and peak:
         return gpu.matmul_measured_FLOPs / peak * sustained
-    name = _LIKE_CHIP.get(gpu.compute_capability or "", "")
+    name = LIKE_CHIP.get(gpu.compute_capability or "", "")
     if not name or not gpu.tdp_W or not peak:
         return share("matmul_share", gpu) * sustained
     other = gpu_by_id(name)

@@ -12,6 +12,7 @@ from strategist.catalog import Row, rows
 from strategist.facts.gpus import gpu_by_id
 from strategist.facts.hardware import Gpu
 from strategist.facts.profile import BYTES
+from strategist.timing.rates import LIKE_CHIP
 
 REFERENCE = {
     "Ampere": "a100-sxm-80gb",
@@ -22,20 +23,6 @@ REFERENCE = {
     "Xe2": "arc-pro-b60",
 }
 """The device whose measured rows, as shares of peak, stand for others of its architecture."""
-
-
-CHIP = {
-    "8.0": "a100-sxm-80gb",
-    "8.6": "rtx-a6000",
-    "8.9": "l40s",
-    "9.0": "h100-sxm-80gb",
-    "10.0": "b200-sxm-180gb",
-    "10.3": "b300-sxm-288gb",
-    "12.0": "rtx-pro-6000-blackwell-server",
-    "gfx942": "mi300x",
-    "gfx950": "mi355x",
-}
-"""The device whose large products under its power limit stand for others of its process."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +47,9 @@ def large_share(gpu: Gpu) -> float:
         return share("matmul_share", gpu) * sustained
     if gpu.matmul_measured_FLOPs:
         return gpu.matmul_measured_FLOPs / peak * sustained
-    if gpu.compute_capability not in CHIP or not gpu.tdp_W:
+    if gpu.compute_capability not in LIKE_CHIP or not gpu.tdp_W:
         return share("matmul_share", gpu) * sustained
-    other = gpu_by_id(CHIP[gpu.compute_capability])
+    other = gpu_by_id(LIKE_CHIP[gpu.compute_capability])
     per_peak, theirs = gpu.tdp_W / peak, (other.tdp_W or 0.0) / peak_FLOPs(other, "bf16")
     limited = large_share(other) * (per_peak / theirs) ** share("power_exponent", gpu)
     return min(limited, share("cool_share", gpu))
