@@ -173,7 +173,8 @@ def _attention(job: Job, gpu: Gpu, kind: LayerKind, c: Candidates, passes: Passe
         return _unfused(job, gpu, kind, c, passes)
     family = "attention" if job.profile.attention == "flash" else job.profile.attention
     name = f"{family}_{passes}_share"
-    rate = _half_peak(job, gpu) * share(name, gpu) * kept_share(name, gpu) * _filled(job, kind, gpu)
+    filled = _filled(job, kind, gpu) * _wide(job.model.head_dim, share(f"{family}_half_width", gpu))
+    rate = _half_peak(job, gpu) * share(name, gpu) * kept_share(name, gpu) * filled
     factor = 1.0 if passes == "forward" else 2.5
     return factor * per_token * tokens(job, c) / c["tp"] / rate
 
@@ -193,6 +194,17 @@ def _filled(job: Job, kind: LayerKind, gpu: Gpu) -> float:
     """The share of the long-sequence rate that a kernel reaches: short rows end in half-empty tiles and few blocks."""
     span = _span(job.model, kind, job.workload.seq_len)
     return span / (span + share("attention_half_length", gpu))
+
+
+_MEASURED_WIDTH = 128.0
+"""Width of a head in the benchmarks that shares of attention come from."""
+
+
+def _wide(head_dim: int, half_width: float) -> float:
+    """The share of the rate at the measured width that narrower heads reach: their products shrink, the exponentials of their
+    scores do not."""
+    own = min(float(head_dim), _MEASURED_WIDTH)
+    return own / (own + half_width) * (_MEASURED_WIDTH + half_width) / _MEASURED_WIDTH
 
 
 def _unfused(job: Job, gpu: Gpu, kind: LayerKind, c: Candidates, passes: Passes) -> Reals:

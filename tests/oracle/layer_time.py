@@ -120,6 +120,8 @@ def _attention(job: Job, layout: Layout, kind: LayerKind) -> Pass:
         name = "attention" if how == "flash" else how
         span = _span(job.model, kind, job.workload.seq_len)
         peak *= span / (span + share("attention_half_length", gpu))
+        half, own = share(f"{name}_half_width", gpu), min(job.model.head_dim, 128)
+        peak *= (own / (own + half)) / (128 / (128 + half))
         forward = flop / (peak * kept(f"{name}_forward_share", gpu))
         backward = 2.5 * flop / (peak * kept(f"{name}_backward_share", gpu))
     return Pass(forward, backward, redone(job, layout, "attention") * forward)
