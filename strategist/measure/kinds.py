@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from strategist.document.plan import MESH_AXES, Plan
 from strategist.errors import InputError
-from strategist.facts.model import layer_sequence
+from strategist.facts.model import layer_counts, layer_sequence
+from strategist.facts.tensors import Part, fullest_rank, tensor_sizes
 from strategist.records import dataclass
-from strategist.space.stages import kinds
-from strategist.space.tensors import Part, fullest_rank, tensor_sizes
 from strategist.units import parse_integer
 
 WORDS = ("first", "middle", "last", "fullest")
@@ -91,7 +90,7 @@ def _fullest(plan: Plan, stage: int) -> int:
     if plan.strategy.zero != 1 or mesh.dp_shard == 1:
         return 0
     own = [kind for first, end in held.layers for kind in layer_sequence(plan.model)[first:end]]
-    numbers = tuple(own.count(kind) for kind in kinds(plan.model))
+    numbers = tuple(own.count(kind) for kind in layer_counts(plan.model))
     part = Part(numbers, held.embedding, held.head, mesh.tp, mesh.ep, mesh.etp)
     return fullest_rank(tensor_sizes(plan.model, part), mesh.dp_shard)
 

@@ -212,7 +212,7 @@ def _experts_end(kept: Kept) -> LayerInstant:
     whole = tokens(job, c) * job.model.hidden * compute
     streams = (moe.top_k if moe else 0) + (1.0 if moe and moe.shared_ffn else 0.0)
     routed = kept.weights(_is_routed)
-    gradients = (streams * whole + residual_C(job, c))[:, None] + compute * routed
+    gradients = (streams * whole + residual_C(job, c, whole=False))[:, None] + compute * routed
     freed = kept.rows(is_kept, "inside", "product") + kept.rows(is_used_up, "mixer", "ffn")
     again = kept.rows(is_brought_back, "mixer", "ffn")
     return LayerInstant(gradients + again, freed, kept.weights(_is_shared), routed / matrices)

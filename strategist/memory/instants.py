@@ -106,12 +106,18 @@ def _forward(step: Step) -> tuple[Instant, ...]:
     tied = step.job.model.tied
     several = step.layers_of_chunk > 1
     table = step.compute * (2.0 * step.before + (2.0 if tied else 1.0) * step.widest) * step.first
+    terms = (
+        2.0 * _whole_stream(step) * (step.first * (not tied))
+    )  # what a part of the table gives, and as ranks add it up
     layer = step.compute * (2.0 * step.widest + (step.before if tied else 0.0)) + step.ahead_of_time
     last = step.compute * (2.0 * step.behind + step.widest) * step.last
     inside = {"gradients": step.earlier, "activations": step.in_layers, "logits": step.held_logits}
     again = step.compute * (2.0 * step.before + np.where(several, 2.0, 1.0) * step.widest) * (tied and step.first)
     again = np.maximum(np.where(runs, 0.0, again), 2.0 * step.compute * step.widest)
     keeps = runs & step.c.is_word("recompute", "none")[:, None]
+    made = step.stream * (
+        step.last - (step.c["sequence_parallel"] > 0)[:, None]
+    )  # the layer's output is not summed up yet
     return (
         Instant(
             LOSS,
@@ -119,6 +125,7 @@ def _forward(step: Step) -> tuple[Instant, ...]:
                 "gradients": step.earlier,
                 "activations": step.others + step.stream * step.first,
                 "gather_buffers": np.where(runs, table, 0.0),
+                "temporaries": np.where(runs & (step.c["sequence_parallel"] > 0)[:, None], terms, 0.0),
             },
         ),
         _gathered_in_turn(step, runs),
@@ -126,7 +133,7 @@ def _forward(step: Step) -> tuple[Instant, ...]:
             LOSS,
             inside
             | {
-                "activations": step.in_layers - step.layers.rest + np.where(keeps, step.stream * step.last, 0.0),
+                "activations": step.in_layers - step.layers.rest + np.where(keeps, made, 0.0),
                 "gather_buffers": np.where(runs, np.maximum(layer, last), 0.0),
                 "temporaries": step.previous
                 + np.where(keeps, step.layers.result, np.where(runs, step.layers.transient, 0.0)),
@@ -247,7 +254,10 @@ def _layers(step: Step) -> tuple[Instant, ...]:
     """Each worst instant of a layer: in the last one (behind the head), in the one before it and in the first; under ZeRO-3,
     which has nothing to gather beside the first, in the second too."""
     if step.piped:
-        last, others = _in_layer(step, _numbers(0), step.in_given_layer), _in_layer(step, _numbers(1, -1), step.in_layer)
+        last, others = (
+            _in_layer(step, _numbers(0), step.in_given_layer),
+            _in_layer(step, _numbers(1, -1), step.in_layer),
+        )
         return last, others, _layer_reduced(step)
     numbers = _numbers(0, 1, -2, -1) if step.reshards.any() else _numbers(0, 1, -1)
     return _in_layer(step, numbers, step.in_layer), _layer_reduced(step)
@@ -388,7 +398,8 @@ def _whole_stream(step: Step) -> Reals:
 
 def _end_of_pass(step: Step) -> tuple[Instant, Instant]:
     """In a pipeline: the embedding's gradient; it is cast to the reduce format, and other passes are in flight."""
-    before = step.trained * np.where(step.managed, step.compute, step.stored) * step.before
+    tables = np.where(step.at_once, _table(step), step.before)  # the positions' gradient joined what stands before
+    before = step.trained * np.where(step.managed, step.compute, step.stored) * tables
     direct = ~step.stands & (~step.managed | (step.compute == step.reduce))
     early = np.where(
         step.managed & step.reshards & (step.situation.others > 0), step.compute * step.widest * step.first, 0.0
@@ -444,8 +455,18 @@ def _reductions(step: Step) -> Iterator[Instant]:
 
 
 def _update(step: Step) -> Instant:
-    """Between backward and the update; tied ends of a pipeline exchange their gradients."""
-    ends = (step.group.is_first | step.group.is_last)[None, :]
-    table = vocabulary_elements(step.job.model, step.c["tp"], np.where(step.c["zero"] >= 2, step.shards[:, 0], 1))
-    theirs = step.trained * step.stored * table[:, None] * (ends & step.piped & step.job.model.tied)
-    return Instant(UPDATE, {"gradients": step.settled, "activations": step.inputs, "pipeline_buffers": theirs})
+    """Between backward and the update. Tied ends of a pipeline exchange their gradients; without units a rank's term of the
+    gradient of learned positions, under sequence parallelism, is there beside the sum."""
+    ends, shape, c = (step.group.is_first | step.group.is_last)[None, :], step.job.model, step.c
+    table = vocabulary_elements(shape, c["tp"], np.where(c["zero"] >= 2, step.shards[:, 0], 1))
+    theirs = step.trained * step.stored * table[:, None] * (ends & step.piped & shape.tied)
+    sums = ~step.managed & (c["sequence_parallel"] > 0)[:, None] & step.group.is_first
+    positions = step.trained * step.stored * shape.hidden * shape.pos_rows * (shape.pos == "learned")
+    return Instant(
+        UPDATE,
+        {
+            "gradients": step.settled + positions * sums,
+            "activations": step.inputs,
+            "pipeline_buffers": theirs,
+        },
+    )

@@ -12,8 +12,8 @@ import numpy as np
 from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
 from strategist.space.candidates import Candidates, Mask, Reals
+from strategist.space.deals import dealt_CS
 from strategist.space.shares import Elements, Group
-from strategist.space.tensors import dealt_CS
 
 
 def shards_state(c: Candidates, stage: int) -> Mask:

@@ -108,8 +108,11 @@ class Layers:
 
     @cached_property
     def transient(self) -> Reals:
-        """What the feed-forward part computes again, of the layer where that is most."""
+        """What the feed-forward part computes again, of the layer where that is most. Where forward keeps nothing of it, a gate
+        is gone before its product is there."""
+        gone = self.group.candidates.is_word("recompute", "full")[:, None] & self.job.model.mlp_gated
         again = self.kept.rows(is_brought_back, "ffn", "inside", "product")
+        again = again - np.where(gone, self.kept.rows(is_brought_back, "product"), 0.0)
         return _of_worst(self.group, again, again)
 
     @cached_property
@@ -451,13 +454,14 @@ class Step:
         return ats.each(of_worst)
 
     def joining(self, at: LayerInstants) -> Reals:
-        """Bytes of gradients that are about to join what stands: of a matrix at work, and that in the weight's format beside
-        what stands; of stacked matrices, where gradients stand."""
+        """Bytes of gradients that are about to join what stands: of a matrix at work, in the format of its pass and, where that is
+        another, in the weight's; of stacked matrices. Where nothing stands they become gradients, once they are cast."""
         return self._joining(at, self.stands)
 
     def _joining(self, at: LayerInstants, stands: Mask | np.bool_) -> Reals:
-        cast = np.where(self.casts & stands & ~self.managed, self.stored, 0.0)
-        work = np.where(at.is_product & self.at_once, self.compute + cast, 0.0)
+        casts = self.casts & ~self.managed
+        work = np.where(stands | casts, self.compute, 0.0) + np.where(stands & casts, self.stored, 0.0)
+        work = np.where(at.is_product & self.at_once, work, 0.0)
         stacked = np.where(self.at_once & stands, np.where(self.managed, self.compute, self.stored), 0.0)
         return self.trained * (work * at.weights + stacked * at.stacked)
 

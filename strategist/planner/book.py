@@ -7,7 +7,7 @@ import os
 from functools import cache
 
 from strategist.catalog import FOLDER
-from strategist.rulebook.rule import rules_folder
+from strategist.rulebook.books import rules_folder
 
 
 @cache

@@ -45,8 +45,10 @@ class Weights:
             self._weigh(np.array(sorted(set(np.concatenate(unknown).tolist()))))
 
     def _nearest(self, rows: Column) -> Column:
-        """Rows with the smallest bounds among those that are not weighed yet."""
-        unknown = rows[~self.known[rows]]
+        """The smallest bounds among rows that are not weighed yet and may undercut those that are."""
+        known = self.known[rows]
+        least = self.device[rows[known]].min(initial=np.iinfo(np.int64).max)
+        unknown = rows[~known & (self.device[rows] <= least)]
         return unknown[self.device[unknown].argsort(kind="stable")[:NEAREST]]
 
     def _weigh(self, rows: Column) -> None:

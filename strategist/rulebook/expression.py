@@ -52,13 +52,18 @@ def parse(text: str, rule: str) -> ast.expr:
         sentence = f"Rule {rule}: its condition has more than {LONGEST} characters."
         raise RuleError("RULE", sentence, value=text, hint="Split it into several rules.")
     try:
-        tree = ast.parse(text, mode="eval").body
+        tree = tree_of(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         sentence = f"Rule {rule}: {shown(text)!r} is not an expression."
         raise RuleError("RULE", sentence, value=text, hint=_REMEDY) from None
     for node in ast.walk(tree):
         _check(node, rule)
     return tree
+
+
+def tree_of(text: str) -> ast.expr:
+    """The syntax tree of an expression that is known to be allowed."""
+    return ast.parse(text, mode="eval").body
 
 
 def _check(node: ast.AST, rule: str) -> None:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, Literal
 
 import numpy as np
 
 from strategist.errors import RuleError, did_you_mean, shown
-from strategist.reading import parse_toml, read_text
 from strategist.records import dataclass
-from strategist.rulebook.expression import evaluate, names, parse
-from strategist.rulebook.rows import check_row, rows_of
+from strategist.rulebook.books import rows_in, rules_folder
+from strategist.rulebook.expression import evaluate, names, parse, tree_of
+from strategist.rulebook.rows import check_row
 from strategist.rulebook.vocabulary import WORDS
 
 Effect = Literal["prefer", "forbid", "advise"]
@@ -64,13 +64,6 @@ class Family:
         return evaluate(self.when, values)
 
 
-def rules_folder() -> str:
-    """Where the shipped rules lie: inside the installed package, or beside it in a checkout."""
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    installed = os.path.join(package, "_rules")
-    return installed if os.path.isdir(installed) else os.path.join(os.path.dirname(package), "rules")
-
-
 @cache
 def load_rules(book: str, folders: tuple[str, ...] = ()) -> tuple[Rule, ...]:
     """The rules of one book: ours, then those of the user's folders. Raises RuleError for any fault in a folder or row."""
@@ -81,8 +74,9 @@ def load_rules(book: str, folders: tuple[str, ...] = ()) -> tuple[Rule, ...]:
         path = os.path.join(folder, f"{book}.toml")
         if folder in folders and not os.path.exists(path):
             continue
-        for row in _rows(path, "rule"):
-            rule = read_rule(row, book, path)
+        rows, is_checked = rows_in(folder, book)
+        for row in rows:
+            rule = _rule_of(row, tree_of(row["when"])) if is_checked else read_rule(row, book, path)
             if folder in folders:
                 check_examples(rule)
             if rule.id in found:
@@ -125,25 +119,24 @@ def _check_folder(folder: str) -> None:
 @cache
 def load_families() -> tuple[Family, ...]:
     """The families of layouts, most special first."""
-    path = os.path.join(rules_folder(), "families.toml")
-    return tuple(Family(row["name"], row["title"], parse(row["when"], row["name"])) for row in _rows(path, "family"))
-
-
-def _rows(path: str, key: str) -> Sequence[Mapping[str, Any]]:
-    return rows_of(parse_toml(read_text(path, "--rules"), path), key, path)
+    rows, is_checked = rows_in(rules_folder(), "families")
+    trees = (tree_of(row["when"]) if is_checked else parse(row["when"], row["name"]) for row in rows)
+    return tuple(Family(row["name"], row["title"], tree) for row, tree in zip(rows, trees, strict=True))
 
 
 def read_rule(row: Mapping[str, Any], book: str, path: str) -> Rule:
     """One checked row. Raises RuleError naming the file, the rule and the fault."""
     check_row(row, book, path)
-    tree = parse(row["when"], row["id"])
-    words = tuple(sorted(names(tree)))
-    _check_words(words, row["id"])
-    rest = {key: value for key, value in row.items() if key not in ("when", "families")}
-    families = tuple(tuple(tier) for tier in row.get("families", ()))
-    rule = Rule(when=tree, when_text=row["when"], families=families, words=words, **rest)
+    rule = _rule_of(row, parse(row["when"], row["id"]))
+    _check_words(rule.words, rule.id)
     _check_families(rule)
     return rule
+
+
+def _rule_of(row: Mapping[str, Any], tree: ast.expr) -> Rule:
+    rest = {key: value for key, value in row.items() if key not in ("when", "families")}
+    families = tuple(tuple(tier) for tier in row.get("families", ()))
+    return Rule(when=tree, when_text=row["when"], families=families, words=tuple(sorted(names(tree))), **rest)
 
 
 def _check_words(words: Iterable[str], rule: str) -> None:

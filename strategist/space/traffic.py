@@ -15,8 +15,10 @@ import numpy as np
 from strategist.facts.job import Job
 from strategist.facts.layers import norm_size
 from strategist.facts.profile import BYTES
+from strategist.facts.tensors import ddp_buckets
 from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Column, Reals
+from strategist.space.deals import tensors_S
 from strategist.space.shares import (
     Elements,
     Group,
@@ -30,7 +32,6 @@ from strategist.space.shares import (
     vocabulary_elements,
 )
 from strategist.space.stages import kinds
-from strategist.space.tensors import ddp_buckets, tensors_S
 
 Op = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send"]
 Axis = Literal["tp", "cp", "ep", "pp", "dp"]
@@ -129,7 +130,7 @@ def _units(job: Job, group: Group) -> Reals:
     units = group.layers_SK.sum(axis=1) + ends
     if not profile.has_units:
         return np.ones((len(c), len(units)))
-    buckets = ddp_buckets(job.model, int(BYTES[job.formats.gradient]))
+    buckets = ddp_buckets(job.model, BYTES[job.formats.gradient] * job.trainable)
     return np.where(is_plain_data_parallel(c)[:, None], buckets, units[None, :])
 
 
@@ -160,6 +161,7 @@ def _tensor(job: Job, group: Group) -> tuple[Traffic, ...]:
     when what backward needs is there), and any recompute repeats the all-gathers."""
     c = group.candidates
     hidden = _per_stage(group, tokens(job, c) * job.model.hidden * BYTES[job.formats.compute])
+    narrow = hidden / 2.0 if job.gathers_fp8 else hidden
     numbers = _per_stage(group, tokens(job, c) * 4.0)
     passes, full = _layer_passes_CS(group), c.is_word("recompute", "full")[:, None]
     blocks = passes * np.where(full, 5.0, 4.0)
@@ -171,7 +173,7 @@ def _tensor(job: Job, group: Group) -> tuple[Traffic, ...]:
     gathered = np.where(sequence, gathers + ends, 0.0)
     return (
         Traffic("tp", "all_reduce", hidden, reduced, "tp", "nothing"),
-        Traffic("tp", "all_gather", hidden, gathered, "tp", "nothing"),
+        Traffic("tp", "all_gather", narrow, gathered, "tp", "nothing"),
         Traffic("tp", "reduce_scatter", hidden, scattered, "tp", "nothing"),
         Traffic("tp", "all_reduce", numbers, 3.0 * last, "tp", "nothing"),
         *_whole_weights(job, group),
@@ -305,6 +307,7 @@ def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Plac
     gathers = np.where(zero == 3, micro, once)
     between = one if job.profile.replicas_wait else once
     shards, units = shared.shards[:, None], shared.units
+    reduced = units * (job.trainable > 0)
     updates: Op = "broadcast" if job.profile.has_units else "all_gather"
     rows: tuple[tuple[Op, Reals, Reals, Place, Hidden, Reals | float], ...] = (
         (
@@ -313,9 +316,16 @@ def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Plac
             np.where(zero < 2, np.where(c["tp"][:, None] > 1, between, one), 0.0),
             everybody,
             "backward",
-            units,
+            reduced,
         ),
-        (updates, stored * trained, np.where(zero == 1, one, 0.0), inside, "nothing", shared.tensors),
+        (
+            updates,
+            stored * trained,
+            np.where(zero == 1, one, 0.0),
+            inside,
+            "nothing",
+            shared.tensors * (job.trainable > 0),
+        ),
         ("all_gather", compute * weights, np.where(zero >= 2, gathers, 0.0), inside, "forward", units),
         (
             "all_gather",
@@ -333,8 +343,15 @@ def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Plac
             "backward",
             1.0,
         ),
-        ("reduce_scatter", reduce * trained, np.where(zero >= 2, once, 0.0), inside, "backward", units),
-        ("all_reduce", reduce * trained / shards, np.where(zero >= 2, between, 0.0), "dp_replicate", "backward", units),
+        ("reduce_scatter", reduce * trained, np.where(zero >= 2, once, 0.0), inside, "backward", reduced),
+        (
+            "all_reduce",
+            reduce * trained / shards,
+            np.where(zero >= 2, between, 0.0),
+            "dp_replicate",
+            "backward",
+            reduced,
+        ),
     )
     return tuple(
         Traffic("dp", op, payload, count, place, behind, pieces) for op, payload, count, place, behind, pieces in rows

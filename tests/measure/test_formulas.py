@@ -15,26 +15,33 @@ from tests.measure.grid import PEAK, Difference, Scenario, differences, plan_of,
 from tests.measure.recordings import traced
 
 SAMPLE = tuple(scenarios()[number] for number in range(0, 280, 7))
+EXACT, NEAR = 1e-3, 2e-2
+MOMENTS = ("loss", "backward of the last layer", "end of backward", "optimizer step", PEAK)
 BARS = {
-    ("memory", PEAK, "allocated"): 2e-2,
-    ("memory", PEAK, "bucket_buffers"): 1e-3,
-    ("memory", PEAK, "pipeline_buffers"): 1e-3,
-    ("memory", "loss", "parameters"): 1e-3,
-    ("memory", "optimizer step", "parameters"): 1e-3,
-    ("memory", "optimizer step", "optimizer"): 1e-3,
-    ("memory", "optimizer step", "gradients"): 1e-3,
-    ("memory", "optimizer step", "pipeline_buffers"): 1e-3,
-    ("sent", "dp", "all_reduce"): 1e-3,
-    ("sent", "dp", "broadcast"): 1e-3,
-    ("sent", "dp", "all_gather"): 1e-3,
-    ("sent", "dp", "reduce_scatter"): 1e-3,
-    ("sent", "pp", "send"): 1e-3,
-    ("sent", "tp", "all_reduce"): 1e-3,
-    ("sent", "tp", "all_gather"): 1e-3,
-    ("sent", "tp", "reduce_scatter"): 1e-3,
+    ("memory", PEAK, "allocated"): EXACT,
+    ("memory", "optimizer step", "allocated"): EXACT,
+    ("memory", "optimizer step", "gradients"): EXACT,
+    ("memory", "backward of the last layer", "logits"): NEAR,
+    **{("memory", PEAK, term): EXACT for term in ("gradients", "gather_buffers")},
+    **{("memory", PEAK, term): NEAR for term in ("activations", "logits")},
+    **{
+        ("memory", moment, term): EXACT
+        for moment in MOMENTS
+        for term in ("parameters", "optimizer", "bucket_buffers", "pipeline_buffers")
+    },
+    **{
+        (kind, axis, op): bar
+        for kind, bar in (("sent", EXACT), ("count", 0.0))
+        for axis, ops in {
+            "dp": ("all_reduce", "broadcast", "all_gather", "reduce_scatter"),
+            "pp": ("send",),
+            "tp": ("all_reduce", "all_gather", "reduce_scatter"),
+        }.items()
+        for op in ops
+    },
 }
 """The largest |predicted / traced - 1| of a figure; what is not here yet is in benchmarks/results/memory.json."""
-MEAN_OF_PEAKS = 5e-3
+MEAN_OF_PEAKS = 1e-3
 SLICES = 20
 """Parts of the grid, every twentieth scenario each, so that several workers share two thirds of an hour."""
 SMALL = 1 << 20
@@ -48,14 +55,10 @@ def _found(scenario: Scenario) -> Iterator[Difference]:
         yield from differences(scenario, traced(plan, kind.rank))
 
 
-def _assert_keeps_its_bar(scenario: Scenario, found: Difference) -> None:
+def _assert_keeps_its_bar(found: Difference) -> None:
     bar = BARS.get((found.kind, found.place, found.name))
-    layout = scenario.layout
-    deals = (
-        layout.get("zero") == 1 and found.name == "optimizer"
-    )  # whole tensors; what is said is a bound of the greedy deal
-    pads = layout.get("dp_shard") == 24 and found.name in ("all_gather", "reduce_scatter")  # what is padded is sent too
-    if bar is not None and not deals and not pads and max(found.predicted, found.traced) > SMALL:
+    least = 0 if found.kind == "count" else SMALL
+    if bar is not None and max(found.predicted, found.traced) > least:
         assert found.ratio == pytest.approx(1.0, abs=bar), found
 
 
@@ -64,18 +67,18 @@ def _assert_keeps_its_bar(scenario: Scenario, found: Difference) -> None:
 def test_formulas_agree_with_the_program(scenario: Scenario) -> None:
     """On the first and the last stage each figure with a bar keeps it."""
     for found in _found(scenario):
-        _assert_keeps_its_bar(scenario, found)
+        _assert_keeps_its_bar(found)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("first", range(SLICES))
 def test_formulas_agree_with_the_program_on_the_whole_grid(first: int) -> None:
-    """Every figure with a bar keeps it in all scenarios of a slice, and peaks differ by half a per cent in the mean: what
+    """Every figure with a bar keeps it in all scenarios of a slice, and peaks differ by a thousandth in the mean: what
     holds of the mean of every slice holds of the mean of the grid."""
     peaks = []
     for scenario in scenarios()[first::SLICES]:
         for found in _found(scenario):
-            _assert_keeps_its_bar(scenario, found)
+            _assert_keeps_its_bar(found)
             if (found.place, found.name) == (PEAK, "allocated"):
                 peaks.append(abs(found.ratio - 1.0))
     assert mean(peaks) <= MEAN_OF_PEAKS

@@ -322,19 +322,27 @@ class Stage:
         table = self.c * (2 * self.w.before + (2 if tied else 1) * self.wl) if self.first else 0.0
         embedded = self.others + (self.stream if self.first else 0.0)
         gathers = table if runs else 0.0
-        yield 0, {"gradients": self.earlier, "activations": embedded, "gather_buffers": gathers}
+        terms = 2 * self.whole if self.first and runs and self.a["sequence_parallel"] and not tied else 0.0
+        common = {"gradients": self.earlier, "activations": embedded}
+        yield 0, common | {"gather_buffers": gathers, "temporaries": terms}
         yield 0, self._in_turn(runs)
         inside = {"gradients": self.earlier, "activations": self.inside, "logits": self.logits(0)}
         layer = self.c * (2 * self.wl + (self.before if tied else 0)) + self.early
         head = self.c * (2 * self.behind + self.wl) if self.last else 0.0
-        computes = self._worst_of_kinds(lambda kind: self._rows(kind, _again, "ffn", "inside", "product"))
+        parts = (
+            ("ffn", "inside")
+            if self.a["recompute"] == "full" and self.job.model.mlp_gated
+            else ("ffn", "inside", "product")
+        )
+        computes = self._worst_of_kinds(lambda kind: self._rows(kind, _again, *parts))
         rest = self._worst_of_kinds(lambda kind: self._rows(kind, _kept, "rest"))
         keeps = runs and self.a["recompute"] == "none"
+        made = self.stream * (self.last - bool(self.a["sequence_parallel"]))
         yield (
             0,
             inside
             | {
-                "activations": self.inside - rest + (self.stream if keeps and self.last else 0.0),
+                "activations": self.inside - rest + (made if keeps else 0.0),
                 "gather_buffers": max(layer, head) if runs else 0.0,
                 "temporaries": self.previous + (self._result() if keeps else computes if runs else 0.0),
             },
@@ -373,7 +381,9 @@ class Stage:
         tied = self.piped and self.job.model.tied and (self.begins or self.ends)
         table = vocabulary(self.job.model, self.a["tp"], self.n if self.zero >= 2 else 1)
         theirs = self.q * self.s * table if tied else 0.0
-        return 3, {"gradients": self.settled, "activations": self.inputs, "pipeline_buffers": theirs}
+        shape, sums = self.job.model, not self.units and self.a["sequence_parallel"] and self.begins
+        twice = self.q * self.s * shape.hidden * shape.pos_rows if sums and shape.pos == "learned" else 0.0
+        return 3, {"gradients": self.settled + twice, "activations": self.inputs, "pipeline_buffers": theirs}
 
     def reductions(self) -> Iterator[tuple[int, dict[str, float]]]:
         """The last chunk of a pipeline is reduced, unit by unit."""
@@ -553,7 +563,7 @@ class Stage:
         freed = self._rows(kind, _kept, "inside", "product") + self._rows(kind, _used, "mixer", "ffn")
         back = self._rows(kind, _again, "mixer", "ffn")
         shared = self._elements(kind, lambda name: name.startswith("shared"))
-        return LayerAt(streams + self._whole_stream() + self.c * routed + back, freed, shared, routed / matrices)
+        return LayerAt(streams + self.stream + self.c * routed + back, freed, shared, routed / matrices)
 
     def _feed_forward(self, kind: LayerKind) -> LayerAt:
         shape = self.job.model
@@ -628,9 +638,10 @@ class Stage:
         """Gradients about to join what stands."""
         if not self.at_once:
             return 0.0
-        cast = self.s if self.casts and self.stands and not self.units else 0.0
+        casts = self.casts and not self.units
+        work = (self.c if self.stands or casts else 0.0) + (self.s if self.stands and casts else 0.0)
         whole = (self.c if self.units else self.s) if self.stands else 0.0
-        return self.q * ((self.c + cast if at.is_product else 0.0) * at.weights + whole * at.stacked)
+        return self.q * ((work if at.is_product else 0.0) * at.weights + whole * at.stacked)
 
     def _layer(self, number: int) -> dict[str, float]:
         count = max(len(self.kinds) / self.v, 1.0)
@@ -733,7 +744,7 @@ class Stage:
 
     def _end_of_pass(self) -> Iterator[tuple[int, dict[str, float]]]:
         """The embedding's gradient while other passes are in flight, then in the reduce format."""
-        dW = self.q * (self.c if self.units else self.s) * self.before
+        dW = self.q * (self.c if self.units else self.s) * (self.table if self.at_once else self.before)
         direct = not self.stands and (not self.units or self.c == self.r)
         waits = self.units and self.zero == 3 and sum(self.at.flight) > 1 and self.first and not self.job.model.tied
         common = {

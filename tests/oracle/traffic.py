@@ -79,7 +79,7 @@ def _tensor(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) ->
     reductions = X * (5 if layout["recompute"] == "full" else 4) + ends
     if layout["sequence_parallel"]:
         gathers = X * (4 if layout["recompute"] == "none" else 6) + ends
-        yield Row("tp", "all-gather", "", T * h * c, gathers, tp, 1)
+        yield Row("tp", "all-gather", "", T * h * c / (2 if job.gathers_fp8 else 1), gathers, tp, 1)
         yield Row("tp", "reduce-scatter", "", T * h * c, reductions, tp, 1)
     else:
         yield Row("tp", "all-reduce", "", T * h * c, reductions, tp, 1)
@@ -196,7 +196,7 @@ def _tensors(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -
 
 def _buckets(job: Job) -> int:
     """DDP's buckets, filled from the head to the embedding: a first of 1 MiB, further ones of 25."""
-    shape, size = job.model, BYTES[job.formats.gradient]
+    shape, size = job.model, BYTES[job.formats.gradient] * job.trainable
     outer, table = outer_parameters(shape), vocabulary(shape, 1, 1)
     come = [0 if shape.tied else table, outer.final_norm, outer.extra]
     for kind in reversed(layer_sequence(shape)):
@@ -237,15 +237,16 @@ def _data_rows(
     zero, pp, m = layout["zero"], layout["pp"], layout["accumulation"]
     c, r, s = (BYTES[getattr(job.formats, name)] for name in ("compute", "reduce", "parameter"))
     r, s = r * job.trainable, s * job.trainable
+    trains = job.trainable > 0
     if zero < 2:
         times = _between_replicas(job, layout) if layout["tp"] > 1 else 1
-        yield Row("dp", "all-reduce", "backward", r * elements, times, *ranks, units)
+        yield Row("dp", "all-reduce", "backward", r * elements, times, *ranks, units * trains)
     if zero == 1:
         op = "broadcast" if job.profile.has_units else "all-gather"
-        yield Row("dp", op, "", s * elements, 1, *sharing, tensors)
+        yield Row("dp", op, "", s * elements, 1, *sharing, tensors * trains)
     if zero >= 2:
         gathers = 1 if zero == 2 and pp > 1 else m
         yield Row("dp", "all-gather", "forward", c * elements, gathers, *ranks, units)
-        yield Row("dp", "reduce-scatter", "backward", r * elements, _once_per_step(layout), *ranks, units)
+        yield Row("dp", "reduce-scatter", "backward", r * elements, _once_per_step(layout), *ranks, units * trains)
     if zero == 3:
         yield Row("dp", "all-gather", "backward", c * in_layers, m, *ranks, layers)

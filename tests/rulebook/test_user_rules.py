@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from strategist import StrategistError, recommend
+from strategist.rulebook.books import rules_folder
 from strategist.rulebook.rule import load_rules
 from tests.cli.harness import call
 from tests.source import ROOT
@@ -177,3 +181,21 @@ def test_the_example_of_the_readme_is_a_rule(tmp_path: Path) -> None:
     assert block is not None
     (tmp_path / "legality.toml").write_text(block[1], encoding="utf-8")
     assert "MY001" in [rule.id for rule in load_rules("legality", (str(tmp_path),))]
+
+
+def test_an_edited_book_of_ours_is_read_again(tmp_path: Path) -> None:
+    """Rows that were kept when a book was checked last are used as long as its text is that text, and no longer."""
+    edited = tmp_path / "rules"
+    shutil.copytree(rules_folder(), edited)
+    book = edited / "advice.toml"
+    program = (
+        "import sys; from strategist.rulebook import books, rule;"
+        "books.rules_folder = rule.rules_folder = lambda: sys.argv[1];"
+        "print([books.rows_in(sys.argv[1], name)[1] for name in books.KEYS], rule.load_rules('advice')[0].name)"
+    )
+    same = subprocess.run((sys.executable, "-c", program, edited), capture_output=True, text=True, check=True).stdout
+    name = load_rules("advice")[0].name
+    assert same == f"[True, True, True, True] {name}\n"
+    book.write_text(book.read_text(encoding="utf-8").replace(f'"{name}"', '"another-name"'), encoding="utf-8")
+    other = subprocess.run((sys.executable, "-c", program, edited), capture_output=True, text=True, check=True).stdout
+    assert other == "[True, True, False, True] another-name\n"
