@@ -266,14 +266,17 @@ def _sent_bytes(job: Job, a: dict[str, Any]) -> float:
 def test_p25_zero_2_sends_as_much_as_ddp_and_zero_3_half_more(shape: ModelShape, gpus: int) -> None:
     """P25: in float32 with one micro-batch a ring sends Z0 = Z2 and Z3 = 1.5 Z0 (arXiv 1910.02054, section 7), less what
     lies outside the layers, which is gathered once. ZeRO-1 sums whole gradients and then sends weights, as torch's
-    ZeroRedundancyOptimizer does: 1.5 Z0 as well."""
+    ZeroRedundancyOptimizer does: 1.5 Z0 as well. Shards are padded to equal pieces, which Z2 and Z3 send too."""
     work = Workload(seq_len=128, global_batch=gpus, precision="fp32")
     job = Job(cluster=trimmed("dgx-h100", gpus), model=shape, workload=work, profile=find_profile())
     rows = [_data_parallel(gpus, zero) for zero in range(4)]
     ddp, *others = (_sent_bytes(job, row) for row in rows)
-    counts = elements(job.model, next(groups(job.model, candidates(rows[:1]))))
-    in_layers = float(counts.layers[0, 0] / counts.whole[0, 0])
-    assert [sent / ddp for sent in others] == pytest.approx([1.5, 1.0, 1.0 + 0.5 * in_layers], rel=1e-12)
+    counts = elements(job.model, next(groups(job.model, candidates(rows[2:3]))))
+    padded = counts.padded(np.array([[True]]))
+    whole, in_layers = (float(part[0, 0] / counts.whole[0, 0]) for part in (padded.whole, padded.layers))
+    assert whole >= 1.0
+    assert padded.whole[0, 0] == gpus * counts.sharded[0, 0]
+    assert [sent / ddp for sent in others] == pytest.approx([1.5, whole, whole + 0.5 * in_layers], rel=1e-12)
 
 
 def _data_parallel(gpus: int, zero: int, **choices: Any) -> dict[str, Any]:
