@@ -23,7 +23,7 @@ from strategist.accuracy.table import read_runs
 RUNS = ROOT / "benchmarks/truth/training.csv"
 MEMORY_RUNS = ROOT / "benchmarks/truth/memory.csv"
 SCORED = ("A", "B")
-BARS: Mapping[str, float] = {"factor": 1.18, "within_10": 0.47, "within_25": 0.74}
+BARS: Mapping[str, float] = {"factor": 1.13, "within_10": 0.62, "within_25": 0.81}
 """What was reached and must be kept, averaged over sources; the aim is 1.12, 0.50 and 0.75."""
 MIN_SOURCES, MIN_LISTED = 3, 20
 """Sources that an architecture needs for bounds of its own, and runs that a source needs for a line of its own."""
@@ -39,10 +39,13 @@ FITTED: Mapping[str, str] = {
     "sustained_share (Hopper, Blackwell, CDNA)": "mosaicml-llm-foundry, nvidia-jax-toolbox-pax, nvidia-nemo-docs",
     "sustained_share (Ampere)": "internlm-internevo, bigscience-bloom-prequel, mosaicml-llm-foundry",
     "fp8_relative_share (Blackwell)": "nvidia-megatron-bridge",
+    "sustained_share (B200), cudnn shares (Blackwell)": "simumax-b200 (its products and attention alone, not its steps)",
+    "rates of RTX 3090 Ti, RTX 4090 and A6000": "mli-transformers-benchmarks (its products alone, not its steps)",
     "launches and host_us of megatron-deepspeed": "vtrain (single node)",
     "launches and host_us of fused, experts": "nvidia-megatron-bridge",
     "launches of fused, dense": "megatron-lm-functional-tests (memory.csv)",
     "attention of fsdp1, internevo, megatron-2022; recompute of jax; selective recompute of fsdp1, fsdp2": "looked up because the residuals of mosaicml-llm-foundry, internlm-internevo, nemo-launcher-23.08, nvidia-jax-toolbox-pax, ibm-fms-fsdp and pytorch-torchao asked for it",
+    "gathers in fp8, casts under scales per row, power of cards that nobody measured, attention by device; facts of rows corrected (benchmarks/truth/README.md)": "looked up because the residuals of nvidia-megatron-bridge, pytorch-torchtitan, pytorch-torchao, nvidia-nemo-automodel, nemo-launcher-23.08, mist-aceso-artifact and lambda-deeplearning-benchmark asked for it",
     "misaligned_share": "bigscience-bloom-prequel, checked against its source",
     "rows of keeping, looked up in the frameworks' code because residuals of memory asked for it": "simumax-b200, megatron-lm-functional-tests, mosaicml-llm-foundry, bigscience-bloom-prequel, mli-transformers-benchmarks, pytorch-torchtitan, mist-aceso-artifact",
     "expandable_slack": "simumax-b200",

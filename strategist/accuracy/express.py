@@ -14,6 +14,7 @@ from strategist.facts.workload import Precision, Workload
 from strategist.memory.saved import REDONE
 from strategist.records import dataclass
 from strategist.space.candidates import code
+from strategist.timing.estimate import model_FLOP
 from strategist.timing.rates import peak_FLOPs
 
 PRECISION_WORDS: tuple[tuple[str, Precision], ...] = (
@@ -25,6 +26,12 @@ PRECISION_WORDS: tuple[tuple[str, Precision], ...] = (
 RECOMPUTE = ("none", "selective", "full")
 _ZERO_GROUP = re.compile(r"(?:zero1=|FSDP group )(\d+)")
 """How many ranks share the state, where that is less than all."""
+_SCALED = (("rowwise_with_gw_hp", 3.0), ("rowwise", 8.0))
+"""Recipes of fp8 with a scale for every row, and the bytes that each element of a matrix' input moves to be cast: read and
+written once where the weight gradient stays in half precision, else also turned and cast again. Source: pytorch/ao:
+torchao/testing/training/roofline_utils.py, get_tensor_memory_traffic_ovhd_s."""
+_ENGINE = re.compile(r"\bTE\b")
+"""Transformer Engine's modules, named among the techniques of a run."""
 _STAGE_LAYERS = re.compile(r'"layers": ?\[([\d, ]+)\]')
 ADAPTERS = 0.002
 """Share of the weights in adapters of rank 16 on the matrices of attention (Hu et al. 2021, arXiv 2106.09685, table 4:
@@ -75,7 +82,19 @@ def express(run: Run) -> Case:
     _legal_sizes(shape, layout)
     if not peak_FLOPs(cluster.slowest.gpu, work.precision):
         raise Unexpressed(f"{cluster.slowest.gpu.name} does not multiply in {work.precision}")
+    _possible(job, measured)
     return Case(run["id"], job, tuple(layout.items()), measured, _states_recompute(run))
+
+
+def _possible(job: Job, measured: Measured) -> None:
+    """Raises Unexpressed for a step in which the devices would have had to multiply faster than the fastest of their
+    peaks: its batch, its devices or its time are not what the row says. Frozen weights have no gradient of their own."""
+    gpu = job.cluster.slowest.gpu
+    peak = max(filter(None, (gpu.bf16_FLOPs, gpu.fp16_FLOPs, gpu.fp8_FLOPs, gpu.fp32_FLOPs)), default=0.0)
+    useful = model_FLOP(job) * (2.0 + job.trainable) / 3.0
+    ratio = useful / (measured.step_s * peak * job.cluster.world) if measured.step_s and peak else 0.0
+    if ratio > 1.0:
+        raise Unexpressed(f"the row contradicts itself: its step takes {ratio:.1f} times the devices' peak")
 
 
 def _scored(run: Run) -> None:
@@ -88,7 +107,7 @@ def _modelled(run: Run) -> None:
     """Techniques without a model."""
     if run.get("task", "") == "qlora":
         raise Unexpressed("task qlora: weights of four bits have no model")
-    if run.get("recompute_class", "") == "partial":
+    if run.get("recompute_class", "") == "partial" and not _halves(run):
         raise Unexpressed("recompute of a part of the layers has no model yet")
     offload = run.get("offload", "").lower()
     if offload and not offload.startswith("none"):
@@ -98,10 +117,20 @@ def _modelled(run: Run) -> None:
 def _profile(run: Run) -> Profile:
     said = f"{run.get('framework', '')} {run.get('precision', '')}"
     profile = profile_of(said) or _likely_profile(run)
-    compiled = {"yes": "compiled", "no": "eager-composite"}.get(run.get("compile", ""))
-    hides: tuple[Hides, ...] = ("tensor",) if "async" in run.get("sharding_detail", "").lower() else ()
-    attention, redoes = _attention(run, profile), _redoes(run)
-    return with_habits(profile, kernels=compiled, attention=attention, hides=hides, redoes=redoes)
+    detail = run.get("sharding_detail", "")
+    fused = "fused" if _ENGINE.search(detail) else None
+    kernels = {"yes": "compiled", "no": "eager-composite"}.get(run.get("compile", ""), fused)
+    hides: tuple[Hides, ...] = ("tensor",) if "async" in detail.lower() else ()
+    return with_habits(
+        profile,
+        kernels=kernels,
+        attention=_attention(run, profile),
+        hides=hides,
+        redoes=_redoes(run),
+        merges_copies="DeepEP" in detail,
+        cast_bytes=next((moved for word, moved in _SCALED if word in run.get("precision", "")), None),
+        light="half-blocks" if _halves(run) else None,
+    )
 
 
 def _likely_profile(run: Run) -> Profile:
@@ -113,10 +142,14 @@ def _likely_profile(run: Run) -> Profile:
 
 
 def _attention(run: Run, profile: Profile) -> Attention | None:
-    """Whether scores are written out, where the row says; which flash kernel it is, the profile knows better."""
-    said = run.get("attention_impl", "").lower()
+    """Whether scores are written out, or which kernel is called, where the row says; the profile knows better than "flash"."""
+    said, detail = run.get("attention_impl", "").lower(), run.get("sharding_detail", "")
     if any(words in said for words in ("unfused", "no flash", "not flash")):
         return "unfused"
+    if "flash-attn 2" in said:
+        return "flash"
+    if _ENGINE.search(detail) and not any(words in detail for words in ("SDPA", "FlexAttn")):
+        return "cudnn"
     has_flash = "flash" in said or "sdpa" in said
     return "flash" if has_flash and profile.attention == "unfused" else None
 
@@ -213,8 +246,13 @@ def _redoes(run: Run) -> tuple[str, ...]:
     return tuple(name for name in modules.split(",") if name in REDONE) if kind == "selective" else ()
 
 
+def _halves(run: Run) -> bool:
+    """Whether every second layer is computed again, whole."""
+    return "every other layer" in run.get("recompute", "")
+
+
 def _recompute(run: Run, profile: Profile) -> int:
-    said = run.get("recompute_class", "")
+    said = "selective" if _halves(run) else run.get("recompute_class", "")
     return code("recompute", said if said in RECOMPUTE else profile.recompute)
 
 

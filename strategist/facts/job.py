@@ -37,6 +37,14 @@ class Job:
         return self.profile.formats_for(self.workload.precision)
 
     @property
+    def gathers_fp8(self) -> bool:
+        """Whether inputs and gradients of cut matrices are cast to fp8 before tensor-parallel ranks gather them; adapters
+        beside a matrix need its input as it is (NVIDIA/TransformerEngine: layernorm_linear.py,
+        return_layernorm_output_gathered)."""
+        profile = self.profile
+        return self.workload.precision == "fp8" and profile.casts_fp8 and profile.gathers_fp8 and not self.adapters
+
+    @property
     def usable_bytes(self) -> int:
         """Bytes per device that a plan may use, runtime included: the smallest device less the headroom."""
         return int(self.cluster.smallest.memory_bytes * (1 - self.headroom))

@@ -72,7 +72,7 @@ class Profile:
     interleaved stages); `replicas_wait` that replicas average gradients after the last micro-batch, not after each; `light` what selective recompute runs again (`alternate`: memory-bound
     kernels and every second matrix, `half-blocks`: every second layer whole); `sends` whether pipeline stages exchange whole hidden states or a tp-th of them;
     `merges_copies` that copies of a token for experts of one rank travel once; `casts_fp8` that matrices run in fp8 where
-    asked; `update_passes` multiplies the update's traffic (1: fused), `accumulate_bytes` are moved per weight and
+    asked, `gathers_fp8` that what cut matrices read is cast before it is gathered; `update_passes` multiplies the update's traffic (1: fused), `accumulate_bytes` are moved per weight and
     micro-batch to add up gradients; `keeping` says what is kept in memory, `fp16_state_bytes` more per weight
     belong to the state under fp16; `segments` of the caching allocator are as large as they were asked for, or `expandable`;
     `redoes` names modules that selective recompute runs again, where a run says so; `zero`, `recompute` and
@@ -96,6 +96,7 @@ class Profile:
     sends: Sends
     merges_copies: bool
     casts_fp8: bool
+    gathers_fp8: bool
     update_passes: float
     accumulate_bytes: float
     zero: int
@@ -150,18 +151,26 @@ def with_habits(
     attention: Attention | None = None,
     hides: tuple[Hides, ...] = (),
     redoes: tuple[str, ...] = (),
+    merges_copies: bool = False,
+    cast_bytes: float | None = None,
+    light: Light | None = None,
 ) -> Profile:
-    """The profile under other kernels, another attention, more overlap or other recomputed modules, as a run states them."""
+    """The profile under other kernels, another attention, more overlap, another recomputation or a leaner dispatch to
+    experts, as a run states them; with `cast_bytes`, under scales of their own per row, which are found after the gather."""
     keeping = profile.keeping
     if kernels == "compiled":  # what is bound by memory is computed again in backward, inside the kernels that need it
         keeping = replace(keeping, activated=False, rms_bytes=0.0)
+    found = profile.kernels if kernels is None else find_kernels(kernels)
     return replace(
         profile,
-        kernels=profile.kernels if kernels is None else find_kernels(kernels),
+        kernels=found if cast_bytes is None else replace(found, cast_bytes=cast_bytes),
+        gathers_fp8=profile.gathers_fp8 and cast_bytes is None,
         keeping=keeping,
         attention=attention or profile.attention,
         hides=(*profile.hides, *hides),
         redoes=redoes,
+        merges_copies=profile.merges_copies or merges_copies,
+        light=light or profile.light,
     )
 
 
@@ -199,6 +208,7 @@ def find_profile(name: str = "strategist") -> Profile:
         sends=row["sends"],
         merges_copies=row["merges_copies"],
         casts_fp8=row["casts_fp8"],
+        gathers_fp8=row["gathers_fp8"],
         update_passes=row["update_passes"],
         accumulate_bytes=row["accumulate_bytes"],
         zero=row["zero"],

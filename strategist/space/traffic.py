@@ -161,6 +161,7 @@ def _tensor(job: Job, group: Group) -> tuple[Traffic, ...]:
     when what backward needs is there), and any recompute repeats the all-gathers."""
     c = group.candidates
     hidden = _per_stage(group, tokens(job, c) * job.model.hidden * BYTES[job.formats.compute])
+    narrow = hidden / 2.0 if job.gathers_fp8 else hidden
     numbers = _per_stage(group, tokens(job, c) * 4.0)
     passes, full = _layer_passes_CS(group), c.is_word("recompute", "full")[:, None]
     blocks = passes * np.where(full, 5.0, 4.0)
@@ -172,7 +173,7 @@ def _tensor(job: Job, group: Group) -> tuple[Traffic, ...]:
     gathered = np.where(sequence, gathers + ends, 0.0)
     return (
         Traffic("tp", "all_reduce", hidden, reduced, "tp", "nothing"),
-        Traffic("tp", "all_gather", hidden, gathered, "tp", "nothing"),
+        Traffic("tp", "all_gather", narrow, gathered, "tp", "nothing"),
         Traffic("tp", "reduce_scatter", hidden, scattered, "tp", "nothing"),
         Traffic("tp", "all_reduce", numbers, 3.0 * last, "tp", "nothing"),
         *_whole_weights(job, group),

@@ -16,7 +16,7 @@ from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Reals, total_of
 from strategist.space.shares import layers, sequence_cut, tokens
 from strategist.space.stages import kinds
-from strategist.timing.rates import matmul_rates, memory_Bps, share
+from strategist.timing.rates import kept_share, matmul_rates, memory_Bps, share
 
 Passes = Literal["forward", "backward"]
 COMPUTE_TERMS = ("matmul", "attention", "elementwise", "moe_dispatch", "host")
@@ -134,15 +134,18 @@ def _expert_sizes(job: Job, matrix: Matrix, c: Candidates) -> Sizes:
 
 def cast_seconds(job: Job, gpu: Gpu, layer: Layer, c: Candidates) -> Reals:
     """Seconds of turning the inputs of one layer's matrices to fp8 in forward, (C,): each is written twice, as it is and
-    transposed for the weight gradient, and read unless the kernel before it does both. Source: NVIDIA/TransformerEngine: cast_transpose; Micikevicius et al.
+    transposed for the weight gradient, and read unless the kernel before it does both; under sequence parallelism a rank casts
+    its own tokens where casts come before gathers. Source: NVIDIA/TransformerEngine: cast_transpose; Micikevicius et al.
     2022, arXiv 2209.05433 (per-tensor scales need the largest magnitude, which the same pass finds)."""
     if job.workload.precision != "fp8" or not job.profile.casts_fp8:
         return np.zeros(len(c))
+    own = sequence_cut(c) if job.gathers_fp8 else 1
     moved = np.zeros(len(c))
     for matrix in layer.matrices:
         sizes = _expert_sizes(job, matrix, c) if matrix.is_expert else _sizes(job, matrix, c)
         times, m, _, k = np.broadcast_arrays(*sizes, c["tp"])[:4]
-        moved = moved + times * m * k * job.profile.kernels.cast_bytes
+        rows = m / own if matrix.cut == "column" and not matrix.is_expert else m
+        moved = moved + times * rows * k * job.profile.kernels.cast_bytes
     return moved / memory_Bps(gpu)
 
 
@@ -169,7 +172,9 @@ def _attention(job: Job, gpu: Gpu, kind: LayerKind, c: Candidates, passes: Passe
     if job.profile.attention == "unfused":
         return _unfused(job, gpu, kind, c, passes)
     family = "attention" if job.profile.attention == "flash" else job.profile.attention
-    rate = _half_peak(job, gpu) * share(f"{family}_{passes}_share", gpu) * _filled(job, kind, gpu)
+    name = f"{family}_{passes}_share"
+    filled = _filled(job, kind, gpu) * _wide(job.model.head_dim, share(f"{family}_half_width", gpu))
+    rate = _half_peak(job, gpu) * share(name, gpu) * kept_share(name, gpu) * filled
     factor = 1.0 if passes == "forward" else 2.5
     return factor * per_token * tokens(job, c) / c["tp"] / rate
 
@@ -189,6 +194,17 @@ def _filled(job: Job, kind: LayerKind, gpu: Gpu) -> float:
     """The share of the long-sequence rate that a kernel reaches: short rows end in half-empty tiles and few blocks."""
     span = _span(job.model, kind, job.workload.seq_len)
     return span / (span + share("attention_half_length", gpu))
+
+
+_MEASURED_WIDTH = 128.0
+"""Width of a head in the benchmarks that shares of attention come from."""
+
+
+def _wide(head_dim: int, half_width: float) -> float:
+    """The share of the rate at the measured width that narrower heads reach: their products shrink, the exponentials of their
+    scores do not."""
+    own = min(float(head_dim), _MEASURED_WIDTH)
+    return own / (own + half_width) * (_MEASURED_WIDTH + half_width) / _MEASURED_WIDTH
 
 
 def _unfused(job: Job, gpu: Gpu, kind: LayerKind, c: Candidates, passes: Passes) -> Reals:

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 
 import numpy as np
 
 from strategist.catalog import Row, rows
+from strategist.facts.gpus import gpu_by_id
 from strategist.facts.hardware import Basis, Gpu
 from strategist.records import dataclass
 from strategist.space.candidates import Reals
+
+LIKE_CHIP = {
+    "8.0": "a100-sxm-80gb",
+    "8.6": "rtx-a6000",
+    "8.9": "l40s",
+    "9.0": "h100-sxm-80gb",
+    "10.0": "b200-sxm-180gb",
+    "10.3": "b300-sxm-288gb",
+    "12.0": "rtx-pro-6000-blackwell-server",
+    "gfx942": "mi300x",
+    "gfx950": "mi355x",
+}
+"""Device whose large products, measured under its power limit, stand for others of the same process, by compute capability."""
 
 _LIKE = {
     "Ampere": "a100-sxm-80gb",
@@ -68,13 +83,31 @@ def matmul_rates(gpu: Gpu, precision: str) -> MatmulRates:
         half = matmul_rates(gpu, "bf16")
         scale = peak / (gpu.bf16_FLOPs or peak) * share("fp8_relative_share", gpu)
         return MatmulRates(half.log_m, half.log_nk, half.rate * scale, "derived", half.source)
-    sustained = share("sustained_share", gpu)
+    large = peak * large_share(gpu)
     row = _measured_row(gpu.name) or _measured_row(_LIKE.get(gpu.arch, ""))
     if row is None:
-        measured = gpu.matmul_measured_FLOPs
-        rate = (measured or peak * share("matmul_share", gpu)) * sustained
-        return _flat(rate, "measured" if measured else "assumed", "catalogue: largest measured matmul or matmul_share")
-    return _grid(row, 1.0 if row["gpu"] == gpu.name else peak / _row_peak(row), gpu, sustained)
+        basis: Basis = "measured" if gpu.matmul_measured_FLOPs else "assumed"
+        return _flat(large, basis, "catalogue: largest measured matmul or matmul_share")
+    if row["gpu"] == gpu.name:
+        return _own_grid(row, large / share("sustained_share", gpu), share("sustained_share", gpu))
+    return _grid_of_another(row, peak / _row_peak(row), large)
+
+
+@cache
+def large_share(gpu: Gpu) -> float:
+    """Share of the half-precision peak that large products on random data reach in a long run: as measured; else what a
+    measured device of the same process reaches, more or less by the power that each has for its peak, up to what products
+    reach that power does not limit; else an assumed share."""
+    peak, sustained = gpu.bf16_FLOPs or gpu.fp16_FLOPs or 0.0, share("sustained_share", gpu)
+    if gpu.matmul_measured_FLOPs and peak:
+        return gpu.matmul_measured_FLOPs / peak * sustained
+    name = LIKE_CHIP.get(gpu.compute_capability or "", "")
+    if not name or not gpu.tdp_W or not peak:
+        return share("matmul_share", gpu) * sustained
+    other = gpu_by_id(name)
+    theirs = other.bf16_FLOPs or 0.0
+    power = gpu.tdp_W / peak / ((other.tdp_W or 0.0) / theirs)
+    return min(share("cool_share", gpu), large_share(other) * power ** share("power_exponent", gpu))
 
 
 def _measured_row(name: str) -> Row | None:
@@ -82,8 +115,7 @@ def _measured_row(name: str) -> Row | None:
 
 
 def _row_peak(row: Row) -> float:
-    gpu = next(gpu for gpu in rows("gpus") if gpu["name"] == row["gpu"])
-    return float(gpu["bf16_TFLOPs"]) * 1e12
+    return gpu_by_id(row["gpu"]).bf16_FLOPs or 0.0
 
 
 def _flat(rate: float, basis: Basis, source: str) -> MatmulRates:
@@ -92,19 +124,37 @@ def _flat(rate: float, basis: Basis, source: str) -> MatmulRates:
     return MatmulRates(grid, grid, rate * floor, basis, source)
 
 
-def _grid(row: Row, scale: float, gpu: Gpu, sustained: float) -> MatmulRates:
-    """Bucket centres in log2; empty buckets are filled along `m`; rows from constant data are scaled down to what the
-    device reaches on random data, and to what it sustains."""
-    table = np.array(row["median_TFLOPs"], dtype=np.float64) * 1e12 * scale
+def _table(row: Row) -> tuple[Reals, Reals, Reals]:
+    """FLOP/s of a row's buckets, empty ones filled along `m`, and their centres in log2."""
+    table = np.array(row["median_TFLOPs"], dtype=np.float64) * 1e12
     log_m, log_nk = _centres(row["m_edges"]), _centres(row["min_nk_edges"])
     for column in table.T:
         known = np.isfinite(column)
         column[~known] = np.interp(log_m[~known], log_m[known], column[known])
-    if gpu.matmul_measured_FLOPs:
-        large = table[np.ix_(log_m >= 11, log_nk >= 12)]
-        table *= min(1.0, gpu.matmul_measured_FLOPs / float(np.sort(large, axis=None)[large.size // 2]))
-    basis: Basis = "measured" if scale == 1.0 else "derived"
-    return MatmulRates(log_m, log_nk, table * sustained, basis, str(row["source"]))
+    return table, log_m, log_nk
+
+
+def _of_large(table: Reals, log_m: Reals, log_nk: Reals) -> float:
+    """The upper median of large products."""
+    large = table[np.ix_(log_m >= 11, log_nk >= 12)]
+    return float(np.sort(large, axis=None)[large.size // 2])
+
+
+def _own_grid(row: Row, measured: float, sustained: float) -> MatmulRates:
+    """The device's own rows, scaled down from constant data to what it reaches on random data, and to what it sustains."""
+    table, log_m, log_nk = _table(row)
+    table *= min(1.0, measured / _of_large(table, log_m, log_nk)) * sustained
+    return MatmulRates(log_m, log_nk, table, "measured", str(row["source"]))
+
+
+def _grid_of_another(row: Row, scale: float, large: float) -> MatmulRates:
+    """Rows of another device, scaled to what this one reaches with large products and moved: what a product costs besides its
+    FLOP does not grow with the device, so that one of a quarter of the peak reaches its rate with half the rows and half
+    the width."""
+    table, log_m, log_nk = _table(row)
+    table *= large / _of_large(table, log_m, log_nk)
+    moved = math.log2(scale) / 2.0
+    return MatmulRates(log_m + moved, log_nk + moved, table, "derived", str(row["source"]))
 
 
 def _centres(edges: object) -> Reals:
@@ -114,15 +164,30 @@ def _centres(edges: object) -> Reals:
 
 
 def share(name: str, gpu: Gpu) -> float:
-    """A rate or share of the catalogue for a device's architecture, or its default row."""
-    return float(rate_row(name, gpu.arch)["value"])
+    """A rate or share of the catalogue for a device or its architecture, or its default row."""
+    return float(rate_row(name, gpu.name, gpu.arch)["value"])
 
 
 @cache
-def rate_row(name: str, arch: str) -> Row:
-    """The row of `rates` by name for an architecture, or the default one."""
+def rate_row(name: str, device: str, arch: str) -> Row:
+    """The row of `rates` by name for a device, its architecture, or the default one."""
     found = {row["arch"]: row for row in rows("rates") if row["name"] == name}
-    return found.get(arch, found.get("default", {}))
+    return found.get(device, found.get(arch, found.get("default", {})))
+
+
+@cache
+def kept_share(name: str, gpu: Gpu) -> float:
+    """What a device keeps of a share of peak that short benchmarks on the device of its row (`gpu`) reached: as much less as
+    its own products reach less of its peak in a long run than that device's did in short ones; 1 for a share without a
+    device."""
+    row = rate_row(name, gpu.name, gpu.arch)
+    return min(1.0, large_share(gpu) / _measured_share(row["gpu"])) if "gpu" in row else 1.0
+
+
+def _measured_share(name: str) -> float:
+    """Share of peak that products on random data reach on a device of the catalogue that says so."""
+    gpu = gpu_by_id(name)
+    return (gpu.matmul_measured_FLOPs or 0.0) / (gpu.bf16_FLOPs or 1.0)
 
 
 def memory_Bps(gpu: Gpu) -> float:

@@ -99,6 +99,7 @@ def test_silence_decides_nothing_where_recipes_do_not_choose(tmp_path: Path) -> 
         "tp": "1",
         "pp": "1",
         "zero_class": "0",
+        "step_time_s": "100",
     }
     assert not judged(tmp_path, **large, recompute_class="").fits
 

@@ -72,6 +72,7 @@ def test_broken_tables_are_refused_with_a_code(text: str, code: str, tmp_path: P
         ({"precision": "int3"}, "int3"),
         ({"step_time_s": ""}, "step time"),
         ({"step_time_s": "fast"}, "step_time_s"),
+        ({"step_time_s": "0.001"}, "contradicts itself"),
         ({"tp": "3"}, "tp 3"),
         ({"gpus_total": "12"}, "12"),
         ({"quality": "C"}, "quality C"),
@@ -106,6 +107,22 @@ def test_unknown_frameworks_are_taken_for_the_likely_one() -> None:
         assert one.case is not None
         found.append(one.case.job.profile.name)
     assert found == ["megatron-core", "fsdp2", "hf-trainer"]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"sharding_detail": "TE + DeepEP"}, ("fused", "cudnn", "alternate", True)),
+        ({"sharding_detail": "TE + FlexAttn", "compile": "yes"}, ("compiled", "flash", "alternate", False)),
+        ({"attention_impl": "flash-attn 2", "framework": "lit-gpt"}, ("eager", "flash", "half-blocks", False)),
+        ({"recompute": "selective(every other layer)", "recompute_class": "partial"}, ("eager-composite", "flash", "half-blocks", False)),
+    ],
+)  # fmt: skip
+def test_named_techniques_count(change: dict[str, str], expected: tuple[str, str, str, bool]) -> None:
+    """Kernels, attention, recomputation and dispatch are those that a row names, whatever its framework's habits."""
+    (one,) = judge([{**RUN, "framework": "fsdp2", **change}])
+    profile = one.job.profile
+    assert (profile.kernels.name, profile.attention, profile.light, profile.merges_copies) == expected
 
 
 def test_every_published_row_is_answered() -> None:

@@ -11,7 +11,7 @@ from strategist.facts.layers import Layer, Matrix, build_layer
 from strategist.facts.model import LayerKind, ModelShape
 from strategist.facts.profile import BYTES
 from tests.oracle.memory import sequence_cut, tokens
-from tests.oracle.rates import attention_peak_FLOPs, matmul_seconds, memory_Bps, share
+from tests.oracle.rates import attention_peak_FLOPs, kept, matmul_seconds, memory_Bps, share
 from tests.oracle.stages import Layout
 
 ATTENTION = ("attention", "sliding", "mla")
@@ -120,8 +120,10 @@ def _attention(job: Job, layout: Layout, kind: LayerKind) -> Pass:
         name = "attention" if how == "flash" else how
         span = _span(job.model, kind, job.workload.seq_len)
         peak *= span / (span + share("attention_half_length", gpu))
-        forward = flop / (peak * share(f"{name}_forward_share", gpu))
-        backward = 2.5 * flop / (peak * share(f"{name}_backward_share", gpu))
+        half, own = share(f"{name}_half_width", gpu), min(job.model.head_dim, 128)
+        peak *= (own / (own + half)) / (128 / (128 + half))
+        forward = flop / (peak * kept(f"{name}_forward_share", gpu))
+        backward = 2.5 * flop / (peak * kept(f"{name}_backward_share", gpu))
     return Pass(forward, backward, redone(job, layout, "attention") * forward)
 
 
@@ -164,13 +166,14 @@ def _elementwise(job: Job, layout: Layout, kind: LayerKind) -> Pass:
 
 
 def _casts(job: Job, layout: Layout, layer: Layer) -> float:
-    """Bytes of turning the inputs of a layer's matrices to fp8."""
+    """Bytes of turning the inputs of a layer's matrices to fp8: a rank's own tokens where they are gathered afterwards."""
     if job.workload.precision != "fp8" or not job.profile.casts_fp8:
         return 0.0
     elements = 0.0
     for matrix in layer.matrices:
         count, (m, _, k) = (_expert_size if matrix.is_expert else _dense_size)(job, layout, matrix)
-        elements += count * m * k
+        is_own = job.gathers_fp8 and matrix.cut == "column" and not matrix.is_expert
+        elements += count * m * k / (sequence_cut(layout) if is_own else 1)
     return elements * job.profile.kernels.cast_bytes
 
 

@@ -12,6 +12,7 @@ from strategist.catalog import Row, rows
 from strategist.facts.gpus import gpu_by_id
 from strategist.facts.hardware import Gpu
 from strategist.facts.profile import BYTES
+from strategist.timing.rates import LIKE_CHIP
 
 REFERENCE = {
     "Ampere": "a100-sxm-80gb",
@@ -34,9 +35,36 @@ class Grid:
 
 
 def share(name: str, gpu: Gpu) -> float:
-    """A rate or share of the catalogue for an architecture, or its default."""
+    """A rate or share of the catalogue for a device, an architecture, or its default."""
     named = {row["arch"]: row["value"] for row in rows("rates") if row["name"] == name}
-    return float(named.get(gpu.arch, named["default"]))
+    return float(named.get(gpu.name, named.get(gpu.arch, named["default"])))
+
+
+def large_share(gpu: Gpu) -> float:
+    """Share of peak that large products reach in a long run: measured, by power from a measured device, or assumed."""
+    peak, sustained = peak_FLOPs(gpu, "bf16") or peak_FLOPs(gpu, "fp16"), share("sustained_share", gpu)
+    if not peak:
+        return share("matmul_share", gpu) * sustained
+    if gpu.matmul_measured_FLOPs:
+        return gpu.matmul_measured_FLOPs / peak * sustained
+    if gpu.compute_capability not in LIKE_CHIP or not gpu.tdp_W:
+        return share("matmul_share", gpu) * sustained
+    other = gpu_by_id(LIKE_CHIP[gpu.compute_capability])
+    per_peak, theirs = gpu.tdp_W / peak, (other.tdp_W or 0.0) / peak_FLOPs(other, "bf16")
+    limited = large_share(other) * (per_peak / theirs) ** share("power_exponent", gpu)
+    return min(limited, share("cool_share", gpu))
+
+
+def kept(name: str, gpu: Gpu) -> float:
+    """A share of peak in a long run: what short runs reached on the device of its row, less as this device's products reach
+    less of its peak than those of that device did."""
+    named = {row["arch"]: row for row in rows("rates") if row["name"] == name}
+    row = named.get(gpu.name, named.get(gpu.arch, named["default"]))
+    if "gpu" not in row:
+        return float(row["value"])
+    other = gpu_by_id(row["gpu"])
+    theirs = (other.matmul_measured_FLOPs or 0.0) / (other.bf16_FLOPs or 1.0)
+    return float(row["value"]) * min(1.0, large_share(gpu) / theirs)
 
 
 def memory_Bps(gpu: Gpu) -> float:
@@ -63,16 +91,18 @@ def grid_of(gpu: Gpu, precision: str) -> Grid:
     if precision == "fp8":
         faster = peak_FLOPs(gpu, "fp8") / (peak_FLOPs(gpu, "bf16") or peak_FLOPs(gpu, "fp8"))
         return _times(grid_of(gpu, "bf16"), faster * share("fp8_relative_share", gpu))
-    sustained = share("sustained_share", gpu)
     measured = {row["gpu"]: row for row in rows("matmul_rates") if row["dtype"] == "bfloat16"}
-    reference = gpu.name if gpu.name in measured else REFERENCE.get(gpu.arch)
-    if reference in measured:
-        factor = 1.0
-        if reference != gpu.name:
-            factor = peak_FLOPs(gpu, precision) / peak_FLOPs(gpu_by_id(reference), "bf16")
-        return _times(_scaled_to_random_data(_times(_table(measured[reference]), factor), gpu), sustained)
-    rate = gpu.matmul_measured_FLOPs or peak_FLOPs(gpu, precision) * share("matmul_share", gpu)
-    return _flat(rate * sustained)
+    reference, large = (
+        gpu.name if gpu.name in measured else REFERENCE.get(gpu.arch),
+        peak_FLOPs(gpu, precision) * large_share(gpu),
+    )
+    if reference not in measured:
+        return _flat(large)
+    grid = _table(measured[reference])
+    if reference != gpu.name:
+        return _moved(_times(grid, large / _large(grid)), gpu_by_id(reference), peak_FLOPs(gpu, precision))
+    sustained = share("sustained_share", gpu)
+    return _times(grid, min(1.0, large / sustained / _large(grid)) * sustained)
 
 
 def _flat(rate: float) -> Grid:
@@ -110,17 +140,21 @@ def _times(grid: Grid, factor: float) -> Grid:
     return Grid(grid.m, grid.nk, tuple(tuple(value * factor for value in line) for line in grid.rate))
 
 
-def _scaled_to_random_data(grid: Grid, gpu: Gpu) -> Grid:
-    """Rows measured on constant data run faster than random data does."""
-    if gpu.matmul_measured_FLOPs is None:
-        return grid
+def _moved(grid: Grid, other: Gpu, peak: float) -> Grid:
+    """The rows of another device at the sizes whose FLOP take as long here: half the difference in either direction."""
+    half = log2(peak / peak_FLOPs(other, "bf16")) / 2
+    return Grid(tuple(at + half for at in grid.m), tuple(at + half for at in grid.nk), grid.rate)
+
+
+def _large(grid: Grid) -> float:
+    """The upper median of large products."""
     large = sorted(
         value
         for at_m, line in zip(grid.m, grid.rate, strict=True)
         for at_nk, value in zip(grid.nk, line, strict=True)
         if at_m >= 11 and at_nk >= 12
     )
-    return _times(grid, min(1.0, gpu.matmul_measured_FLOPs / large[len(large) // 2]))
+    return large[len(large) // 2]
 
 
 def rate_at(grid: Grid, m: float, narrow: float) -> float:
