@@ -10,8 +10,8 @@ from strategist.space.candidates import Candidates, Column, Mask
 
 FEW = 2**11
 """Rows that are weighed sooner than bounded."""
-NEAREST = 2**6
-"""Rows that are weighed at a time when the leanest is looked for."""
+NEAREST = 2**2
+"""Rows that are weighed first when the leanest is looked for, and how many times as many the next time."""
 
 
 class Weights:
@@ -37,19 +37,21 @@ class Weights:
 
     def leanest(self, *among: Column) -> tuple[int, ...]:
         """Of each of some sets of rows the first with the smallest peak."""
+        few = NEAREST
         while True:
             found = tuple(int(rows[self.device[rows].argmin()]) for rows in among)
-            unknown = [self._nearest(rows) for rows, row in zip(among, found, strict=True) if not self.known[row]]
+            unknown = [self._nearest(rows, few) for rows, row in zip(among, found, strict=True) if not self.known[row]]
             if not unknown:
                 return found
             self._weigh(np.array(sorted(set(np.concatenate(unknown).tolist()))))
+            few *= NEAREST
 
-    def _nearest(self, rows: Column) -> Column:
-        """The smallest bounds among rows that are not weighed yet and may undercut those that are."""
+    def _nearest(self, rows: Column, few: int) -> Column:
+        """A few with the smallest bounds among rows that are not weighed yet and may undercut those that are."""
         known = self.known[rows]
         least = self.device[rows[known]].min(initial=np.iinfo(np.int64).max)
         unknown = rows[~known & (self.device[rows] <= least)]
-        return unknown[self.device[unknown].argsort(kind="stable")[:NEAREST]]
+        return unknown[self.device[unknown].argsort(kind="stable")[:few]]
 
     def _weigh(self, rows: Column) -> None:
         if len(rows):

@@ -18,7 +18,7 @@ def dealt_CS(shape: ModelShape, group: Group, wanted: Mask) -> Reals:
     dealt with the rest where they have as many copies to share the work, otherwise on their own."""
     c, known = group.meshes, _deals_of(shape)
     columns = (c["tp"], c["ep"], c["etp"], state_shards(c), expert_shards(c))
-    meshes = np.unique(group.mesh_of[wanted])
+    meshes = np.flatnonzero(np.bincount(group.mesh_of[wanted]))
     stages = [
         (tuple(numbers), bool(first), bool(last))
         for numbers, first, last in zip(group.layers_SK.tolist(), group.is_first, group.is_last, strict=True)

@@ -51,6 +51,8 @@ class Group:
 
     def layers_of(self, values_CK: Reals) -> Reals:
         """Sum over the layers of each stage of a per-layer amount: (C, K) to (C, S)."""
+        if self.layers_SK.shape[1] == 1:
+            return values_CK * self.layers_SK[:, 0]
         return values_CK @ self.layers_SK.T.astype(np.float64)
 
 
