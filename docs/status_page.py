@@ -107,7 +107,6 @@ MISSING = (
     "runs. Intervals of times are known by architecture, not by framework and size, and those of memory are assumed.",
     "Of published runs: recompute of a part of the layers, weights of four bits, activations on the host; reserved memory follows one "
     "share of slack, not the pools of each stream (torchtitan's runs come out 7 % low).",
-    "`plan --model-size 7B` took 2.3 times as long as importing numpy and pydantic when last measured (the bar is 1.8), since memory is weighed at more instants; the committed benchmark is of an earlier commit.",
     "Nothing of ours ran on GPUs yet: the executor was tested on CPU ranks with gloo only.",
     "Checkpoints: the executor neither saves nor resumes.",
     "`run` starts the ranks of one machine; for several there are the emitted scripts, which were run with a stub launcher and "

@@ -124,3 +124,16 @@ def test_nothing_is_opened_that_was_not_named(tmp_path: Path) -> None:
     config = Path(__file__).parents[1] / "data/configs/llama-2-7b.json"
     ran = completed((sys.executable, "-c", program, "plan", "--model-config", str(config), "--hardware", "dgx-h100"))
     assert (ran.code, ran.err) == (0, "")
+
+
+def test_a_plan_has_one_thread() -> None:
+    """The console script keeps NumPy from starting threads for products that a plan does not have; the library leaves the
+    environment as it was."""
+    start = "import os, sys; os.environ.pop('OPENBLAS_NUM_THREADS', None); sys.argv[:1] = ['strategist', 'plan', '--quiet'];"
+    script = (
+        "os._exit = lambda code: print(code, len(os.listdir('/proc/self/task')));"
+        "from strategist.cli import entry; entry()"
+    )
+    library = "import strategist; strategist.recommend(*sys.argv[4::2]); print('OPENBLAS_NUM_THREADS' in os.environ)"
+    ran = [completed((sys.executable, "-c", start + program, *SMALL)) for program in (script, library)]
+    assert [(one.code, one.out, one.err) for one in ran] == [(0, "0 1\n", ""), (0, "False\n", "")]
