@@ -1,8 +1,9 @@
 """Formulas held against traces over the grid: `python -m benchmarks.bench_memory [COUNT]`; writes results/memory.json.
 
-COUNT scenarios (all of them without it), the first and the last stage of each. One row per term and moment, per term at the
-peak, and two per axis and operation, bytes sent and number of collectives: in how many scenarios it was there, in how many it was within a thousandth and within two hundredths, the
-mean and the worst of |predicted / traced - 1|, and the scenario of the worst.
+COUNT scenarios (all of them without it), the first and the last stage of each, as many at a time as there are cores. One row per
+term and moment, per term at the peak, and two per axis and operation, bytes sent and number of collectives: in how many scenarios
+it was there, in how many it was within a thousandth and within two hundredths, the mean and the worst of |predicted / traced - 1|,
+and the scenario of the worst.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
 from statistics import mean
 
 import torch
@@ -32,11 +35,12 @@ def main() -> None:
     chosen = scenarios()[: int(sys.argv[1])] if len(sys.argv) > 1 else scenarios()
     begin = time.perf_counter()
     found: list[Difference] = []
-    for number, scenario in enumerate(chosen, 1):
-        found.extend(compared(scenario))
-        if number % 10 == 0:
-            save(found, number, time.perf_counter() - begin)
-        print(f"{number}/{len(chosen)} {time.perf_counter() - begin:.0f} s {scenario.name}", flush=True)
+    with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:
+        for number, (scenario, own) in enumerate(zip(chosen, pool.map(compared, chosen), strict=True), 1):
+            found.extend(own)
+            if number % 10 == 0:
+                save(found, number, time.perf_counter() - begin)
+            print(f"{number}/{len(chosen)} {time.perf_counter() - begin:.0f} s {scenario.name}", flush=True)
     rows = save(found, len(chosen), time.perf_counter() - begin)
     for row in rows:
         print(row)
