@@ -433,7 +433,7 @@ class Step:
         """The same where gradients stand or not. Of each sort the instant counts that is worst by what differs between them, of
         the sorts the one that is worst with what it keeps beside the layers that are left."""
         ats = self.layers.by_sort
-        made = self.trained * BYTES[self.job.formats.gradient] / np.where(self.shards_gradients, self.shards, 1)
+        made = self.trained * np.where(self.shards_gradients, self.reduce, BYTES[self.job.formats.gradient])
         partial = np.where(self.at_once, np.where(stands, 0.0, made), self.trained * self.compute)
         worth = ats.temporaries - ats.freed + partial * (ats.weights + ats.stacked)
         if self.has_copies:
