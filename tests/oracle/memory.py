@@ -9,7 +9,7 @@ from math import ceil
 from strategist.catalog import rows
 from strategist.facts.job import Job
 from strategist.facts.layers import build_layer
-from strategist.facts.model import LayerKind, layer_counts
+from strategist.facts.model import LayerKind
 from strategist.facts.profile import BYTES
 from strategist.memory.saved import OURS, habits_of, saved_tensors
 from tests.oracle.parameters import (
@@ -311,7 +311,7 @@ class Stage:
         """Those of the layers."""
         sharded = not self.piped and self.zero == 3
         for number in (0, 1, -2, -1) if sharded else (0, 1, -1):
-            yield 1, self._layer(number)
+            yield from ((1, terms) for terms in self._layer(number))
         yield 1, self._layer_reduced()
         yield from self._end_of_pass() if self.piped else self._end()
 
@@ -612,28 +612,6 @@ class Stage:
         freed = self._rows(kind, _kept, "mixer", "ffn", "inside", "product") - (self.whole if kept else 0.0)
         return LayerAt(temporaries, freed, self._elements(kind, lambda _name: True), is_early=False)
 
-    def _worths(self, given: float) -> list[tuple[float, float, LayerAt]]:
-        """The worst instant of every sort of layer: what differs between them, where gradients of weights count by where they
-        are at that time; what the layer keeps; and the instant itself."""
-        made = self.q * BYTES[self.job.formats.gradient] / (self.n if self.zero >= 2 else 1)
-        rate = (0.0 if self.stands else made) if self.at_once else self.q * self.c
-        copies = self.q * self.c if self.plain and self.casts else 0.0
-
-        def worth(at: LayerAt) -> float:
-            weights = rate * (at.weights + at.stacked) - copies * at.weights
-            return at.temporaries - at.freed + weights + self._joining(at) - (given if at.is_early else 0.0)
-
-        found = []
-        for kind in (kind for kind in layer_counts(self.job.model) if kind in set(self.kinds)):
-            worst = max(self._layer_ats(kind), key=worth)
-            found.append((worth(worst), self._rows(kind, _kept), worst))
-        return found
-
-    def _worst_layer(self, gone: float, given: float) -> tuple[LayerAt, float]:
-        """The worst instant of the worst sort of layer, and what the layer keeps, when this share of the others is gone."""
-        _, kept, at = max(self._worths(given), key=lambda found: found[0] + gone * found[1])
-        return at, kept
-
     def _joining(self, at: LayerAt) -> float:
         """Gradients about to join what stands."""
         if not self.at_once:
@@ -643,14 +621,19 @@ class Stage:
         whole = (self.c if self.units else self.s) if self.stands else 0.0
         return self.q * ((work if at.is_product else 0.0) * at.weights + whole * at.stacked)
 
-    def _layer(self, number: int) -> dict[str, float]:
+    def _layer(self, number: int) -> Iterator[dict[str, float]]:
+        """Every instant of a layer of every sort that the stage has."""
+        for kind in dict.fromkeys(self.kinds):
+            kept = self._rows(kind, _kept)
+            yield from (self._in_layer(number, at, kept) for at in self._layer_ats(kind))
+        if not self.kinds:
+            yield self._in_layer(number, LayerAt(0.0, 0.0, 0.0), 0.0)
+
+    def _in_layer(self, number: int, at: LayerAt, kept: float) -> dict[str, float]:
+        """One instant of a layer that keeps so much."""
         count = max(len(self.kinds) / self.v, 1.0)
         before = max(count + number, 0.0) if number < 0 else min(number, count - 1)
         share = before / max(count - 1, 1)
-        if not self.kinds:
-            at, kept = LayerAt(0.0, 0.0, 0.0), 0.0
-        else:
-            at, kept = self._worst_layer(share, self.given if number == 0 else 0.0)
         passed = share * max(0.0, self.own - self.wl)
         let_go = share * (self.every / self.v - kept)
         behind = 0.0 if self.tied else self.behind
