@@ -152,10 +152,11 @@ def _gathered_in_turn(step: Step, runs: Mask) -> Instant:
     as long as the last one's buffer is there too, which an earlier backward pass has gathered."""
     layers, widest = step.layers_of_chunk, step.compute * step.widest
     early = step.situation.is_begun & (step.situation.others > 0) & ~step.group.is_last[None, :]
-    sooner = early & (layers > 2) & (widest > step.layers.largest)
+    beside = [np.maximum(step.others, step.in_layers - gone * step.layers.largest) for gone in (1.0, 2.0)]
+    sooner = early & (layers > 2) & (widest > beside[0] - beside[1])
     root = step.compute * (step.before if step.job.model.tied else 0.0)
     head = np.where(step.group.is_last[None, :], step.ahead_of_time, 0.0)
-    kept = np.maximum(step.others, step.in_layers - np.where(sooner, 2.0, 1.0) * step.layers.largest)
+    kept = np.where(sooner, beside[1], beside[0])
     return Instant(
         LOSS,
         {

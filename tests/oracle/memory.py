@@ -325,7 +325,7 @@ class Stage:
         terms = 2 * self.whole if self.first and runs and self.a["sequence_parallel"] and not tied else 0.0
         common = {"gradients": self.earlier, "activations": embedded}
         yield 0, common | {"gather_buffers": gathers, "temporaries": terms}
-        yield 0, self._in_turn(runs)
+        yield from ((0, terms) for terms in self._in_turn(runs))
         inside = {"gradients": self.earlier, "activations": self.inside, "logits": self.logits(0)}
         layer = self.c * (2 * self.wl + (self.before if tied else 0)) + self.early
         head = self.c * (2 * self.behind + self.wl) if self.last else 0.0
@@ -353,21 +353,22 @@ class Stage:
         begins = sharded and self.at.begun
         yield 1, inside | {"gather_buffers": again if begins else 0.0, "temporaries": self.previous}
 
-    def _in_turn(self, runs: bool) -> dict[str, float]:
-        """A layer is gathered while its predecessor's first buffer is there, and the last one's that came too early."""
+    def _in_turn(self, runs: bool) -> Iterator[dict[str, float]]:
+        """A layer is gathered while its predecessor's first buffer is there: the last one, or the one before beside the last
+        one's that came too early."""
         count, largest = len(self.kinds) / self.v, self._worst_of_kinds(lambda kind: self._rows(kind, _kept))
         early = self.at.begun and sum(self.at.flight) > 1 and not self.ends
-        sooner = early and count > 2 and self.c * self.wl > largest
         root = self.c * self.before if self.job.model.tied else 0.0
-        gathered = (4 if sooner else 3) * self.c * self.wl + root + (self.early if self.ends else 0.0)
-        kept = max(self.others, self.inside - (2 if sooner else 1) * largest)
-        return {
-            "gradients": self.earlier,
-            "activations": kept if runs else 0.0,
-            "logits": self.logits(0),
-            "gather_buffers": gathered if runs and count > 1 else 0.0,
-            "temporaries": self.previous,
-        }
+        for behind in (1, 2) if early and count > 2 else (1,):
+            gathered = (2 + behind) * self.c * self.wl + root + (self.early if self.ends else 0.0)
+            kept = max(self.others, self.inside - behind * largest)
+            yield {
+                "gradients": self.earlier,
+                "activations": kept if runs else 0.0,
+                "logits": self.logits(0),
+                "gather_buffers": gathered if runs and count > 1 else 0.0,
+                "temporaries": self.previous,
+            }
 
     def _result(self) -> float:
         """What the last matrix of a layer gives, and what is held beside it until it is added up."""
