@@ -7,7 +7,6 @@ table and everything else broadcasts against it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -16,7 +15,7 @@ from strategist.facts.job import Job
 from strategist.facts.layers import Layer, build_layer
 from strategist.facts.model import ModelShape
 from strategist.facts.parameters import outer_parameters, table_width
-from strategist.records import dataclass
+from strategist.records import dataclass, replace
 from strategist.space.candidates import Candidates, Column, Mask, Reals, total_of
 from strategist.space.stages import kinds, representative_stages, stage_layer_counts
 
