@@ -106,8 +106,10 @@ class Matrices:
     outputs: Column
     inputs: Column
     copies: Column
+    used: Column
     is_column: Mask
     is_row: Mask
+    is_whole: Mask
     bias: Mask
     is_expert: Mask
 
@@ -120,8 +122,10 @@ def matrices_of(layer: Layer) -> Matrices:
         outputs=np.array([m.outputs for m in every], np.int64),
         inputs=np.array([m.inputs for m in every], np.int64),
         copies=np.array([m.copies for m in every], np.int64),
+        used=np.array([m.used for m in every], np.int64),
         is_column=np.array([m.cut == "column" for m in every], np.bool_),
         is_row=np.array([m.cut == "row" for m in every], np.bool_),
+        is_whole=np.array([m.cut == "whole" for m in every], np.bool_),
         bias=np.array([m.bias for m in every], np.bool_),
         is_expert=np.array([m.is_expert for m in every], np.bool_),
     )
