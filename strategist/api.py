@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from strategist.ask import Asked, Given, complete
@@ -17,6 +16,7 @@ from strategist.planner import recommend as planner
 from strategist.planner.check import require_sound
 from strategist.planner.ladder import smallest_machines
 from strategist.planner.search import SearchLog
+from strategist.records import replace
 
 if TYPE_CHECKING:
     from pathlib import PurePosixPath

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import field, replace
 from typing import Any
 
 from strategist.document.plan import Hint, Objective, Policy, Request
@@ -21,7 +20,7 @@ from strategist.facts.resolved import Assumption, Resolved
 from strategist.facts.sizes import SizedModel, is_size, shape_for_size
 from strategist.facts.workload import Workload
 from strategist.planner.search import Question
-from strategist.records import dataclass
+from strategist.records import dataclass, field, replace
 from strategist.space.grammar import Pin, parse_forbids, parse_pins
 from strategist.units import format_count
 

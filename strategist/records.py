@@ -9,14 +9,20 @@ dataclasses. See docs/decisions/0004-light-records.md.
 
 from __future__ import annotations
 
-import dataclasses
-import inspect  # which dataclasses has loaded
+import sys
 from collections.abc import Callable
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+
+class _Nothing:
+    """A field has no default."""
+
+
 if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
+    from dataclasses import field as field
+    from dataclasses import replace as replace
 else:
 
     def dataclass(*, frozen=False, slots=False, kw_only=False, eq=True):
@@ -40,16 +46,49 @@ else:
 
         return finish
 
+    def field(*, default=_Nothing, default_factory=None, kw_only=None):
+        """A field with a default, or one that is made anew for each record, which may be given by word alone."""
+        return _Made(default, default_factory, kw_only)
+
+    def replace(record, /, **changes):
+        """A record of the same class with some fields changed; `dataclasses.replace` without looking at descriptions."""
+        return type(record)(**({name: getattr(record, name) for name in names_of(type(record))} | changes))
+
+
+def names_of(cls: type) -> tuple[str, ...]:
+    """The names of a record's fields, in order."""
+    notes: _Notes = cls.__record_notes__  # type: ignore[attr-defined]
+    return notes.names
+
+
+def is_record(value: object) -> bool:
+    """Whether something is a record, not the class of one."""
+    return hasattr(type(value), "__record_notes__")
+
+
+def defaults_of(cls: type) -> dict[str, Any]:
+    """The fields of a record that have a default, and the default."""
+    notes: _Notes = cls.__record_notes__  # type: ignore[attr-defined]
+    return notes.defaults
+
+
+class _Made(NamedTuple):
+    """What `field` was told."""
+
+    default: Any
+    default_factory: Callable[[], Any] | None
+    kw_only: bool | None
+
 
 class _Notes(NamedTuple):
     """What a class says of its fields: their names in order, those that may be given by position, defaults, and what makes
-    them; `own` is the part of its namespace that the standard library is shown."""
+    them; `own` are the class's own annotations and the values that stand beside them."""
 
     names: tuple[str, ...]
     positional: tuple[str, ...]
     defaults: dict[str, Any]
     makers: dict[str, Callable[[], Any]]
-    own: dict[str, Any]
+    own: dict[str, _Made]
 
 
 def _notes_of(cls: type, kw_only: bool) -> _Notes:
@@ -64,24 +103,36 @@ def _notes_of(cls: type, kw_only: bool) -> _Notes:
             by_word |= set(notes.names) - set(notes.positional)
             defaults |= notes.defaults
             makers |= notes.makers
-    annotations = inspect.get_annotations(cls)
-    fields = [name for name, kind in annotations.items() if not str(kind).startswith(("ClassVar", "typing.ClassVar"))]
-    own = {"__annotations__": annotations, "__module__": cls.__module__}
-    for name in fields:
+    annotations = cls.__dict__.get("__annotations__", {})  # noqa: RUF063 - `inspect` costs 4 ms and is not needed otherwise
+    own = {}
+    for name, kind in annotations.items():
+        if str(kind).startswith(("ClassVar", "typing.ClassVar")):
+            continue
         if name not in names:
             names.append(name)
-        value = cls.__dict__.get(name, dataclasses.MISSING)
-        is_field = isinstance(value, dataclasses.Field)
-        default = value.default if is_field else value
-        if default is not dataclasses.MISSING:
+        own[name] = default, maker, alone = _default_of(cls.__dict__.get(name, _Nothing))
+        if default is not _Nothing:
             defaults[name] = default
-        if is_field and value.default_factory is not dataclasses.MISSING:
-            makers[name] = value.default_factory
-        if value is not dataclasses.MISSING:
-            own[name] = value
-        alone = value.kw_only if is_field and value.kw_only is not dataclasses.MISSING else kw_only
-        (by_word.add if alone else by_word.discard)(name)
+        if maker is not None:
+            makers[name] = maker
+        (by_word.add if (kw_only if alone is None else alone) else by_word.discard)(name)
     return _Notes(tuple(names), tuple(name for name in names if name not in by_word), defaults, makers, own)
+
+
+def _default_of(value: Any) -> _Made:
+    """The default of a field, what makes it, and whether it is given by word, where that is said; the standard library's fields
+    are understood as well."""
+    if isinstance(value, _Made):
+        return value
+    standard: Any = sys.modules.get("dataclasses")
+    if standard is None or not isinstance(value, standard.Field):
+        return _Made(value, None, None)
+    missing = standard.MISSING
+    return _Made(
+        _Nothing if value.default is missing else value.default,
+        None if value.default_factory is missing else value.default_factory,
+        None if value.kw_only is missing else value.kw_only,
+    )
 
 
 def _slotted(cls: type, notes: _Notes) -> type:
@@ -101,8 +152,20 @@ class _Described:
         self.name, self.frozen, self.kw_only = name, frozen, kw_only
 
     def __get__(self, _instance: object, owner: type) -> Any:
+        import dataclasses  # with `inspect` and `ast` 5 ms, and most plans never ask
+
         home = next(cls for cls in owner.__mro__ if cls.__dict__.get(self.name) is self)
-        shown: Any = type(home.__name__, home.__bases__, dict(home.__record_notes__.own))  # type: ignore[attr-defined]
+        notes: _Notes = home.__record_notes__  # type: ignore[attr-defined]
+        space: dict[str, Any] = {"__annotations__": dict(home.__annotations__), "__module__": home.__module__}
+        for name, (default, maker, alone) in notes.own.items():
+            said = {"default": default, "default_factory": maker, "kw_only": alone}
+            given = {
+                key: value
+                for key, value in said.items()
+                if value is not _Nothing and (value is not None or key == "default")
+            }
+            space[name] = dataclasses.field(**given)
+        shown: Any = type(home.__name__, home.__bases__, space)
         described: Any = dataclasses.dataclass(
             init=False, repr=False, eq=False, frozen=self.frozen, kw_only=self.kw_only
         )(shown)
@@ -163,6 +226,8 @@ def _hashing(values: Callable[[Any], Any]) -> Any:
 
 
 def _refuse(_self: Any, name: str, *_value: Any) -> None:
+    import dataclasses
+
     raise dataclasses.FrozenInstanceError(f"cannot change field {name!r}")
 
 

@@ -7,7 +7,6 @@ and the next is chosen, a few times over; the Plan names every layout that was l
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from strategist.ask import Asked
 from strategist.document.estimate import MEMORY_TERMS, Estimate, MemoryLedger, MemoryTerm, StageMemory
@@ -17,7 +16,7 @@ from strategist.document.verification import Role, TracedLayout, Verification
 from strategist.errors import ImpossibleError, InputError, NoPlanError
 from strategist.executor.support import obstacles, require_torch, way_out
 from strategist.planner.predict import layout_of, pins_of
-from strategist.records import dataclass
+from strategist.records import dataclass, replace
 from strategist.units import format_gib
 
 TRIES = 5

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from strategist.document.calibration import Calibration, factors_for
 from strategist.facts.job import Job
 from strategist.memory.buffers import workspace_bytes
 from strategist.memory.estimate import Peaks, peak_memory
-from strategist.records import dataclass
+from strategist.records import dataclass, field, replace
 from strategist.space.candidates import MESH_COLUMNS, OPTION_COLUMNS, Candidates, code
 from strategist.timing.calibrated import part_seconds
 from strategist.timing.estimate import StepTimes, step_times

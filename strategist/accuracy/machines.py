@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from functools import cache
 
 from strategist.accuracy.table import Run, Unexpressed, needed, whole
@@ -11,7 +10,7 @@ from strategist.errors import StrategistError
 from strategist.facts.clusters import cluster_from_flags
 from strategist.facts.gpus import find_gpu
 from strategist.facts.hardware import Cluster
-from strategist.records import dataclass
+from strategist.records import dataclass, replace
 
 _FABRICS = (
     ("efa", "EFA v2"), ("roce", "RoCE"), ("omni", "IB EDR"), ("xdr", "IB XDR"), ("ndr", "IB NDR"), ("rdma", "RoCE"),

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
 
 import numpy as np
 
 from strategist.accuracy.judge import Judged
 from strategist.columns import Reals
-from strategist.records import dataclass
+from strategist.records import dataclass, field
 
 BY = ("source", "hardware", "framework", "model")
 ALIKE = ("source", "table", "framework", "precision", "optimizer", "offload", "notes")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from functools import cache
 
 from strategist.accuracy.table import Run, Unexpressed, number, whole
@@ -12,6 +11,7 @@ from strategist.errors import StrategistError
 from strategist.facts.model import Kind, ModelShape, Moe
 from strategist.facts.models import load_model
 from strategist.facts.parameters import count
+from strategist.records import replace
 
 _REMARK = re.compile(r" ?\(.*\)| cut to .*| V\d .*")
 _FIRST_DENSE = re.compile(r"first (\d+) layers? dense")

@@ -68,7 +68,9 @@ def entry() -> NoReturn:
     for a process that holds no threads and no open files (mypy leaves the same way)."""
     if sys.argv[1:2] == ["plan"] and "--verify" not in sys.argv:
         gc.disable()  # a plan makes many small records and no cycles, and the process ends with it; a trace makes cycles
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # a plan has no large products: no threads that wait for them
+        os.environ.setdefault(
+            "OPENBLAS_NUM_THREADS", "1"
+        )  # a plan has no large products: no threads that wait for them
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):

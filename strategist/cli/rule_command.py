@@ -9,6 +9,7 @@ from strategist.cli.arguments import Command, Namespace, Positional
 from strategist.cli.flags import COMMON, Flag
 from strategist.cli.output import show_document, show_lines, width
 from strategist.errors import InputError, did_you_mean
+from strategist.records import names_of
 from strategist.reports.lines import Line, Span, line, table, wrapped
 from strategist.rulebook.rule import BOOKS, Rule, load_rules
 from strategist.rulebook.vocabulary import WORDS
@@ -91,5 +92,5 @@ def _example(values: Any) -> str:
 
 def _document(rule: Rule) -> dict[str, Any]:
     skipped = ("when", "when_text", "words")
-    fields = {name: getattr(rule, name) for name in rule.__dataclass_fields__ if name not in skipped}
+    fields = {name: getattr(rule, name) for name in names_of(Rule) if name not in skipped}
     return {"when": rule.when_text} | fields

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from typing import Any
 
 from strategist.document.plan import Plan
+from strategist.records import is_record, names_of, replace
 
 EXACT = 2**53
 """Whole numbers below it are the same as float and as int."""
@@ -18,8 +18,8 @@ def as_document(value: Any) -> Any:
     A whole float is written without its `.0` (as RFC 8785 does), because a fact that came in as 900 and one that came
     in as 900.0 are equal and must have one text and one seal.
     """
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: as_document(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if is_record(value):
+        return {name: as_document(getattr(value, name)) for name in names_of(type(value))}
     if isinstance(value, dict):
         return {key: as_document(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
@@ -55,7 +55,7 @@ def digest(document: Any) -> str:
 
 def sealed(plan: Plan) -> Plan:
     """The plan with its seal set."""
-    return dataclasses.replace(plan, seal=digest(plan))
+    return replace(plan, seal=digest(plan))
 
 
 def seal_state(plan: Plan) -> str:

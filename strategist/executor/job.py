@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import field
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +11,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.nn.parallel import DistributedDataParallel
 
 from strategist.document.plan import Plan, Stage
-from strategist.records import dataclass
+from strategist.records import dataclass, field
 
 
 def read_number(value: Tensor) -> float:

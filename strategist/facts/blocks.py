@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import gcd
 
 from strategist.facts.domains import inner_tiers
 from strategist.facts.groups import group_bandwidth
 from strategist.facts.hardware import NodeGroup, weakest
 from strategist.facts.tier import Cut, Share, Tier
+from strategist.records import replace
 
 
 def joined(groups: tuple[NodeGroup, ...]) -> tuple[NodeGroup, ...]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 
 from strategist.facts.model import ModelShape, Moe, layer_sequence
+from strategist.records import defaults_of, is_record, names_of
 
 FREE = frozenset(
     {
@@ -55,10 +55,11 @@ def _odd_wiring(shape: ModelShape) -> Iterator[str]:
 
 
 def _odd_fields(shape: ModelShape) -> Iterator[str]:
-    for field in dataclasses.fields(shape):
-        value = getattr(shape, field.name)
-        if field.name not in FREE and value not in CHOICES.get(field.name, (field.default,)):
-            yield field.name if dataclasses.is_dataclass(value) else f"{field.name} = {value}"
+    usual = defaults_of(ModelShape)
+    for name in names_of(ModelShape):
+        value = getattr(shape, name)
+        if name not in FREE and value not in CHOICES.get(name, (usual.get(name),)):
+            yield name if is_record(value) else f"{name} = {value}"
 
 
 def _odd_sizes(shape: ModelShape) -> Iterator[str]:

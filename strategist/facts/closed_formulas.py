@@ -7,10 +7,10 @@ facebookresearch/DiT: models.py); the catalogue's `params_hf_code` is that count
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from strategist.facts.model import ModelShape
 from strategist.facts.parameters import count
+from strategist.records import replace
 
 
 def whole_model(shape: ModelShape) -> int | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from strategist.errors import InputError
@@ -23,6 +22,7 @@ from strategist.facts.lookup import Found
 from strategist.facts.machines import default_row, spread_over_racks
 from strategist.facts.nodes import find_node, node_by_id, reference_node
 from strategist.facts.resolved import Assumption, Resolved
+from strategist.records import replace
 from strategist.units import format_gib, parse_integer, plain_text
 
 __all__ = [

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import field
 from typing import Literal
 
 from strategist.errors import InputError, shown
 from strategist.facts.flags import MAX_MEMORY_BYTES
 from strategist.facts.hardware import Gpu, Topology
 from strategist.facts.tier import Kind
-from strategist.records import dataclass
+from strategist.records import dataclass, field
 from strategist.units import parse_bytes, parse_rate, plain_text
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from strategist.errors import InputError
 from strategist.facts.described import DescribedGpu, DescribedLink, DescribedNode, Paths, checked_name, gpu_from
@@ -15,7 +14,7 @@ from strategist.facts.machines import Overrides, device_rate, machine
 from strategist.facts.nodes import reference_node
 from strategist.facts.resolved import Assumption, Resolved
 from strategist.facts.wiring import expanded, refuse_large
-from strategist.records import dataclass
+from strategist.records import dataclass, replace
 from strategist.units import parse_bytes, parse_rate, plain_text
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from strategist.facts.blocks import block_tiers, joined, tilings
 from strategist.facts.domains import inner_tiers
@@ -15,6 +14,7 @@ from strategist.facts.network import network_tier
 from strategist.facts.tier import Cut, Kind, Tier
 from strategist.facts.topology import graph
 from strategist.facts.wiring import has_equal_counts, refuse_large
+from strategist.records import replace
 
 
 def graph_tiers(cluster: Cluster) -> tuple[Tier, ...]:

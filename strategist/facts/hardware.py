@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal
 
-from strategist.records import dataclass
+from strategist.records import dataclass, replace
 
 Basis = Literal["measured", "rehearsed", "traced", "derived", "datasheet", "assumed"]
 """How a number is known, strongest first; of several inputs the weakest wins (`weakest`)."""

@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ from strategist.facts.matrix_node import node_from_matrix
 from strategist.facts.resolved import Assumption, Resolved
 from strategist.facts.sys_ports import Port, active_ports, fabric_of
 from strategist.facts.topo_matrix import Matrix, parse_matrix
-from strategist.records import dataclass
+from strategist.records import dataclass, replace
 
 TOPO_SECONDS = 20
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import gcd
 
 from strategist.catalog import Row, rows
 from strategist.facts.hardware import Gpu, Node, Topology
 from strategist.facts.nodes import reference_counts, reference_node
 from strategist.facts.resolved import Assumption
-from strategist.records import dataclass
+from strategist.records import dataclass, replace
 from strategist.units import format_gib, format_rate
 
 

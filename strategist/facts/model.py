@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
 from functools import cache
 from typing import Literal
 
 from strategist.errors import InputError
 from strategist.facts.layer_kind import Ffn, LayerKind, Mixer, merge, read_spelling, spell, spread
 from strategist.facts.model_parts import Heads, Mix, Mla, Moe, Ssm
-from strategist.records import dataclass
+from strategist.records import dataclass, replace
 
 Kind = Literal[
     "decoder", "encoder", "encdec", "encdec-audio", "vit", "hybrid", "ssm", "dual-encoder", "dit", "cnn", "unet", "module"
@@ -91,7 +90,7 @@ class ModelShape:
     other_tower_parameters: int = 0
     basis: Literal["measured", "derived", "datasheet", "assumed"] = "datasheet"
     source: str = ""
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
 
 @cache

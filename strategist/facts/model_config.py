@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from strategist.errors import InputError, nearest, shown
@@ -13,6 +12,7 @@ from strategist.facts.families.vision_language import WRAPPERS, language_tower
 from strategist.facts.model import ModelShape
 from strategist.facts.parameters import count
 from strategist.facts.sizes import LARGEST
+from strategist.records import replace
 
 REMOTE_CODE_KEYS = ("auto_map", "custom_pipelines", "trust_remote_code", "_attn_implementation_internal")
 """Keys by which a configuration can name code to be run. They are never followed."""

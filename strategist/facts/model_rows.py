@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
 from functools import cache
 from typing import Any
 
@@ -13,12 +12,13 @@ from strategist.errors import InputError, did_you_mean, shown
 from strategist.facts.closed_formulas import completed
 from strategist.facts.layer_kind import LayerKind, Mixer
 from strategist.facts.model import Heads, Mix, Mla, ModelShape, Moe, Ssm, arranged, layer_sequence
+from strategist.records import names_of, replace
 from strategist.units import plain_text
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 _CYCLE = re.compile(r"(\d+) (\w+)[^:]* : (\d+) (\w+)")
 _BUILT = {"extra", "full_heads", "moe", "mla", "ssm", "mix", "norm", "source", "notes"}
-_COPIED = {field.name for field in fields(ModelShape)} - _BUILT
+_COPIED = set(names_of(ModelShape)) - _BUILT
 _WORDS: dict[str, Mixer] = {
     "sliding": "sliding",
     "chunked": "sliding",

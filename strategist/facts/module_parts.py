@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
 from strategist.facts.layers import build_layer
 from strategist.facts.model import LayerKind, ModelShape
 from strategist.facts.parameters import count
-from strategist.records import dataclass
+from strategist.records import dataclass, replace
 
 _HEADS = ("num_heads", "n_heads", "n_head", "num_attention_heads", "nhead", "heads")
 _KV_HEADS = ("num_kv_heads", "n_kv_heads", "n_kv_head", "num_key_value_heads", "kv_heads")

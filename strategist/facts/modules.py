@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any, Protocol
 
 from strategist.errors import InputError
@@ -17,7 +16,7 @@ from strategist.facts.model import MAX_LAYERS, ModelShape
 from strategist.facts.model_config import shape_from_config
 from strategist.facts.module_parts import Parts, decoder_of, facts_of
 from strategist.facts.parameters import count
-from strategist.records import dataclass
+from strategist.records import dataclass, replace
 
 TRUSTED_DIFFERENCE = 0.25
 """A configuration whose count is farther than this from the module's describes something else."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from functools import cache
 
 from strategist.facts.layers import build_layer, norm_size
 from strategist.facts.model import ModelShape, layer_counts
-from strategist.records import dataclass
+from strategist.records import dataclass, names_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ class OuterParameters:
     @property
     def total(self) -> int:
         """All weights outside the layers."""
-        return sum(getattr(self, part.name) for part in fields(self))
+        return sum(getattr(self, name) for name in names_of(type(self)))
 
 
 @cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from typing import Any, Literal
 
@@ -10,7 +9,7 @@ from strategist.catalog import rows
 from strategist.errors import InputError, did_you_mean
 from strategist.facts.hardware import Basis
 from strategist.facts.keeping import Keeping, find_keeping
-from strategist.records import dataclass
+from strategist.records import dataclass, replace
 
 BYTES = {"float64": 8.0, "float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "float8": 1.0}
 """Bytes of one number by format."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Literal
 
 from strategist.catalog import Row, rows
@@ -20,7 +19,7 @@ from strategist.facts.layers import build_layer
 from strategist.facts.model import LayerKind, ModelShape
 from strategist.facts.model_rows import find_model, shape_from_row
 from strategist.facts.parameters import outer_parameters
-from strategist.records import dataclass
+from strategist.records import dataclass, replace
 from strategist.units import format_count, parse_count, plain_text
 
 SMALLEST, LARGEST = 10**3, 10**14

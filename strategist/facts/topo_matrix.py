@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
 
 from strategist.errors import InputError, is_hostile, shown
-from strategist.records import dataclass
+from strategist.records import dataclass, field
 
 AFFINITY_COLUMNS = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
 CELL = re.compile(r"NV[1-9][0-9]?|XGMI|SYS|NODE|PHB|PXB|PIX")

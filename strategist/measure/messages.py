@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch.distributed.distributed_c10d import GroupName
 from torch.utils._pytree import tree_leaves
 
 from strategist.document.observed import Pass
-from strategist.records import dataclass
+from strategist.records import dataclass, replace
 
 NAMES: Mapping[str, str] = {
     "allreduce_": "all_reduce",

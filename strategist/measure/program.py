@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -20,6 +19,7 @@ from strategist.executor.models import ReferenceModel
 from strategist.executor.session import Session
 from strategist.executor.train import CLIP_NORM
 from strategist.measure.stand_ins import Replica, stage_for
+from strategist.records import replace
 
 MakeModel = Callable[[], nn.Module]
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import field
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from strategist.measure.flops import flop_of
 from strategist.measure.messages import REDUCTION, Message, arriving, buffers_of, message_of
 from strategist.measure.modules import ModuleClock
 from strategist.measure.passes import PassClock
-from strategist.records import dataclass
+from strategist.records import dataclass, field
 
 
 @dataclass(slots=True)

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from strategist.facts.local import free_memory
 from strategist.measure.child import in_child
 from strategist.measure.kinds import Kind, chosen_kinds
 from strategist.measure.trace import DEFAULT_RANKS, made_by
+from strategist.records import replace
 from strategist.units import format_gib
 
 if TYPE_CHECKING:

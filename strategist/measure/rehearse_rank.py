@@ -7,7 +7,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -35,7 +34,7 @@ from strategist.measure.program import MakeModel, session_of, shortened, world_o
 from strategist.measure.stand_ins import stage_for
 from strategist.measure.stopwatch import Meter, Stopwatch, Terms, empty_ns, launch_ns, terms_by_module
 from strategist.measure.trace_rank import outline_of
-from strategist.records import dataclass
+from strategist.records import dataclass, replace
 
 WARM_UP = 2
 """Steps before anything is measured: the first makes the optimizer's state and DDP's buckets, the second uses them."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import field
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from strategist.measure.messages import FAMILIES
 from strategist.measure.modules import ModuleClock
 from strategist.measure.passes import PassClock
 from strategist.measure.timeline import Outline
-from strategist.records import dataclass
+from strategist.records import dataclass, field
 
 EMPTY_READINGS = 200
 LAUNCH_BATCHES, LAUNCHES = 20, 200

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -37,7 +36,7 @@ from strategist.measure.program import (
 from strategist.measure.recorder import Record, Recorder
 from strategist.measure.substitutions import attention_workspace, cuda_ways, is_for_cuda, substitutions_used
 from strategist.measure.timeline import HOST, Outline, Timeline
-from strategist.records import dataclass
+from strategist.records import dataclass, replace
 
 STEPS = 2
 """The first step makes the optimizer's state, DDP's buckets and the pipeline's buffers; the second is the one that counts."""

@@ -14,7 +14,6 @@ were sent to experts, a rank's own part of the sequence unless the experts are c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cache
 from typing import Literal
 
@@ -23,7 +22,7 @@ from strategist.facts.keeping import Keeping, find_keeping
 from strategist.facts.layers import build_layer
 from strategist.facts.model import LayerKind, Mla, ModelShape, Moe, Ssm
 from strategist.facts.profile import Light
-from strategist.records import dataclass
+from strategist.records import dataclass, replace
 
 Cut = Literal["sequence", "heads", "whole", "dispatched"]
 Part = Literal["mixer", "ffn", "inside", "product", "entry", "rest"]

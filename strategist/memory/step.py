@@ -23,7 +23,7 @@ from strategist.memory.backward import (
 from strategist.memory.logits import held_logits_CS, waiting_logits_CS
 from strategist.memory.model_states import shards_state
 from strategist.memory.situations import Situation
-from strategist.records import dataclass
+from strategist.records import dataclass, names_of
 from strategist.space.candidates import Column, Mask, Reals, total_of
 from strategist.space.shares import (
     Elements,
@@ -159,7 +159,7 @@ class LayerInstants:
 
     def unless(self, mask: Mask, others: LayerInstants) -> LayerInstants:
         """Where the mask is set the others."""
-        names = LayerInstants.__dataclass_fields__
+        names = names_of(LayerInstants)
         return LayerInstants(*(np.where(mask, getattr(others, name), getattr(self, name)) for name in names))
 
 

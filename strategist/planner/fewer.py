@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from strategist.document.plan import Hint
 from strategist.facts.hardware import Cluster, NodeGroup, with_gpus
 from strategist.facts.job import Job
 from strategist.planner.search import Found, search
-from strategist.records import dataclass
+from strategist.records import dataclass, replace
 from strategist.space.grammar import layout
 from strategist.timing.estimate import model_FLOP
 from strategist.timing.rates import matmul_rates

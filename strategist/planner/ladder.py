@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from strategist.catalog import rows
 from strategist.document.plan import Alternative
 from strategist.facts.clusters import cluster_from_flags
 from strategist.planner.search import Question, search
+from strategist.records import replace
 from strategist.rulebook.apply import family_of
 from strategist.space.grammar import layout
 from strategist.units import format_gib

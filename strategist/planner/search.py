@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,7 +13,7 @@ from strategist.facts.job import Job
 from strategist.planner.rank import best
 from strategist.planner.situation import largest_layer_bytes, question
 from strategist.planner.weigh import Weights
-from strategist.records import dataclass
+from strategist.records import dataclass, field
 from strategist.rulebook.apply import Refused, family_masks, forbid
 from strategist.rulebook.rule import Rule, load_rules
 from strategist.space.candidates import Candidates, Column, Mask

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -18,6 +17,7 @@ from strategist.facts.profile import BYTES
 from strategist.planner.search import Found, Question, limits_of, search
 from strategist.planner.situation import describe, question
 from strategist.planner.weigh import host_bytes_per_device
+from strategist.records import replace
 from strategist.rulebook.apply import fired, sentence
 from strategist.rulebook.rule import Rule, load_families, load_rules
 from strategist.space.enumerate import divisors

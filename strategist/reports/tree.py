@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from strategist.document.estimate import MEMORY_TERMS, TIME_TERMS, StageMemory, TimeTerm
 from strategist.document.observed import Observed, ObservedTime, RankObservation
@@ -12,7 +11,7 @@ from strategist.document.verification import Verification
 from strategist.document.write import digest
 from strategist.errors import StaleError, shown
 from strategist.facts.hardware import Basis
-from strategist.records import dataclass
+from strategist.records import dataclass, replace
 from strategist.reports.lines import Line, Span, Style, hung, line, text_of, wrapped
 from strategist.units import format_gib, format_seconds
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
 
 from strategist.facts.model import ModelShape
 from strategist.facts.tensors import Part, largest_deal, tensor_sizes
+from strategist.records import replace
 from strategist.space.candidates import Column, Mask, Reals
 from strategist.space.shares import Group, expert_shards, state_shards
 

@@ -7,7 +7,6 @@ table and everything else broadcasts against it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -16,7 +15,7 @@ from strategist.facts.job import Job
 from strategist.facts.layers import Layer, build_layer
 from strategist.facts.model import ModelShape
 from strategist.facts.parameters import outer_parameters, table_width
-from strategist.records import dataclass
+from strategist.records import dataclass, replace
 from strategist.space.candidates import Candidates, Column, Mask, Reals, total_of
 from strategist.space.stages import kinds, representative_stages, stage_layer_counts
 
@@ -107,8 +106,10 @@ class Matrices:
     outputs: Column
     inputs: Column
     copies: Column
+    used: Column
     is_column: Mask
     is_row: Mask
+    is_whole: Mask
     bias: Mask
     is_expert: Mask
 
@@ -121,8 +122,10 @@ def matrices_of(layer: Layer) -> Matrices:
         outputs=np.array([m.outputs for m in every], np.int64),
         inputs=np.array([m.inputs for m in every], np.int64),
         copies=np.array([m.copies for m in every], np.int64),
+        used=np.array([m.used for m in every], np.int64),
         is_column=np.array([m.cut == "column" for m in every], np.bool_),
         is_row=np.array([m.cut == "row" for m in every], np.bool_),
+        is_whole=np.array([m.cut == "whole" for m in every], np.bool_),
         bias=np.array([m.bias for m in every], np.bool_),
         is_expert=np.array([m.is_expert for m in every], np.bool_),
     )

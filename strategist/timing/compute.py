@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from strategist.facts.hardware import Gpu
 from strategist.facts.job import Job
-from strategist.facts.layers import Layer, Matrix
+from strategist.facts.layers import Layer
 from strategist.facts.model import LayerKind, ModelShape
 from strategist.facts.profile import BYTES
 from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Reals, total_of
-from strategist.space.shares import layers, sequence_cut, tokens
+from strategist.space.shares import layers, matrices_of, sequence_cut, tokens
 from strategist.space.stages import kinds
 from strategist.timing.rates import kept_share, matmul_rates, memory_Bps, share
 
@@ -101,35 +101,27 @@ def alignment(gpu: Gpu, n: Reals, k: Reals) -> Reals:
 
 
 def _matmul(job: Job, gpu: Gpu, layer: Layer, c: Candidates) -> Reals:
-    """Forward seconds of all matrices of one layer, (C,); they are worked out together, one row per matrix."""
-    sizes = [_expert_sizes(job, matrix, c) if matrix.is_expert else _sizes(job, matrix, c) for matrix in layer.matrices]
-    if not sizes:
+    """Forward seconds of all matrices of one layer, (C,); they are worked out together."""
+    if not layer.matrices:
         return np.zeros(len(c))
-    times, m, n, k = (np.stack(np.broadcast_arrays(*(size[i] for size in sizes), c["tp"])[:-1]) for i in range(4))
-    return (times * matmul_seconds(job, gpu, m.astype(np.float64), n.astype(np.float64), k.astype(np.float64))).sum(
-        axis=0
-    )
+    times, m, n, k = _sizes(job, layer, c)
+    return (times * matmul_seconds(job, gpu, m, n, k)).sum(axis=1)
 
 
-Sizes = tuple[Any, Any, Any, Any]
-"""How many products, and the m, n and k of each: numbers or columns (C,)."""
-
-
-def _sizes(job: Job, matrix: Matrix, c: Candidates) -> Sizes:
-    tp = c["tp"]
-    n = matrix.outputs / tp if matrix.cut == "column" else matrix.outputs
-    k = matrix.inputs / tp if matrix.cut == "row" else matrix.inputs
-    rows = tokens(job, c)
-    spread = sequence_cut(c) if matrix.cut == "whole" else 1
-    return matrix.copies, rows / spread, n, k
-
-
-def _expert_sizes(job: Job, matrix: Matrix, c: Candidates) -> Sizes:
-    """Experts held by a rank work on balanced token counts; one product per expert, narrower by expert tensor cuts."""
-    arriving = tokens(job, c) / sequence_cut(c) * c["ep"] * c["etp"] * matrix.used
-    n = matrix.outputs / c["etp"] if matrix.cut == "column" else matrix.outputs
-    k = matrix.inputs / c["etp"] if matrix.cut == "row" else matrix.inputs
-    return matrix.copies / c["ep"], np.maximum(1.0, arriving / matrix.copies), n, k
+def _sizes(job: Job, layer: Layer, c: Candidates) -> tuple[Reals, Reals, Reals, Reals]:
+    """How many products each matrix makes, and the m, n and k of one of them, (C, M) each. Experts held by a rank work on
+    balanced token counts; one product per expert, narrower by expert tensor cuts."""
+    every, tp, etp = matrices_of(layer), c["tp"][:, None], c["etp"][:, None]
+    cut = np.where(every.is_expert, etp, tp)
+    n = every.outputs / np.where(every.is_column, cut, 1)
+    k = every.inputs / np.where(every.is_row, cut, 1)
+    spread, rows = sequence_cut(c)[:, None], tokens(job, c)[:, None]
+    own = rows / np.where(every.is_whole, spread, 1)
+    if not every.is_expert.any():
+        return np.broadcast_to(1.0 * every.copies, n.shape), own, n, k
+    arriving = rows / spread * c["ep"][:, None] * etp * every.used
+    m = np.where(every.is_expert, np.maximum(1.0, arriving / every.copies), own)
+    return every.copies / np.where(every.is_expert, c["ep"][:, None], 1), m, n, k
 
 
 def cast_seconds(job: Job, gpu: Gpu, layer: Layer, c: Candidates) -> Reals:
@@ -139,14 +131,10 @@ def cast_seconds(job: Job, gpu: Gpu, layer: Layer, c: Candidates) -> Reals:
     2022, arXiv 2209.05433 (per-tensor scales need the largest magnitude, which the same pass finds)."""
     if job.workload.precision != "fp8" or not job.profile.casts_fp8:
         return np.zeros(len(c))
-    own = sequence_cut(c) if job.gathers_fp8 else 1
-    moved = np.zeros(len(c))
-    for matrix in layer.matrices:
-        sizes = _expert_sizes(job, matrix, c) if matrix.is_expert else _sizes(job, matrix, c)
-        times, m, _, k = np.broadcast_arrays(*sizes, c["tp"])[:4]
-        rows = m / own if matrix.cut == "column" and not matrix.is_expert else m
-        moved = moved + times * rows * k * job.profile.kernels.cast_bytes
-    return moved / memory_Bps(gpu)
+    every, (times, m, _, k) = matrices_of(layer), _sizes(job, layer, c)
+    own = sequence_cut(c)[:, None] if job.gathers_fp8 else 1
+    rows = m / np.where(every.is_column & ~every.is_expert, own, 1)
+    return (times * rows * k).sum(axis=1) * job.profile.kernels.cast_bytes / memory_Bps(gpu)
 
 
 def attention_FLOP(shape: ModelShape, kind: LayerKind, seq_len: int) -> float:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
 from functools import cache
 from typing import Any, TypeVar
 
 from strategist.catalog import rows
 from strategist.errors import InputError, shown
 from strategist.facts.model import ModelShape
-from strategist.records import dataclass
+from strategist.records import dataclass, field
 
 T = TypeVar("T")
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from strategist.errors import shown
 from strategist.facts.families.config import MAX_EXPERTS, MAX_FFN, MAX_HEADS, MAX_TOKENS, MAX_VOCAB, MAX_WIDTH, Config
 from strategist.facts.layer_kind import LayerKind, Mixer
 from strategist.facts.model import MAX_LAYERS, ModelShape, Moe, arranged, layer_sequence
+from strategist.records import replace
 
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "relu": "relu", "relu2": "relu2", "quick_gelu": "quick_gelu"}
 _MIXERS: dict[str, Mixer] = {

@@ -6,11 +6,10 @@ models/deepseek_v32, models/glm_moe_dsa). `deepseek` is the remote-code type of 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from strategist.facts.families.config import MAX_EXPERTS, MAX_FFN, MAX_HEADS, MAX_WIDTH, Config, Family
 from strategist.facts.families.decoder import decoder, experts, with_experts
 from strategist.facts.model import MAX_LAYERS, Mla, ModelShape
+from strategist.records import replace
 
 
 def _after_dense(config: Config, shape: ModelShape) -> ModelShape:

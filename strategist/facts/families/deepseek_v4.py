@@ -6,11 +6,10 @@ layer; their weights are spread evenly, so that totals are exact and single laye
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from strategist.facts.families.config import MAX_EXPERTS, MAX_FFN, MAX_HEADS, MAX_TOKENS, MAX_WIDTH, Config, Family
 from strategist.facts.families.decoder import decoder, experts, with_experts
 from strategist.facts.model import MAX_LAYERS, Mla, ModelShape
+from strategist.records import replace
 
 _SPARSE, _HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
 _NAMES = ("sliding_attention", _SPARSE, _HEAVY)

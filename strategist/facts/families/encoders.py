@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from strategist.facts.families.config import MAX_FFN, MAX_HEADS, MAX_TOKENS, MAX_VOCAB, MAX_WIDTH, Config, Family
 from strategist.facts.families.decoder import activation, checked_heads, decoder, with_layer_types
 from strategist.facts.model import MAX_LAYERS, ModelShape
+from strategist.records import replace
 
 
 def _bert(config: Config) -> ModelShape:

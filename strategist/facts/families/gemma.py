@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from strategist.facts.families.config import MAX_EXPERTS, MAX_FFN, MAX_HEADS, MAX_WIDTH, Config, Family
 from strategist.facts.families.decoder import decoder, window_of, with_experts, with_layer_types
 from strategist.facts.model import MAX_LAYERS, Heads, ModelShape, Moe, arranged, layer_sequence
+from strategist.records import replace
 
 
 def _gemma(config: Config) -> ModelShape:

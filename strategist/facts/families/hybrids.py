@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from strategist.facts.families.config import MAX_EXPERTS, MAX_FFN, MAX_HEADS, MAX_WIDTH, Config, Family
 from strategist.facts.families.decoder import decoder, experts, layer_types, shared_gated_experts, sparse_steps
 from strategist.facts.families.state_space import rank_of
 from strategist.facts.layer_kind import LayerKind, Mixer
 from strategist.facts.model import MAX_LAYERS, Mix, ModelShape, Moe, Ssm, arranged
+from strategist.records import replace
 
 
 def _mixed(shape: ModelShape, ssm: Ssm, moe: Moe | None, kinds: Sequence[LayerKind]) -> ModelShape:

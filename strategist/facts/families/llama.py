@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from strategist.facts.families.config import Config, Family
 from strategist.facts.families.decoder import decoder, slides_everywhere, window_of, with_layer_types
 from strategist.facts.model import ModelShape
+from strategist.records import replace
 
 
 def _llama(config: Config) -> ModelShape:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from strategist.facts.families.config import MAX_FFN, MAX_HEADS, MAX_TOKENS, MAX_VOCAB, MAX_WIDTH, Config, Family
 from strategist.facts.families.decoder import (
     checked_heads,
@@ -15,6 +13,7 @@ from strategist.facts.families.decoder import (
     with_layer_types,
 )
 from strategist.facts.model import MAX_LAYERS, Heads, ModelShape, Moe
+from strategist.records import replace
 
 
 def _everywhere(config: Config, shape: ModelShape, moe: Moe) -> ModelShape:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from strategist.facts.families.config import MAX_FFN, Config, Family
 from strategist.facts.families.decoder import (
     decoder,
@@ -16,6 +14,7 @@ from strategist.facts.families.decoder import (
     with_layer_types,
 )
 from strategist.facts.model import MAX_LAYERS, ModelShape
+from strategist.records import replace
 
 
 def _slides_at_the_end(config: Config, shape: ModelShape) -> ModelShape:
