@@ -134,6 +134,20 @@ def test_experts_without_a_token_still_launch() -> None:
     _assert_same_time((job, [row | words | {"dp_replicate": 2, "recompute": "none"}]))
 
 
+def test_a_pipelines_unsharded_gradients_decide_which_instant_of_a_layer_counts() -> None:
+    """In float32 a pipeline under ZeRO-3 adds whole gradients to what stands: with a feed-forward part much narrower than
+    attention, the instant with most gradients is a layer's worst, not the one with most activations."""
+    shape = ModelShape(
+        name="narrow", family="random", kind="decoder", layers=3, hidden=4096, vocab=257, ffn_hidden=96, heads=32,
+        kv_heads=8, head_dim=128,
+    )  # fmt: skip
+    work = Workload(seq_len=128, global_batch=16, precision="fp32")
+    job = Job(cluster=trimmed("dgx-h100", 8), model=shape, workload=work, profile=find_profile())
+    row = dict.fromkeys((*MESH_COLUMNS, "accumulation", "virtual_stages", "tiling"), 1)
+    words = {"zero": 3, "schedule": "1f1b", "sequence_parallel": 0, "context_parallel": "none", "offload": "none"}
+    _assert_same_memory((job, [row | words | {"pp": 2, "dp_shard": 4, "micro_batch": 4, "recompute": "none"}]))
+
+
 @settings(CI, max_examples=cases_of(30))
 @given(cases())
 def test_every_stage_of_a_ledger_equals_the_oracle(case: Case) -> None:
