@@ -109,6 +109,8 @@ MISSING = (
     "share of slack, not the pools of each stream (torchtitan's runs come out 7 % low).",
     "Nothing of ours ran on GPUs yet: the executor was tested on CPU ranks with gloo only.",
     "Checkpoints: the executor neither saves nor resumes.",
+    "`plan --model-size 7B` takes 1.9 times as long as importing numpy and pydantic on an idle machine (the bar is 1.8), since memory is "
+    "weighed at more instants; the committed start-up benchmark is of an earlier commit.",
     "`run` starts the ranks of one machine; for several there are the emitted scripts, which were run with a stub launcher and "
     "on one machine only.",
 )
