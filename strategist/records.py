@@ -48,7 +48,7 @@ else:
 
     def field(*, default=_Nothing, default_factory=None, kw_only=None):
         """A field with a default, or one that is made anew for each record, which may be given by word alone."""
-        return _Made(default, default_factory, kw_only)
+        return _Said(default, default_factory, kw_only)
 
     def replace(record, /, **changes):
         """A record of the same class with some fields changed; `dataclasses.replace` without looking at descriptions."""
@@ -72,7 +72,7 @@ def defaults_of(cls: type) -> dict[str, Any]:
     return notes.defaults
 
 
-class _Made(NamedTuple):
+class _Said(NamedTuple):
     """What `field` was told."""
 
     default: Any
@@ -88,7 +88,7 @@ class _Notes(NamedTuple):
     positional: tuple[str, ...]
     defaults: dict[str, Any]
     makers: dict[str, Callable[[], Any]]
-    own: dict[str, _Made]
+    own: dict[str, _Said]
 
 
 def _notes_of(cls: type, kw_only: bool) -> _Notes:
@@ -119,16 +119,16 @@ def _notes_of(cls: type, kw_only: bool) -> _Notes:
     return _Notes(tuple(names), tuple(name for name in names if name not in by_word), defaults, makers, own)
 
 
-def _default_of(value: Any) -> _Made:
+def _default_of(value: Any) -> _Said:
     """The default of a field, what makes it, and whether it is given by word, where that is said; the standard library's fields
     are understood as well."""
-    if isinstance(value, _Made):
+    if isinstance(value, _Said):
         return value
     standard: Any = sys.modules.get("dataclasses")
     if standard is None or not isinstance(value, standard.Field):
-        return _Made(value, None, None)
+        return _Said(value, None, None)
     missing = standard.MISSING
-    return _Made(
+    return _Said(
         _Nothing if value.default is missing else value.default,
         None if value.default_factory is missing else value.default_factory,
         None if value.kw_only is missing else value.kw_only,
@@ -156,15 +156,14 @@ class _Described:
 
         home = next(cls for cls in owner.__mro__ if cls.__dict__.get(self.name) is self)
         notes: _Notes = home.__record_notes__  # type: ignore[attr-defined]
+        missing: Any = dataclasses.MISSING
         space: dict[str, Any] = {"__annotations__": dict(home.__annotations__), "__module__": home.__module__}
         for name, (default, maker, alone) in notes.own.items():
-            said = {"default": default, "default_factory": maker, "kw_only": alone}
-            given = {
-                key: value
-                for key, value in said.items()
-                if value is not _Nothing and (value is not None or key == "default")
-            }
-            space[name] = dataclasses.field(**given)
+            space[name] = dataclasses.field(
+                default=missing if default is _Nothing else default,
+                default_factory=maker or missing,
+                kw_only=missing if alone is None else alone,
+            )
         shown: Any = type(home.__name__, home.__bases__, space)
         described: Any = dataclasses.dataclass(
             init=False, repr=False, eq=False, frozen=self.frozen, kw_only=self.kw_only

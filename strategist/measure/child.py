@@ -61,7 +61,7 @@ def _opened(data: bytes, status: int, what: str) -> Any:
         raise InternalError(
             "INTERNAL",
             f"{what} ended without a word ({cause}).",
-            hint="Free some memory, or ask for fewer kinds of rank: --ranks first.",
+            hint="Free some memory and run it again; `strategist trace PLAN --ranks first` needs least.",
         )
     kind, value = pickle.loads(data)
     if kind == "result":

@@ -165,9 +165,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.record.modules.append(self._clock.now())
         self.record.operators.append(func._schema.name)
         self.record.graphs.append(torch._C._current_graph_task_id())
-        waits = (
-            func._schema.name == "_c10d_functional::wait_tensor"
-        )  # a fake one makes a tensor, a real one hands its own on
+        # a fake wait makes a tensor of its own, a real one hands on the one that was waited for
+        waits = func._schema.name == "_c10d_functional::wait_tensor"
         result = args[0] if waits else func(*args, **kwargs)
         self._look(func, args, kwargs, result)
         return result

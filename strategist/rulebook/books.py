@@ -35,20 +35,23 @@ def rows_in(folder: str, book: str) -> tuple[Sequence[Row], bool]:
 
     Raises RuleError RULE, InputError TOML and what reading a file raises.
     """
-    path = os.path.join(folder, f"{book}.toml")
-    text = read_text(path, "--rules")
+    path, text = _text_of(folder, book)
     kept = _kept().get(book) if folder == rules_folder() else None
     if kept is not None and kept["crc32"] == _sum(text):
         return kept["rows"], True
     return rows_of(parse_toml(text, path), KEYS[book], path), False
 
 
+def _text_of(folder: str, book: str) -> tuple[str, str]:
+    path = os.path.join(folder, f"{book}.toml")
+    return path, read_text(path, "--rules")
+
+
 def kept_books() -> str:
     """What books.json should hold: the rows of the shipped books, and sums of the texts that they were read from."""
     books = {}
     for book, key in KEYS.items():
-        path = os.path.join(rules_folder(), f"{book}.toml")
-        text = read_text(path, "--rules")
+        path, text = _text_of(rules_folder(), book)
         books[book] = {"crc32": _sum(text), "rows": rows_of(parse_toml(text, path), key, path)}
     return json.dumps(books, indent=1) + "\n"
 

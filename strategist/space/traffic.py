@@ -8,6 +8,7 @@ the buffer of an all-reduce, what one rank sends in an all-to-all or to a neighb
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -293,8 +294,8 @@ def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Plac
     """Gradients and, under ZeRO, weights (Rajbhandari et al. 2020, arXiv 1910.02054, section 7).
 
     Replicas: one all-reduce of the gradients (with tp in frameworks whose replicas do not wait, one for every
-    micro-batch). ZeRO-1 adds sending the updated weights (torch's broadcasts them tensor by tensor). fully_shard: weights are gathered for forward and, under
-    ZeRO-3, those of the layers again for backward (the executor's units: norm and head stay, and the embedding's gradient
+    micro-batch). ZeRO-1 adds sending the updated weights (torch's broadcasts them tensor by tensor). fully_shard: weights are
+    gathered for forward and, under ZeRO-3, those of the layers again for backward (the executor's units: norm and head stay, and the embedding's gradient
     does not depend on its values); gradients are reduce-scattered for every micro-batch unless a pipeline keeps them;
     HSDP all-reduces the shards between replicas, once where these wait.
     """
@@ -309,42 +310,18 @@ def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Plac
     shards, units = shared.shards[:, None], shared.units
     reduced = units * (job.trainable > 0)
     updates: Op = "broadcast" if job.profile.has_units else "all_gather"
-    rows: tuple[tuple[Op, Reals, Reals, Place, Hidden, Reals | float], ...] = (
-        (
-            "all_reduce",
-            reduce * trained,
-            np.where(zero < 2, np.where(c["tp"][:, None] > 1, between, one), 0.0),
-            everybody,
-            "backward",
-            reduced,
-        ),
-        (
-            updates,
-            stored * trained,
-            np.where(zero == 1, one, 0.0),
-            inside,
-            "nothing",
-            shared.tensors * (job.trainable > 0),
-        ),
-        ("all_gather", compute * weights, np.where(zero >= 2, gathers, 0.0), inside, "forward", units),
-        (
-            "all_gather",
-            compute * shared.layers,
-            np.where(zero == 3, micro, 0.0) * one,
-            inside,
-            "backward",
-            shared.layer_units,
-        ),
-        (
-            "all_gather",
-            compute * shared.spare,
-            np.where((zero == 3) & (shared.spare > 0), one, 0.0),
-            inside,
-            "backward",
-            1.0,
-        ),
-        ("reduce_scatter", reduce * trained, np.where(zero >= 2, once, 0.0), inside, "backward", reduced),
-        (
+    sent = partial(Traffic, "dp")
+    alone = np.where(c["tp"][:, None] > 1, between, one)
+    spared = np.where((zero == 3) & (shared.spare > 0), one, 0.0)
+    again, tensors = np.where(zero == 3, micro, 0.0) * one, shared.tensors * (job.trainable > 0)
+    return (
+        sent("all_reduce", reduce * trained, np.where(zero < 2, alone, 0.0), everybody, "backward", reduced),
+        sent(updates, stored * trained, np.where(zero == 1, one, 0.0), inside, "nothing", tensors),
+        sent("all_gather", compute * weights, np.where(zero >= 2, gathers, 0.0), inside, "forward", units),
+        sent("all_gather", compute * shared.layers, again, inside, "backward", shared.layer_units),
+        sent("all_gather", compute * shared.spare, spared, inside, "backward"),
+        sent("reduce_scatter", reduce * trained, np.where(zero >= 2, once, 0.0), inside, "backward", reduced),
+        sent(
             "all_reduce",
             reduce * trained / shards,
             np.where(zero >= 2, between, 0.0),
@@ -352,7 +329,4 @@ def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Plac
             "backward",
             reduced,
         ),
-    )
-    return tuple(
-        Traffic("dp", op, payload, count, place, behind, pieces) for op, payload, count, place, behind, pieces in rows
     )

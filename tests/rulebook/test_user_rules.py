@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import subprocess
@@ -12,8 +13,9 @@ from typing import Any
 import pytest
 
 from strategist import StrategistError, recommend
-from strategist.rulebook.books import rules_folder
-from strategist.rulebook.rule import load_rules
+from strategist.rulebook.books import rows_in, rules_folder
+from strategist.rulebook.expression import parse
+from strategist.rulebook.rule import BOOKS, load_families, load_rules, read_rule
 from tests.cli.harness import call
 from tests.source import ROOT
 
@@ -199,3 +201,19 @@ def test_an_edited_book_of_ours_is_read_again(tmp_path: Path) -> None:
     book.write_text(book.read_text(encoding="utf-8").replace(f'"{name}"', '"another-name"'), encoding="utf-8")
     other = subprocess.run((sys.executable, "-c", program, edited), capture_output=True, text=True, check=True).stdout
     assert other == "[True, True, False, True] another-name\n"
+
+
+@pytest.mark.parametrize("book", BOOKS)
+def test_our_kept_rows_pass_the_checks_that_they_are_spared(book: str) -> None:
+    """What is kept of our books is not checked when a plan begins, so it is here: every row as if it were a user's."""
+    rows, is_kept = rows_in(rules_folder(), book)
+    checked = [read_rule(row, book, book) for row in rows]
+    assert is_kept
+    assert [(rule.id, rule.words) for rule in checked] == [(rule.id, rule.words) for rule in load_rules(book)]
+
+
+def test_our_kept_families_are_expressions() -> None:
+    """The same of the families, whose conditions are read without a check as well."""
+    rows, is_kept = rows_in(rules_folder(), "families")
+    assert is_kept
+    assert [ast.dump(parse(row["when"], row["name"])) for row in rows] == [ast.dump(f.when) for f in load_families()]
