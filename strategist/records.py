@@ -30,7 +30,7 @@ else:
 
         def finish(cls):
             notes = _notes_of(cls, kw_only)
-            made = _slotted(cls, notes) if slots else cls
+            made = _slotted(cls, notes, frozen) if slots else cls
             made.__record_notes__, made.__match_args__ = notes, notes.positional
             made.__dataclass_fields__ = _Described("__dataclass_fields__", frozen, kw_only)
             made.__dataclass_params__ = _Described("__dataclass_params__", frozen, kw_only)
@@ -135,11 +135,12 @@ def _default_of(value: Any) -> _Said:
     )
 
 
-def _slotted(cls: type, notes: _Notes) -> type:
-    """The class again, with a slot for each field of its own and without the defaults, which would be in their way."""
+def _slotted(cls: type, notes: _Notes, frozen: bool) -> type:
+    """The class again, with a slot for each field of its own and the hash, and without the defaults, which would be in the
+    way."""
     space = {key: value for key, value in cls.__dict__.items() if key not in ("__dict__", "__weakref__", *notes.names)}
     inherited = {name for base in cls.__mro__[1:] for name in getattr(base, "__slots__", ())}
-    space["__slots__"] = tuple(name for name in notes.names if name not in inherited)
+    space["__slots__"] = tuple(name for name in (*notes.names, *(("__record_hash__",) if frozen else ())) if name not in inherited)
     made = type(cls)(cls.__name__, cls.__bases__, space)
     made.__qualname__ = cls.__qualname__
     return made
@@ -219,7 +220,12 @@ def _comparison(values: Callable[[Any], Any]) -> Any:
 
 def _hashing(values: Callable[[Any], Any]) -> Any:
     def __hash__(self: Any) -> int:  # noqa: N807 - becomes the method of that name
-        return hash(values(self))
+        try:
+            return self.__record_hash__  # type: ignore[no-any-return]
+        except AttributeError:
+            found = hash(values(self))
+            object.__setattr__(self, "__record_hash__", found)
+            return found
 
     return __hash__
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from strategist.facts.model import ModelShape, Moe, layer_sequence
+from strategist.facts.model import ModelShape, Moe, layer_counts
 from strategist.records import defaults_of, is_record, names_of
 
 FREE = frozenset(
@@ -84,7 +84,7 @@ def _odd_experts(moe: Moe) -> Iterator[str]:
 
 def _odd_layers(shape: ModelShape) -> Iterator[str]:
     """What layers are made of; asked only where the fields say nothing against it."""
-    kinds = set(layer_sequence(shape))
+    kinds = set(layer_counts(shape))
     yield from sorted({f"{kind.mixer} layers" for kind in kinds if kind.mixer not in ("attention", "sliding")})
     if any(kind.ffn == "none" or (kind.ffn == "dense" and shape.ffn_hidden < 1) for kind in kinds):
         yield f"ffn_hidden = {shape.ffn_hidden}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from math import prod
 
 import numpy as np
 
@@ -26,6 +27,9 @@ from strategist.space.shares import Elements, Group, elements, groups
 
 Terms = Mapping[str, Reals]
 
+UNREAD = "context_parallel"
+"""What no formula of memory reads: rings and all-to-alls hold the same. Such layouts stand behind one another."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Peaks:
@@ -42,6 +46,13 @@ class Peaks:
 
 def peak_memory(job: Job, candidates: Candidates) -> Peaks:
     """The peak of every candidate. Whole bytes; the terms add up to `device` exactly."""
+    looked_at, run = candidates.runs(UNREAD)
+    found = _peaks(job, candidates.where(looked_at))
+    terms = {name: held[run] for name, held in found.terms.items()}
+    return Peaks(terms, *(getattr(found, name)[run] for name in ("device", "stage", "moment", "host", "last_allocated")))
+
+
+def _peaks(job: Job, candidates: Candidates) -> Peaks:
     size = len(candidates)
     terms = {name: np.zeros(size, np.int64) for name in MEMORY_TERMS}
     stage, moment, host, last = (np.zeros(size, np.int64) for _ in range(4))
@@ -66,13 +77,14 @@ class Floors:
 
 def least_memory(job: Job, candidates: Candidates) -> Floors:
     """A bound of every candidate's peak for a tenth of the work. Few layouts hold much more at any other instant."""
-    device, host = (np.zeros(len(candidates), np.int64) for _ in range(2))
-    for group in groups(job.model, candidates, split=job.split):
+    looked_at, run = candidates.runs(UNREAD)
+    device, host = (np.zeros(len(looked_at), np.int64) for _ in range(2))
+    for group in groups(job.model, candidates.where(looked_at), split=job.split):
         table = ledger(job, group, at_loss=True)
         held = table.on_any_stage().max(axis=0)
         device[group.rows] = np.floor(held + slack_bytes(job, held) + table.runtime).astype(np.int64)
         host[group.rows] = table.host
-    return Floors(device, host)
+    return Floors(device[run], host[run])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,7 +105,7 @@ class Ledger:
     def moments(self) -> Column:
         """The moment that every instant belongs to, (T,)."""
         moments = [instant.moment for instant in self.moving]
-        return np.repeat(moments, [int(np.prod(total.shape[:-2])) for total in self.allocated])
+        return np.repeat(moments, [prod(total.shape[:-2]) for total in self.allocated])
 
     def on_stage(self, stage: int) -> Reals:
         """What tensors hold on one of the stages at every instant, (T, C)."""
@@ -122,7 +134,7 @@ class Ledger:
         for total, terms, rows, places in self._places(instant):
             at = *places, rows, stage[rows]
             for name, held in terms.items():
-                found[name][rows] += np.broadcast_to(held, total.shape)[at]
+                found[name][rows] += _entries(held, at)
             found["slack"][rows] = slack_bytes(self.job, total[at])
         found["runtime"] += self.runtime
         return {name: np.ceil(held).astype(np.int64) for name, held in found.items()}
@@ -132,11 +144,17 @@ class Ledger:
         first = 0
         for moving, held in zip(self.moving, self.allocated, strict=True):
             axes = held.shape[:-2]
-            size = int(np.prod(axes))
+            size = prod(axes)
             rows = np.flatnonzero((instant >= first) & (instant < first + size))
             if len(rows):
                 yield held, moving.terms, rows, np.unravel_index(instant[rows] - first, axes) if axes else ()
             first += size
+
+
+def _entries(held: Reals, at: tuple[Column, ...]) -> Reals:
+    """Entries of an array by places along the axes of a larger one that it would be broadcast to."""
+    own = at[len(at) - held.ndim :]
+    return np.asarray(held[tuple(0 if size == 1 else place for size, place in zip(held.shape, own, strict=True))])
 
 
 def _one_behind_the_other(held: Iterable[Reals]) -> Reals:

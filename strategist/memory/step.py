@@ -165,6 +165,8 @@ class LayerInstants:
 
 def _together(parts: list[Any]) -> Reals:
     """Numbers or arrays (C, K) of several instants in one, (T, C, K) or (T, 1, 1)."""
+    if not any(isinstance(part, np.ndarray) for part in parts):
+        return np.array(parts, np.float64)[:, None, None]
     return np.stack(np.broadcast_arrays(*(np.asarray(part, np.float64) for part in (*parts, np.zeros((1, 1))))))[:-1]
 
 

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 from strategist.reading import parse_toml, read_text
+from strategist.rulebook.expression import names, tree_of
 from strategist.rulebook.rows import rows_of
 
 Row = Mapping[str, Any]
@@ -30,16 +31,19 @@ def rules_folder() -> str:
     return installed if os.path.isdir(installed) else os.path.join(os.path.dirname(package), "rules")
 
 
-def rows_in(folder: str, book: str) -> tuple[Sequence[Row], bool]:
-    """The rows of one book in a folder, and whether they were checked when they were kept.
+Words = Mapping[str, Sequence[str]]
+
+
+def rows_in(folder: str, book: str) -> tuple[Sequence[Row], Words | None]:
+    """The rows of one book in a folder and, if they were checked when they were kept, the names that each condition uses.
 
     Raises RuleError RULE, InputError TOML and what reading a file raises.
     """
     path, text = _text_of(folder, book)
     kept = _kept().get(book) if folder == rules_folder() else None
     if kept is not None and kept["crc32"] == _sum(text):
-        return kept["rows"], True
-    return rows_of(parse_toml(text, path), KEYS[book], path), False
+        return kept["rows"], kept["words"]
+    return rows_of(parse_toml(text, path), KEYS[book], path), None
 
 
 def _text_of(folder: str, book: str) -> tuple[str, str]:
@@ -48,11 +52,14 @@ def _text_of(folder: str, book: str) -> tuple[str, str]:
 
 
 def kept_books() -> str:
-    """What books.json should hold: the rows of the shipped books, and sums of the texts that they were read from."""
+    """What books.json should hold: the rows of the shipped books, the names that each condition uses, and sums of the texts that
+    they were read from."""
     books = {}
     for book, key in KEYS.items():
         path, text = _text_of(rules_folder(), book)
-        books[book] = {"crc32": _sum(text), "rows": rows_of(parse_toml(text, path), key, path)}
+        rows = rows_of(parse_toml(text, path), key, path)
+        words = {row["when"]: sorted(names(tree_of(row["when"]))) for row in rows}
+        books[book] = {"crc32": _sum(text), "words": words, "rows": rows}
     return json.dumps(books, indent=1) + "\n"
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from strategist.errors import RuleError, did_you_mean, shown
 from strategist.records import dataclass
-from strategist.rulebook.books import rows_in, rules_folder
+from strategist.rulebook.books import Words, rows_in, rules_folder
 from strategist.rulebook.expression import evaluate, names, parse, tree_of
 from strategist.rulebook.rows import check_row
 from strategist.rulebook.vocabulary import WORDS
@@ -74,9 +74,9 @@ def load_rules(book: str, folders: tuple[str, ...] = ()) -> tuple[Rule, ...]:
         path = os.path.join(folder, f"{book}.toml")
         if folder in folders and not os.path.exists(path):
             continue
-        rows, is_checked = rows_in(folder, book)
+        rows, words = rows_in(folder, book)
         for row in rows:
-            rule = _rule_of(row, tree_of(row["when"])) if is_checked else read_rule(row, book, path)
+            rule = read_rule(row, book, path) if words is None else _kept_rule(row, words)
             if folder in folders:
                 check_examples(rule)
             if rule.id in found:
@@ -119,24 +119,30 @@ def _check_folder(folder: str) -> None:
 @cache
 def load_families() -> tuple[Family, ...]:
     """The families of layouts, most special first."""
-    rows, is_checked = rows_in(rules_folder(), "families")
-    trees = (tree_of(row["when"]) if is_checked else parse(row["when"], row["name"]) for row in rows)
+    rows, words = rows_in(rules_folder(), "families")
+    trees = (parse(row["when"], row["name"]) if words is None else tree_of(row["when"]) for row in rows)
     return tuple(Family(row["name"], row["title"], tree) for row, tree in zip(rows, trees, strict=True))
 
 
 def read_rule(row: Mapping[str, Any], book: str, path: str) -> Rule:
     """One checked row. Raises RuleError naming the file, the rule and the fault."""
     check_row(row, book, path)
-    rule = _rule_of(row, parse(row["when"], row["id"]))
+    tree = parse(row["when"], row["id"])
+    rule = _rule_of(row, tree, sorted(names(tree)))
     _check_words(rule.words, rule.id)
     _check_families(rule)
     return rule
 
 
-def _rule_of(row: Mapping[str, Any], tree: ast.expr) -> Rule:
+def _kept_rule(row: Mapping[str, Any], words: Words) -> Rule:
+    """A row that was checked when it was kept."""
+    return _rule_of(row, tree_of(row["when"]), words[row["when"]])
+
+
+def _rule_of(row: Mapping[str, Any], tree: ast.expr, words: Iterable[str]) -> Rule:
     rest = {key: value for key, value in row.items() if key not in ("when", "families")}
     families = tuple(tuple(tier) for tier in row.get("families", ()))
-    return Rule(when=tree, when_text=row["when"], families=families, words=tuple(sorted(names(tree))), **rest)
+    return Rule(when=tree, when_text=row["when"], families=families, words=tuple(words), **rest)
 
 
 def _check_words(words: Iterable[str], rule: str) -> None:

@@ -81,6 +81,15 @@ class Candidates:
         """The rows that a mask marks or that an index column lists, in that order."""
         return Candidates({name: column[keep] for name, column in self.columns.items()})
 
+    def runs(self, ignored: str) -> tuple[Column, Column]:
+        """The first row of every run of neighbours that differ in one column at most, and the number of each row's run."""
+        begins = np.zeros(len(self), dtype=np.bool_)
+        begins[:1] = True
+        for name, column in self.columns.items():
+            if name != ignored:
+                begins[1:] |= column[1:] != column[:-1]
+        return np.flatnonzero(begins), begins.cumsum() - 1
+
     def row(self, index: int) -> dict[str, int | str]:
         """One layout with its words spelt out."""
         return {name: self.word(name, index) for name in self.columns if name != "mesh"}

@@ -9,13 +9,14 @@ from itertools import product
 import numpy as np
 
 from strategist.records import dataclass
-from strategist.space.candidates import MESH_COLUMNS, OPTION_COLUMNS, Candidates, code, joined
+from strategist.space.candidates import MESH_COLUMNS, OPTION_COLUMNS, Candidates, Column, code
 from strategist.space.grammar import Pin, forbidden
 
 MAX_MICRO_BATCH = 128
 MAX_VIRTUAL_STAGES = 8
 MIN_TOKENS_PER_CP_RANK = 1024
 TILES = 8
+COLUMNS = (*MESH_COLUMNS, *OPTION_COLUMNS, "mesh")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +54,8 @@ def enumerate_candidates(limits: Limits) -> Candidates:
     for members, options in _mesh_groups(limits):
         blocks.append(_block(members, options, meshes_so_far))
         meshes_so_far += len(members)
-    if not blocks:
-        return Candidates({name: np.zeros(0, np.int64) for name in (*MESH_COLUMNS, *OPTION_COLUMNS, "mesh")})
-    everything = joined(blocks)
+    columns = np.ascontiguousarray(np.concatenate([np.zeros((0, len(COLUMNS)), np.int64), *blocks]).T)
+    everything = Candidates(dict(zip(COLUMNS, columns, strict=True)))
     keep = np.ones(len(everything), dtype=np.bool_)
     for pin in limits.pins:
         keep &= pin.holds(everything)
@@ -143,8 +143,8 @@ def _options(limits: Limits, mesh: Mesh) -> Iterator[tuple[int, ...]]:
     kinds = ("ring", "all-to-all") if cp > 1 else ("none",)
     for micro, accumulation in _batches(limits, replicate * shard):
         schedules = _schedules(limits, pp, accumulation)
-        for (schedule, virtual), sequence, kind in product(schedules, _sequence_cuts(limits, cp, tp), kinds):
-            for recompute, (offload, tiles) in product(range(3), _offloads(limits, zero, pure, shard)):
+        for (schedule, virtual), sequence in product(schedules, _sequence_cuts(limits, cp, tp)):
+            for recompute, (offload, tiles), kind in product(range(3), _offloads(limits, zero, pure, shard), kinds):
                 yield (
                     virtual,
                     schedule,
@@ -211,12 +211,9 @@ def _offloads(limits: Limits, zero: int, pure: bool, shard: int) -> Sequence[tup
     return (*plain, *((home, tiles) for home in homes for tiles in tilings))
 
 
-def _block(members: list[Mesh], options: list[tuple[int, ...]], first_mesh: int) -> Candidates:
-    """The product of some meshes and their options as columns; `mesh` numbers the meshes from `first_mesh` on."""
+def _block(members: list[Mesh], options: list[tuple[int, ...]], first_mesh: int) -> Column:
+    """The product of some meshes and their options, a row of COLUMNS each; `mesh` numbers the meshes from `first_mesh` on."""
     mesh = np.array(members, dtype=np.int64)
     option = np.array(options, dtype=np.int64).reshape(len(options), len(OPTION_COLUMNS) - 1)
-    left = np.repeat(np.arange(len(mesh)), len(option))
-    columns = {name: column[left] for name, column in zip((*MESH_COLUMNS, "zero"), mesh.T, strict=True)}
-    columns |= {name: np.tile(column, len(mesh)) for name, column in zip(OPTION_COLUMNS[1:], option.T, strict=True)}
-    ordered = {name: columns[name] for name in (*MESH_COLUMNS, *OPTION_COLUMNS)}
-    return Candidates(ordered | {"mesh": first_mesh + left})
+    number, choice = (place.ravel() for place in np.indices((len(mesh), len(option))))
+    return np.hstack([mesh[number], option[choice], first_mesh + number[:, None]])
