@@ -14,3 +14,14 @@ if TYPE_CHECKING:
     Mask = NDArray[np.bool_]
 else:  # numpy.typing takes 5 ms to load, and nothing evaluates these names
     Column = Reals = Mask = np.ndarray
+
+
+def on_stages(values: Any, stages: Any) -> Any:
+    """Values of candidates, (C,), times values of stages, (S,): (C, S), one stage behind the other in memory. What is worked out
+    from such arrays lies like them, and numpy's loops run along the many candidates, not along the few stages."""
+    return np.multiply.outer(stages, values).T
+
+
+def stage_by_stage(values: Any) -> Any:
+    """An array (..., C, S) laid out in the same way."""
+    return np.ascontiguousarray(np.swapaxes(values, -1, -2)).swapaxes(-1, -2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from strategist.columns import on_stages, stage_by_stage
 from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
 from strategist.space.candidates import Candidates, Reals, code
@@ -25,24 +26,23 @@ def in_flight_CS(group: Group) -> Reals:
     schedule = c["schedule"][:, None]
     held = np.where(schedule == code("schedule", "interleaved"), interleaved, one_f_one_b)
     held = np.where(schedule == code("schedule", "gpipe"), m, held)
-    return np.where(schedule == code("schedule", "none"), 1, held).astype(np.float64)
+    return np.asarray(stage_by_stage(np.where(schedule == code("schedule", "none"), 1, held)), np.float64)
 
 
 def edges_CS(job: Job, group: Group) -> Reals:
     """Bytes kept behind the layers per micro-batch, (C, S): the final norm and the head's input, on the last stage."""
     c, shape = group.candidates, job.model
-    count, compute = tokens(job, c)[:, None], BYTES[job.formats.compute]
+    count, compute = tokens(job, c), BYTES[job.formats.compute]
     statistics = 4.0 * (1 if shape.norm == "rmsnorm" else 2)
-    cut = sequence_cut(c)[:, None]
-    last = count * (shape.hidden * compute + statistics) / cut + count * shape.hidden * compute
-    return last * group.is_last[None, :]
+    last = count * (shape.hidden * compute + statistics) / sequence_cut(c) + count * shape.hidden * compute
+    return on_stages(last, group.is_last)
 
 
 def handed_on_CS(job: Job, group: Group) -> Reals:
     """Bytes of a stage's output less those of its input, which lies in a receive buffer, per micro-batch, (C, S)."""
     c = group.candidates
     stream = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute] / sequence_cut(c)
-    return stream[:, None] * (group.is_first[None, :] * 1.0 - group.is_last[None, :])
+    return on_stages(stream, group.is_first * 1.0 - group.is_last)
 
 
 def tables_C(job: Job) -> float:
@@ -71,6 +71,6 @@ def receive_buffers_CS(job: Job, group: Group) -> Reals:
     if group.pp == 1:
         return np.zeros((len(c), len(ends)))
     if not job.profile.has_units:  # other frameworks take a buffer when a message is due
-        return boundary_bytes(job, c)[:, None] * (2.0 - ends)
-    messages = c["accumulation"][:, None] * (2.0 * c["virtual_stages"][:, None] - ends)
-    return (boundary_bytes(job, c) / sequence_cut(c))[:, None] * messages
+        return on_stages(boundary_bytes(job, c), 2.0 - ends)
+    one = boundary_bytes(job, c) / sequence_cut(c) * c["accumulation"]
+    return (one * 2.0 * c["virtual_stages"])[:, None] - on_stages(one, ends)

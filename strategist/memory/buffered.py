@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from strategist.columns import on_stages
 from strategist.facts.job import Job
 from strategist.facts.layers import Layer
 from strategist.facts.profile import BYTES
@@ -34,13 +35,13 @@ def _moving(job: Job, group: Group, counts: Elements) -> Iterator[tuple[int, dic
     c, compute = group.candidates, BYTES[job.formats.compute]
     kept = Layers(job, group)
     micro_batch = kept.every + edges_CS(job, group) + tables_C(job) + handed_on_CS(job, group)
-    inputs = np.repeat(step_inputs_C(job, c)[:, None], len(group.stages), axis=1)
+    inputs = on_stages(step_inputs_C(job, c), np.ones(len(group.stages)))
     every = in_flight_CS(group) * micro_batch + inputs
     own = 0.0 if job.profile.keeping.placeholders else job.trainable * compute
     everything = {"activations": every, "gather_buffers": _gathered(job, group, counts)}
     yield LOSS, everything | {"logits": forward_bytes_CS(job, group)}
     yield LOSS, everything | {"logits": loss_bytes_CS(job, group)}
-    stream = residual_C(job, c)[:, None] * group.is_last[None, :]
+    stream = on_stages(residual_C(job, c), group.is_last)
     yield LOSS, everything | {"logits": gradient_bytes_CS(job, group), "temporaries": own * _head(job, group) + stream}
     last = edges_CS(job, group)
     at = kept.instants
@@ -50,7 +51,7 @@ def _moving(job: Job, group: Group, counts: Elements) -> Iterator[tuple[int, dic
     }
     yield LAYERS, everything | moving
     table = job.trainable * compute * counts.before
-    stream = residual_C(job, c, whole=False)[:, None] * group.is_first[None, :]
+    stream = on_stages(residual_C(job, c, whole=False), group.is_first)
     yield END, everything | {"activations": np.maximum(inputs, every - micro_batch), "temporaries": table + stream}
     yield UPDATE, {"activations": inputs}
 
@@ -59,7 +60,7 @@ def _head(job: Job, group: Group) -> Reals:
     """Elements of the head's matrix on the stage that has it, (C, S)."""
     c = group.candidates
     table = vocabulary_elements(job.model, c["tp"], np.ones_like(c["tp"])).astype(np.float64)
-    return table[:, None] * group.is_last[None, :]
+    return on_stages(table, group.is_last)
 
 
 def _gathered(job: Job, group: Group, counts: Elements) -> Reals:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from strategist.columns import on_stages
 from strategist.facts.job import Job
 from strategist.memory.logits import forward_bytes_CS, held_logits_CS, loss_bytes_CS
 from strategist.memory.logits import gradient_bytes_CS as logits_gradient_CS
@@ -435,7 +436,7 @@ def _reductions(step: Step) -> Iterator[Instant]:
     behind = np.where(step.chunks > 1, 0.0, counts.behind)
     whole = np.maximum(counts.whole, 1.0)
     out = step.trained * np.where(step.shards_gradients, step.reduce / step.shards, 0.0)
-    held = np.where(step.chunks > 1, 0.0, step.stream * ~step.group.is_last)  # of the last forward pass
+    held = on_stages(np.where(step.chunks > 1, 0.0, step.stream)[:, 0], ~step.group.is_last)  # of the last forward pass
     done = counts.whole - counts.before - own - behind
     units = ((counts.before, step.job.model.pos != "learned"), (np.minimum(step.widest, own), False), (behind, True))
     for unit, alone in units:
@@ -458,10 +459,10 @@ def _reductions(step: Step) -> Iterator[Instant]:
 def _update(step: Step) -> Instant:
     """Between backward and the update. Tied ends of a pipeline exchange their gradients; without units a rank's term of the
     gradient of learned positions, under sequence parallelism, is there beside the sum."""
-    ends, shape, c = (step.group.is_first | step.group.is_last)[None, :], step.job.model, step.c
+    ends, shape, c = step.group.is_first | step.group.is_last, step.job.model, step.c
     table = vocabulary_elements(shape, c["tp"], np.where(c["zero"] >= 2, step.shards[:, 0], 1))
-    theirs = step.trained * step.stored * table[:, None] * (ends & step.piped & shape.tied)
-    sums = ~step.managed & (c["sequence_parallel"] > 0)[:, None] & step.group.is_first
+    theirs = step.trained * step.stored * on_stages(table, ends & step.piped & shape.tied)
+    sums = on_stages(~step.managed[:, 0] & (c["sequence_parallel"] > 0), step.group.is_first)
     positions = step.trained * step.stored * shape.hidden * shape.pos_rows * (shape.pos == "learned")
     return Instant(
         UPDATE,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from strategist.columns import on_stages
 from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
 from strategist.space.candidates import Reals
@@ -49,4 +50,4 @@ def waiting_logits_CS(job: Job, group: Group) -> Reals:
 def _vocabulary_CS(job: Job, group: Group) -> Reals:
     """Elements of the logits of one micro-batch on one rank, (C, S)."""
     wide = tokens(job, group.candidates) * ceil_div(job.model.vocab, group.candidates["tp"])
-    return wide[:, None] * group.is_last[None, :].astype(np.float64)
+    return on_stages(wide, group.is_last)

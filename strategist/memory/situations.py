@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from strategist.columns import stage_by_stage
 from strategist.records import dataclass
 from strategist.space.candidates import Column, Mask, Reals, code
 from strategist.space.shares import Group
@@ -69,7 +70,7 @@ class Schedule:
         ahead = np.where(schedule == code("schedule", "gpipe"), self.m, behind)
         interleaved = (self.v - 1) * self.pp + 2 * (behind - 1) + 1
         ahead = np.where(schedule == code("schedule", "interleaved"), interleaved, ahead)
-        self.ahead = np.minimum(ahead, self.passes)
+        self.ahead = stage_by_stage(np.minimum(ahead, self.passes))
 
     @property
     def has_chunks(self) -> bool:
@@ -102,7 +103,7 @@ class Schedule:
 
     def at(self, *numbers: Column) -> Situation:
         """Backward passes by their numbers (C, S), counted from 0; the last one when there are fewer."""
-        k = np.minimum(np.stack(numbers), self.passes - 1)
+        k = stage_by_stage(np.minimum(np.stack(numbers), self.passes - 1))
         forwards = np.minimum(self.ahead + k, self.passes)
         pp, v = self.pp, self.v
         around = pp * v

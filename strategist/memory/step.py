@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from strategist.columns import on_stages, stage_by_stage
 from strategist.document.estimate import MOMENTS
 from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
@@ -186,8 +187,8 @@ def _of_sort(group: Group, part: Reals, sort: Column) -> Reals:
     """`part` (..., C, K) of one `sort` of layer on each stage, (..., C, S); nothing on stages without layers."""
     held: Mask = np.asarray((group.layers_SK > 0).any(axis=1))
     if part.shape[-1] == 1:
-        return part * held
-    return np.take_along_axis(np.broadcast_to(part, (*sort.shape[:-1], part.shape[-1])), sort, axis=-1) * held
+        return np.multiply(part.swapaxes(-1, -2), held[:, None]).swapaxes(-1, -2)
+    return stage_by_stage(np.take_along_axis(np.broadcast_to(part, (*sort.shape[:-1], part.shape[-1])), sort, axis=-1)) * held
 
 
 class Step:
@@ -237,7 +238,7 @@ class Step:
     @cached_property
     def layers_of_chunk(self) -> Reals:
         """How many layers a pass goes through, (C, S)."""
-        return self.group.layers_SK.sum(axis=1)[None, :] / self.chunks
+        return on_stages(1.0 / self.chunks[:, 0], self.group.layers_SK.sum(axis=1))
 
     @cached_property
     def widest(self) -> Reals:
@@ -296,12 +297,12 @@ class Step:
     @cached_property
     def _embedded(self) -> Reals:
         """What the chunk with the embedding keeps more: its input does not lie in a receive buffer."""
-        return self.stream * self.group.is_first[None, :] * self.piped
+        return on_stages(self.stream[:, 0], self.group.is_first * self.piped)
 
     @cached_property
     def _headed(self) -> Reals:
         """What the chunk with the head keeps more: final norm and the head's input, but no output to hand on."""
-        return edges_CS(self.job, self.group) - self.stream * self.group.is_last[None, :] * self.piped
+        return edges_CS(self.job, self.group) - on_stages(self.stream[:, 0], self.group.is_last * self.piped)
 
     @cached_property
     def held_logits(self) -> Reals:
@@ -314,7 +315,7 @@ class Step:
     @cached_property
     def inputs(self) -> Reals:
         """The step's tokens and labels."""
-        return np.repeat(step_inputs_C(self.job, self.c)[:, None], len(self.group.stages), axis=1)
+        return on_stages(step_inputs_C(self.job, self.c), np.ones(len(self.group.stages)))
 
     @cached_property
     def stream(self) -> Reals:

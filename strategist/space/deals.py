@@ -30,7 +30,7 @@ def dealt_CS(shape: ModelShape, group: Group, wanted: Mask) -> Reals:
             if (held, degree) not in known:
                 known[held, degree] = _fullest(shape, Part(*held, *degree[:3]), *degree[3:])
             found[mesh, stage] = known[held, degree]
-    return found[group.mesh_of]
+    return found.T.take(group.mesh_of, axis=-1).T
 
 
 def _fullest(shape: ModelShape, part: Part, ranks: int, sharers: int) -> int:

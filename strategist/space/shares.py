@@ -11,6 +11,7 @@ from functools import cache
 
 import numpy as np
 
+from strategist.columns import on_stages
 from strategist.facts.job import Job
 from strategist.facts.layers import Layer, build_layer
 from strategist.facts.model import ModelShape
@@ -51,8 +52,8 @@ class Group:
     def layers_of(self, values_CK: Reals) -> Reals:
         """Sum over the layers of each stage of a per-layer amount: (C, K) to (C, S)."""
         if self.layers_SK.shape[1] == 1:
-            return values_CK * self.layers_SK[:, 0]
-        return values_CK @ self.layers_SK.T.astype(np.float64)
+            return on_stages(values_CK[:, 0], self.layers_SK[:, 0])
+        return (self.layers_SK.astype(np.float64) @ values_CK.T).T
 
 
 BLOCK = 2**15
@@ -222,7 +223,7 @@ def outer_CS(shape: ModelShape, group: Group, candidates: Candidates, shards: Co
     before, behind = outer_elements(shape, candidates["tp"], shards)
     if shape.tied and group.pp == 1:
         behind = behind - vocabulary_elements(shape, candidates["tp"], shards)
-    return before[:, None] * group.is_first[None, :], behind[:, None] * group.is_last[None, :]
+    return on_stages(before, group.is_first), on_stages(behind, group.is_last)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -305,7 +306,7 @@ def elements(shape: ModelShape, group: Group) -> Elements:
     for name, values in per_mesh.items():
         plain = name.removeprefix("padded_")
         same = name != plain and np.array_equal(values, per_mesh[plain])
-        spread[name] = spread[plain] if same else values[group.mesh_of]
+        spread[name] = spread[plain] if same else values.T.take(group.mesh_of, axis=-1).T
     return Elements(**spread)
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from strategist.columns import on_stages, stage_by_stage
 from strategist.facts.job import Job
 from strategist.facts.layers import norm_size
 from strategist.facts.profile import BYTES
@@ -106,8 +107,8 @@ def _dense(job: Job, group: Group, full: Elements) -> Shared:
         spare=_spare(job, group, full),
         shards=state_shards(group.candidates),
         units=_units(job, group),
-        layer_units=group.layers_SK.sum(axis=1) * 1.0 if has_units else 1.0,
-        tensors=tensors_S(job.model, group) * 1.0 if has_units else 1.0,
+        layer_units=_alike(group, group.layers_SK.sum(axis=1)) if has_units else 1.0,
+        tensors=_alike(group, tensors_S(job.model, group)) if has_units else 1.0,
     )
 
 
@@ -116,7 +117,7 @@ def _experts(job: Job, group: Group, full: Elements) -> Shared:
     other tensors."""
     is_moe = np.array([any(matrix.is_expert for matrix in layer.matrices) for layer in layers(job.model)])
     c = group.candidates
-    alone = (c["ep"] * c["etp"] != c["tp"])[:, None] * (group.layers_SK * is_moe).sum(axis=1)[None, :] * 1.0
+    alone = on_stages(c["ep"] * c["etp"] != c["tp"], (group.layers_SK * is_moe).sum(axis=1) * 1.0)
     shards, has_units = expert_shards(c), job.profile.has_units
     units = alone if has_units else np.minimum(alone, 1.0)
     none = np.zeros_like(full.experts)
@@ -132,16 +133,20 @@ def _units(job: Job, group: Group) -> Reals:
     if not profile.has_units:
         return np.ones((len(c), len(units)))
     buckets = ddp_buckets(job.model, BYTES[job.formats.gradient] * job.trainable)
-    return np.where(is_plain_data_parallel(c)[:, None], buckets, units[None, :])
+    return np.where(is_plain_data_parallel(c), buckets, units[:, None]).T
 
 
 def _per_stage(group: Group, value_C: Reals) -> Reals:
-    return np.repeat(np.asarray(value_C, np.float64)[:, None], len(group.stages), axis=1)
+    return on_stages(value_C, np.ones(len(group.stages)))
+
+
+def _alike(group: Group, value_S: Column) -> Reals:
+    return on_stages(np.ones(len(group.candidates)), value_S)
 
 
 def _layer_passes_CS(group: Group) -> Reals:
     """Layers of each stage times micro-batches, (C, S)."""
-    return group.layers_SK.sum(axis=1)[None, :] * _micro(group)
+    return on_stages(_micro(group)[:, 0], group.layers_SK.sum(axis=1))
 
 
 def _micro(group: Group) -> Reals:
@@ -167,7 +172,7 @@ def _tensor(job: Job, group: Group) -> tuple[Traffic, ...]:
     passes, full = _layer_passes_CS(group), c.is_word("recompute", "full")[:, None]
     blocks = passes * np.where(full, 5.0, 4.0)
     gathers = passes * np.where(c.is_word("recompute", "none")[:, None], 4.0, 6.0)
-    first, last = group.is_first[None, :] * _micro(group), group.is_last[None, :] * _micro(group)
+    first, last = (on_stages(_micro(group)[:, 0], at) for at in (group.is_first, group.is_last))
     sequence = (c["sequence_parallel"] > 0)[:, None]
     ends = first + last
     scattered, reduced = np.where(sequence, blocks + ends, 0.0), np.where(sequence, 0.0, blocks + ends)
@@ -198,14 +203,14 @@ def _whole_weights(job: Job, group: Group) -> Iterator[Traffic]:
     gates = moe_layers * bool(shape.moe and shape.moe.shared_ffn and shape.moe.shared_gate)
     rows: tuple[tuple[int, Any], ...] = (
         (shape.hidden, sequence * (norm * (2 * all_layers + group.is_last) + biases) + gates),
-        (shape.hidden * shape.pos_rows * (shape.pos == "learned"), sequence * group.is_first[None, :]),
+        (shape.hidden * shape.pos_rows * (shape.pos == "learned"), on_stages(sequence[:, 0], group.is_first)),
         (shape.hidden * (shape.moe.experts if shape.moe else 0), moe_layers),
         (shape.head_dim, 2 * all_layers * (shape.qk_norm == "head")),
     )
     for elements, count in rows:
         if elements and np.any(count):
             yield Traffic(
-                "tp", "all_reduce", _per_stage(group, elements * width), times * (1.0 * count), "tp", "nothing"
+                "tp", "all_reduce", _per_stage(group, elements * width), stage_by_stage(times * (1.0 * count)), "tp", "nothing"
             )
 
 
@@ -235,7 +240,7 @@ def _expert(job: Job, group: Group) -> tuple[Traffic, ...]:
     rows = tokens(job, c) / sequence_cut(c) * moe.top_k
     sent = _per_stage(group, rows * _distinct(job, c) * (moe.latent or job.model.hidden) * BYTES[job.formats.compute])
     is_moe = np.array([any(matrix.is_expert for matrix in layer.matrices) for layer in layers(job.model)])
-    passes = (group.layers_SK * is_moe).sum(axis=1)[None, :] * _micro(group)
+    passes = on_stages(_micro(group)[:, 0], (group.layers_SK * is_moe).sum(axis=1))
     return (Traffic("ep", "all_to_all", sent, 2.0 * passes * (_forwards(group) + 1.0), "ep", "nothing"),)
 
 
@@ -257,13 +262,14 @@ def _pipeline(job: Job, group: Group) -> tuple[Traffic, ...]:
     pieces = c["tp"] if job.profile.sends == "shards" else sequence_cut(c)
     payload = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute] / pieces
     ends = group.is_first[None, :].astype(np.float64) + group.is_last[None, :]
-    sends = _micro(group) * (2.0 * c["virtual_stages"][:, None] - ends) * (1.0 if group.pp > 1 else 0.0)
+    micro = _micro(group)[:, 0] * (group.pp > 1)
+    sends = (2.0 * micro * c["virtual_stages"])[:, None] - on_stages(micro, ends[0])
     shards = np.where(c["zero"] >= 2, ranks_at(c, "shards").size, 1)
     table = vocabulary_elements(job.model, c["tp"], shards) * BYTES[job.formats.parameter] * job.trainable
     tied = ends * float(group.pp > 1 and job.model.tied and job.model.vocab > 0)
     return (
         Traffic("pp", "send", _per_stage(group, payload), sends, "pp", "nothing"),
-        Traffic("pp", "send", _per_stage(group, table), np.repeat(tied, len(c), axis=0), "pp", "nothing"),
+        Traffic("pp", "send", _per_stage(group, table), _alike(group, tied[0]), "pp", "nothing"),
     )
 
 

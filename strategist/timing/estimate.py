@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from strategist.columns import on_stages
 from strategist.document.estimate import TIME_TERMS
 from strategist.facts.job import Job
 from strategist.facts.model import layer_counts
@@ -123,8 +124,7 @@ def _head_seconds(job: Job, group: Group) -> tuple[Reals, Reals]:
         job, gpu, count_C, ceil_div(ceil_div(shape.vocab, c["tp"]), 64) * 64.0, np.full(len(c), float(shape.hidden))
     )
     loss = count_C * shape.vocab / c["tp"] * job.profile.kernels.logit_bytes / memory_Bps(gpu)
-    last = group.is_last[None, :].astype(np.float64)
-    return head[:, None] * last, loss[:, None] * last
+    return on_stages(head, group.is_last), on_stages(loss, group.is_last)
 
 
 def _group_terms(job: Job, group: Group) -> dict[str, tuple[Reals, Reals, Reals]]:
@@ -172,9 +172,9 @@ def _communication(
 
     What may overlap shares the compute it hides behind; the first and last pieces (one layer's worth) never do.
     """
-    zero: Reals = np.zeros((len(group.candidates), len(group.stages)))
-    exposed = {axis: zero.copy() for axis in ("tp", "cp", "ep", "pp", "dp")}
-    hidden = {axis: zero.copy() for axis in exposed}
+    zero: Reals = np.zeros((len(group.stages), len(group.candidates))).T
+    exposed = {axis: np.zeros_like(zero) for axis in ("tp", "cp", "ep", "pp", "dp")}
+    hidden = {axis: np.zeros_like(zero) for axis in exposed}
     for behind in BEHIND:
         members = [(item, seconds) for item, seconds in sends if _behind(job, item) == behind]
         total = total_of(seconds for _, seconds in members) if members else zero
