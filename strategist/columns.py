@@ -25,3 +25,9 @@ def on_stages(values: Any, stages: Any) -> Any:
 def stage_by_stage(values: Any) -> Any:
     """An array (..., C, S) laid out in the same way."""
     return np.ascontiguousarray(np.swapaxes(values, -1, -2)).swapaxes(-1, -2)
+
+
+def entries(values: Any, at: tuple[Any, ...]) -> Any:
+    """Entries of an array by their places along the axes of a larger one that it would be broadcast to."""
+    own = at[len(at) - values.ndim :]
+    return np.asarray(values[tuple(0 if size == 1 else place for size, place in zip(values.shape, own, strict=True))])

@@ -140,7 +140,9 @@ def _slotted(cls: type, notes: _Notes, frozen: bool) -> type:
     way."""
     space = {key: value for key, value in cls.__dict__.items() if key not in ("__dict__", "__weakref__", *notes.names)}
     inherited = {name for base in cls.__mro__[1:] for name in getattr(base, "__slots__", ())}
-    space["__slots__"] = tuple(name for name in (*notes.names, *(("__record_hash__",) if frozen else ())) if name not in inherited)
+    space["__slots__"] = tuple(
+        name for name in (*notes.names, *(("__record_hash__",) if frozen else ())) if name not in inherited
+    )
     made = type(cls)(cls.__name__, cls.__bases__, space)
     made.__qualname__ = cls.__qualname__
     return made

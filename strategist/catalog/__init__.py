@@ -16,5 +16,6 @@ FOLDER = os.path.join(os.path.dirname(__file__), "data")
 def rows(table: str) -> tuple[Row, ...]:
     """Every row of one table, in file order. Callers must not change the rows."""
     with open(os.path.join(FOLDER, f"{table}.jsonl"), encoding="utf-8") as file:
-        parsed: list[Row] = json.loads(f"[{','.join(file)}]")
+        lines = file.read().rstrip().replace("\n", ",")  # a line break inside a text is written as two characters
+    parsed: list[Row] = json.loads(f"[{lines}]")
     return tuple(parsed)

@@ -71,11 +71,16 @@ def _of_matrix(matrix: Matrix, part: Part) -> Iterator[int]:
 
 
 def _of_vector(shape: ModelShape, vector: Vector, part: Part) -> Iterator[int]:
-    """Vectors that are listed together: each weight and each bias of a norm is a tensor, and each of three biases."""
+    """Vectors that are listed together: each weight and each bias of a norm is a tensor, and each of three biases; a norm over all
+    heads has one weight for queries and one for keys."""
     size = -(-vector.size // part.tp) if vector.cut else vector.size
+    keys = -(-shape.kv_heads * shape.head_dim // part.tp)
     if vector.name == "qkv_bias":
-        keys = min(size // 3, -(-shape.kv_heads * shape.head_dim // part.tp))
+        keys = min(size // 3, keys)
         yield from (size - 2 * keys, keys, keys)
+        return
+    if vector.name == "qk_norm" and shape.qk_norm in ("full", "per_head"):
+        yield from (size - min(size, keys), min(size, keys))
         return
     each = {"norms": shape.hidden, "qk_norm": shape.head_dim}.get(vector.name, size)
     yield from [each] * (size // each)

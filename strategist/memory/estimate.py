@@ -7,6 +7,7 @@ from math import prod
 
 import numpy as np
 
+from strategist.columns import entries
 from strategist.document.estimate import MEMORY_TERMS
 from strategist.facts.job import Job
 from strategist.memory.activations import receive_buffers_CS
@@ -49,7 +50,9 @@ def peak_memory(job: Job, candidates: Candidates) -> Peaks:
     looked_at, run = candidates.runs(UNREAD)
     found = _peaks(job, candidates.where(looked_at))
     terms = {name: held[run] for name, held in found.terms.items()}
-    return Peaks(terms, *(getattr(found, name)[run] for name in ("device", "stage", "moment", "host", "last_allocated")))
+    return Peaks(
+        terms, *(getattr(found, name)[run] for name in ("device", "stage", "moment", "host", "last_allocated"))
+    )
 
 
 def _peaks(job: Job, candidates: Candidates) -> Peaks:
@@ -134,7 +137,7 @@ class Ledger:
         for total, terms, rows, places in self._places(instant):
             at = *places, rows, stage[rows]
             for name, held in terms.items():
-                found[name][rows] += _entries(held, at)
+                found[name][rows] += entries(held, at)
             found["slack"][rows] = slack_bytes(self.job, total[at])
         found["runtime"] += self.runtime
         return {name: np.ceil(held).astype(np.int64) for name, held in found.items()}
@@ -149,12 +152,6 @@ class Ledger:
             if len(rows):
                 yield held, moving.terms, rows, np.unravel_index(instant[rows] - first, axes) if axes else ()
             first += size
-
-
-def _entries(held: Reals, at: tuple[Column, ...]) -> Reals:
-    """Entries of an array by places along the axes of a larger one that it would be broadcast to."""
-    own = at[len(at) - held.ndim :]
-    return np.asarray(held[tuple(0 if size == 1 else place for size, place in zip(held.shape, own, strict=True))])
 
 
 def _one_behind_the_other(held: Iterable[Reals]) -> Reals:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from strategist.columns import on_stages, stage_by_stage
+from strategist.columns import entries, on_stages, stage_by_stage
 from strategist.document.estimate import MOMENTS
 from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
@@ -150,13 +150,14 @@ class LayerInstants:
     is_product: Mask
     is_early: Mask
 
-    def each(self, function: Callable[[Reals], Reals]) -> LayerInstants:
+    def each(self, function: Callable[[Any], Any]) -> LayerInstants:
         """The same of every column."""
         temporaries, freed, weights, stacked, kept = (
             function(part) for part in (self.temporaries, self.freed, self.weights, self.stacked, self.kept)
         )
-        flags = (function(1.0 * part) > 0.0 for part in (self.is_product, self.is_early))
-        return LayerInstants(temporaries, freed, weights, stacked, kept, *flags)
+        return LayerInstants(
+            temporaries, freed, weights, stacked, kept, function(self.is_product), function(self.is_early)
+        )
 
     def unless(self, mask: Mask, others: LayerInstants) -> LayerInstants:
         """Where the mask is set the others."""
@@ -187,8 +188,11 @@ def _of_sort(group: Group, part: Reals, sort: Column) -> Reals:
     """`part` (..., C, K) of one `sort` of layer on each stage, (..., C, S); nothing on stages without layers."""
     held: Mask = np.asarray((group.layers_SK > 0).any(axis=1))
     if part.shape[-1] == 1:
-        return np.multiply(part.swapaxes(-1, -2), held[:, None]).swapaxes(-1, -2)
-    return stage_by_stage(np.take_along_axis(np.broadcast_to(part, (*sort.shape[:-1], part.shape[-1])), sort, axis=-1)) * held
+        return part if held.all() else np.multiply(part.swapaxes(-1, -2), held[:, None]).swapaxes(-1, -2)
+    return (
+        stage_by_stage(np.take_along_axis(np.broadcast_to(part, (*sort.shape[:-1], part.shape[-1])), sort, axis=-1))
+        * held
+    )
 
 
 class Step:
@@ -442,16 +446,14 @@ class Step:
         if self.has_copies:
             worth = worth - np.where(self.plain, self.trained * self.compute, 0.0) * ats.weights
         worth = worth + self._joining(ats, stands) - given * ats.is_early
-        worst = worth.argmax(axis=0)[None]
+        at = worth.argmax(axis=0), *np.indices(worth.shape[1:], sparse=True)
         total = worth.max(axis=0)[:, None, :]
         if total.shape[-1] > 1:
             total = total + gone[..., None] * ats.kept[:, None, :]
         sort = _worst_sort(self.group, total)
 
-        def of_worst(part: Reals) -> Reals:
-            if part.shape[1:] == (1, 1) and not part.any():
-                return part[0]
-            own = np.take_along_axis(np.broadcast_to(part, worth.shape), worst, axis=0)[0]
+        def of_worst(part: Any) -> Any:
+            own = part if part.ndim == 2 else entries(part, at)
             return _of_sort(self.group, own, sort)
 
         return ats.each(of_worst)

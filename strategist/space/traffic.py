@@ -87,13 +87,14 @@ def ranks_at(c: Candidates, place: Place) -> Ranks:
 
 
 def traffic(job: Job, group: Group, counts: Elements) -> tuple[Traffic, ...]:
-    """Everything the group's candidates send, per stage."""
-    full = counts.padded((group.candidates["zero"] >= 2)[:, None])
+    """Everything the group's candidates send, per stage; nothing for an axis that none of them has."""
+    c = group.candidates
+    full = counts.padded((c["zero"] >= 2)[:, None])
     return (
-        *_tensor(job, group),
-        *_context(job, group),
+        *(_tensor(job, group) if (c["tp"] > 1).any() else ()),
+        *(_context(job, group) if (c["cp"] > 1).any() else ()),
         *_expert(job, group),
-        *_pipeline(job, group),
+        *(_pipeline(job, group) if group.pp > 1 else ()),
         *_data(job, group, _dense(job, group, full), "shards", "replicas"),
         *(_data(job, group, _experts(job, group, full), "expert_replicas", "expert_replicas") if job.model.moe else ()),
     )
@@ -140,7 +141,7 @@ def _per_stage(group: Group, value_C: Reals) -> Reals:
     return on_stages(value_C, np.ones(len(group.stages)))
 
 
-def _alike(group: Group, value_S: Column) -> Reals:
+def _alike(group: Group, value_S: Column | Reals) -> Reals:
     return on_stages(np.ones(len(group.candidates)), value_S)
 
 
@@ -210,7 +211,12 @@ def _whole_weights(job: Job, group: Group) -> Iterator[Traffic]:
     for elements, count in rows:
         if elements and np.any(count):
             yield Traffic(
-                "tp", "all_reduce", _per_stage(group, elements * width), stage_by_stage(times * (1.0 * count)), "tp", "nothing"
+                "tp",
+                "all_reduce",
+                _per_stage(group, elements * width),
+                stage_by_stage(times * (1.0 * count)),
+                "tp",
+                "nothing",
             )
 
 
@@ -261,15 +267,15 @@ def _pipeline(job: Job, group: Group) -> tuple[Traffic, ...]:
     c = group.candidates
     pieces = c["tp"] if job.profile.sends == "shards" else sequence_cut(c)
     payload = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute] / pieces
-    ends = group.is_first[None, :].astype(np.float64) + group.is_last[None, :]
-    micro = _micro(group)[:, 0] * (group.pp > 1)
-    sends = (2.0 * micro * c["virtual_stages"])[:, None] - on_stages(micro, ends[0])
+    ends = group.is_first.astype(np.float64) + group.is_last
+    micro = _micro(group)[:, 0]
+    sends = (2.0 * micro * c["virtual_stages"])[:, None] - on_stages(micro, ends)
     shards = np.where(c["zero"] >= 2, ranks_at(c, "shards").size, 1)
     table = vocabulary_elements(job.model, c["tp"], shards) * BYTES[job.formats.parameter] * job.trainable
-    tied = ends * float(group.pp > 1 and job.model.tied and job.model.vocab > 0)
+    tied = ends * float(job.model.tied and job.model.vocab > 0)
     return (
         Traffic("pp", "send", _per_stage(group, payload), sends, "pp", "nothing"),
-        Traffic("pp", "send", _per_stage(group, table), _alike(group, tied[0]), "pp", "nothing"),
+        Traffic("pp", "send", _per_stage(group, table), _alike(group, tied), "pp", "nothing"),
     )
 
 

@@ -112,6 +112,7 @@ def _rank(
     try:
         if world:
             dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
+            dist.barrier()  # a rank that ended at once would hang up on one that is still connecting
         answer = (True, function(*arguments))
     except BaseException:  # noqa: BLE001 - whatever it is, the test must see it
         answer = (False, traceback.format_exc())

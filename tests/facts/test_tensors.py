@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategist.facts.model import ModelShape
+from strategist.facts.model import ModelShape, QkNorm
 from strategist.facts.models import load_model
 from strategist.facts.tensors import (
     BUCKET,
@@ -93,10 +93,11 @@ def _real_sizes(shape: ModelShape) -> Counter[int]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("qk_norm", ("", "head", "full"))
 @pytest.mark.parametrize("name", MODELS)
-def test_tensors_are_those_of_the_executors_model(name: str) -> None:
-    """As many of each size as the built-in model has parameters of it."""
-    shape = _small(name)
+def test_tensors_are_those_of_the_executors_model(name: str, qk_norm: QkNorm) -> None:
+    """As many of each size as the built-in model has parameters of it, whatever its norms of queries and keys."""
+    shape = replace(_small(name), qk_norm=qk_norm)
     assert dict(tensor_sizes(shape, Part((shape.layers,), True, True, 1, 1, 1))) == run_alone(_real_sizes, shape)
 
 

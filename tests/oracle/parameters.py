@@ -192,6 +192,9 @@ def _pieces(shape: ModelShape, vector: Vector, size: int, tp: int) -> list[int]:
     if vector.name == "qkv_bias":
         keys = min(size // 3, up(shape.kv_heads * shape.head_dim, tp))
         return [size - 2 * keys, keys, keys]
+    if vector.name == "qk_norm" and shape.qk_norm in ("full", "per_head"):  # one weight for queries, one for keys
+        keys = min(size, up(shape.kv_heads * shape.head_dim, tp))
+        return [size - keys, keys]
     one = {"norms": shape.hidden, "qk_norm": shape.head_dim}.get(vector.name, size)
     return [one] * (size // one) + [size % one] * (size % one > 0) if one else []
 
