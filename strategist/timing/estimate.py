@@ -51,6 +51,14 @@ def step_times(job: Job, candidates: Candidates) -> StepTimes:
     return StepTimes(exposed, hidden, again, step)
 
 
+def least_seconds(job: Job, candidates: Candidates) -> Reals:
+    """A bound that no step is below, (C,): the compute of all layers, spread evenly over the stages. With factors of a user's
+    own, which may be anything, there is none."""
+    if job.factors:
+        return np.zeros(len(candidates))
+    return candidates["accumulation"] * Compute(job, candidates).of_all_layers() / candidates["pp"]
+
+
 def model_FLOP(job: Job) -> float:
     """Useful FLOP of one step: 6 per weight that a token meets (input embedding left out) and three passes of attention,
     recomputation not counted. Source: Chowdhery et al. 2022 (PaLM, arXiv 2204.02311, appendix B), causal half counted
