@@ -22,6 +22,8 @@ COMMANDS = (
     ("trace", "run a Plan's program without its machines, byte by byte"),
     ("rehearse", "run one rank of a Plan on one real device"),
     ("check", "verify a Plan; seal a hand-written one"),
+    ("diff", "say what differs between two Plans"),
+    ("compare", "show plans or layouts side by side, term by term"),
     ("predict", "judge one given layout: legal, fits, memory and time"),
     ("accuracy", "predict measured runs and show how far off we are"),
     ("calibrate", "fit factors of the time model to measured runs"),
