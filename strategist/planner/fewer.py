@@ -54,7 +54,7 @@ def _best_part(found: Found, chosen: int) -> Part | None:
     counts_devices = found.question.objective == "cost"
     best: Part | None = None
     least = found.step_seconds(chosen) * (found.question.job.cluster.world if counts_devices else 1)
-    for cluster in _parts(found.question.job.cluster, whole_nodes=counts_devices):
+    for cluster in parts(found.question.job.cluster, whole_nodes=counts_devices):
         job, weight = replace(found.question.job, cluster=cluster), cluster.world if counts_devices else 1
         if _least_seconds(job) * weight >= least:
             continue
@@ -77,7 +77,7 @@ def _size(cluster: Cluster) -> str:
     return f"{cluster.world} GPUs" if cluster.nodes == 1 else f"{cluster.nodes} nodes"
 
 
-def _parts(cluster: Cluster, whole_nodes: bool) -> Iterator[Cluster]:
+def parts(cluster: Cluster, whole_nodes: bool) -> Iterator[Cluster]:
     """One, two, four ... nodes of a cluster of equal nodes, up to half of it; or devices of its only node."""
     if len(cluster.groups) != 1 or cluster.links:
         return
