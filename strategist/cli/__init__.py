@@ -24,6 +24,7 @@ COMMANDS = (
     ("check", "verify a Plan; seal a hand-written one"),
     ("diff", "say what differs between two Plans"),
     ("compare", "show plans or layouts side by side, term by term"),
+    ("size", "find machines for a model, tokens and a deadline"),
     ("predict", "judge one given layout: legal, fits, memory and time"),
     ("accuracy", "predict measured runs and show how far off we are"),
     ("calibrate", "fit factors of the time model to measured runs"),

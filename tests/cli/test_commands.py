@@ -26,6 +26,7 @@ DOCUMENTS: dict[str, Callable[[Path], list[str]]] = {
     "diff": lambda folder: ["diff", *[plan_file(folder)] * 2],
     "compare": lambda folder: ["compare", *[plan_file(folder)] * 2],
     "compare layouts": lambda folder: ["compare", "dp=2", "tp=2", *SMALL],
+    "size": lambda folder: ["size", "--model", "gpt2", "--tokens", "10B", "--gpu", "a10g", "--nodes", "2"],
     "predict": lambda folder: ["predict", *SMALL, "--strategy", "dp=2"],
     "predict PLAN": lambda folder: ["predict", plan_file(folder)],
     "accuracy": lambda folder: ["accuracy", runs_file(folder)],

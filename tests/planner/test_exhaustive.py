@@ -54,7 +54,13 @@ QUESTIONS: tuple[dict[str, Any], ...] = (
     {"model": "llama-debug", "hardware": "cpu:2", "global_batch": 2, "forbid": "offload,recompute"},
     {"model": "llama-debug", "hardware": "cpu:2", "global_batch": 2, "policy": "fastest", "objective": "memory"},
     {"model": "llama-debug", "hardware": "cpu:2", "global_batch": 4, "objective": "simplicity", "pin": "pp=2"},
-    {"model": "llama-2-7b", "hardware": "dgx-h100", "global_batch": 8, "pin": "tp=2,pp=2,micro_batch=1", "policy": "fastest"},
+    {
+        "model": "llama-2-7b",
+        "hardware": "dgx-h100",
+        "global_batch": 8,
+        "pin": "tp=2,pp=2,micro_batch=1",
+        "policy": "fastest",
+    },
 )
 LARGER: tuple[dict[str, Any], ...] = (
     {"model": "llama-2-7b", "hardware": "dgx-h100", "global_batch": 8, "pin": "tp=2"},
