@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from strategist import __version__
 from strategist.ask import ASSUMED_GPU, Asked, Given, complete
 from strategist.catalog import rows
-from strategist.document.sizing import Sizing
+from strategist.document.sizing import Largest, Sizing
 from strategist.errors import InputError
 from strategist.facts.resolved import Assumption
+from strategist.facts.workload import MAX_SEQ_LEN
+from strategist.planner.largest import What, largest
+from strategist.planner.search import Question
 from strategist.planner.size import Kind, answers, looked_at, sizes
 from strategist.records import dataclass, replace
+from strategist.space.enumerate import divisors
 from strategist.units import format_count
 
 MOST_NODES = 2048
@@ -104,3 +109,33 @@ def _kind(given: Given, gpu: str, price: float | None) -> Kind:
 def _each_once(said: Sequence[Assumption]) -> tuple[Assumption, ...]:
     """Assumptions without repetitions."""
     return tuple(dict.fromkeys(said))
+
+
+SEQUENCE_STEP = 1024
+"""Sequences are tried in multiples of it, so that every degree up to it divides them."""
+TWO_DIGITS = tuple(digits * 10**power for power in range(6, 13) for digits in range(10, 100))
+"""Sizes of models with two significant digits, from 10 M to 99 T."""
+
+
+def largest_that_fits(given: Given, what: What) -> Largest:
+    """The largest sequence, model or micro-batch that fits on the machines of a question. Raises InputError CONFLICT where the
+    question already says it, and what `complete` raises; NoPlanError when nothing fits."""
+    said = {"seq-len": given.seq_len, "model-size": given.model_size or given.model or given.model_config, "micro-batch": given.micro_batch}  # fmt: skip
+    if said[what] is not None:
+        raise InputError("CONFLICT", f"--max {what} asks for what --{what} says.", flag="--max", value=what, hint=f"Leave --{what} out.")  # fmt: skip
+    asked = complete(replace(given, model_size="1B") if what == "model-size" else given)
+    ladders: dict[str, Sequence[int]] = {
+        "seq-len": range(SEQUENCE_STEP, MAX_SEQ_LEN + 1, SEQUENCE_STEP),
+        "model-size": TWO_DIGITS,
+        "micro-batch": divisors(asked.question.job.workload.global_batch),
+    }
+    fields = {"seq-len": "seq_len", "model-size": "model_size", "micro-batch": "micro_batch"}
+    batch = asked.question.job.workload.global_batch  # the same job at every value
+
+    def ask(value: int) -> Question:
+        told: dict[str, Any] = {fields[what]: str(value) if what == "model-size" else value}
+        return complete(replace(given, global_batch=batch, **told)).question
+
+    found = largest(what, ladders[what], ask, is_ordered=what != "micro-batch")
+    unsaid = {"seq-len": "sequence length", "model-size": "model"}.get(what)
+    return replace(found, assumptions=tuple(a for a in asked.assumptions if a.what != unsaid))

@@ -56,3 +56,20 @@ class Sizing:
     least: Machines
     cheapest: Machines | None
     fastest: Machines
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Largest:
+    """The largest sequence (tokens), model (parameters) or micro-batch (sequences) that fits, with its fastest layout.
+    `too_large` is the next value that was tried and does not fit; None where nothing larger is known."""
+
+    format: Literal["strategist-largest/1"] = "strategist-largest/1"
+    what: Literal["seq-len", "model-size", "micro-batch"]
+    value: int
+    too_large: int | None
+    family: str
+    layout: str
+    step_s: float
+    peak_bytes: int
+    usable_bytes: int
+    assumptions: tuple[Assumption, ...] = ()

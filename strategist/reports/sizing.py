@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from strategist.document.sizing import Machines, Sizing
+from strategist.document.sizing import Largest, Machines, Sizing
 from strategist.facts.parameters import count
+from strategist.facts.resolved import Assumption
 from strategist.reports.lines import HELD, Line, line, table, wrapped
 from strategist.units import format_count, format_duration, format_gib, format_seconds
 
@@ -20,7 +21,7 @@ def sizing_text(found: Sizing, width: int = 80) -> list[Line]:
     by = "no deadline" if found.deadline_s is None else f"in {format_duration(found.deadline_s)}"
     return [
         *wrapped("job", f"{job}, {by}", width, indent=INDENT),
-        *(row for number, said in enumerate(found.assumptions, 1) for row in wrapped(f"assumed A{number}", f"{said.what}: {said.value}   set:{HELD}{said.flag}", width, indent=INDENT, style="dim")),
+        *_assumed(found.assumptions, width),
         line(""),
         *_answer("least", found.least, width),
         *_cheapest(found, width),
@@ -31,6 +32,33 @@ def sizing_text(found: Sizing, width: int = 80) -> list[Line]:
         line(""),
         *_failures(found.least, width),
     ]  # fmt: skip
+
+
+def largest_text(found: Largest, width: int = 80) -> list[Line]:
+    """The largest that fits, and the next that does not."""
+    title, unit, words = WORDS[found.what]
+    beyond = "" if found.too_large is None else f"; {words(found.too_large)} does not fit"
+    text = f"{found.family}: {found.layout}; step {format_seconds(found.step_s)}, {format_gib(found.peak_bytes)} of {format_gib(found.usable_bytes)} usable"
+    return [
+        *_assumed(found.assumptions, width),
+        line(""),
+        *wrapped("largest", f"{title}: {words(found.value)} {unit}{beyond}", width, indent=INDENT, style="title", label_style="good"),
+        *wrapped("", text, width, indent=INDENT),
+    ]  # fmt: skip
+
+
+WORDS: Mapping[str, tuple[str, str, Callable[[int], str]]] = {
+    "seq-len": ("sequence", "tokens", lambda value: f"{value:,}"),
+    "model-size": ("model", "parameters", format_count),
+    "micro-batch": ("micro-batch", "sequences", lambda value: f"{value:,}"),
+}
+"""What people call what can be largest, what it counts, and how its values are written."""
+
+
+def _assumed(said: Sequence[Assumption], width: int) -> Iterator[Line]:
+    for number, one in enumerate(said, 1):
+        text = f"{one.what}: {one.value}   set:{HELD}{one.flag}"
+        yield from wrapped(f"assumed A{number}", text, width, indent=INDENT, style="dim")
 
 
 def _answer(label: str, machines: Machines, width: int) -> Iterator[Line]:

@@ -12,14 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategist import load_model, recommend
+from strategist import NoPlanError, load_model, recommend
 from strategist.ask import Given
 from strategist.document.sizing import Machines, Sizing
 from strategist.facts.job import Job
 from strategist.facts.profile import find_profile
 from strategist.facts.workload import Workload
 from strategist.planner.goodput import best_interval, goodput, progress
-from strategist.sizing import Wanted, sized
+from strategist.planner.largest import halved
+from strategist.sizing import Wanted, largest_that_fits, sized
 from tests.cli.harness import call
 from tests.strategies import machine
 
@@ -171,6 +172,13 @@ WORDS = ("size", "--model", "llama-3.2-1b", "--tokens", "20B", "--nodes", "1")
     ("words", "exit_code", "code", "flag"),
     [
         (("size", "--model", "gpt2"), 2, "E_MISSING", "--tokens"),
+        (("size", "--model", "gpt2", "--tokens", "1B", "--hardware", "cpu:2"), 2, "E_CONFLICT", "--hardware"),
+        (("size", "--model", "gpt2", "--max", "seq-len", "--deadline", "3d"), 2, "E_CONFLICT", "--deadline"),
+        (("size", "--model", "gpt2", "--max", "seq-len", "--gpu", "h100,h200"), 2, "E_CONFLICT", "--gpu"),
+        (("size", "--model", "gpt2", "--max", "model-size"), 2, "E_CONFLICT", "--max"),
+        (("size", "--model", "gpt2", "--max", "seq-len", "--seq-len", "1024"), 2, "E_CONFLICT", "--max"),
+        (("size", "--model", "gpt2", "--max", "layers"), 2, "E_CHOICE", "--max"),
+        (("size", "--model", "405B", "--gpu", "rtx-4090", "--gpus-per-node", "1", "--max", "seq-len"), 3, "E_NO_PLAN", "--max"),
         ((*WORDS, "--deadline", "30"), 2, "E_UNIT", "--deadline"),
         ((*WORDS, "--deadline", "soon"), 2, "E_PARSE", "--deadline"),
         ((*WORDS, "--gpu", "h100,h1000-sxm-9"), 2, "E_UNKNOWN_GPU", "--gpu"),
@@ -194,3 +202,68 @@ def test_the_report_shows_what_the_document_holds() -> None:
     text = call(*WORDS, "--gpu", "h100").out
     assert all(machines["family"] in text for machines in document["looked_at"])
     assert text.index("assumed A1") < text.index("least") < text.index("fastest") < text.index("looked at")
+
+
+LARGEST: dict[str, dict[str, Any]] = {
+    "seq-len": {"model": "llama-3.2-1b", "gpu": "h100-sxm", "gpus_per_node": 1, "nodes": 1, "global_batch": 2, "forbid": "offload"},
+    "model-size": {"gpu": "h100-sxm", "gpus_per_node": 1, "nodes": 1, "seq_len": 1024, "global_batch": 2, "forbid": "offload"},
+    "micro-batch": {"model": "llama-3.2-1b", "gpu": "h100-sxm", "gpus_per_node": 1, "nodes": 1, "global_batch": 96, "forbid": "recompute,offload"},
+}  # fmt: skip
+
+
+def fits(what: str, value: int) -> bool:
+    """Whether `plan` finds a layout at a value."""
+    said = {"seq-len": "seq_len", "model-size": "model_size", "micro-batch": "micro_batch"}
+    told: dict[str, Any] = {said[what]: str(value) if what == "model-size" else value}
+    try:
+        recommend_from(LARGEST[what] | told)
+    except NoPlanError:
+        return False
+    return True
+
+
+def recommend_from(question: dict[str, Any]) -> None:
+    """Plan a question of the command line."""
+    words = [word for key, value in question.items() for word in (f"--{key.replace('_', '-')}", str(value))]
+    ran = call("plan", *words, "--json", "--policy", "fastest")
+    if ran.code == 3:
+        raise NoPlanError(ran.error["message"])
+    assert ran.code == 0, ran.out
+
+
+@pytest.mark.parametrize("what", LARGEST)
+def test_the_largest_fits_and_the_next_does_not(what: Any) -> None:
+    """`plan` finds a layout at the value that is named, and none at the one that is said to be too large."""
+    found = largest_that_fits(Given(**LARGEST[what]), what)
+    assert found.too_large is not None
+    assert found.too_large > found.value
+    assert fits(what, found.value)
+    assert not fits(what, found.too_large)
+    assert found.peak_bytes <= found.usable_bytes
+
+
+@pytest.mark.slow
+def test_more_memory_takes_longer_sequences() -> None:
+    """On the same device with more memory the longest sequence is longer, and on eight devices longer than on one."""
+
+    def longest(**machines: Any) -> int:
+        given_ = Given(model="llama-3.2-1b", global_batch=8, forbid="offload", **machines)
+        return largest_that_fits(given_, "seq-len").value
+
+    small, large, many = longest(gpu="h100-sxm", gpus_per_node=1), longest(gpu="h200-sxm", gpus_per_node=1), longest(gpu="h100-sxm", gpus_per_node=8)  # fmt: skip
+    assert small < large < many
+
+
+@given(st.integers(1, 200), st.integers(0, 200))
+def test_halving_finds_the_last_that_fits(length: int, fitting: int) -> None:
+    """Whatever the ladder's length and wherever it ends to fit, the halving ends there, after few questions."""
+    asked: list[int] = []
+
+    def search_for(value: int) -> int | None:
+        asked.append(value)
+        return value if value < fitting else None
+
+    place, best = halved(range(length), search_for)
+    last = min(length, fitting) - 1
+    assert (place, best) == (last, last if last >= 0 else None)
+    assert len(asked) <= 2 * length.bit_length() + 1
