@@ -25,6 +25,7 @@ COMMANDS = (
     ("diff", "say what differs between two Plans"),
     ("compare", "show plans or layouts side by side, term by term"),
     ("size", "find machines for a model, tokens and a deadline"),
+    ("sweep", "show which family wins where: sizes, nodes, devices"),
     ("predict", "judge one given layout: legal, fits, memory and time"),
     ("accuracy", "predict measured runs and show how far off we are"),
     ("calibrate", "fit factors of the time model to measured runs"),

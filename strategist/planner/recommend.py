@@ -91,6 +91,13 @@ def recommend(
     return plan
 
 
+def choice(found: Found, policy: Policy) -> Choice:
+    """What a policy takes of what fits. Raises InternalError when nothing does."""
+    if policy == "fastest":
+        return _by_time(found)
+    return _by_rules(found, describe(found.question.job, "recompute" not in found.question.forbids))
+
+
 def _by_rules(found: Found, situation: Mapping[str, Any]) -> Choice:
     """The decision table names tiers of families; the best of the first tier that fits wins."""
     rules = fired(load_rules("hf_decisions", found.question.rule_folders), situation)

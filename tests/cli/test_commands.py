@@ -28,6 +28,7 @@ DOCUMENTS: dict[str, Callable[[Path], list[str]]] = {
     "compare layouts": lambda folder: ["compare", "dp=2", "tp=2", *SMALL],
     "size": lambda folder: ["size", "--model", "gpt2", "--tokens", "10B", "--gpu", "a10g", "--nodes", "2"],
     "size --max": lambda folder: ["size", *SMALL, "--max", "micro-batch"],
+    "sweep": lambda folder: ["sweep", "--model-size", "100M,1B", "--nodes", "1", "--gpus-per-node", "1"],
     "predict": lambda folder: ["predict", *SMALL, "--strategy", "dp=2"],
     "predict PLAN": lambda folder: ["predict", plan_file(folder)],
     "accuracy": lambda folder: ["accuracy", runs_file(folder)],
