@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 
 from strategist import __version__
@@ -37,17 +38,17 @@ def sweep(grid: Grid) -> Sweep:
             "GRID_TOO_LARGE", f"{count:,} cells are more than {MOST_CELLS}.", flag="--model-size",
             value=count, hint="Name fewer sizes, devices or numbers of nodes.",
         )  # fmt: skip
-    cells, said = [], []
-    for gpu, size, nodes in product(grid.gpus, grid.model_sizes, grid.nodes):
-        asked = complete(replace(grid.given, model_size=size, gpu=gpu, nodes=nodes))
-        said.append(asked.assumptions)
-        cells.append(_cell(asked, size))
+    places = list(product(grid.gpus, grid.model_sizes, grid.nodes))
+    asked = [complete(replace(grid.given, model_size=size, gpu=gpu, nodes=nodes)) for gpu, size, nodes in places]
     return Sweep(
-        made_by=f"strategist {__version__}", policy=grid.given.policy, assumptions=_shared(said), cells=tuple(cells)
+        made_by=f"strategist {__version__}",
+        policy=grid.given.policy,
+        assumptions=_shared([one.assumptions for one in asked]),
+        cells=tuple(_cell(one, size) for one, (_, size, _) in zip(asked, places, strict=True)),
     )
 
 
-def _shared(said: list[tuple[Assumption, ...]]) -> tuple[Assumption, ...]:
+def _shared(said: Sequence[tuple[Assumption, ...]]) -> tuple[Assumption, ...]:
     """Assumptions that were made in every cell alike."""
     return tuple(one for one in said[0] if all(one in others for others in said))
 

@@ -54,16 +54,9 @@ QUESTIONS: tuple[dict[str, Any], ...] = (
     {"model": "llama-debug", "hardware": "cpu:2", "global_batch": 2, "forbid": "offload,recompute"},
     {"model": "llama-debug", "hardware": "cpu:2", "global_batch": 2, "policy": "fastest", "objective": "memory"},
     {"model": "llama-debug", "hardware": "cpu:2", "global_batch": 4, "objective": "simplicity", "pin": "pp=2"},
-    {
-        "model": "llama-2-7b",
-        "hardware": "dgx-h100",
-        "global_batch": 8,
-        "pin": "tp=2,pp=2,micro_batch=1",
-        "policy": "fastest",
-    },
 )
 LARGER: tuple[dict[str, Any], ...] = (
-    {"model": "llama-2-7b", "hardware": "dgx-h100", "global_batch": 8, "pin": "tp=2"},
+    {"model": "llama-2-7b", "hardware": "dgx-h100", "global_batch": 8, "pin": "tp=2", "policy": "fastest"},
     {"model": "mixtral-8x7b", "hardware": "dgx-h100:2", "global_batch": 16, "pin": "pp=2,micro_batch=1"},
     {
         "model": "llama-3.1-70b",
@@ -95,7 +88,7 @@ def test_trying_everything_confirms_the_certificate(question: dict[str, Any]) ->
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("space", [*SPACES[:5], SPACES[7]], ids=str)
+@pytest.mark.parametrize("space", [*SPACES[:3], SPACES[7]], ids=str)
 def test_a_certificate_adds_up(space: dict[str, Any]) -> None:
     """Every layout has one end, the values that were searched are those of the space, and the best is no worse than the
     plan's layout, which is the best where time alone decides."""
@@ -159,7 +152,17 @@ def test_a_plan_that_is_not_the_best_is_found(tmp_path: Path) -> None:
 
 def test_check_says_what_was_confirmed(tmp_path: Path) -> None:
     """The document holds the counts and every claim; the report has a line for each; nothing is written."""
-    words = ("--model", "llama-debug", "--hardware", "cpu:2", "--global-batch", "2", "--certificate")
+    words = (
+        "--model",
+        "llama-debug",
+        "--hardware",
+        "cpu:2",
+        "--global-batch",
+        "2",
+        "--certificate",
+        "--forbid",
+        "offload",
+    )
     path = plan_file(tmp_path, *words)
     document = call("check", path, "--exhaustive", "--json").document
     assert document["exhaustive"]["fitting"] == load_plan(path).certificate.evaluated  # type: ignore[union-attr]

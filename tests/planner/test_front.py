@@ -23,8 +23,8 @@ from tests.cli.harness import call
 QUESTIONS: tuple[dict[str, Any], ...] = (
     {"model": "llama-debug", "hardware": "cpu:4"},
     {"model": "llama-2-7b", "hardware": "dgx-h100"},
-    {"model": "llama-3.2-1b", "hardware": "dgx-h100:4", "global_batch": 64},
-    {"model": "olmoe-1b-7b", "hardware": "dgx-h100:2", "global_batch": 16, "forbid": "offload"},
+    {"model": "llama-3.2-1b", "hardware": "dgx-h100:4", "global_batch": 64, "forbid": "recompute,cp"},
+    {"model": "olmoe-1b-7b", "hardware": "dgx-h100", "global_batch": 8, "forbid": "offload,pp"},
     {"model": "gpt2", "hardware": "ws-1x-4090"},
     {"model": "llama-3.1-8b", "hardware": "dgx-h100", "pin": "tp=4"},
 )

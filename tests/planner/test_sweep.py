@@ -7,18 +7,18 @@ import pytest
 from tests.cli.harness import call
 
 SIZES, NODES, GPUS = ("350M", "7B"), ("1", "2"), ("h100-sxm-80gb", "a10g")
-JOB = ("--seq-len", "2048", "--global-batch", "16", "--gpus-per-node", "2")
+JOB = ("--seq-len", "2048", "--global-batch", "16", "--gpus-per-node", "2", "--forbid", "offload,recompute")
 GRID = ("sweep", "--model-size", ",".join(SIZES), "--nodes", ",".join(NODES), "--gpu", ",".join(GPUS), *JOB)
 
 
 @pytest.mark.parametrize("policy", ["hf", pytest.param("fastest", marks=pytest.mark.slow)])
 def test_every_cell_is_a_plan(policy: str) -> None:
     """Family, step and tokens per second of each cell are those of its plan; where nothing fits `plan` ends with 3."""
-    cells = call(*GRID, "--policy", policy, "--forbid", "offload", "--json").document["cells"]
+    cells = call(*GRID, "--policy", policy, "--json").document["cells"]
     asked = [(gpu, size, nodes) for gpu in GPUS for size in SIZES for nodes in NODES]
     assert [(cell["gpu"], cell["model_size"], str(cell["nodes"])) for cell in cells] == asked
     for cell, (gpu, size, nodes) in zip(cells, asked, strict=True):
-        words = ("--model-size", size, "--gpu", gpu, "--nodes", nodes, *JOB, "--policy", policy, "--forbid", "offload")
+        words = ("--model-size", size, "--gpu", gpu, "--nodes", nodes, *JOB, "--policy", policy)
         ran = call("plan", *words, "--json")
         assert ran.code == (3 if cell["family"] is None else 0)
         if cell["family"] is not None:
@@ -38,7 +38,7 @@ def test_pins_hold_in_every_cell() -> None:
     assert all("tp=2" in layout for layout in layouts)
 
 
-@pytest.mark.parametrize("columns", [20, 45, 80, 160])
+@pytest.mark.parametrize("columns", [20, 80])
 def test_every_cell_is_shown_at_any_width(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each winner is printed however narrow the terminal is, and no line is wider than it."""
     monkeypatch.setenv("COLUMNS", str(columns))
