@@ -9,7 +9,7 @@ from strategist.cli.arguments import Command, Namespace, Positional
 from strategist.cli.files import check_target, write_document
 from strategist.cli.flags import PREDICT_FLAGS
 from strategist.cli.output import show_document, show_lines, width
-from strategist.errors import InputError
+from strategist.errors import InputError, escaped
 
 if TYPE_CHECKING:
     from strategist.document.comparison import Side
@@ -101,7 +101,7 @@ def _described(name: str, layout: str, found: Costed, *, legal: bool, fits: bool
     from strategist.reports.brief import hardware_words
 
     return Side(
-        name=name,
+        name=escaped(name),
         layout=layout,
         model=found.model.name,
         hardware=hardware_words(found),

@@ -7,6 +7,7 @@ from typing import Any
 
 from strategist.document.difference import Difference
 from strategist.document.plan import Plan
+from strategist.errors import escaped
 from strategist.reports.brief import INDENT, mesh_words, option_words
 from strategist.reports.lines import Line, hung, line, wrapped
 from strategist.units import format_gib, format_seconds
@@ -41,7 +42,11 @@ def _headlines(old: Plan, new: Plan, width: int) -> Iterator[Line]:
 
 
 def sentence(one: Difference) -> str:
-    """One difference as a sentence: where, what it was, what it is."""
+    """One difference as a sentence: where, what it was, what it is; nothing of it steers a terminal."""
+    return escaped(_said(one))
+
+
+def _said(one: Difference) -> str:
     place = one.path.removeprefix("$.")
     if one.kind == "added":
         return f"{place} is new: {_shown(place, one.new)}"

@@ -96,6 +96,15 @@ def test_a_word_that_only_names_the_maker_counts(tmp_path: Path) -> None:
     assert [d["path"] for d in ran.document["differences"]] == ["$.made_by"]
 
 
+def test_nothing_of_a_plan_steers_the_terminal(tmp_path: Path) -> None:
+    """Control characters of a hand-written plan are printed as their numbers."""
+    plan = json.loads(plan_text(*SMALL)) | {"made_by": "some\x1b[2Jbody"}
+    path = written(tmp_path, "b\x1b.json", json.dumps(plan))
+    for ran in (call("diff", plan_file(tmp_path), path), call("compare", plan_file(tmp_path), path)):
+        assert "\x1b" not in ran.out
+        assert "\\x1b" in ran.out
+
+
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_file_that_is_no_plan_is_named(place: int, tmp_path: Path) -> None:
     """The error says which of the two files is no Plan."""
