@@ -57,7 +57,7 @@ QUESTIONS: tuple[dict[str, Any], ...] = (
 )
 LARGER: tuple[dict[str, Any], ...] = (
     {"model": "llama-2-7b", "hardware": "dgx-h100", "global_batch": 8, "pin": "tp=2", "policy": "fastest"},
-    {"model": "mixtral-8x7b", "hardware": "dgx-h100:2", "global_batch": 16, "pin": "pp=2,micro_batch=1"},
+    {"model": "mixtral-8x7b", "hardware": "dgx-h100:2", "global_batch": 16, "pin": "pp=2,tp=2,etp=2,micro_batch=1"},
     {
         "model": "llama-3.1-70b",
         "hardware": "dgx-h100:8",
