@@ -153,7 +153,7 @@ def economics(job: Job, request: Request, step_seconds: float) -> Economics:
     """GPU-hours, and money when a price is given or every node has a list price."""
     world, work = job.cluster.world, job.workload
     per_step = step_seconds * world / 3600
-    price, source = _price(job, request)
+    price, source = price_of(job, request)
     if work.tokens is None:
         return Economics(gpu_hours_per_step=per_step, price_per_gpu_hour=price, price_source=source)
     seconds = work.tokens / work.tokens_per_step * step_seconds
@@ -168,7 +168,8 @@ def economics(job: Job, request: Request, step_seconds: float) -> Economics:
     )
 
 
-def _price(job: Job, request: Request) -> tuple[float | None, str]:
+def price_of(job: Job, request: Request) -> tuple[float | None, str]:
+    """The price of one device for one hour, and who says so; (None, "") where nobody does."""
     if request.price_per_gpu_hour is not None:
         return request.price_per_gpu_hour, "--price-per-gpu-hour"
     nodes = [group.node for group in job.cluster.groups]
