@@ -46,6 +46,7 @@ FITTED: Mapping[str, str] = {
     "launches of fused, dense": "megatron-lm-functional-tests (memory.csv)",
     "attention of fsdp1, internevo, megatron-2022; recompute of jax; selective recompute of fsdp1, fsdp2": "looked up because the residuals of mosaicml-llm-foundry, internlm-internevo, nemo-launcher-23.08, nvidia-jax-toolbox-pax, ibm-fms-fsdp and pytorch-torchao asked for it",
     "gathers in fp8, casts under scales per row, power of cards that nobody measured, attention by device; facts of rows corrected (benchmarks/truth/README.md)": "looked up because the residuals of nvidia-megatron-bridge, pytorch-torchtitan, pytorch-torchao, nvidia-nemo-automodel, nemo-launcher-23.08, mist-aceso-artifact and lambda-deeplearning-benchmark asked for it",
+    "heads on the fp32 units, copies of BF16_Optimizer; links of a part of a node; what fills the links": "looked up because the residuals of bigscience-bloom-prequel and vtrain asked for it (no constant was set with them; the last from curves of collectives alone)",
     "misaligned_share": "bigscience-bloom-prequel, checked against its source",
     "rows of keeping, looked up in the frameworks' code because residuals of memory asked for it": "simumax-b200, megatron-lm-functional-tests, mosaicml-llm-foundry, bigscience-bloom-prequel, mli-transformers-benchmarks, pytorch-torchtitan, mist-aceso-artifact",
     "expandable_slack": "simumax-b200",

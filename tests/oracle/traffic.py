@@ -47,8 +47,7 @@ def collective_seconds(cluster: Cluster, row: Row) -> float:
         return 0.0
     link = link_of(cluster, row.size, row.stride)
     a, moved = link.latency_s * row.pieces, S * (n - 1) / n
-    each = S / row.pieces
-    filling = link.fill_s * row.pieces * (1 if each >= 4 * 2**20 else each / (4 * 2**20))
+    filling = link.fill_s * min(row.pieces, S / (4 * 2**20))
     if row.op in ("all-gather", "reduce-scatter", "broadcast"):
         return a + filling + moved / link.ring_Bps
     if row.op == "all-reduce":
