@@ -23,7 +23,7 @@ from strategist.accuracy.table import read_runs
 RUNS = ROOT / "benchmarks/truth/training.csv"
 MEMORY_RUNS = ROOT / "benchmarks/truth/memory.csv"
 SCORED = ("A", "B")
-BARS: Mapping[str, float] = {"factor": 1.125, "within_10": 0.64, "within_25": 0.83}
+BARS: Mapping[str, float] = {"factor": 1.122, "within_10": 0.64, "within_25": 0.83}
 """What was reached and must be kept, averaged over sources; the aim is 1.12, 0.50 and 0.75."""
 MIN_SOURCES, MIN_LISTED = 3, 20
 """Sources that a chip needs for bounds of its own, and runs that a source needs for a line of its own."""

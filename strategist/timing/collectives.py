@@ -20,7 +20,6 @@ from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Reals
 from strategist.space.traffic import PLACES, Op, Place, ranks_at
 
-
 FULL_BYTES = 2.0**22
 """Payload from which a collective fills the links. Source: collective_curves: on every NVLink machine what a collective takes
 besides start-up and bytes grows from nothing below 1 MiB to a constant that holds from 4 to 256 MiB."""

@@ -71,10 +71,14 @@ def besides(row: dict[str, Any], found: dict[str, Any]) -> list[tuple[float, flo
     """(measured microseconds, those besides start-up and bytes) of messages of 4 to 256 MiB of one curve."""
     nominal = next(card["scaleup_GBps"] for card in rows("gpus") if card["name"] == found["gpu"])
     start, sent = row["base_us"] + row["hop_us"] * (row["gpus"] - 1), (row["gpus"] - 1) / row["gpus"]
-    share = {"all_reduce": row["all_reduce_share"] / 2, "all_to_all": row["all_to_all_share"]}.get(found["op"], row["ring_share"])
+    share = {"all_reduce": row["all_reduce_share"] / 2, "all_to_all": row["all_to_all_share"]}.get(
+        found["op"], row["ring_share"]
+    )
     starts = 2 * start if found["op"] == "all_reduce" else start
     pairs = zip(found["bytes"], found["time_us"], strict=True)
-    return [(us, us - starts - size * sent / (share * nominal * 1e3)) for size, us in pairs if FULL <= size <= 64 * FULL]
+    return [
+        (us, us - starts - size * sent / (share * nominal * 1e3)) for size, us in pairs if FULL <= size <= 64 * FULL
+    ]
 
 
 @pytest.mark.parametrize(("key", "cards"), [(key, cards) for key, cards in MEASURED.items() if key[0] == "nvlink"])
@@ -93,7 +97,9 @@ def test_what_fills_the_links_is_the_middle_of_the_measured(key: tuple[str, str]
 def test_links_without_large_curves_fill_at_once() -> None:
     """What nobody measured is not made up: an all-reduce there costs what the two halves of it cost."""
     measured = {key for key in MEASURED if key[0] == "nvlink"}
-    assert all(row["fill_us"] == 0.0 for row in rows("link_efficiency") if (row["kind"], row["variant"]) not in measured)
+    assert all(
+        row["fill_us"] == 0.0 for row in rows("link_efficiency") if (row["kind"], row["variant"]) not in measured
+    )
 
 
 def test_network_shares_follow_from_the_links_table() -> None:

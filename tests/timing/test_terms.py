@@ -82,7 +82,9 @@ def test_heads_that_do_not_feed_tensor_cores_run_on_the_fp32_units() -> None:
 
 def test_a_gradient_in_fp32_is_copied_and_added() -> None:
     """DeepSpeed's BF16_Optimizer moves 12 bytes per weight and micro-batch more than frameworks that add up in one format."""
-    plain, copied = (timed(job(find_profile(name)), "dp=16,zero=1,mbs=1") for name in ("megatron-deepspeed", "deepspeed-bf16"))
+    plain, copied = (
+        timed(job(find_profile(name)), "dp=16,zero=1,mbs=1") for name in ("megatron-deepspeed", "deepspeed-bf16")
+    )
     asked = job()
     moved = 12.0 * count(asked.model).total * 4 / memory_Bps(asked.cluster.slowest.gpu)
     assert seconds(copied, "elementwise") - seconds(plain, "elementwise") == pytest.approx(moved, rel=1e-3)
