@@ -42,24 +42,24 @@ class Interval:
 
 
 @cache
-def interval(name: str, arch: str = "default") -> Interval:
-    """The interval of a prediction by name, for devices of an architecture or, where no runs are known, of any."""
-    found = {row["arch"]: row for row in rows("intervals") if row["name"] == name}
-    row = found.get(arch, found["default"])
+def interval(name: str, chip: str = "default") -> Interval:
+    """The interval of a prediction by name, for devices of one design or, where no runs are known, of any."""
+    found = {row["chip"]: row for row in rows("intervals") if row["name"] == name}
+    row = found.get(chip, found["default"])
     return Interval(row["low"], row["high"], row["basis"])
 
 
-def has_known_errors(arch: str) -> bool:
-    """Whether published runs on devices of this architecture were held against predictions."""
-    return any(row["name"] == "time" and row["arch"] == arch for row in rows("intervals"))
+def has_known_errors(chip: str) -> bool:
+    """Whether published runs on devices of this design were held against predictions."""
+    return any(row["name"] == "time" and row["chip"] == chip for row in rows("intervals"))
 
 
 def outside_known_errors(job: Job) -> tuple[Hint, ...]:
     """A warning where the interval of the step rests on other devices' errors."""
     device = job.cluster.slowest.gpu
-    if device.vendor == "CPU" or has_known_errors(device.arch):
+    if device.vendor == "CPU" or has_known_errors(device.chip):
         return ()
-    text = f"No published run on {device.arch} devices was held against these formulas; the interval of the step is that of runs on other devices, and wider."
+    text = f"Too few published runs on devices like {device.title} ({device.arch}, {device.chip}) were held against these formulas; the interval of the step is that of runs on other devices, and wider."
     return (Hint(code="W_UNCALIBRATED", sentence=text),)
 
 
@@ -138,7 +138,7 @@ def time_ledger(job: Job, times: StepTimes, row: int) -> TimeLedger:
         if times.exposed[name][row] or times.hidden[name][row]
     )
     step_ns = int(times.step[row])
-    seconds, bounds = step_ns / 1e9, interval("time", job.cluster.slowest.gpu.arch)
+    seconds, bounds = step_ns / 1e9, interval("time", job.cluster.slowest.gpu.chip)
     return TimeLedger(
         terms=terms,
         step_ns=step_ns,
