@@ -54,7 +54,7 @@ def checkpoint_bytes(job: Job) -> float:
 
 
 def best_interval(write: float, between_failures: float) -> float:
-    """Seconds of work between two checkpoints that make a run shortest; Daly 2006, equation 37: with d = `write` and
+    """Seconds of work between two checkpoints that make a run shortest; Daly 2006: with d = `write` and
     M = `between_failures`, sqrt(2 d M) (1 + sqrt(d / 2M) / 3 + (d / 2M) / 9) - d for d < 2M, else M."""
     if write >= 2 * between_failures:
         return between_failures
@@ -63,7 +63,7 @@ def best_interval(write: float, between_failures: float) -> float:
 
 
 def progress(interval: float, write: float, between_failures: float, restart: float) -> float:
-    """Seconds of work per second of a run that writes a checkpoint every `interval` seconds; Daly 2006, equation 20: the run
+    """Seconds of work per second of a run that writes a checkpoint every `interval` seconds; Daly 2006: the run
     takes M exp(R / M) (exp((t + d) / M) - 1) / t seconds per second of work."""
     m = between_failures
     return interval / (m * exp(restart / m) * (exp((interval + write) / m) - 1))
