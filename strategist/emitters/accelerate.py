@@ -139,6 +139,7 @@ def main():
             if accelerator.is_main_process:
                 print(f"step {number}  loss {mean.item():.6f}", flush=True)
             number, losses = number + 1, []
+    accelerator.wait_for_everyone()
     accelerator.end_training()
 
 

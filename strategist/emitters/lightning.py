@@ -149,7 +149,7 @@ TRAINER = script(
     "from lightning import LightningModule, Trainer\n"
     "from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy\n"
     "from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard\n"
-    "from torch.utils.data import DataLoader, Dataset\n"
+    "from torch.utils.data import DataLoader, Dataset, DistributedSampler\n"
     "from transformers import AutoConfig, AutoModelForCausalLM\n",
     OPTIMIZER
     + _SHARD.replace("SHARD_ARGUMENTS", "")
@@ -173,6 +173,11 @@ class CausalLanguageModel(LightningModule):
         self.losses.append(loss.detach().float())
         return loss
 
+    def train_dataloader(self):
+        data = SyntheticTokens(self.model.config.vocab_size)
+        sampler = DistributedSampler(data, self.trainer.world_size, self.global_rank, shuffle=False)
+        return DataLoader(data, batch_size=strategy["micro_batch"], sampler=sampler)
+
     def on_train_batch_end(self, *_):
         if len(self.losses) == strategy["accumulation"]:
             mean = self.trainer.strategy.reduce(torch.stack(self.losses).mean(), reduce_op="mean")
@@ -191,13 +196,13 @@ def main():
         accumulate_grad_batches=strategy["accumulation"],
         gradient_clip_val=1.0,
         max_steps=options.steps,
+        use_distributed_sampler=False,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         **machines(),
     )
-    data = SyntheticTokens(AutoConfig.from_pretrained(options.model).vocab_size)
-    trainer.fit(CausalLanguageModel(), DataLoader(data, batch_size=strategy["micro_batch"]))
+    trainer.fit(CausalLanguageModel())
 
 
 main()
