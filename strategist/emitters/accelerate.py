@@ -56,6 +56,7 @@ COVERAGE = Coverage(
         "strategy.recompute": "Transformers recomputes whole layers.",
         "strategy.offload": "NVMe needs a folder, and the plan names none.",
         "strategy.backend": "On CPUs `accelerate launch` starts one process whatever the file says.",
+        "strategy.formats": "It keeps fp32 weights, or with DeepSpeed low weights beside fp32 masters.",
         "workload.precision": "Its fp8 needs a recipe, which no plan holds.",
     },
     clashes=(

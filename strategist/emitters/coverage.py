@@ -74,8 +74,7 @@ class Coverage:
         for place in plain_values():
             allowed, value = self.allowed(place), attrgetter(place)(plan)
             if allowed != EVERY and value not in allowed:
-                reason = self.why.get(place, "")
-                yield f"{self.framework} cannot say {place} = {_word(value)}; it has {_words(allowed)}.{' ' + reason if reason else ''}"
+                yield f"{self.framework} cannot say {place} = {_word(value)}{_others(allowed)}. {self.why.get(place, '')}".rstrip()
         if _inner_to_outer(plan) != _inner_to_outer(plan, MESH_AXES):
             yield f"{self.framework} orders ranks as {', '.join(MESH_AXES)}, not by mesh.order = {', '.join(plan.mesh.order)}."
         yield from (clash.sentence for clash in self.clashes if clash.holds(plan))
@@ -109,5 +108,6 @@ def _word(value: Any) -> str:
     return shown(str(value))
 
 
-def _words(values: tuple[Any, ...]) -> str:
-    return " or ".join(_word(value) for value in values)
+def _others(values: tuple[Any, ...]) -> str:
+    """What can be said instead; number formats are too many words."""
+    return "" if isinstance(values[0], NumberFormats) else f"; it has {' or '.join(_word(value) for value in values)}"

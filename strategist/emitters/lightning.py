@@ -40,6 +40,7 @@ COVERAGE = Coverage(
         "strategy.recompute": "Transformers recomputes whole layers.",
         "strategy.offload": "Offloading under its ModelParallelStrategy was not tried.",
         "strategy.compile": "The script does not compile.",
+        "strategy.formats": "The script keeps weights and gradients in fp32.",
         "workload.precision": "Its fp8 needs Transformer Engine's modules.",
     },
     clashes=(

@@ -53,6 +53,7 @@ COVERAGE = Coverage(
         "strategy.zero": "ZeRO-1 is DeepSpeed's.",
         "strategy.recompute": "It recomputes whole layers.",
         "strategy.offload": "Offloading the optimizer alone is DeepSpeed's.",
+        "strategy.formats": "It keeps weights and gradients in fp32.",
         "workload.precision": "Its fp8 needs a recipe, which no plan holds.",
     },
     clashes=(
@@ -112,7 +113,7 @@ def main():
     model = make_model()
     data = SyntheticTokens(model.config.vocab_size)
     trainer = Trainer(model=model, args=arguments, train_dataset=data, callbacks=[Report()])
-    plugin = trainer.accelerator.state.fsdp_plugin
+    plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
     if plugin is not None and formats["compute"] != "float32":
         # No argument names the format of reduction: it would be that of compute.
         compute, reduce = (getattr(torch, formats[name]) for name in ("compute", "reduce"))
