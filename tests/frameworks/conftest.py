@@ -50,7 +50,9 @@ def proofs_text(outcomes: dict[tuple[str, str], list[bool]]) -> str:
     """The highest level of each target whose tests all passed, and how many they were."""
     rows = {}
     for emitter in EMITTERS:
-        passed = [level for level in LEVELS if outcomes.get((emitter.name, level)) and all(outcomes[emitter.name, level])]
+        passed = [
+            level for level in LEVELS if outcomes.get((emitter.name, level)) and all(outcomes[emitter.name, level])
+        ]
         level = passed[-1] if passed else "keys"
         where = f"tests/frameworks/test_{level}.py" if passed else "tests/emitters"
         rows[emitter.name] = {"proof": level, "evidence": where, "tests": len(outcomes.get((emitter.name, level), ()))}
@@ -64,7 +66,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     configuration = {
         "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 32,
         "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4,
-        "max_position_embeddings": 64,
+        "max_position_embeddings": 64, "initializer_range": 0.2,
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(configuration), encoding="utf-8")
     return folder
