@@ -98,7 +98,10 @@ LATER: Mapping[str, str] = {
 """Commands that are promised; those that exist drop out of the page by themselves."""
 
 MISSING = (
-    "Files for other frameworks than torchrun and Slurm: Accelerate, DeepSpeed, Megatron, torchtitan and others.",
+    "Files for mp.spawn, mpirun, TRL, torchtitan, Megatron, LLaMA-Factory, axolotl, Ray, Kubernetes and others; tensor, pipeline, context "
+    "and expert parallelism in the files of Accelerate, DeepSpeed, Transformers and Lightning.",
+    "Emitted files of frameworks were parsed by them and trained with on two CPU ranks (`make test-frameworks`), not on GPUs. Times and "
+    "bytes beside them are those of the plan's profile, not of that framework.",
     "`check --exhaustive`.",
     "Rehearsals measured on a GPU: not yet. `strategist rehearse` was tested on CPU ranks; benchmarks/device/rehearse_gpu.py is the "
     "measurement that is owed.",
