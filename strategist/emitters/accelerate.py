@@ -11,21 +11,17 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from strategist.document.plan import Plan
-from strategist.document.write import dump
 from strategist.emitters import deepspeed
-from strategist.emitters.coverage import EVERY, FLOAT32, Clash, Coverage, causal_models
+from strategist.emitters.coverage import EVERY, NO_SHARDED_SCALER, REDUCED_AS_KEPT, Clash, Coverage, causal_models
 from strategist.emitters.emitter import Emitter, Files, Options
 from strategist.emitters.hugging_face_script import OPTIMIZER, script
 from strategist.emitters.serial import json_text, yaml_text
-from strategist.emitters.torchrun import Launcher, launch_script, layout_comment, ranks_per_node
+from strategist.emitters.torchrun import Launcher, job_files, layout_comment, ranks_per_node
 from strategist.records import replace
 
 CONFIG = PurePosixPath("accelerate.yaml")
 MIXED_PRECISION = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
 """Accelerate's names of formats of compute. Weights and gradients stay fp32 beside each of them."""
-
-NATIVE = (FLOAT32, *deepspeed.AUTOCAST)
-"""Formats of DDP and FSDP2: fp32 weights, computed with in another format."""
 
 
 def engine_of(plan: Plan) -> str:
@@ -79,14 +75,8 @@ COVERAGE = Coverage(
             holds=lambda plan: engine_of(plan) == "MULTI_GPU" and plan.mesh.dp_shard > 1,
             sentence="mesh.dp_shard above 1 needs strategy.zero of 1 to 3.",
         ),
-        Clash(
-            holds=lambda plan: engine_of(plan) in ("NO", "MULTI_GPU") and plan.strategy.formats.reduce in deepspeed.LOW,
-            sentence="strategy.formats.reduce is that of the fp32 gradients in DDP.",
-        ),
-        Clash(
-            holds=lambda plan: engine_of(plan) == "FSDP" and plan.strategy.formats.compute == "float16",
-            sentence="strategy.formats of float16 and FSDP2 need a scaler of sharded gradients, which was not tried.",
-        ),
+        REDUCED_AS_KEPT,
+        NO_SHARDED_SCALER,
         causal_models("Accelerate"),
     ),
 )
@@ -219,12 +209,7 @@ def write(plan: Plan, options: Options) -> Files:
     COVERAGE.require(plan, "accelerate")
     ranks_per_node(plan)
     comments = (layout_comment(plan).removeprefix("# "), "The format of reduction has no key: train.py sets it.")
-    files = {
-        PurePosixPath("plan.json"): dump(plan),
-        CONFIG: yaml_text(accelerate_config(plan), comments),
-        PurePosixPath("train.py"): TRAIN,
-        PurePosixPath("launch.sh"): launch_script(plan, options, _launcher(plan)),
-    }
+    files = job_files(plan, options, TRAIN, _launcher(plan)) | {CONFIG: yaml_text(accelerate_config(plan), comments)}
     if engine_of(plan) == "DEEPSPEED":
         files[deepspeed.CONFIG] = json_text(deepspeed.deepspeed_config(plan))
     return files

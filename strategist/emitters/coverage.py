@@ -10,14 +10,19 @@ from functools import cache
 from operator import attrgetter
 from typing import Any
 
-from strategist.document.plan import MESH_AXES, Mesh, NumberFormats, Plan, Strategy
+from strategist.document.plan import MESH_AXES, Dtype, Mesh, NumberFormats, Plan, Strategy
 from strategist.errors import ImpossibleError, shown
-from strategist.records import dataclass, names_of
+from strategist.records import dataclass, names_of, replace
 
 EVERY: tuple[Any, ...] = ()
 """Any value of a field can be said."""
 
 FLOAT32 = NumberFormats(parameter="float32", gradient="float32", reduce="float32", compute="float32")
+LOW: tuple[Dtype, ...] = ("bfloat16", "float16")
+AUTOCAST = tuple(replace(FLOAT32, compute=low, reduce=reduce) for low in LOW for reduce in ("float32", low))
+NATIVE = (FLOAT32, *AUTOCAST)
+"""Formats of PyTorch's DDP and FSDP2: fp32 weights and gradients, computed with, and perhaps reduced, in another format."""
+
 AXES = ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "etp")
 
 _SHAPED_BY_OTHERS = ("mesh.order", "strategy.stages", "strategy.profile")
@@ -92,6 +97,40 @@ def plain_values() -> Mapping[str, Any]:
     places = {f"{name}.{field}": getattr(record, field) for name, record in records for field in names_of(type(record))}
     fields = {place: value for place, value in places.items() if place not in _SHAPED_BY_OTHERS}
     return fields | {"workload.precision": "fp32"}
+
+
+DATA_PARALLEL: Mapping[str, tuple[Any, ...]] = {
+    "mesh.dp_replicate": EVERY,
+    "mesh.dp_shard": EVERY,
+    "strategy.micro_batch": EVERY,
+    "strategy.accumulation": EVERY,
+    "strategy.recompute": ("none", "full"),
+    "strategy.optimizer": ("adamw", "sgd"),
+    "strategy.formats": NATIVE,
+    "strategy.backend": ("nccl", "gloo"),
+    "workload.precision": ("fp32", "bf16", "fp16"),
+}
+"""What every framework of data parallelism can say."""
+
+SHARDS_GO_WITH_ZERO = Clash(
+    holds=lambda plan: (plan.mesh.dp_shard > 1) != (plan.strategy.zero > 0),
+    sentence="strategy.zero = 2 and 3 go with mesh.dp_shard above 1, and 0 goes without.",
+)
+REDUCED_AS_KEPT = Clash(
+    holds=lambda plan: (
+        plan.mesh.dp_shard == 1 and plan.strategy.formats in AUTOCAST and plan.strategy.formats.reduce in LOW
+    ),
+    sentence="strategy.formats.reduce is that of the fp32 gradients in DDP.",
+)
+NO_SHARDED_SCALER = Clash(
+    holds=lambda plan: (
+        plan.mesh.dp_shard > 1
+        and plan.strategy.zero > 1
+        and plan.strategy.formats in AUTOCAST
+        and plan.strategy.formats.compute == "float16"
+    ),
+    sentence="strategy.formats of float16 and FSDP2 need a scaler of sharded gradients, which was not tried.",
+)
 
 
 def causal_models(framework: str) -> Clash:

@@ -10,13 +10,21 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from strategist.document.plan import Dtype, NumberFormats, Plan
-from strategist.document.write import dump
-from strategist.emitters.coverage import EVERY, FLOAT32, Clash, Coverage, causal_models
+from strategist.emitters.coverage import (
+    AUTOCAST,
+    DATA_PARALLEL,
+    EVERY,
+    FLOAT32,
+    LOW,
+    NATIVE,
+    Clash,
+    Coverage,
+    causal_models,
+)
 from strategist.emitters.emitter import Emitter, Files, Options
 from strategist.emitters.hugging_face_script import OPTIMIZER, script
 from strategist.emitters.serial import json_text
-from strategist.emitters.torchrun import launch_script
-from strategist.records import replace
+from strategist.emitters.torchrun import job_files
 
 CONFIG = PurePosixPath("deepspeed.json")
 CLIP_NORM = 1.0
@@ -25,15 +33,13 @@ CLIP_NORM = 1.0
 SHORT: dict[Dtype, str] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 """DeepSpeed's names of number formats."""
 
-LOW: tuple[Dtype, ...] = ("bfloat16", "float16")
-AUTOCAST = tuple(replace(FLOAT32, compute=low, reduce=reduce) for low in LOW for reduce in ("float32", low))
 MASTERED = tuple(
     NumberFormats(parameter=low, compute=low, gradient=gradient, reduce=reduce, master="float32")
     for low in LOW
     for gradient in ("float32", low)
     for reduce in ("float32", low)
 )
-FORMATS = (FLOAT32, *AUTOCAST, *MASTERED)
+FORMATS = (*NATIVE, *MASTERED)
 """fp32 throughout; fp32 weights under torch_autocast; low weights beside fp32 masters."""
 
 NEEDS_ZERO_3 = Clash(
@@ -43,17 +49,10 @@ NEEDS_ZERO_3 = Clash(
 COVERAGE = Coverage(
     framework="DeepSpeed 0.19",
     values={
-        "mesh.dp_replicate": EVERY,
-        "mesh.dp_shard": EVERY,
+        **DATA_PARALLEL,
         "strategy.zero": EVERY,
-        "strategy.micro_batch": EVERY,
-        "strategy.accumulation": EVERY,
-        "strategy.recompute": ("none", "full"),
         "strategy.offload": ("none", "optimizer", "parameters"),
-        "strategy.optimizer": ("adamw", "sgd"),
         "strategy.formats": FORMATS,
-        "strategy.backend": ("nccl", "gloo"),
-        "workload.precision": ("fp32", "bf16", "fp16"),
     },
     why={
         "mesh.tp": "Its AutoTP cuts models by their names, which no plan holds.",
@@ -174,12 +173,7 @@ def _formats(formats: NumberFormats) -> dict[str, Any]:
 def write(plan: Plan, options: Options) -> Files:
     """plan.json, deepspeed.json, train.py and launch.sh. Raises ImpossibleError UNSUPPORTED."""
     COVERAGE.require(plan, "deepspeed")
-    return {
-        PurePosixPath("plan.json"): dump(plan),
-        CONFIG: json_text(deepspeed_config(plan)),
-        PurePosixPath("train.py"): TRAIN,
-        PurePosixPath("launch.sh"): launch_script(plan, options),
-    }
+    return job_files(plan, options, TRAIN) | {CONFIG: json_text(deepspeed_config(plan))}
 
 
 DEEPSPEED = Emitter(

@@ -6,30 +6,25 @@ forward pass. Names as in Lightning 2.6.6. There is no configuration file: the s
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
-
 from strategist.document.plan import Plan
-from strategist.document.write import dump
-from strategist.emitters.accelerate import NATIVE
-from strategist.emitters.coverage import EVERY, Clash, Coverage, causal_models
-from strategist.emitters.deepspeed import LOW
+from strategist.emitters.coverage import (
+    DATA_PARALLEL,
+    NO_SHARDED_SCALER,
+    REDUCED_AS_KEPT,
+    SHARDS_GO_WITH_ZERO,
+    Clash,
+    Coverage,
+    causal_models,
+)
 from strategist.emitters.emitter import Emitter, Files, Options
 from strategist.emitters.hugging_face_script import OPTIMIZER, script
-from strategist.emitters.torchrun import launch_script
+from strategist.emitters.torchrun import job_files
 
 COVERAGE = Coverage(
     framework="Lightning 2.6",
     values={
-        "mesh.dp_replicate": EVERY,
-        "mesh.dp_shard": EVERY,
+        **DATA_PARALLEL,
         "strategy.zero": (0, 2, 3),
-        "strategy.micro_batch": EVERY,
-        "strategy.accumulation": EVERY,
-        "strategy.recompute": ("none", "full"),
-        "strategy.optimizer": ("adamw", "sgd"),
-        "strategy.formats": NATIVE,
-        "strategy.backend": ("nccl", "gloo"),
-        "workload.precision": ("fp32", "bf16", "fp16"),
     },
     why={
         "mesh.tp": "Its ModelParallelStrategy cuts tensors by their names, which no plan holds.",
@@ -48,18 +43,9 @@ COVERAGE = Coverage(
             holds=lambda plan: plan.mesh.dp_shard > 1 and plan.mesh.dp_replicate > 1,
             sentence="mesh.dp_replicate beside mesh.dp_shard has no place in ModelParallelStrategy, whose mesh is data by tensor.",
         ),
-        Clash(
-            holds=lambda plan: (plan.mesh.dp_shard > 1) != (plan.strategy.zero > 0),
-            sentence="strategy.zero = 2 and 3 go with mesh.dp_shard above 1, and 0 goes without.",
-        ),
-        Clash(
-            holds=lambda plan: plan.mesh.dp_shard > 1 and plan.strategy.formats.compute == "float16",
-            sentence="strategy.formats of float16 and FSDP2 need a scaler of sharded gradients, which was not tried.",
-        ),
-        Clash(
-            holds=lambda plan: plan.mesh.dp_shard == 1 and plan.strategy.formats.reduce in LOW,
-            sentence="strategy.formats.reduce is that of the fp32 gradients in DDP.",
-        ),
+        SHARDS_GO_WITH_ZERO,
+        REDUCED_AS_KEPT,
+        NO_SHARDED_SCALER,
         causal_models("Lightning"),
     ),
     hint="Emit it to accelerate, deepspeed or torchrun, or pin another layout.",
@@ -211,31 +197,23 @@ main()
 ).replace("import json\n", "import json\nimport os\n", 1)
 
 
-def write_with(target: str, train: str, plan: Plan, options: Options) -> Files:
-    """plan.json, train.py and launch.sh. Raises ImpossibleError UNSUPPORTED."""
-    COVERAGE.require(plan, target)
-    return {
-        PurePosixPath("plan.json"): dump(plan),
-        PurePosixPath("train.py"): train,
-        PurePosixPath("launch.sh"): launch_script(plan, options),
-    }
+def target(name: str, title: str, train: str) -> Emitter:
+    """A target of one script. Its `write` raises ImpossibleError UNSUPPORTED."""
+
+    def write(plan: Plan, options: Options) -> Files:
+        COVERAGE.require(plan, name)
+        return job_files(plan, options, train)
+
+    return Emitter(
+        name=name,
+        title=f"{title} with DDP or FSDP2, a Hugging Face model",
+        engine="lightning",
+        versions="Lightning 2.6, transformers 5.23, torch 2.13",
+        write=write,
+        axes=COVERAGE.axes,
+        executables=("launch.sh",),
+    )
 
 
-FABRIC_TARGET = Emitter(
-    name="fabric",
-    title="Lightning Fabric with DDP or FSDP2, a Hugging Face model",
-    engine="lightning",
-    versions="Lightning 2.6, transformers 5.23, torch 2.13",
-    write=lambda plan, options: write_with("fabric", FABRIC, plan, options),
-    axes=COVERAGE.axes,
-    executables=("launch.sh",),
-)
-TRAINER_TARGET = Emitter(
-    name="trainer",
-    title="Lightning's Trainer with DDP or FSDP2, a Hugging Face model",
-    engine="lightning",
-    versions="Lightning 2.6, transformers 5.23, torch 2.13",
-    write=lambda plan, options: write_with("trainer", TRAINER, plan, options),
-    axes=COVERAGE.axes,
-    executables=("launch.sh",),
-)
+FABRIC_TARGET = target("fabric", "Lightning Fabric", FABRIC)
+TRAINER_TARGET = target("trainer", "Lightning's Trainer", TRAINER)

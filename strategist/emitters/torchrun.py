@@ -107,13 +107,18 @@ def launch_script(plan: Plan, options: Options, launcher: Launcher | None = None
     return head + here + settings + where + command
 
 
-def write(plan: Plan, options: Options) -> Files:
-    """plan.json, train.py and launch.sh."""
+def job_files(plan: Plan, options: Options, train: str, launcher: Launcher | None = None) -> dict[PurePosixPath, str]:
+    """The files of every target of one script: the plan, the training script, and what starts it."""
     return {
         PurePosixPath("plan.json"): dump(plan),
-        PurePosixPath("train.py"): TRAIN,
-        PurePosixPath("launch.sh"): launch_script(plan, options),
+        PurePosixPath("train.py"): train,
+        PurePosixPath("launch.sh"): launch_script(plan, options, launcher),
     }
+
+
+def write(plan: Plan, options: Options) -> Files:
+    """plan.json, train.py and launch.sh."""
+    return job_files(plan, options, TRAIN)
 
 
 TORCHRUN = Emitter(

@@ -10,14 +10,21 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from strategist.document.plan import Plan
-from strategist.document.write import dump
-from strategist.emitters.accelerate import NATIVE
-from strategist.emitters.coverage import EVERY, Clash, Coverage, causal_models
-from strategist.emitters.deepspeed import CLIP_NORM, LOW
+from strategist.emitters.coverage import (
+    DATA_PARALLEL,
+    EVERY,
+    NO_SHARDED_SCALER,
+    REDUCED_AS_KEPT,
+    SHARDS_GO_WITH_ZERO,
+    Clash,
+    Coverage,
+    causal_models,
+)
+from strategist.emitters.deepspeed import CLIP_NORM
 from strategist.emitters.emitter import Emitter, Files, Options
 from strategist.emitters.hugging_face_script import script
 from strategist.emitters.serial import json_text
-from strategist.emitters.torchrun import launch_script
+from strategist.emitters.torchrun import job_files
 
 CONFIG = PurePosixPath("training.json")
 OPTIMIZERS = {"adamw": "adamw_torch", "adamw8bit": "adamw_bnb_8bit", "sgd": "sgd"}
@@ -32,18 +39,11 @@ def is_sharded(plan: Plan) -> bool:
 COVERAGE = Coverage(
     framework="Transformers 5.23",
     values={
-        "mesh.dp_replicate": EVERY,
-        "mesh.dp_shard": EVERY,
+        **DATA_PARALLEL,
         "strategy.zero": (0, 2, 3),
-        "strategy.micro_batch": EVERY,
-        "strategy.accumulation": EVERY,
-        "strategy.recompute": ("none", "full"),
         "strategy.offload": ("none", "parameters"),
         "strategy.optimizer": tuple(OPTIMIZERS),
         "strategy.compile": EVERY,
-        "strategy.formats": NATIVE,
-        "strategy.backend": ("nccl", "gloo"),
-        "workload.precision": ("fp32", "bf16", "fp16"),
     },
     why={
         "mesh.tp": "Its Trainer takes models that are cut already.",
@@ -62,10 +62,6 @@ COVERAGE = Coverage(
             sentence="mesh.dp_replicate beside mesh.dp_shard is an object of Transformers 5.23, not a key of a file.",
         ),
         Clash(
-            holds=lambda plan: is_sharded(plan) != (plan.strategy.zero > 0),
-            sentence="strategy.zero = 2 and 3 go with mesh.dp_shard above 1, and 0 goes without.",
-        ),
-        Clash(
             holds=lambda plan: plan.strategy.offload != "none" and plan.strategy.zero != 3,
             sentence="strategy.offload = parameters needs strategy.zero = 3: it is an option of FSDP2.",
         ),
@@ -77,14 +73,9 @@ COVERAGE = Coverage(
             holds=lambda plan: is_sharded(plan) and plan.strategy.optimizer == "adamw8bit",
             sentence="strategy.optimizer = adamw8bit keeps states in blocks, which FSDP2 does not cut.",
         ),
-        Clash(
-            holds=lambda plan: is_sharded(plan) and plan.strategy.formats.compute == "float16",
-            sentence="strategy.formats of float16 and FSDP2 need a scaler of sharded gradients, which was not tried.",
-        ),
-        Clash(
-            holds=lambda plan: not is_sharded(plan) and plan.strategy.formats.reduce in LOW,
-            sentence="strategy.formats.reduce is that of the fp32 gradients in DDP.",
-        ),
+        SHARDS_GO_WITH_ZERO,
+        REDUCED_AS_KEPT,
+        NO_SHARDED_SCALER,
         causal_models("Transformers"),
     ),
     hint="Emit it to accelerate, deepspeed or torchrun, or pin another layout.",
@@ -178,12 +169,7 @@ def _checkpointing(plan: Plan) -> dict[str, Any]:
 def write(plan: Plan, options: Options) -> Files:
     """plan.json, training.json, train.py and launch.sh. Raises ImpossibleError UNSUPPORTED."""
     COVERAGE.require(plan, "transformers")
-    return {
-        PurePosixPath("plan.json"): dump(plan),
-        CONFIG: json_text(training_arguments(plan)),
-        PurePosixPath("train.py"): TRAIN,
-        PurePosixPath("launch.sh"): launch_script(plan, options),
-    }
+    return job_files(plan, options, TRAIN) | {CONFIG: json_text(training_arguments(plan))}
 
 
 TRANSFORMERS = Emitter(
