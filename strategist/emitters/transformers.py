@@ -96,6 +96,13 @@ class Report(TrainerCallback):
             print(f"step {state.global_step - 1}  loss {float(logs['loss']):.6f}", flush=True)
 
 
+class DecaysAll(Trainer):
+    """Weight decay on every parameter, as strategist's executor has it; Trainer spares norms and biases."""
+
+    def get_decay_parameter_names(self, model):
+        return [name for name, _ in model.named_parameters()]
+
+
 def main():
     (arguments,) = HfArgumentParser(TrainingArguments).parse_json_file(str(here / "training.json"))
     if arguments.world_size != mesh["dp_replicate"] * mesh["dp_shard"]:
@@ -103,7 +110,7 @@ def main():
     arguments.max_steps, arguments.learning_rate = options.steps, options.learning_rate
     model = make_model()
     data = SyntheticTokens(model.config.vocab_size)
-    trainer = Trainer(model=model, args=arguments, train_dataset=data, callbacks=[Report()])
+    trainer = DecaysAll(model=model, args=arguments, train_dataset=data, callbacks=[Report()])
     plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
     if plugin is not None and formats["compute"] != "float32":
         # No argument names the format of reduction: it would be that of compute.

@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from strategist import emit
 from strategist.document.plan import Plan
 from tests.plans import BFLOAT16, FLOAT32, make_plan
+from tests.source import ROOT
 
 SHIM = Path(__file__).with_name("cpu_ranks")
 STEPS = 3
@@ -84,11 +85,12 @@ def trained(folder: Path, target: str, plan: Plan, words: Sequence[str]) -> list
     tools = Path(sys.executable).parent
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "RANK", "WORLD_SIZE")}
     env |= {"PATH": f"{tools}:{env['PATH']}", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    env |= {"PYTHONPATH": str(SHIM)} if plan.strategy.backend == "nccl" else {}
+    shown = [str(ROOT), *([str(SHIM)] if plan.strategy.backend == "nccl" else [])]
+    env["PYTHONPATH"] = os.pathsep.join(shown)
     command = ["bash", str(job / "launch.sh"), *words]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = re.findall(r"^step (\d+)  loss ([\d.]+)$", done.stdout, re.MULTILINE)
+    found = re.findall(r"^step (\d+)  loss ([\d.]+)\b", done.stdout, re.MULTILINE)
     assert [int(number) for number, _ in found] == list(range(STEPS))
     return [float(loss) for _, loss in found]
 
@@ -105,3 +107,17 @@ def test_losses_are_those_of_one_process(
     tolerance = 1e-4 if plan.strategy.formats.compute == "float32" else 5e-3
     assert trained(tmp_path, target, plan, words) == pytest.approx(alone, rel=tolerance)
     assert max(alone) - min(alone) > 10 * 1e-4 * max(alone)
+
+
+@pytest.mark.proves("trained")
+@pytest.mark.parametrize("target", ["torchrun"])
+@pytest.mark.parametrize("choices", [{"dp_shard": 2, "zero": 3}, {"tp": 2}], ids=str)
+def test_our_own_job_gives_the_losses_of_one_rank(target: str, choices: dict[str, Any], tmp_path: Path) -> None:
+    """The job on strategist's executor prints, on two ranks, what the emitted job of one rank prints."""
+    batch = {"micro_batch": 2 if "tp" in choices else 1, "accumulation": 2, "backend": "gloo", "formats": FLOAT32}
+    words = ("--steps", str(STEPS), "--seed", str(SEED))
+    for name in ("alone", "together"):
+        (tmp_path / name).mkdir()
+    alone = trained(tmp_path / "alone", target, make_plan(**batch | {"micro_batch": 2}), words)
+    together = trained(tmp_path / "together", target, make_plan(**batch | choices), words)
+    assert together == pytest.approx(alone, rel=1e-4)
