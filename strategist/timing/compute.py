@@ -209,6 +209,18 @@ def _attention(job: Job, gpu: Gpu, kind: LayerKind, c: Candidates, passes: Passe
     return factor * per_token * tokens(job, c) / c["tp"] / rate
 
 
+_TENSOR_ROW = 8
+"""Numbers of two bytes in the 16 bytes that rows must be multiples of for tensor cores."""
+
+
+def _batched_peak(job: Job, gpu: Gpu) -> float:
+    """Dense peak of products over one head, FLOP/s: that of the fp32 units on NVIDIA's devices where a head is no multiple of
+    16 bytes wide, since such rows do not feed tensor cores. Source: NVIDIA: Matrix Multiplication Background User's Guide,
+    section 2.1; Anthony et al. 2024, arXiv 2401.14489, section VI (heads and powers of two)."""
+    is_narrow = gpu.vendor == "NVIDIA" and job.model.head_dim % _TENSOR_ROW != 0
+    return (is_narrow and gpu.fp32_FLOPs) or _half_peak(job, gpu)
+
+
 def _half_peak(job: Job, gpu: Gpu) -> float:
     """Dense half-precision peak, which attention runs at; that of fp32 when asked."""
     peak = gpu.fp32_FLOPs if job.workload.precision == "fp32" else gpu.bf16_FLOPs or gpu.fp16_FLOPs
@@ -244,7 +256,7 @@ def _unfused(job: Job, gpu: Gpu, kind: LayerKind, c: Candidates, passes: Passes)
     scores = shape.heads * _span(shape, kind, job.workload.seq_len) * tokens(job, c) / c["tp"]
     FLOP, moved = (4.0, kernels.score_forward_bytes) if passes == "forward" else (8.0, kernels.score_backward_bytes)
     wide = BYTES[job.formats.compute] / 2.0
-    product = FLOP * shape.head_dim / (_half_peak(job, gpu) * share("batched_matmul_share", gpu))
+    product = FLOP * shape.head_dim / (_batched_peak(job, gpu) * share("batched_matmul_share", gpu))
     return scores * (product + moved * wide / memory_Bps(gpu))
 
 

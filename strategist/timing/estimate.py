@@ -16,7 +16,7 @@ from strategist.space.candidates import Candidates, Column, Reals, code, total_o
 from strategist.space.shares import Elements, Group, elements, groups
 from strategist.space.traffic import BEHIND, Hidden, Traffic, traffic
 from strategist.timing.calibrated import scaled
-from strategist.timing.collectives import Links, links
+from strategist.timing.collectives import FULL_BYTES, Links, links
 from strategist.timing.compute import COMPUTE_TERMS, Compute, attention_FLOP
 from strategist.timing.optimizer import offload_seconds, update_seconds
 from strategist.timing.rates import memory_Bps, peak_FLOPs, share
@@ -156,8 +156,9 @@ def _group_terms(job: Job, group: Group, compute: Compute) -> dict[str, tuple[Re
 
 def _seconds_CS(network: Links, group: Group, item: Traffic) -> Reals:
     """Seconds per step of one kind of collective, (C, S)."""
-    latency, per_byte = (cost[group.mesh_of][:, None] for cost in network.seconds(item.op, item.place))
-    return item.count_CS * (item.pieces_CS * latency + item.payload_CS * per_byte)
+    latency, fill, per_byte = (cost[group.mesh_of][:, None] for cost in network.seconds(item.op, item.place))
+    full = np.minimum(item.pieces_CS, item.payload_CS / FULL_BYTES)
+    return item.count_CS * (item.pieces_CS * latency + full * fill + item.payload_CS * per_byte)
 
 
 def _communication(
