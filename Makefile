@@ -1,13 +1,14 @@
 # Everyday commands. `make plan` and `make test` need Python 3.11 or later and make, nothing else.
 PYTHON ?= python3
 VENV   := .venv
+FRAMEWORKS := .venv-frameworks
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 # Byte code is kept whatever the environment says: each worker and each process of a test would compile all of it again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help plan test check fast slow nightly bench bench-accuracy bench-memory bench-reserved docs format clean
+.PHONY: help plan test check fast slow nightly bench bench-accuracy bench-memory bench-reserved docs format clean test-frameworks
 
 help:                              ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name words; do printf '%-14s %s\n' "$$name" "$$words"; done
@@ -17,6 +18,9 @@ plan: $(VENV)/planner.stamp        ## a plan for a 7B model; installs the planne
 
 test: $(VENV)/everything.stamp     ## every test except the nightly ones
 	$(BIN)/python -m pytest -m "not nightly"
+
+test-frameworks: $(FRAMEWORKS)/stamp  ## emitted files, parsed and trained by the frameworks themselves, in an environment of their own
+	$(FRAMEWORKS)/bin/python -m pytest tests/frameworks -W ignore --write-proofs
 
 check: $(VENV)/everything.stamp    ## lint, types, floors, fast tests: under a minute
 	$(BIN)/ruff check strategist tests benchmarks docs
@@ -68,5 +72,10 @@ $(VENV)/everything.stamp: $(BIN)/python pyproject.toml constraints.txt
 	$(BIN)/python -m compileall -q strategist
 	touch $@ $(VENV)/planner.stamp
 
+$(FRAMEWORKS)/stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(FRAMEWORKS)
+	$(FRAMEWORKS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[run,hf,frameworks,test]'
+	touch $@
+
 clean:                             ## remove what the other targets made
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -100,7 +100,10 @@ LATER: Mapping[str, str] = {
 MISSING = (
     "Of the search: no progress bar and no `--time-budget`, no `--allow-idle`, no uneven stages that are chosen, no schedules "
     "beyond 1F1B, GPipe and interleaved; `plan` does not say which assumption, changed by how much, would flip its choice.",
-    "Files for other frameworks than torchrun and Slurm: Accelerate, DeepSpeed, Megatron, torchtitan and others.",
+    "Files for mp.spawn, mpirun, TRL, torchtitan, Megatron, LLaMA-Factory, axolotl, Ray, Kubernetes and others; tensor, pipeline, context "
+    "and expert parallelism in the files of Accelerate, DeepSpeed, Transformers and Lightning.",
+    "Emitted files of frameworks were parsed by them and trained with on two CPU ranks (`make test-frameworks`), not on GPUs. Times and "
+    "bytes beside them are those of the plan's profile, not of that framework.",
     "Rehearsals measured on a GPU: not yet. `strategist rehearse` was tested on CPU ranks; benchmarks/device/rehearse_gpu.py is the "
     "measurement that is owed.",
     "LoRA and QLoRA (`--method`); plans are for full training (`accuracy` predicts published LoRA runs).",

@@ -40,7 +40,7 @@ HOMES: Mapping[str, frozenset[str]] = {
     "rich": frozenset({"cli"}),
     "networkx": frozenset({"facts"}),
     "pynvml": frozenset({"facts"}),
-    "yaml": frozenset({"reading"}),
+    "yaml": frozenset({"reading", "emitters"}),
     "pydantic": frozenset({"reading", "document"}),
 }
 """Packages from elsewhere and the rooms that may import them (docs/decisions/0002-dependencies.md)."""

@@ -16,7 +16,18 @@ import pytest
 from strategist.catalog import rows
 from tests.source import PACKAGE, ROOT
 
-IGNORED = (".git", ".venv", ".venv-plan", "__pycache__", "build", "dist", ".mypy_cache", ".ruff_cache", ".hypothesis")
+IGNORED = (
+    ".git",
+    ".venv",
+    ".venv-plan",
+    ".venv-frameworks",
+    "__pycache__",
+    "build",
+    "dist",
+    ".mypy_cache",
+    ".ruff_cache",
+    ".hypothesis",
+)
 
 FOREIGN = tuple(a + b for a, b in (("../", "shared"), ("/wo", "rk/"), ("/ro", "ot/"), ("/opt/", "wheels"), ("/opt/", "pypi"),
     ("--index", "-url"), ("--extra-index", "-url"), ("--find", "-links"), ("--trusted", "-host"), ("PIP_", "INDEX_URL")))  # fmt: skip

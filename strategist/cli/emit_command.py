@@ -10,8 +10,8 @@ from strategist.cli.flags import COMMON, Flag
 from strategist.cli.output import show_document, show_lines, show_text, width
 from strategist.document.load import load_plan
 from strategist.document.plan import Plan
-from strategist.emitters import EMITTERS, find_emitter
-from strategist.emitters.emitter import Options
+from strategist.emitters import EMITTERS, find_emitter, proofs
+from strategist.emitters.emitter import Emitter, Options
 from strategist.emitters.quoting import environment, host_name, job_name, port
 from strategist.errors import InputError, shown
 from strategist.reports.lines import table
@@ -88,12 +88,25 @@ def _notes(plan: Plan) -> tuple[str, ...]:
 
 
 def _list(*, as_json: bool, no_color: bool) -> int:
-    rows = [(e.name, e.versions, e.title) for e in EMITTERS]
     if as_json:
-        show_document([{"name": name, "versions": versions, "title": title} for name, versions, title in rows])
+        show_document([_described(emitter) for emitter in EMITTERS])
     else:
+        rows = [(e.name, proofs()[e.name]["proof"], f"{e.title} ({', '.join(e.axes)})") for e in EMITTERS]
         show_lines(table(rows, width(), indent=0), no_color=no_color)
     return 0
+
+
+def _described(emitter: Emitter) -> dict[str, object]:
+    """A target as a document: what it can express, for which versions, and how far that was proven."""
+    proof = proofs()[emitter.name]
+    return {
+        "name": emitter.name,
+        "axes": list(emitter.axes),
+        "versions": emitter.versions,
+        "title": emitter.title,
+        "proof": proof["proof"],
+        "evidence": proof["evidence"],
+    }
 
 
 def _folder(path: str) -> str:

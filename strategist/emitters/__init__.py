@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
 from strategist.document.plan import Plan
+from strategist.emitters.accelerate import ACCELERATE
+from strategist.emitters.deepspeed import DEEPSPEED
 from strategist.emitters.emitter import Emitter, Files, Options
+from strategist.emitters.lightning import FABRIC_TARGET, TRAINER_TARGET
 from strategist.emitters.quoting import checked_options
 from strategist.emitters.slurm import SLURM
 from strategist.emitters.torchrun import TORCHRUN
+from strategist.emitters.transformers import TRANSFORMERS
 from strategist.errors import InputError, did_you_mean
 
-EMITTERS: tuple[Emitter, ...] = (TORCHRUN, SLURM)
+EMITTERS: tuple[Emitter, ...] = (TORCHRUN, SLURM, ACCELERATE, DEEPSPEED, TRANSFORMERS, FABRIC_TARGET, TRAINER_TARGET)
 """Every target, in the order of `emit --list`."""
 
 
@@ -30,3 +40,10 @@ def find_emitter(name: str, flag: str = "--to") -> Emitter:
 def emit(plan: Plan, target: str, options: Options | None = None) -> Files:
     """File names and texts of one target. Raises InputError for options that do not belong into a script."""
     return find_emitter(target).write(plan, checked_options(options or Options()))
+
+
+@cache
+def proofs() -> Mapping[str, Mapping[str, Any]]:
+    """How far each target was proven, by name: trained, parsed, or keys. Written by `make test-frameworks` alone."""
+    found: Mapping[str, Mapping[str, Any]] = json.loads(Path(__file__).with_name("proofs.json").read_text("utf-8"))
+    return found

@@ -24,11 +24,13 @@ class Options:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emitter:
     """One target. `engine` "strategist" means that our executor runs the job, so it decides which layouts are
-    possible; `executables` are the file names that must be runnable."""
+    possible; `axes` are the mesh axes that may be larger than one; `executables` are the file names that must be
+    runnable."""
 
     name: str
     title: str
     engine: str
     versions: str
     write: Callable[[Plan, Options], Files]
+    axes: tuple[str, ...]
     executables: tuple[str, ...] = ()

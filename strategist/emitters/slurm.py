@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from strategist.document.plan import Plan
 from strategist.emitters.emitter import Emitter, Files, Options
 from strategist.emitters.quoting import exports
-from strategist.emitters.torchrun import layout_comment, ranks_per_node, threads_line
+from strategist.emitters.torchrun import EXECUTOR_AXES, layout_comment, ranks_per_node, threads_line
 from strategist.emitters.torchrun import write as write_torchrun
 
 
@@ -59,5 +59,6 @@ SLURM = Emitter(
     engine="strategist",
     versions="Slurm 20.11 or later, torch 2.13",
     write=write,
+    axes=EXECUTOR_AXES,
     executables=("job.sbatch",),
 )

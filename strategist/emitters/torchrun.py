@@ -9,8 +9,22 @@ from strategist.document.write import dump
 from strategist.emitters.emitter import Emitter, Files, Options
 from strategist.emitters.quoting import exports
 from strategist.errors import ImpossibleError, shown
+from strategist.records import dataclass
 
 DEFAULT_PORT = 29500
+EXECUTOR_AXES = ("dp_replicate", "dp_shard", "tp", "pp")
+"""Mesh axes that strategist's executor runs; a test holds them against what it refuses."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launcher:
+    """Words that start the ranks of one node: alone, or as one of many, which ends in the option of the node's number."""
+
+    one_node: str
+    many_nodes: str
+    address: str
+    port: str
+
 
 TRAIN = '''"""Train under plan.json on strategist's executor. Yours to edit: the plan is read, nothing is baked in."""
 
@@ -65,31 +79,46 @@ def threads_line(plan: Plan) -> str:
     return 'export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"\n' if plan.strategy.backend == "gloo" else ""
 
 
-def launch_script(plan: Plan, options: Options) -> str:
-    """One script for one node (standalone rendezvous) or many (same script on every node, NODE_RANK differs)."""
-    nodes, ranks = plan.cluster.nodes, ranks_per_node(plan)
+def torchrun_launcher(plan: Plan) -> Launcher:
+    """torchrun, which meets by itself on one node."""
+    ranks = ranks_per_node(plan)
+    return Launcher(
+        one_node=f"torchrun --standalone --nnodes 1 --nproc-per-node {ranks}",
+        many_nodes=f"torchrun --nnodes {plan.cluster.nodes} --nproc-per-node {ranks} --node-rank",
+        address="--master-addr",
+        port="--master-port",
+    )
+
+
+def launch_script(plan: Plan, options: Options, launcher: Launcher | None = None) -> str:
+    """One script for one node or many (the same on every node, NODE_RANK differs); torchrun unless told otherwise."""
+    nodes, start = plan.cluster.nodes, launcher or torchrun_launcher(plan)
     head = f"#!/usr/bin/env bash\n{layout_comment(plan)}\nset -euo pipefail\n"
     here = 'here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"\n'
     settings = exports(options.env) + threads_line(plan)
     if nodes == 1:
-        command = f'exec torchrun --standalone --nnodes 1 --nproc-per-node {ranks} "$here/train.py" "$@"\n'
-        return head + here + settings + command
+        return head + here + settings + f'exec {start.one_node} "$here/train.py" "$@"\n'
     address = options.master_addr or "${MASTER_ADDR:?set MASTER_ADDR to the first node}"
     where = f'address="{address}"\nport="${{MASTER_PORT:-{options.master_port or DEFAULT_PORT}}}"\n'
     command = (
-        f'exec torchrun --nnodes {nodes} --nproc-per-node {ranks} --node-rank "${{NODE_RANK:?set NODE_RANK to 0 .. {nodes - 1}}}" \\\n'
-        '  --master-addr "$address" --master-port "$port" "$here/train.py" "$@"\n'
+        f'exec {start.many_nodes} "${{NODE_RANK:?set NODE_RANK to 0 .. {nodes - 1}}}" \\\n'
+        f'  {start.address} "$address" {start.port} "$port" "$here/train.py" "$@"\n'
     )
     return head + here + settings + where + command
 
 
-def write(plan: Plan, options: Options) -> Files:
-    """plan.json, train.py and launch.sh."""
+def job_files(plan: Plan, options: Options, train: str, launcher: Launcher | None = None) -> dict[PurePosixPath, str]:
+    """The files of every target of one script: the plan, the training script, and what starts it."""
     return {
         PurePosixPath("plan.json"): dump(plan),
-        PurePosixPath("train.py"): TRAIN,
-        PurePosixPath("launch.sh"): launch_script(plan, options),
+        PurePosixPath("train.py"): train,
+        PurePosixPath("launch.sh"): launch_script(plan, options, launcher),
     }
+
+
+def write(plan: Plan, options: Options) -> Files:
+    """plan.json, train.py and launch.sh."""
+    return job_files(plan, options, TRAIN)
 
 
 TORCHRUN = Emitter(
@@ -98,5 +127,6 @@ TORCHRUN = Emitter(
     engine="strategist",
     versions="torch 2.13",
     write=write,
+    axes=EXECUTOR_AXES,
     executables=("launch.sh",),
 )

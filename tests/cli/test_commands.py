@@ -16,6 +16,7 @@ from strategist.cli.flags import COMMON, Flag
 from strategist.emitters import EMITTERS
 from strategist.rulebook.rule import BOOKS, load_rules
 from tests.cli.harness import MANY, SMALL, call, hand_written, plan_file, runs_file
+from tests.source import ROOT
 
 NAMES = [name for name, _ in COMMANDS]
 DOCUMENTS: dict[str, Callable[[Path], list[str]]] = {
@@ -237,8 +238,14 @@ def test_help_explains_every_code_it_lists() -> None:
 
 
 def test_emit_lists_every_target() -> None:
-    """The list is the registry."""
-    assert [row["name"] for row in call("emit", "--list", "--json").document] == [e.name for e in EMITTERS]
+    """The list is the registry; each row says which axes, which versions and how far it was proven, by a test that is there."""
+    listed = call("emit", "--list", "--json").document
+    assert [row["name"] for row in listed] == [e.name for e in EMITTERS]
+    for row in listed:
+        assert row["axes"]
+        assert row["versions"]
+        assert row["proof"] in ("keys", "parsed", "trained")
+        assert (ROOT / row["evidence"]).exists()
 
 
 @pytest.mark.parametrize("missing", ["PLAN", "--to", "--out"])

@@ -28,7 +28,7 @@ for ((node = 0; node < SLURM_NNODES; node++)); do echo "node00$((node + 1))"; do
 
 @dataclass(frozen=True)
 class Call:
-    """How torchrun was called on one node."""
+    """How the launcher was called on one node."""
 
     argv: list[str]
     env: dict[str, str]
@@ -46,7 +46,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Ran:
-    """A finished script: its exit code, what it said, and the calls of torchrun by node."""
+    """A finished script: its exit code, what it said, and the calls of the launcher by node."""
 
     code: int
     err: str
@@ -59,7 +59,7 @@ def run_script(
     """Run an emitted script with the stub launchers in front of everything else on PATH."""
     tools = log / "tools"
     tools.mkdir(parents=True)
-    for name, text in (("torchrun", TORCHRUN), ("srun", SRUN), ("scontrol", SCONTROL)):
+    for name, text in (("torchrun", TORCHRUN), ("accelerate", TORCHRUN), ("srun", SRUN), ("scontrol", SCONTROL)):
         (tools / name).write_text(text, encoding="utf-8")
         (tools / name).chmod(0o755)
     env = {"PATH": f"{tools}:{os.environ['PATH']}", "STUB_LOG": str(log), "LC_ALL": "C.UTF-8", **(variables or {})}

@@ -7,79 +7,20 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
-from itertools import product
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import pytest
 
 from strategist import StrategistError, emit
 from strategist.document.load import plan_from
-from strategist.document.plan import NumberFormats, Plan
 from strategist.emitters import EMITTERS, find_emitter
 from strategist.emitters.emitter import Options
 from strategist.errors import is_hostile
-from tests.plans import make_plan, tiny_llama
+from tests.emitters.grid import COMMON, outcomes
+from tests.plans import make_plan
 
 NAMES = [emitter.name for emitter in EMITTERS]
-
-AXES: tuple[dict[str, Any], ...] = (
-    {},
-    {"dp_replicate": 2},
-    {"dp_shard": 2, "zero": 1},
-    {"dp_shard": 2, "zero": 2},
-    {"dp_shard": 2, "zero": 3},
-    {"dp_replicate": 2, "dp_shard": 2, "zero": 3},
-    {"tp": 2},
-    {"tp": 2, "sequence_parallel": True},
-    {"pp": 2},
-    {"pp": 2, "dp_replicate": 2},
-    {"pp": 2, "tp": 2, "dp_shard": 2, "zero": 3},
-    {"cp": 2},
-    {"dp_shard": 2, "zero": 3, "ep": 2},
-    {"tp": 2, "dp_shard": 2, "zero": 3, "etp": 2},
-    {"pp": 2, "virtual_stages": 2, "schedule": "interleaved"},
-)
-OPTIONS: tuple[dict[str, Any], ...] = (
-    {},
-    {"micro_batch": 2, "accumulation": 4},
-    {"recompute": "full"},
-    {"recompute": "selective"},
-    {"offload": "optimizer"},
-    {"tiling": 8},
-    {"optimizer": "sgd"},
-    {"optimizer": "adamw8bit"},
-    {"backend": "nccl"},
-    {"compile": True},
-    {"context_parallel": "ring"},
-    {"formats": NumberFormats(parameter="float32", gradient="float32", reduce="float32", compute="float16")},
-)
-
-
-def grid() -> Iterator[tuple[str, Plan]]:
-    """Every axis with every option."""
-    for axes, options in product(AXES, OPTIONS):
-        pipeline = {"accumulation": 4} if axes.get("pp", 1) > 1 else {}
-        choices = pipeline | axes | options
-        yield (
-            json.dumps({key: str(value) for key, value in choices.items()}),
-            make_plan(tiny_llama(layers=4), **choices),
-        )
-
-
-@cache
-def outcomes(target: str) -> dict[str, tuple[Plan, dict[PurePosixPath, str] | StrategistError]]:
-    """What a target does with every plan of the grid."""
-    found: dict[str, tuple[Plan, dict[PurePosixPath, str] | StrategistError]] = {}
-    for label, plan in grid():
-        try:
-            found[label] = plan, dict(emit(plan, target))
-        except StrategistError as refusal:
-            found[label] = plan, refusal
-    return found
 
 
 @pytest.mark.parametrize("target", NAMES)
@@ -90,7 +31,9 @@ def test_every_plan_is_written_or_refused(target: str) -> None:
         if isinstance(outcome, StrategistError):
             refused += 1
             assert (outcome.exit_code, bool(outcome.hint)) == (3, True)
-            named = re.search(r"\b(mesh|strategy|model|workload)\.[a-z_]+|formats|parameters float\d+", outcome.message)
+            named = re.search(
+                r"\b(mesh|strategy|model|workload)\.[a-z_]+|formats|(parameters|reduced in) b?float\d+", outcome.message
+            )
             assert named or re.search(r"zero|tp|cp|ep|stages|schedule", outcome.message), outcome.message
         else:
             written += 1
@@ -133,7 +76,7 @@ def test_texts_are_clean(target: str) -> None:
 def test_equal_plans_have_equal_files(target: str) -> None:
     """The same plan and options give the same bytes."""
     options = Options(job_name="a", env=(("NCCL_DEBUG", "INFO"),))
-    assert emit(make_plan(), target, options) == emit(make_plan(), target, options)
+    assert emit(make_plan(**COMMON), target, options) == emit(make_plan(**COMMON), target, options)
 
 
 @pytest.mark.parametrize("target", NAMES)
@@ -157,8 +100,8 @@ def test_scripts_are_right_for_the_shell(target: str, tmp_path: Path) -> None:
 
 
 def test_unequal_nodes_are_refused() -> None:
-    """torchrun starts equally many processes everywhere, so nodes that differ are refused by both targets."""
-    plan = make_plan(dp_replicate=3)
+    """Launchers start equally many processes everywhere, so nodes that differ are refused by every target."""
+    plan = make_plan(dp_replicate=3, **COMMON)
     group = plan.cluster.groups[0]
     groups = tuple(replace(group, node=replace(group.node, gpus=gpus, fast_domain=gpus)) for gpus in (1, 2))
     unequal = replace(plan, cluster=replace(plan.cluster, groups=groups))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given
@@ -15,11 +16,15 @@ from strategist.emitters import EMITTERS
 from strategist.emitters.emitter import Options
 from strategist.errors import is_hostile
 from tests.cli.harness import call, hand_written
+from tests.emitters.grid import COMMON
 from tests.emitters.stubs import Call, Ran, run_script, zeros
 from tests.examples import examples
 from tests.plans import make_plan
 
-TARGETS = {"torchrun": "launch.sh", "slurm": "job.sbatch"}
+TARGETS = {emitter.name: emitter.executables[0] for emitter in EMITTERS}
+"""Every target, and its script."""
+ADDRESS = {"accelerate": ("--main_process_ip", "--main_process_port")}
+"""Names of a launcher's options for the meeting place, where they are not torchrun's."""
 HOSTILE = (
     "$(touch canary)", "`touch canary`", "'; touch canary; '", '"; touch canary; "', "a b  c", "\\", "\\n", "!!", "*", "~",
     "$HOME", "${IFS}", "-n", "--help", "a=b", "#", "é ∑ 日本", "'", '"', "", " ", "&& touch canary", "| touch canary",
@@ -28,9 +33,9 @@ HOSTILE = (
 """Values that do something to a careless script."""
 
 
-def plan_on(nodes: int, ranks: int = 2) -> Plan:
-    """A sharded plan on some equal nodes."""
-    plan = make_plan(dp_shard=nodes * ranks, zero=3)
+def plan_on(nodes: int, ranks: int = 2, **said: Any) -> Plan:
+    """A sharded plan on some equal nodes; of CPUs, or with `said` of something else."""
+    plan = make_plan(dp_shard=nodes * ranks, zero=3, **said)
     group = plan.cluster.groups[0]
     node = replace(group.node, gpus=ranks, fast_domain=ranks)
     return replace(plan, cluster=replace(plan.cluster, groups=(replace(group, node=node, count=nodes),)))
@@ -54,11 +59,6 @@ def launched(
 def no_canary(folder: Path) -> bool:
     """Nothing that a hostile value asked for has happened."""
     return not [path for path in folder.rglob("*") if "canary" in path.name]
-
-
-def test_every_target_is_launched_here() -> None:
-    """A new target needs a stub and joins the tests below."""
-    assert set(TARGETS) == {emitter.name for emitter in EMITTERS}
 
 
 def test_one_node(tmp_path: Path) -> None:
@@ -102,10 +102,23 @@ def test_what_a_node_must_know(missing: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_told_rendezvous(target: str, tmp_path: Path) -> None:
-    """--master-addr and --master-port are what torchrun gets."""
+    """--master-addr and --master-port are what the launcher gets."""
     options = Options(master_addr="fe80::1", master_port=12345)
-    calls = launched(tmp_path, target, plan_on(2), options, NODE_RANK="0").calls
-    assert {(c.option("--master-addr"), c.option("--master-port")) for c in calls} == {("fe80::1", "12345")}
+    calls = launched(tmp_path, target, plan_on(2, **COMMON), options, NODE_RANK="0").calls
+    address, port = ADDRESS.get(target, ("--master-addr", "--master-port"))
+    assert {(c.option(address), c.option(port)) for c in calls} == {("fe80::1", "12345")}
+
+
+def test_accelerate_is_told_the_node_and_its_files(tmp_path: Path) -> None:
+    """accelerate launch gets the file beside the script from whatever folder it is called, and the node's number."""
+    for zero, more in ((3, []), (1, ["--deepspeed_config_file", f"{tmp_path}/1/job/deepspeed.json"])):
+        plan = plan_on(2, **COMMON)
+        plan = replace(plan, strategy=replace(plan.strategy, zero=zero))
+        ran = launched(tmp_path / str(zero), "accelerate", plan, Options(master_addr="node001"), NODE_RANK="1")
+        assert ran.calls[0].argv == [
+            "launch", "--config_file", f"{tmp_path}/{zero}/job/accelerate.yaml", *more, "--machine_rank", "1",
+            "--main_process_ip", "node001", "--main_process_port", "29500", f"{tmp_path}/{zero}/job/train.py",
+        ]  # fmt: skip
 
 
 def test_slurm_starts_one_task_per_node(tmp_path: Path) -> None:
@@ -160,7 +173,7 @@ def test_a_failing_scontrol_stops_the_job(tmp_path: Path) -> None:
 def test_hostile_values_arrive_unchanged(target: str, tmp_path: Path) -> None:
     """Every value of a variable and every word for the script arrives byte for byte, and none of them runs."""
     env = tuple((f"NCCL_TEST_{number}", value) for number, value in enumerate(HOSTILE))
-    ran = launched(tmp_path, target, plan_on(1), Options(env=env), words=HOSTILE)
+    ran = launched(tmp_path, target, plan_on(1, **COMMON), Options(env=env), words=HOSTILE)
     assert (ran.code, ran.err) == (0, "")
     assert [(name, ran.calls[0].env[name]) for name, _ in env] == list(env)
     assert ran.calls[0].script[1:] == list(HOSTILE)
@@ -171,7 +184,7 @@ def test_hostile_values_arrive_unchanged(target: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a b", "$(touch canary)", "x'y\"z", "-n", "é*"])
 def test_hostile_folders(target: str, name: str, tmp_path: Path) -> None:
     """The job's folder may be called anything."""
-    ran = launched(tmp_path / name, target, plan_on(1))
+    ran = launched(tmp_path / name, target, plan_on(1, **COMMON))
     assert ran.calls[0].script == [f"{tmp_path}/{name}/job/train.py"]
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
@@ -179,7 +192,7 @@ def test_hostile_folders(target: str, name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_hostile_plans(target: str, tmp_path: Path) -> None:
     """A plan from a stranger whose model is called like a command starts nothing but the job."""
-    plan = plan_on(1)
+    plan = plan_on(1, **COMMON)
     model = replace(plan.model, family="x\ntouch canary\n#", name="$(touch canary)")
     ran = launched(tmp_path, target, replace(plan, model=model))
     assert (ran.code, len(ran.calls)) == (0, 1)
@@ -193,7 +206,7 @@ def test_any_value_arrives_unchanged(tmp_path_factory: pytest.TempPathFactory, v
     """Whatever is accepted as a value arrives as it is."""
     folder = tmp_path_factory.mktemp("job")
     for target in TARGETS:
-        ran = launched(folder / target, target, plan_on(1), Options(env=(("NCCL_X", value),)), words=(value,))
+        ran = launched(folder / target, target, plan_on(1, **COMMON), Options(env=(("NCCL_X", value),)), words=(value,))
         assert (ran.calls[0].env["NCCL_X"], ran.calls[0].script[1:]) == (value, [value])
 
 

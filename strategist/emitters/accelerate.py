@@ -1,0 +1,226 @@
+"""Accelerate: its YAML for `accelerate launch`, a training script, and a launch script.
+
+One process group of replicas is DDP; ZeRO 2 and 3 are FSDP2, in which ZeRO 2 keeps gathered weights after the forward pass;
+ZeRO 1 and an offloaded optimizer are DeepSpeed's, whose own JSON lies beside the YAML. Keys as in Accelerate 1.15.0,
+commands/config/config_args.py, commands/launch.py and utils/launch.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Any
+
+from strategist.document.plan import Plan
+from strategist.emitters import deepspeed
+from strategist.emitters.coverage import EVERY, NO_SHARDED_SCALER, REDUCED_AS_KEPT, Clash, Coverage, causal_models
+from strategist.emitters.emitter import Emitter, Files, Options
+from strategist.emitters.hugging_face_script import OPTIMIZER, script
+from strategist.emitters.serial import json_text, yaml_text
+from strategist.emitters.torchrun import Launcher, job_files, layout_comment, ranks_per_node
+from strategist.records import replace
+
+CONFIG = PurePosixPath("accelerate.yaml")
+MIXED_PRECISION = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
+"""Accelerate's names of formats of compute. Weights and gradients stay fp32 beside each of them."""
+
+
+def engine_of(plan: Plan) -> str:
+    """Accelerate's distributed_type for a plan."""
+    if plan.strategy.offload == "optimizer" or plan.strategy.zero == 1 or plan.strategy.formats in deepspeed.MASTERED:
+        return "DEEPSPEED"
+    if plan.mesh.world == 1:
+        return "NO"
+    return "FSDP" if plan.strategy.zero else "MULTI_GPU"
+
+
+def _with_deepspeed(clash: Clash) -> Clash:
+    return replace(clash, holds=lambda plan: engine_of(plan) == "DEEPSPEED" and clash.holds(plan))
+
+
+COVERAGE = Coverage(
+    framework="Accelerate 1.15",
+    values=dict(deepspeed.COVERAGE.values)
+    | {
+        "strategy.compile": EVERY,
+        "strategy.backend": ("nccl",),
+    },
+    why={
+        "mesh.tp": "It cannot load a sharded model with Transformers 5.23, which no longer has what it imports.",
+        "mesh.pp": "It pipelines through Megatron-LM only.",
+        "mesh.cp": "Its context parallelism leaves the cut of a batch to the script.",
+        "mesh.ep": "It has no key for experts outside Megatron-LM.",
+        "strategy.recompute": "Transformers recomputes whole layers.",
+        "strategy.offload": "NVMe needs a folder, and the plan names none.",
+        "strategy.backend": "On CPUs `accelerate launch` starts one process whatever the file says.",
+        "strategy.formats": "It keeps fp32 weights, or with DeepSpeed low weights beside fp32 masters.",
+        "workload.precision": "Its fp8 needs a recipe, which no plan holds.",
+    },
+    clashes=(
+        *(_with_deepspeed(clash) for clash in deepspeed.COVERAGE.clashes if clash is not deepspeed.NEEDS_ZERO_3),
+        Clash(
+            holds=lambda plan: (
+                plan.strategy.offload == "parameters" and (plan.strategy.zero != 3 or plan.mesh.dp_shard == 1)
+            ),
+            sentence="strategy.offload = parameters needs strategy.zero = 3 and mesh.dp_shard above 1: it is an option of FSDP2.",
+        ),
+        Clash(
+            holds=lambda plan: engine_of(plan) == "DEEPSPEED" and plan.strategy.compile,
+            sentence="strategy.compile is not mapped for DeepSpeed, which strategy.zero = 1 and an offloaded optimizer need.",
+        ),
+        Clash(
+            holds=lambda plan: plan.mesh.dp_shard == 1 and plan.strategy.zero > 0 and engine_of(plan) != "DEEPSPEED",
+            sentence="strategy.zero = 2 and 3 need mesh.dp_shard above 1.",
+        ),
+        Clash(
+            holds=lambda plan: engine_of(plan) == "MULTI_GPU" and plan.mesh.dp_shard > 1,
+            sentence="mesh.dp_shard above 1 needs strategy.zero of 1 to 3.",
+        ),
+        REDUCED_AS_KEPT,
+        NO_SHARDED_SCALER,
+        causal_models("Accelerate"),
+    ),
+)
+
+TRAIN = script(
+    "Accelerate",
+    "from accelerate import Accelerator, FullyShardedDataParallelPlugin\n"
+    "from torch.distributed.fsdp import MixedPrecisionPolicy\n"
+    "from torch.utils.data import DataLoader, Dataset\n"
+    "from transformers import AutoConfig, AutoModelForCausalLM\n",
+    OPTIMIZER
+    + '''
+
+def make_accelerator():
+    """What accelerate.yaml says, and the format of reduction, for which it has no key."""
+    steps = strategy["accumulation"]
+    if os.environ.get("ACCELERATE_USE_FSDP") != "true" or formats["compute"] == "float32":
+        return Accelerator(gradient_accumulation_steps=steps)
+    compute, reduce = (getattr(torch, formats[name]) for name in ("compute", "reduce"))
+    policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, output_dtype=compute)
+    plugin = FullyShardedDataParallelPlugin(mixed_precision_policy=policy)
+    return Accelerator(gradient_accumulation_steps=steps, fsdp_plugin=plugin)
+
+
+def main():
+    accelerator = make_accelerator()
+    if accelerator.num_processes != mesh["dp_replicate"] * mesh["dp_shard"]:
+        raise SystemExit(f"{accelerator.num_processes} processes were started; the plan has another number.")
+    model = make_model()
+    data = SyntheticTokens(model.config.vocab_size)
+    loader = DataLoader(data, batch_size=strategy["micro_batch"])
+    if strategy["offload"] == "optimizer":
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+        optimizer = DeepSpeedCPUAdam(model.parameters(), lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
+    else:
+        optimizer = make_optimizer(model.parameters())
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    number, losses = 0, []
+    for batch in loader:
+        with accelerator.accumulate(model):
+            loss = model(**batch).loss
+            accelerator.backward(loss)
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(loss.detach().float())
+        if accelerator.sync_gradients:
+            mean = accelerator.reduce(torch.stack(losses).mean(), "mean")
+            if accelerator.is_main_process:
+                print(f"step {number}  loss {mean.item():.6f}", flush=True)
+            number, losses = number + 1, []
+    accelerator.wait_for_everyone()
+    accelerator.end_training()
+
+
+main()
+''',
+    recompute="""    if strategy["recompute"] == "full" and os.environ.get("ACCELERATE_USE_FSDP") != "true":
+        model.gradient_checkpointing_enable({"use_reentrant": False})  # FSDP2's own is set in accelerate.yaml
+""",
+).replace("import json\n", "import json\nimport os\n", 1)
+
+
+def accelerate_config(plan: Plan) -> dict[str, Any]:
+    """The document that `accelerate launch --config_file` reads; ranks of nodes and their address come from the command."""
+    engine = engine_of(plan)
+    document: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": engine,
+        "num_machines": plan.cluster.nodes,
+        "num_processes": plan.mesh.world,
+        "use_cpu": False,
+        "debug": False,
+        "rdzv_backend": "static",
+        "same_network": True,
+        "main_training_function": "main",
+    }
+    sections = {"FSDP": _fsdp, "DEEPSPEED": _deepspeed}
+    document |= sections[engine](plan) if engine in sections else {}
+    if engine != "DEEPSPEED":  # whose own file says it, and may not be contradicted
+        document["mixed_precision"] = MIXED_PRECISION[plan.strategy.formats.compute]
+    if plan.strategy.compile:
+        document["dynamo_config"] = {"dynamo_backend": "INDUCTOR"}
+    return document
+
+
+def _fsdp(plan: Plan) -> dict[str, Any]:
+    strategy, mesh = plan.strategy, plan.mesh
+    section = {
+        "fsdp_version": 2,
+        "fsdp_reshard_after_forward": strategy.zero == 3,
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_offload_params": strategy.offload == "parameters",
+        "fsdp_activation_checkpointing": strategy.recompute == "full",
+        "fsdp_cpu_ram_efficient_loading": False,
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+    }
+    sizes = {
+        "parallelism_config_dp_replicate_size": mesh.dp_replicate,
+        "parallelism_config_dp_shard_size": mesh.dp_shard,
+    }
+    return {"fsdp_config": section} | ({"parallelism_config": sizes} if mesh.dp_replicate > 1 else {})
+
+
+def _deepspeed(plan: Plan) -> dict[str, Any]:
+    """Everything else of DeepSpeed stands in its own file: Accelerate refuses keys that are said twice."""
+    launcher = {"deepspeed_multinode_launcher": "standard"} if plan.cluster.nodes > 1 else {}
+    return {"deepspeed_config": {"deepspeed_config_file": str(deepspeed.CONFIG), "zero3_init_flag": False} | launcher}
+
+
+def _launcher(plan: Plan) -> Launcher:
+    """The words of `accelerate launch` for one node and for one of many."""
+    file = f' --deepspeed_config_file "$here/{deepspeed.CONFIG}"' if engine_of(plan) == "DEEPSPEED" else ""
+    head = f'accelerate launch --config_file "$here/{CONFIG}"{file}'
+    return Launcher(
+        one_node=head,
+        many_nodes=f"{head} --machine_rank",
+        address="--main_process_ip",
+        port="--main_process_port",
+    )
+
+
+def write(plan: Plan, options: Options) -> Files:
+    """plan.json, accelerate.yaml, train.py, launch.sh, and deepspeed.json where DeepSpeed does the work.
+
+    Raises ImpossibleError UNSUPPORTED.
+    """
+    COVERAGE.require(plan, "accelerate")
+    ranks_per_node(plan)
+    comments = (layout_comment(plan).removeprefix("# "), "The format of reduction has no key: train.py sets it.")
+    files = job_files(plan, options, TRAIN, _launcher(plan)) | {CONFIG: yaml_text(accelerate_config(plan), comments)}
+    if engine_of(plan) == "DEEPSPEED":
+        files[deepspeed.CONFIG] = json_text(deepspeed.deepspeed_config(plan))
+    return files
+
+
+ACCELERATE = Emitter(
+    name="accelerate",
+    title="Accelerate with DDP, FSDP2 or DeepSpeed, a Hugging Face model",
+    engine="accelerate",
+    versions="Accelerate 1.15, transformers 5.23, DeepSpeed 0.19.8, torch 2.13",
+    write=write,
+    axes=COVERAGE.axes,
+    executables=("launch.sh",),
+)

@@ -1,0 +1,152 @@
+"""What a target can say: allowed values of every field that a layout has. Whatever is not named must be plain.
+
+A new field of Mesh or Strategy is therefore refused by every framework's target until somebody maps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from operator import attrgetter
+from typing import Any
+
+from strategist.document.plan import MESH_AXES, Dtype, Mesh, NumberFormats, Plan, Strategy
+from strategist.errors import ImpossibleError, shown
+from strategist.records import dataclass, names_of, replace
+
+EVERY: tuple[Any, ...] = ()
+"""Any value of a field can be said."""
+
+FLOAT32 = NumberFormats(parameter="float32", gradient="float32", reduce="float32", compute="float32")
+LOW: tuple[Dtype, ...] = ("bfloat16", "float16")
+AUTOCAST = tuple(replace(FLOAT32, compute=low, reduce=reduce) for low in LOW for reduce in ("float32", low))
+NATIVE = (FLOAT32, *AUTOCAST)
+"""Formats of PyTorch's DDP and FSDP2: fp32 weights and gradients, computed with, and perhaps reduced, in another format."""
+
+AXES = ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "etp")
+
+_SHAPED_BY_OTHERS = ("mesh.order", "strategy.stages", "strategy.profile")
+"""Fields that no target needs to say: the order is checked as a whole, stages follow from mesh.pp, and the profile says
+whose kernels the prediction is for, not how the job runs."""
+
+_CAUSAL = ("decoder", "hybrid", "ssm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clash:
+    """Values that a target can say one by one but not together; `sentence` names the fields and says why."""
+
+    holds: Callable[[Plan], bool]
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """What a framework can express. `values` maps paths in the Plan to allowed values, `why` says why not the others.
+
+    framework: name and version as a sentence's subject. hint: what to do with plans that are refused.
+    """
+
+    framework: str
+    values: Mapping[str, tuple[Any, ...]]
+    why: Mapping[str, str]
+    clashes: tuple[Clash, ...] = ()
+    hint: str = "Emit it to torchrun, which runs it on strategist's executor, or pin another layout."
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Mesh axes that may be larger than one."""
+        return tuple(axis for axis in AXES if self.allowed(f"mesh.{axis}") == EVERY)
+
+    def allowed(self, place: str) -> tuple[Any, ...]:
+        """Values of a field that can be said; EVERY for all."""
+        return self.values.get(place, (plain_values()[place],))
+
+    def require(self, plan: Plan, target: str) -> None:
+        """Raise ImpossibleError UNSUPPORTED with a sentence for every field of the plan that cannot be said."""
+        found = tuple(self.obstacles(plan))
+        if found:
+            raise ImpossibleError(
+                "UNSUPPORTED",
+                f"{target} cannot express this plan: {' '.join(found)}",
+                flag="--to",
+                value=target,
+                hint=self.hint,
+            )
+
+    def obstacles(self, plan: Plan) -> Iterator[str]:
+        """Sentences about fields of the plan, one by one and together, that cannot be said."""
+        for place in plain_values():
+            allowed, value = self.allowed(place), attrgetter(place)(plan)
+            if allowed != EVERY and value not in allowed:
+                yield f"{self.framework} cannot say {place} = {_word(value)}{_others(allowed)}. {self.why.get(place, '')}".rstrip()
+        if _inner_to_outer(plan) != _inner_to_outer(plan, MESH_AXES):
+            yield f"{self.framework} orders ranks as {', '.join(MESH_AXES)}, not by mesh.order = {', '.join(plan.mesh.order)}."
+        yield from (clash.sentence for clash in self.clashes if clash.holds(plan))
+
+
+def _inner_to_outer(plan: Plan, order: tuple[str, ...] | None = None) -> tuple[str, ...]:
+    """Axes larger than one in rank order: the others do not matter."""
+    return tuple(axis for axis in order or plan.mesh.order if plan.mesh.size(axis) > 1)
+
+
+@cache
+def plain_values() -> Mapping[str, Any]:
+    """The path of each field that a target must map, and the value that says nothing."""
+    records = (("mesh", Mesh()), ("strategy", Strategy(stages=(), formats=FLOAT32)))
+    places = {f"{name}.{field}": getattr(record, field) for name, record in records for field in names_of(type(record))}
+    fields = {place: value for place, value in places.items() if place not in _SHAPED_BY_OTHERS}
+    return fields | {"workload.precision": "fp32"}
+
+
+DATA_PARALLEL: Mapping[str, tuple[Any, ...]] = {
+    "mesh.dp_replicate": EVERY,
+    "mesh.dp_shard": EVERY,
+    "strategy.micro_batch": EVERY,
+    "strategy.accumulation": EVERY,
+    "strategy.recompute": ("none", "full"),
+    "strategy.optimizer": ("adamw", "sgd"),
+    "strategy.formats": NATIVE,
+    "strategy.backend": ("nccl", "gloo"),
+    "workload.precision": ("fp32", "bf16", "fp16"),
+}
+"""What every framework of data parallelism can say."""
+
+SHARDS_GO_WITH_ZERO = Clash(
+    holds=lambda plan: (plan.mesh.dp_shard > 1) != (plan.strategy.zero > 0),
+    sentence="strategy.zero = 2 and 3 go with mesh.dp_shard above 1, and 0 goes without.",
+)
+REDUCED_AS_KEPT = Clash(
+    holds=lambda plan: (
+        plan.mesh.dp_shard == 1 and plan.strategy.formats in AUTOCAST and plan.strategy.formats.reduce in LOW
+    ),
+    sentence="strategy.formats.reduce is that of the fp32 gradients in DDP.",
+)
+NO_SHARDED_SCALER = Clash(
+    holds=lambda plan: (
+        plan.mesh.dp_shard > 1
+        and plan.strategy.zero > 1
+        and plan.strategy.formats in AUTOCAST
+        and plan.strategy.formats.compute == "float16"
+    ),
+    sentence="strategy.formats of float16 and FSDP2 need a scaler of sharded gradients, which was not tried.",
+)
+
+
+def causal_models(framework: str) -> Clash:
+    """The emitted script trains language models; other kinds need another model class and other data."""
+    sentence = f"The script for {framework} trains causal language models; model.kind is another."
+    return Clash(holds=lambda plan: plan.model.kind not in _CAUSAL, sentence=sentence)
+
+
+def _word(value: Any) -> str:
+    """A value of a field in words."""
+    if isinstance(value, NumberFormats):
+        said = f"{value.parameter} parameters, {value.gradient} gradients, {value.reduce} reduction, {value.compute} compute"
+        return f"({said}, master {value.master})"
+    return shown(str(value))
+
+
+def _others(values: tuple[Any, ...]) -> str:
+    """What can be said instead; number formats are too many words."""
+    return "" if isinstance(values[0], NumberFormats) else f"; it has {' or '.join(_word(value) for value in values)}"

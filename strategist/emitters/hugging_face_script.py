@@ -1,0 +1,67 @@
+"""The parts that training scripts for Hugging Face models share, whatever framework trains them.
+
+A script reads plan.json beside it and nothing is baked in: batch, number formats, recompute and optimizer come from
+there, so that an edited plan and its script never disagree. It needs no strategist on the cluster.
+"""
+
+from __future__ import annotations
+
+OPTIMIZER = '''
+
+def make_optimizer(parameters):
+    """The plan's optimizer with the hyperparameters that strategist's executor has."""
+    if strategy["optimizer"] == "sgd":
+        return torch.optim.SGD(parameters, lr=options.learning_rate, momentum=0.9)
+    return torch.optim.AdamW(parameters, lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
+'''
+
+_HEAD = '''"""Train under plan.json with {title}. Yours to edit: the plan is read, nothing is baked in."""
+
+{imports}
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--model", required=True, help="folder or hub name of a transformers configuration")
+parser.add_argument("--steps", type=int, default=20, help="optimizer steps")
+parser.add_argument("--seed", type=int, default=0, help="seed of weights and data")
+parser.add_argument("--learning-rate", type=float, default=3e-4, help="of the optimizer, constant")
+options = parser.parse_args()
+
+here = Path(__file__).parent
+plan = json.loads((here / "plan.json").read_text(encoding="utf-8"))
+mesh, strategy, workload = plan["mesh"], plan["strategy"], plan["workload"]
+formats = strategy["formats"]
+
+
+class SyntheticTokens(Dataset):
+    """Random sequences, the same at each index on every rank. Replace it by your data: items with input_ids and labels."""
+
+    def __init__(self, vocabulary):
+        self.vocabulary = vocabulary
+
+    def __len__(self):
+        return options.steps * workload["global_batch"]
+
+    def __getitem__(self, index):
+        generator = torch.Generator().manual_seed(options.seed * 1_000_003 + index)
+        tokens = torch.randint(self.vocabulary, (workload["seq_len"],), generator=generator)
+        return {{"input_ids": tokens, "labels": tokens}}
+
+
+def make_model():
+    """The model with fresh weights. For trained ones: AutoModelForCausalLM.from_pretrained(options.model)."""
+    torch.manual_seed(options.seed)
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.from_pretrained(options.model), dtype=getattr(torch, formats["parameter"])
+    )
+'''
+
+RECOMPUTE = """    if strategy["recompute"] == "full":
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+"""
+
+
+def script(title: str, imports: str, body: str, *, recompute: str = RECOMPUTE) -> str:
+    """A training script. `imports` follow the standard library's; `recompute` ends `make_model`; `body` trains."""
+    lines = f"import argparse\nimport json\nfrom pathlib import Path\n\nimport torch\n{imports}"
+    head = _HEAD.format(title=title, imports=lines.rstrip("\n"))
+    return f"{head}{recompute}    return model\n{body}"

@@ -1,0 +1,190 @@
+"""Transformers: TrainingArguments as JSON, a script around Trainer, and torchrun as launcher.
+
+Replicas are DDP; ZeRO 2 and 3 are FSDP2, in which ZeRO 2 keeps gathered weights after the forward pass. Keys as in
+Transformers 5.23.0, training_args.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Any
+
+from strategist.document.plan import Plan
+from strategist.emitters.coverage import (
+    DATA_PARALLEL,
+    EVERY,
+    NO_SHARDED_SCALER,
+    REDUCED_AS_KEPT,
+    SHARDS_GO_WITH_ZERO,
+    Clash,
+    Coverage,
+    causal_models,
+)
+from strategist.emitters.deepspeed import CLIP_NORM
+from strategist.emitters.emitter import Emitter, Files, Options
+from strategist.emitters.hugging_face_script import script
+from strategist.emitters.serial import json_text
+from strategist.emitters.torchrun import job_files
+
+CONFIG = PurePosixPath("training.json")
+OPTIMIZERS = {"adamw": "adamw_torch", "adamw8bit": "adamw_bnb_8bit", "sgd": "sgd"}
+"""Transformers' names of optimizers."""
+
+
+def is_sharded(plan: Plan) -> bool:
+    """Whether FSDP2 does the work."""
+    return plan.mesh.dp_shard > 1
+
+
+COVERAGE = Coverage(
+    framework="Transformers 5.23",
+    values={
+        **DATA_PARALLEL,
+        "strategy.zero": (0, 2, 3),
+        "strategy.offload": ("none", "parameters"),
+        "strategy.optimizer": tuple(OPTIMIZERS),
+        "strategy.compile": EVERY,
+    },
+    why={
+        "mesh.tp": "Its Trainer takes models that are cut already.",
+        "mesh.pp": "Its Trainer has no pipeline.",
+        "mesh.cp": "Its context parallelism is an object, not a key of a file.",
+        "mesh.ep": "Its Trainer takes models that are cut already.",
+        "strategy.zero": "ZeRO-1 is DeepSpeed's.",
+        "strategy.recompute": "It recomputes whole layers.",
+        "strategy.offload": "Offloading the optimizer alone is DeepSpeed's.",
+        "strategy.formats": "It keeps weights and gradients in fp32.",
+        "workload.precision": "Its fp8 needs a recipe, which no plan holds.",
+    },
+    clashes=(
+        Clash(
+            holds=lambda plan: is_sharded(plan) and plan.mesh.dp_replicate > 1,
+            sentence="mesh.dp_replicate beside mesh.dp_shard is an object of Transformers 5.23, not a key of a file.",
+        ),
+        Clash(
+            holds=lambda plan: plan.strategy.offload != "none" and plan.strategy.zero != 3,
+            sentence="strategy.offload = parameters needs strategy.zero = 3: it is an option of FSDP2.",
+        ),
+        Clash(
+            holds=lambda plan: is_sharded(plan) and plan.strategy.backend == "gloo",
+            sentence="strategy.backend = gloo is DDP only: Transformers refuses FSDP on CPUs.",
+        ),
+        Clash(
+            holds=lambda plan: is_sharded(plan) and plan.strategy.optimizer == "adamw8bit",
+            sentence="strategy.optimizer = adamw8bit keeps states in blocks, which FSDP2 does not cut.",
+        ),
+        SHARDS_GO_WITH_ZERO,
+        REDUCED_AS_KEPT,
+        NO_SHARDED_SCALER,
+        causal_models("Transformers"),
+    ),
+    hint="Emit it to accelerate, deepspeed or torchrun, or pin another layout.",
+)
+
+TRAIN = script(
+    "Transformers' Trainer",
+    "from torch.distributed.fsdp import MixedPrecisionPolicy\n"
+    "from torch.utils.data import Dataset\n"
+    "from transformers import AutoConfig, AutoModelForCausalLM, HfArgumentParser, Trainer, TrainerCallback, TrainingArguments\n",
+    '''
+
+class Report(TrainerCallback):
+    """One line per optimizer step."""
+
+    def on_log(self, arguments, state, control, logs=None, **_):
+        if state.is_world_process_zero and "loss" in logs:
+            print(f"step {state.global_step - 1}  loss {float(logs['loss']):.6f}", flush=True)
+
+
+class DecaysAll(Trainer):
+    """Weight decay on every parameter, as strategist's executor has it; Trainer spares norms and biases."""
+
+    def get_decay_parameter_names(self, model):
+        return [name for name, _ in model.named_parameters()]
+
+
+def main():
+    (arguments,) = HfArgumentParser(TrainingArguments).parse_json_file(str(here / "training.json"))
+    if arguments.world_size != mesh["dp_replicate"] * mesh["dp_shard"]:
+        raise SystemExit(f"{arguments.world_size} processes were started; the plan has another number.")
+    arguments.max_steps, arguments.learning_rate = options.steps, options.learning_rate
+    model = make_model()
+    data = SyntheticTokens(model.config.vocab_size)
+    trainer = DecaysAll(model=model, args=arguments, train_dataset=data, callbacks=[Report()])
+    plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
+    if plugin is not None and formats["compute"] != "float32":
+        # No argument names the format of reduction: it would be that of compute.
+        compute, reduce = (getattr(torch, formats[name]) for name in ("compute", "reduce"))
+        plugin.mixed_precision_policy = MixedPrecisionPolicy(
+            param_dtype=compute, reduce_dtype=reduce, output_dtype=compute
+        )
+    trainer.train()
+
+
+main()
+''',
+    recompute="",
+)
+
+
+def training_arguments(plan: Plan) -> dict[str, Any]:
+    """Fields of TrainingArguments; steps and learning rate come from the command."""
+    strategy = plan.strategy
+    document: dict[str, Any] = {
+        "output_dir": "checkpoints",
+        "per_device_train_batch_size": strategy.micro_batch,
+        "gradient_accumulation_steps": strategy.accumulation,
+        "train_sampling_strategy": "sequential",
+        "optim": OPTIMIZERS[strategy.optimizer],
+        "lr_scheduler_type": "constant",
+        "weight_decay": 0.0 if strategy.optimizer == "sgd" else 0.1,
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.95,
+        "max_grad_norm": CLIP_NORM,
+        "bf16": strategy.formats.compute == "bfloat16",
+        "fp16": strategy.formats.compute == "float16",
+        "use_cpu": strategy.backend == "gloo",
+        "torch_compile": strategy.compile,
+        "logging_steps": 1,
+        "disable_tqdm": True,
+        "report_to": "none",
+        "save_strategy": "no",
+    }
+    if strategy.optimizer == "sgd":
+        document["optim_args"] = "momentum=0.9"
+    return document | (_fsdp(plan) if is_sharded(plan) else _checkpointing(plan))
+
+
+def _fsdp(plan: Plan) -> dict[str, Any]:
+    section = {
+        "version": 2,
+        "reshard_after_forward": plan.strategy.zero == 3,
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "cpu_offload": plan.strategy.offload == "parameters",
+        "activation_checkpointing": plan.strategy.recompute == "full",
+        "state_dict_type": "SHARDED_STATE_DICT",
+    }
+    return {"fsdp": True, "fsdp_config": section}
+
+
+def _checkpointing(plan: Plan) -> dict[str, Any]:
+    if plan.strategy.recompute == "none":
+        return {}
+    return {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+
+
+def write(plan: Plan, options: Options) -> Files:
+    """plan.json, training.json, train.py and launch.sh. Raises ImpossibleError UNSUPPORTED."""
+    COVERAGE.require(plan, "transformers")
+    return job_files(plan, options, TRAIN) | {CONFIG: json_text(training_arguments(plan))}
+
+
+TRANSFORMERS = Emitter(
+    name="transformers",
+    title="Transformers' Trainer with DDP or FSDP2",
+    engine="transformers",
+    versions="transformers 5.23, Accelerate 1.15, torch 2.13",
+    write=write,
+    axes=COVERAGE.axes,
+    executables=("launch.sh",),
+)

@@ -1,0 +1,87 @@
+"""Plans that every target is asked about: each axis with each option, and what the target answered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from pathlib import PurePosixPath
+from typing import Any
+
+from strategist import StrategistError, emit
+from strategist.document.plan import MESH_AXES, NumberFormats, Plan
+from tests.plans import BFLOAT16, FLOAT32, FLOAT64, make_plan, tiny_llama
+
+AXES: tuple[dict[str, Any], ...] = (
+    {},
+    {"dp_replicate": 2},
+    {"dp_shard": 2, "zero": 1},
+    {"dp_shard": 2, "zero": 2},
+    {"dp_shard": 2, "zero": 3},
+    {"dp_replicate": 2, "dp_shard": 2, "zero": 3},
+    {"tp": 2},
+    {"tp": 2, "sequence_parallel": True},
+    {"pp": 2},
+    {"pp": 2, "dp_replicate": 2},
+    {"pp": 2, "tp": 2, "dp_shard": 2, "zero": 3},
+    {"cp": 2},
+    {"dp_shard": 2, "zero": 3, "ep": 2},
+    {"tp": 2, "dp_shard": 2, "zero": 3, "etp": 2},
+    {"pp": 2, "virtual_stages": 2, "schedule": "interleaved"},
+)
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"micro_batch": 2, "accumulation": 4},
+    {"recompute": "full"},
+    {"recompute": "selective"},
+    {"offload": "optimizer"},
+    {"tiling": 8},
+    {"optimizer": "sgd"},
+    {"optimizer": "adamw8bit"},
+    {"backend": "gloo"},
+    {"compile": True},
+    {"context_parallel": "ring"},
+    {"offload": "parameters"},
+    {"formats": NumberFormats(parameter="float32", gradient="float32", reduce="float32", compute="float16")},
+    {"formats": BFLOAT16},
+    {"formats": replace(BFLOAT16, reduce="bfloat16")},
+    {"formats": replace(BFLOAT16, parameter="bfloat16", master="float32")},
+    {"formats": FLOAT64},
+    {"order": tuple(reversed(MESH_AXES))},
+)
+
+
+COMMON: dict[str, Any] = {"formats": FLOAT32, "backend": "nccl"}
+"""What every target can say."""
+
+
+def grid() -> Iterator[tuple[str, Plan]]:
+    """Every axis with every option."""
+    for axes, options in product(AXES, OPTIONS):
+        pipeline = {"accumulation": 4} if axes.get("pp", 1) > 1 else {}
+        choices = COMMON | pipeline | axes | options
+        yield (
+            json.dumps({key: str(value) for key, value in choices.items()}),
+            make_plan(tiny_llama(layers=4), **choices),
+        )
+
+
+@cache
+def outcomes(target: str) -> dict[str, tuple[Plan, dict[PurePosixPath, str] | StrategistError]]:
+    """What a target does with every plan of the grid."""
+    found: dict[str, tuple[Plan, dict[PurePosixPath, str] | StrategistError]] = {}
+    for label, plan in grid():
+        try:
+            found[label] = plan, dict(emit(plan, target))
+        except StrategistError as refusal:
+            found[label] = plan, refusal
+    return found
+
+
+def written(target: str) -> Iterator[tuple[Plan, dict[PurePosixPath, str]]]:
+    """The plans of the grid that a target has files for, and the files."""
+    for plan, outcome in outcomes(target).values():
+        if isinstance(outcome, dict):
+            yield plan, outcome

@@ -1,0 +1,187 @@
+"""What the files of frameworks say, read back by other code, is what the plan says: nothing is dropped or changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from pathlib import PurePosixPath
+from typing import Any
+
+import pytest
+import yaml
+
+from strategist import StrategistError, emit
+from strategist.document.plan import Mesh, Plan, Strategy
+from strategist.emitters import EMITTERS
+from strategist.emitters.coverage import plain_values
+from tests.emitters.grid import COMMON, grid, written
+from tests.plans import make_plan
+
+Said = dict[str, Any]
+Files = Mapping[PurePosixPath, str]
+LONG = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "no": "float32"}
+
+
+def from_deepspeed(files: Files) -> Said:
+    """DeepSpeed's JSON: the batch, ZeRO, what is offloaded, formats."""
+    text = json.loads(files[PurePosixPath("deepspeed.json")])
+    zero, batch = text["zero_optimization"], text["train_batch_size"]
+    offload = "parameters" if "offload_param" in zero else "optimizer" if "offload_optimizer" in zero else "none"
+    micro, accumulation = text["train_micro_batch_size_per_gpu"], text["gradient_accumulation_steps"]
+    assert all(place["device"] == "cpu" for name, place in zero.items() if name.startswith("offload"))
+    said = {"zero": zero["stage"], "offload": offload, "micro_batch": micro, "accumulation": accumulation}
+    return said | {"data_parallel": batch // micro // accumulation, "batch": batch} | deepspeed_formats(text)
+
+
+def deepspeed_formats(text: Said) -> Said:
+    """Weights, reduction and compute by DeepSpeed's sections."""
+    if "torch_autocast" in text:
+        low = text["torch_autocast"]["dtype"]
+        reduce = "float32" if text["torch_autocast"].get("lower_precision_safe_modules") == [] else low
+        return {"parameter": "float32", "gradient": "float32", "reduce": reduce, "compute": low}
+    for short in ("bf16", "fp16"):
+        if text.get(short, {}).get("enabled"):
+            low, gradient = LONG[short], LONG[text["data_types"]["grad_accum_dtype"]]
+            reduce = LONG[text["communication_data_type"]]
+            return {"parameter": low, "gradient": gradient, "reduce": reduce, "compute": low}
+    return dict.fromkeys(("parameter", "gradient", "reduce", "compute"), "float32")
+
+
+def from_accelerate(files: Files) -> Said:
+    """Accelerate's YAML, and DeepSpeed's JSON where it points to it."""
+    text = yaml.safe_load(files[PurePosixPath("accelerate.yaml")])
+    said: Said = {"data_parallel": text["num_processes"], "nodes": text["num_machines"]}
+    said["compile"] = text.get("dynamo_config", {}).get("dynamo_backend") == "INDUCTOR"
+    kind = text["distributed_type"]
+    if kind == "DEEPSPEED":
+        assert PurePosixPath(text["deepspeed_config"]["deepspeed_config_file"]) in files
+        assert "mixed_precision" not in text
+        return said | from_deepspeed(files)
+    said["compute"] = LONG[text["mixed_precision"]]
+    if kind != "FSDP":
+        assert kind == ("MULTI_GPU" if said["data_parallel"] > 1 else "NO")
+        return said | {"zero": 0, "offload": "none"}
+    section, sizes = text["fsdp_config"], text.get("parallelism_config", {})
+    assert section["fsdp_version"] == 2
+    return said | {
+        "zero": 3 if section["fsdp_reshard_after_forward"] else 2,
+        "offload": "parameters" if section["fsdp_offload_params"] else "none",
+        "recompute": "full" if section["fsdp_activation_checkpointing"] else "none",
+        "dp_replicate": sizes.get("parallelism_config_dp_replicate_size", 1),
+        "dp_shard": sizes.get("parallelism_config_dp_shard_size", said["data_parallel"]),
+    }
+
+
+def from_transformers(files: Files) -> Said:
+    """The fields of TrainingArguments."""
+    text = json.loads(files[PurePosixPath("training.json")])
+    section = text.get("fsdp_config")
+    recompute = section["activation_checkpointing"] if section else text.get("gradient_checkpointing", False)
+    assert bool(text.get("fsdp")) == bool(section)
+    return {
+        "micro_batch": text["per_device_train_batch_size"],
+        "accumulation": text["gradient_accumulation_steps"],
+        "optimizer": {"adamw_torch": "adamw", "sgd": "sgd", "adamw_bnb_8bit": "adamw8bit"}[text["optim"]],
+        "compute": "bfloat16" if text["bf16"] else "float16" if text["fp16"] else "float32",
+        "backend": "gloo" if text["use_cpu"] else "nccl",
+        "compile": text["torch_compile"],
+        "recompute": "full" if recompute else "none",
+        "zero": 0 if not section else 3 if section["reshard_after_forward"] else 2,
+        "offload": "parameters" if section and section["cpu_offload"] else "none",
+    }
+
+
+READERS: dict[str, Callable[[Files], Said]] = {
+    "accelerate": from_accelerate,
+    "deepspeed": from_deepspeed,
+    "transformers": from_transformers,
+}
+"""Targets with a file in their framework's own language."""
+
+
+def facts(plan: Plan) -> Said:
+    """What a plan says, under the names that the readers use."""
+    parts = (plan.mesh, plan.strategy, plan.strategy.formats)
+    said = {field.name: getattr(part, field.name) for part in parts for field in fields(part)}
+    batch = plan.workload.global_batch
+    return said | {"data_parallel": plan.mesh.data_parallel, "nodes": plan.cluster.nodes, "batch": batch}
+
+
+@pytest.mark.parametrize("target", READERS)
+def test_files_say_what_the_plan_says(target: str) -> None:
+    """Every number and every choice that a framework's own file holds is the plan's, for every plan of the grid."""
+    seen = set()
+    for plan, files in written(target):
+        said, meant = READERS[target](files), facts(plan)
+        assert {name: meant[name] for name in said} == said
+        seen |= {(name, str(value)) for name, value in said.items()}
+    assert {("zero", "0"), ("zero", "2"), ("zero", "3"), ("compute", "bfloat16"), ("offload", "parameters")} <= seen
+
+
+@pytest.mark.parametrize("target", ["accelerate", "deepspeed", "transformers", "fabric", "trainer"])
+def test_the_script_reads_what_the_file_has_no_key_for(target: str) -> None:
+    """Batch, recompute, formats and optimizer that stand in no file of the framework are read from plan.json by train.py."""
+    ((_, files), *_) = written(target)
+    said = READERS[target](files) if target in READERS else {}
+    script = files[PurePosixPath("train.py")]
+    for name in {"micro_batch", "accumulation", "recompute", "optimizer", "zero"} - set(said):
+        assert f'strategy["{name}"]' in script, name
+
+
+def test_every_field_of_a_layout_is_judged() -> None:
+    """A field that is added to Mesh or Strategy is refused by frameworks' targets until one of them maps it."""
+    named = {place.partition(".")[2] for place in plain_values()}
+    assert {field.name for record in (Mesh, Strategy) for field in fields(record)} - named == {
+        "order",
+        "stages",
+        "profile",
+    }
+
+
+@pytest.mark.parametrize("emitter", EMITTERS, ids=lambda emitter: emitter.name)
+def test_axes_are_those_that_are_written(emitter: Any) -> None:
+    """The axes that `emit --list` shows are those which some plan of the grid is written with."""
+    used = set()
+    for _, plan in grid():
+        larger = {
+            axis for axis in ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "etp") if plan.mesh.size(axis) > 1
+        }
+        if not larger <= used:
+            try:
+                emit(plan, emitter.name)
+            except StrategistError:
+                continue
+            used |= larger
+    assert used == set(emitter.axes)
+
+
+@pytest.mark.parametrize(
+    ("target", "choices", "words"),
+    [
+        ("accelerate", {"tp": 2}, "mesh.tp = 2"),
+        ("accelerate", {"dp_shard": 2, "zero": 2, "backend": "gloo"}, "one process"),
+        ("accelerate", {"dp_shard": 2, "zero": 2, "offload": "nvme"}, "NVMe needs a folder"),
+        ("accelerate", {"dp_replicate": 2, "dp_shard": 2, "zero": 1}, "hpZ"),
+        ("deepspeed", {"dp_replicate": 2, "dp_shard": 2, "zero": 3}, "hpZ"),
+        ("deepspeed", {"dp_shard": 2, "zero": 2, "offload": "parameters"}, "needs strategy.zero = 3"),
+        ("transformers", {"dp_shard": 2, "zero": 1}, "ZeRO-1 is DeepSpeed's"),
+        ("transformers", {"dp_replicate": 2, "dp_shard": 2, "zero": 3}, "not a key of a file"),
+        ("fabric", {"dp_replicate": 2, "dp_shard": 2, "zero": 3}, "data by tensor"),
+        ("trainer", {"pp": 2, "schedule": "1f1b", "accumulation": 2}, "mesh.pp = 2"),
+        ("trainer", {"recompute": "selective"}, "whole layers"),
+    ],
+)
+def test_refusals_say_why(target: str, choices: Said, words: str) -> None:
+    """What a framework cannot express is refused with the field and the reason."""
+    with pytest.raises(StrategistError, match=words) as refused:
+        emit(make_plan(**COMMON | choices), target)
+    assert (refused.value.code, refused.value.exit_code) == ("UNSUPPORTED", 3)
+
+
+@pytest.mark.parametrize("target", ["accelerate", "deepspeed", "transformers", "fabric", "trainer"])
+def test_fp8_is_not_taken_for_bf16(target: str) -> None:
+    """A plan in fp8 keeps the formats of bf16, and is refused all the same."""
+    plan = make_plan(dp_replicate=2, **COMMON)
+    with pytest.raises(StrategistError, match=r"workload\.precision = fp8"):
+        emit(replace(plan, workload=replace(plan.workload, precision="fp8")), target)

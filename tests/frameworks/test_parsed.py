@@ -1,0 +1,211 @@
+"""The frameworks' own parsers take every emitted file, and every key is one that they know, also where they do not look."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import json
+import os
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+import yaml
+
+from tests.emitters.grid import written
+
+Text = dict[str, Any]
+
+
+def distinct(target: str, name: str) -> list[tuple[str, int]]:
+    """The different texts of one file over the grid, each with the number of ranks that it is for."""
+    path = PurePosixPath(name)
+    return sorted({(files[path], plan.mesh.world) for plan, files in written(target) if path in files})
+
+
+@pytest.fixture
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Frameworks speak through environment variables; what one file sets is gone before the next."""
+    before = dict(os.environ)
+    yield monkeypatch
+    for name in set(os.environ) - set(before):
+        del os.environ[name]
+    os.environ.update(before)
+
+
+def launch_arguments(path: Path) -> Any:
+    """What `accelerate launch` makes of a file."""
+    from accelerate.commands.config import load_config_from_file
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+
+    load_config_from_file(str(path))
+    arguments, *_ = _validate_launch_command(
+        launch_command_parser().parse_args(["--config_file", str(path), "train.py"])
+    )
+    return arguments
+
+
+@pytest.mark.proves("parsed")
+@pytest.mark.parametrize("target", ["accelerate"])
+def test_accelerate_takes_every_file(target: str, tmp_path: Path, clean_environment: pytest.MonkeyPatch) -> None:
+    """accelerate launch accepts each file, builds FSDP2's plugin from it, and has every nested key as an option."""
+    from accelerate.commands.launch import launch_command_parser
+    from accelerate.utils import FullyShardedDataParallelPlugin
+    from accelerate.utils.launch import prepare_multi_gpu_env
+
+    known = {action.dest for action in launch_command_parser()._actions}
+    kinds = set()
+    for text, world in distinct(target, "accelerate.yaml"):
+        path = tmp_path / "accelerate.yaml"
+        path.write_text(text, encoding="utf-8")
+        arguments, document = launch_arguments(path), yaml.safe_load(text)
+        kinds.add(document["distributed_type"])
+        assert arguments.num_processes == world
+        assert unknown_keys(document, known) == set()
+        if document["distributed_type"] == "FSDP":
+            for name, value in prepare_multi_gpu_env(arguments).items():
+                clean_environment.setenv(name, value)
+            plugin = FullyShardedDataParallelPlugin()
+            section = document["fsdp_config"]
+            assert (plugin.fsdp_version, plugin.reshard_after_forward) == (2, section["fsdp_reshard_after_forward"])
+            assert plugin.activation_checkpointing == section["fsdp_activation_checkpointing"]
+    assert kinds == {"NO", "MULTI_GPU", "FSDP", "DEEPSPEED"}
+
+
+def unknown_keys(document: Text, known: set[str]) -> set[str]:
+    """Keys of the sections that are no option of the launcher: Accelerate itself takes any."""
+    sections = [value for value in document.values() if isinstance(value, dict)]
+    return {key for section in sections for key in section} - known
+
+
+def test_a_misspelt_key_of_accelerate_would_be_seen() -> None:
+    """Accelerate swallows a nested typo; the check above does not."""
+    from accelerate.commands.launch import launch_command_parser
+
+    known = {action.dest for action in launch_command_parser()._actions}
+    assert unknown_keys({"fsdp_config": {"fsdp_verison": 2, "fsdp_version": 2}}, known) == {"fsdp_verison"}
+
+
+@dataclasses.dataclass
+class DataParallel:
+    """What DeepSpeedConfig asks for the number of ranks; without it, it assumes one."""
+
+    world: int
+
+    def get_data_parallel_world_size(self) -> int:
+        return self.world
+
+
+@pytest.fixture
+def fake_ranks() -> Iterator[None]:
+    """A process group of this process alone that says it has eight, so that DeepSpeed asks how many there are."""
+    import deepspeed
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+    deepspeed.init_distributed(dist_backend="fake", verbose=False)
+    yield
+    deepspeed.comm.destroy_process_group()
+
+
+def deepspeed_files() -> list[tuple[str, int]]:
+    """The different files of both targets that write one."""
+    return sorted({*distinct("deepspeed", "deepspeed.json"), *distinct("accelerate", "deepspeed.json")})
+
+
+@pytest.mark.proves("parsed")
+@pytest.mark.parametrize("target", ["deepspeed"])
+def test_deepspeed_takes_every_file(target: str, fake_ranks: None) -> None:
+    """DeepSpeedConfig accepts each file at its number of ranks and reads the numbers that stand in it."""
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    known = deepspeed_keys()
+    assert distinct(target, "deepspeed.json")
+    for text, world in deepspeed_files():
+        document = json.loads(text)
+        read = DeepSpeedConfig(document, mpu=DataParallel(world))
+        assert read.train_batch_size == document["train_batch_size"]
+        assert read.train_micro_batch_size_per_gpu * read.gradient_accumulation_steps * world == read.train_batch_size
+        assert (read.zero_optimization_stage, read.gradient_clipping) == (document["zero_optimization"]["stage"], 1.0)
+        assert set(document) <= known
+    assert "train_batch_sise" not in known
+
+
+def deepspeed_keys() -> set[str]:
+    """Texts that DeepSpeed's configuration names: it ignores top-level keys that are none of them."""
+    from deepspeed.runtime import config, constants, precision_config
+    from deepspeed.runtime.zero import config as zero
+
+    modules = (config, constants, precision_config, zero)
+    return {value for module in modules for value in vars(module).values() if isinstance(value, str)}
+
+
+@pytest.mark.proves("parsed")
+@pytest.mark.parametrize("target", ["deepspeed"])
+@pytest.mark.parametrize("change", [{"train_batch_size": 7}, {"zero_optimization": {"stage": 2, "stge": 1}}])
+def test_deepspeed_refuses_what_is_wrong(target: str, change: Text, fake_ranks: None) -> None:
+    """The parser that takes our files refuses a batch that is no product and a misspelt key of ZeRO."""
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    text, world = distinct(target, "deepspeed.json")[0]
+    with pytest.raises((AssertionError, ValueError)):
+        DeepSpeedConfig(json.loads(text) | change, mpu=DataParallel(world))
+
+
+@pytest.mark.proves("parsed")
+@pytest.mark.parametrize("target", ["transformers"])
+def test_transformers_takes_every_file(target: str, tmp_path: Path, clean_environment: pytest.MonkeyPatch) -> None:
+    """HfArgumentParser refuses unknown arguments and takes ours; keys of fsdp_config are those that its code reads."""
+    from transformers import HfArgumentParser, TrainingArguments
+
+    clean_environment.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: True)  # no GPU is here
+    known = literals(TrainingArguments._process_fsdp_args)
+    sharded = 0
+    for text, _ in distinct(target, "training.json"):
+        document = json.loads(text)
+        (read,) = HfArgumentParser(TrainingArguments).parse_dict(document | {"output_dir": str(tmp_path)})
+        for name in ("per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "fp16", "torch_compile"):
+            assert getattr(read, name) == document[name]
+        assert set(document.get("fsdp_config", ())) <= known
+        sharded += bool(document.get("fsdp"))
+    assert sharded > 3
+    assert "reshard_after_foward" not in known
+
+
+def literals(function: Any) -> set[str]:
+    """Every text in the source of a function."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    return {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+
+@pytest.mark.proves("parsed")
+@pytest.mark.parametrize("target", ["fabric", "trainer"])
+def test_lightning_has_every_name_that_scripts_import(target: str) -> None:
+    """Each name that the script imports is there, and each word that it gives to Fabric or Trainer is a parameter."""
+    import importlib
+
+    import lightning
+    from lightning.fabric.strategies import ModelParallelStrategy as FabricStrategy
+    from lightning.pytorch.strategies import ModelParallelStrategy as TrainerStrategy
+
+    (_, files), *_ = written(target)
+    tree = ast.parse(files[PurePosixPath("train.py")])
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            module = importlib.import_module(node.module)
+            assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
+    maker, name = (lightning.Fabric, "Fabric") if target == "fabric" else (lightning.Trainer, "Trainer")
+    sharding = FabricStrategy if target == "fabric" else TrainerStrategy
+    for words, function in ((keywords(tree, name), maker), (keywords(tree, "ModelParallelStrategy"), sharding)):
+        assert words <= set(inspect.signature(function).parameters)
+        assert words
+
+
+def keywords(tree: ast.AST, name: str) -> set[str]:
+    """The words that a script gives to a call by name."""
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name))
+    return {word.arg for call in calls if call.func.id == name for word in call.keywords if word.arg}  # type: ignore[attr-defined]
