@@ -96,11 +96,13 @@ def test_a_word_that_only_names_the_maker_counts(tmp_path: Path) -> None:
     assert [d["path"] for d in ran.document["differences"]] == ["$.made_by"]
 
 
-def test_nothing_of_a_plan_steers_the_terminal(tmp_path: Path) -> None:
+def test_nothing_of_a_plan_steers_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Control characters of a hand-written plan are printed as their numbers."""
+    monkeypatch.chdir(tmp_path)  # names without folders, which a narrow table would cut
     plan = json.loads(plan_text(*SMALL)) | {"made_by": "some\x1b[2Jbody"}
-    path = written(tmp_path, "b\x1b.json", json.dumps(plan))
-    for ran in (call("diff", plan_file(tmp_path), path), call("compare", plan_file(tmp_path), path)):
+    written(tmp_path, "b\x1b.json", json.dumps(plan))
+    plan_file(tmp_path, name="a.json")
+    for ran in (call("diff", "a.json", "b\x1b.json"), call("compare", "a.json", "b\x1b.json")):
         assert "\x1b" not in ran.out
         assert "\\x1b" in ran.out
 
