@@ -323,24 +323,29 @@ def _in_attention(kept: Kept, behind: Reals) -> LayerInstant:
 
 
 def _keys_matrix(kept: Kept) -> LayerInstant:
-    """When gradients of attention's input by way of keys and of values are added up: both and their sum."""
-    return _at_entry(kept, 3.0, kept.weights(_is_any) - kept.weights(_is_queries))
+    """When gradients of attention's input by way of keys and of values are added up: both and their sum. What a norm of queries
+    reads is still there."""
+    held = _queries_C(kept.job, kept.c) if kept.job.model.qk_norm else 0.0
+    return _at_entry(kept, 3.0, held, kept.weights(_is_any) - kept.weights(_is_queries))
 
 
 def _queries_matrix(kept: Kept) -> LayerInstant:
     """When all matrices of the layer have their gradients: beside them those of attention's input, still to be added up."""
     product = kept.weights(_is_queries)
-    return _at_entry(kept, 2.0, _before_cast(kept, kept.weights(_is_any), product), product)
+    return _at_entry(kept, 2.0, 0.0, _before_cast(kept, kept.weights(_is_any), product), product)
 
 
-def _at_entry(kept: Kept, times: float, weights: Reals, product: Reals | float = 0.0) -> LayerInstant:
+def _at_entry(
+    kept: Kept, times: float, held: Reals | float, weights: Reals, product: Reals | float = 0.0
+) -> LayerInstant:
     """Behind attention's backward: the gradients of queries and of the stream, `times` that of attention's input; that input, kept
-    or computed again."""
+    or computed again, and so much `held` of attention, likewise."""
     job, c = kept.job, kept.c
     whole = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute]
-    keeps = c.is_word("recompute", "none")
-    gradients = times * whole + _queries_C(job, c) + residual_C(job, c, whole=False) + np.where(keeps, 0.0, whole)
-    freed = kept.rows(is_kept, "mixer", "ffn", "inside", "product") - np.where(keeps, whole, 0.0)[:, None]
+    left = np.where(c.is_word("recompute", "none"), whole, 0.0) + np.where(c.is_word("recompute", "full"), 0.0, held)
+    again = whole + held - left
+    gradients = times * whole + _queries_C(job, c) + residual_C(job, c, whole=False) + again
+    freed = kept.rows(is_kept, "mixer", "ffn", "inside", "product") - left[:, None]
     return LayerInstant(gradients[:, None] + np.zeros_like(freed), freed, weights, product=product, is_early=False)
 
 
