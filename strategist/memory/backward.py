@@ -197,13 +197,15 @@ def layer_instants(kept: Kept) -> tuple[LayerInstant, ...]:
 def _stream_gathered(kept: Kept) -> tuple[LayerInstant, ...]:
     """Under sequence parallelism: the layer begins with the stream's gradient gathered and put in order, twice whole. Where the
     layer is computed again, its feed-forward part's input is put in order beside that gradient and the norm's result."""
-    if (sequence_cut(kept.c) == 1).all():
+    cuts = (sequence_cut(kept.c) > 1)[:, None]
+    if not cuts.any():
         return ()
     whole, own = (residual_C(kept.job, kept.c, whole=which)[:, None] for which in (True, False))
     again = kept.rows(is_brought_back) - kept.rows(is_brought_back, "inside", "product")
     norm = np.where(kept.c.is_word("recompute", "none")[:, None], 0.0, own)
-    freed = kept.rows(is_used_up, "mixer")
-    return (LayerInstant(2.0 * whole - own + norm + again, freed, np.zeros_like(freed)),)
+    gathered = np.where(cuts, 2.0 * whole - own + norm + again, 0.0)
+    freed = np.where(cuts, kept.rows(is_used_up, "mixer"), kept.rows(is_kept))  # elsewhere it is never the worst
+    return (LayerInstant(gathered, freed, np.zeros_like(freed)),)
 
 
 def _by_kind(is_routed: Mask, routed: LayerInstant, dense: LayerInstant) -> LayerInstant:
