@@ -7,7 +7,7 @@ PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.
 # Byte code is kept whatever the environment says: each worker and each process of a test would compile all of it again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help plan test check fast slow nightly bench bench-accuracy bench-memory docs format clean
+.PHONY: help plan test check fast slow nightly bench bench-accuracy bench-memory bench-reserved docs format clean
 
 help:                              ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name words; do printf '%-14s %s\n' "$$name" "$$words"; done
@@ -35,6 +35,9 @@ nightly: $(VENV)/everything.stamp  ## every test, ten times the generated cases;
 
 bench-memory: $(VENV)/everything.stamp ## formulas against traces, term by term; writes benchmarks/results/memory.json
 	$(BIN)/python -m benchmarks.bench_memory
+
+bench-reserved: $(VENV)/everything.stamp ## published reserved memory against traces; writes benchmarks/results/reserved.json
+	$(BIN)/python -m benchmarks.bench_reserved
 
 bench: $(VENV)/everything.stamp    ## start-up and search, as ratios in one run; writes benchmarks/results
 	$(BIN)/python -m compileall -q strategist

@@ -23,10 +23,10 @@ from strategist.accuracy.table import read_runs
 RUNS = ROOT / "benchmarks/truth/training.csv"
 MEMORY_RUNS = ROOT / "benchmarks/truth/memory.csv"
 SCORED = ("A", "B")
-BARS: Mapping[str, float] = {"factor": 1.13, "within_10": 0.62, "within_25": 0.81}
+BARS: Mapping[str, float] = {"factor": 1.122, "within_10": 0.64, "within_25": 0.83}
 """What was reached and must be kept, averaged over sources; the aim is 1.12, 0.50 and 0.75."""
 MIN_SOURCES, MIN_LISTED = 3, 20
-"""Sources that an architecture needs for bounds of its own, and runs that a source needs for a line of its own."""
+"""Sources that a chip needs for bounds of its own, and runs that a source needs for a line of its own."""
 MEMORY_BARS: Mapping[str, Mapping[str, float]] = {
     "simumax-b200": {"mean": 0.015, "max": 0.04, "bias": 0.03},
     "megatron-lm-functional-tests": {"median": 0.05, "bias": 0.03},
@@ -46,6 +46,7 @@ FITTED: Mapping[str, str] = {
     "launches of fused, dense": "megatron-lm-functional-tests (memory.csv)",
     "attention of fsdp1, internevo, megatron-2022; recompute of jax; selective recompute of fsdp1, fsdp2": "looked up because the residuals of mosaicml-llm-foundry, internlm-internevo, nemo-launcher-23.08, nvidia-jax-toolbox-pax, ibm-fms-fsdp and pytorch-torchao asked for it",
     "gathers in fp8, casts under scales per row, power of cards that nobody measured, attention by device; facts of rows corrected (benchmarks/truth/README.md)": "looked up because the residuals of nvidia-megatron-bridge, pytorch-torchtitan, pytorch-torchao, nvidia-nemo-automodel, nemo-launcher-23.08, mist-aceso-artifact and lambda-deeplearning-benchmark asked for it",
+    "heads on the fp32 units, copies of BF16_Optimizer; links of a part of a node; what fills the links": "looked up because the residuals of bigscience-bloom-prequel and vtrain asked for it (no constant was set with them; the last from curves of collectives alone)",
     "misaligned_share": "bigscience-bloom-prequel, checked against its source",
     "rows of keeping, looked up in the frameworks' code because residuals of memory asked for it": "simumax-b200, megatron-lm-functional-tests, mosaicml-llm-foundry, bigscience-bloom-prequel, mli-transformers-benchmarks, pytorch-torchtitan, mist-aceso-artifact",
     "expandable_slack": "simumax-b200",
@@ -149,24 +150,24 @@ def points(judged: Sequence[Judged]) -> list[tuple[float, float]]:
 
 
 Error = tuple[str, str, float]
-"""Source, architecture, and ln(measured / predicted) of a run."""
+"""Source, chip (devices of one design), and ln(measured / predicted) of a run."""
 
 
 def errors(judged: Sequence[Judged]) -> list[Error]:
     """The errors of every scored run."""
     pairs = ((one, one.case, one.case.measured.step_s) for one in judged if one.case is not None)
     return [
-        (one.run["source"], case.job.cluster.slowest.gpu.arch, math.log(measured / one.step_s))
+        (one.run["source"], case.job.cluster.slowest.gpu.chip, math.log(measured / one.step_s))
         for one, case, measured in pairs
         if measured is not None
     ]
 
 
-def bounds(known: Sequence[Error], arch: str) -> tuple[float, float]:
-    """The middle 80 % of the errors on an architecture, or of all errors with half as much room again where fewer than
+def bounds(known: Sequence[Error], chip: str) -> tuple[float, float]:
+    """The middle 80 % of the errors on a chip, or of all errors with half as much room again where fewer than
     MIN_SOURCES sources have runs on it. A source of n runs weighs sqrt(n): neither one big source nor the number of
     sources alone decides. The prediction itself lies inside."""
-    own = [error for error in known if error[1] == arch]
+    own = [error for error in known if error[1] == chip]
     enough = len({source for source, _, _ in own}) >= MIN_SOURCES
     chosen = own if enough else known
     sizes = Counter(source for source, _, _ in chosen)
@@ -178,13 +179,13 @@ def bounds(known: Sequence[Error], arch: str) -> tuple[float, float]:
 
 
 def intervals(judged: Sequence[Judged]) -> dict[str, dict[str, float]]:
-    """What the catalogue's `intervals` should say, by architecture: factors on a predicted step."""
+    """What the catalogue's `intervals` should say, by chip: factors on a predicted step."""
     known = errors(judged)
-    sources = {arch: len({source for source, a, _ in known if a == arch}) for _, arch, _ in known}
-    named = ["default", *sorted(arch for arch, number in sources.items() if number >= MIN_SOURCES)]
-    found = {arch: bounds(known, arch) for arch in named}
+    sources = {chip: len({source for source, a, _ in known if a == chip}) for _, chip, _ in known}
+    named = ["default", *sorted(chip for chip, number in sources.items() if number >= MIN_SOURCES)]
+    found = {chip: bounds(known, chip) for chip in named}
     return {
-        arch: {"low": round(math.exp(low), 2), "high": round(math.exp(high), 2)} for arch, (low, high) in found.items()
+        chip: {"low": round(math.exp(low), 2), "high": round(math.exp(high), 2)} for chip, (low, high) in found.items()
     }
 
 
@@ -195,9 +196,9 @@ def held_out(judged: Sequence[Judged]) -> dict[str, Any]:
     widths = []
     for source in sorted({error[0] for error in known}):
         others = [error for error in known if error[0] != source]
-        by_arch = {arch: bounds(others, arch) for arch in {error[1] for error in known if error[0] == source}}
-        for _, arch, value in (error for error in known if error[0] == source):
-            low, high = by_arch[arch]
+        by_chip = {chip: bounds(others, chip) for chip in {error[1] for error in known if error[0] == source}}
+        for _, chip, value in (error for error in known if error[0] == source):
+            low, high = by_chip[chip]
             covered.setdefault(source, []).append(low <= value <= high)
             widths.append((high - low) / 2)
     hits = [hit for own in covered.values() for hit in own]

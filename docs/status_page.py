@@ -86,7 +86,7 @@ LATER: Mapping[str, str] = {
     "rehearse": "one rank's real kernels on one GPU",
     "resume": "go on after an interruption, also on another layout",
     "status": "look at a running job",
-    "size": "the smallest machines for a job, beyond the ladder that `plan` prints",
+    "size": "the machines for a model, tokens and a deadline",
     "sweep": "a table over sizes and machines",
     "compare": "plans side by side",
     "diff": "what changed between two plans",
@@ -98,8 +98,9 @@ LATER: Mapping[str, str] = {
 """Commands that are promised; those that exist drop out of the page by themselves."""
 
 MISSING = (
+    "Of the search: no progress bar and no `--time-budget`, no `--allow-idle`, no uneven stages that are chosen, no schedules "
+    "beyond 1F1B, GPipe and interleaved; `plan` does not say which assumption, changed by how much, would flip its choice.",
     "Files for other frameworks than torchrun and Slurm: Accelerate, DeepSpeed, Megatron, torchtitan and others.",
-    "`check --exhaustive`.",
     "Rehearsals measured on a GPU: not yet. `strategist rehearse` was tested on CPU ranks; benchmarks/device/rehearse_gpu.py is the "
     "measurement that is owed.",
     "LoRA and QLoRA (`--method`); plans are for full training (`accuracy` predicts published LoRA runs).",

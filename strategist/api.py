@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from strategist.document.prediction import Prediction
     from strategist.emitters.emitter import Options
     from strategist.executor.session import Session
+    from strategist.planner.recommend import Extras
     from strategist.reports.tree import Tree
     from strategist.verify import Watch
 
@@ -39,6 +40,8 @@ def recommend(
     policy: Policy = "hf",
     top: int = 5,
     verify: bool = False,
+    pareto: bool = False,
+    certificate: bool = False,
     **workload_fields: Any,
 ) -> Plan:
     """The Plan for training `model` on `hardware`: the same Plan that `strategist plan` writes.
@@ -47,7 +50,8 @@ def recommend(
     enough). hardware: "dgx-h100:4", a file, a Cluster, "local", or None for this machine or, without GPUs, an assumed
     one. Further fields: seq_len, global_batch, micro_batch, grad_accum, tokens, precision, optimizer, headroom, pin,
     forbid, objective, frontend, price_per_gpu_hour, rules, calibration. `verify` traces the chosen layout and the next,
-    puts traced bytes into the Plan, and takes a layout that is traced to fit; it needs the extra `run`.
+    puts traced bytes into the Plan, and takes a layout that is traced to fit; it needs the extra `run`. `pareto`
+    adds the front of time, memory and cost, `certificate` the account of the search.
 
     Raises InputError for unknown or contradictory input, NoPlanError when nothing fits.
     """
@@ -55,7 +59,9 @@ def recommend(
     who, count = checked_policy(policy), checked_top(top)
     said = _said({"model": model, "hardware": hardware, "policy": who, "top": count} | fields)
     asked = complete(Given(model=model, hardware=hardware, policy=who, said=said, **fields))
-    plan = verified_plan_for(asked, top=count) if verify else plan_for(asked, top=count)
+    extras = planner.Extras(front=pareto, certificate=certificate)
+    planned = verified_plan_for if verify else plan_for
+    plan = planned(asked, top=count, extras=extras)
     return finished(plan, asked)
 
 
@@ -104,20 +110,27 @@ def _word(value: Any) -> str:
     return ", ".join(value) if isinstance(value, tuple) else type(value).__name__
 
 
-def plan_for(asked: Asked, *, top: int = 5, log: SearchLog | None = None) -> Plan:
+def plan_for(asked: Asked, *, top: int = 5, log: SearchLog | None = None, extras: Extras | None = None) -> Plan:
     """The Plan for a complete question, with what our own executor cannot run yet said beside it; not yet finished."""
-    plan = planner.recommend(asked.question, asked.request, asked.assumptions, top=top, log=log)
+    plan = planner.recommend(asked.question, asked.request, asked.assumptions, top=top, log=log, extras=extras)
     plan = replace(plan, hints=(*plan.hints, *asked.notes, *_not_executable(plan)))
     if plan.hardware_is_assumed:
         plan = replace(plan, ladder=smallest_machines(asked.question, plan.time.step.value))
     return plan
 
 
-def verified_plan_for(asked: Asked, *, top: int = 5, log: SearchLog | None = None, watch: Watch | None = None) -> Plan:
+def verified_plan_for(
+    asked: Asked,
+    *,
+    top: int = 5,
+    log: SearchLog | None = None,
+    extras: Extras | None = None,
+    watch: Watch | None = None,
+) -> Plan:
     """The Plan for a complete question, traced to fit; not yet finished. Raises what `strategist.verify.verified` raises."""
     from strategist.verify import verified
 
-    return verified(asked, lambda question: plan_for(question, top=top, log=log), watch)
+    return verified(asked, lambda question: plan_for(question, top=top, log=log, extras=extras), watch)
 
 
 def _not_executable(plan: Plan) -> tuple[Hint, ...]:

@@ -164,7 +164,12 @@ def shown(value: object) -> str:
     """`value` made safe to echo: hostile characters escaped, at most 60 characters."""
     text = str(value)
     clipped = text if len(text) <= ECHO_LIMIT else text[: ECHO_LIMIT - 3] + "..."
-    return "".join(c.encode("unicode_escape").decode("ascii") if is_hostile(c) else c for c in clipped)
+    return escaped(clipped)
+
+
+def escaped(text: str) -> str:
+    """`text` with characters that could steer a terminal written as their numbers."""
+    return "".join(c.encode("unicode_escape").decode("ascii") if is_hostile(c) else c for c in text)
 
 
 def nearest(word: str, known: Iterable[str], count: int = 3) -> tuple[str, ...]:

@@ -15,7 +15,6 @@ from strategist.rulebook.rule import BOOKS, load_rules
 from tests.source import ROOT, calls, modules, texts
 
 OWED = {
-    "GRID_TOO_LARGE": "D: sweep",
     "NO_CHECKPOINT": "E: resume",
     "INTERRUPTED": "E: resume",
     "PATH_ESCAPE": "F: targets with folders of their own",

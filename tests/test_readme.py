@@ -70,7 +70,7 @@ def typed() -> list[list[str]]:
 def test_the_commands_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every strategist command of the page but those that need torch, typed in this order in an empty folder, ends with 0."""
     monkeypatch.chdir(tmp_path)
-    assert {words[0] for words in typed()} == {"plan", "explain", "emit", "run"}
+    assert {words[0] for words in typed()} == {"plan", "explain", "size", "compare", "emit", "run"}
     for words in typed():
         if words[0] != "run" and "--verify" not in words:
             assert call(*words).code == 0, words

@@ -10,6 +10,7 @@ from strategist.errors import StrategistError
 from strategist.facts.clusters import cluster_from_flags
 from strategist.facts.gpus import find_gpu
 from strategist.facts.hardware import Cluster
+from strategist.facts.machines import part_of
 from strategist.records import dataclass, replace
 
 _FABRICS = (
@@ -28,10 +29,12 @@ _REMARK = re.compile(r" ?\(.*\)")
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """What a row says of its machines, reduced to what makes a cluster."""
+    """What a row says of its machines, reduced to what makes a cluster. A run on a part of one node uses `gpus_per_node` of
+    the `gpus_of_node` that it has."""
 
     gpu: str
     gpus_per_node: int
+    gpus_of_node: int
     nodes: int
     intra_Bps: float | None
     inter_Bps: float | None
@@ -41,22 +44,30 @@ class Machines:
 def machines_of(run: Run) -> Machines:
     """The machines of a run. Raises Unexpressed for cards that are not in the catalogue and counts that do not divide."""
     world = needed(run, "gpus_total")
-    per_node = min(world, whole(run, "gpus_per_node") or 8)
+    of_node = whole(run, "gpus_per_node")
+    per_node = min(world, of_node or 8)
     if world % per_node:
         raise Unexpressed(f"gpus_total {world} is no multiple of gpus_per_node {per_node}")
     between = run.get("inter_node", "")
     return Machines(
-        _gpu(run), per_node, world // per_node, _pair_Bps(run), _node_Bps(between, per_node), _fabric(between)
+        gpu=_gpu(run),
+        gpus_per_node=per_node,
+        gpus_of_node=max(per_node, of_node or per_node),
+        nodes=world // per_node,
+        intra_Bps=_pair_Bps(run),
+        inter_Bps=_node_Bps(between, per_node),
+        fabric=_fabric(between),
     )
 
 
 @cache
 def cluster_of(machines: Machines) -> Cluster:
-    """The cluster. What the row does not say is the catalogue's reference node for that card."""
+    """The cluster. What the row does not say is the catalogue's reference node for that card; a part of a node has the links
+    of that node, not those of a smaller machine."""
     try:
         resolved = cluster_from_flags(
             machines.gpu,
-            machines.gpus_per_node,
+            machines.gpus_of_node,
             machines.nodes,
             intra_Bps=machines.intra_Bps,
             inter_Bps=machines.inter_Bps if machines.nodes > 1 else None,
@@ -64,10 +75,9 @@ def cluster_of(machines: Machines) -> Cluster:
     except StrategistError as problem:
         raise Unexpressed(f"hardware: {problem.message}") from None
     group = resolved.cluster.groups[0]
-    if machines.fabric is None:
-        return resolved.cluster
-    node = replace(group.node, fabric=machines.fabric)
-    return replace(resolved.cluster, groups=(replace(group, node=node),))
+    node = group.node if machines.fabric is None else replace(group.node, fabric=machines.fabric)
+    used = node if machines.gpus_per_node == node.gpus else part_of(node, machines.gpus_per_node)
+    return replace(resolved.cluster, groups=(replace(group, node=used),))
 
 
 def _gpu(run: Run) -> str:

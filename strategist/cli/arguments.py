@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 from strategist.cli.flags import Flag
 from strategist.errors import InputError, did_you_mean
-from strategist.records import dataclass
+from strategist.records import dataclass, replace
 from strategist.reports.lines import Line, line, table, wrapped
 
 HELP = ("-h", "--help")
@@ -18,11 +18,12 @@ Namespace = SimpleNamespace
 
 @dataclass(frozen=True, slots=True)
 class Positional:
-    """A word without a flag. An optional one may be left out."""
+    """A word without a flag. An optional one may be left out; one that repeats stands last and takes all further words."""
 
     name: str
     help: str
     optional: bool = False
+    repeats: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +104,12 @@ def _settled(flag: Flag, given: list[str]) -> bool | str | tuple[str, ...] | Non
     return given[0] if given else None
 
 
-def _named(command: Command, rest: Sequence[str]) -> dict[str, str | None]:
+def _named(command: Command, rest: Sequence[str]) -> dict[str, str | tuple[str, ...] | None]:
     """The words without flags by the names of the positionals."""
+    if command.positionals and command.positionals[-1].repeats:
+        last = len(command.positionals) - 1
+        few = replace(command, positionals=command.positionals[:-1])
+        return _named(few, rest[:last]) | {command.positionals[-1].name: tuple(rest[last:])}
     needed = [positional.name for positional in command.positionals if not positional.optional]
     if len(rest) < len(needed):
         missing = needed[len(rest)]
@@ -129,7 +134,7 @@ def _named(command: Command, rest: Sequence[str]) -> dict[str, str | None]:
 
 def help_lines(command: Command, width: int) -> list[Line]:
     """The help page of a command: examples first."""
-    places = "".join(f" [{p.name.upper()}]" if p.optional else f" {p.name.upper()}" for p in command.positionals)
+    places = "".join(f" {_place(p)}" for p in command.positionals)
     rows = [(p.name.upper(), p.help) for p in command.positionals]
     rows += [(f"{flag.name} {flag.metavar}".rstrip(), _explained(flag)) for flag in command.flags]
     examples = [piece for example in command.examples for piece in _typed(example, width)]
@@ -140,6 +145,12 @@ def help_lines(command: Command, width: int) -> list[Line]:
         line(""),
         *table([*rows, ("-h, --help", "this page")], width),
     ]
+
+
+def _place(positional: Positional) -> str:
+    """A positional as usage lines show it."""
+    word = positional.name.upper() + (" ..." if positional.repeats else "")
+    return f"[{word}]" if positional.optional else word
 
 
 def _typed(example: str, width: int) -> list[Line]:

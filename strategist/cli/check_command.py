@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from strategist.cli.arguments import Command, Namespace, Positional
 from strategist.cli.files import write_file
 from strategist.cli.flags import COMMON, Flag
-from strategist.cli.output import show_document, show_lines, width
+from strategist.cli.output import Progress, show_document, show_lines, width
 from strategist.document.load import load_plan
 from strategist.document.write import dump, seal_state, sealed
 from strategist.errors import StaleError
 from strategist.planner.check import require_sound
 from strategist.reports.lines import wrapped
 
-FLAGS = (Flag("--seal", "write the seal into the file when the plan is sound"), *COMMON)
+if TYPE_CHECKING:
+    from strategist.document.plan import Plan
+    from strategist.planner.exhaustive import Recheck
+
+FLAGS = (
+    Flag("--seal", "write the seal into the file when the plan is sound"),
+    Flag("--exhaustive", "try every layout of the plan's question again, one at a time: is there a better one?"),
+    *COMMON,
+)
 
 
 COMMAND = Command(
@@ -20,11 +30,12 @@ COMMAND = Command(
     "Verify a Plan; seal a hand-written one.",
     FLAGS,
     (Positional("plan", "a Plan file"),),
+    examples=("strategist check plan.json", "strategist check plan.json --exhaustive"),
 )
 
 
 def run(options: Namespace) -> int:
-    """Check a plan; with --seal, seal it in place. Exit 3 when an invariant is broken, 4 when the seal is: a script that
+    """Check a plan; with --seal, seal it in place; with --exhaustive, try every layout of its question again. Exit 3 when an invariant is broken, 4 when the seal is: a script that
     asks must not take an edited plan for the one that was made. A plan that never had a seal is only told so."""
     plan = load_plan(options.plan)
     require_sound(plan)
@@ -39,8 +50,37 @@ def run(options: Namespace) -> int:
             flag="PLAN",
             hint="Seal it as it is now with `strategist check PLAN --seal`, or plan again.",
         )
+    found = _tried_again(plan, options) if options.exhaustive else None
     if options.json:
-        show_document({"sound": True, "seal": state})
+        show_document({"sound": True, "seal": state} | ({} if found is None else {"exhaustive": found}))
     else:
-        show_lines(wrapped("", f"The plan is sound; seal: {state}.", width(), indent=0), no_color=options.no_color)
+        lines = wrapped("", f"The plan is sound; seal: {state}.", width(), indent=0)
+        claims = [] if found is None else [row for claim in found.claims for row in wrapped("  true", claim.sentence, width(), indent=8)]  # fmt: skip
+        show_lines([*lines, *claims], no_color=options.no_color)
     return 0
+
+
+TENTHS = 10
+
+
+def _tried_again(plan: Plan, options: Namespace) -> Recheck:
+    """Every layout tried again, with a bar. Raises StaleError FACTS_DIFFER when a claim of the plan does not hold."""
+    from strategist.planner.exhaustive import recheck
+
+    with Progress(TENTHS, quiet=options.quiet or options.json, start="trying every layout") as progress:
+
+        def watch(done: int, total: int) -> None:
+            if done * TENTHS // total > (done - 1) * TENTHS // total:
+                words = f"{done:,} of {total:,} layouts tried"
+                progress.advance(words, brief=words)
+
+        found = recheck(plan, watch)
+    wrong = [claim.sentence for claim in found.claims if not claim.holds]
+    if wrong:
+        raise StaleError(
+            "FACTS_DIFFER",
+            f"The plan does not keep what it says: {'; '.join(wrong)}.",
+            flag="--exhaustive",
+            hint="Plan again with this version.",
+        )
+    return found

@@ -81,6 +81,8 @@ CHOICE = (
     Flag("--top", "how many alternatives to show", "N"),
     CALIBRATION,
     Flag("--verify", "trace the program of the chosen layout and of the next, and print traced memory (needs torch)"),
+    Flag("--pareto", "also show what is traded: the front of time, memory and cost over all that fits"),
+    Flag("--certificate", "also count what became of every layout, for `check --exhaustive`"),
     Flag("--search-log", "show the time and the survivors of each stage of the search"),
     Flag("--config", "read flags from a TOML file; the command line wins", "FILE"),
 )

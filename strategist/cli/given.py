@@ -91,7 +91,20 @@ def given_from(namespace: Namespace, flags: Sequence[Flag] = PLAN_FLAGS) -> tupl
     return Given(**values, said=said), top
 
 
-def _typed(told: Mapping[str, Any], flags: Sequence[Flag] = PLAN_FLAGS) -> dict[str, Any]:
+def values_from(namespace: Namespace, flags: Sequence[Flag], further: Mapping[str, Reader]) -> dict[str, Any]:
+    """The typed values of a command's flags by their keys; `further` reads those that mean something else than elsewhere.
+    Raises as `given_from`."""
+    return _typed(_with_config(namespace, flags), flags, {**READERS, **further})
+
+
+def several(read: Reader) -> Reader:
+    """A reader for values parted by commas."""
+    return lambda text, flag: tuple(read(part, flag) for part in plain_text(text, flag).split(","))
+
+
+def _typed(
+    told: Mapping[str, Any], flags: Sequence[Flag] = PLAN_FLAGS, readers: Mapping[str, Reader] = READERS
+) -> dict[str, Any]:
     """Every value read; all faults at once."""
     values: dict[str, Any] = {}
     faults: list[StrategistError] = []
@@ -100,7 +113,7 @@ def _typed(told: Mapping[str, Any], flags: Sequence[Flag] = PLAN_FLAGS) -> dict[
         if text is None or text == ():
             continue
         try:
-            values[FIELDS.get(flag.key, flag.key)] = _read(flag, text)
+            values[FIELDS.get(flag.key, flag.key)] = _read(flag, text, readers)
         except StrategistError as fault:
             faults.append(fault)
     _raise_all(faults)
@@ -116,10 +129,10 @@ def _said(value: Any) -> str:
     return ", ".join(value) if isinstance(value, tuple) else str(value)
 
 
-def _read(flag: Flag, text: Any) -> Any:
+def _read(flag: Flag, text: Any, readers: Mapping[str, Reader]) -> Any:
     if flag.key in TEXTUAL:
         return text
-    reader = choice(flag.choices) if flag.choices else READERS[flag.key]
+    reader = choice(flag.choices) if flag.choices else readers[flag.key]
     return reader(text, flag.name)
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from strategist.ask import Asked
     from strategist.document.observed import RankObservation
     from strategist.document.plan import Plan
+    from strategist.planner.recommend import Extras
     from strategist.planner.search import SearchLog
     from strategist.reports.lines import Line
 
@@ -35,6 +36,7 @@ def run(options: Namespace) -> int:
     from strategist.api import finished, plan_for  # the planner and NumPy: help and misspelt flags need neither
     from strategist.ask import complete
     from strategist.cli.given import given_from
+    from strategist.planner.recommend import Extras
     from strategist.planner.search import SearchLog
     from strategist.reports.brief import brief
 
@@ -43,7 +45,12 @@ def run(options: Namespace) -> int:
         check_target(options.out, "--out", force=options.force)
     log = SearchLog()
     asked = complete(given)
-    plan = _verified(asked, top, log, options) if options.verify else plan_for(asked, top=top, log=log)
+    extras = Extras(front=options.pareto, certificate=options.certificate)
+    plan = (
+        _verified(asked, top, log, extras, options)
+        if options.verify
+        else plan_for(asked, top=top, log=log, extras=extras)
+    )
     if options.json or options.out is not None:
         plan = finished(plan, asked)
     write_document(plan, options)
@@ -65,7 +72,7 @@ def _details(plan: Plan, options: Namespace) -> list[Line]:
     return details(plan, width())
 
 
-def _verified(asked: Asked, top: int, log: SearchLog, options: Namespace) -> Plan:
+def _verified(asked: Asked, top: int, log: SearchLog, extras: Extras, options: Namespace) -> Plan:
     """The plan, traced to fit, with a bar of traced ranks."""
     from strategist.api import verified_plan_for
     from strategist.verify import Watch
@@ -79,4 +86,4 @@ def _verified(asked: Asked, top: int, log: SearchLog, options: Namespace) -> Pla
             words = f"{seen.kind}: {format_gib(seen.memory.peak.allocated)} allocated"
             progress.advance(f"{words}, traced in {seen.seconds:.1f} s", brief=words)
 
-        return verified_plan_for(asked, top=top, log=log, watch=Watch(begin, rank))
+        return verified_plan_for(asked, top=top, log=log, extras=extras, watch=Watch(begin, rank))

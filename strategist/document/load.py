@@ -14,9 +14,9 @@ LARGEST = 1e30
 """Above every count, size and rate there is; the FLOP of a long run stay below it."""
 
 
-def load_plan(path: str) -> Plan:
+def load_plan(path: str, flag: str = "PLAN") -> Plan:
     """The Plan in a file. Raises InputError for files and keys, KIND for other documents, StaleError SCHEMA_VERSION."""
-    return plan_from(read_document(path, "PLAN"), "PLAN")
+    return plan_from(read_document(path, flag), flag)
 
 
 def plan_from(value: Any, flag: str) -> Plan:

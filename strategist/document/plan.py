@@ -9,7 +9,9 @@ from __future__ import annotations
 from math import prod
 from typing import Literal, Protocol
 
+from strategist.document.certificate import Certificate
 from strategist.document.estimate import MemoryLedger, TimeLedger
+from strategist.document.front import Front
 from strategist.document.verification import Verification
 from strategist.facts.hardware import Cluster
 from strategist.facts.model import ModelShape
@@ -250,7 +252,7 @@ class Plan:
     """One layout, why it was chosen, and what it is expected to cost. Self-contained; `seal` signs the rest.
 
     `alternatives` are the best of the other families, `ladder` the smallest machines that would do the same job. With a
-    `verification` the bytes of `memory` are traced, and what the formulas had said stands there.
+    `verification` the bytes of `memory` are traced, and what the formulas had said stands there. `front` and `certificate` are there when they were asked for.
     """
 
     format: Literal["strategist-plan/1"] = "strategist-plan/1"
@@ -273,6 +275,8 @@ class Plan:
     hints: tuple[Hint, ...]
     ladder: tuple[Alternative, ...] = ()
     verification: Verification | None = None
+    front: Front | None = None
+    certificate: Certificate | None = None
     seal: str | None = None
 
     @property

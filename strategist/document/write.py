@@ -36,7 +36,7 @@ def dump(document: Any) -> str:
 
 UNSIGNED = ("seal",)
 """Fields of a document that no seal covers."""
-LATER = ("verification",)
+LATER = ("verification", "front", "certificate")
 """Fields that are younger than the first seals: they are signed where they say something."""
 
 

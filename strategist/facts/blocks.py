@@ -65,5 +65,6 @@ def _cut(tiers: tuple[Tier, ...], members: int, stride: int) -> Cut:
         all_reduce=link.all_reduce_Bps / link.Bps,
         all_to_all=link.all_to_all_Bps / link.Bps,
         in_switch=any(known.in_switch for known in tier.shares),
+        fill_s=link.fill_s,
     )
     return Cut(members, stride, link.Bps, tier.kind, share)

@@ -21,7 +21,7 @@ class GroupLink:
 
     `Bps` is the nominal rate of a ring through the group (bus bandwidth, one direction); `ring_Bps`, `all_reduce_Bps`
     and `all_to_all_Bps` are the bus bandwidths that large collectives reach. `latency_s` is one walk around the ring
-    plus the fixed cost of a collective. `tier` limits `Bps`, and `domains` of the tier below it hold the group's
+    plus the fixed cost of a collective, `fill_s` what a message large enough to fill the links takes besides. `tier` limits `Bps`, and `domains` of the tier below it hold the group's
     members. A group of one has no limit: infinite rates, no latency, no tier.
     """
 
@@ -32,6 +32,7 @@ class GroupLink:
     ring_Bps: float
     all_reduce_Bps: float
     all_to_all_Bps: float
+    fill_s: float
 
 
 class GroupColumns(NamedTuple):
@@ -44,6 +45,7 @@ class GroupColumns(NamedTuple):
     ring_Bps: Reals
     all_reduce_Bps: Reals
     all_to_all_Bps: Reals
+    fill_s: Reals
 
 
 def members_within(size: Column, stride: Column, span: int) -> Column:
@@ -69,6 +71,7 @@ def group_bandwidth(tiers: tuple[Tier, ...], size: int, stride: int = 1) -> Grou
         ring_Bps=float(row.ring_Bps[0]),
         all_reduce_Bps=float(row.all_reduce_Bps[0]),
         all_to_all_Bps=float(row.all_to_all_Bps[0]),
+        fill_s=float(row.fill_s[0]),
     )
 
 
@@ -97,11 +100,13 @@ class _Place(NamedTuple):
 
 def _nothing(rows: int) -> GroupColumns:
     free = np.full(rows, np.inf)
-    return GroupColumns(free, np.full(rows, -1), np.zeros(rows), np.ones(rows, np.int64), free, free, free)
+    return GroupColumns(
+        free, np.full(rows, -1), np.zeros(rows), np.ones(rows, np.int64), free, free, free, np.zeros(rows)
+    )
 
 
 def _narrowed(found: GroupColumns, index: int, crossed: Mask, here: GroupColumns) -> GroupColumns:
-    """The tighter of two limits, row by row; latencies add up."""
+    """The tighter of two limits, row by row; latencies and what fills the links add up."""
     tighter = crossed & (here.Bps < found.Bps)
     return GroupColumns(
         Bps=np.where(tighter, here.Bps, found.Bps),
@@ -111,6 +116,7 @@ def _narrowed(found: GroupColumns, index: int, crossed: Mask, here: GroupColumns
         ring_Bps=np.where(crossed, np.minimum(here.ring_Bps, found.ring_Bps), found.ring_Bps),
         all_reduce_Bps=np.where(crossed, np.minimum(here.all_reduce_Bps, found.all_reduce_Bps), found.all_reduce_Bps),
         all_to_all_Bps=np.where(crossed, np.minimum(here.all_to_all_Bps, found.all_to_all_Bps), found.all_to_all_Bps),
+        fill_s=found.fill_s + np.where(crossed, here.fill_s, 0.0),
     )
 
 
@@ -118,7 +124,7 @@ def _at_tier(tier: Tier, place: _Place) -> GroupColumns:
     """What one tier allows, whether or not it is crossed."""
     size, _, below, within = place
     rate, shares = _looked_up(tier, place)
-    ring, reduce, exchange, in_switch = shares.T
+    ring, reduce, exchange, in_switch, fill = shares.T
     nominal = rate if tier.cuts else below * tier.device_Bps
     reduced = np.where((within == size) | (in_switch == 0), reduce, ring)
     return GroupColumns(
@@ -129,6 +135,7 @@ def _at_tier(tier: Tier, place: _Place) -> GroupColumns:
         ring_Bps=nominal * ring,
         all_reduce_Bps=nominal * reduced,
         all_to_all_Bps=_exchange_rate(tier, place, nominal) * exchange,
+        fill_s=fill,
     )
 
 
@@ -180,5 +187,5 @@ def _sorted_rows(tier: Tier) -> tuple[Column, Reals]:
     return np.array(keys), np.array([(cut.Bps, *_row(cut.share)) for cut in (worst, *ordered)])
 
 
-def _row(share: Share) -> tuple[float, float, float, float]:
-    return share.ring, share.all_reduce, share.all_to_all, float(share.in_switch)
+def _row(share: Share) -> tuple[float, float, float, float, float]:
+    return share.ring, share.all_reduce, share.all_to_all, float(share.in_switch), share.fill_s

@@ -46,6 +46,11 @@ class Gpu:
     basis: Basis = "datasheet"
     source: str = ""
 
+    @property
+    def chip(self) -> str:
+        """What devices of one design share: the compute capability, else the architecture."""
+        return self.compute_capability or self.arch
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:

@@ -49,7 +49,14 @@ def efficiency(kind: Kind, variant: str = "", *, in_switch: bool = True) -> Effi
 def _share(row: Row, in_switch: bool) -> Share:
     reduces = row["in_switch"]
     all_reduce = row["all_reduce_share"] if in_switch or not reduces else row["ring_share"]
-    return Share(row["gpus"] or 0, row["ring_share"], all_reduce, row["all_to_all_share"], reduces and in_switch)
+    return Share(
+        gpus=row["gpus"] or 0,
+        ring=row["ring_share"],
+        all_reduce=all_reduce,
+        all_to_all=row["all_to_all_share"],
+        in_switch=reduces and in_switch,
+        fill_s=row["fill_us"] * 1e-6,
+    )
 
 
 @cache

@@ -39,7 +39,8 @@ class Share:
     """Achieved over nominal bandwidth for large messages among `gpus` members of one domain (0: any number).
 
     `ring` holds for all-gather, reduce-scatter and send/receive; `all_reduce` includes reduction in the switch where
-    `in_switch` is set and then only for groups inside one domain; `all_to_all` is its own.
+    `in_switch` is set and then only for groups inside one domain; `all_to_all` is its own. A message that fills the links
+    takes `fill_s` longer than start-up and bytes: small ones go by protocols that start sooner.
     """
 
     gpus: int
@@ -47,6 +48,7 @@ class Share:
     all_reduce: float
     all_to_all: float
     in_switch: bool = False
+    fill_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

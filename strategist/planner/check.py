@@ -13,7 +13,13 @@ from strategist.facts.model import layer_sequence
 def faults(plan: Plan) -> tuple[str, ...]:
     """Sentences about every broken invariant; none for a sound plan."""
     sizes = tuple(_size_faults(plan))  # nothing else can be asked about a plan without sizes
-    return sizes or (*_mesh_faults(plan), *_batch_faults(plan), *_stage_faults(plan), *_ledger_faults(plan))
+    return sizes or (
+        *_mesh_faults(plan),
+        *_batch_faults(plan),
+        *_stage_faults(plan),
+        *_ledger_faults(plan),
+        *_certificate_faults(plan),
+    )
 
 
 def require_sound(plan: Plan) -> None:
@@ -86,3 +92,17 @@ def _ledger_faults(plan: Plan) -> Iterator[str]:
     for estimate in (memory.peak, time.step):
         if not estimate.low <= estimate.value <= estimate.high:
             yield "An interval does not contain its value."
+
+
+def _certificate_faults(plan: Plan) -> Iterator[str]:
+    """What a search did with its layouts adds up."""
+    account = plan.certificate
+    if account is None:
+        return
+    refused = sum(each.count for each in account.refused)
+    if (
+        account.enumerated != refused + account.legal
+        or account.legal != account.bounded + account.weighed
+        or account.weighed != account.over + account.evaluated
+    ):
+        yield "The layouts of the certificate do not add up: enumerated = refused + legal, legal = bounded + weighed, weighed = over + evaluated."

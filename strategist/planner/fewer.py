@@ -54,11 +54,11 @@ def _best_part(found: Found, chosen: int) -> Part | None:
     counts_devices = found.question.objective == "cost"
     best: Part | None = None
     least = found.step_seconds(chosen) * (found.question.job.cluster.world if counts_devices else 1)
-    for cluster in _parts(found.question.job.cluster, whole_nodes=counts_devices):
+    for cluster in parts(found.question.job.cluster, whole_nodes=counts_devices):
         job, weight = replace(found.question.job, cluster=cluster), cluster.world if counts_devices else 1
-        if _least_seconds(job) * weight >= least:
+        if least_seconds(job) * weight >= least:
             continue
-        smaller = search(replace(found.question, job=job))
+        smaller = search(replace(found.question, job=job), under_seconds=least / weight)
         row = smaller.best_of()
         if row is not None and smaller.step_seconds(row) * weight < least:
             least, node = smaller.step_seconds(row) * weight, cluster.groups[0].node
@@ -77,7 +77,7 @@ def _size(cluster: Cluster) -> str:
     return f"{cluster.world} GPUs" if cluster.nodes == 1 else f"{cluster.nodes} nodes"
 
 
-def _parts(cluster: Cluster, whole_nodes: bool) -> Iterator[Cluster]:
+def parts(cluster: Cluster, whole_nodes: bool) -> Iterator[Cluster]:
     """One, two, four ... nodes of a cluster of equal nodes, up to half of it; or devices of its only node."""
     if len(cluster.groups) != 1 or cluster.links:
         return
@@ -97,7 +97,7 @@ def _halves(count: int) -> Iterator[int]:
         part *= 2
 
 
-def _least_seconds(job: Job) -> float:
+def least_seconds(job: Job) -> float:
     """No layout can beat the useful FLOP at the best rate any matmul of any shape reaches on every device."""
     rates = [
         (group.count * group.node.gpus, float(matmul_rates(group.node.gpu, job.workload.precision).rate.max()))

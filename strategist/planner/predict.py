@@ -64,7 +64,12 @@ def predict(
 
 def predict_plan(plan: Plan) -> Prediction:
     """The layout of a Plan, priced again by this strategist. Raises InputError CHOICE for a profile nobody knows."""
-    job = Job(
+    return predict(job_of(plan), tuple(pins_of(plan)), plan.assumptions)
+
+
+def job_of(plan: Plan) -> Job:
+    """The job that a Plan answers. Raises InputError CHOICE for a profile nobody knows."""
+    return Job(
         cluster=plan.cluster,
         model=plan.model,
         workload=plan.workload,
@@ -72,7 +77,6 @@ def predict_plan(plan: Plan) -> Prediction:
         headroom=plan.request.headroom,
         frontend=plan.request.frontend,
     )
-    return predict(job, tuple(pins_of(plan)), plan.assumptions)
 
 
 def layout_of(plan: Plan) -> str:

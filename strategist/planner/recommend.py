@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from strategist import __version__
+from strategist.document.certificate import Certificate
+from strategist.document.front import Front
 from strategist.document.plan import (
     Alternative,
     Decision,
@@ -25,7 +27,7 @@ from strategist.planner.check import faults
 from strategist.planner.search import Found, Question, SearchLog, search
 from strategist.planner.situation import describe, near_thresholds
 from strategist.planner.write import economics, memory_ledger, mesh_of, outside_known_errors, strategy_of, time_ledger
-from strategist.records import dataclass
+from strategist.records import dataclass, replace
 from strategist.rulebook.apply import family_of, fired, placeholders, sentence
 from strategist.rulebook.rule import Rule, load_families, load_rules
 from strategist.rulebook.vocabulary import WORDS
@@ -38,11 +40,20 @@ NO_PREFERRED = "No layout of the families that the rules prefer is both allowed 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A winning row, its family, and the rules that led to it."""
+    """A winning row, its family, the rules that led to it, and the families that they named (none: all)."""
 
     row: int
     family: str
     reasons: tuple[Reason, ...]
+    among: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What a Plan says beyond the usual: the front of time, memory and cost; the account of the search."""
+
+    front: bool = False
+    certificate: bool = False
 
 
 def recommend(
@@ -52,6 +63,7 @@ def recommend(
     *,
     top: int = 5,
     log: SearchLog | None = None,
+    extras: Extras | None = None,
 ) -> Plan:
     """The Plan for a question, unsealed.
 
@@ -65,7 +77,10 @@ def recommend(
     situation = describe(question.job, "recompute" not in question.forbids)
     by_rules, by_time = _by_rules(found, situation), _by_time(found)
     chosen, other = (by_rules, by_time) if request.policy == "hf" else (by_time, by_rules)
+    account = _certificate(found, chosen, situation) if extras is not None and extras.certificate else None
     plan = _write(found, request, chosen, other, tuple(assumptions), situation, top)
+    plan = replace(plan, certificate=account) if account is not None else plan
+    plan = replace(plan, front=_front(found, request)) if extras is not None and extras.front else plan
     broken = faults(plan)
     if broken:
         raise InternalError(
@@ -76,6 +91,13 @@ def recommend(
     return plan
 
 
+def choice(found: Found, policy: Policy) -> Choice:
+    """What a policy takes of what fits. Raises InternalError when nothing does."""
+    if policy == "fastest":
+        return _by_time(found)
+    return _by_rules(found, describe(found.question.job, "recompute" not in found.question.forbids))
+
+
 def _by_rules(found: Found, situation: Mapping[str, Any]) -> Choice:
     """The decision table names tiers of families; the best of the first tier that fits wins."""
     rules = fired(load_rules("hf_decisions", found.question.rule_folders), situation)
@@ -84,10 +106,23 @@ def _by_rules(found: Found, situation: Mapping[str, Any]) -> Choice:
             members = np.any([found.families[name] for name in tier], axis=0)
             row = _best_member(found, members, situation)
             if row is not None:
-                return Choice(row, _family(found, row, tier), tuple(_reason(r, situation) for r in rules))
+                return Choice(row, _family(found, row, tier), tuple(_reason(r, situation) for r in rules), tuple(tier))
     silent = Reason(rule="gap", kind="gap", sentence=NO_PREFERRED, source="ours")
     by_time = _by_time(found)
     return Choice(by_time.row, by_time.family, (*(_reason(r, situation) for r in rules), silent))
+
+
+def _certificate(found: Found, chosen: Choice, situation: Mapping[str, Any]) -> Certificate:
+    from strategist.planner.certify import certificate  # few ask for it
+
+    is_whole = bool(chosen.among) and not situation["long_sequence"] and found.candidates["cp"][chosen.row] == 1
+    return certificate(found, chosen.among, bool(is_whole))
+
+
+def _front(found: Found, request: Request) -> Front:
+    from strategist.planner.front import front  # few ask for it
+
+    return front(found, request)
 
 
 def _best_member(found: Found, members: Mask, situation: Mapping[str, Any]) -> int | None:

@@ -19,7 +19,7 @@ from strategist.rulebook.rule import Rule, load_rules
 from strategist.space.candidates import Candidates, Column, Mask
 from strategist.space.enumerate import Limits, enumerate_candidates
 from strategist.space.grammar import Pin
-from strategist.timing.estimate import StepTimes, step_times
+from strategist.timing.estimate import StepTimes, least_seconds, step_times
 
 T = TypeVar("T")
 
@@ -125,8 +125,8 @@ def legality(question_: Question) -> tuple[Rule, ...]:
     return load_rules("legality", question_.rule_folders)
 
 
-def search(question_: Question, log: SearchLog | None = None) -> Found:
-    """Everything that is legal, what of it fits, and how long it takes."""
+def search(question_: Question, log: SearchLog | None = None, *, under_seconds: float | None = None) -> Found:
+    """Everything that is legal, what of it fits, and how long it takes; with `under_seconds` only layouts that may take less."""
     log = log or SearchLog()
     job = question_.job
     everything = log.run("enumerate", lambda: _asked_for(question_), len)
@@ -135,6 +135,8 @@ def search(question_: Question, log: SearchLog | None = None) -> Found:
         "legality", lambda: forbid(legality(question_), facts, everything), lambda r: int(r[0].sum())
     )
     legal = everything.where(keep)
+    if under_seconds is not None:
+        legal = legal.where(least_seconds(job, legal) < under_seconds)
     weights = log.run("memory", lambda: Weights(job, legal), lambda weighed: int(weighed.fits.sum()))
     fitting = np.flatnonzero(weights.fits)
     candidates = legal.where(fitting)

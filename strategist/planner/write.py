@@ -42,24 +42,24 @@ class Interval:
 
 
 @cache
-def interval(name: str, arch: str = "default") -> Interval:
-    """The interval of a prediction by name, for devices of an architecture or, where no runs are known, of any."""
-    found = {row["arch"]: row for row in rows("intervals") if row["name"] == name}
-    row = found.get(arch, found["default"])
+def interval(name: str, chip: str = "default") -> Interval:
+    """The interval of a prediction by name, for devices of one design or, where no runs are known, of any."""
+    found = {row["chip"]: row for row in rows("intervals") if row["name"] == name}
+    row = found.get(chip, found["default"])
     return Interval(row["low"], row["high"], row["basis"])
 
 
-def has_known_errors(arch: str) -> bool:
-    """Whether published runs on devices of this architecture were held against predictions."""
-    return any(row["name"] == "time" and row["arch"] == arch for row in rows("intervals"))
+def has_known_errors(chip: str) -> bool:
+    """Whether published runs on devices of this design were held against predictions."""
+    return any(row["name"] == "time" and row["chip"] == chip for row in rows("intervals"))
 
 
 def outside_known_errors(job: Job) -> tuple[Hint, ...]:
     """A warning where the interval of the step rests on other devices' errors."""
     device = job.cluster.slowest.gpu
-    if device.vendor == "CPU" or has_known_errors(device.arch):
+    if device.vendor == "CPU" or has_known_errors(device.chip):
         return ()
-    text = f"No published run on {device.arch} devices was held against these formulas; the interval of the step is that of runs on other devices, and wider."
+    text = f"Too few published runs on devices like {device.title} ({device.arch}, {device.chip}) were held against these formulas; the interval of the step is that of runs on other devices, and wider."
     return (Hint(code="W_UNCALIBRATED", sentence=text),)
 
 
@@ -138,7 +138,7 @@ def time_ledger(job: Job, times: StepTimes, row: int) -> TimeLedger:
         if times.exposed[name][row] or times.hidden[name][row]
     )
     step_ns = int(times.step[row])
-    seconds, bounds = step_ns / 1e9, interval("time", job.cluster.slowest.gpu.arch)
+    seconds, bounds = step_ns / 1e9, interval("time", job.cluster.slowest.gpu.chip)
     return TimeLedger(
         terms=terms,
         step_ns=step_ns,
@@ -153,7 +153,7 @@ def economics(job: Job, request: Request, step_seconds: float) -> Economics:
     """GPU-hours, and money when a price is given or every node has a list price."""
     world, work = job.cluster.world, job.workload
     per_step = step_seconds * world / 3600
-    price, source = _price(job, request)
+    price, source = price_of(job, request)
     if work.tokens is None:
         return Economics(gpu_hours_per_step=per_step, price_per_gpu_hour=price, price_source=source)
     seconds = work.tokens / work.tokens_per_step * step_seconds
@@ -168,7 +168,8 @@ def economics(job: Job, request: Request, step_seconds: float) -> Economics:
     )
 
 
-def _price(job: Job, request: Request) -> tuple[float | None, str]:
+def price_of(job: Job, request: Request) -> tuple[float | None, str]:
+    """The price of one device for one hour, and who says so; (None, "") where nobody does."""
     if request.price_per_gpu_hour is not None:
         return request.price_per_gpu_hour, "--price-per-gpu-hour"
     nodes = [group.node for group in job.cluster.groups]

@@ -25,6 +25,7 @@ def brief(plan: Plan, width: int = 80, *, saved: str | None = None) -> list[Line
         *_why(plan, width),
         *_instead(plan, width),
         *_ladder(plan, width),
+        *extra_lines(plan, width),
         *hint_lines(plan, width),
         *_next(saved, width),
     ]
@@ -113,11 +114,15 @@ def _recommended(plan: Plan, width: int) -> Iterator[Line]:
     yield from _money(plan, width)
 
 
+def device_word(plan: Costed) -> str:
+    """What one device of the machines is called."""
+    return "rank" if plan.cluster.smallest.vendor == "CPU" else "GPU"
+
+
 def memory_lines(plan: Costed, width: int) -> Iterator[Line]:
     """The peak with its interval, and its terms."""
     worst, capacity = plan.memory.worst, plan.memory.capacity_bytes
-    device = "rank" if plan.cluster.smallest.vendor == "CPU" else "GPU"
-    where = f"per {device}" if plan.mesh.pp == 1 else f"on stage {worst.stage}, the fullest"
+    where = f"per {device_word(plan)}" if plan.mesh.pp == 1 else f"on stage {worst.stage}, the fullest"
     low, high = plan.memory.peak.low, plan.memory.peak.high
     traced = ", traced" if worst.is_traced else ""
     head = f"{format_gib(worst.device)} ({format_gib(low)} to {format_gib(high)}) of {format_gib(capacity)} {where}{traced}  {bar(worst.device / capacity)}"
@@ -207,6 +212,18 @@ def _ladder(plan: Plan, width: int) -> Iterator[Line]:
         yield line("")
         yield from wrapped("", "smallest hardware for this job", width, indent=0, style="key")
         yield from table([(rung.family, rung.sentence) for rung in plan.ladder], width)
+
+
+def extra_lines(plan: Plan, width: int) -> Iterator[Line]:
+    """The front and the account of the search, where the plan has them."""
+    if plan.front is None and plan.certificate is None:
+        return
+    from strategist.reports.front import certificate_lines, front_lines  # few ask for them
+
+    if plan.front is not None:
+        yield from front_lines(plan.front, device_word(plan), width)
+    if plan.certificate is not None:
+        yield from certificate_lines(plan.certificate, width)
 
 
 def hint_lines(plan: Costed, width: int) -> Iterator[Line]:

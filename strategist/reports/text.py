@@ -10,6 +10,7 @@ from strategist.document.write import seal_state
 from strategist.reports.brief import (
     INDENT,
     assumed_lines,
+    extra_lines,
     family_title,
     hint_lines,
     mesh_words,
@@ -33,6 +34,7 @@ def explain_text(plan: Plan, width: int = 80, observed: Sequence[Observed] = ())
         *wrapped("batch", plan.batch_identity, width, indent=INDENT),
         *wrapped("seal", _seal_words(plan), width, indent=INDENT),
         *details(plan, width, observed),
+        *extra_lines(plan, width),
         *hint_lines(plan, width),
     ]
 

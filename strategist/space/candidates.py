@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ __all__ = [
     "Mask",
     "Reals",
     "code",
+    "distinct",
     "joined",
     "total_of",
 ]
@@ -90,6 +92,16 @@ class Candidates:
                 begins[1:] |= column[1:] != column[:-1]
         return np.flatnonzero(begins), begins.cumsum() - 1
 
+    def alike(self, *names: str) -> tuple[Column, Column]:
+        """A row of each sort, and every row's sort, where rows that agree in the named columns are of one sort."""
+        sizes = [int(self[name].max(initial=0)) + 1 for name in names]
+        if prod(sizes) > np.iinfo(np.int64).max:  # too many to number them: each row is of a sort of its own
+            return np.arange(len(self)), np.arange(len(self))
+        number = np.zeros(len(self), np.int64)
+        for name, size in zip(names, sizes, strict=True):
+            number = number * size + self[name]
+        return distinct(number)
+
     def row(self, index: int) -> dict[str, int | str]:
         """One layout with its words spelt out."""
         return {name: self.word(name, index) for name in self.columns if name != "mesh"}
@@ -105,6 +117,16 @@ class Candidates:
         for word in words:
             hit |= column == code(name, word)
         return hit
+
+
+def distinct(numbers: Column) -> tuple[Column, Column]:
+    """Where each distinct number stands first, and each row's place among them (numpy's `unique` loads masked arrays)."""
+    ordered = numbers.argsort(kind="stable")
+    is_new = np.ones(len(numbers), np.bool_)
+    is_new[1:] = np.diff(numbers[ordered]) > 0
+    place = np.empty_like(ordered)
+    place[ordered] = is_new.cumsum() - 1
+    return ordered[is_new], place
 
 
 def joined(parts: Sequence[Candidates]) -> Candidates:

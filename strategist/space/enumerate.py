@@ -50,18 +50,20 @@ def divisors(number: int) -> tuple[int, ...]:
 
 def enumerate_candidates(limits: Limits) -> Candidates:
     """The whole space under the pins and without the forbidden techniques, in a fixed order."""
-    blocks, meshes_so_far = [], 0
-    for members, options in _mesh_groups(limits):
-        blocks.append(_block(members, options, meshes_so_far))
-        meshes_so_far += len(members)
-    columns = np.ascontiguousarray(np.concatenate([np.zeros((0, len(COLUMNS)), np.int64), *blocks]).T)
+    parts = list(_mesh_groups(limits))
+    columns = np.empty((len(COLUMNS), sum(len(members) * len(options) for members, options in parts)), np.int64)
+    meshes_so_far = rows_so_far = 0
+    for members, options in parts:
+        rows = len(members) * len(options)
+        _fill(columns[:, rows_so_far : rows_so_far + rows], members, options, meshes_so_far)
+        meshes_so_far, rows_so_far = meshes_so_far + len(members), rows_so_far + rows
     everything = Candidates(dict(zip(COLUMNS, columns, strict=True)))
     keep = np.ones(len(everything), dtype=np.bool_)
     for pin in limits.pins:
         keep &= pin.holds(everything)
     for word in limits.forbids:
         keep &= ~forbidden(word, everything)
-    return everything.where(keep)
+    return everything if keep.all() else everything.where(keep)
 
 
 Mesh = tuple[int, int, int, int, int, int, int, int]
@@ -211,9 +213,12 @@ def _offloads(limits: Limits, zero: int, pure: bool, shard: int) -> Sequence[tup
     return (*plain, *((home, tiles) for home in homes for tiles in tilings))
 
 
-def _block(members: list[Mesh], options: list[tuple[int, ...]], first_mesh: int) -> Column:
-    """The product of some meshes and their options, a row of COLUMNS each; `mesh` numbers the meshes from `first_mesh` on."""
-    mesh = np.array(members, dtype=np.int64)
-    option = np.array(options, dtype=np.int64).reshape(len(options), len(OPTION_COLUMNS) - 1)
-    number, choice = (place.ravel() for place in np.indices((len(mesh), len(option))))
-    return np.hstack([mesh[number], option[choice], first_mesh + number[:, None]])
+def _fill(columns: Column, members: list[Mesh], options: list[tuple[int, ...]], first_mesh: int) -> None:
+    """Write the product of some meshes and their options, in the order of COLUMNS; meshes are numbered from `first_mesh` on."""
+    size, choices = len(MESH_COLUMNS) + 1, len(options)
+    mesh = np.array(members, dtype=np.int64).T
+    option = np.array(options, dtype=np.int64).reshape(choices, len(OPTION_COLUMNS) - 1).T
+    by_mesh = columns.reshape(len(columns), len(members), choices)
+    by_mesh[:size] = mesh[:, :, None]
+    by_mesh[size:-1] = option[:, None, :]
+    by_mesh[-1] = np.arange(first_mesh, first_mesh + len(members))[:, None]

@@ -17,7 +17,7 @@ from strategist.facts.layers import Layer, build_layer
 from strategist.facts.model import ModelShape
 from strategist.facts.parameters import outer_parameters, table_width
 from strategist.records import dataclass, replace
-from strategist.space.candidates import Candidates, Column, Mask, Reals, total_of
+from strategist.space.candidates import Candidates, Column, Mask, Reals, distinct, total_of
 from strategist.space.stages import kinds, representative_stages, stage_layer_counts
 
 
@@ -81,18 +81,8 @@ def groups(
         for start in range(0, len(alike), size):
             rows = alike[start : start + size]
             own = candidates.where(rows)
-            first, mesh_of = _distinct(own.mesh)
+            first, mesh_of = distinct(own.mesh)
             yield Group(rows, own, pp, stages, table[stages], stands_for, own.where(first), mesh_of)
-
-
-def _distinct(numbers: Column) -> tuple[Column, Column]:
-    """Where each distinct number stands first, and each row's place among them (numpy's `unique` loads masked arrays)."""
-    ordered = numbers.argsort(kind="stable")
-    is_new = np.ones(len(numbers), np.bool_)
-    is_new[1:] = np.diff(numbers[ordered]) > 0
-    place = np.empty_like(ordered)
-    place[ordered] = is_new.cumsum() - 1
-    return ordered[is_new], place
 
 
 def ceil_div(value: Column | int, divisor: Column | int) -> Column:

@@ -20,6 +20,10 @@ from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Reals
 from strategist.space.traffic import PLACES, Op, Place, ranks_at
 
+FULL_BYTES = 2.0**22
+"""Payload from which a collective fills the links. Source: collective_curves: on every NVLink machine what a collective takes
+besides start-up and bytes grows from nothing below 1 MiB to a constant that holds from 4 to 256 MiB."""
+
 
 @cache
 def cluster_tiers(cluster: Cluster) -> tuple[Tier, ...]:
@@ -34,11 +38,13 @@ class Links:
     sizes: Mapping[Place, Reals]
     columns: Mapping[Place, GroupColumns]
 
-    def seconds(self, op: Op, place: Place) -> tuple[Reals, Reals]:
-        """(start-up seconds, seconds per payload byte) of one collective, (M,) each; nothing for a rank alone."""
+    def seconds(self, op: Op, place: Place) -> tuple[Reals, Reals, Reals]:
+        """(start-up seconds, seconds to fill the links, seconds per payload byte) of one collective, (M,) each; nothing for a
+        rank alone. A collective of FULL_BYTES pays the second whole, a smaller one in proportion; a send never does."""
         n, link = self.sizes[place], self.columns[place]
         latency, per_byte = _op_costs(op, n, link)
-        return np.where(n > 1, latency, 0.0), np.where(n > 1, per_byte, 0.0)
+        fill = np.zeros_like(n) if op == "send" else link.fill_s
+        return np.where(n > 1, latency, 0.0), np.where(n > 1, fill, 0.0), np.where(n > 1, per_byte, 0.0)
 
 
 def links(cluster: Cluster, meshes: Candidates) -> Links:

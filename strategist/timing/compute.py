@@ -10,11 +10,11 @@ import numpy as np
 from strategist.facts.hardware import Gpu
 from strategist.facts.job import Job
 from strategist.facts.layers import Layer
-from strategist.facts.model import LayerKind, ModelShape
+from strategist.facts.model import LayerKind, ModelShape, layer_counts
 from strategist.facts.profile import BYTES
 from strategist.records import dataclass
-from strategist.space.candidates import Candidates, Reals, total_of
-from strategist.space.shares import layers, matrices_of, sequence_cut, tokens
+from strategist.space.candidates import Candidates, Column, Reals, total_of
+from strategist.space.shares import ceil_div, layers, matrices_of, sequence_cut, tokens
 from strategist.space.stages import kinds
 from strategist.timing.rates import kept_share, matmul_rates, memory_Bps, share
 
@@ -29,6 +29,48 @@ class LayerTime:
     forward: Mapping[str, Reals]
     backward: Mapping[str, Reals]
     again: Mapping[str, Reals]
+
+
+READ = ("cp", "tp", "ep", "etp", "micro_batch", "sequence_parallel", "recompute")
+"""What compute of layers and ends depends on: many layouts agree in it."""
+
+
+class Compute:
+    """Compute of one micro-batch, worked out once for layouts that agree in what it depends on."""
+
+    def __init__(self, job: Job, c: Candidates) -> None:
+        one_of_each, self._sort = c.alike(*READ)
+        some = c.where(one_of_each)
+        self._layers, self._shape = layer_times(job, some), job.model
+        self._head, self._loss = _head_seconds(job, some)
+
+    def layers_of(self, rows: Column) -> LayerTime:
+        """Seconds of a layer for some of the layouts, (C, K)."""
+        sort, found = self._sort[rows], self._layers
+        parts = (found.forward, found.backward, found.again)
+        return LayerTime(*({name: value[sort] for name, value in part.items()} for part in parts))
+
+    def of_all_layers(self) -> Reals:
+        """Seconds of all layers of the model in both passes, recomputed parts included, (C,)."""
+        numbers = np.array(list(layer_counts(self._shape).values()), np.float64)
+        found = self._layers
+        every = total_of(value for part in (found.forward, found.backward, found.again) for value in part.values())
+        return np.asarray((every @ numbers)[self._sort])
+
+    def ends_of(self, rows: Column) -> tuple[Reals, Reals]:
+        """Seconds of the output head (one pass) and of the loss (both passes) where they are, (C,) each."""
+        sort = self._sort[rows]
+        return self._head[sort], self._loss[sort]
+
+
+def _head_seconds(job: Job, c: Candidates) -> tuple[Reals, Reals]:
+    shape, gpu = job.model, job.cluster.slowest.gpu
+    if not shape.vocab or shape.kind == "vit":
+        return np.zeros(len(c)), np.zeros(len(c))
+    rows = tokens(job, c)
+    width = ceil_div(ceil_div(shape.vocab, c["tp"]), 64) * 64.0
+    head = matmul_seconds(job, gpu, rows, width, np.full(len(c), float(shape.hidden)))
+    return head, rows * shape.vocab / c["tp"] * job.profile.kernels.logit_bytes / memory_Bps(gpu)
 
 
 def layer_times(job: Job, c: Candidates) -> LayerTime:
@@ -167,6 +209,18 @@ def _attention(job: Job, gpu: Gpu, kind: LayerKind, c: Candidates, passes: Passe
     return factor * per_token * tokens(job, c) / c["tp"] / rate
 
 
+_TENSOR_ROW = 8
+"""Numbers of two bytes in the 16 bytes that rows must be multiples of for tensor cores."""
+
+
+def _batched_peak(job: Job, gpu: Gpu) -> float:
+    """Dense peak of products over one head, FLOP/s: that of the fp32 units on NVIDIA's devices where a head is no multiple of
+    16 bytes wide, since such rows do not feed tensor cores. Source: NVIDIA: Matrix Multiplication Background User's Guide,
+    section 2.1; Anthony et al. 2024, arXiv 2401.14489, section VI (heads and powers of two)."""
+    is_narrow = gpu.vendor == "NVIDIA" and job.model.head_dim % _TENSOR_ROW != 0
+    return (is_narrow and gpu.fp32_FLOPs) or _half_peak(job, gpu)
+
+
 def _half_peak(job: Job, gpu: Gpu) -> float:
     """Dense half-precision peak, which attention runs at; that of fp32 when asked."""
     peak = gpu.fp32_FLOPs if job.workload.precision == "fp32" else gpu.bf16_FLOPs or gpu.fp16_FLOPs
@@ -202,7 +256,7 @@ def _unfused(job: Job, gpu: Gpu, kind: LayerKind, c: Candidates, passes: Passes)
     scores = shape.heads * _span(shape, kind, job.workload.seq_len) * tokens(job, c) / c["tp"]
     FLOP, moved = (4.0, kernels.score_forward_bytes) if passes == "forward" else (8.0, kernels.score_backward_bytes)
     wide = BYTES[job.formats.compute] / 2.0
-    product = FLOP * shape.head_dim / (_half_peak(job, gpu) * share("batched_matmul_share", gpu))
+    product = FLOP * shape.head_dim / (_batched_peak(job, gpu) * share("batched_matmul_share", gpu))
     return scores * (product + moved * wide / memory_Bps(gpu))
 
 

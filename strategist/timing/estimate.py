@@ -13,11 +13,11 @@ from strategist.facts.model import layer_counts
 from strategist.facts.parameters import count, outer_parameters
 from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Column, Reals, code, total_of
-from strategist.space.shares import Elements, Group, ceil_div, elements, groups, tokens
+from strategist.space.shares import Elements, Group, elements, groups
 from strategist.space.traffic import BEHIND, Hidden, Traffic, traffic
 from strategist.timing.calibrated import scaled
-from strategist.timing.collectives import Links, links
-from strategist.timing.compute import COMPUTE_TERMS, LayerTime, attention_FLOP, layer_times, matmul_seconds
+from strategist.timing.collectives import FULL_BYTES, Links, links
+from strategist.timing.compute import COMPUTE_TERMS, Compute, attention_FLOP
 from strategist.timing.optimizer import offload_seconds, update_seconds
 from strategist.timing.rates import memory_Bps, peak_FLOPs, share
 
@@ -39,8 +39,9 @@ def step_times(job: Job, candidates: Candidates) -> StepTimes:
     """The time of one optimizer step of every candidate."""
     size = len(candidates)
     exposed, hidden, again = ({name: np.zeros(size, np.int64) for name in TIME_TERMS} for _ in range(3))
+    compute = Compute(job, candidates)
     for group in groups(job.model, candidates, split=job.split):
-        for name, (shown, behind, redone) in _group_terms(job, group).items():
+        for name, (shown, behind, redone) in _group_terms(job, group, compute).items():
             exposed[name][group.rows] = np.round(shown * NANO).astype(np.int64)
             hidden[name][group.rows] = np.round(behind * NANO).astype(np.int64)
             again[name][group.rows] = np.round(redone * NANO).astype(np.int64)
@@ -48,6 +49,14 @@ def step_times(job: Job, candidates: Candidates) -> StepTimes:
         exposed, hidden, again = (scaled(terms, job.factors) for terms in (exposed, hidden, again))
     step: Column = total_of(exposed.values())
     return StepTimes(exposed, hidden, again, step)
+
+
+def least_seconds(job: Job, candidates: Candidates) -> Reals:
+    """A bound that no step is below, (C,): the compute of all layers, spread evenly over the stages. With factors of a user's
+    own, which may be anything, there is none."""
+    if job.factors:
+        return np.zeros(len(candidates))
+    return candidates["accumulation"] * Compute(job, candidates).of_all_layers() / candidates["pp"]
 
 
 def model_FLOP(job: Job) -> float:
@@ -99,12 +108,12 @@ class _Work:
         return self.pass_seconds(behind)
 
 
-def _work(job: Job, group: Group, counts: Elements) -> _Work:
-    times: LayerTime = layer_times(job, group.candidates)
+def _work(job: Job, group: Group, counts: Elements, compute: Compute) -> _Work:
+    times = compute.layers_of(group.rows)
     forward = {name: group.layers_of(value) for name, value in times.forward.items()}
     backward = {name: group.layers_of(value) for name, value in times.backward.items()}
     again = {name: group.layers_of(value) for name, value in times.again.items()}
-    head, loss = _head_seconds(job, group)
+    head, loss = (on_stages(seconds, group.is_last) for seconds in compute.ends_of(group.rows))
     forward["matmul"] = forward["matmul"] + head
     backward["matmul"] = backward["matmul"] + (1.0 + job.trainable) * head
     added = job.trainable * counts.whole * job.profile.accumulate_bytes / memory_Bps(job.cluster.slowest.gpu)
@@ -113,24 +122,10 @@ def _work(job: Job, group: Group, counts: Elements) -> _Work:
     return _Work(forward, backward, again)
 
 
-def _head_seconds(job: Job, group: Group) -> tuple[Reals, Reals]:
-    """Output head (one pass) and loss (both passes) on the last stage, (C, S) each."""
-    c, shape, gpu = group.candidates, job.model, job.cluster.slowest.gpu
-    if not shape.vocab or shape.kind == "vit":
-        zero = np.zeros((len(c), len(group.stages)))
-        return zero, zero
-    count_C = tokens(job, c)
-    head = matmul_seconds(
-        job, gpu, count_C, ceil_div(ceil_div(shape.vocab, c["tp"]), 64) * 64.0, np.full(len(c), float(shape.hidden))
-    )
-    loss = count_C * shape.vocab / c["tp"] * job.profile.kernels.logit_bytes / memory_Bps(gpu)
-    return on_stages(head, group.is_last), on_stages(loss, group.is_last)
-
-
-def _group_terms(job: Job, group: Group) -> dict[str, tuple[Reals, Reals, Reals]]:
+def _group_terms(job: Job, group: Group, compute: Compute) -> dict[str, tuple[Reals, Reals, Reals]]:
     """(exposed, hidden, recomputed) seconds per step of every term, (C,) each, on the slowest stage."""
     counts = elements(job.model, group)
-    work = _work(job, group, counts)
+    work = _work(job, group, counts, compute)
     network = links(job.cluster, group.meshes)
     sends = [(item, _seconds_CS(network, group, item)) for item in traffic(job, group, counts)]
     exposed, hidden = _communication(job, group, work, sends)
@@ -161,8 +156,9 @@ def _group_terms(job: Job, group: Group) -> dict[str, tuple[Reals, Reals, Reals]
 
 def _seconds_CS(network: Links, group: Group, item: Traffic) -> Reals:
     """Seconds per step of one kind of collective, (C, S)."""
-    latency, per_byte = (cost[group.mesh_of][:, None] for cost in network.seconds(item.op, item.place))
-    return item.count_CS * (item.pieces_CS * latency + item.payload_CS * per_byte)
+    latency, fill, per_byte = (cost[group.mesh_of][:, None] for cost in network.seconds(item.op, item.place))
+    full = np.minimum(item.pieces_CS, item.payload_CS / FULL_BYTES)
+    return item.count_CS * (item.pieces_CS * latency + full * fill + item.payload_CS * per_byte)
 
 
 def _communication(

@@ -26,9 +26,9 @@ def test_committed_figures_are_todays() -> None:
 
 
 def test_shipped_intervals_are_those_of_the_published_runs() -> None:
-    """The catalogue's intervals of the step are the middle of the errors, architecture by architecture."""
+    """The catalogue's intervals of the step are the middle of the errors, chip by chip."""
     shipped = {
-        row["arch"]: {"low": row["low"], "high": row["high"]} for row in rows("intervals") if row["name"] == "time"
+        row["chip"]: {"low": row["low"], "high": row["high"]} for row in rows("intervals") if row["name"] == "time"
     }
     assert shipped == today()["intervals"]
 
@@ -43,6 +43,11 @@ def test_what_was_reached_is_kept(name: str) -> None:
 def test_intervals_made_without_a_source_hold_on_it() -> None:
     """With bounds from all other sources, between 75 and 90 % of the runs lie inside their 80 % interval."""
     assert 0.75 <= today()["held_out"]["coverage"] <= 0.90
+
+
+def test_intervals_are_not_wide() -> None:
+    """Half of the runs have an interval made without their source that is no wider than 20 % to either side."""
+    assert today()["held_out"]["median_half_width"] <= 0.20
 
 
 @pytest.mark.parametrize("source", MEMORY_BARS)

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from strategist.accuracy.judge import judge
 from strategist.accuracy.table import read_runs
 from strategist.errors import InputError
+from strategist.facts.clusters import load_cluster
+from strategist.facts.tiers import group_bandwidth, tiers
 from tests.accuracy.published import published
 from tests.cli.harness import RUN, runs_file
 from tests.strategies import CI
@@ -123,6 +125,16 @@ def test_named_techniques_count(change: dict[str, str], expected: tuple[str, str
     (one,) = judge([{**RUN, "framework": "fsdp2", **change}])
     profile = one.job.profile
     assert (profile.kernels.name, profile.attention, profile.light, profile.merges_copies) == expected
+
+
+def test_a_part_of_a_node_has_the_links_of_the_node() -> None:
+    """Two of a node's eight A100 talk through its switch; a machine of four has a fourth of that between two."""
+    few = {"hardware": "a100-sxm-80gb", "gpus_total": "2", "dp": "2", "global_batch_seqs": "2", "step_time_s": "9"}
+    part, machine = (judge([{**RUN, **few, "gpus_per_node": count}])[0].job.cluster for count in ("8", "4"))
+    assert (part.world, machine.world) == (2, 2)
+    whole = load_cluster("dgx-a100-80gb")
+    pair, of_four, of_eight = (group_bandwidth(tiers(cluster), 2).ring_Bps for cluster in (part, machine, whole))
+    assert pair == of_eight > 2 * of_four
 
 
 def test_every_published_row_is_answered() -> None:

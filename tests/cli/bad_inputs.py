@@ -245,13 +245,15 @@ CASES: Mapping[tuple[str, str], Case] = {
     ],
     ("plan", "terminal width 20"): lambda f: [*SMALL_JOB, *NODE],
     ("unknown command", "strategist pln"): lambda f: ["pln"],
+    ("compare", "one plan only"): lambda f: ["compare", plan_file(f)],
+    ("diff", "two files of different kinds"): lambda f: [
+        "diff", plan_file(f), written(f, "seen.json", '{"format": "strategist-observed/1"}')
+    ],
 }  # fmt: skip
 """Rows whose value is a description."""
 
 OWED: Mapping[tuple[str, str], str] = {
     ("resume", "folder without a complete checkpoint"): "E: resume",
-    ("compare", "one plan only"): "D: compare",
-    ("diff", "two files of different kinds"): "D: diff",
     ("doctor", "NVML library missing"): "later: doctor",
 }
 """Rows of commands that do not exist yet, with the issue that owes them."""

@@ -48,7 +48,7 @@ def test_scripts_are_right_for_their_shell(shell: str) -> None:
     ("words", "offered"),
     [
         (("pl",), ["plan"]),
-        (("co",), ["completion"]),
+        (("co",), ["compare", "completion"]),
         (("plan", "--gpu", "h10"), [row["name"] for row in rows("gpus") if row["name"].startswith("h10")]),
         (("plan", "--model", "llama-3.1"), ["llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b"]),
         (("topology", "--hardware", "dgx-h1"), ["dgx-h100"]),

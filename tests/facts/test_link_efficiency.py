@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from statistics import mean
+from itertools import product
+from statistics import mean, median
 from typing import Any
 
 import pytest
@@ -60,6 +61,45 @@ def test_latencies_are_a_line_through_the_measured_ones(key: tuple[str, str], ca
     row = efficiency_row(*key, 2)
     assert row["hop_us"] == pytest.approx(slope, abs=0.006)
     assert row["base_us"] == pytest.approx(y_mean - slope * x_mean, abs=0.02)
+
+
+OPS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+FULL = 2**22
+
+
+def besides(row: dict[str, Any], found: dict[str, Any]) -> list[tuple[float, float]]:
+    """(measured microseconds, those besides start-up and bytes) of messages of 4 to 256 MiB of one curve."""
+    nominal = next(card["scaleup_GBps"] for card in rows("gpus") if card["name"] == found["gpu"])
+    start, sent = row["base_us"] + row["hop_us"] * (row["gpus"] - 1), (row["gpus"] - 1) / row["gpus"]
+    share = {"all_reduce": row["all_reduce_share"] / 2, "all_to_all": row["all_to_all_share"]}.get(
+        found["op"], row["ring_share"]
+    )
+    starts = 2 * start if found["op"] == "all_reduce" else start
+    pairs = zip(found["bytes"], found["time_us"], strict=True)
+    return [
+        (us, us - starts - size * sent / (share * nominal * 1e3)) for size, us in pairs if FULL <= size <= 64 * FULL
+    ]
+
+
+@pytest.mark.parametrize(("key", "cards"), [(key, cards) for key, cards in MEASURED.items() if key[0] == "nvlink"])
+def test_what_fills_the_links_is_the_middle_of_the_measured(key: tuple[str, str], cards: list[str]) -> None:
+    """Large messages take a constant time besides start-up and bytes: the median over the named curves. With it the
+    measured times lie nearer than without."""
+    for gpus in (2, 4, 8):
+        row = efficiency_row(*key, gpus)
+        curves = [found for card, op in product(cards, OPS) if (found := curve(card, op, gpus))]
+        points = [point for found in curves for point in besides(row, found)]
+        assert row["fill_us"] == pytest.approx(median(rest for _, rest in points), abs=0.06)
+        near, far = (median(abs(rest - fill) / us for us, rest in points) for fill in (row["fill_us"], 0.0))
+        assert near < far
+
+
+def test_links_without_large_curves_fill_at_once() -> None:
+    """What nobody measured is not made up: an all-reduce there costs what the two halves of it cost."""
+    measured = {key for key in MEASURED if key[0] == "nvlink"}
+    assert all(
+        row["fill_us"] == 0.0 for row in rows("link_efficiency") if (row["kind"], row["variant"]) not in measured
+    )
 
 
 def test_network_shares_follow_from_the_links_table() -> None:

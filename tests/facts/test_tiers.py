@@ -84,7 +84,7 @@ def test_a_group_of_one_is_not_limited() -> None:
     """One rank alone has no tier, no latency and infinite rates, on every machine."""
     for source in ("dgx-h100:2", "gh200-node"):
         link = group_bandwidth(tiers(load_cluster(source)), 1, 1)
-        assert (link.tier, link.latency_s, link.domains) == (None, 0.0, 1)
+        assert (link.tier, link.latency_s, link.fill_s, link.domains) == (None, 0.0, 0.0, 1)
         assert link.Bps == link.ring_Bps == link.all_reduce_Bps == float("inf")
 
 
@@ -134,9 +134,9 @@ def test_columns_equal_single_groups(name: str, count: int, groups: list[tuple[i
     columns = group_columns(found, np.array([s for s, _ in groups]), np.array([s for _, s in groups]))
     for row, (size, stride) in enumerate(groups):
         one = group_bandwidth(found, size, stride)
-        assert (one.Bps, one.ring_Bps, one.all_reduce_Bps, one.all_to_all_Bps, one.latency_s, one.domains) == (
+        assert (one.Bps, one.ring_Bps, one.all_reduce_Bps, one.all_to_all_Bps, one.latency_s, one.fill_s, one.domains) == (
             columns.Bps[row], columns.ring_Bps[row], columns.all_reduce_Bps[row], columns.all_to_all_Bps[row],
-            columns.latency_s[row], columns.domains[row],
+            columns.latency_s[row], columns.fill_s[row], columns.domains[row],
         )  # fmt: skip
 
 

@@ -135,7 +135,10 @@ def _unfused(job: Job, layout: Layout, kind: LayerKind) -> tuple[float, float]:
     """Scores written out: 2 products of 2 d FLOP each over the whole square, and their traffic."""
     gpu, kernels, d = device_of(job), job.profile.kernels, job.model.head_dim
     scores = job.model.heads / layout["tp"] * _span(job.model, kind, job.workload.seq_len) * tokens(job, layout)
-    rate = attention_peak_FLOPs(gpu, job.workload.precision) * share("batched_matmul_share", gpu)
+    peak = attention_peak_FLOPs(gpu, job.workload.precision)
+    if gpu.vendor == "NVIDIA" and d % 8 and gpu.fp32_FLOPs:
+        peak = gpu.fp32_FLOPs
+    rate = peak * share("batched_matmul_share", gpu)
     wide = BYTES[job.formats.compute] / 2
     forward = scores * (4 * d / rate + kernels.score_forward_bytes * wide / memory_Bps(gpu))
     backward = scores * (8 * d / rate + kernels.score_backward_bytes * wide / memory_Bps(gpu))

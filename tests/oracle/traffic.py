@@ -47,12 +47,13 @@ def collective_seconds(cluster: Cluster, row: Row) -> float:
         return 0.0
     link = link_of(cluster, row.size, row.stride)
     a, moved = link.latency_s * row.pieces, S * (n - 1) / n
+    filling = link.fill_s * min(row.pieces, S / (4 * 2**20))
     if row.op in ("all-gather", "reduce-scatter", "broadcast"):
-        return a + moved / link.ring_Bps
+        return a + filling + moved / link.ring_Bps
     if row.op == "all-reduce":
-        return 2 * a + 2 * moved / link.all_reduce_Bps
+        return 2 * a + filling + 2 * moved / link.all_reduce_Bps
     if row.op == "all-to-all":
-        return a + moved / link.all_to_all_Bps
+        return a + filling + moved / link.all_to_all_Bps
     return a / (n - 1) + S / link.ring_Bps
 
 

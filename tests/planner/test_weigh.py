@@ -6,14 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import assume
 
 from strategist.facts.job import Job
 from strategist.facts.models import load_model
 from strategist.facts.profile import find_profile
 from strategist.facts.workload import Workload
 from strategist.memory.estimate import least_memory, peak_memory
+from strategist.planner.search import Question, search
 from strategist.planner.weigh import FEW, Weights, fits
 from strategist.space.candidates import Candidates
+from strategist.timing.estimate import least_seconds, step_times
 from tests.planner.properties import Properties
 from tests.strategies import legal_candidates, machine, questions
 
@@ -27,6 +30,27 @@ def test_no_layout_peaks_below_its_bound(job: Job) -> None:
     floors, peaks = least_memory(job, columns), peak_memory(job, columns)
     assert (floors.device <= peaks.device).all()
     assert (floors.host == peaks.host).all()
+
+
+@PROPERTIES.holds(8, questions())
+def test_no_step_is_shorter_than_its_bound(job: Job) -> None:
+    """The compute of all layers, spread over the stages, is never more than the step: to a nanosecond per term, which steps are
+    counted in."""
+    columns = legal_candidates(job)
+    times = step_times(job, columns)
+    assert (1e9 * least_seconds(job, columns) <= times.step + len(times.exposed)).all()
+
+
+@PROPERTIES.holds(8, questions())
+def test_a_search_for_a_shorter_step_finds_what_a_whole_search_finds(job: Job) -> None:
+    """Told to look below some step, a search finds every layout that fits and takes less, and none that the whole one lacks."""
+    whole = search(Question(job=job))
+    assume(len(whole.fitting))
+    limit = float(np.median(whole.times.step)) / 1e9
+    part = search(Question(job=job), under_seconds=limit)
+    steps = [sorted(found.times.step[found.times.step < 1e9 * limit].tolist()) for found in (whole, part)]
+    assert steps[0] == steps[1]
+    assert part.enumerated == whole.enumerated and len(part.fitting) <= len(whole.fitting)
 
 
 def large(model: str, hardware: str) -> tuple[Job, Candidates]:

@@ -10,16 +10,19 @@ import pytest
 
 from strategist.facts.clusters import load_cluster
 from strategist.facts.gpus import gpu_by_id
+from strategist.facts.groups import group_bandwidth
 from strategist.facts.job import Job
 from strategist.facts.models import load_model
+from strategist.facts.parameters import count
 from strategist.facts.profile import Hides, Profile, find_profile, frameworks, profile_of, with_habits
 from strategist.facts.workload import Workload
 from strategist.planner.predict import filled
 from strategist.planner.situation import one
 from strategist.space.grammar import parse_pins
+from strategist.timing.collectives import cluster_tiers
 from strategist.timing.compute import matmul_seconds
 from strategist.timing.estimate import StepTimes, step_times
-from strategist.timing.rates import kept_share, large_share, matmul_rates, share
+from strategist.timing.rates import kept_share, large_share, matmul_rates, memory_Bps, share
 
 DP_TERMS = ("tp", "cp", "ep", "pp", "dp")
 
@@ -56,6 +59,47 @@ def test_written_scores_grow_with_the_square_of_the_sequence() -> None:
     assert seconds(times[1], "attention") == pytest.approx(2 * seconds(times[0], "attention"), rel=1e-6)
     flash = [timed(job(workload=Workload(seq_len=s, global_batch=262144 // s))) for s in (2048, 4096)]
     assert 1.5 < seconds(flash[1], "attention") / seconds(flash[0], "attention") < 2.0
+
+
+def test_heads_that_do_not_feed_tensor_cores_run_on_the_fp32_units() -> None:
+    """Written scores of heads 4 numbers wider take their FLOP at the rate of the fp32 units, those of 8 wider at the tensor
+    cores'; a kernel that keeps scores on the chip pads them."""
+    unfused = with_habits(find_profile(), attention="unfused")
+    model, cluster = load_model("llama-3.1-8b"), load_cluster("dgx-a100-80gb:2")
+    gpu, work = cluster.slowest.gpu, Workload(seq_len=4096, global_batch=64)
+
+    def attention(profile: Profile, width: int) -> float:
+        return seconds(timed(job(profile, model=replace(model, head_dim=width), cluster=cluster)), "attention")
+
+    scores = 12.0 * model.layers * model.heads * work.seq_len**2 * work.global_batch / 16
+    slow = scores / (gpu.fp32_FLOPs or 0.0) / share("batched_matmul_share", gpu)
+    fast = slow * (gpu.fp32_FLOPs or 0.0) / (gpu.bf16_FLOPs or 1.0)
+    ragged, narrow, wide = (attention(unfused, width) for width in (132, 128, 136))
+    assert wide - narrow == pytest.approx(8 * fast, rel=1e-6)
+    assert ragged - narrow == pytest.approx(132 * slow - 128 * fast, rel=1e-6)
+    assert attention(find_profile(), 132) < 1.1 * attention(find_profile(), 128)
+
+
+def test_a_gradient_in_fp32_is_copied_and_added() -> None:
+    """DeepSpeed's BF16_Optimizer moves 12 bytes per weight and micro-batch more than frameworks that add up in one format."""
+    plain, copied = (
+        timed(job(find_profile(name)), "dp=16,zero=1,mbs=1") for name in ("megatron-deepspeed", "deepspeed-bf16")
+    )
+    asked = job()
+    moved = 12.0 * count(asked.model).total * 4 / memory_Bps(asked.cluster.slowest.gpu)
+    assert seconds(copied, "elementwise") - seconds(plain, "elementwise") == pytest.approx(moved, rel=1e-3)
+
+
+@pytest.mark.parametrize(("seq_len", "is_full"), [(4096, True), (128, False)])
+def test_more_messages_fill_the_links_more_often_if_they_are_large(seq_len: int, is_full: bool) -> None:
+    """Half the micro-batch is twice the messages: each costs its start-up, and one of 4 MiB or more also what fills the links;
+    smaller ones pay that by their bytes, of which there are as many."""
+    asked = job(workload=Workload(seq_len=seq_len, global_batch=64))
+    whole, halved = (timed(asked, f"tp=8,dp=2,zero=0,sp=0,mbs={micro}") for micro in (2, 1))
+    link = group_bandwidth(cluster_tiers(asked.cluster), 8)
+    messages, of_losses = 16 * (4 * asked.model.layers + 2), 16 * 3
+    more = (messages + of_losses) * 2 * link.latency_s + messages * link.fill_s * is_full
+    assert seconds(halved, "tp") - seconds(whole, "tp") == pytest.approx(more, rel=1e-6)
 
 
 def test_rows_that_do_not_fill_lines_cost() -> None:

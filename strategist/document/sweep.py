@@ -1,0 +1,36 @@
+"""A Sweep: which family wins for every size of model on every number of nodes of every kind of device."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from strategist.document.plan import Policy
+from strategist.facts.resolved import Assumption
+from strategist.records import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One question and the layout that wins it. `family` is None where nothing is legal and fits; then so is the rest."""
+
+    model_size: str
+    gpu: str
+    nodes: int
+    gpus: int
+    family: str | None = None
+    layout: str | None = None
+    step_s: float | None = None
+    peak_bytes: int | None = None
+    tokens_per_second: float | None = None
+    mfu: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """Cells by device, size and nodes, in the order in which these were named."""
+
+    format: Literal["strategist-sweep/1"] = "strategist-sweep/1"
+    made_by: str
+    policy: Policy
+    assumptions: tuple[Assumption, ...]
+    cells: tuple[Cell, ...]

@@ -1,0 +1,53 @@
+"""The account of a finished search, for a Plan that carries its own certificate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from strategist.document.certificate import Certificate, Dimension, RuledOut
+from strategist.errors import InternalError
+from strategist.planner.search import Found
+from strategist.space.candidates import MESH_COLUMNS, OPTION_COLUMNS, WORDS, Candidates
+from strategist.space.grammar import layout
+
+
+def certificate(found: Found, among: Sequence[str], whole_sequences: bool) -> Certificate:
+    """What became of every layout of a search, counted before anything else is asked of it.
+
+    `among` and `whole_sequences` say in which scope the plan's own layout was chosen. Raises InternalError when nothing fits.
+    """
+    row = found.best_of()
+    if row is None:
+        raise InternalError(
+            "INTERNAL", "A search without fitting candidates was certified.", hint="Please report this."
+        )
+    weighed = int(found.weights.known.sum())
+    return Certificate(
+        enumerated=found.enumerated,
+        refused=tuple(RuledOut(each.rule.id, each.count) for each in found.refused),
+        legal=len(found.legal),
+        bounded=len(found.legal) - weighed,
+        weighed=weighed,
+        over=weighed - len(found.fitting),
+        evaluated=len(found.fitting),
+        dimensions=dimensions(found.enumerated_candidates),
+        best_layout=layout(found.candidates.row(row)),
+        best_step_ns=int(found.times.step[row]),
+        best_peak_bytes=int(found.device_bytes[row]),
+        among=tuple(among),
+        whole_sequences=whole_sequences,
+    )
+
+
+def dimensions(candidates: Candidates) -> tuple[Dimension, ...]:
+    """Every choice with the values that it takes somewhere, in the order of the columns."""
+    return tuple(
+        Dimension(name, tuple(_word(name, int(value)) for value in np.unique(candidates[name])))
+        for name in (*MESH_COLUMNS, *OPTION_COLUMNS)
+    )
+
+
+def _word(name: str, value: int) -> str:
+    return WORDS[name][value] if name in WORDS else str(value)

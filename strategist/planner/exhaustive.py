@@ -1,0 +1,233 @@
+"""Is the layout of a Plan really the best of its space? Every layout is enumerated, judged, weighed and timed again, alone.
+
+Nothing of the search is used but the formulas of one layout's ledger and step: no columns of candidates, no bound, no ranking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from strategist.document.certificate import RuledOut
+from strategist.document.plan import Plan
+from strategist.errors import ImpossibleError, StaleError
+from strategist.facts.job import Job
+from strategist.memory.estimate import peak_memory
+from strategist.planner.predict import job_of, pins_of
+from strategist.planner.rank import complexity
+from strategist.planner.search import Question, legality, limits_of
+from strategist.planner.situation import describe, one, question
+from strategist.planner.weigh import fits
+from strategist.records import dataclass
+from strategist.rulebook.apply import family_masks, fired
+from strategist.rulebook.rule import load_rules
+from strategist.space.brute_force import Row, every_layout
+from strategist.space.candidates import WORDS
+from strategist.space.grammar import layout, parse_pins
+from strategist.timing.estimate import step_times
+
+MAX_WORLD = 64
+"""Devices of the largest machines whose layouts are tried one at a time: some minutes."""
+
+Watch = Callable[[int, int], None]
+"""Told after each layout: how many of how many are done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """One layout that fits: its row, nanoseconds of its step, bytes of its peak, how much it asks of people, its families."""
+
+    row: Row
+    step_ns: int
+    peak_bytes: int
+    complexity: int
+    families: tuple[str, ...]
+
+    @property
+    def layout(self) -> str:
+        """The layout in the grammar of --pin."""
+        return layout({name: WORDS[name][value] if name in WORDS else value for name, value in self.row.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A sentence that trying everything confirmed or not."""
+
+    sentence: str
+    holds: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recheck:
+    """What trying everything found: counts, the best layout of all that fit, and what it says of the plan's claims."""
+
+    enumerated: int
+    refused: tuple[RuledOut, ...]
+    legal: int
+    fitting: int
+    best_layout: str
+    best_step_ns: int
+    best_peak_bytes: int
+    claims: tuple[Claim, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether every claim was confirmed."""
+        return all(claim.holds for claim in self.claims)
+
+
+def recheck(plan: Plan, watch: Watch | None = None) -> Recheck:
+    """Try every layout of the plan's question again.
+
+    Raises ImpossibleError UNSUPPORTED for more than 64 devices and for plans that rest on more than the kept rules and
+    formulas, StaleError FACTS_DIFFER for a plan of other rules or facts, or of a question that has no answer any more.
+    """
+    _can_be_rechecked(plan)
+    asked = _question(plan)
+    rows, limits = [], limits_of(asked)
+    refused: dict[str, int] = {}
+    enumerated = 0
+    rules, facts = legality(asked), question(asked.job)
+    for row in every_layout(limits):
+        enumerated += 1
+        values = facts | row | {"dp": row["dp_replicate"] * row["dp_shard"]}
+        first = next((rule.id for rule in rules if rule.holds(values)), None)
+        if first is None:
+            rows.append(row)
+        else:
+            refused[first] = refused.get(first, 0) + 1
+    fitting = list(_fitting(asked.job, facts, rows, watch))
+    if not fitting:
+        raise _stale("no layout of its question fits any more")
+    best = min(fitting, key=_key(plan))
+    counted = tuple(RuledOut(rule.id, refused[rule.id]) for rule in rules if rule.id in refused)
+    return Recheck(
+        enumerated=enumerated,
+        refused=counted,
+        legal=len(rows),
+        fitting=len(fitting),
+        best_layout=best.layout,
+        best_step_ns=best.step_ns,
+        best_peak_bytes=best.peak_bytes,
+        claims=(
+            *_counts(plan, enumerated, counted, len(rows), len(fitting)),
+            *_best_claims(plan, fitting, best),
+            _scope_claim(plan, asked, fitting),
+        ),
+    )
+
+
+def _can_be_rechecked(plan: Plan) -> None:
+    """Raise as `recheck` says."""
+    from strategist.planner.book import book_digest
+
+    said = dict(plan.request.given)
+    words: tuple[str, ...] = tuple(flag for flag in ("--rules", "--calibration") if flag in said)
+    if plan.verification is not None:
+        words = (*words, "--verify")
+    if words:
+        raise ImpossibleError(
+            "UNSUPPORTED", f"A plan that was made with {words[0]} cannot be tried again from its file alone.",
+            flag="--exhaustive", value=words[0], hint=f"Plan without {words[0]}.",
+        )  # fmt: skip
+    if plan.cluster.world > MAX_WORLD:
+        raise ImpossibleError(
+            "UNSUPPORTED", f"Every layout is tried alone, which is possible for up to {MAX_WORLD} devices.",
+            flag="--exhaustive", value=plan.cluster.world, hint="Check a plan for fewer devices.",
+        )  # fmt: skip
+    if plan.book and plan.book != book_digest():
+        raise _stale("it was made with other rules or facts")
+
+
+def _stale(why: str) -> StaleError:
+    return StaleError(
+        "FACTS_DIFFER", f"The plan cannot be tried again: {why}.", flag="PLAN", hint="Plan again with this version."
+    )
+
+
+def _question(plan: Plan) -> Question:
+    """The question that the plan answers."""
+    asked = plan.request
+    pins = parse_pins(",".join(f"{key}={word}" for key, word in asked.pins)) if asked.pins else ()
+    return Question(job=job_of(plan), pins=pins, forbids=asked.forbids, objective=asked.objective)
+
+
+def _fitting(job: Job, facts: dict[str, Any], rows: Sequence[Row], watch: Watch | None) -> Iterator[Tried]:
+    """Every layout that fits, each weighed and timed alone."""
+    for number, row in enumerate(rows, 1):
+        alone = one(**row)
+        peaks = peak_memory(job, alone)
+        if fits(job, alone, peaks.device, peaks.host)[0]:
+            masks = family_masks(alone, facts)
+            families = tuple(name for name, mask in masks.items() if mask[0])
+            step_ns, asks = int(step_times(job, alone).step[0]), int(complexity(alone)[0])
+            yield Tried(row, step_ns, int(peaks.device[0]), asks, families)
+        if watch is not None:
+            watch(number, len(rows))
+
+
+def _key(plan: Plan) -> Callable[[Tried], tuple[int, ...]]:
+    """What is better by the plan's objective: the smaller tuple."""
+    keys: dict[str, Callable[[Tried], tuple[int, ...]]] = {
+        "time": lambda t: (t.step_ns, t.complexity, t.peak_bytes),
+        "cost": lambda t: (t.step_ns, t.complexity, t.peak_bytes),
+        "memory": lambda t: (t.peak_bytes, t.step_ns, t.complexity),
+        "simplicity": lambda t: (t.complexity, t.step_ns, t.peak_bytes),
+    }
+    return keys[plan.request.objective]
+
+
+def _counts(plan: Plan, enumerated: int, refused: tuple[RuledOut, ...], legal: int, fitting: int) -> Iterator[Claim]:
+    """The certificate's counts, where the plan has one."""
+    account = plan.certificate
+    if account is None:
+        return
+    pairs = (("enumerated", account.enumerated, enumerated), ("legal", account.legal, legal), ("fitting", account.evaluated, fitting))  # fmt: skip
+    for name, stated, found in pairs:
+        yield Claim(f"{stated:,} layouts are {name}; counted {found:,}", stated == found)
+    yield Claim("each rule refuses as many as stated", account.refused == refused)
+
+
+def _best_claims(plan: Plan, fitting: Sequence[Tried], best: Tried) -> Iterator[Claim]:
+    """The best of the whole space, as the plan names it: in its certificate, or as the faster policy's answer."""
+    account, key = plan.certificate, _key(plan)
+    if account is not None:
+        named = next((t for t in fitting if t.layout == account.best_layout), None)
+        holds = named is not None and key(named) == key(best) and named.step_ns == account.best_step_ns
+        yield Claim(f"nothing that fits is better than {account.best_layout}", holds)
+
+
+def _scope_claim(plan: Plan, asked: Question, fitting: Sequence[Tried]) -> Claim:
+    """The plan's own layout is the best of those that its policy chooses from."""
+    families, scope = _scope(plan, asked, fitting)
+    own = {pin.key: pin.value for pin in pins_of(plan)}
+    chosen = next((t for t in scope if t.row == own), None)
+    where = f" in the families {', '.join(families)}" if families else ""
+    better = [t for t in scope if chosen is not None and _key(plan)(t) < _key(plan)(chosen)]
+    if chosen is None:
+        return Claim(f"the plan's layout is among the {len(scope):,} that it was chosen from{where}", False)
+    same = chosen.step_ns == plan.time.step_ns and chosen.peak_bytes == plan.memory.worst.device
+    if not same:
+        return Claim("the plan's layout takes as long and as much as it says", False)
+    if better:
+        nearest = min(better, key=_key(plan)).layout
+        return Claim(
+            f"nothing that fits{where} is better than the plan's layout, but {len(better):,} are, such as {nearest}",
+            False,
+        )
+    return Claim(f"nothing of the {len(scope):,} that fit{where} is better than the plan's layout", True)
+
+
+def _scope(plan: Plan, asked: Question, fitting: Sequence[Tried]) -> tuple[tuple[str, ...], Sequence[Tried]]:
+    """What the plan's policy chooses from: the first tier of families of which something fits, without cp where something
+    does without it and sequences are not long; everything where no rule names a family that fits, or time alone decides."""
+    if plan.request.policy == "fastest":
+        return (), fitting
+    situation = describe(asked.job, "recompute" not in asked.forbids)
+    for rule in fired(load_rules("hf_decisions"), situation):
+        for tier in rule.families:
+            members = [t for t in fitting if set(tier) & set(t.families)]
+            whole = [t for t in members if t.row["cp"] == 1]
+            if members:
+                return tuple(tier), whole if whole and not situation["long_sequence"] else members
+    return (), fitting

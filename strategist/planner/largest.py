@@ -1,0 +1,68 @@
+"""The largest of something that still fits on given machines: sequence, model or micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeVar
+
+from strategist.document.sizing import Largest
+from strategist.errors import NoPlanError
+from strategist.planner.search import Found, Question, search
+from strategist.rulebook.apply import family_of
+from strategist.space.grammar import layout
+
+What = Literal["seq-len", "model-size", "micro-batch"]
+T = TypeVar("T")
+Ask = Callable[[int], Question]
+
+
+def largest(what: What, ladder: Sequence[int], ask: Ask, *, is_ordered: bool = True) -> Largest:
+    """The last value of an ascending ladder for which something is legal and fits, and the one after it, which does not.
+
+    Where every value below one that fits fits too the ladder is halved; otherwise it is climbed down. Raises NoPlanError when
+    not even the first fits.
+    """
+    find = halved if is_ordered else _climbed_down
+    place, found = find(ladder, lambda value: _search(ask, value))
+    if found is None:
+        raise NoPlanError(
+            f"Not even a {what} of {ladder[0]:,} fits.", flag="--max", value=what, hint="Name larger machines."
+        )
+    row = found.best_of() or 0
+    return Largest(
+        what=what,
+        value=ladder[place],
+        too_large=ladder[place + 1] if place + 1 < len(ladder) else None,
+        family=family_of(found.families, row),
+        layout=layout(found.candidates.row(row)),
+        step_s=found.step_seconds(row),
+        peak_bytes=int(found.device_bytes[row]),
+        usable_bytes=found.question.job.usable_bytes,
+    )
+
+
+def _search(ask: Ask, value: int) -> Found | None:
+    """What fits at a value; None when nothing does."""
+    found = search(ask(value))
+    return found if len(found.fitting) else None
+
+
+def halved(ladder: Sequence[int], try_: Callable[[int], T | None]) -> tuple[int, T | None]:
+    """The last place for which something is found, and what; by steps that double until nothing is, and then halve."""
+    place, best, step, is_growing = -1, None, 1, True
+    while step:
+        found = try_(ladder[place + step]) if place + step < len(ladder) else None
+        if found is not None:
+            place, best = place + step, found
+        is_growing = is_growing and found is not None
+        step = step * 2 if is_growing else step // 2
+    return place, best
+
+
+def _climbed_down(ladder: Sequence[int], try_: Callable[[int], T | None]) -> tuple[int, T | None]:
+    """The last place for which something is found, from above."""
+    for place in reversed(range(len(ladder))):
+        found = try_(ladder[place])
+        if found is not None:
+            return place, found
+    return -1, None

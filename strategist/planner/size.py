@@ -1,0 +1,144 @@
+"""The inverse question: which machines train a model on so many tokens by a deadline. The least, the cheapest, the fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from math import ceil
+
+from strategist.document.sizing import Machines
+from strategist.errors import NoPlanError
+from strategist.facts.hardware import Cluster
+from strategist.planner.fewer import least_seconds
+from strategist.planner.goodput import goodput
+from strategist.planner.search import Found, Question, search
+from strategist.records import dataclass
+from strategist.rulebook.apply import family_of
+from strategist.space.grammar import layout
+from strategist.units import format_duration
+
+EIGHTHS = (5, 6, 7)
+"""Between the largest power of two that is too slow and the smallest that is in time, these eighths of it are tried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One kind of device: the question on so many devices per node and nodes, the sizes to try (devices per node, nodes) in
+    ascending order, and what one device costs per hour."""
+
+    gpu: str
+    ask: Callable[[int, int], Question]
+    sizes: tuple[tuple[int, int], ...]
+    price_per_gpu_hour: float | None = None
+
+
+def sizes(gpus_per_node: int, most_nodes: int, *, parts: bool) -> tuple[tuple[int, int], ...]:
+    """(devices per node, nodes): powers of two of a node's devices (where parts of a node may be had), then of nodes."""
+    powers = [2**k for k in range(max(gpus_per_node, most_nodes).bit_length())]
+    some = [(n, 1) for n in powers if n < gpus_per_node] if parts else []
+    return (*some, *((gpus_per_node, n) for n in powers if n <= most_nodes))
+
+
+def looked_at(kind: Kind, deadline_s: float | None) -> Iterator[Machines]:
+    """Machines of one kind with their runs: from the first size that may be in time, for as long as more are faster; and
+    sizes between the last that is too slow and the first in time."""
+    may_do = [size for size in kind.sizes if deadline_s is None or _run_at_least(kind.ask(*size)) <= deadline_s]
+    before: Machines | None = None
+    for size in may_do:
+        found = _machines(kind, size, deadline_s)
+        if found is None:
+            continue
+        if found.in_time and (before is None or not before.in_time):
+            yield from _between(kind, size, deadline_s)
+        yield found
+        if before is not None and found.run_seconds >= before.run_seconds and found.in_time <= before.in_time:
+            return
+        before = found
+
+
+def _between(kind: Kind, size: tuple[int, int], deadline_s: float | None) -> Iterator[Machines]:
+    """Fewer nodes than a size in time, but more than half of them."""
+    per_node, nodes = size
+    for eighths in EIGHTHS if deadline_s is not None and nodes >= 8 else ():
+        found = _machines(kind, (per_node, nodes * eighths // 8), deadline_s)
+        if found is not None:
+            yield found
+
+
+def _steps(asked: Question) -> int:
+    """Optimizer steps of the run."""
+    work = asked.job.workload
+    return ceil((work.tokens or 0) / work.tokens_per_step)
+
+
+def _run_at_least(asked: Question) -> float:
+    """Seconds that no layout and no luck can undercut."""
+    return least_seconds(asked.job) * _steps(asked)
+
+
+def _machines(kind: Kind, size: tuple[int, int], deadline_s: float | None) -> Machines | None:
+    """The fastest layout on some machines and its run; None where nothing is legal or fits."""
+    asked = kind.ask(*size)
+    found = search(asked)
+    row = found.best_of()
+    return None if row is None else _described(kind, found, row, deadline_s)
+
+
+def _described(kind: Kind, found: Found, row: int, deadline_s: float | None) -> Machines:
+    asked = found.question
+    cluster: Cluster = asked.job.cluster
+    share = goodput(asked.job)
+    run = found.step_seconds(row) * _steps(asked) / share.share
+    hours, price = run * cluster.world / 3600, kind.price_per_gpu_hour
+    return Machines(
+        gpu=cluster.smallest.name,
+        gpus=cluster.world,
+        nodes=cluster.nodes,
+        family=family_of(found.families, row),
+        layout=layout(found.candidates.row(row)),
+        step_s=found.step_seconds(row),
+        peak_bytes=int(found.device_bytes[row]),
+        goodput=share,
+        run_seconds=run,
+        gpu_hours=hours,
+        price_per_gpu_hour=price,
+        cost=None if price is None else hours * price,
+        in_time=deadline_s is None or run <= deadline_s,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """The machines with the fewest devices, the cheapest if that can be said, and the fastest."""
+
+    least: Machines
+    cheapest: Machines | None
+    fastest: Machines
+
+
+def answers(found: Sequence[Machines], deadline_s: float | None) -> Answers:
+    """The three answers. Raises NoPlanError when nothing fits or nothing is in time."""
+    if not found:
+        raise NoPlanError(
+            "Nothing that was looked at can train this model by the deadline, or it fits nowhere.",
+            flag="--deadline" if deadline_s is not None else "--gpu",
+            hint="Give more --nodes, a later --deadline, another --gpu, or a shorter --seq-len.",
+        )
+    fastest = min(found, key=lambda m: (m.run_seconds, m.gpus))
+    timely = [m for m in found if m.in_time]
+    if not timely:
+        words = f"{format_duration(fastest.run_seconds)} on {fastest.gpus:,} x {fastest.gpu}"
+        raise NoPlanError(
+            f"Nothing that was looked at is in time; the fastest takes {words}.",
+            flag="--deadline",
+            value=None if deadline_s is None else format_duration(deadline_s),
+            hint="Give more --nodes, a later --deadline or another --gpu.",
+        )
+    return Answers(min(timely, key=lambda m: (m.gpus, m.run_seconds)), _cheapest(timely), fastest)
+
+
+def _cheapest(timely: Sequence[Machines]) -> Machines | None:
+    """By money where every price is known; by device-hours where all devices are alike."""
+    if all(m.cost is not None for m in timely):
+        return min(timely, key=lambda m: (m.cost or 0.0, m.gpus))
+    alike = len({m.gpu for m in timely}) == 1
+    return min(timely, key=lambda m: (m.gpu_hours, m.gpus)) if alike else None

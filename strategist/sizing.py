@@ -1,0 +1,141 @@
+"""From a model, tokens and a deadline to machines: what was said becomes one question per kind and number of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from strategist import __version__
+from strategist.ask import ASSUMED_GPU, Asked, Given, complete
+from strategist.catalog import rows
+from strategist.document.sizing import Largest, Sizing
+from strategist.errors import InputError
+from strategist.facts.resolved import Assumption
+from strategist.facts.workload import MAX_SEQ_LEN
+from strategist.planner.largest import What, largest
+from strategist.planner.search import Question
+from strategist.planner.size import Kind, answers, looked_at, sizes
+from strategist.records import dataclass, replace
+from strategist.space.enumerate import divisors
+from strategist.units import format_count
+
+MOST_NODES = 2048
+"""Eight devices each make the largest machines whose failures are known (catalogue: reliability)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is to be trained, in `given`, by when, and on which kinds of devices; prices are per device and hour, one for all or
+    one for each kind. None means: not said."""
+
+    given: Given
+    deadline_s: float | None = None
+    gpus: tuple[str, ...] | None = None
+    prices: tuple[float, ...] = ()
+
+
+def sized(wanted: Wanted) -> Sizing:
+    """The machines that would do. Raises InputError MISSING, CONFLICT and what `complete` raises, NoPlanError when nothing fits
+    or nothing is in time."""
+    if wanted.given.tokens is None:
+        raise InputError("MISSING", "The length of the run is not known.", flag="--tokens", hint="Example: --tokens 1T.")  # fmt: skip
+    names = wanted.gpus or (ASSUMED_GPU,)
+    prices = _prices(wanted.prices, names)
+    given, assumed = _with_batch(wanted.given, names[0])
+    kinds = [_kind(given, name, price) for name, price in zip(names, prices, strict=True)]
+    found = [machines for kind in kinds for machines in looked_at(kind, wanted.deadline_s)]
+    ordered = tuple(sorted(found, key=lambda m: (m.gpus, m.run_seconds)))
+    best = answers(ordered, wanted.deadline_s)
+    work = kinds[0].ask(*kinds[0].sizes[0]).job
+    said = [] if wanted.gpus else [Assumption(what="device", value=ASSUMED_GPU, flag="--gpu")]
+    return Sizing(
+        made_by=f"strategist {__version__}",
+        model=work.model,
+        workload=work.workload,
+        deadline_s=wanted.deadline_s,
+        assumptions=_each_once([*said, *assumed, *_failures(), *(a for n in names for a in _on(given, n, None, 1).assumptions)]),
+        looked_at=ordered,
+        least=best.least,
+        cheapest=best.cheapest,
+        fastest=best.fastest,
+    )  # fmt: skip
+
+
+def _prices(prices: Sequence[float], names: Sequence[str]) -> Sequence[float | None]:
+    """A price per kind of device. Raises InputError CONFLICT where it is not clear which is whose."""
+    if len(prices) not in (0, 1, len(names)):
+        raise InputError(
+            "CONFLICT", f"{len(prices)} prices do not say what {len(names)} kinds of devices cost.",
+            flag="--price-per-gpu-hour", value=",".join(map(str, prices)), hint="Give one for all, or one for each --gpu.",
+        )  # fmt: skip
+    return [None] * len(names) if not prices else [*prices] * (len(names) if len(prices) == 1 else 1)
+
+
+def _on(given: Given, gpu: str, gpus_per_node: int | None, nodes: int) -> Asked:
+    return complete(replace(given, gpu=gpu, gpus_per_node=gpus_per_node or given.gpus_per_node, nodes=nodes))
+
+
+def _with_batch(given: Given, gpu: str) -> tuple[Given, tuple[Assumption, ...]]:
+    """The same batch on all machines: as said, else as many tokens as published runs take whatever their size."""
+    if given.global_batch is not None:
+        return given, ()
+    row = next(row for row in rows("reliability") if row["name"] == "tokens_per_batch")
+    seq_len = _on(given, gpu, None, 1).question.job.workload.seq_len
+    batch = max(1, int(row["tokens"]) // seq_len)
+    words = f"{batch} sequences = {format_count(batch * seq_len)} tokens on all machines"
+    said = Assumption(what="global batch", value=words, flag="--global-batch", source=row["source"])
+    return replace(given, global_batch=batch), (said,)
+
+
+def _failures() -> tuple[Assumption, ...]:
+    """Where failures, restarts and checkpoints are from: nobody can say them of machines that do not exist yet."""
+    seen = {row["name"]: row for row in rows("reliability")}
+    row, rate = seen["interruptions"], seen["checkpoint_rate"]
+    words = f"as {row['interruptions']} in {row['days']} days on {row['gpus']:,} devices; {seen['restart']['seconds'] // 60} min to start again; checkpoints at {rate['Bps_per_gpu'] / 1e6:.0f} MB/s per device"
+    return (Assumption(what="failures", value=words, flag="(catalogue: reliability)", source=row["source"]),)
+
+
+def _kind(given: Given, gpu: str, price: float | None) -> Kind:
+    """One kind of device with its questions and sizes."""
+    node = _on(given, gpu, None, 1).question.job.cluster.groups[0].node
+    return Kind(
+        gpu=gpu,
+        ask=lambda gpus_per_node, nodes: _on(given, gpu, gpus_per_node, nodes).question,
+        sizes=sizes(node.gpus, given.nodes or MOST_NODES, parts=given.gpus_per_node is None),
+        price_per_gpu_hour=price,
+    )
+
+
+def _each_once(said: Sequence[Assumption]) -> tuple[Assumption, ...]:
+    """Assumptions without repetitions."""
+    return tuple(dict.fromkeys(said))
+
+
+SEQUENCE_STEP = 1024
+"""Sequences are tried in multiples of it, so that every degree up to it divides them."""
+TWO_DIGITS = tuple(digits * 10**power for power in range(6, 13) for digits in range(10, 100))
+"""Sizes of models with two significant digits, from 10 M to 99 T."""
+
+
+def largest_that_fits(given: Given, what: What) -> Largest:
+    """The largest sequence, model or micro-batch that fits on the machines of a question. Raises InputError CONFLICT where the
+    question already says it, and what `complete` raises; NoPlanError when nothing fits."""
+    said = {"seq-len": given.seq_len, "model-size": given.model_size or given.model or given.model_config, "micro-batch": given.micro_batch}  # fmt: skip
+    if said[what] is not None:
+        raise InputError("CONFLICT", f"--max {what} asks for what --{what} says.", flag="--max", value=what, hint=f"Leave --{what} out.")  # fmt: skip
+    asked = complete(replace(given, model_size="1B") if what == "model-size" else given)
+    ladders: dict[str, Sequence[int]] = {
+        "seq-len": range(SEQUENCE_STEP, MAX_SEQ_LEN + 1, SEQUENCE_STEP),
+        "model-size": TWO_DIGITS,
+        "micro-batch": divisors(asked.question.job.workload.global_batch),
+    }
+    fields = {"seq-len": "seq_len", "model-size": "model_size", "micro-batch": "micro_batch"}
+    batch = asked.question.job.workload.global_batch  # the same job at every value
+
+    def ask(value: int) -> Question:
+        told: dict[str, Any] = {fields[what]: str(value) if what == "model-size" else value}
+        return complete(replace(given, global_batch=batch, **told)).question
+
+    found = largest(what, ladders[what], ask, is_ordered=what != "micro-batch")
+    unsaid = {"seq-len": "sequence length", "model-size": "model"}.get(what)
+    return replace(found, assumptions=tuple(a for a in asked.assumptions if a.what != unsaid))

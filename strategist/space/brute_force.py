@@ -1,0 +1,154 @@
+"""Every candidate again, one at a time: all values of all choices, thrown away unless each condition holds.
+
+Says what a layout must satisfy to mean something, whatever the order in which `enumerate.py` builds the same set; slow, and meant
+to be: `check --exhaustive` holds the two against each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
+
+from strategist.space.candidates import WORDS
+from strategist.space.enumerate import MAX_MICRO_BATCH, MAX_VIRTUAL_STAGES, MIN_TOKENS_PER_CP_RANK, TILES, Limits
+
+Row = dict[str, int]
+Condition = Callable[[Limits, Mapping[str, int]], bool]
+
+
+def every_layout(limits: Limits) -> Iterator[Row]:
+    """Every row of the space as numbers (words by their places), under the pins and without forbidden techniques."""
+    for mesh in _meshes(limits):
+        for row in _grown(limits, [mesh]):
+            if _as_pinned(limits, row) and not any(_uses(word, row) for word in limits.forbids):
+                yield row
+
+
+def _meshes(limits: Limits) -> Iterator[Row]:
+    """Degrees whose product is the world, within their bounds; a pinned degree has no other bound."""
+    ways = [n for n in range(1, limits.world + 1) if limits.world % n == 0]
+    most = {
+        "pp": limits.layers if limits.splittable else 1,
+        "tp": limits.fast_domain,
+        "cp": max(1, limits.seq_len // MIN_TOKENS_PER_CP_RANK),
+    }
+    for pp, tp, cp, replicate, shard in product(*[ways] * 5):
+        row = {"pp": pp, "tp": tp, "cp": cp, "dp_replicate": replicate, "dp_shard": shard}
+        is_bounded = all(limits.pinned(axis) == row[axis] or row[axis] <= most[axis] for axis in most)
+        if pp * tp * cp * replicate * shard == limits.world and is_bounded:
+            yield from (row | experts for experts in _expert_degrees(limits, row))
+
+
+def _expert_degrees(limits: Limits, row: Row) -> Iterator[Row]:
+    """Degrees of experts that divide them and the ranks of a stage; without experts there is one row."""
+    if not limits.experts:
+        yield {"ep": limits.pinned("ep") or 1, "etp": 1}
+        return
+    for ep, etp in product(range(1, limits.experts + 1), {1, row["tp"]}):
+        if limits.experts % ep == 0 and (limits.world // row["pp"]) % (ep * etp) == 0:
+            yield {"ep": ep, "etp": etp}
+
+
+def _zero(limits: Limits, row: Mapping[str, int]) -> bool:
+    """Plain replicas; one group that shares optimizer state; groups of any size; a lone device that offloads."""
+    sharing = row["dp_shard"] * row["cp"]
+    if row["zero"] == 0:
+        return row["dp_shard"] == 1
+    if row["zero"] == 1:
+        return row["dp_replicate"] == 1 and sharing > 1
+    return sharing > 1 or limits.world == 1
+
+
+def _offload(limits: Limits, row: Mapping[str, int]) -> bool:
+    """State leaves under ZeRO-2 and weights under ZeRO-3 where nothing but ZeRO cuts the job; a lone device shards
+    nothing, so there ZeRO without offloading means nothing. Tiles are for weights that are away and layers too wide."""
+    alone = row["zero"] >= 2 and all(row[axis] == 1 for axis in ("pp", "tp", "cp", "ep", "dp_replicate"))
+    word = WORDS["offload"][row["offload"]]
+    if word == "none":
+        return row["tiling"] == 1 and not (alone and row["dp_shard"] == 1)
+    homes = ("optimizer",) if row["zero"] == 2 else ("parameters", "nvme")
+    may_tile = row["zero"] == 3 and (limits.tiled or bool(limits.pinned("tiling")))
+    return alone and word in homes and (row["tiling"] == 1 or may_tile)
+
+
+def _batch(limits: Limits, row: Mapping[str, int]) -> bool:
+    """micro-batch x accumulation x dp is the batch; where dp does not divide it one row stands for the refusal."""
+    dp = row["dp_replicate"] * row["dp_shard"]
+    micro, rounds = row["micro_batch"], row["accumulation"]
+    if limits.global_batch % dp:
+        return micro == 1 and rounds == max(1, limits.global_batch // dp)
+    allowed = micro <= MAX_MICRO_BATCH or micro == limits.pinned("micro_batch")
+    return allowed and micro * rounds * dp == limits.global_batch
+
+
+def _schedule(limits: Limits, row: Mapping[str, int]) -> bool:
+    """A pipeline has a schedule. GPipe is for batches of fewer rounds than stages and 1F1B for the others, unless pinned;
+    interleaved stages have equally many layers, unless pinned."""
+    word, virtual = WORDS["schedule"][row["schedule"]], row["virtual_stages"]
+    if row["pp"] == 1 or word == "none":
+        return row["pp"] == 1 and word == "none" and virtual == 1
+    if word == "interleaved":
+        return virtual > 1 and (
+            limits.layers % (row["pp"] * virtual) == 0 or limits.pinned("virtual_stages") == virtual
+        )
+    is_short = row["accumulation"] < row["pp"]
+    return virtual == 1 and (is_short == (word == "gpipe") or limits.pinned("schedule") == row["schedule"])
+
+
+def _sequence(limits: Limits, row: Mapping[str, int]) -> bool:
+    """Beside tp the sequence is cut wherever it divides, unless somebody says otherwise."""
+    if row["tp"] == 1:
+        return row["sequence_parallel"] == 0
+    pinned = limits.pinned("sequence_parallel")
+    divides = limits.seq_len % (row["cp"] * row["tp"]) == 0 and "sequence_parallel" not in limits.forbids
+    return row["sequence_parallel"] == (int(divides) if pinned is None else pinned)
+
+
+def _context(limits: Limits, row: Mapping[str, int]) -> bool:
+    """Rings or all-to-alls where the sequence is spread, neither where it is not."""
+    return (row["cp"] > 1) == (row["context_parallel"] > 0)
+
+
+def _choices(limits: Limits, row: Mapping[str, int]) -> Sequence[tuple[dict[str, Sequence[int]], Condition]]:
+    """Choices that are made together with all their values, and what they must satisfy given those before them."""
+    rounds = range(1, limits.global_batch + 1)
+    dp = row["dp_replicate"] * row["dp_shard"]
+    per_rank = [n for n in rounds if (limits.global_batch // dp) % n == 0] or [1]
+    places = {name: range(len(words)) for name, words in WORDS.items()}
+    return (
+        ({"zero": range(4)}, _zero),
+        ({"offload": places["offload"], "tiling": (1, TILES)}, _offload),
+        ({"micro_batch": per_rank, "accumulation": per_rank}, _batch),
+        ({"schedule": places["schedule"], "virtual_stages": range(1, MAX_VIRTUAL_STAGES + 1)}, _schedule),
+        ({"sequence_parallel": (0, 1)}, _sequence),
+        ({"context_parallel": places["context_parallel"]}, _context),
+        ({"recompute": places["recompute"]}, lambda limits, row: True),
+    )
+
+
+def _grown(limits: Limits, rows: list[Row]) -> list[Row]:
+    """Some rows of one mesh with every choice made in every way that means something."""
+    for values, means_something in _choices(limits, rows[0]):
+        ways = [dict(zip(values, chosen, strict=True)) for chosen in product(*values.values())]
+        rows = [row | way for row in rows for way in ways if means_something(limits, row | way)]
+        if not rows:
+            return rows
+    return rows
+
+
+def _as_pinned(limits: Limits, row: Mapping[str, int]) -> bool:
+    """Whether every pin holds; `dp` is the product of both degrees."""
+    values = {**row, "dp": row["dp_replicate"] * row["dp_shard"]}
+    return all(values[pin.key] == pin.value for pin in limits.pins)
+
+
+def _uses(word: str, row: Mapping[str, int]) -> bool:
+    """Whether a row uses a technique that may be forbidden."""
+    if word == "dp":
+        return row["dp_replicate"] * row["dp_shard"] > 1
+    if word == "hsdp":
+        return row["dp_replicate"] > 1 and row["dp_shard"] > 1
+    if word in WORDS["schedule"]:
+        return WORDS["schedule"][row["schedule"]] == word
+    plain = 1 if word in ("tp", "pp", "cp", "ep", "tiling") else 0
+    return row[word] > plain

@@ -1,0 +1,73 @@
+"""The phase diagram: one search for every size of model on every number of nodes of every kind of device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+from strategist import __version__
+from strategist.ask import Asked, Given, complete
+from strategist.document.sweep import Cell, Sweep
+from strategist.errors import InputError
+from strategist.facts.resolved import Assumption
+from strategist.planner.recommend import choice
+from strategist.planner.search import search
+from strategist.records import dataclass, replace
+from strategist.space.grammar import layout
+from strategist.timing.estimate import mfu
+
+MOST_CELLS = 400
+"""Cells of the largest sweep: some minutes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """What is varied; everything else is said in `given`."""
+
+    given: Given
+    model_sizes: tuple[str, ...]
+    gpus: tuple[str, ...]
+    nodes: tuple[int, ...]
+
+
+def sweep(grid: Grid) -> Sweep:
+    """The winner of every cell. Raises InputError GRID_TOO_LARGE, and what `complete` raises."""
+    count = len(grid.model_sizes) * len(grid.gpus) * len(grid.nodes)
+    if count > MOST_CELLS:
+        raise InputError(
+            "GRID_TOO_LARGE", f"{count:,} cells are more than {MOST_CELLS}.", flag="--model-size",
+            value=count, hint="Name fewer sizes, devices or numbers of nodes.",
+        )  # fmt: skip
+    places = list(product(grid.gpus, grid.model_sizes, grid.nodes))
+    asked = [complete(replace(grid.given, model_size=size, gpu=gpu, nodes=nodes)) for gpu, size, nodes in places]
+    return Sweep(
+        made_by=f"strategist {__version__}",
+        policy=grid.given.policy,
+        assumptions=_shared([one.assumptions for one in asked]),
+        cells=tuple(_cell(one, size) for one, (_, size, _) in zip(asked, places, strict=True)),
+    )
+
+
+def _shared(said: Sequence[tuple[Assumption, ...]]) -> tuple[Assumption, ...]:
+    """Assumptions that were made in every cell alike."""
+    return tuple(one for one in said[0] if all(one in others for others in said))
+
+
+def _cell(asked: Asked, size: str) -> Cell:
+    """The winner of one question."""
+    found = search(asked.question)
+    job = asked.question.job
+    cell = Cell(model_size=size, gpu=job.cluster.smallest.name, nodes=job.cluster.nodes, gpus=job.cluster.world)
+    if not len(found.fitting):
+        return cell
+    chosen = choice(found, asked.request.policy)
+    seconds = found.step_seconds(chosen.row)
+    return replace(
+        cell,
+        family=chosen.family,
+        layout=layout(found.candidates.row(chosen.row)),
+        step_s=seconds,
+        peak_bytes=int(found.device_bytes[chosen.row]),
+        tokens_per_second=job.workload.tokens_per_step / seconds,
+        mfu=mfu(job, seconds),
+    )

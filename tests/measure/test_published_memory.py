@@ -1,0 +1,14 @@
+"""A trace of a program that others measured reserves what they published."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.bench_reserved import BAR, RUNS, compared
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", RUNS)
+def test_torchtitans_program_reserves_what_torchtitan_published(run: str) -> None:
+    """The allocator's model, fed with the trace of torchtitan's own Llama and policy, ends within the bar, nothing fitted."""
+    assert abs(compared(run)["error"]) <= BAR

@@ -1,0 +1,275 @@
+"""The inverse question: how much of a run is progress, and which machines end it in time."""
+
+from __future__ import annotations
+
+import math
+import random
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strategist import NoPlanError, load_model, recommend
+from strategist.ask import Given
+from strategist.document.sizing import Machines, Sizing
+from strategist.facts.job import Job
+from strategist.facts.profile import find_profile
+from strategist.facts.workload import Workload
+from strategist.planner.goodput import best_interval, goodput, progress
+from strategist.planner.largest import halved
+from strategist.sizing import Wanted, largest_that_fits, sized
+from tests.cli.harness import call
+from tests.strategies import machine
+
+MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
+
+
+@pytest.mark.parametrize(("hours", "minutes"), [(24, 117), (6, 57), (0.25, 9.1)])
+def test_intervals_are_those_of_dalys_paper(hours: float, minutes: float) -> None:
+    """For checkpoints of 5 minutes the paper's figures 3 to 5 name these best intervals."""
+    found = best_interval(5 * MINUTE, hours * HOUR) / MINUTE
+    assert found == pytest.approx(minutes, abs=0.05 if minutes < 10 else 0.5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.floats(1, 600), st.floats(1, 3), st.floats(0, 1200))
+def test_no_other_interval_makes_more_progress(write: float, exponent: float, restart: float) -> None:
+    """Over intervals from a tenth to ten times the best one, none gains more than one part in a thousand."""
+    between = write * 10**exponent
+    best = progress(best_interval(write, between), write, between, restart)
+    others = (best_interval(write, between) * 10 ** (k / 20) for k in range(-20, 21))
+    assert max(progress(t, write, between, restart) for t in others) <= best * 1.001
+    assert 0 < best < 1
+
+
+@pytest.mark.parametrize(("write", "between", "restart"), [(30, 4 * HOUR, 600), (300, HOUR, 600), (60, DAY, 60)])
+def test_progress_is_what_a_run_with_failures_makes(write: float, between: float, restart: float) -> None:
+    """A run that is played second by second, with failures at random moments and restarts that may fail too, makes the
+    progress of the formula within two per cent."""
+    dice, clock, done = random.Random(7), 0.0, 0
+    interval = best_interval(write, between)
+    for _ in range(30_000):
+        left = dice.expovariate(1 / between)
+        while left < interval + write:  # lost: everything since the last checkpoint, and then the restart
+            clock += left
+            left = dice.expovariate(1 / between)
+            while left < restart:
+                clock += left
+                left = dice.expovariate(1 / between)
+            clock += restart
+            left = dice.expovariate(1 / between)
+        clock += interval + write
+        done += 1
+    assert done * interval / clock == pytest.approx(progress(interval, write, between, restart), rel=0.02)
+
+
+def job(hardware: str, model: str = "llama-3.1-405b") -> Job:
+    """A job on some machines."""
+    return Job(cluster=machine(hardware), model=load_model(model), workload=Workload(), profile=find_profile())
+
+
+def test_more_devices_fail_more_often() -> None:
+    """Twice the devices halve the time between failures, shorten the interval and lower the share of progress."""
+    shares = [goodput(job(f"dgx-h100:{nodes}")) for nodes in (64, 128, 256, 1024)]
+    assert shares[0].seconds_between_failures == pytest.approx(2 * shares[1].seconds_between_failures)
+    for fewer, more in pairwise(shares):
+        assert fewer.interval_s > more.interval_s
+        assert fewer.share > more.share
+
+
+def test_the_run_that_the_failures_are_from_was_as_effective_as_it_said() -> None:
+    """Llama 3 405B on 16,384 H100 reports more than 90 % effective training time; failures alone leave more than that."""
+    share = goodput(job("dgx-h100:2048"))
+    assert 0.9 < share.share < 1
+    assert 54 * DAY / share.seconds_between_failures == pytest.approx(419)
+
+
+PLAIN = "offload,recompute,cp"
+"""What the small model needs on none of its machines."""
+
+
+@cache
+def answer(deadline_days: float | None = None, **more: Any) -> Sizing:
+    """A small model on two kinds of devices."""
+    given_ = Given(
+        model="llama-3.2-1b", tokens=20 * 10**9, seq_len=2048, global_batch=32, nodes=more.pop("nodes", 4), forbid=PLAIN
+    )
+    deadline = None if deadline_days is None else deadline_days * DAY
+    return sized(Wanted(given=given_, deadline_s=deadline, gpus=more.pop("gpus", ("h100-sxm", "l40s")), **more))
+
+
+def test_the_answers_are_the_extremes_of_what_was_looked_at() -> None:
+    """Least has the fewest devices in time, cheapest costs no more than any in time, fastest is fastest of all."""
+    found = answer(1.0, prices=(2.5, 0.9))
+    timely = [m for m in found.looked_at if m.run_seconds <= DAY]
+    assert [m for m in found.looked_at if m.in_time] == timely
+    assert 0 < len(timely) < len(found.looked_at)
+    assert found.least.gpus == min(m.gpus for m in timely)
+    assert found.cheapest is not None
+    assert found.cheapest.cost == min(m.cost or math.inf for m in timely)
+    assert found.fastest.run_seconds == min(m.run_seconds for m in found.looked_at)
+    assert {found.least, found.cheapest} <= set(timely)
+
+
+@pytest.mark.slow
+def test_a_row_is_the_plan_for_its_machines() -> None:
+    """Step and layout are those that `plan --policy fastest` has for the same machines; the run is steps over goodput."""
+    for machines in answer().looked_at[::3]:
+        hardware = {"gpu": machines.gpu, "gpus_per_node": machines.gpus // machines.nodes, "nodes": machines.nodes}
+        plan = recommend("llama-3.2-1b", hardware, seq_len=2048, global_batch=32, policy="fastest", forbid=PLAIN)
+        assert machines.step_s == pytest.approx(plan.time.step.value, rel=1e-6)
+        steps = math.ceil(20 * 10**9 / (2048 * 32))
+        assert machines.run_seconds == pytest.approx(steps * machines.step_s / machines.goodput.share)
+        assert machines.gpu_hours == pytest.approx(machines.run_seconds * machines.gpus / HOUR)
+
+
+def sizes_in_time(found: Sizing, days: float) -> set[tuple[str, int]]:
+    """Kinds and powers of two of devices that end within some days."""
+    return {(m.gpu, m.gpus) for m in found.looked_at if m.run_seconds <= days * DAY and m.gpus & (m.gpus - 1) == 0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("days", [0.5, 1.0, 4.0])
+def test_what_is_left_out_unsearched_would_have_been_too_late(days: float) -> None:
+    """A deadline loses no machines that are in time when everything is searched without one."""
+    assert sizes_in_time(answer(days), days) == sizes_in_time(answer(), days)
+
+
+@pytest.mark.slow
+def test_more_time_needs_no_more_machines() -> None:
+    """Least falls or stays as the deadline moves out, and its answer is in time."""
+    least = [answer(days).least for days in (0.4, 0.5, 0.7, 1.0, 2.0, 4.0)]
+    assert [m.gpus for m in least] == sorted((m.gpus for m in least), reverse=True)
+    assert least[0].gpus > least[-1].gpus
+
+
+@pytest.mark.slow
+def test_sizes_between_powers_of_two() -> None:
+    """Where eight nodes are in time and four are not, five, six and seven are tried, and the least may be one of them."""
+    more = {"gpus": ("l40s",), "nodes": 16}
+    eight, four = (next(m for m in answer(**more).looked_at if m.nodes == n and m.gpus % n == 0) for n in (8, 4))
+    between = (eight.run_seconds + four.run_seconds) / 2 / DAY
+    tried = {m.nodes for m in answer(between, **more).looked_at}
+    assert {5, 6, 7} & tried
+    assert answer(between, **more).least.nodes in (5, 6, 7, 8)
+
+
+def test_prices() -> None:
+    """Cost is device-hours times the price of their own kind; without prices kinds in time are not compared in money, and
+    devices of one kind are compared by their hours."""
+    prices = {"h100-sxm-80gb": 2.5, "l40s": 0.9}
+    priced = answer(1.0, prices=tuple(prices.values()))
+    assert {m.gpu for m in priced.looked_at} == set(prices)
+    assert [m.cost for m in priced.looked_at] == [pytest.approx(m.gpu_hours * prices[m.gpu]) for m in priced.looked_at]
+    assert answer().cheapest is None
+    alone = answer(1.0, gpus=("h100-sxm",))
+    assert isinstance(alone.cheapest, Machines)
+    assert alone.cheapest.gpu_hours == min(m.gpu_hours for m in alone.looked_at if m.in_time)
+    assert alone.cheapest.cost is None
+
+
+WORDS = ("size", "--model", "llama-3.2-1b", "--tokens", "20B", "--nodes", "1")
+
+
+@pytest.mark.parametrize(
+    ("words", "exit_code", "code", "flag"),
+    [
+        (("size", "--model", "gpt2"), 2, "E_MISSING", "--tokens"),
+        (("size", "--model", "gpt2", "--tokens", "1B", "--hardware", "cpu:2"), 2, "E_CONFLICT", "--hardware"),
+        (("size", "--model", "gpt2", "--max", "seq-len", "--deadline", "3d"), 2, "E_CONFLICT", "--deadline"),
+        (("size", "--model", "gpt2", "--max", "seq-len", "--gpu", "h100,h200"), 2, "E_CONFLICT", "--gpu"),
+        (("size", "--model", "gpt2", "--max", "model-size"), 2, "E_CONFLICT", "--max"),
+        (("size", "--model", "gpt2", "--max", "seq-len", "--seq-len", "1024"), 2, "E_CONFLICT", "--max"),
+        (("size", "--model", "gpt2", "--max", "layers"), 2, "E_CHOICE", "--max"),
+        (("size", "--model", "405B", "--gpu", "rtx-4090", "--gpus-per-node", "1", "--max", "seq-len"), 3, "E_NO_PLAN", "--max"),
+        ((*WORDS, "--deadline", "30"), 2, "E_UNIT", "--deadline"),
+        ((*WORDS, "--deadline", "soon"), 2, "E_PARSE", "--deadline"),
+        ((*WORDS, "--gpu", "h100,h1000-sxm-9"), 2, "E_UNKNOWN_GPU", "--gpu"),
+        ((*WORDS, "--gpu", "h100,h200,b200", "--price-per-gpu-hour", "1,2"), 2, "E_CONFLICT", "--price-per-gpu-hour"),
+        ((*WORDS, "--price-per-gpu-hour", "cheap"), 2, "E_PARSE", "--price-per-gpu-hour"),
+        ((*WORDS, "--deadline", "1h"), 3, "E_NO_PLAN", "--deadline"),
+        (("size", "--model", "llama-3.1-405b", "--tokens", "1B", "--gpu", "rtx-4090", "--gpus-per-node", "1", "--nodes", "1"), 3, "E_NO_PLAN", "--gpu"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_refusals(words: tuple[str, ...], exit_code: int, code: str, flag: str) -> None:
+    """What is missing, misread, in conflict or impossible ends with its code, its flag and a hint."""
+    ran = call(*words, "--json")
+    assert (ran.code, ran.error["code"], ran.error["flag"]) == (exit_code, code, flag)
+    assert ran.error["hint"]
+
+
+def test_the_report_shows_what_the_document_holds() -> None:
+    """Every size that was looked at has a line, and the assumptions stand in front of the answers."""
+    document = call(*WORDS, "--gpu", "h100", "--json").document
+    text = call(*WORDS, "--gpu", "h100").out
+    assert all(machines["family"] in text for machines in document["looked_at"])
+    assert text.index("assumed A1") < text.index("least") < text.index("fastest") < text.index("looked at")
+
+
+LARGEST: dict[str, dict[str, Any]] = {
+    "seq-len": {"model": "llama-3.2-1b", "gpu": "h100-sxm", "gpus_per_node": 1, "nodes": 1, "global_batch": 2, "forbid": "offload"},
+    "model-size": {"gpu": "h100-sxm", "gpus_per_node": 1, "nodes": 1, "seq_len": 1024, "global_batch": 2, "forbid": "offload"},
+    "micro-batch": {"model": "llama-3.2-1b", "gpu": "h100-sxm", "gpus_per_node": 1, "nodes": 1, "global_batch": 96, "forbid": "recompute,offload"},
+}  # fmt: skip
+
+
+def fits(what: str, value: int) -> bool:
+    """Whether `plan` finds a layout at a value."""
+    said = {"seq-len": "seq_len", "model-size": "model_size", "micro-batch": "micro_batch"}
+    told: dict[str, Any] = {said[what]: str(value) if what == "model-size" else value}
+    try:
+        recommend_from(LARGEST[what] | told)
+    except NoPlanError:
+        return False
+    return True
+
+
+def recommend_from(question: dict[str, Any]) -> None:
+    """Plan a question of the command line."""
+    words = [word for key, value in question.items() for word in (f"--{key.replace('_', '-')}", str(value))]
+    ran = call("plan", *words, "--json", "--policy", "fastest")
+    if ran.code == 3:
+        raise NoPlanError(ran.error["message"])
+    assert ran.code == 0, ran.out
+
+
+@pytest.mark.parametrize("what", LARGEST)
+def test_the_largest_fits_and_the_next_does_not(what: Any) -> None:
+    """`plan` finds a layout at the value that is named, and none at the one that is said to be too large."""
+    found = largest_that_fits(Given(**LARGEST[what]), what)
+    assert found.too_large is not None
+    assert found.too_large > found.value
+    assert fits(what, found.value)
+    assert not fits(what, found.too_large)
+    assert found.peak_bytes <= found.usable_bytes
+
+
+@pytest.mark.slow
+def test_more_memory_takes_longer_sequences() -> None:
+    """On the same device with more memory the longest sequence is longer, and on eight devices longer than on one."""
+
+    def longest(**machines: Any) -> int:
+        given_ = Given(model="llama-3.2-1b", global_batch=8, forbid="offload", **machines)
+        return largest_that_fits(given_, "seq-len").value
+
+    small, large, many = longest(gpu="h100-sxm", gpus_per_node=1), longest(gpu="h200-sxm", gpus_per_node=1), longest(gpu="h100-sxm", gpus_per_node=8)  # fmt: skip
+    assert small < large < many
+
+
+@given(st.integers(1, 200), st.integers(0, 200))
+def test_halving_finds_the_last_that_fits(length: int, fitting: int) -> None:
+    """Whatever the ladder's length and wherever it ends to fit, the halving ends there, after few questions."""
+    asked: list[int] = []
+
+    def search_for(value: int) -> int | None:
+        asked.append(value)
+        return value if value < fitting else None
+
+    place, best = halved(range(length), search_for)
+    last = min(length, fitting) - 1
+    assert (place, best) == (last, last if last >= 0 else None)
+    assert len(asked) <= 2 * length.bit_length() + 1
