@@ -108,13 +108,11 @@ MISSING = (
     "measurement that is owed.",
     "LoRA and QLoRA (`--method`); plans are for full training (`accuracy` predicts published LoRA runs).",
     "A calibration that ships: times are physics with catalogue constants (docs/accuracy.md); `calibrate` fits factors to your own "
-    "runs. Intervals of times are known by architecture, not by framework and size, and those of memory are assumed.",
-    "Of published runs: recompute of a part of the layers, weights of four bits, activations on the host; reserved memory follows one "
-    "share of slack, not the pools of each stream (torchtitan's runs come out 7 % low).",
+    "runs. Intervals of times are known by chip, not by framework and size, and those of memory are assumed.",
+    "Of published runs: recompute of a part of the layers, weights of four bits, activations on the host; predicted reserved memory follows "
+    "one share of slack, not the pools of each stream (torchtitan's runs come out 7 % low; traces of its program do not).",
     "Nothing of ours ran on GPUs yet: the executor was tested on CPU ranks with gloo only.",
     "Checkpoints: the executor neither saves nor resumes.",
-    "`plan --model-size 7B` takes 1.9 times as long as importing numpy and pydantic on an idle machine (the bar is 1.8), since memory is "
-    "weighed at more instants; the committed start-up benchmark is of an earlier commit.",
     "`run` starts the ranks of one machine; for several there are the emitted scripts, which were run with a stub launcher and "
     "on one machine only.",
 )
