@@ -27,8 +27,12 @@ class Weights:
             floors = least_memory(job, candidates)
             self.device, self.host = floors.device, floors.host
         self.known: Mask = np.full(len(candidates), len(candidates) <= FEW)
-        possible = np.flatnonzero(self.fits & ~self.known)
-        self._weigh(possible)
+        possible = self.fits & ~self.known
+        missed = np.flatnonzero(~possible & ~self.known)
+        possible[self._nearest(missed, NEAREST)] = (
+            True  # the nearest miss is asked for later, and costs less in this company
+        )
+        self._weigh(np.flatnonzero(possible))
 
     @property
     def fits(self) -> Mask:

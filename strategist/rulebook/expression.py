@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Mapping
-from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -104,11 +103,21 @@ def _value(tree: ast.expr, values: Mapping[str, Value]) -> Value:
         case ast.BinOp(left=left, op=op, right=right):
             return _arithmetic(op, _value(left, values), _value(right, values))
         case ast.BoolOp(op=op, values=parts):
-            combine = np.logical_and if isinstance(op, ast.And) else np.logical_or
-            return reduce(combine, (_value(part, values) for part in parts))
+            return _joined(isinstance(op, ast.And), parts, values)
         case ast.Compare(left=left, ops=ops, comparators=rights):
             return _comparison(left, ops, rights, values)
     raise RuleError("RULE", f"{type(tree).__name__} is not allowed in a rule.", hint=_REMEDY)
+
+
+def _joined(is_and: bool, parts: list[ast.expr], values: Mapping[str, Value]) -> Value:
+    """`and` or `or`. A scalar that decides it ends the search, as in Python: most rules begin with what the question says, and the
+    columns behind it need not be looked at."""
+    combine, so_far = (np.logical_and if is_and else np.logical_or), is_and
+    for part in parts:
+        so_far = combine(so_far, _value(part, values))
+        if np.ndim(so_far) == 0 and bool(so_far) is not is_and:
+            break
+    return so_far
 
 
 def _lookup(name: str, values: Mapping[str, Value]) -> Value:
