@@ -1,10 +1,9 @@
 """One layer in backward: gradients of activations, what is freed on the way, gradients of weights, per sort of layer (K).
 
-Seven instants can be the worst of a layer. Behind the feed-forward part's activation: its input, output and the gradients of
+Four instants can be the worst of a layer. Behind the feed-forward part's activation: its input, output and the gradients of
 both are alive. When its last matrix gets its gradient. When its first matrices have theirs, and those of their inputs wait
-to be added up. When attention's output matrix gets its gradient. Inside attention: the feed-forward part is gone, all its
-weights have gradients, and flash attention's workspace is added. When gradients of the input of keys and values are added
-up, and when the queries' matrix gets its gradient. Order of work: torch's autograd goes through strategist's own block backwards
+to be added up. Inside attention: the feed-forward part is gone, all its weights have gradients, and flash attention's
+workspace is added. Order of work: torch's autograd goes through strategist's own block backwards
 (executor/models/block.py). Workspace: PyTorch 2.13 aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd:
 softmax_d, dq_accum, dk_expanded, dv_expanded.
 """
@@ -43,16 +42,14 @@ ROWS, NARROW, WIDE = 128, 32, 64
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerInstant:
     """One instant of one layer's backward, (C, K) each: bytes of temporaries, bytes of kept activations that are freed
-    by then, and elements of weights whose gradients exist, of `stacked` ones that are just put together, and of the matrix
-    that is just getting its gradient, the `product`; `is_cast`: autocast gives that gradient the weight's format;
-    `is_early`: the gradient that the layer was given is still needed."""
+    by then, and elements of weights whose gradients exist, and of `stacked` ones that are just put together; `is_product`:
+    a matrix is just getting its gradient; `is_early`: the gradient that the layer was given is still needed."""
 
     temporaries: Reals
     freed: Reals
     weights: Reals
     stacked: Reals | float = 0.0
-    product: Reals | float = 0.0
-    is_cast: bool = False
+    is_product: Mask | bool = False
     is_early: bool = True
 
 
@@ -112,12 +109,6 @@ class Kept:
             for layer, sizes in zip(layers(self.job.model), self._matrices, strict=True)
         ]
         return np.stack(columns, axis=1) / self.c["tiling"][:, None]
-
-    @cached_property
-    def casts(self) -> Mask:
-        """Where autocast gives weights another format, (C, 1)."""
-        formats = self.job.formats
-        return is_plain_data_parallel(self.c)[:, None] & (formats.compute != formats.parameter)
 
     @cached_property
     def final(self) -> Reals:
@@ -183,29 +174,14 @@ def _bytes(compute: float, row: Saved) -> float:
 
 def layer_instants(kept: Kept) -> tuple[LayerInstant, ...]:
     """The instants of one layer that can be its worst."""
-    last, behind = kept.weights(is_last), kept.weights(_is_behind)
+    last = kept.weights(is_last)
     dense = (_last_matrix(kept, last), _behind_activation(kept, last), _first_matrices(kept))
-    mixer = (_output_matrix(kept, behind), _in_attention(kept, behind), _keys_matrix(kept), _queries_matrix(kept))
     if kept.job.model.moe is None or kept.job.profile.keeping.name != OURS:
-        return (*_stream_gathered(kept), *dense, *mixer)
+        return (*dense, _in_attention(kept), _before_attention(kept))
     routed = (_experts_begin(kept), _experts_end(kept), _experts_end(kept))
     is_routed = np.array([kind.ffn == "moe" for kind in kinds(kept.job.model)])
     mixed = (_by_kind(is_routed, *pair) for pair in zip(routed, dense, strict=True))
-    return (*_stream_gathered(kept), *mixed, *mixer)
-
-
-def _stream_gathered(kept: Kept) -> tuple[LayerInstant, ...]:
-    """Under sequence parallelism: the layer begins with the stream's gradient gathered and put in order, twice whole. Where the
-    layer is computed again, its feed-forward part's input is put in order beside that gradient and the norm's result."""
-    cuts = (sequence_cut(kept.c) > 1)[:, None]
-    if not cuts.any():
-        return ()
-    whole, own = (residual_C(kept.job, kept.c, whole=which)[:, None] for which in (True, False))
-    again = kept.rows(is_brought_back) - kept.rows(is_brought_back, "inside", "product")
-    norm = np.where(kept.c.is_word("recompute", "none")[:, None], 0.0, own)
-    gathered = np.where(cuts, 2.0 * whole - own + norm + again, 0.0)
-    freed = np.where(cuts, kept.rows(is_used_up, "mixer"), kept.rows(is_kept))  # elsewhere it is never the worst
-    return (LayerInstant(gathered, freed, np.zeros_like(freed)),)
+    return (*mixed, _in_attention(kept), _before_attention(kept))
 
 
 def _by_kind(is_routed: Mask, routed: LayerInstant, dense: LayerInstant) -> LayerInstant:
@@ -215,8 +191,7 @@ def _by_kind(is_routed: Mask, routed: LayerInstant, dense: LayerInstant) -> Laye
         np.where(is_routed, routed.freed, dense.freed),
         np.where(is_routed, routed.weights, dense.weights),
         np.where(is_routed, routed.stacked, dense.stacked),
-        np.where(is_routed, routed.product, dense.product),
-        dense.is_cast,
+        np.where(is_routed, routed.is_product, dense.is_product),
     )
 
 
@@ -266,12 +241,11 @@ def _last_matrix(kept: Kept, last: Reals) -> LayerInstant:
     """When the feed-forward part's last matrix has its gradient: beside it its input, the gradient of that and the stream's;
     under autocast the gradient is then cast, and the input gone."""
     job, c = kept.job, kept.c
-    casts = kept.casts
+    casts = (is_plain_data_parallel(c) & (job.formats.compute != job.formats.parameter))[:, None]
     freed = kept.rows(is_used_up) + np.where(casts, kept.rows(is_kept, "product"), 0.0)
     again = np.where(casts, 0.0, kept.rows(is_brought_back, "product"))
     gathered = (residual_C(job, c) - residual_C(job, c, whole=False))[:, None]
-    temporaries = _product(kept) + again + _beside_product(kept) + gathered
-    return LayerInstant(temporaries, freed, last, product=last, is_cast=True)
+    return LayerInstant(_product(kept) + again + _beside_product(kept) + gathered, freed, last, is_product=True)
 
 
 def _product(kept: Kept) -> Reals:
@@ -293,67 +267,28 @@ def _first_matrices(kept: Kept) -> LayerInstant:
     gradients = _product(kept) + (streams * whole + residual_C(job, c, whole=False))[:, None]
     recomputed = kept.rows(is_brought_back, "mixer", "ffn")
     freed = kept.rows(is_kept, "inside", "product") + kept.rows(is_used_up, "mixer")
-    product = kept.weights(_is_up)
-    weights = _before_cast(kept, kept.weights(_is_feed_forward), product)
-    return LayerInstant(gradients + recomputed, freed, weights, product=product)
+    return LayerInstant(gradients + recomputed, freed, kept.weights(_is_feed_forward))
 
 
-def _before_cast(kept: Kept, weights: Reals, product: Reals) -> Reals:
-    """Elements of `weights` that have their gradients when the last of them, the product, gets its own: a cast of that one is
-    still to come."""
-    return weights - np.where(kept.casts, product, 0.0)
-
-
-def _output_matrix(kept: Kept, behind: Reals) -> LayerInstant:
-    """When attention's output matrix gets its gradient: beside it the stream's gradient, whole, and that of its input."""
-    job, c = kept.job, kept.c
-    gradients = (_queries_C(job, c) + residual_C(job, c))[:, None]
-    freed = kept.rows(is_kept, "ffn", "inside", "product") + kept.rows(is_used_up, "mixer")
-    again = kept.rows(is_brought_back, "mixer")
-    return LayerInstant(
-        gradients + again, freed, behind, product=kept.weights(_is_output), is_cast=True, is_early=False
-    )
-
-
-def _in_attention(kept: Kept, behind: Reals) -> LayerInstant:
+def _in_attention(kept: Kept) -> LayerInstant:
     """Inside attention's backward: the feed-forward part is gone."""
     job, c = kept.job, kept.c
-    gradients = (attention_gradients_C(job, c) + residual_C(job, c, whole=False))[:, None]
+    gradients = (attention_gradients_C(job, c) + residual_C(job, c))[:, None]
     freed = kept.rows(is_kept, "ffn", "inside", "product") + kept.rows(is_used_up, "mixer")
     again = kept.rows(is_brought_back, "mixer")
-    return LayerInstant(gradients + again, freed, behind, is_early=False)
+    return LayerInstant(gradients + again, freed, kept.weights(_is_behind), is_early=False)
 
 
-def _keys_matrix(kept: Kept) -> LayerInstant:
-    """When gradients of attention's input by way of keys and of values are added up: both and their sum. What a norm of queries
-    reads is still there."""
-    held = _queries_C(kept.job, kept.c) if kept.job.model.qk_norm else 0.0
-    return _at_entry(kept, 3.0, held, kept.weights(_is_any) - kept.weights(_is_queries))
-
-
-def _queries_matrix(kept: Kept) -> LayerInstant:
-    """When all matrices of the layer have their gradients: beside them those of attention's input, still to be added up."""
-    product = kept.weights(_is_queries)
-    return _at_entry(kept, 2.0, 0.0, _before_cast(kept, kept.weights(_is_any), product), product)
-
-
-def _at_entry(
-    kept: Kept, times: float, held: Reals | float, weights: Reals, product: Reals | float = 0.0
-) -> LayerInstant:
-    """Behind attention's backward: the gradients of queries and of the stream, `times` that of attention's input; that input, kept
-    or computed again, and so much `held` of attention, likewise."""
+def _before_attention(kept: Kept) -> LayerInstant:
+    """When all matrices of the layer have their gradients: beside them those of attention's input, still to be added up, and
+    that input."""
     job, c = kept.job, kept.c
     whole = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute]
-    left = np.where(c.is_word("recompute", "none"), whole, 0.0) + np.where(c.is_word("recompute", "full"), 0.0, held)
-    again = whole + held - left
-    gradients = times * whole + _queries_C(job, c) + residual_C(job, c, whole=False) + again
-    freed = kept.rows(is_kept, "mixer", "ffn", "inside", "product") - left[:, None]
-    return LayerInstant(gradients[:, None] + np.zeros_like(freed), freed, weights, product=product, is_early=False)
-
-
-def _queries_C(job: Job, c: Candidates) -> Reals:
-    """Bytes of the gradient of queries, which is as wide as attention's result, (C,)."""
-    return tokens(job, c) * job.model.heads * job.model.head_dim * BYTES[job.formats.compute] / c["tp"]
+    queries = whole * (job.model.heads * job.model.head_dim / job.model.hidden) / c["tp"]
+    keeps = c.is_word("recompute", "none")
+    gradients = 2.0 * whole + queries + residual_C(job, c, whole=False) + np.where(keeps, 0.0, whole)
+    freed = kept.rows(is_kept, "mixer", "ffn", "inside", "product") - np.where(keeps, whole, 0.0)[:, None]
+    return LayerInstant(gradients[:, None] + np.zeros_like(freed), freed, kept.weights(_is_any), is_early=False)
 
 
 def residual_C(job: Job, c: Candidates, *, whole: bool = True) -> Reals:
@@ -392,21 +327,6 @@ def _is_feed_forward(name: str) -> bool:
 
 def _is_behind(name: str) -> bool:
     return name not in INPUTS
-
-
-def _is_up(name: str) -> bool:
-    """The first matrix of a feed-forward part that gets its gradient last."""
-    return name in ("up", "shared_up", "expert_up")
-
-
-def _is_output(name: str) -> bool:
-    """The matrix that writes attention's result back to the residual stream."""
-    return name in ("o", "out")
-
-
-def _is_queries(name: str) -> bool:
-    """The matrix among those of attention's input that gets its gradient last."""
-    return name in ("q", "q_down", "qkvz", "in")
 
 
 def _is_any(_name: str) -> bool:

@@ -47,7 +47,7 @@ def _moving(job: Job, group: Group, counts: Elements) -> Iterator[tuple[int, dic
     at = kept.instants
     moving = {
         "activations": np.maximum(inputs, every - last - at.freed),
-        "temporaries": at.temporaries + own * at.product,
+        "temporaries": at.temporaries + np.where(at.is_product, own * at.weights, 0.0),
     }
     yield LAYERS, everything | moving
     table = job.trainable * compute * counts.before

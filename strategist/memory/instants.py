@@ -10,7 +10,7 @@ A pipeline keeps weights gathered and gradients unsharded until a chunk's last b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -40,7 +40,6 @@ def instants(
             return _loss(step)
         return (
             *_gathering(step),
-            *_summed_up(step),
             *_loss(step),
             *_head(step),
             _head_reduced(step),
@@ -98,26 +97,10 @@ def _gathering(step: Step) -> tuple[Instant, Instant]:
     )
 
 
-def _summed_up(step: Step) -> tuple[Instant, ...]:
-    """Without a pipeline, under sequence parallelism: forward adds up what the last layer's last matrix gives."""
-    cuts = (step.c["sequence_parallel"] > 0)[:, None]
-    if not cuts.any():
-        return ()
-    keeps = cuts & step.c.is_word("recompute", "none")[:, None]
-    flat = np.where(step.managed & step.shards_gradients, step.compute * step.widest, 0.0)
-    terms = {
-        "gradients": step.earlier,
-        "activations": step.in_layers - step.layers.rest,
-        "gather_buffers": step.gathered(layers=1, head=False) + flat,
-        "temporaries": step.layers.result,
-    }
-    return (Instant(LOSS, {name: np.where(keeps, size, 0.0) for name, size in terms.items()}),)
-
-
 def _forward(step: Step) -> tuple[Instant, ...]:
-    """In a pipeline, as long as forward and backward passes alternate. Under ZeRO-3 the embedding is gathered, from one buffer
-    into another, beside the first layer; a layer, beside what was gathered too early, the worst of them. Inside the last
-    layer, or under ZeRO-3 the head beside it. Then a backward pass begins with the last layer, behind which the next is gathered, and when
+    """In a pipeline under ZeRO-3, as long as forward and backward passes alternate: the embedding is gathered, from one buffer
+    into another, beside the first layer; a layer, beside what was gathered too early, the worst of them; inside the last
+    layer, or the head beside it. Then a backward pass begins with the last layer, behind which the next is gathered, and when
     only such passes are left, an embedding that is the root unit."""
     shards = step.reshards & step.managed
     runs = shards & step.situation.alternates
@@ -127,19 +110,15 @@ def _forward(step: Step) -> tuple[Instant, ...]:
     terms = (
         2.0 * _whole_stream(step) * (step.first * (not tied))
     )  # what a part of the table gives, and as ranks add it up
-    layer = step.compute * (2.0 * step.widest + (step.before if tied else 0.0)) + step.early_in_forward
+    layer = step.compute * (2.0 * step.widest + (step.before if tied else 0.0)) + step.ahead_of_time
     last = step.compute * (2.0 * step.behind + step.widest) * step.last
-    standing = step.gathered(layers=0, head=False)
     inside = {"gradients": step.earlier, "activations": step.in_layers, "logits": step.held_logits}
     again = step.compute * (2.0 * step.before + np.where(several, 2.0, 1.0) * step.widest) * (tied and step.first)
     again = np.maximum(np.where(runs, 0.0, again), 2.0 * step.compute * step.widest)
-    keeps = step.situation.alternates & step.c.is_word("recompute", "none")[:, None]
+    keeps = runs & step.c.is_word("recompute", "none")[:, None]
     made = step.stream * (
         step.last - (step.c["sequence_parallel"] > 0)[:, None]
     )  # the layer's output is not summed up yet
-    within, beside = step.in_layers - step.layers.rest + np.where(keeps, made, 0.0), step.in_layers + step.stream
-    gives = np.where(keeps, step.layers.result, np.where(runs, step.layers.transient, 0.0))
-    at_head = runs & (step.last > 0) & (last + beside > layer + within + gives)
     return (
         Instant(
             LOSS,
@@ -155,11 +134,10 @@ def _forward(step: Step) -> tuple[Instant, ...]:
             LOSS,
             inside
             | {
-                "activations": np.where(at_head, beside, within),
-                "gather_buffers": np.where(
-                    runs, np.where(at_head, last, layer), np.where(step.reshards, 0.0, standing)
-                ),
-                "temporaries": step.previous + np.where(at_head, 0.0, gives),
+                "activations": step.in_layers - step.layers.rest + np.where(keeps, made, 0.0),
+                "gather_buffers": np.where(runs, np.maximum(layer, last), 0.0),
+                "temporaries": step.previous
+                + np.where(keeps, step.layers.result, np.where(runs, step.layers.transient, 0.0)),
             },
         ),
         Instant(
@@ -172,28 +150,22 @@ def _forward(step: Step) -> tuple[Instant, ...]:
 
 def _gathered_in_turn(step: Step, runs: Mask) -> Instant:
     """In a pipeline forward gathers a layer whose predecessor's first buffer is still there: the last one, or the one before it
-    as long as the last one's buffer is there too, which an earlier backward pass has gathered; then the layer before the last
-    gives its result beside those two."""
+    as long as the last one's buffer is there too, which an earlier backward pass has gathered."""
     layers, widest = step.layers_of_chunk, step.compute * step.widest
-    is_last = step.group.is_last[None, :]
-    early = step.situation.is_begun & (step.situation.others > 0) & ~is_last
-    given = step.stream * is_last  # the last layer's input; elsewhere as much as the output that is not there yet
-    beside = [np.maximum(step.others, step.in_layers - gone * step.layers.largest + given) for gone in (1.0, 2.0)]
-    keeps = early & step.c.is_word("recompute", "none")[:, None]
-    result = np.where(keeps, step.layers.result, 0.0)
-    sooner = early & (layers > 2) & (widest > beside[0] - beside[1] + result)
+    early = step.situation.is_begun & (step.situation.others > 0) & ~step.group.is_last[None, :]
+    beside = [np.maximum(step.others, step.in_layers - gone * step.layers.largest) for gone in (1.0, 2.0)]
+    sooner = early & (layers > 2) & (widest > beside[0] - beside[1])
     root = step.compute * (step.before if step.job.model.tied else 0.0)
-    head = np.where(is_last, step.early_in_forward, 0.0)
+    head = np.where(step.group.is_last[None, :], step.ahead_of_time, 0.0)
     kept = np.where(sooner, beside[1], beside[0])
-    there = runs & (layers > 1)
     return Instant(
         LOSS,
         {
             "gradients": step.earlier,
             "activations": np.where(runs, kept, 0.0),
             "logits": step.held_logits,
-            "gather_buffers": np.where(there, np.where(sooner, 4.0, 3.0) * widest + root + head, 0.0),
-            "temporaries": step.previous + np.where(there & ~sooner, result, 0.0),
+            "gather_buffers": np.where(runs & (layers > 1), np.where(sooner, 4.0, 3.0) * widest + root + head, 0.0),
+            "temporaries": step.previous,
         },
     )
 
@@ -218,8 +190,7 @@ def _loss(step: Step) -> tuple[Instant, Instant]:
 def _head(step: Step) -> tuple[Instant, Instant]:
     """The head's weight gets its gradient; under autocast it is then cast to the format of the weight."""
     gradient = step.trained * step.compute * step.head
-    waits = added(step.previous, step.outside)
-    before = waits + step.last * _whole_stream(step)
+    before = added(step.previous, step.outside, step.last * step.stream)
     own = 0.0 if step.tied else step.fresh(step.head)
     keeps = ~step.managed & (not step.casts)
     at_once = np.where(keeps, own, 0.0)
@@ -240,31 +211,13 @@ def _head(step: Step) -> tuple[Instant, Instant]:
         casting = np.where(step.plain, gradient + stored, 0.0)
     cast = {
         "gradients": step.earlier + own,
-        "activations": step.activations - step.last * _whole_stream(step),
+        "activations": step.activations - step.last * step.stream,
         "logits": step.held_logits,
         "gather_buffers": step.gathered(layers=0, head=True),
         "bucket_buffers": step.copies,
         "temporaries": added(before, casting),
     }
-    return Instant(LOSS, made), Instant(LAYERS, _or_summed_up(step, cast, made, before))
-
-
-def _or_summed_up(
-    step: Step, cast: Mapping[str, Reals], made: Mapping[str, Reals], before: Reals
-) -> Mapping[str, Reals]:
-    """`cast`, but under sequence parallelism, where nothing is: the gradient of the head's input is put in the order of the ranks
-    and added up, beside the head's own unless that joined at once; that input and the logits' gradient are gone."""
-    cuts = (step.c["sequence_parallel"] > 0)[:, None]
-    if not cuts.any():
-        return cast
-    summed = {
-        **cast,
-        "gradients": np.where(step.at_once, cast["gradients"], made["gradients"]),
-        "gather_buffers": made["gather_buffers"],
-        "temporaries": np.where(step.at_once, before, made["temporaries"])
-        + step.last * (_whole_stream(step) + step.stream),
-    }
-    return {name: np.where(cuts, summed[name], cast[name]) for name in cast}
+    return Instant(LOSS, made), Instant(LAYERS, cast)
 
 
 def _head_reduced(step: Step) -> Instant:
@@ -327,7 +280,7 @@ def _in_layer(step: Step, number: Column, worst: Callable[[Reals], LayerInstants
     passed = share * np.maximum(0.0, own - step.widest)
     given = np.where(before > 0, 0.0, step.given * at.is_early) if step.piped else NONE
     let_go = share * (step.layers.every / step.chunks - at.kept)
-    behind = step.apart
+    behind = np.zeros_like(step.behind) if step.tied else step.behind
     done = behind + passed
     weights = at.weights + at.stacked
     partial = step.trained * step.compute * np.where(step.at_once, 0.0, weights)
@@ -336,7 +289,7 @@ def _in_layer(step: Step, number: Column, worst: Callable[[Reals], LayerInstants
     gathered = step.gathered(layers=np.where(alone, 1, 2), head=False, passed=passed)
     if step.piped:
         gathered = gathered + np.where(before >= layers - 1.0, step.ahead_of_time, 0.0)
-        waits = added(at.temporaries, -given, step.previous, partial, step.root)
+        waits = added(at.temporaries, -given, step.previous, partial)
     else:
         in_flight = step.trained * step.reduce * np.where(before > 0, step.widest, behind)
         gathered = added(gathered, np.where(step.reduces, partial + in_flight, 0.0), step.waiting)
@@ -346,7 +299,7 @@ def _in_layer(step: Step, number: Column, worst: Callable[[Reals], LayerInstants
         "activations": np.maximum(step.inputs, step.in_layers - at.freed - let_go),
         "logits": step.held_logits,
         "gather_buffers": gathered,
-        "temporaries": added(waits, step.joining(at), _still_outside(step, done, at)),
+        "temporaries": added(waits, step.joining(at), _still_outside(step, done)),
     }
     if step.has_copies:
         copies = np.where(step.plain, step.trained * step.compute * at.weights, 0.0)
@@ -356,19 +309,18 @@ def _in_layer(step: Step, number: Column, worst: Callable[[Reals], LayerInstants
     return Instant(LAYERS, terms)
 
 
-def _still_outside(step: Step, done: Reals, at: LayerInstants) -> Reals:
-    """Gradients outside DDP's buckets when those of `done` elements, and of finished weights of the layer, have gone into theirs,
-    which the last micro-batch does."""
+def _still_outside(step: Step, done: Reals) -> Reals:
+    """Gradients outside DDP's buckets when those of `done` elements have gone into theirs, which the last micro-batch does."""
     if step.outside is NONE:
         return NONE
-    gone = step.trained * step.stored * done + step.let_in(at)
-    return np.maximum(0.0, step.outside - np.where(step.goes_in, gone, 0.0))
+    left = np.maximum(0.0, step.outside - np.where(step.outside > 0, step.trained * step.stored * done, 0.0))
+    return np.where((step.c["accumulation"] > 2)[:, None], step.outside, left)
 
 
 def _layer_reduced(step: Step) -> Instant:
     """A layer is reduced while the next one is gathered: its gradients and their copy, then the copy, what comes out and the
     gradient that was copied last. In a pipeline it is added to what stands, in the reduce format."""
-    behind = step.apart
+    behind = np.zeros_like(step.behind) if step.tied else step.behind
     terms = {
         "activations": np.maximum(step.inputs, step.in_layers - step.layers.largest),
         "logits": step.held_logits,
@@ -383,7 +335,7 @@ def _layer_reduced(step: Step) -> Instant:
             | {
                 "gradients": step.earlier + step.fresh(behind + step.widest),
                 "gather_buffers": gathered,
-                "temporaries": added(step.stream, step.previous, adds, step.root),
+                "temporaries": added(step.stream, step.previous, adds),
             },
         )
     bare = step.bare.widest[:, None] / step.c["tiling"][:, None]

@@ -123,10 +123,10 @@ class Layers:
         temporaries, freed, weights = (
             np.stack(parts) for parts in zip(*((at.temporaries, at.freed, at.weights) for at in ats), strict=True)
         )
-        stacked, product, is_cast, is_early = (
-            _together([getattr(at, name) for at in ats]) for name in ("stacked", "product", "is_cast", "is_early")
+        stacked, is_product, is_early = (
+            _together([getattr(at, name) for at in ats]) for name in ("stacked", "is_product", "is_early")
         )
-        return LayerInstants(temporaries, freed, weights, stacked, product, self.one, is_cast > 0, is_early > 0)
+        return LayerInstants(temporaries, freed, weights, stacked, self.one, is_product > 0, is_early > 0)
 
     @cached_property
     def instants(self) -> LayerInstants:
@@ -146,14 +146,18 @@ class LayerInstants:
     freed: Reals
     weights: Reals
     stacked: Reals
-    product: Reals
     kept: Reals
-    is_cast: Mask
+    is_product: Mask
     is_early: Mask
 
     def each(self, function: Callable[[Any], Any]) -> LayerInstants:
         """The same of every column."""
-        return LayerInstants(*(function(getattr(self, name)) for name in names_of(LayerInstants)))
+        temporaries, freed, weights, stacked, kept = (
+            function(part) for part in (self.temporaries, self.freed, self.weights, self.stacked, self.kept)
+        )
+        return LayerInstants(
+            temporaries, freed, weights, stacked, kept, function(self.is_product), function(self.is_early)
+        )
 
     def unless(self, mask: Mask, others: LayerInstants) -> LayerInstants:
         """Where the mask is set the others."""
@@ -442,8 +446,6 @@ class Step:
         if self.has_copies:
             worth = worth - np.where(self.plain, self.trained * self.compute, 0.0) * ats.weights
         worth = worth + self._joining(ats, stands) - given * ats.is_early
-        if self.outside is not NONE:
-            worth = worth - np.where(self.goes_in, self.let_in(ats), 0.0)
         at = worth.argmax(axis=0), *np.indices(worth.shape[1:], sparse=True)
         total = worth.max(axis=0)[:, None, :]
         if total.shape[-1] > 1:
@@ -457,47 +459,16 @@ class Step:
         return ats.each(of_worst)
 
     def joining(self, at: LayerInstants) -> Reals:
-        """Bytes of gradients that are about to join what stands: of a matrix at work, in the format of its pass and, where it is
-        cast, in the weight's; of stacked matrices. Where nothing stands they become gradients, once they are cast."""
+        """Bytes of gradients that are about to join what stands: of a matrix at work, in the format of its pass and, where that is
+        another, in the weight's; of stacked matrices. Where nothing stands they become gradients, once they are cast."""
         return self._joining(at, self.stands)
 
     def _joining(self, at: LayerInstants, stands: Mask | np.bool_) -> Reals:
         casts = self.casts & ~self.managed
-        work = np.where(self.at_once & (stands | casts), self.compute, 0.0)
-        if self.has_copies:
-            work = work + np.where(stands & casts & at.is_cast, self.stored, 0.0)
+        work = np.where(stands | casts, self.compute, 0.0) + np.where(stands & casts, self.stored, 0.0)
+        work = np.where(at.is_product & self.at_once, work, 0.0)
         stacked = np.where(self.at_once & stands, np.where(self.managed, self.compute, self.stored), 0.0)
-        return self.trained * (work * at.product + stacked * at.stacked)
-
-    def let_in(self, at: LayerInstants) -> Reals:
-        """Bytes of gradients of a layer's finished weights, in the weights' format: of all but the one at work."""
-        working = np.where(self.casts & ~self.managed & ~at.is_cast, 0.0, at.product)
-        return self.trained * self.stored * (at.weights - working)
-
-    @cached_property
-    def goes_in(self) -> Mask:
-        """Where gradients outside DDP's buckets go into them during the pass that is worst: with more than two micro-batches that
-        is one before the last, (C, 1)."""
-        outside = self.buckets & self.several
-        return np.asarray(outside & (self.c["accumulation"] <= 2)[:, None], np.bool_)
-
-    @cached_property
-    def apart(self) -> Reals:
-        """Elements of the unit of norm and head, where its gradient is done before those of the layers: not of a root unit."""
-        if self.tied:
-            return np.zeros_like(self.behind)
-        return np.where(self._waits_as_root, 0.0, self.behind) if self.job.model.tied else self.behind
-
-    @cached_property
-    def root(self) -> Reals:
-        """The same of a root unit in a pipeline, whose gradient waits for the end of the pass in the compute format."""
-        if not (self.piped and self.job.model.tied):
-            return NONE
-        return np.where(self._waits_as_root, self.trained * self.compute * self.behind, 0.0)
-
-    @cached_property
-    def _waits_as_root(self) -> Mask:
-        return self.managed & ~self.at_once
+        return self.trained * (work * at.weights + stacked * at.stacked)
 
     @cached_property
     def given(self) -> Reals:
@@ -513,13 +484,6 @@ class Step:
         last = np.where(s.is_begun, self.counts.behind, 0.0)
         early = np.where(group.is_last[None, :], last, inner)
         return np.where(self.managed & self.reshards, self.compute * early, 0.0)
-
-    @cached_property
-    def early_in_forward(self) -> Reals:
-        """The same in forward passes: on the last stage of one chunk the head comes too early in the second backward pass, so only a
-        third forward pass finds it."""
-        finds = ~self.group.is_last[None, :] | (self.chunks > 1) | (self.c["accumulation"] > 2)[:, None]
-        return np.where(finds, self.ahead_of_time, 0.0)
 
     @cached_property
     def reduces(self) -> Mask:

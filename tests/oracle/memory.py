@@ -125,16 +125,14 @@ def in_flight(layout: Layout, stage: int) -> float:
 
 @dataclass(frozen=True)
 class LayerAt:
-    """One instant of a layer's backward: temporaries, kept bytes gone by then, elements with a gradient, those that are put
-    together and those of the matrix that is just getting its own, whether that is being cast by autocast, and whether what
-    the layer was given is still needed."""
+    """One instant of a layer's backward: temporaries, kept bytes gone by then, elements with a gradient and those that are put
+    together, whether a matrix is just getting its own, and whether what the layer was given is still needed."""
 
     temporaries: float
     freed: float
     weights: float
     stacked: float = 0.0
-    product: float = 0.0
-    is_cast: bool = False
+    is_product: bool = False
     is_early: bool = True
 
 
@@ -197,12 +195,6 @@ class Stage:
         self.waiting = self.q * self.c * self.head if self.reduces and self.tied else 0.0
         self.old_head = self.q * self.s * self.head if not self.units and self.tied else 0.0
         self.early = self._early()
-        only = self.ends and self.v == 1 and m <= 2  # the head comes too early in a pass that is the last
-        self.early_forward = 0.0 if only else self.early
-        waits = self.piped and self.units and job.model.tied and not self.at_once
-        self.root = self.q * self.c * self.behind if waits else 0.0
-        self.apart = 0.0 if self.tied or waits else self.behind
-        self.goes_in = self.outside > 0 and m <= 2
 
     def _earlier(self) -> float:
         """Gradients that stand, of this chunk and of others; reduced ones too."""
@@ -315,22 +307,6 @@ class Stage:
         acts = self.inside + self.stream
         yield 0, {"gradients": self.earlier, "activations": acts, "gather_buffers": head}
 
-    def summed_up(self) -> Iterator[tuple[int, dict[str, float]]]:
-        """Without a pipeline: a layer's result is added up over the ranks that cut the sequence."""
-        if sequence_cut(self.a) == 1 or not self.a["sequence_parallel"] or self.a["recompute"] != "none":
-            return
-        rest = self._worst_of_kinds(lambda kind: self._rows(kind, _kept, "rest"))
-        flat = self.c * self.wl if self.units and self.zero >= 2 else 0.0
-        yield (
-            0,
-            {
-                "gradients": self.earlier,
-                "activations": self.inside - rest,
-                "gather_buffers": self.gathered(1) + flat,
-                "temporaries": self._result(),
-            },
-        )
-
     def bodies(self) -> Iterator[tuple[int, dict[str, float]]]:
         """Those of the layers."""
         sharded = not self.piped and self.zero == 3
@@ -351,7 +327,8 @@ class Stage:
         yield 0, common | {"gather_buffers": gathers, "temporaries": terms}
         yield from ((0, terms) for terms in self._in_turn(runs))
         inside = {"gradients": self.earlier, "activations": self.inside, "logits": self.logits(0)}
-        layer = self.c * (2 * self.wl + (self.before if tied else 0)) + self.early_forward
+        layer = self.c * (2 * self.wl + (self.before if tied else 0)) + self.early
+        head = self.c * (2 * self.behind + self.wl) if self.last else 0.0
         parts = (
             ("ffn", "inside")
             if self.a["recompute"] == "full" and self.job.model.mlp_gated
@@ -359,22 +336,17 @@ class Stage:
         )
         computes = self._worst_of_kinds(lambda kind: self._rows(kind, _again, *parts))
         rest = self._worst_of_kinds(lambda kind: self._rows(kind, _kept, "rest"))
-        keeps = self.at.alternates and self.a["recompute"] == "none"
+        keeps = runs and self.a["recompute"] == "none"
         made = self.stream * (self.last - bool(self.a["sequence_parallel"]))
-        gives = self._result() if keeps else computes if runs else 0.0
-        standing = 0.0 if self.zero == 3 else self.gathered(0)
-        in_layer = {
-            "activations": self.inside - rest + (made if keeps else 0.0),
-            "gather_buffers": layer if runs else standing,
-            "temporaries": self.previous + gives,
-        }
-        at_head = {
-            "activations": self.inside + self.stream,
-            "gather_buffers": self.c * (2 * self.behind + self.wl),
-            "temporaries": self.previous,
-        }
-        heads = (at_head,) if runs and self.last else ()
-        yield from ((0, inside | instant) for instant in (in_layer, *heads))
+        yield (
+            0,
+            inside
+            | {
+                "activations": self.inside - rest + (made if keeps else 0.0),
+                "gather_buffers": max(layer, head) if runs else 0.0,
+                "temporaries": self.previous + (self._result() if keeps else computes if runs else 0.0),
+            },
+        )
         again = 2 * self.c * self.wl
         if tied and self.first and not runs:
             again = max(again, self.c * (2 * self.before + min(2, len(self.kinds) / self.v) * self.wl))
@@ -387,18 +359,15 @@ class Stage:
         count, largest = len(self.kinds) / self.v, self._worst_of_kinds(lambda kind: self._rows(kind, _kept))
         early = self.at.begun and sum(self.at.flight) > 1 and not self.ends
         root = self.c * self.before if self.job.model.tied else 0.0
-        given = self.stream if self.ends else 0.0
-        gives = self._result() if early and self.a["recompute"] == "none" else 0.0
         for behind in (1, 2) if early and count > 2 else (1,):
-            gathered = (2 + behind) * self.c * self.wl + root + (self.early_forward if self.ends else 0.0)
-            kept = max(self.others, self.inside - behind * largest + given)
-            is_there = runs and count > 1
+            gathered = (2 + behind) * self.c * self.wl + root + (self.early if self.ends else 0.0)
+            kept = max(self.others, self.inside - behind * largest)
             yield {
                 "gradients": self.earlier,
                 "activations": kept if runs else 0.0,
                 "logits": self.logits(0),
-                "gather_buffers": gathered if is_there else 0.0,
-                "temporaries": self.previous + (gives if is_there and behind == 1 else 0.0),
+                "gather_buffers": gathered if runs and count > 1 else 0.0,
+                "temporaries": self.previous,
             }
 
     def _result(self) -> float:
@@ -467,7 +436,7 @@ class Stage:
         by_kind = [self._layer_ats(kind) for kind in dict.fromkeys(self.kinds)]
         for found in zip(*by_kind, strict=True):
             at = max(found, key=lambda each: each.temporaries - each.freed + self.c * each.weights)
-            finished = loose * at.product
+            finished = loose * at.weights if at.is_product else 0.0
             left = max(self.inputs, every - edges - at.freed)
             yield 1, common | {"activations": left, "temporaries": at.temporaries + finished}
         table = self.q * self.c * self.bare.before + (self.stream if self.begins else 0.0)
@@ -497,7 +466,7 @@ class Stage:
         yield 0, before | {"logits": self.logits(backward), "temporaries": waits}
 
     def _head(self) -> Iterator[tuple[int, dict[str, float]]]:
-        dW, dX = self.q * self.c * self.head, self.whole if self.last else 0.0
+        dW, dX = self.q * self.c * self.head, self.stream if self.last else 0.0
         own = 0.0 if self.tied else self.fresh(self.head)
         out, buffer = self.output(self.behind)
         becomes = not self.units and not self.stands and not self.casts and not self.tied
@@ -513,21 +482,18 @@ class Stage:
                 "temporaries": waits + (0.0 if self.reduces or becomes else dW),
             },
         )
-        if self.a["sequence_parallel"]:
-            yield 1, self._head_summed_up(own, dW, dX)
-        else:
-            stored = self.q * self.s * self.head if self.stands or self.tied else 0.0
-            yield (
-                1,
-                {
-                    "gradients": self.earlier + own,
-                    "activations": self.all - dX,
-                    "logits": self.logits(0),
-                    "gather_buffers": self.gathered(0, head=True),
-                    "bucket_buffers": self.copies,
-                    "temporaries": waits + (dW + stored if self.plain and self.casts else 0.0),
-                },
-            )
+        stored = self.q * self.s * self.head if self.stands or self.tied else 0.0
+        yield (
+            1,
+            {
+                "gradients": self.earlier + own,
+                "activations": self.all - dX,
+                "logits": self.logits(0),
+                "gather_buffers": self.gathered(0, head=True),
+                "bucket_buffers": self.copies,
+                "temporaries": waits + (dW + stored if self.plain and self.casts else 0.0),
+            },
+        )
         behind = {"gradients": self.earlier + self.fresh(self.behind), "activations": self.inside}
         if self.piped:
             added = self.q * self.c * self.behind if self.units else 0.0
@@ -537,7 +503,7 @@ class Stage:
                 | {
                     "logits": self.logits(0),
                     "gather_buffers": self.gathered(1, head=True),
-                    "temporaries": self.previous + (2 * self.stream if self.last else 0.0) + added,
+                    "temporaries": self.previous + 2 * dX + added,
                 },
             )
             return
@@ -552,18 +518,6 @@ class Stage:
                 "temporaries": self.stream + self.retained(self.behind),
             },
         )
-
-    def _head_summed_up(self, own: float, dW: float, dX: float) -> dict[str, float]:
-        """The gradient of the head's input in two orders and as this rank's part of the sum."""
-        waits = self.previous + self.outside + 2 * dX + (self.stream if self.last else 0.0)
-        return {
-            "gradients": self.earlier + (own if self.at_once else 0.0),
-            "activations": self.all - dX,
-            "logits": self.logits(0),
-            "gather_buffers": self.gathered(1, head=True) + (dW if self.reduces else 0.0),
-            "bucket_buffers": self.copies,
-            "temporaries": waits + (0.0 if self.at_once or self.reduces else dW),
-        }
 
     def _rows(self, kind: LayerKind, wanted: Wanted, *parts: str) -> float:
         return _bytes_of(self.job, self.a, kind, wanted, *parts)
@@ -592,16 +546,7 @@ class Stage:
             ats = [self._experts_before(kind), self._experts_behind(kind), self._experts_behind(kind)]
         else:
             ats = [self._last_matrix(kind), self._feed_forward(kind), self._inputs(kind)]
-        begins = [self._stream_gathered(kind)] if sequence_cut(self.a) > 1 else []
-        mixer = [self._output(kind), self._attention(kind), self._keys(kind), self._attention_inputs(kind)]
-        return [*begins, *ats, *mixer]
-
-    def _stream_gathered(self, kind: LayerKind) -> LayerAt:
-        """The gathered stream before and after it is put in order; a layer that runs again has got as far as the inside."""
-        runs_again = self.a["recompute"] != "none"
-        back = self._rows(kind, _again) - self._rows(kind, _again, "inside", "product")
-        norm = self.stream if runs_again else 0.0
-        return LayerAt(2 * self.whole + self.stream + norm + back, self._rows(kind, _used, "mixer"), 0.0)
+        return [*ats, self._attention(kind), self._attention_inputs(kind)]
 
     def _experts_before(self, kind: LayerKind) -> LayerAt:
         moe = self.job.model.moe
@@ -635,28 +580,14 @@ class Stage:
         back, casts = self._rows(kind, _again) - again, self.plain and self.casts
         temporaries = kept + again + self._whole_stream() + back + (0.0 if casts else again)
         freed = self._rows(kind, _used) + (kept if casts else 0.0)
-        down = self._elements(kind, _is_down)
-        return LayerAt(temporaries, freed, down, product=down, is_cast=True)
+        return LayerAt(temporaries, freed, self._elements(kind, _is_down), is_product=True)
 
     def _inputs(self, kind: LayerKind) -> LayerAt:
         product = self._rows(kind, _kept, "product") + self._rows(kind, _again, "product")
         streams = (2 if self.job.model.mlp_gated else 1) * self.whole + self.stream
         freed = self._rows(kind, _kept, "inside", "product") + self._rows(kind, _used, "mixer")
         back = self._rows(kind, _again, "mixer", "ffn")
-        up = self._elements(kind, lambda name: name in ("up", "shared_up", "expert_up"))
-        uncast = up if self.plain and self.casts else 0.0
-        weights = self._elements(kind, _is_feed_forward) - uncast
-        return LayerAt(product + streams + back, freed, weights, product=up)
-
-    def _output(self, kind: LayerKind) -> LayerAt:
-        """Attention's output matrix."""
-        gradients = self._queries() + self._whole_stream() + self._rows(kind, _again, "mixer")
-        freed = self._rows(kind, _kept, "ffn", "inside", "product") + self._rows(kind, _used, "mixer")
-        out = self._elements(kind, lambda name: name in ("o", "out"))
-        return LayerAt(gradients, freed, self._elements(kind, _is_behind), product=out, is_cast=True, is_early=False)
-
-    def _queries(self) -> float:
-        return self.T * self.c * self.job.model.heads * self.job.model.head_dim / self.a["tp"]
+        return LayerAt(product + streams + back, freed, self._elements(kind, _is_feed_forward))
 
     def _attention(self, kind: LayerKind) -> LayerAt:
         shape, a = self.job.model, self.a
@@ -672,34 +603,24 @@ class Stage:
             gradients += 2 * self.T * heads * d * self.c if shape.heads != shape.kv_heads else 0.0
         back = self._rows(kind, _again, "mixer")
         freed = self._rows(kind, _kept, "ffn", "inside", "product") + self._rows(kind, _used, "mixer")
-        return LayerAt(gradients + self.stream + back, freed, self._elements(kind, _is_behind), is_early=False)
-
-    def _keys(self, kind: LayerKind) -> LayerAt:
-        """Three gradients of attention's input; a norm of queries has not had its backward."""
-        normed = self._queries() if self.job.model.qk_norm else 0.0
-        kept = (self.whole if self.a["recompute"] == "none" else 0.0) + (
-            0.0 if self.a["recompute"] == "full" else normed
-        )
-        temporaries = 4 * self.whole + self._queries() + self.stream + normed - kept
-        freed = self._rows(kind, _kept, "mixer", "ffn", "inside", "product") - kept
-        return LayerAt(temporaries, freed, self._elements(kind, lambda name: name not in FIRST), is_early=False)
+        return LayerAt(gradients + self._whole_stream() + back, freed, self._elements(kind, _is_behind), is_early=False)
 
     def _attention_inputs(self, kind: LayerKind) -> LayerAt:
+        shape = self.job.model
+        queries = self.T * self.c * shape.heads * shape.head_dim / self.a["tp"]
         kept = self.a["recompute"] == "none"  # the input of attention's matrices
-        temporaries = 2 * self.whole + self._queries() + self.stream + (0.0 if kept else self.whole)
+        temporaries = 2 * self.whole + queries + self.stream + (0.0 if kept else self.whole)
         freed = self._rows(kind, _kept, "mixer", "ffn", "inside", "product") - (self.whole if kept else 0.0)
-        first = self._elements(kind, lambda name: name in FIRST)
-        weights = self._elements(kind, lambda _name: True) - (first if self.plain and self.casts else 0.0)
-        return LayerAt(temporaries, freed, weights, product=first, is_early=False)
+        return LayerAt(temporaries, freed, self._elements(kind, lambda _name: True), is_early=False)
 
     def _joining(self, at: LayerAt) -> float:
         """Gradients about to join what stands."""
         if not self.at_once:
             return 0.0
         casts = self.casts and not self.units
-        work = (self.c if self.stands or casts else 0.0) + (self.s if self.stands and casts and at.is_cast else 0.0)
+        work = (self.c if self.stands or casts else 0.0) + (self.s if self.stands and casts else 0.0)
         whole = (self.c if self.units else self.s) if self.stands else 0.0
-        return self.q * (work * at.product + whole * at.stacked)
+        return self.q * ((work if at.is_product else 0.0) * at.weights + whole * at.stacked)
 
     def _layer(self, number: int) -> Iterator[dict[str, float]]:
         """Every instant of a layer of every sort that the stage has."""
@@ -716,7 +637,7 @@ class Stage:
         share = before / max(count - 1, 1)
         passed = share * max(0.0, self.own - self.wl)
         let_go = share * (self.every / self.v - kept)
-        behind = self.apart
+        behind = 0.0 if self.tied else self.behind
         done, weights = behind + passed, at.weights + at.stacked
         partial = 0.0 if self.at_once else self.q * self.c * weights
         in_flight = self.q * self.r * (self.wl if before else behind)
@@ -725,8 +646,7 @@ class Stage:
         given = self.given if before == 0 and at.is_early else 0.0
         layers = 1 if number == -1 and not self.piped else 2
         at_end = self.early if self.piped and before >= count - 1 else 0.0
-        working = 0.0 if self.casts and not self.units and not at.is_cast else at.product
-        gone = self.q * self.s * (done + at.weights - working) if self.goes_in else 0.0
+        left = self.outside if self.a["accumulation"] > 2 else max(0.0, self.outside - self.q * self.s * done)
         again = max(0.0, self.copies_again - freed_copies) if self.copies_again else 0.0
         return {
             "gradients": self.earlier + self.fresh(done + (weights if self.at_once else 0.0)),
@@ -742,9 +662,8 @@ class Stage:
             + self.previous
             + self.old_head
             + self.retained(done)
-            + max(0.0, self.outside - gone)
+            + (left if self.outside else 0.0)
             + again
-            + self.root
             + (0.0 if self.reduces else partial)
             + self._joining(at),
         }
@@ -752,7 +671,8 @@ class Stage:
     def _layer_reduced(self) -> dict[str, float]:
         """The gradients and their copy; or the copy, what comes out, and the gradient that was copied last."""
         kept = self._worst_of_kinds(lambda kind: self._rows(kind, _kept))
-        behind, adds = self.apart, 0.0
+        behind = 0.0 if self.tied else self.behind
+        adds = 0.0
         if self.piped and not self.at_once:
             last = self._worst_of_kinds(lambda kind: self._elements(kind, _is_down))
             adds = self.q * self.c * (self.wl if self.stands else last)
@@ -767,7 +687,7 @@ class Stage:
             "activations": max(self.inputs, self.inside - kept),
             "logits": self.logits(0),
             "gather_buffers": self.gathered(1, passed=self.wl) + reduced + self.waiting,
-            "temporaries": self.stream + self.previous + self.retained(behind + self.wl) + adds + self.root,
+            "temporaries": self.stream + self.previous + self.retained(behind + self.wl) + adds,
         }
 
     def _final(self, kind: LayerKind) -> float:
@@ -844,7 +764,7 @@ def instants(
     if pp == 1:
         several = m > 1
         step = Stage(job, layout, stage, kinds, Around(0, (1,), (several,), (False,), several, True))
-        yield from (*step.gathering(), *step.summed_up(), *step.heads(), *step.bodies(), step.update())
+        yield from (*step.gathering(), *step.heads(), *step.bodies(), step.update())
         return
     first, again = backward(pp * (v - 1)), backward(pp * (v - 1) + 1)
     heads, bodies = [first, again], [first, again]
@@ -861,10 +781,6 @@ def instants(
 
 
 INPUTS = ("q", "k", "v", "q_down", "q_up", "kv_down", "kv_up", "qkvz", "beta", "in", "x", "dt")
-
-
-FIRST = ("q", "q_down", "qkvz", "in")
-"""Matrices of a layer's input that get their gradients after the others."""
 
 
 def _is_down(name: str) -> bool:
