@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from strategist.cli.arguments import Namespace
 from strategist.cli.files import check_target, write_document
@@ -13,7 +14,11 @@ from strategist.document.observed import Observed, RankObservation
 from strategist.document.plan import Plan
 from strategist.planner.check import require_sound
 
+if TYPE_CHECKING:
+    from strategist.measure.model_function import NamedFunction
+
 RANKS = Flag("--ranks", "first, middle, last, fullest (stages, with commas), all-kinds, or one rank's number", "WHICH")
+MODEL_FN = Flag("--model-fn", "a function that makes your own torch.nn.Module", "PACKAGE.MODULE:FUNCTION")
 
 OnRank = Callable[[RankObservation], None]
 
@@ -54,3 +59,12 @@ def with_progress(
             progress.advance(f"{said} in {rank.seconds:.1f} s", brief=said)
 
         return look(words, finished)
+
+
+def own_model(options: Namespace) -> NamedFunction | None:
+    """The function that --model-fn names, if it names one. Raises InputError PARSE."""
+    if not options.model_fn:
+        return None
+    from strategist.measure.model_function import named_function
+
+    return named_function(options.model_fn)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from strategist.cli.arguments import Command, Namespace, Positional
 from strategist.cli.flags import COMMON, OUTPUT, Flag
-from strategist.cli.observing import RANKS, observe, with_progress
+from strategist.cli.observing import MODEL_FN, RANKS, observe, own_model, with_progress
 from strategist.document.observed import Observed, RankObservation
 from strategist.document.plan import Plan
 from strategist.units import format_gib, format_seconds, parse_integer
@@ -17,6 +17,7 @@ COMMAND = Command(
         RANKS,
         Flag("--steps", "steps that are timed (5)", "N"),
         Flag("--device", "where: a GPU, or the CPU; as the plan has it unless named", "WORD", choices=("cpu", "cuda")),
+        MODEL_FN,
         *OUTPUT,
         *COMMON,
     ),
@@ -24,6 +25,7 @@ COMMAND = Command(
     examples=(
         "strategist rehearse plan.json --out rehearsal.json && strategist explain plan.json --with rehearsal.json",
         "strategist rehearse plan.json --device cpu --ranks last --steps 3",
+        "strategist rehearse plan.json --model-fn mypackage.models:make_model",
     ),
 )
 
@@ -37,13 +39,11 @@ def _rehearsed(plan: Plan, options: Namespace) -> Observed:
     from strategist.measure.rehearse import DEFAULT_STEPS, MAX_STEPS, rehearse
 
     steps = parse_integer(options.steps, "--steps", high=MAX_STEPS, example="5") if options.steps else DEFAULT_STEPS
-    return with_progress(
-        plan,
-        options,
-        "rehearsing",
-        _brief,
-        lambda ranks, on_rank: rehearse(plan, ranks=ranks, steps=steps, device=options.device, on_rank=on_rank),
+    make = own_model(options)
+    look = lambda ranks, on_rank: rehearse(  # noqa: E731
+        plan, make, ranks=ranks, steps=steps, device=options.device, on_rank=on_rank
     )
+    return with_progress(plan, options, "rehearsing", _brief, look)
 
 
 def _brief(rank: RankObservation) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from strategist.cli.arguments import Command, Namespace, Positional
-from strategist.cli.flags import COMMON, OUTPUT, Flag
-from strategist.cli.observing import RANKS, observe, with_progress
+from strategist.cli.flags import COMMON, OUTPUT
+from strategist.cli.observing import MODEL_FN, RANKS, observe, own_model, with_progress
 from strategist.document.observed import Observed, RankObservation
 from strategist.document.plan import Plan
 from strategist.units import format_gib
@@ -15,7 +15,7 @@ COMMAND = Command(
     "each kind, in seconds, without its machines.",
     (
         RANKS,
-        Flag("--model-fn", "a function that makes your own torch.nn.Module", "PACKAGE.MODULE:FUNCTION"),
+        MODEL_FN,
         *OUTPUT,
         *COMMON,
     ),
@@ -33,10 +33,9 @@ def run(options: Namespace) -> int:
 
 
 def _traced(plan: Plan, options: Namespace) -> Observed:
-    from strategist.measure.model_function import named_function
     from strategist.measure.trace import trace
 
-    make = named_function(options.model_fn) if options.model_fn else None
+    make = own_model(options)
     look = lambda ranks, on_rank: trace(plan, make, ranks=ranks, on_rank=on_rank)  # noqa: E731
     return with_progress(plan, options, "tracing", _brief, look)
 

@@ -33,17 +33,22 @@ def real_model(shape: ModelShape) -> MakeModel:
 
 
 def valued_model(model: Any) -> MakeModel:
-    """A module with its values, or what a function makes. Raises InputError TYPE for anything else, when called for the
-    function's."""
+    """A module with its values, or what a function makes. Raises InputError TYPE for anything else. Calling it raises
+    InputError for a function: TYPE when it gives something else, KIND when it raises."""
     if is_module(model):
         return lambda: model  # a forked process changes its own copy
     if not callable(model):
         raise _wrong_type(model, "model")
 
     def careful() -> nn.Module:
-        made = model()
+        try:
+            made = model()
+        except (StrategistError, torch.OutOfMemoryError):
+            raise
+        except Exception as problem:
+            raise _failed(model, problem, "Call it to see the traceback.") from problem
         if not is_module(made):
-            raise _wrong_type(made, "model")
+            raise _wrong_type(made, "--model-fn")
         return made  # type: ignore[no-any-return]
 
     return careful
@@ -118,8 +123,8 @@ def _wrong_type(value: object, flag: str) -> InputError:
 
 
 def _refusal(make: object, problem: Exception) -> InputError:
-    name = shown(function_name(make))
     if isinstance(problem, _TouchesCuda):
+        name = shown(function_name(make))
         return InputError(
             "UNSUPPORTED_DEVICE",
             f"{name} touches CUDA; a trace needs no device and gives it none.",
@@ -127,10 +132,10 @@ def _refusal(make: object, problem: Exception) -> InputError:
             value=name,
             hint="Build the module without .cuda() and device='cuda'; it is made on the meta device.",
         )
-    return InputError(
-        "KIND",
-        f"{name} failed: {type(problem).__name__}: {shown(problem)}.",
-        flag="--model-fn",
-        value=name,
-        hint="Call it under torch.device('meta') to see the traceback.",
-    )
+    return _failed(make, problem, "Call it under torch.device('meta') to see the traceback.")
+
+
+def _failed(make: object, problem: Exception, hint: str) -> InputError:
+    name = shown(function_name(make))
+    said = f"{name} failed: {type(problem).__name__}: {shown(problem)}."
+    return InputError("KIND", said, flag="--model-fn", value=name, hint=hint)

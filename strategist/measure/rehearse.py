@@ -46,7 +46,7 @@ def rehearse(
     `ranks` as in `strategist trace --ranks`. `device` is "cpu", "cuda" or "cuda:N"; without it a GPU for plans that need
     GPUs, the CPU for plans of CPU ranks. Each kind runs in a forked process of its own, so this one must not have used
     CUDA yet. Raises ImpossibleError UNSUPPORTED_DEVICE for a device that is not here or too small, and for what the
-    executor cannot run; InputError for ranks, steps and devices that do not exist.
+    executor cannot run; InputError for ranks, steps and devices that do not exist and for models that cannot be made.
     """
     require_torch("Rehearsing")
     refuse(layout_obstacles(plan))

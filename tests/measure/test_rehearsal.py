@@ -19,6 +19,7 @@ from strategist.document.plan import Plan
 from strategist.document.write import dump
 from tests.cli.harness import ROOT, Refusal, assert_refuses, completed, edited, hand_written, process
 from tests.executor.harness import run_alone
+from tests.measure.own_models import NO_MODELS, write_models
 from tests.measure.real_ranks import measured_rises
 from tests.plans import BFLOAT16, FLOAT32, make_plan, tiny_gpt2, tiny_llama, tiny_mixtral
 
@@ -220,8 +221,9 @@ def test_terms_make_up_the_step_whatever_was_read() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with a plan of two ranks."""
+    """A folder with a plan of two ranks and a module of models."""
     hand_written(tmp_path, dp_shard=2, zero=3, formats=FLOAT32)
+    write_models(tmp_path)
     return tmp_path
 
 
@@ -279,6 +281,7 @@ REFUSALS = {
     "a GPU that is not here": Refusal(3, "E_UNSUPPORTED_DEVICE", ("--device", "cuda:7")),
     "no steps": Refusal(2, "E_TOO_SMALL", ("--steps", "0")),
     "half a step": Refusal(2, "E_INTEGER", ("--steps", "0.5")),
+    **NO_MODELS,
 }
 
 
@@ -286,6 +289,26 @@ REFUSALS = {
 def test_bad_input_is_a_sentence_and_leaves_nothing(folder: Path, name: str) -> None:
     """Each refusal has its code, its exit code and a hint, and there is no file, not even a part of one."""
     assert_refuses(folder, "rehearse", REFUSALS[name], **NO_GPU)
+
+
+def test_somebody_s_own_module_is_rehearsed(folder: Path) -> None:
+    """A module that nobody described runs under each layout of the DDP family with real values; its peak is the trace's."""
+    for layout in ({"dp_replicate": 2}, {"dp_shard": 2, "zero": 1}, {"dp_shard": 2, "zero": 3}):
+        hand_written(folder, "own.json", formats=FLOAT32, **layout)
+        words = ("own.json", "--model-fn", "own:Tiny", "--json")
+        traced, rehearsed = (process(command, *words, cwd=folder, **NO_GPU) for command in ("trace", "rehearse"))
+        assert (traced.code, rehearsed.code, rehearsed.document["model"]) == (0, 0, "own:Tiny"), rehearsed.out
+        (before,), (after,) = traced.document["ranks"], rehearsed.document["ranks"]
+        moments = [sum(term["bytes"] for term in moment["terms"]) for moment in before["memory"]["moments"]]
+        assert after["memory"]["allocated"] == pytest.approx(max(moments), rel=0.02)
+        assert sum(term["exposed_ns"] for term in after["time"]["terms"]) == after["time"]["step_ns"]
+
+
+def test_a_model_of_one_s_own_is_not_cut(folder: Path) -> None:
+    """Tensor parallelism needs to know the model: the answer is a sentence, as `run` gives it."""
+    hand_written(folder, "own.json", formats=FLOAT32, tp=2)
+    ran = process("rehearse", "own.json", "--model-fn", "own:Tiny", "--json", cwd=folder, **NO_GPU)
+    assert (ran.code, ran.error["code"]) == (3, "E_UNSUPPORTED")
 
 
 def test_python_takes_a_module_with_its_values() -> None:

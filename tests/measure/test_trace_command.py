@@ -13,46 +13,17 @@ from strategist import load_observed, load_plan
 from strategist.document.write import dump
 from tests.cli.harness import Refusal, assert_refuses, edited, hand_written, process, refused
 from tests.executor.harness import run_alone
+from tests.measure.own_models import MODELS, NO_MODELS, write_models
 from tests.plans import FLOAT32, make_plan, tiny_llama
 
 pytestmark = pytest.mark.slow
-
-MODELS = """
-import torch
-from torch import nn
-
-class Tiny(nn.Module):
-    def __init__(self, vocab=64, width=32):
-        super().__init__()
-        self.embedding = nn.Embedding(vocab, width)
-        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(3))
-        self.head = nn.Linear(width, vocab, bias=False)
-        self.head.weight = self.embedding.weight
-
-    def forward(self, input_ids):
-        h = self.embedding(input_ids)
-        for layer in self.layers:
-            h = layer(h)
-        return self.head(h)
-
-def raises():
-    raise RuntimeError("no model today")
-
-def touches_cuda():
-    return nn.Linear(4, 4, device="cuda")
-
-def number():
-    return 7
-
-not_a_function = 7
-"""
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with a plan of two ranks and a module of models."""
     hand_written(tmp_path, dp_shard=2, zero=3, formats=FLOAT32)
-    (tmp_path / "own.py").write_text(MODELS, encoding="utf-8")
+    write_models(tmp_path)
     return tmp_path
 
 
@@ -98,13 +69,8 @@ REFUSALS = {
     "no such ranks": Refusal(2, "E_CHOICE", ("--ranks", "fastest")),
     "a rank too many": Refusal(2, "E_TOO_LARGE", ("--ranks", "2")),
     "half a number": Refusal(2, "E_INTEGER", ("--ranks", "0.5")),
-    "a function without a module": Refusal(2, "E_PARSE", ("--model-fn", "Tiny")),
-    "no such module": Refusal(2, "E_NAME", ("--model-fn", "nowhere:Tiny")),
-    "no such function": Refusal(2, "E_NAME", ("--model-fn", "own:Huge")),
-    "a number": Refusal(2, "E_NAME", ("--model-fn", "own:not_a_function")),
-    "a function that raises": Refusal(2, "E_KIND", ("--model-fn", "own:raises")),
     "a function that touches CUDA": Refusal(2, "E_UNSUPPORTED_DEVICE", ("--model-fn", "own:touches_cuda")),
-    "a function that makes no module": Refusal(2, "E_TYPE", ("--model-fn", "own:number")),
+    **NO_MODELS,
 }
 
 
