@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from strategist.cli.arguments import Command, Namespace, Positional
-from strategist.cli.files import check_target, write_document
+from strategist.cli.files import check_out, deliver
 from strategist.cli.flags import COMMON, OUTPUT
-from strategist.cli.output import show_document, show_lines, width
+from strategist.cli.output import width
 
 COMMAND = Command(
     "calibrate",
@@ -26,12 +26,7 @@ def run(options: Namespace) -> int:
     from strategist.accuracy.report import calibration_text
     from strategist.accuracy.table import read_runs
 
-    if options.out is not None:
-        check_target(options.out, "--out", force=options.force)
+    check_out(options)
     found = calibrate(judge(read_runs(options.file)))
-    write_document(found, options)
-    if options.json:
-        show_document(found)
-    elif not options.quiet:
-        show_lines(calibration_text(found, width()), no_color=options.no_color)
+    deliver(found, options, lambda: calibration_text(found, width()))
     return 0

@@ -6,9 +6,9 @@ import os
 from typing import TYPE_CHECKING
 
 from strategist.cli.arguments import Command, Namespace, Positional
-from strategist.cli.files import check_target, write_document
+from strategist.cli.files import check_out, deliver
 from strategist.cli.flags import PREDICT_FLAGS
-from strategist.cli.output import show_document, show_lines, width
+from strategist.cli.output import width
 from strategist.errors import InputError, escaped
 
 if TYPE_CHECKING:
@@ -41,17 +41,12 @@ def run(options: Namespace) -> int:
     from strategist.document.comparison import comparison
     from strategist.reports.comparison import comparison_text
 
-    if options.out is not None:
-        check_target(options.out, "--out", force=options.force)
+    check_out(options)
     words = (options.a, options.b, *options.more)
     _flags_are_used(options, words)
     both = [_side(options, word) for word in words]
     found = comparison([side for side, _ in both], [costed for _, costed in both])
-    write_document(found, options)
-    if options.json:
-        show_document(found)
-    elif not options.quiet:
-        show_lines(comparison_text(found, width()), no_color=options.no_color)
+    deliver(found, options, lambda: comparison_text(found, width()))
     return 0
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from strategist.cli.arguments import Namespace
-from strategist.cli.output import note
+from strategist.cli.output import note, show_document, show_lines
 from strategist.errors import InputError, InternalError, is_hostile, shown
+from strategist.reports.lines import Line
 
 MAX_NAME = 255
 
@@ -75,6 +77,21 @@ def write_file(path: str, text: str, flag: str, *, force: bool = False, mode: in
     finally:
         if temporary and os.path.lexists(temporary):
             os.unlink(temporary)
+
+
+def check_out(options: Namespace) -> None:
+    """Refuse the target of `--out`, if there is one, before any work is done. Raises what `check_target` raises."""
+    if options.out is not None:
+        check_target(options.out, "--out", force=options.force)
+
+
+def deliver(document: Any, options: Namespace, lines: Callable[[], Sequence[Line]]) -> None:
+    """Write an answer to the file of `--out`, and print it: the document with `--json`, nothing with `--quiet`, else the lines."""
+    write_document(document, options)
+    if options.json:
+        show_document(document)
+    elif not options.quiet:
+        show_lines(lines(), no_color=options.no_color)
 
 
 def write_document(document: Any, options: Namespace) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from strategist.cli.arguments import Namespace
-from strategist.cli.files import check_target, write_document
+from strategist.cli.files import check_out, write_document
 from strategist.cli.flags import Flag
 from strategist.cli.output import Progress, show_document, show_lines, width
 from strategist.document.load import load_plan
@@ -27,8 +27,7 @@ def observe(options: Namespace, see: Callable[[Plan], Observed]) -> int:
     """Load the plan, look at it, write what was seen, and print it. Nothing is written before all of it was seen."""
     plan = load_plan(options.plan)
     require_sound(plan)
-    if options.out is not None:
-        check_target(options.out, "--out", force=options.force)
+    check_out(options)
     observed = see(plan)
     write_document(observed, options)
     if options.json:

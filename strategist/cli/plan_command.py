@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from strategist.cli.arguments import Command, Namespace
-from strategist.cli.files import check_target, write_document
+from strategist.cli.files import check_out, write_document
 from strategist.cli.flags import PLAN_FLAGS
 from strategist.cli.output import Progress, note, show_document, show_lines, width
 from strategist.units import format_gib, format_seconds
@@ -41,8 +41,7 @@ def run(options: Namespace) -> int:
     from strategist.reports.brief import brief
 
     given, top = given_from(options)
-    if options.out is not None:
-        check_target(options.out, "--out", force=options.force)
+    check_out(options)
     log = SearchLog()
     asked = complete(given)
     extras = Extras(front=options.pareto, certificate=options.certificate)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from strategist.cli.arguments import Command, Namespace, Positional
-from strategist.cli.files import check_target, write_document
+from strategist.cli.files import check_out, deliver
 from strategist.cli.flags import PREDICT_FLAGS
-from strategist.cli.output import show_document, show_lines, width
+from strategist.cli.output import width
 from strategist.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,8 +33,7 @@ def run(options: Namespace) -> int:
     from strategist.cli.given import given_from
     from strategist.reports.prediction import prediction_text
 
-    if options.out is not None:
-        check_target(options.out, "--out", force=options.force)
+    check_out(options)
     if options.plan is not None:
         found = _of_plan(options)
     else:
@@ -42,11 +41,7 @@ def run(options: Namespace) -> int:
         if given.strategy is None:
             raise InputError("MISSING", "No layout was given.", flag="--strategy", hint="Give --strategy dp=8,tp=2, or a Plan file.")  # fmt: skip
         found = predicted(complete(given))
-    write_document(found, options)
-    if options.json:
-        show_document(found)
-    elif not options.quiet:
-        show_lines(prediction_text(found, width()), no_color=options.no_color)
+    deliver(found, options, lambda: prediction_text(found, width()))
     return 0 if found.legal and found.fits else IMPOSSIBLE
 
 

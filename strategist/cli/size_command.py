@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from strategist.cli.arguments import Command, Namespace
-from strategist.cli.files import check_target, write_document
+from strategist.cli.files import check_out, deliver
 from strategist.cli.flags import CHOICE, COMMON, MODEL, OUTPUT, WORKLOAD, Flag
-from strategist.cli.output import show_document, show_lines, width
+from strategist.cli.output import width
 from strategist.errors import InputError
 
 if TYPE_CHECKING:
@@ -57,15 +57,13 @@ def run(options: Namespace) -> int:
     from strategist.document.sizing import Largest
     from strategist.reports.sizing import largest_text, sizing_text
 
-    if options.out is not None:
-        check_target(options.out, "--out", force=options.force)
+    check_out(options)
     found = _sized(options)
-    write_document(found, options)
-    if options.json:
-        show_document(found)
-    elif not options.quiet:
-        text = largest_text(found, width()) if isinstance(found, Largest) else sizing_text(found, width())
-        show_lines(text, no_color=options.no_color)
+    deliver(
+        found,
+        options,
+        lambda: largest_text(found, width()) if isinstance(found, Largest) else sizing_text(found, width()),
+    )
     return 0
 
 

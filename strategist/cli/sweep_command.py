@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from strategist.cli.arguments import Command, Namespace
-from strategist.cli.files import check_target, write_document
+from strategist.cli.files import check_out, deliver
 from strategist.cli.flags import CHOICE, COMMON, OUTPUT, WORKLOAD, Flag
-from strategist.cli.output import show_document, show_lines, width
+from strategist.cli.output import width
 
 FLAGS = (
     Flag("--model-size", "sizes of models: 1B,7B,70B", "SIZE,..."),
@@ -38,15 +38,10 @@ def run(options: Namespace) -> int:
     from strategist.reports.sweep import sweep_text
     from strategist.sweep import Grid, sweep
 
-    if options.out is not None:
-        check_target(options.out, "--out", force=options.force)
+    check_out(options)
     varied = {name: several(READERS[name]) for name in ("model_size", "gpu", "nodes")}
     values = values_from(options, FLAGS, varied)
     sizes, gpus, nodes = (values.pop(*pair) for pair in (("model_size", SIZES), ("gpu", GPUS), ("nodes", NODES)))
     found = sweep(Grid(given=Given(**values), model_sizes=sizes, gpus=gpus, nodes=nodes))
-    write_document(found, options)
-    if options.json:
-        show_document(found)
-    elif not options.quiet:
-        show_lines(sweep_text(found, width()), no_color=options.no_color)
+    deliver(found, options, lambda: sweep_text(found, width()))
     return 0

@@ -139,7 +139,7 @@ main()
     recompute="""    if strategy["recompute"] == "full" and os.environ.get("ACCELERATE_USE_FSDP") != "true":
         model.gradient_checkpointing_enable({"use_reentrant": False})  # FSDP2's own is set in accelerate.yaml
 """,
-).replace("import json\n", "import json\nimport os\n", 1)
+)
 
 
 def accelerate_config(plan: Plan) -> dict[str, Any]:

@@ -133,7 +133,7 @@ def main():
 
 main()
 """,
-).replace("import json\n", "import json\nimport os\n", 1)
+)
 
 
 def deepspeed_config(plan: Plan) -> dict[str, Any]:

@@ -61,7 +61,9 @@ RECOMPUTE = """    if strategy["recompute"] == "full":
 
 
 def script(title: str, imports: str, body: str, *, recompute: str = RECOMPUTE) -> str:
-    """A training script. `imports` follow the standard library's; `recompute` ends `make_model`; `body` trains."""
-    lines = f"import argparse\nimport json\nfrom pathlib import Path\n\nimport torch\n{imports}"
+    """A training script. `imports` follow the standard library's, of which `os` is there if it is used; `recompute` ends
+    `make_model`; `body` trains."""
+    own = "import os\n" if "os.environ" in recompute + body else ""
+    lines = f"import argparse\nimport json\n{own}from pathlib import Path\n\nimport torch\n{imports}"
     head = _HEAD.format(title=title, imports=lines.rstrip("\n"))
     return f"{head}{recompute}    return model\n{body}"

@@ -129,7 +129,7 @@ def main():
 
 main()
 """,
-).replace("import json\n", "import json\nimport os\n", 1)
+)
 
 TRAINER = script(
     "Lightning's Trainer",
@@ -194,7 +194,7 @@ def main():
 
 main()
 ''',
-).replace("import json\n", "import json\nimport os\n", 1)
+)
 
 
 def target(name: str, title: str, train: str) -> Emitter:

@@ -56,7 +56,7 @@ def _best_part(found: Found, chosen: int) -> Part | None:
     least = found.step_seconds(chosen) * (found.question.job.cluster.world if counts_devices else 1)
     for cluster in parts(found.question.job.cluster, whole_nodes=counts_devices):
         job, weight = replace(found.question.job, cluster=cluster), cluster.world if counts_devices else 1
-        if least_seconds(job) * weight >= least:
+        if seconds_at_best(job) * weight >= least:
             continue
         smaller = search(replace(found.question, job=job), under_seconds=least / weight)
         row = smaller.best_of()
@@ -97,7 +97,7 @@ def _halves(count: int) -> Iterator[int]:
         part *= 2
 
 
-def least_seconds(job: Job) -> float:
+def seconds_at_best(job: Job) -> float:
     """No layout can beat the useful FLOP at the best rate any matmul of any shape reaches on every device."""
     rates = [
         (group.count * group.node.gpus, float(matmul_rates(group.node.gpu, job.workload.precision).rate.max()))

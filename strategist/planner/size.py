@@ -8,7 +8,7 @@ from math import ceil
 from strategist.document.sizing import Machines
 from strategist.errors import NoPlanError
 from strategist.facts.hardware import Cluster
-from strategist.planner.fewer import least_seconds
+from strategist.planner.fewer import seconds_at_best
 from strategist.planner.goodput import goodput
 from strategist.planner.search import Found, Question, search
 from strategist.records import dataclass
@@ -72,7 +72,7 @@ def _steps(asked: Question) -> int:
 
 def _run_at_least(asked: Question) -> float:
     """Seconds that no layout and no luck can undercut."""
-    return least_seconds(asked.job) * _steps(asked)
+    return seconds_at_best(asked.job) * _steps(asked)
 
 
 def _machines(kind: Kind, size: tuple[int, int], deadline_s: float | None) -> Machines | None:
