@@ -98,8 +98,8 @@ LATER: Mapping[str, str] = {
 """Commands that are promised; those that exist drop out of the page by themselves."""
 
 MISSING = (
-    "Of the search: no progress bar and no `--time-budget`, no `--allow-idle`, no uneven stages that are chosen, no schedules "
-    "beyond 1F1B, GPipe and interleaved; `plan` does not say which assumption, changed by how much, would flip its choice.",
+    "Of the search: no uneven stages that are chosen, no schedules beyond 1F1B, GPipe and interleaved; of machines of several kinds no "
+    "part is taken by `--allow-idle`, and `size` and `sweep` take no `--time-budget`.",
     "Files for mp.spawn, mpirun, TRL, torchtitan, Megatron, LLaMA-Factory, axolotl, Ray, Kubernetes and others; tensor, pipeline, context "
     "and expert parallelism in the files of Accelerate, DeepSpeed, Transformers and Lightning.",
     "Emitted files of frameworks were parsed by them and trained with on two CPU ranks (`make test-frameworks`), not on GPUs. Times and "
