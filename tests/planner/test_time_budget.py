@@ -65,6 +65,7 @@ def test_what_was_tried_in_time_is_as_it_was() -> None:
         assert whole[str(tried.candidates.row(row))] == (tried.times.step[row], device[row])
 
 
+@pytest.mark.slow
 def test_whoever_watches_sees_it_all_get_done() -> None:
     """What a watcher is told only grows, ends with everything, and names the best step that was found until then."""
     found = medium()
