@@ -60,7 +60,7 @@ def copied(folder: Path) -> Path:
 
 def tested(root: Path, *tests: str) -> tuple[int, str]:
     """pytest's exit code for some tests of a copy, and the last line of what it says."""
-    command = (sys.executable, "-m", "pytest", "-x", *tests)
+    command = (sys.executable, "-m", "pytest", "-x", "--hypothesis-profile=hunt", *tests)
     ran = subprocess.run(command, cwd=root, env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True, text=True, check=False)  # fmt: skip
     lines = [
         line for line in ran.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))
@@ -86,28 +86,29 @@ def _put(file: Path, text: str, compiled: Path) -> None:
     compiled.unlink(missing_ok=True)
 
 
-def survivors(result: Mapping[str, Any]) -> list[str]:
+def hunted(chosen: Sequence[Mutant]) -> list[dict[str, Any]]:
+    """Plant faults one after the other in a copy of the repository. Raises AssertionError when their tests fail without them."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = copied(Path(folder))
+        code, said = tested(root, *dict.fromkeys(mutant.test for mutant in chosen))
+        if code:
+            raise AssertionError(f"the tests fail without any fault: {said}")
+        return [killed(mutant, root) for mutant in chosen]
+
+
+def survivors(found: Sequence[Mapping[str, Any]]) -> list[str]:
     """Names of the mutants that no test saw."""
-    return [row["name"] for row in result["mutants"] if not row["killed"]]
+    return [row["name"] for row in found if not row["killed"]]
 
 
 def main(wanted: Sequence[str]) -> int:
     """Plant all, or some; write what came out when it was all; exit 1 when one survived."""
     chosen = [mutant for mutant in mutants() if not wanted or any(word in mutant.name for word in wanted)]
-    with tempfile.TemporaryDirectory() as folder:
-        root = copied(Path(folder))
-        code, said = tested(root, *dict.fromkeys(mutant.test for mutant in chosen))
-        if code:
-            print(f"The tests fail without any fault: {said}")
-            return 1
-        found = []
-        for mutant in chosen:
-            found.append(killed(mutant, root))
-            print(
-                f"{'killed  ' if found[-1]['killed'] else 'SURVIVED'}  {mutant.name}  ({found[-1]['said']})", flush=True
-            )
+    found = hunted(chosen)
+    for row in found:
+        print(f"{'killed  ' if row['killed'] else 'SURVIVED'}  {row['name']}  ({row['said']})")
     result = {**circumstances(("strategist", "pytest", "hypothesis")), "mutants": found}
-    left = survivors(result)
+    left = survivors(found)
     print(f"{len(found) - len(left)} of {len(found)} killed" + ("" if wanted else f"; {write('mutants', result)}"))
     return int(bool(left))
 

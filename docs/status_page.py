@@ -9,6 +9,8 @@ from functools import cache, cached_property
 from typing import Any
 
 import strategist
+from benchmarks.bench_search import figures
+from benchmarks.record import read
 from strategist.catalog import rows
 from strategist.cli import COMMANDS
 from strategist.document.plan import Plan
@@ -199,3 +201,6 @@ def _later() -> Iterator[str]:
         if not is_command(name):
             yield f"- `strategist {name}`: {words}."
     yield from (f"- {sentence}" for sentence in MISSING)
+    over = [f"{name}: {value:g} (bar {bar:g})" for name, (value, bar) in figures(read("search")).items() if value > bar]
+    if over:
+        yield f"- Bars of the search that its last measurement missed (benchmarks/README.md): {'; '.join(over)}."
