@@ -58,6 +58,7 @@ WORDS: Mapping[str, frozenset[str]] = {
     "context_parallel": frozenset({"none", "ring", "all-to-all"}),
     "recompute": frozenset({"none", "selective", "full"}),
     "offload": frozenset({"none", "optimizer", "parameters", "nvme"}),
+    "stage_split": frozenset({"even", "weighted"}),
     "sequence_parallel": frozenset("01"),
 }
 """Values of choices that every job looks at."""

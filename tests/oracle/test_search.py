@@ -163,6 +163,7 @@ EVERY: dict[str, set[Any]] = {
     "offload": {"none", "optimizer", "parameters", "nvme"},
     "sequence_parallel": {0, 1},
     "tiling": {1, 8},
+    "stage_split": {"even", "weighted"},
 }
 """Every value of the choices that have a closed list of them."""
 SIZES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp", "virtual_stages", "micro_batch", "accumulation")
