@@ -26,7 +26,8 @@ from strategist.planner.search import search
 
 
 class Job(NamedTuple):
-    """A question with its bars: seconds, and where it has one bytes of the largest resident set."""
+    """A question with its bars: CPU seconds, which other work on the machine moves least, and where it has one bytes of the
+    largest resident set."""
 
     question: Mapping[str, Any]
     seconds: float
@@ -34,6 +35,7 @@ class Job(NamedTuple):
 
 
 GALVATRON = {"model": "llama-2-7b", "gpu": "a100-sxm-80gb", "gpus_per_node": 8, "nodes": 1, "seq_len": 2048, "global_batch": 64}  # fmt: skip
+LARGE_HEAD = "Llama-3.2-1B, 16 H100"
 JOBS: Mapping[str, Job] = {
     "calculon J1: GPT-3 13B, 64 A100, batch 64": Job({"model": "gpt3-13b", "hardware": "dgx-a100-80gb:8", "seq_len": 2048, "global_batch": 64, "precision": "fp16"}, 1.0),
     "galvatron J6: Llama-2-7B, 8 GPUs of 24 GB": Job({**GALVATRON, "gpu_memory_bytes": 24 * 10**9}, 0.5),
@@ -41,8 +43,9 @@ JOBS: Mapping[str, Job] = {
     "galvatron J6: Llama-2-7B, 8 GPUs of 78 GB": Job({**GALVATRON, "gpu_memory_bytes": 78 * 10**9}, 0.5),
     "Llama-3.1-405B, 16,384 H100": Job({"model": "llama-3.1-405b", "hardware": "dgx-h100:2048", "seq_len": 8192, "global_batch": 16384}, 3.0, 1e9),
     "DeepSeek-V3, 2,048 H800": Job({"model": "deepseek-v3", "hardware": "hgx-h800-8:256", "seq_len": 4096, "global_batch": 15360}, 3.0),
+    LARGE_HEAD: Job({"model": "llama-3.2-1b", "hardware": "dgx-h100:2", "seq_len": 2048, "global_batch": 64}, 0.5),
 }  # fmt: skip
-"""What other searches were measured on, and the largest published runs."""
+"""What other searches were measured on, the largest published runs, and a model whose vocabulary outweighs its layers."""
 
 FIRST = "calculon J1: GPT-3 13B, 64 A100, batch 64"
 CANDIDATE_SECONDS = 5e-6
@@ -58,7 +61,6 @@ WORDS: Mapping[str, frozenset[str]] = {
     "context_parallel": frozenset({"none", "ring", "all-to-all"}),
     "recompute": frozenset({"none", "selective", "full"}),
     "offload": frozenset({"none", "optimizer", "parameters", "nvme"}),
-    "stage_split": frozenset({"even", "weighted"}),
     "sequence_parallel": frozenset("01"),
 }
 """Values of choices that every job looks at."""
@@ -69,11 +71,15 @@ FLOORS: Mapping[str, Mapping[str, int]] = {
         for size in (24, 38, 78)
     },
     "Llama-3.1-405B, 16,384 H100": {"enumerated": 89409, "pp": 7, "dp_replicate": 15, "dp_shard": 15, "cp": 4, "tp": 4, "virtual_stages": 3, "micro_batch": 8, "accumulation": 13},
+    LARGE_HEAD: {"enumerated": 8826, "pp": 5, "dp_replicate": 5, "dp_shard": 5, "cp": 2, "tp": 4, "virtual_stages": 4, "micro_batch": 7, "accumulation": 7},
     "DeepSeek-V3, 2,048 H800": {"enumerated": 1261677, "pp": 6, "dp_replicate": 12, "dp_shard": 12, "cp": 3, "tp": 4, "ep": 9, "etp": 4, "micro_batch": 23, "accumulation": 41},
 }  # fmt: skip
 """How many values of other choices, and how many layouts, a job looks at least at: as many as when the bars were set."""
-ONE_CHUNK = ("DeepSeek-V3, 2,048 H800",)
-"""Jobs without interleaving: 61 layers are no multiple of anything."""
+OWN_WORDS: Mapping[str, Mapping[str, frozenset[str]]] = {
+    LARGE_HEAD: {"stage_split": frozenset({"even", "weighted"})},
+    "DeepSeek-V3, 2,048 H800": {"schedule": frozenset({"none", "1f1b"})},
+}
+"""Where a job looks at more values than others, or at fewer: 61 layers are no multiple of anything that could be interleaved."""
 
 
 def question_of(fields: Mapping[str, Any]) -> Any:
@@ -122,7 +128,7 @@ def alone(fields: Mapping[str, Any], again: int = 0) -> dict[str, Any]:
 def dropped(name: str, found: Mapping[str, Any]) -> list[str]:
     """What a job should have looked at and did not."""
     values = found["dimensions"]
-    words = WORDS | ({"schedule": WORDS["schedule"] - {"interleaved"}} if name in ONE_CHUNK else {})
+    words = {**WORDS, **OWN_WORDS.get(name, {})}
     gone = [f"{choice}={word}" for choice in words for word in sorted(words[choice] - set(values.get(choice, ())))]
     counted = {choice: len(every) for choice, every in values.items()} | {"enumerated": found["enumerated"]}
     floors = FLOORS[name].items()
@@ -135,17 +141,17 @@ def figures(result: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
     """Every figure and its bar."""
     jobs, scaling = result["jobs"], result["scaling"]
     first, largest = scaling[0], scaling[-1]
-    seconds = {f"{name}, seconds": (found["seconds"], JOBS[name].seconds) for name, found in jobs.items()}
+    seconds = {f"{name}, CPU seconds": (found["cpu_seconds"], JOBS[name].seconds) for name, found in jobs.items()}
     room = {f"{name}, peak MB": (found["peak_MB"], JOBS[name].peak_bytes / 1e6) for name, found in jobs.items() if JOBS[name].peak_bytes < math.inf}  # fmt: skip
     galvatron = [found["again_seconds"] for name, found in jobs.items() if name.startswith("galvatron")]
     logarithms = math.log2(largest["gpus"]) / math.log2(first["gpus"])
     return {
         **seconds,
         **room,
-        "galvatron J6, seconds of 78 GB / of 24 GB": (round(galvatron[-1] / galvatron[0], 3), 1.0),
+        "galvatron J6, CPU seconds of 78 GB / of 24 GB": (round(galvatron[-1] / galvatron[0], 3), 1.0),
         "microseconds per evaluated layout, best job": (round(min(1e6 * found["again_seconds"] / found["evaluated"] for found in jobs.values()), 2), 1e6 * CANDIDATE_SECONDS),
-        "slowest of 64 to 131,072 GPUs, seconds": (max(found["seconds"] for found in scaling), SCALING_SECONDS),
-        "131,072 GPUs / 64 GPUs, seconds": (round(largest["seconds"] / first["seconds"], 3), round(logarithms**3, 2)),
+        "slowest of 64 to 131,072 GPUs, CPU seconds": (max(found["cpu_seconds"] for found in scaling), SCALING_SECONDS),
+        "131,072 GPUs / 64 GPUs, CPU seconds": (round(largest["cpu_seconds"] / first["cpu_seconds"], 3), round(logarithms**3, 2)),
     }  # fmt: skip
 
 
@@ -167,7 +173,7 @@ def measured(repeats: int) -> dict[str, Any]:
 
 
 def _brief(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: found[name] for name in ("seconds", "enumerated", "evaluated", "peak_MB")}
+    return {name: found[name] for name in ("cpu_seconds", "seconds", "enumerated", "evaluated", "peak_MB")}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -182,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     result = measured(options.again)
     for name, found in result["jobs"].items():
         counts = ", ".join(f"{found[what]:,} {what}" for what in ("enumerated", "refused", "pruned", "evaluated"))
-        print(f"{name}: {found['seconds']} s; {counts}")
+        print(f"{name}: {found['cpu_seconds']} s; {counts}")
     for name, (value, bar) in figures(result).items():
         print(f"{name:60} {value:10g}   bar {bar:g}")
     wrong = missed(result)

@@ -14,7 +14,6 @@ from typing import Any
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))  # the checkout's own package, wherever this is started
 
-from benchmarks.bench_calculon import RATIO  # noqa: E402
 from benchmarks.bench_search import figures as search_figures  # noqa: E402
 from benchmarks.bench_startup import BARS, figures  # noqa: E402
 from benchmarks.record import read  # noqa: E402
@@ -179,18 +178,13 @@ def search_table(result: Mapping[str, Any]) -> str:
     held = "".join(f"| {name} | {value:g} | {bar:g} | {'missed' if value > bar else ''} |\n" for name, (value, bar) in search_figures(result).items())  # fmt: skip
     counts = ("enumerated", "refused", "pruned", "evaluated")
     jobs = "".join(f"| {name} | {' | '.join(f'{found[what]:,}' for what in counts)} |\n" for name, found in result["jobs"].items())  # fmt: skip
-    beside = read("calculon")
-    theirs, ours = beside["calculon"], beside["strategist"]
-    scaling = ", ".join(f"{found['gpus']:,}: {found['seconds']:.2g}" for found in result["scaling"])
+    scaling = ", ".join(f"{found['gpus']:,}: {found['cpu_seconds']:.2g}" for found in result["scaling"])
     return (
         f"| what | measured | bar | |\n|---|---|---|---|\n{held}\n"
         + f"| job | {' | '.join(counts)} |\n|---|---|---|---|---|\n{jobs}\n"
-        + "The first search of a process, what it loads included; microseconds are CPU time of later ones. *Pruned*: held too much at the "
+        + "CPU seconds of the first search of a process, what it loads included; microseconds are those of later ones. *Pruned*: held too much at the "
         + "loss alone. *Evaluated*: weighed in full, fits, timed. The values of every choice that were looked at stand in the "
-        + f"result; fewer than its floor fail the bench. Seconds of llama-3.1-70b by devices: {scaling}.\n\n{circumstances_line(result)}\n\n"
-        + f"Calculon's job with Calculon beside, each a process: {theirs['configurations']:,} configurations in {theirs['cpu_seconds']:g} CPU "
-        + f"seconds, ours {ours['enumerated']:,} layouts in {ours['process_cpu_seconds']:g}: ratio {beside['ratio']:g} (bar {RATIO:g}; "
-        + f"{circumstances_line(beside)[:-1]}).\n"
+        + f"result; fewer than its floor fail the bench. CPU seconds of llama-3.1-70b by devices: {scaling}.\n\n{circumstances_line(result)}\n"
     )
 
 
