@@ -44,6 +44,7 @@ def test_the_hunt_tells_seen_from_unseen(tmp_path: Path) -> None:
     the test is not taken for a kill; and each is taken out again."""
     (tmp_path / "sums.py").write_text("def total(a, b):\n    return a + b\n", encoding="utf-8")
     (tmp_path / "test_sums.py").write_text("from sums import total\ndef test_total(): assert total(1, 2) == 3\n", encoding="utf-8")  # fmt: skip
+    (tmp_path / "conftest.py").write_text('from hypothesis import settings\nsettings.register_profile("hunt")\n', encoding="utf-8")  # fmt: skip
     fault = Mutant("minus", "sums.py", "a + b", "a - b", "test_sums.py")
     ends = {"a - b": True, "b + a": False, "a +": False}
     assert {new: killed(fault._replace(new=new), tmp_path)["killed"] for new in ends} == ends

@@ -57,7 +57,7 @@ def test_the_plan_is_the_best_of_all_parts(batch: int, policy: str) -> None:
 
 
 @pytest.mark.slow
-@examples(12)
+@examples(8)
 @given(st.integers(1, 5), st.integers(1, 3), st.sampled_from((1, 3, 4, 8, 30)), st.sampled_from(("1GB/s", "20GB/s")))
 def test_more_machines_never_make_it_later(gpus: int, nodes: int, batch: int, link: str) -> None:
     """P37: where devices may stay idle a node more, or a device more in the only node, does not make the step longer."""
