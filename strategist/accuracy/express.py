@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from strategist.accuracy.machines import Machines, cluster_of, machines_of
+from strategist.accuracy.machines import Machines, cluster_of, launches_wait, machines_of
 from strategist.accuracy.shapes import shape_of
 from strategist.accuracy.table import Run, Unexpressed, needed, number, whole
 from strategist.facts.job import Job
@@ -65,8 +65,8 @@ def express(run: Run) -> Case:
     """The question of one row. Raises Unexpressed with the fact that is missing or the technique that has no model."""
     _scored(run)
     _modelled(run)
-    profile = _profile(run)
     shape, machines = shape_of(run), machines_of(run)
+    profile = _profile(run, machines)
     layout = _layout(run, profile, machines)
     batch = layout["micro_batch"] * layout["accumulation"] * layout["dp_replicate"] * layout["dp_shard"]
     measured = _measured(run, machines, batch)
@@ -114,7 +114,7 @@ def _modelled(run: Run) -> None:
         raise Unexpressed(f"offload {offload}: which state moves is not stated")
 
 
-def _profile(run: Run) -> Profile:
+def _profile(run: Run, machines: Machines) -> Profile:
     said = f"{run.get('framework', '')} {run.get('precision', '')}"
     profile = profile_of(said) or _likely_profile(run)
     detail = run.get("sharding_detail", "")
@@ -130,6 +130,7 @@ def _profile(run: Run) -> Profile:
         merges_copies="DeepEP" in detail,
         cast_bytes=next((moved for word, moved in _SCALED if word in run.get("precision", "")), None),
         light="half-blocks" if _halves(run) else None,
+        launches_wait=launches_wait(run, machines),
     )
 
 

@@ -76,7 +76,8 @@ class Profile:
     belong to the state under fp16; `segments` of the caching allocator are as large as they were asked for, or `expandable`;
     `redoes` names modules that selective recompute runs again, where a run says so; `zero`, `recompute` and
     `sequence_parallel` are what its users get when they say nothing; with `picks_recompute` its recipes choose a recompute
-    policy by model and machine, so that silence says little."""
+    policy by model and machine, so that silence says little; `launches_wait` that the CPU waits for every kernel before it issues the
+    next (CUDA_LAUNCH_BLOCKING=1), as a run or its machine says."""
 
     name: str
     title: str
@@ -105,6 +106,7 @@ class Profile:
     basis: Basis
     source: str
     redoes: tuple[str, ...] = ()
+    launches_wait: bool = False
 
     def formats_for(self, precision: str) -> Formats:
         """Number formats of a precision policy."""
@@ -153,9 +155,11 @@ def with_habits(
     merges_copies: bool = False,
     cast_bytes: float | None = None,
     light: Light | None = None,
+    launches_wait: bool = False,
 ) -> Profile:
     """The profile under other kernels, another attention, more overlap, another recomputation or a leaner dispatch to
-    experts, as a run states them; with `cast_bytes`, under scales of their own per row, which are found after the gather."""
+    experts, as a run states them; with `cast_bytes`, under scales of their own per row, which are found after the gather; with
+    `launches_wait`, under kernels that are launched one after the other."""
     keeping = profile.keeping
     if kernels == "compiled":  # what is bound by memory is computed again in backward, inside the kernels that need it
         keeping = replace(keeping, activated=False, rms_bytes=0.0)
@@ -170,6 +174,7 @@ def with_habits(
         redoes=redoes,
         merges_copies=profile.merges_copies or merges_copies,
         light=light or profile.light,
+        launches_wait=profile.launches_wait or launches_wait,
     )
 
 

@@ -44,6 +44,18 @@ def seconds(times: StepTimes, term: str) -> float:
     return float(times.exposed[term][0]) / 1e9
 
 
+def test_launches_that_wait_cost_their_issue_on_top() -> None:
+    """A CPU that waits for every kernel adds the issue of each one, however long kernels run, once more for those run again; one
+    that runs ahead adds nothing to large layers."""
+    waiting, free = with_habits(find_profile(), launches_wait=True), timed(job())
+    kernels, layers = find_profile().kernels, job().model.layers
+    for recompute, passes in (("none", 1), ("full", 2)):
+        bound = timed(job(waiting), f"dp=16,zero=3,mbs=1,recompute={recompute}")
+        launches = 4 * layers * (passes * kernels.forward + kernels.backward)
+        assert seconds(bound, "host") == pytest.approx(launches * kernels.host_s, rel=1e-6)
+    assert seconds(free, "host") == 0.0
+
+
 @pytest.mark.parametrize("attention", ["flash1", "unfused"])
 def test_older_attention_is_slower(attention: Any) -> None:
     """FlashAttention-1 and written scores cost more than FlashAttention-2; nothing but attention changes."""
