@@ -12,7 +12,7 @@ from strategist.facts.model import ModelShape
 from strategist.facts.profile import Attention, Hides, Profile, find_profile, profile_of, with_frozen_base, with_habits
 from strategist.facts.workload import Precision, Workload
 from strategist.memory.saved import REDONE
-from strategist.records import dataclass
+from strategist.records import dataclass, replace
 from strategist.space.candidates import code
 from strategist.timing.estimate import model_FLOP
 from strategist.timing.rates import peak_FLOPs
@@ -66,7 +66,7 @@ def express(run: Run) -> Case:
     _scored(run)
     _modelled(run)
     shape, machines = shape_of(run), machines_of(run)
-    profile = _profile(run, machines)
+    profile = replace(_profile(run), launches_wait=launches_wait(run, machines))
     layout = _layout(run, profile, machines)
     batch = layout["micro_batch"] * layout["accumulation"] * layout["dp_replicate"] * layout["dp_shard"]
     measured = _measured(run, machines, batch)
@@ -114,7 +114,7 @@ def _modelled(run: Run) -> None:
         raise Unexpressed(f"offload {offload}: which state moves is not stated")
 
 
-def _profile(run: Run, machines: Machines) -> Profile:
+def _profile(run: Run) -> Profile:
     said = f"{run.get('framework', '')} {run.get('precision', '')}"
     profile = profile_of(said) or _likely_profile(run)
     detail = run.get("sharding_detail", "")
@@ -130,7 +130,6 @@ def _profile(run: Run, machines: Machines) -> Profile:
         merges_copies="DeepEP" in detail,
         cast_bytes=next((moved for word, moved in _SCALED if word in run.get("precision", "")), None),
         light="half-blocks" if _halves(run) else None,
-        launches_wait=launches_wait(run, machines),
     )
 
 

@@ -155,11 +155,9 @@ def with_habits(
     merges_copies: bool = False,
     cast_bytes: float | None = None,
     light: Light | None = None,
-    launches_wait: bool = False,
 ) -> Profile:
     """The profile under other kernels, another attention, more overlap, another recomputation or a leaner dispatch to
-    experts, as a run states them; with `cast_bytes`, under scales of their own per row, which are found after the gather; with
-    `launches_wait`, under kernels that are launched one after the other."""
+    experts, as a run states them; with `cast_bytes`, under scales of their own per row, which are found after the gather."""
     keeping = profile.keeping
     if kernels == "compiled":  # what is bound by memory is computed again in backward, inside the kernels that need it
         keeping = replace(keeping, activated=False, rms_bytes=0.0)
@@ -174,7 +172,6 @@ def with_habits(
         redoes=redoes,
         merges_copies=profile.merges_copies or merges_copies,
         light=light or profile.light,
-        launches_wait=profile.launches_wait or launches_wait,
     )
 
 

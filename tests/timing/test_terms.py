@@ -47,7 +47,7 @@ def seconds(times: StepTimes, term: str) -> float:
 def test_launches_that_wait_cost_their_issue_on_top() -> None:
     """A CPU that waits for every kernel adds the issue of each one, however long kernels run, once more for those run again; one
     that runs ahead adds nothing to large layers."""
-    waiting, free = with_habits(find_profile(), launches_wait=True), timed(job())
+    waiting, free = replace(find_profile(), launches_wait=True), timed(job())
     kernels, layers = find_profile().kernels, job().model.layers
     for recompute, passes in (("none", 1), ("full", 2)):
         bound = timed(job(waiting), f"dp=16,zero=3,mbs=1,recompute={recompute}")
