@@ -26,7 +26,7 @@ def accuracy_page(result: Mapping[str, Any]) -> str:
             "runs in sight, so nothing here promises the same error on new sources.",
             "",
             f"{result['date']}, commit {result['commit'][:12]}: {everything['covered']} of {everything['rows']} rows of quality A and B",
-            f"predicted, {result['seconds_per_1000_rows']:g} s per 1,000 rows.",
+            f"predicted, {result['seconds_per_1000_rows']:g} s of processor time per 1,000 rows.",
             "",
             "![predicted over measured seconds per step](accuracy.svg)",
             "",
