@@ -56,7 +56,7 @@ def _vtrain(result: Mapping[str, Any]) -> Iterator[Bar]:
 
 def _sources(result: Mapping[str, Any]) -> Iterator[Bar]:
     """A source that has the only rows of its devices or framework needs the wider of the two errors, and no bias."""
-    timed = [source for source in result["sources"] if source["time"] and source["time"]["runs"] >= MANY]
+    timed = [source for source in result["sources"] if source["time"] and source["rows"] >= MANY]
     foundry, others = [], []
     for source in timed:
         (foundry if source["source"] == "mosaicml-llm-foundry" else others).append(source)
@@ -93,7 +93,7 @@ def _orders(result: Mapping[str, Any]) -> Iterator[Bar]:
         own = found[name]
         if own["groups"]:
             mean, worst = own["correlation"], own["worst_correlation"]
-            measured = f"{mean:.2f}, worst {worst:.2f}, {own['groups']} groups of runs"
+            measured = f"{mean:.2f}, worst {worst:.2f}, groups: {own['groups']}"
             yield Bar(
                 f"order of layouts, {words}: mean Spearman at least 0.9, none below 0.7",
                 measured,
