@@ -16,10 +16,20 @@ from strategist.emitters.lightning import FABRIC_TARGET, TRAINER_TARGET
 from strategist.emitters.quoting import checked_options
 from strategist.emitters.slurm import SLURM
 from strategist.emitters.torchrun import TORCHRUN
+from strategist.emitters.torchtitan import TORCHTITAN
 from strategist.emitters.transformers import TRANSFORMERS
 from strategist.errors import InputError, did_you_mean
 
-EMITTERS: tuple[Emitter, ...] = (TORCHRUN, SLURM, ACCELERATE, DEEPSPEED, TRANSFORMERS, FABRIC_TARGET, TRAINER_TARGET)
+EMITTERS: tuple[Emitter, ...] = (
+    TORCHRUN,
+    SLURM,
+    ACCELERATE,
+    DEEPSPEED,
+    TRANSFORMERS,
+    FABRIC_TARGET,
+    TRAINER_TARGET,
+    TORCHTITAN,
+)
 """Every target, in the order of `emit --list`."""
 
 

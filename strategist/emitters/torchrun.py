@@ -12,7 +12,7 @@ from strategist.errors import ImpossibleError, shown
 from strategist.records import dataclass
 
 DEFAULT_PORT = 29500
-EXECUTOR_AXES = ("dp_replicate", "dp_shard", "tp", "pp")
+EXECUTOR_AXES = ("dp_replicate", "dp_shard", "tp", "pp", "etp")
 """Mesh axes that strategist's executor runs; a test holds them against what it refuses."""
 
 
