@@ -13,6 +13,7 @@ from strategist.emitters.accelerate import ACCELERATE
 from strategist.emitters.deepspeed import DEEPSPEED
 from strategist.emitters.emitter import Emitter, Files, Options
 from strategist.emitters.lightning import FABRIC_TARGET, TRAINER_TARGET
+from strategist.emitters.megatron import MEGATRON
 from strategist.emitters.quoting import checked_options
 from strategist.emitters.slurm import SLURM
 from strategist.emitters.torchrun import TORCHRUN
@@ -29,6 +30,7 @@ EMITTERS: tuple[Emitter, ...] = (
     FABRIC_TARGET,
     TRAINER_TARGET,
     TORCHTITAN,
+    MEGATRON,
 )
 """Every target, in the order of `emit --list`."""
 

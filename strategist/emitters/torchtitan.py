@@ -13,8 +13,8 @@ from typing import Any
 
 from strategist.document.plan import Plan
 from strategist.emitters.coverage import (
-    EVERY,
     EVEN_STAGES,
+    EVERY,
     EXPERTS_OF_A_MODEL,
     FLOAT32,
     SHARDS_GO_WITH_ZERO,

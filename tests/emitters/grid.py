@@ -28,7 +28,7 @@ AXES: tuple[dict[str, Any], ...] = (
     {"pp": 2, "tp": 2, "dp_shard": 2, "zero": 3},
     {"cp": 2},
     {"dp_shard": 2, "zero": 3, "ep": 2},
-    {"tp": 2, "dp_shard": 2, "zero": 3, "etp": 2},
+    {"tp": 2, "dp_shard": 2, "zero": 3, "etp": 2, "sequence_parallel": True},
     {"pp": 2, "virtual_stages": 2, "schedule": "interleaved"},
 )
 OPTIONS: tuple[dict[str, Any], ...] = (
@@ -65,7 +65,9 @@ def grid() -> tuple[tuple[str, Plan], ...]:
         pipeline = {"accumulation": 4} if axes.get("pp", 1) > 1 else {}
         choices = COMMON | pipeline | axes | options
         shape = tiny_mixtral if {"ep", "etp"} & set(axes) else tiny_llama
-        plans.append((json.dumps({key: str(value) for key, value in choices.items()}), make_plan(shape(layers=4), **choices)))
+        plans.append(
+            (json.dumps({key: str(value) for key, value in choices.items()}), make_plan(shape(layers=4), **choices))
+        )
     return tuple(plans)
 
 
