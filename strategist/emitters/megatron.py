@@ -33,7 +33,7 @@ BESIDE_MASTERS = tuple(formats for formats in MASTERED if formats.gradient == fo
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 """Megatron-FSDP's names of ZeRO stages."""
 
-CP_KINDS = {"none": "p2p", "ring": "p2p", "all-to-all": "a2a"}
+CP_KINDS = {"ring": "p2p", "all-to-all": "a2a"}
 NORMS = {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}
 POSITIONS = {"rope": "rope", "learned": "learned_absolute", "none": "none"}
 
@@ -53,7 +53,7 @@ COVERAGE = Coverage(
         "strategy.virtual_stages": EVERY,
         "strategy.schedule": ("none", "1f1b", "interleaved"),
         "strategy.sequence_parallel": EVERY,
-        "strategy.context_parallel": tuple(CP_KINDS),
+        "strategy.context_parallel": ("none", *CP_KINDS),
         "strategy.recompute": ("none", "full"),
         "strategy.optimizer": ("adamw", "sgd"),
         "strategy.formats": (FLOAT32, *AUTOCAST, *BESIDE_MASTERS),
@@ -96,6 +96,10 @@ COVERAGE = Coverage(
         Clash(
             holds=lambda plan: plan.model.moe is not None and plan.mesh.tp > 1 and not plan.strategy.sequence_parallel,
             sentence="mesh.tp beside experts needs strategy.sequence_parallel.",
+        ),
+        Clash(
+            holds=lambda plan: (plan.mesh.cp > 1) != (plan.strategy.context_parallel != "none"),
+            sentence="mesh.cp above 1 goes with a strategy.context_parallel of ring or all-to-all, and 1 goes without.",
         ),
         EVEN_STAGES,
         EXPERTS_OF_A_MODEL,
