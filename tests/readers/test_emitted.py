@@ -56,7 +56,11 @@ def meant(plan: Plan) -> Said:
     return said | {"kept": said["parameter"] if said["master"] == "none" else said["master"]}
 
 
-@pytest.mark.parametrize("target", [emitter.name for emitter in EMITTERS])
+SCRIPTS_ALONE = [emitter.name for emitter in EMITTERS if emitter.name not in SAYS]
+"""Targets without a configuration file: their scripts read plan.json."""
+
+
+@pytest.mark.parametrize("target", [*SAYS, *(pytest.param(name, marks=pytest.mark.slow) for name in SCRIPTS_ALONE)])
 def test_emitted_files_pass_and_say_the_plan(target: str, tmp_path: Path) -> None:
     """No file of any plan has a fault; mesh, batch, formats and strategy that it says are the plan's, and it says enough."""
     for plan, read in read_all(tmp_path, target):

@@ -255,7 +255,7 @@ def test_exit_codes(tmp_path: Path) -> None:
     assert (refused.code, json.loads(refused.out)["error"]["code"]) == (2, "E_KIND")
 
 
-WEIGH = ("--model", "llama-3.1-8b", "--hardware", "dgx-h100")
+WEIGH = ("--model", "llama-3.2-1b", "--hardware", "dgx-h100")
 
 
 def test_what_does_not_fit_is_said_with_a_change_that_fits(tmp_path: Path) -> None:
