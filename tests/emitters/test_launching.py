@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
@@ -142,6 +144,36 @@ def test_slurm_asks_for_devices() -> None:
     text = next(text for name, text in with_gpus.items() if name.suffix == ".sbatch")
     assert "#SBATCH --gpus-per-node=4\n" in text
     assert "OMP_NUM_THREADS" not in text
+
+
+@pytest.mark.parametrize(
+    ("choices", "outside", "inside"),
+    [
+        ({"tp": 2}, None, "1"),
+        ({"tp": 2}, "32", "32"),
+        ({"dp_shard": 2, "zero": 3}, "1", None),
+        ({"dp_replicate": 2}, "8", "8"),
+    ],
+)
+def test_megatron_gets_the_connections_of_its_layout(
+    choices: dict[str, Any], outside: str | None, inside: str | None, tmp_path: Path
+) -> None:
+    """Cuts of tensors get one connection unless somebody asks for more; Megatron-FSDP, which refuses one, never gets it."""
+    name = "CUDA_DEVICE_MAX_CONNECTIONS"
+    ran = launched(tmp_path, "megatron", make_plan(**COMMON | choices), **({name: outside} if outside else {}))
+    assert ran.calls[0].env.get(name) == inside
+
+
+def test_megatron_runs_its_own_script(tmp_path: Path) -> None:
+    """train.py runs pretrain_gpt.py of the checkout with every word, and says what is missing without one."""
+    (tmp_path / "pretrain_gpt.py").write_text("import sys\nprint(sys.argv[1:], sys.path[0])\n", encoding="utf-8")
+    script = tmp_path / "train.py"
+    script.write_text(emit(make_plan(**COMMON), "megatron")[PurePosixPath("train.py")], encoding="utf-8")
+    command = [sys.executable, str(script), "--bf16", "a b"]
+    done = subprocess.run(command, env={"MEGATRON_LM": str(tmp_path)}, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, f"['--bf16', 'a b'] {tmp_path}\n")
+    without = subprocess.run(command, env={}, capture_output=True, text=True, check=False)
+    assert (without.returncode, "Set MEGATRON_LM" in without.stderr) == (1, True)
 
 
 def replace_backend(plan: Plan, backend: str) -> Plan:

@@ -19,6 +19,7 @@ import pytest
 import torch.distributed as dist
 import yaml
 
+from strategist.readers.foreign import keys_of
 from tests.emitters.grid import written
 
 Text = dict[str, Any]
@@ -256,3 +257,62 @@ def test_torchtitan_refuses_a_misspelt_flag(clean_environment: pytest.MonkeyPatc
 
     with pytest.raises(SystemExit):
         ConfigManager().parse_args([*model_of_torchtitan(experts=False), "--training.local_batch_sise", "8"])
+
+
+def table(framework: str, section: str = "") -> set[str]:
+    """Keys that our readers know in a section of a framework's files."""
+    return set(keys_of(framework, section))
+
+
+def test_our_table_of_accelerate_is_its_parser() -> None:
+    """The keys of Accelerate's file and of its sections are the fields and options of the installed one."""
+    from accelerate.commands.config import config_args
+    from accelerate.commands.launch import launch_command_parser
+
+    own = {
+        field.name for kind in (config_args.BaseConfig, config_args.ClusterConfig) for field in dataclasses.fields(kind)
+    }
+    options = {action.dest for action in launch_command_parser()._actions}
+    assert table("accelerate") == own
+    for section, prefix in (("fsdp_config", "fsdp_"), ("parallelism_config", "parallelism_config_")):
+        assert table("accelerate", section) == {name for name in options if name.startswith(prefix)}
+
+
+def test_our_table_of_deepspeed_is_its_models() -> None:
+    """The keys of DeepSpeed's sections are the fields of its models, and those of the top level are named in its code."""
+    from deepspeed.runtime import config
+    from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    models = {"zero_optimization": DeepSpeedZeroConfig, "bf16": DeepSpeedBF16Config, "fp16": DeepSpeedFP16Config}
+    for section, model in models.items():
+        fields = {name for key, field in model.model_fields.items() for name in (key, field.alias) if name}
+        assert table("deepspeed", section) == fields
+    assert {"train_batch_size", "zero_optimization", "gradient_clipping"} <= table("deepspeed")
+    assert set(config._REMOVED_TOP_LEVEL_CONFIG_KEYS) == table("deepspeed", "removed")
+    assert set(config._REMOVED_ZERO_CONFIG_KEYS) == table("deepspeed", "zero_optimization removed")
+
+
+def test_our_table_of_transformers_is_its_arguments() -> None:
+    """The keys of TrainingArguments are its fields, and those of fsdp_config are named in its code."""
+    from transformers import TrainingArguments
+
+    assert table("transformers") == {field.name for field in dataclasses.fields(TrainingArguments) if field.init}
+    assert table("transformers", "fsdp_config") <= literals(TrainingArguments._process_fsdp_args)
+
+
+def test_our_table_of_torchtitan_is_its_configuration() -> None:
+    """The flags that we know are the fields of the configuration of a model of its registry."""
+    from torchtitan.models.llama3.config_registry import llama3_debugmodel
+
+    assert table("torchtitan") == set(flags_of(llama3_debugmodel()))
+
+
+def flags_of(configuration: Any, prefix: str = "") -> Iterator[str]:
+    """Flags by section and key of a configuration; the model and the sub-command are no flags."""
+    for field in dataclasses.fields(configuration):
+        value = getattr(configuration, field.name)
+        if field.name not in ("model_spec", "activation_checkpoint"):
+            yield from (
+                flags_of(value, f"{prefix}{field.name}.") if dataclasses.is_dataclass(value) else [prefix + field.name]
+            )
