@@ -14,6 +14,7 @@ from strategist.emitters.deepspeed import DEEPSPEED
 from strategist.emitters.emitter import Emitter, Files, Options
 from strategist.emitters.lightning import FABRIC_TARGET, TRAINER_TARGET
 from strategist.emitters.megatron import MEGATRON
+from strategist.emitters.nanotron import NANOTRON
 from strategist.emitters.quoting import checked_options
 from strategist.emitters.slurm import SLURM
 from strategist.emitters.torchrun import TORCHRUN
@@ -31,6 +32,7 @@ EMITTERS: tuple[Emitter, ...] = (
     TRAINER_TARGET,
     TORCHTITAN,
     MEGATRON,
+    NANOTRON,
 )
 """Every target, in the order of `emit --list`."""
 

@@ -110,19 +110,29 @@ COVERAGE = Coverage(
     ),
 )
 
-TRAIN = '''"""Run Megatron-LM's own pretrain_gpt.py with the words that follow this script's name."""
+
+def checkout_script(title: str, variable: str, program: str, *words: str) -> str:
+    """A training script that runs a program of a checkout with words of its own, files beside it among them, and the user's."""
+    own = "".join(
+        f', "{word}"' if word.startswith("-") else f', str(Path(__file__).with_name("{word}"))' for word in words
+    )
+    arguments = f"sys.argv[1:] = [{own.removeprefix(', ')}, *sys.argv[1:]]\n" if words else ""
+    return f'''"""Run {title}'s own {program} with the words that follow this script's name."""
 
 import os
 import runpy
 import sys
 from pathlib import Path
 
-if "MEGATRON_LM" not in os.environ:
-    raise SystemExit("Set MEGATRON_LM to the folder of a checkout of Megatron-LM.")
-folder = Path(os.environ["MEGATRON_LM"])
-sys.path.insert(0, str(folder))
-runpy.run_path(str(folder / "pretrain_gpt.py"), run_name="__main__")
+if "{variable}" not in os.environ:
+    raise SystemExit("Set {variable} to the folder of a checkout of {title}.")
+folder = Path(os.environ["{variable}"])
+{arguments}sys.path.insert(0, str(folder))
+runpy.run_path(str(folder / "{program}"), run_name="__main__")
 '''
+
+
+TRAIN = checkout_script("Megatron-LM", "MEGATRON_LM", "pretrain_gpt.py")
 
 
 def is_plain_transformer(model: ModelShape) -> bool:
@@ -269,18 +279,19 @@ def connections(plan: Plan) -> str:
     return ""
 
 
-def copies(plan: Plan) -> str:
-    """What Megatron keeps beside the plan's weights, as a comment; nothing where the plan has it too."""
+def copies(plan: Plan, framework: str) -> str:
+    """What a framework with masters keeps beside the plan's weights, as a comment; nothing where the plan has it too."""
     if plan.strategy.formats not in AUTOCAST:
         return ""
-    return f"# Megatron keeps {shown(plan.strategy.formats.compute)} weights beside the plan's fp32 ones: 2 more bytes per weight.\n"
+    low = plan.strategy.formats.compute
+    return f"# {framework} keeps {shown(low)} weights beside the plan's fp32 ones: 2 more bytes per weight.\n"
 
 
 def write(plan: Plan, options: Options) -> Files:
     """plan.json, train.py and launch.sh. Raises ImpossibleError UNSUPPORTED."""
     COVERAGE.require(plan, "megatron")
     words = tuple(" ".join(shlex.quote(word) for word in argument) for argument in megatron_arguments(plan))
-    launcher = replace(torchrun_launcher(plan), words=words, settings=copies(plan) + connections(plan))
+    launcher = replace(torchrun_launcher(plan), words=words, settings=copies(plan, "Megatron-LM") + connections(plan))
     return job_files(plan, options, TRAIN, launcher)
 
 

@@ -27,6 +27,8 @@ TARGETS = {emitter.name: emitter.executables[0] for emitter in EMITTERS}
 """Every target, and its script."""
 ADDRESS = {"accelerate": ("--main_process_ip", "--main_process_port")}
 """Names of a launcher's options for the meeting place, where they are not torchrun's."""
+WITHOUT_ZERO_3 = {"nanotron": {"zero": 1}}
+"""What targets say that cannot say ZeRO-3."""
 HOSTILE = (
     "$(touch canary)", "`touch canary`", "'; touch canary; '", '"; touch canary; "', "a b  c", "\\", "\\n", "!!", "*", "~",
     "$HOME", "${IFS}", "-n", "--help", "a=b", "#", "é ∑ 日本", "'", '"', "", " ", "&& touch canary", "| touch canary",
@@ -37,10 +39,15 @@ HOSTILE = (
 
 def plan_on(nodes: int, ranks: int = 2, **said: Any) -> Plan:
     """A sharded plan on some equal nodes; of CPUs, or with `said` of something else."""
-    plan = make_plan(dp_shard=nodes * ranks, zero=3, **said)
+    plan = make_plan(**{"dp_shard": nodes * ranks, "zero": 3} | said)
     group = plan.cluster.groups[0]
     node = replace(group.node, gpus=ranks, fast_domain=ranks)
     return replace(plan, cluster=replace(plan.cluster, groups=(replace(group, node=node, count=nodes),)))
+
+
+def plan_for(target: str, nodes: int) -> Plan:
+    """A sharded plan on GPUs that the target can say."""
+    return plan_on(nodes, **COMMON | WITHOUT_ZERO_3.get(target, {}))
 
 
 def launched(
@@ -106,7 +113,7 @@ def test_what_a_node_must_know(missing: str, tmp_path: Path) -> None:
 def test_told_rendezvous(target: str, tmp_path: Path) -> None:
     """--master-addr and --master-port are what the launcher gets."""
     options = Options(master_addr="fe80::1", master_port=12345)
-    calls = launched(tmp_path, target, plan_on(2, **COMMON), options, NODE_RANK="0").calls
+    calls = launched(tmp_path, target, plan_for(target, 2), options, NODE_RANK="0").calls
     address, port = ADDRESS.get(target, ("--master-addr", "--master-port"))
     assert {(c.option(address), c.option(port)) for c in calls} == {("fe80::1", "12345")}
 
@@ -205,7 +212,7 @@ def test_a_failing_scontrol_stops_the_job(tmp_path: Path) -> None:
 def test_hostile_values_arrive_unchanged(target: str, tmp_path: Path) -> None:
     """Every value of a variable and every word for the script arrives byte for byte, and none of them runs."""
     env = tuple((f"NCCL_TEST_{number}", value) for number, value in enumerate(HOSTILE))
-    ran = launched(tmp_path, target, plan_on(1, **COMMON), Options(env=env), words=HOSTILE)
+    ran = launched(tmp_path, target, plan_for(target, 1), Options(env=env), words=HOSTILE)
     assert (ran.code, ran.err) == (0, "")
     assert [(name, ran.calls[0].env[name]) for name, _ in env] == list(env)
     assert ran.calls[0].script[-len(HOSTILE) :] == list(HOSTILE)
@@ -216,7 +223,7 @@ def test_hostile_values_arrive_unchanged(target: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a b", "$(touch canary)", "x'y\"z", "-n", "é*"])
 def test_hostile_folders(target: str, name: str, tmp_path: Path) -> None:
     """The job's folder may be called anything."""
-    ran = launched(tmp_path / name, target, plan_on(1, **COMMON))
+    ran = launched(tmp_path / name, target, plan_for(target, 1))
     assert ran.calls[0].script[0] == f"{tmp_path}/{name}/job/train.py"
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
@@ -224,7 +231,7 @@ def test_hostile_folders(target: str, name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_hostile_plans(target: str, tmp_path: Path) -> None:
     """A plan from a stranger whose model is called like a command starts nothing but the job."""
-    plan = plan_on(1, **COMMON)
+    plan = plan_for(target, 1)
     model = replace(plan.model, family="x\ntouch canary\n#", name="$(touch canary)")
     ran = launched(tmp_path, target, replace(plan, model=model))
     assert (ran.code, len(ran.calls)) == (0, 1)
@@ -238,7 +245,7 @@ def test_any_value_arrives_unchanged(tmp_path_factory: pytest.TempPathFactory, v
     """Whatever is accepted as a value arrives as it is."""
     folder = tmp_path_factory.mktemp("job")
     for target in TARGETS:
-        ran = launched(folder / target, target, plan_on(1, **COMMON), Options(env=(("NCCL_X", value),)), words=(value,))
+        ran = launched(folder / target, target, plan_for(target, 1), Options(env=(("NCCL_X", value),)), words=(value,))
         assert (ran.calls[0].env["NCCL_X"], ran.calls[0].script[-1]) == (value, value)
 
 
