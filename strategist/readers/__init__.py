@@ -10,6 +10,7 @@ from strategist.readers.axolotl import AXOLOTL
 from strategist.readers.deepspeed import DEEPSPEED
 from strategist.readers.foreign import Foreign, Reader, Source
 from strategist.readers.megatron import MEGATRON
+from strategist.readers.nanotron import NANOTRON
 from strategist.readers.script import SCRIPT, is_script
 from strategist.readers.surroundings import PYTHON, REQUIREMENTS, is_pins, is_python
 from strategist.readers.torchtitan import TORCHTITAN
@@ -26,6 +27,7 @@ READERS: tuple[Reader, ...] = (
     DEEPSPEED,
     FACTORY_READER,
     AXOLOTL,
+    NANOTRON,
     TRANSFORMERS,
 )
 """Every reader; the first that recognises a file reads it."""

@@ -179,6 +179,12 @@ def test_axes_are_those_that_are_written(emitter: Any) -> None:
         ("torchtitan", {"optimizer": "sgd"}, "AdamW"),
         ("torchtitan", {"backend": "gloo"}, "no option for CPUs"),
         ("megatron", {"recompute": "selective"}, "runs attention again"),
+        ("nanotron", {"pp": 2, "accumulation": 2}, "costs of its own"),
+        ("nanotron", {"dp_shard": 2, "zero": 2}, "ends at the optimizer"),
+        ("nanotron", {"dp_replicate": 2, "dp_shard": 2, "zero": 1}, "over all data-parallel ranks"),
+        ("nanotron", {"optimizer": "sgd"}, "no momentum"),
+        ("nanotron", {"cp": 2, "context_parallel": "ring"}, "mesh.cp = 2"),
+        ("nanotron", {"tp": 8}, "key-value heads"),
         ("megatron", {"dp_shard": 2, "zero": 0}, "goes with mesh.dp_shard"),
         ("megatron", {"dp_shard": 2, "zero": 1, "offload": "optimizer"}, "of other formats"),
         ("megatron", {"dp_replicate": 2, "dp_shard": 2, "zero": 3}, "beside mesh.dp_replicate"),
@@ -206,6 +212,7 @@ def test_refusals_say_why(target: str, choices: Said, words: str) -> None:
         ("megatron", tiny_llama(layers=5), {"pp": 2, "accumulation": 2}, "must divide the layers"),
         ("megatron", tiny_llama(layers=4), {"pp": 2, "virtual_stages": 2, "accumulation": 3}, "mesh.pp divides"),
         ("megatron", tiny_llama(layers=4, attn_sinks=True), {}, "model.family is another"),
+        ("nanotron", tiny_mixtral(layers=4), {}, "model.family is another"),
         ("megatron", tiny_llama(layers=4, window=8), {}, "model.family is another"),
     ],
     ids=lambda value: str(value)[:40],
@@ -217,7 +224,7 @@ def test_models_are_refused_too(target: str, shape: ModelShape, choices: Said, w
 
 
 @pytest.mark.parametrize(
-    "target", ["accelerate", "deepspeed", "transformers", "fabric", "trainer", "torchtitan", "megatron"]
+    "target", ["accelerate", "deepspeed", "transformers", "fabric", "trainer", "torchtitan", "megatron", "nanotron"]
 )
 def test_fp8_is_not_taken_for_bf16(target: str) -> None:
     """A plan in fp8 keeps the formats of bf16, and is refused all the same."""

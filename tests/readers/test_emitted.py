@@ -21,6 +21,10 @@ SAYS = {
         "dp_replicate", "dp_shard", "tp", "cp", "pp", "ep", "zero", "micro_batch", "accumulation", "global_batch", "seq_len",
         "schedule", "sequence_parallel", "recompute", "offload", "compile", "parameter", "reduce", "compute",
     },
+    "nanotron": {
+        "tp", "pp", "cp", "zero", "micro_batch", "accumulation", "global_batch", "seq_len", "sequence_parallel", "recompute",
+        "gradient", "reduce", "compute",
+    },
     "megatron": {
         "dp_replicate", "dp_shard", "tp", "cp", "pp", "zero", "micro_batch", "accumulation", "global_batch", "seq_len",
         "schedule", "virtual_stages", "sequence_parallel", "context_parallel", "recompute", "optimizer", "gradient", "reduce",

@@ -48,6 +48,11 @@ FACTORY: dict[str, Any] = {
     "model_name_or_path": "m", "stage": "sft", "finetuning_type": "full", "dataset": "d", "template": "llama3", "output_dir": "o",
     "per_device_train_batch_size": 1,
 }  # fmt: skip
+NANOTRON: dict[str, Any] = {
+    "parallelism": {"dp": 4, "pp": 1, "tp": 2}, "tokens": {"micro_batch_size": 1, "batch_accumulation_per_replica": 2},
+    "model": {"dtype": "bfloat16", "model_config": {"num_attention_heads": 8, "num_key_value_heads": 4}},
+    "general": {"project": "p"},
+}  # fmt: skip
 AXOLOTL: dict[str, Any] = {"base_model": "m", "micro_batch_size": 1, "sequence_len": 2048, "datasets": [], "bf16": True}
 
 SOUND: Mapping[str, str] = {
@@ -59,6 +64,7 @@ SOUND: Mapping[str, str] = {
     "training.json": json.dumps(ARGUMENTS),
     "factory.yaml": yaml.safe_dump(FACTORY),
     "axolotl.yaml": yaml.safe_dump(AXOLOTL),
+    "nanotron.yaml": yaml.safe_dump(NANOTRON),
     "requirements.txt": "torch==2.13.0\ntransformers==5.23.0\n",
     "train.py": "import ray\n",
 }
@@ -81,7 +87,7 @@ def changed(base: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
     table = dict(base)
     for key, value in changes.items():
         inner = table.get(key)
-        table[key] = {**inner, **value} if isinstance(inner, dict) and isinstance(value, dict) else value
+        table[key] = changed(inner, **value) if isinstance(inner, dict) and isinstance(value, dict) else value
     return {key: value for key, value in table.items() if value is not None}
 
 
@@ -95,6 +101,10 @@ def deepspeed(rule: str, place: str, word: str = "", **changes: Any) -> Case:
 
 def arguments(rule: str, place: str, word: str = "", **changes: Any) -> Case:
     return Case(rule, "training.json", json.dumps(changed(ARGUMENTS, **changes)), place, word)
+
+
+def nanotron(rule: str, place: str, word: str = "", **changes: Any) -> Case:
+    return Case(rule, "nanotron.yaml", yaml.safe_dump(changed(NANOTRON, **changes)), place, word)
 
 
 def megatron(rule: str, place: str, word: str, old: str, new: str) -> Case:
@@ -177,6 +187,10 @@ CASES = (
     megatron("megatron-recompute-method", "--recompute-granularity", "uniform", "--num-layers 8", "--num-layers 8 --recompute-granularity full"),
     megatron("megatron-experts", "--expert-model-parallel-size", "--num-experts", "--num-layers 8", "--num-layers 8 --expert-model-parallel-size 2"),
     megatron("sequence-parallel-alone", "--sequence-parallel", "without TP", "--tensor-model-parallel-size 2", "--sequence-parallel"),
+    nanotron("unknown-key", "tokens.micro_batch_sise", "micro_batch_size", tokens={"micro_batch_sise": 2}),
+    nanotron("missing-key", "parallelism.pp", "no default", parallelism={"dp": 4, "tp": 2, "pp": None}),
+    nanotron("heads-divide", "parallelism.tp", "TP 3", parallelism={"tp": 3}),
+    nanotron("nanotron-heads", "parallelism.tp", "TP 8", parallelism={"tp": 8}),
     Case("two-engines", "axolotl.yaml", yaml.safe_dump(changed(AXOLOTL, deepspeed="z.json", fsdp_version=2)), "deepspeed", "fsdp_version"),
     Case("unknown-key", "axolotl.yaml", yaml.safe_dump(changed(AXOLOTL, micro_batch_sise=2)), "micro_batch_sise", "all the same"),
     Case("shadowed-package", "train.py", "from ray.train import ScalingConfig\n", "ray/", "virtual environment"),
