@@ -61,6 +61,7 @@ COVERAGE = Coverage(
     },
     why={
         "strategy.schedule": "Its pipelines run 1F1B, plain or interleaved.",
+        "strategy.stage_split": "The arguments are for stages that are equally long.",
         "strategy.recompute": "Its selective policy runs attention again, the plan's does not.",
         "strategy.offload": "Its offloading needs optimizer states of other formats than the plan's.",
         "strategy.compile": "It does not compile models.",

@@ -58,6 +58,7 @@ COVERAGE = Coverage(
         "mesh.cp": "Its context parallelism gathers keys and values or rotates them as the model's attention decides.",
         "mesh.etp": "Its experts are cut by whole experts only.",
         "strategy.zero": "ZeRO-1 is not in it: FSDP2 reduces gradients to shards.",
+        "strategy.stage_split": "It takes whole layers off the ends, not the weight of the head.",
         "strategy.recompute": "Its selective policy runs every second matrix product again, the plan's runs none.",
         "strategy.offload": "It offloads parameters, gradients and optimizer together.",
         "strategy.optimizer": "Its registry makes AdamW.",
