@@ -26,8 +26,12 @@ AXES = {
 
 def read(source: Source, ranks: int | None) -> Foreign:
     """What a file says, and its faults."""
-    found = (*TABLES.unknown(source.table), *_engines(source.table), *_formats(source.table))
-    return Foreign(says=_says(source.table), findings=found)
+    table = dict(source.table)
+    if section_of(table, "fsdp_config"):  # older files have Accelerate's prefix, which axolotl takes off
+        section = section_of(table, "fsdp_config")
+        table["fsdp_config"] = {key.removeprefix("fsdp_") or key: value for key, value in section.items()}
+    found = (*TABLES.unknown(table), *_engines(table), *_formats(table))
+    return Foreign(says=_says(table), findings=found)
 
 
 def _says(table: Mapping[str, Any]) -> Says:

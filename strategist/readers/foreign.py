@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from difflib import SequenceMatcher
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,29 @@ def near(word: str, known: Iterable[str]) -> str:
     return f"Write {close[0]}." if close else f"Take {shown(word)} out."
 
 
+ALMOST, SLIPS = 0.85, 2
+"""How alike two arguments are, by difflib's ratio and letters more or less, when one is taken for the other misspelt."""
+
+
+def is_misspelt(name: str, known: str) -> bool:
+    """Whether a name is a known one with a slip in it, rather than another one."""
+    return abs(len(name) - len(known)) <= SLIPS and SequenceMatcher(None, name, known).ratio() >= ALMOST
+
+
+def odd_arguments(names: Iterable[str], known: tuple[str, ...], title: str) -> Iterator[Finding]:
+    """Arguments that a parser does not know: misspelt ones each, and all others, which a program may have added, at once."""
+    rest: list[str] = []
+    for name in names:
+        close = nearest(name, known, 1)
+        if close and is_misspelt(name, close[0]):
+            words = {"title": title, "where": "among its arguments", "swallows": "its parser stops"}
+            yield finding("unknown-key", shown(name), key=shown(name), near=f"Write {close[0]}.", **words)
+        else:
+            rest.append(name)
+    if rest:
+        yield finding("foreign-arguments", shown(rest[0]), names=", ".join(shown(name) for name in rest), title=title)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
     """Where a framework looks at its keys, and what it does there with one that it does not know; "" is the top level."""
@@ -113,7 +137,7 @@ class Tables:
     def _in(self, table: Mapping[str, Any], section: str, fate: str) -> Iterator[Finding]:
         known = keys_of(self.framework, section)
         for key in table:
-            if key not in known:
+            if key not in known and not key.startswith("_"):  # people write comments under such names
                 where = f"in {section}" if section else "at its top level"
                 place = f"{section}.{key}" if section else key
                 words = {"title": self.title, "key": shown(key), "where": where, "swallows": fate}

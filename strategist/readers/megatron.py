@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import prod
 from typing import Any
 
 from strategist.document.judgement import Finding
-from strategist.errors import shown
 from strategist.readers.foreign import (
     Foreign,
     Reader,
@@ -15,7 +15,7 @@ from strategist.readers.foreign import (
     batch_faults,
     finding,
     keys_of,
-    near,
+    odd_arguments,
     told,
     whole,
 )
@@ -36,6 +36,7 @@ LAUNCHER = (
 )  # fmt: skip
 """Options of torchrun, which stand among the words too."""
 
+MESH = ("--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--context-parallel-size")
 Arguments = Mapping[str, str]
 
 
@@ -45,7 +46,7 @@ def arguments_of(script: Script) -> dict[str, str]:
     after = _after_the_program(script.words)
     for index, word in enumerate(after):
         name, equals, value = word.partition("=")
-        if name.startswith("--"):
+        if name.startswith("--") and name != "--":
             following = after[index + 1] if index + 1 < len(after) else ""
             found[name] = value if equals else "" if following.startswith("--") else following
     return {name: value for name, value in found.items() if name.replace("_", "-") not in LAUNCHER}
@@ -64,16 +65,26 @@ def read(source: Source, ranks: int | None) -> Foreign:
     said, world = arguments_of(script), ranks or started(script)
     says = _says(said, world)
     dp = _data_parallel(said, world)
-    found = (
-        *script_faults(script),
-        *_unknown(said),
-        *_batch(says, dp),
-        *_world(said, world),
-        *_connections(said, script),
-        *_fsdp(said),
-        *_pairs(said),
-    )
-    return Foreign(says=says, findings=found)
+    found = [*script_faults(script), *_unknown(said), *_mesh_faults(said, says, world, dp)]
+    if is_whole(script):
+        found += [*_absent(said), *_connections(said, script), *_fsdp(said)]
+    return Foreign(says=says, findings=tuple(found))
+
+
+def is_whole(script: Script) -> bool:
+    """Whether the script starts one of Megatron's training programs by itself: only then what is absent is missing."""
+    programs = [word.rpartition("/")[2] for word in script.words if word.endswith(".py")]
+    sources = {"source", "."} & set(script.words)
+    return not sources and any(name.startswith("pretrain_") or name == "train.py" for name in programs)
+
+
+def _mesh_faults(said: Arguments, says: Says, world: int | None, dp: int | None) -> Iterator[Finding]:
+    """Faults of degrees, once all of them are numbers: a variable of the shell may hold anything."""
+    if any(name in said and whole(said[name]) is None for name in MESH):
+        return
+    yield from _world(said, world)
+    yield from _batch(says, dp)
+    yield from _pairs(said)
 
 
 def _degree(said: Arguments, name: str) -> int:
@@ -81,9 +92,7 @@ def _degree(said: Arguments, name: str) -> int:
 
 
 def _model_ranks(said: Arguments) -> int:
-    names = ("--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--context-parallel-size")
-    tp, pp, cp = (_degree(said, name) for name in names)
-    return tp * pp * cp
+    return prod(_degree(said, name) for name in MESH)
 
 
 def _data_parallel(said: Arguments, world: int | None) -> int | None:
@@ -149,10 +158,7 @@ def _numbers(said: Arguments) -> dict[str, str]:
 
 def _unknown(said: Arguments) -> Iterator[Finding]:
     known = (*keys_of("megatron", "switches"), *keys_of("megatron", "values"), *keys_of("megatron", "lists"))
-    for name in said:
-        if name not in known and "$" not in name:
-            words = {"title": "Megatron-LM", "where": "among its arguments", "swallows": "its parser stops"}
-            yield finding("unknown-key", shown(name), key=shown(name), near=near(name, known), **words)
+    yield from odd_arguments((name for name in said if name not in known and "$" not in name), known, "Megatron-LM")
 
 
 def _batch(says: Says, dp: int | None) -> Iterator[Finding]:
@@ -162,9 +168,18 @@ def _batch(says: Says, dp: int | None) -> Iterator[Finding]:
         yield from batch_faults(
             {"global_batch": batch, "micro_batch": micro, "accumulation": max(1, batch // micro // dp)}, dp
         )
-    if micro is None:
+
+
+def _absent(said: Arguments) -> Iterator[Finding]:
+    """Arguments that must be there."""
+    if "--micro-batch-size" not in said:
         why = "its parser has no default for it"
         yield finding("missing-key", "--micro-batch-size", title="Megatron-LM", key="--micro-batch-size", why=why)
+    if said.get("--recompute-granularity") == "full" and "--recompute-method" not in said:
+        yield finding("megatron-recompute-method", "--recompute-granularity")
+    if _degree(said, "--expert-model-parallel-size") > 1 and "--num-experts" not in said:
+        ep = _degree(said, "--expert-model-parallel-size")
+        yield finding("megatron-experts", "--expert-model-parallel-size", ep=ep)
 
 
 def _world(said: Arguments, world: int | None) -> Iterator[Finding]:
@@ -194,11 +209,6 @@ def _pairs(said: Arguments) -> Iterator[Finding]:
     tp, heads = _degree(said, "--tensor-model-parallel-size"), whole(said.get("--num-attention-heads"))
     if heads and heads % tp:
         yield finding("heads-divide", "--num-attention-heads", tp=tp, heads=heads)
-    if said.get("--recompute-granularity") == "full" and "--recompute-method" not in said:
-        yield finding("megatron-recompute-method", "--recompute-granularity")
-    if _degree(said, "--expert-model-parallel-size") > 1 and "--num-experts" not in said:
-        ep = _degree(said, "--expert-model-parallel-size")
-        yield finding("megatron-experts", "--expert-model-parallel-size", ep=ep)
     if "--sequence-parallel" in said and tp == 1:
         yield finding("sequence-parallel-alone", "--sequence-parallel")
 

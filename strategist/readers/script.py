@@ -69,7 +69,7 @@ def _with_values(words: Sequence[str], directives: Mapping[str, str]) -> Script:
             variables[name] = value
         elif index and words[index - 1] == "unset":
             variables[word] = None
-        read += word.split() if word != raw.strip("();") else [word]
+        read += word.split() if word != raw.strip("();") or word.startswith("--") else [word]
     return Script(words=tuple(read), variables=variables, directives=directives)
 
 

@@ -7,8 +7,17 @@ from math import prod
 from typing import Any
 
 from strategist.document.judgement import Finding
-from strategist.errors import shown
-from strategist.readers.foreign import Foreign, Reader, Source, batch_faults, finding, keys_of, near, told, whole
+from strategist.readers.foreign import (
+    Foreign,
+    Reader,
+    Source,
+    batch_faults,
+    finding,
+    keys_of,
+    odd_arguments,
+    told,
+    whole,
+)
 from strategist.readers.script import Script, is_script, script_faults, script_of, started
 
 Flags = Mapping[str, Any]
@@ -115,10 +124,7 @@ def _schedule(flags: Flags, pp: int) -> str | None:
 
 def _unknown(flags: Flags) -> Iterator[Finding]:
     known = keys_of("torchtitan")
-    for name in flags:
-        if name not in known and not name.startswith(("activation_checkpoint.", "profiler.", "checkpoint.")):
-            words = {"title": "torchtitan 0.3", "where": "among its flags", "swallows": "its parser stops"}
-            yield finding("unknown-key", shown(name), key=shown(name), near=near(name, known), **words)
+    yield from odd_arguments((name for name in flags if name not in known), known, "torchtitan 0.3")
 
 
 def _world(degrees: Mapping[str, int], world: int | None) -> Iterator[Finding]:

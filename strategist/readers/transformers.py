@@ -46,8 +46,19 @@ def read(source: Source, ranks: int | None) -> Foreign:
 def read_factory(source: Source, ranks: int | None) -> Foreign:
     """What a file of LLaMA-Factory says, and its faults."""
     table = source.table
-    found = (*FACTORY.unknown(table), *_fsdp_keys(table), *_choices(table), *_factory_needs(table))
+    megatron = {name.removeprefix("--").replace("-", "_") for name in _megatron_names()}
+    found = (
+        *FACTORY.unknown({key: table[key] for key in table if key not in megatron}),
+        *_fsdp_keys(table),
+        *_choices(table),
+        *_factory_needs(table),
+    )
     return Foreign(says=_says(table, ranks) | told(seq_len=whole(table.get("cutoff_len"))), findings=found)
+
+
+def _megatron_names() -> tuple[str, ...]:
+    """Megatron-LM's arguments, which LLaMA-Factory takes too when it trains through Megatron."""
+    return (*keys_of("megatron", "switches"), *keys_of("megatron", "values"))
 
 
 def _sharded(table: Mapping[str, Any]) -> bool:
