@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from strategist.document.plan import Plan
 from strategist.emitters.coverage import (
+    DATA_PARALLEL,
     EVEN_STAGES,
     EVERY,
     EXPERTS_OF_A_MODEL,
@@ -40,24 +41,19 @@ POSITIONS = {"rope": "rope", "learned": "learned_absolute", "none": "none"}
 COVERAGE = Coverage(
     framework="Megatron-LM",
     values={
-        "mesh.dp_replicate": EVERY,
-        "mesh.dp_shard": EVERY,
+        **DATA_PARALLEL,
         "mesh.cp": EVERY,
         "mesh.tp": EVERY,
         "mesh.pp": EVERY,
         "mesh.ep": EVERY,
         "mesh.etp": EVERY,
         "strategy.zero": EVERY,
-        "strategy.micro_batch": EVERY,
-        "strategy.accumulation": EVERY,
         "strategy.virtual_stages": EVERY,
         "strategy.schedule": ("none", "1f1b", "interleaved"),
         "strategy.sequence_parallel": EVERY,
         "strategy.context_parallel": ("none", *CP_KINDS),
-        "strategy.recompute": ("none", "full"),
-        "strategy.optimizer": ("adamw", "sgd"),
+        "strategy.backend": ("nccl",),
         "strategy.formats": (FLOAT32, *AUTOCAST, *BESIDE_MASTERS),
-        "workload.precision": ("fp32", "bf16", "fp16"),
     },
     why={
         "strategy.schedule": "Its pipelines run 1F1B, plain or interleaved.",

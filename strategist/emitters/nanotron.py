@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from strategist.document.plan import Plan
-from strategist.emitters.coverage import EVERY, FLOAT32, Clash, Coverage
+from strategist.emitters.coverage import DATA_PARALLEL, EVERY, FLOAT32, Clash, Coverage
 from strategist.emitters.deepspeed import CLIP_NORM, MASTERED
 from strategist.emitters.emitter import Emitter, Files, Options
 from strategist.emitters.megatron import checkout_script, copies
@@ -26,15 +26,13 @@ BESIDE_MASTERS = tuple(f for f in MASTERED if (f.compute, f.gradient, f.reduce) 
 COVERAGE = Coverage(
     framework="nanotron",
     values={
-        "mesh.dp_replicate": EVERY,
-        "mesh.dp_shard": EVERY,
+        **DATA_PARALLEL,
         "mesh.tp": EVERY,
         "strategy.zero": (0, 1),
-        "strategy.micro_batch": EVERY,
-        "strategy.accumulation": EVERY,
         "strategy.sequence_parallel": EVERY,
-        "strategy.recompute": ("none", "full"),
         "strategy.formats": (FLOAT32, AUTOCAST, *BESIDE_MASTERS),
+        "strategy.optimizer": ("adamw",),
+        "strategy.backend": ("nccl",),
         "workload.precision": ("fp32", "bf16"),
     },
     why={

@@ -13,6 +13,7 @@ from typing import Any
 
 from strategist.document.plan import Plan
 from strategist.emitters.coverage import (
+    DATA_PARALLEL,
     EVEN_STAGES,
     EVERY,
     EXPERTS_OF_A_MODEL,
@@ -37,20 +38,18 @@ RESHARD = {0: "default", 2: "never", 3: "always"}
 COVERAGE = Coverage(
     framework="torchtitan 0.3",
     values={
-        "mesh.dp_replicate": EVERY,
-        "mesh.dp_shard": EVERY,
+        **DATA_PARALLEL,
         "mesh.tp": EVERY,
         "mesh.pp": EVERY,
         "mesh.ep": EVERY,
         "strategy.zero": tuple(RESHARD),
-        "strategy.micro_batch": EVERY,
-        "strategy.accumulation": EVERY,
         "strategy.virtual_stages": EVERY,
         "strategy.schedule": tuple(SCHEDULES),
         "strategy.sequence_parallel": EVERY,
-        "strategy.recompute": ("none", "full"),
         "strategy.offload": ("none", "parameters"),
         "strategy.formats": (FLOAT32, replace(FLOAT32, compute="bfloat16")),
+        "strategy.optimizer": ("adamw",),
+        "strategy.backend": ("nccl",),
         "strategy.compile": EVERY,
         "workload.precision": ("fp32", "bf16"),
     },

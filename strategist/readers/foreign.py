@@ -52,7 +52,8 @@ class Reader:
     profile: str
 
 
-def _rows(table: str) -> list[dict[str, Any]]:
+def rows_of(table: str) -> list[dict[str, Any]]:
+    """The rows of a table that lies beside the readers."""
     text = Path(__file__).with_name(f"{table}.jsonl").read_text(encoding="utf-8")
     return [json.loads(row) for row in text.splitlines()]
 
@@ -60,13 +61,13 @@ def _rows(table: str) -> list[dict[str, Any]]:
 @cache
 def traps() -> Mapping[str, Mapping[str, str]]:
     """Every fault that a reader can find, by name."""
-    return {row["name"]: row for row in _rows("traps")}
+    return {row["name"]: row for row in rows_of("traps")}
 
 
 @cache
 def keys_of(framework: str, section: str = "") -> tuple[str, ...]:
     """The keys that a framework knows in a section."""
-    found = next(row for row in _rows("framework_keys") if (row["framework"], row["section"]) == (framework, section))
+    found = next(row for row in rows_of("framework_keys") if (row["framework"], row["section"]) == (framework, section))
     return tuple(found["keys"])
 
 

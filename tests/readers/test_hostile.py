@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from strategist.errors import StrategistError, is_hostile
 from strategist.judging import judge
-from strategist.readers.foreign import _rows
+from strategist.readers.foreign import rows_of
 from tests.cli.harness import call
 from tests.examples import examples
 from tests.readers.test_traps import MEGATRON, SOUND, TITAN
 
-KEYS = sorted({key for row in _rows("framework_keys") for key in row["keys"] if not key.startswith("--")})
+KEYS = sorted({key for row in rows_of("framework_keys") for key in row["keys"] if not key.startswith("--")})
 SECTIONS = ["zero_optimization", "fsdp_config", "parallelism_config", "deepspeed_config", "pipeline", "bf16", "flags"]
 VALUES = st.recursive(
     st.none()
