@@ -19,7 +19,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("catalog",),
     ("facts",),
     ("space", "document"),
-    ("rulebook", "memory", "timing"),
+    ("rulebook", "memory", "timing", "runs"),
     ("planner", "emitters", "reports", "executor"),
     ("accuracy",),
     ("measure",),

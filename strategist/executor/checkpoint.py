@@ -16,12 +16,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as read_state
+from torch.distributed.checkpoint.state_dict_saver import save as write_state
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -149,7 +150,7 @@ def load(folder: Path, model: nn.Module, optimizer: Optimizer) -> Manifest:
 
 def _read(state: State, reader: FileSystemReader) -> None:
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    dcp.load(state, storage_reader=reader, planner=planner, no_dist=_world() == 1)
+    read_state(state, storage_reader=reader, planner=planner, no_dist=_world() == 1)
 
 
 def _keeper(optimizer: Optimizer) -> Any:
@@ -213,9 +214,9 @@ def _make_room(partial: Path) -> None:
 
 
 def _write(partial: Path, state: State) -> None:
-    writer = FileSystemWriter(partial, overwrite=False)
+    writer = _Writer(partial, overwrite=False)
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    dcp.save(state, storage_writer=writer, planner=planner, no_dist=_world() == 1)
+    write_state(state, storage_writer=writer, planner=planner, no_dist=_world() == 1)
 
 
 def _own_marks(partial: Path) -> dict[str, FileMark]:
@@ -270,6 +271,14 @@ def _require_fit(folder: Path, metadata: Metadata, state: State, anywhere: set[s
 
 def _fits(stored: Any, value: Tensor) -> bool:
     return isinstance(stored, TensorStorageMetadata) and stored.size == value.size()
+
+
+class _Writer(FileSystemWriter):
+    """torch's writer, without the path of this machine in the metadata."""
+
+    def storage_meta(self) -> StorageMeta:
+        """Nothing that the files' own names do not say."""
+        return StorageMeta()
 
 
 class _Reader(FileSystemReader):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from strategist.executor.loss import Batch
 from strategist.executor.models import model_from_shape
 from strategist.executor.optimizers import default_optimizer
 from strategist.executor.session import Session
+from strategist.facts.model import ModelShape
 from tests.executor.modules import ByteMixer, mean_square
 from tests.executor.reference import LEARNING_RATE, STEPS, Task, dataset_of
 
@@ -175,3 +177,59 @@ def train_on_little_data(plan: Plan, steps: int) -> tuple[list[int], list[float]
     data = SyntheticTokens(plan.model.vocab, 16, 2 * plan.workload.global_batch)
     report = train(plan, steps, dataset=data, on_step=lambda number, _result: told.append(number))
     return told, [step.loss for step in report.steps], len(report.memory)
+
+
+def train_part(plan: Plan, task: Task, start: Path | None, until: int, target: Path) -> Outcome:
+    """Go on from a checkpoint to step `until` and save: losses of these steps, parameters, gradient norms."""
+    session = build(
+        plan,
+        model_from_shape(task.shape),
+        default_optimizer(plan, LEARNING_RATE),
+        clip_norm=task.clip_norm,
+        seed=task.seed,
+        instruments=Instruments(compile_backend="aot_eager"),
+    )
+    if start is not None:
+        session.load(start)
+    batches = iter(session.loader(dataset_of(task), seed=task.seed, first_step=session.steps))
+    results = [session.step(next(batches)) for _ in range(session.steps, until)]
+    session.save(target)
+    return [r.loss for r in results], session.parameters_full(), [r.gradient_norm for r in results]
+
+
+def refused_load(plan: Plan, folder: Path, shape: ModelShape) -> tuple[str, str, bool]:
+    """Code and sentence of the error that a checkpoint causes, and whether the session trains on as if nothing was."""
+    data = SyntheticTokens(shape.vocab, 16, 16)
+    fresh, session = (build(plan, model_from_shape(shape)) for _ in range(2))
+    try:
+        session.load(folder)
+    except StrategistError as error:
+        batch = next(iter(session.loader(data)))
+        session.step(batch)
+        fresh.step(batch)
+        untouched = all(fresh.parameters_full()[n].equal(p) for n, p in session.parameters_full().items())
+        return error.code, error.message, untouched
+    return "", "", False
+
+
+def save_twice(plan: Plan, folder: Path) -> str:
+    """The code of the error that saving into the same folder again causes."""
+    session = build(plan, model_from_shape(plan.model))
+    session.step(next(iter(session.loader(SyntheticTokens(plan.model.vocab, 16, 16)))))
+    session.save(folder)
+    try:
+        session.save(folder)
+    except StrategistError as error:
+        return error.code
+    return ""
+
+
+def random_numbers(plan: Plan, folder: Path, seed: int, loads: bool) -> list[float]:
+    """What this rank's generator gives next, after saving or loading."""
+    session = build(plan, model_from_shape(plan.model))
+    torch.manual_seed(seed + dist.get_rank())
+    if loads:
+        session.load(folder)
+    else:
+        session.save(folder)
+    return torch.rand(3).tolist()
