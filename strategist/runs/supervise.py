@@ -6,13 +6,13 @@ import json
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from strategist.document.write import as_document
 from strategist.errors import InterruptError, TrainingError
 from strategist.records import dataclass, replace
-from strategist.runs.beats import Beat, read_beat
+from strategist.runs.beats import BEFORE_STEPS, Beat, read_beat
 from strategist.runs.checkpoints import Checkpoint, newest_complete, sweep
 from strategist.runs.folder import RunFolder, append_row
 from strategist.runs.launch import Ranks, environment_of
@@ -25,6 +25,8 @@ SAVED = 7
 TICK_SECONDS = 0.2
 GRACE_SECONDS = 5.0
 """How long the others may take to say what they know after one rank failed; they look for its words for three."""
+START_SECONDS = 120.0
+"""How long ranks may at least take to start, meet, build and load, however short a step's heartbeat is."""
 PATIENCE_SECONDS = 30.0
 """How long a foreign program may take to end after SIGTERM, as with torchrun."""
 TAIL = 20
@@ -151,7 +153,7 @@ class _Attempt:
                 return self._after_a_failure(ranks, signals)
             if ranks.over:
                 return None
-            if self.launch.reports and self._silence(ranks) > self.launch.heartbeat_s:
+            if self.launch.reports and self._is_silent(ranks):
                 return "silent"
 
     def _heard(self, row: str) -> None:
@@ -189,13 +191,20 @@ class _Attempt:
                 self._heard(row)
         return "failed"
 
-    def _silence(self, ranks: Ranks) -> float:
-        """Seconds since the latest word of the rank that was silent longest, among those that are not done."""
-        now = time.monotonic()
-        beats = (self._beat(rank) for rank in range(self.launch.world) if rank not in ranks.ends)
-        return max(
-            (now - (beat.at if beat else self.began) for beat in beats if not beat or beat.phase != "done"), default=0.0
+    def _is_silent(self, ranks: Ranks) -> bool:
+        """Whether some rank has said nothing for longer than it may."""
+        return any(
+            seconds > (max(self.launch.heartbeat_s, START_SECONDS) if is_starting else self.launch.heartbeat_s)
+            for seconds, is_starting in self._silences(ranks)
         )
+
+    def _silences(self, ranks: Ranks) -> Iterator[tuple[float, bool]]:
+        """Seconds since the latest word of each rank that is not done, and whether it has not begun with steps."""
+        now = time.monotonic()
+        for rank in range(self.launch.world):
+            beat = self._beat(rank)
+            if rank not in ranks.ends and (beat is None or beat.phase != "done"):
+                yield now - (beat.at if beat else self.began), beat is None or beat.phase in BEFORE_STEPS
 
     def _beat(self, rank: int) -> Beat | None:
         return read_beat(self.launch.folder.of_rank(rank, "beat"))
@@ -212,7 +221,7 @@ class _Attempt:
         stacks = {rank: place for rank in range(self.launch.world) if (place := self._stack(rank))}
         return Evidence(
             world=self.launch.world, beats=beats, ends=dict(ranks.ends), failures={}, stopped=stopped, stacks=stacks,
-            silent_seconds=self._silence(ranks),
+            silent_seconds=max((seconds for seconds, _ in self._silences(ranks)), default=0.0),
         )  # fmt: skip
 
     def _stack(self, rank: int) -> str:

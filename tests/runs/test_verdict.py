@@ -50,7 +50,7 @@ CASES: dict[str, tuple[dict[str, Any], int | None, str, str, str]] = {
         "may succeed",
     ),
     "a rank that never spoke": (
-        {"ends": {}, "silent_seconds": 9.0, "beats": beats((0, "build"))}, 1, "never said anything", "observed", "may succeed"
+        {"ends": {}, "silent_seconds": 9.0, "beats": beats((0, "start"))}, 1, "never said anything", "observed", "may succeed"
     ),
     "side by side, the one that is not in torch": (
         {"ends": {}, "silent_seconds": 9.0, "stacks": {0: 'File "/x/torch/autograd/graph.py"', 1: 'File "/home/data.py"'}},
