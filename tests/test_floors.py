@@ -36,6 +36,7 @@ NOWHERE: frozenset[str] = frozenset()
 HOMES: Mapping[str, frozenset[str]] = {
     "torch": frozenset({"executor", "measure"}),
     "transformers": NOWHERE,
+    "safetensors": frozenset({"executor"}),
     "scipy": frozenset({"accuracy"}),
     "rich": frozenset({"cli"}),
     "networkx": frozenset({"facts"}),

@@ -11,6 +11,7 @@ import io
 import os
 import pickle
 import shutil
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -140,17 +141,39 @@ def load(folder: Path, model: nn.Module, optimizer: Optimizer) -> Manifest:
         if is_new:
             _keeper(optimizer).state.clear()
         raise
-    _read(state, reader)
+    _read(state, reader, alone=_world() == 1)
     if manifest.world == _world():
         numbers = {_random_name(): torch.get_rng_state()}
-        _read(numbers, reader)
+        _read(numbers, reader, alone=_world() == 1)
         torch.set_rng_state(numbers[_random_name()])
     return manifest
 
 
-def _read(state: State, reader: FileSystemReader) -> None:
+def read_tensors(
+    folder: Path, sizes: Mapping[str, torch.Size], dtype: torch.dtype
+) -> Callable[[Iterable[str]], dict[str, Tensor]]:
+    """A reader of whole parameters, by name, of a checkpoint that is sound and of a model with these sizes.
+
+    For one process, whether it is in a group or not. Raises what `load` raises.
+    """
+    manifest = read_manifest(folder)
+    _require_sound(folder, manifest)
+    reader = _Reader(folder, manifest)
+    metadata = reader.read_metadata()
+    shapes = {f"model/{name}": torch.empty(size, device="meta") for name, size in sizes.items()}
+    _require_fit(folder, metadata, shapes, set(shapes))
+
+    def read(names: Iterable[str]) -> dict[str, Tensor]:
+        state = {f"model/{name}": torch.empty(sizes[name], dtype=dtype) for name in names}
+        _read(state, reader, alone=True)
+        return {name.removeprefix("model/"): value for name, value in state.items()}
+
+    return read
+
+
+def _read(state: State, reader: FileSystemReader, *, alone: bool) -> None:
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    read_state(state, storage_reader=reader, planner=planner, no_dist=_world() == 1)
+    read_state(state, storage_reader=reader, planner=planner, no_dist=alone)
 
 
 def _keeper(optimizer: Optimizer) -> Any:
@@ -188,7 +211,8 @@ def _agree(work: Any, *arguments: Any) -> Any:
 
 
 def _io(problem: BaseException) -> InternalError:
-    words = getattr(problem, "strerror", None) or f"{type(problem).__name__}: {problem}"
+    known = getattr(problem, "strerror", None)
+    words = known or f"{type(problem).__name__}: {problem}; torch says so when the disk is full, too"
     return InternalError(
         "IO",
         f"The checkpoint cannot be written or read: {words}.",

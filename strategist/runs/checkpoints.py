@@ -162,10 +162,15 @@ def sync_folder(path: Path) -> None:
 def keep_newest(folder: Path, count: int) -> None:
     """Take away all but the newest `count` checkpoints; one that is half gone no longer bears a checkpoint's name."""
     for old in checkpoints_in(folder)[count:]:
-        gone = folder / (PARTIAL + old.path.name)
-        shutil.rmtree(gone, ignore_errors=True)
-        os.rename(old.path, gone)
-        shutil.rmtree(gone)
+        set_aside(old.path)
+        shutil.rmtree(folder / (PARTIAL + old.path.name))
+
+
+def set_aside(path: Path) -> None:
+    """Take a checkpoint's name away, so that nobody takes it for one; the next `sweep` takes the rest."""
+    aside = path.with_name(PARTIAL + path.name)
+    shutil.rmtree(aside, ignore_errors=True)
+    os.rename(path, aside)
 
 
 def sweep(folder: Path) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from strategist.document.write import as_document
 from strategist.errors import InterruptError, TrainingError
 from strategist.records import dataclass, replace
 from strategist.runs.beats import BEFORE_STEPS, Beat, read_beat
-from strategist.runs.checkpoints import Checkpoint, newest_complete, sweep
+from strategist.runs.checkpoints import Checkpoint, newest_complete, set_aside, sweep
 from strategist.runs.folder import RunFolder, append_row
 from strategist.runs.launch import Ranks, environment_of
 from strategist.runs.signals import Signals
@@ -70,12 +70,13 @@ def supervise(launch: Launch, on_row: Say, remark: Say) -> tuple[str, ...]:
 
 
 def _start_point(launch: Launch, remark: Say) -> Checkpoint | None:
-    """The checkpoint to start from; says which newer ones were passed over and why."""
+    """The checkpoint to start from; says which newer ones were passed over and why, and frees their names."""
     for name in sweep(launch.folder.checkpoints):
         remark(f"swept {name}, which was never finished")
     checkpoint, passed = newest_complete(launch.folder.checkpoints)
     for each in passed:
         remark(f"passed over {each.path.name}: {each.why}")
+        set_aside(each.path)
     return checkpoint
 
 

@@ -90,7 +90,7 @@ HEALED = {
     "an exception": ("1:3:data:raise", "ValueError: the injected fault", 2),
     "left early": ("0:3:data:leave", "left in data of step 3", 2),
     "failed before the first checkpoint": ("1:1:step:kill", "in step of step 1", 0),
-    "a full disk": ("0:4:save:full-disk", "File too large", 2),
+    "a full disk": ("0:4:save:full-disk", "disk is full", 2),
 }
 CI = "killed in a step"
 
@@ -120,7 +120,7 @@ def test_a_restart_ends_as_if_nothing_had_happened(
 
 
 FATAL = {
-    "hanging": ("1:3:data:hang", ("--heartbeat", "6"), "said nothing for", 1),
+    "hanging": ("1:3:data:hang", ("--heartbeat", "15"), "said nothing for", 1),
     "hanging beside the others": ("1:3:backward:hang", ("--heartbeat", "6"), "sitecustomize.py", 1),
     "stopped": ("1:3:forward:stop", ("--heartbeat", "6"), "stopped by a signal", 1),
     "not a number": ("1:3:data:poison", ("--max-restarts", "5"), "the weights were not updated", 0),

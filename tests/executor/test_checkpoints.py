@@ -38,9 +38,16 @@ CHAINS: dict[str, tuple[dict[str, Any], ...]] = {
     "products": (HSDP, TP_FSDP, PP_V2, TP_ZERO1, PP_FSDP),
     "more shards than rows": (PP_FSDP, FSDP3, TP_ZERO1, SINGLE, HSDP),
 }
+IN_CI = ("dp4 to tp2-pp2 to single and back", "sharded, replicated, zero-1")
 
 
-@pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
+@pytest.mark.parametrize(
+    "chain",
+    [
+        pytest.param(chain, id=name, marks=() if name in IN_CI else pytest.mark.nightly)
+        for name, chain in CHAINS.items()
+    ],
+)
 def test_a_new_layout_after_each_step_changes_nothing(chain: tuple[dict[str, Any], ...], tmp_path: Path) -> None:
     """Five steps under five layouts, with a checkpoint between each two, are five steps of one process in float64: losses,
     gradient norms, parameters; hence moments, step counts and the order of samples too."""

@@ -233,3 +233,47 @@ def random_numbers(plan: Plan, folder: Path, seed: int, loads: bool) -> list[flo
     else:
         session.save(folder)
     return torch.rand(3).tolist()
+
+
+def carried(plan: Plan, source: Path, checkpoint: Path, target: Path, tokens: list[list[int]]) -> list[Any]:
+    """Import, save and export weights; what the built-in model says with those that came in."""
+    from strategist.executor.weights import export_weights, import_weights
+
+    session = build(plan, model_from_shape(plan.model))
+    import_weights(session, source)
+    session.save(checkpoint)
+    if dist.get_rank() == 0:
+        export_weights(checkpoint, plan, target)
+    dist.barrier()
+    whole = model_from_shape(plan.model, "cpu", torch.float32)
+    whole.load_state_dict(session.parameters_full(), strict=not plan.model.tied)
+    whole.tie()
+    with torch.no_grad():
+        return whole(torch.tensor(tokens)).tolist()
+
+
+def exported_in_parts(plan: Plan, folder: Path, limit: int | None) -> tuple[tuple[str, ...], bool]:
+    """Export a new model's weights into files of at most `limit` bytes; their names, and whether they come in unchanged."""
+    from strategist.executor import weights
+
+    first, second = (build(plan, model_from_shape(plan.model), seed=seed) for seed in (1, 2))
+    first.save(folder / "checkpoint")
+    weights.LARGEST_FILE_BYTES = limit or weights.LARGEST_FILE_BYTES
+    files = weights.export_weights(folder / "checkpoint", plan, folder / "out")
+    weights.import_weights(second, folder / "out")
+    other = second.parameters_full()
+    return files, all(other[name].equal(value) for name, value in first.parameters_full().items())
+
+
+def refused_import(plan: Plan, folder: Path) -> tuple[str, bool]:
+    """The code of the error that a folder of weights causes, and whether the session's weights stayed."""
+    from strategist.executor.weights import import_weights
+
+    session = build(plan, model_from_shape(plan.model))
+    before = session.parameters_full()
+    try:
+        import_weights(session, folder)
+    except StrategistError as error:
+        after = session.parameters_full()
+        return error.code, all(after[name].equal(value) for name, value in before.items())
+    return "", False
