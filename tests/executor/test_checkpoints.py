@@ -70,7 +70,15 @@ def test_a_new_layout_after_each_step_changes_nothing(chain: tuple[dict[str, Any
         assert max(float((got[name] - value).abs().max()) for name, value in parameters.items()) <= PARAMETER_BOUND
 
 
-@pytest.mark.parametrize("layout", [DDP2, FSDP2, ZERO1, TP_PP], ids=["ddp", "fsdp", "zero1", "tp-pp"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(DDP2, id="ddp"),
+        pytest.param(FSDP2, id="fsdp"),
+        pytest.param(ZERO1, id="zero1"),
+        pytest.param(TP_PP, id="tp-pp", marks=pytest.mark.nightly),
+    ],
+)
 def test_the_same_layout_goes_on_bit_by_bit(layout: dict[str, Any], tmp_path: Path) -> None:
     """In float32, three steps after a checkpoint of two are exactly the last three of five, on every rank."""
     from tests.executor.harness import run_ranks

@@ -16,6 +16,7 @@ from tests.plans import FLOAT32, make_plan, tiny_llama, tiny_mixtral
 pytestmark = pytest.mark.slow
 
 FAMILIES = ("gpt2", "llama", "llama-tied", "mistral", "qwen2", "qwen3")
+IN_CI = ("gpt2", "llama", "llama-tied")
 LAYOUT = {"dp_shard": 2, "zero": 3, "micro_batch": 4}
 CUT = {"tp": 2, "micro_batch": 2}
 
@@ -28,7 +29,9 @@ def config_of(case: str) -> Any:
     return AutoConfig.for_model(family, **sizes)
 
 
-@pytest.mark.parametrize("case", FAMILIES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case in IN_CI else pytest.mark.nightly) for case in FAMILIES]
+)
 def test_weights_come_in_and_leave_as_they_were(case: str, tmp_path: Path) -> None:
     """What transformers saved is imported into a session on two ranks, saved, exported and read by transformers: every tensor
     is bit by bit what it was, and the built-in model says with them what theirs says."""
