@@ -7,7 +7,7 @@ import os
 from strategist.cli.arguments import Command, Namespace, Positional
 from strategist.cli.flags import COMMON, Flag
 from strategist.cli.launching import ACCEPT, WATCHING, train_in
-from strategist.cli.output import note, show_document
+from strategist.cli.output import note, show_document, show_text
 from strategist.cli.preflight import preflight
 from strategist.document.load import load_plan
 from strategist.errors import InputError, shown
@@ -72,5 +72,5 @@ def _nothing_left(checkpoint: Checkpoint, options: Namespace) -> int:
     if options.json:
         show_document({"done": checkpoint.step, "checkpoint": str(checkpoint.path), "exit": 0})
     else:
-        note(f"all {checkpoint.step} steps are done", quiet=options.quiet)
+        show_text(f"All {checkpoint.step} steps are done.")
     return 0

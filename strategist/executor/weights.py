@@ -127,7 +127,7 @@ def export_weights(checkpoint: str | Path, plan: Plan, folder: str | Path) -> tu
     )
     tensors = read_tensors(Path(checkpoint), sizes, getattr(torch, plan.strategy.formats.parameter))
     target.mkdir(parents=True)
-    total, where = 0, {}
+    total, where = 0, dict[str, str]()
     for name, part in zip(names, parts, strict=True):
         ours = tensors([each for entry in part for each in entry.ours])
         theirs = {entry.theirs: entry.joined(ours[each] for each in entry.ours) for entry in part}

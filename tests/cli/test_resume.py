@@ -76,7 +76,7 @@ def test_a_finished_run_has_nothing_left(tmp_path: Path) -> None:
     assert call("resume", run.path, "--json").document == {
         "done": 10, "checkpoint": str(run.checkpoints / "step-000000010"), "exit": 0
     }  # fmt: skip
-    assert (call("resume", run.path).code, call("resume", run.path).err) == (0, "all 10 steps are done\n")
+    assert (call("resume", run.path).code, call("resume", run.path).out) == (0, "All 10 steps are done.\n")
 
 
 def _no_manifest(run: RunFolder) -> None:
