@@ -13,7 +13,7 @@ from strategist.document.write import as_document
 from strategist.errors import InterruptError, TrainingError
 from strategist.records import dataclass, replace
 from strategist.runs.beats import BEFORE_STEPS, Beat, read_beat
-from strategist.runs.checkpoints import Checkpoint, newest_complete, set_aside, sweep
+from strategist.runs.checkpoints import Checkpoint, checkpoints_in, newest_complete, set_aside, sweep
 from strategist.runs.folder import RunFolder, append_row
 from strategist.runs.launch import Ranks, environment_of
 from strategist.runs.signals import Signals
@@ -56,12 +56,14 @@ def supervise(launch: Launch, on_row: Say, remark: Say) -> tuple[str, ...]:
     KeyboardInterrupt or SystemExit (128 + signal) when it was ended without saving.
     """
     before: list[Verdict] = []
+    start = _start_point(launch, remark)
     while True:
         run = _Attempt(launch, len(before), on_row, remark)
-        verdict = run.go(_start_point(launch, remark))
+        verdict = run.go(start)
         if verdict is None:
             return tuple(run.tail)
-        verdict = _decided(verdict, before, launch)
+        start = _start_point(launch, remark)
+        verdict = _decided(verdict, before, start, may_restart=len(before) < launch.max_restarts)
         append_row(launch.folder.verdicts, as_document(verdict))
         if verdict.action != "restart":
             raise _failed(verdict, run.tail)
@@ -80,19 +82,18 @@ def _start_point(launch: Launch, remark: Say) -> Checkpoint | None:
     return checkpoint
 
 
-def _decided(verdict: Verdict, before: Sequence[Verdict], launch: Launch) -> Verdict:
+def _decided(verdict: Verdict, before: Sequence[Verdict], start: Checkpoint | None, *, may_restart: bool) -> Verdict:
     """The verdict with what is done about it: the same end in the same step twice is an end for good."""
     again = any((old.rank, old.step) == (verdict.rank, verdict.step) for old in before)
     if again:
         verdict = replace(verdict, retry="will fail again")
-    checkpoint, _ = newest_complete(launch.folder.checkpoints)
     reached = max((int(place.rpartition(" ")[2]) for place in verdict.last_events.values()), default=0)
-    gives_up = verdict.retry == "will fail again" or len(before) == launch.max_restarts
+    gives_up = verdict.retry == "will fail again" or not may_restart
     return replace(
         verdict,
         action="stop" if gives_up else "restart",
-        checkpoint=checkpoint.path.name if checkpoint else None,
-        steps_lost=max(0, reached - (checkpoint.step if checkpoint else 0)),
+        checkpoint=start.path.name if start else None,
+        steps_lost=max(0, reached - (start.step if start else 0)),
     )
 
 
@@ -179,7 +180,7 @@ class _Attempt:
         if self.launch.reports and code == 0:
             beat = self._beat(rank)
             return beat is not None and beat.phase != "done"
-        return code not in ((0, SAVED) if self.asked else (0,))
+        return code not in ((0, SAVED) if self.launch.saves else (0,))
 
     def _after_a_failure(self, ranks: Ranks, signals: Signals) -> str:
         """Let the others say what they know, or end in their own way."""
@@ -244,17 +245,16 @@ class _Attempt:
     def _answer(self, ends: dict[int, int], signals: Signals) -> None:
         """After a request to end: say how it was met."""
         requests = [*self.asked, *signals.take()]
+        if set(ends.values()) == {SAVED} and len(requests) <= 1:  # none when somebody asked the ranks themselves
+            step = checkpoints_in(self.launch.folder.checkpoints)[0].step
+            raise InterruptError(
+                "INTERRUPTED",
+                f"Stopped on request after {step} steps; all of them are saved.",
+                value=step,
+                hint=f"Go on with `strategist resume {self.launch.folder.path}`.",
+            )
         if not requests:
             return
-        if self.launch.saves and len(requests) == 1 and set(ends.values()) == {SAVED}:
-            checkpoint, _ = newest_complete(self.launch.folder.checkpoints)
-            if checkpoint is not None:
-                raise InterruptError(
-                    "INTERRUPTED",
-                    f"Stopped on request after {checkpoint.step} steps; all of them are saved.",
-                    value=checkpoint.step,
-                    hint=f"Go on with `strategist resume {self.launch.folder.path}`.",
-                )
         if set(ends.values()) == {0} and len(ends) == self.launch.world:
             return  # it was done before it heard
         self._say_what_is_lost()
@@ -264,9 +264,9 @@ class _Attempt:
 
     def _say_what_is_lost(self) -> None:
         if self.launch.saves:
-            checkpoint, _ = newest_complete(self.launch.folder.checkpoints)
-            place = f"the checkpoint of step {checkpoint.step}" if checkpoint else "no checkpoint"
-            self.remark(f"ended without saving; {place} is the newest complete one")
+            found = checkpoints_in(self.launch.folder.checkpoints)
+            words = f"the newest checkpoint is that of step {found[0].step}" if found else "there is no checkpoint"
+            self.remark(f"ended without saving; {words}")
 
 
 def _state(pid: int) -> str:

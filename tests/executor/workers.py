@@ -28,9 +28,9 @@ from tests.executor.reference import LEARNING_RATE, STEPS, Task, dataset_of
 Outcome = tuple[list[float], dict[str, Tensor], list[float]]
 
 
-def train_task(plan: Plan, task: Task) -> Outcome:
-    """Losses, final parameters and gradient norms of the task under the plan's layout."""
-    session = build(
+def _session(plan: Plan, task: Task) -> Session:
+    """A session for the task, with the optimizer of the reference."""
+    return build(
         plan,
         model_from_shape(task.shape),
         default_optimizer(plan, LEARNING_RATE),
@@ -38,6 +38,11 @@ def train_task(plan: Plan, task: Task) -> Outcome:
         seed=task.seed,
         instruments=Instruments(compile_backend="aot_eager"),
     )
+
+
+def train_task(plan: Plan, task: Task) -> Outcome:
+    """Losses, final parameters and gradient norms of the task under the plan's layout."""
+    session = _session(plan, task)
     results = [session.step(batch) for batch in session.loader(dataset_of(task), seed=task.seed)]
     return [r.loss for r in results], session.parameters_full(), [r.gradient_norm for r in results]
 
@@ -181,14 +186,7 @@ def train_on_little_data(plan: Plan, steps: int) -> tuple[list[int], list[float]
 
 def train_part(plan: Plan, task: Task, start: Path | None, until: int, target: Path) -> Outcome:
     """Go on from a checkpoint to step `until` and save: losses of these steps, parameters, gradient norms."""
-    session = build(
-        plan,
-        model_from_shape(task.shape),
-        default_optimizer(plan, LEARNING_RATE),
-        clip_norm=task.clip_norm,
-        seed=task.seed,
-        instruments=Instruments(compile_backend="aot_eager"),
-    )
+    session = _session(plan, task)
     if start is not None:
         session.load(start)
     batches = iter(session.loader(dataset_of(task), seed=task.seed, first_step=session.steps))
