@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from contextlib import suppress
 from types import FrameType, TracebackType
 
 HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -18,13 +19,11 @@ class Signals:
 
     def __init__(self) -> None:
         self.came: list[int] = []
-        self.ready, self._wake = os.pipe()
+        self.ready, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def __enter__(self) -> Signals:
         self._listens = threading.current_thread() is threading.main_thread()
         if self._listens:
-            for end in (self.ready, self._wake):
-                os.set_blocking(end, False)
             self._wakeup = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
             self._before = {number: signal.signal(number, self._note) for number in HEARD}
         return self
@@ -35,7 +34,7 @@ class Signals:
     def take(self) -> list[int]:
         """The signals since the last call."""
         came, self.came = self.came, []
-        if came:
+        with suppress(BlockingIOError):  # its bytes may have been read with those of the signal before
             os.read(self.ready, 4096)
         return came
 

@@ -129,9 +129,10 @@ class _Attempt:
                 for row in ranks.last_words():
                     self._heard(row)
                 ends, evidence = dict(ranks.ends), self._evidence(ranks, trouble) if trouble else None
+            self.asked += signals.take()
             if evidence is not None:
                 evidence = replace(evidence, failures=self._failures())
-        self._answer(ends, signals)
+        self._answer(ends)
         return judge(evidence, self.number) if evidence is not None else None
 
     def _clear(self) -> None:
@@ -242,10 +243,9 @@ class _Attempt:
                 found[rank] = Failure(**json.loads(path.read_text(encoding="utf-8")))
         return found
 
-    def _answer(self, ends: dict[int, int], signals: Signals) -> None:
+    def _answer(self, ends: dict[int, int]) -> None:
         """After a request to end: say how it was met."""
-        requests = [*self.asked, *signals.take()]
-        if set(ends.values()) == {SAVED} and len(requests) <= 1:  # none when somebody asked the ranks themselves
+        if set(ends.values()) == {SAVED} and len(self.asked) <= 1:  # none when somebody asked the ranks themselves
             step = checkpoints_in(self.launch.folder.checkpoints)[0].step
             raise InterruptError(
                 "INTERRUPTED",
@@ -253,14 +253,14 @@ class _Attempt:
                 value=step,
                 hint=f"Go on with `strategist resume {self.launch.folder.path}`.",
             )
-        if not requests:
+        if not self.asked:
             return
         if set(ends.values()) == {0} and len(ends) == self.launch.world:
             return  # it was done before it heard
         self._say_what_is_lost()
-        if requests[0] == signal.SIGINT:
+        if self.asked[0] == signal.SIGINT:
             raise KeyboardInterrupt
-        raise SystemExit(128 + requests[0])
+        raise SystemExit(128 + self.asked[0])
 
     def _say_what_is_lost(self) -> None:
         if self.launch.saves:

@@ -176,6 +176,16 @@ def test_a_request_to_stop_saves_and_another_layout_goes_on(tmp_path: Path, unha
 
 
 @pytest.mark.nightly
+def test_one_rank_that_is_asked_to_stop_stops_all(tmp_path: Path) -> None:
+    """A cluster may signal a rank and not its supervisor: all ranks save after the same step, and the run ends with 7."""
+    run = faulted(tmp_path, "1:2:forward:term")
+    assert run.done.code == 7, run.done.err
+    assert [each.step for each in checkpoints_in(run.folder.checkpoints)] == [3, 2]
+    assert run.verdicts == []
+    assert_clean(run)
+
+
+@pytest.mark.nightly
 def test_a_second_request_ends_at_once(tmp_path: Path) -> None:
     """The first Ctrl-C waits for a step that never ends; the second ends everything, says what is lost, and the last complete
     checkpoint is intact."""

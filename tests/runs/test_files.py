@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
 import time
@@ -30,7 +32,9 @@ from strategist.runs.checkpoints import (
 )  # fmt: skip
 from strategist.runs.folder import append_row, rows_of, write_whole
 from strategist.runs.job import require_same_job
+from strategist.runs.launch import Ranks, environment_of
 from strategist.runs.lock import is_held, locked
+from strategist.runs.signals import Signals
 from tests.plans import make_plan, tiny_gpt2
 
 
@@ -166,3 +170,47 @@ def test_a_foreign_manifest_is_a_flaw(change: dict[str, object], tmp_path: Path)
     found, passed = newest_complete(tmp_path)
     assert found is None
     assert passed[0].why.endswith((".", "?"))
+
+
+def test_signals_are_listed_in_order_and_none_is_lost() -> None:
+    """While they are heard, signals interrupt nothing; afterwards the handlers of before are back."""
+    before = signal.getsignal(signal.SIGTERM)
+    with Signals() as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert select.select([signals.ready], [], [], 5)[0]
+        assert signals.take() == [signal.SIGTERM]
+        for number in (signal.SIGHUP, signal.SIGINT):
+            os.kill(os.getpid(), number)
+        assert signals.take() == [signal.SIGHUP, signal.SIGINT]
+        assert signals.take() == []
+        assert not select.select([signals.ready], [], [], 0)[0]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_ranks_say_their_numbers_and_leave_nobody(tmp_path: Path) -> None:
+    """Each rank hears its number and the others' count, what it says is heard whole, its end is known by its code, and what it
+    started ends with it."""
+    program = (
+        "import os, subprocess, sys; child = subprocess.Popen(['sleep', '100']);"
+        "os.write(1, f\"{os.environ['RANK']} of {os.environ['WORLD_SIZE']} {child.pid}\\n\".encode()); sys.exit(int(os.environ['RANK']) * 3)"
+    )
+    rows: list[str] = []
+    with Ranks((sys.executable, "-S", "-c", program), 2, environment_of(2, 0, tmp_path / "store")) as ranks:
+        while not ranks.over:
+            rows += ranks.wait(0.05)
+        rows += ranks.last_words()
+        children = [int(row.split()[3]) for row in rows]
+        assert all(Path(f"/proc/{pid}").exists() for pid in children)
+    assert sorted(row.rpartition(" ")[0] for row in rows) == ["0 of 2", "1 of 2"]
+    assert ranks.ends == {0: 0, 1: 3}
+    for pid in children:
+        while Path(f"/proc/{pid}").exists() and state(pid) != "Z":
+            time.sleep(0.01)
+
+
+def state(pid: int) -> str:
+    """The letter of a process' state."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"

@@ -39,6 +39,7 @@ if "STRATEGIST_TEST_FAULT" in os.environ and "RANK" in os.environ:
         "leave": lambda: sys.exit(0),
         "poison": _poison,
         "full-disk": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)),
+        "term": lambda: os.kill(os.getpid(), signal.SIGTERM),
         "term-parent": lambda: os.kill(os.getppid(), signal.SIGTERM),
         "int-parent": lambda: os.kill(os.getppid(), signal.SIGINT),
         "kill-parent": lambda: os.kill(os.getppid(), signal.SIGKILL),
