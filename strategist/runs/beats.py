@@ -15,8 +15,8 @@ from strategist.records import dataclass
 PHASES = ("start", "load", "data", "forward", "backward", "reduce", "step", "save", "done")
 """What a rank does, in the order of a step. A rank that is behind the others in step or phase keeps them waiting."""
 
-BEFORE_STEPS = ("start", "load")
-"""Phases in which processes start, meet, build and read: they take their time whatever a step takes."""
+SLOW = ("start", "load", "save")
+"""Phases in which processes start, meet, build, read and write: they take their time whatever a step takes."""
 
 WIDTH = 160
 """Bytes of a beat: always the same, so that one write replaces the last."""

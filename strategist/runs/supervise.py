@@ -12,7 +12,7 @@ from pathlib import Path
 from strategist.document.write import as_document
 from strategist.errors import InterruptError, TrainingError
 from strategist.records import dataclass, replace
-from strategist.runs.beats import BEFORE_STEPS, Beat, read_beat
+from strategist.runs.beats import SLOW, Beat, read_beat
 from strategist.runs.checkpoints import Checkpoint, checkpoints_in, newest_complete, set_aside, sweep
 from strategist.runs.folder import RunFolder, append_row
 from strategist.runs.launch import Ranks, environment_of
@@ -25,8 +25,8 @@ SAVED = 7
 TICK_SECONDS = 0.2
 GRACE_SECONDS = 5.0
 """How long the others may take to say what they know after one rank failed; they look for its words for three."""
-START_SECONDS = 120.0
-"""How long ranks may at least take to start, meet, build and load, however short a step's heartbeat is."""
+SLOW_SECONDS = 120.0
+"""How long ranks may at least take to start, meet, build, load or save, however short a step's heartbeat is."""
 PATIENCE_SECONDS = 30.0
 """How long a foreign program may take to end after SIGTERM, as with torchrun."""
 TAIL = 20
@@ -178,9 +178,9 @@ class _Attempt:
     def _is_wrong(self, rank: int, code: int) -> bool:
         if self.asked and not self.launch.saves:
             return False
-        if self.launch.reports and code == 0:
-            beat = self._beat(rank)
-            return beat is not None and beat.phase != "done"
+        beat = self._beat(rank) if self.launch.reports else None
+        if beat is not None and (code == 0 or beat.phase == "done"):  # what happens after the work is done harms nobody
+            return beat.phase != "done"
         return code not in ((0, SAVED) if self.launch.saves else (0,))
 
     def _after_a_failure(self, ranks: Ranks, signals: Signals) -> str:
@@ -197,17 +197,17 @@ class _Attempt:
     def _is_silent(self, ranks: Ranks) -> bool:
         """Whether some rank has said nothing for longer than it may."""
         return any(
-            seconds > (max(self.launch.heartbeat_s, START_SECONDS) if is_starting else self.launch.heartbeat_s)
-            for seconds, is_starting in self._silences(ranks)
+            seconds > (max(self.launch.heartbeat_s, SLOW_SECONDS) if is_slow else self.launch.heartbeat_s)
+            for seconds, is_slow in self._silences(ranks)
         )
 
     def _silences(self, ranks: Ranks) -> Iterator[tuple[float, bool]]:
-        """Seconds since the latest word of each rank that is not done, and whether it has not begun with steps."""
+        """Seconds since the latest word of each rank that is not done, and whether it does what may take long."""
         now = time.monotonic()
         for rank in range(self.launch.world):
             beat = self._beat(rank)
             if rank not in ranks.ends and (beat is None or beat.phase != "done"):
-                yield now - (beat.at if beat else self.began), beat is None or beat.phase in BEFORE_STEPS
+                yield now - (beat.at if beat else self.began), beat is None or beat.phase in SLOW
 
     def _beat(self, rank: int) -> Beat | None:
         return read_beat(self.launch.folder.of_rank(rank, "beat"))
@@ -245,7 +245,9 @@ class _Attempt:
 
     def _answer(self, ends: dict[int, int]) -> None:
         """After a request to end: say how it was met."""
-        if set(ends.values()) == {SAVED} and len(self.asked) <= 1:  # none when somebody asked the ranks themselves
+        if (
+            self.launch.saves and set(ends.values()) == {SAVED} and len(self.asked) <= 1
+        ):  # none when somebody asked the ranks themselves
             step = checkpoints_in(self.launch.folder.checkpoints)[0].step
             raise InterruptError(
                 "INTERRUPTED",
@@ -255,8 +257,8 @@ class _Attempt:
             )
         if not self.asked:
             return
-        if set(ends.values()) == {0} and len(ends) == self.launch.world:
-            return  # it was done before it heard
+        if set(ends.values()) == {0} and len(ends) == self.launch.world:  # it was done before it heard
+            return
         self._say_what_is_lost()
         if self.asked[0] == signal.SIGINT:
             raise KeyboardInterrupt
