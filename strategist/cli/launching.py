@@ -16,7 +16,6 @@ from strategist.reports.measured import compared, measured_lines
 from strategist.runs.checkpoints import Checkpoint
 from strategist.runs.folder import RunFolder, write_whole
 from strategist.runs.job import JobRecord
-from strategist.runs.lock import locked
 from strategist.runs.supervise import Launch, supervise
 from strategist.units import parse_integer
 
@@ -42,32 +41,39 @@ def whole_number(options: Namespace, flag: str, default: int, *, low: int = 1, h
     return parse_integer(given, flag, low=low, high=high, example=str(max(default, low))) if given else default
 
 
+def limits(options: Namespace) -> tuple[int, int]:
+    """Seconds of a heartbeat, and restarts at most. Raises InputError as `parse_integer` does."""
+    heartbeat_s = whole_number(options, "--heartbeat", DEFAULT_HEARTBEAT_SECONDS, high=MAX_SECONDS)
+    return heartbeat_s, whole_number(options, "--max-restarts", 0, low=0)
+
+
 def train_in(folder: RunFolder, plan: Plan, job: JobRecord, options: Namespace) -> int:
-    """Train the built-in job of a run folder under a plan, from its newest complete checkpoint, and report."""
+    """Train the built-in job of a run folder under a plan, from its newest complete checkpoint, and report. The folder must be
+    locked."""
     quiet = options.quiet or options.json
+    heartbeat_s, max_restarts = limits(options)
     launch = Launch(
         command=lambda checkpoint: own_command(folder, job, checkpoint),
         world=plan.mesh.world,
         folder=folder,
         reports=True,
         saves=job.save_every is not None,
-        heartbeat_s=whole_number(options, "--heartbeat", DEFAULT_HEARTBEAT_SECONDS, high=MAX_SECONDS),
-        max_restarts=whole_number(options, "--max-restarts", 0, low=0),
+        heartbeat_s=heartbeat_s,
+        max_restarts=max_restarts,
     )
-    with locked(folder.lock):
-        folder.report.unlink(missing_ok=True)
-        write_whole(folder.plan, dump(plan))
-        with Progress(job.steps, quiet=quiet) as progress, open(folder.log, "a", encoding="utf-8") as log:
+    folder.report.unlink(missing_ok=True)
+    write_whole(folder.plan, dump(plan))
+    with Progress(job.steps, quiet=quiet) as progress, open(folder.log, "a", encoding="utf-8") as log:
 
-            def heard(row: str) -> None:
-                log.write(row + "\n")
-                if row.startswith("step "):
-                    progress.advance(row, brief=row.partition(": ")[2].partition(",")[0])
-                elif options.verbose and not quiet:
-                    note(row)
+        def heard(row: str) -> None:
+            log.write(row + "\n")
+            if row.startswith("step "):
+                progress.advance(row, brief=row.partition(": ")[2].partition(",")[0])
+            elif options.verbose and not quiet:
+                note(row)
 
-            supervise(launch, heard, lambda text: note(text, quiet=quiet))
-        report = _report(folder)
+        supervise(launch, heard, lambda text: note(text, quiet=quiet))
+    report = _report(folder)
     if options.json:
         terms = [as_document(each) | {"ratio": each.ratio} for each in compared(plan, report)]
         show_document({"plan": plan.seal, "terms": terms, "report": report})

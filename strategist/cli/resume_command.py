@@ -14,6 +14,7 @@ from strategist.errors import InputError, shown
 from strategist.runs.checkpoints import Checkpoint, newest_complete
 from strategist.runs.folder import RunFolder
 from strategist.runs.job import read_job, require_same_job
+from strategist.runs.lock import locked
 
 COMMAND = Command(
     "resume",
@@ -32,6 +33,11 @@ COMMAND = Command(
 def run(options: Namespace) -> int:
     """Find the checkpoint, check the plan against the job and this machine, and train on."""
     folder = run_folder(options.run)
+    with locked(folder.lock):  # before anything is read: whoever runs in there takes old checkpoints away
+        return _resume(folder, options)
+
+
+def _resume(folder: RunFolder, options: Namespace) -> int:
     checkpoint = _checkpoint(folder)
     job, before = read_job(folder), load_plan(str(folder.plan), "RUN")
     plan = before if options.plan is None else load_plan(options.plan, "--plan")

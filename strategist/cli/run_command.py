@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from strategist.cli.arguments import Command, Namespace, Positional
 from strategist.cli.files import check_target
 from strategist.cli.flags import COMMON, Flag
-from strategist.cli.launching import ACCEPT, WATCHING, train_in, whole_number
+from strategist.cli.launching import ACCEPT, WATCHING, limits, train_in, whole_number
 from strategist.cli.output import note, show_document
 from strategist.cli.preflight import preflight
 from strategist.document.load import load_plan
@@ -19,6 +19,7 @@ from strategist.document.write import dump
 from strategist.errors import InputError, shown
 from strategist.runs.folder import RunFolder, write_whole
 from strategist.runs.job import DEFAULT_KEEP, JobRecord
+from strategist.runs.lock import locked
 from strategist.runs.supervise import Launch, supervise
 
 DEFAULT_STEPS = 20
@@ -52,6 +53,7 @@ def run(options: Namespace) -> int:
     command = options.foreign
     _check_flags(options, command)
     job = _job(options)
+    limits(options)  # what is wrong with them is said before a folder is made
     plan = load_plan(options.plan)
     if options.out is not None:
         _require_new(options.out)
@@ -108,8 +110,9 @@ def _job(options: Namespace) -> JobRecord:
 
 
 def _begin(folder: RunFolder, plan: Plan, job: JobRecord, options: Namespace) -> int:
-    write_whole(folder.job, dump(job))
-    return train_in(folder, plan, job, options)
+    with locked(folder.lock):
+        write_whole(folder.job, dump(job))
+        return train_in(folder, plan, job, options)
 
 
 def _foreign(folder: RunFolder, plan: Plan, command: Sequence[str], options: Namespace) -> int:

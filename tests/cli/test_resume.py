@@ -133,6 +133,7 @@ def test_resume_refuses(
         (("--save-every", "2"), "E_MISSING", "--out"),
         (("--max-restarts", "2"), "E_MISSING", "--out"),
         (("--out", "R", "--save-every", "0"), "E_TOO_SMALL", "--save-every"),
+        (("--out", "R", "--heartbeat", "soon"), "E_PARSE", "--heartbeat"),
         (("--out", "there"), "E_EXISTS", "--out"),
         (("--out", "R", "--", "python", "train.py"), "E_CONFLICT", "--out"),
         (("--heartbeat", "9", "--", "python", "train.py"), "E_CONFLICT", "--heartbeat"),
