@@ -12,14 +12,34 @@ from strategist.document.plan import Plan
 from strategist.emitters.accelerate import ACCELERATE
 from strategist.emitters.deepspeed import DEEPSPEED
 from strategist.emitters.emitter import Emitter, Files, Options
+from strategist.emitters.kubernetes import KUBERNETES
 from strategist.emitters.lightning import FABRIC_TARGET, TRAINER_TARGET
+from strategist.emitters.mp_spawn import MP_SPAWN
+from strategist.emitters.mpirun import MPIRUN
 from strategist.emitters.quoting import checked_options
+from strategist.emitters.ray import RAY
+from strategist.emitters.skypilot import SKYPILOT
 from strategist.emitters.slurm import SLURM
 from strategist.emitters.torchrun import TORCHRUN
 from strategist.emitters.transformers import TRANSFORMERS
+from strategist.emitters.trl import TRL
 from strategist.errors import InputError, did_you_mean
 
-EMITTERS: tuple[Emitter, ...] = (TORCHRUN, SLURM, ACCELERATE, DEEPSPEED, TRANSFORMERS, FABRIC_TARGET, TRAINER_TARGET)
+EMITTERS: tuple[Emitter, ...] = (
+    TORCHRUN,
+    SLURM,
+    MP_SPAWN,
+    MPIRUN,
+    KUBERNETES,
+    RAY,
+    SKYPILOT,
+    ACCELERATE,
+    DEEPSPEED,
+    TRANSFORMERS,
+    TRL,
+    FABRIC_TARGET,
+    TRAINER_TARGET,
+)
 """Every target, in the order of `emit --list`."""
 
 

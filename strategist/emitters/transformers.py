@@ -81,12 +81,7 @@ COVERAGE = Coverage(
     hint="Emit it to accelerate, deepspeed or torchrun, or pin another layout.",
 )
 
-TRAIN = script(
-    "Transformers' Trainer",
-    "from torch.distributed.fsdp import MixedPrecisionPolicy\n"
-    "from torch.utils.data import Dataset\n"
-    "from transformers import AutoConfig, AutoModelForCausalLM, HfArgumentParser, Trainer, TrainerCallback, TrainingArguments\n",
-    '''
+_TRAIN = '''
 
 class Report(TrainerCallback):
     """One line per optimizer step."""
@@ -96,7 +91,7 @@ class Report(TrainerCallback):
             print(f"step {state.global_step - 1}  loss {float(logs['loss']):.6f}", flush=True)
 
 
-class DecaysAll(Trainer):
+class DecaysAll(TRAINER):
     """Weight decay on every parameter, as strategist's executor has it; Trainer spares norms and biases."""
 
     def get_decay_parameter_names(self, model):
@@ -104,13 +99,13 @@ class DecaysAll(Trainer):
 
 
 def main():
-    (arguments,) = HfArgumentParser(TrainingArguments).parse_json_file(str(here / "training.json"))
+    (arguments,) = HfArgumentParser(ARGUMENTS).parse_json_file(str(here / "CONFIG"))
     if arguments.world_size != mesh["dp_replicate"] * mesh["dp_shard"]:
         raise SystemExit(f"{arguments.world_size} processes were started; the plan has another number.")
     arguments.max_steps, arguments.learning_rate = options.steps, options.learning_rate
     model = make_model()
     data = SyntheticTokens(model.config.vocab_size)
-    trainer = DecaysAll(model=model, args=arguments, train_dataset=data, callbacks=[Report()])
+    trainer = DecaysAll(model=model, args=arguments, train_dataset=DATA, callbacks=[Report()]WORDS)
     plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
     if plugin is not None and formats["compute"] != "float32":
         # No argument names the format of reduction: it would be that of compute.
@@ -122,8 +117,34 @@ def main():
 
 
 main()
-''',
-    recompute="",
+'''
+
+
+def trainer_script(
+    title: str,
+    imports: str,
+    *,
+    arguments: str,
+    trainer: str,
+    config: PurePosixPath,
+    data: str = "data",
+    words: str = "",
+) -> str:
+    """A script around Trainer or a class made from it, which is given `data` and told `words` besides."""
+    names = {"ARGUMENTS": arguments, "TRAINER": trainer, "CONFIG": str(config), "DATA": data, "WORDS": words}
+    body = _TRAIN
+    for stands, name in names.items():
+        body = body.replace(stands, name)
+    shared = "from torch.distributed.fsdp import MixedPrecisionPolicy\nfrom torch.utils.data import Dataset\n"
+    return script(title, shared + imports, body, recompute="")
+
+
+TRAIN = trainer_script(
+    "Transformers' Trainer",
+    "from transformers import AutoConfig, AutoModelForCausalLM, HfArgumentParser, Trainer, TrainerCallback, TrainingArguments\n",
+    arguments="TrainingArguments",
+    trainer="Trainer",
+    config=CONFIG,
 )
 
 

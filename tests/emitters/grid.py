@@ -12,6 +12,8 @@ from typing import Any
 
 from strategist import StrategistError, emit
 from strategist.document.plan import MESH_AXES, NumberFormats, Plan
+from strategist.facts.gpus import gpu_by_id
+from strategist.facts.model import ModelShape
 from tests.plans import BFLOAT16, FLOAT32, FLOAT64, make_plan, tiny_llama
 
 AXES: tuple[dict[str, Any], ...] = (
@@ -57,15 +59,27 @@ COMMON: dict[str, Any] = {"formats": FLOAT32, "backend": "nccl"}
 """What every target can say."""
 
 
-def grid() -> Iterator[tuple[str, Plan]]:
-    """Every axis with every option."""
+@cache
+def grid() -> tuple[tuple[str, Plan], ...]:
+    """Every axis with every option, each with a label."""
+    return tuple(_plans())
+
+
+def _plans() -> Iterator[tuple[str, Plan]]:
     for axes, options in product(AXES, OPTIONS):
         pipeline = {"accumulation": 4} if axes.get("pp", 1) > 1 else {}
         choices = COMMON | pipeline | axes | options
-        yield (
-            json.dumps({key: str(value) for key, value in choices.items()}),
-            make_plan(tiny_llama(layers=4), **choices),
-        )
+        yield json.dumps({key: str(value) for key, value in choices.items()}), plan_for(tiny_llama(layers=4), **choices)
+
+
+def plan_for(shape: ModelShape | None = None, **choices: Any) -> Plan:
+    """A plan by hand, on H100s where it talks through nccl."""
+    plan = make_plan(shape, **choices)
+    if plan.strategy.backend != "nccl":
+        return plan
+    ((group,), cpus) = plan.cluster.groups, plan.cluster
+    node = replace(group.node, gpu=gpu_by_id("h100-sxm-80gb"))
+    return replace(plan, cluster=replace(cpus, groups=(replace(group, node=node),)))
 
 
 @cache

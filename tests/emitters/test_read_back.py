@@ -15,8 +15,7 @@ from strategist import StrategistError, emit
 from strategist.document.plan import Mesh, Plan, Strategy
 from strategist.emitters import EMITTERS
 from strategist.emitters.coverage import plain_values
-from tests.emitters.grid import COMMON, grid, written
-from tests.plans import make_plan
+from tests.emitters.grid import COMMON, grid, plan_for, written
 
 Said = dict[str, Any]
 Files = Mapping[PurePosixPath, str]
@@ -175,13 +174,13 @@ def test_axes_are_those_that_are_written(emitter: Any) -> None:
 def test_refusals_say_why(target: str, choices: Said, words: str) -> None:
     """What a framework cannot express is refused with the field and the reason."""
     with pytest.raises(StrategistError, match=words) as refused:
-        emit(make_plan(**COMMON | choices), target)
+        emit(plan_for(**COMMON | choices), target)
     assert (refused.value.code, refused.value.exit_code) == ("UNSUPPORTED", 3)
 
 
 @pytest.mark.parametrize("target", ["accelerate", "deepspeed", "transformers", "fabric", "trainer"])
 def test_fp8_is_not_taken_for_bf16(target: str) -> None:
     """A plan in fp8 keeps the formats of bf16, and is refused all the same."""
-    plan = make_plan(dp_replicate=2, **COMMON)
+    plan = plan_for(dp_replicate=2, **COMMON)
     with pytest.raises(StrategistError, match=r"workload\.precision = fp8"):
         emit(replace(plan, workload=replace(plan.workload, precision="fp8")), target)
