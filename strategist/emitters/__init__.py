@@ -10,10 +10,12 @@ from typing import Any
 
 from strategist.document.plan import Plan
 from strategist.emitters.accelerate import ACCELERATE
+from strategist.emitters.axolotl import AXOLOTL
 from strategist.emitters.deepspeed import DEEPSPEED
 from strategist.emitters.emitter import Emitter, Files, Options
 from strategist.emitters.kubernetes import KUBERNETES
 from strategist.emitters.lightning import FABRIC_TARGET, TRAINER_TARGET
+from strategist.emitters.llama_factory import LLAMA_FACTORY
 from strategist.emitters.mp_spawn import MP_SPAWN
 from strategist.emitters.mpirun import MPIRUN
 from strategist.emitters.quoting import checked_options
@@ -37,6 +39,8 @@ EMITTERS: tuple[Emitter, ...] = (
     DEEPSPEED,
     TRANSFORMERS,
     TRL,
+    LLAMA_FACTORY,
+    AXOLOTL,
     FABRIC_TARGET,
     TRAINER_TARGET,
 )

@@ -11,7 +11,7 @@ from typing import Any
 
 from strategist.document.plan import Plan
 from strategist.emitters import transformers
-from strategist.emitters.coverage import Clash, causal_models
+from strategist.emitters.coverage import causal_models
 from strategist.emitters.emitter import Emitter, Files, Options
 from strategist.emitters.serial import json_text
 from strategist.emitters.torchrun import job_files
@@ -20,16 +20,10 @@ from strategist.records import replace
 CONFIG = PurePosixPath("sft.json")
 
 
-def _in_trl(clash: Clash) -> Clash:
-    return replace(
-        clash, sentence=clash.sentence.replace("Transformers 5.23", "Transformers 5.23, which TRL rests on,")
-    )
-
-
 COVERAGE = replace(
     transformers.COVERAGE,
     framework="TRL 1.16",
-    clashes=(*(_in_trl(clash) for clash in transformers.COVERAGE.clashes[:-1]), causal_models("TRL")),
+    clashes=(*transformers.CLASHES, causal_models("TRL")),
 )
 
 TRAIN = transformers.trainer_script(
@@ -40,8 +34,10 @@ TRAIN = transformers.trainer_script(
     arguments="SFTConfig",
     trainer="SFTTrainer",
     config=CONFIG,
-    data="Table.from_list([{name: row.tolist() for name, row in data[i].items()} for i in range(len(data))])",
-    words=", processing_class=AutoTokenizer.from_pretrained(options.model)",
+    more="    rows = [{name: row.tolist() for name, row in data[index].items()} for index in range(len(data))]\n"
+    "    data = Table.from_list(rows)  # TRL asks for its columns\n"
+    "    tokenizer = AutoTokenizer.from_pretrained(options.model)\n",
+    words=", processing_class=tokenizer",
 )
 
 

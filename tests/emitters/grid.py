@@ -82,6 +82,14 @@ def plan_for(shape: ModelShape | None = None, **choices: Any) -> Plan:
     return replace(plan, cluster=replace(cpus, groups=(replace(group, node=node),)))
 
 
+def plan_on(nodes: int, ranks: int = 2, **said: Any) -> Plan:
+    """A sharded plan on some equal nodes; of CPUs, or with `said` of something else."""
+    plan = plan_for(dp_shard=nodes * ranks, zero=3, **said)
+    group = plan.cluster.groups[0]
+    node = replace(group.node, gpus=ranks, fast_domain=ranks)
+    return replace(plan, cluster=replace(plan.cluster, groups=(replace(group, node=node, count=nodes),)))
+
+
 @cache
 def outcomes(target: str) -> dict[str, tuple[Plan, dict[PurePosixPath, str] | StrategistError]]:
     """What a target does with every plan of the grid."""

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given
@@ -17,7 +16,7 @@ from strategist.emitters import EMITTERS
 from strategist.emitters.emitter import Options
 from strategist.errors import is_hostile
 from tests.cli.harness import call, hand_written
-from tests.emitters.grid import COMMON, plan_for
+from tests.emitters.grid import COMMON, plan_on
 from tests.emitters.stubs import Call, Ran, run_script, zeros
 from tests.examples import examples
 
@@ -33,14 +32,6 @@ HOSTILE = (
     "> canary", "{a,b}", "x'\"'y", "%x-%j", "\\$(touch canary)",
 )  # fmt: skip
 """Values that do something to a careless script."""
-
-
-def plan_on(nodes: int, ranks: int = 2, **said: Any) -> Plan:
-    """A sharded plan on some equal nodes; of CPUs, or with `said` of something else."""
-    plan = plan_for(dp_shard=nodes * ranks, zero=3, **said)
-    group = plan.cluster.groups[0]
-    node = replace(group.node, gpus=ranks, fast_domain=ranks)
-    return replace(plan, cluster=replace(plan.cluster, groups=(replace(group, node=node, count=nodes),)))
 
 
 @cache
