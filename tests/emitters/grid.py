@@ -107,3 +107,9 @@ def written(target: str) -> Iterator[tuple[Plan, dict[PurePosixPath, str]]]:
     for plan, outcome in outcomes(target).values():
         if isinstance(outcome, dict):
             yield plan, outcome
+
+
+def distinct(target: str, name: str) -> list[tuple[str, int]]:
+    """The different texts of one file over the grid, each with the number of ranks that it is for."""
+    path = PurePosixPath(name)
+    return sorted({(files[path], plan.mesh.world) for plan, files in written(target) if path in files})
