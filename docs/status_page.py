@@ -100,8 +100,9 @@ LATER: Mapping[str, str] = {
 MISSING = (
     "Of the search: no progress bar and no `--time-budget`, no `--allow-idle`, no uneven stages that are chosen, no schedules "
     "beyond 1F1B, GPipe and interleaved; `plan` does not say which assumption, changed by how much, would flip its choice.",
-    "Files for mp.spawn, mpirun, TRL, torchtitan, Megatron, LLaMA-Factory, axolotl, Ray, Kubernetes and others; tensor, pipeline, context "
-    "and expert parallelism in the files of Accelerate, DeepSpeed, Transformers and Lightning.",
+    "Files for torchtitan, Megatron, NeMo, nanotron, llm-foundry, BytePS and EPL; tensor, pipeline, context and expert parallelism in "
+    "the files of Accelerate, DeepSpeed, Transformers, TRL, Lightning, LLaMA-Factory and axolotl; FSDP in those of the last two. "
+    "Scripts for nn.DataParallel and a parameter server: no plan says either.",
     "Emitted files of frameworks were parsed by them and trained with on two CPU ranks (`make test-frameworks`), not on GPUs. Times and "
     "bytes beside them are those of the plan's profile, not of that framework.",
     "Rehearsals measured on a GPU: not yet. `strategist rehearse` was tested on CPU ranks; benchmarks/device/rehearse_gpu.py is the "
