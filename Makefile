@@ -23,7 +23,7 @@ test: $(VENV)/everything.stamp     ## every test except the nightly ones
 test-frameworks: test-frameworks-hf $(GROUPS_OF_FRAMEWORKS:%=test-frameworks-%)  ## emitted files, parsed and trained by the frameworks themselves, in environments of their own
 
 test-frameworks-hf: $(FRAMEWORKS)/hf/stamp  ## the first of these environments alone: Hugging Face's, DeepSpeed and Lightning
-	$(FRAMEWORKS)/hf/bin/python -m pytest tests/frameworks/test_parsed.py tests/frameworks/test_trained.py -W ignore --write-proofs
+	$(FRAMEWORKS)/hf/bin/python -m pytest $(addprefix tests/frameworks/test_,parsed.py trained.py slurm.py) -W ignore --write-proofs
 
 # Frameworks whose versions clash with the others': make test-frameworks-ray
 test-frameworks-%: $(FRAMEWORKS)/%/stamp

@@ -12,6 +12,7 @@ from typing import Any
 
 from strategist import emit
 from strategist.document.plan import Plan
+from strategist.emitters.emitter import Options
 from tests.plans import FLOAT32, make_plan
 from tests.source import ROOT
 
@@ -35,11 +36,11 @@ def job_environment(*paths: Path) -> dict[str, str]:
     return env | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, *paths)))}
 
 
-def write_job(folder: Path, target: str, plan: Plan) -> Path:
+def write_job(folder: Path, target: str, plan: Plan, options: Options | None = None) -> Path:
     """The files of a target in a folder of their own."""
     job = folder / "job"
     job.mkdir(parents=True)
-    for name, text in emit(plan, target).items():
+    for name, text in emit(plan, target, options).items():
         (job / name).write_text(text, encoding="utf-8")
     return job
 
