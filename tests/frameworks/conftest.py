@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from strategist.emitters import EMITTERS
+from tests.frameworks.jobs import ALONE, WORDS, trained
 from tests.source import PACKAGE
 
 LEVELS = ("keys", "parsed", "trained")
@@ -86,6 +87,12 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(configuration), encoding="utf-8")
     return folder
+
+
+@pytest.fixture(scope="session")
+def losses_of_one_rank(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """What the job on strategist's executor prints when torchrun starts one rank."""
+    return trained(tmp_path_factory.mktemp("alone"), "torchrun", ALONE, WORDS)
 
 
 @pytest.fixture(scope="session")

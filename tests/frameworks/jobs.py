@@ -20,8 +20,8 @@ SHIM = Path(__file__).with_name("cpu_ranks")
 STEPS = 3
 SEED = 5
 
-EXECUTOR_CASES: tuple[dict[str, Any], ...] = ({"dp_shard": 2, "zero": 3}, {"tp": 2})
-"""Layouts of two ranks on strategist's executor."""
+FSDP: dict[str, Any] = {"dp_shard": 2, "zero": 3}
+"""The layout with which launchers are tried: what runs inside the ranks does not depend on who started them."""
 
 
 def job_environment(*paths: Path) -> dict[str, str]:
@@ -64,14 +64,13 @@ def printed_losses(text: str) -> list[float]:
     return [float(loss) for _, loss in found]
 
 
-def executor_plans(choices: dict[str, Any]) -> tuple[Plan, Plan]:
-    """A plan for one rank and one for two, of the same batch."""
+ALONE = make_plan(backend="gloo", formats=FLOAT32, micro_batch=2, accumulation=2)
+"""The plan of one rank that layouts on strategist's executor are compared with."""
+
+WORDS = ("--steps", str(STEPS), "--seed", str(SEED))
+
+
+def executor_plan(choices: dict[str, Any]) -> Plan:
+    """A plan of two ranks for the batch of the one alone."""
     batch = {"micro_batch": 2 if "tp" in choices else 1, "accumulation": 2, "backend": "gloo", "formats": FLOAT32}
-    return make_plan(**batch | {"micro_batch": 2}), make_plan(**batch | choices)
-
-
-def executor_losses(target: str, choices: dict[str, Any], folder: Path) -> tuple[list[float], list[float]]:
-    """Losses of a job on strategist's executor, on one rank and on two."""
-    alone, together = executor_plans(choices)
-    words = ("--steps", str(STEPS), "--seed", str(SEED))
-    return trained(folder / "alone", target, alone, words), trained(folder / "together", target, together, words)
+    return make_plan(**batch | choices)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
-from typing import Any
 
 import pytest
 from ray.train import ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
-from tests.frameworks.jobs import EXECUTOR_CASES, executor_losses
+from tests.frameworks.jobs import FSDP, WORDS, executor_plan, trained
 
 
 @pytest.mark.proves("parsed")
@@ -28,8 +27,6 @@ def test_ray_has_every_word_that_the_script_uses(target: str) -> None:
 
 @pytest.mark.proves("trained")
 @pytest.mark.parametrize("target", ["ray"])
-@pytest.mark.parametrize("choices", EXECUTOR_CASES, ids=str)
-def test_losses_are_those_of_one_worker(target: str, choices: dict[str, Any], tmp_path: Path) -> None:
-    """Two workers print what one prints."""
-    alone, together = executor_losses(target, choices, tmp_path)
-    assert together == pytest.approx(alone, rel=1e-4)
+def test_losses_are_those_of_one_rank(target: str, losses_of_one_rank: list[float], tmp_path: Path) -> None:
+    """Two workers print what one rank prints."""
+    assert trained(tmp_path, target, executor_plan(FSDP), WORDS) == pytest.approx(losses_of_one_rank, rel=1e-4)

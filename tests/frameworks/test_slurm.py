@@ -11,7 +11,7 @@ import pytest
 from strategist.document.plan import Plan
 from strategist.emitters.emitter import Options
 from tests.emitters.grid import COMMON, plan_on
-from tests.frameworks.jobs import SEED, STEPS, executor_plans, job_environment, printed_losses, trained, write_job
+from tests.frameworks.jobs import WORDS, job_environment, printed_losses, write_job
 from tests.frameworks.pretend_slurm import GPUS, NODES, PretendCluster, pretend_cluster
 from tests.plans import FLOAT32
 
@@ -33,18 +33,17 @@ def submitted(cluster: PretendCluster, job: Path, *options: str, words: tuple[st
 
 @pytest.mark.proves("trained")
 @pytest.mark.parametrize("target", ["slurm"])
-def test_losses_are_those_of_one_rank(target: str, cluster: PretendCluster, tmp_path: Path) -> None:
+def test_losses_are_those_of_one_rank(
+    target: str, cluster: PretendCluster, losses_of_one_rank: list[float], tmp_path: Path
+) -> None:
     """The batch job starts torchrun on both nodes, whose ranks print what one rank prints."""
-    alone, _ = executor_plans({})
     plan = plan_on(NODES, 1, micro_batch=1, accumulation=2, backend="gloo", formats=FLOAT32)
-    words = ("--steps", str(STEPS), "--seed", str(SEED))
-    expected = trained(tmp_path / "alone", "torchrun", alone, words)
-    job = write_job(tmp_path / "together", target, plan, Options(master_addr="127.0.0.1"))  # its nodes have no names
-    code, said = submitted(cluster, job, "--wait", words=words)
+    job = write_job(tmp_path, target, plan, Options(master_addr="127.0.0.1"))  # its nodes have no names
+    code, said = submitted(cluster, job, "--wait", words=WORDS)
     (output,) = job.glob("strategist-*.out")
     text = output.read_text(encoding="utf-8")
     assert code == 0, said + text
-    assert printed_losses(text) == pytest.approx(expected, rel=1e-4)
+    assert printed_losses(text) == pytest.approx(losses_of_one_rank, rel=1e-4)
 
 
 @pytest.mark.proves("parsed")
