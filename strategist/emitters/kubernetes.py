@@ -109,7 +109,7 @@ def job_set(name: str, plan: Plan, port: int) -> Manifest:
             {"name": "MASTER_ADDR", "value": f"{name}-node-0-0.{name}"},
             {"name": "MASTER_PORT", "value": str(port)},
         ],
-        "ports": [{"containerPort": port}],
+        "ports": [{"containerPort": port, "protocol": "TCP"}],
     }
     # A node that fails is not started again: the ranks of the others would wait for it in vain.
     inside = {"restartPolicy": "Never"} | pod(
@@ -155,7 +155,7 @@ def train_job(name: str, plan: Plan, port: int) -> Manifest:
 def pytorch_job(name: str, plan: Plan, port: int) -> Manifest:
     """A PyTorchJob of the former training operator, which calls the number of a node RANK."""
     start = _TOLD.format("RANK", "MASTER_ADDR", port, FOLDER)
-    more = {"ports": [{"name": "pytorchjob-port", "containerPort": port}]}
+    more = {"ports": [{"name": "pytorchjob-port", "containerPort": port, "protocol": "TCP"}]}
     template = pod(name, "pytorch", ["bash", "-c", start, "launch.sh"], device_resource(plan), more)
     counts = {"Master": 1, "Worker": plan.cluster.nodes - 1}
     replicas = {

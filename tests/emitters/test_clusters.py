@@ -59,7 +59,7 @@ def test_operators_tell_a_node_where_it_stands(name: str, tmp_path: Path) -> Non
 def worker(spec: Any) -> Any:
     """The container of a PyTorchJob's second node, whose named port is the one where ranks meet."""
     (container,) = spec["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
-    assert container["ports"] == [{"name": "pytorchjob-port", "containerPort": 12345}]
+    assert container["ports"] == [{"name": "pytorchjob-port", "containerPort": 12345, "protocol": "TCP"}]
     return container
 
 
