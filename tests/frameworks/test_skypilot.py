@@ -21,7 +21,7 @@ def test_skypilot_takes_every_file(target: str, tmp_path: Path, monkeypatch: pyt
     kinds = set()
     for text, world in distinct(target, "task.yaml"):
         document = yaml.safe_load(text)
-        task = sky.Task.from_yaml_config(document)
+        task = sky.Task.from_yaml_config(yaml.safe_load(text))  # which takes the document apart
         (resources,) = task.resources
         assert (task.name, task.num_nodes, task.run) == ("strategist", 1, document["run"])
         kinds.add(next(iter(document["resources"])))
