@@ -52,6 +52,7 @@ TECHNIQUES = (
     Technique("TP with sequence parallelism", "tp=8,sequence_parallel=1"),
     Technique("PP, GPipe", "pp=8,schedule=gpipe", more={"global_batch": 16}),  # it keeps the logits of each micro-batch
     Technique("PP, 1F1B", "pp=8,schedule=1f1b"),
+    Technique("PP, weighted stages", "pp=4,dp_replicate=2,stage_split=weighted"),
     Technique("PP, interleaved", "pp=4,dp_replicate=2,virtual_stages=2,schedule=interleaved"),
     Technique("TP x DDP", "tp=2,dp_replicate=4"),
     Technique("TP x FSDP", "tp=2,dp_shard=4,zero=3"),
@@ -98,7 +99,7 @@ LATER: Mapping[str, str] = {
 """Commands that are promised; those that exist drop out of the page by themselves."""
 
 MISSING = (
-    "Of the search: no progress bar and no `--time-budget`, no `--allow-idle`, no uneven stages that are chosen, no schedules "
+    "Of the search: no progress bar and no `--time-budget`, no `--allow-idle`, no schedules "
     "beyond 1F1B, GPipe and interleaved; `plan` does not say which assumption, changed by how much, would flip its choice.",
     "Files for torchtitan, Megatron, NeMo, nanotron, llm-foundry, BytePS and EPL; tensor, pipeline, context and expert parallelism in "
     "the files of Accelerate, DeepSpeed, Transformers, TRL, Lightning, LLaMA-Factory and axolotl; FSDP in those of the last two. "
@@ -108,8 +109,8 @@ MISSING = (
     "Rehearsals measured on a GPU: not yet. `strategist rehearse` was tested on CPU ranks; benchmarks/device/rehearse_gpu.py is the "
     "measurement that is owed.",
     "LoRA and QLoRA (`--method`); plans are for full training (`accuracy` predicts published LoRA runs).",
-    "A calibration that ships: times are physics with catalogue constants (docs/accuracy.md); `calibrate` fits factors to your own "
-    "runs. Intervals of times are known by chip, not by framework and size, and those of memory are assumed.",
+    "A calibration that ships, and `--uncalibrated`: factors fitted to published runs do not hold on sources left out (docs/decisions/0074), so "
+    "times are physics with catalogue constants (docs/accuracy.md); `calibrate` fits factors to your own runs. Intervals of times are known by chip, not by framework and size, and those of memory are assumed.",
     "Of published runs: recompute of a part of the layers, weights of four bits, activations on the host; predicted reserved memory follows "
     "one share of slack, not the pools of each stream (torchtitan's runs come out 7 % low; traces of its program do not).",
     "Nothing of ours ran on GPUs yet: the executor was tested on CPU ranks with gloo only.",
