@@ -87,6 +87,7 @@ $(FRAMEWORKS)/hf/stamp: pyproject.toml constraints.txt
 $(FRAMEWORKS)/%/stamp: tests/frameworks/requirements/%.txt pyproject.toml
 	$(PYTHON) -m venv $(FRAMEWORKS)/$*
 	$(FRAMEWORKS)/$*/bin/pip install --quiet --disable-pip-version-check -r $< -e '.[test]'
+	$(FRAMEWORKS)/$*/bin/pip uninstall --quiet --yes torchvision torchaudio  # no builds for torch's CPU build: Transformers fails with them
 	touch $@
 
 .SECONDARY:                        # environments that a pattern made are kept
