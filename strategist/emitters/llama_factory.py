@@ -104,14 +104,16 @@ run_exp(document | words, callbacks=[Report()])
 
 
 def llama_factory_config(plan: Plan) -> dict[str, Any]:
-    """Arguments of LLaMA-Factory: text packed into whole sequences, each parameter trained."""
+    """Arguments of LLaMA-Factory: text in whole sequences, each parameter trained.
+
+    Stage pt packs by itself; with `packing: true` said aloud, LLaMA-Factory takes one token off the sequence length.
+    """
     strategy = plan.strategy
     own = {
         "stage": "pt",
         "do_train": True,
         "finetuning_type": "full",
         "cutoff_len": plan.workload.seq_len,
-        "packing": True,
         "disable_shuffling": True,
         "disable_gradient_checkpointing": strategy.recompute == "none",
         "use_reentrant_gc": False,

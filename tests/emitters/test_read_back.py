@@ -103,7 +103,7 @@ def from_trl(files: Files) -> Said:
 def from_llama_factory(files: Files) -> Said:
     """LLaMA-Factory's YAML, and DeepSpeed's JSON where it points to it."""
     text = yaml.safe_load(files[PurePosixPath("llama_factory.yaml")])
-    assert (text["stage"], text["finetuning_type"], text["packing"]) == ("pt", "full", True)
+    assert (text["stage"], text["finetuning_type"], "packing" in text) == ("pt", "full", False)
     said = {
         "micro_batch": text["per_device_train_batch_size"],
         "accumulation": text["gradient_accumulation_steps"],
