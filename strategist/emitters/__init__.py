@@ -16,13 +16,16 @@ from strategist.emitters.emitter import Emitter, Files, Options
 from strategist.emitters.kubernetes import KUBERNETES
 from strategist.emitters.lightning import FABRIC_TARGET, TRAINER_TARGET
 from strategist.emitters.llama_factory import LLAMA_FACTORY
+from strategist.emitters.megatron import MEGATRON
 from strategist.emitters.mp_spawn import MP_SPAWN
 from strategist.emitters.mpirun import MPIRUN
+from strategist.emitters.nanotron import NANOTRON
 from strategist.emitters.quoting import checked_options
 from strategist.emitters.ray import RAY
 from strategist.emitters.skypilot import SKYPILOT
 from strategist.emitters.slurm import SLURM
 from strategist.emitters.torchrun import TORCHRUN
+from strategist.emitters.torchtitan import TORCHTITAN
 from strategist.emitters.transformers import TRANSFORMERS
 from strategist.emitters.trl import TRL
 from strategist.errors import InputError, did_you_mean
@@ -43,6 +46,9 @@ EMITTERS: tuple[Emitter, ...] = (
     AXOLOTL,
     FABRIC_TARGET,
     TRAINER_TARGET,
+    TORCHTITAN,
+    MEGATRON,
+    NANOTRON,
 )
 """Every target, in the order of `emit --list`."""
 

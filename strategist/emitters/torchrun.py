@@ -13,7 +13,7 @@ from strategist.errors import ImpossibleError, shown
 from strategist.records import dataclass
 
 DEFAULT_PORT = 29500
-EXECUTOR_AXES = ("dp_replicate", "dp_shard", "tp", "pp")
+EXECUTOR_AXES = ("dp_replicate", "dp_shard", "tp", "pp", "etp")
 """Mesh axes that strategist's executor runs; a test holds them against what it refuses."""
 
 
@@ -22,13 +22,16 @@ class Launcher:
     """Words before the training script: on the only node, and on many.
 
     $address and $port say there where ranks meet if `needs_address`. If `on_each_node`, every node runs the launch
-    script and $node is its number; else one node runs it for all.
+    script and $node is its number; else one node runs it for all. `words` are the script's own, quoted for the shell,
+    before those of the user; `settings` are lines before the command.
     """
 
     one_node: str
     many_nodes: str
     on_each_node: bool = True
     needs_address: bool = True
+    words: tuple[str, ...] = ()
+    settings: str = ""
 
 
 TRAIN = executor_script(TRAIN_CALL)
@@ -80,12 +83,15 @@ def launch_script(plan: Plan, options: Options, launcher: Launcher | None = None
     nodes, start = plan.cluster.nodes, launcher or torchrun_launcher(plan)
     head = f"#!/usr/bin/env bash\n{layout_comment(plan)}\nset -euo pipefail\n"
     here = 'here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"\n'
-    settings = exports(options.env) + threads_line(plan)
+    settings = start.settings + exports(options.env) + threads_line(plan)
+    script = "".join(f" \\\n  {word}" for word in ('"$here/train.py"', *start.words, '"$@"'))
+    if not start.words:
+        script = ' "$here/train.py" "$@"'
     if nodes == 1:
-        return head + here + settings + f'exec {start.one_node} "$here/train.py" "$@"\n'
+        return f"{head}{here}{settings}exec {start.one_node}{script}\n"
     meeting = _meeting(options) if start.needs_address else ""
     number = f'node="${{NODE_RANK:?set NODE_RANK to 0 .. {nodes - 1}}}"\n' if start.on_each_node else ""
-    return head + here + settings + meeting + number + f'exec {start.many_nodes} "$here/train.py" "$@"\n'
+    return f"{head}{here}{settings}{meeting}{number}exec {start.many_nodes}{script}\n"
 
 
 def _meeting(options: Options) -> str:

@@ -14,7 +14,7 @@ from strategist import StrategistError, emit
 from strategist.document.plan import MESH_AXES, NumberFormats, Plan
 from strategist.facts.gpus import gpu_by_id
 from strategist.facts.model import ModelShape
-from tests.plans import BFLOAT16, FLOAT32, FLOAT64, make_plan, tiny_llama
+from tests.plans import BFLOAT16, FLOAT32, FLOAT64, make_plan, tiny_llama, tiny_mixtral
 
 AXES: tuple[dict[str, Any], ...] = (
     {},
@@ -30,7 +30,7 @@ AXES: tuple[dict[str, Any], ...] = (
     {"pp": 2, "tp": 2, "dp_shard": 2, "zero": 3},
     {"cp": 2},
     {"dp_shard": 2, "zero": 3, "ep": 2},
-    {"tp": 2, "dp_shard": 2, "zero": 3, "etp": 2},
+    {"tp": 2, "dp_shard": 2, "zero": 3, "etp": 2, "sequence_parallel": True},
     {"pp": 2, "virtual_stages": 2, "schedule": "interleaved"},
 )
 OPTIONS: tuple[dict[str, Any], ...] = (
@@ -61,7 +61,7 @@ COMMON: dict[str, Any] = {"formats": FLOAT32, "backend": "nccl"}
 
 @cache
 def grid() -> tuple[tuple[str, Plan], ...]:
-    """Every axis with every option, each with a label."""
+    """Every axis with every option, each with a label; axes that cut experts have a model with experts."""
     return tuple(_plans())
 
 
@@ -69,7 +69,8 @@ def _plans() -> Iterator[tuple[str, Plan]]:
     for axes, options in product(AXES, OPTIONS):
         pipeline = {"accumulation": 4} if axes.get("pp", 1) > 1 else {}
         choices = COMMON | pipeline | axes | options
-        yield json.dumps({key: str(value) for key, value in choices.items()}), plan_for(tiny_llama(layers=4), **choices)
+        shape = tiny_mixtral if {"ep", "etp"} & set(axes) else tiny_llama
+        yield json.dumps({key: str(value) for key, value in choices.items()}), plan_for(shape(layers=4), **choices)
 
 
 def plan_for(shape: ModelShape | None = None, **choices: Any) -> Plan:
@@ -84,7 +85,7 @@ def plan_for(shape: ModelShape | None = None, **choices: Any) -> Plan:
 
 def plan_on(nodes: int, ranks: int = 2, **said: Any) -> Plan:
     """A sharded plan on some equal nodes; of CPUs, or with `said` of something else."""
-    plan = plan_for(dp_shard=nodes * ranks, zero=3, **said)
+    plan = plan_for(**{"dp_shard": nodes * ranks, "zero": 3} | said)
     group = plan.cluster.groups[0]
     node = replace(group.node, gpus=ranks, fast_domain=ranks)
     return replace(plan, cluster=replace(plan.cluster, groups=(replace(group, node=node, count=nodes),)))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given
@@ -16,7 +19,7 @@ from strategist.emitters import EMITTERS
 from strategist.emitters.emitter import Options
 from strategist.errors import is_hostile
 from tests.cli.harness import call, hand_written
-from tests.emitters.grid import COMMON, plan_on
+from tests.emitters.grid import COMMON, plan_for, plan_on
 from tests.emitters.stubs import Call, Ran, run_script, zeros
 from tests.examples import examples
 
@@ -26,6 +29,8 @@ ADDRESS = {"accelerate": ("--main_process_ip", "--main_process_port")}
 """Names of a launcher's options for the meeting place, where they are not torchrun's."""
 BY_VARIABLES = ("mp-spawn", "mpirun")
 """Targets whose ranks learn the meeting place from MASTER_ADDR and MASTER_PORT."""
+WITHOUT_ZERO_3 = {"nanotron": {"zero": 1}}
+"""What targets say that cannot say ZeRO-3."""
 HOSTILE = (
     "$(touch canary)", "`touch canary`", "'; touch canary; '", '"; touch canary; "', "a b  c", "\\", "\\n", "!!", "*", "~",
     "$HOME", "${IFS}", "-n", "--help", "a=b", "#", "é ∑ 日本", "'", '"', "", " ", "&& touch canary", "| touch canary",
@@ -40,7 +45,7 @@ def representatives() -> tuple[str, ...]:
     chosen: dict[tuple[str, ...], str] = {}
     options = Options(env=hostile_variables())
     for target, script in TARGETS.items():
-        texts = [emit(plan_on(nodes, **COMMON), target, options)[PurePosixPath(script)] for nodes in (1, 2)]
+        texts = [emit(plan_of(target, nodes), target, options)[PurePosixPath(script)] for nodes in (1, 2)]
         chosen.setdefault(tuple(texts), target)
     return tuple(chosen.values())
 
@@ -48,6 +53,11 @@ def representatives() -> tuple[str, ...]:
 def hostile_variables() -> tuple[tuple[str, str], ...]:
     """A variable for each hostile value."""
     return tuple((f"NCCL_TEST_{number}", value) for number, value in enumerate(HOSTILE))
+
+
+def plan_of(target: str, nodes: int) -> Plan:
+    """A sharded plan on GPUs that the target can say."""
+    return plan_on(nodes, **COMMON | WITHOUT_ZERO_3.get(target, {}))
 
 
 def launched(
@@ -113,7 +123,7 @@ def test_what_a_node_must_know(missing: str, tmp_path: Path) -> None:
 def test_told_rendezvous(target: str, tmp_path: Path) -> None:
     """--master-addr and --master-port are what the launcher gets, as options or as variables."""
     options = Options(master_addr="fe80::1", master_port=12345)
-    calls = launched(tmp_path, target, plan_on(2, **COMMON), options, NODE_RANK="0").calls
+    calls = launched(tmp_path, target, plan_of(target, 2), options, NODE_RANK="0").calls
     assert {meeting_place(target, call) for call in calls} == {("fe80::1", "12345")}
 
 
@@ -194,6 +204,36 @@ def test_slurm_asks_for_devices() -> None:
     assert "OMP_NUM_THREADS" not in text
 
 
+@pytest.mark.parametrize(
+    ("choices", "outside", "inside"),
+    [
+        ({"tp": 2}, None, "1"),
+        ({"tp": 2}, "32", "32"),
+        ({"dp_shard": 2, "zero": 3}, "1", None),
+        ({"dp_replicate": 2}, "8", "8"),
+    ],
+)
+def test_megatron_gets_the_connections_of_its_layout(
+    choices: dict[str, Any], outside: str | None, inside: str | None, tmp_path: Path
+) -> None:
+    """Cuts of tensors get one connection unless somebody asks for more; Megatron-FSDP, which refuses one, never gets it."""
+    name = "CUDA_DEVICE_MAX_CONNECTIONS"
+    ran = launched(tmp_path, "megatron", plan_for(**COMMON | choices), **({name: outside} if outside else {}))
+    assert ran.calls[0].env.get(name) == inside
+
+
+def test_megatron_runs_its_own_script(tmp_path: Path) -> None:
+    """train.py runs pretrain_gpt.py of the checkout with every word, and says what is missing without one."""
+    (tmp_path / "pretrain_gpt.py").write_text("import sys\nprint(sys.argv[1:], sys.path[0])\n", encoding="utf-8")
+    script = tmp_path / "train.py"
+    script.write_text(emit(plan_for(**COMMON), "megatron")[PurePosixPath("train.py")], encoding="utf-8")
+    command = [sys.executable, str(script), "--bf16", "a b"]
+    done = subprocess.run(command, env={"MEGATRON_LM": str(tmp_path)}, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, f"['--bf16', 'a b'] {tmp_path}\n")
+    without = subprocess.run(command, env={}, capture_output=True, text=True, check=False)
+    assert (without.returncode, "Set MEGATRON_LM" in without.stderr) == (1, True)
+
+
 def replace_backend(plan: Plan, backend: str) -> Plan:
     """The plan with another backend."""
     return replace(plan, strategy=replace(plan.strategy, backend=backend))  # type: ignore[arg-type]
@@ -223,10 +263,10 @@ def test_a_failing_scontrol_stops_the_job(tmp_path: Path) -> None:
 def test_hostile_values_arrive_unchanged(target: str, tmp_path: Path) -> None:
     """Every value of a variable and every word for the script arrives byte for byte, and none of them runs."""
     env = hostile_variables()
-    ran = launched(tmp_path, target, plan_on(1, **COMMON), Options(env=env), words=HOSTILE)
+    ran = launched(tmp_path, target, plan_of(target, 1), Options(env=env), words=HOSTILE)
     assert (ran.code, ran.err) == (0, "")
     assert [(name, ran.calls[0].env[name]) for name, _ in env] == list(env)
-    assert ran.calls[0].script[1:] == list(HOSTILE)
+    assert ran.calls[0].script[-len(HOSTILE) :] == list(HOSTILE)
     assert no_canary(tmp_path)
 
 
@@ -234,15 +274,15 @@ def test_hostile_values_arrive_unchanged(target: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a b", "$(touch canary)", "x'y\"z", "-n", "é*"])
 def test_hostile_folders(target: str, name: str, tmp_path: Path) -> None:
     """The job's folder may be called anything."""
-    ran = launched(tmp_path / name, target, plan_on(1, **COMMON))
-    assert ran.calls[0].script == [f"{tmp_path}/{name}/job/train.py"]
+    ran = launched(tmp_path / name, target, plan_of(target, 1))
+    assert ran.calls[0].script[0] == f"{tmp_path}/{name}/job/train.py"
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 @pytest.mark.parametrize("target", representatives())
 def test_hostile_plans(target: str, tmp_path: Path) -> None:
     """A plan from a stranger whose model is called like a command starts nothing but the job."""
-    plan = plan_on(1, **COMMON)
+    plan = plan_of(target, 1)
     model = replace(plan.model, family="x\ntouch canary\n#", name="$(touch canary)")
     ran = launched(tmp_path, target, replace(plan, model=model))
     assert (ran.code, len(ran.calls)) == (0, 1)
@@ -256,8 +296,8 @@ def test_any_value_arrives_unchanged(tmp_path_factory: pytest.TempPathFactory, v
     """Whatever is accepted as a value arrives as it is."""
     folder = tmp_path_factory.mktemp("job")
     for target in representatives():
-        ran = launched(folder / target, target, plan_on(1, **COMMON), Options(env=(("NCCL_X", value),)), words=(value,))
-        assert (ran.calls[0].env["NCCL_X"], ran.calls[0].script[1:]) == (value, [value])
+        ran = launched(folder / target, target, plan_of(target, 1), Options(env=(("NCCL_X", value),)), words=(value,))
+        assert (ran.calls[0].env["NCCL_X"], ran.calls[0].script[-1]) == (value, value)
 
 
 def test_variables_of_the_command_line(tmp_path: Path) -> None:
