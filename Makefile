@@ -2,13 +2,14 @@
 PYTHON ?= python3
 VENV   := .venv
 FRAMEWORKS := .venv-frameworks
+GROUPS_OF_FRAMEWORKS := $(basename $(notdir $(wildcard tests/frameworks/requirements/*.txt)))
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 # Byte code is kept whatever the environment says: each worker and each process of a test would compile all of it again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help plan test check fast slow nightly bench bench-accuracy bench-memory bench-reserved bench-search mutants docs format clean test-frameworks
+.PHONY: help plan test check fast slow nightly bench bench-accuracy bench-memory bench-reserved bench-search mutants docs format clean test-frameworks test-frameworks-hf
 
 help:                              ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name words; do printf '%-14s %s\n' "$$name" "$$words"; done
@@ -19,8 +20,14 @@ plan: $(VENV)/planner.stamp        ## a plan for a 7B model; installs the planne
 test: $(VENV)/everything.stamp     ## every test except the nightly ones
 	$(BIN)/python -m pytest -n 2 --dist=worksteal -m "not nightly"
 
-test-frameworks: $(FRAMEWORKS)/stamp  ## emitted files, parsed and trained by the frameworks themselves, in an environment of their own
-	$(FRAMEWORKS)/bin/python -m pytest tests/frameworks -W ignore --write-proofs
+test-frameworks: test-frameworks-hf $(GROUPS_OF_FRAMEWORKS:%=test-frameworks-%)  ## emitted files, parsed and trained by the frameworks themselves, in environments of their own
+
+test-frameworks-hf: $(FRAMEWORKS)/hf/stamp  ## the first of these environments alone: Hugging Face's, DeepSpeed and Lightning
+	$(FRAMEWORKS)/hf/bin/python -m pytest $(addprefix tests/frameworks/test_,parsed.py trained.py slurm.py) -W ignore --write-proofs
+
+# Frameworks whose versions clash with the others': make test-frameworks-ray
+test-frameworks-%: $(FRAMEWORKS)/%/stamp
+	$(FRAMEWORKS)/$*/bin/python -m pytest tests/frameworks/test_$(subst -,_,$*).py -W ignore --write-proofs
 
 check: $(VENV)/everything.stamp    ## lint, types, floors, fast tests: under a minute
 	$(BIN)/ruff check strategist tests benchmarks docs
@@ -78,10 +85,18 @@ $(VENV)/everything.stamp: $(BIN)/python pyproject.toml constraints.txt
 	$(BIN)/python -m compileall -q strategist
 	touch $@ $(VENV)/planner.stamp
 
-$(FRAMEWORKS)/stamp: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(FRAMEWORKS)
-	$(FRAMEWORKS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[run,hf,frameworks,test]'
+$(FRAMEWORKS)/hf/stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(FRAMEWORKS)/hf
+	$(FRAMEWORKS)/hf/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[run,hf,frameworks,test]'
 	touch $@
+
+$(FRAMEWORKS)/%/stamp: tests/frameworks/requirements/%.txt pyproject.toml
+	$(PYTHON) -m venv $(FRAMEWORKS)/$*
+	$(FRAMEWORKS)/$*/bin/pip install --quiet --disable-pip-version-check -r $< -e '.[test]'
+	$(FRAMEWORKS)/$*/bin/pip uninstall --quiet --yes torchvision torchaudio  # no builds for torch's CPU build: Transformers fails with them
+	touch $@
+
+.SECONDARY:                        # environments that a pattern made are kept
 
 clean:                             ## remove what the other targets made
 	rm -rf $(VENV) $(FRAMEWORKS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

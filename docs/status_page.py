@@ -102,8 +102,9 @@ LATER: Mapping[str, str] = {
 MISSING = (
     "Of the search: no schedules beyond 1F1B, GPipe and interleaved; of machines of several kinds no part is taken by `--allow-idle`, and "
     "`size` and `sweep` take no `--time-budget`.",
-    "Files for mp.spawn, mpirun, TRL, LLaMA-Factory, axolotl, Ray, Kubernetes, NeMo, llm-foundry, BytePS and EPL; tensor, pipeline, context "
-    "and expert parallelism in the files of Accelerate, DeepSpeed, Transformers and Lightning.",
+    "Files for NeMo, llm-foundry, BytePS and EPL; tensor, pipeline, context and expert parallelism in "
+    "the files of Accelerate, DeepSpeed, Transformers, TRL, Lightning, LLaMA-Factory and axolotl; FSDP in those of the last two. "
+    "Scripts for nn.DataParallel and a parameter server: no plan says either.",
     "Emitted files of frameworks were parsed by them and trained with on two CPU ranks (`make test-frameworks`), not on GPUs. Times and "
     "bytes beside them are those of the plan's profile, not of that framework.",
     "Megatron-LM's arguments and nanotron's files were parsed by their own loaders by hand, once: no registry has them. torchtitan's flags are parsed by torchtitan "

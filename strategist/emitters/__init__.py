@@ -10,24 +10,40 @@ from typing import Any
 
 from strategist.document.plan import Plan
 from strategist.emitters.accelerate import ACCELERATE
+from strategist.emitters.axolotl import AXOLOTL
 from strategist.emitters.deepspeed import DEEPSPEED
 from strategist.emitters.emitter import Emitter, Files, Options
+from strategist.emitters.kubernetes import KUBERNETES
 from strategist.emitters.lightning import FABRIC_TARGET, TRAINER_TARGET
+from strategist.emitters.llama_factory import LLAMA_FACTORY
 from strategist.emitters.megatron import MEGATRON
+from strategist.emitters.mp_spawn import MP_SPAWN
+from strategist.emitters.mpirun import MPIRUN
 from strategist.emitters.nanotron import NANOTRON
 from strategist.emitters.quoting import checked_options
+from strategist.emitters.ray import RAY
+from strategist.emitters.skypilot import SKYPILOT
 from strategist.emitters.slurm import SLURM
 from strategist.emitters.torchrun import TORCHRUN
 from strategist.emitters.torchtitan import TORCHTITAN
 from strategist.emitters.transformers import TRANSFORMERS
+from strategist.emitters.trl import TRL
 from strategist.errors import InputError, did_you_mean
 
 EMITTERS: tuple[Emitter, ...] = (
     TORCHRUN,
     SLURM,
+    MP_SPAWN,
+    MPIRUN,
+    KUBERNETES,
+    RAY,
+    SKYPILOT,
     ACCELERATE,
     DEEPSPEED,
     TRANSFORMERS,
+    TRL,
+    LLAMA_FACTORY,
+    AXOLOTL,
     FABRIC_TARGET,
     TRAINER_TARGET,
     TORCHTITAN,

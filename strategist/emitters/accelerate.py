@@ -195,9 +195,7 @@ def _launcher(plan: Plan) -> Launcher:
     head = f'accelerate launch --config_file "$here/{CONFIG}"{file}'
     return Launcher(
         one_node=head,
-        many_nodes=f"{head} --machine_rank",
-        address="--main_process_ip",
-        port="--main_process_port",
+        many_nodes=f'{head} --machine_rank "$node" \\\n  --main_process_ip "$address" --main_process_port "$port"',
     )
 
 

@@ -42,6 +42,15 @@ MASTERED = tuple(
 FORMATS = (*NATIVE, *MASTERED)
 """fp32 throughout; fp32 weights under torch_autocast; low weights beside fp32 masters."""
 
+SHARDS_OVER_ALL_RANKS = Clash(
+    holds=lambda plan: plan.mesh.dp_replicate > 1 and plan.strategy.zero > 0,
+    sentence="DeepSpeed 0.19 shards over all ranks, so mesh.dp_replicate stays 1 with strategy.zero above 0: its hpZ "
+    "shards a second copy of the weights, not the optimizer, and MiCS was removed.",
+)
+SHARDS_NEED_ZERO = Clash(
+    holds=lambda plan: plan.mesh.dp_shard > 1 and plan.strategy.zero == 0,
+    sentence="mesh.dp_shard above 1 needs strategy.zero of 1 to 3.",
+)
 NEEDS_ZERO_3 = Clash(
     holds=lambda plan: plan.strategy.offload == "parameters" and plan.strategy.zero != 3,
     sentence="strategy.offload = parameters needs strategy.zero = 3: whole parameters stay on the device below it.",
@@ -66,19 +75,12 @@ COVERAGE = Coverage(
         "workload.precision": "It has no fp8 section.",
     },
     clashes=(
-        Clash(
-            holds=lambda plan: plan.mesh.dp_replicate > 1 and plan.strategy.zero > 0,
-            sentence="DeepSpeed 0.19 shards over all ranks, so mesh.dp_replicate stays 1 with strategy.zero above 0: its hpZ "
-            "shards a second copy of the weights, not the optimizer, and MiCS was removed.",
-        ),
+        SHARDS_OVER_ALL_RANKS,
         Clash(
             holds=lambda plan: plan.strategy.offload == "optimizer" and plan.strategy.zero == 0,
             sentence="strategy.offload = optimizer needs strategy.zero of 1 to 3.",
         ),
-        Clash(
-            holds=lambda plan: plan.mesh.dp_shard > 1 and plan.strategy.zero == 0,
-            sentence="mesh.dp_shard above 1 needs strategy.zero of 1 to 3.",
-        ),
+        SHARDS_NEED_ZERO,
         Clash(
             holds=lambda plan: plan.strategy.offload != "none" and plan.strategy.optimizer != "adamw",
             sentence="strategy.offload needs strategy.optimizer = adamw: DeepSpeed's own optimizer for the host is Adam.",
@@ -174,6 +176,16 @@ def write(plan: Plan, options: Options) -> Files:
     """plan.json, deepspeed.json, train.py and launch.sh. Raises ImpossibleError UNSUPPORTED."""
     COVERAGE.require(plan, "deepspeed")
     return job_files(plan, options, TRAIN) | {CONFIG: json_text(deepspeed_config(plan))}
+
+
+def named(plan: Plan) -> dict[str, str]:
+    """The key by which front ends of DeepSpeed find its file, where ZeRO needs it."""
+    return {"deepspeed": str(CONFIG)} if plan.strategy.zero else {}
+
+
+def file_for_zero(plan: Plan) -> dict[PurePosixPath, str]:
+    """DeepSpeed's file, where ZeRO needs it."""
+    return {CONFIG: json_text(deepspeed_config(plan))} if plan.strategy.zero else {}
 
 
 DEEPSPEED = Emitter(

@@ -15,6 +15,16 @@ def make_optimizer(parameters):
     return torch.optim.AdamW(parameters, lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
 '''
 
+REPORT = '''
+
+class Report(TrainerCallback):
+    """One line per optimizer step."""
+
+    def on_log(self, arguments, state, control, logs=None, **_):
+        if state.is_world_process_zero and "loss" in logs:
+            print(f"step {state.global_step - 1}  loss {float(logs['loss']):.6f}", flush=True)
+'''
+
 _HEAD = '''"""Train under plan.json with {title}. Yours to edit: the plan is read, nothing is baked in."""
 
 {imports}

@@ -35,6 +35,13 @@ def job_name(text: str, flag: str = "--job-name") -> str:
     return name
 
 
+def fitting_name(name: str, pattern: re.Pattern[str], words: str, flag: str = "--job-name") -> str:
+    """A checked job name, when a target takes it too. Raises InputError NAME; `words` say what the target takes."""
+    if not pattern.fullmatch(name):
+        raise InputError("NAME", f"{flag}: {words}.", flag=flag, value=name, hint="Example: llama-8b.")
+    return name
+
+
 def host_name(text: str, flag: str = "--master-addr") -> str:
     """A host name or an IP address. Raises InputError HOSTNAME."""
     host = plain_text(text, flag, "node001")

@@ -13,8 +13,19 @@ def json_text(document: Mapping[str, Any]) -> str:
 
 
 def yaml_text(document: Mapping[str, Any], comments: tuple[str, ...]) -> str:
-    """Block YAML in the order of the document below comment lines; comments hold no line break."""
+    """Block YAML in the order of the document below comment lines; comments hold no line break.
+
+    Without anchors, which many readers of configurations refuse; texts of several lines stay such.
+    """
     import yaml  # home of the other import: strategist/reading.py
 
-    body: str = yaml.safe_dump(document, sort_keys=False, default_flow_style=False, allow_unicode=True)
+    class Plain(yaml.SafeDumper):
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
+
+    def text(dumper: yaml.SafeDumper, words: str) -> yaml.ScalarNode:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", words, style="|" if "\n" in words else None)
+
+    Plain.add_representer(str, text)
+    body: str = yaml.dump(document, Dumper=Plain, sort_keys=False, default_flow_style=False, allow_unicode=True)
     return "".join(f"# {comment}\n" for comment in comments) + body

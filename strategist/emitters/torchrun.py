@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 from strategist.document.plan import Plan
 from strategist.document.write import dump
 from strategist.emitters.emitter import Emitter, Files, Options
+from strategist.emitters.executor_script import TRAIN_CALL, executor_script
 from strategist.emitters.quoting import exports
 from strategist.errors import ImpossibleError, shown
 from strategist.records import dataclass
@@ -18,45 +19,22 @@ EXECUTOR_AXES = ("dp_replicate", "dp_shard", "tp", "pp", "etp")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launcher:
-    """Words that start the ranks of one node: alone, or as one of many, which ends in the option of the node's number.
+    """Words before the training script: on the only node, and on many.
 
-    `words` are the script's own, quoted for the shell, before those of the user; `settings` are lines before the command.
+    $address and $port say there where ranks meet if `needs_address`. If `on_each_node`, every node runs the launch
+    script and $node is its number; else one node runs it for all. `words` are the script's own, quoted for the shell,
+    before those of the user; `settings` are lines before the command.
     """
 
     one_node: str
     many_nodes: str
-    address: str
-    port: str
+    on_each_node: bool = True
+    needs_address: bool = True
     words: tuple[str, ...] = ()
     settings: str = ""
 
 
-TRAIN = '''"""Train under plan.json on strategist's executor. Yours to edit: the plan is read, nothing is baked in."""
-
-import argparse
-import os
-from pathlib import Path
-
-from strategist import load_plan
-from strategist.executor.train import StepResult, train
-
-parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--steps", type=int, default=20, help="optimizer steps")
-parser.add_argument("--seed", type=int, default=0, help="seed of weights and data")
-options = parser.parse_args()
-
-
-def report(number: int, result: StepResult) -> None:
-    if int(os.environ.get("RANK", "0")) == 0:
-        print(f"step {number}  loss {result.loss:.4f}  {result.tokens / result.seconds:,.0f} tokens/s", flush=True)
-
-
-# Without further arguments this trains the plan's own model shape on synthetic tokens. For your job add
-#   make_model=lambda: MyModel(...)   any nn.Module that returns logits or an object with .loss
-#   dataset=MyDataset(...)            items with input_ids and labels; sharded by sample index, same order on any layout
-plan = load_plan(str(Path(__file__).with_name("plan.json")))
-train(plan, steps=options.steps, seed=options.seed, on_step=report)
-'''
+TRAIN = executor_script(TRAIN_CALL)
 
 
 def layout_comment(plan: Plan) -> str:
@@ -84,14 +62,19 @@ def threads_line(plan: Plan) -> str:
     return 'export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"\n' if plan.strategy.backend == "gloo" else ""
 
 
+def exported_names(plan: Plan, options: Options) -> tuple[str, ...]:
+    """Variables that the launch script exports, for launchers that carry them to other nodes by name."""
+    told = tuple(name for name, _ in options.env)
+    return told if not threads_line(plan) or "OMP_NUM_THREADS" in told else (*told, "OMP_NUM_THREADS")
+
+
 def torchrun_launcher(plan: Plan) -> Launcher:
     """torchrun, which meets by itself on one node."""
     ranks = ranks_per_node(plan)
     return Launcher(
         one_node=f"torchrun --standalone --nnodes 1 --nproc-per-node {ranks}",
-        many_nodes=f"torchrun --nnodes {plan.cluster.nodes} --nproc-per-node {ranks} --node-rank",
-        address="--master-addr",
-        port="--master-port",
+        many_nodes=f'torchrun --nnodes {plan.cluster.nodes} --nproc-per-node {ranks} --node-rank "$node" \\\n'
+        '  --master-addr "$address" --master-port "$port"',
     )
 
 
@@ -106,13 +89,20 @@ def launch_script(plan: Plan, options: Options, launcher: Launcher | None = None
         script = ' "$here/train.py" "$@"'
     if nodes == 1:
         return f"{head}{here}{settings}exec {start.one_node}{script}\n"
+    meeting = _meeting(options) if start.needs_address else ""
+    number = f'node="${{NODE_RANK:?set NODE_RANK to 0 .. {nodes - 1}}}"\n' if start.on_each_node else ""
+    return f"{head}{here}{settings}{meeting}{number}exec {start.many_nodes}{script}\n"
+
+
+def _meeting(options: Options) -> str:
+    """Where the ranks of several nodes meet: told when emitting, or by the environment of the script."""
     address = options.master_addr or "${MASTER_ADDR:?set MASTER_ADDR to the first node}"
-    where = f'address="{address}"\nport="${{MASTER_PORT:-{options.master_port or DEFAULT_PORT}}}"\n'
-    command = (
-        f'exec {start.many_nodes} "${{NODE_RANK:?set NODE_RANK to 0 .. {nodes - 1}}}" \\\n'
-        f'  {start.address} "$address" {start.port} "$port"{script}\n'
-    )
-    return head + here + settings + where + command
+    return f'address="{address}"\nport="{port_of(options)}"\n'
+
+
+def port_of(options: Options) -> str:
+    """The port where ranks meet, as the shell says it: what the environment has, or was told, or torchrun's own."""
+    return f"${{MASTER_PORT:-{options.master_port or DEFAULT_PORT}}}"
 
 
 def job_files(plan: Plan, options: Options, train: str, launcher: Launcher | None = None) -> dict[PurePosixPath, str]:

@@ -22,7 +22,7 @@ from strategist.emitters.coverage import (
 )
 from strategist.emitters.deepspeed import CLIP_NORM
 from strategist.emitters.emitter import Emitter, Files, Options
-from strategist.emitters.hugging_face_script import script
+from strategist.emitters.hugging_face_script import REPORT, script
 from strategist.emitters.serial import json_text
 from strategist.emitters.torchrun import job_files
 
@@ -35,6 +35,29 @@ def is_sharded(plan: Plan) -> bool:
     """Whether FSDP2 does the work."""
     return plan.mesh.dp_shard > 1
 
+
+CLASHES = (
+    Clash(
+        holds=lambda plan: is_sharded(plan) and plan.mesh.dp_replicate > 1,
+        sentence="mesh.dp_replicate beside mesh.dp_shard is an object of Transformers 5.23, not a key of a file.",
+    ),
+    Clash(
+        holds=lambda plan: plan.strategy.offload != "none" and plan.strategy.zero != 3,
+        sentence="strategy.offload = parameters needs strategy.zero = 3: it is an option of FSDP2.",
+    ),
+    Clash(
+        holds=lambda plan: is_sharded(plan) and plan.strategy.backend == "gloo",
+        sentence="strategy.backend = gloo is DDP only: Transformers refuses FSDP on CPUs.",
+    ),
+    Clash(
+        holds=lambda plan: is_sharded(plan) and plan.strategy.optimizer == "adamw8bit",
+        sentence="strategy.optimizer = adamw8bit keeps states in blocks, which FSDP2 does not cut.",
+    ),
+    SHARDS_GO_WITH_ZERO,
+    REDUCED_AS_KEPT,
+    NO_SHARDED_SCALER,
+)
+"""What Trainer, and what is made from it, cannot say together."""
 
 COVERAGE = Coverage(
     framework="Transformers 5.23",
@@ -56,47 +79,15 @@ COVERAGE = Coverage(
         "strategy.formats": "It keeps weights and gradients in fp32.",
         "workload.precision": "Its fp8 needs a recipe, which no plan holds.",
     },
-    clashes=(
-        Clash(
-            holds=lambda plan: is_sharded(plan) and plan.mesh.dp_replicate > 1,
-            sentence="mesh.dp_replicate beside mesh.dp_shard is an object of Transformers 5.23, not a key of a file.",
-        ),
-        Clash(
-            holds=lambda plan: plan.strategy.offload != "none" and plan.strategy.zero != 3,
-            sentence="strategy.offload = parameters needs strategy.zero = 3: it is an option of FSDP2.",
-        ),
-        Clash(
-            holds=lambda plan: is_sharded(plan) and plan.strategy.backend == "gloo",
-            sentence="strategy.backend = gloo is DDP only: Transformers refuses FSDP on CPUs.",
-        ),
-        Clash(
-            holds=lambda plan: is_sharded(plan) and plan.strategy.optimizer == "adamw8bit",
-            sentence="strategy.optimizer = adamw8bit keeps states in blocks, which FSDP2 does not cut.",
-        ),
-        SHARDS_GO_WITH_ZERO,
-        REDUCED_AS_KEPT,
-        NO_SHARDED_SCALER,
-        causal_models("Transformers"),
-    ),
+    clashes=(*CLASHES, causal_models("Transformers")),
     hint="Emit it to accelerate, deepspeed or torchrun, or pin another layout.",
 )
 
-TRAIN = script(
-    "Transformers' Trainer",
-    "from torch.distributed.fsdp import MixedPrecisionPolicy\n"
-    "from torch.utils.data import Dataset\n"
-    "from transformers import AutoConfig, AutoModelForCausalLM, HfArgumentParser, Trainer, TrainerCallback, TrainingArguments\n",
-    '''
+_TRAIN = (
+    REPORT
+    + '''
 
-class Report(TrainerCallback):
-    """One line per optimizer step."""
-
-    def on_log(self, arguments, state, control, logs=None, **_):
-        if state.is_world_process_zero and "loss" in logs:
-            print(f"step {state.global_step - 1}  loss {float(logs['loss']):.6f}", flush=True)
-
-
-class DecaysAll(Trainer):
+class DecaysAll(TRAINER):
     """Weight decay on every parameter, as strategist's executor has it; Trainer spares norms and biases."""
 
     def get_decay_parameter_names(self, model):
@@ -104,13 +95,13 @@ class DecaysAll(Trainer):
 
 
 def main():
-    (arguments,) = HfArgumentParser(TrainingArguments).parse_json_file(str(here / "training.json"))
+    (arguments,) = HfArgumentParser(ARGUMENTS).parse_json_file(str(here / "CONFIG"))
     if arguments.world_size != mesh["dp_replicate"] * mesh["dp_shard"]:
         raise SystemExit(f"{arguments.world_size} processes were started; the plan has another number.")
     arguments.max_steps, arguments.learning_rate = options.steps, options.learning_rate
     model = make_model()
     data = SyntheticTokens(model.config.vocab_size)
-    trainer = DecaysAll(model=model, args=arguments, train_dataset=data, callbacks=[Report()])
+MORE    trainer = DecaysAll(model=model, args=arguments, train_dataset=data, callbacks=[Report()]WORDS)
     plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
     if plugin is not None and formats["compute"] != "float32":
         # No argument names the format of reduction: it would be that of compute.
@@ -122,19 +113,51 @@ def main():
 
 
 main()
-''',
-    recompute="",
+'''
+)
+
+
+def trainer_script(
+    title: str,
+    imports: str,
+    *,
+    arguments: str,
+    trainer: str,
+    config: PurePosixPath,
+    more: str = "",
+    words: str = "",
+) -> str:
+    """A script around Trainer or a class made from it; `more` are lines before it is made, `words` what it is told besides."""
+    names = {"ARGUMENTS": arguments, "TRAINER": trainer, "CONFIG": str(config), "MORE": more, "WORDS": words}
+    body = _TRAIN
+    for stands, name in names.items():
+        body = body.replace(stands, name)
+    shared = "from torch.distributed.fsdp import MixedPrecisionPolicy\nfrom torch.utils.data import Dataset\n"
+    return script(title, shared + imports, body, recompute="")
+
+
+TRAIN = trainer_script(
+    "Transformers' Trainer",
+    "from transformers import AutoConfig, AutoModelForCausalLM, HfArgumentParser, Trainer, TrainerCallback, TrainingArguments\n",
+    arguments="TrainingArguments",
+    trainer="Trainer",
+    config=CONFIG,
 )
 
 
 def training_arguments(plan: Plan) -> dict[str, Any]:
     """Fields of TrainingArguments; steps and learning rate come from the command."""
+    document = trainer_arguments(plan) | {"train_sampling_strategy": "sequential"}
+    return document | (_fsdp(plan) if is_sharded(plan) else _checkpointing(plan))
+
+
+def trainer_arguments(plan: Plan) -> dict[str, Any]:
+    """Fields of TrainingArguments that say no more than batch, optimizer, formats and what is reported."""
     strategy = plan.strategy
     document: dict[str, Any] = {
         "output_dir": "checkpoints",
         "per_device_train_batch_size": strategy.micro_batch,
         "gradient_accumulation_steps": strategy.accumulation,
-        "train_sampling_strategy": "sequential",
         "optim": OPTIMIZERS[strategy.optimizer],
         "lr_scheduler_type": "constant",
         "weight_decay": 0.0 if strategy.optimizer == "sgd" else 0.1,
@@ -152,7 +175,7 @@ def training_arguments(plan: Plan) -> dict[str, Any]:
     }
     if strategy.optimizer == "sgd":
         document["optim_args"] = "momentum=0.9"
-    return document | (_fsdp(plan) if is_sharded(plan) else _checkpointing(plan))
+    return document
 
 
 def _fsdp(plan: Plan) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from typing import Any
 
 from strategist import StrategistError, emit
 from strategist.document.plan import MESH_AXES, NumberFormats, Plan
+from strategist.facts.gpus import gpu_by_id
+from strategist.facts.model import ModelShape
 from tests.plans import BFLOAT16, FLOAT32, FLOAT64, make_plan, tiny_llama, tiny_mixtral
 
 AXES: tuple[dict[str, Any], ...] = (
@@ -59,16 +61,34 @@ COMMON: dict[str, Any] = {"formats": FLOAT32, "backend": "nccl"}
 
 @cache
 def grid() -> tuple[tuple[str, Plan], ...]:
-    """Every axis with every option; axes that cut experts have a model with experts."""
-    plans = []
+    """Every axis with every option, each with a label; axes that cut experts have a model with experts."""
+    return tuple(_plans())
+
+
+def _plans() -> Iterator[tuple[str, Plan]]:
     for axes, options in product(AXES, OPTIONS):
         pipeline = {"accumulation": 4} if axes.get("pp", 1) > 1 else {}
         choices = COMMON | pipeline | axes | options
         shape = tiny_mixtral if {"ep", "etp"} & set(axes) else tiny_llama
-        plans.append(
-            (json.dumps({key: str(value) for key, value in choices.items()}), make_plan(shape(layers=4), **choices))
-        )
-    return tuple(plans)
+        yield json.dumps({key: str(value) for key, value in choices.items()}), plan_for(shape(layers=4), **choices)
+
+
+def plan_for(shape: ModelShape | None = None, **choices: Any) -> Plan:
+    """A plan by hand, on H100s where it talks through nccl."""
+    plan = make_plan(shape, **choices)
+    if plan.strategy.backend != "nccl":
+        return plan
+    ((group,), cpus) = plan.cluster.groups, plan.cluster
+    node = replace(group.node, gpu=gpu_by_id("h100-sxm-80gb"))
+    return replace(plan, cluster=replace(cpus, groups=(replace(group, node=node),)))
+
+
+def plan_on(nodes: int, ranks: int = 2, **said: Any) -> Plan:
+    """A sharded plan on some equal nodes; of CPUs, or with `said` of something else."""
+    plan = plan_for(**{"dp_shard": nodes * ranks, "zero": 3} | said)
+    group = plan.cluster.groups[0]
+    node = replace(group.node, gpus=ranks, fast_domain=ranks)
+    return replace(plan, cluster=replace(plan.cluster, groups=(replace(group, node=node, count=nodes),)))
 
 
 @cache
@@ -88,3 +108,9 @@ def written(target: str) -> Iterator[tuple[Plan, dict[PurePosixPath, str]]]:
     for plan, outcome in outcomes(target).values():
         if isinstance(outcome, dict):
             yield plan, outcome
+
+
+def distinct(target: str, name: str) -> list[tuple[str, int]]:
+    """The different texts of one file over the grid, each with the number of ranks that it is for."""
+    path = PurePosixPath(name)
+    return sorted({(files[path], plan.mesh.world) for plan, files in written(target) if path in files})

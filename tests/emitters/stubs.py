@@ -59,7 +59,8 @@ def run_script(
     """Run an emitted script with the stub launchers in front of everything else on PATH."""
     tools = log / "tools"
     tools.mkdir(parents=True)
-    for name, text in (("torchrun", TORCHRUN), ("accelerate", TORCHRUN), ("srun", SRUN), ("scontrol", SCONTROL)):
+    recorders = dict.fromkeys(("torchrun", "accelerate", "python3", "mpirun"), TORCHRUN)
+    for name, text in (recorders | {"srun": SRUN, "scontrol": SCONTROL}).items():
         (tools / name).write_text(text, encoding="utf-8")
         (tools / name).chmod(0o755)
     env = {"PATH": f"{tools}:{os.environ['PATH']}", "STUB_LOG": str(log), "LC_ALL": "C.UTF-8", **(variables or {})}

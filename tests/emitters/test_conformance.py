@@ -17,8 +17,7 @@ from strategist.document.load import plan_from
 from strategist.emitters import EMITTERS, find_emitter
 from strategist.emitters.emitter import Options
 from strategist.errors import is_hostile
-from tests.emitters.grid import COMMON, outcomes
-from tests.plans import make_plan
+from tests.emitters.grid import COMMON, outcomes, plan_for
 
 NAMES = [emitter.name for emitter in EMITTERS]
 
@@ -76,7 +75,7 @@ def test_texts_are_clean(target: str) -> None:
 def test_equal_plans_have_equal_files(target: str) -> None:
     """The same plan and options give the same bytes."""
     options = Options(job_name="a", env=(("NCCL_DEBUG", "INFO"),))
-    assert emit(make_plan(**COMMON), target, options) == emit(make_plan(**COMMON), target, options)
+    assert emit(plan_for(**COMMON), target, options) == emit(plan_for(**COMMON), target, options)
 
 
 @pytest.mark.parametrize("target", NAMES)
@@ -101,7 +100,7 @@ def test_scripts_are_right_for_the_shell(target: str, tmp_path: Path) -> None:
 
 def test_unequal_nodes_are_refused() -> None:
     """Launchers start equally many processes everywhere, so nodes that differ are refused by every target."""
-    plan = make_plan(dp_replicate=3, **COMMON)
+    plan = plan_for(dp_replicate=3, **COMMON)
     group = plan.cluster.groups[0]
     groups = tuple(replace(group, node=replace(group.node, gpus=gpus, fast_domain=gpus)) for gpus in (1, 2))
     unequal = replace(plan, cluster=replace(plan.cluster, groups=groups))
@@ -129,5 +128,5 @@ def test_unequal_nodes_are_refused() -> None:
 def test_python_callers_pass_the_same_door(target: str, options: Options, code: str) -> None:
     """A value that the command line refuses is refused from Python too."""
     with pytest.raises(StrategistError) as refused:
-        emit(make_plan(), target, options)
+        emit(plan_for(), target, options)
     assert refused.value.code == code

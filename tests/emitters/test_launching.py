@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -13,20 +14,21 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from strategist import Plan, emit
+from strategist import Plan, StrategistError, emit
 from strategist.emitters import EMITTERS
 from strategist.emitters.emitter import Options
 from strategist.errors import is_hostile
 from tests.cli.harness import call, hand_written
-from tests.emitters.grid import COMMON
+from tests.emitters.grid import COMMON, plan_for, plan_on
 from tests.emitters.stubs import Call, Ran, run_script, zeros
 from tests.examples import examples
-from tests.plans import make_plan
 
 TARGETS = {emitter.name: emitter.executables[0] for emitter in EMITTERS}
 """Every target, and its script."""
 ADDRESS = {"accelerate": ("--main_process_ip", "--main_process_port")}
 """Names of a launcher's options for the meeting place, where they are not torchrun's."""
+BY_VARIABLES = ("mp-spawn", "mpirun")
+"""Targets whose ranks learn the meeting place from MASTER_ADDR and MASTER_PORT."""
 WITHOUT_ZERO_3 = {"nanotron": {"zero": 1}}
 """What targets say that cannot say ZeRO-3."""
 HOSTILE = (
@@ -37,15 +39,23 @@ HOSTILE = (
 """Values that do something to a careless script."""
 
 
-def plan_on(nodes: int, ranks: int = 2, **said: Any) -> Plan:
-    """A sharded plan on some equal nodes; of CPUs, or with `said` of something else."""
-    plan = make_plan(**{"dp_shard": nodes * ranks, "zero": 3} | said)
-    group = plan.cluster.groups[0]
-    node = replace(group.node, gpus=ranks, fast_domain=ranks)
-    return replace(plan, cluster=replace(plan.cluster, groups=(replace(group, node=node, count=nodes),)))
+@cache
+def representatives() -> tuple[str, ...]:
+    """One target for each different script, also with hostile variables: what runs for it holds for those that share it."""
+    chosen: dict[tuple[str, ...], str] = {}
+    options = Options(env=hostile_variables())
+    for target, script in TARGETS.items():
+        texts = [emit(plan_of(target, nodes), target, options)[PurePosixPath(script)] for nodes in (1, 2)]
+        chosen.setdefault(tuple(texts), target)
+    return tuple(chosen.values())
 
 
-def plan_for(target: str, nodes: int) -> Plan:
+def hostile_variables() -> tuple[tuple[str, str], ...]:
+    """A variable for each hostile value."""
+    return tuple((f"NCCL_TEST_{number}", value) for number, value in enumerate(HOSTILE))
+
+
+def plan_of(target: str, nodes: int) -> Plan:
     """A sharded plan on GPUs that the target can say."""
     return plan_on(nodes, **COMMON | WITHOUT_ZERO_3.get(target, {}))
 
@@ -109,13 +119,54 @@ def test_what_a_node_must_know(missing: str, tmp_path: Path) -> None:
     assert (ran.code != 0, ran.calls, f"set {missing}" in ran.err) == (True, [], True)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", [target for target in representatives() if target != "ray"])
 def test_told_rendezvous(target: str, tmp_path: Path) -> None:
-    """--master-addr and --master-port are what the launcher gets."""
+    """--master-addr and --master-port are what the launcher gets, as options or as variables."""
     options = Options(master_addr="fe80::1", master_port=12345)
-    calls = launched(tmp_path, target, plan_for(target, 2), options, NODE_RANK="0").calls
+    calls = launched(tmp_path, target, plan_of(target, 2), options, NODE_RANK="0").calls
+    assert {meeting_place(target, call) for call in calls} == {("fe80::1", "12345")}
+
+
+def meeting_place(target: str, call: Call) -> tuple[str, str]:
+    """Address and port that a launcher was told."""
+    if target in BY_VARIABLES:
+        return call.env["MASTER_ADDR"], call.env["MASTER_PORT"]
     address, port = ADDRESS.get(target, ("--master-addr", "--master-port"))
-    assert {(c.option(address), c.option(port)) for c in calls} == {("fe80::1", "12345")}
+    return call.option(address), call.option(port)
+
+
+@pytest.mark.parametrize("options", [Options(master_addr="node001"), Options(master_port=12345)])
+def test_ray_takes_no_meeting_place(options: Options) -> None:
+    """Ray finds it by itself, so that it is refused and not dropped."""
+    with pytest.raises(StrategistError, match="Ray chooses where ranks meet") as refused:
+        emit(plan_on(1), "ray", options)
+    assert (refused.value.code, refused.value.exit_code) == ("UNSUPPORTED", 3)
+
+
+def test_spawn_is_told_the_node(tmp_path: Path) -> None:
+    """mp.spawn's script gets the node's number and the meeting place by variables, on each node."""
+    ran = launched(tmp_path, "mp-spawn", plan_on(3), words=("--seed", "1"), MASTER_ADDR="node001", NODE_RANK="2")
+    told = {name: ran.calls[0].env[name] for name in ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")}
+    assert told == {"NODE_RANK": "2", "MASTER_ADDR": "node001", "MASTER_PORT": "29500"}
+    assert ran.calls[0].argv == [f"{tmp_path}/job/train.py", "--seed", "1"]
+
+
+def test_mpirun_starts_all_ranks_and_carries_variables(tmp_path: Path) -> None:
+    """One mpirun for all nodes: as many ranks on each as the plan has, hosts from a file, every variable by name."""
+    options = Options(env=(("NCCL_DEBUG", "INFO"), ("NCCL_IB_HCA", "a b")))
+    ran = launched(tmp_path, "mpirun", plan_on(3, 2), options, ("--seed", "1"), MASTER_ADDR="n1", HOSTFILE="my hosts")
+    names = ["MASTER_ADDR", "MASTER_PORT", "NCCL_DEBUG", "NCCL_IB_HCA", "OMP_NUM_THREADS"]
+    assert [call.argv for call in ran.calls] == [
+        ["-np", "6", "--map-by", "ppr:2:node", "--bind-to", "none", "--oversubscribe",
+         *(word for name in names for word in ("-x", name)), "--hostfile", "my hosts", "python3",
+         f"{tmp_path}/job/train.py", "--seed", "1"]
+    ]  # fmt: skip
+
+
+def test_ray_carries_variables(tmp_path: Path) -> None:
+    """Workers start elsewhere: the script is told which of its variables are theirs."""
+    ran = launched(tmp_path, "ray", plan_on(2), Options(env=(("NCCL_DEBUG", "INFO"),)))
+    assert ran.calls[0].env["RANK_VARIABLES"].split() == ["NCCL_DEBUG", "OMP_NUM_THREADS"]
 
 
 def test_accelerate_is_told_the_node_and_its_files(tmp_path: Path) -> None:
@@ -167,7 +218,7 @@ def test_megatron_gets_the_connections_of_its_layout(
 ) -> None:
     """Cuts of tensors get one connection unless somebody asks for more; Megatron-FSDP, which refuses one, never gets it."""
     name = "CUDA_DEVICE_MAX_CONNECTIONS"
-    ran = launched(tmp_path, "megatron", make_plan(**COMMON | choices), **({name: outside} if outside else {}))
+    ran = launched(tmp_path, "megatron", plan_for(**COMMON | choices), **({name: outside} if outside else {}))
     assert ran.calls[0].env.get(name) == inside
 
 
@@ -175,7 +226,7 @@ def test_megatron_runs_its_own_script(tmp_path: Path) -> None:
     """train.py runs pretrain_gpt.py of the checkout with every word, and says what is missing without one."""
     (tmp_path / "pretrain_gpt.py").write_text("import sys\nprint(sys.argv[1:], sys.path[0])\n", encoding="utf-8")
     script = tmp_path / "train.py"
-    script.write_text(emit(make_plan(**COMMON), "megatron")[PurePosixPath("train.py")], encoding="utf-8")
+    script.write_text(emit(plan_for(**COMMON), "megatron")[PurePosixPath("train.py")], encoding="utf-8")
     command = [sys.executable, str(script), "--bf16", "a b"]
     done = subprocess.run(command, env={"MEGATRON_LM": str(tmp_path)}, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, f"['--bf16', 'a b'] {tmp_path}\n")
@@ -208,30 +259,30 @@ def test_a_failing_scontrol_stops_the_job(tmp_path: Path) -> None:
     assert (ran.code != 0, ran.calls) == (True, [])
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", representatives())
 def test_hostile_values_arrive_unchanged(target: str, tmp_path: Path) -> None:
     """Every value of a variable and every word for the script arrives byte for byte, and none of them runs."""
-    env = tuple((f"NCCL_TEST_{number}", value) for number, value in enumerate(HOSTILE))
-    ran = launched(tmp_path, target, plan_for(target, 1), Options(env=env), words=HOSTILE)
+    env = hostile_variables()
+    ran = launched(tmp_path, target, plan_of(target, 1), Options(env=env), words=HOSTILE)
     assert (ran.code, ran.err) == (0, "")
     assert [(name, ran.calls[0].env[name]) for name, _ in env] == list(env)
     assert ran.calls[0].script[-len(HOSTILE) :] == list(HOSTILE)
     assert no_canary(tmp_path)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", representatives())
 @pytest.mark.parametrize("name", ["a b", "$(touch canary)", "x'y\"z", "-n", "é*"])
 def test_hostile_folders(target: str, name: str, tmp_path: Path) -> None:
     """The job's folder may be called anything."""
-    ran = launched(tmp_path / name, target, plan_for(target, 1))
+    ran = launched(tmp_path / name, target, plan_of(target, 1))
     assert ran.calls[0].script[0] == f"{tmp_path}/{name}/job/train.py"
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", representatives())
 def test_hostile_plans(target: str, tmp_path: Path) -> None:
     """A plan from a stranger whose model is called like a command starts nothing but the job."""
-    plan = plan_for(target, 1)
+    plan = plan_of(target, 1)
     model = replace(plan.model, family="x\ntouch canary\n#", name="$(touch canary)")
     ran = launched(tmp_path, target, replace(plan, model=model))
     assert (ran.code, len(ran.calls)) == (0, 1)
@@ -244,8 +295,8 @@ def test_hostile_plans(target: str, tmp_path: Path) -> None:
 def test_any_value_arrives_unchanged(tmp_path_factory: pytest.TempPathFactory, value: str) -> None:
     """Whatever is accepted as a value arrives as it is."""
     folder = tmp_path_factory.mktemp("job")
-    for target in TARGETS:
-        ran = launched(folder / target, target, plan_for(target, 1), Options(env=(("NCCL_X", value),)), words=(value,))
+    for target in representatives():
+        ran = launched(folder / target, target, plan_of(target, 1), Options(env=(("NCCL_X", value),)), words=(value,))
         assert (ran.calls[0].env["NCCL_X"], ran.calls[0].script[-1]) == (value, value)
 
 

@@ -17,8 +17,8 @@ from strategist.emitters import EMITTERS
 from strategist.emitters import emit as emit_files
 from strategist.emitters.coverage import plain_values
 from strategist.facts.model import ModelShape
-from tests.emitters.grid import COMMON, grid, written
-from tests.plans import make_plan, tiny_llama, tiny_mixtral
+from tests.emitters.grid import COMMON, grid, plan_for, plan_on, written
+from tests.plans import BFLOAT16, tiny_llama, tiny_mixtral
 
 Said = dict[str, Any]
 Files = Mapping[PurePosixPath, str]
@@ -75,9 +75,9 @@ def from_accelerate(files: Files) -> Said:
     }
 
 
-def from_transformers(files: Files) -> Said:
+def from_transformers(files: Files, name: str = "training.json") -> Said:
     """The fields of TrainingArguments."""
-    text = json.loads(files[PurePosixPath("training.json")])
+    text = json.loads(files[PurePosixPath(name)])
     section = text.get("fsdp_config")
     recompute = section["activation_checkpointing"] if section else text.get("gradient_checkpointing", False)
     assert bool(text.get("fsdp")) == bool(section)
@@ -94,20 +94,113 @@ def from_transformers(files: Files) -> Said:
     }
 
 
+def from_trl(files: Files) -> Said:
+    """The fields of SFTConfig, which are those of TrainingArguments and more."""
+    text = json.loads(files[PurePosixPath("sft.json")])
+    assert (text["packing"], text["dataset_kwargs"]) == (False, {"skip_prepare_dataset": True})
+    said = from_transformers(files, "sft.json") | {"seq_len": text["max_length"]}
+    return said if "fsdp" in text else said | {"recompute": "full" if text["gradient_checkpointing"] else "none"}
+
+
+def from_llama_factory(files: Files) -> Said:
+    """LLaMA-Factory's YAML, and DeepSpeed's JSON where it points to it."""
+    text = yaml.safe_load(files[PurePosixPath("llama_factory.yaml")])
+    assert (text["stage"], text["finetuning_type"], "packing" in text) == ("pt", "full", False)
+    said = {
+        "micro_batch": text["per_device_train_batch_size"],
+        "accumulation": text["gradient_accumulation_steps"],
+        "seq_len": text["cutoff_len"],
+        "optimizer": {"adamw_torch": "adamw", "sgd": "sgd"}[text["optim"]],
+        "compute": "bfloat16" if text["bf16"] else "float16" if text["fp16"] else "float32",
+        "backend": "gloo" if text["use_cpu"] else "nccl",
+        "compile": text["torch_compile"],
+        "recompute": "none" if text["disable_gradient_checkpointing"] else "full",
+    }
+    return said | zero_beside(files, text)
+
+
+def from_axolotl(files: Files) -> Said:
+    """axolotl's YAML, and DeepSpeed's JSON where it points to it."""
+    text = yaml.safe_load(files[PurePosixPath("axolotl.yaml")])
+    assert (text["fp16"], text["tf32"], text["sample_packing"]) == (False, False, False)
+    said = {
+        "micro_batch": text["micro_batch_size"],
+        "accumulation": text["gradient_accumulation_steps"],
+        "seq_len": text["sequence_len"],
+        "optimizer": {"adamw_torch": "adamw", "sgd": "sgd"}[text["optimizer"]],
+        "compute": "bfloat16" if text["bf16"] else "float32",
+        "compile": text["torch_compile"],
+        "recompute": "full" if text["gradient_checkpointing"] else "none",
+    }
+    return said | zero_beside(files, text)
+
+
+def zero_beside(files: Files, text: Said) -> Said:
+    """What DeepSpeed's file says where a front end names it; without it there are replicas alone."""
+    named = text.get("deepspeed") == "deepspeed.json"
+    assert named == (PurePosixPath("deepspeed.json") in files)
+    return from_deepspeed(files) if named else {"zero": 0, "offload": "none", "dp_shard": 1}
+
+
 READERS: dict[str, Callable[[Files], Said]] = {
     "accelerate": from_accelerate,
     "deepspeed": from_deepspeed,
     "transformers": from_transformers,
+    "trl": from_trl,
+    "llama-factory": from_llama_factory,
+    "axolotl": from_axolotl,
 }
 """Targets with a file in their framework's own language."""
+
+WITHOUT_OFFLOAD = ("llama-factory", "axolotl")
+
+
+def from_kubernetes(files: Files) -> Said:
+    """Nodes and ranks of each by the three manifests, which must agree."""
+    texts = {name.stem: yaml.safe_load(text) for name, text in files.items() if name.suffix == ".yaml"}
+    (job,) = texts["jobset"]["spec"]["replicatedJobs"]
+    replicas = texts["pytorchjob"]["spec"]["pytorchReplicaSpecs"]
+    trainer = texts["trainjob"]["spec"]["trainer"]
+    assert job["template"]["spec"]["completions"] == job["template"]["spec"]["parallelism"]
+    inside = [job["template"]["spec"]["template"], *(role["template"] for role in replicas.values())]
+    limits = [pod["spec"]["containers"][0]["resources"]["limits"] for pod in inside]
+    assert limits == [trainer["resourcesPerNode"]["limits"]] * len(limits)
+    nodes = {job["template"]["spec"]["completions"], trainer["numNodes"], sum(r["replicas"] for r in replicas.values())}
+    ((kind, count),) = limits[0].items()
+    assert trainer["numProcPerNode"] == int(count)
+    (number,) = nodes
+    return {"nodes": number, "ranks": int(count), "backend": {"nvidia.com/gpu": "nccl", "cpu": "gloo"}[kind]}
+
+
+def from_skypilot(files: Files) -> Said:
+    """Nodes and what each has, by the task."""
+    text = yaml.safe_load(files[PurePosixPath("task.yaml")])
+    has = text["resources"]
+    ranks = int(has["cpus"].removesuffix("+")) if "cpus" in has else has["accelerators"]["H100"]
+    return {"nodes": text["num_nodes"], "ranks": ranks, "backend": "gloo" if "cpus" in has else "nccl"}
+
+
+LAUNCHERS: dict[str, Callable[[Files], Said]] = {"kubernetes": from_kubernetes, "skypilot": from_skypilot}
+"""Targets with a file in the language of what brings nodes."""
 
 
 def facts(plan: Plan) -> Said:
     """What a plan says, under the names that the readers use."""
     parts = (plan.mesh, plan.strategy, plan.strategy.formats)
     said = {field.name: getattr(part, field.name) for part in parts for field in fields(part)}
-    batch = plan.workload.global_batch
-    return said | {"data_parallel": plan.mesh.data_parallel, "nodes": plan.cluster.nodes, "batch": batch}
+    batch, length, nodes = plan.workload.global_batch, plan.workload.seq_len, plan.cluster.nodes
+    more = {"nodes": nodes, "ranks": plan.mesh.world // nodes, "batch": batch, "seq_len": length}
+    return said | more | {"data_parallel": plan.mesh.data_parallel}
+
+
+@pytest.mark.parametrize("target", LAUNCHERS)
+@pytest.mark.parametrize("nodes", [1, 2, 3])
+def test_nodes_are_those_of_the_plan(target: str, nodes: int) -> None:
+    """Whoever brings the nodes is asked for as many as the plan has, each with its ranks' devices."""
+    for backend in ("nccl", "gloo"):
+        plan = plan_on(nodes, 4, **COMMON | {"backend": backend})
+        said, meant = LAUNCHERS[target](emit(plan, target)), facts(plan)
+        assert {name: meant[name] for name in said} == said
 
 
 @pytest.mark.parametrize("target", READERS)
@@ -118,10 +211,11 @@ def test_files_say_what_the_plan_says(target: str) -> None:
         said, meant = READERS[target](files), facts(plan)
         assert {name: meant[name] for name in said} == said
         seen |= {(name, str(value)) for name, value in said.items()}
-    assert {("zero", "0"), ("zero", "2"), ("zero", "3"), ("compute", "bfloat16"), ("offload", "parameters")} <= seen
+    offloads = set() if target in WITHOUT_OFFLOAD else {("offload", "parameters")}
+    assert {("zero", "0"), ("zero", "2"), ("zero", "3"), ("compute", "bfloat16"), *offloads} <= seen
 
 
-@pytest.mark.parametrize("target", ["accelerate", "deepspeed", "transformers", "fabric", "trainer"])
+@pytest.mark.parametrize("target", ["accelerate", "deepspeed", "transformers", "trl", "fabric", "trainer"])
 def test_the_script_reads_what_the_file_has_no_key_for(target: str) -> None:
     """Batch, recompute, formats and optimizer that stand in no file of the framework are read from plan.json by train.py."""
     ((_, files), *_) = written(target)
@@ -172,6 +266,20 @@ def test_axes_are_those_that_are_written(emitter: Any) -> None:
         ("fabric", {"dp_replicate": 2, "dp_shard": 2, "zero": 3}, "data by tensor"),
         ("trainer", {"pp": 2, "schedule": "1f1b", "accumulation": 2}, "mesh.pp = 2"),
         ("trainer", {"recompute": "selective"}, "whole layers"),
+        ("trl", {"dp_replicate": 2, "dp_shard": 2, "zero": 3}, "an object of Transformers 5.23, not a key of a file"),
+        ("trl", {"tp": 2}, "TRL 1.16 cannot say mesh.tp = 2"),
+        ("llama-factory", {"dp_shard": 2, "zero": 2, "offload": "optimizer"}, "DeepSpeed offloads its own only"),
+        ("llama-factory", {"dp_shard": 2, "zero": 2, "formats": BFLOAT16}, "autocast are DDP's"),
+        ("llama-factory", {"dp_shard": 2, "zero": 2, "optimizer": "sgd"}, "none that DeepSpeed shards"),
+        ("llama-factory", {"dp_shard": 2, "zero": 2, "backend": "gloo"}, "on devices"),
+        ("llama-factory", {"dp_shard": 2, "zero": 2, "compile": True}, "not mapped for DeepSpeed"),
+        (
+            "axolotl",
+            {"dp_replicate": 2, "formats": replace(BFLOAT16, parameter="bfloat16", master="float32")},
+            "masters",
+        ),
+        ("axolotl", {"dp_replicate": 2, "formats": BFLOAT16}, "fp32 throughout"),
+        ("axolotl", {"dp_replicate": 2, "backend": "gloo"}, "where no accelerator is"),
         ("torchtitan", {"cp": 2, "context_parallel": "ring"}, "mesh.cp = 2"),
         ("torchtitan", {"dp_shard": 2, "zero": 1}, "ZeRO-1 is not in it"),
         ("torchtitan", {"recompute": "selective"}, "every second matrix product"),
@@ -197,7 +305,7 @@ def test_axes_are_those_that_are_written(emitter: Any) -> None:
 def test_refusals_say_why(target: str, choices: Said, words: str) -> None:
     """What a framework cannot express is refused with the field and the reason."""
     with pytest.raises(StrategistError, match=words) as refused:
-        emit(make_plan(**COMMON | choices), target)
+        emit(plan_for(**COMMON | choices), target)
     assert (refused.value.code, refused.value.exit_code) == ("UNSUPPORTED", 3)
 
 
@@ -220,14 +328,12 @@ def test_refusals_say_why(target: str, choices: Said, words: str) -> None:
 def test_models_are_refused_too(target: str, shape: ModelShape, choices: Said, words: str) -> None:
     """What a framework cannot say of a model beside a layout is refused with the field."""
     with pytest.raises(StrategistError, match=words):
-        emit_files(make_plan(shape, **COMMON | choices), target)
+        emit_files(plan_for(shape, **COMMON | choices), target)
 
 
-@pytest.mark.parametrize(
-    "target", ["accelerate", "deepspeed", "transformers", "fabric", "trainer", "torchtitan", "megatron", "nanotron"]
-)
+@pytest.mark.parametrize("target", [*READERS, "fabric", "trainer", "torchtitan", "megatron", "nanotron"])
 def test_fp8_is_not_taken_for_bf16(target: str) -> None:
     """A plan in fp8 keeps the formats of bf16, and is refused all the same."""
-    plan = make_plan(dp_replicate=2, **COMMON)
+    plan = plan_for(dp_replicate=2, **COMMON)
     with pytest.raises(StrategistError, match=r"workload\.precision = fp8"):
         emit(replace(plan, workload=replace(plan.workload, precision="fp8")), target)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from strategist.emitters import EMITTERS
+from tests.frameworks.jobs import ALONE, WORDS, trained
 from tests.source import PACKAGE
 
 LEVELS = ("keys", "parsed", "trained")
@@ -27,7 +29,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[OUTCOMES] = defaultdict(list)
 
 
-OUTCOMES: pytest.StashKey[dict[tuple[str, str], list[bool]]] = pytest.StashKey()
+Outcomes = dict[tuple[str, str], list[tuple[str, bool]]]
+"""The file of each test of a target and a level, and whether it passed."""
+
+OUTCOMES: pytest.StashKey[Outcomes] = pytest.StashKey()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -37,26 +42,38 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     mark = item.get_closest_marker("proves")
     if mark is not None and (report.when == "call" or not report.passed):
         target = item.callspec.params["target"]  # type: ignore[attr-defined]
-        item.config.stash[OUTCOMES][target, mark.args[0]].append(report.passed)
+        item.config.stash[OUTCOMES][target, mark.args[0]].append((item.location[0], report.passed))
     return report
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if session.config.getoption("--write-proofs"):
-        PROOFS.write_text(proofs_text(session.config.stash[OUTCOMES]), encoding="utf-8")
+        known = json.loads(PROOFS.read_text(encoding="utf-8"))
+        PROOFS.write_text(proofs_text(session.config.stash[OUTCOMES], known), encoding="utf-8")
 
 
-def proofs_text(outcomes: dict[tuple[str, str], list[bool]]) -> str:
-    """The highest level of each target whose tests all passed, and how many they were."""
-    rows = {}
-    for emitter in EMITTERS:
-        passed = [
-            level for level in LEVELS if outcomes.get((emitter.name, level)) and all(outcomes[emitter.name, level])
-        ]
-        level = passed[-1] if passed else "keys"
-        where = f"tests/frameworks/test_{level}.py" if passed else "tests/emitters"
-        rows[emitter.name] = {"proof": level, "evidence": where, "tests": len(outcomes.get((emitter.name, level), ()))}
+def proofs_text(outcomes: Outcomes, known: Mapping[str, Any]) -> str:
+    """The rows of all targets: anew for those that this run has tests of, as they were for those of other environments."""
+    tested = {target for target, _ in outcomes}
+    rows = {
+        emitter.name: known[emitter.name] if emitter.name in set(known) - tested else proof_of(emitter.name, outcomes)
+        for emitter in EMITTERS
+    }
     return json.dumps(rows, indent=1) + "\n"
+
+
+def proof_of(target: str, outcomes: Outcomes) -> dict[str, Any]:
+    """The highest level whose tests all passed, in which files they are, and how many they were."""
+    passed = [level for level in LEVELS if outcomes.get((target, level)) and all_passed(outcomes[target, level])]
+    if not passed:
+        return {"proof": "keys", "evidence": "tests/emitters", "tests": 0}
+    tests = outcomes[target, passed[-1]]
+    return {"proof": passed[-1], "evidence": tests[0][0], "tests": len(tests)}
+
+
+def all_passed(tests: list[tuple[str, bool]]) -> bool:
+    """Whether nothing failed or was skipped."""
+    return all(passed for _, passed in tests)
 
 
 @pytest.fixture(scope="session")
@@ -70,3 +87,26 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(configuration), encoding="utf-8")
     return folder
+
+
+@pytest.fixture(scope="session")
+def losses_of_one_rank(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """What the job on strategist's executor prints when torchrun starts one rank."""
+    return trained(tmp_path_factory.mktemp("alone"), "torchrun", ALONE, WORDS)
+
+
+@pytest.fixture(scope="session")
+def tokenizer_files() -> dict[str, str]:
+    """A tokenizer of 64 words, for front ends that do not start without one."""
+    words = {f"w{number}": number for number in range(62)} | {"<eos>": 62, "<pad>": 63}
+    tokenizer = {
+        "version": "1.0", "added_tokens": [], "normalizer": None, "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "post_processor": None, "decoder": None, "model": {"type": "WordLevel", "vocab": words, "unk_token": "w0"},
+    }  # fmt: skip
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<eos>",
+        "pad_token": "<pad>",
+        "unk_token": "w0",
+    }
+    return {"tokenizer.json": json.dumps(tokenizer), "tokenizer_config.json": json.dumps(settings)}

@@ -20,15 +20,9 @@ import torch.distributed as dist
 import yaml
 
 from strategist.readers.foreign import keys_of
-from tests.emitters.grid import written
+from tests.emitters.grid import distinct, written
 
 Text = dict[str, Any]
-
-
-def distinct(target: str, name: str) -> list[tuple[str, int]]:
-    """The different texts of one file over the grid, each with the number of ranks that it is for."""
-    path = PurePosixPath(name)
-    return sorted({(files[path], plan.mesh.world) for plan, files in written(target) if path in files})
 
 
 @pytest.fixture
@@ -161,19 +155,31 @@ def test_deepspeed_refuses_what_is_wrong(target: str, change: Text, fake_ranks: 
 
 
 @pytest.mark.proves("parsed")
-@pytest.mark.parametrize("target", ["transformers"])
-def test_transformers_takes_every_file(target: str, tmp_path: Path, clean_environment: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("target", "name"), [("transformers", "training.json"), ("trl", "sft.json")])
+def test_transformers_takes_every_file(
+    target: str, name: str, tmp_path: Path, clean_environment: pytest.MonkeyPatch
+) -> None:
     """HfArgumentParser refuses unknown arguments and takes ours; keys of fsdp_config are those that its code reads."""
     from transformers import HfArgumentParser, TrainingArguments
+    from trl import SFTConfig
 
     clean_environment.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: True)  # no GPU is here
     known = literals(TrainingArguments._process_fsdp_args)
     sharded = 0
-    for text, _ in distinct(target, "training.json"):
+    kind = TrainingArguments if target == "transformers" else SFTConfig
+    for text, _ in distinct(target, name):
         document = json.loads(text)
-        (read,) = HfArgumentParser(TrainingArguments).parse_dict(document | {"output_dir": str(tmp_path)})
-        for name in ("per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "fp16", "torch_compile"):
-            assert getattr(read, name) == document[name]
+        (read,) = HfArgumentParser(kind).parse_dict(document | {"output_dir": str(tmp_path)})
+        own = ("max_length", "packing", "gradient_checkpointing") if target == "trl" else ()
+        for field in (
+            *own,
+            "per_device_train_batch_size",
+            "gradient_accumulation_steps",
+            "bf16",
+            "fp16",
+            "torch_compile",
+        ):
+            assert getattr(read, field) == document[field]
         assert set(document.get("fsdp_config", ())) <= known
         sharded += bool(document.get("fsdp"))
     assert sharded > 3
