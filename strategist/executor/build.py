@@ -19,6 +19,7 @@ from strategist.executor.precision import parameter_dtype
 from strategist.executor.processes import process_group
 from strategist.executor.session import Parts, Session
 from strategist.executor.steps.compile_blocks import compile_blocks
+from strategist.executor.steps.context_parallel import context_parallel
 from strategist.executor.steps.materialise import materialise
 from strategist.executor.steps.pipeline_split import pipeline_split
 from strategist.executor.steps.recompute import recompute
@@ -36,6 +37,7 @@ LAYOUT_STEPS: tuple[Step, ...] = (
     share_values,  # before any cut: afterwards no two ranks hold the same parts
     pipeline_split,  # before all that costs: what another stage owns need not be cut, wrapped or given memory here;
     #                  the steps after it see one chunk of an interleaved stage at a time
+    context_parallel,  # after it: a copied chunk must not copy process groups
     tensor_parallel,  # before recompute, whose wrappers would change the names in its table; before FSDP, which shards
     #                   DTensors further but whose DTensors cannot be cut
     recompute,  # before compile: the compiler must see what is recomputed

@@ -11,6 +11,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.nn.parallel import DistributedDataParallel
 
 from strategist.document.plan import Plan, Stage
+from strategist.executor.sequence import TokenShare, token_share
 from strategist.records import dataclass, field
 
 
@@ -55,6 +56,12 @@ class Job:
         return self.plan.strategy.offload == "parameters"
 
     @property
-    def splits_model(self) -> bool:
-        """True when tensor or pipeline parallelism cuts the model itself."""
-        return self.plan.mesh.tp > 1 or self.plan.mesh.pp > 1
+    def tokens_here(self) -> TokenShare:
+        """Which tokens of each sequence this rank holds: all of them without context parallelism."""
+        return token_share(self.plan, self.mesh.get_local_rank("cp"))
+
+    @property
+    def splits_outputs(self) -> bool:
+        """True when tensor, pipeline or context parallelism leaves each rank a part of the model's outputs."""
+        mesh = self.plan.mesh
+        return mesh.tp > 1 or mesh.pp > 1 or mesh.cp > 1

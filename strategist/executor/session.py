@@ -23,7 +23,7 @@ from strategist.executor.engines import Engine
 from strategist.executor.gradients import complete_gradients, gradient_norm, limit_gradients
 from strategist.executor.job import Job
 from strategist.executor.loss import Batch, count_tokens
-from strategist.executor.mesh import data_group, data_rank, pipeline_group
+from strategist.executor.mesh import data_group, data_mesh, data_rank, pipeline_group
 from strategist.executor.names import plain_name
 from strategist.executor.precision import parameter_dtype
 from strategist.executor.tied import TiedEnds
@@ -60,6 +60,7 @@ class Session:
         self._resources = resources
         self._tied = TiedEnds(parts.model, job)
         self._data, self._pipeline = data_group(job.mesh), pipeline_group(job.mesh)
+        self._ranks, self._tokens = data_mesh(job.mesh).size(), job.tokens_here
 
     def step(self, batch: Mapping[str, Tensor]) -> StepResult:
         """Train on this data rank's share of one global batch, sequences first in every tensor.
@@ -69,7 +70,7 @@ class Session:
         """
         begin = time.perf_counter()
         self._check_share(batch)
-        loss, tokens, norm = self._backward({name: value.to(self.job.device) for name, value in batch.items()})
+        loss, tokens, norm = self._backward(self._held_here(batch))
         read = self.job.instruments.read
         numbers = read(loss), int(read(tokens)), read(norm)
         self._judge(*numbers)
@@ -91,11 +92,17 @@ class Session:
                     hint="Take batches from session.loader(dataset).",
                 )
 
+    def _held_here(self, batch: Mapping[str, Tensor]) -> Batch:
+        """This rank's tokens of its sequences, on the device."""
+        if self.job.plan.mesh.cp > 1:
+            batch = {name: self._tokens.part(name, value) for name, value in batch.items()}
+        return {name: value.to(self.job.device) for name, value in batch.items()}
+
     def _backward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Mean loss, counted tokens and gradient norm of the global batch; gradients lie in the parameters."""
         tokens = count_tokens(batch)
         _add_up(tokens, self._data)
-        scale = self.share.ranks / tokens.to(parameter_dtype(self.job.plan))  # data ranks average their gradients
+        scale = self._ranks / tokens.to(parameter_dtype(self.job.plan))  # these ranks average their gradients
         loss = self.parts.engine.gradients(batch, scale)
         _add_up(loss, self._data)
         _add_up(loss, self._pipeline)
@@ -103,7 +110,7 @@ class Session:
         complete_gradients(parameters)
         self._tied.add_gradients()
         counted = (p for p in parameters if p is not self._tied.duplicate)
-        return loss / self.share.ranks, tokens, gradient_norm(counted, self._pipeline)
+        return loss / self._ranks, tokens, gradient_norm(counted, self._pipeline)
 
     def _judge(self, loss: float, tokens: int, norm: float) -> None:
         """Stop before the update when it would spoil the weights: one NaN reaches every parameter through the norm."""

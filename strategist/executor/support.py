@@ -12,7 +12,8 @@ from importlib.util import find_spec
 from strategist.document.plan import MESH_AXES, NumberFormats, Plan
 from strategist.errors import InputError
 from strategist.executor.architecture import model_obstacles
-from strategist.executor.obstacles import Obstacle
+from strategist.executor.context_support import context_obstacles
+from strategist.executor.obstacles import Obstacle, indivisible
 from strategist.executor.pipeline_support import pipeline_obstacles
 
 FORMATS = (
@@ -63,7 +64,17 @@ def way_out(missing: Sequence[Obstacle]) -> str:
 def layout_obstacles(plan: Plan) -> tuple[Obstacle, ...]:
     """Everything that keeps the executor from laying out any model as the plan says."""
     broken = tuple(_mesh(plan))  # nothing else can be asked about a mesh that is none
-    checks = (_not_built, _experts, _formats, _data_parallel, _offload, pipeline_obstacles, _batch, _tensor_parallel)
+    checks = (
+        _not_built,
+        _experts,
+        _formats,
+        _data_parallel,
+        _offload,
+        pipeline_obstacles,
+        _batch,
+        _tensor_parallel,
+        context_obstacles,
+    )
     return broken or tuple(obstacle for check in checks for obstacle in check(plan))
 
 
@@ -93,7 +104,6 @@ def _not_built(plan: Plan) -> Iterator[Obstacle]:
     mesh, strategy = plan.mesh, plan.strategy
     rows: tuple[tuple[str, object, tuple[object, ...]], ...] = (
         ("workload.precision", plan.workload.precision, PRECISIONS),
-        ("mesh.cp", mesh.cp, (1,)),
         ("mesh.ep", mesh.ep, (1,)),
         ("strategy.zero", strategy.zero, (0, 1, 2, 3)),
         ("strategy.schedule", strategy.schedule, SCHEDULES),
@@ -158,7 +168,7 @@ def uses_fsdp(plan: Plan) -> bool:
     if plan.strategy.zero >= 2:
         return True
     splits_model = mesh.tp > 1 or mesh.pp > 1
-    return splits_model and (mesh.data_parallel > 1 or formats.compute != formats.parameter)
+    return splits_model and (mesh.data_parallel * mesh.cp > 1 or formats.compute != formats.parameter)
 
 
 def _data_parallel(plan: Plan) -> Iterator[Obstacle]:
@@ -205,7 +215,7 @@ def _tensor_parallel(plan: Plan) -> Iterator[Obstacle]:
         rows += [("moe.ffn", shape.moe.ffn), ("moe.shared_ffn", shape.moe.shared_ffn)]
     for name, value in rows:
         if value % tp:
-            yield _indivisible(f"model.{name}", value, f"tp = {tp} cannot split {name} = {value} evenly")
+            yield indivisible(f"model.{name}", value, f"tp = {tp} cannot split {name} = {value} evenly", "tp")
     if shape.qk_norm == "full" and tp > 1:
         yield Obstacle(
             code="UNSUPPORTED",
@@ -215,9 +225,10 @@ def _tensor_parallel(plan: Plan) -> Iterator[Obstacle]:
             "part of them.",
             hint="Plan with tp = 1.",
         )
-    if plan.strategy.sequence_parallel and plan.workload.seq_len % tp:
-        seq = plan.workload.seq_len
-        yield _indivisible("workload.seq_len", seq, f"sequence parallelism over tp = {tp} cannot split {seq} tokens")
+    cp, seq = plan.mesh.cp, plan.workload.seq_len
+    if plan.strategy.sequence_parallel and seq % (cp * tp):
+        ranks = f"tp = {tp}" if cp == 1 else f"cp = {cp} and tp = {tp}"
+        yield indivisible("workload.seq_len", seq, f"sequence parallelism over {ranks} cannot split {seq} tokens", "tp")
     if plan.strategy.sequence_parallel and tp == 1:
         yield Obstacle(
             code="FRAMEWORK_LEGALITY",
@@ -226,9 +237,3 @@ def _tensor_parallel(plan: Plan) -> Iterator[Obstacle]:
             sentence="Sequence parallelism spreads over the tp axis, and tp is 1.",
             hint="Switch it off, or use tp > 1.",
         )
-
-
-def _indivisible(place: str, value: int, sentence: str) -> Obstacle:
-    return Obstacle(
-        code="DIVISIBILITY", place=place, value=value, sentence=f"{sentence}.", hint="Choose a tp that divides it."
-    )

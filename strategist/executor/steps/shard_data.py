@@ -18,7 +18,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, 
 
 from strategist.executor.blocks import find_blocks
 from strategist.executor.job import Job
-from strategist.executor.mesh import data_mesh
+from strategist.executor.mesh import data_mesh, shard_axis
 from strategist.executor.models import splittable
 from strategist.executor.precision import sharding_policy
 from strategist.executor.support import uses_fsdp
@@ -62,7 +62,8 @@ def _make_unit(modules: list[nn.Module], job: Job, *, reshard: bool) -> list[FSD
     if job.plan.strategy.zero < 2:
         return [*replicate(modules, mesh=data_mesh(job.mesh), **options)]
     two_levels = job.plan.mesh.dp_replicate > 1
-    mesh = job.mesh["dp_replicate", "dp_shard"] if two_levels else job.mesh["dp_shard"]
+    shards = shard_axis(job.mesh)
+    mesh = job.mesh["dp_replicate", shards] if two_levels else job.mesh[shards]
     return fully_shard(
         modules, mesh=mesh, reshard_after_forward=reshard, offload_policy=_offload_policy(job), **options
     )
