@@ -63,6 +63,7 @@ TECHNIQUES = (
     Technique("PP x TP x ZeRO-1", "pp=2,tp=2,dp_shard=2,zero=1"),
     Technique("CP, ring", "cp=2,dp_shard=4,zero=3,context_parallel=ring"),
     Technique("CP, all-to-all", "cp=2,dp_shard=4,zero=3,context_parallel=all-to-all"),
+    Technique("TP x CP x FSDP", "tp=2,cp=2,dp_shard=2,zero=3,sequence_parallel=1,context_parallel=all-to-all"),
     Technique("EP", "ep=8,dp_shard=8,zero=3", model="olmoe-1b-7b"),
     Technique("EP with tensor-parallel experts", "ep=4,etp=2,tp=2,dp_shard=4,zero=3", model="olmoe-1b-7b"),
     Technique("recompute selective", f"{FSDP},recompute=selective"),

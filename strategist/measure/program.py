@@ -14,7 +14,7 @@ from strategist.document.plan import MESH_AXES, Plan
 from strategist.executor.build import bring_to_life
 from strategist.executor.chunks import chunks_of
 from strategist.executor.job import Instruments, Job
-from strategist.executor.mesh import build_mesh, data_group
+from strategist.executor.mesh import DATA, SHARDS, build_mesh, data_group, shard_group
 from strategist.executor.models import ReferenceModel
 from strategist.executor.session import Session
 from strategist.executor.train import CLIP_NORM
@@ -114,11 +114,12 @@ def batch_for(plan: Plan, count: int) -> dict[str, Tensor]:
 
 
 def group_names(job: Job) -> dict[str, str]:
-    """The mesh axis of every process group of the job by the group's name; "data" for both data axes together."""
+    """The mesh axis of every process group of the job by the group's name; "shards" for dp_shard and cp together, "data" for
+    those and dp_replicate."""
     names: dict[str, str] = {
         job.mesh[axis].get_group().group_name: axis for axis in MESH_AXES if job.plan.mesh.size(axis) > 1
     }
-    data = data_group(job.mesh)
-    if data is not None:
-        names.setdefault(data.group_name, "data")
+    for joint, group in ((SHARDS, shard_group(job.mesh)), (DATA, data_group(job.mesh))):
+        if group is not None:
+            names.setdefault(group.group_name, joint)
     return names

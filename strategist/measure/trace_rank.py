@@ -92,6 +92,9 @@ def _run(recorder: Recorder, clock: ModuleClock, model: nn.Module, job: Job, pla
     with recorder, clock:
         session = live_session(model, job)
         batch = batch_for(plan, session.share.per_rank)
+        if plan.mesh.cp > 1:  # whole sequences stay where they were read; this rank's tokens go to the device
+            for tokens in batch.values():
+                recorder.mark(tokens, HOST)
         session.parts = replace(session.parts, engine=Watched(session.parts.engine, recorder.passes))
         session.parts.optimizer.register_step_pre_hook(lambda *_: _mark_state(recorder, session))
         for number in range(STEPS):
@@ -131,7 +134,7 @@ def outline_of(plan: Plan, model: nn.Module) -> Outline:
     return Outline(
         blocks=tuple(name.removesuffix("._checkpoint_wrapped_module") for name in names),
         vocabulary=share,
-        tokens=plan.strategy.micro_batch * plan.workload.seq_len,
+        tokens=plan.strategy.micro_batch * plan.workload.seq_len // plan.mesh.cp,
     )
 
 

@@ -222,19 +222,20 @@ def _whole_weights(job: Job, group: Group) -> Iterator[Traffic]:
 
 def _context(job: Job, group: Group) -> tuple[Traffic, ...]:
     """Ring: keys and values travel past every rank, forward once, backward with their gradients (Liu et al. 2023, arXiv
-    2310.01889). All-to-all: queries, keys, values and the output change places, forward and backward (Jacobs et al.
-    2023, arXiv 2309.14509)."""
+    2310.01889). All-to-all: queries, keys and values change places, then the output, forward and backward (Jacobs et al.
+    2023, arXiv 2309.14509); any recompute repeats both, as it repeats what tensor parallelism gathers."""
     c, shape = group.candidates, job.model
     per_head = tokens(job, c) * shape.head_dim * BYTES[job.formats.compute] / c["tp"]
-    around = _per_stage(group, per_head * 2.0 * shape.kv_heads * c["cp"])
+    travelling = _per_stage(group, per_head * 2.0 * shape.kv_heads)
     exchanged = _per_stage(group, per_head * (2.0 * shape.heads + 2.0 * shape.kv_heads))
     ring = c.is_word("context_parallel", "ring")[:, None]
     passes = _layer_passes_CS(group)
-    turns = np.where(ring, passes * (_forwards(group) + 2.0), 0.0)
-    exchanges = np.where(ring, 0.0, passes * (_forwards(group) + 1.0))
+    hops = np.where(ring, passes * (_forwards(group) + 2.0) * (c["cp"][:, None] - 1.0), 0.0)
+    again = np.where(c.is_word("recompute", "none")[:, None], 1.0, 2.0)
+    exchanges = np.where(ring, 0.0, passes * (again + 1.0))
     return (
-        Traffic("cp", "all_gather", around, turns, "cp", "attention"),
-        Traffic("cp", "all_to_all", exchanged, exchanges, "cp", "nothing"),
+        Traffic("cp", "send", travelling, hops, "cp", "attention"),
+        Traffic("cp", "all_to_all", exchanged, exchanges, "cp", "nothing", 2.0),
     )
 
 

@@ -47,7 +47,7 @@ PROPERTIES = Properties()
 
 OURS = tuple(rule for rule in load_rules("legality") if "'strategist'" in rule.when_text)
 OF_LAYOUTS = {
-    "LEG611": "mesh.cp", "LEG612": "mesh.e", "LEG613": "strategy.tiling", "LEG614": "strategy.offload",
+    "LEG619": "strategy.context_parallel", "LEG612": "mesh.e", "LEG613": "strategy.tiling", "LEG614": "strategy.offload",
     "LEG615": "strategy.offload", "LEG617": "model.moe.shared_ffn", "LEG618": "mesh.tp",
 }  # fmt: skip
 """Rule -> how the place begins where the executor finds what the rule forbids."""
@@ -157,7 +157,7 @@ def test_a_table_of_positions_counts_beyond_its_rows(tokens: int) -> None:
 
 
 ALONE: dict[str, dict[str, int]] = {
-    "LEG611": {"cp": 2, "context_parallel": 1, "zero": 3},
+    "LEG619": {"cp": 2, "context_parallel": 1, "zero": 3, "recompute": 1},
     "LEG612": {"dp_shard": 2, "zero": 3, "ep": 2},
     "LEG613": {"dp_shard": 2, "zero": 3, "tiling": 8},
     "LEG614": {"zero": 2, "dp_shard": 2, "offload": 1},
@@ -189,7 +189,7 @@ def test_each_rule_forbids_something_alone(rule: str) -> None:
 
 
 PINNED = {
-    "LEG611": "cp=2",
+    "LEG619": "cp=2,context_parallel=ring,recompute=selective",
     "LEG613": "offload=parameters,tiling=8",
     "LEG614": "offload=optimizer",
 }

@@ -28,6 +28,15 @@ RUNNABLE: tuple[dict[str, Any], ...] = (
     {"pp": 2, "schedule": "gpipe", "dp_replicate": 2},
     {"shape": DEEP, "pp": 2, "virtual_stages": 4, "tp": 2, "dp_shard": 2, "zero": 3, "accumulation": 4},
     {"dp_replicate": 2, "dp_shard": 2, "zero": 3, "offload": "parameters", "formats": BFLOAT16},
+    {"cp": 4, "context_parallel": "ring", "dp_shard": 2, "zero": 3, "recompute": "full"},
+    {
+        "cp": 2,
+        "context_parallel": "all-to-all",
+        "tp": 2,
+        "sequence_parallel": True,
+        "dp_replicate": 2,
+        "recompute": "selective",
+    },
     {"shape": tiny_gpt2(), "tp": 2, "dp_shard": 2, "zero": 3, "sequence_parallel": True},
     {"shape": tiny_mixtral(), "tp": 2, "etp": 2, "pp": 2, "dp_shard": 2, "zero": 2, "accumulation": 2},
 )
@@ -40,11 +49,19 @@ OVERLAP = (
     Stage(index=0, layers=((0, 1),), embedding=True, head=False),
     Stage(index=1, layers=((0, 2),), embedding=False, head=True),
 )
+RING, SWAP = ({"cp": 2, "context_parallel": kind} for kind in ("ring", "all-to-all"))
 V2 = {"shape": DEEP, "pp": 2, "virtual_stages": 2}
 SWAPPED = tuple(replace(stage, layers=stage.layers[::-1]) for stage in even_stages(8, 2, 2))
 
 REFUSED: tuple[tuple[dict[str, Any], str, str, str], ...] = (
-    ({"cp": 2}, "UNSUPPORTED", "mesh.cp", "2"),
+    ({"cp": 2}, "FRAMEWORK_LEGALITY", "strategy.context_parallel", "cp = 2"),
+    ({"context_parallel": "ring"}, "FRAMEWORK_LEGALITY", "strategy.context_parallel", "cp = 1"),
+    (RING | {"seq_len": 18}, "DIVISIBILITY", "workload.seq_len", "multiple of 4 tokens"),
+    (RING | {"seq_len": 20, "tp": 4, "sequence_parallel": True}, "DIVISIBILITY", "workload.seq_len", "cp = 2 and tp = 4"),
+    (RING | {"recompute": "selective"}, "UNSUPPORTED", "strategy.context_parallel", "selective recompute"),
+    (RING | {"backend": "nccl", "formats": FLOAT32}, "UNSUPPORTED", "strategy.context_parallel", "float32"),
+    (SWAP | {"cp": 8}, "DIVISIBILITY", "model.kv_heads", "kv_heads = 4"),
+    (SWAP | {"cp": 2, "tp": 4}, "DIVISIBILITY", "model.kv_heads", "tp = 4 and cp = 2"),
     ({"ep": 2, "dp_shard": 2, "zero": 3}, "UNSUPPORTED", "mesh.ep", "2"),
     ({"etp": 2, "tp": 2}, "UNSUPPORTED", "mesh.etp", "no experts"),
     ({"pp": 2, "schedule": "interleaved", "accumulation": 2}, "FRAMEWORK_LEGALITY", "strategy.virtual_stages", "= 1"),
@@ -114,8 +131,8 @@ def test_ffn_width_must_divide() -> None:
 def test_refuse_raises_the_first_and_carries_the_rest() -> None:
     """All obstacles of a plan arrive in one error, each complete."""
     with pytest.raises(ImpossibleError) as caught:
-        refuse(layout_obstacles(make_plan(cp=2, tiling=4)))
-    assert caught.value.flag == "$.mesh.cp"
+        refuse(layout_obstacles(make_plan(offload="nvme", tiling=4)))
+    assert caught.value.flag == "$.strategy.offload"
     assert [error.flag for error in caught.value.also] == ["$.strategy.tiling"]
 
 
@@ -156,6 +173,7 @@ def test_an_architecture_that_the_built_in_model_cannot_be_is_refused(change: di
     [
         (make_plan(tiny_llama(qk_norm="full"), tp=2), "mesh.tp", "over all heads"),
         (make_plan(tiny_gpt2(), seq_len=65), "workload.seq_len", "64 learned positions"),
+        (make_plan(tiny_llama(window=7), **RING), "strategy.context_parallel", "windows of 7 tokens"),
         (make_plan(tiny_mixtral(), tp=2), "mesh.etp", "tp 2 and etp 1"),
         (make_plan(tiny_mixtral(), ep=2, dp_shard=2, zero=2), "mesh.ep", "mesh.ep = 2; it runs 1"),
         (make_plan(tiny_mixtral(moe={"ffn": 25}), tp=2, etp=2), "model.moe.ffn", "moe.ffn = 25"),

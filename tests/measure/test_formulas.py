@@ -11,10 +11,10 @@ from statistics import mean
 import pytest
 
 from strategist.measure.kinds import chosen_kinds
-from tests.measure.grid import PEAK, Difference, Scenario, differences, plan_of, scenarios
+from tests.measure.grid import PEAK, SIZE, SPREAD, Difference, Scenario, differences, plan_of, scenarios
 from tests.measure.recordings import traced
 
-SAMPLE = tuple(scenarios()[number] for number in range(0, 280, 7))
+SAMPLE = tuple(scenarios()[number] for number in (*range(0, 280, 7), *range(SIZE, SIZE + SPREAD, 4)))
 EXACT, NEAR = 1e-3, 2e-2
 MOMENTS = ("loss", "backward of the last layer", "end of backward", "optimizer step", PEAK)
 BARS = {
@@ -35,6 +35,7 @@ BARS = {
         for axis, ops in {
             "dp": ("all_reduce", "broadcast", "all_gather", "reduce_scatter"),
             "pp": ("send",),
+            "cp": ("send", "all_to_all"),
             "tp": ("all_reduce", "all_gather", "reduce_scatter"),
         }.items()
         for op in ops

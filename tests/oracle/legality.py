@@ -32,6 +32,14 @@ def _expert_width(job: Job) -> int:
     return job.model.moe.ffn if job.model.moe else 0
 
 
+def _ring_cannot(job: Job, a: Layout) -> bool:
+    """Our ring sees whole blocks: no window, nothing kept of its inside; and on GPUs no kernel for it takes float32."""
+    looks_near = job.model.window is not None and job.model.window < job.workload.seq_len
+    on_gpus = job.cluster.smallest.vendor != "CPU"
+    cannot = looks_near or a["recompute"] == "selective" or (on_gpus and job.workload.precision == "fp32")
+    return a["context_parallel"] == "ring" and cannot
+
+
 def _too_few_heads_for_exchange(job: Job, a: Layout) -> bool:
     return a["context_parallel"] == "all-to-all" and (job.model.kv_heads / a["tp"]) % a["cp"] != 0
 
@@ -106,13 +114,13 @@ VIOLATIONS: dict[str, Violation] = {
     "LEG401": lambda job, a: job.workload.global_batch % (a["dp_replicate"] * a["dp_shard"]) != 0,
     "LEG501": lambda job, a: a["offload"] != "none" and a["pp"] > 1,
     "LEG601": lambda job, a: job.frontend == "deepspeed" and a["pp"] > 1 and a["zero"] >= 2,
-    "LEG611": ours(lambda job, a: a["cp"] > 1),
     "LEG612": ours(lambda job, a: (a["ep"], a["etp"]) != (1, a["tp"] if job.model.moe else 1)),
     "LEG613": ours(lambda job, a: a["tiling"] > 1),
     "LEG614": ours(lambda job, a: a["offload"] in ("optimizer", "nvme")),
     "LEG615": ours(lambda job, a: a["offload"] == "parameters" and (a["zero"], a["tp"], a["pp"]) != (3, 1, 1)),
     "LEG617": ours(lambda job, a: job.model.moe is not None and job.model.moe.shared_ffn % a["tp"] != 0),
     "LEG618": ours(lambda job, a: job.model.qk_norm == "full" and a["tp"] > 1),
+    "LEG619": ours(_ring_cannot),
 }
 """Rule id -> the condition that refuses a layout, in the order of the book."""
 

@@ -116,11 +116,12 @@ def _context(job: Job, layout: Layout, kinds: Sequence[LayerKind]) -> Iterator[R
     per_head = tokens(job, layout) / tp * shape.head_dim * BYTES[job.formats.compute]
     X = len(kinds) * layout["accumulation"]
     if layout["context_parallel"] == "ring":
-        payload = per_head * 2 * shape.kv_heads * cp
-        yield Row("cp", "all-gather", "attention", payload, X * (_passes(layout) + 2), cp, tp)
+        hops = X * (_passes(layout) + 2) * (cp - 1)
+        yield Row("cp", "send", "attention", per_head * 2 * shape.kv_heads, hops, cp, tp)
     elif layout["context_parallel"] == "all-to-all":
+        exchanges = X * (2 if layout["recompute"] == "none" else 3)
         payload = per_head * (2 * shape.heads + 2 * shape.kv_heads)
-        yield Row("cp", "all-to-all", "", payload, X * (_passes(layout) + 1), cp, tp)
+        yield Row("cp", "all-to-all", "", payload, exchanges, cp, tp, 2)
 
 
 def _experts(job: Job, layout: Layout, kinds: Sequence[LayerKind]) -> Iterator[Row]:
