@@ -56,6 +56,11 @@ class Job:
         return self.plan.strategy.offload == "parameters"
 
     @property
+    def offloads_optimizer(self) -> bool:
+        """True when the optimizer's state rests in the host's memory and the update runs there."""
+        return self.plan.strategy.offload == "optimizer"
+
+    @property
     def tokens_here(self) -> TokenShare:
         """Which tokens of each sequence this rank holds: all of them without context parallelism."""
         return token_share(self.plan, self.mesh.get_local_rank("cp"))

@@ -27,7 +27,7 @@ FORMATS = (
 OPTIMIZERS = ("adamw", "sgd")
 BACKENDS = ("nccl", "gloo")
 SCHEDULES = ("none", "gpipe", "1f1b", "interleaved")
-OFFLOADS = ("none", "parameters")
+OFFLOADS = ("none", "optimizer", "parameters")
 PRECISIONS = ("bf16", "fp32")
 
 ASKED = ("model", "workload.seq_len", "workload.precision", "strategy.formats", "strategy.optimizer")
@@ -193,6 +193,14 @@ def _offload(plan: Plan) -> Iterator[Obstacle]:
             sentence=f"The executor offloads parameters with zero = 3 and tp and pp 1 only; the plan has zero "
             f"{strategy.zero}, tp {mesh.tp}, pp {mesh.pp}.",
             hint="Use zero 3 over data-parallel ranks alone, or no offload.",
+        )
+    if strategy.offload == "optimizer" and strategy.zero == 1:
+        yield Obstacle(
+            code="UNSUPPORTED",
+            place="strategy.offload",
+            value=strategy.offload,
+            sentence="The executor cannot offload the optimizer under zero = 1, which deals its state out by whole tensors.",
+            hint="Use zero 2 or 3, or no offload.",
         )
 
 

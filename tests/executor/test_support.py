@@ -37,6 +37,7 @@ RUNNABLE: tuple[dict[str, Any], ...] = (
         "dp_replicate": 2,
         "recompute": "selective",
     },
+    {"dp_shard": 2, "zero": 2, "tp": 2, "offload": "optimizer"},
     {"shape": tiny_gpt2(), "tp": 2, "dp_shard": 2, "zero": 3, "sequence_parallel": True},
     {"shape": tiny_mixtral(), "tp": 2, "etp": 2, "pp": 2, "dp_shard": 2, "zero": 2, "accumulation": 2},
 )
@@ -72,7 +73,8 @@ REFUSED: tuple[tuple[dict[str, Any], str, str, str], ...] = (
     (V2 | {"accumulation": 2, "stages": SWAPPED}, "FRAMEWORK_LEGALITY", "strategy.stages", "in order"),
     (V2 | {"virtual_stages": 3, "accumulation": 2}, "DIVISIBILITY", "strategy.virtual_stages", "8 layers"),
     (V2 | {"accumulation": 3}, "BATCH_SPLIT", "strategy.accumulation", "a multiple of 2"),
-    ({"offload": "optimizer"}, "UNSUPPORTED", "strategy.offload", "optimizer"),
+    ({"offload": "nvme", "zero": 3}, "UNSUPPORTED", "strategy.offload", "nvme"),
+    ({"offload": "optimizer", "dp_shard": 2, "zero": 1}, "UNSUPPORTED", "strategy.offload", "zero = 1"),
     ({"offload": "parameters"}, "UNSUPPORTED", "strategy.offload", "zero 0"),
     ({"offload": "parameters", "zero": 3, "tp": 2}, "UNSUPPORTED", "strategy.offload", "tp 2"),
     ({"offload": "parameters", "zero": 3, "pp": 2, "accumulation": 2}, "UNSUPPORTED", "strategy.offload", "pp 2"),

@@ -116,7 +116,7 @@ VIOLATIONS: dict[str, Violation] = {
     "LEG601": lambda job, a: job.frontend == "deepspeed" and a["pp"] > 1 and a["zero"] >= 2,
     "LEG612": ours(lambda job, a: (a["ep"], a["etp"]) != (1, a["tp"] if job.model.moe else 1)),
     "LEG613": ours(lambda job, a: a["tiling"] > 1),
-    "LEG614": ours(lambda job, a: a["offload"] in ("optimizer", "nvme")),
+    "LEG614": ours(lambda job, a: a["offload"] == "nvme" or (a["offload"], a["zero"]) == ("optimizer", 1)),
     "LEG615": ours(lambda job, a: a["offload"] == "parameters" and (a["zero"], a["tp"], a["pp"]) != (3, 1, 1)),
     "LEG617": ours(lambda job, a: job.model.moe is not None and job.model.moe.shared_ffn % a["tp"] != 0),
     "LEG618": ours(lambda job, a: job.model.qk_norm == "full" and a["tp"] > 1),
