@@ -21,6 +21,7 @@ FORMATS = (
     NumberFormats(parameter="float32", gradient="float32", reduce="float32", compute="float32"),
     NumberFormats(parameter="float32", gradient="float32", reduce="float32", compute="bfloat16"),
     NumberFormats(parameter="float32", gradient="float32", reduce="bfloat16", compute="bfloat16"),
+    NumberFormats(parameter="float32", gradient="float32", reduce="float32", compute="float16"),
 )
 """Parameters at rest are their own master copy; a lower compute format is cast on the way in."""
 
@@ -28,7 +29,7 @@ OPTIMIZERS = ("adamw", "sgd")
 BACKENDS = ("nccl", "gloo")
 SCHEDULES = ("none", "gpipe", "1f1b", "interleaved")
 OFFLOADS = ("none", "optimizer", "parameters")
-PRECISIONS = ("bf16", "fp32")
+PRECISIONS = ("bf16", "fp16", "fp32")
 
 ASKED = ("model", "workload.seq_len", "workload.precision", "strategy.formats", "strategy.optimizer")
 """Places of a Plan that hold what was asked for. All others are choices of the planner, which can choose otherwise."""
@@ -145,8 +146,8 @@ def _formats(plan: Plan) -> Iterator[Obstacle]:
             place="strategy.formats",
             value=said,
             sentence=f"The executor cannot run {said}; it keeps parameters and gradients in float32 (float64) without "
-            "another master copy, and computes in float32, bfloat16 (float64).",
-            hint="Plan with --precision bf16 or fp32.",
+            "another master copy, and computes in float32, bfloat16, float16 (float64).",
+            hint="Plan with --precision bf16, fp16 or fp32.",
         )
     elif formats.reduce != formats.parameter and not uses_fsdp(plan):
         yield Obstacle(

@@ -38,12 +38,14 @@ RUNNABLE: tuple[dict[str, Any], ...] = (
         "recompute": "selective",
     },
     {"dp_shard": 2, "zero": 2, "tp": 2, "offload": "optimizer"},
+    {"dp_shard": 2, "zero": 3, "formats": replace(FLOAT32, compute="float16")},
     {"shape": tiny_gpt2(), "tp": 2, "dp_shard": 2, "zero": 3, "sequence_parallel": True},
     {"shape": tiny_mixtral(), "tp": 2, "etp": 2, "pp": 2, "dp_shard": 2, "zero": 2, "accumulation": 2},
 )
 
 FP8 = NumberFormats(parameter="float32", gradient="float32", reduce="float32", compute="float8")
 FP16 = NumberFormats(parameter="float32", gradient="float32", reduce="float32", compute="float16")
+REDUCE_FP16 = replace(FP16, reduce="float16")
 REDUCE16 = NumberFormats(parameter="float32", gradient="float32", reduce="bfloat16", compute="bfloat16")
 HALF = NumberFormats(parameter="bfloat16", gradient="bfloat16", reduce="float32", compute="bfloat16", master="float32")
 OVERLAP = (
@@ -82,7 +84,7 @@ REFUSED: tuple[tuple[dict[str, Any], str, str, str], ...] = (
     ({"optimizer": "adamw8bit"}, "UNSUPPORTED", "strategy.optimizer", "adamw8bit"),
     ({"backend": "mpi"}, "UNSUPPORTED", "strategy.backend", "mpi"),
     ({"formats": FP8}, "UNSUPPORTED", "strategy.formats", "float8"),
-    ({"formats": FP16}, "UNSUPPORTED", "strategy.formats", "float16"),
+    ({"formats": REDUCE_FP16}, "UNSUPPORTED", "strategy.formats", "reduction float16"),
     ({"formats": HALF}, "UNSUPPORTED", "strategy.formats", "bfloat16"),
     ({"formats": REDUCE16, "dp_replicate": 2}, "UNSUPPORTED", "strategy.formats.reduce", "bfloat16"),
     ({"zero": 0, "dp_shard": 2}, "FRAMEWORK_LEGALITY", "strategy.zero", "dp_shard is 2"),
