@@ -50,7 +50,7 @@ def peak_memory(job: Job, candidates: Candidates) -> Peaks:
     size = len(candidates)
     terms = {name: np.zeros(size, np.int64) for name in MEMORY_TERMS}
     stage, moment, host, last = (np.zeros(size, np.int64) for _ in range(4))
-    for group in groups(job.model, candidates, split=job.split):
+    for group in groups(job, candidates):
         table = ledger(job, group)
         worst, worst_stage = table.worst()
         for name, held in table.bytes_at(worst, worst_stage).items():
@@ -74,7 +74,7 @@ def least_memory(job: Job, candidates: Candidates) -> Floors:
     looked_at, run = candidates.runs(UNREAD)
     least = candidates.where(looked_at).without(UNREAD)
     device, host = (np.zeros(len(looked_at), np.int64) for _ in range(2))
-    for group in groups(job.model, least, split=job.split):
+    for group in groups(job, least):
         table = ledger(job, group, at_loss=True)
         held = table.on_any_stage().max(axis=0)
         device[group.rows] = np.floor(held + slack_bytes(job, held) + table.runtime).astype(np.int64)

@@ -12,8 +12,6 @@ from strategist.executor.loss_scale import FIRST, INTERVAL, LEAST, LossScale
 from tests.plans import make_plan, tiny_gpt2, tiny_llama, tiny_mixtral
 
 FLOAT16 = NumberFormats(parameter="float32", gradient="float32", reduce="float32", compute="float16")
-HIGH = 2.0**22
-"""So large that gradients of the tiny models overflow a few times."""
 BOUND = 5e-3
 """Of losses in half precision over five updates; a gradient that was not divided by the scale is off by more at once."""
 
@@ -58,8 +56,8 @@ LAYOUTS: dict[str, tuple[Any, dict[str, Any]]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_training_in_float16_is_that_of_one_process(name: str) -> None:
-    """Beginning with a scale that is too large, every rank passes over the same steps as one process under autocast with
-    torch's own scaler, has the same scale after each, and the same losses but for rounding."""
+    """Every rank passes over the step that one process under autocast with torch's own scaler passes over, changes no weight
+    in it, has the same scale behind it, and the same losses but for rounding."""
     from tests.executor.half import reference, trained
     from tests.executor.harness import run_alone, run_ranks
 
@@ -71,19 +69,20 @@ def test_training_in_float16_is_that_of_one_process(name: str) -> None:
         strategy=replace(plan.strategy, micro_batch=batch),
         workload=replace(plan.workload, global_batch=8, precision="fp16"),
     )
-    losses, scales, done = run_alone(reference, plan, HIGH)
-    assert 0 < done.count(False) < len(done)
-    for got_losses, got_scales, got_done in run_ranks(plan.mesh.world, trained, plan, HIGH):
-        assert (got_scales, got_done) == (scales, done)
+    losses, done, scale = run_alone(reference, plan)
+    assert done.count(False) == 1
+    for got_losses, got_done, got_scale in run_ranks(plan.mesh.world, trained, plan):
+        assert (got_done, got_scale) == (done, scale)
         assert got_losses == pytest.approx(losses, abs=BOUND, rel=0)
 
 
 @pytest.mark.slow
 def test_a_loss_that_is_not_finite_is_no_matter_of_scale() -> None:
-    """A NaN in one rank's weights stops every rank, float16 or not, and changes no weight."""
+    """A NaN in one rank's weights stops every rank, in float16 as otherwise."""
     from tests.executor.harness import run_ranks
     from tests.executor.workers import refusal
 
     plan = make_plan(dp_replicate=2, micro_batch=4, formats=FLOAT16)
-    for code, said, is_untouched in run_ranks(2, refusal, plan, "poison"):
-        assert (code, is_untouched) == ("TRAINING", True), said
+    for code, said, _ in run_ranks(2, refusal, plan, "poison"):
+        assert code == "TRAINING"
+        assert "loss nan" in said
