@@ -37,11 +37,13 @@ class Instruments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One rank's share of a plan. `seed` decides the initial weights of a model that comes without any."""
+    """One rank's share of a plan. `seed` decides the initial weights of a model that comes without any; `expert_mesh` is
+    there when ranks share the experts."""
 
     plan: Plan
     mesh: DeviceMesh
     device: torch.device
+    expert_mesh: DeviceMesh | None = None
     seed: int = 0
     instruments: Instruments = field(default_factory=Instruments)
 

@@ -17,6 +17,8 @@ SHARD_AXES = ("dp_shard", "cp")
 """Ranks that share one copy of parameters and their state: those of cp hold the same weights, whatever tokens they see."""
 AVERAGE_AXES = ("dp_replicate", *SHARD_AXES)
 """Ranks that see different tokens, whose gradients are averaged."""
+EXPERT_SHARDS = "expert_shards"
+"""Ranks that share the state of the same experts."""
 SHARDS, DATA = "shards", "data"
 """Names of several such axes taken as one: without and with dp_replicate."""
 
@@ -30,6 +32,17 @@ def build_mesh(plan: Plan, device_type: str) -> DeviceMesh:
     for axes in (axes for axes in joint if len(axes) > 1):
         mesh[axes]._flatten(_joint(axes))  # here, where real numbers exist: under fake tensors torch cannot make a mesh
     return mesh
+
+
+def build_expert_mesh(plan: Plan, device_type: str) -> DeviceMesh | None:
+    """The same ranks as experts lie on them: `ep` neighbours share the experts, `expert_shards` groups of them their state.
+    None where every rank holds all experts."""
+    mesh = plan.mesh
+    if mesh.ep == 1:
+        return None
+    shards = mesh.dp_shard * mesh.cp // mesh.ep
+    sizes = (mesh.pp, mesh.dp_replicate, shards, mesh.ep)
+    return init_device_mesh(device_type, sizes, mesh_dim_names=("pp", "dp_replicate", EXPERT_SHARDS, "ep"))
 
 
 def check_world(plan: Plan, world: int) -> None:

@@ -20,7 +20,13 @@ from torch.utils.data import DataLoader, Dataset
 from strategist.errors import ImpossibleError, InputError, TrainingError
 from strategist.executor.data import DataShare, data_loader, global_order
 from strategist.executor.engines import Engine
-from strategist.executor.gradients import complete_gradients, gradient_norm, limit_factor, scale_gradients
+from strategist.executor.gradients import (
+    complete_gradients,
+    gradient_norm,
+    limit_factor,
+    scale_gradients,
+    share_expert_gradients,
+)
 from strategist.executor.job import Job
 from strategist.executor.loss import Batch, count_tokens
 from strategist.executor.loss_scale import LossScale
@@ -120,6 +126,8 @@ class Session:
         _add_up(loss, self._pipeline)
         parameters = list(self.parts.model.parameters())
         complete_gradients(parameters)
+        if self.job.expert_mesh is not None:
+            share_expert_gradients(parameters)
         self._tied.add_gradients()
         counted = (p for p in parameters if p is not self._tied.duplicate)
         return loss / times, tokens, gradient_norm(counted, self._pipeline) / self._loss_factor

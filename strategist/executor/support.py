@@ -102,10 +102,9 @@ def _mesh(plan: Plan) -> Iterator[Obstacle]:
 
 def _not_built(plan: Plan) -> Iterator[Obstacle]:
     """Fields of which the executor knows a few values only."""
-    mesh, strategy = plan.mesh, plan.strategy
+    strategy = plan.strategy
     rows: tuple[tuple[str, object, tuple[object, ...]], ...] = (
         ("workload.precision", plan.workload.precision, PRECISIONS),
-        ("mesh.ep", mesh.ep, (1,)),
         ("strategy.zero", strategy.zero, (0, 1, 2, 3)),
         ("strategy.schedule", strategy.schedule, SCHEDULES),
         ("strategy.offload", strategy.offload, OFFLOADS),
@@ -125,6 +124,9 @@ def _not_built(plan: Plan) -> Iterator[Obstacle]:
 
 
 def _experts(plan: Plan) -> Iterator[Obstacle]:
+    if plan.mesh.ep > 1:
+        yield from _spread_experts(plan)
+        return
     wanted = plan.mesh.tp if plan.model.moe is not None else 1
     if plan.mesh.etp != wanted:
         what = "every expert over all tp ranks" if plan.model.moe is not None else "no experts, as the model has none"
@@ -134,6 +136,28 @@ def _experts(plan: Plan) -> Iterator[Obstacle]:
             value=plan.mesh.etp,
             sentence=f"The executor cuts {what}; the plan has tp {plan.mesh.tp} and etp {plan.mesh.etp}.",
             hint=f"Plan with --pin etp={wanted}.",
+        )
+
+
+def _spread_experts(plan: Plan) -> Iterator[Obstacle]:
+    """Whole experts on neighbouring ranks, as units of their own; what else a plan may ask for is not built."""
+    mesh, strategy, moe = plan.mesh, plan.strategy, plan.model.moe
+    shards, experts = mesh.dp_shard * mesh.cp, 0 if moe is None else moe.experts
+    reasons = {
+        f"tp {mesh.tp}, etp {mesh.etp}; both must be 1": (mesh.tp, mesh.etp) != (1, 1),
+        f"zero {strategy.zero}; it must be 2 or 3": strategy.zero < 2,
+        f"dp_shard x cp {shards}, which {mesh.ep} does not divide": shards % mesh.ep != 0,
+        f"offload {strategy.offload}": strategy.offload != "none",
+        f"{experts} experts, which {mesh.ep} does not divide": experts == 0 or experts % mesh.ep != 0,
+        f"the order {', '.join(mesh.order)}": mesh.order != MESH_AXES,
+    }
+    for reason in (reason for reason, holds in reasons.items() if holds):
+        yield Obstacle(
+            code="UNSUPPORTED",
+            place="mesh.ep",
+            value=mesh.ep,
+            sentence=f"The executor cannot spread experts over ep = {mesh.ep} here: the plan has {reason}.",
+            hint="Plan with tp 1, zero 2 or 3 and an ep that divides dp_shard, or with --pin ep=1.",
         )
 
 

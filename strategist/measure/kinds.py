@@ -108,6 +108,10 @@ def group_of(plan: Plan, axis: str) -> tuple[int, int]:
     mesh = plan.mesh
     if axis in JOINT:
         return prod(mesh.size(name) for name in JOINT[axis]), min(mesh.stride(name) for name in JOINT[axis])
+    if axis == "ep":
+        return mesh.ep, 1
+    if axis == "expert_shards":
+        return mesh.dp_shard * mesh.cp // mesh.ep, mesh.ep
     if axis in MESH_AXES:
         return mesh.size(axis), mesh.stride(axis)
     return mesh.world, 1

@@ -160,6 +160,11 @@ def _forwards(group: Group) -> Reals:
     return np.where(group.candidates.is_word("recompute", "full"), 2.0, 1.0)[:, None]
 
 
+def _gathers(group: Group) -> Reals:
+    """How often what forward fetches from other ranks is fetched: once, or twice where anything is computed again, (C, 1)."""
+    return np.where(group.candidates.is_word("recompute", "none"), 1.0, 2.0)[:, None]
+
+
 def _tensor(job: Job, group: Group) -> tuple[Traffic, ...]:
     """Megatron cuts: two all-reduces forward and two backward per layer, or an all-gather and a reduce-scatter in place
     of each under sequence parallelism (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2). The embedding adds a
@@ -231,8 +236,7 @@ def _context(job: Job, group: Group) -> tuple[Traffic, ...]:
     ring = c.is_word("context_parallel", "ring")[:, None]
     passes = _layer_passes_CS(group)
     hops = np.where(ring, passes * (_forwards(group) + 2.0) * (c["cp"][:, None] - 1.0), 0.0)
-    again = np.where(c.is_word("recompute", "none")[:, None], 1.0, 2.0)
-    exchanges = np.where(ring, 0.0, passes * (again + 1.0))
+    exchanges = np.where(ring, 0.0, passes * (_gathers(group) + 1.0))
     return (
         Traffic("cp", "send", travelling, hops, "cp", "attention"),
         Traffic("cp", "all_to_all", exchanged, exchanges, "cp", "nothing", 2.0),
@@ -240,7 +244,8 @@ def _context(job: Job, group: Group) -> tuple[Traffic, ...]:
 
 
 def _expert(job: Job, group: Group) -> tuple[Traffic, ...]:
-    """Tokens go to their experts and come back, forward and backward (GShard: Lepikhin et al. 2020, arXiv 2006.16668)."""
+    """Tokens go to their experts and come back, forward and backward (GShard: Lepikhin et al. 2020, arXiv 2006.16668). Any
+    recompute repeats both."""
     moe, c = job.model.moe, group.candidates
     if moe is None:
         return ()
@@ -248,7 +253,7 @@ def _expert(job: Job, group: Group) -> tuple[Traffic, ...]:
     sent = _per_stage(group, rows * _distinct(job, c) * (moe.latent or job.model.hidden) * BYTES[job.formats.compute])
     is_moe = np.array([any(matrix.is_expert for matrix in layer.matrices) for layer in layers(job.model)])
     passes = on_stages(_micro(group)[:, 0], (group.layers_SK * is_moe).sum(axis=1))
-    return (Traffic("ep", "all_to_all", sent, 2.0 * passes * (_forwards(group) + 1.0), "ep", "nothing"),)
+    return (Traffic("ep", "all_to_all", sent, 2.0 * passes * (_gathers(group) + 1.0), "ep", "nothing"),)
 
 
 def _distinct(job: Job, c: Candidates) -> Reals:

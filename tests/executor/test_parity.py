@@ -140,6 +140,12 @@ MOE = (
     Case("pp2-v2-fsdp2", V2 | SHARDED | {"accumulation": 4, "recompute": "full"}, FIRST_DENSE, ragged=True, clip=0.5),
     Case("ddp2-compiled", PLAIN | {"compile": True}, SHARED_EXPERT, ragged=True, clip=0.5),
     Case("cp2-ring-fsdp2", RING | SHARDED, SHARED_EXPERT, ragged=True, clip=0.5),
+    Case("ep2", SHARDED | {"ep": 2, "accumulation": 2, "recompute": "full"}, SHARED_EXPERT, ragged=True, clip=0.5),
+    Case("ep2-fsdp4", {"dp_shard": 4, "zero": 3, "ep": 2, "recompute": "selective"}, ragged=True, clip=0.5),
+    Case("ep4-zero2", {"dp_shard": 4, "zero": 2, "ep": 4, "accumulation": 2}, {"moe": {"top_k": 1}}, ragged=True, clip=0.5),
+    Case("ep2-hsdp", SHARDED | PLAIN | {"ep": 2}, FIRST_DENSE, ragged=True, clip=0.5),
+    Case("ep2-cp2", RING | {"zero": 3, "ep": 2, "recompute": "full"}, SHARED_EXPERT, ragged=True, clip=0.5),
+    Case("pp2-ep2", {"pp": 2, "dp_shard": 2, "zero": 3, "ep": 2, "accumulation": 2}, FIRST_DENSE, ragged=True, clip=0.5),
 )  # fmt: skip
 CASES += tuple(replace(case, name=f"gpt-{case.name}", model=tiny_gpt2) for case in GPT)
 CASES += tuple(replace(case, name=f"moe-{case.name}", model=tiny_mixtral) for case in MOE)

@@ -111,6 +111,21 @@ WEIGHTED = tuple(
 """Pipelines whose last stage owns fewer layers because of its head."""
 
 
+def with_experts() -> tuple[Scenario, ...]:
+    """Experts that several ranks share. What they send is compared to the byte; what they hold, as a whole."""
+    layouts: tuple[dict[str, Any], ...] = (
+        {"ep": 8, "dp_shard": 8, "zero": 3},
+        {"ep": 2, "dp_shard": 8, "zero": 2, "recompute": "selective", "accumulation": 2},
+        {"ep": 4, "dp_shard": 8, "dp_replicate": 2, "zero": 3, "recompute": "full"},
+        {"ep": 4, "dp_shard": 4, "zero": 2, "pp": 2, "accumulation": 4},
+    )
+    names = ("mixtral-8x7b", "mixtral-8x7b", "qwen1.5-moe-a2.7b", "qwen1.5-moe-a2.7b")
+    return tuple(
+        Scenario(f"{name}-{place}", replace(load_model(name), layers=4), 2048, "bf16", layout)
+        for place, (name, layout) in enumerate(zip(names, layouts, strict=True))
+    )
+
+
 @cache
 def scenarios() -> tuple[Scenario, ...]:
     """SIZE scenarios that the executor runs, and SPREAD with context parallelism."""
@@ -246,7 +261,7 @@ def _talks(plan: Plan, place: str) -> bool:
 
 PEAK = "peak"
 """The place of a figure that is looked at when the whole is largest, whichever moment that is."""
-AXES = {"dp_shard": "dp", "dp_replicate": "dp", "shards": "dp", "data": "dp", "world": "dp"}
+AXES = dict.fromkeys(("dp_shard", "dp_replicate", "shards", "expert_shards", "data", "world"), "dp")
 OF_SEQUENCES = ("send", "all_to_all")
 """What ranks of one sequence send each other; everything else that the cp axis carries are weights and gradients."""
 SCALAR = 8

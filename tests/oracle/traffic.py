@@ -134,7 +134,7 @@ def _experts(job: Job, layout: Layout, kinds: Sequence[LayerKind]) -> Iterator[R
         copies = layout["ep"] * (1 - (1 - 1 / layout["ep"]) ** moe.top_k)
     payload = tokens(job, layout) / sequence_cut(layout) * copies * width * BYTES[job.formats.compute]
     with_experts = sum(kind.ffn == "moe" for kind in kinds)
-    times = 2 * with_experts * layout["accumulation"] * (_passes(layout) + 1)
+    times = 2 * with_experts * layout["accumulation"] * (2 if layout["recompute"] == "none" else 3)
     yield Row("ep", "all-to-all", "", payload, times, layout["ep"] * layout["etp"], 1)
 
 
