@@ -159,7 +159,7 @@ def test_a_table_of_positions_counts_beyond_its_rows(tokens: int) -> None:
 ALONE: dict[str, dict[str, int]] = {
     "LEG619": {"cp": 2, "context_parallel": 1, "zero": 3, "recompute": 1},
     "LEG620": {"cp": 2, "context_parallel": 1, "zero": 3},
-    "LEG612": {"dp_replicate": 2, "ep": 2},
+    "LEG612": {"dp_shard": 2, "zero": 1, "ep": 2},
     "LEG613": {"dp_shard": 2, "zero": 3, "tiling": 8},
     "LEG614": {"zero": 3, "dp_shard": 2, "offload": 3},
     "LEG615": {"zero": 3, "dp_shard": 2, "tp": 2, "offload": 2},

@@ -119,7 +119,7 @@ def with_experts() -> tuple[Scenario, ...]:
         {"ep": 4, "dp_shard": 8, "dp_replicate": 2, "zero": 3, "recompute": "full"},
         {"ep": 4, "dp_shard": 4, "zero": 2, "pp": 2, "accumulation": 4},
     )
-    names = ("mixtral-8x7b", "mixtral-8x7b", "qwen1.5-moe-a2.7b", "qwen1.5-moe-a2.7b")
+    names = ("mixtral-8x7b", "mixtral-8x7b", "olmoe-1b-7b", "olmoe-1b-7b")
     return tuple(
         Scenario(f"{name}-{place}", replace(load_model(name), layers=4), 2048, "bf16", layout)
         for place, (name, layout) in enumerate(zip(names, layouts, strict=True))
@@ -262,8 +262,9 @@ def _talks(plan: Plan, place: str) -> bool:
 PEAK = "peak"
 """The place of a figure that is looked at when the whole is largest, whichever moment that is."""
 AXES = dict.fromkeys(("dp_shard", "dp_replicate", "shards", "expert_shards", "data", "world"), "dp")
-OF_SEQUENCES = ("send", "all_to_all")
-"""What ranks of one sequence send each other; everything else that the cp axis carries are weights and gradients."""
+OF_TOKENS = ("send", "all_to_all")
+"""What ranks of one sequence, or of one set of experts, send each other; everything else that their group carries are weights
+and gradients."""
 SCALAR = 8
 """Bytes of the largest number that ranks agree on (losses, counts, norms); formulas leave them out."""
 
@@ -274,7 +275,7 @@ def observed_sent(rank: RankObservation) -> dict[tuple[str, str], tuple[int, int
     total: dict[tuple[str, str], tuple[int, int]] = defaultdict(lambda: (0, 0))
     for row in rank.collectives:
         if row.bytes > SCALAR and row.op != "recv":
-            is_shared = row.axis == "cp" and row.op not in OF_SEQUENCES
+            is_shared = row.axis in ("cp", "ep") and row.op not in OF_TOKENS
             key = ("dp" if is_shared else AXES.get(row.axis, row.axis), row.op)
             total[key] = total[key][0] + row.bytes * row.count, total[key][1] + row.count
     return dict(total)
