@@ -107,6 +107,7 @@ MISSING = (
     "and expert parallelism in the files of Accelerate, DeepSpeed, Transformers and Lightning.",
     "Emitted files of frameworks were parsed by them and trained with on two CPU ranks (`make test-frameworks`), not on GPUs. Times and "
     "bytes beside them are those of the plan's profile, not of that framework.",
+    "Rehearsals of plans with cp or ep above 1.",
     "Rehearsals measured on a GPU: not yet. `strategist rehearse` was tested on CPU ranks; benchmarks/device/rehearse_gpu.py is the "
     "measurement that is owed.",
     "LoRA and QLoRA (`--method`); plans are for full training (`accuracy` predicts published LoRA runs).",
