@@ -16,6 +16,7 @@ BOUND = 5e-3
 """Of losses in half precision over five updates; a gradient that was not divided by the scale is off by more at once."""
 
 
+@pytest.mark.slow
 def test_the_scale_follows_torchs_own_scaler() -> None:
     """Halved by an overflow and doubled after an interval without any, as torch.amp.GradScaler does it, step by step."""
     import torch
