@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from strategist.accuracy.machines import Machines, cluster_of, machines_of
+from strategist.accuracy.machines import Machines, cluster_of, launches_wait, machines_of
 from strategist.accuracy.shapes import shape_of
 from strategist.accuracy.table import Run, Unexpressed, needed, number, whole
 from strategist.facts.job import Job
@@ -12,7 +12,7 @@ from strategist.facts.model import ModelShape
 from strategist.facts.profile import Attention, Hides, Profile, find_profile, profile_of, with_frozen_base, with_habits
 from strategist.facts.workload import Precision, Workload
 from strategist.memory.saved import REDONE
-from strategist.records import dataclass
+from strategist.records import dataclass, replace
 from strategist.space.candidates import code
 from strategist.timing.estimate import model_FLOP
 from strategist.timing.rates import peak_FLOPs
@@ -65,8 +65,8 @@ def express(run: Run) -> Case:
     """The question of one row. Raises Unexpressed with the fact that is missing or the technique that has no model."""
     _scored(run)
     _modelled(run)
-    profile = _profile(run)
     shape, machines = shape_of(run), machines_of(run)
+    profile = replace(_profile(run), launches_wait=launches_wait(run, machines))
     layout = _layout(run, profile, machines)
     batch = layout["micro_batch"] * layout["accumulation"] * layout["dp_replicate"] * layout["dp_shard"]
     measured = _measured(run, machines, batch)
