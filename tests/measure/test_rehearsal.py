@@ -270,7 +270,7 @@ def _too_large(path: Path) -> None:
 
 
 def _unbuilt(path: Path) -> None:
-    path.write_text(dump(make_plan(cp=2, context_parallel="ring", formats=FLOAT32)), encoding="utf-8")
+    path.write_text(dump(make_plan(tiling=2, formats=FLOAT32)), encoding="utf-8")
 
 
 REFUSALS = {
