@@ -33,7 +33,7 @@ from tests.plans import make_plan
 SEED = 7
 SIZE = 300
 SPREAD = 24
-"""Scenarios, and those with sequences that several ranks hold, which are drawn apart: the others stay what they are."""
+"""Scenarios, and those with sequences that several ranks hold."""
 MODELS = (
     "llama-3.1-8b", "llama-3.2-1b", "qwen2.5-7b", "qwen3-8b", "qwen2.5-0.5b", "llama-2-7b", "mistral-7b-v0.1",
     "gpt2-medium", "mixtral-8x7b", "gemma-2b", "qwen1.5-moe-a2.7b", "opt-1.3b",
@@ -128,8 +128,13 @@ def with_experts() -> tuple[Scenario, ...]:
 
 @cache
 def scenarios() -> tuple[Scenario, ...]:
-    """SIZE scenarios that the executor runs, and SPREAD with context parallelism."""
-    return (*_some(LAYOUTS, SIZE), *_some(SEQUENCES, SPREAD))
+    """SIZE scenarios that the executor runs."""
+    return _some(LAYOUTS, SIZE)
+
+
+def with_sequences() -> tuple[Scenario, ...]:
+    """Scenarios with sequences that several ranks hold. What they send is compared to the byte; what they hold, as a whole."""
+    return _some(SEQUENCES, SPREAD)
 
 
 def _some(layouts: tuple[dict[str, Any], ...], count: int) -> tuple[Scenario, ...]:
