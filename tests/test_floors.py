@@ -19,8 +19,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("catalog",),
     ("facts",),
     ("space", "document"),
-    ("rulebook", "memory", "timing"),
-    ("planner", "emitters", "reports", "executor"),
+    ("rulebook", "memory", "timing", "runs"),
+    ("planner", "emitters", "reports", "executor", "readers"),
     ("accuracy",),
     ("measure",),
 )
@@ -29,13 +29,14 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 GROUND = ("errors", "units", "columns", "records", "reading")
 """Below the rooms; these may use each other."""
 
-ROOF = ("fields", "ask", "sizing", "sweep", "verify", "api", "cli", "__main__", "")
+ROOF = ("fields", "ask", "sizing", "sweep", "verify", "api", "judging", "cli", "__main__", "")
 """Above the rooms, each allowed to use those before it; the last is the package itself, which names the api's homes."""
 
 NOWHERE: frozenset[str] = frozenset()
 HOMES: Mapping[str, frozenset[str]] = {
     "torch": frozenset({"executor", "measure"}),
     "transformers": NOWHERE,
+    "safetensors": frozenset({"executor"}),
     "scipy": frozenset({"accuracy"}),
     "rich": frozenset({"cli"}),
     "networkx": frozenset({"facts"}),

@@ -13,8 +13,6 @@ import pytest
 from strategist.measure.kinds import chosen_kinds
 from tests.measure.grid import (
     PEAK,
-    SIZE,
-    SPREAD,
     WEIGHTED,
     Difference,
     Scenario,
@@ -22,6 +20,7 @@ from tests.measure.grid import (
     plan_of,
     scenarios,
     with_experts,
+    with_sequences,
 )
 from tests.measure.recordings import traced
 
