@@ -8,7 +8,7 @@ PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.
 # Byte code is kept whatever the environment says: each worker and each process of a test would compile all of it again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help plan test check fast slow nightly bench bench-accuracy bench-memory bench-reserved docs format clean test-frameworks
+.PHONY: help plan test check fast slow nightly bench bench-accuracy bench-memory bench-reserved bench-search mutants docs format clean test-frameworks
 
 help:                              ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name words; do printf '%-14s %s\n' "$$name" "$$words"; done
@@ -46,6 +46,12 @@ bench-reserved: $(VENV)/everything.stamp ## published reserved memory against tr
 bench: $(VENV)/everything.stamp    ## start-up and search, as ratios in one run; writes benchmarks/results
 	$(BIN)/python -m compileall -q strategist
 	$(BIN)/python -m benchmarks.bench_startup
+
+bench-search: $(VENV)/everything.stamp  ## seconds and counts of searches; writes benchmarks/results/search.json
+	$(BIN)/python -m benchmarks.bench_search
+
+mutants: $(VENV)/everything.stamp  ## plant faults in a copy, one after the other: does a test see each? writes benchmarks/results/mutants.json
+	$(BIN)/python -m benchmarks.mutants
 
 bench-accuracy: $(VENV)/everything.stamp  ## published runs against predictions; writes benchmarks/results
 	$(BIN)/python -m benchmarks.bench_accuracy

@@ -14,6 +14,7 @@ from typing import Any
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))  # the checkout's own package, wherever this is started
 
+from benchmarks.bench_search import figures as search_figures  # noqa: E402
 from benchmarks.bench_startup import BARS, figures  # noqa: E402
 from benchmarks.record import read  # noqa: E402
 from docs.accuracy_page import accuracy_page, scatter  # noqa: E402
@@ -189,14 +190,48 @@ def decisions_page() -> str:
 
 
 BENCHMARKS = DOCS.parent / "benchmarks/README.md"
-FIGURES = re.compile(
-    r"(?<=<!-- startup: generated from results/startup.json by `make docs` -->\n).*?(?=<!-- end -->)", re.DOTALL
-)
+
+
+def section(name: str) -> re.Pattern[str]:
+    """The part of a page that is generated from a result."""
+    return re.compile(rf"(?<=<!-- {name}: generated from results/{name}.json by `make docs` -->\n).*?(?=<!-- end -->)", re.DOTALL)  # fmt: skip
 
 
 def benchmarks_page() -> str:
-    """benchmarks/README.md with the last measurement."""
-    return FIGURES.sub(lambda _: startup_table(read("startup")), BENCHMARKS.read_text(encoding="utf-8"), count=1)
+    """benchmarks/README.md with the last measurements."""
+    page = BENCHMARKS.read_text(encoding="utf-8")
+    tables = {"startup": startup_table, "search": search_table, "mutants": mutants_table}
+    for name, table in tables.items():
+        page = section(name).sub(lambda _, name=name, table=table: table(read(name)), page, count=1)
+    return page
+
+
+def circumstances_line(result: Mapping[str, Any]) -> str:
+    """When, where and with what something was measured."""
+    versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
+    load = f" that other work shared (load {result['load_before']} before, {result['load_after']} after)" if "load_before" in result else ""  # fmt: skip
+    return f"{result['date']}, commit {result['commit'][:12]}, {result['machine']['cores']} cores{load}, {versions}."
+
+
+def search_table(result: Mapping[str, Any]) -> str:
+    """The figures of the search against their bars, what became of the layouts of each job, and the growing job."""
+    held = "".join(f"| {name} | {value:g} | {bar:g} | {'missed' if value > bar else ''} |\n" for name, (value, bar) in search_figures(result).items())  # fmt: skip
+    counts = ("enumerated", "refused", "pruned", "evaluated")
+    jobs = "".join(f"| {name} | {' | '.join(f'{found[what]:,}' for what in counts)} |\n" for name, found in result["jobs"].items())  # fmt: skip
+    scaling = ", ".join(f"{found['gpus']:,}: {found['cpu_seconds']:.2g}" for found in result["scaling"])
+    return (
+        f"| what | measured | bar | |\n|---|---|---|---|\n{held}\n"
+        + f"| job | {' | '.join(counts)} |\n|---|---|---|---|---|\n{jobs}\n"
+        + "CPU seconds of the first search of a process, what it loads included; microseconds are those of later ones. *Pruned*: held too much at the "
+        + "loss alone. *Evaluated*: weighed in full, fits, timed. The values of every choice that were looked at stand in the "
+        + f"result; fewer than its floor fail the bench. CPU seconds of llama-3.1-70b by devices: {scaling}.\n\n{circumstances_line(result)}\n"
+    )
+
+
+def mutants_table(result: Mapping[str, Any]) -> str:
+    """Every planted fault and the test that saw it."""
+    rows = "".join(f"| {row['name']} | `{row['file']}` | `{row['test'].partition('::')[2] or row['test']}` | {'yes' if row['killed'] else '**no**'} |\n" for row in result["mutants"])  # fmt: skip
+    return f"| fault | planted in | test | seen |\n|---|---|---|---|\n{rows}\n{circumstances_line(result)}\n"
 
 
 def startup_table(result: Mapping[str, Any]) -> str:
@@ -211,11 +246,8 @@ def startup_table(result: Mapping[str, Any]) -> str:
         ("a refused input after imports, seconds", "refusal_seconds", f"worst of {refused['rows']} rows; median {refused['median_seconds']}"),
     )  # fmt: skip
     rows = "".join(f"| {what} | {found[name]:g} | {BARS[name]:g} | {how} |\n" for what, name, how in lines)
-    versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
     return (
-        f"| what | measured | bar | how |\n|---|---|---|---|\n{rows}\n"
-        + f"{result['date']}, commit {result['commit'][:12]}, {result['machine']['cores']} cores that other work shared (load "
-        + f"{result['load_before']} before, {result['load_after']} after), {versions}. Heavy packages loaded by `plan`: "
+        f"| what | measured | bar | how |\n|---|---|---|---|\n{rows}\n{circumstances_line(result)} Heavy packages loaded by `plan`: "
         + f"{', '.join(result['heavy_imports']) or 'none'}.\n"
     )
 

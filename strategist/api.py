@@ -15,7 +15,7 @@ from strategist.fields import CHOICE, WORKLOAD, checked_fields, checked_policy, 
 from strategist.planner import recommend as planner
 from strategist.planner.check import require_sound
 from strategist.planner.ladder import smallest_machines
-from strategist.planner.search import SearchLog
+from strategist.planner.search import Pace, SearchLog
 from strategist.records import replace
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["build", "emit", "explain", "predict", "recommend", "rehearse", "trace"]
 
 
-def recommend(
+def recommend(  # noqa: PLR0913 - each is a word of the public surface
     model: Any,
     hardware: Any = None,
     *,
@@ -42,6 +42,8 @@ def recommend(
     verify: bool = False,
     pareto: bool = False,
     certificate: bool = False,
+    sensitivity: bool = False,
+    allow_idle: bool = False,
     **workload_fields: Any,
 ) -> Plan:
     """The Plan for training `model` on `hardware`: the same Plan that `strategist plan` writes.
@@ -49,9 +51,11 @@ def recommend(
     model: a size ("7B"), a catalogue name, a path to a config.json, a ModelShape, or an nn.Module (meta device is
     enough). hardware: "dgx-h100:4", a file, a Cluster, "local", or None for this machine or, without GPUs, an assumed
     one. Further fields: seq_len, global_batch, micro_batch, grad_accum, tokens, precision, optimizer, headroom, pin,
-    forbid, objective, frontend, price_per_gpu_hour, rules, calibration. `verify` traces the chosen layout and the next,
+    forbid, objective, frontend, price_per_gpu_hour, rules, calibration, time_budget (seconds). `verify` traces the chosen layout and the next,
     puts traced bytes into the Plan, and takes a layout that is traced to fit; it needs the extra `run`. `pareto`
-    adds the front of time, memory and cost, `certificate` the account of the search.
+    adds the front of time, memory and cost, `certificate` the account of the search,
+    `sensitivity` which assumption, changed by how much, would change the choice. With `allow_idle` the plan may use a part of
+    the machines. A plan that a time budget cut short says so in `unfinished`.
 
     Raises InputError for unknown or contradictory input, NoPlanError when nothing fits.
     """
@@ -59,7 +63,8 @@ def recommend(
     who, count = checked_policy(policy), checked_top(top)
     said = _said({"model": model, "hardware": hardware, "policy": who, "top": count} | fields)
     asked = complete(Given(model=model, hardware=hardware, policy=who, said=said, **fields))
-    extras = planner.Extras(front=pareto, certificate=certificate)
+    pace = None if asked.time_budget is None else Pace(asked.time_budget)
+    extras = planner.Extras(pareto, certificate, sensitivity, allow_idle, pace)
     planned = verified_plan_for if verify else plan_for
     plan = planned(asked, top=count, extras=extras)
     return finished(plan, asked)

@@ -62,17 +62,20 @@ class Given:
     pin: str | None = None
     forbid: str | None = None
     rules: tuple[str, ...] = ()
+    time_budget: float | None = None
     said: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A complete question, how it was asked, what had to be assumed, and what was noticed on the way."""
+    """A complete question, how it was asked, what had to be assumed, and what was noticed on the way;
+    and how many seconds the answer may take."""
 
     question: Question
     request: Request
     assumptions: tuple[Assumption, ...] = field(default=())
     notes: tuple[Hint, ...] = field(default=())
+    time_budget: float | None = None
 
 
 def complete(given: Given) -> Asked:
@@ -108,6 +111,7 @@ def complete(given: Given) -> Asked:
             *_unmodelled(given),
         ),
         notes=tuple(_as_hint(text) for text in (*machines.notes, *model.notes)),
+        time_budget=given.time_budget,
     )
 
 

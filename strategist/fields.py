@@ -15,7 +15,7 @@ from strategist.facts.job import MAX_HEADROOM
 from strategist.facts.profile import frontends
 from strategist.facts.workload import MAX_BATCH, MAX_SEQ_LEN, OPTIMIZERS, PRECISIONS, Workload
 
-MAX_TOKENS, MAX_PRICE, MAX_TOP = 10**18, 10**6, 50
+MAX_TOKENS, MAX_PRICE, MAX_TOP, MAX_BUDGET = 10**18, 10**6, 50, 10**6
 POLICIES = ("hf", "fastest")
 OBJECTIVES = ("time", "cost", "memory", "simplicity")
 
@@ -123,7 +123,9 @@ CHOICE: Mapping[str, Check] = {
     "forbid": text('"pp,offload"'),
     "rules": _folders,
 }
-FIELDS: Mapping[str, Check] = {**WORKLOAD, **CHOICE}
+UNRECORDED: Mapping[str, Check] = {"time_budget": real(MAX_BUDGET, "10")}
+"""How long a search may take is no part of the question: no plan records it, and what was left out is said otherwise."""
+FIELDS: Mapping[str, Check] = {**WORKLOAD, **CHOICE, **UNRECORDED}
 """Every further argument, in the order of the command line's help."""
 
 

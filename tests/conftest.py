@@ -1,12 +1,14 @@
-"""Profiles of the property tests: `pytest --hypothesis-profile=nightly` looks at ten times as many cases, `fast` at a third.
+"""Profiles of the property tests: `pytest --hypothesis-profile=nightly` looks at ten times as many cases, `fast` at a third;
+`hunt` looks at a third too and does not make a failing case smaller, because somebody planted the fault (benchmarks/mutants.py).
 
 No test is timed: on a busy machine any example may take long."""
 
 from __future__ import annotations
 
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 settings.register_profile("untimed", deadline=None)
 settings.register_profile("nightly", max_examples=1_000, deadline=None)
 settings.register_profile("fast", max_examples=33, deadline=None)
+settings.register_profile("hunt", max_examples=33, deadline=None, phases=(Phase.explicit, Phase.generate))
 settings.load_profile("untimed")

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.bench_calculon import require_checkout
+from benchmarks.bench_search import FIRST, JOBS, dropped
 from benchmarks.bench_startup import BARS, NOTHING, figures, paired, run
 from benchmarks.nightly import counts
 from benchmarks.record import read
@@ -53,6 +55,34 @@ def test_a_pair_weighs_one_command_against_another() -> None:
     assert paired((sys.executable, "-c", "import time; time.sleep(1)"), NOTHING, 2)["median_ratio"] > 1
     with pytest.raises(ChildProcessError, match="ended with 3"):
         run((sys.executable, "-c", "raise SystemExit(3)"))
+
+
+def test_the_committed_searches_left_nothing_out() -> None:
+    """Each job of the last `make bench-search` looked at no fewer values and layouts than its floor, and what became of its
+    layouts adds up."""
+    jobs = read("search")["jobs"]
+    assert list(jobs) == list(JOBS)
+    assert {name: dropped(name, found) for name, found in jobs.items() if dropped(name, found)} == {}
+    for found in jobs.values():
+        assert found["enumerated"] >= found["refused"] + found["pruned"] + found["evaluated"]
+        assert found["weighed"] >= found["evaluated"] > 0
+
+
+def test_a_search_that_leaves_something_out_misses_its_floor() -> None:
+    """A value, a whole choice, or layouts that are not looked at any more are named."""
+    found = read("search")["jobs"][FIRST]
+    values = found["dimensions"]
+    no_ring = found | {"dimensions": values | {"context_parallel": ["none", "all-to-all"]}}
+    no_pipeline = found | {"dimensions": {name: words for name, words in values.items() if name != "pp"}}
+    assert dropped(FIRST, no_ring) == ["context_parallel=ring"]
+    assert [word.partition(":")[0] for word in dropped(FIRST, no_pipeline)] == ["pp"]
+    assert [word.partition(":")[0] for word in dropped(FIRST, found | {"enumerated": 1})] == ["enumerated"]
+
+
+def test_only_a_checkout_of_calculon_will_do(tmp_path: Path) -> None:
+    """A folder without it is refused with a sentence that names what is not there."""
+    with pytest.raises(SystemExit, match=r"bin/calculon is not there"):
+        require_checkout(tmp_path)
 
 
 SUITE = """

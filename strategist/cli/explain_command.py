@@ -37,6 +37,7 @@ def run(options: Namespace) -> int:
                 "reasons": plan.reasons,
                 "refusals": plan.refusals,
             }
+            | ({} if plan.sensitivity is None else {"sensitivity": plan.sensitivity})
         )
     else:
         show_lines(explain_text(plan, width(), observed), no_color=options.no_color)

@@ -13,7 +13,7 @@ from strategist.errors import ECHO_LIMIT, InputError, StrategistError, did_you_m
 from strategist.facts.flags import parse_gpus_per_node, parse_nodes
 from strategist.facts.job import MAX_HEADROOM
 from strategist.facts.workload import MAX_BATCH, MAX_SEQ_LEN
-from strategist.fields import MAX_PRICE, MAX_TOKENS, MAX_TOP
+from strategist.fields import MAX_BUDGET, MAX_PRICE, MAX_TOKENS, MAX_TOP, UNRECORDED
 from strategist.reading import ERROR_LIMIT, parse_toml, read_text
 from strategist.units import parse_bytes, parse_count, parse_integer, parse_rate, parse_real, plain_text
 
@@ -76,6 +76,7 @@ READERS: Mapping[str, Reader] = {
     "headroom": real(Decimal(str(MAX_HEADROOM)), "0.05"),
     "price_per_gpu_hour": real(Decimal(MAX_PRICE), "2.50"),
     "top": whole(1, MAX_TOP, "5"),
+    "time_budget": real(Decimal(MAX_BUDGET), "10"),
 }
 FIELDS: Mapping[str, str] = {"gpu_memory": "gpu_memory_bytes", "intra_bw": "intra_Bps", "inter_bw": "inter_Bps"}
 TEXTUAL = ("calibration", "pin", "strategy", "forbid", "rules")
@@ -87,7 +88,11 @@ def given_from(namespace: Namespace, flags: Sequence[Flag] = PLAN_FLAGS) -> tupl
     told = _with_config(namespace, flags)
     values = _typed(told, flags)
     top = values.pop("top", 5)
-    said = tuple((flag.name, _said(told[flag.key])) for flag in flags if told.get(flag.key) not in (None, ()))
+    said = tuple(
+        (flag.name, _said(told[flag.key]))
+        for flag in flags
+        if flag.key not in UNRECORDED and told.get(flag.key) not in (None, ())
+    )
     return Given(**values, said=said), top
 
 

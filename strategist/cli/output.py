@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from strategist.errors import NoPlanError, StrategistError
 from strategist.reports.lines import Line, Style, text_of, wrapped
+from strategist.units import format_seconds
 
 COLOURS: Mapping[Style, str] = {
     "plain": "", "title": "bold", "good": "bold green", "bad": "bold red", "warn": "yellow", "dim": "dim", "key": "cyan"
@@ -134,6 +136,34 @@ class Progress:
         else:
             note(text, quiet=self.quiet)
 
+    def show(self, done: int, total: int, text: str) -> None:
+        """So many of so many steps are finished, on a terminal."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, total=total, description=text)
+
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+
+class Patience:
+    """A bar for a search that takes longer than anybody expects: nothing is drawn before `after` seconds, and nothing but on a
+    terminal."""
+
+    def __init__(self, after: float = 2.0) -> None:
+        self.after, self._start = after, time.perf_counter()
+        self._bar: Progress | None = None
+
+    def __enter__(self) -> Patience:
+        return self
+
+    def __call__(self, words: str, done: int, total: int, best_s: float | None) -> None:
+        """How far a search is, and the seconds of the best step so far."""
+        if self._bar is None and time.perf_counter() - self._start >= self.after:
+            self._bar = Progress(total, start=words).__enter__()
+        if self._bar is not None:
+            self._bar.show(done, total, words if best_s is None else f"{words}, best so far {format_seconds(best_s)}")
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.__exit__()

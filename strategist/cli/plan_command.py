@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from strategist.cli.arguments import Command, Namespace
 from strategist.cli.files import check_out, write_document
 from strategist.cli.flags import PLAN_FLAGS
-from strategist.cli.output import Progress, note, show_document, show_lines, width
+from strategist.cli.output import Patience, Progress, note, show_document, show_lines, width
 from strategist.units import format_gib, format_seconds
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ COMMAND = Command(
         "strategist plan --model llama-3.1-70b --hardware dgx-h100:8 --seq-len 8192 --out plan.json",
         "strategist plan --model-size 13B --gpu rtx-4090 --gpus-per-node 4 --pin pp=4 --json",
         "strategist plan --model llama-3.2-1b --hardware dgx-h100 --verify",
+        "strategist plan --model llama-3.1-8b --hardware dgx-h100 --sensitivity",
     ),
 )
 
@@ -37,19 +39,22 @@ def run(options: Namespace) -> int:
     from strategist.ask import complete
     from strategist.cli.given import given_from
     from strategist.planner.recommend import Extras
-    from strategist.planner.search import SearchLog
+    from strategist.planner.search import Pace, SearchLog
     from strategist.reports.brief import brief
 
     given, top = given_from(options)
     check_out(options)
     log = SearchLog()
     asked = complete(given)
-    extras = Extras(front=options.pareto, certificate=options.certificate)
-    plan = (
-        _verified(asked, top, log, extras, options)
-        if options.verify
-        else plan_for(asked, top=top, log=log, extras=extras)
-    )
+    with Patience() as patience:
+        watch = patience if sys.stderr.isatty() and not (options.quiet or options.json) else None
+        pace = Pace(asked.time_budget, watch) if watch is not None or asked.time_budget is not None else None
+        extras = Extras(options.pareto, options.certificate, options.sensitivity, options.allow_idle, pace)
+        plan = (
+            _verified(asked, top, log, extras, options)
+            if options.verify
+            else plan_for(asked, top=top, log=log, extras=extras)
+        )
     if options.json or options.out is not None:
         plan = finished(plan, asked)
     write_document(plan, options)

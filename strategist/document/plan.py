@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 from strategist.document.certificate import Certificate
 from strategist.document.estimate import MemoryLedger, TimeLedger
-from strategist.document.front import Front
+from strategist.document.front import Front, Sensitivity
 from strategist.document.verification import Verification
 from strategist.facts.hardware import Cluster
 from strategist.facts.model import ModelShape
@@ -254,7 +254,9 @@ class Plan:
     """One layout, why it was chosen, and what it is expected to cost. Self-contained; `seal` signs the rest.
 
     `alternatives` are the best of the other families, `ladder` the smallest machines that would do the same job. With a
-    `verification` the bytes of `memory` are traced, and what the formulas had said stands there. `front` and `certificate` are there when they were asked for.
+    `verification` the bytes of `memory` are traced, and what the formulas had said stands there. `front`, `certificate` and `sensitivity` are there when they were asked for.
+    `idle` devices of those that were named are not in `cluster`, because the job is done sooner without them. `unfinished` says
+    what a time budget left untried; such a plan is the best that was found, and not known to be the best.
     """
 
     format: Literal["strategist-plan/1"] = "strategist-plan/1"
@@ -279,6 +281,9 @@ class Plan:
     verification: Verification | None = None
     front: Front | None = None
     certificate: Certificate | None = None
+    sensitivity: Sensitivity | None = None
+    idle: int = 0
+    unfinished: tuple[str, ...] = ()
     seal: str | None = None
 
     @property

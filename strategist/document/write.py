@@ -36,7 +36,7 @@ def dump(document: Any) -> str:
 
 UNSIGNED = ("seal",)
 """Fields of a document that no seal covers."""
-LATER = ("verification", "front", "certificate")
+LATER = ("verification", "front", "certificate", "sensitivity", "idle", "unfinished")
 """Fields that are younger than the first seals: they are signed where they say something."""
 
 
@@ -47,10 +47,16 @@ def digest(document: Any) -> str:
     body = as_document(document)
     if isinstance(body, dict):
         body = {
-            key: value for key, value in body.items() if key not in UNSIGNED and (value is not None or key not in LATER)
+            key: value
+            for key, value in body.items()
+            if key not in UNSIGNED and not (key in LATER and _says_nothing(value))
         }
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return "sha256:" + hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
+def _says_nothing(value: Any) -> bool:
+    return value is None or value == 0 or value == []
 
 
 def sealed(plan: Plan) -> Plan:

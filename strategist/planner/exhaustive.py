@@ -130,6 +130,11 @@ def _can_be_rechecked(plan: Plan) -> None:
             "UNSUPPORTED", f"A plan that was made with {words[0]} cannot be tried again from its file alone.",
             flag="--exhaustive", value=words[0], hint=f"Plan without {words[0]}.",
         )  # fmt: skip
+    if plan.unfinished:
+        raise ImpossibleError(
+            "UNSUPPORTED", "The search of this plan ran out of time: it does not claim to be the best of anything.",
+            flag="--exhaustive", value="--time-budget", hint="Plan without --time-budget.",
+        )  # fmt: skip
     if plan.cluster.world > MAX_WORLD:
         raise ImpossibleError(
             "UNSUPPORTED", f"Every layout is tried alone, which is possible for up to {MAX_WORLD} devices.",

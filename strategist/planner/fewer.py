@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from strategist.document.plan import Hint
 from strategist.facts.hardware import Cluster, NodeGroup, with_gpus
@@ -77,24 +77,25 @@ def _size(cluster: Cluster) -> str:
     return f"{cluster.world} GPUs" if cluster.nodes == 1 else f"{cluster.nodes} nodes"
 
 
-def parts(cluster: Cluster, whole_nodes: bool) -> Iterator[Cluster]:
-    """One, two, four ... nodes of a cluster of equal nodes, up to half of it; or devices of its only node."""
-    if len(cluster.groups) != 1 or cluster.links:
-        return
-    group = cluster.groups[0]
-    if cluster.nodes > 1:
-        for count in _halves(cluster.nodes):
-            yield replace(cluster, groups=(NodeGroup(node=group.node, count=count, name=group.name),))
-    elif not whole_nodes and group.node.topology in TRIMMABLE and not group.node.links:
-        for count in _halves(group.node.gpus):
-            yield replace(cluster, groups=(replace(group, node=with_gpus(group.node, count)),))
-
-
 def _halves(count: int) -> Iterator[int]:
     part = 1
     while part <= count // 2:
         yield part
         part *= 2
+
+
+def parts(cluster: Cluster, whole_nodes: bool, counts: Callable[[int], Iterable[int]] = _halves) -> Iterator[Cluster]:
+    """One, two, four ... nodes of a cluster of equal nodes, up to half of it, or as many as `counts` says of all; or devices
+    of its only node."""
+    if len(cluster.groups) != 1 or cluster.links:
+        return
+    group = cluster.groups[0]
+    if cluster.nodes > 1:
+        for count in counts(cluster.nodes):
+            yield replace(cluster, groups=(NodeGroup(node=group.node, count=count, name=group.name),))
+    elif not whole_nodes and group.node.topology in TRIMMABLE and not group.node.links:
+        for count in counts(group.node.gpus):
+            yield replace(cluster, groups=(replace(group, node=with_gpus(group.node, count)),))
 
 
 def seconds_at_best(job: Job) -> float:

@@ -24,7 +24,7 @@ from strategist.document.plan import (
 from strategist.errors import InternalError
 from strategist.facts.resolved import Assumption
 from strategist.planner.check import faults
-from strategist.planner.search import Found, Question, SearchLog, search
+from strategist.planner.search import Found, Pace, Question, SearchLog, search
 from strategist.planner.situation import describe, near_thresholds
 from strategist.planner.write import economics, memory_ledger, mesh_of, outside_known_errors, strategy_of, time_ledger
 from strategist.records import dataclass, replace
@@ -50,10 +50,14 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What a Plan says beyond the usual: the front of time, memory and cost; the account of the search."""
+    """What a Plan says beyond the usual: the front of time, memory and cost; the account of the search; what would change
+    the choice. With `idle` it may use a part of the machines; a `pace` says how long all of this may take."""
 
     front: bool = False
     certificate: bool = False
+    sensitivity: bool = False
+    idle: bool = False
+    pace: Pace | None = None
 
 
 def recommend(
@@ -69,18 +73,21 @@ def recommend(
 
     Raises NoPlanError when nothing is legal or nothing fits, with the chain of reasons and changes that were tried.
     """
-    found = search(question, log)
+    extras = extras or Extras()
+    found, idle, hints = _used(question, request.policy, extras, log)
     if not len(found.fitting):
         from strategist.planner.why_not import explain_failure  # only failures pay for it
 
         raise explain_failure(found)
-    situation = describe(question.job, "recompute" not in question.forbids)
+    situation = describe(found.question.job, "recompute" not in question.forbids)
     by_rules, by_time = _by_rules(found, situation), _by_time(found)
     chosen, other = (by_rules, by_time) if request.policy == "hf" else (by_time, by_rules)
-    account = _certificate(found, chosen, situation) if extras is not None and extras.certificate else None
+    account = _certificate(found, chosen, situation) if extras.certificate and not found.untried else None
     plan = _write(found, request, chosen, other, tuple(assumptions), situation, top)
-    plan = replace(plan, certificate=account) if account is not None else plan
-    plan = replace(plan, front=_front(found, request)) if extras is not None and extras.front else plan
+    hints = hints if extras.idle else _fewer(found, chosen.row, extras.pace)
+    plan = replace(plan, hints=(*plan.hints, *hints), idle=idle, certificate=account)
+    if extras.front or extras.sensitivity or extras.pace is not None:
+        plan = _with_extras(plan, found, request, extras)
     broken = faults(plan)
     if broken:
         raise InternalError(
@@ -89,6 +96,44 @@ def recommend(
             hint="Please report this with the command you ran.",
         )
     return plan
+
+
+def _used(
+    question: Question, policy: Policy, extras: Extras, log: SearchLog | None
+) -> tuple[Found, int, tuple[Hint, ...]]:
+    """The search on the machines, or on a part of them where devices may stay idle; how many do; what to say about it."""
+    found = search(question, log, pace=extras.pace)
+    if not extras.idle:
+        return found, 0, ()
+    from strategist.planner.idle import best_use  # few allow it
+
+    use = best_use(found, policy, extras.pace)
+    return use.found, use.idle, use.hints
+
+
+def _with_extras(plan: Plan, found: Found, request: Request, extras: Extras) -> Plan:
+    """The plan with what else was asked for, as far as there is time, and with what there was none for."""
+    pace = extras.pace
+    if extras.front and pace is not None and pace.is_over:
+        pace.left_out.append("the front of time, memory and cost")
+    elif extras.front:
+        plan = replace(plan, front=_front(found, request))
+    if extras.sensitivity:
+        from strategist.planner.sensitivity import sensitivity  # few ask for it, and it searches a hundred times
+
+        plan = replace(plan, sensitivity=sensitivity(found.question, request.policy, pace))
+    return plan if pace is None else _unfinished(plan, found, pace)
+
+
+def _unfinished(plan: Plan, found: Found, pace: Pace) -> Plan:
+    """The plan with what there was no time for; nobody may take it for the best."""
+    layouts = f"{found.untried:,} of {found.untried + len(found.legal):,} layouts that no rule forbids"
+    left = (*((layouts,) if found.untried else ()), *pace.left_out)
+    if not left:
+        return plan
+    were = "was" if len(left) == 1 else "were"
+    sentence = f"The time budget of {pace.seconds:g} s ran out: {', '.join(left)} {were} left untried. This is the best that was found until then; a better plan may exist."
+    return replace(plan, unfinished=left, hints=(*plan.hints, Hint(code="W_TIME_BUDGET", sentence=sentence)))
 
 
 def choice(found: Found, policy: Policy) -> Choice:
@@ -140,7 +185,7 @@ def _by_time(found: Found) -> Choice:
     reason = Reason(
         rule="model",
         kind="model",
-        sentence="The time model ranks every layout that fits.",
+        sentence=f"The time model ranks every layout that {'was tried and ' if found.untried else ''}fits.",
         source="strategist time model",
     )
     return Choice(row, _family(found, row), (reason,))
@@ -301,7 +346,7 @@ def _misfits(found: Found, top: int) -> tuple[Alternative, ...]:
 
 
 def _hints(found: Found, row: Mapping[str, Any], situation: Mapping[str, Any], chosen: Choice) -> tuple[Hint, ...]:
-    """Advice rules that fire for the chosen layout, thresholds that are near, and smaller clusters that are faster."""
+    """Advice rules that fire for the chosen layout, and thresholds that are near."""
     values = dict(situation) | _coded(found, chosen.row) | _shares(found, chosen.row)
     advice = tuple(
         Hint(code=f"W_{rule.code or rule.id}", sentence=_advice(rule, values | dict(row)))
@@ -315,11 +360,15 @@ def _hints(found: Found, row: Mapping[str, Any], situation: Mapping[str, Any], c
         )
         for name in near_thresholds(situation)
     )
-    return (*advice, *near, *outside_known_errors(found.question.job), *_fewer(found, chosen.row))
+    return (*advice, *near, *outside_known_errors(found.question.job))
 
 
-def _fewer(found: Found, row: int) -> tuple[Hint, ...]:
+def _fewer(found: Found, row: int, pace: Pace | None) -> tuple[Hint, ...]:
+    """Smaller clusters that are faster."""
     if found.question.job.cluster.world == 1:
+        return ()
+    if pace is not None and pace.is_over:
+        pace.left_out.append("whether fewer machines are faster")
         return ()
     from strategist.planner.fewer import smaller_cluster_hint  # one device has no parts
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,8 @@ from strategist.space.stages import head_in_layers
 from strategist.timing.estimate import StepTimes, least_seconds, step_times
 
 T = TypeVar("T")
+AT_ONCE = 2**14
+"""Legal layouts that are tried in less time than it takes to lose patience."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,30 @@ class SearchLog:
         return result
 
 
+class Pace:
+    """How long a question may be worked on, and who watches. `left_out` collects what the time was too short for.
+
+    `watch` is told what is going on, how much of how much is done, and the seconds of the best step so far.
+    """
+
+    def __init__(
+        self, seconds: float | None = None, watch: Callable[[str, int, int, float | None], None] | None = None
+    ):
+        self.seconds, self.watch = seconds, watch
+        self.start = time.perf_counter()
+        self.left_out: list[str] = []
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time has run out."""
+        return self.seconds is not None and time.perf_counter() - self.start >= self.seconds
+
+    def tick(self, words: str, done: int, total: int, best_s: float | None = None) -> None:
+        """Say how far the work is."""
+        if self.watch is not None:
+            self.watch(words, done, total, best_s)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """What is searched: the job, what is fixed or left out, the goal, and further rule folders.
@@ -65,7 +91,7 @@ class Question:
 @dataclass(frozen=True, slots=True, eq=False)
 class Found:
     """A finished search. `fitting` lists the rows of `legal` that fit; `times` and `families` belong to those rows,
-    `legal_families` to all of `legal`."""
+    `legal_families` to all of `legal`. `untried` legal layouts, which are not among `legal`, were left when time ran out."""
 
     question: Question
     enumerated: int
@@ -78,6 +104,7 @@ class Found:
     times: StepTimes
     families: Mapping[str, Mask]
     legal_families: Mapping[str, Mask]
+    untried: int = 0
 
     @property
     def misfits(self) -> Mask:
@@ -127,8 +154,11 @@ def legality(question_: Question) -> tuple[Rule, ...]:
     return load_rules("legality", question_.rule_folders)
 
 
-def search(question_: Question, log: SearchLog | None = None, *, under_seconds: float | None = None) -> Found:
-    """Everything that is legal, what of it fits, and how long it takes; with `under_seconds` only layouts that may take less."""
+def search(
+    question_: Question, log: SearchLog | None = None, *, under_seconds: float | None = None, pace: Pace | None = None
+) -> Found:
+    """Everything that is legal, what of it fits, and how long it takes; with `under_seconds` only layouts that may take less;
+    with a `pace` as much of it as there is time for."""
     log = log or SearchLog()
     job = question_.job
     everything = log.run("enumerate", lambda: _asked_for(question_), len)
@@ -139,25 +169,48 @@ def search(question_: Question, log: SearchLog | None = None, *, under_seconds: 
     legal = everything.where(keep)
     if under_seconds is not None:
         legal = legal.where(least_seconds(job, legal) < under_seconds)
+    tried = _at_once(job, legal, log) if pace is None or len(legal) <= AT_ONCE else _paced(job, legal, log, pace)
+    everywhere = family_masks(tried.legal, facts)
+    families = {name: mask[tried.fitting] for name, mask in everywhere.items()}
+    return Found(
+        question_,
+        len(everything),
+        tried.legal,
+        refused,
+        everything,
+        tried.weights,
+        tried.fitting,
+        tried.candidates,
+        tried.times,
+        families,
+        everywhere,
+        tried.untried,
+    )
+
+
+class Tried(NamedTuple):
+    """What became of legal layouts: see `Found`."""
+
+    legal: Candidates
+    weights: Weights
+    fitting: Column
+    candidates: Candidates
+    times: StepTimes
+    untried: int = 0
+
+
+def _at_once(job: Job, legal: Candidates, log: SearchLog) -> Tried:
     weights = log.run("memory", lambda: Weights(job, legal), lambda weighed: int(weighed.fits.sum()))
     fitting = np.flatnonzero(weights.fits)
     candidates = legal.where(fitting)
     times = log.run("time", lambda: step_times(job, candidates), lambda t: len(t.step))
-    everywhere = family_masks(legal, facts)
-    families = {name: mask[fitting] for name, mask in everywhere.items()}
-    return Found(
-        question_,
-        len(everything),
-        legal,
-        refused,
-        everything,
-        weights,
-        fitting,
-        candidates,
-        times,
-        families,
-        everywhere,
-    )
+    return Tried(legal, weights, fitting, candidates, times)
+
+
+def _paced(job: Job, legal: Candidates, log: SearchLog, pace: Pace) -> Tried:
+    from strategist.planner.paced import in_blocks  # most searches are over before anybody asks how far they are
+
+    return log.run("memory, time", lambda: in_blocks(job, legal, pace), lambda tried: len(tried.fitting))
 
 
 def _asked_for(question_: Question) -> Candidates:

@@ -16,9 +16,9 @@ NEAREST = 2**2
 
 class Weights:
     """Bytes of some layouts, (C,) each: `device` is the peak where it is `known` and elsewhere a bound that the peak is
-    never below; `host` is what offloading takes of the host."""
+    never below; `host` is what offloading takes of the host. With `later` the rows that the bound allows are `waiting`."""
 
-    def __init__(self, job: Job, candidates: Candidates) -> None:
+    def __init__(self, job: Job, candidates: Candidates, *, later: bool = False) -> None:
         self.job, self.candidates = job, candidates
         if len(candidates) <= FEW:
             peaks = peak_memory(job, candidates)
@@ -32,7 +32,9 @@ class Weights:
         possible[self._nearest(missed, NEAREST)] = (
             True  # the nearest miss is asked for later, and costs less in this company
         )
-        self._weigh(np.flatnonzero(possible))
+        self.waiting = np.flatnonzero(possible)
+        if not later:
+            self.weigh(self.waiting)
 
     @property
     def fits(self) -> Mask:
@@ -47,7 +49,7 @@ class Weights:
             unknown = [self._nearest(rows, few) for rows, row in zip(among, found, strict=True) if not self.known[row]]
             if not unknown:
                 return found
-            self._weigh(np.array(sorted(set(np.concatenate(unknown).tolist()))))
+            self.weigh(np.array(sorted(set(np.concatenate(unknown).tolist()))))
             few *= NEAREST
 
     def _nearest(self, rows: Column, few: int) -> Column:
@@ -57,10 +59,18 @@ class Weights:
         unknown = rows[~known & (self.device[rows] <= least)]
         return unknown[self.device[unknown].argsort(kind="stable")[:few]]
 
-    def _weigh(self, rows: Column) -> None:
+    def weigh(self, rows: Column) -> None:
+        """Weigh some rows in full."""
         if len(rows):
             self.device[rows] = peak_memory(self.job, self.candidates.where(rows)).device
             self.known[rows] = True
+
+    def where(self, keep: Mask) -> Weights:
+        """The weights of some of the layouts, none of them waiting."""
+        part = object.__new__(Weights)
+        part.job, part.candidates, part.waiting = self.job, self.candidates.where(keep), np.zeros(0, np.int64)
+        part.device, part.host, part.known = self.device[keep], self.host[keep], self.known[keep]
+        return part
 
 
 def fits(job: Job, candidates: Candidates, device: Column, host: Column) -> Mask:

@@ -99,8 +99,9 @@ def option_words(plan: Costed) -> str:
 
 
 def _recommended(plan: Plan, width: int) -> Iterator[Line]:
+    head = "BEST SO FAR" if plan.unfinished else "RECOMMENDED"
     yield from wrapped(
-        "RECOMMENDED",
+        head,
         f"{family_title(plan.decision.family)}   {mesh_words(plan)}",
         width,
         indent=INDENT + 1,
@@ -215,15 +216,17 @@ def _ladder(plan: Plan, width: int) -> Iterator[Line]:
 
 
 def extra_lines(plan: Plan, width: int) -> Iterator[Line]:
-    """The front and the account of the search, where the plan has them."""
-    if plan.front is None and plan.certificate is None:
+    """The front, the account of the search and what would change the choice, where the plan has them."""
+    if plan.front is None and plan.certificate is None and plan.sensitivity is None:
         return
-    from strategist.reports.front import certificate_lines, front_lines  # few ask for them
+    from strategist.reports.front import certificate_lines, front_lines, sensitivity_lines  # few ask for them
 
     if plan.front is not None:
         yield from front_lines(plan.front, device_word(plan), width)
     if plan.certificate is not None:
         yield from certificate_lines(plan.certificate, width)
+    if plan.sensitivity is not None:
+        yield from sensitivity_lines(plan.sensitivity, width)
 
 
 def hint_lines(plan: Costed, width: int) -> Iterator[Line]:

@@ -1,4 +1,5 @@
-"""The front of time, memory and cost as a picture of letters and a table; the account of a search as a few lines."""
+"""The front of time, memory and cost as a picture of letters and a table; the account of a search, and what
+would change the choice, as a few lines."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from math import log
 from string import ascii_lowercase, ascii_uppercase
 
 from strategist.document.certificate import Certificate
-from strategist.document.front import Front, FrontRow
-from strategist.reports.lines import Line, Span, line, table, wrapped
+from strategist.document.front import Front, FrontRow, Sensitivity
+from strategist.reports.lines import HELD, Line, Span, line, phrases, table, wrapped
 from strategist.units import format_gib, format_seconds, three_digits
 
 INDENT = 12
@@ -73,3 +74,14 @@ def certificate_lines(account: Certificate, width: int) -> Iterator[Line]:
     yield from wrapped("", text, width, indent=INDENT)
     claim = f"nothing that fits{scope}{whole} is better than what is recommended; `strategist check PLAN --exhaustive` tries all again"
     yield from wrapped("", claim, width, indent=INDENT)
+
+
+def sensitivity_lines(found: Sensitivity, width: int) -> Iterator[Line]:
+    """What would change the choice, nearest first, and what would not."""
+    yield line("")
+    for number, turn in enumerate(found.turns):
+        said = f"   set:{HELD}{turn.flag}" if turn.flag else ""
+        yield from wrapped("" if number else "flips", f"{turn.sentence}{said}", width, indent=INDENT)
+    if found.steady:
+        text = f"{phrases(found.steady, gap=', ')}: nothing from {found.low:g} to {found.high:g} times what is assumed changes the choice"
+        yield from wrapped("holds", text, width, indent=INDENT, style="dim")

@@ -208,7 +208,8 @@ def _hideable(
         return np.zeros_like(total)
     micro = group.candidates["accumulation"][:, None]
     rounds = np.max([np.minimum(item.count_CS, micro) for item, _ in members], axis=0)
-    available = share("overlap_share", job.cluster.slowest.gpu) * work.window(behind) * rounds
+    overlap = min(1.0, job.overlap * share("overlap_share", job.cluster.slowest.gpu))
+    available = overlap * work.window(behind) * rounds
     behind_compute = np.minimum(total * (1.0 - _first_piece(group, behind)), available)
     hidden: Reals = (1.0 - share("contention_share", job.cluster.slowest.gpu)) * behind_compute
     return hidden

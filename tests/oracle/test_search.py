@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from strategist.rulebook.rule import load_rules
 from tests.oracle.enumerate import as_key, enumerate_layouts, largest_layer_bytes
 from tests.oracle.legality import VIOLATIONS
 from tests.oracle.memory import fits, memory_of
+from tests.oracle.scenarios import TECHNIQUES, scenario
 from tests.oracle.stages import Layout
 from tests.oracle.time import time_of
 from tests.strategies import machine, trimmed
@@ -98,20 +100,19 @@ def _legal(found: Any) -> list[dict[str, Any]]:
     return [found.legal.row(i) for i in range(len(found.legal))]
 
 
-def _brute_force(job: Job) -> tuple[list[dict[str, Any]], list[tuple[Any, ...]]]:
-    """Every legal layout, and of those that fit (step, complexity, bytes, layout)."""
-    legal = enumerate_layouts(job)
+def _fitting(job: Job, legal: Sequence[Layout]) -> list[tuple[Any, ...]]:
+    """Of some layouts those that fit: (step, complexity, bytes, layout)."""
     weighed = [(layout, memory_of(job, layout)) for layout in legal]
-    return legal, [
+    return [
         (time_of(job, layout).step_ns, complexity(layout), memory.device, as_key(layout))
         for layout, memory in weighed
         if fits(job, layout, memory)
     ]
 
 
-def _assert_search_is_brute_force(job: Job) -> None:
+def _assert_search_is_brute_force(job: Job, legal: Sequence[Layout], forbids: tuple[str, ...] = ()) -> None:
     """Same legal set, same number that fits, and a winner that no fitting layout beats."""
-    found, (legal, fitting) = search(Question(job=job)), _brute_force(job)
+    found, fitting = search(Question(job=job, forbids=forbids)), _fitting(job, legal)
     assert {as_key(found.legal.row(i)) for i in range(len(found.legal))} == {as_key(layout) for layout in legal}
     assert len(found.fitting) == len(fitting)
     row = found.best_of()
@@ -131,7 +132,8 @@ def _assert_search_is_brute_force(job: Job) -> None:
 @pytest.mark.parametrize("words", SMALL)
 def test_search_equals_brute_force(words: str) -> None:
     """The legal layouts, the number that fits and the best step time are those of a search that tries everything."""
-    _assert_search_is_brute_force(question_of(words))
+    job = question_of(words)
+    _assert_search_is_brute_force(job, enumerate_layouts(job))
 
 
 @pytest.mark.parametrize("words", SIXTEEN)
@@ -146,7 +148,54 @@ def test_legal_layouts_of_sixteen_devices_equal_brute_force(words: str) -> None:
 @pytest.mark.parametrize("words", WIDER)
 def test_search_equals_brute_force_on_more_devices(words: str) -> None:
     """The same on up to sixteen devices and with every batch split."""
-    _assert_search_is_brute_force(question_of(words))
+    job = question_of(words)
+    _assert_search_is_brute_force(job, enumerate_layouts(job))
+
+
+CI, LONG = {"devices": 16, "layouts": 80}, {"devices": 64, "layouts": 600}
+"""The sizes of scenarios of the ci suite and of the nightly one."""
+CI_SCENARIOS, NIGHTLY_SCENARIOS, AT_ONCE = 200, 2000, 10
+EVERY: dict[str, set[Any]] = {
+    "zero": {0, 1, 2, 3},
+    "schedule": {"none", "gpipe", "1f1b", "interleaved"},
+    "context_parallel": {"none", "ring", "all-to-all"},
+    "recompute": {"none", "selective", "full"},
+    "offload": {"none", "optimizer", "parameters", "nvme"},
+    "sequence_parallel": {0, 1},
+    "tiling": {1, 8},
+    "stage_split": {"even", "weighted"},
+}
+"""Every value of the choices that have a closed list of them."""
+SIZES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp", "virtual_stages", "micro_batch", "accumulation")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, CI_SCENARIOS, AT_ONCE))
+def test_scenarios_by_number_equal_brute_force(first: int) -> None:
+    """Ten drawn questions of up to 16 devices, techniques left out: same layouts, as many that fit, same best."""
+    for number in range(first, first + AT_ONCE):
+        asked = scenario(number, **CI)
+        _assert_search_is_brute_force(asked.job, asked.layouts, asked.forbids)
+
+
+@pytest.mark.slow
+def test_the_scenarios_are_of_every_kind() -> None:
+    """Together the questions of the ci suite have layouts with every value of every choice, and leave out every technique."""
+    asked = [scenario(number, **CI) for number in range(CI_SCENARIOS)]
+    seen = {name: {layout[name] for one in asked for layout in one.layouts} for name in (*EVERY, *SIZES)}
+    assert {name: values - seen[name] for name, values in EVERY.items() if values - seen[name]} == {}
+    assert [name for name in SIZES if not seen[name] - {1}] == []
+    assert {word for one in asked for word in one.forbids} == set(TECHNIQUES)
+    assert len({str(one) for one in asked}) > 0.9 * CI_SCENARIOS
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("first", range(CI_SCENARIOS, CI_SCENARIOS + NIGHTLY_SCENARIOS, 5 * AT_ONCE))
+def test_larger_scenarios_by_number_equal_brute_force(first: int) -> None:
+    """Fifty drawn questions of up to 64 devices."""
+    for number in range(first, first + 5 * AT_ONCE):
+        asked = scenario(number, **LONG)
+        _assert_search_is_brute_force(asked.job, asked.layouts, asked.forbids)
 
 
 def test_oracle_states_every_rule_of_the_book() -> None:

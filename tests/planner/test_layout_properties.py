@@ -22,7 +22,7 @@ from strategist.memory.estimate import ledger, peak_memory
 from strategist.planner.write import memory_ledger, mesh_of, stages_of
 from strategist.space.candidates import MESH_COLUMNS, Candidates
 from strategist.space.shares import elements, groups, sequence_cut, tokens
-from strategist.space.stages import head_in_layers
+from strategist.space.stages import chunk_bounds, head_in_layers
 from strategist.space.traffic import ranks_at, traffic
 from strategist.timing import collectives
 from strategist.timing.estimate import StepTimes, mfu, step_times
@@ -365,6 +365,16 @@ def test_p27_ranks_together_keep_every_moment(data: Draw) -> None:
     kept = sum(stage.term("optimizer") for stage in memory_ledger(job, candidates([a])).stages)
     state = job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
     assert kept * (job.cluster.world // a["pp"]) >= 0.999 * state * count(job.model).total
+
+
+@pytest.mark.parametrize("head", [0.0, 0.6, 7.0])
+def test_p28_no_number_of_layers_loses_one(head: float) -> None:
+    """P28, exhaustively: up to 30 layers in any number of chunks are each in one chunk, whatever the head counts."""
+    for layers in range(1, 31):
+        for chunks in range(1, layers + 1):
+            bounds = chunk_bounds(layers, chunks, head)
+            assert [layer for first, end in bounds for layer in range(first, end)] == list(range(layers))
+            assert len(bounds) == chunks
 
 
 @PROPERTIES.holds(20, dense_shapes(), st.integers(1, 24), st.integers(1, 4), st.sampled_from(("even", "weighted")))

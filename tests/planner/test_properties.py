@@ -18,10 +18,10 @@ from strategist.planner.search import Found, Question, limits_of, search
 from strategist.space.candidates import WORDS
 from strategist.space.grammar import FORBIDDABLE, Pin
 from tests.oracle.enumerate import NAMES, as_key, legal_layouts
-from tests.oracle.test_search import complexity
+from tests.oracle.test_search import ask, complexity
 from tests.planner.properties import Properties
 from tests.planner.test_layout_properties import FACTORS, on, scaled
-from tests.strategies import Draw, legal_candidates, questions, rows_of
+from tests.strategies import Draw, legal_candidates, machine, questions, rows_of
 
 PROPERTIES = Properties()
 
@@ -165,6 +165,22 @@ def test_ties_are_broken_in_a_fixed_order(data: Draw) -> None:
         return (*(measures[name] for name in KEYS[objective]), rows[i])
 
     assert best(columns, step, size, objective, np.arange(len(columns))) == min(range(len(columns)), key=order)
+
+
+@pytest.mark.parametrize("objective", tuple(KEYS))
+def test_layouts_that_cost_the_same_are_told_apart_by_their_columns(objective: Any) -> None:
+    """Among layouts that take as long, hold as much and ask as much of people, the one with the least columns is the best, in
+    whatever order they come."""
+    job = ask("llama-debug", machine("cpu:4"), 512, 8, "fp32")
+    everything = legal_candidates(job)
+    asks = np.array([complexity(everything.row(i)) for i in range(len(everything))])
+    alike = everything.where(asks == asks.min())
+    assert len(alike) > 1
+    same = np.ones(len(alike), np.int64)
+    for order in (np.arange(len(alike)), np.arange(len(alike))[::-1]):
+        turned = alike.where(order)
+        row = best(turned, same, same, objective, np.arange(len(alike)))
+        assert rows_of(turned)[row] == min(rows_of(alike))
 
 
 @PROPERTIES.holds(6, st.data())

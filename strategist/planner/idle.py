@@ -1,0 +1,88 @@
+"""May some of the machines stay idle? Every part of them is searched that could win, and the best of all is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from strategist.document.plan import Hint, Policy
+from strategist.facts.hardware import Cluster
+from strategist.planner.fewer import parts, seconds_at_best
+from strategist.planner.recommend import choice
+from strategist.planner.search import Found, Pace, search
+from strategist.records import dataclass, replace
+from strategist.space.grammar import layout
+from strategist.units import format_seconds
+
+EVERY = 64
+"""Nodes, or devices of a node, up to which every number of them is looked at; of more, every 64th part."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Use:
+    """The search on the machines that are used, how many devices are not, and what to say about it."""
+
+    found: Found
+    idle: int = 0
+    hints: tuple[Hint, ...] = ()
+
+
+def best_use(whole: Found, policy: Policy, pace: Pace | None = None) -> Use:
+    """The part of the machines of a search on which the policy's layout beats the one on all of them: sooner, or with objective
+    cost in fewer device-seconds per step. All of them where no part does.
+
+    Parts that no layout could win on are not searched; those that a `pace` leaves no time for are named there.
+    """
+    asked = whole.question
+    by_cost, bounded = asked.objective == "cost", not asked.job.factors
+    best, least = whole, _price(whole, policy)
+    waiting = sorted(uses(asked.job.cluster), key=lambda cluster: -cluster.world)
+    for number, cluster in enumerate(waiting):
+        if pace is not None and pace.is_over:
+            pace.left_out.append(f"{len(waiting) - number} of {len(waiting)} parts of the machines")
+            break
+        job = replace(asked.job, cluster=cluster)
+        if bounded and seconds_at_best(job) * (cluster.world if by_cost else 1) * 1e9 >= least:
+            continue
+        found = search(replace(asked, job=job), pace=pace)
+        price = _price(found, policy)
+        if price < least:
+            best, least = found, price
+        if pace is not None:
+            pace.tick("parts of the machines", number + 1, len(waiting))
+    idle = asked.job.cluster.world - best.question.job.cluster.world
+    return Use(best, idle, (_hint(whole, best, policy),)) if idle else Use(whole)
+
+
+def uses(cluster: Cluster) -> Iterator[Cluster]:
+    """Every part of the machines that is looked at: some of the nodes, or some devices of one."""
+    yield from parts(cluster, whole_nodes=False, counts=_counts)
+    if cluster.nodes > 1:
+        for alone in parts(cluster, whole_nodes=False, counts=lambda _: (1,)):
+            yield from parts(alone, whole_nodes=False, counts=_counts)
+
+
+def _counts(count: int) -> Iterable[int]:
+    """Numbers below a number, from 1."""
+    return range(1, count) if count <= EVERY else sorted({count * part // EVERY for part in range(1, EVERY)})
+
+
+def _price(found: Found, policy: Policy) -> float:
+    """Nanoseconds of the step that the policy chooses, with objective cost those of all devices; infinite where nothing fits."""
+    if not len(found.fitting):
+        return float("inf")
+    question = found.question
+    weight = question.job.cluster.world if question.objective == "cost" else 1
+    return float(found.times.step[choice(found, policy).row]) * weight
+
+
+def _hint(whole: Found, best: Found, policy: Policy) -> Hint:
+    """What is used, and what all of the machines would do."""
+    used, every = best.question.job.cluster.world, whole.question.job.cluster.world
+    now = format_seconds(best.step_seconds(choice(best, policy).row))
+    if len(whole.fitting):
+        row = choice(whole, policy).row
+        other = f"all of them {format_seconds(whole.step_seconds(row))} with {layout(whole.candidates.row(row))}"
+    else:
+        other = "nothing that is allowed fits on all of them"
+    sentence = f"{every - used} of {every} devices stay idle: {used} take {now} per step, {other}. Leave --allow-idle out to use them all."
+    return Hint(code="W_IDLE", sentence=sentence)

@@ -1,0 +1,89 @@
+"""Questions drawn by number for the search and the oracle: the same number is the same question everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from strategist.facts.hardware import Cluster
+from strategist.facts.job import Job
+from strategist.facts.models import load_model
+from strategist.facts.profile import find_profile
+from strategist.facts.workload import Workload
+from strategist.records import replace
+from tests.oracle.enumerate import enumerate_layouts
+from tests.oracle.stages import Layout
+from tests.strategies import machine, trimmed
+
+MODELS = (
+    "gpt2", "distilgpt2", "pythia-1b", "llama-3.2-1b", "llama-2-7b", "llama-2-13b", "llama-3.1-8b", "qwen2.5-7b", "llama-3.1-405b",
+    "olmoe-1b-7b", "mixtral-8x7b", "deepseek-v2-lite", "t5-base", "mamba-130m", "vit-l-16", "bert-large-uncased",
+)  # fmt: skip
+NODES = ("dgx-h100", "aws-p4d.24xlarge", "ws-4x-4090", "oci-bm.gpu.l40s.4", "ws-2x-4090", "mi300x-platform", "dgx-gb200-nvl72-tray")  # fmt: skip
+LENGTHS = (128, 256, 512, 1000, 1024, 2048, 4096, 8192)
+TECHNIQUES: Mapping[str, Any] = {
+    "tp": lambda a: a["tp"] > 1,
+    "pp": lambda a: a["pp"] > 1,
+    "cp": lambda a: a["cp"] > 1,
+    "ep": lambda a: a["ep"] > 1,
+    "hsdp": lambda a: a["dp_replicate"] > 1 and a["dp_shard"] > 1,
+    "recompute": lambda a: a["recompute"] != "none",
+    "offload": lambda a: a["offload"] != "none",
+    "zero": lambda a: a["zero"] > 0,
+}
+"""What can be left out, and which layouts use it: in the oracle's words."""
+TRIES = 200
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A job, what is left out, and every legal layout of it that the oracle finds."""
+
+    job: Job
+    forbids: tuple[str, ...]
+    layouts: tuple[Layout, ...]
+
+    def __str__(self) -> str:
+        job, work = self.job, self.job.workload
+        return f"{job.model.name}, {job.cluster.world} x {job.cluster.smallest.name}, {work.seq_len} x {work.global_batch} {work.precision}, without {self.forbids}"
+
+
+def scenario(number: int, *, devices: int, layouts: int) -> Scenario:
+    """The question of a number, on up to so many devices, with 1 to `layouts` legal layouts. Raises LookupError when none of
+    some hundred draws is like that."""
+    random = Random(number)
+    for _ in range(TRIES):
+        job, forbids = _drawn(random, devices)
+        found = tuple(_allowed(job, forbids))
+        if 0 < len(found) <= layouts:
+            return Scenario(job, forbids, found)
+    raise LookupError(f"scenario {number} has no question of at most {layouts} layouts")
+
+
+def _allowed(job: Job, forbids: tuple[str, ...]) -> Iterator[Layout]:
+    return (a for a in enumerate_layouts(job) if not any(TECHNIQUES[word](a) for word in forbids))
+
+
+def _drawn(random: Random, devices: int) -> tuple[Job, tuple[str, ...]]:
+    model = load_model(random.choice(MODELS))
+    cluster = _machines(random, devices)
+    on_cpu = cluster.smallest.vendor == "CPU"
+    precision: Any = "fp32" if on_cpu else random.choice(("bf16", "bf16", "bf16", "fp16", "fp32"))
+    length = model.pos_rows if model.kind == "vit" else random.choice(LENGTHS)
+    batch = random.choice((1, 2, 3, 4, cluster.world, cluster.world, 2 * cluster.world))
+    work = Workload(seq_len=length, global_batch=batch, precision=precision, optimizer=random.choice(("adamw", "adamw", "sgd")))  # fmt: skip
+    job = Job(cluster=cluster, model=model, workload=work, profile=find_profile(), headroom=random.choice((0.0, 0.05, 0.3)))  # fmt: skip
+    return job, tuple(random.sample(sorted(TECHNIQUES), random.choice((0, 1, 2, 3, 4))))
+
+
+def _machines(random: Random, devices: int) -> Cluster:
+    """One to `devices` devices: a part of a node, a node, or several nodes or parts of them."""
+    if random.random() < 0.08:
+        return machine(f"cpu:{random.choice((1, 2, 3, 4))}")
+    name = random.choice(NODES)
+    size = random.randint(1, min(devices, machine(name).groups[0].node.gpus))
+    count = random.choice((1, random.randint(1, devices // size)))
+    part = trimmed(name, size)
+    return replace(part, groups=(replace(part.groups[0], count=count),))

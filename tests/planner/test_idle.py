@@ -1,0 +1,100 @@
+"""Machines that may stay idle: the plan is then that of the part on which it is best."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strategist import Plan, recommend
+from strategist.errors import ImpossibleError
+from strategist.facts.clusters import cluster_from_flags
+from strategist.facts.hardware import Cluster
+from strategist.planner.check import faults
+from strategist.planner.idle import uses
+from strategist.units import parse_rate
+from tests.cli.harness import call
+from tests.examples import examples
+
+JOB: dict[str, Any] = {"model": "gpt2", "seq_len": 1024, "forbid": "cp,offload,recompute"}
+
+
+def cluster(gpus: int, nodes: int = 1, link: str = "8GB/s") -> Cluster:
+    """Cards on slow links."""
+    rate = parse_rate(link, "--intra-bw")
+    return cluster_from_flags("rtx-4090", gpus, nodes, intra_Bps=rate, inter_Bps=rate / 4).cluster
+
+
+def planned(hardware: Any, batch: int, **more: Any) -> Plan | None:
+    """The plan that may leave devices idle; None where nothing fits."""
+    try:
+        return recommend(hardware=hardware, **(JOB | {"global_batch": batch, "allow_idle": True} | more))
+    except ImpossibleError:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("batch", "policy"),
+    [
+        (1, "hf"),
+        *(pytest.param(batch, policy, marks=pytest.mark.slow) for batch, policy in ((6, "fastest"), (8, "hf"))),
+    ],
+)
+def test_the_plan_is_the_best_of_all_parts(batch: int, policy: str) -> None:
+    """Planning each number of devices alone finds nothing sooner, the plan is one of them, and it says how many are idle."""
+    hardware = cluster(4, link="1GB/s")
+    plan = planned(hardware, batch, policy=policy)
+    assert plan is not None
+    alone = [planned(cluster(count, link="1GB/s"), batch, policy=policy, allow_idle=False) for count in (1, 2, 3, 4)]
+    steps = {made.mesh.world: made.time.step_ns for made in alone if made is not None}
+    assert plan.time.step_ns == min(steps.values()) == steps[plan.mesh.world]
+    assert plan.mesh.world + plan.idle == hardware.world
+    assert faults(plan) == ()
+    assert ("W_IDLE" in {hint.code for hint in plan.hints}) == bool(plan.idle)
+
+
+@pytest.mark.slow
+@examples(8)
+@given(st.integers(1, 5), st.integers(1, 3), st.sampled_from((1, 3, 4, 8, 30)), st.sampled_from(("1GB/s", "20GB/s")))
+def test_more_machines_never_make_it_later(gpus: int, nodes: int, batch: int, link: str) -> None:
+    """P37: where devices may stay idle a node more, or a device more in the only node, does not make the step longer."""
+    fewer = planned(cluster(gpus, nodes, link), batch)
+    more = planned(cluster(gpus, nodes + 1, link), batch)
+    assert more is not None
+    assert fewer is not None
+    assert more.time.step_ns <= fewer.time.step_ns
+    wider = planned(cluster(gpus + 1, 1, link), batch)
+    narrow = planned(cluster(gpus, 1, link), batch)
+    assert wider is not None
+    assert narrow is not None
+    assert wider.time.step_ns <= narrow.time.step_ns
+
+
+@pytest.mark.slow
+def test_cost_counts_devices() -> None:
+    """With objective cost no part takes fewer device-seconds per step than the plan."""
+    plan = planned(cluster(4), 8, objective="cost")
+    assert plan is not None
+    alone = [planned(cluster(count), 8, objective="cost", allow_idle=False) for count in (1, 2, 3, 4)]
+    least = min(made.time.step_ns * made.mesh.world for made in alone if made is not None)
+    assert plan.time.step_ns * plan.mesh.world == least
+
+
+def test_every_size_is_looked_at() -> None:
+    """Of up to 64 nodes every number of nodes is a part, and every number of devices of one; of more, 63 numbers of them."""
+    sizes = [(part.nodes, part.groups[0].node.gpus) for part in uses(cluster(4, 5))]
+    assert sizes == [(1, 4), (2, 4), (3, 4), (4, 4), (1, 1), (1, 2), (1, 3)]
+    many = [part.nodes for part in uses(cluster(1, 1000))]
+    assert len(many) == 63
+    assert many == sorted(set(many))
+
+
+def test_idle_devices_are_allowed_by_a_word() -> None:
+    """The flag makes the plan of the command line the part's; without it all devices are used and no plan has idle ones."""
+    words = ("plan", "--model", "gpt2", "--seq-len", "1024", "--gpu", "rtx-4090", "--gpus-per-node", "4", "--nodes", "1", "--intra-bw", "1GB/s", "--global-batch", "1", "--json")  # fmt: skip
+    part, whole = (json.loads(call(*words, *more).out) for more in (("--allow-idle",), ()))
+    assert part["idle"] == 4 - part["cluster"]["groups"][0]["node"]["gpus"] > 0
+    assert (whole["idle"], whole["cluster"]["groups"][0]["node"]["gpus"]) == (0, 4)

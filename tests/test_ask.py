@@ -1,0 +1,35 @@
+"""What nobody said is filled in so that a question stays possible: small figures with independent derivations."""
+
+from __future__ import annotations
+
+import pytest
+
+from strategist.ask import Given, complete
+from strategist.facts.job import Job
+
+MACHINES = ("cpu:3", "dgx-h100", "dgx-h100:64", "dgx-h100:1000")
+
+
+def asked(hardware: str, **more: float) -> Job:
+    """The job of a small model on some machines."""
+    return complete(Given(model="gpt2", hardware=hardware, **more)).question.job  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("hardware", MACHINES)
+def test_the_usual_batch_gives_every_device_a_sequence(hardware: str) -> None:
+    """On any number of devices, more than usual batches have sequences among them, every device gets equally many, at least one;
+    said micro-batches and accumulation divide it too."""
+    world = asked(hardware).cluster.world
+    for said in ({}, {"micro_batch": 3}, {"micro_batch": 2, "grad_accum": 5}):
+        batch = asked(hardware, **said).workload.global_batch
+        assert batch >= world
+        assert batch % (world * said.get("micro_batch", 1) * said.get("grad_accum", 1)) == 0
+
+
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.25, 0.5])
+def test_headroom_is_room_that_stays_free(share: float) -> None:
+    """What a plan may use and what must stay free are the device's memory together."""
+    job = asked("dgx-h100", headroom=share)
+    memory = job.cluster.smallest.memory_bytes
+    assert 0 <= memory * (1 - share) - job.usable_bytes < 1
+    assert job.usable_bytes <= memory
