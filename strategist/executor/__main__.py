@@ -66,9 +66,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _say(number: int, result: StepResult) -> None:
+    norm, scale = result.gradient_norm, result.loss_scale
+    said = f"gradients overflowed at loss scale {scale:.0f}" if norm is None else f"gradient norm {norm:.3f}"
     sys.stdout.write(
-        f"step {number}: loss {result.loss:.4f}, gradient norm {result.gradient_norm:.3f}, "
-        f"{result.tokens} tokens in {result.seconds:.3f} s\n"
+        f"step {number}: loss {result.loss:.4f}, {said}, {result.tokens} tokens in {result.seconds:.3f} s\n"
     )
     sys.stdout.flush()
 

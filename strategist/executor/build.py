@@ -12,13 +12,15 @@ from strategist.executor.chunks import Chunks, chunks_of
 from strategist.executor.engines import make_engine
 from strategist.executor.job import Instruments, Job
 from strategist.executor.loss import LossFn, Objective
-from strategist.executor.mesh import build_mesh
+from strategist.executor.mesh import build_expert_mesh, build_mesh
 from strategist.executor.obstacles import refuse
 from strategist.executor.optimizers import MakeOptimizer, default_optimizer, make_optimizer_for
 from strategist.executor.precision import parameter_dtype
 from strategist.executor.processes import process_group
 from strategist.executor.session import Parts, Session
 from strategist.executor.steps.compile_blocks import compile_blocks
+from strategist.executor.steps.context_parallel import context_parallel
+from strategist.executor.steps.expert_parallel import expert_parallel
 from strategist.executor.steps.materialise import materialise
 from strategist.executor.steps.pipeline_split import pipeline_split
 from strategist.executor.steps.recompute import recompute
@@ -36,6 +38,8 @@ LAYOUT_STEPS: tuple[Step, ...] = (
     share_values,  # before any cut: afterwards no two ranks hold the same parts
     pipeline_split,  # before all that costs: what another stage owns need not be cut, wrapped or given memory here;
     #                  the steps after it see one chunk of an interleaved stage at a time
+    context_parallel,  # after it: a copied chunk must not copy process groups
+    expert_parallel,  # before FSDP, which shards DTensors further but whose DTensors cannot be cut
     tensor_parallel,  # before recompute, whose wrappers would change the names in its table; before FSDP, which shards
     #                   DTensors further but whose DTensors cannot be cut
     recompute,  # before compile: the compiler must see what is recomputed
@@ -76,6 +80,7 @@ def build(
         job = Job(
             plan=plan,
             mesh=build_mesh(plan, world.device.type),
+            expert_mesh=build_expert_mesh(plan, world.device.type),
             device=world.device,
             seed=seed,
             instruments=instruments or Instruments(),

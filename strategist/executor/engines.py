@@ -34,13 +34,13 @@ class Engine(Protocol):
 def make_engine(model: nn.Module, job: Job, objective: Objective) -> Engine:
     """The engine that the plan's schedule asks for.
 
-    Raises ImpossibleError UNSUPPORTED for a loss function of the user's when tp or pp cuts the model: it would see parts
-    of the outputs.
+    Raises ImpossibleError UNSUPPORTED for a loss function of the user's when tp, pp or cp leaves a rank parts of the
+    outputs.
     """
-    if objective.mean_loss is not None and job.splits_model:
+    if objective.mean_loss is not None and job.splits_outputs:
         raise ImpossibleError(
             "UNSUPPORTED",
-            "A loss function of your own needs whole outputs, and tp or pp leaves each rank a part of them.",
+            "A loss function of your own needs whole outputs, and tp, pp or cp leaves each rank a part of them.",
             flag="loss_fn",
             hint="Leave it out to train on labels, or plan with data parallelism only.",
         )

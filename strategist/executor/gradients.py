@@ -29,6 +29,15 @@ def complete_gradients(parameters: Iterable[nn.Parameter]) -> None:
             parameter.grad = gradient.redistribute(placements=parameter.placements)
 
 
+def share_expert_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Divide the gradients of experts by the ranks whose tokens they worked for: those tokens' terms arrived added up, where
+    the gradients of all other weights are averaged over these ranks."""
+    for parameter in parameters:
+        gradient = parameter.grad
+        if isinstance(gradient, DTensor) and "ep" in (gradient.device_mesh.mesh_dim_names or ()):
+            local_part(gradient).div_(gradient.device_mesh["ep"].size())
+
+
 def gradient_norm(parameters: Iterable[nn.Parameter], pipeline: dist.ProcessGroup | None) -> Tensor:
     """Euclidean norm of all gradients of the whole model, the same on every rank; a 0-dim tensor.
 
@@ -64,8 +73,12 @@ def _whole_square(layout: Layout, gradients: list[Tensor]) -> Tensor:
     return square
 
 
-def limit_gradients(parameters: Iterable[nn.Parameter], norm: Tensor, limit: float) -> None:
-    """Scale all gradients down so that their norm is at most `limit` (Pascanu et al. 2013, arXiv 1211.5063, section 3.2)."""
-    factor = torch.clamp(limit / (norm + 1e-6), max=1.0)
+def limit_factor(norm: Tensor, limit: float | None) -> Tensor:
+    """What makes a norm at most `limit` (Pascanu et al. 2013, arXiv 1211.5063, section 3.2); one without a limit."""
+    return torch.ones_like(norm) if limit is None else torch.clamp(limit / (norm + 1e-6), max=1.0)
+
+
+def scale_gradients(parameters: Iterable[nn.Parameter], factor: Tensor) -> None:
+    """Multiply all gradients."""
     gradients = [local_part(p.grad) for p in parameters if p.grad is not None]
     torch._foreach_mul_(gradients, factor.to(gradients[0].device))  # all of them rest on the same device

@@ -11,6 +11,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.nn.parallel import DistributedDataParallel
 
 from strategist.document.plan import Plan, Stage
+from strategist.executor.sequence import TokenShare, token_share
 from strategist.records import dataclass, field
 
 
@@ -42,11 +43,13 @@ class Instruments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One rank's share of a plan. `seed` decides the initial weights of a model that comes without any."""
+    """One rank's share of a plan. `seed` decides the initial weights of a model that comes without any; `expert_mesh` is
+    there when ranks share the experts."""
 
     plan: Plan
     mesh: DeviceMesh
     device: torch.device
+    expert_mesh: DeviceMesh | None = None
     seed: int = 0
     instruments: Instruments = field(default_factory=Instruments)
 
@@ -61,6 +64,17 @@ class Job:
         return self.plan.strategy.offload == "parameters"
 
     @property
-    def splits_model(self) -> bool:
-        """True when tensor or pipeline parallelism cuts the model itself."""
-        return self.plan.mesh.tp > 1 or self.plan.mesh.pp > 1
+    def offloads_optimizer(self) -> bool:
+        """True when the optimizer's state rests in the host's memory and the update runs there."""
+        return self.plan.strategy.offload == "optimizer"
+
+    @property
+    def tokens_here(self) -> TokenShare:
+        """Which tokens of each sequence this rank holds: all of them without context parallelism."""
+        return token_share(self.plan, self.mesh.get_local_rank("cp"))
+
+    @property
+    def splits_outputs(self) -> bool:
+        """True when tensor, pipeline or context parallelism leaves each rank a part of the model's outputs."""
+        mesh = self.plan.mesh
+        return mesh.tp > 1 or mesh.pp > 1 or mesh.cp > 1

@@ -13,8 +13,14 @@ from strategist.document.plan import Mesh, Plan
 from strategist.errors import StaleError
 
 DATA_AXES = ("dp_replicate", "dp_shard")
-DATA = "data"
-"""Name of the two data axes taken as one."""
+SHARD_AXES = ("dp_shard", "cp")
+"""Ranks that share one copy of parameters and their state: those of cp hold the same weights, whatever tokens they see."""
+AVERAGE_AXES = ("dp_replicate", *SHARD_AXES)
+"""Ranks that see different tokens, whose gradients are averaged."""
+EXPERT_SHARDS = "expert_shards"
+"""Ranks that share the state of the same experts."""
+SHARDS, DATA = "shards", "data"
+"""Names of several such axes taken as one: without and with dp_replicate."""
 
 
 def build_mesh(plan: Plan, device_type: str) -> DeviceMesh:
@@ -22,9 +28,21 @@ def build_mesh(plan: Plan, device_type: str) -> DeviceMesh:
     check_world(plan, dist.get_world_size())
     order = plan.mesh.order
     mesh = init_device_mesh(device_type, tuple(plan.mesh.size(axis) for axis in order), mesh_dim_names=order)
-    if all(plan.mesh.size(axis) > 1 for axis in DATA_AXES):
-        mesh[DATA_AXES]._flatten(DATA)  # here, where real numbers exist: under fake tensors torch cannot make a mesh
+    joint = {_wide(mesh, axes) for axes in (SHARD_AXES, AVERAGE_AXES)}
+    for axes in (axes for axes in joint if len(axes) > 1):
+        mesh[axes]._flatten(_joint(axes))  # here, where real numbers exist: under fake tensors torch cannot make a mesh
     return mesh
+
+
+def build_expert_mesh(plan: Plan, device_type: str) -> DeviceMesh | None:
+    """The same ranks as experts lie on them: `ep` neighbours share the experts, `expert_shards` groups of them their state.
+    None where every rank holds all experts."""
+    mesh = plan.mesh
+    if mesh.ep == 1:
+        return None
+    shards = mesh.dp_shard * mesh.cp // mesh.ep
+    sizes = (mesh.pp, mesh.dp_replicate, shards, mesh.ep)
+    return init_device_mesh(device_type, sizes, mesh_dim_names=("pp", "dp_replicate", EXPERT_SHARDS, "ep"))
 
 
 def check_world(plan: Plan, world: int) -> None:
@@ -54,20 +72,39 @@ def data_rank(mesh: DeviceMesh) -> int:
 
 
 def data_group(mesh: DeviceMesh) -> dist.ProcessGroup | None:
-    """The group over which losses and token counts are added up; None when one rank reads everything."""
-    everybody = data_mesh(mesh)
-    return everybody.get_group() if everybody.size() > 1 else None
+    """The group over which gradients are averaged, losses and token counts added up; None when one rank sees all tokens."""
+    return _group(data_mesh(mesh))
 
 
 def shard_group(mesh: DeviceMesh) -> dist.ProcessGroup | None:
     """The group over which states are sharded; None when each rank holds them all."""
-    return mesh["dp_shard"].get_group() if mesh["dp_shard"].size() > 1 else None
+    return _group(mesh[shard_axis(mesh)])
 
 
 def data_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """The axis of all ranks that read different samples: the one that has several ranks, or both taken as one."""
-    wide = [axis for axis in DATA_AXES if mesh[axis].size() > 1]
-    return mesh[DATA if len(wide) > 1 else (wide or DATA_AXES)[0]]
+    """The axis of all ranks that see different tokens: the one that has several ranks, or all such taken as one."""
+    return mesh[_joint(_wide(mesh, AVERAGE_AXES))]
+
+
+def shard_axis(mesh: DeviceMesh) -> str:
+    """The axis over which states are sharded: dp_shard, cp, or both taken as one."""
+    return _joint(_wide(mesh, SHARD_AXES))
+
+
+def _wide(mesh: DeviceMesh, axes: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of some axes that have several ranks, in mesh order; dp_shard when none has."""
+    names = mesh.mesh_dim_names or ()
+    return tuple(axis for axis in names if axis in axes and mesh[axis].size() > 1) or ("dp_shard",)
+
+
+def _joint(axes: tuple[str, ...]) -> str:
+    if len(axes) == 1:
+        return axes[0]
+    return DATA if "dp_replicate" in axes else SHARDS
+
+
+def _group(mesh: DeviceMesh) -> dist.ProcessGroup | None:
+    return mesh.get_group() if mesh.size() > 1 else None
 
 
 def pipeline_group(mesh: DeviceMesh) -> dist.ProcessGroup | None:

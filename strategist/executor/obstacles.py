@@ -17,6 +17,13 @@ class Obstacle:
     hint: str = "Plan again without it, or emit the plan for a framework that has it."
 
 
+def indivisible(place: str, value: int, sentence: str, axis: str) -> Obstacle:
+    """A number that the degree of an axis does not divide."""
+    return Obstacle(
+        code="DIVISIBILITY", place=place, value=value, sentence=f"{sentence}.", hint=f"Choose a {axis} that divides it."
+    )
+
+
 def refuse(obstacles: tuple[Obstacle, ...]) -> None:
     """Raise ImpossibleError for the first obstacle, with the others in `also`; do nothing when there is none."""
     errors = [ImpossibleError(o.code, o.sentence, flag=f"$.{o.place}", value=o.value, hint=o.hint) for o in obstacles]

@@ -46,7 +46,10 @@ def parameter_groups(model: nn.Module) -> ParameterGroups:
 
 
 def make_optimizer_for(model: nn.Module, job: Job, make: MakeOptimizer) -> Optimizer:
-    """The optimizer of this rank's parameters; with zero 1, of this rank's share, sent to the others after each step."""
+    """The optimizer of this rank's parameters; with zero 1, of this rank's share, sent to the others after each step;
+    with offload "optimizer", of their copies in the host's memory."""
+    if job.offloads_optimizer:
+        return _on_host(model, job.device, make)
     group = shard_group(job.mesh)
     if job.plan.strategy.zero != 1 or group is None:
         return make(parameter_groups(model))
@@ -73,6 +76,37 @@ def _shared_out(model: nn.Module, group: dist.ProcessGroup, make: MakeOptimizer)
     optimizer.register_step_pre_hook(lend_gradients)
     optimizer.register_step_post_hook(take_back)
     return optimizer
+
+
+def _on_host(model: nn.Module, device: torch.device, make: MakeOptimizer) -> Optimizer:
+    """An optimizer that lives in the host's memory (ZeRO-Offload, Ren et al. 2021, arXiv 2101.06840, section 4): before each
+    step gradients are copied to it, after each step the updated weights are copied back."""
+    twins = {parameter: nn.Parameter(_host_copy(parameter, device)) for parameter in model.parameters()}
+    places = {parameter: torch.empty_like(twin) for parameter, twin in twins.items()}
+    optimizer = make([{"params": list(twins.values())}])
+
+    @torch.no_grad()
+    def bring_gradients(*_arguments: object) -> None:
+        for parameter, twin in twins.items():
+            gradient = parameter.grad
+            twin.grad = None if gradient is None else places[parameter].copy_(local_part(gradient), non_blocking=True)
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+
+    @torch.no_grad()
+    def hand_back(*_arguments: object) -> None:
+        for parameter, twin in twins.items():
+            local_part(parameter).copy_(twin, non_blocking=True)
+
+    optimizer.register_step_pre_hook(bring_gradients)
+    optimizer.register_step_post_hook(hand_back)
+    return optimizer
+
+
+def _host_copy(parameter: nn.Parameter, device: torch.device) -> torch.Tensor:
+    """The local part of a parameter in the host's memory, pinned for a device that can fetch from it."""
+    here = local_part(parameter.detach())
+    return torch.empty_like(here, device="cpu", pin_memory=device.type != "cpu").copy_(here)
 
 
 def _local_view(parameter: nn.Parameter) -> nn.Parameter:

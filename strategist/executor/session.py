@@ -21,10 +21,17 @@ from strategist.errors import ImpossibleError, InputError, TrainingError
 from strategist.executor.checkpoint import load, named_parameters, save
 from strategist.executor.data import DataShare, data_loader, global_order
 from strategist.executor.engines import Engine
-from strategist.executor.gradients import complete_gradients, gradient_norm, limit_gradients
+from strategist.executor.gradients import (
+    complete_gradients,
+    gradient_norm,
+    limit_factor,
+    scale_gradients,
+    share_expert_gradients,
+)
 from strategist.executor.job import Job
 from strategist.executor.loss import Batch, count_tokens
-from strategist.executor.mesh import data_group, data_rank, pipeline_group
+from strategist.executor.loss_scale import LossScale
+from strategist.executor.mesh import data_group, data_mesh, data_rank, pipeline_group
 from strategist.executor.precision import parameter_dtype
 from strategist.executor.tied import TiedEnds
 from strategist.executor.versions import versions
@@ -35,13 +42,15 @@ from strategist.records import dataclass
 class StepResult:
     """One step over the global batch, the same on every rank but for `seconds`.
 
-    `loss` is the mean over `tokens` counted tokens; `gradient_norm` is taken before any limit.
+    `loss` is the mean over `tokens` counted tokens; `gradient_norm` is taken before any limit. `loss_scale` is that of the
+    step, where compute is float16; a step whose gradients overflowed has no norm and changed no weight.
     """
 
     loss: float
     tokens: int
-    gradient_norm: float
+    gradient_norm: float | None
     seconds: float
+    loss_scale: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,22 +70,31 @@ class Session:
         self._resources = resources
         self._tied = TiedEnds(parts.model, job)
         self._data, self._pipeline = data_group(job.mesh), pipeline_group(job.mesh)
+        self._ranks, self._tokens = data_mesh(job.mesh).size(), job.tokens_here
+        self.loss_scale = LossScale() if job.plan.strategy.formats.compute == "float16" else None
 
     def step(self, batch: Mapping[str, Tensor]) -> StepResult:
         """Train on this data rank's share of one global batch, sequences first in every tensor.
 
         Raises ImpossibleError BATCH_SPLIT when the share has another size than the plan, InputError EMPTY when no label
-        counts, TrainingError when loss or gradients are not finite. In all these cases the weights are untouched.
+        counts, TrainingError when loss or gradients are not finite and no smaller loss scale can help. In all these cases
+        the weights are untouched.
         """
         begin = time.perf_counter()
         self._check_share(batch)
-        loss, tokens, norm = self._backward({name: value.to(self.job.device) for name, value in batch.items()})
+        loss, tokens, norm = self._backward(self._held_here(batch))
         read = self.job.instruments.read
         numbers = read(loss), int(read(tokens)), read(norm)
-        self._judge(*numbers)
-        self._update(norm)
+        scale = None if self.loss_scale is None else self.loss_scale.value
+        is_good = self._judge(*numbers)
+        if is_good:
+            self._update(norm)
         return StepResult(
-            loss=numbers[0], tokens=numbers[1], gradient_norm=numbers[2], seconds=time.perf_counter() - begin
+            loss=numbers[0],
+            tokens=numbers[1],
+            gradient_norm=numbers[2] if is_good else None,
+            seconds=time.perf_counter() - begin,
+            loss_scale=scale,
         )
 
     def _check_share(self, batch: Mapping[str, Tensor]) -> None:
@@ -92,42 +110,63 @@ class Session:
                     hint="Take batches from session.loader(dataset).",
                 )
 
+    def _held_here(self, batch: Mapping[str, Tensor]) -> Batch:
+        """This rank's tokens of its sequences, on the device."""
+        if self.job.plan.mesh.cp > 1:
+            batch = {name: self._tokens.part(name, value) for name, value in batch.items()}
+        return {name: value.to(self.job.device) for name, value in batch.items()}
+
     def _backward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Mean loss, counted tokens and gradient norm of the global batch; gradients lie in the parameters."""
         self.job.instruments.phase("forward")
         tokens = count_tokens(batch)
         _add_up(tokens, self._data)
-        scale = self.share.ranks / tokens.to(parameter_dtype(self.job.plan))  # data ranks average their gradients
+        times = self._ranks * self._loss_factor  # these ranks average their gradients
+        scale = times / tokens.to(parameter_dtype(self.job.plan))
         loss = self.parts.engine.gradients(batch, scale)
         self.job.instruments.phase("reduce")
         _add_up(loss, self._data)
         _add_up(loss, self._pipeline)
         parameters = list(self.parts.model.parameters())
         complete_gradients(parameters)
+        if self.job.expert_mesh is not None:
+            share_expert_gradients(parameters)
         self._tied.add_gradients()
         counted = (p for p in parameters if p is not self._tied.duplicate)
-        return loss / self.share.ranks, tokens, gradient_norm(counted, self._pipeline)
+        return loss / times, tokens, gradient_norm(counted, self._pipeline) / self._loss_factor
 
-    def _judge(self, loss: float, tokens: int, norm: float) -> None:
-        """Stop before the update when it would spoil the weights: one NaN reaches every parameter through the norm."""
+    @property
+    def _loss_factor(self) -> float:
+        """What the loss is multiplied by beside its weight."""
+        return 1.0 if self.loss_scale is None else self.loss_scale.value
+
+    def _judge(self, loss: float, tokens: int, norm: float) -> bool:
+        """Stop before the update when it would spoil the weights: one NaN reaches every parameter through the norm. False
+        for gradients that overflowed in float16 alone: this batch is passed over, with a smaller loss scale from now on."""
         if tokens == 0:
             self.parts.model.zero_grad(set_to_none=True)
             raise InputError(
                 "EMPTY", "No label of the batch counts: all are -100.", flag="labels", hint="Leave such batches out."
             )
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            self.parts.model.zero_grad(set_to_none=True)
+        if math.isfinite(loss) and math.isfinite(norm):
+            return True
+        self.parts.model.zero_grad(set_to_none=True)
+        if not math.isfinite(loss) or self.loss_scale is None or not self.loss_scale.can_shrink:
             raise TrainingError(
                 "TRAINING",
                 f"Step {self.steps} has loss {loss} and gradient norm {norm}; the weights were not updated.",
                 value=loss,
                 hint="Look at this batch, or lower the learning rate.",
             )
+        self.loss_scale.overflowed()
+        return False
 
     def _update(self, norm: Tensor) -> None:
         self.job.instruments.phase("step")
-        if self.clip_norm is not None:
-            limit_gradients(self.parts.model.parameters(), norm, self.clip_norm)
+        if self.clip_norm is not None or self.loss_scale is not None:
+            scale_gradients(self.parts.model.parameters(), limit_factor(norm, self.clip_norm) / self._loss_factor)
+        if self.loss_scale is not None:
+            self.loss_scale.went_well()
         self.parts.optimizer.step()
         self.parts.model.zero_grad(set_to_none=True)
         self.steps += 1
@@ -195,7 +234,24 @@ class Session:
             "plan": self.job.plan.seal,
             "versions": versions(),
         }
+        self._refuse_what_no_checkpoint_holds()
         save(Path(folder), self.parts.model, self.parts.optimizer, facts)
+
+    def _refuse_what_no_checkpoint_holds(self) -> None:
+        """Checkpoints know neither copies of weights in the host's memory, nor a loss scale, nor experts that ranks share."""
+        what = {
+            "offload of the optimizer": self.job.offloads_optimizer,
+            "fp16": self.loss_scale is not None,
+            "ep": self.job.expert_mesh is not None,
+        }
+        for name in (name for name, holds in what.items() if holds):
+            raise ImpossibleError(
+                "UNSUPPORTED",
+                f"Checkpoints of a session with {name} are not built.",
+                flag="folder",
+                value=name,
+                hint="Plan without it, or train without saving.",
+            )
 
     def load(self, folder: str | Path) -> None:
         """Go on from a checkpoint that `save` wrote, under this plan or another one for the same model.
@@ -204,6 +260,7 @@ class Session:
         that is no checkpoint, StaleError DIGEST for a damaged one, StaleError FACTS_DIFFER for one of another model.
         """
         self.job.instruments.phase("load")
+        self._refuse_what_no_checkpoint_holds()
         self.steps = load(Path(folder), self.parts.model, self.parts.optimizer).step
 
     def close(self) -> None:

@@ -7,6 +7,8 @@ from abc import ABC, abstractmethod
 from torch import nn
 from torch.distributed.tensor.parallel import ParallelStyle
 
+from strategist.executor.context import Context
+
 
 class Splittable(ABC):
     """How a model is cut into pipeline stages and across tensor-parallel ranks.
@@ -40,6 +42,10 @@ class Splittable(ABC):
 
         This rank has the `index`-th part of them.
         """
+
+    @abstractmethod
+    def spread_context(self, context: Context) -> None:
+        """Say that this rank holds some tokens of each sequence only, and attend with `context` to the others."""
 
     @abstractmethod
     def tie(self) -> None:

@@ -12,7 +12,8 @@ from importlib.util import find_spec
 from strategist.document.plan import MESH_AXES, NumberFormats, Plan
 from strategist.errors import InputError
 from strategist.executor.architecture import model_obstacles
-from strategist.executor.obstacles import Obstacle
+from strategist.executor.context_support import context_obstacles
+from strategist.executor.obstacles import Obstacle, indivisible
 from strategist.executor.pipeline_support import pipeline_obstacles
 
 FORMATS = (
@@ -20,14 +21,15 @@ FORMATS = (
     NumberFormats(parameter="float32", gradient="float32", reduce="float32", compute="float32"),
     NumberFormats(parameter="float32", gradient="float32", reduce="float32", compute="bfloat16"),
     NumberFormats(parameter="float32", gradient="float32", reduce="bfloat16", compute="bfloat16"),
+    NumberFormats(parameter="float32", gradient="float32", reduce="float32", compute="float16"),
 )
 """Parameters at rest are their own master copy; a lower compute format is cast on the way in."""
 
 OPTIMIZERS = ("adamw", "sgd")
 BACKENDS = ("nccl", "gloo")
 SCHEDULES = ("none", "gpipe", "1f1b", "interleaved")
-OFFLOADS = ("none", "parameters")
-PRECISIONS = ("bf16", "fp32")
+OFFLOADS = ("none", "optimizer", "parameters")
+PRECISIONS = ("bf16", "fp16", "fp32")
 
 ASKED = ("model", "workload.seq_len", "workload.precision", "strategy.formats", "strategy.optimizer")
 """Places of a Plan that hold what was asked for. All others are choices of the planner, which can choose otherwise."""
@@ -63,7 +65,17 @@ def way_out(missing: Sequence[Obstacle]) -> str:
 def layout_obstacles(plan: Plan) -> tuple[Obstacle, ...]:
     """Everything that keeps the executor from laying out any model as the plan says."""
     broken = tuple(_mesh(plan))  # nothing else can be asked about a mesh that is none
-    checks = (_not_built, _experts, _formats, _data_parallel, _offload, pipeline_obstacles, _batch, _tensor_parallel)
+    checks = (
+        _not_built,
+        _experts,
+        _formats,
+        _data_parallel,
+        _offload,
+        pipeline_obstacles,
+        _batch,
+        _tensor_parallel,
+        context_obstacles,
+    )
     return broken or tuple(obstacle for check in checks for obstacle in check(plan))
 
 
@@ -90,11 +102,9 @@ def _mesh(plan: Plan) -> Iterator[Obstacle]:
 
 def _not_built(plan: Plan) -> Iterator[Obstacle]:
     """Fields of which the executor knows a few values only."""
-    mesh, strategy = plan.mesh, plan.strategy
+    strategy = plan.strategy
     rows: tuple[tuple[str, object, tuple[object, ...]], ...] = (
         ("workload.precision", plan.workload.precision, PRECISIONS),
-        ("mesh.cp", mesh.cp, (1,)),
-        ("mesh.ep", mesh.ep, (1,)),
         ("strategy.zero", strategy.zero, (0, 1, 2, 3)),
         ("strategy.schedule", strategy.schedule, SCHEDULES),
         ("strategy.offload", strategy.offload, OFFLOADS),
@@ -114,6 +124,9 @@ def _not_built(plan: Plan) -> Iterator[Obstacle]:
 
 
 def _experts(plan: Plan) -> Iterator[Obstacle]:
+    if plan.mesh.ep > 1:
+        yield from _spread_experts(plan)
+        return
     wanted = plan.mesh.tp if plan.model.moe is not None else 1
     if plan.mesh.etp != wanted:
         what = "every expert over all tp ranks" if plan.model.moe is not None else "no experts, as the model has none"
@@ -126,6 +139,28 @@ def _experts(plan: Plan) -> Iterator[Obstacle]:
         )
 
 
+def _spread_experts(plan: Plan) -> Iterator[Obstacle]:
+    """Whole experts on neighbouring ranks, as units of their own; what else a plan may ask for is not built."""
+    mesh, strategy, moe = plan.mesh, plan.strategy, plan.model.moe
+    shards, experts = mesh.dp_shard * mesh.cp, 0 if moe is None else moe.experts
+    reasons = {
+        f"tp {mesh.tp}, etp {mesh.etp}; both must be 1": (mesh.tp, mesh.etp) != (1, 1),
+        f"zero {strategy.zero}; it must be 2 or 3": strategy.zero < 2,
+        f"dp_shard x cp {shards}, which {mesh.ep} does not divide": shards % mesh.ep != 0,
+        f"offload {strategy.offload}": strategy.offload != "none",
+        f"{experts} experts, which {mesh.ep} does not divide": experts == 0 or experts % mesh.ep != 0,
+        f"the order {', '.join(mesh.order)}": mesh.order != MESH_AXES,
+    }
+    for reason in (reason for reason, holds in reasons.items() if holds):
+        yield Obstacle(
+            code="UNSUPPORTED",
+            place="mesh.ep",
+            value=mesh.ep,
+            sentence=f"The executor cannot spread experts over ep = {mesh.ep} here: the plan has {reason}.",
+            hint="Plan with tp 1, zero 2 or 3 and an ep that divides dp_shard, or with --pin ep=1.",
+        )
+
+
 def _formats(plan: Plan) -> Iterator[Obstacle]:
     formats = plan.strategy.formats
     if formats not in FORMATS:
@@ -135,8 +170,8 @@ def _formats(plan: Plan) -> Iterator[Obstacle]:
             place="strategy.formats",
             value=said,
             sentence=f"The executor cannot run {said}; it keeps parameters and gradients in float32 (float64) without "
-            "another master copy, and computes in float32, bfloat16 (float64).",
-            hint="Plan with --precision bf16 or fp32.",
+            "another master copy, and computes in float32, bfloat16, float16 (float64).",
+            hint="Plan with --precision bf16, fp16 or fp32.",
         )
     elif formats.reduce != formats.parameter and not uses_fsdp(plan):
         yield Obstacle(
@@ -158,7 +193,7 @@ def uses_fsdp(plan: Plan) -> bool:
     if plan.strategy.zero >= 2:
         return True
     splits_model = mesh.tp > 1 or mesh.pp > 1
-    return splits_model and (mesh.data_parallel > 1 or formats.compute != formats.parameter)
+    return splits_model and (mesh.data_parallel * mesh.cp > 1 or formats.compute != formats.parameter)
 
 
 def _data_parallel(plan: Plan) -> Iterator[Obstacle]:
@@ -184,6 +219,14 @@ def _offload(plan: Plan) -> Iterator[Obstacle]:
             f"{strategy.zero}, tp {mesh.tp}, pp {mesh.pp}.",
             hint="Use zero 3 over data-parallel ranks alone, or no offload.",
         )
+    if strategy.offload == "optimizer" and strategy.zero == 1:
+        yield Obstacle(
+            code="UNSUPPORTED",
+            place="strategy.offload",
+            value=strategy.offload,
+            sentence="The executor cannot offload the optimizer under zero = 1, which deals its state out by whole tensors.",
+            hint="Use zero 2 or 3, or no offload.",
+        )
 
 
 def _batch(plan: Plan) -> Iterator[Obstacle]:
@@ -205,7 +248,7 @@ def _tensor_parallel(plan: Plan) -> Iterator[Obstacle]:
         rows += [("moe.ffn", shape.moe.ffn), ("moe.shared_ffn", shape.moe.shared_ffn)]
     for name, value in rows:
         if value % tp:
-            yield _indivisible(f"model.{name}", value, f"tp = {tp} cannot split {name} = {value} evenly")
+            yield indivisible(f"model.{name}", value, f"tp = {tp} cannot split {name} = {value} evenly", "tp")
     if shape.qk_norm == "full" and tp > 1:
         yield Obstacle(
             code="UNSUPPORTED",
@@ -215,9 +258,10 @@ def _tensor_parallel(plan: Plan) -> Iterator[Obstacle]:
             "part of them.",
             hint="Plan with tp = 1.",
         )
-    if plan.strategy.sequence_parallel and plan.workload.seq_len % tp:
-        seq = plan.workload.seq_len
-        yield _indivisible("workload.seq_len", seq, f"sequence parallelism over tp = {tp} cannot split {seq} tokens")
+    cp, seq = plan.mesh.cp, plan.workload.seq_len
+    if plan.strategy.sequence_parallel and seq % (cp * tp):
+        ranks = f"tp = {tp}" if cp == 1 else f"cp = {cp} and tp = {tp}"
+        yield indivisible("workload.seq_len", seq, f"sequence parallelism over {ranks} cannot split {seq} tokens", "tp")
     if plan.strategy.sequence_parallel and tp == 1:
         yield Obstacle(
             code="FRAMEWORK_LEGALITY",
@@ -226,9 +270,3 @@ def _tensor_parallel(plan: Plan) -> Iterator[Obstacle]:
             sentence="Sequence parallelism spreads over the tp axis, and tp is 1.",
             hint="Switch it off, or use tp > 1.",
         )
-
-
-def _indivisible(place: str, value: int, sentence: str) -> Obstacle:
-    return Obstacle(
-        code="DIVISIBILITY", place=place, value=value, sentence=f"{sentence}.", hint="Choose a tp that divides it."
-    )

@@ -3,6 +3,9 @@ shards are uneven, the one with the smallest."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from math import prod
+
 from strategist.document.plan import MESH_AXES, Plan
 from strategist.errors import InputError
 from strategist.facts.model import layer_counts, layer_sequence
@@ -12,6 +15,8 @@ from strategist.units import parse_integer
 
 WORDS = ("first", "middle", "last", "fullest")
 EVERY = "all-kinds"
+JOINT: Mapping[str, tuple[str, ...]] = {"shards": ("dp_shard", "cp"), "data": ("dp_replicate", "dp_shard", "cp")}
+"""Mesh axes that are one group where several of them have several ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +61,8 @@ def every_kind(plan: Plan) -> tuple[Kind, ...]:
     firsts = [_of_stage(plan, stage) for stage in range(plan.mesh.pp)]
     if not has_uneven_shards(plan):
         return tuple(firsts)
-    last = plan.mesh.dp_shard - 1
-    ends = [
-        Kind(f"{kind.name}, last shard", kind.rank + last * plan.mesh.stride("dp_shard"), kind.stage) for kind in firsts
-    ]
+    last, stride = _shards(plan)
+    ends = [Kind(f"{kind.name}, last shard", kind.rank + (last - 1) * stride, kind.stage) for kind in firsts]
     return tuple(kind for pair in zip(firsts, ends, strict=True) for kind in pair)
 
 
@@ -67,7 +70,7 @@ def has_uneven_shards(plan: Plan) -> bool:
     """Whether some weight does not divide over the shards: its rows are padded, and the last ranks hold less."""
     if plan.strategy.zero < 2:
         return False
-    shape, shards, tp = plan.model, plan.mesh.dp_shard, plan.mesh.tp
+    shape, (shards, _), tp = plan.model, _shards(plan), plan.mesh.tp
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     rows = (-(-shape.vocab // tp), shape.hidden, shape.ffn_hidden // tp, queries // tp, keys // tp)
     return any(count % shards for count in rows)
@@ -81,25 +84,34 @@ def stage_of(plan: Plan, rank: int) -> int:
 def _of_stage(plan: Plan, stage: int) -> Kind:
     pp = plan.mesh.pp
     name = "every rank" if pp == 1 else f"stage {stage} of {pp}"
-    return Kind(name, stage * plan.mesh.stride("pp") + _fullest(plan, stage) * plan.mesh.stride("dp_shard"), stage)
+    return Kind(name, stage * plan.mesh.stride("pp") + _fullest(plan, stage) * _shards(plan)[1], stage)
 
 
 def _fullest(plan: Plan, stage: int) -> int:
-    """The place along dp_shard of the rank that holds most of the optimizer's state: torch's ZeRO-1 deals whole tensors."""
-    mesh, held = plan.mesh, plan.strategy.stages[stage]
-    if plan.strategy.zero != 1 or mesh.dp_shard == 1:
+    """The place among the shards of the rank that holds most of the optimizer's state: torch's ZeRO-1 deals whole tensors."""
+    mesh, held, (shards, _) = plan.mesh, plan.strategy.stages[stage], _shards(plan)
+    if plan.strategy.zero != 1 or shards == 1:
         return 0
     own = [kind for first, end in held.layers for kind in layer_sequence(plan.model)[first:end]]
     numbers = tuple(own.count(kind) for kind in layer_counts(plan.model))
     part = Part(numbers, held.embedding, held.head, mesh.tp, mesh.ep, mesh.etp)
-    return fullest_rank(tensor_sizes(plan.model, part), mesh.dp_shard)
+    return fullest_rank(tensor_sizes(plan.model, part), shards)
+
+
+def _shards(plan: Plan) -> tuple[int, int]:
+    """Ranks that share one copy of the state, and how far apart in rank numbers they are."""
+    return group_of(plan, "shards")
 
 
 def group_of(plan: Plan, axis: str) -> tuple[int, int]:
-    """(ranks, stride) of the groups of a mesh axis; "data" are both data axes, "world" is everybody."""
+    """(ranks, stride) of the groups of a mesh axis or of JOINT ones, "world" is everybody."""
     mesh = plan.mesh
-    if axis == "data":
-        return mesh.data_parallel, min(mesh.stride(name) for name in ("dp_replicate", "dp_shard"))
+    if axis in JOINT:
+        return prod(mesh.size(name) for name in JOINT[axis]), min(mesh.stride(name) for name in JOINT[axis])
+    if axis == "ep":
+        return mesh.ep, 1
+    if axis == "expert_shards":
+        return mesh.dp_shard * mesh.cp // mesh.ep, mesh.ep
     if axis in MESH_AXES:
         return mesh.size(axis), mesh.stride(axis)
     return mesh.world, 1

@@ -109,8 +109,9 @@ def _group_of(leaves: Sequence[Any]) -> dist.ProcessGroup | None:
     return None
 
 
-def buffers_of(func: Any, args: Any, kwargs: Any) -> list[tuple[Tensor, str, str]]:
-    """Tensors whose purpose the operation tells: (tensor, role, stream it was made in).
+def buffers_of(func: Any, args: Any, kwargs: Any, axis: str) -> list[tuple[Tensor, str, str]]:
+    """Tensors whose purpose the operation tells: (tensor, role, stream it was made in). `axis` is that of the group of a
+    message.
 
     FSDP2 gathers in a stream of its own and reduces in another (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py,
     foreach_all_gather and foreach_reduce); what a stream made, only that stream's pool gets back.
@@ -124,6 +125,6 @@ def buffers_of(func: Any, args: Any, kwargs: Any) -> list[tuple[Tensor, str, str
         return [*((t, UNSHARDED_GRADIENT, "main") for t in args[0]), (kwargs["out"], "gather_buffers", "main")]
     if name == "c10d::_reduce_scatter_base_":
         return [(args[0], "gather_buffers", "reduce")]
-    if name == "c10d::recv_":
+    if name == "c10d::recv_" and axis == "pp":
         return [(t, "pipeline_buffers", "main") for t in args[0]]
     return []

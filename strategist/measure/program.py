@@ -14,7 +14,7 @@ from strategist.document.plan import MESH_AXES, Plan
 from strategist.executor.build import bring_to_life
 from strategist.executor.chunks import chunks_of
 from strategist.executor.job import Instruments, Job
-from strategist.executor.mesh import build_mesh, data_group
+from strategist.executor.mesh import DATA, EXPERT_SHARDS, SHARDS, build_expert_mesh, build_mesh, data_group, shard_group
 from strategist.executor.models import ReferenceModel
 from strategist.executor.session import Session
 from strategist.executor.train import CLIP_NORM
@@ -51,7 +51,13 @@ def job_for(plan: Plan, device: torch.device) -> Job:
     instruments = Instruments(
         read=lambda _value: 1.0, make_stage=lambda *a, **k: stage_for(plan, *a, **k), replica=Replica
     )
-    return Job(plan=plan, mesh=build_mesh(plan, device.type), device=device, instruments=instruments)
+    return Job(
+        plan=plan,
+        mesh=build_mesh(plan, device.type),
+        expert_mesh=build_expert_mesh(plan, device.type),
+        device=device,
+        instruments=instruments,
+    )
 
 
 def live_session(model: nn.Module, job: Job) -> Session:
@@ -114,11 +120,15 @@ def batch_for(plan: Plan, count: int) -> dict[str, Tensor]:
 
 
 def group_names(job: Job) -> dict[str, str]:
-    """The mesh axis of every process group of the job by the group's name; "data" for both data axes together."""
+    """The mesh axis of every process group of the job by the group's name; "shards" for dp_shard and cp together, "data" for
+    those and dp_replicate."""
     names: dict[str, str] = {
         job.mesh[axis].get_group().group_name: axis for axis in MESH_AXES if job.plan.mesh.size(axis) > 1
     }
-    data = data_group(job.mesh)
-    if data is not None:
-        names.setdefault(data.group_name, "data")
+    if job.expert_mesh is not None:
+        axes = ("dp_replicate", EXPERT_SHARDS, "ep")
+        names |= {job.expert_mesh[axis].get_group().group_name: axis for axis in axes}
+    for joint, group in ((SHARDS, shard_group(job.mesh)), (DATA, data_group(job.mesh))):
+        if group is not None:
+            names.setdefault(group.group_name, joint)
     return names

@@ -186,11 +186,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if flop:
             self.record.flop[func._schema.name, self.record.passes[-1]] += flop
             self.record.works.append(here)
-        for tensor, role, stream in buffers_of(func, args, kwargs):
+        message = message_of(func, args, kwargs, outputs, self._name_group)
+        for tensor, role, stream in buffers_of(func, args, kwargs, "" if message is None else message.group):
             self._suggest(tensor, role, stream)
         if self._reduces and func._schema.name == "aten::copy_":  # a group of one copies what it would reduce
             self._suggest(args[0], "gather_buffers", "reduce")
-        message = message_of(func, args, kwargs, outputs, self._name_group)
         if message is not None and message.group:
             self._note_message(message.at(here, self.record.passes[-1], self.record.modules[-1]), func, args, outputs)
 

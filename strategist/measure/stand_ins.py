@@ -38,7 +38,7 @@ class _Yes:
 
 def stage_for(plan: Plan, model: Any, index: int, count: int, device: torch.device, **options: Any) -> PipelineStage:
     """The stage with its boundary shapes: tokens in, hidden states between (cut by sequence parallelism), logits out."""
-    rows, seq = plan.strategy.micro_batch, plan.workload.seq_len
+    rows, seq = plan.strategy.micro_batch, plan.workload.seq_len // plan.mesh.cp
     dtype = DTYPES[plan.strategy.formats.compute]
     width = seq // plan.mesh.tp if plan.strategy.sequence_parallel else seq
     with torch.device("meta"):

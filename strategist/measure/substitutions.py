@@ -40,7 +40,7 @@ def substitutions_used(plan: Plan, record: Record, noticed: set[str]) -> tuple[S
         "pipeline-shapes": plan.mesh.pp > 1,
         "flash-attention": cuda and FLASH in record.operators,
         "averaging-collectives": cuda and shards,
-        "host-copies": s.offload == "parameters",
+        "host-copies": s.offload != "none",
         "compiled-blocks": s.compile,
         "balanced-experts": plan.model.moe is not None,
         "repeated-micro-batches": shortened(plan) != plan,

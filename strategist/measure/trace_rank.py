@@ -92,6 +92,9 @@ def _run(recorder: Recorder, clock: ModuleClock, model: nn.Module, job: Job, pla
     with recorder, clock:
         session = live_session(model, job)
         batch = batch_for(plan, session.share.per_rank)
+        if plan.mesh.cp > 1:  # whole sequences stay where they were read; this rank's tokens go to the device
+            for tokens in batch.values():
+                recorder.mark(tokens, HOST)
         session.parts = replace(session.parts, engine=Watched(session.parts.engine, recorder.passes))
         session.parts.optimizer.register_step_pre_hook(lambda *_: _mark_state(recorder, session))
         for number in range(STEPS):
@@ -105,16 +108,25 @@ def _run(recorder: Recorder, clock: ModuleClock, model: nn.Module, job: Job, pla
 
 def _mark_state(recorder: Recorder, session: Session) -> None:
     """Tell the recorder what rests between steps: weights, gradients, and the optimizer's state."""
-    on_host = session.job.offloads_parameters
+    job = session.job
     parameters = list(session.parts.model.parameters())
+    everything = HOST if job.offloads_parameters else ""
     held: tuple[tuple[str, list[Tensor]], ...] = (
-        ("parameters", [*parameters, *session.parts.model.buffers()]),
-        ("gradients", [p.grad for p in parameters if p.grad is not None]),
-        ("optimizer", list(_state_tensors(session))),
+        (everything or "parameters", [*parameters, *session.parts.model.buffers()]),
+        (everything or "gradients", [p.grad for p in parameters if p.grad is not None]),
+        (HOST if job.offloads_parameters or job.offloads_optimizer else "optimizer", list(_state_tensors(session))),
+        (HOST, list(_copies(session)) if job.offloads_optimizer else []),
     )
     for role, tensors in held:
         for tensor in tensors:
-            recorder.mark(tensor, HOST if on_host else role)
+            recorder.mark(tensor, role)
+
+
+def _copies(session: Session) -> Iterator[Tensor]:
+    """What an optimizer in the host's memory updates, and the gradients that it got."""
+    for group in session.parts.optimizer.param_groups:
+        yield from group["params"]
+        yield from (p.grad for p in group["params"] if p.grad is not None)
 
 
 def _state_tensors(session: Session) -> Iterator[Tensor]:
@@ -131,7 +143,7 @@ def outline_of(plan: Plan, model: nn.Module) -> Outline:
     return Outline(
         blocks=tuple(name.removesuffix("._checkpoint_wrapped_module") for name in names),
         vocabulary=share,
-        tokens=plan.strategy.micro_batch * plan.workload.seq_len,
+        tokens=plan.strategy.micro_batch * plan.workload.seq_len // plan.mesh.cp,
     )
 
 

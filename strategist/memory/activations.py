@@ -45,10 +45,10 @@ def handed_on_CS(job: Job, group: Group) -> Reals:
     return on_stages(stream, group.is_first * 1.0 - group.is_last)
 
 
-def tables_C(job: Job) -> float:
-    """Bytes of the tables of rotary positions that the layers of one forward pass share."""
-    shape = job.model
-    return job.workload.seq_len * shape.head_dim * BYTES[job.formats.compute] if shape.pos == "rope" else 0.0
+def tables_C(job: Job, c: Candidates) -> Reals:
+    """Bytes of the tables of rotary positions that the layers of one forward pass share, (C,)."""
+    width = job.model.head_dim * BYTES[job.formats.compute] * (job.model.pos == "rope")
+    return width * (job.workload.seq_len / c["cp"])
 
 
 def step_inputs_C(job: Job, c: Candidates) -> Reals:

@@ -100,7 +100,9 @@ class Kept:
         c, sequence = self.c, sequence_cut(self.c)
         cut_only = np.where(c["tp"] > 1, sequence, np.inf)
         dispatched = np.maximum(1, sequence // c["etp"])
-        return np.stack([sequence, c["tp"], np.ones_like(sequence), dispatched, cut_only], axis=1)[:, None, :]
+        exchanged = np.where(c.is_word("context_parallel", "all-to-all"), c["tp"], np.inf)
+        ways = (sequence, c["tp"], np.ones_like(sequence), dispatched, exchanged, cut_only)
+        return np.stack(ways, axis=1)[:, None, :]
 
     def weights(self, chosen: Callable[[str], bool]) -> Reals:
         """Elements of the chosen matrices on one rank, of one piece of them where they are tiled."""
@@ -128,7 +130,7 @@ class Kept:
         )
 
 
-CUTS: tuple[Cut | Literal["cut_only"], ...] = ("sequence", "heads", "whole", "dispatched", "cut_only")
+CUTS: tuple[Cut | Literal["cut_only"], ...] = ("sequence", "heads", "whole", "dispatched", "exchanged", "cut_only")
 """How rows are cut; the last are those of the sequence that exist only where tensor parallelism cuts the layer."""
 
 

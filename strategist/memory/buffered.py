@@ -34,7 +34,7 @@ def _moving(job: Job, group: Group, counts: Elements) -> Iterator[tuple[int, dic
     """(moment, terms that move) of every instant."""
     c, compute = group.candidates, BYTES[job.formats.compute]
     kept = Layers(job, group)
-    micro_batch = kept.every + edges_CS(job, group) + tables_C(job) + handed_on_CS(job, group)
+    micro_batch = kept.every + edges_CS(job, group) + tables_C(job, c)[:, None] + handed_on_CS(job, group)
     inputs = on_stages(step_inputs_C(job, c), np.ones(len(group.stages)))
     every = in_flight_CS(group) * micro_batch + inputs
     own = 0.0 if job.profile.keeping.placeholders else job.trainable * compute

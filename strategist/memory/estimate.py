@@ -29,7 +29,7 @@ from strategist.space.shares import Elements, Group, elements, groups
 Terms = Mapping[str, Reals]
 
 UNREAD = "context_parallel"
-"""What no formula of memory reads: rings and all-to-alls hold the same. Such layouts stand behind one another."""
+"""What the bound does not read: an all-to-all keeps one tensor more than a ring. Such layouts stand behind one another."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,15 +47,6 @@ class Peaks:
 
 def peak_memory(job: Job, candidates: Candidates) -> Peaks:
     """The peak of every candidate. Whole bytes; the terms add up to `device` exactly."""
-    looked_at, run = candidates.runs(UNREAD)
-    found = _peaks(job, candidates.where(looked_at))
-    terms = {name: held[run] for name, held in found.terms.items()}
-    return Peaks(
-        terms, *(getattr(found, name)[run] for name in ("device", "stage", "moment", "host", "last_allocated"))
-    )
-
-
-def _peaks(job: Job, candidates: Candidates) -> Peaks:
     size = len(candidates)
     terms = {name: np.zeros(size, np.int64) for name in MEMORY_TERMS}
     stage, moment, host, last = (np.zeros(size, np.int64) for _ in range(4))
@@ -81,8 +72,9 @@ class Floors:
 def least_memory(job: Job, candidates: Candidates) -> Floors:
     """A bound of every candidate's peak for a tenth of the work. Few layouts hold much more at any other instant."""
     looked_at, run = candidates.runs(UNREAD)
+    least = candidates.where(looked_at).without(UNREAD)
     device, host = (np.zeros(len(looked_at), np.int64) for _ in range(2))
-    for group in groups(job, candidates.where(looked_at)):
+    for group in groups(job, least):
         table = ledger(job, group, at_loss=True)
         held = table.on_any_stage().max(axis=0)
         device[group.rows] = np.floor(held + slack_bytes(job, held) + table.runtime).astype(np.int64)

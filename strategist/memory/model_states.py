@@ -73,11 +73,13 @@ def optimizer_bytes_CS(job: Job, group: Group, counts: Elements) -> Reals:
 def host_bytes_C(job: Job, group: Group, counts: Elements) -> Reals:
     """Bytes of host memory that offloading needs per rank on the fullest stage, shape (C,).
 
-    Optimizer offload keeps the moments and a copy of the gradients; parameter offload keeps everything; NVMe keeps the
-    moments on disk and weights and gradients on the host.
+    Optimizer offload keeps the moments and a copy of the gradients, and our own of the weights too, which it updates there;
+    parameter offload keeps everything; NVMe keeps the moments on disk and weights and gradients on the host.
     """
     c = group.candidates
     state = job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
     stored, gradient = BYTES[job.formats.parameter], BYTES[job.formats.gradient]
-    by_word = np.array([0.0, state + gradient, state + gradient + stored, gradient + stored])
+    everything = state + gradient + stored
+    moments = everything if job.profile.has_units else state + gradient
+    by_word = np.array([0.0, moments, everything, gradient + stored])
     return by_word[c["offload"]] * counts.sharded.max(axis=1)

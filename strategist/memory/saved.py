@@ -8,7 +8,8 @@ of reductions (executor/steps/recompute.py); full recompute keeps the input of t
 
 cut "sequence": the residual stream, divided by tp only under sequence parallelism; "heads": divided by tp always;
 "whole": gathered before a column-cut matrix or partial after a row-cut one, never divided; "dispatched": tokens that
-were sent to experts, a rank's own part of the sequence unless the experts are cut as well.
+were sent to experts, a rank's own part of the sequence unless the experts are cut as well; "exchanged": tensors that exist only
+where an all-to-all changes heads for tokens behind attention, cut like heads.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from strategist.facts.model import LayerKind, Mla, ModelShape, Moe, Ssm
 from strategist.facts.profile import Light
 from strategist.records import dataclass, replace
 
-Cut = Literal["sequence", "heads", "whole", "dispatched"]
+Cut = Literal["sequence", "heads", "whole", "dispatched", "exchanged"]
 Part = Literal["mixer", "ffn", "inside", "product", "entry", "rest"]
 Policy = Literal["none", "selective", "full"]
 
@@ -208,6 +209,7 @@ def _attention(shape: ModelShape, keeping: Keeping, prefix: str) -> tuple[Saved,
         Saved(f"{prefix}value", kv, "heads", COSTLY),
         Saved(f"{prefix}attention_output", q, "heads", COSTLY),
         Saved(f"{prefix}log_sum_exp", shape.heads, "heads", COSTLY, is_float32=True),
+        Saved(f"{prefix}exchanged_output", q, "exchanged"),
         *_projected(shape, f"{prefix}attention"),
     )
 

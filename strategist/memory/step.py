@@ -296,7 +296,7 @@ class Step:
     @cached_property
     def _chunk(self) -> Reals:
         """What one micro-batch keeps of one chunk inside."""
-        return self.layers.every / self.chunks + tables_C(self.job)
+        return self.layers.every / self.chunks + tables_C(self.job, self.c)[:, None]
 
     @cached_property
     def _embedded(self) -> Reals:

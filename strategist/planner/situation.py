@@ -77,6 +77,7 @@ def question(job: Job, forbids: tuple[str, ...] = ()) -> dict[str, Value]:
         "shared_ffn": shape.moe.shared_ffn if shape.moe else 0,
         "positions": shape.pos_rows if shape.pos == "learned" else 0,
         "norms_all_heads": shape.qk_norm == "full",
+        "windowed": shape.window is not None and shape.window < work.seq_len,
         "buildable": not departures(shape),
         "frontend": job.frontend,
         "has_precision": all(peak_FLOPs(g.node.gpu, work.precision) for g in cluster.groups),

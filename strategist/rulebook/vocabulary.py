@@ -69,6 +69,7 @@ WORDS: Mapping[str, Word] = {
     "shared_ffn": _situation("hidden width of all shared experts, 0 without them"),
     "positions": _situation("rows of learned positions, 0 without them"),
     "norms_all_heads": _situation("queries and keys are normalised over all heads at once"),
+    "windowed": _situation("some layers look at a window that is shorter than the sequences"),
     "buildable": _situation(
         "a decoder that strategist's own executor can build: pre-norm, dense or with routed experts"
     ),

@@ -84,6 +84,10 @@ class Candidates:
         """The rows that a mask marks or that an index column lists, in that order."""
         return Candidates({name: column[keep] for name, column in self.columns.items()})
 
+    def without(self, name: str) -> Candidates:
+        """The rows with no choice made in one column of words."""
+        return Candidates({**self.columns, name: np.zeros_like(self.columns[name])})
+
     def runs(self, ignored: str) -> tuple[Column, Column]:
         """The first row of every run of neighbours that differ in one column at most, and the number of each row's run."""
         begins = np.zeros(len(self), dtype=np.bool_)

@@ -167,6 +167,12 @@ def _forwards(group: Group) -> Reals:
     return np.where(group.candidates.is_word("recompute", "full"), 2.0, 1.0)[:, None]
 
 
+def _exchanges(job: Job, group: Group) -> Reals:
+    """How often an all-to-all runs in forward and backward, (C, 1): recomputation of our own, of whatever kind, repeats it."""
+    again = np.where(group.candidates.is_word("recompute", "none"), 1.0, 2.0)[:, None]
+    return 1.0 + (again if job.profile.has_units else _forwards(group))
+
+
 def _tensor(job: Job, group: Group) -> tuple[Traffic, ...]:
     """Megatron cuts: two all-reduces forward and two backward per layer, or an all-gather and a reduce-scatter in place
     of each under sequence parallelism (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2). The embedding adds a
@@ -229,19 +235,19 @@ def _whole_weights(job: Job, group: Group) -> Iterator[Traffic]:
 
 def _context(job: Job, group: Group) -> tuple[Traffic, ...]:
     """Ring: keys and values travel past every rank, forward once, backward with their gradients (Liu et al. 2023, arXiv
-    2310.01889). All-to-all: queries, keys, values and the output change places, forward and backward (Jacobs et al.
+    2310.01889). All-to-all: queries, keys and values change places, then the output, forward and backward (Jacobs et al.
     2023, arXiv 2309.14509)."""
     c, shape = group.candidates, job.model
     per_head = tokens(job, c) * shape.head_dim * BYTES[job.formats.compute] / c["tp"]
-    around = _per_stage(group, per_head * 2.0 * shape.kv_heads * c["cp"])
+    travelling = _per_stage(group, per_head * 2.0 * shape.kv_heads)
     exchanged = _per_stage(group, per_head * (2.0 * shape.heads + 2.0 * shape.kv_heads))
     ring = c.is_word("context_parallel", "ring")[:, None]
     passes = _layer_passes_CS(group)
-    turns = np.where(ring, passes * (_forwards(group) + 2.0), 0.0)
-    exchanges = np.where(ring, 0.0, passes * (_forwards(group) + 1.0))
+    hops = np.where(ring, passes * (_forwards(group) + 2.0) * (c["cp"][:, None] - 1.0), 0.0)
+    exchanges = np.where(ring, 0.0, passes * _exchanges(job, group))
     return (
-        Traffic("cp", "all_gather", around, turns, "cp", "attention"),
-        Traffic("cp", "all_to_all", exchanged, exchanges, "cp", "nothing"),
+        Traffic("cp", "send", travelling, hops, "cp", "attention"),
+        Traffic("cp", "all_to_all", exchanged, exchanges, "cp", "nothing", 2.0),
     )
 
 
@@ -254,7 +260,7 @@ def _expert(job: Job, group: Group) -> tuple[Traffic, ...]:
     sent = _per_stage(group, rows * _distinct(job, c) * (moe.latent or job.model.hidden) * BYTES[job.formats.compute])
     is_moe = np.array([any(matrix.is_expert for matrix in layer.matrices) for layer in layers(job.model)])
     passes = on_stages(_micro(group)[:, 0], (group.layers_SK * is_moe).sum(axis=1))
-    return (Traffic("ep", "all_to_all", sent, 2.0 * passes * (_forwards(group) + 1.0), "ep", "nothing"),)
+    return (Traffic("ep", "all_to_all", sent, 2.0 * passes * _exchanges(job, group), "ep", "nothing"),)
 
 
 def _distinct(job: Job, c: Candidates) -> Reals:

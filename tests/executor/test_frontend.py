@@ -47,7 +47,7 @@ PROPERTIES = Properties()
 
 OURS = tuple(rule for rule in load_rules("legality") if "'strategist'" in rule.when_text)
 OF_LAYOUTS = {
-    "LEG611": "mesh.cp", "LEG612": "mesh.e", "LEG613": "strategy.tiling", "LEG614": "strategy.offload",
+    "LEG619": "strategy.context_parallel", "LEG620": "strategy.context_parallel", "LEG612": "mesh.e", "LEG613": "strategy.tiling", "LEG614": "strategy.offload",
     "LEG615": "strategy.offload", "LEG617": "model.moe.shared_ffn", "LEG618": "mesh.tp",
 }  # fmt: skip
 """Rule -> how the place begins where the executor finds what the rule forbids."""
@@ -157,10 +157,11 @@ def test_a_table_of_positions_counts_beyond_its_rows(tokens: int) -> None:
 
 
 ALONE: dict[str, dict[str, int]] = {
-    "LEG611": {"cp": 2, "context_parallel": 1, "zero": 3},
-    "LEG612": {"dp_shard": 2, "zero": 3, "ep": 2},
+    "LEG619": {"cp": 2, "context_parallel": 1, "zero": 3, "recompute": 1},
+    "LEG620": {"cp": 2, "context_parallel": 1, "zero": 3},
+    "LEG612": {"dp_shard": 2, "zero": 1, "ep": 2},
     "LEG613": {"dp_shard": 2, "zero": 3, "tiling": 8},
-    "LEG614": {"zero": 2, "dp_shard": 2, "offload": 1},
+    "LEG614": {"zero": 3, "dp_shard": 2, "offload": 3},
     "LEG615": {"zero": 3, "dp_shard": 2, "tp": 2, "offload": 2},
     "LEG617": {"tp": 2, "etp": 2},
     "LEG618": {"tp": 2, "etp": 2},
@@ -174,7 +175,7 @@ def _model_of(rule: str) -> ModelShape:
         shape = load_model("qwen1.5-moe-a2.7b")
         assert shape.moe is not None
         return replace(shape, moe=replace(shape.moe, shared_ffn=5633))
-    return load_model("olmoe-1b-7b" if rule == "LEG618" else "llama-3.2-1b")
+    return load_model({"LEG612": "mixtral-8x7b", "LEG618": "olmoe-1b-7b"}.get(rule, "llama-3.2-1b"))
 
 
 @pytest.mark.parametrize("rule", OF_LAYOUTS)
@@ -182,16 +183,17 @@ def test_each_rule_forbids_something_alone(rule: str) -> None:
     """No rule is idle, and none is a second name for another: each has a layout of its own that the executor refuses at
     exactly one place."""
     layout = one(**ALONE[rule])
-    job = executable("dgx-h100", _model_of(rule), global_batch=int(layout.data_parallel[0]))
+    precision = "fp32" if rule == "LEG620" else "bf16"
+    job = executable("dgx-h100", _model_of(rule), global_batch=int(layout.data_parallel[0]), precision=precision)
     assert refusing(job, layout) == [rule]
     (found,) = layout_obstacles(written(job, layout.row(0)))
     assert found.place.startswith(OF_LAYOUTS[rule])
 
 
 PINNED = {
-    "LEG611": "cp=2",
+    "LEG619": "cp=2,context_parallel=ring,recompute=selective",
     "LEG613": "offload=parameters,tiling=8",
-    "LEG614": "offload=optimizer",
+    "LEG614": "offload=nvme",
 }
 
 

@@ -39,6 +39,7 @@ SP = {"tp": 2, "sequence_parallel": True}
 TP_MOE = {"tp": 2, "etp": 2}
 SHARED_EXPERT = {"moe": {"shared_ffn": 16, "shared_gate": True}}
 FIRST_DENSE = {"ffn_hidden": 48, "layers": 4, "moe": {"first_dense": 1, "layers": 3, "shared_ffn": 16}}
+RING, SWAP = ({"cp": 2, "context_parallel": kind} for kind in ("ring", "all-to-all"))
 WINDOWED = {"window": 5, "full_every": 2, "pos": "rope", "pos_rows": 0, "kv_heads": 4}
 
 CASES = (
@@ -77,12 +78,33 @@ CASES = (
     Case("pp2-v2-zero2", V2 | {"dp_shard": 2, "zero": 2, "accumulation": 2}, {"layers": 4}, ragged=True, clip=0.5),
     Case("pp2-v2-ddp2", V2 | PLAIN | {"accumulation": 4}, {"layers": 4, "tied": True}, ragged=True, clip=0.5),
     Case("zero3-offload", SHARDED | {"accumulation": 2, "offload": "parameters"}, ragged=True, clip=0.5),
+    Case("single-offload-optimizer", {"offload": "optimizer", "accumulation": 2}, {"tied": True}, ragged=True, clip=0.5),
+    Case("ddp2-offload-optimizer", PLAIN | {"offload": "optimizer"}, ragged=True, clip=0.5),
+    Case("zero2-offload-optimizer", {"dp_shard": 2, "zero": 2, "offload": "optimizer"}, {"vocab": 63}, ragged=True, clip=0.5),
+    Case("fsdp2-tp2-offload-optimizer", SHARDED | SP | {"offload": "optimizer"}, {"tied": True}, ragged=True, clip=0.5),
+    Case("cp2-pp2-offload-optimizer", RING | {"pp": 2, "offload": "optimizer", "accumulation": 2}, {"tied": True}, clip=0.5),
     Case("zero1-replicas", PLAIN | ZERO1 | {"accumulation": 2}, {"tied": True}, ragged=True, clip=0.5),
     Case("tp2-zero1", ZERO1 | SP | {"accumulation": 2, "recompute": "full"}, {"qk_norm": "head"}, ragged=True, clip=0.5),
     Case("pp2-zero1", ZERO1 | {"pp": 2, "accumulation": 4}, {"tied": True}, ragged=True, clip=0.5),
     Case("pp2-v2-zero1", ZERO1 | V2 | {"accumulation": 2}, {"layers": 4}, ragged=True, clip=0.5),
     Case("pp2-tp2-zero1", ZERO1 | SP | {"pp": 2, "accumulation": 4}, {"vocab": 62}, ragged=True, clip=0.5),
     Case("tp2-zero1-replicas", ZERO1 | PLAIN | {"tp": 2, "accumulation": 2}, ragged=True, clip=0.5),
+    Case("cp2-ring", RING | {"accumulation": 2, "recompute": "full"}, {"tied": True}, ragged=True, clip=0.5),
+    Case("cp4-ring", RING | {"cp": 4}, {"qk_norm": "head"}, ragged=True, clip=0.5),
+    Case("cp2-all-to-all", SWAP | {"accumulation": 2, "recompute": "selective"}, {"qk_norm": "full"}, ragged=True, clip=0.5),
+    Case("cp4-all-to-all", SWAP | {"cp": 4, "recompute": "full"}, {"tied": True}, ragged=True, clip=0.5),
+    Case("cp2-ring-ddp2", RING | PLAIN | {"accumulation": 2}, {"qkv_bias": True}, ragged=True, clip=0.5),
+    Case("cp2-all-to-all-ddp2", SWAP | PLAIN | {"compile": True}, ragged=True, clip=0.5),
+    Case("cp2-ring-fsdp2", RING | SHARDED | {"accumulation": 2}, ragged=True, clip=0.5),
+    Case("cp2-all-to-all-fsdp2", SWAP | SHARDED | {"recompute": "selective"}, {"tied": True, "vocab": 63}, ragged=True, clip=0.5),
+    Case("cp2-ring-zero3", RING | {"zero": 3, "compile": True}, ragged=True, clip=0.5),
+    Case("cp2-ring-zero2", RING | {"zero": 2, "accumulation": 2}, ragged=True, clip=0.5),
+    Case("cp2-all-to-all-hsdp", SWAP | PLAIN | {"zero": 3}, {"tied": True}, ragged=True, clip=0.5),
+    Case("cp2-ring-zero1", RING | ZERO1 | {"accumulation": 2}, ragged=True, clip=0.5),
+    Case("cp2-ring-tp2", RING | SP, {"qk_norm": "head", "tied": True}, ragged=True, clip=0.5),
+    Case("cp2-all-to-all-tp2", SWAP | {"tp": 2, "accumulation": 2}, {"kv_heads": 8}, ragged=True, clip=0.5),
+    Case("cp2-all-to-all-fsdp2-tp2", SWAP | SHARDED | SP, ragged=True, clip=0.5),
+    Case("pp2-cp2-ring", RING | {"pp": 2, "accumulation": 4}, {"tied": True}, ragged=True, clip=0.5),
     Case("hsdp-tp2", SHARDED | PLAIN | {"tp": 2}, {"qk_norm": "head"}, clip=0.5),
 )  # fmt: skip
 
@@ -100,6 +122,9 @@ GPT = (
     Case("fsdp2-tp2", SHARDED | SP, {"norm": "layernorm_nobias"}, ragged=True, clip=0.5),
     Case("pp2-tp2", {"pp": 2, "schedule": "gpipe", "accumulation": 4} | SP, ragged=True, clip=0.5),
     Case("pp2-v2-fsdp2", V2 | SHARDED | {"accumulation": 4, "recompute": "full"}, {"layers": 4}, ragged=True, clip=0.5),
+    Case("cp2-ring", RING, ragged=True, clip=0.5),
+    Case("cp2-ring-tp2", RING | SP, {"tied": False}, ragged=True, clip=0.5),
+    Case("cp2-all-to-all-window", SWAP, WINDOWED | {"norm": "layernorm_nobias"}, ragged=True, clip=0.5),
 )  # fmt: skip
 
 MOE = (
@@ -115,6 +140,13 @@ MOE = (
     Case("pp2-tp2", {"pp": 2, "accumulation": 4} | TP_MOE | SP, {"mlp_gated": False, "tied": True}, ragged=True, clip=0.5),
     Case("pp2-v2-fsdp2", V2 | SHARDED | {"accumulation": 4, "recompute": "full"}, FIRST_DENSE, ragged=True, clip=0.5),
     Case("ddp2-compiled", PLAIN | {"compile": True}, SHARED_EXPERT, ragged=True, clip=0.5),
+    Case("cp2-ring-fsdp2", RING | SHARDED, SHARED_EXPERT, ragged=True, clip=0.5),
+    Case("ep2", SHARDED | {"ep": 2, "accumulation": 2, "recompute": "full"}, SHARED_EXPERT, ragged=True, clip=0.5),
+    Case("ep2-fsdp4", {"dp_shard": 4, "zero": 3, "ep": 2, "recompute": "selective"}, ragged=True, clip=0.5),
+    Case("ep4-zero2", {"dp_shard": 4, "zero": 2, "ep": 4, "accumulation": 2}, {"moe": {"top_k": 1}}, ragged=True, clip=0.5),
+    Case("ep2-hsdp", SHARDED | PLAIN | {"ep": 2}, FIRST_DENSE, ragged=True, clip=0.5),
+    Case("ep2-cp2", RING | {"zero": 3, "ep": 2, "recompute": "full"}, SHARED_EXPERT, ragged=True, clip=0.5),
+    Case("pp2-ep2", {"pp": 2, "dp_shard": 2, "zero": 3, "ep": 2, "accumulation": 2}, FIRST_DENSE, ragged=True, clip=0.5),
 )  # fmt: skip
 CASES += tuple(replace(case, name=f"gpt-{case.name}", model=tiny_gpt2) for case in GPT)
 CASES += tuple(replace(case, name=f"moe-{case.name}", model=tiny_mixtral) for case in MOE)

@@ -95,8 +95,8 @@ def test_a_plan_that_cannot_run_starts_no_process_group() -> None:
     from strategist.executor.build import build
     from strategist.executor.models import model_from_shape
 
-    with pytest.raises(ImpossibleError, match=r"mesh\.cp = 2"):
-        build(make_plan(cp=2), model_from_shape(tiny_llama()))
+    with pytest.raises(ImpossibleError, match=r"strategy\.tiling = 2"):
+        build(make_plan(tiling=2), model_from_shape(tiny_llama()))
     assert not dist.is_initialized()
 
 

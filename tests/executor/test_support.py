@@ -28,24 +28,60 @@ RUNNABLE: tuple[dict[str, Any], ...] = (
     {"pp": 2, "schedule": "gpipe", "dp_replicate": 2},
     {"shape": DEEP, "pp": 2, "virtual_stages": 4, "tp": 2, "dp_shard": 2, "zero": 3, "accumulation": 4},
     {"dp_replicate": 2, "dp_shard": 2, "zero": 3, "offload": "parameters", "formats": BFLOAT16},
+    {"cp": 4, "context_parallel": "ring", "dp_shard": 2, "zero": 3, "recompute": "full"},
+    {
+        "cp": 2,
+        "context_parallel": "all-to-all",
+        "tp": 2,
+        "sequence_parallel": True,
+        "dp_replicate": 2,
+        "recompute": "selective",
+    },
+    {"dp_shard": 2, "zero": 2, "tp": 2, "offload": "optimizer"},
+    {"dp_shard": 2, "zero": 3, "formats": replace(FLOAT32, compute="float16")},
     {"shape": tiny_gpt2(), "tp": 2, "dp_shard": 2, "zero": 3, "sequence_parallel": True},
+    {"shape": tiny_mixtral(), "ep": 2, "dp_shard": 4, "zero": 3, "recompute": "full"},
+    {
+        "shape": tiny_mixtral(),
+        "ep": 4,
+        "cp": 2,
+        "context_parallel": "ring",
+        "dp_shard": 2,
+        "zero": 2,
+        "pp": 2,
+        "accumulation": 2,
+    },
     {"shape": tiny_mixtral(), "tp": 2, "etp": 2, "pp": 2, "dp_shard": 2, "zero": 2, "accumulation": 2},
 )
 
 FP8 = NumberFormats(parameter="float32", gradient="float32", reduce="float32", compute="float8")
 FP16 = NumberFormats(parameter="float32", gradient="float32", reduce="float32", compute="float16")
+REDUCE_FP16 = replace(FP16, reduce="float16")
 REDUCE16 = NumberFormats(parameter="float32", gradient="float32", reduce="bfloat16", compute="bfloat16")
 HALF = NumberFormats(parameter="bfloat16", gradient="bfloat16", reduce="float32", compute="bfloat16", master="float32")
 OVERLAP = (
     Stage(index=0, layers=((0, 1),), embedding=True, head=False),
     Stage(index=1, layers=((0, 2),), embedding=False, head=True),
 )
+RING, SWAP = ({"cp": 2, "context_parallel": kind} for kind in ("ring", "all-to-all"))
 V2 = {"shape": DEEP, "pp": 2, "virtual_stages": 2}
 SWAPPED = tuple(replace(stage, layers=stage.layers[::-1]) for stage in even_stages(8, 2, 2))
 
 REFUSED: tuple[tuple[dict[str, Any], str, str, str], ...] = (
-    ({"cp": 2}, "UNSUPPORTED", "mesh.cp", "2"),
-    ({"ep": 2, "dp_shard": 2, "zero": 3}, "UNSUPPORTED", "mesh.ep", "2"),
+    ({"cp": 2}, "FRAMEWORK_LEGALITY", "strategy.context_parallel", "cp = 2"),
+    ({"context_parallel": "ring"}, "FRAMEWORK_LEGALITY", "strategy.context_parallel", "cp = 1"),
+    (RING | {"seq_len": 18}, "DIVISIBILITY", "workload.seq_len", "multiple of 4 tokens"),
+    (RING | {"seq_len": 20, "tp": 4, "sequence_parallel": True}, "DIVISIBILITY", "workload.seq_len", "cp = 2 and tp = 4"),
+    (RING | {"recompute": "selective"}, "UNSUPPORTED", "strategy.context_parallel", "selective recompute"),
+    (RING | {"backend": "nccl", "formats": FLOAT32}, "UNSUPPORTED", "strategy.context_parallel", "float32"),
+    (SWAP | {"cp": 8}, "DIVISIBILITY", "model.kv_heads", "kv_heads = 4"),
+    (SWAP | {"cp": 2, "tp": 4}, "DIVISIBILITY", "model.kv_heads", "tp = 4 and cp = 2"),
+    ({"ep": 2, "dp_shard": 2, "zero": 3}, "UNSUPPORTED", "mesh.ep", "0 experts"),
+    ({"shape": tiny_mixtral(), "ep": 2, "dp_replicate": 2}, "UNSUPPORTED", "mesh.ep", "zero 0"),
+    ({"shape": tiny_mixtral(), "ep": 2, "dp_shard": 2, "zero": 3, "tp": 2}, "UNSUPPORTED", "mesh.ep", "tp 2, etp 1"),
+    ({"shape": tiny_mixtral(), "ep": 4, "dp_shard": 2, "zero": 3}, "UNSUPPORTED", "mesh.ep", "4 does not divide"),
+    ({"shape": tiny_mixtral(), "ep": 2, "dp_shard": 2, "zero": 3, "offload": "parameters"}, "UNSUPPORTED", "mesh.ep", "offload"),
+    ({"shape": tiny_mixtral(), "ep": 3, "dp_shard": 3, "zero": 3}, "UNSUPPORTED", "mesh.ep", "4 experts"),
     ({"etp": 2, "tp": 2}, "UNSUPPORTED", "mesh.etp", "no experts"),
     ({"pp": 2, "schedule": "interleaved", "accumulation": 2}, "FRAMEWORK_LEGALITY", "strategy.virtual_stages", "= 1"),
     ({"pp": 2, "virtual_stages": 0, "accumulation": 2}, "FRAMEWORK_LEGALITY", "strategy.virtual_stages", "= 0"),
@@ -55,7 +91,8 @@ REFUSED: tuple[tuple[dict[str, Any], str, str, str], ...] = (
     (V2 | {"accumulation": 2, "stages": SWAPPED}, "FRAMEWORK_LEGALITY", "strategy.stages", "in order"),
     (V2 | {"virtual_stages": 3, "accumulation": 2}, "DIVISIBILITY", "strategy.virtual_stages", "8 layers"),
     (V2 | {"accumulation": 3}, "BATCH_SPLIT", "strategy.accumulation", "a multiple of 2"),
-    ({"offload": "optimizer"}, "UNSUPPORTED", "strategy.offload", "optimizer"),
+    ({"offload": "nvme", "zero": 3}, "UNSUPPORTED", "strategy.offload", "nvme"),
+    ({"offload": "optimizer", "dp_shard": 2, "zero": 1}, "UNSUPPORTED", "strategy.offload", "zero = 1"),
     ({"offload": "parameters"}, "UNSUPPORTED", "strategy.offload", "zero 0"),
     ({"offload": "parameters", "zero": 3, "tp": 2}, "UNSUPPORTED", "strategy.offload", "tp 2"),
     ({"offload": "parameters", "zero": 3, "pp": 2, "accumulation": 2}, "UNSUPPORTED", "strategy.offload", "pp 2"),
@@ -63,7 +100,7 @@ REFUSED: tuple[tuple[dict[str, Any], str, str, str], ...] = (
     ({"optimizer": "adamw8bit"}, "UNSUPPORTED", "strategy.optimizer", "adamw8bit"),
     ({"backend": "mpi"}, "UNSUPPORTED", "strategy.backend", "mpi"),
     ({"formats": FP8}, "UNSUPPORTED", "strategy.formats", "float8"),
-    ({"formats": FP16}, "UNSUPPORTED", "strategy.formats", "float16"),
+    ({"formats": REDUCE_FP16}, "UNSUPPORTED", "strategy.formats", "reduction float16"),
     ({"formats": HALF}, "UNSUPPORTED", "strategy.formats", "bfloat16"),
     ({"formats": REDUCE16, "dp_replicate": 2}, "UNSUPPORTED", "strategy.formats.reduce", "bfloat16"),
     ({"zero": 0, "dp_shard": 2}, "FRAMEWORK_LEGALITY", "strategy.zero", "dp_shard is 2"),
@@ -114,8 +151,8 @@ def test_ffn_width_must_divide() -> None:
 def test_refuse_raises_the_first_and_carries_the_rest() -> None:
     """All obstacles of a plan arrive in one error, each complete."""
     with pytest.raises(ImpossibleError) as caught:
-        refuse(layout_obstacles(make_plan(cp=2, tiling=4)))
-    assert caught.value.flag == "$.mesh.cp"
+        refuse(layout_obstacles(make_plan(offload="nvme", tiling=4)))
+    assert caught.value.flag == "$.strategy.offload"
     assert [error.flag for error in caught.value.also] == ["$.strategy.tiling"]
 
 
@@ -156,8 +193,8 @@ def test_an_architecture_that_the_built_in_model_cannot_be_is_refused(change: di
     [
         (make_plan(tiny_llama(qk_norm="full"), tp=2), "mesh.tp", "over all heads"),
         (make_plan(tiny_gpt2(), seq_len=65), "workload.seq_len", "64 learned positions"),
+        (make_plan(tiny_llama(window=7), **RING), "strategy.context_parallel", "windows of 7 tokens"),
         (make_plan(tiny_mixtral(), tp=2), "mesh.etp", "tp 2 and etp 1"),
-        (make_plan(tiny_mixtral(), ep=2, dp_shard=2, zero=2), "mesh.ep", "mesh.ep = 2; it runs 1"),
         (make_plan(tiny_mixtral(moe={"ffn": 25}), tp=2, etp=2), "model.moe.ffn", "moe.ffn = 25"),
         (make_plan(tiny_mixtral(moe={"shared_ffn": 5}), tp=2, etp=2), "model.moe.shared_ffn", "moe.shared_ffn = 5"),
     ],

@@ -20,12 +20,13 @@ SHAPE = tiny_llama(layers=4, tied=True, hidden=WIDTH, vocab=WIDTH, ffn_hidden=WI
 
 
 def _held(plan: Plan, rank: int) -> int:
-    """Parameters that one rank should hold: matrices cut by dp_shard and tp, norms by dp_shard."""
+    """Parameters that one rank should hold: matrices cut by dp_shard, cp and tp, norms by dp_shard and cp."""
     mesh = plan.mesh
     stage = plan.strategy.stages[rank // mesh.stride("pp") % mesh.pp]
+    shards = mesh.dp_shard * mesh.cp
     matrices = 7 * stage.layer_count + (stage.embedding or stage.head)  # the tied end holds one copy
     norms = 2 * stage.layer_count + stage.head
-    return matrices * WIDTH**2 // (mesh.dp_shard * mesh.tp) + norms * WIDTH // mesh.dp_shard
+    return matrices * WIDTH**2 // (shards * mesh.tp) + norms * WIDTH // shards
 
 
 @pytest.mark.parametrize(
@@ -39,8 +40,10 @@ def _held(plan: Plan, rank: int) -> int:
         ({"pp": 2, "dp_replicate": 32, "accumulation": 2, "schedule": "gpipe"}, (0, 63)),
         ({"pp": 2, "virtual_stages": 2, "dp_shard": 8, "zero": 3, "tp": 4, "accumulation": 4}, (0, 63)),
         ({"dp_shard": 64, "zero": 3, "offload": "parameters"}, (7,)),
+        ({"cp": 4, "context_parallel": "ring", "dp_shard": 16, "zero": 3, "recompute": "full", "seq_len": 64}, (5,)),
+        ({"cp": 8, "context_parallel": "all-to-all", "tp": 2, "dp_shard": 4, "zero": 2, "seq_len": 64}, (21,)),
     ],
-    ids=["zero3", "hsdp", "fsdp-tp", "ddp-tp", "pp-fsdp-tp", "pp-ddp", "interleaved", "offload"],
+    ids=["zero3", "hsdp", "fsdp-tp", "ddp-tp", "pp-fsdp-tp", "pp-ddp", "interleaved", "offload", "ring", "all-to-all"],
 )
 def test_the_training_program_runs_under_fake_tensors(layout: dict[str, Any], ranks: tuple[int, ...]) -> None:
     """One rank of each kind does two whole steps, optimizer included, and holds exactly its share of the weights."""

@@ -32,6 +32,8 @@ from tests.plans import make_plan
 
 SEED = 7
 SIZE = 300
+SPREAD = 24
+"""Scenarios, and those with sequences that several ranks hold."""
 MODELS = (
     "llama-3.1-8b", "llama-3.2-1b", "qwen2.5-7b", "qwen3-8b", "qwen2.5-0.5b", "llama-2-7b", "mistral-7b-v0.1",
     "gpt2-medium", "mixtral-8x7b", "gemma-2b", "qwen1.5-moe-a2.7b", "opt-1.3b",
@@ -70,6 +72,21 @@ LAYOUTS: tuple[dict[str, Any], ...] = (
     {"dp_shard": 8, "zero": 3, "offload": "parameters"},
 )
 """Those that the executor does not run are passed over."""
+RING, EXCHANGE = ({"cp": 2, "context_parallel": kind} for kind in ("ring", "all-to-all"))
+SEQUENCES: tuple[dict[str, Any], ...] = (
+    RING | {"dp_shard": 4, "zero": 3},
+    EXCHANGE | {"dp_shard": 4, "zero": 3},
+    RING | {"cp": 4, "dp_replicate": 2},
+    EXCHANGE | {"cp": 4, "dp_replicate": 2},
+    RING | {"tp": 2, "dp_shard": 2, "zero": 3, "sequence_parallel": True},
+    EXCHANGE | {"tp": 2, "dp_replicate": 2},
+    RING | {"dp_shard": 2, "zero": 1},
+    EXCHANGE | {"dp_replicate": 2, "dp_shard": 2, "zero": 3},
+    RING | {"cp": 8, "zero": 2},
+    EXCHANGE | {"pp": 2, "dp_shard": 2, "zero": 2},
+    RING | {"pp": 2, "dp_shard": 2, "zero": 3},
+)
+"""The same with context parallelism."""
 
 
 @dataclass(frozen=True)
@@ -94,17 +111,42 @@ WEIGHTED = tuple(
 """Pipelines whose last stage owns fewer layers because of its head."""
 
 
+def with_experts() -> tuple[Scenario, ...]:
+    """Experts that several ranks share. What they send is compared to the byte; what they hold, as a whole."""
+    layouts: tuple[dict[str, Any], ...] = (
+        {"ep": 8, "dp_shard": 8, "zero": 3},
+        {"ep": 2, "dp_shard": 8, "zero": 2, "recompute": "selective", "accumulation": 2},
+        {"ep": 4, "dp_shard": 8, "dp_replicate": 2, "zero": 3, "recompute": "full"},
+        {"ep": 4, "dp_shard": 4, "zero": 2, "pp": 2, "accumulation": 4},
+    )
+    names = ("mixtral-8x7b", "mixtral-8x7b", "olmoe-1b-7b", "olmoe-1b-7b")
+    return tuple(
+        Scenario(f"{name}-{place}", replace(load_model(name), layers=4), 2048, "bf16", layout)
+        for place, (name, layout) in enumerate(zip(names, layouts, strict=True))
+    )
+
+
 @cache
 def scenarios() -> tuple[Scenario, ...]:
-    """SIZE scenarios that the executor runs: every layout in turn, the rest drawn with a fixed seed."""
+    """SIZE scenarios that the executor runs."""
+    return _some(LAYOUTS, SIZE)
+
+
+def with_sequences() -> tuple[Scenario, ...]:
+    """Scenarios with sequences that several ranks hold. What they send is compared to the byte; what they hold, as a whole."""
+    return _some(SEQUENCES, SPREAD)
+
+
+def _some(layouts: tuple[dict[str, Any], ...], count: int) -> tuple[Scenario, ...]:
+    """Every layout in turn, the rest drawn with a fixed seed."""
     drawn = random.Random(SEED)
     found: dict[str, Scenario] = {}
-    while len(found) < SIZE:
-        for layout in LAYOUTS:
+    while len(found) < count:
+        for layout in layouts:
             scenario = _drawn(drawn, layout)
             if not layout_obstacles(plan_of(scenario)):
                 found.setdefault(scenario.name, scenario)
-    return tuple(found.values())[:SIZE]
+    return tuple(found.values())[:count]
 
 
 def _drawn(drawn: random.Random, layout: Mapping[str, Any]) -> Scenario:
@@ -214,13 +256,20 @@ def sent(job: Job, plan: Plan, stage: int) -> dict[tuple[str, str], tuple[int, i
 
 def _talks(plan: Plan, place: str) -> bool:
     mesh = plan.mesh
-    sizes = {"shards": mesh.dp_shard, "replicas": mesh.data_parallel, "expert_replicas": mesh.expert_dp}
+    sizes = {
+        "shards": mesh.dp_shard * mesh.cp,
+        "replicas": mesh.data_parallel * mesh.cp,
+        "expert_replicas": mesh.expert_dp,
+    }
     return sizes.get(place, plan.mesh.size(place) if place in MESH_COLUMNS else 1) > 1
 
 
 PEAK = "peak"
 """The place of a figure that is looked at when the whole is largest, whichever moment that is."""
-AXES = {"dp_shard": "dp", "dp_replicate": "dp", "data": "dp", "world": "dp"}
+AXES = dict.fromkeys(("dp_shard", "dp_replicate", "shards", "expert_shards", "data", "world"), "dp")
+OF_TOKENS = ("send", "all_to_all")
+"""What ranks of one sequence, or of one set of experts, send each other; everything else that their group carries are weights
+and gradients."""
 SCALAR = 8
 """Bytes of the largest number that ranks agree on (losses, counts, norms); formulas leave them out."""
 
@@ -231,7 +280,8 @@ def observed_sent(rank: RankObservation) -> dict[tuple[str, str], tuple[int, int
     total: dict[tuple[str, str], tuple[int, int]] = defaultdict(lambda: (0, 0))
     for row in rank.collectives:
         if row.bytes > SCALAR and row.op != "recv":
-            key = (AXES.get(row.axis, row.axis), row.op)
+            is_shared = row.axis in ("cp", "ep") and row.op not in OF_TOKENS
+            key = ("dp" if is_shared else AXES.get(row.axis, row.axis), row.op)
             total[key] = total[key][0] + row.bytes * row.count, total[key][1] + row.count
     return dict(total)
 

@@ -11,7 +11,17 @@ from statistics import mean
 import pytest
 
 from strategist.measure.kinds import chosen_kinds
-from tests.measure.grid import PEAK, WEIGHTED, Difference, Scenario, differences, plan_of, scenarios
+from tests.measure.grid import (
+    PEAK,
+    WEIGHTED,
+    Difference,
+    Scenario,
+    differences,
+    plan_of,
+    scenarios,
+    with_experts,
+    with_sequences,
+)
 from tests.measure.recordings import traced
 
 SAMPLE = tuple(scenarios()[number] for number in range(0, 280, 7))
@@ -35,6 +45,8 @@ BARS = {
         for axis, ops in {
             "dp": ("all_reduce", "broadcast", "all_gather", "reduce_scatter"),
             "pp": ("send",),
+            "cp": ("send", "all_to_all"),
+            "ep": ("all_to_all",),
             "tp": ("all_reduce", "all_gather", "reduce_scatter"),
         }.items()
         for op in ops
@@ -78,6 +90,30 @@ def test_formulas_agree_with_the_program_of_weighted_stages(scenario: Scenario) 
     assert last < min(others)
     for found in _found(scenario):
         _assert_keeps_its_bar(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", with_experts(), ids=lambda scenario: scenario.name)
+def test_formulas_know_what_spread_experts_send(scenario: Scenario) -> None:
+    """Where ranks share experts, every message keeps its bar, tokens under way to experts too, and the peak is within five
+    hundredths: the formulas see the experts of a layer gathered with the rest of it."""
+    _assert_sends_and_peaks(scenario, 0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", with_sequences()[::4], ids=lambda scenario: scenario.name)
+def test_formulas_know_what_ranks_of_one_sequence_send(scenario: Scenario) -> None:
+    """Where ranks share sequences, every message keeps its bar, and the peak is within a hundredth: the formulas do not see what
+    a ring holds while attention's backward runs."""
+    _assert_sends_and_peaks(scenario, 0.01)
+
+
+def _assert_sends_and_peaks(scenario: Scenario, bar: float) -> None:
+    for found in _found(scenario):
+        if found.kind in ("sent", "count"):
+            _assert_keeps_its_bar(found)
+        elif (found.place, found.name) == (PEAK, "allocated"):
+            assert found.ratio == pytest.approx(1.0, abs=bar), found
 
 
 @pytest.mark.nightly

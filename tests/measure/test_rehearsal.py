@@ -17,6 +17,7 @@ from strategist.document.estimate import TIME_TERMS, MemoryTerm
 from strategist.document.observed import Observed, RankObservation
 from strategist.document.plan import Plan
 from strategist.document.write import dump
+from strategist.errors import ImpossibleError
 from tests.cli.harness import ROOT, Refusal, assert_refuses, completed, edited, hand_written, process
 from tests.executor.harness import run_alone
 from tests.measure.own_models import NO_MODELS, write_models
@@ -269,7 +270,7 @@ def _too_large(path: Path) -> None:
 
 
 def _unbuilt(path: Path) -> None:
-    path.write_text(dump(make_plan(cp=2, context_parallel="ring", formats=FLOAT32)), encoding="utf-8")
+    path.write_text(dump(make_plan(tiling=2, formats=FLOAT32)), encoding="utf-8")
 
 
 REFUSALS = {
@@ -289,6 +290,21 @@ REFUSALS = {
 def test_bad_input_is_a_sentence_and_leaves_nothing(folder: Path, name: str) -> None:
     """Each refusal has its code, its exit code and a hint, and there is no file, not even a part of one."""
     assert_refuses(folder, "rehearse", REFUSALS[name], **NO_GPU)
+
+
+@pytest.mark.parametrize(
+    ("plan", "place"),
+    [
+        (make_plan(cp=2, context_parallel="ring"), "$.mesh.cp"),
+        (make_plan(tiny_mixtral(), ep=2, dp_shard=2, zero=3), "$.mesh.ep"),
+    ],
+)
+def test_a_rank_that_computes_with_what_others_send_is_not_rehearsed_alone(plan: Plan, place: str) -> None:
+    """Sequences and experts that ranks share are refused by the name of their axis, with the way to a trace."""
+    with pytest.raises(ImpossibleError) as refused:
+        strategist.rehearse(plan, device="cpu")
+    assert (refused.value.code, refused.value.flag) == ("UNSUPPORTED", place)
+    assert "strategist trace" in (refused.value.hint or "")
 
 
 def test_somebody_s_own_module_is_rehearsed(folder: Path) -> None:

@@ -32,6 +32,26 @@ def _expert_width(job: Job) -> int:
     return job.model.moe.ffn if job.model.moe else 0
 
 
+def _ring_cannot(job: Job, a: Layout) -> bool:
+    """Our ring sees whole blocks: no window, nothing kept of its inside."""
+    looks_near = job.model.window is not None and job.model.window < job.workload.seq_len
+    return a["context_parallel"] == "ring" and (looks_near or a["recompute"] == "selective")
+
+
+def _ring_in_float32(job: Job, a: Layout) -> bool:
+    """No kernel for it takes float32 on GPUs."""
+    is_wide = job.workload.precision == "fp32" and job.cluster.smallest.vendor != "CPU"
+    return a["context_parallel"] == "ring" and is_wide
+
+
+def _spreads_experts_otherwise(job: Job, a: Layout) -> bool:
+    """Ours are cut over all tp ranks, or whole ones lie apart on ranks that share all state."""
+    if a["ep"] == 1:
+        return bool(a["etp"] != (a["tp"] if job.model.moe else 1))
+    is_pure = a["tp"] == a["etp"] == 1 and a["zero"] >= 2 and a["offload"] == "none"
+    return not is_pure or a["dp_shard"] * a["cp"] % a["ep"] != 0
+
+
 def _too_few_heads_for_exchange(job: Job, a: Layout) -> bool:
     return a["context_parallel"] == "all-to-all" and (job.model.kv_heads / a["tp"]) % a["cp"] != 0
 
@@ -83,7 +103,7 @@ def _has_feed_forward(shape: ModelShape) -> bool:
 
 VIOLATIONS: dict[str, Violation] = {
     "LEG001": lambda job, a: not all(peak_FLOPs(g.node.gpu, job.workload.precision) for g in job.cluster.groups),
-    "LEG011": ours(lambda job, a: job.workload.precision in ("fp16", "fp8")),
+    "LEG011": ours(lambda job, a: job.workload.precision == "fp8"),
     "LEG012": ours(lambda job, a: job.workload.optimizer == "adamw8bit"),
     "LEG013": ours(lambda job, a: not is_buildable(job.model)),
     "LEG014": ours(lambda job, a: job.model.pos == "learned" and job.workload.seq_len > job.model.pos_rows),
@@ -107,13 +127,14 @@ VIOLATIONS: dict[str, Violation] = {
     "LEG501": lambda job, a: a["offload"] != "none" and a["pp"] > 1,
     "LEG601": lambda job, a: job.frontend == "deepspeed" and a["pp"] > 1 and a["zero"] >= 2,
     "LEG602": lambda job, a: job.frontend == "deepspeed" and a["stage_split"] == "weighted",
-    "LEG611": ours(lambda job, a: a["cp"] > 1),
-    "LEG612": ours(lambda job, a: (a["ep"], a["etp"]) != (1, a["tp"] if job.model.moe else 1)),
+    "LEG612": ours(_spreads_experts_otherwise),
     "LEG613": ours(lambda job, a: a["tiling"] > 1),
-    "LEG614": ours(lambda job, a: a["offload"] in ("optimizer", "nvme")),
+    "LEG614": ours(lambda job, a: a["offload"] == "nvme" or (a["offload"], a["zero"]) == ("optimizer", 1)),
     "LEG615": ours(lambda job, a: a["offload"] == "parameters" and (a["zero"], a["tp"], a["pp"]) != (3, 1, 1)),
     "LEG617": ours(lambda job, a: job.model.moe is not None and job.model.moe.shared_ffn % a["tp"] != 0),
     "LEG618": ours(lambda job, a: job.model.qk_norm == "full" and a["tp"] > 1),
+    "LEG619": ours(_ring_cannot),
+    "LEG620": ours(_ring_in_float32),
 }
 """Rule id -> the condition that refuses a layout, in the order of the book."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, inf
 
 from strategist.catalog import rows
 from strategist.facts.job import Job
@@ -75,6 +75,7 @@ def _bytes_of(job: Job, layout: Layout, kind: LayerKind, wanted: Wanted, *parts:
         return sum(sides) / 2
     sp = sequence_cut(layout)
     ways = {"sequence": sp, "heads": layout["tp"], "whole": 1, "dispatched": max(1, sp // layout["etp"])}
+    ways["exchanged"] = layout["tp"] if layout["context_parallel"] == "all-to-all" else inf
     total = 0.0
     for tensor in saved_tensors(job.model, kind, habits_of(job)):
         if (tensor.cut_only and layout["tp"] == 1) or (wanted is _used and tensor.part == "rest"):
@@ -212,7 +213,7 @@ class Stage:
     def _keeps(self, chunk: int) -> float:
         """What one micro-batch keeps of one chunk: layers, rotary tables; the output, while the input lies in a buffer."""
         shape = self.job.model
-        tables = self.job.workload.seq_len * shape.head_dim * self.c if shape.pos == "rope" else 0.0
+        tables = self.job.workload.seq_len / self.a["cp"] * shape.head_dim * self.c if shape.pos == "rope" else 0.0
         kept = self.every / self.v + tables
         if self.ends and chunk == self.v - 1:
             kept += self.edges() - (self.stream if self.piped else 0.0)
@@ -421,7 +422,7 @@ class Stage:
         stands += self.q * self.c * self._stand_ins() if row.placeholders else 0.0
         gathered = self.c * (min(2 * self.bare.widest, self.bare.layers) + self.bare.behind) if self.zero >= 3 else 0.0
         shape, edges = self.job.model, self.edges() if self.ends else 0.0
-        tables = self.job.workload.seq_len * shape.head_dim * self.c if shape.pos == "rope" else 0.0
+        tables = self.job.workload.seq_len / self.a["cp"] * shape.head_dim * self.c if shape.pos == "rope" else 0.0
         micro = self.every + edges + tables + self.stream * (self.begins - self.ends)
         every = in_flight(self.a, self.stage) * micro + self.inputs
         common = {"gradients": stands, "activations": every, "gather_buffers": gathered}
@@ -897,7 +898,7 @@ def _host(job: Job, sharded: float, offload: str) -> int:
     state = job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
     per_element = {
         "none": 0.0,
-        "optimizer": state + gradient,
+        "optimizer": state + gradient + (stored if job.profile.has_units else 0.0),
         "parameters": state + gradient + stored,
         "nvme": gradient + stored,
     }

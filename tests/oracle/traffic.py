@@ -73,6 +73,13 @@ def _passes(layout: Layout) -> int:
     return 2 if layout["recompute"] == "full" else 1
 
 
+def _exchanges(job: Job, layout: Layout) -> int:
+    """All-to-alls forward and backward: in frameworks with units any recompute repeats the first."""
+    if job.profile.has_units:
+        return 2 if layout["recompute"] == "none" else 3
+    return _passes(layout) + 1
+
+
 def _tensor(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> Iterator[Row]:
     T, h, c, m = tokens(job, layout), job.model.hidden, BYTES[job.formats.compute], layout["accumulation"]
     is_last = stage == layout["pp"] - 1
@@ -116,11 +123,12 @@ def _context(job: Job, layout: Layout, kinds: Sequence[LayerKind]) -> Iterator[R
     per_head = tokens(job, layout) / tp * shape.head_dim * BYTES[job.formats.compute]
     X = len(kinds) * layout["accumulation"]
     if layout["context_parallel"] == "ring":
-        payload = per_head * 2 * shape.kv_heads * cp
-        yield Row("cp", "all-gather", "attention", payload, X * (_passes(layout) + 2), cp, tp)
+        hops = X * (_passes(layout) + 2) * (cp - 1)
+        yield Row("cp", "send", "attention", per_head * 2 * shape.kv_heads, hops, cp, tp)
     elif layout["context_parallel"] == "all-to-all":
+        exchanges = X * _exchanges(job, layout)
         payload = per_head * (2 * shape.heads + 2 * shape.kv_heads)
-        yield Row("cp", "all-to-all", "", payload, X * (_passes(layout) + 1), cp, tp)
+        yield Row("cp", "all-to-all", "", payload, exchanges, cp, tp, 2)
 
 
 def _experts(job: Job, layout: Layout, kinds: Sequence[LayerKind]) -> Iterator[Row]:
@@ -133,7 +141,7 @@ def _experts(job: Job, layout: Layout, kinds: Sequence[LayerKind]) -> Iterator[R
         copies = layout["ep"] * (1 - (1 - 1 / layout["ep"]) ** moe.top_k)
     payload = tokens(job, layout) / sequence_cut(layout) * copies * width * BYTES[job.formats.compute]
     with_experts = sum(kind.ffn == "moe" for kind in kinds)
-    times = 2 * with_experts * layout["accumulation"] * (_passes(layout) + 1)
+    times = 2 * with_experts * layout["accumulation"] * _exchanges(job, layout)
     yield Row("ep", "all-to-all", "", payload, times, layout["ep"] * layout["etp"], 1)
 
 

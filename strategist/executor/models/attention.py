@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from strategist.executor.context import Context, causal_attention
 from strategist.executor.models.norms import RMSNorm
 from strategist.executor.models.positions import Places, rotate
 from strategist.executor.tensor_styles import Linear, OutputLinear
@@ -15,7 +16,9 @@ from strategist.facts.model import ModelShape
 
 
 class Attention(nn.Module):
-    """Attention over all earlier tokens, or over those of a window."""
+    """Attention over all earlier tokens, or over those of a window; `context` reaches those that other ranks hold."""
+
+    context: Context | None = None
 
     def __init__(self, shape: ModelShape, *, slides: bool) -> None:
         super().__init__()
@@ -29,14 +32,14 @@ class Attention(nn.Module):
         self.k_norm = _query_norm(shape, keys)
 
     def forward(self, x: Tensor, places: Places) -> Tensor:
-        """x (B, T, H) to (B, T, H); under tensor parallelism each rank has N/tp and K/tp heads."""
+        """x (B, T, H) to (B, T, H); under tensor parallelism each rank has N/tp and K/tp heads, under context parallelism
+        T/cp tokens."""
         q = self._heads(self.q(x), self.q_norm, places)
         k = self._heads(self.k(x), self.k_norm, places)
         v = self.v(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         band = places.band if self.slides else None
-        mixed = nn.functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=band, is_causal=band is None, enable_gqa=q.shape[1] != k.shape[1]
-        )
+        attend = causal_attention if self.context is None else self.context.attend
+        mixed = attend(q, k, v, band)
         return self.o(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     def _heads(self, x: Tensor, norm: nn.Module | None, places: Places) -> Tensor:

@@ -18,12 +18,14 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle
 
 from strategist.executor.architecture import position_obstacles
+from strategist.executor.context import Context
+from strategist.executor.models.attention import Attention
 from strategist.executor.models.block import Block
 from strategist.executor.models.cuts import WHOLE, block_styles
 from strategist.executor.models.embedding import CutTable, TokenTable
 from strategist.executor.models.experts import Routing
 from strategist.executor.models.norms import make_norm
-from strategist.executor.models.positions import PositionTable, places
+from strategist.executor.models.positions import ALL_TOKENS, PositionTable, places
 from strategist.executor.models.reference import ReferenceModel
 from strategist.executor.obstacles import refuse
 from strategist.facts.model import ModelShape, layer_sequence
@@ -42,6 +44,7 @@ class Decoder(ReferenceModel):
     def __init__(self, shape: ModelShape, routing: Routing = "scored") -> None:
         super().__init__()
         self.shape, self.tied, self.token_ranks, self.token_part = shape, shape.tied, 1, 0
+        self.tokens_here = ALL_TOKENS
         self.takes_tokens = self.gives_logits = True
         learned = shape.pos == "learned"
         self.token_embedding: TokenTable | None = TokenTable(shape.vocab, shape.hidden)
@@ -56,7 +59,7 @@ class Decoder(ReferenceModel):
     def forward(self, input_ids: Tensor) -> Tensor:
         """`input_ids` are tokens on the first stage and hidden states on the others."""
         h = self._embed(input_ids) if self.takes_tokens else input_ids
-        shared = places(self.shape, h.shape[1] * self.token_ranks, h)
+        shared = places(self.shape, h.shape[1] * self.token_ranks, h, self.tokens_here)
         for block in self.layers.values():
             h = block(h, shared)
         if self.gives_logits and self.norm is not None and self.head is not None:
@@ -68,9 +71,9 @@ class Decoder(ReferenceModel):
         h = _in_compute_format(self.token_embedding(tokens))  # type: ignore[misc]
         if self.position_embedding is None:
             return h
-        refuse(position_obstacles(self.shape, tokens.shape[1]))
-        count = h.shape[1]
-        return h + _in_compute_format(self.position_embedding(self.token_part * count, count))
+        refuse(position_obstacles(self.shape, self.tokens_here.whole(tokens.shape[1])))
+        rows = self.tokens_here.places(tokens.shape[1], h.device).chunk(self.token_ranks)[self.token_part]
+        return h + _in_compute_format(self.position_embedding(rows))
 
     def layer_count(self) -> int:
         """Layers of the whole model."""
@@ -108,6 +111,13 @@ class Decoder(ReferenceModel):
     def spread_tokens(self, ranks: int, index: int) -> None:
         """Hidden states between blocks hold the `index`-th 1/`ranks` of the tokens."""
         self.token_ranks, self.token_part = ranks, index
+
+    def spread_context(self, context: Context) -> None:
+        """This rank holds `context.share` of each sequence; attention reaches the rest."""
+        self.tokens_here = context.share
+        for module in self.layers.modules():
+            if isinstance(module, Attention):
+                module.context = context
 
     def tensor_styles(self, *, sequence_parallel: bool) -> dict[str, ParallelStyle]:
         """Embedding and head by vocabulary, blocks as models/cuts.py says.

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from strategist.executor.experts_apart import ExpertGroup
 from strategist.executor.models.feed_forward import ACTIVATIONS, FeedForward
 from strategist.executor.tensor_styles import Linear, part_here
 from strategist.facts.model import ModelShape, Moe
@@ -91,7 +92,10 @@ class Experts(nn.Module):
 
 
 class MixtureOfExperts(nn.Module):
-    """The weighted sum of what the chosen experts give, and of the shared experts, which every token uses."""
+    """The weighted sum of what the chosen experts give, and of the shared experts, which every token uses. `apart` are the
+    ranks that share the experts, where one alone does not hold them all."""
+
+    apart: ExpertGroup | None = None
 
     def __init__(self, shape: ModelShape, moe: Moe, routing: Routing) -> None:
         super().__init__()
@@ -119,6 +123,11 @@ class MixtureOfExperts(nn.Module):
     def _routed(self, x: Tensor, choice: Choice) -> Tensor:
         """Sort the (token, expert) pairs by expert, let the experts work, sort back, add up what each token got."""
         order = choice.experts.flatten().argsort(stable=True)
-        given = self.experts(x[order // choice.experts.shape[1]], choice.counts)
+        rows = x[order // choice.experts.shape[1]]
+        given = (
+            self.experts(rows, choice.counts)
+            if self.apart is None
+            else self.apart.work(rows, choice.counts, self.experts)
+        )
         back: Tensor = given[order.argsort()].view(*choice.experts.shape, -1)
         return (back * choice.weights[..., None]).sum(dim=1)

@@ -16,6 +16,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 
 from strategist.errors import ImpossibleError
 from strategist.executor.blocks import Passage
+from strategist.executor.context import Context
 from strategist.executor.splittable import Splittable
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -76,6 +77,16 @@ class HuggingFaceCuts(Splittable):
 
     def spread_tokens(self, ranks: int, index: int) -> None:
         """Nothing to say: tokens are never spread."""
+
+    def spread_context(self, context: Context) -> None:
+        """Raises ImpossibleError UNSUPPORTED: attention is the library's own, and looks at the tokens it is given."""
+        raise ImpossibleError(
+            "UNSUPPORTED",
+            f"{type(self.model).__name__} cannot run with context parallelism over {context.group.size()} ranks.",
+            flag="$.mesh.cp",
+            value=context.group.size(),
+            hint="Plan with --pin cp=1, or use the built-in model.",
+        )
 
     def tie(self) -> None:
         """See Splittable."""

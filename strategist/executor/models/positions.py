@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from strategist.executor.sequence import TokenShare
 from strategist.executor.tensor_styles import part_here
 from strategist.facts.model import ModelShape
 
@@ -18,11 +19,14 @@ ROPE_BASE = 10_000.0
 """Base of the rotary angles (arXiv 2104.09864, section 3.3); catalogue rows do not carry one, and it costs nothing."""
 
 
+ALL_TOKENS = TokenShare()
+
+
 class Places(NamedTuple):
     """What all layers share in one forward pass.
 
-    `cos` and `sin` are T x D/2 (None without rotation). `band` is T x T: zero where a layer with a window may look, minus
-    infinity elsewhere; None when the window covers the sequence.
+    `cos` and `sin` are t x D/2 (None without rotation), of the t tokens of a sequence that are here. `band` is T x T, of all
+    of them: zero where a layer with a window may look, minus infinity elsewhere; None when the window covers the sequence.
     """
 
     cos: Tensor | None
@@ -30,18 +34,19 @@ class Places(NamedTuple):
     band: Tensor | None
 
 
-def places(shape: ModelShape, tokens: int, like: Tensor) -> Places:
-    """The places of `tokens` tokens, in the type of `like`."""
-    cos, sin = rope_tables(tokens, shape.head_dim, like) if shape.pos == "rope" else (None, None)
-    narrow = shape.window is not None and shape.window < tokens
-    return Places(cos, sin, _band(tokens, shape.window, like) if narrow and shape.window else None)
+def places(shape: ModelShape, tokens: int, like: Tensor, share: TokenShare = ALL_TOKENS) -> Places:
+    """The places of `tokens` tokens, which are this `share` of each sequence, in the type of `like`."""
+    cos, sin = rope_tables(tokens, shape.head_dim, like, share) if shape.pos == "rope" else (None, None)
+    every = share.whole(tokens)
+    narrow = shape.window is not None and shape.window < every
+    return Places(cos, sin, _band(every, shape.window, like) if narrow and shape.window else None)
 
 
-def rope_tables(tokens: int, head_dim: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, each T x D/2, computed in at least float32 and given in the type of `like`."""
+def rope_tables(tokens: int, head_dim: int, like: Tensor, share: TokenShare = ALL_TOKENS) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of some tokens, each t x D/2, computed in at least float32 and given in the type of `like`."""
     work = torch.promote_types(like.dtype, torch.float32)
     exponent = torch.arange(0, head_dim, 2, device=like.device, dtype=work) / head_dim
-    angles = torch.outer(torch.arange(tokens, device=like.device, dtype=work), ROPE_BASE**-exponent)
+    angles = torch.outer(share.places(tokens, like.device, work), ROPE_BASE**-exponent)
     return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
 
 
@@ -67,7 +72,6 @@ class PositionTable(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(rows, width))
 
-    def forward(self, first: int, count: int) -> Tensor:
-        """The rows of `count` places from `first` on, (T, H): a copy, because FSDP2 takes the weight back after forward."""
-        rows = torch.arange(first, first + count, device=self.weight.device)
-        return nn.functional.embedding(rows, part_here(self.weight))
+    def forward(self, places: Tensor) -> Tensor:
+        """The rows of some places (t,) as (t, H): a copy, because FSDP2 takes the weight back after forward."""
+        return nn.functional.embedding(places, part_here(self.weight))

@@ -18,9 +18,10 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, 
 
 from strategist.executor.blocks import find_blocks
 from strategist.executor.job import Job
-from strategist.executor.mesh import data_mesh
+from strategist.executor.mesh import EXPERT_SHARDS, data_mesh, shard_axis
 from strategist.executor.models import splittable
 from strategist.executor.precision import sharding_policy
+from strategist.executor.steps.expert_parallel import spread_experts
 from strategist.executor.support import uses_fsdp
 
 
@@ -33,6 +34,8 @@ def shard_data(model: nn.Module, job: Job) -> nn.Module:
     for module in _make_unit(embedding, job, reshard=gives_back):
         module.set_unshard_in_backward(False)  # the gradient of a table does not depend on its values
     for block in find_blocks(model).blocks.values():
+        for experts in spread_experts(block):
+            _make_unit([experts], job, reshard=gives_back, apart=True)
         _make_unit([block], job, reshard=gives_back)
     # backward begins with what forward ended with, so giving the last units back would only gather them twice
     _make_unit(head, job, reshard=False)
@@ -54,15 +57,19 @@ def _free_ends(model: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]:
     return cuts.embedding_parts(), cuts.head_parts()
 
 
-def _make_unit(modules: list[nn.Module], job: Job, *, reshard: bool) -> list[FSDPModule]:
-    """Gather and reduce `modules` together from now on; `reshard` gives their weights back after forward."""
+def _make_unit(modules: list[nn.Module], job: Job, *, reshard: bool, apart: bool = False) -> list[FSDPModule]:
+    """Gather and reduce `modules` together from now on; `reshard` gives their weights back after forward. Experts that lie
+    `apart` have other ranks to share their state with than the rest of their layer."""
     if not modules:
         return []
     options: dict[str, Any] = {"mp_policy": sharding_policy(job.plan.strategy.formats)}
     if job.plan.strategy.zero < 2:
         return [*replicate(modules, mesh=data_mesh(job.mesh), **options)]
     two_levels = job.plan.mesh.dp_replicate > 1
-    mesh = job.mesh["dp_replicate", "dp_shard"] if two_levels else job.mesh["dp_shard"]
+    every, shards = job.mesh, shard_axis(job.mesh)
+    if apart and job.expert_mesh is not None:
+        every, shards = job.expert_mesh, EXPERT_SHARDS
+    mesh = every["dp_replicate", shards] if two_levels else every[shards]
     return fully_shard(
         modules, mesh=mesh, reshard_after_forward=reshard, offload_policy=_offload_policy(job), **options
     )

@@ -1,0 +1,55 @@
+"""Whether a plan's context parallelism can be run, said without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from strategist.document.plan import Plan
+from strategist.executor.obstacles import Obstacle, indivisible
+
+
+def context_obstacles(plan: Plan) -> Iterator[Obstacle]:
+    """Everything about cp and its kind that keeps the executor from running `plan`."""
+    cp, kind = plan.mesh.cp, plan.strategy.context_parallel
+    if (cp > 1) != (kind != "none"):
+        yield Obstacle(
+            code="FRAMEWORK_LEGALITY",
+            place="strategy.context_parallel",
+            value=kind,
+            sentence=f"Context parallelism of kind {kind!r} does not go with cp = {cp}.",
+            hint="Sequences over several ranks need ring or all-to-all; whole ones none.",
+        )
+    elif cp > 1:
+        yield from _divisibility(plan)
+        yield from _ring(plan) if kind == "ring" else ()
+
+
+def _divisibility(plan: Plan) -> Iterator[Obstacle]:
+    cp, tp, seq, heads = plan.mesh.cp, plan.mesh.tp, plan.workload.seq_len, plan.model.kv_heads
+    if seq % (2 * cp):
+        yield indivisible(
+            "workload.seq_len", seq, f"cp = {cp} needs a multiple of {2 * cp} tokens; {seq} is none", "cp"
+        )
+    if plan.strategy.context_parallel == "all-to-all" and heads % (tp * cp):
+        ranks = f"cp = {cp}" if tp == 1 else f"tp = {tp} and cp = {cp}"
+        yield indivisible(
+            "model.kv_heads", heads, f"all-to-all over {ranks} cannot share out kv_heads = {heads} evenly", "cp"
+        )
+
+
+def _ring(plan: Plan) -> Iterator[Obstacle]:
+    """What keys and values that travel cannot do here: each block's log-sum-exps are needed, and its mask is all or causal."""
+    shape, strategy, seq = plan.model, plan.strategy, plan.workload.seq_len
+    reasons = {
+        f"{shape.name} looks at windows of {shape.window} tokens": shape.window is not None and shape.window < seq,
+        "selective recompute would keep every block of it": strategy.recompute == "selective",
+        "GPUs have no such kernel for float32": strategy.backend == "nccl" and strategy.formats.compute == "float32",
+    }
+    for reason in (reason for reason, holds in reasons.items() if holds):
+        yield Obstacle(
+            code="UNSUPPORTED",
+            place="strategy.context_parallel",
+            value=strategy.context_parallel,
+            sentence=f"The executor cannot run ring attention here: {reason}.",
+            hint="Plan with --pin context_parallel=all-to-all.",
+        )
