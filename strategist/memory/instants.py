@@ -25,11 +25,17 @@ from strategist.space.shares import Elements, Group, tokens, vocabulary_elements
 
 
 def instants(
-    job: Job, group: Group, counts: Elements, at_rest: Reals, settled: Reals, *, at_loss: bool = False
+    job: Job,
+    group: Group,
+    counts: Elements,
+    layers: Layers,
+    at_rest: Reals,
+    settled: Reals,
+    *,
+    at_loss: bool = False,
 ) -> tuple[Instant, ...]:
     """Every instant at which some candidate can peak, or only the fullest two of the loss. `at_rest` are gradients while
     micro-batches follow each other, `settled` those that the update finds, (C, S) each."""
-    layers = Layers(job, group)
 
     def in_situation(situation: Situation) -> Step:
         return Step(job, group, counts, layers, at_rest, settled, situation)

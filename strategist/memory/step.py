@@ -117,6 +117,12 @@ class Layers:
         return _of_worst(self.group, again, again)
 
     @cached_property
+    def let_go(self) -> Reals:
+        """What forward makes of a layer and does not keep, of the layer where that is most: what backward brings back."""
+        again = self.kept.rows(is_brought_back)
+        return _of_worst(self.group, again, again)
+
+    @cached_property
     def by_sort(self) -> LayerInstants:
         """The instants of one layer that can be its worst, of every sort, and what such a layer keeps."""
         ats = layer_instants(self.kept)
