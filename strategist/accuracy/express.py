@@ -12,7 +12,7 @@ from strategist.facts.model import ModelShape
 from strategist.facts.profile import Attention, Hides, Profile, find_profile, profile_of, with_frozen_base, with_habits
 from strategist.facts.workload import Precision, Workload
 from strategist.memory.saved import REDONE
-from strategist.records import dataclass
+from strategist.records import dataclass, replace
 from strategist.space.candidates import code
 from strategist.timing.estimate import model_FLOP
 from strategist.timing.rates import peak_FLOPs
@@ -36,6 +36,8 @@ _STAGE_LAYERS = re.compile(r'"layers": ?\[([\d, ]+)\]')
 ADAPTERS = 0.002
 """Share of the weights in adapters of rank 16 on the matrices of attention (Hu et al. 2021, arXiv 2106.09685, table 4:
 0.01 to 0.2 %); too little to matter for time or memory."""
+ADAPTS_ALL = "adapters on every matrix"
+"""How a row says where its adapters stand, if not beside queries and values alone."""
 SCORED = ("A", "B", "")
 
 
@@ -66,7 +68,7 @@ def express(run: Run) -> Case:
     _scored(run)
     _modelled(run)
     profile = _profile(run)
-    shape, machines = shape_of(run), machines_of(run)
+    shape, machines = _as_built(shape_of(run), profile), machines_of(run)
     layout = _layout(run, profile, machines)
     batch = layout["micro_batch"] * layout["accumulation"] * layout["dp_replicate"] * layout["dp_shard"]
     measured = _measured(run, machines, batch)
@@ -84,6 +86,11 @@ def express(run: Run) -> Case:
         raise Unexpressed(f"{cluster.slowest.gpu.name} does not multiply in {work.precision}")
     _possible(job, measured)
     return Case(run["id"], job, tuple(layout.items()), measured, _states_recompute(run))
+
+
+def _as_built(shape: ModelShape, profile: Profile) -> ModelShape:
+    """The model as the framework makes it."""
+    return replace(shape, tied=False, parameters_stated=None) if shape.tied and profile.unties else shape
 
 
 def _possible(job: Job, measured: Measured) -> None:
@@ -130,6 +137,7 @@ def _profile(run: Run) -> Profile:
         merges_copies="DeepEP" in detail,
         cast_bytes=next((moved for word, moved in _SCALED if word in run.get("precision", "")), None),
         light="half-blocks" if _halves(run) else None,
+        adapts_all=ADAPTS_ALL in detail,
     )
 
 

@@ -73,7 +73,7 @@ class Profile:
     `merges_copies` that copies of a token for experts of one rank travel once; `casts_fp8` that matrices run in fp8 where
     asked, `gathers_fp8` that what cut matrices read is cast before it is gathered; `update_passes` multiplies the update's traffic (1: fused), `accumulate_bytes` are moved per weight and
     micro-batch to add up gradients; `keeping` says what is kept in memory, `fp16_state_bytes` more per weight
-    belong to the state under fp16; `segments` of the caching allocator are as large as they were asked for, or `expandable`;
+    belong to the state under fp16; `unties` that embedding and head are two weights where the model ties them; `segments` of the caching allocator are as large as they were asked for, or `expandable`;
     `redoes` names modules that selective recompute runs again, where a run says so; `zero`, `recompute` and
     `sequence_parallel` are what its users get when they say nothing; with `picks_recompute` its recipes choose a recompute
     policy by model and machine, so that silence says little."""
@@ -83,6 +83,7 @@ class Profile:
     formats: tuple[tuple[str, Formats], ...]
     optimizer_state_bytes: tuple[tuple[str, float], ...]
     fp16_state_bytes: float
+    unties: bool
     segments: Segments
     ddp_bucket_bytes: int
     has_units: bool
@@ -153,12 +154,15 @@ def with_habits(
     merges_copies: bool = False,
     cast_bytes: float | None = None,
     light: Light | None = None,
+    adapts_all: bool = False,
 ) -> Profile:
-    """The profile under other kernels, another attention, more overlap, another recomputation or a leaner dispatch to
-    experts, as a run states them; with `cast_bytes`, under scales of their own per row, which are found after the gather."""
+    """The profile under other kernels, another attention, more overlap, another recomputation, a leaner dispatch to experts or
+    adapters beside every matrix, as a run states them; with `cast_bytes`, under scales of their own per row, which are found after the gather."""
     keeping = profile.keeping
     if kernels == "compiled":  # what is bound by memory is computed again in backward, inside the kernels that need it
         keeping = replace(keeping, activated=False, rms_bytes=0.0)
+    if adapts_all:
+        keeping = replace(keeping, adapts_all=True)
     found = profile.kernels if kernels is None else find_kernels(kernels)
     return replace(
         profile,
@@ -195,6 +199,7 @@ def find_profile(name: str = "strategist") -> Profile:
         formats=tuple((precision, Formats(**formats)) for precision, formats in row["formats"].items()),
         optimizer_state_bytes=tuple(row["optimizer_state_bytes"].items()),
         fp16_state_bytes=row["fp16_state_bytes"],
+        unties=row["unties"],
         segments=row["segments"],
         ddp_bucket_bytes=row["ddp_bucket_MiB"] * 2**20,
         has_units=row["has_units"],

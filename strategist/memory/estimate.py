@@ -23,7 +23,7 @@ from strategist.memory.model_states import (
     settled_bytes_CS,
 )
 from strategist.memory.reserved import Pools
-from strategist.memory.step import LOSS, Instant, Layers, added
+from strategist.memory.step import Instant, Layers, added
 from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Column, Reals, total_of
 from strategist.space.shares import Elements, Group, elements, groups
@@ -128,9 +128,7 @@ class Ledger:
         profile = self.job.profile
         if not profile.has_units or profile.segments != "fixed":
             return self.fullest * (1.0 + slack_share(self.job))
-        at_loss = _most(
-            total for total, moving in zip(self.allocated, self.moving, strict=True) if moving.moment == LOSS
-        )
+        at_loss = _most(total for total, moving in zip(self.allocated, self.moving, strict=True) if moving.is_loss)
         return self.pools.reserved(at_loss, self.fullest)
 
     def worst(self) -> tuple[Column, Column]:

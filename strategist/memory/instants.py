@@ -190,7 +190,7 @@ def _loss(step: Step) -> tuple[Instant, Instant]:
     forward = both | {"logits": added(new, step.held_logits), "temporaries": added(waits, step.cached)}
     logits = added(step.last * loss_bytes_CS(step.job, step.group), step.held_logits)
     softmax = both | {"logits": logits, "temporaries": waits}
-    return Instant(LOSS, forward), Instant(LOSS, softmax)
+    return Instant(LOSS, forward, is_loss=True), Instant(LOSS, softmax, is_loss=True)
 
 
 def _head(step: Step) -> tuple[Instant, Instant]:

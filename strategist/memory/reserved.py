@@ -49,7 +49,9 @@ class Pools:
     def reserved(self, at_loss: Reals, ever: Reals) -> Reals:
         """Bytes of all streams, where tensors hold `at_loss` at most at the loss, and `ever` at any instant. Reduced gradients lie
         in the stream of reductions, at the loss those of earlier micro-batches."""
-        main = np.maximum(at_loss - self._standing + self._idle + self._outgrown, ever - self._reduced)
+        main = np.maximum(
+            at_loss - self._standing + self._idle + self._outgrown, ever - self._reduced - self._gathering
+        )
         return main + self._gathering + self._reducing
 
     @cached_property

@@ -53,10 +53,12 @@ def added(*parts: Reals) -> Reals:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Instant:
-    """Instants of one moment, and bytes by term: (C, S) each, with axes in front along which instants of one sort lie."""
+    """Instants of one moment, and bytes by term: (C, S) each, with axes in front along which instants of one sort lie. `is_loss`:
+    forward is over and nothing is on its way between ranks."""
 
     moment: int
     terms: Mapping[str, Reals]
+    is_loss: bool = False
 
 
 class Layers:

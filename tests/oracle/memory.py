@@ -22,6 +22,7 @@ from tests.oracle.parameters import (
     tensors_of,
     vocabulary,
 )
+from tests.oracle.reserved import by_blocks, reserved
 from tests.oracle.schedules import Around, around
 from tests.oracle.stages import Layout, stage_kinds
 
@@ -870,14 +871,39 @@ def stage_ties(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind])
     by_moment: dict[int, list[dict[str, float]]] = {}
     for moment, terms in instants(job, layout, stage, kinds):
         by_moment.setdefault(moment, []).append(terms)
-    slack = overhead("expandable_slack" if job.profile.segments == "expandable" else "allocator_slack")
     found = []
     for moment in range(len(MOMENTS)):
         ordered = sorted(by_moment[moment], key=lambda terms: -sum(terms.values()))
         worst = sum(ordered[0].values())
-        ties = [terms for terms in ordered if worst - sum(terms.values()) < 1.0]
-        found.append([_ledger(_sum(always, terms) | runtime, slack) for terms in ties])
-    return found
+        found.append([_sum(always, terms) for terms in ordered if worst - sum(terms.values()) < 1.0])
+    most = [sum(ties[0].values()) for ties in found]
+    in_all = _reserved(job, layout, stage, kinds, at_loss=most[0], ever=max(most))
+    return [
+        [_ledger(terms, in_all) | {name: ceil(size) for name, size in runtime.items()} for terms in ties]
+        for ties in found
+    ]
+
+
+def _reserved(
+    job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], *, at_loss: float, ever: float
+) -> float:
+    """What the allocator holds when tensors hold `ever` at most: by its blocks where they are known, else by a share."""
+    if not by_blocks(job):
+        return ever * (
+            1.0 + overhead("expandable_slack" if job.profile.segments == "expandable" else "allocator_slack")
+        )
+    whole, sharded = (held(job.model, layout, stage, kinds, sharded=shards) for shards in (False, True))
+    return reserved(
+        job,
+        layout,
+        stage,
+        kinds,
+        at_loss=at_loss,
+        ever=ever,
+        let_go=max((_bytes_of(job, layout, kind, _again) for kind in set(kinds)), default=0.0),
+        settled=_settled(job, layout, whole, sharded),
+        in_units=uses_units(job, layout),
+    )
 
 
 def _sum(always: dict[str, float], moving: dict[str, float]) -> dict[str, float]:
@@ -885,11 +911,10 @@ def _sum(always: dict[str, float], moving: dict[str, float]) -> dict[str, float]
     return always | {name: always.get(name, 0.0) + size for name, size in moving.items()}
 
 
-def _ledger(terms: dict[str, float], slack: float) -> dict[str, int]:
-    """Whole bytes, and the allocator's slack on everything but the runtime."""
+def _ledger(terms: dict[str, float], in_all: float) -> dict[str, int]:
+    """Whole bytes, and the rest of what the allocator holds in all."""
     rounded = {name: ceil(value) for name, value in terms.items()}
-    allocated = sum(value for name, value in rounded.items() if name != "runtime")
-    return rounded | {"slack": ceil(slack * allocated)}
+    return rounded | {"slack": ceil(in_all - sum(terms.values()))}
 
 
 def _host(job: Job, sharded: float, offload: str) -> int:
@@ -911,10 +936,11 @@ def memory_of(job: Job, layout: Layout) -> Memory:
     for stage, kinds in enumerate(stage_kinds(job.model, layout, job.split)):
         sharded = held(job.model, layout, stage, kinds, sharded=True)
         host = max(host, _host(job, sharded.all, layout["offload"]))
-        for moment, terms in zip(MOMENTS, stage_moments(job, layout, stage, kinds), strict=True):
-            device = sum(terms.values())
-            if worst is None or device > worst.device:
-                worst = Memory(terms, device, moment, stage, 0)
+        moments = zip(MOMENTS, stage_moments(job, layout, stage, kinds), strict=True)
+        moment, terms = max(moments, key=lambda each: sum(each[1].values()) - each[1]["slack"])
+        device = sum(terms.values())
+        if worst is None or device > worst.device:
+            worst = Memory(terms, device, moment, stage, 0)
     if worst is None:
         raise ValueError("a layout has at least one stage")
     return Memory(worst.terms, worst.device, worst.moment, worst.stage, host)
