@@ -76,7 +76,7 @@ def express(run: Run) -> Case:
     is_lora = run.get("task", "") == "lora"
     trainable = ADAPTERS if is_lora else 1.0
     cluster = cluster_of(machines)
-    profile = with_frozen_base(profile) if is_lora else profile
+    profile = with_frozen_base(profile, adapts_all=ADAPTS_ALL in run.get("sharding_detail", "")) if is_lora else profile
     split = _split(run, shape, layout["pp"])
     job = Job(
         cluster=cluster, model=shape, workload=work, profile=profile, trainable=trainable, adapters=is_lora, split=split
@@ -137,7 +137,6 @@ def _profile(run: Run) -> Profile:
         merges_copies="DeepEP" in detail,
         cast_bytes=next((moved for word, moved in _SCALED if word in run.get("precision", "")), None),
         light="half-blocks" if _halves(run) else None,
-        adapts_all=ADAPTS_ALL in detail,
     )
 
 

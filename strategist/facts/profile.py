@@ -71,7 +71,7 @@ class Profile:
     interleaved stages); `replicas_wait` that replicas average gradients after the last micro-batch, not after each; `light` what selective recompute runs again (`alternate`: memory-bound
     kernels and every second matrix, `half-blocks`: every second layer whole); `sends` whether pipeline stages exchange whole hidden states or a tp-th of them;
     `merges_copies` that copies of a token for experts of one rank travel once; `casts_fp8` that matrices run in fp8 where
-    asked, `gathers_fp8` that what cut matrices read is cast before it is gathered; `update_passes` multiplies the update's traffic (1: fused), `accumulate_bytes` are moved per weight and
+    asked, `gathers_fp8` that what cut matrices read is cast before it is gathered; `update_passes` multiplies the update's traffic (1: fused), `update_copies` of the trained weights are held while it runs, `accumulate_bytes` are moved per weight and
     micro-batch to add up gradients; `keeping` says what is kept in memory, `fp16_state_bytes` more per weight
     belong to the state under fp16; `unties` that embedding and head are two weights where the model ties them; `segments` of the caching allocator are as large as they were asked for, or `expandable`;
     `redoes` names modules that selective recompute runs again, where a run says so; `zero`, `recompute` and
@@ -98,6 +98,7 @@ class Profile:
     casts_fp8: bool
     gathers_fp8: bool
     update_passes: float
+    update_copies: float
     accumulate_bytes: float
     zero: int
     recompute: str
@@ -154,15 +155,12 @@ def with_habits(
     merges_copies: bool = False,
     cast_bytes: float | None = None,
     light: Light | None = None,
-    adapts_all: bool = False,
 ) -> Profile:
-    """The profile under other kernels, another attention, more overlap, another recomputation, a leaner dispatch to experts or
-    adapters beside every matrix, as a run states them; with `cast_bytes`, under scales of their own per row, which are found after the gather."""
+    """The profile under other kernels, another attention, more overlap, another recomputation or a leaner dispatch to
+    experts, as a run states them; with `cast_bytes`, under scales of their own per row, which are found after the gather."""
     keeping = profile.keeping
     if kernels == "compiled":  # what is bound by memory is computed again in backward, inside the kernels that need it
         keeping = replace(keeping, activated=False, rms_bytes=0.0)
-    if adapts_all:
-        keeping = replace(keeping, adapts_all=True)
     found = profile.kernels if kernels is None else find_kernels(kernels)
     return replace(
         profile,
@@ -177,11 +175,11 @@ def with_habits(
     )
 
 
-def with_frozen_base(profile: Profile) -> Profile:
-    """The profile for training adapters: weights that are not trained lie in the compute format (Hu et al. 2021, arXiv
+def with_frozen_base(profile: Profile, *, adapts_all: bool = False) -> Profile:
+    """The profile for training adapters, beside every matrix with `adapts_all`: weights that are not trained lie in the compute format (Hu et al. 2021, arXiv
     2106.09685; huggingface/peft loads the base model as it computes)."""
     formats = tuple((precision, replace(own, parameter=own.compute)) for precision, own in profile.formats)
-    return replace(profile, formats=formats)
+    return replace(profile, formats=formats, keeping=replace(profile.keeping, adapts_all=adapts_all))
 
 
 @cache
@@ -214,6 +212,7 @@ def find_profile(name: str = "strategist") -> Profile:
         casts_fp8=row["casts_fp8"],
         gathers_fp8=row["gathers_fp8"],
         update_passes=row["update_passes"],
+        update_copies=row["update_copies"],
         accumulate_bytes=row["accumulate_bytes"],
         zero=row["zero"],
         recompute=row["recompute"],

@@ -18,6 +18,7 @@ from strategist.columns import on_stages
 from strategist.facts.job import Job
 from strategist.memory.logits import forward_bytes_CS, held_logits_CS, loss_bytes_CS
 from strategist.memory.logits import gradient_bytes_CS as logits_gradient_CS
+from strategist.memory.model_states import shards_state
 from strategist.memory.situations import Schedule, Situation, one_pass
 from strategist.memory.step import END, LAYERS, LOSS, NONE, UPDATE, Instant, LayerInstants, Layers, Step, added
 from strategist.space.candidates import Column, Mask, Reals
@@ -463,18 +464,19 @@ def _reductions(step: Step) -> Iterator[Instant]:
 
 
 def _update(step: Step) -> Instant:
-    """Between backward and the update. Tied ends of a pipeline exchange their gradients; without units a rank's term of the
+    """The update, and what it makes of all weights at once. Tied ends of a pipeline exchange their gradients; without units a rank's term of the
     gradient of learned positions, under sequence parallelism, is there beside the sum."""
     ends, shape, c = step.group.is_first | step.group.is_last, step.job.model, step.c
     table = vocabulary_elements(shape, c["tp"], np.where(c["zero"] >= 2, step.shards[:, 0], 1))
     theirs = step.trained * step.stored * on_stages(table, ends & step.piped & shape.tied)
     sums = on_stages(~step.managed[:, 0] & (c["sequence_parallel"] > 0), step.group.is_first)
     positions = step.trained * step.stored * shape.hidden * shape.pos_rows * (shape.pos == "learned")
-    return Instant(
-        UPDATE,
-        {
-            "gradients": step.settled + positions * sums,
-            "activations": step.inputs,
-            "pipeline_buffers": theirs,
-        },
-    )
+    terms = {
+        "gradients": step.settled + positions * sums,
+        "activations": step.inputs,
+        "pipeline_buffers": theirs,
+    }
+    copies = step.trained * step.stored * step.job.profile.update_copies
+    if copies:
+        terms["temporaries"] = copies * np.where(shards_state(c, 1)[:, None], step.bare.sharded, step.bare.whole)
+    return Instant(UPDATE, terms)

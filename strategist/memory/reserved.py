@@ -48,9 +48,9 @@ class Pools:
 
     def reserved(self, at_loss: Reals, ever: Reals) -> Reals:
         """Bytes of all streams, where tensors hold `at_loss` at most at the loss, and `ever` at any instant. Reduced gradients lie
-        in the stream of reductions, at the loss those of earlier micro-batches."""
+        in the stream of reductions, at the loss those of earlier micro-batches; a layer that is on its way in that of gathering."""
         main = np.maximum(
-            at_loss - self._standing + self._idle + self._outgrown, ever - self._reduced - self._gathering
+            at_loss - self._standing + self._idle + self._outgrown, ever - self._reduced - self._one_layer
         )
         return main + self._gathering + self._reducing
 
@@ -99,8 +99,13 @@ class Pools:
     def _idle(self) -> Reals:
         """Free blocks at the loss, all smaller than what it asks for: logits that were copied, what a layer's forward held and did
         not keep, and its gathered weights where they were given back."""
-        gathered = np.where(self.managed & shards_state(self.c, 3)[:, None], self.compute * self._widest, 0.0)
-        return idle_bytes_CS(self.job, self.group) + self.layers.let_go + gathered
+        return idle_bytes_CS(self.job, self.group) + self.layers.let_go + self._one_layer
+
+    @cached_property
+    def _one_layer(self) -> Reals:
+        """A layer's gathered weights where they are given back, (C, 1)."""
+        gives_back = self.managed & shards_state(self.c, 3)[:, None]
+        return np.where(gives_back, self.compute * self._widest, 0.0)
 
     @cached_property
     def _outgrown(self) -> Reals:

@@ -18,6 +18,7 @@ from strategist.memory.backward import (
     is_brought_back,
     is_kept,
     is_last,
+    is_worth_keeping,
     layer_instants,
     residual_C,
 )
@@ -120,9 +121,10 @@ class Layers:
 
     @cached_property
     def let_go(self) -> Reals:
-        """What forward makes of a layer and does not keep, of the layer where that is most: what backward brings back."""
-        again = self.kept.rows(is_brought_back)
-        return _of_worst(self.group, again, again)
+        """What a layer's forward holds for a while and does not keep: what it would keep if nothing were computed again, less what
+        it keeps, of the layer where that is most."""
+        gone = np.maximum(0.0, self.kept.rows(is_worth_keeping) - self.one)
+        return _of_worst(self.group, gone, gone)
 
     @cached_property
     def by_sort(self) -> LayerInstants:

@@ -58,7 +58,7 @@ def reserved(
     row = job.profile.keeping
     copied = max(0.0, row.forward_compute - row.backward_compute) * c * entries
     idle = let_go + (copied if c < 4 and row.backward_float32 > row.forward_float32 else 0.0)
-    idle += c * layer if in_units and layout["zero"] >= 3 else 0.0
+    on_its_way = c * layer if in_units and layout["zero"] >= 3 else 0.0
 
     request = job.trainable * r * largest if reduces else 0.0
     if layout["zero"] < 2 and layout["tp"] == pp == 1 and c != s:
@@ -66,7 +66,10 @@ def reserved(
     largest_of_loss = entries * (4 if row.forward_float32 else c)
     outgrown = request if request > largest_of_loss else 0.0
 
-    main = max(at_loss - (settled if stands else 0.0) + idle + outgrown, ever - (settled if reduces else 0.0))
+    main = max(
+        at_loss - (settled if stands else 0.0) + idle + on_its_way + outgrown,
+        ever - (settled if reduces else 0.0) - on_its_way,
+    )
     return main + gather + reduce
 
 
