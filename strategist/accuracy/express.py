@@ -9,10 +9,19 @@ from strategist.accuracy.shapes import shape_of
 from strategist.accuracy.table import Run, Unexpressed, needed, number, whole
 from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
-from strategist.facts.profile import Attention, Hides, Profile, find_profile, profile_of, with_frozen_base, with_habits
+from strategist.facts.profile import (
+    Attention,
+    Hides,
+    Profile,
+    as_made,
+    find_profile,
+    profile_of,
+    with_frozen_base,
+    with_habits,
+)
 from strategist.facts.workload import Precision, Workload
 from strategist.memory.saved import REDONE
-from strategist.records import dataclass, replace
+from strategist.records import dataclass
 from strategist.space.candidates import code
 from strategist.timing.estimate import model_FLOP
 from strategist.timing.rates import peak_FLOPs
@@ -68,7 +77,7 @@ def express(run: Run) -> Case:
     _scored(run)
     _modelled(run)
     profile = _profile(run)
-    shape, machines = _as_built(shape_of(run), profile), machines_of(run)
+    shape, machines = as_made(shape_of(run), profile), machines_of(run)
     layout = _layout(run, profile, machines)
     batch = layout["micro_batch"] * layout["accumulation"] * layout["dp_replicate"] * layout["dp_shard"]
     measured = _measured(run, machines, batch)
@@ -86,11 +95,6 @@ def express(run: Run) -> Case:
         raise Unexpressed(f"{cluster.slowest.gpu.name} does not multiply in {work.precision}")
     _possible(job, measured)
     return Case(run["id"], job, tuple(layout.items()), measured, _states_recompute(run))
-
-
-def _as_built(shape: ModelShape, profile: Profile) -> ModelShape:
-    """The model as the framework makes it."""
-    return replace(shape, tied=False, parameters_stated=None) if shape.tied and profile.unties else shape
 
 
 def _possible(job: Job, measured: Measured) -> None:

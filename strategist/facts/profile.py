@@ -9,6 +9,7 @@ from strategist.catalog import rows
 from strategist.errors import InputError, did_you_mean
 from strategist.facts.hardware import Basis
 from strategist.facts.keeping import Keeping, find_keeping
+from strategist.facts.model import ModelShape
 from strategist.records import dataclass, replace
 
 BYTES = {"float64": 8.0, "float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "float8": 1.0}
@@ -180,6 +181,11 @@ def with_frozen_base(profile: Profile, *, adapts_all: bool = False) -> Profile:
     2106.09685; huggingface/peft loads the base model as it computes)."""
     formats = tuple((precision, replace(own, parameter=own.compute)) for precision, own in profile.formats)
     return replace(profile, formats=formats, keeping=replace(profile.keeping, adapts_all=adapts_all))
+
+
+def as_made(shape: ModelShape, profile: Profile) -> ModelShape:
+    """The model as the framework makes it: with two weights for tied ends where it unties them."""
+    return replace(shape, tied=False, parameters_stated=None) if shape.tied and profile.unties else shape
 
 
 @cache

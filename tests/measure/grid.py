@@ -177,6 +177,12 @@ def peaks(job: Job, plan: Plan, stage: int) -> list[dict[str, int]]:
     return [terms for terms in every if sum(terms.values()) >= most - len(TERMS)]
 
 
+def reserved(job: Job, plan: Plan, stage: int) -> int:
+    """Bytes that the allocator holds on a stage, as the formulas have them."""
+    table = ledger(job, next(iter(groups(job.model, candidates_of(plan), every_stage=True))))
+    return int(table.reserved[0, stage])
+
+
 def _worst(table: Ledger, moment: int, place: int) -> list[dict[str, int]]:
     """Bytes by term at each instant of a moment at which one stage holds most, but for a byte."""
     held = np.where(table.moments == moment, table.on_stage(place)[:, 0], -1.0)
@@ -263,6 +269,8 @@ def differences(scenario: Scenario, rank: RankObservation) -> Iterator[Differenc
     for term in TERMS:
         yield Difference(scenario.name, rank.stage, "memory", PEAK, term, worst[term], peak.term(term))
     yield Difference(scenario.name, rank.stage, "memory", PEAK, "allocated", sum(worst.values()), peak.allocated)
+    in_all = reserved(job, plan, rank.stage)
+    yield Difference(scenario.name, rank.stage, "memory", PEAK, "reserved", in_all, rank.memory.reserved)
     formula, trace = sent(job, plan, rank.stage), observed_sent(rank)
     for axis, op in sorted(formula.keys() | trace.keys()):
         pairs = zip(formula.get((axis, op), (0, 0)), trace.get((axis, op), (0, 0)), strict=True)
