@@ -17,7 +17,7 @@ plan: $(VENV)/planner.stamp        ## a plan for a 7B model; installs the planne
 	$(BIN)/strategist plan --model-size 7B
 
 test: $(VENV)/everything.stamp     ## every test except the nightly ones
-	$(BIN)/python -m pytest -m "not nightly"
+	$(BIN)/python -m pytest -n 2 --dist=worksteal -m "not nightly"
 
 test-frameworks: $(FRAMEWORKS)/stamp  ## emitted files, parsed and trained by the frameworks themselves, in an environment of their own
 	$(FRAMEWORKS)/bin/python -m pytest tests/frameworks -W ignore --write-proofs

@@ -52,6 +52,7 @@ TECHNIQUES = (
     Technique("TP with sequence parallelism", "tp=8,sequence_parallel=1"),
     Technique("PP, GPipe", "pp=8,schedule=gpipe", more={"global_batch": 16}),  # it keeps the logits of each micro-batch
     Technique("PP, 1F1B", "pp=8,schedule=1f1b"),
+    Technique("PP, weighted stages", "pp=4,dp_replicate=2,stage_split=weighted"),
     Technique("PP, interleaved", "pp=4,dp_replicate=2,virtual_stages=2,schedule=interleaved"),
     Technique("TP x DDP", "tp=2,dp_replicate=4"),
     Technique("TP x FSDP", "tp=2,dp_shard=4,zero=3"),
@@ -98,7 +99,7 @@ LATER: Mapping[str, str] = {
 """Commands that are promised; those that exist drop out of the page by themselves."""
 
 MISSING = (
-    "Of the search: no progress bar and no `--time-budget`, no `--allow-idle`, no uneven stages that are chosen, no schedules "
+    "Of the search: no progress bar and no `--time-budget`, no `--allow-idle`, no schedules "
     "beyond 1F1B, GPipe and interleaved; `plan` does not say which assumption, changed by how much, would flip its choice.",
     "Files for mp.spawn, mpirun, TRL, torchtitan, Megatron, LLaMA-Factory, axolotl, Ray, Kubernetes and others; tensor, pipeline, context "
     "and expert parallelism in the files of Accelerate, DeepSpeed, Transformers and Lightning.",

@@ -225,6 +225,7 @@ def layouts(draw: Draw, job: Job) -> dict[str, Any]:
         "recompute": draw(st.sampled_from(("none", "selective", "full"))),
         "offload": draw(st.sampled_from(_homes(job, zero, pp))),
         "tiling": draw(st.sampled_from((1, 8))) if zero == 3 else 1,
+        "stage_split": draw(st.sampled_from(("even", "weighted"))) if pp > 1 and v == 1 else "even",
     }  # fmt: skip
 
 

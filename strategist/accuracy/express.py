@@ -192,7 +192,7 @@ def _layout(run: Run, profile: Profile, machines: Machines) -> dict[str, int]:
         "schedule": code("schedule", "none" if pp == 1 else "interleaved" if vp > 1 else "1f1b"),
         "sequence_parallel": _sequence_parallel(run, profile, tp),
         "context_parallel": code("context_parallel", "none" if cp == 1 else "ring"),
-        "recompute": _recompute(run, profile), "offload": 0, "tiling": 1,
+        "recompute": _recompute(run, profile), "offload": 0, "tiling": 1, "stage_split": 0,
     }  # fmt: skip
 
 

@@ -24,6 +24,7 @@ FORMAT = "strategist-plan/1"
 Schedule = Literal["none", "gpipe", "1f1b", "interleaved"]
 Recompute = Literal["none", "selective", "full"]
 Offload = Literal["none", "optimizer", "parameters", "nvme"]
+StageSplit = Literal["even", "weighted"]
 ContextParallel = Literal["none", "ring", "all-to-all"]
 Backend = Literal["nccl", "gloo", "mpi"]
 Policy = Literal["hf", "fastest"]
@@ -116,6 +117,7 @@ class Strategy:
     recompute: Recompute = "none"
     offload: Offload = "none"
     tiling: int = 1
+    stage_split: StageSplit = "even"
     formats: NumberFormats
     optimizer: str = "adamw"
     compile: bool = False

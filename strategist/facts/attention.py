@@ -1,10 +1,10 @@
-"""What the attention of one layer is made of."""
+"""What the attention of one layer is made of, and how much it multiplies."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from strategist.facts.model import Heads, Mla, ModelShape, QkNorm
+from strategist.facts.model import Heads, LayerKind, Mla, ModelShape, QkNorm
 from strategist.facts.weights import Matrix, Vector, Weights
 
 
@@ -89,3 +89,23 @@ def _index(shape: ModelShape, mla: Mla) -> tuple[Matrix, ...]:
         Matrix("index_k", shape.hidden, mla.index_dim, "whole"),
         Matrix("index_weights", shape.hidden, mla.index_heads, "whole"),
     )
+
+
+def attention_FLOP(shape: ModelShape, kind: LayerKind, seq_len: int) -> float:
+    """Forward FLOP per token of softmax attention in one layer: scores and values, causal models count the half they
+    compute. Source: Dao 2023 (arXiv 2307.08691, section 4): 4 x seqlen^2 x head_dim x heads, halved when causal."""
+    if kind.mixer not in ("attention", "sliding", "mla"):
+        return 0.0
+    span = keys_met(shape, kind, seq_len)
+    causal = 0.5 if shape.kind in ("decoder", "hybrid") and span == seq_len else 1.0
+    if shape.mla is not None and kind.mixer == "mla":
+        width = shape.heads * (shape.mla.qk_nope + shape.mla.qk_rope + shape.mla.v_dim)
+    else:
+        width = 2 * shape.heads * shape.head_dim
+    cross = 2.0 * shape.heads * shape.head_dim * seq_len * 2.0 if kind.cross else 0.0
+    return 2.0 * span * causal * width + cross
+
+
+def keys_met(shape: ModelShape, kind: LayerKind, seq_len: int) -> float:
+    """Keys that a query meets, before the causal mask."""
+    return float(min(seq_len, shape.window)) if kind.mixer == "sliding" and shape.window else float(seq_len)

@@ -61,7 +61,7 @@ def _peaks(job: Job, candidates: Candidates) -> Peaks:
     size = len(candidates)
     terms = {name: np.zeros(size, np.int64) for name in MEMORY_TERMS}
     stage, moment, host, last = (np.zeros(size, np.int64) for _ in range(4))
-    for group in groups(job.model, candidates, split=job.split):
+    for group in groups(job, candidates):
         table = ledger(job, group)
         worst, worst_stage = table.worst()
         for name, held in table.bytes_at(worst, worst_stage).items():
@@ -84,7 +84,7 @@ def least_memory(job: Job, candidates: Candidates) -> Floors:
     """A bound of every candidate's peak for a tenth of the work. Few layouts hold much more at any other instant."""
     looked_at, run = candidates.runs(UNREAD)
     device, host = (np.zeros(len(looked_at), np.int64) for _ in range(2))
-    for group in groups(job.model, candidates.where(looked_at), split=job.split):
+    for group in groups(job, candidates.where(looked_at)):
         table = ledger(job, group, at_loss=True)
         device[group.rows] = np.floor(table.reserved.max(axis=1) + table.runtime).astype(np.int64)
         host[group.rows] = table.host

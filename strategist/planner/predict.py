@@ -120,6 +120,7 @@ def filled(job: Job, said: Mapping[str, int]) -> dict[str, int]:
         "recompute": said.get("recompute", 0),
         "offload": said.get("offload", 0),
         "tiling": said.get("tiling", 1),
+        "stage_split": said.get("stage_split", 0),
     }
 
 
@@ -146,6 +147,13 @@ def _consistent(degrees: Mapping[str, int], ranks: int, said: Mapping[str, int])
             f"virtual_stages={said['virtual_stages']} needs a pipeline.",
             flag="--strategy",
             hint="Give pp as well.",
+        )
+    if said.get("stage_split") and (degrees["pp"] == 1 or said.get("virtual_stages", 1) > 1):
+        raise ImpossibleError(
+            "FRAMEWORK_LEGALITY",
+            "stage_split=weighted needs a pipeline whose stages have one chunk of layers each.",
+            flag="--strategy",
+            hint="Give pp, and leave virtual_stages at 1.",
         )
     if ranks % (degrees["ep"] * degrees["etp"]):
         raise ImpossibleError(

@@ -19,6 +19,7 @@ from strategist.rulebook.rule import Rule, load_rules
 from strategist.space.candidates import Candidates, Column, Mask
 from strategist.space.enumerate import Limits, enumerate_candidates
 from strategist.space.grammar import Pin
+from strategist.space.stages import head_in_layers
 from strategist.timing.estimate import StepTimes, least_seconds, step_times
 
 T = TypeVar("T")
@@ -114,6 +115,7 @@ def limits_of(question_: Question) -> Limits:
         global_batch=facts["global_batch"],
         experts=facts["experts"],
         splittable=facts["splittable"],
+        head=head_in_layers(job.model, facts["seq_len"]) if facts["gpus"] > 1 else 0.0,
         tiled=largest_layer_bytes(job) > job.usable_bytes,
         pins=question_.pins,
         forbids=question_.forbids,

@@ -28,7 +28,7 @@ from strategist.planner.search import Found
 from strategist.records import dataclass
 from strategist.space.candidates import Candidates
 from strategist.space.shares import groups
-from strategist.space.stages import stage_chunks
+from strategist.space.stages import head_in_layers, stage_chunks
 from strategist.timing.estimate import StepTimes, mfu, model_FLOP
 
 
@@ -82,6 +82,7 @@ def strategy_of(job: Job, row: Mapping[str, Any]) -> Strategy:
         "recompute",
         "offload",
         "tiling",
+        "stage_split",
     )
     return Strategy(
         **{name: row[name] for name in chosen},
@@ -102,15 +103,14 @@ def strategy_of(job: Job, row: Mapping[str, Any]) -> Strategy:
 def stages_of(job: Job, row: Mapping[str, Any]) -> tuple[Stage, ...]:
     """The layers of every stage."""
     layers, pp = len(layer_sequence(job.model)), row["pp"]
-    return tuple(
-        Stage(index=s, layers=stage_chunks(layers, pp, row["virtual_stages"], s), embedding=s == 0, head=s == pp - 1)
-        for s in range(pp)
-    )
+    head = head_in_layers(job.model, job.workload.seq_len) if row["stage_split"] == "weighted" else 0.0
+    chunks = [stage_chunks(layers, pp, row["virtual_stages"], stage, head) for stage in range(pp)]
+    return tuple(Stage(index=s, layers=own, embedding=s == 0, head=s == pp - 1) for s, own in enumerate(chunks))
 
 
 def memory_ledger(job: Job, candidate: Candidates) -> MemoryLedger:
     """The ledger of every stage of one candidate."""
-    group = next(groups(job.model, candidate, every_stage=True, split=job.split))
+    group = next(groups(job, candidate, every_stage=True))
     table = ledger(job, group)
     stages = tuple(_stage_memory(table, stage) for stage in range(group.pp))
     peak = max(stage.device for stage in stages)

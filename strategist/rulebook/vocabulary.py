@@ -94,6 +94,7 @@ WORDS: Mapping[str, Word] = {
     "recompute": _candidate("activation recomputation"),
     "offload": _candidate("what lives in host memory or on NVMe"),
     "tiling": _candidate("pieces that the widest matrices are computed in"),
+    "stage_split": _candidate("how layers are spread over stages: evenly, or with the output head counted"),
     "tp_share": _candidate("share of the step that exposed tensor parallel collectives take", "%"),
     "dp_share": _candidate("share of the step that exposed data parallel collectives take", "%"),
     "bubble_share": _candidate("share of the step that the pipeline is idle", "%"),

@@ -95,6 +95,17 @@ def _schedule(limits: Limits, row: Mapping[str, int]) -> bool:
     return virtual == 1 and (is_short == (word == "gpipe") or limits.pinned("schedule") == row["schedule"])
 
 
+def _split(limits: Limits, row: Mapping[str, int]) -> bool:
+    """Stages of one chunk are weighted where giving the last one fewer layers than its equal share makes the most loaded
+    stage lighter."""
+    layers, others = limits.layers, row["pp"] - 1
+    if row["stage_split"] == 0:
+        return True
+    equal = layers // row["pp"]
+    loads = [max(own + limits.head, -(-(layers - own) // max(1, others))) for own in range(1, equal + 1)]
+    return others > 0 and row["virtual_stages"] == 1 and bool(loads) and min(loads) < loads[-1]
+
+
 def _sequence(limits: Limits, row: Mapping[str, int]) -> bool:
     """Beside tp the sequence is cut wherever it divides, unless somebody says otherwise."""
     if row["tp"] == 1:
@@ -120,6 +131,7 @@ def _choices(limits: Limits, row: Mapping[str, int]) -> Sequence[tuple[dict[str,
         ({"offload": places["offload"], "tiling": (1, TILES)}, _offload),
         ({"micro_batch": per_rank, "accumulation": per_rank}, _batch),
         ({"schedule": places["schedule"], "virtual_stages": range(1, MAX_VIRTUAL_STAGES + 1)}, _schedule),
+        ({"stage_split": places["stage_split"]}, _split),
         ({"sequence_parallel": (0, 1)}, _sequence),
         ({"context_parallel": places["context_parallel"]}, _context),
         ({"recompute": places["recompute"]}, lambda limits, row: True),

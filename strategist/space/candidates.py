@@ -29,7 +29,7 @@ __all__ = [
 MESH_COLUMNS = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")
 OPTION_COLUMNS = (
     "zero", "virtual_stages", "schedule", "micro_batch", "accumulation", "sequence_parallel", "context_parallel",
-    "recompute", "offload", "tiling",
+    "recompute", "offload", "tiling", "stage_split",
 )  # fmt: skip
 
 WORDS: Mapping[str, tuple[str, ...]] = {
@@ -37,6 +37,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "context_parallel": ("none", "ring", "all-to-all"),
     "recompute": ("none", "selective", "full"),
     "offload": ("none", "optimizer", "parameters", "nvme"),
+    "stage_split": ("even", "weighted"),
 }
 """Columns that stand for words hold the position of the word in its tuple."""
 

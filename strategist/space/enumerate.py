@@ -11,6 +11,7 @@ import numpy as np
 from strategist.records import dataclass
 from strategist.space.candidates import MESH_COLUMNS, OPTION_COLUMNS, Candidates, Column, code
 from strategist.space.grammar import Pin, forbidden
+from strategist.space.stages import layers_of_the_last
 
 MAX_MICRO_BATCH = 128
 MAX_VIRTUAL_STAGES = 8
@@ -23,7 +24,8 @@ COLUMNS = (*MESH_COLUMNS, *OPTION_COLUMNS, "mesh")
 class Limits:
     """What bounds the space: ranks, the fastest domain (tp stays inside unless pinned), sizes of the model and batch.
 
-    `tiled` adds memory-centric tiling, which is worth looking at only when the widest layer does not fit a device.
+    `tiled` adds memory-centric tiling, which is worth looking at only when the widest layer does not fit a device. `head`
+    is as how many layers the output head counts when stages are weighted.
     """
 
     world: int
@@ -33,6 +35,7 @@ class Limits:
     global_batch: int
     experts: int = 0
     splittable: bool = True
+    head: float = 0.0
     tiled: bool = False
     pins: tuple[Pin, ...] = ()
     forbids: tuple[str, ...] = ()
@@ -145,7 +148,7 @@ def _options(limits: Limits, mesh: Mesh) -> Iterator[tuple[int, ...]]:
     kinds = ("ring", "all-to-all") if cp > 1 else ("none",)
     for micro, accumulation in _batches(limits, replicate * shard):
         schedules = _schedules(limits, pp, accumulation)
-        for (schedule, virtual), sequence in product(schedules, _sequence_cuts(limits, cp, tp)):
+        for (schedule, virtual, split), sequence in product(schedules, _sequence_cuts(limits, cp, tp)):
             for recompute, (offload, tiles), kind in product(range(3), _offloads(limits, zero, pure, shard), kinds):
                 yield (
                     virtual,
@@ -157,6 +160,7 @@ def _options(limits: Limits, mesh: Mesh) -> Iterator[tuple[int, ...]]:
                     recompute,
                     offload,
                     tiles,
+                    split,
                 )
 
 
@@ -185,20 +189,26 @@ def _sequence_cuts(limits: Limits, cp: int, tp: int) -> Sequence[int]:
     return (1,) if divides else (0,)
 
 
-def _schedules(limits: Limits, pp: int, accumulation: int) -> Iterator[tuple[int, int]]:
-    """GPipe idles as long as 1F1B and holds at least as much, so it is looked at only where 1F1B has too few
-    micro-batches, or when pinned."""
+def _schedules(limits: Limits, pp: int, accumulation: int) -> Iterator[tuple[int, int, int]]:
+    """(schedule, virtual stages, split). GPipe idles as long as 1F1B and holds at least as much, so it is looked at only
+    where 1F1B has too few micro-batches, or when pinned; a weighted split only where it differs from an even one."""
     if pp == 1:
-        yield code("schedule", "none"), 1
+        yield code("schedule", "none"), 1, 0
         return
     gpipe, one_f_one_b = code("schedule", "gpipe"), code("schedule", "1f1b")
+    splits = range(2 if is_weightable(limits, pp) else 1)
     if accumulation < pp or limits.pinned("schedule") == gpipe:
-        yield gpipe, 1
+        yield from ((gpipe, 1, split) for split in splits)
     if accumulation >= pp or limits.pinned("schedule") == one_f_one_b:
-        yield one_f_one_b, 1
+        yield from ((one_f_one_b, 1, split) for split in splits)
     for virtual in range(2, MAX_VIRTUAL_STAGES + 1):
         if limits.layers % (pp * virtual) == 0 or limits.pinned("virtual_stages") == virtual:
-            yield code("schedule", "interleaved"), virtual
+            yield code("schedule", "interleaved"), virtual, 0
+
+
+def is_weightable(limits: Limits, pp: int) -> bool:
+    """Whether the head takes layers from the last stage."""
+    return layers_of_the_last(limits.layers, pp, limits.head) < limits.layers // pp
 
 
 def _offloads(limits: Limits, zero: int, pure: bool, shard: int) -> Sequence[tuple[int, int]]:

@@ -10,7 +10,18 @@ from strategist.space.candidates import WORDS, Candidates, Mask
 from strategist.units import parse_integer, plain_text
 
 DEGREES = ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "etp", "virtual_stages", "micro_batch", "accumulation")
-KEYS = (*DEGREES, "zero", "sequence_parallel", "tiling", "schedule", "context_parallel", "recompute", "offload", "dp")
+KEYS = (
+    *DEGREES,
+    "zero",
+    "sequence_parallel",
+    "tiling",
+    "schedule",
+    "context_parallel",
+    "recompute",
+    "offload",
+    "stage_split",
+    "dp",
+)
 ALIASES: Mapping[str, str] = {
     "vp": "virtual_stages",
     "mbs": "micro_batch",
@@ -147,6 +158,7 @@ def layout(row: Mapping[str, int | str]) -> str:
         "context_parallel": "none",
         "recompute": "none",
         "offload": "none",
+        "stage_split": "even",
     }
     always = ("micro_batch", "accumulation")
     shown = [key for key in (*KEYS[:-1],) if key in row and (key in always or row[key] != plain.get(key, 1))]

@@ -18,7 +18,7 @@ from strategist.facts.model import ModelShape
 from strategist.facts.parameters import outer_parameters, table_width
 from strategist.records import dataclass, replace
 from strategist.space.candidates import Candidates, Column, Mask, Reals, distinct, total_of
-from strategist.space.stages import kinds, representative_stages, stage_layer_counts
+from strategist.space.stages import head_in_layers, kinds, representative_stages, stage_layer_counts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,23 +60,23 @@ BLOCK = 2**15
 """Entries (rows times stages) looked at together: few enough that the columns of one block stay in a core's cache."""
 
 
-def groups(
-    shape: ModelShape, candidates: Candidates, *, every_stage: bool = False, split: tuple[int, ...] = ()
-) -> Iterator[Group]:
-    """The candidates in blocks of at most `BLOCK` entries with equal `pp` and equal layers per stage, which `split` may state.
+def groups(job: Job, candidates: Candidates, *, every_stage: bool = False) -> Iterator[Group]:
+    """The candidates in blocks of at most `BLOCK` entries with equal `pp` and equal layers per stage, which the job may state.
 
     With one sort of layer the virtual stages do not change how many layers a stage owns, because interleaving needs
     equal chunks.
     """
+    shape, split = job.model, job.split
     uniform = len(kinds(shape)) == 1
     virtual_stages = np.ones_like(candidates["pp"]) if uniform else candidates["virtual_stages"]
-    keys = candidates["pp"] * 2**20 + virtual_stages
+    keys = (candidates["pp"] * 2 + candidates["stage_split"]) * 2**20 + virtual_stages
     for key in sorted(set(keys.tolist())):
-        pp, virtual = divmod(key, 2**20)
+        (pp, is_weighted), virtual = divmod(key >> 20, 2), key % 2**20
+        head = head_in_layers(shape, job.workload.seq_len) if is_weighted else 0.0
         alike = np.flatnonzero(keys == key)
-        table = stage_layer_counts(shape, pp, virtual, split)
+        table = stage_layer_counts(shape, pp, virtual, split, head)
         whole = np.arange(pp), np.ones(pp)
-        stages, stands_for = whole if every_stage or split else representative_stages(shape, pp, virtual)
+        stages, stands_for = whole if every_stage or split else representative_stages(shape, pp, virtual, head)
         size = max(1, BLOCK // len(stages))
         for start in range(0, len(alike), size):
             rows = alike[start : start + size]

@@ -3,6 +3,9 @@
 The layers are split into `pp * virtual_stages` contiguous chunks as equal as possible. When they do not divide, the
 extra layers go to the chunks in the middle first, then to the first, never to the last: the first chunk holds the
 embedding and the most micro-batches in flight, the last one the head and the loss. Chunk c belongs to stage c % pp.
+
+Where stages have one chunk each the split may be weighted: the last stage owns fewer layers the more its head
+multiplies, as few as make the most loaded stage lightest, and of equally good numbers the largest.
 """
 
 from __future__ import annotations
@@ -11,24 +14,57 @@ from functools import cache
 
 import numpy as np
 
-from strategist.facts.model import LayerKind, ModelShape, layer_sequence
+from strategist.facts.attention import attention_FLOP
+from strategist.facts.layers import build_layer
+from strategist.facts.model import LayerKind, ModelShape, layer_counts, layer_sequence
+from strategist.facts.parameters import table_width
 from strategist.space.candidates import Column, Reals
 
+PASSES_OF_HEAD, PASSES_OF_LAYER = 3.0, 4.0
+"""Forward and backward; and forward again, which only full recompute does, counted always: a last stage that is too short
+costs more than one that is too long."""
 
-def chunk_bounds(layers: int, chunks: int) -> tuple[tuple[int, int], ...]:
-    """(first, end) of every chunk; together they cover 0..layers exactly once."""
-    base, extra = divmod(layers, chunks)
-    sizes = [base] * chunks
-    favoured = [*range(1, chunks - 1), 0, chunks - 1] if chunks > 1 else [0]
+
+@cache
+def head_in_layers(shape: ModelShape, seq_len: int) -> float:
+    """As how many layers the head counts: FLOP per token, two per weight that a token meets, and attention's. Layers with
+    experts spend their time on other things than products: beside them no head is counted."""
+    if shape.moe is not None:
+        return 0.0
+    counts = layer_counts(shape)
+    every = sum(
+        number * (2.0 * build_layer(shape, kind).active_parameters + attention_FLOP(shape, kind, seq_len))
+        for kind, number in counts.items()
+    )
+    head = 2.0 * shape.vocab * table_width(shape) * sum(counts.values())
+    return PASSES_OF_HEAD * head / (PASSES_OF_LAYER * every)
+
+
+def chunk_bounds(layers: int, chunks: int, head: float = 0.0) -> tuple[tuple[int, int], ...]:
+    """(first, end) of every chunk; together they cover 0..layers exactly once. The last one multiplies `head` layers more."""
+    last = layers_of_the_last(layers, chunks, head)
+    base, extra = divmod(layers - last, max(1, chunks - 1))
+    sizes = [*[base] * (chunks - 1), last]
+    favoured = [*range(1, chunks - 1), 0]
     for chunk in favoured[:extra]:
         sizes[chunk] += 1
     ends = np.cumsum(sizes).tolist()
     return tuple(zip([0, *ends[:-1]], ends, strict=True))
 
 
-def stage_chunks(layers: int, pp: int, virtual_stages: int, stage: int) -> tuple[tuple[int, int], ...]:
+def layers_of_the_last(layers: int, chunks: int, head: float) -> int:
+    """An equal share or less, one layer at least where there is one for each."""
+    equal = layers // chunks
+    if chunks == 1 or not equal:
+        return equal
+    return min(range(equal, 0, -1), key=lambda own: max(own + head, -(-(layers - own) // (chunks - 1))))
+
+
+def stage_chunks(
+    layers: int, pp: int, virtual_stages: int, stage: int, head: float = 0.0
+) -> tuple[tuple[int, int], ...]:
     """The chunks of one stage, in forward order."""
-    return chunk_bounds(layers, pp * virtual_stages)[stage::pp]
+    return chunk_bounds(layers, pp * virtual_stages, head)[stage::pp]
 
 
 @cache
@@ -38,9 +74,11 @@ def kinds(shape: ModelShape) -> tuple[LayerKind, ...]:
 
 
 @cache
-def stage_layer_counts(shape: ModelShape, pp: int, virtual_stages: int, split: tuple[int, ...] = ()) -> Column:
+def stage_layer_counts(
+    shape: ModelShape, pp: int, virtual_stages: int, split: tuple[int, ...] = (), head: float = 0.0
+) -> Column:
     """How many layers of each sort every stage owns: shape (stages, kinds). `split` states the layers of every stage; without
-    it they follow the rule."""
+    it they follow the rule, with the head counted as so many layers."""
     sequence, sorts = layer_sequence(shape), kinds(shape)
     is_sort = np.array([[layer == sort for sort in sorts] for layer in sequence], dtype=np.int64)
     before = np.concatenate([np.zeros((1, len(sorts)), np.int64), np.cumsum(is_sort, axis=0)])
@@ -48,20 +86,22 @@ def stage_layer_counts(shape: ModelShape, pp: int, virtual_stages: int, split: t
     chunks = (
         [((end - own, end),) for own, end in zip(split, ends, strict=True)]
         if split
-        else [stage_chunks(len(sequence), pp, virtual_stages, stage) for stage in range(pp)]
+        else [stage_chunks(len(sequence), pp, virtual_stages, stage, head) for stage in range(pp)]
     )
     return np.array([sum(before[end] - before[first] for first, end in own) for own in chunks], dtype=np.int64)
 
 
 @cache
-def representative_stages(shape: ModelShape, pp: int, virtual_stages: int = 1) -> tuple[Column, Reals]:
+def representative_stages(
+    shape: ModelShape, pp: int, virtual_stages: int = 1, head: float = 0.0
+) -> tuple[Column, Reals]:
     """Stage numbers that decide the peaks, and how many stages each one stands for, shape (S,) each.
 
     In-flight micro-batches fall from stage to stage, so of stages with the same layers the first is the worst; the first
     and the last stage of all hold more than layers. With one sort of layer the second stage is among those that own most,
     and stands for all in the middle in proportion to their layers.
     """
-    table = stage_layer_counts(shape, pp, virtual_stages)
+    table = stage_layer_counts(shape, pp, virtual_stages, head=head)
     if pp <= 3:
         return np.arange(pp, dtype=np.int64), np.ones(pp)
     inner = table[1:-1]

@@ -7,10 +7,11 @@ from typing import Literal
 
 import numpy as np
 
+from strategist.facts.attention import attention_FLOP, keys_met
 from strategist.facts.hardware import Gpu
 from strategist.facts.job import Job
 from strategist.facts.layers import Layer
-from strategist.facts.model import LayerKind, ModelShape, layer_counts
+from strategist.facts.model import LayerKind, layer_counts
 from strategist.facts.profile import BYTES
 from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Column, Reals, total_of
@@ -179,21 +180,6 @@ def cast_seconds(job: Job, gpu: Gpu, layer: Layer, c: Candidates) -> Reals:
     return (times * rows * k).sum(axis=1) * job.profile.kernels.cast_bytes / memory_Bps(gpu)
 
 
-def attention_FLOP(shape: ModelShape, kind: LayerKind, seq_len: int) -> float:
-    """Forward FLOP per token of softmax attention in one layer: scores and values, causal models count the half they
-    compute. Source: Dao 2023 (arXiv 2307.08691, section 4): 4 x seqlen^2 x head_dim x heads, halved when causal."""
-    if kind.mixer not in ("attention", "sliding", "mla"):
-        return 0.0
-    span = _span(shape, kind, seq_len)
-    causal = 0.5 if shape.kind in ("decoder", "hybrid") and span == seq_len else 1.0
-    if shape.mla is not None and kind.mixer == "mla":
-        width = shape.heads * (shape.mla.qk_nope + shape.mla.qk_rope + shape.mla.v_dim)
-    else:
-        width = 2 * shape.heads * shape.head_dim
-    cross = 2.0 * shape.heads * shape.head_dim * seq_len * 2.0 if kind.cross else 0.0
-    return 2.0 * span * causal * width + cross
-
-
 def _attention(job: Job, gpu: Gpu, kind: LayerKind, c: Candidates, passes: Passes) -> Reals:
     """Seconds of one pass of attention, (C,)."""
     per_token = attention_FLOP(job.model, kind, job.workload.seq_len)
@@ -227,14 +213,9 @@ def _half_peak(job: Job, gpu: Gpu) -> float:
     return peak or 1.0
 
 
-def _span(shape: ModelShape, kind: LayerKind, seq_len: int) -> float:
-    """Keys that a query meets, before the causal mask."""
-    return float(min(seq_len, shape.window)) if kind.mixer == "sliding" and shape.window else float(seq_len)
-
-
 def _filled(job: Job, kind: LayerKind, gpu: Gpu) -> float:
     """The share of the long-sequence rate that a kernel reaches: short rows end in half-empty tiles and few blocks."""
-    span = _span(job.model, kind, job.workload.seq_len)
+    span = keys_met(job.model, kind, job.workload.seq_len)
     return span / (span + share("attention_half_length", gpu))
 
 
@@ -253,7 +234,7 @@ def _unfused(job: Job, gpu: Gpu, kind: LayerKind, c: Candidates, passes: Passes)
     """Attention that writes its scores: batched products over the whole square, no causal half, and the traffic of
     scale, mask, softmax and dropout. Source: Korthikanti et al. 2022, arXiv 2205.05198, section 4.1 (the 5 a s^2 b term)."""
     shape, kernels = job.model, job.profile.kernels
-    scores = shape.heads * _span(shape, kind, job.workload.seq_len) * tokens(job, c) / c["tp"]
+    scores = shape.heads * keys_met(shape, kind, job.workload.seq_len) * tokens(job, c) / c["tp"]
     FLOP, moved = (4.0, kernels.score_forward_bytes) if passes == "forward" else (8.0, kernels.score_backward_bytes)
     wide = BYTES[job.formats.compute] / 2.0
     product = FLOP * shape.head_dim / (_batched_peak(job, gpu) * share("batched_matmul_share", gpu))

@@ -8,6 +8,7 @@ import numpy as np
 
 from strategist.columns import on_stages
 from strategist.document.estimate import TIME_TERMS
+from strategist.facts.attention import attention_FLOP
 from strategist.facts.job import Job
 from strategist.facts.model import layer_counts
 from strategist.facts.parameters import count, outer_parameters
@@ -17,7 +18,7 @@ from strategist.space.shares import Elements, Group, elements, groups
 from strategist.space.traffic import BEHIND, Hidden, Traffic, traffic
 from strategist.timing.calibrated import scaled
 from strategist.timing.collectives import FULL_BYTES, Links, links
-from strategist.timing.compute import COMPUTE_TERMS, Compute, attention_FLOP
+from strategist.timing.compute import COMPUTE_TERMS, Compute
 from strategist.timing.optimizer import offload_seconds, update_seconds
 from strategist.timing.rates import memory_Bps, peak_FLOPs, share
 
@@ -40,7 +41,7 @@ def step_times(job: Job, candidates: Candidates) -> StepTimes:
     size = len(candidates)
     exposed, hidden, again = ({name: np.zeros(size, np.int64) for name in TIME_TERMS} for _ in range(3))
     compute = Compute(job, candidates)
-    for group in groups(job.model, candidates, split=job.split):
+    for group in groups(job, candidates):
         for name, (shown, behind, redone) in _group_terms(job, group, compute).items():
             exposed[name][group.rows] = np.round(shown * NANO).astype(np.int64)
             hidden[name][group.rows] = np.round(behind * NANO).astype(np.int64)

@@ -26,7 +26,7 @@ from strategist.facts.profile import find_profile
 from strategist.memory.estimate import Ledger, ledger
 from strategist.space.candidates import MESH_COLUMNS, OPTION_COLUMNS, Candidates, code
 from strategist.space.shares import elements, groups
-from strategist.space.stages import stage_chunks
+from strategist.space.stages import head_in_layers, stage_chunks
 from strategist.space.traffic import traffic
 from tests.plans import make_plan
 
@@ -83,6 +83,17 @@ class Scenario:
     layout: Mapping[str, Any]
 
 
+WEIGHTED = tuple(
+    Scenario(f"{model}-{layers}l-weighted-{number}", replace(load_model(model), layers=layers), 1024, "bf16", layout)
+    for number, (model, layers, layout) in enumerate(
+        (model, layers, {"stage_split": "weighted", "accumulation": 2 * pp, "pp": pp, **more})
+        for model, layers in (("llama-3.2-1b", 8), ("qwen2.5-0.5b", 9))
+        for pp, more in ((2, {"dp_shard": 4, "zero": 3}), (4, {"dp_replicate": 2, "recompute": "full"}))
+    )
+)
+"""Pipelines whose last stage owns fewer layers because of its head."""
+
+
 @cache
 def scenarios() -> tuple[Scenario, ...]:
     """SIZE scenarios that the executor runs: every layout in turn, the rest drawn with a fixed seed."""
@@ -127,8 +138,10 @@ def plan_of(scenario: Scenario) -> Plan:
     """The plan of a scenario, for GPUs, with the stages that the planner would make."""
     layout = dict(scenario.layout)
     pp, virtual, layers = layout.get("pp", 1), layout.get("virtual_stages", 1), scenario.shape.layers
+    is_weighted = layout.get("stage_split") == "weighted"
+    head = head_in_layers(scenario.shape, scenario.seq_len) if is_weighted else 0.0
     stages = tuple(
-        Stage(index=s, layers=stage_chunks(layers, pp, virtual, s), embedding=s == 0, head=s == pp - 1)
+        Stage(index=s, layers=stage_chunks(layers, pp, virtual, s, head), embedding=s == 0, head=s == pp - 1)
         for s in range(pp)
     )
     formats = find_profile().formats_for(scenario.precision)
@@ -147,7 +160,7 @@ def plan_of(scenario: Scenario) -> Plan:
 
 def candidates_of(plan: Plan) -> Candidates:
     """The plan's layout as one row of columns."""
-    words = ("schedule", "context_parallel", "recompute", "offload")
+    words = ("schedule", "context_parallel", "recompute", "offload", "stage_split")
     values = {name: plan.mesh.size(name) for name in MESH_COLUMNS}
     values |= {name: getattr(plan.strategy, name) for name in OPTION_COLUMNS}
     return Candidates(
@@ -160,7 +173,7 @@ def candidates_of(plan: Plan) -> Candidates:
 
 def predicted(job: Job, plan: Plan) -> dict[int, dict[str, dict[str, int]]]:
     """Bytes by stage, moment and term, as the formulas have them."""
-    group = next(iter(groups(job.model, candidates_of(plan), every_stage=True)))
+    group = next(iter(groups(job, candidates_of(plan), every_stage=True)))
     table = ledger(job, group)
     return {
         int(stage): {name: _worst(table, moment, place)[0] for moment, name in enumerate(MOMENTS)}
@@ -170,7 +183,7 @@ def predicted(job: Job, plan: Plan) -> dict[int, dict[str, dict[str, int]]]:
 
 def peaks(job: Job, plan: Plan, stage: int) -> list[dict[str, int]]:
     """Bytes by term where one stage holds most, as the formulas have it: one answer for each instant that is as bad."""
-    table = ledger(job, next(iter(groups(job.model, candidates_of(plan), every_stage=True))))
+    table = ledger(job, next(iter(groups(job, candidates_of(plan), every_stage=True))))
     by_moment = (_worst(table, moment, stage) for moment in range(len(MOMENTS)))
     every = [terms for found in by_moment for terms in found]
     most = max(sum(terms.values()) for terms in every)
@@ -194,7 +207,7 @@ def _worst(table: Ledger, moment: int, place: int) -> list[dict[str, int]]:
 
 def sent(job: Job, plan: Plan, stage: int) -> dict[tuple[str, str], tuple[int, int]]:
     """(bytes, collectives) per step by axis and operation, as the formulas have them."""
-    group = next(iter(groups(job.model, candidates_of(plan), every_stage=True)))
+    group = next(iter(groups(job, candidates_of(plan), every_stage=True)))
     total: dict[tuple[str, str], tuple[int, int]] = defaultdict(lambda: (0, 0))
     for row in traffic(job, group, elements(job.model, group)):
         size = float(row.payload_CS[0, stage] * row.count_CS[0, stage])

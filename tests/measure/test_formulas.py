@@ -11,7 +11,7 @@ from statistics import mean
 import pytest
 
 from strategist.measure.kinds import chosen_kinds
-from tests.measure.grid import PEAK, Difference, Scenario, differences, plan_of, scenarios
+from tests.measure.grid import PEAK, WEIGHTED, Difference, Scenario, differences, plan_of, scenarios
 from tests.measure.recordings import traced
 
 SAMPLE = tuple(scenarios()[number] for number in range(0, 280, 7))
@@ -66,6 +66,16 @@ def _assert_keeps_its_bar(found: Difference) -> None:
 @pytest.mark.parametrize("scenario", SAMPLE, ids=lambda scenario: scenario.name)
 def test_formulas_agree_with_the_program(scenario: Scenario) -> None:
     """On the first and the last stage each figure with a bar keeps it."""
+    for found in _found(scenario):
+        _assert_keeps_its_bar(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", WEIGHTED, ids=lambda scenario: scenario.name)
+def test_formulas_agree_with_the_program_of_weighted_stages(scenario: Scenario) -> None:
+    """So they do where the head takes layers from the last stage."""
+    *others, last = (stage.layer_count for stage in plan_of(scenario).strategy.stages)
+    assert last < min(others)
     for found in _found(scenario):
         _assert_keeps_its_bar(found)
 

@@ -16,7 +16,7 @@ from strategist.facts.model import layer_counts
 from strategist.facts.profile import BYTES
 from tests.oracle.legality import is_splittable, stack, violation
 from tests.oracle.memory import kept_bytes, overhead, usable_bytes
-from tests.oracle.stages import Layout
+from tests.oracle.stages import Layout, stage_kinds
 
 MAX_MICRO_BATCH = 128
 MAX_VIRTUAL_STAGES = 8
@@ -26,7 +26,7 @@ TILES = 8
 MESH = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")
 NAMES = (
     *MESH, "zero", "virtual_stages", "schedule", "micro_batch",
-    "accumulation", "sequence_parallel", "context_parallel", "recompute", "offload", "tiling",
+    "accumulation", "sequence_parallel", "context_parallel", "recompute", "offload", "tiling", "stage_split",
 )  # fmt: skip
 
 
@@ -105,6 +105,7 @@ _OPTIONS: Sequence[tuple[tuple[str, ...], Callable[[Layout], bool]]] = (
     (("context_parallel",), lambda a: (a["cp"] > 1) == (a["context_parallel"] != "none")),
     (("micro_batch",), lambda a: True),
     (("schedule", "virtual_stages"), _schedule_means_something),
+    (("stage_split",), lambda a: a["stage_split"] == "even" or (a["schedule"] != "none" and a["virtual_stages"] == 1)),
     (("recompute",), lambda a: True),
 )
 """Choices that are made together, and what they must satisfy given those before them."""
@@ -117,6 +118,7 @@ _VALUES: dict[str, Sequence[Any]] = {
     "context_parallel": ("none", "ring", "all-to-all"),
     "schedule": ("none", "gpipe", "1f1b", "interleaved"),
     "virtual_stages": range(1, MAX_VIRTUAL_STAGES + 1),
+    "stage_split": ("even", "weighted"),
     "recompute": ("none", "selective", "full"),
 }
 
@@ -151,11 +153,13 @@ def legal_layouts(job: Job) -> Iterator[dict[str, Any]]:
 
 def is_collapsed(job: Job, layout: Layout, *, tiled: bool) -> bool:
     """True for layouts that a search leaves out: GPipe where 1F1B can run, tp without sequence parallelism where the
-    sequence divides, tiling where the widest layer fits anyway."""
+    sequence divides, tiling where the widest layer fits anyway, weighted stages that are those of an even split."""
     gpipe = layout["schedule"] == "gpipe" and layout["accumulation"] >= layout["pp"]
     divides = job.workload.seq_len % (layout["cp"] * layout["tp"]) == 0
     whole = layout["tp"] > 1 and not layout["sequence_parallel"] and divides
-    return gpipe or whole or (layout["tiling"] > 1 and not tiled)
+    weighted = layout["stage_split"] == "weighted"
+    same = weighted and stage_kinds(job, layout) == stage_kinds(job, layout | {"stage_split": "even"})
+    return gpipe or whole or same or (layout["tiling"] > 1 and not tiled)
 
 
 def enumerate_layouts(job: Job) -> list[dict[str, Any]]:

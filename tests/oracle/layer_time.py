@@ -10,11 +10,11 @@ from strategist.facts.job import Job
 from strategist.facts.layers import Layer, Matrix, build_layer
 from strategist.facts.model import LayerKind, ModelShape
 from strategist.facts.profile import BYTES
+from tests.oracle.attention import ATTENTION, attention_FLOP
 from tests.oracle.memory import sequence_cut, tokens
 from tests.oracle.rates import attention_peak_FLOPs, kept, matmul_seconds, memory_Bps, share
 from tests.oracle.stages import Layout
 
-ATTENTION = ("attention", "sliding", "mla")
 STATE_SPACE = ("mamba1", "mamba2", "gated-delta")
 COMPUTE_TERMS = ("matmul", "attention", "elementwise", "moe_dispatch", "host")
 
@@ -91,21 +91,6 @@ def redone(job: Job, layout: Layout, term: str) -> float:
     if layout["recompute"] == "full":
         return 1.0
     return LIGHT[job.profile.light].get(term, 0.0) if layout["recompute"] == "selective" else 0.0
-
-
-def attention_FLOP(shape: ModelShape, kind: LayerKind, seq_len: int) -> float:
-    """Forward FLOP per token of one layer's softmax attention."""
-    total = 0.0
-    if kind.mixer in ATTENTION:
-        span = min(shape.window or seq_len, seq_len) if kind.mixer == "sliding" else seq_len
-        causal = 0.5 if shape.kind in ("decoder", "hybrid") and span == seq_len else 1.0
-        width = 2 * shape.heads * shape.head_dim
-        if kind.mixer == "mla" and shape.mla is not None:
-            width = shape.heads * (shape.mla.qk_nope + shape.mla.qk_rope + shape.mla.v_dim)
-        total += 2 * span * causal * width
-    if kind.cross:
-        total += 4 * shape.heads * shape.head_dim * seq_len
-    return total
 
 
 def _attention(job: Job, layout: Layout, kind: LayerKind) -> Pass:

@@ -106,6 +106,7 @@ VIOLATIONS: dict[str, Violation] = {
     "LEG401": lambda job, a: job.workload.global_batch % (a["dp_replicate"] * a["dp_shard"]) != 0,
     "LEG501": lambda job, a: a["offload"] != "none" and a["pp"] > 1,
     "LEG601": lambda job, a: job.frontend == "deepspeed" and a["pp"] > 1 and a["zero"] >= 2,
+    "LEG602": lambda job, a: job.frontend == "deepspeed" and a["stage_split"] == "weighted",
     "LEG611": ours(lambda job, a: a["cp"] > 1),
     "LEG612": ours(lambda job, a: (a["ep"], a["etp"]) != (1, a["tp"] if job.model.moe else 1)),
     "LEG613": ours(lambda job, a: a["tiling"] > 1),

@@ -960,7 +960,7 @@ def memory_of(job: Job, layout: Layout) -> Memory:
     """The worst moment of the worst stage of one layout."""
     worst: Memory | None = None
     host = 0
-    for stage, kinds in enumerate(stage_kinds(job.model, layout, job.split)):
+    for stage, kinds in enumerate(stage_kinds(job, layout)):
         sharded = held(job.model, layout, stage, kinds, sharded=True)
         host = max(host, _host(job, sharded.all, layout["offload"]))
         moments = zip(MOMENTS, stage_moments(job, layout, stage, kinds), strict=True)

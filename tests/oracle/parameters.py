@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
+from strategist.facts.job import Job
 from strategist.facts.layers import Matrix, Vector, build_layer
 from strategist.facts.model import LayerKind, ModelShape, layer_counts
 from strategist.facts.parameters import outer_parameters, table_width
@@ -199,7 +200,7 @@ def _pieces(shape: ModelShape, vector: Vector, size: int, tp: int) -> list[int]:
     return [one] * (size // one) + [size % one] * (size % one > 0) if one else []
 
 
-def all_stages(shape: ModelShape, layout: Layout, *, sharded: bool) -> list[Held]:
+def all_stages(job: Job, layout: Layout, *, sharded: bool) -> list[Held]:
     """What every stage holds."""
-    stages = stage_kinds(shape, layout)
-    return [held(shape, layout, stage, kinds, sharded=sharded) for stage, kinds in enumerate(stages)]
+    stages = stage_kinds(job, layout)
+    return [held(job.model, layout, stage, kinds, sharded=sharded) for stage, kinds in enumerate(stages)]

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from strategist.facts.model import LayerKind, ModelShape, layer_sequence
+from strategist.facts.job import Job
+from strategist.facts.model import LayerKind, layer_counts, layer_sequence
+from strategist.facts.parameters import count, outer_parameters
+from tests.oracle.attention import attention_FLOP
 
 Layout = Mapping[str, Any]
 
 
-def owned_layers(layers: int, pp: int, virtual_stages: int) -> list[list[int]]:
+def owned_layers(layers: int, pp: int, virtual_stages: int, head: float) -> list[list[int]]:
     """The layer numbers of every stage: chunk i of pp x virtual_stages belongs to stage i mod pp."""
     chunks = pp * virtual_stages
-    sizes = [layers // chunks] * chunks
-    takes_more = [*range(1, chunks - 1), 0, chunks - 1]
-    for chunk in takes_more[: layers % chunks]:
-        sizes[chunk] += 1
+    sizes = _dealt(layers, chunks, head)
     owned: list[list[int]] = [[] for _ in range(pp)]
     first = 0
     for chunk, size in enumerate(sizes):
@@ -25,10 +25,37 @@ def owned_layers(layers: int, pp: int, virtual_stages: int) -> list[list[int]]:
     return owned
 
 
-def stage_kinds(shape: ModelShape, layout: Layout, split: Sequence[int] = ()) -> list[list[LayerKind]]:
-    """The sorts of the layers of every stage, in order; `split` states how many there are of each stage."""
-    sequence = layer_sequence(shape)
-    owned = owned_layers(len(sequence), layout["pp"], layout["virtual_stages"])
+def _dealt(layers: int, chunks: int, head: float) -> list[int]:
+    """Layers of every chunk: of all numbers for the last that leave it an equal share or less, and one where there are as
+    many layers as chunks, the one under which the most loaded chunk has the least; of several the largest."""
+    if chunks == 1:
+        return [layers]
+    best: list[int] = []
+    for last in range(min(1, layers // chunks), layers // chunks + 1):
+        sizes = [0] * (chunks - 1)
+        for layer in range(layers - last):  # one by one, round by round, middle chunks before the first
+            sizes[(layer + 1) % (chunks - 1)] += 1
+        sizes.append(last)
+        if not best or max(*sizes[:-1], last + head) <= max(*best[:-1], best[-1] + head):
+            best = sizes
+    return best
+
+
+def head_in_layers(job: Job) -> float:
+    """As how many layers the head counts: three passes of its products over four of the mean layer's, in FLOP per token."""
+    shape, number = job.model, len(layer_sequence(job.model))
+    if shape.moe is not None:
+        return 0.0
+    weights = (count(shape).active - outer_parameters(shape).total) / number
+    attention = sum(n * attention_FLOP(shape, kind, job.workload.seq_len) for kind, n in layer_counts(shape).items())
+    return 0.75 * 2 * shape.vocab * (shape.emb_dim or shape.hidden) / (2 * weights + attention / number)
+
+
+def stage_kinds(job: Job, layout: Layout) -> list[list[LayerKind]]:
+    """The sorts of the layers of every stage, in order; the job may state how many there are of each stage."""
+    sequence, split = layer_sequence(job.model), job.split
+    head = head_in_layers(job) if layout["stage_split"] == "weighted" else 0.0
+    owned = owned_layers(len(sequence), layout["pp"], layout["virtual_stages"], head)
     if split:
         owned = [list(range(sum(split[:stage]), sum(split[: stage + 1]))) for stage in range(len(split))]
     return [[sequence[number] for number in numbers] for numbers in owned]

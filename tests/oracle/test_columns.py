@@ -57,7 +57,7 @@ def _assert_same_memory(case: Case) -> None:
 
 def _oracle_terms(job: Job, layout: Layout, worst: Memory, stage: int, moment: str) -> list[dict[str, int]]:
     """The oracle's terms where the package sees the peak: its own worst place, or one that is as bad."""
-    ties = stage_ties(job, layout, stage, stage_kinds(job.model, layout)[stage])[ORACLE_MOMENTS.index(moment)]
+    ties = stage_ties(job, layout, stage, stage_kinds(job, layout)[stage])[ORACLE_MOMENTS.index(moment)]
     assert abs(sum(ties[0].values()) - worst.device) <= ONE * len(ties[0]), (stage, moment, worst)
     return ties
 
@@ -71,7 +71,7 @@ def _assert_same_stages(case: Case) -> None:
     job, rows = case
     for layout in rows:
         table = memory_ledger(job, candidates([layout]))
-        kinds = stage_kinds(job.model, layout)
+        kinds = stage_kinds(job, layout)
         assert len(table.stages) == layout["pp"]
         for found in table.stages:
             moments = stage_ties(job, layout, found.stage, kinds[found.stage])
@@ -105,7 +105,7 @@ def _but_empty_experts(job: Job, layout: Layout, time: Time, shown: dict[str, in
 
     Such layouts take dp from the package, which may only be too slow; every other term stays the oracle's.
     """
-    if job.model.moe is None or all(any(k.ffn == "moe" for k in own) for own in stage_kinds(job.model, layout)):
+    if job.model.moe is None or all(any(k.ffn == "moe" for k in own) for own in stage_kinds(job, layout)):
         return time
     assert shown["dp"] + behind["dp"] >= sum(time.terms["dp"]) - ONE, layout
     return Time(time.terms | {"dp": (shown["dp"], behind["dp"])}, time.again, time.step_ns)
@@ -130,7 +130,14 @@ def test_experts_without_a_token_still_launch() -> None:
     work = Workload(seq_len=32, global_batch=2)
     job = Job(cluster=trimmed("dgx-h100", 2), model=shape, workload=work, profile=find_profile())
     row = dict.fromkeys((*MESH_COLUMNS, "micro_batch", "accumulation", "virtual_stages", "tiling"), 1)
-    words = {"zero": 0, "schedule": "none", "sequence_parallel": 0, "context_parallel": "none", "offload": "none"}
+    words = {
+        "zero": 0,
+        "schedule": "none",
+        "sequence_parallel": 0,
+        "context_parallel": "none",
+        "offload": "none",
+        "stage_split": "even",
+    }
     _assert_same_time((job, [row | words | {"dp_replicate": 2, "recompute": "none"}]))
 
 
@@ -144,7 +151,14 @@ def test_a_pipelines_unsharded_gradients_decide_which_instant_of_a_layer_counts(
     work = Workload(seq_len=128, global_batch=16, precision="fp32")
     job = Job(cluster=trimmed("dgx-h100", 8), model=shape, workload=work, profile=find_profile())
     row = dict.fromkeys((*MESH_COLUMNS, "accumulation", "virtual_stages", "tiling"), 1)
-    words = {"zero": 3, "schedule": "1f1b", "sequence_parallel": 0, "context_parallel": "none", "offload": "none"}
+    words = {
+        "zero": 3,
+        "schedule": "1f1b",
+        "sequence_parallel": 0,
+        "context_parallel": "none",
+        "offload": "none",
+        "stage_split": "even",
+    }
     _assert_same_memory((job, [row | words | {"pp": 2, "dp_shard": 4, "micro_batch": 4, "recompute": "none"}]))
 
 

@@ -9,7 +9,8 @@ from strategist.facts.job import Job
 from strategist.facts.model import LayerKind, layer_counts
 from strategist.facts.parameters import count, outer_parameters
 from strategist.facts.profile import BYTES
-from tests.oracle.layer_time import COMPUTE_TERMS, Pass, attention_FLOP, device_of, head_time, layer_time
+from tests.oracle.attention import attention_FLOP
+from tests.oracle.layer_time import COMPUTE_TERMS, Pass, device_of, head_time, layer_time
 from tests.oracle.parameters import all_stages, held
 from tests.oracle.rates import memory_Bps, peak_FLOPs, share
 from tests.oracle.stages import Layout, stage_kinds
@@ -137,7 +138,7 @@ def _bubble(layout: Layout, kinds: Sequence[Sequence[LayerKind]], per_micro: dic
 def _update(job: Job, layout: Layout) -> tuple[float, float]:
     """Seconds of the update on the device, and of offloading with the update on the host."""
     gpu = device_of(job)
-    owned = job.trainable * max(held_.all for held_ in all_stages(job.model, layout, sharded=layout["zero"] >= 1))
+    owned = job.trainable * max(held_.all for held_ in all_stages(job, layout, sharded=layout["zero"] >= 1))
     s, g = BYTES[job.formats.parameter], BYTES[job.formats.gradient]
     o = job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
     if layout["offload"] == "none":
@@ -156,7 +157,7 @@ def _update(job: Job, layout: Layout) -> tuple[float, float]:
 def times_of(job: Job, layout: Layout) -> list[Time]:
     """One optimizer step of one layout. Where several stages are equally slow, one answer for each of them."""
     m = layout["accumulation"]
-    kinds = stage_kinds(job.model, layout)
+    kinds = stage_kinds(job, layout)
     stages = {stage: stage_time(job, layout, stage, kinds[stage]) for stage in _seen_stages(job, layout)}
     bubble = _bubble(layout, kinds, {i: stage.seconds(m) / m for i, stage in stages.items()})
     update, offload = _update(job, layout)

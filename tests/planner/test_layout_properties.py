@@ -22,6 +22,7 @@ from strategist.memory.estimate import ledger, peak_memory
 from strategist.planner.write import memory_ledger, mesh_of, stages_of
 from strategist.space.candidates import MESH_COLUMNS, Candidates
 from strategist.space.shares import elements, groups, sequence_cut, tokens
+from strategist.space.stages import head_in_layers
 from strategist.space.traffic import ranks_at, traffic
 from strategist.timing import collectives
 from strategist.timing.estimate import StepTimes, mfu, step_times
@@ -232,7 +233,7 @@ def _step(times: StepTimes) -> Any:
 
 def _states_by_stage(job: Job, a: dict[str, Any]) -> list[int]:
     """Bytes of weights, gradients and moments that the update finds on each stage."""
-    group = next(groups(job.model, candidates([a]), every_stage=True))
+    group = next(groups(job, candidates([a]), every_stage=True))
     table = ledger(job, group)
     update = np.array([len(table.moments) - 1])
     names = ("parameters", "gradients", "optimizer")
@@ -258,7 +259,7 @@ def test_p25_each_zero_stage_keeps_less(data: Draw) -> None:
 
 def _sent_bytes(job: Job, a: dict[str, Any]) -> float:
     """Bytes that one rank of the last stage sends for dp in a step, in a ring."""
-    group = next(groups(job.model, candidates([a])))
+    group = next(groups(job, candidates([a])))
     total = 0.0
     for item in traffic(job, group, elements(job.model, group)):
         n = int(ranks_at(group.candidates, item.place).size[0])
@@ -276,7 +277,7 @@ def test_p25_zero_2_sends_as_much_as_ddp_and_zero_3_half_more(shape: ModelShape,
     job = Job(cluster=trimmed("dgx-h100", gpus), model=shape, workload=work, profile=find_profile())
     rows = [_data_parallel(gpus, zero) for zero in range(4)]
     ddp, *others = (_sent_bytes(job, row) for row in rows)
-    counts = elements(job.model, next(groups(job.model, candidates(rows[2:3]))))
+    counts = elements(job.model, next(groups(job, candidates(rows[2:3]))))
     padded = counts.padded(np.array([[True]]))
     whole, sent = counts.whole[0, 0], padded.whole[0, 0]
     assert [bytes_sent / ddp for bytes_sent in others] == pytest.approx(
@@ -294,7 +295,7 @@ def _data_parallel(gpus: int, zero: int, **choices: Any) -> dict[str, Any]:
 PLAIN: dict[str, Any] = {
     "pp": 1, "dp_replicate": 1, "dp_shard": 1, "cp": 1, "tp": 1, "ep": 1, "etp": 1, "zero": 0, "virtual_stages": 1,
     "schedule": "none", "micro_batch": 1, "accumulation": 1, "sequence_parallel": 0, "context_parallel": "none",
-    "recompute": "none", "offload": "none", "tiling": 1,
+    "recompute": "none", "offload": "none", "tiling": 1, "stage_split": "even",
 }  # fmt: skip
 """One process without any technique."""
 
@@ -366,18 +367,25 @@ def test_p27_ranks_together_keep_every_moment(data: Draw) -> None:
     assert kept * (job.cluster.world // a["pp"]) >= 0.999 * state * count(job.model).total
 
 
-@PROPERTIES.holds(20, dense_shapes(), st.integers(1, 24), st.integers(1, 4))
-def test_p28_stages_partition_the_layers(shape: ModelShape, pp: int, virtual_stages: int) -> None:
+@PROPERTIES.holds(20, dense_shapes(), st.integers(1, 24), st.integers(1, 4), st.sampled_from(("even", "weighted")))
+def test_p28_stages_partition_the_layers(shape: ModelShape, pp: int, virtual_stages: int, split: str) -> None:
     """P28: the chunks of all stages are contiguous, disjoint and cover every layer; the embedding lies on the first
-    stage alone and the head on the last alone; chunk sizes differ by at most one."""
-    assume(pp * virtual_stages <= shape.layers)
+    stage alone and the head on the last alone; chunk sizes differ by at most one, but a weighted split may take layers
+    from the last as long as no stage gets heavier than the heaviest of an even split, the head counted."""
+    assume(pp * virtual_stages <= shape.layers and (virtual_stages == 1 or split == "even"))
     job = Job(cluster=trimmed("dgx-h100", 1), model=shape, workload=Workload(), profile=find_profile())
-    stages = stages_of(job, PLAIN | {"pp": pp, "virtual_stages": virtual_stages})
+    stages = stages_of(job, PLAIN | {"pp": pp, "virtual_stages": virtual_stages, "stage_split": split})
     chunks = sorted(chunk for stage in stages for chunk in stage.layers)
     assert [layer for first, end in chunks for layer in range(first, end)] == list(range(shape.layers))
     assert len(chunks) == pp * virtual_stages
-    sizes = [end - first for first, end in chunks]
-    assert max(sizes) - min(sizes) <= 1
+    *sizes, last = [end - first for first, end in chunks]
+    least, most = min(sizes, default=last), max(sizes, default=last)
+    assert most - least <= 1 and 1 <= last <= least
+    if split == "even":
+        assert most - last <= 1
+    elif pp > 1:
+        head, equal = head_in_layers(shape, job.workload.seq_len), shape.layers // pp
+        assert max(most, last + head) <= max(-(-(shape.layers - equal) // (pp - 1)), equal + head)
     assert [stage.index for stage in stages if stage.embedding] == [0]
     assert [stage.index for stage in stages if stage.head] == [pp - 1]
 
@@ -506,7 +514,7 @@ def _positions_twice(job: Job, a: dict[str, Any]) -> int:
 
 def _most_activations(job: Job, a: dict[str, Any]) -> dict[tuple[int, int], int]:
     """By moment and stage, the most bytes of activations at any instant."""
-    group = next(groups(job.model, candidates([a]), every_stage=True))
+    group = next(groups(job, candidates([a]), every_stage=True))
     table = ledger(job, group)
     most: dict[tuple[int, int], int] = {}
     for number, moment in enumerate(table.moments.tolist()):
@@ -518,7 +526,7 @@ def _most_activations(job: Job, a: dict[str, Any]) -> dict[tuple[int, int], int]
 
 def _all_sent(job: Job, a: dict[str, Any]) -> float:
     """Payload bytes of everything the stages send in a step."""
-    group = next(groups(job.model, candidates([a])))
+    group = next(groups(job, candidates([a])))
     items = traffic(job, group, elements(job.model, group))
     return float(sum((item.payload_CS * item.count_CS).sum() for item in items))
 

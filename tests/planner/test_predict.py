@@ -43,6 +43,27 @@ def test_what_is_left_open_is_plain_and_fills_the_machines() -> None:
     assert judged("pp=4,vp=2").strategy.schedule == "interleaved"
 
 
+@pytest.mark.parametrize("strategy", ["stage_split=weighted", "pp=4,vp=2,stage_split=weighted"])
+def test_stages_that_are_not_single_chunks_are_not_weighted(strategy: str) -> None:
+    """Without a pipeline there is nothing to spread, and interleaved stages have equal chunks."""
+    with pytest.raises(ImpossibleError) as refused:
+        judged(strategy)
+    assert refused.value.code == "FRAMEWORK_LEGALITY"
+
+
+def test_a_search_takes_the_faster_split_of_the_layers() -> None:
+    """A wide vocabulary weighs as several layers: fewer of them on the last stage make a shorter step, so that is planned;
+    where the head weighs less than one layer there is nothing to choose."""
+    choices = {"global_batch": 256, "seq_len": 4096, "policy": "fastest"}
+    free = recommend("gemma-2-9b", "dgx-h100", pin="pp=4,tp=2,virtual_stages=1", **choices)
+    even = recommend("gemma-2-9b", "dgx-h100", pin="pp=4,tp=2,virtual_stages=1,stage_split=even", **choices)
+    assert free.time.step_ns < even.time.step_ns
+    *others, last = (stage.layer_count for stage in free.strategy.stages)
+    assert free.strategy.stage_split == "weighted" and last < min(others)
+    narrow = recommend("llama-2-7b", "dgx-h100", pin="pp=4,tp=2,virtual_stages=1", **choices)
+    assert narrow.strategy.stage_split == "even"
+
+
 @pytest.mark.parametrize(
     ("strategy", "rule"), [("tp=16", "LEG102"), ("pp=16,mbs=8,grad_accum=8,dp=1", "LEG203"), ("ep=2", "LEG107")]
 )

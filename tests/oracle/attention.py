@@ -1,0 +1,22 @@
+"""What softmax attention multiplies (docs/time_model.md)."""
+
+from __future__ import annotations
+
+from strategist.facts.model import LayerKind, ModelShape
+
+ATTENTION = ("attention", "sliding", "mla")
+
+
+def attention_FLOP(shape: ModelShape, kind: LayerKind, seq_len: int) -> float:
+    """Forward FLOP per token of one layer's softmax attention."""
+    total = 0.0
+    if kind.mixer in ATTENTION:
+        span = min(shape.window or seq_len, seq_len) if kind.mixer == "sliding" else seq_len
+        causal = 0.5 if shape.kind in ("decoder", "hybrid") and span == seq_len else 1.0
+        width = 2 * shape.heads * shape.head_dim
+        if kind.mixer == "mla" and shape.mla is not None:
+            width = shape.heads * (shape.mla.qk_nope + shape.mla.qk_rope + shape.mla.v_dim)
+        total += 2 * span * causal * width
+    if kind.cross:
+        total += 4 * shape.heads * shape.head_dim * seq_len
+    return total
