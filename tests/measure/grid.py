@@ -70,6 +70,8 @@ LAYOUTS: tuple[dict[str, Any], ...] = (
     {"dp_shard": 8, "zero": 3, "offload": "parameters"},
 )
 """Those that the executor does not run are passed over."""
+ROOMY = 1 << 50
+"""Bytes of a device on which the allocator never has to give anything back."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,8 @@ def plan_of(scenario: Scenario) -> Plan:
         ),
         **layout,
     )
-    return replace(plan, workload=replace(plan.workload, precision=scenario.precision))
+    roomy = replace(plan.memory, capacity_bytes=ROOMY)
+    return replace(plan, workload=replace(plan.workload, precision=scenario.precision), memory=roomy)
 
 
 def candidates_of(plan: Plan) -> Candidates:
@@ -192,7 +195,7 @@ def peaks(job: Job, plan: Plan, stage: int) -> list[dict[str, int]]:
 
 def reserved(job: Job, plan: Plan, stage: int) -> int:
     """Bytes that the allocator holds on a stage, as the formulas have them."""
-    table = ledger(job, next(iter(groups(job.model, candidates_of(plan), every_stage=True))))
+    table = ledger(job, next(iter(groups(job, candidates_of(plan), every_stage=True))))
     return int(table.reserved[0, stage])
 
 
