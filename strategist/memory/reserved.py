@@ -52,7 +52,7 @@ class Pools:
         main = np.maximum(
             at_loss - self._standing + self._idle + self._outgrown, ever - self._reduced - self._one_layer
         )
-        return main + self._gathering + self._reducing
+        return main + self.gathering + self.reducing
 
     @cached_property
     def _reduces(self) -> Mask:
@@ -73,14 +73,14 @@ class Pools:
         return np.where(self._several, self.settled, 0.0)
 
     @cached_property
-    def _reducing(self) -> Reals:
+    def reducing(self) -> Reals:
         """The stream of reductions: gradients, and a unit's result that is about to be added to those that stand."""
         parts = np.where(self.shards_gradients, state_shards(self.c)[:, None], 1)
         result = self.job.trainable * self.reduce * self._largest / parts
         return self._reduced + np.where(self._several, result, 0.0)
 
     @cached_property
-    def _gathering(self) -> Reals:
+    def gathering(self) -> Reals:
         """The stream of gathering: a unit's buffer stays until the next one's has arrived. Layers take turns in two, one of which is
         the embedding's where that is large enough; the last layer of an even number lies in it when the head's is due, and that
         of an odd number is taken to. Weights in another format are cast there first, shard by shard."""
