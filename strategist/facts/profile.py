@@ -69,7 +69,8 @@ class Profile:
     """One framework's habits. `has_units` says that weights lie in units of fully_shard or replicate below ZeRO-2 too, and
     that pipelines hold a receive buffer per micro-batch, not per message; `hides` says which
     traffic runs behind compute (gradients and weights of data parallelism, weights updated under ZeRO-1, collectives of cut products, sends of
-    interleaved stages); `replicas_wait` that replicas average gradients after the last micro-batch, not after each; `light` what selective recompute runs again (`alternate`: memory-bound
+    interleaved stages); `replicas_wait` that replicas average gradients after the last micro-batch, not after each; `accumulates_whole` that sharded gradients are whole
+    until then, in the compute format and of frozen weights too (FSDP under no_sync); `light` what selective recompute runs again (`alternate`: memory-bound
     kernels and every second matrix, `half-blocks`: every second layer whole); `sends` whether pipeline stages exchange whole hidden states or a tp-th of them;
     `merges_copies` that copies of a token for experts of one rank travel once; `casts_fp8` that matrices run in fp8 where
     asked, `gathers_fp8` that what cut matrices read is cast before it is gathered; `update_passes` multiplies the update's traffic (1: fused), `update_copies` of the trained weights are held while it runs, `accumulate_bytes` are moved per weight and
@@ -93,6 +94,7 @@ class Profile:
     attention: Attention
     hides: tuple[Hides, ...]
     replicas_wait: bool
+    accumulates_whole: bool
     light: Light
     sends: Sends
     merges_copies: bool
@@ -208,6 +210,7 @@ def find_profile(name: str = "strategist") -> Profile:
         ddp_bucket_bytes=row["ddp_bucket_MiB"] * 2**20,
         has_units=row["has_units"],
         replicas_wait=row["replicas_wait"],
+        accumulates_whole=row["accumulates_whole"],
         kernels=find_kernels(row["kernels"]),
         keeping=find_keeping(row["keeping"]),
         attention=row["attention"],

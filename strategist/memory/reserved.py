@@ -62,7 +62,8 @@ class Pools:
     @cached_property
     def _several(self) -> Mask:
         """Where gradients of earlier micro-batches lie in the stream of reductions, (C, 1)."""
-        return self._reduces & (self.c["accumulation"] > 1)[:, None] & (self.group.pp == 1)
+        several = (self.c["accumulation"] > 1)[:, None] & (self.group.pp == 1)
+        return self._reduces & several & (not self.job.profile.accumulates_whole)
 
     @cached_property
     def _reduced(self) -> Reals:

@@ -817,8 +817,11 @@ def _settled(job: Job, layout: Layout, whole: Held, sharded: Held) -> float:
 
 
 def _gradients(job: Job, layout: Layout, whole: Held, sharded: Held) -> float:
-    if layout["zero"] >= 2 and layout["pp"] > 1 and layout["accumulation"] > 1:
+    several = layout["zero"] >= 2 and layout["accumulation"] > 1
+    if several and layout["pp"] > 1:
         return job.trainable * BYTES[job.formats.reduce] * whole.all
+    if several and job.profile.accumulates_whole:
+        return BYTES[job.formats.compute] * whole.all
     return _settled(job, layout, whole, sharded)
 
 

@@ -43,7 +43,7 @@ def reserved(
     layer, units = w.widest / layout["tiling"], _outer_units(job, w, pp)
     largest = max(layer, *units)
     reduces = in_units and (pp == 1 or n * layout["dp_replicate"] > 1)
-    stands = reduces and pp == 1 and layout["accumulation"] > 1
+    stands = reduces and pp == 1 and layout["accumulation"] > 1 and not job.profile.accumulates_whole
     parts = n if layout["zero"] >= 2 else 1
 
     gather = 0.0
