@@ -16,8 +16,9 @@ from xml.etree import ElementTree
 
 from benchmarks.record import ROOT, circumstances, write
 
-WORKERS = ("-n", "2", "--dist=worksteal")
-"""Two at a time; long tests stand side by side, so a worker that has none left takes over what lies before the other."""
+WORKERS = ("-n", "2", "--dist=worksteal", "-vv")
+"""Two at a time; long tests stand side by side, so a worker that has none left takes over what lies before the other.
+Each test is named as it ends: what failed is known before the end."""
 LONGEST = 12
 """Tests whose seconds are written down: which to split next."""
 PACKAGES = ("strategist", "torch", "numpy", "pydantic", "transformers", "hypothesis", "pytest")
