@@ -124,7 +124,9 @@ def _modelled(run: Run) -> None:
     if task not in TASKS:
         raise Unexpressed(f"task {task}: what is trained has no model")
     if run.get("recompute_class", "") == "partial" and not _halves(run):
-        raise Unexpressed("recompute of a part of the layers has no model yet")
+        is_by_operation = "recomputed_ops" in run.get("sharding_detail", "")
+        named = "which operations are computed again is not stated"
+        raise Unexpressed(named if is_by_operation else "recompute of a part of the layers has no model yet")
     offload = run.get("offload", "").lower()
     if offload and not offload.startswith("none"):
         raise Unexpressed(f"offload {offload}: which state moves is not stated")
