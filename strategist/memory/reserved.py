@@ -84,7 +84,8 @@ class Pools:
     def gathering(self) -> Reals:
         """The stream of gathering: a unit's buffer stays until the next one's has arrived. Layers take turns in two, one of which is
         the embedding's where that is large enough; the last layer of an even number lies in it when the head's is due, and that
-        of an odd number is taken to. Weights in another format are cast there first, shard by shard."""
+        of an odd number is taken to. Weights in another format are cast there first, shard by shard. A group of one rank copies where it
+        computes."""
         before, behind = self.counts.before, self.counts.behind
         first, layer = (
             _segments(self.compute * (before + behind if self._tied else before)),
@@ -92,9 +93,10 @@ class Pools:
         )
         turns = np.where(first >= layer, 1.0, np.minimum(2.0, self._layers))
         head = 0.0 if self._tied else _segments(self.compute * behind)
-        casts = self.compute * self._largest / state_shards(self.c)[:, None] if self.compute != self.stored else 0.0
+        shards = state_shards(self.c)[:, None]
+        casts = self.compute * self._largest / shards if self.compute != self.stored else 0.0
         held = first + turns * layer + np.where(layer < head, head, 0.0) + casts
-        return np.where(self.managed & self.shards_gradients, held, 0.0)
+        return np.where(self.managed & self.shards_gradients & (shards > 1), held, 0.0)
 
     @cached_property
     def _idle(self) -> Reals:

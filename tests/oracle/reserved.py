@@ -47,7 +47,7 @@ def reserved(
     parts = n if layout["zero"] >= 2 else 1
 
     gather = 0.0
-    if in_units and layout["zero"] >= 2:
+    if in_units and layout["zero"] >= 2 and n > 1:
         first, one, head = (_pages(c * size) for size in (units[0], layer, units[1]))
         gather = first + one * (1 if first >= one else min(2, len(kinds))) + (head if head > one else 0)
         gather += c * largest / n if c != s else 0
