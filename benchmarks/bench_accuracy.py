@@ -23,7 +23,7 @@ from strategist.accuracy.table import read_runs
 RUNS = ROOT / "benchmarks/truth/training.csv"
 MEMORY_RUNS = ROOT / "benchmarks/truth/memory.csv"
 SCORED = ("A", "B")
-BARS: Mapping[str, float] = {"factor": 1.122, "within_10": 0.64, "within_25": 0.83}
+BARS: Mapping[str, float] = {"factor": 1.12, "within_10": 0.64, "within_25": 0.84}
 """What was reached and must be kept, averaged over sources; the aim is 1.12, 0.50 and 0.75."""
 MIN_SOURCES, MIN_LISTED = 3, 20
 """Sources that a chip needs for bounds of its own, and runs that a source needs for a line of its own."""
@@ -46,7 +46,7 @@ FITTED: Mapping[str, str] = {
     "launches of fused, dense": "megatron-lm-functional-tests (memory.csv)",
     "attention of fsdp1, internevo, megatron-2022; recompute of jax; selective recompute of fsdp1, fsdp2": "looked up because the residuals of mosaicml-llm-foundry, internlm-internevo, nemo-launcher-23.08, nvidia-jax-toolbox-pax, ibm-fms-fsdp and pytorch-torchao asked for it",
     "gathers in fp8, casts under scales per row, power of cards that nobody measured, attention by device; facts of rows corrected (benchmarks/truth/README.md)": "looked up because the residuals of nvidia-megatron-bridge, pytorch-torchtitan, pytorch-torchao, nvidia-nemo-automodel, nemo-launcher-23.08, mist-aceso-artifact and lambda-deeplearning-benchmark asked for it",
-    "heads on the fp32 units, copies of BF16_Optimizer; links of a part of a node; what fills the links": "looked up because the residuals of bigscience-bloom-prequel and vtrain asked for it (no constant was set with them; the last from curves of collectives alone)",
+    "heads on the fp32 units, copies of BF16_Optimizer, launches that wait; links of a part of a node; what fills the links": "looked up because the residuals of bigscience-bloom-prequel and vtrain asked for it (no constant was set with them; the last from curves of collectives alone)",
     "misaligned_share": "bigscience-bloom-prequel, checked against its source",
     "rows of keeping, looked up in the frameworks' code because residuals of memory asked for it": "simumax-b200, megatron-lm-functional-tests, mosaicml-llm-foundry, bigscience-bloom-prequel, mli-transformers-benchmarks, pytorch-torchtitan, mist-aceso-artifact",
     "expandable_slack": "simumax-b200",
@@ -56,11 +56,11 @@ FITTED: Mapping[str, str] = {
 
 
 def measured() -> dict[str, Any]:
-    """One run over the table: seconds, and what its answers say."""
+    """One run over the table: seconds of the processor (one thread, on a machine that other work shares), and what its answers say."""
     runs = read_runs(str(RUNS))
-    start = time.perf_counter()
+    start = time.process_time()
     judged = judge(runs)
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     return figures(judged) | {"seconds_per_1000_rows": round(1000 * seconds / len(runs), 2)}
 
 
@@ -69,6 +69,7 @@ def figures(judged: Sequence[Judged]) -> dict[str, Any]:
     good = [one for one in judged if one.run["quality"] in SCORED]
     only = memory_only()
     everything, *groups = grouped(good, ("source",))
+    by_source, lonely = {group.key["source"]: group for group in groups}, alone(good)
     multi = [one for one in good if one.run["source"] == "vtrain" and one.run["table"] == "multi node"]
     single = [one for one in good if one.run["source"] == "vtrain" and one.run["table"] != "multi node"]
     return {
@@ -76,7 +77,9 @@ def figures(judged: Sequence[Judged]) -> dict[str, Any]:
         "rows": len(judged),
         "all": _summary(everything),
         "over_sources": over_sources(groups),
-        "sources": [{"source": group.key["source"], **_summary(group)} for group in groups],
+        "sources": [
+            {"source": source, "is_alone": source in lonely, **_summary(group)} for source, group in by_source.items()
+        ],
         "vtrain_single_node": _summary(scored(single, {})),
         "vtrain_multi_node": _summary(scored(multi, {})),
         "fitted": dict(FITTED),
@@ -84,6 +87,7 @@ def figures(judged: Sequence[Judged]) -> dict[str, Any]:
         "verdicts": asdict(verdicts((*good, *only))),
         "intervals": intervals(good),
         "held_out": held_out(good),
+        "flagged": flagged(good),
         "points": points(good),
     }
 
@@ -124,6 +128,38 @@ def over_sources(groups: Sequence[Group]) -> dict[str, float]:
         "factor": round(math.exp(sum(math.log(one.factor) for one in found) / mean), 3),
         "within_10": round(sum(one.within_10 for one in found) / mean, 3),
         "within_25": round(sum(one.within_25 for one in found) / mean, 3),
+    }
+
+
+def alone(judged: Sequence[Judged]) -> set[str]:
+    """Sources that have all runs of each device, or of each framework, that they used together: no other source tells how far the
+    formulas lie there."""
+    timed = [one for one in judged if one.measured_s]
+    owners: dict[str, set[str]] = {}
+    for one in timed:
+        for name in _used(one):
+            owners.setdefault(name, set()).add(one.run["source"])
+    shared = {one.run["source"] for one in timed if all(len(owners[name]) > 1 for name in _used(one))}
+    return {one.run["source"] for one in timed} - shared
+
+
+def _used(one: Judged) -> tuple[str, str]:
+    """The device and the framework of a run."""
+    return one.job.cluster.slowest.gpu.name, f"framework {one.job.profile.name}"
+
+
+def flagged(judged: Sequence[Judged]) -> dict[str, float]:
+    """Runs on chips without bounds of their own, which plans flag as outside calibrated ground: how many, the median of
+    |predicted / measured - 1| among them, and among the others."""
+    known, own = errors(judged), intervals(judged)
+    off = {
+        inside: [abs(math.expm1(-value)) for _, chip, value in known if (chip in own) is inside]
+        for inside in (True, False)
+    }
+    return {
+        "rows": len(off[False]),
+        "median": round(float(np.median(off[False])), 3),
+        "others": round(float(np.median(off[True])), 3),
     }
 
 

@@ -108,10 +108,10 @@ MISSING = (
     "Rehearsals measured on a GPU: not yet. `strategist rehearse` was tested on CPU ranks; benchmarks/device/rehearse_gpu.py is the "
     "measurement that is owed.",
     "LoRA and QLoRA (`--method`); plans are for full training (`accuracy` predicts published LoRA runs).",
-    "A calibration that ships: times are physics with catalogue constants (docs/accuracy.md); `calibrate` fits factors to your own "
-    "runs. Intervals of times are known by chip, not by framework and size, and those of memory are assumed.",
-    "Of published runs: recompute of a part of the layers, weights of four bits, activations on the host. Predicted reserved memory knows streams and large blocks (docs/decisions/0047), not what small tensors break up; frameworks "
-    "with one buffer of gradients reserve a measured share.",
+    "A calibration that ships, and `--uncalibrated`: factors fitted to published runs do not hold on sources left out (docs/decisions/0074), so "
+    "times are physics with catalogue constants (docs/accuracy.md); `calibrate` fits factors to your own runs. Intervals of times are known by chip, not by framework and size, and those of memory are assumed.",
+    "Of published runs: recompute of a part of the layers, weights of four bits, activations on the host. Predicted reserved memory knows "
+    "streams and large blocks (docs/decisions/0047), not what small tensors break up; frameworks with one buffer of gradients reserve a measured share.",
     "Nothing of ours ran on GPUs yet: the executor was tested on CPU ranks with gloo only.",
     "Checkpoints: the executor neither saves nor resumes.",
     "`run` starts the ranks of one machine; for several there are the emitted scripts, which were run with a stub launcher and "

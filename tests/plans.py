@@ -20,6 +20,7 @@ from strategist.document.plan import Decision, Economics, Mesh, NumberFormats, P
 from strategist.facts.hardware import Cluster, Gpu, Node, NodeGroup
 from strategist.facts.model import ModelShape, Moe
 from strategist.facts.workload import Workload
+from strategist.space.stages import chunk_bounds, head_in_layers
 
 FLOAT64 = NumberFormats(parameter="float64", gradient="float64", reduce="float64", compute="float64")
 FLOAT32 = NumberFormats(parameter="float32", gradient="float32", reduce="float32", compute="float32")
@@ -63,9 +64,10 @@ def make_plan(shape: ModelShape | None = None, *, seq_len: int = 16, **choices: 
     asked = choices.pop("global_batch", None)
     virtual = choices.get("virtual_stages", 1)
     schedule = "interleaved" if virtual > 1 else "1f1b"
+    weighted = weighted_stages(shape, mesh.pp) if choices.get("stage_split") == "weighted" else None
     defaults: dict[str, Any] = {
         "schedule": schedule if mesh.pp > 1 else "none",
-        "stages": even_stages(shape.layers, mesh.pp, virtual),
+        "stages": weighted or even_stages(shape.layers, mesh.pp, virtual),
         "formats": FLOAT64,
         "backend": "gloo",
     }
@@ -87,6 +89,12 @@ def even_stages(layers: int, pp: int, virtual: int = 1) -> tuple[Stage, ...]:
         edges.append(edges[-1] + layers // count + (index < layers % count))
     runs = tuple(pairwise(edges))
     return tuple(Stage(index=i, layers=runs[i::pp], embedding=i == 0, head=i == pp - 1) for i in range(pp))
+
+
+def weighted_stages(shape: ModelShape, pp: int) -> tuple[Stage, ...]:
+    """The layers in `pp` runs, the last of which is shorter because of the head."""
+    runs = chunk_bounds(shape.layers, pp, head_in_layers(shape))
+    return tuple(Stage(index=i, layers=(run,), embedding=i == 0, head=i == pp - 1) for i, run in enumerate(runs))
 
 
 def cpu_cluster(world: int) -> Cluster:

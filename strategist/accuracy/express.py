@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from strategist.accuracy.machines import Machines, cluster_of, machines_of
+from strategist.accuracy.machines import Machines, cluster_of, launches_wait, machines_of
 from strategist.accuracy.shapes import shape_of
 from strategist.accuracy.table import Run, Unexpressed, needed, number, whole
 from strategist.facts.job import Job
@@ -21,7 +21,7 @@ from strategist.facts.profile import (
 )
 from strategist.facts.workload import Precision, Workload
 from strategist.memory.saved import REDONE
-from strategist.records import dataclass
+from strategist.records import dataclass, replace
 from strategist.space.candidates import code
 from strategist.timing.estimate import model_FLOP
 from strategist.timing.rates import peak_FLOPs
@@ -80,6 +80,7 @@ def express(run: Run) -> Case:
     _modelled(run)
     profile = _profile(run)
     shape, machines = as_made(shape_of(run), profile), machines_of(run)
+    profile = replace(profile, launches_wait=launches_wait(run, machines))
     layout = _layout(run, profile, machines)
     batch = layout["micro_batch"] * layout["accumulation"] * layout["dp_replicate"] * layout["dp_shard"]
     measured = _measured(run, machines, batch)

@@ -19,6 +19,11 @@ _FABRICS = (
 )  # fmt: skip
 """Words of a network's description, and the fabric of the catalogue that they stand for; the first hit counts."""
 
+_BLOCKING: tuple[tuple[str, str, int], ...] = (("jean zay", "A100", 20),)
+"""A machine by a word of its network's description, a card of it, and the most nodes on which its jobs ran unless the CPU waited
+for every kernel. Source: bigscience-workshop/bigscience: train/tr11-176B-ml/chronicles-prequel.md, "dealing with JZ hanging on the
+large model": 20 nodes may hang and 40 always do without CUDA_LAUNCH_BLOCKING=1, which was kept for what followed."""
+
 _PORTS = re.compile(r"(\d+) ?x ?(?:[A-Za-z][\w-]* )*(\d+) ?Gb")
 _PER_NODE = re.compile(r"(\d+) Gb/s(?: measured)? per node")
 _PER_GPU = re.compile(r"(\d+) Gb/s (?:\(.*\) )?per GPU")
@@ -58,6 +63,12 @@ def machines_of(run: Run) -> Machines:
         inter_Bps=_node_Bps(between, per_node),
         fabric=_fabric(between),
     )
+
+
+def launches_wait(run: Run, machines: Machines) -> bool:
+    """Whether the run's kernels were launched one after the other, because larger jobs on its machine hung otherwise."""
+    between, card = run.get("inter_node", "").lower(), run["hardware"]
+    return any(word in between and gpu in card and machines.nodes > most for word, gpu, most in _BLOCKING)
 
 
 @cache

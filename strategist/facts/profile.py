@@ -61,6 +61,7 @@ Attention = Literal["flash1", "flash", "cudnn", "unfused"]
 Hides = Literal["gradients", "weights", "updates", "tensor", "pipeline"]
 Light = Literal["elementwise", "attention", "alternate", "half-blocks"]
 Sends = Literal["whole", "shards"]
+Updates = Literal["whole", "tensors", "ranks"]
 Segments = Literal["fixed", "expandable"]
 
 
@@ -71,14 +72,16 @@ class Profile:
     traffic runs behind compute (gradients and weights of data parallelism, weights updated under ZeRO-1, collectives of cut products, sends of
     interleaved stages); `replicas_wait` that replicas average gradients after the last micro-batch, not after each; `accumulates_whole` that sharded gradients are whole
     until then, in the compute format and of frozen weights too (FSDP under no_sync); `light` what selective recompute runs again (`alternate`: memory-bound
-    kernels and every second matrix, `half-blocks`: every second layer whole); `sends` whether pipeline stages exchange whole hidden states or a tp-th of them;
+    kernels and every second matrix, `half-blocks`: every second layer whole); `sends` whether pipeline stages exchange whole hidden states or a tp-th of them; `updates` whether ZeRO-1 gathers new weights whole, or
+    broadcasts them tensor by tensor or rank by rank;
     `merges_copies` that copies of a token for experts of one rank travel once; `casts_fp8` that matrices run in fp8 where
     asked, `gathers_fp8` that what cut matrices read is cast before it is gathered; `update_passes` multiplies the update's traffic (1: fused), `update_copies` of the trained weights are held while it runs, `accumulate_bytes` are moved per weight and
     micro-batch to add up gradients; `keeping` says what is kept in memory, `fp16_state_bytes` more per weight
     belong to the state under fp16; `unties` that embedding and head are two weights where the model ties them; `segments` of the caching allocator are as large as they were asked for, or `expandable`;
     `redoes` names modules that selective recompute runs again, where a run says so; `zero`, `recompute` and
     `sequence_parallel` are what its users get when they say nothing; with `picks_recompute` its recipes choose a recompute
-    policy by model and machine, so that silence says little."""
+    policy by model and machine, so that silence says little; `launches_wait` that the CPU waits for every kernel before it issues the
+    next (CUDA_LAUNCH_BLOCKING=1), as a run or its machine says."""
 
     name: str
     title: str
@@ -97,6 +100,7 @@ class Profile:
     accumulates_whole: bool
     light: Light
     sends: Sends
+    updates: Updates
     merges_copies: bool
     casts_fp8: bool
     gathers_fp8: bool
@@ -110,6 +114,7 @@ class Profile:
     basis: Basis
     source: str
     redoes: tuple[str, ...] = ()
+    launches_wait: bool = False
 
     def formats_for(self, precision: str) -> Formats:
         """Number formats of a precision policy."""
@@ -221,6 +226,7 @@ def find_profile(name: str = "strategist") -> Profile:
         hides=tuple(row["hides"]),
         light=row["light"],
         sends=row["sends"],
+        updates=row["updates"],
         merges_copies=row["merges_copies"],
         casts_fp8=row["casts_fp8"],
         gathers_fp8=row["gathers_fp8"],

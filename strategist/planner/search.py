@@ -115,7 +115,7 @@ def limits_of(question_: Question) -> Limits:
         global_batch=facts["global_batch"],
         experts=facts["experts"],
         splittable=facts["splittable"],
-        head=head_in_layers(job.model, facts["seq_len"]) if facts["gpus"] > 1 else 0.0,
+        head=head_in_layers(job.model) if facts["gpus"] > 1 else 0.0,
         tiled=largest_layer_bytes(job) > job.usable_bytes,
         pins=question_.pins,
         forbids=question_.forbids,

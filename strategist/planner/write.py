@@ -103,7 +103,7 @@ def strategy_of(job: Job, row: Mapping[str, Any]) -> Strategy:
 def stages_of(job: Job, row: Mapping[str, Any]) -> tuple[Stage, ...]:
     """The layers of every stage."""
     layers, pp = len(layer_sequence(job.model)), row["pp"]
-    head = head_in_layers(job.model, job.workload.seq_len) if row["stage_split"] == "weighted" else 0.0
+    head = head_in_layers(job.model) if row["stage_split"] == "weighted" else 0.0
     chunks = [stage_chunks(layers, pp, row["virtual_stages"], stage, head) for stage in range(pp)]
     return tuple(Stage(index=s, layers=own, embedding=s == 0, head=s == pp - 1) for s, own in enumerate(chunks))
 

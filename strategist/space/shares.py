@@ -72,7 +72,7 @@ def groups(job: Job, candidates: Candidates, *, every_stage: bool = False) -> It
     keys = (candidates["pp"] * 2 + candidates["stage_split"]) * 2**20 + virtual_stages
     for key in sorted(set(keys.tolist())):
         (pp, is_weighted), virtual = divmod(key >> 20, 2), key % 2**20
-        head = head_in_layers(shape, job.workload.seq_len) if is_weighted else 0.0
+        head = head_in_layers(shape) if is_weighted else 0.0
         alike = np.flatnonzero(keys == key)
         table = stage_layer_counts(shape, pp, virtual, split, head)
         whole = np.arange(pp), np.ones(pp)

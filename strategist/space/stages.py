@@ -14,7 +14,6 @@ from functools import cache
 
 import numpy as np
 
-from strategist.facts.attention import attention_FLOP
 from strategist.facts.layers import build_layer
 from strategist.facts.model import LayerKind, ModelShape, layer_counts, layer_sequence
 from strategist.facts.parameters import table_width
@@ -26,18 +25,16 @@ costs more than one that is too long."""
 
 
 @cache
-def head_in_layers(shape: ModelShape, seq_len: int) -> float:
-    """As how many layers the head counts: FLOP per token, two per weight that a token meets, and attention's. Layers with
-    experts spend their time on other things than products: beside them no head is counted."""
+def head_in_layers(shape: ModelShape) -> float:
+    """As how many layers the head counts: its weights over those that a token meets in the mean layer. Attention is left out,
+    so that the stages do not depend on the length of sequences. Layers with experts spend their time on other things than
+    products: beside them no head is counted."""
     if shape.moe is not None:
         return 0.0
     counts = layer_counts(shape)
-    every = sum(
-        number * (2.0 * build_layer(shape, kind).active_parameters + attention_FLOP(shape, kind, seq_len))
-        for kind, number in counts.items()
-    )
-    head = 2.0 * shape.vocab * table_width(shape) * sum(counts.values())
-    return PASSES_OF_HEAD * head / (PASSES_OF_LAYER * every)
+    active = sum(number * build_layer(shape, kind).active_parameters for kind, number in counts.items())
+    head = shape.vocab * table_width(shape) * sum(counts.values())
+    return PASSES_OF_HEAD * head / (PASSES_OF_LAYER * active) if active else 0.0
 
 
 def chunk_bounds(layers: int, chunks: int, head: float = 0.0) -> tuple[tuple[int, int], ...]:

@@ -109,8 +109,15 @@ def _dense(job: Job, group: Group, full: Elements) -> Shared:
         shards=state_shards(group.candidates),
         units=_units(job, group),
         layer_units=_alike(group, group.layers_SK.sum(axis=1)) if has_units else 1.0,
-        tensors=_alike(group, tensors_S(job.model, group)) if has_units else 1.0,
+        updates=_updates(job, group),
     )
+
+
+def _updates(job: Job, group: Group) -> Reals | float:
+    """How many collectives ZeRO-1 sends updated weights in, (C, S)."""
+    if job.profile.updates == "tensors":
+        return _alike(group, tensors_S(job.model, group))
+    return _per_stage(group, 1.0 * state_shards(group.candidates)) if job.profile.updates == "ranks" else 1.0
 
 
 def _experts(job: Job, group: Group, full: Elements) -> Shared:
@@ -283,7 +290,7 @@ def _pipeline(job: Job, group: Group) -> tuple[Traffic, ...]:
 class Shared:
     """Elements that ranks share the work on, (C, S): all of them, those inside the layers, and those that a pipeline under
     ZeRO-3 gathers once more than it needs; `shards` is how many ranks share one copy of their state, (C,). All are sent in
-    `units`, those of the layers in `layer_units`, updated weights in `tensors`."""
+    `units`, those of the layers in `layer_units`, updated weights in `updates`."""
 
     all: Reals
     layers: Reals
@@ -291,7 +298,7 @@ class Shared:
     shards: Column
     units: Reals
     layer_units: Reals | float
-    tensors: Reals | float
+    updates: Reals | float
 
 
 def _spare(job: Job, group: Group, counts: Elements) -> Reals:
@@ -306,7 +313,7 @@ def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Plac
     """Gradients and, under ZeRO, weights (Rajbhandari et al. 2020, arXiv 1910.02054, section 7).
 
     Replicas: one all-reduce of the gradients (with tp in frameworks whose replicas do not wait, one for every
-    micro-batch). ZeRO-1 adds sending the updated weights (torch's broadcasts them tensor by tensor). fully_shard: weights are
+    micro-batch). ZeRO-1 adds sending the updated weights (torch's broadcasts them tensor by tensor, InternEvo's rank by rank). fully_shard: weights are
     gathered for forward and, under ZeRO-3, those of the layers again for backward (the executor's units: norm and head stay, and the embedding's gradient
     does not depend on its values); gradients are reduce-scattered for every micro-batch unless a pipeline keeps them;
     HSDP all-reduces the shards between replicas, once where these wait.
@@ -321,14 +328,14 @@ def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Plac
     between = one if job.profile.replicas_wait else once
     shards, units = shared.shards[:, None], shared.units
     reduced = units * (job.trainable > 0)
-    updates: Op = "broadcast" if job.profile.has_units else "all_gather"
+    update: Op = "all_gather" if job.profile.updates == "whole" else "broadcast"
     sent = partial(Traffic, "dp")
     alone = np.where(c["tp"][:, None] > 1, between, one)
     spared = np.where((zero == 3) & (shared.spare > 0), one, 0.0)
-    again, tensors = np.where(zero == 3, micro, 0.0) * one, shared.tensors * (job.trainable > 0)
+    again, updates = np.where(zero == 3, micro, 0.0) * one, shared.updates * (job.trainable > 0)
     return (
         sent("all_reduce", reduce * trained, np.where(zero < 2, alone, 0.0), everybody, "backward", reduced),
-        sent(updates, stored * trained, np.where(zero == 1, one, 0.0), inside, "nothing", tensors),
+        sent(update, stored * trained, np.where(zero == 1, one, 0.0), inside, "nothing", updates),
         sent("all_gather", compute * weights, np.where(zero >= 2, gathers, 0.0), inside, "forward", units),
         sent("all_gather", compute * shared.layers, again, inside, "backward", shared.layer_units),
         sent("all_gather", compute * shared.spare, spared, inside, "backward"),

@@ -300,6 +300,7 @@ def _launches(job: Job, kind: LayerKind, c: Candidates, passes: Passes) -> Reals
 
 
 def _host(job: Job, busy: Mapping[str, Reals], launches_CK: Reals) -> Reals:
-    """What the launching CPU adds when it issues kernels slower than the device finishes them, (C, K)."""
+    """What the launching CPU adds, (C, K): where it issues kernels slower than the device finishes them, the difference; all of it
+    where it waits for each kernel (NVIDIA: CUDA C++ Programming Guide, concurrent execution between host and device)."""
     issue = launches_CK * job.profile.kernels.host_s
-    return np.maximum(0.0, issue - total_of(busy.values()))
+    return issue if job.profile.launches_wait else np.maximum(0.0, issue - total_of(busy.values()))

@@ -56,6 +56,7 @@ CASES = (
     Case("pp2-gpipe", {"pp": 2, "schedule": "gpipe", "accumulation": 4}, {"tied": True}, clip=0.5),
     Case("pp2-1f1b", {"pp": 2, "accumulation": 4, "recompute": "full"}, ragged=True, clip=0.5),
     Case("pp4-1f1b", {"pp": 4, "accumulation": 8, "recompute": "selective", "stages": even_stages(6, 4)}, {"layers": 6}),
+    Case("pp2-weighted", {"pp": 2, "accumulation": 4, "stage_split": "weighted"}, {"layers": 6, "vocab": 640}, clip=0.5),
     Case("pp4-tied", {"pp": 4, "accumulation": 4}, {"tied": True, "layers": 4}, ragged=True, clip=0.5),
     Case("fsdp2-tp2", SHARDED | SP | {"recompute": "full"}, {"tied": True, "vocab": 62}, ragged=True, clip=0.5),
     Case("fsdp2-tp2-plain", {"dp_shard": 2, "zero": 2, "tp": 2, "accumulation": 2}, {"qk_norm": "head"}, clip=0.5),

@@ -141,7 +141,7 @@ def plan_of(scenario: Scenario) -> Plan:
     layout = dict(scenario.layout)
     pp, virtual, layers = layout.get("pp", 1), layout.get("virtual_stages", 1), scenario.shape.layers
     is_weighted = layout.get("stage_split") == "weighted"
-    head = head_in_layers(scenario.shape, scenario.seq_len) if is_weighted else 0.0
+    head = head_in_layers(scenario.shape) if is_weighted else 0.0
     stages = tuple(
         Stage(index=s, layers=stage_chunks(layers, pp, virtual, s, head), embedding=s == 0, head=s == pp - 1)
         for s in range(pp)

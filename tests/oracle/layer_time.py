@@ -193,8 +193,10 @@ def layer_time(job: Job, layout: Layout, kind: LayerKind) -> dict[str, Pass]:
         "moe_dispatch": _dispatch(job, layout, kind),
     }
     launches, each = _launches(job, layout, kind), job.profile.kernels.host_s
-    forward = max(0.0, launches[0] * each - sum(term.forward for term in terms.values()))
-    backward = max(0.0, launches[1] * each - sum(term.backward for term in terms.values()))
+    forward, backward = launches[0] * each, launches[1] * each
+    if not job.profile.launches_wait:  # the CPU runs ahead of the device
+        forward = max(0.0, forward - sum(term.forward for term in terms.values()))
+        backward = max(0.0, backward - sum(term.backward for term in terms.values()))
     return terms | {"host": Pass(forward, backward, redone(job, layout, "host") * forward)}
 
 

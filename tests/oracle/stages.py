@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from strategist.facts.job import Job
-from strategist.facts.model import LayerKind, layer_counts, layer_sequence
+from strategist.facts.model import LayerKind, ModelShape, layer_sequence
 from strategist.facts.parameters import count, outer_parameters
-from tests.oracle.attention import attention_FLOP
 
 Layout = Mapping[str, Any]
 
@@ -41,20 +40,18 @@ def _dealt(layers: int, chunks: int, head: float) -> list[int]:
     return best
 
 
-def head_in_layers(job: Job) -> float:
-    """As how many layers the head counts: three passes of its products over four of the mean layer's, in FLOP per token."""
-    shape, number = job.model, len(layer_sequence(job.model))
+def head_in_layers(shape: ModelShape) -> float:
+    """As how many layers the head counts: three passes over its weights, over four of the mean layer's."""
     if shape.moe is not None:
         return 0.0
-    weights = (count(shape).active - outer_parameters(shape).total) / number
-    attention = sum(n * attention_FLOP(shape, kind, job.workload.seq_len) for kind, n in layer_counts(shape).items())
-    return 0.75 * 2 * shape.vocab * (shape.emb_dim or shape.hidden) / (2 * weights + attention / number)
+    weights = (count(shape).active - outer_parameters(shape).total) / len(layer_sequence(shape))
+    return 0.75 * shape.vocab * (shape.emb_dim or shape.hidden) / weights
 
 
 def stage_kinds(job: Job, layout: Layout) -> list[list[LayerKind]]:
     """The sorts of the layers of every stage, in order; the job may state how many there are of each stage."""
     sequence, split = layer_sequence(job.model), job.split
-    head = head_in_layers(job) if layout["stage_split"] == "weighted" else 0.0
+    head = head_in_layers(job.model) if layout["stage_split"] == "weighted" else 0.0
     owned = owned_layers(len(sequence), layout["pp"], layout["virtual_stages"], head)
     if split:
         owned = [list(range(sum(split[:stage]), sum(split[: stage + 1]))) for stage in range(len(split))]

@@ -170,6 +170,8 @@ def _data(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], whol
             len(kinds),
             _tensors(job, layout, stage, kinds),
         )
+    if job.profile.updates == "ranks":
+        tensors = sharded[0]
     yield from _data_rows(job, layout, (whole.dense, in_layers), ranks, sharded, (units, layers, tensors))
     own_unit = job.profile.has_units and not job.model.tied
     if own_unit and layout["zero"] == 3 and layout["pp"] > 1 and layout["accumulation"] > 1:
@@ -243,7 +245,7 @@ def _data_rows(
         times = _between_replicas(job, layout) if layout["tp"] > 1 else 1
         yield Row("dp", "all-reduce", "backward", r * elements, times, *ranks, units * trains)
     if zero == 1:
-        op = "broadcast" if job.profile.has_units else "all-gather"
+        op = "all-gather" if job.profile.updates == "whole" else "broadcast"
         yield Row("dp", op, "", s * elements, 1, *sharing, tensors * trains)
     if zero >= 2:
         gathers = 1 if zero == 2 and pp > 1 else m

@@ -384,7 +384,7 @@ def test_p28_stages_partition_the_layers(shape: ModelShape, pp: int, virtual_sta
     if split == "even":
         assert most - last <= 1
     elif pp > 1:
-        head, equal = head_in_layers(shape, job.workload.seq_len), shape.layers // pp
+        head, equal = head_in_layers(shape), shape.layers // pp
         assert max(most, last + head) <= max(-(-(shape.layers - equal) // (pp - 1)), equal + head)
     assert [stage.index for stage in stages if stage.embedding] == [0]
     assert [stage.index for stage in stages if stage.head] == [pp - 1]

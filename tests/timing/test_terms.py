@@ -10,7 +10,7 @@ import pytest
 
 from strategist.facts.clusters import load_cluster
 from strategist.facts.gpus import gpu_by_id
-from strategist.facts.groups import group_bandwidth
+from strategist.facts.groups import group_bandwidth, group_columns
 from strategist.facts.job import Job
 from strategist.facts.models import load_model
 from strategist.facts.parameters import count
@@ -42,6 +42,18 @@ def timed(asked: Job, strategy: str = "dp=16,zero=3") -> StepTimes:
 def seconds(times: StepTimes, term: str) -> float:
     """Exposed seconds of a term."""
     return float(times.exposed[term][0]) / 1e9
+
+
+def test_launches_that_wait_cost_their_issue_on_top() -> None:
+    """A CPU that waits for every kernel adds the issue of each one, however long kernels run, once more for those run again; one
+    that runs ahead adds nothing to large layers."""
+    waiting, free = replace(find_profile(), launches_wait=True), timed(job())
+    kernels, layers = find_profile().kernels, job().model.layers
+    for recompute, passes in (("none", 1), ("full", 2)):
+        bound = timed(job(waiting), f"dp=16,zero=3,mbs=1,recompute={recompute}")
+        launches = 4 * layers * (passes * kernels.forward + kernels.backward)
+        assert seconds(bound, "host") == pytest.approx(launches * kernels.host_s, rel=1e-6)
+    assert seconds(free, "host") == 0.0
 
 
 @pytest.mark.parametrize("attention", ["flash1", "unfused"])
@@ -239,6 +251,19 @@ def test_merged_copies_travel_less() -> None:
     merging = replace(plain, profile=replace(find_profile(), merges_copies=True))
     shares = [seconds(timed(merging, f"dp=16,zero=1,ep={ep}"), "ep") / seconds(timed(plain, f"dp=16,zero=1,ep={ep}"), "ep") for ep in (2, 8, 16)]  # fmt: skip
     assert 0 < shares[0] < shares[1] < shares[2] < 1
+
+
+def test_weights_sent_rank_by_rank_pay_a_start_up_for_each() -> None:
+    """Broadcasting updated weights once per rank of the ZeRO group costs as many start-ups as there are ranks, where gathering
+    them costs one; the bytes are the same."""
+    ranks, whole = (replace(find_profile("internevo"), updates=how) for how in ("ranks", "whole"))
+    for size in (4, 16):
+        each, once = (
+            seconds(timed(job(own), f"dp_replicate={16 // size},dp_shard={size},zero=1"), "dp")
+            for own in (ranks, whole)
+        )
+        link = group_columns(cluster_tiers(job().cluster), np.array([size]), np.array([1]))
+        assert each - once == pytest.approx((size - 1) * float((link.latency_s + link.fill_s)[0]), rel=1e-3)
 
 
 def test_racks_are_taken_in_equal_parts() -> None:
