@@ -176,7 +176,12 @@ def _most(totals: Iterable[Reals]) -> Reals:
     """The largest along all axes in front of (C, S), (C, S)."""
     parts = tuple(totals)
     stages = range(parts[0].shape[-1])
-    return np.stack([_one_behind_the_other(part[..., stage] for part in parts).max(axis=0) for stage in stages]).T
+    return np.stack([np.maximum.reduce([_fullest(part[..., stage]) for part in parts]) for stage in stages]).T
+
+
+def _fullest(held: Reals) -> Reals:
+    """The largest along all axes in front of (C,), (C,)."""
+    return held if held.ndim == 1 else held.reshape(-1, held.shape[-1]).max(axis=0)
 
 
 def _moving(

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from strategist.columns import on_stages, stage_by_stage
+from strategist.columns import on_stages
 from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
 from strategist.memory.logits import idle_bytes_CS, largest_bytes_CS
@@ -86,17 +86,18 @@ class Pools:
         the embedding's where that is large enough; the last layer of an even number lies in it when the head's is due, and that
         of an odd number is taken to. Weights in another format are cast there first, shard by shard. A group of one rank copies where it
         computes."""
-        before, behind = self.counts.before, self.counts.behind
-        first, layer = (
-            _segments(self.compute * (before + behind if self._tied else before)),
-            _segments(self.compute * self._widest),
-        )
-        turns = np.where(first >= layer, 1.0, np.minimum(2.0, self._layers))
+        before, behind = (
+            self.counts.before.T,
+            self.counts.behind.T,
+        )  # stages in front: numpy's loops run along candidates
+        first = _segments(self.compute * (before + behind if self._tied else before))
+        layer, shards = _segments(self.compute * self._widest[:, 0]), state_shards(self.c)
+        turns = np.where(first >= layer, 1.0, np.minimum(2.0, self.group.layers_SK.sum(axis=1)[:, None]))
         head = 0.0 if self._tied else _segments(self.compute * behind)
-        shards = state_shards(self.c)[:, None]
-        casts = self.compute * self._largest / shards if self.compute != self.stored else 0.0
+        casts = self.compute * self._largest.T / shards if self.compute != self.stored else 0.0
         held = first + turns * layer + np.where(layer < head, head, 0.0) + casts
-        return np.where(self.managed & self.shards_gradients & (shards > 1), held, 0.0)
+        gathers = self.managed[:, 0] & self.shards_gradients[:, 0] & (shards > 1)
+        return np.where(gathers, held, 0.0).T
 
     @cached_property
     def _idle(self) -> Reals:
@@ -130,10 +131,6 @@ class Pools:
     def _widest(self) -> Reals:
         """Elements of the widest layer, (C, 1)."""
         return self.counts.widest[:, None] / self.c["tiling"][:, None]
-
-    @cached_property
-    def _layers(self) -> Reals:
-        return stage_by_stage(np.broadcast_to(self.group.layers_SK.sum(axis=1)[None, :] * 1.0, self.settled.shape))
 
     @cached_property
     def _largest(self) -> Reals:
