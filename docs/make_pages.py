@@ -19,6 +19,8 @@ from benchmarks.record import read  # noqa: E402
 from docs.accuracy_page import accuracy_page, scatter  # noqa: E402
 from docs.status_page import status_page  # noqa: E402
 from strategist.catalog import rows  # noqa: E402
+from strategist.readers import READERS  # noqa: E402
+from strategist.readers.foreign import traps  # noqa: E402
 from strategist.rulebook.apply import fired  # noqa: E402
 from strategist.rulebook.books import kept_books  # noqa: E402
 from strategist.rulebook.rule import Rule, load_families, load_rules  # noqa: E402
@@ -74,6 +76,44 @@ def errors_page() -> str:
 
 def _sentence(words: str) -> str:
     return f"{words[0].upper()}{words[1:]}."
+
+
+def validate_page() -> str:
+    """docs/validate.md: which files are read, and every fault that is found in them."""
+    readers = "\n".join(f"| {reader.title} | `{reader.name}` |" for reader in READERS)
+    entries = (
+        f"| {row['name']} | {row['kind']} | {_cell(row['sentence'])} | {_cell(row['fix'])} | {row['source']} |"
+        for row in traps().values()
+    )
+    return (
+        GENERATED.format(source="strategist/readers/traps.jsonl")
+        + VALIDATE
+        + "\n| files of | name in `--json` |\n|---|---|\n"
+        + readers
+        + "\n\n## Every fault\n\nWords in braces are those of the file.\n\n| rule | kind | sentence | change | known from |\n|---|---|---|---|---|\n"
+        + "\n".join(entries)
+        + "\n"
+    )
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+VALIDATE = """# validate: another framework's configuration, judged
+
+`strategist validate FILE...` reads configurations and launch scripts and says what is wrong with each: misspelt keys, also those that a
+framework swallows without a word; pairs that exclude each other; a global batch that is not micro-batch x accumulation x ranks; a
+launcher that starts too many ranks. Each fault has a sentence and the smallest change that removes it. Nothing is run or imported.
+
+With `--model` and `--hardware` the number of ranks is known and the layout is weighed: rules that it breaks, memory that does not fit
+with its largest terms, and the smallest change, of one or two choices, that fits. `strategist predict FILE` reads the same files and
+prints the whole prediction.
+
+Exit codes: 0 when no file has a failure (warnings pass), 5 when one has, 2 for a file that cannot be read. `--json` prints one
+judgement for each file. A file is recognised by what stands in it; unknown ones are refused (`E_KIND`). Formats of files are
+read as strictly as ours: no YAML anchors, no duplicate keys, no numbers that dialects read differently.
+"""
 
 
 def decision_page() -> str:
@@ -183,6 +223,7 @@ def startup_table(result: Mapping[str, Any]) -> str:
 PAGES: Mapping[str, Callable[[], str]] = {
     "errors.md": errors_page,
     "decision_table.md": decision_page,
+    "validate.md": validate_page,
     "../README.md": readme_page,
     "../benchmarks/README.md": benchmarks_page,
     "decisions/README.md": decisions_page,

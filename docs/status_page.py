@@ -91,7 +91,6 @@ LATER: Mapping[str, str] = {
     "sweep": "a table over sizes and machines",
     "compare": "plans side by side",
     "diff": "what changed between two plans",
-    "validate": "judge another framework's configuration",
     "doctor": "checks of a machine",
     "probe": "measure a machine's links and matmuls",
     "report": "a plan as HTML",
@@ -101,10 +100,13 @@ LATER: Mapping[str, str] = {
 MISSING = (
     "Of the search: no progress bar and no `--time-budget`, no `--allow-idle`, no schedules "
     "beyond 1F1B, GPipe and interleaved; `plan` does not say which assumption, changed by how much, would flip its choice.",
-    "Files for mp.spawn, mpirun, TRL, torchtitan, Megatron, LLaMA-Factory, axolotl, Ray, Kubernetes and others; tensor, pipeline, context "
+    "Files for mp.spawn, mpirun, TRL, LLaMA-Factory, axolotl, Ray, Kubernetes, NeMo, llm-foundry, BytePS and EPL; tensor, pipeline, context "
     "and expert parallelism in the files of Accelerate, DeepSpeed, Transformers and Lightning.",
     "Emitted files of frameworks were parsed by them and trained with on two CPU ranks (`make test-frameworks`), not on GPUs. Times and "
     "bytes beside them are those of the plan's profile, not of that framework.",
+    "Megatron-LM's arguments and nanotron's files were parsed by their own loaders by hand, once: no registry has them. torchtitan's flags are parsed by torchtitan "
+    "in `make test-frameworks`; none of them was trained with.",
+    "`validate` reads no files of NeMo, llm-foundry, SkyPilot, Kubernetes or Ray, and no misspelt options of sbatch.",
     "Rehearsals measured on a GPU: not yet. `strategist rehearse` was tested on CPU ranks; benchmarks/device/rehearse_gpu.py is the "
     "measurement that is owed.",
     "LoRA and QLoRA (`--method`); plans are for full training (`accuracy` predicts published LoRA runs).",

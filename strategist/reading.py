@@ -271,7 +271,12 @@ def _yaml_scalar(word: str, flag: str) -> Any:
             value=word,
             hint="Write a number.",
         )
-    if _LOOKS_NUMERIC.fullmatch(word) and not any(c.isalpha() for c in word.lower().replace("e", "").replace("x", "")):
+    is_address = word.count(".") > 1  # such as 192.168.0.1, which no dialect takes for a number
+    if (
+        not is_address
+        and _LOOKS_NUMERIC.fullmatch(word)
+        and not any(c.isalpha() for c in word.lower().replace("e", "").replace("x", ""))
+    ):
         raise InputError(
             "TYPE",
             f"{flag} contains {shown(word)}, which YAML dialects read as different numbers.",

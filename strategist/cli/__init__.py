@@ -27,6 +27,7 @@ COMMANDS = (
     ("size", "find machines for a model, tokens and a deadline"),
     ("sweep", "show which family wins where: sizes, nodes, devices"),
     ("predict", "judge one given layout: legal, fits, memory and time"),
+    ("validate", "judge another framework's configuration: typos, batch, launcher"),
     ("accuracy", "predict measured runs and show how far off we are"),
     ("calibrate", "fit factors of the time model to measured runs"),
     ("emit", "write launch files for a Plan"),

@@ -17,10 +17,15 @@ COMMAND = Command(
     "predict",
     "Judge one given layout: legal or not, out of memory or not, memory and time term by term.",
     PREDICT_FLAGS,
-    (Positional("plan", "a Plan file, instead of the flags that describe a question", optional=True),),
+    (
+        Positional(
+            "plan", "a Plan file, instead of flags, or another framework's configuration beside them", optional=True
+        ),
+    ),
     examples=(
         "strategist predict --model llama-3.1-8b --hardware dgx-h100:2 --strategy dp=8,tp=2,mbs=1,zero=1",
         "strategist predict plan.json",
+        "strategist predict deepspeed.json --model llama-3.1-8b --hardware dgx-h100",
     ),
 )
 IMPOSSIBLE = 3
@@ -31,10 +36,13 @@ def run(options: Namespace) -> int:
     from strategist.api import predicted  # the planner and NumPy: help and misspelt flags need neither
     from strategist.ask import complete
     from strategist.cli.given import given_from
+    from strategist.judging import is_foreign, predicted_file
     from strategist.reports.prediction import prediction_text
 
     check_out(options)
-    if options.plan is not None:
+    if options.plan is not None and is_foreign(options.plan, "PLAN"):
+        found = predicted_file(options.plan, given_from(options, PREDICT_FLAGS)[0], "PLAN")
+    elif options.plan is not None:
         found = _of_plan(options)
     else:
         given, _ = given_from(options, PREDICT_FLAGS)

@@ -13,13 +13,27 @@ from strategist.emitters.accelerate import ACCELERATE
 from strategist.emitters.deepspeed import DEEPSPEED
 from strategist.emitters.emitter import Emitter, Files, Options
 from strategist.emitters.lightning import FABRIC_TARGET, TRAINER_TARGET
+from strategist.emitters.megatron import MEGATRON
+from strategist.emitters.nanotron import NANOTRON
 from strategist.emitters.quoting import checked_options
 from strategist.emitters.slurm import SLURM
 from strategist.emitters.torchrun import TORCHRUN
+from strategist.emitters.torchtitan import TORCHTITAN
 from strategist.emitters.transformers import TRANSFORMERS
 from strategist.errors import InputError, did_you_mean
 
-EMITTERS: tuple[Emitter, ...] = (TORCHRUN, SLURM, ACCELERATE, DEEPSPEED, TRANSFORMERS, FABRIC_TARGET, TRAINER_TARGET)
+EMITTERS: tuple[Emitter, ...] = (
+    TORCHRUN,
+    SLURM,
+    ACCELERATE,
+    DEEPSPEED,
+    TRANSFORMERS,
+    FABRIC_TARGET,
+    TRAINER_TARGET,
+    TORCHTITAN,
+    MEGATRON,
+    NANOTRON,
+)
 """Every target, in the order of `emit --list`."""
 
 

@@ -132,6 +132,23 @@ NO_SHARDED_SCALER = Clash(
     sentence="strategy.formats of float16 and FSDP2 need a scaler of sharded gradients, which was not tried.",
 )
 
+EVEN_STAGES = Clash(
+    holds=lambda plan: plan.mesh.pp > 1 and not has_even_stages(plan),
+    sentence="mesh.pp: strategy.stages are uneven, and its stages are even.",
+)
+EXPERTS_OF_A_MODEL = Clash(
+    holds=lambda plan: plan.model.moe is None and (plan.mesh.ep > 1 or plan.mesh.etp > 1),
+    sentence="mesh.ep and mesh.etp need a model with experts.",
+)
+
+
+def has_even_stages(plan: Plan) -> bool:
+    """Whether the runs of layers, in order, are equally long, the first ones a layer longer where it does not divide."""
+    chunks = range(plan.strategy.virtual_stages)
+    runs = [end - first for chunk in chunks for first, end in (stage.layers[chunk] for stage in plan.strategy.stages)]
+    each, rest = divmod(plan.model.layers, len(runs))
+    return runs == [each + (index < rest) for index in range(len(runs))]
+
 
 def causal_models(framework: str) -> Clash:
     """The emitted script trains language models; other kinds need another model class and other data."""

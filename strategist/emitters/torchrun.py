@@ -12,18 +12,23 @@ from strategist.errors import ImpossibleError, shown
 from strategist.records import dataclass
 
 DEFAULT_PORT = 29500
-EXECUTOR_AXES = ("dp_replicate", "dp_shard", "tp", "pp")
+EXECUTOR_AXES = ("dp_replicate", "dp_shard", "tp", "pp", "etp")
 """Mesh axes that strategist's executor runs; a test holds them against what it refuses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launcher:
-    """Words that start the ranks of one node: alone, or as one of many, which ends in the option of the node's number."""
+    """Words that start the ranks of one node: alone, or as one of many, which ends in the option of the node's number.
+
+    `words` are the script's own, quoted for the shell, before those of the user; `settings` are lines before the command.
+    """
 
     one_node: str
     many_nodes: str
     address: str
     port: str
+    words: tuple[str, ...] = ()
+    settings: str = ""
 
 
 TRAIN = '''"""Train under plan.json on strategist's executor. Yours to edit: the plan is read, nothing is baked in."""
@@ -95,14 +100,17 @@ def launch_script(plan: Plan, options: Options, launcher: Launcher | None = None
     nodes, start = plan.cluster.nodes, launcher or torchrun_launcher(plan)
     head = f"#!/usr/bin/env bash\n{layout_comment(plan)}\nset -euo pipefail\n"
     here = 'here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"\n'
-    settings = exports(options.env) + threads_line(plan)
+    settings = start.settings + exports(options.env) + threads_line(plan)
+    script = "".join(f" \\\n  {word}" for word in ('"$here/train.py"', *start.words, '"$@"'))
+    if not start.words:
+        script = ' "$here/train.py" "$@"'
     if nodes == 1:
-        return head + here + settings + f'exec {start.one_node} "$here/train.py" "$@"\n'
+        return f"{head}{here}{settings}exec {start.one_node}{script}\n"
     address = options.master_addr or "${MASTER_ADDR:?set MASTER_ADDR to the first node}"
     where = f'address="{address}"\nport="${{MASTER_PORT:-{options.master_port or DEFAULT_PORT}}}"\n'
     command = (
         f'exec {start.many_nodes} "${{NODE_RANK:?set NODE_RANK to 0 .. {nodes - 1}}}" \\\n'
-        f'  {start.address} "$address" {start.port} "$port" "$here/train.py" "$@"\n'
+        f'  {start.address} "$address" {start.port} "$port"{script}\n'
     )
     return head + here + settings + where + command
 

@@ -15,6 +15,7 @@ from strategist.cli.arguments import Command
 from strategist.cli.flags import COMMON, Flag
 from strategist.emitters import EMITTERS
 from strategist.rulebook.rule import BOOKS, load_rules
+from tests.cli.bad_inputs import written
 from tests.cli.harness import MANY, SMALL, call, hand_written, plan_file, runs_file
 from tests.source import ROOT
 
@@ -32,6 +33,7 @@ DOCUMENTS: dict[str, Callable[[Path], list[str]]] = {
     "sweep": lambda folder: ["sweep", "--model-size", "100M,1B", "--nodes", "1", "--gpus-per-node", "1"],
     "predict": lambda folder: ["predict", *SMALL, "--strategy", "dp=2"],
     "predict PLAN": lambda folder: ["predict", plan_file(folder)],
+    "validate": lambda folder: ["validate", written(folder, "d.json", '{"train_batch_size": 8}')],
     "accuracy": lambda folder: ["accuracy", runs_file(folder)],
     "calibrate": lambda folder: ["calibrate", runs_file(folder, *MANY)],
     "emit": lambda folder: ["emit", plan_file(folder), "--to", "torchrun", "--out", str(folder / "job")],

@@ -12,7 +12,7 @@ from typing import Any
 
 from strategist import StrategistError, emit
 from strategist.document.plan import MESH_AXES, NumberFormats, Plan
-from tests.plans import BFLOAT16, FLOAT32, FLOAT64, make_plan, tiny_llama
+from tests.plans import BFLOAT16, FLOAT32, FLOAT64, make_plan, tiny_llama, tiny_mixtral
 
 AXES: tuple[dict[str, Any], ...] = (
     {},
@@ -28,7 +28,7 @@ AXES: tuple[dict[str, Any], ...] = (
     {"pp": 2, "tp": 2, "dp_shard": 2, "zero": 3},
     {"cp": 2},
     {"dp_shard": 2, "zero": 3, "ep": 2},
-    {"tp": 2, "dp_shard": 2, "zero": 3, "etp": 2},
+    {"tp": 2, "dp_shard": 2, "zero": 3, "etp": 2, "sequence_parallel": True},
     {"pp": 2, "virtual_stages": 2, "schedule": "interleaved"},
 )
 OPTIONS: tuple[dict[str, Any], ...] = (
@@ -57,15 +57,18 @@ COMMON: dict[str, Any] = {"formats": FLOAT32, "backend": "nccl"}
 """What every target can say."""
 
 
-def grid() -> Iterator[tuple[str, Plan]]:
-    """Every axis with every option."""
+@cache
+def grid() -> tuple[tuple[str, Plan], ...]:
+    """Every axis with every option; axes that cut experts have a model with experts."""
+    plans = []
     for axes, options in product(AXES, OPTIONS):
         pipeline = {"accumulation": 4} if axes.get("pp", 1) > 1 else {}
         choices = COMMON | pipeline | axes | options
-        yield (
-            json.dumps({key: str(value) for key, value in choices.items()}),
-            make_plan(tiny_llama(layers=4), **choices),
+        shape = tiny_mixtral if {"ep", "etp"} & set(axes) else tiny_llama
+        plans.append(
+            (json.dumps({key: str(value) for key, value in choices.items()}), make_plan(shape(layers=4), **choices))
         )
+    return tuple(plans)
 
 
 @cache

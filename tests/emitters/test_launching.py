@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
@@ -25,6 +27,8 @@ TARGETS = {emitter.name: emitter.executables[0] for emitter in EMITTERS}
 """Every target, and its script."""
 ADDRESS = {"accelerate": ("--main_process_ip", "--main_process_port")}
 """Names of a launcher's options for the meeting place, where they are not torchrun's."""
+WITHOUT_ZERO_3 = {"nanotron": {"zero": 1}}
+"""What targets say that cannot say ZeRO-3."""
 HOSTILE = (
     "$(touch canary)", "`touch canary`", "'; touch canary; '", '"; touch canary; "', "a b  c", "\\", "\\n", "!!", "*", "~",
     "$HOME", "${IFS}", "-n", "--help", "a=b", "#", "é ∑ 日本", "'", '"', "", " ", "&& touch canary", "| touch canary",
@@ -35,10 +39,15 @@ HOSTILE = (
 
 def plan_on(nodes: int, ranks: int = 2, **said: Any) -> Plan:
     """A sharded plan on some equal nodes; of CPUs, or with `said` of something else."""
-    plan = make_plan(dp_shard=nodes * ranks, zero=3, **said)
+    plan = make_plan(**{"dp_shard": nodes * ranks, "zero": 3} | said)
     group = plan.cluster.groups[0]
     node = replace(group.node, gpus=ranks, fast_domain=ranks)
     return replace(plan, cluster=replace(plan.cluster, groups=(replace(group, node=node, count=nodes),)))
+
+
+def plan_for(target: str, nodes: int) -> Plan:
+    """A sharded plan on GPUs that the target can say."""
+    return plan_on(nodes, **COMMON | WITHOUT_ZERO_3.get(target, {}))
 
 
 def launched(
@@ -104,7 +113,7 @@ def test_what_a_node_must_know(missing: str, tmp_path: Path) -> None:
 def test_told_rendezvous(target: str, tmp_path: Path) -> None:
     """--master-addr and --master-port are what the launcher gets."""
     options = Options(master_addr="fe80::1", master_port=12345)
-    calls = launched(tmp_path, target, plan_on(2, **COMMON), options, NODE_RANK="0").calls
+    calls = launched(tmp_path, target, plan_for(target, 2), options, NODE_RANK="0").calls
     address, port = ADDRESS.get(target, ("--master-addr", "--master-port"))
     assert {(c.option(address), c.option(port)) for c in calls} == {("fe80::1", "12345")}
 
@@ -144,6 +153,36 @@ def test_slurm_asks_for_devices() -> None:
     assert "OMP_NUM_THREADS" not in text
 
 
+@pytest.mark.parametrize(
+    ("choices", "outside", "inside"),
+    [
+        ({"tp": 2}, None, "1"),
+        ({"tp": 2}, "32", "32"),
+        ({"dp_shard": 2, "zero": 3}, "1", None),
+        ({"dp_replicate": 2}, "8", "8"),
+    ],
+)
+def test_megatron_gets_the_connections_of_its_layout(
+    choices: dict[str, Any], outside: str | None, inside: str | None, tmp_path: Path
+) -> None:
+    """Cuts of tensors get one connection unless somebody asks for more; Megatron-FSDP, which refuses one, never gets it."""
+    name = "CUDA_DEVICE_MAX_CONNECTIONS"
+    ran = launched(tmp_path, "megatron", make_plan(**COMMON | choices), **({name: outside} if outside else {}))
+    assert ran.calls[0].env.get(name) == inside
+
+
+def test_megatron_runs_its_own_script(tmp_path: Path) -> None:
+    """train.py runs pretrain_gpt.py of the checkout with every word, and says what is missing without one."""
+    (tmp_path / "pretrain_gpt.py").write_text("import sys\nprint(sys.argv[1:], sys.path[0])\n", encoding="utf-8")
+    script = tmp_path / "train.py"
+    script.write_text(emit(make_plan(**COMMON), "megatron")[PurePosixPath("train.py")], encoding="utf-8")
+    command = [sys.executable, str(script), "--bf16", "a b"]
+    done = subprocess.run(command, env={"MEGATRON_LM": str(tmp_path)}, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, f"['--bf16', 'a b'] {tmp_path}\n")
+    without = subprocess.run(command, env={}, capture_output=True, text=True, check=False)
+    assert (without.returncode, "Set MEGATRON_LM" in without.stderr) == (1, True)
+
+
 def replace_backend(plan: Plan, backend: str) -> Plan:
     """The plan with another backend."""
     return replace(plan, strategy=replace(plan.strategy, backend=backend))  # type: ignore[arg-type]
@@ -173,10 +212,10 @@ def test_a_failing_scontrol_stops_the_job(tmp_path: Path) -> None:
 def test_hostile_values_arrive_unchanged(target: str, tmp_path: Path) -> None:
     """Every value of a variable and every word for the script arrives byte for byte, and none of them runs."""
     env = tuple((f"NCCL_TEST_{number}", value) for number, value in enumerate(HOSTILE))
-    ran = launched(tmp_path, target, plan_on(1, **COMMON), Options(env=env), words=HOSTILE)
+    ran = launched(tmp_path, target, plan_for(target, 1), Options(env=env), words=HOSTILE)
     assert (ran.code, ran.err) == (0, "")
     assert [(name, ran.calls[0].env[name]) for name, _ in env] == list(env)
-    assert ran.calls[0].script[1:] == list(HOSTILE)
+    assert ran.calls[0].script[-len(HOSTILE) :] == list(HOSTILE)
     assert no_canary(tmp_path)
 
 
@@ -184,15 +223,15 @@ def test_hostile_values_arrive_unchanged(target: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a b", "$(touch canary)", "x'y\"z", "-n", "é*"])
 def test_hostile_folders(target: str, name: str, tmp_path: Path) -> None:
     """The job's folder may be called anything."""
-    ran = launched(tmp_path / name, target, plan_on(1, **COMMON))
-    assert ran.calls[0].script == [f"{tmp_path}/{name}/job/train.py"]
+    ran = launched(tmp_path / name, target, plan_for(target, 1))
+    assert ran.calls[0].script[0] == f"{tmp_path}/{name}/job/train.py"
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_hostile_plans(target: str, tmp_path: Path) -> None:
     """A plan from a stranger whose model is called like a command starts nothing but the job."""
-    plan = plan_on(1, **COMMON)
+    plan = plan_for(target, 1)
     model = replace(plan.model, family="x\ntouch canary\n#", name="$(touch canary)")
     ran = launched(tmp_path, target, replace(plan, model=model))
     assert (ran.code, len(ran.calls)) == (0, 1)
@@ -206,8 +245,8 @@ def test_any_value_arrives_unchanged(tmp_path_factory: pytest.TempPathFactory, v
     """Whatever is accepted as a value arrives as it is."""
     folder = tmp_path_factory.mktemp("job")
     for target in TARGETS:
-        ran = launched(folder / target, target, plan_on(1, **COMMON), Options(env=(("NCCL_X", value),)), words=(value,))
-        assert (ran.calls[0].env["NCCL_X"], ran.calls[0].script[1:]) == (value, [value])
+        ran = launched(folder / target, target, plan_for(target, 1), Options(env=(("NCCL_X", value),)), words=(value,))
+        assert (ran.calls[0].env["NCCL_X"], ran.calls[0].script[-1]) == (value, value)
 
 
 def test_variables_of_the_command_line(tmp_path: Path) -> None:

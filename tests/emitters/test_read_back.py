@@ -14,9 +14,11 @@ import yaml
 from strategist import StrategistError, emit
 from strategist.document.plan import Mesh, Plan, Strategy
 from strategist.emitters import EMITTERS
+from strategist.emitters import emit as emit_files
 from strategist.emitters.coverage import plain_values
+from strategist.facts.model import ModelShape
 from tests.emitters.grid import COMMON, grid, written
-from tests.plans import make_plan
+from tests.plans import make_plan, tiny_llama, tiny_mixtral
 
 Said = dict[str, Any]
 Files = Mapping[PurePosixPath, str]
@@ -170,6 +172,26 @@ def test_axes_are_those_that_are_written(emitter: Any) -> None:
         ("fabric", {"dp_replicate": 2, "dp_shard": 2, "zero": 3}, "data by tensor"),
         ("trainer", {"pp": 2, "schedule": "1f1b", "accumulation": 2}, "mesh.pp = 2"),
         ("trainer", {"recompute": "selective"}, "whole layers"),
+        ("torchtitan", {"cp": 2, "context_parallel": "ring"}, "mesh.cp = 2"),
+        ("torchtitan", {"dp_shard": 2, "zero": 1}, "ZeRO-1 is not in it"),
+        ("torchtitan", {"recompute": "selective"}, "every second matrix product"),
+        ("torchtitan", {"dp_shard": 2, "zero": 2, "offload": "parameters"}, "needs strategy.zero = 3"),
+        ("torchtitan", {"optimizer": "sgd"}, "AdamW"),
+        ("torchtitan", {"backend": "gloo"}, "no option for CPUs"),
+        ("megatron", {"recompute": "selective"}, "runs attention again"),
+        ("nanotron", {"pp": 2, "accumulation": 2}, "costs of its own"),
+        ("nanotron", {"dp_shard": 2, "zero": 2}, "ends at the optimizer"),
+        ("nanotron", {"dp_replicate": 2, "dp_shard": 2, "zero": 1}, "over all data-parallel ranks"),
+        ("nanotron", {"optimizer": "sgd"}, "no momentum"),
+        ("nanotron", {"cp": 2, "context_parallel": "ring"}, "mesh.cp = 2"),
+        ("nanotron", {"tp": 8}, "key-value heads"),
+        ("megatron", {"dp_shard": 2, "zero": 0}, "goes with mesh.dp_shard"),
+        ("megatron", {"dp_shard": 2, "zero": 1, "offload": "optimizer"}, "of other formats"),
+        ("megatron", {"dp_replicate": 2, "dp_shard": 2, "zero": 3}, "beside mesh.dp_replicate"),
+        ("megatron", {"pp": 2, "dp_shard": 2, "zero": 2, "accumulation": 2}, "beside mesh.pp"),
+        ("megatron", {"pp": 2, "schedule": "gpipe", "accumulation": 2}, "1F1B, plain or interleaved"),
+        ("megatron", {"compile": True}, "does not compile"),
+        ("megatron", {"backend": "gloo"}, "trains on GPUs"),
     ],
 )
 def test_refusals_say_why(target: str, choices: Said, words: str) -> None:
@@ -179,7 +201,31 @@ def test_refusals_say_why(target: str, choices: Said, words: str) -> None:
     assert (refused.value.code, refused.value.exit_code) == ("UNSUPPORTED", 3)
 
 
-@pytest.mark.parametrize("target", ["accelerate", "deepspeed", "transformers", "fabric", "trainer"])
+@pytest.mark.parametrize(
+    ("target", "shape", "choices", "words"),
+    [
+        ("torchtitan", tiny_mixtral(layers=4), {"tp": 2, "etp": 2}, "mesh.etp = 2"),
+        ("torchtitan", tiny_mixtral(layers=4), {"tp": 2}, "beside experts"),
+        ("torchtitan", tiny_llama(layers=9), {"pp": 2, "virtual_stages": 2, "accumulation": 2}, "number of stages"),
+        ("torchtitan", tiny_llama(layers=4, kind="encoder"), {}, "model.kind"),
+        ("megatron", tiny_mixtral(layers=4), {"tp": 2, "etp": 2}, "needs strategy.sequence_parallel"),
+        ("megatron", tiny_llama(layers=5), {"pp": 2, "accumulation": 2}, "must divide the layers"),
+        ("megatron", tiny_llama(layers=4), {"pp": 2, "virtual_stages": 2, "accumulation": 3}, "mesh.pp divides"),
+        ("megatron", tiny_llama(layers=4, attn_sinks=True), {}, "model.family is another"),
+        ("nanotron", tiny_mixtral(layers=4), {}, "model.family is another"),
+        ("megatron", tiny_llama(layers=4, window=8), {}, "model.family is another"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_models_are_refused_too(target: str, shape: ModelShape, choices: Said, words: str) -> None:
+    """What a framework cannot say of a model beside a layout is refused with the field."""
+    with pytest.raises(StrategistError, match=words):
+        emit_files(make_plan(shape, **COMMON | choices), target)
+
+
+@pytest.mark.parametrize(
+    "target", ["accelerate", "deepspeed", "transformers", "fabric", "trainer", "torchtitan", "megatron", "nanotron"]
+)
 def test_fp8_is_not_taken_for_bf16(target: str) -> None:
     """A plan in fp8 keeps the formats of bf16, and is refused all the same."""
     plan = make_plan(dp_replicate=2, **COMMON)

@@ -1,0 +1,183 @@
+"""Somebody else's configuration, judged: what it says, what is wrong with it, and whether it fits the machines it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+from math import ceil
+
+from strategist.api import predicted
+from strategist.ask import Given, complete
+from strategist.document.judgement import Finding, Judgement, Said
+from strategist.document.prediction import Prediction
+from strategist.errors import ImpossibleError, InputError
+from strategist.readers import READERS, open_source, read_foreign
+from strategist.readers.foreign import Says, finding, told
+from strategist.records import replace
+from strategist.units import format_gib
+
+Layout = Mapping[str, Said]
+
+LAYOUT = (
+    "dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "etp", "zero", "virtual_stages", "schedule", "micro_batch",
+    "accumulation", "sequence_parallel", "context_parallel", "recompute", "offload",
+)  # fmt: skip
+"""What of a file is a layout, in the grammar of --strategy."""
+
+DEGREES = ("dp_replicate", "dp_shard", "cp", "tp", "pp", "zero")
+PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float8": "fp8"}
+
+
+def judge(path: str, given: Given | None = None, flag: str = "FILE") -> Judgement:
+    """The judgement of one file, with a prediction where `given` names model and machines and the file says a layout.
+
+    Raises InputError for a file that cannot be read or is no configuration that is known.
+    """
+    reader, foreign = read_foreign(open_source(path, flag), flag, None if given is None else _ranks(given))
+    findings, found = foreign.findings, None
+    if given is not None and says_a_layout(_together(given, foreign.says)):
+        found, more = _weighed(given, _together(given, foreign.says), reader.profile)
+        findings = (*findings, *more)
+    return Judgement(
+        file=path,
+        framework=reader.name,
+        title=reader.title,
+        says=tuple(foreign.says.items()),
+        findings=findings,
+        prediction=found,
+    )
+
+
+def predicted_file(path: str, given: Given, flag: str) -> Prediction:
+    """The prediction of the layout that a file says. Raises InputError MISSING when it says too little of one, and what
+    `complete` and `predict` raise."""
+    reader, foreign = read_foreign(open_source(path, flag), flag, _ranks(given))
+    says = _together(given, foreign.says)
+    if not says_a_layout(says):
+        raise InputError(
+            "MISSING",
+            f"{flag}: the {reader.title} file says no layout that could be predicted.",
+            flag=flag,
+            value=path,
+            hint="It needs degrees or a ZeRO stage, and a micro-batch; or give --strategy.",
+        )
+    return _predicted(given, says, reader.profile, layout_of(says, _layers(given)))
+
+
+def is_foreign(path: str, flag: str) -> bool:
+    """Whether a file is another framework's configuration rather than a document of ours. Raises as `open_source`."""
+    source = open_source(path, flag)
+    return "format" not in source.table and any(reader.recognises(source) for reader in READERS)
+
+
+def _together(given: Given, says: Says) -> Says:
+    """What the file says, and a batch that was named beside it."""
+    return {**says, **told(micro_batch=given.micro_batch, accumulation=given.grad_accum)}
+
+
+def _ranks(given: Given) -> int:
+    return complete(given).question.job.cluster.world
+
+
+def says_a_layout(says: Says) -> bool:
+    """Whether there is enough to weigh: how states are kept, and how many sequences at a time."""
+    return any(name in says for name in DEGREES) and "micro_batch" in says
+
+
+def layout_of(says: Says, layers: int) -> Layout:
+    """The layout, key by key. Stages that are given by their layers are counted for a model of so many."""
+    layout = {name: says[name] for name in LAYOUT if name in says}
+    each, pp = says.get("layers_per_stage"), layout.get("pp")
+    if isinstance(each, int) and isinstance(pp, int) and pp > 1:
+        layout["virtual_stages"] = max(1, ceil(layers / each) // pp)
+    return layout
+
+
+def _layers(given: Given) -> int:
+    return complete(given).question.job.model.layers
+
+
+def _predicted(given: Given, says: Says, profile: str, layout: Layout) -> Prediction:
+    """The prediction of a layout. What was said on the command line wins over what the file says."""
+    batch, length, compute = says.get("global_batch"), says.get("seq_len"), says.get("compute")
+    text = ",".join(f"{name}={int(value) if isinstance(value, bool) else value}" for name, value in layout.items())
+    asked = complete(
+        replace(
+            given,
+            strategy=text,
+            micro_batch=None,
+            grad_accum=None,
+            global_batch=given.global_batch or (batch if isinstance(batch, int) else None),
+            seq_len=given.seq_len or (length if isinstance(length, int) else None),
+            precision=given.precision or PRECISIONS.get(str(compute)),
+            framework=given.framework or profile,
+        )
+    )
+    return predicted(asked)
+
+
+def _weighed(given: Given, says: Says, profile: str) -> tuple[Prediction | None, tuple[Finding, ...]]:
+    """The prediction of the layout, and what it adds to the faults. Degrees that do not fill the machines are a fault."""
+    layout = layout_of(says, _layers(given))
+    try:
+        found = _predicted(given, says, profile, layout)
+    except ImpossibleError as refusal:
+        return None, (finding("illegal-layout", "layout", sentence=refusal.message, fix=refusal.hint or ""),)
+    return found, (*_illegal(found), *_too_large(given, says, profile, layout, found))
+
+
+def _illegal(found: Prediction) -> Iterator[Finding]:
+    for fault in found.violations:
+        yield finding("illegal-layout", fault.rule, sentence=fault.sentence, fix=fault.hint)
+
+
+def _too_large(given: Given, says: Says, profile: str, layout: Layout, found: Prediction) -> Iterator[Finding]:
+    """What does not fit, by how much, the largest terms, and the smallest change that makes it fit."""
+    if found.fits:
+        return
+    smaller = (change for change in _sets_of_changes(layout) if _fits(given, says, profile, {**layout, **change}))
+    change = next(smaller, None)
+    words = ", ".join(f"{name}={value}" for name, value in (change or {}).items())
+    terms = sorted(found.memory.worst.terms, key=lambda term: -term.bytes)[:3]
+    yield finding(
+        "does-not-fit",
+        "memory",
+        peak=format_gib(found.memory.worst.device),
+        usable=format_gib(found.memory.usable_bytes),
+        over=format_gib(found.over_bytes),
+        terms=", ".join(f"{term.name} {format_gib(term.bytes)}" for term in terms),
+        fix=f"It fits with {words}."
+        if change
+        else "No one or two changes fit: `strategist plan` looks for another layout.",
+    )
+
+
+def _sets_of_changes(layout: Layout) -> Iterator[Layout]:
+    """One change, then two of different choices."""
+    single = tuple(_changes(layout))
+    yield from single
+    yield from ({**one, **other} for one, other in combinations(single, 2) if not set(one) & set(other))
+
+
+def _changes(layout: Layout) -> Iterator[Layout]:
+    """Changes of one choice, the cheapest first: smaller micro-batches, recomputation, more sharding, offloading."""
+    micro, accumulation = layout.get("micro_batch"), layout.get("accumulation")
+    if isinstance(micro, int) and isinstance(accumulation, int):
+        while micro % 2 == 0:
+            micro, accumulation = micro // 2, accumulation * 2
+            yield {"micro_batch": micro, "accumulation": accumulation}
+    if layout.get("recompute", "none") == "none":
+        yield {"recompute": "selective"}
+    yield {"recompute": "full"}
+    shards = layout.get("dp_shard", 1)
+    if isinstance(shards, int) and shards > 1:
+        yield from ({"zero": stage} for stage in range(1, 4) if stage > int(layout.get("zero", 0)))
+        yield {"offload": "optimizer"}
+
+
+def _fits(given: Given, says: Says, profile: str, layout: Layout) -> bool:
+    try:
+        found = _predicted(given, says, profile, layout)
+    except ImpossibleError:
+        return False
+    return found.legal and found.fits

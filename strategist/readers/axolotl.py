@@ -1,0 +1,73 @@
+"""axolotl's YAML. Keys as in axolotl 0.19.0, utils/schemas and integrations; its validator takes unknown ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from strategist.document.judgement import Finding
+from strategist.readers.foreign import Foreign, Reader, Says, Source, Tables, finding, section_of, switched, told, whole
+
+TABLES = Tables(
+    framework="axolotl",
+    title="axolotl 0.19",
+    swallows={"": "its validator takes it all the same", "fsdp_config": "its validator takes it all the same"},
+)
+OWN = ("base_model", "micro_batch_size", "sequence_len", "datasets", "sample_packing", "dataset_prepared_path")
+"""Keys that together only axolotl has."""
+
+AXES = {
+    "dp_replicate": "dp_replicate_size",
+    "dp_shard": "dp_shard_size",
+    "tp": "tensor_parallel_size",
+    "cp": "context_parallel_size",
+}
+
+
+def read(source: Source, ranks: int | None) -> Foreign:
+    """What a file says, and its faults."""
+    table = dict(source.table)
+    if section_of(table, "fsdp_config"):  # older files have Accelerate's prefix, which axolotl takes off
+        section = section_of(table, "fsdp_config")
+        table["fsdp_config"] = {key.removeprefix("fsdp_") or key: value for key, value in section.items()}
+    found = (*TABLES.unknown(table), *_engines(table), *_formats(table))
+    return Foreign(says=_says(table), findings=found)
+
+
+def _says(table: Mapping[str, Any]) -> Says:
+    section = section_of(table, "fsdp_config")
+    low = "bfloat16" if str(table.get("bf16")).lower() in ("true", "auto", "full") else None
+    degrees = {axis: whole(table.get(key)) for axis, key in AXES.items()}
+    recompute = (
+        "full" if switched(table, "gradient_checkpointing") or switched(section, "activation_checkpointing") else "none"
+    )
+    reshard = 3 if str(section.get("reshard_after_forward", True)).lower() == "true" else 2
+    return told(
+        micro_batch=whole(table.get("micro_batch_size")),
+        accumulation=whole(table.get("gradient_accumulation_steps")) or 1,
+        seq_len=whole(table.get("sequence_len")),
+        recompute=recompute,
+        compute=low or ("float16" if switched(table, "fp16") else None),
+        zero=reshard if section or "fsdp_version" in table else None,
+        **degrees,
+    )
+
+
+def _engines(table: Mapping[str, Any]) -> Iterator[Finding]:
+    """DeepSpeed and FSDP in one file."""
+    present = [key for key in ("fsdp_version", "fsdp_config", "fsdp") if table.get(key)]
+    if table.get("deepspeed") and present:
+        yield finding("two-engines", "deepspeed", key=present[0])
+
+
+def _formats(table: Mapping[str, Any]) -> Iterator[Finding]:
+    if switched(table, "bf16") and switched(table, "fp16"):
+        yield finding("two-low-formats", "bf16")
+
+
+def recognises(source: Source) -> bool:
+    """A table with three keys of axolotl's own."""
+    return len(set(OWN) & set(source.table)) >= 3
+
+
+AXOLOTL = Reader(name="axolotl", title="axolotl 0.19", recognises=recognises, read=read, profile="hf-trainer")

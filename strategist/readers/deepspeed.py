@@ -1,0 +1,167 @@
+"""DeepSpeed's JSON. Keys and what becomes of unknown ones as in DeepSpeed 0.19.8, runtime/config.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from strategist.document.judgement import Finding, Said
+from strategist.readers.foreign import (
+    FORMATS,
+    Foreign,
+    Reader,
+    Says,
+    Source,
+    Tables,
+    batch_faults,
+    finding,
+    keys_of,
+    section_of,
+    switched,
+    told,
+    whole,
+)
+
+BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+OFFLOADS = (("offload_optimizer", 1, "1 to 3"), ("offload_param", 3, "3"))
+STRICT = (
+    "zero_optimization",
+    "zero_optimization.offload_optimizer",
+    "zero_optimization.offload_param",
+    "bf16",
+    "fp16",
+    "tensor_parallel",
+)
+LOOSE = ("", "torch_autocast", "data_types", "pipeline", "expert_parallel")
+TABLES = Tables(
+    framework="deepspeed",
+    title="DeepSpeed 0.19",
+    swallows=dict.fromkeys(LOOSE, "it ignores this one") | dict.fromkeys(STRICT, "it refuses the file"),
+)
+
+
+def read(source: Source, ranks: int | None) -> Foreign:
+    """What a file says, and its faults for a number of ranks, or for any."""
+    table = source.table
+    says = _says(table, ranks)
+    dp = None if ranks is None else ranks // _model_ranks(table)
+    found = (
+        *_keys(table),
+        *_automatic(table),
+        *_batch(table),
+        *batch_faults(says, dp),
+        *_zero(table),
+        *_formats(table),
+    )
+    return Foreign(says=says, findings=found)
+
+
+def _model_ranks(table: Mapping[str, Any]) -> int:
+    """Ranks that see the same samples: those of AutoTP and of Ulysses."""
+    tensor = whole(section_of(table, "tensor_parallel").get("autotp_size")) or 1
+    return tensor * (whole(table.get("sequence_parallel_size")) or 1)
+
+
+def _says(table: Mapping[str, Any], ranks: int | None) -> Says:
+    zero = section_of(table, "zero_optimization")
+    batch, micro, accumulation = (whole(table.get(name)) for name in BATCH)
+    dp = ranks // _model_ranks(table) if ranks else None
+    if dp is None and batch and micro and accumulation and batch % (micro * accumulation) == 0:
+        dp = batch // (micro * accumulation)
+    if dp and micro and accumulation is None and batch and batch % (micro * dp) == 0:
+        accumulation = batch // (micro * dp)
+    stage = zero.get("stage", 0)
+    split: dict[str, Said] = {} if dp is None else {"dp_shard" if stage else "dp_replicate": dp}
+    layout = told(
+        zero=stage if isinstance(stage, int) else None,
+        offload=_offload(zero),
+        micro_batch=micro,
+        accumulation=accumulation,
+    )
+    size = told(global_batch=batch or (micro * accumulation * dp if micro and accumulation and dp else None))
+    return layout | size | split | {"tp": _model_ranks(table)} | _numbers(table)
+
+
+def _offload(zero: Mapping[str, Any]) -> str:
+    devices = {name: section_of(zero, name).get("device", "none") for name, *_ in OFFLOADS}
+    if "nvme" in devices.values():
+        return "nvme"
+    if devices["offload_param"] == "cpu":
+        return "parameters"
+    return "optimizer" if devices["offload_optimizer"] == "cpu" else "none"
+
+
+def _numbers(table: Mapping[str, Any]) -> dict[str, Said]:
+    """Formats of weights, gradients, reduction, compute and masters."""
+    autocast = section_of(table, "torch_autocast")
+    if switched(autocast, "enabled"):
+        low = str(autocast.get("dtype", "bfloat16"))
+        reduce = "float32" if autocast.get("lower_precision_safe_modules") == [] else low
+        return {"parameter": "float32", "gradient": "float32", "reduce": reduce, "compute": low, "master": "none"}
+    for short in ("bf16", "fp16"):
+        if switched(section_of(table, short), "enabled"):
+            low = FORMATS[short]
+            gradient = FORMATS.get(str(section_of(table, "data_types").get("grad_accum_dtype", short)), low)
+            reduce = FORMATS.get(str(table.get("communication_data_type", short)), low)
+            return {"parameter": low, "gradient": gradient, "reduce": reduce, "compute": low, "master": "float32"}
+    return {**dict.fromkeys(("parameter", "gradient", "reduce", "compute"), "float32"), "master": "none"}
+
+
+def _keys(table: Mapping[str, Any]) -> Iterator[Finding]:
+    """Keys that were removed, and keys that never were."""
+    zero = section_of(table, "zero_optimization")
+    removed = keys_of("deepspeed", "removed"), keys_of("deepspeed", "zero_optimization removed")
+    yield from (
+        finding("deepspeed-removed-key", key, key=key, where="at its top level") for key in table if key in removed[0]
+    )
+    yield from (
+        finding("deepspeed-removed-key", f"zero_optimization.{key}", key=key, where="in zero_optimization")
+        for key in zero
+        if key in removed[1]
+    )
+    rest = {key: value for key, value in table.items() if key not in removed[0]}
+    rest |= {"zero_optimization": {key: value for key, value in zero.items() if key not in removed[1]}} if zero else {}
+    yield from TABLES.unknown(rest)
+
+
+def _automatic(table: Mapping[str, Any], path: str = "") -> Iterator[Finding]:
+    """Values that somebody else has to fill in. In the batch DeepSpeed stops, elsewhere it keeps the default."""
+    for key, value in table.items():
+        place = f"{path}{key}"
+        if value == "auto" and place not in ("pipeline.stages",):
+            does = "stops" if key in BATCH else "drops it"
+            yield finding("deepspeed-auto", place, key=place, does=does)
+        elif isinstance(value, dict):
+            yield from _automatic(value, f"{place}.")
+
+
+def _batch(table: Mapping[str, Any]) -> Iterator[Finding]:
+    if not any(name in table for name in BATCH[:2]):
+        yield finding("deepspeed-no-batch", BATCH[0])
+
+
+def _zero(table: Mapping[str, Any]) -> Iterator[Finding]:
+    zero = section_of(table, "zero_optimization")
+    stage = zero.get("stage", 0)
+    if stage not in (0, 1, 2, 3):
+        yield finding("deepspeed-stage", "zero_optimization.stage", stage=stage)
+        return
+    for name, least, needs in OFFLOADS:
+        place, section = f"zero_optimization.{name}", section_of(zero, name)
+        if section.get("device", "none") != "none" and stage < least:
+            yield finding("deepspeed-offload-stage", place, key=name, needs=needs, stage=stage, least=least)
+        if section.get("device") == "nvme" and not section.get("nvme_path"):
+            yield finding("deepspeed-nvme-path", place, key=name)
+
+
+def _formats(table: Mapping[str, Any]) -> Iterator[Finding]:
+    if all(switched(section_of(table, short), "enabled") for short in ("bf16", "fp16")):
+        yield finding("deepspeed-two-formats", "bf16")
+
+
+def recognises(source: Source) -> bool:
+    """A table with a key that only DeepSpeed has."""
+    return bool({*BATCH[:2], "zero_optimization", "zero_allow_untested_optimizer"} & set(source.table))
+
+
+DEEPSPEED = Reader(name="deepspeed", title="DeepSpeed 0.19", recognises=recognises, read=read, profile="deepspeed-bf16")

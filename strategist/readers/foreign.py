@@ -1,0 +1,183 @@
+"""What a reader gets and what it gives back; faults by name from the table of traps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from difflib import SequenceMatcher
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from strategist.document.judgement import Finding, Said
+from strategist.errors import nearest, shown
+from strategist.records import dataclass
+
+Says = Mapping[str, Said]
+FORMATS = {"fp32": "float32", "no": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8"}
+"""Short names of number formats, which most frameworks share."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A file as it was found: its path, its text, and the value of a JSON, YAML or TOML file (None for scripts)."""
+
+    path: str
+    text: str
+    value: Any = None
+
+    @property
+    def table(self) -> Mapping[str, Any]:
+        """The value when it is a table, else an empty one."""
+        return self.value if isinstance(self.value, dict) else {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foreign:
+    """What a reader made of a file. `ranks` are those that are started, where the file says so."""
+
+    says: Says
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """One framework's files: how they are recognised, and what they say. `profile` names whose kernels and formats a
+    prediction counts with."""
+
+    name: str
+    title: str
+    recognises: Callable[[Source], bool]
+    read: Callable[[Source, int | None], Foreign]
+    profile: str
+
+
+def rows_of(table: str) -> list[dict[str, Any]]:
+    """The rows of a table that lies beside the readers."""
+    text = Path(__file__).with_name(f"{table}.jsonl").read_text(encoding="utf-8")
+    return [json.loads(row) for row in text.splitlines()]
+
+
+@cache
+def traps() -> Mapping[str, Mapping[str, str]]:
+    """Every fault that a reader can find, by name."""
+    return {row["name"]: row for row in rows_of("traps")}
+
+
+@cache
+def keys_of(framework: str, section: str = "") -> tuple[str, ...]:
+    """The keys that a framework knows in a section."""
+    found = next(row for row in rows_of("framework_keys") if (row["framework"], row["section"]) == (framework, section))
+    return tuple(found["keys"])
+
+
+def finding(rule: str, place: str, **words: Any) -> Finding:
+    """The fault of that name at a place, with its numbers and words filled in."""
+    row = traps()[rule]
+    told = {name: word if isinstance(word, (int, float)) else _readable(str(word)) for name, word in words.items()}
+    return Finding(
+        rule=rule,
+        kind="failure" if row["kind"] == "failure" else "warning",
+        place=place,
+        sentence=row["sentence"].format(**told),
+        fix=row["fix"].format(**told),
+        source=row["source"],
+    )
+
+
+def _readable(text: str) -> str:
+    """Our own sentences whole, foreign words without what steers a terminal."""
+    return "".join(c if c.isprintable() else shown(c) for c in text)
+
+
+def near(word: str, known: Iterable[str]) -> str:
+    """The key that was probably meant, or the advice to take this one out."""
+    close = nearest(word, tuple(known))
+    return f"Write {close[0]}." if close else f"Take {shown(word)} out."
+
+
+ALMOST, SLIPS = 0.85, 2
+"""How alike two arguments are, by difflib's ratio and letters more or less, when one is taken for the other misspelt."""
+
+
+def is_misspelt(name: str, known: str) -> bool:
+    """Whether a name is a known one with a slip in it, rather than another one."""
+    return abs(len(name) - len(known)) <= SLIPS and SequenceMatcher(None, name, known).ratio() >= ALMOST
+
+
+def odd_arguments(names: Iterable[str], known: tuple[str, ...], title: str) -> Iterator[Finding]:
+    """Arguments that a parser does not know: misspelt ones each, and all others, which a program may have added, at once."""
+    rest: list[str] = []
+    for name in names:
+        close = nearest(name, known, 1)
+        if close and is_misspelt(name, close[0]):
+            words = {"title": title, "where": "among its arguments", "swallows": "its parser stops"}
+            yield finding("unknown-key", shown(name), key=shown(name), near=f"Write {close[0]}.", **words)
+        else:
+            rest.append(name)
+    if rest:
+        yield finding("foreign-arguments", shown(rest[0]), names=", ".join(shown(name) for name in rest), title=title)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    """Where a framework looks at its keys, and what it does there with one that it does not know; "" is the top level."""
+
+    framework: str
+    title: str
+    swallows: Mapping[str, str]
+
+    def unknown(self, table: Mapping[str, Any]) -> Iterator[Finding]:
+        """A finding for every key, at the top and in the sections, that the framework does not know."""
+        for section, fate in self.swallows.items():
+            inner: Mapping[str, Any] = table
+            for part in filter(None, section.split(".")):
+                inner = section_of(inner, part)
+            yield from self._in(inner, section, fate)
+
+    def _in(self, table: Mapping[str, Any], section: str, fate: str) -> Iterator[Finding]:
+        known = keys_of(self.framework, section)
+        for key in table:
+            if key not in known and not key.startswith("_"):  # people write comments under such names
+                where = f"in {section}" if section else "at its top level"
+                place = f"{section}.{key}" if section else key
+                words = {"title": self.title, "key": shown(key), "where": where, "swallows": fate}
+                yield finding("unknown-key", shown(place), near=near(key, known), **words)
+
+
+def whole(value: Any) -> int | None:
+    """A positive whole number, also as text; None for anything else, such as "auto"."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value)
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def section_of(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A section of a table; empty when it is missing or is something else."""
+    found = table.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def switched(table: Mapping[str, Any], name: str) -> bool:
+    """Whether a switch is on; texts count as YAML and JSON writers use them."""
+    return str(table.get(name, False)).lower() == "true"
+
+
+def told(**values: Said | None) -> dict[str, Said]:
+    """What is known of it."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def batch_faults(says: Says, dp: int | None) -> Iterator[Finding]:
+    """The identity global batch = micro-batch x accumulation x data-parallel ranks, as far as the numbers are known."""
+    batch, micro, accumulation = (says.get(name) for name in ("global_batch", "micro_batch", "accumulation"))
+    if not (isinstance(batch, int) and isinstance(micro, int) and isinstance(accumulation, int)):
+        return
+    each = micro * accumulation
+    words = {"batch": batch, "micro": micro, "accumulation": accumulation}
+    if dp is not None and batch != each * dp:
+        yield finding("batch-product", "global batch", dp=dp, product=each * dp, **words)
+    elif dp is None and batch % each:
+        yield finding("batch-divides", "global batch", near=max(each, batch // each * each), **words)

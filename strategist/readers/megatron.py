@@ -1,0 +1,221 @@
+"""Megatron-LM's arguments in a launch script. As in Megatron-LM d98e8a6 (2026-08-22), megatron/training/arguments.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import Any
+
+from strategist.document.judgement import Finding
+from strategist.readers.foreign import (
+    Foreign,
+    Reader,
+    Says,
+    Source,
+    batch_faults,
+    finding,
+    keys_of,
+    odd_arguments,
+    told,
+    whole,
+)
+from strategist.readers.script import Script, is_script, script_faults, script_of, started
+
+SIGNS = (
+    "--tensor-model-parallel-size",
+    "--pipeline-model-parallel-size",
+    "--use-distributed-optimizer",
+    "--num-layers",
+)
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+STAGES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+CP_KINDS = {"p2p": "ring", "a2a": "all-to-all"}
+LAUNCHER = (
+    "--nnodes", "--nproc-per-node", "--node-rank", "--master-addr", "--master-port", "--standalone", "--rdzv-backend",
+    "--rdzv-endpoint", "--rdzv-id", "--max-restarts", "--log-dir", "--tee", "--redirects", "--rdzv-conf", "--no-python",
+)  # fmt: skip
+"""Options of torchrun, which stand among the words too."""
+
+MESH = ("--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--context-parallel-size")
+Arguments = Mapping[str, str]
+
+
+def arguments_of(script: Script) -> dict[str, str]:
+    """Names of Megatron's style and the word behind each; switches have an empty one."""
+    found: dict[str, str] = {}
+    after = _after_the_program(script.words)
+    for index, word in enumerate(after):
+        name, equals, value = word.partition("=")
+        if name.startswith("--") and name != "--":
+            following = after[index + 1] if index + 1 < len(after) else ""
+            found[name] = value if equals else "" if following.startswith("--") else following
+    return {name: value for name, value in found.items() if name.replace("_", "-") not in LAUNCHER}
+
+
+def _after_the_program(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Words from the first of Megatron's own on: what stands before them is the launcher's or another command's."""
+    known = {*keys_of("megatron", "switches"), *keys_of("megatron", "values"), *keys_of("megatron", "lists")}
+    first = next((index for index, word in enumerate(words) if word.partition("=")[0] in known), len(words))
+    return words[first:]
+
+
+def read(source: Source, ranks: int | None) -> Foreign:
+    """What a script says, and its faults for a number of ranks: told, or those that it starts."""
+    script = script_of(source)
+    said, world = arguments_of(script), ranks or started(script)
+    says = _says(said, world)
+    dp = _data_parallel(said, world)
+    found = [*script_faults(script), *_unknown(said), *_mesh_faults(said, says, world, dp)]
+    if is_whole(script):
+        found += [*_absent(said), *_connections(said, script), *_fsdp(said)]
+    return Foreign(says=says, findings=tuple(found))
+
+
+def is_whole(script: Script) -> bool:
+    """Whether the script starts one of Megatron's training programs by itself: only then what is absent is missing."""
+    programs = [word.rpartition("/")[2] for word in script.words if word.endswith(".py")]
+    sources = {"source", "."} & set(script.words)
+    return not sources and any(name.startswith("pretrain_") or name == "train.py" for name in programs)
+
+
+def _mesh_faults(said: Arguments, says: Says, world: int | None, dp: int | None) -> Iterator[Finding]:
+    """Faults of degrees, once all of them are numbers: a variable of the shell may hold anything."""
+    if any(name in said and whole(said[name]) is None for name in MESH):
+        return
+    yield from _world(said, world)
+    yield from _batch(says, dp)
+    yield from _pairs(said)
+
+
+def _degree(said: Arguments, name: str) -> int:
+    return whole(said.get(name)) or 1
+
+
+def _model_ranks(said: Arguments) -> int:
+    return prod(_degree(said, name) for name in MESH)
+
+
+def _data_parallel(said: Arguments, world: int | None) -> int | None:
+    model = _model_ranks(said)
+    return world // model if world and world % model == 0 else None
+
+
+def _says(said: Arguments, world: int | None) -> Says:
+    pp, dp = _degree(said, "--pipeline-model-parallel-size"), _data_parallel(said, world)
+    micro, batch = whole(said.get("--micro-batch-size")), whole(said.get("--global-batch-size"))
+    virtual = whole(said.get("--num-virtual-stages-per-pipeline-rank")) or _virtual(said, pp)
+    cp = _degree(said, "--context-parallel-size")
+    kind = CP_KINDS.get(said.get("--cp-comm-type", "p2p")) if cp > 1 else "none"
+    says = told(
+        tp=_degree(said, "--tensor-model-parallel-size"),
+        pp=pp,
+        cp=cp,
+        virtual_stages=virtual,
+        schedule="none" if pp == 1 else "interleaved" if virtual > 1 else "1f1b",
+        context_parallel=kind,
+        micro_batch=micro,
+        global_batch=batch,
+        seq_len=whole(said.get("--seq-length")),
+        accumulation=batch // (micro * dp) if batch and micro and dp and batch % (micro * dp) == 0 else None,
+        optimizer={"adam": "adamw", "sgd": "sgd"}.get(said.get("--optimizer", "adam")),
+        recompute={"full": "full", "selective": "selective"}.get(said.get("--recompute-granularity", ""), "none"),
+        ranks=world,
+        backend=said.get("--distributed-backend", "nccl"),
+    )
+    says["sequence_parallel"] = "--sequence-parallel" in said
+    if "--num-experts" in said:
+        says["ep"] = _degree(said, "--expert-model-parallel-size")
+        says["etp"] = whole(said.get("--expert-tensor-parallel-size")) or _degree(said, "--tensor-model-parallel-size")
+    return says | _sharding(said, dp) | _numbers(said)
+
+
+def _virtual(said: Arguments, pp: int) -> int:
+    """Virtual stages where the layers of each are given."""
+    each, layers = whole(said.get("--num-layers-per-virtual-pipeline-stage")), whole(said.get("--num-layers"))
+    return layers // pp // each if each and layers else 1
+
+
+def _sharding(said: Arguments, dp: int | None) -> dict[str, Any]:
+    zero = 1 if "--use-distributed-optimizer" in said else 0
+    if "--use-megatron-fsdp" in said:
+        zero = STAGES.get(said.get("--data-parallel-sharding-strategy", "no_shard"), 0)
+    if dp is None:
+        return {"zero": zero}
+    instances = whole(said.get("--num-distributed-optimizer-instances")) or 1
+    replicate = instances if zero else dp
+    return {"zero": zero, "dp_replicate": replicate, "dp_shard": dp // replicate}
+
+
+def _numbers(said: Arguments) -> dict[str, str]:
+    """Formats: low weights lie beside fp32 masters; gradients of bf16 are fp32 unless said otherwise."""
+    low = "bfloat16" if "--bf16" in said else "float16" if "--fp16" in said else None
+    if low is None:
+        return dict.fromkeys(("parameter", "gradient", "reduce", "compute"), "float32") | {"master": "none"}
+    fine = "--accumulate-allreduce-grads-in-fp32" in said or (low == "bfloat16" and "--grad-reduce-in-bf16" not in said)
+    gradient = "float32" if fine else low
+    return {"parameter": low, "gradient": gradient, "reduce": gradient, "compute": low, "master": "float32"}
+
+
+def _unknown(said: Arguments) -> Iterator[Finding]:
+    known = (*keys_of("megatron", "switches"), *keys_of("megatron", "values"), *keys_of("megatron", "lists"))
+    yield from odd_arguments((name for name in said if name not in known and "$" not in name), known, "Megatron-LM")
+
+
+def _batch(says: Says, dp: int | None) -> Iterator[Finding]:
+    """The batch: accumulation is what the global batch leaves, so it must divide."""
+    batch, micro = says.get("global_batch"), says.get("micro_batch")
+    if isinstance(batch, int) and isinstance(micro, int) and dp and batch % (micro * dp):
+        yield from batch_faults(
+            {"global_batch": batch, "micro_batch": micro, "accumulation": max(1, batch // micro // dp)}, dp
+        )
+
+
+def _absent(said: Arguments) -> Iterator[Finding]:
+    """Arguments that must be there."""
+    if "--micro-batch-size" not in said:
+        why = "its parser has no default for it"
+        yield finding("missing-key", "--micro-batch-size", title="Megatron-LM", key="--micro-batch-size", why=why)
+    if said.get("--recompute-granularity") == "full" and "--recompute-method" not in said:
+        yield finding("megatron-recompute-method", "--recompute-granularity")
+    if _degree(said, "--expert-model-parallel-size") > 1 and "--num-experts" not in said:
+        ep = _degree(said, "--expert-model-parallel-size")
+        yield finding("megatron-experts", "--expert-model-parallel-size", ep=ep)
+
+
+def _world(said: Arguments, world: int | None) -> Iterator[Finding]:
+    if world and world % _model_ranks(said):
+        yield finding("ranks-divide", "--tensor-model-parallel-size", ranks=world, product=_model_ranks(said))
+
+
+def _connections(said: Arguments, script: Script) -> Iterator[Finding]:
+    """One connection for cuts of tensors and sequences, never one for Megatron-FSDP: the environment follows the layout."""
+    tp, cp = _degree(said, "--tensor-model-parallel-size"), _degree(said, "--context-parallel-size")
+    value = script.variables.get(CONNECTIONS)
+    if {"--use-megatron-fsdp", "--use-torch-fsdp2"} & set(said):
+        if value == "1":
+            yield finding("megatron-fsdp-connections", CONNECTIONS)
+    elif max(tp, cp) > 1 and value != "1":
+        yield finding("megatron-connections", CONNECTIONS, tp=tp, cp=cp)
+
+
+def _fsdp(said: Arguments) -> Iterator[Finding]:
+    form = said.get("--ckpt-format", "torch_dist")
+    if "--use-megatron-fsdp" in said and form != "fsdp_dtensor":
+        yield finding("megatron-fsdp-checkpoint", "--ckpt-format", format=form)
+
+
+def _pairs(said: Arguments) -> Iterator[Finding]:
+    """Arguments that need each other."""
+    tp, heads = _degree(said, "--tensor-model-parallel-size"), whole(said.get("--num-attention-heads"))
+    if heads and heads % tp:
+        yield finding("heads-divide", "--num-attention-heads", tp=tp, heads=heads)
+    if "--sequence-parallel" in said and tp == 1:
+        yield finding("sequence-parallel-alone", "--sequence-parallel")
+
+
+def recognises(source: Source) -> bool:
+    """A script with two of Megatron's arguments."""
+    return is_script(source) and sum(sign in source.text for sign in SIGNS) >= 2
+
+
+MEGATRON = Reader(name="megatron", title="Megatron-LM", recognises=recognises, read=read, profile="megatron-core")

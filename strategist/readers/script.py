@@ -1,0 +1,172 @@
+"""Launch scripts for a shell or for Slurm: words, variables and directives; nothing is run.
+
+Variables that the script itself sets to plain words are put in; everything else stays as it is written.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+
+from strategist.document.judgement import Finding
+from strategist.errors import InputError, shown
+from strategist.readers.foreign import Foreign, Reader, Source, finding, told, whole
+from strategist.records import dataclass
+
+_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_REFERENCE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)(?::?[-?]([^}]*))?\})")
+OFFLINE_SIGNS = ("HF_DATASETS_OFFLINE", "HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT")
+"""Variables that people set against a missing network, and that do not stop the retries."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """What stands in a script: its words in order, the variables it sets or unsets (None), and Slurm's directives."""
+
+    words: tuple[str, ...]
+    variables: Mapping[str, str | None]
+    directives: Mapping[str, str]
+
+    def option(self, *names: str) -> str | None:
+        """The value of the last option of one of these names, dashes and underscores alike."""
+        found = None
+        wanted = {name.replace("_", "-") for name in names}
+        for index, word in enumerate(self.words):
+            name, equals, value = word.partition("=")
+            if name.replace("_", "-") in wanted:
+                found = value if equals else next(iter(self.words[index + 1 : index + 2]), None)
+        return found
+
+    def runs(self, program: str) -> bool:
+        """Whether a word is this program, with or without its folder."""
+        return any(word.rpartition("/")[2] == program for word in self.words)
+
+
+def script_of(source: Source) -> Script:
+    """The script of a file. Raises InputError PARSE where its quotes do not close."""
+    text = source.text.replace("\\\n", " ")
+    try:
+        words = shlex.split(text, comments=True)
+    except ValueError as problem:
+        raise InputError(
+            "PARSE",
+            f"{shown(source.path)} is not a shell script: {problem}.",
+            flag="FILE",
+            value=source.path,
+            hint="Close the quotes.",
+        ) from None
+    return _with_values(words, _directives(source.text))
+
+
+def _with_values(words: Sequence[str], directives: Mapping[str, str]) -> Script:
+    variables: dict[str, str | None] = {}
+    read: list[str] = []
+    for index, raw in enumerate(words):
+        word = _expanded(raw.strip("();"), variables)
+        name, equals, value = word.partition("=")
+        if equals and _ASSIGNMENT.fullmatch(name):
+            variables[name] = value
+        elif index and words[index - 1] == "unset":
+            variables[word] = None
+        read += word.split() if word != raw.strip("();") or word.startswith("--") else [word]
+    return Script(words=tuple(read), variables=variables, directives=directives)
+
+
+def _expanded(word: str, variables: Mapping[str, str | None]) -> str:
+    """A word with the script's own variables put in, or the default that stands beside them."""
+
+    def value(match: re.Match[str]) -> str:
+        known = variables.get(match[1] or match[2])
+        return known if known is not None else match[3] if match[3] and "-" in match[0] else match[0]
+
+    return _REFERENCE.sub(value, word)
+
+
+def _directives(text: str) -> dict[str, str]:
+    """Options of `#SBATCH` lines by their long names."""
+    short = {"-N": "--nodes", "-n": "--ntasks", "-G": "--gpus", "-J": "--job-name"}
+    found: dict[str, str] = {}
+    for row in re.findall(r"^#SBATCH\s+(.*)$", text, re.MULTILINE):
+        name, _, value = row.partition(" #")[0].strip().replace("=", " ", 1).partition(" ")
+        found[short.get(name, name)] = value.strip()
+    return found
+
+
+def started(script: Script) -> int | None:
+    """Ranks that torchrun starts on all nodes, where the script says both numbers."""
+    nodes, ranks = _nodes(script), _ranks_per_node(script)
+    return None if ranks is None else ranks * (nodes or 1)
+
+
+def _nodes(script: Script) -> int | None:
+    return whole(script.option("--nnodes")) or whole(script.directives.get("--nodes"))
+
+
+def _ranks_per_node(script: Script) -> int | None:
+    return whole(script.option("--nproc-per-node"))
+
+
+def script_faults(script: Script) -> Iterator[Finding]:
+    """Faults of what starts the ranks, whatever they run."""
+    yield from _tasks(script)
+    yield from _launchers(script)
+    yield from _hub(script)
+
+
+def _tasks(script: Script) -> Iterator[Finding]:
+    """One task per node starts torchrun; nodes and devices agree."""
+    if not script.directives or not script.runs("torchrun"):
+        return
+    nodes, ranks = whole(script.directives.get("--nodes")), _ranks_per_node(script)
+    tasks = whole(script.directives.get("--ntasks-per-node"))
+    if tasks is None and nodes:
+        tasks = (whole(script.directives.get("--ntasks")) or nodes) // nodes
+    if tasks and tasks > 1 and script.runs("srun"):
+        words = {"tasks": tasks, "ranks": ranks or tasks, "product": tasks * (ranks or tasks)}
+        yield finding("torchrun-per-task", "#SBATCH --ntasks-per-node", **words)
+    told_nodes = whole(script.option("--nnodes"))
+    if nodes and told_nodes and nodes != told_nodes:
+        yield finding("nodes-differ", "--nnodes", nodes=nodes, told=told_nodes)
+    devices = whole(
+        (script.directives.get("--gpus-per-node") or script.directives.get("--gres", "")).rpartition(":")[2]
+    )
+    if devices and ranks and devices != ranks:
+        yield finding("devices-differ", "--nproc-per-node", devices=devices, ranks=ranks)
+
+
+def _launchers(script: Script) -> Iterator[Finding]:
+    if script.runs("deepspeed"):
+        yield finding("deepspeed-local-rank", "deepspeed")
+    if "torch.distributed.launch" in script.words:
+        ranks = _ranks_per_node(script)
+        yield finding("old-launcher", "torch.distributed.launch", words=f"--nproc-per-node {ranks}" if ranks else "")
+
+
+def _hub(script: Script) -> Iterator[Finding]:
+    """Signs that there is no network, without the variable that ends the retries."""
+    if script.variables.get("HF_HUB_OFFLINE") == "1" or script.variables.get("TRANSFORMERS_OFFLINE") == "1":
+        return
+    signs = [name for name in OFFLINE_SIGNS if script.variables.get(name)]
+    if signs:
+        yield finding("hub-retries", signs[0], key=signs[0])
+
+
+def read(source: Source, ranks: int | None) -> Foreign:
+    """What a script that starts ranks says, and its faults."""
+    script = script_of(source)
+    count = started(script)
+    found = list(script_faults(script))
+    if count and ranks and count != ranks:
+        found.append(finding("ranks-product", "--nproc-per-node", product=count, ranks=ranks))
+    return Foreign(says=told(ranks=count, nodes=_nodes(script)), findings=tuple(found))
+
+
+def is_script(source: Source) -> bool:
+    """A text of a shell: its first line, its ending, or Slurm's directives say so."""
+    head = source.text.lstrip()[:64].partition("\n")[0]
+    is_shell = head.startswith("#!") and ("sh" in head.rpartition("/")[2])
+    return is_shell or source.path.endswith((".sh", ".sbatch", ".slurm", ".bash")) or "\n#SBATCH " in source.text
+
+
+SCRIPT = Reader(name="script", title="launch script", recognises=is_script, read=read, profile="strategist")

@@ -1,0 +1,157 @@
+"""torchtitan's flags, in a launch script or in the file of flags that `emit` writes. As in torchtitan 0.3.0."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import Any
+
+from strategist.document.judgement import Finding
+from strategist.readers.foreign import (
+    Foreign,
+    Reader,
+    Source,
+    batch_faults,
+    finding,
+    keys_of,
+    odd_arguments,
+    told,
+    whole,
+)
+from strategist.readers.script import Script, is_script, script_faults, script_of, started
+
+Flags = Mapping[str, Any]
+AXES = {
+    "dp_replicate": "data_parallel_replicate_degree",
+    "dp_shard": "data_parallel_shard_degree",
+    "tp": "tensor_parallel_degree",
+    "cp": "context_parallel_degree",
+    "pp": "pipeline_parallel_degree",
+}
+SCHEDULES = {"1F1B": "1f1b", "GPipe": "gpipe", "Interleaved1F1B": "interleaved"}
+RECOMPUTE = {"full": "full", "selective": "selective", "none": "none"}
+CHOICE = "activation-checkpoint:"
+
+
+def read(source: Source, ranks: int | None) -> Foreign:
+    """What the flags say, and their faults for a number of ranks: told, or those that the script starts."""
+    if source.path.endswith(".toml"):
+        return Foreign(says={}, findings=(finding("titan-toml", source.path.rpartition("/")[2]),))
+    script = script_of(source) if is_script(source) else None
+    flags, recompute = _flags(source, script)
+    world = ranks or (started(script) if script else None)
+    degrees = _degrees(flags, world)
+    says = _says(flags, degrees) | told(recompute=recompute)
+    dp = degrees["dp_replicate"] * degrees["dp_shard"]
+    found = (
+        *(script_faults(script) if script else ()),
+        *_unknown(flags),
+        *_world(degrees, world),
+        *batch_faults(says, dp),
+        *_pipeline(flags, degrees["pp"]),
+    )
+    return Foreign(says=says, findings=found)
+
+
+def _flags(source: Source, script: Script | None) -> tuple[dict[str, Any], str | None]:
+    """Flags by section and key, and the recomputation that the sub-command chooses."""
+    if script is None:
+        table = source.table
+        return dict(table["flags"]), RECOMPUTE.get(str(table.get("activation-checkpoint")))
+    found: dict[str, Any] = {}
+    recompute = None
+    for index, word in enumerate(script.words):
+        name, equals, value = word.partition("=")
+        if word.startswith(CHOICE):
+            recompute = RECOMPUTE.get(word.removeprefix(CHOICE))
+        elif name.startswith("--") and "." in name:
+            following = next(iter(script.words[index + 1 : index + 2]), "--")
+            plain = following.startswith(("--", CHOICE))
+            found |= _flag(name, value if equals else None if plain else following)
+    return found, recompute
+
+
+def _flag(name: str, value: str | None) -> dict[str, Any]:
+    """One flag under its own name; a switch without a value is on, or off where its key begins with `no-`."""
+    section, _, key = name.removeprefix("--").replace("-", "_").rpartition(".")
+    if value is None and key.startswith("no_"):
+        return {f"{section}.{key.removeprefix('no_')}": False}
+    return {f"{section}.{key}": True if value is None else value}
+
+
+def _degrees(flags: Flags, world: int | None) -> dict[str, int]:
+    """Degrees of the axes. Shards that are not said, or said as -1, take the ranks that the others leave."""
+    found = {axis: whole(flags.get(f"parallelism.{key}")) or 1 for axis, key in AXES.items()}
+    if str(flags.get(f"parallelism.{AXES['dp_shard']}", -1)) == "-1" and world:
+        found["dp_shard"] = max(1, world // prod(found.values()))
+    return found
+
+
+def _says(flags: Flags, degrees: Mapping[str, int]) -> dict[str, Any]:
+    local, batch = whole(flags.get("training.local_batch_size")), whole(flags.get("training.global_batch_size"))
+    micro = (whole(flags.get("parallelism.pipeline_parallel_microbatch_size")) or 1) if degrees["pp"] > 1 else local
+    dp = degrees["dp_replicate"] * degrees["dp_shard"]
+    batch = batch or (local * dp if local else None)
+    steps = batch // (micro * dp) if batch and micro and batch % (micro * dp) == 0 else None
+    never = str(flags.get("parallelism.fsdp_reshard_after_forward")) == "never"
+    compute = str(flags.get("training.mixed_precision_param", "bfloat16"))
+    says: dict[str, Any] = dict(degrees) | told(
+        micro_batch=micro,
+        global_batch=batch,
+        accumulation=steps if steps is not None else 1 if micro else None,
+        seq_len=whole(flags.get("training.seq_len")),
+        ep=whole(flags.get("parallelism.expert_parallel_degree")) or 1,
+        zero=0 if degrees["dp_shard"] == 1 else 2 if never else 3,
+        schedule=_schedule(flags, degrees["pp"]),
+        layers_per_stage=whole(flags.get("parallelism.pipeline_parallel_layers_per_stage")),
+        compute=compute,
+        parameter=str(flags.get("training.dtype", "float32")),
+        reduce=str(flags.get("training.mixed_precision_reduce", "float32")),
+    )
+    says["sequence_parallel"] = degrees["tp"] > 1 and _on(flags, "parallelism.enable_sequence_parallel", usual=True)
+    says["compile"] = _on(flags, "compile.enable", usual=False)
+    says["offload"] = "parameters" if _on(flags, "training.enable_cpu_offload", usual=False) else "none"
+    return says
+
+
+def _on(flags: Flags, name: str, *, usual: bool) -> bool:
+    return str(flags.get(name, usual)).lower() == "true"
+
+
+def _schedule(flags: Flags, pp: int) -> str | None:
+    return "none" if pp == 1 else SCHEDULES.get(str(flags.get("parallelism.pipeline_parallel_schedule", "1F1B")))
+
+
+def _unknown(flags: Flags) -> Iterator[Finding]:
+    known = keys_of("torchtitan")
+    yield from odd_arguments((name for name in flags if name not in known), known, "torchtitan 0.3")
+
+
+def _world(degrees: Mapping[str, int], world: int | None) -> Iterator[Finding]:
+    product = prod(degrees.values())
+    if world and product != world:
+        yield finding("ranks-product", "parallelism", product=product, ranks=world)
+
+
+def _pipeline(flags: Flags, pp: int) -> Iterator[Finding]:
+    if pp == 1:
+        return
+    if not _on(flags, "training.disable_cuda_graphs", usual=False):
+        yield finding("titan-graphs-in-a-pipeline", "training.disable_cuda_graphs")
+    local = whole(flags.get("training.local_batch_size")) or 8
+    micro = whole(flags.get("parallelism.pipeline_parallel_microbatch_size")) or 1
+    if local % micro:
+        yield finding("titan-micro-batches", "training.local_batch_size", batch=local, micro=micro)
+
+
+def recognises(source: Source) -> bool:
+    """A table of flags, a script with flags of sections, or the TOML of older versions."""
+    flags = source.table.get("flags")
+    if isinstance(flags, dict):
+        return any(str(name).startswith("parallelism.") for name in flags)
+    if source.path.endswith(".toml"):
+        return "parallelism" in source.table and "training" in source.table
+    return is_script(source) and ("--parallelism." in source.text or "torchtitan" in source.text)
+
+
+TORCHTITAN = Reader(name="torchtitan", title="torchtitan 0.3", recognises=recognises, read=read, profile="fsdp2")

@@ -1,0 +1,146 @@
+"""Transformers' TrainingArguments as JSON or YAML, and LLaMA-Factory's file, whose keys contain them.
+
+As in Transformers 5.23.0, training_args.py, and LLaMA-Factory 0.9.5, hparams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from strategist.document.judgement import Finding, Said
+from strategist.readers.foreign import (
+    Foreign,
+    Reader,
+    Source,
+    Tables,
+    finding,
+    keys_of,
+    section_of,
+    switched,
+    told,
+    whole,
+)
+
+OPTIMIZERS = {"adamw_torch": "adamw", "adamw_torch_fused": "adamw", "sgd": "sgd", "adamw_bnb_8bit": "adamw8bit"}
+TABLES = Tables(
+    framework="transformers",
+    title="Transformers 5.23",
+    swallows={"": "its parser refuses the file"},
+)
+FACTORY = Tables(
+    framework="llama-factory",
+    title="LLaMA-Factory 0.9.5",
+    swallows={"": "its parser refuses the file"},
+)
+OWN = ("stage", "finetuning_type", "dataset", "template", "cutoff_len", "dataset_dir")
+"""Keys of LLaMA-Factory that TrainingArguments do not have."""
+
+
+def read(source: Source, ranks: int | None) -> Foreign:
+    """What a file says, and its faults."""
+    found = (*TABLES.unknown(source.table), *_fsdp_keys(source.table), *_choices(source.table))
+    return Foreign(says=_says(source.table, ranks), findings=found)
+
+
+def read_factory(source: Source, ranks: int | None) -> Foreign:
+    """What a file of LLaMA-Factory says, and its faults."""
+    table = source.table
+    megatron = {name.removeprefix("--").replace("-", "_") for name in _megatron_names()}
+    found = (
+        *FACTORY.unknown({key: table[key] for key in table if key not in megatron}),
+        *_fsdp_keys(table),
+        *_choices(table),
+        *_factory_needs(table),
+    )
+    return Foreign(says=_says(table, ranks) | told(seq_len=whole(table.get("cutoff_len"))), findings=found)
+
+
+def _megatron_names() -> tuple[str, ...]:
+    """Megatron-LM's arguments, which LLaMA-Factory takes too when it trains through Megatron."""
+    return (*keys_of("megatron", "switches"), *keys_of("megatron", "values"))
+
+
+def _sharded(table: Mapping[str, Any]) -> bool:
+    return str(table.get("fsdp", "")).lower() not in ("", "false", "none")
+
+
+def _says(table: Mapping[str, Any], ranks: int | None) -> dict[str, Said]:
+    section = {key.removeprefix("fsdp_"): value for key, value in section_of(table, "fsdp_config").items()}
+    sharded = _sharded(table)
+    recompute = switched(section, "activation_checkpointing") or switched(table, "gradient_checkpointing")
+    reshard = str(section.get("reshard_after_forward", True)).lower() in ("true", "full_shard")
+    low = "bfloat16" if switched(table, "bf16") else "float16" if switched(table, "fp16") else "float32"
+    says = told(
+        micro_batch=whole(table.get("per_device_train_batch_size")),
+        accumulation=whole(table.get("gradient_accumulation_steps")) or 1,
+        optimizer=OPTIMIZERS.get(str(table.get("optim", "adamw_torch_fused"))),
+        backend="gloo" if switched(table, "use_cpu") else "nccl",
+        recompute="full" if recompute else "none",
+        compute=low,
+    )
+    says["compile"] = switched(table, "torch_compile")
+    if "deepspeed" in table:
+        return says
+    layout = told(zero=(3 if reshard else 2) if sharded else 0, offload=_offload(section, sharded))
+    return says | layout | told(**{"dp_shard" if sharded else "dp_replicate": ranks})
+
+
+def _offload(section: Mapping[str, Any], sharded: bool) -> str:
+    return "parameters" if sharded and switched(section, "cpu_offload") else "none"
+
+
+def _fsdp_keys(table: Mapping[str, Any]) -> Iterator[Finding]:
+    """Keys of fsdp_config, where no parser looks: unknown ones vanish, and a prefix is stripped."""
+    known = Tables(
+        framework="transformers",
+        title="Transformers 5.23",
+        swallows={"fsdp_config": "it drops this one without a word"},
+    )
+    section = section_of(table, "fsdp_config")
+    bare = {key.removeprefix("fsdp_"): value for key, value in section.items()}
+    yield from known.unknown({"fsdp_config": bare})
+    for key in section:
+        if key.startswith("fsdp_") and key.removeprefix("fsdp_") in keys_of("transformers", "fsdp_config"):
+            yield finding("fsdp-prefix", f"fsdp_config.{key}", key=key, near=key.removeprefix("fsdp_"))
+
+
+def _choices(table: Mapping[str, Any]) -> Iterator[Finding]:
+    section = section_of(table, "fsdp_config")
+    if _sharded(table) and str(section.get("version", section.get("fsdp_version", 2))) == "1":
+        yield finding("fsdp1-deprecated", "fsdp_config.version")
+    if _sharded(table) and switched(table, "gradient_checkpointing"):
+        yield finding("checkpointing-under-fsdp", "gradient_checkpointing")
+    if switched(table, "bf16") and switched(table, "fp16"):
+        yield finding("two-low-formats", "bf16")
+
+
+def _factory_needs(table: Mapping[str, Any]) -> Iterator[Finding]:
+    for key, why in (
+        ("model_name_or_path", "it names the model"),
+        ("output_dir", "it names the folder of checkpoints"),
+    ):
+        if key not in table:
+            yield finding("missing-key", key, title="LLaMA-Factory", key=key, why=why)
+
+
+def recognises(source: Source) -> bool:
+    """A table with a key that only TrainingArguments have."""
+    return "per_device_train_batch_size" in source.table and not recognises_factory(source)
+
+
+def recognises_factory(source: Source) -> bool:
+    """A table with two keys of LLaMA-Factory's own."""
+    return len(set(OWN) & set(source.table)) >= 2
+
+
+TRANSFORMERS = Reader(
+    name="transformers", title="Transformers 5.23", recognises=recognises, read=read, profile="hf-trainer"
+)
+FACTORY_READER = Reader(
+    name="llama-factory",
+    title="LLaMA-Factory 0.9.5",
+    recognises=recognises_factory,
+    read=read_factory,
+    profile="hf-trainer",
+)

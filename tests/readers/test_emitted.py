@@ -1,0 +1,81 @@
+"""What `emit` writes, read back by the readers, says what the plan says, and `validate` finds no fault in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from strategist.document.plan import Plan
+from strategist.emitters import EMITTERS
+from strategist.readers import open_source, read_foreign
+from strategist.readers.foreign import Foreign
+from tests.emitters.grid import written
+from tests.emitters.test_read_back import Said, facts
+
+SAYS = {
+    "accelerate": {"ranks", "zero", "offload", "compute"},
+    "deepspeed": {"global_batch", "micro_batch", "accumulation", "zero", "offload", "parameter", "gradient", "reduce", "compute"},
+    "transformers": {"micro_batch", "accumulation", "zero", "offload", "compute", "optimizer", "recompute", "backend"},
+    "torchtitan": {
+        "dp_replicate", "dp_shard", "tp", "cp", "pp", "ep", "zero", "micro_batch", "accumulation", "global_batch", "seq_len",
+        "schedule", "sequence_parallel", "recompute", "offload", "compile", "parameter", "reduce", "compute",
+    },
+    "nanotron": {
+        "tp", "pp", "cp", "zero", "micro_batch", "accumulation", "global_batch", "seq_len", "sequence_parallel", "recompute",
+        "gradient", "reduce", "compute",
+    },
+    "megatron": {
+        "dp_replicate", "dp_shard", "tp", "cp", "pp", "zero", "micro_batch", "accumulation", "global_batch", "seq_len",
+        "schedule", "virtual_stages", "sequence_parallel", "context_parallel", "recompute", "optimizer", "gradient", "reduce",
+        "compute", "backend",
+    },
+}  # fmt: skip
+"""What some file of each target says for every plan, so that a reader that says less is noticed."""
+
+
+def read_all(folder: Path, target: str) -> list[tuple[Plan, list[Foreign]]]:
+    """Every plan that a target writes files for, and what is read in them; the plan itself is not looked at."""
+    found = []
+    known: dict[tuple[str, str, int], Foreign] = {}
+    for plan, files in written(target):
+        read = []
+        for name, text in files.items():
+            key = (str(name), text, plan.mesh.world)
+            if str(name) != "plan.json" and key not in known:
+                (folder / name).write_text(text, encoding="utf-8")
+                known[key] = read_foreign(open_source(str(folder / name), "FILE"), "FILE", plan.mesh.world)[1]
+            read += [known[key]] if key in known else []
+        found.append((plan, read))
+    return found
+
+
+def meant(plan: Plan) -> Said:
+    """What the plan says in the readers' words. Weights that are kept in fp32 may have a low copy beside them."""
+    said = facts(plan) | {
+        "ranks": plan.mesh.world,
+        "global_batch": plan.workload.global_batch,
+        "seq_len": plan.workload.seq_len,
+    }
+    return said | {"kept": said["parameter"] if said["master"] == "none" else said["master"]}
+
+
+SCRIPTS_ALONE = [emitter.name for emitter in EMITTERS if emitter.name not in SAYS]
+"""Targets without a configuration file: their scripts read plan.json."""
+
+
+@pytest.mark.parametrize("target", [*SAYS, *(pytest.param(name, marks=pytest.mark.slow) for name in SCRIPTS_ALONE)])
+def test_emitted_files_pass_and_say_the_plan(target: str, tmp_path: Path) -> None:
+    """No file of any plan has a fault; mesh, batch, formats and strategy that it says are the plan's, and it says enough."""
+    for plan, read in read_all(tmp_path, target):
+        assert [fault for foreign in read for fault in foreign.findings] == []
+        said = {name: value for foreign in read for name, value in foreign.says.items()}
+        by_deepspeed = target == "accelerate" and "global_batch" in said
+        assert set(said) >= SAYS.get("deepspeed" if by_deepspeed else target, set()), plan.strategy
+        each = said.pop("layers_per_stage", None)
+        if each is not None:
+            said["virtual_stages"] = -(-plan.model.layers // each) // plan.mesh.pp
+        if {"parameter", "master"} <= set(said):
+            parameter, master = said.pop("parameter"), said.pop("master")
+            said["kept"] = parameter if master == "none" else master
+        assert {name: meant(plan)[name] for name in said} == said

@@ -1,0 +1,356 @@
+"""Each fault that a reader can find is found where it stands, with a sentence, and not where it does not stand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from strategist.document.judgement import Finding
+from strategist.judging import judge
+from strategist.readers.foreign import traps
+from tests.cli.harness import call
+
+MEGATRON = (
+    "export CUDA_DEVICE_MAX_CONNECTIONS=1\ntorchrun --nnodes 1 --nproc-per-node 8 pretrain_gpt.py "
+    "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --num-layers 8 --num-attention-heads 8 "
+    "--micro-batch-size 1 --global-batch-size 16"
+)
+TITAN = (
+    "torchrun --nproc-per-node 8 -m torchtitan.train --module llama3 --config llama3_8b --training.disable_cuda_graphs "
+    "--parallelism.data_parallel_shard_degree 2 --parallelism.pipeline_parallel_degree 4 --training.local_batch_size 8 "
+    "--training.global_batch_size 32"
+)
+SBATCH = (
+    "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=8\n"
+    "export HF_HUB_OFFLINE=1\nsrun torchrun --nnodes 2 --nproc-per-node 8 train.py"
+)
+ACCELERATE: dict[str, Any] = {
+    "compute_environment": "LOCAL_MACHINE", "distributed_type": "FSDP", "num_machines": 1, "num_processes": 8,
+    "mixed_precision": "bf16", "use_cpu": False,
+    "fsdp_config": {"fsdp_version": 2, "fsdp_reshard_after_forward": True},
+    "parallelism_config": {"parallelism_config_dp_replicate_size": 2, "parallelism_config_dp_shard_size": 4},
+}  # fmt: skip
+DEEPSPEED: dict[str, Any] = {
+    "train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
+    "zero_optimization": {"stage": 2}, "bf16": {"enabled": True},
+}  # fmt: skip
+ARGUMENTS: dict[str, Any] = {
+    "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "bf16": True, "fsdp": True,
+    "fsdp_config": {"version": 2, "reshard_after_forward": True},
+}  # fmt: skip
+FACTORY: dict[str, Any] = {
+    "model_name_or_path": "m", "stage": "sft", "finetuning_type": "full", "dataset": "d", "template": "llama3", "output_dir": "o",
+    "per_device_train_batch_size": 1,
+}  # fmt: skip
+NANOTRON: dict[str, Any] = {
+    "parallelism": {"dp": 4, "pp": 1, "tp": 2}, "tokens": {"micro_batch_size": 1, "batch_accumulation_per_replica": 2},
+    "model": {"dtype": "bfloat16", "model_config": {"num_attention_heads": 8, "num_key_value_heads": 4}},
+    "general": {"project": "p"},
+}  # fmt: skip
+AXOLOTL: dict[str, Any] = {"base_model": "m", "micro_batch_size": 1, "sequence_len": 2048, "datasets": [], "bf16": True}
+
+SOUND: Mapping[str, str] = {
+    "job.sbatch": SBATCH,
+    "megatron.sh": MEGATRON,
+    "titan.sh": TITAN,
+    "accelerate.yaml": yaml.safe_dump(ACCELERATE),
+    "deepspeed.json": json.dumps(DEEPSPEED),
+    "training.json": json.dumps(ARGUMENTS),
+    "factory.yaml": yaml.safe_dump(FACTORY),
+    "axolotl.yaml": yaml.safe_dump(AXOLOTL),
+    "nanotron.yaml": yaml.safe_dump(NANOTRON),
+    "requirements.txt": "torch==2.13.0\ntransformers==5.23.0\n",
+    "train.py": "import ray\n",
+}
+"""Files without a fault, one for every reader."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A file with one fault: its rule, the file, and the place and a word that the finding names."""
+
+    rule: str
+    name: str
+    text: str
+    place: str
+    word: str = ""
+
+
+def changed(base: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
+    """A table with some keys changed; None takes one out, a table changes the table that is there."""
+    table = dict(base)
+    for key, value in changes.items():
+        inner = table.get(key)
+        table[key] = changed(inner, **value) if isinstance(inner, dict) and isinstance(value, dict) else value
+    return {key: value for key, value in table.items() if value is not None}
+
+
+def accelerate(rule: str, place: str, word: str = "", **changes: Any) -> Case:
+    return Case(rule, "accelerate.yaml", yaml.safe_dump(changed(ACCELERATE, **changes)), place, word)
+
+
+def deepspeed(rule: str, place: str, word: str = "", **changes: Any) -> Case:
+    return Case(rule, "deepspeed.json", json.dumps(changed(DEEPSPEED, **changes)), place, word)
+
+
+def arguments(rule: str, place: str, word: str = "", **changes: Any) -> Case:
+    return Case(rule, "training.json", json.dumps(changed(ARGUMENTS, **changes)), place, word)
+
+
+def nanotron(rule: str, place: str, word: str = "", **changes: Any) -> Case:
+    return Case(rule, "nanotron.yaml", yaml.safe_dump(changed(NANOTRON, **changes)), place, word)
+
+
+def megatron(rule: str, place: str, word: str, old: str, new: str) -> Case:
+    return Case(rule, "megatron.sh", MEGATRON.replace(old, new), place, word)
+
+
+def titan(rule: str, place: str, word: str, old: str, new: str) -> Case:
+    return Case(rule, "titan.sh", TITAN.replace(old, new), place, word)
+
+
+def slurm(rule: str, place: str, word: str, old: str, new: str) -> Case:
+    return Case(rule, "job.sbatch", SBATCH.replace(old, new), place, word)
+
+
+MESH = "parallelism_config"
+SIZE = "parallelism_config_{}_size"
+FSDP_WORDS = "--use-distributed-optimizer --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params"
+CASES = (
+    accelerate("accelerate-cpu-one-process", "use_cpu", "one process", use_cpu=True, distributed_type="MULTI_CPU"),
+    accelerate("accelerate-cpu-fsdp", "use_cpu", "alone", use_cpu=True),
+    accelerate("unknown-key", "fsdp_config.fsdp_verison", "fsdp_version", fsdp_config={"fsdp_verison": 2}),
+    accelerate("unknown-key", f"{MESH}.dp_shard_size", "dp_shard_size", parallelism_config={"dp_shard_size": 4}),
+    accelerate("unknown-key", "num_proceses", "num_processes", num_proceses=8),
+    accelerate("accelerate-cpu-deepspeed", "use_cpu", "misleads", use_cpu=True, distributed_type="DEEPSPEED"),
+    accelerate("accelerate-cp-and-sp", MESH, "exclude", parallelism_config={SIZE.format("cp"): 2, SIZE.format("sp"): 2}),
+    accelerate(
+        "accelerate-replicas-beside-model", MESH, "dp_shard_size above 1",
+        parallelism_config={SIZE.format("tp"): 4, SIZE.format("dp_shard"): 1},
+    ),
+    accelerate("ranks-product", MESH, "16 ranks", parallelism_config={SIZE.format("tp"): 2}),
+    accelerate("ranks-product", MESH, "8 ranks", num_processes=4),
+    accelerate(
+        "accelerate-nothing-to-shard", MESH, "nothing to shard",
+        parallelism_config={SIZE.format("dp_shard"): 1, SIZE.format("dp_replicate"): 8},
+    ),
+    accelerate("accelerate-mesh-needs-fsdp2", "fsdp_config.fsdp_version", "it is 1", fsdp_config={"fsdp_version": 1}),
+    accelerate("accelerate-precision", "mixed_precision", "bf17", mixed_precision="bf17"),
+    accelerate("missing-key", "distributed_type", "guesses", distributed_type=None),
+    deepspeed("unknown-key", "train_batch_sise", "ignores", train_batch_sise=8),
+    deepspeed("unknown-key", "pipeline.stagess", "stages", pipeline={"stagess": 2}),
+    deepspeed("unknown-key", "expert_parallel.autoep_sise", "autoep_size", expert_parallel={"autoep_sise": 2}),
+    deepspeed("unknown-key", "zero_optimization.stge", "refuses", zero_optimization={"stge": 1}),
+    deepspeed("deepspeed-auto", "train_micro_batch_size_per_gpu", "stops", train_micro_batch_size_per_gpu="auto"),
+    deepspeed("deepspeed-auto", "zero_optimization.reduce_bucket_size", "drops", zero_optimization={"reduce_bucket_size": "auto"}),
+    deepspeed("deepspeed-removed-key", "amp", "removed", amp={"enabled": True}),
+    deepspeed("deepspeed-removed-key", "zero_optimization.mics_shard_size", "removed", zero_optimization={"mics_shard_size": 8}),
+    deepspeed("deepspeed-no-batch", "train_batch_size", "batch keys", train_batch_size=None, train_micro_batch_size_per_gpu=None),
+    deepspeed("batch-divides", "global batch", "60", train_batch_size=60),
+    deepspeed("deepspeed-stage", "zero_optimization.stage", "stage 4", zero_optimization={"stage": 4}),
+    deepspeed("deepspeed-two-formats", "bf16", "both", fp16={"enabled": True}),
+    deepspeed(
+        "deepspeed-offload-stage", "zero_optimization.offload_param", "stage is 2",
+        zero_optimization={"offload_param": {"device": "cpu"}},
+    ),
+    deepspeed(
+        "deepspeed-nvme-path", "zero_optimization.offload_optimizer", "nvme_path",
+        zero_optimization={"offload_optimizer": {"device": "nvme"}},
+    ),
+    Case("deepspeed-local-rank", "run.sh", "deepspeed train.py --steps 3\n", "deepspeed", "--local_rank"),
+    arguments("fsdp1-deprecated", "fsdp_config.version", "FSDP1", fsdp_config={"version": 1}),
+    arguments("fsdp-prefix", "fsdp_config.fsdp_cpu_offload", "cpu_offload", fsdp_config={"fsdp_cpu_offload": True}),
+    arguments("checkpointing-under-fsdp", "gradient_checkpointing", "once more", gradient_checkpointing=True),
+    arguments("unknown-key", "fsdp_config.reshard_after_foward", "reshard_after_forward", fsdp_config={"reshard_after_foward": 1}),
+    arguments("two-low-formats", "bf16", "both", fp16=True),
+    Case("unknown-key", "factory.yaml", yaml.safe_dump(changed(FACTORY, finetunning_type="full")), "finetunning_type", "finetuning_type"),
+    Case("missing-key", "factory.yaml", yaml.safe_dump(changed(FACTORY, output_dir=None)), "output_dir", "checkpoints"),
+    Case("torch-companions", "requirements.txt", "torch==2.13.0\ntorchvision==0.28.0\n", "torchvision", "0.28.0"),
+    Case("torch-companions", "requirements.txt", "torch==2.13.0\ntorchaudio == 2.11.0\n", "torchaudio", "2.11.0"),
+    megatron("megatron-connections", "CUDA_DEVICE_MAX_CONNECTIONS", "TP 2", "export CUDA_DEVICE_MAX_CONNECTIONS=1", ""),
+    megatron("megatron-fsdp-checkpoint", "--ckpt-format", "torch_dist", "--pipeline-model-parallel-size 2", FSDP_WORDS),
+    megatron(
+        "megatron-fsdp-connections", "CUDA_DEVICE_MAX_CONNECTIONS", "refuses",
+        "--pipeline-model-parallel-size 2", f"{FSDP_WORDS} --ckpt-format fsdp_dtensor",
+    ),
+    megatron("unknown-key", "--pipeline-model-paralel-size", "--pipeline-model-parallel-size", "pipeline-model-parallel", "pipeline-model-paralel"),
+    megatron("foreign-arguments", "--vision-model-type", "--vision-model-type", "--num-layers 8", "--num-layers 8 --vision-model-type x"),
+    megatron("ranks-divide", "--tensor-model-parallel-size", "multiple", "--nproc-per-node 8", "--nproc-per-node 6"),
+    megatron("batch-product", "global batch", "15", "--global-batch-size 16", "--global-batch-size 15"),
+    megatron("heads-divide", "--num-attention-heads", "TP 2", "--num-attention-heads 8", "--num-attention-heads 7"),
+    megatron("missing-key", "--micro-batch-size", "no default", "--micro-batch-size 1", ""),
+    megatron("megatron-recompute-method", "--recompute-granularity", "uniform", "--num-layers 8", "--num-layers 8 --recompute-granularity full"),
+    megatron("megatron-experts", "--expert-model-parallel-size", "--num-experts", "--num-layers 8", "--num-layers 8 --expert-model-parallel-size 2"),
+    megatron("sequence-parallel-alone", "--sequence-parallel", "without TP", "--tensor-model-parallel-size 2", "--sequence-parallel"),
+    nanotron("unknown-key", "tokens.micro_batch_sise", "micro_batch_size", tokens={"micro_batch_sise": 2}),
+    nanotron("missing-key", "parallelism.pp", "no default", parallelism={"dp": 4, "tp": 2, "pp": None}),
+    nanotron("heads-divide", "parallelism.tp", "TP 3", parallelism={"tp": 3}),
+    nanotron("nanotron-heads", "parallelism.tp", "TP 8", parallelism={"tp": 8}),
+    Case("two-engines", "axolotl.yaml", yaml.safe_dump(changed(AXOLOTL, deepspeed="z.json", fsdp_version=2)), "deepspeed", "fsdp_version"),
+    Case("unknown-key", "axolotl.yaml", yaml.safe_dump(changed(AXOLOTL, micro_batch_sise=2)), "micro_batch_sise", "all the same"),
+    Case("shadowed-package", "train.py", "from ray.train import ScalingConfig\n", "ray/", "virtual environment"),
+    Case("hub-retries", "run.sh", "export HF_HUB_ETAG_TIMEOUT=3\ntorchrun train.py --model org/name\n", "HF_HUB_ETAG_TIMEOUT", "23 s"),
+    slurm("torchrun-per-task", "#SBATCH --ntasks-per-node", "64 ranks", "ntasks-per-node=1", "ntasks-per-node=8"),
+    slurm("nodes-differ", "--nnodes", "2 nodes", "--nnodes 2", "--nnodes 3"),
+    slurm("devices-differ", "--nproc-per-node", "8 GPUs", "--nproc-per-node 8", "--nproc-per-node 4"),
+    slurm("old-launcher", "torch.distributed.launch", "alias", "torchrun", "python -m torch.distributed.launch"),
+    Case("titan-toml", "job.toml", "[parallelism]\ntensor_parallel_degree = 2\n[training]\nsteps = 3\n", "job.toml", "no TOML"),
+    titan("titan-graphs-in-a-pipeline", "training.disable_cuda_graphs", "pipelines", "--training.disable_cuda_graphs ", ""),
+    titan("titan-micro-batches", "training.local_batch_size", "multiple of", "--training.local_batch_size 8", "--training.local_batch_size 8 --parallelism.pipeline_parallel_microbatch_size 3"),
+    titan("unknown-key", "training.local_batch_sise", "local_batch_size", "local_batch_size", "local_batch_sise"),
+    titan("ranks-product", "parallelism", "8 ranks", "--nproc-per-node 8", "--nproc-per-node 4"),
+    titan("batch-product", "global batch", "33", "global_batch_size 32", "global_batch_size 33"),
+)  # fmt: skip
+"""One file for every fault, and for every place where a framework swallows a misspelt key."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder with a virtual environment called like a package, as people make them."""
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray/pyvenv.cfg").write_text("home = /usr\n", encoding="utf-8")
+    yield tmp_path
+
+
+def found_in(folder: Path, name: str, text: str) -> tuple[Finding, ...]:
+    """The faults of a file of this name."""
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return judge(str(path)).findings
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.rule} {case.place}")
+def test_the_fault_is_found(case: Case, folder: Path) -> None:
+    """The rule fires once at that place, says the word that matters, and offers a change."""
+    found = [
+        fault
+        for fault in found_in(folder, case.name, case.text)
+        if (fault.rule, fault.place) == (case.rule, case.place)
+    ]
+    assert len(found) == 1
+    assert case.word in f"{found[0].sentence} {found[0].fix}"
+    assert found[0].fix.endswith(".")
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_a_sound_file_passes(name: str, tmp_path: Path) -> None:
+    """A file without a fault has no finding at all."""
+    assert found_in(tmp_path, name, SOUND[name]) == ()
+
+
+def test_every_fault_has_a_file() -> None:
+    """No rule is without a test here; those of layouts are tested with model and machines."""
+    assert {case.rule for case in CASES} | {"illegal-layout", "does-not-fit"} == set(traps())
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "accelerate.yaml",
+            yaml.safe_dump(changed(ACCELERATE, main_process_port=29500)) + "main_process_ip: 192.168.0.1\n",
+        ),
+        ("deepspeed.json", json.dumps(changed(DEEPSPEED, _comment="x"))),
+        ("factory.yaml", yaml.safe_dump(changed(FACTORY, warmup_ratio=0.1, tensor_model_parallel_size=2))),
+        ("axolotl.yaml", yaml.safe_dump(changed(AXOLOTL, fsdp_config={"fsdp_offload_params": True}, model_type="x"))),
+        ("megatron.sh", MEGATRON.replace("--num-layers 8", '"--num-layers 8"')),
+        (
+            "megatron.sh",
+            MEGATRON.replace("--tensor-model-parallel-size 2", "--sequence-parallel --tensor-model-parallel-size $TP"),
+        ),
+        ("megatron.sh", MEGATRON.replace("export CUDA_DEVICE_MAX_CONNECTIONS=1", "source settings.sh")),
+        ("run.sh", "TP=2\ntorchrun --nproc-per-node ${GPUS:-8} train.py\n"),
+    ],
+)
+def test_what_people_write_is_no_fault(name: str, text: str, tmp_path: Path) -> None:
+    """Addresses, comments, keys of a framework's other half, prefixes, variables and sourced files raise no false alarm."""
+    assert [fault for fault in found_in(tmp_path, name, text) if fault.kind == "failure"] == []
+
+
+@pytest.mark.parametrize("row", traps().values(), ids=lambda row: row["name"])
+def test_faults_name_their_source(row: Mapping[str, str]) -> None:
+    """Each rule says failure or warning, a sentence, a change, and where that is known from."""
+    assert row["kind"] in ("failure", "warning")
+    assert all(row[part].strip() for part in ("sentence", "fix", "source"))
+
+
+def test_exit_codes(tmp_path: Path) -> None:
+    """0 for files that pass, with warnings too; 5 when one of several has a failure; 2 for what is no configuration."""
+    bad = tmp_path / "bad.json"
+    bad.write_text(json.dumps(changed(DEEPSPEED, train_batch_size=60)), encoding="utf-8")
+    good, warned, other = tmp_path / "good.json", tmp_path / "run.sh", tmp_path / "x.json"
+    good.write_text(json.dumps(DEEPSPEED), encoding="utf-8")
+    warned.write_text("deepspeed train.py\n", encoding="utf-8")
+    other.write_text("{}", encoding="utf-8")
+    assert call("validate", str(good), str(warned)).code == 0
+    assert call("validate", str(good), str(bad)).code == 5
+    refused = call("validate", str(other), "--json")
+    assert (refused.code, json.loads(refused.out)["error"]["code"]) == (2, "E_KIND")
+
+
+WEIGH = ("--model", "llama-3.2-1b", "--hardware", "dgx-h100")
+
+
+def test_what_does_not_fit_is_said_with_a_change_that_fits(tmp_path: Path) -> None:
+    """A file that runs out of memory on the named machines gets the ledger and a change; with that change it passes."""
+    table = changed(DEEPSPEED, train_batch_size=1024, train_micro_batch_size_per_gpu=64, zero_optimization={"stage": 3})
+    path = tmp_path / "deepspeed.json"
+    path.write_text(json.dumps(table), encoding="utf-8")
+    done = call("validate", str(path), *WEIGH, "--seq-len", "4096", "--json")
+    (judgement,) = json.loads(done.out)
+    (fault,) = [fault for fault in judgement["findings"] if fault["rule"] == "does-not-fit"]
+    assert (done.code, judgement["prediction"]["fits"]) == (5, False)
+    change = dict(part.split("=") for part in fault["fix"].removeprefix("It fits with ").rstrip(".").split(", "))
+    assert set(change) == {"micro_batch", "accumulation"}
+    micro, steps = int(change["micro_batch"]), int(change["accumulation"])
+    path.write_text(
+        json.dumps(changed(table, train_micro_batch_size_per_gpu=micro, gradient_accumulation_steps=steps)),
+        encoding="utf-8",
+    )
+    assert call("validate", str(path), *WEIGH, "--seq-len", "4096").code == 0
+
+
+def test_an_illegal_layout_is_a_failure(tmp_path: Path) -> None:
+    """Degrees that the machines cannot be filled with are a failure once the machines are named."""
+    path = tmp_path / "megatron.sh"
+    text = MEGATRON.replace("--nproc-per-node 8", "").replace(
+        "--tensor-model-parallel-size 2", "--tensor-model-parallel-size 3"
+    )
+    path.write_text(text, encoding="utf-8")
+    assert {
+        fault["rule"] for fault in json.loads(call("validate", str(path), *WEIGH, "--json").out)[0]["findings"]
+    } >= {
+        "ranks-divide",
+        "illegal-layout",
+    }
+
+
+def test_predict_reads_the_same_files(tmp_path: Path) -> None:
+    """`predict FILE` prices the layout of another framework's file as `--strategy` prices it written by hand."""
+    path = tmp_path / "deepspeed.json"
+    path.write_text(json.dumps(changed(DEEPSPEED, zero_optimization={"stage": 3})), encoding="utf-8")
+    read = json.loads(call("predict", str(path), *WEIGH, "--json").out)
+    words = (
+        "--strategy",
+        "dp_shard=8,zero=3,micro_batch=4,accumulation=2",
+        "--global-batch",
+        "64",
+        "--framework",
+        "deepspeed-bf16",
+    )
+    written = json.loads(call("predict", *WEIGH, *words, "--json").out)
+    assert (read["layout"], read["memory"], read["time"]) == (written["layout"], written["memory"], written["time"])
+
+
+def test_model_without_machines_is_refused(tmp_path: Path) -> None:
+    """One of the two is not enough to weigh a file, and saying it is no silent no-op."""
+    path = tmp_path / "deepspeed.json"
+    path.write_text(json.dumps(DEEPSPEED), encoding="utf-8")
+    done = call("validate", str(path), "--model", "llama-3.1-8b", "--json")
+    assert (done.code, json.loads(done.out)["error"]["flag"]) == (2, "--hardware")
