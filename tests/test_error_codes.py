@@ -15,8 +15,6 @@ from strategist.rulebook.rule import BOOKS, load_rules
 from tests.source import ROOT, calls, modules, texts
 
 OWED = {
-    "NO_CHECKPOINT": "E: resume",
-    "INTERRUPTED": "E: resume",
     "PATH_ESCAPE": "F: targets with folders of their own",
     "CODE_IGNORED": "F: validate; reading a configuration only warns, with W_REMOTE_CODE_IGNORED",
 }

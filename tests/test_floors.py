@@ -19,7 +19,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("catalog",),
     ("facts",),
     ("space", "document"),
-    ("rulebook", "memory", "timing"),
+    ("rulebook", "memory", "timing", "runs"),
     ("planner", "emitters", "reports", "executor", "readers"),
     ("accuracy",),
     ("measure",),
@@ -36,6 +36,7 @@ NOWHERE: frozenset[str] = frozenset()
 HOMES: Mapping[str, frozenset[str]] = {
     "torch": frozenset({"executor", "measure"}),
     "transformers": NOWHERE,
+    "safetensors": frozenset({"executor"}),
     "scipy": frozenset({"accuracy"}),
     "rich": frozenset({"cli"}),
     "networkx": frozenset({"facts"}),

@@ -32,6 +32,8 @@ COMMANDS = (
     ("calibrate", "fit factors of the time model to measured runs"),
     ("emit", "write launch files for a Plan"),
     ("run", "train with a Plan on this machine"),
+    ("resume", "go on with a run, also on another layout"),
+    ("status", "look at a run: loss, ranks, checkpoints, faults"),
     ("topology", "show or draw the machines"),
     ("catalog", "list the known gpus, nodes and models"),
     ("rule", "print a rule, or list them"),

@@ -12,29 +12,43 @@ from pathlib import Path
 
 from strategist.document.load import load_plan
 from strategist.document.write import as_document
-from strategist.errors import InputError, InternalError, StrategistError, shown
+from strategist.errors import InputError, InternalError, InterruptError, StrategistError, shown
 from strategist.executor.processes import is_collateral
 from strategist.executor.session import StepResult
 from strategist.executor.train import TrainingReport, train
+from strategist.executor.watch import Saving, Watch
+from strategist.runs.folder import RunFolder, write_whole
 from strategist.units import parse_integer
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code is that of the error, 0 without one."""
     options = _parser().parse_args(arguments)
-    is_first = os.environ.get("RANK", "0") == "0"
+    is_first, watch = os.environ.get("RANK", "0") == "0", _watch(options)
     try:
         steps = parse_integer(options.steps, "--steps", high=10**9, example="20")
         seed = parse_integer(options.seed, "--seed", low=0, high=2**31, example="0")
         plan, path = load_plan(options.plan), _writable(options.report)
-        report = train(plan, steps, seed=seed, on_step=_say if is_first else None)
+        report = train(plan, steps, seed=seed, on_step=_say if is_first else None, watch=watch)
         if is_first and path is not None:
             write_report(report, path)
     except StrategistError as error:
+        if watch is not None and not isinstance(error, InterruptError):
+            watch.failed(error)
         if is_first or not is_collateral(error.__cause__):
             sys.stderr.write(f"E_{error.code}: {error.message}\n{error.hint or ''}\n")
         return error.exit_code
+    if watch is not None:
+        watch.phase("done")
     return 0
+
+
+def _watch(options: argparse.Namespace) -> Watch | None:
+    """This rank's side of a supervised run, when it is part of one."""
+    if options.run_folder is None:
+        return None
+    saving = Saving(every=int(options.save_every), keep=int(options.keep)) if options.save_every else None
+    return Watch(RunFolder(options.run_folder), start=Path(options.start) if options.start else None, saving=saving)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -43,6 +57,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", default="20", help="optimizer steps (default 20)")
     parser.add_argument("--seed", default="0", help="seed of weights and data (default 0)")
     parser.add_argument("--report", metavar="FILE", help="where rank 0 writes losses, seconds, memory, versions (JSON)")
+    supervised = parser.add_argument_group("as part of `strategist run`, which gives these")
+    supervised.add_argument("--run-folder", metavar="RUN", help="where this rank writes about itself")
+    supervised.add_argument("--start", metavar="CHECKPOINT", help="go on from there")
+    supervised.add_argument("--save-every", metavar="N", help="save after every N steps and when asked to stop")
+    supervised.add_argument("--keep", metavar="N", help="checkpoints that stay")
     return parser
 
 
@@ -71,10 +90,8 @@ def write_report(report: TrainingReport, path: Path) -> None:
     """The report as JSON, in place at once or not at all. Raises InternalError IO when it cannot be written."""
     document = {field.name: getattr(report, field.name) for field in dataclasses.fields(report)}
     text = json.dumps({name: as_document(value) for name, value in document.items()}, indent=1)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
-        partial.write_text(text + "\n", encoding="utf-8")
-        partial.replace(path)
+        write_whole(path, text + "\n")
     except OSError as problem:
         raise InternalError(
             "IO", f"--report: {shown(path)} cannot be written ({problem}).", flag="--report", hint="Free some space."

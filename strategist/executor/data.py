@@ -68,16 +68,16 @@ class DataShare:
 
 
 class StepSampler(Sampler[list[int]]):
-    """Sample numbers of this rank, one list per step; an incomplete last global batch is left out."""
+    """Sample numbers of this rank, one list per step from `first_step` on; an incomplete last global batch is left out."""
 
-    def __init__(self, order: list[int], share: DataShare) -> None:
-        self.order, self.share = order, share
+    def __init__(self, order: list[int], share: DataShare, first_step: int = 0) -> None:
+        self.order, self.share, self.first_step = order, share, first_step
 
     def __len__(self) -> int:
-        return len(self.order) // self.share.global_batch
+        return len(self.order) // self.share.global_batch - self.first_step
 
     def __iter__(self) -> Iterator[list[int]]:
-        return (self.share.of_step(self.order, step) for step in range(len(self)))
+        return (self.share.of_step(self.order, self.first_step + step) for step in range(len(self)))
 
 
 def global_order(size: int, *, seed: int, shuffle: bool, sampler: Iterable[int] | None) -> list[int]:
@@ -99,10 +99,11 @@ def global_order(size: int, *, seed: int, shuffle: bool, sampler: Iterable[int] 
     return torch.randperm(size, generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def data_loader(dataset: Dataset[Any], share: DataShare, order: list[int]) -> DataLoader[Any]:
-    """Batches of this rank, one per step, stacked sample by sample.
+def data_loader(dataset: Dataset[Any], share: DataShare, order: list[int], first_step: int = 0) -> DataLoader[Any]:
+    """Batches of this rank, one per step from `first_step` on, stacked sample by sample.
 
-    Raises InputError TOO_SMALL when the samples do not make one global batch.
+    Raises InputError TOO_SMALL when the samples do not make one global batch, RANGE when the pass ends before
+    `first_step`.
     """
     if len(order) < share.global_batch:
         raise InputError(
@@ -112,4 +113,13 @@ def data_loader(dataset: Dataset[Any], share: DataShare, order: list[int]) -> Da
             value=len(order),
             hint="Give more samples, or plan with a smaller global batch.",
         )
-    return DataLoader(dataset, batch_sampler=StepSampler(order, share))
+    per_pass = len(order) // share.global_batch
+    if not 0 <= first_step < per_pass:
+        raise InputError(
+            "RANGE",
+            f"first_step is {first_step}, and a pass over the data has {per_pass} steps.",
+            flag="first_step",
+            value=first_step,
+            hint="Give session.steps modulo the steps of a pass, and the seed of that pass.",
+        )
+    return DataLoader(dataset, batch_sampler=StepSampler(order, share, first_step))

@@ -71,6 +71,7 @@ class LoopEngine:
             with self._bucket_reduction(now=index == count - 1), _loss_context(self.job):
                 with compute_context(self.job.plan, self.job.device):
                     loss = self.objective.summed(self.model, micro_batch) * scale
+                self.job.instruments.phase("backward")
                 loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         return total

@@ -19,19 +19,25 @@ def read_number(value: Tensor) -> float:
     return float(value)
 
 
+def unheard(_phase: str) -> None:
+    """Nobody watches this rank."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instruments:
     """The parts that a trace or a test exchanges; training uses them as they are.
 
     `read` turns a tensor into a number (fake tensors have none), `make_stage` makes the pipeline stage (a fake group
     cannot vote on shapes), `replica` averages the gradients of whole copies (DDP's reducer, in C++, reads real memory),
-    `compile_backend` is what torch.compile compiles for.
+    `compile_backend` is what torch.compile compiles for. `phase` hears what this rank begins: forward, backward, reduce,
+    step, save or load.
     """
 
     read: Callable[[Tensor], float] = read_number
     make_stage: Callable[..., PipelineStage] = PipelineStage
     replica: type[nn.Module] = DistributedDataParallel
     compile_backend: str = "inductor"
+    phase: Callable[[str], None] = unheard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,13 +11,15 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
-from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed import FileStore, HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from strategist.document.plan import Plan
 from strategist.errors import ImpossibleError, StrategistError, TrainingError
 from strategist.executor.mesh import check_world
 from strategist.records import dataclass
+from strategist.runs.launch import STORE
+from strategist.runs.verdict import Failure
 
 GRACE_SECONDS = 3.0
 """How long a rank that lost its peers waits for one of them to say why."""
@@ -83,7 +85,10 @@ def _join(plan: Plan) -> Store:
     check_world(plan, int(os.environ.get("WORLD_SIZE", "1")))
     store: Store = HashStore()
     rank, size = 0, 1
-    if "RANK" in os.environ:
+    if STORE in os.environ:
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        store = FileStore(os.environ[STORE], size)
+    elif "RANK" in os.environ:
         shared, rank, size = next(rendezvous("env://"))
         store = PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", shared)
     dist.init_process_group(plan.strategy.backend, store=store, rank=rank, world_size=size)
@@ -94,15 +99,6 @@ def _limit_threads(device: torch.device) -> None:
     """One thread per CPU rank, unless the user said otherwise: ranks on one machine would fight for its cores."""
     if device.type == "cpu" and dist.get_world_size() > 1 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """What one rank says about its end. `collateral` marks a rank that only lost its peers."""
-
-    rank: int
-    collateral: bool
-    text: str
 
 
 @contextmanager

@@ -7,26 +7,27 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from strategist.errors import ImpossibleError, InputError, TrainingError
+from strategist.executor.checkpoint import load, named_parameters, save
 from strategist.executor.data import DataShare, data_loader, global_order
 from strategist.executor.engines import Engine
 from strategist.executor.gradients import complete_gradients, gradient_norm, limit_gradients
 from strategist.executor.job import Job
 from strategist.executor.loss import Batch, count_tokens
 from strategist.executor.mesh import data_group, data_rank, pipeline_group
-from strategist.executor.names import plain_name
 from strategist.executor.precision import parameter_dtype
 from strategist.executor.tied import TiedEnds
+from strategist.executor.versions import versions
 from strategist.records import dataclass
 
 
@@ -93,10 +94,12 @@ class Session:
 
     def _backward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Mean loss, counted tokens and gradient norm of the global batch; gradients lie in the parameters."""
+        self.job.instruments.phase("forward")
         tokens = count_tokens(batch)
         _add_up(tokens, self._data)
         scale = self.share.ranks / tokens.to(parameter_dtype(self.job.plan))  # data ranks average their gradients
         loss = self.parts.engine.gradients(batch, scale)
+        self.job.instruments.phase("reduce")
         _add_up(loss, self._data)
         _add_up(loss, self._pipeline)
         parameters = list(self.parts.model.parameters())
@@ -122,6 +125,7 @@ class Session:
             )
 
     def _update(self, norm: Tensor) -> None:
+        self.job.instruments.phase("step")
         if self.clip_norm is not None:
             limit_gradients(self.parts.model.parameters(), norm, self.clip_norm)
         self.parts.optimizer.step()
@@ -141,11 +145,18 @@ class Session:
         )
 
     def loader(
-        self, dataset: Dataset[Any], *, seed: int = 0, shuffle: bool = True, sampler: Iterable[int] | None = None
+        self,
+        dataset: Dataset[Any],
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        sampler: Iterable[int] | None = None,
+        first_step: int = 0,
     ) -> DataLoader[Any]:
         """This rank's batches of one pass over a map-style dataset, one per step.
 
-        Samples are dicts of tensors. `sampler` gives global sample numbers, the same on every rank; it goes with
+        Samples are dicts of tensors. The pass begins at its step `first_step`: after `load`, at the steps that it had
+        done. `sampler` gives global sample numbers, the same on every rank; it goes with
         shuffle=False. Raises InputError CONFLICT, TOO_SMALL, or TYPE for a dataset without a length.
         """
         if not hasattr(dataset, "__len__"):
@@ -155,14 +166,13 @@ class Session:
                 flag="dataset",
                 hint="Give a dataset with __len__ and __getitem__.",
             )
-        return data_loader(dataset, self.share, global_order(len(dataset), seed=seed, shuffle=shuffle, sampler=sampler))
+        order = global_order(len(dataset), seed=seed, shuffle=shuffle, sampler=sampler)
+        return data_loader(dataset, self.share, order, first_step)
 
     def parameters_full(self) -> dict[str, Tensor]:
         """Every parameter of the whole model, unsharded, on the CPU of every rank; for checks on small models."""
-        inner = self.parts.model
-        inner = inner.module if isinstance(inner, DistributedDataParallel) else inner
         with _quiet_redistribution():
-            mine = {plain_name(name): self._whole(p).cpu() for name, p in inner.named_parameters()}
+            mine = {name: self._whole(p).cpu() for name, p in named_parameters(self.parts.model).items()}
         if self._pipeline is None:
             return mine
         stages: list[Any] = [None] * self.job.plan.mesh.pp
@@ -172,6 +182,29 @@ class Session:
     def _whole(self, parameter: nn.Parameter) -> Tensor:
         value = parameter.detach().to(self.job.device)  # offloaded ones rest where no collective reaches
         return value.full_tensor() if isinstance(value, DTensor) else value.clone()
+
+    def save(self, folder: str | Path) -> None:
+        """Write parameters, optimizer state, step and random numbers into a new folder, which any layout can load.
+
+        Raises InputError EXISTS for a folder that is there, InternalError IO when the machine refuses; on every rank.
+        """
+        self.job.instruments.phase("save")
+        facts = {
+            "step": self.steps,
+            "samples": self.steps * self.job.plan.workload.global_batch,
+            "plan": self.job.plan.seal,
+            "versions": versions(),
+        }
+        save(Path(folder), self.parts.model, self.parts.optimizer, facts)
+
+    def load(self, folder: str | Path) -> None:
+        """Go on from a checkpoint that `save` wrote, under this plan or another one for the same model.
+
+        `steps` says how many steps were done. Raises, on every rank and with nothing changed, InputError for a folder
+        that is no checkpoint, StaleError DIGEST for a damaged one, StaleError FACTS_DIFFER for one of another model.
+        """
+        self.job.instruments.phase("load")
+        self.steps = load(Path(folder), self.parts.model, self.parts.optimizer).step
 
     def close(self) -> None:
         """Leave the process group if `build` started it."""

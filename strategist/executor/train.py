@@ -10,19 +10,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
-import strategist
 from strategist.document.plan import Plan
 from strategist.errors import InputError
 from strategist.executor.architecture import model_obstacles
 from strategist.executor.build import build
 from strategist.executor.data import SyntheticTokens
+from strategist.executor.job import Instruments
 from strategist.executor.models import model_from_shape
 from strategist.executor.obstacles import refuse
 from strategist.executor.processes import World, one_verdict, process_group
 from strategist.executor.session import Session, StepResult
 from strategist.executor.support import layout_obstacles
+from strategist.executor.versions import versions
+from strategist.executor.watch import Watch
 from strategist.records import dataclass
 
 OnStep = Callable[[int, StepResult], None]
@@ -59,11 +61,13 @@ def train(
     dataset: Dataset[Any] | None = None,
     seed: int = 0,
     on_step: OnStep | None = None,
+    watch: Watch | None = None,
 ) -> TrainingReport:
     """Train `steps` steps under `plan` and report; by default the built-in model of the plan on synthetic tokens.
 
     Under torchrun every rank calls this; without it this process is the only rank. `on_step(number, result)` is called
-    on every rank after each step. A dataset that ends begins anew in another order. Raises InputError for steps below 1,
+    on every rank after each step. A dataset that ends begins anew in another order. `watch` is this rank's side of a run
+    that somebody supervises: it starts from a checkpoint, saves and stops. Raises InputError for steps below 1,
     ImpossibleError for what cannot be run, StaleError for another number of ranks, TrainingError naming the rank that
     failed.
     """
@@ -75,8 +79,11 @@ def train(
     data = dataset if dataset is not None else synthetic_data(plan, steps, seed)
     with process_group(plan) as world, one_verdict(world):
         model = make_model() if make_model else model_from_shape(plan.model)
-        with build(plan, model, clip_norm=CLIP_NORM, seed=seed) as session:
-            results = run_steps(session, data, steps, seed=seed, on_step=on_step)
+        instruments = Instruments(phase=watch.phase) if watch else None
+        with build(plan, model, clip_norm=CLIP_NORM, seed=seed, instruments=instruments) as session:
+            if watch:
+                watch.begin(session)
+            results = run_steps(session, data, steps, seed=seed, on_step=on_step, watch=watch)
             return TrainingReport(
                 plan_seal=plan.seal,
                 world=world.size,
@@ -92,18 +99,29 @@ def synthetic_data(plan: Plan, steps: int, seed: int) -> SyntheticTokens:
 
 
 def run_steps(
-    session: Session, dataset: Dataset[Any], steps: int, *, seed: int, on_step: OnStep | None = None
+    session: Session,
+    dataset: Dataset[Any],
+    steps: int,
+    *,
+    seed: int,
+    on_step: OnStep | None = None,
+    watch: Watch | None = None,
 ) -> list[StepResult]:
-    """Results of `steps` steps over `dataset`, passing over it as often as needed, each time in another order."""
+    """Results of the steps up to `steps` that the session has not done yet, passing over `dataset` as often as needed, each
+    time in another order."""
     results: list[StepResult] = []
-    loader: DataLoader[Any] = session.loader(dataset, seed=seed)
-    for number in range(steps):
-        if number % len(loader) == 0:
-            loader = session.loader(dataset, seed=seed + number // len(loader))
-            batches = iter(loader)
+    per_pass = len(session.loader(dataset, seed=seed))
+    for number in range(session.steps, steps):
+        if watch is not None:
+            watch.phase("data")
+        if not results or number % per_pass == 0:
+            order = seed + number // per_pass
+            batches = iter(session.loader(dataset, seed=order, first_step=number % per_pass))
         results.append(session.step(next(batches)))
         if on_step is not None:
             on_step(number, results[-1])
+        if watch is not None:
+            watch.after_step(session, results[-1], is_last=number == steps - 1)
     return results
 
 
@@ -120,12 +138,3 @@ def peak_memory(world: World) -> tuple[RankMemory, ...]:
     peaks: list[Any] = [None] * world.size
     dist.all_gather_object(peaks, mine)
     return tuple(peaks)
-
-
-def versions() -> dict[str, str]:
-    """Versions that a result depends on."""
-    return {
-        "strategist": strategist.__version__,
-        "torch": str(torch.__version__),
-        "python": platform.python_version(),
-    }

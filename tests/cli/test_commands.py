@@ -17,6 +17,7 @@ from strategist.emitters import EMITTERS
 from strategist.rulebook.rule import BOOKS, load_rules
 from tests.cli.bad_inputs import written
 from tests.cli.harness import MANY, SMALL, call, hand_written, plan_file, runs_file
+from tests.cli.test_resume import run_of
 from tests.source import ROOT
 
 NAMES = [name for name, _ in COMMANDS]
@@ -49,6 +50,8 @@ DOCUMENTS: dict[str, Callable[[Path], list[str]]] = {
     "help E_UNIT": lambda folder: ["help", "unit"],
     "completion": lambda folder: ["completion", "fish"],
     "version": lambda folder: ["version"],
+    "status": lambda folder: ["status", run_of(folder).path],
+    "resume": lambda folder: ["resume", run_of(folder, step=10).path],
 }
 """Ways to call every command but `run`, which trains, and `trace` and `rehearse`, which need torch (tests/measure)."""
 

@@ -37,6 +37,35 @@ def test_ranks_share_each_global_batch_without_loss_or_repetition(
     assert sorted(order) == list(range(batch + spare))
 
 
+@examples(60)
+@given(
+    before=st.sampled_from([1, 2, 4]), after=st.sampled_from([1, 2, 4]), stop=st.integers(0, 4), seed=st.integers(0, 5)
+)
+def test_another_number_of_ranks_goes_on_with_the_next_sample(before: int, after: int, stop: int, seed: int) -> None:
+    """Ranks that stop after some steps and other ranks that go on read the one global order once, none lost, none twice."""
+    from strategist.executor.data import DataShare, StepSampler, global_order
+
+    order = global_order(5 * 8 + 3, seed=seed, shuffle=True, sampler=None)
+
+    def read(ranks: int, first: int) -> list[list[int]]:
+        samplers = [
+            StepSampler(order, DataShare(rank=r, ranks=ranks, per_rank=8 // ranks), first) for r in range(ranks)
+        ]
+        return [[number for part in step for number in part] for step in zip(*samplers, strict=True)]
+
+    steps = read(before, 0)[:stop] + read(after, stop)
+    assert [number for step in steps for number in step] == order[:40]
+
+
+def test_a_pass_cannot_begin_behind_its_end() -> None:
+    """A first step that the pass does not have is refused with the steps that it has."""
+    from strategist.executor.data import DataShare, SyntheticTokens, data_loader
+
+    with pytest.raises(InputError, match="has 2 steps") as caught:
+        data_loader(SyntheticTokens(10, 4, 8), DataShare(rank=0, ranks=2, per_rank=2), list(range(8)), 2)
+    assert caught.value.code == "RANGE"
+
+
 def test_shuffle_and_a_sampler_contradict_each_other() -> None:
     """Two orders for the same samples are refused, and a sampler alone is obeyed."""
     from strategist.executor.data import global_order

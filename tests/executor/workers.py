@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,15 +21,16 @@ from strategist.executor.loss import Batch
 from strategist.executor.models import model_from_shape
 from strategist.executor.optimizers import default_optimizer
 from strategist.executor.session import Session
+from strategist.facts.model import ModelShape
 from tests.executor.modules import ByteMixer, mean_square
 from tests.executor.reference import LEARNING_RATE, STEPS, Task, dataset_of
 
 Outcome = tuple[list[float], dict[str, Tensor], list[float]]
 
 
-def train_task(plan: Plan, task: Task) -> Outcome:
-    """Losses, final parameters and gradient norms of the task under the plan's layout."""
-    session = build(
+def _session(plan: Plan, task: Task) -> Session:
+    """A session for the task, with the optimizer of the reference."""
+    return build(
         plan,
         model_from_shape(task.shape),
         default_optimizer(plan, LEARNING_RATE),
@@ -36,6 +38,11 @@ def train_task(plan: Plan, task: Task) -> Outcome:
         seed=task.seed,
         instruments=Instruments(compile_backend="aot_eager"),
     )
+
+
+def train_task(plan: Plan, task: Task) -> Outcome:
+    """Losses, final parameters and gradient norms of the task under the plan's layout."""
+    session = _session(plan, task)
     results = [session.step(batch) for batch in session.loader(dataset_of(task), seed=task.seed)]
     return [r.loss for r in results], session.parameters_full(), [r.gradient_norm for r in results]
 
@@ -175,3 +182,96 @@ def train_on_little_data(plan: Plan, steps: int) -> tuple[list[int], list[float]
     data = SyntheticTokens(plan.model.vocab, 16, 2 * plan.workload.global_batch)
     report = train(plan, steps, dataset=data, on_step=lambda number, _result: told.append(number))
     return told, [step.loss for step in report.steps], len(report.memory)
+
+
+def train_part(plan: Plan, task: Task, start: Path | None, until: int, target: Path) -> Outcome:
+    """Go on from a checkpoint to step `until` and save: losses of these steps, parameters, gradient norms."""
+    session = _session(plan, task)
+    if start is not None:
+        session.load(start)
+    batches = iter(session.loader(dataset_of(task), seed=task.seed, first_step=session.steps))
+    results = [session.step(next(batches)) for _ in range(session.steps, until)]
+    session.save(target)
+    return [r.loss for r in results], session.parameters_full(), [r.gradient_norm for r in results]
+
+
+def refused_load(plan: Plan, folder: Path, shape: ModelShape) -> tuple[str, str, bool]:
+    """Code and sentence of the error that a checkpoint causes, and whether the session trains on as if nothing was."""
+    data = SyntheticTokens(shape.vocab, 16, 16)
+    fresh, session = (build(plan, model_from_shape(shape)) for _ in range(2))
+    try:
+        session.load(folder)
+    except StrategistError as error:
+        batch = next(iter(session.loader(data)))
+        session.step(batch)
+        fresh.step(batch)
+        untouched = all(fresh.parameters_full()[n].equal(p) for n, p in session.parameters_full().items())
+        return error.code, error.message, untouched
+    return "", "", False
+
+
+def save_twice(plan: Plan, folder: Path) -> str:
+    """The code of the error that saving into the same folder again causes."""
+    session = build(plan, model_from_shape(plan.model))
+    session.step(next(iter(session.loader(SyntheticTokens(plan.model.vocab, 16, 16)))))
+    session.save(folder)
+    try:
+        session.save(folder)
+    except StrategistError as error:
+        return error.code
+    return ""
+
+
+def random_numbers(plan: Plan, folder: Path, seed: int, loads: bool) -> list[float]:
+    """What this rank's generator gives next, after saving or loading."""
+    session = build(plan, model_from_shape(plan.model))
+    torch.manual_seed(seed + dist.get_rank())
+    if loads:
+        session.load(folder)
+    else:
+        session.save(folder)
+    return torch.rand(3).tolist()
+
+
+def carried(plan: Plan, source: Path, checkpoint: Path, target: Path, tokens: list[list[int]]) -> list[Any]:
+    """Import, save and export weights; what the built-in model says with those that came in."""
+    from strategist.executor.weights import export_weights, import_weights
+
+    session = build(plan, model_from_shape(plan.model))
+    import_weights(session, source)
+    session.save(checkpoint)
+    if dist.get_rank() == 0:
+        export_weights(checkpoint, plan, target)
+    dist.barrier()
+    whole = model_from_shape(plan.model, "cpu", torch.float32)
+    whole.load_state_dict(session.parameters_full(), strict=not plan.model.tied)
+    whole.tie()
+    with torch.no_grad():
+        return whole(torch.tensor(tokens)).tolist()
+
+
+def exported_in_parts(plan: Plan, folder: Path, limit: int | None) -> tuple[tuple[str, ...], bool]:
+    """Export a new model's weights into files of at most `limit` bytes; their names, and whether they come in unchanged."""
+    from strategist.executor import weights
+
+    first, second = (build(plan, model_from_shape(plan.model), seed=seed) for seed in (1, 2))
+    first.save(folder / "checkpoint")
+    weights.LARGEST_FILE_BYTES = limit or weights.LARGEST_FILE_BYTES
+    files = weights.export_weights(folder / "checkpoint", plan, folder / "out")
+    weights.import_weights(second, folder / "out")
+    other = second.parameters_full()
+    return files, all(other[name].equal(value) for name, value in first.parameters_full().items())
+
+
+def refused_import(plan: Plan, folder: Path) -> tuple[str, bool]:
+    """The code of the error that a folder of weights causes, and whether the session's weights stayed."""
+    from strategist.executor.weights import import_weights
+
+    session = build(plan, model_from_shape(plan.model))
+    before = session.parameters_full()
+    try:
+        import_weights(session, folder)
+    except StrategistError as error:
+        after = session.parameters_full()
+        return error.code, all(after[name].equal(value) for name, value in before.items())
+    return "", False

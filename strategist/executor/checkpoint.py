@@ -1,0 +1,363 @@
+"""Saving and loading a session with torch's distributed checkpoints, under names that no layout changes.
+
+One flat dictionary of tensors: `model/NAME`, `optimizer/NAME/STATE`, `random/RANK`. Every rank gives what it holds, with
+its place in the whole tensor, so a checkpoint of one layout can be read by another. There are only tensors in it: torch
+unpickles anything else.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as read_state
+from torch.distributed.checkpoint.state_dict_saver import save as write_state
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from strategist.errors import InputError, InternalError, StaleError, StrategistError, shown
+from strategist.executor.names import plain_name
+from strategist.runs.checkpoints import (
+    FORMAT,
+    PARTIAL,
+    FileMark,
+    Manifest,
+    flaws_of_files,
+    mark_of,
+    publish,
+    read_manifest,
+)
+
+METADATA = ".metadata"
+State = dict[str, Tensor]
+
+
+def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of a model by the names that the bare model gives them."""
+    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    return {plain_name(name): parameter for name, parameter in inner.named_parameters()}
+
+
+def state_of(model: nn.Module, optimizer: Optimizer) -> State:
+    """This rank's part of parameters, optimizer state and random numbers, by name; the tensors themselves, not copies."""
+    named = named_parameters(model)
+    state: State = {f"model/{name}": parameter.detach() for name, parameter in named.items()}
+    for name, parameter, values in _optimizer_states(named, optimizer):
+        for key, value in values.items():
+            if isinstance(value, Tensor):
+                state[f"optimizer/{name}/{key}"] = _placed_like(parameter, value)
+    return state
+
+
+def _optimizer_states(
+    named: dict[str, nn.Parameter], optimizer: Optimizer
+) -> list[tuple[str, nn.Parameter, dict[str, Any]]]:
+    """(name, parameter, its state) for all parameters whose state this rank keeps.
+
+    With zero 1 the optimizer holds local views of the parameters, in their order, and this rank keeps the state of some.
+    """
+    keeper = _keeper(optimizer)
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    by_id = {id(parameter): name for name, parameter in named.items()}
+    if not all(id(parameter) in by_id for parameter in held):
+        by_id = {id(part): name for part, name in zip(held, named, strict=True)}
+    return [
+        (by_id[id(parameter)], named[by_id[id(parameter)]], keeper.state[parameter])
+        for parameter in held
+        if parameter in keeper.state
+    ]
+
+
+def _placed_like(parameter: nn.Parameter, value: Tensor) -> Tensor:
+    """A state of a local part as part of the whole, cut as the parameter is; numbers and placed states as they are."""
+    if not isinstance(parameter, DTensor) or isinstance(value, DTensor) or value.dim() == 0:
+        return value
+    return DTensor.from_local(
+        value, parameter.device_mesh, parameter.placements, run_check=False, shape=parameter.shape,
+        stride=parameter.stride(),
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def fill_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
+    """Make the states that an optimizer only has after its first step: one step with gradients and rates of zero."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    model.zero_grad(set_to_none=True)
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+
+
+def save(folder: Path, model: nn.Module, optimizer: Optimizer, facts: dict[str, Any]) -> None:
+    """Write a new checkpoint folder; every rank must call it.
+
+    The folder has its name only once all of it is on the disk. Raises InputError EXISTS on every rank when it is there
+    already, InternalError IO when the machine refuses; what was written by then is swept by the next run.
+    """
+    _agree(_refuse_existing, folder)
+    partial = folder.with_name(PARTIAL + folder.name)
+    _agree(_make_room, partial)
+    _agree(_write, partial, state_of(model, optimizer) | {_random_name(): torch.get_rng_state()})
+    marks = _from_all(_agree(_own_marks, partial))
+    files = {name: mark for each in marks for name, mark in sorted(each.items())}
+    _agree(_publish, partial, folder, Manifest(format=FORMAT, world=_world(), files=files, **facts))
+
+
+def load(folder: Path, model: nn.Module, optimizer: Optimizer) -> Manifest:
+    """Fill parameters and optimizer from a checkpoint, whatever layout wrote it; every rank must call it.
+
+    Every file's digest is compared first, each rank looking at some. Raises on every rank, with nothing changed:
+    InputError for a folder that is no checkpoint, StaleError DIGEST for one that is not what its manifest says,
+    StaleError FACTS_DIFFER for one of another model.
+    """
+    manifest: Manifest = _agree(read_manifest, folder)
+    _agree(_require_sound, folder, manifest)
+    reader = _Reader(folder, manifest)
+    metadata: Metadata = _agree(reader.read_metadata)
+    is_new = manifest.step > 0 and not _keeper(optimizer).state
+    if is_new:
+        fill_optimizer(model, optimizer)
+    state = state_of(model, optimizer)
+    try:
+        _agree(_require_fit, folder, metadata, state, set().union(*_from_all(set(state))))
+    except StrategistError:
+        if is_new:
+            _keeper(optimizer).state.clear()
+        raise
+    _read(state, reader, alone=_world() == 1)
+    if manifest.world == _world():
+        numbers = {_random_name(): torch.get_rng_state()}
+        _read(numbers, reader, alone=_world() == 1)
+        torch.set_rng_state(numbers[_random_name()])
+    return manifest
+
+
+def read_tensors(
+    folder: Path, sizes: Mapping[str, torch.Size], dtype: torch.dtype
+) -> Callable[[Iterable[str]], dict[str, Tensor]]:
+    """A reader of whole parameters, by name, of a checkpoint that is sound and of a model with these sizes.
+
+    For one process, whether it is in a group or not. Raises what `load` raises.
+    """
+    manifest = read_manifest(folder)
+    _require_sound(folder, manifest)
+    reader = _Reader(folder, manifest)
+    metadata = reader.read_metadata()
+    shapes = {f"model/{name}": torch.empty(size, device="meta") for name, size in sizes.items()}
+    _require_fit(folder, metadata, shapes, set(shapes))
+
+    def read(names: Iterable[str]) -> dict[str, Tensor]:
+        state = {f"model/{name}": torch.empty(sizes[name], dtype=dtype) for name in names}
+        _read(state, reader, alone=True)
+        return {name.removeprefix("model/"): value for name, value in state.items()}
+
+    return read
+
+
+def _read(state: State, reader: FileSystemReader, *, alone: bool) -> None:
+    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    read_state(state, storage_reader=reader, planner=planner, no_dist=alone)
+
+
+def _keeper(optimizer: Optimizer) -> Any:
+    """The optimizer that keeps the states: ZeroRedundancyOptimizer holds another one."""
+    return getattr(optimizer, "optim", optimizer)
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _world() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def _random_name() -> str:
+    return f"random/{_rank()}"
+
+
+def _agree(work: Any, *arguments: Any) -> Any:
+    """The result of some work; when it failed on any rank, every rank raises the error of the lowest of those."""
+    result, error = None, None
+    try:
+        result = work(*arguments)
+    except StrategistError as problem:
+        error = problem
+    except OSError as problem:
+        error = _io(problem)
+    except CheckpointException as problem:  # torch's collection of what went wrong on which rank
+        error = _io(next(iter(problem.failures.values()))[0])
+    first = next((each for each in _from_all(error) if each is not None), None)
+    if first is not None:
+        raise first
+    return result
+
+
+def _io(problem: BaseException) -> InternalError:
+    known = getattr(problem, "strerror", None)
+    words = known or f"{type(problem).__name__}: {problem}; torch says so when the disk is full, too"
+    return InternalError(
+        "IO",
+        f"The checkpoint cannot be written or read: {words}.",
+        hint="Free some space on the disk, or name another folder.",
+    )
+
+
+def _refuse_existing(folder: Path) -> None:
+    if os.path.lexists(folder):
+        raise InputError(
+            "EXISTS",
+            f"The checkpoint {shown(str(folder))} exists; it was not touched.",
+            flag="folder",
+            value=str(folder),
+            hint="Save every checkpoint into a new folder.",
+        )
+
+
+def _make_room(partial: Path) -> None:
+    if _rank() == 0:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+
+
+def _write(partial: Path, state: State) -> None:
+    writer = _Writer(partial, overwrite=False)
+    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    write_state(state, storage_writer=writer, planner=planner, no_dist=_world() == 1)
+
+
+def _own_marks(partial: Path) -> dict[str, FileMark]:
+    """Digests of the files that this rank wrote; rank 0 wrote the metadata too."""
+    mine = [path for path in partial.iterdir() if path.name.startswith(f"__{_rank()}_")]
+    if _rank() == 0:
+        mine.append(partial / METADATA)
+    return {path.name: mark_of(path) for path in mine}
+
+
+def _from_all(mine: Any) -> list[Any]:
+    """What every rank has, by rank."""
+    if _world() == 1:
+        return [mine]
+    everybody: list[Any] = [None] * _world()
+    dist.all_gather_object(everybody, mine)
+    return everybody
+
+
+def _publish(partial: Path, folder: Path, manifest: Manifest) -> None:
+    if _rank() == 0:
+        publish(partial, folder, manifest)
+
+
+def _require_sound(folder: Path, manifest: Manifest) -> None:
+    mine = sorted(manifest.files)[_rank() :: _world()]
+    for why in flaws_of_files(folder, manifest, mine):
+        raise StaleError(
+            "DIGEST",
+            f"The checkpoint {shown(str(folder))} was changed or is damaged: {why}",
+            flag="folder",
+            value=str(folder),
+            hint="Load an older one.",
+        )
+
+
+def _require_fit(folder: Path, metadata: Metadata, state: State, anywhere: set[str]) -> None:
+    """Every tensor that this rank needs is there, as a tensor of the right size, and all of the model there has a place."""
+    stored = metadata.state_dict_metadata
+    wrong = sorted(name for name, value in state.items() if not _fits(stored.get(name), value))
+    extra = sorted(name for name in stored if name.startswith("model/") and name not in anywhere)
+    if wrong or extra:
+        raise StaleError(
+            "FACTS_DIFFER",
+            f"The checkpoint {shown(str(folder))} is of another model or optimizer: {len(wrong)} tensors of this rank are not "
+            f"in it in name and size, and {len(extra)} of its own are not known here, such as {shown((wrong + extra)[0])}.",
+            flag="folder",
+            value=(wrong + extra)[0],
+            hint="Build the session from the plan of that run, or from another plan for the same model.",
+        )
+
+
+def _fits(stored: Any, value: Tensor) -> bool:
+    return isinstance(stored, TensorStorageMetadata) and stored.size == value.size()
+
+
+class _Writer(FileSystemWriter):
+    """torch's writer, without the path of this machine in the metadata."""
+
+    def storage_meta(self) -> StorageMeta:
+        """Nothing that the files' own names do not say."""
+        return StorageMeta()
+
+
+class _Reader(FileSystemReader):
+    """torch's reader, except that its metadata can only consist of what torch itself writes there."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        super().__init__(folder)
+        self._folder, self._manifest = folder, manifest
+
+    def read_metadata(self, *_arguments: Any, **_options: Any) -> Metadata:
+        """The metadata of the checkpoint. Raises InputError KIND for what is none, or what names other files."""
+        data = (self._folder / METADATA).read_bytes()
+        try:
+            metadata = _Unpickler(io.BytesIO(data)).load()
+            names = {info.relative_path for info in metadata.storage_data.values()}
+        except (
+            pickle.UnpicklingError,
+            AttributeError,
+            EOFError,
+            IndexError,
+            TypeError,
+            KeyError,
+            ValueError,
+        ) as problem:
+            raise _not_ours(self._folder, str(problem)) from None
+        if not isinstance(metadata, Metadata) or not names <= set(self._manifest.files):
+            raise _not_ours(self._folder, "it names files that the manifest does not list")
+        return metadata
+
+
+def _not_ours(folder: Path, why: str) -> InputError:
+    return InputError(
+        "KIND",
+        f"The metadata of the checkpoint {shown(str(folder))} is not what torch writes: {shown(why)}.",
+        flag="folder",
+        value=str(folder),
+        hint="Load a checkpoint that strategist wrote.",
+    )
+
+
+class _Unpickler(pickle.Unpickler):
+    """Makes only the plain records of torch's checkpoint metadata; a pickle can otherwise call anything."""
+
+    ALLOWED = frozenset(
+        {("torch", "Size"), ("torch.serialization", "_get_layout"), ("collections", "OrderedDict"),
+         ("torch.distributed.checkpoint.filesystem", "_StorageInfo")}
+        | {("torch.distributed.checkpoint.metadata", name) for name in (
+            "Metadata", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata", "MetadataIndex", "StorageMeta",
+            "_MEM_FORMAT_ENCODING")}
+    )  # fmt: skip
+
+    def find_class(self, module: str, name: str) -> Any:
+        """One of the few names, or a number format of torch."""
+        if (module, name) in self.ALLOWED or (
+            module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        ):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}")

@@ -1,0 +1,247 @@
+"""Weights in safetensors files under Hugging Face's names: out of a checkpoint, and into a session of any layout.
+
+Dense Llamas and their relatives, and GPT-2; `catalog/data/weight_names.jsonl` says which family has which names. Moments,
+steps and configurations are not in such files.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from strategist.catalog import rows
+from strategist.document.plan import Plan
+from strategist.errors import ImpossibleError, InputError, StaleError, shown
+from strategist.executor.checkpoint import named_parameters, read_tensors
+from strategist.executor.initialise import cut_like, local_part
+from strategist.executor.models import model_from_shape
+from strategist.executor.session import Session
+from strategist.facts.model import ModelShape
+from strategist.reading import parse_json, read_text
+from strategist.records import dataclass
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+"""The files that transformers looks for: one with everything, or a list of parts."""
+LARGEST_FILE_BYTES = 4 * 2**30
+FILE_NAME = re.compile(r"[\w-][\w.-]*\.safetensors")
+
+LLAMA = {
+    "token_embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head",
+    "attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm",
+    **{f"attention.{x}": f"self_attn.{x}_proj" for x in "qkvo"}, **{f"attention.{x}_norm": f"self_attn.{x}_norm" for x in "qk"},
+    **{f"mlp.{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")},
+}  # fmt: skip
+GPT2 = {
+    "token_embedding": "transformer.wte", "position_embedding": "transformer.wpe", "norm": "transformer.ln_f",
+    "head": "lm_head", "attention_norm": "ln_1", "mlp_norm": "ln_2", **{f"attention.{x}": "attn.c_attn" for x in "qkv"},
+    "attention.o": "attn.c_proj", "mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj",
+}  # fmt: skip
+SCHEMES = {"llama": (LLAMA, "model.layers"), "gpt2": (GPT2, "transformer.h")}
+"""Our module names to theirs, and where theirs has its layers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One tensor of Hugging Face's and those of ours that lie side by side in it; `turned` says in x out instead of out x in."""
+
+    theirs: str
+    ours: tuple[str, ...]
+    turned: bool
+
+    def joined(self, parts: Iterable[Tensor]) -> Tensor:
+        """Their tensor from ours."""
+        return torch.cat([part.t() if self.turned else part for part in parts], dim=-1).contiguous()
+
+    def parted(self, whole: Tensor) -> dict[str, Tensor]:
+        """Ours from their tensor."""
+        parts = whole.chunk(len(self.ours), dim=-1)
+        return {name: part.t() if self.turned else part for name, part in zip(self.ours, parts, strict=True)}
+
+    def shape(self, sizes: Mapping[str, torch.Size]) -> tuple[int, ...]:
+        """The shape of their tensor, by the sizes of ours."""
+        size = tuple(sizes[self.ours[0]])
+        size = size[::-1] if self.turned else size
+        return (*size[:-1], size[-1] * len(self.ours)) if len(self.ours) > 1 else size
+
+
+def entries(shape: ModelShape) -> tuple[Entry, ...]:
+    """Every tensor of the model under Hugging Face's names. Raises ImpossibleError UNSUPPORTED for families without."""
+    known = {row["family"]: row["scheme"] for row in rows("weight_names")}
+    if shape.family not in known or shape.moe is not None:
+        raise ImpossibleError(
+            "UNSUPPORTED",
+            f"The weights of {shape.name} have no known names in Hugging Face's files.",
+            flag="model",
+            value=shape.family,
+            hint=f"Dense models of these families have: {', '.join(sorted(known))}.",
+        )
+    scheme = known[shape.family]
+    found: dict[str, list[str]] = {}
+    for name in named_parameters(model_from_shape(shape)):
+        found.setdefault(_their_name(name, scheme), []).append(name)
+    return tuple(
+        Entry(theirs=theirs, ours=tuple(ours), turned=scheme == "gpt2" and _is_linear(ours[0]))
+        for theirs, ours in found.items()
+    )
+
+
+def _their_name(name: str, scheme: str) -> str:
+    table, layers = SCHEMES[scheme]
+    module, _, kind = name.rpartition(".")
+    if not name.startswith("layers."):
+        return f"{table[module]}.{kind}"
+    _, number, inner = module.split(".", 2)
+    return f"{layers}.{number}.{table[inner]}.{kind}"
+
+
+def _is_linear(name: str) -> bool:
+    return name.startswith("layers.") and name.endswith(".weight") and "norm" not in name
+
+
+def export_weights(checkpoint: str | Path, plan: Plan, folder: str | Path) -> tuple[str, ...]:
+    """Write the parameters of a checkpoint into a new folder as transformers reads them; the names of its files.
+
+    One process does it, whether it is in a group or not; it holds one file of at most 4 GiB in memory at a time. Raises InputError EXISTS, and
+    what `Session.load` raises for a checkpoint that is not sound or not of the plan's model.
+    """
+    from safetensors.torch import save_file
+
+    target = Path(folder)
+    if target.exists():
+        raise InputError(
+            "EXISTS", f"{shown(str(target))} exists; it was not touched.", flag="folder", value=str(target), hint="Name a new folder."
+        )  # fmt: skip
+    listed = entries(plan.model)
+    sizes = {name: p.size() for name, p in named_parameters(model_from_shape(plan.model)).items()}
+    parts = list(_in_files(listed, sizes, torch.finfo(getattr(torch, plan.strategy.formats.parameter)).bits // 8))
+    names = (
+        [SINGLE]
+        if len(parts) == 1
+        else [f"model-{i + 1:05d}-of-{len(parts):05d}.safetensors" for i in range(len(parts))]
+    )
+    tensors = read_tensors(Path(checkpoint), sizes, getattr(torch, plan.strategy.formats.parameter))
+    target.mkdir(parents=True)
+    total, where = 0, dict[str, str]()
+    for name, part in zip(names, parts, strict=True):
+        ours = tensors([each for entry in part for each in entry.ours])
+        theirs = {entry.theirs: entry.joined(ours[each] for each in entry.ours) for entry in part}
+        save_file(theirs, target / name, metadata={"format": "pt"})
+        total += sum(value.nbytes for value in theirs.values())
+        where |= dict.fromkeys(theirs, name)
+    if len(names) > 1:
+        index = {"metadata": {"total_size": total}, "weight_map": where}
+        (target / INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")
+    return (*names, *([INDEX] if len(names) > 1 else []))
+
+
+def _in_files(listed: tuple[Entry, ...], sizes: Mapping[str, torch.Size], width: int) -> Iterator[list[Entry]]:
+    """The entries in runs of at most 4 GiB."""
+    run: list[Entry] = []
+    filled = 0
+    for entry in listed:
+        size = width * sum(sizes[name].numel() for name in entry.ours)
+        if run and filled + size > LARGEST_FILE_BYTES:
+            yield run
+            run, filled = [], 0
+        run.append(entry)
+        filled += size
+    yield run
+
+
+@torch.no_grad()
+def import_weights(session: Session, folder: str | Path) -> None:
+    """Put the weights of Hugging Face's files into a session, whatever its layout; every rank must call it.
+
+    Meant for the start: optimizer state is left alone. Raises, before anything changes and on every rank alike, InputError
+    for a folder without such files and StaleError FACTS_DIFFER when a tensor is missing or has another shape.
+    """
+    from safetensors import safe_open
+
+    place, shape = Path(folder), session.job.plan.model
+    mine = named_parameters(session.parts.model)
+    sizes = {name: p.size() for name, p in named_parameters(model_from_shape(shape)).items()}
+    where = _files_of(place)
+    listed = [(entry, _stored_name(entry, where)) for entry in entries(shape)]
+    _require_fit(place, listed, where, sizes)
+    for entry, name in listed:
+        if not any(ours in mine for ours in entry.ours):
+            continue  # another stage's
+        with safe_open(place / where[name], framework="pt") as file:
+            parts = entry.parted(file.get_tensor(name))
+        for ours, whole in parts.items():
+            if ours in mine:
+                local_part(mine[ours]).copy_(cut_like(mine[ours], whole))
+
+
+def _files_of(folder: Path) -> dict[str, str]:
+    """Which file holds which tensor. Raises InputError for a folder without them, and for lists that name other folders."""
+    from safetensors import SafetensorError, safe_open
+
+    if not (folder / INDEX).is_file():
+        if not (folder / SINGLE).is_file():
+            raise InputError(
+                "FILE_NOT_FOUND",
+                f"{shown(str(folder))} has neither {SINGLE} nor {INDEX}.",
+                flag="folder",
+                value=str(folder),
+                hint="Name a folder of weights in safetensors.",
+            )
+        files = [SINGLE]
+    else:
+        listed: Any = parse_json(read_text(str(folder / INDEX), INDEX), INDEX)
+        files = (
+            sorted({str(name) for name in listed.get("weight_map", {}).values()}) if isinstance(listed, dict) else []
+        )
+    try:
+        return {name: file for file in files for name in _names_in(folder, file, safe_open)}
+    except (SafetensorError, OSError) as problem:
+        raise _no_weights(folder, str(problem)) from None
+
+
+def _names_in(folder: Path, file: str, safe_open: Any) -> list[str]:
+    if not FILE_NAME.fullmatch(file):
+        raise _no_weights(folder, f"it names {file}")
+    with safe_open(folder / file, framework="pt") as opened:
+        return list(opened.keys())
+
+
+def _no_weights(folder: Path, why: str) -> InputError:
+    return InputError(
+        "KIND",
+        f"{shown(str(folder))} does not hold sound safetensors: {shown(why)}.",
+        flag="folder",
+        value=str(folder),
+        hint="Fetch the files again.",
+    )
+
+
+def _stored_name(entry: Entry, where: Mapping[str, str]) -> str:
+    """The name under which an entry is stored: files of GPT-2's inner model leave the first word out."""
+    short = entry.theirs.removeprefix("transformer.")
+    return short if entry.theirs not in where and short in where else entry.theirs
+
+
+def _require_fit(
+    folder: Path, listed: Iterable[tuple[Entry, str]], where: Mapping[str, str], sizes: Mapping[str, torch.Size]
+) -> None:
+    from safetensors import safe_open
+
+    for entry, name in listed:
+        found: tuple[int, ...] | None = None
+        if name in where:
+            with safe_open(folder / where[name], framework="pt") as file:
+                found = tuple(file.get_slice(name).get_shape())
+        if found != entry.shape(sizes):
+            raise StaleError(
+                "FACTS_DIFFER",
+                f"{name} in {shown(str(folder))} is {found or 'missing'}; the plan's model has {entry.shape(sizes)}.",
+                flag="folder",
+                value=name,
+                hint="Name the weights of the model that was planned.",
+            )

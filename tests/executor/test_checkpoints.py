@@ -1,0 +1,229 @@
+"""What was saved under one layout goes on under another as if nothing had happened; what was tampered with does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strategist.runs.checkpoints import MANIFEST, mark_of
+from tests.executor.test_parity import LOSS_BOUND, NORM_BOUND, PARAMETER_BOUND
+from tests.plans import FLOAT32, make_plan, tiny_llama, tiny_mixtral
+
+pytestmark = pytest.mark.slow
+
+SINGLE: dict[str, Any] = {"micro_batch": 8}
+DDP4 = {"dp_replicate": 4, "micro_batch": 2}
+DDP2 = {"dp_replicate": 2, "micro_batch": 2, "accumulation": 2}
+FSDP2 = {"dp_shard": 2, "zero": 3, "micro_batch": 4}
+FSDP3 = {"dp_shard": 4, "zero": 2, "micro_batch": 2, "recompute": "full"}
+FSDP4 = {"dp_shard": 4, "zero": 3, "micro_batch": 2}
+HSDP = {"dp_replicate": 2, "dp_shard": 2, "zero": 3, "micro_batch": 2}
+ZERO1 = {"dp_shard": 2, "zero": 1, "micro_batch": 4}
+TP_PP = {"tp": 2, "pp": 2, "micro_batch": 2, "accumulation": 4}
+TP_FSDP = {"tp": 2, "dp_shard": 2, "zero": 3, "micro_batch": 4, "sequence_parallel": True}
+TP_ZERO1 = {"tp": 2, "dp_shard": 2, "zero": 1, "micro_batch": 4}
+PP_V2 = {"pp": 2, "virtual_stages": 2, "micro_batch": 2, "accumulation": 4}
+PP_FSDP = {"pp": 2, "dp_shard": 2, "zero": 3, "micro_batch": 2, "accumulation": 2}
+
+CHAINS: dict[str, tuple[dict[str, Any], ...]] = {
+    "dp4 to tp2-pp2 to single and back": (DDP4, TP_PP, SINGLE, TP_PP, DDP4),
+    "sharded, replicated, zero-1": (FSDP4, DDP2, ZERO1, FSDP2, ZERO1),
+    "products": (HSDP, TP_FSDP, PP_V2, TP_ZERO1, PP_FSDP),
+    "more shards than rows": (PP_FSDP, FSDP3, TP_ZERO1, SINGLE, HSDP),
+}
+IN_CI = ("dp4 to tp2-pp2 to single and back", "sharded, replicated, zero-1")
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [
+        pytest.param(chain, id=name, marks=() if name in IN_CI else pytest.mark.nightly)
+        for name, chain in CHAINS.items()
+    ],
+)
+def test_a_new_layout_after_each_step_changes_nothing(chain: tuple[dict[str, Any], ...], tmp_path: Path) -> None:
+    """Five steps under five layouts, with a checkpoint between each two, are five steps of one process in float64: losses,
+    gradient norms, parameters; hence moments, step counts and the order of samples too."""
+    from tests.executor.harness import run_ranks
+    from tests.executor.reference import Task, trained_by_one_process
+    from tests.executor.workers import train_part
+
+    task = Task(tiny_llama(layers=4, tied=True, vocab=66, qkv_bias=True), ragged=True, clip_norm=0.5)
+    losses, parameters, norms = trained_by_one_process(task)
+    start: Path | None = None
+    for step, layout in enumerate(chain):
+        plan, target = make_plan(task.shape, **layout), tmp_path / f"step-{step + 1}"
+        outcomes = run_ranks(plan.mesh.world, train_part, plan, task, start, step + 1, target)
+        for got_losses, _, got_norms in outcomes:
+            assert got_losses == pytest.approx(losses[step : step + 1], abs=LOSS_BOUND, rel=0)
+            assert got_norms == pytest.approx(norms[step : step + 1], abs=NORM_BOUND, rel=0)
+        start = target
+    for _, got, _ in outcomes:
+        assert got.keys() == parameters.keys()
+        assert max(float((got[name] - value).abs().max()) for name, value in parameters.items()) <= PARAMETER_BOUND
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(DDP2, id="ddp"),
+        pytest.param(FSDP2, id="fsdp"),
+        pytest.param(ZERO1, id="zero1"),
+        pytest.param(TP_PP, id="tp-pp", marks=pytest.mark.nightly),
+    ],
+)
+def test_the_same_layout_goes_on_bit_by_bit(layout: dict[str, Any], tmp_path: Path) -> None:
+    """In float32, three steps after a checkpoint of two are exactly the last three of five, on every rank."""
+    from tests.executor.harness import run_ranks
+    from tests.executor.reference import Task
+    from tests.executor.workers import train_part
+
+    task = Task(tiny_mixtral() if layout is not TP_PP else tiny_llama(), ragged=True)
+    plan = make_plan(task.shape, **layout, formats=FLOAT32)
+    whole = run_ranks(plan.mesh.world, train_part, plan, task, None, 5, tmp_path / "whole")
+    run_ranks(plan.mesh.world, train_part, plan, task, None, 2, tmp_path / "half")
+    rest = run_ranks(plan.mesh.world, train_part, plan, task, tmp_path / "half", 5, tmp_path / "rest")
+    for (losses, parameters, _), (more, others, _) in zip(whole, rest, strict=True):
+        assert losses[2:] == more
+        assert all(parameters[name].equal(value) for name, value in others.items())
+
+
+def test_each_rank_gets_its_random_numbers_back(tmp_path: Path) -> None:
+    """After loading on as many ranks, every rank draws what it would have drawn, whatever it was seeded with."""
+    from tests.executor.harness import run_ranks
+    from tests.executor.workers import random_numbers
+
+    plan = make_plan(**FSDP2)
+    before, after = (
+        run_ranks(2, random_numbers, plan, tmp_path / "saved", seed, loads) for seed, loads in ((5, False), (77, True))
+    )
+    assert before == after
+    assert before[0] != before[1]
+
+
+def test_a_checkpoint_is_never_written_over(tmp_path: Path) -> None:
+    """Saving into a folder that exists is refused on every rank, and the folder stays complete."""
+    from strategist.runs.checkpoints import flaw
+    from tests.executor.harness import run_ranks
+    from tests.executor.workers import save_twice
+
+    assert run_ranks(2, save_twice, make_plan(**FSDP2), tmp_path / "once") == ["EXISTS", "EXISTS"]
+    assert flaw(tmp_path / "once") is None
+    assert [path.name for path in tmp_path.iterdir()] == ["once"]
+
+
+class Bomb:
+    """A pickle that makes a file when it is loaded."""
+
+    def __init__(self, canary: Path) -> None:
+        self.canary = canary
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.canary),)
+
+
+def _flip(folder: Path, name: str) -> None:
+    data = bytearray((folder / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (folder / name).write_bytes(data)
+
+
+def _cut(folder: Path, name: str) -> None:
+    with open(folder / name, "r+b") as file:
+        file.truncate(100)
+
+
+def _bomb(folder: Path, name: str) -> None:
+    """Metadata that runs code, in a checkpoint whose manifest agrees with it."""
+    (folder / name).write_bytes(pickle.dumps(Bomb(folder.parent / "canary")))
+    _agree(folder, name)
+
+
+def _agree(folder: Path, name: str) -> None:
+    manifest = json.loads((folder / MANIFEST).read_text())
+    mark = mark_of(folder / name)
+    manifest["files"][name] = {"size": mark.size, "sha256": mark.sha256}
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+
+
+def _elsewhere(folder: Path, name: str) -> None:
+    """Metadata that is well made but reads a file that the manifest does not list."""
+    metadata = pickle.loads((folder / name).read_bytes())
+    metadata.storage_data = {k: replace(v, relative_path="../other") for k, v in metadata.storage_data.items()}
+    (folder / name).write_bytes(pickle.dumps(metadata))
+    _agree(folder, name)
+
+
+def _escape(folder: Path, _name: str) -> None:
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["files"]["../other"] = manifest["files"].pop("__1_0.distcp")
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+
+
+def _link(folder: Path, name: str) -> None:
+    (folder / name).rename(folder.parent / "moved")
+    (folder / name).symlink_to(folder.parent / "moved")
+
+
+DAMAGE: dict[str, tuple[Callable[[Path, str], None], str, str]] = {
+    "a flipped bit": (_flip, "__0_0.distcp", "DIGEST"),
+    "a flipped bit of the metadata": (_flip, ".metadata", "DIGEST"),
+    "a truncated shard": (_cut, "__1_0.distcp", "DIGEST"),
+    "a missing shard": (lambda folder, name: (folder / name).unlink(), "__1_0.distcp", "DIGEST"),
+    "a link instead of a shard": (_link, "__1_0.distcp", "DIGEST"),
+    "no manifest": (lambda folder, name: (folder / name).unlink(), MANIFEST, "FILE_NOT_FOUND"),
+    "an empty manifest": (lambda folder, name: (folder / name).write_text(""), MANIFEST, "EMPTY_FILE"),
+    "a manifest of other folders": (_escape, MANIFEST, "KIND"),
+    "metadata that run code": (_bomb, ".metadata", "KIND"),
+    "metadata of other files": (_elsewhere, ".metadata", "KIND"),
+}
+
+
+@pytest.mark.parametrize(("damage", "name", "code"), DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_checkpoint_is_refused(
+    damage: Callable[[Path, str], None], name: str, code: str, tmp_path_factory: pytest.TempPathFactory, saved: Path
+) -> None:
+    """Every rank raises the same error, nothing is executed, and the session trains on as if nothing had been loaded."""
+    import shutil
+
+    from tests.executor.harness import run_ranks
+    from tests.executor.workers import refused_load
+
+    folder = tmp_path_factory.mktemp("damaged") / "saved"
+    shutil.copytree(saved, folder)
+    damage(folder, name)
+    for got, sentence, untouched in run_ranks(2, refused_load, make_plan(**FSDP2), folder, tiny_llama()):
+        assert got == code, sentence
+        assert sentence.endswith(".")
+        assert untouched
+    assert not (folder.parent / "canary").exists()
+
+
+@pytest.mark.parametrize("changes", [{"layers": 3}, {"layers": 1}, {"ffn_hidden": 32}, {"qkv_bias": True}])
+def test_a_checkpoint_of_another_model_is_refused(changes: dict[str, Any], saved: Path) -> None:
+    """More layers, fewer, other widths, further tensors: refused before anything changes."""
+    from tests.executor.harness import run_ranks
+    from tests.executor.workers import refused_load
+
+    shape = tiny_llama(**changes)
+    for got, sentence, untouched in run_ranks(2, refused_load, make_plan(shape, **FSDP2), saved, shape):
+        assert (got, untouched) == ("FACTS_DIFFER", True), sentence
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A complete checkpoint of two ranks after one step."""
+    from tests.executor.harness import run_ranks
+    from tests.executor.reference import Task
+    from tests.executor.workers import train_part
+
+    folder = tmp_path_factory.mktemp("checkpoint") / "saved"
+    run_ranks(2, train_part, make_plan(**FSDP2), Task(tiny_llama()), None, 1, folder)
+    return folder

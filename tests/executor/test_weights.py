@@ -1,0 +1,129 @@
+"""Weights leave and come in under Hugging Face's names: transformers itself reads them, and says the same with them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strategist.errors import StrategistError
+from strategist.facts.model_config import shape_from_config
+from tests.executor.test_against_transformers import CASES
+from tests.plans import FLOAT32, make_plan, tiny_llama, tiny_mixtral
+
+pytestmark = pytest.mark.slow
+
+FAMILIES = ("gpt2", "llama", "llama-tied", "mistral", "qwen2", "qwen3")
+IN_CI = ("gpt2", "llama", "llama-tied")
+LAYOUT = {"dp_shard": 2, "zero": 3, "micro_batch": 4}
+CUT = {"tp": 2, "micro_batch": 2}
+
+
+def config_of(case: str) -> Any:
+    """transformers' configuration of a small model."""
+    from transformers import AutoConfig
+
+    family, sizes = CASES[case]
+    return AutoConfig.for_model(family, **sizes)
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case in IN_CI else pytest.mark.nightly) for case in FAMILIES]
+)
+def test_weights_come_in_and_leave_as_they_were(case: str, tmp_path: Path) -> None:
+    """What transformers saved is imported into a session on two ranks, saved, exported and read by transformers: every tensor
+    is bit by bit what it was, and the built-in model says with them what theirs says."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from tests.executor.harness import run_ranks
+    from tests.executor.workers import carried
+
+    config = config_of(case)
+    torch.manual_seed(3)
+    theirs = AutoModelForCausalLM.from_config(config)
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, 0.1, 0.3)
+    theirs.save_pretrained(tmp_path / "theirs")
+    shape = shape_from_config(config.to_dict())
+    plan = make_plan(shape, **(CUT if case == "llama" else LAYOUT), formats=FLOAT32)
+    tokens = torch.randint(64, (2, 14))
+    first, _ = run_ranks(
+        2, carried, plan, tmp_path / "theirs", tmp_path / "checkpoint", tmp_path / "ours", tokens.tolist()
+    )
+    config.save_pretrained(tmp_path / "ours")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+    for name, value in theirs.state_dict().items():
+        assert again.state_dict()[name].equal(value), name
+    expected = theirs.eval()(tokens, use_cache=False).logits
+    assert torch.allclose(torch.tensor(first), expected, rtol=1e-4, atol=1e-4 * float(expected.detach().abs().max()))
+
+
+def test_large_models_are_written_in_parts(tmp_path: Path) -> None:
+    """Above the limit of a file there are several and an index; together they hold every tensor once, and come in again."""
+    from tests.executor.harness import run_alone
+    from tests.executor.workers import exported_in_parts
+
+    files, same = run_alone(exported_in_parts, make_plan(tiny_llama(family="llama"), micro_batch=8), tmp_path, 20_000)
+    assert len(files) > 3
+    assert files[-1] == "model.safetensors.index.json"
+    index = json.loads((tmp_path / "out" / files[-1]).read_text())
+    assert set(index["weight_map"].values()) == set(files[:-1])
+    assert same
+
+
+def _missing(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def _cut(folder: Path) -> None:
+    with open(folder / "model.safetensors", "r+b") as file:
+        file.truncate(1000)
+
+
+def _elsewhere(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../other.safetensors"}}')
+
+
+@pytest.mark.parametrize(
+    ("spoil", "changes", "code"),
+    [
+        (_missing, {}, "FILE_NOT_FOUND"),
+        (_cut, {}, "KIND"),
+        (_elsewhere, {}, "KIND"),
+        (None, {"layers": 3}, "FACTS_DIFFER"),
+        (None, {"ffn_hidden": 32}, "FACTS_DIFFER"),
+        (None, {"tied": True, "qkv_bias": True}, "FACTS_DIFFER"),
+    ],
+)
+def test_files_that_do_not_fit_are_refused(spoil: Any, changes: dict[str, Any], code: str, tmp_path: Path) -> None:
+    """No files, cut ones, lists that leave the folder, other models: refused, and the weights stay."""
+    from tests.executor.harness import run_alone
+    from tests.executor.workers import exported_in_parts, refused_import
+
+    run_alone(exported_in_parts, make_plan(tiny_llama(family="llama"), micro_batch=8), tmp_path, None)
+    if spoil is not None:
+        spoil(tmp_path / "out")
+    plan = make_plan(tiny_llama(family="llama", **changes), micro_batch=8)
+    assert run_alone(refused_import, plan, tmp_path / "out") == (code, True)
+
+
+@pytest.mark.parametrize("shape", [tiny_mixtral(), tiny_llama(family="gemma")], ids=["experts", "family"])
+def test_families_without_names_are_refused(shape: Any) -> None:
+    """Where no row says what Hugging Face calls the weights, nothing is guessed."""
+    from strategist.executor.weights import entries
+
+    with pytest.raises(StrategistError) as refused:
+        entries(shape)
+    assert (refused.value.code, refused.value.exit_code) == ("UNSUPPORTED", 3)
+
+
+def test_every_scheme_is_judged_by_transformers() -> None:
+    """Each scheme of names in the catalogue is one of those that are compared with transformers here."""
+    from strategist.catalog import rows
+    from strategist.executor.weights import SCHEMES
+
+    schemes = {row["family"]: row["scheme"] for row in rows("weight_names")}
+    assert {schemes[CASES[case][0]] for case in FAMILIES} == set(schemes.values()) == set(SCHEMES)
