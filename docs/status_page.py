@@ -120,8 +120,8 @@ MISSING = (
     "LoRA and QLoRA (`--method`); plans are for full training (`accuracy` predicts published LoRA runs).",
     "A calibration that ships, and `--uncalibrated`: factors fitted to published runs do not hold on sources left out (docs/decisions/0074), so "
     "times are physics with catalogue constants (docs/accuracy.md); `calibrate` fits factors to your own runs. Intervals of times are known by chip, not by framework and size, and those of memory are assumed.",
-    "Of published runs: recompute of a part of the layers, weights of four bits, activations on the host; predicted reserved memory follows "
-    "one share of slack, not the pools of each stream (torchtitan's runs come out 7 % low; traces of its program do not).",
+    "Of published runs: recompute of a part of the layers, weights of four bits, activations on the host. Predicted reserved memory knows "
+    "streams and large blocks (docs/decisions/0047), not what small tensors break up; frameworks with one buffer of gradients reserve a measured share.",
     "Expert parallelism beside tp, under ZeRO-0 and 1 and with offload; its predicted peak is within 5 % of the trace, not 0.1 %, because "
     "the formulas gather a layer's experts with the rest of it.",
     "Context parallelism by ring with windows, selective recompute or, on GPUs, fp32; 8-bit AdamW; recompute of every n-th layer; "

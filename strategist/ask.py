@@ -15,7 +15,7 @@ from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
 from strategist.facts.models import load_model, load_model_config
 from strategist.facts.parameters import count
-from strategist.facts.profile import find_profile
+from strategist.facts.profile import as_made, find_profile
 from strategist.facts.resolved import Assumption, Resolved
 from strategist.facts.sizes import SizedModel, is_size, shape_for_size
 from strategist.facts.workload import Workload
@@ -90,11 +90,12 @@ def complete(given: Given) -> Asked:
     pins = tuple(_pins(given))
     forbids = parse_forbids(given.forbid) if given.forbid is not None else ()
     _no_contradiction(pins, forbids)
+    profile = find_profile(given.framework or "strategist")
     job = Job(
         cluster=machines.cluster,
-        model=model,
+        model=as_made(model, profile),
         workload=work,
-        profile=find_profile(given.framework or "strategist"),
+        profile=profile,
         headroom=given.headroom,
         frontend=given.frontend,
     )

@@ -9,7 +9,16 @@ from strategist.accuracy.shapes import shape_of
 from strategist.accuracy.table import Run, Unexpressed, needed, number, whole
 from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
-from strategist.facts.profile import Attention, Hides, Profile, find_profile, profile_of, with_frozen_base, with_habits
+from strategist.facts.profile import (
+    Attention,
+    Hides,
+    Profile,
+    as_made,
+    find_profile,
+    profile_of,
+    with_frozen_base,
+    with_habits,
+)
 from strategist.facts.workload import Precision, Workload
 from strategist.memory.saved import REDONE
 from strategist.records import dataclass, replace
@@ -30,12 +39,16 @@ _SCALED = (("rowwise_with_gw_hp", 3.0), ("rowwise", 8.0))
 """Recipes of fp8 with a scale for every row, and the bytes that each element of a matrix' input moves to be cast: read and
 written once where the weight gradient stays in half precision, else also turned and cast again. Source: pytorch/ao:
 torchao/testing/training/roofline_utils.py, get_tensor_memory_traffic_ovhd_s."""
+_LONGEST = re.compile(r"longest example (\d+) tokens")
 _ENGINE = re.compile(r"\bTE\b")
 """Transformer Engine's modules, named among the techniques of a run."""
 _STAGE_LAYERS = re.compile(r'"layers": ?\[([\d, ]+)\]')
 ADAPTERS = 0.002
 """Share of the weights in adapters of rank 16 on the matrices of attention (Hu et al. 2021, arXiv 2106.09685, table 4:
 0.01 to 0.2 %); too little to matter for time or memory."""
+ADAPTS_ALL = "adapters on every matrix"
+"""How a row says where its adapters stand, if not beside queries and values alone."""
+TASKS = ("", "pretrain", "sft", "lora")
 SCORED = ("A", "B", "")
 
 
@@ -65,16 +78,17 @@ def express(run: Run) -> Case:
     """The question of one row. Raises Unexpressed with the fact that is missing or the technique that has no model."""
     _scored(run)
     _modelled(run)
-    shape, machines = shape_of(run), machines_of(run)
-    profile = replace(_profile(run), launches_wait=launches_wait(run, machines))
+    profile = _profile(run)
+    shape, machines = as_made(shape_of(run), profile), machines_of(run)
+    profile = replace(profile, launches_wait=launches_wait(run, machines))
     layout = _layout(run, profile, machines)
     batch = layout["micro_batch"] * layout["accumulation"] * layout["dp_replicate"] * layout["dp_shard"]
     measured = _measured(run, machines, batch)
-    work = Workload(seq_len=needed(run, "seq_len"), global_batch=batch, precision=_precision(run), optimizer="adamw")
+    work = Workload(seq_len=_seq_len(run), global_batch=batch, precision=_precision(run), optimizer="adamw")
     is_lora = run.get("task", "") == "lora"
     trainable = ADAPTERS if is_lora else 1.0
     cluster = cluster_of(machines)
-    profile = with_frozen_base(profile) if is_lora else profile
+    profile = with_frozen_base(profile, adapts_all=ADAPTS_ALL in run.get("sharding_detail", "")) if is_lora else profile
     split = _split(run, shape, layout["pp"])
     job = Job(
         cluster=cluster, model=shape, workload=work, profile=profile, trainable=trainable, adapters=is_lora, split=split
@@ -105,10 +119,15 @@ def _scored(run: Run) -> None:
 
 def _modelled(run: Run) -> None:
     """Techniques without a model."""
-    if run.get("task", "") == "qlora":
+    task = run.get("task", "")
+    if task == "qlora":
         raise Unexpressed("task qlora: weights of four bits have no model")
+    if task not in TASKS:
+        raise Unexpressed(f"task {task}: what is trained has no model")
     if run.get("recompute_class", "") == "partial" and not _halves(run):
-        raise Unexpressed("recompute of a part of the layers has no model yet")
+        is_by_operation = "recomputed_ops" in run.get("sharding_detail", "")
+        named = "which operations are computed again is not stated"
+        raise Unexpressed(named if is_by_operation else "recompute of a part of the layers has no model yet")
     offload = run.get("offload", "").lower()
     if offload and not offload.startswith("none"):
         raise Unexpressed(f"offload {offload}: which state moves is not stated")
@@ -206,6 +225,12 @@ def _zero(run: Run, profile: Profile, dp: int, machines: Machines) -> tuple[int,
     if stage and group and dp % int(group[1]) == 0:
         return stage, dp // int(group[1])
     return stage, dp if stage == 0 else 1
+
+
+def _seq_len(run: Run) -> int:
+    """Tokens of a sequence; where only memory was measured and lengths vary, those of the longest, which it belongs to."""
+    longest = _LONGEST.search(run.get("notes", ""))
+    return int(longest[1]) if longest and not run.get("seq_len", "") and not _has_time(run) else needed(run, "seq_len")
 
 
 def _has_time(run: Run) -> bool:

@@ -18,8 +18,8 @@ class Keeping:
     kept per element of an RMSNorm's input beside the input; `mask_bytes` per element of each dropout of the residual stream,
     in models that train with dropout (plain MLPs; recipes of gated models have none); `score_bytes` per attention score
     where attention is unfused, `score_dropout_bytes` more with dropout; `float8_inputs` keeps inputs of matrices in one byte
-    where the matrices run in fp8; `adapter_bytes` per element of a matrix's input where adapters with dropout stand beside
-    every matrix.
+    where the matrices run in fp8; `adapter_bytes` per element of the input of a matrix beside which adapters with dropout
+    stand: queries and values, or with `adapts_all` every matrix.
 
     Beside the layers: `placeholders` are tensors of the size of each matrix of a layer that stand for gradients which
     matmuls have added to the buffer; `loose_gradients` lie beside the buffer in the compute format; `workspaces` of cuBLAS
@@ -48,6 +48,7 @@ class Keeping:
     cut_float32: float
     adapter_bytes: float
     source: str
+    adapts_all: bool = False
 
 
 @cache

@@ -9,6 +9,7 @@ from strategist.catalog import rows
 from strategist.errors import InputError, did_you_mean
 from strategist.facts.hardware import Basis
 from strategist.facts.keeping import Keeping, find_keeping
+from strategist.facts.model import ModelShape
 from strategist.records import dataclass, replace
 
 BYTES = {"float64": 8.0, "float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "float8": 1.0}
@@ -69,13 +70,14 @@ class Profile:
     """One framework's habits. `has_units` says that weights lie in units of fully_shard or replicate below ZeRO-2 too, and
     that pipelines hold a receive buffer per micro-batch, not per message; `hides` says which
     traffic runs behind compute (gradients and weights of data parallelism, weights updated under ZeRO-1, collectives of cut products, sends of
-    interleaved stages); `replicas_wait` that replicas average gradients after the last micro-batch, not after each; `light` what selective recompute runs again (`alternate`: memory-bound
+    interleaved stages); `replicas_wait` that replicas average gradients after the last micro-batch, not after each; `accumulates_whole` that sharded gradients are whole
+    until then, in the compute format and of frozen weights too (FSDP under no_sync); `light` what selective recompute runs again (`alternate`: memory-bound
     kernels and every second matrix, `half-blocks`: every second layer whole); `sends` whether pipeline stages exchange whole hidden states or a tp-th of them; `updates` whether ZeRO-1 gathers new weights whole, or
     broadcasts them tensor by tensor or rank by rank;
     `merges_copies` that copies of a token for experts of one rank travel once; `casts_fp8` that matrices run in fp8 where
-    asked, `gathers_fp8` that what cut matrices read is cast before it is gathered; `update_passes` multiplies the update's traffic (1: fused), `accumulate_bytes` are moved per weight and
+    asked, `gathers_fp8` that what cut matrices read is cast before it is gathered; `update_passes` multiplies the update's traffic (1: fused), `update_copies` of the trained weights are held while it runs, `accumulate_bytes` are moved per weight and
     micro-batch to add up gradients; `keeping` says what is kept in memory, `fp16_state_bytes` more per weight
-    belong to the state under fp16; `segments` of the caching allocator are as large as they were asked for, or `expandable`;
+    belong to the state under fp16; `unties` that embedding and head are two weights where the model ties them; `segments` of the caching allocator are as large as they were asked for, or `expandable`;
     `redoes` names modules that selective recompute runs again, where a run says so; `zero`, `recompute` and
     `sequence_parallel` are what its users get when they say nothing; with `picks_recompute` its recipes choose a recompute
     policy by model and machine, so that silence says little; `launches_wait` that the CPU waits for every kernel before it issues the
@@ -86,6 +88,7 @@ class Profile:
     formats: tuple[tuple[str, Formats], ...]
     optimizer_state_bytes: tuple[tuple[str, float], ...]
     fp16_state_bytes: float
+    unties: bool
     segments: Segments
     ddp_bucket_bytes: int
     has_units: bool
@@ -94,6 +97,7 @@ class Profile:
     attention: Attention
     hides: tuple[Hides, ...]
     replicas_wait: bool
+    accumulates_whole: bool
     light: Light
     sends: Sends
     updates: Updates
@@ -101,6 +105,7 @@ class Profile:
     casts_fp8: bool
     gathers_fp8: bool
     update_passes: float
+    update_copies: float
     accumulate_bytes: float
     zero: int
     recompute: str
@@ -164,6 +169,10 @@ def with_habits(
     keeping = profile.keeping
     if kernels == "compiled":  # what is bound by memory is computed again in backward, inside the kernels that need it
         keeping = replace(keeping, activated=False, rms_bytes=0.0)
+    if (
+        kernels == "eager-composite" and profile.kernels.name == "compiled"
+    ):  # nothing is computed again in backward then
+        keeping = find_keeping("eager")
     found = profile.kernels if kernels is None else find_kernels(kernels)
     return replace(
         profile,
@@ -178,11 +187,16 @@ def with_habits(
     )
 
 
-def with_frozen_base(profile: Profile) -> Profile:
-    """The profile for training adapters: weights that are not trained lie in the compute format (Hu et al. 2021, arXiv
+def with_frozen_base(profile: Profile, *, adapts_all: bool = False) -> Profile:
+    """The profile for training adapters, beside every matrix with `adapts_all`: weights that are not trained lie in the compute format (Hu et al. 2021, arXiv
     2106.09685; huggingface/peft loads the base model as it computes)."""
     formats = tuple((precision, replace(own, parameter=own.compute)) for precision, own in profile.formats)
-    return replace(profile, formats=formats)
+    return replace(profile, formats=formats, keeping=replace(profile.keeping, adapts_all=adapts_all))
+
+
+def as_made(shape: ModelShape, profile: Profile) -> ModelShape:
+    """The model as the framework makes it: with two weights for tied ends where it unties them."""
+    return replace(shape, tied=False, parameters_stated=None) if shape.tied and profile.unties else shape
 
 
 @cache
@@ -200,10 +214,12 @@ def find_profile(name: str = "strategist") -> Profile:
         formats=tuple((precision, Formats(**formats)) for precision, formats in row["formats"].items()),
         optimizer_state_bytes=tuple(row["optimizer_state_bytes"].items()),
         fp16_state_bytes=row["fp16_state_bytes"],
+        unties=row["unties"],
         segments=row["segments"],
         ddp_bucket_bytes=row["ddp_bucket_MiB"] * 2**20,
         has_units=row["has_units"],
         replicas_wait=row["replicas_wait"],
+        accumulates_whole=row["accumulates_whole"],
         kernels=find_kernels(row["kernels"]),
         keeping=find_keeping(row["keeping"]),
         attention=row["attention"],
@@ -215,6 +231,7 @@ def find_profile(name: str = "strategist") -> Profile:
         casts_fp8=row["casts_fp8"],
         gathers_fp8=row["gathers_fp8"],
         update_passes=row["update_passes"],
+        update_copies=row["update_copies"],
         accumulate_bytes=row["accumulate_bytes"],
         zero=row["zero"],
         recompute=row["recompute"],

@@ -61,6 +61,11 @@ def is_kept(row: Saved, policy: Policy) -> bool:
     return policy in row.policies
 
 
+def is_worth_keeping(row: Saved, policy: Policy) -> bool:
+    """Rows that backward reads, whatever the policy."""
+    return "none" in row.policies
+
+
 def is_used_up(row: Saved, policy: Policy) -> bool:
     """Rows that are kept in order to compute others again, and gone when that is done."""
     return "none" not in row.policies and policy in row.policies and row.part != "rest"

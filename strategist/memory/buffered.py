@@ -23,17 +23,18 @@ from strategist.space.candidates import Candidates, Column, Reals
 from strategist.space.shares import Elements, Group, layers, matrix_elements, vocabulary_elements
 
 
-def buffered_instants(job: Job, group: Group, counts: Elements, gradients: Reals) -> tuple[Instant, ...]:
+def buffered_instants(
+    job: Job, group: Group, counts: Elements, layers: Layers, gradients: Reals
+) -> tuple[Instant, ...]:
     """Every instant at which a candidate of such a framework can peak; `gradients` are those of the buffer, (C, S)."""
     loose = job.trainable * BYTES[job.formats.compute] * counts.whole * job.profile.keeping.loose_gradients
     standing = {"gradients": gradients + loose + placeholders_CS(job, group)}
-    return tuple(Instant(moment, standing | moving) for moment, moving in _moving(job, group, counts))
+    return tuple(Instant(moment, standing | moving) for moment, moving in _moving(job, group, counts, layers))
 
 
-def _moving(job: Job, group: Group, counts: Elements) -> Iterator[tuple[int, dict[str, Reals]]]:
+def _moving(job: Job, group: Group, counts: Elements, kept: Layers) -> Iterator[tuple[int, dict[str, Reals]]]:
     """(moment, terms that move) of every instant."""
     c, compute = group.candidates, BYTES[job.formats.compute]
-    kept = Layers(job, group)
     micro_batch = kept.every + edges_CS(job, group) + tables_C(job, c)[:, None] + handed_on_CS(job, group)
     inputs = on_stages(step_inputs_C(job, c), np.ones(len(group.stages)))
     every = in_flight_CS(group) * micro_batch + inputs

@@ -34,7 +34,6 @@ def workspace_bytes(job: Job) -> int:
     return job.profile.keeping.workspaces * int(overhead(name))
 
 
-def slack_bytes(job: Job, allocated: Reals) -> Reals:
-    """Bytes the caching allocator reserves beyond what is allocated, any shape."""
-    name = "expandable_slack" if job.profile.segments == "expandable" else "allocator_slack"
-    return overhead(name) * allocated
+def slack_share(job: Job) -> float:
+    """What the caching allocator reserves beyond what is allocated, as a share of that, where no formula knows its blocks."""
+    return overhead("expandable_slack" if job.profile.segments == "expandable" else "allocator_slack")

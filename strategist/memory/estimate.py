@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from math import prod
 
 import numpy as np
@@ -12,7 +13,7 @@ from strategist.document.estimate import MEMORY_TERMS
 from strategist.facts.job import Job
 from strategist.memory.activations import receive_buffers_CS
 from strategist.memory.buffered import buffered_instants
-from strategist.memory.buffers import runtime_bytes_C, slack_bytes
+from strategist.memory.buffers import runtime_bytes_C, slack_share
 from strategist.memory.instants import instants
 from strategist.memory.model_states import (
     gradient_bytes_CS,
@@ -21,7 +22,8 @@ from strategist.memory.model_states import (
     parameter_bytes_CS,
     settled_bytes_CS,
 )
-from strategist.memory.step import Instant, added
+from strategist.memory.reserved import Pools
+from strategist.memory.step import Instant, Layers, added
 from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Column, Reals, total_of
 from strategist.space.shares import Elements, Group, elements, groups
@@ -57,7 +59,7 @@ def peak_memory(job: Job, candidates: Candidates) -> Peaks:
             terms[name][group.rows] = held
         moment[group.rows] = table.moments[worst]
         stage[group.rows], host[group.rows] = group.stages[worst_stage], table.host
-        last[group.rows] = table.on_stage(-1).max(axis=0)
+        last[group.rows] = table.fullest[:, -1]
     return Peaks(terms, total_of(terms.values()), stage, moment, host, last)
 
 
@@ -76,16 +78,15 @@ def least_memory(job: Job, candidates: Candidates) -> Floors:
     device, host = (np.zeros(len(looked_at), np.int64) for _ in range(2))
     for group in groups(job, least):
         table = ledger(job, group, at_loss=True)
-        held = table.on_any_stage().max(axis=0)
-        device[group.rows] = np.floor(held + slack_bytes(job, held) + table.runtime).astype(np.int64)
+        device[group.rows] = np.floor(table.reserved.max(axis=1) + table.runtime).astype(np.int64)
         host[group.rows] = table.host
     return Floors(device[run], host[run])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Ledger:
     """Bytes of every stage (C, S): `steady` terms hold at every instant, `moving` are the others, `allocated` is what tensors
-    hold at the instants of each of them, (..., C, S); `runtime` and `host` are per candidate (C,).
+    hold at the instants of each of them, (..., C, S); `pools` knows the allocator's blocks, `runtime` and `host` are per candidate (C,).
 
     All instants have one number each, in the order of `moving` and of the axes in front of (C, S) there."""
 
@@ -93,6 +94,7 @@ class Ledger:
     steady: Terms
     moving: tuple[Instant, ...]
     allocated: tuple[Reals, ...]
+    pools: Pools
     runtime: Reals
     host: Column
 
@@ -106,19 +108,30 @@ class Ledger:
         """What tensors hold on one of the stages at every instant, (T, C)."""
         return _one_behind_the_other(total[..., stage] for total in self.allocated)
 
-    def on_any_stage(self) -> Reals:
-        """What tensors hold on the fullest of the stages at every instant, (T, C): one column after the other, because there are
-        three of them and many rows."""
-        return _one_behind_the_other(
-            np.maximum.reduce([total[..., stage] for stage in range(total.shape[-1])]) for total in self.allocated
-        )
+    @cached_property
+    def fullest(self) -> Reals:
+        """What tensors hold on every stage at its worst instant, (C, S)."""
+        return _most(self.allocated)
+
+    @cached_property
+    def reserved(self) -> Reals:
+        """What the caching allocator holds on every stage, (C, S): by its blocks in frameworks of units with fixed segments, else
+        by a share."""
+        profile = self.job.profile
+        if not profile.has_units or profile.segments != "fixed":
+            return self.fullest * (1.0 + slack_share(self.job))
+        at_loss = _most(total for total, moving in zip(self.allocated, self.moving, strict=True) if moving.is_loss)
+        return self.pools.reserved(at_loss, self.fullest)
 
     def worst(self) -> tuple[Column, Column]:
-        """(instant, stage) of the largest total, the first of equals, each (C,)."""
-        instant = self.on_any_stage().argmax(axis=0)
-        stage = np.zeros_like(instant)
-        for total, _, rows, places in self._places(instant):
-            stage[rows] = total[*places, rows].argmax(axis=1)
+        """(instant, stage) of the stage that reserves most and its largest total, the first of equals, each (C,)."""
+        stage = self.reserved.argmax(axis=1)
+        instant = np.zeros_like(stage)
+        for place in range(self.reserved.shape[1]):
+            rows = np.flatnonzero(stage == place)
+            if len(rows):
+                held = _one_behind_the_other(total[..., rows, place] for total in self.allocated)
+                instant[rows] = held.argmax(axis=0)
         return instant, stage
 
     def bytes_at(self, instant: Column, stage: Column) -> Mapping[str, Column]:
@@ -130,7 +143,7 @@ class Ledger:
             at = *places, rows, stage[rows]
             for name, held in terms.items():
                 found[name][rows] += entries(held, at)
-            found["slack"][rows] = slack_bytes(self.job, total[at])
+            found["slack"][rows] = self.reserved[rows, stage[rows]] - total[at]
         found["runtime"] += self.runtime
         return {name: np.ceil(held).astype(np.int64) for name, held in found.items()}
 
@@ -151,12 +164,25 @@ def _one_behind_the_other(held: Iterable[Reals]) -> Reals:
     return np.concatenate([part.reshape(-1, part.shape[-1]) for part in held])
 
 
-def _moving(job: Job, group: Group, counts: Elements, *, at_loss: bool) -> tuple[Instant, ...]:
+def _most(totals: Iterable[Reals]) -> Reals:
+    """The largest along all axes in front of (C, S), (C, S)."""
+    parts = tuple(totals)
+    stages = range(parts[0].shape[-1])
+    return np.stack([np.maximum.reduce([_fullest(part[..., stage]) for part in parts]) for stage in stages]).T
+
+
+def _fullest(held: Reals) -> Reals:
+    """The largest along all axes in front of (C,), (C,)."""
+    return held if held.ndim == 1 else held.reshape(-1, held.shape[-1]).max(axis=0)
+
+
+def _moving(
+    job: Job, group: Group, counts: Elements, layers: Layers, settled: Reals, *, at_loss: bool
+) -> tuple[Instant, ...]:
     """The instants of the job's framework; of those in units only the ones at the loss where they are enough."""
-    settled = settled_bytes_CS(job, group, counts)
     if not job.profile.has_units:
-        return buffered_instants(job, group, counts, settled)
-    return instants(job, group, counts, gradient_bytes_CS(job, group, counts), settled, at_loss=at_loss)
+        return buffered_instants(job, group, counts, layers, settled)
+    return instants(job, group, counts, layers, gradient_bytes_CS(job, group, counts), settled, at_loss=at_loss)
 
 
 def ledger(job: Job, group: Group, *, at_loss: bool = False) -> Ledger:
@@ -167,8 +193,10 @@ def ledger(job: Job, group: Group, *, at_loss: bool = False) -> Ledger:
         "optimizer": optimizer_bytes_CS(job, group, counts),
         "pipeline_buffers": receive_buffers_CS(job, group),
     }
-    moving = _moving(job, group, counts, at_loss=at_loss)
+    layers, settled = Layers(job, group), settled_bytes_CS(job, group, counts)
+    moving = _moving(job, group, counts, layers, settled, at_loss=at_loss)
     held = total_of(steady.values())
     allocated = tuple(added(held, *instant.terms.values()) for instant in moving)
     host = np.ceil(host_bytes_C(job, group, counts)).astype(np.int64)
-    return Ledger(job, steady, moving, allocated, runtime_bytes_C(job, group.candidates), host)
+    pools = Pools(job, group, counts, layers, settled)
+    return Ledger(job, steady, moving, allocated, pools, runtime_bytes_C(job, group.candidates), host)

@@ -18,6 +18,7 @@ from strategist.columns import on_stages
 from strategist.facts.job import Job
 from strategist.memory.logits import forward_bytes_CS, held_logits_CS, loss_bytes_CS
 from strategist.memory.logits import gradient_bytes_CS as logits_gradient_CS
+from strategist.memory.model_states import shards_state
 from strategist.memory.situations import Schedule, Situation, one_pass
 from strategist.memory.step import END, LAYERS, LOSS, NONE, UPDATE, Instant, LayerInstants, Layers, Step, added
 from strategist.space.candidates import Column, Mask, Reals
@@ -25,11 +26,17 @@ from strategist.space.shares import Elements, Group, tokens, vocabulary_elements
 
 
 def instants(
-    job: Job, group: Group, counts: Elements, at_rest: Reals, settled: Reals, *, at_loss: bool = False
+    job: Job,
+    group: Group,
+    counts: Elements,
+    layers: Layers,
+    at_rest: Reals,
+    settled: Reals,
+    *,
+    at_loss: bool = False,
 ) -> tuple[Instant, ...]:
     """Every instant at which some candidate can peak, or only the fullest two of the loss. `at_rest` are gradients while
     micro-batches follow each other, `settled` those that the update finds, (C, S) each."""
-    layers = Layers(job, group)
 
     def in_situation(situation: Situation) -> Step:
         return Step(job, group, counts, layers, at_rest, settled, situation)
@@ -184,7 +191,7 @@ def _loss(step: Step) -> tuple[Instant, Instant]:
     forward = both | {"logits": added(new, step.held_logits), "temporaries": added(waits, step.cached)}
     logits = added(step.last * loss_bytes_CS(step.job, step.group), step.held_logits)
     softmax = both | {"logits": logits, "temporaries": waits}
-    return Instant(LOSS, forward), Instant(LOSS, softmax)
+    return Instant(LOSS, forward, is_loss=True), Instant(LOSS, softmax, is_loss=True)
 
 
 def _head(step: Step) -> tuple[Instant, Instant]:
@@ -457,18 +464,19 @@ def _reductions(step: Step) -> Iterator[Instant]:
 
 
 def _update(step: Step) -> Instant:
-    """Between backward and the update. Tied ends of a pipeline exchange their gradients; without units a rank's term of the
+    """The update, and what it makes of all weights at once. Tied ends of a pipeline exchange their gradients; without units a rank's term of the
     gradient of learned positions, under sequence parallelism, is there beside the sum."""
     ends, shape, c = step.group.is_first | step.group.is_last, step.job.model, step.c
     table = vocabulary_elements(shape, c["tp"], np.where(c["zero"] >= 2, step.shards[:, 0], 1))
     theirs = step.trained * step.stored * on_stages(table, ends & step.piped & shape.tied)
     sums = on_stages(~step.managed[:, 0] & (c["sequence_parallel"] > 0), step.group.is_first)
     positions = step.trained * step.stored * shape.hidden * shape.pos_rows * (shape.pos == "learned")
-    return Instant(
-        UPDATE,
-        {
-            "gradients": step.settled + positions * sums,
-            "activations": step.inputs,
-            "pipeline_buffers": theirs,
-        },
-    )
+    terms = {
+        "gradients": step.settled + positions * sums,
+        "activations": step.inputs,
+        "pipeline_buffers": theirs,
+    }
+    copies = step.trained * step.stored * step.job.profile.update_copies
+    if copies:
+        terms["temporaries"] = copies * np.where(shards_state(c, 1)[:, None], step.bare.sharded, step.bare.whole)
+    return Instant(UPDATE, terms)

@@ -47,6 +47,21 @@ def waiting_logits_CS(job: Job, group: Group) -> Reals:
     return _vocabulary_CS(job, group) * (BYTES[job.formats.compute] + 4.0)
 
 
+def idle_bytes_CS(job: Job, group: Group) -> Reals:
+    """Bytes of logits in the compute format that are free and too small when the loss's backward asks for one more float32
+    tensor, (C, S)."""
+    keeping, compute = job.profile.keeping, BYTES[job.formats.compute]
+    copies = max(0.0, keeping.forward_compute - keeping.backward_compute)
+    asks = compute < 4.0 and keeping.backward_float32 > keeping.forward_float32
+    return _vocabulary_CS(job, group) * (copies * compute if asks else 0.0)
+
+
+def largest_bytes_CS(job: Job, group: Group) -> Reals:
+    """Bytes of the largest tensor of the vocabulary, (C, S)."""
+    wide = 4.0 if job.profile.keeping.forward_float32 else BYTES[job.formats.compute]
+    return _vocabulary_CS(job, group) * wide
+
+
 def _vocabulary_CS(job: Job, group: Group) -> Reals:
     """Elements of the logits of one micro-batch on one rank, (C, S)."""
     wide = tokens(job, group.candidates) * ceil_div(job.model.vocab, group.candidates["tp"])

@@ -36,16 +36,20 @@ def parameter_bytes_CS(job: Job, group: Group, counts: Elements) -> Reals:
 
 
 def gradient_bytes_CS(job: Job, group: Group, counts: Elements) -> Reals:
-    """Bytes of gradients once backward has finished, (C, S).
+    """Bytes of gradients while micro-batches follow each other, and once the last backward has finished, (C, S).
 
+    Under FSDP's no_sync those before the last leave whole gradients (catalogue: profiles, accumulates_whole).
     With a pipeline, fully_shard keeps unsharded gradients in the reduce format until the last micro-batch
     (torch.distributed.pipelining.stage: backward_maybe_with_nosync), so ZeRO saves none of them there.
     """
     c = group.candidates
     unsharded = counts.whole * BYTES[job.formats.reduce]
     trained = job.trainable
-    accumulates = (shards_state(c, 2) & (c["pp"] > 1) & (c["accumulation"] > 1))[:, None]
-    return np.where(accumulates, trained * unsharded, settled_bytes_CS(job, group, counts))
+    several = shards_state(c, 2) & (c["accumulation"] > 1)
+    at_rest = settled_bytes_CS(job, group, counts)
+    if job.profile.accumulates_whole:
+        at_rest = np.where(several[:, None], counts.whole * BYTES[job.formats.compute], at_rest)
+    return np.where((several & (c["pp"] > 1))[:, None], trained * unsharded, at_rest)
 
 
 def settled_bytes_CS(job: Job, group: Group, counts: Elements) -> Reals:

@@ -146,9 +146,10 @@ def _scores(shape: ModelShape, habits: Habits) -> tuple[Saved, ...]:
 
 
 def _adapters(shape: ModelShape, kind: LayerKind, keeping: Keeping) -> tuple[Saved, ...]:
-    """What adapters beside every matrix keep of its input, in units of one byte; queries, keys and values share one input."""
-    matrices = (m for m in build_layer(shape, kind).matrices if not m.is_expert and m.name not in ("k", "v"))
-    width = keeping.adapter_bytes * sum(m.inputs for m in matrices)
+    """What adapters keep of the inputs of the matrices beside which they stand, in units of one byte; queries, keys and values
+    share one input."""
+    dense = (m for m in build_layer(shape, kind).matrices if not m.is_expert and m.name not in ("k", "v"))
+    width = keeping.adapter_bytes * sum(m.inputs for m in dense if keeping.adapts_all or m.name == "q")
     return (Saved("adapters", width, "whole", is_float8=True),) if width else ()
 
 

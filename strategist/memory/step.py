@@ -18,6 +18,7 @@ from strategist.memory.backward import (
     is_brought_back,
     is_kept,
     is_last,
+    is_worth_keeping,
     layer_instants,
     residual_C,
 )
@@ -53,10 +54,12 @@ def added(*parts: Reals) -> Reals:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Instant:
-    """Instants of one moment, and bytes by term: (C, S) each, with axes in front along which instants of one sort lie."""
+    """Instants of one moment, and bytes by term: (C, S) each, with axes in front along which instants of one sort lie. `is_loss`:
+    forward is over and nothing is on its way between ranks."""
 
     moment: int
     terms: Mapping[str, Reals]
+    is_loss: bool = False
 
 
 class Layers:
@@ -115,6 +118,13 @@ class Layers:
         again = self.kept.rows(is_brought_back, "ffn", "inside", "product")
         again = again - np.where(gone, self.kept.rows(is_brought_back, "product"), 0.0)
         return _of_worst(self.group, again, again)
+
+    @cached_property
+    def let_go(self) -> Reals:
+        """What a layer's forward holds for a while and does not keep: what it would keep if nothing were computed again, less what
+        it keeps, of the layer where that is most."""
+        gone = np.maximum(0.0, self.kept.rows(is_worth_keeping) - self.one)
+        return _of_worst(self.group, gone, gone)
 
     @cached_property
     def by_sort(self) -> LayerInstants:

@@ -10,7 +10,9 @@ import pytest
 from strategist.accuracy.judge import Judged, judge
 from strategist.accuracy.table import read_runs
 from strategist.catalog import rows
-from strategist.facts.profile import find_profile, frameworks
+from strategist.facts.models import load_model
+from strategist.facts.parameters import count
+from strategist.facts.profile import as_made, find_profile, frameworks
 from tests.cli.harness import RUN, runs_file
 
 MEGATRON: Mapping[str, str] = {
@@ -114,3 +116,38 @@ def test_a_figure_of_the_last_stage_is_compared_with_the_last_stage(tmp_path: Pa
     """With more micro-batches in flight on the first stage, the last holds less than the peak."""
     one = judged(tmp_path, peak_mem_gb="50", mem_kind="allocated, last pipeline stage")
     assert one.comparable_bytes("allocated, last pipeline stage") < one.comparable_bytes("allocated")
+
+
+LITGPT: Mapping[str, str] = {
+    "framework": "LitGPT", "gpus_total": "1", "dp": "1", "tp": "1", "pp": "1", "zero_class": "0", "global_batch_seqs": "1",
+    "seq_len": "512", "recompute_class": "none",
+}  # fmt: skip
+
+
+def test_adapters_beside_every_matrix_keep_the_input_of_every_matrix(tmp_path: Path) -> None:
+    """Beside queries and values alone they keep one input less for the output, gate, up and down matrices of every layer: three
+    bytes of each element, a copy and a mask."""
+    few, all_ = (
+        judged(tmp_path, **LITGPT, task="lora", sharding_detail=words) for words in ("", "adapters on every matrix")
+    )
+    assert few.case is not None
+    shape = few.case.job.model
+    inputs = 3 * shape.hidden + shape.ffn_hidden
+    assert allocated(all_) - allocated(few) == 3 * 512 * shape.layers * inputs
+
+
+def test_a_framework_that_unties_ends_makes_a_second_table() -> None:
+    """LitGPT's model of a tied shape has the vocabulary's table twice; of others it is the same."""
+    litgpt, tied, untied = find_profile("litgpt"), load_model("gemma-2b"), load_model("llama-3-8b")
+    assert count(as_made(tied, litgpt)).total - count(tied).total == tied.vocab * tied.hidden
+    assert as_made(untied, litgpt) == untied
+    assert as_made(tied, find_profile()) == tied
+
+
+def test_an_update_of_all_weights_at_once_holds_their_roots(tmp_path: Path) -> None:
+    """Training everything on a short sequence, LitGPT peaks in the update, with weights, gradients, two moments and the roots of
+    one in bfloat16."""
+    one = judged(tmp_path, **{**LITGPT, "seq_len": "64"}, task="sft")
+    assert one.case is not None
+    weights = count(one.case.job.model).total
+    assert 5 * 2 * weights <= allocated(one) <= 5.01 * 2 * weights

@@ -87,6 +87,8 @@ SEQUENCES: tuple[dict[str, Any], ...] = (
     RING | {"pp": 2, "dp_shard": 2, "zero": 3},
 )
 """The same with context parallelism."""
+ROOMY = 1 << 50
+"""Bytes of a device on which the allocator never has to give anything back."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +199,8 @@ def plan_of(scenario: Scenario) -> Plan:
         ),
         **layout,
     )
-    return replace(plan, workload=replace(plan.workload, precision=scenario.precision))
+    roomy = replace(plan.memory, capacity_bytes=ROOMY)
+    return replace(plan, workload=replace(plan.workload, precision=scenario.precision), memory=roomy)
 
 
 def candidates_of(plan: Plan) -> Candidates:
@@ -230,6 +233,12 @@ def peaks(job: Job, plan: Plan, stage: int) -> list[dict[str, int]]:
     every = [terms for found in by_moment for terms in found]
     most = max(sum(terms.values()) for terms in every)
     return [terms for terms in every if sum(terms.values()) >= most - len(TERMS)]
+
+
+def reserved(job: Job, plan: Plan, stage: int) -> int:
+    """Bytes that the allocator holds on a stage, as the formulas have them."""
+    table = ledger(job, next(iter(groups(job, candidates_of(plan), every_stage=True))))
+    return int(table.reserved[0, stage])
 
 
 def _worst(table: Ledger, moment: int, place: int) -> list[dict[str, int]]:
@@ -326,6 +335,8 @@ def differences(scenario: Scenario, rank: RankObservation) -> Iterator[Differenc
     for term in TERMS:
         yield Difference(scenario.name, rank.stage, "memory", PEAK, term, worst[term], peak.term(term))
     yield Difference(scenario.name, rank.stage, "memory", PEAK, "allocated", sum(worst.values()), peak.allocated)
+    in_all = reserved(job, plan, rank.stage)
+    yield Difference(scenario.name, rank.stage, "memory", PEAK, "reserved", in_all, rank.memory.reserved)
     formula, trace = sent(job, plan, rank.stage), observed_sent(rank)
     for axis, op in sorted(formula.keys() | trace.keys()):
         pairs = zip(formula.get((axis, op), (0, 0)), trace.get((axis, op), (0, 0)), strict=True)

@@ -25,10 +25,11 @@ from tests.measure.grid import (
 from tests.measure.recordings import traced
 
 SAMPLE = tuple(scenarios()[number] for number in range(0, 280, 7))
-EXACT, NEAR = 1e-3, 2e-2
+EXACT, NEAR, COARSE = 1e-3, 2e-2, 0.35
 MOMENTS = ("loss", "backward of the last layer", "end of backward", "optimizer step", PEAK)
 BARS = {
     ("memory", PEAK, "allocated"): EXACT,
+    ("memory", PEAK, "reserved"): COARSE,
     ("memory", "optimizer step", "allocated"): EXACT,
     ("memory", "optimizer step", "gradients"): EXACT,
     ("memory", "backward of the last layer", "logits"): NEAR,
@@ -53,7 +54,7 @@ BARS = {
     },
 }
 """The largest |predicted / traced - 1| of a figure; what is not here yet is in benchmarks/results/memory.json."""
-MEAN_OF_PEAKS = 1e-3
+MEAN_OF_PEAKS, MEAN_OF_RESERVED = 1e-3, 0.12
 SLICES = 20
 """Parts of the grid, every twentieth scenario each, so that several workers share two thirds of an hour."""
 SMALL = 1 << 20
@@ -119,12 +120,13 @@ def _assert_sends_and_peaks(scenario: Scenario, bar: float) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("first", range(SLICES))
 def test_formulas_agree_with_the_program_on_the_whole_grid(first: int) -> None:
-    """Every figure with a bar keeps it in all scenarios of a slice, and peaks differ by a thousandth in the mean: what
-    holds of the mean of every slice holds of the mean of the grid."""
-    peaks = []
+    """Every figure with a bar keeps it in all scenarios of a slice, peaks differ by a thousandth in the mean, and what the
+    allocator reserves by an eighth: what holds of the mean of every slice holds of the mean of the grid."""
+    errors: dict[str, list[float]] = {"allocated": [], "reserved": []}
     for scenario in scenarios()[first::SLICES]:
         for found in _found(scenario):
             _assert_keeps_its_bar(found)
-            if (found.place, found.name) == (PEAK, "allocated"):
-                peaks.append(abs(found.ratio - 1.0))
-    assert mean(peaks) <= MEAN_OF_PEAKS
+            if found.place == PEAK and found.name in errors:
+                errors[found.name].append(abs(found.ratio - 1.0))
+    assert mean(errors["allocated"]) <= MEAN_OF_PEAKS
+    assert mean(errors["reserved"]) <= MEAN_OF_RESERVED

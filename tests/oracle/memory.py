@@ -22,6 +22,7 @@ from tests.oracle.parameters import (
     tensors_of,
     vocabulary,
 )
+from tests.oracle.reserved import by_blocks, reserved
 from tests.oracle.schedules import Around, around
 from tests.oracle.stages import Layout, stage_kinds
 
@@ -291,7 +292,7 @@ class Stage:
 
     def heads(self) -> Iterator[tuple[int, dict[str, float]]]:
         """(moment, terms) of the instants around the loss and the head."""
-        yield from self._loss()
+        yield from self.losses()
         yield from self._head()
 
     def gathering(self) -> Iterator[tuple[int, dict[str, float]]]:
@@ -385,7 +386,10 @@ class Stage:
         theirs = self.q * self.s * table if tied else 0.0
         shape, sums = self.job.model, not self.units and self.a["sequence_parallel"] and self.begins
         twice = self.q * self.s * shape.hidden * shape.pos_rows if sums and shape.pos == "learned" else 0.0
-        return 3, {"gradients": self.settled + twice, "activations": self.inputs, "pipeline_buffers": theirs}
+        own = self.sharded.all if self.zero >= 1 else self.bare.all
+        roots = self.job.profile.update_copies * self.q * self.s * own
+        terms = {"gradients": self.settled + twice, "activations": self.inputs, "pipeline_buffers": theirs}
+        return 3, terms | {"temporaries": roots}
 
     def reductions(self) -> Iterator[tuple[int, dict[str, float]]]:
         """The last chunk of a pipeline is reduced, unit by unit."""
@@ -454,7 +458,8 @@ class Stage:
                     found[m.name, m.outputs, m.inputs] = matrix_elements(replace(m, copies=1), cut, 1)
         return sum(found.values()) + (vocabulary(self.job.model, self.a["tp"], 1) if self.ends else 0)
 
-    def _loss(self) -> Iterator[tuple[int, dict[str, float]]]:
+    def losses(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """(moment, terms) at the loss and in its own backward."""
         before = {
             "gradients": self.earlier,
             "activations": self.all,
@@ -762,16 +767,15 @@ def instants(
         return Stage(job, layout, stage, kinds, around(layout, stage, number))
 
     pp, v, m = layout["pp"], layout["virtual_stages"], layout["accumulation"]
+    heads = _at_heads(job, layout, stage, kinds)
     if pp == 1:
-        several = m > 1
-        step = Stage(job, layout, stage, kinds, Around(0, (1,), (several,), (False,), several, True))
+        (step,) = heads
         yield from (*step.gathering(), *step.heads(), *step.bodies(), step.update())
         return
     first, again = backward(pp * (v - 1)), backward(pp * (v - 1) + 1)
-    heads, bodies = [first, again], [first, again]
+    bodies = [first, again]
     if v > 1:
         fullest = max(range(v * m), key=lambda k: (sum(around(layout, stage, k).flight), k))
-        heads = [backward(0), backward(pp * v if m >= 2 * pp else 1)]
         bodies = [*bodies, heads[1], backward(fullest)]
     for step in heads:
         yield from step.heads()
@@ -779,6 +783,16 @@ def instants(
         yield from (*step.forward(), *step.bodies())
     yield from again.reductions()
     yield again.update()
+
+
+def _at_heads(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> list[Stage]:
+    """The passes in which the head is looked at."""
+    pp, v, m = layout["pp"], layout["virtual_stages"], layout["accumulation"]
+    if pp == 1:
+        several = m > 1
+        return [Stage(job, layout, stage, kinds, Around(0, (1,), (several,), (False,), several, True))]
+    numbers = (pp * (v - 1), pp * (v - 1) + 1) if v == 1 else (0, pp * v if m >= 2 * pp else 1)
+    return [Stage(job, layout, stage, kinds, around(layout, stage, number)) for number in numbers]
 
 
 INPUTS = ("q", "k", "v", "q_down", "q_up", "kv_down", "kv_up", "qkvz", "beta", "in", "x", "dt")
@@ -804,8 +818,11 @@ def _settled(job: Job, layout: Layout, whole: Held, sharded: Held) -> float:
 
 
 def _gradients(job: Job, layout: Layout, whole: Held, sharded: Held) -> float:
-    if layout["zero"] >= 2 and layout["pp"] > 1 and layout["accumulation"] > 1:
+    several = layout["zero"] >= 2 and layout["accumulation"] > 1
+    if several and layout["pp"] > 1:
         return job.trainable * BYTES[job.formats.reduce] * whole.all
+    if several and job.profile.accumulates_whole:
+        return BYTES[job.formats.compute] * whole.all
     return _settled(job, layout, whole, sharded)
 
 
@@ -871,14 +888,53 @@ def stage_ties(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind])
     by_moment: dict[int, list[dict[str, float]]] = {}
     for moment, terms in instants(job, layout, stage, kinds):
         by_moment.setdefault(moment, []).append(terms)
-    slack = overhead("expandable_slack" if job.profile.segments == "expandable" else "allocator_slack")
     found = []
     for moment in range(len(MOMENTS)):
         ordered = sorted(by_moment[moment], key=lambda terms: -sum(terms.values()))
         worst = sum(ordered[0].values())
-        ties = [terms for terms in ordered if worst - sum(terms.values()) < 1.0]
-        found.append([_ledger(_sum(always, terms) | runtime, slack) for terms in ties])
-    return found
+        found.append([_sum(always, terms) for terms in ordered if worst - sum(terms.values()) < 1.0])
+    ever = max(sum(ties[0].values()) for ties in found)
+    at_loss = sum(always.values()) + _at_loss(job, layout, stage, kinds)
+    in_all = _reserved(job, layout, stage, kinds, at_loss=at_loss, ever=ever)
+    return [
+        [_ledger(terms, in_all) | {name: ceil(size) for name, size in runtime.items()} for terms in ties]
+        for ties in found
+    ]
+
+
+def _let_go(job: Job, layout: Layout, kind: LayerKind) -> float:
+    """What one layer keeps less than it would without recomputation."""
+    return max(0.0, kept_bytes(job, {**layout, "recompute": "none"}, kind) - kept_bytes(job, layout, kind))
+
+
+def _at_loss(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> float:
+    """What moves at the loss where that is most, in frameworks of units."""
+    if not job.profile.has_units:
+        return 0.0
+    losses = (terms for step in _at_heads(job, layout, stage, kinds) for _, terms in step.losses())
+    return max(sum(terms.values()) for terms in losses)
+
+
+def _reserved(
+    job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], *, at_loss: float, ever: float
+) -> float:
+    """What the allocator holds when tensors hold `ever` at most: by its blocks where they are known, else by a share."""
+    if not by_blocks(job):
+        return ever * (
+            1.0 + overhead("expandable_slack" if job.profile.segments == "expandable" else "allocator_slack")
+        )
+    whole, sharded = (held(job.model, layout, stage, kinds, sharded=shards) for shards in (False, True))
+    return reserved(
+        job,
+        layout,
+        stage,
+        kinds,
+        at_loss=at_loss,
+        ever=ever,
+        let_go=max((_let_go(job, layout, kind) for kind in set(kinds)), default=0.0),
+        settled=_settled(job, layout, whole, sharded),
+        in_units=uses_units(job, layout),
+    )
 
 
 def _sum(always: dict[str, float], moving: dict[str, float]) -> dict[str, float]:
@@ -886,11 +942,10 @@ def _sum(always: dict[str, float], moving: dict[str, float]) -> dict[str, float]
     return always | {name: always.get(name, 0.0) + size for name, size in moving.items()}
 
 
-def _ledger(terms: dict[str, float], slack: float) -> dict[str, int]:
-    """Whole bytes, and the allocator's slack on everything but the runtime."""
+def _ledger(terms: dict[str, float], in_all: float) -> dict[str, int]:
+    """Whole bytes, and the rest of what the allocator holds in all."""
     rounded = {name: ceil(value) for name, value in terms.items()}
-    allocated = sum(value for name, value in rounded.items() if name != "runtime")
-    return rounded | {"slack": ceil(slack * allocated)}
+    return rounded | {"slack": ceil(in_all - sum(terms.values()))}
 
 
 def _host(job: Job, sharded: float, offload: str) -> int:
@@ -912,10 +967,11 @@ def memory_of(job: Job, layout: Layout) -> Memory:
     for stage, kinds in enumerate(stage_kinds(job, layout)):
         sharded = held(job.model, layout, stage, kinds, sharded=True)
         host = max(host, _host(job, sharded.all, layout["offload"]))
-        for moment, terms in zip(MOMENTS, stage_moments(job, layout, stage, kinds), strict=True):
-            device = sum(terms.values())
-            if worst is None or device > worst.device:
-                worst = Memory(terms, device, moment, stage, 0)
+        moments = zip(MOMENTS, stage_moments(job, layout, stage, kinds), strict=True)
+        moment, terms = max(moments, key=lambda each: sum(each[1].values()) - each[1]["slack"])
+        device = sum(terms.values())
+        if worst is None or device > worst.device:
+            worst = Memory(terms, device, moment, stage, 0)
     if worst is None:
         raise ValueError("a layout has at least one stage")
     return Memory(worst.terms, worst.device, worst.moment, worst.stage, host)

@@ -25,11 +25,13 @@ PROPERTIES = Properties()
 
 @PROPERTIES.holds(8, questions())
 def test_no_layout_peaks_below_its_bound(job: Job) -> None:
-    """What a layout holds at the loss is never more than its peak, and its host share is the same."""
+    """What a layout reserves for the loss is never more than for its peak, nor what tensors hold than what is reserved, and its
+    host share is the same."""
     columns = legal_candidates(job)
     floors, peaks = least_memory(job, columns), peak_memory(job, columns)
     assert (floors.device <= peaks.device).all()
     assert (floors.host == peaks.host).all()
+    assert (peaks.terms["slack"] >= 0).all()
 
 
 @PROPERTIES.holds(8, questions())
