@@ -451,6 +451,7 @@ class Step:
         the sorts the one that is worst with what it keeps beside the layers that are left."""
         ats = self.layers.by_sort
         made = self.trained * np.where(self.shards_gradients, self.reduce, BYTES[self.job.formats.gradient])
+        made = np.where(self.at_rest.any(axis=1, keepdims=True), made, 0.0)  # offloaded ones leave as they are made
         partial = np.where(self.at_once, np.where(stands, 0.0, made), self.trained * self.compute)
         worth = ats.temporaries - ats.freed + partial * (ats.weights + ats.stacked)
         if self.has_copies:

@@ -97,10 +97,12 @@ def _schedule(limits: Limits, row: Mapping[str, int]) -> bool:
 
 def _split(limits: Limits, row: Mapping[str, int]) -> bool:
     """Stages of one chunk are weighted where giving the last one fewer layers than its equal share makes the most loaded
-    stage lighter."""
+    stage lighter, or where somebody says so."""
     layers, others = limits.layers, row["pp"] - 1
     if row["stage_split"] == 0:
         return True
+    if limits.pinned("stage_split"):
+        return others > 0 and row["virtual_stages"] == 1
     equal = layers // row["pp"]
     loads = [max(own + limits.head, -(-(layers - own) // max(1, others))) for own in range(1, equal + 1)]
     return others > 0 and row["virtual_stages"] == 1 and bool(loads) and min(loads) < loads[-1]

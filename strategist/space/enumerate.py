@@ -191,12 +191,13 @@ def _sequence_cuts(limits: Limits, cp: int, tp: int) -> Sequence[int]:
 
 def _schedules(limits: Limits, pp: int, accumulation: int) -> Iterator[tuple[int, int, int]]:
     """(schedule, virtual stages, split). GPipe idles as long as 1F1B and holds at least as much, so it is looked at only
-    where 1F1B has too few micro-batches, or when pinned; a weighted split only where it differs from an even one."""
+    where 1F1B has too few micro-batches, or when pinned; a weighted split only where it differs from an even one, or when
+    pinned."""
     if pp == 1:
         yield code("schedule", "none"), 1, 0
         return
     gpipe, one_f_one_b = code("schedule", "gpipe"), code("schedule", "1f1b")
-    splits = range(2 if is_weightable(limits, pp) else 1)
+    splits = range(2 if is_weightable(limits, pp) or limits.pinned("stage_split") else 1)
     if accumulation < pp or limits.pinned("schedule") == gpipe:
         yield from ((gpipe, 1, split) for split in splits)
     if accumulation >= pp or limits.pinned("schedule") == one_f_one_b:

@@ -187,3 +187,18 @@ CHECKS = (_assert_same_memory, _assert_same_time, _assert_same_stages)
 def test_columns_equal_the_oracle_at_length(check: Callable[[Case], None], case: Case) -> None:
     """The same over thousands of new jobs every night, every stage of them included."""
     check(case)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_offloaded_gradients_do_not_decide_which_instant_of_a_layer_counts(recompute: str) -> None:
+    """Where weights are offloaded their gradients leave as they are made: with a feed-forward part narrower than attention
+    the instant with most activations is a layer's worst, not the one with most gradients."""
+    shape = ModelShape(
+        name="narrow", family="random", kind="decoder", layers=1, hidden=128, vocab=257, ffn_hidden=96, heads=8,
+        kv_heads=8, head_dim=16,
+    )  # fmt: skip
+    work = Workload(seq_len=128, global_batch=1, precision="fp32")
+    job = Job(cluster=trimmed("ws-1x-4090", 1), model=shape, workload=work, profile=find_profile())
+    row = dict.fromkeys((*MESH_COLUMNS, "micro_batch", "accumulation", "virtual_stages", "tiling"), 1)
+    words = {"zero": 3, "schedule": "none", "sequence_parallel": 0, "context_parallel": "none", "stage_split": "even"}
+    _assert_same_memory((job, [row | words | {"offload": "parameters", "recompute": recompute}]))
