@@ -13,7 +13,7 @@ from strategist.errors import ImpossibleError, shown
 from strategist.records import dataclass
 
 DEFAULT_PORT = 29500
-EXECUTOR_AXES = ("dp_replicate", "dp_shard", "tp", "pp", "etp")
+EXECUTOR_AXES = ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "etp")
 """Mesh axes that strategist's executor runs; a test holds them against what it refuses."""
 
 

@@ -50,6 +50,6 @@ def _ring(plan: Plan) -> Iterator[Obstacle]:
             code="UNSUPPORTED",
             place="strategy.context_parallel",
             value=strategy.context_parallel,
-            sentence=f"The executor cannot run ring attention here: {reason}.",
+            sentence=f"The executor cannot run mesh.cp = {plan.mesh.cp} by ring attention here: {reason}.",
             hint="Plan with --pin context_parallel=all-to-all.",
         )

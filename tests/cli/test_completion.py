@@ -59,7 +59,7 @@ def test_scripts_are_right_for_their_shell(shell: str) -> None:
         (("explain", "--policy"), []),
         (("catalog", "mo"), ["models"]),
         (("help", "E_UNI"), ["E_UNIT"]),
-        (("emit", "--to", "s"), ["slurm"]),
+        (("emit", "--to", "s"), ["slurm", "skypilot"]),
     ],
 )
 def test_bash_completes(words: tuple[str, ...], offered: list[str]) -> None:
