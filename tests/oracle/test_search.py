@@ -129,7 +129,18 @@ def _assert_search_is_brute_force(job: Job, legal: Sequence[Layout], forbids: tu
         assert (chosen[1], abs(chosen[2] - simplest[1]) <= ROUNDING_NS) == (simplest[0], True)
 
 
-@pytest.mark.parametrize("words", SMALL)
+LONG = (
+    "gpt2 dgx-h100 6 1000 6 bf16",
+    "gpt2 ws-4x-4090:2 0 1024 4 bf16",
+    "pythia-1b aws-p4d.24xlarge 6 2048 3 bf16",
+    "qwen2.5-7b dgx-h100 0 1000 2 bf16",
+)
+"""Those of SMALL that take more than a second each."""
+
+
+@pytest.mark.parametrize(
+    "words", [pytest.param(words, marks=pytest.mark.slow) if words in LONG else words for words in SMALL]
+)
 def test_search_equals_brute_force(words: str) -> None:
     """The legal layouts, the number that fits and the best step time are those of a search that tries everything."""
     job = question_of(words)
