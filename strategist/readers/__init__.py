@@ -14,7 +14,7 @@ from strategist.readers.nanotron import NANOTRON
 from strategist.readers.script import SCRIPT, is_script
 from strategist.readers.surroundings import PYTHON, REQUIREMENTS, is_pins, is_python
 from strategist.readers.torchtitan import TORCHTITAN
-from strategist.readers.transformers import FACTORY_READER, TRANSFORMERS
+from strategist.readers.transformers import FACTORY_READER, SFT_READER, TRANSFORMERS
 from strategist.reading import parse_json, parse_toml, parse_yaml, read_text
 
 READERS: tuple[Reader, ...] = (
@@ -28,6 +28,7 @@ READERS: tuple[Reader, ...] = (
     FACTORY_READER,
     AXOLOTL,
     NANOTRON,
+    SFT_READER,
     TRANSFORMERS,
 )
 """Every reader; the first that recognises a file reads it."""

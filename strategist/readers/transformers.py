@@ -1,6 +1,6 @@
-"""Transformers' TrainingArguments as JSON or YAML, and LLaMA-Factory's file, whose keys contain them.
+"""Transformers' TrainingArguments as JSON or YAML, and the files of TRL and LLaMA-Factory, whose keys contain them.
 
-As in Transformers 5.23.0, training_args.py, and LLaMA-Factory 0.9.5, hparams.
+As in Transformers 5.23.0, training_args.py, TRL 1.16.0, trainer/sft_config.py, and LLaMA-Factory 0.9.5, hparams.
 """
 
 from __future__ import annotations
@@ -28,6 +28,11 @@ TABLES = Tables(
     title="Transformers 5.23",
     swallows={"": "its parser refuses the file"},
 )
+SFT = Tables(
+    framework="trl",
+    title="TRL 1.16",
+    swallows={"": "its parser refuses the file"},
+)
 FACTORY = Tables(
     framework="llama-factory",
     title="LLaMA-Factory 0.9.5",
@@ -39,8 +44,18 @@ OWN = ("stage", "finetuning_type", "dataset", "template", "cutoff_len", "dataset
 
 def read(source: Source, ranks: int | None) -> Foreign:
     """What a file says, and its faults."""
-    found = (*TABLES.unknown(source.table), *_fsdp_keys(source.table), *_choices(source.table))
-    return Foreign(says=_says(source.table, ranks), findings=found)
+    return _arguments(source.table, TABLES, ranks)
+
+
+def read_sft(source: Source, ranks: int | None) -> Foreign:
+    """What a file of TRL's SFTConfig says, and its faults."""
+    found = _arguments(source.table, SFT, ranks)
+    return Foreign(says={**found.says, **told(seq_len=whole(source.table.get("max_length")))}, findings=found.findings)
+
+
+def _arguments(table: Mapping[str, Any], known: Tables, ranks: int | None) -> Foreign:
+    found = (*known.unknown(table), *_fsdp_keys(table), *_choices(table))
+    return Foreign(says=_says(table, ranks), findings=found)
 
 
 def read_factory(source: Source, ranks: int | None) -> Foreign:
@@ -53,7 +68,9 @@ def read_factory(source: Source, ranks: int | None) -> Foreign:
         *_choices(table),
         *_factory_needs(table),
     )
-    return Foreign(says=_says(table, ranks) | told(seq_len=whole(table.get("cutoff_len"))), findings=found)
+    recompute = "none" if switched(table, "disable_gradient_checkpointing") else "full"  # on unless it is switched off
+    own = told(seq_len=whole(table.get("cutoff_len")), recompute=recompute)
+    return Foreign(says=_says(table, ranks) | own, findings=found)
 
 
 def _megatron_names() -> tuple[str, ...]:
@@ -116,17 +133,21 @@ def _choices(table: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _factory_needs(table: Mapping[str, Any]) -> Iterator[Finding]:
-    for key, why in (
-        ("model_name_or_path", "it names the model"),
-        ("output_dir", "it names the folder of checkpoints"),
-    ):
-        if key not in table:
-            yield finding("missing-key", key, title="LLaMA-Factory", key=key, why=why)
+    """A model is often named behind the file, on the command line."""
+    if "output_dir" not in table:
+        why = "it names the folder of checkpoints"
+        yield finding("missing-key", "output_dir", title="LLaMA-Factory", key="output_dir", why=why)
 
 
 def recognises(source: Source) -> bool:
     """A table with a key that only TrainingArguments have."""
     return "per_device_train_batch_size" in source.table and not recognises_factory(source)
+
+
+def recognises_sft(source: Source) -> bool:
+    """The same with a key that only SFTConfig has."""
+    own = set(keys_of("trl")) - set(keys_of("transformers"))
+    return recognises(source) and bool(own & set(source.table))
 
 
 def recognises_factory(source: Source) -> bool:
@@ -137,6 +158,7 @@ def recognises_factory(source: Source) -> bool:
 TRANSFORMERS = Reader(
     name="transformers", title="Transformers 5.23", recognises=recognises, read=read, profile="hf-trainer"
 )
+SFT_READER = Reader(name="trl", title="TRL 1.16", recognises=recognises_sft, read=read_sft, profile="hf-trainer")
 FACTORY_READER = Reader(
     name="llama-factory",
     title="LLaMA-Factory 0.9.5",

@@ -233,6 +233,28 @@ def random_numbers(plan: Plan, folder: Path, seed: int, loads: bool) -> list[flo
     return torch.rand(3).tolist()
 
 
+def made_by_transformers(folder: Path, tokens: list[list[int]]) -> list[Any]:
+    """Give the model whose configuration lies in a folder large weights, save them there; what it says of some tokens."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(3)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, 0.1, 0.3)
+    model.save_pretrained(folder)
+    with torch.no_grad():
+        return model(torch.tensor(tokens), use_cache=False).logits.tolist()
+
+
+def differing_to_transformers(one: Path, other: Path) -> list[str]:
+    """Names of tensors that transformers does not read as bit by bit the same from two folders."""
+    from transformers import AutoModelForCausalLM
+
+    first, second = (AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in (one, other))
+    assert first.keys() == second.keys()
+    return [name for name, value in first.items() if not second[name].equal(value)]
+
+
 def carried(plan: Plan, source: Path, checkpoint: Path, target: Path, tokens: list[list[int]]) -> list[Any]:
     """Import, save and export weights; what the built-in model says with those that came in."""
     from strategist.executor.weights import export_weights, import_weights

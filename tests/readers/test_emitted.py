@@ -16,6 +16,12 @@ from tests.emitters.test_read_back import Said, facts
 SAYS = {
     "accelerate": {"ranks", "zero", "offload", "compute"},
     "deepspeed": {"global_batch", "micro_batch", "accumulation", "zero", "offload", "parameter", "gradient", "reduce", "compute"},
+    "trl": {
+        "micro_batch", "accumulation", "zero", "offload", "compute", "optimizer", "recompute", "backend", "seq_len",
+    },
+    "llama-factory": {
+        "micro_batch", "accumulation", "compute", "optimizer", "recompute", "backend", "seq_len",
+    },
     "transformers": {"micro_batch", "accumulation", "zero", "offload", "compute", "optimizer", "recompute", "backend"},
     "torchtitan": {
         "dp_replicate", "dp_shard", "tp", "cp", "pp", "ep", "zero", "micro_batch", "accumulation", "global_batch", "seq_len",
@@ -60,7 +66,9 @@ def meant(plan: Plan) -> Said:
     return said | {"kept": said["parameter"] if said["master"] == "none" else said["master"]}
 
 
-SCRIPTS_ALONE = [emitter.name for emitter in EMITTERS if emitter.name not in SAYS]
+NOT_READ = ("kubernetes", "skypilot")
+"""Targets whose files describe a cluster's job, which no reader takes (docs/status.md)."""
+SCRIPTS_ALONE = [emitter.name for emitter in EMITTERS if emitter.name not in (*SAYS, *NOT_READ)]
 """Targets without a configuration file: their scripts read plan.json."""
 
 
