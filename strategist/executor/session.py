@@ -225,7 +225,8 @@ class Session:
     def save(self, folder: str | Path) -> None:
         """Write parameters, optimizer state, step and random numbers into a new folder, which any layout can load.
 
-        Raises InputError EXISTS for a folder that is there, InternalError IO when the machine refuses; on every rank.
+        Raises InputError EXISTS for a folder that is there, InternalError IO when the machine refuses; on every rank; and as
+        `require_checkpoints`.
         """
         self.job.instruments.phase("save")
         facts = {
@@ -234,11 +235,12 @@ class Session:
             "plan": self.job.plan.seal,
             "versions": versions(),
         }
-        self._refuse_what_no_checkpoint_holds()
+        self.require_checkpoints()
         save(Path(folder), self.parts.model, self.parts.optimizer, facts)
 
-    def _refuse_what_no_checkpoint_holds(self) -> None:
-        """Checkpoints know neither copies of weights in the host's memory, nor a loss scale, nor experts that ranks share."""
+    def require_checkpoints(self) -> None:
+        """Raise ImpossibleError UNSUPPORTED where none can be written: they know neither copies of weights in the host's memory,
+        nor a loss scale, nor experts that ranks share."""
         what = {
             "offload of the optimizer": self.job.offloads_optimizer,
             "fp16": self.loss_scale is not None,
@@ -260,7 +262,7 @@ class Session:
         that is no checkpoint, StaleError DIGEST for a damaged one, StaleError FACTS_DIFFER for one of another model.
         """
         self.job.instruments.phase("load")
-        self._refuse_what_no_checkpoint_holds()
+        self.require_checkpoints()
         self.steps = load(Path(folder), self.parts.model, self.parts.optimizer).step
 
     def close(self) -> None:

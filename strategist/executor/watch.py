@@ -55,7 +55,9 @@ class Watch:
         self._beats.beat(self.steps, name)
 
     def begin(self, session: Session) -> None:
-        """Go on from the checkpoint, if there is one."""
+        """Go on from the checkpoint, if there is one. Raises ImpossibleError before the first step, not at the first save."""
+        if self.saving is not None:
+            session.require_checkpoints()
         if self.start is not None:
             session.load(self.start)
         self.steps = session.steps

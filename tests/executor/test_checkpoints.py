@@ -119,6 +119,27 @@ def test_a_checkpoint_is_never_written_over(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["once"]
 
 
+@pytest.mark.parametrize(
+    ("word", "world", "layout"),
+    [
+        ("offload of the optimizer", 2, {"dp_shard": 2, "zero": 2, "offload": "optimizer", "micro_batch": 4}),
+        ("ep", 2, {"dp_shard": 2, "zero": 3, "ep": 2, "micro_batch": 4}),
+        ("fp16", 1, {"formats": replace(FLOAT32, compute="float16"), "micro_batch": 8}),
+    ],
+)
+def test_what_no_checkpoint_holds_is_refused_before_the_first_step(
+    word: str, world: int, layout: dict[str, Any], tmp_path: Path
+) -> None:
+    """Nobody trains for hours to learn at the first save that there is none."""
+    from tests.executor.harness import run_ranks
+    from tests.executor.workers import refused_save
+
+    (tmp_path / "RUN" / "ranks").mkdir(parents=True)
+    shape = tiny_mixtral() if word == "ep" else tiny_llama()
+    plan = make_plan(shape, **({"formats": FLOAT32} | layout))
+    assert run_ranks(world, refused_save, plan, tmp_path / "RUN") == [("UNSUPPORTED", word, [])] * world
+
+
 class Bomb:
     """A pickle that makes a file when it is loaded."""
 

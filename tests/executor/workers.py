@@ -210,6 +210,21 @@ def refused_load(plan: Plan, folder: Path, shape: ModelShape) -> tuple[str, str,
     return "", "", False
 
 
+def refused_save(plan: Plan, folder: Path) -> tuple[str, str, list[str]]:
+    """Code and word of the error that saving causes before the first step of a run that would save, and what lies in the folder."""
+    from strategist.executor.watch import Saving, Watch
+    from strategist.runs.folder import RunFolder
+
+    run = RunFolder(folder)
+    session = build(plan, model_from_shape(plan.model))
+    watch = Watch(run, saving=Saving(every=1, keep=1))
+    try:
+        watch.begin(session)
+    except StrategistError as error:
+        return error.code, str(error.value), sorted(path.name for path in run.checkpoints.glob("*"))
+    return "", "", []
+
+
 def save_twice(plan: Plan, folder: Path) -> str:
     """The code of the error that saving into the same folder again causes."""
     session = build(plan, model_from_shape(plan.model))
