@@ -87,7 +87,7 @@ def validate_page() -> str:
         for row in traps().values()
     )
     return (
-        GENERATED.format(source="strategist/readers/traps.jsonl")
+        GENERATED.format(source="strategist/catalog/data/traps.jsonl")
         + VALIDATE
         + "\n| files of | name in `--json` |\n|---|---|\n"
         + readers

@@ -12,7 +12,7 @@ from strategist.document.judgement import Finding, Judgement, Said
 from strategist.document.prediction import Prediction
 from strategist.errors import ImpossibleError, InputError
 from strategist.readers import READERS, open_source, read_foreign
-from strategist.readers.foreign import Says, finding, told
+from strategist.readers.foreign import Says, Source, finding, told
 from strategist.records import replace
 from strategist.units import format_gib
 
@@ -33,10 +33,11 @@ def judge(path: str, given: Given | None = None, flag: str = "FILE") -> Judgemen
 
     Raises InputError for a file that cannot be read or is no configuration that is known.
     """
-    reader, foreign = read_foreign(open_source(path, flag), flag, None if given is None else _ranks(given))
+    job = None if given is None else complete(given).question.job
+    reader, foreign = read_foreign(open_source(path, flag), flag, None if job is None else job.cluster.world)
     findings, found = foreign.findings, None
-    if given is not None and says_a_layout(_together(given, foreign.says)):
-        found, more = _weighed(given, _together(given, foreign.says), reader.profile)
+    if given is not None and job is not None and says_a_layout(says := _together(given, foreign.says)):
+        found, more = _weighed(given, says, reader.profile, layout_of(says, job.model.layers))
         findings = (*findings, *more)
     return Judgement(
         file=path,
@@ -48,35 +49,31 @@ def judge(path: str, given: Given | None = None, flag: str = "FILE") -> Judgemen
     )
 
 
-def predicted_file(path: str, given: Given, flag: str) -> Prediction:
+def predicted_source(source: Source, given: Given, flag: str) -> Prediction:
     """The prediction of the layout that a file says. Raises InputError MISSING when it says too little of one, and what
     `complete` and `predict` raise."""
-    reader, foreign = read_foreign(open_source(path, flag), flag, _ranks(given))
+    job = complete(given).question.job
+    reader, foreign = read_foreign(source, flag, job.cluster.world)
     says = _together(given, foreign.says)
     if not says_a_layout(says):
         raise InputError(
             "MISSING",
             f"{flag}: the {reader.title} file says no layout that could be predicted.",
             flag=flag,
-            value=path,
+            value=source.path,
             hint="It needs degrees or a ZeRO stage, and a micro-batch; or give --strategy.",
         )
-    return _predicted(given, says, reader.profile, layout_of(says, _layers(given)))
+    return _predicted(given, says, reader.profile, layout_of(says, job.model.layers))
 
 
-def is_foreign(path: str, flag: str) -> bool:
-    """Whether a file is another framework's configuration rather than a document of ours. Raises as `open_source`."""
-    source = open_source(path, flag)
+def is_foreign(source: Source) -> bool:
+    """Whether a file is another framework's configuration rather than a document of ours."""
     return "format" not in source.table and any(reader.recognises(source) for reader in READERS)
 
 
 def _together(given: Given, says: Says) -> Says:
     """What the file says, and a batch that was named beside it."""
     return {**says, **told(micro_batch=given.micro_batch, accumulation=given.grad_accum)}
-
-
-def _ranks(given: Given) -> int:
-    return complete(given).question.job.cluster.world
 
 
 def says_a_layout(says: Says) -> bool:
@@ -91,10 +88,6 @@ def layout_of(says: Says, layers: int) -> Layout:
     if isinstance(each, int) and isinstance(pp, int) and pp > 1:
         layout["virtual_stages"] = max(1, ceil(layers / each) // pp)
     return layout
-
-
-def _layers(given: Given) -> int:
-    return complete(given).question.job.model.layers
 
 
 def _predicted(given: Given, says: Says, profile: str, layout: Layout) -> Prediction:
@@ -116,9 +109,8 @@ def _predicted(given: Given, says: Says, profile: str, layout: Layout) -> Predic
     return predicted(asked)
 
 
-def _weighed(given: Given, says: Says, profile: str) -> tuple[Prediction | None, tuple[Finding, ...]]:
+def _weighed(given: Given, says: Says, profile: str, layout: Layout) -> tuple[Prediction | None, tuple[Finding, ...]]:
     """The prediction of the layout, and what it adds to the faults. Degrees that do not fill the machines are a fault."""
-    layout = layout_of(says, _layers(given))
     try:
         found = _predicted(given, says, profile, layout)
     except ImpossibleError as refusal:

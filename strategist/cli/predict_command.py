@@ -36,14 +36,11 @@ def run(options: Namespace) -> int:
     from strategist.api import predicted  # the planner and NumPy: help and misspelt flags need neither
     from strategist.ask import complete
     from strategist.cli.given import given_from
-    from strategist.judging import is_foreign, predicted_file
     from strategist.reports.prediction import prediction_text
 
     check_out(options)
-    if options.plan is not None and is_foreign(options.plan, "PLAN"):
-        found = predicted_file(options.plan, given_from(options, PREDICT_FLAGS)[0], "PLAN")
-    elif options.plan is not None:
-        found = _of_plan(options)
+    if options.plan is not None:
+        found = _of_file(options)
     else:
         given, _ = given_from(options, PREDICT_FLAGS)
         if given.strategy is None:
@@ -51,6 +48,18 @@ def run(options: Namespace) -> int:
         found = predicted(complete(given))
     deliver(found, options, lambda: prediction_text(found, width()))
     return 0 if found.legal and found.fits else IMPOSSIBLE
+
+
+def _of_file(options: Namespace) -> Prediction:
+    """The prediction of what a file says: a Plan, or another framework's configuration."""
+    from strategist.cli.given import given_from
+    from strategist.judging import is_foreign, predicted_source
+    from strategist.readers import open_source
+
+    source = open_source(options.plan, "PLAN")
+    if is_foreign(source):
+        return predicted_source(source, given_from(options, PREDICT_FLAGS)[0], "PLAN")
+    return _of_plan(options)
 
 
 def _of_plan(options: Namespace) -> Prediction:

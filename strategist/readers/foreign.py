@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import SequenceMatcher
 from functools import cache
-from pathlib import Path
 from typing import Any
 
+from strategist.catalog import rows
 from strategist.document.judgement import Finding, Said
 from strategist.errors import nearest, shown
 from strategist.records import dataclass
@@ -52,22 +51,16 @@ class Reader:
     profile: str
 
 
-def rows_of(table: str) -> list[dict[str, Any]]:
-    """The rows of a table that lies beside the readers."""
-    text = Path(__file__).with_name(f"{table}.jsonl").read_text(encoding="utf-8")
-    return [json.loads(row) for row in text.splitlines()]
-
-
 @cache
 def traps() -> Mapping[str, Mapping[str, str]]:
     """Every fault that a reader can find, by name."""
-    return {row["name"]: row for row in rows_of("traps")}
+    return {row["name"]: row for row in rows("traps")}
 
 
 @cache
 def keys_of(framework: str, section: str = "") -> tuple[str, ...]:
     """The keys that a framework knows in a section."""
-    found = next(row for row in rows_of("framework_keys") if (row["framework"], row["section"]) == (framework, section))
+    found = next(row for row in rows("framework_keys") if (row["framework"], row["section"]) == (framework, section))
     return tuple(found["keys"])
 
 

@@ -52,9 +52,14 @@ def arguments_of(script: Script) -> dict[str, str]:
     return {name: value for name, value in found.items() if name.replace("_", "-") not in LAUNCHER}
 
 
+def _own_arguments() -> tuple[str, ...]:
+    """Every argument that Megatron-LM's parser knows."""
+    return tuple(name for section in ("switches", "values", "lists") for name in keys_of("megatron", section))
+
+
 def _after_the_program(words: tuple[str, ...]) -> tuple[str, ...]:
     """Words from the first of Megatron's own on: what stands before them is the launcher's or another command's."""
-    known = {*keys_of("megatron", "switches"), *keys_of("megatron", "values"), *keys_of("megatron", "lists")}
+    known = set(_own_arguments())
     first = next((index for index, word in enumerate(words) if word.partition("=")[0] in known), len(words))
     return words[first:]
 
@@ -157,7 +162,7 @@ def _numbers(said: Arguments) -> dict[str, str]:
 
 
 def _unknown(said: Arguments) -> Iterator[Finding]:
-    known = (*keys_of("megatron", "switches"), *keys_of("megatron", "values"), *keys_of("megatron", "lists"))
+    known = _own_arguments()
     yield from odd_arguments((name for name in said if name not in known and "$" not in name), known, "Megatron-LM")
 
 

@@ -49,6 +49,7 @@ def chunk_bounds(layers: int, chunks: int, head: float = 0.0) -> tuple[tuple[int
     return tuple(zip([0, *ends[:-1]], ends, strict=True))
 
 
+@cache
 def layers_of_the_last(layers: int, chunks: int, head: float) -> int:
     """An equal share or less, one layer at least where there is one for each."""
     equal = layers // chunks

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from strategist.catalog import rows
 from strategist.errors import StrategistError, is_hostile
 from strategist.judging import judge
-from strategist.readers.foreign import rows_of
 from tests.cli.harness import call
 from tests.examples import examples
 from tests.readers.test_traps import MEGATRON, SOUND, TITAN
 
-KEYS = sorted({key for row in rows_of("framework_keys") for key in row["keys"] if not key.startswith("--")})
+KEYS = sorted({key for row in rows("framework_keys") for key in row["keys"] if not key.startswith("--")})
 SECTIONS = ["zero_optimization", "fsdp_config", "parallelism_config", "deepspeed_config", "pipeline", "bf16", "flags"]
 VALUES = st.recursive(
     st.none()
@@ -55,9 +55,10 @@ def test_any_script_is_judged_or_refused(tmp_path: Path, text: str, piece: str, 
     path = tmp_path / "run.sh"
     path.write_text(text[:place] + piece.replace("\\ud800", "") + text[place:], encoding="utf-8", errors="replace")
     try:
-        judge(str(path))
+        found = judge(str(path))
     except StrategistError:
         return
+    assert all(fault.sentence and fault.fix for fault in found.findings)
 
 
 @pytest.mark.parametrize("name", ["$(touch canary)", "`touch canary`", "a;touch canary", "\x1b[2J", "é∑", "x" * 300])
