@@ -16,6 +16,7 @@ from strategist.reports.measured import compared, measured_lines
 from strategist.runs.checkpoints import Checkpoint
 from strategist.runs.folder import RunFolder, write_whole
 from strategist.runs.job import JobRecord
+from strategist.runs.observing import LEAST_STEPS, observed_run
 from strategist.runs.supervise import Launch, supervise
 from strategist.units import parse_integer
 
@@ -62,6 +63,7 @@ def train_in(folder: RunFolder, plan: Plan, job: JobRecord, options: Namespace) 
         max_restarts=max_restarts,
     )
     folder.report.unlink(missing_ok=True)
+    folder.observed.unlink(missing_ok=True)
     write_whole(folder.plan, dump(plan))
     with Progress(job.steps, quiet=quiet) as progress, open(folder.log, "a", encoding="utf-8") as log:
 
@@ -74,12 +76,24 @@ def train_in(folder: RunFolder, plan: Plan, job: JobRecord, options: Namespace) 
 
         supervise(launch, heard, lambda text: note(text, quiet=quiet))
     report = _report(folder)
+    if job.observe:
+        _observe(folder, plan, quiet=quiet)
     if options.json:
         terms = [as_document(each) | {"ratio": each.ratio} for each in compared(plan, report)]
         show_document({"plan": plan.seal, "terms": terms, "report": report})
     else:
         show_lines(measured_lines(plan, report, width()), no_color=options.no_color)
     return 0
+
+
+def _observe(folder: RunFolder, plan: Plan, *, quiet: bool) -> None:
+    """Write what the ranks saw, or say why there is nothing."""
+    seen = observed_run(folder, plan)
+    if seen is None:
+        note(f"nothing was observed: after the last start there were fewer than {LEAST_STEPS} steps", quiet=quiet)
+        return
+    write_whole(folder.observed, dump(seen))
+    note(f"observed: strategist explain {folder.plan} --with {folder.observed}", quiet=quiet)
 
 
 def own_command(folder: RunFolder, job: JobRecord, checkpoint: Checkpoint | None) -> list[str]:
@@ -89,7 +103,8 @@ def own_command(folder: RunFolder, job: JobRecord, checkpoint: Checkpoint | None
         words += ["--save-every", str(job.save_every), "--keep", str(job.keep)]
     if checkpoint is not None:
         words += ["--start", str(checkpoint.path)]
-    return [sys.executable, "-m", "strategist.executor", str(folder.plan), "--run-folder", folder.path, *words]
+    program = "strategist.measure.observed_run" if job.observe else "strategist.executor"
+    return [sys.executable, "-m", program, str(folder.plan), "--run-folder", folder.path, *words]
 
 
 def _report(folder: RunFolder) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from strategist.errors import InputError, shown
 from strategist.runs.folder import RunFolder, write_whole
 from strategist.runs.job import DEFAULT_KEEP, JobRecord
 from strategist.runs.lock import locked
+from strategist.runs.observing import LEAST_STEPS
 from strategist.runs.supervise import Launch, supervise
 
 DEFAULT_STEPS = 20
@@ -28,6 +29,10 @@ FLAGS = (
     Flag("--steps", "optimizer steps of the built-in job (20)", "N"),
     Flag("--out", "a new folder for the run: checkpoints, verdicts, what `resume` and `status` read", "RUN"),
     Flag("--save-every", "save a checkpoint after every N steps; needs --out", "N"),
+    Flag(
+        "--observe",
+        "time and memory in the Plan's terms into RUN/run.json, for `explain --with` and `calibrate`; needs --out",
+    ),
     Flag("--keep", f"how many checkpoints stay ({DEFAULT_KEEP})", "N"),
     *WATCHING,
     *ACCEPT,
@@ -40,11 +45,12 @@ COMMAND = Command(
     (Positional("plan", "a Plan file"),),
     examples=(
         "strategist run plan.json",
+        "strategist run plan.json --out RUN --observe && strategist explain plan.json --with RUN/run.json",
         "strategist run plan.json --steps 1000 --out RUN --save-every 100 --max-restarts 3",
         "strategist run plan.json -- python train.py --steps 100",
     ),
 )
-OF_A_FOLDER = ("--save-every", "--keep", "--max-restarts")
+OF_A_FOLDER = ("--save-every", "--keep", "--max-restarts", "--observe")
 """Flags that mean something only where there is a run folder."""
 
 
@@ -76,7 +82,7 @@ def _check_flags(options: Namespace, command: Sequence[str] | None) -> None:
             hint="Example: strategist run plan.json -- python train.py.",
         )
     for flag in (*OF_A_FOLDER, "--out", "--heartbeat"):
-        given = getattr(options, flag.lstrip("-").replace("-", "_")) is not None
+        given = getattr(options, flag.lstrip("-").replace("-", "_")) not in (None, False)
         if given and command is not None:
             raise InputError(
                 "CONFLICT",
@@ -103,9 +109,10 @@ def _require_new(path: str) -> None:
 
 def _job(options: Namespace) -> JobRecord:
     return JobRecord(
-        steps=whole_number(options, "--steps", DEFAULT_STEPS),
+        steps=whole_number(options, "--steps", DEFAULT_STEPS, low=LEAST_STEPS if options.observe else 1),
         save_every=whole_number(options, "--save-every", 1) if options.save_every else None,
         keep=whole_number(options, "--keep", DEFAULT_KEEP),
+        observe=options.observe,
     )
 
 

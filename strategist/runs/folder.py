@@ -38,6 +38,11 @@ class RunFolder:
         return self.root / "report.json"
 
     @property
+    def observed(self) -> Path:
+        """What an observed run saw of its Plan."""
+        return self.root / "run.json"
+
+    @property
     def verdicts(self) -> Path:
         """One verdict per line, the latest last."""
         return self.root / "verdicts.jsonl"
@@ -63,7 +68,7 @@ class RunFolder:
         return self.root / "ranks"
 
     def of_rank(self, rank: int, kind: str) -> Path:
-        """A file that one rank writes about itself: beat, steps, failure or stack."""
+        """A file that one rank writes about itself: beat, steps, failure, stack or observed."""
         return self.ranks / f"{rank}.{kind}"
 
 

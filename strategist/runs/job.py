@@ -16,13 +16,15 @@ DEFAULT_KEEP = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """The job of a run folder: `steps` in all, a checkpoint after every `save_every`, of which the newest `keep` stay."""
+    """The job of a run folder: `steps` in all, a checkpoint after every `save_every`, of which the newest `keep`
+    stay; `observe` asks for time and memory in the Plan's terms."""
 
     format: str = FORMAT
     steps: int
     seed: int = 0
     save_every: int | None = None
     keep: int = DEFAULT_KEEP
+    observe: bool = False
 
 
 def read_job(folder: RunFolder) -> JobRecord:

@@ -210,7 +210,7 @@ def test_terms_make_up_the_step_whatever_was_read() -> None:
     """What no operation took is the host's; readings beyond the step are cut in proportion; sides of streams stay."""
     from strategist.measure.rehearse_rank import Share, settled
 
-    short = settled([{"matmul": Share(600, 50, 100), "dp": Share(0, 70, 0)}], 1000)
+    short = settled([{"matmul": Share(600, 50, 100), "dp": Share(0, 70, 0)}], 1000, "rehearsed")
     assert {term.name: term.exposed_ns for term in short} == {"matmul": 600, "host": 400, "dp": 0}
     assert {term.name: term.hidden_ns for term in short} == {"matmul": 50, "host": 0, "dp": 70}
     assert [term.recomputed_ns for term in short if term.name == "matmul"] == [100]
