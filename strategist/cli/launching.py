@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from strategist.cli.arguments import Namespace
@@ -65,16 +67,17 @@ def train_in(folder: RunFolder, plan: Plan, job: JobRecord, options: Namespace) 
     folder.report.unlink(missing_ok=True)
     folder.observed.unlink(missing_ok=True)
     write_whole(folder.plan, dump(plan))
-    with Progress(job.steps, quiet=quiet) as progress, open(folder.log, "a", encoding="utf-8") as log:
+    told = Listeners(folder.log)
+    with Progress(job.steps, quiet=quiet) as progress:
 
         def heard(row: str) -> None:
-            log.write(row + "\n")
+            told.keep(row)
             if row.startswith("step "):
-                progress.advance(row, brief=row.partition(": ")[2].partition(",")[0])
+                told.tell(lambda: progress.advance(row, brief=row.partition(": ")[2].partition(",")[0]))
             elif options.verbose and not quiet:
-                note(row)
+                told.tell(lambda: note(row))
 
-        supervise(launch, heard, lambda text: note(text, quiet=quiet))
+        supervise(launch, heard, lambda text: told.tell(lambda: note(text, quiet=quiet)))
     report = _report(folder)
     if job.observe:
         _observe(folder, plan, quiet=quiet)
@@ -84,6 +87,34 @@ def train_in(folder: RunFolder, plan: Plan, job: JobRecord, options: Namespace) 
     else:
         show_lines(measured_lines(plan, report, width()), no_color=options.no_color)
     return 0
+
+
+class Listeners:
+    """Who hears of a run while it goes on: a log file, and whoever reads what we print. Training does not depend on them: a log
+    that cannot be written is said once, and a reader that went away is not told any more."""
+
+    def __init__(self, log: Path) -> None:
+        self._log, self._keeps, self._is_read = log, True, True
+
+    def keep(self, row: str) -> None:
+        """Add a row to the log."""
+        if not self._keeps:
+            return
+        try:
+            with open(self._log, "a", encoding="utf-8") as file:
+                file.write(row + "\n")
+        except OSError as problem:
+            self._keeps, words = False, f"the log cannot be written any more: {problem}"
+            self.tell(lambda: note(words))
+
+    def tell(self, say: Callable[[], None]) -> None:
+        """Print something, as long as somebody reads it."""
+        if not self._is_read:
+            return
+        try:
+            say()
+        except BrokenPipeError:
+            self._is_read = False
 
 
 def _observe(folder: RunFolder, plan: Plan, *, quiet: bool) -> None:
@@ -101,6 +132,7 @@ def own_command(folder: RunFolder, job: JobRecord, checkpoint: Checkpoint | None
     words = ["--steps", str(job.steps), "--seed", str(job.seed), "--report", str(folder.report)]
     if job.save_every is not None:
         words += ["--save-every", str(job.save_every), "--keep", str(job.keep)]
+        words += ["--async-save"] if job.async_save else []
     if checkpoint is not None:
         words += ["--start", str(checkpoint.path)]
     program = "strategist.measure.observed_run" if job.observe else "strategist.executor"

@@ -29,6 +29,7 @@ FLAGS = (
     Flag("--steps", "optimizer steps of the built-in job (20)", "N"),
     Flag("--out", "a new folder for the run: checkpoints, verdicts, what `resume` and `status` read", "RUN"),
     Flag("--save-every", "save a checkpoint after every N steps; needs --out", "N"),
+    Flag("--async-save", "train on while a checkpoint is written, from a copy in host memory; needs --save-every"),
     Flag(
         "--observe",
         "time and memory in the Plan's terms into RUN/run.json, for `explain --with` and `calibrate`; needs --out",
@@ -50,7 +51,7 @@ COMMAND = Command(
         "strategist run plan.json -- python train.py --steps 100",
     ),
 )
-OF_A_FOLDER = ("--save-every", "--keep", "--max-restarts", "--observe")
+OF_A_FOLDER = ("--save-every", "--keep", "--max-restarts", "--async-save", "--observe")
 """Flags that mean something only where there is a run folder."""
 
 
@@ -92,6 +93,10 @@ def _check_flags(options: Namespace, command: Sequence[str] | None) -> None:
             )
         if given and flag in OF_A_FOLDER and options.out is None:
             raise InputError("MISSING", f"{flag} needs a run folder.", flag="--out", hint="Add --out RUN.")
+    if options.async_save and options.save_every is None:
+        raise InputError(
+            "MISSING", "--async-save needs an interval.", flag="--save-every", hint="Add --save-every 100."
+        )
 
 
 def _require_new(path: str) -> None:
@@ -113,6 +118,7 @@ def _job(options: Namespace) -> JobRecord:
         save_every=whole_number(options, "--save-every", 1) if options.save_every else None,
         keep=whole_number(options, "--keep", DEFAULT_KEEP),
         observe=options.observe,
+        async_save=options.async_save,
     )
 
 

@@ -49,7 +49,11 @@ def _watch(options: argparse.Namespace) -> Watch | None:
     """This rank's side of a supervised run, when it is part of one."""
     if options.run_folder is None:
         return None
-    saving = Saving(every=int(options.save_every), keep=int(options.keep)) if options.save_every else None
+    saving = (
+        Saving(every=int(options.save_every), keep=int(options.keep), in_background=options.async_save)
+        if options.save_every
+        else None
+    )
     return Watch(RunFolder(options.run_folder), start=Path(options.start) if options.start else None, saving=saving)
 
 
@@ -64,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     supervised.add_argument("--start", metavar="CHECKPOINT", help="go on from there")
     supervised.add_argument("--save-every", metavar="N", help="save after every N steps and when asked to stop")
     supervised.add_argument("--keep", metavar="N", help="checkpoints that stay")
+    supervised.add_argument("--async-save", action="store_true", help="train on while a checkpoint is written")
     return parser
 
 

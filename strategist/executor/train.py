@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import resource
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -16,14 +16,14 @@ from strategist.document.plan import Plan
 from strategist.errors import InputError
 from strategist.executor.architecture import model_obstacles
 from strategist.executor.build import build
-from strategist.executor.data import SyntheticTokens
+from strategist.executor.data import StepSampler, SyntheticTokens, next_batch
 from strategist.executor.job import Instruments
 from strategist.executor.models import model_from_shape
 from strategist.executor.obstacles import refuse
 from strategist.executor.processes import World, one_verdict, process_group
 from strategist.executor.session import Session, StepResult
 from strategist.executor.support import layout_obstacles
-from strategist.executor.versions import versions
+from strategist.executor.versions import require_same_versions, versions
 from strategist.executor.watch import Watch
 from strategist.records import dataclass
 
@@ -90,6 +90,7 @@ def train(
     refuse(layout_obstacles(plan) + (() if make_model else model_obstacles(plan.model, plan.workload.seq_len)))
     data = dataset if dataset is not None else synthetic_data(plan, steps, seed)
     with process_group(plan) as world, one_verdict(world):
+        require_same_versions()
         model = make_model() if make_model else model_from_shape(plan.model)
         instruments = Instruments(phase=watch.phase) if watch else None
         with build(plan, model, clip_norm=CLIP_NORM, seed=seed, instruments=instruments) as session:
@@ -133,8 +134,9 @@ def run_steps(
             watch.phase("data")
         if not results or number % per_pass == 0:
             order = seed + number // per_pass
-            batches = iter(session.loader(dataset, seed=order, first_step=number % per_pass))
-        results.append(step(session, next(batches)))
+            loader = session.loader(dataset, seed=order, first_step=number % per_pass)
+            batches, sampler = iter(loader), cast(StepSampler, loader.batch_sampler)
+        results.append(step(session, next_batch(batches, sampler, number % per_pass)))
         if on_step is not None:
             on_step(number, results[-1])
         if watch is not None:

@@ -48,6 +48,11 @@ class RunFolder:
         return self.root / "verdicts.jsonl"
 
     @property
+    def warnings(self) -> Path:
+        """One warning per line: what did not stop the run."""
+        return self.root / "warnings.jsonl"
+
+    @property
     def log(self) -> Path:
         """All that the ranks said."""
         return self.root / "log.txt"
@@ -100,6 +105,11 @@ def rows_of(path: Path) -> Iterator[dict[str, Any]]:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return
+    yield from rows_in(text)
+
+
+def rows_in(text: str) -> Iterator[dict[str, Any]]:
+    """The JSON objects of some lines, as `rows_of`."""
     for line in text.splitlines():
         try:
             row = json.loads(line)
