@@ -130,6 +130,7 @@ def _observe(folder: RunFolder, plan: Plan, *, quiet: bool) -> None:
 def own_command(folder: RunFolder, job: JobRecord, checkpoint: Checkpoint | None) -> list[str]:
     """The command of each rank of the built-in job."""
     words = ["--steps", str(job.steps), "--seed", str(job.seed), "--report", str(folder.report)]
+    words += ["--tensorboard"] if job.tensorboard else []
     if job.save_every is not None:
         words += ["--save-every", str(job.save_every), "--keep", str(job.keep)]
         words += ["--async-save"] if job.async_save else []

@@ -12,7 +12,7 @@ from strategist.cli.files import check_target
 from strategist.cli.flags import COMMON, Flag
 from strategist.cli.launching import ACCEPT, WATCHING, limits, train_in, whole_number
 from strategist.cli.output import note, show_document
-from strategist.cli.preflight import preflight
+from strategist.cli.preflight import preflight, require_tensorboard
 from strategist.document.load import load_plan
 from strategist.document.plan import Plan
 from strategist.document.write import dump
@@ -29,6 +29,7 @@ FLAGS = (
     Flag("--steps", "optimizer steps of the built-in job (20)", "N"),
     Flag("--out", "a new folder for the run: checkpoints, verdicts, what `resume` and `status` read", "RUN"),
     Flag("--save-every", "save a checkpoint after every N steps; needs --out", "N"),
+    Flag("--tensorboard", "loss, step time, memory, faults and checkpoints as scalars in RUN/tensorboard; needs --out"),
     Flag("--async-save", "train on while a checkpoint is written, from a copy in host memory; needs --save-every"),
     Flag(
         "--observe",
@@ -51,7 +52,7 @@ COMMAND = Command(
         "strategist run plan.json -- python train.py --steps 100",
     ),
 )
-OF_A_FOLDER = ("--save-every", "--keep", "--max-restarts", "--async-save", "--observe")
+OF_A_FOLDER = ("--save-every", "--keep", "--max-restarts", "--async-save", "--observe", "--tensorboard")
 """Flags that mean something only where there is a run folder."""
 
 
@@ -64,6 +65,8 @@ def run(options: Namespace) -> int:
     plan = load_plan(options.plan)
     if options.out is not None:
         _require_new(options.out)
+    if job.tensorboard:
+        require_tensorboard()
     preflight(plan, allow_edited=options.allow_edited, accept_hardware=options.accept_hardware, own_job=command is None)
     if options.out is not None:
         folder = RunFolder(os.path.abspath(options.out))
@@ -119,6 +122,7 @@ def _job(options: Namespace) -> JobRecord:
         keep=whole_number(options, "--keep", DEFAULT_KEEP),
         observe=options.observe,
         async_save=options.async_save,
+        tensorboard=options.tensorboard,
     )
 
 

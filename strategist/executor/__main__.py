@@ -54,7 +54,12 @@ def _watch(options: argparse.Namespace) -> Watch | None:
         if options.save_every
         else None
     )
-    return Watch(RunFolder(options.run_folder), start=Path(options.start) if options.start else None, saving=saving)
+    return Watch(
+        RunFolder(options.run_folder),
+        start=Path(options.start) if options.start else None,
+        saving=saving,
+        scalars=options.tensorboard,
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -68,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     supervised.add_argument("--start", metavar="CHECKPOINT", help="go on from there")
     supervised.add_argument("--save-every", metavar="N", help="save after every N steps and when asked to stop")
     supervised.add_argument("--keep", metavar="N", help="checkpoints that stay")
+    supervised.add_argument("--tensorboard", action="store_true", help="write scalars into the run folder")
     supervised.add_argument("--async-save", action="store_true", help="train on while a checkpoint is written")
     return parser
 

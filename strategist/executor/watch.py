@@ -16,6 +16,7 @@ import torch.distributed as dist
 from strategist.document.write import as_document
 from strategist.errors import InterruptError, StrategistError
 from strategist.executor.processes import is_collateral
+from strategist.executor.scalars import Scalars
 from strategist.executor.session import Session, StepResult
 from strategist.records import dataclass
 from strategist.runs.beats import BeatWriter
@@ -44,11 +45,14 @@ class Watch:
     at the end of a step: all ranks agree on the step, save, and raise InterruptError.
     """
 
-    def __init__(self, folder: RunFolder, *, start: Path | None = None, saving: Saving | None = None) -> None:
+    def __init__(
+        self, folder: RunFolder, *, start: Path | None = None, saving: Saving | None = None, scalars: bool = False
+    ) -> None:
         self.folder, self.start, self.saving = folder, start, saving
         self.rank, self.steps, self.asked = int(os.environ.get("RANK", "0")), 0, False
         self._began: dict[str, float] = {}
-        self._writes = True
+        self._writes, self._wants_scalars = True, scalars
+        self._scalars: Scalars | None = None
         self._stack = open(folder.of_rank(self.rank, "stack"), "w", encoding="utf-8")  # noqa: SIM115 - lives as long as we
         faulthandler.register(signal.SIGUSR1, file=self._stack, all_threads=False)
         self._beats = BeatWriter(folder.of_rank(self.rank, "beat"), self.rank)
@@ -70,16 +74,19 @@ class Watch:
         if self.start is not None:
             session.load(self.start)
         self.steps = session.steps
+        if self._wants_scalars:
+            self._scalars = Scalars(self.folder, self.rank, self.steps)
 
     def after_step(self, session: Session, result: StepResult, *, is_last: bool) -> None:
         """Write the step down; save when it is time. Raises InterruptError on every rank when one was asked to stop."""
         self._write_down(result, session.job.plan.mesh.pp)
         self.steps = session.steps
-        if self.saving is None:
-            return
-        stops = self._any_asked(session)
-        if stops or is_last or session.steps % self.saving.every == 0:
-            self._save(session, self.saving, is_end=stops or is_last)
+        stops = self.saving is not None and self._any_asked(session)
+        is_end = stops or is_last
+        if self.saving is not None and (is_end or session.steps % self.saving.every == 0):
+            self._save(session, self.saving, is_end=is_end)
+        if self._scalars and is_end:
+            self._scalars.close()
         if stops and not is_last:
             raise InterruptError(
                 "INTERRUPTED",
@@ -92,6 +99,8 @@ class Watch:
         """One row; a folder that cannot be written to is said once, and training goes on. In a pipeline stages end their work
         one after the other, so only its beginning tells who is late."""
         began, self._began = self._began, {}
+        if self._scalars:
+            self._scalars.step(self.steps, result)
         if not self._writes:
             return
         row = {
@@ -117,6 +126,8 @@ class Watch:
         session.save(self.folder.checkpoints / name_of(session.steps), wait=not saving.in_background)
         if is_end:
             session.finish_saving()
+        if self._scalars:
+            self._scalars.saved(session.steps)
         if self.rank == 0:
             keep_newest(self.folder.checkpoints, saving.keep)
 

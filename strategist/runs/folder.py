@@ -53,6 +53,11 @@ class RunFolder:
         return self.root / "warnings.jsonl"
 
     @property
+    def tensorboard(self) -> Path:
+        """Scalars, a folder per rank."""
+        return self.root / "tensorboard"
+
+    @property
     def log(self) -> Path:
         """All that the ranks said."""
         return self.root / "log.txt"

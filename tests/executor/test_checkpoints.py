@@ -178,14 +178,16 @@ def test_what_is_written_in_the_background_is_what_was_there_when_it_began(
 
 
 def test_what_cannot_be_written_in_the_background_is_said_later(tmp_path: Path) -> None:
-    """A disk that is full for one rank does not stop the steps; whoever waits for the checkpoint hears of it, on every rank, and no
-    folder has its name."""
+    """A disk that is full for one rank does not stop the steps; whoever waits for the checkpoint hears of it, on every rank; no folder
+    has its name, and the one before is whole."""
+    from strategist.runs.checkpoints import flaw
     from tests.executor.harness import run_ranks
     from tests.executor.workers import full_in_background
 
-    for code, steps in run_ranks(2, full_in_background, make_plan(**FSDP2), tmp_path / "saved"):
+    for code, steps in run_ranks(2, full_in_background, make_plan(**FSDP2), tmp_path):
         assert (code, steps) == ("IO", 2)
-    assert not (tmp_path / "saved").exists()
+    assert flaw(tmp_path / "first") is None
+    assert not (tmp_path / "second").exists()
 
 
 class Bomb:

@@ -258,15 +258,17 @@ def saved_in_background(plan: Plan, folder: Path) -> tuple[list[float], list[flo
 
 
 def full_in_background(plan: Plan, folder: Path) -> tuple[str, int]:
-    """The code of what waiting for a checkpoint raises when rank 1 may not write it, and the steps done by then."""
+    """The code of what waiting for a second checkpoint raises when rank 1 may not write it, and the steps done by then."""
     import resource
 
     session = build(plan, model_from_shape(plan.model))
     batches = iter(session.loader(SyntheticTokens(plan.model.vocab, 16, 16)))
     session.step(next(batches))
+    session.save(folder / "first", wait=False)
+    session.finish_saving()
     if dist.get_rank() == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1024, resource.RLIM_INFINITY))
-    session.save(folder, wait=False)
+    session.save(folder / "second", wait=False)
     session.step(next(batches))
     try:
         session.finish_saving()
