@@ -126,8 +126,8 @@ MISSING = (
     "Context parallelism by ring with windows, selective recompute or, on GPUs, fp32; 8-bit AdamW; recompute of every n-th layer; "
     "memory-centric tiling.",
     "Nothing of ours ran on GPUs yet: the executor was tested on CPU ranks with gloo only.",
-    "Checkpoints: no learning-rate schedules in them; weights of mixtures neither leave nor come in as safetensors. What of faults is not "
-    "promised stands in docs/reliability.md.",
+    "Weights of mixtures neither leave nor come in as safetensors; a schedule of learning rates is a function of the step "
+    "(`build(rate_of_step=...)`), not an object of torch's. What of faults is not promised stands in docs/reliability.md.",
     "Runs observed on a GPU: not yet; on CPU ranks memory is the process', not by terms, and nothing hidden behind compute is seen.",
     "`run` starts the ranks of one machine; for several there are the emitted scripts, which were run with a stub launcher and "
     "on one machine only.",

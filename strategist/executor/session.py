@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,9 @@ class Parts:
     engine: Engine
 
 
+RateOfStep = Callable[[int], float]
+"""A schedule of learning rates as a function of the step, so that a checkpoint needs nothing but the step."""
+
 LOSS_SCALE = "loss_scale"
 """Its name in a checkpoint."""
 
@@ -70,7 +73,17 @@ LOSS_SCALE = "loss_scale"
 class Session:
     """Live model, optimizer and schedule of one rank. Made by `build`; every rank must call the same methods."""
 
-    def __init__(self, job: Job, parts: Parts, *, clip_norm: float | None, resources: ExitStack) -> None:
+    def __init__(
+        self,
+        job: Job,
+        parts: Parts,
+        *,
+        clip_norm: float | None,
+        resources: ExitStack,
+        rate_of_step: RateOfStep | None = None,
+    ) -> None:
+        self._rate_of_step = rate_of_step
+        self._rates = [group["lr"] for group in parts.optimizer.param_groups]
         self.job, self.parts, self.clip_norm, self.steps = job, parts, clip_norm, 0
         self._resources, self._background = resources, BackgroundSaver()
         self._tied = TiedEnds(parts.model, job)
@@ -173,6 +186,9 @@ class Session:
             scale_gradients(self.parts.model.parameters(), limit_factor(norm, self.clip_norm) / self._loss_factor)
         if self.loss_scale is not None:
             self.loss_scale.went_well()
+        if self._rate_of_step is not None:
+            for group, rate in zip(self.parts.optimizer.param_groups, self._rates, strict=True):
+                group["lr"] = rate * self._rate_of_step(self.steps)
         self.parts.optimizer.step()
         self.parts.model.zero_grad(set_to_none=True)
         if self.job.device.type != "cpu":

@@ -57,7 +57,7 @@ IN_CI = ("dp4 to tp2-pp2 to single and back", "sharded, replicated, zero-1", "ex
 )
 def test_a_new_layout_after_each_step_changes_nothing(chain: tuple[dict[str, Any], ...], tmp_path: Path) -> None:
     """Five steps under five layouts, with a checkpoint between each two, are five steps of one process in float64: losses,
-    gradient norms, parameters; hence moments, step counts and the order of samples too."""
+    gradient norms, parameters; hence moments, step counts, the order of samples and a schedule of learning rates too."""
     from tests.executor.harness import run_ranks
     from tests.executor.reference import Task, trained_by_one_process
     from tests.executor.workers import train_part
@@ -67,7 +67,7 @@ def test_a_new_layout_after_each_step_changes_nothing(chain: tuple[dict[str, Any
         if any("ep" in layout for layout in chain)
         else tiny_llama(layers=4, tied=True, vocab=66, qkv_bias=True)
     )
-    task = Task(shape, ragged=True, clip_norm=0.5)
+    task = Task(shape, ragged=True, clip_norm=0.5, scheduled=True)
     losses, parameters, norms = trained_by_one_process(task)
     start: Path | None = None
     for step, layout in enumerate(chain):

@@ -23,7 +23,7 @@ from strategist.executor.optimizers import default_optimizer
 from strategist.executor.session import Session
 from strategist.facts.model import ModelShape
 from tests.executor.modules import ByteMixer, mean_square
-from tests.executor.reference import LEARNING_RATE, STEPS, Task, dataset_of
+from tests.executor.reference import LEARNING_RATE, STEPS, Task, dataset_of, rate_of_step
 
 Outcome = tuple[list[float], dict[str, Tensor], list[float]]
 
@@ -35,6 +35,7 @@ def _session(plan: Plan, task: Task) -> Session:
         model_from_shape(task.shape),
         default_optimizer(plan, LEARNING_RATE),
         clip_norm=task.clip_norm,
+        rate_of_step=rate_of_step if task.scheduled else None,
         seed=task.seed,
         instruments=Instruments(compile_backend="aot_eager"),
     )
