@@ -296,8 +296,15 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(self, *_error: object) -> None:
-        self.close()
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if error is None:
+            self.close()
+            return
+        with self._resources:
+            try:
+                self.finish_saving()
+            except Exception as other:  # noqa: BLE001 - what it broke on first is what counts
+                error.add_note(f"The checkpoint that was being written failed too: {other}")
 
 
 def _add_up(value: Tensor, group: dist.ProcessGroup | None) -> None:
