@@ -12,7 +12,7 @@ from tests.executor.harness import run_ranks
 from tests.plans import FLOAT32, make_plan
 
 BAR = 1.02
-PAIRS, STEPS, SEQ_LEN, SEQUENCES = 21, 4, 128, 4
+PAIRS, STEPS, SEQ_LEN, SEQUENCES = 15, 3, 128, 4
 LAYOUTS: dict[str, dict[str, Any]] = {"DDP": {"dp_replicate": 2}, "FSDP2": {"dp_shard": 2, "zero": 3}}
 
 

@@ -53,7 +53,7 @@ def by_hand(plan: Plan) -> Step:
 
 
 def _sharded(model: nn.Module) -> nn.Module:
-    for block in model.layers:
+    for block in model.layers.values():
         fully_shard(block)
     return fully_shard(model)
 

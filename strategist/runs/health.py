@@ -20,6 +20,9 @@ LEAP, RISE = 10.0, 0.1
 LATE = 0.1
 """A rank is slow when it is late by more than this share of a step, in the median of recent steps."""
 
+MOST_BYTES = 2**20
+"""Read in one look: thousands of rows."""
+
 Row = dict[str, Any]
 
 
@@ -57,13 +60,12 @@ class Health:
             yield from self._slow(rows)
 
     def _new_rows(self, rank: int) -> Iterator[Row]:
-        """Whole lines that were written since the last look."""
-        try:
-            with open(self._paths[rank], "rb") as file:
-                file.seek(self._read[rank])
-                data = file.read()
-        except OSError:
+        """Whole lines that were written since the last look; none of what is no file, which may have no end."""
+        if not self._paths[rank].is_file():
             return
+        with open(self._paths[rank], "rb") as file:
+            file.seek(self._read[rank])
+            data = file.read(MOST_BYTES)
         whole = data[: data.rfind(b"\n") + 1]
         self._read[rank] += len(whole)
         yield from rows_in(whole.decode("utf-8", "replace"))
