@@ -238,7 +238,7 @@ def test_collectives_that_differ_are_told_apart(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("fault", "kind", "rank"), [("1:any:forward:slow:always", "slow", 1), ("1:9:forward:leap", "leap", None)]
+    ("fault", "kind", "rank"), [("1:any:data:slow:always", "slow", 1), ("1:9:forward:leap", "leap", None)]
 )
 def test_what_does_not_stop_a_run_is_said(fault: str, kind: str, rank: int | None, tmp_path: Path) -> None:
     """A rank that is late in every step is named with its score; a loss that leaps is said. Nothing is restarted or changed."""
