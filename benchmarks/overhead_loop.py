@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from strategist.document.plan import Plan
 from strategist.executor.build import build
 from strategist.executor.initialise import initialise
-from strategist.executor.models import model_from_shape
+from strategist.executor.models import model_from_shape, splittable
 from strategist.executor.optimizers import default_optimizer
 from strategist.executor.train import CLIP_NORM
 
@@ -53,8 +53,12 @@ def by_hand(plan: Plan) -> Step:
 
 
 def _sharded(model: nn.Module) -> nn.Module:
+    """Units as in pytorch/torchtitan (torchtitan/models/llama3/parallelize.py): embedding, each block, last norm with head."""
+    cuts = splittable(model)
+    fully_shard(cuts.embedding_parts())
     for block in model.layers.values():
         fully_shard(block)
+    fully_shard(cuts.head_parts(), reshard_after_forward=False)
     return fully_shard(model)
 
 
