@@ -215,7 +215,7 @@ def test_terms_make_up_the_step_whatever_was_read() -> None:
     assert {term.name: term.hidden_ns for term in short} == {"matmul": 50, "host": 0, "dp": 70}
     assert [term.recomputed_ns for term in short if term.name == "matmul"] == [100]
     steps = [{"matmul": Share(900)}, {"matmul": Share(3000)}, {"matmul": Share(1500), "optimizer": Share(0)}]
-    long = settled([{**step, "attention": Share(500)} for step in steps], 1000)
+    long = settled([{**step, "attention": Share(500)} for step in steps], 1000, "rehearsed")
     assert {term.name: term.exposed_ns for term in long} == {"matmul": 750, "attention": 250, "host": 0, "optimizer": 0}
     assert all(term.basis == "rehearsed" for term in (*short, *long))
 
