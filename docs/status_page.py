@@ -128,6 +128,8 @@ MISSING = (
     "Nothing of ours ran on GPUs yet: the executor was tested on CPU ranks with gloo only.",
     "Weights of mixtures neither leave nor come in as safetensors; a schedule of learning rates is a function of the step "
     "(`build(rate_of_step=...)`), not an object of torch's. What of faults is not promised stands in docs/reliability.md.",
+    "The cost of `Session.step` beside a loop written by hand (`make bench-overhead`, bar 1.02): measured on a machine under load only, where "
+    "FSDP2 was above the bar; no figure is committed.",
     "Runs observed on a GPU: not yet; on CPU ranks memory is the process', not by terms, and nothing hidden behind compute is seen.",
     "`run` starts the ranks of one machine; for several there are the emitted scripts, which were run with a stub launcher and "
     "on one machine only.",
