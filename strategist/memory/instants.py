@@ -81,8 +81,9 @@ def _gathering(step: Step) -> tuple[Instant, Instant]:
     beside that of the last layer."""
     layers = step.layers_of_chunk
     gathers = step.managed & step.shards_gradients & (layers > 0)
-    flat = step.compute * step.widest * np.minimum(layers, 2)
-    head = step.gathered(layers=0, head=True) + step.compute * (step.behind + step.widest)
+    widest = step.widest if step.packed == 1.0 else step.packed * step.widest
+    flat = step.compute * widest * np.minimum(layers, 2)
+    head = step.gathered(layers=0, head=True) + step.compute * (step.behind + widest)
     gradients = np.where(gathers, step.earlier, 0.0)
     return (
         Instant(
@@ -308,6 +309,8 @@ def _in_layer(step: Step, number: Column, worst: Callable[[Reals], LayerInstants
         "gather_buffers": gathered,
         "temporaries": added(waits, step.joining(at), _still_outside(step, done)),
     }
+    if step.job.model.adapters is not None:
+        terms["temporaries"] = terms["temporaries"] + step.unpacked
     if step.has_copies:
         copies = np.where(step.plain, step.trained * step.compute * at.weights, 0.0)
         again = np.maximum(0.0, step.copies_again - np.where(step.copies_again > 0, copies, 0.0))

@@ -85,10 +85,18 @@ def layer_times(job: Job, c: Candidates) -> LayerTime:
         "elementwise": _stack([_elementwise(job, gpu, layer, kind, c) for layer, kind in sorts]) + casts,
         "moe_dispatch": _stack([_dispatch(job, gpu, kind, c) for _, kind in sorts]),
     }
+    products, light = (1.0 + job.trainable) * forward["matmul"], 2.0 * forward["elementwise"]
+    if job.model.adapters is not None:
+        from strategist.timing.adapters import light_seconds, weight_products
+
+        products = forward["matmul"] + _stack([weight_products(job, gpu, layer, c) for layer, _ in sorts])
+        more = [light_seconds(job, gpu, layer, c) for layer, _ in sorts]
+        forward["elementwise"] = forward["elementwise"] + _stack([seconds for seconds, _ in more])
+        light = light + _stack([seconds for _, seconds in more])
     backward = {
-        "matmul": (1.0 + job.trainable) * forward["matmul"],
+        "matmul": products,
         "attention": _stack([_attention(job, gpu, kind, c, "backward") for _, kind in sorts]),
-        "elementwise": 2.0 * forward["elementwise"],
+        "elementwise": light,
         "moe_dispatch": 2.0 * forward["moe_dispatch"],
     }
     forward["host"] = _host(job, forward, _stack([_launches(job, kind, c, "forward") for _, kind in sorts]))
@@ -147,11 +155,11 @@ def _matmul(job: Job, gpu: Gpu, layer: Layer, c: Candidates) -> Reals:
     """Forward seconds of all matrices of one layer, (C,); they are worked out together."""
     if not layer.matrices:
         return np.zeros(len(c))
-    times, m, n, k = _sizes(job, layer, c)
+    times, m, n, k = product_sizes(job, layer, c)
     return (times * matmul_seconds(job, gpu, m, n, k)).sum(axis=1)
 
 
-def _sizes(job: Job, layer: Layer, c: Candidates) -> tuple[Reals, Reals, Reals, Reals]:
+def product_sizes(job: Job, layer: Layer, c: Candidates) -> tuple[Reals, Reals, Reals, Reals]:
     """How many products each matrix makes, and the m, n and k of one of them, (C, M) each. Experts held by a rank work on
     balanced token counts; one product per expert, narrower by expert tensor cuts."""
     every, tp, etp = matrices_of(layer), c["tp"][:, None], c["etp"][:, None]
@@ -174,7 +182,7 @@ def cast_seconds(job: Job, gpu: Gpu, layer: Layer, c: Candidates) -> Reals:
     2022, arXiv 2209.05433 (per-tensor scales need the largest magnitude, which the same pass finds)."""
     if job.workload.precision != "fp8" or not job.profile.casts_fp8:
         return np.zeros(len(c))
-    every, (times, m, _, k) = matrices_of(layer), _sizes(job, layer, c)
+    every, (times, m, _, k) = matrices_of(layer), product_sizes(job, layer, c)
     own = sequence_cut(c)[:, None] if job.gathers_fp8 else 1
     rows = m / np.where(every.is_column & ~every.is_expert, own, 1)
     return (times * rows * k).sum(axis=1) * job.profile.kernels.cast_bytes / memory_Bps(gpu)
