@@ -35,7 +35,9 @@ class Linear(nn.Linear):
     """A linear layer that computes with the part of its weight that lies on this rank; an `adapter` takes the input and what the
     layer made of it."""
 
-    adapter: nn.Module | None = None
+    def __init__(self, inputs: int, outputs: int, *, bias: bool) -> None:
+        super().__init__(inputs, outputs, bias=bias)
+        self.adapter: nn.Module | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., in) to (..., out)."""

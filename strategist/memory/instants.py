@@ -225,6 +225,14 @@ def _head(step: Step) -> tuple[Instant, Instant]:
         "bucket_buffers": step.copies,
         "temporaries": added(before, casting),
     }
+    if (
+        step.job.model.adapters is not None
+    ):  # nothing is cast: the norm works backward beside a head that is still gathered
+        cast |= {
+            "activations": step.activations,
+            "gather_buffers": step.gathered(layers=1, head=True),
+            "temporaries": before + step.last * step.stream,
+        }
     return Instant(LOSS, made), Instant(LAYERS, cast)
 
 
@@ -311,6 +319,8 @@ def _in_layer(step: Step, number: Column, worst: Callable[[Reals], LayerInstants
     }
     if step.job.model.adapters is not None:
         terms["temporaries"] = terms["temporaries"] + step.unpacked
+        if step.copies is not NONE:
+            terms["bucket_buffers"] = step.copies * (1.0 - before / layers)
     if step.has_copies:
         copies = np.where(step.plain, step.trained * step.compute * at.weights, 0.0)
         again = np.maximum(0.0, step.copies_again - np.where(step.copies_again > 0, copies, 0.0))
@@ -370,6 +380,8 @@ def _end(step: Step) -> tuple[Instant, ...]:
     counts, c = step.counts, step.c
     gradient = step.trained * np.where(step.managed, step.compute * step.bare.before, step.stored * _table(step))
     stream = np.where(step.managed, 0.0, step.stored / step.compute) * _whole_stream(step) * step.first
+    if step.job.model.adapters is not None:  # nothing goes back to a frozen embedding
+        stream = np.zeros_like(stream)
     direct = ~step.managed & ~step.stands
     keeps = np.where(step.managed & (~step.reshards | step.tied), step.compute * step.outer, 0.0)
     flight = np.where(step.reduces, step.trained * step.reduce * step.widest, 0.0)

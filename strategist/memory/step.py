@@ -526,11 +526,17 @@ class Step:
 
     @cached_property
     def copies(self) -> Reals:
-        """autocast's copies of the layers' weights that are kept for backward: none where layers are computed again."""
+        """autocast's copies of the layers' weights that are kept for backward: none where layers are computed again; adapters are cast
+        for each use."""
+        if self.job.model.adapters is not None and self.compute < BYTES[self.job.formats.gradient]:
+            return self._copied(self.trained * self.counts.whole)
         if not self.has_copies:
             return NONE
+        return self._copied(self.counts.layers)
+
+    def _copied(self, elements: Reals) -> Reals:
         keeps = self.plain & self.c.is_word("recompute", "none")[:, None]
-        return np.where(keeps, self.compute * self.counts.layers, 0.0)
+        return np.where(keeps, self.compute * elements, 0.0)
 
     @cached_property
     def cached(self) -> Reals:

@@ -7,23 +7,27 @@ trained matrix does. A quantised matrix is brought back to the compute format be
 
 from __future__ import annotations
 
-import numpy as np
-
 from strategist.facts.adapters import QUANTISED_BYTES
 from strategist.facts.hardware import Gpu
 from strategist.facts.job import Job
 from strategist.facts.layers import Layer
 from strategist.facts.profile import BYTES
-from strategist.space.candidates import Candidates, Mask, Reals
+from strategist.space.candidates import Candidates, Reals
 from strategist.space.shares import tokens
-from strategist.timing.compute import matmul_seconds, product_sizes
+from strategist.timing.compute import is_narrow, product_sizes
 from strategist.timing.rates import memory_Bps
 
 
 def weight_products(job: Job, gpu: Gpu, layer: Layer, c: Candidates) -> Reals:
     """Seconds of the products that give the gradients of one layer's adapters."""
     times, m, n, k = product_sizes(job, layer, c)
-    return (times * matmul_seconds(job, gpu, m, n, k) * _is_adapter(layer)).sum(axis=1)
+    return (times * narrow_seconds(job, gpu, m, n, k) * is_narrow(layer)).sum(axis=1)
+
+
+def narrow_seconds(job: Job, gpu: Gpu, m: Reals, n: Reals, k: Reals) -> Reals:
+    """Seconds of products of which one side is the rank of an adapter: with some tens of FLOP per byte they are bound by what they
+    read and write (Williams et al. 2009, Communications of the ACM 52(4))."""
+    return BYTES[job.formats.compute] * (m * k + k * n + m * n) / memory_Bps(gpu)
 
 
 def light_seconds(job: Job, gpu: Gpu, layer: Layer, c: Candidates) -> tuple[Reals, Reals]:
@@ -43,7 +47,3 @@ def _unpacked_bytes(job: Job, layer: Layer) -> float:
         return 0.0
     weights = sum(matrix.weights for matrix in layer.matrices if not matrix.is_adapter)
     return (QUANTISED_BYTES + BYTES[job.formats.compute]) * weights
-
-
-def _is_adapter(layer: Layer) -> Mask:
-    return np.array([matrix.is_adapter for matrix in layer.matrices], np.bool_)

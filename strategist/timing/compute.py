@@ -14,7 +14,7 @@ from strategist.facts.layers import Layer
 from strategist.facts.model import LayerKind, layer_counts
 from strategist.facts.profile import BYTES
 from strategist.records import dataclass
-from strategist.space.candidates import Candidates, Column, Reals, total_of
+from strategist.space.candidates import Candidates, Column, Mask, Reals, total_of
 from strategist.space.shares import ceil_div, layers, matrices_of, sequence_cut, tokens
 from strategist.space.stages import kinds
 from strategist.timing.rates import kept_share, matmul_rates, memory_Bps, share
@@ -156,7 +156,17 @@ def _matmul(job: Job, gpu: Gpu, layer: Layer, c: Candidates) -> Reals:
     if not layer.matrices:
         return np.zeros(len(c))
     times, m, n, k = product_sizes(job, layer, c)
-    return (times * matmul_seconds(job, gpu, m, n, k)).sum(axis=1)
+    seconds = matmul_seconds(job, gpu, m, n, k)
+    if job.model.adapters is not None:
+        from strategist.timing.adapters import narrow_seconds
+
+        seconds = np.where(is_narrow(layer), narrow_seconds(job, gpu, m, n, k), seconds)
+    return (times * seconds).sum(axis=1)
+
+
+def is_narrow(layer: Layer) -> Mask:
+    """Matrices of a layer that are factors of adapters, (M,)."""
+    return np.array([matrix.is_adapter for matrix in layer.matrices], np.bool_)
 
 
 def product_sizes(job: Job, layer: Layer, c: Candidates) -> tuple[Reals, Reals, Reals, Reals]:
