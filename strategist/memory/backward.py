@@ -258,7 +258,10 @@ def _last_matrix(kept: Kept, last: Reals) -> LayerInstant:
     freed = kept.rows(is_used_up) + np.where(casts, kept.rows(is_kept, "product"), 0.0)
     again = np.where(casts, 0.0, kept.rows(is_brought_back, "product"))
     gathered = (residual_C(job, c) - residual_C(job, c, whole=False))[:, None]
-    return LayerInstant(_product(kept) + again + _beside_product(kept) + gathered, freed, last, is_product=True)
+    gradients = _product(kept)
+    if job.model.adapters is not None and "down" in job.model.adapters.targets:
+        gradients = 2.0 * gradients  # of the frozen matrix and of its adapter, about to be added up
+    return LayerInstant(gradients + again + _beside_product(kept) + gathered, freed, last, is_product=True)
 
 
 def _product(kept: Kept) -> Reals:

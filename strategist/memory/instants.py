@@ -197,7 +197,7 @@ def _loss(step: Step) -> tuple[Instant, Instant]:
 
 def _head(step: Step) -> tuple[Instant, Instant]:
     """The head's weight gets its gradient; under autocast it is then cast to the format of the weight."""
-    gradient = step.trained * step.compute * step.head
+    gradient = step.ends * step.compute * step.head
     before = added(step.previous, step.outside, step.last * step.stream)
     own = 0.0 if step.tied else step.fresh(step.head)
     keeps = ~step.managed & (not step.casts)
@@ -215,7 +215,7 @@ def _head(step: Step) -> tuple[Instant, Instant]:
     }
     casting = NONE
     if step.has_copies:
-        stored = np.where(step.stands | step.tied, step.trained * step.stored * step.head, 0.0)
+        stored = np.where(step.stands | step.tied, step.ends * step.stored * step.head, 0.0)
         casting = np.where(step.plain, gradient + stored, 0.0)
     cast = {
         "gradients": step.earlier + own,
@@ -378,7 +378,7 @@ def _layer_reduced(step: Step) -> Instant:
 def _end(step: Step) -> tuple[Instant, ...]:
     """Without a pipeline: the embedding's gradient, and its reduction."""
     counts, c = step.counts, step.c
-    gradient = step.trained * np.where(step.managed, step.compute * step.bare.before, step.stored * _table(step))
+    gradient = step.ends * np.where(step.managed, step.compute * step.bare.before, step.stored * _table(step))
     stream = np.where(step.managed, 0.0, step.stored / step.compute) * _whole_stream(step) * step.first
     if step.job.model.adapters is not None:  # nothing goes back to a frozen embedding
         stream = np.zeros_like(stream)

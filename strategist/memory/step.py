@@ -253,6 +253,7 @@ class Step:
         self.shards = state_shards(c)[:, None]
         self.tied = bool(job.model.tied and not self.piped)
         self.trained = job.trainable
+        self.ends = job.trainable if job.model.adapters is None else 0.0  # of embedding and head
         self.packed = layers.packed
         self.chunks = c["virtual_stages"][:, None]
         self.has_copies = self.casts and bool(self.plain.any())
@@ -569,12 +570,12 @@ class Step:
     @cached_property
     def waiting(self) -> Reals:
         """The head's gradient, which waits for the embedding's when both are one weight of a root unit."""
-        return np.where(self.reduces, self.trained * self.compute * self.head, 0.0) if self.tied else NONE
+        return np.where(self.reduces, self.ends * self.compute * self.head, 0.0) if self.tied else NONE
 
     @cached_property
     def old_head(self) -> Reals:
         """The same outside of units, in the format of the gradients."""
-        return np.where(~self.managed, self.trained * self.stored * self.head, 0.0) if self.tied else NONE
+        return np.where(~self.managed, self.ends * self.stored * self.head, 0.0) if self.tied else NONE
 
     @cached_property
     def previous(self) -> Reals:

@@ -50,12 +50,13 @@ def _share(shape: ModelShape, group: Group, wanted: Callable[[Matrix], bool]) ->
 
 
 def _elements_CK(shape: ModelShape, c: Candidates, shards: Column, wanted: Callable[[Matrix], bool]) -> Reals:
-    """Elements of some matrices of one layer of each sort, (C, K)."""
+    """Elements of some matrices of one layer of each sort, biases left out, (C, K)."""
     columns = [
-        matrix_elements(layer, c, shards) @ np.array([wanted(matrix) for matrix in layer.matrices], np.int64)
+        matrix_elements(layer, c, shards)
+        @ np.array([wanted(m) * m.inputs / (m.inputs + m.bias) for m in layer.matrices], np.float64)
         for layer in layers(shape)
     ]
-    return np.stack(columns, axis=1).astype(np.float64)
+    return np.round(np.stack(columns, axis=1))
 
 
 def resting_bytes_CS(job: Job, group: Group, held: Reals, trained: Reals, quantised: Reals) -> Reals:

@@ -153,6 +153,7 @@ class Stage:
         self.begins, self.ends = stage == 0, stage == a["pp"] - 1
         self.first, self.last = self.begins and at.chunk == 0, self.ends and at.chunk == self.v - 1
         self.zero, self.q = a["zero"], job.trainable
+        self.q_ends = self.q if job.model.adapters is None else 0.0
         ranks = a["dp_replicate"] * a["dp_shard"] * a["cp"]
         self.plain = is_plain(a)
         self.units = uses_units(job, a)
@@ -198,8 +199,8 @@ class Stage:
         self.cached = self.c * (self.w.layers - self.w.experts) if again else 0.0
         self.copies_again = copies / max(len(kinds), 1) if again else 0.0
         self.head_copy = self.c * self.head if self.plain and self.casts else 0.0
-        self.waiting = self.q * self.c * self.head if self.reduces and self.tied else 0.0
-        self.old_head = self.q * self.s * self.head if not self.units and self.tied else 0.0
+        self.waiting = self.q_ends * self.c * self.head if self.reduces and self.tied else 0.0
+        self.old_head = self.q_ends * self.s * self.head if not self.units and self.tied else 0.0
         self.early = self._early()
 
     def _earlier(self) -> float:
@@ -478,7 +479,7 @@ class Stage:
         yield 0, before | {"logits": self.logits(backward), "temporaries": waits}
 
     def _head(self) -> Iterator[tuple[int, dict[str, float]]]:
-        dW, dX = self.q * self.c * self.head, self.stream if self.last else 0.0
+        dW, dX = self.q_ends * self.c * self.head, self.stream if self.last else 0.0
         own = 0.0 if self.tied else self.fresh(self.head)
         out, buffer = self.output(self.behind)
         becomes = not self.units and not self.stands and not self.casts and not self.tied
@@ -494,7 +495,7 @@ class Stage:
                 "temporaries": waits + (0.0 if self.reduces or becomes else dW),
             },
         )
-        stored = self.q * self.s * self.head if self.stands or self.tied else 0.0
+        stored = self.q_ends * self.s * self.head if self.stands or self.tied else 0.0
         frozen = self.job.model.adapters is not None
         yield (
             1,
@@ -597,7 +598,8 @@ class Stage:
     def _last_matrix(self, kind: LayerKind) -> LayerAt:
         kept, again = self._rows(kind, _kept, "product"), self._rows(kind, _again, "product")
         back, casts = self._rows(kind, _again) - again, self.plain and self.casts
-        temporaries = self._product(kind) + self._whole_stream() + back + (0.0 if casts else again)
+        products = 2 if self.job.model.adapters and "down" in self.job.model.adapters.targets else 1
+        temporaries = products * self._product(kind) + self._whole_stream() + back + (0.0 if casts else again)
         freed = self._rows(kind, _used) + (kept if casts else 0.0)
         return LayerAt(temporaries, freed, self._elements(kind, _is_down), is_product=True)
 
@@ -717,7 +719,7 @@ class Stage:
 
     def _end(self) -> Iterator[tuple[int, dict[str, float]]]:
         bare = self.bare.before if self.first else 0.0
-        dW = self.q * (self.c * bare if self.units else self.s * self.table)
+        dW = self.q_ends * (self.c * bare if self.units else self.s * self.table)
         back = self.first and not self.units and self.job.model.adapters is None
         stream = self.s / self.c * self.whole if back else 0.0
         direct = not self.units and not self.stands
