@@ -57,8 +57,8 @@ def trained_CS(job: Job, group: Group, counts: Elements, is_sharded: Mask) -> Re
     return np.where(is_sharded, adapters.sharded, adapters.whole)
 
 
-def gradient_bytes_CS(job: Job, group: Group, counts: Elements) -> Reals:
-    """Bytes of gradients while micro-batches follow each other, and once the last backward has finished, (C, S).
+def gradient_bytes_CS(job: Job, group: Group, counts: Elements, at_rest: Reals) -> Reals:
+    """Bytes of gradients while micro-batches follow each other, (C, S); `at_rest` once the last backward has finished.
 
     Under FSDP's no_sync those before the last leave whole gradients (catalogue: profiles, accumulates_whole).
     With a pipeline, fully_shard keeps unsharded gradients in the reduce format until the last micro-batch
@@ -68,7 +68,6 @@ def gradient_bytes_CS(job: Job, group: Group, counts: Elements) -> Reals:
     unsharded = counts.whole * BYTES[job.formats.reduce]
     trained = job.trainable
     several = shards_state(c, 2) & (c["accumulation"] > 1)
-    at_rest = settled_bytes_CS(job, group, counts)
     if job.profile.accumulates_whole:
         at_rest = np.where(several[:, None], counts.whole * BYTES[job.formats.compute], at_rest)
     return np.where((several & (c["pp"] > 1))[:, None], trained * unsharded, at_rest)

@@ -65,8 +65,6 @@ class Instant:
 
 def _packed(job: Job) -> float:
     """What a gathered element of the layers holds, over the bytes of the compute format."""
-    if job.model.adapters is None:
-        return 1.0
     from strategist.space.adapters import gathered_bytes
 
     return gathered_bytes(job)
@@ -76,7 +74,8 @@ class Layers:
     """The layers of a group's candidates in backward, the same in every pass. (C, S) each."""
 
     def __init__(self, job: Job, group: Group) -> None:
-        self.job, self.group, self.packed = job, group, _packed(job)
+        self.job, self.group = job, group
+        self.packed = 1.0 if job.model.adapters is None else _packed(job)
         self.kept = Kept(job, group.candidates)
         self.one = self.kept.rows(is_kept)
 
