@@ -157,6 +157,7 @@ def test_columns_equal_the_oracle(case: Case) -> None:
     _assert_same_time(case)
 
 
+@pytest.mark.slow
 @settings(CI, max_examples=cases_of(60))
 @given(adapted_cases())
 def test_columns_equal_the_oracle_beside_adapters(case: Case) -> None:

@@ -42,6 +42,7 @@ def test_states_are_those_of_frozen_weights_and_of_two_factors_beside_each_matri
     assert held(plan, "optimizer") == 8 * factors
 
 
+@pytest.mark.slow
 def test_shards_of_a_frozen_model_divide_its_states() -> None:
     """Over eight ranks ZeRO-3 leaves each an eighth of frozen weights, adapters and moments: all of these sizes divide."""
     whole, shard = planned("lora"), planned("lora", SHARDED)
@@ -49,6 +50,7 @@ def test_shards_of_a_frozen_model_divide_its_states() -> None:
         assert held(shard, term) * 8 == held(whole, term)
 
 
+@pytest.mark.slow
 def test_quantised_matrices_rest_in_four_bits_and_their_scales() -> None:
     """4.127 bits for each weight of the layers' matrices; embedding, head and norms stay as they were."""
     matrices = LAYERS * (2 * H * H + 2 * H * KV + 3 * H * F)
@@ -56,6 +58,7 @@ def test_quantised_matrices_rest_in_four_bits_and_their_scales() -> None:
     assert spared == pytest.approx(matrices * (16 - 4.126953125) / 8, abs=1)
 
 
+@pytest.mark.slow
 def test_frozen_weights_cost_neither_a_product_nor_a_message() -> None:
     """With the same layout a step of adapters is shorter than one of all weights, and its gradients are hardly sent."""
     full, lora = (planned(method, "dp_shard=8,zero=3,recompute=none,micro_batch=1") for method in (None, "lora"))
