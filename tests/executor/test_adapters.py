@@ -80,3 +80,11 @@ def test_weights_of_four_bits_are_refused_in_a_sentence() -> None:
     """QLoRA is planned, and not run."""
     (found,) = layout_obstacles(make_plan(tiny_llama(adapters=replace(ADAPTERS, method="qlora"))))
     assert (found.code, "qlora" in found.sentence) == ("UNSUPPORTED", True)
+
+
+@pytest.mark.slow
+def test_weights_of_hugging_face_fill_the_frozen_part() -> None:
+    """Adapters are no tensors of theirs: the same names go to the same parameters as without them."""
+    from strategist.executor.weights import entries
+
+    assert entries(tiny_llama(adapters=ADAPTERS)) == entries(tiny_llama())
