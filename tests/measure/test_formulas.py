@@ -110,8 +110,13 @@ def test_formulas_know_what_ranks_of_one_sequence_send(scenario: Scenario) -> No
     _assert_sends_and_peaks(scenario, 0.01)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("scenario", ADAPTED, ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        pytest.param(scenario, id=scenario.name, marks=pytest.mark.nightly if number % 2 else pytest.mark.slow)
+        for number, scenario in enumerate(ADAPTED)
+    ],
+)
 def test_formulas_agree_with_the_program_beside_adapters(scenario: Scenario) -> None:
     """Where adapters are trained beside frozen weights, what rests between steps and every message keep their bars, and the peak
     and its activations are within two hundredths."""
