@@ -196,7 +196,7 @@ def _worst_sort(group: Group, total: Reals) -> Column:
 
 def _of_sort(group: Group, part: Reals, sort: Column) -> Reals:
     """`part` (..., C, K) of one `sort` of layer on each stage, (..., C, S); nothing on stages without layers."""
-    held: Mask = np.asarray((group.layers_SK > 0).any(axis=1))
+    held = group.has_layers
     if part.shape[-1] == 1:
         return part if held.all() else np.multiply(part.swapaxes(-1, -2), held[:, None]).swapaxes(-1, -2)
     return (
