@@ -34,6 +34,11 @@ def remembered(formula: Formula) -> Formula:
     return asked  # type: ignore[return-value]
 
 
+def clamped(values: Any, least: Any, most: Any) -> Any:
+    """Values that are not below the least nor above the most: numpy's `clip` takes thrice as long to begin."""
+    return np.minimum(np.maximum(values, least), most)
+
+
 def on_stages(values: Any, stages: Any) -> Any:
     """Values of candidates, (C,), times values of stages, (S,): (C, S), one stage behind the other in memory. What is worked out
     from such arrays lies like them, and numpy's loops run along the many candidates, not along the few stages."""

@@ -87,7 +87,8 @@ class Candidates:
 
     def where(self, keep: Mask | Column) -> Candidates:
         """The rows that a mask marks or that an index column lists, in that order."""
-        return Candidates({name: column[keep] for name, column in self.columns.items()})
+        rows = np.flatnonzero(keep) if keep.dtype == np.bool_ else keep
+        return Candidates({name: column.take(rows) for name, column in self.columns.items()})
 
     def without(self, name: str) -> Candidates:
         """The rows with no choice made in one column of words."""

@@ -129,8 +129,10 @@ def _group_terms(job: Job, group: Group, compute: Compute) -> dict[str, tuple[Re
     """(exposed, hidden, recomputed) seconds per step of every term, (C,) each, on the slowest stage."""
     counts = elements(job.model, group)
     work = _work(job, group, counts, compute)
-    network = links(job.cluster, group.meshes)
-    sends = [(item, _seconds_CS(network, group, item)) for item in traffic(job, group, counts)]
+    sends: list[tuple[Traffic, Reals]] = []
+    if (group.meshes.world > 1).any():  # a device alone sends nothing
+        network = links(job.cluster, group.meshes)
+        sends = [(item, _seconds_CS(network, group, item)) for item in traffic(job, group, counts)]
     exposed, hidden = _communication(job, group, work, sends)
     micro = group.candidates["accumulation"][:, None].astype(np.float64)
     busy = {
@@ -142,7 +144,8 @@ def _group_terms(job: Job, group: Group, compute: Compute) -> dict[str, tuple[Re
     rows = np.arange(len(slowest))
 
     def pick(value: Reals) -> Reals:
-        return np.broadcast_to(value, every.shape)[rows, slowest]
+        there = value if value.shape == every.shape else np.broadcast_to(value, every.shape)
+        return there[:, 0] if len(group.stages) == 1 else there[rows, slowest]
 
     terms: dict[str, tuple[Reals, Reals, Reals]] = {
         name: (pick(value), NONE, pick(micro * work.again[name]) if name in work.again else NONE)
