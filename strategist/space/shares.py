@@ -282,24 +282,28 @@ def elements(shape: ModelShape, group: Group) -> Elements:
     """Count the parameters of every stage: once per mesh, then spread over the candidates."""
     c = group.meshes
     one, shards, sharers = np.ones_like(c["tp"]), state_shards(c), expert_shards(c)
-    expert, dense = expert_CK(shape, c, one), dense_CK(shape, c, one)
-    expert_part, dense_part = expert_CK(shape, c, sharers), dense_CK(shape, c, shards)
+    layer, part = dense_CK(shape, c, one), dense_CK(shape, c, shards)
+    padded = part * shards[:, None]
+    experts = padded_experts = np.zeros((len(group.stages), len(c))).T
+    if shape.moe is not None:
+        expert, expert_part = expert_CK(shape, c, one), expert_CK(shape, c, sharers)
+        padded_expert = expert_part * sharers[:, None]
+        layer, part, padded = layer + expert, part + expert_part, padded + padded_expert
+        experts, padded_experts = group.layers_of(expert), group.layers_of(padded_expert)
     present = np.asarray((group.layers_SK > 0).any(axis=0))[None, :]
-    padded_expert = expert_part * sharers[:, None]
-    padded = dense_part * shards[:, None] + padded_expert
     before, behind = outer_CS(shape, group, c, one)
     ends = outer_CS(shape, group, c, shards)
-    layers_CS = group.layers_of(dense + expert)
+    layers_CS = group.layers_of(layer)
     per_mesh = {
         "whole": layers_CS + before + behind,
-        "sharded": group.layers_of(dense_part + expert_part) + total_of(ends),
+        "sharded": group.layers_of(part) + total_of(ends),
         "layers": layers_CS,
-        "experts": group.layers_of(expert),
+        "experts": experts,
         "before": before,
         "behind": behind,
-        "widest": np.where(present, dense + expert, 0.0).max(axis=1),
+        "widest": np.where(present, layer, 0.0).max(axis=1),
         "padded_layers": group.layers_of(padded),
-        "padded_experts": group.layers_of(padded_expert),
+        "padded_experts": padded_experts,
         "padded_before": ends[0] * shards[:, None],
         "padded_behind": ends[1] * shards[:, None],
         "padded_widest": np.where(present, padded, 0.0).max(axis=1),
@@ -307,7 +311,7 @@ def elements(shape: ModelShape, group: Group) -> Elements:
     spread: dict[str, Reals] = {}
     for name, values in per_mesh.items():
         plain = name.removeprefix("padded_")
-        same = name != plain and np.array_equal(values, per_mesh[plain])
+        same = name != plain and (values is per_mesh[plain] or np.array_equal(values, per_mesh[plain]))
         spread[name] = spread[plain] if same else values.T.take(group.mesh_of, axis=-1).T
     return Elements(**spread)
 

@@ -138,8 +138,10 @@ def _group_terms(job: Job, group: Group, compute: Compute) -> dict[str, tuple[Re
     busy = {
         name: micro * (work.forward[name] + work.backward[name] + work.again.get(name, 0.0))
         for name in (*COMPUTE_TERMS, "loss")
+        if name in work.forward
     }
-    every = total_of((*busy.values(), *(exposed[axis] for axis in ("tp", "cp", "ep", "pp"))))
+    within = [axis for axis in ("tp", "cp", "ep", "pp") if axis in exposed]
+    every = total_of((*busy.values(), *(exposed[axis] for axis in within)))
     slowest = every.argmax(axis=1)
     rows = np.arange(len(slowest))
 
@@ -151,8 +153,9 @@ def _group_terms(job: Job, group: Group, compute: Compute) -> dict[str, tuple[Re
         name: (pick(value), NONE, pick(micro * work.again[name]) if name in work.again else NONE)
         for name, value in busy.items()
     }
-    terms |= {axis: (pick(exposed[axis]), pick(hidden[axis]), NONE) for axis in ("tp", "cp", "ep", "pp")}
-    terms["dp"] = (exposed["dp"].max(axis=1), hidden["dp"][rows, exposed["dp"].argmax(axis=1)], NONE)
+    terms |= {axis: (pick(exposed[axis]), pick(hidden[axis]), NONE) for axis in within}
+    if "dp" in exposed:
+        terms["dp"] = (exposed["dp"].max(axis=1), hidden["dp"][rows, exposed["dp"].argmax(axis=1)], NONE)
     terms["bubble"] = (_bubble(group, every / micro), NONE, NONE)
     update, offload = _update(job, group, counts)
     terms["optimizer"], terms["offload"] = (update, NONE, NONE), (offload, NONE, NONE)
@@ -169,12 +172,12 @@ def _seconds_CS(network: Links, group: Group, item: Traffic) -> Reals:
 def _communication(
     job: Job, group: Group, work: _Work, sends: list[tuple[Traffic, Reals]]
 ) -> tuple[dict[str, Reals], dict[str, Reals]]:
-    """Exposed and hidden seconds per step and axis, (C, S) each.
+    """Exposed and hidden seconds per step of every axis that sends, (C, S) each.
 
     What may overlap shares the compute it hides behind; the first and last pieces (one layer's worth) never do.
     """
     zero: Reals = np.zeros((len(group.stages), len(group.candidates))).T
-    exposed = {axis: np.zeros_like(zero) for axis in ("tp", "cp", "ep", "pp", "dp")}
+    exposed = {axis: np.zeros_like(zero) for axis in {item.axis: None for item, _ in sends}}
     hidden = {axis: np.zeros_like(zero) for axis in exposed}
     by_cover: dict[Hidden, list[tuple[Traffic, Reals]]] = {}
     for item, seconds in sends:
