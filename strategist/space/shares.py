@@ -284,7 +284,8 @@ def elements(shape: ModelShape, group: Group) -> Elements:
     one, shards, sharers = np.ones_like(c["tp"]), state_shards(c), expert_shards(c)
     layer, part = dense_CK(shape, c, one), dense_CK(shape, c, shards)
     padded = part * shards[:, None]
-    experts = padded_experts = np.zeros((len(group.stages), len(c))).T
+    none: Reals = np.zeros((len(group.stages), len(c))).T
+    experts, padded_experts = none, none
     if shape.moe is not None:
         expert, expert_part = expert_CK(shape, c, one), expert_CK(shape, c, sharers)
         padded_expert = expert_part * sharers[:, None]

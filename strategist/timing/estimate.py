@@ -177,8 +177,9 @@ def _communication(
     What may overlap shares the compute it hides behind; the first and last pieces (one layer's worth) never do.
     """
     zero: Reals = np.zeros((len(group.stages), len(group.candidates))).T
-    exposed = {axis: np.zeros_like(zero) for axis in {item.axis: None for item, _ in sends}}
-    hidden = {axis: np.zeros_like(zero) for axis in exposed}
+    axes = dict.fromkeys(item.axis for item, _ in sends)
+    exposed: dict[str, Reals] = {axis: np.zeros_like(zero) for axis in axes}
+    hidden: dict[str, Reals] = {axis: np.zeros_like(zero) for axis in exposed}
     by_cover: dict[Hidden, list[tuple[Traffic, Reals]]] = {}
     for item, seconds in sends:
         by_cover.setdefault(_behind(job, item), []).append((item, seconds))
