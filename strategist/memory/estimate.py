@@ -183,7 +183,9 @@ def _moving(
         from strategist.memory.buffered import buffered_instants  # other frameworks' order of work
 
         return buffered_instants(job, group, counts, layers, settled)
-    return instants(job, group, counts, layers, gradient_bytes_CS(job, group, counts), settled, at_loss=at_loss)
+    return instants(
+        job, group, counts, layers, gradient_bytes_CS(job, group, counts, settled), settled, at_loss=at_loss
+    )
 
 
 def ledger(job: Job, group: Group, *, at_loss: bool = False) -> Ledger:
