@@ -221,7 +221,7 @@ def _experts_end(kept: Kept) -> LayerInstant:
     routed = kept.weights(_is_routed)
     gradients = (streams * whole + residual_C(job, c, whole=False))[:, None] + compute * routed
     freed = kept.rows(is_kept, "inside", "product") + kept.rows(is_used_up, "mixer", "ffn")
-    again = kept.rows(is_brought_back, "mixer", "ffn")
+    again = kept.rows(is_brought_back, "mixer", "exchanged", "ffn")
     return LayerInstant(gradients + again, freed, kept.weights(_is_shared), routed / matrices)
 
 
@@ -272,16 +272,16 @@ def _first_matrices(kept: Kept) -> LayerInstant:
     streams = 2.0 if job.model.mlp_gated else 1.0
     whole = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute]
     gradients = _product(kept) + (streams * whole + residual_C(job, c, whole=False))[:, None]
-    recomputed = kept.rows(is_brought_back, "mixer", "ffn")
+    recomputed = kept.rows(is_brought_back, "mixer", "exchanged", "ffn")
     freed = kept.rows(is_kept, "inside", "product") + kept.rows(is_used_up, "mixer")
     return LayerInstant(gradients + recomputed, freed, kept.weights(_is_feed_forward))
 
 
 def _in_attention(kept: Kept) -> LayerInstant:
-    """Inside attention's backward: the feed-forward part is gone."""
+    """Inside attention's backward: the feed-forward part is gone, and what an all-to-all brought back."""
     job, c = kept.job, kept.c
     gradients = (attention_gradients_C(job, c) + residual_C(job, c))[:, None]
-    freed = kept.rows(is_kept, "ffn", "inside", "product") + kept.rows(is_used_up, "mixer")
+    freed = kept.rows(is_kept, "exchanged", "ffn", "inside", "product") + kept.rows(is_used_up, "mixer")
     again = kept.rows(is_brought_back, "mixer")
     return LayerInstant(gradients + again, freed, kept.weights(_is_behind), is_early=False)
 
@@ -294,7 +294,8 @@ def _before_attention(kept: Kept) -> LayerInstant:
     queries = whole * (job.model.heads * job.model.head_dim / job.model.hidden) / c["tp"]
     keeps = c.is_word("recompute", "none")
     gradients = 2.0 * whole + queries + residual_C(job, c, whole=False) + np.where(keeps, 0.0, whole)
-    freed = kept.rows(is_kept, "mixer", "ffn", "inside", "product") - np.where(keeps, whole, 0.0)[:, None]
+    gone = kept.rows(is_kept, "mixer", "exchanged", "ffn", "inside", "product")
+    freed = gone - np.where(keeps, whole, 0.0)[:, None]
     return LayerInstant(gradients[:, None] + np.zeros_like(freed), freed, kept.weights(_is_any), is_early=False)
 
 
@@ -317,10 +318,32 @@ def attention_gradients_C(job: Job, c: Candidates) -> Reals:
         return own + 2.0 * compute * count * heads * job.workload.seq_len
     step = NARROW if shape.head_dim <= ROWS else WIDE
     width = -(-max(shape.head_dim, 1) // step) * step
-    rows = c["micro_batch"] * ceil_div(ceil_div(job.workload.seq_len, c["cp"]), np.full_like(c["cp"], ROWS)) * ROWS
-    workspace = 4.0 * heads * rows * (1.0 + width)
+    workspace = 4.0 * heads * _attended_rows(job, c) * (1.0 + width)
     expanded = 2.0 * count * heads * shape.head_dim * compute if shape.kv_heads != shape.heads else 0.0
-    return own + workspace + expanded
+    return own + workspace + expanded + _in_ring_C(job, c, expanded)
+
+
+def _attended_rows(job: Job, c: Candidates) -> Reals:
+    """Rows of flash attention's workspace for each head of a rank, (C,). An all-to-all attends to whole sequences with its share
+    of the heads."""
+    exchanges, one = c.is_word("context_parallel", "all-to-all"), np.ones_like(c["cp"])
+    length = ceil_div(job.workload.seq_len, np.where(exchanges, one, c["cp"]))
+    return np.asarray(c["micro_batch"] * ceil_div(length, ROWS * one) * ROWS / np.where(exchanges, c["cp"], one))
+
+
+def _in_ring_C(job: Job, c: Candidates, expanded: Reals | float) -> Reals:
+    """Bytes that a ring holds beside its own block's gradients while it compares all of its queries with half of another rank's keys
+    and values, (C,): those, and with more than two ranks the next ones under way; the sums of their gradients that came along;
+    the gradients of this block; log-sum-exps of the back half, in a row (executor/context.py). Grouped keys are half as many."""
+    rings = c.is_word("context_parallel", "ring") & (job.profile.keeping.name == OURS)
+    if not rings.any():
+        return np.zeros(len(c))
+    shape, count = job.model, tokens(job, c) / c["tp"]
+    of_head = shape.head_dim * BYTES[job.formats.compute]
+    travelling = np.where(c["cp"] > 2, 4.0, 2.0) * shape.kv_heads * of_head
+    sums = 2.0 * shape.kv_heads * of_head
+    gradients = (shape.heads + shape.kv_heads) * of_head
+    return np.where(rings, count * (travelling + sums + gradients + 2.0 * shape.heads) - expanded / 2.0, 0.0)
 
 
 def is_last(name: str) -> bool:

@@ -568,7 +568,7 @@ class Stage:
         matrices = 3 if self.job.model.mlp_gated else 2
         routed = self._elements(kind, lambda name: name.startswith("expert"))
         freed = self._rows(kind, _kept, "inside", "product") + self._rows(kind, _used, "mixer", "ffn")
-        back = self._rows(kind, _again, "mixer", "ffn")
+        back = self._rows(kind, _again, "mixer", "exchanged", "ffn")
         shared = self._elements(kind, lambda name: name.startswith("shared"))
         return LayerAt(streams + self.stream + self.c * routed + back, freed, shared, routed / matrices)
 
@@ -592,7 +592,7 @@ class Stage:
         product = self._rows(kind, _kept, "product") + self._rows(kind, _again, "product")
         streams = (2 if self.job.model.mlp_gated else 1) * self.whole + self.stream
         freed = self._rows(kind, _kept, "inside", "product") + self._rows(kind, _used, "mixer")
-        back = self._rows(kind, _again, "mixer", "ffn")
+        back = self._rows(kind, _again, "mixer", "exchanged", "ffn")
         return LayerAt(product + streams + back, freed, self._elements(kind, _is_feed_forward))
 
     def _attention(self, kind: LayerKind) -> LayerAt:
@@ -602,21 +602,38 @@ class Stage:
         if self.job.profile.attention == "unfused":
             gradients += 2 * self.c * self.T * heads * self.job.workload.seq_len
         else:
-            step = 32 if d <= 128 else 64
-            padded = -(-max(d, 1) // step) * step
-            rows = a["micro_batch"] * ceil(ceil(self.job.workload.seq_len / a["cp"]) / 128) * 128
-            gradients += 4 * heads * rows * (1 + padded)
-            gradients += 2 * self.T * heads * d * self.c if shape.heads != shape.kv_heads else 0.0
+            gradients += self._flash(heads, keys)
         back = self._rows(kind, _again, "mixer")
-        freed = self._rows(kind, _kept, "ffn", "inside", "product") + self._rows(kind, _used, "mixer")
+        freed = self._rows(kind, _kept, "exchanged", "ffn", "inside", "product") + self._rows(kind, _used, "mixer")
         return LayerAt(gradients + self._whole_stream() + back, freed, self._elements(kind, _is_behind), is_early=False)
+
+    def _flash(self, heads: float, keys: float) -> float:
+        """What flash attention's backward takes inside, on a rank with so many heads; in a ring of our own that of a block of all
+        queries and half of another rank's keys, with what lies around it then."""
+        shape, a, d = self.job.model, self.a, self.job.model.head_dim
+        step = 32 if d <= 128 else 64
+        padded = -(-max(d, 1) // step) * step
+        length, here = self.job.workload.seq_len, heads
+        if a["context_parallel"] == "all-to-all":
+            here = heads / a["cp"]
+        else:
+            length = ceil(length / a["cp"])
+        inside = 4 * here * a["micro_batch"] * ceil(length / 128) * 128 * (1 + padded)
+        per_query_head = 2 * self.T * heads * d * self.c if shape.heads != shape.kv_heads else 0.0
+        if a["context_parallel"] != "ring" or self.job.profile.keeping.name != OURS:
+            return inside + per_query_head
+        message = 2 * self.T * keys * d * self.c
+        under_way = message if a["cp"] > 2 else 0.0
+        arrived, sums, own = message, message, self.T * d * self.c * (heads + keys)
+        return inside + per_query_head / 2 + under_way + arrived + sums + own + 4 * heads * self.T / 2
 
     def _attention_inputs(self, kind: LayerKind) -> LayerAt:
         shape = self.job.model
         queries = self.T * self.c * shape.heads * shape.head_dim / self.a["tp"]
         kept = self.a["recompute"] == "none"  # the input of attention's matrices
         temporaries = 2 * self.whole + queries + self.stream + (0.0 if kept else self.whole)
-        freed = self._rows(kind, _kept, "mixer", "ffn", "inside", "product") - (self.whole if kept else 0.0)
+        gone = self._rows(kind, _kept, "mixer", "exchanged", "ffn", "inside", "product")
+        freed = gone - (self.whole if kept else 0.0)
         return LayerAt(temporaries, freed, self._elements(kind, lambda _name: True), is_early=False)
 
     def _joining(self, at: LayerAt) -> float:
