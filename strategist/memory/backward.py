@@ -43,7 +43,8 @@ ROWS, NARROW, WIDE = 128, 32, 64
 class LayerInstant:
     """One instant of one layer's backward, (C, K) each: bytes of temporaries, bytes of kept activations that are freed
     by then, and elements of weights whose gradients exist, and of `stacked` ones that are just put together; `is_product`:
-    a matrix is just getting its gradient; `is_early`: the gradient that the layer was given is still needed."""
+    a matrix is just getting its gradient; `is_early`: the gradient that the layer was given is still needed; `routed`: those
+    of the weights that are experts and through with backward, which are a unit of their own where ranks share them."""
 
     temporaries: Reals
     freed: Reals
@@ -51,6 +52,7 @@ class LayerInstant:
     stacked: Reals | float = 0.0
     is_product: Mask | bool = False
     is_early: bool = True
+    routed: Reals | float = 0.0
 
 
 Rows = Callable[[Saved, Policy], bool]
@@ -186,19 +188,19 @@ def layer_instants(kept: Kept) -> tuple[LayerInstant, ...]:
     if kept.job.model.moe is None or kept.job.profile.keeping.name != OURS:
         return (*dense, _in_attention(kept), _before_attention(kept))
     routed = (_experts_begin(kept), _experts_end(kept), _experts_end(kept))
-    is_routed = np.array([kind.ffn == "moe" for kind in kinds(kept.job.model)])
-    mixed = (_by_kind(is_routed, *pair) for pair in zip(routed, dense, strict=True))
+    has_experts = np.array([kind.ffn == "moe" for kind in kinds(kept.job.model)])
+    mixed = (_by_kind(has_experts, *pair) for pair in zip(routed, dense, strict=True))
     return (*mixed, _in_attention(kept), _before_attention(kept))
 
 
-def _by_kind(is_routed: Mask, routed: LayerInstant, dense: LayerInstant) -> LayerInstant:
+def _by_kind(has_experts: Mask, routed: LayerInstant, dense: LayerInstant) -> LayerInstant:
     """The first for sorts of layers with routed experts, the second for the others."""
     return LayerInstant(
-        np.where(is_routed, routed.temporaries, dense.temporaries),
-        np.where(is_routed, routed.freed, dense.freed),
-        np.where(is_routed, routed.weights, dense.weights),
-        np.where(is_routed, routed.stacked, dense.stacked),
-        np.where(is_routed, routed.is_product, dense.is_product),
+        np.where(has_experts, routed.temporaries, dense.temporaries),
+        np.where(has_experts, routed.freed, dense.freed),
+        np.where(has_experts, routed.weights, dense.weights),
+        np.where(has_experts, routed.stacked, dense.stacked),
+        np.where(has_experts, routed.is_product, dense.is_product),
     )
 
 
@@ -218,15 +220,35 @@ def _experts_end(kept: Kept) -> LayerInstant:
     moe, matrices = job.model.moe, 3.0 if job.model.mlp_gated else 2.0
     whole = tokens(job, c) * job.model.hidden * compute
     streams = (moe.top_k if moe else 0) + (1.0 if moe and moe.shared_ffn else 0.0)
-    routed = kept.weights(_is_routed)
+    routed = kept.weights(is_routed)
     gradients = (streams * whole + residual_C(job, c, whole=False))[:, None] + compute * routed
     freed = kept.rows(is_kept, "inside", "product") + kept.rows(is_used_up, "mixer", "ffn")
     again = kept.rows(is_brought_back, "mixer", "exchanged", "ffn")
     return LayerInstant(gradients + again, freed, kept.weights(_is_shared), routed / matrices)
 
 
-def _is_routed(name: str) -> bool:
+def is_routed(name: str) -> bool:
+    """A matrix of routed experts."""
     return name.startswith("expert_")
+
+
+def is_made_behind_experts(row: Saved, policy: Policy) -> bool:
+    """Rows that a policy keeps, and that forward makes when the routed experts are through."""
+    return is_kept(row, policy) and _is_behind_experts(row)
+
+
+def is_made_again_by_experts(row: Saved, policy: Policy) -> bool:
+    """Rows that backward computes again until the routed experts are through."""
+    return is_brought_back(row, policy) and not _is_behind_experts(row)
+
+
+def _is_behind_experts(row: Saved) -> bool:
+    return row.name == "expert_output" or row.name.startswith("shared_")
+
+
+def _reduced_early(kept: Kept) -> Reals | float:
+    """Elements of routed experts that other ranks share: their unit is through when attention's backward begins, (C, K)."""
+    return kept.weights(is_routed) if (kept.c["ep"] > 1).any() else 0.0
 
 
 def _is_shared(name: str) -> bool:
@@ -283,7 +305,8 @@ def _in_attention(kept: Kept) -> LayerInstant:
     gradients = (attention_gradients_C(job, c) + residual_C(job, c))[:, None]
     freed = kept.rows(is_kept, "exchanged", "ffn", "inside", "product") + kept.rows(is_used_up, "mixer")
     again = kept.rows(is_brought_back, "mixer")
-    return LayerInstant(gradients + again, freed, kept.weights(_is_behind), is_early=False)
+    routed = _reduced_early(kept)
+    return LayerInstant(gradients + again, freed, kept.weights(_is_behind), is_early=False, routed=routed)
 
 
 def _before_attention(kept: Kept) -> LayerInstant:
@@ -296,7 +319,8 @@ def _before_attention(kept: Kept) -> LayerInstant:
     gradients = 2.0 * whole + queries + residual_C(job, c, whole=False) + np.where(keeps, 0.0, whole)
     gone = kept.rows(is_kept, "mixer", "exchanged", "ffn", "inside", "product")
     freed = gone - np.where(keeps, whole, 0.0)[:, None]
-    return LayerInstant(gradients[:, None] + np.zeros_like(freed), freed, kept.weights(_is_any), is_early=False)
+    temporaries, routed = gradients[:, None] + np.zeros_like(freed), _reduced_early(kept)
+    return LayerInstant(temporaries, freed, kept.weights(_is_any), is_early=False, routed=routed)
 
 
 def residual_C(job: Job, c: Candidates, *, whole: bool = True) -> Reals:
