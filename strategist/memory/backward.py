@@ -187,7 +187,7 @@ def layer_instants(kept: Kept) -> tuple[LayerInstant, ...]:
     dense = (_last_matrix(kept, last), _behind_activation(kept, last), _first_matrices(kept))
     if kept.job.model.moe is None or kept.job.profile.keeping.name != OURS:
         return (*dense, _in_attention(kept), _before_attention(kept))
-    routed = (_experts_begin(kept), _experts_end(kept), _experts_end(kept))
+    routed = (_experts_begin(kept), _experts_end(kept), _first_expert(kept))
     has_experts = np.array([kind.ffn == "moe" for kind in kinds(kept.job.model)])
     mixed = (_by_kind(has_experts, *pair) for pair in zip(routed, dense, strict=True))
     return (*mixed, _in_attention(kept), _before_attention(kept))
@@ -225,6 +225,23 @@ def _experts_end(kept: Kept) -> LayerInstant:
     freed = kept.rows(is_kept, "inside", "product") + kept.rows(is_used_up, "mixer", "ffn")
     again = kept.rows(is_brought_back, "mixer", "exchanged", "ffn")
     return LayerInstant(gradients + again, freed, kept.weights(_is_shared), routed / matrices)
+
+
+def _first_expert(kept: Kept) -> LayerInstant:
+    """Behind the activation of the expert whose backward runs first: gradients of its result and its inputs, and its last matrix
+    has one; the gradient of what all experts gave is there as long as others wait for it."""
+    job, c = kept.job, kept.c
+    moe, gated, compute = job.model.moe, job.model.mlp_gated, BYTES[job.formats.compute]
+    sent = tokens(job, c) * (moe.top_k if moe else 0) * compute
+    here = ceil_div(moe.experts if moe else 1, c["ep"])
+    product = sent * (moe.ffn if moe else 0) / c["etp"] / here
+    given, keeps = sent * job.model.hidden, c.is_word("recompute", "none")
+    gone = product + given
+    gradients = (3.0 if gated else 2.0) * product + np.where(here > 1, given, 0.0) + residual_C(job, c, whole=False)
+    last = compute * kept.weights(is_routed) / ((3.0 if gated else 2.0) * here)[:, None]
+    again = kept.rows(is_brought_back) - np.where(keeps, 0.0, gone)[:, None]
+    freed = kept.rows(is_used_up) + np.where(keeps, gone, 0.0)[:, None]
+    return LayerInstant(gradients[:, None] + last + again, freed, kept.weights(_is_shared))
 
 
 def is_routed(name: str) -> bool:

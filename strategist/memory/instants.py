@@ -329,9 +329,9 @@ def _in_layer(step: Step, number: Column, worst: Callable[[Reals], LayerInstants
 def _experts_forward(step: Step) -> Iterator[Instant]:
     """Where experts are a unit of their own: they have worked in the last layer's forward, and their first buffer is still there
     where they were just gathered; then their results have gone back, and ZeRO-3 has given their weights back."""
-    gathers, runs, output = step.compute * step.routed, np.bool_(True), NONE
+    gathers, output = step.compute * step.routed, NONE
     if step.piped:
-        runs, gathers = step.situation.alternates, np.where(step.reshards, gathers + step.ahead_of_time, 0.0)
+        gathers = np.where(step.reshards, gathers + step.ahead_of_time, 0.0)
         output = step.stream * (1.0 - step.last)  # is not made yet
     for experts, times in ((1.0, 4.0), (0.0, 5.0)):
         terms = {
@@ -341,7 +341,7 @@ def _experts_forward(step: Step) -> Iterator[Instant]:
             "gather_buffers": step.gathered(layers=1, head=False, experts=experts) + gathers,
             "temporaries": added(step.previous, step.layers.at_experts(times)),
         }
-        yield _where_apart(step, LOSS, terms, runs)
+        yield _where_apart(step, LOSS, terms, step.situation.alternates)
 
 
 def _experts_backward(step: Step) -> Iterator[Instant]:

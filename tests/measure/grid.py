@@ -112,18 +112,25 @@ WEIGHTED = tuple(
 """Pipelines whose last stage owns fewer layers because of its head."""
 
 
+EXPERTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("mixtral-8x7b", {"ep": 8, "dp_shard": 8, "zero": 3}),
+    ("mixtral-8x7b", {"ep": 2, "dp_shard": 8, "zero": 2, "recompute": "selective", "accumulation": 2}),
+    ("olmoe-1b-7b", {"ep": 4, "dp_shard": 8, "dp_replicate": 2, "zero": 3, "recompute": "full"}),
+    ("olmoe-1b-7b", {"ep": 4, "dp_shard": 4, "zero": 2, "pp": 2, "accumulation": 4}),
+    ("mixtral-8x7b", {"ep": 2, "dp_shard": 4, "zero": 3}),
+    ("qwen1.5-moe-a2.7b", {"ep": 4, "dp_shard": 4, "zero": 3, "accumulation": 3}),
+    ("olmoe-1b-7b", {"ep": 2, "dp_shard": 4, "dp_replicate": 2, "zero": 3, "accumulation": 3}),
+    ("olmoe-1b-7b", {"ep": 2, "dp_shard": 4, "zero": 3, "pp": 2, "accumulation": 4}),
+)
+"""Models and layouts whose ranks share experts."""
+
+
+@cache
 def with_experts() -> tuple[Scenario, ...]:
     """Experts that several ranks share."""
-    layouts: tuple[dict[str, Any], ...] = (
-        {"ep": 8, "dp_shard": 8, "zero": 3},
-        {"ep": 2, "dp_shard": 8, "zero": 2, "recompute": "selective", "accumulation": 2},
-        {"ep": 4, "dp_shard": 8, "dp_replicate": 2, "zero": 3, "recompute": "full"},
-        {"ep": 4, "dp_shard": 4, "zero": 2, "pp": 2, "accumulation": 4},
-    )
-    names = ("mixtral-8x7b", "mixtral-8x7b", "olmoe-1b-7b", "olmoe-1b-7b")
     return tuple(
         Scenario(f"{name}-{place}", replace(load_model(name), layers=4), 2048, "bf16", layout)
-        for place, (name, layout) in enumerate(zip(names, layouts, strict=True))
+        for place, (name, layout) in enumerate(EXPERTS)
     )
 
 

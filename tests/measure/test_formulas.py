@@ -95,10 +95,10 @@ def test_formulas_agree_with_the_program_of_weighted_stages(scenario: Scenario) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", with_experts(), ids=lambda scenario: scenario.name)
-def test_formulas_know_what_spread_experts_send(scenario: Scenario) -> None:
-    """Where ranks share experts, every message keeps its bar, tokens under way to experts too, and the peak is within five
-    hundredths: the formulas see the experts of a layer gathered with the rest of it."""
-    _assert_sends_and_peaks(scenario, 0.05)
+def test_formulas_agree_with_the_program_of_ranks_that_share_experts(scenario: Scenario) -> None:
+    """Where ranks share experts every figure keeps its bar, tokens under way to experts too."""
+    for found in _found(scenario):
+        _assert_keeps_its_bar(found)
 
 
 @pytest.mark.slow
@@ -110,14 +110,6 @@ def test_formulas_agree_with_the_program_of_ranks_that_share_sequences(scenario:
         _assert_keeps_its_bar(found)
         if (found.place, found.name) == (MOMENTS[1], "allocated"):
             assert found.ratio == pytest.approx(1.0, abs=EXACT), found
-
-
-def _assert_sends_and_peaks(scenario: Scenario, bar: float) -> None:
-    for found in _found(scenario):
-        if found.kind in ("sent", "count"):
-            _assert_keeps_its_bar(found)
-        elif (found.place, found.name) == (PEAK, "allocated"):
-            assert found.ratio == pytest.approx(1.0, abs=bar), found
 
 
 @pytest.mark.nightly

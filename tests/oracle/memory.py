@@ -585,7 +585,7 @@ class Stage:
     def _layer_ats(self, kind: LayerKind) -> list[LayerAt]:
         """The instants of one layer of a sort."""
         if kind.ffn == "moe" and self.job.profile.keeping.name == OURS:
-            ats = [self._experts_before(kind), self._experts_behind(kind), self._experts_behind(kind)]
+            ats = [self._experts_before(kind), self._experts_behind(kind), self._one_expert(kind)]
         else:
             ats = [self._last_matrix(kind), self._feed_forward(kind), self._inputs(kind)]
         return [*ats, self._attention(kind), self._attention_inputs(kind)]
@@ -607,6 +607,20 @@ class Stage:
         back = self._rows(kind, _again, "mixer", "exchanged", "ffn")
         shared = self._elements(kind, lambda name: name.startswith("shared"))
         return LayerAt(streams + self.stream + self.c * routed + back, freed, shared, routed / matrices)
+
+    def _one_expert(self, kind: LayerKind) -> LayerAt:
+        """The first expert to go backward, behind its activation."""
+        moe, shape, a = self.job.model.moe, self.job.model, self.a
+        copies, experts = (moe.top_k, -(-moe.experts // a["ep"])) if moe else (0, 1)
+        width = moe.ffn / a["etp"] / experts if moe else 0.0
+        one, every = self.T * copies * width * self.c, self.whole * copies
+        matrices = 3 if shape.mlp_gated else 2
+        own = self.c * self._elements(kind, lambda name: name.startswith("expert")) / matrices / experts
+        kept = a["recompute"] == "none"
+        temporaries = matrices * one + own + self.stream + (every if experts > 1 else 0.0)
+        temporaries += self._rows(kind, _again) - (0.0 if kept else one + every)
+        freed = self._rows(kind, _used) + (one + every if kept else 0.0)
+        return LayerAt(temporaries, freed, self._elements(kind, lambda name: name.startswith("shared")))
 
     def _feed_forward(self, kind: LayerKind) -> LayerAt:
         shape = self.job.model
