@@ -317,9 +317,11 @@ def _first_matrices(kept: Kept) -> LayerInstant:
 
 
 def _in_attention(kept: Kept) -> LayerInstant:
-    """Inside attention's backward: the feed-forward part is gone, and what an all-to-all brought back."""
+    """Inside attention's backward: the feed-forward part is gone, and what an all-to-all brought back; of our own block the whole
+    gradient that the matrix behind attention needed, too (others were not traced)."""
     job, c = kept.job, kept.c
-    gradients = (attention_gradients_C(job, c) + residual_C(job, c))[:, None]
+    whole = job.profile.keeping.name != OURS
+    gradients = (attention_gradients_C(job, c) + residual_C(job, c, whole=whole))[:, None]
     freed = kept.rows(is_kept, "exchanged", "ffn", "inside", "product") + kept.rows(is_used_up, "mixer")
     again = kept.rows(is_brought_back, "mixer")
     routed = _reduced_early(kept)

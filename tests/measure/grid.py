@@ -118,7 +118,7 @@ EXPERTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("olmoe-1b-7b", {"ep": 4, "dp_shard": 8, "dp_replicate": 2, "zero": 3, "recompute": "full"}),
     ("olmoe-1b-7b", {"ep": 4, "dp_shard": 4, "zero": 2, "pp": 2, "accumulation": 4}),
     ("mixtral-8x7b", {"ep": 2, "dp_shard": 4, "zero": 3}),
-    ("qwen1.5-moe-a2.7b", {"ep": 4, "dp_shard": 4, "zero": 3, "accumulation": 3}),
+    ("deepseek-moe-16b", {"ep": 4, "dp_shard": 4, "zero": 3, "accumulation": 3}),
     ("olmoe-1b-7b", {"ep": 2, "dp_shard": 4, "dp_replicate": 2, "zero": 3, "accumulation": 3}),
     ("olmoe-1b-7b", {"ep": 2, "dp_shard": 4, "zero": 3, "pp": 2, "accumulation": 4}),
 )

@@ -655,7 +655,8 @@ class Stage:
             gradients += self._flash(heads, keys)
         back = self._rows(kind, _again, "mixer")
         freed = self._rows(kind, _kept, "exchanged", "ffn", "inside", "product") + self._rows(kind, _used, "mixer")
-        temporaries, weights = gradients + self._whole_stream() + back, self._elements(kind, _is_behind)
+        gradients += self.stream if self.job.profile.keeping.name == OURS else self._whole_stream()
+        temporaries, weights = gradients + back, self._elements(kind, _is_behind)
         return LayerAt(temporaries, freed, weights, is_early=False, routed=self._through(kind))
 
     def _through(self, kind: LayerKind) -> float:
