@@ -253,7 +253,7 @@ def _head_accumulated(step: Step) -> Instant:
     return Instant(
         LAYERS,
         {
-            "gradients": step.earlier + step.fresh(step.behind),
+            "gradients": step.earlier + step.fresh(step.passed_head),
             "activations": step.in_layers,
             "logits": step.held_logits,
             "gather_buffers": step.gathered(layers=1, head=True),
@@ -293,7 +293,7 @@ def _in_layer(step: Step, number: Column, worst: Callable[[Reals], LayerInstants
     passed = share * np.maximum(0.0, own - step.widest)
     given = np.where(before > 0, 0.0, step.given * at.is_early) if step.piped else NONE
     let_go = share * (step.layers.every / step.chunks - at.kept)
-    behind = np.zeros_like(step.behind) if step.tied else step.behind
+    behind = step.passed_head
     done = behind + passed
     gone = np.where(step.apart, at.routed, 0.0) if step.has_apart else NONE  # experts that are reduced
     weights = added(at.weights, at.stacked, -gone if step.has_apart else NONE)
@@ -304,7 +304,7 @@ def _in_layer(step: Step, number: Column, worst: Callable[[Reals], LayerInstants
     gathered = step.gathered(layers=np.where(alone, 1, 2), head=False, passed=through, experts=1.0 * (gone == 0.0))
     if step.piped:
         gathered = gathered + np.where(before >= layers - 1.0, step.ahead_of_time, 0.0)
-        waits = added(at.temporaries, -given, step.previous, partial)
+        waits = added(at.temporaries, -given, step.previous, step.late, partial)
     else:
         in_flight = step.trained * step.reduce * np.where(before > 0, step.dense, behind)
         if gone is not NONE:
@@ -353,7 +353,7 @@ def _experts_backward(step: Step) -> Iterator[Instant]:
     before = np.where(number < 0, np.maximum(layers + number, 0.0), np.minimum(np.maximum(number, 0), layers - 1.0))
     share = before / np.maximum(layers - 1.0, 1.0)
     passed = share * np.maximum(0.0, own - step.dense - step.routed)
-    behind = np.zeros_like(step.behind) if step.tied else step.behind
+    behind = step.passed_head
     left = step.in_layers - share * (step.layers.every / step.chunks - step.layers.largest)
     above = np.where(step.reduces, step.trained * step.reduce * np.where(before > 0, step.dense, behind), 0.0)
     early = np.where(before >= layers - 1.0, step.ahead_of_time, 0.0) if step.piped else NONE
@@ -367,14 +367,14 @@ def _experts_backward(step: Step) -> Iterator[Instant]:
             "activations": left - step.layers.behind_experts,
             "logits": step.held_logits,
             "gather_buffers": added(gathered, again, above, step.waiting, early),
-            "temporaries": added(step.layers.at_experts(times), step.stream, step.previous),
+            "temporaries": added(step.layers.at_experts(times), step.stream, step.previous, step.late),
         }
         yield _where_apart(step, LAYERS, terms, recomputes)
     at = step.layers.experts_end
     kept = {
         "activations": np.maximum(step.inputs, left - at.freed),
         "logits": step.held_logits,
-        "temporaries": added(at.temporaries - step.compute * step.layers.bare_experts, step.previous),
+        "temporaries": added(at.temporaries - step.compute * step.layers.bare_experts, step.previous, step.late),
     }
     gathered = added(
         step.gathered(layers=np.where(number == -1, 1 + step.piped, 2), head=False, passed=passed + step.routed),
@@ -416,7 +416,7 @@ def _still_outside(step: Step, done: Reals) -> Reals:
 def _layer_reduced(step: Step) -> Instant:
     """A layer is reduced while the next one is gathered: its gradients and their copy, then the copy, what comes out and the
     gradient that was copied last. In a pipeline it is added to what stands, in the reduce format."""
-    behind = np.zeros_like(step.behind) if step.tied else step.behind
+    behind = step.passed_head
     terms = {
         "activations": np.maximum(step.inputs, step.in_layers - step.layers.largest),
         "logits": step.held_logits,
@@ -431,7 +431,7 @@ def _layer_reduced(step: Step) -> Instant:
             | {
                 "gradients": step.earlier + step.fresh(behind + step.widest),
                 "gather_buffers": gathered,
-                "temporaries": added(step.stream, step.previous, adds),
+                "temporaries": added(step.stream, step.previous, step.late, adds),
             },
         )
     bare = step.bare.widest[:, None] / step.c["tiling"][:, None]
@@ -512,14 +512,14 @@ def _end_of_pass(step: Step) -> tuple[Instant, Instant]:
         "logits": step.held_logits,
         "gather_buffers": step.gathered(layers=0, head=False) + (0.0 if step.job.model.tied else early),
     }
-    inside = step.fresh(step.counts.layers / step.chunks + step.behind)
+    inside = step.fresh(step.counts.layers / step.chunks + step.passed_head)
     made = common | {
         "gradients": step.earlier + np.where(direct, step.fresh(_of_pass(step)), inside),
-        "temporaries": np.where(direct, 0.0, before) + _whole_stream(step) * step.first + step.previous,
+        "temporaries": added(np.where(direct, 0.0, before), _whole_stream(step) * step.first, step.previous, step.late),
     }
     cast = common | {
         "gradients": step.earlier + step.fresh(step.counts.layers / step.chunks + step.behind + _table(step)),
-        "temporaries": np.where(direct, 0.0, before) + step.previous,
+        "temporaries": added(np.where(direct, 0.0, before), step.previous, step.late),
     }
     return Instant(END, made), Instant(END, cast)
 

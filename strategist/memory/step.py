@@ -674,6 +674,21 @@ class Step:
         return np.where(~self.managed, self.trained * self.stored * self.head, 0.0) if self.tied else NONE
 
     @cached_property
+    def late(self) -> Reals:
+        """The gradient of norm and head on a pipeline's last stage whose table is tied, in the compute format: they are the root
+        unit, which joins what stands when the pass is over (FSDPState, _root_post_backward_final_callback)."""
+        if not (self.piped and self.job.model.tied):
+            return NONE
+        return np.where(self.at_once, 0.0, self.trained * self.compute * self.behind)
+
+    @cached_property
+    def passed_head(self) -> Reals:
+        """Elements of norm and head whose gradients have joined what stands when the layers' backward begins: a unit of their own."""
+        if self.tied:
+            return np.zeros_like(self.behind)
+        return self.behind if self.late is NONE else np.where(self.at_once, self.behind, 0.0)
+
+    @cached_property
     def previous(self) -> Reals:
         """The gradient of the stage's input that the stage before still reads, in a pipeline of one chunk per rank."""
         if not self.piped:

@@ -209,6 +209,11 @@ class Stage:
         self.waiting = self.q * self.c * self.head if self.reduces and self.tied else 0.0
         self.old_head = self.q * self.s * self.head if not self.units and self.tied else 0.0
         self.early = self._early()
+        roots = self.piped and job.model.tied and not self.at_once
+        self.late = (
+            self.q * self.c * self.behind if roots else 0.0
+        )  # the root unit joins what stands at the end of the pass
+        self.through = 0.0 if self.tied or roots else self.behind
 
     def _units_of_layers(self) -> tuple[float, float]:
         """Elements of the largest unit of a layer without its experts, and of that of its experts, with padding."""
@@ -536,7 +541,8 @@ class Stage:
                 "temporaries": waits + (dW + stored if self.plain and self.casts else 0.0),
             },
         )
-        behind = {"gradients": self.earlier + self.fresh(self.behind), "activations": self.inside}
+        joined = self.through if self.piped else self.behind
+        behind = {"gradients": self.earlier + self.fresh(joined), "activations": self.inside}
         if self.piped:
             added = self.q * self.c * self.behind if self.units else 0.0
             yield (
@@ -717,7 +723,7 @@ class Stage:
         share = before / max(count - 1, 1)
         passed = share * max(0.0, self.own - self.wl)
         let_go = share * (self.every / self.v - kept)
-        behind = 0.0 if self.tied else self.behind
+        behind = self.through
         done, weights = behind + passed, at.weights + at.stacked - at.routed
         routed = share * max(0.0, self.w.experts - self.X) + at.routed if self.apart else 0.0
         partial = 0.0 if self.at_once else self.q * self.c * weights
@@ -741,6 +747,7 @@ class Stage:
             "temporaries": at.temporaries
             - given
             + self.previous
+            + self.late
             + self.old_head
             + self.retained(done)
             + (left if self.outside else 0.0)
@@ -752,7 +759,7 @@ class Stage:
     def _layer_reduced(self) -> dict[str, float]:
         """The gradients and their copy; or the copy, what comes out, and the gradient that was copied last."""
         kept = self._worst_of_kinds(lambda kind: self._rows(kind, _kept))
-        behind = 0.0 if self.tied else self.behind
+        behind = self.through
         adds = 0.0
         if self.piped and not self.at_once:
             last = self._worst_of_kinds(lambda kind: self._elements(kind, _is_down))
@@ -768,7 +775,7 @@ class Stage:
             "activations": max(self.inputs, self.inside - kept),
             "logits": self.logits(0),
             "gather_buffers": self.gathered(1, passed=self.wl) + reduced + self.waiting,
-            "temporaries": self.stream + self.previous + self.retained(behind + self.wl) + adds,
+            "temporaries": self.stream + self.previous + self.retained(behind + self.wl) + adds + self.late,
         }
 
     def _mixture(self) -> LayerKind:
@@ -811,7 +818,7 @@ class Stage:
         before = max(count + number, 0.0) if number < 0 else min(number, count - 1)
         share = before / max(count - 1, 1)
         passed = share * max(0.0, self.own - self.D - self.X)
-        behind = 0.0 if self.tied else self.behind
+        behind = self.through
         left = self.inside - share * (self.every / self.v - self._worst_of_kinds(lambda kind: self._rows(kind, _kept)))
         above = self.q * self.r * (self.D if before else behind) if self.reduces else 0.0
         at_end = self.early if self.piped and before >= count - 1 else 0.0
@@ -829,7 +836,7 @@ class Stage:
                     + above
                     + self.waiting
                     + at_end,
-                    "temporaries": more + self.stream + self.previous,
+                    "temporaries": more + self.stream + self.previous + self.late,
                 }
         kind = self._mixture()
         bare, at = self._through(kind), self._experts_behind(kind)
@@ -839,7 +846,7 @@ class Stage:
         inside = {
             "activations": max(self.inputs, left - at.freed),
             "logits": self.logits(0),
-            "temporaries": at.temporaries - self.c * bare + self.previous,
+            "temporaries": at.temporaries - self.c * bare + self.previous + self.late,
         }
         last = self.q * self.c * at.stacked
         ends = self.earlier + self.fresh(done + self.X, routed + self.X)
@@ -900,8 +907,8 @@ class Stage:
             "gather_buffers": self.gathered(0) + (self.c * self.wl if waits else 0.0),
         }
         inside = self.own + self.behind
-        loose = (0.0 if direct else dW) + self.previous
-        made = self.fresh(inside + self.before) if direct else self.fresh(inside)
+        loose = (0.0 if direct else dW) + self.previous + self.late
+        made = self.fresh(inside + self.before) if direct else self.fresh(self.own + self.through)
         stream = self.whole if self.first else 0.0
         yield 2, common | {"gradients": self.earlier + made, "temporaries": loose + stream}
         yield 2, common | {"gradients": self.earlier + self.fresh(inside + self.table), "temporaries": loose}
