@@ -13,6 +13,7 @@ import pytest
 from strategist.measure.kinds import chosen_kinds
 from tests.measure.grid import (
     PEAK,
+    SPREAD,
     WEIGHTED,
     Difference,
     Scenario,
@@ -102,14 +103,13 @@ def test_formulas_agree_with_the_program_of_ranks_that_share_experts(scenario: S
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scenario", with_sequences()[::4], ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize(
+    "scenario", (*with_sequences()[:SPREAD:4], *with_sequences()[SPREAD:]), ids=lambda scenario: scenario.name
+)
 def test_formulas_agree_with_the_program_of_ranks_that_share_sequences(scenario: Scenario) -> None:
-    """Where ranks share sequences every figure keeps its bar, and so does what layers hold in backward, where rings and exchanges
-    are, also where the loss holds more."""
+    """Where ranks share sequences every figure keeps its bar, also where layers hold most, with rings and exchanges under way."""
     for found in _found(scenario):
         _assert_keeps_its_bar(found)
-        if (found.place, found.name) == (MOMENTS[1], "allocated"):
-            assert found.ratio == pytest.approx(1.0, abs=EXACT), found
 
 
 @pytest.mark.nightly
