@@ -144,13 +144,13 @@ def scenarios() -> tuple[Scenario, ...]:
 def with_sequences() -> tuple[Scenario, ...]:
     """Sequences that several ranks hold: SPREAD of all layouts, and behind them one of each that shards gradients, short of
     vocabulary, so that layers hold most."""
-    in_layers = (layout for layout in SEQUENCES if "pp" not in layout and layout.get("zero", 0) >= 2)
+    in_layers = (layout for layout in SEQUENCES if not layout.keys() & {"pp", "tp"} and layout.get("zero", 0) >= 2)
     return (*_some(SEQUENCES, SPREAD), *(_in_attention(layout) for layout in in_layers))
 
 
 def _in_attention(layout: Mapping[str, Any]) -> Scenario:
     """A scenario in which what attention holds in backward counts."""
-    shape = replace(load_model("gpt2-medium"), layers=3, vocab=3000, max_seq=4096, pos_rows=4096)
+    shape = replace(load_model("gpt2-medium"), layers=3, vocab=2048, max_seq=4096, pos_rows=4096)
     words = "-".join(f"{key}{value}" for key, value in layout.items())
     return Scenario(
         f"gpt2-medium-3l-4096-bf16-attention-{words}", shape, 4096, "bf16", dict(layout) | {"micro_batch": 2}
