@@ -12,6 +12,7 @@ import pytest
 
 from strategist.measure.kinds import chosen_kinds
 from tests.measure.grid import (
+    ADAPTED,
     PEAK,
     SPREAD,
     WEIGHTED,
@@ -110,6 +111,24 @@ def test_formulas_agree_with_the_program_of_ranks_that_share_sequences(scenario:
     """Where ranks share sequences every figure keeps its bar, also where layers hold most, with rings and exchanges under way."""
     for found in _found(scenario):
         _assert_keeps_its_bar(found)
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        pytest.param(scenario, id=scenario.name, marks=pytest.mark.nightly if number % 2 else pytest.mark.slow)
+        for number, scenario in enumerate(ADAPTED)
+    ],
+)
+def test_formulas_agree_with_the_program_beside_adapters(scenario: Scenario) -> None:
+    """Where adapters are trained beside frozen weights, what rests between steps and every message keep their bars, and the peak
+    and its activations are within two hundredths."""
+    for found in _found(scenario):
+        place = (found.place, found.name)
+        if found.kind in ("sent", "count") or place[0] == "optimizer step" or place[1] in ("parameters", "optimizer"):
+            _assert_keeps_its_bar(found)
+        elif place in ((PEAK, "allocated"), (PEAK, "activations")):
+            assert found.ratio == pytest.approx(1.0, abs=NEAR), found
 
 
 @pytest.mark.nightly
