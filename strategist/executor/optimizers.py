@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from strategist.document.plan import Plan
+from strategist.executor.drive import StateOnDrive, block_elements
 from strategist.executor.initialise import local_part
 from strategist.executor.job import Job
 from strategist.executor.mesh import shard_group
@@ -47,7 +48,9 @@ def parameter_groups(model: nn.Module) -> ParameterGroups:
 
 def make_optimizer_for(model: nn.Module, job: Job, make: MakeOptimizer) -> Optimizer:
     """The optimizer of this rank's parameters; with zero 1, of this rank's share, sent to the others after each step;
-    with offload "optimizer", of their copies in the host's memory."""
+    with offload "optimizer", of their copies in the host's memory; with offload "nvme", with its state on a drive."""
+    if job.keeps_state_on_drive:
+        return StateOnDrive(list(model.parameters()), make, job.instruments.make_drive(), block_elements())
     if job.offloads_optimizer:
         return _on_host(model, job.device, make)
     group = shard_group(job.mesh)

@@ -240,9 +240,10 @@ class Session:
 
     def require_checkpoints(self) -> None:
         """Raise ImpossibleError UNSUPPORTED where none can be written: they know neither copies of weights in the host's memory,
-        nor a loss scale, nor experts that ranks share."""
+        nor state in pieces on a drive, nor a loss scale, nor experts that ranks share."""
         what = {
             "offload of the optimizer": self.job.offloads_optimizer,
+            "offload to NVMe": self.job.keeps_state_on_drive,
             "fp16": self.loss_scale is not None,
             "ep": self.job.expert_mesh is not None,
         }

@@ -28,7 +28,7 @@ FORMATS = (
 OPTIMIZERS = ("adamw", "sgd")
 BACKENDS = ("nccl", "gloo")
 SCHEDULES = ("none", "gpipe", "1f1b", "interleaved")
-OFFLOADS = ("none", "optimizer", "parameters")
+OFFLOADS = ("none", "optimizer", "parameters", "nvme")
 PRECISIONS = ("bf16", "fp16", "fp32")
 
 ASKED = ("model", "workload.seq_len", "workload.precision", "strategy.formats", "strategy.optimizer")
@@ -210,7 +210,7 @@ def _data_parallel(plan: Plan) -> Iterator[Obstacle]:
 
 def _offload(plan: Plan) -> Iterator[Obstacle]:
     mesh, strategy = plan.mesh, plan.strategy
-    if strategy.offload == "parameters" and (strategy.zero != 3 or mesh.tp > 1 or mesh.pp > 1):
+    if strategy.offload in ("parameters", "nvme") and (strategy.zero != 3 or mesh.tp > 1 or mesh.pp > 1):
         yield Obstacle(
             code="UNSUPPORTED",
             place="strategy.offload",

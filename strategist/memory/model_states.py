@@ -11,6 +11,7 @@ import numpy as np
 
 from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
+from strategist.memory.buffers import overhead
 from strategist.space.candidates import Candidates, Mask, Reals
 from strategist.space.deals import dealt_CS
 from strategist.space.shares import Elements, Group
@@ -78,7 +79,8 @@ def host_bytes_C(job: Job, group: Group, counts: Elements) -> Reals:
     """Bytes of host memory that offloading needs per rank on the fullest stage, shape (C,).
 
     Optimizer offload keeps the moments and a copy of the gradients, and our own of the weights too, which it updates there;
-    parameter offload keeps everything; NVMe keeps the moments on disk and weights and gradients on the host.
+    parameter offload keeps everything; NVMe keeps the moments on disk and weights and gradients on the host, and two buffers
+    for the state of a block, through which our own moments pass.
     """
     c = group.candidates
     state = job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
@@ -86,4 +88,6 @@ def host_bytes_C(job: Job, group: Group, counts: Elements) -> Reals:
     everything = state + gradient + stored
     moments = everything if job.profile.has_units else state + gradient
     by_word = np.array([0.0, moments, everything, gradient + stored])
-    return by_word[c["offload"]] * counts.sharded.max(axis=1)
+    held = counts.sharded.max(axis=1)
+    passing = np.minimum(held, overhead("drive_block_elements") * job.profile.has_units) * c.is_word("offload", "nvme")
+    return by_word[c["offload"]] * held + 2.0 * state * passing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -312,3 +313,13 @@ def refused_import(plan: Plan, folder: Path) -> tuple[str, bool]:
         after = session.parameters_full()
         return error.code, all(after[name].equal(value) for name, value in before.items())
     return "", False
+
+
+def refused_drive(plan: Plan, folder: str) -> tuple[str, str, str | None]:
+    """Code, sentence and flag of the error that a drive under `folder` causes when a session is built."""
+    os.environ["TMPDIR"] = folder  # these processes are forked from a server that started elsewhere
+    try:
+        build(plan, model_from_shape(plan.model))
+    except StrategistError as error:
+        return error.code, error.message, error.flag
+    return "", "", None

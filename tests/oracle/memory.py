@@ -948,6 +948,10 @@ def _ledger(terms: dict[str, float], in_all: float) -> dict[str, int]:
     return rounded | {"slack": ceil(in_all - sum(terms.values()))}
 
 
+BLOCK_ON_DRIVE = 2**24
+"""Elements whose optimizer state our executor carries to and from a drive at once; two such blocks are on the host."""
+
+
 def _host(job: Job, sharded: float, offload: str) -> int:
     stored, gradient = BYTES[job.formats.parameter], BYTES[job.formats.gradient]
     state = job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
@@ -957,7 +961,8 @@ def _host(job: Job, sharded: float, offload: str) -> int:
         "parameters": state + gradient + stored,
         "nvme": gradient + stored,
     }
-    return ceil(per_element[offload] * sharded)
+    passing = min(sharded, BLOCK_ON_DRIVE) if offload == "nvme" and job.profile.has_units else 0.0
+    return ceil(per_element[offload] * sharded + 2 * state * passing)
 
 
 def memory_of(job: Job, layout: Layout) -> Memory:
