@@ -110,7 +110,8 @@ MISSING = (
     "Emitted files of frameworks were parsed by them and trained with on two CPU ranks (`make test-frameworks`), not on GPUs. Times and "
     "bytes beside them are those of the plan's profile, not of that framework.",
     "What a ring holds while attention's backward runs is in no formula: predicted peaks with cp are within 1 % of the trace, not 0.1 %.",
-    "Checkpoints of plans in fp16, with offload of the optimizer or with ep: saving and loading are refused.",
+    "Checkpoints of plans in fp16, with 8-bit AdamW, with offload of the optimizer or to NVMe, or with ep: saving and loading are refused.",
+    "Optimizer state on NVMe was run on CPU ranks with files in the system's folder for temporary ones; no drive's rate was measured.",
     "Rehearsals of plans with cp or ep above 1.",
     "Megatron-LM's arguments and nanotron's files were parsed by their own loaders by hand, once: no registry has them. torchtitan's flags are parsed by torchtitan "
     "in `make test-frameworks`; none of them was trained with.",
@@ -124,7 +125,7 @@ MISSING = (
     "streams and large blocks (docs/decisions/0047), not what small tensors break up; frameworks with one buffer of gradients reserve a measured share.",
     "Expert parallelism beside tp, under ZeRO-0 and 1 and with offload; its predicted peak is within 5 % of the trace, not 0.1 %, because "
     "the formulas gather a layer's experts with the rest of it.",
-    "Context parallelism by ring with windows, selective recompute or, on GPUs, fp32; 8-bit AdamW; recompute of every n-th layer; "
+    "Context parallelism by ring with windows, selective recompute or, on GPUs, fp32; recompute of every n-th layer; "
     "memory-centric tiling.",
     "Nothing of ours ran on GPUs yet: the executor was tested on CPU ranks with gloo only.",
     "Checkpoints: no asynchronous saving, no learning-rate schedules in them; weights of mixtures neither leave nor come in as "

@@ -50,7 +50,9 @@ class Drive:
         """
         try:
             with NamedTemporaryFile(dir=self._folder, prefix="strategist-") as file:
-                os.posix_fallocate(file.fileno(), 0, size)  # a full drive must not show itself in a later write to memory
+                os.posix_fallocate(
+                    file.fileno(), 0, size
+                )  # a full drive must not show itself in a later write to memory
                 return torch.from_file(file.name, shared=True, size=size, dtype=torch.uint8)
         except OSError as problem:
             raise InternalError(

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from strategist.document.plan import Plan
 from strategist.executor.drive import StateOnDrive, block_elements
+from strategist.executor.eight_bits import AdamW8bit
 from strategist.executor.initialise import local_part
 from strategist.executor.job import Job
 from strategist.executor.mesh import shard_group
@@ -33,6 +34,8 @@ def default_optimizer(plan: Plan, learning_rate: float = LEARNING_RATE) -> MakeO
     """A maker of the plan's optimizer."""
     if plan.strategy.optimizer == "sgd":
         return lambda groups: torch.optim.SGD(groups, lr=learning_rate, momentum=MOMENTUM)
+    if plan.strategy.optimizer == "adamw8bit":
+        return lambda groups: AdamW8bit(groups, lr=learning_rate, betas=BETAS, weight_decay=WEIGHT_DECAY)
     return lambda groups: torch.optim.AdamW(
         groups, lr=learning_rate, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True
     )

@@ -240,10 +240,11 @@ class Session:
 
     def require_checkpoints(self) -> None:
         """Raise ImpossibleError UNSUPPORTED where none can be written: they know neither copies of weights in the host's memory,
-        nor state in pieces on a drive, nor a loss scale, nor experts that ranks share."""
+        nor state in pieces on a drive, nor moments in blocks of a layout, nor a loss scale, nor experts that ranks share."""
         what = {
             "offload of the optimizer": self.job.offloads_optimizer,
             "offload to NVMe": self.job.keeps_state_on_drive,
+            "8-bit AdamW": self.job.plan.strategy.optimizer == "adamw8bit",
             "fp16": self.loss_scale is not None,
             "ep": self.job.expert_mesh is not None,
         }

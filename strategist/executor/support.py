@@ -25,7 +25,6 @@ FORMATS = (
 )
 """Parameters at rest are their own master copy; a lower compute format is cast on the way in."""
 
-OPTIMIZERS = ("adamw", "sgd")
 BACKENDS = ("nccl", "gloo")
 SCHEDULES = ("none", "gpipe", "1f1b", "interleaved")
 OFFLOADS = ("none", "optimizer", "parameters", "nvme")
@@ -109,7 +108,6 @@ def _not_built(plan: Plan) -> Iterator[Obstacle]:
         ("strategy.schedule", strategy.schedule, SCHEDULES),
         ("strategy.offload", strategy.offload, OFFLOADS),
         ("strategy.tiling", strategy.tiling, (1,)),
-        ("strategy.optimizer", strategy.optimizer, OPTIMIZERS),
         ("strategy.backend", strategy.backend, BACKENDS),
     )
     for place, value, known in rows:
@@ -172,6 +170,14 @@ def _formats(plan: Plan) -> Iterator[Obstacle]:
             sentence=f"The executor cannot run {said}; it keeps parameters and gradients in float32 (float64) without "
             "another master copy, and computes in float32, bfloat16, float16 (float64).",
             hint="Plan with --precision bf16, fp16 or fp32.",
+        )
+    elif formats.parameter == "float64" and plan.strategy.optimizer == "adamw8bit":
+        yield Obstacle(
+            code="UNSUPPORTED",
+            place="strategy.optimizer",
+            value=plan.strategy.optimizer,
+            sentence="8-bit AdamW computes in float32, and the plan keeps parameters in float64.",
+            hint="Use --optimizer adamw, or parameters in float32.",
         )
     elif formats.reduce != formats.parameter and not uses_fsdp(plan):
         yield Obstacle(

@@ -49,7 +49,10 @@ def world_of(backend: str, store: Store, plan: Plan, rank: int) -> Iterator[None
 def job_for(plan: Plan, device: torch.device) -> Job:
     """The job of this rank, with the parts exchanged that need real peers or real numbers."""
     instruments = Instruments(
-        read=lambda _value: 1.0, make_stage=lambda *a, **k: stage_for(plan, *a, **k), replica=Replica, make_drive=NoDrive
+        read=lambda _value: 1.0,
+        make_stage=lambda *a, **k: stage_for(plan, *a, **k),
+        replica=Replica,
+        make_drive=NoDrive,
     )
     return Job(
         plan=plan,

@@ -16,6 +16,7 @@ import numpy as np
 
 from strategist.columns import on_stages
 from strategist.facts.job import Job
+from strategist.memory.buffers import overhead
 from strategist.memory.logits import forward_bytes_CS, held_logits_CS, loss_bytes_CS
 from strategist.memory.logits import gradient_bytes_CS as logits_gradient_CS
 from strategist.memory.model_states import shards_state
@@ -477,6 +478,10 @@ def _update(step: Step) -> Instant:
         "pipeline_buffers": theirs,
     }
     copies = step.trained * step.stored * step.job.profile.update_copies
+    own = np.where(shards_state(c, 1)[:, None], step.bare.sharded, step.bare.whole)
     if copies:
-        terms["temporaries"] = copies * np.where(shards_state(c, 1)[:, None], step.bare.sharded, step.bare.whole)
+        terms["temporaries"] = copies * own
+    elif step.job.profile.has_units and step.job.workload.optimizer == "adamw8bit":
+        decoded = np.minimum(overhead("eight_bit_piece_elements"), own) * c.is_word("offload", "none")[:, None]
+        terms["temporaries"] = overhead("eight_bit_temporary_bytes") * decoded
     return Instant(UPDATE, terms)

@@ -122,6 +122,8 @@ def test_a_checkpoint_is_never_written_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("word", "world", "layout"),
     [
+        ("offload to NVMe", 2, {"dp_shard": 2, "zero": 3, "offload": "nvme", "micro_batch": 4}),
+        ("8-bit AdamW", 2, {"dp_shard": 2, "zero": 2, "optimizer": "adamw8bit", "formats": FLOAT32, "micro_batch": 4}),
         ("offload of the optimizer", 2, {"dp_shard": 2, "zero": 2, "offload": "optimizer", "micro_batch": 4}),
         ("ep", 2, {"dp_shard": 2, "zero": 3, "ep": 2, "micro_batch": 4}),
         ("fp16", 1, {"formats": replace(FLOAT32, compute="float16"), "micro_batch": 8}),

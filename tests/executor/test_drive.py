@@ -58,7 +58,9 @@ def test_the_host_holds_two_blocks_and_the_folder_nothing(tmp_path: Path, monkey
     assert sum(len(image) for image in optimizer.images) >= 2 * 8 * sum(SIZES)
     assert [len(buffer) for buffer in optimizer.buffers] == [2 * 8 * 256] * 2
     assert list(tmp_path.iterdir()) == []
-    mapped = [line for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines() if str(tmp_path) in line]
+    mapped = [
+        line for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines() if str(tmp_path) in line
+    ]
     assert len(mapped) == len(optimizer.blocks)
     assert all(line.endswith("(deleted)") for line in mapped)
 

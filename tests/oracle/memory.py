@@ -388,6 +388,8 @@ class Stage:
         twice = self.q * self.s * shape.hidden * shape.pos_rows if sums and shape.pos == "learned" else 0.0
         own = self.sharded.all if self.zero >= 1 else self.bare.all
         roots = self.job.profile.update_copies * self.q * self.s * own
+        if not roots and self.job.profile.has_units and self.job.workload.optimizer == "adamw8bit":
+            roots = DECODED_BYTES * min(own, DECODED_AT_ONCE) if self.a["offload"] == "none" else 0.0
         terms = {"gradients": self.settled + twice, "activations": self.inputs, "pipeline_buffers": theirs}
         return 3, terms | {"temporaries": roots}
 
@@ -948,6 +950,8 @@ def _ledger(terms: dict[str, float], in_all: float) -> dict[str, int]:
     return rounded | {"slack": ceil(in_all - sum(terms.values()))}
 
 
+DECODED_BYTES, DECODED_AT_ONCE = 4 * 4, 2**22
+"""Our 8-bit update of a piece of a weight holds four numbers of four bytes per element: two moments, a quotient, a code."""
 BLOCK_ON_DRIVE = 2**24
 """Elements whose optimizer state our executor carries to and from a drive at once; two such blocks are on the host."""
 
