@@ -478,10 +478,14 @@ def _update(step: Step) -> Instant:
         "pipeline_buffers": theirs,
     }
     copies = step.trained * step.stored * step.job.profile.update_copies
-    own = np.where(shards_state(c, 1)[:, None], step.bare.sharded, step.bare.whole)
     if copies:
-        terms["temporaries"] = copies * own
+        terms["temporaries"] = copies * _owned(step)
     elif step.job.profile.has_units and step.job.workload.optimizer == "adamw8bit":
-        decoded = np.minimum(overhead("eight_bit_piece_elements"), own) * c.is_word("offload", "none")[:, None]
+        decoded = np.minimum(overhead("eight_bit_piece_elements"), _owned(step)) * c.is_word("offload", "none")[:, None]
         terms["temporaries"] = overhead("eight_bit_temporary_bytes") * decoded
     return Instant(UPDATE, terms)
+
+
+def _owned(step: Step) -> Reals:
+    """Elements whose state a rank keeps, (C, S)."""
+    return np.where(shards_state(step.c, 1)[:, None], step.bare.sharded, step.bare.whole)

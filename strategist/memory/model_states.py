@@ -89,5 +89,7 @@ def host_bytes_C(job: Job, group: Group, counts: Elements) -> Reals:
     moments = everything if job.profile.has_units else state + gradient
     by_word = np.array([0.0, moments, everything, gradient + stored])
     held = counts.sharded.max(axis=1)
-    passing = np.minimum(held, overhead("drive_block_elements") * job.profile.has_units) * c.is_word("offload", "nvme")
-    return by_word[c["offload"]] * held + 2.0 * state * passing
+    host, on_drive = by_word[c["offload"]] * held, c.is_word("offload", "nvme")
+    if job.profile.has_units and on_drive.any():
+        host += 2.0 * state * on_drive * np.minimum(held, overhead("drive_block_elements"))
+    return host
