@@ -118,7 +118,8 @@ class StateOnDrive(Optimizer):
         self.blocks = list(_blocks([piece for p in parameters for piece in _pieces(p, most)], most))
         self.optim = make([{"params": [piece.part for block in self.blocks for piece in block.pieces]}])
         super().__init__(self.optim.param_groups, self.optim.defaults)
-        self.state, self.buffers, self._drive = self.optim.state, (), drive
+        self.state, self._drive = self.optim.state, drive
+        self.buffers: tuple[Tensor, ...] = ()
 
     @property
     def images(self) -> list[Tensor]:

@@ -107,10 +107,10 @@ class AdamW8bit(Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._update(parameter, group, most)
+                    self._update(parameter, parameter.grad, group, most)
 
-    def _update(self, parameter: nn.Parameter, group: dict[str, Any], most: int) -> None:
-        weight, gradient = (local_part(tensor).view(-1) for tensor in (parameter, parameter.grad))
+    def _update(self, parameter: nn.Parameter, its_gradient: Tensor, group: dict[str, Any], most: int) -> None:
+        weight, gradient = (local_part(tensor).view(-1) for tensor in (parameter, its_gradient))
         state = self.state[parameter] or self._begin(parameter, weight)
         state["step"] += 1
         for elements, blocks in _cuts(len(weight), most):
@@ -132,7 +132,7 @@ class AdamW8bit(Optimizer):
 
     def _begin(self, parameter: nn.Parameter, weight: Tensor) -> dict[str, Any]:
         """Moments of zero."""
-        state = self.state[parameter]
+        state: dict[str, Any] = self.state[parameter]
         state["step"] = 0
         blocks = -(-len(weight) // BLOCK)
         for name, signed in MOMENTS.items():

@@ -27,6 +27,7 @@ def trained(plan: Plan) -> list[float]:
     return [session.step(batch).loss for batch in session.loader(samples, shuffle=False)]
 
 
+@cache
 def trained_alone(shape: ModelShape, shards: int | None) -> list[float]:
     """Losses of one process in float32; every weight is cut into `shards` runs of rows, whose blocks know nothing of each other.
     Without `shards`, torch's own AdamW keeps its moments in float32."""

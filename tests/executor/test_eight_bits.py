@@ -10,8 +10,9 @@ from tests.plans import FLOAT32, make_plan, tiny_gpt2, tiny_llama
 
 pytestmark = pytest.mark.slow
 
-BOUND = 5e-6
-"""Of float32 losses over twenty updates, as for layouts that lose nothing."""
+BOUND = 5e-5
+"""Of float32 losses over twenty updates: where a layout's rounding falls on the other side of a border between two values of
+the table, eight bits make more of it than float32 does. Blocks cut otherwise are further off, as a test below shows."""
 NEAR = 5e-2
 """Of losses beside those of AdamW with moments in float32, relative."""
 LAYOUTS: dict[str, tuple[Any, dict[str, Any], int]] = {
@@ -64,6 +65,14 @@ def test_training_in_eight_bits_is_that_of_one_process(name: str) -> None:
     expected = trained_alone(model(), shards)
     for losses in run_ranks(plan.mesh.world, trained, plan):
         assert losses == pytest.approx(expected, abs=BOUND, rel=0)
+
+
+def test_blocks_of_another_cut_are_told_apart() -> None:
+    """Losses of weights cut into two or four runs of rows differ by more than the bound: it would see a wrong block."""
+    from tests.executor.eight import trained_alone
+
+    whole, *cut = (trained_alone(tiny_llama(), shards) for shards in (1, 2, 4))
+    assert all(max(abs(a - b) for a, b in zip(whole, other, strict=True)) > BOUND for other in cut)
 
 
 def test_eight_bits_learn_as_float32_does() -> None:
