@@ -99,6 +99,9 @@ def _run(recorder: Recorder, clock: ModuleClock, model: nn.Module, job: Job, pla
                 recorder.mark(tokens, HOST)
         session.parts = replace(session.parts, engine=Watched(session.parts.engine, recorder.passes))
         session.parts.optimizer.register_step_pre_hook(lambda *_: _mark_state(recorder, session))
+        if job.offloads_parameters or job.offloads_optimizer:  # the update runs in the host's memory
+            session.parts.optimizer.register_step_pre_hook(lambda *_: recorder.all_new_is(HOST))
+            session.parts.optimizer.register_step_post_hook(lambda *_: recorder.all_new_is(""))
         for number in range(STEPS):
             if number == STEPS - 1:
                 _mark_state(recorder, session)

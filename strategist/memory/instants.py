@@ -16,10 +16,9 @@ import numpy as np
 
 from strategist.columns import on_stages
 from strategist.facts.job import Job
-from strategist.memory.buffers import overhead
 from strategist.memory.logits import forward_bytes_CS, held_logits_CS, loss_bytes_CS
 from strategist.memory.logits import gradient_bytes_CS as logits_gradient_CS
-from strategist.memory.model_states import shards_state
+from strategist.memory.model_states import decoded_bytes, shards_state
 from strategist.memory.situations import Schedule, Situation, one_pass
 from strategist.memory.step import END, LAYERS, LOSS, NONE, UPDATE, Instant, LayerInstants, Layers, Step, added
 from strategist.space.candidates import Column, Mask, Reals
@@ -481,8 +480,7 @@ def _update(step: Step) -> Instant:
     if copies:
         terms["temporaries"] = copies * _owned(step)
     elif step.job.profile.has_units and step.job.workload.optimizer == "adamw8bit":
-        decoded = np.minimum(overhead("eight_bit_piece_elements"), _owned(step)) * c.is_word("offload", "none")[:, None]
-        terms["temporaries"] = overhead("eight_bit_temporary_bytes") * decoded
+        terms["temporaries"] = decoded_bytes(_owned(step)) * c.is_word("offload", "none")[:, None]
     return Instant(UPDATE, terms)
 
 

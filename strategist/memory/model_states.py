@@ -80,7 +80,7 @@ def host_bytes_C(job: Job, group: Group, counts: Elements) -> Reals:
 
     Optimizer offload keeps the moments and a copy of the gradients, and our own of the weights too, which it updates there;
     parameter offload keeps everything; NVMe keeps the moments on disk and weights and gradients on the host, and two buffers
-    for the state of a block, through which our own moments pass.
+    for the state of a block, through which our own moments pass. Our own 8-bit update has a piece decoded.
     """
     c = group.candidates
     state = job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
@@ -92,4 +92,11 @@ def host_bytes_C(job: Job, group: Group, counts: Elements) -> Reals:
     host, on_drive = by_word[c["offload"]] * held, c.is_word("offload", "nvme")
     if job.profile.has_units and on_drive.any():
         host += 2.0 * state * on_drive * np.minimum(held, overhead("drive_block_elements"))
+    if job.profile.has_units and job.workload.optimizer == "adamw8bit":
+        host += ~c.is_word("offload", "none") * decoded_bytes(held)
     return host
+
+
+def decoded_bytes(elements: Reals) -> Reals:
+    """Bytes that our own 8-bit update of some elements has decoded at once."""
+    return overhead("eight_bit_temporary_bytes") * np.minimum(elements, overhead("eight_bit_piece_elements"))

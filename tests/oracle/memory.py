@@ -966,7 +966,9 @@ def _host(job: Job, sharded: float, offload: str) -> int:
         "nvme": gradient + stored,
     }
     passing = min(sharded, BLOCK_ON_DRIVE) if offload == "nvme" and job.profile.has_units else 0.0
-    return ceil(per_element[offload] * sharded + 2 * state * passing)
+    eight = offload != "none" and job.profile.has_units and job.workload.optimizer == "adamw8bit"
+    decoded = DECODED_BYTES * min(sharded, DECODED_AT_ONCE) if eight else 0.0
+    return ceil(per_element[offload] * sharded + 2 * state * passing + decoded)
 
 
 def memory_of(job: Job, layout: Layout) -> Memory:
