@@ -83,6 +83,8 @@ def host_bytes_C(job: Job, group: Group, counts: Elements) -> Reals:
     for the state of a block, through which our own moments pass. Our own 8-bit update has a piece decoded.
     """
     c = group.candidates
+    if not c["offload"].any():
+        return np.zeros(len(c))
     state = job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
     stored, gradient = BYTES[job.formats.parameter], BYTES[job.formats.gradient]
     everything = state + gradient + stored
