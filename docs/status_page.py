@@ -112,6 +112,8 @@ MISSING = (
     "Scripts for nn.DataParallel and a parameter server: no plan says either.",
     "Emitted files of frameworks were parsed by them and trained with on two CPU ranks (`make test-frameworks`), not on GPUs. Times and "
     "bytes beside them are those of the plan's profile, not of that framework.",
+    "Checkpoints of plans with 8-bit AdamW or offload to NVMe: saving and loading are refused.",
+    "Optimizer state on NVMe was run on CPU ranks with files in the system's folder for temporary ones; no drive's rate was measured.",
     "Megatron-LM's arguments and nanotron's files were parsed by their own loaders by hand, once: no registry has them. torchtitan's flags are parsed by torchtitan "
     "in `make test-frameworks`; none of them was trained with.",
     "`validate` reads no files of NeMo, llm-foundry, SkyPilot, Kubernetes or Ray, and no misspelt options of sbatch.",
@@ -124,7 +126,7 @@ MISSING = (
     "Of published runs: recompute of a part of the layers, weights of four bits, activations on the host. Predicted reserved memory knows "
     "streams and large blocks (docs/decisions/0047), not what small tensors break up; frameworks with one buffer of gradients reserve a measured share.",
     "Expert parallelism beside tp, under ZeRO-0 and 1 and with offload.",
-    "Context parallelism by ring with windows, selective recompute or, on GPUs, fp32; 8-bit AdamW; recompute of every n-th layer; "
+    "Context parallelism by ring with windows, selective recompute or, on GPUs, fp32; recompute of every n-th layer; "
     "memory-centric tiling.",
     "Nothing of ours ran on GPUs yet: the executor was tested on CPU ranks with gloo only.",
     "Weights of mixtures neither leave nor come in as safetensors; a schedule of learning rates is a function of the step "

@@ -11,6 +11,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.nn.parallel import DistributedDataParallel
 
 from strategist.document.plan import Plan, Stage
+from strategist.executor.drive import Drive
 from strategist.executor.sequence import TokenShare, token_share
 from strategist.records import dataclass, field
 
@@ -30,7 +31,8 @@ class Instruments:
 
     `read` turns a tensor into a number (fake tensors have none), `make_stage` makes the pipeline stage (a fake group
     cannot vote on shapes), `replica` averages the gradients of whole copies (DDP's reducer, in C++, reads real memory),
-    `compile_backend` is what torch.compile compiles for. `phase` hears what this rank begins: forward, backward, reduce,
+    `compile_backend` is what torch.compile compiles for, `make_drive` opens the drive that optimizer state is put on (fake
+    tensors have no bytes to put there). `phase` hears what this rank begins: forward, backward, reduce,
     step, save or load.
     """
 
@@ -38,6 +40,7 @@ class Instruments:
     make_stage: Callable[..., PipelineStage] = PipelineStage
     replica: type[nn.Module] = DistributedDataParallel
     compile_backend: str = "inductor"
+    make_drive: Callable[[], Drive] = Drive
     phase: Callable[[str], None] = unheard
 
 
@@ -61,7 +64,12 @@ class Job:
     @property
     def offloads_parameters(self) -> bool:
         """True when parameters, gradients and optimizer state rest in the host's memory, whatever the device is."""
-        return self.plan.strategy.offload == "parameters"
+        return self.plan.strategy.offload in ("parameters", "nvme")
+
+    @property
+    def keeps_state_on_drive(self) -> bool:
+        """True when the optimizer's state rests in files and passes through the host's memory."""
+        return self.plan.strategy.offload == "nvme"
 
     @property
     def offloads_optimizer(self) -> bool:

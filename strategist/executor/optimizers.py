@@ -14,6 +14,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from strategist.document.plan import Plan
+from strategist.executor.drive import StateOnDrive, block_elements
+from strategist.executor.eight_bits import AdamW8bit
 from strategist.executor.initialise import local_part
 from strategist.executor.job import Job
 from strategist.executor.mesh import shard_group
@@ -32,6 +34,8 @@ def default_optimizer(plan: Plan, learning_rate: float = LEARNING_RATE) -> MakeO
     """A maker of the plan's optimizer."""
     if plan.strategy.optimizer == "sgd":
         return lambda groups: torch.optim.SGD(groups, lr=learning_rate, momentum=MOMENTUM)
+    if plan.strategy.optimizer == "adamw8bit":
+        return lambda groups: AdamW8bit(groups, lr=learning_rate, betas=BETAS, weight_decay=WEIGHT_DECAY)
     return lambda groups: torch.optim.AdamW(
         groups, lr=learning_rate, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True
     )
@@ -47,7 +51,9 @@ def parameter_groups(model: nn.Module) -> ParameterGroups:
 
 def make_optimizer_for(model: nn.Module, job: Job, make: MakeOptimizer) -> Optimizer:
     """The optimizer of this rank's parameters; with zero 1, of this rank's share, sent to the others after each step;
-    with offload "optimizer", of their copies in the host's memory."""
+    with offload "optimizer", of their copies in the host's memory; with offload "nvme", with its state on a drive."""
+    if job.keeps_state_on_drive:
+        return StateOnDrive(list(model.parameters()), make, job.instruments.make_drive(), block_elements())
     if job.offloads_optimizer:
         return _on_host(model, job.device, make)
     group = shard_group(job.mesh)

@@ -247,9 +247,11 @@ class Session:
         """Write parameters, optimizer state, loss scale, step and random numbers into a new folder, which any layout can load.
 
         Without `wait` only a copy is made now, in the host's memory, and written while training goes on; `finish_saving` waits
-        for it. Raises InputError EXISTS for a folder that is there, InternalError IO when the machine refuses; on every rank.
+        for it. Raises InputError EXISTS for a folder that is there, InternalError IO when the machine refuses; on every rank; and as
+        `require_checkpoints`.
         """
         self.job.instruments.phase("save")
+        self.require_checkpoints()
         self.finish_saving()
         facts = {
             "step": self.steps,
@@ -274,6 +276,22 @@ class Session:
             return {}
         return {LOSS_SCALE: torch.tensor([self.loss_scale.value, self.loss_scale.good_steps], dtype=torch.float64)}
 
+    def require_checkpoints(self) -> None:
+        """Raise ImpossibleError UNSUPPORTED where none can be written: they know neither state in pieces on a drive, nor moments
+        in blocks of a layout."""
+        what = {
+            "offload to NVMe": self.job.keeps_state_on_drive,
+            "8-bit AdamW": self.job.plan.strategy.optimizer == "adamw8bit",
+        }
+        for name in (name for name, holds in what.items() if holds):
+            raise ImpossibleError(
+                "UNSUPPORTED",
+                f"Checkpoints of a session with {name} are not built.",
+                flag="folder",
+                value=name,
+                hint="Plan without it, or train without saving.",
+            )
+
     def load(self, folder: str | Path) -> None:
         """Go on from a checkpoint that `save` wrote, under this plan or another one for the same model.
 
@@ -281,6 +299,7 @@ class Session:
         that is no checkpoint, StaleError DIGEST for a damaged one, StaleError FACTS_DIFFER for one of another model.
         """
         self.job.instruments.phase("load")
+        self.require_checkpoints()
         self.finish_saving()
         counters = self._counters()
         self.steps = load(Path(folder), self.parts.model, self.parts.optimizer, counters).step

@@ -30,10 +30,9 @@ FROZEN_FORMATS = (
 )
 """The same beside adapters, which rest in the format of their gradients: frozen weights rest as they compute."""
 
-OPTIMIZERS = ("adamw", "sgd")
 BACKENDS = ("nccl", "gloo")
 SCHEDULES = ("none", "gpipe", "1f1b", "interleaved")
-OFFLOADS = ("none", "optimizer", "parameters")
+OFFLOADS = ("none", "optimizer", "parameters", "nvme")
 PRECISIONS = ("bf16", "fp16", "fp32")
 
 ASKED = ("model", "model.adapters", "workload.seq_len", "workload.precision", "strategy.formats", "strategy.optimizer")
@@ -117,7 +116,6 @@ def _not_built(plan: Plan) -> Iterator[Obstacle]:
         ("strategy.schedule", strategy.schedule, SCHEDULES),
         ("strategy.offload", strategy.offload, OFFLOADS),
         ("strategy.tiling", strategy.tiling, (1,)),
-        ("strategy.optimizer", strategy.optimizer, OPTIMIZERS),
         ("strategy.backend", strategy.backend, BACKENDS),
     )
     for place, value, known in rows:
@@ -182,6 +180,14 @@ def _formats(plan: Plan) -> Iterator[Obstacle]:
             sentence=f"The executor cannot run {said}; it keeps parameters and gradients in float32 (float64) without "
             "another master copy, and computes in float32, bfloat16, float16 (float64).",
             hint="Plan with --precision bf16, fp16 or fp32.",
+        )
+    elif formats.parameter == "float64" and plan.strategy.optimizer == "adamw8bit":
+        yield Obstacle(
+            code="UNSUPPORTED",
+            place="strategy.optimizer",
+            value=plan.strategy.optimizer,
+            sentence="8-bit AdamW computes in float32, and the plan keeps parameters in float64.",
+            hint="Use --optimizer adamw, or parameters in float32.",
         )
     elif formats.reduce != formats.parameter and not uses_fsdp(plan):
         yield Obstacle(
@@ -263,7 +269,7 @@ def _data_parallel(plan: Plan) -> Iterator[Obstacle]:
 
 def _offload(plan: Plan) -> Iterator[Obstacle]:
     mesh, strategy = plan.mesh, plan.strategy
-    if strategy.offload == "parameters" and (strategy.zero != 3 or mesh.tp > 1 or mesh.pp > 1):
+    if strategy.offload in ("parameters", "nvme") and (strategy.zero != 3 or mesh.tp > 1 or mesh.pp > 1):
         yield Obstacle(
             code="UNSUPPORTED",
             place="strategy.offload",

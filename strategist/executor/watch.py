@@ -70,7 +70,9 @@ class Watch:
         self._beats.beat(self.steps, name)
 
     def begin(self, session: Session) -> None:
-        """Go on from the checkpoint, if there is one."""
+        """Go on from the checkpoint, if there is one; refuse at once what could not be saved later."""
+        if self.saving is not None:
+            session.require_checkpoints()
         if self.start is not None:
             session.load(self.start)
         self.steps = session.steps

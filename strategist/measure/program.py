@@ -18,7 +18,7 @@ from strategist.executor.mesh import DATA, EXPERT_SHARDS, SHARDS, build_expert_m
 from strategist.executor.models import ReferenceModel
 from strategist.executor.session import Session
 from strategist.executor.train import CLIP_NORM
-from strategist.measure.stand_ins import Replica, stage_for
+from strategist.measure.stand_ins import NoDrive, Replica, stage_for
 from strategist.records import replace
 
 MakeModel = Callable[[], nn.Module]
@@ -49,7 +49,10 @@ def world_of(backend: str, store: Store, plan: Plan, rank: int) -> Iterator[None
 def job_for(plan: Plan, device: torch.device) -> Job:
     """The job of this rank, with the parts exchanged that need real peers or real numbers."""
     instruments = Instruments(
-        read=lambda _value: 1.0, make_stage=lambda *a, **k: stage_for(plan, *a, **k), replica=Replica
+        read=lambda _value: 1.0,
+        make_stage=lambda *a, **k: stage_for(plan, *a, **k),
+        replica=Replica,
+        make_drive=NoDrive,
     )
     return Job(
         plan=plan,

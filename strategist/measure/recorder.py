@@ -98,12 +98,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._muted = 0
         self._is_over = False
         self._reduces = False
+        self._role_of_new = ""
         self._replaced: list[tuple[Any, str, Any]] = []
 
     def mark(self, tensor: Tensor, role: str) -> None:
         """Say what the storages of a tensor are for, whatever was thought of them before."""
         for storage in _storages(tensor):
             self._enter(storage, tensor, "").role = role
+
+    def all_new_is(self, role: str) -> None:
+        """Say what everything is for that is made from now on; "" where that shows later."""
+        self._role_of_new = role
 
     def restart(self) -> None:
         """What follows is the step that counts."""
@@ -260,6 +265,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             shape=tuple(tensor.shape),
             is_floating=tensor.is_floating_point(),
             graph=torch._C._current_graph_task_id(),
+            role=self._role_of_new,
         )
         self.record.allocations[allocation.number] = allocation
         return allocation

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
 from strategist.document.plan import Plan
+from strategist.executor.drive import Drive
 from strategist.executor.precision import DTYPES
 
 FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20
@@ -113,6 +115,23 @@ class Replica(nn.Module):
         self._missing[number] -= 1
         if not self._missing[number]:
             dist.all_reduce(self._buckets[number], group=self._group)
+
+
+class NoDrive(Drive):
+    """A drive for tensors without bytes: room is a tensor like any other, and what is carried is there at once."""
+
+    def __init__(self) -> None:
+        pass
+
+    def room(self, size: int) -> Tensor:
+        """A tensor of `size` bytes."""
+        return torch.empty(size, dtype=torch.uint8)
+
+    def carry(self, source: Tensor, target: Tensor) -> Future[Tensor]:
+        """The copy, which is done."""
+        done: Future[Tensor] = Future()
+        done.set_result(target.copy_(source))
+        return done
 
 
 def _pieces(bucket: Tensor, members: Sequence[Tensor]) -> Sequence[Tensor]:

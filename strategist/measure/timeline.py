@@ -27,6 +27,8 @@ from strategist.records import dataclass
 
 HOST = "host"
 """The role of what rests in the host's memory and is no byte of the device."""
+DRIVE = "drive"
+"""The role of what rests in files, and is a byte of neither."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +193,7 @@ class Timeline:
         first = self.record.begin[1]
         for place, (operation, number, change) in enumerate(self.record.changes):
             role = self.record.allocations[number].role
-            if role != HOST:
+            if role not in (HOST, DRIVE):
                 terms[role] += change
                 total += change
             if place >= first:
@@ -215,7 +217,7 @@ class Timeline:
         allocator = CachingAllocator(capacity)
         for _, number, change in self.record.changes:
             allocation = self.record.allocations[number]
-            if allocation.role == HOST:
+            if allocation.role in (HOST, DRIVE):
                 continue
             if change > 0:
                 allocator.allocate(number, change, allocation.stream)

@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim import Optimizer
 
 from strategist.document.observed import ObservedMemory, OperatorFLOP, RankObservation
 from strategist.document.plan import Plan
 from strategist.executor.blocks import find_blocks
 from strategist.executor.build import lay_out
+from strategist.executor.drive import StateOnDrive
 from strategist.executor.job import Job
 from strategist.executor.names import plain_name
 from strategist.executor.session import Session
@@ -35,7 +37,7 @@ from strategist.measure.program import (
 )
 from strategist.measure.recorder import Record, Recorder
 from strategist.measure.substitutions import attention_workspace, cuda_ways, is_for_cuda, substitutions_used
-from strategist.measure.timeline import HOST, Outline, Timeline
+from strategist.measure.timeline import DRIVE, HOST, Outline, Timeline
 from strategist.records import dataclass, replace
 
 STEPS = 2
@@ -91,6 +93,9 @@ def _run(recorder: Recorder, clock: ModuleClock, model: nn.Module, job: Job, pla
                 recorder.mark(tokens, HOST)
         session.parts = replace(session.parts, engine=Watched(session.parts.engine, recorder.passes))
         session.parts.optimizer.register_step_pre_hook(lambda *_: _mark_state(recorder, session))
+        if job.offloads_parameters or job.offloads_optimizer:  # the update runs in the host's memory
+            session.parts.optimizer.register_step_pre_hook(lambda *_: recorder.all_new_is(HOST))
+            session.parts.optimizer.register_step_post_hook(lambda *_: recorder.all_new_is(""))
         for number in range(STEPS):
             if number == STEPS - 1:
                 _mark_state(recorder, session)
@@ -110,10 +115,18 @@ def _mark_state(recorder: Recorder, session: Session) -> None:
         (everything or "gradients", [p.grad for p in parameters if p.grad is not None]),
         (HOST if job.offloads_parameters or job.offloads_optimizer else "optimizer", list(_state_tensors(session))),
         (HOST, list(_copies(session)) if job.offloads_optimizer else []),
+        *_on_drive(session.parts.optimizer),
     )
     for role, tensors in held:
         for tensor in tensors:
             recorder.mark(tensor, role)
+
+
+def _on_drive(optimizer: Optimizer) -> tuple[tuple[str, list[Tensor]], ...]:
+    """States in files, and the buffers that they pass through."""
+    if not isinstance(optimizer, StateOnDrive):
+        return ()
+    return (DRIVE, optimizer.images), (HOST, list(optimizer.buffers))
 
 
 def _copies(session: Session) -> Iterator[Tensor]:

@@ -18,7 +18,7 @@ from strategist.columns import on_stages
 from strategist.facts.job import Job
 from strategist.memory.logits import forward_bytes_CS, held_logits_CS, loss_bytes_CS
 from strategist.memory.logits import gradient_bytes_CS as logits_gradient_CS
-from strategist.memory.model_states import shards_state
+from strategist.memory.model_states import decoded_bytes, shards_state
 from strategist.memory.situations import Schedule, Situation, one_pass
 from strategist.memory.step import END, LAYERS, LOSS, NONE, UPDATE, Instant, LayerInstants, Layers, Step, added
 from strategist.space.candidates import Column, Mask, Reals
@@ -595,5 +595,12 @@ def _update(step: Step) -> Instant:
     }
     copies = step.trained * step.stored * step.job.profile.update_copies
     if copies:
-        terms["temporaries"] = copies * np.where(shards_state(c, 1)[:, None], step.bare.sharded, step.bare.whole)
+        terms["temporaries"] = copies * _owned(step)
+    elif step.job.profile.has_units and step.job.workload.optimizer == "adamw8bit":
+        terms["temporaries"] = decoded_bytes(_owned(step)) * c.is_word("offload", "none")[:, None]
     return Instant(UPDATE, terms)
+
+
+def _owned(step: Step) -> Reals:
+    """Elements whose state a rank keeps, (C, S)."""
+    return np.where(shards_state(step.c, 1)[:, None], step.bare.sharded, step.bare.whole)

@@ -11,6 +11,7 @@ import numpy as np
 
 from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
+from strategist.memory.buffers import overhead
 from strategist.space.candidates import Candidates, Mask, Reals
 from strategist.space.deals import dealt_CS
 from strategist.space.shares import Elements, Group
@@ -99,12 +100,26 @@ def host_bytes_C(job: Job, group: Group, counts: Elements) -> Reals:
     """Bytes of host memory that offloading needs per rank on the fullest stage, shape (C,).
 
     Optimizer offload keeps the moments and a copy of the gradients, and our own of the weights too, which it updates there;
-    parameter offload keeps everything; NVMe keeps the moments on disk and weights and gradients on the host.
+    parameter offload keeps everything; NVMe keeps the moments on disk and weights and gradients on the host, and two buffers
+    for the state of a block, through which our own moments pass. Our own 8-bit update has a piece decoded.
     """
     c = group.candidates
+    if not c["offload"].any():
+        return np.zeros(len(c))
     state = job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
     stored, gradient = BYTES[job.formats.parameter], BYTES[job.formats.gradient]
     everything = state + gradient + stored
     moments = everything if job.profile.has_units else state + gradient
     by_word = np.array([0.0, moments, everything, gradient + stored])
-    return by_word[c["offload"]] * counts.sharded.max(axis=1)
+    held = counts.sharded.max(axis=1)
+    host, on_drive = by_word[c["offload"]] * held, c.is_word("offload", "nvme")
+    if job.profile.has_units and on_drive.any():
+        host += 2.0 * state * on_drive * np.minimum(held, overhead("drive_block_elements"))
+    if job.profile.has_units and job.workload.optimizer == "adamw8bit":
+        host += ~c.is_word("offload", "none") * decoded_bytes(held)
+    return host
+
+
+def decoded_bytes(elements: Reals) -> Reals:
+    """Bytes that our own 8-bit update of some elements has decoded at once."""
+    return overhead("eight_bit_temporary_bytes") * np.minimum(elements, overhead("eight_bit_piece_elements"))

@@ -16,11 +16,17 @@ def update_seconds(job: Job, c: Candidates, elements_C: Reals) -> Reals:
 
     Source: a memory-bound kernel: read weight, gradient, moments; write weight, moments; plus one pass for the norm.
     """
-    state = job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
-    stored, gradient = BYTES[job.formats.parameter], BYTES[job.formats.gradient]
-    moved = (2.0 * (stored + state) + 2.0 * gradient) * job.profile.update_passes
+    moved = (_touched_bytes(job) + BYTES[job.formats.gradient]) * job.profile.update_passes
     on_device = c.is_word("offload", "none")
     return np.where(on_device, moved * elements_C / memory_Bps(job.cluster.slowest.gpu), 0.0)
+
+
+def _touched_bytes(job: Job) -> float:
+    """Bytes that an update reads and writes per element. Our own 8-bit one is no single kernel: its operations are counted."""
+    if job.profile.has_units and job.workload.optimizer == "adamw8bit":
+        return share("eight_bit_update_bytes", job.cluster.slowest.gpu)
+    state = job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
+    return 2.0 * (BYTES[job.formats.parameter] + state) + BYTES[job.formats.gradient]
 
 
 def offload_seconds(job: Job, c: Candidates, owned_C: Reals) -> Reals:
@@ -35,7 +41,7 @@ def offload_seconds(job: Job, c: Candidates, owned_C: Reals) -> Reals:
     stored, gradient = BYTES[job.formats.parameter], BYTES[job.formats.gradient]
     state = job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
     micro = c["accumulation"].astype(np.float64)
-    update = (2.0 * (stored + state) + gradient) * owned_C / share("host_update_Bps", node.gpu)
+    update = _touched_bytes(job) * owned_C / share("host_update_Bps", node.gpu)
     once = (gradient + stored) * owned_C / link + update
     every = micro * (2.0 * stored + gradient) * owned_C / link + update
     disk = 2.0 * state * owned_C / _disk_Bps(node)

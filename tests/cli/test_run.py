@@ -213,7 +213,6 @@ REFUSALS: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Any]], Any] | Non
     "more ranks than GPUs, sealed by hand": (QUICK, _more_gpus, ("--allow-edited",), 3, "E_UNSUPPORTED_DEVICE", "emit"),
     "a broken seal": (QUICK, lambda plan: plan.update(made_by="me"), (), 4, "E_DIGEST", "check PLAN --seal"),
     "no seal": (QUICK, lambda plan: plan.update(seal=None), (), 4, "E_DIGEST", "--allow-edited"),
-    "an optimizer it lacks": ((*QUICK, "--optimizer", "adamw8bit"), None, (), 3, "E_UNSUPPORTED", "Plan again"),
     "a layout it lacks": (
         ("--model", "llama-debug", "--hardware", "cpu:2", "--seq-len", "2048", "--pin", "offload=parameters,tiling=8"), None, (), 3, "E_UNSUPPORTED",
         "--frontend strategist",

@@ -197,6 +197,25 @@ def test_what_cannot_be_written_in_the_background_is_said_later(tmp_path: Path) 
     assert not (tmp_path / "second").exists()
 
 
+@pytest.mark.parametrize(
+    ("word", "layout"),
+    [
+        ("offload to NVMe", {"dp_shard": 2, "zero": 3, "offload": "nvme", "micro_batch": 4}),
+        ("8-bit AdamW", {"dp_shard": 2, "zero": 2, "optimizer": "adamw8bit", "micro_batch": 4}),
+    ],
+)
+def test_what_no_checkpoint_holds_is_refused_before_the_first_step(
+    word: str, layout: dict[str, Any], tmp_path: Path
+) -> None:
+    """Nobody trains for hours to learn at the first save that there is none."""
+    from tests.executor.harness import run_ranks
+    from tests.executor.workers import refused_save
+
+    (tmp_path / "RUN" / "ranks").mkdir(parents=True)
+    plan = make_plan(formats=FLOAT32, **layout)
+    assert run_ranks(2, refused_save, plan, tmp_path / "RUN") == [("UNSUPPORTED", word, [])] * 2
+
+
 class Bomb:
     """A pickle that makes a file when it is loaded."""
 

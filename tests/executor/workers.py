@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -367,3 +368,27 @@ def refused_import(plan: Plan, folder: Path) -> tuple[str, bool]:
         after = session.parameters_full()
         return error.code, all(after[name].equal(value) for name, value in before.items())
     return "", False
+
+
+def refused_drive(plan: Plan, folder: str) -> tuple[str, str, str | None]:
+    """Code, sentence and flag of the error that a drive under `folder` causes when a session is built."""
+    os.environ["TMPDIR"] = folder  # these processes are forked from a server that started elsewhere
+    try:
+        build(plan, model_from_shape(plan.model))
+    except StrategistError as error:
+        return error.code, error.message, error.flag
+    return "", "", None
+
+
+def refused_save(plan: Plan, folder: Path) -> tuple[str, str, list[str]]:
+    """Code and word of the error that saving causes before the first step of a run that would save, and what lies in the folder."""
+    from strategist.executor.watch import Saving, Watch
+    from strategist.runs.folder import RunFolder
+
+    run = RunFolder(folder)
+    session = build(plan, model_from_shape(plan.model))
+    try:
+        Watch(run, saving=Saving(every=1, keep=1)).begin(session)
+    except StrategistError as error:
+        return error.code, str(error.value), sorted(path.name for path in run.checkpoints.glob("*"))
+    return "", "", []

@@ -113,6 +113,21 @@ WEIGHTED = tuple(
 """Pipelines whose last stage owns fewer layers because of its head."""
 
 
+STATES = tuple(
+    Scenario(f"llama-3.2-1b-state-{number}", replace(load_model("llama-3.2-1b"), layers=4), 1024, "bf16", layout)
+    for number, layout in enumerate(
+        (
+            {"dp_shard": 8, "zero": 3, "offload": "nvme", "accumulation": 2},
+            {"dp_shard": 8, "zero": 2, "optimizer": "adamw8bit", "accumulation": 2},
+            {"dp_shard": 4, "zero": 1, "optimizer": "adamw8bit"},
+            {"tp": 2, "dp_replicate": 2, "optimizer": "adamw8bit", "sequence_parallel": True},
+            {"dp_shard": 8, "zero": 3, "offload": "nvme", "optimizer": "adamw8bit"},
+        )
+    )
+)
+"""Optimizer state on a drive, and in eight bits."""
+
+
 EXPERTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("mixtral-8x7b", {"ep": 8, "dp_shard": 8, "zero": 3}),
     ("mixtral-8x7b", {"ep": 2, "dp_shard": 8, "zero": 2, "recompute": "selective", "accumulation": 2}),
@@ -237,7 +252,8 @@ def plan_of(scenario: Scenario) -> Plan:
         **layout,
     )
     roomy = replace(plan.memory, capacity_bytes=ROOMY)
-    return replace(plan, workload=replace(plan.workload, precision=scenario.precision), memory=roomy)
+    asked = replace(plan.workload, precision=scenario.precision, optimizer=plan.strategy.optimizer)
+    return replace(plan, workload=asked, memory=roomy)
 
 
 def candidates_of(plan: Plan) -> Candidates:
@@ -276,6 +292,11 @@ def reserved(job: Job, plan: Plan, stage: int) -> int:
     """Bytes that the allocator holds on a stage, as the formulas have them."""
     table = ledger(job, next(iter(groups(job, candidates_of(plan), every_stage=True))))
     return int(table.reserved[0, stage])
+
+
+def on_host(job: Job, plan: Plan) -> int:
+    """Bytes of the host's memory that a rank takes, as the formulas have them."""
+    return int(ledger(job, next(iter(groups(job, candidates_of(plan), every_stage=True)))).host[0])
 
 
 def _worst(table: Ledger, moment: int, place: int) -> list[dict[str, int]]:

@@ -58,7 +58,7 @@ def ledger_of(plan: Plan, rank: int) -> LedgerFacts:
 
 def _ledger(plan: Plan, rank: int) -> LedgerFacts:
     from strategist.measure.models import shape_model
-    from strategist.measure.timeline import HOST, Timeline
+    from strategist.measure.timeline import DRIVE, HOST, Timeline
     from strategist.measure.trace_rank import record_rank
 
     recording = record_rank(plan, rank, shape_model(plan.model))
@@ -67,7 +67,7 @@ def _ledger(plan: Plan, rank: int) -> LedgerFacts:
     alive: dict[int, int] = {}
     sums = []
     for _, number, change in record.changes:
-        if record.allocations[number].role != HOST:
+        if record.allocations[number].role not in (HOST, DRIVE):
             alive[number] = alive.get(number, 0) + change
         sums.append(sum(alive.values()) if len(sums) % 7 == 0 else None)  # adding everything up each time takes long
     begin = record.begin[1]

@@ -15,10 +15,13 @@ from tests.measure.grid import (
     ADAPTED,
     PEAK,
     SPREAD,
+    STATES,
     WEIGHTED,
     Difference,
     Scenario,
     differences,
+    job_of,
+    on_host,
     plan_of,
     scenarios,
     with_experts,
@@ -93,6 +96,18 @@ def test_formulas_agree_with_the_program_of_weighted_stages(scenario: Scenario) 
     assert last < min(others)
     for found in _found(scenario):
         _assert_keeps_its_bar(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", STATES, ids=lambda scenario: scenario.name)
+def test_formulas_agree_with_the_program_of_other_states(scenario: Scenario) -> None:
+    """So they do where the optimizer's state lies on a drive or has eight bits, and the host's memory keeps the bar of peaks."""
+    plan = plan_of(scenario)
+    for kind in chosen_kinds(plan, "first,last"):
+        rank = traced(plan, kind.rank)
+        for found in differences(scenario, rank):
+            _assert_keeps_its_bar(found)
+        assert rank.memory.host == pytest.approx(on_host(job_of(scenario, plan), plan), rel=EXACT, abs=SMALL)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from tests.plans import BFLOAT16, FLOAT32, make_plan, tiny_llama
 pytestmark = pytest.mark.slow
 
 SHAPE = tiny_llama(layers=4, hidden=64, vocab=256, ffn_hidden=128, heads=8, kv_heads=4, head_dim=8, max_seq=128)
-RESTING = {"parameters", "optimizer", "activations", "gradients", "gather_buffers", "pipeline_buffers", "host"}
+RESTING = {"parameters", "optimizer", "activations", "gradients", "gather_buffers", "pipeline_buffers", "host", "drive"}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one": {"accumulation": 2},
     "ddp": {"dp_replicate": 4, "accumulation": 2},
@@ -26,6 +26,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "zero3": {"dp_shard": 4, "zero": 3, "recompute": "full", "micro_batch": 2},
     "hsdp-selective": {"dp_replicate": 2, "dp_shard": 2, "zero": 3, "recompute": "selective", "accumulation": 3},
     "offload": {"dp_shard": 4, "zero": 3, "offload": "parameters"},
+    "offload to a drive": {"dp_shard": 4, "zero": 3, "offload": "nvme"},
     "compile": {"dp_shard": 4, "zero": 3, "compile": True},
     "tp": {"tp": 4, "sequence_parallel": True},
     "pp": {"pp": 2, "accumulation": 4},

@@ -104,7 +104,6 @@ def _has_feed_forward(shape: ModelShape) -> bool:
 VIOLATIONS: dict[str, Violation] = {
     "LEG001": lambda job, a: not all(peak_FLOPs(g.node.gpu, job.workload.precision) for g in job.cluster.groups),
     "LEG011": ours(lambda job, a: job.workload.precision in ("fp8", "fp4")),
-    "LEG012": ours(lambda job, a: job.workload.optimizer == "adamw8bit"),
     "LEG013": ours(lambda job, a: not is_buildable(job.model)),
     "LEG014": ours(lambda job, a: job.model.pos == "learned" and job.workload.seq_len > job.model.pos_rows),
     "LEG101": lambda job, a: job.model.heads % a["tp"] != 0,
@@ -129,8 +128,10 @@ VIOLATIONS: dict[str, Violation] = {
     "LEG602": lambda job, a: job.frontend == "deepspeed" and a["stage_split"] == "weighted",
     "LEG612": ours(_spreads_experts_otherwise),
     "LEG613": ours(lambda job, a: a["tiling"] > 1),
-    "LEG614": ours(lambda job, a: a["offload"] == "nvme" or (a["offload"], a["zero"]) == ("optimizer", 1)),
-    "LEG615": ours(lambda job, a: a["offload"] == "parameters" and (a["zero"], a["tp"], a["pp"]) != (3, 1, 1)),
+    "LEG614": ours(lambda job, a: (a["offload"], a["zero"]) == ("optimizer", 1)),
+    "LEG615": ours(
+        lambda job, a: a["offload"] in ("parameters", "nvme") and (a["zero"], a["tp"], a["pp"]) != (3, 1, 1)
+    ),
     "LEG617": ours(lambda job, a: job.model.moe is not None and job.model.moe.shared_ffn % a["tp"] != 0),
     "LEG618": ours(lambda job, a: job.model.qk_norm == "full" and a["tp"] > 1),
     "LEG619": ours(_ring_cannot),

@@ -432,6 +432,8 @@ class Stage:
         twice = self.q * self.s * shape.hidden * shape.pos_rows if sums and shape.pos == "learned" else 0.0
         own = self.sharded.all if self.zero >= 1 else self.bare.all
         roots = self.job.profile.update_copies * self.q * self.s * own
+        if not roots and self.job.profile.has_units and self.job.workload.optimizer == "adamw8bit":
+            roots = DECODED_BYTES * min(own, DECODED_AT_ONCE) if self.a["offload"] == "none" else 0.0
         terms = {"gradients": self.settled + twice, "activations": self.inputs, "pipeline_buffers": theirs}
         return 3, terms | {"temporaries": roots}
 
@@ -1137,6 +1139,12 @@ def _ledger(terms: dict[str, float], in_all: float) -> dict[str, int]:
     return rounded | {"slack": ceil(in_all - sum(terms.values()))}
 
 
+DECODED_BYTES, DECODED_AT_ONCE = 4 * 4, 2**22
+"""Our 8-bit update of a piece of a weight holds four numbers of four bytes per element: two moments, a quotient, a code."""
+BLOCK_ON_DRIVE = 2**24
+"""Elements whose optimizer state our executor carries to and from a drive at once; two such blocks are on the host."""
+
+
 def _host(job: Job, sharded: float, offload: str) -> int:
     stored, gradient = BYTES[job.formats.parameter], BYTES[job.formats.gradient]
     state = job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
@@ -1146,7 +1154,10 @@ def _host(job: Job, sharded: float, offload: str) -> int:
         "parameters": state + gradient + stored,
         "nvme": gradient + stored,
     }
-    return ceil(per_element[offload] * sharded)
+    passing = min(sharded, BLOCK_ON_DRIVE) if offload == "nvme" and job.profile.has_units else 0.0
+    eight = offload != "none" and job.profile.has_units and job.workload.optimizer == "adamw8bit"
+    decoded = DECODED_BYTES * min(sharded, DECODED_AT_ONCE) if eight else 0.0
+    return ceil(per_element[offload] * sharded + 2 * state * passing + decoded)
 
 
 def memory_of(job: Job, layout: Layout) -> Memory:

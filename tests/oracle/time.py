@@ -136,16 +136,23 @@ def _bubble(layout: Layout, kinds: Sequence[Sequence[LayerKind]], per_micro: dic
     return idle / layout["virtual_stages"] if layout["schedule"] == "interleaved" else idle
 
 
+EIGHT_BIT_BYTES = 2 * (1 + 4 + 4 + 4 + 4 + 4) + 12 + 8 + 16 + 2 * (4 + 8 + 8 + 5) + 3 * 8 + 8 + 16
+"""Read and written per element by our 8-bit update, one operation after the other."""
+
+
 def _update(job: Job, layout: Layout) -> tuple[float, float]:
     """Seconds of the update on the device, and of offloading with the update on the host."""
     gpu = device_of(job)
     owned = job.trainable * max(held_.all for held_ in all_stages(job, layout, sharded=layout["zero"] >= 1))
     s, g = BYTES[job.formats.parameter], BYTES[job.formats.gradient]
     o = job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
+    touched = 2 * (s + o) + g
+    if job.profile.has_units and job.workload.optimizer == "adamw8bit":
+        touched = EIGHT_BIT_BYTES
     if layout["offload"] == "none":
-        return job.profile.update_passes * (2 * (s + o) + 2 * g) * owned / memory_Bps(gpu), 0.0
+        return job.profile.update_passes * (touched + g) * owned / memory_Bps(gpu), 0.0
     link = (gpu.host_Bps or gpu.memory_Bps) * share("host_link_share", gpu)
-    update = (2 * (s + o) + g) * owned / share("host_update_Bps", gpu)
+    update = touched * owned / share("host_update_Bps", gpu)
     if layout["offload"] == "optimizer":
         return 0.0, (g + s) * owned / link + update
     seconds = layout["accumulation"] * (2 * s + g) * owned / link + update
