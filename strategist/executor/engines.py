@@ -9,7 +9,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleLoopedBFS,
+)
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 from torch.distributed.tensor.parallel import loss_parallel
 
@@ -100,8 +106,9 @@ def _schedule(
 ) -> PipelineScheduleSingle | PipelineScheduleMulti:
     kind, count = job.plan.strategy.schedule, job.plan.strategy.accumulation
     # scale_grads would divide by the number of micro-batches; the loss carries its own weight
-    if kind == "interleaved":
-        return ScheduleInterleaved1F1B([*stages], count, loss_fn=loss_fn, scale_grads=False)
+    several = {"interleaved": ScheduleInterleaved1F1B, "looped_bfs": ScheduleLoopedBFS}
+    if kind in several:
+        return several[kind]([*stages], count, loss_fn=loss_fn, scale_grads=False)
     single = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[kind]
     return single(stages[0], count, loss_fn=loss_fn, scale_grads=False)
 

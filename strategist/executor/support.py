@@ -27,7 +27,7 @@ FORMATS = (
 
 OPTIMIZERS = ("adamw", "sgd")
 BACKENDS = ("nccl", "gloo")
-SCHEDULES = ("none", "gpipe", "1f1b", "interleaved")
+SCHEDULES = ("none", "gpipe", "1f1b", "interleaved", "looped_bfs")
 OFFLOADS = ("none", "optimizer", "parameters")
 PRECISIONS = ("bf16", "fp16", "fp32")
 

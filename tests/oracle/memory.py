@@ -118,7 +118,7 @@ def in_flight(layout: Layout, stage: int) -> float:
     pp, m, v = layout["pp"], layout["accumulation"], layout["virtual_stages"]
     if pp == 1:
         return 1
-    if layout["schedule"] == "gpipe":
+    if layout["schedule"] in ("gpipe", "looped_bfs"):
         return float(m)
     if layout["schedule"] == "1f1b":
         return float(min(m, pp - stage))
@@ -772,7 +772,8 @@ def instants(
         (step,) = heads
         yield from (*step.gathering(), *step.heads(), *step.bodies(), step.update())
         return
-    first, again = backward(pp * (v - 1)), backward(pp * (v - 1) + 1)
+    turn = m if layout["schedule"] == "looped_bfs" else pp
+    first, again = backward(turn * (v - 1)), backward(turn * (v - 1) + 1)
     bodies = [first, again]
     if v > 1:
         fullest = max(range(v * m), key=lambda k: (sum(around(layout, stage, k).flight), k))
@@ -791,7 +792,8 @@ def _at_heads(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) 
     if pp == 1:
         several = m > 1
         return [Stage(job, layout, stage, kinds, Around(0, (1,), (several,), (False,), several, True))]
-    numbers = (pp * (v - 1), pp * (v - 1) + 1) if v == 1 else (0, pp * v if m >= 2 * pp else 1)
+    rounds = m >= 2 * pp and layout["schedule"] != "looped_bfs"
+    numbers = (0, 1) if v == 1 or not rounds else (0, pp * v)
     return [Stage(job, layout, stage, kinds, around(layout, stage, number)) for number in numbers]
 
 
