@@ -183,7 +183,7 @@ def _loss(step: Step) -> tuple[Instant, Instant]:
     both = {
         "gradients": step.earlier,
         "activations": step.activations,
-        "gather_buffers": step.gathered(layers=0, head=True),
+        "gather_buffers": step.gathered_at_loss,
         "bucket_buffers": added(step.copies, step.head_copy),
     }
     waits = added(step.previous, step.outside)
@@ -250,7 +250,7 @@ def _head_accumulated(step: Step) -> Instant:
     return Instant(
         LAYERS,
         {
-            "gradients": step.earlier + step.fresh(step.behind),
+            "gradients": step.earlier + step.fresh(step.accumulated),
             "activations": step.in_layers,
             "logits": step.held_logits,
             "gather_buffers": step.gathered(layers=1, head=True),
@@ -287,7 +287,7 @@ def _in_layer(step: Step, number: Column, worst: Callable[[Reals], LayerInstants
     passed = share * np.maximum(0.0, own - step.widest)
     given = np.where(before > 0, 0.0, step.given * at.is_early) if step.piped else NONE
     let_go = share * (step.layers.every / step.chunks - at.kept)
-    behind = np.zeros_like(step.behind) if step.tied else step.behind
+    behind = np.zeros_like(step.behind) if step.tied else step.accumulated
     done = behind + passed
     weights = at.weights + at.stacked
     partial = step.trained * step.compute * np.where(step.at_once, 0.0, weights)
@@ -296,7 +296,7 @@ def _in_layer(step: Step, number: Column, worst: Callable[[Reals], LayerInstants
     gathered = step.gathered(layers=np.where(alone, 1, 2), head=False, passed=passed)
     if step.piped:
         gathered = gathered + np.where(before >= layers - 1.0, step.ahead_of_time, 0.0)
-        waits = added(at.temporaries, -given, step.previous, partial)
+        waits = added(at.temporaries, -given, step.previous, partial, step.waiting_to_be_cast)
     else:
         in_flight = step.trained * step.reduce * np.where(before > 0, step.widest, behind)
         gathered = added(gathered, np.where(step.reduces, partial + in_flight, 0.0), step.waiting)
@@ -327,7 +327,7 @@ def _still_outside(step: Step, done: Reals) -> Reals:
 def _layer_reduced(step: Step) -> Instant:
     """A layer is reduced while the next one is gathered: its gradients and their copy, then the copy, what comes out and the
     gradient that was copied last. In a pipeline it is added to what stands, in the reduce format."""
-    behind = np.zeros_like(step.behind) if step.tied else step.behind
+    behind = np.zeros_like(step.behind) if step.tied else step.accumulated
     terms = {
         "activations": np.maximum(step.inputs, step.in_layers - step.layers.largest),
         "logits": step.held_logits,
@@ -342,7 +342,7 @@ def _layer_reduced(step: Step) -> Instant:
             | {
                 "gradients": step.earlier + step.fresh(behind + step.widest),
                 "gather_buffers": gathered,
-                "temporaries": added(step.stream, step.previous, adds),
+                "temporaries": added(step.stream, step.previous, adds, step.waiting_to_be_cast),
             },
         )
     bare = step.bare.widest[:, None] / step.c["tiling"][:, None]

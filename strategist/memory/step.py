@@ -425,6 +425,33 @@ class Step:
         behind = counts.behind if head and not tied else 0.0
         return np.where(self.managed, self.compute * (kept + behind), 0.0)
 
+    @cached_property
+    def gathered_at_loss(self) -> Reals:
+        """Gathered weights at the loss. ZeRO-3 has given the head's back after the pass before, and gathers them again for a
+        forward pass only, which schedules that work breadth-first have none of by then."""
+        found, alternates = self.gathered(layers=0, head=True), self.situation.alternates
+        if not (self.piped and self.c.is_word("schedule", "gpipe", "looped_bfs").any()):
+            return found
+        return found - np.where(self.managed & self.reshards & ~alternates, self.compute * self.behind, 0.0)
+
+    @cached_property
+    def uncast(self) -> Reals:
+        """Elements of norm and head in the root unit of a pipeline's tied ends: where no gradients stand, theirs are cast to the
+        reduce format only when the pass is over."""
+        if not (self.piped and self.job.model.tied):
+            return NONE
+        return np.where(self.managed & ~self.at_once & ~self.stands, self.behind, 0.0)
+
+    @cached_property
+    def accumulated(self) -> Reals:
+        """Elements of norm and head whose gradients have joined what stands when the layers' backward starts."""
+        return self.behind if self.uncast is NONE else self.behind - self.uncast
+
+    @cached_property
+    def waiting_to_be_cast(self) -> Reals:
+        """The gradients of the others, in the compute format."""
+        return NONE if self.uncast is NONE else self.trained * self.compute * self.uncast
+
     def in_layer(self, gone: Reals) -> LayerInstants:
         """The worst instant of the worst sort of layer when this share of the other layers is gone, (..., C, S)."""
         return self._in_only_layer if self.group.layers_SK.shape[1] == 1 else self._in_layer(gone, np.zeros((1, 1)))

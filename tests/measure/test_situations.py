@@ -30,7 +30,9 @@ def _torch_order(word: str, pp: int, virtual: int, count: int, rank: int) -> lis
         _n_microbatches=count,
         _stages=range(virtual),
     )
-    torchs: Any = getattr(schedules, {"interleaved": "ScheduleInterleaved1F1B", "looped_bfs": "ScheduleLoopedBFS"}[word])
+    torchs: Any = getattr(
+        schedules, {"interleaved": "ScheduleInterleaved1F1B", "looped_bfs": "ScheduleLoopedBFS"}[word]
+    )
     actions = torchs._calculate_single_rank_operations(schedule, rank)
     return [(a.computation_type.name, a.stage_index // pp) for a in actions if a is not None]
 

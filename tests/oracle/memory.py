@@ -197,6 +197,8 @@ class Stage:
         self.waiting = self.q * self.c * self.head if self.reduces and self.tied else 0.0
         self.old_head = self.q * self.s * self.head if not self.units and self.tied else 0.0
         self.early = self._early()
+        rooted = self.piped and job.model.tied and self.units and not self.at_once
+        self.uncast = self.behind if rooted and not self.stands else 0.0
 
     def _earlier(self) -> float:
         """Gradients that stand, of this chunk and of others; reduced ones too."""
@@ -463,13 +465,18 @@ class Stage:
         before = {
             "gradients": self.earlier,
             "activations": self.all,
-            "gather_buffers": self.gathered(0, head=True),
+            "gather_buffers": self.gathered(0, head=True) - self._given_back(),
             "bucket_buffers": self.copies + self.head_copy,
         }
         waits = self.previous + self.outside
         forward, backward = loss_bytes(self.job, self.a)
         yield 0, before | {"logits": self.logits(forward, held=False), "temporaries": waits + self.cached}
         yield 0, before | {"logits": self.logits(backward), "temporaries": waits}
+
+    def _given_back(self) -> float:
+        """The head, which ZeRO-3 gives back after a pass, until a forward pass needs it again."""
+        gone = self.piped and self.units and self.zero == 3 and not self.at.alternates
+        return self.c * self.behind if gone else 0.0
 
     def _head(self) -> Iterator[tuple[int, dict[str, float]]]:
         dW, dX = self.q * self.c * self.head, self.stream if self.last else 0.0
@@ -500,7 +507,7 @@ class Stage:
                 "temporaries": waits + (dW + stored if self.plain and self.casts else 0.0),
             },
         )
-        behind = {"gradients": self.earlier + self.fresh(self.behind), "activations": self.inside}
+        behind = {"gradients": self.earlier + self.fresh(self.behind - self.uncast), "activations": self.inside}
         if self.piped:
             added = self.q * self.c * self.behind if self.units else 0.0
             yield (
@@ -643,7 +650,7 @@ class Stage:
         share = before / max(count - 1, 1)
         passed = share * max(0.0, self.own - self.wl)
         let_go = share * (self.every / self.v - kept)
-        behind = 0.0 if self.tied else self.behind
+        behind = 0.0 if self.tied else self.behind - self.uncast
         done, weights = behind + passed, at.weights + at.stacked
         partial = 0.0 if self.at_once else self.q * self.c * weights
         in_flight = self.q * self.r * (self.wl if before else behind)
@@ -671,17 +678,18 @@ class Stage:
             + (left if self.outside else 0.0)
             + again
             + (0.0 if self.reduces else partial)
+            + self.q * self.c * self.uncast
             + self._joining(at),
         }
 
     def _layer_reduced(self) -> dict[str, float]:
         """The gradients and their copy; or the copy, what comes out, and the gradient that was copied last."""
         kept = self._worst_of_kinds(lambda kind: self._rows(kind, _kept))
-        behind = 0.0 if self.tied else self.behind
-        adds = 0.0
+        behind = 0.0 if self.tied else self.behind - self.uncast
+        adds = self.q * self.c * self.uncast
         if self.piped and not self.at_once:
             last = self._worst_of_kinds(lambda kind: self._elements(kind, _is_down))
-            adds = self.q * self.c * (self.wl if self.stands else last)
+            adds += self.q * self.c * (self.wl if self.stands else last)
         bare = self.bare.widest / self.a["tiling"]
         begins, ends = (self.earlier + self.fresh(behind + done) for done in (0.0, self.wl))
         out, buffer = self.output(self.wl)
