@@ -149,7 +149,7 @@ def _group_terms(job: Job, group: Group, compute: Compute) -> dict[str, tuple[Re
     }
     terms |= {axis: (pick(exposed[axis]), pick(hidden[axis]), zero) for axis in ("tp", "cp", "ep", "pp")}
     terms["dp"] = (exposed["dp"].max(axis=1), hidden["dp"][rows, exposed["dp"].argmax(axis=1)], zero)
-    terms["bubble"] = (_bubble(group, every / micro), zero, zero)
+    terms["bubble"] = (bubble(group, every / micro), zero, zero)
     update, offload = _update(job, group, counts)
     terms["optimizer"], terms["offload"] = (update, zero, zero), (offload, zero, zero)
     return terms
@@ -227,7 +227,7 @@ def _first_piece(group: Group, behind: Hidden) -> Reals:
     return one_layer
 
 
-def _bubble(group: Group, per_micro_CS: Reals) -> Reals:
+def bubble(group: Group, per_micro_CS: Reals) -> Reals:
     """Idle seconds of the slowest stage, (C,): the time of one micro-batch on every other stage, once.
 
     (m - 1) max + sum over stages for GPipe and 1F1B (Huang et al. 2019, arXiv 1811.06965; Narayanan et al. 2021, arXiv

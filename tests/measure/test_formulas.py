@@ -12,6 +12,7 @@ import pytest
 
 from strategist.measure.kinds import chosen_kinds
 from tests.measure.grid import (
+    BREADTH_FIRST,
     PEAK,
     WEIGHTED,
     Difference,
@@ -89,6 +90,14 @@ def test_formulas_agree_with_the_program_of_weighted_stages(scenario: Scenario) 
     """So they do where the head takes layers from the last stage."""
     *others, last = (stage.layer_count for stage in plan_of(scenario).strategy.stages)
     assert last < min(others)
+    for found in _found(scenario):
+        _assert_keeps_its_bar(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", BREADTH_FIRST, ids=lambda scenario: scenario.name)
+def test_formulas_agree_with_the_program_of_passes_breadth_first(scenario: Scenario) -> None:
+    """So they do where all forward passes come before any backward pass."""
     for found in _found(scenario):
         _assert_keeps_its_bar(found)
 

@@ -10,6 +10,7 @@ import pytest
 
 from strategist.memory.situations import Schedule
 from strategist.space.candidates import code
+from tests.oracle.torch_orders import torch_order
 
 pytestmark = pytest.mark.slow
 
@@ -17,24 +18,6 @@ SHAPES = ((2, 2, 2), (2, 2, 4), (4, 2, 4), (4, 2, 8), (4, 3, 12), (2, 3, 2), (8,
 UNEVEN = ((2, 2, 3), (4, 2, 5), (4, 3, 7), (2, 4, 6))
 CASES = (*(("interleaved", *shape) for shape in SHAPES), *(("looped_bfs", *shape) for shape in (*SHAPES, *UNEVEN)))
 """Schedules, stages, virtual stages, micro-batches."""
-
-
-def _torch_order(word: str, pp: int, virtual: int, count: int, rank: int) -> list[tuple[str, int]]:
-    """(kind of work, chunk) of a rank, in order, by torch's own class."""
-    from torch.distributed.pipelining import schedules
-
-    schedule: Any = SimpleNamespace(
-        n_local_stages=virtual,
-        microbatches_per_round=pp,
-        pp_group_size=pp,
-        _n_microbatches=count,
-        _stages=range(virtual),
-    )
-    torchs: Any = getattr(
-        schedules, {"interleaved": "ScheduleInterleaved1F1B", "looped_bfs": "ScheduleLoopedBFS"}[word]
-    )
-    actions = torchs._calculate_single_rank_operations(schedule, rank)
-    return [(a.computation_type.name, a.stage_index // pp) for a in actions if a is not None]
 
 
 def _schedule(word: str, pp: int, virtual: int, count: int, rank: int) -> Schedule:
@@ -54,7 +37,8 @@ def test_situations_are_those_of_torchs_schedule(word: str, pp: int, virtual: in
     for rank in range(pp):
         schedule = _schedule(word, pp, virtual, count, rank)
         there, back = [0] * virtual, [0] * virtual
-        for kind, chunk in _torch_order(word, pp, virtual, count, rank):
+        for kind, place, _ in torch_order(word, pp, virtual, count, rank):
+            chunk = place // pp
             if kind == "FORWARD":
                 there[chunk] += 1
                 continue
