@@ -56,7 +56,7 @@ TECHNIQUES = (
     Technique("PP, 1F1B", "pp=8,schedule=1f1b"),
     Technique("PP, weighted stages", "pp=4,dp_replicate=2,stage_split=weighted"),
     Technique("PP, interleaved", "pp=4,dp_replicate=2,virtual_stages=2,schedule=interleaved"),
-    Technique("PP, looped BFS", "pp=4,dp_replicate=2,virtual_stages=2,schedule=looped_bfs"),
+    Technique("PP, looped BFS", "pp=4,dp_replicate=2,virtual_stages=2,schedule=looped_bfs", more={"global_batch": 16}),
     Technique("TP x DDP", "tp=2,dp_replicate=4"),
     Technique("TP x FSDP", "tp=2,dp_shard=4,zero=3"),
     Technique("TP x ZeRO-1", "tp=2,dp_shard=4,zero=1"),

@@ -106,9 +106,10 @@ def _schedule(
 ) -> PipelineScheduleSingle | PipelineScheduleMulti:
     kind, count = job.plan.strategy.schedule, job.plan.strategy.accumulation
     # scale_grads would divide by the number of micro-batches; the loss carries its own weight
-    several = {"interleaved": ScheduleInterleaved1F1B, "looped_bfs": ScheduleLoopedBFS}
-    if kind in several:
-        return several[kind]([*stages], count, loss_fn=loss_fn, scale_grads=False)
+    if kind == "interleaved":
+        return ScheduleInterleaved1F1B([*stages], count, loss_fn=loss_fn, scale_grads=False)
+    if kind == "looped_bfs":
+        return ScheduleLoopedBFS([*stages], count, loss_fn=loss_fn, scale_grads=False)
     single = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[kind]
     return single(stages[0], count, loss_fn=loss_fn, scale_grads=False)
 
