@@ -103,7 +103,8 @@ LATER: Mapping[str, str] = {
 """Commands that are promised; those that exist drop out of the page by themselves."""
 
 MISSING = (
-    "Of the search and the executor: zero-bubble schedules (ZB-H1, ZBV) and DualPipeV. Of the search: of machines of several kinds no part is taken by `--allow-idle`, and "
+    "Of the search and the executor: zero-bubble schedules (ZB-H1, ZBV) and DualPipeV. Of the search: looped BFS where chunks can be "
+    "interleaved is looked at only when pinned; of machines of several kinds no part is taken by `--allow-idle`, and "
     "`size` and `sweep` take no `--time-budget`.",
     "Files for NeMo, llm-foundry, BytePS and EPL; tensor, pipeline, context and expert parallelism in "
     "the files of Accelerate, DeepSpeed, Transformers, TRL, Lightning, LLaMA-Factory and axolotl; FSDP in those of the last two. "

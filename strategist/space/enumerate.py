@@ -191,9 +191,9 @@ def _sequence_cuts(limits: Limits, cp: int, tp: int) -> Sequence[int]:
 
 def _schedules(limits: Limits, pp: int, accumulation: int) -> Iterator[tuple[int, int, int]]:
     """(schedule, virtual stages, split). GPipe idles as long as 1F1B and holds at least as much, so it is looked at only
-    where 1F1B has too few micro-batches, or when pinned; looped BFS is to interleaving what GPipe is to 1F1B, and looked at
-    only where the micro-batches fill the stages but are no multiple of them, or when pinned; a weighted split only where it
-    differs from an even one, or when pinned."""
+    where 1F1B has too few micro-batches, or when pinned; looped BFS idles as long as
+    interleaving and is looked at only where the micro-batches fill the stages but are no multiple of them, or when pinned; a
+    weighted split only where it differs from an even one, or when pinned."""
     if pp == 1:
         yield code("schedule", "none"), 1, 0
         return
