@@ -109,12 +109,12 @@ class Schedule:
         """Backward passes by their numbers (C, S), counted from 0; the last one when there are fewer."""
         k = stage_by_stage(np.minimum(np.stack(numbers), self.passes - 1))
         forwards = np.minimum(self.ahead + k, self.passes)
-        turn, v = self.turn, self.v
+        turn, v = self.turn, self.v if self.has_chunks else 1
         around = turn * v
-        of_chunk, in_chunk = np.divmod(k, turn)
-        done, in_round = np.divmod(k, around)
-        begun, ahead_in_round = np.divmod(forwards, around)
-        own = of_chunk % v  # chunks from the last
+        of_chunk = k // turn
+        done, begun = of_chunk // v, forwards // turn // v
+        in_chunk, in_round, ahead_in_round = k - of_chunk * turn, k - done * around, forwards - begun * around
+        own = of_chunk - done * v  # chunks from the last
         is_first, is_last = own == v - 1, own == 0
         other_chunks = (v - 1) * turn
         done_first = done * turn + np.maximum(0, in_round - other_chunks)
