@@ -56,6 +56,7 @@ TECHNIQUES = (
     Technique("PP, 1F1B", "pp=8,schedule=1f1b"),
     Technique("PP, weighted stages", "pp=4,dp_replicate=2,stage_split=weighted"),
     Technique("PP, interleaved", "pp=4,dp_replicate=2,virtual_stages=2,schedule=interleaved"),
+    Technique("PP, looped BFS", "pp=4,dp_replicate=2,virtual_stages=2,schedule=looped_bfs", more={"global_batch": 16}),
     Technique("TP x DDP", "tp=2,dp_replicate=4"),
     Technique("TP x FSDP", "tp=2,dp_shard=4,zero=3"),
     Technique("TP x ZeRO-1", "tp=2,dp_shard=4,zero=1"),
@@ -105,7 +106,8 @@ LATER: Mapping[str, str] = {
 """Commands that are promised; those that exist drop out of the page by themselves."""
 
 MISSING = (
-    "Of the search: no schedules beyond 1F1B, GPipe and interleaved; of machines of several kinds no part is taken by `--allow-idle`, and "
+    "Of the search and the executor: zero-bubble schedules (ZB-H1, ZBV) and DualPipeV. Of the search: looped BFS where chunks can be "
+    "interleaved is looked at only when pinned; of machines of several kinds no part is taken by `--allow-idle`, and "
     "`size` and `sweep` take no `--time-budget`.",
     "Files for NeMo, llm-foundry, BytePS and EPL; tensor, pipeline, context and expert parallelism in "
     "the files of Accelerate, DeepSpeed, Transformers, TRL, Lightning, LLaMA-Factory and axolotl; FSDP in those of the last two. "

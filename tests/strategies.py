@@ -277,6 +277,7 @@ def _schedules(draw: Draw, pp: int, m: int, stack: int) -> tuple[str, int]:
     rows_ = [("gpipe", 1)]
     if m >= pp:
         rows_.append(("1f1b", 1))
+        rows_.extend(("looped_bfs", v) for v in range(2, 9) if stack % (pp * v) == 0)
     if m % pp == 0:
         rows_.extend(("interleaved", v) for v in range(2, 9) if stack % (pp * v) == 0)
     return draw(st.sampled_from(rows_))

@@ -29,7 +29,13 @@ from strategist.emitters.torchrun import job_files
 from strategist.records import replace
 
 CONFIG = PurePosixPath("torchtitan.json")
-SCHEDULES = {"none": "1F1B", "1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B"}
+SCHEDULES = {
+    "none": "1F1B",
+    "1f1b": "1F1B",
+    "gpipe": "GPipe",
+    "interleaved": "Interleaved1F1B",
+    "looped_bfs": "LoopedBFS",
+}
 """torch's names of pipeline schedules; without a pipeline the name is not read."""
 
 RESHARD = {0: "default", 2: "never", 3: "always"}

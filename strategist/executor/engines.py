@@ -9,7 +9,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleLoopedBFS,
+)
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 from torch.distributed.tensor.parallel import loss_parallel
 
@@ -102,6 +108,8 @@ def _schedule(
     # scale_grads would divide by the number of micro-batches; the loss carries its own weight
     if kind == "interleaved":
         return ScheduleInterleaved1F1B([*stages], count, loss_fn=loss_fn, scale_grads=False)
+    if kind == "looped_bfs":
+        return ScheduleLoopedBFS([*stages], count, loss_fn=loss_fn, scale_grads=False)
     single = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[kind]
     return single(stages[0], count, loss_fn=loss_fn, scale_grads=False)
 

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from strategist.document.plan import Plan
 from strategist.executor.obstacles import Obstacle
 
+OF_CHUNKS = ("interleaved", "looped_bfs")
+"""Schedules over several chunks of layers per rank."""
+
 
 def pipeline_obstacles(plan: Plan) -> Iterator[Obstacle]:
     """Everything about pp, its schedule and its stages that keeps the executor from running `plan`."""
@@ -24,19 +27,19 @@ def _schedule(plan: Plan) -> Iterator[Obstacle]:
             place="strategy.schedule",
             value=schedule,
             sentence=f"Schedule {schedule!r} does not go with pp = {pp}.",
-            hint="A pipeline needs gpipe, 1f1b or interleaved; without one the schedule is none.",
+            hint="A pipeline needs gpipe, 1f1b, interleaved or looped_bfs; without one the schedule is none.",
         )
 
 
 def _virtual_stages(plan: Plan) -> Iterator[Obstacle]:
     schedule, virtual = plan.strategy.schedule, plan.strategy.virtual_stages
-    if virtual < 1 or (virtual > 1) != (schedule == "interleaved"):
+    if virtual < 1 or (virtual > 1) != (schedule in OF_CHUNKS):
         yield Obstacle(
             code="FRAMEWORK_LEGALITY",
             place="strategy.virtual_stages",
             value=virtual,
             sentence=f"Schedule {schedule!r} does not go with virtual_stages = {virtual}.",
-            hint="Interleaving needs 2 or more virtual stages; every other schedule has 1.",
+            hint=f"{' and '.join(OF_CHUNKS)} need 2 or more virtual stages; every other schedule has 1.",
         )
 
 
@@ -81,8 +84,8 @@ def _divisibility(plan: Plan) -> Iterator[Obstacle]:
 
 def _micro_batches(plan: Plan) -> Iterator[Obstacle]:
     pp, count, schedule = plan.mesh.pp, plan.strategy.accumulation, plan.strategy.schedule
-    if schedule == "1f1b" and count < pp:
-        yield _too_few(count, f"1F1B over {pp} stages needs at least {pp} micro-batches; the plan has {count}.")
+    if schedule in ("1f1b", "looped_bfs") and count < pp:
+        yield _too_few(count, f"{schedule} over {pp} stages needs at least {pp} micro-batches; the plan has {count}.")
     if schedule == "interleaved" and (count < pp or count % pp):
         yield _too_few(
             count, f"Interleaving over {pp} stages needs a multiple of {pp} micro-batches; the plan has {count}."

@@ -14,7 +14,7 @@ from strategist.space.shares import Group, sequence_cut, tokens
 def in_flight_CS(group: Group) -> Reals:
     """Micro-batches whose activations a stage holds at once, (C, S).
 
-    GPipe: all. 1F1B: min(m, pp - stage) (PipeDream-Flush, Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
+    GPipe and looped BFS: all. 1F1B: min(m, pp - stage) (PipeDream-Flush, Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
     Interleaved: min(m v, 2 (pp - stage - 1) + (v - 1) pp + 1) chunks of 1/v stage each (Megatron-LM:
     megatron/core/pipeline_parallel/schedules.py, warm-up count).
     """
@@ -25,7 +25,7 @@ def in_flight_CS(group: Group) -> Reals:
     interleaved = np.minimum(m * v, 2 * (behind - 1) + (v - 1) * group.pp + 1) / v
     schedule = c["schedule"][:, None]
     held = np.where(schedule == code("schedule", "interleaved"), interleaved, one_f_one_b)
-    held = np.where(schedule == code("schedule", "gpipe"), m, held)
+    held = np.where(c.is_word("schedule", "gpipe", "looped_bfs")[:, None], m, held)
     return np.asarray(stage_by_stage(np.where(schedule == code("schedule", "none"), 1, held)), np.float64)
 
 

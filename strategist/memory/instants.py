@@ -187,7 +187,7 @@ def _loss(step: Step) -> tuple[Instant, Instant]:
     both = {
         "gradients": step.earlier,
         "activations": step.activations,
-        "gather_buffers": step.gathered(layers=0, head=True),
+        "gather_buffers": step.gathered_at_loss,
         "bucket_buffers": added(step.copies, step.head_copy),
     }
     waits = added(step.previous, step.outside)
@@ -525,7 +525,7 @@ def _end_of_pass(step: Step) -> tuple[Instant, Instant]:
     common = {
         "activations": step.others + step.stream * step.first,
         "logits": step.held_logits,
-        "gather_buffers": step.gathered(layers=0, head=False) + (0.0 if step.job.model.tied else early),
+        "gather_buffers": step.gathered(layers=0, head=False) + (-step.not_again if step.job.model.tied else early),
     }
     inside = step.fresh(step.counts.layers / step.chunks + step.passed_head)
     made = common | {

@@ -4,7 +4,8 @@ A rank works on passes: one micro-batch through one of its v runs of layers (chu
 torch/distributed/pipelining/schedules.py: Schedule1F1B runs min(m, pp - stage) forwards, then a backward and a forward in
 turn; ScheduleGPipe all forwards first; ScheduleInterleaved1F1B (Narayanan et al. 2021, arXiv 2104.04473, section 2.2)
 (v - 1) pp + 2 (pp - 1 - stage) forwards, then a forward and a backward in turn, pp micro-batches of one chunk after
-another, backwards from the last chunk. A chunk's gradients stand from its first backward pass on and are reduced right
+another, backwards from the last chunk; ScheduleLoopedBFS (Lamy-Poirier 2023, arXiv 2211.05953) all forwards, then all
+backwards, every micro-batch of one chunk after another. A chunk's gradients stand from its first backward pass on and are reduced right
 behind its last one.
 """
 
@@ -58,7 +59,8 @@ def one_pass(accumulation: Column) -> Situation:
 
 
 class Schedule:
-    """The passes of every candidate of a group on every stage, (C, S)."""
+    """The passes of every candidate of a group on every stage, (C, S). `turn` is how many micro-batches of one chunk follow each
+    other before the next chunk's."""
 
     def __init__(self, group: Group) -> None:
         c = group.candidates
@@ -67,10 +69,12 @@ class Schedule:
         self.passes = self.m * self.v
         behind = group.pp - group.stages[None, :]
         schedule = c["schedule"][:, None]
-        ahead = np.where(schedule == code("schedule", "gpipe"), self.m, behind)
         interleaved = (self.v - 1) * self.pp + 2 * (behind - 1) + 1
-        ahead = np.where(schedule == code("schedule", "interleaved"), interleaved, ahead)
+        ahead = np.where(schedule == code("schedule", "interleaved"), interleaved, self.passes)
+        ahead = np.where(schedule == code("schedule", "1f1b"), behind, ahead)
         self.ahead = stage_by_stage(np.minimum(ahead, self.passes))
+        breadth_first: Mask = schedule == code("schedule", "looped_bfs")
+        self.turn: int | Column = np.where(breadth_first, self.m, self.pp) if breadth_first.any() else self.pp
 
     @property
     def has_chunks(self) -> bool:
@@ -83,7 +87,7 @@ class Schedule:
 
     def second_of_last_chunk(self) -> Column:
         """The chunk with the head, once it has gradients: in the second round, when all others have some too, if there is one."""
-        second_round = np.where(self.m >= 2 * self.pp, self.pp * self.v, 1)
+        second_round = np.where(self.m >= 2 * self.turn, self.turn * self.v, 1)
         return self._everywhere(np.where(self.v > 1, second_round, 1))
 
     def fullest(self) -> Column:
@@ -92,11 +96,11 @@ class Schedule:
 
     def first_of_first_chunk(self) -> Column:
         """The first backward pass of the chunk with the embedding."""
-        return self._everywhere(self.pp * (self.v - 1))
+        return self._everywhere(self.turn * (self.v - 1))
 
     def second_of_first_chunk(self) -> Column:
         """The second one: from here on every weight has a gradient."""
-        return self._everywhere(self.pp * (self.v - 1) + 1)
+        return self._everywhere(self.turn * (self.v - 1) + 1)
 
     def _everywhere(self, number: Column) -> Column:
         return np.broadcast_to(number, self.ahead.shape)
@@ -105,19 +109,19 @@ class Schedule:
         """Backward passes by their numbers (C, S), counted from 0; the last one when there are fewer."""
         k = stage_by_stage(np.minimum(np.stack(numbers), self.passes - 1))
         forwards = np.minimum(self.ahead + k, self.passes)
-        pp, v = self.pp, self.v if self.has_chunks else 1
-        around = pp * v
-        of_chunk = k // pp
-        done, begun = of_chunk // v, forwards // pp // v
-        in_chunk, in_round, ahead_in_round = k - of_chunk * pp, k - done * around, forwards - begun * around
+        turn, v = self.turn, self.v if self.has_chunks else 1
+        around = turn * v
+        of_chunk = k // turn
+        done, begun = of_chunk // v, forwards // turn // v
+        in_chunk, in_round, ahead_in_round = k - of_chunk * turn, k - done * around, forwards - begun * around
         own = of_chunk - done * v  # chunks from the last
         is_first, is_last = own == v - 1, own == 0
-        other_chunks = (v - 1) * pp
-        done_first = done * pp + np.maximum(0, in_round - other_chunks)
-        done_last = done * pp + np.minimum(in_round, pp)
-        first = begun * pp + np.minimum(ahead_in_round, pp) - done_first
-        last = begun * pp + np.maximum(0, ahead_in_round - other_chunks) - done_last
-        reduced = np.maximum(0, k - (self.m - pp) * v) // pp
+        other_chunks = (v - 1) * turn
+        done_first = done * turn + np.maximum(0, in_round - other_chunks)
+        done_last = done * turn + np.minimum(in_round, turn)
+        first = begun * turn + np.minimum(ahead_in_round, turn) - done_first
+        last = begun * turn + np.maximum(0, ahead_in_round - other_chunks) - done_last
+        reduced = np.maximum(0, k - (self.m - turn) * v) // turn
         started = np.minimum(v, of_chunk + (in_chunk > 0))
         return Situation(
             others=(forwards - k - 1).astype(np.float64),

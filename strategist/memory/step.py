@@ -540,7 +540,7 @@ class Step:
         counts, tied = self.counts, self.job.model.tied
         if self.piped:
             chunk = self._gathered_layers(layers, counts.layers / self.chunks, experts)
-            root = self.before + self.behind if tied else (self.behind if head else 0.0)
+            root = self.root if tied else (self.behind if head else 0.0)
             done = counts.layers * self.situation.reduced + counts.behind * self.situation.last_reduced
             return np.where(
                 self.managed, self.compute * np.where(self.reshards, chunk + root, counts.whole - done), 0.0
@@ -559,6 +559,30 @@ class Step:
             return np.minimum(layers * self.widest, own)
         alone = own - np.where(self.apart, self.counts.experts / self.chunks, 0.0)
         return np.minimum(layers * self.dense, alone) + experts * self.routed
+
+    @cached_property
+    def root(self) -> Reals:
+        """Elements of a pipeline's tied ends that are gathered while a pass runs. ZeRO-3 gives them back after a backward pass, and
+        gathers norm and head again for a forward pass only: schedules that work breadth-first have none of those by then."""
+        if self.situation.alternates.all():
+            return self.before + self.behind
+        return self.before + np.where(self.situation.alternates, self.behind, 0.0)
+
+    @cached_property
+    def not_again(self) -> Reals:
+        """Bytes of a root's norm and head that are given back when a pass ends, because no forward pass follows that needs them."""
+        if not (self.piped and self.c.is_word("schedule", "gpipe", "looped_bfs").any()):
+            return NONE
+        ends = self.c.is_word("schedule", "gpipe", "looped_bfs")[:, None] & self.managed & self.reshards
+        return np.where(ends & self.situation.alternates, self.compute * self.behind, 0.0)
+
+    @cached_property
+    def gathered_at_loss(self) -> Reals:
+        """Gathered weights at the loss, where a head that is a unit of its own has been given back like a root's."""
+        found, alternates = self.gathered(layers=0, head=True), self.situation.alternates
+        if not self.piped or self.job.model.tied or alternates.all():
+            return found
+        return found - np.where(self.managed & self.reshards & ~alternates, self.compute * self.behind, 0.0)
 
     def in_layer(self, gone: Reals) -> LayerInstants:
         """The worst instant of the worst sort of layer when this share of the other layers is gone, (..., C, S)."""

@@ -117,6 +117,7 @@ FORBIDDABLE = (
     "sequence_parallel",
     "interleaved",
     "gpipe",
+    "looped_bfs",
     "tiling",
 )
 
@@ -144,7 +145,7 @@ def forbidden(word: str, candidates: Candidates) -> Mask:
         return candidates.data_parallel > 1
     if word == "hsdp":
         return (candidates["dp_replicate"] > 1) & (candidates["dp_shard"] > 1)
-    if word in ("interleaved", "gpipe"):
+    if word in WORDS["schedule"]:
         return candidates.is_word("schedule", word)
     return candidates[word] > (1 if word == "tiling" else 0)
 

@@ -13,7 +13,7 @@ from strategist.facts.job import Job
 from strategist.facts.model import layer_counts
 from strategist.facts.parameters import count, outer_parameters
 from strategist.records import dataclass
-from strategist.space.candidates import Candidates, Column, Reals, code, total_of
+from strategist.space.candidates import Candidates, Column, Reals, total_of
 from strategist.space.shares import Elements, Group, elements, groups
 from strategist.space.traffic import BEHIND, Hidden, Traffic, traffic
 from strategist.timing.calibrated import scaled
@@ -159,7 +159,7 @@ def _group_terms(job: Job, group: Group, compute: Compute) -> dict[str, tuple[Re
     terms |= {axis: (pick(exposed[axis]), pick(hidden[axis]), NONE) for axis in within}
     if "dp" in exposed:
         terms["dp"] = (exposed["dp"].max(axis=1), hidden["dp"][rows, exposed["dp"].argmax(axis=1)], NONE)
-    terms["bubble"] = (_bubble(group, every / micro), NONE, NONE)
+    terms["bubble"] = (bubble(group, every / micro), NONE, NONE)
     update, offload = _update(job, group, counts)
     terms["optimizer"], terms["offload"] = (update, NONE, NONE), (offload, NONE, NONE)
     return terms
@@ -241,17 +241,17 @@ def _first_piece(group: Group, behind: Hidden) -> Reals:
     return one_layer
 
 
-def _bubble(group: Group, per_micro_CS: Reals) -> Reals:
+def bubble(group: Group, per_micro_CS: Reals) -> Reals:
     """Idle seconds of the slowest stage, (C,): the time of one micro-batch on every other stage, once.
 
     (m - 1) max + sum over stages for GPipe and 1F1B (Huang et al. 2019, arXiv 1811.06965; Narayanan et al. 2021, arXiv
-    2104.04473, section 2.2); divided by the virtual stages when interleaved (section 2.2.2).
+    2104.04473, section 2.2); divided by the virtual stages when interleaved (section 2.2.2) or looped breadth-first
+    (Lamy-Poirier 2023, arXiv 2211.05953).
     """
     if group.pp == 1:
         return np.zeros(len(per_micro_CS))
     idle = per_micro_CS @ group.stands_for - per_micro_CS.max(axis=1)
-    interleaved = group.candidates["schedule"] == code("schedule", "interleaved")
-    return np.maximum(0.0, np.where(interleaved, idle / group.candidates["virtual_stages"], idle))
+    return np.maximum(0.0, idle / group.candidates["virtual_stages"])
 
 
 def _update(job: Job, group: Group, counts: Elements) -> tuple[Reals, Reals]:

@@ -32,6 +32,7 @@ AXES: tuple[dict[str, Any], ...] = (
     {"dp_shard": 2, "zero": 3, "ep": 2},
     {"tp": 2, "dp_shard": 2, "zero": 3, "etp": 2, "sequence_parallel": True},
     {"pp": 2, "virtual_stages": 2, "schedule": "interleaved"},
+    {"pp": 2, "virtual_stages": 2, "schedule": "looped_bfs"},
 )
 OPTIONS: tuple[dict[str, Any], ...] = (
     {},

@@ -35,6 +35,7 @@ PLAIN = {"dp_replicate": 2}
 SHARDED = {"dp_shard": 2, "zero": 3}
 ZERO1 = {"dp_shard": 2, "zero": 1}
 V2 = {"pp": 2, "virtual_stages": 2}
+BFS = V2 | {"schedule": "looped_bfs"}
 SP = {"tp": 2, "sequence_parallel": True}
 TP_MOE = {"tp": 2, "etp": 2}
 SHARED_EXPERT = {"moe": {"shared_ffn": 16, "shared_gate": True}}
@@ -77,6 +78,10 @@ CASES = (
     Case("pp4-v2", V2 | {"pp": 4, "accumulation": 8}, {"layers": 8}, ragged=True, clip=0.5),
     Case("pp2-v2-zero2", V2 | {"dp_shard": 2, "zero": 2, "accumulation": 2}, {"layers": 4}, ragged=True, clip=0.5),
     Case("pp2-v2-ddp2", V2 | PLAIN | {"accumulation": 4}, {"layers": 4, "tied": True}, ragged=True, clip=0.5),
+    Case("pp2-bfs", BFS | {"accumulation": 4, "recompute": "full"}, {"layers": 4, "tied": True}, ragged=True, clip=0.5),
+    Case("pp2-bfs-fsdp2", BFS | SHARDED | {"accumulation": 4, "recompute": "selective"}, {"layers": 4}, ragged=True, clip=0.5),
+    Case("pp2-bfs-ddp2", BFS | PLAIN | {"accumulation": 2}, {"layers": 4}, ragged=True, clip=0.5),
+    Case("pp4-bfs", BFS | {"pp": 4, "accumulation": 8}, {"layers": 8, "tied": True}, ragged=True, clip=0.5),
     Case("zero3-offload", SHARDED | {"accumulation": 2, "offload": "parameters"}, ragged=True, clip=0.5),
     Case("zero3-offload-nvme", SHARDED | {"accumulation": 2, "offload": "nvme"}, ragged=True, clip=0.5),
     Case("fsdp4-offload-nvme", {"dp_shard": 4, "zero": 3, "offload": "nvme", "recompute": "full"}, {"vocab": 63, "tied": True}, ragged=True, clip=0.5),

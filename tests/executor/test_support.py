@@ -27,6 +27,7 @@ RUNNABLE: tuple[dict[str, Any], ...] = (
     {"pp": 2, "tp": 2, "dp_shard": 2, "zero": 2, "accumulation": 2, "recompute": "selective", "formats": FLOAT64},
     {"pp": 2, "schedule": "gpipe", "dp_replicate": 2},
     {"shape": DEEP, "pp": 2, "virtual_stages": 4, "tp": 2, "dp_shard": 2, "zero": 3, "accumulation": 4},
+    {"shape": DEEP, "pp": 2, "virtual_stages": 2, "schedule": "looped_bfs", "accumulation": 3, "recompute": "full"},
     {"dp_replicate": 2, "dp_shard": 2, "zero": 3, "offload": "parameters", "formats": BFLOAT16},
     {"cp": 4, "context_parallel": "ring", "dp_shard": 2, "zero": 3, "recompute": "full"},
     {
@@ -91,6 +92,8 @@ REFUSED: tuple[tuple[dict[str, Any], str, str, str], ...] = (
     (V2 | {"accumulation": 2, "stages": SWAPPED}, "FRAMEWORK_LEGALITY", "strategy.stages", "in order"),
     (V2 | {"virtual_stages": 3, "accumulation": 2}, "DIVISIBILITY", "strategy.virtual_stages", "8 layers"),
     (V2 | {"accumulation": 3}, "BATCH_SPLIT", "strategy.accumulation", "a multiple of 2"),
+    ({"pp": 2, "schedule": "looped_bfs", "accumulation": 2}, "FRAMEWORK_LEGALITY", "strategy.virtual_stages", "= 1"),
+    (V2 | {"schedule": "looped_bfs"}, "BATCH_SPLIT", "strategy.accumulation", "at least 2 micro-batches"),
     ({"offload": "optimizer", "dp_shard": 2, "zero": 1}, "UNSUPPORTED", "strategy.offload", "zero = 1"),
     ({"offload": "parameters"}, "UNSUPPORTED", "strategy.offload", "zero 0"),
     ({"offload": "nvme", "dp_shard": 2, "zero": 2}, "UNSUPPORTED", "strategy.offload", "zero 2"),

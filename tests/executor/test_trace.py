@@ -39,11 +39,24 @@ def _held(plan: Plan, rank: int) -> int:
         ({"pp": 4, "dp_shard": 2, "zero": 3, "tp": 8, "sequence_parallel": True, "accumulation": 4}, (0, 20, 63)),
         ({"pp": 2, "dp_replicate": 32, "accumulation": 2, "schedule": "gpipe"}, (0, 63)),
         ({"pp": 2, "virtual_stages": 2, "dp_shard": 8, "zero": 3, "tp": 4, "accumulation": 4}, (0, 63)),
+        ({"pp": 2, "virtual_stages": 2, "schedule": "looped_bfs", "dp_replicate": 32, "accumulation": 3}, (0, 63)),
         ({"dp_shard": 64, "zero": 3, "offload": "parameters"}, (7,)),
         ({"cp": 4, "context_parallel": "ring", "dp_shard": 16, "zero": 3, "recompute": "full", "seq_len": 64}, (5,)),
         ({"cp": 8, "context_parallel": "all-to-all", "tp": 2, "dp_shard": 4, "zero": 2, "seq_len": 64}, (21,)),
     ],
-    ids=["zero3", "hsdp", "fsdp-tp", "ddp-tp", "pp-fsdp-tp", "pp-ddp", "interleaved", "offload", "ring", "all-to-all"],
+    ids=[
+        "zero3",
+        "hsdp",
+        "fsdp-tp",
+        "ddp-tp",
+        "pp-fsdp-tp",
+        "pp-ddp",
+        "interleaved",
+        "looped-bfs",
+        "offload",
+        "ring",
+        "all-to-all",
+    ],
 )
 def test_the_training_program_runs_under_fake_tensors(layout: dict[str, Any], ranks: tuple[int, ...]) -> None:
     """One rank of each kind does two whole steps, optimizer included, and holds exactly its share of the weights."""

@@ -87,6 +87,7 @@ SEQUENCES: tuple[dict[str, Any], ...] = (
     RING | {"pp": 2, "dp_shard": 2, "zero": 3},
 )
 """The same with context parallelism."""
+BFS = {"pp": 2, "virtual_stages": 2, "schedule": "looped_bfs"}
 ROOMY = 1 << 50
 """Bytes of a device on which the allocator never has to give anything back."""
 
@@ -111,6 +112,19 @@ WEIGHTED = tuple(
     )
 )
 """Pipelines whose last stage owns fewer layers because of its head."""
+
+BREADTH_FIRST = tuple(
+    Scenario(f"{model}-{number}", replace(load_model(model), layers=layers, max_seq=4096), 1000, precision, layout)
+    for number, (model, layers, precision, layout) in enumerate(
+        (
+            ("llama-3.2-1b", 4, "bf16", BFS | {"accumulation": 3, "dp_shard": 4, "zero": 3}),
+            ("llama-3.2-1b", 4, "bf16", {"schedule": "gpipe", "pp": 2, "accumulation": 3, "dp_shard": 4, "zero": 3}),
+            ("llama-3.1-8b", 4, "bf16", BFS | {"accumulation": 2, "dp_shard": 4, "zero": 2}),
+            ("qwen2.5-0.5b", 8, "fp32", BFS | {"pp": 4, "accumulation": 5, "recompute": "full"}),
+        )
+    )
+)
+"""Pipelines that run all forward passes before any backward pass; tied ends and free ones."""
 
 
 STATES = tuple(

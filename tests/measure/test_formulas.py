@@ -13,6 +13,7 @@ import pytest
 from strategist.measure.kinds import chosen_kinds
 from tests.measure.grid import (
     ADAPTED,
+    BREADTH_FIRST,
     PEAK,
     SPREAD,
     STATES,
@@ -108,6 +109,14 @@ def test_formulas_agree_with_the_program_of_other_states(scenario: Scenario) -> 
         for found in differences(scenario, rank):
             _assert_keeps_its_bar(found)
         assert rank.memory.host == pytest.approx(on_host(job_of(scenario, plan), plan), rel=EXACT, abs=SMALL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", BREADTH_FIRST, ids=lambda scenario: scenario.name)
+def test_formulas_agree_with_the_program_of_passes_breadth_first(scenario: Scenario) -> None:
+    """So they do where all forward passes come before any backward pass."""
+    for found in _found(scenario):
+        _assert_keeps_its_bar(found)
 
 
 @pytest.mark.slow

@@ -10,42 +10,35 @@ import pytest
 
 from strategist.memory.situations import Schedule
 from strategist.space.candidates import code
+from tests.oracle.torch_orders import torch_order
 
 pytestmark = pytest.mark.slow
 
-CASES = ((2, 2, 2), (2, 2, 4), (4, 2, 4), (4, 2, 8), (4, 3, 12), (2, 3, 2), (8, 4, 8))
-"""Stages, virtual stages, micro-batches."""
+SHAPES = ((2, 2, 2), (2, 2, 4), (4, 2, 4), (4, 2, 8), (4, 3, 12), (2, 3, 2), (8, 4, 8))
+UNEVEN = ((2, 2, 3), (4, 2, 5), (4, 3, 7), (2, 4, 6))
+CASES = (*(("interleaved", *shape) for shape in SHAPES), *(("looped_bfs", *shape) for shape in (*SHAPES, *UNEVEN)))
+"""Schedules, stages, virtual stages, micro-batches."""
 
 
-def _torch_order(pp: int, virtual: int, count: int, rank: int) -> list[tuple[str, int]]:
-    """(kind of work, chunk) of a rank, in order, by ScheduleInterleaved1F1B."""
-    from torch.distributed.pipelining.schedules import ScheduleInterleaved1F1B
-
-    schedule: Any = SimpleNamespace(
-        n_local_stages=virtual, microbatches_per_round=pp, pp_group_size=pp, _n_microbatches=count
-    )
-    actions = ScheduleInterleaved1F1B._calculate_single_rank_operations(schedule, rank)
-    return [(a.computation_type.name, a.stage_index // pp) for a in actions if a is not None]
-
-
-def _schedule(pp: int, virtual: int, count: int, rank: int) -> Schedule:
+def _schedule(word: str, pp: int, virtual: int, count: int, rank: int) -> Schedule:
     columns = {
         "accumulation": np.array([count]),
         "virtual_stages": np.array([virtual]),
-        "schedule": np.array([code("schedule", "interleaved")]),
+        "schedule": np.array([code("schedule", word)]),
     }
     group: Any = SimpleNamespace(candidates=columns, pp=pp, stages=np.array([rank]))
     return Schedule(group)
 
 
-@pytest.mark.parametrize(("pp", "virtual", "count"), CASES)
-def test_situations_are_those_of_torchs_schedule(pp: int, virtual: int, count: int) -> None:
+@pytest.mark.parametrize(("word", "pp", "virtual", "count"), CASES)
+def test_situations_are_those_of_torchs_schedule(word: str, pp: int, virtual: int, count: int) -> None:
     """At every backward pass of every rank the passes in flight, the chunks with gradients and the reduced chunks are
     those that torch's order of work gives."""
     for rank in range(pp):
-        schedule = _schedule(pp, virtual, count, rank)
+        schedule = _schedule(word, pp, virtual, count, rank)
         there, back = [0] * virtual, [0] * virtual
-        for kind, chunk in _torch_order(pp, virtual, count, rank):
+        for kind, place, _ in torch_order(word, pp, virtual, count, rank):
+            chunk = place // pp
             if kind == "FORWARD":
                 there[chunk] += 1
                 continue

@@ -125,7 +125,7 @@ def in_flight(layout: Layout, stage: int) -> float:
     pp, m, v = layout["pp"], layout["accumulation"], layout["virtual_stages"]
     if pp == 1:
         return 1
-    if layout["schedule"] == "gpipe":
+    if layout["schedule"] in ("gpipe", "looped_bfs"):
         return float(m)
     if layout["schedule"] == "1f1b":
         return float(min(m, pp - stage))
@@ -321,7 +321,8 @@ class Stage:
         if self.piped:
             if self.zero < 3:
                 return self.c * (self.w.all - self._of_chunks(self.at.reduced))
-            root = self.before + self.behind if tied else (self.behind if head else 0.0)
+            root = self.behind if (self.at.alternates if tied else head) else 0.0
+            root += self.before if tied else 0.0
             return self.c * (self._of_some_layers(layers, self.own, experts) + root)
         kept = self.w.behind if head and not tied else 0.0
         if self.zero == 3:
@@ -512,13 +513,19 @@ class Stage:
         before = {
             "gradients": self.earlier,
             "activations": self.all,
-            "gather_buffers": self.gathered(0, head=True),
+            "gather_buffers": self.gathered(0, head=True) - self._given_back(),
             "bucket_buffers": self.copies + self.head_copy,
         }
         waits = self.previous + self.outside
         forward, backward = loss_bytes(self.job, self.a)
         yield 0, before | {"logits": self.logits(forward, held=False), "temporaries": waits + self.cached}
         yield 0, before | {"logits": self.logits(backward), "temporaries": waits}
+
+    def _given_back(self) -> float:
+        """The head, which ZeRO-3 gives back after a pass, until a forward pass needs it again."""
+        alone = self.piped and self.units and not self.job.model.tied
+        gone = alone and self.zero == 3 and not self.at.alternates
+        return self.c * self.behind if gone else 0.0
 
     def _head(self) -> Iterator[tuple[int, dict[str, float]]]:
         dW, dX = self.q_ends * self.c * self.head, self.stream if self.last else 0.0
@@ -924,6 +931,8 @@ class Stage:
             "logits": self.logits(0),
             "gather_buffers": self.gathered(0) + (self.c * self.wl if waits else 0.0),
         }
+        if self.job.model.tied and self.units and self.zero == 3 and self.a["schedule"] in ("gpipe", "looped_bfs"):
+            common["gather_buffers"] -= self.c * self.behind if self.at.alternates else 0.0
         inside = self.own + self.behind
         loose = (0.0 if direct else dW) + self.previous + self.late
         made = self.fresh(inside + self.before) if direct else self.fresh(self.own + self.through)
@@ -954,7 +963,8 @@ def instants(
         (step,) = heads
         yield from (*step.gathering(), *step.heads(), *step.bodies(), step.update())
         return
-    first, again = backward(pp * (v - 1)), backward(pp * (v - 1) + 1)
+    turn = m if layout["schedule"] == "looped_bfs" else pp
+    first, again = backward(turn * (v - 1)), backward(turn * (v - 1) + 1)
     bodies = [first, again]
     if v > 1:
         fullest = max(range(v * m), key=lambda k: (sum(around(layout, stage, k).flight), k))
@@ -973,7 +983,8 @@ def _at_heads(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) 
     if pp == 1:
         several = m > 1
         return [Stage(job, layout, stage, kinds, Around(0, (1,), (several,), (False,), several, True))]
-    numbers = (pp * (v - 1), pp * (v - 1) + 1) if v == 1 else (0, pp * v if m >= 2 * pp else 1)
+    rounds = m >= 2 * pp and layout["schedule"] != "looped_bfs"
+    numbers = (0, 1) if v == 1 or not rounds else (0, pp * v)
     return [Stage(job, layout, stage, kinds, around(layout, stage, number)) for number in numbers]
 
 

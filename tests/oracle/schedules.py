@@ -55,12 +55,13 @@ def _around(schedule: str, pp: int, v: int, m: int, stage: int) -> list[Around]:
 
 def _order(schedule: str, pp: int, v: int, m: int, stage: int) -> Iterator[tuple[str, int]]:
     """Passes as ("F" or "B", chunk)."""
+    turn = m if schedule == "looped_bfs" else pp
     if schedule == "interleaved":
         warm = min((v - 1) * pp + 2 * (pp - 1 - stage), v * m)
     else:
-        warm = m if schedule == "gpipe" else min(m, pp - stage)
-    there = [("F", step // pp % v) for step in range(v * m)]
-    back = [("B", v - 1 - step // pp % v) for step in range(v * m)]
+        warm = min(m, pp - stage) if schedule == "1f1b" else v * m
+    there = [("F", step // turn % v) for step in range(v * m)]
+    back = [("B", v - 1 - step // turn % v) for step in range(v * m)]
     yield from there[:warm]
     waiting = there[warm:]
     for backward in back:

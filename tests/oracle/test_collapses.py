@@ -60,6 +60,17 @@ def test_gpipe_is_never_better_than_1f1b(words: str) -> None:
     assert (step_after == step_before).all()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("words", QUESTIONS)
+def test_looped_bfs_takes_as_long_as_interleaving(words: str) -> None:
+    """Where chunks can be interleaved, both schedules take exactly as long; which holds less depends (decision 0087)."""
+    job = question_of(words)
+    dropped = [a for a in _left_out(job) if a["schedule"] == "looped_bfs"]
+    _, step_before = _weighed(job, dropped)
+    _, step_after = _weighed(job, [a | {"schedule": "interleaved"} for a in dropped])
+    assert (step_after == step_before).all()
+
+
 @pytest.mark.parametrize("words", QUESTIONS)
 def test_sequence_parallelism_is_never_worse(words: str) -> None:
     """A cut sequence holds at most what a whole one does, and where an all-reduce is no faster than the ring and nothing is

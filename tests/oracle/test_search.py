@@ -92,7 +92,7 @@ def complexity(a: Layout) -> int:
     hybrid = a["dp_replicate"] > 1 and a["dp_shard"] > 1
     offload = ("none", "optimizer", "parameters", "nvme").index(a["offload"])
     recompute = ("none", "selective", "full").index(a["recompute"])
-    schedule = ("none", "gpipe", "1f1b", "interleaved").index(a["schedule"])
+    schedule = ("none", "gpipe", "1f1b", "interleaved", "looped_bfs").index(a["schedule"])
     return 100 * axes + 20 * offload + 10 * a["zero"] + 5 * hybrid + 2 * recompute + schedule + int(a["tiling"])
 
 
@@ -168,7 +168,7 @@ CI, LONG = {"devices": 16, "layouts": 80}, {"devices": 64, "layouts": 600}
 CI_SCENARIOS, NIGHTLY_SCENARIOS, AT_ONCE = 200, 2000, 10
 EVERY: dict[str, set[Any]] = {
     "zero": {0, 1, 2, 3},
-    "schedule": {"none", "gpipe", "1f1b", "interleaved"},
+    "schedule": {"none", "gpipe", "1f1b", "interleaved", "looped_bfs"},
     "context_parallel": {"none", "ring", "all-to-all"},
     "recompute": {"none", "selective", "full"},
     "offload": {"none", "optimizer", "parameters", "nvme"},

@@ -133,7 +133,7 @@ def _bubble(layout: Layout, kinds: Sequence[Sequence[LayerKind]], per_micro: dic
         middle = sum(len(own) for own in kinds[1:-1])
         everything = first + second * middle / len(kinds[1]) + last
     idle = everything - max(per_micro.values())
-    return idle / layout["virtual_stages"] if layout["schedule"] == "interleaved" else idle
+    return idle / layout["virtual_stages"] if layout["schedule"] in ("interleaved", "looped_bfs") else idle
 
 
 EIGHT_BIT_BYTES = 2 * (1 + 4 + 4 + 4 + 4 + 4) + 12 + 8 + 16 + 2 * (4 + 8 + 8 + 5) + 3 * 8 + 8 + 16

@@ -1,0 +1,55 @@
+"""How long a pipeline idles, against a clock that runs torch's own order of work."""
+
+from __future__ import annotations
+
+from itertools import product
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from strategist.timing.estimate import bubble
+from tests.oracle.torch_orders import CLASSES, torch_order
+
+pytestmark = pytest.mark.slow
+
+FORWARD, BACKWARD = 3, 5
+"""Seconds of a pass through one chunk."""
+SHAPES = ((2, 2, 2), (2, 3, 6), (4, 2, 4), (4, 2, 12), (8, 4, 8))
+"""Stages, virtual stages, micro-batches."""
+UNEVEN = ((2, 2, 3), (4, 2, 5), (4, 3, 7))
+CASES = (*product(CLASSES, SHAPES), *product(("looped_bfs",), UNEVEN))
+
+
+def _seconds(word: str, pp: int, virtual: int, count: int) -> int:
+    """When the last rank is done, if every rank works in torch's order and begins as soon as what it needs is there."""
+    waiting = [torch_order(word, pp, virtual, count, rank) for rank in range(pp)]
+    free, done = [0] * pp, dict[tuple[str, int, int], int]()
+    last = pp * virtual - 1
+    for _ in range(2 * pp * virtual * count):  # each round something can be done
+        for rank, orders in enumerate(waiting):
+            while orders and (ready := _ready(orders[0], last, done)) is not None:
+                lasts = FORWARD if orders[0][0] == "FORWARD" else BACKWARD
+                free[rank] = max(free[rank], ready) + lasts
+                done[orders.pop(0)] = free[rank]
+    assert not any(waiting), waiting
+    return max(free)
+
+
+def _ready(work: tuple[str, int, int], last: int, done: dict[tuple[str, int, int], int]) -> int | None:
+    """When what a pass needs is there; None while it is not."""
+    kind, stage, micro = work
+    if kind == "FORWARD":
+        return 0 if stage == 0 else done.get((kind, stage - 1, micro))
+    return done.get(("FORWARD", last, micro) if stage == last else (kind, stage + 1, micro))
+
+
+@pytest.mark.parametrize(("word", "shape"), CASES)
+def test_stages_idle_as_long_as_a_clock_says(word: str, shape: tuple[int, int, int]) -> None:
+    """With equal stages the predicted idle time and the work make the time after which torch's order is through."""
+    pp, virtual, count = shape
+    of_one = virtual * (FORWARD + BACKWARD)
+    group: Any = SimpleNamespace(pp=pp, stands_for=np.ones(pp), candidates={"virtual_stages": np.array([virtual])})
+    idle = bubble(group, np.full((1, pp), float(of_one)))
+    assert _seconds(word, pp, virtual, count) == pytest.approx(count * of_one + idle.item())
