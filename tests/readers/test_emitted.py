@@ -31,6 +31,10 @@ SAYS = {
         "tp", "pp", "cp", "zero", "micro_batch", "accumulation", "global_batch", "seq_len", "sequence_parallel", "recompute",
         "gradient", "reduce", "compute",
     },
+    "llm-foundry": {
+        "dp_replicate", "zero", "micro_batch", "accumulation", "global_batch", "seq_len", "recompute", "optimizer",
+        "parameter", "gradient", "reduce", "compute",
+    },
     "megatron": {
         "dp_replicate", "dp_shard", "tp", "cp", "pp", "zero", "micro_batch", "accumulation", "global_batch", "seq_len",
         "schedule", "virtual_stages", "sequence_parallel", "context_parallel", "recompute", "optimizer", "gradient", "reduce",
@@ -66,8 +70,8 @@ def meant(plan: Plan) -> Said:
     return said | {"kept": said["parameter"] if said["master"] == "none" else said["master"]}
 
 
-NOT_READ = ("kubernetes", "skypilot")
-"""Targets whose files describe a cluster's job, which no reader takes (docs/status.md)."""
+NOT_READ = ("kubernetes", "skypilot", "composer", "megatron-bridge", "epl")
+"""Targets whose files describe a cluster's job or what their script hands over, which no reader takes (docs/status.md)."""
 SCRIPTS_ALONE = [emitter.name for emitter in EMITTERS if emitter.name not in (*SAYS, *NOT_READ)]
 """Targets without a configuration file: their scripts read plan.json."""
 
