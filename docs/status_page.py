@@ -104,17 +104,17 @@ LATER: Mapping[str, str] = {
 MISSING = (
     "Of the search: no schedules beyond 1F1B, GPipe and interleaved; of machines of several kinds no part is taken by `--allow-idle`, and "
     "`size` and `sweep` take no `--time-budget`.",
-    "Files for NeMo, llm-foundry, BytePS and EPL; tensor, pipeline, context and expert parallelism in "
-    "the files of Accelerate, DeepSpeed, Transformers, TRL, Lightning, LLaMA-Factory and axolotl; FSDP in those of the last two. "
+    "Tensor, pipeline, context and expert parallelism in the files of Accelerate, DeepSpeed, Transformers, TRL, Lightning, "
+    "LLaMA-Factory, axolotl, Composer and llm-foundry; FSDP in those of LLaMA-Factory and axolotl; ZeRO and tensor parallelism in those of EPL. "
     "Scripts for nn.DataParallel and a parameter server: no plan says either.",
     "Emitted files of frameworks were parsed by them and trained with on two CPU ranks (`make test-frameworks`), not on GPUs. Times and "
     "bytes beside them are those of the plan's profile, not of that framework.",
     "What a ring holds while attention's backward runs is in no formula: predicted peaks with cp are within 1 % of the trace, not 0.1 %.",
     "Checkpoints of plans in fp16, with offload of the optimizer or with ep: saving and loading are refused.",
     "Rehearsals of plans with cp or ep above 1.",
-    "Megatron-LM's arguments and nanotron's files were parsed by their own loaders by hand, once: no registry has them. torchtitan's flags are parsed by torchtitan "
-    "in `make test-frameworks`; none of them was trained with.",
-    "`validate` reads no files of NeMo, llm-foundry, SkyPilot, Kubernetes or Ray, and no misspelt options of sbatch.",
+    "What is parsed and not trained with, by target: docs/targets.md. Of those Composer's FSDP, llm-foundry, Megatron-LM, Megatron-Bridge, nanotron, torchtitan and "
+    "axolotl need GPUs; BytePS does not build and EPL needs TensorFlow 1.x.",
+    "`validate` reads no files of Megatron-Bridge, Composer, EPL, SkyPilot, Kubernetes or Ray, and no misspelt options of sbatch.",
     "Rehearsals measured on a GPU: not yet. `strategist rehearse` was tested on CPU ranks; benchmarks/device/rehearse_gpu.py is the "
     "measurement that is owed.",
     "LoRA and QLoRA (`--method`); plans are for full training (`accuracy` predicts published LoRA runs).",

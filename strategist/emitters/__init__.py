@@ -62,6 +62,12 @@ EMITTERS: tuple[Emitter, ...] = (
 )
 """Every target, in the order of `emit --list`."""
 
+OLD_NAMES = {
+    "torch-launch": "torch.distributed.launch is an alias of torchrun for old scripts: emit --to torchrun. Its words are the same without "
+    "--use-env, and a script reads LOCAL_RANK instead of --local-rank."
+}
+"""Names that people know of targets which there are not, and what to do instead."""
+
 
 def find_emitter(name: str, flag: str = "--to") -> Emitter:
     """The target of that name. Raises InputError CHOICE with the nearest names."""
@@ -72,7 +78,7 @@ def find_emitter(name: str, flag: str = "--to") -> Emitter:
             f"{flag}: there is no target {name!r}.",
             flag=flag,
             value=name,
-            hint=did_you_mean(name, known),
+            hint=OLD_NAMES.get(name) or did_you_mean(name, known),
         )
     return next(emitter for emitter in EMITTERS if emitter.name == name)
 

@@ -17,6 +17,7 @@ from tests.plans import FLOAT32, make_plan
 from tests.source import ROOT
 
 SHIM = Path(__file__).with_name("cpu_ranks")
+STAND_INS = Path(__file__).with_name("stand_ins")
 STEPS = 3
 SEED = 5
 
@@ -50,7 +51,8 @@ def trained(
 ) -> list[float]:
     """The losses that the emitted job prints when it is started from another folder."""
     job = write_job(folder, target, plan)
-    env = job_environment(*([SHIM] if plan.strategy.backend == "nccl" else [])) | dict(variables or {})
+    shims = [SHIM] if plan.strategy.backend == "nccl" else []
+    env = job_environment(*shims, *([STAND_INS] if "STAND_INS" in (variables or {}) else [])) | dict(variables or {})
     command = ["bash", str(job / "launch.sh"), *words]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

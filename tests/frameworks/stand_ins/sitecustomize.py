@@ -12,19 +12,30 @@ from types import ModuleType
 from typing import Any
 
 
+class Empty(type):
+    """A class with nothing in it, every name of which is another one."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Empty(name, (), {})
+
+
 class StandIn(ModuleType):
-    """A package of which every name is an empty class, made when it is asked for."""
+    """A package that is newer than any, of which every name is an empty class, made when it is asked for."""
+
+    __version__ = "99.0"
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        made = type(name, (), {"__module__": self.__name__})
+        made = Empty(name, (), {"__module__": self.__name__})
         setattr(self, name, made)
         return made
 
 
 class StandIns:
-    """Finds and makes the packages of that name and whatever is imported from inside them."""
+    """Finds and makes the packages of these names and whatever is imported from inside them."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.names = names
@@ -39,6 +50,10 @@ class StandIns:
         """Nothing is in it."""
 
 
-NAMES = tuple(filter(None, os.environ.get("STAND_INS", "").split(",")))
-if NAMES:
-    sys.meta_path.insert(0, StandIns(NAMES))  # type: ignore[arg-type]
+def stand_in(*names: str) -> None:
+    """Put empty packages of these names before those that are installed."""
+    sys.meta_path.insert(0, StandIns(names))  # type: ignore[arg-type]
+
+
+if os.environ.get("STAND_INS"):
+    stand_in(*os.environ["STAND_INS"].split(","))
