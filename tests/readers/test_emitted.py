@@ -10,7 +10,7 @@ from strategist.document.plan import Plan
 from strategist.emitters import EMITTERS
 from strategist.readers import open_source, read_foreign
 from strategist.readers.foreign import Foreign
-from tests.emitters.grid import written
+from tests.emitters.grid import targets, written
 from tests.emitters.test_read_back import Said, facts
 
 SAYS = {
@@ -76,7 +76,9 @@ SCRIPTS_ALONE = [emitter.name for emitter in EMITTERS if emitter.name not in (*S
 """Targets without a configuration file: their scripts read plan.json."""
 
 
-@pytest.mark.parametrize("target", [*SAYS, *(pytest.param(name, marks=pytest.mark.slow) for name in SCRIPTS_ALONE)])
+@pytest.mark.parametrize(
+    "target", [*targets(SAYS), *(pytest.param(name, marks=pytest.mark.slow) for name in SCRIPTS_ALONE)]
+)
 def test_emitted_files_pass_and_say_the_plan(target: str, tmp_path: Path) -> None:
     """No file of any plan has a fault; mesh, batch, formats and strategy that it says are the plan's, and it says enough."""
     for plan, read in read_all(tmp_path, target):
