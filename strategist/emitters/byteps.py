@@ -1,7 +1,7 @@
 """BytePS, which nobody maintains: DMLC_* variables around its bpslaunch, with a server on every node, and a training script.
 
 Replicas are its workers, whose gradients servers average. Names as in BytePS at commit f5df52f (2022-02-09),
-launcher/launch.py, docs/env.md and byteps/torch/__init__.py; how many servers: docs/best-practice.md.
+launcher/launch.py, its page env.md and byteps/torch/__init__.py; how many servers: its page best-practice.md.
 """
 
 from __future__ import annotations

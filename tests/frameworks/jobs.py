@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from strategist import emit
 from strategist.document.plan import Plan
 from strategist.emitters.emitter import Options
@@ -44,6 +46,15 @@ def write_job(folder: Path, target: str, plan: Plan, options: Options | None = N
     for name, text in emit(plan, target, options).items():
         (job / name).write_text(text, encoding="utf-8")
     return job
+
+
+def as_the_script_sets_it(monkeypatch: pytest.MonkeyPatch, script: str, world: int) -> None:
+    """The environment of the first rank as a launch script of Megatron's makes it, in this process."""
+    for name, value in {"WORLD_SIZE": str(world), "RANK": "0", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    if "export CUDA_DEVICE_MAX_CONNECTIONS" in script:
+        monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 
 
 def trained(

@@ -22,7 +22,7 @@ from strategist import emit
 from strategist.emitters.emitter import Options
 from tests.emitters.grid import COMMON, distinct, plan_on, written
 from tests.emitters.stubs import zeros
-from tests.frameworks.jobs import job_environment, write_job
+from tests.frameworks.jobs import as_the_script_sets_it, job_environment, write_job
 from tests.frameworks.stand_ins.sitecustomize import stand_in
 
 stand_in("transformer_engine", "flash_attn", "apex", "torchvision")
@@ -66,11 +66,7 @@ def words_of(script: str) -> list[str]:
 
 def parsed(megatron: Any, words: list[str], world: int, script: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     """What Megatron-LM makes of the arguments at a number of ranks, in the environment that the script sets up."""
-    for name, value in {"WORLD_SIZE": str(world), "RANK": "0", "LOCAL_RANK": "0"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
-    if "export CUDA_DEVICE_MAX_CONNECTIONS" in script:
-        monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    as_the_script_sets_it(monkeypatch, script, world)
     monkeypatch.setattr(sys, "argv", ["pretrain_gpt.py", *words, *TOLD])
     return megatron.validate_args(megatron.parse_args())
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.emitters.grid import written
+from tests.frameworks.jobs import as_the_script_sets_it
 from tests.frameworks.stand_ins.sitecustomize import stand_in
 
 stand_in("transformer_engine", "flash_attn", "nvtx", "modelopt", "tensorstore", "nvidia_resiliency_ext", "torchvision")
@@ -33,14 +34,13 @@ def filled(folder: Path, files: dict[PurePosixPath, str]) -> Any:
 @pytest.mark.parametrize("target", ["megatron-bridge"])
 def test_megatron_bridge_takes_every_recipe(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the plan's number of ranks each container passes its validation and keeps the plan's choices."""
-    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     seen = set()
     for plan, files in written(target):
         text = files[PurePosixPath("megatron_bridge.json")]
         if (text, plan.mesh.world) in seen:
             continue
         seen.add((text, plan.mesh.world))
-        monkeypatch.setenv("WORLD_SIZE", str(plan.mesh.world))
+        as_the_script_sets_it(monkeypatch, files[PurePosixPath("launch.sh")], plan.mesh.world)
         container = filled(tmp_path, dict(files))
         runtime_config_update(container)
         choices = json.loads(text)
@@ -65,7 +65,7 @@ def test_megatron_bridge_refuses_what_is_wrong(
 ) -> None:
     """The classes and the validation that take our recipes refuse a misspelt name, and a layout that does not divide."""
     plan, files = next(written(target))
-    monkeypatch.setenv("WORLD_SIZE", str(plan.mesh.world))
+    as_the_script_sets_it(monkeypatch, files[PurePosixPath("launch.sh")], plan.mesh.world)
     document = json.loads(files[PurePosixPath("megatron_bridge.json")])
     document[section] |= wrong
     changed = dict(files) | {PurePosixPath("megatron_bridge.json"): json.dumps(document)}
