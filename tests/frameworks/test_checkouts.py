@@ -176,6 +176,7 @@ def test_byteps_launcher_refuses_a_missing_variable(target: str) -> None:
     script = emit(plan_on(2, 4, **COMMON | {"dp_shard": 1, "zero": 0, "dp_replicate": 8}), target)
     asked = ("DMLC_NUM_SERVER", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_WORKER_ID")
     env = {"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "2", "BYTEPS_NUMA_ON": "0", **dict.fromkeys(asked, "1")}
+    env["PYTHONUNBUFFERED"] = "1"  # it leaves at once after its sentence
     for name in asked:
         assert name in script[PurePosixPath("launch.sh")]
         command = [sys.executable, str(checkout("byteps") / "launcher/launch.py"), "true"]
