@@ -26,9 +26,10 @@ def targets_page() -> str:
     return (
         "# Targets of emit\n\n"
         f"`strategist emit PLAN --to NAME --out DIR` knows {len(EMITTERS)} targets. Proofs are those of the last run of "
-        "`make test-frameworks`; a test that fails or is skipped proves nothing.\n\n"
+        "`make test-frameworks`; a test that fails or is skipped proves nothing. "
+        "The last column has the day and the commit of the run that showed it, where that was written down.\n\n"
         f"| proof | targets | says |\n|---|---|---|\n{levels}\n"
-        f"| target | is | axes | versions | proof | shown by |\n|---|---|---|---|---|---|\n{rows}\n"
+        f"| target | is | axes | versions | proof | shown by | run |\n|---|---|---|---|---|---|---|\n{rows}\n"
         "Every target writes files for a plan or refuses it with the field and the reason ([status.md](status.md) shows which "
         "techniques each takes). `--to torch-launch` is answered with its translation to torchrun: it is an alias of that.\n"
     )
@@ -38,7 +39,7 @@ def _row(name: str) -> str:
     emitter = next(emitter for emitter in EMITTERS if emitter.name == name)
     proof = proofs()[name]
     shown = f"[{proof['evidence'].rpartition('/')[2]}](../{proof['evidence']}): {_sentence(proof['evidence'])}"
-    return f"| `{name}` | {emitter.title} | {', '.join(emitter.axes)} | {emitter.versions} | {proof['proof']} | {shown} |\n"
+    return f"| `{name}` | {emitter.title} | {', '.join(emitter.axes)} | {emitter.versions} | {proof['proof']} | {shown} | {proof.get('run', '')} |\n"
 
 
 @cache
