@@ -17,9 +17,9 @@ from tests.frameworks.one_process import one_process, plan_of, words_for
 from tests.frameworks.stand_ins.sitecustomize import stand_in
 from tests.plans import BFLOAT16
 
-MISSING = "torchvision"
-"""No build of it loads beside torch for CPUs; Composer imports it and uses it for pictures alone."""
-stand_in(MISSING)
+MISSING = ("torchvision", "mcli")
+"""What Composer imports for pictures, of which no build loads beside torch for CPUs, and for a platform of its own."""
+stand_in(*MISSING)
 from composer import Trainer  # noqa: E402
 from composer.core import Precision  # noqa: E402
 from composer.distributed.mosaic_parallelism import SHARDING_MAP, get_mixed_precision  # noqa: E402
@@ -69,7 +69,7 @@ def test_losses_are_those_of_one_process(
     plan = plan_of({"dp_replicate": 2, "backend": "gloo"} | choices)
     alone = one_process(model_folder, plan.strategy.optimizer)
     tolerance = 1e-4 if plan.strategy.formats.compute == "float32" else 5e-3
-    assert trained(tmp_path, target, plan, words_for(model_folder), {"STAND_INS": MISSING}) == pytest.approx(
+    assert trained(tmp_path, target, plan, words_for(model_folder), {"STAND_INS": ",".join(MISSING)}) == pytest.approx(
         alone, rel=tolerance
     )
     assert max(alone) - min(alone) > 10 * 1e-4 * max(alone)

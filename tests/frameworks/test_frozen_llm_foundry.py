@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from dataclasses import fields
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -16,9 +17,14 @@ from omegaconf import OmegaConf
 
 from strategist.readers.foreign import keys_of
 from tests.emitters.grid import distinct
+from tests.frameworks.stand_ins.sitecustomize import StandIn, stand_in
 from tests.frameworks.test_frozen_composer import check_section
 
 PACKAGES = ("llmfoundry", "llmfoundry.utils")
+UNUSED = ("llmfoundry.models", "llmfoundry.models.utils")
+"""What the loader imports for other functions, and what of it needs an older torch."""
+stand_in("mlflow")
+
 TOLD = ("model.pretrained_model_name_or_path=llama", "tokenizer.name=llama", "train_loader.dataset.local=data")
 """What the command adds to the file."""
 
@@ -26,12 +32,14 @@ TOLD = ("model.pretrained_model_name_or_path=llama", "tokenizer.name=llama", "tr
 @pytest.fixture(scope="module")
 def loader() -> Any:
     """llmfoundry.utils.config_utils, of whose packages only the folders are made known."""
+    spec = find_spec("llmfoundry")
+    assert spec is not None and spec.submodule_search_locations is not None
+    (root,) = spec.submodule_search_locations
     for name in PACKAGES:
         package = ModuleType(name)
-        spec = find_spec("llmfoundry") if name == "llmfoundry" else None
-        folder = spec.submodule_search_locations[0] if spec else f"{sys.modules['llmfoundry'].__path__[0]}/utils"  # type: ignore[index]
-        package.__path__ = [folder]
+        package.__path__ = [str(Path(root, *name.split(".")[1:]))]
         sys.modules[name] = package
+    sys.modules |= {name: StandIn(name) for name in UNUSED}
     from llmfoundry.utils import config_utils
 
     return config_utils
