@@ -60,7 +60,7 @@ def megatron(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def words_of(script: str) -> list[str]:
     """The arguments that the launch script gives to train.py, without those of the user."""
-    words = shlex.split(script.replace("\\\n", " "))
+    words = shlex.split(script.partition("\nexec ")[2].replace("\\\n", " "))
     return words[words.index("$here/train.py") + 1 : words.index("$@")]
 
 
