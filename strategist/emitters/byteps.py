@@ -36,7 +36,7 @@ COVERAGE = Coverage(
         "strategy.compile": "The script does not compile.",
         "strategy.formats": "The script keeps weights and gradients in fp32, and scales no losses.",
         "strategy.backend": "Its workers are GPUs.",
-        "workload.precision": "It has no fp8.",
+        "workload.precision": "It has neither fp8 nor fp4.",
     },
     clashes=(causal_models("BytePS"),),
     hint="Emit it to torchrun, which is maintained.",

@@ -37,7 +37,7 @@ WHY = {
     "strategy.offload": "It refuses to keep shards on the host.",
     "strategy.compile": "Its compile_config was not tried.",
     "strategy.formats": "It keeps weights and gradients in fp32.",
-    "workload.precision": "Its fp8 needs Transformer Engine's modules.",
+    "workload.precision": "Its fp8 needs Transformer Engine's modules, and it has no fp4.",
 }
 """Why Composer, and what stands on it, cannot say other values."""
 

@@ -48,7 +48,7 @@ COVERAGE = Coverage(
         "strategy.formats": "It keeps fp32 weights and computes in fp32 or float16.",
         "strategy.optimizer": "It has TensorFlow's optimizers.",
         "strategy.backend": "It trains on GPUs.",
-        "workload.precision": "It knows neither bf16 nor fp8.",
+        "workload.precision": "It knows none of bf16, fp8 and fp4.",
     },
     clashes=(
         Clash(

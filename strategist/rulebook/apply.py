@@ -37,7 +37,10 @@ def forbid(
     keep = np.ones(len(candidates), dtype=np.bool_)
     refused = []
     for rule in rules:
-        hit = keep & np.broadcast_to(np.asarray(rule.holds(values), dtype=np.bool_), keep.shape)
+        holds = rule.holds(values)
+        if isinstance(holds, np.bool_) and not holds:  # what the question says settles it for every candidate
+            continue
+        hit = keep & np.broadcast_to(np.asarray(holds, dtype=np.bool_), keep.shape)
         count = int(hit.sum())
         if count:
             refused.append(Refused(rule, count, int(np.argmax(hit))))
