@@ -88,6 +88,14 @@ main()
 )
 
 
+_QUOTED = """quote="'\\\\''"
+here="'${here//\\'/"$quote"}'"
+words=(); for word in "$@"; do words+=("'${word//\\'/"$quote"}'"); done
+set -- "${words[@]}"
+"""
+"""The folder and the words in single quotes, which every shell reads alike; bash's own quoting is not for every shell."""
+
+
 def byteps_launcher(plan: Plan) -> Launcher:
     """bpslaunch, with a server on every node and the scheduler on the first; one node needs neither.
 
@@ -97,11 +105,10 @@ def byteps_launcher(plan: Plan) -> Launcher:
     devices = ",".join(map(str, range(ranks)))
     worker = f"env DMLC_ROLE=worker NVIDIA_VISIBLE_DEVICES={devices}"
     counts = f"export DMLC_NUM_WORKER={nodes} DMLC_NUM_SERVER={nodes}\n"
-    quoted = 'here="${here@Q}"\nset -- "${@@Q}"\n'
     return Launcher(
         one_node=f"{worker} DMLC_WORKER_ID=0 DMLC_PS_ROOT_URI=127.0.0.1 DMLC_PS_ROOT_PORT=1234 bpslaunch python3",
         many_nodes=f'{worker} DMLC_WORKER_ID="$node" bpslaunch python3',
-        settings=f"# BytePS is {UNMAINTAINED}.\n{counts}{quoted}",
+        settings=f"# BytePS is {UNMAINTAINED}.\n{counts}{_QUOTED}",
         companions='export DMLC_PS_ROOT_URI="$address" DMLC_PS_ROOT_PORT="$port"\n'
         'if [[ "$node" == 0 ]]; then DMLC_ROLE=scheduler bpslaunch & fi\n'
         "DMLC_ROLE=server bpslaunch &\n",
