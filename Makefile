@@ -9,7 +9,7 @@ PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.
 # Byte code is kept whatever the environment says: each worker and each process of a test would compile all of it again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help plan test check fast slow nightly bench bench-accuracy bench-memory bench-reserved bench-search bench-overhead mutants docs format clean test-frameworks test-frameworks-hf
+.PHONY: help plan test check fast slow nightly bench bench-accuracy bench-memory bench-reserved bench-search bench-overhead mutants docs format clean test-frameworks test-frameworks-hf test-frameworks-checkouts
 
 help:                              ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name words; do printf '%-14s %s\n' "$$name" "$$words"; done
@@ -20,14 +20,19 @@ plan: $(VENV)/planner.stamp        ## a plan for a 7B model; installs the planne
 test: $(VENV)/everything.stamp     ## every test except the nightly ones
 	$(BIN)/python -m pytest -n 2 --dist=worksteal -m "not nightly"
 
-test-frameworks: test-frameworks-hf $(GROUPS_OF_FRAMEWORKS:%=test-frameworks-%)  ## emitted files, parsed and trained by the frameworks themselves, in environments of their own
+# With CHECKOUTS=FOLDER the frameworks that no registry has are asked too: tests/frameworks/README.md.
+test-frameworks: test-frameworks-hf $(GROUPS_OF_FRAMEWORKS:%=test-frameworks-%) $(if $(CHECKOUTS),test-frameworks-checkouts)  ## emitted files, parsed and trained by the frameworks themselves, in environments of their own
 
 test-frameworks-hf: $(FRAMEWORKS)/hf/stamp  ## the first of these environments alone: Hugging Face's, DeepSpeed and Lightning
 	$(FRAMEWORKS)/hf/bin/python -m pytest $(addprefix tests/frameworks/test_,parsed.py trained.py slurm.py) -W ignore --write-proofs
 
+# Frameworks of folders that CHECKOUTS holds, called like their repositories: Megatron-LM, nanotron, byteps.
+test-frameworks-checkouts: $(FRAMEWORKS)/frozen/stamp
+	CHECKOUTS="$(CHECKOUTS)" $(FRAMEWORKS)/frozen/bin/python -m pytest tests/frameworks/test_checkouts.py -W ignore --write-proofs
+
 # Frameworks whose versions clash with the others': make test-frameworks-ray
 test-frameworks-%: $(FRAMEWORKS)/%/stamp
-	$(FRAMEWORKS)/$*/bin/python -m pytest tests/frameworks/test_$(subst -,_,$*).py -W ignore --write-proofs
+	$(FRAMEWORKS)/$*/bin/python -m pytest $(wildcard tests/frameworks/test_$(subst -,_,$*)*.py) -W ignore --write-proofs
 
 check: $(VENV)/everything.stamp    ## lint, types, floors, fast tests: under a minute
 	$(BIN)/ruff check strategist tests benchmarks docs
@@ -96,6 +101,7 @@ $(FRAMEWORKS)/hf/stamp: pyproject.toml constraints.txt
 $(FRAMEWORKS)/%/stamp: tests/frameworks/requirements/%.txt pyproject.toml
 	$(PYTHON) -m venv $(FRAMEWORKS)/$*
 	$(FRAMEWORKS)/$*/bin/pip install --quiet --disable-pip-version-check -r $< -e '.[test]'
+	$(if $(wildcard $(dir $<)without_dependencies/$*.txt),$(FRAMEWORKS)/$*/bin/pip install --quiet --disable-pip-version-check --no-deps -r $(dir $<)without_dependencies/$*.txt)
 	$(FRAMEWORKS)/$*/bin/pip uninstall --quiet --yes torchvision torchaudio  # no builds for torch's CPU build: Transformers fails with them
 	touch $@
 

@@ -19,6 +19,7 @@ from benchmarks.bench_startup import BARS, figures  # noqa: E402
 from benchmarks.record import read  # noqa: E402
 from docs.accuracy_page import accuracy_page, scatter  # noqa: E402
 from docs.status_page import status_page  # noqa: E402
+from docs.targets_page import targets_page  # noqa: E402
 from strategist.catalog import rows  # noqa: E402
 from strategist.readers import READERS  # noqa: E402
 from strategist.readers.foreign import traps  # noqa: E402
@@ -264,6 +265,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     ),
     "accuracy.svg": lambda: scatter(read("accuracy")["points"]),
     "../strategist/rulebook/books.json": kept_books,
+    "targets.md": lambda: GENERATED.format(source="strategist/emitters/proofs.json") + targets_page(),
     "status.md": lambda: GENERATED.format(source="docs/status_page.py and the code it asks") + status_page(),
 }
 

@@ -109,16 +109,16 @@ MISSING = (
     "Of the search and the executor: zero-bubble schedules (ZB-H1, ZBV) and DualPipeV. Of the search: looped BFS where chunks can be "
     "interleaved is looked at only when pinned; of machines of several kinds no part is taken by `--allow-idle`, and "
     "`size` and `sweep` take no `--time-budget`.",
-    "Files for NeMo, llm-foundry, BytePS and EPL; tensor, pipeline, context and expert parallelism in "
-    "the files of Accelerate, DeepSpeed, Transformers, TRL, Lightning, LLaMA-Factory and axolotl; FSDP in those of the last two. "
+    "Tensor, pipeline, context and expert parallelism in the files of Accelerate, DeepSpeed, Transformers, TRL, Lightning, "
+    "LLaMA-Factory, axolotl, Composer and llm-foundry; FSDP in those of LLaMA-Factory and axolotl; ZeRO and tensor parallelism in those of EPL. "
     "Scripts for nn.DataParallel and a parameter server: no plan says either.",
     "Emitted files of frameworks were parsed by them and trained with on two CPU ranks (`make test-frameworks`), not on GPUs. Times and "
     "bytes beside them are those of the plan's profile, not of that framework.",
     "Checkpoints of plans with 8-bit AdamW or offload to NVMe: saving and loading are refused.",
     "Optimizer state on NVMe was run on CPU ranks with files in the system's folder for temporary ones; no drive's rate was measured.",
-    "Megatron-LM's arguments and nanotron's files were parsed by their own loaders by hand, once: no registry has them. torchtitan's flags are parsed by torchtitan "
-    "in `make test-frameworks`; none of them was trained with.",
-    "`validate` reads no files of NeMo, llm-foundry, SkyPilot, Kubernetes or Ray, and no misspelt options of sbatch.",
+    "What is parsed and not trained with, by target: docs/targets.md. Of those Composer's FSDP, llm-foundry, Megatron-LM, Megatron-Bridge, nanotron, torchtitan and "
+    "axolotl need GPUs; BytePS does not build and EPL needs TensorFlow 1.x.",
+    "`validate` reads no files of Megatron-Bridge, Composer, EPL, SkyPilot, Kubernetes or Ray, and no misspelt options of sbatch.",
     "Rehearsals measured on a GPU: not yet. `strategist rehearse` was tested on CPU ranks; benchmarks/device/rehearse_gpu.py is the "
     "measurement that is owed.",
     "QLoRA runs nowhere of ours: it is planned, predicted and emitted to LLaMA-Factory. Beside adapters (`--method`) no tp, pp, cp, ep, ZeRO-1, offload "

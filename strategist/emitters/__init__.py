@@ -11,12 +11,17 @@ from typing import Any
 from strategist.document.plan import Plan
 from strategist.emitters.accelerate import ACCELERATE
 from strategist.emitters.axolotl import AXOLOTL
+from strategist.emitters.byteps import BYTEPS
+from strategist.emitters.composer import COMPOSER
 from strategist.emitters.deepspeed import DEEPSPEED
 from strategist.emitters.emitter import Emitter, Files, Options
+from strategist.emitters.epl import EPL
 from strategist.emitters.kubernetes import KUBERNETES
 from strategist.emitters.lightning import FABRIC_TARGET, TRAINER_TARGET
 from strategist.emitters.llama_factory import LLAMA_FACTORY
+from strategist.emitters.llm_foundry import LLM_FOUNDRY
 from strategist.emitters.megatron import MEGATRON
+from strategist.emitters.megatron_bridge import MEGATRON_BRIDGE
 from strategist.emitters.mp_spawn import MP_SPAWN
 from strategist.emitters.mpirun import MPIRUN
 from strategist.emitters.nanotron import NANOTRON
@@ -46,11 +51,22 @@ EMITTERS: tuple[Emitter, ...] = (
     AXOLOTL,
     FABRIC_TARGET,
     TRAINER_TARGET,
+    COMPOSER,
+    LLM_FOUNDRY,
     TORCHTITAN,
     MEGATRON,
     NANOTRON,
+    MEGATRON_BRIDGE,
+    BYTEPS,
+    EPL,
 )
 """Every target, in the order of `emit --list`."""
+
+OLD_NAMES = {
+    "torch-launch": "torch.distributed.launch is an alias of torchrun for old scripts: emit --to torchrun. Its words are the same without "
+    "--use-env, and a script reads LOCAL_RANK instead of --local-rank."
+}
+"""Names that people know of targets which there are not, and what to do instead."""
 
 
 def find_emitter(name: str, flag: str = "--to") -> Emitter:
@@ -62,7 +78,7 @@ def find_emitter(name: str, flag: str = "--to") -> Emitter:
             f"{flag}: there is no target {name!r}.",
             flag=flag,
             value=name,
-            hint=did_you_mean(name, known),
+            hint=OLD_NAMES.get(name) or did_you_mean(name, known),
         )
     return next(emitter for emitter in EMITTERS if emitter.name == name)
 

@@ -8,8 +8,14 @@ from __future__ import annotations
 from strategist.document.plan import Plan
 from strategist.emitters.emitter import Emitter, Files, Options
 from strategist.emitters.executor_script import TRAIN_CALL, executor_script
-from strategist.emitters.torchrun import EXECUTOR_AXES, Launcher, exported_names, job_files, ranks_per_node
-from strategist.errors import ImpossibleError
+from strategist.emitters.torchrun import (
+    EXECUTOR_AXES,
+    Launcher,
+    exported_names,
+    job_files,
+    ranks_per_node,
+    refuse_meeting_place,
+)
 
 TRAIN = executor_script(
     f'''
@@ -55,15 +61,7 @@ def ray_launcher(plan: Plan, options: Options) -> Launcher:
 def write(plan: Plan, options: Options) -> Files:
     """plan.json, train.py and launch.sh. Raises ImpossibleError UNSUPPORTED for unequal nodes and a told meeting place."""
     ranks_per_node(plan)
-    for flag, value in (("--master-addr", options.master_addr), ("--master-port", options.master_port)):
-        if value is not None:
-            raise ImpossibleError(
-                "UNSUPPORTED",
-                f"Ray chooses where ranks meet; {flag} has no place in its files.",
-                flag=flag,
-                value=value,
-                hint=f"Leave {flag} away.",
-            )
+    refuse_meeting_place(options, "Ray chooses where ranks meet")
     return job_files(plan, options, TRAIN, ray_launcher(plan, options))
 
 

@@ -23,7 +23,8 @@ class Launcher:
 
     $address and $port say there where ranks meet if `needs_address`. If `on_each_node`, every node runs the launch
     script and $node is its number; else one node runs it for all. `words` are the script's own, quoted for the shell,
-    before those of the user; `settings` are lines before the command.
+    before those of the user; `settings` are lines before the command, `companions` lines that start what runs beside it
+    on every one of many nodes, where $node, $address and $port are known.
     """
 
     one_node: str
@@ -32,6 +33,7 @@ class Launcher:
     needs_address: bool = True
     words: tuple[str, ...] = ()
     settings: str = ""
+    companions: str = ""
 
 
 TRAIN = executor_script(TRAIN_CALL)
@@ -91,13 +93,26 @@ def launch_script(plan: Plan, options: Options, launcher: Launcher | None = None
         return f"{head}{here}{settings}exec {start.one_node}{script}\n"
     meeting = _meeting(options) if start.needs_address else ""
     number = f'node="${{NODE_RANK:?set NODE_RANK to 0 .. {nodes - 1}}}"\n' if start.on_each_node else ""
-    return f"{head}{here}{settings}{meeting}{number}exec {start.many_nodes}{script}\n"
+    return f"{head}{here}{settings}{meeting}{number}{start.companions}exec {start.many_nodes}{script}\n"
 
 
 def _meeting(options: Options) -> str:
     """Where the ranks of several nodes meet: told when emitting, or by the environment of the script."""
     address = options.master_addr or "${MASTER_ADDR:?set MASTER_ADDR to the first node}"
     return f'address="{address}"\nport="{port_of(options)}"\n'
+
+
+def refuse_meeting_place(options: Options, reason: str) -> None:
+    """Raise ImpossibleError UNSUPPORTED when a meeting place is told and the target has no place for it."""
+    for flag, value in (("--master-addr", options.master_addr), ("--master-port", options.master_port)):
+        if value is not None:
+            raise ImpossibleError(
+                "UNSUPPORTED",
+                f"{reason}; {flag} has no place in its files.",
+                flag=flag,
+                value=value,
+                hint=f"Leave {flag} away.",
+            )
 
 
 def port_of(options: Options) -> str:

@@ -9,6 +9,7 @@ from strategist.readers.accelerate import ACCELERATE
 from strategist.readers.axolotl import AXOLOTL
 from strategist.readers.deepspeed import DEEPSPEED
 from strategist.readers.foreign import Foreign, Reader, Source
+from strategist.readers.llm_foundry import LLM_FOUNDRY
 from strategist.readers.megatron import MEGATRON
 from strategist.readers.nanotron import NANOTRON
 from strategist.readers.script import SCRIPT, is_script
@@ -28,6 +29,7 @@ READERS: tuple[Reader, ...] = (
     FACTORY_READER,
     AXOLOTL,
     NANOTRON,
+    LLM_FOUNDRY,
     SFT_READER,
     TRANSFORMERS,
 )

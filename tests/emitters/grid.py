@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import PurePosixPath
 from typing import Any
+
+import pytest
 
 from strategist import StrategistError, emit
 from strategist.document.plan import MESH_AXES, NumberFormats, Plan
@@ -54,6 +56,15 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"formats": FLOAT64},
     {"order": tuple(reversed(MESH_AXES))},
 )
+
+
+WALKED_SLOWLY = ("composer", "llm-foundry", "megatron-bridge", "byteps", "epl")
+"""Targets whose whole grid is walked in the slow suite alone, so that the fast one stays under a minute."""
+
+
+def targets(names: Iterable[str]) -> list[Any]:
+    """Parameters of a test that walks the grid of each of these targets."""
+    return [pytest.param(name, marks=pytest.mark.slow) if name in WALKED_SLOWLY else name for name in names]
 
 
 COMMON: dict[str, Any] = {"formats": FLOAT32, "backend": "nccl"}

@@ -25,6 +25,12 @@ SCONTROL = """#!/usr/bin/env bash
 for ((node = 0; node < SLURM_NNODES; node++)); do echo "node00$((node + 1))"; done
 """
 
+BPSLAUNCH = """#!/usr/bin/env bash
+printf '%s\\0' "$DMLC_NUM_WORKER" "$DMLC_NUM_SERVER" "$DMLC_PS_ROOT_URI" > "$STUB_LOG/role-$DMLC_ROLE"
+[[ "$DMLC_ROLE" != worker ]] || sh -c "$*"
+"""
+"""As BytePS's launcher: a worker's words, joined by blanks, go to a shell; the other roles have none."""
+
 
 @dataclass(frozen=True)
 class Call:
@@ -60,7 +66,7 @@ def run_script(
     tools = log / "tools"
     tools.mkdir(parents=True)
     recorders = dict.fromkeys(("torchrun", "accelerate", "python3", "mpirun"), TORCHRUN)
-    for name, text in (recorders | {"srun": SRUN, "scontrol": SCONTROL}).items():
+    for name, text in (recorders | {"srun": SRUN, "scontrol": SCONTROL, "bpslaunch": BPSLAUNCH}).items():
         (tools / name).write_text(text, encoding="utf-8")
         (tools / name).chmod(0o755)
     env = {"PATH": f"{tools}:{os.environ['PATH']}", "STUB_LOG": str(log), "LC_ALL": "C.UTF-8", **(variables or {})}

@@ -17,14 +17,17 @@ from strategist.document.load import plan_from
 from strategist.emitters import EMITTERS, find_emitter
 from strategist.emitters.emitter import Options
 from strategist.errors import is_hostile
-from tests.emitters.grid import COMMON, outcomes, plan_for
+from tests.emitters.grid import COMMON, outcomes, plan_for, targets
 
 NAMES = [emitter.name for emitter in EMITTERS]
 
 
-@pytest.mark.parametrize("target", NAMES)
+@pytest.mark.parametrize("target", targets(NAMES))
 def test_every_plan_is_written_or_refused(target: str) -> None:
-    """No plan ends otherwise; a refusal has exit code 3, a hint, and names the field that cannot be expressed."""
+    """No plan ends otherwise; a refusal has exit code 3, a hint, and names the field that cannot be expressed.
+
+    Targets of one or two axes write fewer files than others.
+    """
     written = refused = 0
     for _, outcome in outcomes(target).values():
         if isinstance(outcome, StrategistError):
@@ -36,11 +39,11 @@ def test_every_plan_is_written_or_refused(target: str) -> None:
             assert named or re.search(r"zero|tp|cp|ep|stages|schedule", outcome.message), outcome.message
         else:
             written += 1
-    assert written > 20
+    assert written > (20 if len(find_emitter(target).axes) > 2 else 10)
     assert refused > 20
 
 
-@pytest.mark.parametrize("target", NAMES)
+@pytest.mark.parametrize("target", targets(NAMES))
 def test_the_plan_lies_beside_the_script(target: str) -> None:
     """plan.json in the output is the plan: it reads back equal, so nothing of it is lost on the way."""
     for plan, outcome in outcomes(target).values():
@@ -49,7 +52,7 @@ def test_the_plan_lies_beside_the_script(target: str) -> None:
             assert plan_from(json.loads(text), "plan.json") == plan
 
 
-@pytest.mark.parametrize("target", NAMES)
+@pytest.mark.parametrize("target", targets(NAMES))
 def test_names_stay_inside_the_folder(target: str) -> None:
     """File names are plain: no folder above, no absolute path, nothing hidden; scripts that run are among them."""
     names = {name for _, outcome in outcomes(target).values() if isinstance(outcome, dict) for name in outcome}
@@ -57,7 +60,7 @@ def test_names_stay_inside_the_folder(target: str) -> None:
     assert set(find_emitter(target).executables) <= {str(name) for name in names}
 
 
-@pytest.mark.parametrize("target", NAMES)
+@pytest.mark.parametrize("target", targets(NAMES))
 def test_texts_are_clean(target: str) -> None:
     """Every text ends in one line break and holds no character that steers a terminal; Python compiles."""
     seen: set[str] = set()
@@ -78,7 +81,7 @@ def test_equal_plans_have_equal_files(target: str) -> None:
     assert emit(plan_for(**COMMON), target, options) == emit(plan_for(**COMMON), target, options)
 
 
-@pytest.mark.parametrize("target", NAMES)
+@pytest.mark.parametrize("target", targets(NAMES))
 def test_scripts_are_right_for_the_shell(target: str, tmp_path: Path) -> None:
     """bash finds no fault in any script, and neither does shellcheck where it is installed."""
     scripts = {

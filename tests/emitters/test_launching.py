@@ -27,9 +27,16 @@ TARGETS = {emitter.name: emitter.executables[0] for emitter in EMITTERS}
 """Every target, and its script."""
 ADDRESS = {"accelerate": ("--main_process_ip", "--main_process_port")}
 """Names of a launcher's options for the meeting place, where they are not torchrun's."""
-BY_VARIABLES = ("mp-spawn", "mpirun")
-"""Targets whose ranks learn the meeting place from MASTER_ADDR and MASTER_PORT."""
-WITHOUT_ZERO_3 = {"nanotron": {"zero": 1}}
+MEETS_BY_ITSELF = {"ray": "Ray chooses where ranks meet", "epl": "the list of all nodes"}
+"""Targets that take no meeting place, with their reason."""
+BY_VARIABLES = {
+    "mp-spawn": ("MASTER_ADDR", "MASTER_PORT"),
+    "mpirun": ("MASTER_ADDR", "MASTER_PORT"),
+    "byteps": ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT"),
+}
+"""Targets whose ranks learn the meeting place from variables, and which."""
+REPLICAS: dict[str, Any] = {"dp_shard": 1, "zero": 0}
+WITHOUT_ZERO_3: dict[str, dict[str, Any]] = {"nanotron": {"zero": 1}, "byteps": REPLICAS, "epl": REPLICAS}
 """What targets say that cannot say ZeRO-3."""
 HOSTILE = (
     "$(touch canary)", "`touch canary`", "'; touch canary; '", '"; touch canary; "', "a b  c", "\\", "\\n", "!!", "*", "~",
@@ -57,7 +64,9 @@ def hostile_variables() -> tuple[tuple[str, str], ...]:
 
 def plan_of(target: str, nodes: int) -> Plan:
     """A sharded plan on GPUs that the target can say."""
-    return plan_on(nodes, **COMMON | WITHOUT_ZERO_3.get(target, {}))
+    said = WITHOUT_ZERO_3.get(target, {})
+    replicas = {"dp_replicate": nodes * 2} if said is REPLICAS else {}
+    return plan_on(nodes, **COMMON | said | replicas)
 
 
 def launched(
@@ -119,7 +128,7 @@ def test_what_a_node_must_know(missing: str, tmp_path: Path) -> None:
     assert (ran.code != 0, ran.calls, f"set {missing}" in ran.err) == (True, [], True)
 
 
-@pytest.mark.parametrize("target", [target for target in representatives() if target != "ray"])
+@pytest.mark.parametrize("target", [target for target in representatives() if target not in MEETS_BY_ITSELF])
 def test_told_rendezvous(target: str, tmp_path: Path) -> None:
     """--master-addr and --master-port are what the launcher gets, as options or as variables."""
     options = Options(master_addr="fe80::1", master_port=12345)
@@ -130,16 +139,18 @@ def test_told_rendezvous(target: str, tmp_path: Path) -> None:
 def meeting_place(target: str, call: Call) -> tuple[str, str]:
     """Address and port that a launcher was told."""
     if target in BY_VARIABLES:
-        return call.env["MASTER_ADDR"], call.env["MASTER_PORT"]
+        host, number = BY_VARIABLES[target]
+        return call.env[host], call.env[number]
     address, port = ADDRESS.get(target, ("--master-addr", "--master-port"))
     return call.option(address), call.option(port)
 
 
+@pytest.mark.parametrize("target", MEETS_BY_ITSELF)
 @pytest.mark.parametrize("options", [Options(master_addr="node001"), Options(master_port=12345)])
-def test_ray_takes_no_meeting_place(options: Options) -> None:
-    """Ray finds it by itself, so that it is refused and not dropped."""
-    with pytest.raises(StrategistError, match="Ray chooses where ranks meet") as refused:
-        emit(plan_on(1), "ray", options)
+def test_a_meeting_place_without_a_place_is_refused(target: str, options: Options) -> None:
+    """What finds it by itself refuses one that is told, and does not drop it."""
+    with pytest.raises(StrategistError, match=MEETS_BY_ITSELF[target]) as refused:
+        emit(plan_of(target, 1), target, options)
     assert (refused.value.code, refused.value.exit_code) == ("UNSUPPORTED", 3)
 
 

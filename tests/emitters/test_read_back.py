@@ -13,13 +13,14 @@ import yaml
 
 from strategist import StrategistError, emit
 from strategist.document.plan import Mesh, Plan, Strategy
-from strategist.emitters import EMITTERS
+from strategist.emitters import EMITTERS, find_emitter
 from strategist.emitters import emit as emit_files
 from strategist.emitters.coverage import plain_values
 from strategist.facts.model import ModelShape
-from tests.emitters.grid import COMMON, grid, plan_for, plan_on, written
-from tests.plans import BFLOAT16, tiny_llama, tiny_mixtral
+from tests.emitters.grid import COMMON, grid, plan_for, plan_on, targets, written
+from tests.plans import BFLOAT16, FLOAT32, tiny_llama, tiny_mixtral
 
+FLOAT16 = replace(FLOAT32, compute="float16")
 Said = dict[str, Any]
 Files = Mapping[PurePosixPath, str]
 LONG = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "no": "float32"}
@@ -135,6 +136,48 @@ def from_axolotl(files: Files) -> Said:
     return said | zero_beside(files, text)
 
 
+SHARDED = {"SHARD_GRAD_OP": 2, "_HYBRID_SHARD_ZERO2": 2, "FULL_SHARD": 3, "HYBRID_SHARD": 3}
+"""Composer's kinds of FSDP."""
+
+
+def fsdp_of_composer(section: Said | None) -> Said:
+    """What Composer's section of FSDP says; without one there are replicas alone."""
+    if section is None:
+        return {"zero": 0, "dp_shard": 1}
+    hybrid = "data_parallel_shard_degree" in section
+    assert hybrid == ("HYBRID" in section["sharding_strategy"])
+    degrees = {"dp_shard": section["data_parallel_shard_degree"]} if hybrid else {"dp_replicate": 1}
+    return {"zero": SHARDED[section["sharding_strategy"]], **degrees}
+
+
+def from_composer(files: Files) -> Said:
+    """The arguments that the script hands to Composer's Trainer."""
+    text = json.loads(files[PurePosixPath("composer.json")])
+    return fsdp_of_composer(text.get("parallelism_config", {}).get("fsdp")) | {
+        "backend": {"gpu": "nccl", "cpu": "gloo"}[text["device"]],
+        "compute": LONG[text["precision"].removeprefix("amp_")],
+        "micro_batch": text["device_train_microbatch_size"],
+    }
+
+
+def from_llm_foundry(files: Files) -> Said:
+    """llm-foundry's YAML; its precision alone decides the format of compute, its section of FSDP that of reduction."""
+    text = yaml.safe_load(files[PurePosixPath("llm_foundry.yaml")])
+    section = text.get("fsdp_config")
+    compute = LONG[text["precision"].removeprefix("amp_")]
+    lengths = {text["max_seq_len"], text["tokenizer"]["kwargs"]["model_max_length"]}
+    assert lengths == {text["train_loader"]["dataset"]["max_seq_len"]}
+    return fsdp_of_composer(section) | {
+        "compute": compute,
+        "reduce": compute if section and section["mixed_precision"] == "PURE" else "float32",
+        "recompute": "full" if section and section["activation_checkpointing"] else "none",
+        "micro_batch": text["device_train_microbatch_size"],
+        "batch": text["global_train_batch_size"],
+        "seq_len": text["max_seq_len"],
+        "optimizer": {"decoupled_adamw": "adamw"}[text["optimizer"]["name"]],
+    }
+
+
 def zero_beside(files: Files, text: Said) -> Said:
     """What DeepSpeed's file says where a front end names it; without it there are replicas alone."""
     named = text.get("deepspeed") == "deepspeed.json"
@@ -149,10 +192,12 @@ READERS: dict[str, Callable[[Files], Said]] = {
     "trl": from_trl,
     "llama-factory": from_llama_factory,
     "axolotl": from_axolotl,
+    "composer": from_composer,
+    "llm-foundry": from_llm_foundry,
 }
 """Targets with a file in their framework's own language."""
 
-WITHOUT_OFFLOAD = ("llama-factory", "axolotl")
+WITHOUT_OFFLOAD = ("llama-factory", "axolotl", "composer", "llm-foundry")
 
 
 def from_kubernetes(files: Files) -> Said:
@@ -203,7 +248,7 @@ def test_nodes_are_those_of_the_plan(target: str, nodes: int) -> None:
         assert {name: meant[name] for name in said} == said
 
 
-@pytest.mark.parametrize("target", READERS)
+@pytest.mark.parametrize("target", targets(READERS))
 def test_files_say_what_the_plan_says(target: str) -> None:
     """Every number and every choice that a framework's own file holds is the plan's, for every plan of the grid."""
     seen = set()
@@ -235,8 +280,8 @@ def test_every_field_of_a_layout_is_judged() -> None:
     }
 
 
-@pytest.mark.parametrize("emitter", EMITTERS, ids=lambda emitter: emitter.name)
-def test_axes_are_those_that_are_written(emitter: Any) -> None:
+@pytest.mark.parametrize("target", targets(emitter.name for emitter in EMITTERS))
+def test_axes_are_those_that_are_written(target: str) -> None:
     """The axes that `emit --list` shows are those which some plan of the grid is written with."""
     used = set()
     for _, plan in grid():
@@ -245,11 +290,11 @@ def test_axes_are_those_that_are_written(emitter: Any) -> None:
         }
         if not larger <= used:
             try:
-                emit(plan, emitter.name)
+                emit(plan, target)
             except StrategistError:
                 continue
             used |= larger
-    assert used == set(emitter.axes)
+    assert used == set(find_emitter(target).axes)
 
 
 @pytest.mark.parametrize(
@@ -293,6 +338,24 @@ def test_axes_are_those_that_are_written(emitter: Any) -> None:
         ("nanotron", {"optimizer": "sgd"}, "no momentum"),
         ("nanotron", {"cp": 2, "context_parallel": "ring"}, "mesh.cp = 2"),
         ("nanotron", {"tp": 8}, "key-value heads"),
+        ("composer", {"tp": 2}, "by their names"),
+        ("composer", {"dp_shard": 2, "zero": 2, "formats": FLOAT16}, "were not tried together"),
+        ("composer", {"dp_shard": 2, "zero": 2, "backend": "gloo"}, "on GPUs"),
+        ("composer", {"dp_replicate": 2, "formats": FLOAT16, "backend": "gloo"}, "on GPUs"),
+        ("composer", {"dp_shard": 2, "zero": 1}, "ZeRO-1 is not in it"),
+        ("llm-foundry", {"dp_replicate": 2, "recompute": "full"}, "key of its FSDP"),
+        ("llm-foundry", {"dp_replicate": 2, "optimizer": "sgd"}, "registers no SGD"),
+        ("llm-foundry", {"dp_replicate": 2, "backend": "gloo"}, "for GPUs only"),
+        ("llm-foundry", {"dp_shard": 2, "zero": 3, "offload": "parameters"}, "shards on the host"),
+        ("byteps", {"dp_shard": 2, "zero": 3}, "keep everything"),
+        ("byteps", {"tp": 2}, "data parallelism alone"),
+        ("byteps", {"backend": "gloo"}, "workers are GPUs"),
+        ("epl", {"dp_shard": 2, "zero": 1}, "a process for each device"),
+        ("epl", {"pp": 2, "virtual_stages": 2, "schedule": "interleaved", "accumulation": 2}, "prefer backward"),
+        ("epl", {"formats": BFLOAT16}, "fp32 or float16"),
+        ("epl", {"recompute": "full"}, "by itself"),
+        ("megatron-bridge", {"recompute": "selective"}, "runs attention again"),
+        ("megatron-bridge", {"compile": True}, "Megatron-Bridge 0.3 cannot say strategy.compile"),
         ("megatron", {"dp_shard": 2, "zero": 0}, "goes with mesh.dp_shard"),
         ("megatron", {"dp_shard": 2, "zero": 1, "offload": "optimizer"}, "of other formats"),
         ("megatron", {"dp_replicate": 2, "dp_shard": 2, "zero": 3}, "beside mesh.dp_replicate"),
@@ -316,6 +379,9 @@ def test_refusals_say_why(target: str, choices: Said, words: str) -> None:
         ("torchtitan", tiny_mixtral(layers=4), {"tp": 2}, "beside experts"),
         ("torchtitan", tiny_llama(layers=9), {"pp": 2, "virtual_stages": 2, "accumulation": 2}, "number of stages"),
         ("torchtitan", tiny_llama(layers=4, kind="encoder"), {}, "model.kind"),
+        ("megatron-bridge", tiny_llama(layers=4, pos="learned", max_seq=4096), {}, "of learned positions"),
+        ("megatron-bridge", tiny_llama(layers=4, pos="none"), {}, "position_embedding_type"),
+        ("composer", tiny_llama(layers=4, kind="encoder"), {}, "model.kind"),
         ("megatron", tiny_mixtral(layers=4), {"tp": 2, "etp": 2}, "needs strategy.sequence_parallel"),
         ("megatron", tiny_llama(layers=5), {"pp": 2, "accumulation": 2}, "must divide the layers"),
         ("megatron", tiny_llama(layers=4), {"pp": 2, "virtual_stages": 2, "accumulation": 3}, "mesh.pp divides"),
@@ -331,7 +397,9 @@ def test_models_are_refused_too(target: str, shape: ModelShape, choices: Said, w
         emit_files(plan_for(shape, **COMMON | choices), target)
 
 
-@pytest.mark.parametrize("target", [*READERS, "fabric", "trainer", "torchtitan", "megatron", "nanotron"])
+@pytest.mark.parametrize(
+    "target", [*READERS, "fabric", "trainer", "torchtitan", "megatron", "nanotron", "megatron-bridge", "byteps", "epl"]
+)
 def test_fp8_is_not_taken_for_bf16(target: str) -> None:
     """A plan in fp8 keeps the formats of bf16, and is refused all the same."""
     plan = plan_for(dp_replicate=2, **COMMON)

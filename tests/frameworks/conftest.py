@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections import defaultdict
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 
 from strategist.emitters import EMITTERS
 from tests.frameworks.jobs import ALONE, WORDS, trained
-from tests.source import PACKAGE
+from tests.source import PACKAGE, ROOT
 
 LEVELS = ("keys", "parsed", "trained")
 """From what is least proven to what is most."""
@@ -49,14 +51,23 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if session.config.getoption("--write-proofs"):
         known = json.loads(PROOFS.read_text(encoding="utf-8"))
-        PROOFS.write_text(proofs_text(session.config.stash[OUTCOMES], known), encoding="utf-8")
+        PROOFS.write_text(proofs_text(session.config.stash[OUTCOMES], known, this_run()), encoding="utf-8")
 
 
-def proofs_text(outcomes: Outcomes, known: Mapping[str, Any]) -> str:
+def this_run() -> str:
+    """The day of this run, and the commit of the tree that it looks at."""
+    command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    return f"{datetime.now(UTC).date()} at {commit}"
+
+
+def proofs_text(outcomes: Outcomes, known: Mapping[str, Any], run: str) -> str:
     """The rows of all targets: anew for those that this run has tests of, as they were for those of other environments."""
     tested = {target for target, _ in outcomes}
     rows = {
-        emitter.name: known[emitter.name] if emitter.name in set(known) - tested else proof_of(emitter.name, outcomes)
+        emitter.name: known[emitter.name]
+        if emitter.name in set(known) - tested
+        else proof_of(emitter.name, outcomes) | ({"run": run} if emitter.name in tested else {})
         for emitter in EMITTERS
     }
     return json.dumps(rows, indent=1) + "\n"

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from strategist import emit
 from strategist.document.plan import Plan
 from strategist.emitters.emitter import Options
@@ -17,6 +19,7 @@ from tests.plans import FLOAT32, make_plan
 from tests.source import ROOT
 
 SHIM = Path(__file__).with_name("cpu_ranks")
+STAND_INS = Path(__file__).with_name("stand_ins")
 STEPS = 3
 SEED = 5
 
@@ -45,12 +48,22 @@ def write_job(folder: Path, target: str, plan: Plan, options: Options | None = N
     return job
 
 
+def as_the_script_sets_it(monkeypatch: pytest.MonkeyPatch, script: str, world: int) -> None:
+    """The environment of the first rank as a launch script of Megatron's makes it, in this process."""
+    for name, value in {"WORLD_SIZE": str(world), "RANK": "0", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    if "export CUDA_DEVICE_MAX_CONNECTIONS" in script:
+        monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+
+
 def trained(
     folder: Path, target: str, plan: Plan, words: Sequence[str], variables: Mapping[str, str] | None = None
 ) -> list[float]:
     """The losses that the emitted job prints when it is started from another folder."""
     job = write_job(folder, target, plan)
-    env = job_environment(*([SHIM] if plan.strategy.backend == "nccl" else [])) | dict(variables or {})
+    shims = [SHIM] if plan.strategy.backend == "nccl" else []
+    env = job_environment(*shims, *([STAND_INS] if "STAND_INS" in (variables or {}) else [])) | dict(variables or {})
     command = ["bash", str(job / "launch.sh"), *words]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

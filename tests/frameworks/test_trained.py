@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
-from strategist.document.plan import Plan
-from tests.frameworks.jobs import FSDP, SEED, STEPS, WORDS, executor_plan, trained
-from tests.plans import BFLOAT16, FLOAT32, make_plan
-
-RATE = 1e-2
-"""High enough for the weights to move within the steps that are compared."""
+from tests.frameworks.jobs import FSDP, WORDS, executor_plan, trained
+from tests.frameworks.one_process import one_process, plan_of, words_for
+from tests.plans import BFLOAT16
 
 CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("accelerate", {"dp_replicate": 2}),
@@ -37,38 +31,6 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-def plan_of(choices: dict[str, Any]) -> Plan:
-    """Two ranks, two micro-batches of two sequences each."""
-    return make_plan(**{"formats": FLOAT32, "backend": "nccl", "micro_batch": 2, "accumulation": 2} | choices)
-
-
-@cache
-def one_process(model_folder: Path) -> tuple[float, ...]:
-    """Losses of the same job in this process, in fp32: plain PyTorch, each step the mean over its global batch."""
-    plan = plan_of({"dp_replicate": 2})
-    batch, length = plan.workload.global_batch, plan.workload.seq_len
-    torch.manual_seed(SEED)
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_folder), dtype=torch.float32)
-    update = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.1)
-    losses = []
-    for step in range(STEPS):
-        rows = [sample(model.config.vocab_size, length, step * batch + index) for index in range(batch)]
-        tokens = torch.stack(rows)
-        loss = model(input_ids=tokens, labels=tokens).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        update.step()
-        update.zero_grad()
-        losses.append(loss.item())
-    return tuple(losses)
-
-
-def sample(vocabulary: int, length: int, index: int) -> torch.Tensor:
-    """The synthetic sequence at an index, as the emitted scripts promise it."""
-    generator = torch.Generator().manual_seed(SEED * 1_000_003 + index)
-    return torch.randint(vocabulary, (length,), generator=generator)
-
-
 @pytest.mark.proves("trained")
 @pytest.mark.parametrize(("target", "choices"), CASES, ids=lambda value: str(value)[:60])
 def test_losses_are_those_of_one_process(
@@ -78,10 +40,9 @@ def test_losses_are_those_of_one_process(
     plan = plan_of(choices)
     for name, text in tokenizer_files.items() if target == "trl" else ():
         (model_folder / name).write_text(text, encoding="utf-8")
-    words = ("--model", str(model_folder), "--steps", str(STEPS), "--seed", str(SEED), "--learning-rate", str(RATE))
     alone = one_process(model_folder)
     tolerance = 1e-4 if plan.strategy.formats.compute == "float32" else 5e-3
-    assert trained(tmp_path, target, plan, words) == pytest.approx(alone, rel=tolerance)
+    assert trained(tmp_path, target, plan, words_for(model_folder)) == pytest.approx(alone, rel=tolerance)
     assert max(alone) - min(alone) > 10 * 1e-4 * max(alone)
 
 

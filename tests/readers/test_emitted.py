@@ -10,7 +10,7 @@ from strategist.document.plan import Plan
 from strategist.emitters import EMITTERS
 from strategist.readers import open_source, read_foreign
 from strategist.readers.foreign import Foreign
-from tests.emitters.grid import written
+from tests.emitters.grid import targets, written
 from tests.emitters.test_read_back import Said, facts
 
 SAYS = {
@@ -30,6 +30,10 @@ SAYS = {
     "nanotron": {
         "tp", "pp", "cp", "zero", "micro_batch", "accumulation", "global_batch", "seq_len", "sequence_parallel", "recompute",
         "gradient", "reduce", "compute",
+    },
+    "llm-foundry": {
+        "dp_replicate", "zero", "micro_batch", "accumulation", "global_batch", "seq_len", "recompute", "optimizer",
+        "parameter", "gradient", "reduce", "compute",
     },
     "megatron": {
         "dp_replicate", "dp_shard", "tp", "cp", "pp", "zero", "micro_batch", "accumulation", "global_batch", "seq_len",
@@ -67,13 +71,15 @@ def meant(plan: Plan) -> Said:
     return said | {"kept": said["parameter"] if said["master"] == "none" else said["master"]}
 
 
-NOT_READ = ("kubernetes", "skypilot")
-"""Targets whose files describe a cluster's job, which no reader takes (docs/status.md)."""
+NOT_READ = ("kubernetes", "skypilot", "composer", "megatron-bridge", "epl")
+"""Targets whose files describe a cluster's job or what their script hands over, which no reader takes (docs/status.md)."""
 SCRIPTS_ALONE = [emitter.name for emitter in EMITTERS if emitter.name not in (*SAYS, *NOT_READ)]
 """Targets without a configuration file: their scripts read plan.json."""
 
 
-@pytest.mark.parametrize("target", [*SAYS, *(pytest.param(name, marks=pytest.mark.slow) for name in SCRIPTS_ALONE)])
+@pytest.mark.parametrize(
+    "target", [*targets(SAYS), *(pytest.param(name, marks=pytest.mark.slow) for name in SCRIPTS_ALONE)]
+)
 def test_emitted_files_pass_and_say_the_plan(target: str, tmp_path: Path) -> None:
     """No file of any plan has a fault; mesh, batch, formats and strategy that it says are the plan's, and it says enough."""
     for plan, read in read_all(tmp_path, target):

@@ -1,0 +1,53 @@
+"""docs/targets.md: every target of `emit` with what it can say, for which versions, and what showed that its files are right."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+from strategist.emitters import EMITTERS, proofs
+
+ROOT = Path(__file__).parent.parent
+LEVELS = {
+    "trained": "two CPU ranks, or nodes of a pretended cluster, trained from the emitted files unchanged",
+    "parsed": "code of the framework itself, or of the system that runs the job, accepted every emitted file",
+    "keys": "names in the files stand in the framework's sources; nothing of the framework ran",
+}
+"""What each proof says."""
+
+
+def targets_page() -> str:
+    """The page, from the committed proofs, which `make test-frameworks` alone writes."""
+    counts = Counter(proofs()[emitter.name]["proof"] for emitter in EMITTERS)
+    levels = "".join(f"| {level} | {counts[level]} | {words} |\n" for level, words in LEVELS.items())
+    rows = "".join(_row(emitter.name) for emitter in EMITTERS)
+    return (
+        "# Targets of emit\n\n"
+        f"`strategist emit PLAN --to NAME --out DIR` knows {len(EMITTERS)} targets. Proofs are those of the last run of "
+        "`make test-frameworks`; a test that fails or is skipped proves nothing. "
+        "The last column has the day and the commit of the run that showed it, where that was written down.\n\n"
+        f"| proof | targets | says |\n|---|---|---|\n{levels}\n"
+        f"| target | is | axes | versions | proof | shown by | run |\n|---|---|---|---|---|---|---|\n{rows}\n"
+        "Every target writes files for a plan or refuses it with the field and the reason ([status.md](status.md) shows which "
+        "techniques each takes). `--to torch-launch` is answered with its translation to torchrun: it is an alias of that.\n"
+    )
+
+
+def _row(name: str) -> str:
+    emitter = next(emitter for emitter in EMITTERS if emitter.name == name)
+    proof = proofs()[name]
+    shown = f"[{proof['evidence'].rpartition('/')[2]}](../{proof['evidence']}): {_sentence(proof['evidence'])}"
+    return f"| `{name}` | {emitter.title} | {', '.join(emitter.axes)} | {emitter.versions} | {proof['proof']} | {shown} | {proof.get('run', '')} |\n"
+
+
+@cache
+def _sentence(evidence: str) -> str:
+    """What the tests of a file show, in its own words; a folder has none."""
+    path = ROOT / evidence
+    if path.is_dir():
+        return "what the files say, read back by other code, is what the plan says."
+    return (
+        (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n\n")[0].replace("\n", " ")
+    )

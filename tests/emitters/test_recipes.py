@@ -1,0 +1,71 @@
+"""A recipe of Megatron-Bridge says what the plan says, and says it in no other way than the arguments of Megatron-LM."""
+
+from __future__ import annotations
+
+import json
+from pathlib import PurePosixPath
+
+import pytest
+
+from strategist.emitters.megatron import megatron_arguments
+from strategist.emitters.megatron_bridge import OTHER_NAME, SAME_NAME, places_of
+from tests.emitters.grid import written
+from tests.emitters.test_read_back import Files, Said, facts
+
+SHARDING = {None: 1, "optim_grads": 2, "optim_grads_params": 3}
+SAME = {
+    "tp": "tensor_model_parallel_size", "pp": "pipeline_model_parallel_size", "cp": "context_parallel_size",
+}  # fmt: skip
+
+
+def from_megatron_bridge(files: Files) -> Said:
+    """The sections of the container; what is not in them is the container's own default."""
+    text = json.loads(files[PurePosixPath("megatron_bridge.json")])
+    model, ddp, numbers = text["model"], text["ddp"], text["mixed_precision"]
+    low = "bfloat16" if numbers.get("bf16") else "float16" if numbers.get("fp16") else "float32"
+    gradient = "float32" if numbers["grad_reduce_in_fp32"] else low
+    zero = SHARDING[ddp.get("data_parallel_sharding_strategy")] if ddp.get("use_distributed_optimizer") else 0
+    experts = (
+        {axis: model[f"{word}_parallel_size"] for axis, word in EXPERTS.items()} if "num_moe_experts" in model else {}
+    )
+    return {name: model[field] for name, field in SAME.items()} | experts | {
+        "virtual_stages": model.get("virtual_pipeline_model_parallel_size", 1),
+        "sequence_parallel": model.get("sequence_parallel", False),
+        "context_parallel": {None: "none", "p2p": "ring", "a2a": "all-to-all"}[model.get("cp_comm_type")],
+        "recompute": model.get("recompute_granularity", "none"),
+        "seq_len": model["seq_length"],
+        "micro_batch": text["train"]["micro_batch_size"],
+        "batch": text["train"]["global_batch_size"],
+        "optimizer": {"adam": "adamw", "sgd": "sgd"}[text["optimizer"]["optimizer"]],
+        "compute": low, "gradient": gradient, "reduce": gradient, "zero": zero,
+    }  # fmt: skip
+
+
+EXPERTS = {"ep": "expert_model", "etp": "expert_tensor"}
+
+
+@pytest.mark.slow
+def test_recipes_say_what_the_plan_says() -> None:
+    """Every number and choice of the container is the plan's, for every plan of the grid, on every axis that it has."""
+    seen = set()
+    for plan, files in written("megatron-bridge"):
+        said, meant = from_megatron_bridge(files), facts(plan)
+        assert {name: meant[name] for name in said} == said
+        seen |= {(name, str(value)) for name, value in said.items()}
+    axes = {(axis, "2") for axis in ("tp", "pp", "cp", "ep", "etp")}
+    assert axes | {("zero", "1"), ("zero", "3"), ("compute", "float16"), ("virtual_stages", "2")} <= seen
+
+
+@pytest.mark.slow
+def test_every_argument_has_one_place() -> None:
+    """Each argument that Megatron-LM gets for a plan has a place in the container, and no place is left without one."""
+    names = {name for places in SAME_NAME.values() for name in places}
+    assert names.isdisjoint(OTHER_NAME)
+    used = {
+        argument[0]: places_of(argument)
+        for plan, _ in written("megatron-bridge")
+        for argument in megatron_arguments(plan)
+    }
+    assert set(used) <= names | set(OTHER_NAME)
+    with pytest.raises(KeyError):
+        places_of(("--misspelt-argument", "1"))
