@@ -23,6 +23,7 @@ from strategist.memory.situations import Schedule, Situation, one_pass
 from strategist.memory.step import END, LAYERS, LOSS, NONE, UPDATE, Instant, LayerInstants, Layers, Step, added
 from strategist.space.candidates import Column, Mask, Reals
 from strategist.space.shares import Elements, Group, tokens, vocabulary_elements
+from strategist.space.traffic import COALESCED_BYTES
 
 
 def instants(
@@ -52,6 +53,7 @@ def instants(
             _head_reduced(step),
             *_layers(step),
             *_end(step),
+            *((_summed(step),) if group.candidates.in_threads else ()),
             _update(step),
         )
     schedule = Schedule(group)
@@ -392,6 +394,22 @@ def _end(step: Step) -> tuple[Instant, ...]:
         "temporaries": added(step.outside, summed, np.where((c["accumulation"] > 2)[:, None], gradient, 0.0)),
     }
     return Instant(END, made), Instant(END, reduced), Instant(END, gathering)
+
+
+def _summed(step: Step) -> Instant:
+    """Under nn.DataParallel: device 0 has the whole gradients of its own replica, their sum with those of the others, one piece
+    of which is laid flat, and what earlier micro-batches left. Source: PyTorch 2.13 torch/nn/parallel/comm.py,
+    reduce_add_coalesced, which autograd calls once all replicas' gradients are there (_functions.py, Broadcast.backward)."""
+    own = step.trained * step.stored * step.counts.whole
+    earlier = np.where(step.several, step.at_rest, 0.0)
+    return Instant(
+        END,
+        {
+            "gradients": earlier + step.settled,
+            "activations": step.inputs,
+            "bucket_buffers": own + np.minimum(own, COALESCED_BYTES),
+        },
+    )
 
 
 def _table(step: Step) -> Reals:

@@ -235,7 +235,7 @@ class Step:
         self.reshards = shards_state(c, 3)[:, None]
         self.shards_gradients = shards_state(c, 2)[:, None]
         self.several = situation.stands
-        self.buckets = self.plain & (c.data_parallel * c["cp"] > 1)[:, None]
+        self.buckets = self.plain & (c.data_parallel * c["cp"] > 1)[:, None] & (not c.in_threads)
         self.casts = self.compute != self.stored
         self.shards = state_shards(c)[:, None]
         self.tied = bool(job.model.tied and not self.piped)

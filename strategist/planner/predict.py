@@ -121,7 +121,7 @@ def filled(job: Job, said: Mapping[str, int]) -> dict[str, int]:
         "offload": said.get("offload", 0),
         "tiling": said.get("tiling", 1),
         "stage_split": said.get("stage_split", 0),
-    }
+    } | ({"replicas": said["replicas"]} if said.get("replicas") else {})
 
 
 def _data_parallel(world: int, rest: int, said: Mapping[str, int]) -> int:
@@ -154,6 +154,13 @@ def _consistent(degrees: Mapping[str, int], ranks: int, said: Mapping[str, int])
             "stage_split=weighted needs a pipeline whose stages have one chunk of layers each.",
             flag="--strategy",
             hint="Give pp, and leave virtual_stages at 1.",
+        )
+    if said.get("replicas") and (ranks == 1 or any(said.get(key, 1) > 1 for key in ("pp", "dp_shard", "cp", "tp", "ep", "etp"))):
+        raise ImpossibleError(
+            "FRAMEWORK_LEGALITY",
+            "replicas=threads is nn.DataParallel: whole replicas over several devices, and nothing else.",
+            flag="--strategy",
+            hint="Leave out dp_shard, cp, tp, pp, ep and etp, or replicas=threads.",
         )
     if ranks % (degrees["ep"] * degrees["etp"]):
         raise ImpossibleError(

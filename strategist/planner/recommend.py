@@ -33,6 +33,7 @@ from strategist.rulebook.rule import Rule, load_families, load_rules
 from strategist.rulebook.vocabulary import WORDS
 from strategist.space.candidates import Mask
 from strategist.space.grammar import layout
+from strategist.timing.estimate import step_times
 from strategist.units import format_gib
 
 NO_PREFERRED = "No layout of the families that the rules prefer is both allowed and fits, so the time model decides among all that remain."
@@ -384,7 +385,14 @@ def _shares(found: Found, row: int) -> dict[str, float]:
     step = float(found.times.step[row])
     names = ("tp", "dp", "bubble", "offload")
     shares = {f"{name}_share": 100.0 * float(found.times.exposed[name][row]) / step for name in names}
-    return shares | {"dp": int(found.candidates.data_parallel[row])}
+    ddp = _ddp_share(found, row) if found.candidates.in_threads else {}
+    return shares | ddp | {"dp": int(found.candidates.data_parallel[row])}
+
+
+def _ddp_share(found: Found, row: int) -> dict[str, float]:
+    """Percent of the step that processes would take for threads in the same layout."""
+    as_processes = found.candidates.where(np.array([row])).without("replicas")
+    return {"ddp_share": 100.0 * float(step_times(found.question.job, as_processes).step[0] / found.times.step[row])}
 
 
 def _coded(found: Found, row: int) -> dict[str, int]:
