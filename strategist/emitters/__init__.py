@@ -11,6 +11,7 @@ from typing import Any
 from strategist.document.plan import Plan
 from strategist.emitters.accelerate import ACCELERATE
 from strategist.emitters.axolotl import AXOLOTL
+from strategist.emitters.data_parallel import DATA_PARALLEL_SCRIPT
 from strategist.emitters.deepspeed import DEEPSPEED
 from strategist.emitters.emitter import Emitter, Files, Options
 from strategist.emitters.kubernetes import KUBERNETES
@@ -35,6 +36,7 @@ EMITTERS: tuple[Emitter, ...] = (
     SLURM,
     MP_SPAWN,
     MPIRUN,
+    DATA_PARALLEL_SCRIPT,
     KUBERNETES,
     RAY,
     SKYPILOT,

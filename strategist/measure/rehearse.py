@@ -111,6 +111,14 @@ def _peers_wanted(plan: Plan) -> Iterator[Obstacle]:
                 sentence=f"A rank cannot be rehearsed alone with {axis} = {plan.mesh.size(axis)}: it needs other ranks' {what}.",
                 hint=f"Trace it (`strategist trace`), or rehearse a plan with {axis} 1.",
             )
+    if plan.processes < plan.mesh.world:
+        yield Obstacle(
+            code="UNSUPPORTED",
+            place="strategy.replicas",
+            value=plan.strategy.replicas,
+            sentence="A device of nn.DataParallel cannot be rehearsed alone: one process drives all of them.",
+            hint="Trace it (`strategist trace`), or rehearse a plan with replicas = processes.",
+        )
 
 
 def _maker(plan: Plan, model: Any) -> tuple[str, MakeModel]:

@@ -401,11 +401,10 @@ def _summed(step: Step) -> Instant:
     of which is laid flat, and what earlier micro-batches left. Source: PyTorch 2.13 torch/nn/parallel/comm.py,
     reduce_add_coalesced, which autograd calls once all replicas' gradients are there (_functions.py, Broadcast.backward)."""
     own = step.trained * step.stored * step.counts.whole
-    earlier = np.where(step.several, step.at_rest, 0.0)
     return Instant(
         END,
         {
-            "gradients": earlier + step.settled,
+            "gradients": step.earlier + step.settled,
             "activations": step.inputs,
             "bucket_buffers": own + np.minimum(own, COALESCED_BYTES),
         },

@@ -19,6 +19,8 @@ from tests.plans import BFLOAT16, FLOAT32, FLOAT64, make_plan, tiny_llama, tiny_
 AXES: tuple[dict[str, Any], ...] = (
     {},
     {"dp_replicate": 2},
+    {"dp_replicate": 2, "replicas": "threads"},
+    {"dp_replicate": 4, "replicas": "threads"},
     {"dp_shard": 2, "zero": 1},
     {"dp_shard": 2, "zero": 2},
     {"dp_shard": 2, "zero": 3},
