@@ -46,6 +46,7 @@ class Technique:
 TECHNIQUES = (
     Technique("one process", "", ONE_GPU),
     Technique("DDP", "dp_replicate=8"),
+    Technique("nn.DataParallel", "replicas=threads"),
     Technique("ZeRO-1", "dp_shard=8,zero=1"),
     Technique("ZeRO-2", "dp_shard=8,zero=2"),
     Technique("ZeRO-3", FSDP),
@@ -106,7 +107,7 @@ MISSING = (
     "`size` and `sweep` take no `--time-budget`.",
     "Files for NeMo, llm-foundry, BytePS and EPL; tensor, pipeline, context and expert parallelism in "
     "the files of Accelerate, DeepSpeed, Transformers, TRL, Lightning, LLaMA-Factory and axolotl; FSDP in those of the last two. "
-    "Scripts for nn.DataParallel and a parameter server: no plan says either.",
+    "A script for a parameter server: no plan says servers.",
     "Emitted files of frameworks were parsed by them and trained with on two CPU ranks (`make test-frameworks`), not on GPUs. Times and "
     "bytes beside them are those of the plan's profile, not of that framework.",
     "What a ring holds while attention's backward runs is in no formula: predicted peaks with cp are within 1 % of the trace, not 0.1 %.",
