@@ -106,8 +106,9 @@ MISSING = (
     "Of the search: no schedules beyond 1F1B, GPipe and interleaved; of machines of several kinds no part is taken by `--allow-idle`, and "
     "`size` and `sweep` take no `--time-budget`.",
     "Files for NeMo, llm-foundry, BytePS and EPL; tensor, pipeline, context and expert parallelism in "
-    "the files of Accelerate, DeepSpeed, Transformers, TRL, Lightning, LLaMA-Factory and axolotl; FSDP in those of the last two. "
-    "A script for a parameter server: no plan says servers.",
+    "the files of Accelerate, DeepSpeed, Transformers, TRL, Lightning, LLaMA-Factory and axolotl; FSDP in those of the last two.",
+    "A parameter server is run and emitted (`parameter-server`) but not planned: no plan says servers, and neither its traffic nor what it takes "
+    "off the devices is in a formula.",
     "Emitted files of frameworks were parsed by them and trained with on two CPU ranks (`make test-frameworks`), not on GPUs. Times and "
     "bytes beside them are those of the plan's profile, not of that framework.",
     "What a ring holds while attention's backward runs is in no formula: predicted peaks with cp are within 1 % of the trace, not 0.1 %.",

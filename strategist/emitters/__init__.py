@@ -21,6 +21,7 @@ from strategist.emitters.megatron import MEGATRON
 from strategist.emitters.mp_spawn import MP_SPAWN
 from strategist.emitters.mpirun import MPIRUN
 from strategist.emitters.nanotron import NANOTRON
+from strategist.emitters.parameter_server import PARAMETER_SERVER
 from strategist.emitters.quoting import checked_options
 from strategist.emitters.ray import RAY
 from strategist.emitters.skypilot import SKYPILOT
@@ -37,6 +38,7 @@ EMITTERS: tuple[Emitter, ...] = (
     MP_SPAWN,
     MPIRUN,
     DATA_PARALLEL_SCRIPT,
+    PARAMETER_SERVER,
     KUBERNETES,
     RAY,
     SKYPILOT,

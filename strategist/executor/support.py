@@ -228,8 +228,8 @@ def _threads(plan: Plan) -> Iterator[Obstacle]:
             code="UNSUPPORTED",
             place="strategy.replicas",
             value=strategy.replicas,
-            sentence=f"nn.DataParallel's copies of a module are made anew for each batch; the executor neither compiles nor "
-            f"offloads there (compile {strategy.compile}, offload {strategy.offload}).",
+            sentence="Under strategy.replicas = threads the copies of a module are made anew for each batch; the executor neither "
+            f"compiles nor offloads there (compile {strategy.compile}, offload {strategy.offload}).",
             hint="Use replicas = processes, or leave compile and offload out.",
         )
 

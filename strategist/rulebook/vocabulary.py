@@ -77,6 +77,9 @@ WORDS: Mapping[str, Word] = {
     "has_precision": _situation("the device multiplies in the number format asked for"),
     "fast_domain": _situation("devices joined by the fastest links"),
     "is_gpu": _situation("the device is a GPU, not the CPU"),
+    "outside_share": _situation(
+        "share of the weights outside the layers (tables of embeddings, heads) of a module that nobody described", "%"
+    ),
     "pp": _candidate("pipeline stages"),
     "dp": _candidate("ranks that see different samples: dp_replicate x dp_shard"),
     "dp_replicate": _candidate("replicas of the sharding group"),

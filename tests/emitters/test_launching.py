@@ -32,9 +32,10 @@ BY_VARIABLES = ("mp-spawn", "mpirun")
 WITHOUT_ZERO_3: dict[str, dict[str, Any]] = {
     "nanotron": {"zero": 1},
     "data-parallel": {"zero": 0, "dp_shard": 1, "dp_replicate": 2, "replicas": "threads"},
+    "parameter-server": {"zero": 0, "dp_shard": 1, "dp_replicate": 2},
 }
 """What targets say that cannot say ZeRO-3."""
-ON_ONE_NODE = ("data-parallel",)
+ON_ONE_NODE = ("data-parallel", "parameter-server")
 """Targets whose jobs stay on one node."""
 HOSTILE = (
     "$(touch canary)", "`touch canary`", "'; touch canary; '", '"; touch canary; "', "a b  c", "\\", "\\n", "!!", "*", "~",

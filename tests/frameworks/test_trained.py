@@ -94,6 +94,7 @@ def test_losses_are_those_of_one_process(
         ("mp-spawn", FSDP),
         ("mpirun", FSDP),
         ("data-parallel", {"dp_replicate": 2, "replicas": "threads"}),
+        ("parameter-server", {"dp_replicate": 2}),
     ],
     ids=str,
 )
