@@ -76,7 +76,13 @@ def train_with_server(
 def server_obstacles(plan: Plan) -> Iterator[Obstacle]:
     """Why a plan cannot be run with its tables on a server."""
     mesh, s = plan.mesh, plan.strategy
-    if mesh.dp_replicate != mesh.world or s.zero or s.replicas != "processes" or s.offload != "none" or plan.cluster.nodes > 1:
+    if (
+        mesh.dp_replicate != mesh.world
+        or s.zero
+        or s.replicas != "processes"
+        or s.offload != "none"
+        or plan.cluster.nodes > 1
+    ):
         yield Obstacle(
             code="UNSUPPORTED",
             place="strategy.zero",
@@ -161,7 +167,9 @@ def tables_of(plan_text: str, make_model: MakeModel | None, seed: int, learning_
     plan = plan_from(json.loads(plan_text), "plan")
     model = model_from_shape(plan.model) if make_model is None else make_model()
     dtype = parameter_dtype(plan)
-    weights = {name: _values(model, f"{name}.weight", table.weight, dtype, seed) for name, table in tables_in(model).items()}
+    weights = {
+        name: _values(model, f"{name}.weight", table.weight, dtype, seed) for name, table in tables_in(model).items()
+    }
     return Tables(weights, plan, learning_rate)
 
 
@@ -179,7 +187,9 @@ def tables_in(model: nn.Module) -> dict[str, nn.Embedding | nn.EmbeddingBag]:
     """Every table of embeddings in a model by its name. Raises ImpossibleError UNSUPPORTED for a model without any, and for tables
     that do more than give rows."""
     found = {name: module for name, module in model.named_modules() if isinstance(module, TABLES)}
-    shared = [n for n, p in model.named_parameters(remove_duplicate=False) if any(p is t.weight for t in found.values())]
+    shared = [
+        n for n, p in model.named_parameters(remove_duplicate=False) if any(p is t.weight for t in found.values())
+    ]
     odd = [n for n, t in found.items() if t.padding_idx is not None or t.max_norm is not None or t.scale_grad_by_freq]
     if not found or len(shared) > len(found) or odd:
         raise ImpossibleError(

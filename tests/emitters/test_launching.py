@@ -51,7 +51,10 @@ def representatives() -> tuple[str, ...]:
     chosen: dict[tuple[str, ...], str] = {}
     options = Options(env=hostile_variables())
     for target, script in TARGETS.items():
-        texts = [emit(plan_of(target, nodes), target, options)[PurePosixPath(script)] for nodes in ((1,) if target in ON_ONE_NODE else (1, 2))]
+        texts = [
+            emit(plan_of(target, nodes), target, options)[PurePosixPath(script)]
+            for nodes in ((1,) if target in ON_ONE_NODE else (1, 2))
+        ]
         chosen.setdefault(tuple(texts), target)
     return tuple(chosen.values())
 

@@ -18,7 +18,9 @@ LAYOUTS: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_a_language_model_whose_tokens_lie_on_a_server_trains_as_in_one_process(layout: dict[str, Any], tmp_path: Any) -> None:
+def test_a_language_model_whose_tokens_lie_on_a_server_trains_as_in_one_process(
+    layout: dict[str, Any], tmp_path: Any
+) -> None:
     """Losses, gradient norms and weights of five AdamW steps, those of the server's table too."""
     from tests.executor.harness import run_alone_together
     from tests.executor.reference import GLOBAL_BATCH, Task, trained_by_one_process

@@ -22,7 +22,11 @@ def test_threads_are_chosen_by_those_alone_who_ask_for_them() -> None:
     """Unasked no layout has them, not among the alternatives either; asked for, the plan has them and no other layout."""
     free, asked = plan_for(None), plan_for("replicas=threads")
     assert free.strategy.replicas == "processes"
-    assert "dataparallel" not in {free.decision.family, free.decision.other_family, *(a.family for a in free.alternatives)}
+    assert "dataparallel" not in {
+        free.decision.family,
+        free.decision.other_family,
+        *(a.family for a in free.alternatives),
+    }
     assert (asked.strategy.replicas, asked.mesh.dp_replicate, asked.processes) == ("threads", 8, 1)
     assert asked.decision.family == "dataparallel"
     assert asked.alternatives == ()
