@@ -12,6 +12,7 @@ from strategist.catalog import rows
 from strategist.errors import ImpossibleError, NoPlanError
 from strategist.facts.hardware import NodeGroup
 from strategist.facts.job import Job
+from strategist.facts.network import uplink_Bps
 from strategist.facts.parameters import count
 from strategist.facts.profile import BYTES
 from strategist.planner.search import Found, Question, limits_of, search
@@ -224,11 +225,11 @@ def _with(asked: Question, **changes: Any) -> Question:
 
 
 def _more_machines(asked: Question) -> Iterator[Change]:
-    """Twice, four times ... the nodes, up to 64 times, with what was pinned."""
+    """Twice, four times ... the nodes, up to 64 times, with what was pinned; none where nothing is known that joins them."""
     cluster = asked.job.cluster
-    if len(cluster.groups) != 1:
-        return
     group = cluster.groups[0]
+    if len(cluster.groups) != 1 or cluster.links or not uplink_Bps(group.node):
+        return
     for factor in (2, 4, 8, 16, 32, 64):
         bigger = replace(cluster, groups=(NodeGroup(node=group.node, count=group.count * factor, name=group.name),))
         changed = _with(asked, cluster=bigger)

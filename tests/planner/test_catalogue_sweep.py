@@ -71,6 +71,14 @@ def test_a_batch_that_does_not_divide_is_offered_a_near_one() -> None:
     assert isinstance(answer("2T", "dgx-gb200-nvl72-tray:72", global_batch=2304), Plan)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("row", rows("nodes"), ids=lambda row: row["name"])
+def test_a_single_node_never_lacks_a_network(row: dict[str, Any]) -> None:
+    """A model that is too large for one node is never refused because nothing is known that joins such nodes."""
+    found = answer("405B", row["name"], precision="fp32", seq_len=1024, global_batch=64)
+    assert found in IMPOSSIBLE - {"NO_PATH"} or (isinstance(found, Plan) and is_sensible(found)), found
+
+
 def test_what_was_fixed_is_named_where_dropping_it_helps() -> None:
     """A change that gives up pins says which: the user may never have typed --pin."""
     with pytest.raises(StrategistError) as refused:
