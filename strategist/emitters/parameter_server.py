@@ -45,8 +45,8 @@ if __name__ == "__main__":
 
 COVERAGE = Coverage(
     framework="torch.distributed.rpc's parameter server",
-    values=DATA_PARALLEL
-    | {
+    values={
+        **DATA_PARALLEL,
         "mesh.dp_shard": (1,),
         "strategy.recompute": ("none", "selective", "full"),
         "strategy.compile": (False, True),
