@@ -106,7 +106,7 @@ def meet(rank: int, workers: int, meeting: str) -> Iterator[None]:
     """The workers and the server behind them, who know each other by name; left together."""
     name = SERVER if rank == workers else f"worker{rank}"
     options = rpc.TensorPipeRpcBackendOptions(init_method=meeting)
-    rpc.init_rpc(name, rank=rank, world_size=workers + 1, rpc_backend_options=options)
+    rpc.init_rpc(name, rank=rank, world_size=workers + 1, rpc_backend_options=options)  # type: ignore[no-untyped-call]
     try:
         yield
     except BaseException:
@@ -212,7 +212,7 @@ class RemoteTable(nn.Module):
 
     def forward(self, ids: Tensor, offsets: Tensor | None = None) -> Tensor:
         """What the table would give: a row for each id, or one for each bag of them."""
-        named, places = ids.unique(return_inverse=True)
+        named, places = ids.unique(return_inverse=True)  # type: ignore[no-untyped-call]
         wanted = torch.zeros((), requires_grad=torch.is_grad_enabled())  # without it autograd would not come back here
         rows: Tensor = Pulled.apply(wanted, self.name, named, self.tables)  # type: ignore[no-untyped-call]
         if self.mode is None:

@@ -54,7 +54,7 @@ def loss_over(module: nn.Module) -> Callable[[Batch], Tensor]:
     return lambda batch: module(**batch).sum()
 
 
-def split(batch: Batch, count: int) -> Iterator[Batch]:
+def split(batch: Batch, count: int) -> Iterator[dict[str, Tensor]]:
     """The parts of a batch, as torch.chunk cuts them along the first dimension: none is longer than the first, and where there is
     too little for all there are fewer parts."""
     parts = {name: value.chunk(count) for name, value in batch.items()}

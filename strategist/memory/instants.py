@@ -398,15 +398,15 @@ def _end(step: Step) -> tuple[Instant, ...]:
 
 def _summed(step: Step) -> Instant:
     """Under nn.DataParallel: device 0 has the whole gradients of its own replica, their sum with those of the others, one piece
-    of which is laid flat, and what earlier micro-batches left. Source: PyTorch 2.13 torch/nn/parallel/comm.py,
+    of which is laid flat, and what earlier micro-batches left, to which the sum is added then. Source: PyTorch 2.13 torch/nn/parallel/comm.py,
     reduce_add_coalesced, which autograd calls once all replicas' gradients are there (_functions.py, Broadcast.backward)."""
     own = step.trained * step.stored * step.counts.whole
     return Instant(
         END,
         {
-            "gradients": step.earlier + step.settled,
+            "gradients": np.where(step.several, step.earlier, step.settled),
             "activations": step.inputs,
-            "bucket_buffers": own + np.minimum(own, COALESCED_BYTES),
+            "temporaries": own + np.minimum(own, COALESCED_BYTES) + np.where(step.several, step.settled, 0.0),
         },
     )
 

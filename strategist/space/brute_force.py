@@ -133,6 +133,8 @@ def _choices(limits: Limits, row: Mapping[str, int]) -> Sequence[tuple[dict[str,
     dp = row["dp_replicate"] * row["dp_shard"]
     per_rank = [n for n in rounds if (limits.global_batch // dp) % n == 0] or [1]
     places = {name: range(len(words)) for name, words in WORDS.items()}
+    threads: tuple[dict[str, Sequence[int]], Condition] = ({"replicas": (1,)}, _threads)
+    asked = (threads,) if limits.pinned("replicas") else ()
     return (
         ({"zero": range(4)}, _zero),
         ({"offload": places["offload"], "tiling": (1, TILES)}, _offload),
@@ -141,7 +143,7 @@ def _choices(limits: Limits, row: Mapping[str, int]) -> Sequence[tuple[dict[str,
         ({"stage_split": places["stage_split"]}, _split),
         ({"sequence_parallel": (0, 1)}, _sequence),
         ({"context_parallel": places["context_parallel"]}, _context),
-        *(({"replicas": (1,)}, _threads),) * bool(limits.pinned("replicas")),
+        *asked,
         ({"recompute": places["recompute"]}, lambda limits, row: True),
     )
 

@@ -737,8 +737,9 @@ class Stage:
         """Gradients of the first device's replica beside the sum over all, the last of whose pieces is still flat."""
         if self.threads > 1:
             own = self.q * self.s * self.bare.all
-            held = {"gradients": self.settled + self.earlier, "bucket_buffers": own + min(10 * 2**20, own)}
-            yield 2, held | {"activations": self.inputs}
+            stands, joins = (self.earlier, self.settled) if self.several else (self.settled, 0.0)
+            passing = own + min(10 * 2**20, own) + joins
+            yield 2, {"gradients": stands, "activations": self.inputs, "temporaries": passing}
 
     def _end_of_pass(self) -> Iterator[tuple[int, dict[str, float]]]:
         """The embedding's gradient while other passes are in flight, then in the reduce format."""
