@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from strategist import Plan, predict, recommend
+from strategist.document.load import plan_from
+from strategist.document.write import dump, seal_state, sealed
 from strategist.errors import ImpossibleError
 from strategist.planner.exhaustive import recheck
+from tests.plans import make_plan
 
 JOB: dict[str, Any] = {"seq_len": 1024, "global_batch": 32}
 
@@ -80,3 +84,13 @@ def test_device_0_holds_more_than_a_device_of_ddp_when_gradients_are_summed() ->
     held = {term.name: term.bytes for term in found.memory.worst.terms}
     assert found.memory.worst.moment == "end of backward"
     assert held["temporaries"] >= held["gradients"] / 2
+
+
+def test_a_plan_that_was_sealed_before_replicas_had_a_word_keeps_its_seal() -> None:
+    """The plain word is not signed, so that an older file without it reads as sealed; threads are signed."""
+    plan = sealed(make_plan(dp_replicate=2))
+    older = json.loads(dump(plan))
+    del older["strategy"]["replicas"]
+    assert seal_state(plan_from(older, "PLAN")) == "sealed"
+    older["strategy"]["replicas"] = "threads"
+    assert seal_state(plan_from(older, "PLAN")) == "edited"
