@@ -159,7 +159,13 @@ def trimmed(name: str, gpus: int) -> Cluster:
 def workloads(draw: Draw, cluster: Cluster) -> Workload:
     """Sequences, batches, formats and optimizers that the machines can run."""
     gpu = cluster.smallest
-    peaks = {"bf16": gpu.bf16_FLOPs, "fp16": gpu.fp16_FLOPs, "fp32": gpu.fp32_FLOPs, "fp8": gpu.fp8_FLOPs}
+    peaks = {
+        "bf16": gpu.bf16_FLOPs,
+        "fp16": gpu.fp16_FLOPs,
+        "fp32": gpu.fp32_FLOPs,
+        "fp8": gpu.fp8_FLOPs,
+        "fp4": gpu.fp4_FLOPs,
+    }
     return Workload(
         seq_len=draw(st.sampled_from((128, 32, 1000, 2048, 4096, 8192, 6144))),
         global_batch=cluster.world * draw(st.sampled_from((1, 2, 3, 4, 8, 16))),

@@ -27,6 +27,7 @@ from strategist.timing.estimate import model_FLOP
 from strategist.timing.rates import peak_FLOPs
 
 PRECISION_WORDS: tuple[tuple[str, Precision], ...] = (
+    ("fp4", "fp4"),
     ("fp8", "fp8"),
     ("bf16", "bf16"),
     ("fp16", "fp16"),
@@ -178,6 +179,8 @@ def _precision(run: Run) -> Precision:
     found = next((name for word, name in PRECISION_WORDS if word in said), None)
     if found is None:
         raise Unexpressed(f"precision {said or '(not stated)'} has no model")
+    if "layers bf16" in run.get("precision", ""):
+        raise Unexpressed("a part of the layers in bf16 beside the others has no model")
     return found
 
 

@@ -58,7 +58,7 @@ WORKLOAD = (
     Flag("--micro-batch", "fix the sequences per micro-batch and data rank", "N"),
     Flag("--grad-accum", "fix the micro-batches per optimizer step", "N"),
     Flag("--tokens", "length of the whole run in tokens: 1T, 100B", "N"),
-    Flag("--precision", "number format of the matmuls", "WORD", choices=("bf16", "fp16", "fp32", "fp8")),
+    Flag("--precision", "number format of the matmuls", "WORD", choices=("bf16", "fp16", "fp32", "fp8", "fp4")),
     Flag("--optimizer", "optimizer", "WORD", choices=("adamw", "adamw8bit", "sgd")),
     Flag("--headroom", "share of each device that must stay free, 0 to 0.5", "SHARE"),
     Flag("--price-per-gpu-hour", "price of one device for one hour, in your currency", "MONEY"),

@@ -53,7 +53,7 @@ COVERAGE = Coverage(
         "strategy.offload": "NVMe needs a folder, and the plan names none.",
         "strategy.backend": "On CPUs `accelerate launch` starts one process whatever the file says.",
         "strategy.formats": "It keeps fp32 weights, or with DeepSpeed low weights beside fp32 masters.",
-        "workload.precision": "Its fp8 needs a recipe, which no plan holds.",
+        "workload.precision": "Its fp8 and fp4 need a recipe, which no plan holds.",
     },
     clashes=(
         *(_with_deepspeed(clash) for clash in deepspeed.COVERAGE.clashes if clash is not deepspeed.NEEDS_ZERO_3),

@@ -38,7 +38,7 @@ COVERAGE = Coverage(
         "strategy.recompute": "It recomputes whole layers.",
         "strategy.offload": "Its Trainer makes torch's optimizer, and DeepSpeed offloads its own only.",
         "strategy.formats": "It keeps fp32 throughout, or with DeepSpeed low weights beside fp32 masters.",
-        "workload.precision": "Its fp8 needs a recipe, which no plan holds.",
+        "workload.precision": "Its fp8 and fp4 need a recipe, which no plan holds.",
     },
     clashes=(
         *with_deepspeed("axolotl"),

@@ -72,7 +72,7 @@ COVERAGE = Coverage(
         "strategy.offload": "NVMe needs a folder, and the plan names none.",
         "strategy.compile": "Its compilation passes are not mapped.",
         "strategy.formats": "It keeps fp32 throughout, fp32 under autocast, or low weights beside fp32 masters.",
-        "workload.precision": "It has no fp8 section.",
+        "workload.precision": "It has no section for fp8 or fp4.",
     },
     clashes=(
         SHARDS_OVER_ALL_RANKS,

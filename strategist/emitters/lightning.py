@@ -36,7 +36,7 @@ COVERAGE = Coverage(
         "strategy.offload": "Offloading under its ModelParallelStrategy was not tried.",
         "strategy.compile": "The script does not compile.",
         "strategy.formats": "The script keeps weights and gradients in fp32.",
-        "workload.precision": "Its fp8 needs Transformer Engine's modules.",
+        "workload.precision": "Its fp8 and fp4 need Transformer Engine's modules.",
     },
     clashes=(
         Clash(

@@ -63,7 +63,7 @@ COVERAGE = Coverage(
         "strategy.compile": "It does not compile models.",
         "strategy.formats": "It accumulates and reduces gradients in one format, beside fp32 masters.",
         "strategy.backend": "It trains on GPUs.",
-        "workload.precision": "Its fp8 needs a recipe, which no plan holds.",
+        "workload.precision": "Its fp8 and fp4 need a recipe, which no plan holds.",
     },
     clashes=(
         Clash(

@@ -46,7 +46,7 @@ COVERAGE = Coverage(
         "strategy.compile": "It does not compile models.",
         "strategy.formats": "It keeps fp32 throughout, or bf16 weights beside fp32 masters and gradients.",
         "strategy.backend": "It trains on GPUs.",
-        "workload.precision": "It has no fp8.",
+        "workload.precision": "It has neither fp8 nor fp4.",
     },
     clashes=(
         Clash(

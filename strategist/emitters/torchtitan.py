@@ -63,7 +63,7 @@ COVERAGE = Coverage(
         "strategy.optimizer": "Its registry makes AdamW.",
         "strategy.formats": "It keeps fp32 weights and gradients, and reduces in fp32.",
         "strategy.backend": "It finds the device by itself and has no option for CPUs.",
-        "workload.precision": "Its fp8 needs converters in the registry's function, which no plan holds.",
+        "workload.precision": "Its fp8 and fp4 need converters in the registry's function, which no plan holds.",
     },
     clashes=(
         Clash(

@@ -77,7 +77,7 @@ COVERAGE = Coverage(
         "strategy.recompute": "It recomputes whole layers.",
         "strategy.offload": "Offloading the optimizer alone is DeepSpeed's.",
         "strategy.formats": "It keeps weights and gradients in fp32.",
-        "workload.precision": "Its fp8 needs a recipe, which no plan holds.",
+        "workload.precision": "Its fp8 and fp4 need a recipe, which no plan holds.",
     },
     clashes=(*CLASHES, causal_models("Transformers")),
     hint="Emit it to accelerate, deepspeed or torchrun, or pin another layout.",

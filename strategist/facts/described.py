@@ -28,6 +28,7 @@ class DescribedGpu:
     fp32_TFLOPs: float | None = None
     tf32_TFLOPs: float | None = None
     fp8_TFLOPs: float | None = None
+    fp4_TFLOPs: float | None = None
     host_bw: str | None = None
     scale_up_bw: str | None = None
     vendor: Literal["NVIDIA", "AMD"] = "NVIDIA"
@@ -85,7 +86,7 @@ def checked_name(name: str, path: str) -> str:
 
 def gpu_from(said: DescribedGpu, path: str) -> Gpu:
     """A described device as a fact."""
-    peaks = {k: getattr(said, f"{k}_TFLOPs") for k in ("bf16", "fp16", "fp32", "tf32", "fp8")}
+    peaks = {k: getattr(said, f"{k}_TFLOPs") for k in ("bf16", "fp16", "fp32", "tf32", "fp8", "fp4")}
     for kind, value in peaks.items():
         if value is not None and not 0 < value < 1e6:
             raise InputError("RANGE", f"{path}.{kind}_TFLOPs must lie between 0 and 1e6.", flag=f"{path}.{kind}_TFLOPs", value=value, hint="Give dense TFLOP/s.")  # fmt: skip
@@ -105,6 +106,7 @@ def gpu_from(said: DescribedGpu, path: str) -> Gpu:
         fp16_FLOPs=FLOPs["fp16"],
         bf16_FLOPs=FLOPs["bf16"],
         fp8_FLOPs=FLOPs["fp8"],
+        fp4_FLOPs=FLOPs["fp4"],
         host_Bps=None if said.host_bw is None else parse_rate(said.host_bw, f"{path}.host_bw"),
         scale_up=("nvlink" if said.vendor == "NVIDIA" else "xgmi") if scale_up else "pcie",
         scale_up_Bps=scale_up,

@@ -89,6 +89,7 @@ def _gpu(row: Row) -> Gpu:
         fp16_FLOPs=_scaled(row.get("fp16_TFLOPs"), 12),
         bf16_FLOPs=_scaled(row.get("bf16_TFLOPs"), 12),
         fp8_FLOPs=_scaled(row.get("fp8_TFLOPs"), 12),
+        fp4_FLOPs=_scaled(row.get("fp4_TFLOPs"), 12),
         matmul_measured_FLOPs=_scaled(row.get("matmul_bf16_measured_TFLOPs"), 12),
         host_Bps=_scaled(row.get("pcie_GBps"), 9),
         sm_count=row.get("sm_count"),

@@ -36,6 +36,7 @@ class Gpu:
     fp16_FLOPs: float | None = None
     bf16_FLOPs: float | None = None
     fp8_FLOPs: float | None = None
+    fp4_FLOPs: float | None = None
     matmul_measured_FLOPs: float | None = None
     host_Bps: float | None = None
     sm_count: int | None = None

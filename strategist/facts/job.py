@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from strategist.facts.hardware import Cluster
 from strategist.facts.model import ModelShape
 from strategist.facts.profile import Formats, Profile
@@ -9,6 +11,10 @@ from strategist.facts.workload import Workload
 from strategist.records import dataclass
 
 MAX_HEADROOM = 0.5
+
+
+CAST_WIDTHS: Mapping[str, float] = {"fp8": 1.0, "fp4": 0.5625}
+"""Bytes per element: four bits and a scale of one byte for 16 elements in fp4 (NVIDIA 2025, arXiv 2509.25149, section 3)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +45,15 @@ class Job:
         return self.profile.formats_for(self.workload.precision)
 
     @property
-    def gathers_fp8(self) -> bool:
-        """Whether inputs and gradients of cut matrices are cast to fp8 before tensor-parallel ranks gather them; adapters
-        beside a matrix need its input as it is (NVIDIA/TransformerEngine: layernorm_linear.py,
-        return_layernorm_output_gathered)."""
-        profile = self.profile
-        return self.workload.precision == "fp8" and profile.casts_fp8 and profile.gathers_fp8 and not self.adapters
+    def cast_width(self) -> float:
+        """Bytes that one element of a matrix' input takes once it is cast to fp8 or fp4; 0 where nothing is cast."""
+        return CAST_WIDTHS.get(self.workload.precision, 0.0) if self.profile.casts_fp8 else 0.0
+
+    @property
+    def gathers_cast(self) -> bool:
+        """Whether inputs and gradients of cut matrices are cast before tensor-parallel ranks gather them; adapters beside a
+        matrix need its input as it is (NVIDIA/TransformerEngine: layernorm_linear.py, return_layernorm_output_gathered)."""
+        return self.cast_width > 0 and self.profile.gathers_fp8 and not self.adapters
 
     @property
     def usable_bytes(self) -> int:

@@ -117,8 +117,8 @@ class Profile:
     launches_wait: bool = False
 
     def formats_for(self, precision: str) -> Formats:
-        """Number formats of a precision policy."""
-        return dict(self.formats)[precision]
+        """Number formats of a precision policy; fp4 differs from fp8 inside of matrices alone."""
+        return dict(self.formats)["fp8" if precision == "fp4" else precision]
 
     def state_bytes(self, optimizer: str, precision: str) -> float:
         """Bytes of optimizer state per parameter: moments, and what is sharded like them: master copies, and under fp16

@@ -6,10 +6,10 @@ from typing import Literal
 
 from strategist.records import dataclass
 
-Precision = Literal["bf16", "fp16", "fp32", "fp8"]
+Precision = Literal["bf16", "fp16", "fp32", "fp8", "fp4"]
 Optimizer = Literal["adamw", "adamw8bit", "sgd"]
 
-PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp32", "fp8")
+PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp32", "fp8", "fp4")
 OPTIMIZERS: tuple[Optimizer, ...] = ("adamw", "adamw8bit", "sgd")
 
 MAX_SEQ_LEN = 2**24

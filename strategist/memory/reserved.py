@@ -48,11 +48,16 @@ class Pools:
 
     def reserved(self, at_loss: Reals, ever: Reals) -> Reals:
         """Bytes of all streams, where tensors hold `at_loss` at most at the loss, and `ever` at any instant. Reduced gradients lie
-        in the stream of reductions, at the loss those of earlier micro-batches; a layer that is on its way in that of gathering."""
-        main = np.maximum(
-            at_loss - self._standing + self._idle + self._outgrown, ever - self._reduced - self._one_layer
-        )
+        in the stream of reductions, at the loss those of earlier micro-batches; a layer that is on its way in that of gathering,
+        where there is one."""
+        under_way = np.where(self._gathers, self._one_layer, 0.0)
+        main = np.maximum(at_loss - self._standing + self._idle + self._outgrown, ever - self._reduced - under_way)
         return main + self.gathering + self.reducing
+
+    @cached_property
+    def _gathers(self) -> Mask:
+        """Where units are gathered from other ranks, (C, 1)."""
+        return self.managed & self.shards_gradients & (state_shards(self.c) > 1)[:, None]
 
     @cached_property
     def _reduces(self) -> Mask:
@@ -96,8 +101,7 @@ class Pools:
         head = 0.0 if self._tied else _segments(self.compute * behind)
         casts = self.compute * self._largest.T / shards if self.compute != self.stored else 0.0
         held = first + turns * layer + np.where(layer < head, head, 0.0) + casts
-        gathers = self.managed[:, 0] & self.shards_gradients[:, 0] & (shards > 1)
-        return np.where(gathers, held, 0.0).T
+        return np.where(self._gathers[:, 0], held, 0.0).T
 
     @cached_property
     def _idle(self) -> Reals:

@@ -73,13 +73,13 @@ class Saved:
 @dataclass(frozen=True, slots=True)
 class Habits:
     """What decides which tensors are kept: the framework's row, what its selective recompute runs again, how many scores
-    per head a token's query writes out (0: none are), whether inputs of matrices are kept in fp8, which modules selective
+    per head a token's query writes out (0: none are), bytes per element of inputs of matrices that are kept as cast (0: none are), which modules selective
     recompute runs again, and whether the matrices beside adapters are frozen."""
 
     keeping: Keeping
     light: Light = "elementwise"
     scores: int = 0
-    is_float8: bool = False
+    cast_width: float = 0.0
     redoes: tuple[str, ...] = ()
     is_frozen: bool = False
 
@@ -87,9 +87,9 @@ class Habits:
 def habits_of(job: Job) -> Habits:
     """The habits of a job's framework, at its sequence length and precision."""
     profile, work = job.profile, job.workload
-    is_float8 = work.precision == "fp8" and profile.casts_fp8 and profile.keeping.float8_inputs
+    cast_width = job.cast_width if profile.keeping.float8_inputs else 0.0
     scores = work.seq_len if profile.attention == "unfused" else 0
-    return Habits(profile.keeping, profile.light, scores, is_float8, profile.redoes, job.adapters)
+    return Habits(profile.keeping, profile.light, scores, cast_width, profile.redoes, job.adapters)
 
 
 @cache
@@ -106,7 +106,7 @@ def saved_tensors(shape: ModelShape, kind: LayerKind, habits: Habits | None = No
     adapters = _adapters(shape, kind, keeping) if habits.is_frozen else ()
     first, *rest = (*mixed, *ffn, *_masks(shape, kind, keeping), *adapters)
     every = (replace(first, policies=ALWAYS, part="entry"), *rest)
-    stored = (_in_float8(row) for row in every) if habits.is_float8 else every
+    stored = (_cast(row, habits.cast_width) for row in every) if habits.cast_width else every
     trained = (row for row in stored if not (habits.is_frozen and row.name.startswith(FROZEN)))
     return tuple(row for row in (_redone(row, habits) for row in trained) if row.policies)
 
@@ -131,10 +131,11 @@ def _redone(row: Saved, habits: Habits) -> Saved:
     return replace(row, policies=COSTLY) if light == "alternate" and row.name == "query" else row
 
 
-def _in_float8(row: Saved) -> Saved:
-    """An input of a matrix that runs in fp8 is kept in one byte; attention keeps its own copy of its output."""
+def _cast(row: Saved, width: float) -> Saved:
+    """An input of a matrix that runs in fp8 or fp4 is kept as cast, `width` bytes an element; attention keeps its own copy
+    of its output."""
     if row.name.endswith(("_product", "_input")) and "norm" not in row.name:
-        return replace(row, is_float8=True)
+        return replace(row, width=row.width * width, is_float8=True)
     return row
 
 

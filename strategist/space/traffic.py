@@ -183,7 +183,7 @@ def _tensor(job: Job, group: Group) -> tuple[Traffic, ...]:
     when what backward needs is there), and any recompute repeats the all-gathers."""
     c = group.candidates
     hidden = _per_stage(group, tokens(job, c) * job.model.hidden * BYTES[job.formats.compute])
-    narrow = hidden / 2.0 if job.gathers_fp8 else hidden
+    narrow = hidden / BYTES[job.formats.compute] * job.cast_width if job.gathers_cast else hidden
     numbers = _per_stage(group, tokens(job, c) * 4.0)
     passes, full = _layer_passes_CS(group), c.is_word("recompute", "full")[:, None]
     blocks = passes * np.where(full, 5.0, 4.0)

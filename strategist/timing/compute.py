@@ -172,12 +172,21 @@ def cast_seconds(job: Job, gpu: Gpu, layer: Layer, c: Candidates) -> Reals:
     transposed for the weight gradient, and read unless the kernel before it does both; under sequence parallelism a rank casts
     its own tokens where casts come before gathers. Source: NVIDIA/TransformerEngine: cast_transpose; Micikevicius et al.
     2022, arXiv 2209.05433 (per-tensor scales need the largest magnitude, which the same pass finds)."""
-    if job.workload.precision != "fp8" or not job.profile.casts_fp8:
+    if not job.cast_width:
         return np.zeros(len(c))
     every, (times, m, _, k) = matrices_of(layer), _sizes(job, layer, c)
-    own = sequence_cut(c)[:, None] if job.gathers_fp8 else 1
+    own = sequence_cut(c)[:, None] if job.gathers_cast else 1
     rows = m / np.where(every.is_column & ~every.is_expert, own, 1)
-    return (times * rows * k).sum(axis=1) * job.profile.kernels.cast_bytes / memory_Bps(gpu)
+    return (times * rows * k).sum(axis=1) * cast_bytes(job) / memory_Bps(gpu)
+
+
+def cast_bytes(job: Job) -> float:
+    """Bytes that the casts of one element of a matrix' input move. To fp4 it is read twice, for the largest magnitude of the
+    whole tensor and to be cast, and written as it is and transposed, which a Hadamard transform mixes on its way
+    (NVIDIA 2025, arXiv 2509.25149, sections 3 and 4.3; NVIDIA/TransformerEngine: hadamard_transform_cast_fusion.cu)."""
+    if job.workload.precision == "fp4":
+        return 2.0 * BYTES[job.formats.compute] + 2.0 * job.cast_width
+    return job.profile.kernels.cast_bytes
 
 
 def _attention(job: Job, gpu: Gpu, kind: LayerKind, c: Candidates, passes: Passes) -> Reals:

@@ -68,7 +68,13 @@ def _locate(grid: Reals, value: Reals) -> tuple[np.ndarray, Reals]:
 
 def peak_FLOPs(gpu: Gpu, precision: str) -> float | None:
     """Dense peak that matmuls of a precision run at; None when the device cannot."""
-    peaks = {"bf16": gpu.bf16_FLOPs, "fp16": gpu.fp16_FLOPs, "fp8": gpu.fp8_FLOPs, "fp32": gpu.fp32_FLOPs}
+    peaks = {
+        "bf16": gpu.bf16_FLOPs,
+        "fp16": gpu.fp16_FLOPs,
+        "fp8": gpu.fp8_FLOPs,
+        "fp4": gpu.fp4_FLOPs,
+        "fp32": gpu.fp32_FLOPs,
+    }
     return peaks[precision]
 
 
@@ -83,6 +89,10 @@ def matmul_rates(gpu: Gpu, precision: str) -> MatmulRates:
         half = matmul_rates(gpu, "bf16")
         scale = peak / (gpu.bf16_FLOPs or peak) * share("fp8_relative_share", gpu)
         return MatmulRates(half.log_m, half.log_nk, half.rate * scale, "derived", half.source)
+    if precision == "fp4":
+        eight = matmul_rates(gpu, "fp8")
+        scale = peak / (gpu.fp8_FLOPs or peak) * share("fp4_relative_share", gpu)
+        return MatmulRates(eight.log_m, eight.log_nk, eight.rate * scale, "derived", eight.source)
     large = peak * large_share(gpu)
     row = _measured_row(gpu.name) or _measured_row(_LIKE.get(gpu.arch, ""))
     if row is None:

@@ -154,15 +154,16 @@ def _elementwise(job: Job, layout: Layout, kind: LayerKind) -> Pass:
 
 
 def _casts(job: Job, layout: Layout, layer: Layer) -> float:
-    """Bytes of turning the inputs of a layer's matrices to fp8: a rank's own tokens where they are gathered afterwards."""
-    if job.workload.precision != "fp8" or not job.profile.casts_fp8:
+    """Bytes of turning the inputs of a layer's matrices to fp8 or fp4: a rank's own tokens where they are gathered afterwards."""
+    if job.workload.precision not in ("fp8", "fp4") or not job.profile.casts_fp8:
         return 0.0
     elements = 0.0
     for matrix in layer.matrices:
         count, (m, _, k) = (_expert_size if matrix.is_expert else _dense_size)(job, layout, matrix)
-        is_own = job.gathers_fp8 and matrix.cut == "column" and not matrix.is_expert
+        is_own = job.gathers_cast and matrix.cut == "column" and not matrix.is_expert
         elements += count * m * k / (sequence_cut(layout) if is_own else 1)
-    return elements * job.profile.kernels.cast_bytes
+    read_twice_written_twice = 2 * 2 + 2 * (4 + 8 / 16) / 8
+    return elements * (read_twice_written_twice if job.workload.precision == "fp4" else job.profile.kernels.cast_bytes)
 
 
 def _dispatch(job: Job, layout: Layout, kind: LayerKind) -> Pass:

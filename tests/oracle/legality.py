@@ -108,7 +108,7 @@ def in_threads(a: Layout) -> bool:
 
 VIOLATIONS: dict[str, Violation] = {
     "LEG001": lambda job, a: not all(peak_FLOPs(g.node.gpu, job.workload.precision) for g in job.cluster.groups),
-    "LEG011": ours(lambda job, a: job.workload.precision == "fp8"),
+    "LEG011": ours(lambda job, a: job.workload.precision in ("fp8", "fp4")),
     "LEG012": ours(lambda job, a: job.workload.optimizer == "adamw8bit"),
     "LEG013": ours(lambda job, a: not is_buildable(job.model)),
     "LEG014": ours(lambda job, a: job.model.pos == "learned" and job.workload.seq_len > job.model.pos_rows),

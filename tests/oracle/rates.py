@@ -74,7 +74,13 @@ def memory_Bps(gpu: Gpu) -> float:
 
 def peak_FLOPs(gpu: Gpu, precision: str) -> float:
     """P: the dense peak of a precision; 0 where the device has none."""
-    peaks = {"bf16": gpu.bf16_FLOPs, "fp16": gpu.fp16_FLOPs, "fp32": gpu.fp32_FLOPs, "fp8": gpu.fp8_FLOPs}
+    peaks = {
+        "bf16": gpu.bf16_FLOPs,
+        "fp16": gpu.fp16_FLOPs,
+        "fp32": gpu.fp32_FLOPs,
+        "fp8": gpu.fp8_FLOPs,
+        "fp4": gpu.fp4_FLOPs,
+    }
     return peaks[precision] or 0.0
 
 
@@ -91,6 +97,9 @@ def grid_of(gpu: Gpu, precision: str) -> Grid:
     if precision == "fp8":
         faster = peak_FLOPs(gpu, "fp8") / (peak_FLOPs(gpu, "bf16") or peak_FLOPs(gpu, "fp8"))
         return _times(grid_of(gpu, "bf16"), faster * share("fp8_relative_share", gpu))
+    if precision == "fp4":
+        faster = peak_FLOPs(gpu, "fp4") / (peak_FLOPs(gpu, "fp8") or peak_FLOPs(gpu, "fp4"))
+        return _times(grid_of(gpu, "fp8"), faster * share("fp4_relative_share", gpu))
     measured = {row["gpu"]: row for row in rows("matmul_rates") if row["dtype"] == "bfloat16"}
     reference, large = (
         gpu.name if gpu.name in measured else REFERENCE.get(gpu.arch),

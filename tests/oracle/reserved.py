@@ -68,7 +68,7 @@ def reserved(
 
     main = max(
         at_loss - (settled if stands else 0.0) + idle + on_its_way + outgrown,
-        ever - (settled if reduces else 0.0) - on_its_way,
+        ever - (settled if reduces else 0.0) - (on_its_way if n > 1 else 0.0),
     )
     return main + gather + reduce
 

@@ -101,7 +101,7 @@ def _tensor(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) ->
     reductions = X * (5 if layout["recompute"] == "full" else 4) + ends
     if layout["sequence_parallel"]:
         gathers = X * (4 if layout["recompute"] == "none" else 6) + ends
-        yield Row("tp", "all-gather", "", T * h * c / (2 if job.gathers_fp8 else 1), gathers, tp, 1)
+        yield Row("tp", "all-gather", "", T * h * (job.cast_width if job.gathers_cast else c), gathers, tp, 1)
         yield Row("tp", "reduce-scatter", "", T * h * c, reductions, tp, 1)
     else:
         yield Row("tp", "all-reduce", "", T * h * c, reductions, tp, 1)

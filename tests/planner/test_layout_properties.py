@@ -113,7 +113,7 @@ def test_p5_faster_arithmetic_slows_no_layout(job: Job, factor: float) -> None:
     selective recompute, the attention that hides ring cp while its launches do not, and dp of a stage that waits anyway.
     """
     columns = legal_candidates(job)
-    peaks = ("bf16_FLOPs", "fp16_FLOPs", "fp32_FLOPs", "fp8_FLOPs", "matmul_measured_FLOPs")
+    peaks = ("bf16_FLOPs", "fp16_FLOPs", "fp32_FLOPs", "fp8_FLOPs", "fp4_FLOPs", "matmul_measured_FLOPs")
     faster = on(job, scaled(job.cluster, gpu=dict.fromkeys(peaks, factor)))
     assert is_no_slower(step_times(faster, columns), step_times(job, columns))[_sound(columns)].all()
     assert (peak_memory(faster, columns).device == peak_memory(job, columns).device).all()

@@ -15,6 +15,7 @@ from strategist.facts.workload import Workload
 from strategist.memory.estimate import least_memory, peak_memory
 from strategist.planner.search import Question, search
 from strategist.planner.weigh import FEW, Weights, fits
+from strategist.records import replace
 from strategist.space.candidates import Candidates
 from strategist.timing.estimate import least_seconds, step_times
 from tests.planner.properties import Properties
@@ -85,6 +86,16 @@ def test_the_same_layouts_fit_and_the_same_one_is_leanest(model: str, hardware: 
         (leanest,) = weights.leanest(rows)
         assert leanest == rows[peaks.device[rows].argmin()]
         assert weights.device[leanest] == peaks.device[leanest]
+
+
+def test_a_device_alone_reserves_what_a_wide_layer_is_copied_into() -> None:
+    """Where nobody is gathered from, a layer's copy lies where it computes: no stream of gathering holds it instead."""
+    narrow = replace(load_model("llama-debug"), layers=2, hidden=128, heads=8, kv_heads=8, head_dim=16, vocab=257)
+    shape = replace(narrow, ffn_hidden=32 * narrow.hidden)
+    work = Workload(seq_len=128, global_batch=4)
+    job = Job(cluster=machine("ws-1x-4090"), model=shape, workload=work, profile=find_profile())
+    peaks = peak_memory(job, legal_candidates(job))
+    assert (peaks.terms["slack"] >= 0).all()
 
 
 @pytest.mark.nightly

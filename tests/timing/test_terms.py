@@ -188,6 +188,17 @@ def test_fp8_buys_matmuls_with_casts() -> None:
     assert seconds(timed(bare), "elementwise") == seconds(half, "elementwise")
 
 
+def test_fp4_buys_more_with_dearer_casts() -> None:
+    """On a device that multiplies in fp4, matrices take less time than in fp8, but more than their own peak allows; tensors
+    are read twice to be cast, and what is kept of them takes 4.5 bits in place of 8."""
+    cluster = load_cluster("dgx-b200:2")
+    works = (Workload(seq_len=4096, global_batch=64, precision=p) for p in ("fp8", "fp4"))  # type: ignore[arg-type]
+    eight, four = (replace(job(find_profile("megatron-core"), workload=work), cluster=cluster) for work in works)
+    assert 1 < seconds(timed(eight), "matmul") / seconds(timed(four), "matmul") < 2
+    assert seconds(timed(four), "elementwise") > seconds(timed(eight), "elementwise")
+    assert four.cast_width / eight.cast_width == 4.5 / 8
+
+
 def test_what_is_cast_before_it_is_gathered_costs_less() -> None:
     """Under sequence parallelism a rank that casts its own tokens sends half the bytes of the gathers and casts a part of
     them; adapters, scales per row and bf16 leave everything as it was."""
