@@ -51,6 +51,9 @@ class Given:
     tokens: int | None = None
     precision: str | None = None
     optimizer: str | None = None
+    method: str | None = None
+    lora_rank: int | None = None
+    lora_targets: str | None = None
     headroom: float = 0.05
     price_per_gpu_hour: float | None = None
     policy: Policy = "hf"
@@ -87,6 +90,7 @@ def complete(given: Given) -> Asked:
     for group in machines.cluster.groups:
         backend_of(group.node.gpu)
     work, from_work = _workload(given, model, machines.cluster)
+    model, from_method = _trained(given, model)
     pins = tuple(_pins(given))
     forbids = parse_forbids(given.forbid) if given.forbid is not None else ()
     _no_contradiction(pins, forbids)
@@ -99,7 +103,7 @@ def complete(given: Given) -> Asked:
         headroom=given.headroom,
         frontend=given.frontend,
     )
-    job, from_runs = _calibrated(job, given)
+    job, from_runs = _calibrated(job if model.adapters is None else _adapting(job), given)
     question = Question(job=job, pins=pins, forbids=forbids, objective=given.objective, rule_folders=given.rules)
     return Asked(
         question=question,
@@ -108,12 +112,35 @@ def complete(given: Given) -> Asked:
             *machines.assumptions,
             *from_model,
             *from_work,
+            *from_method,
             *from_runs,
             *_unmodelled(given),
         ),
         notes=tuple(_as_hint(text) for text in (*machines.notes, *model.notes)),
         time_budget=given.time_budget,
     )
+
+
+def _trained(given: Given, model: ModelShape) -> tuple[ModelShape, tuple[Assumption, ...]]:
+    """The model with adapters where the method asks for them. Raises InputError CONFLICT for words about adapters that nobody asked
+    for, and what `with_adapters` raises."""
+    adapters = {"--lora-rank": given.lora_rank, "--lora-targets": given.lora_targets}
+    if given.method in ("lora", "qlora"):
+        from strategist.facts.adapters import asked_adapters  # few train adapters
+
+        return asked_adapters(model, given.method, given.lora_rank, given.lora_targets)
+    for flag, value in adapters.items():
+        if value is not None:
+            raise InputError(
+                "CONFLICT", f"{flag} is about adapters, and all weights are trained.", flag=flag, value=value, hint="Add --method lora or qlora."
+            )  # fmt: skip
+    return model, ()
+
+
+def _adapting(job: Job) -> Job:
+    from strategist.facts.adapters import adapting
+
+    return adapting(job)
 
 
 def _calibrated(job: Job, given: Given) -> tuple[Job, tuple[Assumption, ...]]:

@@ -13,7 +13,7 @@ from typing import Any
 from strategist.errors import InputError, did_you_mean
 from strategist.facts.job import MAX_HEADROOM
 from strategist.facts.profile import frontends
-from strategist.facts.workload import MAX_BATCH, MAX_SEQ_LEN, OPTIMIZERS, PRECISIONS, Workload
+from strategist.facts.workload import MAX_BATCH, MAX_RANK, MAX_SEQ_LEN, METHODS, OPTIMIZERS, PRECISIONS, Workload
 
 MAX_TOKENS, MAX_PRICE, MAX_TOP, MAX_BUDGET = 10**18, 10**6, 50, 10**6
 POLICIES = ("hf", "fastest")
@@ -112,6 +112,9 @@ WORKLOAD: Mapping[str, Check] = {
     "tokens": whole(MAX_TOKENS),
     "precision": choice(PRECISIONS),
     "optimizer": choice(OPTIMIZERS),
+    "method": choice(METHODS),
+    "lora_rank": whole(MAX_RANK),
+    "lora_targets": text('"q,v"'),
     "headroom": real(MAX_HEADROOM, "0.05"),
     "price_per_gpu_hour": real(MAX_PRICE, "2.5"),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import combinations
 from math import ceil
+from typing import Any
 
 from strategist.api import predicted
 from strategist.ask import Given, complete
@@ -104,9 +105,17 @@ def _predicted(given: Given, says: Says, profile: str, layout: Layout) -> Predic
             seq_len=given.seq_len or (length if isinstance(length, int) else None),
             precision=given.precision or PRECISIONS.get(str(compute)),
             framework=given.framework or profile,
+            **_adapters(given, says),
         )
     )
     return predicted(asked)
+
+
+def _adapters(given: Given, says: Says) -> dict[str, Any]:
+    """What is trained, as the command line says it, or else as the file does."""
+    if given.method is not None or says.get("method") in (None, "full"):
+        return {}
+    return {name: getattr(given, name) or says.get(name) for name in ("method", "lora_rank", "lora_targets")}
 
 
 def _weighed(given: Given, says: Says, profile: str, layout: Layout) -> tuple[Prediction | None, tuple[Finding, ...]]:

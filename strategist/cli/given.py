@@ -12,7 +12,7 @@ from strategist.cli.flags import HARDWARE, PLAN_FLAGS, Flag
 from strategist.errors import ECHO_LIMIT, InputError, StrategistError, did_you_mean, shown
 from strategist.facts.flags import parse_gpus_per_node, parse_nodes
 from strategist.facts.job import MAX_HEADROOM
-from strategist.facts.workload import MAX_BATCH, MAX_SEQ_LEN
+from strategist.facts.workload import MAX_BATCH, MAX_RANK, MAX_SEQ_LEN
 from strategist.fields import MAX_BUDGET, MAX_PRICE, MAX_TOKENS, MAX_TOP, UNRECORDED
 from strategist.reading import ERROR_LIMIT, parse_toml, read_text
 from strategist.units import parse_bytes, parse_count, parse_integer, parse_rate, parse_real, plain_text
@@ -73,13 +73,14 @@ READERS: Mapping[str, Reader] = {
     "micro_batch": whole(1, MAX_BATCH, "2"),
     "grad_accum": whole(1, MAX_BATCH, "16"),
     "tokens": lambda text, flag: parse_count(text, flag, low=1, high=MAX_TOKENS, example="1T"),
+    "lora_rank": whole(1, MAX_RANK, "16"),
     "headroom": real(Decimal(str(MAX_HEADROOM)), "0.05"),
     "price_per_gpu_hour": real(Decimal(MAX_PRICE), "2.50"),
     "top": whole(1, MAX_TOP, "5"),
     "time_budget": real(Decimal(MAX_BUDGET), "10"),
 }
 FIELDS: Mapping[str, str] = {"gpu_memory": "gpu_memory_bytes", "intra_bw": "intra_Bps", "inter_bw": "inter_Bps"}
-TEXTUAL = ("calibration", "pin", "strategy", "forbid", "rules")
+TEXTUAL = ("calibration", "lora_targets", "pin", "strategy", "forbid", "rules")
 
 
 def given_from(namespace: Namespace, flags: Sequence[Flag] = PLAN_FLAGS) -> tuple[Given, int]:

@@ -10,6 +10,8 @@ from strategist.records import is_record, names_of, replace
 
 EXACT = 2**53
 """Whole numbers below it are the same as float and as int."""
+SILENT = "adapters"
+"""A field that is written only where it says something, so that plans without it stay what they were to the byte."""
 
 
 def as_document(value: Any) -> Any:
@@ -19,7 +21,8 @@ def as_document(value: Any) -> Any:
     in as 900.0 are equal and must have one text and one seal.
     """
     if is_record(value):
-        return {name: as_document(getattr(value, name)) for name in names_of(type(value))}
+        found = {name: as_document(getattr(value, name)) for name in names_of(type(value))}
+        return found if found.get(SILENT, found) is not None else {k: v for k, v in found.items() if k != SILENT}
     if isinstance(value, dict):
         return {key: as_document(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):

@@ -27,6 +27,7 @@ COVERAGE = Coverage(
     values=dict(LLAMA_FACTORY_COVERAGE.values)
     | {
         "strategy.formats": (FLOAT32, *deepspeed.MASTERED),
+        "model.method": ("full",),
         "strategy.backend": ("nccl",),
     },
     why={
@@ -39,6 +40,7 @@ COVERAGE = Coverage(
         "strategy.offload": "Its Trainer makes torch's optimizer, and DeepSpeed offloads its own only.",
         "strategy.formats": "It keeps fp32 throughout, or with DeepSpeed low weights beside fp32 masters.",
         "workload.precision": "Its fp8 and fp4 need a recipe, which no plan holds.",
+        "model.method": "Its keys for adapters are not mapped: it keeps norms and embeddings beside them in formats that no plan says.",
     },
     clashes=(
         *with_deepspeed("axolotl"),

@@ -79,7 +79,7 @@ class Coverage:
         for place in plain_values():
             allowed, value = self.allowed(place), attrgetter(place)(plan)
             if allowed != EVERY and value not in allowed:
-                yield f"{self.framework} cannot say {place} = {_word(value)}{_others(allowed)}. {self.why.get(place, '')}".rstrip()
+                yield f"{self.framework} cannot say {place} = {_word(value)}{_others(allowed)}. {self.why.get(place, WHY.get(place, ''))}".rstrip()
         if _inner_to_outer(plan) != _inner_to_outer(plan, MESH_AXES):
             yield f"{self.framework} orders ranks as {', '.join(MESH_AXES)}, not by mesh.order = {', '.join(plan.mesh.order)}."
         yield from (clash.sentence for clash in self.clashes if clash.holds(plan))
@@ -96,8 +96,11 @@ def plain_values() -> Mapping[str, Any]:
     records = (("mesh", Mesh()), ("strategy", Strategy(stages=(), formats=FLOAT32)))
     places = {f"{name}.{field}": getattr(record, field) for name, record in records for field in names_of(type(record))}
     fields = {place: value for place, value in places.items() if place not in _SHAPED_BY_OTHERS}
-    return fields | {"workload.precision": "fp32"}
+    return fields | {"workload.precision": "fp32", "model.method": "full"}
 
+
+WHY = {"model.method": "Adapters are put into a model by a training script, not by these files."}
+"""Why a field cannot be said where a framework has no reason of its own."""
 
 DATA_PARALLEL: Mapping[str, tuple[Any, ...]] = {
     "mesh.dp_replicate": EVERY,

@@ -1,4 +1,4 @@
-"""LLaMA-Factory: its YAML for full training on text, a script that gives it to the framework, and torchrun as launcher.
+"""LLaMA-Factory: its YAML for training on text, all weights or adapters, a script that gives it to the framework, and torchrun as launcher.
 
 Replicas are DDP; ZeRO is DeepSpeed's, whose own JSON lies beside the YAML. `llamafactory-cli train llama_factory.yaml` takes
 the file too, with model_name_or_path=... and dataset=... behind it. Keys as in LLaMA-Factory 0.9.5, src/llamafactory/hparams.
@@ -9,12 +9,14 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import Any
 
-from strategist.document.plan import Plan
+from strategist.catalog import rows
+from strategist.document.plan import NumberFormats, Plan
 from strategist.emitters import deepspeed
 from strategist.emitters.coverage import (
     AUTOCAST,
     DATA_PARALLEL,
     EVERY,
+    FLOAT32,
     REDUCED_AS_KEPT,
     Clash,
     Coverage,
@@ -52,12 +54,56 @@ def with_deepspeed(framework: str) -> tuple[Clash, ...]:
     )
 
 
+FROZEN = NumberFormats(parameter="bfloat16", gradient="float32", reduce="float32", compute="bfloat16")
+"""Frozen weights as they compute, and adapters in fp32 (src/llamafactory/model/adapter.py, cast_trainable_params_to_fp32)."""
+MODULES = {
+    "q": "q_proj",
+    "k": "k_proj",
+    "v": "v_proj",
+    "o": "o_proj",
+    "gate": "gate_proj",
+    "up": "up_proj",
+    "down": "down_proj",
+}
+"""Matrices with adapters as Llama and its relatives call them in transformers."""
+
+
+def _has_other_names(plan: Plan) -> bool:
+    """Whether nobody told that the model's matrices are called as Llama's are."""
+    llamas = {row["family"] for row in rows("weight_names") if row["scheme"] == "llama"}
+    return plan.model.method != "full" and plan.model.family not in llamas
+
+
+def _mixes_formats(plan: Plan) -> bool:
+    """Whether weights rest in the format of frozen ones and are trained, or are frozen and rest in another one."""
+    formats = plan.strategy.formats
+    return formats == FROZEN if plan.model.method == "full" else formats not in (FROZEN, FLOAT32)
+
+
+ADAPTERS = (
+    Clash(
+        holds=lambda plan: plan.model.method != "full" and plan.strategy.zero > 0,
+        sentence="model.method beside strategy.zero above 0 is DeepSpeed's, which keeps adapters in another format than the plan's.",
+    ),
+    Clash(
+        holds=_mixes_formats,
+        sentence="strategy.formats: weights of bfloat16 without masters go with model.method = lora or qlora, and these with such weights "
+        "or fp32 ones.",
+    ),
+    Clash(
+        holds=_has_other_names,
+        sentence="model.family: adapters stand beside matrices by their names, and those of this family are not known.",
+    ),
+)
+"""What LLaMA-Factory cannot say together with adapters, or could with more than was tried."""
+
 COVERAGE = Coverage(
     framework="LLaMA-Factory 0.9.5",
     values={
         **DATA_PARALLEL,
         "strategy.zero": EVERY,
-        "strategy.formats": deepspeed.FORMATS,
+        "strategy.formats": (*deepspeed.FORMATS, FROZEN),
+        "model.method": EVERY,
         "strategy.compile": EVERY,
     },
     why={
@@ -72,6 +118,7 @@ COVERAGE = Coverage(
     },
     clashes=(
         *with_deepspeed("LLaMA-Factory"),
+        *ADAPTERS,
         SGD_IS_NOT_SHARDED,
         Clash(
             holds=lambda plan: plan.strategy.zero > 0 and plan.strategy.backend == "gloo",
@@ -104,7 +151,7 @@ run_exp(document | words, callbacks=[Report()])
 
 
 def llama_factory_config(plan: Plan) -> dict[str, Any]:
-    """Arguments of LLaMA-Factory: text in whole sequences, each parameter trained.
+    """Arguments of LLaMA-Factory: text in whole sequences, each parameter trained, or adapters.
 
     Stage pt packs by itself; with `packing: true` said aloud, LLaMA-Factory takes one token off the sequence length.
     """
@@ -112,13 +159,29 @@ def llama_factory_config(plan: Plan) -> dict[str, Any]:
     own = {
         "stage": "pt",
         "do_train": True,
-        "finetuning_type": "full",
+        "finetuning_type": "full" if plan.model.adapters is None else "lora",
         "cutoff_len": plan.workload.seq_len,
         "disable_shuffling": True,
         "disable_gradient_checkpointing": strategy.recompute == "none",
         "use_reentrant_gc": False,
     }
-    return own | trainer_arguments(plan) | deepspeed.named(plan)
+    return own | _adapters(plan) | trainer_arguments(plan) | deepspeed.named(plan)
+
+
+def _adapters(plan: Plan) -> dict[str, Any]:
+    """Arguments about adapters, which have no dropout in a plan, and about frozen weights in four bits."""
+    adapters = plan.model.adapters
+    if adapters is None:
+        return {}
+    own: dict[str, Any] = {
+        "lora_rank": adapters.rank,
+        "lora_alpha": adapters.alpha,
+        "lora_dropout": 0.0,
+        "lora_target": ",".join(MODULES[name] for name in adapters.targets),
+    }
+    if adapters.method == "qlora":
+        own |= {"quantization_bit": 4, "quantization_type": "nf4", "double_quantization": True}
+    return own
 
 
 def write(plan: Plan, options: Options) -> Files:
@@ -131,7 +194,7 @@ def write(plan: Plan, options: Options) -> Files:
 
 LLAMA_FACTORY = Emitter(
     name="llama-factory",
-    title="LLaMA-Factory with DDP or DeepSpeed, full training on text",
+    title="LLaMA-Factory with DDP or DeepSpeed, all weights or adapters, on text",
     engine="transformers",
     versions="LLaMA-Factory 0.9.5, transformers 5.6, DeepSpeed 0.18, torch 2.13",
     write=write,

@@ -27,6 +27,7 @@ from strategist.executor.steps.recompute import recompute
 from strategist.executor.steps.shard_data import shard_data
 from strategist.executor.steps.share_values import share_values
 from strategist.executor.steps.tensor_parallel import tensor_parallel
+from strategist.executor.steps.train_adapters import train_adapters
 from strategist.executor.steps.training_mode import training_mode
 from strategist.executor.steps.wrap_ddp import wrap_ddp
 from strategist.executor.support import layout_obstacles
@@ -37,6 +38,7 @@ Step = Callable[[nn.Module, Job], nn.Module]
 
 LAYOUT_STEPS: tuple[Step, ...] = (
     training_mode,  # before anything looks at the model
+    train_adapters,  # before any cut: the format of the parameters is theirs from now on
     share_values,  # before any cut: afterwards no two ranks hold the same parts
     pipeline_split,  # before all that costs: what another stage owns need not be cut, wrapped or given memory here;
     #                  the steps after it see one chunk of an interleaved stage at a time

@@ -97,7 +97,7 @@ def fill_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
     rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["lr"] = 0.0
-    for parameter in model.parameters():
+    for parameter in (parameter for parameter in model.parameters() if parameter.requires_grad):
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     model.zero_grad(set_to_none=True)

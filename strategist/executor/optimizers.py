@@ -38,9 +38,9 @@ def default_optimizer(plan: Plan, learning_rate: float = LEARNING_RATE) -> MakeO
 
 
 def parameter_groups(model: nn.Module) -> ParameterGroups:
-    """One group per mesh: a fused update takes plain tensors, or DTensors of one mesh."""
+    """One group per mesh: a fused update takes plain tensors, or DTensors of one mesh. Frozen parameters are left out."""
     groups: dict[DeviceMesh | None, list[nn.Parameter]] = defaultdict(list)
-    for parameter in model.parameters():
+    for parameter in (parameter for parameter in model.parameters() if parameter.requires_grad):
         groups[parameter.device_mesh if isinstance(parameter, DTensor) else None].append(parameter)
     return [{"params": parameters} for parameters in groups.values()]
 

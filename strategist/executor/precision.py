@@ -18,9 +18,14 @@ def parameter_dtype(plan: Plan) -> torch.dtype:
     return DTYPES[plan.strategy.formats.parameter]
 
 
+def gradient_dtype(plan: Plan) -> torch.dtype:
+    """The type of gradients, and of weights that are trained beside frozen ones."""
+    return DTYPES[plan.strategy.formats.gradient]
+
+
 def sharding_policy(formats: NumberFormats) -> MixedPrecisionPolicy:
     """The casts FSDP2 makes: parameters on gathering, gradients on reduction; none when all formats are one."""
-    if formats.compute == formats.parameter:
+    if formats.compute == formats.parameter == formats.gradient:
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(param_dtype=DTYPES[formats.compute], reduce_dtype=DTYPES[formats.reduce])
 

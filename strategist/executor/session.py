@@ -32,7 +32,7 @@ from strategist.executor.job import Job
 from strategist.executor.loss import Batch, count_tokens
 from strategist.executor.loss_scale import LossScale
 from strategist.executor.mesh import data_group, data_mesh, data_rank, pipeline_group
-from strategist.executor.precision import parameter_dtype
+from strategist.executor.precision import gradient_dtype
 from strategist.executor.tied import TiedEnds
 from strategist.executor.versions import versions
 from strategist.records import dataclass
@@ -139,7 +139,7 @@ class Session:
         tokens = count_tokens(batch)
         _add_up(tokens, self._data)
         times = self._ranks * self._loss_factor  # these ranks average their gradients
-        scale = times / tokens.to(parameter_dtype(self.job.plan))
+        scale = times / tokens.to(gradient_dtype(self.job.plan))
         loss = self.parts.engine.gradients(batch, scale)
         self.job.instruments.phase("reduce")
         _add_up(loss, self._data)

@@ -25,13 +25,19 @@ FORMATS = (
 )
 """Parameters at rest are their own master copy; a lower compute format is cast on the way in."""
 
+FROZEN_FORMATS = (
+    *FORMATS[:2],
+    NumberFormats(parameter="bfloat16", gradient="float32", reduce="float32", compute="bfloat16"),
+)
+"""The same beside adapters, which rest in the format of their gradients: frozen weights rest as they compute."""
+
 OPTIMIZERS = ("adamw", "sgd")
 BACKENDS = ("nccl", "gloo")
 SCHEDULES = ("none", "gpipe", "1f1b", "interleaved")
 OFFLOADS = ("none", "optimizer", "parameters")
 PRECISIONS = ("bf16", "fp16", "fp32")
 
-ASKED = ("model", "workload.seq_len", "workload.precision", "strategy.formats", "strategy.optimizer")
+ASKED = ("model", "model.adapters", "workload.seq_len", "workload.precision", "strategy.formats", "strategy.optimizer")
 """Places of a Plan that hold what was asked for. All others are choices of the planner, which can choose otherwise."""
 
 
@@ -74,6 +80,7 @@ def layout_obstacles(plan: Plan) -> tuple[Obstacle, ...]:
         _offload,
         pipeline_obstacles,
         _batch,
+        _adapters,
         _tensor_parallel,
         context_obstacles,
     )
@@ -164,7 +171,9 @@ def _spread_experts(plan: Plan) -> Iterator[Obstacle]:
 
 def _formats(plan: Plan) -> Iterator[Obstacle]:
     formats = plan.strategy.formats
-    if formats not in FORMATS:
+    if plan.model.adapters is not None:
+        yield from _frozen_formats(formats)
+    elif formats not in FORMATS:
         said = f"parameters {formats.parameter}, gradients {formats.gradient}, reduction {formats.reduce}, compute {formats.compute}, master copy {formats.master}"  # fmt: skip
         yield Obstacle(
             code="UNSUPPORTED",
@@ -181,6 +190,49 @@ def _formats(plan: Plan) -> Iterator[Obstacle]:
             value=formats.reduce,
             sentence=f"Gradients are reduced in {formats.parameter} by DDP and ZeRO-1, not in {formats.reduce}.",
             hint="Reduce in float32, or use zero 2 or 3.",
+        )
+
+
+def _frozen_formats(formats: NumberFormats) -> Iterator[Obstacle]:
+    if formats not in FROZEN_FORMATS:
+        yield Obstacle(
+            code="UNSUPPORTED",
+            place="strategy.formats",
+            value=formats.parameter,
+            sentence=f"Beside adapters the executor keeps and computes frozen weights in float32 (float64) or bfloat16, and trains in "
+            f"float32 (float64); the plan has weights in {formats.parameter}, compute in {formats.compute}, gradients in {formats.gradient}.",
+            hint="Plan with --precision bf16 or fp32.",
+        )
+
+
+def _adapters(plan: Plan) -> Iterator[Obstacle]:
+    """Beside adapters a model is replicated, or sharded by fully_shard."""
+    mesh, strategy, method = plan.mesh, plan.strategy, plan.model.method
+    if method == "full":
+        return
+    reasons = {
+        f"tp {mesh.tp}, pp {mesh.pp}, cp {mesh.cp}, ep {mesh.ep}; all must be 1": max(
+            mesh.tp, mesh.pp, mesh.cp, mesh.ep
+        )
+        > 1,
+        "zero 1; it must be 0, 2 or 3": strategy.zero == 1,
+        f"offload {strategy.offload}": strategy.offload != "none",
+    }
+    for reason in (reason for reason, holds in reasons.items() if holds):
+        yield Obstacle(
+            code="UNSUPPORTED",
+            place="model.adapters",
+            value=method,
+            sentence=f"The executor cannot train adapters here: the plan has {reason}.",
+            hint="Plan with zero 0, 2 or 3 over data-parallel ranks alone.",
+        )
+    if method == "qlora":
+        yield Obstacle(
+            code="UNSUPPORTED",
+            place="model.adapters",
+            value=method,
+            sentence="The executor cannot run model.method = qlora: it has no weights of four bits; it runs full or lora.",
+            hint="Plan with --method lora, or emit the plan for a framework that has them.",
         )
 
 
@@ -223,14 +275,15 @@ def _threads(plan: Plan) -> Iterator[Obstacle]:
             "them, under zero = 0 and without any other axis.",
             hint="Use replicas = processes.",
         )
-    if strategy.compile or strategy.offload != "none":
+    if strategy.compile or strategy.offload != "none" or plan.model.method != "full":
         yield Obstacle(
             code="UNSUPPORTED",
             place="strategy.replicas",
             value=strategy.replicas,
             sentence="Under strategy.replicas = threads the copies of a module are made anew for each batch; the executor neither "
-            f"compiles nor offloads there (compile {strategy.compile}, offload {strategy.offload}).",
-            hint="Use replicas = processes, or leave compile and offload out.",
+            f"compiles nor offloads nor freezes there (compile {strategy.compile}, offload {strategy.offload}, model.method "
+            f"{plan.model.method}).",
+            hint="Use replicas = processes, or leave compile, offload and adapters out.",
         )
 
 

@@ -32,12 +32,18 @@ def part_here(weight: Tensor) -> Tensor:
 
 
 class Linear(nn.Linear):
-    """A linear layer that computes with the part of its weight that lies on this rank."""
+    """A linear layer that computes with the part of its weight that lies on this rank; an `adapter` takes the input and what the
+    layer made of it."""
+
+    def __init__(self, inputs: int, outputs: int, *, bias: bool) -> None:
+        super().__init__(inputs, outputs, bias=bias)
+        self.adapter: nn.Module | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., in) to (..., out)."""
         bias = None if self.bias is None else part_here(self.bias)
-        return nn.functional.linear(x, part_here(self.weight), bias)
+        given = nn.functional.linear(x, part_here(self.weight), bias)
+        return given if self.adapter is None else self.adapter(x, given)
 
 
 class OutputLinear(Linear):

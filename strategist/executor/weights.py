@@ -23,6 +23,7 @@ from strategist.executor.initialise import cut_like, local_part
 from strategist.executor.models import model_from_shape
 from strategist.executor.session import Session
 from strategist.facts.model import ModelShape
+from strategist.facts.parameters import without_adapters
 from strategist.reading import parse_json, read_text
 from strategist.records import dataclass
 
@@ -71,7 +72,8 @@ class Entry:
 
 
 def entries(shape: ModelShape) -> tuple[Entry, ...]:
-    """Every tensor of the model under Hugging Face's names. Raises ImpossibleError UNSUPPORTED for families without."""
+    """Every tensor of the model under Hugging Face's names; adapters, which are no weights of it, left out. Raises ImpossibleError
+    UNSUPPORTED for families without."""
     known = {row["family"]: row["scheme"] for row in rows("weight_names")}
     if shape.family not in known or shape.moe is not None:
         raise ImpossibleError(
@@ -83,7 +85,7 @@ def entries(shape: ModelShape) -> tuple[Entry, ...]:
         )
     scheme = known[shape.family]
     found: dict[str, list[str]] = {}
-    for name in named_parameters(model_from_shape(shape)):
+    for name in named_parameters(model_from_shape(without_adapters(shape))):
         found.setdefault(_their_name(name, scheme), []).append(name)
     return tuple(
         Entry(theirs=theirs, ours=tuple(ours), turned=scheme == "gpt2" and _is_linear(ours[0]))
@@ -108,11 +110,19 @@ def export_weights(checkpoint: str | Path, plan: Plan, folder: str | Path) -> tu
     """Write the parameters of a checkpoint into a new folder as transformers reads them; the names of its files.
 
     One process does it, whether it is in a group or not; it holds one file of at most 4 GiB in memory at a time. Raises InputError EXISTS, and
-    what `Session.load` raises for a checkpoint that is not sound or not of the plan's model.
+    what `Session.load` raises for a checkpoint that is not sound or not of the plan's model; ImpossibleError UNSUPPORTED beside adapters.
     """
     from safetensors.torch import save_file
 
     target = Path(folder)
+    if plan.model.adapters is not None:
+        raise ImpossibleError(
+            "UNSUPPORTED",
+            "Adapters are not merged into the weights yet, so a checkpoint with them is not written as safetensors.",
+            flag="model.adapters",
+            value=plan.model.method,
+            hint="Load the checkpoint in a session, whose parameters have them.",
+        )
     if target.exists():
         raise InputError(
             "EXISTS", f"{shown(str(target))} exists; it was not touched.", flag="folder", value=str(target), hint="Name a new folder."

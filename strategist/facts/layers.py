@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 
 from strategist.facts.attention import attention, cross_attention, latent_attention
-from strategist.facts.model import LayerKind, ModelShape, Moe, Norm, Ssm
-from strategist.facts.weights import Matrix, Vector, Weights
+from strategist.facts.model import Adapters, LayerKind, ModelShape, Moe, Norm, Ssm
+from strategist.facts.weights import ADAPTER_ENDS, Matrix, Vector, Weights
 from strategist.records import dataclass
 
 __all__ = ["Layer", "Matrix", "Vector", "build_layer", "norm_size"]
@@ -46,7 +46,19 @@ def build_layer(shape: ModelShape, kind: LayerKind) -> Layer:
         Vector("extra", shape.layer_extra_parameters),
     )
     vectors = tuple(v for v in (*mixer_vectors, *cross_vectors, *ffn_vectors, *own_vectors) if v.size)
-    return Layer(mixer + cross + ffn, vectors, norms)
+    matrices = mixer + cross + ffn
+    return Layer(
+        matrices if shape.adapters is None else (*matrices, *_adapters(shape.adapters, matrices)), vectors, norms
+    )
+
+
+def _adapters(adapters: Adapters, matrices: tuple[Matrix, ...]) -> Iterator[Matrix]:
+    """The two factors beside each matrix that has an adapter."""
+    first, second = ADAPTER_ENDS
+    for matrix in matrices:
+        if matrix.name in adapters.targets:
+            yield Matrix(matrix.name + first, matrix.inputs, adapters.rank, "whole")
+            yield Matrix(matrix.name + second, adapters.rank, matrix.outputs, "whole")
 
 
 _NORM_WEIGHTS: Mapping[Norm, int] = {

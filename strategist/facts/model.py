@@ -13,7 +13,7 @@ from typing import Literal
 
 from strategist.errors import InputError
 from strategist.facts.layer_kind import Ffn, LayerKind, Mixer, merge, read_spelling, spell, spread
-from strategist.facts.model_parts import Heads, Mix, Mla, Moe, Ssm
+from strategist.facts.model_parts import Adapters, Heads, Mix, Mla, Moe, Ssm
 from strategist.records import dataclass, replace
 
 Kind = Literal[
@@ -24,7 +24,7 @@ QkNorm = Literal["", "head", "head_ln", "full", "per_head", "l2_noweight"]
 Position = Literal["rope", "learned", "relative", "alibi", "sincos-fixed", "none"]
 
 __all__ = [
-    "MAX_LAYERS", "Heads", "LayerKind", "Mix", "Mla", "ModelShape", "Moe", "Norm", "Position", "QkNorm", "Ssm", "arranged", "layer_counts", "layer_sequence",
+    "MAX_LAYERS", "Adapters", "Heads", "LayerKind", "Mix", "Mla", "ModelShape", "Moe", "Norm", "Position", "QkNorm", "Ssm", "arranged", "layer_counts", "layer_sequence",
 ]  # fmt: skip
 
 MAX_LAYERS = 4096
@@ -40,7 +40,8 @@ class ModelShape:
     them differently (`layer_kind.spell`). `extra_parameters` are weights of the whole model that no other field explains and
     `layer_extra_parameters` those of every single layer; `extra` keeps what only one family has. `emb_dim` is the width
     of the token table where it is not the model's, `v_dim` the width of a value head where it is not `head_dim` (0: it
-    is), `full_heads` the heads of full-attention layers where sliding ones have others.
+    is), `full_heads` the heads of full-attention layers where sliding ones have others. With `adapters` the weights are frozen
+    and small matrices beside them are trained, which count as matrices of the layers.
     """
 
     name: str
@@ -91,6 +92,12 @@ class ModelShape:
     basis: Literal["measured", "derived", "datasheet", "assumed"] = "datasheet"
     source: str = ""
     notes: tuple[str, ...] = ()
+    adapters: Adapters | None = None
+
+    @property
+    def method(self) -> str:
+        """What is trained: full (everything), lora or qlora (adapters alone)."""
+        return "full" if self.adapters is None else self.adapters.method
 
 
 @cache

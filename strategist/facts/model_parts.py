@@ -1,4 +1,4 @@
-"""Parts that only some models have: experts, latent attention, state-space mixers, unequal heads."""
+"""Parts that only some models have: experts, latent attention, state-space mixers, unequal heads, adapters."""
 
 from __future__ import annotations
 
@@ -92,3 +92,16 @@ class Mix:
     mlp: int
     moe: int
     norms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapters:
+    """Low-rank adapters beside frozen matrices (LoRA, Hu et al. 2021, arXiv 2106.09685): a matrix W of the layers gives
+    W x + (alpha / rank) B A x, where A is rank x inputs and B outputs x rank. `targets` name the matrices (q, k, v, o, gate, up,
+    down). Under `qlora` all matrices of the layers rest in four bits (Dettmers et al. 2023, arXiv 2305.14314).
+    """
+
+    method: Literal["lora", "qlora"] = "lora"
+    rank: int
+    alpha: int
+    targets: tuple[str, ...]

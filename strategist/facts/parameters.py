@@ -6,7 +6,7 @@ from functools import cache
 
 from strategist.facts.layers import build_layer, norm_size
 from strategist.facts.model import ModelShape, layer_counts
-from strategist.records import dataclass, names_of
+from strategist.records import dataclass, names_of, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +16,11 @@ class Parameters:
     total: int
     active: int
     embedding: int
+
+
+def without_adapters(shape: ModelShape) -> ModelShape:
+    """The model as it was before adapters were put beside its matrices."""
+    return shape if shape.adapters is None else replace(shape, adapters=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

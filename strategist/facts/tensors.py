@@ -133,7 +133,7 @@ FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20
 
 @cache
 def ddp_buckets(shape: ModelShape, gradient: float) -> int:
-    """How many all-reduces DDP makes of a model's gradients of `gradient` bytes per element, frozen ones counted in: it fills buckets in the order in
+    """How many all-reduces DDP makes of a model's gradients of `gradient` bytes per element, frozen ones counted in unless they stand beside adapters: it fills buckets in the order in
     which gradients come and closes one when it is full. Source: PyTorch 2.13 torch/csrc/distributed/c10d/reducer.cpp,
     compute_bucket_assignment_by_size."""
     found, held, limit = 0, 0.0, FIRST_BUCKET
@@ -147,6 +147,9 @@ def ddp_buckets(shape: ModelShape, gradient: float) -> int:
 def _as_gradients_come(shape: ModelShape) -> Iterator[int]:
     """Elements of all tensors of a whole model from the head to the embedding."""
     part = Part((), True, True, 1, 1, 1)
+    if shape.adapters is not None:
+        yield from _of_adapters(shape, part)
+        return
     outer = outer_parameters(shape)
     table = shape.vocab * table_width(shape)
     yield from (0 if shape.tied else table, outer.final_norm, outer.extra)
@@ -156,6 +159,14 @@ def _as_gradients_come(shape: ModelShape) -> Iterator[int]:
             yield from _of_matrix(matrix, part)
         yield from (vector.size for vector in layer.vectors)
     yield from (outer.position, table, outer.projection, outer.input, outer.embedding_norm)
+
+
+def _of_adapters(shape: ModelShape, part: Part) -> Iterator[int]:
+    """Elements of all adapters from the last layer to the first: nothing else has gradients."""
+    for kind in reversed(layer_sequence(shape)):
+        for matrix in reversed(build_layer(shape, kind).matrices):
+            if matrix.is_adapter:
+                yield from _of_matrix(matrix, part)
 
 
 def fullest_rank(sizes: Sizes, ranks: int) -> int:

@@ -12,6 +12,9 @@ from strategist.records import dataclass
 
 Cut = Literal["column", "row", "whole"]
 
+ADAPTER_ENDS = ("+a", "+b")
+"""Behind the name of a matrix, in the names of the two factors of its adapter."""
+
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
@@ -39,6 +42,11 @@ class Matrix:
     def is_expert(self) -> bool:
         """True for routed experts, which expert parallelism spreads."""
         return self.name.startswith("expert")
+
+    @property
+    def is_adapter(self) -> bool:
+        """True for the two factors of an adapter beside a matrix."""
+        return self.name.endswith(ADAPTER_ENDS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,12 @@ Optimizer = Literal["adamw", "adamw8bit", "sgd"]
 PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp32", "fp8", "fp4")
 OPTIMIZERS: tuple[Optimizer, ...] = ("adamw", "adamw8bit", "sgd")
 
+METHODS = ("full", "lora", "qlora")
+"""All weights are trained, or adapters beside frozen ones, which rest in four bits under the last."""
+
 MAX_SEQ_LEN = 2**24
 MAX_BATCH = 2**31
+MAX_RANK = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

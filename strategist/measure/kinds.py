@@ -72,7 +72,8 @@ def has_uneven_shards(plan: Plan) -> bool:
         return False
     shape, (shards, _), tp = plan.model, _shards(plan), plan.mesh.tp
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    rows = (-(-shape.vocab // tp), shape.hidden, shape.ffn_hidden // tp, queries // tp, keys // tp)
+    rank = shape.adapters.rank if shape.adapters is not None else 0
+    rows = (-(-shape.vocab // tp), shape.hidden, shape.ffn_hidden // tp, queries // tp, keys // tp, rank)
     return any(count % shards for count in rows)
 
 

@@ -30,11 +30,13 @@ def in_flight_CS(group: Group) -> Reals:
 
 
 def edges_CS(job: Job, group: Group) -> Reals:
-    """Bytes kept behind the layers per micro-batch, (C, S): the final norm and the head's input, on the last stage."""
+    """Bytes kept behind the layers per micro-batch, (C, S): the final norm and the head's input, on the last stage; a frozen head
+    needs none."""
     c, shape = group.candidates, job.model
     count, compute = tokens(job, c), BYTES[job.formats.compute]
     statistics = 4.0 * (1 if shape.norm == "rmsnorm" else 2)
-    last = count * (shape.hidden * compute + statistics) / sequence_cut(c) + count * shape.hidden * compute
+    own = count * shape.hidden * compute if shape.adapters is None else 0.0
+    last = count * (shape.hidden * compute + statistics) / sequence_cut(c) + own
     return on_stages(last, group.is_last)
 
 

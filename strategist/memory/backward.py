@@ -66,6 +66,12 @@ def is_worth_keeping(row: Saved, policy: Policy) -> bool:
     return "none" in row.policies
 
 
+def is_of_first_norm(row: Saved, policy: Policy) -> bool:
+    """Rows that the first layer does not keep where nothing before it is trained: what the norm reads needs no gradient. A
+    recomputed layer keeps its input all the same."""
+    return policy == "none" and row.name.startswith("attention_norm_")
+
+
 def is_used_up(row: Saved, policy: Policy) -> bool:
     """Rows that are kept in order to compute others again, and gone when that is done."""
     return "none" not in row.policies and policy in row.policies and row.part != "rest"
@@ -252,11 +258,18 @@ def _last_matrix(kept: Kept, last: Reals) -> LayerInstant:
     freed = kept.rows(is_used_up) + np.where(casts, kept.rows(is_kept, "product"), 0.0)
     again = np.where(casts, 0.0, kept.rows(is_brought_back, "product"))
     gathered = (residual_C(job, c) - residual_C(job, c, whole=False))[:, None]
-    return LayerInstant(_product(kept) + again + _beside_product(kept) + gathered, freed, last, is_product=True)
+    gradients = _product(kept)
+    if job.model.adapters is not None and "down" in job.model.adapters.targets:
+        gradients = 2.0 * gradients  # of the frozen matrix and of its adapter, about to be added up
+    return LayerInstant(gradients + again + _beside_product(kept) + gathered, freed, last, is_product=True)
 
 
 def _product(kept: Kept) -> Reals:
-    """The input of the last matrix, kept or computed again, (C, K)."""
+    """The input of the last matrix, kept or computed again, (C, K); neither beside adapters of other matrices alone."""
+    job = kept.job
+    if job.model.adapters is not None:
+        width = job.model.ffn_hidden * BYTES[job.formats.compute]
+        return (tokens(job, kept.c) * width)[:, None] + np.zeros((1, len(kinds(job.model))))
     return kept.rows(is_kept, "product") + kept.rows(is_brought_back, "product")
 
 

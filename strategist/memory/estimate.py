@@ -182,7 +182,9 @@ def _moving(
     """The instants of the job's framework; of those in units only the ones at the loss where they are enough."""
     if not job.profile.has_units:
         return buffered_instants(job, group, counts, layers, settled)
-    return instants(job, group, counts, layers, gradient_bytes_CS(job, group, counts), settled, at_loss=at_loss)
+    return instants(
+        job, group, counts, layers, gradient_bytes_CS(job, group, counts, settled), settled, at_loss=at_loss
+    )
 
 
 def ledger(job: Job, group: Group, *, at_loss: bool = False) -> Ledger:

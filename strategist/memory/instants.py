@@ -83,8 +83,9 @@ def _gathering(step: Step) -> tuple[Instant, Instant]:
     beside that of the last layer."""
     layers = step.layers_of_chunk
     gathers = step.managed & step.shards_gradients & (layers > 0)
-    flat = step.compute * step.widest * np.minimum(layers, 2)
-    head = step.gathered(layers=0, head=True) + step.compute * (step.behind + step.widest)
+    widest = step.widest if step.packed == 1.0 else step.packed * step.widest
+    flat = step.compute * widest * np.minimum(layers, 2)
+    head = step.gathered(layers=0, head=True) + step.compute * (step.behind + widest)
     gradients = np.where(gathers, step.earlier, 0.0)
     return (
         Instant(
@@ -198,7 +199,7 @@ def _loss(step: Step) -> tuple[Instant, Instant]:
 
 def _head(step: Step) -> tuple[Instant, Instant]:
     """The head's weight gets its gradient; under autocast it is then cast to the format of the weight."""
-    gradient = step.trained * step.compute * step.head
+    gradient = step.ends * step.compute * step.head
     before = added(step.previous, step.outside, step.last * step.stream)
     own = 0.0 if step.tied else step.fresh(step.head)
     keeps = ~step.managed & (not step.casts)
@@ -216,7 +217,7 @@ def _head(step: Step) -> tuple[Instant, Instant]:
     }
     casting = NONE
     if step.has_copies:
-        stored = np.where(step.stands | step.tied, step.trained * step.stored * step.head, 0.0)
+        stored = np.where(step.stands | step.tied, step.ends * step.stored * step.head, 0.0)
         casting = np.where(step.plain, gradient + stored, 0.0)
     cast = {
         "gradients": step.earlier + own,
@@ -226,6 +227,14 @@ def _head(step: Step) -> tuple[Instant, Instant]:
         "bucket_buffers": step.copies,
         "temporaries": added(before, casting),
     }
+    if (
+        step.job.model.adapters is not None
+    ):  # nothing is cast: the norm works backward beside a head that is still gathered
+        cast |= {
+            "activations": step.activations,
+            "gather_buffers": step.gathered(layers=1, head=True),
+            "temporaries": before + step.last * step.stream,
+        }
     return Instant(LOSS, made), Instant(LAYERS, cast)
 
 
@@ -310,6 +319,10 @@ def _in_layer(step: Step, number: Column, worst: Callable[[Reals], LayerInstants
         "gather_buffers": gathered,
         "temporaries": added(waits, step.joining(at), _still_outside(step, done)),
     }
+    if step.job.model.adapters is not None:
+        terms["temporaries"] = terms["temporaries"] + step.unpacked
+        if step.copies is not NONE:
+            terms["bucket_buffers"] = step.copies * (1.0 - before / layers)
     if step.has_copies:
         copies = np.where(step.plain, step.trained * step.compute * at.weights, 0.0)
         again = np.maximum(0.0, step.copies_again - np.where(step.copies_again > 0, copies, 0.0))
@@ -367,8 +380,10 @@ def _layer_reduced(step: Step) -> Instant:
 def _end(step: Step) -> tuple[Instant, ...]:
     """Without a pipeline: the embedding's gradient, and its reduction."""
     counts, c = step.counts, step.c
-    gradient = step.trained * np.where(step.managed, step.compute * step.bare.before, step.stored * _table(step))
+    gradient = step.ends * np.where(step.managed, step.compute * step.bare.before, step.stored * _table(step))
     stream = np.where(step.managed, 0.0, step.stored / step.compute) * _whole_stream(step) * step.first
+    if step.job.model.adapters is not None:  # nothing goes back to a frozen embedding
+        stream = np.zeros_like(stream)
     direct = ~step.managed & ~step.stands
     keeps = np.where(step.managed & (~step.reshards | step.tied), step.compute * step.outer, 0.0)
     flight = np.where(step.reduces, step.trained * step.reduce * step.widest, 0.0)

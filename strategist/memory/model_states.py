@@ -31,12 +31,34 @@ def parameter_bytes_CS(job: Job, group: Group, counts: Elements) -> Reals:
     offloaded."""
     c = group.candidates
     stored = BYTES[job.formats.parameter] + (BYTES[job.formats.master] if job.formats.master != "none" else 0.0)
-    held = np.where(shards_state(c, weights_from(job))[:, None], counts.sharded, counts.whole)
-    return np.where(c.is_word("offload", "parameters", "nvme")[:, None], 0.0, stored * held)
+    is_sharded = shards_state(c, weights_from(job))[:, None]
+    held = np.where(is_sharded, counts.sharded, counts.whole)
+    resting = stored * held if job.model.adapters is None else _with_adapters_CS(job, group, held, is_sharded)
+    return np.where(c.is_word("offload", "parameters", "nvme")[:, None], 0.0, resting)
 
 
-def gradient_bytes_CS(job: Job, group: Group, counts: Elements) -> Reals:
-    """Bytes of gradients while micro-batches follow each other, and once the last backward has finished, (C, S).
+def _with_adapters_CS(job: Job, group: Group, held: Reals, is_sharded: Mask) -> Reals:
+    """Bytes of frozen weights, quantised or not, and of the adapters beside them, (C, S)."""
+    from strategist.space.adapters import quantised_share, resting_bytes_CS, trained_share
+
+    trained, packed = (share(job.model, group) for share in (trained_share, quantised_share))
+    parts = (np.where(is_sharded, share.sharded, share.whole) for share in (trained, packed))
+    return resting_bytes_CS(job, group, held, *parts)
+
+
+def trained_CS(job: Job, group: Group, counts: Elements, is_sharded: Mask) -> Reals:
+    """Elements that are trained on a rank, (C, S), of a sharded copy where `is_sharded` (C, 1) says so: adapters where the model
+    has them, else the job's share of all."""
+    if job.model.adapters is None:
+        return job.trainable * np.where(is_sharded, counts.sharded, counts.whole)
+    from strategist.space.adapters import trained_share
+
+    adapters = trained_share(job.model, group)
+    return np.where(is_sharded, adapters.sharded, adapters.whole)
+
+
+def gradient_bytes_CS(job: Job, group: Group, counts: Elements, at_rest: Reals) -> Reals:
+    """Bytes of gradients while micro-batches follow each other, (C, S); `at_rest` once the last backward has finished.
 
     Under FSDP's no_sync those before the last leave whole gradients (catalogue: profiles, accumulates_whole).
     With a pipeline, fully_shard keeps unsharded gradients in the reduce format until the last micro-batch
@@ -46,7 +68,6 @@ def gradient_bytes_CS(job: Job, group: Group, counts: Elements) -> Reals:
     unsharded = counts.whole * BYTES[job.formats.reduce]
     trained = job.trainable
     several = shards_state(c, 2) & (c["accumulation"] > 1)
-    at_rest = settled_bytes_CS(job, group, counts)
     if job.profile.accumulates_whole:
         at_rest = np.where(several[:, None], counts.whole * BYTES[job.formats.compute], at_rest)
     return np.where((several & (c["pp"] > 1))[:, None], trained * unsharded, at_rest)
@@ -55,8 +76,8 @@ def gradient_bytes_CS(job: Job, group: Group, counts: Elements) -> Reals:
 def settled_bytes_CS(job: Job, group: Group, counts: Elements) -> Reals:
     """Bytes of gradients when the update runs, (C, S): sharded from ZeRO-2 on, none where they rest on the host."""
     c = group.candidates
-    at_rest = np.where(shards_state(c, 2)[:, None], counts.sharded, counts.whole) * BYTES[job.formats.gradient]
-    return job.trainable * np.where(_grads_offloaded(c)[:, None], 0.0, at_rest)
+    at_rest = trained_CS(job, group, counts, shards_state(c, 2)[:, None]) * BYTES[job.formats.gradient]
+    return np.where(_grads_offloaded(c)[:, None], 0.0, at_rest)
 
 
 def _grads_offloaded(c: Candidates) -> Mask:
@@ -66,11 +87,11 @@ def _grads_offloaded(c: Candidates) -> Mask:
 def optimizer_bytes_CS(job: Job, group: Group, counts: Elements) -> Reals:
     """Bytes of moments, (C, S): sharded from ZeRO-1 on, none when offloaded. torch's ZeRO-1 deals whole tensors out."""
     c = group.candidates
-    held = np.where(shards_state(c, 1)[:, None], counts.sharded, counts.whole)
+    held = trained_CS(job, group, counts, shards_state(c, 1)[:, None])
     deals = c["zero"] == 1
     if job.profile.has_units and deals.any():
-        held = np.where(deals[:, None], dealt_CS(job.model, group, deals), held)
-    state = job.trainable * job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
+        held = np.where(deals[:, None], job.trainable * dealt_CS(job.model, group, deals), held)
+    state = job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
     return np.where(c.is_word("offload", "none")[:, None], state * held, 0.0)
 
 

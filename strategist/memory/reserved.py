@@ -96,7 +96,7 @@ class Pools:
             self.counts.behind.T,
         )  # stages in front: numpy's loops run along candidates
         first = _segments(self.compute * (before + behind if self._tied else before))
-        layer, shards = _segments(self.compute * self._widest[:, 0]), state_shards(self.c)
+        layer, shards = _segments(self.compute * self.layers.packed * self._widest[:, 0]), state_shards(self.c)
         turns = np.where(first >= layer, 1.0, np.minimum(2.0, self.group.layers_SK.sum(axis=1)[:, None]))
         head = 0.0 if self._tied else _segments(self.compute * behind)
         casts = self.compute * self._largest.T / shards if self.compute != self.stored else 0.0
@@ -113,7 +113,7 @@ class Pools:
     def _one_layer(self) -> Reals:
         """A layer's gathered weights where they are given back, (C, 1)."""
         gives_back = self.managed & shards_state(self.c, 3)[:, None]
-        return np.where(gives_back, self.compute * self._widest, 0.0)
+        return np.where(gives_back, self.compute * self.layers.packed * self._widest, 0.0)
 
     @cached_property
     def _outgrown(self) -> Reals:

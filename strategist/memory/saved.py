@@ -21,7 +21,7 @@ from typing import Literal
 from strategist.facts.job import Job
 from strategist.facts.keeping import Keeping, find_keeping
 from strategist.facts.layers import build_layer
-from strategist.facts.model import LayerKind, Mla, ModelShape, Moe, Ssm
+from strategist.facts.model import Adapters, LayerKind, Mla, ModelShape, Moe, Ssm
 from strategist.facts.profile import Light
 from strategist.records import dataclass, replace
 
@@ -104,10 +104,13 @@ def saved_tensors(shape: ModelShape, kind: LayerKind, habits: Habits | None = No
     scores = _scores(shape, habits) if kind.mixer in ("attention", "sliding", "mla") else ()
     mixed = (replace(row, part="mixer") for row in (*mixer, *cross, *scores))
     adapters = _adapters(shape, kind, keeping) if habits.is_frozen else ()
+    if shape.adapters is not None:
+        adapters = _beside_frozen(shape, shape.adapters, kind)
     first, *rest = (*mixed, *ffn, *_masks(shape, kind, keeping), *adapters)
     every = (replace(first, policies=ALWAYS, part="entry"), *rest)
     stored = (_cast(row, habits.cast_width) for row in every) if habits.cast_width else every
-    trained = (row for row in stored if not (habits.is_frozen and row.name.startswith(FROZEN)))
+    frozen = _frozen(shape) if shape.adapters is not None else FROZEN if habits.is_frozen else ()
+    trained = (row for row in stored if not row.name.startswith(frozen))
     return tuple(row for row in (_redone(row, habits) for row in trained) if row.policies)
 
 
@@ -152,6 +155,35 @@ def _adapters(shape: ModelShape, kind: LayerKind, keeping: Keeping) -> tuple[Sav
     dense = (m for m in build_layer(shape, kind).matrices if not m.is_expert and m.name not in ("k", "v"))
     width = keeping.adapter_bytes * sum(m.inputs for m in dense if keeping.adapts_all or m.name == "q")
     return (Saved("adapters", width, "whole", is_float8=True),) if width else ()
+
+
+READERS: Mapping[str, tuple[str, ...]] = {
+    "qkv_input": ("q", "k", "v"),
+    "ffn_input": ("gate", "up"),
+    "ffn_product": ("down",),
+}
+"""Which matrices read a row that nothing else keeps: frozen ones without adapters need no input in backward."""
+
+
+def _frozen(shape: ModelShape) -> tuple[str, ...]:
+    """Rows that nothing reads in backward, because none of the matrices that read them has an adapter."""
+    targets = shape.adapters.targets if shape.adapters is not None else ()
+    return tuple(row for row, readers in READERS.items() if not set(readers) & set(targets))
+
+
+def _beside_frozen(shape: ModelShape, adapters: Adapters, kind: LayerKind) -> tuple[Saved, ...]:
+    """What adapters keep beside the inputs of their matrices: what A gives; under selective recompute, which keeps the results
+    of all products, what the frozen matrices give too."""
+    parts: Mapping[Part, tuple[str, ...]] = {"mixer": ("q", "k", "v", "o"), "inside": ("gate", "up"), "rest": ("down",)}
+    matrices = {matrix.name: matrix for matrix in build_layer(shape, kind).matrices}
+    rows = []
+    for part, names in parts.items():
+        own = [matrices[name] for name in names if name in adapters.targets and name in matrices]
+        rows += [
+            Saved(f"{part}_adapters", len(own) * adapters.rank, "whole", COSTLY, part=part),
+            Saved(f"{part}_frozen_results", sum(matrix.outputs for matrix in own), "whole", REPLACED, part=part),
+        ]
+    return tuple(rows)
 
 
 def _masks(shape: ModelShape, kind: LayerKind, keeping: Keeping) -> tuple[Saved, ...]:

@@ -18,6 +18,7 @@ from strategist.memory.backward import (
     is_brought_back,
     is_kept,
     is_last,
+    is_of_first_norm,
     is_worth_keeping,
     layer_instants,
     residual_C,
@@ -62,18 +63,29 @@ class Instant:
     is_loss: bool = False
 
 
+def _packed(job: Job) -> float:
+    """What a gathered element of the layers holds, over the bytes of the compute format."""
+    from strategist.space.adapters import gathered_bytes
+
+    return gathered_bytes(job)
+
+
 class Layers:
     """The layers of a group's candidates in backward, the same in every pass. (C, S) each."""
 
     def __init__(self, job: Job, group: Group) -> None:
         self.job, self.group = job, group
+        self.packed = 1.0 if job.model.adapters is None else _packed(job)
         self.kept = Kept(job, group.candidates)
         self.one = self.kept.rows(is_kept)
 
     @cached_property
     def every(self) -> Reals:
-        """What all layers keep of one micro-batch."""
-        return self.group.layers_of(self.one)
+        """What all layers keep of one micro-batch; before the first adapter there is nothing to keep anything for."""
+        every = self.group.layers_of(self.one)
+        if self.job.model.adapters is None:
+            return every
+        return every - on_stages(self.kept.rows(is_of_first_norm)[:, 0], self.group.is_first)
 
     @cached_property
     def largest(self) -> Reals:
@@ -241,8 +253,17 @@ class Step:
         self.shards = state_shards(c)[:, None]
         self.tied = bool(job.model.tied and not self.piped)
         self.trained = job.trainable
+        self.ends = job.trainable if job.model.adapters is None else 0.0  # of embedding and head
+        self.packed = layers.packed
         self.chunks = c["virtual_stages"][:, None]
         self.has_copies = self.casts and bool(self.plain.any())
+
+    @cached_property
+    def unpacked(self) -> float:
+        """A quantised matrix in the compute format, as a product needs it."""
+        from strategist.space.adapters import unpacked_bytes
+
+        return unpacked_bytes(self.job)
 
     @cached_property
     def at_once(self) -> Mask:
@@ -423,6 +444,8 @@ class Step:
             )
         own = np.minimum(layers * self.widest, counts.layers)
         still = np.maximum(0.0, counts.layers - passed)
+        if self.packed < 1.0:
+            own, still = self.packed * own, self.packed * still
         kept = np.where(self.reshards, own + (self.outer if tied else 0.0), still + self.outer)
         behind = counts.behind if head and not tied else 0.0
         return np.where(self.managed, self.compute * (kept + behind), 0.0)
@@ -505,11 +528,17 @@ class Step:
 
     @cached_property
     def copies(self) -> Reals:
-        """autocast's copies of the layers' weights that are kept for backward: none where layers are computed again."""
+        """autocast's copies of the layers' weights that are kept for backward: none where layers are computed again; adapters are cast
+        for each use."""
+        if self.job.model.adapters is not None and self.compute < BYTES[self.job.formats.gradient]:
+            return self._copied(self.trained * self.counts.whole)
         if not self.has_copies:
             return NONE
+        return self._copied(self.counts.layers)
+
+    def _copied(self, elements: Reals) -> Reals:
         keeps = self.plain & self.c.is_word("recompute", "none")[:, None]
-        return np.where(keeps, self.compute * self.counts.layers, 0.0)
+        return np.where(keeps, self.compute * elements, 0.0)
 
     @cached_property
     def cached(self) -> Reals:
@@ -542,12 +571,12 @@ class Step:
     @cached_property
     def waiting(self) -> Reals:
         """The head's gradient, which waits for the embedding's when both are one weight of a root unit."""
-        return np.where(self.reduces, self.trained * self.compute * self.head, 0.0) if self.tied else NONE
+        return np.where(self.reduces, self.ends * self.compute * self.head, 0.0) if self.tied else NONE
 
     @cached_property
     def old_head(self) -> Reals:
         """The same outside of units, in the format of the gradients."""
-        return np.where(~self.managed, self.trained * self.stored * self.head, 0.0) if self.tied else NONE
+        return np.where(~self.managed, self.ends * self.stored * self.head, 0.0) if self.tied else NONE
 
     @cached_property
     def previous(self) -> Reals:

@@ -11,6 +11,7 @@ from strategist import __version__
 from strategist.document.plan import Hint, Plan
 from strategist.document.prediction import Prediction, Violation
 from strategist.errors import ImpossibleError
+from strategist.facts.adapters import adapting
 from strategist.facts.job import Job
 from strategist.facts.profile import find_profile
 from strategist.facts.resolved import Assumption
@@ -69,7 +70,7 @@ def predict_plan(plan: Plan) -> Prediction:
 
 def job_of(plan: Plan) -> Job:
     """The job that a Plan answers. Raises InputError CHOICE for a profile nobody knows."""
-    return Job(
+    job = Job(
         cluster=plan.cluster,
         model=plan.model,
         workload=plan.workload,
@@ -77,6 +78,7 @@ def job_of(plan: Plan) -> Job:
         headroom=plan.request.headroom,
         frontend=plan.request.frontend,
     )
+    return job if plan.model.adapters is None else adapting(job)
 
 
 def layout_of(plan: Plan) -> str:

@@ -74,6 +74,7 @@ def question(job: Job, forbids: tuple[str, ...] = ()) -> dict[str, Value]:
         "global_batch": work.global_batch,
         "precision": work.precision,
         "optimizer": work.optimizer,
+        "method": shape.method,
         "shared_ffn": shape.moe.shared_ffn if shape.moe else 0,
         "positions": shape.pos_rows if shape.pos == "learned" else 0,
         "norms_all_heads": shape.qk_norm == "full",
@@ -129,7 +130,7 @@ def unsplit_bytes(job: Job, allow_recompute: bool = True) -> tuple[int, int]:
 
 
 def largest_layer_bytes(job: Job) -> int:
-    """Bytes of the widest single layer: compute-precision weights, their gradient, and its activations at micro-batch 1.
+    """Bytes of the widest single layer: compute-precision weights, their gradient as far as they are trained, and its activations at micro-batch 1.
 
     The vocabulary matrix counts as a layer; its activations are the logits.
     """
@@ -137,8 +138,10 @@ def largest_layer_bytes(job: Job) -> int:
     unit = np.ones(1, np.int64)
     compute = BYTES[job.formats.compute]
     weights = dense_CK(job.model, alone, unit) + expert_CK(job.model, alone, unit)
-    blocks = 2.0 * compute * weights + Kept(job, alone).rows(is_kept)
-    head = 2.0 * compute * job.model.vocab * job.model.hidden + compute * job.workload.seq_len * job.model.vocab
+    blocks = (1.0 + job.trainable) * compute * weights + Kept(job, alone).rows(is_kept)
+    head = (
+        1.0 + job.trainable
+    ) * compute * job.model.vocab * job.model.hidden + compute * job.workload.seq_len * job.model.vocab
     context = overhead("cpu_context_bytes" if job.cluster.smallest.vendor == "CPU" else "gpu_context_bytes")
     return int(max(float(blocks.max(initial=0.0)), head) + context)
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from strategist.catalog import rows
 from strategist.errors import ImpossibleError, NoPlanError
+from strategist.facts.adapters import QUANTISED_BYTES, adapting
 from strategist.facts.hardware import NodeGroup
 from strategist.facts.job import Job
 from strategist.facts.network import uplink_Bps
@@ -148,13 +149,12 @@ def _nothing_fits(found: Found) -> NoPlanError:
 
 def _chain(job: Job, leanest: int, host: int) -> tuple[str, ...]:
     """because ... and ... so: each link ends in the flag that causes it."""
-    gpu, formats, work = job.cluster.smallest, job.formats, job.workload
-    total = count(job.model).total
-    state = job.profile.state_bytes(work.optimizer, work.precision)
-    per_parameter = BYTES[formats.parameter] + BYTES[formats.gradient] + state
+    gpu, work = job.cluster.smallest, job.workload
+    total, per_parameter = count(job.model).total, _bytes_per_parameter(job)
     whole = total * per_parameter
+    what = "full training" if job.model.adapters is None else f"{job.model.method} of rank {job.model.adapters.rank}"
     chain = [
-        f"because full training with {work.optimizer} in {work.precision} keeps {per_parameter:g} bytes per parameter (--optimizer {work.optimizer}, --precision {work.precision})",
+        f"because {what} with {work.optimizer} in {work.precision} keeps {per_parameter:g} bytes per parameter (--optimizer {work.optimizer}, --precision {work.precision})",
         f"and {format_count(total)} parameters x {per_parameter:g} = {format_gib(whole)}; the best case is an even split over {_devices(job)} = {format_gib(whole / job.cluster.world)} each (--model)",
         f"and one {gpu.title} has {format_gib(gpu.memory_bytes)}, of which {format_gib(job.usable_bytes)} may be used (--gpu, --headroom {job.headroom:g})",
         f"so even the leanest layout needs {format_gib(leanest)} with {work.seq_len} tokens per sequence (--seq-len {work.seq_len})",
@@ -164,6 +164,13 @@ def _chain(job: Job, leanest: int, host: int) -> tuple[str, ...]:
             f"and offloading would take {format_gib(host)} of host memory per device where {format_gib(host_bytes_per_device(job))} are free for it"
         )
     return tuple(chain)
+
+
+def _bytes_per_parameter(job: Job) -> float:
+    """Bytes of weight, gradient and optimizer state, spread over all parameters where only some are trained."""
+    state = job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
+    resting = QUANTISED_BYTES if job.model.method == "qlora" else BYTES[job.formats.parameter]
+    return resting + job.trainable * (BYTES[job.formats.gradient] + state)
 
 
 def _devices(job: Job) -> str:
@@ -239,9 +246,7 @@ def _more_machines(asked: Question) -> Iterator[Change]:
 
 def _could_fit(job: Job) -> bool:
     """Model states split evenly leave room: worth a search."""
-    state = job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
-    per_parameter = BYTES[job.formats.parameter] + BYTES[job.formats.gradient] + state
-    return count(job.model).total * per_parameter / job.cluster.world < 0.6 * job.usable_bytes
+    return count(job.model).total * _bytes_per_parameter(job) / job.cluster.world < 0.6 * job.usable_bytes
 
 
 def _smaller_models(asked: Question) -> Iterator[Change]:
@@ -251,6 +256,8 @@ def _smaller_models(asked: Question) -> Iterator[Change]:
     total = count(asked.job.model).total
     sized = [(shape_for_size(row["size"], "--model-size").shape, row["size"]) for row in rows("size_names")]
     for shape, name in sorted(sized, key=lambda pair: -count(pair[0]).total):
-        changed = _with(asked, model=shape)
+        changed = _with(asked, model=replace(shape, adapters=asked.job.model.adapters))
+        if asked.job.model.adapters is not None:
+            changed = replace(changed, job=adapting(changed.job))
         if count(shape).total < total and _could_fit(changed.job):
             yield f"--model-size {name}", changed

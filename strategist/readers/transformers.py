@@ -70,7 +70,23 @@ def read_factory(source: Source, ranks: int | None) -> Foreign:
     )
     recompute = "none" if switched(table, "disable_gradient_checkpointing") else "full"  # on unless it is switched off
     own = told(seq_len=whole(table.get("cutoff_len")), recompute=recompute)
-    return Foreign(says=_says(table, ranks) | own, findings=found)
+    return Foreign(says=_says(table, ranks) | own | _adapters(table), findings=found)
+
+
+FACTORY_RANK = 8
+"""LLaMA-Factory's own (src/llamafactory/hparams/finetuning_args.py, lora_rank); it trains adapters unless it is told otherwise."""
+
+
+def _adapters(table: Mapping[str, Any]) -> dict[str, Said]:
+    """What is trained; of adapters, which, beside matrices of the layers that a plan can name."""
+    if str(table.get("finetuning_type", "lora")) != "lora":
+        return told(method="full" if table.get("finetuning_type") == "full" else None)
+    targets = str(table.get("lora_target", "all")).replace(" ", "").replace("_proj", "")
+    return told(
+        method="qlora" if whole(table.get("quantization_bit")) == 4 else "lora",
+        lora_rank=whole(table.get("lora_rank")) or FACTORY_RANK,
+        lora_targets=None if targets == "all" else targets,
+    )
 
 
 def _megatron_names() -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from strategist.document.estimate import MEMORY_TERMS, StageMemory
 from strategist.document.plan import Costed, Plan
 from strategist.document.verification import Verification
-from strategist.facts.parameters import count
+from strategist.facts.parameters import count, without_adapters
 from strategist.reports.lines import HELD, Line, Span, Style, bar, line, phrases, table, wrapped
 from strategist.rulebook.rule import load_families
 from strategist.units import format_count, format_duration, format_gib, format_rate, format_seconds
@@ -44,7 +44,7 @@ def hardware_words(plan: Costed) -> str:
 
 def model_words(plan: Costed) -> str:
     """The model in one phrase, with its exact count."""
-    shape, parameters = plan.model, count(plan.model)
+    shape, parameters = plan.model, count(without_adapters(plan.model))
     active = f", {format_count(parameters.active)} active" if parameters.active != parameters.total else ""
     layers = f"{shape.layers} layers x {shape.hidden}"
     heads = (f"{shape.heads} heads ({shape.kv_heads} kv)",) if shape.heads else ()
@@ -55,7 +55,19 @@ def job_words(plan: Costed) -> str:
     """The workload in one phrase."""
     work = plan.workload
     tokens = format_count(work.tokens_per_step)
-    return f"full training, {work.optimizer}, {work.precision}, sequence {work.seq_len}, {work.global_batch} sequences = {tokens} tokens per step"
+    return f"{_method_words(plan)}, {work.optimizer}, {work.precision}, sequence {work.seq_len}, {work.global_batch} sequences = {tokens} tokens per step"
+
+
+def _method_words(plan: Costed) -> str:
+    """What is trained."""
+    adapters = plan.model.adapters
+    if adapters is None:
+        return "full training"
+    from strategist.facts.adapters import adapter_parameters
+
+    title = {"lora": "LoRA", "qlora": "QLoRA (frozen weights in 4 bits)"}[adapters.method]
+    trained = f"{adapter_parameters(plan.model):,} parameters trained"
+    return f"{title} of rank {adapters.rank} beside {', '.join(adapters.targets)}: {trained}"
 
 
 def assumed_lines(plan: Costed, width: int) -> Iterator[Line]:

@@ -37,10 +37,10 @@ def forbid(
     keep = np.ones(len(candidates), dtype=np.bool_)
     refused = []
     for rule in rules:
-        held = rule.holds(values)
-        if np.ndim(held) == 0 and not held:  # what the question says decides most rules
+        holds = rule.holds(values)
+        if isinstance(holds, np.bool_) and not holds:  # what the question says settles it for every candidate
             continue
-        hit = keep & np.broadcast_to(np.asarray(held, dtype=np.bool_), keep.shape)
+        hit = keep & np.broadcast_to(np.asarray(holds, dtype=np.bool_), keep.shape)
         count = int(hit.sum())
         if count:
             refused.append(Refused(rule, count, int(np.argmax(hit))))

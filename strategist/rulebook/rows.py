@@ -13,7 +13,7 @@ from strategist.space.candidates import WORDS as CODED
 PLACE = re.compile(r"\{([a-z_0-9]+)(?::([^}]*))?\}")
 """A place in a sentence: {word} or {word:format}."""
 
-SPELT = (*CODED, "precision", "optimizer", "frontend")
+SPELT = (*CODED, "precision", "optimizer", "method", "frontend")
 """Words of the vocabulary whose values are words."""
 
 NEEDED = ("id", "name", "when", "effect", "because", "source", "fires", "silent")

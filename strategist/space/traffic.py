@@ -103,7 +103,11 @@ def traffic(job: Job, group: Group, counts: Elements) -> tuple[Traffic, ...]:
 
 
 def _dense(job: Job, group: Group, full: Elements) -> Shared:
-    has_units = job.profile.has_units
+    has_units, frozen = job.profile.has_units, None
+    if job.model.adapters is not None:
+        from strategist.space.adapters import frozen_traffic
+
+        frozen = frozen_traffic(job, group)
     return Shared(
         all=full.whole - full.experts,
         layers=full.layers - full.experts,
@@ -112,6 +116,7 @@ def _dense(job: Job, group: Group, full: Elements) -> Shared:
         units=_units(job, group),
         layer_units=_alike(group, group.layers_SK.sum(axis=1)) if has_units else 1.0,
         updates=_updates(job, group),
+        beside=frozen,
     )
 
 
@@ -295,10 +300,21 @@ def _pipeline(job: Job, group: Group) -> tuple[Traffic, ...]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Frozen:
+    """What differs where adapters alone are trained, (C, S): elements that are reduced, in how many collectives, and bytes that
+    gathered weights save because they travel in four bits."""
+
+    trained: Reals
+    units: Reals
+    spared: Reals
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Shared:
     """Elements that ranks share the work on, (C, S): all of them, those inside the layers, and those that a pipeline under
     ZeRO-3 gathers once more than it needs; `shards` is how many ranks share one copy of their state, (C,). All are sent in
-    `units`, those of the layers in `layer_units`, updated weights in `updates`."""
+    `units`, those of the layers in `layer_units`, updated weights in `updates`. `beside` adapters the rest is
+    frozen."""
 
     all: Reals
     layers: Reals
@@ -307,6 +323,7 @@ class Shared:
     units: Reals
     layer_units: Reals | float
     updates: Reals | float
+    beside: Frozen | None = None
 
 
 def _spare(job: Job, group: Group, counts: Elements) -> Reals:
@@ -329,13 +346,16 @@ def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Plac
     c, formats = group.candidates, job.formats
     compute, reduce, stored = (BYTES[name] for name in (formats.compute, formats.reduce, formats.parameter))
     zero, micro = c["zero"][:, None], _micro(group)
-    weights, one = shared.all, np.ones_like(shared.all)
-    trained = job.trainable * weights
+    weights, one, frozen = shared.all, np.ones_like(shared.all), shared.beside
+    trained = job.trainable * weights if frozen is None else frozen.trained
     once = np.where(c["pp"][:, None] > 1, 1.0, micro) * one
     gathers = np.where(zero == 3, micro, once)
     between = one if job.profile.replicas_wait else once
     shards, units = shared.shards[:, None], shared.units
-    reduced = units * (job.trainable > 0)
+    reduced = units * (job.trainable > 0) if frozen is None else frozen.units
+    first, second = compute * weights, compute * shared.layers
+    if frozen is not None:
+        first, second = first - frozen.spared, second - frozen.spared
     update: Op = "all_gather" if job.profile.updates == "whole" else "broadcast"
     sent = partial(Traffic, "dp")
     alone = np.where(c["tp"][:, None] > 1, between, one)
@@ -344,8 +364,8 @@ def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Plac
     return (
         sent("all_reduce", reduce * trained, np.where(zero < 2, alone, 0.0), everybody, "backward", reduced),
         sent(update, stored * trained, np.where(zero == 1, one, 0.0), inside, "nothing", updates),
-        sent("all_gather", compute * weights, np.where(zero >= 2, gathers, 0.0), inside, "forward", units),
-        sent("all_gather", compute * shared.layers, again, inside, "backward", shared.layer_units),
+        sent("all_gather", first, np.where(zero >= 2, gathers, 0.0), inside, "forward", units),
+        sent("all_gather", second, again, inside, "backward", shared.layer_units),
         sent("all_gather", compute * shared.spare, spared, inside, "backward"),
         sent("reduce_scatter", reduce * trained, np.where(zero >= 2, once, 0.0), inside, "backward", reduced),
         sent(

@@ -14,7 +14,7 @@ from strategist.facts.layers import Layer
 from strategist.facts.model import LayerKind, layer_counts
 from strategist.facts.profile import BYTES
 from strategist.records import dataclass
-from strategist.space.candidates import Candidates, Column, Reals, total_of
+from strategist.space.candidates import Candidates, Column, Mask, Reals, total_of
 from strategist.space.shares import ceil_div, layers, matrices_of, sequence_cut, tokens
 from strategist.space.stages import kinds
 from strategist.timing.rates import kept_share, matmul_rates, memory_Bps, share
@@ -85,10 +85,18 @@ def layer_times(job: Job, c: Candidates) -> LayerTime:
         "elementwise": _stack([_elementwise(job, gpu, layer, kind, c) for layer, kind in sorts]) + casts,
         "moe_dispatch": _stack([_dispatch(job, gpu, kind, c) for _, kind in sorts]),
     }
+    products, light = (1.0 + job.trainable) * forward["matmul"], 2.0 * forward["elementwise"]
+    if job.model.adapters is not None:
+        from strategist.timing.adapters import light_seconds, weight_products
+
+        products = forward["matmul"] + _stack([weight_products(job, gpu, layer, c) for layer, _ in sorts])
+        more = [light_seconds(job, gpu, layer, c) for layer, _ in sorts]
+        forward["elementwise"] = forward["elementwise"] + _stack([seconds for seconds, _ in more])
+        light = light + _stack([seconds for _, seconds in more])
     backward = {
-        "matmul": (1.0 + job.trainable) * forward["matmul"],
+        "matmul": products,
         "attention": _stack([_attention(job, gpu, kind, c, "backward") for _, kind in sorts]),
-        "elementwise": 2.0 * forward["elementwise"],
+        "elementwise": light,
         "moe_dispatch": 2.0 * forward["moe_dispatch"],
     }
     forward["host"] = _host(job, forward, _stack([_launches(job, kind, c, "forward") for _, kind in sorts]))
@@ -147,11 +155,21 @@ def _matmul(job: Job, gpu: Gpu, layer: Layer, c: Candidates) -> Reals:
     """Forward seconds of all matrices of one layer, (C,); they are worked out together."""
     if not layer.matrices:
         return np.zeros(len(c))
-    times, m, n, k = _sizes(job, layer, c)
-    return (times * matmul_seconds(job, gpu, m, n, k)).sum(axis=1)
+    times, m, n, k = product_sizes(job, layer, c)
+    seconds = matmul_seconds(job, gpu, m, n, k)
+    if job.model.adapters is not None:
+        from strategist.timing.adapters import narrow_seconds
+
+        seconds = np.where(is_narrow(layer), narrow_seconds(job, gpu, m, n, k), seconds)
+    return (times * seconds).sum(axis=1)
 
 
-def _sizes(job: Job, layer: Layer, c: Candidates) -> tuple[Reals, Reals, Reals, Reals]:
+def is_narrow(layer: Layer) -> Mask:
+    """Matrices of a layer that are factors of adapters, (M,)."""
+    return np.array([matrix.is_adapter for matrix in layer.matrices], np.bool_)
+
+
+def product_sizes(job: Job, layer: Layer, c: Candidates) -> tuple[Reals, Reals, Reals, Reals]:
     """How many products each matrix makes, and the m, n and k of one of them, (C, M) each. Experts held by a rank work on
     balanced token counts; one product per expert, narrower by expert tensor cuts."""
     every, tp, etp = matrices_of(layer), c["tp"][:, None], c["etp"][:, None]
@@ -174,7 +192,7 @@ def cast_seconds(job: Job, gpu: Gpu, layer: Layer, c: Candidates) -> Reals:
     2022, arXiv 2209.05433 (per-tensor scales need the largest magnitude, which the same pass finds)."""
     if not job.cast_width:
         return np.zeros(len(c))
-    every, (times, m, _, k) = matrices_of(layer), _sizes(job, layer, c)
+    every, (times, m, _, k) = matrices_of(layer), product_sizes(job, layer, c)
     own = sequence_cut(c)[:, None] if job.gathers_cast else 1
     rows = m / np.where(every.is_column & ~every.is_expert, own, 1)
     return (times * rows * k).sum(axis=1) * cast_bytes(job) / memory_Bps(gpu)

@@ -61,13 +61,15 @@ def least_seconds(job: Job, candidates: Candidates) -> Reals:
 
 
 def model_FLOP(job: Job) -> float:
-    """Useful FLOP of one step: 6 per weight that a token meets (input embedding left out) and three passes of attention,
-    recomputation not counted. Source: Chowdhery et al. 2022 (PaLM, arXiv 2204.02311, appendix B), causal half counted
+    """Useful FLOP of one step: 6 per weight that a token meets (input embedding left out), 4 where it is frozen beside adapters, and
+    three passes of attention, recomputation not counted. Source: Chowdhery et al. 2022 (PaLM, arXiv 2204.02311, appendix B), causal half counted
     as computed."""
     shape = job.model
     outer = outer_parameters(shape)
     head = shape.vocab * shape.hidden if shape.tied else 0
-    weights = count(shape).active - outer.before + head
+    weights = float(count(shape).active - outer.before + head)
+    if shape.adapters is not None:
+        weights -= (weights - job.trainable * count(shape).total) / 3.0
     attention = sum(
         number * attention_FLOP(shape, kind, job.workload.seq_len) for kind, number in layer_counts(shape).items()
     )
@@ -116,7 +118,8 @@ def _work(job: Job, group: Group, counts: Elements, compute: Compute) -> _Work:
     again = {name: group.layers_of(value) for name, value in times.again.items()}
     head, loss = (on_stages(seconds, group.is_last) for seconds in compute.ends_of(group.rows))
     forward["matmul"] = forward["matmul"] + head
-    backward["matmul"] = backward["matmul"] + (1.0 + job.trainable) * head
+    products = 1.0 + job.trainable if job.model.adapters is None else 1.0  # a frozen head has no gradient
+    backward["matmul"] = backward["matmul"] + products * head
     added = job.trainable * counts.whole * job.profile.accumulate_bytes / memory_Bps(job.cluster.slowest.gpu)
     backward["elementwise"] = backward["elementwise"] + added
     forward["loss"], backward["loss"] = loss / 3.0, loss * 2.0 / 3.0

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from strategist.facts.model import Adapters, ModelShape
 from strategist.runs.checkpoints import MANIFEST, mark_of
 from tests.executor.test_parity import LOSS_BOUND, NORM_BOUND, PARAMETER_BOUND
 from tests.plans import FLOAT32, make_plan, tiny_llama, tiny_mixtral
@@ -51,11 +52,21 @@ IN_CI = ("dp4 to tp2-pp2 to single and back", "sharded, replicated, zero-1")
 def test_a_new_layout_after_each_step_changes_nothing(chain: tuple[dict[str, Any], ...], tmp_path: Path) -> None:
     """Five steps under five layouts, with a checkpoint between each two, are five steps of one process in float64: losses,
     gradient norms, parameters; hence moments, step counts and the order of samples too."""
+    _assert_goes_on(tiny_llama(layers=4, tied=True, vocab=66, qkv_bias=True), chain, tmp_path)
+
+
+def test_adapters_go_on_beside_weights_that_lie_elsewhere(tmp_path: Path) -> None:
+    """The same where adapters are trained: frozen weights and moments of adapters alone are in the checkpoints."""
+    adapters = Adapters(rank=3, alpha=6, targets=("q", "v", "down"))
+    _assert_goes_on(tiny_llama(adapters=adapters), (FSDP2, DDP2, SINGLE, FSDP2, DDP2), tmp_path)
+
+
+def _assert_goes_on(shape: ModelShape, chain: tuple[dict[str, Any], ...], tmp_path: Path) -> None:
     from tests.executor.harness import run_ranks
     from tests.executor.reference import Task, trained_by_one_process
     from tests.executor.workers import train_part
 
-    task = Task(tiny_llama(layers=4, tied=True, vocab=66, qkv_bias=True), ragged=True, clip_norm=0.5)
+    task = Task(shape, ragged=True, clip_norm=0.5)
     losses, parameters, norms = trained_by_one_process(task)
     start: Path | None = None
     for step, layout in enumerate(chain):

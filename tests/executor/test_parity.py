@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from strategist.facts.model import ModelShape
+from strategist.facts.model import Adapters, ModelShape
 from tests.plans import even_stages, make_plan, tiny_gpt2, tiny_llama, tiny_mixtral
 
 pytestmark = pytest.mark.slow
@@ -151,6 +151,17 @@ MOE = (
     Case("ep2-cp2", RING | {"zero": 3, "ep": 2, "recompute": "full"}, SHARED_EXPERT, ragged=True, clip=0.5),
     Case("pp2-ep2", {"pp": 2, "dp_shard": 2, "zero": 3, "ep": 2, "accumulation": 2}, FIRST_DENSE, ragged=True, clip=0.5),
 )  # fmt: skip
+ADAPTED = {"adapters": Adapters(rank=3, alpha=6, targets=("q", "k", "v", "o", "gate", "up", "down"))}
+LORA = (
+    Case("single", {"accumulation": 2, "recompute": "selective"}, ADAPTED, ragged=True),
+    Case("ddp2", PLAIN | {"accumulation": 2}, ADAPTED, ragged=True, clip=0.5),
+    Case("zero2", {"dp_shard": 2, "zero": 2, "accumulation": 2, "recompute": "selective"}, ADAPTED | {"tied": True}, clip=0.5),
+    Case("zero3", SHARDED | {"recompute": "full"}, ADAPTED | {"vocab": 63, "qkv_bias": True}, ragged=True, clip=0.5),
+    Case("fsdp4-some", {"dp_shard": 4, "zero": 3}, {"adapters": Adapters(rank=2, alpha=4, targets=("q", "v"))}, clip=0.5),
+    Case("hsdp", SHARDED | PLAIN, ADAPTED | {"qk_norm": "head"}, ragged=True, clip=0.5),
+    Case("gpt-hsdp", SHARDED | PLAIN | {"recompute": "full"}, {"adapters": Adapters(rank=4, alpha=4, targets=("q", "k", "v", "o", "up", "down"))}, clip=0.5, model=tiny_gpt2),
+)  # fmt: skip
+CASES += tuple(replace(case, name=f"lora-{case.name}") for case in LORA)
 CASES += tuple(replace(case, name=f"gpt-{case.name}", model=tiny_gpt2) for case in GPT)
 CASES += tuple(replace(case, name=f"moe-{case.name}", model=tiny_mixtral) for case in MOE)
 

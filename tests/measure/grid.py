@@ -19,10 +19,11 @@ from strategist.document.estimate import MOMENTS
 from strategist.document.observed import RankObservation
 from strategist.document.plan import NumberFormats, Plan, Stage
 from strategist.executor.support import layout_obstacles
+from strategist.facts.adapters import TARGETS, adapting, with_adapters
 from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
 from strategist.facts.models import load_model
-from strategist.facts.profile import find_profile
+from strategist.facts.profile import find_profile, with_frozen_base
 from strategist.memory.estimate import Ledger, ledger
 from strategist.space.candidates import MESH_COLUMNS, OPTION_COLUMNS, Candidates, code
 from strategist.space.shares import elements, groups
@@ -151,6 +152,22 @@ def _some(layouts: tuple[dict[str, Any], ...], count: int) -> tuple[Scenario, ..
     return tuple(found.values())[:count]
 
 
+ADAPTED = tuple(
+    Scenario(f"{model}-lora-{rank}-{len(targets)}-{number}", with_adapters(replace(load_model(model), layers=4), "lora", rank, targets), seq_len, precision, layout)
+    for number, (model, rank, targets, seq_len, precision, layout) in enumerate((
+        ("llama-3.1-8b", 16, TARGETS, 2048, "bf16", {"micro_batch": 1, "accumulation": 2}),
+        ("llama-3.1-8b", 16, TARGETS, 2048, "bf16", {"dp_replicate": 8, "accumulation": 3}),
+        ("llama-3.1-8b", 64, TARGETS, 4096, "bf16", {"dp_shard": 8, "zero": 3}),
+        ("llama-3.2-1b", 16, ("q", "v"), 4096, "bf16", {"dp_shard": 8, "zero": 2, "accumulation": 2}),
+        ("llama-3.2-1b", 8, TARGETS, 2048, "bf16", {"dp_replicate": 4, "dp_shard": 8, "zero": 3, "recompute": "full", "micro_batch": 4}),
+        ("qwen2.5-7b", 16, TARGETS, 2048, "bf16", {"dp_shard": 8, "zero": 3, "recompute": "selective", "micro_batch": 2}),
+        ("opt-1.3b", 32, TARGETS, 2048, "fp32", {"dp_replicate": 8, "recompute": "full", "micro_batch": 2}),
+        ("qwen3-8b", 16, ("q", "k", "v", "o"), 2048, "bf16", {"dp_replicate": 8, "micro_batch": 2}),
+    ))
+)  # fmt: skip
+"""Adapters beside frozen weights."""
+
+
 def _drawn(drawn: random.Random, layout: Mapping[str, Any]) -> Scenario:
     model, layers = drawn.choice(MODELS), drawn.choice((4, 5, 6))
     pp = layout.get("pp", 1)
@@ -175,7 +192,8 @@ def _drawn(drawn: random.Random, layout: Mapping[str, Any]) -> Scenario:
 
 def job_of(scenario: Scenario, plan: Plan) -> Job:
     """The question that the formulas answer."""
-    return Job(cluster=plan.cluster, model=plan.model, workload=plan.workload, profile=find_profile())
+    job = Job(cluster=plan.cluster, model=plan.model, workload=plan.workload, profile=find_profile())
+    return job if plan.model.adapters is None else adapting(job)
 
 
 def plan_of(scenario: Scenario) -> Plan:
@@ -188,7 +206,8 @@ def plan_of(scenario: Scenario) -> Plan:
         Stage(index=s, layers=stage_chunks(layers, pp, virtual, s, head), embedding=s == 0, head=s == pp - 1)
         for s in range(pp)
     )
-    formats = find_profile().formats_for(scenario.precision)
+    profile = find_profile() if scenario.shape.adapters is None else with_frozen_base(find_profile())
+    formats = profile.formats_for(scenario.precision)
     plan = make_plan(
         scenario.shape,
         seq_len=scenario.seq_len,

@@ -12,6 +12,7 @@ import pytest
 
 from strategist.measure.kinds import chosen_kinds
 from tests.measure.grid import (
+    ADAPTED,
     PEAK,
     WEIGHTED,
     Difference,
@@ -107,6 +108,24 @@ def test_formulas_know_what_ranks_of_one_sequence_send(scenario: Scenario) -> No
     """Where ranks share sequences, every message keeps its bar, and the peak is within a hundredth: the formulas do not see what
     a ring holds while attention's backward runs."""
     _assert_sends_and_peaks(scenario, 0.01)
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        pytest.param(scenario, id=scenario.name, marks=pytest.mark.nightly if number % 2 else pytest.mark.slow)
+        for number, scenario in enumerate(ADAPTED)
+    ],
+)
+def test_formulas_agree_with_the_program_beside_adapters(scenario: Scenario) -> None:
+    """Where adapters are trained beside frozen weights, what rests between steps and every message keep their bars, and the peak
+    and its activations are within two hundredths."""
+    for found in _found(scenario):
+        place = (found.place, found.name)
+        if found.kind in ("sent", "count") or place[0] == "optimizer step" or place[1] in ("parameters", "optimizer"):
+            _assert_keeps_its_bar(found)
+        elif place in ((PEAK, "allocated"), (PEAK, "activations")):
+            assert found.ratio == pytest.approx(1.0, abs=NEAR), found
 
 
 def _assert_sends_and_peaks(scenario: Scenario, bar: float) -> None:

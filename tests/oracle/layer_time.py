@@ -10,6 +10,7 @@ from strategist.facts.job import Job
 from strategist.facts.layers import Layer, Matrix, build_layer
 from strategist.facts.model import LayerKind, ModelShape
 from strategist.facts.profile import BYTES
+from tests.oracle import adapters
 from tests.oracle.attention import ATTENTION, attention_FLOP
 from tests.oracle.memory import sequence_cut, tokens
 from tests.oracle.rates import attention_peak_FLOPs, kept, matmul_seconds, memory_Bps, share
@@ -71,10 +72,15 @@ def _expert_size(job: Job, layout: Layout, matrix: Matrix) -> tuple[float, Size]
 
 def _matmul(job: Job, layout: Layout, kind: LayerKind) -> Pass:
     once = 0.0
-    for matrix in build_layer(job.model, kind).matrices:
+    for matrix in (matrix for matrix in build_layer(job.model, kind).matrices if not matrix.is_adapter):
         count, size = (_expert_size if matrix.is_expert else _dense_size)(job, layout, matrix)
         once += count * _product(job, *size)
-    return Pass(once, (1 + job.trainable) * once, redone(job, layout, "matmul") * once)
+    if job.model.adapters is None:
+        return Pass(once, (1 + job.trainable) * once, redone(job, layout, "matmul") * once)
+    T, r = tokens(job, layout), job.model.adapters.rank
+    moved = sum((T * i + i * r + T * r) + (T * r + r * o + T * o) for i, o in adapters.targets(job.model))
+    own = BYTES[job.formats.compute] * moved / memory_Bps(device_of(job))
+    return Pass(once + own, once + 2 * own, redone(job, layout, "matmul") * (once + own))
 
 
 LIGHT = {
@@ -150,7 +156,14 @@ def _elementwise(job: Job, layout: Layout, kind: LayerKind) -> Pass:
     outside = (kernels.norm * q + (kernels.residual + kernels.dropout) * max(1, q)) * shape.hidden + beside
     per_token = BYTES[job.formats.compute] * (outside / sequence_cut(layout) + inside / layout["tp"])
     once = (per_token * tokens(job, layout) + _casts(job, layout, layer)) / memory_Bps(device_of(job))
-    return Pass(once, 2 * once, redone(job, layout, "elementwise") * once)
+    if shape.adapters is None:
+        return Pass(once, 2 * once, redone(job, layout, "elementwise") * once)
+    number, T, rate = BYTES[job.formats.compute], tokens(job, layout), memory_Bps(device_of(job))
+    back = adapters.packed(shape, [kind], 1) * (adapters.BITS / 8 + number)
+    read = sum(outputs for _, outputs in adapters.targets(shape))
+    added = 3 * sum(inputs for inputs, _ in adapters.targets(shape))
+    forward = once + (number * T * read + back) / rate
+    return Pass(forward, 2 * once + (number * T * added + back) / rate, redone(job, layout, "elementwise") * forward)
 
 
 def _casts(job: Job, layout: Layout, layer: Layer) -> float:
@@ -211,4 +224,5 @@ def head_time(job: Job, layout: Layout) -> dict[str, Pass]:
     padded = ceil(ceil(shape.vocab / layout["tp"]) / 64) * 64
     once = _product(job, T, padded, shape.hidden)
     loss = T * shape.vocab / layout["tp"] * job.profile.kernels.logit_bytes / memory_Bps(device_of(job))
-    return {"matmul": Pass(once, (1 + job.trainable) * once), "loss": Pass(loss / 3, 2 * loss / 3)}
+    products = 1 + job.trainable if shape.adapters is None else 1
+    return {"matmul": Pass(once, products * once), "loss": Pass(loss / 3, 2 * loss / 3)}

@@ -140,9 +140,10 @@ VIOLATIONS: dict[str, Violation] = {
     "LEG618": ours(lambda job, a: job.model.qk_norm == "full" and a["tp"] > 1),
     "LEG619": ours(_ring_cannot),
     "LEG620": ours(_ring_in_float32),
-    "LEG701": lambda job, a: in_threads(a) and job.cluster.smallest.vendor == "CPU",
-    "LEG702": lambda job, a: in_threads(a) and job.cluster.nodes > 1,
-    "LEG703": lambda job, a: in_threads(a) and job.frontend == "deepspeed",
+    "LEG711": lambda job, a: in_threads(a) and job.cluster.smallest.vendor == "CPU",
+    "LEG712": lambda job, a: in_threads(a) and job.cluster.nodes > 1,
+    "LEG713": lambda job, a: in_threads(a) and job.frontend == "deepspeed",
+    "LEG714": lambda job, a: in_threads(a) and job.model.method != "full",
 }
 """Rule id -> the condition that refuses a layout, in the order of the book."""
 

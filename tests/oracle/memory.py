@@ -12,6 +12,7 @@ from strategist.facts.layers import build_layer
 from strategist.facts.model import LayerKind
 from strategist.facts.profile import BYTES
 from strategist.memory.saved import OURS, habits_of, saved_tensors
+from tests.oracle import adapters
 from tests.oracle.parameters import (
     Held,
     expert_shards,
@@ -152,6 +153,7 @@ class Stage:
         self.begins, self.ends = stage == 0, stage == a["pp"] - 1
         self.first, self.last = self.begins and at.chunk == 0, self.ends and at.chunk == self.v - 1
         self.zero, self.q = a["zero"], job.trainable
+        self.q_ends = self.q if job.model.adapters is None else 0.0
         ranks = a["dp_replicate"] * a["dp_shard"] * a["cp"]
         self.plain = is_plain(a)
         self.units = uses_units(job, a)
@@ -167,6 +169,7 @@ class Stage:
         self.T, self.h = tokens(job, a), job.model.hidden
         self.whole = self.T * self.h * self.c
         self.wl = self.w.widest / a["tiling"]
+        self.wire = adapters.travelling(job)
         self.head = vocabulary(job.model, a["tp"], 1) if self.last else 0
         self.table = vocabulary(job.model, a["tp"], 1) if self.first else 0
         self.before, self.behind = (self.w.before if self.first else 0), (self.w.behind if self.last else 0)
@@ -177,13 +180,13 @@ class Stage:
         self.given = self.stream if self.piped and not self.last else 0.0
         sends = self.piped and a["schedule"] == "1f1b" and at.begun and not self.begins
         self.previous = self.stream if sends else 0.0
-        self.settled = _settled(job, a, self.bare, self.sharded)
-        self.at_rest = _gradients(job, a, self.bare, self.sharded)
+        self.settled = _settled(job, a, kinds, self.bare, self.sharded)
+        self.at_rest = _gradients(job, a, kinds, self.bare, self.sharded)
         self.at_once = not self.units or (self.piped and self.c == self.r)
         self.earlier = self._earlier()
         self.outside = self.at_rest if self.buckets and self.several else 0.0
         kept = {kind: _bytes_of(job, a, kind, _kept) for kind in set(kinds)}
-        self.every = sum(kept[kind] for kind in kinds)
+        self.every = sum(kept[kind] for kind in kinds) - self.begins * adapters.first_norm(job, a, self.T)
         passes = [self._keeps(chunk) for chunk in range(self.v)]
         flying = sum(count * size for count, size in zip(at.flight, passes, strict=True))
         self.others = flying - passes[at.chunk] + self.inputs
@@ -191,12 +194,14 @@ class Stage:
         self.inside = self.all - (self.edges() if self.last else 0.0)
         copies = self.c * self.w.layers if self.plain and self.casts else 0.0
         self.copies = copies if a["recompute"] == "none" else 0.0
+        if self.plain and a["recompute"] == "none" and job.model.adapters is not None:
+            self.copies = adapters.low_copies(job, self.q * self.w.all)
         again = copies > 0 and self.copies == 0
         self.cached = self.c * (self.w.layers - self.w.experts) if again else 0.0
         self.copies_again = copies / max(len(kinds), 1) if again else 0.0
         self.head_copy = self.c * self.head if self.plain and self.casts else 0.0
-        self.waiting = self.q * self.c * self.head if self.reduces and self.tied else 0.0
-        self.old_head = self.q * self.s * self.head if not self.units and self.tied else 0.0
+        self.waiting = self.q_ends * self.c * self.head if self.reduces and self.tied else 0.0
+        self.old_head = self.q_ends * self.s * self.head if not self.units and self.tied else 0.0
         self.early = self._early()
 
     def _earlier(self) -> float:
@@ -235,7 +240,8 @@ class Stage:
     def edges(self) -> float:
         """Final norm and the head's input."""
         statistics = 4 if self.job.model.norm == "rmsnorm" else 8
-        return self.T * (self.h * self.c + statistics) / sequence_cut(self.a) + self.whole
+        read = self.whole if self.job.model.adapters is None else 0.0
+        return self.T * (self.h * self.c + statistics) / sequence_cut(self.a) + read
 
     def logits(self, per_entry: float, *, held: bool = True) -> float:
         """Bytes of the vocabulary's tensors; what waits for backward, and the logits that a last stage holds on to."""
@@ -288,8 +294,9 @@ class Stage:
             return self.c * (min(layers * self.wl, self.own) + root)
         kept = self.w.behind if head and not tied else 0.0
         if self.zero == 3:
-            return self.c * (kept + min(layers * self.wl, self.w.layers) + (self.outer if tied else 0.0))
-        return self.c * (kept + max(0.0, self.w.layers - passed) + self.outer)
+            own = self.wire * min(layers * self.wl, self.w.layers)
+            return self.c * (kept + own + (self.outer if tied else 0.0))
+        return self.c * (kept + self.wire * max(0.0, self.w.layers - passed) + self.outer)
 
     def heads(self) -> Iterator[tuple[int, dict[str, float]]]:
         """(moment, terms) of the instants around the loss and the head."""
@@ -302,11 +309,11 @@ class Stage:
         if not self.units or self.zero < 2 or not self.kinds:
             return
         kept = self._worst_of_kinds(lambda kind: self._rows(kind, _kept))
-        flat = self.c * self.wl * min(2, len(self.kinds))
+        flat = self.c * self.wire * self.wl * min(2, len(self.kinds))
         gathered = self.gathered(1) + flat
         acts = max(self.inputs, self.inside - kept)
         yield 0, {"gradients": self.earlier, "activations": acts, "gather_buffers": gathered}
-        head = 0.0 if self.tied else self.gathered(0, head=True) + self.c * (self.behind + self.wl)
+        head = 0.0 if self.tied else self.gathered(0, head=True) + self.c * (self.behind + self.wire * self.wl)
         acts = self.inside + self.stream
         yield 0, {"gradients": self.earlier, "activations": acts, "gather_buffers": head}
 
@@ -473,7 +480,7 @@ class Stage:
         yield 0, before | {"logits": self.logits(backward), "temporaries": waits}
 
     def _head(self) -> Iterator[tuple[int, dict[str, float]]]:
-        dW, dX = self.q * self.c * self.head, self.stream if self.last else 0.0
+        dW, dX = self.q_ends * self.c * self.head, self.stream if self.last else 0.0
         own = 0.0 if self.tied else self.fresh(self.head)
         out, buffer = self.output(self.behind)
         becomes = not self.units and not self.stands and not self.casts and not self.tied
@@ -489,16 +496,17 @@ class Stage:
                 "temporaries": waits + (0.0 if self.reduces or becomes else dW),
             },
         )
-        stored = self.q * self.s * self.head if self.stands or self.tied else 0.0
+        stored = self.q_ends * self.s * self.head if self.stands or self.tied else 0.0
+        frozen = self.job.model.adapters is not None
         yield (
             1,
             {
                 "gradients": self.earlier + own,
-                "activations": self.all - dX,
+                "activations": self.all - (0.0 if frozen else dX),
                 "logits": self.logits(0),
-                "gather_buffers": self.gathered(0, head=True),
+                "gather_buffers": self.gathered(int(frozen), head=True),
                 "bucket_buffers": self.copies,
-                "temporaries": waits + (dW + stored if self.plain and self.casts else 0.0),
+                "temporaries": waits + (dW + stored if self.plain and self.casts else 0.0) + (dX if frozen else 0.0),
             },
         )
         behind = {"gradients": self.earlier + self.fresh(self.behind), "activations": self.inside}
@@ -573,24 +581,31 @@ class Stage:
         shared = self._elements(kind, lambda name: name.startswith("shared"))
         return LayerAt(streams + self.stream + self.c * routed + back, freed, shared, routed / matrices)
 
+    def _product(self, kind: LayerKind) -> float:
+        """The size of what goes into the last matrix, whether anything keeps it or not."""
+        if self.job.model.adapters is not None:
+            return self.T * self.job.model.ffn_hidden * self.c
+        return self._rows(kind, _kept, "product") + self._rows(kind, _again, "product")
+
     def _feed_forward(self, kind: LayerKind) -> LayerAt:
         shape = self.job.model
         kept, again = self._rows(kind, _kept, "product"), self._rows(kind, _again, "product")
         back, used = self._rows(kind, _again) - again, self._rows(kind, _used)
         is_relu = shape.mlp_act == "relu" and not shape.mlp_gated
         times = 3 if shape.mlp_gated else 2
-        temporaries = times * (kept + again) + self.stream + back + (again if is_relu else 0.0)
+        temporaries = times * self._product(kind) + self.stream + back + (again if is_relu else 0.0)
         return LayerAt(temporaries, used + (0.0 if is_relu else kept), self._elements(kind, _is_down))
 
     def _last_matrix(self, kind: LayerKind) -> LayerAt:
         kept, again = self._rows(kind, _kept, "product"), self._rows(kind, _again, "product")
         back, casts = self._rows(kind, _again) - again, self.plain and self.casts
-        temporaries = kept + again + self._whole_stream() + back + (0.0 if casts else again)
+        products = 2 if self.job.model.adapters and "down" in self.job.model.adapters.targets else 1
+        temporaries = products * self._product(kind) + self._whole_stream() + back + (0.0 if casts else again)
         freed = self._rows(kind, _used) + (kept if casts else 0.0)
         return LayerAt(temporaries, freed, self._elements(kind, _is_down), is_product=True)
 
     def _inputs(self, kind: LayerKind) -> LayerAt:
-        product = self._rows(kind, _kept, "product") + self._rows(kind, _again, "product")
+        product = self._product(kind)
         streams = (2 if self.job.model.mlp_gated else 1) * self.whole + self.stream
         freed = self._rows(kind, _kept, "inside", "product") + self._rows(kind, _used, "mixer")
         back = self._rows(kind, _again, "mixer", "ffn")
@@ -672,7 +687,8 @@ class Stage:
             + (left if self.outside else 0.0)
             + again
             + (0.0 if self.reduces else partial)
-            + self._joining(at),
+            + self._joining(at)
+            + adapters.unpacked(self.job),
         }
 
     def _layer_reduced(self) -> dict[str, float]:
@@ -704,8 +720,9 @@ class Stage:
 
     def _end(self) -> Iterator[tuple[int, dict[str, float]]]:
         bare = self.bare.before if self.first else 0.0
-        dW = self.q * (self.c * bare if self.units else self.s * self.table)
-        stream = self.s / self.c * self.whole if self.first and not self.units else 0.0
+        dW = self.q_ends * (self.c * bare if self.units else self.s * self.table)
+        back = self.first and not self.units and self.job.model.adapters is None
+        stream = self.s / self.c * self.whole if back else 0.0
         direct = not self.units and not self.stands
         keeps = self.c * self.outer if self.units and (self.zero < 3 or self.tied) else 0.0
         waiting = self.waiting + (self.c * self.head if self.reduces and self.tied else 0.0)
@@ -820,19 +837,21 @@ def _is_behind(name: str) -> bool:
     return name not in INPUTS
 
 
-def _settled(job: Job, layout: Layout, whole: Held, sharded: Held) -> float:
+def _settled(job: Job, layout: Layout, kinds: Sequence[LayerKind], whole: Held, sharded: Held) -> float:
     if layout["offload"] in ("parameters", "nvme"):
         return 0.0
+    if job.model.adapters is not None:
+        return adapters.states(job, layout, kinds, whole.all, sharded.all)["gradients"]
     return job.trainable * BYTES[job.formats.gradient] * (sharded if layout["zero"] >= 2 else whole).all
 
 
-def _gradients(job: Job, layout: Layout, whole: Held, sharded: Held) -> float:
+def _gradients(job: Job, layout: Layout, kinds: Sequence[LayerKind], whole: Held, sharded: Held) -> float:
     several = layout["zero"] >= 2 and layout["accumulation"] > 1
     if several and layout["pp"] > 1:
         return job.trainable * BYTES[job.formats.reduce] * whole.all
     if several and job.profile.accumulates_whole:
         return BYTES[job.formats.compute] * whole.all
-    return _settled(job, layout, whole, sharded)
+    return _settled(job, layout, kinds, whole, sharded)
 
 
 def _updated(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> float:
@@ -893,6 +912,9 @@ def stage_ties(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind])
         "optimizer": 0.0 if layout["offload"] != "none" else state * _updated(job, layout, stage, kinds),
         "pipeline_buffers": _pipeline_buffers(job, layout, stage),
     }
+    if job.model.adapters is not None:
+        own = adapters.states(job, layout, kinds, whole.all, sharded.all)
+        always |= {name: own[name] for name in ("parameters", "optimizer")}
     runtime = {"runtime": _runtime(job, layout)}
     by_moment: dict[int, list[dict[str, float]]] = {}
     for moment, terms in instants(job, layout, stage, kinds):
@@ -941,7 +963,7 @@ def _reserved(
         at_loss=at_loss,
         ever=ever,
         let_go=max((_let_go(job, layout, kind) for kind in set(kinds)), default=0.0),
-        settled=_settled(job, layout, whole, sharded),
+        settled=_settled(job, layout, kinds, whole, sharded),
         in_units=uses_units(job, layout),
     )
 

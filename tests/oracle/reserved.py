@@ -8,6 +8,7 @@ from math import ceil
 from strategist.facts.job import Job
 from strategist.facts.model import LayerKind
 from strategist.facts.profile import BYTES
+from tests.oracle import adapters
 from tests.oracle.parameters import Held, held, padded, vocabulary
 from tests.oracle.stages import Layout
 
@@ -48,7 +49,7 @@ def reserved(
 
     gather = 0.0
     if in_units and layout["zero"] >= 2 and n > 1:
-        first, one, head = (_pages(c * size) for size in (units[0], layer, units[1]))
+        first, one, head = (_pages(c * size) for size in (units[0], adapters.travelling(job) * layer, units[1]))
         gather = first + one * (1 if first >= one else min(2, len(kinds))) + (head if head > one else 0)
         gather += c * largest / n if c != s else 0
     reduce = (settled if reduces else 0.0) + (job.trainable * r * largest / parts if stands else 0.0)
@@ -58,7 +59,7 @@ def reserved(
     row = job.profile.keeping
     copied = max(0.0, row.forward_compute - row.backward_compute) * c * entries
     idle = let_go + (copied if c < 4 and row.backward_float32 > row.forward_float32 else 0.0)
-    on_its_way = c * layer if in_units and layout["zero"] >= 3 else 0.0
+    on_its_way = c * adapters.travelling(job) * layer if in_units and layout["zero"] >= 3 else 0.0
 
     request = job.trainable * r * largest if reduces else 0.0
     if layout["zero"] < 2 and layout["tp"] == pp == 1 and c != s:

@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategist.document.estimate import MOMENTS
+from strategist.errors import ImpossibleError
+from strategist.facts.adapters import TARGETS, adapting, with_adapters
 from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
 from strategist.facts.model_parts import Moe
@@ -26,7 +28,7 @@ from tests.oracle.memory import MOMENTS as ORACLE_MOMENTS
 from tests.oracle.memory import Memory, memory_of, stage_ties
 from tests.oracle.stages import Layout, stage_kinds
 from tests.oracle.time import Time, mfu, model_FLOP, times_of
-from tests.strategies import CI, NIGHTLY, Draw, candidates, jobs, layouts, trimmed
+from tests.strategies import CI, NIGHTLY, Draw, candidates, dense_shapes, jobs, layouts, trimmed
 
 Case = tuple[Job, list[dict[str, Any]]]
 
@@ -41,6 +43,41 @@ def cases(draw: Draw) -> Case:
     trainable = draw(st.sampled_from((1.0, 0.002)))
     job = replace(draw(jobs()), profile=profile, trainable=trainable, adapters=trainable < 1)
     return job, [draw(layouts(job)) for _ in range(2)]
+
+
+@st.composite
+def adapted_cases(draw: Draw) -> Case:
+    """Adapters of any rank beside some matrices of a plain decoder, frozen weights quantised or not, replicated or sharded."""
+    drawn = draw(jobs(models=dense_shapes()))
+    targets = draw(st.lists(st.sampled_from(TARGETS), min_size=1, unique=True))
+    method, rank = draw(st.sampled_from(("lora", "qlora"))), draw(st.sampled_from((1, 7, 64)))
+    plain = replace(drawn.model, moe=None)
+    try:
+        shape = with_adapters(plain, method, rank, targets)
+    except ImpossibleError:  # a gate alone, and the model has none
+        shape = with_adapters(plain, method, rank)
+    job = adapting(replace(drawn, model=shape))
+    world = job.cluster.world
+    shards = draw(st.sampled_from([n for n in range(1, world + 1) if world % n == 0]))
+    zero = draw(st.sampled_from((2, 3))) if shards > 1 else 0
+    micro = draw(st.sampled_from([n for n in (1, 2, 3) if job.workload.global_batch // world % n == 0]))
+    row = dict.fromkeys((*MESH_COLUMNS, "virtual_stages", "tiling"), 1)
+    words = {
+        "schedule": "none",
+        "sequence_parallel": 0,
+        "context_parallel": "none",
+        "offload": "none",
+        "stage_split": "even",
+    }
+    chosen = {
+        "dp_shard": shards,
+        "dp_replicate": world // shards,
+        "zero": zero,
+        "micro_batch": micro,
+        "accumulation": job.workload.global_batch // world // micro,
+        "recompute": draw(st.sampled_from(("none", "selective", "full"))),
+    }
+    return job, [row | words | chosen]
 
 
 @st.composite
@@ -138,6 +175,16 @@ def test_columns_equal_the_oracle(case: Case) -> None:
     the oracle's; the terms add up to the device total and to the step."""
     _assert_same_memory(case)
     _assert_same_time(case)
+
+
+@pytest.mark.slow
+@settings(CI, max_examples=cases_of(60))
+@given(adapted_cases())
+def test_columns_equal_the_oracle_beside_adapters(case: Case) -> None:
+    """The same where adapters alone are trained; the oracle counts their elements from the widths of the model."""
+    _assert_same_memory(case)
+    _assert_same_time(case)
+    assert model_FLOP(case[0]) == pytest.approx(timing.model_FLOP(case[0]), rel=1e-12)
 
 
 @settings(CI, max_examples=cases_of(30))

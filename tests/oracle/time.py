@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from strategist.facts.job import Job
-from strategist.facts.model import LayerKind, layer_counts
+from strategist.facts.model import LayerKind, layer_counts, layer_sequence
 from strategist.facts.parameters import count, outer_parameters
 from strategist.facts.profile import BYTES
+from tests.oracle import adapters
 from tests.oracle.attention import attention_FLOP
 from tests.oracle.layer_time import COMPUTE_TERMS, Pass, device_of, head_time, layer_time
 from tests.oracle.parameters import all_stages, held
@@ -200,7 +201,10 @@ def model_FLOP(job: Job) -> float:
     attention = sum(
         attention_FLOP(shape, kind, job.workload.seq_len) * number for kind, number in layer_counts(shape).items()
     )
-    return (6 * weights + 3 * attention) * job.workload.tokens_per_step
+    frozen = 0.0
+    if shape.adapters is not None:
+        frozen = weights - adapters.trained(shape, list(layer_sequence(shape)), 1)
+    return (6 * weights - 2 * frozen + 3 * attention) * job.workload.tokens_per_step
 
 
 def mfu(job: Job, step_seconds: float) -> float:

@@ -14,8 +14,9 @@ from strategist.facts.model import LayerKind, ModelShape, layer_sequence
 from strategist.facts.parameters import outer_parameters
 from strategist.facts.profile import BYTES
 from strategist.facts.tiers import tiers
+from tests.oracle import adapters
 from tests.oracle.memory import is_plain, sequence_cut, tokens, uses_units
-from tests.oracle.parameters import Held, expert_ranks, expert_shards, padded, tensors_of, vocabulary
+from tests.oracle.parameters import Held, expert_ranks, expert_shards, padded, shards, tensors_of, vocabulary
 from tests.oracle.stages import Layout
 
 
@@ -194,7 +195,8 @@ def _data(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], whol
         )
     if job.profile.updates == "ranks":
         tensors = sharded[0]
-    yield from _data_rows(job, layout, (whole.dense, in_layers), ranks, sharded, (units, layers, tensors))
+    beside = _beside(job, layout, kinds) if job.model.adapters is not None else None
+    yield from _data_rows(job, layout, (whole.dense, in_layers), ranks, sharded, (units, layers, tensors), beside)
     own_unit = job.profile.has_units and not job.model.tied
     if own_unit and layout["zero"] == 3 and layout["pp"] > 1 and layout["accumulation"] > 1:
         yield Row("dp", "all-gather", "backward", BYTES[job.formats.compute] * whole.behind, 1, *sharded)
@@ -207,7 +209,10 @@ def _data(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], whol
     if layout["zero"] >= 2:
         times = _between_replicas(job, layout)
         across = (replicate, tp * cp * shard)
-        yield Row("dp", "all-reduce", "backward", r * whole.dense / (shard * cp), times, *across, units)
+        own, pieces_ = (
+            (r * whole.dense, units) if beside is None else (BYTES[job.formats.reduce] * beside[0], beside[1])
+        )
+        yield Row("dp", "all-reduce", "backward", own / (shard * cp), times, *across, pieces_)
         yield Row(
             "dp", "all-reduce", "backward", r * whole.experts / expert_shards(layout), times, *across, expert_units
         )
@@ -241,6 +246,28 @@ def _buckets(job: Job) -> int:
     return len(full) + (held > 0)
 
 
+def _beside(job: Job, layout: Layout, kinds: Sequence[LayerKind]) -> tuple[float, float, float]:
+    """Elements of all adapters, with padding where they are sharded; in how many collectives they are reduced; and bytes that
+    quantised weights save on the way."""
+    k = shards(layout) if layout["zero"] >= 2 else 1
+    own, four = k * adapters.trained(job.model, kinds, k), k * adapters.packed(job.model, kinds, k)
+    in_buckets = is_plain(layout) or not job.profile.has_units
+    units = _buckets_of_adapters(job, kinds) if in_buckets else len(kinds)
+    return own, units, (BYTES[job.formats.compute] - adapters.BITS / 8) * four
+
+
+def _buckets_of_adapters(job: Job, kinds: Sequence[LayerKind]) -> int:
+    """The same of adapters alone, from the last layer to the first, the second factor before the first."""
+    rank = job.model.adapters.rank if job.model.adapters else 0
+    found, held = 0, 0.0
+    for inputs, outputs in list(reversed(adapters.targets(job.model))) * len(kinds):
+        for size in (outputs * rank, rank * inputs):
+            held += size * BYTES[job.formats.gradient]
+            if held >= (25 if found else 1) * 2**20:
+                found, held = found + 1, 0.0
+    return found + (held > 0)
+
+
 def _once_per_step(layout: Layout) -> int:
     return 1 if layout["pp"] > 1 else int(layout["accumulation"])
 
@@ -256,22 +283,27 @@ def _data_rows(
     ranks: tuple[int, int],
     sharing: tuple[int, int],
     pieces: tuple[float, float, float],
+    beside: tuple[float, float, float] | None = None,
 ) -> Iterator[Row]:
-    """`ranks` reduce, `sharing` share the state; `pieces` of everything, of the layers, and of updated weights."""
+    """`ranks` reduce, `sharing` share the state; `pieces` of everything, of the layers, and of updated weights. `beside` adapters:
+    elements that are reduced, in how many pieces, and bytes that gathered weights save."""
     (elements, in_layers), (units, layers, tensors) = held, pieces
+    own, reduced = elements * job.trainable, units * (job.trainable > 0)
+    spared = 0.0
+    if beside is not None:
+        own, reduced, spared = beside
     zero, pp, m = layout["zero"], layout["pp"], layout["accumulation"]
     c, r, s = (BYTES[getattr(job.formats, name)] for name in ("compute", "reduce", "parameter"))
-    r, s = r * job.trainable, s * job.trainable
-    trains = job.trainable > 0
+    s, trains = s * job.trainable, job.trainable > 0
     if zero < 2:
         times = _between_replicas(job, layout) if layout["tp"] > 1 else 1
-        yield Row("dp", "all-reduce", "backward", r * elements, times, *ranks, units * trains)
+        yield Row("dp", "all-reduce", "backward", r * own, times, *ranks, reduced)
     if zero == 1:
         op = "all-gather" if job.profile.updates == "whole" else "broadcast"
         yield Row("dp", op, "", s * elements, 1, *sharing, tensors * trains)
     if zero >= 2:
         gathers = 1 if zero == 2 and pp > 1 else m
-        yield Row("dp", "all-gather", "forward", c * elements, gathers, *ranks, units)
-        yield Row("dp", "reduce-scatter", "backward", r * elements, _once_per_step(layout), *ranks, units * trains)
+        yield Row("dp", "all-gather", "forward", c * elements - spared, gathers, *ranks, units)
+        yield Row("dp", "reduce-scatter", "backward", r * own, _once_per_step(layout), *ranks, reduced)
     if zero == 3:
-        yield Row("dp", "all-gather", "backward", c * in_layers, m, *ranks, layers)
+        yield Row("dp", "all-gather", "backward", c * in_layers - spared, m, *ranks, layers)

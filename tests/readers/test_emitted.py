@@ -20,7 +20,7 @@ SAYS = {
         "micro_batch", "accumulation", "zero", "offload", "compute", "optimizer", "recompute", "backend", "seq_len",
     },
     "llama-factory": {
-        "micro_batch", "accumulation", "compute", "optimizer", "recompute", "backend", "seq_len",
+        "micro_batch", "accumulation", "compute", "optimizer", "recompute", "backend", "seq_len", "method",
     },
     "transformers": {"micro_batch", "accumulation", "zero", "offload", "compute", "optimizer", "recompute", "backend"},
     "torchtitan": {
@@ -62,6 +62,7 @@ def meant(plan: Plan) -> Said:
         "ranks": plan.mesh.world,
         "global_batch": plan.workload.global_batch,
         "seq_len": plan.workload.seq_len,
+        "method": plan.model.method,
     }
     return said | {"kept": said["parameter"] if said["master"] == "none" else said["master"]}
 

@@ -19,6 +19,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle
 
 from strategist.executor.architecture import position_obstacles
 from strategist.executor.context import Context
+from strategist.executor.models.adapters import ADAPTER, add_adapters, fill_adapter
 from strategist.executor.models.attention import Attention
 from strategist.executor.models.block import Block
 from strategist.executor.models.cuts import WHOLE, block_styles
@@ -55,6 +56,8 @@ class Decoder(ReferenceModel):
         self.norm: nn.Module | None = make_norm(shape)
         self.head: nn.Linear | None = nn.Linear(shape.hidden, shape.vocab, bias=shape.lm_head_bias)
         self.tie()
+        if shape.adapters is not None:
+            add_adapters(self, shape.adapters)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """`input_ids` are tokens on the first stage and hidden states on the others."""
@@ -141,8 +144,10 @@ class Decoder(ReferenceModel):
         return ends | blocks
 
     def fill(self, name: str, weight: Tensor, generator: torch.Generator) -> None:
-        """Zeros for biases, ones for norms, normal numbers for matrices."""
-        if name.endswith(".bias"):
+        """Zeros for biases, ones for norms, normal numbers for matrices; adapters as they say."""
+        if ADAPTER in name:
+            fill_adapter(name, weight, generator)
+        elif name.endswith(".bias"):
             weight.zero_()
         elif "norm" in name:
             weight.fill_(1.0)

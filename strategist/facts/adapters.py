@@ -1,0 +1,106 @@
+"""Training low-rank adapters instead of the weights: which models can have them, and what a job is then.
+
+LoRA: Hu et al. 2021, arXiv 2106.09685, section 4. QLoRA: Dettmers et al. 2023, arXiv 2305.14314, sections 2 and 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+from strategist.errors import ImpossibleError, InputError, did_you_mean
+from strategist.facts.job import Job
+from strategist.facts.layers import Layer, build_layer
+from strategist.facts.model import Adapters, LayerKind, ModelShape, layer_counts
+from strategist.facts.parameters import count
+from strategist.facts.profile import with_frozen_base
+from strategist.facts.resolved import Assumption
+from strategist.records import replace
+from strategist.units import plain_text
+
+TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
+"""Matrices that may have adapters, in the order in which layers have them."""
+DEFAULT_RANK = 16
+EVERYWHERE = (
+    "Dettmers et al. 2023, arXiv 2305.14314, section 4: adapters beside all matrices of the layers match full training"
+)
+ALPHA_OVER_RANK = 2
+"""alpha of the plan: the updates of adapters count twice (hiyouga/LLaMA-Factory: src/llamafactory/hparams/finetuning_args.py, lora_alpha)."""
+PLAIN = (LayerKind("attention", "dense"), LayerKind("sliding", "dense"))
+
+CODE_BITS, BLOCK, SCALE_BITS, SUPER_BLOCK, SUPER_SCALE_BITS = 4, 64, 8, 256, 32
+"""NF4 with double quantisation: a code per weight, a scale of eight bits per block of 64 weights, and one of 32 bits per 256
+scales (Dettmers et al. 2023, arXiv 2305.14314, section 3, "Double Quantization")."""
+QUANTISED_BYTES = (CODE_BITS + (SCALE_BITS + SUPER_SCALE_BITS / SUPER_BLOCK) / BLOCK) / 8
+"""Bytes of one weight of a quantised matrix, 0.516: 4.127 bits."""
+
+
+def with_adapters(shape: ModelShape, method: str, rank: int, targets: Sequence[str] = TARGETS) -> ModelShape:
+    """The model with frozen weights and adapters beside the named matrices of every layer.
+
+    Raises InputError CHOICE for a name that is no matrix, ImpossibleError UNSUPPORTED for layers of other parts than plain attention
+    and a dense feed-forward part.
+    """
+    strange = [name for name in targets if name not in TARGETS]
+    if strange:
+        raise InputError(
+            "CHOICE",
+            f"Adapters stand beside {', '.join(TARGETS)}; {strange[0]!r} is none of them.",
+            flag="--lora-targets",
+            value=strange[0],
+            hint=did_you_mean(strange[0], TARGETS),
+        )
+    own = tuple(name for name in TARGETS if name in targets and name in _matrices(shape))
+    if not own or any(kind not in PLAIN for kind in layer_counts(shape)):
+        raise ImpossibleError(
+            "UNSUPPORTED",
+            f"Adapters are known beside plain attention and a dense feed-forward part, and {shape.name} has "
+            f"{'other layers' if own else 'no such matrix'}.",
+            flag="--method",
+            value=method,
+            hint="Use --method full, or a dense decoder such as Llama, Mistral or Qwen.",
+        )
+    adapters = Adapters(
+        method="qlora" if method == "qlora" else "lora", rank=rank, alpha=ALPHA_OVER_RANK * rank, targets=own
+    )
+    return replace(shape, adapters=adapters)
+
+
+def asked_adapters(
+    shape: ModelShape, method: str, rank: int | None, targets: str | None
+) -> tuple[ModelShape, tuple[Assumption, ...]]:
+    """The model with the adapters that somebody asked for, and what had to be assumed. Raises what `with_adapters` raises."""
+    words = plain_text(targets, "--lora-targets").replace(" ", "").split(",") if targets is not None else TARGETS
+    made = with_adapters(shape, method, rank or DEFAULT_RANK, words)
+    own = ",".join(made.adapters.targets) if made.adapters is not None else ""
+    said = (
+        ("rank of the adapters", rank, str(DEFAULT_RANK), "--lora-rank", ""),
+        ("matrices with adapters", targets, own, "--lora-targets", EVERYWHERE),
+    )
+    return made, tuple(
+        Assumption(what=what, value=value, flag=flag, source=source)
+        for what, told, value, flag, source in said
+        if told is None
+    )
+
+
+def _matrices(shape: ModelShape) -> set[str]:
+    return {matrix.name for kind in layer_counts(shape) for matrix in build_layer(shape, kind).matrices}
+
+
+def adapting(job: Job) -> Job:
+    """The job with what follows from its model's adapters: weights rest in the compute format, and adapters alone are trained.
+
+    They rest in the format of their gradients, which is torch's own rule."""
+    share = adapter_parameters(job.model) / count(job.model).total
+    return replace(job, profile=with_frozen_base(job.profile), trainable=share)
+
+
+@cache
+def adapter_parameters(shape: ModelShape) -> int:
+    """Trained weights of the whole model."""
+    return sum(number * _adapters_of(build_layer(shape, kind)) for kind, number in layer_counts(shape).items())
+
+
+def _adapters_of(layer: Layer) -> int:
+    return sum(matrix.parameters for matrix in layer.matrices if matrix.is_adapter)

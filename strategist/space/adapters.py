@@ -1,0 +1,100 @@
+"""Adapters beside frozen matrices, as columns: what is trained on a rank, and what rests in four bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from strategist.facts.adapters import QUANTISED_BYTES
+from strategist.facts.job import Job
+from strategist.facts.model import ModelShape
+from strategist.facts.profile import BYTES
+from strategist.facts.tensors import ddp_buckets
+from strategist.facts.weights import Matrix
+from strategist.records import dataclass
+from strategist.space.candidates import Candidates, Column, Reals
+from strategist.space.shares import Group, is_plain_data_parallel, layers, matrix_elements, state_shards
+from strategist.space.traffic import Frozen
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Share:
+    """Elements of some matrices on one rank of every stage, (C, S): `whole`, `sharded` by ZeRO's group with padding, and
+    all ranks' sharded parts together, `padded`."""
+
+    whole: Reals
+    sharded: Reals
+    padded: Reals
+
+
+def trained_share(shape: ModelShape, group: Group) -> Share:
+    """The adapters."""
+    return _share(shape, group, lambda matrix: matrix.is_adapter)
+
+
+def quantised_share(shape: ModelShape, group: Group) -> Share:
+    """What rests in four bits under QLoRA: the frozen matrices of the layers."""
+    return _share(shape, group, lambda matrix: shape.method == "qlora" and not matrix.is_adapter)
+
+
+def _share(shape: ModelShape, group: Group, wanted: Callable[[Matrix], bool]) -> Share:
+    c = group.meshes
+    shards = state_shards(c)
+
+    def spread(ranks: Column) -> Reals:
+        return group.layers_of(_elements_CK(shape, c, ranks, wanted)).T.take(group.mesh_of, axis=-1).T
+
+    sharded = spread(shards)
+    return Share(spread(np.ones_like(shards)), sharded, sharded * state_shards(group.candidates)[:, None])
+
+
+def _elements_CK(shape: ModelShape, c: Candidates, shards: Column, wanted: Callable[[Matrix], bool]) -> Reals:
+    """Elements of some matrices of one layer of each sort, biases left out, (C, K)."""
+    columns = [
+        matrix_elements(layer, c, shards)
+        @ np.array([wanted(m) * m.inputs / (m.inputs + m.bias) for m in layer.matrices], np.float64)
+        for layer in layers(shape)
+    ]
+    return np.round(np.stack(columns, axis=1))
+
+
+def resting_bytes_CS(job: Job, group: Group, held: Reals, trained: Reals, quantised: Reals) -> Reals:
+    """Bytes of weights at rest, (C, S), of `held` elements: adapters in the format of their gradients, quantised matrices in
+    four bits and their scales, the others in that of the job's weights."""
+    formats = job.formats
+    frozen = held - trained - quantised
+    return BYTES[formats.parameter] * frozen + QUANTISED_BYTES * quantised + BYTES[formats.gradient] * trained
+
+
+def frozen_traffic(job: Job, group: Group) -> Frozen:
+    """Gradients of adapters, reduced layer by layer, or in DDP's buckets; of quantised matrices the codes and scales travel."""
+    c, shape = group.candidates, job.model
+    pads = (c["zero"] >= 2)[:, None]
+    trained, packed = (share(shape, group) for share in (trained_share, quantised_share))
+    buckets = ddp_buckets(shape, BYTES[job.formats.gradient])
+    in_layers = np.broadcast_to(1.0 * group.layers_SK.sum(axis=1), trained.whole.shape)
+    return Frozen(
+        trained=np.where(pads, trained.padded, trained.whole),
+        units=np.where(is_plain_data_parallel(c)[:, None] | (not job.profile.has_units), 1.0 * buckets, in_layers),
+        spared=(BYTES[job.formats.compute] - QUANTISED_BYTES) * np.where(pads, packed.padded, packed.whole),
+    )
+
+
+def gathered_bytes(job: Job) -> float:
+    """Bytes that stand for one gathered element of the layers, over the bytes of the compute format: below one where
+    quantised weights travel as they rest."""
+    if job.model.method != "qlora":
+        return 1.0
+    every = [matrix for layer in layers(job.model) for matrix in layer.matrices]
+    packed = sum(matrix.weights for matrix in every if not matrix.is_adapter)
+    compute = BYTES[job.formats.compute]
+    total = sum(matrix.weights for matrix in every)
+    return (QUANTISED_BYTES * packed + compute * (total - packed)) / (compute * total)
+
+
+def unpacked_bytes(job: Job) -> float:
+    """Bytes of the largest matrix as it is brought back to the compute format for a product; 0 where nothing is quantised."""
+    if job.model.method != "qlora":
+        return 0.0
+    return BYTES[job.formats.compute] * max(matrix.weights for layer in layers(job.model) for matrix in layer.matrices)

@@ -1,0 +1,82 @@
+"""Adapters beside frozen matrices, one matrix at a time (docs/memory_model.md, Adapters), from the widths of the model alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from strategist.facts.job import Job
+from strategist.facts.model import LayerKind, ModelShape
+from strategist.facts.profile import BYTES
+from tests.oracle.parameters import shards, up
+from tests.oracle.stages import Layout
+
+BITS = 4 + (8 + 32 / 256) / 64
+"""Of a weight that is quantised twice: its code, and its parts of a block's scale and of that scale's scale."""
+
+
+def sizes(shape: ModelShape) -> dict[str, tuple[int, int]]:
+    """(inputs, outputs) of the matrices of a plain layer."""
+    h, q, kv, f = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim, shape.ffn_hidden
+    gate = {"gate": (h, f)} if shape.mlp_gated else {}
+    return {"q": (h, q), "k": (h, kv), "v": (h, kv), "o": (q, h), **gate, "up": (h, f), "down": (f, h)}
+
+
+def targets(shape: ModelShape) -> list[tuple[int, int]]:
+    """(inputs, outputs) of the matrices with adapters."""
+    chosen = shape.adapters.targets if shape.adapters else ()
+    return [size for name, size in sizes(shape).items() if name in chosen]
+
+
+def trained(shape: ModelShape, kinds: Sequence[LayerKind], k: int) -> int:
+    """Elements of all adapters of a stage on the fullest of k shards."""
+    r = shape.adapters.rank if shape.adapters else 0
+    return len(kinds) * sum(up(r, k) * inputs + up(outputs, k) * r for inputs, outputs in targets(shape))
+
+
+def packed(shape: ModelShape, kinds: Sequence[LayerKind], k: int) -> int:
+    """Elements that rest in four bits on the fullest of k shards."""
+    every = sizes(shape).values() if shape.method == "qlora" else ()
+    return len(kinds) * sum(up(outputs, k) * inputs for inputs, outputs in every)
+
+
+def states(job: Job, layout: Layout, kinds: Sequence[LayerKind], whole: float, sharded: float) -> dict[str, float]:
+    """Bytes of weights, gradients and moments; `whole` and `sharded` are elements with the adapters."""
+    k = shards(layout)
+    formats, work = job.formats, job.workload
+    kept, all_ = (k, sharded) if layout["zero"] >= 2 else (1, whole)
+    own, four = trained(job.model, kinds, kept), packed(job.model, kinds, kept)
+    c, g = BYTES[formats.compute], BYTES[formats.gradient]
+    return {
+        "parameters": c * (all_ - own - four) + BITS / 8 * four + g * own,
+        "gradients": g * own,
+        "optimizer": job.profile.state_bytes(work.optimizer, work.precision) * trained(job.model, kinds, kept),
+    }
+
+
+def travelling(job: Job) -> float:
+    """What a gathered weight of a layer takes, over the bytes of the compute format."""
+    if job.model.method != "qlora":
+        return 1.0
+    c, kinds = BYTES[job.formats.compute], [LayerKind("attention", "dense")]
+    four, own = packed(job.model, kinds, 1), trained(job.model, kinds, 1)
+    return (BITS / 8 * four + c * own) / (c * (four + own))
+
+
+def low_copies(job: Job, elements: float) -> float:
+    """Bytes of copies of adapters in the compute format, where they rest in a wider one."""
+    c, g = BYTES[job.formats.compute], BYTES[job.formats.gradient]
+    return c * elements if c < g else 0.0
+
+
+def unpacked(job: Job) -> float:
+    """Bytes of the largest matrix when it multiplies."""
+    largest = max(inputs * outputs for inputs, outputs in sizes(job.model).values())
+    return BYTES[job.formats.compute] * largest if job.model.method == "qlora" else 0.0
+
+
+def first_norm(job: Job, layout: Layout, tokens: float) -> float:
+    """What the first layer's norm would keep for the gradient of the embedding."""
+    if job.model.adapters is None or layout["recompute"] != "none":
+        return 0.0
+    statistics = 4 if job.model.norm == "rmsnorm" else 8
+    return tokens * (job.model.hidden * BYTES[job.formats.compute] + statistics)
