@@ -9,7 +9,7 @@ PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.
 # Byte code is kept whatever the environment says: each worker and each process of a test would compile all of it again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help plan test check fast slow nightly bench bench-accuracy bench-memory bench-reserved bench-search mutants docs format clean test-frameworks test-frameworks-hf
+.PHONY: help plan test check fast slow nightly bench bench-accuracy bench-memory bench-reserved bench-search bench-overhead mutants docs format clean test-frameworks test-frameworks-hf
 
 help:                              ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name words; do printf '%-14s %s\n' "$$name" "$$words"; done
@@ -57,6 +57,9 @@ bench: $(VENV)/everything.stamp    ## start-up and search, as ratios in one run;
 bench-search: $(VENV)/everything.stamp  ## seconds and counts of searches; writes benchmarks/results/search.json
 	$(BIN)/python -m benchmarks.bench_search
 
+bench-overhead: $(VENV)/everything.stamp  ## Session.step beside a loop by hand, DDP and FSDP2; writes benchmarks/results/overhead.json
+	$(BIN)/python -m benchmarks.bench_overhead
+
 mutants: $(VENV)/everything.stamp  ## plant faults in a copy, one after the other: does a test see each? writes benchmarks/results/mutants.json
 	$(BIN)/python -m benchmarks.mutants
 
@@ -81,7 +84,7 @@ $(VENV)/planner.stamp: $(BIN)/python pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/everything.stamp: $(BIN)/python pyproject.toml constraints.txt
-	$(PIP) -e '.[run,weights,calibrate,hf,test,dev]'
+	$(PIP) -e '.[run,weights,calibrate,tensorboard,hf,test,dev]'
 	$(BIN)/python -m compileall -q strategist
 	touch $@ $(VENV)/planner.stamp
 

@@ -15,7 +15,6 @@ StrategistError            a code, a sentence, and what to do next        exit c
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable, Sequence
 
 CODES = (
@@ -157,6 +156,10 @@ class InternalError(StrategistError):
 
 def is_hostile(character: str) -> bool:
     """True for characters that can steer a terminal: control (Cc), bidirectional and other format marks (Cf)."""
+    if character.isascii():
+        return not character.isprintable()
+    import unicodedata  # a megabyte of tables, and most texts are ASCII
+
     return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 
 

@@ -11,8 +11,14 @@ COMMAND = Command(
     "calibrate",
     "Fit a few factors of the time model to measured runs, and say what they are worth on runs left out.",
     (*OUTPUT, *COMMON),
-    (Positional("file", "a CSV file of measured runs; columns as in benchmarks/truth/README.md"),),
+    (
+        Positional("file", "a CSV file of measured runs; columns as in benchmarks/truth/README.md"),
+        Positional(
+            "observed", "run.json files of `run --observe`, each beside its plan.json", optional=True, repeats=True
+        ),
+    ),
     examples=(
+        "strategist calibrate runs.csv RUN/run.json OTHER/run.json --out calibration.json",
         "strategist calibrate runs.csv --out calibration.json",
         "strategist plan --model-size 7B --hardware dgx-h100:4 --calibration calibration.json",
     ),
@@ -23,10 +29,11 @@ def run(options: Namespace) -> int:
     """Fit, judge by leaving whole groups out, print, and write when asked to."""
     from strategist.accuracy.calibrate import calibrate  # NumPy, the models and scipy: help needs none of them
     from strategist.accuracy.judge import judge
+    from strategist.accuracy.observed import judged_run
     from strategist.accuracy.report import calibration_text
     from strategist.accuracy.table import read_runs
 
     check_out(options)
-    found = calibrate(judge(read_runs(options.file)))
+    found = calibrate((*judge(read_runs(options.file)), *map(judged_run, options.observed)))
     deliver(found, options, lambda: calibration_text(found, width()))
     return 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from strategist.cli.arguments import Namespace
@@ -16,6 +18,7 @@ from strategist.reports.measured import compared, measured_lines
 from strategist.runs.checkpoints import Checkpoint
 from strategist.runs.folder import RunFolder, write_whole
 from strategist.runs.job import JobRecord
+from strategist.runs.observing import LEAST_STEPS, observed_run
 from strategist.runs.supervise import Launch, supervise
 from strategist.units import parse_integer
 
@@ -62,18 +65,22 @@ def train_in(folder: RunFolder, plan: Plan, job: JobRecord, options: Namespace) 
         max_restarts=max_restarts,
     )
     folder.report.unlink(missing_ok=True)
+    folder.observed.unlink(missing_ok=True)
     write_whole(folder.plan, dump(plan))
-    with Progress(job.steps, quiet=quiet) as progress, open(folder.log, "a", encoding="utf-8") as log:
+    told = Listeners(folder.log)
+    with Progress(job.steps, quiet=quiet) as progress:
 
         def heard(row: str) -> None:
-            log.write(row + "\n")
+            told.keep(row)
             if row.startswith("step "):
-                progress.advance(row, brief=row.partition(": ")[2].partition(",")[0])
+                told.tell(lambda: progress.advance(row, brief=row.partition(": ")[2].partition(",")[0]))
             elif options.verbose and not quiet:
-                note(row)
+                told.tell(lambda: note(row))
 
-        supervise(launch, heard, lambda text: note(text, quiet=quiet))
+        supervise(launch, heard, lambda text: told.tell(lambda: note(text, quiet=quiet)))
     report = _report(folder)
+    if job.observe:
+        _observe(folder, plan, quiet=quiet)
     if options.json:
         terms = [as_document(each) | {"ratio": each.ratio} for each in compared(plan, report)]
         show_document({"plan": plan.seal, "terms": terms, "report": report})
@@ -82,14 +89,55 @@ def train_in(folder: RunFolder, plan: Plan, job: JobRecord, options: Namespace) 
     return 0
 
 
+class Listeners:
+    """Who hears of a run while it goes on: a log file, and whoever reads what we print. Training does not depend on them: a log
+    that cannot be written is said once, and a reader that went away is not told any more."""
+
+    def __init__(self, log: Path) -> None:
+        self._log, self._keeps, self._is_read = log, True, True
+
+    def keep(self, row: str) -> None:
+        """Add a row to the log."""
+        if not self._keeps:
+            return
+        try:
+            with open(self._log, "a", encoding="utf-8") as file:
+                file.write(row + "\n")
+        except OSError as problem:
+            self._keeps, words = False, f"the log cannot be written any more: {problem}"
+            self.tell(lambda: note(words))
+
+    def tell(self, say: Callable[[], None]) -> None:
+        """Print something, as long as somebody reads it."""
+        if not self._is_read:
+            return
+        try:
+            say()
+        except BrokenPipeError:
+            self._is_read = False
+
+
+def _observe(folder: RunFolder, plan: Plan, *, quiet: bool) -> None:
+    """Write what the ranks saw, or say why there is nothing."""
+    seen = observed_run(folder, plan)
+    if seen is None:
+        note(f"nothing was observed: after the last start there were fewer than {LEAST_STEPS} steps", quiet=quiet)
+        return
+    write_whole(folder.observed, dump(seen))
+    note(f"observed: strategist explain {folder.plan} --with {folder.observed}", quiet=quiet)
+
+
 def own_command(folder: RunFolder, job: JobRecord, checkpoint: Checkpoint | None) -> list[str]:
     """The command of each rank of the built-in job."""
     words = ["--steps", str(job.steps), "--seed", str(job.seed), "--report", str(folder.report)]
+    words += ["--tensorboard"] if job.tensorboard else []
     if job.save_every is not None:
         words += ["--save-every", str(job.save_every), "--keep", str(job.keep)]
+        words += ["--async-save"] if job.async_save else []
     if checkpoint is not None:
         words += ["--start", str(checkpoint.path)]
-    return [sys.executable, "-m", "strategist.executor", str(folder.plan), "--run-folder", folder.path, *words]
+    program = "strategist.measure.observed_run" if job.observe else "strategist.executor"
+    return [sys.executable, "-m", program, str(folder.plan), "--run-folder", folder.path, *words]
 
 
 def _report(folder: RunFolder) -> dict[str, Any]:

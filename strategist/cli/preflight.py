@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from strategist.document.plan import Plan
 from strategist.document.write import seal_state
-from strategist.errors import ImpossibleError, StaleError
+from strategist.errors import ImpossibleError, InputError, StaleError
 from strategist.executor.support import obstacles, require_torch, way_out
 from strategist.facts.clusters import resolve_cluster
 from strategist.planner.check import require_sound
@@ -25,6 +27,17 @@ def preflight(plan: Plan, *, allow_edited: bool, accept_hardware: bool, own_job:
             hint=way_out(missing),
         )
     require_torch("Running")
+
+
+def require_tensorboard() -> None:
+    """Raise InputError MISSING where the package that writes scalars is not installed."""
+    if find_spec("tensorboard") is None:
+        raise InputError(
+            "MISSING",
+            "Scalars for TensorBoard need its package, which is not installed here.",
+            flag="--tensorboard",
+            hint="Install it: pip install 'strategist[tensorboard]'.",
+        )
 
 
 def _seal(plan: Plan, allow_edited: bool) -> None:

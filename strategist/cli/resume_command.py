@@ -8,7 +8,7 @@ from strategist.cli.arguments import Command, Namespace, Positional
 from strategist.cli.flags import COMMON, Flag
 from strategist.cli.launching import ACCEPT, WATCHING, train_in
 from strategist.cli.output import note, show_document, show_text
-from strategist.cli.preflight import preflight
+from strategist.cli.preflight import preflight, require_tensorboard
 from strategist.document.load import load_plan
 from strategist.errors import InputError, shown
 from strategist.runs.checkpoints import Checkpoint, newest_complete
@@ -42,6 +42,8 @@ def _resume(folder: RunFolder, options: Namespace) -> int:
     job, before = read_job(folder), load_plan(str(folder.plan), "RUN")
     plan = before if options.plan is None else load_plan(options.plan, "--plan")
     require_same_job(before, plan)
+    if job.tensorboard:
+        require_tensorboard()
     preflight(plan, allow_edited=options.allow_edited, accept_hardware=options.accept_hardware, own_job=True)
     if checkpoint.step >= job.steps:
         return _nothing_left(checkpoint, options)

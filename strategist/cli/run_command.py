@@ -12,7 +12,7 @@ from strategist.cli.files import check_target
 from strategist.cli.flags import COMMON, Flag
 from strategist.cli.launching import ACCEPT, WATCHING, limits, train_in, whole_number
 from strategist.cli.output import note, show_document
-from strategist.cli.preflight import preflight
+from strategist.cli.preflight import preflight, require_tensorboard
 from strategist.document.load import load_plan
 from strategist.document.plan import Plan
 from strategist.document.write import dump
@@ -20,6 +20,7 @@ from strategist.errors import InputError, shown
 from strategist.runs.folder import RunFolder, write_whole
 from strategist.runs.job import DEFAULT_KEEP, JobRecord
 from strategist.runs.lock import locked
+from strategist.runs.observing import LEAST_STEPS
 from strategist.runs.supervise import Launch, supervise
 
 DEFAULT_STEPS = 20
@@ -28,6 +29,12 @@ FLAGS = (
     Flag("--steps", "optimizer steps of the built-in job (20)", "N"),
     Flag("--out", "a new folder for the run: checkpoints, verdicts, what `resume` and `status` read", "RUN"),
     Flag("--save-every", "save a checkpoint after every N steps; needs --out", "N"),
+    Flag("--tensorboard", "loss, step time, memory, faults and checkpoints as scalars in RUN/tensorboard; needs --out"),
+    Flag("--async-save", "train on while a checkpoint is written, from a copy in host memory; needs --save-every"),
+    Flag(
+        "--observe",
+        "time and memory in the Plan's terms into RUN/run.json, for `explain --with` and `calibrate`; needs --out",
+    ),
     Flag("--keep", f"how many checkpoints stay ({DEFAULT_KEEP})", "N"),
     *WATCHING,
     *ACCEPT,
@@ -40,11 +47,12 @@ COMMAND = Command(
     (Positional("plan", "a Plan file"),),
     examples=(
         "strategist run plan.json",
+        "strategist run plan.json --out RUN --observe && strategist explain plan.json --with RUN/run.json",
         "strategist run plan.json --steps 1000 --out RUN --save-every 100 --max-restarts 3",
         "strategist run plan.json -- python train.py --steps 100",
     ),
 )
-OF_A_FOLDER = ("--save-every", "--keep", "--max-restarts")
+OF_A_FOLDER = ("--save-every", "--keep", "--max-restarts", "--async-save", "--observe", "--tensorboard")
 """Flags that mean something only where there is a run folder."""
 
 
@@ -57,6 +65,8 @@ def run(options: Namespace) -> int:
     plan = load_plan(options.plan)
     if options.out is not None:
         _require_new(options.out)
+    if job.tensorboard:
+        require_tensorboard()
     preflight(plan, allow_edited=options.allow_edited, accept_hardware=options.accept_hardware, own_job=command is None)
     if options.out is not None:
         folder = RunFolder(os.path.abspath(options.out))
@@ -76,7 +86,7 @@ def _check_flags(options: Namespace, command: Sequence[str] | None) -> None:
             hint="Example: strategist run plan.json -- python train.py.",
         )
     for flag in (*OF_A_FOLDER, "--out", "--heartbeat"):
-        given = getattr(options, flag.lstrip("-").replace("-", "_")) is not None
+        given = getattr(options, flag.lstrip("-").replace("-", "_")) not in (None, False)
         if given and command is not None:
             raise InputError(
                 "CONFLICT",
@@ -86,6 +96,10 @@ def _check_flags(options: Namespace, command: Sequence[str] | None) -> None:
             )
         if given and flag in OF_A_FOLDER and options.out is None:
             raise InputError("MISSING", f"{flag} needs a run folder.", flag="--out", hint="Add --out RUN.")
+    if options.async_save and options.save_every is None:
+        raise InputError(
+            "MISSING", "--async-save needs an interval.", flag="--save-every", hint="Add --save-every 100."
+        )
 
 
 def _require_new(path: str) -> None:
@@ -103,9 +117,12 @@ def _require_new(path: str) -> None:
 
 def _job(options: Namespace) -> JobRecord:
     return JobRecord(
-        steps=whole_number(options, "--steps", DEFAULT_STEPS),
+        steps=whole_number(options, "--steps", DEFAULT_STEPS, low=LEAST_STEPS if options.observe else 1),
         save_every=whole_number(options, "--save-every", 1) if options.save_every else None,
         keep=whole_number(options, "--keep", DEFAULT_KEEP),
+        observe=options.observe,
+        async_save=options.async_save,
+        tensorboard=options.tensorboard,
     )
 
 

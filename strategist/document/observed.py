@@ -58,7 +58,7 @@ class ObservedMemory:
     `moments` are the Plan's; the worst of them is the peak. `reserved` is what the device's allocator would hold, by a
     model of it unless `reserved_basis` says "measured"; 0 where nobody can tell (a CPU's allocator keeps no reserve).
     `host` are bytes that rest in the host's memory. `allocated` is the peak that an allocator measured: it knows no terms,
-    so there are no moments beside it.
+    so there are no moments beside it. A CPU's allocator does not count while a job runs: neither moments nor `allocated`.
     """
 
     moments: tuple[MomentBytes, ...]
@@ -75,8 +75,10 @@ class ObservedMemory:
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes that tensors held, as measured or else as the moments have it."""
-        return self.peak.allocated if self.allocated is None else self.allocated
+        """The most bytes that tensors held, as measured or else as the moments have it; 0 where nobody can tell."""
+        if self.allocated is None:
+            return self.peak.allocated if self.moments else 0
+        return self.allocated
 
     @property
     def slack(self) -> int | None:
@@ -126,7 +128,8 @@ class OperatorFLOP:
 class ObservedTime:
     """One optimizer step of one rank by the Plan's time terms; the exposed ones add up to `step_ns` exactly.
 
-    `step_ns` is the median of `steps` steps. `host` is what no operation took: launching, Python, waiting. A step has
+    `step_ns` is the median of `steps` steps. `host` is what no operation took: launching, Python, waiting. In a run, waiting
+    for other ranks is known: it stands in the term of the axis, and what waits for another stage in `bubble`. A step has
     `launches` operations, and the host needs at least `launch_ns` for one, so no device is faster than their product.
     `stand_in_ns` were spent on making what peers would have sent; they are not part of the step.
     """
@@ -150,7 +153,8 @@ class ObservedTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankObservation:
-    """One rank that stands for all of its kind. `seconds` and `process_bytes` are what observing it took."""
+    """One rank that stands for all of its kind. `seconds` and `process_bytes` are what observing it took; in a run, where
+    every rank is observed, the bytes are the most that its process had in memory."""
 
     kind: str
     rank: int
@@ -170,6 +174,10 @@ class RankObservation:
         return sum(row.FLOP for row in self.operators)
 
 
+def _fullness(rank: RankObservation) -> tuple[int, int]:
+    return rank.memory.peak_bytes, rank.process_bytes
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
     """What one rung saw of a plan. `plan` is the digest that the Plan's seal would carry, `device` what it ran on when
@@ -187,12 +195,12 @@ class Observed:
     @property
     def worst(self) -> RankObservation:
         """The rank whose peak is the largest; the first of equals."""
-        return max(self.ranks, key=lambda rank: rank.memory.peak_bytes)
+        return max(self.ranks, key=_fullness)
 
     def of_stage(self, stage: int) -> RankObservation | None:
         """The fullest observed rank of one pipeline stage; None when none was looked at."""
         found = [rank for rank in self.ranks if rank.stage == stage]
-        return max(found, key=lambda rank: rank.memory.peak_bytes) if found else None
+        return max(found, key=_fullness, default=None)
 
     @property
     def slowest(self) -> RankObservation | None:

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from strategist.document.load import load_plan
@@ -15,21 +15,23 @@ from strategist.document.write import as_document
 from strategist.errors import InputError, InternalError, InterruptError, StrategistError, shown
 from strategist.executor.processes import is_collateral
 from strategist.executor.session import StepResult
-from strategist.executor.train import TrainingReport, train
+from strategist.executor.train import Observer, TrainingReport, train
 from strategist.executor.watch import Saving, Watch
 from strategist.runs.folder import RunFolder, write_whole
 from strategist.units import parse_integer
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code is that of the error, 0 without one."""
+def main(arguments: Sequence[str] | None = None, make_observer: Callable[[RunFolder], Observer] | None = None) -> int:
+    """Run the command; the exit code is that of the error, 0 without one. `make_observer` makes what looks at the steps of a
+    supervised run."""
     options = _parser().parse_args(arguments)
     is_first, watch = os.environ.get("RANK", "0") == "0", _watch(options)
     try:
         steps = parse_integer(options.steps, "--steps", high=10**9, example="20")
         seed = parse_integer(options.seed, "--seed", low=0, high=2**31, example="0")
         plan, path = load_plan(options.plan), _writable(options.report)
-        report = train(plan, steps, seed=seed, on_step=_say if is_first else None, watch=watch)
+        observer = make_observer(watch.folder) if make_observer and watch else None
+        report = train(plan, steps, seed=seed, on_step=_say if is_first else None, watch=watch, observer=observer)
         if is_first and path is not None:
             write_report(report, path)
     except StrategistError as error:
@@ -47,8 +49,17 @@ def _watch(options: argparse.Namespace) -> Watch | None:
     """This rank's side of a supervised run, when it is part of one."""
     if options.run_folder is None:
         return None
-    saving = Saving(every=int(options.save_every), keep=int(options.keep)) if options.save_every else None
-    return Watch(RunFolder(options.run_folder), start=Path(options.start) if options.start else None, saving=saving)
+    saving = (
+        Saving(every=int(options.save_every), keep=int(options.keep), in_background=options.async_save)
+        if options.save_every
+        else None
+    )
+    return Watch(
+        RunFolder(options.run_folder),
+        start=Path(options.start) if options.start else None,
+        saving=saving,
+        scalars=options.tensorboard,
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -62,6 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     supervised.add_argument("--start", metavar="CHECKPOINT", help="go on from there")
     supervised.add_argument("--save-every", metavar="N", help="save after every N steps and when asked to stop")
     supervised.add_argument("--keep", metavar="N", help="checkpoints that stay")
+    supervised.add_argument("--tensorboard", action="store_true", help="write scalars into the run folder")
+    supervised.add_argument("--async-save", action="store_true", help="train on while a checkpoint is written")
     return parser
 
 

@@ -17,7 +17,7 @@ from strategist.executor.obstacles import refuse
 from strategist.executor.optimizers import MakeOptimizer, default_optimizer, make_optimizer_for
 from strategist.executor.precision import parameter_dtype
 from strategist.executor.processes import process_group
-from strategist.executor.session import Outside, Parts, Session
+from strategist.executor.session import Outside, Parts, RateOfStep, Session
 from strategist.executor.steps.compile_blocks import compile_blocks
 from strategist.executor.steps.context_parallel import context_parallel
 from strategist.executor.steps.expert_parallel import expert_parallel
@@ -68,6 +68,7 @@ def build(
     *,
     loss_fn: LossFn | None = None,
     clip_norm: float | None = None,
+    rate_of_step: RateOfStep | None = None,
     seed: int = 0,
     instruments: Instruments | None = None,
     outside: Outside | None = None,
@@ -76,8 +77,9 @@ def build(
 
     `make_optimizer` gets parameter groups, as torch optimizers do. Without `loss_fn` the model gives logits (itself or
     as `.logits`) and learns `labels`; `loss_fn(outputs, batch)` gives the mean loss of one micro-batch instead, and
-    `own_loss` takes the one that the model computed. `clip_norm` limits the gradients' norm. `outside` are weights on a server, which the
-    model's modules ask for themselves. Joins the process group when none is running; `Session.close` leaves it again.
+    `own_loss` takes the one that the model computed. `clip_norm` limits the gradients' norm. `rate_of_step(step)` is what the
+    optimizer's learning rates are multiplied by in a step, counted from 0; a loaded session goes on where it stands. `outside` are
+    weights on a server, which the model's modules ask for themselves. Joins the process group when none is running; `Session.close` leaves it again.
     Raises ImpossibleError for what the executor cannot run, before anything starts, and StaleError for another world.
     """
     refuse(layout_obstacles(plan))
@@ -95,7 +97,7 @@ def build(
         )
         parts = bring_to_life(lay_out(model, job), job, make_optimizer, loss_fn)
         parts = replace(parts, outside=outside)
-        return Session(job, parts, clip_norm=clip_norm, resources=resources.pop_all())
+        return Session(job, parts, clip_norm=clip_norm, rate_of_step=rate_of_step, resources=resources.pop_all())
 
 
 def lay_out(model: nn.Module, job: Job) -> nn.Module:

@@ -1,8 +1,8 @@
 """Saving and loading a session with torch's distributed checkpoints, under names that no layout changes.
 
-One flat dictionary of tensors: `model/NAME`, `optimizer/NAME/STATE`, `random/RANK`. Every rank gives what it holds, with
-its place in the whole tensor, so a checkpoint of one layout can be read by another. There are only tensors in it: torch
-unpickles anything else.
+One flat dictionary of tensors: `model/NAME`, `optimizer/NAME/STATE`, `random/RANK`, and whatever else the session counts.
+Every rank gives what it holds, with its place in the whole tensor, so a checkpoint of one layout can be read by another. There
+are only tensors in it: torch unpickles anything else.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from strategist.errors import InputError, InternalError, StaleError, StrategistError, shown
+from strategist.executor.initialise import local_part
 from strategist.executor.names import plain_name
 from strategist.runs.checkpoints import (
     FORMAT,
@@ -65,30 +66,39 @@ def state_of(model: nn.Module, optimizer: Optimizer) -> State:
 def _optimizer_states(
     named: dict[str, nn.Parameter], optimizer: Optimizer
 ) -> list[tuple[str, nn.Parameter, dict[str, Any]]]:
-    """(name, parameter, its state) for all parameters whose state this rank keeps.
-
-    With zero 1 the optimizer holds local views of the parameters, in their order, and this rank keeps the state of some.
-    """
+    """(name, parameter, its state) for all parameters whose state this rank keeps; with zero 1 only those of some."""
     keeper = _keeper(optimizer)
+    return [
+        (name, named[name], keeper.state[held])
+        for name, held in _held_by_optimizer(named, optimizer)
+        if held in keeper.state
+    ]
+
+
+def _held_by_optimizer(named: dict[str, nn.Parameter], optimizer: Optimizer) -> list[tuple[str, nn.Parameter]]:
+    """(name, what the optimizer updates for it): the parameters themselves, or, in their order, local views of them with
+    zero 1 and copies in the host's memory with an optimizer there."""
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     by_id = {id(parameter): name for name, parameter in named.items()}
     if not all(id(parameter) in by_id for parameter in held):
         by_id = {id(part): name for part, name in zip(held, named, strict=True)}
-    return [
-        (by_id[id(parameter)], named[by_id[id(parameter)]], keeper.state[parameter])
-        for parameter in held
-        if parameter in keeper.state
-    ]
+    return [(by_id[id(parameter)], parameter) for parameter in held]
+
+
+@torch.no_grad()
+def follow_weights(model: nn.Module, optimizer: Optimizer) -> None:
+    """Give an optimizer in the host's memory the weights that the model has now: it would hand back its own after a step."""
+    named = named_parameters(model)
+    for name, held in _held_by_optimizer(named, optimizer):
+        if held is not named[name]:
+            held.copy_(local_part(named[name]))
 
 
 def _placed_like(parameter: nn.Parameter, value: Tensor) -> Tensor:
     """A state of a local part as part of the whole, cut as the parameter is; numbers and placed states as they are."""
     if not isinstance(parameter, DTensor) or isinstance(value, DTensor) or value.dim() == 0:
         return value
-    return DTensor.from_local(
-        value, parameter.device_mesh, parameter.placements, run_check=False, shape=parameter.shape,
-        stride=parameter.stride(),
-    )  # fmt: skip
+    return DTensor(value, parameter._spec, requires_grad=False)  # type: ignore[no-untyped-call]  # from_local would move what rests in the host's memory
 
 
 @torch.no_grad()
@@ -105,23 +115,38 @@ def fill_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
         group["lr"] = rate
 
 
-def save(folder: Path, model: nn.Module, optimizer: Optimizer, facts: dict[str, Any]) -> None:
-    """Write a new checkpoint folder; every rank must call it.
+def whole_state(model: nn.Module, optimizer: Optimizer, counters: State) -> State:
+    """All that a checkpoint has of this rank: `state_of`, what the session counts, and the random numbers."""
+    return state_of(model, optimizer) | counters | {_random_name(): torch.get_rng_state()}
 
-    The folder has its name only once all of it is on the disk. Raises InputError EXISTS on every rank when it is there
-    already, InternalError IO when the machine refuses; what was written by then is swept by the next run.
-    """
+
+def make_room(folder: Path) -> None:
+    """Begin a checkpoint; every rank must call it. Raises, on every rank, InputError EXISTS when it is there already, InternalError
+    IO when the machine refuses."""
     _agree(_refuse_existing, folder)
-    partial = folder.with_name(PARTIAL + folder.name)
-    _agree(_make_room, partial)
-    _agree(_write, partial, state_of(model, optimizer) | {_random_name(): torch.get_rng_state()})
-    marks = _from_all(_agree(_own_marks, partial))
+    _agree(_make_partial, _partial_of(folder))
+
+
+def save(folder: Path, state: State, facts: dict[str, Any], group: dist.ProcessGroup | None = None) -> None:
+    """Write a state into a folder that `make_room` began; every rank must call it, and talks over `group`.
+
+    The folder has its name only once all of it is on the disk. Raises InternalError IO on every rank when the machine refuses;
+    what was written by then is swept by the next run.
+    """
+    partial = _partial_of(folder)
+    _agree(_write, partial, state, group, group=group)
+    marks = _from_all(_agree(_own_marks, partial, group=group), group)
     files = {name: mark for each in marks for name, mark in sorted(each.items())}
-    _agree(_publish, partial, folder, Manifest(format=FORMAT, world=_world(), files=files, **facts))
+    manifest = Manifest(format=FORMAT, world=_world(), files=files, **facts)
+    _agree(_publish, partial, folder, manifest, group=group)
 
 
-def load(folder: Path, model: nn.Module, optimizer: Optimizer) -> Manifest:
-    """Fill parameters and optimizer from a checkpoint, whatever layout wrote it; every rank must call it.
+def _partial_of(folder: Path) -> Path:
+    return folder.with_name(PARTIAL + folder.name)
+
+
+def load(folder: Path, model: nn.Module, optimizer: Optimizer, counters: State) -> Manifest:
+    """Fill parameters, optimizer and `counters` from a checkpoint, whatever layout wrote it; every rank must call it.
 
     Every file's digest is compared first, each rank looking at some. Raises on every rank, with nothing changed:
     InputError for a folder that is no checkpoint, StaleError DIGEST for one that is not what its manifest says,
@@ -131,10 +156,11 @@ def load(folder: Path, model: nn.Module, optimizer: Optimizer) -> Manifest:
     _agree(_require_sound, folder, manifest)
     reader = _Reader(folder, manifest)
     metadata: Metadata = _agree(reader.read_metadata)
-    is_new = manifest.step > 0 and not _keeper(optimizer).state
+    is_stepped = any(name.startswith("optimizer/") for name in metadata.state_dict_metadata)
+    is_new = is_stepped and not _keeper(optimizer).state
     if is_new:
         fill_optimizer(model, optimizer)
-    state = state_of(model, optimizer)
+    state = state_of(model, optimizer) | counters
     try:
         _agree(_require_fit, folder, metadata, state, set().union(*_from_all(set(state))))
     except StrategistError:
@@ -142,6 +168,7 @@ def load(folder: Path, model: nn.Module, optimizer: Optimizer) -> Manifest:
             _keeper(optimizer).state.clear()
         raise
     _read(state, reader, alone=_world() == 1)
+    follow_weights(model, optimizer)
     if manifest.world == _world():
         numbers = {_random_name(): torch.get_rng_state()}
         _read(numbers, reader, alone=_world() == 1)
@@ -193,7 +220,7 @@ def _random_name() -> str:
     return f"random/{_rank()}"
 
 
-def _agree(work: Any, *arguments: Any) -> Any:
+def _agree(work: Any, *arguments: Any, group: dist.ProcessGroup | None = None) -> Any:
     """The result of some work; when it failed on any rank, every rank raises the error of the lowest of those."""
     result, error = None, None
     try:
@@ -204,7 +231,7 @@ def _agree(work: Any, *arguments: Any) -> Any:
         error = _io(problem)
     except CheckpointException as problem:  # torch's collection of what went wrong on which rank
         error = _io(next(iter(problem.failures.values()))[0])
-    first = next((each for each in _from_all(error) if each is not None), None)
+    first = next((each for each in _from_all(error, group) if each is not None), None)
     if first is not None:
         raise first
     return result
@@ -231,16 +258,16 @@ def _refuse_existing(folder: Path) -> None:
         )
 
 
-def _make_room(partial: Path) -> None:
+def _make_partial(partial: Path) -> None:
     if _rank() == 0:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
 
 
-def _write(partial: Path, state: State) -> None:
+def _write(partial: Path, state: State, group: dist.ProcessGroup | None) -> None:
     writer = _Writer(partial, overwrite=False)
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    write_state(state, storage_writer=writer, planner=planner, no_dist=_world() == 1)
+    write_state(state, storage_writer=writer, planner=planner, process_group=group, no_dist=_world() == 1)
 
 
 def _own_marks(partial: Path) -> dict[str, FileMark]:
@@ -251,12 +278,12 @@ def _own_marks(partial: Path) -> dict[str, FileMark]:
     return {path.name: mark_of(path) for path in mine}
 
 
-def _from_all(mine: Any) -> list[Any]:
+def _from_all(mine: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     """What every rank has, by rank."""
     if _world() == 1:
         return [mine]
     everybody: list[Any] = [None] * _world()
-    dist.all_gather_object(everybody, mine)
+    dist.all_gather_object(everybody, mine, group=group)
     return everybody
 
 

@@ -13,13 +13,17 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from strategist.errors import InputError
+from strategist.errors import InputError, StrategistError
 from strategist.executor.seeds import generator
 from strategist.records import dataclass
 
 Sample = Mapping[str, Tensor]
 
 MULTIPLIER, OFFSET, NOISE = 5, 17, 0.15
+
+
+class Unreadable(Exception):
+    """Samples that a rank could not get. The text names them."""
 
 
 class SyntheticTokens(Dataset[Sample]):
@@ -73,6 +77,12 @@ class StepSampler(Sampler[list[int]]):
     def __init__(self, order: list[int], share: DataShare, first_step: int = 0) -> None:
         self.order, self.share, self.first_step = order, share, first_step
 
+    def words(self, step: int) -> str:
+        """The sample numbers of a step, as people say them."""
+        numbers = self.share.of_step(self.order, step)
+        few = ", ".join(map(str, numbers[:4]))
+        return few if len(numbers) <= 4 else f"{few} and {len(numbers) - 4} more"
+
     def __len__(self) -> int:
         return len(self.order) // self.share.global_batch - self.first_step
 
@@ -123,3 +133,17 @@ def data_loader(dataset: Dataset[Any], share: DataShare, order: list[int], first
             hint="Give session.steps modulo the steps of a pass, and the seed of that pass.",
         )
     return DataLoader(dataset, batch_sampler=StepSampler(order, share, first_step))
+
+
+def next_batch(batches: Iterator[Any], sampler: StepSampler, step: int) -> Any:
+    """The batch of one step of a pass. Raises Unreadable, naming the samples, when the data end early or cannot be read."""
+    try:
+        return next(batches)
+    except StopIteration:
+        raise Unreadable(f"the data ended before samples {sampler.words(step)}") from None
+    except StrategistError:
+        raise
+    except Exception as problem:
+        raise Unreadable(
+            f"samples {sampler.words(step)} cannot be read: {type(problem).__name__}: {problem}"
+        ) from problem

@@ -25,7 +25,9 @@ def complete_gradients(parameters: Iterable[nn.Parameter]) -> None:
     """Add up gradients that are still partial sums, once, instead of inside every operation of the optimizer."""
     for parameter in parameters:
         gradient = parameter.grad
-        if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
+        if not isinstance(gradient, DTensor) or not isinstance(parameter, DTensor):
+            continue
+        if gradient.placements != parameter.placements:  # asking torch to change nothing costs as much as an operation
             parameter.grad = gradient.redistribute(placements=parameter.placements)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +18,8 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from strategist.errors import ImpossibleError, InputError, TrainingError
-from strategist.executor.checkpoint import load, named_parameters, save
+from strategist.executor.background import BackgroundSaver
+from strategist.executor.checkpoint import State, load, make_room, named_parameters, save, whole_state
 from strategist.executor.data import DataShare, data_loader, global_order
 from strategist.executor.engines import Engine
 from strategist.executor.gradients import (
@@ -79,12 +80,29 @@ class Parts:
     outside: Outside | None = None
 
 
+RateOfStep = Callable[[int], float]
+"""A schedule of learning rates as a function of the step, so that a checkpoint needs nothing but the step."""
+
+LOSS_SCALE = "loss_scale"
+"""Its name in a checkpoint."""
+
+
 class Session:
     """Live model, optimizer and schedule of one rank. Made by `build`; every rank must call the same methods."""
 
-    def __init__(self, job: Job, parts: Parts, *, clip_norm: float | None, resources: ExitStack) -> None:
+    def __init__(
+        self,
+        job: Job,
+        parts: Parts,
+        *,
+        clip_norm: float | None,
+        resources: ExitStack,
+        rate_of_step: RateOfStep | None = None,
+    ) -> None:
+        self._rate_of_step = rate_of_step
+        self._rates = [group["lr"] for group in parts.optimizer.param_groups]
         self.job, self.parts, self.clip_norm, self.steps = job, parts, clip_norm, 0
-        self._resources = resources
+        self._resources, self._background = resources, BackgroundSaver()
         self._tied = TiedEnds(parts.model, job)
         self._data, self._pipeline = data_group(job.mesh), pipeline_group(job.mesh)
         self._ranks, self._tokens = data_mesh(job.mesh).size(), job.tokens_here
@@ -106,6 +124,7 @@ class Session:
         is_good = self._judge(*numbers)
         if is_good:
             self._update(norm)
+        self.steps += 1
         return StepResult(
             loss=numbers[0],
             tokens=numbers[1],
@@ -195,9 +214,11 @@ class Session:
             scale_gradients(self.parts.model.parameters(), limit_factor(norm, self.clip_norm) / self._loss_factor)
         if self.loss_scale is not None:
             self.loss_scale.went_well()
+        if self._rate_of_step is not None:
+            for group, rate in zip(self.parts.optimizer.param_groups, self._rates, strict=True):
+                group["lr"] = rate * self._rate_of_step(self.steps)
         self.parts.optimizer.step()
         self.parts.model.zero_grad(set_to_none=True)
-        self.steps += 1
         if self.job.device.type != "cpu":
             torch.accelerator.synchronize(self.job.device)
 
@@ -252,39 +273,47 @@ class Session:
         value = parameter.detach().to(self.job.device)  # offloaded ones rest where no collective reaches
         return value.full_tensor() if isinstance(value, DTensor) else value.clone()
 
-    def save(self, folder: str | Path) -> None:
-        """Write parameters, optimizer state, step and random numbers into a new folder, which any layout can load.
+    def save(self, folder: str | Path, *, wait: bool = True) -> None:
+        """Write parameters, optimizer state, loss scale, step and random numbers into a new folder, which any layout can load.
 
-        Raises InputError EXISTS for a folder that is there, InternalError IO when the machine refuses; on every rank; and as
-        `require_checkpoints`.
+        Without `wait` only a copy is made now, in the host's memory, and written while training goes on; `finish_saving` waits
+        for it. Raises InputError EXISTS for a folder that is there, InternalError IO when the machine refuses; on every rank.
         """
         self.job.instruments.phase("save")
+        self.require_checkpoints()
+        self.finish_saving()
         facts = {
             "step": self.steps,
             "samples": self.steps * self.job.plan.workload.global_batch,
             "plan": self.job.plan.seal,
             "versions": versions(),
         }
-        self.require_checkpoints()
-        save(Path(folder), self.parts.model, self.parts.optimizer, facts)
+        state = whole_state(self.parts.model, self.parts.optimizer, self._counters())
+        if wait:
+            make_room(Path(folder))
+            save(Path(folder), state, facts)
+        else:
+            self._background.begin(Path(folder), state, facts)
 
     def require_checkpoints(self) -> None:
-        """Raise ImpossibleError UNSUPPORTED where none can be written: they know neither copies of weights in the host's memory,
-        nor a loss scale, nor experts that ranks share, nor tables on a server."""
-        what = {
-            "offload of the optimizer": self.job.offloads_optimizer,
-            "fp16": self.loss_scale is not None,
-            "ep": self.job.expert_mesh is not None,
-            "a parameter server": self.parts.outside is not None,
-        }
-        for name in (name for name, holds in what.items() if holds):
+        """Raise ImpossibleError UNSUPPORTED where none can be written or read: they know no tables on a server."""
+        if self.parts.outside is not None:
             raise ImpossibleError(
                 "UNSUPPORTED",
-                f"Checkpoints of a session with {name} are not built.",
+                "Checkpoints of a session with a parameter server are not built.",
                 flag="folder",
-                value=name,
-                hint="Plan without it, or train without saving.",
+                hint="Train without saving, or without a server.",
             )
+
+    def finish_saving(self) -> None:
+        """Wait for a checkpoint that is still being written. Raises InternalError IO, on every rank, when it could not be."""
+        self._background.finish()
+
+    def _counters(self) -> State:
+        """What the session counts beside steps: the loss scale in use and for how many steps in a row it has gone well."""
+        if self.loss_scale is None:
+            return {}
+        return {LOSS_SCALE: torch.tensor([self.loss_scale.value, self.loss_scale.good_steps], dtype=torch.float64)}
 
     def load(self, folder: str | Path) -> None:
         """Go on from a checkpoint that `save` wrote, under this plan or another one for the same model.
@@ -294,17 +323,30 @@ class Session:
         """
         self.job.instruments.phase("load")
         self.require_checkpoints()
-        self.steps = load(Path(folder), self.parts.model, self.parts.optimizer).step
+        self.finish_saving()
+        counters = self._counters()
+        self.steps = load(Path(folder), self.parts.model, self.parts.optimizer, counters).step
+        if self.loss_scale is not None:
+            value, good_steps = counters[LOSS_SCALE].tolist()
+            self.loss_scale.value, self.loss_scale.good_steps = value, int(good_steps)
 
     def close(self) -> None:
-        """Leave the process group if `build` started it."""
-        self._resources.close()
+        """Finish a checkpoint that is still being written, and leave the process group if `build` started it."""
+        with self._resources:
+            self.finish_saving()
 
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(self, *_error: object) -> None:
-        self.close()
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if error is None:
+            self.close()
+            return
+        with self._resources:
+            try:
+                self.finish_saving()
+            except Exception as other:  # noqa: BLE001 - what it broke on first is what counts
+                error.add_note(f"The checkpoint that was being written failed too: {other}")
 
 
 def _add_up(value: Tensor, group: dist.ProcessGroup | None) -> None:

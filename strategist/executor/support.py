@@ -7,7 +7,6 @@ go into each other), or a matter of *legality* (torch or the Plan's own meaning 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 
 from strategist.document.plan import MESH_AXES, NumberFormats, Plan
 from strategist.errors import InputError
@@ -43,6 +42,8 @@ ASKED = ("model", "model.adapters", "workload.seq_len", "workload.precision", "s
 
 def require_torch(what: str) -> None:
     """Raise InputError MISSING where torch is not installed; `what` needs it."""
+    from importlib.util import find_spec  # a plan asks for no torch
+
     if find_spec("torch") is None:
         raise InputError(
             "MISSING",

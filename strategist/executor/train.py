@@ -5,29 +5,40 @@ from __future__ import annotations
 import platform
 import resource
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from strategist.document.plan import Plan
 from strategist.errors import InputError
 from strategist.executor.architecture import model_obstacles
 from strategist.executor.build import build
-from strategist.executor.data import SyntheticTokens
+from strategist.executor.data import StepSampler, SyntheticTokens, next_batch
 from strategist.executor.job import Instruments
 from strategist.executor.models import model_from_shape
 from strategist.executor.obstacles import refuse
 from strategist.executor.processes import World, one_verdict, process_group
 from strategist.executor.session import Session, StepResult
 from strategist.executor.support import layout_obstacles
-from strategist.executor.versions import versions
+from strategist.executor.versions import require_same_versions, versions
 from strategist.executor.watch import Watch
 from strategist.records import dataclass
 
 OnStep = Callable[[int, StepResult], None]
+
+
+class Observer(Protocol):
+    """Somebody who looks at a run from inside its ranks. Every rank has one."""
+
+    def step(self, session: Session, batch: dict[str, Tensor]) -> StepResult:
+        """`session.step(batch)`, looked at."""
+
+    def finish(self, report: TrainingReport) -> None:
+        """The run came to its end; this rank is still in its process group."""
+
 
 CLIP_NORM = 1.0
 """Llama 2 (Touvron et al. 2023, arXiv 2307.09288, section 2.2)."""
@@ -62,14 +73,15 @@ def train(
     seed: int = 0,
     on_step: OnStep | None = None,
     watch: Watch | None = None,
+    observer: Observer | None = None,
 ) -> TrainingReport:
     """Train `steps` steps under `plan` and report; by default the built-in model of the plan on synthetic tokens.
 
     Under torchrun every rank calls this; without it this process is the only rank. `on_step(number, result)` is called
     on every rank after each step. A dataset that ends begins anew in another order. `watch` is this rank's side of a run
-    that somebody supervises: it starts from a checkpoint, saves and stops. Raises InputError for steps below 1,
-    ImpossibleError for what cannot be run, StaleError for another number of ranks, TrainingError naming the rank that
-    failed.
+    that somebody supervises: it starts from a checkpoint, saves and stops; `observer` looks at the steps. Raises InputError
+    for steps below 1, ImpossibleError for what cannot be run, StaleError for another number of ranks, TrainingError naming the
+    rank that failed.
     """
     if steps < 1:
         raise InputError(
@@ -78,19 +90,23 @@ def train(
     refuse(layout_obstacles(plan) + (() if make_model else model_obstacles(plan.model, plan.workload.seq_len)))
     data = dataset if dataset is not None else synthetic_data(plan, steps, seed)
     with process_group(plan) as world, one_verdict(world):
+        require_same_versions()
         model = make_model() if make_model else model_from_shape(plan.model)
         instruments = Instruments(phase=watch.phase) if watch else None
         with build(plan, model, clip_norm=CLIP_NORM, seed=seed, instruments=instruments) as session:
             if watch:
                 watch.begin(session)
-            results = run_steps(session, data, steps, seed=seed, on_step=on_step, watch=watch)
-            return TrainingReport(
+            results = run_steps(session, data, steps, seed=seed, on_step=on_step, watch=watch, observer=observer)
+            report = TrainingReport(
                 plan_seal=plan.seal,
                 world=world.size,
                 steps=tuple(results),
                 memory=peak_memory(world),
                 versions=versions(),
             )
+            if observer:
+                observer.finish(report)
+            return report
 
 
 def synthetic_data(plan: Plan, steps: int, seed: int) -> SyntheticTokens:
@@ -106,18 +122,21 @@ def run_steps(
     seed: int,
     on_step: OnStep | None = None,
     watch: Watch | None = None,
+    observer: Observer | None = None,
 ) -> list[StepResult]:
     """Results of the steps up to `steps` that the session has not done yet, passing over `dataset` as often as needed, each
     time in another order."""
     results: list[StepResult] = []
+    step = observer.step if observer else Session.step
     per_pass = len(session.loader(dataset, seed=seed))
     for number in range(session.steps, steps):
         if watch is not None:
             watch.phase("data")
         if not results or number % per_pass == 0:
             order = seed + number // per_pass
-            batches = iter(session.loader(dataset, seed=order, first_step=number % per_pass))
-        results.append(session.step(next(batches)))
+            loader = session.loader(dataset, seed=order, first_step=number % per_pass)
+            batches, sampler = iter(loader), cast(StepSampler, loader.batch_sampler)
+        results.append(step(session, next_batch(batches, sampler, number % per_pass)))
         if on_step is not None:
             on_step(number, results[-1])
         if watch is not None:

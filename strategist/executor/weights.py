@@ -18,7 +18,7 @@ from torch import Tensor
 from strategist.catalog import rows
 from strategist.document.plan import Plan
 from strategist.errors import ImpossibleError, InputError, StaleError, shown
-from strategist.executor.checkpoint import named_parameters, read_tensors
+from strategist.executor.checkpoint import follow_weights, named_parameters, read_tensors
 from strategist.executor.initialise import cut_like, local_part
 from strategist.executor.models import model_from_shape
 from strategist.executor.session import Session
@@ -168,7 +168,7 @@ def _in_files(listed: tuple[Entry, ...], sizes: Mapping[str, torch.Size], width:
 def import_weights(session: Session, folder: str | Path) -> None:
     """Put the weights of Hugging Face's files into a session, whatever its layout; every rank must call it.
 
-    Meant for the start: optimizer state is left alone. Raises, before anything changes and on every rank alike, InputError
+    Meant for the start: optimizer state is left alone, but copies of the weights in the host's memory follow. Raises, before anything changes and on every rank alike, InputError
     for a folder without such files and StaleError FACTS_DIFFER when a tensor is missing or has another shape.
     """
     from safetensors import safe_open
@@ -187,6 +187,7 @@ def import_weights(session: Session, folder: str | Path) -> None:
         for ours, whole in parts.items():
             if ours in mine:
                 local_part(mine[ours]).copy_(cut_like(mine[ours], whole))
+    follow_weights(session.parts.model, session.parts.optimizer)
 
 
 def _files_of(folder: Path) -> dict[str, str]:

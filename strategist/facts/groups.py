@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from strategist.columns import Column, Mask, Reals
+from strategist.columns import Column, Mask, Reals, clamped
 from strategist.facts.tier import SHARED_MEDIA, Share, Tier
 from strategist.records import dataclass
 
@@ -55,7 +55,7 @@ def members_within(size: Column, stride: Column, span: int) -> Column:
     clip(span // stride, 1, size); otherwise some group straddles a border and the smallest piece decides, which the
     greatest common divisor of block and domain bounds from below.
     """
-    inside: Column = np.clip(np.gcd(size * stride, span) // stride, 1, size)
+    inside: Column = clamped(np.gcd(size * stride, span) // stride, 1, size)
     return inside
 
 

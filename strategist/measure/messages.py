@@ -82,7 +82,7 @@ def message_of(
         name=NAMES[name],
         bytes=max((t.numel() * t.element_size() for t in tensors), default=0),
         dtype=str(tensors[0].dtype).removeprefix("torch.") if tensors else "",
-        group=name_group(_group_of(leaves)),
+        group=name_group(group_in(leaves)),
         is_functional=func.namespace != "c10d",
     )
 
@@ -97,7 +97,8 @@ def arriving(func: Any, args: Any, outputs: Sequence[Tensor]) -> Sequence[Tensor
     return (first,) if isinstance(first, Tensor) else [leaf for leaf in first if isinstance(leaf, Tensor)]
 
 
-def _group_of(leaves: Sequence[Any]) -> dist.ProcessGroup | None:
+def group_in(leaves: Sequence[Any]) -> dist.ProcessGroup | None:
+    """The process group among what a collective was called with; None when there is none."""
     for leaf in leaves:
         if isinstance(leaf, torch.ScriptObject) and "ProcessGroup" in str(leaf._type()):
             return dist.ProcessGroup.unbox(leaf)

@@ -125,6 +125,13 @@ def batch_for(plan: Plan, count: int) -> dict[str, Tensor]:
     return {name: torch.zeros(shape, dtype=torch.long)[:count] for name in ("input_ids", "labels")}
 
 
+def axis_of(group: dist.ProcessGroup | None, names: dict[str, str]) -> str:
+    """The axis of a group by `group_names`; "world" for any other, "" for one that has nobody to send to."""
+    if group is None:
+        return "world"
+    return names.get(group.group_name, "world") if group.size() > 1 else ""
+
+
 def group_names(job: Job) -> dict[str, str]:
     """The mesh axis of every process group of the job by the group's name; "shards" for dp_shard and cp together, "data" for
     those and dp_replicate."""

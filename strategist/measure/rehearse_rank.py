@@ -23,6 +23,7 @@ from strategist.executor.build import lay_out
 from strategist.executor.job import Instruments, Job, read_number
 from strategist.executor.mesh import build_mesh
 from strategist.executor.session import Session
+from strategist.facts.hardware import Basis
 from strategist.measure import noise
 from strategist.measure.allocator import cuda_peak, profiled
 from strategist.measure.child import largest_size
@@ -186,10 +187,10 @@ def _timed(rehearsal: Rehearsal, session: Session, batch: Batch, steps: int) -> 
         watch = Stopwatch(meter, terms_by_module(terms, modules, passes), passes)
         with rehearsal.leading(clock), modules, watch:
             _step(rehearsal, meter, session, batch)
-        shares.append(_by_term(meter, empty))
+        shares.append(by_term(meter, empty))
         launched = watch.launched
     return ObservedTime(
-        terms=settled(shares, round(statistics.median(meter.step_ns for meter in plain))),
+        terms=settled(shares, round(statistics.median(meter.step_ns for meter in plain)), "rehearsed"),
         step_ns=round(statistics.median(meter.step_ns for meter in plain)),
         steps=steps,
         launches=launched,
@@ -223,7 +224,7 @@ class Share:
     again: int = 0
 
 
-def _by_term(meter: Meter, empty: int) -> dict[str, Share]:
+def by_term(meter: Meter, empty: int) -> dict[str, Share]:
     """The readings of a step by term, what an empty bracket reads taken off each."""
     exposed: dict[str, int] = defaultdict(int)
     hidden: dict[str, int] = defaultdict(int)
@@ -235,7 +236,7 @@ def _by_term(meter: Meter, empty: int) -> dict[str, Share]:
     return {name: Share(exposed[name], hidden[name], again[name]) for name in exposed.keys() | hidden.keys()}
 
 
-def settled(steps: list[dict[str, Share]], step_ns: int) -> tuple[TimeTerm, ...]:
+def settled(steps: list[dict[str, Share]], step_ns: int, basis: Basis) -> tuple[TimeTerm, ...]:
     """Terms whose exposed times add up to `step_ns`: the median of each, and the rest as `host`.
 
     Where readings exceed the step, because the stopwatch disturbs more than it takes off, they are cut in proportion.
@@ -252,7 +253,7 @@ def settled(steps: list[dict[str, Share]], step_ns: int) -> tuple[TimeTerm, ...]
             exposed[name],
             middle[name].hidden if name in middle else 0,
             min(exposed[name], int(middle[name].again * scale)) if name in middle else 0,
-            "rehearsed",
+            basis,
         )
         for name in TIME_TERMS
         if name in exposed

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -25,6 +24,7 @@ from strategist.measure.modules import ModuleClock
 from strategist.measure.passes import Watched
 from strategist.measure.program import (
     MakeModel,
+    axis_of,
     batch_for,
     eager,
     fake_world,
@@ -70,18 +70,12 @@ def record_rank(plan: Plan, rank: int, make_model: MakeModel) -> Recording:
         clock = ModuleClock(model)
         recorder = Recorder(
             clock,
-            lambda group: _axis_of(group, names),
+            lambda group: axis_of(group, names),
             attention_workspace if is_for_cuda(plan) else _no_workspace,
         )
         with FakeTensorMode(allow_non_fake_inputs=True):
             _run(recorder, clock, model, job, plan)
         return Recording(recorder.record, outline_of(plan, model), noticed)
-
-
-def _axis_of(group: dist.ProcessGroup | None, names: dict[str, str]) -> str:
-    if group is None:
-        return "world"
-    return names.get(group.group_name, "world") if group.size() > 1 else ""
 
 
 def _no_workspace(_func: Any, _args: Any) -> int:

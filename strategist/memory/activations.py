@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from strategist.columns import on_stages, stage_by_stage
+from strategist.columns import on_stages, remembered, stage_by_stage
 from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
 from strategist.space.candidates import Candidates, Reals, code
@@ -29,6 +29,7 @@ def in_flight_CS(group: Group) -> Reals:
     return np.asarray(stage_by_stage(np.where(schedule == code("schedule", "none"), 1, held)), np.float64)
 
 
+@remembered
 def edges_CS(job: Job, group: Group) -> Reals:
     """Bytes kept behind the layers per micro-batch, (C, S): the final norm and the head's input, on the last stage; a frozen head
     needs none."""

@@ -16,12 +16,13 @@ from typing import Literal
 
 import numpy as np
 
+from strategist.columns import remembered
 from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
 from strategist.facts.profile import BYTES
 from strategist.memory.saved import OURS, POLICIES, Cut, Habits, Part, Policy, Saved, habits_of, saved_tensors
 from strategist.records import dataclass
-from strategist.space.candidates import Candidates, Column, Mask, Reals
+from strategist.space.candidates import Candidates, Column, Mask, Reals, total_of
 from strategist.space.shares import (
     ceil_div,
     copies_here,
@@ -93,9 +94,14 @@ class Kept:
     def rows(self, wanted: Rows, *parts: Part) -> Reals:
         """Some rows, of all parts or of some."""
         if (wanted, parts) not in self._known:
-            per_token = (self._widths.of(wanted, parts)[self.c["recompute"]] / self._divisors).sum(axis=2)
-            self._known[wanted, parts] = per_token * self._tokens
+            self._known[wanted, parts] = self._per_token(self._widths.of(wanted, parts)) * self._tokens
         return self._known[wanted, parts]
+
+    def _per_token(self, widths: Reals) -> Reals:
+        """Bytes of rows per token, (C, K); few rows are cut in more than two of the ways that there are."""
+        cuts = np.flatnonzero(widths.any(axis=(0, 1))).tolist()
+        own = (widths[:, :, cut][self.c["recompute"]] / self._divisors[cut][:, None] for cut in cuts)
+        return np.asarray(total_of(own)) if cuts else np.zeros((len(self.c), widths.shape[1]))
 
     @cached_property
     def _widths(self) -> Widths:
@@ -106,14 +112,13 @@ class Kept:
         return tokens(self.job, self.c)[:, None]
 
     @cached_property
-    def _divisors(self) -> Reals:
-        """What each of CUTS divides by, (C, 1, cuts)."""
+    def _divisors(self) -> tuple[Column | Reals, ...]:
+        """What each of CUTS divides by, (C,) each."""
         c, sequence = self.c, sequence_cut(self.c)
         cut_only = np.where(c["tp"] > 1, sequence, np.inf)
         dispatched = np.maximum(1, sequence // c["etp"])
         exchanged = np.where(c.is_word("context_parallel", "all-to-all"), c["tp"], np.inf)
-        ways = (sequence, c["tp"], np.ones_like(sequence), dispatched, exchanged, cut_only)
-        return np.stack(ways, axis=1)[:, None, :]
+        return sequence, c["tp"], np.ones_like(sequence), dispatched, exchanged, cut_only
 
     def weights(self, chosen: Callable[[str], bool]) -> Reals:
         """Elements of the chosen matrices on one rank, of one piece of them where they are tiled."""
@@ -311,6 +316,7 @@ def _before_attention(kept: Kept) -> LayerInstant:
     return LayerInstant(gradients[:, None] + np.zeros_like(freed), freed, kept.weights(_is_any), is_early=False)
 
 
+@remembered
 def residual_C(job: Job, c: Candidates, *, whole: bool = True) -> Reals:
     """Bytes of the residual stream's gradient, cut by sequence parallelism, and with `whole` as a row-cut matrix needs it
     too, (C,)."""

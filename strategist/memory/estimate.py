@@ -12,7 +12,6 @@ from strategist.columns import entries
 from strategist.document.estimate import MEMORY_TERMS
 from strategist.facts.job import Job
 from strategist.memory.activations import receive_buffers_CS
-from strategist.memory.buffered import buffered_instants
 from strategist.memory.buffers import runtime_bytes_C, slack_share
 from strategist.memory.instants import instants
 from strategist.memory.model_states import (
@@ -149,12 +148,12 @@ class Ledger:
 
     def _places(self, instant: Column) -> Iterator[tuple[Reals, Terms, Column, tuple[Column, ...]]]:
         """Totals and terms of `moving`, the rows whose instant is one of theirs, and where along the axes in front it is."""
-        first = 0
+        first, present = 0, np.flatnonzero(np.bincount(instant)).tolist()
         for moving, held in zip(self.moving, self.allocated, strict=True):
             axes = held.shape[:-2]
             size = prod(axes)
-            rows = np.flatnonzero((instant >= first) & (instant < first + size))
-            if len(rows):
+            if any(first <= number < first + size for number in present):
+                rows = np.flatnonzero((instant >= first) & (instant < first + size))
                 yield held, moving.terms, rows, np.unravel_index(instant[rows] - first, axes) if axes else ()
             first += size
 
@@ -181,6 +180,8 @@ def _moving(
 ) -> tuple[Instant, ...]:
     """The instants of the job's framework; of those in units only the ones at the loss where they are enough."""
     if not job.profile.has_units:
+        from strategist.memory.buffered import buffered_instants  # other frameworks' order of work
+
         return buffered_instants(job, group, counts, layers, settled)
     return instants(
         job, group, counts, layers, gradient_bytes_CS(job, group, counts, settled), settled, at_loss=at_loss

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from strategist.columns import on_stages
+from strategist.columns import on_stages, remembered
 from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
 from strategist.space.candidates import Reals
@@ -34,6 +34,7 @@ def gradient_bytes_CS(job: Job, group: Group) -> Reals:
     return _vocabulary_CS(job, group) * BYTES[job.formats.compute]
 
 
+@remembered
 def held_logits_CS(job: Job, group: Group) -> Reals:
     """Bytes of the logits that a pipeline's last stage holds as its output until the micro-batch is over, (C, S); with a
     standing buffer of gradients the loss is the stage's output (NVIDIA/Megatron-LM: schedules.py, forward_step)."""
@@ -62,6 +63,7 @@ def largest_bytes_CS(job: Job, group: Group) -> Reals:
     return _vocabulary_CS(job, group) * wide
 
 
+@remembered
 def _vocabulary_CS(job: Job, group: Group) -> Reals:
     """Elements of the logits of one micro-batch on one rank, (C, S)."""
     wide = tokens(job, group.candidates) * ceil_div(job.model.vocab, group.candidates["tp"])

@@ -105,12 +105,12 @@ class Schedule:
         """Backward passes by their numbers (C, S), counted from 0; the last one when there are fewer."""
         k = stage_by_stage(np.minimum(np.stack(numbers), self.passes - 1))
         forwards = np.minimum(self.ahead + k, self.passes)
-        pp, v = self.pp, self.v
+        pp, v = self.pp, self.v if self.has_chunks else 1
         around = pp * v
-        of_chunk, in_chunk = np.divmod(k, pp)
-        done, in_round = np.divmod(k, around)
-        begun, ahead_in_round = np.divmod(forwards, around)
-        own = of_chunk % v  # chunks from the last
+        of_chunk = k // pp
+        done, begun = of_chunk // v, forwards // pp // v
+        in_chunk, in_round, ahead_in_round = k - of_chunk * pp, k - done * around, forwards - begun * around
+        own = of_chunk - done * v  # chunks from the last
         is_first, is_last = own == v - 1, own == 0
         other_chunks = (v - 1) * pp
         done_first = done * pp + np.maximum(0, in_round - other_chunks)

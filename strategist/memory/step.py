@@ -208,7 +208,7 @@ def _worst_sort(group: Group, total: Reals) -> Column:
 
 def _of_sort(group: Group, part: Reals, sort: Column) -> Reals:
     """`part` (..., C, K) of one `sort` of layer on each stage, (..., C, S); nothing on stages without layers."""
-    held: Mask = np.asarray((group.layers_SK > 0).any(axis=1))
+    held = group.has_layers
     if part.shape[-1] == 1:
         return part if held.all() else np.multiply(part.swapaxes(-1, -2), held[:, None]).swapaxes(-1, -2)
     return (
@@ -377,11 +377,20 @@ class Step:
 
     def fresh(self, elements: Reals) -> Reals:
         """Gradients that this pass has made so far, of `elements`, where none stood before; at most all that will rest."""
-        share = np.where(self.shards_gradients, self.shards, 1)
-        made = np.minimum(self.trained * BYTES[self.job.formats.gradient] * elements / share, self.at_rest)
+        made = np.minimum(self.trained * BYTES[self.job.formats.gradient] * elements / self._parts, self.at_rest)
         if self.piped:
-            made = np.where(self.managed & self.shards_gradients, self.trained * self.reduce * elements, made)
+            made = np.where(self._waits_whole, self.trained * self.reduce * elements, made)
         return np.where(self.stands, 0.0, made)
+
+    @cached_property
+    def _parts(self) -> Column:
+        """Ranks that share a gradient, (C, 1)."""
+        return np.where(self.shards_gradients, self.shards, 1)
+
+    @cached_property
+    def _waits_whole(self) -> Mask:
+        """Where a pipeline keeps gradients whole that it will share, (C, 1)."""
+        return np.asarray(self.managed & self.shards_gradients, np.bool_)
 
     def in_reduction(self, elements: Reals, bare: Reals) -> Reals:
         """A unit while it is reduced: its gradient, of `bare` elements, and the copy that is sent, of `elements`; where no shards
@@ -414,9 +423,8 @@ class Step:
     def _reduced(self, elements: Reals) -> Reals:
         if self.piped:
             return NONE
-        parts = np.where(self.shards_gradients, self.shards, 1)
         joins = self.reduces & self.several & (self.shards_gradients | self.job.profile.replicas_wait)
-        return np.where(joins, self.trained * self.reduce * elements / parts, 0.0)
+        return np.where(joins, self.trained * self.reduce * elements / self._parts, 0.0)
 
     def retained(self, elements: Reals) -> Reals:
         """Where replicas average after each micro-batch: reduced gradients of unsharded units, which wait for the end of

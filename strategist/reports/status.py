@@ -21,6 +21,11 @@ def status_lines(status: RunStatus, width: int) -> list[Line]:
         *wrapped("checkpoints", _checkpoints(status), width, indent=LABEL + 1),
         *(piece for fault in status.faults for piece in wrapped("fault", _fault(fault), width, indent=LABEL)),
         *([] if status.faults else [line("faults      none")]),
+        *(
+            piece
+            for found in status.warnings
+            for piece in wrapped("warning", str(found.get("sentence")), width, indent=LABEL)
+        ),
     ]
 
 

@@ -93,7 +93,11 @@ def plan_tree(plan: Costed, observed: Sequence[Observed] = ()) -> Tree:
         "plan",
         "",
         None,
-        children=(time_tree(plan, observed), *(memory_tree(plan, stage, observed) for stage in ledgers)),
+        children=(
+            time_tree(plan, observed),
+            *(memory_tree(plan, stage, observed) for stage in ledgers),
+            *process_trees(plan, ledgers, observed),
+        ),
     )
 
 
@@ -121,13 +125,15 @@ def time_tree(plan: Costed, observed: Sequence[Observed] = ()) -> Tree:
     """The step: compute, exposed communication, and the rest. Exposed nanoseconds add up to the step.
 
     What was observed is one rank's step, the slowest that was looked at; where collectives are fake, nothing of the wire
-    and of waiting for others is in it.
+    and of waiting for others is in it. In a run they are, and then communication too can be what is furthest off.
     """
+    unheard = () if all(seen.rung == "run" for seen in observed if seen.slowest is not None) else COMMUNICATION
     clocks = _clocks(plan, observed)
     seen = {term.name for clock in clocks if clock is not None for term in clock.terms}
     present = {term.name for term in plan.time.terms} | seen
     leaves = {
-        leaf.name: leaf for leaf in _marked([_time_leaf(plan, name, clocks) for name in TIME_TERMS if name in present])
+        leaf.name: leaf
+        for leaf in _marked([_time_leaf(plan, name, clocks) for name in TIME_TERMS if name in present], unheard)
     }
     groups = (("compute", COMPUTE), ("exposed communication", COMMUNICATION))
     children = tuple(
@@ -161,9 +167,17 @@ def _clock_words(plan: Costed, observed: Sequence[Observed]) -> str:
         rank = seen.slowest
         if rank is not None and rank.time is not None:
             floor = format_seconds(rank.time.launch_floor_ns / 1e9)
-            alone = "" if plan.mesh.world == 1 else ", without wire and waiting"
-            words.append(f"{seen.rung}: {rank.kind} on {seen.device}{alone}; issuing it takes {floor} at least")
+            words.append(
+                f"{seen.rung}: {rank.kind} on {seen.device}{_peers(plan, seen)}; issuing it takes {floor} at least"
+            )
     return "; ".join(words)
+
+
+def _peers(plan: Costed, seen: Observed) -> str:
+    """What a timed step has of the other ranks."""
+    if plan.mesh.world == 1:
+        return ""
+    return ", waiting for others included" if seen.rung == "run" else ", without wire and waiting"
 
 
 def _time_group(label: str, leaves: Sequence[Tree], clocks: Sequence[ObservedTime | None]) -> Tree:
@@ -234,6 +248,22 @@ def memory_tree(plan: Costed, ledger: StageMemory, observed: Sequence[Observed] 
     )
 
 
+def process_trees(plan: Costed, ledgers: Sequence[StageMemory], observed: Sequence[Observed]) -> Iterator[Tree]:
+    """The device's bytes of each stage beside the most that a process of it had in memory, where a run on CPU ranks saw that."""
+    own = [None] * (len(rungs_of(plan, observed)) - len(observed))
+    for ledger in ledgers:
+        seen = tuple(_process_bytes(rung, ledger.stage) for rung in observed)
+        if any(seen):
+            name = "whole process" if plan.mesh.pp == 1 else f"whole process, stage {ledger.stage}"
+            yield Tree(name, "B", ledger.device, (*own, *seen), note="runtime and slack included")
+
+
+def _process_bytes(rung: Observed, stage: int) -> int | None:
+    """The fullest process of a stage, for ranks whose device is the host."""
+    sizes = [r.process_bytes for r in rung.ranks if r.stage == stage and rung.rung == "run" and not r.memory.peak_bytes]
+    return max(sizes, default=None)
+
+
 def _own_view(ledger: StageMemory, *, whole: bool) -> _View:
     """The bytes of a verified plan; `whole` counts what no tensor holds too."""
     if not ledger.is_traced:
@@ -252,7 +282,7 @@ def _view(rung: Observed, rank: RankObservation | None, moment: str) -> _View:
         {} if found is None else {name: found.term(name) for name in MEMORY_TERMS if name not in ("runtime", "slack")}
     )
     terms |= {} if memory.slack is None else {"slack": memory.slack}
-    return _View(memory.peak_bytes, terms, _place(rung, rank))
+    return _View(memory.peak_bytes or None, terms, _place(rung, rank) if memory.peak_bytes else "")
 
 
 def _place(rung: Observed, rank: RankObservation) -> str:
@@ -263,16 +293,17 @@ def _place(rung: Observed, rank: RankObservation) -> str:
     return f"seen at: {peak.moment}, {peak.module or 'outside the blocks'}, {peak.during}, {peak.operator}"
 
 
-def _marked(leaves: Sequence[Tree]) -> tuple[Tree, ...]:
-    """The leaves, the one that is furthest from what the first rung to see it saw marked."""
-    worst = max(leaves, key=_distance, default=None)
+def _marked(leaves: Sequence[Tree], unheard: Sequence[str] = ()) -> tuple[Tree, ...]:
+    """The leaves, the one that is furthest from what the first rung to see it saw marked; none of `unheard`, the axes of which
+    no wire was seen."""
+    worst = max((leaf for leaf in leaves if leaf.name not in unheard), key=_distance, default=None)
     return tuple(replace(leaf, is_worst=leaf is worst and _distance(leaf) > 0) for leaf in leaves)
 
 
 def _distance(leaf: Tree) -> float:
-    """How far off a term is, in its unit; 0 where nobody looked, and for axes of which no wire was seen."""
+    """How far off a term is, in its unit; 0 where nobody looked."""
     seen = next((value for value in leaf.observed if value is not None), None)
-    return 0.0 if seen is None or leaf.name in COMMUNICATION else abs(seen - (leaf.predicted or 0.0))
+    return 0.0 if seen is None else abs(seen - (leaf.predicted or 0.0))
 
 
 def tree_lines(tree: Tree, width: int, rungs: Sequence[str] = ()) -> Iterator[Line]:

@@ -114,7 +114,8 @@ def _joined(is_and: bool, parts: list[ast.expr], values: Mapping[str, Value]) ->
     columns behind it need not be looked at."""
     combine, so_far = (np.logical_and if is_and else np.logical_or), is_and
     for part in parts:
-        so_far = combine(so_far, _value(part, values))
+        value = _value(part, values)
+        so_far = value if np.ndim(so_far) == 0 and _is_mask(value) else combine(so_far, value)
         if np.ndim(so_far) == 0 and bool(so_far) is not is_and:
             break
     return so_far
@@ -140,9 +141,15 @@ def _comparison(left: ast.expr, ops: list[ast.cmpop], rights: list[ast.expr], va
     result: Value = True
     for op, right in zip(ops, rights, strict=True):
         a, b = _operand(left, right, values), _operand(right, left, values)
-        result = np.logical_and(result, _COMPARISON[type(op)](a, b))
+        holds = _COMPARISON[type(op)](a, b)
+        result = holds if result is True and _is_mask(holds) else np.logical_and(result, holds)
         left = right
     return result
+
+
+def _is_mask(value: Value) -> bool:
+    """Whether this is a column of truth values, which a scalar that decided nothing leaves as it is."""
+    return isinstance(value, np.ndarray) and value.ndim > 0 and value.dtype == np.bool_
 
 
 def _operand(side: ast.expr, other: ast.expr, values: Mapping[str, Value]) -> Value:

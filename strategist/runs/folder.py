@@ -38,9 +38,24 @@ class RunFolder:
         return self.root / "report.json"
 
     @property
+    def observed(self) -> Path:
+        """What an observed run saw of its Plan."""
+        return self.root / "run.json"
+
+    @property
     def verdicts(self) -> Path:
         """One verdict per line, the latest last."""
         return self.root / "verdicts.jsonl"
+
+    @property
+    def warnings(self) -> Path:
+        """One warning per line: what did not stop the run."""
+        return self.root / "warnings.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Scalars, a folder per rank."""
+        return self.root / "tensorboard"
 
     @property
     def log(self) -> Path:
@@ -63,7 +78,7 @@ class RunFolder:
         return self.root / "ranks"
 
     def of_rank(self, rank: int, kind: str) -> Path:
-        """A file that one rank writes about itself: beat, steps, failure or stack."""
+        """A file that one rank writes about itself: beat, steps, failure, stack or observed."""
         return self.ranks / f"{rank}.{kind}"
 
 
@@ -95,6 +110,11 @@ def rows_of(path: Path) -> Iterator[dict[str, Any]]:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return
+    yield from rows_in(text)
+
+
+def rows_in(text: str) -> Iterator[dict[str, Any]]:
+    """The JSON objects of some lines, as `rows_of`."""
     for line in text.splitlines():
         try:
             row = json.loads(line)

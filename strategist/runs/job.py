@@ -16,13 +16,18 @@ DEFAULT_KEEP = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """The job of a run folder: `steps` in all, a checkpoint after every `save_every`, of which the newest `keep` stay."""
+    """The job of a run folder: `steps` in all, a checkpoint after every `save_every`, of which the newest `keep`
+    stay, written while training goes on if `async_save`; `observe` asks for time and memory in the Plan's terms, `tensorboard` for
+    scalars."""
 
     format: str = FORMAT
     steps: int
     seed: int = 0
     save_every: int | None = None
     keep: int = DEFAULT_KEEP
+    observe: bool = False
+    async_save: bool = False
+    tensorboard: bool = False
 
 
 def read_job(folder: RunFolder) -> JobRecord:

@@ -41,7 +41,8 @@ class CheckpointStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """The whole folder. `losses` are (step, loss) of the latest steps; `faults` are the verdicts of all attempts."""
+    """The whole folder. `losses` are (step, loss) of the latest steps; `faults` are the verdicts of all attempts, `warnings`
+    what did not stop it."""
 
     folder: str
     state: str
@@ -53,6 +54,7 @@ class RunStatus:
     ranks: tuple[RankStatus, ...]
     checkpoints: tuple[CheckpointStatus, ...]
     faults: tuple[dict[str, Any], ...]
+    warnings: tuple[dict[str, Any], ...] = ()
 
 
 def status_of(folder: RunFolder) -> RunStatus:
@@ -74,6 +76,7 @@ def status_of(folder: RunFolder) -> RunStatus:
         ranks=tuple(_rank(folder, rank, beat, state) for rank, beat in beats.items()),
         checkpoints=tuple(map(_checkpoint, checkpoints_in(folder.checkpoints))),
         faults=tuple(rows_of(folder.verdicts)),
+        warnings=tuple(rows_of(folder.warnings)),
     )
 
 

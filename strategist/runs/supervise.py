@@ -15,6 +15,7 @@ from strategist.records import dataclass, replace
 from strategist.runs.beats import SLOW, Beat, read_beat
 from strategist.runs.checkpoints import Checkpoint, checkpoints_in, newest_complete, set_aside, sweep
 from strategist.runs.folder import RunFolder, append_row
+from strategist.runs.health import Health
 from strategist.runs.launch import Ranks, environment_of
 from strategist.runs.signals import Signals
 from strategist.runs.verdict import Evidence, Failure, Verdict, judge
@@ -124,6 +125,7 @@ class _Attempt:
         with tempfile.TemporaryDirectory(prefix="strategist-meet-") as meeting, Signals() as signals:
             environment = environment_of(self.launch.world, self.number, Path(meeting, "store"))
             self.began = time.monotonic()
+            self.health = Health(self.launch.folder, self.launch.world)
             with Ranks(self.launch.command(checkpoint), self.launch.world, environment) as ranks:
                 trouble = self._follow(ranks, signals)
                 for row in ranks.last_words():
@@ -148,6 +150,7 @@ class _Attempt:
         while True:
             for row in ranks.wait(TICK_SECONDS, signals.ready):
                 self._heard(row)
+            self._warn()
             for number in signals.take():
                 self._asked_to_end(number, ranks)
             if self.deadline is not None and time.monotonic() > self.deadline:
@@ -158,6 +161,15 @@ class _Attempt:
                 return None
             if self.launch.reports and self._is_silent(ranks):
                 return "silent"
+
+    def _warn(self) -> None:
+        """Pass on what the steps have to say, and keep it where it can be kept."""
+        for found in self.health.look():
+            self.remark(f"warning: {found.sentence}")
+            try:
+                append_row(self.launch.folder.warnings, as_document(found))
+            except OSError as problem:
+                self.remark(f"the warning cannot be written down: {problem}")
 
     def _heard(self, row: str) -> None:
         self.tail = [*self.tail, row][-TAIL:]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import reduce
+from functools import cached_property, reduce
 from math import prod
 from typing import Any
 
@@ -49,11 +49,16 @@ def code(column: str, word: str) -> int:
     return WORDS[column].index(word)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Candidates:
     """Layouts as int64 columns of equal length, shape (C,). Compare rows, not objects."""
 
     columns: Mapping[str, Column]
+
+    @cached_property
+    def known(self) -> dict[object, Any]:
+        """What was worked out of these layouts already: see `strategist.columns.remembered`."""
+        return {}
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
@@ -61,7 +66,7 @@ class Candidates:
     def __getitem__(self, name: str) -> Column:
         return self.columns[name]
 
-    @property
+    @cached_property
     def data_parallel(self) -> Column:
         """Ranks that see different samples, shape (C,)."""
         return self["dp_replicate"] * self["dp_shard"]
@@ -76,7 +81,7 @@ class Candidates:
         """Ranks used, shape (C,)."""
         return self["pp"] * self.data_parallel * self["cp"] * self["tp"]
 
-    @property
+    @cached_property
     def expert_dp(self) -> Column:
         """Replicas of each expert shard, shape (C,)."""
         return self.data_parallel * self["cp"] * self["tp"] // (self["ep"] * self["etp"])
@@ -89,7 +94,8 @@ class Candidates:
 
     def where(self, keep: Mask | Column) -> Candidates:
         """The rows that a mask marks or that an index column lists, in that order."""
-        return Candidates({name: column[keep] for name, column in self.columns.items()})
+        rows = np.flatnonzero(keep) if keep.dtype == np.bool_ else keep
+        return Candidates({name: column.take(rows) for name, column in self.columns.items()})
 
     def without(self, name: str) -> Candidates:
         """The rows with no choice made in one column of words."""
@@ -125,9 +131,10 @@ class Candidates:
 
     def is_word(self, name: str, *words: str) -> Mask:
         """Rows whose column stands for one of the words, shape (C,)."""
-        column, hit = self.columns[name], np.zeros(len(self), dtype=np.bool_)
-        for word in words:
-            hit |= column == code(name, word)
+        if (name, words) not in self.known:
+            column = self.columns[name]
+            self.known[name, words] = reduce(np.logical_or, [column == code(name, word) for word in words])
+        hit: Mask = self.known[name, words]
         return hit
 
 

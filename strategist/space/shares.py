@@ -7,11 +7,12 @@ table and everything else broadcasts against it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, cached_property
+from typing import Any
 
 import numpy as np
 
-from strategist.columns import on_stages
+from strategist.columns import on_stages, remembered
 from strategist.facts.job import Job
 from strategist.facts.layers import Layer, build_layer
 from strategist.facts.model import ModelShape
@@ -21,7 +22,7 @@ from strategist.space.candidates import Candidates, Column, Mask, Reals, distinc
 from strategist.space.stages import head_in_layers, kinds, representative_stages, stage_layer_counts
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Group:
     """Candidates that share `pp` and the layers of every stage.
 
@@ -39,15 +40,25 @@ class Group:
     meshes: Candidates
     mesh_of: Column
 
-    @property
+    @cached_property
+    def known(self) -> dict[object, Any]:
+        """What was worked out of these candidates already: see `strategist.columns.remembered`."""
+        return {}
+
+    @cached_property
     def is_first(self) -> Mask:
         """Stages that hold the embedding, shape (S,)."""
         return self.stages == 0
 
-    @property
+    @cached_property
     def is_last(self) -> Mask:
         """Stages that hold the head and the loss, shape (S,)."""
         return self.stages == self.pp - 1
+
+    @cached_property
+    def has_layers(self) -> Mask:
+        """Stages that own a layer, shape (S,)."""
+        return np.asarray((self.layers_SK > 0).any(axis=1))
 
     def layers_of(self, values_CK: Reals) -> Reals:
         """Sum over the layers of each stage of a per-layer amount: (C, K) to (C, S)."""
@@ -171,6 +182,7 @@ def layers(shape: ModelShape) -> tuple[Layer, ...]:
     return tuple(build_layer(shape, kind) for kind in kinds(shape))
 
 
+@remembered
 def state_shards(candidates: Candidates) -> Column:
     """Ranks that share one copy of the dense weights' state under ZeRO, shape (C,)."""
     return candidates["dp_shard"] * candidates["cp"]
@@ -270,24 +282,29 @@ def elements(shape: ModelShape, group: Group) -> Elements:
     """Count the parameters of every stage: once per mesh, then spread over the candidates."""
     c = group.meshes
     one, shards, sharers = np.ones_like(c["tp"]), state_shards(c), expert_shards(c)
-    expert, dense = expert_CK(shape, c, one), dense_CK(shape, c, one)
-    expert_part, dense_part = expert_CK(shape, c, sharers), dense_CK(shape, c, shards)
+    layer, part = dense_CK(shape, c, one), dense_CK(shape, c, shards)
+    padded = part * shards[:, None]
+    none: Reals = np.zeros((len(group.stages), len(c))).T
+    experts, padded_experts = none, none
+    if shape.moe is not None:
+        expert, expert_part = expert_CK(shape, c, one), expert_CK(shape, c, sharers)
+        padded_expert = expert_part * sharers[:, None]
+        layer, part, padded = layer + expert, part + expert_part, padded + padded_expert
+        experts, padded_experts = group.layers_of(expert), group.layers_of(padded_expert)
     present = np.asarray((group.layers_SK > 0).any(axis=0))[None, :]
-    padded_expert = expert_part * sharers[:, None]
-    padded = dense_part * shards[:, None] + padded_expert
     before, behind = outer_CS(shape, group, c, one)
     ends = outer_CS(shape, group, c, shards)
-    layers_CS = group.layers_of(dense + expert)
+    layers_CS = group.layers_of(layer)
     per_mesh = {
         "whole": layers_CS + before + behind,
-        "sharded": group.layers_of(dense_part + expert_part) + total_of(ends),
+        "sharded": group.layers_of(part) + total_of(ends),
         "layers": layers_CS,
-        "experts": group.layers_of(expert),
+        "experts": experts,
         "before": before,
         "behind": behind,
-        "widest": np.where(present, dense + expert, 0.0).max(axis=1),
+        "widest": np.where(present, layer, 0.0).max(axis=1),
         "padded_layers": group.layers_of(padded),
-        "padded_experts": group.layers_of(padded_expert),
+        "padded_experts": padded_experts,
         "padded_before": ends[0] * shards[:, None],
         "padded_behind": ends[1] * shards[:, None],
         "padded_widest": np.where(present, padded, 0.0).max(axis=1),
@@ -295,31 +312,36 @@ def elements(shape: ModelShape, group: Group) -> Elements:
     spread: dict[str, Reals] = {}
     for name, values in per_mesh.items():
         plain = name.removeprefix("padded_")
-        same = name != plain and np.array_equal(values, per_mesh[plain])
+        same = name != plain and (values is per_mesh[plain] or np.array_equal(values, per_mesh[plain]))
         spread[name] = spread[plain] if same else values.T.take(group.mesh_of, axis=-1).T
     return Elements(**spread)
 
 
+@remembered
 def expert_shards(c: Candidates) -> Column:
     """Ranks that share the state of one expert shard under ZeRO: its replicas, HSDP's outer axis left out, (C,)."""
     return np.maximum(1, c.expert_dp // c["dp_replicate"])
 
 
+@remembered
 def sequence_cut(c: Candidates) -> Column:
     """Ranks that share the residual stream: tp under sequence parallelism, else one, (C,)."""
     return np.where(c["sequence_parallel"] > 0, c["tp"], 1)
 
 
+@remembered
 def tokens(job: Job, c: Candidates) -> Reals:
     """Tokens of one micro-batch on one rank, (C,)."""
     return c["micro_batch"] * (job.workload.seq_len / c["cp"])
 
 
+@remembered
 def is_plain_data_parallel(c: Candidates) -> Mask:
     """Candidates that torch's DistributedDataParallel (or no wrapper at all) runs: zero < 2, no tp, no pp, shape (C,)."""
     return (c["zero"] < 2) & (c["tp"] == 1) & (c["pp"] == 1)
 
 
+@remembered
 def is_managed(job: Job, c: Candidates) -> Mask:
     """Candidates whose weights lie in units of fully_shard or replicate, shape (C,): all but plain data parallelism and
     those with one data rank that compute in the format the weights are stored in (nothing to share, nothing to cast).

@@ -7,7 +7,7 @@ the buffer of an all-reduce, what one rank sends in an all-to-all or to a neighb
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -70,20 +70,20 @@ that hold the same experts."""
 PLACES: tuple[Place, ...] = ("tp", "cp", "ep", "pp", "shards", "dp_replicate", "replicas", "expert_replicas")
 
 
-def ranks_at(c: Candidates, place: Place) -> Ranks:
-    """The group a rank belongs to, in the rank order pp, dp_replicate, dp_shard, cp, tp."""
-    tp, cp = c["tp"], c["cp"]
-    by_place: dict[Place, tuple[Column, Column]] = {
-        "tp": (tp, np.ones_like(tp)),
-        "cp": (cp, tp),
-        "ep": (c["ep"] * c["etp"], np.ones_like(tp)),
-        "pp": (c["pp"], c.data_parallel * cp * tp),
-        "shards": (cp * c["dp_shard"], tp),
-        "dp_replicate": (c["dp_replicate"], tp * cp * c["dp_shard"]),
-        "replicas": (c.data_parallel * cp, tp),
-        "expert_replicas": (c.expert_dp, c["ep"] * c["etp"]),
+def every_rank(c: Candidates) -> Mapping[Place, Ranks]:
+    """The groups that a rank belongs to, in the rank order pp, dp_replicate, dp_shard, cp, tp."""
+    tp, cp, one = c["tp"], c["cp"], np.ones_like(c["tp"])
+    shards, replicas, experts = state_shards(c), c.data_parallel * cp, c["ep"] * c["etp"]
+    return {
+        "tp": Ranks(tp, one),
+        "cp": Ranks(cp, tp),
+        "ep": Ranks(experts, one),
+        "pp": Ranks(c["pp"], replicas * tp),
+        "shards": Ranks(shards, tp),
+        "dp_replicate": Ranks(c["dp_replicate"], tp * shards),
+        "replicas": Ranks(replicas, tp),
+        "expert_replicas": Ranks(c.expert_dp, experts),
     }
-    return Ranks(*by_place[place])
 
 
 def traffic(job: Job, group: Group, counts: Elements) -> tuple[Traffic, ...]:
@@ -290,7 +290,7 @@ def _pipeline(job: Job, group: Group) -> tuple[Traffic, ...]:
     ends = group.is_first.astype(np.float64) + group.is_last
     micro = _micro(group)[:, 0]
     sends = (2.0 * micro * c["virtual_stages"])[:, None] - on_stages(micro, ends)
-    shards = np.where(c["zero"] >= 2, ranks_at(c, "shards").size, 1)
+    shards = np.where(c["zero"] >= 2, state_shards(c), 1)
     table = vocabulary_elements(job.model, c["tp"], shards) * BYTES[job.formats.parameter] * job.trainable
     tied = ends * float(job.model.tied and job.model.vocab > 0)
     return (

@@ -18,7 +18,7 @@ from strategist.facts.tier import Tier
 from strategist.facts.tiers import tiers
 from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Reals
-from strategist.space.traffic import PLACES, Op, Place, ranks_at
+from strategist.space.traffic import PLACES, Op, Place, every_rank
 
 FULL_BYTES = 2.0**22
 """Payload from which a collective fills the links. Source: collective_curves: on every NVLink machine what a collective takes
@@ -49,7 +49,7 @@ class Links:
 
 def links(cluster: Cluster, meshes: Candidates) -> Links:
     """The links of some meshes, one row each."""
-    ranks = {place: ranks_at(meshes, place) for place in PLACES}
+    ranks = every_rank(meshes)
     tiers_ = cluster_tiers(cluster)
     sizes = np.concatenate([ranks[place].size for place in PLACES])
     strides = np.concatenate([ranks[place].stride for place in PLACES])

@@ -83,8 +83,9 @@ def layer_times(job: Job, c: Candidates) -> LayerTime:
         "matmul": _stack([_matmul(job, gpu, layer, c) for layer, _ in sorts]),
         "attention": _stack([_attention(job, gpu, kind, c, "forward") for _, kind in sorts]),
         "elementwise": _stack([_elementwise(job, gpu, layer, kind, c) for layer, kind in sorts]) + casts,
-        "moe_dispatch": _stack([_dispatch(job, gpu, kind, c) for _, kind in sorts]),
     }
+    if job.model.moe is not None:
+        forward["moe_dispatch"] = _stack([_dispatch(job, gpu, kind, c) for _, kind in sorts])
     products, light = (1.0 + job.trainable) * forward["matmul"], 2.0 * forward["elementwise"]
     if job.model.adapters is not None:
         from strategist.timing.adapters import light_seconds, weight_products
@@ -97,8 +98,9 @@ def layer_times(job: Job, c: Candidates) -> LayerTime:
         "matmul": products,
         "attention": _stack([_attention(job, gpu, kind, c, "backward") for _, kind in sorts]),
         "elementwise": light,
-        "moe_dispatch": 2.0 * forward["moe_dispatch"],
     }
+    if "moe_dispatch" in forward:
+        backward["moe_dispatch"] = 2.0 * forward["moe_dispatch"]
     forward["host"] = _host(job, forward, _stack([_launches(job, kind, c, "forward") for _, kind in sorts]))
     backward["host"] = _host(job, backward, _stack([_launches(job, kind, c, "backward") for _, kind in sorts]))
     return LayerTime(forward, backward, _again(job, c, forward))

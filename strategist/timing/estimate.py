@@ -23,6 +23,8 @@ from strategist.timing.optimizer import offload_seconds, update_seconds
 from strategist.timing.rates import memory_Bps, peak_FLOPs, share
 
 NANO = 1e9
+NONE: Reals = np.zeros(())
+"""No seconds, whatever the candidate."""
 Terms = Mapping[str, Reals]
 
 
@@ -43,9 +45,9 @@ def step_times(job: Job, candidates: Candidates) -> StepTimes:
     compute = Compute(job, candidates)
     for group in groups(job, candidates):
         for name, (shown, behind, redone) in _group_terms(job, group, compute).items():
-            exposed[name][group.rows] = np.round(shown * NANO).astype(np.int64)
-            hidden[name][group.rows] = np.round(behind * NANO).astype(np.int64)
-            again[name][group.rows] = np.round(redone * NANO).astype(np.int64)
+            for whole, seconds in ((exposed, shown), (hidden, behind), (again, redone)):
+                if seconds is not NONE:
+                    whole[name][group.rows] = np.round(seconds * NANO).astype(np.int64)
     if job.factors:
         exposed, hidden, again = (scaled(terms, job.factors) for terms in (exposed, hidden, again))
     step: Column = total_of(exposed.values())
@@ -130,31 +132,36 @@ def _group_terms(job: Job, group: Group, compute: Compute) -> dict[str, tuple[Re
     """(exposed, hidden, recomputed) seconds per step of every term, (C,) each, on the slowest stage."""
     counts = elements(job.model, group)
     work = _work(job, group, counts, compute)
-    network = links(job.cluster, group.meshes)
-    sends = [(item, _seconds_CS(network, group, item)) for item in traffic(job, group, counts)]
+    sends: list[tuple[Traffic, Reals]] = []
+    if (group.meshes.world > 1).any():  # a device alone sends nothing
+        network = links(job.cluster, group.meshes)
+        sends = [(item, _seconds_CS(network, group, item)) for item in traffic(job, group, counts)]
     exposed, hidden = _communication(job, group, work, sends)
     micro = group.candidates["accumulation"][:, None].astype(np.float64)
     busy = {
         name: micro * (work.forward[name] + work.backward[name] + work.again.get(name, 0.0))
         for name in (*COMPUTE_TERMS, "loss")
+        if name in work.forward
     }
-    every = total_of((*busy.values(), *(exposed[axis] for axis in ("tp", "cp", "ep", "pp"))))
+    within = [axis for axis in ("tp", "cp", "ep", "pp") if axis in exposed]
+    every = total_of((*busy.values(), *(exposed[axis] for axis in within)))
     slowest = every.argmax(axis=1)
     rows = np.arange(len(slowest))
 
     def pick(value: Reals) -> Reals:
-        return np.broadcast_to(value, every.shape)[rows, slowest]
+        there = value if value.shape == every.shape else np.broadcast_to(value, every.shape)
+        return there[:, 0] if len(group.stages) == 1 else there[rows, slowest]
 
-    zero: Reals = np.zeros(len(slowest))
     terms: dict[str, tuple[Reals, Reals, Reals]] = {
-        name: (pick(value), zero, pick(micro * work.again.get(name, np.zeros_like(every))))
+        name: (pick(value), NONE, pick(micro * work.again[name]) if name in work.again else NONE)
         for name, value in busy.items()
     }
-    terms |= {axis: (pick(exposed[axis]), pick(hidden[axis]), zero) for axis in ("tp", "cp", "ep", "pp")}
-    terms["dp"] = (exposed["dp"].max(axis=1), hidden["dp"][rows, exposed["dp"].argmax(axis=1)], zero)
-    terms["bubble"] = (_bubble(group, every / micro), zero, zero)
+    terms |= {axis: (pick(exposed[axis]), pick(hidden[axis]), NONE) for axis in within}
+    if "dp" in exposed:
+        terms["dp"] = (exposed["dp"].max(axis=1), hidden["dp"][rows, exposed["dp"].argmax(axis=1)], NONE)
+    terms["bubble"] = (_bubble(group, every / micro), NONE, NONE)
     update, offload = _update(job, group, counts)
-    terms["optimizer"], terms["offload"] = (update, zero, zero), (offload, zero, zero)
+    terms["optimizer"], terms["offload"] = (update, NONE, NONE), (offload, NONE, NONE)
     return terms
 
 
@@ -168,16 +175,20 @@ def _seconds_CS(network: Links, group: Group, item: Traffic) -> Reals:
 def _communication(
     job: Job, group: Group, work: _Work, sends: list[tuple[Traffic, Reals]]
 ) -> tuple[dict[str, Reals], dict[str, Reals]]:
-    """Exposed and hidden seconds per step and axis, (C, S) each.
+    """Exposed and hidden seconds per step of every axis that sends, (C, S) each.
 
     What may overlap shares the compute it hides behind; the first and last pieces (one layer's worth) never do.
     """
     zero: Reals = np.zeros((len(group.stages), len(group.candidates))).T
-    exposed = {axis: np.zeros_like(zero) for axis in ("tp", "cp", "ep", "pp", "dp")}
-    hidden = {axis: np.zeros_like(zero) for axis in exposed}
-    for behind in BEHIND:
-        members = [(item, seconds) for item, seconds in sends if _behind(job, item) == behind]
-        total = total_of(seconds for _, seconds in members) if members else zero
+    axes = dict.fromkeys(item.axis for item, _ in sends)
+    exposed: dict[str, Reals] = {axis: np.zeros_like(zero) for axis in axes}
+    hidden: dict[str, Reals] = {axis: np.zeros_like(zero) for axis in exposed}
+    by_cover: dict[Hidden, list[tuple[Traffic, Reals]]] = {}
+    for item, seconds in sends:
+        by_cover.setdefault(_behind(job, item), []).append((item, seconds))
+    for behind in (cover for cover in BEHIND if cover in by_cover):
+        members = by_cover[behind]
+        total = total_of(seconds for _, seconds in members)
         kept = total - _hideable(job, group, work, behind, members, total)
         part = np.divide(kept, total, out=np.zeros_like(total), where=total > 0)
         for item, seconds in members:
@@ -207,7 +218,7 @@ def _hideable(
 ) -> Reals:
     """Seconds that run behind compute, (C, S): all but the first piece, as far as there is compute to hide behind, and less
     what compute loses meanwhile to the processors that collectives occupy."""
-    if behind == "nothing" or not members:
+    if behind == "nothing":
         return np.zeros_like(total)
     micro = group.candidates["accumulation"][:, None]
     rounds = np.max([np.minimum(item.count_CS, micro) for item, _ in members], axis=0)

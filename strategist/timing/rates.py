@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 
 from strategist.catalog import Row, rows
+from strategist.columns import clamped
 from strategist.facts.gpus import gpu_by_id
 from strategist.facts.hardware import Basis, Gpu
 from strategist.records import dataclass
@@ -61,8 +62,8 @@ class MatmulRates:
 
 
 def _locate(grid: Reals, value: Reals) -> tuple[np.ndarray, Reals]:
-    index = np.clip(np.searchsorted(grid, value, side="right") - 1, 0, len(grid) - 2)
-    part: Reals = np.clip((value - grid[index]) / (grid[index + 1] - grid[index]), 0.0, 1.0)
+    index = clamped(np.searchsorted(grid, value, side="right") - 1, 0, len(grid) - 2)
+    part: Reals = clamped((value - grid[index]) / (grid[index + 1] - grid[index]), 0.0, 1.0)
     return index, part
 
 

@@ -6,12 +6,13 @@ Every case runs the command line with real ranks; `faults/sitecustomize.py` make
 from __future__ import annotations
 
 import json
+import random
 import signal
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,13 @@ import pytest
 
 from strategist.runs.checkpoints import checkpoints_in, newest_complete
 from strategist.runs.folder import RunFolder, rows_of
+from strategist.runs.supervise import SLOW_SECONDS
 from tests.cli.harness import PROGRAM, ROOT, Outcome, environment, plan_file
 from tests.cli.test_run import PATIENCE_SECONDS, QUICK, _hears_signals, marked
 
 STEPS, EVERY = 6, 2
+VERDICT_SECONDS = 10
+"""What the reliability page promises for a verdict on a rank that says nothing, after its heartbeat is overdue."""
 ORPHANS_DIE_WITHIN_SECONDS = 5
 """What the reliability page promises for ranks whose supervisor was killed."""
 
@@ -46,22 +50,26 @@ class Faulted:
         return {row["step"]: row["loss"] for row in rows_of(self.folder.of_rank(0, "steps"))}
 
 
-def commanded(*words: str, cwd: Path, fault: str | None = None) -> tuple[Outcome, str]:
+def commanded(
+    *words: str, cwd: Path, fault: str | None = None, more: Mapping[str, str] | None = None
+) -> tuple[Outcome, str]:
     """`strategist WORDS` with a fault, and the variable that all of its processes carry."""
     name, value = "STRATEGIST_TEST_MARK", uuid.uuid4().hex
     places = f"{ROOT}:{ROOT / 'tests/cli/faults'}"
     done = subprocess.run(
-        (*PROGRAM, *words), env=environment(**{name: value, "PYTHONPATH": places, "STRATEGIST_TEST_FAULT": fault}), cwd=cwd,
+        (*PROGRAM, *words), env=environment(**{name: value, "PYTHONPATH": places, "STRATEGIST_TEST_FAULT": fault, **(more or {})}), cwd=cwd,
         capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False, preexec_fn=_hears_signals,
     )  # fmt: skip
     return Outcome(done.returncode, done.stdout, done.stderr), f"{name}={value}"
 
 
-def faulted(tmp_path: Path, fault: str | None, *words: str) -> Faulted:
+def faulted(
+    tmp_path: Path, fault: str | None, *words: str, more: Mapping[str, str] | None = None, pinned: Sequence[str] = ()
+) -> Faulted:
     """A run of six steps with a checkpoint after every second, under a fault."""
-    path = plan_file(tmp_path, *QUICK)
+    path = plan_file(tmp_path, *QUICK, *pinned)
     wanted = ("run", path, "--steps", str(STEPS), "--out", "RUN", "--save-every", str(EVERY), *words)
-    done, mark = commanded(*wanted, cwd=tmp_path, fault=fault)
+    done, mark = commanded(*wanted, cwd=tmp_path, fault=fault, more=more)
     return Faulted(RunFolder(str(tmp_path / "RUN")), done, mark)
 
 
@@ -91,6 +99,8 @@ HEALED = {
     "left early": ("0:3:data:leave", "left in data of step 3", 2),
     "failed before the first checkpoint": ("1:1:step:kill", "in step of step 1", 0),
     "a full disk": ("0:4:save:full-disk", "disk is full", 2),
+    "data that ran out": ("1:3:data:dry", "the data ended before samples", 2),
+    "data that cannot be read": ("1:3:data:unreadable", "cannot be read: ConnectionResetError: the disk", 2),
 }
 CI = "killed in a step"
 
@@ -119,11 +129,45 @@ def test_a_restart_ends_as_if_nothing_had_happened(
     assert_clean(run)
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", ["kill", "raise", "leave"])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_fault_anywhere_is_healed(seed: int, kind: str, tmp_path: Path, unharmed: dict[int, float]) -> None:
+    """Whatever rank, step and phase a seed names: the verdict names them too, and the losses are those without the fault."""
+    draw = random.Random(f"{kind} {seed}")
+    rank, step = draw.randrange(2), draw.randrange(1, STEPS)
+    phase = draw.choice(("data", "forward", "backward", "reduce", "step"))
+    run = faulted(tmp_path, f"{rank}:{step}:{phase}:{kind}", "--max-restarts", "1")
+    assert run.done.code == 0, run.done.err
+    (verdict,) = run.verdicts
+    assert (verdict["rank"], verdict["step"]) == (rank, step)
+    assert verdict["last_events"][str(rank)] == f"{phase} of step {step}"
+    assert run.losses == unharmed
+    assert_clean(run)
+
+
+@pytest.mark.slow
+def test_a_fault_while_a_checkpoint_is_written_in_the_background(tmp_path: Path, unharmed: dict[int, float]) -> None:
+    """A rank that dies when its files are written and the manifest is not, while training goes on, leaves the older checkpoint;
+    the run goes on from there, loses at most two intervals, and every loss is that of the run without a fault."""
+    run = faulted(tmp_path, "1:4:save:kill-writing", "--max-restarts", "1", "--async-save")
+    assert run.done.code == 0, run.done.err
+    (verdict,) = run.verdicts
+    assert "SIGKILL" in verdict["cause"]
+    assert (verdict["rank"], verdict["checkpoint"]) == (1, f"step-{EVERY:09d}")
+    assert verdict["steps_lost"] <= 2 * EVERY
+    assert run.losses == unharmed
+    assert [each.step for each in checkpoints_in(run.folder.checkpoints)] == [6, 4]
+    assert_clean(run)
+
+
 FATAL = {
     "hanging": ("1:3:data:hang", ("--heartbeat", "15"), "said nothing for", 1),
     "hanging beside the others": ("1:3:backward:hang", ("--heartbeat", "6"), "sitecustomize.py", 1),
     "stopped": ("1:3:forward:stop", ("--heartbeat", "6"), "stopped by a signal", 1),
     "not a number": ("1:3:data:poison", ("--max-restarts", "5"), "the weights were not updated", 0),
+    "never meets the others": ("1:0:start:hang", ("--heartbeat", "6"), "sitecustomize.py", 1),
+    "other versions": ("1:0:start:other-version", (), "0.0.0-of-another-time on rank 1", 0),
     "the same fault again and again": ("1:1:data:raise:always", ("--max-restarts", "5"), "the injected fault", 1),
 }
 
@@ -149,6 +193,12 @@ def test_the_end_says_who_and_why(fault: str, words: tuple[str, ...], cause: str
     assert not run.folder.lock.exists()
     if int(fault[2]) > EVERY:
         assert_clean(run)
+    if "--heartbeat" in words:
+        patience = max(int(words[1]), SLOW_SECONDS if ":start:" in fault else 0)
+        assert (
+            run.folder.verdicts.stat().st_mtime - float((tmp_path / "fault.at").read_text())
+            <= patience + VERDICT_SECONDS
+        )
 
 
 @pytest.mark.slow
@@ -173,6 +223,60 @@ def test_a_request_to_stop_saves_and_another_layout_goes_on(tmp_path: Path, unha
     assert (status.document["state"], status.document["done"], status.document["steps"]) == ("finished", STEPS, STEPS)
     again, _ = commanded("resume", "RUN", "--json", cwd=tmp_path)
     assert (again.code, again.document["done"]) == (0, STEPS)
+
+
+@pytest.mark.nightly
+def test_collectives_that_differ_are_told_apart(tmp_path: Path) -> None:
+    """With torch's own comparison of collectives switched on, a reduction on one rank that the others know nothing of ends the
+    run in that step, with torch's description of what each rank was doing."""
+    debug, sharded = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, ("--pin", "zero=3")  # DDP crashes in torch under it
+    run = faulted(tmp_path, "1:3:reduce:other-collective", more=debug, pinned=sharded)
+    assert run.done.code == 6, run.done.err
+    assert run.verdicts[-1]["step"] == 3
+    assert "Detected mismatch between collectives on ranks" in run.verdicts[-1]["cause"]
+    assert {f"Rank {rank} is running collective" in run.verdicts[-1]["cause"] for rank in (0, 1)} == {True}
+    assert_clean(run)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("fault", "kind", "rank"), [("1:any:data:slow:always", "slow", 1), ("1:9:forward:leap", "leap", None)]
+)
+def test_what_does_not_stop_a_run_is_said(fault: str, kind: str, rank: int | None, tmp_path: Path) -> None:
+    """A rank that is late in every step is named with its score; a loss that leaps is said. Nothing is restarted or changed."""
+    path = plan_file(tmp_path, *QUICK)
+    done, mark = commanded("run", path, "--steps", "12", "--out", "RUN", cwd=tmp_path, fault=fault)
+    assert done.code == 0, done.err
+    folder = RunFolder(str(tmp_path / "RUN"))
+    found = [row for row in rows_of(folder.warnings) if row["kind"] == kind]
+    assert [row["rank"] for row in found] == [rank]
+    assert found[0]["step"] < 50
+    assert (0.0 <= found[0]["score"] <= 0.9) if kind == "slow" else found[0]["step"] == 9
+    assert " ".join(found[0]["sentence"].split()) in " ".join(done.err.split())
+    assert list(rows_of(folder.verdicts)) == []
+    status, _ = commanded("status", "RUN", "--json", cwd=tmp_path)
+    assert found[0] in status.document["warnings"]
+    assert marked(mark) == []
+
+
+@pytest.mark.slow
+def test_nothing_that_only_looks_on_can_stop_a_run(tmp_path: Path, unharmed: dict[int, float]) -> None:
+    """The log and one rank's rows lie on a full device, and nobody reads what is printed: the run trains as if nothing had
+    happened."""
+    path = plan_file(tmp_path, *QUICK)
+    wanted = ("run", path, "--steps", str(STEPS), "--out", "RUN", "--save-every", str(EVERY))
+    places = f"{ROOT}:{ROOT / 'tests/cli/faults'}"
+    own = environment(PYTHONPATH=places, STRATEGIST_TEST_FAULT="1:1:data:full-folder")
+    with subprocess.Popen(
+        (*PROGRAM, *wanted), env=own, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stderr is not None
+        process.stderr.close()
+        assert process.wait(PATIENCE_SECONDS) == 0
+    run = Faulted(RunFolder(str(tmp_path / "RUN")), Outcome(0, "", ""), "")
+    assert run.losses == unharmed
+    assert [each.step for each in checkpoints_in(run.folder.checkpoints)] == [6, 4]
+    assert run.verdicts == []
 
 
 @pytest.mark.nightly

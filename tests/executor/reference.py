@@ -30,6 +30,12 @@ class Task:
     clip_norm: float | None = None
     seed: int = 3
     start: str = "float64"  # the format in which the initial weights are drawn
+    scheduled: bool = False  # whether the learning rate changes from step to step
+
+
+def rate_of_step(step: int) -> float:
+    """A rate that rises, then falls."""
+    return (0.3, 1.0, 0.8, 0.5, 0.1)[step]
 
 
 def dataset_of(task: Task) -> SyntheticTokens:
@@ -45,6 +51,8 @@ def trained_by_one_process(task: Task) -> tuple[list[float], dict[str, Tensor], 
     initialise(model, task.seed)
     model.double()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.1)
+    factor = (lambda step: rate_of_step(min(step, STEPS - 1))) if task.scheduled else (lambda _step: 1.0)
+    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     samples, losses, norms = dataset_of(task), [], []
     order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(task.seed)).tolist()
     for step in range(STEPS):
@@ -56,5 +64,6 @@ def trained_by_one_process(task: Task) -> tuple[list[float], dict[str, Tensor], 
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), limit)))
         optimizer.step()
         optimizer.zero_grad()
+        rates.step()
         losses.append(loss.item())
     return losses, {name: p.detach().clone() for name, p in model.named_parameters()}, norms

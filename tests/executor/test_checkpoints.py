@@ -32,14 +32,21 @@ TP_FSDP = {"tp": 2, "dp_shard": 2, "zero": 3, "micro_batch": 4, "sequence_parall
 TP_ZERO1 = {"tp": 2, "dp_shard": 2, "zero": 1, "micro_batch": 4}
 PP_V2 = {"pp": 2, "virtual_stages": 2, "micro_batch": 2, "accumulation": 4}
 PP_FSDP = {"pp": 2, "dp_shard": 2, "zero": 3, "micro_batch": 2, "accumulation": 2}
+HOST = {"dp_shard": 2, "zero": 2, "offload": "optimizer", "micro_batch": 4}
+TP_HOST = {"tp": 2, "dp_shard": 2, "zero": 2, "offload": "optimizer", "micro_batch": 4}
+EP2 = {"dp_shard": 2, "zero": 3, "ep": 2, "micro_batch": 4}
+EP_FSDP = {"dp_shard": 4, "zero": 3, "ep": 2, "micro_batch": 2}
+EP4 = {"dp_shard": 4, "zero": 2, "ep": 4, "micro_batch": 2}
 
 CHAINS: dict[str, tuple[dict[str, Any], ...]] = {
     "dp4 to tp2-pp2 to single and back": (DDP4, TP_PP, SINGLE, TP_PP, DDP4),
     "sharded, replicated, zero-1": (FSDP4, DDP2, ZERO1, FSDP2, ZERO1),
     "products": (HSDP, TP_FSDP, PP_V2, TP_ZERO1, PP_FSDP),
     "more shards than rows": (PP_FSDP, FSDP3, TP_ZERO1, SINGLE, HSDP),
+    "experts apart, copies on the host": (EP2, HOST, EP_FSDP, SINGLE, EP2),
+    "further experts and copies": (HOST, EP4, TP_HOST, HOST, EP_FSDP),
 }
-IN_CI = ("dp4 to tp2-pp2 to single and back", "sharded, replicated, zero-1")
+IN_CI = ("dp4 to tp2-pp2 to single and back", "sharded, replicated, zero-1", "experts apart, copies on the host")
 
 
 @pytest.mark.parametrize(
@@ -51,8 +58,9 @@ IN_CI = ("dp4 to tp2-pp2 to single and back", "sharded, replicated, zero-1")
 )
 def test_a_new_layout_after_each_step_changes_nothing(chain: tuple[dict[str, Any], ...], tmp_path: Path) -> None:
     """Five steps under five layouts, with a checkpoint between each two, are five steps of one process in float64: losses,
-    gradient norms, parameters; hence moments, step counts and the order of samples too."""
-    _assert_goes_on(tiny_llama(layers=4, tied=True, vocab=66, qkv_bias=True), chain, tmp_path)
+    gradient norms, parameters; hence moments, step counts, the order of samples and a schedule of learning rates too."""
+    dense = tiny_llama(layers=4, tied=True, vocab=66, qkv_bias=True)
+    _assert_goes_on(tiny_mixtral() if any("ep" in layout for layout in chain) else dense, chain, tmp_path)
 
 
 def test_adapters_go_on_beside_weights_that_lie_elsewhere(tmp_path: Path) -> None:
@@ -66,7 +74,7 @@ def _assert_goes_on(shape: ModelShape, chain: tuple[dict[str, Any], ...], tmp_pa
     from tests.executor.reference import Task, trained_by_one_process
     from tests.executor.workers import train_part
 
-    task = Task(shape, ragged=True, clip_norm=0.5)
+    task = Task(shape, ragged=True, clip_norm=0.5, scheduled=True)
     losses, parameters, norms = trained_by_one_process(task)
     start: Path | None = None
     for step, layout in enumerate(chain):
@@ -131,24 +139,62 @@ def test_a_checkpoint_is_never_written_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "world", "layout"),
+    "layout", [pytest.param(FSDP2, id="fsdp"), pytest.param(TP_PP, id="tp-pp", marks=pytest.mark.nightly)]
+)
+def test_float16_goes_on_with_its_loss_scale(layout: dict[str, Any], tmp_path: Path) -> None:
+    """A step whose gradients overflowed counts as done, also when it was the first and the optimizer has no state yet: after a
+    checkpoint behind it, and after one in the middle of an interval, losses and loss scales are those of the run without a stop."""
+    from tests.executor.harness import run_ranks
+    from tests.executor.workers import stopped_in_float16
+
+    formats = replace(FLOAT32, compute="float16")
+    plan = make_plan(**layout, formats=formats)
+    for whole, after_one, after_three in run_ranks(plan.mesh.world, stopped_in_float16, plan, tmp_path):
+        scales = [scale for _, scale in whole]
+        assert (scales[1], scales[2], scales[3]) == (scales[1], scales[1], 2 * scales[1])
+        assert after_one == whole[1:]
+        assert after_three == whole[3:]
+
+
+@pytest.mark.parametrize(
+    "layout",
     [
-        ("offload of the optimizer", 2, {"dp_shard": 2, "zero": 2, "offload": "optimizer", "micro_batch": 4}),
-        ("ep", 2, {"dp_shard": 2, "zero": 3, "ep": 2, "micro_batch": 4}),
-        ("fp16", 1, {"formats": replace(FLOAT32, compute="float16"), "micro_batch": 8}),
+        pytest.param(FSDP2, id="fsdp"),
+        pytest.param(SINGLE, id="single"),
+        pytest.param(DDP2, id="ddp", marks=pytest.mark.nightly),
+        pytest.param(HOST, id="host", marks=pytest.mark.nightly),
+        pytest.param(EP_FSDP, id="ep", marks=pytest.mark.nightly),
+        pytest.param(TP_PP, id="tp-pp", marks=pytest.mark.nightly),
     ],
 )
-def test_what_no_checkpoint_holds_is_refused_before_the_first_step(
-    word: str, world: int, layout: dict[str, Any], tmp_path: Path
+def test_what_is_written_in_the_background_is_what_was_there_when_it_began(
+    layout: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Nobody trains for hours to learn at the first save that there is none."""
+    """Training goes on while a checkpoint is written; loaded, it gives the weights, the losses and the order of samples of the
+    step after which it began, bit by bit."""
+    from strategist.runs.checkpoints import flaw
     from tests.executor.harness import run_ranks
-    from tests.executor.workers import refused_save
+    from tests.executor.workers import saved_in_background
 
-    (tmp_path / "RUN" / "ranks").mkdir(parents=True)
-    shape = tiny_mixtral() if word == "ep" else tiny_llama()
-    plan = make_plan(shape, **({"formats": FLOAT32} | layout))
-    assert run_ranks(world, refused_save, plan, tmp_path / "RUN") == [("UNSUPPORTED", word, [])] * world
+    shape = tiny_mixtral() if "ep" in layout else tiny_llama()
+    plan = make_plan(shape, **layout, formats=FLOAT32)
+    for went_on, resumed in run_ranks(plan.mesh.world, saved_in_background, plan, tmp_path / "saved"):
+        assert went_on == resumed
+    assert flaw(tmp_path / "saved") is None
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+
+
+def test_what_cannot_be_written_in_the_background_is_said_later(tmp_path: Path) -> None:
+    """A disk that is full for one rank does not stop the steps; whoever waits for the checkpoint hears of it, on every rank; no folder
+    has its name, and the one before is whole."""
+    from strategist.runs.checkpoints import flaw
+    from tests.executor.harness import run_ranks
+    from tests.executor.workers import full_in_background
+
+    for code, steps in run_ranks(2, full_in_background, make_plan(**FSDP2), tmp_path):
+        assert (code, steps) == ("IO", 2)
+    assert flaw(tmp_path / "first") is None
+    assert not (tmp_path / "second").exists()
 
 
 class Bomb:

@@ -23,7 +23,7 @@ from strategist.executor.optimizers import default_optimizer
 from strategist.executor.session import Session
 from strategist.facts.model import ModelShape
 from tests.executor.modules import ByteMixer, mean_square
-from tests.executor.reference import LEARNING_RATE, STEPS, Task, dataset_of
+from tests.executor.reference import LEARNING_RATE, STEPS, Task, dataset_of, rate_of_step
 
 Outcome = tuple[list[float], dict[str, Tensor], list[float]]
 
@@ -35,6 +35,7 @@ def _session(plan: Plan, task: Task) -> Session:
         model_from_shape(task.shape),
         default_optimizer(plan, LEARNING_RATE),
         clip_norm=task.clip_norm,
+        rate_of_step=rate_of_step if task.scheduled else None,
         seed=task.seed,
         instruments=Instruments(compile_backend="aot_eager"),
     )
@@ -210,19 +211,73 @@ def refused_load(plan: Plan, folder: Path, shape: ModelShape) -> tuple[str, str,
     return "", "", False
 
 
-def refused_save(plan: Plan, folder: Path) -> tuple[str, str, list[str]]:
-    """Code and word of the error that saving causes before the first step of a run that would save, and what lies in the folder."""
-    from strategist.executor.watch import Saving, Watch
-    from strategist.runs.folder import RunFolder
+Stepped = list[tuple[float, float | None]]
 
-    run = RunFolder(folder)
+
+def stopped_in_float16(plan: Plan, folder: Path) -> tuple[Stepped, Stepped, Stepped]:
+    """(loss, loss scale) of five steps, of which the first overflows, and of what checkpoints after one and three make of the
+    rest. The scale doubles after two good steps."""
+    data = SyntheticTokens(plan.model.vocab, plan.workload.seq_len, 5 * plan.workload.global_batch)
+    forced = {0: 2.0**40, 1: 2.0**10}
+
+    def stepped(start: Path | None, saves: tuple[int, ...] = ()) -> Stepped:
+        session = build(plan, model_from_shape(plan.model))
+        scale = session.loss_scale
+        assert scale is not None
+        scale.interval = 2
+        if start is not None:
+            session.load(start)
+        seen: Stepped = []
+        for batch in session.loader(data, first_step=session.steps):
+            scale.value = forced.get(session.steps, scale.value)
+            result = session.step(batch)
+            seen.append((result.loss, result.loss_scale))
+            if session.steps in saves:
+                session.save(folder / str(session.steps))
+        return seen
+
+    return stepped(None, (1, 3)), stepped(folder / "1"), stepped(folder / "3")
+
+
+def saved_in_background(plan: Plan, folder: Path) -> tuple[list[float], list[float]]:
+    """Losses of three steps beside and after a save without waiting, and of the same steps after loading what was saved."""
+    data = SyntheticTokens(plan.model.vocab, plan.workload.seq_len, 5 * plan.workload.global_batch)
+
+    def rest(session: Session) -> list[float]:
+        return [session.step(batch).loss for batch in session.loader(data, first_step=session.steps)]
+
+    first = build(plan, model_from_shape(plan.model))
+    batches = iter(first.loader(data))
+    for _ in range(2):
+        first.step(next(batches))
+    first.save(folder, wait=False)
+    went_on = rest(first)
+    first.finish_saving()
+    second = build(plan, model_from_shape(plan.model), seed=7)
+    second.load(folder)
+    return went_on, rest(second)
+
+
+def full_in_background(plan: Plan, folder: Path) -> tuple[str, int]:
+    """The code of what waiting for a second checkpoint raises when rank 1 may not write it, and the steps done by then."""
+    import resource
+
     session = build(plan, model_from_shape(plan.model))
-    watch = Watch(run, saving=Saving(every=1, keep=1))
+    batches = iter(session.loader(SyntheticTokens(plan.model.vocab, 16, 16)))
+    session.step(next(batches))
+    session.save(folder / "first", wait=False)
+    session.finish_saving()
+    if dist.get_rank() == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1024, resource.RLIM_INFINITY))
+    session.save(folder / "second", wait=False)
+    session.step(next(batches))
     try:
-        watch.begin(session)
+        session.finish_saving()
     except StrategistError as error:
-        return error.code, str(error.value), sorted(path.name for path in run.checkpoints.glob("*"))
-    return "", "", []
+        return error.code, session.steps
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    return "", session.steps
 
 
 def save_twice(plan: Plan, folder: Path) -> str:

@@ -210,12 +210,12 @@ def test_terms_make_up_the_step_whatever_was_read() -> None:
     """What no operation took is the host's; readings beyond the step are cut in proportion; sides of streams stay."""
     from strategist.measure.rehearse_rank import Share, settled
 
-    short = settled([{"matmul": Share(600, 50, 100), "dp": Share(0, 70, 0)}], 1000)
+    short = settled([{"matmul": Share(600, 50, 100), "dp": Share(0, 70, 0)}], 1000, "rehearsed")
     assert {term.name: term.exposed_ns for term in short} == {"matmul": 600, "host": 400, "dp": 0}
     assert {term.name: term.hidden_ns for term in short} == {"matmul": 50, "host": 0, "dp": 70}
     assert [term.recomputed_ns for term in short if term.name == "matmul"] == [100]
     steps = [{"matmul": Share(900)}, {"matmul": Share(3000)}, {"matmul": Share(1500), "optimizer": Share(0)}]
-    long = settled([{**step, "attention": Share(500)} for step in steps], 1000)
+    long = settled([{**step, "attention": Share(500)} for step in steps], 1000, "rehearsed")
     assert {term.name: term.exposed_ns for term in long} == {"matmul": 750, "attention": 250, "host": 0, "optimizer": 0}
     assert all(term.basis == "rehearsed" for term in (*short, *long))
 

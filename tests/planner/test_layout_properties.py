@@ -23,7 +23,7 @@ from strategist.planner.write import memory_ledger, mesh_of, stages_of
 from strategist.space.candidates import MESH_COLUMNS, Candidates
 from strategist.space.shares import elements, groups, sequence_cut, tokens
 from strategist.space.stages import chunk_bounds, head_in_layers
-from strategist.space.traffic import ranks_at, traffic
+from strategist.space.traffic import every_rank, traffic
 from strategist.timing import collectives
 from strategist.timing.estimate import StepTimes, mfu, step_times
 from tests.oracle.test_search import ROUNDING_NS
@@ -262,7 +262,7 @@ def _sent_bytes(job: Job, a: dict[str, Any]) -> float:
     group = next(groups(job, candidates([a])))
     total = 0.0
     for item in traffic(job, group, elements(job.model, group)):
-        n = int(ranks_at(group.candidates, item.place).size[0])
+        n = int(every_rank(group.candidates)[item.place].size[0])
         rounds = 2 if item.op == "all_reduce" else 1
         total += float(item.payload_CS[0, -1] * item.count_CS[0, -1]) * rounds * (n - 1) / n * (item.axis == "dp")
     return total
