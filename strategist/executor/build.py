@@ -17,7 +17,7 @@ from strategist.executor.obstacles import refuse
 from strategist.executor.optimizers import MakeOptimizer, default_optimizer, make_optimizer_for
 from strategist.executor.precision import parameter_dtype
 from strategist.executor.processes import process_group
-from strategist.executor.session import Outside, Parts, RateOfStep, Session
+from strategist.executor.session import Parts, RateOfStep, Session
 from strategist.executor.steps.compile_blocks import compile_blocks
 from strategist.executor.steps.context_parallel import context_parallel
 from strategist.executor.steps.expert_parallel import expert_parallel
@@ -32,7 +32,6 @@ from strategist.executor.steps.training_mode import training_mode
 from strategist.executor.steps.wrap_ddp import wrap_ddp
 from strategist.executor.support import layout_obstacles
 from strategist.executor.threads import as_process
-from strategist.records import replace
 
 Step = Callable[[nn.Module, Job], nn.Module]
 
@@ -71,15 +70,13 @@ def build(
     rate_of_step: RateOfStep | None = None,
     seed: int = 0,
     instruments: Instruments | None = None,
-    outside: Outside | None = None,
 ) -> Session:
     """Live objects for `plan`: this rank's part of `model`, its optimizer and its schedule.
 
     `make_optimizer` gets parameter groups, as torch optimizers do. Without `loss_fn` the model gives logits (itself or
     as `.logits`) and learns `labels`; `loss_fn(outputs, batch)` gives the mean loss of one micro-batch instead, and
     `own_loss` takes the one that the model computed. `clip_norm` limits the gradients' norm. `rate_of_step(step)` is what the
-    optimizer's learning rates are multiplied by in a step, counted from 0; a loaded session goes on where it stands. `outside` are
-    weights on a server, which the model's modules ask for themselves. Joins the process group when none is running; `Session.close` leaves it again.
+    optimizer's learning rates are multiplied by in a step, counted from 0; a loaded session goes on where it stands. Joins the process group when none is running; `Session.close` leaves it again.
     Raises ImpossibleError for what the executor cannot run, before anything starts, and StaleError for another world.
     """
     refuse(layout_obstacles(plan))
@@ -96,7 +93,6 @@ def build(
             instruments=instruments or Instruments(),
         )
         parts = bring_to_life(lay_out(model, job), job, make_optimizer, loss_fn)
-        parts = replace(parts, outside=outside)
         return Session(job, parts, clip_norm=clip_norm, rate_of_step=rate_of_step, resources=resources.pop_all())
 
 

@@ -37,6 +37,7 @@ from strategist.executor.seeds import generator
 from strategist.executor.session import Session, StepResult
 from strategist.executor.support import layout_obstacles
 from strategist.executor.train import CLIP_NORM, OnStep, run_steps, synthetic_data
+from strategist.records import replace
 
 SERVER = "server"
 MakeModel = Callable[[], nn.Module]
@@ -287,7 +288,9 @@ def served_session(
     for name, table in tables_in(model).items():
         model.set_submodule(name, RemoteTable(name, table, tables))
     make = None if learning_rate is None else default_optimizer(plan, learning_rate)
-    return build(plan, model, make, clip_norm=clip_norm, seed=seed, outside=Outside(tables))
+    session = build(plan, model, make, clip_norm=clip_norm, seed=seed)
+    session.parts = replace(session.parts, outside=Outside(tables))
+    return session
 
 
 def _prepare(*asked: Any) -> None:
