@@ -114,8 +114,6 @@ MISSING = (
     "off the devices is in a formula.",
     "Emitted files of frameworks were parsed by them and trained with on two CPU ranks (`make test-frameworks`), not on GPUs. Times and "
     "bytes beside them are those of the plan's profile, not of that framework.",
-    "What a ring holds while attention's backward runs is in no formula: predicted peaks with cp are within 1 % of the trace, not 0.1 %.",
-    "Rehearsals of plans with cp or ep above 1.",
     "Megatron-LM's arguments and nanotron's files were parsed by their own loaders by hand, once: no registry has them. torchtitan's flags are parsed by torchtitan "
     "in `make test-frameworks`; none of them was trained with.",
     "`validate` reads no files of NeMo, llm-foundry, SkyPilot, Kubernetes or Ray, and no misspelt options of sbatch.",
@@ -127,8 +125,7 @@ MISSING = (
     "times are physics with catalogue constants (docs/accuracy.md); `calibrate` fits factors to your own runs. Intervals of times are known by chip, not by framework and size, and those of memory are assumed.",
     "Of published runs: recompute of a part of the layers, weights of four bits, activations on the host. Predicted reserved memory knows "
     "streams and large blocks (docs/decisions/0047), not what small tensors break up; frameworks with one buffer of gradients reserve a measured share.",
-    "Expert parallelism beside tp, under ZeRO-0 and 1 and with offload; its predicted peak is within 5 % of the trace, not 0.1 %, because "
-    "the formulas gather a layer's experts with the rest of it.",
+    "Expert parallelism beside tp, under ZeRO-0 and 1 and with offload.",
     "Context parallelism by ring with windows, selective recompute or, on GPUs, fp32; 8-bit AdamW; recompute of every n-th layer; "
     "memory-centric tiling.",
     "Nothing of ours ran on GPUs yet: the executor was tested on CPU ranks with gloo only.",

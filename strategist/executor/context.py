@@ -91,18 +91,20 @@ class Travelling:
     def __init__(self, sent: Tensor, group: dist.ProcessGroup) -> None:
         index, ranks = group.rank(), group.size()
         after, before = (dist.get_global_rank(group, (index + step) % ranks) for step in (1, -1))
-        self._sent, self._coming = sent, torch.empty_like(sent)
+        self._coming = torch.empty_like(sent)
         self._requests = dist.batch_isend_irecv(
             [
-                dist.P2POp(dist.isend, self._sent, after, group),
+                dist.P2POp(dist.isend, sent, after, group),
                 dist.P2POp(dist.irecv, self._coming, before, group),
             ]
         )
+        self._sent: Tensor | None = sent
 
     def arrived(self) -> Tensor:
-        """What came."""
+        """What came. What was sent is let go of."""
         for request in self._requests:
             request.wait()
+        self._requests, self._sent = [], None
         return self._coming
 
 
@@ -124,11 +126,13 @@ class RingAttention(torch.autograd.Function):
             if (
                 step <= index
             ):  # from a rank before this one: its front lies before all tokens here, its back behind them
-                block = kernel_of(q).forward(q, keys[:, :, :half], values[:, :, :half], False)
-                _merge(total, lse, *block)
+                _merge(total, lse, *kernel_of(q).forward(q, keys[:, :, :half], values[:, :, :half], False))
             else:
-                block = kernel_of(q).forward(q[:, :, half:], keys, values, False)
-                _merge(total[:, :, half:], lse[:, :, half:], *block)
+                _merge(
+                    total[:, :, half:],
+                    lse[:, :, half:],
+                    *kernel_of(q).forward(q[:, :, half:], keys, values, False),
+                )
         mixed = total.to(q.dtype)
         context.group = group
         context.save_for_backward(q, k, v, mixed, lse)
@@ -150,13 +154,16 @@ class RingAttention(torch.autograd.Function):
                 travelling = Travelling(both, group)
             passing = torch.zeros_like(both) if sums is None else sums.arrived()
             if step <= index:
-                front = keys[:, :, :half], values[:, :, :half]
-                more = kernel_of(q).backward(gradient, q, *front, mixed, lse, False)
-                _add(more, dq, passing[0, :, :, :half], passing[1, :, :, :half])
+                _add(
+                    kernel_of(q).backward(gradient, q, keys[:, :, :half], values[:, :, :half], mixed, lse, False),
+                    *(dq, passing[0, :, :, :half], passing[1, :, :, :half]),
+                )
             else:
                 some_gradient, some_q, some_mixed, some_lse = back_half
-                more = kernel_of(q).backward(some_gradient, some_q, keys, values, some_mixed, some_lse, False)
-                _add(more, dq[:, :, half:], passing[0], passing[1])
+                _add(
+                    kernel_of(q).backward(some_gradient, some_q, keys, values, some_mixed, some_lse, False),
+                    *(dq[:, :, half:], passing[0], passing[1]),
+                )
             sums = Travelling(passing, group)
         if sums is not None:
             _add(sums.arrived(), dk, dv)

@@ -1,5 +1,5 @@
-"""Which ranks stand for all: one per pipeline stage, of those that ZeRO-1 deals whole tensors to the one with most, and, where
-shards are uneven, the one with the smallest."""
+"""Which ranks stand for all: one per pipeline stage, of those that ZeRO-1 deals whole tensors to the one with most, of a ring one
+behind the first, and, where shards are uneven, the one with the smallest."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def every_kind(plan: Plan) -> tuple[Kind, ...]:
     firsts = [_of_stage(plan, stage) for stage in range(plan.mesh.pp)]
     if not has_uneven_shards(plan):
         return tuple(firsts)
-    last, stride = _shards(plan)
-    ends = [Kind(f"{kind.name}, last shard", kind.rank + (last - 1) * stride, kind.stage) for kind in firsts]
+    count, stride = _shards(plan)
+    ends = [_of_shard(plan, kind.stage, (count - 1) * stride, f"{kind.name}, last shard") for kind in firsts]
     return tuple(kind for pair in zip(firsts, ends, strict=True) for kind in pair)
 
 
@@ -86,14 +86,20 @@ def _of_stage(plan: Plan, stage: int) -> Kind:
     pp = plan.mesh.pp
     alone = "every rank" if plan.processes == plan.mesh.world else "device 0"
     name = alone if pp == 1 else f"stage {stage} of {pp}"
-    return Kind(name, stage * plan.mesh.stride("pp") + _fullest(plan, stage) * _shards(plan)[1], stage)
+    return _of_shard(plan, stage, _fullest(plan, stage) * _shards(plan)[1], name)
+
+
+def _of_shard(plan: Plan, stage: int, offset: int, name: str) -> Kind:
+    return Kind(name, stage * plan.mesh.stride("pp") + offset, stage)
 
 
 def _fullest(plan: Plan, stage: int) -> int:
-    """The place among the shards of the rank that holds most of the optimizer's state: torch's ZeRO-1 deals whole tensors."""
+    """The place among the shards of the rank that holds most of the optimizer's state: torch's ZeRO-1 deals whole tensors. Where
+    all hold as much, one that holds most in a ring: every rank but the first compares all of its queries with a piece of another's
+    keys (executor/context.py)."""
     mesh, held, (shards, _) = plan.mesh, plan.strategy.stages[stage], _shards(plan)
     if plan.strategy.zero != 1 or shards == 1:
-        return 0
+        return int(mesh.cp > 1 and plan.strategy.context_parallel == "ring")
     own = [kind for first, end in held.layers for kind in layer_sequence(plan.model)[first:end]]
     numbers = tuple(own.count(kind) for kind in layer_counts(plan.model))
     part = Part(numbers, held.embedding, held.head, mesh.tp, mesh.ep, mesh.etp)

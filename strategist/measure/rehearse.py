@@ -49,7 +49,7 @@ def rehearse(
     executor cannot run; InputError for ranks, steps and devices that do not exist and for models that cannot be made.
     """
     require_torch("Rehearsing")
-    refuse((*layout_obstacles(plan), *_peers_wanted(plan)))
+    refuse((*layout_obstacles(plan), *_several_devices(plan)))
     kinds, place = chosen_kinds(plan, ranks), _device_name(plan, device)
     if not 1 <= steps <= MAX_STEPS:
         raise InputError(
@@ -100,17 +100,8 @@ def _device_name(plan: Plan, asked: str | None) -> str:
     return asked
 
 
-def _peers_wanted(plan: Plan) -> Iterator[Obstacle]:
-    """Axes along which ranks hand each other what they compute with next: alone, a rank would compute with rubbish."""
-    for axis, what in (("cp", "keys and values"), ("ep", "tokens")):
-        if plan.mesh.size(axis) > 1:
-            yield Obstacle(
-                code="UNSUPPORTED",
-                place=f"mesh.{axis}",
-                value=plan.mesh.size(axis),
-                sentence=f"A rank cannot be rehearsed alone with {axis} = {plan.mesh.size(axis)}: it needs other ranks' {what}.",
-                hint=f"Trace it (`strategist trace`), or rehearse a plan with {axis} 1.",
-            )
+def _several_devices(plan: Plan) -> Iterator[Obstacle]:
+    """A process that drives several devices is more than one device can show."""
     if plan.processes < plan.mesh.world:
         yield Obstacle(
             code="UNSUPPORTED",

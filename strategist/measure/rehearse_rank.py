@@ -21,7 +21,7 @@ from strategist.document.plan import Plan
 from strategist.document.substitution import Substitution
 from strategist.executor.build import lay_out
 from strategist.executor.job import Instruments, Job, read_number
-from strategist.executor.mesh import build_mesh
+from strategist.executor.mesh import build_expert_mesh, build_mesh
 from strategist.executor.session import Session
 from strategist.facts.hardware import Basis
 from strategist.measure import noise
@@ -74,8 +74,13 @@ class Rehearsal:
         instruments = Instruments(
             read=self.read, make_stage=lambda *a, **k: stage_for(self.plan, *a, **k), replica=LonelyReplica
         )
-        mesh = build_mesh(self.plan, self.device.type)
-        return Job(plan=shortened(self.plan), mesh=mesh, device=self.device, instruments=instruments)
+        return Job(
+            plan=shortened(self.plan),
+            mesh=build_mesh(self.plan, self.device.type),
+            expert_mesh=build_expert_mesh(self.plan, self.device.type),
+            device=self.device,
+            instruments=instruments,
+        )
 
     def session(self, make_model: MakeModel) -> Session:
         """The live session of a fresh model."""

@@ -44,7 +44,8 @@ ROWS, NARROW, WIDE = 128, 32, 64
 class LayerInstant:
     """One instant of one layer's backward, (C, K) each: bytes of temporaries, bytes of kept activations that are freed
     by then, and elements of weights whose gradients exist, and of `stacked` ones that are just put together; `is_product`:
-    a matrix is just getting its gradient; `is_early`: the gradient that the layer was given is still needed."""
+    a matrix is just getting its gradient; `is_early`: the gradient that the layer was given is still needed; `routed`: those
+    of the weights that are experts and through with backward, which are a unit of their own where ranks share them."""
 
     temporaries: Reals
     freed: Reals
@@ -52,6 +53,7 @@ class LayerInstant:
     stacked: Reals | float = 0.0
     is_product: Mask | bool = False
     is_early: bool = True
+    routed: Reals | float = 0.0
 
 
 Rows = Callable[[Saved, Policy], bool]
@@ -196,20 +198,20 @@ def layer_instants(kept: Kept) -> tuple[LayerInstant, ...]:
     dense = (_last_matrix(kept, last), _behind_activation(kept, last), _first_matrices(kept))
     if kept.job.model.moe is None or kept.job.profile.keeping.name != OURS:
         return (*dense, _in_attention(kept), _before_attention(kept))
-    routed = (_experts_begin(kept), _experts_end(kept), _experts_end(kept))
-    is_routed = np.array([kind.ffn == "moe" for kind in kinds(kept.job.model)])
-    mixed = (_by_kind(is_routed, *pair) for pair in zip(routed, dense, strict=True))
+    routed = (_experts_begin(kept), _experts_end(kept), _first_expert(kept))
+    has_experts = np.array([kind.ffn == "moe" for kind in kinds(kept.job.model)])
+    mixed = (_by_kind(has_experts, *pair) for pair in zip(routed, dense, strict=True))
     return (*mixed, _in_attention(kept), _before_attention(kept))
 
 
-def _by_kind(is_routed: Mask, routed: LayerInstant, dense: LayerInstant) -> LayerInstant:
+def _by_kind(has_experts: Mask, routed: LayerInstant, dense: LayerInstant) -> LayerInstant:
     """The first for sorts of layers with routed experts, the second for the others."""
     return LayerInstant(
-        np.where(is_routed, routed.temporaries, dense.temporaries),
-        np.where(is_routed, routed.freed, dense.freed),
-        np.where(is_routed, routed.weights, dense.weights),
-        np.where(is_routed, routed.stacked, dense.stacked),
-        np.where(is_routed, routed.is_product, dense.is_product),
+        np.where(has_experts, routed.temporaries, dense.temporaries),
+        np.where(has_experts, routed.freed, dense.freed),
+        np.where(has_experts, routed.weights, dense.weights),
+        np.where(has_experts, routed.stacked, dense.stacked),
+        np.where(has_experts, routed.is_product, dense.is_product),
     )
 
 
@@ -229,15 +231,52 @@ def _experts_end(kept: Kept) -> LayerInstant:
     moe, matrices = job.model.moe, 3.0 if job.model.mlp_gated else 2.0
     whole = tokens(job, c) * job.model.hidden * compute
     streams = (moe.top_k if moe else 0) + (1.0 if moe and moe.shared_ffn else 0.0)
-    routed = kept.weights(_is_routed)
+    routed = kept.weights(is_routed)
     gradients = (streams * whole + residual_C(job, c, whole=False))[:, None] + compute * routed
     freed = kept.rows(is_kept, "inside", "product") + kept.rows(is_used_up, "mixer", "ffn")
-    again = kept.rows(is_brought_back, "mixer", "ffn")
+    again = kept.rows(is_brought_back, "mixer", "exchanged", "ffn")
     return LayerInstant(gradients + again, freed, kept.weights(_is_shared), routed / matrices)
 
 
-def _is_routed(name: str) -> bool:
+def _first_expert(kept: Kept) -> LayerInstant:
+    """Behind the activation of the expert whose backward runs first: gradients of its result and its inputs, and its last matrix
+    has one; the gradient of what all experts gave is there as long as others wait for it."""
+    job, c = kept.job, kept.c
+    moe, gated, compute = job.model.moe, job.model.mlp_gated, BYTES[job.formats.compute]
+    sent = tokens(job, c) * (moe.top_k if moe else 0) * compute
+    here = ceil_div(moe.experts if moe else 1, c["ep"])
+    product = sent * (moe.ffn if moe else 0) / c["etp"] / here
+    given, keeps = sent * job.model.hidden, c.is_word("recompute", "none")
+    gone = product + given
+    gradients = (3.0 if gated else 2.0) * product + np.where(here > 1, given, 0.0) + residual_C(job, c, whole=False)
+    last = compute * kept.weights(is_routed) / ((3.0 if gated else 2.0) * here)[:, None]
+    again = kept.rows(is_brought_back) - np.where(keeps, 0.0, gone)[:, None]
+    freed = kept.rows(is_used_up) + np.where(keeps, gone, 0.0)[:, None]
+    return LayerInstant(gradients[:, None] + last + again, freed, kept.weights(_is_shared))
+
+
+def is_routed(name: str) -> bool:
+    """A matrix of routed experts."""
     return name.startswith("expert_")
+
+
+def is_made_behind_experts(row: Saved, policy: Policy) -> bool:
+    """Rows that a policy keeps, and that forward makes when the routed experts are through."""
+    return is_kept(row, policy) and _is_behind_experts(row)
+
+
+def is_made_again_by_experts(row: Saved, policy: Policy) -> bool:
+    """Rows that backward computes again until the routed experts are through."""
+    return is_brought_back(row, policy) and not _is_behind_experts(row)
+
+
+def _is_behind_experts(row: Saved) -> bool:
+    return row.name == "expert_output" or row.name.startswith("shared_")
+
+
+def _reduced_early(kept: Kept) -> Reals | float:
+    """Elements of routed experts that other ranks share: their unit is through when attention's backward begins, (C, K)."""
+    return kept.weights(is_routed) if (kept.c["ep"] > 1).any() else 0.0
 
 
 def _is_shared(name: str) -> bool:
@@ -290,18 +329,21 @@ def _first_matrices(kept: Kept) -> LayerInstant:
     streams = 2.0 if job.model.mlp_gated else 1.0
     whole = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute]
     gradients = _product(kept) + (streams * whole + residual_C(job, c, whole=False))[:, None]
-    recomputed = kept.rows(is_brought_back, "mixer", "ffn")
+    recomputed = kept.rows(is_brought_back, "mixer", "exchanged", "ffn")
     freed = kept.rows(is_kept, "inside", "product") + kept.rows(is_used_up, "mixer")
     return LayerInstant(gradients + recomputed, freed, kept.weights(_is_feed_forward))
 
 
 def _in_attention(kept: Kept) -> LayerInstant:
-    """Inside attention's backward: the feed-forward part is gone."""
+    """Inside attention's backward: the feed-forward part is gone, and what an all-to-all brought back; of our own block the whole
+    gradient that the matrix behind attention needed, too (others were not traced)."""
     job, c = kept.job, kept.c
-    gradients = (attention_gradients_C(job, c) + residual_C(job, c))[:, None]
-    freed = kept.rows(is_kept, "ffn", "inside", "product") + kept.rows(is_used_up, "mixer")
+    whole = job.profile.keeping.name != OURS
+    gradients = (attention_gradients_C(job, c) + residual_C(job, c, whole=whole))[:, None]
+    freed = kept.rows(is_kept, "exchanged", "ffn", "inside", "product") + kept.rows(is_used_up, "mixer")
     again = kept.rows(is_brought_back, "mixer")
-    return LayerInstant(gradients + again, freed, kept.weights(_is_behind), is_early=False)
+    routed = _reduced_early(kept)
+    return LayerInstant(gradients + again, freed, kept.weights(_is_behind), is_early=False, routed=routed)
 
 
 def _before_attention(kept: Kept) -> LayerInstant:
@@ -312,8 +354,10 @@ def _before_attention(kept: Kept) -> LayerInstant:
     queries = whole * (job.model.heads * job.model.head_dim / job.model.hidden) / c["tp"]
     keeps = c.is_word("recompute", "none")
     gradients = 2.0 * whole + queries + residual_C(job, c, whole=False) + np.where(keeps, 0.0, whole)
-    freed = kept.rows(is_kept, "mixer", "ffn", "inside", "product") - np.where(keeps, whole, 0.0)[:, None]
-    return LayerInstant(gradients[:, None] + np.zeros_like(freed), freed, kept.weights(_is_any), is_early=False)
+    gone = kept.rows(is_kept, "mixer", "exchanged", "ffn", "inside", "product")
+    freed = gone - np.where(keeps, whole, 0.0)[:, None]
+    temporaries, routed = gradients[:, None] + np.zeros_like(freed), _reduced_early(kept)
+    return LayerInstant(temporaries, freed, kept.weights(_is_any), is_early=False, routed=routed)
 
 
 @remembered
@@ -336,10 +380,32 @@ def attention_gradients_C(job: Job, c: Candidates) -> Reals:
         return own + 2.0 * compute * count * heads * job.workload.seq_len
     step = NARROW if shape.head_dim <= ROWS else WIDE
     width = -(-max(shape.head_dim, 1) // step) * step
-    rows = c["micro_batch"] * ceil_div(ceil_div(job.workload.seq_len, c["cp"]), np.full_like(c["cp"], ROWS)) * ROWS
-    workspace = 4.0 * heads * rows * (1.0 + width)
+    workspace = 4.0 * heads * _attended_rows(job, c) * (1.0 + width)
     expanded = 2.0 * count * heads * shape.head_dim * compute if shape.kv_heads != shape.heads else 0.0
-    return own + workspace + expanded
+    return own + workspace + expanded + _in_ring_C(job, c, expanded)
+
+
+def _attended_rows(job: Job, c: Candidates) -> Reals:
+    """Rows of flash attention's workspace for each head of a rank, (C,). An all-to-all attends to whole sequences with its share
+    of the heads."""
+    exchanges, one = c.is_word("context_parallel", "all-to-all"), np.ones_like(c["cp"])
+    length = ceil_div(job.workload.seq_len, np.where(exchanges, one, c["cp"]))
+    return np.asarray(c["micro_batch"] * ceil_div(length, ROWS * one) * ROWS / np.where(exchanges, c["cp"], one))
+
+
+def _in_ring_C(job: Job, c: Candidates, expanded: Reals | float) -> Reals:
+    """Bytes that a ring holds beside its own block's gradients while it compares all of its queries with half of another rank's keys
+    and values, (C,): those, and with more than two ranks the next ones under way; the sums of their gradients that came along;
+    the gradients of this block; log-sum-exps of the back half, in a row (executor/context.py). Grouped keys are half as many."""
+    rings = c.is_word("context_parallel", "ring") & (job.profile.keeping.name == OURS)
+    if not rings.any():
+        return np.zeros(len(c))
+    shape, count = job.model, tokens(job, c) / c["tp"]
+    of_head = shape.head_dim * BYTES[job.formats.compute]
+    travelling = np.where(c["cp"] > 2, 4.0, 2.0) * shape.kv_heads * of_head
+    sums = 2.0 * shape.kv_heads * of_head
+    gradients = (shape.heads + shape.kv_heads) * of_head
+    return np.where(rings, count * (travelling + sums + gradients + 2.0 * shape.heads) - expanded / 2.0, 0.0)
 
 
 def is_last(name: str) -> bool:

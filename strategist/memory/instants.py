@@ -10,7 +10,7 @@ A pipeline keeps weights gathered and gradients unsharded until a chunk's last b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -52,6 +52,7 @@ def instants(
             *_head(step),
             _head_reduced(step),
             *_layers(step),
+            *((*_experts_forward(step), *_experts_backward(step)) if step.has_apart else ()),
             *_end(step),
             *((_summed(step),) if group.candidates.in_threads else ()),
             _update(step),
@@ -72,6 +73,7 @@ def instants(
         _head_accumulated(heads),
         *_forward(bodies),
         *_layers(bodies),
+        *((*_experts_forward(bodies), *_experts_backward(bodies)) if bodies.has_apart else ()),
         *_end_of_pass(bodies),
         *_reductions(bodies),
         _update(bodies),
@@ -83,9 +85,9 @@ def _gathering(step: Step) -> tuple[Instant, Instant]:
     beside that of the last layer."""
     layers = step.layers_of_chunk
     gathers = step.managed & step.shards_gradients & (layers > 0)
-    widest = step.widest if step.packed == 1.0 else step.packed * step.widest
-    flat = step.compute * widest * np.minimum(layers, 2)
-    head = step.gathered(layers=0, head=True) + step.compute * (step.behind + widest)
+    last = step.last_unit if step.packed == 1.0 else step.packed * step.last_unit
+    flat = step.compute * (last * np.minimum(layers, 2) if step.routed is NONE else step.dense + last)
+    head = step.gathered(layers=0, head=True) + step.compute * (step.behind + last)
     gradients = np.where(gathers, step.earlier, 0.0)
     return (
         Instant(
@@ -93,7 +95,7 @@ def _gathering(step: Step) -> tuple[Instant, Instant]:
             {
                 "gradients": gradients,
                 "activations": np.where(gathers, np.maximum(step.inputs, step.in_layers - step.layers.largest), 0.0),
-                "gather_buffers": np.where(gathers, step.gathered(layers=1, head=False) + flat, 0.0),
+                "gather_buffers": np.where(gathers, step.gathered(layers=1, head=False, experts=1.0) + flat, 0.0),
             },
         ),
         Instant(
@@ -168,13 +170,14 @@ def _gathered_in_turn(step: Step, runs: Mask) -> Instant:
     root = step.compute * (step.before if step.job.model.tied else 0.0)
     head = np.where(step.group.is_last[None, :], step.ahead_of_time, 0.0)
     kept = np.where(sooner, beside[1], beside[0])
+    turns = np.where(sooner, 4.0, 3.0) - step.apart if step.has_apart else np.where(sooner, 4.0, 3.0)
     return Instant(
         LOSS,
         {
             "gradients": step.earlier,
             "activations": np.where(runs, kept, 0.0),
             "logits": step.held_logits,
-            "gather_buffers": np.where(runs & (layers > 1), np.where(sooner, 4.0, 3.0) * widest + root + head, 0.0),
+            "gather_buffers": np.where(runs & (layers > 1), turns * widest + root + head, 0.0),
             "temporaries": step.previous,
         },
     )
@@ -261,7 +264,7 @@ def _head_accumulated(step: Step) -> Instant:
     return Instant(
         LAYERS,
         {
-            "gradients": step.earlier + step.fresh(step.behind),
+            "gradients": step.earlier + step.fresh(step.passed_head),
             "activations": step.in_layers,
             "logits": step.held_logits,
             "gather_buffers": step.gathered(layers=1, head=True),
@@ -273,13 +276,16 @@ def _head_accumulated(step: Step) -> Instant:
 def _layers(step: Step) -> tuple[Instant, ...]:
     """Each worst instant of a layer: in the last one (behind the head), in the one before it and in the first; under ZeRO-3,
     which has nothing to gather beside the first, in the second too."""
+    numbers = _numbers(0, 1, -2, -1) if step.reshards.any() and not step.piped else _numbers(0, 1, -1)
+    if step.has_apart:
+        sides = step.before_attention, step.from_attention
+        return *(_in_layer(step, numbers, side) for side in sides), _layer_reduced(step)
     if step.piped:
         last, others = (
             _in_layer(step, _numbers(0), step.in_given_layer),
             _in_layer(step, _numbers(1, -1), step.in_layer),
         )
         return last, others, _layer_reduced(step)
-    numbers = _numbers(0, 1, -2, -1) if step.reshards.any() else _numbers(0, 1, -1)
     return _in_layer(step, numbers, step.in_layer), _layer_reduced(step)
 
 
@@ -298,22 +304,26 @@ def _in_layer(step: Step, number: Column, worst: Callable[[Reals], LayerInstants
     passed = share * np.maximum(0.0, own - step.widest)
     given = np.where(before > 0, 0.0, step.given * at.is_early) if step.piped else NONE
     let_go = share * (step.layers.every / step.chunks - at.kept)
-    behind = np.zeros_like(step.behind) if step.tied else step.behind
+    behind = step.passed_head
     done = behind + passed
-    weights = at.weights + at.stacked
+    gone = np.where(step.apart, at.routed, 0.0) if step.has_apart else NONE  # experts that are reduced
+    weights = added(at.weights, at.stacked, -gone if step.has_apart else NONE)
     partial = step.trained * step.compute * np.where(step.at_once, 0.0, weights)
     made = np.where(step.at_once, weights, 0.0)
     alone = (number == -1) & (not step.piped)
-    gathered = step.gathered(layers=np.where(alone, 1, 2), head=False, passed=passed)
+    through = added(passed, gone)
+    gathered = step.gathered(layers=np.where(alone, 1, 2), head=False, passed=through, experts=1.0 * (gone == 0.0))
     if step.piped:
         gathered = gathered + np.where(before >= layers - 1.0, step.ahead_of_time, 0.0)
-        waits = added(at.temporaries, -given, step.previous, partial)
+        waits = added(at.temporaries, -given, step.previous, step.late, partial)
     else:
-        in_flight = step.trained * step.reduce * np.where(before > 0, step.widest, behind)
+        in_flight = step.trained * step.reduce * np.where(before > 0, step.dense, behind)
+        if gone is not NONE:
+            in_flight = np.where(gone > 0.0, step.trained * step.reduce * step.routed, in_flight)
         gathered = added(gathered, np.where(step.reduces, partial + in_flight, 0.0), step.waiting)
         waits = added(at.temporaries, step.old_head, step.retained(done), np.where(step.reduces, 0.0, partial))
     terms = {
-        "gradients": step.earlier + step.fresh(done + made),
+        "gradients": step.earlier + step.fresh(added(done, made, gone), added(step.routed_of(share), gone)),
         "activations": np.maximum(step.inputs, step.in_layers - at.freed - let_go),
         "logits": step.held_logits,
         "gather_buffers": gathered,
@@ -331,6 +341,85 @@ def _in_layer(step: Step, number: Column, worst: Callable[[Reals], LayerInstants
     return Instant(LAYERS, terms)
 
 
+def _experts_forward(step: Step) -> Iterator[Instant]:
+    """Where experts are a unit of their own: they have worked in the last layer's forward, and their first buffer is still there
+    where they were just gathered; then their results have gone back, and ZeRO-3 has given their weights back."""
+    gathers, output = step.compute * step.routed, NONE
+    if step.piped:
+        gathers = np.where(step.reshards, gathers + step.ahead_of_time, 0.0)
+        output = step.stream * (1.0 - step.last)  # is not made yet
+    for experts, times in ((1.0, 4.0), (0.0, 5.0)):
+        terms = {
+            "gradients": step.earlier,
+            "activations": step.in_layers - step.layers.behind_experts - output,
+            "logits": step.held_logits,
+            "gather_buffers": step.gathered(layers=1, head=False, experts=experts) + gathers,
+            "temporaries": added(step.previous, step.layers.at_experts(times)),
+        }
+        yield _where_apart(step, LOSS, terms, step.situation.alternates)
+
+
+def _experts_backward(step: Step) -> Iterator[Instant]:
+    """The same where backward computes it again, in each worst layer; and experts are reduced, or in a pipeline added to what
+    stands, while the rest of the layer before is gathered."""
+    number = _numbers(0, 1, -2, -1)
+    own = step.counts.layers / step.chunks
+    layers = np.maximum(step.layers_of_chunk, 1.0)
+    before = np.where(number < 0, np.maximum(layers + number, 0.0), np.minimum(np.maximum(number, 0), layers - 1.0))
+    share = before / np.maximum(layers - 1.0, 1.0)
+    passed = share * np.maximum(0.0, own - step.dense - step.routed)
+    behind = step.passed_head
+    left = step.in_layers - share * (step.layers.every / step.chunks - step.layers.largest)
+    above = np.where(step.reduces, step.trained * step.reduce * np.where(before > 0, step.dense, behind), 0.0)
+    early = np.where(before >= layers - 1.0, step.ahead_of_time, 0.0) if step.piped else NONE
+    done = behind + passed, step.routed_of(share)
+    recomputes = ~step.c.is_word("recompute", "none")[:, None]
+    for buffers, times in ((1.0, 4.0), (0.0, 5.0)):
+        again = np.where(step.reshards, buffers * step.compute * step.routed, 0.0)
+        gathered = step.gathered(layers=1, head=False, passed=passed, experts=1.0)
+        terms = {
+            "gradients": step.earlier + step.fresh(*done),
+            "activations": left - step.layers.behind_experts,
+            "logits": step.held_logits,
+            "gather_buffers": added(gathered, again, above, step.waiting, early),
+            "temporaries": added(step.layers.at_experts(times), step.stream, step.previous, step.late),
+        }
+        yield _where_apart(step, LAYERS, terms, recomputes)
+    at = step.layers.experts_end
+    kept = {
+        "activations": np.maximum(step.inputs, left - at.freed),
+        "logits": step.held_logits,
+        "temporaries": added(at.temporaries - step.compute * step.layers.bare_experts, step.previous, step.late),
+    }
+    gathered = added(
+        step.gathered(layers=np.where(number == -1, 1 + step.piped, 2), head=False, passed=passed + step.routed),
+        step.trained * step.compute * at.weights,
+        step.waiting,
+        early,
+    )
+    last = step.trained * step.compute * at.stacked
+    through = step.earlier + step.fresh(done[0] + step.routed, done[1] + step.routed)
+    if step.piped:
+        gathered = gathered + np.where(step.at_once, 0.0, last)
+        yield _where_apart(step, LAYERS, kept | {"gradients": through, "gather_buffers": gathered})
+        return
+    sent = step.trained * step.reduce * step.routed
+    every = step.trained * step.compute * step.layers.bare_experts
+    made = {"gradients": step.earlier + step.fresh(*done), "gather_buffers": gathered + sent + every}
+    yield _where_apart(step, LAYERS, kept | made)
+    made = {
+        "gradients": added(through, step.taking_over(step.routed, routed=True)),
+        "gather_buffers": added(gathered, sent + last, step.output(step.routed, routed=True)),
+    }
+    yield _where_apart(step, LAYERS, kept | made)
+
+
+def _where_apart(step: Step, moment: int, terms: Mapping[str, Reals], mask: Mask | bool = True) -> Instant:
+    """An instant of candidates whose experts lie apart, on stages that have some."""
+    where = step.apart & mask & (step.counts.experts > 0.0)
+    return Instant(moment, {name: np.where(where, held, 0.0) for name, held in terms.items()})
+
+
 def _still_outside(step: Step, done: Reals) -> Reals:
     """Gradients outside DDP's buckets when those of `done` elements have gone into theirs, which the last micro-batch does."""
     if step.outside is NONE:
@@ -342,14 +431,14 @@ def _still_outside(step: Step, done: Reals) -> Reals:
 def _layer_reduced(step: Step) -> Instant:
     """A layer is reduced while the next one is gathered: its gradients and their copy, then the copy, what comes out and the
     gradient that was copied last. In a pipeline it is added to what stands, in the reduce format."""
-    behind = np.zeros_like(step.behind) if step.tied else step.behind
+    behind = step.passed_head
     terms = {
         "activations": np.maximum(step.inputs, step.in_layers - step.layers.largest),
         "logits": step.held_logits,
     }
     gathered = step.gathered(layers=1, head=False, passed=step.widest)
     if step.piped:
-        last = np.where(step.stands, step.widest, step.layers.last_matrix)  # casts go one by one
+        last = np.where(step.stands, step.dense, step.layers.last_matrix)  # casts go one by one
         adds = np.where(step.at_once, 0.0, step.trained * step.compute * last)
         return Instant(
             LAYERS,
@@ -357,20 +446,24 @@ def _layer_reduced(step: Step) -> Instant:
             | {
                 "gradients": step.earlier + step.fresh(behind + step.widest),
                 "gather_buffers": gathered,
-                "temporaries": added(step.stream, step.previous, adds),
+                "temporaries": added(step.stream, step.previous, step.late, adds),
             },
         )
     bare = step.bare.widest[:, None] / step.c["tiling"][:, None]
+    if step.has_apart:
+        bare = np.where(step.apart, step.dense, bare)
     gone = np.where(step.reduces & step.shards_gradients, step.trained * step.compute * (bare - step.layers.final), 0.0)
-    given = added(step.output(step.widest), step.taking_over(step.widest), step.fresh(behind + step.widest))
-    is_copied = gone <= given - step.fresh(behind)
-    done = np.where(is_copied, step.widest, 0.0)
-    reduced = step.in_reduction(step.widest, bare) - np.where(is_copied, gone, 0.0)
+    before = added(behind, step.routed)
+    made = step.fresh(before + step.dense, step.routed)
+    given = added(step.output(step.dense), step.taking_over(step.dense), made)
+    is_copied = gone <= given - step.fresh(before, step.routed)
+    done = np.where(is_copied, step.dense, 0.0)
+    reduced = step.in_reduction(step.dense, bare) - np.where(is_copied, gone, 0.0)
     return Instant(
         LAYERS,
         terms
         | {
-            "gradients": added(step.earlier, step.fresh(behind + done), step.taking_over(done)),
+            "gradients": added(step.earlier, step.fresh(before + done, step.routed), step.taking_over(done)),
             "gather_buffers": added(gathered, reduced, step.output(done), step.waiting),
             "temporaries": added(step.stream, step.retained(behind + step.widest)),
         },
@@ -386,11 +479,12 @@ def _end(step: Step) -> tuple[Instant, ...]:
         stream = np.zeros_like(stream)
     direct = ~step.managed & ~step.stands
     keeps = np.where(step.managed & (~step.reshards | step.tied), step.compute * step.outer, 0.0)
-    flight = np.where(step.reduces, step.trained * step.reduce * step.widest, 0.0)
+    flight = np.where(step.reduces, step.trained * step.reduce * step.dense, 0.0)
     old = added(step.waiting, np.where(step.reduces, step.compute * step.head, 0.0) if step.tied else NONE)
     summed = np.where(step.old_head > 0, 2.0 * step.old_head, stream) if step.tied else stream
     made = {
-        "gradients": step.earlier + np.where(direct, step.fresh(counts.whole), step.fresh(counts.whole - step.outer)),
+        "gradients": step.earlier
+        + np.where(direct, step.fresh(counts.whole), step.fresh(counts.whole - step.outer, step.routed_of(None))),
         "activations": step.others,
         "gather_buffers": np.where(step.reduces, keeps + flight + gradient + old, keeps),
         "temporaries": np.where(direct | step.reduces, 0.0, gradient)
@@ -450,14 +544,14 @@ def _end_of_pass(step: Step) -> tuple[Instant, Instant]:
         "logits": step.held_logits,
         "gather_buffers": step.gathered(layers=0, head=False) + (0.0 if step.job.model.tied else early),
     }
-    inside = step.fresh(step.counts.layers / step.chunks + step.behind)
+    inside = step.fresh(step.counts.layers / step.chunks + step.passed_head)
     made = common | {
         "gradients": step.earlier + np.where(direct, step.fresh(_of_pass(step)), inside),
-        "temporaries": np.where(direct, 0.0, before) + _whole_stream(step) * step.first + step.previous,
+        "temporaries": added(np.where(direct, 0.0, before), _whole_stream(step) * step.first, step.previous, step.late),
     }
     cast = common | {
         "gradients": step.earlier + step.fresh(step.counts.layers / step.chunks + step.behind + _table(step)),
-        "temporaries": np.where(direct, 0.0, before) + step.previous,
+        "temporaries": added(np.where(direct, 0.0, before), step.previous, step.late),
     }
     return Instant(END, made), Instant(END, cast)
 
@@ -477,8 +571,16 @@ def _reductions(step: Step) -> Iterator[Instant]:
     out = step.trained * np.where(step.shards_gradients, step.reduce / step.shards, 0.0)
     held = on_stages(np.where(step.chunks > 1, 0.0, step.stream)[:, 0], ~step.group.is_last)  # of the last forward pass
     done = counts.whole - counts.before - own - behind
-    units = ((counts.before, step.job.model.pos != "learned"), (np.minimum(step.widest, own), False), (behind, True))
-    for unit, alone in units:
+    layer = np.minimum(step.dense, own)
+    apart = ((step.routed, own - layer, False),) if step.has_apart else ()
+    first = np.where(step.apart, layer, own) if step.has_apart else own
+    units = (
+        (counts.before, counts.before, step.job.model.pos != "learned"),
+        (layer, first, False),
+        *apart,
+        (behind, behind, True),
+    )
+    for unit, passed, alone in units:
         left = counts.whole - done
         copied = step.trained * step.reduce * unit
         made = out * unit if alone else 0.0
@@ -492,7 +594,7 @@ def _reductions(step: Step) -> Iterator[Instant]:
                 "gather_buffers": np.where(step.managed, copied + compute * gathered, 0.0),
             },
         )
-        done = done + (own if unit is units[1][0] else unit)
+        done = done + passed
 
 
 def _update(step: Step) -> Instant:

@@ -26,7 +26,7 @@ from strategist.facts.profile import Light
 from strategist.records import dataclass, replace
 
 Cut = Literal["sequence", "heads", "whole", "dispatched", "exchanged"]
-Part = Literal["mixer", "ffn", "inside", "product", "entry", "rest"]
+Part = Literal["mixer", "ffn", "inside", "product", "entry", "rest", "exchanged"]
 Policy = Literal["none", "selective", "full"]
 
 POLICIES: tuple[Policy, ...] = ("none", "selective", "full")
@@ -58,7 +58,7 @@ class Saved:
     """One kept tensor: `width` elements per token; `is_float32` rows are statistics of 4 bytes, `is_float8` rows of one
     byte; `policies` keep it. `part` says when backward is through with it: "product" feeds the last matrix of the
     feed-forward part, "inside" lies between its matrices, "entry" is what the layer begins with, "rest" is let go of with the
-    whole layer. `cut_only` rows exist only where tensor parallelism cuts the layer."""
+    whole layer, "exchanged" feeds the matrix behind attention and nothing else. `cut_only` rows exist only where tensor parallelism cuts the layer."""
 
     name: str
     width: float
@@ -102,7 +102,7 @@ def saved_tensors(shape: ModelShape, kind: LayerKind, habits: Habits | None = No
     cross = _attention(shape, keeping, "cross_") if kind.cross else ()
     ffn = _ffn(shape, kind, keeping) if kind.ffn != "none" else ()
     scores = _scores(shape, habits) if kind.mixer in ("attention", "sliding", "mla") else ()
-    mixed = (replace(row, part="mixer") for row in (*mixer, *cross, *scores))
+    mixed = (row if row.part == "exchanged" else replace(row, part="mixer") for row in (*mixer, *cross, *scores))
     adapters = _adapters(shape, kind, keeping) if habits.is_frozen else ()
     if shape.adapters is not None:
         adapters = _beside_frozen(shape, shape.adapters, kind)
@@ -243,7 +243,7 @@ def _attention(shape: ModelShape, keeping: Keeping, prefix: str) -> tuple[Saved,
         Saved(f"{prefix}value", kv, "heads", COSTLY),
         Saved(f"{prefix}attention_output", q, "heads", COSTLY),
         Saved(f"{prefix}log_sum_exp", shape.heads, "heads", COSTLY, is_float32=True),
-        Saved(f"{prefix}exchanged_output", q, "exchanged"),
+        Saved(f"{prefix}exchanged_output", q, "exchanged", part="exchanged"),
         *_projected(shape, f"{prefix}attention"),
     )
 

@@ -18,19 +18,26 @@ from strategist.memory.backward import (
     is_brought_back,
     is_kept,
     is_last,
+    is_made_again_by_experts,
+    is_made_behind_experts,
     is_of_first_norm,
+    is_routed,
     is_worth_keeping,
     layer_instants,
     residual_C,
 )
 from strategist.memory.logits import held_logits_CS, waiting_logits_CS
 from strategist.memory.model_states import shards_state
+from strategist.memory.saved import OURS
 from strategist.memory.situations import Situation
 from strategist.records import dataclass, names_of
 from strategist.space.candidates import Column, Mask, Reals, total_of
 from strategist.space.shares import (
     Elements,
     Group,
+    dense_CK,
+    expert_CK,
+    expert_shards,
     is_managed,
     is_plain_data_parallel,
     sequence_cut,
@@ -44,7 +51,8 @@ LOSS, LAYERS, END, UPDATE = range(len(MOMENTS))
 
 
 NONE: Reals = np.zeros(())
-"""No bytes, whatever the candidate: a part that no candidate of a group has is not worked out."""
+NOWHERE: Mask = np.zeros((), np.bool_)
+"""No bytes, or no candidate: a part that no candidate of a group has is not worked out."""
 
 
 def added(*parts: Reals) -> Reals:
@@ -148,7 +156,40 @@ class Layers:
         stacked, is_product, is_early = (
             _together([getattr(at, name) for at in ats]) for name in ("stacked", "is_product", "is_early")
         )
-        return LayerInstants(temporaries, freed, weights, stacked, self.one, is_product > 0, is_early > 0)
+        parts = [at.routed for at in ats]
+        routed = _together(parts) if any(isinstance(part, np.ndarray) for part in parts) else np.zeros((1, 1))
+        return LayerInstants(temporaries, freed, weights, stacked, self.one, is_product > 0, is_early > 0, routed)
+
+    @cached_property
+    def experts_end(self) -> LayerInstants:
+        """The last instant of a layer's experts, of the sort that has some: the gradients of all of them are there."""
+        last = LAST_OF_EXPERTS
+        return self.by_sort.each(lambda part: self._of_routed(part if part.ndim == 2 else part[last]))
+
+    def at_experts(self, times: float) -> Reals:
+        """Bytes beside what is kept when the experts of a layer have worked: what forward does not keep or backward computes
+        again, and copies of the tokens `times` over. Four when the experts' results are put together, on both sides of the
+        exchange before them, too; five when they have gone back."""
+        job, c = self.job, self.group.candidates
+        rows = (job.model.moe.top_k if job.model.moe else 0) * tokens(job, c) * job.model.hidden
+        again = self._of_routed(self.kept.rows(is_made_again_by_experts))
+        return again + times * (rows * BYTES[job.formats.compute])[:, None]
+
+    @cached_property
+    def bare_experts(self) -> Reals:
+        """Elements of the experts of a layer, without padding."""
+        routed = self.kept.weights(is_routed)
+        return _of_worst(self.group, routed, routed)
+
+    @cached_property
+    def behind_experts(self) -> Reals:
+        """What a layer keeps and makes when its experts are through."""
+        return self._of_routed(self.kept.rows(is_made_behind_experts))
+
+    def _of_routed(self, part: Reals) -> Reals:
+        """A column of the sort of layer that has experts, (C, K) or (1, 1) to (C, 1) or (1, 1), or (C, S) where sorts differ."""
+        routed = self.kept.weights(is_routed)
+        return _of_worst(self.group, routed, np.broadcast_to(part, np.broadcast_shapes(part.shape, routed.shape)))
 
     @cached_property
     def instants(self) -> LayerInstants:
@@ -171,20 +212,25 @@ class LayerInstants:
     kept: Reals
     is_product: Mask
     is_early: Mask
+    routed: Reals
 
     def each(self, function: Callable[[Any], Any]) -> LayerInstants:
         """The same of every column."""
-        temporaries, freed, weights, stacked, kept = (
-            function(part) for part in (self.temporaries, self.freed, self.weights, self.stacked, self.kept)
-        )
-        return LayerInstants(
-            temporaries, freed, weights, stacked, kept, function(self.is_product), function(self.is_early)
-        )
+        return LayerInstants(*(function(getattr(self, name)) for name in names_of(LayerInstants)))
+
+    def some(self, which: slice) -> LayerInstants:
+        """Only some of the instants along the first axis."""
+        return self.each(lambda part: part if part.ndim == 2 else part[which])
 
     def unless(self, mask: Mask, others: LayerInstants) -> LayerInstants:
         """Where the mask is set the others."""
         names = names_of(LayerInstants)
         return LayerInstants(*(np.where(mask, getattr(others, name), getattr(self, name)) for name in names))
+
+
+LAST_OF_EXPERTS, BEFORE_ATTENTION, EVERY = 1, 3, slice(None)
+"""The place of that instant among those of a layer, the number of those before attention's backward, and all of them
+(memory/backward.py, layer_instants)."""
 
 
 def _together(parts: list[Any]) -> Reals:
@@ -257,6 +303,8 @@ class Step:
         self.packed = layers.packed
         self.chunks = c["virtual_stages"][:, None]
         self.has_copies = self.casts and bool(self.plain.any())
+        self.has_apart = job.model.moe is not None and job.profile.keeping.name == OURS and bool((c["ep"] > 1).any())
+        self.apart = self.managed & self.shards_gradients & (c["ep"] > 1)[:, None] if self.has_apart else NOWHERE
 
     @cached_property
     def unpacked(self) -> float:
@@ -280,6 +328,37 @@ class Step:
     def widest(self) -> Reals:
         """Elements of the widest layer, (C, 1)."""
         return self.counts.widest[:, None] / self.c["tiling"][:, None]
+
+    @cached_property
+    def routed(self) -> Reals:
+        """Elements of the experts of a layer where they are a unit of their own, because other ranks share them than the rest of
+        the layer, (C, 1); else nothing."""
+        if not self.has_apart:
+            return NONE
+        shards = expert_shards(self.c)
+        held = expert_CK(self.job.model, self.c, shards) * shards[:, None]
+        return np.where(self.apart, held.max(axis=1, keepdims=True), 0.0)
+
+    @property
+    def last_unit(self) -> Reals:
+        """Elements of the unit that a layer's forward gathers last, (C, 1)."""
+        return self.dense if self.routed is NONE else np.where(self.apart, self.routed, self.widest)
+
+    def routed_of(self, share: Reals | None) -> Reals:
+        """Elements of experts that lie apart, in a share of the other layers or, with None, in all layers of a rank."""
+        if not self.has_apart:
+            return NONE
+        every = np.where(self.apart, self.counts.experts, 0.0)
+        return every if share is None else share * np.maximum(0.0, every - self.routed)
+
+    @cached_property
+    def dense(self) -> Reals:
+        """Elements of the widest layer's own unit, (C, 1): all but experts that lie apart."""
+        if not self.has_apart:
+            return self.widest
+        present = np.asarray((self.group.layers_SK > 0).any(axis=0))
+        held = dense_CK(self.job.model, self.c, self.shards[:, 0]) * self.shards
+        return np.where(self.apart, np.where(present, held, 0.0).max(axis=1, keepdims=True), self.widest)
 
     @cached_property
     def first(self) -> Reals:
@@ -375,9 +454,13 @@ class Step:
         reduced = counts.layers * s.reduced + counts.behind * s.last_reduced
         return self.at_rest * (standing / whole) + self.settled * (reduced / whole)
 
-    def fresh(self, elements: Reals) -> Reals:
-        """Gradients that this pass has made so far, of `elements`, where none stood before; at most all that will rest."""
-        made = np.minimum(self.trained * BYTES[self.job.formats.gradient] * elements / self._parts, self.at_rest)
+    def fresh(self, elements: Reals, routed: Reals | float = 0.0) -> Reals:
+        """Gradients that this pass has made so far, of `elements`, where none stood before; at most all that will rest. `routed`
+        of them are of experts that lie apart."""
+        shares = elements / self._parts
+        if self.has_apart:
+            shares = shares + routed * (1.0 / self._sharers - 1.0 / self.shards)
+        made = np.minimum(self.trained * BYTES[self.job.formats.gradient] * shares, self.at_rest)
         if self.piped:
             made = np.where(self._waits_whole, self.trained * self.reduce * elements, made)
         return np.where(self.stands, 0.0, made)
@@ -392,6 +475,11 @@ class Step:
         """Where a pipeline keeps gradients whole that it will share, (C, 1)."""
         return np.asarray(self.managed & self.shards_gradients, np.bool_)
 
+    @cached_property
+    def _sharers(self) -> Reals:
+        """Ranks that share the state of the same experts where those lie apart, else of everything, (C, 1)."""
+        return np.where(self.apart, expert_shards(self.c)[:, None], self.shards) * 1.0
+
     def in_reduction(self, elements: Reals, bare: Reals) -> Reals:
         """A unit while it is reduced: its gradient, of `bare` elements, and the copy that is sent, of `elements`; where no shards
         are made of it, the gradient is gone when the result comes."""
@@ -400,19 +488,19 @@ class Step:
         own = np.where(self.shards_gradients, self.compute, 0.0) * bare
         return np.where(self.reduces, self.trained * (self.reduce * elements + own), 0.0)
 
-    def output(self, elements: Reals) -> Reals:
+    def output(self, elements: Reals, *, routed: bool = False) -> Reals:
         """What a reduction gives, of `elements`, before it is added to what earlier micro-batches gave: gradients, or sums that
-        replicas will average after the last one (FSDPParamGroup, _partial_reduce_output)."""
+        replicas will average after the last one (FSDPParamGroup, _partial_reduce_output). `routed`: of experts that lie apart."""
         if self.piped or not self._takes_over.any():
-            return self._reduced(elements)
-        return np.where(self._takes_over, 0.0, self._reduced(elements))
+            return self._reduced(elements, routed=routed)
+        return np.where(self._takes_over, 0.0, self._reduced(elements, routed=routed))
 
-    def taking_over(self, elements: Reals) -> Reals:
+    def taking_over(self, elements: Reals, *, routed: bool = False) -> Reals:
         """The same where sums of two micro-batches wait for replicas: what comes out takes in the sum that stands and becomes
         the gradient. With more of them the first such instant is an addition to the sum."""
         if self.piped or not self._takes_over.any():
             return NONE
-        return np.where(self._takes_over, self._reduced(elements), 0.0)
+        return np.where(self._takes_over, self._reduced(elements, routed=routed), 0.0)
 
     @cached_property
     def _takes_over(self) -> Mask:
@@ -420,11 +508,12 @@ class Step:
         waits = ~self.shards_gradients | (self.c["dp_replicate"] > 1)[:, None]
         return np.asarray(waits & (self.c["accumulation"] == 2)[:, None] & self.job.profile.replicas_wait, np.bool_)
 
-    def _reduced(self, elements: Reals) -> Reals:
+    def _reduced(self, elements: Reals, *, routed: bool) -> Reals:
         if self.piped:
             return NONE
+        parts = self._sharers if routed else self._parts
         joins = self.reduces & self.several & (self.shards_gradients | self.job.profile.replicas_wait)
-        return np.where(joins, self.trained * self.reduce * elements / self._parts, 0.0)
+        return np.where(joins, self.trained * self.reduce * elements / parts, 0.0)
 
     def retained(self, elements: Reals) -> Reals:
         """Where replicas average after each micro-batch: reduced gradients of unsharded units, which wait for the end of
@@ -439,24 +528,39 @@ class Step:
         """Elements of the units outside the layers that are gathered as long as the pass runs: all of a root unit."""
         return self.before + self.behind if self.tied else self.before
 
-    def gathered(self, *, layers: int | Column, head: bool, passed: Reals | float = 0.0) -> Reals:
+    def gathered(
+        self,
+        *,
+        layers: int | Column,
+        head: bool,
+        passed: Reals | float = 0.0,
+        experts: Reals | float = 0.0,
+    ) -> Reals:
         """Gathered weights: `layers` layers under ZeRO-3, otherwise all but what backward has `passed` (elements), which a
-        pipeline keeps too. Tied ends are a root unit, which ZeRO-3 does not give back."""
+        pipeline keeps too. Tied ends are a root unit, which ZeRO-3 does not give back. Where experts lie apart, `layers` are those
+        without them, and beside them are `experts` times those of a layer."""
         counts, tied = self.counts, self.job.model.tied
         if self.piped:
-            chunk = np.minimum(layers * self.widest, counts.layers / self.chunks)
+            chunk = self._gathered_layers(layers, counts.layers / self.chunks, experts)
             root = self.before + self.behind if tied else (self.behind if head else 0.0)
             done = counts.layers * self.situation.reduced + counts.behind * self.situation.last_reduced
             return np.where(
                 self.managed, self.compute * np.where(self.reshards, chunk + root, counts.whole - done), 0.0
             )
-        own = np.minimum(layers * self.widest, counts.layers)
+        own = self._gathered_layers(layers, counts.layers, experts)
         still = np.maximum(0.0, counts.layers - passed)
         if self.packed < 1.0:
             own, still = self.packed * own, self.packed * still
         kept = np.where(self.reshards, own + (self.outer if tied else 0.0), still + self.outer)
         behind = counts.behind if head and not tied else 0.0
         return np.where(self.managed, self.compute * (kept + behind), 0.0)
+
+    def _gathered_layers(self, layers: int | Column, own: Reals, experts: Reals | float) -> Reals:
+        """Elements of some layers of a rank that has `own` in all."""
+        if not self.has_apart:
+            return np.minimum(layers * self.widest, own)
+        alone = own - np.where(self.apart, self.counts.experts / self.chunks, 0.0)
+        return np.minimum(layers * self.dense, alone) + experts * self.routed
 
     def in_layer(self, gone: Reals) -> LayerInstants:
         """The worst instant of the worst sort of layer when this share of the other layers is gone, (..., C, S)."""
@@ -473,16 +577,24 @@ class Step:
         found = self._in_layer(gone, self.stream)
         return found.unless(last, self.in_layer(gone)) if last.any() else found
 
-    def _in_layer(self, gone: Reals, given: Reals) -> LayerInstants:
-        standing = self._worst_in_layer(gone, given, np.bool_(True))
+    def before_attention(self, gone: Reals) -> LayerInstants:
+        """The same of instants before attention's backward."""
+        return self._in_layer(gone, np.zeros((1, 1)), slice(BEFORE_ATTENTION))
+
+    def from_attention(self, gone: Reals) -> LayerInstants:
+        """The same of instants in attention's backward and behind it."""
+        return self._in_layer(gone, np.zeros((1, 1)), slice(BEFORE_ATTENTION, None))
+
+    def _in_layer(self, gone: Reals, given: Reals, which: slice = EVERY) -> LayerInstants:
+        standing = self._worst_in_layer(gone, given, np.bool_(True), which)
         if self.stands.all():
             return standing
-        return standing.unless(~self.stands, self._worst_in_layer(gone, given, np.bool_(False)))
+        return standing.unless(~self.stands, self._worst_in_layer(gone, given, np.bool_(False), which))
 
-    def _worst_in_layer(self, gone: Reals, given: Reals, stands: np.bool_) -> LayerInstants:
+    def _worst_in_layer(self, gone: Reals, given: Reals, stands: np.bool_, which: slice) -> LayerInstants:
         """The same where gradients stand or not. Of each sort the instant counts that is worst by what differs between them, of
         the sorts the one that is worst with what it keeps beside the layers that are left."""
-        ats = self.layers.by_sort
+        ats = self.layers.by_sort if which is EVERY else self.layers.by_sort.some(which)
         made = self.trained * np.where(self.shards_gradients, self.reduce, BYTES[self.job.formats.gradient])
         made = np.where(self.at_rest.any(axis=1, keepdims=True), made, 0.0)  # offloaded ones leave as they are made
         partial = np.where(self.at_once, np.where(stands, 0.0, made), self.trained * self.compute)
@@ -494,6 +606,8 @@ class Step:
         total = worth.max(axis=0)[:, None, :]
         if total.shape[-1] > 1:
             total = total + gone[..., None] * ats.kept[:, None, :]
+            if self.has_apart and ats.routed.ndim > 2:
+                total = total + self._when_reduced(gone, ats.routed.max(axis=0), stands)
         sort = _worst_sort(self.group, total)
 
         def of_worst(part: Any) -> Any:
@@ -501,6 +615,20 @@ class Step:
             return _of_sort(self.group, own, sort)
 
         return ats.each(of_worst)
+
+    def _when_reduced(self, gone: Reals, routed: Reals, stands: np.bool_) -> Reals:
+        """What `routed` experts (C, K) that lie apart change when their unit is through, (..., C, S, K): their gradients and weights
+        are gone, they are reduced in place of the layer above, and where none stood there are shards of gradients."""
+        gradient = self.reduce if self.piped else BYTES[self.job.formats.gradient] / self._sharers
+        gradient = np.where(self.at_once | stands | ~self.at_rest.any(axis=1, keepdims=True), 0.0, gradient)
+        weights = np.where(self.reshards, self.routed, 0.0 if self.piped else routed)
+        change = self.trained * (gradient - np.where(self.at_once, 0.0, self.compute)) * routed - self.compute * weights
+        change = np.where(self.apart & (routed > 0.0), change, 0.0)[:, None, :]
+        if self.piped:
+            return change
+        behind = np.zeros_like(self.behind) if self.tied else self.behind
+        sent = self.trained * self.reduce * (self.routed - np.where(gone > 0.0, self.dense, behind))
+        return change + np.where((self.apart & (routed > 0.0))[:, None, :], sent[..., None], 0.0)
 
     def joining(self, at: LayerInstants) -> Reals:
         """Bytes of gradients that are about to join what stands: of a matrix at work, in the format of its pass and, where that is
@@ -524,7 +652,7 @@ class Step:
         """Weights that ZeRO-3 gathers too early in a pipeline, (C, S) bytes: FSDP2 takes what ran before the first layer in any
         forward pass for what comes next, which is the end of the micro-batch before. Embeddings are never gathered in backward."""
         s, group = self.situation, self.group
-        inner = np.where(s.is_begun | (s.others > 0), self.widest, 0.0) * (~group.is_first & ~group.is_last)[None, :]
+        inner = np.where(s.is_begun | (s.others > 0), self.dense, 0.0) * (~group.is_first & ~group.is_last)[None, :]
         last = np.where(s.is_begun, self.counts.behind, 0.0)
         early = np.where(group.is_last[None, :], last, inner)
         return np.where(self.managed & self.reshards, self.compute * early, 0.0)
@@ -585,6 +713,21 @@ class Step:
     def old_head(self) -> Reals:
         """The same outside of units, in the format of the gradients."""
         return np.where(~self.managed, self.ends * self.stored * self.head, 0.0) if self.tied else NONE
+
+    @cached_property
+    def late(self) -> Reals:
+        """The gradient of norm and head on a pipeline's last stage whose table is tied, in the compute format: they are the root
+        unit, which joins what stands when the pass is over (FSDPState, _root_post_backward_final_callback)."""
+        if not (self.piped and self.job.model.tied):
+            return NONE
+        return np.where(self.at_once, 0.0, self.ends * self.compute * self.behind)
+
+    @cached_property
+    def passed_head(self) -> Reals:
+        """Elements of norm and head whose gradients have joined what stands when the layers' backward begins: a unit of their own."""
+        if self.tied:
+            return np.zeros_like(self.behind)
+        return self.behind if self.late is NONE else np.where(self.at_once, self.behind, 0.0)
 
     @cached_property
     def previous(self) -> Reals:

@@ -32,9 +32,8 @@ from strategist.space.traffic import traffic
 from tests.plans import make_plan
 
 SEED = 7
-SIZE = 300
-SPREAD = 24
-"""Scenarios, and those with sequences that several ranks hold."""
+SIZE, SPREAD = 300, 24
+"""Scenarios of LAYOUTS, and of SEQUENCES."""
 MODELS = (
     "llama-3.1-8b", "llama-3.2-1b", "qwen2.5-7b", "qwen3-8b", "qwen2.5-0.5b", "llama-2-7b", "mistral-7b-v0.1",
     "gpt2-medium", "mixtral-8x7b", "gemma-2b", "qwen1.5-moe-a2.7b", "opt-1.3b",
@@ -114,30 +113,49 @@ WEIGHTED = tuple(
 """Pipelines whose last stage owns fewer layers because of its head."""
 
 
+EXPERTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("mixtral-8x7b", {"ep": 8, "dp_shard": 8, "zero": 3}),
+    ("mixtral-8x7b", {"ep": 2, "dp_shard": 8, "zero": 2, "recompute": "selective", "accumulation": 2}),
+    ("olmoe-1b-7b", {"ep": 4, "dp_shard": 8, "dp_replicate": 2, "zero": 3, "recompute": "full"}),
+    ("olmoe-1b-7b", {"ep": 4, "dp_shard": 4, "zero": 2, "pp": 2, "accumulation": 4}),
+    ("mixtral-8x7b", {"ep": 2, "dp_shard": 4, "zero": 3}),
+    ("deepseek-moe-16b", {"ep": 4, "dp_shard": 4, "zero": 3, "accumulation": 3}),
+    ("olmoe-1b-7b", {"ep": 2, "dp_shard": 4, "dp_replicate": 2, "zero": 3, "accumulation": 3}),
+    ("olmoe-1b-7b", {"ep": 2, "dp_shard": 4, "zero": 3, "pp": 2, "accumulation": 4}),
+)
+"""Models and layouts whose ranks share experts."""
+
+
+@cache
 def with_experts() -> tuple[Scenario, ...]:
-    """Experts that several ranks share. What they send is compared to the byte; what they hold, as a whole."""
-    layouts: tuple[dict[str, Any], ...] = (
-        {"ep": 8, "dp_shard": 8, "zero": 3},
-        {"ep": 2, "dp_shard": 8, "zero": 2, "recompute": "selective", "accumulation": 2},
-        {"ep": 4, "dp_shard": 8, "dp_replicate": 2, "zero": 3, "recompute": "full"},
-        {"ep": 4, "dp_shard": 4, "zero": 2, "pp": 2, "accumulation": 4},
-    )
-    names = ("mixtral-8x7b", "mixtral-8x7b", "olmoe-1b-7b", "olmoe-1b-7b")
+    """Experts that several ranks share."""
     return tuple(
         Scenario(f"{name}-{place}", replace(load_model(name), layers=4), 2048, "bf16", layout)
-        for place, (name, layout) in enumerate(zip(names, layouts, strict=True))
+        for place, (name, layout) in enumerate(EXPERTS)
     )
 
 
 @cache
 def scenarios() -> tuple[Scenario, ...]:
-    """SIZE scenarios that the executor runs."""
-    return _some(LAYOUTS, SIZE)
+    """The whole grid: SIZE scenarios that the executor runs, behind them those whose ranks share sequences or experts."""
+    return (*_some(LAYOUTS, SIZE), *with_sequences(), *with_experts())
 
 
+@cache
 def with_sequences() -> tuple[Scenario, ...]:
-    """Scenarios with sequences that several ranks hold. What they send is compared to the byte; what they hold, as a whole."""
-    return _some(SEQUENCES, SPREAD)
+    """Sequences that several ranks hold: SPREAD of all layouts, and behind them one of each that shards gradients, short of
+    vocabulary, so that layers hold most."""
+    in_layers = (layout for layout in SEQUENCES if not layout.keys() & {"pp", "tp"} and layout.get("zero", 0) >= 2)
+    return (*_some(SEQUENCES, SPREAD), *(_in_attention(layout) for layout in in_layers))
+
+
+def _in_attention(layout: Mapping[str, Any]) -> Scenario:
+    """A scenario in which what attention holds in backward counts."""
+    shape = replace(load_model("gpt2-medium"), layers=3, vocab=2048, max_seq=4096, pos_rows=4096)
+    words = "-".join(f"{key}{value}" for key, value in layout.items())
+    return Scenario(
+        f"gpt2-medium-3l-4096-bf16-attention-{words}", shape, 4096, "bf16", dict(layout) | {"micro_batch": 2}
+    )
 
 
 def _some(layouts: tuple[dict[str, Any], ...], count: int) -> tuple[Scenario, ...]:

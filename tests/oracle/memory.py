@@ -9,13 +9,15 @@ from math import ceil, inf
 from strategist.catalog import rows
 from strategist.facts.job import Job
 from strategist.facts.layers import build_layer
-from strategist.facts.model import LayerKind
+from strategist.facts.model import LayerKind, layer_counts
 from strategist.facts.profile import BYTES
 from strategist.memory.saved import OURS, habits_of, saved_tensors
 from tests.oracle import adapters
 from tests.oracle.parameters import (
     Held,
+    dense_of_layer,
     expert_shards,
+    experts_of_layer,
     held,
     matrix_elements,
     padded,
@@ -69,7 +71,9 @@ def sequence_cut(layout: Layout) -> int:
     return int(layout["tp"]) if layout["sequence_parallel"] else 1
 
 
-def _bytes_of(job: Job, layout: Layout, kind: LayerKind, wanted: Wanted, *parts: str) -> float:
+def _bytes_of(
+    job: Job, layout: Layout, kind: LayerKind, wanted: Wanted, *parts: str, named: Callable[[str], bool] | None = None
+) -> float:
     """Bytes of some rows of one layer for one micro-batch, under the layout's policy."""
     policy = layout["recompute"]
     if policy == "selective" and job.profile.light == "half-blocks":
@@ -81,6 +85,8 @@ def _bytes_of(job: Job, layout: Layout, kind: LayerKind, wanted: Wanted, *parts:
     total = 0.0
     for tensor in saved_tensors(job.model, kind, habits_of(job)):
         if (tensor.cut_only and layout["tp"] == 1) or (wanted is _used and tensor.part == "rest"):
+            continue
+        if named is not None and not named(tensor.name):
             continue
         if wanted(tensor.policies, policy) and (not parts or tensor.part in parts):
             size = 4 if tensor.is_float32 else 1 if tensor.is_float8 else BYTES[job.formats.compute]
@@ -129,7 +135,8 @@ def in_flight(layout: Layout, stage: int) -> float:
 @dataclass(frozen=True)
 class LayerAt:
     """One instant of a layer's backward: temporaries, kept bytes gone by then, elements with a gradient and those that are put
-    together, whether a matrix is just getting its own, and whether what the layer was given is still needed."""
+    together, whether a matrix is just getting its own, whether what the layer was given is still needed, and which of the elements
+    are experts that are through."""
 
     temporaries: float
     freed: float
@@ -137,6 +144,7 @@ class LayerAt:
     stacked: float = 0.0
     is_product: bool = False
     is_early: bool = True
+    routed: float = 0.0
 
 
 class Stage:
@@ -154,7 +162,8 @@ class Stage:
         self.first, self.last = self.begins and at.chunk == 0, self.ends and at.chunk == self.v - 1
         self.zero, self.q = a["zero"], job.trainable
         self.q_ends = self.q if job.model.adapters is None else 0.0
-        ranks = a["dp_replicate"] * a["dp_shard"] * a["cp"]
+        self.n = a["dp_shard"] * a["cp"]
+        ranks = a["dp_replicate"] * self.n
         self.plain = is_plain(a)
         self.units = uses_units(job, a)
         self.reduces = self.units and not self.piped
@@ -165,10 +174,13 @@ class Stage:
         self.stands = (self.several and self.threads == 1) or self.buckets
         self.casts = formats.compute != formats.parameter
         self.tied = job.model.tied and a["pp"] == 1
-        self.n = a["dp_shard"] * a["cp"]
         self.T, self.h = tokens(job, a), job.model.hidden
         self.whole = self.T * self.h * self.c
         self.wl = self.w.widest / a["tiling"]
+        is_ours = job.profile.keeping.name == OURS and job.model.moe is not None
+        self.apart = self.units and self.zero >= 2 and a["ep"] > 1 and is_ours
+        self.sharers = int(expert_shards(a))
+        self.D, self.X = self._units_of_layers() if self.apart else (self.wl, 0.0)
         self.wire = adapters.travelling(job)
         self.head = vocabulary(job.model, a["tp"], 1) if self.last else 0
         self.table = vocabulary(job.model, a["tp"], 1) if self.first else 0
@@ -203,6 +215,19 @@ class Stage:
         self.waiting = self.q_ends * self.c * self.head if self.reduces and self.tied else 0.0
         self.old_head = self.q_ends * self.s * self.head if not self.units and self.tied else 0.0
         self.early = self._early()
+        roots = self.piped and job.model.tied and not self.at_once
+        self.late = (
+            self.q * self.c * self.behind if roots else 0.0
+        )  # the root unit joins what stands at the end of the pass
+        self.through = 0.0 if self.tied or roots else self.behind
+
+    def _units_of_layers(self) -> tuple[float, float]:
+        """Elements of the largest unit of a layer without its experts, and of that of its experts, with padding."""
+        shape, a, sorts = self.job.model, self.a, layer_counts(self.job.model)
+        rest = max(self.n * dense_of_layer(shape, kind, a["tp"], self.n) for kind in sorts)
+        ranks = self.sharers
+        routed = max(ranks * experts_of_layer(shape, kind, a["ep"], a["etp"], ranks) for kind in sorts)
+        return float(rest), float(routed)
 
     def _earlier(self) -> float:
         """Gradients that stand, of this chunk and of others; reduced ones too."""
@@ -235,7 +260,7 @@ class Stage:
         if self.ends:
             return self.c * self.w.behind if self.at.begun else 0.0
         waits = self.at.begun or sum(self.at.flight) > 1
-        return self.c * self.wl if waits and not self.begins else 0.0
+        return self.c * self.D if waits and not self.begins else 0.0
 
     def edges(self) -> float:
         """Final norm and the head's input."""
@@ -253,14 +278,14 @@ class Stage:
         )
         return self.T * -(-self.job.model.vocab // self.a["tp"]) * (own + waiting * (self.c + 4))
 
-    def fresh(self, elements: float) -> float:
-        """Gradients made by this pass."""
+    def fresh(self, elements: float, routed: float = 0.0) -> float:
+        """Gradients made by this pass, `routed` of them of experts in units of their own."""
         if self.stands:
             return 0.0
         if self.piped and self.units and self.zero >= 2:
             return self.q * self.r * elements
-        made = self.q * BYTES[self.job.formats.gradient] * elements / (self.n if self.zero >= 2 else 1)
-        return min(made, self.at_rest)
+        own = (elements - routed) / self.n + routed / self.sharers if self.zero >= 2 else elements
+        return min(self.q * BYTES[self.job.formats.gradient] * own, self.at_rest)
 
     def reduction(self, elements: float, bare: float) -> float:
         """A unit while it is reduced; its gradient has no padding."""
@@ -268,12 +293,13 @@ class Stage:
             return 0.0
         return self.q * (self.r * elements + (self.c * bare if self.zero >= 2 else 0.0))
 
-    def output(self, elements: float) -> tuple[float, float]:
-        """What comes out where earlier micro-batches have left something: (a gradient at once, a buffer)."""
+    def output(self, elements: float, ranks: int | None = None) -> tuple[float, float]:
+        """What comes out, over all shards or some ranks, where earlier micro-batches have left something: (a gradient at once, a
+        buffer)."""
         waits = self.zero >= 2 or self.job.profile.replicas_wait
         if not (self.reduces and self.several and waits):
             return 0.0, 0.0
-        made = self.q * self.r * elements / (self.n if self.zero >= 2 else 1)
+        made = self.q * self.r * elements / ((ranks or self.n) if self.zero >= 2 else 1)
         sums = (self.zero < 2 or self.a["dp_replicate"] > 1) and self.job.profile.replicas_wait
         return (made, 0.0) if sums and self.a["accumulation"] == 2 else (0.0, made)
 
@@ -282,8 +308,14 @@ class Stage:
         each = self.zero < 2 and not self.job.profile.replicas_wait
         return self.q * self.r * elements if self.reduces and self.several and each else 0.0
 
-    def gathered(self, layers: int, *, head: bool = False, passed: float = 0.0) -> float:
-        """Gathered weights."""
+    def _of_some_layers(self, layers: int, own: float, experts: float) -> float:
+        """Elements of some layers' units, of `own` in all; of units of experts only those asked for."""
+        if not self.apart:
+            return min(layers * self.wl, own)
+        return min(layers * self.D, own - self.w.experts / self.v) + experts * self.X
+
+    def gathered(self, layers: int, *, head: bool = False, passed: float = 0.0, experts: float = 0.0) -> float:
+        """Gathered weights; `layers` without their experts where those are units of their own."""
         if not self.units:
             return 0.0
         tied = self.job.model.tied
@@ -291,10 +323,10 @@ class Stage:
             if self.zero < 3:
                 return self.c * (self.w.all - self._of_chunks(self.at.reduced))
             root = self.before + self.behind if tied else (self.behind if head else 0.0)
-            return self.c * (min(layers * self.wl, self.own) + root)
+            return self.c * (self._of_some_layers(layers, self.own, experts) + root)
         kept = self.w.behind if head and not tied else 0.0
         if self.zero == 3:
-            own = self.wire * min(layers * self.wl, self.w.layers)
+            own = self.wire * self._of_some_layers(layers, self.w.layers, experts)
             return self.c * (kept + own + (self.outer if tied else 0.0))
         return self.c * (kept + self.wire * max(0.0, self.w.layers - passed) + self.outer)
 
@@ -309,11 +341,12 @@ class Stage:
         if not self.units or self.zero < 2 or not self.kinds:
             return
         kept = self._worst_of_kinds(lambda kind: self._rows(kind, _kept))
-        flat = self.c * self.wire * self.wl * min(2, len(self.kinds))
-        gathered = self.gathered(1) + flat
+        own = self.wire * (self.X if self.apart else self.wl)
+        flat = self.c * (self.D + own if self.apart else own * min(2, len(self.kinds)))
+        gathered = self.gathered(1, experts=1) + flat
         acts = max(self.inputs, self.inside - kept)
         yield 0, {"gradients": self.earlier, "activations": acts, "gather_buffers": gathered}
-        head = 0.0 if self.tied else self.gathered(0, head=True) + self.c * (self.behind + self.wire * self.wl)
+        head = 0.0 if self.tied else self.gathered(0, head=True) + self.c * (self.behind + own)
         acts = self.inside + self.stream
         yield 0, {"gradients": self.earlier, "activations": acts, "gather_buffers": head}
 
@@ -323,6 +356,9 @@ class Stage:
         for number in (0, 1, -2, -1) if sharded else (0, 1, -1):
             yield from ((1, terms) for terms in self._layer(number))
         yield 1, self._layer_reduced()
+        if self.apart and self.w.experts:
+            yield from self._experts_forward()
+            yield from ((1, terms) for number in (0, 1, -2, -1) for terms in self._experts_backward(number))
         yield from self._end_of_pass() if self.piped else self._end()
 
     def forward(self) -> Iterator[tuple[int, dict[str, float]]]:
@@ -370,7 +406,8 @@ class Stage:
         early = self.at.begun and sum(self.at.flight) > 1 and not self.ends
         root = self.c * self.before if self.job.model.tied else 0.0
         for behind in (1, 2) if early and count > 2 else (1,):
-            gathered = (2 + behind) * self.c * self.wl + root + (self.early if self.ends else 0.0)
+            turns = 1 + behind if self.apart else 2 + behind
+            gathered = turns * self.c * self.wl + root + (self.early if self.ends else 0.0)
             kept = max(self.others, self.inside - behind * largest)
             yield {
                 "gradients": self.earlier,
@@ -405,10 +442,13 @@ class Stage:
         out = self.q * self.r / self.n if self.zero >= 2 else 0.0
         left = self.w.before + self.own + behind
         single = self.job.model.pos != "learned"
-        layer = min(self.wl, self.own)
+        layer = min(self.D, self.own)
+        layers = (
+            [(layer, layer, False), (self.X, self.own - layer, False)] if self.apart else [(layer, self.own, False)]
+        )
         for unit, passed, alone in (
             (self.w.before, self.w.before, single),
-            (layer, self.own, False),
+            *layers,
             (behind, behind, True),
         ):
             done, whole = self.w.all - left, max(self.w.all, 1.0)
@@ -509,7 +549,8 @@ class Stage:
                 "temporaries": waits + (dW + stored if self.plain and self.casts else 0.0) + (dX if frozen else 0.0),
             },
         )
-        behind = {"gradients": self.earlier + self.fresh(self.behind), "activations": self.inside}
+        joined = self.through if self.piped else self.behind
+        behind = {"gradients": self.earlier + self.fresh(joined), "activations": self.inside}
         if self.piped:
             added = self.q * self.c * self.behind if self.units else 0.0
             yield (
@@ -558,7 +599,7 @@ class Stage:
     def _layer_ats(self, kind: LayerKind) -> list[LayerAt]:
         """The instants of one layer of a sort."""
         if kind.ffn == "moe" and self.job.profile.keeping.name == OURS:
-            ats = [self._experts_before(kind), self._experts_behind(kind), self._experts_behind(kind)]
+            ats = [self._experts_before(kind), self._experts_behind(kind), self._one_expert(kind)]
         else:
             ats = [self._last_matrix(kind), self._feed_forward(kind), self._inputs(kind)]
         return [*ats, self._attention(kind), self._attention_inputs(kind)]
@@ -577,9 +618,23 @@ class Stage:
         matrices = 3 if self.job.model.mlp_gated else 2
         routed = self._elements(kind, lambda name: name.startswith("expert"))
         freed = self._rows(kind, _kept, "inside", "product") + self._rows(kind, _used, "mixer", "ffn")
-        back = self._rows(kind, _again, "mixer", "ffn")
+        back = self._rows(kind, _again, "mixer", "exchanged", "ffn")
         shared = self._elements(kind, lambda name: name.startswith("shared"))
         return LayerAt(streams + self.stream + self.c * routed + back, freed, shared, routed / matrices)
+
+    def _one_expert(self, kind: LayerKind) -> LayerAt:
+        """The first expert to go backward, behind its activation."""
+        moe, shape, a = self.job.model.moe, self.job.model, self.a
+        copies, experts = (moe.top_k, -(-moe.experts // a["ep"])) if moe else (0, 1)
+        width = moe.ffn / a["etp"] / experts if moe else 0.0
+        one, every = self.T * copies * width * self.c, self.whole * copies
+        matrices = 3 if shape.mlp_gated else 2
+        own = self.c * self._elements(kind, lambda name: name.startswith("expert")) / matrices / experts
+        kept = a["recompute"] == "none"
+        temporaries = matrices * one + own + self.stream + (every if experts > 1 else 0.0)
+        temporaries += self._rows(kind, _again) - (0.0 if kept else one + every)
+        freed = self._rows(kind, _used) + (one + every if kept else 0.0)
+        return LayerAt(temporaries, freed, self._elements(kind, lambda name: name.startswith("shared")))
 
     def _product(self, kind: LayerKind) -> float:
         """The size of what goes into the last matrix, whether anything keeps it or not."""
@@ -608,7 +663,7 @@ class Stage:
         product = self._product(kind)
         streams = (2 if self.job.model.mlp_gated else 1) * self.whole + self.stream
         freed = self._rows(kind, _kept, "inside", "product") + self._rows(kind, _used, "mixer")
-        back = self._rows(kind, _again, "mixer", "ffn")
+        back = self._rows(kind, _again, "mixer", "exchanged", "ffn")
         return LayerAt(product + streams + back, freed, self._elements(kind, _is_feed_forward))
 
     def _attention(self, kind: LayerKind) -> LayerAt:
@@ -618,22 +673,46 @@ class Stage:
         if self.job.profile.attention == "unfused":
             gradients += 2 * self.c * self.T * heads * self.job.workload.seq_len
         else:
-            step = 32 if d <= 128 else 64
-            padded = -(-max(d, 1) // step) * step
-            rows = a["micro_batch"] * ceil(ceil(self.job.workload.seq_len / a["cp"]) / 128) * 128
-            gradients += 4 * heads * rows * (1 + padded)
-            gradients += 2 * self.T * heads * d * self.c if shape.heads != shape.kv_heads else 0.0
+            gradients += self._flash(heads, keys)
         back = self._rows(kind, _again, "mixer")
-        freed = self._rows(kind, _kept, "ffn", "inside", "product") + self._rows(kind, _used, "mixer")
-        return LayerAt(gradients + self._whole_stream() + back, freed, self._elements(kind, _is_behind), is_early=False)
+        freed = self._rows(kind, _kept, "exchanged", "ffn", "inside", "product") + self._rows(kind, _used, "mixer")
+        gradients += self.stream if self.job.profile.keeping.name == OURS else self._whole_stream()
+        temporaries, weights = gradients + back, self._elements(kind, _is_behind)
+        return LayerAt(temporaries, freed, weights, is_early=False, routed=self._through(kind))
+
+    def _through(self, kind: LayerKind) -> float:
+        """Elements of experts whose unit is through when attention's backward begins."""
+        return self._elements(kind, lambda name: name.startswith("expert")) if self.apart else 0.0
+
+    def _flash(self, heads: float, keys: float) -> float:
+        """What flash attention's backward takes inside, on a rank with so many heads; in a ring of our own that of a block of all
+        queries and half of another rank's keys, with what lies around it then."""
+        shape, a, d = self.job.model, self.a, self.job.model.head_dim
+        step = 32 if d <= 128 else 64
+        padded = -(-max(d, 1) // step) * step
+        length, here = self.job.workload.seq_len, heads
+        if a["context_parallel"] == "all-to-all":
+            here = heads / a["cp"]
+        else:
+            length = ceil(length / a["cp"])
+        inside = 4 * here * a["micro_batch"] * ceil(length / 128) * 128 * (1 + padded)
+        per_query_head = 2 * self.T * heads * d * self.c if shape.heads != shape.kv_heads else 0.0
+        if a["context_parallel"] != "ring" or self.job.profile.keeping.name != OURS:
+            return inside + per_query_head
+        message = 2 * self.T * keys * d * self.c
+        under_way = message if a["cp"] > 2 else 0.0
+        arrived, sums, own = message, message, self.T * d * self.c * (heads + keys)
+        return inside + per_query_head / 2 + under_way + arrived + sums + own + 4 * heads * self.T / 2
 
     def _attention_inputs(self, kind: LayerKind) -> LayerAt:
         shape = self.job.model
         queries = self.T * self.c * shape.heads * shape.head_dim / self.a["tp"]
         kept = self.a["recompute"] == "none"  # the input of attention's matrices
         temporaries = 2 * self.whole + queries + self.stream + (0.0 if kept else self.whole)
-        freed = self._rows(kind, _kept, "mixer", "ffn", "inside", "product") - (self.whole if kept else 0.0)
-        return LayerAt(temporaries, freed, self._elements(kind, lambda _name: True), is_early=False)
+        gone = self._rows(kind, _kept, "mixer", "exchanged", "ffn", "inside", "product")
+        freed = gone - (self.whole if kept else 0.0)
+        every = self._elements(kind, lambda _name: True)
+        return LayerAt(temporaries, freed, every, is_early=False, routed=self._through(kind))
 
     def _joining(self, at: LayerAt) -> float:
         """Gradients about to join what stands."""
@@ -659,10 +738,11 @@ class Stage:
         share = before / max(count - 1, 1)
         passed = share * max(0.0, self.own - self.wl)
         let_go = share * (self.every / self.v - kept)
-        behind = 0.0 if self.tied else self.behind
-        done, weights = behind + passed, at.weights + at.stacked
+        behind = self.through
+        done, weights = behind + passed, at.weights + at.stacked - at.routed
+        routed = share * max(0.0, self.w.experts - self.X) + at.routed if self.apart else 0.0
         partial = 0.0 if self.at_once else self.q * self.c * weights
-        in_flight = self.q * self.r * (self.wl if before else behind)
+        in_flight = self.q * self.r * (self.X if at.routed else self.D if before else behind)
         freed_copies = self.q * self.c * at.weights
         copies = self.copies * (1 - before / count) - (freed_copies if self.plain and self.casts else 0.0)
         given = self.given if before == 0 and at.is_early else 0.0
@@ -671,10 +751,10 @@ class Stage:
         left = self.outside if self.a["accumulation"] > 2 else max(0.0, self.outside - self.q * self.s * done)
         again = max(0.0, self.copies_again - freed_copies) if self.copies_again else 0.0
         return {
-            "gradients": self.earlier + self.fresh(done + (weights if self.at_once else 0.0)),
+            "gradients": self.earlier + self.fresh(done + (weights if self.at_once else 0.0) + at.routed, routed),
             "activations": max(self.inputs, self.inside - at.freed - let_go),
             "logits": self.logits(0),
-            "gather_buffers": self.gathered(layers, passed=passed)
+            "gather_buffers": self.gathered(layers, passed=passed + at.routed, experts=0 if at.routed else 1)
             + at_end
             + (partial + in_flight if self.reduces else 0.0)
             + self.waiting,
@@ -682,6 +762,7 @@ class Stage:
             "temporaries": at.temporaries
             - given
             + self.previous
+            + self.late
             + self.old_head
             + self.retained(done)
             + (left if self.outside else 0.0)
@@ -694,24 +775,104 @@ class Stage:
     def _layer_reduced(self) -> dict[str, float]:
         """The gradients and their copy; or the copy, what comes out, and the gradient that was copied last."""
         kept = self._worst_of_kinds(lambda kind: self._rows(kind, _kept))
-        behind = 0.0 if self.tied else self.behind
+        behind = self.through
         adds = 0.0
         if self.piped and not self.at_once:
             last = self._worst_of_kinds(lambda kind: self._elements(kind, _is_down))
-            adds = self.q * self.c * (self.wl if self.stands else last)
-        bare = self.bare.widest / self.a["tiling"]
-        begins, ends = (self.earlier + self.fresh(behind + done) for done in (0.0, self.wl))
-        out, buffer = self.output(self.wl)
+            adds = self.q * self.c * (self.D if self.stands else last)
+        bare = self.D if self.apart else self.bare.widest / self.a["tiling"]
+        begins, ends = (self.earlier + self.fresh(behind + self.X + done, self.X) for done in (0.0, self.D))
+        out, buffer = self.output(self.D)
         loses = self.q * self.c * (bare - self._worst_of_kinds(self._final)) if self.zero >= 2 and self.reduces else 0.0
         copying = loses > out + buffer + ends - begins
-        reduced = self.reduction(self.wl, bare) + (0.0 if copying else buffer - loses)
+        reduced = self.reduction(self.D, bare) + (0.0 if copying else buffer - loses)
         return {
             "gradients": begins if copying else ends + out,
             "activations": max(self.inputs, self.inside - kept),
             "logits": self.logits(0),
             "gather_buffers": self.gathered(1, passed=self.wl) + reduced + self.waiting,
-            "temporaries": self.stream + self.previous + self.retained(behind + self.wl) + adds,
+            "temporaries": self.stream + self.previous + self.retained(behind + self.wl) + adds + self.late,
         }
+
+    def _mixture(self) -> LayerKind:
+        """The sort of layer with experts."""
+        return max(set(self.kinds), key=lambda kind: self._elements(kind, lambda name: name.startswith("expert")))
+
+    def _at_experts(self, copies: int) -> tuple[float, float]:
+        """(bytes that come beside what is kept, kept bytes that are not there yet) when experts have worked on the tokens that were
+        sent to them, with so many copies of those around."""
+        kind, moe = self._mixture(), self.job.model.moe
+        late = _made_behind_experts
+        again = _bytes_of(self.job, self.a, kind, _again, named=lambda name: not late(name))
+        later = _bytes_of(self.job, self.a, kind, _kept, named=late)
+        return again + copies * self.whole * (moe.top_k if moe else 0), later
+
+    def _experts_forward(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """The last layer's forward: its experts have worked, the buffer they were gathered into still lies there; then their
+        results went back, and ZeRO-3 has given their weights back."""
+        if self.piped and not self.at.alternates:
+            return
+        flat = self.c * self.X
+        if self.piped:
+            flat = flat + self.early if self.zero == 3 else 0.0
+        for gathered, copies in ((1, 4), (0, 5)):
+            more, later = self._at_experts(copies)
+            yield (
+                0,
+                {
+                    "gradients": self.earlier,
+                    "activations": self.inside - later - self.given,
+                    "logits": self.logits(0),
+                    "gather_buffers": self.gathered(1, experts=gathered) + flat,
+                    "temporaries": self.previous + more,
+                },
+            )
+
+    def _experts_backward(self, number: int) -> Iterator[dict[str, float]]:
+        """Experts of a layer compute again, and their unit is reduced or, in a pipeline, added to what stands."""
+        count = max(len(self.kinds) / self.v, 1.0)
+        before = max(count + number, 0.0) if number < 0 else min(number, count - 1)
+        share = before / max(count - 1, 1)
+        passed = share * max(0.0, self.own - self.D - self.X)
+        behind = self.through
+        left = self.inside - share * (self.every / self.v - self._worst_of_kinds(lambda kind: self._rows(kind, _kept)))
+        above = self.q * self.r * (self.D if before else behind) if self.reduces else 0.0
+        at_end = self.early if self.piped and before >= count - 1 else 0.0
+        done, routed = behind + passed, share * max(0.0, self.w.experts - self.X)
+        if self.a["recompute"] != "none":
+            for buffers, copies in ((1, 4), (0, 5)):
+                more, later = self._at_experts(copies)
+                again = buffers * self.c * self.X if self.zero == 3 else 0.0
+                yield {
+                    "gradients": self.earlier + self.fresh(done, routed),
+                    "activations": left - later,
+                    "logits": self.logits(0),
+                    "gather_buffers": self.gathered(1, passed=passed, experts=1)
+                    + again
+                    + above
+                    + self.waiting
+                    + at_end,
+                    "temporaries": more + self.stream + self.previous + self.late,
+                }
+        kind = self._mixture()
+        bare, at = self._through(kind), self._experts_behind(kind)
+        alone = number == -1 and not self.piped
+        gathered = self.gathered(1 if alone else 2, passed=passed + self.X) + at_end + self.waiting
+        gathered += self.q * self.c * at.weights
+        inside = {
+            "activations": max(self.inputs, left - at.freed),
+            "logits": self.logits(0),
+            "temporaries": at.temporaries - self.c * bare + self.previous + self.late,
+        }
+        last = self.q * self.c * at.stacked
+        ends = self.earlier + self.fresh(done + self.X, routed + self.X)
+        if self.piped:
+            yield inside | {"gradients": ends, "gather_buffers": gathered + (0.0 if self.at_once else last)}
+            return
+        sent, (out, buffer) = self.q * self.r * self.X, self.output(self.X, self.sharers)
+        begins = self.earlier + self.fresh(done, routed)
+        yield inside | {"gradients": begins, "gather_buffers": gathered + sent + self.q * self.c * bare}
+        yield inside | {"gradients": ends + out, "gather_buffers": gathered + sent + last + buffer}
 
     def _final(self, kind: LayerKind) -> float:
         """Elements of the weight that a layer lists last; a bias is nothing."""
@@ -726,12 +887,14 @@ class Stage:
         direct = not self.units and not self.stands
         keeps = self.c * self.outer if self.units and (self.zero < 3 or self.tied) else 0.0
         waiting = self.waiting + (self.c * self.head if self.reduces and self.tied else 0.0)
-        flight = self.q * self.r * self.wl
+        flight = self.q * self.r * self.D
+        routed = self.w.experts if self.apart else 0.0
         sums = 2 * self.old_head or stream
         yield (
             2,
             {
-                "gradients": self.earlier + self.fresh(self.w.all if direct else self.w.all - self.outer),
+                "gradients": self.earlier
+                + (self.fresh(self.w.all) if direct else self.fresh(self.w.all - self.outer, routed)),
                 "activations": self.others,
                 "gather_buffers": keeps + (flight + dW + waiting if self.reduces else 0.0),
                 "temporaries": (0.0 if direct or self.reduces else dW) + self.retained(self.w.all - self.outer) + sums,
@@ -769,8 +932,8 @@ class Stage:
             "gather_buffers": self.gathered(0) + (self.c * self.wl if waits else 0.0),
         }
         inside = self.own + self.behind
-        loose = (0.0 if direct else dW) + self.previous
-        made = self.fresh(inside + self.before) if direct else self.fresh(inside)
+        loose = (0.0 if direct else dW) + self.previous + self.late
+        made = self.fresh(inside + self.before) if direct else self.fresh(self.own + self.through)
         stream = self.whole if self.first else 0.0
         yield 2, common | {"gradients": self.earlier + made, "temporaries": loose + stream}
         yield 2, common | {"gradients": self.earlier + self.fresh(inside + self.table), "temporaries": loose}
@@ -822,6 +985,10 @@ def _at_heads(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) 
 
 
 INPUTS = ("q", "k", "v", "q_down", "q_up", "kv_down", "kv_up", "qkvz", "beta", "in", "x", "dt")
+
+
+def _made_behind_experts(name: str) -> bool:
+    return name == "expert_output" or name.startswith("shared_")
 
 
 def _is_down(name: str) -> bool:
