@@ -46,6 +46,7 @@ class Technique:
 TECHNIQUES = (
     Technique("one process", "", ONE_GPU),
     Technique("DDP", "dp_replicate=8"),
+    Technique("nn.DataParallel", "replicas=threads"),
     Technique("ZeRO-1", "dp_shard=8,zero=1"),
     Technique("ZeRO-2", "dp_shard=8,zero=2"),
     Technique("ZeRO-3", FSDP),
@@ -110,8 +111,9 @@ MISSING = (
     "interleaved is looked at only when pinned; of machines of several kinds no part is taken by `--allow-idle`, and "
     "`size` and `sweep` take no `--time-budget`.",
     "Tensor, pipeline, context and expert parallelism in the files of Accelerate, DeepSpeed, Transformers, TRL, Lightning, "
-    "LLaMA-Factory, axolotl, Composer and llm-foundry; FSDP in those of LLaMA-Factory and axolotl; ZeRO and tensor parallelism in those of EPL. "
-    "Scripts for nn.DataParallel and a parameter server: no plan says either.",
+    "LLaMA-Factory, axolotl, Composer and llm-foundry; FSDP in those of LLaMA-Factory and axolotl; ZeRO and tensor parallelism in those of EPL.",
+    "A parameter server is run and emitted (`parameter-server`) but not planned: no plan says servers, and neither its traffic nor what it takes "
+    "off the devices is in a formula.",
     "Emitted files of frameworks were parsed by them and trained with on two CPU ranks (`make test-frameworks`), not on GPUs. Times and "
     "bytes beside them are those of the plan's profile, not of that framework.",
     "Checkpoints of plans with 8-bit AdamW or offload to NVMe: saving and loading are refused.",

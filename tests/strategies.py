@@ -293,10 +293,11 @@ def _expert_splits(draw: Draw, shape: ModelShape, ranks: int, tp: int) -> tuple[
 
 
 def candidates(rows_: Sequence[dict[str, Any]]) -> Candidates:
-    """Layouts as the columns that the package computes on."""
+    """Layouts as the columns that the package computes on; which replicas they have only where it is said."""
+    names = (*MESH_COLUMNS, *OPTION_COLUMNS, *(("replicas",) if "replicas" in rows_[0] else ()))
     return Candidates(
         {
             name: np.array([WORDS[name].index(row[name]) if name in WORDS else row[name] for row in rows_], np.int64)
-            for name in (*MESH_COLUMNS, *OPTION_COLUMNS)
+            for name in names
         }
     )

@@ -57,7 +57,7 @@ def train_in(folder: RunFolder, plan: Plan, job: JobRecord, options: Namespace) 
     heartbeat_s, max_restarts = limits(options)
     launch = Launch(
         command=lambda checkpoint: own_command(folder, job, checkpoint),
-        world=plan.mesh.world,
+        world=plan.processes,
         folder=folder,
         reports=True,
         saves=job.save_every is not None,

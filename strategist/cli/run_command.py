@@ -135,11 +135,11 @@ def _begin(folder: RunFolder, plan: Plan, job: JobRecord, options: Namespace) ->
 def _foreign(folder: RunFolder, plan: Plan, command: Sequence[str], options: Namespace) -> int:
     """Somebody's own program, once per rank. What it says is passed through."""
     launch = Launch(
-        command=lambda _: _as_program(command), world=plan.mesh.world, folder=folder, reports=False, saves=False, heartbeat_s=0.0
+        command=lambda _: _as_program(command), world=plan.processes, folder=folder, reports=False, saves=False, heartbeat_s=0.0
     )  # fmt: skip
     supervise(launch, note, note)
     if options.json:
-        show_document({"plan": plan.seal, "command": command, "ranks": plan.mesh.world, "exit": 0})
+        show_document({"plan": plan.seal, "command": command, "ranks": plan.processes, "exit": 0})
     return 0
 
 

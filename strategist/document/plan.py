@@ -26,6 +26,7 @@ Recompute = Literal["none", "selective", "full"]
 Offload = Literal["none", "optimizer", "parameters", "nvme"]
 StageSplit = Literal["even", "weighted"]
 ContextParallel = Literal["none", "ring", "all-to-all"]
+Replicas = Literal["processes", "threads"]
 Backend = Literal["nccl", "gloo", "mpi"]
 Policy = Literal["hf", "fastest"]
 Objective = Literal["time", "cost", "memory", "simplicity"]
@@ -104,7 +105,8 @@ class NumberFormats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """Everything about the layout that is not a mesh degree."""
+    """Everything about the layout that is not a mesh degree. `replicas` are processes of DDP, or threads of one process, as
+    nn.DataParallel has them."""
 
     zero: int = 0
     virtual_stages: int = 1
@@ -118,6 +120,7 @@ class Strategy:
     offload: Offload = "none"
     tiling: int = 1
     stage_split: StageSplit = "even"
+    replicas: Replicas = "processes"
     formats: NumberFormats
     optimizer: str = "adamw"
     compile: bool = False
@@ -290,6 +293,11 @@ class Plan:
     def batch_identity(self) -> str:
         """`global_batch = micro_batch x accumulation x dp_replicate x dp_shard`, with the numbers."""
         return batch_identity(self.mesh, self.strategy)
+
+    @property
+    def processes(self) -> int:
+        """Processes that run the job: one per rank of the mesh, or one whose threads are the ranks."""
+        return 1 if self.strategy.replicas == "threads" else self.mesh.world
 
     @property
     def hardware_is_assumed(self) -> bool:

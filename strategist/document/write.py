@@ -41,6 +41,8 @@ UNSIGNED = ("seal",)
 """Fields of a document that no seal covers."""
 LATER = ("verification", "front", "certificate", "sensitivity", "idle", "unfinished")
 """Fields that are younger than the first seals: they are signed where they say something."""
+LATER_IN_STRATEGY = {"replicas": "processes"}
+"""The same inside `strategy`, with the value that says nothing."""
 
 
 def digest(document: Any) -> str:
@@ -54,6 +56,8 @@ def digest(document: Any) -> str:
             for key, value in body.items()
             if key not in UNSIGNED and not (key in LATER and _says_nothing(value))
         }
+    if isinstance(document, Plan):
+        body["strategy"] = {k: v for k, v in body["strategy"].items() if LATER_IN_STRATEGY.get(k) != v}
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return "sha256:" + hashlib.sha256(text.encode("ascii")).hexdigest()
 

@@ -13,6 +13,7 @@ from strategist.emitters.accelerate import ACCELERATE
 from strategist.emitters.axolotl import AXOLOTL
 from strategist.emitters.byteps import BYTEPS
 from strategist.emitters.composer import COMPOSER
+from strategist.emitters.data_parallel import DATA_PARALLEL_SCRIPT
 from strategist.emitters.deepspeed import DEEPSPEED
 from strategist.emitters.emitter import Emitter, Files, Options
 from strategist.emitters.epl import EPL
@@ -25,6 +26,7 @@ from strategist.emitters.megatron_bridge import MEGATRON_BRIDGE
 from strategist.emitters.mp_spawn import MP_SPAWN
 from strategist.emitters.mpirun import MPIRUN
 from strategist.emitters.nanotron import NANOTRON
+from strategist.emitters.parameter_server import PARAMETER_SERVER
 from strategist.emitters.quoting import checked_options
 from strategist.emitters.ray import RAY
 from strategist.emitters.skypilot import SKYPILOT
@@ -40,6 +42,8 @@ EMITTERS: tuple[Emitter, ...] = (
     SLURM,
     MP_SPAWN,
     MPIRUN,
+    DATA_PARALLEL_SCRIPT,
+    PARAMETER_SERVER,
     KUBERNETES,
     RAY,
     SKYPILOT,

@@ -30,15 +30,22 @@ TRAIN_CALL = "train(plan, steps=options.steps, seed=options.seed, on_step=report
 """What every rank does."""
 
 
-def executor_script(body: str, *, how: str = "", standard: tuple[str, ...] = (), others: tuple[str, ...] = ()) -> str:
+def executor_script(
+    body: str,
+    *,
+    how: str = "",
+    standard: tuple[str, ...] = (),
+    others: tuple[str, ...] = (),
+    train: str = "from strategist.executor.train import StepResult, train",
+) -> str:
     """A training script: `body` says how the ranks come to `TRAIN_CALL`.
 
     how: words of its first line. standard, others: lines that import from the standard library, besides os and
-    pathlib, and from elsewhere, besides strategist.
+    pathlib, and from elsewhere, besides strategist. train: the line that imports what the ranks do.
     """
     own = (*sorted(("import os", *standard)), "from pathlib import Path")
     foreign = sorted(
-        (*others, "from strategist import load_plan", "from strategist.executor.train import StepResult, train"),
+        (*others, "from strategist import load_plan", train),
         key=lambda line: (line.startswith("from"), line.split()[1]),
     )
     imports = "\n".join((*own, "", *foreign, ""))

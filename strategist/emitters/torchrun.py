@@ -47,7 +47,21 @@ def layout_comment(plan: Plan) -> str:
 
 
 def ranks_per_node(plan: Plan) -> int:
-    """Processes on every node. Raises ImpossibleError UNSUPPORTED when the nodes differ."""
+    """Processes on every node, one for each device. Raises ImpossibleError UNSUPPORTED when the nodes differ, and for replicas
+    that are threads of one process."""
+    devices = devices_per_node(plan)
+    if plan.processes < plan.mesh.world:
+        raise ImpossibleError(
+            "UNSUPPORTED",
+            f"A process for every device cannot express this plan: strategy.replicas = {plan.strategy.replicas}.",
+            flag="--to",
+            hint="Emit it to data-parallel, or plan without replicas=threads.",
+        )
+    return devices
+
+
+def devices_per_node(plan: Plan) -> int:
+    """Devices of every node. Raises ImpossibleError UNSUPPORTED when the nodes differ."""
     counts = {group.node.gpus for group in plan.cluster.groups}
     if len(counts) != 1:
         raise ImpossibleError(

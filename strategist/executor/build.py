@@ -31,6 +31,7 @@ from strategist.executor.steps.train_adapters import train_adapters
 from strategist.executor.steps.training_mode import training_mode
 from strategist.executor.steps.wrap_ddp import wrap_ddp
 from strategist.executor.support import layout_obstacles
+from strategist.executor.threads import as_process
 
 Step = Callable[[nn.Module, Job], nn.Module]
 
@@ -81,11 +82,13 @@ def build(
     refuse(layout_obstacles(plan))
     with ExitStack() as resources:
         world = resources.enter_context(process_group(plan))
+        own = as_process(plan)
         job = Job(
-            plan=plan,
-            mesh=build_mesh(plan, world.device.type),
-            expert_mesh=build_expert_mesh(plan, world.device.type),
+            plan=own,
+            mesh=build_mesh(own, world.device.type),
+            expert_mesh=build_expert_mesh(own, world.device.type),
             device=world.device,
+            threads=plan.mesh.world // plan.processes,
             seed=seed,
             instruments=instruments or Instruments(),
         )

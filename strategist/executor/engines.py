@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -25,6 +26,7 @@ from strategist.executor.job import Job
 from strategist.executor.loss import Batch, Objective, summed_token_loss
 from strategist.executor.mesh import pipeline_group
 from strategist.executor.precision import compute_context
+from strategist.executor.threads import LossInside, loss_over
 
 
 class Engine(Protocol):
@@ -58,6 +60,13 @@ def _loss_context(job: Job) -> AbstractContextManager[object]:
     return loss_parallel() if job.plan.mesh.tp > 1 else nullcontext()
 
 
+def loss_function(model: nn.Module, job: Job, objective: Objective) -> Callable[[Batch], Tensor]:
+    """The loss of a micro-batch, added up over its counted tokens; over all devices where the process has a thread for each."""
+    if job.threads == 1:
+        return partial(objective.summed, model)
+    return loss_over(job.instruments.threads(LossInside(model, objective, job.plan, job.device), job.threads))
+
+
 class LoopEngine:
     """Micro-batches one after the other; gradients add up in the parameters.
 
@@ -66,7 +75,7 @@ class LoopEngine:
     """
 
     def __init__(self, model: nn.Module, job: Job, objective: Objective) -> None:
-        self.model, self.job, self.objective = model, job, objective
+        self.model, self.job, self.loss_of = model, job, loss_function(model, job, objective)
 
     def gradients(self, batch: Batch, scale: Tensor) -> Tensor:
         """See Engine."""
@@ -76,7 +85,7 @@ class LoopEngine:
             self._average_replicas(now=index == count - 1)
             with self._bucket_reduction(now=index == count - 1), _loss_context(self.job):
                 with compute_context(self.job.plan, self.job.device):
-                    loss = self.objective.summed(self.model, micro_batch) * scale
+                    loss = self.loss_of(micro_batch) * scale
                 self.job.instruments.phase("backward")
                 loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from strategist.document.plan import Plan, Stage
 from strategist.executor.drive import Drive
 from strategist.executor.sequence import TokenShare, token_share
+from strategist.executor.threads import over_threads
 from strategist.records import dataclass, field
 
 
@@ -31,7 +32,7 @@ class Instruments:
 
     `read` turns a tensor into a number (fake tensors have none), `make_stage` makes the pipeline stage (a fake group
     cannot vote on shapes), `replica` averages the gradients of whole copies (DDP's reducer, in C++, reads real memory),
-    `compile_backend` is what torch.compile compiles for, `make_drive` opens the drive that optimizer state is put on (fake
+    `threads` spreads a module over the devices of one process, `compile_backend` is what torch.compile compiles for, `make_drive` opens the drive that optimizer state is put on (fake
     tensors have no bytes to put there). `phase` hears what this rank begins: forward, backward, reduce,
     step, save or load.
     """
@@ -39,6 +40,7 @@ class Instruments:
     read: Callable[[Tensor], float] = read_number
     make_stage: Callable[..., PipelineStage] = PipelineStage
     replica: type[nn.Module] = DistributedDataParallel
+    threads: Callable[[nn.Module, int], nn.Module] = over_threads
     compile_backend: str = "inductor"
     make_drive: Callable[[], Drive] = Drive
     phase: Callable[[str], None] = unheard
@@ -46,13 +48,14 @@ class Instruments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One rank's share of a plan. `seed` decides the initial weights of a model that comes without any; `expert_mesh` is
-    there when ranks share the experts."""
+    """One rank's share of a plan, as its process sees it. `seed` decides the initial weights of a model that comes without any;
+    `expert_mesh` is there when ranks share the experts; `threads` are the devices that the process drives, one each."""
 
     plan: Plan
     mesh: DeviceMesh
     device: torch.device
     expert_mesh: DeviceMesh | None = None
+    threads: int = 1
     seed: int = 0
     instruments: Instruments = field(default_factory=Instruments)
 

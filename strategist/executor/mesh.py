@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from strategist.document.plan import Mesh, Plan
+from strategist.document.plan import Plan
 from strategist.errors import StaleError
 
 DATA_AXES = ("dp_replicate", "dp_shard")
@@ -50,19 +50,21 @@ def check_world(plan: Plan, world: int) -> None:
 
     With too many, torch would leave some without a coordinate and say nothing.
     """
-    planned = plan.mesh.world
+    planned = plan.processes
     if world != planned:
         raise StaleError(
             "FACTS_DIFFER",
-            f"The plan is for {planned} ranks ({_product(plan.mesh)}), but {world} were started.",
+            f"The plan is for {planned} ranks ({_product(plan)}), but {world} were started.",
             flag="$.mesh",
             value=world,
             hint=f"Start {planned} ranks, or plan again for {world}.",
         )
 
 
-def _product(mesh: Mesh) -> str:
-    return " x ".join(f"{axis} {mesh.size(axis)}" for axis in mesh.order)
+def _product(plan: Plan) -> str:
+    mesh = plan.mesh
+    degrees = " x ".join(f"{axis} {mesh.size(axis)}" for axis in mesh.order)
+    return degrees if plan.processes == mesh.world else f"{degrees}, as threads"
 
 
 def data_rank(mesh: DeviceMesh) -> int:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -54,6 +54,22 @@ class StepResult:
     loss_scale: float | None = None
 
 
+class Outside(Protocol):
+    """Weights that lie in no rank of the plan, but on a server."""
+
+    def norm(self) -> Tensor:
+        """The norm of their gradients, those of all ranks added up."""
+
+    def update(self, factor: Tensor) -> None:
+        """One step of their optimizer with so many times the gradients. Called by every rank."""
+
+    def forget(self) -> None:
+        """Drop their gradients. Called by every rank."""
+
+    def whole(self) -> dict[str, Tensor]:
+        """Their values by name."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
     """The live objects a session drives."""
@@ -61,6 +77,7 @@ class Parts:
     model: nn.Module
     optimizer: Optimizer
     engine: Engine
+    outside: Outside | None = None
 
 
 RateOfStep = Callable[[int], float]
@@ -152,7 +169,10 @@ class Session:
             share_expert_gradients(parameters)
         self._tied.add_gradients()
         counted = (p for p in parameters if p is not self._tied.duplicate)
-        return loss / times, tokens, gradient_norm(counted, self._pipeline) / self._loss_factor
+        norm = gradient_norm(counted, self._pipeline)
+        if self.parts.outside is not None:
+            norm = torch.hypot(norm, self.parts.outside.norm().to(norm))
+        return loss / times, tokens, norm / self._loss_factor
 
     @property
     def _loss_factor(self) -> float:
@@ -163,13 +183,13 @@ class Session:
         """Stop before the update when it would spoil the weights: one NaN reaches every parameter through the norm. False
         for gradients that overflowed in float16 alone: this batch is passed over, with a smaller loss scale from now on."""
         if tokens == 0:
-            self.parts.model.zero_grad(set_to_none=True)
+            self._forget()
             raise InputError(
                 "EMPTY", "No label of the batch counts: all are -100.", flag="labels", hint="Leave such batches out."
             )
         if math.isfinite(loss) and math.isfinite(norm):
             return True
-        self.parts.model.zero_grad(set_to_none=True)
+        self._forget()
         if not math.isfinite(loss) or self.loss_scale is None or not self.loss_scale.can_shrink:
             raise TrainingError(
                 "TRAINING",
@@ -180,8 +200,16 @@ class Session:
         self.loss_scale.overflowed()
         return False
 
+    def _forget(self) -> None:
+        """Drop all gradients."""
+        self.parts.model.zero_grad(set_to_none=True)
+        if self.parts.outside is not None:
+            self.parts.outside.forget()
+
     def _update(self, norm: Tensor) -> None:
         self.job.instruments.phase("step")
+        if self.parts.outside is not None:
+            self.parts.outside.update(limit_factor(norm, self.clip_norm) / self._loss_factor)
         if self.clip_norm is not None or self.loss_scale is not None:
             scale_gradients(self.parts.model.parameters(), limit_factor(norm, self.clip_norm) / self._loss_factor)
         if self.loss_scale is not None:
@@ -233,6 +261,8 @@ class Session:
         """Every parameter of the whole model, unsharded, on the CPU of every rank; for checks on small models."""
         with _quiet_redistribution():
             mine = {name: self._whole(p).cpu() for name, p in named_parameters(self.parts.model).items()}
+        if self.parts.outside is not None:
+            mine |= self.parts.outside.whole()
         if self._pipeline is None:
             return mine
         stages: list[Any] = [None] * self.job.plan.mesh.pp
@@ -265,6 +295,16 @@ class Session:
             save(Path(folder), state, facts)
         else:
             self._background.begin(Path(folder), state, facts)
+
+    def require_checkpoints(self) -> None:
+        """Raise ImpossibleError UNSUPPORTED where none can be written or read: they know no tables on a server."""
+        if self.parts.outside is not None:
+            raise ImpossibleError(
+                "UNSUPPORTED",
+                "Checkpoints of a session with a parameter server are not built.",
+                flag="folder",
+                hint="Train without saving, or without a server.",
+            )
 
     def finish_saving(self) -> None:
         """Wait for a checkpoint that is still being written. Raises InternalError IO, on every rank, when it could not be."""

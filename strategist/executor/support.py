@@ -76,6 +76,7 @@ def layout_obstacles(plan: Plan) -> tuple[Obstacle, ...]:
         _experts,
         _formats,
         _data_parallel,
+        _threads,
         _offload,
         pipeline_obstacles,
         _batch,
@@ -264,6 +265,32 @@ def _data_parallel(plan: Plan) -> Iterator[Obstacle]:
             value=zero,
             sentence=f"zero = 0 shards nothing, yet dp_shard is {mesh.dp_shard}.",
             hint=f"Use dp_replicate = {mesh.dp_shard}, or zero 1, 2 or 3.",
+        )
+
+
+def _threads(plan: Plan) -> Iterator[Obstacle]:
+    """nn.DataParallel copies whole modules, one process for all."""
+    mesh, strategy = plan.mesh, plan.strategy
+    if strategy.replicas == "processes":
+        return
+    if mesh.dp_replicate == 1 or mesh.dp_replicate != mesh.world or plan.cluster.nodes > 1 or strategy.zero > 0:
+        yield Obstacle(
+            code="FRAMEWORK_LEGALITY",
+            place="strategy.replicas",
+            value=strategy.replicas,
+            sentence="replicas = threads is nn.DataParallel: whole replicas on the devices of one node, mesh.dp_replicate of "
+            "them, under zero = 0 and without any other axis.",
+            hint="Use replicas = processes.",
+        )
+    if strategy.compile or strategy.offload != "none" or plan.model.method != "full":
+        yield Obstacle(
+            code="UNSUPPORTED",
+            place="strategy.replicas",
+            value=strategy.replicas,
+            sentence="Under strategy.replicas = threads the copies of a module are made anew for each batch; the executor neither "
+            f"compiles nor offloads nor freezes there (compile {strategy.compile}, offload {strategy.offload}, model.method "
+            f"{plan.model.method}).",
+            hint="Use replicas = processes, or leave compile, offload and adapters out.",
         )
 
 

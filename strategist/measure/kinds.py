@@ -38,7 +38,7 @@ def chosen_kinds(plan: Plan, words: str) -> tuple[Kind, ...]:
     if text == EVERY:
         return every_kind(plan)
     if text[:1].isdigit() or text[:1] in "+-":
-        rank = parse_integer(text, "--ranks", low=0, high=plan.mesh.world - 1, example="0")
+        rank = parse_integer(text, "--ranks", low=0, high=plan.processes - 1, example="0")
         return (Kind(f"rank {rank}", rank, stage_of(plan, rank)),)
     pp = plan.mesh.pp
     stages = {"first": 0, "middle": pp // 2, "last": pp - 1, "fullest": plan.memory.worst.stage}
@@ -84,7 +84,8 @@ def stage_of(plan: Plan, rank: int) -> int:
 
 def _of_stage(plan: Plan, stage: int) -> Kind:
     pp = plan.mesh.pp
-    name = "every rank" if pp == 1 else f"stage {stage} of {pp}"
+    alone = "every rank" if plan.processes == plan.mesh.world else "device 0"
+    name = alone if pp == 1 else f"stage {stage} of {pp}"
     return _of_shard(plan, stage, _fullest(plan, stage) * _shards(plan)[1], name)
 
 

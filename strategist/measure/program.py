@@ -17,8 +17,9 @@ from strategist.executor.job import Instruments, Job
 from strategist.executor.mesh import DATA, EXPERT_SHARDS, SHARDS, build_expert_mesh, build_mesh, data_group, shard_group
 from strategist.executor.models import ReferenceModel
 from strategist.executor.session import Session
+from strategist.executor.threads import as_process
 from strategist.executor.train import CLIP_NORM
-from strategist.measure.stand_ins import NoDrive, Replica, stage_for
+from strategist.measure.stand_ins import FirstDevice, NoDrive, Replica, stage_for
 from strategist.records import replace
 
 MakeModel = Callable[[], nn.Module]
@@ -38,8 +39,8 @@ def fake_world(plan: Plan, rank: int) -> Iterator[None]:
 
 @contextmanager
 def world_of(backend: str, store: Store, plan: Plan, rank: int) -> Iterator[None]:
-    """The default process group of the plan's size, left again."""
-    dist.init_process_group(backend, rank=rank, world_size=plan.mesh.world, store=store)
+    """The default process group of the plan's processes, left again."""
+    dist.init_process_group(backend, rank=rank, world_size=plan.processes, store=store)
     try:
         yield
     finally:
@@ -53,12 +54,15 @@ def job_for(plan: Plan, device: torch.device) -> Job:
         make_stage=lambda *a, **k: stage_for(plan, *a, **k),
         replica=Replica,
         make_drive=NoDrive,
+        threads=FirstDevice,
     )
+    own = as_process(plan)
     return Job(
-        plan=plan,
-        mesh=build_mesh(plan, device.type),
-        expert_mesh=build_expert_mesh(plan, device.type),
+        plan=own,
+        mesh=build_mesh(own, device.type),
+        expert_mesh=build_expert_mesh(own, device.type),
         device=device,
+        threads=plan.mesh.world // plan.processes,
         instruments=instruments,
     )
 
@@ -116,8 +120,8 @@ def shortened(plan: Plan) -> Plan:
 
 
 def batch_for(plan: Plan, count: int) -> dict[str, Tensor]:
-    """The first `count` sequences of the data rank's share of one global batch, the whole of which is in memory."""
-    whole = plan.strategy.micro_batch * plan.strategy.accumulation
+    """The first `count` sequences of the process' share of one global batch, the whole of which is in memory."""
+    whole = as_process(plan).strategy.micro_batch * plan.strategy.accumulation
     shape = (whole, plan.workload.seq_len)
     return {name: torch.zeros(shape, dtype=torch.long)[:count] for name in ("input_ids", "labels")}
 

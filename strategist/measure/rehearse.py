@@ -13,7 +13,7 @@ from strategist.document.observed import Observed, RankObservation
 from strategist.document.plan import Plan
 from strategist.document.write import digest
 from strategist.errors import ImpossibleError, InputError, shown
-from strategist.executor.obstacles import refuse
+from strategist.executor.obstacles import Obstacle, refuse
 from strategist.executor.support import layout_obstacles, require_torch
 from strategist.facts.local import free_memory
 from strategist.measure.child import in_child
@@ -49,7 +49,7 @@ def rehearse(
     executor cannot run; InputError for ranks, steps and devices that do not exist and for models that cannot be made.
     """
     require_torch("Rehearsing")
-    refuse(layout_obstacles(plan))
+    refuse((*layout_obstacles(plan), *_several_devices(plan)))
     kinds, place = chosen_kinds(plan, ranks), _device_name(plan, device)
     if not 1 <= steps <= MAX_STEPS:
         raise InputError(
@@ -98,6 +98,18 @@ def _device_name(plan: Plan, asked: str | None) -> str:
             hint="Example: --device cpu.",
         )
     return asked
+
+
+def _several_devices(plan: Plan) -> Iterator[Obstacle]:
+    """A process that drives several devices is more than one device can show."""
+    if plan.processes < plan.mesh.world:
+        yield Obstacle(
+            code="UNSUPPORTED",
+            place="strategy.replicas",
+            value=plan.strategy.replicas,
+            sentence="A device of nn.DataParallel cannot be rehearsed alone: one process drives all of them.",
+            hint="Trace it (`strategist trace`), or rehearse a plan with replicas = processes.",
+        )
 
 
 def _maker(plan: Plan, model: Any) -> tuple[str, MakeModel]:

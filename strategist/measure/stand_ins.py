@@ -11,13 +11,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
+from torch.func import functional_call
 
 from strategist.document.plan import Plan
 from strategist.executor.drive import Drive
 from strategist.executor.precision import DTYPES
+from strategist.executor.threads import split
 
 FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20
 """Bytes of DDP's first and further buckets (torch.distributed._DEFAULT_FIRST_BUCKET_BYTES; bucket_cap_mb = 25)."""
+COALESCED_BYTES = 10 << 20
+"""Bytes that nn.DataParallel sends together (torch/nn/parallel/comm.py, buffer_size = 10485760)."""
 
 
 class SilentStage(PipelineStage):
@@ -144,3 +148,51 @@ def bucket_assignment(parameters: Sequence[Tensor]) -> list[list[int]]:
     indices: list[list[int]]
     indices, _ = torch._C._distributed_c10d._compute_bucket_assignment_by_size(shadows, [FIRST_BUCKET, BUCKET])
     return indices
+
+
+class FirstDevice(nn.Module):
+    """nn.DataParallel as device 0 of `count` knows it, without the others: it has the first part of each batch, gets the others'
+    losses, and adds their gradients to its own, which say in Python what torch/nn/parallel/comm.py does on GPUs."""
+
+    def __init__(self, module: nn.Module, count: int) -> None:
+        super().__init__()
+        self.module, self.count = module, count
+
+    def forward(self, **batch: Tensor) -> Tensor:
+        """The losses of all devices, (count,)."""
+        own = dict(self.module.named_parameters())
+        replica = dict(zip(own, Summed.apply(*own.values()), strict=True))  # type: ignore[no-untyped-call]
+        loss: Tensor = functional_call(self.module, replica, args=(), kwargs=next(split(batch, self.count)))
+        return torch.cat([loss, loss.new_zeros(self.count - 1)])
+
+
+class Summed(torch.autograd.Function):
+    """Weights as a replica uses them: their gradients wait for the last of them and are then added up with those of other devices,
+    small ones laid flat together."""
+
+    @staticmethod
+    def forward(_context: Any, *weights: Tensor) -> tuple[Tensor, ...]:
+        """The weights themselves: device 0 makes no copy."""
+        return tuple(weight.view_as(weight) for weight in weights)
+
+    @staticmethod
+    def backward(_context: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        """Tensors for the sums, in the order of the weights."""
+        return tuple(total for piece in coalesced(gradients) for total in _sums(piece))
+
+
+def _sums(piece: list[Tensor]) -> Iterator[Tensor]:
+    flat = piece[0].reshape(-1) if len(piece) == 1 else torch.cat([each.reshape(-1) for each in piece])
+    parts = _pieces(torch.empty_like(flat), piece)
+    return (part.view(each.shape) for part, each in zip(parts, piece, strict=True))
+
+
+def coalesced(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Tensors in order, in lists of at most COALESCED_BYTES; a larger one is alone."""
+    piece: list[Tensor] = []
+    for tensor in tensors:
+        if piece and sum(each.nbytes for each in piece) + tensor.nbytes > COALESCED_BYTES:
+            yield piece
+            piece = []
+        piece.append(tensor)
+    yield piece

@@ -34,9 +34,11 @@ def substitutions_used(plan: Plan, record: Record, noticed: set[str]) -> tuple[S
     """The rows of the table that this trace leans on; `noticed` are those that only running can tell."""
     s, cuda = plan.strategy, is_for_cuda(plan)
     shards = uses_fsdp(plan)
-    replicated = plan.mesh.data_parallel > 1 and not shards
+    in_threads = s.replicas == "threads"
+    replicated = plan.mesh.data_parallel > 1 and not shards and not in_threads
     tests = {
         "ddp-reducer": replicated,
+        "threads-of-devices": in_threads,
         "pipeline-shapes": plan.mesh.pp > 1,
         "flash-attention": cuda and FLASH in record.operators,
         "averaging-collectives": cuda and shards,

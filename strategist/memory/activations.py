@@ -55,8 +55,9 @@ def tables_C(job: Job, c: Candidates) -> Reals:
 
 
 def step_inputs_C(job: Job, c: Candidates) -> Reals:
-    """Bytes of a step's token ids and labels on one rank, eight each, (C,)."""
-    return 16.0 * tokens(job, c) * c["accumulation"]
+    """Bytes of a step's token ids and labels on one rank, eight each, (C,); on the first of several threads' devices those of all."""
+    own = 16.0 * tokens(job, c) * c["accumulation"]
+    return own * c["dp_replicate"] if c.in_threads else own
 
 
 def boundary_bytes(job: Job, candidates: Candidates) -> Reals:

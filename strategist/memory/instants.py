@@ -23,6 +23,7 @@ from strategist.memory.situations import Schedule, Situation, one_pass
 from strategist.memory.step import END, LAYERS, LOSS, NONE, UPDATE, Instant, LayerInstants, Layers, Step, added
 from strategist.space.candidates import Column, Mask, Reals
 from strategist.space.shares import Elements, Group, tokens, vocabulary_elements
+from strategist.space.traffic import COALESCED_BYTES
 
 
 def instants(
@@ -53,6 +54,7 @@ def instants(
             *_layers(step),
             *((*_experts_forward(step), *_experts_backward(step)) if step.has_apart else ()),
             *_end(step),
+            *((_summed(step),) if group.candidates.in_threads else ()),
             _update(step),
         )
     schedule = Schedule(group)
@@ -501,6 +503,21 @@ def _end(step: Step) -> tuple[Instant, ...]:
         "temporaries": added(step.outside, summed, np.where((c["accumulation"] > 2)[:, None], gradient, 0.0)),
     }
     return Instant(END, made), Instant(END, reduced), Instant(END, gathering)
+
+
+def _summed(step: Step) -> Instant:
+    """Under nn.DataParallel: device 0 has the whole gradients of its own replica, their sum with those of the others, one piece
+    of which is laid flat, and what earlier micro-batches left, to which the sum is added then. Source: PyTorch 2.13 torch/nn/parallel/comm.py,
+    reduce_add_coalesced, which autograd calls once all replicas' gradients are there (_functions.py, Broadcast.backward)."""
+    own = step.trained * step.stored * step.counts.whole
+    return Instant(
+        END,
+        {
+            "gradients": np.where(step.several, step.earlier, step.settled),
+            "activations": step.inputs,
+            "temporaries": own + np.minimum(own, COALESCED_BYTES) + np.where(step.several, step.settled, 0.0),
+        },
+    )
 
 
 def _table(step: Step) -> Reals:

@@ -293,7 +293,8 @@ class Step:
         self.reshards = shards_state(c, 3)[:, None]
         self.shards_gradients = shards_state(c, 2)[:, None]
         self.several = situation.stands
-        self.buckets = self.plain & (c.data_parallel * c["cp"] > 1)[:, None]
+        several_ranks = (c.data_parallel * c["cp"] > 1) & (not c.in_threads)
+        self.buckets = self.plain & several_ranks[:, None]
         self.casts = self.compute != self.stored
         self.shards = state_shards(c)[:, None]
         self.tied = bool(job.model.tied and not self.piped)
@@ -438,14 +439,15 @@ class Step:
 
     @cached_property
     def stands(self) -> Mask:
-        """Where gradients stand when the pass starts: of earlier micro-batches, or DDP's buckets."""
-        return np.asarray(self.several | self.buckets, np.bool_)
+        """Where gradients stand that this pass adds to: of earlier micro-batches, or DDP's buckets. Those of nn.DataParallel's replicas
+        gather apart until the last is there."""
+        return np.asarray((self.several & (not self.c.in_threads)) | self.buckets, np.bool_)
 
     @cached_property
     def earlier(self) -> Reals:
         """Gradients that stand when the pass starts; in a pipeline those of other chunks too."""
         if not self.piped:
-            return np.where(self.stands, self.at_rest, 0.0)
+            return np.where(self.several | self.buckets, self.at_rest, 0.0)
         s, counts = self.situation, self.counts
         whole = np.maximum(counts.whole, 1.0)
         standing = counts.layers * s.standing + counts.before * s.first_stands + counts.behind * s.last_stands

@@ -109,21 +109,25 @@ def filled(job: Job, said: Mapping[str, int]) -> dict[str, int]:
     virtual = said.get("virtual_stages", 1)
     usual = "none" if degrees["pp"] == 1 else "interleaved" if virtual > 1 else "1f1b"
     micro, accumulation = _batch(job.workload.global_batch, dp, said)
-    return degrees | {
-        "dp_replicate": replicate,
-        "dp_shard": shard,
-        "zero": zero,
-        "virtual_stages": virtual,
-        "schedule": said.get("schedule", code("schedule", usual)),
-        "micro_batch": micro,
-        "accumulation": accumulation,
-        "sequence_parallel": said.get("sequence_parallel", 0),
-        "context_parallel": said.get("context_parallel", code("context_parallel", "ring") * (degrees["cp"] > 1)),
-        "recompute": said.get("recompute", 0),
-        "offload": said.get("offload", 0),
-        "tiling": said.get("tiling", 1),
-        "stage_split": said.get("stage_split", 0),
-    }
+    return (
+        degrees
+        | {
+            "dp_replicate": replicate,
+            "dp_shard": shard,
+            "zero": zero,
+            "virtual_stages": virtual,
+            "schedule": said.get("schedule", code("schedule", usual)),
+            "micro_batch": micro,
+            "accumulation": accumulation,
+            "sequence_parallel": said.get("sequence_parallel", 0),
+            "context_parallel": said.get("context_parallel", code("context_parallel", "ring") * (degrees["cp"] > 1)),
+            "recompute": said.get("recompute", 0),
+            "offload": said.get("offload", 0),
+            "tiling": said.get("tiling", 1),
+            "stage_split": said.get("stage_split", 0),
+        }
+        | ({"replicas": said["replicas"]} if said.get("replicas") else {})
+    )
 
 
 def _data_parallel(world: int, rest: int, said: Mapping[str, int]) -> int:
@@ -156,6 +160,15 @@ def _consistent(degrees: Mapping[str, int], ranks: int, said: Mapping[str, int])
             "stage_split=weighted needs a pipeline whose stages have one chunk of layers each.",
             flag="--strategy",
             hint="Give pp, and leave virtual_stages at 1.",
+        )
+    if said.get("replicas") and (
+        ranks == 1 or any(said.get(key, 1) > 1 for key in ("pp", "dp_shard", "cp", "tp", "ep", "etp"))
+    ):
+        raise ImpossibleError(
+            "FRAMEWORK_LEGALITY",
+            "replicas=threads is nn.DataParallel: whole replicas over several devices, and nothing else.",
+            flag="--strategy",
+            hint="Leave out dp_shard, cp, tp, pp, ep and etp, or replicas=threads.",
         )
     if ranks % (degrees["ep"] * degrees["etp"]):
         raise ImpossibleError(

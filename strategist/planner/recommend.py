@@ -22,6 +22,7 @@ from strategist.document.plan import (
     Request,
 )
 from strategist.errors import InternalError
+from strategist.facts.parameters import count, outer_parameters
 from strategist.facts.resolved import Assumption
 from strategist.planner.check import faults
 from strategist.planner.search import Found, Pace, Question, SearchLog, search
@@ -33,6 +34,7 @@ from strategist.rulebook.rule import Rule, load_families, load_rules
 from strategist.rulebook.vocabulary import WORDS
 from strategist.space.candidates import Mask
 from strategist.space.grammar import layout
+from strategist.timing.estimate import step_times
 from strategist.units import format_gib
 
 NO_PREFERRED = "No layout of the families that the rules prefer is both allowed and fits, so the time model decides among all that remain."
@@ -347,7 +349,7 @@ def _misfits(found: Found, top: int) -> tuple[Alternative, ...]:
 
 def _hints(found: Found, row: Mapping[str, Any], situation: Mapping[str, Any], chosen: Choice) -> tuple[Hint, ...]:
     """Advice rules that fire for the chosen layout, and thresholds that are near."""
-    values = dict(situation) | _coded(found, chosen.row) | _shares(found, chosen.row)
+    values = dict(situation) | _coded(found, chosen.row) | _shares(found, chosen.row) | _outside_share(found)
     advice = tuple(
         Hint(code=f"W_{rule.code or rule.id}", sentence=_advice(rule, values | dict(row)))
         for rule in fired(load_rules("advice", found.question.rule_folders), values)
@@ -384,7 +386,22 @@ def _shares(found: Found, row: int) -> dict[str, float]:
     step = float(found.times.step[row])
     names = ("tp", "dp", "bubble", "offload")
     shares = {f"{name}_share": 100.0 * float(found.times.exposed[name][row]) / step for name in names}
-    return shares | {"dp": int(found.candidates.data_parallel[row])}
+    ddp = _ddp_share(found, row) if found.candidates.in_threads else {}
+    return shares | ddp | {"dp": int(found.candidates.data_parallel[row])}
+
+
+def _outside_share(found: Found) -> dict[str, float]:
+    """Percent of the weights that lie outside the layers, of a module that nobody described."""
+    shape = found.question.job.model
+    if shape.kind != "module":
+        return {}
+    return {"outside_share": 100.0 * outer_parameters(shape).total / count(shape).total}
+
+
+def _ddp_share(found: Found, row: int) -> dict[str, float]:
+    """Percent of the step that processes would take for threads in the same layout."""
+    as_processes = found.candidates.where(np.array([row])).without("replicas")
+    return {"ddp_share": 100.0 * float(step_times(found.question.job, as_processes).step[0] / found.times.step[row])}
 
 
 def _coded(found: Found, row: int) -> dict[str, int]:

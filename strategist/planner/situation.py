@@ -46,7 +46,7 @@ def one(**values: int) -> Candidates:
     plain = dict.fromkeys((*MESH_COLUMNS, "micro_batch", "accumulation", "virtual_stages", "tiling"), 1)
     zeros = dict.fromkeys(set(OPTION_COLUMNS) - plain.keys(), 0)
     row = plain | zeros | values
-    return Candidates({name: np.array([row[name]], np.int64) for name in (*MESH_COLUMNS, *OPTION_COLUMNS)})
+    return Candidates({name: np.array([row[name]], np.int64) for name in (*MESH_COLUMNS, *OPTION_COLUMNS, *values)})
 
 
 def question(job: Job, forbids: tuple[str, ...] = ()) -> dict[str, Value]:

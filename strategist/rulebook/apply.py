@@ -25,8 +25,8 @@ class Refused:
 
 
 def columns(candidates: Candidates) -> dict[str, Any]:
-    """Candidate words as columns, (C,)."""
-    return dict(candidates.columns) | {"dp": candidates.data_parallel}
+    """Candidate words as columns, (C,); replicas are processes where nobody asked for threads."""
+    return {"replicas": 0, **candidates.columns, "dp": candidates.data_parallel}
 
 
 def forbid(

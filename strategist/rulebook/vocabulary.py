@@ -78,6 +78,9 @@ WORDS: Mapping[str, Word] = {
     "has_precision": _situation("the device multiplies in the number format asked for"),
     "fast_domain": _situation("devices joined by the fastest links"),
     "is_gpu": _situation("the device is a GPU, not the CPU"),
+    "outside_share": _situation(
+        "share of the weights outside the layers (tables of embeddings, heads) of a module that nobody described", "%"
+    ),
     "pp": _candidate("pipeline stages"),
     "dp": _candidate("ranks that see different samples: dp_replicate x dp_shard"),
     "dp_replicate": _candidate("replicas of the sharding group"),
@@ -97,6 +100,8 @@ WORDS: Mapping[str, Word] = {
     "offload": _candidate("what lives in host memory or on NVMe"),
     "tiling": _candidate("pieces that the widest matrices are computed in"),
     "stage_split": _candidate("how layers are spread over stages: evenly, or with the output head counted"),
+    "replicas": _candidate("whole replicas as processes (DDP) or as threads of one process (nn.DataParallel)"),
+    "ddp_share": _candidate("share of the step that the same layout takes with processes for threads", "%"),
     "tp_share": _candidate("share of the step that exposed tensor parallel collectives take", "%"),
     "dp_share": _candidate("share of the step that exposed data parallel collectives take", "%"),
     "bubble_share": _candidate("share of the step that the pipeline is idle", "%"),

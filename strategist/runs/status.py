@@ -60,7 +60,7 @@ class RunStatus:
 def status_of(folder: RunFolder) -> RunStatus:
     """The status of a run folder, from its files alone. Raises InputError for a folder that is none."""
     job, plan = read_job(folder), load_plan(str(folder.plan), "RUN")
-    state, world = _state(folder), plan.mesh.world
+    state, world = _state(folder), plan.processes
     beats = {rank: read_beat(folder.of_rank(rank, "beat")) for rank in range(world)}
     rows = {int(row["step"]): row for row in rows_of(folder.of_rank(0, "steps"))}  # repeated steps: the last one counts
     losses = tuple((step, float(row["loss"])) for step, row in sorted(rows.items()))[-RECENT:]

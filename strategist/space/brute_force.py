@@ -124,12 +124,19 @@ def _context(limits: Limits, row: Mapping[str, int]) -> bool:
     return (row["cp"] > 1) == (row["context_parallel"] > 0)
 
 
+def _threads(_limits: Limits, row: Mapping[str, int]) -> bool:
+    """Threads of one process hold whole replicas, and each its own sequences."""
+    return row["dp_replicate"] > 1 and all(row[axis] == 1 for axis in ("pp", "dp_shard", "cp", "tp", "ep", "etp"))
+
+
 def _choices(limits: Limits, row: Mapping[str, int]) -> Sequence[tuple[dict[str, Sequence[int]], Condition]]:
     """Choices that are made together with all their values, and what they must satisfy given those before them."""
     rounds = range(1, limits.global_batch + 1)
     dp = row["dp_replicate"] * row["dp_shard"]
     per_rank = [n for n in rounds if (limits.global_batch // dp) % n == 0] or [1]
     places = {name: range(len(words)) for name, words in WORDS.items()}
+    threads: tuple[dict[str, Sequence[int]], Condition] = ({"replicas": (1,)}, _threads)
+    asked = (threads,) if limits.pinned("replicas") else ()
     return (
         ({"zero": range(4)}, _zero),
         ({"offload": places["offload"], "tiling": (1, TILES)}, _offload),
@@ -138,6 +145,7 @@ def _choices(limits: Limits, row: Mapping[str, int]) -> Sequence[tuple[dict[str,
         ({"stage_split": places["stage_split"]}, _split),
         ({"sequence_parallel": (0, 1)}, _sequence),
         ({"context_parallel": places["context_parallel"]}, _context),
+        *asked,
         ({"recompute": places["recompute"]}, lambda limits, row: True),
     )
 
@@ -154,7 +162,7 @@ def _grown(limits: Limits, rows: list[Row]) -> list[Row]:
 
 def _as_pinned(limits: Limits, row: Mapping[str, int]) -> bool:
     """Whether every pin holds; `dp` is the product of both degrees."""
-    values = {**row, "dp": row["dp_replicate"] * row["dp_shard"]}
+    values = {"replicas": 0, **row, "dp": row["dp_replicate"] * row["dp_shard"]}
     return all(values[pin.key] == pin.value for pin in limits.pins)
 
 

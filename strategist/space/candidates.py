@@ -38,8 +38,10 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "recompute": ("none", "selective", "full"),
     "offload": ("none", "optimizer", "parameters", "nvme"),
     "stage_split": ("even", "weighted"),
+    "replicas": ("processes", "threads"),
 }
-"""Columns that stand for words hold the position of the word in its tuple."""
+"""Columns that stand for words hold the position of the word in its tuple. `replicas` is a column only where threads were asked
+for, and then of one word in all rows; where it is none, they are processes."""
 
 
 def code(column: str, word: str) -> int:
@@ -68,6 +70,11 @@ class Candidates:
     def data_parallel(self) -> Column:
         """Ranks that see different samples, shape (C,)."""
         return self["dp_replicate"] * self["dp_shard"]
+
+    @property
+    def in_threads(self) -> bool:
+        """Whether the replicas of every row are threads of one process."""
+        return "replicas" in self.columns and bool(self["replicas"].any())
 
     @property
     def world(self) -> Column:

@@ -61,12 +61,22 @@ def enumerate_candidates(limits: Limits) -> Candidates:
         _fill(columns[:, rows_so_far : rows_so_far + rows], members, options, meshes_so_far)
         meshes_so_far, rows_so_far = meshes_so_far + len(members), rows_so_far + rows
     everything = Candidates(dict(zip(COLUMNS, columns, strict=True)))
+    if limits.pinned("replicas"):
+        everything = _in_threads(everything)
     keep = np.ones(len(everything), dtype=np.bool_)
     for pin in limits.pins:
         keep &= pin.holds(everything)
     for word in limits.forbids:
         keep &= ~forbidden(word, everything)
     return everything if keep.all() else everything.where(keep)
+
+
+def _in_threads(everything: Candidates) -> Candidates:
+    """Whole replicas and nothing else, as threads of one process. nn.DataParallel is never looked at unasked: DDP does the same
+    in less time."""
+    alone = np.all([everything[axis] == 1 for axis in ("pp", "dp_shard", "cp", "tp", "ep", "etp")], axis=0)
+    found = everything.where(alone & (everything["dp_replicate"] > 1))
+    return Candidates({**found.columns, "replicas": np.full(len(found), code("replicas", "threads"), np.int64)})
 
 
 Mesh = tuple[int, int, int, int, int, int, int, int]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from strategist.errors import InputError, did_you_mean
 from strategist.records import dataclass
 from strategist.space.candidates import WORDS, Candidates, Mask
@@ -20,6 +22,7 @@ KEYS = (
     "recompute",
     "offload",
     "stage_split",
+    "replicas",
     "dp",
 )
 ALIASES: Mapping[str, str] = {
@@ -41,6 +44,8 @@ class Pin:
 
     def holds(self, candidates: Candidates) -> Mask:
         """Candidates that make this choice, (C,)."""
+        if self.key == "replicas":
+            return np.full(len(candidates), candidates.in_threads == bool(self.value))
         column = candidates.data_parallel if self.key == "dp" else candidates[self.key]
         return column == self.value
 
@@ -160,6 +165,7 @@ def layout(row: Mapping[str, int | str]) -> str:
         "recompute": "none",
         "offload": "none",
         "stage_split": "even",
+        "replicas": "processes",
     }
     always = ("micro_batch", "accumulation")
     shown = [key for key in (*KEYS[:-1],) if key in row and (key in always or row[key] != plain.get(key, 1))]

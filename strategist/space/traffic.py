@@ -35,7 +35,7 @@ from strategist.space.shares import (
 )
 from strategist.space.stages import kinds
 
-Op = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send"]
+Op = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "reduce", "send"]
 Axis = Literal["tp", "cp", "ep", "pp", "dp"]
 Hidden = Literal["nothing", "forward", "backward", "attention", "matmul", "compute"]
 BEHIND: tuple[Hidden, ...] = get_args(Hidden)
@@ -89,6 +89,8 @@ def every_rank(c: Candidates) -> Mapping[Place, Ranks]:
 def traffic(job: Job, group: Group, counts: Elements) -> tuple[Traffic, ...]:
     """Everything the group's candidates send, per stage; nothing for an axis that none of them has."""
     c = group.candidates
+    if c.in_threads:
+        return _threads(job, group, counts)
     full = counts.padded((c["zero"] >= 2)[:, None])
     return (
         *(_tensor(job, group) if (c["tp"] > 1).any() else ()),
@@ -374,4 +376,30 @@ def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Plac
             "backward",
             reduced,
         ),
+    )
+
+
+COALESCED_BYTES = 10 * 2**20
+"""Of what nn.DataParallel sends at once (PyTorch 2.13 torch/nn/parallel/comm.py, buffer_size)."""
+ID_BYTES, LOSS_BYTES = 8, 4
+"""Of a token or a label (int64), and of the loss that a device gives back (float32)."""
+
+
+def _threads(job: Job, group: Group, counts: Elements) -> tuple[Traffic, ...]:
+    """What nn.DataParallel sends for every micro-batch: tokens and labels to the other devices, all weights to all of them, a
+    loss back from each, and the sum of their gradients to device 0, whose backward waits for the last of them, so that nothing
+    runs beside it. Source: PyTorch 2.13 torch/nn/parallel/data_parallel.py, replicate.py and _functions.py (Scatter, Broadcast,
+    Gather, ReduceAddCoalesced)."""
+    c, formats = group.candidates, job.formats
+    each, others = _micro(group), _micro(group) * (c["dp_replicate"] - 1)[:, None]
+    weights = BYTES[formats.parameter] * counts.whole
+    gradients = job.trainable * BYTES[formats.gradient] * counts.whole
+    tokens_there = _per_stage(group, 2.0 * ID_BYTES * tokens(job, c))
+    loss = np.full_like(tokens_there, float(LOSS_BYTES))
+    sent = partial(Traffic, "dp", place="replicas", behind="nothing")
+    return (
+        sent("send", tokens_there, others),
+        sent("broadcast", weights, each, pieces_CS=np.ceil(weights / COALESCED_BYTES)),
+        sent("send", loss, others),
+        sent("reduce", gradients, each, pieces_CS=np.ceil(gradients / COALESCED_BYTES)),
     )

@@ -40,7 +40,7 @@ class Compute:
     """Compute of one micro-batch, worked out once for layouts that agree in what it depends on."""
 
     def __init__(self, job: Job, c: Candidates) -> None:
-        one_of_each, self._sort = c.alike(*READ)
+        one_of_each, self._sort = c.alike(*READ, *(("dp_replicate",) if c.in_threads else ()))
         some = c.where(one_of_each)
         self._layers, self._shape = layer_times(job, some), job.model
         self._head, self._loss = _head_seconds(job, some)
@@ -317,15 +317,18 @@ def _dispatch(job: Job, gpu: Gpu, kind: LayerKind, c: Candidates) -> Reals:
 
 
 def _launches(job: Job, kind: LayerKind, c: Candidates, passes: Passes) -> Reals:
-    """Kernels of one pass over one layer, (C,): routing and every local expert bring their own."""
+    """Kernels of one pass over one layer, (C,): routing and every local expert bring their own. Threads of one process hold its
+    interpreter lock by turns, so that in forward one CPU launches for all devices; backward runs without the interpreter
+    (PyTorch tutorials, Getting Started with Distributed Data Parallel: contention for the lock across threads)."""
     kernels, moe = job.profile.kernels, job.model.moe
     is_forward = passes == "forward"
+    launchers = c["dp_replicate"] if is_forward and c.in_threads else 1
     count = np.full(len(c), float(kernels.forward if is_forward else kernels.backward))
     if kind.ffn != "moe" or moe is None:
-        return count
+        return count * launchers
     routing = kernels.moe_forward if is_forward else kernels.moe_backward
     each = kernels.expert_forward if is_forward else kernels.expert_backward
-    return count + routing + each * moe.experts / c["ep"]
+    return (count + routing + each * moe.experts / c["ep"]) * launchers
 
 
 def _host(job: Job, busy: Mapping[str, Reals], launches_CK: Reals) -> Reals:

@@ -21,6 +21,7 @@ from tests.plans import BFLOAT16, FLOAT32, FLOAT64, make_plan, tiny_llama, tiny_
 AXES: tuple[dict[str, Any], ...] = (
     {},
     {"dp_replicate": 2},
+    {"dp_replicate": 2, "replicas": "threads"},
     {"dp_shard": 2, "zero": 1},
     {"dp_shard": 2, "zero": 2},
     {"dp_shard": 2, "zero": 3},
@@ -78,7 +79,7 @@ def grid() -> tuple[tuple[str, Plan], ...]:
 
 
 def _plans() -> Iterator[tuple[str, Plan]]:
-    for axes, options in product(AXES, OPTIONS):
+    for axes, options in (*product(AXES, OPTIONS), ({"dp_replicate": 4}, {})):
         pipeline = {"accumulation": 4} if axes.get("pp", 1) > 1 else {}
         choices = COMMON | pipeline | axes | options
         shape = tiny_mixtral if {"ep", "etp"} & set(axes) else tiny_llama

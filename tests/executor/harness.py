@@ -63,6 +63,13 @@ def run_alone(function: Callable[..., Any], *arguments: Any, timeout_s: float = 
     return _run(1, function, arguments, join=False, timeout_s=timeout_s)[0]
 
 
+def run_alone_together(
+    count: int, function: Callable[..., Any], *arguments: Any, timeout_s: float = 120.0
+) -> list[Any]:
+    """`function(*arguments)` in some fresh processes that find each other themselves; their results."""
+    return _run(count, function, arguments, join=False, timeout_s=timeout_s)
+
+
 def _run(
     world: int, function: Callable[..., Any], arguments: tuple[Any, ...], *, join: bool, timeout_s: float
 ) -> list[Any]:

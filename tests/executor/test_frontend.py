@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 from hypothesis import strategies as st
 
@@ -75,7 +76,7 @@ def written(job: Job, row: Mapping[str, Any]) -> Plan:
 
 def refusing(job: Job, layout: Candidates) -> list[str]:
     """The rules of ours about layouts that forbid the first row of some columns."""
-    values = question(job) | {name: column[:1] for name, column in columns(layout).items()}
+    values = question(job) | {name: np.atleast_1d(column)[:1] for name, column in columns(layout).items()}
     return [rule.id for rule in OURS if judges_layouts(rule) and bool(rule.holds(values).all())]
 
 

@@ -46,6 +46,8 @@ WINDOWED = {"window": 5, "full_every": 2, "pos": "rope", "pos_rows": 0, "kv_head
 CASES = (
     Case("single", {"accumulation": 2, "recompute": "selective"}),
     Case("ddp2", PLAIN | {"accumulation": 4}, ragged=True),
+    Case("threads2", PLAIN | {"replicas": "threads", "accumulation": 2, "recompute": "full"}, {"tied": True}, ragged=True, clip=0.5),
+    Case("threads4", PLAIN | {"dp_replicate": 4, "replicas": "threads", "recompute": "selective"}, ragged=True, clip=0.5),
     Case("ddp2-full-clip", PLAIN | {"recompute": "full"}, {"tied": True}, clip=0.5),
     Case("zero1", {"dp_shard": 2, "zero": 1, "accumulation": 2}, ragged=True, clip=0.5),
     Case("zero2", {"dp_shard": 2, "zero": 2, "accumulation": 2, "recompute": "selective"}, ragged=True),
@@ -137,6 +139,7 @@ GPT = (
 
 MOE = (
     Case("single", {"accumulation": 2, "recompute": "selective"}, SHARED_EXPERT, ragged=True),
+    Case("threads2", PLAIN | {"replicas": "threads", "accumulation": 2}, ragged=True, clip=0.5),
     Case("ddp2", PLAIN | {"accumulation": 2, "recompute": "full"}, ragged=True, clip=0.5),
     Case("zero2", {"dp_shard": 2, "zero": 2, "accumulation": 2, "recompute": "selective"}, ragged=True, clip=0.5),
     Case("fsdp4", {"dp_shard": 4, "zero": 3, "recompute": "full"}, {"moe": {"experts": 3, "ffn": 22}}, ragged=True, clip=0.5),
@@ -181,7 +184,7 @@ def test_training_equals_one_process(case: Case) -> None:
     task = Task(case.model(**case.shape), ragged=case.ragged, clip_norm=case.clip)
     plan = make_plan(task.shape, **_with_micro_batch(case.layout, GLOBAL_BATCH))
     losses, parameters, norms = trained_by_one_process(task)
-    for got_losses, got_parameters, got_norms in run_ranks(plan.mesh.world, train_task, plan, task):
+    for got_losses, got_parameters, got_norms in run_ranks(plan.processes, train_task, plan, task):
         assert got_losses == pytest.approx(losses, abs=LOSS_BOUND, rel=0)
         assert got_norms == pytest.approx(norms, abs=NORM_BOUND, rel=0)
         assert got_parameters.keys() == parameters.keys()

@@ -48,7 +48,16 @@ def test_losses_are_those_of_one_process(
 
 @pytest.mark.proves("trained")
 @pytest.mark.parametrize(
-    ("target", "choices"), [("torchrun", FSDP), ("torchrun", {"tp": 2}), ("mp-spawn", FSDP), ("mpirun", FSDP)], ids=str
+    ("target", "choices"),
+    [
+        ("torchrun", FSDP),
+        ("torchrun", {"tp": 2}),
+        ("mp-spawn", FSDP),
+        ("mpirun", FSDP),
+        ("data-parallel", {"dp_replicate": 2, "replicas": "threads"}),
+        ("parameter-server", {"dp_replicate": 2}),
+    ],
+    ids=str,
 )
 def test_our_own_job_gives_the_losses_of_one_rank(
     target: str, choices: dict[str, Any], losses_of_one_rank: list[float], tmp_path: Path

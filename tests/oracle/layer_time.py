@@ -189,12 +189,13 @@ def _dispatch(job: Job, layout: Layout, kind: LayerKind) -> Pass:
 
 
 def _launches(job: Job, layout: Layout, kind: LayerKind) -> tuple[float, float]:
-    """Kernels of forward and backward."""
+    """Kernels of forward, which one interpreter launches for all its threads, and of backward."""
     kernels, moe = job.profile.kernels, job.model.moe
+    devices = layout["dp_replicate"] if layout.get("replicas") == "threads" else 1
     if kind.ffn != "moe" or moe is None:
-        return kernels.forward, kernels.backward
+        return devices * kernels.forward, kernels.backward
     local = moe.experts / layout["ep"]
-    forward = kernels.forward + kernels.moe_forward + kernels.expert_forward * local
+    forward = devices * (kernels.forward + kernels.moe_forward + kernels.expert_forward * local)
     return forward, kernels.backward + kernels.moe_backward + kernels.expert_backward * local
 
 

@@ -101,6 +101,11 @@ def _has_feed_forward(shape: ModelShape) -> bool:
     return shape.ffn_hidden > 0 or (moe is not None and moe.layers >= shape.layers and moe.first_dense == 0)
 
 
+def in_threads(a: Layout) -> bool:
+    """Whether the replicas are threads of one process."""
+    return a.get("replicas") == "threads"
+
+
 VIOLATIONS: dict[str, Violation] = {
     "LEG001": lambda job, a: not all(peak_FLOPs(g.node.gpu, job.workload.precision) for g in job.cluster.groups),
     "LEG011": ours(lambda job, a: job.workload.precision in ("fp8", "fp4")),
@@ -136,6 +141,10 @@ VIOLATIONS: dict[str, Violation] = {
     "LEG618": ours(lambda job, a: job.model.qk_norm == "full" and a["tp"] > 1),
     "LEG619": ours(_ring_cannot),
     "LEG620": ours(_ring_in_float32),
+    "LEG711": lambda job, a: in_threads(a) and job.cluster.smallest.vendor == "CPU",
+    "LEG712": lambda job, a: in_threads(a) and job.cluster.nodes > 1,
+    "LEG713": lambda job, a: in_threads(a) and job.frontend == "deepspeed",
+    "LEG714": lambda job, a: in_threads(a) and job.model.method != "full",
 }
 """Rule id -> the condition that refuses a layout, in the order of the book."""
 

@@ -169,8 +169,9 @@ class Stage:
         self.reduces = self.units and not self.piped
         m = a["accumulation"]
         self.several = at.stands[at.chunk]
-        self.buckets = self.plain and ranks > 1
-        self.stands = self.several or self.buckets
+        self.threads = a["dp_replicate"] if a.get("replicas") == "threads" else 1
+        self.buckets = self.plain and ranks > 1 and self.threads == 1
+        self.stands = (self.several and self.threads == 1) or self.buckets
         self.casts = formats.compute != formats.parameter
         self.tied = job.model.tied and a["pp"] == 1
         self.T, self.h = tokens(job, a), job.model.hidden
@@ -186,7 +187,7 @@ class Stage:
         self.before, self.behind = (self.w.before if self.first else 0), (self.w.behind if self.last else 0)
         self.outer = self.before + (self.behind if self.tied else 0)
         self.own = self.w.layers / self.v
-        self.inputs = 16 * self.T * m
+        self.inputs = 16 * self.T * m * self.threads
         self.stream = self.whole / sequence_cut(a)
         self.given = self.stream if self.piped and not self.last else 0.0
         sends = self.piped and a["schedule"] == "1f1b" and at.begun and not self.begins
@@ -231,7 +232,7 @@ class Stage:
     def _earlier(self) -> float:
         """Gradients that stand, of this chunk and of others; reduced ones too."""
         if not self.piped:
-            return self.at_rest if self.stands else 0.0
+            return self.at_rest if self.several or self.buckets else 0.0
         stands, reduced = (self._of_chunks(which) for which in (self.at.stands, self.at.reduced))
         first = self.w.before if self.at.stands[0] or self.at.reduced[0] else 0.0
         whole = max(self.w.all, 1.0)
@@ -921,6 +922,14 @@ class Stage:
             },
         )
 
+    def summed(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """Gradients of the first device's replica beside the sum over all, the last of whose pieces is still flat."""
+        if self.threads > 1:
+            own = self.q * self.s * self.bare.all
+            stands, joins = (self.earlier, self.settled) if self.several else (self.settled, 0.0)
+            passing = own + min(10 * 2**20, own) + joins
+            yield 2, {"gradients": stands, "activations": self.inputs, "temporaries": passing}
+
     def _end_of_pass(self) -> Iterator[tuple[int, dict[str, float]]]:
         """The embedding's gradient while other passes are in flight, then in the reduce format."""
         dW = self.q * (self.c if self.units else self.s) * (self.table if self.at_once else self.before)
@@ -961,7 +970,7 @@ def instants(
     heads = _at_heads(job, layout, stage, kinds)
     if pp == 1:
         (step,) = heads
-        yield from (*step.gathering(), *step.heads(), *step.bodies(), step.update())
+        yield from (*step.gathering(), *step.heads(), *step.bodies(), *step.summed(), step.update())
         return
     turn = m if layout["schedule"] == "looped_bfs" else pp
     first, again = backward(turn * (v - 1)), backward(turn * (v - 1) + 1)

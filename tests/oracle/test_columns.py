@@ -20,7 +20,8 @@ from strategist.facts.profile import find_profile, frameworks
 from strategist.facts.workload import Workload
 from strategist.memory.estimate import peak_memory
 from strategist.planner.write import memory_ledger
-from strategist.space.candidates import MESH_COLUMNS
+from strategist.space.candidates import MESH_COLUMNS, OPTION_COLUMNS, WORDS
+from strategist.space.enumerate import divisors
 from strategist.timing import estimate as timing
 from tests.examples import cases_of
 from tests.oracle.memory import MOMENTS as ORACLE_MOMENTS
@@ -77,6 +78,25 @@ def adapted_cases(draw: Draw) -> Case:
         "recompute": draw(st.sampled_from(("none", "selective", "full"))),
     }
     return job, [row | words | chosen]
+
+
+@st.composite
+def cases_of_threads(draw: Draw) -> Case:
+    """A job of our own framework on one node of GPUs, and a layout of it whose replicas are threads."""
+    job = draw(jobs(machines=st.sampled_from(NODES).map(lambda node: trimmed(*node))))
+    world = job.cluster.world
+    job = replace(job, workload=replace(job.workload, global_batch=world * draw(st.sampled_from((1, 2, 6)))))
+    micro = draw(st.sampled_from(divisors(job.workload.global_batch // world)))
+    layout = dict.fromkeys((*MESH_COLUMNS, *OPTION_COLUMNS), 1) | {
+        "dp_replicate": world, "zero": 0, "micro_batch": micro, "sequence_parallel": 0, "schedule": "none",
+        "accumulation": job.workload.global_batch // world // micro, "context_parallel": "none", "offload": "none",
+        "recompute": draw(st.sampled_from(WORDS["recompute"])), "stage_split": "even", "replicas": "threads",
+    }  # fmt: skip
+    return job, [layout]
+
+
+NODES = (("dgx-h100", 2), ("dgx-h100", 8), ("ws-4x-4090", 4), ("oci-bm.gpu.l40s.4", 3))
+"""Machines and devices per node, one node each."""
 
 
 def _assert_same_memory(case: Case) -> None:
@@ -165,6 +185,15 @@ def test_columns_equal_the_oracle_beside_adapters(case: Case) -> None:
     _assert_same_memory(case)
     _assert_same_time(case)
     assert model_FLOP(case[0]) == pytest.approx(timing.model_FLOP(case[0]), rel=1e-12)
+
+
+@settings(CI, max_examples=cases_of(30))
+@given(cases_of_threads())
+def test_replicas_as_threads_equal_the_oracle(case: Case) -> None:
+    """nn.DataParallel's exchanges, its one launching interpreter and what device 0 holds beside its share are the oracle's."""
+    _assert_same_memory(case)
+    _assert_same_time(case)
+    _assert_same_stages(case)
 
 
 def test_experts_without_a_token_still_launch() -> None:

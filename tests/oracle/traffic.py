@@ -49,7 +49,7 @@ def collective_seconds(cluster: Cluster, row: Row) -> float:
     link = link_of(cluster, row.size, row.stride)
     a, moved = link.latency_s * row.pieces, S * (n - 1) / n
     filling = link.fill_s * min(row.pieces, S / (4 * 2**20))
-    if row.op in ("all-gather", "reduce-scatter", "broadcast"):
+    if row.op in ("all-gather", "reduce-scatter", "broadcast", "reduce"):
         return a + filling + moved / link.ring_Bps
     if row.op == "all-reduce":
         return 2 * a + filling + 2 * moved / link.all_reduce_Bps
@@ -60,6 +60,8 @@ def collective_seconds(cluster: Cluster, row: Row) -> float:
 
 def rows_of(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], whole: Held) -> list[Row]:
     """Everything one stage sends in one step."""
+    if layout.get("replicas") == "threads":
+        return list(_threads(job, layout, whole))
     return [
         *_tensor(job, layout, stage, kinds),
         *_context(job, layout, kinds),
@@ -67,6 +69,18 @@ def rows_of(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], wh
         *_pipeline(job, layout, stage),
         *_data(job, layout, stage, kinds, padded(job.model, layout, stage, kinds) if layout["zero"] >= 2 else whole),
     ]
+
+
+def _threads(job: Job, layout: Layout, whole: Held) -> Iterator[Row]:
+    """One micro-batch after the other: ids out to each other device, weights out to all, a float32 back from each, gradients to the
+    first. Of weights and gradients go 10 MiB at a time."""
+    n, m, piece = layout["dp_replicate"], layout["accumulation"], 10 * 2**20
+    weights, gradients = (whole.all * BYTES[name] for name in (job.formats.parameter, job.formats.gradient))
+    gradients *= job.trainable
+    yield Row("dp", "send", "", 2 * 8 * tokens(job, layout), m * (n - 1), n, 1)
+    yield Row("dp", "broadcast", "", weights, m, n, 1, -(-weights // piece))
+    yield Row("dp", "send", "", 4, m * (n - 1), n, 1)
+    yield Row("dp", "reduce", "", gradients, m, n, 1, -(-gradients // piece))
 
 
 def _passes(layout: Layout) -> int:
