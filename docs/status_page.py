@@ -82,6 +82,7 @@ TECHNIQUES = (
     Technique("bf16", FSDP, more={"precision": "bf16"}),
     Technique("fp16", FSDP, more={"precision": "fp16"}),
     Technique("fp8", FSDP, more={"precision": "fp8"}),
+    Technique("fp4", FSDP, "dgx-b200", more={"precision": "fp4"}),
     Technique("AdamW", FSDP, more={"optimizer": "adamw"}),
     Technique("8-bit AdamW", FSDP, more={"optimizer": "adamw8bit"}),
     Technique("SGD", FSDP, more={"optimizer": "sgd"}),

@@ -296,16 +296,6 @@ class Session:
         else:
             self._background.begin(Path(folder), state, facts)
 
-    def require_checkpoints(self) -> None:
-        """Raise ImpossibleError UNSUPPORTED where none can be written or read: they know no tables on a server."""
-        if self.parts.outside is not None:
-            raise ImpossibleError(
-                "UNSUPPORTED",
-                "Checkpoints of a session with a parameter server are not built.",
-                flag="folder",
-                hint="Train without saving, or without a server.",
-            )
-
     def finish_saving(self) -> None:
         """Wait for a checkpoint that is still being written. Raises InternalError IO, on every rank, when it could not be."""
         self._background.finish()
@@ -317,9 +307,10 @@ class Session:
         return {LOSS_SCALE: torch.tensor([self.loss_scale.value, self.loss_scale.good_steps], dtype=torch.float64)}
 
     def require_checkpoints(self) -> None:
-        """Raise ImpossibleError UNSUPPORTED where none can be written: they know neither state in pieces on a drive, nor moments
-        in blocks of a layout."""
+        """Raise ImpossibleError UNSUPPORTED where none can be written or read: they know no tables on a server, no state in pieces
+        on a drive, and no moments in blocks of a layout."""
         what = {
+            "a parameter server": self.parts.outside is not None,
             "offload to NVMe": self.job.keeps_state_on_drive,
             "8-bit AdamW": self.job.plan.strategy.optimizer == "adamw8bit",
         }

@@ -141,7 +141,7 @@ def executable(machines: str, shape: ModelShape, **work: Any) -> Job:
 @pytest.mark.parametrize("optimizer", get_args(Optimizer))
 def test_workloads_are_refused_as_the_executor_refuses_them(precision: Any, optimizer: Any) -> None:
     """A precision or optimizer is forbidden for our frontend exactly when the executor lacks it."""
-    job = executable("dgx-h100", load_model("llama-3.2-1b"), precision=precision, optimizer=optimizer)
+    job = executable("dgx-b200", load_model("llama-3.2-1b"), precision=precision, optimizer=optimizer)
     row = search(Question(job=replace(job, frontend="any"))).legal.row(0)
     found = [o for o in obstacles(written(job, row)) if o.place in ASKED]
     assert bool(fired(OF_QUESTIONS, question(job))) == bool(found)

@@ -141,6 +141,15 @@ VIOLATIONS: dict[str, Violation] = {
     "LEG618": ours(lambda job, a: job.model.qk_norm == "full" and a["tp"] > 1),
     "LEG619": ours(_ring_cannot),
     "LEG620": ours(_ring_in_float32),
+    "LEG701": lambda job, a: (
+        job.model.method != "full"
+        and (
+            any(a[axis] > 1 for axis in ("tp", "pp", "cp", "ep", "tiling")) or a["zero"] == 1 or a["offload"] != "none"
+        )
+    ),
+    "LEG702": ours(
+        lambda job, a: job.model.method == "qlora" or (job.model.method == "lora" and job.workload.precision == "fp16")
+    ),
     "LEG711": lambda job, a: in_threads(a) and job.cluster.smallest.vendor == "CPU",
     "LEG712": lambda job, a: in_threads(a) and job.cluster.nodes > 1,
     "LEG713": lambda job, a: in_threads(a) and job.frontend == "deepspeed",
