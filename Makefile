@@ -27,7 +27,7 @@ test-frameworks-hf: $(FRAMEWORKS)/hf/stamp  ## the first of these environments a
 	$(FRAMEWORKS)/hf/bin/python -m pytest $(addprefix tests/frameworks/test_,parsed.py trained.py slurm.py) -W ignore --write-proofs
 
 # Frameworks of folders that CHECKOUTS holds, called like their repositories: Megatron-LM, nanotron, byteps.
-test-frameworks-checkouts: $(FRAMEWORKS)/frozen/stamp
+test-frameworks-checkouts: $(FRAMEWORKS)/frozen/stamp  ## with CHECKOUTS=FOLDER: frameworks that no registry has
 	CHECKOUTS="$(CHECKOUTS)" $(FRAMEWORKS)/frozen/bin/python -m pytest tests/frameworks/test_checkouts.py -W ignore --write-proofs
 
 # Frameworks whose versions clash with the others': make test-frameworks-ray

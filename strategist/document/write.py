@@ -56,7 +56,7 @@ def digest(document: Any) -> str:
             for key, value in body.items()
             if key not in UNSIGNED and not (key in LATER and _says_nothing(value))
         }
-    if isinstance(document, Plan):
+    if isinstance(body, dict) and isinstance(body.get("strategy"), dict):
         body["strategy"] = {k: v for k, v in body["strategy"].items() if LATER_IN_STRATEGY.get(k) != v}
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return "sha256:" + hashlib.sha256(text.encode("ascii")).hexdigest()
