@@ -17,6 +17,10 @@ SHAPE = tiny_llama(layers=4)
 EXPECTED: dict[str, tuple[dict[str, Any], set[str]]] = {
     "one rank": ({}, {"fused-rms-norm", "flash-attention"}),
     "ddp": ({"dp_replicate": 2}, {"fused-rms-norm", "flash-attention", "ddp-reducer"}),
+    "threads": (
+        {"dp_replicate": 2, "replicas": "threads"},
+        {"fused-rms-norm", "flash-attention", "threads-of-devices"},
+    ),
     "zero 1": ({"dp_shard": 2, "zero": 1}, {"fused-rms-norm", "flash-attention", "ddp-reducer"}),
     "many": (
         {"dp_shard": 2, "zero": 3, "accumulation": 4},
