@@ -134,20 +134,28 @@ LONG = (
     "gpt2 ws-4x-4090:2 0 1024 4 bf16",
     "pythia-1b aws-p4d.24xlarge 6 2048 3 bf16",
     "qwen2.5-7b dgx-h100 0 1000 2 bf16",
+    "mixtral-8x7b dgx-h100 4 1024 2 bf16",
+    "t5-large dgx-h100 0 512 8 bf16",
+    "vit-l-16 dgx-h100 0 256 2 bf16",
+    "llama-3.1-405b ws-4x-4090:4 0 4096 4 bf16",
+    "llama-2-7b dgx-h100:2 0 4096 16 bf16",
 )
-"""Those of SMALL that take more than a second each."""
+"""Those of SMALL and SIXTEEN that take more than a second each."""
 
 
-@pytest.mark.parametrize(
-    "words", [pytest.param(words, marks=pytest.mark.slow) if words in LONG else words for words in SMALL]
-)
+def _daily(questions: tuple[str, ...]) -> list[Any]:
+    """The questions, long ones for the ci suite."""
+    return [pytest.param(words, marks=pytest.mark.slow) if words in LONG else words for words in questions]
+
+
+@pytest.mark.parametrize("words", _daily(SMALL))
 def test_search_equals_brute_force(words: str) -> None:
     """The legal layouts, the number that fits and the best step time are those of a search that tries everything."""
     job = question_of(words)
     _assert_search_is_brute_force(job, enumerate_layouts(job))
 
 
-@pytest.mark.parametrize("words", SIXTEEN)
+@pytest.mark.parametrize("words", _daily(SIXTEEN))
 def test_legal_layouts_of_sixteen_devices_equal_brute_force(words: str) -> None:
     """What a search on several nodes looks at is exactly what is legal and not collapsed."""
     job = question_of(words)
