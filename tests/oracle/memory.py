@@ -790,7 +790,11 @@ class Stage:
             last = self._worst_of_kinds(lambda kind: self._elements(kind, _is_down))
             adds = self.q * self.c * (self.D if self.stands else last)
         bare = self.D if self.apart else self.bare.widest / self.a["tiling"]
-        begins, ends = (self.earlier + self.fresh(behind + self.X + done, self.X) for done in (0.0, self.D))
+        # Widest parts may be of different layers; a pipeline counts a whole layer, which is one of them.
+        begins, ends = (
+            self.earlier + self.fresh(behind + (self.wl if self.piped else self.X + done), self.X)
+            for done in (0.0, self.D)
+        )
         out, buffer = self.output(self.D)
         loses = self.q * self.c * (bare - self._worst_of_kinds(self._final)) if self.zero >= 2 and self.reduces else 0.0
         copying = loses > out + buffer + ends - begins
