@@ -137,6 +137,7 @@ LONG = (
     "mixtral-8x7b dgx-h100 4 1024 2 bf16",
     "t5-large dgx-h100 0 512 8 bf16",
     "vit-l-16 dgx-h100 0 256 2 bf16",
+    "llama-2-7b dgx-gb200-nvl72-tray:2 0 1024 2 bf16",
     "llama-3.1-405b ws-4x-4090:4 0 4096 4 bf16",
     "llama-2-7b dgx-h100:2 0 4096 16 bf16",
 )

@@ -48,7 +48,11 @@ def test_unasked_predicates_change_nothing(place: str) -> None:
     assert all(len(ids) == 1 for ids in answered.values())
 
 
-@pytest.mark.parametrize("name", PAGES)
+LONG = ("status.md",)
+"""Pages whose making asks for some fifty plans and their files."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in PAGES])
 def test_generated_pages_are_committed(name: str) -> None:
     """The pages that follow from data are what `make docs` writes today."""
     assert (ROOT / "docs" / name).read_text(encoding="utf-8") == PAGES[name]()
