@@ -86,7 +86,10 @@ def _gathering(step: Step) -> tuple[Instant, Instant]:
     layers = step.layers_of_chunk
     gathers = step.managed & step.shards_gradients & (layers > 0)
     last = step.last_unit if step.packed == 1.0 else step.packed * step.last_unit
-    flat = step.compute * (last * np.minimum(layers, 2) if step.routed is NONE else step.dense + last)
+    flat = last * np.minimum(layers, 2)
+    if step.has_apart:
+        flat = np.where(step.apart, step.dense + last, flat)
+    flat = step.compute * flat
     head = step.gathered(layers=0, head=True) + step.compute * (step.behind + last)
     gradients = np.where(gathers, step.earlier, 0.0)
     return (

@@ -256,6 +256,22 @@ def test_useful_flop_and_mfu_equal_the_oracle(job: Job) -> None:
 CHECKS = (_assert_same_memory, _assert_same_time, _assert_same_stages)
 
 
+def test_a_layout_weighs_the_same_beside_others() -> None:
+    """Of a model of one layer, a layout whose ranks share no experts is the oracle's in a table with one whose ranks do."""
+    moe = Moe(experts=4, top_k=1, ffn=96, layers=1)
+    shape = ModelShape(
+        name="single", family="random", kind="decoder", layers=1, hidden=512, vocab=257, ffn_hidden=96, heads=8,
+        kv_heads=8, head_dim=64, moe=moe,
+    )  # fmt: skip
+    work = Workload(seq_len=128, global_batch=8)
+    cluster, profile = trimmed("dgx-h100", 8), find_profile()
+    job = Job(cluster=cluster, model=shape, workload=work, profile=profile, trainable=0.002, adapters=True)
+    words = dict.fromkeys(WORDS, "none") | {"stage_split": "even", "schedule": "none"}
+    ones = {**dict.fromkeys((*MESH_COLUMNS, *OPTION_COLUMNS), 1), **words, "sequence_parallel": 0, "zero": 2}
+    ones = {name: value for name, value in ones.items() if name != "replicas"}
+    _assert_same_memory((job, [ones | {"dp_replicate": 8}, ones | {"dp_replicate": 4, "dp_shard": 2, "ep": 2}]))
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @NIGHTLY
