@@ -25,6 +25,7 @@ from strategist.planner.situation import question
 from strategist.rulebook.apply import forbid
 from strategist.space.candidates import MESH_COLUMNS, OPTION_COLUMNS, WORDS, Candidates
 from strategist.space.enumerate import enumerate_candidates
+from strategist.timing.rates import peak_FLOPs
 from tests.examples import cases_of
 
 Draw = Any
@@ -159,17 +160,12 @@ def trimmed(name: str, gpus: int) -> Cluster:
 def workloads(draw: Draw, cluster: Cluster) -> Workload:
     """Sequences, batches, formats and optimizers that the machines can run."""
     gpu = cluster.smallest
-    peaks = {
-        "bf16": gpu.bf16_FLOPs,
-        "fp16": gpu.fp16_FLOPs,
-        "fp32": gpu.fp32_FLOPs,
-        "fp8": gpu.fp8_FLOPs,
-        "fp4": gpu.fp4_FLOPs,
-    }
     return Workload(
         seq_len=draw(st.sampled_from((128, 32, 1000, 2048, 4096, 8192, 6144))),
         global_batch=cluster.world * draw(st.sampled_from((1, 2, 3, 4, 8, 16))),
-        precision=draw(st.sampled_from([name for name, peak in peaks.items() if peak])),
+        precision=draw(
+            st.sampled_from([name for name in ("bf16", "fp16", "fp32", "fp8", "fp4") if peak_FLOPs(gpu, name)])
+        ),
         optimizer=draw(st.sampled_from(("adamw", "adamw8bit", "sgd"))),
     )
 

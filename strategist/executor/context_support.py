@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from strategist.document.plan import Plan
-from strategist.executor.obstacles import Obstacle, indivisible
+from strategist.executor.obstacles import Obstacle, indivisible, lacking
 
 
 def context_obstacles(plan: Plan) -> Iterator[Obstacle]:
@@ -45,11 +45,10 @@ def _ring(plan: Plan) -> Iterator[Obstacle]:
         "selective recompute would keep every block of it": strategy.recompute == "selective",
         "GPUs have no such kernel for float32": strategy.backend == "nccl" and strategy.formats.compute == "float32",
     }
-    for reason in (reason for reason, holds in reasons.items() if holds):
-        yield Obstacle(
-            code="UNSUPPORTED",
-            place="strategy.context_parallel",
-            value=strategy.context_parallel,
-            sentence=f"The executor cannot run mesh.cp = {plan.mesh.cp} by ring attention here: {reason}.",
-            hint="Plan with --pin context_parallel=all-to-all.",
-        )
+    yield from lacking(
+        "strategy.context_parallel",
+        strategy.context_parallel,
+        f"The executor cannot run mesh.cp = {plan.mesh.cp} by ring attention here:",
+        reasons,
+        "Plan with --pin context_parallel=all-to-all.",
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 from strategist.errors import ImpossibleError
 from strategist.records import dataclass
 
@@ -22,6 +24,13 @@ def indivisible(place: str, value: int, sentence: str, axis: str) -> Obstacle:
     return Obstacle(
         code="DIVISIBILITY", place=place, value=value, sentence=f"{sentence}.", hint=f"Choose a {axis} that divides it."
     )
+
+
+def lacking(place: str, value: object, said: str, reasons: Mapping[str, bool], hint: str) -> Iterator[Obstacle]:
+    """What is not built, once for each of the reasons that holds; `said` begins the sentence that the reason ends."""
+    for reason, holds in reasons.items():
+        if holds:
+            yield Obstacle(code="UNSUPPORTED", place=place, value=value, sentence=f"{said} {reason}.", hint=hint)
 
 
 def refuse(obstacles: tuple[Obstacle, ...]) -> None:

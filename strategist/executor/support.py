@@ -12,7 +12,7 @@ from strategist.document.plan import MESH_AXES, NumberFormats, Plan
 from strategist.errors import InputError
 from strategist.executor.architecture import model_obstacles
 from strategist.executor.context_support import context_obstacles
-from strategist.executor.obstacles import Obstacle, indivisible
+from strategist.executor.obstacles import Obstacle, indivisible, lacking
 from strategist.executor.pipeline_support import pipeline_obstacles
 
 FORMATS = (
@@ -158,14 +158,13 @@ def _spread_experts(plan: Plan) -> Iterator[Obstacle]:
         f"{experts} experts, which {mesh.ep} does not divide": experts == 0 or experts % mesh.ep != 0,
         f"the order {', '.join(mesh.order)}": mesh.order != MESH_AXES,
     }
-    for reason in (reason for reason, holds in reasons.items() if holds):
-        yield Obstacle(
-            code="UNSUPPORTED",
-            place="mesh.ep",
-            value=mesh.ep,
-            sentence=f"The executor cannot spread experts over ep = {mesh.ep} here: the plan has {reason}.",
-            hint="Plan with tp 1, zero 2 or 3 and an ep that divides dp_shard, or with --pin ep=1.",
-        )
+    yield from lacking(
+        "mesh.ep",
+        mesh.ep,
+        f"The executor cannot spread experts over ep = {mesh.ep} here: the plan has",
+        reasons,
+        "Plan with tp 1, zero 2 or 3 and an ep that divides dp_shard, or with --pin ep=1.",
+    )
 
 
 def _formats(plan: Plan) -> Iterator[Obstacle]:
@@ -217,22 +216,19 @@ def _adapters(plan: Plan) -> Iterator[Obstacle]:
     mesh, strategy, method = plan.mesh, plan.strategy, plan.model.method
     if method == "full":
         return
+    is_cut = max(mesh.tp, mesh.pp, mesh.cp, mesh.ep) > 1
     reasons = {
-        f"tp {mesh.tp}, pp {mesh.pp}, cp {mesh.cp}, ep {mesh.ep}; all must be 1": max(
-            mesh.tp, mesh.pp, mesh.cp, mesh.ep
-        )
-        > 1,
+        f"tp {mesh.tp}, pp {mesh.pp}, cp {mesh.cp}, ep {mesh.ep}; all must be 1": is_cut,
         "zero 1; it must be 0, 2 or 3": strategy.zero == 1,
         f"offload {strategy.offload}": strategy.offload != "none",
     }
-    for reason in (reason for reason, holds in reasons.items() if holds):
-        yield Obstacle(
-            code="UNSUPPORTED",
-            place="model.adapters",
-            value=method,
-            sentence=f"The executor cannot train adapters here: the plan has {reason}.",
-            hint="Plan with zero 0, 2 or 3 over data-parallel ranks alone.",
-        )
+    yield from lacking(
+        "model.adapters",
+        method,
+        "The executor cannot train adapters here: the plan has",
+        reasons,
+        "Plan with zero 0, 2 or 3 over data-parallel ranks alone.",
+    )
     if method == "qlora":
         yield Obstacle(
             code="UNSUPPORTED",

@@ -573,9 +573,10 @@ class Step:
     @cached_property
     def not_again(self) -> Reals:
         """Bytes of a root's norm and head that are given back when a pass ends, because no forward pass follows that needs them."""
-        if not (self.piped and self.c.is_word("schedule", "gpipe", "looped_bfs").any()):
+        breadth_first = self.c.is_word("schedule", "gpipe", "looped_bfs")[:, None]
+        if not (self.piped and breadth_first.any()):
             return NONE
-        ends = self.c.is_word("schedule", "gpipe", "looped_bfs")[:, None] & self.managed & self.reshards
+        ends = breadth_first & self.managed & self.reshards
         return np.where(ends & self.situation.alternates, self.compute * self.behind, 0.0)
 
     @cached_property

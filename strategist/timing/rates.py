@@ -38,6 +38,10 @@ _LIKE = {
 """Device whose measured rows, as shares of peak, stand for others of the same architecture."""
 
 
+_TWICE_AS_WIDE = {"fp8": "bf16", "fp4": "fp8"}
+"""Precisions whose rates are those of another, at the ratio of the peaks and of the shares that products reach of them."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class MatmulRates:
     """Achieved FLOP/s over a grid of log2 rows `m` and log2 of the narrower of `n` and `k`."""
@@ -86,14 +90,11 @@ def matmul_rates(gpu: Gpu, precision: str) -> MatmulRates:
     peak = peak_FLOPs(gpu, precision) or 0.0
     if precision == "fp32":
         return _flat(peak * share("fp32_matmul_share", gpu), "assumed", "catalogue: fp32_matmul_share")
-    if precision == "fp8":
-        half = matmul_rates(gpu, "bf16")
-        scale = peak / (gpu.bf16_FLOPs or peak) * share("fp8_relative_share", gpu)
-        return MatmulRates(half.log_m, half.log_nk, half.rate * scale, "derived", half.source)
-    if precision == "fp4":
-        eight = matmul_rates(gpu, "fp8")
-        scale = peak / (gpu.fp8_FLOPs or peak) * share("fp4_relative_share", gpu)
-        return MatmulRates(eight.log_m, eight.log_nk, eight.rate * scale, "derived", eight.source)
+    if precision in _TWICE_AS_WIDE:
+        wide = _TWICE_AS_WIDE[precision]
+        grid = matmul_rates(gpu, wide)
+        scale = peak / (peak_FLOPs(gpu, wide) or peak) * share(f"{precision}_relative_share", gpu)
+        return MatmulRates(grid.log_m, grid.log_nk, grid.rate * scale, "derived", grid.source)
     large = peak * large_share(gpu)
     row = _measured_row(gpu.name) or _measured_row(_LIKE.get(gpu.arch, ""))
     if row is None:

@@ -95,6 +95,12 @@ def cases_of_threads(draw: Draw) -> Case:
     return job, [layout]
 
 
+PLAIN: Layout = dict.fromkeys((*MESH_COLUMNS, "micro_batch", "accumulation", "virtual_stages", "tiling"), 1) | {
+    "zero": 0, "schedule": "none", "sequence_parallel": 0, "context_parallel": "none", "recompute": "none",
+    "offload": "none", "stage_split": "even",
+}  # fmt: skip
+"""One process, nothing split: what layouts of a few words are made from."""
+
 NODES = (("dgx-h100", 2), ("dgx-h100", 8), ("ws-4x-4090", 4), ("oci-bm.gpu.l40s.4", 3))
 """Machines and devices per node, one node each."""
 
@@ -205,16 +211,7 @@ def test_experts_without_a_token_still_launch() -> None:
     )  # fmt: skip
     work = Workload(seq_len=32, global_batch=2)
     job = Job(cluster=trimmed("dgx-h100", 2), model=shape, workload=work, profile=find_profile())
-    row = dict.fromkeys((*MESH_COLUMNS, "micro_batch", "accumulation", "virtual_stages", "tiling"), 1)
-    words = {
-        "zero": 0,
-        "schedule": "none",
-        "sequence_parallel": 0,
-        "context_parallel": "none",
-        "offload": "none",
-        "stage_split": "even",
-    }
-    _assert_same_time((job, [row | words | {"dp_replicate": 2, "recompute": "none"}]))
+    _assert_same_time((job, [PLAIN | {"dp_replicate": 2}]))
 
 
 def test_a_pipelines_unsharded_gradients_decide_which_instant_of_a_layer_counts() -> None:
@@ -226,16 +223,7 @@ def test_a_pipelines_unsharded_gradients_decide_which_instant_of_a_layer_counts(
     )  # fmt: skip
     work = Workload(seq_len=128, global_batch=16, precision="fp32")
     job = Job(cluster=trimmed("dgx-h100", 8), model=shape, workload=work, profile=find_profile())
-    row = dict.fromkeys((*MESH_COLUMNS, "accumulation", "virtual_stages", "tiling"), 1)
-    words = {
-        "zero": 3,
-        "schedule": "1f1b",
-        "sequence_parallel": 0,
-        "context_parallel": "none",
-        "offload": "none",
-        "stage_split": "even",
-    }
-    _assert_same_memory((job, [row | words | {"pp": 2, "dp_shard": 4, "micro_batch": 4, "recompute": "none"}]))
+    _assert_same_memory((job, [PLAIN | {"zero": 3, "schedule": "1f1b", "pp": 2, "dp_shard": 4, "micro_batch": 4}]))
 
 
 @settings(CI, max_examples=cases_of(30))
@@ -266,10 +254,8 @@ def test_a_layout_weighs_the_same_beside_others() -> None:
     work = Workload(seq_len=128, global_batch=8)
     cluster, profile = trimmed("dgx-h100", 8), find_profile()
     job = Job(cluster=cluster, model=shape, workload=work, profile=profile, trainable=0.002, adapters=True)
-    words = dict.fromkeys(WORDS, "none") | {"stage_split": "even", "schedule": "none"}
-    ones = {**dict.fromkeys((*MESH_COLUMNS, *OPTION_COLUMNS), 1), **words, "sequence_parallel": 0, "zero": 2}
-    ones = {name: value for name, value in ones.items() if name != "replicas"}
-    _assert_same_memory((job, [ones | {"dp_replicate": 8}, ones | {"dp_replicate": 4, "dp_shard": 2, "ep": 2}]))
+    rows = [PLAIN | {"zero": 2, "dp_replicate": 8}, PLAIN | {"zero": 2, "dp_replicate": 4, "dp_shard": 2, "ep": 2}]
+    _assert_same_memory((job, rows))
 
 
 @pytest.mark.nightly
@@ -291,6 +277,4 @@ def test_offloaded_gradients_do_not_decide_which_instant_of_a_layer_counts(recom
     )  # fmt: skip
     work = Workload(seq_len=128, global_batch=1, precision="fp32")
     job = Job(cluster=trimmed("ws-1x-4090", 1), model=shape, workload=work, profile=find_profile())
-    row = dict.fromkeys((*MESH_COLUMNS, "micro_batch", "accumulation", "virtual_stages", "tiling"), 1)
-    words = {"zero": 3, "schedule": "none", "sequence_parallel": 0, "context_parallel": "none", "stage_split": "even"}
-    _assert_same_memory((job, [row | words | {"offload": "parameters", "recompute": recompute}]))
+    _assert_same_memory((job, [PLAIN | {"zero": 3, "offload": "parameters", "recompute": recompute}]))
