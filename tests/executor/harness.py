@@ -6,6 +6,7 @@ its threads there. Ranks meet in a file of a fresh folder, so no port is needed.
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import pickle
 import tempfile
@@ -90,7 +91,7 @@ def _run(
             for process in processes:
                 process.join(timeout=1.0)
                 process.kill()
-    failed = {rank: text for rank, (ok, text) in answers.items() if not ok}
+    failed = {rank: f"{text} (exit code {processes[rank].exitcode})" for rank, (ok, text) in answers.items() if not ok}
     if failed:
         raise RanksFailed(failed)
     return [answers[rank][1] for rank in range(world)]
@@ -115,6 +116,7 @@ def _rank(
     import torch
     import torch.distributed as dist
 
+    faulthandler.enable()  # a rank that crashes says where
     torch.set_num_threads(1)
     try:
         if world:

@@ -207,8 +207,8 @@ def refused_load(plan: Plan, folder: Path, shape: ModelShape) -> tuple[str, str,
         batch = next(iter(session.loader(data)))
         session.step(batch)
         fresh.step(batch)
-        untouched = all(fresh.parameters_full()[n].equal(p) for n, p in session.parameters_full().items())
-        return error.code, error.message, untouched
+        mine, same = session.parameters_full(), fresh.parameters_full()
+        return error.code, error.message, all(same[name].equal(value) for name, value in mine.items())
     return "", "", False
 
 

@@ -77,10 +77,19 @@ if "STRATEGIST_TEST_FAULT" in os.environ and "RANK" in os.environ:
         dist.all_reduce(torch.ones(3))
 
     def _kill_writing() -> None:
-        """This rank dies when its files are written and the manifest is not."""
+        """This rank dies when the files of this step are written and the manifest is not; a checkpoint that is still being
+        written when the fault is asked for becomes whole."""
         from strategist.executor import checkpoint
+        from strategist.runs.checkpoints import name_of
 
-        checkpoint._own_marks = lambda _partial: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment,return-value]
+        whole = checkpoint._own_marks
+
+        def dying(partial: Any) -> Any:
+            if partial.name.endswith(name_of(int(STEP))):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return whole(partial)
+
+        checkpoint._own_marks = dying
 
     def _full_folder() -> None:
         """What this rank writes down about its steps, and the log of all, go to a device that is full."""
