@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from strategist.executor.checkpoint import State, make_room, save
+from strategist.executor.stacked import Stacked
 
 
 class BackgroundSaver:
@@ -53,6 +54,8 @@ class BackgroundSaver:
 @torch.no_grad()
 def host_copy(value: Tensor) -> Tensor:
     """A tensor of its own in the host's memory, with the same place in the whole."""
+    if isinstance(value, Stacked):
+        return Stacked([host_copy(part) for part in value.parts])
     if isinstance(value, DTensor):
         return DTensor(host_copy(value.to_local()), value._spec, requires_grad=False)  # type: ignore[no-untyped-call]
     return value.detach().to("cpu", copy=True)

@@ -27,6 +27,7 @@ from strategist.executor.steps.recompute import recompute
 from strategist.executor.steps.shard_data import shard_data
 from strategist.executor.steps.share_values import share_values
 from strategist.executor.steps.tensor_parallel import tensor_parallel
+from strategist.executor.steps.tile_matrices import tile_matrices
 from strategist.executor.steps.train_adapters import train_adapters
 from strategist.executor.steps.training_mode import training_mode
 from strategist.executor.steps.wrap_ddp import wrap_ddp
@@ -45,6 +46,7 @@ LAYOUT_STEPS: tuple[Step, ...] = (
     expert_parallel,  # before FSDP, which shards DTensors further but whose DTensors cannot be cut
     tensor_parallel,  # before recompute, whose wrappers would change the names in its table; before FSDP, which shards
     #                   DTensors further but whose DTensors cannot be cut
+    tile_matrices,  # before recompute, whose wrappers would change names; before FSDP, whose units slices are
     recompute,  # before compile: the compiler must see what is recomputed
     compile_blocks,  # before FSDP: its hooks stay outside the compiled graphs
     shard_data,  # last of the layout: it wraps whatever the others made

@@ -30,7 +30,8 @@ from torch.optim import Optimizer
 
 from strategist.errors import InputError, InternalError, StaleError, StrategistError, shown
 from strategist.executor.initialise import local_part
-from strategist.executor.names import plain_name
+from strategist.executor.names import by_weight, plain_name
+from strategist.executor.stacked import Stacked
 from strategist.runs.checkpoints import (
     FORMAT,
     PARTIAL,
@@ -47,7 +48,7 @@ State = dict[str, Tensor]
 
 
 def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters of a model by the names that the bare model gives them."""
+    """The parameters of a model by the names that the bare model gives them; slices of a tiled one by their own."""
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     return {plain_name(name): parameter for name, parameter in inner.named_parameters()}
 
@@ -60,7 +61,26 @@ def state_of(model: nn.Module, optimizer: Optimizer) -> State:
         for key, value in values.items():
             if isinstance(value, Tensor):
                 state[f"optimizer/{name}/{key}"] = _placed_like(parameter, value)
-    return state
+    return _whole_tensors(state)
+
+
+def _whole_tensors(state: State) -> State:
+    """The same with slices put together. A number is the same for all of them: the first one's stands for it."""
+    whole: State = {}
+    for name, slices in by_weight(state).items():
+        first, *others = (state[part] for part in slices)
+        whole[name] = Stacked([first, *others]) if others and first.dim() else first
+    return whole
+
+
+def _share_numbers(model: nn.Module, optimizer: Optimizer) -> None:
+    """Give all slices of a weight the numbers that the optimizer keeps of the first one, such as its steps."""
+    named = named_parameters(model)
+    states = {name: values for name, _, values in _optimizer_states(named, optimizer)}
+    for first, *others in by_weight(states).values():
+        for key, value in states[first].items():
+            for name in others if isinstance(value, Tensor) and value.dim() == 0 else ():
+                states[name][key].copy_(value)
 
 
 def _optimizer_states(
@@ -168,6 +188,7 @@ def load(folder: Path, model: nn.Module, optimizer: Optimizer, counters: State) 
             _keeper(optimizer).state.clear()
         raise
     _read(state, reader, alone=_world() == 1)
+    _share_numbers(model, optimizer)
     follow_weights(model, optimizer)
     if manifest.world == _world():
         numbers = {_random_name(): torch.get_rng_state()}

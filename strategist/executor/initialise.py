@@ -7,13 +7,15 @@ different kinds of device give different numbers: equality holds among layouts o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from strategist.executor.models.reference import ReferenceModel
-from strategist.executor.names import plain_name
+from strategist.executor.names import by_weight, plain_name
 from strategist.executor.seeds import generator
 
 
@@ -23,10 +25,19 @@ def initialise(model: ReferenceModel, seed: int, device: torch.device | str = "c
 
     Parameters must not be on meta; they may lie elsewhere than on `device`.
     """
-    for name, parameter in model.named_parameters():
-        whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
-        model.fill(plain_name(name), whole, generator(device, seed, plain_name(name)))
-        local_part(parameter).copy_(cut_like(parameter, whole))
+    named = {plain_name(name): parameter for name, parameter in model.named_parameters()}
+    for name, slices in by_weight(named).items():
+        parameters = [named[part] for part in slices]
+        rows = sum(len(parameter) for parameter in parameters)
+        whole = torch.empty((rows, *parameters[0].shape[1:]), dtype=parameters[0].dtype, device=device)
+        model.fill(name, whole, generator(device, seed, name))
+        fill_slices(parameters, whole)
+
+
+def fill_slices(parameters: Sequence[Tensor], whole: Tensor) -> None:
+    """Write a whole value into the parameters whose rows lie below each other in it, this rank's parts of them."""
+    for parameter, rows in zip(parameters, whole.split([len(parameter) for parameter in parameters]), strict=True):
+        local_part(parameter).copy_(cut_like(parameter, rows))
 
 
 def local_part(tensor: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ from strategist.executor.job import Job
 from strategist.executor.loss import Batch, count_tokens
 from strategist.executor.loss_scale import LossScale
 from strategist.executor.mesh import data_group, data_mesh, data_rank, pipeline_group
+from strategist.executor.names import by_weight
 from strategist.executor.precision import gradient_dtype
 from strategist.executor.tied import TiedEnds
 from strategist.executor.versions import versions
@@ -260,7 +261,8 @@ class Session:
     def parameters_full(self) -> dict[str, Tensor]:
         """Every parameter of the whole model, unsharded, on the CPU of every rank; for checks on small models."""
         with _quiet_redistribution():
-            mine = {name: self._whole(p).cpu() for name, p in named_parameters(self.parts.model).items()}
+            parts = {name: self._whole(p).cpu() for name, p in named_parameters(self.parts.model).items()}
+        mine = {name: torch.cat([parts[part] for part in slices]) for name, slices in by_weight(parts).items()}
         if self.parts.outside is not None:
             mine |= self.parts.outside.whole()
         if self._pipeline is None:

@@ -78,6 +78,7 @@ def layout_obstacles(plan: Plan) -> tuple[Obstacle, ...]:
         _data_parallel,
         _threads,
         _offload,
+        _tiling,
         pipeline_obstacles,
         _batch,
         _adapters,
@@ -116,7 +117,6 @@ def _not_built(plan: Plan) -> Iterator[Obstacle]:
         ("strategy.zero", strategy.zero, (0, 1, 2, 3)),
         ("strategy.schedule", strategy.schedule, SCHEDULES),
         ("strategy.offload", strategy.offload, OFFLOADS),
-        ("strategy.tiling", strategy.tiling, (1,)),
         ("strategy.backend", strategy.backend, BACKENDS),
     )
     for place, value, known in rows:
@@ -309,6 +309,29 @@ def _offload(plan: Plan) -> Iterator[Obstacle]:
             sentence="The executor cannot offload the optimizer under zero = 1, which deals its state out by whole tensors.",
             hint="Use zero 2 or 3, or no offload.",
         )
+
+
+def _tiling(plan: Plan) -> Iterator[Obstacle]:
+    """Slices are units that ZeRO-3 gives back one by one."""
+    mesh, strategy = plan.mesh, plan.strategy
+    if strategy.tiling == 1:
+        return
+    reasons = {
+        f"tiling {strategy.tiling}": strategy.tiling < 1,
+        f"zero {strategy.zero}; it must be 3": strategy.zero != 3,
+        f"tp {mesh.tp}, pp {mesh.pp}; both must be 1": max(mesh.tp, mesh.pp) > 1,
+        "routed experts": plan.model.moe is not None,
+        "adapters": plan.model.adapters is not None,
+        "recompute selective": strategy.recompute == "selective",
+        "compile": strategy.compile,
+    }
+    yield from lacking(
+        "strategy.tiling",
+        strategy.tiling,
+        "The executor cannot tile matrices here: the plan has",
+        reasons,
+        "Plan with zero 3 over data-parallel ranks alone and recompute none or full, or with --pin tiling=1.",
+    )
 
 
 def _batch(plan: Plan) -> Iterator[Obstacle]:

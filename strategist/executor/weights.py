@@ -19,8 +19,9 @@ from strategist.catalog import rows
 from strategist.document.plan import Plan
 from strategist.errors import ImpossibleError, InputError, StaleError, shown
 from strategist.executor.checkpoint import follow_weights, named_parameters, read_tensors
-from strategist.executor.initialise import cut_like, local_part
+from strategist.executor.initialise import fill_slices
 from strategist.executor.models import model_from_shape
+from strategist.executor.names import by_weight
 from strategist.executor.session import Session
 from strategist.facts.model import ModelShape
 from strategist.facts.parameters import without_adapters
@@ -175,18 +176,19 @@ def import_weights(session: Session, folder: str | Path) -> None:
 
     place, shape = Path(folder), session.job.plan.model
     mine = named_parameters(session.parts.model)
+    slices = by_weight(mine)
     sizes = {name: p.size() for name, p in named_parameters(model_from_shape(shape)).items()}
     where = _files_of(place)
     listed = [(entry, _stored_name(entry, where)) for entry in entries(shape)]
     _require_fit(place, listed, where, sizes)
     for entry, name in listed:
-        if not any(ours in mine for ours in entry.ours):
+        if not any(ours in slices for ours in entry.ours):
             continue  # another stage's
         with safe_open(place / where[name], framework="pt") as file:
             parts = entry.parted(file.get_tensor(name))
         for ours, whole in parts.items():
-            if ours in mine:
-                local_part(mine[ours]).copy_(cut_like(mine[ours], whole))
+            if ours in slices:
+                fill_slices([mine[name] for name in slices[ours]], whole)
     follow_weights(session.parts.model, session.parts.optimizer)
 
 

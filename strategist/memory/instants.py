@@ -43,7 +43,13 @@ def instants(
         return Step(job, group, counts, layers, at_rest, settled, situation)
 
     if group.pp == 1:
-        step = in_situation(one_pass(group.candidates["accumulation"]))
+        situation = one_pass(group.candidates["accumulation"])
+        step, in_layers = in_situation(situation), _layers
+        if group.is_tiled:
+            from strategist.memory.tiled import TiledStep, in_slices  # most searches look at no tiles
+
+            step = TiledStep(job, group, counts, layers, at_rest, settled, situation)
+            in_layers = in_slices
         if at_loss:
             return _loss(step)
         return (
@@ -51,7 +57,7 @@ def instants(
             *_loss(step),
             *_head(step),
             _head_reduced(step),
-            *_layers(step),
+            *in_layers(step),
             *((*_experts_forward(step), *_experts_backward(step)) if step.has_apart else ()),
             *_end(step),
             *((_summed(step),) if group.candidates.in_threads else ()),
@@ -452,7 +458,7 @@ def _layer_reduced(step: Step) -> Instant:
                 "temporaries": added(step.stream, step.previous, step.late, adds),
             },
         )
-    bare = step.bare.widest[:, None] / step.c["tiling"][:, None]
+    bare = step.bare.widest[:, None]
     if step.has_apart:
         bare = np.where(step.apart, step.dense, bare)
     gone = np.where(step.reduces & step.shards_gradients, step.trained * step.compute * (bare - step.layers.final), 0.0)

@@ -133,8 +133,8 @@ class Pools:
 
     @cached_property
     def _widest(self) -> Reals:
-        """Elements of the widest layer, (C, 1)."""
-        return self.counts.widest[:, None] / self.c["tiling"][:, None]
+        """Elements of the widest layer, or slice of one, (C, 1)."""
+        return self.counts.widest[:, None]
 
     @cached_property
     def _largest(self) -> Reals:

@@ -326,8 +326,8 @@ class Step:
 
     @cached_property
     def widest(self) -> Reals:
-        """Elements of the widest layer, (C, 1)."""
-        return self.counts.widest[:, None] / self.c["tiling"][:, None]
+        """Elements of the widest layer, or slice of one, (C, 1)."""
+        return self.counts.widest[:, None]
 
     @cached_property
     def routed(self) -> Reals:

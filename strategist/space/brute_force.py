@@ -61,14 +61,18 @@ def _zero(limits: Limits, row: Mapping[str, int]) -> bool:
 
 def _offload(limits: Limits, row: Mapping[str, int]) -> bool:
     """State leaves under ZeRO-2 and weights under ZeRO-3 where nothing but ZeRO cuts the job; a lone device shards
-    nothing, so there ZeRO without offloading means nothing. Tiles are for weights that are away and layers too wide."""
+    nothing, so there ZeRO without offloading means nothing. Slices are for weights that are gathered, of layers too wide, not for
+    those of experts."""
     alone = row["zero"] >= 2 and all(row[axis] == 1 for axis in ("pp", "tp", "cp", "ep", "dp_replicate"))
     word = WORDS["offload"][row["offload"]]
+    is_wide = (limits.tiled or bool(limits.pinned("tiling"))) and not limits.experts
+    may_tile = alone and row["zero"] == 3 and is_wide
+    if row["tiling"] > 1 and not may_tile:
+        return False
     if word == "none":
-        return row["tiling"] == 1 and not (alone and row["dp_shard"] == 1)
+        return not (alone and row["dp_shard"] == 1)
     homes = ("optimizer",) if row["zero"] == 2 else ("parameters", "nvme")
-    may_tile = row["zero"] == 3 and (limits.tiled or bool(limits.pinned("tiling")))
-    return alone and word in homes and (row["tiling"] == 1 or may_tile)
+    return alone and word in homes
 
 
 def _batch(limits: Limits, row: Mapping[str, int]) -> bool:
@@ -139,7 +143,7 @@ def _choices(limits: Limits, row: Mapping[str, int]) -> Sequence[tuple[dict[str,
     asked = (threads,) if limits.pinned("replicas") else ()
     return (
         ({"zero": range(4)}, _zero),
-        ({"offload": places["offload"], "tiling": (1, TILES)}, _offload),
+        ({"offload": places["offload"], "tiling": sorted({1, limits.pinned("tiling") or TILES})}, _offload),
         ({"micro_batch": per_rank, "accumulation": per_rank}, _batch),
         ({"schedule": places["schedule"], "virtual_stages": range(1, MAX_VIRTUAL_STAGES + 1)}, _schedule),
         ({"stage_split": places["stage_split"]}, _split),

@@ -227,15 +227,20 @@ def is_weightable(limits: Limits, pp: int) -> bool:
 
 
 def _offloads(limits: Limits, zero: int, pure: bool, shard: int) -> Sequence[tuple[int, int]]:
-    """(offload, tiling): optimizer state leaves under ZeRO-2, weights under ZeRO-3, and only then tiling pays."""
-    plain = ((0, 1),) if zero < 2 or shard > 1 or not pure else ()
-    if not pure:
-        return plain
-    if zero == 2:
-        return (*plain, (code("offload", "optimizer"), 1))
-    homes = (code("offload", "parameters"), code("offload", "nvme"))
-    tilings = (1, TILES) if limits.tiled or limits.pinned("tiling") else (1,)
-    return (*plain, *((home, tiles) for home in homes for tiles in tilings))
+    """(offload, tiling): optimizer state leaves under ZeRO-2, weights under ZeRO-3, which alone gathers slice by slice."""
+    plain = (0,) if zero < 2 or shard > 1 or not pure else ()
+    if not pure or zero == 2:
+        return tuple((home, 1) for home in (*plain, *((code("offload", "optimizer"),) if pure else ())))
+    homes = (*plain, code("offload", "parameters"), code("offload", "nvme"))
+    return tuple((home, tiles) for home in homes for tiles in _tilings(limits))
+
+
+def _tilings(limits: Limits) -> Sequence[int]:
+    """Matrices in one piece; in slices too where a layer is too wide, or as many as somebody says. Routed experts are not sliced."""
+    pinned = limits.pinned("tiling")
+    if pinned or limits.experts:
+        return (pinned if pinned and not limits.experts else 1,)
+    return (1, TILES) if limits.tiled else (1,)
 
 
 def _fill(columns: Column, members: list[Mesh], options: list[tuple[int, ...]], first_mesh: int) -> None:

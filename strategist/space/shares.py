@@ -28,7 +28,7 @@ class Group:
 
     `rows` are their places in the whole list, `stages` the stage numbers looked at, `layers_SK` the layers of each sort
     on each of them, `stands_for` how many stages each one stands for. `meshes` are one candidate per distinct mesh and `mesh_of` the place of each candidate's mesh among
-    them: a few hundred rows stand for a million.
+    them: a few hundred rows stand for a million. Where matrices `is_tiled`, each candidate stands for itself.
     """
 
     rows: Column
@@ -39,6 +39,7 @@ class Group:
     stands_for: Reals
     meshes: Candidates
     mesh_of: Column
+    is_tiled: bool = False
 
     @cached_property
     def known(self) -> dict[object, Any]:
@@ -81,8 +82,12 @@ def groups(job: Job, candidates: Candidates, *, every_stage: bool = False) -> It
     uniform = len(kinds(shape)) == 1
     virtual_stages = np.ones_like(candidates["pp"]) if uniform else candidates["virtual_stages"]
     keys = (candidates["pp"] * 2 + candidates["stage_split"]) * 2**20 + virtual_stages
+    tiles = candidates["tiling"] > 1
+    if tiles.any():
+        keys += TILED * (tiles & _gives_back_slices(shape, candidates))
     for key in sorted(set(keys.tolist())):
-        (pp, is_weighted), virtual = divmod(key >> 20, 2), key % 2**20
+        (pp, is_weighted), virtual = divmod(key >> 20, 2), key % TILED
+        is_tiled = key % 2**20 >= TILED
         head = head_in_layers(shape) if is_weighted else 0.0
         alike = np.flatnonzero(keys == key)
         table = stage_layer_counts(shape, pp, virtual, split, head)
@@ -92,8 +97,17 @@ def groups(job: Job, candidates: Candidates, *, every_stage: bool = False) -> It
         for start in range(0, len(alike), size):
             rows = alike[start : start + size]
             own = candidates.where(rows)
-            first, mesh_of = distinct(own.mesh)
-            yield Group(rows, own, pp, stages, table[stages], stands_for, own.where(first), mesh_of)
+            first, mesh_of = distinct(np.arange(len(own)) if is_tiled else own.mesh)
+            yield Group(rows, own, pp, stages, table[stages], stands_for, own.where(first), mesh_of, is_tiled)
+
+
+TILED = 2**19
+"""Added to the key of layouts whose matrices are tiled; more virtual stages than any layout has."""
+
+
+def _gives_back_slices(shape: ModelShape, c: Candidates) -> Mask:
+    """Where units are gathered and given back one by one, so that a slice can be one, (C,); routed experts are not sliced."""
+    return (c["zero"] == 3) & (c["pp"] == 1) & (shape.moe is None)
 
 
 def ceil_div(value: Column | int, divisor: Column | int) -> Column:
@@ -139,12 +153,17 @@ def matrix_elements(layer: Layer, c: Candidates, shards: Column) -> Column:
 
     Source: torch.distributed.fsdp.fully_shard shards every parameter on dim 0 and pads to equal pieces.
     """
+    rows, width = matrix_shape(layer, c)
+    return ceil_div(rows, shards[:, None]) * width
+
+
+def matrix_shape(layer: Layer, c: Candidates) -> tuple[Column, Column]:
+    """Rows of one copy of each matrix on a rank, and elements of a row with that of the bias: cut by tp, (C, M) each."""
     m = matrices_of(layer)
     cut = np.where(m.is_expert, c["etp"][:, None], c["tp"][:, None])
     rows = ceil_div(m.outputs, np.where(m.is_column, cut, 1))
     width = ceil_div(m.inputs, np.where(m.is_row, cut, 1))
-    own = ceil_div(rows, shards[:, None])
-    return own * (width + m.bias)
+    return rows, width + m.bias
 
 
 def copies_here(layer: Layer, c: Candidates) -> Column:
@@ -155,11 +174,17 @@ def copies_here(layer: Layer, c: Candidates) -> Column:
 
 def dense_elements(layer: Layer, c: Candidates, shards: Column) -> Reals:
     """Elements of one layer on the fullest rank, routed experts left out, shape (C,)."""
-    m, tp = matrices_of(layer), c["tp"]
+    m = matrices_of(layer)
     total = matrix_elements(layer, c, shards) @ np.where(m.is_expert, 0, m.copies)
+    return (total + vector_elements(layer, c, shards)).astype(np.float64)
+
+
+def vector_elements(layer: Layer, c: Candidates, shards: Column) -> Column:
+    """Elements of what a layer has beside its matrices on the fullest rank, shape (C,)."""
+    total = np.zeros_like(shards)
     for vector in layer.vectors:
-        total = total + ceil_div(ceil_div(vector.size, tp) if vector.cut else vector.size, shards)
-    return total.astype(np.float64)
+        total = total + ceil_div(ceil_div(vector.size, c["tp"]) if vector.cut else vector.size, shards)
+    return total
 
 
 def expert_elements(layer: Layer, ep: Column, etp: Column, shards: Column) -> Reals:
@@ -232,7 +257,7 @@ def outer_CS(shape: ModelShape, group: Group, candidates: Candidates, shards: Co
 class Elements:
     """Parameter elements of one rank on every stage, (C, S): `whole` are cut by tp, ep and pp only, `sharded` by ZeRO's
     group too; `layers`, `before` and `behind` (the layers) are the parts of `whole`, `experts` a part of `layers`;
-    `widest` is the widest single layer, (C,). `padded_` ones are all ranks' `sharded` parts together: what is gathered and
+    `widest` is the widest single layer, or slice where matrices are tiled, (C,). `padded_` ones are all ranks' `sharded` parts together: what is gathered and
     reduced where weights are sharded."""
 
     whole: Reals
@@ -282,7 +307,8 @@ def elements(shape: ModelShape, group: Group) -> Elements:
     """Count the parameters of every stage: once per mesh, then spread over the candidates."""
     c = group.meshes
     one, shards, sharers = np.ones_like(c["tp"]), state_shards(c), expert_shards(c)
-    layer, part = dense_CK(shape, c, one), dense_CK(shape, c, shards)
+    layer = dense_CK(shape, c, one)
+    part = _of_slices(shape, c, shards) if group.is_tiled else dense_CK(shape, c, shards)
     padded = part * shards[:, None]
     none: Reals = np.zeros((len(group.stages), len(c))).T
     experts, padded_experts = none, none
@@ -309,12 +335,27 @@ def elements(shape: ModelShape, group: Group) -> Elements:
         "padded_behind": ends[1] * shards[:, None],
         "padded_widest": np.where(present, padded, 0.0).max(axis=1),
     }
+    if group.is_tiled:
+        per_mesh["widest"], per_mesh["padded_widest"] = (_widest_slice(shape, c, n) for n in (one, shards))
     spread: dict[str, Reals] = {}
     for name, values in per_mesh.items():
         plain = name.removeprefix("padded_")
         same = name != plain and (values is per_mesh[plain] or np.array_equal(values, per_mesh[plain]))
         spread[name] = spread[plain] if same else values.T.take(group.mesh_of, axis=-1).T
     return Elements(**spread)
+
+
+def _of_slices(shape: ModelShape, c: Candidates, shards: Column) -> Reals:
+    """Elements of a layer whose matrices are tiled, (C, K)."""
+    from strategist.space.tiles import layer_CK  # most searches look at no tiles
+
+    return layer_CK(shape, c, shards)
+
+
+def _widest_slice(shape: ModelShape, c: Candidates, shards: Column) -> Reals:
+    from strategist.space.tiles import widest_C
+
+    return widest_C(shape, c, shards)
 
 
 @remembered

@@ -114,7 +114,7 @@ def _dense(job: Job, group: Group, full: Elements) -> Shared:
         spare=_spare(job, group, full),
         shards=state_shards(group.candidates),
         units=_units(job, group),
-        layer_units=_alike(group, group.layers_SK.sum(axis=1)) if has_units else 1.0,
+        layer_units=_layer_units(job, group) if has_units else 1.0,
         updates=_updates(job, group),
         beside=frozen,
     )
@@ -144,11 +144,22 @@ def _units(job: Job, group: Group) -> Reals:
     DDP's buckets. Of other frameworks it is not known: one."""
     c, profile = group.candidates, job.profile
     ends = group.is_first * 1.0 + group.is_last * (not (job.model.tied and group.pp == 1))
-    units = group.layers_SK.sum(axis=1) + ends
     if not profile.has_units:
-        return np.ones((len(c), len(units)))
+        return np.ones((len(c), len(ends)))
+    if group.is_tiled:
+        return _layer_units(job, group) + ends
+    units = group.layers_SK.sum(axis=1) + ends
     buckets = ddp_buckets(job.model, BYTES[job.formats.gradient] * job.trainable)
     return np.where(is_plain_data_parallel(c), buckets, units[:, None]).T
+
+
+def _layer_units(job: Job, group: Group) -> Reals:
+    """Units of all layers, (C, S): one each, or where matrices are tiled one for each slice and one for all else."""
+    if not group.is_tiled:
+        return _alike(group, group.layers_SK.sum(axis=1))
+    from strategist.space.tiles import units_K  # most searches look at no tiles
+
+    return group.layers_of(units_K(job.model, group.candidates).astype(np.float64))
 
 
 def _per_stage(group: Group, value_C: Reals) -> Reals:

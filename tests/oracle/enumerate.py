@@ -92,12 +92,12 @@ def _schedule_means_something(a: Layout) -> bool:
 
 
 def _offload_means_something(a: Layout) -> bool:
-    """Offloading belongs to ZeRO alone: state leaves under stage 2, weights under stage 3; tiling needs weights away."""
-    if a["offload"] == "none":
-        return bool(a["tiling"] == 1)
+    """Offloading belongs to ZeRO alone: state leaves under stage 2, weights under stage 3, which gathers slices too."""
     alone = all(a[axis] == 1 for axis in ("pp", "tp", "cp", "ep", "dp_replicate"))
+    if a["tiling"] > 1 and not (alone and a["zero"] == 3):
+        return False
     home = {2: ("optimizer",), 3: ("parameters", "nvme")}.get(a["zero"], ())
-    return alone and a["offload"] in home and (a["tiling"] == 1 or a["zero"] == 3)
+    return a["offload"] == "none" or (alone and a["offload"] in home)
 
 
 _OPTIONS: Sequence[tuple[tuple[str, ...], Callable[[Layout], bool]]] = (
@@ -161,7 +161,8 @@ def is_collapsed(job: Job, layout: Layout, *, tiled: bool) -> bool:
     whole = layout["tp"] > 1 and not layout["sequence_parallel"] and divides
     weighted = layout["stage_split"] == "weighted"
     same = weighted and stage_kinds(job, layout) == stage_kinds(job, layout | {"stage_split": "even"})
-    return gpipe or looped or whole or same or (layout["tiling"] > 1 and not tiled)
+    sliced = layout["tiling"] > 1 and (not tiled or job.model.moe is not None)
+    return gpipe or looped or whole or same or sliced
 
 
 def enumerate_layouts(job: Job) -> list[dict[str, Any]]:

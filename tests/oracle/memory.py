@@ -23,11 +23,13 @@ from tests.oracle.parameters import (
     padded,
     shards,
     tensors_of,
+    vector_elements,
     vocabulary,
 )
 from tests.oracle.reserved import by_blocks, reserved
 from tests.oracle.schedules import Around, around
 from tests.oracle.stages import Layout, stage_kinds
+from tests.oracle.tiles import layer_in_slices, tiles_of
 
 Wanted = Callable[[tuple[str, ...], str], bool]
 MOMENTS = ("loss", "backward of the last layer", "end of backward", "optimizer step")
@@ -176,11 +178,16 @@ class Stage:
         self.tied = job.model.tied and a["pp"] == 1
         self.T, self.h = tokens(job, a), job.model.hidden
         self.whole = self.T * self.h * self.c
-        self.wl = self.w.widest / a["tiling"]
+        self.wl, self.tiles = self.w.widest, tiles_of(job.model, a)
         is_ours = job.profile.keeping.name == OURS and job.model.moe is not None
         self.apart = self.units and self.zero >= 2 and a["ep"] > 1 and is_ours
         self.sharers = int(expert_shards(a))
         self.D, self.X = self._units_of_layers() if self.apart else (self.wl, 0.0)
+        if self.tiles > 1:  # what a layer is beside its matrices
+            self.D = max(
+                self.n * sum(vector_elements(v, a["tp"], self.n) for v in build_layer(job.model, kind).vectors)
+                for kind in layer_counts(job.model)
+            )
         self.wire = adapters.travelling(job)
         self.head = vocabulary(job.model, a["tp"], 1) if self.last else 0
         self.table = vocabulary(job.model, a["tp"], 1) if self.first else 0
@@ -310,6 +317,8 @@ class Stage:
 
     def _of_some_layers(self, layers: int, own: float, experts: float) -> float:
         """Elements of some layers' units, of `own` in all; of units of experts only those asked for."""
+        if self.tiles > 1:
+            return min(min(layers, 1) * self.D, own)
         if not self.apart:
             return min(layers * self.wl, own)
         return min(layers * self.D, own - self.w.experts / self.v) + experts * self.X
@@ -355,8 +364,9 @@ class Stage:
         """Those of the layers."""
         sharded = not self.piped and self.zero == 3
         for number in (0, 1, -2, -1) if sharded else (0, 1, -1):
-            yield from ((1, terms) for terms in self._layer(number))
-        yield 1, self._layer_reduced()
+            yield from ((1, terms) for terms in (self._slices if self.tiles > 1 else self._layer)(number))
+        if self.tiles == 1:
+            yield 1, self._layer_reduced()
         if self.apart and self.w.experts:
             yield from self._experts_forward()
             yield from ((1, terms) for number in (0, 1, -2, -1) for terms in self._experts_backward(number))
@@ -603,7 +613,7 @@ class Stage:
                     total += -(-m.copies // self.a["ep"]) * matrix_elements(one, cut, 1)
                 else:
                     total += matrix_elements(m, cut, 1)
-        return total / self.a["tiling"]
+        return total
 
     def _layer_ats(self, kind: LayerKind) -> list[LayerAt]:
         """The instants of one layer of a sort."""
@@ -740,6 +750,27 @@ class Stage:
         if not self.kinds:
             yield self._in_layer(number, LayerAt(0.0, 0.0, 0.0), 0.0)
 
+    def _slices(self, number: int) -> Iterator[dict[str, float]]:
+        """Every instant of a layer whose matrices are tiled."""
+        count = max(len(self.kinds), 1)
+        before = max(count + number, 0) if number < 0 else min(number, count - 1)
+        for kind in dict.fromkeys(self.kinds):
+            let_go = before / max(count - 1, 1) * (self.every - self._rows(kind, _kept))
+            for first, temporaries, freed, own, below, above, done in layer_in_slices(self, kind):
+                sent = (self.D if before else self.through) if first else above
+                gradient = self.q * (self.c * own + self.r * sent)
+                done = self.through + before * self.w.layers / count + done
+                yield {
+                    "gradients": self.earlier + self.fresh(done + (own if self.at_once else 0.0)),
+                    "activations": max(self.inputs, self.inside - freed - let_go),
+                    "gather_buffers": self.gathered(1)
+                    + (self.c * (own + below) + gradient if self.units else 0.0)
+                    + self.waiting,
+                    "temporaries": temporaries
+                    + self.old_head
+                    + (self.s * own if self.at_once and self.stands else 0.0),
+                }
+
     def _in_layer(self, number: int, at: LayerAt, kept: float) -> dict[str, float]:
         """One instant of a layer that keeps so much."""
         count = max(len(self.kinds) / self.v, 1.0)
@@ -789,7 +820,7 @@ class Stage:
         if self.piped and not self.at_once:
             last = self._worst_of_kinds(lambda kind: self._elements(kind, _is_down))
             adds = self.q * self.c * (self.D if self.stands else last)
-        bare = self.D if self.apart else self.bare.widest / self.a["tiling"]
+        bare = self.D if self.apart else self.bare.widest
         # Widest parts may be of different layers; a pipeline counts a whole layer, which is one of them.
         begins, ends = (
             self.earlier + self.fresh(behind + (self.wl if self.piped else self.X + done), self.X)

@@ -11,6 +11,7 @@ from strategist.facts.layers import Matrix, Vector, build_layer
 from strategist.facts.model import LayerKind, ModelShape, layer_counts
 from strategist.facts.parameters import outer_parameters, table_width
 from tests.oracle.stages import Layout, stage_kinds
+from tests.oracle.tiles import largest_slice, sliced_elements, tiles_of
 
 
 def up(a: int, b: int) -> int:
@@ -63,10 +64,13 @@ def expert_elements(matrix: Matrix, ep: int, etp: int, k: int) -> int:
 
 
 @cache
-def dense_of_layer(shape: ModelShape, kind: LayerKind, tp: int, k: int) -> int:
+def dense_of_layer(shape: ModelShape, kind: LayerKind, tp: int, k: int, tiles: int = 1) -> int:
     """Everything of one layer but the routed experts."""
     layer = build_layer(shape, kind)
-    matrices = sum(matrix_elements(m, tp, k) for m in layer.matrices if not m.is_expert)
+    if tiles > 1:
+        matrices = sum(sliced_elements(shape, kind, m, tiles, tp, k) for m in layer.matrices)
+    else:
+        matrices = sum(matrix_elements(m, tp, k) for m in layer.matrices if not m.is_expert)
     return matrices + sum(vector_elements(v, tp, k) for v in layer.vectors)
 
 
@@ -117,7 +121,8 @@ def held(shape: ModelShape, layout: Layout, stage: int, kinds: Sequence[LayerKin
     """What one stage holds, whole or sharded."""
     tp, ep, etp, pp = (layout[name] for name in ("tp", "ep", "etp", "pp"))
     k, k_experts = (shards(layout), int(expert_shards(layout))) if sharded else (1, 1)
-    dense_by = {kind: dense_of_layer(shape, kind, tp, k) for kind in set(kinds)}
+    tiles = tiles_of(shape, layout)
+    dense_by = {kind: dense_of_layer(shape, kind, tp, k, tiles) for kind in set(kinds)}
     experts_by = {kind: experts_of_layer(shape, kind, ep, etp, k_experts) for kind in set(kinds)}
     dense, experts = [dense_by[kind] for kind in kinds], [experts_by[kind] for kind in kinds]
     in_front = before(shape, tp, k) if stage == 0 else 0
@@ -129,7 +134,10 @@ def held(shape: ModelShape, layout: Layout, stage: int, kinds: Sequence[LayerKin
         behind=at_end,
         layers=sum(dense) + sum(experts),
         widest=max(
-            dense_of_layer(shape, kind, tp, 1) + experts_of_layer(shape, kind, ep, etp) for kind in layer_counts(shape)
+            largest_slice(shape, kind, tiles, tp, 1)
+            if tiles > 1
+            else dense_of_layer(shape, kind, tp, 1) + experts_of_layer(shape, kind, ep, etp)
+            for kind in layer_counts(shape)
         ),
     )
 
@@ -140,8 +148,10 @@ def padded(shape: ModelShape, layout: Layout, stage: int, kinds: Sequence[LayerK
     k, k_experts = shards(layout), int(expert_shards(layout))
     own = held(shape, layout, stage, kinds, sharded=True)
 
+    tiles = tiles_of(shape, layout)
+
     def of_layer(kind: LayerKind) -> int:
-        return k * dense_of_layer(shape, kind, tp, k) + k_experts * experts_of_layer(shape, kind, ep, etp, k_experts)
+        return k * dense_of_layer(shape, kind, tp, k, tiles) + k_experts * experts_of_layer(shape, kind, ep, etp, k_experts)
 
     return Held(
         dense=k * own.dense,
@@ -149,7 +159,9 @@ def padded(shape: ModelShape, layout: Layout, stage: int, kinds: Sequence[LayerK
         before=k * own.before,
         behind=k * own.behind,
         layers=sum(of_layer(kind) for kind in kinds),
-        widest=max(of_layer(kind) for kind in layer_counts(shape)),
+        widest=max(
+            largest_slice(shape, kind, tiles, tp, k) if tiles > 1 else of_layer(kind) for kind in layer_counts(shape)
+        ),
     )
 
 

@@ -41,7 +41,7 @@ def reserved(
     )
     c, r, s = (BYTES[f] for f in (job.formats.compute, job.formats.reduce, job.formats.parameter))
     pp, n = layout["pp"], layout["dp_shard"] * layout["cp"]
-    layer, units = w.widest / layout["tiling"], _outer_units(job, w, pp)
+    layer, units = w.widest, _outer_units(job, w, pp)
     largest = max(layer, *units)
     reduces = in_units and (pp == 1 or n * layout["dp_replicate"] > 1)
     stands = reduces and pp == 1 and layout["accumulation"] > 1 and not job.profile.accumulates_whole

@@ -102,11 +102,11 @@ def _norms_ns(job: Job, a: Layout) -> float:
 
 
 @pytest.mark.parametrize("words", QUESTIONS)
-def test_tiling_holds_no_more_and_takes_as_long(words: str) -> None:
-    """Tiles change nothing but the weights that are gathered at once: memory falls or stays, time stays."""
+def test_tiling_never_saves_time(words: str) -> None:
+    """Slices send the same bytes in more messages and compute the same products: a step takes as long or longer."""
     job = question_of(words)
-    tiled = [a for a in legal_layouts(job) if a["tiling"] > 1 and a["offload"] != "nvme"]
-    bytes_tiled, step_tiled = _weighed(job, tiled)
-    bytes_whole, step_whole = _weighed(job, [a | {"tiling": 1} for a in tiled])
-    assert (bytes_tiled <= bytes_whole).all()
-    assert (step_tiled == step_whole).all()
+    tiled = [a for a in legal_layouts(job) if a["tiling"] > 1]
+    _, step_tiled = _weighed(job, tiled)
+    _, step_whole = _weighed(job, [a | {"tiling": 1} for a in tiled])
+    assert tiled
+    assert (step_tiled >= step_whole).all()

@@ -18,6 +18,7 @@ from tests.oracle import adapters
 from tests.oracle.memory import is_plain, sequence_cut, tokens, uses_units
 from tests.oracle.parameters import Held, expert_ranks, expert_shards, padded, shards, tensors_of, vocabulary
 from tests.oracle.stages import Layout
+from tests.oracle.tiles import units as tile_units
 
 
 @dataclass(frozen=True)
@@ -187,10 +188,11 @@ def _data(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], whol
     units, layers, tensors, expert_units = 1, 1, 1, min(alone, 1)
     if job.profile.has_units:
         ends = (stage == 0) + (stage == layout["pp"] - 1) - (job.model.tied and layout["pp"] == 1)
-        units = _buckets(job) if is_plain(layout) else len(kinds) + ends
+        of_layers = sum(tile_units(job.model, layout, kind) for kind in kinds)
+        units = _buckets(job) if is_plain(layout) else of_layers + ends
         expert_units, layers, tensors = (
             alone,
-            len(kinds),
+            of_layers,
             _tensors(job, layout, stage, kinds),
         )
     if job.profile.updates == "ranks":

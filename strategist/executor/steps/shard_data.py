@@ -4,7 +4,8 @@ zero 2 gathers parameters once per forward and keeps them; zero 3 gives them bac
 tp or pp, zero 0 and 1 use FSDP2's replicating twin: torch's DDP inside a pipeline is silently wrong, and it knows no DTensor.
 
 Units are what is gathered and reduced at once: the embedding, each block, and last norm with head, as in
-pytorch/torchtitan (torchtitan/models/llama3/parallelize.py). The root unit takes what is left: nothing, or both ends of a
+pytorch/torchtitan (torchtitan/models/llama3/parallelize.py); where matrices are tiled, each slice of
+one, and what else the block has. The root unit takes what is left: nothing, or both ends of a
 model whose embedding and head share one weight, or everything but the blocks of a module nobody described.
 """
 
@@ -23,6 +24,7 @@ from strategist.executor.models import splittable
 from strategist.executor.precision import sharding_policy
 from strategist.executor.steps.expert_parallel import spread_experts
 from strategist.executor.support import uses_fsdp
+from strategist.executor.tiled_linear import slices_in
 
 
 def shard_data(model: nn.Module, job: Job) -> nn.Module:
@@ -36,6 +38,8 @@ def shard_data(model: nn.Module, job: Job) -> nn.Module:
     for block in find_blocks(model).blocks.values():
         for experts in spread_experts(block):
             _make_unit([experts], job, reshard=gives_back, apart=True)
+        for part in slices_in(block):
+            _make_unit([part], job, reshard=gives_back)
         _make_unit([block], job, reshard=gives_back)
     # backward begins with what forward ended with, so giving the last units back would only gather them twice
     _make_unit(head, job, reshard=False)

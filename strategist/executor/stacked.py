@@ -1,0 +1,61 @@
+"""Tensors whose rows lie below each other in one that nobody holds, as torch's distributed checkpoints are shown them.
+
+A tiled matrix is in a checkpoint what it is without tiles: one tensor, of which a rank writes and reads the rows of its parts
+(torch.distributed._checkpointable, the protocol that DTensor follows too).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace as replaced
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
+from torch.distributed.checkpoint.planner import WriteItem
+from torch.distributed.tensor import DTensor
+
+
+class Stacked(Tensor):
+    """Some DTensors as one, the first on top: its shape and number format, on the meta device. torch looks a part up by the
+    place in the whole at which this rank's rows of it begin."""
+
+    parts: list[DTensor]
+
+    @staticmethod
+    def __new__(cls, parts: list[DTensor]) -> Stacked:
+        """The whole of `parts`, none of whose values is copied."""
+        rows = sum(len(part) for part in parts)
+        shape = torch.empty((rows, *parts[0].shape[1:]), dtype=parts[0].dtype, device="meta")
+        whole: Stacked = Tensor._make_subclass(cls, shape)
+        whole.parts = parts
+        return whole
+
+    def _held(self) -> Iterator[tuple[DTensor, WriteItem]]:
+        """The parts of which this rank has rows, with what torch would write of each."""
+        firsts = accumulate((len(part) for part in self.parts[:-1]), initial=0)
+        for first, part in zip(firsts, self.parts, strict=True):
+            for item in part.__create_write_items__("", part):  # type: ignore[attr-defined]
+                if item.tensor_data.chunk.sizes.numel():
+                    yield part, self._shifted(item, first)
+
+    def _shifted(self, item: WriteItem, rows: int) -> WriteItem:
+        data: Any = item.tensor_data
+        offsets = torch.Size((data.chunk.offsets[0] + rows, *data.chunk.offsets[1:]))
+        chunk = ChunkStorageMetadata(offsets=offsets, sizes=data.chunk.sizes)
+        index = MetadataIndex(item.index.fqn, offsets)
+        return replaced(item, index=index, tensor_data=replaced(data, chunk=chunk, size=self.size()))
+
+    def __create_write_items__(self, fqn: str, _itself: object) -> list[WriteItem]:
+        """What this rank writes."""
+        return [replaced(item, index=replaced(item.index, fqn=fqn)) for _, item in self._held()]
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        """What this rank reads."""
+        return [item.tensor_data.chunk for _, item in self._held() if item.tensor_data is not None]
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
+        """The rows that begin at a place of the whole."""
+        return next(part for part, item in self._held() if item.index.offset == index.offset).to_local()
