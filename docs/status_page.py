@@ -132,7 +132,7 @@ MISSING = (
     "streams and large blocks (docs/decisions/0047), not what small tensors break up; frameworks with one buffer of gradients reserve a measured share.",
     "Expert parallelism beside tp, under ZeRO-0 and 1 and with offload.",
     "Context parallelism by ring with windows, selective recompute or, on GPUs, fp32; recompute of every n-th layer; "
-    "memory-centric tiling.",
+    "memory-centric tiling of experts, of embedding and head, beside tp, pp or selective recompute, and in files of other frameworks.",
     "Nothing of ours ran on GPUs yet: the executor was tested on CPU ranks with gloo only.",
     "Weights of mixtures neither leave nor come in as safetensors; a schedule of learning rates is a function of the step "
     "(`build(rate_of_step=...)`), not an object of torch's. What of faults is not promised stands in docs/reliability.md.",

@@ -109,8 +109,9 @@ def test_without_torch_there_is_a_sentence() -> None:
 
 
 def test_a_layout_without_a_program_is_impossible_and_leaves_nothing(tmp_path: Path) -> None:
-    """Tiled matrices can be planned and not traced: exit 3, the way out, and no file."""
-    question = ("--model", "llama-3.2-1b", "--hardware", "dgx-h100", "--pin", "offload=parameters,tiling=8")
+    """Tiled matrices beside selective recompute can be planned and not traced: exit 3, the way out, and no file."""
+    tiled = "offload=parameters,tiling=8,recompute=selective"
+    question = ("--model", "llama-3.2-1b", "--hardware", "dgx-h100", "--pin", tiled)
     ran = process("plan", "--verify", "--json", "--out", "plan.json", *question, cwd=tmp_path)
     assert (ran.code, ran.error["code"]) == (3, "E_UNSUPPORTED")
     assert "--verify" in ran.error["hint"]

@@ -77,8 +77,8 @@ def layout_obstacles(plan: Plan) -> tuple[Obstacle, ...]:
         _formats,
         _data_parallel,
         _threads,
-        _offload,
         _tiling,
+        _offload,
         pipeline_obstacles,
         _batch,
         _adapters,
@@ -317,7 +317,7 @@ def _tiling(plan: Plan) -> Iterator[Obstacle]:
     if strategy.tiling == 1:
         return
     reasons = {
-        f"tiling {strategy.tiling}": strategy.tiling < 1,
+        "less than one slice": strategy.tiling < 1,
         f"zero {strategy.zero}; it must be 3": strategy.zero != 3,
         f"tp {mesh.tp}, pp {mesh.pp}; both must be 1": max(mesh.tp, mesh.pp) > 1,
         "routed experts": plan.model.moe is not None,
@@ -328,7 +328,7 @@ def _tiling(plan: Plan) -> Iterator[Obstacle]:
     yield from lacking(
         "strategy.tiling",
         strategy.tiling,
-        "The executor cannot tile matrices here: the plan has",
+        f"The executor cannot run strategy.tiling = {strategy.tiling} here: the plan has",
         reasons,
         "Plan with zero 3 over data-parallel ranks alone and recompute none or full, or with --pin tiling=1.",
     )

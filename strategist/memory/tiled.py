@@ -22,6 +22,7 @@ from strategist.space.candidates import Candidates, Column, Mask, Reals
 from strategist.space.shares import layers, state_shards, tokens
 from strategist.space.tiles import largest_CM, matrices_CM, rest_C, slices_CM
 
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SliceAt:
     """One instant of a layer's backward, (C, 1): bytes of temporaries and of kept activations that are freed by then;

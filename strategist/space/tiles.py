@@ -60,3 +60,15 @@ def units_K(shape: ModelShape, c: Candidates) -> Column:
     """Units that a layer of each sort is, (C, K): its slices, and its vectors together."""
     own = [slices_CM(layer, c) @ matrices_of(layer).copies + bool(layer.vectors) for layer in layers(shape)]
     return np.stack(own, axis=1)
+
+
+def repeated_CK(shape: ModelShape, c: Candidates, shards: Column) -> tuple[Reals, Reals]:
+    """Elements with padding, and number, of a layer's slices but the last one of its last matrix, (C, K) each."""
+    elements, units = [], []
+    for layer in layers(shape):
+        slices, (rows, width) = slices_CM(layer, c), matrix_shape(layer, c)
+        last = (ceil_div(rows // slices, shards[:, None]) * shards[:, None] * width)[:, -1]
+        copies = matrices_of(layer).copies
+        elements.append(matrices_CM(layer, c, shards) @ copies * shards - last)
+        units.append(slices @ copies - 1)
+    return np.stack(elements, axis=1).astype(np.float64), np.stack(units, axis=1).astype(np.float64)

@@ -98,6 +98,7 @@ def traffic(job: Job, group: Group, counts: Elements) -> tuple[Traffic, ...]:
         *_expert(job, group),
         *(_pipeline(job, group) if group.pp > 1 else ()),
         *_data(job, group, _dense(job, group, full), "shards", "replicas"),
+        *(_slices_again(job, group) if group.is_tiled else ()),
         *(_data(job, group, _experts(job, group, full), "expert_replicas", "expert_replicas") if job.model.moe else ()),
     )
 
@@ -160,6 +161,17 @@ def _layer_units(job: Job, group: Group) -> Reals:
     from strategist.space.tiles import units_K  # most searches look at no tiles
 
     return group.layers_of(units_K(job.model, group.candidates).astype(np.float64))
+
+
+def _slices_again(job: Job, group: Group) -> Iterator[Traffic]:
+    """Slices are gathered once more where layers are computed again, all but the one with which backward begins."""
+    from strategist.space.tiles import repeated_CK
+
+    c = group.candidates
+    full = np.where(c.is_word("recompute", "full")[:, None], _micro(group), 0.0)
+    elements, units = (group.layers_of(part) for part in repeated_CK(job.model, c, state_shards(c)))
+    payload = BYTES[job.formats.compute] * elements
+    yield Traffic("dp", "all_gather", payload, full * np.ones_like(payload), "shards", "backward", units)
 
 
 def _per_stage(group: Group, value_C: Reals) -> Reals:

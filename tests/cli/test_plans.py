@@ -231,7 +231,8 @@ def test_run_refuses_before_anything_starts(tmp_path: Path) -> None:
     """Assumed hardware, other machines and layouts that the executor lacks each have their code."""
     assumed = plan_file(tmp_path, "--model", "llama-debug", name="a.json")
     elsewhere = plan_file(tmp_path, "--model", "llama-debug", "--hardware", "dgx-h100:2", name="b.json")
-    lacking = plan_file(tmp_path, *SMALL, "--seq-len", "2048", "--pin", "offload=parameters,tiling=8", name="c.json")
+    pins = "offload=parameters,tiling=8,recompute=selective"
+    lacking = plan_file(tmp_path, *SMALL, "--seq-len", "2048", "--pin", pins, name="c.json")
     ends = [(ran.code, ran.error["code"]) for ran in (call("run", "--json", p) for p in (assumed, elsewhere, lacking))]
     assert ends == [(4, "E_ASSUMED_HARDWARE"), (4, "E_FACTS_DIFFER"), (3, "E_UNSUPPORTED")]
 

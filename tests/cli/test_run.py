@@ -214,7 +214,7 @@ REFUSALS: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Any]], Any] | Non
     "a broken seal": (QUICK, lambda plan: plan.update(made_by="me"), (), 4, "E_DIGEST", "check PLAN --seal"),
     "no seal": (QUICK, lambda plan: plan.update(seal=None), (), 4, "E_DIGEST", "--allow-edited"),
     "a layout it lacks": (
-        ("--model", "llama-debug", "--hardware", "cpu:2", "--seq-len", "2048", "--pin", "offload=parameters,tiling=8"), None, (), 3, "E_UNSUPPORTED",
+        ("--model", "llama-debug", "--hardware", "cpu:2", "--seq-len", "2048", "--pin", "offload=parameters,tiling=8,recompute=selective"), None, (), 3, "E_UNSUPPORTED",
         "--frontend strategist",
     ),
     "a model it lacks": (("--model", "bloom-560m", "--hardware", "cpu:2", "--seq-len", "32"), None, (), 3, "E_UNSUPPORTED", "-- python"),

@@ -38,15 +38,24 @@ EP2 = {"dp_shard": 2, "zero": 3, "ep": 2, "micro_batch": 4}
 EP_FSDP = {"dp_shard": 4, "zero": 3, "ep": 2, "micro_batch": 2}
 EP4 = {"dp_shard": 4, "zero": 2, "ep": 4, "micro_batch": 2}
 
+TILED = FSDP2 | {"tiling": 3, "recompute": "full"}
+TILED_AWAY = {"dp_shard": 4, "zero": 3, "micro_batch": 2, "tiling": 2, "offload": "parameters"}
+
 CHAINS: dict[str, tuple[dict[str, Any], ...]] = {
     "dp4 to tp2-pp2 to single and back": (DDP4, TP_PP, SINGLE, TP_PP, DDP4),
     "sharded, replicated, zero-1": (FSDP4, DDP2, ZERO1, FSDP2, ZERO1),
     "products": (HSDP, TP_FSDP, PP_V2, TP_ZERO1, PP_FSDP),
     "more shards than rows": (PP_FSDP, FSDP3, TP_ZERO1, SINGLE, HSDP),
     "experts apart, copies on the host": (EP2, HOST, EP_FSDP, SINGLE, EP2),
+    "tiles and none": (TILED, SINGLE, TILED_AWAY, HSDP, TILED),
     "further experts and copies": (HOST, EP4, TP_HOST, HOST, EP_FSDP),
 }
-IN_CI = ("dp4 to tp2-pp2 to single and back", "sharded, replicated, zero-1", "experts apart, copies on the host")
+IN_CI = (
+    "dp4 to tp2-pp2 to single and back",
+    "sharded, replicated, zero-1",
+    "experts apart, copies on the host",
+    "tiles and none",
+)
 
 
 @pytest.mark.parametrize(

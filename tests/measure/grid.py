@@ -127,6 +127,9 @@ BREADTH_FIRST = tuple(
 """Pipelines that run all forward passes before any backward pass; tied ends and free ones."""
 
 
+SHORT = {"vocab": 2048}
+HOME = {"dp_shard": 8, "zero": 3, "offload": "parameters"}
+
 STATES = tuple(
     Scenario(f"llama-3.2-1b-state-{number}", replace(load_model("llama-3.2-1b"), layers=4), 1024, "bf16", layout)
     for number, layout in enumerate(
@@ -140,6 +143,24 @@ STATES = tuple(
     )
 )
 """Optimizer state on a drive, and in eight bits."""
+
+
+TILED = tuple(
+    Scenario(
+        f"{model}-tiled-{number}", replace(load_model(model), layers=4, max_seq=4096, **cut), seq_len, precision, layout
+    )
+    for number, (model, cut, seq_len, precision, layout) in enumerate(
+        (
+            ("llama-3.1-8b", {}, 2048, "bf16", {"dp_shard": 8, "zero": 3, "tiling": 8, "accumulation": 2}),
+            ("llama-3.1-8b", SHORT, 2048, "bf16", {"dp_shard": 8, "zero": 3, "tiling": 8}),
+            ("opt-1.3b", SHORT, 2048, "fp32", {"dp_shard": 8, "zero": 3, "tiling": 4}),
+            ("qwen2.5-7b", SHORT, 1024, "bf16", HOME | {"tiling": 8, "recompute": "full", "accumulation": 2}),
+            ("llama-3.2-1b", {}, 512, "bf16", HOME | {"offload": "nvme", "tiling": 2, "recompute": "full"}),
+            ("opt-1.3b", SHORT, 512, "fp32", {"dp_shard": 24, "zero": 3, "tiling": 5, "recompute": "full"}),
+        )
+    )
+)
+"""Matrices in slices; with few words, layers hold most."""
 
 
 EXPERTS: tuple[tuple[str, dict[str, Any]], ...] = (

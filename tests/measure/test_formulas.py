@@ -17,6 +17,7 @@ from tests.measure.grid import (
     PEAK,
     SPREAD,
     STATES,
+    TILED,
     WEIGHTED,
     Difference,
     Scenario,
@@ -109,6 +110,19 @@ def test_formulas_agree_with_the_program_of_other_states(scenario: Scenario) -> 
         for found in differences(scenario, rank):
             _assert_keeps_its_bar(found)
         assert rank.memory.host == pytest.approx(on_host(job_of(scenario, plan), plan), rel=EXACT, abs=SMALL)
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        pytest.param(scenario, id=scenario.name, marks=pytest.mark.nightly if number % 2 else pytest.mark.slow)
+        for number, scenario in enumerate(TILED)
+    ],
+)
+def test_formulas_agree_with_the_program_of_tiled_matrices(scenario: Scenario) -> None:
+    """So they do where matrices are gathered slice by slice, message by message."""
+    for found in _found(scenario):
+        _assert_keeps_its_bar(found)
 
 
 @pytest.mark.slow

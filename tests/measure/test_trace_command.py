@@ -81,7 +81,7 @@ def test_bad_input_is_a_sentence_and_leaves_nothing(folder: Path, name: str) -> 
 
 
 def test_a_strategy_that_the_executor_lacks_is_impossible(folder: Path) -> None:
-    """Tiling is legal in a plan, but there is no program of it to trace."""
+    """Tiling without ZeRO-3 is legal in a plan, but there is no program of it to trace."""
     (folder / "plan.json").write_text(dump(make_plan(tiling=2, formats=FLOAT32)), encoding="utf-8")
     ran = refused(folder, "trace")
     assert (ran.code, ran.error["code"]) == (3, "E_UNSUPPORTED")

@@ -101,6 +101,12 @@ def _has_feed_forward(shape: ModelShape) -> bool:
     return shape.ffn_hidden > 0 or (moe is not None and moe.layers >= shape.layers and moe.first_dense == 0)
 
 
+def _tiles_what_is_not_sliced(job: Job, a: Layout) -> bool:
+    """Slices of dense layers are gathered by ZeRO-3 alone, and selective recompute would keep what each of them gives."""
+    alone = (a["zero"], a["tp"], a["pp"]) == (3, 1, 1) and job.model.moe is None
+    return a["tiling"] > 1 and not (alone and a["recompute"] != "selective")
+
+
 def in_threads(a: Layout) -> bool:
     """Whether the replicas are threads of one process."""
     return a.get("replicas") == "threads"
@@ -132,7 +138,7 @@ VIOLATIONS: dict[str, Violation] = {
     "LEG601": lambda job, a: job.frontend == "deepspeed" and a["pp"] > 1 and a["zero"] >= 2,
     "LEG602": lambda job, a: job.frontend == "deepspeed" and a["stage_split"] == "weighted",
     "LEG612": ours(_spreads_experts_otherwise),
-    "LEG613": ours(lambda job, a: a["tiling"] > 1),
+    "LEG613": ours(_tiles_what_is_not_sliced),
     "LEG614": ours(lambda job, a: (a["offload"], a["zero"]) == ("optimizer", 1)),
     "LEG615": ours(
         lambda job, a: a["offload"] in ("parameters", "nvme") and (a["zero"], a["tp"], a["pp"]) != (3, 1, 1)

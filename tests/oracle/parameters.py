@@ -151,7 +151,9 @@ def padded(shape: ModelShape, layout: Layout, stage: int, kinds: Sequence[LayerK
     tiles = tiles_of(shape, layout)
 
     def of_layer(kind: LayerKind) -> int:
-        return k * dense_of_layer(shape, kind, tp, k, tiles) + k_experts * experts_of_layer(shape, kind, ep, etp, k_experts)
+        return k * dense_of_layer(shape, kind, tp, k, tiles) + k_experts * experts_of_layer(
+            shape, kind, ep, etp, k_experts
+        )
 
     return Held(
         dense=k * own.dense,

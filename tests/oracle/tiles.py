@@ -52,6 +52,18 @@ def units(shape: ModelShape, layout: Layout, kind: LayerKind) -> int:
     return own + bool(layer.vectors)
 
 
+def repeated(shape: ModelShape, layout: Layout, kind: LayerKind, k: int) -> tuple[int, int]:
+    """Elements and number of the slices that a layer which is computed again gathers a third time: all but the last one of all."""
+    tiles, tp = tiles_of(shape, layout), layout["tp"]
+    every = [
+        k * up(rows, k) * width
+        for matrix in build_layer(shape, kind).matrices
+        for _ in range(matrix.copies)
+        for rows, width in slices(shape, kind, matrix, tiles, tp)
+    ]
+    return sum(every[:-1]), len(every) - 1
+
+
 @dataclass(frozen=True)
 class Turn:
     """A matrix at work: how many bytes its input's gradient takes, what else is there, what is gone."""

@@ -18,6 +18,7 @@ from tests.oracle import adapters
 from tests.oracle.memory import is_plain, sequence_cut, tokens, uses_units
 from tests.oracle.parameters import Held, expert_ranks, expert_shards, padded, shards, tensors_of, vocabulary
 from tests.oracle.stages import Layout
+from tests.oracle.tiles import repeated, tiles_of
 from tests.oracle.tiles import units as tile_units
 
 
@@ -199,6 +200,12 @@ def _data(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], whol
         tensors = sharded[0]
     beside = _beside(job, layout, kinds) if job.model.adapters is not None else None
     yield from _data_rows(job, layout, (whole.dense, in_layers), ranks, sharded, (units, layers, tensors), beside)
+    if tiles_of(job.model, layout) > 1 and layout["recompute"] == "full":
+        again = [repeated(job.model, layout, kind, shards(layout)) for kind in kinds]
+        size = BYTES[job.formats.compute] * sum(elements for elements, _ in again)
+        yield Row(
+            "dp", "all-gather", "backward", size, layout["accumulation"], *sharded, sum(count for _, count in again)
+        )
     own_unit = job.profile.has_units and not job.model.tied
     if own_unit and layout["zero"] == 3 and layout["pp"] > 1 and layout["accumulation"] > 1:
         yield Row("dp", "all-gather", "backward", BYTES[job.formats.compute] * whole.behind, 1, *sharded)
