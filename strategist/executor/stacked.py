@@ -19,8 +19,8 @@ from torch.distributed.tensor import DTensor
 
 
 class Stacked(Tensor):
-    """Some DTensors as one, the first on top: its shape and number format, on the meta device. torch looks a part up by the
-    place in the whole at which this rank's rows of it begin."""
+    """Some DTensors as one, the first on top: its shape and number format, in the memory of one number (torch would give memory to
+    a tensor on the meta device). A part is looked up by the place in the whole at which this rank's rows of it begin."""
 
     parts: list[DTensor]
 
@@ -28,7 +28,7 @@ class Stacked(Tensor):
     def __new__(cls, parts: list[DTensor]) -> Stacked:
         """The whole of `parts`, none of whose values is copied."""
         rows = sum(len(part) for part in parts)
-        shape = torch.empty((rows, *parts[0].shape[1:]), dtype=parts[0].dtype, device="meta")
+        shape = torch.empty(1, dtype=parts[0].dtype).expand(rows, *parts[0].shape[1:])
         whole: Stacked = Tensor._make_subclass(cls, shape)
         whole.parts = parts
         return whole
