@@ -123,12 +123,12 @@ class Kept:
         return sequence, c["tp"], np.ones_like(sequence), dispatched, exchanged, cut_only
 
     def weights(self, chosen: Callable[[str], bool]) -> Reals:
-        """Elements of the chosen matrices on one rank."""
+        """Elements of the chosen matrices on one rank, of one piece of them where they are cut in some that nothing else knows."""
         columns = [
             sizes[:, [chosen(matrix.name) for matrix in layer.matrices]].sum(axis=1)
             for layer, sizes in zip(layers(self.job.model), self._matrices, strict=True)
         ]
-        return np.stack(columns, axis=1, dtype=np.float64)
+        return np.stack(columns, axis=1) / self.c["tiling"][:, None]
 
     @cached_property
     def final(self) -> Reals:
@@ -137,7 +137,7 @@ class Kept:
             sizes[:, -1] * (not layer.matrices[-1].bias)
             for layer, sizes in zip(layers(self.job.model), self._matrices, strict=True)
         ]
-        return np.stack(columns, axis=1, dtype=np.float64)
+        return np.stack(columns, axis=1) / self.c["tiling"][:, None]
 
     @cached_property
     def _matrices(self) -> tuple[Column, ...]:

@@ -22,7 +22,7 @@ from strategist.memory.model_states import decoded_bytes, shards_state
 from strategist.memory.situations import Schedule, Situation, one_pass
 from strategist.memory.step import END, LAYERS, LOSS, NONE, UPDATE, Instant, LayerInstants, Layers, Step, added
 from strategist.space.candidates import Column, Mask, Reals
-from strategist.space.shares import Elements, Group, tokens, vocabulary_elements
+from strategist.space.shares import Elements, Group, pieces_C, tokens, vocabulary_elements
 from strategist.space.traffic import COALESCED_BYTES
 
 
@@ -458,7 +458,7 @@ def _layer_reduced(step: Step) -> Instant:
                 "temporaries": added(step.stream, step.previous, step.late, adds),
             },
         )
-    bare = step.bare.widest[:, None]
+    bare = step.bare.widest[:, None] / pieces_C(step.group)[:, None]
     if step.has_apart:
         bare = np.where(step.apart, step.dense, bare)
     gone = np.where(step.reduces & step.shards_gradients, step.trained * step.compute * (bare - step.layers.final), 0.0)

@@ -25,6 +25,7 @@ from strategist.space.shares import (
     Group,
     is_managed,
     is_plain_data_parallel,
+    pieces_C,
     state_shards,
     vocabulary_elements,
 )
@@ -134,7 +135,7 @@ class Pools:
     @cached_property
     def _widest(self) -> Reals:
         """Elements of the widest layer, or slice of one, (C, 1)."""
-        return self.counts.widest[:, None]
+        return self.counts.widest[:, None] / pieces_C(self.group)[:, None]
 
     @cached_property
     def _largest(self) -> Reals:

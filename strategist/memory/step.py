@@ -40,6 +40,7 @@ from strategist.space.shares import (
     expert_shards,
     is_managed,
     is_plain_data_parallel,
+    pieces_C,
     sequence_cut,
     state_shards,
     tokens,
@@ -327,7 +328,7 @@ class Step:
     @cached_property
     def widest(self) -> Reals:
         """Elements of the widest layer, or slice of one, (C, 1)."""
-        return self.counts.widest[:, None]
+        return self.counts.widest[:, None] / pieces_C(self.group)[:, None]
 
     @cached_property
     def routed(self) -> Reals:

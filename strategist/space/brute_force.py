@@ -61,12 +61,10 @@ def _zero(limits: Limits, row: Mapping[str, int]) -> bool:
 
 def _offload(limits: Limits, row: Mapping[str, int]) -> bool:
     """State leaves under ZeRO-2 and weights under ZeRO-3 where nothing but ZeRO cuts the job; a lone device shards
-    nothing, so there ZeRO without offloading means nothing. Slices are for weights that are gathered, of layers too wide, not for
-    those of experts."""
+    nothing, so there ZeRO without offloading means nothing. Slices are for weights that are gathered, of layers too wide."""
     alone = row["zero"] >= 2 and all(row[axis] == 1 for axis in ("pp", "tp", "cp", "ep", "dp_replicate"))
     word = WORDS["offload"][row["offload"]]
-    is_wide = (limits.tiled or bool(limits.pinned("tiling"))) and not limits.experts
-    may_tile = alone and row["zero"] == 3 and is_wide
+    may_tile = alone and row["zero"] == 3 and (limits.tiled or bool(limits.pinned("tiling")))
     if row["tiling"] > 1 and not may_tile:
         return False
     if word == "none":

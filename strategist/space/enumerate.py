@@ -236,10 +236,10 @@ def _offloads(limits: Limits, zero: int, pure: bool, shard: int) -> Sequence[tup
 
 
 def _tilings(limits: Limits) -> Sequence[int]:
-    """Matrices in one piece; in slices too where a layer is too wide, or as many as somebody says. Routed experts are not sliced."""
+    """Matrices in one piece; in slices too where a layer is too wide, or as many as somebody says."""
     pinned = limits.pinned("tiling")
-    if pinned or limits.experts:
-        return (pinned if pinned and not limits.experts else 1,)
+    if pinned:
+        return (pinned,)
     return (1, TILES) if limits.tiled else (1,)
 
 

@@ -106,8 +106,14 @@ TILED = 2**19
 
 
 def _gives_back_slices(shape: ModelShape, c: Candidates) -> Mask:
-    """Where units are gathered and given back one by one, so that a slice can be one, (C,); routed experts are not sliced."""
+    """Where units are gathered and given back one by one, so that a slice can be one, (C,). Slices of routed experts are not counted."""
     return (c["zero"] == 3) & (c["pp"] == 1) & (shape.moe is None)
+
+
+def pieces_C(group: Group) -> Column:
+    """Pieces in which layers are gathered that are counted as one unit, (C,): routed experts, whose slices nothing here counts."""
+    tiling = group.candidates["tiling"]
+    return np.ones_like(tiling) if group.is_tiled else tiling
 
 
 def ceil_div(value: Column | int, divisor: Column | int) -> Column:

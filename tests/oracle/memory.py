@@ -178,7 +178,8 @@ class Stage:
         self.tied = job.model.tied and a["pp"] == 1
         self.T, self.h = tokens(job, a), job.model.hidden
         self.whole = self.T * self.h * self.c
-        self.wl, self.tiles = self.w.widest, tiles_of(job.model, a)
+        self.tiles = tiles_of(job.model, a)
+        self.wl = self.w.widest / (a["tiling"] if self.tiles == 1 else 1)
         is_ours = job.profile.keeping.name == OURS and job.model.moe is not None
         self.apart = self.units and self.zero >= 2 and a["ep"] > 1 and is_ours
         self.sharers = int(expert_shards(a))
@@ -613,7 +614,7 @@ class Stage:
                     total += -(-m.copies // self.a["ep"]) * matrix_elements(one, cut, 1)
                 else:
                     total += matrix_elements(m, cut, 1)
-        return total
+        return total / self.a["tiling"]
 
     def _layer_ats(self, kind: LayerKind) -> list[LayerAt]:
         """The instants of one layer of a sort."""
@@ -820,7 +821,7 @@ class Stage:
         if self.piped and not self.at_once:
             last = self._worst_of_kinds(lambda kind: self._elements(kind, _is_down))
             adds = self.q * self.c * (self.D if self.stands else last)
-        bare = self.D if self.apart else self.bare.widest
+        bare = self.D if self.apart else self.bare.widest / self.a["tiling"]
         # Widest parts may be of different layers; a pipeline counts a whole layer, which is one of them.
         begins, ends = (
             self.earlier + self.fresh(behind + (self.wl if self.piped else self.X + done), self.X)

@@ -11,6 +11,7 @@ from strategist.facts.profile import BYTES
 from tests.oracle import adapters
 from tests.oracle.parameters import Held, held, padded, vocabulary
 from tests.oracle.stages import Layout
+from tests.oracle.tiles import tiles_of
 
 PAGE = 2**21
 """Large segments are whole numbers of pages."""
@@ -41,7 +42,7 @@ def reserved(
     )
     c, r, s = (BYTES[f] for f in (job.formats.compute, job.formats.reduce, job.formats.parameter))
     pp, n = layout["pp"], layout["dp_shard"] * layout["cp"]
-    layer, units = w.widest, _outer_units(job, w, pp)
+    layer, units = w.widest / (layout["tiling"] if tiles_of(job.model, layout) == 1 else 1), _outer_units(job, w, pp)
     largest = max(layer, *units)
     reduces = in_units and (pp == 1 or n * layout["dp_replicate"] > 1)
     stands = reduces and pp == 1 and layout["accumulation"] > 1 and not job.profile.accumulates_whole
