@@ -36,7 +36,9 @@ def initialise(model: ReferenceModel, seed: int, device: torch.device | str = "c
 
 def fill_slices(parameters: Sequence[Tensor], whole: Tensor) -> None:
     """Write a whole value into the parameters whose rows lie below each other in it, this rank's parts of them."""
-    for parameter, rows in zip(parameters, whole.split([len(parameter) for parameter in parameters]), strict=True):
+    for parameter, rows in zip(
+        parameters, torch.split(whole, [len(parameter) for parameter in parameters]), strict=True
+    ):
         local_part(parameter).copy_(cut_like(parameter, rows))
 
 

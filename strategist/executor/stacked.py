@@ -15,17 +15,16 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 from torch.distributed.checkpoint.planner import WriteItem
-from torch.distributed.tensor import DTensor
 
 
 class Stacked(Tensor):
     """Some DTensors as one, the first on top: its shape and number format, in the memory of one number (torch would give memory to
     a tensor on the meta device). A part is looked up by the place in the whole at which this rank's rows of it begin."""
 
-    parts: list[DTensor]
+    parts: list[Any]
 
     @staticmethod
-    def __new__(cls, parts: list[DTensor]) -> Stacked:
+    def __new__(cls, parts: list[Any]) -> Stacked:
         """The whole of `parts`, none of whose values is copied."""
         rows = sum(len(part) for part in parts)
         shape = torch.empty(1, dtype=parts[0].dtype).expand(rows, *parts[0].shape[1:])
@@ -33,11 +32,11 @@ class Stacked(Tensor):
         whole.parts = parts
         return whole
 
-    def _held(self) -> Iterator[tuple[DTensor, WriteItem]]:
+    def _held(self) -> Iterator[tuple[Any, WriteItem]]:
         """The parts of which this rank has rows, with what torch would write of each."""
         firsts = accumulate((len(part) for part in self.parts[:-1]), initial=0)
         for first, part in zip(firsts, self.parts, strict=True):
-            for item in part.__create_write_items__("", part):  # type: ignore[attr-defined]
+            for item in part.__create_write_items__("", part):
                 if item.tensor_data.chunk.sizes.numel():
                     yield part, self._shifted(item, first)
 
@@ -58,4 +57,5 @@ class Stacked(Tensor):
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
         """The rows that begin at a place of the whole."""
-        return next(part for part, item in self._held() if item.index.offset == index.offset).to_local()
+        rows: Tensor = next(part for part, item in self._held() if item.index.offset == index.offset).to_local()
+        return rows

@@ -21,8 +21,8 @@ class TiledLinear(nn.Module):
     def __init__(self, whole: nn.Linear, slices: int) -> None:
         super().__init__()
         rows = rows_of(whole.out_features, slices)
-        weights = whole.weight.detach().split(rows)
-        biases = [None] * slices if whole.bias is None else whole.bias.detach().split(rows)
+        weights = torch.split(whole.weight.detach(), rows)
+        biases = [None] * slices if whole.bias is None else torch.split(whole.bias.detach(), rows)
         for number, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
             self.add_module(f"{SLICE}{number}", _linear(weight, bias))
 
@@ -37,7 +37,7 @@ def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     """A linear layer with copies of some values, on the device where they lie."""
     part = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
     part.weight = nn.Parameter(weight.clone())
-    part.bias = None if bias is None else nn.Parameter(bias.clone())
+    part.register_parameter("bias", None if bias is None else nn.Parameter(bias.clone()))
     return part
 
 

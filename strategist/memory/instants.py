@@ -10,7 +10,7 @@ A pipeline keeps weights gathered and gradients unsharded until a chunk's last b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -40,16 +40,10 @@ def instants(
     micro-batches follow each other, `settled` those that the update finds, (C, S) each."""
 
     def in_situation(situation: Situation) -> Step:
-        return Step(job, group, counts, layers, at_rest, settled, situation)
+        return _step_of(group)(job, group, counts, layers, at_rest, settled, situation)
 
     if group.pp == 1:
-        situation = one_pass(group.candidates["accumulation"])
-        step, in_layers = in_situation(situation), _layers
-        if group.is_tiled:
-            from strategist.memory.tiled import TiledStep, in_slices  # most searches look at no tiles
-
-            step = TiledStep(job, group, counts, layers, at_rest, settled, situation)
-            in_layers = in_slices
+        step = in_situation(one_pass(group.candidates["accumulation"]))
         if at_loss:
             return _loss(step)
         return (
@@ -57,7 +51,7 @@ def instants(
             *_loss(step),
             *_head(step),
             _head_reduced(step),
-            *in_layers(step),
+            *_layers_or_slices(step),
             *((*_experts_forward(step), *_experts_backward(step)) if step.has_apart else ()),
             *_end(step),
             *((_summed(step),) if group.candidates.in_threads else ()),
@@ -84,6 +78,24 @@ def instants(
         *_reductions(bodies),
         _update(bodies),
     )
+
+
+def _step_of(group: Group) -> type[Step]:
+    """What instants of a group are made of."""
+    if not group.is_tiled:
+        return Step
+    from strategist.memory.tiled import TiledStep  # most searches look at no tiles
+
+    return TiledStep
+
+
+def _layers_or_slices(step: Step) -> Iterable[Instant]:
+    """The instants of the layers in one piece, or slice by slice."""
+    if not step.group.is_tiled:
+        return _layers(step)
+    from strategist.memory.tiled import in_slices
+
+    return in_slices(step)
 
 
 def _gathering(step: Step) -> tuple[Instant, Instant]:

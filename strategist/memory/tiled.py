@@ -96,7 +96,7 @@ class Work:
     freed: Reals
 
 
-def in_slices(step: TiledStep) -> Iterator[Instant]:
+def in_slices(step: Step) -> Iterator[Instant]:
     """Every instant of a layer's backward that can be its worst, of each sort of layer."""
     for sort, layer in enumerate(layers(step.job.model)):
         own = Sort(step, sort)
@@ -107,7 +107,7 @@ def in_slices(step: TiledStep) -> Iterator[Instant]:
 class Sort:
     """What is asked of one sort of layer, (C, 1) each."""
 
-    def __init__(self, step: TiledStep, sort: int) -> None:
+    def __init__(self, step: Step, sort: int) -> None:
         self.step, self.sort = step, sort
 
     def of(self, part_CK: Reals) -> Reals:
@@ -129,7 +129,7 @@ def _of_layer(own: Sort, slices: Slices) -> Iterator[SliceAt]:
     adds to that; the sum is made when the slice is in reduction. Behind two of the matrices there is work without weights."""
     works = list(_works(own))
     names = [work.name for work in works]
-    none = np.zeros((len(own.step.c), 1))
+    none: Reals = np.zeros((len(own.step.c), 1))
     done, above = none, none
     for work, following in zip(works, (*names[1:], ""), strict=True):
         slice_, count, below = slices.largest(work.name), slices.count(work.name), slices.largest(following)
@@ -169,7 +169,7 @@ def _works(own: Sort) -> Iterator[Work]:
     yield Work("q", first - whole, whole, first_freed)
 
 
-def _in_layer(step: TiledStep, at: SliceAt, kept: Reals) -> Instant:
+def _in_layer(step: Step, at: SliceAt, kept: Reals) -> Instant:
     """The instant in the last layer (behind the head), in the one before it, in the second and in the first, (4, C, S); such a layer
     keeps so much."""
     number = np.array((0, 1, -2, -1))[:, None, None]

@@ -33,7 +33,7 @@ def matrices_CM(layer: Layer, c: Candidates, shards: Column) -> Column:
     slices = slices_CM(layer, c)
     smaller, larger = rows // slices, rows % slices
     own = larger * ceil_div(smaller + 1, shards[:, None]) + (slices - larger) * ceil_div(smaller, shards[:, None])
-    return own * width
+    return np.asarray(own * width, np.int64)
 
 
 def layer_CK(shape: ModelShape, c: Candidates, shards: Column) -> Reals:

@@ -40,8 +40,8 @@ def shard_data(model: nn.Module, job: Job) -> nn.Module:
         for experts in spread_experts(block):
             _make_unit([experts], job, reshard=gives_back, apart=True)
         for part in slices_in(block):
-            for unit in _make_unit([part], job, reshard=gives_back):
-                unit.register_forward_hook(_give_back_in_backward)
+            _make_unit([part], job, reshard=gives_back)
+            part.register_forward_hook(_give_back_in_backward)
         _make_unit([block], job, reshard=gives_back)
     # backward begins with what forward ended with, so giving the last units back would only gather them twice
     _make_unit(head, job, reshard=False)
@@ -51,7 +51,7 @@ def shard_data(model: nn.Module, job: Job) -> nn.Module:
     return model
 
 
-def _give_back_in_backward(unit: FSDPModule, _inputs: object, _output: object) -> None:
+def _give_back_in_backward(unit: Any, _inputs: object, _output: object) -> None:
     """Recomputation runs a unit's forward inside backward, where FSDP2 would keep its weights until its own backward: for a
     slice that is as long as the layer works, with all others gathered beside it."""
     if torch._C._current_graph_task_id() != -1:
