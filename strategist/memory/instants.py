@@ -40,7 +40,8 @@ def instants(
     micro-batches follow each other, `settled` those that the update finds, (C, S) each."""
 
     def in_situation(situation: Situation) -> Step:
-        return _step_of(group)(job, group, counts, layers, at_rest, settled, situation)
+        made_of = _tiled_step() if group.is_tiled else Step
+        return made_of(job, group, counts, layers, at_rest, settled, situation)
 
     if group.pp == 1:
         step = in_situation(one_pass(group.candidates["accumulation"]))
@@ -80,10 +81,8 @@ def instants(
     )
 
 
-def _step_of(group: Group) -> type[Step]:
-    """What instants of a group are made of."""
-    if not group.is_tiled:
-        return Step
+def _tiled_step() -> type[Step]:
+    """What instants are made of where matrices are tiled."""
     from strategist.memory.tiled import TiledStep  # most searches look at no tiles
 
     return TiledStep

@@ -228,19 +228,16 @@ def is_weightable(limits: Limits, pp: int) -> bool:
 
 def _offloads(limits: Limits, zero: int, pure: bool, shard: int) -> Sequence[tuple[int, int]]:
     """(offload, tiling): optimizer state leaves under ZeRO-2, weights under ZeRO-3, which alone gathers slice by slice."""
-    plain = (0,) if zero < 2 or shard > 1 or not pure else ()
-    if not pure or zero == 2:
-        return tuple((home, 1) for home in (*plain, *((code("offload", "optimizer"),) if pure else ())))
-    homes = (*plain, code("offload", "parameters"), code("offload", "nvme"))
-    return tuple((home, tiles) for home in homes for tiles in _tilings(limits))
-
-
-def _tilings(limits: Limits) -> Sequence[int]:
-    """Matrices in one piece; in slices too where a layer is too wide, or as many as somebody says."""
+    plain = ((0, 1),) if zero < 2 or shard > 1 or not pure else ()
+    if not pure:
+        return plain
+    if zero == 2:
+        return (*plain, (code("offload", "optimizer"), 1))
+    homes = (*plain, (code("offload", "parameters"), 1), (code("offload", "nvme"), 1))
     pinned = limits.pinned("tiling")
-    if pinned:
-        return (pinned,)
-    return (1, TILES) if limits.tiled else (1,)
+    if not pinned and not limits.tiled:
+        return homes
+    return tuple((home, tiles) for home, _ in homes for tiles in ((pinned,) if pinned else (1, TILES)))
 
 
 def _fill(columns: Column, members: list[Mesh], options: list[tuple[int, ...]], first_mesh: int) -> None:

@@ -123,11 +123,12 @@ def ceil_div(value: Column | int, divisor: Column | int) -> Column:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Matrices:
-    """The matrices of one layer as columns, (M,) each."""
+    """The matrices of one layer as columns, (M,) each; `dense_copies` are none of routed experts."""
 
     outputs: Column
     inputs: Column
     copies: Column
+    dense_copies: Column
     used: Column
     is_column: Mask
     is_row: Mask
@@ -144,6 +145,7 @@ def matrices_of(layer: Layer) -> Matrices:
         outputs=np.array([m.outputs for m in every], np.int64),
         inputs=np.array([m.inputs for m in every], np.int64),
         copies=np.array([m.copies for m in every], np.int64),
+        dense_copies=np.array([0 if m.is_expert else m.copies for m in every], np.int64),
         used=np.array([m.used for m in every], np.int64),
         is_column=np.array([m.cut == "column" for m in every], np.bool_),
         is_row=np.array([m.cut == "row" for m in every], np.bool_),
@@ -180,14 +182,13 @@ def copies_here(layer: Layer, c: Candidates) -> Column:
 
 def dense_elements(layer: Layer, c: Candidates, shards: Column) -> Reals:
     """Elements of one layer on the fullest rank, routed experts left out, shape (C,)."""
-    m = matrices_of(layer)
-    total = matrix_elements(layer, c, shards) @ np.where(m.is_expert, 0, m.copies)
+    total = matrix_elements(layer, c, shards) @ matrices_of(layer).dense_copies
     return (total + vector_elements(layer, c, shards)).astype(np.float64)
 
 
 def vector_elements(layer: Layer, c: Candidates, shards: Column) -> Column:
     """Elements of what a layer has beside its matrices on the fullest rank, shape (C,)."""
-    total = np.zeros_like(shards)
+    total = np.zeros((), np.int64)
     for vector in layer.vectors:
         total = total + ceil_div(ceil_div(vector.size, c["tp"]) if vector.cut else vector.size, shards)
     return total
