@@ -127,7 +127,7 @@ BREADTH_FIRST = tuple(
 """Pipelines that run all forward passes before any backward pass; tied ends and free ones."""
 
 
-SHORT = {"vocab": 2048}
+SHORT = {"vocab": 3072}
 HOME = {"dp_shard": 8, "zero": 3, "offload": "parameters"}
 
 STATES = tuple(
