@@ -129,6 +129,8 @@ def _of_layer(own: Sort, slices: Slices) -> Iterator[SliceAt]:
     adds to that; the sum is made when the slice is in reduction. Behind two of the matrices there is work without weights."""
     works = list(_works(own))
     names = [work.name for work in works]
+    shape = own.step.job.model
+    keeps_product = shape.mlp_act == "relu" and not shape.mlp_gated  # ReLU's own backward reads its result
     none: Reals = np.zeros((len(own.step.c), 1))
     done, above = none, none
     for work, following in zip(works, (*names[1:], ""), strict=True):
@@ -140,6 +142,8 @@ def _of_layer(own: Sort, slices: Slices) -> Iterator[SliceAt]:
         yield SliceAt(second, work.freed, slice_, slice_, slice_, later, is_there=count > 1)
         yield SliceAt(summed, work.freed, none, slice_, slice_, later, is_there=count > 2)
         done, above = done + slices.whole(work.name), slice_
+        if is_last and keeps_product:
+            yield SliceAt(summed, work.freed, none, below, slice_, done, is_there=count > 1)
         if work.name in BEHIND:
             yield SliceAt(*own.instant(BEHIND[work.name]), none, below, above, done)
 

@@ -100,6 +100,8 @@ def layer_in_slices(stage: Any, kind: LayerKind) -> Iterator[tuple[bool, float, 
         if count > 2:
             yield False, turn.beside + 3 * turn.adds, turn.freed, 0, own, own, late
         reduced, before = reduced + whole, own
+        if first and count > 1 and shape.mlp_act == "relu" and not shape.mlp_gated:  # what ReLU gave is still needed
+            yield False, turn.beside + 3 * turn.adds, turn.freed, 0, below, own, reduced
         at = {"down": behind_down, "o": attention}.get(turn.name)
         if at is not None:
             yield False, at.temporaries, at.freed, 0, below, own, reduced
