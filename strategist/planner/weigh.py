@@ -36,6 +36,15 @@ class Weights:
         if not later:
             self.weigh(self.waiting)
 
+    @classmethod
+    def unseen(cls, job: Job, candidates: Candidates) -> Weights:
+        """Weights of which none is asked for yet: zeros."""
+        own = object.__new__(cls)
+        own.job, own.candidates, own.waiting = job, candidates, np.zeros(0, np.int64)
+        own.device, own.host = (np.zeros(len(candidates), np.int64) for _ in range(2))
+        own.known = np.zeros(len(candidates), np.bool_)
+        return own
+
     @property
     def fits(self) -> Mask:
         """Layouts whose device peak and host share are within what the machines offer."""
@@ -59,16 +68,20 @@ class Weights:
         unknown = rows[~known & (self.device[rows] <= least)]
         return unknown[self.device[unknown].argsort(kind="stable")[:few]]
 
+    def bound(self, rows: Column) -> None:
+        """Bound some rows that are not weighed."""
+        floors = least_memory(self.job, self.candidates.where(rows))
+        self.device[rows], self.host[rows] = floors.device, floors.host
+
     def weigh(self, rows: Column) -> None:
         """Weigh some rows in full."""
         if len(rows):
-            self.device[rows] = peak_memory(self.job, self.candidates.where(rows)).device
-            self.known[rows] = True
+            peaks = peak_memory(self.job, self.candidates.where(rows))
+            self.device[rows], self.host[rows], self.known[rows] = peaks.device, peaks.host, True
 
-    def where(self, keep: Mask) -> Weights:
+    def where(self, keep: Mask | Column) -> Weights:
         """The weights of some of the layouts, none of them waiting."""
-        part = object.__new__(Weights)
-        part.job, part.candidates, part.waiting = self.job, self.candidates.where(keep), np.zeros(0, np.int64)
+        part = Weights.unseen(self.job, self.candidates.where(keep))
         part.device, part.host, part.known = self.device[keep], self.host[keep], self.known[keep]
         return part
 

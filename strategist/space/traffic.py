@@ -93,13 +93,20 @@ def traffic(job: Job, group: Group, counts: Elements) -> tuple[Traffic, ...]:
         return _threads(job, group, counts)
     full = counts.padded((c["zero"] >= 2)[:, None])
     return (
-        *(_tensor(job, group) if (c["tp"] > 1).any() else ()),
-        *(_context(job, group) if (c["cp"] > 1).any() else ()),
+        *_tensor(job, group),
+        *_whole_weights(job, group),
+        *_context(job, group),
         *_expert(job, group),
-        *(_pipeline(job, group) if group.pp > 1 else ()),
+        *_pipeline(job, group),
+        *_tied_ends(job, group),
         *_data(job, group, _dense(job, group, full), "shards", "replicas"),
         *(_data(job, group, _experts(job, group, full), "expert_replicas", "expert_replicas") if job.model.moe else ()),
     )
+
+
+def activation_traffic(job: Job, group: Group) -> tuple[Traffic, ...]:
+    """What of it is the same however replicas share gradients, state and weights: activations and their gradients."""
+    return (*_tensor(job, group), *_context(job, group), *_expert(job, group), *_pipeline(job, group))
 
 
 def _dense(job: Job, group: Group, full: Elements) -> Shared:
@@ -187,6 +194,8 @@ def _tensor(job: Job, group: Group) -> tuple[Traffic, ...]:
     vocabulary reduces three numbers per token. Full recompute repeats the first of the two forward reductions (it stops
     when what backward needs is there), and any recompute repeats the all-gathers."""
     c = group.candidates
+    if not (c["tp"] > 1).any():
+        return ()
     hidden = _per_stage(group, tokens(job, c) * job.model.hidden * BYTES[job.formats.compute])
     narrow = hidden / BYTES[job.formats.compute] * job.cast_width if job.gathers_cast else hidden
     numbers = _per_stage(group, tokens(job, c) * 4.0)
@@ -203,7 +212,6 @@ def _tensor(job: Job, group: Group) -> tuple[Traffic, ...]:
         Traffic("tp", "all_gather", narrow, gathered, "tp", "nothing"),
         Traffic("tp", "reduce_scatter", hidden, scattered, "tp", "nothing"),
         Traffic("tp", "all_reduce", numbers, 3.0 * last, "tp", "nothing"),
-        *_whole_weights(job, group),
     )
 
 
@@ -212,6 +220,8 @@ def _whole_weights(job: Job, group: Group) -> Iterator[Traffic]:
     sequence parallelism, where a rank sees its own tokens, norms, biases behind row-cut matrices and positions too. The terms
     are added up when the unit is reduced, in the compute format, or else once."""
     c, shape = group.candidates, job.model
+    if not (c["tp"] > 1).any():
+        return
     each = is_managed(job, c) & (group.pp == 1)
     width = np.where(each, BYTES[job.formats.compute], BYTES[job.formats.parameter])
     times = np.where(each, c["accumulation"], 1)[:, None]
@@ -245,6 +255,8 @@ def _context(job: Job, group: Group) -> tuple[Traffic, ...]:
     2310.01889). All-to-all: queries, keys and values change places, then the output, forward and backward (Jacobs et al.
     2023, arXiv 2309.14509)."""
     c, shape = group.candidates, job.model
+    if not (c["cp"] > 1).any():
+        return ()
     per_head = tokens(job, c) * shape.head_dim * BYTES[job.formats.compute] / c["tp"]
     travelling = _per_stage(group, per_head * 2.0 * shape.kv_heads)
     exchanged = _per_stage(group, per_head * (2.0 * shape.heads + 2.0 * shape.kv_heads))
@@ -283,20 +295,27 @@ def _distinct(job: Job, c: Candidates) -> Reals:
 def _pipeline(job: Job, group: Group) -> tuple[Traffic, ...]:
     """Hidden states forward and their gradients backward, once per micro-batch and chunk, between neighbouring stages; the
     ends of the model have nothing before or behind them. Every tensor-parallel rank sends its part where the framework does so
-    (Narayanan et al. 2021, arXiv 2104.04473, section 4.1) or sequence parallelism has cut it. Tied ends exchange gradients."""
+    (Narayanan et al. 2021, arXiv 2104.04473, section 4.1) or sequence parallelism has cut it."""
+    if group.pp == 1:
+        return ()
     c = group.candidates
     pieces = c["tp"] if job.profile.sends == "shards" else sequence_cut(c)
     payload = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute] / pieces
     ends = group.is_first.astype(np.float64) + group.is_last
     micro = _micro(group)[:, 0]
     sends = (2.0 * micro * c["virtual_stages"])[:, None] - on_stages(micro, ends)
+    return (Traffic("pp", "send", _per_stage(group, payload), sends, "pp", "nothing"),)
+
+
+def _tied_ends(job: Job, group: Group) -> tuple[Traffic, ...]:
+    """The first and the last stage of a pipeline exchange the gradients of a matrix that both hold."""
+    if group.pp == 1:
+        return ()
+    c = group.candidates
     shards = np.where(c["zero"] >= 2, state_shards(c), 1)
     table = vocabulary_elements(job.model, c["tp"], shards) * BYTES[job.formats.parameter] * job.trainable
-    tied = ends * float(job.model.tied and job.model.vocab > 0)
-    return (
-        Traffic("pp", "send", _per_stage(group, payload), sends, "pp", "nothing"),
-        Traffic("pp", "send", _per_stage(group, table), _alike(group, tied), "pp", "nothing"),
-    )
+    tied = (group.is_first * 1.0 + group.is_last) * float(job.model.tied and job.model.vocab > 0)
+    return (Traffic("pp", "send", _per_stage(group, table), _alike(group, tied), "pp", "nothing"),)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

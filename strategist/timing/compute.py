@@ -11,7 +11,7 @@ from strategist.facts.attention import attention_FLOP, keys_met
 from strategist.facts.hardware import Gpu
 from strategist.facts.job import Job
 from strategist.facts.layers import Layer
-from strategist.facts.model import LayerKind, layer_counts
+from strategist.facts.model import LayerKind
 from strategist.facts.profile import BYTES
 from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Column, Mask, Reals, total_of
@@ -42,7 +42,7 @@ class Compute:
     def __init__(self, job: Job, c: Candidates) -> None:
         one_of_each, self._sort = c.alike(*READ, *(("dp_replicate",) if c.in_threads else ()))
         some = c.where(one_of_each)
-        self._layers, self._shape = layer_times(job, some), job.model
+        self._layers = layer_times(job, some)
         self._head, self._loss = _head_seconds(job, some)
 
     def layers_of(self, rows: Column) -> LayerTime:
@@ -50,13 +50,6 @@ class Compute:
         sort, found = self._sort[rows], self._layers
         parts = (found.forward, found.backward, found.again)
         return LayerTime(*({name: value[sort] for name, value in part.items()} for part in parts))
-
-    def of_all_layers(self) -> Reals:
-        """Seconds of all layers of the model in both passes, recomputed parts included, (C,)."""
-        numbers = np.array(list(layer_counts(self._shape).values()), np.float64)
-        found = self._layers
-        every = total_of(value for part in (found.forward, found.backward, found.again) for value in part.values())
-        return np.asarray((every @ numbers)[self._sort])
 
     def ends_of(self, rows: Column) -> tuple[Reals, Reals]:
         """Seconds of the output head (one pass) and of the loss (both passes) where they are, (C,) each."""
