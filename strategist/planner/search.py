@@ -235,9 +235,7 @@ def _paced(job: Job, legal: Candidates, log: SearchLog, pace: Pace) -> Tried:
     return log.run("memory, time", lambda: in_blocks(job, legal, pace), lambda tried: len(tried.fitting))
 
 
-def _best_first(
-    job: Job, legal: Candidates, families: Mapping[str, Mask], log: SearchLog, pace: Pace | None
-) -> Tried:
+def _best_first(job: Job, legal: Candidates, families: Mapping[str, Mask], log: SearchLog, pace: Pace | None) -> Tried:
     from strategist.planner.best_first import best_first  # small searches are over without it
 
     return log.run("best first", lambda: best_first(job, legal, families, pace), lambda tried: len(tried.fitting))
