@@ -13,20 +13,18 @@ import numpy as np
 
 from strategist.facts.job import Job
 from strategist.planner.search import Pace, Tried
-from strategist.planner.weigh import Weights, fits
+from strategist.planner.weigh import NEAREST, Weights, fits
 from strategist.space.candidates import Candidates, Column, Mask
 from strategist.timing.estimate import StepTimes, joined_times, least_step_ns, step_times
 
-BOUNDED, WEIGHED = 2**7, 2**2
+BOUNDED, WEIGHED = 2**11, 2**2
 """Layouts of each sort that are bounded in memory, and weighed, the first time."""
-MORE = 2**4
+MORE_BOUNDED, MORE_WEIGHED = 2**4, 2**2
 """How many times as many the next time."""
 STEPS = 2**3
 """Steps that are worked out for each layout that is weighed."""
-SOON = 2**13, 2**16
-"""Layouts of all sorts that are bounded together sooner than some of them first: at first, and where that left so many."""
-WEIGHED_SOON = 2**7
-"""Layouts of all sorts that are weighed together sooner than some of them first."""
+BOUNDED_SOON, WEIGHED_SOON = 2**16, 2**7
+"""Layouts of all sorts that are bounded, and weighed, together sooner than some of them first."""
 NEVER = np.iinfo(np.int64).max
 
 
@@ -70,17 +68,18 @@ class BestFirst:
         self.sorts = [Sort(own, members) for own, members in zip(scopes, rows, strict=True)]
         self.best = np.full(2 * len(families) + 2, NEVER)
         self.parts: list[tuple[Column, StepTimes]] = []
+        self.has_misses = False
 
     def rounds(self) -> Iterator[int]:
         """Look at some more layouts until none waits; the number that still waits after each look."""
-        bounded, weighed, soon = BOUNDED, WEIGHED, SOON[0]
+        bounded, weighed = BOUNDED, WEIGHED
         while waiting := sum(len(sort.unseen) + len(sort.possible) for sort in self.sorts):
             if self.best.min() < NEVER:
                 yield waiting
-            self._bound(bounded, soon)
+            self._bound(bounded)
             self._weigh(weighed)
             self._leave_out()
-            bounded, weighed, soon = MORE * bounded, MORE * weighed, SOON[1]
+            bounded, weighed = MORE_BOUNDED * bounded, MORE_WEIGHED * weighed
 
     def tried(self, untried: int) -> Tried:
         """What is known of the layouts that were looked at."""
@@ -99,9 +98,9 @@ class BestFirst:
                 sort.unseen = sort.unseen[self.least[sort.unseen] <= limit]
                 sort.possible = sort.possible[self.least[sort.possible] <= limit]
 
-    def _bound(self, few: int, soon: int) -> None:
+    def _bound(self, few: int) -> None:
         """Ask the bound of memory for the next layouts."""
-        taken = self._taken([sort.unseen for sort in self.sorts], few, soon)
+        taken = self._taken([sort.unseen for sort in self.sorts], few, BOUNDED_SOON)
         rows = _in_order(taken)
         if len(rows):
             self.weights.bound(rows)
@@ -112,15 +111,25 @@ class BestFirst:
     def _weigh(self, few: int) -> None:
         """Of the next layouts that the bound of memory allows work out the steps, which takes less than their peaks, and weigh those
         with the shortest."""
+        misses = self._misses()
         near = self._taken([sort.possible for sort in self.sorts], STEPS * few, STEPS * WEIGHED_SOON)
         self._time(_in_order(near))
         taken = self._taken([rows for rows, _ in near], few, WEIGHED_SOON)
         for sort, (_, later), (_, far) in zip(self.sorts, taken, near, strict=True):
             sort.possible = np.concatenate([later, far])
         rows = _in_order(taken)
-        self.weights.weigh(rows)
+        asked = np.zeros(len(self.legal), np.bool_)
+        asked[rows] = asked[misses] = True
+        self.weights.weigh(np.flatnonzero(asked))
         self.seen[rows] = True
         self._beat(rows[self._fit(rows)])
+
+    def _misses(self) -> Column:
+        """The nearest misses, as soon as everything was bounded: who asks for them later pays less in this company."""
+        if self.has_misses or any(len(sort.unseen) for sort in self.sorts):
+            return self.sort_of[:0]
+        self.has_misses = True
+        return self.weights.nearest(np.flatnonzero(self.seen & ~self.weights.known), NEAREST)
 
     def _time(self, rows: Column) -> None:
         """Replace bounds by steps."""

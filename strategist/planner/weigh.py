@@ -29,7 +29,7 @@ class Weights:
         self.known: Mask = np.full(len(candidates), len(candidates) <= FEW)
         possible = self.fits & ~self.known
         missed = np.flatnonzero(~possible & ~self.known)
-        possible[self._nearest(missed, NEAREST)] = (
+        possible[self.nearest(missed, NEAREST)] = (
             True  # the nearest miss is asked for later, and costs less in this company
         )
         self.waiting = np.flatnonzero(possible)
@@ -55,13 +55,13 @@ class Weights:
         few = NEAREST
         while True:
             found = tuple(int(rows[self.device[rows].argmin()]) for rows in among)
-            unknown = [self._nearest(rows, few) for rows, row in zip(among, found, strict=True) if not self.known[row]]
+            unknown = [self.nearest(rows, few) for rows, row in zip(among, found, strict=True) if not self.known[row]]
             if not unknown:
                 return found
             self.weigh(np.array(sorted(set(np.concatenate(unknown).tolist()))))
             few *= NEAREST
 
-    def _nearest(self, rows: Column, few: int) -> Column:
+    def nearest(self, rows: Column, few: int) -> Column:
         """A few with the smallest bounds among rows that are not weighed yet and may undercut those that are."""
         known = self.known[rows]
         least = self.device[rows[known]].min(initial=np.iinfo(np.int64).max)
