@@ -44,12 +44,13 @@ def _joined(
     job: Job, legal: Candidates, weights: Weights, parts: list[tuple[Column, StepTimes]], untried: Mask
 ) -> Tried:
     """All blocks as one search."""
-    left = int(untried.sum())
+    left, kept = int(untried.sum()), None
     if left:
-        legal, weights = legal.where(~untried), weights.where(~untried)
+        kept = np.flatnonzero(~untried)
+        legal, weights = legal.where(kept), weights.where(kept)
     fitting = np.flatnonzero(weights.fits)
     candidates = legal.where(fitting)
     if not parts:
-        return Tried(legal, weights, fitting, candidates, step_times(job, candidates), left)
+        return Tried(legal, weights, fitting, candidates, step_times(job, candidates), left, rows=kept)
     rows = np.sort(np.concatenate([rows for rows, _ in parts]))
-    return Tried(legal, weights, fitting, candidates, joined_times(parts, rows), left)
+    return Tried(legal, weights, fitting, candidates, joined_times(parts, rows), left, rows=kept)

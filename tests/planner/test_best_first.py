@@ -33,7 +33,7 @@ SPACES: tuple[dict[str, Any], ...] = (
 """One where a third of the layouts fits, one where one does, one where most do and a weighted split stands beside an even one."""
 LARGER: tuple[dict[str, Any], ...] = (
     {"model": "llama-3.1-405b", "hardware": "dgx-h100:256", "seq_len": 8192, "global_batch": 2048},
-    {"model": "mixtral-8x7b", "hardware": "dgx-h100:8", "global_batch": 512},
+    {"model": "mixtral-8x7b", "hardware": "dgx-h100:4", "global_batch": 128},
     {"model": "llama-3.1-8b", "hardware": "dgx-h100:4", "seq_len": 131072, "global_batch": 32},
     {"model": "llama-3.1-70b", "hardware": "aws-p4d.24xlarge:16", "precision": "fp16", "frontend": "deepspeed"},
 )
