@@ -66,7 +66,7 @@ LARGER: tuple[dict[str, Any], ...] = (
         "pin": "micro_batch=1",
         "forbid": "recompute",
     },
-    {"model": "llama-2-7b", "hardware": "dgx-h100:2", "global_batch": 16, "forbid": "offload"},
+    {"model": "llama-2-7b", "hardware": "dgx-h100", "global_batch": 16, "forbid": "offload"},
 )
 """Questions of 8, 16 and 64 devices with a few hundred layouts each, and one with so many that most are left out as slower."""
 
