@@ -15,7 +15,6 @@ from strategist.document.plan import Plan
 from strategist.executor.build import build
 from strategist.executor.data import Sample, SyntheticTokens
 from strategist.executor.initialise import initialise
-from strategist.executor.loss import IGNORED
 from strategist.executor.models import model_from_shape
 from strategist.executor.optimizers import BETAS, WEIGHT_DECAY, default_optimizer
 from strategist.facts.model import ModelShape
@@ -47,15 +46,12 @@ Trained = tuple[list[float], dict[str, Tensor]]
 """Losses and final weights."""
 
 
-class HalfRagged(SyntheticTokens):
+class HalfRagged(RaggedTokens):
     """Samples of equal length, from the middle on of unequal lengths."""
 
     def __getitem__(self, index: int) -> Sample:
-        """One sample; a label that does not count is IGNORED."""
-        kind = RaggedTokens if 2 * index >= len(self) else SyntheticTokens
-        sample = kind.__getitem__(self, index)
-        assert bool((sample["labels"] == IGNORED).any()) <= (kind is RaggedTokens)
-        return sample
+        """One sample; from the middle on some labels do not count."""
+        return super().__getitem__(index) if 2 * index >= len(self) else SyntheticTokens.__getitem__(self, index)
 
 
 def samples(shape: ModelShape, kind: Kind) -> HalfRagged:
@@ -69,7 +65,7 @@ def train_cells(jobs: Sequence[tuple[Plan, Kind]]) -> list[Trained]:
 
 
 def _trained(plan: Plan, kind: Kind) -> Trained:
-    if kind is EXACT or kind == EXACT:
+    if kind == EXACT:
         plan = replace(plan, strategy=replace(plan.strategy, formats=FLOAT64))
     optimizer = default_optimizer(plan, kind.rate)
     session = build(plan, model_from_shape(plan.model), optimizer, clip_norm=CLIP, seed=SEED)
