@@ -18,7 +18,7 @@ from strategist.executor.initialise import initialise
 from strategist.executor.models import model_from_shape
 from strategist.executor.optimizers import BETAS, WEIGHT_DECAY, default_optimizer
 from strategist.facts.model import ModelShape
-from tests.executor.matrix import GLOBAL_BATCH, SEQ_LEN
+from tests.executor.matrix import GLOBAL_BATCH, SEQ_LEN, Cell
 from tests.executor.ragged import RaggedTokens
 from tests.plans import FLOAT64
 
@@ -39,8 +39,15 @@ class Kind:
 EXACT = Kind("float64", 5, 1e-2, 1e-12, 1e-9)
 SINGLE = Kind("float32", 20, 1e-3, 5e-6)
 HALF = Kind("bfloat16", 20, 1e-3, 5e-3)
-KINDS = {"fp32": (EXACT, SINGLE), "bf16": (HALF,)}
-"""By a plan's precision."""
+
+
+def kinds_of(cell: Cell) -> tuple[Kind, ...]:
+    """How a cell is looked at: in fp32 exactly, and on up to four ranks over many steps for tasks that those of bf16 complete."""
+    if cell.precision == "bf16":
+        return (HALF,)
+    goes_on = cell.layout.world <= 4 and (cell.accumulation == 4) == cell.tied
+    return (EXACT, SINGLE) if goes_on else (EXACT,)
+
 
 Trained = tuple[list[float], dict[str, Tensor]]
 """Losses and final weights."""

@@ -3,7 +3,8 @@
 A layout is one option of some axes: of one axis alone on 2, 4 and 8 ranks, of two axes on 2 ranks each, and of three so that any two
 options meet in one; further every way to save memory beside each option, and experts, in whole or spread, beside each. A cell is a
 layout with a precision, micro-batches per step, and one weight or two for the ends of the model; its run goes from samples of equal
-to samples of unequal lengths, so it stands for both. Options are the words that the planner has for choices, so that a new one joins
+to samples of unequal lengths, so it stands for both. In fp32 a layout meets every task, in bf16 two in which any two factors meet, on
+eight ranks one. Options are the words that the planner has for choices, so that a new one joins
 by itself. What the planner's rules forbid is an illegal cell, by the first of them.
 
 `python -m tests.executor.matrix` writes the table of illegal cells.
@@ -211,10 +212,18 @@ def _grown(layout: Layout, ranks: int) -> Layout:
 @cache
 def cells() -> tuple[Cell, ...]:
     """All of them, legal or not. What saves memory and how experts lie is looked at with every two of the other factors."""
-    every = [Cell(*each) for each in product(layouts(), PRECISIONS, ACCUMULATIONS, TIED)]
+    every = [cell for each in product(layouts(), PRECISIONS, ACCUMULATIONS, TIED) if _is_wanted(cell := Cell(*each))]
     plain = [cell for cell in every if not cell.layout.factors.keys() & {"saving", "experts"}]
     rest = [cell for cell in every if cell.layout.factors.keys() & {"saving", "experts"}]
     return (*plain, *covering(rest))
+
+
+def _is_wanted(cell: Cell) -> bool:
+    if cell.precision == "fp32":
+        return True
+    return (cell.accumulation, cell.tied) in (
+        ((4, False),) if cell.layout.world == MOST_RANKS else ((1, True), (4, False))
+    )
 
 
 F = TypeVar("F", Layout, Cell)
@@ -240,10 +249,15 @@ def _pairs(factors: Mapping[str, Any], beside: frozenset[str]) -> Iterator[Any]:
 
 
 def sample() -> tuple[Cell, ...]:
-    """Some legal cells on at most four ranks, with every option in both precisions, with and without accumulation, and with either model."""
+    """Some legal cells on at most four ranks, with every option of every axis in both precisions, with and without accumulation, and
+    with either model."""
     every = cells()
     illegal = refusals(every)
-    few = [cell for cell in every if cell.layout.world <= 4 and cell not in illegal]
+    few = [
+        cell
+        for cell in every
+        if cell.layout.world <= 4 and cell not in illegal and cell.layout.factors.keys() <= AXES.keys()
+    ]
     return covering(few, frozenset(every[0].task))
 
 
