@@ -18,9 +18,10 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from strategist.errors import ImpossibleError, InputError, TrainingError
-from strategist.executor.background import BackgroundSaver
+from strategist.executor.background import BackgroundSaver, host_copy
 from strategist.executor.checkpoint import State, load, make_room, named_parameters, save, whole_state
 from strategist.executor.data import DataShare, data_loader, global_order
+from strategist.executor.drive import StateOnDrive
 from strategist.executor.engines import Engine
 from strategist.executor.gradients import (
     complete_gradients,
@@ -102,7 +103,9 @@ class Session:
         self._rate_of_step = rate_of_step
         self._rates = [group["lr"] for group in parts.optimizer.param_groups]
         self.job, self.parts, self.clip_norm, self.steps = job, parts, clip_norm, 0
-        self._resources, self._background = resources, BackgroundSaver()
+        optimizer = parts.optimizer
+        self._background = BackgroundSaver(optimizer.drive.copy if isinstance(optimizer, StateOnDrive) else host_copy)
+        self._resources = resources
         self._tied = TiedEnds(parts.model, job)
         self._data, self._pipeline = data_group(job.mesh), pipeline_group(job.mesh)
         self._ranks, self._tokens = data_mesh(job.mesh).size(), job.tokens_here
@@ -276,8 +279,8 @@ class Session:
     def save(self, folder: str | Path, *, wait: bool = True) -> None:
         """Write parameters, optimizer state, loss scale, step and random numbers into a new folder, which any layout can load.
 
-        Without `wait` only a copy is made now, in the host's memory, and written while training goes on; `finish_saving` waits
-        for it. Raises InputError EXISTS for a folder that is there, InternalError IO when the machine refuses; on every rank; and as
+        Without `wait` only a copy is made now, in the host's memory or on the drive that optimizer state is put on, and written while
+        training goes on; `finish_saving` waits for it. Raises InputError EXISTS for a folder that is there, InternalError IO when the machine refuses; on every rank; and as
         `require_checkpoints`.
         """
         self.job.instruments.phase("save")
@@ -307,19 +310,13 @@ class Session:
         return {LOSS_SCALE: torch.tensor([self.loss_scale.value, self.loss_scale.good_steps], dtype=torch.float64)}
 
     def require_checkpoints(self) -> None:
-        """Raise ImpossibleError UNSUPPORTED where none can be written or read: they know no tables on a server, no state in pieces
-        on a drive, and no moments in blocks of a layout."""
-        what = {
-            "a parameter server": self.parts.outside is not None,
-            "offload to NVMe": self.job.keeps_state_on_drive,
-            "8-bit AdamW": self.job.plan.strategy.optimizer == "adamw8bit",
-        }
-        for name in (name for name, holds in what.items() if holds):
+        """Raise ImpossibleError UNSUPPORTED where none can be written or read: they know no tables on a server."""
+        if self.parts.outside is not None:
             raise ImpossibleError(
                 "UNSUPPORTED",
-                f"Checkpoints of a session with {name} are not built.",
+                "Checkpoints of a session with a parameter server are not built.",
                 flag="folder",
-                value=name,
+                value="a parameter server",
                 hint="Plan without it, or train without saving.",
             )
 
@@ -327,7 +324,8 @@ class Session:
         """Go on from a checkpoint that `save` wrote, under this plan or another one for the same model.
 
         `steps` says how many steps were done. Raises, on every rank and with nothing changed, InputError for a folder
-        that is no checkpoint, StaleError DIGEST for a damaged one, StaleError FACTS_DIFFER for one of another model.
+        that is no checkpoint, StaleError DIGEST for a damaged one, StaleError FACTS_DIFFER for one of another model or optimizer,
+        or whose 8-bit moments are in blocks of another cut of the weights.
         """
         self.job.instruments.phase("load")
         self.require_checkpoints()
