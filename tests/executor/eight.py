@@ -33,8 +33,12 @@ def trained_alone(shape: ModelShape, shards: int | None) -> list[float]:
     Without `shards`, torch's own AdamW keeps its moments in float32."""
     model = model_from_shape(shape, "cpu")
     initialise(model, 0)
+    return losses_of(model, shape, torchs(model) if shards is None else _ours(model, shards))
+
+
+def losses_of(model: nn.Module, shape: ModelShape, update: Callable[[], object]) -> list[float]:
+    """Losses of one process that trains a model with `update` after each backward."""
     samples = SyntheticTokens(shape.vocab, SEQ_LEN, STEPS * BATCH)
-    update = _torchs(model) if shards is None else _ours(model, shards)
     losses = []
     for step in range(STEPS):
         chosen = [samples[i] for i in range(step * BATCH, (step + 1) * BATCH)]
@@ -47,8 +51,10 @@ def trained_alone(shape: ModelShape, shards: int | None) -> list[float]:
     return losses
 
 
-def _torchs(model: nn.Module) -> Callable[[], object]:
-    return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=BETAS, weight_decay=WEIGHT_DECAY).step
+def torchs(model: nn.Module) -> Callable[[], object]:
+    """torch's own AdamW on what is trained."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return torch.optim.AdamW(trained, lr=LEARNING_RATE, betas=BETAS, weight_decay=WEIGHT_DECAY).step
 
 
 def _ours(model: nn.Module, shards: int) -> Callable[[], None]:

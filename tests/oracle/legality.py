@@ -148,7 +148,7 @@ VIOLATIONS: dict[str, Violation] = {
         )
     ),
     "LEG702": ours(
-        lambda job, a: job.model.method == "qlora" or (job.model.method == "lora" and job.workload.precision == "fp16")
+        lambda job, a: job.model.method != "full" and job.workload.precision == "fp16"
     ),
     "LEG711": lambda job, a: in_threads(a) and job.cluster.smallest.vendor == "CPU",
     "LEG712": lambda job, a: in_threads(a) and job.cluster.nodes > 1,

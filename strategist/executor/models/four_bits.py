@@ -1,0 +1,140 @@
+"""Frozen matrices in four bits (QLoRA: Dettmers et al. 2023, arXiv 2305.14314, section 3), with the kernels of bitsandbytes.
+
+A matrix is one run of bytes: the scales of its scales and what was taken off these before (float32), its scales (a byte per
+block of 64 weights), its codes (two in a byte). Bytes have no number format, so nothing that casts a model touches them, and
+DDP, fully_shard and checkpoints treat them as any frozen parameter. Each product brings the matrix back, in forward and again
+in backward, and keeps neither it nor its input.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from strategist.errors import InputError
+from strategist.facts.adapters import BLOCK, SUPER_BLOCK
+from strategist.records import dataclass
+
+BITS = ".packed.bits"
+"""Ends the name of such bytes, behind that of their linear layer."""
+FLOAT32 = 4
+"""Bytes of a float32 number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where the bytes of a matrix of `rows` x `columns` weights lie."""
+
+    super_scales: slice
+    offset: slice
+    scales: slice
+    codes: slice
+
+    @property
+    def total(self) -> int:
+        """Bytes of all."""
+        return int(self.codes.stop)
+
+
+def places(rows: int, columns: int) -> Places:
+    """What begins with float32 numbers comes first: they must lie at multiples of four."""
+    blocks = -(-rows * columns // BLOCK)
+    super_blocks = -(-blocks // SUPER_BLOCK)
+    sizes = (FLOAT32 * super_blocks, FLOAT32, blocks, -(-rows * columns // 2))
+    ends = [sum(sizes[: place + 1]) for place in range(len(sizes))]
+    first, second, third, last = (slice(end - size, end) for end, size in zip(ends, sizes, strict=True))
+    return Places(super_scales=first, offset=second, scales=third, codes=last)
+
+
+class Levels:
+    """The 256 values of a scale's byte (bitsandbytes: create_dynamic_map), on each device once for all matrices of a model."""
+
+    def __init__(self) -> None:
+        self._on: dict[torch.device, Tensor] = {}
+
+    def on(self, device: torch.device) -> Tensor:
+        """The values in a device's memory."""
+        if device not in self._on:
+            self._on[device] = _functional().create_dynamic_map().to(device)
+        return self._on[device]
+
+
+class Packed(nn.Module):
+    """A frozen matrix (`rows`, `columns`) in four bits."""
+
+    def __init__(self, rows: int, columns: int, levels: Levels) -> None:
+        super().__init__()
+        self.size, self.levels, self.places = torch.Size((rows, columns)), levels, places(rows, columns)
+        self.bits = nn.Parameter(torch.empty(self.places.total, dtype=torch.uint8), requires_grad=False)
+
+    def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x (..., columns) to (..., rows), in the format of x."""
+        return _Product.apply(x, bias, self)  # type: ignore[no-any-return, no-untyped-call]
+
+    def matrix(self, dtype: torch.dtype) -> Tensor:
+        """The weights that the bytes stand for, (rows, columns).
+
+        They are asked for as one row: bitsandbytes 0.50.2 on CPUs takes the wrong scales where a block goes on in the next row.
+        """
+        functional, bits, at = _functional(), self.bits, self.places
+        scales = functional.QuantState(
+            absmax=bits[at.super_scales].view(torch.float32),
+            code=self.levels.on(bits.device),
+            blocksize=SUPER_BLOCK,
+            dtype=torch.float32,
+        )
+        state = functional.QuantState(
+            absmax=bits[at.scales],
+            shape=torch.Size((self.size.numel(),)),
+            dtype=dtype,
+            blocksize=BLOCK,
+            quant_type="nf4",
+            offset=bits[at.offset].view(torch.float32),
+            state2=scales,
+        )
+        weights: Tensor = functional.dequantize_4bit(bits[at.codes].view(-1, 1), state)
+        return weights.view(self.size)
+
+
+class _Product(torch.autograd.Function):
+    """x times the transposed matrix. Nothing is kept but the bytes, which stay where they are."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, packed: Packed) -> Tensor:
+        ctx.packed = packed
+        return nn.functional.linear(x, packed.matrix(x.dtype), bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = gradients
+        return gradient @ ctx.packed.matrix(gradient.dtype), None, None
+
+
+@torch.no_grad()
+def packed_bytes(matrix: Tensor) -> Tensor:
+    """A matrix (rows, columns) in four bits, as `Packed` keeps it, (bytes,).
+
+    Quantised from float32, so that a matrix that came in another format has the same codes wherever it was cast.
+    """
+    functional = _functional()
+    codes, state = functional.quantize_4bit(
+        matrix.float(), blocksize=BLOCK, compress_statistics=True, quant_type="nf4"
+    )
+    offset = state.offset.view(1).view(torch.uint8)
+    return torch.cat([state.state2.absmax.view(torch.uint8), offset, state.absmax, codes.flatten()])
+
+
+def _functional() -> Any:
+    """bitsandbytes' functions. Raises InputError MISSING where it is not installed."""
+    try:
+        from bitsandbytes import functional  # seconds of start-up, which no other plan should pay
+    except ImportError as problem:
+        raise InputError(
+            "MISSING",
+            f"Weights of four bits need bitsandbytes, which cannot be imported here ({problem}).",
+            flag="bitsandbytes",
+            hint="Install it: pip install 'strategist[qlora]'.",
+        ) from problem
+    return functional
