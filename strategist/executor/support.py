@@ -39,17 +39,19 @@ ASKED = ("model", "model.adapters", "workload.seq_len", "workload.precision", "s
 """Places of a Plan that hold what was asked for. All others are choices of the planner, which can choose otherwise."""
 
 
-def require_torch(what: str) -> None:
-    """Raise InputError MISSING where torch is not installed; `what` needs it."""
+def require_packages(what: str, method: str) -> None:
+    """Raise InputError MISSING where torch, or what has weights of four bits under qlora, is not installed; `what` needs it."""
     from importlib.util import find_spec  # a plan asks for no torch
 
-    if find_spec("torch") is None:
-        raise InputError(
-            "MISSING",
-            f"{what} needs torch, which is not installed here.",
-            flag="torch",
-            hint="Install it: pip install 'strategist[run]'.",
-        )
+    needed = {"torch": "run"} | ({"bitsandbytes": "qlora"} if method == "qlora" else {})
+    for package, extra in needed.items():
+        if find_spec(package) is None:
+            raise InputError(
+                "MISSING",
+                f"{what} needs {package}, which is not installed here.",
+                flag=package,
+                hint=f"Install it: pip install 'strategist[{extra}]'.",
+            )
 
 
 def unsupported(plan: Plan) -> tuple[str, ...]:

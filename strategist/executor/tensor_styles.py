@@ -43,10 +43,7 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """x (..., in) to (..., out)."""
         bias = None if self.bias is None else part_here(self.bias)
-        if self.packed is None:
-            given = nn.functional.linear(x, part_here(self.weight), bias)
-        else:
-            given = self.packed(x, bias)
+        given = nn.functional.linear(x, part_here(self.weight), bias) if self.packed is None else self.packed(x, bias)
         return given if self.adapter is None else self.adapter(x, given)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from strategist.executor.support import layout_obstacles
+from strategist.errors import InputError
+from strategist.executor.support import layout_obstacles, require_packages
 from strategist.facts.model import Adapters
 from tests.plans import FLOAT32, make_plan, tiny_gpt2, tiny_llama
 
@@ -17,6 +19,8 @@ SOME = replace(EVERY, rank=2, targets=("q", "v"))
 BF16 = replace(FLOAT32, parameter="bfloat16", compute="bfloat16")
 BOUNDS = {"float32": 5e-6, "bfloat16": 5e-3}
 """Of losses over twenty updates, as for every layout in that format."""
+NEAR = 1e-4
+"""Of weights, some of which are 3 and above: a scale on the border between two levels may fall to either side."""
 LAYOUTS: dict[str, tuple[Any, dict[str, Any], Any]] = {
     "single": (tiny_llama(adapters=EVERY), {"accumulation": 2, "recompute": "selective"}, FLOAT32),
     "ddp2": (tiny_llama(adapters=EVERY, qkv_bias=True), {"dp_replicate": 2, "accumulation": 2}, FLOAT32),
@@ -37,7 +41,7 @@ def test_a_base_of_four_bits_is_what_the_paper_keeps(size: tuple[int, int]) -> N
     from tests.executor.four import brought_back, in_four_bits
 
     matrix, back, gradient = brought_back(*size)
-    assert torch.allclose(back, in_four_bits(matrix), rtol=0, atol=1e-6)
+    assert torch.allclose(back, in_four_bits(matrix), rtol=0, atol=NEAR)
     assert torch.allclose(gradient, back.sum(dim=0).expand_as(gradient), rtol=0, atol=1e-4)
 
 
@@ -66,7 +70,9 @@ def test_a_base_that_is_not_rounded_is_told_apart() -> None:
 
     from tests.executor.four import trained_alone
 
-    rounded, exact = (trained_alone(tiny_llama(adapters=EVERY), torch.float32, is_rounded=is_so) for is_so in (True, False))
+    rounded, exact = (
+        trained_alone(tiny_llama(adapters=EVERY), torch.float32, is_rounded=is_so) for is_so in (True, False)
+    )
     assert max(abs(a - b) for a, b in zip(rounded, exact, strict=True)) > 10 * BOUNDS["float32"]
     assert rounded[-1] < rounded[0]
 
@@ -105,7 +111,7 @@ def test_weights_of_hugging_face_are_rounded_as_they_come_in(tmp_path: Path) -> 
     for found in run_ranks(2, carried, plan, tmp_path / "files"):
         assert len(found) == shape.layers * len(EVERY.targets)
         for name, value in found.items():
-            assert value.allclose(in_four_bits(theirs[name]), rtol=0, atol=1e-6)
+            assert value.allclose(in_four_bits(theirs[name]), rtol=0, atol=NEAR)
 
 
 @pytest.mark.slow
@@ -121,7 +127,8 @@ def test_ranks_share_the_base_where_the_plan_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("choices", "words"), [({}, "float64"), ({"formats": FLOAT32, "compile": True}, "compile"), ({"formats": FLOAT32, "tp": 2}, "tp 2")]
+    ("choices", "words"),
+    [({}, "float64"), ({"formats": FLOAT32, "compile": True}, "compile"), ({"formats": FLOAT32, "tp": 2}, "tp 2")],
 )
 def test_what_nobody_tried_beside_four_bits_is_refused(choices: dict[str, Any], words: str) -> None:
     """Each is named in a sentence, and a plan without it is not refused."""
@@ -131,16 +138,11 @@ def test_what_nobody_tried_beside_four_bits_is_refused(choices: dict[str, Any], 
     assert not layout_obstacles(make_plan(shape, formats=FLOAT32))
 
 
-@pytest.mark.slow
 def test_without_bitsandbytes_a_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever lacks the package is told which extra brings it."""
-    import sys
-
-    from strategist.errors import InputError
-    from tests.executor.four import brought_back
-
+    """Whoever lacks the package is told which extra brings it, and needs it for four bits alone."""
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    require_packages("Running", "lora")
     with pytest.raises(InputError) as refused:
-        brought_back(8, 8)
+        require_packages("Running", "qlora")
     assert refused.value.code == "MISSING"
     assert "strategist[qlora]" in str(refused.value.hint)

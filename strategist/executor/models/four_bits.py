@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from strategist.errors import InputError
+from strategist.executor.support import require_packages
 from strategist.facts.adapters import BLOCK, SUPER_BLOCK
 from strategist.records import dataclass
 
@@ -119,22 +119,14 @@ def packed_bytes(matrix: Tensor) -> Tensor:
     Quantised from float32, so that a matrix that came in another format has the same codes wherever it was cast.
     """
     functional = _functional()
-    codes, state = functional.quantize_4bit(
-        matrix.float(), blocksize=BLOCK, compress_statistics=True, quant_type="nf4"
-    )
+    codes, state = functional.quantize_4bit(matrix.float(), blocksize=BLOCK, compress_statistics=True, quant_type="nf4")
     offset = state.offset.view(1).view(torch.uint8)
     return torch.cat([state.state2.absmax.view(torch.uint8), offset, state.absmax, codes.flatten()])
 
 
 def _functional() -> Any:
     """bitsandbytes' functions. Raises InputError MISSING where it is not installed."""
-    try:
-        from bitsandbytes import functional  # seconds of start-up, which no other plan should pay
-    except ImportError as problem:
-        raise InputError(
-            "MISSING",
-            f"Weights of four bits need bitsandbytes, which cannot be imported here ({problem}).",
-            flag="bitsandbytes",
-            hint="Install it: pip install 'strategist[qlora]'.",
-        ) from problem
+    require_packages("A weight of four bits", "qlora")
+    from bitsandbytes import functional  # seconds of start-up, which no other plan should pay
+
     return functional
