@@ -17,6 +17,8 @@ from strategist.executor.models.four_bits import Packed
 from strategist.facts.model import ModelShape
 from tests.executor.eight import losses_of, rounded, torchs
 
+LEARNING_RATE = 2e-4
+"""Of the adapters of all but the largest models (Dettmers et al. 2023, arXiv 2305.14314, appendix B)."""
 NF4 = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
@@ -38,7 +40,9 @@ def in_four_bits(matrix: Tensor) -> Tensor:
 
 
 @cache
-def trained_alone(shape: ModelShape, dtype: torch.dtype, *, is_rounded: bool = True) -> list[float]:
+def trained_alone(
+    shape: ModelShape, dtype: torch.dtype, *, is_rounded: bool = True, learning_rate: float = LEARNING_RATE
+) -> list[float]:
     """Losses of one process whose frozen matrices are plain ones in the compute format, rounded or not; adapters are float32."""
     plain = replace(shape, adapters=replace(shape.adapters, method="lora"))  # type: ignore[type-var]
     model, exact = (model_from_shape(plain, "cpu", kind) for kind in (dtype, torch.float32))
@@ -51,7 +55,7 @@ def trained_alone(shape: ModelShape, dtype: torch.dtype, *, is_rounded: bool = T
                 parameter.data = values[name].clone()
             elif name.startswith("layers.") and parameter.dim() == 2 and is_rounded:
                 parameter.copy_(in_four_bits(values[name]))
-    return losses_of(model, plain, torchs(model))
+    return losses_of(model, plain, torchs(model, learning_rate))
 
 
 def brought_back(rows: int, columns: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -52,29 +52,33 @@ def test_training_beside_four_bits_is_that_of_one_process(name: str) -> None:
     import torch
 
     from tests.executor.eight import BATCH, trained
-    from tests.executor.four import trained_alone
+    from tests.executor.four import LEARNING_RATE, trained_alone
     from tests.executor.harness import run_ranks
 
     shape, layout, formats = LAYOUTS[name]
     parts = layout.get("accumulation", 1) * layout.get("dp_replicate", 1) * layout.get("dp_shard", 1)
     plan = make_plan(shape, formats=formats, micro_batch=BATCH // parts, **layout)
     expected = trained_alone(shape, getattr(torch, formats.compute))
-    for losses in run_ranks(plan.mesh.world, trained, plan):
+    for losses in run_ranks(plan.mesh.world, trained, plan, LEARNING_RATE):
         assert losses == pytest.approx(expected, abs=BOUNDS[formats.compute], rel=0)
 
 
 @pytest.mark.slow
 def test_a_base_that_is_not_rounded_is_told_apart() -> None:
-    """Beside weights as they were the losses differ by more than the bound of float32: it would see a base that nobody rounded."""
+    """Beside weights as they were, and where adapters are left as they were, losses differ by far more than the bound of float32: it
+    would see a base that nobody rounded, and gradients that went astray."""
     import torch
 
     from tests.executor.four import trained_alone
 
-    rounded, exact = (
-        trained_alone(tiny_llama(adapters=EVERY), torch.float32, is_rounded=is_so) for is_so in (True, False)
+    shape = tiny_llama(adapters=EVERY)
+    losses = trained_alone(shape, torch.float32)
+    others = (
+        trained_alone(shape, torch.float32, is_rounded=False),
+        trained_alone(shape, torch.float32, learning_rate=0.0),
     )
-    assert max(abs(a - b) for a, b in zip(rounded, exact, strict=True)) > 10 * BOUNDS["float32"]
-    assert rounded[-1] < rounded[0]
+    for other in others:
+        assert max(abs(a - b) for a, b in zip(losses, other, strict=True)) > 10 * BOUNDS["float32"]
 
 
 @pytest.mark.slow
