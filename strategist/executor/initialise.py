@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from strategist.executor.models.four_bits import BITS, Packed, packed_bytes
+from strategist.executor.models.four_bits import BITS, Packed
 from strategist.executor.models.reference import ReferenceModel
 from strategist.executor.names import plain_name
 from strategist.executor.seeds import generator
@@ -40,7 +40,7 @@ class Home:
 
     def take(self, whole: Tensor) -> None:
         """Keep this rank's part of the values."""
-        kept = whole if self.packed is None else packed_bytes(whole)
+        kept = whole if self.packed is None else self.packed.bytes_of(whole)
         local_part(self.parameter).copy_(cut_like(self.parameter, kept))
 
 

@@ -60,11 +60,11 @@ def trained_alone(
 
 def brought_back(rows: int, columns: int) -> tuple[Tensor, Tensor, Tensor]:
     """Some matrix, what the executor's bytes say of it, and the gradient that a product with it gives its input of ones, summed."""
-    from strategist.executor.models.four_bits import Levels, packed_bytes
+    from strategist.executor.models.four_bits import Levels
 
     matrix = torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows))
     packed = Packed(rows, columns, Levels())
-    packed.bits.data.copy_(packed_bytes(matrix))
+    packed.bits.data.copy_(packed.bytes_of(matrix))
     x = torch.ones(3, columns, requires_grad=True)
     packed(x, None).sum().backward()
     assert x.grad is not None

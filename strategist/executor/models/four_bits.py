@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from strategist.executor.dynamic_values import dynamic_table
 from strategist.executor.support import require_packages
 from strategist.facts.adapters import BLOCK, SUPER_BLOCK
 from strategist.records import dataclass
@@ -49,7 +50,10 @@ def places(rows: int, columns: int) -> Places:
 
 
 class Levels:
-    """The 256 values of a scale's byte (bitsandbytes: create_dynamic_map), on each device once for all matrices of a model."""
+    """The 256 values of a scale's byte, those of dynamic quantisation with a sign, on each device once for all matrices of a model.
+
+    bitsandbytes has the same (create_dynamic_map), but reads numbers out of tensors to make them, which a trace cannot.
+    """
 
     def __init__(self) -> None:
         self._on: dict[torch.device, Tensor] = {}
@@ -57,7 +61,7 @@ class Levels:
     def on(self, device: torch.device) -> Tensor:
         """The values in a device's memory."""
         if device not in self._on:
-            self._on[device] = _functional().create_dynamic_map().to(device)
+            self._on[device] = torch.tensor(dynamic_table(signed=True), dtype=torch.float32, device=device)
         return self._on[device]
 
 
@@ -97,6 +101,21 @@ class Packed(nn.Module):
         weights: Tensor = functional.dequantize_4bit(bits[at.codes].view(-1, 1), state)
         return weights.view(self.size)
 
+    @torch.no_grad()
+    def bytes_of(self, matrix: Tensor) -> Tensor:
+        """What a matrix (rows, columns) is in four bits, as `bits` keep it, (bytes,).
+
+        Quantised from float32, so that one that came in another format has the same codes wherever it was cast.
+        """
+        functional = _functional()
+        codes, state = functional.quantize_4bit(matrix.float(), blocksize=BLOCK, quant_type="nf4")
+        offset = state.absmax.mean()
+        scales, inner = functional.quantize_blockwise(
+            state.absmax - offset, code=self.levels.on(matrix.device), blocksize=SUPER_BLOCK
+        )
+        numbers = torch.cat([inner.absmax, offset.view(1)])
+        return torch.cat([numbers.view(torch.uint8), scales, codes.flatten()])
+
 
 class _Product(torch.autograd.Function):
     """x times the transposed matrix. Nothing is kept but the bytes, which stay where they are."""
@@ -110,18 +129,6 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         (gradient,) = gradients
         return gradient @ ctx.packed.matrix(gradient.dtype), None, None
-
-
-@torch.no_grad()
-def packed_bytes(matrix: Tensor) -> Tensor:
-    """A matrix (rows, columns) in four bits, as `Packed` keeps it, (bytes,).
-
-    Quantised from float32, so that a matrix that came in another format has the same codes wherever it was cast.
-    """
-    functional = _functional()
-    codes, state = functional.quantize_4bit(matrix.float(), blocksize=BLOCK, compress_statistics=True, quant_type="nf4")
-    offset = state.offset.view(1).view(torch.uint8)
-    return torch.cat([state.state2.absmax.view(torch.uint8), offset, state.absmax, codes.flatten()])
 
 
 def _functional() -> Any:
