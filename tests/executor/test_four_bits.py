@@ -19,8 +19,6 @@ SOME = replace(EVERY, rank=2, targets=("q", "v"))
 BF16 = replace(FLOAT32, parameter="bfloat16", compute="bfloat16")
 BOUNDS = {"float32": 5e-6, "bfloat16": 5e-3}
 """Of losses over twenty updates, as for every layout in that format."""
-NEAR = 1e-4
-"""Of weights, some of which are 3 and above: a scale on the border between two levels may fall to either side."""
 LAYOUTS: dict[str, tuple[Any, dict[str, Any], Any]] = {
     "single": (tiny_llama(adapters=EVERY), {"accumulation": 2, "recompute": "selective"}, FLOAT32),
     "ddp2": (tiny_llama(adapters=EVERY, qkv_bias=True), {"dp_replicate": 2, "accumulation": 2}, FLOAT32),
@@ -38,10 +36,11 @@ def test_a_base_of_four_bits_is_what_the_paper_keeps(size: tuple[int, int]) -> N
     gradient is made with the same numbers."""
     import torch
 
-    from tests.executor.four import brought_back, in_four_bits
+    from tests.executor.four import agrees, brought_back
 
     matrix, back, gradient = brought_back(*size)
-    assert torch.allclose(back, in_four_bits(matrix), rtol=0, atol=NEAR)
+    assert agrees(back, matrix)
+    assert not agrees(back.roll(1), matrix)
     assert torch.allclose(gradient, back.sum(dim=0).expand_as(gradient), rtol=0, atol=1e-4)
 
 
@@ -106,7 +105,7 @@ def test_checkpoints_hold_the_base_of_four_bits(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_weights_of_hugging_face_are_rounded_as_they_come_in(tmp_path: Path) -> None:
     """Each matrix of the layers is what four bits keep of the one in the files, on two ranks that share it."""
-    from tests.executor.four import carried, exported, in_four_bits
+    from tests.executor.four import agrees, carried, exported
     from tests.executor.harness import run_ranks
 
     shape = tiny_llama(adapters=EVERY)
@@ -114,8 +113,7 @@ def test_weights_of_hugging_face_are_rounded_as_they_come_in(tmp_path: Path) -> 
     plan = make_plan(shape, formats=FLOAT32, dp_shard=2, zero=3)
     for found in run_ranks(2, carried, plan, tmp_path / "files"):
         assert len(found) == shape.layers * len(EVERY.targets)
-        for name, value in found.items():
-            assert value.allclose(in_four_bits(theirs[name]), rtol=0, atol=NEAR)
+        assert all(agrees(value, theirs[name]) for name, value in found.items())
 
 
 @pytest.mark.slow
