@@ -89,6 +89,7 @@ TECHNIQUES = (
     Technique("LoRA, DDP", "dp_replicate=8", more={"method": "lora"}),
     Technique("LoRA, ZeRO-3", FSDP, more={"method": "lora"}),
     Technique("QLoRA, DDP", "dp_replicate=8", more={"method": "qlora"}),
+    Technique("QLoRA, ZeRO-3", FSDP, more={"method": "qlora"}),
 )
 """One row each: the strategies, their products, and the options."""
 
@@ -125,8 +126,9 @@ MISSING = (
     "`validate` reads no files of Megatron-Bridge, Composer, EPL, SkyPilot, Kubernetes or Ray, and no misspelt options of sbatch.",
     "Rehearsals measured on a GPU: not yet. `strategist rehearse` was tested on CPU ranks; benchmarks/device/rehearse_gpu.py is the "
     "measurement that is owed.",
-    "QLoRA runs nowhere of ours: it is planned, predicted and emitted to LLaMA-Factory. Beside adapters (`--method`) no tp, pp, cp, ep, ZeRO-1, offload "
-    "or fp16; none beside experts, latent attention or state spaces; they are not merged into weights, and of targets only LLaMA-Factory's and our own launchers say them.",
+    "Beside adapters (`--method`) no tp, pp, cp, ep, ZeRO-1, offload or fp16; none beside experts, latent attention or state spaces; they are not merged into "
+    "weights, and of targets only LLaMA-Factory's and our own launchers say them. Beside weights of four bits no compiled blocks, no paged optimizer, and "
+    "embedding and head stay in 16 or 32 bits; their kernels ran on CPUs only, and nothing of them was rehearsed.",
     "A calibration that ships, and `--uncalibrated`: factors fitted to published runs do not hold on sources left out (docs/decisions/0074), so "
     "times are physics with catalogue constants (docs/accuracy.md); `calibrate` fits factors to your own runs. Intervals of times are known by chip, not by framework and size, and those of memory are assumed.",
     "Of published runs: recompute of a part of the layers, weights of four bits, activations on the host. Predicted reserved memory knows "

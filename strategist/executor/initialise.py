@@ -7,14 +7,50 @@ different kinds of device give different numbers: equality holds among layouts o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from strategist.executor.models.four_bits import BITS, Packed
 from strategist.executor.models.reference import ReferenceModel
 from strategist.executor.names import plain_name
 from strategist.executor.seeds import generator
+from strategist.records import dataclass
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Home:
+    """Where this rank keeps a weight whose values come whole: as it is, or in the bytes of a `packed` matrix."""
+
+    parameter: nn.Parameter
+    packed: Packed | None = None
+
+    @property
+    def size(self) -> torch.Size:
+        """The size of the whole weight."""
+        return self.parameter.shape if self.packed is None else self.packed.size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The format in which its values are drawn."""
+        return self.parameter.dtype if self.packed is None else torch.float32
+
+    def take(self, whole: Tensor) -> None:
+        """Keep this rank's part of the values."""
+        kept = whole if self.packed is None else self.packed.bytes_of(whole)
+        local_part(self.parameter).copy_(cut_like(self.parameter, kept))
+
+
+def homes(model: nn.Module, named: Mapping[str, nn.Parameter]) -> dict[str, Home]:
+    """The homes of a model's weights by name; a matrix in four bits has the name of the weight that its bytes stand for."""
+    packed = {id(module.bits): module for module in model.modules() if isinstance(module, Packed)}
+    return {
+        name.replace(BITS, ".weight") if id(parameter) in packed else name: Home(parameter, packed.get(id(parameter)))
+        for name, parameter in named.items()
+    }
 
 
 @torch.no_grad()
@@ -23,10 +59,11 @@ def initialise(model: ReferenceModel, seed: int, device: torch.device | str = "c
 
     Parameters must not be on meta; they may lie elsewhere than on `device`.
     """
-    for name, parameter in model.named_parameters():
-        whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
-        model.fill(plain_name(name), whole, generator(device, seed, plain_name(name)))
-        local_part(parameter).copy_(cut_like(parameter, whole))
+    named = {plain_name(name): parameter for name, parameter in model.named_parameters()}
+    for name, home in homes(model, named).items():
+        whole = torch.empty(home.size, dtype=home.dtype, device=device)
+        model.fill(name, whole, generator(device, seed, name))
+        home.take(whole)
 
 
 def local_part(tensor: Tensor) -> Tensor:

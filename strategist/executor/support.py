@@ -39,17 +39,19 @@ ASKED = ("model", "model.adapters", "workload.seq_len", "workload.precision", "s
 """Places of a Plan that hold what was asked for. All others are choices of the planner, which can choose otherwise."""
 
 
-def require_torch(what: str) -> None:
-    """Raise InputError MISSING where torch is not installed; `what` needs it."""
+def require_packages(what: str, method: str) -> None:
+    """Raise InputError MISSING where torch, or what has weights of four bits under qlora, is not installed; `what` needs it."""
     from importlib.util import find_spec  # a plan asks for no torch
 
-    if find_spec("torch") is None:
-        raise InputError(
-            "MISSING",
-            f"{what} needs torch, which is not installed here.",
-            flag="torch",
-            hint="Install it: pip install 'strategist[run]'.",
-        )
+    needed = {"torch": "run"} | ({"bitsandbytes": "qlora"} if method == "qlora" else {})
+    for package, extra in needed.items():
+        if find_spec(package) is None:
+            raise InputError(
+                "MISSING",
+                f"{what} needs {package}, which is not installed here.",
+                flag=package,
+                hint=f"Install it: pip install 'strategist[{extra}]'.",
+            )
 
 
 def unsupported(plan: Plan) -> tuple[str, ...]:
@@ -170,7 +172,7 @@ def _spread_experts(plan: Plan) -> Iterator[Obstacle]:
 def _formats(plan: Plan) -> Iterator[Obstacle]:
     formats = plan.strategy.formats
     if plan.model.adapters is not None:
-        yield from _frozen_formats(formats)
+        yield from _frozen_formats(formats, plan.model.method)
     elif formats not in FORMATS:
         said = f"parameters {formats.parameter}, gradients {formats.gradient}, reduction {formats.reduce}, compute {formats.compute}, master copy {formats.master}"  # fmt: skip
         yield Obstacle(
@@ -199,8 +201,16 @@ def _formats(plan: Plan) -> Iterator[Obstacle]:
         )
 
 
-def _frozen_formats(formats: NumberFormats) -> Iterator[Obstacle]:
-    if formats not in FROZEN_FORMATS:
+def _frozen_formats(formats: NumberFormats, method: str) -> Iterator[Obstacle]:
+    if method == "qlora" and formats.compute == "float64":
+        yield Obstacle(
+            code="UNSUPPORTED",
+            place="strategy.formats",
+            value=formats.compute,
+            sentence="Weights of four bits are brought back to numbers of 16 or 32 bits, and the plan computes in float64.",
+            hint="Plan with --precision bf16 or fp32.",
+        )
+    elif formats not in FROZEN_FORMATS:
         yield Obstacle(
             code="UNSUPPORTED",
             place="strategy.formats",
@@ -229,13 +239,13 @@ def _adapters(plan: Plan) -> Iterator[Obstacle]:
         reasons,
         "Plan with zero 0, 2 or 3 over data-parallel ranks alone.",
     )
-    if method == "qlora":
+    if method == "qlora" and strategy.compile:
         yield Obstacle(
             code="UNSUPPORTED",
-            place="model.adapters",
-            value=method,
-            sentence="The executor cannot run model.method = qlora: it has no weights of four bits; it runs full or lora.",
-            hint="Plan with --method lora, or emit the plan for a framework that has them.",
+            place="strategy.compile",
+            value=True,
+            sentence="The executor does not compile blocks whose weights rest in four bits: nobody tried bitsandbytes' operations there.",
+            hint="Leave compile out, or plan with --method lora.",
         )
 
 

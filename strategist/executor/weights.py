@@ -19,7 +19,7 @@ from strategist.catalog import rows
 from strategist.document.plan import Plan
 from strategist.errors import ImpossibleError, InputError, StaleError, shown
 from strategist.executor.checkpoint import follow_weights, named_parameters, read_tensors
-from strategist.executor.initialise import cut_like, local_part
+from strategist.executor.initialise import homes
 from strategist.executor.models import model_from_shape
 from strategist.executor.session import Session
 from strategist.facts.model import ModelShape
@@ -174,8 +174,9 @@ def import_weights(session: Session, folder: str | Path) -> None:
     from safetensors import safe_open
 
     place, shape = Path(folder), session.job.plan.model
-    mine = named_parameters(session.parts.model)
-    sizes = {name: p.size() for name, p in named_parameters(model_from_shape(shape)).items()}
+    model = session.parts.model
+    mine = homes(model, named_parameters(model))
+    sizes = {name: p.size() for name, p in named_parameters(model_from_shape(without_adapters(shape))).items()}
     where = _files_of(place)
     listed = [(entry, _stored_name(entry, where)) for entry in entries(shape)]
     _require_fit(place, listed, where, sizes)
@@ -186,8 +187,8 @@ def import_weights(session: Session, folder: str | Path) -> None:
             parts = entry.parted(file.get_tensor(name))
         for ours, whole in parts.items():
             if ours in mine:
-                local_part(mine[ours]).copy_(cut_like(mine[ours], whole))
-    follow_weights(session.parts.model, session.parts.optimizer)
+                mine[ours].take(whole)
+    follow_weights(model, session.parts.optimizer)
 
 
 def _files_of(folder: Path) -> dict[str, str]:

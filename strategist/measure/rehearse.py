@@ -14,7 +14,7 @@ from strategist.document.plan import Plan
 from strategist.document.write import digest
 from strategist.errors import ImpossibleError, InputError, shown
 from strategist.executor.obstacles import Obstacle, refuse
-from strategist.executor.support import layout_obstacles, require_torch
+from strategist.executor.support import layout_obstacles, require_packages
 from strategist.facts.local import free_memory
 from strategist.measure.child import in_child
 from strategist.measure.kinds import Kind, chosen_kinds
@@ -48,7 +48,7 @@ def rehearse(
     CUDA yet. Raises ImpossibleError UNSUPPORTED_DEVICE for a device that is not here or too small, and for what the
     executor cannot run; InputError for ranks, steps and devices that do not exist and for models that cannot be made.
     """
-    require_torch("Rehearsing")
+    require_packages("Rehearsing", plan.model.method)
     refuse((*layout_obstacles(plan), *_several_devices(plan)))
     kinds, place = chosen_kinds(plan, ranks), _device_name(plan, device)
     if not 1 <= steps <= MAX_STEPS:

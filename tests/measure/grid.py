@@ -200,19 +200,24 @@ def _some(layouts: tuple[dict[str, Any], ...], count: int) -> tuple[Scenario, ..
 
 
 ADAPTED = tuple(
-    Scenario(f"{model}-lora-{rank}-{len(targets)}-{number}", with_adapters(replace(load_model(model), layers=4), "lora", rank, targets), seq_len, precision, layout)
-    for number, (model, rank, targets, seq_len, precision, layout) in enumerate((
-        ("llama-3.1-8b", 16, TARGETS, 2048, "bf16", {"micro_batch": 1, "accumulation": 2}),
-        ("llama-3.1-8b", 16, TARGETS, 2048, "bf16", {"dp_replicate": 8, "accumulation": 3}),
-        ("llama-3.1-8b", 64, TARGETS, 4096, "bf16", {"dp_shard": 8, "zero": 3}),
-        ("llama-3.2-1b", 16, ("q", "v"), 4096, "bf16", {"dp_shard": 8, "zero": 2, "accumulation": 2}),
-        ("llama-3.2-1b", 8, TARGETS, 2048, "bf16", {"dp_replicate": 4, "dp_shard": 8, "zero": 3, "recompute": "full", "micro_batch": 4}),
-        ("qwen2.5-7b", 16, TARGETS, 2048, "bf16", {"dp_shard": 8, "zero": 3, "recompute": "selective", "micro_batch": 2}),
-        ("opt-1.3b", 32, TARGETS, 2048, "fp32", {"dp_replicate": 8, "recompute": "full", "micro_batch": 2}),
-        ("qwen3-8b", 16, ("q", "k", "v", "o"), 2048, "bf16", {"dp_replicate": 8, "micro_batch": 2}),
+    Scenario(f"{model}-{method}-{rank}-{len(targets)}-{number}", with_adapters(replace(load_model(model), layers=4), method, rank, targets), seq_len, precision, layout)
+    for number, (method, model, rank, targets, seq_len, precision, layout) in enumerate((
+        ("lora", "llama-3.1-8b", 16, TARGETS, 2048, "bf16", {"micro_batch": 1, "accumulation": 2}),
+        ("lora", "llama-3.1-8b", 16, TARGETS, 2048, "bf16", {"dp_replicate": 8, "accumulation": 3}),
+        ("lora", "llama-3.1-8b", 64, TARGETS, 4096, "bf16", {"dp_shard": 8, "zero": 3}),
+        ("lora", "llama-3.2-1b", 16, ("q", "v"), 4096, "bf16", {"dp_shard": 8, "zero": 2, "accumulation": 2}),
+        ("lora", "llama-3.2-1b", 8, TARGETS, 2048, "bf16", {"dp_replicate": 4, "dp_shard": 8, "zero": 3, "recompute": "full", "micro_batch": 4}),
+        ("lora", "qwen2.5-7b", 16, TARGETS, 2048, "bf16", {"dp_shard": 8, "zero": 3, "recompute": "selective", "micro_batch": 2}),
+        ("lora", "opt-1.3b", 32, TARGETS, 2048, "fp32", {"dp_replicate": 8, "recompute": "full", "micro_batch": 2}),
+        ("lora", "qwen3-8b", 16, ("q", "k", "v", "o"), 2048, "bf16", {"dp_replicate": 8, "micro_batch": 2}),
+        ("qlora", "llama-3.1-8b", 16, TARGETS, 2048, "bf16", {"micro_batch": 1, "accumulation": 2}),
+        ("qlora", "llama-3.1-8b", 16, TARGETS, 2048, "bf16", {"dp_replicate": 8, "recompute": "full", "micro_batch": 2}),
+        ("qlora", "llama-3.2-1b", 64, ("q", "v"), 4096, "bf16", {"dp_shard": 8, "zero": 3, "accumulation": 2}),
+        ("qlora", "qwen2.5-7b", 16, TARGETS, 2048, "bf16", {"dp_replicate": 4, "dp_shard": 8, "zero": 2, "recompute": "selective"}),
+        ("qlora", "opt-1.3b", 32, TARGETS, 2048, "fp32", {"dp_replicate": 8, "micro_batch": 2}),
     ))
 )  # fmt: skip
-"""Adapters beside frozen weights."""
+"""Adapters beside frozen weights, of full length or of four bits."""
 
 
 def _drawn(drawn: random.Random, layout: Mapping[str, Any]) -> Scenario:

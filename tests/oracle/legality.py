@@ -147,9 +147,7 @@ VIOLATIONS: dict[str, Violation] = {
             any(a[axis] > 1 for axis in ("tp", "pp", "cp", "ep", "tiling")) or a["zero"] == 1 or a["offload"] != "none"
         )
     ),
-    "LEG702": ours(
-        lambda job, a: job.model.method == "qlora" or (job.model.method == "lora" and job.workload.precision == "fp16")
-    ),
+    "LEG702": ours(lambda job, a: job.model.method != "full" and job.workload.precision == "fp16"),
     "LEG711": lambda job, a: in_threads(a) and job.cluster.smallest.vendor == "CPU",
     "LEG712": lambda job, a: in_threads(a) and job.cluster.nodes > 1,
     "LEG713": lambda job, a: in_threads(a) and job.frontend == "deepspeed",
