@@ -347,7 +347,7 @@ def _in_layer(step: Step, number: Column, worst: Callable[[Reals], LayerInstants
 def _experts_forward(step: Step) -> Iterator[Instant]:
     """Where experts are a unit of their own: they have worked in the last layer's forward, and their first buffer is still there
     where they were just gathered; then their results have gone back, and ZeRO-3 has given their weights back."""
-    gathers, output = step.compute * step.routed, NONE
+    gathers, output = np.where(step.shards_gradients, step.compute * step.routed, 0.0), NONE
     if step.piped:
         gathers = np.where(step.reshards, gathers + step.ahead_of_time, 0.0)
         output = step.stream * (1.0 - step.last)  # is not made yet

@@ -40,6 +40,7 @@ from strategist.space.shares import (
     expert_shards,
     is_managed,
     is_plain_data_parallel,
+    routed_cut,
     sequence_cut,
     state_shards,
     tokens,
@@ -119,6 +120,8 @@ class Layers:
         whole = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute]
         again = np.where(sequence_cut(c) > 1, whole + 2.0 * residual_C(job, c, whole=False), 0.0)
         given = (whole + again)[:, None]
+        if job.model.moe is not None and not job.model.moe.shared_ffn:  # whole experts give each rank the sum for its own tokens
+            given = np.where(routed_cut(c) > 1, residual_C(job, c, whole=False), whole + again)[:, None]
         if job.model.mlp_act != "relu" or job.model.mlp_gated:
             return given
         held = self.kept.rows(is_kept, "product")
@@ -171,7 +174,7 @@ class Layers:
         again, and copies of the tokens `times` over. Four when the experts' results are put together, on both sides of the
         exchange before them, too; five when they have gone back."""
         job, c = self.job, self.group.candidates
-        rows = (job.model.moe.top_k if job.model.moe else 0) * tokens(job, c) * job.model.hidden
+        rows = (job.model.moe.top_k if job.model.moe else 0) * tokens(job, c) * job.model.hidden / routed_cut(c)
         again = self._of_routed(self.kept.rows(is_made_again_by_experts))
         return again + times * (rows * BYTES[job.formats.compute])[:, None]
 
@@ -304,7 +307,7 @@ class Step:
         self.chunks = c["virtual_stages"][:, None]
         self.has_copies = self.casts and bool(self.plain.any())
         self.has_apart = job.model.moe is not None and job.profile.keeping.name == OURS and bool((c["ep"] > 1).any())
-        self.apart = self.managed & self.shards_gradients & (c["ep"] > 1)[:, None] if self.has_apart else NOWHERE
+        self.apart = self.managed & (c["ep"] > 1)[:, None] if self.has_apart else NOWHERE
 
     @cached_property
     def unpacked(self) -> float:
@@ -357,7 +360,7 @@ class Step:
         if not self.has_apart:
             return self.widest
         present = np.asarray((self.group.layers_SK > 0).any(axis=0))
-        held = dense_CK(self.job.model, self.c, self.shards[:, 0]) * self.shards
+        held = dense_CK(self.job.model, self.c, self._parts[:, 0]) * self._parts
         return np.where(self.apart, np.where(present, held, 0.0).max(axis=1, keepdims=True), self.widest)
 
     @cached_property
@@ -459,7 +462,7 @@ class Step:
         of them are of experts that lie apart."""
         shares = elements / self._parts
         if self.has_apart:
-            shares = shares + routed * (1.0 / self._sharers - 1.0 / self.shards)
+            shares = shares + routed * (1.0 / self._sharers - 1.0 / self._parts)
         made = np.minimum(self.trained * BYTES[self.job.formats.gradient] * shares, self.at_rest)
         if self.piped:
             made = np.where(self._waits_whole, self.trained * self.reduce * elements, made)
@@ -477,8 +480,8 @@ class Step:
 
     @cached_property
     def _sharers(self) -> Reals:
-        """Ranks that share the state of the same experts where those lie apart, else of everything, (C, 1)."""
-        return np.where(self.apart, expert_shards(self.c)[:, None], self.shards) * 1.0
+        """Ranks that share a gradient of the same experts where those lie apart, else of everything, (C, 1)."""
+        return np.where(self.apart & self.shards_gradients, expert_shards(self.c)[:, None], self._parts) * 1.0
 
     def in_reduction(self, elements: Reals, bare: Reals) -> Reals:
         """A unit while it is reduced: its gradient, of `bare` elements, and the copy that is sent, of `elements`; where no shards

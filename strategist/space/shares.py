@@ -330,6 +330,12 @@ def sequence_cut(c: Candidates) -> Column:
 
 
 @remembered
+def routed_cut(c: Candidates) -> Column:
+    """Ranks that share the tokens which are sent to experts: those of `sequence_cut` as far as they do not cut the experts too, (C,)."""
+    return np.maximum(1, sequence_cut(c) // c["etp"])
+
+
+@remembered
 def tokens(job: Job, c: Candidates) -> Reals:
     """Tokens of one micro-batch on one rank, (C,)."""
     return c["micro_batch"] * (job.workload.seq_len / c["cp"])
@@ -337,8 +343,8 @@ def tokens(job: Job, c: Candidates) -> Reals:
 
 @remembered
 def is_plain_data_parallel(c: Candidates) -> Mask:
-    """Candidates that torch's DistributedDataParallel (or no wrapper at all) runs: zero < 2, no tp, no pp, shape (C,)."""
-    return (c["zero"] < 2) & (c["tp"] == 1) & (c["pp"] == 1)
+    """Candidates that torch's DistributedDataParallel (or no wrapper at all) runs: zero < 2, no tp, no pp, no ep, shape (C,)."""
+    return (c["zero"] < 2) & (c["tp"] == 1) & (c["pp"] == 1) & (c["ep"] == 1)
 
 
 @remembered

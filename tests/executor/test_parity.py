@@ -158,6 +158,17 @@ MOE = (
     Case("ep2-hsdp", SHARDED | PLAIN | {"ep": 2}, FIRST_DENSE, ragged=True, clip=0.5),
     Case("ep2-cp2", RING | {"zero": 3, "ep": 2, "recompute": "full"}, SHARED_EXPERT, ragged=True, clip=0.5),
     Case("pp2-ep2", {"pp": 2, "dp_shard": 2, "zero": 3, "ep": 2, "accumulation": 2}, FIRST_DENSE, ragged=True, clip=0.5),
+    Case("ep2-etp2", TP_MOE | SHARDED | {"ep": 2, "accumulation": 2}, SHARED_EXPERT, ragged=True, clip=0.5),
+    Case("ep2-etp2-sp", TP_MOE | SP | SHARDED | {"ep": 2, "recompute": "full"}, FIRST_DENSE, ragged=True, clip=0.5),
+    Case("tp2-ep2", SP | SHARDED | {"ep": 2, "accumulation": 2}, SHARED_EXPERT, ragged=True, clip=0.5),
+    Case("tp2-ep4", SP | {"dp_shard": 2, "zero": 2, "ep": 4, "recompute": "selective"}, FIRST_DENSE, ragged=True, clip=0.5),
+    Case("tp2-ep2-alone", SP | {"ep": 2, "accumulation": 2}, ragged=True, clip=0.5),
+    Case("ep2-ddp2", PLAIN | {"ep": 2, "accumulation": 2}, SHARED_EXPERT, ragged=True, clip=0.5),
+    Case("ep2-ddp4", {"dp_replicate": 4, "ep": 2, "recompute": "full"}, FIRST_DENSE, ragged=True, clip=0.5),
+    Case("ep2-zero2-offload-optimizer", {"dp_shard": 4, "zero": 2, "ep": 2, "offload": "optimizer"}, SHARED_EXPERT, ragged=True, clip=0.5),
+    Case("ep2-zero3-offload", SHARDED | {"ep": 2, "offload": "parameters", "accumulation": 2}, ragged=True, clip=0.5),
+    Case("ep2-zero3-offload-nvme", SHARDED | {"ep": 2, "offload": "nvme"}, SHARED_EXPERT, ragged=True, clip=0.5),
+
 )  # fmt: skip
 ADAPTED = {"adapters": Adapters(rank=3, alpha=6, targets=("q", "k", "v", "o", "gate", "up", "down"))}
 LORA = (

@@ -51,7 +51,7 @@ def overhead(name: str) -> float:
 
 def is_plain(layout: Layout) -> bool:
     """DDP or one process under autocast; everything else runs on fully_shard or replicate."""
-    return bool(layout["zero"] < 2 and layout["tp"] == layout["pp"] == 1)
+    return bool(layout["zero"] < 2 and layout["tp"] == layout["pp"] == layout["ep"] == 1)
 
 
 def uses_units(job: Job, layout: Layout) -> bool:
@@ -82,6 +82,7 @@ def _bytes_of(
     sp = sequence_cut(layout)
     ways = {"sequence": sp, "heads": layout["tp"], "whole": 1, "dispatched": max(1, sp // layout["etp"])}
     ways["exchanged"] = layout["tp"] if layout["context_parallel"] == "all-to-all" else inf
+    ways["regathered"] = 1 if ways["dispatched"] > 1 else inf
     total = 0.0
     for tensor in saved_tensors(job.model, kind, habits_of(job)):
         if (tensor.cut_only and layout["tp"] == 1) or (wanted is _used and tensor.part == "rest"):
@@ -178,8 +179,9 @@ class Stage:
         self.whole = self.T * self.h * self.c
         self.wl = self.w.widest / a["tiling"]
         is_ours = job.profile.keeping.name == OURS and job.model.moe is not None
-        self.apart = self.units and self.zero >= 2 and a["ep"] > 1 and is_ours
+        self.apart = self.units and a["ep"] > 1 and is_ours
         self.sharers = int(expert_shards(a))
+        self.own_tokens = max(1, sequence_cut(a) // a["etp"])  # ranks that send an expert's tokens between them
         self.D, self.X = self._units_of_layers() if self.apart else (self.wl, 0.0)
         self.wire = adapters.travelling(job)
         self.head = vocabulary(job.model, a["tp"], 1) if self.last else 0
@@ -224,7 +226,8 @@ class Stage:
     def _units_of_layers(self) -> tuple[float, float]:
         """Elements of the largest unit of a layer without its experts, and of that of its experts, with padding."""
         shape, a, sorts = self.job.model, self.a, layer_counts(self.job.model)
-        rest = max(self.n * dense_of_layer(shape, kind, a["tp"], self.n) for kind in sorts)
+        parts = self.n if self.zero >= 2 else 1
+        rest = max(parts * dense_of_layer(shape, kind, a["tp"], parts) for kind in sorts)
         ranks = self.sharers
         routed = max(ranks * experts_of_layer(shape, kind, a["ep"], a["etp"], ranks) for kind in sorts)
         return float(rest), float(routed)
@@ -615,15 +618,16 @@ class Stage:
 
     def _experts_before(self, kind: LayerKind) -> LayerAt:
         moe = self.job.model.moe
-        given = 2 * self.whole * (moe.top_k if moe else 0)
+        given = 2 * self.whole / self.own_tokens * (moe.top_k if moe else 0)
         back = self._rows(kind, _again)
         shared = self._elements(kind, lambda name: name.startswith("shared"))
-        return LayerAt(given + self._whole_stream() + back, self._rows(kind, _used), shared)
+        stream = self._whole_stream() if self.own_tokens == 1 else self.stream
+        return LayerAt(given + stream + back, self._rows(kind, _used), shared)
 
     def _experts_behind(self, kind: LayerKind) -> LayerAt:
         """One gradient per expert for each matrix, and the first matrix's put together."""
         moe = self.job.model.moe
-        streams = self.whole * ((moe.top_k if moe else 0) + bool(moe and moe.shared_ffn))
+        streams = self.whole / self.own_tokens * ((moe.top_k if moe else 0) + bool(moe and moe.shared_ffn))
         matrices = 3 if self.job.model.mlp_gated else 2
         routed = self._elements(kind, lambda name: name.startswith("expert"))
         freed = self._rows(kind, _kept, "inside", "product") + self._rows(kind, _used, "mixer", "ffn")
@@ -636,7 +640,7 @@ class Stage:
         moe, shape, a = self.job.model.moe, self.job.model, self.a
         copies, experts = (moe.top_k, -(-moe.experts // a["ep"])) if moe else (0, 1)
         width = moe.ffn / a["etp"] / experts if moe else 0.0
-        one, every = self.T * copies * width * self.c, self.whole * copies
+        one, every = (size * copies / self.own_tokens for size in (self.T * width * self.c, self.whole))
         matrices = 3 if shape.mlp_gated else 2
         own = self.c * self._elements(kind, lambda name: name.startswith("expert")) / matrices / experts
         kept = a["recompute"] == "none"
@@ -818,14 +822,14 @@ class Stage:
         late = _made_behind_experts
         again = _bytes_of(self.job, self.a, kind, _again, named=lambda name: not late(name))
         later = _bytes_of(self.job, self.a, kind, _kept, named=late)
-        return again + copies * self.whole * (moe.top_k if moe else 0), later
+        return again + copies * self.whole / self.own_tokens * (moe.top_k if moe else 0), later
 
     def _experts_forward(self) -> Iterator[tuple[int, dict[str, float]]]:
         """The last layer's forward: its experts have worked, the buffer they were gathered into still lies there; then their
         results went back, and ZeRO-3 has given their weights back."""
         if self.piped and not self.at.alternates:
             return
-        flat = self.c * self.X
+        flat = self.c * self.X if self.zero >= 2 else 0.0
         if self.piped:
             flat = flat + self.early if self.zero == 3 else 0.0
         for gathered, copies in ((1, 4), (0, 5)):
