@@ -408,6 +408,7 @@ def _experts_backward(step: Step) -> Iterator[Instant]:
         return
     sent = step.trained * step.reduce * step.routed
     every = step.trained * step.compute * step.layers.bare_experts
+    last = np.where(step.sharers > 1, last, 0.0)  # else the result is there when the gradient is gone
     made = {"gradients": step.earlier + step.fresh(*done), "gather_buffers": gathered + sent + every}
     yield _where_apart(step, LAYERS, kept | made)
     made = {

@@ -120,7 +120,9 @@ class Layers:
         whole = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute]
         again = np.where(sequence_cut(c) > 1, whole + 2.0 * residual_C(job, c, whole=False), 0.0)
         given = (whole + again)[:, None]
-        if job.model.moe is not None and not job.model.moe.shared_ffn:  # whole experts give each rank the sum for its own tokens
+        if (
+            job.model.moe is not None and not job.model.moe.shared_ffn
+        ):  # whole experts give each rank the sum for its own tokens
             given = np.where(routed_cut(c) > 1, residual_C(job, c, whole=False), whole + again)[:, None]
         if job.model.mlp_act != "relu" or job.model.mlp_gated:
             return given
@@ -462,7 +464,7 @@ class Step:
         of them are of experts that lie apart."""
         shares = elements / self._parts
         if self.has_apart:
-            shares = shares + routed * (1.0 / self._sharers - 1.0 / self._parts)
+            shares = shares + routed * (1.0 / self.sharers - 1.0 / self._parts)
         made = np.minimum(self.trained * BYTES[self.job.formats.gradient] * shares, self.at_rest)
         if self.piped:
             made = np.where(self._waits_whole, self.trained * self.reduce * elements, made)
@@ -479,7 +481,7 @@ class Step:
         return np.asarray(self.managed & self.shards_gradients, np.bool_)
 
     @cached_property
-    def _sharers(self) -> Reals:
+    def sharers(self) -> Reals:
         """Ranks that share a gradient of the same experts where those lie apart, else of everything, (C, 1)."""
         return np.where(self.apart & self.shards_gradients, expert_shards(self.c)[:, None], self._parts) * 1.0
 
@@ -514,7 +516,7 @@ class Step:
     def _reduced(self, elements: Reals, *, routed: bool) -> Reals:
         if self.piped:
             return NONE
-        parts = self._sharers if routed else self._parts
+        parts = self.sharers if routed else self._parts
         joins = self.reduces & self.several & (self.shards_gradients | self.job.profile.replicas_wait)
         return np.where(joins, self.trained * self.reduce * elements / parts, 0.0)
 
@@ -647,7 +649,7 @@ class Step:
     def _when_reduced(self, gone: Reals, routed: Reals, stands: np.bool_) -> Reals:
         """What `routed` experts (C, K) that lie apart change when their unit is through, (..., C, S, K): their gradients and weights
         are gone, they are reduced in place of the layer above, and where none stood there are shards of gradients."""
-        gradient = self.reduce if self.piped else BYTES[self.job.formats.gradient] / self._sharers
+        gradient = self.reduce if self.piped else BYTES[self.job.formats.gradient] / self.sharers
         gradient = np.where(self.at_once | stands | ~self.at_rest.any(axis=1, keepdims=True), 0.0, gradient)
         weights = np.where(self.reshards, self.routed, 0.0 if self.piped else routed)
         change = self.trained * (gradient - np.where(self.at_once, 0.0, self.compute)) * routed - self.compute * weights

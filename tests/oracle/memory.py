@@ -887,6 +887,8 @@ class Stage:
             yield inside | {"gradients": ends, "gather_buffers": gathered + (0.0 if self.at_once else last)}
             return
         sent, (out, buffer) = self.q * self.r * self.X, self.output(self.X, self.sharers)
+        if self.zero < 2 or self.sharers == 1:
+            last = 0.0
         begins = self.earlier + self.fresh(done, routed)
         yield inside | {"gradients": begins, "gather_buffers": gathered + sent + self.q * self.c * bare}
         yield inside | {"gradients": ends + out, "gather_buffers": gathered + sent + last + buffer}
