@@ -364,7 +364,8 @@ def _experts_forward(step: Step) -> Iterator[Instant]:
 
 def _experts_backward(step: Step) -> Iterator[Instant]:
     """The same where backward computes it again, in each worst layer; and experts are reduced, or in a pipeline added to what
-    stands, while the rest of the layer before is gathered."""
+    stands, while the rest of the layer before is gathered. Where one rank has all of their state the last gradient is gone by then,
+    and what counts is when their inputs' gradients go back, through two more copies."""
     number = _numbers(0, 1, -2, -1)
     own = step.counts.layers / step.chunks
     layers = np.maximum(step.layers_of_chunk, 1.0)
@@ -408,14 +409,17 @@ def _experts_backward(step: Step) -> Iterator[Instant]:
         return
     sent = step.trained * step.reduce * step.routed
     every = step.trained * step.compute * step.layers.bare_experts
-    last = np.where(step.sharers > 1, last, 0.0)  # else the result is there when the gradient is gone
+    alone = step.sharers == 1
     made = {"gradients": step.earlier + step.fresh(*done), "gather_buffers": gathered + sent + every}
     yield _where_apart(step, LAYERS, kept | made)
     made = {
         "gradients": added(through, step.taking_over(step.routed, routed=True)),
-        "gather_buffers": added(gathered, sent + last, step.output(step.routed, routed=True)),
+        "gather_buffers": added(gathered, sent + np.where(alone, 0.0, last), step.output(step.routed, routed=True)),
     }
     yield _where_apart(step, LAYERS, kept | made)
+    back = kept["temporaries"] + 2.0 * step.layers.sent
+    made = {"gradients": through, "gather_buffers": gathered + sent, "temporaries": back}
+    yield _where_apart(step, LAYERS, kept | made, alone)
 
 
 def _where_apart(step: Step, moment: int, terms: Mapping[str, Reals], mask: Mask | bool = True) -> Instant:

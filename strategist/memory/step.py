@@ -175,10 +175,14 @@ class Layers:
         """Bytes beside what is kept when the experts of a layer have worked: what forward does not keep or backward computes
         again, and copies of the tokens `times` over. Four when the experts' results are put together, on both sides of the
         exchange before them, too; five when they have gone back."""
+        return self._of_routed(self.kept.rows(is_made_again_by_experts)) + times * self.sent
+
+    @cached_property
+    def sent(self) -> Reals:
+        """Bytes of the tokens that a rank sends to experts, once for each that it chose, (C, 1)."""
         job, c = self.job, self.group.candidates
         rows = (job.model.moe.top_k if job.model.moe else 0) * tokens(job, c) * job.model.hidden / routed_cut(c)
-        again = self._of_routed(self.kept.rows(is_made_again_by_experts))
-        return again + times * (rows * BYTES[job.formats.compute])[:, None]
+        return (rows * BYTES[job.formats.compute])[:, None]
 
     @cached_property
     def bare_experts(self) -> Reals:

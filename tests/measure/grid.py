@@ -157,7 +157,7 @@ EXPERTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("qwen2-57b-a14b", {"ep": 4, "tp": 2, "dp_shard": 4, "zero": 2, "sequence_parallel": True, "recompute": "full"}),
     (
         "mixtral-8x7b",
-        {"ep": 4, "tp": 2, "dp_shard": 4, "zero": 3, "pp": 2, "accumulation": 4, "sequence_parallel": True},
+        {"ep": 4, "tp": 2, "dp_shard": 4, "zero": 2, "pp": 2, "accumulation": 4, "sequence_parallel": True},
     ),
     ("mixtral-8x7b", {"ep": 4, "dp_replicate": 8, "accumulation": 2}),
     ("olmoe-1b-7b", {"ep": 4, "dp_replicate": 4, "recompute": "full"}),

@@ -887,11 +887,16 @@ class Stage:
             yield inside | {"gradients": ends, "gather_buffers": gathered + (0.0 if self.at_once else last)}
             return
         sent, (out, buffer) = self.q * self.r * self.X, self.output(self.X, self.sharers)
-        if self.zero < 2 or self.sharers == 1:
-            last = 0.0
+        alone = self.zero < 2 or self.sharers == 1
+        last = 0.0 if alone else last
         begins = self.earlier + self.fresh(done, routed)
         yield inside | {"gradients": begins, "gather_buffers": gathered + sent + self.q * self.c * bare}
         yield inside | {"gradients": ends + out, "gather_buffers": gathered + sent + last + buffer}
+        if alone:
+            moe = self.job.model.moe
+            more = 2 * self.whole / self.own_tokens * (moe.top_k if moe else 0)
+            back = {"gradients": ends, "gather_buffers": gathered + sent, "temporaries": inside["temporaries"] + more}
+            yield inside | back
 
     def _final(self, kind: LayerKind) -> float:
         """Elements of the weight that a layer lists last; a bias is nothing."""

@@ -54,7 +54,7 @@ def _wrapped(block: nn.Module, *, selective: bool) -> nn.Module:
 
 
 def _selective_contexts() -> tuple[Any, Any]:
-    forward, again = create_selective_checkpoint_contexts(partial(_policy, kept_operators()))  # type: ignore[no-untyped-call]
+    forward, again = create_selective_checkpoint_contexts(partial(_policy, kept_operators()))
     return forward, _Again(None, again.storage)  # type: ignore[no-untyped-call]  # the policy was asked in forward
 
 
@@ -65,7 +65,7 @@ class _Again(_CachedTorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "profiler":
             return func(*args, **(kwargs or {}))
-        return super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 def _policy(
