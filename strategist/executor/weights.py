@@ -248,7 +248,7 @@ def _holds(parameter: nn.Parameter, expert: int | None) -> bool:
 def _experts_here(parameter: nn.Parameter) -> list[int]:
     """The numbers of the experts of a stack (F, E, H) that lie on this rank."""
     numbers = torch.arange(parameter.shape[1]).view(1, -1, 1).expand(parameter.shape)
-    return cut_like(parameter, numbers)[:1, :, 0].flatten().tolist()  # type: ignore[no-any-return]
+    return cut_like(parameter, numbers)[:1, :, 0].flatten().tolist()
 
 
 def _require_same_router(folder: Path, shape: ModelShape) -> None:
