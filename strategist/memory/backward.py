@@ -304,7 +304,7 @@ def _last_matrix(kept: Kept, last: Reals) -> LayerInstant:
     """When the feed-forward part's last matrix has its gradient: beside it its input, the gradient of that and the stream's;
     under autocast the gradient is then cast, and the input gone."""
     job, c = kept.job, kept.c
-    casts = (is_plain_data_parallel(c) & (job.formats.compute != job.formats.parameter))[:, None]
+    casts = (is_plain_data_parallel(job.profile.has_units, c) & (job.formats.compute != job.formats.parameter))[:, None]
     freed = kept.rows(is_used_up) + np.where(casts, kept.rows(is_kept, "product"), 0.0)
     again = np.where(casts, 0.0, kept.rows(is_brought_back, "product"))
     gathered = (residual_C(job, c) - residual_C(job, c, whole=False))[:, None]

@@ -120,8 +120,9 @@ class Layers:
         whole = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute]
         again = np.where(sequence_cut(c) > 1, whole + 2.0 * residual_C(job, c, whole=False), 0.0)
         given = (whole + again)[:, None]
+        moe, is_ours = job.model.moe, job.profile.keeping.name == OURS
         if (
-            job.model.moe is not None and not job.model.moe.shared_ffn
+            is_ours and moe is not None and not moe.shared_ffn
         ):  # whole experts give each rank the sum for its own tokens
             given = np.where(routed_cut(c) > 1, residual_C(job, c, whole=False), whole + again)[:, None]
         if job.model.mlp_act != "relu" or job.model.mlp_gated:
@@ -297,7 +298,7 @@ class Step:
             BYTES[f] for f in (formats.compute, formats.reduce, formats.parameter)
         )
         self.piped = group.pp > 1
-        self.plain = is_plain_data_parallel(c)[:, None]
+        self.plain = is_plain_data_parallel(job.profile.has_units, c)[:, None]
         self.managed = is_managed(job, c)[:, None]
         self.reshards = shards_state(c, 3)[:, None]
         self.shards_gradients = shards_state(c, 2)[:, None]

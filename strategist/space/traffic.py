@@ -150,7 +150,7 @@ def _units(job: Job, group: Group) -> Reals:
     if not profile.has_units:
         return np.ones((len(c), len(units)))
     buckets = ddp_buckets(job.model, BYTES[job.formats.gradient] * job.trainable)
-    return np.where(is_plain_data_parallel(c), buckets, units[:, None]).T
+    return np.where(is_plain_data_parallel(profile.has_units, c), buckets, units[:, None]).T
 
 
 def _per_stage(group: Group, value_C: Reals) -> Reals:

@@ -49,16 +49,17 @@ def overhead(name: str) -> float:
     return float(next(row["value"] for row in rows("overheads") if row["name"] == name))
 
 
-def is_plain(layout: Layout) -> bool:
-    """DDP or one process under autocast; everything else runs on fully_shard or replicate."""
-    return bool(layout["zero"] < 2 and layout["tp"] == layout["pp"] == layout["ep"] == 1)
+def is_plain(job: Job, layout: Layout) -> bool:
+    """DDP or one process under autocast; everything else runs on fully_shard or replicate, in frameworks that have them experts too."""
+    in_units = job.profile.has_units and layout["ep"] > 1
+    return bool(layout["zero"] < 2 and layout["tp"] == layout["pp"] == 1 and not in_units)
 
 
 def uses_units(job: Job, layout: Layout) -> bool:
     """Weights lie in units of fully_shard or replicate."""
     ranks = layout["dp_replicate"] * layout["dp_shard"] * layout["cp"]
     alone = ranks == 1 and job.formats.compute == job.formats.parameter
-    return not is_plain(layout) and not alone and (layout["zero"] >= 2 or job.profile.has_units)
+    return not is_plain(job, layout) and not alone and (layout["zero"] >= 2 or job.profile.has_units)
 
 
 def tokens(job: Job, layout: Layout) -> float:
@@ -165,7 +166,7 @@ class Stage:
         self.q_ends = self.q if job.model.adapters is None else 0.0
         self.n = a["dp_shard"] * a["cp"]
         ranks = a["dp_replicate"] * self.n
-        self.plain = is_plain(a)
+        self.plain = is_plain(job, a)
         self.units = uses_units(job, a)
         self.reduces = self.units and not self.piped
         m = a["accumulation"]
@@ -426,6 +427,9 @@ class Stage:
         shape, cut = self.job.model, sequence_cut(self.a) > 1
         relu = shape.mlp_act == "relu" and not shape.mlp_gated
         held = self._worst_of_kinds(lambda kind: self._rows(kind, _kept, "product")) if relu else 0.0
+        is_ours = self.job.profile.keeping.name == OURS
+        if is_ours and shape.moe is not None and not shape.moe.shared_ffn and self.own_tokens > 1:
+            return held + self.stream
         return held + (2 * self.whole + 2 * self.stream if cut else self.whole)
 
     def update(self) -> tuple[int, dict[str, float]]:

@@ -195,7 +195,7 @@ def _data(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], whol
     units, layers, tensors, expert_units = 1, 1, 1, min(alone, 1)
     if job.profile.has_units:
         ends = (stage == 0) + (stage == layout["pp"] - 1) - (job.model.tied and layout["pp"] == 1)
-        units = _buckets(job) if is_plain(layout) else len(kinds) + ends
+        units = _buckets(job) if is_plain(job, layout) else len(kinds) + ends
         expert_units, layers, tensors = (
             alone,
             len(kinds),
@@ -259,7 +259,7 @@ def _beside(job: Job, layout: Layout, kinds: Sequence[LayerKind]) -> tuple[float
     quantised weights save on the way."""
     k = shards(layout) if layout["zero"] >= 2 else 1
     own, four = k * adapters.trained(job.model, kinds, k), k * adapters.packed(job.model, kinds, k)
-    in_buckets = is_plain(layout) or not job.profile.has_units
+    in_buckets = is_plain(job, layout) or not job.profile.has_units
     units = _buckets_of_adapters(job, kinds) if in_buckets else len(kinds)
     return own, units, (BYTES[job.formats.compute] - adapters.BITS / 8) * four
 
