@@ -71,7 +71,10 @@ TECHNIQUES = (
     Technique("TP x CP x FSDP", "tp=2,cp=2,dp_shard=2,zero=3,sequence_parallel=1,context_parallel=all-to-all"),
     Technique("EP", "ep=8,dp_shard=8,zero=3", model="olmoe-1b-7b"),
     Technique("EP x FSDP", "ep=4,dp_shard=8,zero=3", model="olmoe-1b-7b"),
-    Technique("EP with tensor-parallel experts", "ep=4,etp=2,tp=2,dp_shard=4,zero=3", model="olmoe-1b-7b"),
+    Technique("EP x PP", "ep=4,pp=2,dp_shard=4,zero=3", model="olmoe-1b-7b"),
+    Technique("EP x TP, whole experts", "ep=8,etp=1,tp=2,dp_shard=4,zero=3", model="deepseek-moe-16b"),
+    Technique("EP with tensor-parallel experts", "ep=4,etp=2,tp=2,dp_shard=4,zero=3", model="deepseek-moe-16b"),
+    Technique("EP x DDP", "ep=8,dp_replicate=8", model="olmoe-1b-7b"),
     Technique("recompute selective", f"{FSDP},recompute=selective"),
     Technique("recompute full", f"{FSDP},recompute=full"),
     Technique("offload optimizer", "dp_shard=8,zero=2,offload=optimizer"),
@@ -133,11 +136,13 @@ MISSING = (
     "times are physics with catalogue constants (docs/accuracy.md); `calibrate` fits factors to your own runs. Intervals of times are known by chip, not by framework and size, and those of memory are assumed.",
     "Of published runs: recompute of a part of the layers, weights of four bits, activations on the host. Predicted reserved memory knows "
     "streams and large blocks (docs/decisions/0047), not what small tensors break up; frameworks with one buffer of gradients reserve a measured share.",
-    "Expert parallelism beside tp, under ZeRO-0 and 1 and with offload.",
+    "Expert parallelism under ZeRO-1, and whole experts beside tensor parallelism without sequence parallelism. Of the search: offload beside "
+    "expert parallelism, which is run, traced and predicted.",
     "Context parallelism by ring with windows, selective recompute or, on GPUs, fp32; recompute of every n-th layer; "
     "memory-centric tiling.",
     "Nothing of ours ran on GPUs yet: the executor was tested on CPU ranks with gloo only.",
-    "Weights of mixtures neither leave nor come in as safetensors; a schedule of learning rates is a function of the step "
+    "Weights of mixtures other than Mixtral, OLMoE, Qwen2-MoE and Qwen3-MoE, and of those whose chosen experts' weights do not add up to one "
+    "(`norm_topk_prob` false, as OLMoE-1B-7B-0924 and Qwen1.5-MoE have it): they are not imported; a schedule of learning rates is a function of the step "
     "(`build(rate_of_step=...)`), not an object of torch's. What of faults is not promised stands in docs/reliability.md.",
     "The cost of `Session.step` beside a loop written by hand (`make bench-overhead`, bar 1.02): measured on a machine under load only, where "
     "FSDP2 was above the bar; no figure is committed.",

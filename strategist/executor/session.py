@@ -169,7 +169,8 @@ class Session:
         parameters = list(self.parts.model.parameters())
         complete_gradients(parameters)
         if self.job.expert_mesh is not None:
-            share_expert_gradients(parameters)
+            mesh = self.job.plan.mesh
+            share_expert_gradients(parameters, mesh.ep * mesh.etp / mesh.tp)
         self._tied.add_gradients()
         counted = (p for p in parameters if p is not self._tied.duplicate)
         norm = gradient_norm(counted, self._pipeline)

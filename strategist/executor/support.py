@@ -151,12 +151,14 @@ def _experts(plan: Plan) -> Iterator[Obstacle]:
 def _spread_experts(plan: Plan) -> Iterator[Obstacle]:
     """Whole experts on neighbouring ranks, as units of their own; what else a plan may ask for is not built."""
     mesh, strategy, moe = plan.mesh, plan.strategy, plan.model.moe
-    shards, experts = mesh.dp_shard * mesh.cp, 0 if moe is None else moe.experts
+    replicas = 1 if strategy.zero >= 2 else mesh.dp_replicate
+    sharers, experts = replicas * mesh.dp_shard * mesh.cp * mesh.tp // mesh.etp, 0 if moe is None else moe.experts
     reasons = {
-        f"tp {mesh.tp}, etp {mesh.etp}; both must be 1": (mesh.tp, mesh.etp) != (1, 1),
-        f"zero {strategy.zero}; it must be 2 or 3": strategy.zero < 2,
-        f"dp_shard x cp {shards}, which {mesh.ep} does not divide": shards % mesh.ep != 0,
-        f"offload {strategy.offload}": strategy.offload != "none",
+        f"tp {mesh.tp}, etp {mesh.etp}; etp must be 1 or tp": mesh.etp not in (1, mesh.tp),
+        f"tp {mesh.tp} without sequence_parallel, so that all its ranks hold the same tokens and each would send them to whole "
+        "experts": mesh.tp > mesh.etp and not strategy.sequence_parallel,
+        f"zero {strategy.zero}; it must be 0, 2 or 3": strategy.zero == 1,
+        f"{sharers} ranks that can share experts, which {mesh.ep} does not divide": sharers % mesh.ep != 0,
         f"{experts} experts, which {mesh.ep} does not divide": experts == 0 or experts % mesh.ep != 0,
         f"the order {', '.join(mesh.order)}": mesh.order != MESH_AXES,
     }
@@ -165,7 +167,7 @@ def _spread_experts(plan: Plan) -> Iterator[Obstacle]:
         mesh.ep,
         f"The executor cannot spread experts over ep = {mesh.ep} here: the plan has",
         reasons,
-        "Plan with tp 1, zero 2 or 3 and an ep that divides dp_shard, or with --pin ep=1.",
+        "Plan with zero 0, 2 or 3, an etp of 1 or tp and an ep that divides the ranks that share weights, or with --pin ep=1.",
     )
 
 
@@ -252,13 +254,13 @@ def _adapters(plan: Plan) -> Iterator[Obstacle]:
 def uses_fsdp(plan: Plan) -> bool:
     """True when parameters are wrapped by FSDP2 or its replicating twin, false for plain modules, DDP and ZeRO-1.
 
-    With tp or pp the twin is also used on one data rank when compute is lower than the parameters, because it brings
+    With tp, pp or ep the twin is also used on one data rank when compute is lower than the parameters, because it brings
     the casts.
     """
     mesh, formats = plan.mesh, plan.strategy.formats
     if plan.strategy.zero >= 2:
         return True
-    splits_model = mesh.tp > 1 or mesh.pp > 1
+    splits_model = max(mesh.tp, mesh.pp, mesh.ep) > 1
     return splits_model and (mesh.data_parallel * mesh.cp > 1 or formats.compute != formats.parameter)
 
 
@@ -337,7 +339,7 @@ def _tensor_parallel(plan: Plan) -> Iterator[Obstacle]:
     tp, shape = plan.mesh.tp, plan.model
     rows = [("heads", shape.heads), ("kv_heads", shape.kv_heads), ("ffn_hidden", shape.ffn_hidden)]
     if shape.moe is not None:
-        rows += [("moe.ffn", shape.moe.ffn), ("moe.shared_ffn", shape.moe.shared_ffn)]
+        rows += [("moe.ffn", shape.moe.ffn)] * (plan.mesh.etp > 1) + [("moe.shared_ffn", shape.moe.shared_ffn)]
     for name, value in rows:
         if value % tp:
             yield indivisible(f"model.{name}", value, f"tp = {tp} cannot split {name} = {value} evenly", "tp")

@@ -115,10 +115,10 @@ class Border(Entry):
         return super()._apply(module, device_mesh)
 
 
-def distribute(module: nn.Module, name: str, mesh: DeviceMesh, placement: Placement) -> None:
-    """Make the parameter `name` of a module a DTensor."""
+def distribute(module: nn.Module, name: str, mesh: DeviceMesh, *placements: Placement) -> None:
+    """Make the parameter `name` of a module a DTensor, with one placement per axis of the mesh."""
     whole = module.get_parameter(name)
-    part = distribute_tensor(whole.detach(), mesh, [placement])
+    part = distribute_tensor(whole.detach(), mesh, placements)
     module.register_parameter(name, nn.Parameter(part, requires_grad=whole.requires_grad))
 
 

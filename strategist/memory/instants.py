@@ -347,7 +347,7 @@ def _in_layer(step: Step, number: Column, worst: Callable[[Reals], LayerInstants
 def _experts_forward(step: Step) -> Iterator[Instant]:
     """Where experts are a unit of their own: they have worked in the last layer's forward, and their first buffer is still there
     where they were just gathered; then their results have gone back, and ZeRO-3 has given their weights back."""
-    gathers, output = step.compute * step.routed, NONE
+    gathers, output = np.where(step.shards_gradients, step.compute * step.routed, 0.0), NONE
     if step.piped:
         gathers = np.where(step.reshards, gathers + step.ahead_of_time, 0.0)
         output = step.stream * (1.0 - step.last)  # is not made yet
@@ -364,7 +364,8 @@ def _experts_forward(step: Step) -> Iterator[Instant]:
 
 def _experts_backward(step: Step) -> Iterator[Instant]:
     """The same where backward computes it again, in each worst layer; and experts are reduced, or in a pipeline added to what
-    stands, while the rest of the layer before is gathered."""
+    stands, while the rest of the layer before is gathered. Where one rank has all of their state the last gradient is gone by then,
+    and what counts is when their inputs' gradients go back, through two more copies."""
     number = _numbers(0, 1, -2, -1)
     own = step.counts.layers / step.chunks
     layers = np.maximum(step.layers_of_chunk, 1.0)
@@ -408,13 +409,17 @@ def _experts_backward(step: Step) -> Iterator[Instant]:
         return
     sent = step.trained * step.reduce * step.routed
     every = step.trained * step.compute * step.layers.bare_experts
+    alone = step.sharers == 1
     made = {"gradients": step.earlier + step.fresh(*done), "gather_buffers": gathered + sent + every}
     yield _where_apart(step, LAYERS, kept | made)
     made = {
         "gradients": added(through, step.taking_over(step.routed, routed=True)),
-        "gather_buffers": added(gathered, sent + last, step.output(step.routed, routed=True)),
+        "gather_buffers": added(gathered, sent + np.where(alone, 0.0, last), step.output(step.routed, routed=True)),
     }
     yield _where_apart(step, LAYERS, kept | made)
+    back = kept["temporaries"] + 2.0 * step.layers.sent
+    made = {"gradients": through, "gather_buffers": gathered + sent, "temporaries": back}
+    yield _where_apart(step, LAYERS, kept | made, alone)
 
 
 def _where_apart(step: Step, moment: int, terms: Mapping[str, Reals], mask: Mask | bool = True) -> Instant:

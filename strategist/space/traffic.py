@@ -28,6 +28,7 @@ from strategist.space.shares import (
     is_managed,
     is_plain_data_parallel,
     layers,
+    routed_cut,
     sequence_cut,
     state_shards,
     tokens,
@@ -135,12 +136,13 @@ def _updates(job: Job, group: Group) -> Reals | float:
 
 
 def _experts(job: Job, group: Group, full: Elements) -> Shared:
-    """Routed experts are sent with the rest of their layer where the same ranks share both; their new weights with those of the
-    other tensors."""
+    """Routed experts are sent with the rest of their layer where the same ranks share both, and our executor's ep does not make units
+    of them; their new weights with those of the other tensors."""
     is_moe = np.array([any(matrix.is_expert for matrix in layer.matrices) for layer in layers(job.model)])
-    c = group.candidates
-    alone = on_stages(c["ep"] * c["etp"] != c["tp"], (group.layers_SK * is_moe).sum(axis=1) * 1.0)
-    shards, has_units = expert_shards(c), job.profile.has_units
+    c, has_units = group.candidates, job.profile.has_units
+    has_own = (c["ep"] * c["etp"] != c["tp"]) | (has_units & (c["ep"] > 1))
+    alone = on_stages(has_own, (group.layers_SK * is_moe).sum(axis=1) * 1.0)
+    shards = expert_shards(c)
     units = alone if has_units else np.minimum(alone, 1.0)
     none = np.zeros_like(full.experts)
     return Shared(full.experts, full.experts, none, shards, units, units, 0.0 if has_units else units)
@@ -155,7 +157,7 @@ def _units(job: Job, group: Group) -> Reals:
     if not profile.has_units:
         return np.ones((len(c), len(units)))
     buckets = ddp_buckets(job.model, BYTES[job.formats.gradient] * job.trainable)
-    return np.where(is_plain_data_parallel(c), buckets, units[:, None]).T
+    return np.where(is_plain_data_parallel(profile.has_units, c), buckets, units[:, None]).T
 
 
 def _per_stage(group: Group, value_C: Reals) -> Reals:
@@ -189,7 +191,8 @@ def _exchanges(job: Job, group: Group) -> Reals:
 
 def _tensor(job: Job, group: Group) -> tuple[Traffic, ...]:
     """Megatron cuts: two all-reduces forward and two backward per layer, or an all-gather and a reduce-scatter in place
-    of each under sequence parallelism (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2). The embedding adds a
+    of each under sequence parallelism (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2); half as many where our experts lie
+    whole and no shared ones are cut. The embedding adds a
     reduction forward, the head one backward (and their mirror images under sequence parallelism); the loss over a cut
     vocabulary reduces three numbers per token. Full recompute repeats the first of the two forward reductions (it stops
     when what backward needs is there), and any recompute repeats the all-gathers."""
@@ -200,8 +203,12 @@ def _tensor(job: Job, group: Group) -> tuple[Traffic, ...]:
     narrow = hidden / BYTES[job.formats.compute] * job.cast_width if job.gathers_cast else hidden
     numbers = _per_stage(group, tokens(job, c) * 4.0)
     passes, full = _layer_passes_CS(group), c.is_word("recompute", "full")[:, None]
-    blocks = passes * np.where(full, 5.0, 4.0)
-    gathers = passes * np.where(c.is_word("recompute", "none")[:, None], 4.0, 6.0)
+    parts = passes - _uncut_CS(job, group)
+    gated = job.model.moe is not None and job.model.moe.shared_gate
+    blocks = passes * np.where(full, 3.0, 2.0) + parts * 2.0
+    if gated:
+        blocks = blocks + np.where(full, _regathered_CS(job, group), 0.0)
+    gathers = (passes + parts) * np.where(c.is_word("recompute", "none")[:, None], 2.0, 3.0)
     first, last = (on_stages(_micro(group)[:, 0], at) for at in (group.is_first, group.is_last))
     sequence = (c["sequence_parallel"] > 0)[:, None]
     ends = first + last
@@ -213,6 +220,20 @@ def _tensor(job: Job, group: Group) -> tuple[Traffic, ...]:
         Traffic("tp", "reduce_scatter", hidden, scattered, "tp", "nothing"),
         Traffic("tp", "all_reduce", numbers, 3.0 * last, "tp", "nothing"),
     )
+
+
+def _regathered_CS(job: Job, group: Group) -> Reals:
+    """Layers of each stage times micro-batches in which our experts lie whole beside tensor parallelism, (C, S)."""
+    c = group.candidates
+    lies_whole = (routed_cut(c) > 1) & (c["ep"] > 1) & job.profile.has_units
+    moe_layers = (group.layers_SK * np.array([kind.ffn == "moe" for kind in kinds(job.model)])).sum(axis=1)
+    return on_stages(_micro(group)[:, 0] * lies_whole, moe_layers)
+
+
+def _uncut_CS(job: Job, group: Group) -> Reals | float:
+    """The same, as far as tensor parallelism then has nothing to cut in the feed-forward part."""
+    moe = job.model.moe
+    return 0.0 if moe is None or moe.shared_ffn else _regathered_CS(job, group)
 
 
 def _whole_weights(job: Job, group: Group) -> Iterator[Traffic]:
@@ -271,11 +292,12 @@ def _context(job: Job, group: Group) -> tuple[Traffic, ...]:
 
 
 def _expert(job: Job, group: Group) -> tuple[Traffic, ...]:
-    """Tokens go to their experts and come back, forward and backward (GShard: Lepikhin et al. 2020, arXiv 2006.16668)."""
+    """Tokens go to their experts and come back, forward and backward (GShard: Lepikhin et al. 2020, arXiv 2006.16668). Our ranks that
+    cut the same experts each send all of them."""
     moe, c = job.model.moe, group.candidates
     if moe is None:
         return ()
-    rows = tokens(job, c) / sequence_cut(c) * moe.top_k
+    rows = tokens(job, c) / (routed_cut(c) if job.profile.has_units else sequence_cut(c)) * moe.top_k
     sent = _per_stage(group, rows * _distinct(job, c) * (moe.latent or job.model.hidden) * BYTES[job.formats.compute])
     is_moe = np.array([any(matrix.is_expert for matrix in layer.matrices) for layer in layers(job.model)])
     passes = on_stages(_micro(group)[:, 0], (group.layers_SK * is_moe).sum(axis=1))

@@ -39,6 +39,10 @@ NVME4 = {"dp_shard": 4, "zero": 3, "offload": "nvme", "micro_batch": 2}
 EP2 = {"dp_shard": 2, "zero": 3, "ep": 2, "micro_batch": 4}
 EP_FSDP = {"dp_shard": 4, "zero": 3, "ep": 2, "micro_batch": 2}
 EP4 = {"dp_shard": 4, "zero": 2, "ep": 4, "micro_batch": 2}
+EP_ETP = {"tp": 2, "etp": 2, "ep": 2, "dp_shard": 2, "zero": 3, "micro_batch": 4}
+EP_TP = {"tp": 2, "ep": 4, "dp_shard": 2, "zero": 2, "micro_batch": 4, "sequence_parallel": True}
+EP_DDP = {"dp_replicate": 2, "ep": 2, "micro_batch": 4}
+EP_HOST = {"dp_shard": 2, "zero": 3, "ep": 2, "offload": "parameters", "micro_batch": 4}
 
 EIGHT = {"optimizer": "adamw8bit"}
 WIDE = tiny_llama(hidden=512, head_dim=64)
@@ -52,6 +56,7 @@ CHAINS: dict[str, tuple[dict[str, Any], ...]] = {
     "experts apart, copies on the host": (EP2, HOST, EP_FSDP, SINGLE, EP2),
     "further experts and copies": (HOST, EP4, TP_HOST, HOST, EP_FSDP),
     "a drive, memory, another drive": (NVME2, TP_PP, NVME4, ZERO1, NVME2),
+    "experts beside everything": (EP_ETP, EP_TP, EP_DDP, EP_HOST, SINGLE),
 }
 IN_CI = (
     "dp4 to tp2-pp2 to single and back",

@@ -154,10 +154,21 @@ MOE = (
     Case("cp2-ring-fsdp2", RING | SHARDED, SHARED_EXPERT, ragged=True, clip=0.5),
     Case("ep2", SHARDED | {"ep": 2, "accumulation": 2, "recompute": "full"}, SHARED_EXPERT, ragged=True, clip=0.5),
     Case("ep2-fsdp4", {"dp_shard": 4, "zero": 3, "ep": 2, "recompute": "selective"}, ragged=True, clip=0.5),
-    Case("ep4-zero2", {"dp_shard": 4, "zero": 2, "ep": 4, "accumulation": 2}, {"moe": {"top_k": 1}}, ragged=True, clip=0.5),
+    Case("ep4-zero2", {"dp_shard": 4, "zero": 2, "ep": 4, "accumulation": 2, "recompute": "selective"}, {"moe": {"top_k": 1}}, ragged=True, clip=0.5),
     Case("ep2-hsdp", SHARDED | PLAIN | {"ep": 2}, FIRST_DENSE, ragged=True, clip=0.5),
     Case("ep2-cp2", RING | {"zero": 3, "ep": 2, "recompute": "full"}, SHARED_EXPERT, ragged=True, clip=0.5),
     Case("pp2-ep2", {"pp": 2, "dp_shard": 2, "zero": 3, "ep": 2, "accumulation": 2}, FIRST_DENSE, ragged=True, clip=0.5),
+    Case("ep2-etp2", TP_MOE | SHARDED | {"ep": 2, "accumulation": 2}, SHARED_EXPERT, ragged=True, clip=0.5),
+    Case("ep2-etp2-sp", TP_MOE | SP | SHARDED | {"ep": 2, "recompute": "full"}, FIRST_DENSE, ragged=True, clip=0.5),
+    Case("tp2-ep2", SP | SHARDED | {"ep": 2, "accumulation": 2}, SHARED_EXPERT, ragged=True, clip=0.5),
+    Case("tp2-ep4", SP | {"dp_shard": 2, "zero": 2, "ep": 4, "recompute": "selective"}, FIRST_DENSE, ragged=True, clip=0.5),
+    Case("tp2-ep2-alone", SP | {"ep": 2, "accumulation": 2}, ragged=True, clip=0.5),
+    Case("ep2-ddp2", PLAIN | {"ep": 2, "accumulation": 2}, SHARED_EXPERT, ragged=True, clip=0.5),
+    Case("ep2-ddp4", {"dp_replicate": 4, "ep": 2, "recompute": "full"}, FIRST_DENSE, ragged=True, clip=0.5),
+    Case("ep2-zero2-offload-optimizer", {"dp_shard": 4, "zero": 2, "ep": 2, "offload": "optimizer"}, SHARED_EXPERT, ragged=True, clip=0.5),
+    Case("ep2-zero3-offload", SHARDED | {"ep": 2, "offload": "parameters", "accumulation": 2}, ragged=True, clip=0.5),
+    Case("ep2-zero3-offload-nvme", SHARDED | {"ep": 2, "offload": "nvme"}, SHARED_EXPERT, ragged=True, clip=0.5),
+
 )  # fmt: skip
 ADAPTED = {"adapters": Adapters(rank=3, alpha=6, targets=("q", "k", "v", "o", "gate", "up", "down"))}
 LORA = (
@@ -174,7 +185,17 @@ CASES += tuple(replace(case, name=f"gpt-{case.name}", model=tiny_gpt2) for case 
 CASES += tuple(replace(case, name=f"moe-{case.name}", model=tiny_mixtral) for case in MOE)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+BY_NIGHT = (
+    "moe-ep2-etp2", "moe-tp2-ep4", "moe-tp2-ep2-alone", "moe-ep2-ddp4", "moe-ep2-zero2-offload-optimizer", "moe-ep2-zero3-offload-nvme",
+)  # fmt: skip
+"""Cases whose parts are all in others that the ci suite runs."""
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=pytest.mark.nightly if case.name in BY_NIGHT else ()) for case in CASES],
+    ids=lambda case: case.name,
+)
 def test_training_equals_one_process(case: Case) -> None:
     """Losses, gradient norms and final parameters of five AdamW steps are those of one process, on every rank."""
     from tests.executor.harness import run_ranks

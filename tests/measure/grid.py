@@ -151,6 +151,18 @@ EXPERTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("deepseek-moe-16b", {"ep": 4, "dp_shard": 4, "zero": 3, "accumulation": 3}),
     ("olmoe-1b-7b", {"ep": 2, "dp_shard": 4, "dp_replicate": 2, "zero": 3, "accumulation": 3}),
     ("olmoe-1b-7b", {"ep": 2, "dp_shard": 4, "zero": 3, "pp": 2, "accumulation": 4}),
+    ("mixtral-8x7b", {"ep": 4, "tp": 2, "etp": 2, "dp_shard": 4, "zero": 3, "sequence_parallel": True}),
+    ("mixtral-8x7b", {"ep": 2, "tp": 2, "etp": 2, "dp_shard": 4, "zero": 2, "recompute": "full", "accumulation": 2}),
+    ("mixtral-8x7b", {"ep": 8, "tp": 2, "dp_shard": 8, "zero": 3, "sequence_parallel": True}),
+    ("qwen2-57b-a14b", {"ep": 4, "tp": 2, "dp_shard": 4, "zero": 2, "sequence_parallel": True, "recompute": "full"}),
+    (
+        "mixtral-8x7b",
+        {"ep": 4, "tp": 2, "dp_shard": 4, "zero": 2, "pp": 2, "accumulation": 4, "sequence_parallel": True},
+    ),
+    ("mixtral-8x7b", {"ep": 4, "dp_replicate": 8, "accumulation": 2}),
+    ("olmoe-1b-7b", {"ep": 4, "dp_replicate": 4, "recompute": "full"}),
+    ("olmoe-1b-7b", {"ep": 4, "dp_shard": 8, "zero": 2, "offload": "optimizer", "accumulation": 2}),
+    ("olmoe-1b-7b", {"ep": 4, "dp_shard": 8, "zero": 3, "offload": "parameters"}),
 )
 """Models and layouts whose ranks share experts."""
 

@@ -49,16 +49,17 @@ def overhead(name: str) -> float:
     return float(next(row["value"] for row in rows("overheads") if row["name"] == name))
 
 
-def is_plain(layout: Layout) -> bool:
-    """DDP or one process under autocast; everything else runs on fully_shard or replicate."""
-    return bool(layout["zero"] < 2 and layout["tp"] == layout["pp"] == 1)
+def is_plain(job: Job, layout: Layout) -> bool:
+    """DDP or one process under autocast; everything else runs on fully_shard or replicate, in frameworks that have them experts too."""
+    in_units = job.profile.has_units and layout["ep"] > 1
+    return bool(layout["zero"] < 2 and layout["tp"] == layout["pp"] == 1 and not in_units)
 
 
 def uses_units(job: Job, layout: Layout) -> bool:
     """Weights lie in units of fully_shard or replicate."""
     ranks = layout["dp_replicate"] * layout["dp_shard"] * layout["cp"]
     alone = ranks == 1 and job.formats.compute == job.formats.parameter
-    return not is_plain(layout) and not alone and (layout["zero"] >= 2 or job.profile.has_units)
+    return not is_plain(job, layout) and not alone and (layout["zero"] >= 2 or job.profile.has_units)
 
 
 def tokens(job: Job, layout: Layout) -> float:
@@ -82,6 +83,7 @@ def _bytes_of(
     sp = sequence_cut(layout)
     ways = {"sequence": sp, "heads": layout["tp"], "whole": 1, "dispatched": max(1, sp // layout["etp"])}
     ways["exchanged"] = layout["tp"] if layout["context_parallel"] == "all-to-all" else inf
+    ways["regathered"] = 1 if ways["dispatched"] > 1 else inf
     total = 0.0
     for tensor in saved_tensors(job.model, kind, habits_of(job)):
         if (tensor.cut_only and layout["tp"] == 1) or (wanted is _used and tensor.part == "rest"):
@@ -164,7 +166,7 @@ class Stage:
         self.q_ends = self.q if job.model.adapters is None else 0.0
         self.n = a["dp_shard"] * a["cp"]
         ranks = a["dp_replicate"] * self.n
-        self.plain = is_plain(a)
+        self.plain = is_plain(job, a)
         self.units = uses_units(job, a)
         self.reduces = self.units and not self.piped
         m = a["accumulation"]
@@ -178,8 +180,9 @@ class Stage:
         self.whole = self.T * self.h * self.c
         self.wl = self.w.widest / a["tiling"]
         is_ours = job.profile.keeping.name == OURS and job.model.moe is not None
-        self.apart = self.units and self.zero >= 2 and a["ep"] > 1 and is_ours
+        self.apart = self.units and a["ep"] > 1 and is_ours
         self.sharers = int(expert_shards(a))
+        self.own_tokens = max(1, sequence_cut(a) // a["etp"])  # ranks that send an expert's tokens between them
         self.D, self.X = self._units_of_layers() if self.apart else (self.wl, 0.0)
         self.wire = adapters.travelling(job)
         self.head = vocabulary(job.model, a["tp"], 1) if self.last else 0
@@ -224,7 +227,8 @@ class Stage:
     def _units_of_layers(self) -> tuple[float, float]:
         """Elements of the largest unit of a layer without its experts, and of that of its experts, with padding."""
         shape, a, sorts = self.job.model, self.a, layer_counts(self.job.model)
-        rest = max(self.n * dense_of_layer(shape, kind, a["tp"], self.n) for kind in sorts)
+        parts = self.n if self.zero >= 2 else 1
+        rest = max(parts * dense_of_layer(shape, kind, a["tp"], parts) for kind in sorts)
         ranks = self.sharers
         routed = max(ranks * experts_of_layer(shape, kind, a["ep"], a["etp"], ranks) for kind in sorts)
         return float(rest), float(routed)
@@ -423,6 +427,9 @@ class Stage:
         shape, cut = self.job.model, sequence_cut(self.a) > 1
         relu = shape.mlp_act == "relu" and not shape.mlp_gated
         held = self._worst_of_kinds(lambda kind: self._rows(kind, _kept, "product")) if relu else 0.0
+        is_ours = self.job.profile.keeping.name == OURS
+        if is_ours and shape.moe is not None and not shape.moe.shared_ffn and self.own_tokens > 1:
+            return held + self.stream
         return held + (2 * self.whole + 2 * self.stream if cut else self.whole)
 
     def update(self) -> tuple[int, dict[str, float]]:
@@ -615,15 +622,16 @@ class Stage:
 
     def _experts_before(self, kind: LayerKind) -> LayerAt:
         moe = self.job.model.moe
-        given = 2 * self.whole * (moe.top_k if moe else 0)
+        given = 2 * self.whole / self.own_tokens * (moe.top_k if moe else 0)
         back = self._rows(kind, _again)
         shared = self._elements(kind, lambda name: name.startswith("shared"))
-        return LayerAt(given + self._whole_stream() + back, self._rows(kind, _used), shared)
+        stream = self._whole_stream() if self.own_tokens == 1 else self.stream
+        return LayerAt(given + stream + back, self._rows(kind, _used), shared)
 
     def _experts_behind(self, kind: LayerKind) -> LayerAt:
         """One gradient per expert for each matrix, and the first matrix's put together."""
         moe = self.job.model.moe
-        streams = self.whole * ((moe.top_k if moe else 0) + bool(moe and moe.shared_ffn))
+        streams = self.whole / self.own_tokens * ((moe.top_k if moe else 0) + bool(moe and moe.shared_ffn))
         matrices = 3 if self.job.model.mlp_gated else 2
         routed = self._elements(kind, lambda name: name.startswith("expert"))
         freed = self._rows(kind, _kept, "inside", "product") + self._rows(kind, _used, "mixer", "ffn")
@@ -636,7 +644,7 @@ class Stage:
         moe, shape, a = self.job.model.moe, self.job.model, self.a
         copies, experts = (moe.top_k, -(-moe.experts // a["ep"])) if moe else (0, 1)
         width = moe.ffn / a["etp"] / experts if moe else 0.0
-        one, every = self.T * copies * width * self.c, self.whole * copies
+        one, every = (size * copies / self.own_tokens for size in (self.T * width * self.c, self.whole))
         matrices = 3 if shape.mlp_gated else 2
         own = self.c * self._elements(kind, lambda name: name.startswith("expert")) / matrices / experts
         kept = a["recompute"] == "none"
@@ -818,14 +826,14 @@ class Stage:
         late = _made_behind_experts
         again = _bytes_of(self.job, self.a, kind, _again, named=lambda name: not late(name))
         later = _bytes_of(self.job, self.a, kind, _kept, named=late)
-        return again + copies * self.whole * (moe.top_k if moe else 0), later
+        return again + copies * self.whole / self.own_tokens * (moe.top_k if moe else 0), later
 
     def _experts_forward(self) -> Iterator[tuple[int, dict[str, float]]]:
         """The last layer's forward: its experts have worked, the buffer they were gathered into still lies there; then their
         results went back, and ZeRO-3 has given their weights back."""
         if self.piped and not self.at.alternates:
             return
-        flat = self.c * self.X
+        flat = self.c * self.X if self.zero >= 2 else 0.0
         if self.piped:
             flat = flat + self.early if self.zero == 3 else 0.0
         for gathered, copies in ((1, 4), (0, 5)):
@@ -883,9 +891,16 @@ class Stage:
             yield inside | {"gradients": ends, "gather_buffers": gathered + (0.0 if self.at_once else last)}
             return
         sent, (out, buffer) = self.q * self.r * self.X, self.output(self.X, self.sharers)
+        alone = self.zero < 2 or self.sharers == 1
+        last = 0.0 if alone else last
         begins = self.earlier + self.fresh(done, routed)
         yield inside | {"gradients": begins, "gather_buffers": gathered + sent + self.q * self.c * bare}
         yield inside | {"gradients": ends + out, "gather_buffers": gathered + sent + last + buffer}
+        if alone:
+            moe = self.job.model.moe
+            more = 2 * self.whole / self.own_tokens * (moe.top_k if moe else 0)
+            back = {"gradients": ends, "gather_buffers": gathered + sent, "temporaries": inside["temporaries"] + more}
+            yield inside | back
 
     def _final(self, kind: LayerKind) -> float:
         """Elements of the weight that a layer lists last; a bias is nothing."""
