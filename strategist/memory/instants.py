@@ -67,7 +67,14 @@ def instants(
         heads, bodies = in_situation(every.of(slice(2))), in_situation(every.of(slice(1, None)))
     else:
         heads = bodies = in_situation(schedule.at(*firsts))
+    if schedule.splits:
+        from strategist.memory.weight_passes import sent_gradients_CS, split_instants  # of a schedule that is rarely asked for
+
+        own, sent = tuple(split_instants(job, group, in_situation)), sent_gradients_CS(bodies)
+    else:
+        own, sent = (), NONE
     return (
+        *own,
         *_loss(heads),
         *_head(heads),
         _head_accumulated(heads),
@@ -75,9 +82,15 @@ def instants(
         *_layers(bodies),
         *((*_experts_forward(bodies), *_experts_backward(bodies)) if bodies.has_apart else ()),
         *_end_of_pass(bodies),
-        *_reductions(bodies),
-        _update(bodies),
+        *(_beside(sent, instant) for instant in (*_reductions(bodies), _update(bodies))),
     )
+
+
+def _beside(sent: Reals, instant: Instant) -> Instant:
+    """The instant with more temporaries, if there are any."""
+    if sent is NONE:
+        return instant
+    return Instant(instant.moment, {**instant.terms, "temporaries": added(instant.terms.get("temporaries", NONE), sent)})
 
 
 def _gathering(step: Step) -> tuple[Instant, Instant]:

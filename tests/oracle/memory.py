@@ -27,6 +27,7 @@ from tests.oracle.parameters import (
 )
 from tests.oracle.reserved import by_blocks, reserved
 from tests.oracle.schedules import Around, around
+from tests.oracle.split_passes import split_instants
 from tests.oracle.stages import Layout, stage_kinds
 
 Wanted = Callable[[tuple[str, ...], str], bool]
@@ -129,6 +130,8 @@ def in_flight(layout: Layout, stage: int) -> float:
         return float(m)
     if layout["schedule"] == "1f1b":
         return float(min(m, pp - stage))
+    if layout["schedule"] == "zb_h1":
+        return float(min(m, pp))
     return float(min(m * v, 2 * (pp - stage - 1) + (v - 1) * pp + 1) / v)
 
 
@@ -986,8 +989,11 @@ def instants(
         yield from step.heads()
     for step in bodies:
         yield from (*step.forward(), *step.bodies())
-    yield from again.reductions()
-    yield again.update()
+    splits = layout["schedule"] == "zb_h1" and stage > 0
+    yield from split_instants(lambda at: Stage(job, layout, stage, kinds, at)) if splits else ()
+    sent = m * again.stream if splits else 0.0
+    for moment, terms in (*again.reductions(), again.update()):
+        yield moment, terms | {"temporaries": terms.get("temporaries", 0.0) + sent}
 
 
 def _at_heads(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> list[Stage]:
