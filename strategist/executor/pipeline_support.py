@@ -87,7 +87,9 @@ def _micro_batches(plan: Plan) -> Iterator[Obstacle]:
     if schedule in ("1f1b", "looped_bfs") and count < pp:
         yield _too_few(count, f"{schedule} over {pp} stages needs at least {pp} micro-batches; the plan has {count}.")
     if schedule in ("interleaved", "zb_h1") and (count < pp or count % pp):
-        yield _too_few(count, f"{schedule} over {pp} stages needs a multiple of {pp} micro-batches; the plan has {count}.")
+        yield _too_few(
+            count, f"{schedule} over {pp} stages needs a multiple of {pp} micro-batches; the plan has {count}."
+        )
 
 
 def _two_parts(plan: Plan) -> Iterator[Obstacle]:

@@ -59,7 +59,8 @@ def instants(
         )
     schedule = Schedule(group)
     if at_loss:
-        return _loss(in_situation(schedule.at(schedule.second_of_last_chunk())))
+        at_most = _loss(in_situation(schedule.at(schedule.second_of_last_chunk())))
+        return _in_two_parts(group, in_situation, at_most, at_loss=True) if schedule.splits else at_most
     firsts = schedule.first_of_first_chunk(), schedule.second_of_first_chunk()
     if schedule.has_chunks:
         second = schedule.second_of_last_chunk()
@@ -67,14 +68,7 @@ def instants(
         heads, bodies = in_situation(every.of(slice(2))), in_situation(every.of(slice(1, None)))
     else:
         heads = bodies = in_situation(schedule.at(*firsts))
-    if schedule.splits:
-        from strategist.memory.weight_passes import sent_gradients_CS, split_instants  # of a schedule that is rarely asked for
-
-        own, sent = tuple(split_instants(job, group, in_situation)), sent_gradients_CS(bodies)
-    else:
-        own, sent = (), NONE
-    return (
-        *own,
+    passes = (
         *_loss(heads),
         *_head(heads),
         _head_accumulated(heads),
@@ -82,15 +76,31 @@ def instants(
         *_layers(bodies),
         *((*_experts_forward(bodies), *_experts_backward(bodies)) if bodies.has_apart else ()),
         *_end_of_pass(bodies),
-        *(_beside(sent, instant) for instant in (*_reductions(bodies), _update(bodies))),
     )
+    end = (*_reductions(bodies), _update(bodies))
+    if schedule.splits:
+        return (*_in_two_parts(group, in_situation, passes), *_with_sent(bodies, end))
+    return (*passes, *end)
 
 
-def _beside(sent: Reals, instant: Instant) -> Instant:
-    """The instant with more temporaries, if there are any."""
-    if sent is NONE:
-        return instant
-    return Instant(instant.moment, {**instant.terms, "temporaries": added(instant.terms.get("temporaries", NONE), sent)})
+def _in_two_parts(
+    group: Group, in_situation: Callable[[Situation], Step], whole: tuple[Instant, ...], *, at_loss: bool = False
+) -> tuple[Instant, ...]:
+    """Where backward passes come in two parts their instants, elsewhere those of `whole` ones."""
+    from strategist.memory.weight_passes import split_instants, whole_instants  # of a schedule that is rarely asked for
+
+    parts = tuple(split_instants(group, in_situation))
+    return (*whole_instants(group, whole), *(part for part in parts if part.is_loss or not at_loss))
+
+
+def _with_sent(step: Step, end: tuple[Instant, ...]) -> tuple[Instant, ...]:
+    """The instants behind all passes, with gradients that were sent and are not let go of."""
+    from strategist.memory.weight_passes import sent_gradients_CS
+
+    sent = sent_gradients_CS(step)
+    return tuple(
+        Instant(at.moment, {**at.terms, "temporaries": added(at.terms.get("temporaries", NONE), sent)}) for at in end
+    )
 
 
 def _gathering(step: Step) -> tuple[Instant, Instant]:

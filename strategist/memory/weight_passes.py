@@ -10,7 +10,7 @@ which the second part alone is left. The first stage has no input to give a grad
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 
 import numpy as np
@@ -25,7 +25,7 @@ from strategist.memory.saved import Cut
 from strategist.memory.situations import Situation
 from strategist.memory.step import END, LAYERS, LOSS, Instant, Step
 from strategist.records import dataclass, replace
-from strategist.space.candidates import Column, Reals, total_of
+from strategist.space.candidates import Column, Mask, Reals, total_of
 from strategist.space.shares import Group, sequence_cut, tokens
 
 Widths = dict[Cut, float]
@@ -65,7 +65,7 @@ class Progress:
         others, stands = self.held - 1.0, self.done > 0
         yes, none = np.ones_like(stands), np.zeros_like(others)
         return Situation(
-            others, others, none, yes, yes, stands, stands * 1.0, stands, stands, none, ~yes, self.sent > 0, yes
+            others, others, others, yes, yes, stands, stands * 1.0, stands, stands, none, ~yes, self.sent > 0, yes
         )
 
 
@@ -125,11 +125,15 @@ class Waiting:
 
     @cached_property
     def read_by_products(self) -> Reals:
-        """Activations that nothing but products read, which their second part frees: both norms' results, the last matrix's input, and
-        what the head reads."""
+        """Activations that nothing but products and norms read, which their second part frees: both norms' inputs, of which the first lies
+        in a receive buffer, and results, the last matrix's input, and what the last norm and the head read."""
         shape = self.job.model
-        layer = self._bytes({"whole": 2.0 * shape.hidden, "heads": 1.0 * shape.ffn_hidden})
-        return self._of_all_layers(layer) + on_stages(self._bytes({"whole": shape.hidden}), self.group.is_last)
+        normed = {"sequence": _normed(shape), "whole": 1.0 * shape.hidden}
+        layer = self._bytes(
+            {"sequence": 2.0 * _normed(shape), "whole": 2.0 * shape.hidden, "heads": 1.0 * shape.ffn_hidden}
+        )
+        first = self._bytes({"sequence": _normed(shape)})
+        return self._of_all_layers(layer) + on_stages(self._bytes(normed), self.group.is_last) - first[:, None]
 
     def ends(self, step: Step) -> tuple[Reals, Reals]:
         """Elements of the weights whose gradients come first and last, (P, C, S): in the order in which the model lists them, a tied
@@ -154,16 +158,26 @@ class Waiting:
         return self._token * total_of(width / self._divisors[cut] for cut, width in widths.items())
 
 
-def split_instants(job: Job, group: Group, in_situation: Callable[[Situation], Step]) -> Iterator[Instant]:
+def split_instants(group: Group, in_situation: Callable[[Situation], Step]) -> Iterator[Instant]:
     """The instants of stages whose backward passes come in two parts; nothing on others, and on the first stage."""
-    turns, waiting = Turns(group), Waiting(job, group)
-    where = on_stages(group.candidates.is_word("schedule", "zb_h1"), ~group.is_first)
+    turns = Turns(group)
     first, second = turns.first_parts(), turns.second_parts()
-    parts = (
-        *_first_part(in_situation(first.situation()), first, waiting),
-        *_second_part(in_situation(second.situation()), second, waiting),
-    )
-    for instant in parts:
+    yield from _only(_splits(group), _first_part(in_situation(first.situation()), first))
+    yield from _only(_splits(group), _second_part(in_situation(second.situation()), second))
+
+
+def whole_instants(group: Group, instants: Iterable[Instant]) -> Iterator[Instant]:
+    """The instants of backward passes in one part, and nothing on stages whose passes come in two."""
+    return _only(~_splits(group), instants)
+
+
+def _splits(group: Group) -> Mask:
+    """Stages whose backward passes come in two parts, (C, S)."""
+    return np.asarray(on_stages(group.candidates.is_word("schedule", "zb_h1"), ~group.is_first))
+
+
+def _only(where: Mask, instants: Iterable[Instant]) -> Iterator[Instant]:
+    for instant in instants:
         yield replace(instant, terms={name: np.where(where, held, 0.0) for name, held in instant.terms.items()})
 
 
@@ -179,10 +193,11 @@ def _loose(step: Step, elements: Reals) -> Reals:
     return np.where(step.at_once, 0.0, step.trained * step.compute * elements)
 
 
-def _first_part(step: Step, at: Progress, waiting: Waiting) -> Iterator[Instant]:
+def _first_part(step: Step, at: Progress) -> Iterator[Instant]:
     """The loss's backward; then attention's, in the layer that comes first and in the one that comes last, by which what the second
     part before has left is taken in."""
     job, group = step.job, step.group
+    waiting = Waiting(job, group)
     logits = step.last * gradient_bytes_CS(job, group)
     stood = at.done > np.where(step.at_once, 0, 1)
     common = {
@@ -213,11 +228,11 @@ def _first_part(step: Step, at: Progress, waiting: Waiting) -> Iterator[Instant]
         yield Instant(LAYERS, inside | {"gradients": joined, "temporaries": waits + made + work + loose})
 
 
-def _second_part(step: Step, at: Progress, waiting: Waiting) -> Iterator[Instant]:
+def _second_part(step: Step, at: Progress) -> Iterator[Instant]:
     """The first weight gets its gradient: a tied head's, or that of queries; then the last one: of the head, or of the last layer's
     feed-forward part, when the other gradients of this micro-batch and the inputs of its products are gone."""
-    job = step.job
-    logits = step.last * gradient_bytes_CS(job, step.group)
+    waiting = Waiting(step.job, step.group)
+    logits = step.last * gradient_bytes_CS(step.job, step.group)
     stage = step.group.stages[None, :]
     follows = at.waiting <= stage  # no first part ran since the second part before
     joined = np.where(follows, step.c["accumulation"][:, None] - 1 - stage, at.done) > 0

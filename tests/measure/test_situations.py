@@ -36,12 +36,16 @@ def _schedule(word: str, pp: int, virtual: int, count: int, rank: int) -> Schedu
 def test_a_stage_with_backward_in_two_parts_holds_most_in_the_turns_looked_at(pp: int, count: int) -> None:
     """Every turn that is looked at is one of torch's order of work, and in none of torch's are more micro-batches held: pp, of
     which as many as the stage's number wait for their second part."""
-    columns = {name: np.array([value]) for name, value in (("accumulation", count), ("schedule", code("schedule", "zb_h1")))}
+    columns = {
+        name: np.array([value]) for name, value in (("accumulation", count), ("schedule", code("schedule", "zb_h1")))
+    }
     for rank in range(1, pp):
         turns = Turns(SimpleNamespace(candidates=columns, pp=pp, stages=np.array([rank])))  # type: ignore[arg-type]
         seen = _progress(torch_order("zb_h1", pp, 1, count, rank))
         for kind, at in (("BACKWARD_INPUT", turns.first_parts()), ("BACKWARD_WEIGHT", turns.second_parts())):
-            rows = zip(*(getattr(at, name).ravel().tolist() for name in ("held", "waiting", "sent", "done")), strict=True)
+            rows = zip(
+                *(getattr(at, name).ravel().tolist() for name in ("held", "waiting", "sent", "done")), strict=True
+            )
             assert set(rows) <= seen[kind]
             assert at.held.max() == max(held for held, *_ in seen[kind]) == pp
         assert turns.first_parts().waiting.max() == rank

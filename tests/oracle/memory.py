@@ -985,12 +985,14 @@ def instants(
     if v > 1:
         fullest = max(range(v * m), key=lambda k: (sum(around(layout, stage, k).flight), k))
         bodies = [*bodies, heads[1], backward(fullest)]
-    for step in heads:
-        yield from step.heads()
-    for step in bodies:
-        yield from (*step.forward(), *step.bodies())
     splits = layout["schedule"] == "zb_h1" and stage > 0
-    yield from split_instants(lambda at: Stage(job, layout, stage, kinds, at)) if splits else ()
+    if splits:
+        yield from split_instants(lambda at: Stage(job, layout, stage, kinds, at))
+    else:
+        for step in heads:
+            yield from step.heads()
+        for step in bodies:
+            yield from (*step.forward(), *step.bodies())
     sent = m * again.stream if splits else 0.0
     for moment, terms in (*again.reductions(), again.update()):
         yield moment, terms | {"temporaries": terms.get("temporaries", 0.0) + sent}
@@ -1132,6 +1134,9 @@ def _at_loss(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -
     """What moves at the loss where that is most, in frameworks of units."""
     if not job.profile.has_units:
         return 0.0
+    if layout["schedule"] == "zb_h1" and stage > 0:
+        every = split_instants(lambda at: Stage(job, layout, stage, kinds, at))
+        return max(sum(terms.values()) for moment, terms in every if moment == 0)
     losses = (terms for step in _at_heads(job, layout, stage, kinds) for _, terms in step.losses())
     return max(sum(terms.values()) for terms in losses)
 

@@ -84,7 +84,11 @@ class Lies:
         at_loss = {"gradients": self.stood, "logits": self.logits * (per_entry + self.waiting)}
         yield 0, common | at_loss | {"temporaries": lies + loose}
         kept = self.logits * ((step.c + 4) / step.c + self.waiting + 1)
-        d, heads, keys = step.job.model.head_dim, step.job.model.heads / step.a["tp"], step.job.model.kv_heads / step.a["tp"]
+        d, heads, keys = (
+            step.job.model.head_dim,
+            step.job.model.heads / step.a["tp"],
+            step.job.model.kv_heads / step.a["tp"],
+        )
         attention = step.T * d * step.c * (2 * heads + 2 * keys) + step._flash(heads, keys)
         roots = step.behind if step.job.model.tied else 0.0
         for below in (len(step.kinds) - 1, 0):
@@ -107,7 +111,9 @@ class Lies:
         yield 2, common | begins | {"temporaries": self.waiting * every + self.sent + follows + first}
         new = 0.0 if step.stands or not step.at_once else step.fresh(step.w.all)
         adds = last if (step.at_once and step.stands) or (not step.at_once and self.walk.loose) else 0.0
-        read = sum(2 * step.whole + step.T * step.c * shape.ffn_hidden / tp for _ in step.kinds) + step.ends * step.whole
+        norm = 0.0 if shape.norm == "layernorm_nonparam" else step.stream
+        layer = 2 * norm + 2 * step.whole + step.T * step.c * shape.ffn_hidden / tp
+        read = len(step.kinds) * layer + step.ends * (norm + step.whole) - norm
         kept = max(step.inputs, step.all - read)
         through = {"gradients": self.stood + new, "activations": kept, "logits": self.logits * self.waiting}
         yield 2, common | through | {"temporaries": (self.waiting - 1) * every + self.sent + loose + adds}

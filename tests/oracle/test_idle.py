@@ -44,7 +44,10 @@ def _seconds(word: str, pp: int, virtual: int, count: int) -> int:
 
 def _lasts(kind: str, stage: int) -> int:
     """Seconds of a pass. The first stage's inputs need no gradient: torch does everything there in the second part."""
-    split = {"BACKWARD_INPUT": 0 if stage == 0 else BACKWARD - WEIGHTS, "BACKWARD_WEIGHT": BACKWARD if stage == 0 else WEIGHTS}
+    split = {
+        "BACKWARD_INPUT": 0 if stage == 0 else BACKWARD - WEIGHTS,
+        "BACKWARD_WEIGHT": BACKWARD if stage == 0 else WEIGHTS,
+    }
     return ({"FORWARD": FORWARD, "FULL_BACKWARD": BACKWARD} | split)[kind]
 
 
