@@ -93,7 +93,8 @@ def _micro_batches(plan: Plan) -> Iterator[Obstacle]:
 
 
 def _two_parts(plan: Plan) -> Iterator[Obstacle]:
-    """What torch 2.13 gets wrong, or refuses, where backward comes in two parts, and what was not tried."""
+    """Where backward comes in two parts: what torch 2.13 fails at (selective recompute, ZeRO-3), refuses (compile) or does too often
+    (full recompute), and what no formula weighs (cp, experts)."""
     strategy, mesh, model = plan.strategy, plan.mesh, plan.model
     if strategy.schedule != "zb_h1":
         return

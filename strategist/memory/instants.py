@@ -592,10 +592,12 @@ def _reductions(step: Step) -> Iterator[Instant]:
     copied once, and its last gradient, which may be all of it, is there until the result is."""
     counts, compute = step.counts, step.compute
     own = counts.layers / step.chunks
-    behind = np.where(step.chunks > 1, 0.0, counts.behind)
+    several = step.chunks > 1
+    behind = np.where(several, 0.0, counts.behind)
     whole = np.maximum(counts.whole, 1.0)
     out = step.trained * np.where(step.shards_gradients, step.reduce / step.shards, 0.0)
-    held = on_stages(np.where(step.chunks > 1, 0.0, step.stream)[:, 0], ~step.group.is_last)  # of the last forward pass
+    let_go = several | step.c.is_word("schedule", "zb_h1")[:, None]
+    held = on_stages(np.where(let_go, 0.0, step.stream)[:, 0], ~step.group.is_last)  # of the last forward pass
     done = counts.whole - counts.before - own - behind
     layer = np.minimum(step.dense, own)
     apart = ((step.routed, own - layer, False),) if step.has_apart else ()
@@ -616,7 +618,7 @@ def _reductions(step: Step) -> Iterator[Instant]:
             {
                 "gradients": step.at_rest * (left / whole) + step.settled * (done / whole) + made,
                 "activations": step.inputs + held,
-                "logits": np.where(step.chunks > 1, 0.0, held_logits_CS(step.job, step.group)),
+                "logits": np.where(let_go, 0.0, held_logits_CS(step.job, step.group)),
                 "gather_buffers": np.where(step.managed, copied + compute * gathered, 0.0),
             },
         )

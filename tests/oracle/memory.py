@@ -460,8 +460,9 @@ class Stage:
             done, whole = self.w.all - left, max(self.w.all, 1.0)
             copied, made = self.q * self.r * unit, out * unit if alone else 0.0
             gathered = self.c * (left - unit) if self.zero < 3 else 0.0
-            held = self.c * self.T * -(-self.job.model.vocab // self.a["tp"]) if self.ends and self.v == 1 else 0.0
-            last = 0.0 if self.ends or self.v > 1 else self.stream
+            let_go = self.v > 1 or self.a["schedule"] == "zb_h1"
+            held = 0.0 if let_go or not self.ends else self.c * self.T * -(-self.job.model.vocab // self.a["tp"])
+            last = 0.0 if self.ends or let_go else self.stream
             yield (
                 2,
                 {

@@ -135,7 +135,7 @@ class Lies:
         step, size = self.step, 0.0
         for matrix in build_layer(step.job.model, kind).matrices:
             inside = matrix.name in ("q", "k", "v")
-            if matrix.bias or matrix.inputs == 1 or (early and not inside):
+            if early and not inside:
                 continue
             size += step.whole if matrix.cut == "row" else step.T * step.c * matrix.outputs / step.a["tp"]
         shape = step.job.model

@@ -120,9 +120,11 @@ def _hideable(job: Job, layout: Layout, stage: Stage, behind: str, pool: Sequenc
 
 
 def _seen_stages(job: Job, layout: Layout) -> list[int]:
-    """With equal sorts of layers the first, second and last stage stand for all."""
+    """With equal sorts of layers the first, second and last stage stand for all, but under ZB-H1, where all of them hold different
+    things."""
     pp = layout["pp"]
-    return [0, 1, pp - 1] if len(layer_counts(job.model)) == 1 and pp > 3 else list(range(pp))
+    alike = len(layer_counts(job.model)) == 1 and layout["schedule"] != "zb_h1"
+    return [0, 1, pp - 1] if alike and pp > 3 else list(range(pp))
 
 
 def _bubble(layout: Layout, kinds: Sequence[Sequence[LayerKind]], per_micro: dict[int, float]) -> float:
