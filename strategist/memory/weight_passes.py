@@ -84,8 +84,9 @@ class Turns:
 
     def second_parts(self) -> Progress:
         """Before a second part."""
-        full = self.m - self.pp + self._later + 0 * self.stage
-        done = np.minimum(np.concatenate([full, (self.m - self.stage)[None]]), self.m - 1)
+        follows = (self.m - self.stage)[None]
+        full = np.broadcast_to(self.m - self.pp + self._later, (len(self._later), *follows.shape[1:]))
+        done = np.minimum(np.concatenate([full, follows]), self.m - 1)
         sent = np.minimum(done + self.stage + 1, self.m)
         return self._at(np.minimum(self.m, self.pp - 1 - self.stage + sent), sent, done)
 
@@ -128,12 +129,9 @@ class Waiting:
         """Activations that nothing but products and norms read, which their second part frees: both norms' inputs, of which the first lies
         in a receive buffer, and results, the last matrix's input, and what the last norm and the head read."""
         shape = self.job.model
-        normed = {"sequence": _normed(shape), "whole": 1.0 * shape.hidden}
-        layer = self._bytes(
-            {"sequence": 2.0 * _normed(shape), "whole": 2.0 * shape.hidden, "heads": 1.0 * shape.ffn_hidden}
-        )
-        first = self._bytes({"sequence": _normed(shape)})
-        return self._of_all_layers(layer) + on_stages(self._bytes(normed), self.group.is_last) - first[:, None]
+        norm, product = self._bytes({"sequence": _normed(shape)}), self._bytes({"whole": 1.0 * shape.hidden})
+        layer = 2.0 * (norm + product) + self._bytes({"heads": 1.0 * shape.ffn_hidden})
+        return self._of_all_layers(layer) + on_stages(norm + product, self.group.is_last) - norm[:, None]
 
     def ends(self, step: Step) -> tuple[Reals, Reals]:
         """Elements of the weights whose gradients come first and last, (P, C, S): in the order in which the model lists them, a tied
