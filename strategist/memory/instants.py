@@ -77,10 +77,12 @@ def instants(
         *((*_experts_forward(bodies), *_experts_backward(bodies)) if bodies.has_apart else ()),
         *_end_of_pass(bodies),
     )
-    end = (*_reductions(bodies), _update(bodies))
+    passes = (*passes, *_reductions(bodies))
     if schedule.splits:
-        return (*_in_two_parts(group, in_situation, passes), *_with_sent(bodies, end))
-    return (*passes, *end)
+        from strategist.memory.weight_passes import split_end
+
+        return (*_in_two_parts(group, in_situation, passes), *split_end(bodies, _update(bodies)))
+    return (*passes, _update(bodies))
 
 
 def _in_two_parts(
@@ -91,16 +93,6 @@ def _in_two_parts(
 
     parts = tuple(split_instants(group, in_situation))
     return (*whole_instants(group, whole), *(part for part in parts if part.is_loss or not at_loss))
-
-
-def _with_sent(step: Step, end: tuple[Instant, ...]) -> tuple[Instant, ...]:
-    """The instants behind all passes, with gradients that were sent and are not let go of."""
-    from strategist.memory.weight_passes import sent_gradients_CS
-
-    sent = sent_gradients_CS(step)
-    return tuple(
-        Instant(at.moment, {**at.terms, "temporaries": added(at.terms.get("temporaries", NONE), sent)}) for at in end
-    )
 
 
 def _gathering(step: Step) -> tuple[Instant, Instant]:

@@ -133,15 +133,35 @@ class Waiting:
         layer = 2.0 * (norm + product) + self._bytes({"heads": 1.0 * shape.ffn_hidden})
         return self._of_all_layers(layer) + on_stages(norm + product, self.group.is_last) - norm[:, None]
 
-    def ends(self, step: Step) -> tuple[Reals, Reals]:
-        """Elements of the weights whose gradients come first and last, (P, C, S): in the order in which the model lists them, a tied
-        table's first."""
+    @cached_property
+    def read_before_product(self) -> Reals:
+        """Of those, in the first layer, the ones that are gone at the second matrix of the feed-forward part: what attention's matrices
+        and the second norm read, and without a gate what the first matrix reads."""
+        shape = self.job.model
+        norm, product = self._bytes({"sequence": _normed(shape)}), self._bytes({"whole": 1.0 * shape.hidden})
+        gone = norm + (1.0 if shape.mlp_gated else 2.0) * product
+        return on_stages(gone, np.ones(len(self.group.stages)))
+
+    @cached_property
+    def gone_before_product(self) -> Reals:
+        """Of one layer's, the ones that are gone then: of norms, of attention's matrices, of the feed-forward part's first."""
+        shape = self.job.model
+        gone: Widths = {
+            "sequence": 2.0 * _normed(shape),
+            "heads": _attended(shape) + shape.ffn_hidden,
+            "whole": shape.hidden,
+        }
+        return on_stages(self._bytes(gone), np.ones(len(self.group.stages)))
+
+    def ends(self, step: Step) -> tuple[Reals, Reals, Reals]:
+        """Elements of the weights whose gradients come first, in the first layer's feed-forward part, and last, (P, C, S): in the order in
+        which the model lists them, a tied table's first. One that is being added to what stands is there until the next one is."""
         shape, c = self.job.model, self.group.candidates
         queries = (shape.hidden * shape.heads * shape.head_dim / c["tp"])[:, None] + 0.0 * step.last
-        down = (shape.hidden * shape.ffn_hidden / c["tp"])[:, None] + 0.0 * step.last
+        pair = (2.0 * shape.hidden * shape.ffn_hidden / c["tp"])[:, None] + 0.0 * step.last
         if shape.tied:
-            return np.maximum(step.head, queries), down
-        return queries, np.where(step.last > 0, step.head, down)
+            return np.maximum(step.head, queries), pair, pair
+        return queries, pair, np.where(step.last > 0, step.head, pair)
 
     @cached_property
     def _layers(self) -> Reals:
@@ -177,6 +197,27 @@ def _splits(group: Group) -> Mask:
 def _only(where: Mask, instants: Iterable[Instant]) -> Iterator[Instant]:
     for instant in instants:
         yield replace(instant, terms={name: np.where(where, held, 0.0) for name, held in instant.terms.items()})
+
+
+def split_end(step: Step, update: Instant) -> Iterator[Instant]:
+    """Behind all passes: a stage's layers are reduced one after the other, then norm and head, each once its loose gradients have
+    been taken into the reduce format, or copied there at once where nothing stands in it; then the update, which `update` is without what was sent."""
+    group, counts = step.group, step.counts
+    whole, sent = np.maximum(counts.whole, 1.0), sent_gradients_CS(step)
+    joined = step.at_once | (step.c["accumulation"][:, None] - 1 - group.stages[None, :] > 0)
+    out = step.trained * np.where(step.shards_gradients, step.reduce / step.shards, 0.0)
+    layer = np.minimum(step.widest, counts.layers)
+    for unit, left, made in ((layer, counts.whole, 0.0), (counts.behind, counts.behind, out * counts.behind)):
+        copied, rest = step.trained * step.reduce * unit, step.compute * (left - unit)
+        stands = np.where(joined, step.at_rest * (left / whole), np.where(step.shards_gradients, 0.0, copied))
+        held = {
+            "gradients": stands + step.settled * (1.0 - left / whole) + made,
+            "activations": step.inputs,
+            "gather_buffers": np.where(step.managed, copied + rest, 0.0),
+            "temporaries": sent + _loose(step, left - unit),
+        }
+        yield from _only(_splits(group), (Instant(END, held),))
+    yield Instant(update.moment, {**update.terms, "temporaries": update.terms.get("temporaries", np.zeros(())) + sent})
 
 
 def sent_gradients_CS(step: Step) -> Reals:
@@ -236,7 +277,7 @@ def _second_part(step: Step, at: Progress) -> Iterator[Instant]:
     joined = np.where(follows, step.c["accumulation"][:, None] - 1 - stage, at.done) > 0
     earlier = np.where(step.at_once | joined, step.earlier, 0.0)
     stood = np.where(follows, _loose(step, step.bare.whole), 0.0)
-    first, last = (step.trained * step.compute * part for part in waiting.ends(step))
+    first, pair, last = (step.trained * step.compute * part for part in waiting.ends(step))
     sent = at.sent * step.stream
     common = {"gradients": earlier, "gather_buffers": step.gathered(layers=0, head=True)}
     yield Instant(
@@ -248,8 +289,17 @@ def _second_part(step: Step, at: Progress) -> Iterator[Instant]:
             "temporaries": at.waiting * waiting.every + sent + stood + first,
         },
     )
+    adds = np.where(step.at_once, step.stands, follows)
+    yield Instant(
+        END,
+        common
+        | {
+            "activations": step.activations - waiting.read_before_product,
+            "logits": at.waiting * logits,
+            "temporaries": at.waiting * waiting.every - waiting.gone_before_product + sent + stood + adds * pair,
+        },
+    )
     made = np.where(step.at_once, step.fresh(step.counts.whole), 0.0)
-    joins = np.where(step.at_once & ~step.stands, 0.0, np.where(step.at_once | follows, last, 0.0))
     yield Instant(
         END,
         common
@@ -257,6 +307,6 @@ def _second_part(step: Step, at: Progress) -> Iterator[Instant]:
             "gradients": earlier + made,
             "activations": np.maximum(step.inputs, step.activations - waiting.read_by_products),
             "logits": at.waiting * logits,
-            "temporaries": (at.waiting - 1) * waiting.every + sent + _loose(step, step.bare.whole) + joins,
+            "temporaries": (at.waiting - 1) * waiting.every + sent + _loose(step, step.bare.whole) + adds * last,
         },
     )

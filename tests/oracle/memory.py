@@ -27,7 +27,7 @@ from tests.oracle.parameters import (
 )
 from tests.oracle.reserved import by_blocks, reserved
 from tests.oracle.schedules import Around, around
-from tests.oracle.split_passes import split_instants
+from tests.oracle.split_passes import split_end, split_instants
 from tests.oracle.stages import Layout, stage_kinds
 
 Wanted = Callable[[tuple[str, ...], str], bool]
@@ -986,17 +986,16 @@ def instants(
     if v > 1:
         fullest = max(range(v * m), key=lambda k: (sum(around(layout, stage, k).flight), k))
         bodies = [*bodies, heads[1], backward(fullest)]
-    splits = layout["schedule"] == "zb_h1" and stage > 0
-    if splits:
+    if layout["schedule"] == "zb_h1" and stage > 0:
         yield from split_instants(lambda at: Stage(job, layout, stage, kinds, at))
-    else:
-        for step in heads:
-            yield from step.heads()
-        for step in bodies:
-            yield from (*step.forward(), *step.bodies())
-    sent = m * again.stream if splits else 0.0
-    for moment, terms in (*again.reductions(), again.update()):
-        yield moment, terms | {"temporaries": terms.get("temporaries", 0.0) + sent}
+        yield from split_end(again)
+        return
+    for step in heads:
+        yield from step.heads()
+    for step in bodies:
+        yield from (*step.forward(), *step.bodies())
+    yield from again.reductions()
+    yield again.update()
 
 
 def _at_heads(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> list[Stage]:

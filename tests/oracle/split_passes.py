@@ -62,6 +62,27 @@ def split_instants(make: Callable[[Around], Stage]) -> Iterator[Moment]:
             walk.loose, walk.weights = True, walk.weights + 1
 
 
+def split_end(step: Stage) -> Iterator[Moment]:
+    """What is reduced behind all passes, a layer and then norm and head, and the update."""
+    m, a = step.a["accumulation"], step.a
+    sent, behind = m * step.stream, step.w.behind
+    never = not step.at_once and m == step.stage + 1  # all first parts ran before any second one
+    sharded = step.q * step.r / step.n if a["zero"] >= 2 else 0.0
+    for unit, left, made in ((min(step.wl, step.w.layers), step.w.all, 0.0), (behind, behind, sharded * behind)):
+        share = left / max(step.w.all, 1.0)
+        becomes = 0.0 if a["zero"] >= 2 else step.q * step.r * unit
+        stands = becomes if never else step.at_rest * share
+        terms = {
+            "gradients": stands + step.settled * (1 - share) + made,
+            "activations": step.inputs,
+            "gather_buffers": step.q * step.r * unit + step.c * (left - unit) if step.units else 0.0,
+            "temporaries": sent + (0.0 if step.at_once else step.q * step.c * (left - unit)),
+        }
+        yield 2, terms
+    moment, terms = step.update()
+    yield moment, terms | {"temporaries": terms.get("temporaries", 0.0) + sent}
+
+
 class Lies:
     """What lies on a stage before a pass. Elements become bytes by `c` in the compute format."""
 
@@ -103,15 +124,24 @@ class Lies:
         step, shape, tp = self.step, self.step.job.model, self.step.a["tp"]
         every, loose = self.gradients(), self.unjoined(step.bare.all)
         q, down = shape.hidden * shape.heads * shape.head_dim / tp, shape.hidden * shape.ffn_hidden / tp
-        ends = (max(q, step.head), down) if shape.tied else (q, step.head if step.ends else down)
+        ends = (max(q, step.head), 2 * down) if shape.tied else (q, step.head if step.ends else 2 * down)
         first, last = (step.q * step.c * size for size in ends)
         common = {"gather_buffers": step.gathered(0, head=True)}
         follows = loose if self.walk.loose else 0.0
         begins = {"gradients": self.stood, "activations": step.all, "logits": self.logits * (self.waiting - 1)}
         yield 2, common | begins | {"temporaries": self.waiting * every + self.sent + follows + first}
+        adding = (step.at_once and step.stands) or (not step.at_once and self.walk.loose)
         new = 0.0 if step.stands or not step.at_once else step.fresh(step.w.all)
-        adds = last if (step.at_once and step.stands) or (not step.at_once and self.walk.loose) else 0.0
-        norm = 0.0 if shape.norm == "layernorm_nonparam" else step.stream
+        adds = last if adding else 0.0
+        both = step.q * step.c * 2 * down if adding else 0.0
+        kind, norm = step.kinds[0], 0.0 if shape.norm == "layernorm_nonparam" else step.stream
+        gone = self.of_layer(kind, early=True) + norm + step.whole + step.T * step.c * shape.ffn_hidden / tp
+        inside = {
+            "activations": step.all - norm - step.whole * (1 if shape.mlp_gated else 2),
+            "logits": self.logits * self.waiting,
+        }
+        lies = self.waiting * every - gone + self.sent + follows + both
+        yield 2, common | inside | {"gradients": self.stood, "temporaries": lies}
         layer = 2 * norm + 2 * step.whole + step.T * step.c * shape.ffn_hidden / tp
         read = len(step.kinds) * layer + step.ends * (norm + step.whole) - norm
         kept = max(step.inputs, step.all - read)
