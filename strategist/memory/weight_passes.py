@@ -47,7 +47,12 @@ def _normed(shape: ModelShape) -> float:
 def _attended(shape: ModelShape) -> float:
     """Queries, keys and values, and where those are normalised queries and keys once more."""
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    return q + 2.0 * kv + ((q + kv) if shape.qk_norm else 0.0)
+    return q + 2.0 * kv + _normed_in_attention(shape)
+
+
+def _normed_in_attention(shape: ModelShape) -> float:
+    """Queries and keys, where those are normalised."""
+    return (shape.heads + shape.kv_heads) * shape.head_dim * bool(shape.qk_norm)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,20 +131,21 @@ class Waiting:
 
     @cached_property
     def read_by_products(self) -> Reals:
-        """Activations that nothing but products and norms read, which their second part frees: both norms' inputs, of which the first lies
-        in a receive buffer, and results, the last matrix's input, and what the last norm and the head read."""
+        """Activations that nothing but products and norms read, which their second part frees: the norms' inputs, of which the first lies
+        in a receive buffer, both norms' results, the last matrix's input, and what the last norm and the head read."""
         shape = self.job.model
         norm, product = self._bytes({"sequence": _normed(shape)}), self._bytes({"whole": 1.0 * shape.hidden})
-        layer = 2.0 * (norm + product) + self._bytes({"heads": 1.0 * shape.ffn_hidden})
+        layer = 2.0 * (norm + product) + self._bytes({"heads": shape.ffn_hidden + _normed_in_attention(shape)})
         return self._of_all_layers(layer) + on_stages(norm + product, self.group.is_last) - norm[:, None]
 
     @cached_property
     def read_before_product(self) -> Reals:
         """Of those, in the first layer, the ones that are gone at the second matrix of the feed-forward part: what attention's matrices
-        and the second norm read, and without a gate what the first matrix reads."""
+        and norms and the second norm read, and without a gate what the first matrix reads."""
         shape = self.job.model
         norm, product = self._bytes({"sequence": _normed(shape)}), self._bytes({"whole": 1.0 * shape.hidden})
-        gone = norm + (1.0 if shape.mlp_gated else 2.0) * product
+        attended = self._bytes({"heads": _normed_in_attention(shape)})
+        gone = norm + attended + (1.0 if shape.mlp_gated else 2.0) * product
         return on_stages(gone, np.ones(len(self.group.stages)))
 
     @cached_property

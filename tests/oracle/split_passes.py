@@ -136,13 +136,14 @@ class Lies:
         both = step.q * step.c * 2 * down if adding else 0.0
         kind, norm = step.kinds[0], 0.0 if shape.norm == "layernorm_nonparam" else step.stream
         gone = self.of_layer(kind, early=True) + norm + step.whole + step.T * step.c * shape.ffn_hidden / tp
+        attended = step.T * step.c * shape.head_dim * (shape.heads + shape.kv_heads) / tp if shape.qk_norm else 0.0
         inside = {
-            "activations": step.all - norm - step.whole * (1 if shape.mlp_gated else 2),
+            "activations": step.all - norm - attended - step.whole * (1 if shape.mlp_gated else 2),
             "logits": self.logits * self.waiting,
         }
         lies = self.waiting * every - gone + self.sent + follows + both
         yield 2, common | inside | {"gradients": self.stood, "temporaries": lies}
-        layer = 2 * norm + 2 * step.whole + step.T * step.c * shape.ffn_hidden / tp
+        layer = 2 * norm + attended + 2 * step.whole + step.T * step.c * shape.ffn_hidden / tp
         read = len(step.kinds) * layer + step.ends * (norm + step.whole) - norm
         kept = max(step.inputs, step.all - read)
         through = {"gradients": self.stood + new, "activations": kept, "logits": self.logits * self.waiting}
