@@ -110,7 +110,7 @@ def _two_parts(plan: Plan) -> Iterator[Obstacle]:
             code="FRAMEWORK_LEGALITY",
             place="strategy.schedule",
             value=strategy.schedule,
-            sentence=f"Schedule {strategy.schedule!r} runs backward in two parts and does not go with {words}.",
+            sentence=f"The schedule {strategy.schedule!r} runs backward in two parts and does not go with {words}.",
             hint="Use schedule 1f1b.",
         )
 
