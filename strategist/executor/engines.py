@@ -15,6 +15,7 @@ from torch.distributed.pipelining import (
     Schedule1F1B,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
     ScheduleLoopedBFS,
 )
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
@@ -119,6 +120,8 @@ def _schedule(
         return ScheduleInterleaved1F1B([*stages], count, loss_fn=loss_fn, scale_grads=False)
     if kind == "looped_bfs":
         return ScheduleLoopedBFS([*stages], count, loss_fn=loss_fn, scale_grads=False)
+    if kind == "zb_h1":
+        return ScheduleInterleavedZeroBubble([*stages], count, loss_fn=loss_fn, scale_grads=False)
     single = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[kind]
     return single(stages[0], count, loss_fn=loss_fn, scale_grads=False)
 

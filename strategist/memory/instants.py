@@ -59,7 +59,8 @@ def instants(
         )
     schedule = Schedule(group)
     if at_loss:
-        return _loss(in_situation(schedule.at(schedule.second_of_last_chunk())))
+        at_most = _loss(in_situation(schedule.at(schedule.second_of_last_chunk())))
+        return _in_two_parts(group, in_situation, at_most, at_loss=True) if schedule.splits else at_most
     firsts = schedule.first_of_first_chunk(), schedule.second_of_first_chunk()
     if schedule.has_chunks:
         second = schedule.second_of_last_chunk()
@@ -67,7 +68,7 @@ def instants(
         heads, bodies = in_situation(every.of(slice(2))), in_situation(every.of(slice(1, None)))
     else:
         heads = bodies = in_situation(schedule.at(*firsts))
-    return (
+    passes = (
         *_loss(heads),
         *_head(heads),
         _head_accumulated(heads),
@@ -75,9 +76,23 @@ def instants(
         *_layers(bodies),
         *((*_experts_forward(bodies), *_experts_backward(bodies)) if bodies.has_apart else ()),
         *_end_of_pass(bodies),
-        *_reductions(bodies),
-        _update(bodies),
     )
+    passes = (*passes, *_reductions(bodies))
+    if schedule.splits:
+        from strategist.memory.weight_passes import split_end
+
+        return (*_in_two_parts(group, in_situation, passes), *split_end(bodies, _update(bodies)))
+    return (*passes, _update(bodies))
+
+
+def _in_two_parts(
+    group: Group, in_situation: Callable[[Situation], Step], whole: tuple[Instant, ...], *, at_loss: bool = False
+) -> tuple[Instant, ...]:
+    """Where backward passes come in two parts their instants, elsewhere those of `whole` ones."""
+    from strategist.memory.weight_passes import split_instants, whole_instants  # of a schedule that is rarely asked for
+
+    parts = tuple(split_instants(group, in_situation))
+    return (*whole_instants(group, whole), *(part for part in parts if part.is_loss or not at_loss))
 
 
 def _gathering(step: Step) -> tuple[Instant, Instant]:
@@ -574,10 +589,12 @@ def _reductions(step: Step) -> Iterator[Instant]:
     copied once, and its last gradient, which may be all of it, is there until the result is."""
     counts, compute = step.counts, step.compute
     own = counts.layers / step.chunks
-    behind = np.where(step.chunks > 1, 0.0, counts.behind)
+    several = step.chunks > 1
+    behind = np.where(several, 0.0, counts.behind)
     whole = np.maximum(counts.whole, 1.0)
     out = step.trained * np.where(step.shards_gradients, step.reduce / step.shards, 0.0)
-    held = on_stages(np.where(step.chunks > 1, 0.0, step.stream)[:, 0], ~step.group.is_last)  # of the last forward pass
+    let_go = several | step.c.is_word("schedule", "zb_h1")[:, None]
+    held = on_stages(np.where(let_go, 0.0, step.stream)[:, 0], ~step.group.is_last)  # of the last forward pass
     done = counts.whole - counts.before - own - behind
     layer = np.minimum(step.dense, own)
     apart = ((step.routed, own - layer, False),) if step.has_apart else ()
@@ -598,7 +615,7 @@ def _reductions(step: Step) -> Iterator[Instant]:
             {
                 "gradients": step.at_rest * (left / whole) + step.settled * (done / whole) + made,
                 "activations": step.inputs + held,
-                "logits": np.where(step.chunks > 1, 0.0, held_logits_CS(step.job, step.group)),
+                "logits": np.where(let_go, 0.0, held_logits_CS(step.job, step.group)),
                 "gather_buffers": np.where(step.managed, copied + compute * gathered, 0.0),
             },
         )

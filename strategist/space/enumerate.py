@@ -202,8 +202,8 @@ def _sequence_cuts(limits: Limits, cp: int, tp: int) -> Sequence[int]:
 def _schedules(limits: Limits, pp: int, accumulation: int) -> Iterator[tuple[int, int, int]]:
     """(schedule, virtual stages, split). GPipe idles as long as 1F1B and holds at least as much, so it is looked at only
     where 1F1B has too few micro-batches, or when pinned; looped BFS idles as long as
-    interleaving and is looked at only where the micro-batches fill the stages but are no multiple of them, or when pinned; a
-    weighted split only where it differs from an even one, or when pinned."""
+    interleaving and is looked at only where the micro-batches fill the stages but are no multiple of them, or when pinned; ZB-H1
+    only when pinned (docs/decisions/0098-zero-bubble.md); a weighted split only where it differs from an even one, or when pinned."""
     if pp == 1:
         yield code("schedule", "none"), 1, 0
         return
@@ -213,8 +213,11 @@ def _schedules(limits: Limits, pp: int, accumulation: int) -> Iterator[tuple[int
         yield from ((gpipe, 1, split) for split in splits)
     if accumulation >= pp or limits.pinned("schedule") == one_f_one_b:
         yield from ((one_f_one_b, 1, split) for split in splits)
+    pinned = limits.pinned("schedule")
+    if pinned == code("schedule", "zb_h1"):
+        yield from ((pinned, 1, split) for split in splits)
     looped = [code("schedule", "interleaved")]
-    if (accumulation > pp and accumulation % pp) or limits.pinned("schedule") == code("schedule", "looped_bfs"):
+    if (accumulation > pp and accumulation % pp) or pinned == code("schedule", "looped_bfs"):
         looped.append(code("schedule", "looped_bfs"))
     for virtual in range(2, MAX_VIRTUAL_STAGES + 1):
         if limits.layers % (pp * virtual) == 0 or limits.pinned("virtual_stages") == virtual:

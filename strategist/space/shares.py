@@ -78,6 +78,7 @@ def groups(job: Job, candidates: Candidates, *, every_stage: bool = False) -> It
     equal chunks.
     """
     shape, split = job.model, job.split
+    every_stage = every_stage or bool(candidates.is_word("schedule", "zb_h1").any())  # later stages hold more
     uniform = len(kinds(shape)) == 1
     virtual_stages = np.ones_like(candidates["pp"]) if uniform else candidates["virtual_stages"]
     keys = (candidates["pp"] * 2 + candidates["stage_split"]) * 2**20 + virtual_stages

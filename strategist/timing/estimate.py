@@ -182,7 +182,7 @@ def _group_terms(job: Job, group: Group, compute: Compute) -> dict[str, tuple[Re
     terms |= {axis: (pick(exposed[axis]), pick(hidden[axis]), NONE) for axis in WITHIN if axis in exposed}
     if "dp" in exposed:
         terms["dp"] = (exposed["dp"].max(axis=1), hidden["dp"][rows, exposed["dp"].argmax(axis=1)], NONE)
-    terms["bubble"] = (bubble(group, every / micro), NONE, NONE)
+    terms["bubble"] = (bubble(group, every / micro, _weight_seconds(job, work)), NONE, NONE)
     update, offload = _update(job, group, counts)
     terms["optimizer"], terms["offload"] = (update, NONE, NONE), (offload, NONE, NONE)
     return terms
@@ -305,15 +305,26 @@ def _first_piece(group: Group, behind: Hidden) -> Reals:
     return one_layer
 
 
-def bubble(group: Group, per_micro_CS: Reals) -> Reals:
+def _weight_seconds(job: Job, work: _Work) -> Reals:
+    """Seconds of the gradients of weights of one micro-batch, (C, S): the part of the products of a backward pass that nobody
+    waits for (Qi et al. 2023, arXiv 2401.10241, section 2: T_W)."""
+    return work.backward["matmul"] * (job.trainable / (1.0 + job.trainable))
+
+
+def bubble(group: Group, per_micro_CS: Reals, weights_CS: Reals) -> Reals:
     """Idle seconds of the slowest stage, (C,): the time of one micro-batch on every other stage, once.
 
     (m - 1) max + sum over stages for GPipe and 1F1B (Huang et al. 2019, arXiv 1811.06965; Narayanan et al. 2021, arXiv
     2104.04473, section 2.2); divided by the virtual stages when interleaved (section 2.2.2) or looped breadth-first
-    (Lamy-Poirier 2023, arXiv 2211.05953).
+    (Lamy-Poirier 2023, arXiv 2211.05953). ZB-H1 neither waits for the gradients of weights nor idles while it makes them:
+    (pp - 1) (T_F + T_B - T_W) instead of (pp - 1) (T_F + T_B + T_W) (Qi et al. 2023, arXiv 2401.10241, table 1), as long as
+    T_W is no more than T_B.
     """
     if group.pp == 1:
         return np.zeros(len(per_micro_CS))
+    splits = group.candidates.is_word("schedule", "zb_h1")
+    if splits.any():
+        per_micro_CS = per_micro_CS - np.where(splits[:, None], 2.0 * weights_CS, 0.0)
     idle = per_micro_CS @ group.stands_for - per_micro_CS.max(axis=1)
     return np.maximum(0.0, idle / group.candidates["virtual_stages"])
 

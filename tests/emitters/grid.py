@@ -36,6 +36,7 @@ AXES: tuple[dict[str, Any], ...] = (
     {"tp": 2, "dp_shard": 2, "zero": 3, "etp": 2, "sequence_parallel": True},
     {"pp": 2, "virtual_stages": 2, "schedule": "interleaved"},
     {"pp": 2, "virtual_stages": 2, "schedule": "looped_bfs"},
+    {"pp": 2, "schedule": "zb_h1"},
 )
 OPTIONS: tuple[dict[str, Any], ...] = (
     {},

@@ -28,6 +28,7 @@ RUNNABLE: tuple[dict[str, Any], ...] = (
     {"pp": 2, "schedule": "gpipe", "dp_replicate": 2},
     {"shape": DEEP, "pp": 2, "virtual_stages": 4, "tp": 2, "dp_shard": 2, "zero": 3, "accumulation": 4},
     {"shape": DEEP, "pp": 2, "virtual_stages": 2, "schedule": "looped_bfs", "accumulation": 3, "recompute": "full"},
+    {"pp": 2, "schedule": "zb_h1", "accumulation": 4, "dp_shard": 2, "zero": 2, "tp": 2, "sequence_parallel": True},
     {"dp_replicate": 2, "dp_shard": 2, "zero": 3, "offload": "parameters", "formats": BFLOAT16},
     {"cp": 4, "context_parallel": "ring", "dp_shard": 2, "zero": 3, "recompute": "full"},
     {
@@ -65,6 +66,7 @@ OVERLAP = (
     Stage(index=1, layers=((0, 2),), embedding=False, head=True),
 )
 RING, SWAP = ({"cp": 2, "context_parallel": kind} for kind in ("ring", "all-to-all"))
+ZB = {"pp": 2, "schedule": "zb_h1", "accumulation": 2}
 V2 = {"shape": DEEP, "pp": 2, "virtual_stages": 2}
 SWAPPED = tuple(replace(stage, layers=stage.layers[::-1]) for stage in even_stages(8, 2, 2))
 
@@ -95,6 +97,14 @@ REFUSED: tuple[tuple[dict[str, Any], str, str, str], ...] = (
     (V2 | {"accumulation": 3}, "BATCH_SPLIT", "strategy.accumulation", "a multiple of 2"),
     ({"pp": 2, "schedule": "looped_bfs", "accumulation": 2}, "FRAMEWORK_LEGALITY", "strategy.virtual_stages", "= 1"),
     (V2 | {"schedule": "looped_bfs"}, "BATCH_SPLIT", "strategy.accumulation", "at least 2 micro-batches"),
+    (V2 | {"schedule": "zb_h1", "accumulation": 2}, "FRAMEWORK_LEGALITY", "strategy.virtual_stages", "'zb_h1' does not go"),
+    (ZB | {"accumulation": 3}, "BATCH_SPLIT", "strategy.accumulation", "a multiple of 2"),
+    (ZB | {"recompute": "full"}, "FRAMEWORK_LEGALITY", "strategy.schedule", "recompute = full"),
+    (ZB | {"recompute": "selective"}, "FRAMEWORK_LEGALITY", "strategy.schedule", "recompute = selective"),
+    (ZB | {"dp_shard": 2, "zero": 3}, "FRAMEWORK_LEGALITY", "strategy.schedule", "zero = 3"),
+    (ZB | {"cp": 2, "context_parallel": "ring"}, "FRAMEWORK_LEGALITY", "strategy.schedule", "cp = 2"),
+    (ZB | {"shape": tiny_mixtral()}, "FRAMEWORK_LEGALITY", "strategy.schedule", "4 experts"),
+    (ZB | {"compile": True}, "FRAMEWORK_LEGALITY", "strategy.schedule", "compile"),
     ({"offload": "optimizer", "dp_shard": 2, "zero": 1}, "UNSUPPORTED", "strategy.offload", "zero = 1"),
     ({"offload": "parameters"}, "UNSUPPORTED", "strategy.offload", "zero 0"),
     ({"offload": "nvme", "dp_shard": 2, "zero": 2}, "UNSUPPORTED", "strategy.offload", "zero 2"),

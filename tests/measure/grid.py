@@ -127,6 +127,21 @@ BREADTH_FIRST = tuple(
 """Pipelines that run all forward passes before any backward pass; tied ends and free ones."""
 
 
+ZB = {"pp": 2, "schedule": "zb_h1", "accumulation": 4}
+TWO_PARTS = tuple(
+    Scenario(f"{model}-zb-{number}", replace(load_model(model), layers=layers, max_seq=4096), 1000, precision, layout)
+    for number, (model, layers, precision, layout) in enumerate(
+        (
+            ("llama-3.1-8b", 4, "bf16", ZB | {"dp_shard": 4, "zero": 2}),
+            ("llama-3.2-1b", 8, "bf16", ZB | {"pp": 4, "dp_replicate": 2}),
+            ("llama-3.1-8b", 4, "bf16", ZB | {"tp": 2, "sequence_parallel": True, "accumulation": 2}),
+            ("qwen3-8b", 4, "fp32", ZB),
+        )
+    )
+)
+"""Pipelines whose backward passes come in two parts."""
+
+
 STATES = tuple(
     Scenario(f"llama-3.2-1b-state-{number}", replace(load_model("llama-3.2-1b"), layers=4), 1024, "bf16", layout)
     for number, layout in enumerate(

@@ -17,6 +17,7 @@ from tests.measure.grid import (
     PEAK,
     SPREAD,
     STATES,
+    TWO_PARTS,
     WEIGHTED,
     Difference,
     Scenario,
@@ -117,6 +118,15 @@ def test_formulas_agree_with_the_program_of_passes_breadth_first(scenario: Scena
     """So they do where all forward passes come before any backward pass."""
     for found in _found(scenario):
         _assert_keeps_its_bar(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", TWO_PARTS, ids=lambda scenario: scenario.name)
+def test_formulas_agree_with_the_program_of_backward_in_two_parts(scenario: Scenario) -> None:
+    """So they do where the gradients of weights wait: at the peak, between the moments and in what is sent."""
+    for found in _found(scenario):
+        if found.place == PEAK or found.kind != "memory":
+            _assert_keeps_its_bar(found)
 
 
 @pytest.mark.slow

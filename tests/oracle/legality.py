@@ -125,8 +125,12 @@ VIOLATIONS: dict[str, Violation] = {
     "LEG201": lambda job, a: a["pp"] * a["virtual_stages"] > stack(job.model),
     "LEG202": lambda job, a: a["virtual_stages"] > 1 and stack(job.model) % (a["pp"] * a["virtual_stages"]) != 0,
     "LEG203": lambda job, a: a["schedule"] != "gpipe" and a["accumulation"] < a["pp"],
-    "LEG204": lambda job, a: a["schedule"] == "interleaved" and a["accumulation"] % a["pp"] != 0,
+    "LEG204": lambda job, a: a["schedule"] in ("interleaved", "zb_h1") and a["accumulation"] % a["pp"] != 0,
     "LEG205": lambda job, a: a["pp"] > 1 and not is_splittable(job.model),
+    "LEG206": lambda job, a: a["schedule"] == "zb_h1" and a["recompute"] != "none",
+    "LEG207": lambda job, a: (
+        a["schedule"] == "zb_h1" and (a["zero"] == 3 or a["cp"] > 1 or _experts(job) > 0 or not is_buildable(job.model))
+    ),
     "LEG301": _sequence_does_not_divide,
     "LEG302": lambda job, a: a["cp"] > 1 and job.workload.seq_len % (2 * a["cp"]) != 0,
     "LEG303": _too_few_heads_for_exchange,

@@ -27,6 +27,7 @@ from tests.oracle.parameters import (
 )
 from tests.oracle.reserved import by_blocks, reserved
 from tests.oracle.schedules import Around, around
+from tests.oracle.split_passes import split_end, split_instants
 from tests.oracle.stages import Layout, stage_kinds
 
 Wanted = Callable[[tuple[str, ...], str], bool]
@@ -131,6 +132,8 @@ def in_flight(layout: Layout, stage: int) -> float:
         return float(m)
     if layout["schedule"] == "1f1b":
         return float(min(m, pp - stage))
+    if layout["schedule"] == "zb_h1":
+        return float(min(m, pp))
     return float(min(m * v, 2 * (pp - stage - 1) + (v - 1) * pp + 1) / v)
 
 
@@ -464,8 +467,9 @@ class Stage:
             done, whole = self.w.all - left, max(self.w.all, 1.0)
             copied, made = self.q * self.r * unit, out * unit if alone else 0.0
             gathered = self.c * (left - unit) if self.zero < 3 else 0.0
-            held = self.c * self.T * -(-self.job.model.vocab // self.a["tp"]) if self.ends and self.v == 1 else 0.0
-            last = 0.0 if self.ends or self.v > 1 else self.stream
+            let_go = self.v > 1 or self.a["schedule"] == "zb_h1"
+            held = 0.0 if let_go or not self.ends else self.c * self.T * -(-self.job.model.vocab // self.a["tp"])
+            last = 0.0 if self.ends or let_go else self.stream
             yield (
                 2,
                 {
@@ -997,6 +1001,10 @@ def instants(
     if v > 1:
         fullest = max(range(v * m), key=lambda k: (sum(around(layout, stage, k).flight), k))
         bodies = [*bodies, heads[1], backward(fullest)]
+    if layout["schedule"] == "zb_h1" and stage > 0:
+        yield from split_instants(lambda at: Stage(job, layout, stage, kinds, at))
+        yield from split_end(again)
+        return
     for step in heads:
         yield from step.heads()
     for step in bodies:
@@ -1141,6 +1149,9 @@ def _at_loss(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -
     """What moves at the loss where that is most, in frameworks of units."""
     if not job.profile.has_units:
         return 0.0
+    if layout["schedule"] == "zb_h1" and stage > 0:
+        every = split_instants(lambda at: Stage(job, layout, stage, kinds, at))
+        return max(sum(terms.values()) for moment, terms in every if moment == 0)
     losses = (terms for step in _at_heads(job, layout, stage, kinds) for _, terms in step.losses())
     return max(sum(terms.values()) for terms in losses)
 

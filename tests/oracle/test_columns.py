@@ -16,6 +16,7 @@ from strategist.facts.adapters import TARGETS, adapting, with_adapters
 from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
 from strategist.facts.model_parts import Moe
+from strategist.facts.models import load_model
 from strategist.facts.profile import find_profile, frameworks
 from strategist.facts.workload import Workload
 from strategist.memory.estimate import peak_memory
@@ -224,6 +225,33 @@ def test_a_pipelines_unsharded_gradients_decide_which_instant_of_a_layer_counts(
     work = Workload(seq_len=128, global_batch=16, precision="fp32")
     job = Job(cluster=trimmed("dgx-h100", 8), model=shape, workload=work, profile=find_profile())
     _assert_same_memory((job, [PLAIN | {"zero": 3, "schedule": "1f1b", "pp": 2, "dp_shard": 4, "micro_batch": 4}]))
+
+
+TWO_PARTS: tuple[Layout, ...] = tuple(
+    PLAIN | {"schedule": "zb_h1"} | more
+    for more in (
+        {"pp": 2, "dp_replicate": 4, "accumulation": 2},
+        {"pp": 2, "dp_shard": 4, "zero": 2, "accumulation": 6},
+        {"pp": 4, "tp": 2, "sequence_parallel": 1, "accumulation": 4},
+        {"pp": 4, "tp": 2, "accumulation": 12, "stage_split": "weighted"},
+        {"pp": 8, "accumulation": 8},
+        {"pp": 8, "accumulation": 16, "micro_batch": 3},
+    )
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("model", ["gpt2-medium", "llama-3.2-1b", "qwen3-8b", "olmo-1b"])
+def test_backward_in_two_parts_equals_the_oracle(model: str, precision: str) -> None:
+    """Memory and time of pipelines whose gradients of weights wait, on every stage: what a walk through all passes finds."""
+    for layout in TWO_PARTS:
+        batch = layout["accumulation"] * layout["micro_batch"] * layout["dp_replicate"] * layout["dp_shard"]
+        work = Workload(seq_len=1024, global_batch=batch, precision=precision)
+        job = Job(cluster=trimmed("dgx-h100", 8), model=load_model(model), workload=work, profile=find_profile())
+        _assert_same_memory((job, [layout]))
+        _assert_same_stages((job, [layout]))
+        _assert_same_time((job, [layout]))
 
 
 @settings(CI, max_examples=cases_of(30))

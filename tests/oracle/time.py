@@ -120,9 +120,11 @@ def _hideable(job: Job, layout: Layout, stage: Stage, behind: str, pool: Sequenc
 
 
 def _seen_stages(job: Job, layout: Layout) -> list[int]:
-    """With equal sorts of layers the first, second and last stage stand for all."""
+    """With equal sorts of layers the first, second and last stage stand for all, but under ZB-H1, where all of them hold different
+    things."""
     pp = layout["pp"]
-    return [0, 1, pp - 1] if len(layer_counts(job.model)) == 1 and pp > 3 else list(range(pp))
+    alike = len(layer_counts(job.model)) == 1 and layout["schedule"] != "zb_h1"
+    return [0, 1, pp - 1] if alike and pp > 3 else list(range(pp))
 
 
 def _bubble(layout: Layout, kinds: Sequence[Sequence[LayerKind]], per_micro: dict[int, float]) -> float:
@@ -134,6 +136,14 @@ def _bubble(layout: Layout, kinds: Sequence[Sequence[LayerKind]], per_micro: dic
         everything = first + second * middle / len(kinds[1]) + last
     idle = everything - max(per_micro.values())
     return idle / layout["virtual_stages"] if layout["schedule"] in ("interleaved", "looped_bfs") else idle
+
+
+def _waited_for(job: Job, layout: Layout, stage: Stage) -> float:
+    """Seconds of one micro-batch that stages wait for and idle: all of it, but under ZB-H1, which makes the gradients of weights in the
+    time that it would have idled (T_F + T_B - T_W: once gone and once filled)."""
+    seconds = stage.seconds(layout["accumulation"]) / layout["accumulation"]
+    products = stage.compute["matmul"].backward / (1 + job.trainable)
+    return seconds - 2 * job.trainable * products if layout["schedule"] == "zb_h1" else seconds
 
 
 EIGHT_BIT_BYTES = 2 * (1 + 4 + 4 + 4 + 4 + 4) + 12 + 8 + 16 + 2 * (4 + 8 + 8 + 5) + 3 * 8 + 8 + 16
@@ -167,7 +177,7 @@ def times_of(job: Job, layout: Layout) -> list[Time]:
     m = layout["accumulation"]
     kinds = stage_kinds(job, layout)
     stages = {stage: stage_time(job, layout, stage, kinds[stage]) for stage in _seen_stages(job, layout)}
-    bubble = _bubble(layout, kinds, {i: stage.seconds(m) / m for i, stage in stages.items()})
+    bubble = _bubble(layout, kinds, {i: _waited_for(job, layout, stage) for i, stage in stages.items()})
     update, offload = _update(job, layout)
     alone = {"bubble": bubble, "optimizer": update, "offload": offload}
     slowest = _largest(stages.values(), lambda stage: stage.seconds(m))
