@@ -34,6 +34,7 @@ from strategist.executor.loss import Batch, count_tokens
 from strategist.executor.loss_scale import LossScale
 from strategist.executor.mesh import data_group, data_mesh, data_rank, pipeline_group
 from strategist.executor.precision import gradient_dtype
+from strategist.executor.support import keeps_errors
 from strategist.executor.tied import TiedEnds
 from strategist.executor.versions import versions
 from strategist.records import dataclass
@@ -308,11 +309,13 @@ class Session:
 
     def require_checkpoints(self) -> None:
         """Raise ImpossibleError UNSUPPORTED where none can be written or read: they know no tables on a server, no state in pieces
-        on a drive, and no moments in blocks of a layout."""
+        on a drive, no moments in blocks of a layout, and nothing that differs from replica to replica."""
+        strategy = self.job.plan.strategy
         what = {
             "a parameter server": self.parts.outside is not None,
             "offload to NVMe": self.job.keeps_state_on_drive,
-            "8-bit AdamW": self.job.plan.strategy.optimizer == "adamw8bit",
+            "8-bit AdamW": strategy.optimizer == "adamw8bit",
+            f"the error feedback of compression {strategy.compression}": keeps_errors(strategy),
         }
         for name in (name for name, holds in what.items() if holds):
             raise ImpossibleError(

@@ -131,17 +131,23 @@ FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20
 """Bytes from which DDP closes its first bucket and the others (torch.distributed._DEFAULT_FIRST_BUCKET_BYTES, bucket_cap_mb)."""
 
 
-@cache
 def ddp_buckets(shape: ModelShape, gradient: float) -> int:
-    """How many all-reduces DDP makes of a model's gradients of `gradient` bytes per element, frozen ones counted in unless they stand beside adapters: it fills buckets in the order in
-    which gradients come and closes one when it is full. Source: PyTorch 2.13 torch/csrc/distributed/c10d/reducer.cpp,
-    compute_bucket_assignment_by_size."""
-    found, held, limit = 0, 0.0, FIRST_BUCKET
+    """How many all-reduces DDP makes of a model's gradients of `gradient` bytes per element, frozen ones counted in unless they
+    stand beside adapters."""
+    return len(bucket_sizes(shape, gradient))
+
+
+@cache
+def bucket_sizes(shape: ModelShape, gradient: float) -> tuple[int, ...]:
+    """Elements of DDP's buckets: it fills them in the order in which gradients come and closes one when it is full. Source: PyTorch
+    2.13 torch/csrc/distributed/c10d/reducer.cpp, compute_bucket_assignment_by_size."""
+    found, held, limit = [], 0, FIRST_BUCKET
     for size in _as_gradients_come(shape):
-        held += size * gradient
-        if held >= limit:
-            found, held, limit = found + 1, 0.0, BUCKET
-    return found + (held > 0)
+        held += size
+        if held * gradient >= limit:
+            found.append(held)
+            held, limit = 0, BUCKET
+    return tuple(found) if not held else (*found, held)
 
 
 def _as_gradients_come(shape: ModelShape) -> Iterator[int]:

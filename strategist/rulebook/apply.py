@@ -12,7 +12,7 @@ from strategist.errors import RuleError
 from strategist.records import dataclass
 from strategist.rulebook.rows import PLACE
 from strategist.rulebook.rule import Rule, load_families
-from strategist.space.candidates import Candidates, Mask
+from strategist.space.candidates import NOT_ASKED, Candidates, Mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class Refused:
 
 
 def columns(candidates: Candidates) -> dict[str, Any]:
-    """Candidate words as columns, (C,); replicas are processes where nobody asked for threads."""
-    return {"replicas": 0, **candidates.columns, "dp": candidates.data_parallel}
+    """Candidate words as columns, (C,), with those that nobody asked for."""
+    return {**NOT_ASKED, **candidates.columns, "dp": candidates.data_parallel}
 
 
 def forbid(

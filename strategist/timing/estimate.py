@@ -143,6 +143,8 @@ def _group_terms(job: Job, group: Group, compute: Compute) -> dict[str, tuple[Re
         for name in (*COMPUTE_TERMS, "loss")
         if name in work.forward
     }
+    if group.candidates.compression != "none":
+        _add_compression(job, group, busy)
     within = [axis for axis in ("tp", "cp", "ep", "pp") if axis in exposed]
     every = total_of((*busy.values(), *(exposed[axis] for axis in within)))
     slowest = every.argmax(axis=1)
@@ -163,6 +165,16 @@ def _group_terms(job: Job, group: Group, compute: Compute) -> dict[str, tuple[Re
     update, offload = _update(job, group, counts)
     terms["optimizer"], terms["offload"] = (update, NONE, NONE), (offload, NONE, NONE)
     return terms
+
+
+def _add_compression(job: Job, group: Group, busy: dict[str, Reals]) -> None:
+    """Put the kernels of a hook of DDP where their like is."""
+    from strategist.timing.compression import compression_seconds  # few ask for any
+
+    for name, seconds in zip(
+        ("elementwise", "matmul"), compression_seconds(job, group.candidates.compression), strict=True
+    ):
+        busy[name] = busy[name] + seconds
 
 
 def _seconds_CS(network: Links, group: Group, item: Traffic) -> Reals:

@@ -14,7 +14,7 @@ from strategist.facts.model import LayerKind, ModelShape, layer_sequence
 from strategist.facts.parameters import outer_parameters
 from strategist.facts.profile import BYTES
 from strategist.facts.tiers import tiers
-from tests.oracle import adapters
+from tests.oracle import adapters, compression
 from tests.oracle.memory import is_plain, sequence_cut, tokens, uses_units
 from tests.oracle.parameters import Held, expert_ranks, expert_shards, padded, shards, tensors_of, vocabulary
 from tests.oracle.stages import Layout
@@ -62,6 +62,11 @@ def rows_of(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], wh
     """Everything one stage sends in one step."""
     if layout.get("replicas") == "threads":
         return list(_threads(job, layout, whole))
+    if compression.word_of(layout) != "none":
+        n = layout["dp_replicate"]
+        return [
+            Row("dp", op, behind, size, 1, n, 1, pieces) for op, size, behind, pieces in compression.sent(job, layout)
+        ]
     return [
         *_tensor(job, layout, stage, kinds),
         *_context(job, layout, kinds),
