@@ -96,8 +96,13 @@ def _outside(shape: ModelShape, part: Part) -> Iterator[int]:
     if part.is_last:
         yield from _norms(shape, outer.final_norm)
         yield 0 if shape.tied and part.is_first else table
-        yield max(0, outer.head - (0 if shape.tied else shape.vocab * table_width(shape)))
+        yield _beside_head(shape)
         yield outer.extra
+
+
+def _beside_head(shape: ModelShape) -> int:
+    """Elements of the head that are no table: a bias."""
+    return max(0, outer_parameters(shape).head - (0 if shape.tied else shape.vocab * table_width(shape)))
 
 
 def _norms(shape: ModelShape, size: int) -> Iterator[int]:
@@ -158,7 +163,7 @@ def _as_gradients_come(shape: ModelShape) -> Iterator[int]:
         return
     outer = outer_parameters(shape)
     table = shape.vocab * table_width(shape)
-    yield from (0 if shape.tied else table, outer.final_norm, outer.extra)
+    yield from (0 if shape.tied else table, _beside_head(shape), outer.final_norm, outer.extra)
     for kind in reversed(layer_sequence(shape)):
         layer = build_layer(shape, kind)
         for matrix in reversed(layer.matrices):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from strategist.facts.compression import compressor, low_rank
 from strategist.facts.job import Job
 from strategist.facts.parameters import count
 from strategist.facts.profile import BYTES
-from strategist.memory.step import END, LAYERS, Instant, Step, added
+from strategist.memory.step import END, LAYERS, NONE, Instant, Step, added
 from strategist.space.candidates import Reals
 from strategist.space.compression import buckets_of, sent_of_largest
 from strategist.space.shares import Group
@@ -64,20 +64,19 @@ def _of_largest(group: Group, sent: int, elements: int, gradient: float) -> Real
 
 def hook_instants(step: Step) -> Iterator[Instant]:
     """Buckets on their way: the first, when the head's gradient is there; the largest of those between, in each worst layer's
-    place; the last, with the embedding's."""
+    place; the last, when nothing else is left."""
     job, group = step.job, step.group
     buckets = buckets_of(job)
     first, between, last = (
         hook_bytes_C(job, group, size) for size in (buckets[0], max(buckets[1:-1], default=0), buckets[-1])
     )
-    standing = {"gradients": step.earlier}
-    yield Instant(LAYERS, standing | _beside(step, step.in_layers, added(step.copies, first), step.stream))
+    in_head = added(step.stream, step.outside)
     activations = np.maximum(step.inputs, step.in_layers - step.layers.largest)
-    yield Instant(LAYERS, standing | _beside(step, activations, added(step.copies, between), step.stream))
-    table = step.stored * step.counts.before
-    yield Instant(END, standing | _beside(step, step.inputs, last, table))
+    yield _beside(step, LAYERS, step.in_layers, added(step.copies, first), in_head)
+    yield _beside(step, LAYERS, activations, added(step.copies, between), in_head)
+    yield _beside(step, END, step.inputs, last, NONE)
 
 
-def _beside(step: Step, activations: Reals, held: Reals, temporaries: Reals) -> Mapping[str, Reals]:
-    several = added(temporaries, step.outside)
-    return {"activations": activations, "bucket_buffers": held, "temporaries": several}
+def _beside(step: Step, moment: int, activations: Reals, held: Reals, temporaries: Reals) -> Instant:
+    terms = {"gradients": step.earlier, "activations": activations, "bucket_buffers": held, "temporaries": temporaries}
+    return Instant(moment, terms)

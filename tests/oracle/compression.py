@@ -26,7 +26,8 @@ def gradients(shape: ModelShape) -> list[tuple[int, int]]:
     outer, width = outer_parameters(shape), vocabulary(shape, 1, 1)
     rows = shape.vocab or 1
     table = (rows, width // rows)
-    come = [*([] if shape.tied else [table]), (outer.final_norm, 1), (outer.extra, 1)]
+    bias = max(0, outer.head - (0 if shape.tied else width))
+    come = [*([] if shape.tied else [table]), (bias, 1), (outer.final_norm, 1), (outer.extra, 1)]
     for kind in reversed(layer_sequence(shape)):
         layer = build_layer(shape, kind)
         for m in reversed(layer.matrices):

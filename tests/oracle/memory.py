@@ -935,7 +935,7 @@ class Stage:
             yield 2, {"gradients": stands, "activations": self.inputs, "temporaries": passing}
 
     def hooked(self) -> Iterator[tuple[int, dict[str, float]]]:
-        """A bucket on its way: the first, when the head is through; the largest between; the last, beside the table's gradient."""
+        """A bucket on its way: the first, when the head is through; the largest between; the last, when nothing else is left."""
         if compression.word_of(self.a) == "none":
             return
         sizes = compression.buckets(self.job)
@@ -943,13 +943,13 @@ class Stage:
         between = compression.passing(self.job, self.a, max(sizes[1:-1], default=0))
         largest = self._worst_of_kinds(lambda kind: self._rows(kind, _kept))
         rows = (
-            (1, self.inside, self.copies + first, self.stream),
-            (1, max(self.inputs, self.inside - largest), self.copies + between, self.stream),
-            (2, self.inputs, last, self.s * self.w.before),
+            (1, self.inside, self.copies + first, self.stream + self.outside),
+            (1, max(self.inputs, self.inside - largest), self.copies + between, self.stream + self.outside),
+            (2, self.inputs, last, 0.0),
         )
         for moment, activations, held_, loose in rows:
             terms = {"gradients": self.earlier, "activations": activations, "bucket_buffers": held_}
-            yield moment, terms | {"temporaries": loose + self.outside}
+            yield moment, terms | {"temporaries": loose}
 
     def _end_of_pass(self) -> Iterator[tuple[int, dict[str, float]]]:
         """The embedding's gradient while other passes are in flight, then in the reduce format."""

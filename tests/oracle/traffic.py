@@ -233,7 +233,8 @@ def _buckets(job: Job) -> int:
     """DDP's buckets, filled from the head to the embedding: a first of 1 MiB, further ones of 25."""
     shape, size = job.model, BYTES[job.formats.gradient] * job.trainable
     outer, table = outer_parameters(shape), vocabulary(shape, 1, 1)
-    come = [0 if shape.tied else table, outer.final_norm, outer.extra]
+    bias = max(0, outer.head - (0 if shape.tied else table))
+    come = [0 if shape.tied else table, bias, outer.final_norm, outer.extra]
     for kind in reversed(layer_sequence(shape)):
         layer = build_layer(shape, kind)
         for m in reversed(layer.matrices):
