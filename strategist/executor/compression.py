@@ -14,13 +14,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.futures import Future
 
 from strategist.document.plan import Strategy
 
-Hook = Callable[[Any, dist.GradBucket], Future[Tensor]]
+Hook = Callable[[Any, GradBucket], Future[Tensor]]
 
 FIRST_COMPRESSED_STEP = 2
 """The steps before it are exact under PowerSGD: DDP makes its buckets anew after the first, and what is remembered of a bucket
@@ -36,14 +37,14 @@ def compress(replica: nn.Module, strategy: Strategy, group: dist.ProcessGroup) -
 def _rounded(hook: Hook) -> Callable[[Strategy, dist.ProcessGroup], tuple[Any, Hook]]:
     """One of torch's two casts. DDP refuses torch's bf16 hook by name where there is no NCCL, although gloo adds up bf16."""
 
-    def rounded(group: dist.ProcessGroup, bucket: dist.GradBucket) -> Future[Tensor]:
+    def rounded(group: dist.ProcessGroup, bucket: GradBucket) -> Future[Tensor]:
         return hook(group, bucket)
 
     return lambda _strategy, group: (group, rounded)
 
 
 def _low_rank(strategy: Strategy, group: dist.ProcessGroup) -> tuple[Any, Hook]:
-    state = PowerSGDState(  # type: ignore[no-untyped-call]
+    state = PowerSGDState(
         group, matrix_approximation_rank=strategy.compression_rank, start_powerSGD_iter=FIRST_COMPRESSED_STEP
     )
     return state, powerSGD_hook
@@ -80,7 +81,7 @@ def remembered(state: Any) -> Iterator[Tensor]:
     return (tensor for name in names for tensor in getattr(state, name).values())
 
 
-def top_k_hook(state: TopK, bucket: dist.GradBucket) -> Future[Tensor]:
+def top_k_hook(state: TopK, bucket: GradBucket) -> Future[Tensor]:
     """Send the elements of a bucket that are largest with what was left out before, and remember the others.
 
     Every rank sends places and values in one message; all add up what all sent.
@@ -102,7 +103,7 @@ def top_k_hook(state: TopK, bucket: dist.GradBucket) -> Future[Tensor]:
     def add_up(_arrived: Any) -> Tensor:
         gradients.zero_()
         for theirs in everybody.chunk(state.group.size()):
-            where, what = theirs.split([4 * values.numel(), values.nbytes])
+            where, what = torch.split(theirs, [4 * values.numel(), values.nbytes])
             gradients.index_add_(0, where.view(torch.int32), what.view(values.dtype), alpha=1.0 / state.group.size())
         return gradients
 

@@ -58,7 +58,7 @@ class Answered:
 
     def get_future(self) -> Any:
         """What it brought, as torch has it: in a list."""
-        future: Any = torch.futures.Future()  # type: ignore[no-untyped-call]
+        future: Any = torch.futures.Future()
         future.set_result([self._result])
         return future
 

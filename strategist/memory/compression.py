@@ -44,6 +44,7 @@ def hook_bytes_C(job: Job, group: Group, elements: int) -> Reals:
     Top-k holds the magnitudes while it looks for the largest, and then what all ranks sent.
     """
     row, gradient = compressor(group.candidates.compression), BYTES[job.formats.gradient]
+    held: Reals
     if row.rank:
         split = low_rank(job.model, row.rank)
         rest = elements * split.rest / count(job.model).total

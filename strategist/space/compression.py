@@ -12,7 +12,7 @@ from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
 from strategist.facts.tensors import bucket_sizes
 from strategist.space.shares import Group
-from strategist.space.traffic import Traffic
+from strategist.space.traffic import Hidden, Traffic
 
 
 def sent_of_largest(elements: int, share: float) -> int:
@@ -29,7 +29,8 @@ def compressed_traffic(job: Job, group: Group) -> tuple[Traffic, ...]:
     """For every bucket: casts are added up in two bytes; PowerSGD adds up what it leaves alone, then left factors, then right
     ones; top-k gathers places and values of what every rank sends. Source: the rows of the catalogue's `compression`."""
     row, buckets = compressor(group.candidates.compression), buckets_of(job)
-    sent = partial(Traffic, "dp", place="replicas", behind=row.behind, pieces_CS=float(len(buckets)))
+    behind: Hidden = "backward" if row.behind == "backward" else "nothing"
+    sent = partial(Traffic, "dp", place="replicas", behind=behind, pieces_CS=float(len(buckets)))
     shape = len(group.candidates), len(group.stages)
     once = np.ones(shape)
     return tuple(

@@ -144,7 +144,8 @@ def _group_terms(job: Job, group: Group, compute: Compute) -> dict[str, tuple[Re
         if name in work.forward
     }
     if group.candidates.compression != "none":
-        _add_compression(job, group, busy)
+        for name, seconds in zip(("elementwise", "matmul"), _compression(job, group), strict=True):
+            busy[name] = busy[name] + seconds
     within = [axis for axis in ("tp", "cp", "ep", "pp") if axis in exposed]
     every = total_of((*busy.values(), *(exposed[axis] for axis in within)))
     slowest = every.argmax(axis=1)
@@ -167,14 +168,11 @@ def _group_terms(job: Job, group: Group, compute: Compute) -> dict[str, tuple[Re
     return terms
 
 
-def _add_compression(job: Job, group: Group, busy: dict[str, Reals]) -> None:
-    """Put the kernels of a hook of DDP where their like is."""
+def _compression(job: Job, group: Group) -> tuple[float, float]:
+    """(elementwise, matmul) seconds per step of a hook of DDP."""
     from strategist.timing.compression import compression_seconds  # few ask for any
 
-    for name, seconds in zip(
-        ("elementwise", "matmul"), compression_seconds(job, group.candidates.compression), strict=True
-    ):
-        busy[name] = busy[name] + seconds
+    return compression_seconds(job, group.candidates.compression)
 
 
 def _seconds_CS(network: Links, group: Group, item: Traffic) -> Reals:
