@@ -97,14 +97,17 @@ def top_k_hook(state: TopK, bucket: GradBucket) -> Future[Tensor]:
     for parameter, gradient in parts:
         state.owed[parameter] = state.owed[parameter].copy_(gradient) if parameter in state.owed else gradient.clone()
     mine = torch.cat([places.to(torch.int32).view(torch.uint8), values.view(torch.uint8)])
-    everybody = mine.new_empty(state.group.size() * mine.numel())
+    ranks = (
+        state.group.size()
+    )  # what is called back may outlive all else on gloo's thread, which cannot end its own group
+    everybody = mine.new_empty(ranks * mine.numel())
     sent = dist.all_gather_single(everybody, mine, group=state.group, async_op=True)
 
     def add_up(_arrived: Any) -> Tensor:
         gradients.zero_()
-        for theirs in everybody.chunk(state.group.size()):
+        for theirs in everybody.chunk(ranks):
             where, what = torch.split(theirs, [4 * values.numel(), values.nbytes])
-            gradients.index_add_(0, where.view(torch.int32), what.view(values.dtype), alpha=1.0 / state.group.size())
+            gradients.index_add_(0, where.view(torch.int32), what.view(values.dtype), alpha=1.0 / ranks)
         return gradients
 
     return sent.get_future().then(add_up)  # type: ignore[no-any-return]

@@ -196,7 +196,7 @@ def ledger(job: Job, group: Group, *, at_loss: bool = False) -> Ledger:
         "optimizer": optimizer_bytes_CS(job, group, counts),
         "pipeline_buffers": receive_buffers_CS(job, group),
     }
-    if group.candidates.compression != "none":
+    if "compression" in group.candidates.columns:
         from strategist.memory.compression import remembered_CS  # few ask for any
 
         steady["bucket_buffers"] = remembered_CS(job, group)

@@ -55,7 +55,7 @@ def instants(
             *((*_experts_forward(step), *_experts_backward(step)) if step.has_apart else ()),
             *_end(step),
             *((_summed(step),) if group.candidates.in_threads else ()),
-            *(_hooked(step) if group.candidates.compression != "none" else ()),
+            *(_hooked(step) if "compression" in group.candidates.columns else ()),
             _update(step),
         )
     schedule = Schedule(group)

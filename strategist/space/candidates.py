@@ -85,7 +85,7 @@ class Candidates:
     @property
     def compression(self) -> str:
         """What is done to the gradients of every row before they are sent."""
-        return str(self.word("compression", 0)) if "compression" in self.columns and len(self) else "none"
+        return str(self.word("compression", 0)) if "compression" in self.columns else "none"
 
     @property
     def world(self) -> Column:

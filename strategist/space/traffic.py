@@ -91,7 +91,7 @@ def traffic(job: Job, group: Group, counts: Elements) -> tuple[Traffic, ...]:
     c = group.candidates
     if c.in_threads:
         return _threads(job, group, counts)
-    if c.compression != "none":
+    if "compression" in c.columns:
         from strategist.space.compression import compressed_traffic
 
         return compressed_traffic(job, group)

@@ -143,7 +143,7 @@ def _group_terms(job: Job, group: Group, compute: Compute) -> dict[str, tuple[Re
         for name in (*COMPUTE_TERMS, "loss")
         if name in work.forward
     }
-    if group.candidates.compression != "none":
+    if "compression" in group.candidates.columns:
         for name, seconds in zip(("elementwise", "matmul"), _compression(job, group), strict=True):
             busy[name] = busy[name] + seconds
     within = [axis for axis in ("tp", "cp", "ep", "pp") if axis in exposed]

@@ -57,6 +57,7 @@ def exchanged(strategy: Strategy, shapes: dict[str, tuple[int, ...]] | None = No
         replica(*given).backward()
         found.append({name: weight.grad.numpy().copy() for name, weight in module.weights.items()})
         module.zero_grad(set_to_none=True)
+    dist.barrier()  # torch's own hooks hold the group on gloo's thread as long as they are called back
     return found
 
 
