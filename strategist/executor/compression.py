@@ -20,6 +20,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.futures import Future
 
 from strategist.document.plan import Strategy
+from strategist.facts.compression import sent_of_largest
 
 Hook = Callable[[Any, GradBucket], Future[Tensor]]
 
@@ -70,10 +71,6 @@ class TopK:
         self.group, self.share = group, share
         self.owed: dict[Tensor, Tensor] = {}
 
-    def kept(self, elements: int) -> int:
-        """How many of so many elements are sent."""
-        return max(1, round(self.share * elements))
-
 
 def remembered(state: Any) -> Iterator[Tensor]:
     """The tensors that a hook's state keeps from step to step; none where the state is a group alone."""
@@ -91,7 +88,7 @@ def top_k_hook(state: TopK, bucket: GradBucket) -> Future[Tensor]:
     for parameter, gradient in parts:
         if parameter in state.owed:
             gradient.add_(state.owed[parameter])
-    places = gradients.abs().topk(state.kept(gradients.numel()), sorted=False).indices
+    places = gradients.abs().topk(sent_of_largest(gradients.numel(), state.share), sorted=False).indices
     values = gradients[places]
     gradients[places] = 0.0
     for parameter, gradient in parts:

@@ -50,6 +50,11 @@ def loss_of_exactness(name: str) -> Assumption:
     )
 
 
+def sent_of_largest(elements: int, share: float) -> int:
+    """How many elements of a bucket top-k sends."""
+    return max(1, round(share * elements))
+
+
 @dataclass(frozen=True, slots=True)
 class LowRank:
     """Elements of a model's gradients: those that PowerSGD sends as they are, those that it multiplies, and those of all left and

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from strategist.facts.compression import compressor, low_rank
+from strategist.facts.compression import compressor, low_rank, sent_of_largest
 from strategist.facts.job import Job
 from strategist.facts.parameters import count
 from strategist.facts.profile import BYTES
 from strategist.memory.step import END, LAYERS, NONE, Instant, Step, added
 from strategist.space.candidates import Reals
-from strategist.space.compression import buckets_of, sent_of_largest
+from strategist.space.compression import buckets_of
 from strategist.space.shares import Group
 
 PLACE_BYTES, WIRE_PLACE_BYTES = 8, 4

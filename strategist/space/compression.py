@@ -7,17 +7,12 @@ from functools import partial
 
 import numpy as np
 
-from strategist.facts.compression import compressor, low_rank
+from strategist.facts.compression import compressor, low_rank, sent_of_largest
 from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
 from strategist.facts.tensors import bucket_sizes
 from strategist.space.shares import Group
 from strategist.space.traffic import Hidden, Traffic
-
-
-def sent_of_largest(elements: int, share: float) -> int:
-    """How many elements of a bucket top-k sends."""
-    return max(1, round(share * elements))
 
 
 def buckets_of(job: Job) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ import pytest
 
 from strategist import Plan, recommend
 from strategist.errors import ImpossibleError
-from strategist.facts.compression import compressor, low_rank
+from strategist.facts.compression import compressor, low_rank, sent_of_largest
 from strategist.facts.tensors import bucket_sizes
 from strategist.measure.rehearse import rehearse
 from strategist.measure.trace import trace
@@ -31,7 +31,7 @@ def expected_bytes(plan: Plan) -> int:
         split = low_rank(plan.model, row.rank)
         return 4 * (split.rest + split.left + split.right)
     if row.share:
-        return RANKS * 8 * sum(max(1, round(row.share * size)) for size in sizes)
+        return RANKS * 8 * sum(sent_of_largest(size, row.share) for size in sizes)
     return 2 * sum(sizes)
 
 
