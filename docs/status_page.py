@@ -46,6 +46,10 @@ class Technique:
 TECHNIQUES = (
     Technique("one process", "", ONE_GPU),
     Technique("DDP", "dp_replicate=8"),
+    Technique("DDP, gradients in bfloat16", "compression=bf16"),
+    Technique("DDP, gradients in float16", "compression=fp16"),
+    Technique("DDP, PowerSGD", "compression=powersgd"),
+    Technique("DDP, top-k with error feedback", "compression=topk"),
     Technique("nn.DataParallel", "replicas=threads"),
     Technique("ZeRO-1", "dp_shard=8,zero=1"),
     Technique("ZeRO-2", "dp_shard=8,zero=2"),

@@ -27,6 +27,7 @@ Offload = Literal["none", "optimizer", "parameters", "nvme"]
 StageSplit = Literal["even", "weighted"]
 ContextParallel = Literal["none", "ring", "all-to-all"]
 Replicas = Literal["processes", "threads"]
+Compression = Literal["none", "bf16", "fp16", "powersgd", "topk"]
 Backend = Literal["nccl", "gloo", "mpi"]
 Policy = Literal["hf", "fastest"]
 Objective = Literal["time", "cost", "memory", "simplicity"]
@@ -106,7 +107,8 @@ class NumberFormats:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
     """Everything about the layout that is not a mesh degree. `replicas` are processes of DDP, or threads of one process, as
-    nn.DataParallel has them."""
+    nn.DataParallel has them. `compression` is what DDP does to gradients before it sends them; PowerSGD keeps so many columns
+    (`compression_rank`), top-k such a share of the elements (`compression_share`)."""
 
     zero: int = 0
     virtual_stages: int = 1
@@ -121,6 +123,9 @@ class Strategy:
     tiling: int = 1
     stage_split: StageSplit = "even"
     replicas: Replicas = "processes"
+    compression: Compression = "none"
+    compression_rank: int = 0
+    compression_share: float = 0.0
     formats: NumberFormats
     optimizer: str = "adamw"
     compile: bool = False

@@ -35,6 +35,7 @@ from strategist.executor.loss import Batch, count_tokens
 from strategist.executor.loss_scale import LossScale
 from strategist.executor.mesh import data_group, data_mesh, data_rank, pipeline_group
 from strategist.executor.precision import gradient_dtype
+from strategist.executor.support import keeps_errors
 from strategist.executor.tied import TiedEnds
 from strategist.executor.versions import versions
 from strategist.records import dataclass
@@ -311,13 +312,19 @@ class Session:
         return {LOSS_SCALE: torch.tensor([self.loss_scale.value, self.loss_scale.good_steps], dtype=torch.float64)}
 
     def require_checkpoints(self) -> None:
-        """Raise ImpossibleError UNSUPPORTED where none can be written or read: they know no tables on a server."""
-        if self.parts.outside is not None:
+        """Raise ImpossibleError UNSUPPORTED where none can be written or read: they know no tables on a server, and nothing that
+        differs from replica to replica."""
+        strategy = self.job.plan.strategy
+        what = {
+            "a parameter server": self.parts.outside is not None,
+            f"the error feedback of compression {strategy.compression}": keeps_errors(strategy),
+        }
+        for name in (name for name, holds in what.items() if holds):
             raise ImpossibleError(
                 "UNSUPPORTED",
-                "Checkpoints of a session with a parameter server are not built.",
+                f"Checkpoints of a session with {name} are not built.",
                 flag="folder",
-                value="a parameter server",
+                value=name,
                 hint="Plan without it, or train without saving.",
             )
 

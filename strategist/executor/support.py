@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from strategist.document.plan import MESH_AXES, NumberFormats, Plan
+from strategist.document.plan import MESH_AXES, NumberFormats, Plan, Strategy
 from strategist.errors import InputError
 from strategist.executor.architecture import model_obstacles
 from strategist.executor.context_support import context_obstacles
@@ -79,6 +79,7 @@ def layout_obstacles(plan: Plan) -> tuple[Obstacle, ...]:
         _formats,
         _data_parallel,
         _threads,
+        _compression,
         _offload,
         pipeline_obstacles,
         _batch,
@@ -300,6 +301,52 @@ def _threads(plan: Plan) -> Iterator[Obstacle]:
             f"{plan.model.method}).",
             hint="Use replicas = processes, or leave compile, offload and adapters out.",
         )
+
+
+def keeps_errors(strategy: Strategy) -> bool:
+    """Whether every replica remembers what compression left out of its gradients."""
+    return strategy.compression in ("powersgd", "topk")
+
+
+def _compression(plan: Plan) -> Iterator[Obstacle]:
+    """Hooks of DDP, in float32, and what each of them needs to be told."""
+    mesh, s, place = plan.mesh, plan.strategy, "strategy.compression"
+    if s.compression != "none" and (
+        mesh.dp_replicate in (1, 0) or mesh.dp_replicate != mesh.world or s.zero > 0 or s.replicas != "processes"
+    ):
+        yield Obstacle(
+            code="FRAMEWORK_LEGALITY",
+            place=place,
+            value=s.compression,
+            sentence=f"compression = {s.compression} is a hook of DDP, which nothing else calls: whole replicas as processes, "
+            "mesh.dp_replicate of them, under zero = 0 and without any other axis.",
+            hint="Use compression = none.",
+        )
+    if s.compression != "none":
+        reasons = {
+            f"parameters in {s.formats.parameter}; they must be in float32": s.formats.parameter != "float32",
+            f"model.method {plan.model.method}; it must be full": plan.model.method != "full",
+            "a loss scale that changes (float16), which what was left out has not": keeps_errors(s)
+            and s.formats.compute == "float16",
+        }
+        yield from lacking(
+            place,
+            s.compression,
+            f"The executor cannot compress gradients by {s.compression} here: the plan has",
+            reasons,
+            "Use compression = none.",
+        )
+    wrong = {
+        f"compression_rank {s.compression_rank}": (s.compression == "powersgd") != (s.compression_rank > 0),
+        f"compression_share {s.compression_share}": (s.compression == "topk") != (0.0 < s.compression_share <= 1.0),
+    }
+    yield from lacking(
+        place,
+        s.compression,
+        f"compression = {s.compression} says nothing with",
+        wrong,
+        "powersgd takes a compression_rank from 1 on, topk a compression_share above 0 and up to 1, the others neither.",
+    )
 
 
 def _offload(plan: Plan) -> Iterator[Obstacle]:

@@ -55,6 +55,7 @@ def instants(
             *((*_experts_forward(step), *_experts_backward(step)) if step.has_apart else ()),
             *_end(step),
             *((_summed(step),) if group.candidates.in_threads else ()),
+            *(_hooked(step) if "compression" in group.candidates.columns else ()),
             _update(step),
         )
     schedule = Schedule(group)
@@ -541,6 +542,13 @@ def _summed(step: Step) -> Instant:
             "temporaries": own + np.minimum(own, COALESCED_BYTES) + np.where(step.several, step.settled, 0.0),
         },
     )
+
+
+def _hooked(step: Step) -> Iterator[Instant]:
+    """Under a hook of DDP: buckets on their way."""
+    from strategist.memory.compression import hook_instants  # few ask for any
+
+    return hook_instants(step)
 
 
 def _table(step: Step) -> Reals:

@@ -22,7 +22,7 @@ from strategist.records import dataclass
 from strategist.rulebook.apply import family_masks, fired
 from strategist.rulebook.rule import load_rules
 from strategist.space.brute_force import Row, every_layout
-from strategist.space.candidates import WORDS
+from strategist.space.candidates import NOT_ASKED, WORDS
 from strategist.space.grammar import layout, parse_pins
 from strategist.timing.estimate import step_times
 
@@ -90,7 +90,7 @@ def recheck(plan: Plan, watch: Watch | None = None) -> Recheck:
     rules, facts = legality(asked), question(asked.job)
     for row in every_layout(limits):
         enumerated += 1
-        values = {"replicas": 0} | facts | row | {"dp": row["dp_replicate"] * row["dp_shard"]}
+        values = dict(NOT_ASKED) | facts | row | {"dp": row["dp_replicate"] * row["dp_shard"]}
         first = next((rule.id for rule in rules if rule.holds(values)), None)
         if first is None:
             rows.append(row)

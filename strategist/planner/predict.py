@@ -21,7 +21,7 @@ from strategist.planner.weigh import fits
 from strategist.planner.write import memory_ledger, mesh_of, outside_known_errors, strategy_of, time_ledger
 from strategist.rulebook.apply import columns, sentence
 from strategist.rulebook.rule import Rule, load_rules
-from strategist.space.candidates import WORDS, Candidates, code
+from strategist.space.candidates import ASKED, WORDS, Candidates, code
 from strategist.space.grammar import Pin, layout
 from strategist.timing.estimate import step_times
 
@@ -126,7 +126,7 @@ def filled(job: Job, said: Mapping[str, int]) -> dict[str, int]:
             "tiling": said.get("tiling", 1),
             "stage_split": said.get("stage_split", 0),
         }
-        | ({"replicas": said["replicas"]} if said.get("replicas") else {})
+        | {name: said[name] for name in ASKED if said.get(name)}
     )
 
 
@@ -161,15 +161,16 @@ def _consistent(degrees: Mapping[str, int], ranks: int, said: Mapping[str, int])
             flag="--strategy",
             hint="Give pp, and leave virtual_stages at 1.",
         )
-    if said.get("replicas") and (
-        ranks == 1 or any(said.get(key, 1) > 1 for key in ("pp", "dp_shard", "cp", "tp", "ep", "etp"))
-    ):
-        raise ImpossibleError(
-            "FRAMEWORK_LEGALITY",
-            "replicas=threads is nn.DataParallel: whole replicas over several devices, and nothing else.",
-            flag="--strategy",
-            hint="Leave out dp_shard, cp, tp, pp, ep and etp, or replicas=threads.",
-        )
+    is_cut = ranks == 1 or any(said.get(key, 1) > 1 for key in ("pp", "dp_shard", "cp", "tp", "ep", "etp"))
+    for name, what in {"replicas": "nn.DataParallel", "compression": "a hook of DDP"}.items():
+        if said.get(name) and is_cut:
+            choice = f"{name}={WORDS[name][said[name]]}"
+            raise ImpossibleError(
+                "FRAMEWORK_LEGALITY",
+                f"{choice} is {what}: whole replicas over several devices, and nothing else.",
+                flag="--strategy",
+                hint=f"Leave out dp_shard, cp, tp, pp, ep and etp, or {choice}.",
+            )
     if ranks % (degrees["ep"] * degrees["etp"]):
         raise ImpossibleError(
             "DIVISIBILITY",

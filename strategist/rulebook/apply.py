@@ -12,7 +12,7 @@ from strategist.errors import RuleError
 from strategist.records import dataclass
 from strategist.rulebook.rows import PLACE
 from strategist.rulebook.rule import Rule, load_families
-from strategist.space.candidates import OPTION_COLUMNS, Candidates, Mask, distinct
+from strategist.space.candidates import NOT_ASKED, OPTION_COLUMNS, Candidates, Mask, distinct
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ OPTIONS = frozenset(OPTION_COLUMNS) - {"zero"}
 
 
 def columns(candidates: Candidates) -> dict[str, Any]:
-    """Candidate words as columns, (C,); replicas are processes where nobody asked for threads."""
-    return {"replicas": 0, **candidates.columns, "dp": candidates.data_parallel}
+    """Candidate words as columns, (C,), with those that nobody asked for."""
+    return {**NOT_ASKED, **candidates.columns, "dp": candidates.data_parallel}
 
 
 def forbid(

@@ -126,8 +126,8 @@ def _context(limits: Limits, row: Mapping[str, int]) -> bool:
     return (row["cp"] > 1) == (row["context_parallel"] > 0)
 
 
-def _threads(_limits: Limits, row: Mapping[str, int]) -> bool:
-    """Threads of one process hold whole replicas, and each its own sequences."""
+def _replicas(_limits: Limits, row: Mapping[str, int]) -> bool:
+    """Threads of one process, and ranks that compress their gradients, hold whole replicas, and each has its own sequences."""
     return row["dp_replicate"] > 1 and all(row[axis] == 1 for axis in ("pp", "dp_shard", "cp", "tp", "ep", "etp"))
 
 
@@ -137,8 +137,9 @@ def _choices(limits: Limits, row: Mapping[str, int]) -> Sequence[tuple[dict[str,
     dp = row["dp_replicate"] * row["dp_shard"]
     per_rank = [n for n in rounds if (limits.global_batch // dp) % n == 0] or [1]
     places = {name: range(len(words)) for name, words in WORDS.items()}
-    threads: tuple[dict[str, Sequence[int]], Condition] = ({"replicas": (1,)}, _threads)
-    asked = (threads,) if limits.pinned("replicas") else ()
+    asked: list[tuple[dict[str, Sequence[int]], Condition]] = [
+        ({name: (value,)}, _replicas) for name in ("replicas", "compression") if (value := limits.pinned(name))
+    ]
     return (
         ({"zero": range(4)}, _zero),
         ({"offload": places["offload"], "tiling": (1, TILES)}, _offload),
@@ -164,7 +165,7 @@ def _grown(limits: Limits, rows: list[Row]) -> list[Row]:
 
 def _as_pinned(limits: Limits, row: Mapping[str, int]) -> bool:
     """Whether every pin holds; `dp` is the product of both degrees."""
-    values = {"replicas": 0, **row, "dp": row["dp_replicate"] * row["dp_shard"]}
+    values = {"replicas": 0, "compression": 0, **row, "dp": row["dp_replicate"] * row["dp_shard"]}
     return all(values[pin.key] == pin.value for pin in limits.pins)
 
 

@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 
 from strategist.records import dataclass
-from strategist.space.candidates import MESH_COLUMNS, OPTION_COLUMNS, Candidates, Column, code
+from strategist.space.candidates import ASKED, MESH_COLUMNS, OPTION_COLUMNS, Candidates, Column, code
 from strategist.space.grammar import Pin, forbidden
 from strategist.space.stages import layers_of_the_last
 
@@ -61,8 +61,10 @@ def enumerate_candidates(limits: Limits) -> Candidates:
         _fill(columns[:, rows_so_far : rows_so_far + rows], members, options, meshes_so_far)
         meshes_so_far, rows_so_far = meshes_so_far + len(members), rows_so_far + rows
     everything = Candidates(dict(zip(COLUMNS, columns, strict=True)))
-    if limits.pinned("replicas"):
-        everything = _in_threads(everything)
+    for name in ASKED:
+        value = limits.pinned(name)
+        if value:
+            everything = _whole_replicas(everything, name, value)
     keep = np.ones(len(everything), dtype=np.bool_)
     for pin in limits.pins:
         keep &= pin.holds(everything)
@@ -71,12 +73,11 @@ def enumerate_candidates(limits: Limits) -> Candidates:
     return everything if keep.all() else everything.where(keep)
 
 
-def _in_threads(everything: Candidates) -> Candidates:
-    """Whole replicas and nothing else, as threads of one process. nn.DataParallel is never looked at unasked: DDP does the same
-    in less time."""
+def _whole_replicas(everything: Candidates, name: str, value: int) -> Candidates:
+    """Whole replicas and nothing else, with a choice that is theirs alone and that is never looked at unasked."""
     alone = np.all([everything[axis] == 1 for axis in ("pp", "dp_shard", "cp", "tp", "ep", "etp")], axis=0)
     found = everything.where(alone & (everything["dp_replicate"] > 1))
-    return Candidates({**found.columns, "replicas": np.full(len(found), code("replicas", "threads"), np.int64)})
+    return Candidates({**found.columns, name: np.full(len(found), value, np.int64)})
 
 
 Mesh = tuple[int, int, int, int, int, int, int, int]

@@ -92,6 +92,10 @@ def traffic(job: Job, group: Group, counts: Elements) -> tuple[Traffic, ...]:
     c = group.candidates
     if c.in_threads:
         return _threads(job, group, counts)
+    if "compression" in c.columns:
+        from strategist.space.compression import compressed_traffic
+
+        return compressed_traffic(job, group)
     full = counts.padded((c["zero"] >= 2)[:, None])
     return (
         *_tensor(job, group),

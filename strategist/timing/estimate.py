@@ -219,6 +219,9 @@ def _occupied(job: Job, group: Group, work: _Work, sends: list[tuple[Traffic, Re
         for name in (*COMPUTE_TERMS, "loss")
         if name in work.forward
     }
+    if "compression" in group.candidates.columns:
+        for name, seconds in zip(("elementwise", "matmul"), _compression(job, group), strict=True):
+            busy[name] = busy[name] + seconds
     every = total_of((*busy.values(), *(exposed[axis] for axis in WITHIN if axis in exposed)))
     return _Occupied(group, busy, exposed, hidden, every, micro)
 
@@ -227,6 +230,13 @@ def _with_seconds(job: Job, group: Group, items: Iterable[Traffic]) -> list[tupl
     """Collectives with the seconds per step that each takes, (C, S)."""
     network = links(job.cluster, group.meshes)
     return [(item, _seconds_CS(network, group, item)) for item in items]
+
+
+def _compression(job: Job, group: Group) -> tuple[float, float]:
+    """(elementwise, matmul) seconds per step of a hook of DDP."""
+    from strategist.timing.compression import compression_seconds  # few ask for any
+
+    return compression_seconds(job, group.candidates.compression)
 
 
 def _seconds_CS(network: Links, group: Group, item: Traffic) -> Reals:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
+from tests.oracle.compression import word_of
 from tests.oracle.rates import peak_FLOPs
 from tests.oracle.stages import Layout
 
@@ -160,6 +161,10 @@ VIOLATIONS: dict[str, Violation] = {
     "LEG712": lambda job, a: in_threads(a) and job.cluster.nodes > 1,
     "LEG713": lambda job, a: in_threads(a) and job.frontend == "deepspeed",
     "LEG714": lambda job, a: in_threads(a) and job.model.method != "full",
+    "LEG721": lambda job, a: word_of(a) != "none" and job.model.method != "full",
+    "LEG722": lambda job, a: word_of(a) in ("powersgd", "topk") and job.workload.precision == "fp16",
+    "LEG723": lambda job, a: word_of(a) != "none" and in_threads(a),
+    "LEG724": lambda job, a: word_of(a) != "none" and job.frontend == "deepspeed",
 }
 """Rule id -> the condition that refuses a layout, in the order of the book."""
 

@@ -12,7 +12,7 @@ from strategist.facts.layers import build_layer
 from strategist.facts.model import LayerKind, layer_counts
 from strategist.facts.profile import BYTES
 from strategist.memory.saved import OURS, habits_of, saved_tensors
-from tests.oracle import adapters
+from tests.oracle import adapters, compression
 from tests.oracle.parameters import (
     Held,
     dense_of_layer,
@@ -953,6 +953,23 @@ class Stage:
             passing = own + min(10 * 2**20, own) + joins
             yield 2, {"gradients": stands, "activations": self.inputs, "temporaries": passing}
 
+    def hooked(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """A bucket on its way: the first, when the head is through; the largest between; the last, when nothing else is left."""
+        if compression.word_of(self.a) == "none":
+            return
+        sizes = compression.buckets(self.job)
+        first, last = (compression.passing(self.job, self.a, size) for size in (sizes[0], sizes[-1]))
+        between = compression.passing(self.job, self.a, max(sizes[1:-1], default=0))
+        largest = self._worst_of_kinds(lambda kind: self._rows(kind, _kept))
+        rows = (
+            (1, self.inside, self.copies + first, self.stream + self.outside),
+            (1, max(self.inputs, self.inside - largest), self.copies + between, self.stream + self.outside),
+            (2, self.inputs, last, 0.0),
+        )
+        for moment, activations, held_, loose in rows:
+            terms = {"gradients": self.earlier, "activations": activations, "bucket_buffers": held_}
+            yield moment, terms | {"temporaries": loose}
+
     def _end_of_pass(self) -> Iterator[tuple[int, dict[str, float]]]:
         """The embedding's gradient while other passes are in flight, then in the reduce format."""
         dW = self.q * (self.c if self.units else self.s) * (self.table if self.at_once else self.before)
@@ -993,7 +1010,7 @@ def instants(
     heads = _at_heads(job, layout, stage, kinds)
     if pp == 1:
         (step,) = heads
-        yield from (*step.gathering(), *step.heads(), *step.bodies(), *step.summed(), step.update())
+        yield from (*step.gathering(), *step.heads(), *step.bodies(), *step.summed(), *step.hooked(), step.update())
         return
     turn = m if layout["schedule"] == "looped_bfs" else pp
     first, again = backward(turn * (v - 1)), backward(turn * (v - 1) + 1)
@@ -1119,6 +1136,8 @@ def stage_ties(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind])
         "optimizer": 0.0 if layout["offload"] != "none" else state * _updated(job, layout, stage, kinds),
         "pipeline_buffers": _pipeline_buffers(job, layout, stage),
     }
+    if compression.word_of(layout) != "none":
+        always["bucket_buffers"] = compression.remembered(job, layout)
     if job.model.adapters is not None:
         own = adapters.states(job, layout, kinds, whole.all, sharded.all)
         always |= {name: own[name] for name in ("parameters", "optimizer")}

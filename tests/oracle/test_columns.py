@@ -96,6 +96,14 @@ def cases_of_threads(draw: Draw) -> Case:
     return job, [layout]
 
 
+@st.composite
+def cases_of_compression(draw: Draw) -> Case:
+    """A job of our own framework and a layout of whole replicas that compress their gradients."""
+    job, (layout,) = draw(cases_of_threads())
+    plain = {name: value for name, value in layout.items() if name != "replicas"}
+    return job, [plain | {"compression": draw(st.sampled_from(WORDS["compression"][1:]))}]
+
+
 PLAIN: Layout = dict.fromkeys((*MESH_COLUMNS, "micro_batch", "accumulation", "virtual_stages", "tiling"), 1) | {
     "zero": 0, "schedule": "none", "sequence_parallel": 0, "context_parallel": "none", "recompute": "none",
     "offload": "none", "stage_split": "even",
@@ -198,6 +206,15 @@ def test_columns_equal_the_oracle_beside_adapters(case: Case) -> None:
 @given(cases_of_threads())
 def test_replicas_as_threads_equal_the_oracle(case: Case) -> None:
     """nn.DataParallel's exchanges, its one launching interpreter and what device 0 holds beside its share are the oracle's."""
+    _assert_same_memory(case)
+    _assert_same_time(case)
+    _assert_same_stages(case)
+
+
+@settings(CI, max_examples=cases_of(20))
+@given(cases_of_compression())
+def test_compressed_gradients_equal_the_oracle(case: Case) -> None:
+    """What a hook of DDP sends, computes and holds is what the oracle counts tensor by tensor."""
     _assert_same_memory(case)
     _assert_same_time(case)
     _assert_same_stages(case)

@@ -9,7 +9,7 @@ from strategist.facts.job import Job
 from strategist.facts.model import LayerKind, layer_counts, layer_sequence
 from strategist.facts.parameters import count, outer_parameters
 from strategist.facts.profile import BYTES
-from tests.oracle import adapters
+from tests.oracle import adapters, compression
 from tests.oracle.attention import attention_FLOP
 from tests.oracle.layer_time import COMPUTE_TERMS, Pass, device_of, head_time, layer_time
 from tests.oracle.parameters import all_stages, held
@@ -32,17 +32,18 @@ class Time:
 
 @dataclass
 class Stage:
-    """One stage: compute per micro-batch by term, and exposed and hidden seconds per step by axis."""
+    """One stage: compute per micro-batch by term, and `once` a step; exposed and hidden seconds per step by axis."""
 
     layers: int
     compute: dict[str, Pass]
     exposed: dict[str, float] = field(default_factory=dict)
     hidden: dict[str, float] = field(default_factory=dict)
+    once: dict[str, float] = field(default_factory=dict)
 
     def seconds(self, m: int) -> float:
         """Everything but dp over the m micro-batches of a step."""
         sent = sum(seconds for axis, seconds in self.exposed.items() if axis != "dp")
-        return m * sum(term.all for term in self.compute.values()) + sent
+        return m * sum(term.all for term in self.compute.values()) + sum(self.once.values()) + sent
 
 
 def stage_time(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> Stage:
@@ -64,10 +65,21 @@ def stage_time(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind])
     added = job.trainable * job.profile.accumulate_bytes * whole.all / memory_Bps(device_of(job))
     e = found.compute["elementwise"]
     found.compute["elementwise"] = Pass(e.forward, e.backward + added, e.again)
+    _add_compression(job, layout, found)
     rows = rows_of(job, layout, stage, kinds, whole)
     for axis in AXES:
         found.exposed[axis], found.hidden[axis] = _axis(job, layout, found, [row for row in rows if row.axis == axis])
     return found
+
+
+def _add_compression(job: Job, layout: Layout, found: Stage) -> None:
+    """A hook's kernels run once a step."""
+    if compression.word_of(layout) == "none":
+        return
+    device = device_of(job)
+    products = peak_FLOPs(device, "fp32") * share("fp32_matmul_share", device)
+    elementwise, matmul = compression.seconds(job, layout, memory_Bps(device), lambda: products)
+    found.once.update(elementwise=elementwise, matmul=matmul)
 
 
 def _axis(job: Job, layout: Layout, stage: Stage, rows: Sequence[Row]) -> tuple[float, float]:
@@ -198,7 +210,11 @@ def _largest(stages: Iterable[Stage], size: Callable[[Stage], float]) -> list[St
 
 
 def _ledger(m: int, slowest: Stage, sender: Stage, alone: Mapping[str, float]) -> Time:
-    exposed = {term: m * passes.all for term, passes in slowest.compute.items()} | slowest.exposed | alone
+    exposed = (
+        {term: m * passes.all + slowest.once.get(term, 0.0) for term, passes in slowest.compute.items()}
+        | slowest.exposed
+        | alone
+    )
     exposed["dp"] = sender.exposed["dp"]
     hidden = slowest.hidden | {"dp": sender.hidden["dp"]}
     terms = {term: (_ns(exposed[term]), _ns(hidden.get(term, 0.0))) for term in TERMS}

@@ -14,7 +14,7 @@ from strategist.facts.model import LayerKind, ModelShape, layer_sequence
 from strategist.facts.parameters import outer_parameters
 from strategist.facts.profile import BYTES
 from strategist.facts.tiers import tiers
-from tests.oracle import adapters
+from tests.oracle import adapters, compression
 from tests.oracle.memory import is_plain, sequence_cut, tokens, uses_units
 from tests.oracle.parameters import Held, expert_ranks, expert_shards, padded, shards, tensors_of, vocabulary
 from tests.oracle.stages import Layout
@@ -62,6 +62,11 @@ def rows_of(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], wh
     """Everything one stage sends in one step."""
     if layout.get("replicas") == "threads":
         return list(_threads(job, layout, whole))
+    if compression.word_of(layout) != "none":
+        n = layout["dp_replicate"]
+        return [
+            Row("dp", op, behind, size, 1, n, 1, pieces) for op, size, behind, pieces in compression.sent(job, layout)
+        ]
     return [
         *_tensor(job, layout, stage, kinds),
         *_context(job, layout, kinds),
@@ -236,7 +241,8 @@ def _buckets(job: Job) -> int:
     """DDP's buckets, filled from the head to the embedding: a first of 1 MiB, further ones of 25."""
     shape, size = job.model, BYTES[job.formats.gradient] * job.trainable
     outer, table = outer_parameters(shape), vocabulary(shape, 1, 1)
-    come = [0 if shape.tied else table, outer.final_norm, outer.extra]
+    bias = max(0, outer.head - (0 if shape.tied else table))
+    come = [0 if shape.tied else table, bias, outer.final_norm, outer.extra]
     for kind in reversed(layer_sequence(shape)):
         layer = build_layer(shape, kind)
         for m in reversed(layer.matrices):
