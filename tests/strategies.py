@@ -289,8 +289,8 @@ def _expert_splits(draw: Draw, shape: ModelShape, ranks: int, tp: int) -> tuple[
 
 
 def candidates(rows_: Sequence[dict[str, Any]]) -> Candidates:
-    """Layouts as the columns that the package computes on; which replicas they have only where it is said."""
-    names = (*MESH_COLUMNS, *OPTION_COLUMNS, *(("replicas",) if "replicas" in rows_[0] else ()))
+    """Layouts as the columns that the package computes on; which replicas and which loss they have only where it is said."""
+    names = (*MESH_COLUMNS, *OPTION_COLUMNS, *(name for name in ("replicas", "loss") if name in rows_[0]))
     return Candidates(
         {
             name: np.array([WORDS[name].index(row[name]) if name in WORDS else row[name] for row in rows_], np.int64)

@@ -27,6 +27,7 @@ Offload = Literal["none", "optimizer", "parameters", "nvme"]
 StageSplit = Literal["even", "weighted"]
 ContextParallel = Literal["none", "ring", "all-to-all"]
 Replicas = Literal["processes", "threads"]
+Loss = Literal["whole", "chunked"]
 Backend = Literal["nccl", "gloo", "mpi"]
 Policy = Literal["hf", "fastest"]
 Objective = Literal["time", "cost", "memory", "simplicity"]
@@ -106,7 +107,7 @@ class NumberFormats:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
     """Everything about the layout that is not a mesh degree. `replicas` are processes of DDP, or threads of one process, as
-    nn.DataParallel has them."""
+    nn.DataParallel has them; the `loss` is that of whole logits, or of the logits of a few tokens at a time."""
 
     zero: int = 0
     virtual_stages: int = 1
@@ -121,6 +122,7 @@ class Strategy:
     tiling: int = 1
     stage_split: StageSplit = "even"
     replicas: Replicas = "processes"
+    loss: Loss = "whole"
     formats: NumberFormats
     optimizer: str = "adamw"
     compile: bool = False

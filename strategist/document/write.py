@@ -41,7 +41,7 @@ UNSIGNED = ("seal",)
 """Fields of a document that no seal covers."""
 LATER = ("verification", "front", "certificate", "sensitivity", "idle", "unfinished")
 """Fields that are younger than the first seals: they are signed where they say something."""
-LATER_IN_STRATEGY = {"replicas": "processes"}
+LATER_IN_STRATEGY = {"replicas": "processes", "loss": "whole"}
 """The same inside `strategy`, with the value that says nothing."""
 
 

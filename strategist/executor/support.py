@@ -77,6 +77,7 @@ def layout_obstacles(plan: Plan) -> tuple[Obstacle, ...]:
         _formats,
         _data_parallel,
         _threads,
+        _loss,
         _offload,
         pipeline_obstacles,
         _batch,
@@ -287,6 +288,19 @@ def _threads(plan: Plan) -> Iterator[Obstacle]:
             f"compiles nor offloads nor freezes there (compile {strategy.compile}, offload {strategy.offload}, model.method "
             f"{plan.model.method}).",
             hint="Use replicas = processes, or leave compile, offload and adapters out.",
+        )
+
+
+def _loss(plan: Plan) -> Iterator[Obstacle]:
+    """A loss of a few tokens at a time is computed inside the model, by a rank that has the whole head."""
+    mesh, strategy = plan.mesh, plan.strategy
+    if strategy.loss == "chunked" and max(mesh.tp, mesh.pp) > 1:
+        yield Obstacle(
+            code="FRAMEWORK_LEGALITY",
+            place="strategy.loss",
+            value=strategy.loss,
+            sentence=f"loss = chunked needs the whole head on every rank; the plan has tp {mesh.tp} and pp {mesh.pp}.",
+            hint="Use loss = whole, whose logits tp cuts by vocabulary, or tp and pp of 1.",
         )
 
 

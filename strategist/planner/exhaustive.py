@@ -90,7 +90,7 @@ def recheck(plan: Plan, watch: Watch | None = None) -> Recheck:
     rules, facts = legality(asked), question(asked.job)
     for row in every_layout(limits):
         enumerated += 1
-        values = {"replicas": 0} | facts | row | {"dp": row["dp_replicate"] * row["dp_shard"]}
+        values = {"replicas": 0, "loss": 0} | facts | row | {"dp": row["dp_replicate"] * row["dp_shard"]}
         first = next((rule.id for rule in rules if rule.holds(values)), None)
         if first is None:
             rows.append(row)

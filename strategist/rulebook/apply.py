@@ -25,8 +25,9 @@ class Refused:
 
 
 def columns(candidates: Candidates) -> dict[str, Any]:
-    """Candidate words as columns, (C,); replicas are processes where nobody asked for threads."""
-    return {"replicas": 0, **candidates.columns, "dp": candidates.data_parallel}
+    """Candidate words as columns, (C,); replicas are processes and losses whole where nobody asked for
+    threads or chunks."""
+    return {"replicas": 0, "loss": 0, **candidates.columns, "dp": candidates.data_parallel}
 
 
 def forbid(

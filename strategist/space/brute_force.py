@@ -136,7 +136,8 @@ def _choices(limits: Limits, row: Mapping[str, int]) -> Sequence[tuple[dict[str,
     per_rank = [n for n in rounds if (limits.global_batch // dp) % n == 0] or [1]
     places = {name: range(len(words)) for name, words in WORDS.items()}
     threads: tuple[dict[str, Sequence[int]], Condition] = ({"replicas": (1,)}, _threads)
-    asked = (threads,) if limits.pinned("replicas") else ()
+    chunks: tuple[dict[str, Sequence[int]], Condition] = ({"loss": (1,)}, lambda _, row: row["tp"] == row["pp"] == 1)
+    asked = [way for key, way in (("replicas", threads), ("loss", chunks)) if limits.pinned(key)]
     return (
         ({"zero": range(4)}, _zero),
         ({"offload": places["offload"], "tiling": (1, TILES)}, _offload),
@@ -162,7 +163,7 @@ def _grown(limits: Limits, rows: list[Row]) -> list[Row]:
 
 def _as_pinned(limits: Limits, row: Mapping[str, int]) -> bool:
     """Whether every pin holds; `dp` is the product of both degrees."""
-    values = {"replicas": 0, **row, "dp": row["dp_replicate"] * row["dp_shard"]}
+    values = {"replicas": 0, "loss": 0, **row, "dp": row["dp_replicate"] * row["dp_shard"]}
     return all(values[pin.key] == pin.value for pin in limits.pins)
 
 

@@ -39,9 +39,10 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "offload": ("none", "optimizer", "parameters", "nvme"),
     "stage_split": ("even", "weighted"),
     "replicas": ("processes", "threads"),
+    "loss": ("whole", "chunked"),
 }
-"""Columns that stand for words hold the position of the word in its tuple. `replicas` is a column only where threads were asked
-for, and then of one word in all rows; where it is none, they are processes."""
+"""Columns that stand for words hold the position of the word in its tuple. `replicas` and `loss` are columns only where threads
+or chunks were asked for, and then of one word in all rows; where there is none, the first word holds."""
 
 
 def code(column: str, word: str) -> int:
@@ -75,6 +76,11 @@ class Candidates:
     def in_threads(self) -> bool:
         """Whether the replicas of every row are threads of one process."""
         return "replicas" in self.columns and bool(self["replicas"].any())
+
+    @property
+    def chunks_loss(self) -> bool:
+        """Whether every row computes its loss from the logits of a few tokens at a time."""
+        return "loss" in self.columns and bool(self["loss"].any())
 
     @property
     def world(self) -> Column:

@@ -63,6 +63,8 @@ def enumerate_candidates(limits: Limits) -> Candidates:
     everything = Candidates(dict(zip(COLUMNS, columns, strict=True)))
     if limits.pinned("replicas"):
         everything = _in_threads(everything)
+    if limits.pinned("loss"):
+        everything = _with_chunked_loss(everything)
     keep = np.ones(len(everything), dtype=np.bool_)
     for pin in limits.pins:
         keep &= pin.holds(everything)
@@ -77,6 +79,12 @@ def _in_threads(everything: Candidates) -> Candidates:
     alone = np.all([everything[axis] == 1 for axis in ("pp", "dp_shard", "cp", "tp", "ep", "etp")], axis=0)
     found = everything.where(alone & (everything["dp_replicate"] > 1))
     return Candidates({**found.columns, "replicas": np.full(len(found), code("replicas", "threads"), np.int64)})
+
+
+def _with_chunked_loss(everything: Candidates) -> Candidates:
+    """Layouts that leave the head whole on every rank, with a loss of a few tokens at a time."""
+    found = everything.where((everything["tp"] == 1) & (everything["pp"] == 1))
+    return Candidates({**found.columns, "loss": np.full(len(found), code("loss", "chunked"), np.int64)})
 
 
 Mesh = tuple[int, int, int, int, int, int, int, int]

@@ -23,6 +23,7 @@ KEYS = (
     "offload",
     "stage_split",
     "replicas",
+    "loss",
     "dp",
 )
 ALIASES: Mapping[str, str] = {
@@ -46,6 +47,8 @@ class Pin:
         """Candidates that make this choice, (C,)."""
         if self.key == "replicas":
             return np.full(len(candidates), candidates.in_threads == bool(self.value))
+        if self.key == "loss":
+            return np.full(len(candidates), candidates.chunks_loss == bool(self.value))
         column = candidates.data_parallel if self.key == "dp" else candidates[self.key]
         return column == self.value
 
@@ -166,6 +169,7 @@ def layout(row: Mapping[str, int | str]) -> str:
         "offload": "none",
         "stage_split": "even",
         "replicas": "processes",
+        "loss": "whole",
     }
     always = ("micro_batch", "accumulation")
     shown = [key for key in (*KEYS[:-1],) if key in row and (key in always or row[key] != plain.get(key, 1))]
