@@ -94,6 +94,7 @@ TECHNIQUES = (
     Technique("AdamW", FSDP, more={"optimizer": "adamw"}),
     Technique("8-bit AdamW", FSDP, more={"optimizer": "adamw8bit"}),
     Technique("SGD", FSDP, more={"optimizer": "sgd"}),
+    Technique("loss in chunks", f"{FSDP},loss=chunked"),
     Technique("LoRA, DDP", "dp_replicate=8", more={"method": "lora"}),
     Technique("LoRA, ZeRO-3", FSDP, more={"method": "lora"}),
     Technique("QLoRA, DDP", "dp_replicate=8", more={"method": "qlora"}),

@@ -28,6 +28,7 @@ StageSplit = Literal["even", "weighted"]
 ContextParallel = Literal["none", "ring", "all-to-all"]
 Replicas = Literal["processes", "threads"]
 Compression = Literal["none", "bf16", "fp16", "powersgd", "topk"]
+Loss = Literal["whole", "chunked"]
 Backend = Literal["nccl", "gloo", "mpi"]
 Policy = Literal["hf", "fastest"]
 Objective = Literal["time", "cost", "memory", "simplicity"]
@@ -108,7 +109,8 @@ class NumberFormats:
 class Strategy:
     """Everything about the layout that is not a mesh degree. `replicas` are processes of DDP, or threads of one process, as
     nn.DataParallel has them. `compression` is what DDP does to gradients before it sends them; PowerSGD keeps so many columns
-    (`compression_rank`), top-k such a share of the elements (`compression_share`)."""
+    (`compression_rank`), top-k such a share of the elements (`compression_share`). The `loss` is that of whole logits, or of the
+    logits of a few tokens at a time."""
 
     zero: int = 0
     virtual_stages: int = 1
@@ -126,6 +128,7 @@ class Strategy:
     compression: Compression = "none"
     compression_rank: int = 0
     compression_share: float = 0.0
+    loss: Loss = "whole"
     formats: NumberFormats
     optimizer: str = "adamw"
     compile: bool = False

@@ -42,7 +42,13 @@ UNSIGNED = ("seal",)
 LATER = ("verification", "front", "certificate", "sensitivity", "idle", "unfinished")
 """Fields that are younger than the first seals: they are signed where they say something."""
 LATER_INSIDE: dict[str, dict[str, Any]] = {
-    "strategy": {"replicas": "processes", "compression": "none", "compression_rank": 0, "compression_share": 0},
+    "strategy": {
+        "replicas": "processes",
+        "compression": "none",
+        "compression_rank": 0,
+        "compression_share": 0,
+        "loss": "whole",
+    },
     "certificate": {"slower": 0, "bests": []},
 }
 """The same inside some of the fields, with the values that say nothing."""

@@ -26,6 +26,7 @@ from strategist.executor.chunks import chunks_of
 from strategist.executor.job import Job
 from strategist.executor.loss import Batch, Objective, summed_token_loss
 from strategist.executor.mesh import pipeline_group
+from strategist.executor.models.head import Head
 from strategist.executor.precision import compute_context
 from strategist.executor.threads import LossInside, loss_over
 
@@ -44,8 +45,16 @@ def make_engine(model: nn.Module, job: Job, objective: Objective) -> Engine:
     """The engine that the plan's schedule asks for.
 
     Raises ImpossibleError UNSUPPORTED for a loss function of the user's when tp, pp or cp leaves a rank parts of the
-    outputs.
+    outputs, or when the loss is computed inside the model, and for another model than the built-in one then.
     """
+    if objective.chunked and (objective.mean_loss is not None or not any(isinstance(m, Head) for m in model.modules())):
+        raise ImpossibleError(
+            "UNSUPPORTED",
+            "strategy.loss = chunked computes the token loss inside the head of the built-in model; this model or loss is another.",
+            flag="$.strategy.loss",
+            value="chunked",
+            hint="Plan without loss=chunked.",
+        )
     if objective.mean_loss is not None and job.splits_outputs:
         raise ImpossibleError(
             "UNSUPPORTED",

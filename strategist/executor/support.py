@@ -80,6 +80,7 @@ def layout_obstacles(plan: Plan) -> tuple[Obstacle, ...]:
         _data_parallel,
         _threads,
         _compression,
+        _loss,
         _offload,
         pipeline_obstacles,
         _batch,
@@ -347,6 +348,19 @@ def _compression(plan: Plan) -> Iterator[Obstacle]:
         wrong,
         "powersgd takes a compression_rank from 1 on, topk a compression_share above 0 and up to 1, the others neither.",
     )
+
+
+def _loss(plan: Plan) -> Iterator[Obstacle]:
+    """A loss of a few tokens at a time is computed inside the model, by a rank that has the whole head."""
+    mesh, strategy = plan.mesh, plan.strategy
+    if strategy.loss == "chunked" and max(mesh.tp, mesh.pp) > 1:
+        yield Obstacle(
+            code="FRAMEWORK_LEGALITY",
+            place="strategy.loss",
+            value=strategy.loss,
+            sentence=f"loss = chunked needs the whole head on every rank; the plan has tp {mesh.tp} and pp {mesh.pp}.",
+            hint="Use loss = whole, whose logits tp cuts by vocabulary, or tp and pp of 1.",
+        )
 
 
 def _offload(plan: Plan) -> Iterator[Obstacle]:

@@ -20,6 +20,7 @@ from strategist.executor.drive import StateOnDrive
 from strategist.executor.job import Job
 from strategist.executor.names import plain_name
 from strategist.executor.session import Session
+from strategist.facts.model import loss_chunk
 from strategist.measure.child import largest_size
 from strategist.measure.exposure import collectives, tier_totals
 from strategist.measure.kinds import Kind
@@ -161,10 +162,13 @@ def outline_of(plan: Plan, model: nn.Module) -> Outline:
     found = {id(block) for chunk in _chunks(model) for block in find_blocks(chunk).blocks.values()}
     names = tuple(plain_name(name) for name, module in model.named_modules() if id(module) in found)
     share = -(-plan.model.vocab // plan.mesh.tp)
+    tokens = plan.strategy.micro_batch * plan.workload.seq_len // plan.mesh.cp
+    chunk = tokens if plan.strategy.loss == "whole" else int(loss_chunk(tokens, plan.model.hidden, plan.model.vocab))
     return Outline(
         blocks=tuple(name.removesuffix("._checkpoint_wrapped_module") for name in names),
         vocabulary=share,
-        tokens=plan.strategy.micro_batch * plan.workload.seq_len // plan.mesh.cp,
+        tokens=(chunk, tokens % chunk or chunk),
+        chunked=plan.strategy.loss == "chunked",
     )
 
 

@@ -202,9 +202,11 @@ def _gathered_in_turn(step: Step, runs: Mask) -> Instant:
     )
 
 
-def _loss(step: Step) -> tuple[Instant, Instant]:
+def _loss(step: Step) -> tuple[Instant, ...]:
     """The loss itself: logits, their float32 copy and log-probabilities, with all that autocast's cache holds. Then its own
     backward: log-probabilities, their gradient, and the gradient of the logits."""
+    if step.c.chunks_loss:
+        return (_loss_in_chunks(step),)
     both = {
         "gradients": step.earlier,
         "activations": step.activations,
@@ -219,8 +221,59 @@ def _loss(step: Step) -> tuple[Instant, Instant]:
     return Instant(LOSS, forward, is_loss=True), Instant(LOSS, softmax, is_loss=True)
 
 
-def _head(step: Step) -> tuple[Instant, Instant]:
+def _loss_in_chunks(step: Step) -> Instant:
+    """The logits of a chunk in float32 and their log-probabilities, when the gradients of hidden states, which the kept ones count
+    as, and of the head's weight are there already; what the norm gave is held until the last chunk is through. All of it lies inside
+    the forward pass of fully_shard, which keeps the buffer that it gathered last until that is over."""
+    terms = _beside_chunks(step)
+    buffer = step.compute * (step.packed * step.last_unit if step.tied else step.behind)
+    held = np.where(step.managed & step.shards_gradients, buffer, 0.0)
+    return Instant(
+        LOSS,
+        terms
+        | {
+            "logits": step.last * forward_bytes_CS(step.job, step.group),
+            "gather_buffers": step.gathered_at_loss + terms["gather_buffers"] + held,
+            "temporaries": added(terms["temporaries"], step.cached, step.head_copy, step.last * step.stream),
+        },
+        is_loss=True,
+    )
+
+
+def _head_of_chunks(step: Step) -> tuple[Instant, ...]:
+    """The head's gradient is there when backward begins; under autocast it is cast to the format of the weight."""
+    terms = _beside_chunks(step)
+    own, casting = NONE, NONE
+    if step.has_copies:
+        joins = step.stands | step.tied
+        own = np.where(step.plain & ~joins, step.fresh(step.head), 0.0)
+        casting = np.where(step.plain & joins, step.ends * step.stored * step.head, 0.0)
+    more = {
+        "gradients": added(terms["gradients"], own),
+        "gather_buffers": step.gathered(layers=1, head=True) + terms["gather_buffers"],
+        "temporaries": added(terms["temporaries"], casting),
+    }
+    return (Instant(LAYERS, terms | more),)
+
+
+def _beside_chunks(step: Step) -> dict[str, Reals]:
+    """What a chunked loss leaves until backward: the gradient of the head's weight, which belongs to its unit, or is the one that the
+    update finds, or will join or be cast to it."""
+    gradient = step.ends * step.compute * step.head
+    becomes = ~step.managed & ~step.stands & (not step.casts) & (not step.tied)
+    return {
+        "gradients": step.earlier + np.where(becomes, gradient, 0.0),
+        "activations": step.activations,
+        "gather_buffers": np.where(step.managed, gradient, 0.0),
+        "bucket_buffers": step.copies,
+        "temporaries": added(step.outside, np.where(step.managed | becomes, 0.0, gradient)),
+    }
+
+
+def _head(step: Step) -> tuple[Instant, ...]:
     """The head's weight gets its gradient; under autocast it is then cast to the format of the weight."""
+    if step.c.chunks_loss:
+        return _head_of_chunks(step)
     gradient = step.ends * step.compute * step.head
     before = added(step.previous, step.outside, step.last * step.stream)
     own = 0.0 if step.tied else step.fresh(step.head)

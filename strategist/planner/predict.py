@@ -104,6 +104,14 @@ def filled(job: Job, said: Mapping[str, int]) -> dict[str, int]:
     rest = degrees["pp"] * degrees["cp"] * degrees["tp"]
     dp = _data_parallel(job.cluster.world, rest, said)
     _consistent(degrees, dp * degrees["cp"] * degrees["tp"], said)
+    if said.get("loss") and job.profile.name != "strategist":
+        raise ImpossibleError(
+            "UNSUPPORTED",
+            f"loss=chunked is known of strategist's own executor; how {job.profile.title} computes such a loss is not.",
+            flag="--strategy",
+            value="loss=chunked",
+            hint="Leave out loss=chunked or the framework.",
+        )
     replicate, shard = _split(dp, said)
     zero = said.get("zero", 3 if said.get("dp_shard", 1) > 1 else 0)
     virtual = said.get("virtual_stages", 1)
@@ -171,6 +179,13 @@ def _consistent(degrees: Mapping[str, int], ranks: int, said: Mapping[str, int])
                 flag="--strategy",
                 hint=f"Leave out dp_shard, cp, tp, pp, ep and etp, or {choice}.",
             )
+    if said.get("loss") and max(degrees["tp"], degrees["pp"]) > 1:
+        raise ImpossibleError(
+            "FRAMEWORK_LEGALITY",
+            "loss=chunked needs the whole head on every rank, which tp and pp spread.",
+            flag="--strategy",
+            hint="Leave out tp and pp, or loss=chunked.",
+        )
     if ranks % (degrees["ep"] * degrees["etp"]):
         raise ImpossibleError(
             "DIVISIBILITY",

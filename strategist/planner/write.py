@@ -88,6 +88,7 @@ def strategy_of(job: Job, row: Mapping[str, Any]) -> Strategy:
         **{name: row[name] for name in chosen},
         replicas=row.get("replicas", "processes"),
         **_compression(row.get("compression", "none")),
+        loss=row.get("loss", "whole"),
         stages=stages_of(job, row),
         sequence_parallel=bool(row["sequence_parallel"]),
         formats=NumberFormats(

@@ -131,14 +131,20 @@ def _replicas(_limits: Limits, row: Mapping[str, int]) -> bool:
     return row["dp_replicate"] > 1 and all(row[axis] == 1 for axis in ("pp", "dp_shard", "cp", "tp", "ep", "etp"))
 
 
+def _whole_head(_limits: Limits, row: Mapping[str, int]) -> bool:
+    """A loss in chunks is computed by ranks that have the whole head."""
+    return row["tp"] == row["pp"] == 1
+
+
 def _choices(limits: Limits, row: Mapping[str, int]) -> Sequence[tuple[dict[str, Sequence[int]], Condition]]:
     """Choices that are made together with all their values, and what they must satisfy given those before them."""
     rounds = range(1, limits.global_batch + 1)
     dp = row["dp_replicate"] * row["dp_shard"]
     per_rank = [n for n in rounds if (limits.global_batch // dp) % n == 0] or [1]
     places = {name: range(len(words)) for name, words in WORDS.items()}
+    conditions: Mapping[str, Condition] = {"replicas": _replicas, "compression": _replicas, "loss": _whole_head}
     asked: list[tuple[dict[str, Sequence[int]], Condition]] = [
-        ({name: (value,)}, _replicas) for name in ("replicas", "compression") if (value := limits.pinned(name))
+        ({name: (value,)}, condition) for name, condition in conditions.items() if (value := limits.pinned(name))
     ]
     return (
         ({"zero": range(4)}, _zero),
@@ -165,7 +171,7 @@ def _grown(limits: Limits, rows: list[Row]) -> list[Row]:
 
 def _as_pinned(limits: Limits, row: Mapping[str, int]) -> bool:
     """Whether every pin holds; `dp` is the product of both degrees."""
-    values = {"replicas": 0, "compression": 0, **row, "dp": row["dp_replicate"] * row["dp_shard"]}
+    values = {"replicas": 0, "compression": 0, "loss": 0, **row, "dp": row["dp_replicate"] * row["dp_shard"]}
     return all(values[pin.key] == pin.value for pin in limits.pins)
 
 

@@ -40,12 +40,13 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "stage_split": ("even", "weighted"),
     "replicas": ("processes", "threads"),
     "compression": ("none", "bf16", "fp16", "powersgd", "topk"),
+    "loss": ("whole", "chunked"),
 }
 """Columns that stand for words hold the position of the word in its tuple. Those of ASKED are there only where somebody asked for
 another word than the first, and then of one word in all rows."""
 
-ASKED = ("replicas", "compression")
-"""What is never chosen: threads, which are slower, and compression, which is not exact."""
+ASKED = ("replicas", "compression", "loss")
+"""What is never chosen: threads, which are slower, compression, which is not exact, and a loss in chunks, which few frameworks have."""
 NOT_ASKED: Mapping[str, int] = dict.fromkeys(ASKED, 0)
 """What such columns hold where they are not there."""
 
@@ -86,6 +87,11 @@ class Candidates:
     def compression(self) -> str:
         """What is done to the gradients of every row before they are sent."""
         return str(self.word("compression", 0)) if "compression" in self.columns else "none"
+
+    @property
+    def chunks_loss(self) -> bool:
+        """Whether every row computes its loss from the logits of a few tokens at a time."""
+        return "loss" in self.columns and bool(self["loss"].any())
 
     @property
     def world(self) -> Column:

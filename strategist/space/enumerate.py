@@ -64,7 +64,7 @@ def enumerate_candidates(limits: Limits) -> Candidates:
     for name in ASKED:
         value = limits.pinned(name)
         if value:
-            everything = _whole_replicas(everything, name, value)
+            everything = _as_asked(everything, name, value)
     keep = np.ones(len(everything), dtype=np.bool_)
     for pin in limits.pins:
         keep &= pin.holds(everything)
@@ -73,10 +73,14 @@ def enumerate_candidates(limits: Limits) -> Candidates:
     return everything if keep.all() else everything.where(keep)
 
 
-def _whole_replicas(everything: Candidates, name: str, value: int) -> Candidates:
-    """Whole replicas and nothing else, with a choice that is theirs alone and that is never looked at unasked."""
-    alone = np.all([everything[axis] == 1 for axis in ("pp", "dp_shard", "cp", "tp", "ep", "etp")], axis=0)
-    found = everything.where(alone & (everything["dp_replicate"] > 1))
+def _as_asked(everything: Candidates, name: str, value: int) -> Candidates:
+    """Layouts that can make a choice that is never looked at unasked: a loss in chunks those that leave the head whole on every rank,
+    threads and compression those of whole replicas and nothing else."""
+    cuts = ("pp", "tp") if name == "loss" else ("pp", "dp_shard", "cp", "tp", "ep", "etp")
+    alone = np.all([everything[axis] == 1 for axis in cuts], axis=0)
+    if name != "loss":
+        alone &= everything["dp_replicate"] > 1
+    found = everything.where(alone)
     return Candidates({**found.columns, name: np.full(len(found), value, np.int64)})
 
 

@@ -24,6 +24,7 @@ KEYS = (
     "stage_split",
     "replicas",
     "compression",
+    "loss",
     "dp",
 )
 ALIASES: Mapping[str, str] = {
@@ -168,6 +169,7 @@ def layout(row: Mapping[str, int | str]) -> str:
         "stage_split": "even",
         "replicas": "processes",
         "compression": "none",
+        "loss": "whole",
     }
     always = ("micro_batch", "accumulation")
     shown = [key for key in (*KEYS[:-1],) if key in row and (key in always or row[key] != plain.get(key, 1))]

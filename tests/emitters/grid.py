@@ -45,6 +45,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"recompute": "selective"},
     {"offload": "optimizer"},
     {"tiling": 8},
+    {"loss": "chunked"},
     {"optimizer": "sgd"},
     {"optimizer": "adamw8bit"},
     {"backend": "gloo"},

@@ -39,6 +39,7 @@ BFS = V2 | {"schedule": "looped_bfs"}
 ZB = {"pp": 2, "schedule": "zb_h1", "accumulation": 4}
 SP = {"tp": 2, "sequence_parallel": True}
 TP_MOE = {"tp": 2, "etp": 2}
+CHUNKED = {"loss": "chunked"}
 SHARED_EXPERT = {"moe": {"shared_ffn": 16, "shared_gate": True}}
 FIRST_DENSE = {"ffn_hidden": 48, "layers": 4, "moe": {"first_dense": 1, "layers": 3, "shared_ffn": 16}}
 RING, SWAP = ({"cp": 2, "context_parallel": kind} for kind in ("ring", "all-to-all"))
@@ -122,6 +123,14 @@ CASES = (
     Case("cp2-all-to-all-fsdp2-tp2", SWAP | SHARDED | SP, ragged=True, clip=0.5),
     Case("pp2-cp2-ring", RING | {"pp": 2, "accumulation": 4}, {"tied": True}, ragged=True, clip=0.5),
     Case("hsdp-tp2", SHARDED | PLAIN | {"tp": 2}, {"qk_norm": "head"}, clip=0.5),
+    Case("single-chunked", CHUNKED | {"accumulation": 2, "recompute": "selective"}, ragged=True, clip=0.5),
+    Case("ddp2-chunked", CHUNKED | PLAIN | {"accumulation": 2}, {"tied": True, "vocab": 97}, ragged=True, clip=0.5),
+    Case("threads2-chunked", CHUNKED | PLAIN | {"replicas": "threads"}, {"tied": True}, ragged=True, clip=0.5),
+    Case("zero1-chunked", CHUNKED | ZERO1 | {"recompute": "full"}, {"vocab": 100}, ragged=True, clip=0.5),
+    Case("zero2-chunked", CHUNKED | {"dp_shard": 2, "zero": 2, "accumulation": 2}, {"vocab": 97}, ragged=True, clip=0.5),
+    Case("zero3-chunked-offload", CHUNKED | SHARDED | {"offload": "parameters"}, {"vocab": 31}, ragged=True, clip=0.5),
+    Case("hsdp-chunked", CHUNKED | SHARDED | PLAIN, {"tied": True, "vocab": 161}, ragged=True, clip=0.5),
+    Case("cp2-ring-chunked", CHUNKED | RING | SHARDED, {"vocab": 97}, ragged=True, clip=0.5),
 )  # fmt: skip
 
 
@@ -141,6 +150,7 @@ GPT = (
     Case("pp2-zb-zero1", ZB | ZERO1, ragged=True, clip=0.5),
     Case("cp2-ring", RING, ragged=True, clip=0.5),
     Case("cp2-ring-tp2", RING | SP, {"tied": False}, ragged=True, clip=0.5),
+    Case("zero3-chunked", CHUNKED | SHARDED | {"accumulation": 2}, {"tied": False, "lm_head_bias": True}, ragged=True, clip=0.5),
     Case("cp2-all-to-all-window", SWAP, WINDOWED | {"norm": "layernorm_nobias"}, ragged=True, clip=0.5),
 )  # fmt: skip
 

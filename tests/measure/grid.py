@@ -247,6 +247,23 @@ ADAPTED = tuple(
 """Adapters beside frozen weights, of full length or of four bits."""
 
 
+CHUNKED = tuple(
+    Scenario(f"{model}-chunked-{number}", replace(load_model(model), layers=3, max_seq=4096, pos_rows=4096 if "gpt2" in model else 0), seq_len, precision, layout | {"loss": "chunked"})
+    for number, (model, seq_len, precision, layout) in enumerate((
+        ("llama-3.2-1b", 2048, "bf16", {"micro_batch": 2, "accumulation": 2}),
+        ("llama-3.2-1b", 2048, "bf16", {"dp_replicate": 8, "micro_batch": 2, "recompute": "full"}),
+        ("llama-3.1-8b", 2048, "bf16", {"dp_shard": 8, "zero": 3, "micro_batch": 2}),
+        ("llama-3.1-8b", 2000, "bf16", {"dp_shard": 8, "zero": 2, "micro_batch": 3, "accumulation": 2, "recompute": "selective"}),
+        ("qwen2.5-0.5b", 2000, "fp32", {"dp_shard": 8, "zero": 3, "micro_batch": 2, "accumulation": 2}),
+        ("llama-3.2-1b", 2048, "bf16", {"dp_replicate": 2, "dp_shard": 8, "zero": 3, "micro_batch": 2, "accumulation": 2}),
+        ("llama-3.1-8b", 1000, "fp32", {"micro_batch": 2}),
+        ("mixtral-8x7b", 1024, "bf16", {"dp_shard": 4, "zero": 3, "ep": 2, "micro_batch": 2}),
+        ("gpt2-medium", 1024, "bf16", {"dp_shard": 4, "zero": 3, "cp": 2, "context_parallel": "ring", "micro_batch": 2, "accumulation": 2}),
+    ))
+)  # fmt: skip
+"""Losses of a few tokens at a time."""
+
+
 def _drawn(drawn: random.Random, layout: Mapping[str, Any]) -> Scenario:
     model, layers = drawn.choice(MODELS), drawn.choice((4, 5, 6))
     pp = layout.get("pp", 1)
@@ -304,9 +321,11 @@ def plan_of(scenario: Scenario) -> Plan:
 
 def candidates_of(plan: Plan) -> Candidates:
     """The plan's layout as one row of columns."""
-    words = ("schedule", "context_parallel", "recompute", "offload", "stage_split")
+    words = ("schedule", "context_parallel", "recompute", "offload", "stage_split", "loss")
     values = {name: plan.mesh.size(name) for name in MESH_COLUMNS}
     values |= {name: getattr(plan.strategy, name) for name in OPTION_COLUMNS}
+    if plan.strategy.loss != "whole":
+        values["loss"] = plan.strategy.loss
     return Candidates(
         {
             name: np.array([code(name, str(value)) if name in words else int(value)], np.int64)

@@ -14,6 +14,7 @@ from strategist.measure.kinds import chosen_kinds
 from tests.measure.grid import (
     ADAPTED,
     BREADTH_FIRST,
+    CHUNKED,
     PEAK,
     SPREAD,
     STATES,
@@ -163,6 +164,14 @@ def test_formulas_agree_with_the_program_beside_adapters(scenario: Scenario) -> 
             _assert_keeps_its_bar(found)
         elif place in ((PEAK, "allocated"), (PEAK, "activations")):
             assert found.ratio == pytest.approx(1.0, abs=NEAR), found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", CHUNKED, ids=lambda scenario: scenario.name)
+def test_formulas_agree_with_the_program_whose_loss_is_in_chunks(scenario: Scenario) -> None:
+    """With logits of a few tokens at a time every figure keeps its bar."""
+    for found in _found(scenario):
+        _assert_keeps_its_bar(found)
 
 
 @pytest.mark.nightly

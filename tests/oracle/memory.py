@@ -166,6 +166,7 @@ class Stage:
         self.begins, self.ends = stage == 0, stage == a["pp"] - 1
         self.first, self.last = self.begins and at.chunk == 0, self.ends and at.chunk == self.v - 1
         self.zero, self.q = a["zero"], job.trainable
+        self.in_chunks = a.get("loss") == "chunked"
         self.q_ends = self.q if job.model.adapters is None else 0.0
         self.n = a["dp_shard"] * a["cp"]
         ranks = a["dp_replicate"] * self.n
@@ -528,10 +529,47 @@ class Stage:
             "gather_buffers": self.gathered(0, head=True) - self._given_back(),
             "bucket_buffers": self.copies + self.head_copy,
         }
+        if self.in_chunks:
+            yield 0, self._last_chunk()
+            return
         waits = self.previous + self.outside
         forward, backward = loss_bytes(self.job, self.a)
         yield 0, before | {"logits": self.logits(forward, held=False), "temporaries": waits + self.cached}
         yield 0, before | {"logits": self.logits(backward), "temporaries": waits}
+
+    def _last_chunk(self) -> dict[str, float]:
+        """Twice the logits of a chunk of tokens in float32, and all that backward will find."""
+        shape, found = self.job.model, self._after_chunks()
+        chunk = ceil(self.T / ceil(shape.vocab / shape.hidden))
+        own = (self.X if self.apart else self.wl) if self.tied else self.behind
+        last = own if self.units and self.zero >= 2 else 0.0
+        return found | {
+            "logits": 8 * chunk * shape.vocab,
+            "gather_buffers": self.gathered(0, head=True) + found["gather_buffers"] + self.c * last,
+            "temporaries": found["temporaries"] + self.cached + self.head_copy + self.stream,
+        }
+
+    def _after_chunks(self) -> dict[str, float]:
+        """The head's gradient waits for backward: with its unit, as what the update finds, or beside it."""
+        dW = self.q_ends * self.c * self.head
+        becomes = not (self.units or self.stands or self.casts or self.tied)
+        return {
+            "gradients": self.earlier + (dW if becomes else 0.0),
+            "activations": self.all,
+            "gather_buffers": dW if self.units else 0.0,
+            "bucket_buffers": self.copies,
+            "temporaries": self.outside + (0.0 if self.units or becomes else dW),
+        }
+
+    def _head_after_chunks(self) -> dict[str, float]:
+        """The head's gradient in the format of the weight, under autocast beside the one that was computed."""
+        found, casts = self._after_chunks(), self.plain and self.casts
+        joins = self.stands or self.tied
+        return found | {
+            "gradients": found["gradients"] + (self.fresh(self.head) if casts and not joins else 0.0),
+            "gather_buffers": found["gather_buffers"] + self.gathered(1, head=True),
+            "temporaries": found["temporaries"] + (self.q_ends * self.s * self.head if casts and joins else 0.0),
+        }
 
     def _given_back(self) -> float:
         """The head, which ZeRO-3 gives back after a pass, until a forward pass needs it again."""
@@ -539,10 +577,9 @@ class Stage:
         gone = alone and self.zero == 3 and not self.at.alternates
         return self.c * self.behind if gone else 0.0
 
-    def _head(self) -> Iterator[tuple[int, dict[str, float]]]:
-        dW, dX = self.q_ends * self.c * self.head, self.stream if self.last else 0.0
-        own = 0.0 if self.tied else self.fresh(self.head)
-        out, buffer = self.output(self.behind)
+    def _head_alone(self, dX: float) -> Iterator[tuple[int, dict[str, float]]]:
+        """The gradient of the head's weight, as it is made and as it is cast."""
+        dW, own = self.q_ends * self.c * self.head, 0.0 if self.tied else self.fresh(self.head)
         becomes = not self.units and not self.stands and not self.casts and not self.tied
         waits = self.previous + self.outside + dX
         yield (
@@ -569,6 +606,11 @@ class Stage:
                 "temporaries": waits + (dW + stored if self.plain and self.casts else 0.0) + (dX if frozen else 0.0),
             },
         )
+
+    def _head(self) -> Iterator[tuple[int, dict[str, float]]]:
+        dX = self.stream if self.last else 0.0
+        out, buffer = self.output(self.behind)
+        yield from ((1, self._head_after_chunks()),) if self.in_chunks else self._head_alone(dX)
         joined = self.through if self.piped else self.behind
         behind = {"gradients": self.earlier + self.fresh(joined), "activations": self.inside}
         if self.piped:

@@ -104,6 +104,14 @@ def cases_of_compression(draw: Draw) -> Case:
     return job, [plain | {"compression": draw(st.sampled_from(WORDS["compression"][1:]))}]
 
 
+@st.composite
+def cases_in_chunks(draw: Draw) -> Case:
+    """A job of our own framework, and a layout of it that leaves the head whole and looks at few tokens at a time."""
+    job = draw(jobs().filter(lambda job: job.model.vocab > 0))
+    row = draw(layouts(job).filter(lambda row: row["tp"] == row["pp"] == 1))
+    return job, [row | {"loss": "chunked"}]
+
+
 PLAIN: Layout = dict.fromkeys((*MESH_COLUMNS, "micro_batch", "accumulation", "virtual_stages", "tiling"), 1) | {
     "zero": 0, "schedule": "none", "sequence_parallel": 0, "context_parallel": "none", "recompute": "none",
     "offload": "none", "stage_split": "even",
@@ -200,6 +208,14 @@ def test_columns_equal_the_oracle_beside_adapters(case: Case) -> None:
     _assert_same_memory(case)
     _assert_same_time(case)
     assert model_FLOP(case[0]) == pytest.approx(timing.model_FLOP(case[0]), rel=1e-12)
+
+
+@settings(CI, max_examples=cases_of(60))
+@given(cases_in_chunks())
+def test_a_loss_in_chunks_equals_the_oracle(case: Case) -> None:
+    """Its few logits, the head's gradient that is there before backward, and the bytes that are added up for every chunk."""
+    _assert_same_memory(case)
+    _assert_same_time(case)
 
 
 @settings(CI, max_examples=cases_of(30))
