@@ -182,7 +182,7 @@ def _group_terms(job: Job, group: Group, compute: Compute) -> dict[str, tuple[Re
     terms |= {axis: (pick(exposed[axis]), pick(hidden[axis]), NONE) for axis in WITHIN if axis in exposed}
     if "dp" in exposed:
         terms["dp"] = (exposed["dp"].max(axis=1), hidden["dp"][rows, exposed["dp"].argmax(axis=1)], NONE)
-    terms["bubble"] = (bubble(group, every / micro, _weight_seconds(job, work)), NONE, NONE)
+    terms["bubble"] = (found.idle, NONE, NONE)
     update, offload = _update(job, group, counts)
     terms["optimizer"], terms["offload"] = (update, NONE, NONE), (offload, NONE, NONE)
     return terms
@@ -195,7 +195,8 @@ WITHIN = ("tp", "cp", "ep", "pp")
 @dataclass(frozen=True, slots=True, eq=False)
 class _Occupied:
     """Seconds per step and stage, (C, S): computing by term, exposed and hidden traffic by axis, and `every` second of
-    computing and of what is sent within micro-batches, of which there are `micro`, (C, 1)."""
+    computing and of what is sent within micro-batches, of which there are `micro`, (C, 1). `weights` are those of a micro-batch in
+    which the gradients of weights are made."""
 
     group: Group
     busy: Mapping[str, Reals]
@@ -203,11 +204,17 @@ class _Occupied:
     hidden: Mapping[str, Reals]
     every: Reals
     micro: Reals
+    weights: Reals
+
+    @property
+    def idle(self) -> Reals:
+        """What the slowest stage waits for the others, (C,)."""
+        return bubble(self.group, self.every / self.micro, self.weights)
 
     @property
     def seconds(self) -> Reals:
         """What the slowest stage is occupied for, and what it waits for the others, (C,)."""
-        total: Reals = self.every.max(axis=1) + bubble(self.group, self.every / self.micro)
+        total: Reals = self.every.max(axis=1) + self.idle
         return total
 
 
@@ -223,7 +230,7 @@ def _occupied(job: Job, group: Group, work: _Work, sends: list[tuple[Traffic, Re
         for name, seconds in zip(("elementwise", "matmul"), _compression(job, group), strict=True):
             busy[name] = busy[name] + seconds
     every = total_of((*busy.values(), *(exposed[axis] for axis in WITHIN if axis in exposed)))
-    return _Occupied(group, busy, exposed, hidden, every, micro)
+    return _Occupied(group, busy, exposed, hidden, every, micro, _weight_seconds(job, work))
 
 
 def _with_seconds(job: Job, group: Group, items: Iterable[Traffic]) -> list[tuple[Traffic, Reals]]:
