@@ -467,6 +467,43 @@ def test_predict_reads_the_same_files(tmp_path: Path) -> None:
     assert (read["layout"], read["memory"], read["time"]) == (written["layout"], written["memory"], written["time"])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("said", "beside", "words"),
+    [
+        (COMPOSER, ("--micro-batch", "2"), "dp_shard=8,zero=3,micro_batch=2"),
+        (BRIDGE, (), "dp_shard=4,tp=2,zero=1,micro_batch=1,accumulation=2"),
+        (
+            EPL | {"pipeline.num_stages": 8},
+            ("--micro-batch", "2", "--global-batch", "8"),
+            "pp=8,schedule=1f1b,zero=0,micro_batch=2,accumulation=4",
+        ),
+    ],
+    ids=["composer", "megatron-bridge", "epl"],
+)
+def test_predict_reads_what_they_say(
+    said: Mapping[str, Any], beside: tuple[str, ...], words: str, tmp_path: Path
+) -> None:
+    """The layout of a file is the one that --strategy says by hand, with the batch that stands beside the file."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(said), encoding="utf-8")
+    read = json.loads(call("predict", str(path), *WEIGH, *beside, "--seq-len", "128", "--json").out)
+    framework = ("--framework", read["framework"])
+    batch = ("--global-batch", str(read["workload"]["global_batch"]), "--precision", read["workload"]["precision"])
+    written = json.loads(
+        call("predict", *WEIGH, "--strategy", words, *framework, *batch, "--seq-len", "128", "--json").out
+    )
+    assert (read["layout"], read["memory"], read["time"]) == (written["layout"], written["memory"], written["time"])
+
+
+def test_a_job_says_no_layout(tmp_path: Path) -> None:
+    """A task of SkyPilot says machines alone: `predict` refuses it and asks for the layout."""
+    path = tmp_path / "task.yaml"
+    path.write_text(yaml.safe_dump(SKY), encoding="utf-8")
+    refused = call("predict", str(path), *WEIGH, "--json")
+    assert (refused.code, json.loads(refused.out)["error"]["code"]) == (2, "E_MISSING")
+
+
 def test_model_without_machines_is_refused(tmp_path: Path) -> None:
     """One of the two is not enough to weigh a file, and saying it is no silent no-op."""
     path = tmp_path / "deepspeed.json"
