@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from strategist.document.judgement import Finding
 from strategist.errors import InputError, shown
-from strategist.readers.foreign import Foreign, Reader, Source, finding, keys_of, near, told, whole
+from strategist.readers.foreign import Foreign, Reader, Source, finding, keys_of, odd_arguments, told, whole
 from strategist.records import dataclass
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -144,16 +144,13 @@ def script_faults(script: Script) -> Iterator[Finding]:
 
 
 def _misspelt(script: Script) -> Iterator[Finding]:
-    """Options that sbatch does not know, and those that it takes for longer ones."""
-    for name in script.options:
-        meant = meant_by(name)
-        if len(meant) != 1:
-            words = {"title": "sbatch", "where": "among its options", "swallows": "refuses the script"}
-            yield finding(
-                "unknown-key", f"#SBATCH {shown(name)}", key=shown(name), near=near(name, keys_of("sbatch")), **words
-            )
-        elif name.startswith("--") and meant != (name,):
-            yield finding("sbatch-beginning", f"#SBATCH {shown(name)}", key=shown(name), near=meant[0])
+    """Options that sbatch takes for longer ones, and those that it does not know, unless a plugin of the site does."""
+    known = (*keys_of("sbatch"), *keys_of("sbatch", "short"))
+    meant = {name: meant_by(name) for name in script.options}
+    for name, full in meant.items():
+        if len(full) == 1 and name not in known:
+            yield finding("sbatch-beginning", shown(name), key=shown(name), near=full[0])
+    yield from odd_arguments((name for name, full in meant.items() if len(full) != 1), known, "sbatch")
 
 
 def _tasks(script: Script) -> Iterator[Finding]:

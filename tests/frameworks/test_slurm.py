@@ -69,9 +69,11 @@ def test_slurm_judges_what_a_job_asks_for(
 
 
 @pytest.mark.parametrize(
-    ("option", "taken"), [("--ntasks-per-nod=1", True), ("--gpu-per-node=1", False), ("-y 1", False)], ids=str
+    ("option", "rule"),
+    [("--ntasks-per-nod=1", "sbatch-beginning"), ("--gpu-per-node=1", "unknown-key"), ("-y 1", "foreign-arguments")],
+    ids=str,
 )
-def test_misspelt_options_are_ours(option: str, taken: bool, cluster: PretendCluster, tmp_path: Path) -> None:
+def test_misspelt_options_are_ours(option: str, rule: str, cluster: PretendCluster, tmp_path: Path) -> None:
     """sbatch takes the beginning of an option for the whole and refuses other words, and our reader says which is which."""
     job = write_job(tmp_path, "slurm", plan_on(1, 1, **COMMON))
     script = (
@@ -80,9 +82,9 @@ def test_misspelt_options_are_ours(option: str, taken: bool, cluster: PretendClu
         .replace("#SBATCH --nodes", f"#SBATCH {option}\n#SBATCH --nodes")
     )
     (job / "job.sbatch").write_text(script, encoding="utf-8")
-    assert (submitted(cluster, job, "--test-only")[0] == 0) == taken
+    assert (submitted(cluster, job, "--test-only")[0] == 0) == (rule == "sbatch-beginning")
     (fault,) = judge(str(job / "job.sbatch")).findings
-    assert fault.rule == ("sbatch-beginning" if taken else "unknown-key")
+    assert fault.rule == rule
 
 
 def test_every_option_of_sbatch_is_known(cluster: PretendCluster) -> None:
