@@ -35,15 +35,15 @@ POD = _tables(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """One kind of manifest: its keys, where its pods stand, its nodes and ranks of each, and the faults of its own.
+    """One kind of manifest: its keys, where its pods stand, its nodes, and the faults of its own.
 
-    names_nodes: whether its operator tells torchrun how many nodes there are.
+    processes: the place where it says the ranks of a node, if it has one. names_nodes: whether its operator tells torchrun how many nodes there are.
     """
 
     tables: Tables
     pods: str
     nodes: Callable[[Table], int | None]
-    ranks: Callable[[Table], Any]
+    processes: str
     faults: Callable[[Table], Iterator[Finding]]
     names_nodes: bool
 
@@ -51,7 +51,7 @@ class Kind:
 def read(source: Source, ranks: int | None) -> Foreign:
     """What a manifest says, and its faults."""
     table, kind = source.table, KINDS[str(source.table.get("kind"))]
-    nodes, devices, each = kind.nodes(table), devices_of(table, kind), whole(kind.ranks(table))
+    nodes, devices, each = kind.nodes(table), devices_of(table, kind), whole(value_at(table, kind.processes))
     count = each or devices
     world = nodes * count if nodes and count else None
     found = [*kind.tables.unknown(table), *kind.faults(table)]
@@ -60,11 +60,15 @@ def read(source: Source, ranks: int | None) -> Foreign:
     for script in map(script_of_container, _starters(table, kind)):
         found += [*script_faults(script), *unequal(script, nodes, devices, names_nodes=kind.names_nodes)]
     if each and devices and each != devices:
-        found.append(finding("devices-differ", PROCESSES, devices=devices, ranks=each, name=PROCESSES))
+        name = kind.processes.rpartition(".")[2]
+        found.append(finding("devices-differ", name, devices=devices, ranks=each, name=name))
     return Foreign(says=told(nodes=nodes, ranks=world), findings=tuple(found))
 
 
-PROCESSES = "numProcPerNode"
+def value_at(table: Table, place: str) -> Any:
+    """What stands at a place, or None."""
+    section, _, name = place.rpartition(".")
+    return next((inner.get(name) for inner in tables_at(table, section)), None)
 
 
 def devices_of(table: Table, kind: Kind) -> int | None:
@@ -166,7 +170,7 @@ KINDS: Mapping[str, Kind] = {
         ),
         pods=f"{JOB}.template.spec.template.spec",
         nodes=_nodes_of_job_set,
-        ranks=lambda table: None,
+        processes="",
         faults=_job_set_faults,
         names_nodes=False,
     ),
@@ -176,8 +180,8 @@ KINDS: Mapping[str, Kind] = {
             "spec.trainer.resourcesPerNode", "spec.trainer.env.*",
         ),
         pods=f"{PATCH}.trainingRuntimeSpec.template.{JOB}.template.spec.template.spec",
-        nodes=lambda table: whole(section_of(section_of(table, "spec"), "trainer").get("numNodes")),
-        ranks=lambda table: section_of(section_of(table, "spec"), "trainer").get(PROCESSES),
+        nodes=lambda table: whole(value_at(table, "spec.trainer.numNodes")),
+        processes="spec.trainer.numProcPerNode",
         faults=_no_faults,
         names_nodes=True,
     ),
@@ -187,7 +191,7 @@ KINDS: Mapping[str, Kind] = {
         ),
         pods=f"{ROLES}.*.template.spec",
         nodes=_nodes_of_roles,
-        ranks=lambda table: section_of(table, "spec").get("nprocPerNode"),
+        processes="spec.nprocPerNode",
         faults=_role_faults,
         names_nodes=True,
     ),
@@ -195,7 +199,7 @@ KINDS: Mapping[str, Kind] = {
         tables=Tables(framework="kustomization", title="A Kustomization", swallows={"": "kustomize refuses it"}),
         pods="none",
         nodes=lambda table: None,
-        ranks=lambda table: None,
+        processes="",
         faults=_no_faults,
         names_nodes=False,
     ),

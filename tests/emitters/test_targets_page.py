@@ -31,15 +31,20 @@ def test_the_old_launcher_is_translated() -> None:
 
 
 def test_proofs_are_what_the_log_shows() -> None:
-    """Each target's proof follows from the tests of the committed log, all of which ran at one commit, and the bars of targets are met."""
-    log = groups()
-    tests = [test for group in log.values() for test in group["tests"]]
-    for emitter in EMITTERS:
-        own = [test for test in tests if test["target"] == emitter.name]
-        levels = {level: {t["outcome"] for t in own if t["level"] == level} for level in ("trained", "parsed")}
-        shown = next((level for level, outcomes in levels.items() if outcomes == {"passed"}), "keys")
-        assert proofs()[emitter.name]["proof"] == shown, emitter.name
-    assert len({group["commit"] for group in log.values()}) == 1
+    """The proof of a target that the log has tests of follows from how they ended, and is of the day and commit of the log."""
+    for log in groups().values():
+        for target in {test["target"] for test in log["tests"]} - {None}:
+            own = [test for test in log["tests"] if test["target"] == target]
+            levels = {level: {t["outcome"] for t in own if t["level"] == level} for level in ("trained", "parsed")}
+            shown = next((level for level, outcomes in levels.items() if outcomes == {"passed"}), "keys")
+            assert (proofs()[target]["proof"], proofs()[target]["run"]) == (
+                shown,
+                f"{log['date']} at {log['commit'][:7]}",
+            )
+
+
+def test_as_many_targets_are_proven_as_promised() -> None:
+    """24 targets or more are emitted, code of the framework itself accepts 16 or more, and 12 or more were trained with."""
     found = Counter(proof["proof"] for proof in proofs().values())
     assert found.total() >= 24
     assert found["parsed"] + found["trained"] >= 16

@@ -315,6 +315,7 @@ CASES = (
     table("trainjob.yaml", "unknown-key", "spec.trainer.numNode", "numNodes", train_job(numNode=2)),
     table("trainjob.yaml", "devices-differ", "numProcPerNode", "8 GPUs", train_job(numProcPerNode=4)),
     table("pytorchjob.yaml", "unknown-key", "spec.pytorchReplicaSpecs.*.replica", "replicas", pytorch_job(replica=1)),
+    table("pytorchjob.yaml", "devices-differ", "nprocPerNode", "8 GPUs", changed(pytorch_job(), spec={"nprocPerNode": "4"})),
     table("pytorchjob.yaml", "pytorchjob-master", "Master.replicas", "has 2", pytorch_job(replicas=2)),
     table("pytorchjob.yaml", "pytorchjob-container", "Master.containers", "called pytorch", pytorch_job(template={"spec": pod(name="node")})),
     table("kustomization.yaml", "unknown-key", "resource", "resources", {"apiVersion": "v1", "kind": "Kustomization", "resource": []}),
