@@ -63,13 +63,11 @@ def _unknown(name: str, call: ast.Call) -> Iterator[Finding]:
 
 
 def _devices(scaling: Mapping[str, Any]) -> Iterator[Finding]:
-    """Workers that ask for devices and say that they use none, or the other way round."""
+    """Workers that ask for devices and do not say that they use them."""
     resources = scaling.get("resources_per_worker")
     gpus = resources.get("GPU") if isinstance(resources, dict) else None
-    use = scaling.get("use_gpu", False)
-    if isinstance(gpus, int | float) and isinstance(use, bool) and (gpus > 0) != use:
-        place = "ScalingConfig.resources_per_worker"
-        yield finding("ray-devices", place, use=str(use), gpus=gpus, fix=str(not use))
+    if isinstance(gpus, int | float) and gpus > 0 and scaling.get("use_gpu", False) is False:
+        yield finding("ray-devices", "ScalingConfig.resources_per_worker", gpus=gpus)
 
 
 def recognises(source: Source) -> bool:

@@ -325,7 +325,6 @@ CASES = (
     table("task.yaml", "nodes-alone", "torchrun", "2 nodes", SKY | {"run": "torchrun train.py"}),
     Case("unknown-key", "ray_train.py", RAY.replace("num_workers", "num_worker"), "ScalingConfig.num_worker", "num_workers"),
     Case("ray-devices", "ray_train.py", RAY.replace("use_gpu=True", "use_gpu=False"), "ScalingConfig.resources_per_worker", "use_gpu=True"),
-    Case("ray-devices", "ray_train.py", RAY.replace("{'GPU': 1}", "{'GPU': 0}"), "ScalingConfig.resources_per_worker", "use_gpu=False"),
 )  # fmt: skip
 """One file for every fault, and for every place where a framework swallows a misspelt key."""
 
