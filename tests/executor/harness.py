@@ -54,18 +54,18 @@ def _context() -> Any:
     return context
 
 
-def run_ranks(world: int, function: Callable[..., Any], *arguments: Any, timeout_s: float = 60.0) -> list[Any]:
+def run_ranks(world: int, function: Callable[..., Any], *arguments: Any, timeout_s: float = 180.0) -> list[Any]:
     """`function(*arguments)` on `world` gloo ranks; its results by rank. Raises RanksFailed."""
     return _run(world, function, arguments, join=True, timeout_s=timeout_s)
 
 
-def run_alone(function: Callable[..., Any], *arguments: Any, timeout_s: float = 60.0) -> Any:
+def run_alone(function: Callable[..., Any], *arguments: Any, timeout_s: float = 180.0) -> Any:
     """`function(*arguments)` in a fresh process without a process group; its result."""
     return _run(1, function, arguments, join=False, timeout_s=timeout_s)[0]
 
 
 def run_alone_together(
-    count: int, function: Callable[..., Any], *arguments: Any, timeout_s: float = 120.0
+    count: int, function: Callable[..., Any], *arguments: Any, timeout_s: float = 180.0
 ) -> list[Any]:
     """`function(*arguments)` in some fresh processes that find each other themselves; their results."""
     return _run(count, function, arguments, join=False, timeout_s=timeout_s)
