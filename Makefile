@@ -100,7 +100,8 @@ $(FRAMEWORKS)/hf/stamp: pyproject.toml constraints.txt
 
 $(FRAMEWORKS)/%/stamp: tests/frameworks/requirements/%.txt pyproject.toml
 	$(PYTHON) -m venv $(FRAMEWORKS)/$*
-	$(FRAMEWORKS)/$*/bin/pip install --quiet --disable-pip-version-check -r $< -e '.[test]'
+	$(FRAMEWORKS)/$*/bin/pip install --quiet --disable-pip-version-check -r $<
+	$(FRAMEWORKS)/$*/bin/pip install --quiet --disable-pip-version-check -e '.[test]'  # after it: its pins may be below what we plan with
 	$(if $(wildcard $(dir $<)without_dependencies/$*.txt),$(FRAMEWORKS)/$*/bin/pip install --quiet --disable-pip-version-check --no-deps -r $(dir $<)without_dependencies/$*.txt)
 	$(FRAMEWORKS)/$*/bin/pip uninstall --quiet --yes torchvision torchaudio  # no builds for torch's CPU build: Transformers fails with them
 	touch $@

@@ -36,7 +36,7 @@ def targets_page() -> str:
         "techniques each takes). `--to torch-launch` is answered with its translation to torchrun: it is an alias of that.\n\n"
         "## What ran\n\n"
         "Every test of each environment's last run, with its seconds and the versions that were installed, stands in "
-        "[frameworks.json](../benchmarks/results/frameworks.json).\n\n"
+        f"[frameworks.json](../benchmarks/results/frameworks.json). {_unlogged()}\n\n"
         f"| environment | run | tests | passed | minutes | with |\n|---|---|---|---|---|---|\n{''.join(map(_group, groups()))}"
     )
 
@@ -44,6 +44,13 @@ def targets_page() -> str:
 def groups() -> dict[str, Any]:
     """The log of the last run of each environment, by its name."""
     return read("frameworks")
+
+
+def _unlogged() -> str:
+    """Which proofs are older than the log."""
+    logged = {test["target"] for log in groups().values() for test in log["tests"]}
+    older = [f"`{emitter.name}`" for emitter in EMITTERS if emitter.name not in logged]
+    return f"Proofs of runs before there was a log: {', '.join(older)}." if older else "It has tests of every target."
 
 
 def _group(name: str) -> str:
