@@ -267,7 +267,10 @@ PAGES: Mapping[str, Callable[[], str]] = {
     ),
     "accuracy.svg": lambda: scatter(read("accuracy")["points"]),
     "../strategist/rulebook/books.json": kept_books,
-    "targets.md": lambda: GENERATED.format(source="strategist/emitters/proofs.json") + targets_page(),
+    "targets.md": lambda: (
+        GENERATED.format(source="strategist/emitters/proofs.json and benchmarks/results/frameworks.json")
+        + targets_page()
+    ),
     "status.md": lambda: GENERATED.format(source="docs/status_page.py and the code it asks") + status_page(),
 }
 

@@ -132,7 +132,8 @@ MISSING = (
     "Optimizer state on NVMe was run on CPU ranks with files in the system's folder for temporary ones; no drive's rate was measured.",
     "What is parsed and not trained with, by target: docs/targets.md. Of those Composer's FSDP, llm-foundry, Megatron-LM, Megatron-Bridge, nanotron, torchtitan and "
     "axolotl need GPUs; BytePS does not build and EPL needs TensorFlow 1.x.",
-    "`validate` reads no files of Megatron-Bridge, Composer, EPL, SkyPilot, Kubernetes or Ray, and no misspelt options of sbatch.",
+    "`validate` reads of Ray what its calls write out in plain values, of Kubernetes one manifest a file, and of both no values that a program or a chart fills in; "
+    "a torchrun inside `bash -c` of a batch script is not looked at.",
     "Rehearsals measured on a GPU: not yet. `strategist rehearse` was tested on CPU ranks; benchmarks/device/rehearse_gpu.py is the "
     "measurement that is owed.",
     "Beside adapters (`--method`) no tp, pp, cp, ep, ZeRO-1, offload or fp16; none beside experts, latent attention or state spaces; they are not merged into "
