@@ -24,15 +24,15 @@ test: $(VENV)/everything.stamp     ## every test except the nightly ones
 test-frameworks: test-frameworks-hf $(GROUPS_OF_FRAMEWORKS:%=test-frameworks-%) $(if $(CHECKOUTS),test-frameworks-checkouts)  ## emitted files, parsed and trained by the frameworks themselves, in environments of their own
 
 test-frameworks-hf: $(FRAMEWORKS)/hf/stamp  ## the first of these environments alone: Hugging Face's, DeepSpeed and Lightning
-	$(FRAMEWORKS)/hf/bin/python -m pytest $(addprefix tests/frameworks/test_,parsed.py trained.py slurm.py) -W ignore --write-proofs
+	$(FRAMEWORKS)/hf/bin/python -m pytest $(addprefix tests/frameworks/test_,parsed.py trained.py slurm.py) -W ignore --write-proofs hf
 
 # Frameworks of folders that CHECKOUTS holds, called like their repositories: Megatron-LM, nanotron, byteps.
 test-frameworks-checkouts: $(FRAMEWORKS)/frozen/stamp  ## with CHECKOUTS=FOLDER: frameworks that no registry has
-	CHECKOUTS="$(CHECKOUTS)" $(FRAMEWORKS)/frozen/bin/python -m pytest tests/frameworks/test_checkouts.py -W ignore --write-proofs
+	CHECKOUTS="$(CHECKOUTS)" $(FRAMEWORKS)/frozen/bin/python -m pytest tests/frameworks/test_checkouts.py -W ignore --write-proofs checkouts
 
 # Frameworks whose versions clash with the others': make test-frameworks-ray
 test-frameworks-%: $(FRAMEWORKS)/%/stamp
-	$(FRAMEWORKS)/$*/bin/python -m pytest $(wildcard tests/frameworks/test_$(subst -,_,$*)*.py) -W ignore --write-proofs
+	$(FRAMEWORKS)/$*/bin/python -m pytest $(wildcard tests/frameworks/test_$(subst -,_,$*)*.py) -W ignore --write-proofs $*
 
 check: $(VENV)/everything.stamp    ## lint, types, floors, fast tests: under a minute
 	$(BIN)/ruff check strategist tests benchmarks docs
@@ -89,7 +89,7 @@ $(VENV)/planner.stamp: $(BIN)/python pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/everything.stamp: $(BIN)/python pyproject.toml constraints.txt
-	$(PIP) -e '.[run,weights,calibrate,tensorboard,hf,test,dev]'
+	$(PIP) -e '.[run,weights,qlora,calibrate,tensorboard,hf,test,dev]'
 	$(BIN)/python -m compileall -q strategist
 	touch $@ $(VENV)/planner.stamp
 
@@ -100,7 +100,8 @@ $(FRAMEWORKS)/hf/stamp: pyproject.toml constraints.txt
 
 $(FRAMEWORKS)/%/stamp: tests/frameworks/requirements/%.txt pyproject.toml
 	$(PYTHON) -m venv $(FRAMEWORKS)/$*
-	$(FRAMEWORKS)/$*/bin/pip install --quiet --disable-pip-version-check -r $< -e '.[test]'
+	$(FRAMEWORKS)/$*/bin/pip install --quiet --disable-pip-version-check -r $<
+	$(FRAMEWORKS)/$*/bin/pip install --quiet --disable-pip-version-check -e '.[test]'  # after it: its pins may be below what we plan with
 	$(if $(wildcard $(dir $<)without_dependencies/$*.txt),$(FRAMEWORKS)/$*/bin/pip install --quiet --disable-pip-version-check --no-deps -r $(dir $<)without_dependencies/$*.txt)
 	$(FRAMEWORKS)/$*/bin/pip uninstall --quiet --yes torchvision torchaudio  # no builds for torch's CPU build: Transformers fails with them
 	touch $@

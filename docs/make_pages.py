@@ -217,13 +217,15 @@ def circumstances_line(result: Mapping[str, Any]) -> str:
 def search_table(result: Mapping[str, Any]) -> str:
     """The figures of the search against their bars, what became of the layouts of each job, and the growing job."""
     held = "".join(f"| {name} | {value:g} | {bar:g} | {'missed' if value > bar else ''} |\n" for name, (value, bar) in search_figures(result).items())  # fmt: skip
-    counts = ("enumerated", "refused", "pruned", "evaluated")
+    said = next(iter(result["jobs"].values()))
+    counts = tuple(what for what in ("enumerated", "refused", "slower", "pruned", "evaluated") if what in said)
     jobs = "".join(f"| {name} | {' | '.join(f'{found[what]:,}' for what in counts)} |\n" for name, found in result["jobs"].items())  # fmt: skip
     scaling = ", ".join(f"{found['gpus']:,}: {found['cpu_seconds']:.2g}" for found in result["scaling"])
     return (
         f"| what | measured | bar | |\n|---|---|---|---|\n{held}\n"
-        + f"| job | {' | '.join(counts)} |\n|---|---|---|---|---|\n{jobs}\n"
-        + "CPU seconds of the first search of a process, what it loads included; microseconds are those of later ones. *Pruned*: held too much at the "
+        + f"| job | {' | '.join(counts)} |\n|---|{'---|' * len(counts)}\n{jobs}\n"
+        + "CPU seconds of the first search of a process, what it loads included; microseconds are those of later ones, per layout of searches that leave nothing out for being slow. *Slower*: a bound of "
+        + "their step is above the best of all their families. *Pruned*: held too much at the "
         + "loss alone. *Evaluated*: weighed in full, fits, timed. The values of every choice that were looked at stand in the "
         + f"result; fewer than its floor fail the bench. CPU seconds of llama-3.1-70b by devices: {scaling}.\n\n{circumstances_line(result)}\n"
     )
@@ -265,7 +267,10 @@ PAGES: Mapping[str, Callable[[], str]] = {
     ),
     "accuracy.svg": lambda: scatter(read("accuracy")["points"]),
     "../strategist/rulebook/books.json": kept_books,
-    "targets.md": lambda: GENERATED.format(source="strategist/emitters/proofs.json") + targets_page(),
+    "targets.md": lambda: (
+        GENERATED.format(source="strategist/emitters/proofs.json and benchmarks/results/frameworks.json")
+        + targets_page()
+    ),
     "status.md": lambda: GENERATED.format(source="docs/status_page.py and the code it asks") + status_page(),
 }
 

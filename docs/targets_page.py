@@ -6,7 +6,9 @@ import ast
 from collections import Counter
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+from benchmarks.record import read
 from strategist.emitters import EMITTERS, proofs
 
 ROOT = Path(__file__).parent.parent
@@ -27,12 +29,41 @@ def targets_page() -> str:
         "# Targets of emit\n\n"
         f"`strategist emit PLAN --to NAME --out DIR` knows {len(EMITTERS)} targets. Proofs are those of the last run of "
         "`make test-frameworks`; a test that fails or is skipped proves nothing. "
-        "The last column has the day and the commit of the run that showed it, where that was written down.\n\n"
+        "The last column has the day and the commit of the run that showed it.\n\n"
         f"| proof | targets | says |\n|---|---|---|\n{levels}\n"
         f"| target | is | axes | versions | proof | shown by | run |\n|---|---|---|---|---|---|---|\n{rows}\n"
         "Every target writes files for a plan or refuses it with the field and the reason ([status.md](status.md) shows which "
-        "techniques each takes). `--to torch-launch` is answered with its translation to torchrun: it is an alias of that.\n"
+        "techniques each takes). `--to torch-launch` is answered with its translation to torchrun: it is an alias of that.\n\n"
+        "## What ran\n\n"
+        "Every test of each environment's last run, with its seconds and the versions that were installed, stands in "
+        f"[frameworks.json](../benchmarks/results/frameworks.json). {_unlogged()}\n\n"
+        f"| environment | run | tests | passed | minutes | with |\n|---|---|---|---|---|---|\n{''.join(map(_group, groups()))}"
     )
+
+
+def groups() -> dict[str, Any]:
+    """The log of the last run of each environment, by its name."""
+    return read("frameworks")
+
+
+def _unlogged() -> str:
+    """Which proofs are older than the log."""
+    logged = {test["target"] for log in groups().values() for test in log["tests"]}
+    older = [f"`{emitter.name}`" for emitter in EMITTERS if emitter.name not in logged]
+    return f"Proofs of runs before there was a log: {', '.join(older)}." if older else "It has tests of every target."
+
+
+def _group(name: str) -> str:
+    log = groups()[name]
+    tests = log["tests"]
+    passed = sum(test["outcome"] == "passed" for test in tests)
+    minutes = sum(test["seconds"] for test in tests) / 60
+    ours = ("python", "strategist")
+    versions = ", ".join(
+        f"{name} {version}" for name, version in log["versions"].items() if version and name not in ours
+    )
+    run = f"{log['date']} at {log['commit'][:7]}"
+    return f"| {name} | {run} | {len(tests)} | {passed} | {minutes:.1f} | {versions} |\n"
 
 
 def _row(name: str) -> str:

@@ -114,6 +114,7 @@ def complete(given: Given) -> Asked:
             *from_work,
             *from_method,
             *from_runs,
+            *_inexact(pins),
             *_unmodelled(given),
         ),
         notes=tuple(_as_hint(text) for text in (*machines.notes, *model.notes)),
@@ -157,6 +158,16 @@ def _calibrated(job: Job, given: Given) -> tuple[Job, tuple[Assumption, ...]]:
         what="calibration", value=f"{words}, from {found.runs} runs", flag="--calibration", basis="derived"
     )
     return replace(job, factors=factors), (said,)
+
+
+def _inexact(pins: tuple[Pin, ...]) -> tuple[Assumption, ...]:
+    """What is given up by those who ask for compressed gradients."""
+    words = [pin.word for pin in pins if pin.key == "compression" and pin.value]
+    if not words:
+        return ()
+    from strategist.facts.compression import loss_of_exactness  # few ask for it
+
+    return tuple(loss_of_exactness(word) for word in words)
 
 
 def _unmodelled(given: Given) -> tuple[Assumption, ...]:

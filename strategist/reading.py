@@ -271,9 +271,9 @@ def _yaml_scalar(word: str, flag: str) -> Any:
             value=word,
             hint="Write a number.",
         )
-    is_address = word.count(".") > 1  # such as 192.168.0.1, which no dialect takes for a number
+    is_text = word.count(".") > 1 or word.endswith("+")  # 192.168.0.1 or 4+, which no dialect takes for a number
     if (
-        not is_address
+        not is_text
         and _LOOKS_NUMERIC.fullmatch(word)
         and not any(c.isalpha() for c in word.lower().replace("e", "").replace("x", ""))
     ):

@@ -55,7 +55,7 @@ def _shared(said: Sequence[tuple[Assumption, ...]]) -> tuple[Assumption, ...]:
 
 def _cell(asked: Asked, size: str) -> Cell:
     """The winner of one question."""
-    found = search(asked.question)
+    found = search(asked.question, bests=True)
     job = asked.question.job
     cell = Cell(model_size=size, gpu=job.cluster.smallest.name, nodes=job.cluster.nodes, gpus=job.cluster.world)
     if not len(found.fitting):

@@ -14,7 +14,7 @@ from strategist.document.observed import Observed, RankObservation
 from strategist.document.plan import Hint, Plan, Refusal
 from strategist.document.verification import Role, TracedLayout, Verification
 from strategist.errors import ImpossibleError, InputError, NoPlanError
-from strategist.executor.support import obstacles, require_torch, way_out
+from strategist.executor.support import obstacles, require_packages, way_out
 from strategist.planner.predict import layout_of, pins_of
 from strategist.records import dataclass, replace
 from strategist.units import format_gib
@@ -66,7 +66,7 @@ def require_verifiable(asked: Asked) -> None:
             value=frontend,
             hint="Leave one of them out.",
         )
-    require_torch("Tracing (--verify)")
+    require_packages("Tracing (--verify)", asked.question.job.model.method)
 
 
 def fits(plan: Plan) -> bool:

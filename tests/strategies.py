@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from strategist.catalog import rows
+from strategist.facts.buildable import departures
 from strategist.facts.clusters import load_cluster
 from strategist.facts.hardware import Cluster, with_gpus
 from strategist.facts.job import Job
@@ -23,7 +24,7 @@ from strategist.facts.workload import Workload
 from strategist.planner.search import Question, legality, limits_of
 from strategist.planner.situation import question
 from strategist.rulebook.apply import forbid
-from strategist.space.candidates import MESH_COLUMNS, OPTION_COLUMNS, WORDS, Candidates
+from strategist.space.candidates import ASKED, MESH_COLUMNS, OPTION_COLUMNS, WORDS, Candidates
 from strategist.space.enumerate import enumerate_candidates
 from strategist.timing.rates import peak_FLOPs
 from tests.examples import cases_of
@@ -220,7 +221,7 @@ def layouts(draw: Draw, job: Job) -> dict[str, Any]:
     schedule, v = draw(_schedules(pp, m, job.model.layers + job.model.enc_layers))
     splits_sequence = tp > 1 and (job.workload.seq_len // cp) % tp == 0
     kinds = ("ring",) if (job.model.kv_heads // tp) % cp else ("ring", "all-to-all")
-    return mesh | {
+    layout = mesh | {
         "zero": zero, "virtual_stages": v, "schedule": schedule, "micro_batch": micro, "accumulation": m,
         "sequence_parallel": draw(st.sampled_from((0, 1))) if splits_sequence else 0,
         "context_parallel": draw(st.sampled_from(kinds)) if cp > 1 else "none",
@@ -229,6 +230,15 @@ def layouts(draw: Draw, job: Job) -> dict[str, Any]:
         "tiling": draw(st.sampled_from((1, 8))) if zero == 3 else 1,
         "stage_split": draw(st.sampled_from(("even", "weighted"))) if pp > 1 and v == 1 else "even",
     }  # fmt: skip
+    splits = _may_split_backward(job, layout) and draw(st.booleans())
+    return layout | {"schedule": "zb_h1"} if splits else layout
+
+
+def _may_split_backward(job: Job, layout: dict[str, Any]) -> bool:
+    """Whether a pipeline of this layout may run backward in two parts."""
+    fills = layout["schedule"] == "1f1b" and layout["accumulation"] % layout["pp"] == 0
+    plain = layout["zero"] < 3 and layout["cp"] == 1 and layout["recompute"] == "none"
+    return fills and plain and job.model.moe is None and not departures(job.model)
 
 
 @st.composite
@@ -289,8 +299,8 @@ def _expert_splits(draw: Draw, shape: ModelShape, ranks: int, tp: int) -> tuple[
 
 
 def candidates(rows_: Sequence[dict[str, Any]]) -> Candidates:
-    """Layouts as the columns that the package computes on; which replicas they have only where it is said."""
-    names = (*MESH_COLUMNS, *OPTION_COLUMNS, *(("replicas",) if "replicas" in rows_[0] else ()))
+    """Layouts as the columns that the package computes on; what is never chosen only where it is said."""
+    names = (*MESH_COLUMNS, *OPTION_COLUMNS, *(name for name in ASKED if name in rows_[0]))
     return Candidates(
         {
             name: np.array([WORDS[name].index(row[name]) if name in WORDS else row[name] for row in rows_], np.int64)

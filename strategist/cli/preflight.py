@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from strategist.document.plan import Plan
 from strategist.document.write import seal_state
 from strategist.errors import ImpossibleError, InputError, StaleError
-from strategist.executor.support import obstacles, require_torch, way_out
+from strategist.executor.support import obstacles, require_packages, way_out
 from strategist.facts.clusters import resolve_cluster
 from strategist.planner.check import require_sound
 
@@ -26,7 +26,7 @@ def preflight(plan: Plan, *, allow_edited: bool, accept_hardware: bool, own_job:
             flag="PLAN",
             hint=way_out(missing),
         )
-    require_torch("Running")
+    require_packages("Running", plan.model.method)
 
 
 def require_tensorboard() -> None:

@@ -21,12 +21,14 @@ from strategist.records import dataclass
 
 FORMAT = "strategist-plan/1"
 
-Schedule = Literal["none", "gpipe", "1f1b", "interleaved", "looped_bfs"]
+Schedule = Literal["none", "gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1"]
 Recompute = Literal["none", "selective", "full"]
 Offload = Literal["none", "optimizer", "parameters", "nvme"]
 StageSplit = Literal["even", "weighted"]
 ContextParallel = Literal["none", "ring", "all-to-all"]
 Replicas = Literal["processes", "threads"]
+Compression = Literal["none", "bf16", "fp16", "powersgd", "topk"]
+Loss = Literal["whole", "chunked"]
 Backend = Literal["nccl", "gloo", "mpi"]
 Policy = Literal["hf", "fastest"]
 Objective = Literal["time", "cost", "memory", "simplicity"]
@@ -106,7 +108,9 @@ class NumberFormats:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
     """Everything about the layout that is not a mesh degree. `replicas` are processes of DDP, or threads of one process, as
-    nn.DataParallel has them."""
+    nn.DataParallel has them. `compression` is what DDP does to gradients before it sends them; PowerSGD keeps so many columns
+    (`compression_rank`), top-k such a share of the elements (`compression_share`). The `loss` is that of whole logits, or of the
+    logits of a few tokens at a time."""
 
     zero: int = 0
     virtual_stages: int = 1
@@ -121,6 +125,10 @@ class Strategy:
     tiling: int = 1
     stage_split: StageSplit = "even"
     replicas: Replicas = "processes"
+    compression: Compression = "none"
+    compression_rank: int = 0
+    compression_share: float = 0.0
+    loss: Loss = "whole"
     formats: NumberFormats
     optimizer: str = "adamw"
     compile: bool = False

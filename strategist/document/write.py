@@ -41,8 +41,17 @@ UNSIGNED = ("seal",)
 """Fields of a document that no seal covers."""
 LATER = ("verification", "front", "certificate", "sensitivity", "idle", "unfinished")
 """Fields that are younger than the first seals: they are signed where they say something."""
-LATER_IN_STRATEGY = {"replicas": "processes"}
-"""The same inside `strategy`, with the value that says nothing."""
+LATER_INSIDE: dict[str, dict[str, Any]] = {
+    "strategy": {
+        "replicas": "processes",
+        "compression": "none",
+        "compression_rank": 0,
+        "compression_share": 0,
+        "loss": "whole",
+    },
+    "certificate": {"slower": 0, "bests": []},
+}
+"""The same inside some of the fields, with the values that say nothing."""
 
 
 def digest(document: Any) -> str:
@@ -56,8 +65,9 @@ def digest(document: Any) -> str:
             for key, value in body.items()
             if key not in UNSIGNED and not (key in LATER and _says_nothing(value))
         }
-    if isinstance(body, dict) and isinstance(body.get("strategy"), dict):
-        body["strategy"] = {k: v for k, v in body["strategy"].items() if LATER_IN_STRATEGY.get(k) != v}
+    for name, silent in LATER_INSIDE.items() if isinstance(body, dict) else ():
+        if isinstance(body.get(name), dict):
+            body[name] = {k: v for k, v in body[name].items() if k not in silent or silent[k] != v}
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return "sha256:" + hashlib.sha256(text.encode("ascii")).hexdigest()
 

@@ -99,7 +99,10 @@ def plain_values() -> Mapping[str, Any]:
     return fields | {"workload.precision": "fp32", "model.method": "full"}
 
 
-WHY = {"model.method": "Adapters are put into a model by a training script, not by these files."}
+WHY = {
+    "model.method": "Adapters are put into a model by a training script, not by these files.",
+    "strategy.compression": "Hooks of DDP are not mapped for it.",
+}
 """Why a field cannot be said where a framework has no reason of its own."""
 
 DATA_PARALLEL: Mapping[str, tuple[Any, ...]] = {

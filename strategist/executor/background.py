@@ -1,4 +1,4 @@
-"""A checkpoint that is written while training goes on: from a copy in the host's memory, by a thread of its own.
+"""A checkpoint that is written while training goes on: from a copy, by a thread of its own.
 
 The threads of all ranks talk over a process group of their own, so that their messages never mix with those of training. All else
 is as in a checkpoint that is waited for: manifest last, name last.
@@ -6,6 +6,7 @@ is as in a checkpoint that is waited for: manifest last, name last.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -20,9 +21,11 @@ from strategist.executor.stacked import Stacked
 
 
 class BackgroundSaver:
-    """Writes one checkpoint after the other for a session. Every rank must call the same methods."""
+    """Writes one checkpoint after the other for a session. Every rank must call the same methods. `copy` copies plain tensors to
+    where they can wait until they are written."""
 
-    def __init__(self) -> None:
+    def __init__(self, copy: Callable[[Tensor], Tensor]) -> None:
+        self._copy = copy
         self._group: dist.ProcessGroup | None = None
         self._thread: Thread | None = None
         self._error: BaseException | None = None
@@ -32,7 +35,7 @@ class BackgroundSaver:
         make_room(folder)
         if self._group is None and dist.is_initialized() and dist.get_world_size() > 1:
             self._group = dist.new_group(backend="gloo")
-        copy = {name: host_copy(value) for name, value in state.items()}
+        copy = {name: placed_copy(value, self._copy) for name, value in state.items()}
         self._thread = Thread(target=self._write, args=(folder, copy, facts), name="checkpoint", daemon=True)
         self._thread.start()
 
@@ -52,10 +55,15 @@ class BackgroundSaver:
 
 
 @torch.no_grad()
-def host_copy(value: Tensor) -> Tensor:
-    """A tensor of its own in the host's memory, with the same place in the whole."""
+def placed_copy(value: Tensor, copy: Callable[[Tensor], Tensor]) -> Tensor:
+    """What `copy` makes of a tensor, with the same place in the whole."""
     if isinstance(value, Stacked):
-        return Stacked([host_copy(part) for part in value.parts])
+        return value.with_parts([placed_copy(part, copy) for part in value.parts])
     if isinstance(value, DTensor):
-        return DTensor(host_copy(value.to_local()), value._spec, requires_grad=False)  # type: ignore[no-untyped-call]
-    return value.detach().to("cpu", copy=True)
+        return DTensor(copy(value.to_local()), value._spec, requires_grad=False)  # type: ignore[no-untyped-call]
+    return copy(value.detach())
+
+
+def host_copy(value: Tensor) -> Tensor:
+    """A tensor of its own in the host's memory."""
+    return value.to("cpu", copy=True)

@@ -110,7 +110,11 @@ def bring_to_life(
     """Values, optimizer and engine for a model that was laid out."""
     model = _apply(LIVE_STEPS, model, job)
     optimizer = make_optimizer_for(model, job, make_optimizer or default_optimizer(job.plan))
-    return Parts(model=model, optimizer=optimizer, engine=make_engine(model, job, Objective(loss_fn)))
+    return Parts(
+        model=model,
+        optimizer=optimizer,
+        engine=make_engine(model, job, Objective(loss_fn, chunked=job.plan.strategy.loss == "chunked")),
+    )
 
 
 def _apply(steps: tuple[Step, ...], model: nn.Module, job: Job) -> nn.Module:

@@ -12,6 +12,7 @@ import os
 import pickle
 import shutil
 from collections.abc import Callable, Iterable, Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from strategist.errors import InputError, InternalError, StaleError, StrategistError, shown
+from strategist.executor.drive import StateOnDrive
 from strategist.executor.initialise import local_part
-from strategist.executor.names import by_weight, plain_name
+from strategist.executor.names import by_weight, plain_name, whole_name
+from strategist.executor.scales import SCALES, Loan, is_scale, loans, scale_name
 from strategist.executor.stacked import Stacked
 from strategist.runs.checkpoints import (
     FORMAT,
@@ -45,6 +48,10 @@ from strategist.runs.checkpoints import (
 
 METADATA = ".metadata"
 State = dict[str, Tensor]
+NUMBERS = (int, float)
+"""States of an optimizer that are no tensors."""
+HeldStates = tuple[str, nn.Parameter, dict[str, Any]]
+"""A parameter's name, the parameter, and the states that this rank keeps for it."""
 
 
 def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -56,43 +63,77 @@ def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 def state_of(model: nn.Module, optimizer: Optimizer) -> State:
     """This rank's part of parameters, optimizer state and random numbers, by name; the tensors themselves, not copies."""
     named = named_parameters(model)
+    return _state_of(named, _optimizer_states(named, optimizer))
+
+
+def _state_of(named: dict[str, nn.Parameter], held: list[HeldStates]) -> State:
+    places = _places(named)
     state: State = {f"model/{name}": parameter.detach() for name, parameter in named.items()}
-    for name, parameter, values in _optimizer_states(named, optimizer):
+    scales: State = {}
+    for name, parameter, values in held:
+        first, _ = places.get(name, (0, 0))
         for key, value in values.items():
-            if isinstance(value, Tensor):
+            if isinstance(value, NUMBERS):
+                state[f"optimizer/{name}/{key}"] = torch.tensor(value)
+            elif isinstance(value, Tensor) and key not in SCALES:
                 state[f"optimizer/{name}/{key}"] = _placed_like(parameter, value)
-    return _whole_tensors(state)
+            elif isinstance(value, Tensor) and value.numel() > 0:
+                scales[scale_name(whole_name(name), key, parameter, first)] = value
+    return _whole_tensors(state, places) | scales
 
 
-def _whole_tensors(state: State) -> State:
-    """The same with slices put together. A number is the same for all of them: the first one's stands for it."""
+def _places(named: Mapping[str, nn.Parameter]) -> dict[str, tuple[int, int]]:
+    """The first row of each slice of a weight in several, and the rows of the weight."""
+    places: dict[str, tuple[int, int]] = {}
+    for slices in by_weight(named).values():
+        if len(slices) > 1:
+            *firsts, rows = accumulate((len(named[name]) for name in slices), initial=0)
+            places |= {name: (first, rows) for name, first in zip(slices, firsts, strict=True)}
+    return places
+
+
+def _whole_tensors(state: State, places: Mapping[str, tuple[int, int]]) -> State:
+    """The same with slices put together, those that this rank has a state of. A number is the same for all of them: the first one's
+    stands for it."""
     whole: State = {}
     for name, slices in by_weight(state).items():
-        first, *others = (state[part] for part in slices)
-        whole[name] = Stacked([first, *others]) if others and first.dim() else first
+        parts, of = [state[part] for part in slices], [part.split("/")[1] for part in slices]
+        if of[0] in places and parts[0].dim():
+            whole[name] = Stacked(parts, [places[part][0] for part in of], places[of[0]][1])
+        else:
+            whole[name] = parts[0]
     return whole
 
 
-def _share_numbers(model: nn.Module, optimizer: Optimizer) -> None:
-    """Give all slices of a weight the numbers that the optimizer keeps of the first one, such as its steps."""
-    named = named_parameters(model)
-    states = {name: values for name, _, values in _optimizer_states(named, optimizer)}
+def _share_numbers(held: list[HeldStates]) -> None:
+    """Give all slices of a weight the tensors of one number that the optimizer keeps of the first one, such as its steps."""
+    states = {name: values for name, _, values in held}
     for first, *others in by_weight(states).values():
         for key, value in states[first].items():
             for name in others if isinstance(value, Tensor) and value.dim() == 0 else ():
                 states[name][key].copy_(value)
 
 
-def _optimizer_states(
-    named: dict[str, nn.Parameter], optimizer: Optimizer
-) -> list[tuple[str, nn.Parameter, dict[str, Any]]]:
-    """(name, parameter, its state) for all parameters whose state this rank keeps; with zero 1 only those of some."""
+def _optimizer_states(named: dict[str, nn.Parameter], optimizer: Optimizer) -> list[HeldStates]:
+    """The states that this rank keeps, by parameter; with zero 1 only those of some."""
+    if isinstance(optimizer, StateOnDrive):
+        by_id = {id(parameter): name for name, parameter in named.items()}
+        return [(by_id[id(parameter)], parameter, values) for parameter, values in optimizer.whole().items()]
     keeper = _keeper(optimizer)
     return [
         (name, named[name], keeper.state[held])
         for name, held in _held_by_optimizer(named, optimizer)
         if held in keeper.state
     ]
+
+
+def _take_states(optimizer: Optimizer, held: list[HeldStates], state: State) -> None:
+    """Give the optimizer what was read beside its own tensors: numbers, and copies of pieces."""
+    for name, _, values in held:
+        numbers = {key: type(value) for key, value in values.items() if isinstance(value, NUMBERS)}
+        values.update({key: kind(state[f"optimizer/{whole_name(name)}/{key}"]) for key, kind in numbers.items()})
+    if isinstance(optimizer, StateOnDrive):
+        optimizer.take({parameter: values for _, parameter, values in held})
 
 
 def _held_by_optimizer(named: dict[str, nn.Parameter], optimizer: Optimizer) -> list[tuple[str, nn.Parameter]]:
@@ -109,16 +150,21 @@ def _held_by_optimizer(named: dict[str, nn.Parameter], optimizer: Optimizer) -> 
 def follow_weights(model: nn.Module, optimizer: Optimizer) -> None:
     """Give an optimizer in the host's memory the weights that the model has now: it would hand back its own after a step."""
     named = named_parameters(model)
+    if isinstance(optimizer, StateOnDrive):  # it looks where the weights lie before each update
+        return
     for name, held in _held_by_optimizer(named, optimizer):
         if held is not named[name]:
             held.copy_(local_part(named[name]))
 
 
 def _placed_like(parameter: nn.Parameter, value: Tensor) -> Tensor:
-    """A state of a local part as part of the whole, cut as the parameter is; numbers and placed states as they are."""
-    if not isinstance(parameter, DTensor) or isinstance(value, DTensor) or value.dim() == 0:
+    """A state of a local part, flat or not, as part of the whole, cut as the parameter is; numbers and placed states as they are."""
+    if isinstance(value, DTensor) or value.dim() == 0:
         return value
-    return DTensor(value, parameter._spec, requires_grad=False)  # type: ignore[no-untyped-call]  # from_local would move what rests in the host's memory
+    if not isinstance(parameter, DTensor):
+        return value.view(parameter.shape) if value.numel() == parameter.numel() else value
+    part = value.view(local_part(parameter.detach()).shape)
+    return DTensor(part, parameter._spec, requires_grad=False)  # type: ignore[no-untyped-call]  # from_local would move what rests in the host's memory
 
 
 @torch.no_grad()
@@ -176,25 +222,44 @@ def load(folder: Path, model: nn.Module, optimizer: Optimizer, counters: State) 
     _agree(_require_sound, folder, manifest)
     reader = _Reader(folder, manifest)
     metadata: Metadata = _agree(reader.read_metadata)
-    is_stepped = any(name.startswith("optimizer/") for name in metadata.state_dict_metadata)
-    is_new = is_stepped and not _keeper(optimizer).state
+    stored = metadata.state_dict_metadata
+    is_new = any(name.startswith("optimizer/") for name in stored) and not _keeper(optimizer).state
     if is_new:
         fill_optimizer(model, optimizer)
-    state = state_of(model, optimizer) | counters
+    named = named_parameters(model)
+    held = _optimizer_states(named, optimizer)
+    state = _state_of(named, held) | counters
+    borrowed = {name: found for name in state if is_scale(name) and (found := loans(name, stored))}
+    asked = {name: value for name, value in state.items() if name not in borrowed} | _room_for(borrowed, stored)
     try:
-        _agree(_require_fit, folder, metadata, state, set().union(*_from_all(set(state))))
+        _agree(_require_fit, folder, metadata, asked, set().union(*_from_all(set(state))))
     except StrategistError:
         if is_new:
-            _keeper(optimizer).state.clear()
+            _forget_states(optimizer)
         raise
-    _read(state, reader, alone=_world() == 1)
-    _share_numbers(model, optimizer)
+    _read(asked, reader, alone=_world() == 1)
+    for name, found in borrowed.items():
+        state[name].copy_(torch.cat([asked[loan.name][loan.blocks] for loan in found]))
+    _share_numbers(held)
+    _take_states(optimizer, held, state)
     follow_weights(model, optimizer)
     if manifest.world == _world():
         numbers = {_random_name(): torch.get_rng_state()}
         _read(numbers, reader, alone=_world() == 1)
         torch.set_rng_state(numbers[_random_name()])
     return manifest
+
+
+def _room_for(borrowed: Mapping[str, tuple[Loan, ...]], stored: Mapping[str, Any]) -> State:
+    """Places for scales that were stored for other runs than this rank's."""
+    return {loan.name: torch.empty(stored[loan.name].size) for found in borrowed.values() for loan in found}
+
+
+def _forget_states(optimizer: Optimizer) -> None:
+    if isinstance(optimizer, StateOnDrive):
+        optimizer.forget()
+    else:
+        _keeper(optimizer).state.clear()
 
 
 def read_tensors(
@@ -330,6 +395,8 @@ def _require_fit(folder: Path, metadata: Metadata, state: State, anywhere: set[s
     stored = metadata.state_dict_metadata
     wrong = sorted(name for name, value in state.items() if not _fits(stored.get(name), value))
     extra = sorted(name for name in stored if name.startswith("model/") and name not in anywhere)
+    if wrong and is_scale(wrong[0]) and not extra and all(is_scale(name) for name in wrong):
+        raise _other_blocks(folder, wrong[0], stored)
     if wrong or extra:
         raise StaleError(
             "FACTS_DIFFER",
@@ -342,7 +409,23 @@ def _require_fit(folder: Path, metadata: Metadata, state: State, anywhere: set[s
 
 
 def _fits(stored: Any, value: Tensor) -> bool:
-    return isinstance(stored, TensorStorageMetadata) and stored.size == value.size()
+    """Codes of eight bits never stand for numbers, nor numbers for codes."""
+    if not isinstance(stored, TensorStorageMetadata) or stored.size != value.size():
+        return False
+    return stored.properties.dtype.is_floating_point == value.dtype.is_floating_point
+
+
+def _other_blocks(folder: Path, name: str, stored: Mapping[str, Any]) -> StaleError:
+    kind, _, cut = name.rpartition("/")
+    there = sorted(other.rpartition("/")[2] for other in stored if other.rpartition("/")[0] == kind)
+    return StaleError(
+        "FACTS_DIFFER",
+        f"The 8-bit moments of the checkpoint {shown(str(folder))} are in other blocks than this layout's: this rank holds the "
+        f"elements {cut} of {kind}, which is stored for {' and '.join(there[:2]) or 'none'}.",
+        flag="folder",
+        value=name,
+        hint="Go on under a layout that cuts the weights as that one did, or whose parts are whole blocks of 256 elements of its parts.",
+    )
 
 
 class _Writer(FileSystemWriter):

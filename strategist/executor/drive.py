@@ -7,7 +7,7 @@ other one is updated and written back (ZeRO-Infinity, Rajbhandari et al. 2021, a
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from math import prod
 from pathlib import Path
@@ -63,6 +63,11 @@ class Drive:
                 hint=f"Set the environment variable {PLACE} to a folder on a drive with enough room.",
             ) from None
 
+    def copy(self, value: Tensor) -> Tensor:
+        """A tensor's numbers in a file of their own. Raises as `room`."""
+        size = value.numel() * value.element_size()
+        return self.room(max(size, 1))[:size].view(value.dtype).view(value.shape).copy_(value)
+
     def carry(self, source: Tensor, target: Tensor) -> Future[Tensor]:
         """Copy one tensor to another behind all that was asked for before."""
         return self._carrier.submit(target.copy_, source)
@@ -115,16 +120,57 @@ class StateOnDrive(Optimizer):
     def __init__(
         self, parameters: list[nn.Parameter], make: Callable[[list[dict[str, Any]]], Optimizer], drive: Drive, most: int
     ) -> None:
-        self.blocks = list(_blocks([piece for p in parameters for piece in _pieces(p, most)], most))
+        pieces = {parameter: list(_pieces(parameter, most)) for parameter in parameters}
+        self._cut = {parameter: its for parameter, its in pieces.items() if its}
+        self.blocks = list(_blocks([piece for its in pieces.values() for piece in its], most))
         self.optim = make([{"params": [piece.part for block in self.blocks for piece in block.pieces]}])
         super().__init__(self.optim.param_groups, self.optim.defaults)
-        self.state, self._drive = self.optim.state, drive
+        self.state, self.drive = self.optim.state, drive
         self.buffers: tuple[Tensor, ...] = ()
 
     @property
     def images(self) -> list[Tensor]:
         """What lies on the drive."""
         return [block.image for block in self.blocks if block.image is not None]
+
+    def whole(self) -> dict[nn.Parameter, dict[str, Any]]:
+        """The states of each parameter's local part, in one piece, flat: what lies on the drive where the part is one piece there, else
+        a copy of the pieces behind one another, on the drive too. Numbers are those of the first piece. Raises as `Drive.room`."""
+        return {
+            parameter: {name: self._joined(pieces, name) for name in self.state.get(pieces[0].part, {})}
+            for parameter, pieces in self._cut.items()
+        }
+
+    def _joined(self, pieces: list[Piece], name: str) -> Any:
+        values = [self.state[piece.part][name] for piece in pieces]
+        if len(values) == 1 or not _is_spread(values[0]):
+            return values[0]
+        size = sum(value.numel() for value in values) * values[0].element_size()
+        return torch.cat(values, out=self.drive.room(size).view(values[0].dtype))
+
+    @torch.no_grad()
+    def take(self, whole: Mapping[nn.Parameter, Mapping[str, Any]]) -> None:
+        """Make the states what `whole` would give."""
+        for parameter, states in whole.items():
+            for name, value in states.items():
+                self._deal_out(self._cut[parameter], name, value)
+
+    def _deal_out(self, pieces: list[Piece], name: str, value: Any) -> None:
+        begin = 0
+        for piece in pieces:
+            own = self.state[piece.part][name]
+            if _is_spread(own):
+                own.copy_(value[begin : begin + own.numel()])
+                begin += own.numel()
+            else:
+                self.state[piece.part][name] = value.clone() if isinstance(value, Tensor) else value
+
+    def forget(self) -> None:
+        """Have no states, as before the first step."""
+        self.state.clear()
+        self.buffers = ()
+        for block in self.blocks:
+            block.homes, block.image = [], None
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -140,7 +186,7 @@ class StateOnDrive(Optimizer):
                 coming = self._fetch(number + 1)
             here = self._buffer(number)
             self._update_in(block, here)
-            under_way.append(self._drive.carry(here, _there(block)))
+            under_way.append(self.drive.carry(here, _there(block)))
             self._lay(block, _there(block))
         for carried in under_way:
             carried.result()
@@ -150,7 +196,7 @@ class StateOnDrive(Optimizer):
         for block in self.blocks:
             self._update(block)
             block.homes, size = _homes(block, self.state)
-            block.image = self._drive.room(max(size, 1))
+            block.image = self.drive.room(max(size, 1))
             for home in block.homes:
                 home.within(block.image).copy_(self.state[home.piece.part][home.name])
             self._lay(block, block.image)
@@ -178,7 +224,7 @@ class StateOnDrive(Optimizer):
         return self.buffers[number % 2][: len(_there(self.blocks[number]))]
 
     def _fetch(self, number: int) -> Future[Tensor]:
-        return self._drive.carry(_there(self.blocks[number]), self._buffer(number))
+        return self.drive.carry(_there(self.blocks[number]), self._buffer(number))
 
     def _lay(self, block: Block, raw: Tensor) -> list[Tensor]:
         """Make the states of a block those that lie in `raw`, and give them."""
@@ -186,6 +232,11 @@ class StateOnDrive(Optimizer):
         for home, place in zip(block.homes, laid, strict=True):
             self.state[home.piece.part][home.name] = place
         return laid
+
+
+def _is_spread(value: Any) -> bool:
+    """True for a state with numbers for the elements of a piece, false for one number for all of them, such as a step."""
+    return isinstance(value, Tensor) and value.dim() > 0
 
 
 def _there(block: Block) -> Tensor:
@@ -221,7 +272,7 @@ def _homes(block: Block, states: Any) -> tuple[list[Home], int]:
     homes, end = [], 0
     for piece in block.pieces:
         for name, value in states[piece.part].items():
-            if isinstance(value, Tensor) and value.dim() > 0:
+            if _is_spread(value):
                 homes.append(Home(piece, name, end, value.shape, value.dtype))
                 end += -(-value.numel() * value.element_size() // ALIGNMENT) * ALIGNMENT
     return homes, end

@@ -8,7 +8,6 @@ nothing is sent. The update itself is computed in float32 from decoded moments, 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 from math import sqrt
 from typing import Any
 
@@ -17,13 +16,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from strategist.catalog import rows
+from strategist.executor.dynamic_values import dynamic_table
 from strategist.executor.initialise import local_part
 from strategist.records import dataclass
 
 BLOCK = 256
 """Elements that share a scale: the block of bitsandbytes' 8-bit AdamW, which the formulas' 2 + 8 / 256 bytes count."""
-DECADES = 7
-"""Powers of ten that the table reaches down: one per bit that says how small a number is."""
 MOMENTS = {"exp_avg": True, "exp_avg_sq": False}
 """The moments by torch's names, and whether they have a sign."""
 SMALLEST = torch.finfo(torch.float32).tiny
@@ -32,21 +30,6 @@ SMALLEST = torch.finfo(torch.float32).tiny
 def piece_elements() -> int:
     """Elements that are decoded at once, a multiple of BLOCK (catalogue: overheads)."""
     return int(next(row["value"] for row in rows("overheads") if row["name"] == "eight_bit_piece_elements"))
-
-
-@cache
-def dynamic_table(*, signed: bool) -> tuple[float, ...]:
-    """The 256 values of dynamic quantisation in ascending order, in [-1, 1] or, unsigned, in [0, 1].
-
-    Each power of ten has twice as many evenly spaced values as the one below it; zero and one are there themselves
-    (section 2.2 of the paper).
-    """
-    values = [0.0, 1.0]
-    for decade in range(DECADES):
-        count = 2**decade if signed else 2 ** (decade + 1)
-        middles = [(0.1 + 0.9 * (place + 0.5) / count) * 10.0 ** (decade + 1 - DECADES) for place in range(count)]
-        values += [*middles, *(-value for value in middles)] if signed else middles
-    return tuple(sorted(values))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

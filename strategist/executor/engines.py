@@ -15,6 +15,7 @@ from torch.distributed.pipelining import (
     Schedule1F1B,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
     ScheduleLoopedBFS,
 )
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
@@ -25,6 +26,7 @@ from strategist.executor.chunks import chunks_of
 from strategist.executor.job import Job
 from strategist.executor.loss import Batch, Objective, summed_token_loss
 from strategist.executor.mesh import pipeline_group
+from strategist.executor.models.head import Head
 from strategist.executor.precision import compute_context
 from strategist.executor.threads import LossInside, loss_over
 
@@ -43,8 +45,16 @@ def make_engine(model: nn.Module, job: Job, objective: Objective) -> Engine:
     """The engine that the plan's schedule asks for.
 
     Raises ImpossibleError UNSUPPORTED for a loss function of the user's when tp, pp or cp leaves a rank parts of the
-    outputs.
+    outputs, or when the loss is computed inside the model, and for another model than the built-in one then.
     """
+    if objective.chunked and (objective.mean_loss is not None or not any(isinstance(m, Head) for m in model.modules())):
+        raise ImpossibleError(
+            "UNSUPPORTED",
+            "strategy.loss = chunked computes the token loss inside the head of the built-in model; this model or loss is another.",
+            flag="$.strategy.loss",
+            value="chunked",
+            hint="Plan without loss=chunked.",
+        )
     if objective.mean_loss is not None and job.splits_outputs:
         raise ImpossibleError(
             "UNSUPPORTED",
@@ -119,6 +129,8 @@ def _schedule(
         return ScheduleInterleaved1F1B([*stages], count, loss_fn=loss_fn, scale_grads=False)
     if kind == "looped_bfs":
         return ScheduleLoopedBFS([*stages], count, loss_fn=loss_fn, scale_grads=False)
+    if kind == "zb_h1":
+        return ScheduleInterleavedZeroBubble([*stages], count, loss_fn=loss_fn, scale_grads=False)
     single = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[kind]
     return single(stages[0], count, loss_fn=loss_fn, scale_grads=False)
 

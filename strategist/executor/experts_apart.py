@@ -21,10 +21,12 @@ Work = Callable[[Tensor, list[int]], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class ExpertGroup:
-    """The ranks that share the experts of a layer. With `is_even` all ranks send alike, so nobody asks how many."""
+    """The ranks that share the experts of a layer. With `is_even` all ranks send alike, so nobody asks how many; `are_cut` says
+    that tp ranks hold parts of the same experts and send the same tokens, otherwise each of them sends its own."""
 
     group: dist.ProcessGroup
     is_even: bool
+    are_cut: bool
 
     def work(self, rows: Tensor, counts: list[int], experts: Work) -> Tensor:
         """What all experts give for `rows` (r, H), sorted by expert; `counts` of them go to each expert of all ranks.

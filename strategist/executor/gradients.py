@@ -31,13 +31,13 @@ def complete_gradients(parameters: Iterable[nn.Parameter]) -> None:
             parameter.grad = gradient.redistribute(placements=parameter.placements)
 
 
-def share_expert_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Divide the gradients of experts by the ranks whose tokens they worked for: those tokens' terms arrived added up, where
+def share_expert_gradients(parameters: Iterable[nn.Parameter], sharers: float) -> None:
+    """Divide the gradients of experts by the data ranks whose tokens they worked for: those tokens' terms arrived added up, where
     the gradients of all other weights are averaged over these ranks."""
     for parameter in parameters:
         gradient = parameter.grad
         if isinstance(gradient, DTensor) and "ep" in (gradient.device_mesh.mesh_dim_names or ()):
-            local_part(gradient).div_(gradient.device_mesh["ep"].size())
+            local_part(gradient).div_(sharers)
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter], pipeline: dist.ProcessGroup | None) -> Tensor:

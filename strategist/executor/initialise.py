@@ -7,16 +7,61 @@ different kinds of device give different numbers: equality holds among layouts o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from strategist.executor.models.four_bits import BITS, Packed
 from strategist.executor.models.reference import ReferenceModel
 from strategist.executor.names import by_weight, plain_name
 from strategist.executor.seeds import generator
+from strategist.records import dataclass
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Home:
+    """Where this rank keeps a weight whose values come whole: as it is, in slices whose rows lie below each other in it, or in the
+    bytes of a `packed` matrix."""
+
+    parts: tuple[nn.Parameter, ...]
+    packed: Packed | None = None
+
+    @property
+    def size(self) -> torch.Size:
+        """The size of the whole weight."""
+        if self.packed is not None:
+            return self.packed.size
+        return torch.Size((sum(self._rows), *self.parts[0].shape[1:]))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The format in which its values are drawn."""
+        return self.parts[0].dtype if self.packed is None else torch.float32
+
+    @property
+    def _rows(self) -> list[int]:
+        return [len(part) for part in self.parts]
+
+    def take(self, whole: Tensor) -> None:
+        """Keep this rank's part of the values."""
+        kept = whole if self.packed is None else self.packed.bytes_of(whole)
+        for part, rows in zip(self.parts, torch.split(kept, self._rows), strict=True):
+            local_part(part).copy_(cut_like(part, rows))
+
+
+def homes(model: nn.Module, named: Mapping[str, nn.Parameter]) -> dict[str, Home]:
+    """The homes of a model's weights by name; a matrix in four bits has the name of the weight that its bytes stand for, one in
+    slices that of the weight in one piece."""
+    packed = {id(module.bits): module for module in model.modules() if isinstance(module, Packed)}
+    found: dict[str, Home] = {}
+    for name, slices in by_weight(named).items():
+        parts = tuple(named[part] for part in slices)
+        bits = packed.get(id(parts[0]))
+        found[name if bits is None else name.replace(BITS, ".weight")] = Home(parts, bits)
+    return found
 
 
 @torch.no_grad()
@@ -26,20 +71,10 @@ def initialise(model: ReferenceModel, seed: int, device: torch.device | str = "c
     Parameters must not be on meta; they may lie elsewhere than on `device`.
     """
     named = {plain_name(name): parameter for name, parameter in model.named_parameters()}
-    for name, slices in by_weight(named).items():
-        parameters = [named[part] for part in slices]
-        rows = sum(len(parameter) for parameter in parameters)
-        whole = torch.empty((rows, *parameters[0].shape[1:]), dtype=parameters[0].dtype, device=device)
+    for name, home in homes(model, named).items():
+        whole = torch.empty(home.size, dtype=home.dtype, device=device)
         model.fill(name, whole, generator(device, seed, name))
-        fill_slices(parameters, whole)
-
-
-def fill_slices(parameters: Sequence[Tensor], whole: Tensor) -> None:
-    """Write a whole value into the parameters whose rows lie below each other in it, this rank's parts of them."""
-    for parameter, rows in zip(
-        parameters, torch.split(whole, [len(parameter) for parameter in parameters]), strict=True
-    ):
-        local_part(parameter).copy_(cut_like(parameter, rows))
+        home.take(whole)
 
 
 def local_part(tensor: Tensor) -> Tensor:

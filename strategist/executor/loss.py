@@ -56,15 +56,21 @@ class Objective:
     """How a model is called and what its loss is.
 
     The model is called with the tensors of the batch by name. Without `mean_loss` it gives logits and the token loss
-    applies; `mean_loss(outputs, batch)` gives the mean over the counted items of one micro-batch instead.
+    applies; `mean_loss(outputs, batch)` gives the mean over the counted items of one micro-batch instead. Where the loss is
+    `chunked`, the model is given the labels and sums it up itself.
     """
 
     mean_loss: LossFn | None = None
+    chunked: bool = False
 
     def summed(self, model: nn.Module, batch: Batch) -> Tensor:
         """Loss of one micro-batch, added up over its counted tokens."""
-        inputs = {name: value for name, value in batch.items() if name != "labels" or self.mean_loss is own_loss}
+        takes_labels = self.chunked or self.mean_loss is own_loss
+        inputs = {name: value for name, value in batch.items() if name != "labels" or takes_labels}
         outputs = model(**inputs)
+        if self.chunked:
+            total: Tensor = outputs
+            return total
         if self.mean_loss is None:
             return summed_token_loss(logits_of(outputs), batch["labels"])
         return self.mean_loss(outputs, batch) * count_tokens(batch)

@@ -18,7 +18,7 @@ SHARD_AXES = ("dp_shard", "cp")
 AVERAGE_AXES = ("dp_replicate", *SHARD_AXES)
 """Ranks that see different tokens, whose gradients are averaged."""
 EXPERT_SHARDS = "expert_shards"
-"""Ranks that share the state of the same experts."""
+"""Ranks that hold the same experts and share their state; under zero 0 each has all of it."""
 SHARDS, DATA = "shards", "data"
 """Names of several such axes taken as one: without and with dp_replicate."""
 
@@ -35,14 +35,14 @@ def build_mesh(plan: Plan, device_type: str) -> DeviceMesh:
 
 
 def build_expert_mesh(plan: Plan, device_type: str) -> DeviceMesh | None:
-    """The same ranks as experts lie on them: `ep` neighbours share the experts, `expert_shards` groups of them their state.
-    None where every rank holds all experts."""
+    """The same ranks as experts lie on them: `etp` neighbours cut each expert, `ep` groups of them share the experts, and
+    `expert_shards` of those the experts' state; replicas stay apart under zero 2 and 3. None where every rank holds all experts."""
     mesh = plan.mesh
     if mesh.ep == 1:
         return None
-    shards = mesh.dp_shard * mesh.cp // mesh.ep
-    sizes = (mesh.pp, mesh.dp_replicate, shards, mesh.ep)
-    return init_device_mesh(device_type, sizes, mesh_dim_names=("pp", "dp_replicate", EXPERT_SHARDS, "ep"))
+    outer = mesh.dp_replicate if plan.strategy.zero >= 2 else 1
+    sizes = (mesh.pp, outer, mesh.expert_dp // outer, mesh.ep, mesh.etp)
+    return init_device_mesh(device_type, sizes, mesh_dim_names=("pp", "dp_replicate", EXPERT_SHARDS, "ep", "etp"))
 
 
 def check_world(plan: Plan, world: int) -> None:

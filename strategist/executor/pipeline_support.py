@@ -16,7 +16,7 @@ def pipeline_obstacles(plan: Plan) -> Iterator[Obstacle]:
     shape = (*_schedule(plan), *_virtual_stages(plan))
     yield from shape
     if not shape:  # a stage layout can only be judged once it is clear how many runs of layers a stage has
-        yield from (*_layout(plan), *_divisibility(plan), *_micro_batches(plan))
+        yield from (*_layout(plan), *_divisibility(plan), *_micro_batches(plan), *_two_parts(plan))
 
 
 def _schedule(plan: Plan) -> Iterator[Obstacle]:
@@ -27,7 +27,7 @@ def _schedule(plan: Plan) -> Iterator[Obstacle]:
             place="strategy.schedule",
             value=schedule,
             sentence=f"Schedule {schedule!r} does not go with pp = {pp}.",
-            hint="A pipeline needs gpipe, 1f1b, interleaved or looped_bfs; without one the schedule is none.",
+            hint="A pipeline needs gpipe, 1f1b, interleaved, looped_bfs or zb_h1; without one the schedule is none.",
         )
 
 
@@ -86,9 +86,32 @@ def _micro_batches(plan: Plan) -> Iterator[Obstacle]:
     pp, count, schedule = plan.mesh.pp, plan.strategy.accumulation, plan.strategy.schedule
     if schedule in ("1f1b", "looped_bfs") and count < pp:
         yield _too_few(count, f"{schedule} over {pp} stages needs at least {pp} micro-batches; the plan has {count}.")
-    if schedule == "interleaved" and (count < pp or count % pp):
+    if schedule in ("interleaved", "zb_h1") and (count < pp or count % pp):
         yield _too_few(
-            count, f"Interleaving over {pp} stages needs a multiple of {pp} micro-batches; the plan has {count}."
+            count, f"{schedule} over {pp} stages needs a multiple of {pp} micro-batches; the plan has {count}."
+        )
+
+
+def _two_parts(plan: Plan) -> Iterator[Obstacle]:
+    """Where backward comes in two parts: what torch 2.13 fails at (selective recompute, ZeRO-3), refuses (compile) or does too often
+    (full recompute), and what no formula weighs (cp, experts)."""
+    strategy, mesh, model = plan.strategy, plan.mesh, plan.model
+    if strategy.schedule != "zb_h1":
+        return
+    unfit = {
+        f"recompute = {strategy.recompute}": strategy.recompute != "none",
+        f"zero = {strategy.zero}": strategy.zero == 3,
+        f"cp = {mesh.cp}": mesh.cp > 1,
+        f"{model.moe.experts if model.moe else 0} experts": model.moe is not None,
+        "compile = true": strategy.compile,
+    }
+    for words in (words for words, is_there in unfit.items() if is_there):
+        yield Obstacle(
+            code="FRAMEWORK_LEGALITY",
+            place="strategy.schedule",
+            value=strategy.schedule,
+            sentence=f"The schedule {strategy.schedule!r} runs backward in two parts and does not go with {words}.",
+            hint="Use schedule 1f1b.",
         )
 
 

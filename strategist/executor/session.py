@@ -18,9 +18,10 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from strategist.errors import ImpossibleError, InputError, TrainingError
-from strategist.executor.background import BackgroundSaver
+from strategist.executor.background import BackgroundSaver, host_copy
 from strategist.executor.checkpoint import State, load, make_room, named_parameters, save, whole_state
 from strategist.executor.data import DataShare, data_loader, global_order
+from strategist.executor.drive import StateOnDrive
 from strategist.executor.engines import Engine
 from strategist.executor.gradients import (
     complete_gradients,
@@ -35,6 +36,7 @@ from strategist.executor.loss_scale import LossScale
 from strategist.executor.mesh import data_group, data_mesh, data_rank, pipeline_group
 from strategist.executor.names import by_weight
 from strategist.executor.precision import gradient_dtype
+from strategist.executor.support import keeps_errors
 from strategist.executor.tied import TiedEnds
 from strategist.executor.versions import versions
 from strategist.records import dataclass
@@ -103,7 +105,9 @@ class Session:
         self._rate_of_step = rate_of_step
         self._rates = [group["lr"] for group in parts.optimizer.param_groups]
         self.job, self.parts, self.clip_norm, self.steps = job, parts, clip_norm, 0
-        self._resources, self._background = resources, BackgroundSaver()
+        optimizer = parts.optimizer
+        self._background = BackgroundSaver(optimizer.drive.copy if isinstance(optimizer, StateOnDrive) else host_copy)
+        self._resources = resources
         self._tied = TiedEnds(parts.model, job)
         self._data, self._pipeline = data_group(job.mesh), pipeline_group(job.mesh)
         self._ranks, self._tokens = data_mesh(job.mesh).size(), job.tokens_here
@@ -167,7 +171,8 @@ class Session:
         parameters = list(self.parts.model.parameters())
         complete_gradients(parameters)
         if self.job.expert_mesh is not None:
-            share_expert_gradients(parameters)
+            mesh = self.job.plan.mesh
+            share_expert_gradients(parameters, mesh.ep * mesh.etp / mesh.tp)
         self._tied.add_gradients()
         counted = (p for p in parameters if p is not self._tied.duplicate)
         norm = gradient_norm(counted, self._pipeline)
@@ -278,8 +283,8 @@ class Session:
     def save(self, folder: str | Path, *, wait: bool = True) -> None:
         """Write parameters, optimizer state, loss scale, step and random numbers into a new folder, which any layout can load.
 
-        Without `wait` only a copy is made now, in the host's memory, and written while training goes on; `finish_saving` waits
-        for it. Raises InputError EXISTS for a folder that is there, InternalError IO when the machine refuses; on every rank; and as
+        Without `wait` only a copy is made now, in the host's memory or on the drive that optimizer state is put on, and written while
+        training goes on; `finish_saving` waits for it. Raises InputError EXISTS for a folder that is there, InternalError IO when the machine refuses; on every rank; and as
         `require_checkpoints`.
         """
         self.job.instruments.phase("save")
@@ -309,12 +314,12 @@ class Session:
         return {LOSS_SCALE: torch.tensor([self.loss_scale.value, self.loss_scale.good_steps], dtype=torch.float64)}
 
     def require_checkpoints(self) -> None:
-        """Raise ImpossibleError UNSUPPORTED where none can be written or read: they know no tables on a server, no state in pieces
-        on a drive, and no moments in blocks of a layout."""
+        """Raise ImpossibleError UNSUPPORTED where none can be written or read: they know no tables on a server, and nothing that
+        differs from replica to replica."""
+        strategy = self.job.plan.strategy
         what = {
             "a parameter server": self.parts.outside is not None,
-            "offload to NVMe": self.job.keeps_state_on_drive,
-            "8-bit AdamW": self.job.plan.strategy.optimizer == "adamw8bit",
+            f"the error feedback of compression {strategy.compression}": keeps_errors(strategy),
         }
         for name in (name for name, holds in what.items() if holds):
             raise ImpossibleError(
@@ -329,7 +334,8 @@ class Session:
         """Go on from a checkpoint that `save` wrote, under this plan or another one for the same model.
 
         `steps` says how many steps were done. Raises, on every rank and with nothing changed, InputError for a folder
-        that is no checkpoint, StaleError DIGEST for a damaged one, StaleError FACTS_DIFFER for one of another model.
+        that is no checkpoint, StaleError DIGEST for a damaged one, StaleError FACTS_DIFFER for one of another model or optimizer,
+        or whose 8-bit moments are in blocks of another cut of the weights.
         """
         self.job.instruments.phase("load")
         self.require_checkpoints()

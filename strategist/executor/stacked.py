@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace as replaced
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -18,24 +17,28 @@ from torch.distributed.checkpoint.planner import WriteItem
 
 
 class Stacked(Tensor):
-    """Some DTensors as one, the first on top: its shape and number format, in the memory of one number (torch would give memory to
-    a tensor on the meta device). A part is looked up by the place in the whole at which this rank's rows of it begin."""
+    """Some DTensors as one of `rows` rows: its shape and number format, in the memory of one number (torch would give memory to
+    a tensor on the meta device). Each of `parts` begins at one of `firsts`; what a rank has nothing of may be left out. A part is
+    looked up by the place in the whole at which this rank's rows of it begin."""
 
     parts: list[Any]
+    firsts: list[int]
 
     @staticmethod
-    def __new__(cls, parts: list[Any]) -> Stacked:
+    def __new__(cls, parts: list[Any], firsts: list[int], rows: int) -> Stacked:
         """The whole of `parts`, none of whose values is copied."""
-        rows = sum(len(part) for part in parts)
         shape = torch.empty(1, dtype=parts[0].dtype).expand(rows, *parts[0].shape[1:])
         whole: Stacked = Tensor._make_subclass(cls, shape)
-        whole.parts = parts
+        whole.parts, whole.firsts = parts, firsts
         return whole
+
+    def with_parts(self, parts: list[Any]) -> Stacked:
+        """The same whole of other values."""
+        return Stacked(parts, self.firsts, len(self))
 
     def _held(self) -> Iterator[tuple[Any, WriteItem]]:
         """The parts of which this rank has rows, with what torch would write of each."""
-        firsts = accumulate((len(part) for part in self.parts[:-1]), initial=0)
-        for first, part in zip(firsts, self.parts, strict=True):
+        for first, part in zip(self.firsts, self.parts, strict=True):
             for item in part.__create_write_items__("", part):
                 if item.tensor_data.chunk.sizes.numel():
                     yield part, self._shifted(item, first)

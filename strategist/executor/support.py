@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from strategist.document.plan import MESH_AXES, NumberFormats, Plan
+from strategist.document.plan import MESH_AXES, NumberFormats, Plan, Strategy
 from strategist.errors import InputError
 from strategist.executor.architecture import model_obstacles
 from strategist.executor.context_support import context_obstacles
@@ -31,7 +31,7 @@ FROZEN_FORMATS = (
 """The same beside adapters, which rest in the format of their gradients: frozen weights rest as they compute."""
 
 BACKENDS = ("nccl", "gloo")
-SCHEDULES = ("none", "gpipe", "1f1b", "interleaved", "looped_bfs")
+SCHEDULES = ("none", "gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1")
 OFFLOADS = ("none", "optimizer", "parameters", "nvme")
 PRECISIONS = ("bf16", "fp16", "fp32")
 
@@ -39,17 +39,19 @@ ASKED = ("model", "model.adapters", "workload.seq_len", "workload.precision", "s
 """Places of a Plan that hold what was asked for. All others are choices of the planner, which can choose otherwise."""
 
 
-def require_torch(what: str) -> None:
-    """Raise InputError MISSING where torch is not installed; `what` needs it."""
+def require_packages(what: str, method: str) -> None:
+    """Raise InputError MISSING where torch, or what has weights of four bits under qlora, is not installed; `what` needs it."""
     from importlib.util import find_spec  # a plan asks for no torch
 
-    if find_spec("torch") is None:
-        raise InputError(
-            "MISSING",
-            f"{what} needs torch, which is not installed here.",
-            flag="torch",
-            hint="Install it: pip install 'strategist[run]'.",
-        )
+    needed = {"torch": "run"} | ({"bitsandbytes": "qlora"} if method == "qlora" else {})
+    for package, extra in needed.items():
+        if find_spec(package) is None:
+            raise InputError(
+                "MISSING",
+                f"{what} needs {package}, which is not installed here.",
+                flag=package,
+                hint=f"Install it: pip install 'strategist[{extra}]'.",
+            )
 
 
 def unsupported(plan: Plan) -> tuple[str, ...]:
@@ -78,6 +80,8 @@ def layout_obstacles(plan: Plan) -> tuple[Obstacle, ...]:
         _data_parallel,
         _threads,
         _tiling,
+        _compression,
+        _loss,
         _offload,
         pipeline_obstacles,
         _batch,
@@ -149,12 +153,14 @@ def _experts(plan: Plan) -> Iterator[Obstacle]:
 def _spread_experts(plan: Plan) -> Iterator[Obstacle]:
     """Whole experts on neighbouring ranks, as units of their own; what else a plan may ask for is not built."""
     mesh, strategy, moe = plan.mesh, plan.strategy, plan.model.moe
-    shards, experts = mesh.dp_shard * mesh.cp, 0 if moe is None else moe.experts
+    replicas = 1 if strategy.zero >= 2 else mesh.dp_replicate
+    sharers, experts = replicas * mesh.dp_shard * mesh.cp * mesh.tp // mesh.etp, 0 if moe is None else moe.experts
     reasons = {
-        f"tp {mesh.tp}, etp {mesh.etp}; both must be 1": (mesh.tp, mesh.etp) != (1, 1),
-        f"zero {strategy.zero}; it must be 2 or 3": strategy.zero < 2,
-        f"dp_shard x cp {shards}, which {mesh.ep} does not divide": shards % mesh.ep != 0,
-        f"offload {strategy.offload}": strategy.offload != "none",
+        f"tp {mesh.tp}, etp {mesh.etp}; etp must be 1 or tp": mesh.etp not in (1, mesh.tp),
+        f"tp {mesh.tp} without sequence_parallel, so that all its ranks hold the same tokens and each would send them to whole "
+        "experts": mesh.tp > mesh.etp and not strategy.sequence_parallel,
+        f"zero {strategy.zero}; it must be 0, 2 or 3": strategy.zero == 1,
+        f"{sharers} ranks that can share experts, which {mesh.ep} does not divide": sharers % mesh.ep != 0,
         f"{experts} experts, which {mesh.ep} does not divide": experts == 0 or experts % mesh.ep != 0,
         f"the order {', '.join(mesh.order)}": mesh.order != MESH_AXES,
     }
@@ -163,14 +169,14 @@ def _spread_experts(plan: Plan) -> Iterator[Obstacle]:
         mesh.ep,
         f"The executor cannot spread experts over ep = {mesh.ep} here: the plan has",
         reasons,
-        "Plan with tp 1, zero 2 or 3 and an ep that divides dp_shard, or with --pin ep=1.",
+        "Plan with zero 0, 2 or 3, an etp of 1 or tp and an ep that divides the ranks that share weights, or with --pin ep=1.",
     )
 
 
 def _formats(plan: Plan) -> Iterator[Obstacle]:
     formats = plan.strategy.formats
     if plan.model.adapters is not None:
-        yield from _frozen_formats(formats)
+        yield from _frozen_formats(formats, plan.model.method)
     elif formats not in FORMATS:
         said = f"parameters {formats.parameter}, gradients {formats.gradient}, reduction {formats.reduce}, compute {formats.compute}, master copy {formats.master}"  # fmt: skip
         yield Obstacle(
@@ -199,8 +205,16 @@ def _formats(plan: Plan) -> Iterator[Obstacle]:
         )
 
 
-def _frozen_formats(formats: NumberFormats) -> Iterator[Obstacle]:
-    if formats not in FROZEN_FORMATS:
+def _frozen_formats(formats: NumberFormats, method: str) -> Iterator[Obstacle]:
+    if method == "qlora" and formats.compute == "float64":
+        yield Obstacle(
+            code="UNSUPPORTED",
+            place="strategy.formats",
+            value=formats.compute,
+            sentence="Weights of four bits are brought back to numbers of 16 or 32 bits, and the plan computes in float64.",
+            hint="Plan with --precision bf16 or fp32.",
+        )
+    elif formats not in FROZEN_FORMATS:
         yield Obstacle(
             code="UNSUPPORTED",
             place="strategy.formats",
@@ -229,26 +243,26 @@ def _adapters(plan: Plan) -> Iterator[Obstacle]:
         reasons,
         "Plan with zero 0, 2 or 3 over data-parallel ranks alone.",
     )
-    if method == "qlora":
+    if method == "qlora" and strategy.compile:
         yield Obstacle(
             code="UNSUPPORTED",
-            place="model.adapters",
-            value=method,
-            sentence="The executor cannot run model.method = qlora: it has no weights of four bits; it runs full or lora.",
-            hint="Plan with --method lora, or emit the plan for a framework that has them.",
+            place="strategy.compile",
+            value=True,
+            sentence="The executor does not compile blocks whose weights rest in four bits: nobody tried bitsandbytes' operations there.",
+            hint="Leave compile out, or plan with --method lora.",
         )
 
 
 def uses_fsdp(plan: Plan) -> bool:
     """True when parameters are wrapped by FSDP2 or its replicating twin, false for plain modules, DDP and ZeRO-1.
 
-    With tp or pp the twin is also used on one data rank when compute is lower than the parameters, because it brings
+    With tp, pp or ep the twin is also used on one data rank when compute is lower than the parameters, because it brings
     the casts.
     """
     mesh, formats = plan.mesh, plan.strategy.formats
     if plan.strategy.zero >= 2:
         return True
-    splits_model = mesh.tp > 1 or mesh.pp > 1
+    splits_model = max(mesh.tp, mesh.pp, mesh.ep) > 1
     return splits_model and (mesh.data_parallel * mesh.cp > 1 or formats.compute != formats.parameter)
 
 
@@ -287,6 +301,65 @@ def _threads(plan: Plan) -> Iterator[Obstacle]:
             f"compiles nor offloads nor freezes there (compile {strategy.compile}, offload {strategy.offload}, model.method "
             f"{plan.model.method}).",
             hint="Use replicas = processes, or leave compile, offload and adapters out.",
+        )
+
+
+def keeps_errors(strategy: Strategy) -> bool:
+    """Whether every replica remembers what compression left out of its gradients."""
+    return strategy.compression in ("powersgd", "topk")
+
+
+def _compression(plan: Plan) -> Iterator[Obstacle]:
+    """Hooks of DDP, in float32, and what each of them needs to be told."""
+    mesh, s, place = plan.mesh, plan.strategy, "strategy.compression"
+    if s.compression != "none" and (
+        mesh.dp_replicate in (1, 0) or mesh.dp_replicate != mesh.world or s.zero > 0 or s.replicas != "processes"
+    ):
+        yield Obstacle(
+            code="FRAMEWORK_LEGALITY",
+            place=place,
+            value=s.compression,
+            sentence=f"compression = {s.compression} is a hook of DDP, which nothing else calls: whole replicas as processes, "
+            "mesh.dp_replicate of them, under zero = 0 and without any other axis.",
+            hint="Use compression = none.",
+        )
+    if s.compression != "none":
+        reasons = {
+            f"parameters in {s.formats.parameter}; they must be in float32": s.formats.parameter != "float32",
+            f"model.method {plan.model.method}; it must be full": plan.model.method != "full",
+            "a loss scale that changes (float16), which what was left out has not": keeps_errors(s)
+            and s.formats.compute == "float16",
+        }
+        yield from lacking(
+            place,
+            s.compression,
+            f"The executor cannot compress gradients by {s.compression} here: the plan has",
+            reasons,
+            "Use compression = none.",
+        )
+    wrong = {
+        f"compression_rank {s.compression_rank}": (s.compression == "powersgd") != (s.compression_rank > 0),
+        f"compression_share {s.compression_share}": (s.compression == "topk") != (0.0 < s.compression_share <= 1.0),
+    }
+    yield from lacking(
+        place,
+        s.compression,
+        f"compression = {s.compression} says nothing with",
+        wrong,
+        "powersgd takes a compression_rank from 1 on, topk a compression_share above 0 and up to 1, the others neither.",
+    )
+
+
+def _loss(plan: Plan) -> Iterator[Obstacle]:
+    """A loss of a few tokens at a time is computed inside the model, by a rank that has the whole head."""
+    mesh, strategy = plan.mesh, plan.strategy
+    if strategy.loss == "chunked" and max(mesh.tp, mesh.pp) > 1:
+        yield Obstacle(
+            code="FRAMEWORK_LEGALITY",
+            place="strategy.loss",
+            value=strategy.loss,
+            sentence=f"loss = chunked needs the whole head on every rank; the plan has tp {mesh.tp} and pp {mesh.pp}.",
+            hint="Use loss = whole, whose logits tp cuts by vocabulary, or tp and pp of 1.",
         )
 
 
@@ -350,7 +423,7 @@ def _tensor_parallel(plan: Plan) -> Iterator[Obstacle]:
     tp, shape = plan.mesh.tp, plan.model
     rows = [("heads", shape.heads), ("kv_heads", shape.kv_heads), ("ffn_hidden", shape.ffn_hidden)]
     if shape.moe is not None:
-        rows += [("moe.ffn", shape.moe.ffn), ("moe.shared_ffn", shape.moe.shared_ffn)]
+        rows += [("moe.ffn", shape.moe.ffn)] * (plan.mesh.etp > 1) + [("moe.shared_ffn", shape.moe.shared_ffn)]
     for name, value in rows:
         if value % tp:
             yield indivisible(f"model.{name}", value, f"tp = {tp} cannot split {name} = {value} evenly", "tp")

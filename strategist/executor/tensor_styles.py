@@ -33,16 +33,17 @@ def part_here(weight: Tensor) -> Tensor:
 
 class Linear(nn.Linear):
     """A linear layer that computes with the part of its weight that lies on this rank; an `adapter` takes the input and what the
-    layer made of it."""
+    layer made of it. With `packed` it has no weight: that rests in four bits."""
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool) -> None:
         super().__init__(inputs, outputs, bias=bias)
         self.adapter: nn.Module | None = None
+        self.packed: nn.Module | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., in) to (..., out)."""
         bias = None if self.bias is None else part_here(self.bias)
-        given = nn.functional.linear(x, part_here(self.weight), bias)
+        given = nn.functional.linear(x, part_here(self.weight), bias) if self.packed is None else self.packed(x, bias)
         return given if self.adapter is None else self.adapter(x, given)
 
 
@@ -114,10 +115,10 @@ class Border(Entry):
         return super()._apply(module, device_mesh)
 
 
-def distribute(module: nn.Module, name: str, mesh: DeviceMesh, placement: Placement) -> None:
-    """Make the parameter `name` of a module a DTensor."""
+def distribute(module: nn.Module, name: str, mesh: DeviceMesh, *placements: Placement) -> None:
+    """Make the parameter `name` of a module a DTensor, with one placement per axis of the mesh."""
     whole = module.get_parameter(name)
-    part = distribute_tensor(whole.detach(), mesh, [placement])
+    part = distribute_tensor(whole.detach(), mesh, placements)
     module.register_parameter(name, nn.Parameter(part, requires_grad=whole.requires_grad))
 
 

@@ -1,7 +1,7 @@
 """Weights in safetensors files under Hugging Face's names: out of a checkpoint, and into a session of any layout.
 
-Dense Llamas and their relatives, and GPT-2; `catalog/data/weight_names.jsonl` says which family has which names. Moments,
-steps and configurations are not in such files.
+Llamas and their relatives, dense or with experts, and GPT-2; `catalog/data/weight_names.jsonl` says which family has which names.
+Moments, steps and configurations are not in such files. Their files have each matrix of each expert for itself, ours are F x E x H.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from strategist.catalog import rows
 from strategist.document.plan import Plan
 from strategist.errors import ImpossibleError, InputError, StaleError, shown
 from strategist.executor.checkpoint import follow_weights, named_parameters, read_tensors
-from strategist.executor.initialise import fill_slices
+from strategist.executor.initialise import Home, cut_like, homes, local_part
 from strategist.executor.models import model_from_shape
-from strategist.executor.names import by_weight
 from strategist.executor.session import Session
 from strategist.facts.model import ModelShape
 from strategist.facts.parameters import without_adapters
@@ -46,28 +46,42 @@ GPT2 = {
 }  # fmt: skip
 SCHEMES = {"llama": (LLAMA, "model.layers"), "gpt2": (GPT2, "transformer.h")}
 """Our module names to theirs, and where theirs has its layers."""
+MATRICES = ("gate", "up", "down")
+EXPERTS = {
+    "mixtral": ({"mlp.router": "block_sparse_moe.gate"}, "block_sparse_moe.experts", dict(zip(MATRICES, ("w1", "w3", "w2"), strict=True))),
+    "projections": (
+        {"mlp.router": "mlp.gate", "mlp.shared_gate": "mlp.shared_expert_gate", **{f"mlp.shared.{x}": f"mlp.shared_expert.{x}_proj" for x in MATRICES}},
+        "mlp.experts", {x: f"{x}_proj" for x in MATRICES},
+    ),
+}  # fmt: skip
+"""The same of parts that mixtures have more, where theirs has its experts, and what it calls their matrices."""
+CONFIG, NORMALISED = "config.json", "norm_topk_prob"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One tensor of Hugging Face's and those of ours that lie side by side in it; `turned` says in x out instead of out x in."""
+    """One tensor of Hugging Face's and those of ours that lie side by side in it; `turned` says in x out instead of out x in.
+    With an `expert` it is that one of our stack alone."""
 
     theirs: str
     ours: tuple[str, ...]
     turned: bool
+    expert: int | None = None
 
     def joined(self, parts: Iterable[Tensor]) -> Tensor:
         """Their tensor from ours."""
-        return torch.cat([part.t() if self.turned else part for part in parts], dim=-1).contiguous()
+        own = (part if self.expert is None else part[:, self.expert] for part in parts)
+        return torch.cat([part.t() if self.turned else part for part in own], dim=-1).contiguous()
 
     def parted(self, whole: Tensor) -> dict[str, Tensor]:
-        """Ours from their tensor."""
+        """Ours from their tensor; of a stack the one expert."""
         parts = whole.chunk(len(self.ours), dim=-1)
         return {name: part.t() if self.turned else part for name, part in zip(self.ours, parts, strict=True)}
 
     def shape(self, sizes: Mapping[str, torch.Size]) -> tuple[int, ...]:
         """The shape of their tensor, by the sizes of ours."""
         size = tuple(sizes[self.ours[0]])
+        size = size if self.expert is None else (size[0], *size[2:])
         size = size[::-1] if self.turned else size
         return (*size[:-1], size[-1] * len(self.ours)) if len(self.ours) > 1 else size
 
@@ -75,32 +89,57 @@ class Entry:
 def entries(shape: ModelShape) -> tuple[Entry, ...]:
     """Every tensor of the model under Hugging Face's names; adapters, which are no weights of it, left out. Raises ImpossibleError
     UNSUPPORTED for families without."""
-    known = {row["family"]: row["scheme"] for row in rows("weight_names")}
-    if shape.family not in known or shape.moe is not None:
+    scheme, experts = _schemes(shape)
+    found: dict[str, list[str]] = {}
+    every: list[Entry] = []
+    for name in named_parameters(model_from_shape(without_adapters(shape))):
+        if shape.moe is not None and ".experts." in name:
+            every += _expert_entries(name, scheme, experts, shape.moe.experts)
+        else:
+            found.setdefault(_their_name(name, scheme, experts), []).append(name)
+    others = (
+        Entry(theirs=theirs, ours=tuple(ours), turned=scheme == "gpt2" and _is_linear(ours[0]))
+        for theirs, ours in found.items()
+    )
+    return (*others, *every)
+
+
+def _schemes(shape: ModelShape) -> tuple[str, str]:
+    """The schemes of names of a model and of its experts, "" for none. Raises ImpossibleError UNSUPPORTED."""
+    kind = "scheme" if shape.moe is None else "experts"
+    known = {row["family"]: row for row in rows("weight_names") if kind in row}
+    if shape.family not in known:
+        what = "Dense models" if shape.moe is None else "Mixtures"
         raise ImpossibleError(
             "UNSUPPORTED",
             f"The weights of {shape.name} have no known names in Hugging Face's files.",
             flag="model",
             value=shape.family,
-            hint=f"Dense models of these families have: {', '.join(sorted(known))}.",
+            hint=f"{what} of these families have: {', '.join(sorted(known))}.",
         )
-    scheme = known[shape.family]
-    found: dict[str, list[str]] = {}
-    for name in named_parameters(model_from_shape(without_adapters(shape))):
-        found.setdefault(_their_name(name, scheme), []).append(name)
-    return tuple(
-        Entry(theirs=theirs, ours=tuple(ours), turned=scheme == "gpt2" and _is_linear(ours[0]))
-        for theirs, ours in found.items()
-    )
+    row = known[shape.family]
+    return row["scheme"], row["experts"] if shape.moe is not None else ""
 
 
-def _their_name(name: str, scheme: str) -> str:
+def _their_name(name: str, scheme: str, experts: str) -> str:
     table, layers = SCHEMES[scheme]
     module, _, kind = name.rpartition(".")
     if not name.startswith("layers."):
         return f"{table[module]}.{kind}"
     _, number, inner = module.split(".", 2)
-    return f"{layers}.{number}.{table[inner]}.{kind}"
+    own = table | (EXPERTS[experts][0] if experts else {})
+    return f"{layers}.{number}.{own[inner]}.{kind}"
+
+
+def _expert_entries(name: str, scheme: str, experts: str, count: int) -> Iterator[Entry]:
+    """A matrix of all experts of a layer, one entry each."""
+    _, place, matrices = EXPERTS[experts]
+    _, number, _ = name.split(".", 2)
+    matrix = name.rpartition(".")[2]
+    prefix = f"{SCHEMES[scheme][1]}.{number}.{place}"
+    for expert in range(count):
+        theirs = f"{prefix}.{expert}.{matrices[matrix]}.weight"
+        yield Entry(theirs=theirs, ours=(name,), turned=matrix == "down", expert=expert)
 
 
 def _is_linear(name: str) -> bool:
@@ -156,7 +195,7 @@ def _in_files(listed: tuple[Entry, ...], sizes: Mapping[str, torch.Size], width:
     run: list[Entry] = []
     filled = 0
     for entry in listed:
-        size = width * sum(sizes[name].numel() for name in entry.ours)
+        size = width * prod(entry.shape(sizes))
         if run and filled + size > LARGEST_FILE_BYTES:
             yield run
             run, filled = [], 0
@@ -170,26 +209,65 @@ def import_weights(session: Session, folder: str | Path) -> None:
     """Put the weights of Hugging Face's files into a session, whatever its layout; every rank must call it.
 
     Meant for the start: optimizer state is left alone, but copies of the weights in the host's memory follow. Raises, before anything changes and on every rank alike, InputError
-    for a folder without such files and StaleError FACTS_DIFFER when a tensor is missing or has another shape.
+    for a folder without such files, StaleError FACTS_DIFFER when a tensor is missing or has another shape, and ImpossibleError UNSUPPORTED
+    when a configuration beside them says that experts are weighed in another way than the built-in model's.
     """
     from safetensors import safe_open
 
     place, shape = Path(folder), session.job.plan.model
-    mine = named_parameters(session.parts.model)
-    slices = by_weight(mine)
-    sizes = {name: p.size() for name, p in named_parameters(model_from_shape(shape)).items()}
+    model = session.parts.model
+    mine = homes(model, named_parameters(model))
+    sizes = {name: p.size() for name, p in named_parameters(model_from_shape(without_adapters(shape))).items()}
     where = _files_of(place)
     listed = [(entry, _stored_name(entry, where)) for entry in entries(shape)]
     _require_fit(place, listed, where, sizes)
+    _require_same_router(place, shape)
     for entry, name in listed:
-        if not any(ours in slices for ours in entry.ours):
-            continue  # another stage's
+        if not any(ours in mine and _holds(mine[ours], entry.expert) for ours in entry.ours):
+            continue  # another stage's, or another rank's expert
         with safe_open(place / where[name], framework="pt") as file:
             parts = entry.parted(file.get_tensor(name))
         for ours, whole in parts.items():
-            if ours in slices:
-                fill_slices([mine[name] for name in slices[ours]], whole)
-    follow_weights(session.parts.model, session.parts.optimizer)
+            if ours in mine:
+                _put(mine[ours], whole, entry.expert)
+    follow_weights(model, session.parts.optimizer)
+
+
+def _put(home: Home, whole: Tensor, expert: int | None) -> None:
+    """This rank's part of a tensor into its home, or of one expert (F, H) into a stack (F, E, H)."""
+    if expert is None:
+        home.take(whole)
+        return
+    (parameter,) = home.parts
+    part = cut_like(parameter, whole.unsqueeze(1).expand(parameter.shape))[:, 0]
+    local_part(parameter)[:, _experts_here(parameter).index(expert)].copy_(part)
+
+
+def _holds(home: Home, expert: int | None) -> bool:
+    return expert is None or expert in _experts_here(home.parts[0])
+
+
+def _experts_here(parameter: nn.Parameter) -> list[int]:
+    """The numbers of the experts of a stack (F, E, H) that lie on this rank."""
+    numbers = torch.arange(parameter.shape[1]).view(1, -1, 1).expand(parameter.shape)
+    return cut_like(parameter, numbers)[:1, :, 0].flatten().tolist()
+
+
+def _require_same_router(folder: Path, shape: ModelShape) -> None:
+    """The built-in router weighs the chosen experts by the softmax over them; a configuration may say that it was taken over all."""
+    if shape.moe is None or _schemes(shape)[1] != "projections" or not (folder / CONFIG).is_file():
+        return
+    config: Any = parse_json(read_text(str(folder / CONFIG), CONFIG), CONFIG)
+    said = config.get(NORMALISED, False) if isinstance(config, dict) else False
+    if said is not True:
+        raise ImpossibleError(
+            "UNSUPPORTED",
+            f"{CONFIG} in {shown(str(folder))} does not set {NORMALISED}, so its experts' weights do not add up to one; those of the "
+            "built-in model do.",
+            flag="folder",
+            value=said,
+            hint=f"Name the weights of a model with {NORMALISED}.",
+        )
 
 
 def _files_of(folder: Path) -> dict[str, str]:

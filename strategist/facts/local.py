@@ -11,6 +11,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 from typing import Any, NamedTuple
 
 from strategist.errors import InputError, nearest, shown
@@ -25,6 +26,8 @@ from strategist.facts.topo_matrix import Matrix, parse_matrix
 from strategist.records import dataclass, replace
 
 TOPO_SECONDS = 20
+NVML_SECONDS = 20.0
+"""How long a driver may take to answer; one that hangs must not hold up who only asks what is here."""
 
 
 class Card(NamedTuple):
@@ -62,6 +65,7 @@ class Senses:
     infiniband: Path = Path("/sys/class/infiniband")
     meminfo: Path = Path("/proc/meminfo")
     cores: Callable[[], int | None] = os.cpu_count
+    nvml_seconds: float = NVML_SECONDS
 
 
 def local_node(senses: Senses | None = None) -> Resolved:
@@ -70,7 +74,7 @@ def local_node(senses: Senses | None = None) -> Resolved:
     Raises InputError UNKNOWN_GPU, with the nearest names and the way out, for a GPU that is in no catalogue.
     """
     look = senses or Senses()
-    cards, notes = _cards(look.nvml)
+    cards, notes = _cards(look)
     memory_bytes = total_memory(look.meminfo)
     if cards:
         return _gpu_node(cards, look, notes, memory_bytes)
@@ -81,11 +85,33 @@ def local_node(senses: Senses | None = None) -> Resolved:
 
 def has_gpu(senses: Senses | None = None) -> bool:
     """True when NVML reports a GPU in this machine."""
-    return bool(_cards((senses or Senses()).nvml)[0])
+    return bool(_cards(senses or Senses())[0])
 
 
-def _cards(load: Callable[[], Any]) -> tuple[list[Card], tuple[str, ...]]:
-    """The GPUs that NVML reports, or none and the reason."""
+Cards = tuple[list[Card], tuple[str, ...]]
+
+
+def _cards(look: Senses) -> Cards:
+    """The GPUs that NVML reports, or none and the reason. A driver that does not answer is left waiting in a thread of its own."""
+    answers: list[Cards] = []
+    failures: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            answers.append(_reported(look.nvml))
+        except BaseException as problem:  # noqa: BLE001 - whoever asked raises it
+            failures.append(problem)
+
+    asking = Thread(target=ask, name="nvml", daemon=True)
+    asking.start()
+    asking.join(look.nvml_seconds)
+    if failures:
+        raise failures[0]
+    return answers[0] if answers else ([], (f"NVML did not answer within {look.nvml_seconds:g} s.",))
+
+
+def _reported(load: Callable[[], Any]) -> Cards:
+    """The same, asked in this thread."""
     try:
         nvml = load()
     except ImportError:

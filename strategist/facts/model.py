@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 from strategist.errors import InputError
 from strategist.facts.layer_kind import Ffn, LayerKind, Mixer, merge, read_spelling, spell, spread
@@ -24,7 +24,7 @@ QkNorm = Literal["", "head", "head_ln", "full", "per_head", "l2_noweight"]
 Position = Literal["rope", "learned", "relative", "alibi", "sincos-fixed", "none"]
 
 __all__ = [
-    "MAX_LAYERS", "Adapters", "Heads", "LayerKind", "Mix", "Mla", "ModelShape", "Moe", "Norm", "Position", "QkNorm", "Ssm", "arranged", "layer_counts", "layer_sequence",
+    "MAX_LAYERS", "Adapters", "Heads", "LayerKind", "Mix", "Mla", "ModelShape", "Moe", "Norm", "Position", "QkNorm", "Ssm", "arranged", "layer_counts", "layer_sequence", "loss_chunk",
 ]  # fmt: skip
 
 MAX_LAYERS = 4096
@@ -130,6 +130,12 @@ def layer_sequence(shape: ModelShape) -> tuple[LayerKind, ...]:
 def layer_counts(shape: ModelShape) -> Mapping[LayerKind, int]:
     """How many layers there are of each sort, in order of first appearance."""
     return Counter(layer_sequence(shape))
+
+
+def loss_chunk(tokens: Any, hidden: int, vocab: int) -> Any:
+    """How many of some tokens, a number or a column, a chunked loss looks at together: their logits are about as large as the
+    hidden states of all (Hsu et al. 2024, Liger Kernel, arXiv 2410.10989, section 3.2)."""
+    return -(-tokens // max(1, -(-vocab // hidden)))
 
 
 def arranged(shape: ModelShape, kinds: Sequence[LayerKind]) -> ModelShape:

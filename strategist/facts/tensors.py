@@ -96,8 +96,13 @@ def _outside(shape: ModelShape, part: Part) -> Iterator[int]:
     if part.is_last:
         yield from _norms(shape, outer.final_norm)
         yield 0 if shape.tied and part.is_first else table
-        yield max(0, outer.head - (0 if shape.tied else shape.vocab * table_width(shape)))
+        yield _beside_head(shape)
         yield outer.extra
+
+
+def _beside_head(shape: ModelShape) -> int:
+    """Elements of the head that are no table: a bias."""
+    return max(0, outer_parameters(shape).head - (0 if shape.tied else shape.vocab * table_width(shape)))
 
 
 def _norms(shape: ModelShape, size: int) -> Iterator[int]:
@@ -131,17 +136,23 @@ FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20
 """Bytes from which DDP closes its first bucket and the others (torch.distributed._DEFAULT_FIRST_BUCKET_BYTES, bucket_cap_mb)."""
 
 
-@cache
 def ddp_buckets(shape: ModelShape, gradient: float) -> int:
-    """How many all-reduces DDP makes of a model's gradients of `gradient` bytes per element, frozen ones counted in unless they stand beside adapters: it fills buckets in the order in
-    which gradients come and closes one when it is full. Source: PyTorch 2.13 torch/csrc/distributed/c10d/reducer.cpp,
-    compute_bucket_assignment_by_size."""
-    found, held, limit = 0, 0.0, FIRST_BUCKET
+    """How many all-reduces DDP makes of a model's gradients of `gradient` bytes per element, frozen ones counted in unless they
+    stand beside adapters."""
+    return len(bucket_sizes(shape, gradient))
+
+
+@cache
+def bucket_sizes(shape: ModelShape, gradient: float) -> tuple[int, ...]:
+    """Elements of DDP's buckets: it fills them in the order in which gradients come and closes one when it is full. Source: PyTorch
+    2.13 torch/csrc/distributed/c10d/reducer.cpp, compute_bucket_assignment_by_size."""
+    found, held, limit = [], 0, FIRST_BUCKET
     for size in _as_gradients_come(shape):
-        held += size * gradient
-        if held >= limit:
-            found, held, limit = found + 1, 0.0, BUCKET
-    return found + (held > 0)
+        held += size
+        if held * gradient >= limit:
+            found.append(held)
+            held, limit = 0, BUCKET
+    return tuple(found) if not held else (*found, held)
 
 
 def _as_gradients_come(shape: ModelShape) -> Iterator[int]:
@@ -152,7 +163,7 @@ def _as_gradients_come(shape: ModelShape) -> Iterator[int]:
         return
     outer = outer_parameters(shape)
     table = shape.vocab * table_width(shape)
-    yield from (0 if shape.tied else table, outer.final_norm, outer.extra)
+    yield from (0 if shape.tied else table, _beside_head(shape), outer.final_norm, outer.extra)
     for kind in reversed(layer_sequence(shape)):
         layer = build_layer(shape, kind)
         for matrix in reversed(layer.matrices):

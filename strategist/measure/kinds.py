@@ -117,9 +117,10 @@ def group_of(plan: Plan, axis: str) -> tuple[int, int]:
     if axis in JOINT:
         return prod(mesh.size(name) for name in JOINT[axis]), min(mesh.stride(name) for name in JOINT[axis])
     if axis == "ep":
-        return mesh.ep, 1
+        return mesh.ep, mesh.etp
     if axis == "expert_shards":
-        return mesh.dp_shard * mesh.cp // mesh.ep, mesh.ep
+        outer = mesh.dp_replicate if plan.strategy.zero >= 2 else 1
+        return mesh.expert_dp // outer, mesh.ep * mesh.etp
     if axis in MESH_AXES:
         return mesh.size(axis), mesh.stride(axis)
     return mesh.world, 1

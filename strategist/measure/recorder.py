@@ -25,6 +25,7 @@ from strategist.measure.flops import flop_of
 from strategist.measure.messages import REDUCTION, Message, arriving, buffers_of, message_of
 from strategist.measure.modules import ModuleClock
 from strategist.measure.passes import PassClock
+from strategist.measure.stand_ins import Replica
 from strategist.records import dataclass, field
 
 
@@ -140,6 +141,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             wait(group)
             recorder._name_gathered(group)
 
+        send = Replica.send
+
+        def send_bucket(replica: Replica, number: int) -> None:
+            recorder.all_new_is("bucket_buffers")
+            send(replica, number)
+            recorder.all_new_is("")
+
+        self._replace(Replica, "send", send_bucket)
         self._replace(FSDPParamGroup, "post_backward", post_backward)
         self._replace(FSDPParamGroup, "wait_for_unshard", wait_for_unshard)
         self._replace(torch.UntypedStorage, "resize_", resize_)

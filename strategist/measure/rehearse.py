@@ -14,7 +14,7 @@ from strategist.document.plan import Plan
 from strategist.document.write import digest
 from strategist.errors import ImpossibleError, InputError, shown
 from strategist.executor.obstacles import Obstacle, refuse
-from strategist.executor.support import layout_obstacles, require_torch
+from strategist.executor.support import layout_obstacles, require_packages
 from strategist.facts.local import free_memory
 from strategist.measure.child import in_child
 from strategist.measure.kinds import Kind, chosen_kinds
@@ -48,8 +48,8 @@ def rehearse(
     CUDA yet. Raises ImpossibleError UNSUPPORTED_DEVICE for a device that is not here or too small, and for what the
     executor cannot run; InputError for ranks, steps and devices that do not exist and for models that cannot be made.
     """
-    require_torch("Rehearsing")
-    refuse((*layout_obstacles(plan), *_several_devices(plan)))
+    require_packages("Rehearsing", plan.model.method)
+    refuse((*layout_obstacles(plan), *_not_alone(plan)))
     kinds, place = chosen_kinds(plan, ranks), _device_name(plan, device)
     if not 1 <= steps <= MAX_STEPS:
         raise InputError(
@@ -100,8 +100,16 @@ def _device_name(plan: Plan, asked: str | None) -> str:
     return asked
 
 
-def _several_devices(plan: Plan) -> Iterator[Obstacle]:
-    """A process that drives several devices is more than one device can show."""
+def _not_alone(plan: Plan) -> Iterator[Obstacle]:
+    """A process that drives several devices is more than one device can show, and a hook needs the answers of peers."""
+    if plan.strategy.compression != "none":
+        yield Obstacle(
+            code="UNSUPPORTED",
+            place="strategy.compression",
+            value=plan.strategy.compression,
+            sentence="Compressed gradients cannot be rehearsed: a hook computes with what peers send, and there are none.",
+            hint="Trace it (`strategist trace`), or rehearse a plan with compression = none.",
+        )
     if plan.processes < plan.mesh.world:
         yield Obstacle(
             code="UNSUPPORTED",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +17,7 @@ from strategist.document.plan import Plan
 from strategist.executor.drive import Drive
 from strategist.executor.precision import DTYPES
 from strategist.executor.threads import split
+from strategist.measure.hooks import Bucket, answered
 
 FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20
 """Bytes of DDP's first and further buckets (torch.distributed._DEFAULT_FIRST_BUCKET_BYTES; bucket_cap_mb = 25)."""
@@ -69,6 +70,8 @@ class Replica(nn.Module):
         if not gradient_as_bucket_view:
             raise ValueError("only gradients that are views of buckets are described")
         self.module, self._group, self._reduces, self._is_rebuilt = module, process_group, True, False
+        self._hook: Callable[[Bucket], Tensor] | None = None
+        self.hook_state: Any = None
         self._parameters_here = [p for p in module.parameters() if p.requires_grad]
         self._arrived: list[nn.Parameter] = []
         self._missing: list[int] = []
@@ -96,6 +99,10 @@ class Replica(nn.Module):
         finally:
             self._reduces = True
 
+    def register_comm_hook(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
+        """From now on gradients go into their buckets as they are, and the hook sends them."""
+        self.hook_state, self._hook = state, lambda bucket: hook(state, bucket).value()
+
     def _make_buckets(self, assignment: Sequence[Sequence[int]]) -> None:
         self._assignment = assignment
         self._buckets: list[Tensor] = []
@@ -113,12 +120,21 @@ class Replica(nn.Module):
         if not self._reduces or parameter.grad is None:
             return
         view, number = self._views[parameter], self._bucket_of[parameter]
-        torch.mul(parameter.grad, 1.0 / self._group.size(), out=view)
+        torch.mul(parameter.grad, 1.0 if self._hook else 1.0 / self._group.size(), out=view)
         parameter.grad = view
         self._arrived.append(parameter)
         self._missing[number] -= 1
         if not self._missing[number]:
+            self.send(number)
+
+    def send(self, number: int) -> None:
+        """Reduce a bucket, by the hook where there is one."""
+        if self._hook is None:
             dist.all_reduce(self._buckets[number], group=self._group)
+            return
+        members = [self._parameters_here[i] for i in self._assignment[number]]
+        with answered():
+            self._hook(Bucket(self._buckets[number], members, number, number == len(self._buckets) - 1))
 
 
 class NoDrive(Drive):

@@ -19,6 +19,7 @@ from strategist.catalog import rows
 from strategist.document.plan import Plan
 from strategist.document.substitution import Substitution
 from strategist.executor.support import uses_fsdp
+from strategist.measure.hooks import instead
 from strategist.measure.program import shortened
 from strategist.measure.recorder import Record
 
@@ -62,21 +63,11 @@ def cuda_ways(plan: Plan) -> Iterator[set[str]]:
     noticed: set[str] = set()
     with ExitStack() as replaced:
         if is_for_cuda(plan):
-            replaced.enter_context(_instead(nn.functional, "rms_norm", _noting(noticed, nn.functional.rms_norm)))
+            replaced.enter_context(instead(nn.functional, "rms_norm", _noting(noticed, nn.functional.rms_norm)))
             exchange = _exchanging(noticed)
-            replaced.enter_context(_instead(_collective_utils, "shard_dim_alltoall", exchange))
-            replaced.enter_context(_instead(placements, "shard_dim_alltoall", exchange))
+            replaced.enter_context(instead(_collective_utils, "shard_dim_alltoall", exchange))
+            replaced.enter_context(instead(placements, "shard_dim_alltoall", exchange))
         yield noticed
-
-
-@contextmanager
-def _instead(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
 
 
 def _noting(noticed: set[str], composite: Any) -> Any:

@@ -33,11 +33,13 @@ DRIVE = "drive"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outline:
-    """What a record does not know of the model: its blocks by name, and how wide and long logits are on this rank."""
+    """What a record does not know of the model: its blocks by name, how wide logits are on this rank, and how long: as all of a
+    micro-batch's tokens, or, where the loss is `chunked`, as a chunk of them and as the last one."""
 
     blocks: tuple[str, ...]
     vocabulary: int
-    tokens: int
+    tokens: tuple[int, ...]
+    chunked: bool
 
     def block_of(self, module: str) -> str:
         """The block that a module is or lies in; "" outside all of them."""
@@ -80,7 +82,7 @@ class Timeline:
             return "logits"
         if born == "setup":
             return "activations"
-        if born != "forward" or not self._sees_backward(allocation):
+        if born != "forward" or not self._sees_backward(allocation) or self._is_early_gradient(allocation):
             return "temporaries"
         sources = [self.record.allocations.get(number) for number in allocation.made_from]
         is_cast = allocation.made_by == "aten::_to_copy"
@@ -106,7 +108,11 @@ class Timeline:
         rows = 1
         for size in allocation.shape[:-1]:
             rows *= size
-        return rows == self.outline.tokens and not self._blocks.get(allocation.module, "")
+        return rows in self.outline.tokens and not self._blocks.get(allocation.module, "")
+
+    def _is_early_gradient(self, allocation: Allocation) -> bool:
+        """The gradient of the head's weight, which a chunked loss works out in forward."""
+        return self.outline.chunked and allocation.shape[:1] == (self.outline.vocabulary,)
 
     def _sees_backward(self, allocation: Allocation) -> bool:
         """Whether a backward operation runs during the allocation's life."""
@@ -124,8 +130,8 @@ class Timeline:
         return tuple(self._snapshot(name, *worst[name][1:]) for name in MOMENTS if name in worst)
 
     def _moments(self) -> list[str]:
-        """The Plan's moment of every operation. Forward, and backward as long as there are logits, belong to the first; the
-        rest of the head's backward and that of all blocks to the second; what backward does behind the blocks to the third;
+        """The Plan's moment of every operation. Forward, and backward as long as there are logits (a chunked loss leaves
+        none), belong to the first; the rest of the head's backward and that of all blocks to the second; what backward does behind the blocks to the third;
         everything after it to the last."""
         named: list[str] = []
         is_behind = False  # what follows a backward pass belongs to its end, until a module works again
@@ -133,7 +139,8 @@ class Timeline:
         for run in self._runs():
             inside = [operation for operation in run if self._blocks[self.record.modules[operation]]]
             first, last = (inside[0], inside[-1]) if inside else (run[-1] + 1, run[-1] + 1)
-            first = max((end + 1 for end in logits if run[0] <= end < first), default=first)
+            until = run[0] if self.outline.chunked else first
+            first = max((end + 1 for end in logits if run[0] <= end < first), default=until)
             for operation in run:
                 what = self.record.passes[operation]
                 is_backward = what in ("backward", "recompute")

@@ -10,7 +10,7 @@ from strategist.document.observed import Observed, RankObservation
 from strategist.document.plan import Plan
 from strategist.document.write import digest
 from strategist.executor.obstacles import refuse
-from strategist.executor.support import layout_obstacles, require_torch
+from strategist.executor.support import layout_obstacles, require_packages
 from strategist.measure.child import in_child
 from strategist.measure.kinds import Kind, chosen_kinds
 
@@ -36,7 +36,7 @@ def trace(
     Each kind runs in a forked process of its own. Raises ImpossibleError for what the executor cannot run, InputError for
     ranks that do not exist and for models that cannot be made.
     """
-    require_torch("Tracing")
+    require_packages("Tracing", plan.model.method)
     refuse(layout_obstacles(plan))
     kinds = chosen_kinds(plan, ranks)
     import torch  # the parent loads it once for all children

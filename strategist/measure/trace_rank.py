@@ -15,10 +15,12 @@ from strategist.document.observed import ObservedMemory, OperatorFLOP, RankObser
 from strategist.document.plan import Plan
 from strategist.executor.blocks import find_blocks
 from strategist.executor.build import lay_out
+from strategist.executor.compression import FIRST_COMPRESSED_STEP, remembered
 from strategist.executor.drive import StateOnDrive
 from strategist.executor.job import Job
 from strategist.executor.names import plain_name
 from strategist.executor.session import Session
+from strategist.facts.model import loss_chunk
 from strategist.measure.child import largest_size
 from strategist.measure.exposure import collectives, tier_totals
 from strategist.measure.kinds import Kind
@@ -96,13 +98,19 @@ def _run(recorder: Recorder, clock: ModuleClock, model: nn.Module, job: Job, pla
         if job.offloads_parameters or job.offloads_optimizer:  # the update runs in the host's memory
             session.parts.optimizer.register_step_pre_hook(lambda *_: recorder.all_new_is(HOST))
             session.parts.optimizer.register_step_post_hook(lambda *_: recorder.all_new_is(""))
-        for number in range(STEPS):
-            if number == STEPS - 1:
+        steps = _steps(plan)
+        for number in range(steps):
+            if number == steps - 1:
                 _mark_state(recorder, session)
                 recorder.restart()
             recorder.passes.pass_is(None)
             session.step(batch)
         _mark_state(recorder, session)
+
+
+def _steps(plan: Plan) -> int:
+    """How many steps run: under PowerSGD the first ones are exact, and another makes what it remembers."""
+    return STEPS + (FIRST_COMPRESSED_STEP if plan.strategy.compression == "powersgd" else 0)
 
 
 def _mark_state(recorder: Recorder, session: Session) -> None:
@@ -116,6 +124,7 @@ def _mark_state(recorder: Recorder, session: Session) -> None:
         (HOST if job.offloads_parameters or job.offloads_optimizer else "optimizer", list(_state_tensors(session))),
         (HOST, list(_copies(session)) if job.offloads_optimizer else []),
         *_on_drive(session.parts.optimizer),
+        ("bucket_buffers", list(_remembered(session.parts.model))),
     )
     for role, tensors in held:
         for tensor in tensors:
@@ -127,6 +136,12 @@ def _on_drive(optimizer: Optimizer) -> tuple[tuple[str, list[Tensor]], ...]:
     if not isinstance(optimizer, StateOnDrive):
         return ()
     return (DRIVE, optimizer.images), (HOST, list(optimizer.buffers))
+
+
+def _remembered(model: nn.Module) -> Iterator[Tensor]:
+    """What a hook of DDP keeps from step to step."""
+    state = getattr(model, "hook_state", None)
+    return iter(()) if state is None else remembered(state)
 
 
 def _copies(session: Session) -> Iterator[Tensor]:
@@ -147,10 +162,13 @@ def outline_of(plan: Plan, model: nn.Module) -> Outline:
     found = {id(block) for chunk in _chunks(model) for block in find_blocks(chunk).blocks.values()}
     names = tuple(plain_name(name) for name, module in model.named_modules() if id(module) in found)
     share = -(-plan.model.vocab // plan.mesh.tp)
+    tokens = plan.strategy.micro_batch * plan.workload.seq_len // plan.mesh.cp
+    chunk = tokens if plan.strategy.loss == "whole" else int(loss_chunk(tokens, plan.model.hidden, plan.model.vocab))
     return Outline(
         blocks=tuple(name.removesuffix("._checkpoint_wrapped_module") for name in names),
         vocabulary=share,
-        tokens=plan.strategy.micro_batch * plan.workload.seq_len // plan.mesh.cp,
+        tokens=(chunk, tokens % chunk or chunk),
+        chunked=plan.strategy.loss == "chunked",
     )
 
 

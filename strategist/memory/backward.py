@@ -29,6 +29,7 @@ from strategist.space.shares import (
     is_plain_data_parallel,
     layers,
     matrix_elements,
+    routed_cut,
     sequence_cut,
     tokens,
 )
@@ -118,9 +119,10 @@ class Kept:
         """What each of CUTS divides by, (C,) each."""
         c, sequence = self.c, sequence_cut(self.c)
         cut_only = np.where(c["tp"] > 1, sequence, np.inf)
-        dispatched = np.maximum(1, sequence // c["etp"])
+        dispatched = routed_cut(c)
         exchanged = np.where(c.is_word("context_parallel", "all-to-all"), c["tp"], np.inf)
-        return sequence, c["tp"], np.ones_like(sequence), dispatched, exchanged, cut_only
+        regathered = np.where(dispatched > 1, 1.0, np.inf)
+        return sequence, c["tp"], np.ones_like(sequence), dispatched, exchanged, regathered, cut_only
 
     def weights(self, chosen: Callable[[str], bool]) -> Reals:
         """Elements of the chosen matrices on one rank, of one piece of them where they are cut in some that nothing else knows."""
@@ -148,7 +150,9 @@ class Kept:
         )
 
 
-CUTS: tuple[Cut | Literal["cut_only"], ...] = ("sequence", "heads", "whole", "dispatched", "exchanged", "cut_only")
+CUTS: tuple[Cut | Literal["cut_only"], ...] = (
+    "sequence", "heads", "whole", "dispatched", "exchanged", "regathered", "cut_only",
+)  # fmt: skip
 """How rows are cut; the last are those of the sequence that exist only where tensor parallelism cuts the layer."""
 
 
@@ -217,9 +221,11 @@ def _by_kind(has_experts: Mask, routed: LayerInstant, dense: LayerInstant) -> La
 
 def _experts_begin(kept: Kept) -> LayerInstant:
     """Before the first expert's backward: gradients of what the experts gave, everything that is computed again."""
-    copies = kept.job.model.moe.top_k if kept.job.model.moe else 0
-    whole = tokens(kept.job, kept.c) * kept.job.model.hidden * BYTES[kept.job.formats.compute]
-    gradients = (2.0 * copies * whole + residual_C(kept.job, kept.c))[:, None]
+    job, c, cut = kept.job, kept.c, routed_cut(kept.c)
+    copies = job.model.moe.top_k if job.model.moe else 0
+    routed = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute] / cut
+    stream = np.where(cut > 1, residual_C(job, c, whole=False), residual_C(job, c))
+    gradients = (2.0 * copies * routed + stream)[:, None]
     return LayerInstant(gradients + kept.rows(is_brought_back), kept.rows(is_used_up), kept.weights(_is_shared))
 
 
@@ -229,7 +235,7 @@ def _experts_end(kept: Kept) -> LayerInstant:
     job, c = kept.job, kept.c
     compute = BYTES[job.formats.compute]
     moe, matrices = job.model.moe, 3.0 if job.model.mlp_gated else 2.0
-    whole = tokens(job, c) * job.model.hidden * compute
+    whole = tokens(job, c) * job.model.hidden * compute / routed_cut(c)
     streams = (moe.top_k if moe else 0) + (1.0 if moe and moe.shared_ffn else 0.0)
     routed = kept.weights(is_routed)
     gradients = (streams * whole + residual_C(job, c, whole=False))[:, None] + compute * routed
@@ -243,7 +249,7 @@ def _first_expert(kept: Kept) -> LayerInstant:
     has one; the gradient of what all experts gave is there as long as others wait for it."""
     job, c = kept.job, kept.c
     moe, gated, compute = job.model.moe, job.model.mlp_gated, BYTES[job.formats.compute]
-    sent = tokens(job, c) * (moe.top_k if moe else 0) * compute
+    sent = tokens(job, c) * (moe.top_k if moe else 0) * compute / routed_cut(c)
     here = ceil_div(moe.experts if moe else 1, c["ep"])
     product = sent * (moe.ffn if moe else 0) / c["etp"] / here
     given, keeps = sent * job.model.hidden, c.is_word("recompute", "none")
@@ -298,7 +304,7 @@ def _last_matrix(kept: Kept, last: Reals) -> LayerInstant:
     """When the feed-forward part's last matrix has its gradient: beside it its input, the gradient of that and the stream's;
     under autocast the gradient is then cast, and the input gone."""
     job, c = kept.job, kept.c
-    casts = (is_plain_data_parallel(c) & (job.formats.compute != job.formats.parameter))[:, None]
+    casts = (is_plain_data_parallel(job.profile.has_units, c) & (job.formats.compute != job.formats.parameter))[:, None]
     freed = kept.rows(is_used_up) + np.where(casts, kept.rows(is_kept, "product"), 0.0)
     again = np.where(casts, 0.0, kept.rows(is_brought_back, "product"))
     gathered = (residual_C(job, c) - residual_C(job, c, whole=False))[:, None]

@@ -196,6 +196,10 @@ def ledger(job: Job, group: Group, *, at_loss: bool = False) -> Ledger:
         "optimizer": optimizer_bytes_CS(job, group, counts),
         "pipeline_buffers": receive_buffers_CS(job, group),
     }
+    if "compression" in group.candidates.columns:
+        from strategist.memory.compression import remembered_CS  # few ask for any
+
+        steady["bucket_buffers"] = remembered_CS(job, group)
     layers, settled = Layers(job, group), settled_bytes_CS(job, group, counts)
     moving = _moving(job, group, counts, layers, settled, at_loss=at_loss)
     held = total_of(steady.values())

@@ -56,11 +56,13 @@ def instants(
             *((*_experts_forward(step), *_experts_backward(step)) if step.has_apart else ()),
             *_end(step),
             *((_summed(step),) if group.candidates.in_threads else ()),
+            *(_hooked(step) if "compression" in group.candidates.columns else ()),
             _update(step),
         )
     schedule = Schedule(group)
     if at_loss:
-        return _loss(in_situation(schedule.at(schedule.second_of_last_chunk())))
+        at_most = _loss(in_situation(schedule.at(schedule.second_of_last_chunk())))
+        return _in_two_parts(group, in_situation, at_most, at_loss=True) if schedule.splits else at_most
     firsts = schedule.first_of_first_chunk(), schedule.second_of_first_chunk()
     if schedule.has_chunks:
         second = schedule.second_of_last_chunk()
@@ -68,7 +70,7 @@ def instants(
         heads, bodies = in_situation(every.of(slice(2))), in_situation(every.of(slice(1, None)))
     else:
         heads = bodies = in_situation(schedule.at(*firsts))
-    return (
+    passes = (
         *_loss(heads),
         *_head(heads),
         _head_accumulated(heads),
@@ -76,9 +78,23 @@ def instants(
         *_layers(bodies),
         *((*_experts_forward(bodies), *_experts_backward(bodies)) if bodies.has_apart else ()),
         *_end_of_pass(bodies),
-        *_reductions(bodies),
-        _update(bodies),
     )
+    passes = (*passes, *_reductions(bodies))
+    if schedule.splits:
+        from strategist.memory.weight_passes import split_end
+
+        return (*_in_two_parts(group, in_situation, passes), *split_end(bodies, _update(bodies)))
+    return (*passes, _update(bodies))
+
+
+def _in_two_parts(
+    group: Group, in_situation: Callable[[Situation], Step], whole: tuple[Instant, ...], *, at_loss: bool = False
+) -> tuple[Instant, ...]:
+    """Where backward passes come in two parts their instants, elsewhere those of `whole` ones."""
+    from strategist.memory.weight_passes import split_instants, whole_instants  # of a schedule that is rarely asked for
+
+    parts = tuple(split_instants(group, in_situation))
+    return (*whole_instants(group, whole), *(part for part in parts if part.is_loss or not at_loss))
 
 
 def _tiled_step() -> type[Step]:
@@ -203,9 +219,11 @@ def _gathered_in_turn(step: Step, runs: Mask) -> Instant:
     )
 
 
-def _loss(step: Step) -> tuple[Instant, Instant]:
+def _loss(step: Step) -> tuple[Instant, ...]:
     """The loss itself: logits, their float32 copy and log-probabilities, with all that autocast's cache holds. Then its own
     backward: log-probabilities, their gradient, and the gradient of the logits."""
+    if step.c.chunks_loss:
+        return (_loss_in_chunks(step),)
     both = {
         "gradients": step.earlier,
         "activations": step.activations,
@@ -220,8 +238,59 @@ def _loss(step: Step) -> tuple[Instant, Instant]:
     return Instant(LOSS, forward, is_loss=True), Instant(LOSS, softmax, is_loss=True)
 
 
-def _head(step: Step) -> tuple[Instant, Instant]:
+def _loss_in_chunks(step: Step) -> Instant:
+    """The logits of a chunk in float32 and their log-probabilities, when the gradients of hidden states, which the kept ones count
+    as, and of the head's weight are there already; what the norm gave is held until the last chunk is through. All of it lies inside
+    the forward pass of fully_shard, which keeps the buffer that it gathered last until that is over."""
+    terms = _beside_chunks(step)
+    buffer = step.compute * (step.packed * step.last_unit if step.tied else step.behind)
+    held = np.where(step.managed & step.shards_gradients, buffer, 0.0)
+    return Instant(
+        LOSS,
+        terms
+        | {
+            "logits": step.last * forward_bytes_CS(step.job, step.group),
+            "gather_buffers": step.gathered_at_loss + terms["gather_buffers"] + held,
+            "temporaries": added(terms["temporaries"], step.cached, step.head_copy, step.last * step.stream),
+        },
+        is_loss=True,
+    )
+
+
+def _head_of_chunks(step: Step) -> tuple[Instant, ...]:
+    """The head's gradient is there when backward begins; under autocast it is cast to the format of the weight."""
+    terms = _beside_chunks(step)
+    own, casting = NONE, NONE
+    if step.has_copies:
+        joins = step.stands | step.tied
+        own = np.where(step.plain & ~joins, step.fresh(step.head), 0.0)
+        casting = np.where(step.plain & joins, step.ends * step.stored * step.head, 0.0)
+    more = {
+        "gradients": added(terms["gradients"], own),
+        "gather_buffers": step.gathered(layers=1, head=True) + terms["gather_buffers"],
+        "temporaries": added(terms["temporaries"], casting),
+    }
+    return (Instant(LAYERS, terms | more),)
+
+
+def _beside_chunks(step: Step) -> dict[str, Reals]:
+    """What a chunked loss leaves until backward: the gradient of the head's weight, which belongs to its unit, or is the one that the
+    update finds, or will join or be cast to it."""
+    gradient = step.ends * step.compute * step.head
+    becomes = ~step.managed & ~step.stands & (not step.casts) & (not step.tied)
+    return {
+        "gradients": step.earlier + np.where(becomes, gradient, 0.0),
+        "activations": step.activations,
+        "gather_buffers": np.where(step.managed, gradient, 0.0),
+        "bucket_buffers": step.copies,
+        "temporaries": added(step.outside, np.where(step.managed | becomes, 0.0, gradient)),
+    }
+
+
+def _head(step: Step) -> tuple[Instant, ...]:
     """The head's weight gets its gradient; under autocast it is then cast to the format of the weight."""
+    if step.c.chunks_loss:
+        return _head_of_chunks(step)
     gradient = step.ends * step.compute * step.head
     before = added(step.previous, step.outside, step.last * step.stream)
     own = 0.0 if step.tied else step.fresh(step.head)
@@ -364,7 +433,7 @@ def _in_layer(step: Step, number: Column, worst: Callable[[Reals], LayerInstants
 def _experts_forward(step: Step) -> Iterator[Instant]:
     """Where experts are a unit of their own: they have worked in the last layer's forward, and their first buffer is still there
     where they were just gathered; then their results have gone back, and ZeRO-3 has given their weights back."""
-    gathers, output = step.compute * step.routed, NONE
+    gathers, output = np.where(step.shards_gradients, step.compute * step.routed, 0.0), NONE
     if step.piped:
         gathers = np.where(step.reshards, gathers + step.ahead_of_time, 0.0)
         output = step.stream * (1.0 - step.last)  # is not made yet
@@ -381,7 +450,8 @@ def _experts_forward(step: Step) -> Iterator[Instant]:
 
 def _experts_backward(step: Step) -> Iterator[Instant]:
     """The same where backward computes it again, in each worst layer; and experts are reduced, or in a pipeline added to what
-    stands, while the rest of the layer before is gathered."""
+    stands, while the rest of the layer before is gathered. Where one rank has all of their state the last gradient is gone by then,
+    and what counts is when their inputs' gradients go back, through two more copies."""
     number = _numbers(0, 1, -2, -1)
     own = step.counts.layers / step.chunks
     layers = np.maximum(step.layers_of_chunk, 1.0)
@@ -425,13 +495,17 @@ def _experts_backward(step: Step) -> Iterator[Instant]:
         return
     sent = step.trained * step.reduce * step.routed
     every = step.trained * step.compute * step.layers.bare_experts
+    alone = step.sharers == 1
     made = {"gradients": step.earlier + step.fresh(*done), "gather_buffers": gathered + sent + every}
     yield _where_apart(step, LAYERS, kept | made)
     made = {
         "gradients": added(through, step.taking_over(step.routed, routed=True)),
-        "gather_buffers": added(gathered, sent + last, step.output(step.routed, routed=True)),
+        "gather_buffers": added(gathered, sent + np.where(alone, 0.0, last), step.output(step.routed, routed=True)),
     }
     yield _where_apart(step, LAYERS, kept | made)
+    back = kept["temporaries"] + 2.0 * step.layers.sent
+    made = {"gradients": through, "gather_buffers": gathered + sent, "temporaries": back}
+    yield _where_apart(step, LAYERS, kept | made, alone)
 
 
 def _where_apart(step: Step, moment: int, terms: Mapping[str, Reals], mask: Mask | bool = True) -> Instant:
@@ -540,6 +614,13 @@ def _summed(step: Step) -> Instant:
     )
 
 
+def _hooked(step: Step) -> Iterator[Instant]:
+    """Under a hook of DDP: buckets on their way."""
+    from strategist.memory.compression import hook_instants  # few ask for any
+
+    return hook_instants(step)
+
+
 def _table(step: Step) -> Reals:
     """Elements of the token table on the rank, where the pass goes through it."""
     one = np.ones_like(step.c["tp"])
@@ -586,10 +667,12 @@ def _reductions(step: Step) -> Iterator[Instant]:
     copied once, and its last gradient, which may be all of it, is there until the result is."""
     counts, compute = step.counts, step.compute
     own = counts.layers / step.chunks
-    behind = np.where(step.chunks > 1, 0.0, counts.behind)
+    several = step.chunks > 1
+    behind = np.where(several, 0.0, counts.behind)
     whole = np.maximum(counts.whole, 1.0)
     out = step.trained * np.where(step.shards_gradients, step.reduce / step.shards, 0.0)
-    held = on_stages(np.where(step.chunks > 1, 0.0, step.stream)[:, 0], ~step.group.is_last)  # of the last forward pass
+    let_go = several | step.c.is_word("schedule", "zb_h1")[:, None]
+    held = on_stages(np.where(let_go, 0.0, step.stream)[:, 0], ~step.group.is_last)  # of the last forward pass
     done = counts.whole - counts.before - own - behind
     layer = np.minimum(step.dense, own)
     apart = ((step.routed, own - layer, False),) if step.has_apart else ()
@@ -610,7 +693,7 @@ def _reductions(step: Step) -> Iterator[Instant]:
             {
                 "gradients": step.at_rest * (left / whole) + step.settled * (done / whole) + made,
                 "activations": step.inputs + held,
-                "logits": np.where(step.chunks > 1, 0.0, held_logits_CS(step.job, step.group)),
+                "logits": np.where(let_go, 0.0, held_logits_CS(step.job, step.group)),
                 "gather_buffers": np.where(step.managed, copied + compute * gathered, 0.0),
             },
         )

@@ -6,6 +6,7 @@ import numpy as np
 
 from strategist.columns import on_stages, remembered
 from strategist.facts.job import Job
+from strategist.facts.model import loss_chunk
 from strategist.facts.profile import BYTES
 from strategist.space.candidates import Reals
 from strategist.space.shares import Group, ceil_div, tokens
@@ -13,7 +14,10 @@ from strategist.space.shares import Group, ceil_div, tokens
 
 def forward_bytes_CS(job: Job, group: Group) -> Reals:
     """Bytes when the loss is computed, (C, S): the logits, their float32 copy where they are not, and log-probabilities;
-    other frameworks as their row says (catalogue: keeping)."""
+    other frameworks as their row says (catalogue: keeping). Of a chunked loss the float32 logits of a chunk and its
+    log-probabilities."""
+    if group.candidates.chunks_loss:
+        return _vocabulary_CS(job, group) * 8.0
     keeping, compute = job.profile.keeping, BYTES[job.formats.compute]
     copies = keeping.forward_compute * compute if compute < 4.0 or not keeping.forward_float32 else 0.0
     return _vocabulary_CS(job, group) * (4.0 * keeping.forward_float32 + copies)
@@ -65,6 +69,9 @@ def largest_bytes_CS(job: Job, group: Group) -> Reals:
 
 @remembered
 def _vocabulary_CS(job: Job, group: Group) -> Reals:
-    """Elements of the logits of one micro-batch on one rank, (C, S)."""
-    wide = tokens(job, group.candidates) * ceil_div(job.model.vocab, group.candidates["tp"])
+    """Elements of the logits that exist at one time on one rank, of one micro-batch or of a chunk of it, (C, S)."""
+    rows = tokens(job, group.candidates)
+    if group.candidates.chunks_loss:
+        rows = loss_chunk(rows, job.model.hidden, job.model.vocab)
+    wide = rows * ceil_div(job.model.vocab, group.candidates["tp"])
     return on_stages(wide, group.is_last)

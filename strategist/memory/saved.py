@@ -9,7 +9,8 @@ of reductions (executor/steps/recompute.py); full recompute keeps the input of t
 cut "sequence": the residual stream, divided by tp only under sequence parallelism; "heads": divided by tp always;
 "whole": gathered before a column-cut matrix or partial after a row-cut one, never divided; "dispatched": tokens that
 were sent to experts, a rank's own part of the sequence unless the experts are cut as well; "exchanged": tensors that exist only
-where an all-to-all changes heads for tokens behind attention, cut like heads.
+where an all-to-all changes heads for tokens behind attention, cut like heads; "regathered": whole, but only where tokens that go
+to experts are cut, and shared experts need all of them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from strategist.facts.model import Adapters, LayerKind, Mla, ModelShape, Moe, Ss
 from strategist.facts.profile import Light
 from strategist.records import dataclass, replace
 
-Cut = Literal["sequence", "heads", "whole", "dispatched", "exchanged"]
+Cut = Literal["sequence", "heads", "whole", "dispatched", "exchanged", "regathered"]
 Part = Literal["mixer", "ffn", "inside", "product", "entry", "rest", "exchanged"]
 Policy = Literal["none", "selective", "full"]
 
@@ -323,23 +324,26 @@ OURS = "own"
 def _own_experts(shape: ModelShape, moe: Moe, keeping: Keeping) -> tuple[Saved, ...]:
     width, k = moe.latent or shape.hidden, moe.top_k
     return (
-        Saved("ffn_input", shape.hidden, "whole"),
-        Saved("router_scores", moe.experts, "whole", COSTLY),
-        Saved("router_weights", k, "whole"),
-        Saved("router_shares_and_places", k + 3 * 2 * k, "whole", is_float32=True),
-        Saved("expert_input", k * width, "whole", part="inside"),
+        Saved("ffn_input", shape.hidden, "dispatched"),
+        Saved("router_scores", moe.experts, "dispatched", COSTLY),
+        Saved("router_weights", k, "dispatched"),
+        Saved("router_shares_and_places", k + 3 * 2 * k, "dispatched", is_float32=True),
+        Saved("expert_input", k * width, "dispatched", part="inside"),
         *_mlp(shape, k * moe.ffn, keeping, "expert"),
-        Saved("expert_result", k * width, "whole", REPLACED, part="inside"),
-        Saved("expert_output", k * width, "whole", part="inside"),
+        Saved("expert_result", k * width, "dispatched", REPLACED, part="inside"),
+        Saved("expert_output", k * width, "dispatched", part="inside"),
         *(_shared_experts(shape, moe, keeping) if moe.shared_ffn else ()),
         _projected(shape, "ffn", "rest")[1],
     )
 
 
 def _shared_experts(shape: ModelShape, moe: Moe, keeping: Keeping) -> tuple[Saved, ...]:
-    """A feed-forward part that every token uses; where a gate weighs its result, that is kept."""
+    """A feed-forward part that every token uses; where a gate weighs its result, that is kept. Beside whole experts each rank gathers
+    its input, and gets its own tokens' part of the result."""
     policies = COSTLY if moe.shared_gate else REPLACED
     return (
+        Saved("shared_input", shape.hidden, "regathered", part="inside"),
         *_mlp(shape, moe.shared_ffn, keeping, "shared"),
-        Saved("shared_result", shape.hidden, "whole", policies, part="inside"),
+        Saved("shared_part", shape.hidden, "regathered", REPLACED, part="inside"),
+        Saved("shared_result", shape.hidden, "dispatched", policies, part="inside"),
     )

@@ -72,6 +72,9 @@ class Schedule:
         interleaved = (self.v - 1) * self.pp + 2 * (behind - 1) + 1
         ahead = np.where(schedule == code("schedule", "interleaved"), interleaved, self.passes)
         ahead = np.where(schedule == code("schedule", "1f1b"), behind, ahead)
+        self.splits = bool((schedule == code("schedule", "zb_h1")).any())
+        if self.splits:
+            ahead = np.where(schedule == code("schedule", "zb_h1"), self.pp, ahead)
         self.ahead = stage_by_stage(np.minimum(ahead, self.passes))
         breadth_first: Mask = schedule == code("schedule", "looped_bfs")
         self.turn: int | Column = np.where(breadth_first, self.m, self.pp) if breadth_first.any() else self.pp

@@ -41,6 +41,7 @@ from strategist.space.shares import (
     is_managed,
     is_plain_data_parallel,
     pieces_C,
+    routed_cut,
     sequence_cut,
     state_shards,
     tokens,
@@ -120,6 +121,11 @@ class Layers:
         whole = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute]
         again = np.where(sequence_cut(c) > 1, whole + 2.0 * residual_C(job, c, whole=False), 0.0)
         given = (whole + again)[:, None]
+        moe, is_ours = job.model.moe, job.profile.keeping.name == OURS
+        if (
+            is_ours and moe is not None and not moe.shared_ffn
+        ):  # whole experts give each rank the sum for its own tokens
+            given = np.where(routed_cut(c) > 1, residual_C(job, c, whole=False), whole + again)[:, None]
         if job.model.mlp_act != "relu" or job.model.mlp_gated:
             return given
         held = self.kept.rows(is_kept, "product")
@@ -171,10 +177,14 @@ class Layers:
         """Bytes beside what is kept when the experts of a layer have worked: what forward does not keep or backward computes
         again, and copies of the tokens `times` over. Four when the experts' results are put together, on both sides of the
         exchange before them, too; five when they have gone back."""
+        return self._of_routed(self.kept.rows(is_made_again_by_experts)) + times * self.sent
+
+    @cached_property
+    def sent(self) -> Reals:
+        """Bytes of the tokens that a rank sends to experts, once for each that it chose, (C, 1)."""
         job, c = self.job, self.group.candidates
-        rows = (job.model.moe.top_k if job.model.moe else 0) * tokens(job, c) * job.model.hidden
-        again = self._of_routed(self.kept.rows(is_made_again_by_experts))
-        return again + times * (rows * BYTES[job.formats.compute])[:, None]
+        rows = (job.model.moe.top_k if job.model.moe else 0) * tokens(job, c) * job.model.hidden / routed_cut(c)
+        return (rows * BYTES[job.formats.compute])[:, None]
 
     @cached_property
     def bare_experts(self) -> Reals:
@@ -289,7 +299,7 @@ class Step:
             BYTES[f] for f in (formats.compute, formats.reduce, formats.parameter)
         )
         self.piped = group.pp > 1
-        self.plain = is_plain_data_parallel(c)[:, None]
+        self.plain = is_plain_data_parallel(job.profile.has_units, c)[:, None]
         self.managed = is_managed(job, c)[:, None]
         self.reshards = shards_state(c, 3)[:, None]
         self.shards_gradients = shards_state(c, 2)[:, None]
@@ -305,7 +315,7 @@ class Step:
         self.chunks = c["virtual_stages"][:, None]
         self.has_copies = self.casts and bool(self.plain.any())
         self.has_apart = job.model.moe is not None and job.profile.keeping.name == OURS and bool((c["ep"] > 1).any())
-        self.apart = self.managed & self.shards_gradients & (c["ep"] > 1)[:, None] if self.has_apart else NOWHERE
+        self.apart = self.managed & (c["ep"] > 1)[:, None] if self.has_apart else NOWHERE
 
     @cached_property
     def unpacked(self) -> float:
@@ -358,7 +368,7 @@ class Step:
         if not self.has_apart:
             return self.widest
         present = np.asarray((self.group.layers_SK > 0).any(axis=0))
-        held = dense_CK(self.job.model, self.c, self.shards[:, 0]) * self.shards
+        held = dense_CK(self.job.model, self.c, self._parts[:, 0]) * self._parts
         return np.where(self.apart, np.where(present, held, 0.0).max(axis=1, keepdims=True), self.widest)
 
     @cached_property
@@ -460,7 +470,7 @@ class Step:
         of them are of experts that lie apart."""
         shares = elements / self._parts
         if self.has_apart:
-            shares = shares + routed * (1.0 / self._sharers - 1.0 / self.shards)
+            shares = shares + routed * (1.0 / self.sharers - 1.0 / self._parts)
         made = np.minimum(self.trained * BYTES[self.job.formats.gradient] * shares, self.at_rest)
         if self.piped:
             made = np.where(self._waits_whole, self.trained * self.reduce * elements, made)
@@ -477,9 +487,9 @@ class Step:
         return np.asarray(self.managed & self.shards_gradients, np.bool_)
 
     @cached_property
-    def _sharers(self) -> Reals:
-        """Ranks that share the state of the same experts where those lie apart, else of everything, (C, 1)."""
-        return np.where(self.apart, expert_shards(self.c)[:, None], self.shards) * 1.0
+    def sharers(self) -> Reals:
+        """Ranks that share a gradient of the same experts where those lie apart, else of everything, (C, 1)."""
+        return np.where(self.apart & self.shards_gradients, expert_shards(self.c)[:, None], self._parts) * 1.0
 
     def in_reduction(self, elements: Reals, bare: Reals) -> Reals:
         """A unit while it is reduced: its gradient, of `bare` elements, and the copy that is sent, of `elements`; where no shards
@@ -512,7 +522,7 @@ class Step:
     def _reduced(self, elements: Reals, *, routed: bool) -> Reals:
         if self.piped:
             return NONE
-        parts = self._sharers if routed else self._parts
+        parts = self.sharers if routed else self._parts
         joins = self.reduces & self.several & (self.shards_gradients | self.job.profile.replicas_wait)
         return np.where(joins, self.trained * self.reduce * elements / parts, 0.0)
 
@@ -645,7 +655,7 @@ class Step:
     def _when_reduced(self, gone: Reals, routed: Reals, stands: np.bool_) -> Reals:
         """What `routed` experts (C, K) that lie apart change when their unit is through, (..., C, S, K): their gradients and weights
         are gone, they are reduced in place of the layer above, and where none stood there are shards of gradients."""
-        gradient = self.reduce if self.piped else BYTES[self.job.formats.gradient] / self._sharers
+        gradient = self.reduce if self.piped else BYTES[self.job.formats.gradient] / self.sharers
         gradient = np.where(self.at_once | stands | ~self.at_rest.any(axis=1, keepdims=True), 0.0, gradient)
         weights = np.where(self.reshards, self.routed, 0.0 if self.piped else routed)
         change = self.trained * (gradient - np.where(self.at_once, 0.0, self.compute)) * routed - self.compute * weights

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from strategist.document.certificate import Certificate, Dimension, RuledOut
+from strategist.document.certificate import Certificate, Dimension, FamilyBest, RuledOut
 from strategist.errors import InternalError
 from strategist.planner.search import Found
 from strategist.space.candidates import MESH_COLUMNS, OPTION_COLUMNS, WORDS, Candidates
@@ -27,7 +27,8 @@ def certificate(found: Found, among: Sequence[str], whole_sequences: bool) -> Ce
     return Certificate(
         enumerated=found.enumerated,
         refused=tuple(RuledOut(each.rule.id, each.count) for each in found.refused),
-        legal=len(found.legal),
+        legal=found.slower + len(found.legal),
+        slower=found.slower,
         bounded=len(found.legal) - weighed,
         weighed=weighed,
         over=weighed - len(found.fitting),
@@ -38,7 +39,20 @@ def certificate(found: Found, among: Sequence[str], whole_sequences: bool) -> Ce
         best_peak_bytes=int(found.device_bytes[row]),
         among=tuple(among),
         whole_sequences=whole_sequences,
+        bests=tuple(_bests(found)),
     )
+
+
+def _bests(found: Found) -> Iterator[FamilyBest]:
+    """The best of every family, and of its layouts with cp = 1, where something of it fits."""
+    is_whole = found.candidates["cp"] == 1
+    for name, members in found.families.items():
+        for whole_sequences, among in ((False, members), (True, members & is_whole)):
+            row = found.best_of(among)
+            if row is not None:
+                own = layout(found.candidates.row(row))
+                step_ns = int(found.times.step[row])
+                yield FamilyBest(family=name, whole_sequences=whole_sequences, layout=own, step_ns=step_ns)
 
 
 def dimensions(candidates: Candidates) -> tuple[Dimension, ...]:

@@ -102,7 +102,7 @@ def _certificate_faults(plan: Plan) -> Iterator[str]:
     refused = sum(each.count for each in account.refused)
     if (
         account.enumerated != refused + account.legal
-        or account.legal != account.bounded + account.weighed
+        or account.legal != account.slower + account.bounded + account.weighed
         or account.weighed != account.over + account.evaluated
     ):
-        yield "The layouts of the certificate do not add up: enumerated = refused + legal, legal = bounded + weighed, weighed = over + evaluated."
+        yield "The layouts of the certificate do not add up: enumerated = refused + legal, legal = slower + bounded + weighed, weighed = over + evaluated."

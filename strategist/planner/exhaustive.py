@@ -22,7 +22,7 @@ from strategist.records import dataclass
 from strategist.rulebook.apply import family_masks, fired
 from strategist.rulebook.rule import load_rules
 from strategist.space.brute_force import Row, every_layout
-from strategist.space.candidates import WORDS
+from strategist.space.candidates import NOT_ASKED, WORDS
 from strategist.space.grammar import layout, parse_pins
 from strategist.timing.estimate import step_times
 
@@ -90,7 +90,7 @@ def recheck(plan: Plan, watch: Watch | None = None) -> Recheck:
     rules, facts = legality(asked), question(asked.job)
     for row in every_layout(limits):
         enumerated += 1
-        values = {"replicas": 0} | facts | row | {"dp": row["dp_replicate"] * row["dp_shard"]}
+        values = dict(NOT_ASKED) | facts | row | {"dp": row["dp_replicate"] * row["dp_shard"]}
         first = next((rule.id for rule in rules if rule.holds(values)), None)
         if first is None:
             rows.append(row)
@@ -187,9 +187,13 @@ def _counts(plan: Plan, enumerated: int, refused: tuple[RuledOut, ...], legal: i
     account = plan.certificate
     if account is None:
         return
-    pairs = (("enumerated", account.enumerated, enumerated), ("legal", account.legal, legal), ("fitting", account.evaluated, fitting))  # fmt: skip
-    for name, stated, found in pairs:
+    for name, stated, found in (("enumerated", account.enumerated, enumerated), ("legal", account.legal, legal)):
         yield Claim(f"{stated:,} layouts are {name}; counted {found:,}", stated == found)
+    evaluated, slower = account.evaluated, account.slower
+    unknown = f", and of {slower:,} slower ones that were left out nobody said" if slower else ""
+    yield Claim(
+        f"{evaluated:,} layouts are fitting{unknown}; counted {fitting:,}", evaluated <= fitting <= evaluated + slower
+    )
     yield Claim("each rule refuses as many as stated", account.refused == refused)
 
 
@@ -200,6 +204,14 @@ def _best_claims(plan: Plan, fitting: Sequence[Tried], best: Tried) -> Iterator[
         named = next((t for t in fitting if t.layout == account.best_layout), None)
         holds = named is not None and key(named) == key(best) and named.step_ns == account.best_step_ns
         yield Claim(f"nothing that fits is better than {account.best_layout}", holds)
+        for own in account.bests:
+            rivals = [t for t in fitting if own.family in t.families and (t.row["cp"] == 1 or not own.whole_sequences)]
+            named = next((t for t in rivals if t.layout == own.layout), None)
+            whole = " with cp = 1" if own.whole_sequences else ""
+            yield Claim(
+                f"nothing of {own.family}{whole} that fits is better than {own.layout}",
+                named is not None and named.step_ns == own.step_ns and key(named) == min(map(key, rivals)),
+            )
 
 
 def _scope_claim(plan: Plan, asked: Question, fitting: Sequence[Tried]) -> Claim:

@@ -58,7 +58,7 @@ def _best_part(found: Found, chosen: int) -> Part | None:
         job, weight = replace(found.question.job, cluster=cluster), cluster.world if counts_devices else 1
         if seconds_at_best(job) * weight >= least:
             continue
-        smaller = search(replace(found.question, job=job), under_seconds=least / weight)
+        smaller = search(replace(found.question, job=job), under_seconds=least / weight, bests=True)
         row = smaller.best_of()
         if row is not None and smaller.step_seconds(row) * weight < least:
             least, node = smaller.step_seconds(row) * weight, cluster.groups[0].node

@@ -26,7 +26,7 @@ class Use:
     hints: tuple[Hint, ...] = ()
 
 
-def best_use(whole: Found, policy: Policy, pace: Pace | None = None) -> Use:
+def best_use(whole: Found, policy: Policy, pace: Pace | None = None, *, bests: bool = False) -> Use:
     """The part of the machines of a search on which the policy's layout beats the one on all of them: sooner, or with objective
     cost in fewer device-seconds per step. All of them where no part does.
 
@@ -43,7 +43,7 @@ def best_use(whole: Found, policy: Policy, pace: Pace | None = None) -> Use:
         job = replace(asked.job, cluster=cluster)
         if bounded and seconds_at_best(job) * (cluster.world if by_cost else 1) * 1e9 >= least:
             continue
-        found = search(replace(asked, job=job), pace=pace)
+        found = search(replace(asked, job=job), pace=pace, bests=bests)
         price = _price(found, policy)
         if price < least:
             best, least = found, price

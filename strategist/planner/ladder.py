@@ -31,7 +31,7 @@ def _rungs(asked: Question, step_seconds: float) -> Iterator[Alternative]:
         cluster = cluster_from_flags(row["gpu"], row["gpus"], 1).cluster
         if cluster.world >= asked.job.cluster.world:
             return
-        found = search(replace(asked, job=replace(asked.job, cluster=cluster), pins=()))
+        found = search(replace(asked, job=replace(asked.job, cluster=cluster), pins=()), bests=True)
         best = found.best_of()
         if best is None:
             continue

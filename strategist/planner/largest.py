@@ -43,7 +43,7 @@ def largest(what: What, ladder: Sequence[int], ask: Ask, *, is_ordered: bool = T
 
 def _search(ask: Ask, value: int) -> Found | None:
     """What fits at a value; None when nothing does."""
-    found = search(ask(value))
+    found = search(ask(value), bests=True)
     return found if len(found.fitting) else None
 
 

@@ -8,7 +8,7 @@ from strategist.facts.job import Job
 from strategist.planner.search import Pace, Tried
 from strategist.planner.weigh import Weights, fits
 from strategist.space.candidates import Candidates, Column, Mask
-from strategist.timing.estimate import StepTimes, step_times
+from strategist.timing.estimate import StepTimes, joined_times, step_times
 
 BLOCK = 2**13
 """Layouts that are weighed and timed between two looks at the clock: some tenths of a second."""
@@ -44,21 +44,13 @@ def _joined(
     job: Job, legal: Candidates, weights: Weights, parts: list[tuple[Column, StepTimes]], untried: Mask
 ) -> Tried:
     """All blocks as one search."""
-    left = int(untried.sum())
+    left, kept = int(untried.sum()), None
     if left:
-        legal, weights = legal.where(~untried), weights.where(~untried)
+        kept = np.flatnonzero(~untried)
+        legal, weights = legal.where(kept), weights.where(kept)
     fitting = np.flatnonzero(weights.fits)
     candidates = legal.where(fitting)
     if not parts:
-        return Tried(legal, weights, fitting, candidates, step_times(job, candidates), left)
-    order = np.concatenate([rows for rows, _ in parts]).argsort(kind="stable")
-    first = parts[0][1]
-    exposed, hidden, again = (
-        {
-            name: np.concatenate([getattr(times, kind)[name] for _, times in parts])[order]
-            for name in getattr(first, kind)
-        }
-        for kind in ("exposed", "hidden", "again")
-    )
-    step = np.concatenate([times.step for _, times in parts])[order]
-    return Tried(legal, weights, fitting, candidates, StepTimes(exposed, hidden, again, step), left)
+        return Tried(legal, weights, fitting, candidates, step_times(job, candidates), left, rows=kept)
+    rows = np.sort(np.concatenate([rows for rows, _ in parts]))
+    return Tried(legal, weights, fitting, candidates, joined_times(parts, rows), left, rows=kept)

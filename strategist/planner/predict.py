@@ -21,7 +21,7 @@ from strategist.planner.weigh import fits
 from strategist.planner.write import memory_ledger, mesh_of, outside_known_errors, strategy_of, time_ledger
 from strategist.rulebook.apply import columns, sentence
 from strategist.rulebook.rule import Rule, load_rules
-from strategist.space.candidates import WORDS, Candidates, code
+from strategist.space.candidates import ASKED, WORDS, Candidates, code
 from strategist.space.grammar import Pin, layout
 from strategist.timing.estimate import step_times
 
@@ -104,6 +104,14 @@ def filled(job: Job, said: Mapping[str, int]) -> dict[str, int]:
     rest = degrees["pp"] * degrees["cp"] * degrees["tp"]
     dp = _data_parallel(job.cluster.world, rest, said)
     _consistent(degrees, dp * degrees["cp"] * degrees["tp"], said)
+    if said.get("loss") and job.profile.name != "strategist":
+        raise ImpossibleError(
+            "UNSUPPORTED",
+            f"loss=chunked is known of strategist's own executor; how {job.profile.title} computes such a loss is not.",
+            flag="--strategy",
+            value="loss=chunked",
+            hint="Leave out loss=chunked or the framework.",
+        )
     replicate, shard = _split(dp, said)
     zero = said.get("zero", 3 if said.get("dp_shard", 1) > 1 else 0)
     virtual = said.get("virtual_stages", 1)
@@ -126,7 +134,7 @@ def filled(job: Job, said: Mapping[str, int]) -> dict[str, int]:
             "tiling": said.get("tiling", 1),
             "stage_split": said.get("stage_split", 0),
         }
-        | ({"replicas": said["replicas"]} if said.get("replicas") else {})
+        | {name: said[name] for name in ASKED if said.get(name)}
     )
 
 
@@ -161,14 +169,22 @@ def _consistent(degrees: Mapping[str, int], ranks: int, said: Mapping[str, int])
             flag="--strategy",
             hint="Give pp, and leave virtual_stages at 1.",
         )
-    if said.get("replicas") and (
-        ranks == 1 or any(said.get(key, 1) > 1 for key in ("pp", "dp_shard", "cp", "tp", "ep", "etp"))
-    ):
+    is_cut = ranks == 1 or any(said.get(key, 1) > 1 for key in ("pp", "dp_shard", "cp", "tp", "ep", "etp"))
+    for name, what in {"replicas": "nn.DataParallel", "compression": "a hook of DDP"}.items():
+        if said.get(name) and is_cut:
+            choice = f"{name}={WORDS[name][said[name]]}"
+            raise ImpossibleError(
+                "FRAMEWORK_LEGALITY",
+                f"{choice} is {what}: whole replicas over several devices, and nothing else.",
+                flag="--strategy",
+                hint=f"Leave out dp_shard, cp, tp, pp, ep and etp, or {choice}.",
+            )
+    if said.get("loss") and max(degrees["tp"], degrees["pp"]) > 1:
         raise ImpossibleError(
             "FRAMEWORK_LEGALITY",
-            "replicas=threads is nn.DataParallel: whole replicas over several devices, and nothing else.",
+            "loss=chunked needs the whole head on every rank, which tp and pp spread.",
             flag="--strategy",
-            hint="Leave out dp_shard, cp, tp, pp, ep and etp, or replicas=threads.",
+            hint="Leave out tp and pp, or loss=chunked.",
         )
     if ranks % (degrees["ep"] * degrees["etp"]):
         raise ImpossibleError(

@@ -104,12 +104,13 @@ def _used(
     question: Question, policy: Policy, extras: Extras, log: SearchLog | None
 ) -> tuple[Found, int, tuple[Hint, ...]]:
     """The search on the machines, or on a part of them where devices may stay idle; how many do; what to say about it."""
-    found = search(question, log, pace=extras.pace)
+    bests = not extras.front  # the front may hold layouts that are the best of nothing
+    found = search(question, log, pace=extras.pace, bests=bests)
     if not extras.idle:
         return found, 0, ()
     from strategist.planner.idle import best_use  # few allow it
 
-    use = best_use(found, policy, extras.pace)
+    use = best_use(found, policy, extras.pace, bests=bests)
     return use.found, use.idle, use.hints
 
 

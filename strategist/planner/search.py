@@ -12,7 +12,7 @@ from strategist.document.plan import Objective
 from strategist.facts.job import Job
 from strategist.planner.rank import best
 from strategist.planner.situation import largest_layer_bytes, question
-from strategist.planner.weigh import Weights
+from strategist.planner.weigh import FEW, Weights
 from strategist.records import dataclass, field
 from strategist.rulebook.apply import Refused, family_masks, forbid
 from strategist.rulebook.rule import Rule, load_rules
@@ -20,7 +20,7 @@ from strategist.space.candidates import Candidates, Column, Mask
 from strategist.space.enumerate import Limits, enumerate_candidates
 from strategist.space.grammar import Pin
 from strategist.space.stages import head_in_layers
-from strategist.timing.estimate import StepTimes, least_seconds, step_times
+from strategist.timing.estimate import StepTimes, least_step_ns, step_times
 
 T = TypeVar("T")
 AT_ONCE = 2**14
@@ -91,7 +91,8 @@ class Question:
 @dataclass(frozen=True, slots=True, eq=False)
 class Found:
     """A finished search. `fitting` lists the rows of `legal` that fit; `times` and `families` belong to those rows,
-    `legal_families` to all of `legal`. `untried` legal layouts, which are not among `legal`, were left when time ran out."""
+    `legal_families` to all of `legal`. Not among `legal` are `slower` layouts that no rule forbids, which are behind the best of all
+    their families, and `untried` ones, for which there was no time."""
 
     question: Question
     enumerated: int
@@ -105,6 +106,7 @@ class Found:
     families: Mapping[str, Mask]
     legal_families: Mapping[str, Mask]
     untried: int = 0
+    slower: int = 0
 
     @property
     def misfits(self) -> Mask:
@@ -155,10 +157,16 @@ def legality(question_: Question) -> tuple[Rule, ...]:
 
 
 def search(
-    question_: Question, log: SearchLog | None = None, *, under_seconds: float | None = None, pace: Pace | None = None
+    question_: Question,
+    log: SearchLog | None = None,
+    *,
+    under_seconds: float | None = None,
+    pace: Pace | None = None,
+    bests: bool = False,
 ) -> Found:
     """Everything that is legal, what of it fits, and how long it takes; with `under_seconds` only layouts that may take less;
-    with a `pace` as much of it as there is time for."""
+    with a `pace` as much of it as there is time for. With `bests` nobody asks for more than the best of a family or of several, by
+    time: what cannot be that is left out."""
     log = log or SearchLog()
     job = question_.job
     everything = log.run("enumerate", lambda: _asked_for(question_), len)
@@ -168,10 +176,16 @@ def search(
     )
     legal = everything.where(keep)
     if under_seconds is not None:
-        legal = legal.where(least_seconds(job, legal) < under_seconds)
-    tried = _at_once(job, legal, log) if pace is None or len(legal) <= AT_ONCE else _paced(job, legal, log, pace)
-    everywhere = family_masks(tried.legal, facts)
-    families = {name: mask[tried.fitting] for name, mask in everywhere.items()}
+        legal = legal.where(least_step_ns(job, legal) < 1e9 * under_seconds)
+    everywhere = family_masks(legal, facts)
+    if bests and len(legal) > FEW and has_bound(question_):
+        tried = _best_first(job, legal, everywhere, log, pace)
+    elif pace is None or len(legal) <= AT_ONCE:
+        tried = _at_once(job, legal, log)
+    else:
+        tried = _paced(job, legal, log, pace)
+    if tried.rows is not None:
+        everywhere = {name: mask[tried.rows] for name, mask in everywhere.items()}
     return Found(
         question_,
         len(everything),
@@ -182,14 +196,20 @@ def search(
         tried.fitting,
         tried.candidates,
         tried.times,
-        families,
+        {name: mask[tried.fitting] for name, mask in everywhere.items()},
         everywhere,
         tried.untried,
+        tried.slower,
     )
 
 
+def has_bound(question_: Question) -> bool:
+    """Whether a bound of the step says what cannot be best: where time decides, by the formulas alone."""
+    return question_.objective in ("time", "cost") and not question_.job.factors
+
+
 class Tried(NamedTuple):
-    """What became of legal layouts: see `Found`."""
+    """What became of legal layouts: see `Found`. `rows` says which of them `legal` still has, None that it has all."""
 
     legal: Candidates
     weights: Weights
@@ -197,6 +217,8 @@ class Tried(NamedTuple):
     candidates: Candidates
     times: StepTimes
     untried: int = 0
+    slower: int = 0
+    rows: Column | None = None
 
 
 def _at_once(job: Job, legal: Candidates, log: SearchLog) -> Tried:
@@ -211,6 +233,12 @@ def _paced(job: Job, legal: Candidates, log: SearchLog, pace: Pace) -> Tried:
     from strategist.planner.paced import in_blocks  # most searches are over before anybody asks how far they are
 
     return log.run("memory, time", lambda: in_blocks(job, legal, pace), lambda tried: len(tried.fitting))
+
+
+def _best_first(job: Job, legal: Candidates, families: Mapping[str, Mask], log: SearchLog, pace: Pace | None) -> Tried:
+    from strategist.planner.best_first import best_first  # small searches are over without it
+
+    return log.run("best first", lambda: best_first(job, legal, families, pace), lambda tried: len(tried.fitting))
 
 
 def _asked_for(question_: Question) -> Candidates:

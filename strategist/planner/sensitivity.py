@@ -212,7 +212,7 @@ def _under(asked: Question, policy: Policy, assumed: Assumption, step: int) -> A
 
 
 def _answer(asked: Question, policy: Policy) -> Answer:
-    found = search(asked)
+    found = search(asked, bests=True)
     if not len(found.fitting):
         return Answer(identity="nothing")
     chosen = choice(found, policy)

@@ -78,7 +78,7 @@ def _run_at_least(asked: Question) -> float:
 def _machines(kind: Kind, size: tuple[int, int], deadline_s: float | None) -> Machines | None:
     """The fastest layout on some machines and its run; None where nothing is legal or fits."""
     asked = kind.ask(*size)
-    found = search(asked)
+    found = search(asked, bests=True)
     row = found.best_of()
     return None if row is None else _described(kind, found, row, deadline_s)
 

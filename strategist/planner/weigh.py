@@ -29,12 +29,21 @@ class Weights:
         self.known: Mask = np.full(len(candidates), len(candidates) <= FEW)
         possible = self.fits & ~self.known
         missed = np.flatnonzero(~possible & ~self.known)
-        possible[self._nearest(missed, NEAREST)] = (
+        possible[self.nearest(missed, NEAREST)] = (
             True  # the nearest miss is asked for later, and costs less in this company
         )
         self.waiting = np.flatnonzero(possible)
         if not later:
             self.weigh(self.waiting)
+
+    @classmethod
+    def unseen(cls, job: Job, candidates: Candidates) -> Weights:
+        """Weights of which none is asked for yet: zeros."""
+        own = object.__new__(cls)
+        own.job, own.candidates, own.waiting = job, candidates, np.zeros(0, np.int64)
+        own.device, own.host = (np.zeros(len(candidates), np.int64) for _ in range(2))
+        own.known = np.zeros(len(candidates), np.bool_)
+        return own
 
     @property
     def fits(self) -> Mask:
@@ -46,29 +55,33 @@ class Weights:
         few = NEAREST
         while True:
             found = tuple(int(rows[self.device[rows].argmin()]) for rows in among)
-            unknown = [self._nearest(rows, few) for rows, row in zip(among, found, strict=True) if not self.known[row]]
+            unknown = [self.nearest(rows, few) for rows, row in zip(among, found, strict=True) if not self.known[row]]
             if not unknown:
                 return found
             self.weigh(np.array(sorted(set(np.concatenate(unknown).tolist()))))
             few *= NEAREST
 
-    def _nearest(self, rows: Column, few: int) -> Column:
+    def nearest(self, rows: Column, few: int) -> Column:
         """A few with the smallest bounds among rows that are not weighed yet and may undercut those that are."""
         known = self.known[rows]
         least = self.device[rows[known]].min(initial=np.iinfo(np.int64).max)
         unknown = rows[~known & (self.device[rows] <= least)]
         return unknown[self.device[unknown].argsort(kind="stable")[:few]]
 
+    def bound(self, rows: Column) -> None:
+        """Bound some rows that are not weighed."""
+        floors = least_memory(self.job, self.candidates.where(rows))
+        self.device[rows], self.host[rows] = floors.device, floors.host
+
     def weigh(self, rows: Column) -> None:
         """Weigh some rows in full."""
         if len(rows):
-            self.device[rows] = peak_memory(self.job, self.candidates.where(rows)).device
-            self.known[rows] = True
+            peaks = peak_memory(self.job, self.candidates.where(rows))
+            self.device[rows], self.host[rows], self.known[rows] = peaks.device, peaks.host, True
 
-    def where(self, keep: Mask) -> Weights:
+    def where(self, keep: Mask | Column) -> Weights:
         """The weights of some of the layouts, none of them waiting."""
-        part = object.__new__(Weights)
-        part.job, part.candidates, part.waiting = self.job, self.candidates.where(keep), np.zeros(0, np.int64)
+        part = Weights.unseen(self.job, self.candidates.where(keep))
         part.device, part.host, part.known = self.device[keep], self.host[keep], self.known[keep]
         return part
 

@@ -198,7 +198,7 @@ def _fixes(asked: Question) -> Iterator[str]:
 def _first_that_fits(group: Iterable[Change]) -> str | None:
     """The first change of a group under which some layout fits, with that layout."""
     for words, changed in group:
-        found = search(changed)
+        found = search(changed, bests=True)
         row = found.best_of()
         if row is not None:
             size = int(found.device_bytes[row])

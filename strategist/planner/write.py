@@ -87,6 +87,8 @@ def strategy_of(job: Job, row: Mapping[str, Any]) -> Strategy:
     return Strategy(
         **{name: row[name] for name in chosen},
         replicas=row.get("replicas", "processes"),
+        **_compression(row.get("compression", "none")),
+        loss=row.get("loss", "whole"),
         stages=stages_of(job, row),
         sequence_parallel=bool(row["sequence_parallel"]),
         formats=NumberFormats(
@@ -99,6 +101,16 @@ def strategy_of(job: Job, row: Mapping[str, Any]) -> Strategy:
         backend=cast(Any, backend),
         profile=job.profile.name,
     )
+
+
+def _compression(word: Any) -> dict[str, Any]:
+    """What is done to gradients, with its number."""
+    if word == "none":
+        return {}
+    from strategist.facts.compression import compressor  # a file that other plans do not read
+
+    row = compressor(word)
+    return {"compression": word, "compression_rank": row.rank, "compression_share": row.share}
 
 
 def stages_of(job: Job, row: Mapping[str, Any]) -> tuple[Stage, ...]:

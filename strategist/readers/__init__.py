@@ -7,12 +7,18 @@ import os
 from strategist.errors import InputError, shown
 from strategist.readers.accelerate import ACCELERATE
 from strategist.readers.axolotl import AXOLOTL
+from strategist.readers.composer import COMPOSER
 from strategist.readers.deepspeed import DEEPSPEED
+from strategist.readers.epl import EPL
 from strategist.readers.foreign import Foreign, Reader, Source
+from strategist.readers.kubernetes import KUBERNETES
 from strategist.readers.llm_foundry import LLM_FOUNDRY
 from strategist.readers.megatron import MEGATRON
+from strategist.readers.megatron_bridge import MEGATRON_BRIDGE
 from strategist.readers.nanotron import NANOTRON
+from strategist.readers.ray import RAY
 from strategist.readers.script import SCRIPT, is_script
+from strategist.readers.skypilot import SKYPILOT
 from strategist.readers.surroundings import PYTHON, REQUIREMENTS, is_pins, is_python
 from strategist.readers.torchtitan import TORCHTITAN
 from strategist.readers.transformers import FACTORY_READER, SFT_READER, TRANSFORMERS
@@ -20,6 +26,7 @@ from strategist.reading import parse_json, parse_toml, parse_yaml, read_text
 
 READERS: tuple[Reader, ...] = (
     REQUIREMENTS,
+    RAY,
     PYTHON,
     MEGATRON,
     TORCHTITAN,
@@ -30,6 +37,11 @@ READERS: tuple[Reader, ...] = (
     AXOLOTL,
     NANOTRON,
     LLM_FOUNDRY,
+    COMPOSER,
+    MEGATRON_BRIDGE,
+    EPL,
+    KUBERNETES,
+    SKYPILOT,
     SFT_READER,
     TRANSFORMERS,
 )

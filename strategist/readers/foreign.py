@@ -114,7 +114,7 @@ def odd_arguments(names: Iterable[str], known: tuple[str, ...], title: str) -> I
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
-    """Where a framework looks at its keys, and what it does there with one that it does not know; "" is the top level."""
+    """Where a framework looks at its keys, and what it does there with one that it does not know: places of `tables_at`."""
 
     framework: str
     title: str
@@ -123,10 +123,8 @@ class Tables:
     def unknown(self, table: Mapping[str, Any]) -> Iterator[Finding]:
         """A finding for every key, at the top and in the sections, that the framework does not know."""
         for section, fate in self.swallows.items():
-            inner: Mapping[str, Any] = table
-            for part in filter(None, section.split(".")):
-                inner = section_of(inner, part)
-            yield from self._in(inner, section, fate)
+            for inner in tables_at(table, section):
+                yield from self._in(inner, section, fate)
 
     def _in(self, table: Mapping[str, Any], section: str, fate: str) -> Iterator[Finding]:
         known = keys_of(self.framework, section)
@@ -147,6 +145,20 @@ def whole(value: Any) -> int | None:
     return value if isinstance(value, int) and value > 0 else None
 
 
+def tables_at(table: Mapping[str, Any], place: str) -> Iterator[Mapping[str, Any]]:
+    """The tables at a place: names joined by dots, where * is each item of a list or of a table; "" is the top level."""
+    found: Iterable[Any] = (table,)
+    for part in filter(None, place.split(".")):
+        found = [inner for outer in found for inner in _inside(outer, part)]
+    yield from (inner for inner in found if isinstance(inner, dict))
+
+
+def _inside(outer: Any, part: str) -> Iterable[Any]:
+    if isinstance(outer, dict):
+        return outer.values() if part == "*" else (outer.get(part),)
+    return outer if part == "*" and isinstance(outer, list) else ()
+
+
 def section_of(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """A section of a table; empty when it is missing or is something else."""
     found = table.get(name)
@@ -161,6 +173,13 @@ def switched(table: Mapping[str, Any], name: str) -> bool:
 def told(**values: Said | None) -> dict[str, Said]:
     """What is known of it."""
     return {name: value for name, value in values.items() if value is not None}
+
+
+def unknown_word(place: str, title: str, word: Any, known: Iterable[str]) -> Iterator[Finding]:
+    """A word that is none of those that a framework knows at a place; None is no word."""
+    if word is not None and word not in (names := tuple(known)):
+        words = {"title": title, "word": shown(str(word)), "known": ", ".join(names)}
+        yield finding("unknown-word", place, near=near(str(word), names), **words)
 
 
 def batch_faults(says: Says, dp: int | None) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from strategist.document.judgement import Finding
+from strategist.readers.composer import formats, fsdp_faults, layout, precision_faults
 from strategist.readers.foreign import (
     Foreign,
     Reader,
@@ -29,16 +30,18 @@ NEEDED = ("model", "tokenizer", "optimizer", "scheduler", "train_loader", "max_d
 OWN = ("device_train_microbatch_size", "global_train_batch_size", "train_loader", "device_eval_batch_size")
 """Keys that together only llm-foundry has."""
 
-COMPUTE = {"fp32": "float32", "amp_bf16": "bfloat16", "amp_fp16": "float16"}
-KINDS = {"NO_SHARD": 0, "SHARD_GRAD_OP": 2, "_HYBRID_SHARD_ZERO2": 2, "FULL_SHARD": 3, "HYBRID_SHARD": 3}
-"""Stages of ZeRO by the name of FSDP's strategy."""
-
 
 def read(source: Source, ranks: int | None) -> Foreign:
     """What a file says, and its faults."""
     table = source.table
     says = _says(table, ranks)
-    found = (*TABLES.unknown(table), *_missing(table), *batch_faults({"accumulation": 1, **says}, ranks))
+    found = (
+        *TABLES.unknown(table),
+        *_missing(table),
+        *precision_faults(table),
+        *fsdp_faults(section_of(table, "fsdp_config"), "fsdp_config"),
+        *batch_faults({"accumulation": 1, **says}, ranks),
+    )
     return Foreign(says=says, findings=found)
 
 
@@ -54,34 +57,9 @@ def _says(table: Mapping[str, Any], ranks: int | None) -> Says:
         seq_len=whole(table.get("max_seq_len")),
         recompute=recompute,
         optimizer="adamw" if "adamw" in str(section_of(table, "optimizer").get("name")) else None,
-        **_layout(section, ranks),
-        **_numbers(str(table.get("precision", "amp_bf16")), section),
+        **layout(section, ranks),
+        **formats(str(table.get("precision", "amp_bf16")), section),
     )
-
-
-def _layout(section: Mapping[str, Any], ranks: int | None) -> dict[str, int | None]:
-    """Degrees and the stage of ZeRO; without a section of FSDP there are replicas alone."""
-    if not section:
-        return {"zero": 0, "dp_replicate": ranks}
-    zero = KINDS.get(str(section.get("sharding_strategy", "FULL_SHARD")).upper())
-    shard, replicas = (whole(section.get(f"data_parallel_{name}_degree")) for name in ("shard", "replicate"))
-    if ranks and not shard:
-        shard = ranks // (replicas or 1)
-    if ranks and shard and not replicas:
-        replicas = max(1, ranks // shard)
-    return {"zero": zero, "dp_shard": shard, "dp_replicate": replicas}
-
-
-def _numbers(precision: str, section: Mapping[str, Any]) -> dict[str, str | None]:
-    """Formats: weights and gradients are kept in fp32, and PURE reduces in the format of compute."""
-    compute = COMPUTE.get(precision)
-    pure = bool(section) and str(section.get("mixed_precision", "DEFAULT")).upper() == "PURE"
-    return {
-        "compute": compute,
-        "parameter": "float32",
-        "gradient": "float32",
-        "reduce": compute if pure else "float32",
-    }
 
 
 def _missing(table: Mapping[str, Any]) -> Iterator[Finding]:

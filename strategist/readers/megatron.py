@@ -68,11 +68,10 @@ def read(source: Source, ranks: int | None) -> Foreign:
     """What a script says, and its faults for a number of ranks: told, or those that it starts."""
     script = script_of(source)
     said, world = arguments_of(script), ranks or started(script)
-    says = _says(said, world)
-    dp = _data_parallel(said, world)
-    found = [*script_faults(script), *_unknown(said), *_mesh_faults(said, says, world, dp)]
+    says = says_of(said, world)
+    found = [*script_faults(script), *_unknown(said), *mesh_faults(said, says, world)]
     if is_whole(script):
-        found += [*_absent(said), *_connections(said, script), *_fsdp(said)]
+        found += [*_absent(said), *needs(said), *_connections(said, script), *fsdp_checkpoint(said)]
     return Foreign(says=says, findings=tuple(found))
 
 
@@ -83,12 +82,12 @@ def is_whole(script: Script) -> bool:
     return not sources and any(name.startswith("pretrain_") or name == "train.py" for name in programs)
 
 
-def _mesh_faults(said: Arguments, says: Says, world: int | None, dp: int | None) -> Iterator[Finding]:
+def mesh_faults(said: Arguments, says: Says, world: int | None) -> Iterator[Finding]:
     """Faults of degrees, once all of them are numbers: a variable of the shell may hold anything."""
     if any(name in said and whole(said[name]) is None for name in MESH):
         return
     yield from _world(said, world)
-    yield from _batch(says, dp)
+    yield from _batch(says, _data_parallel(said, world))
     yield from _pairs(said)
 
 
@@ -105,7 +104,8 @@ def _data_parallel(said: Arguments, world: int | None) -> int | None:
     return world // model if world and world % model == 0 else None
 
 
-def _says(said: Arguments, world: int | None) -> Says:
+def says_of(said: Arguments, world: int | None) -> Says:
+    """What arguments say at a number of ranks."""
     pp, dp = _degree(said, "--pipeline-model-parallel-size"), _data_parallel(said, world)
     micro, batch = whole(said.get("--micro-batch-size")), whole(said.get("--global-batch-size"))
     virtual = whole(said.get("--num-virtual-stages-per-pipeline-rank")) or _virtual(said, pp)
@@ -176,10 +176,14 @@ def _batch(says: Says, dp: int | None) -> Iterator[Finding]:
 
 
 def _absent(said: Arguments) -> Iterator[Finding]:
-    """Arguments that must be there."""
+    """An argument that must be there."""
     if "--micro-batch-size" not in said:
         why = "its parser has no default for it"
         yield finding("missing-key", "--micro-batch-size", title="Megatron-LM", key="--micro-batch-size", why=why)
+
+
+def needs(said: Arguments) -> Iterator[Finding]:
+    """Arguments that ask for others, which are absent."""
     if said.get("--recompute-granularity") == "full" and "--recompute-method" not in said:
         yield finding("megatron-recompute-method", "--recompute-granularity")
     if _degree(said, "--expert-model-parallel-size") > 1 and "--num-experts" not in said:
@@ -203,7 +207,8 @@ def _connections(said: Arguments, script: Script) -> Iterator[Finding]:
         yield finding("megatron-connections", CONNECTIONS, tp=tp, cp=cp)
 
 
-def _fsdp(said: Arguments) -> Iterator[Finding]:
+def fsdp_checkpoint(said: Arguments) -> Iterator[Finding]:
+    """A form of checkpoints that Megatron-FSDP does not write."""
     form = said.get("--ckpt-format", "torch_dist")
     if "--use-megatron-fsdp" in said and form != "fsdp_dtensor":
         yield finding("megatron-fsdp-checkpoint", "--ckpt-format", format=form)

@@ -11,22 +11,28 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from strategist.document.judgement import Finding
 from strategist.errors import InputError, shown
-from strategist.readers.foreign import Foreign, Reader, Source, finding, told, whole
+from strategist.readers.foreign import Foreign, Reader, Source, finding, keys_of, odd_arguments, told, whole
 from strategist.records import dataclass
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _REFERENCE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)(?::?[-?]([^}]*))?\})")
+_SHORT = re.compile(r"-[A-Za-z]")
+LONG = {"-N": "--nodes", "-n": "--ntasks", "-G": "--gpus", "-J": "--job-name"}
+"""Long names of the short options of sbatch that are looked at."""
+
 OFFLINE_SIGNS = ("HF_DATASETS_OFFLINE", "HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT")
 """Variables that people set against a missing network, and that do not stop the retries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """What stands in a script: its words in order, the variables it sets or unsets (None), and Slurm's directives."""
+    """What stands in a script: its words in order, the variables it sets or unsets (None), Slurm's directives, and the
+    names of their options as they are written."""
 
     words: tuple[str, ...]
     variables: Mapping[str, str | None]
     directives: Mapping[str, str]
+    options: tuple[str, ...] = ()
 
     def option(self, *names: str) -> str | None:
         """The value of the last option of one of these names, dashes and underscores alike."""
@@ -56,10 +62,10 @@ def script_of(source: Source) -> Script:
             value=source.path,
             hint="Close the quotes.",
         ) from None
-    return _with_values(words, _directives(source.text))
+    return _with_values(words, source.text)
 
 
-def _with_values(words: Sequence[str], directives: Mapping[str, str]) -> Script:
+def _with_values(words: Sequence[str], text: str) -> Script:
     variables: dict[str, str | None] = {}
     read: list[str] = []
     for index, raw in enumerate(words):
@@ -70,7 +76,8 @@ def _with_values(words: Sequence[str], directives: Mapping[str, str]) -> Script:
         elif index and words[index - 1] == "unset":
             variables[word] = None
         read += word.split() if word != raw.strip("();") or word.startswith("--") else [word]
-    return Script(words=tuple(read), variables=variables, directives=directives)
+    options = tuple(name for name, _ in _options(text))
+    return Script(words=tuple(read), variables=variables, directives=_directives(text), options=options)
 
 
 def _expanded(word: str, variables: Mapping[str, str | None]) -> str:
@@ -84,13 +91,34 @@ def _expanded(word: str, variables: Mapping[str, str | None]) -> str:
 
 
 def _directives(text: str) -> dict[str, str]:
-    """Options of `#SBATCH` lines by their long names."""
-    short = {"-N": "--nodes", "-n": "--ntasks", "-G": "--gpus", "-J": "--job-name"}
+    """Options of `#SBATCH` lines by their long names; one that sbatch would take for another has that one's name."""
     found: dict[str, str] = {}
-    for row in re.findall(r"^#SBATCH\s+(.*)$", text, re.MULTILINE):
-        name, _, value = row.partition(" #")[0].strip().replace("=", " ", 1).partition(" ")
-        found[short.get(name, name)] = value.strip()
+    for name, value in _options(text):
+        full = meant_by(name)
+        found[full[0] if len(full) == 1 else name] = value
     return found
+
+
+def _options(text: str) -> Iterator[tuple[str, str]]:
+    """Options of `#SBATCH` lines as they are written, short ones apart from what is glued to them, and their values."""
+    for row in re.findall(r"^#SBATCH\s+(.*)$", text, re.MULTILINE):
+        words = row.partition(" #")[0].split()
+        for index, word in enumerate(words):
+            name, _, value = word.partition("=")
+            if _SHORT.match(name):
+                name, value = name[:2], value or name[2:]
+            elif not name.startswith("--"):
+                continue
+            following = next(iter(words[index + 1 : index + 2]), "-")
+            yield name, value or ("" if following.startswith("-") else following)
+
+
+def meant_by(name: str) -> tuple[str, ...]:
+    """The long options of sbatch that a written one may mean: itself, or all of which it is the beginning."""
+    known = keys_of("sbatch")
+    if name in LONG or name in keys_of("sbatch", "short"):
+        return (LONG.get(name, name),)
+    return (name,) if name in known else tuple(option for option in known if option.startswith(name))
 
 
 def started(script: Script) -> int | None:
@@ -109,9 +137,20 @@ def _ranks_per_node(script: Script) -> int | None:
 
 def script_faults(script: Script) -> Iterator[Finding]:
     """Faults of what starts the ranks, whatever they run."""
+    yield from _misspelt(script)
     yield from _tasks(script)
     yield from _launchers(script)
     yield from _hub(script)
+
+
+def _misspelt(script: Script) -> Iterator[Finding]:
+    """Options that sbatch takes for longer ones, and those that it does not know, unless a plugin of the site does."""
+    known = (*keys_of("sbatch"), *keys_of("sbatch", "short"))
+    meant = {name: meant_by(name) for name in script.options}
+    for name, full in meant.items():
+        if len(full) == 1 and name not in known:
+            yield finding("sbatch-beginning", shown(name), key=shown(name), near=full[0])
+    yield from odd_arguments((name for name, full in meant.items() if len(full) != 1), known, "sbatch")
 
 
 def _tasks(script: Script) -> Iterator[Finding]:
@@ -125,14 +164,23 @@ def _tasks(script: Script) -> Iterator[Finding]:
     if tasks and tasks > 1 and script.runs("srun"):
         words = {"tasks": tasks, "ranks": ranks or tasks, "product": tasks * (ranks or tasks)}
         yield finding("torchrun-per-task", "#SBATCH --ntasks-per-node", **words)
-    told_nodes = whole(script.option("--nnodes"))
-    if nodes and told_nodes and nodes != told_nodes:
-        yield finding("nodes-differ", "--nnodes", nodes=nodes, told=told_nodes)
-    devices = whole(
-        (script.directives.get("--gpus-per-node") or script.directives.get("--gres", "")).rpartition(":")[2]
-    )
+    gpus = script.directives.get("--gpus-per-node") or script.directives.get("--gres", "")
+    yield from unequal(script, nodes, whole(gpus.rpartition(":")[2]))
+
+
+def unequal(script: Script, nodes: int | None, devices: int | None, *, names_nodes: bool = False) -> Iterator[Finding]:
+    """Nodes and devices of each that a job asks for, and others that its torchrun counts with.
+
+    names_nodes: whether what runs the job tells torchrun the nodes by a variable.
+    """
+    told, ranks = whole(script.option("--nnodes")), _ranks_per_node(script)
+    if nodes and told and nodes != told:
+        yield finding("nodes-differ", "--nnodes", nodes=nodes, told=told, name="--nnodes")
+    alone = script.runs("torchrun") and script.option("--nnodes") is None and "PET_NNODES" not in script.variables
+    if nodes and nodes > 1 and alone and not names_nodes:
+        yield finding("nodes-alone", "torchrun", nodes=nodes)
     if devices and ranks and devices != ranks:
-        yield finding("devices-differ", "--nproc-per-node", devices=devices, ranks=ranks)
+        yield finding("devices-differ", "--nproc-per-node", devices=devices, ranks=ranks, name="--nproc-per-node")
 
 
 def _launchers(script: Script) -> Iterator[Finding]:

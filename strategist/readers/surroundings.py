@@ -34,8 +34,13 @@ def _companions(pins: dict[str, str]) -> Iterator[Finding]:
 
 def read_imports(source: Source, ranks: int | None) -> Foreign:
     """Folders beside the script that hide a package which it imports. Raises InputError PARSE for what is not Python."""
+    return Foreign(says={}, findings=tuple(shadows(tree_of(source), source.path)))
+
+
+def tree_of(source: Source) -> ast.Module:
+    """The script, parsed. Raises InputError PARSE for what is not Python."""
     try:
-        tree = ast.parse(source.text)
+        return ast.parse(source.text)
     except (SyntaxError, ValueError, RecursionError) as problem:
         raise InputError(
             "PARSE",
@@ -44,10 +49,11 @@ def read_imports(source: Source, ranks: int | None) -> Foreign:
             value=source.path,
             hint="Check that line.",
         ) from None
-    return Foreign(says={}, findings=tuple(_shadows(tree, os.path.dirname(source.path))))
 
 
-def _shadows(tree: ast.Module, folder: str) -> Iterator[Finding]:
+def shadows(tree: ast.Module, path: str) -> Iterator[Finding]:
+    """Folders beside the script of that path that hide a package which it imports."""
+    folder = os.path.dirname(path)
     for package in sorted(set(_imported(tree))):
         if os.path.isfile(os.path.join(folder, package, MARK)):
             yield finding("shadowed-package", f"{package}/", folder=f"{package}/", package=package)

@@ -151,7 +151,8 @@ def recognises(source: Source) -> bool:
         return any(str(name).startswith("parallelism.") for name in flags)
     if source.path.endswith(".toml"):
         return "parallelism" in source.table and "training" in source.table
-    return is_script(source) and ("--parallelism." in source.text or "torchtitan" in source.text)
+    said = "\n".join(line for line in source.text.splitlines() if not line.lstrip().startswith("#"))
+    return is_script(source) and ("--parallelism." in said or "torchtitan" in said)
 
 
 TORCHTITAN = Reader(name="torchtitan", title="torchtitan 0.3", recognises=recognises, read=read, profile="fsdp2")

@@ -70,7 +70,8 @@ def certificate_lines(account: Certificate, width: int) -> Iterator[Line]:
     whole = " with cp = 1" if account.whole_sequences else ""
     yield line("")
     yield from wrapped("searched", f"{account.enumerated:,} layouts; refused by rule: {refused}", width, indent=INDENT)
-    text = f"{account.legal:,} legal: {account.bounded:,} hold too much at the loss alone, {account.over:,} more at their peak; {account.evaluated:,} fit and are timed"
+    slower = f"{account.slower:,} slower than the best of their families, " if account.slower else ""
+    text = f"{account.legal:,} legal: {slower}{account.bounded:,} hold too much at the loss alone, {account.over:,} more at their peak; {account.evaluated:,} fit and are timed"
     yield from wrapped("", text, width, indent=INDENT)
     claim = f"nothing that fits{scope}{whole} is better than what is recommended; `strategist check PLAN --exhaustive` tries all again"
     yield from wrapped("", claim, width, indent=INDENT)

@@ -12,7 +12,7 @@ from strategist.errors import RuleError
 from strategist.records import dataclass
 from strategist.rulebook.rows import PLACE
 from strategist.rulebook.rule import Rule, load_families
-from strategist.space.candidates import Candidates, Mask
+from strategist.space.candidates import NOT_ASKED, OPTION_COLUMNS, Candidates, Mask, distinct
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,23 +24,29 @@ class Refused:
     example: int
 
 
+OPTIONS = frozenset(OPTION_COLUMNS) - {"zero"}
+"""Choices that a mesh leaves open. Rules that read none of them are asked once per mesh."""
+
+
 def columns(candidates: Candidates) -> dict[str, Any]:
-    """Candidate words as columns, (C,); replicas are processes where nobody asked for threads."""
-    return {"replicas": 0, **candidates.columns, "dp": candidates.data_parallel}
+    """Candidate words as columns, (C,), with those that nobody asked for."""
+    return {**NOT_ASKED, **candidates.columns, "dp": candidates.data_parallel}
 
 
 def forbid(
     rules: Sequence[Rule], situation: Mapping[str, Any], candidates: Candidates
 ) -> tuple[Mask, tuple[Refused, ...]]:
     """Mask of the candidates that no rule forbids, and per rule those it refused first. Shape (C,)."""
-    values = dict(situation) | columns(candidates)
+    first, mesh_of = distinct(candidates.mesh)
+    of_meshes, options = (dict(situation) | columns(c) for c in (candidates.where(first), candidates))
     keep = np.ones(len(candidates), dtype=np.bool_)
     refused = []
     for rule in rules:
-        holds = rule.holds(values)
-        if isinstance(holds, np.bool_) and not holds:  # what the question says settles it for every candidate
+        by_mesh = OPTIONS.isdisjoint(rule.words)
+        holds = np.asarray(rule.holds(of_meshes if by_mesh else options), dtype=np.bool_)
+        if not holds.any():
             continue
-        hit = keep & np.broadcast_to(np.asarray(holds, dtype=np.bool_), keep.shape)
+        hit = keep & (holds[mesh_of] if by_mesh and holds.ndim else holds)
         count = int(hit.sum())
         if count:
             refused.append(Refused(rule, count, int(np.argmax(hit))))

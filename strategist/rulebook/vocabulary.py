@@ -101,6 +101,8 @@ WORDS: Mapping[str, Word] = {
     "tiling": _candidate("pieces that the widest matrices are computed in"),
     "stage_split": _candidate("how layers are spread over stages: evenly, or with the output head counted"),
     "replicas": _candidate("whole replicas as processes (DDP) or as threads of one process (nn.DataParallel)"),
+    "compression": _candidate("what DDP does to gradients before it sends them"),
+    "loss": _candidate("loss of whole logits, or of the logits of a few tokens at a time"),
     "ddp_share": _candidate("share of the step that the same layout takes with processes for threads", "%"),
     "tp_share": _candidate("share of the step that exposed tensor parallel collectives take", "%"),
     "dp_share": _candidate("share of the step that exposed data parallel collectives take", "%"),

@@ -76,7 +76,11 @@ def frozen_traffic(job: Job, group: Group) -> Frozen:
     in_layers = np.broadcast_to(1.0 * group.layers_SK.sum(axis=1), trained.whole.shape)
     return Frozen(
         trained=np.where(pads, trained.padded, trained.whole),
-        units=np.where(is_plain_data_parallel(c)[:, None] | (not job.profile.has_units), 1.0 * buckets, in_layers),
+        units=np.where(
+            is_plain_data_parallel(job.profile.has_units, c)[:, None] | (not job.profile.has_units),
+            1.0 * buckets,
+            in_layers,
+        ),
         spared=(BYTES[job.formats.compute] - QUANTISED_BYTES) * np.where(pads, packed.padded, packed.whole),
     )
 

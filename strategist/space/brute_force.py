@@ -86,7 +86,7 @@ def _batch(limits: Limits, row: Mapping[str, int]) -> bool:
 def _schedule(limits: Limits, row: Mapping[str, int]) -> bool:
     """A pipeline has a schedule. GPipe is for batches of fewer rounds than stages and 1F1B for the others, unless pinned;
     stages of several chunks have equally many layers, unless pinned, and looped BFS is for more rounds than stages where they are
-    no multiple."""
+    no multiple; ZB-H1 where somebody says so."""
     word, virtual = WORDS["schedule"][row["schedule"]], row["virtual_stages"]
     if row["pp"] == 1 or word == "none":
         return row["pp"] == 1 and word == "none" and virtual == 1
@@ -95,6 +95,8 @@ def _schedule(limits: Limits, row: Mapping[str, int]) -> bool:
         fits = row["accumulation"] < row["pp"] or row["accumulation"] % row["pp"] == 0
         is_seen = word == "interleaved" or not fits or limits.pinned("schedule") == row["schedule"]
         return virtual > 1 and divides and is_seen
+    if word == "zb_h1":
+        return virtual == 1 and limits.pinned("schedule") == row["schedule"]
     is_short = row["accumulation"] < row["pp"]
     return virtual == 1 and (is_short == (word == "gpipe") or limits.pinned("schedule") == row["schedule"])
 
@@ -126,9 +128,14 @@ def _context(limits: Limits, row: Mapping[str, int]) -> bool:
     return (row["cp"] > 1) == (row["context_parallel"] > 0)
 
 
-def _threads(_limits: Limits, row: Mapping[str, int]) -> bool:
-    """Threads of one process hold whole replicas, and each its own sequences."""
+def _replicas(_limits: Limits, row: Mapping[str, int]) -> bool:
+    """Threads of one process, and ranks that compress their gradients, hold whole replicas, and each has its own sequences."""
     return row["dp_replicate"] > 1 and all(row[axis] == 1 for axis in ("pp", "dp_shard", "cp", "tp", "ep", "etp"))
+
+
+def _whole_head(_limits: Limits, row: Mapping[str, int]) -> bool:
+    """A loss in chunks is computed by ranks that have the whole head."""
+    return row["tp"] == row["pp"] == 1
 
 
 def _choices(limits: Limits, row: Mapping[str, int]) -> Sequence[tuple[dict[str, Sequence[int]], Condition]]:
@@ -137,8 +144,10 @@ def _choices(limits: Limits, row: Mapping[str, int]) -> Sequence[tuple[dict[str,
     dp = row["dp_replicate"] * row["dp_shard"]
     per_rank = [n for n in rounds if (limits.global_batch // dp) % n == 0] or [1]
     places = {name: range(len(words)) for name, words in WORDS.items()}
-    threads: tuple[dict[str, Sequence[int]], Condition] = ({"replicas": (1,)}, _threads)
-    asked = (threads,) if limits.pinned("replicas") else ()
+    conditions: Mapping[str, Condition] = {"replicas": _replicas, "compression": _replicas, "loss": _whole_head}
+    asked: list[tuple[dict[str, Sequence[int]], Condition]] = [
+        ({name: (value,)}, condition) for name, condition in conditions.items() if (value := limits.pinned(name))
+    ]
     return (
         ({"zero": range(4)}, _zero),
         ({"offload": places["offload"], "tiling": sorted({1, limits.pinned("tiling") or TILES})}, _offload),
@@ -164,7 +173,7 @@ def _grown(limits: Limits, rows: list[Row]) -> list[Row]:
 
 def _as_pinned(limits: Limits, row: Mapping[str, int]) -> bool:
     """Whether every pin holds; `dp` is the product of both degrees."""
-    values = {"replicas": 0, **row, "dp": row["dp_replicate"] * row["dp_shard"]}
+    values = {"replicas": 0, "compression": 0, "loss": 0, **row, "dp": row["dp_replicate"] * row["dp_shard"]}
     return all(values[pin.key] == pin.value for pin in limits.pins)
 
 

@@ -33,15 +33,22 @@ OPTION_COLUMNS = (
 )  # fmt: skip
 
 WORDS: Mapping[str, tuple[str, ...]] = {
-    "schedule": ("none", "gpipe", "1f1b", "interleaved", "looped_bfs"),
+    "schedule": ("none", "gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1"),
     "context_parallel": ("none", "ring", "all-to-all"),
     "recompute": ("none", "selective", "full"),
     "offload": ("none", "optimizer", "parameters", "nvme"),
     "stage_split": ("even", "weighted"),
     "replicas": ("processes", "threads"),
+    "compression": ("none", "bf16", "fp16", "powersgd", "topk"),
+    "loss": ("whole", "chunked"),
 }
-"""Columns that stand for words hold the position of the word in its tuple. `replicas` is a column only where threads were asked
-for, and then of one word in all rows; where it is none, they are processes."""
+"""Columns that stand for words hold the position of the word in its tuple. Those of ASKED are there only where somebody asked for
+another word than the first, and then of one word in all rows."""
+
+ASKED = ("replicas", "compression", "loss")
+"""What is never chosen: threads, which are slower, compression, which is not exact, and a loss in chunks, which few frameworks have."""
+NOT_ASKED: Mapping[str, int] = dict.fromkeys(ASKED, 0)
+"""What such columns hold where they are not there."""
 
 
 def code(column: str, word: str) -> int:
@@ -75,6 +82,16 @@ class Candidates:
     def in_threads(self) -> bool:
         """Whether the replicas of every row are threads of one process."""
         return "replicas" in self.columns and bool(self["replicas"].any())
+
+    @property
+    def compression(self) -> str:
+        """What is done to the gradients of every row before they are sent."""
+        return str(self.word("compression", 0)) if "compression" in self.columns else "none"
+
+    @property
+    def chunks_loss(self) -> bool:
+        """Whether every row computes its loss from the logits of a few tokens at a time."""
+        return "loss" in self.columns and bool(self["loss"].any())
 
     @property
     def world(self) -> Column:

@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 
 from strategist.records import dataclass
-from strategist.space.candidates import MESH_COLUMNS, OPTION_COLUMNS, Candidates, Column, code
+from strategist.space.candidates import ASKED, MESH_COLUMNS, OPTION_COLUMNS, Candidates, Column, code
 from strategist.space.grammar import Pin, forbidden
 from strategist.space.stages import layers_of_the_last
 
@@ -61,8 +61,10 @@ def enumerate_candidates(limits: Limits) -> Candidates:
         _fill(columns[:, rows_so_far : rows_so_far + rows], members, options, meshes_so_far)
         meshes_so_far, rows_so_far = meshes_so_far + len(members), rows_so_far + rows
     everything = Candidates(dict(zip(COLUMNS, columns, strict=True)))
-    if limits.pinned("replicas"):
-        everything = _in_threads(everything)
+    for name in ASKED:
+        value = limits.pinned(name)
+        if value:
+            everything = _as_asked(everything, name, value)
     keep = np.ones(len(everything), dtype=np.bool_)
     for pin in limits.pins:
         keep &= pin.holds(everything)
@@ -71,12 +73,15 @@ def enumerate_candidates(limits: Limits) -> Candidates:
     return everything if keep.all() else everything.where(keep)
 
 
-def _in_threads(everything: Candidates) -> Candidates:
-    """Whole replicas and nothing else, as threads of one process. nn.DataParallel is never looked at unasked: DDP does the same
-    in less time."""
-    alone = np.all([everything[axis] == 1 for axis in ("pp", "dp_shard", "cp", "tp", "ep", "etp")], axis=0)
-    found = everything.where(alone & (everything["dp_replicate"] > 1))
-    return Candidates({**found.columns, "replicas": np.full(len(found), code("replicas", "threads"), np.int64)})
+def _as_asked(everything: Candidates, name: str, value: int) -> Candidates:
+    """Layouts that can make a choice that is never looked at unasked: a loss in chunks those that leave the head whole on every rank,
+    threads and compression those of whole replicas and nothing else."""
+    cuts = ("pp", "tp") if name == "loss" else ("pp", "dp_shard", "cp", "tp", "ep", "etp")
+    alone = np.all([everything[axis] == 1 for axis in cuts], axis=0)
+    if name != "loss":
+        alone &= everything["dp_replicate"] > 1
+    found = everything.where(alone)
+    return Candidates({**found.columns, name: np.full(len(found), value, np.int64)})
 
 
 Mesh = tuple[int, int, int, int, int, int, int, int]
@@ -202,8 +207,8 @@ def _sequence_cuts(limits: Limits, cp: int, tp: int) -> Sequence[int]:
 def _schedules(limits: Limits, pp: int, accumulation: int) -> Iterator[tuple[int, int, int]]:
     """(schedule, virtual stages, split). GPipe idles as long as 1F1B and holds at least as much, so it is looked at only
     where 1F1B has too few micro-batches, or when pinned; looped BFS idles as long as
-    interleaving and is looked at only where the micro-batches fill the stages but are no multiple of them, or when pinned; a
-    weighted split only where it differs from an even one, or when pinned."""
+    interleaving and is looked at only where the micro-batches fill the stages but are no multiple of them, or when pinned; ZB-H1
+    only when pinned (docs/decisions/0098-zero-bubble.md); a weighted split only where it differs from an even one, or when pinned."""
     if pp == 1:
         yield code("schedule", "none"), 1, 0
         return
@@ -213,8 +218,11 @@ def _schedules(limits: Limits, pp: int, accumulation: int) -> Iterator[tuple[int
         yield from ((gpipe, 1, split) for split in splits)
     if accumulation >= pp or limits.pinned("schedule") == one_f_one_b:
         yield from ((one_f_one_b, 1, split) for split in splits)
+    pinned = limits.pinned("schedule")
+    if pinned == code("schedule", "zb_h1"):
+        yield from ((pinned, 1, split) for split in splits)
     looped = [code("schedule", "interleaved")]
-    if (accumulation > pp and accumulation % pp) or limits.pinned("schedule") == code("schedule", "looped_bfs"):
+    if (accumulation > pp and accumulation % pp) or pinned == code("schedule", "looped_bfs"):
         looped.append(code("schedule", "looped_bfs"))
     for virtual in range(2, MAX_VIRTUAL_STAGES + 1):
         if limits.layers % (pp * virtual) == 0 or limits.pinned("virtual_stages") == virtual:

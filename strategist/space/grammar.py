@@ -8,7 +8,7 @@ import numpy as np
 
 from strategist.errors import InputError, did_you_mean
 from strategist.records import dataclass
-from strategist.space.candidates import WORDS, Candidates, Mask
+from strategist.space.candidates import NOT_ASKED, WORDS, Candidates, Mask
 from strategist.units import parse_integer, plain_text
 
 DEGREES = ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "etp", "virtual_stages", "micro_batch", "accumulation")
@@ -23,6 +23,8 @@ KEYS = (
     "offload",
     "stage_split",
     "replicas",
+    "compression",
+    "loss",
     "dp",
 )
 ALIASES: Mapping[str, str] = {
@@ -44,8 +46,8 @@ class Pin:
 
     def holds(self, candidates: Candidates) -> Mask:
         """Candidates that make this choice, (C,)."""
-        if self.key == "replicas":
-            return np.full(len(candidates), candidates.in_threads == bool(self.value))
+        if self.key in NOT_ASKED and self.key not in candidates.columns:
+            return np.full(len(candidates), self.value == 0)
         column = candidates.data_parallel if self.key == "dp" else candidates[self.key]
         return column == self.value
 
@@ -166,6 +168,8 @@ def layout(row: Mapping[str, int | str]) -> str:
         "offload": "none",
         "stage_split": "even",
         "replicas": "processes",
+        "compression": "none",
+        "loss": "whole",
     }
     always = ("micro_batch", "accumulation")
     shown = [key for key in (*KEYS[:-1],) if key in row and (key in always or row[key] != plain.get(key, 1))]

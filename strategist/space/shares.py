@@ -79,6 +79,7 @@ def groups(job: Job, candidates: Candidates, *, every_stage: bool = False) -> It
     equal chunks.
     """
     shape, split = job.model, job.split
+    every_stage = every_stage or bool(candidates.is_word("schedule", "zb_h1").any())  # later stages hold more
     uniform = len(kinds(shape)) == 1
     virtual_stages = np.ones_like(candidates["pp"]) if uniform else candidates["virtual_stages"]
     keys = (candidates["pp"] * 2 + candidates["stage_split"]) * 2**20 + virtual_stages
@@ -378,15 +379,23 @@ def sequence_cut(c: Candidates) -> Column:
 
 
 @remembered
+def routed_cut(c: Candidates) -> Column:
+    """Ranks that share the tokens which are sent to experts: those of `sequence_cut` as far as they do not cut the experts too, (C,)."""
+    return np.maximum(1, sequence_cut(c) // c["etp"])
+
+
+@remembered
 def tokens(job: Job, c: Candidates) -> Reals:
     """Tokens of one micro-batch on one rank, (C,)."""
     return c["micro_batch"] * (job.workload.seq_len / c["cp"])
 
 
 @remembered
-def is_plain_data_parallel(c: Candidates) -> Mask:
-    """Candidates that torch's DistributedDataParallel (or no wrapper at all) runs: zero < 2, no tp, no pp, shape (C,)."""
-    return (c["zero"] < 2) & (c["tp"] == 1) & (c["pp"] == 1)
+def is_plain_data_parallel(has_units: bool, c: Candidates) -> Mask:
+    """Candidates that torch's DistributedDataParallel (or no wrapper at all) runs: zero < 2, no tp, no pp, and where a framework has
+    units no ep, shape (C,)."""
+    plain: Mask = (c["zero"] < 2) & (c["tp"] == 1) & (c["pp"] == 1)
+    return plain & (c["ep"] == 1) if has_units else plain
 
 
 @remembered
@@ -395,4 +404,4 @@ def is_managed(job: Job, c: Candidates) -> Mask:
     those with one data rank that compute in the format the weights are stored in (nothing to share, nothing to cast).
     Frameworks without units have them from ZeRO-2 on."""
     alone = (c.data_parallel * c["cp"] == 1) & (job.formats.compute == job.formats.parameter)
-    return ~is_plain_data_parallel(c) & ~alone & ((c["zero"] >= 2) | job.profile.has_units)
+    return ~is_plain_data_parallel(job.profile.has_units, c) & ~alone & ((c["zero"] >= 2) | job.profile.has_units)

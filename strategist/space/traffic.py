@@ -28,6 +28,7 @@ from strategist.space.shares import (
     is_managed,
     is_plain_data_parallel,
     layers,
+    routed_cut,
     sequence_cut,
     state_shards,
     tokens,
@@ -91,16 +92,27 @@ def traffic(job: Job, group: Group, counts: Elements) -> tuple[Traffic, ...]:
     c = group.candidates
     if c.in_threads:
         return _threads(job, group, counts)
+    if "compression" in c.columns:
+        from strategist.space.compression import compressed_traffic
+
+        return compressed_traffic(job, group)
     full = counts.padded((c["zero"] >= 2)[:, None])
     return (
-        *(_tensor(job, group) if (c["tp"] > 1).any() else ()),
-        *(_context(job, group) if (c["cp"] > 1).any() else ()),
+        *_tensor(job, group),
+        *_whole_weights(job, group),
+        *_context(job, group),
         *_expert(job, group),
-        *(_pipeline(job, group) if group.pp > 1 else ()),
+        *_pipeline(job, group),
+        *_tied_ends(job, group),
         *_data(job, group, _dense(job, group, full), "shards", "replicas"),
         *(_slices_again(job, group) if group.is_tiled else ()),
         *(_data(job, group, _experts(job, group, full), "expert_replicas", "expert_replicas") if job.model.moe else ()),
     )
+
+
+def activation_traffic(job: Job, group: Group) -> tuple[Traffic, ...]:
+    """What of it is the same however replicas share gradients, state and weights: activations and their gradients."""
+    return (*_tensor(job, group), *_context(job, group), *_expert(job, group), *_pipeline(job, group))
 
 
 def _dense(job: Job, group: Group, full: Elements) -> Shared:
@@ -129,12 +141,13 @@ def _updates(job: Job, group: Group) -> Reals | float:
 
 
 def _experts(job: Job, group: Group, full: Elements) -> Shared:
-    """Routed experts are sent with the rest of their layer where the same ranks share both; their new weights with those of the
-    other tensors."""
+    """Routed experts are sent with the rest of their layer where the same ranks share both, and our executor's ep does not make units
+    of them; their new weights with those of the other tensors."""
     is_moe = np.array([any(matrix.is_expert for matrix in layer.matrices) for layer in layers(job.model)])
-    c = group.candidates
-    alone = on_stages(c["ep"] * c["etp"] != c["tp"], (group.layers_SK * is_moe).sum(axis=1) * 1.0)
-    shards, has_units = expert_shards(c), job.profile.has_units
+    c, has_units = group.candidates, job.profile.has_units
+    has_own = (c["ep"] * c["etp"] != c["tp"]) | (has_units & (c["ep"] > 1))
+    alone = on_stages(has_own, (group.layers_SK * is_moe).sum(axis=1) * 1.0)
+    shards = expert_shards(c)
     units = alone if has_units else np.minimum(alone, 1.0)
     none = np.zeros_like(full.experts)
     return Shared(full.experts, full.experts, none, shards, units, units, 0.0 if has_units else units)
@@ -151,7 +164,7 @@ def _units(job: Job, group: Group) -> Reals:
         return _layer_units(job, group) + ends
     units = group.layers_SK.sum(axis=1) + ends
     buckets = ddp_buckets(job.model, BYTES[job.formats.gradient] * job.trainable)
-    return np.where(is_plain_data_parallel(c), buckets, units[:, None]).T
+    return np.where(is_plain_data_parallel(profile.has_units, c), buckets, units[:, None]).T
 
 
 def _layer_units(job: Job, group: Group) -> Reals:
@@ -205,17 +218,24 @@ def _exchanges(job: Job, group: Group) -> Reals:
 
 def _tensor(job: Job, group: Group) -> tuple[Traffic, ...]:
     """Megatron cuts: two all-reduces forward and two backward per layer, or an all-gather and a reduce-scatter in place
-    of each under sequence parallelism (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2). The embedding adds a
+    of each under sequence parallelism (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2); half as many where our experts lie
+    whole and no shared ones are cut. The embedding adds a
     reduction forward, the head one backward (and their mirror images under sequence parallelism); the loss over a cut
     vocabulary reduces three numbers per token. Full recompute repeats the first of the two forward reductions (it stops
     when what backward needs is there), and any recompute repeats the all-gathers."""
     c = group.candidates
+    if not (c["tp"] > 1).any():
+        return ()
     hidden = _per_stage(group, tokens(job, c) * job.model.hidden * BYTES[job.formats.compute])
     narrow = hidden / BYTES[job.formats.compute] * job.cast_width if job.gathers_cast else hidden
     numbers = _per_stage(group, tokens(job, c) * 4.0)
     passes, full = _layer_passes_CS(group), c.is_word("recompute", "full")[:, None]
-    blocks = passes * np.where(full, 5.0, 4.0)
-    gathers = passes * np.where(c.is_word("recompute", "none")[:, None], 4.0, 6.0)
+    parts = passes - _uncut_CS(job, group)
+    gated = job.model.moe is not None and job.model.moe.shared_gate
+    blocks = passes * np.where(full, 3.0, 2.0) + parts * 2.0
+    if gated:
+        blocks = blocks + np.where(full, _regathered_CS(job, group), 0.0)
+    gathers = (passes + parts) * np.where(c.is_word("recompute", "none")[:, None], 2.0, 3.0)
     first, last = (on_stages(_micro(group)[:, 0], at) for at in (group.is_first, group.is_last))
     sequence = (c["sequence_parallel"] > 0)[:, None]
     ends = first + last
@@ -226,8 +246,21 @@ def _tensor(job: Job, group: Group) -> tuple[Traffic, ...]:
         Traffic("tp", "all_gather", narrow, gathered, "tp", "nothing"),
         Traffic("tp", "reduce_scatter", hidden, scattered, "tp", "nothing"),
         Traffic("tp", "all_reduce", numbers, 3.0 * last, "tp", "nothing"),
-        *_whole_weights(job, group),
     )
+
+
+def _regathered_CS(job: Job, group: Group) -> Reals:
+    """Layers of each stage times micro-batches in which our experts lie whole beside tensor parallelism, (C, S)."""
+    c = group.candidates
+    lies_whole = (routed_cut(c) > 1) & (c["ep"] > 1) & job.profile.has_units
+    moe_layers = (group.layers_SK * np.array([kind.ffn == "moe" for kind in kinds(job.model)])).sum(axis=1)
+    return on_stages(_micro(group)[:, 0] * lies_whole, moe_layers)
+
+
+def _uncut_CS(job: Job, group: Group) -> Reals | float:
+    """The same, as far as tensor parallelism then has nothing to cut in the feed-forward part."""
+    moe = job.model.moe
+    return 0.0 if moe is None or moe.shared_ffn else _regathered_CS(job, group)
 
 
 def _whole_weights(job: Job, group: Group) -> Iterator[Traffic]:
@@ -235,6 +268,8 @@ def _whole_weights(job: Job, group: Group) -> Iterator[Traffic]:
     sequence parallelism, where a rank sees its own tokens, norms, biases behind row-cut matrices and positions too. The terms
     are added up when the unit is reduced, in the compute format, or else once."""
     c, shape = group.candidates, job.model
+    if not (c["tp"] > 1).any():
+        return
     each = is_managed(job, c) & (group.pp == 1)
     width = np.where(each, BYTES[job.formats.compute], BYTES[job.formats.parameter])
     times = np.where(each, c["accumulation"], 1)[:, None]
@@ -268,6 +303,8 @@ def _context(job: Job, group: Group) -> tuple[Traffic, ...]:
     2310.01889). All-to-all: queries, keys and values change places, then the output, forward and backward (Jacobs et al.
     2023, arXiv 2309.14509)."""
     c, shape = group.candidates, job.model
+    if not (c["cp"] > 1).any():
+        return ()
     per_head = tokens(job, c) * shape.head_dim * BYTES[job.formats.compute] / c["tp"]
     travelling = _per_stage(group, per_head * 2.0 * shape.kv_heads)
     exchanged = _per_stage(group, per_head * (2.0 * shape.heads + 2.0 * shape.kv_heads))
@@ -282,11 +319,12 @@ def _context(job: Job, group: Group) -> tuple[Traffic, ...]:
 
 
 def _expert(job: Job, group: Group) -> tuple[Traffic, ...]:
-    """Tokens go to their experts and come back, forward and backward (GShard: Lepikhin et al. 2020, arXiv 2006.16668)."""
+    """Tokens go to their experts and come back, forward and backward (GShard: Lepikhin et al. 2020, arXiv 2006.16668). Our ranks that
+    cut the same experts each send all of them."""
     moe, c = job.model.moe, group.candidates
     if moe is None:
         return ()
-    rows = tokens(job, c) / sequence_cut(c) * moe.top_k
+    rows = tokens(job, c) / (routed_cut(c) if job.profile.has_units else sequence_cut(c)) * moe.top_k
     sent = _per_stage(group, rows * _distinct(job, c) * (moe.latent or job.model.hidden) * BYTES[job.formats.compute])
     is_moe = np.array([any(matrix.is_expert for matrix in layer.matrices) for layer in layers(job.model)])
     passes = on_stages(_micro(group)[:, 0], (group.layers_SK * is_moe).sum(axis=1))
@@ -306,20 +344,27 @@ def _distinct(job: Job, c: Candidates) -> Reals:
 def _pipeline(job: Job, group: Group) -> tuple[Traffic, ...]:
     """Hidden states forward and their gradients backward, once per micro-batch and chunk, between neighbouring stages; the
     ends of the model have nothing before or behind them. Every tensor-parallel rank sends its part where the framework does so
-    (Narayanan et al. 2021, arXiv 2104.04473, section 4.1) or sequence parallelism has cut it. Tied ends exchange gradients."""
+    (Narayanan et al. 2021, arXiv 2104.04473, section 4.1) or sequence parallelism has cut it."""
+    if group.pp == 1:
+        return ()
     c = group.candidates
     pieces = c["tp"] if job.profile.sends == "shards" else sequence_cut(c)
     payload = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute] / pieces
     ends = group.is_first.astype(np.float64) + group.is_last
     micro = _micro(group)[:, 0]
     sends = (2.0 * micro * c["virtual_stages"])[:, None] - on_stages(micro, ends)
+    return (Traffic("pp", "send", _per_stage(group, payload), sends, "pp", "nothing"),)
+
+
+def _tied_ends(job: Job, group: Group) -> tuple[Traffic, ...]:
+    """The first and the last stage of a pipeline exchange the gradients of a matrix that both hold."""
+    if group.pp == 1:
+        return ()
+    c = group.candidates
     shards = np.where(c["zero"] >= 2, state_shards(c), 1)
     table = vocabulary_elements(job.model, c["tp"], shards) * BYTES[job.formats.parameter] * job.trainable
-    tied = ends * float(job.model.tied and job.model.vocab > 0)
-    return (
-        Traffic("pp", "send", _per_stage(group, payload), sends, "pp", "nothing"),
-        Traffic("pp", "send", _per_stage(group, table), _alike(group, tied), "pp", "nothing"),
-    )
+    tied = (group.is_first * 1.0 + group.is_last) * float(job.model.tied and job.model.vocab > 0)
+    return (Traffic("pp", "send", _per_stage(group, table), _alike(group, tied), "pp", "nothing"),)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,7 +11,7 @@ from strategist.facts.attention import attention_FLOP, keys_met
 from strategist.facts.hardware import Gpu
 from strategist.facts.job import Job
 from strategist.facts.layers import Layer
-from strategist.facts.model import LayerKind, layer_counts
+from strategist.facts.model import LayerKind, loss_chunk
 from strategist.facts.profile import BYTES
 from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Column, Mask, Reals, total_of
@@ -42,7 +42,7 @@ class Compute:
     def __init__(self, job: Job, c: Candidates) -> None:
         one_of_each, self._sort = c.alike(*READ, *(("dp_replicate",) if c.in_threads else ()))
         some = c.where(one_of_each)
-        self._layers, self._shape = layer_times(job, some), job.model
+        self._layers = layer_times(job, some)
         self._head, self._loss = _head_seconds(job, some)
 
     def layers_of(self, rows: Column) -> LayerTime:
@@ -50,13 +50,6 @@ class Compute:
         sort, found = self._sort[rows], self._layers
         parts = (found.forward, found.backward, found.again)
         return LayerTime(*({name: value[sort] for name, value in part.items()} for part in parts))
-
-    def of_all_layers(self) -> Reals:
-        """Seconds of all layers of the model in both passes, recomputed parts included, (C,)."""
-        numbers = np.array(list(layer_counts(self._shape).values()), np.float64)
-        found = self._layers
-        every = total_of(value for part in (found.forward, found.backward, found.again) for value in part.values())
-        return np.asarray((every @ numbers)[self._sort])
 
     def ends_of(self, rows: Column) -> tuple[Reals, Reals]:
         """Seconds of the output head (one pass) and of the loss (both passes) where they are, (C,) each."""
@@ -69,9 +62,22 @@ def _head_seconds(job: Job, c: Candidates) -> tuple[Reals, Reals]:
     if not shape.vocab or shape.kind == "vit":
         return np.zeros(len(c)), np.zeros(len(c))
     rows = tokens(job, c)
-    width = ceil_div(ceil_div(shape.vocab, c["tp"]), 64) * 64.0
-    head = matmul_seconds(job, gpu, rows, width, np.full(len(c), float(shape.hidden)))
-    return head, rows * shape.vocab / c["tp"] * job.profile.kernels.logit_bytes / memory_Bps(gpu)
+    width, depth = ceil_div(ceil_div(shape.vocab, c["tp"]), 64) * 64.0, np.full(len(c), float(shape.hidden))
+    loss = rows * shape.vocab / c["tp"] * job.profile.kernels.logit_bytes / memory_Bps(gpu)
+    if not c.chunks_loss:
+        return matmul_seconds(job, gpu, rows, width, depth), loss
+    chunk = loss_chunk(rows, shape.hidden, shape.vocab)
+    chunks = np.ceil(rows / chunk)
+    return chunks * matmul_seconds(job, gpu, chunk, width, depth), loss + _added_up_seconds(job, gpu, chunks)
+
+
+def _added_up_seconds(job: Job, gpu: Gpu, chunks: Reals) -> Reals:
+    """Seconds per micro-batch, (C,), in which a chunked loss zeroes the gradient of the head's weight, reads it for every chunk but
+    the first and writes it for each (Hsu et al. 2024, arXiv 2410.10989, section 3.2). Beside adapters the head has none."""
+    if job.model.adapters is not None:
+        return np.zeros_like(chunks)
+    head = float(job.model.vocab) * job.model.hidden * BYTES[job.formats.compute]
+    return np.asarray(2.0 * chunks * head / memory_Bps(gpu))
 
 
 def layer_times(job: Job, c: Candidates) -> LayerTime:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from strategist.facts.parameters import count, outer_parameters
 from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Column, Reals, total_of
 from strategist.space.shares import Elements, Group, elements, groups
-from strategist.space.traffic import BEHIND, Hidden, Traffic, traffic
+from strategist.space.traffic import BEHIND, Hidden, Traffic, activation_traffic, traffic
 from strategist.timing.calibrated import scaled
 from strategist.timing.collectives import FULL_BYTES, Links, links
 from strategist.timing.compute import COMPUTE_TERMS, Compute
@@ -54,12 +54,43 @@ def step_times(job: Job, candidates: Candidates) -> StepTimes:
     return StepTimes(exposed, hidden, again, step)
 
 
-def least_seconds(job: Job, candidates: Candidates) -> Reals:
-    """A bound that no step is below, (C,): the compute of all layers, spread evenly over the stages. With factors of a user's
-    own, which may be anything, there is none."""
+def joined_times(parts: Sequence[tuple[Column, StepTimes]], wanted: Column) -> StepTimes:
+    """The times of some rows, in ascending order, out of those of several sets of rows that have them all."""
+    rows = np.concatenate([rows for rows, _ in parts])
+    order = rows.argsort(kind="stable")
+    at = order[np.searchsorted(rows[order], wanted)]
+    exposed, hidden, again = (
+        {name: np.concatenate([getattr(times, kind)[name] for _, times in parts])[at] for name in TIME_TERMS}
+        for kind in ("exposed", "hidden", "again")
+    )
+    return StepTimes(exposed, hidden, again, np.concatenate([times.step for _, times in parts])[at])
+
+
+SHARING = ("dp_replicate", "dp_shard", "zero", "offload", "tiling")
+"""Choices of how replicas share state: where layouts differ in these alone they compute and send activations alike."""
+
+
+def least_step_ns(job: Job, candidates: Candidates) -> Column:
+    """A bound that no step is below, whole nanoseconds, (C,): all of the step but the traffic of dp, the update and offloading,
+    which take no less than nothing. Layouts that differ in `SHARING` alone share it, so that a million layouts ask for some ten
+    thousand steps. With factors of a user's own, which may be anything, there is none."""
     if job.factors:
-        return np.zeros(len(candidates))
-    return candidates["accumulation"] * Compute(job, candidates).of_all_layers() / candidates["pp"]
+        return np.zeros(len(candidates), np.int64)
+    one_of_each, sort = candidates.alike(*_read_by_the_bound(candidates))
+    some = candidates.where(one_of_each)
+    least = np.zeros(len(some))
+    compute = Compute(job, some)
+    for group in groups(job, some):
+        work = _work(job, group, elements(job.model, group), compute)
+        sends = _with_seconds(job, group, activation_traffic(job, group))
+        least[group.rows] = _occupied(job, group, work, sends).seconds
+    rounded = np.floor(least * NANO).astype(np.int64) - len(TIME_TERMS)  # every term of a step is rounded
+    return np.asarray(np.maximum(0, rounded)[sort])
+
+
+def _read_by_the_bound(c: Candidates) -> tuple[str, ...]:
+    left_out = SHARING[1:] if c.in_threads else SHARING  # what threads launch for each other counts
+    return tuple(name for name in c.columns if name not in (*left_out, "mesh"))
 
 
 def model_FLOP(job: Job) -> float:
@@ -134,17 +165,9 @@ def _group_terms(job: Job, group: Group, compute: Compute) -> dict[str, tuple[Re
     work = _work(job, group, counts, compute)
     sends: list[tuple[Traffic, Reals]] = []
     if (group.meshes.world > 1).any():  # a device alone sends nothing
-        network = links(job.cluster, group.meshes)
-        sends = [(item, _seconds_CS(network, group, item)) for item in traffic(job, group, counts)]
-    exposed, hidden = _communication(job, group, work, sends)
-    micro = group.candidates["accumulation"][:, None].astype(np.float64)
-    busy = {
-        name: micro * (work.forward[name] + work.backward[name] + work.again.get(name, 0.0))
-        for name in (*COMPUTE_TERMS, "loss")
-        if name in work.forward
-    }
-    within = [axis for axis in ("tp", "cp", "ep", "pp") if axis in exposed]
-    every = total_of((*busy.values(), *(exposed[axis] for axis in within)))
+        sends = _with_seconds(job, group, traffic(job, group, counts))
+    found = _occupied(job, group, work, sends)
+    exposed, hidden, every, micro = found.exposed, found.hidden, found.every, found.micro
     slowest = every.argmax(axis=1)
     rows = np.arange(len(slowest))
 
@@ -154,15 +177,73 @@ def _group_terms(job: Job, group: Group, compute: Compute) -> dict[str, tuple[Re
 
     terms: dict[str, tuple[Reals, Reals, Reals]] = {
         name: (pick(value), NONE, pick(micro * work.again[name]) if name in work.again else NONE)
-        for name, value in busy.items()
+        for name, value in found.busy.items()
     }
-    terms |= {axis: (pick(exposed[axis]), pick(hidden[axis]), NONE) for axis in within}
+    terms |= {axis: (pick(exposed[axis]), pick(hidden[axis]), NONE) for axis in WITHIN if axis in exposed}
     if "dp" in exposed:
         terms["dp"] = (exposed["dp"].max(axis=1), hidden["dp"][rows, exposed["dp"].argmax(axis=1)], NONE)
-    terms["bubble"] = (bubble(group, every / micro), NONE, NONE)
+    terms["bubble"] = (found.idle, NONE, NONE)
     update, offload = _update(job, group, counts)
     terms["optimizer"], terms["offload"] = (update, NONE, NONE), (offload, NONE, NONE)
     return terms
+
+
+WITHIN = ("tp", "cp", "ep", "pp")
+"""Axes whose exposed traffic a stage waits for within its micro-batches."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Occupied:
+    """Seconds per step and stage, (C, S): computing by term, exposed and hidden traffic by axis, and `every` second of
+    computing and of what is sent within micro-batches, of which there are `micro`, (C, 1). `weights` are those of a micro-batch in
+    which the gradients of weights are made."""
+
+    group: Group
+    busy: Mapping[str, Reals]
+    exposed: Mapping[str, Reals]
+    hidden: Mapping[str, Reals]
+    every: Reals
+    micro: Reals
+    weights: Reals
+
+    @property
+    def idle(self) -> Reals:
+        """What the slowest stage waits for the others, (C,)."""
+        return bubble(self.group, self.every / self.micro, self.weights)
+
+    @property
+    def seconds(self) -> Reals:
+        """What the slowest stage is occupied for, and what it waits for the others, (C,)."""
+        total: Reals = self.every.max(axis=1) + self.idle
+        return total
+
+
+def _occupied(job: Job, group: Group, work: _Work, sends: list[tuple[Traffic, Reals]]) -> _Occupied:
+    exposed, hidden = _communication(job, group, work, sends)
+    micro = group.candidates["accumulation"][:, None].astype(np.float64)
+    busy = {
+        name: micro * (work.forward[name] + work.backward[name] + work.again.get(name, 0.0))
+        for name in (*COMPUTE_TERMS, "loss")
+        if name in work.forward
+    }
+    if "compression" in group.candidates.columns:
+        for name, seconds in zip(("elementwise", "matmul"), _compression(job, group), strict=True):
+            busy[name] = busy[name] + seconds
+    every = total_of((*busy.values(), *(exposed[axis] for axis in WITHIN if axis in exposed)))
+    return _Occupied(group, busy, exposed, hidden, every, micro, _weight_seconds(job, work))
+
+
+def _with_seconds(job: Job, group: Group, items: Iterable[Traffic]) -> list[tuple[Traffic, Reals]]:
+    """Collectives with the seconds per step that each takes, (C, S)."""
+    network = links(job.cluster, group.meshes)
+    return [(item, _seconds_CS(network, group, item)) for item in items]
+
+
+def _compression(job: Job, group: Group) -> tuple[float, float]:
+    """(elementwise, matmul) seconds per step of a hook of DDP."""
+    from strategist.timing.compression import compression_seconds  # few ask for any
+
+    return compression_seconds(job, group.candidates.compression)
 
 
 def _seconds_CS(network: Links, group: Group, item: Traffic) -> Reals:
@@ -241,15 +322,26 @@ def _first_piece(group: Group, behind: Hidden) -> Reals:
     return one_layer
 
 
-def bubble(group: Group, per_micro_CS: Reals) -> Reals:
+def _weight_seconds(job: Job, work: _Work) -> Reals:
+    """Seconds of the gradients of weights of one micro-batch, (C, S): the part of the products of a backward pass that nobody
+    waits for (Qi et al. 2023, arXiv 2401.10241, section 2: T_W)."""
+    return work.backward["matmul"] * (job.trainable / (1.0 + job.trainable))
+
+
+def bubble(group: Group, per_micro_CS: Reals, weights_CS: Reals) -> Reals:
     """Idle seconds of the slowest stage, (C,): the time of one micro-batch on every other stage, once.
 
     (m - 1) max + sum over stages for GPipe and 1F1B (Huang et al. 2019, arXiv 1811.06965; Narayanan et al. 2021, arXiv
     2104.04473, section 2.2); divided by the virtual stages when interleaved (section 2.2.2) or looped breadth-first
-    (Lamy-Poirier 2023, arXiv 2211.05953).
+    (Lamy-Poirier 2023, arXiv 2211.05953). ZB-H1 neither waits for the gradients of weights nor idles while it makes them:
+    (pp - 1) (T_F + T_B - T_W) instead of (pp - 1) (T_F + T_B + T_W) (Qi et al. 2023, arXiv 2401.10241, table 1), as long as
+    T_W is no more than T_B.
     """
     if group.pp == 1:
         return np.zeros(len(per_micro_CS))
+    splits = group.candidates.is_word("schedule", "zb_h1")
+    if splits.any():
+        per_micro_CS = per_micro_CS - np.where(splits[:, None], 2.0 * weights_CS, 0.0)
     idle = per_micro_CS @ group.stands_for - per_micro_CS.max(axis=1)
     return np.maximum(0.0, idle / group.candidates["virtual_stages"])
 

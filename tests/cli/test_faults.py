@@ -280,6 +280,21 @@ def test_nothing_that_only_looks_on_can_stop_a_run(tmp_path: Path, unharmed: dic
 
 
 @pytest.mark.nightly
+def test_a_driver_that_hangs_is_not_waited_for(tmp_path: Path, unharmed: dict[int, float]) -> None:
+    """With bindings of NVML that never answer a run trains as if nothing had happened, and who looks at the machine is told."""
+    (tmp_path / "stub").mkdir()
+    stub = "import time\nclass NVMLError(Exception): ...\ndef nvmlInit(): time.sleep(1000)\n"
+    (tmp_path / "stub" / "pynvml.py").write_text(stub, encoding="utf-8")
+    hanging = {"PYTHONPATH": f"{tmp_path / 'stub'}:{ROOT}"}
+    run = faulted(tmp_path, None, more=hanging)
+    assert run.done.code == 0, run.done.err
+    assert run.losses == unharmed
+    seen, _ = commanded("plan", "--model", "llama-debug", "--hardware", "local", cwd=tmp_path, more=hanging)
+    assert seen.code == 0, seen.err
+    assert "NVML did not answer" in " ".join((seen.out + seen.err).split())
+
+
+@pytest.mark.nightly
 def test_one_rank_that_is_asked_to_stop_stops_all(tmp_path: Path) -> None:
     """A cluster may signal a rank and not its supervisor: all ranks save after the same step, and the run ends with 7."""
     run = faulted(tmp_path, "1:2:forward:term")

@@ -36,6 +36,7 @@ AXES: tuple[dict[str, Any], ...] = (
     {"tp": 2, "dp_shard": 2, "zero": 3, "etp": 2, "sequence_parallel": True},
     {"pp": 2, "virtual_stages": 2, "schedule": "interleaved"},
     {"pp": 2, "virtual_stages": 2, "schedule": "looped_bfs"},
+    {"pp": 2, "schedule": "zb_h1"},
 )
 OPTIONS: tuple[dict[str, Any], ...] = (
     {},
@@ -44,6 +45,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"recompute": "selective"},
     {"offload": "optimizer"},
     {"tiling": 8},
+    {"loss": "chunked"},
     {"optimizer": "sgd"},
     {"optimizer": "adamw8bit"},
     {"backend": "gloo"},
@@ -123,7 +125,16 @@ def written(target: str) -> Iterator[tuple[Plan, dict[PurePosixPath, str]]]:
             yield plan, outcome
 
 
+def each_once(target: str, name: str) -> Iterator[tuple[Plan, dict[PurePosixPath, str]]]:
+    """The plans that a target has files for, one for each text of one file and each number of ranks."""
+    seen = set()
+    for plan, files in written(target):
+        key = (files.get(PurePosixPath(name)), plan.mesh.world)
+        if key[0] is not None and key not in seen:
+            seen.add(key)
+            yield plan, files
+
+
 def distinct(target: str, name: str) -> list[tuple[str, int]]:
     """The different texts of one file over the grid, each with the number of ranks that it is for."""
-    path = PurePosixPath(name)
-    return sorted({(files[path], plan.mesh.world) for plan, files in written(target) if path in files})
+    return sorted((files[PurePosixPath(name)], plan.mesh.world) for plan, files in each_once(target, name))

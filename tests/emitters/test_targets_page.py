@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
-from docs.targets_page import targets_page
+from docs.targets_page import groups, targets_page
 from strategist import StrategistError
 from strategist.emitters import EMITTERS, find_emitter, proofs
 from tests.source import ROOT
@@ -26,3 +28,24 @@ def test_the_old_launcher_is_translated() -> None:
         find_emitter("torch-launch")
     assert "emit --to torchrun" in refused.value.hint
     assert "LOCAL_RANK" in refused.value.hint
+
+
+def test_proofs_are_what_the_log_shows() -> None:
+    """The proof of a target that the log has tests of follows from how they ended, and is of the day and commit of the log."""
+    for log in groups().values():
+        for target in {test["target"] for test in log["tests"]} - {None}:
+            own = [test for test in log["tests"] if test["target"] == target]
+            levels = {level: {t["outcome"] for t in own if t["level"] == level} for level in ("trained", "parsed")}
+            shown = next((level for level, outcomes in levels.items() if outcomes == {"passed"}), "keys")
+            assert (proofs()[target]["proof"], proofs()[target]["run"]) == (
+                shown,
+                f"{log['date']} at {log['commit'][:7]}",
+            )
+
+
+def test_as_many_targets_are_proven_as_promised() -> None:
+    """24 targets or more are emitted, code of the framework itself accepts 16 or more, and 12 or more were trained with."""
+    found = Counter(proof["proof"] for proof in proofs().values())
+    assert found.total() >= 24
+    assert found["parsed"] + found["trained"] >= 16
+    assert found["trained"] >= 12

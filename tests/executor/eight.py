@@ -20,9 +20,9 @@ from strategist.facts.model import ModelShape
 STEPS, BATCH, SEQ_LEN, LEARNING_RATE, EPSILON = 20, 8, 16, 3e-3, 1e-8
 
 
-def trained(plan: Plan) -> list[float]:
+def trained(plan: Plan, learning_rate: float = LEARNING_RATE) -> list[float]:
     """Losses under the plan's layout."""
-    session = build(plan, model_from_shape(plan.model), default_optimizer(plan, LEARNING_RATE))
+    session = build(plan, model_from_shape(plan.model), default_optimizer(plan, learning_rate))
     samples = SyntheticTokens(plan.model.vocab, SEQ_LEN, STEPS * BATCH)
     return [session.step(batch).loss for batch in session.loader(samples, shuffle=False)]
 
@@ -33,13 +33,17 @@ def trained_alone(shape: ModelShape, shards: int | None) -> list[float]:
     Without `shards`, torch's own AdamW keeps its moments in float32."""
     model = model_from_shape(shape, "cpu")
     initialise(model, 0)
+    return losses_of(model, shape, torchs(model) if shards is None else _ours(model, shards))
+
+
+def losses_of(model: nn.Module, shape: ModelShape, update: Callable[[], object]) -> list[float]:
+    """Losses of one process that trains a model with `update` after each backward."""
     samples = SyntheticTokens(shape.vocab, SEQ_LEN, STEPS * BATCH)
-    update = _torchs(model) if shards is None else _ours(model, shards)
     losses = []
     for step in range(STEPS):
         chosen = [samples[i] for i in range(step * BATCH, (step + 1) * BATCH)]
         inputs, labels = (torch.stack([s[name] for s in chosen]) for name in ("input_ids", "labels"))
-        loss = F.cross_entropy(model(inputs).flatten(0, 1), labels.flatten())
+        loss = F.cross_entropy(model(inputs).flatten(0, 1).float(), labels.flatten())
         loss.backward()
         update()
         model.zero_grad()
@@ -47,8 +51,10 @@ def trained_alone(shape: ModelShape, shards: int | None) -> list[float]:
     return losses
 
 
-def _torchs(model: nn.Module) -> Callable[[], object]:
-    return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=BETAS, weight_decay=WEIGHT_DECAY).step
+def torchs(model: nn.Module, learning_rate: float = LEARNING_RATE) -> Callable[[], object]:
+    """torch's own AdamW on what is trained."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return torch.optim.AdamW(trained, lr=learning_rate, betas=BETAS, weight_decay=WEIGHT_DECAY).step
 
 
 def _ours(model: nn.Module, shards: int) -> Callable[[], None]:

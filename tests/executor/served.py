@@ -6,12 +6,17 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from strategist.document.plan import Plan
+from strategist.errors import ImpossibleError
 from strategist.executor.parameter_server import SERVER, meet, served_session
+from strategist.executor.session import Session
+from strategist.executor.watch import Saving, Watch
+from strategist.runs.folder import RunFolder
 from tests.executor.reference import LEARNING_RATE, Task, dataset_of
 from tests.executor.workers import Outcome
 
@@ -60,7 +65,7 @@ def serve_or_train(plan: Plan, task: Task | None, folder: str) -> Outcome | None
             return None
         dist.init_process_group("gloo", init_method=f"file://{folder}/ddp", rank=rank, world_size=workers)
         try:
-            return _train(plan, task)
+            return _train(plan, task, Path(folder))
         finally:
             dist.destroy_process_group()
 
@@ -76,7 +81,7 @@ def _take_a_number(folder: Path) -> int:
     raise AssertionError
 
 
-def _train(plan: Plan, task: Task | None) -> Outcome:
+def _train(plan: Plan, task: Task | None, folder: Path) -> Outcome:
     choices: dict[str, Any] = {"clip_norm": 0.5, "learning_rate": LEARNING_RATE}
     if task is None:
         session, data = served_session(plan, Recommender, **choices), Purchases()
@@ -85,13 +90,22 @@ def _train(plan: Plan, task: Task | None) -> Outcome:
         session = served_session(plan, seed=task.seed, **choices)
         batches = session.loader(dataset_of(task), seed=task.seed)
     assert not any("table" in name or "bought" in name for name, _ in session.parts.model.named_parameters())
+    _assert_nothing_is_saved(session, folder / f"run{dist.get_rank()}")
     results = [session.step(batch) for batch in batches]
     return [r.loss for r in results], session.parameters_full(), [r.gradient_norm for r in results]
 
 
+def _assert_nothing_is_saved(session: Session, folder: Path) -> None:
+    """A run that would save is refused before its first step, and leaves nothing."""
+    run = RunFolder(str(folder))
+    run.of_rank(0, "beat").parent.mkdir(parents=True)
+    with pytest.raises(ImpossibleError, match="parameter server"):
+        Watch(run, saving=Saving(every=1, keep=1)).begin(session)
+    assert not run.checkpoints.exists()
+
+
 def refused_by(module: nn.Module) -> str:
     """What is said about a module whose tables no server can hold."""
-    from strategist.errors import ImpossibleError
     from strategist.executor.parameter_server import tables_in
 
     try:

@@ -76,12 +76,6 @@ def test_layouts_that_nobody_tried_beside_adapters_are_refused(layout: dict[str,
     assert not layout_obstacles(make_plan(tiny_llama(), **layout))
 
 
-def test_weights_of_four_bits_are_refused_in_a_sentence() -> None:
-    """QLoRA is planned, and not run."""
-    (found,) = layout_obstacles(make_plan(tiny_llama(adapters=replace(ADAPTERS, method="qlora"))))
-    assert (found.code, "qlora" in found.sentence) == ("UNSUPPORTED", True)
-
-
 @pytest.mark.slow
 def test_weights_of_hugging_face_fill_the_frozen_part() -> None:
     """Adapters are no tensors of theirs: the same names go to the same parameters as without them."""

@@ -34,11 +34,22 @@ PP_V2 = {"pp": 2, "virtual_stages": 2, "micro_batch": 2, "accumulation": 4}
 PP_FSDP = {"pp": 2, "dp_shard": 2, "zero": 3, "micro_batch": 2, "accumulation": 2}
 HOST = {"dp_shard": 2, "zero": 2, "offload": "optimizer", "micro_batch": 4}
 TP_HOST = {"tp": 2, "etp": 2, "dp_shard": 2, "zero": 2, "offload": "optimizer", "micro_batch": 4}
+NVME2 = {"dp_shard": 2, "zero": 3, "offload": "nvme", "micro_batch": 4}
+NVME4 = {"dp_shard": 4, "zero": 3, "offload": "nvme", "micro_batch": 2}
 EP2 = {"dp_shard": 2, "zero": 3, "ep": 2, "micro_batch": 4}
 EP_FSDP = {"dp_shard": 4, "zero": 3, "ep": 2, "micro_batch": 2}
 EP4 = {"dp_shard": 4, "zero": 2, "ep": 4, "micro_batch": 2}
+EP_ETP = {"tp": 2, "etp": 2, "ep": 2, "dp_shard": 2, "zero": 3, "micro_batch": 4}
+EP_TP = {"tp": 2, "ep": 4, "dp_shard": 2, "zero": 2, "micro_batch": 4, "sequence_parallel": True}
+EP_DDP = {"dp_replicate": 2, "ep": 2, "micro_batch": 4}
+EP_HOST = {"dp_shard": 2, "zero": 3, "ep": 2, "offload": "parameters", "micro_batch": 4}
+
+EIGHT = {"optimizer": "adamw8bit"}
+WIDE = tiny_llama(hidden=512, head_dim=64)
+"""Half of each of its weights is whole blocks of 256 elements, a quarter of a norm's is not."""
 
 TILED = FSDP2 | {"tiling": 3, "recompute": "full"}
+TILED_NVME = NVME4 | {"tiling": 8}
 TILED_AWAY = {"dp_shard": 4, "zero": 3, "micro_batch": 2, "tiling": 2, "offload": "parameters"}
 
 CHAINS: dict[str, tuple[dict[str, Any], ...]] = {
@@ -49,12 +60,16 @@ CHAINS: dict[str, tuple[dict[str, Any], ...]] = {
     "experts apart, copies on the host": (EP2, HOST, EP_FSDP, SINGLE, EP2),
     "tiles and none": (TILED, SINGLE, TILED_AWAY, HSDP, TILED),
     "further experts and copies": (HOST, EP4, TP_HOST, HOST, EP_FSDP),
+    "a drive, memory, another drive": (NVME2, TP_PP, NVME4, ZERO1, NVME2),
+    "experts beside everything": (EP_ETP, EP_TP, EP_DDP, EP_HOST, SINGLE),
+    "tiles on a drive": (TILED_NVME, DDP2, TILED_NVME),
 }
 IN_CI = (
     "dp4 to tp2-pp2 to single and back",
     "sharded, replicated, zero-1",
     "experts apart, copies on the host",
     "tiles and none",
+    "a drive, memory, another drive",
 )
 
 
@@ -105,6 +120,10 @@ def _assert_goes_on(shape: ModelShape, chain: tuple[dict[str, Any], ...], tmp_pa
         pytest.param(FSDP2, id="fsdp"),
         pytest.param(ZERO1, id="zero1"),
         pytest.param(TP_PP, id="tp-pp", marks=pytest.mark.nightly),
+        pytest.param(NVME2, id="drive", marks=pytest.mark.nightly),
+        pytest.param(FSDP2 | EIGHT, id="eight-bits"),
+        pytest.param(TP_FSDP | EIGHT, id="eight-bits-tp", marks=pytest.mark.nightly),
+        pytest.param(ZERO1 | EIGHT, id="eight-bits-zero1", marks=pytest.mark.nightly),
     ],
 )
 def test_the_same_layout_goes_on_bit_by_bit(layout: dict[str, Any], tmp_path: Path) -> None:
@@ -113,7 +132,7 @@ def test_the_same_layout_goes_on_bit_by_bit(layout: dict[str, Any], tmp_path: Pa
     from tests.executor.reference import Task
     from tests.executor.workers import train_part
 
-    task = Task(tiny_mixtral() if layout is not TP_PP else tiny_llama(), ragged=True)
+    task = Task(tiny_llama() if "tp" in layout else tiny_mixtral(), ragged=True)
     plan = make_plan(task.shape, **layout, formats=FLOAT32)
     whole = run_ranks(plan.mesh.world, train_part, plan, task, None, 5, tmp_path / "whole")
     run_ranks(plan.mesh.world, train_part, plan, task, None, 2, tmp_path / "half")
@@ -172,6 +191,9 @@ def test_float16_goes_on_with_its_loss_scale(layout: dict[str, Any], tmp_path: P
         pytest.param(SINGLE, id="single"),
         pytest.param(DDP2, id="ddp", marks=pytest.mark.nightly),
         pytest.param(HOST, id="host", marks=pytest.mark.nightly),
+        pytest.param(NVME2, id="drive"),
+        pytest.param(FSDP2 | EIGHT, id="eight-bits", marks=pytest.mark.nightly),
+        pytest.param(TILED | EIGHT, id="tiles-eight-bits"),
         pytest.param(EP_FSDP, id="ep", marks=pytest.mark.nightly),
         pytest.param(TP_PP, id="tp-pp", marks=pytest.mark.nightly),
     ],
@@ -206,23 +228,54 @@ def test_what_cannot_be_written_in_the_background_is_said_later(tmp_path: Path) 
     assert not (tmp_path / "second").exists()
 
 
+def test_moments_in_eight_bits_pass_through_layouts_with_the_same_blocks(tmp_path: Path) -> None:
+    """Loaded and saved again under one process, in slices, on a drive, on the host and as replicas, the moments of two shards are the same bytes:
+    training that goes on with them is bit by bit that without a stop."""
+    from tests.executor.harness import run_ranks
+    from tests.executor.reference import Task
+    from tests.executor.workers import train_part
+
+    task, start = Task(WIDE), tmp_path / "0"
+
+    def trained(layout: dict[str, Any], start: Path | None, until: int, target: Path) -> list[Any]:
+        plan = make_plan(WIDE, **layout, **EIGHT, formats=FLOAT32)
+        return run_ranks(plan.mesh.world, train_part, plan, task, start, until, target)
+
+    whole = trained(FSDP2, None, 5, tmp_path / "whole")
+    trained(FSDP2, None, 2, start)
+    for number, layout in enumerate((SINGLE, TILED, NVME2, SINGLE | {"offload": "optimizer"}, DDP2), 1):
+        trained(layout, start, 2, tmp_path / str(number))
+        start = tmp_path / str(number)
+    rest = trained(FSDP2, start, 5, tmp_path / "rest")
+    for (losses, parameters, _), (more, others, _) in zip(whole, rest, strict=True):
+        assert losses[2:] == more
+        assert all(parameters[name].equal(value) for name, value in others.items())
+
+
 @pytest.mark.parametrize(
-    ("word", "layout"),
+    ("written", "asked", "said"),
     [
-        ("offload to NVMe", {"dp_shard": 2, "zero": 3, "offload": "nvme", "micro_batch": 4}),
-        ("8-bit AdamW", {"dp_shard": 2, "zero": 2, "optimizer": "adamw8bit", "micro_batch": 4}),
+        pytest.param(FSDP2 | EIGHT, FSDP4 | EIGHT, "other blocks", id="quarters of halves"),
+        pytest.param(
+            FSDP2, FSDP2 | EIGHT, "another model or optimizer", id="numbers as codes", marks=pytest.mark.nightly
+        ),
+        pytest.param(FSDP2 | EIGHT, NVME2, "another model or optimizer", id="codes as numbers"),
     ],
 )
-def test_what_no_checkpoint_holds_is_refused_before_the_first_step(
-    word: str, layout: dict[str, Any], tmp_path: Path
+def test_moments_that_mean_something_else_are_refused(
+    written: dict[str, Any], asked: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
-    """Nobody trains for hours to learn at the first save that there is none."""
+    """Blocks that another cut has torn apart, and codes where numbers are wanted, are refused in a sentence on every rank; the
+    session trains on as if nothing had been loaded."""
     from tests.executor.harness import run_ranks
-    from tests.executor.workers import refused_save
+    from tests.executor.reference import Task
+    from tests.executor.workers import refused_load, train_part
 
-    (tmp_path / "RUN" / "ranks").mkdir(parents=True)
-    plan = make_plan(formats=FLOAT32, **layout)
-    assert run_ranks(2, refused_save, plan, tmp_path / "RUN") == [("UNSUPPORTED", word, [])] * 2
+    first, second = (make_plan(WIDE, **layout, formats=FLOAT32) for layout in (written, asked))
+    run_ranks(first.mesh.world, train_part, first, Task(WIDE), None, 1, tmp_path / "saved")
+    for code, sentence, untouched in run_ranks(second.mesh.world, refused_load, second, tmp_path / "saved", WIDE):
+        assert (code, untouched) == ("FACTS_DIFFER", True)
+        assert said in sentence
 
 
 class Bomb:

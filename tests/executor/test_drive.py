@@ -87,3 +87,32 @@ def test_a_full_drive_is_a_sentence_and_no_signal(tmp_path: Path, monkeypatch: p
     assert refused.value.code == "IO"
     assert os.strerror(errno.ENOSPC) in str(refused.value) or os.strerror(errno.EFBIG) in str(refused.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_states_leave_a_drive_whole_and_come_back_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a drive gives for a weight is what an optimizer in memory holds for it, and what it is given it trains on with, in blocks
+    of any size; forgetting is as before the first step."""
+    import torch
+
+    from strategist.executor.drive import Drive, StateOnDrive
+
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    (weights, memory), (_, drive) = (_trained(on_drive, "adamw") for on_drive in (False, True))
+    states = list(drive.whole().values())
+    for state, expected in zip(states, memory.state.values(), strict=True):
+        assert state.keys() == expected.keys()
+        assert all(state[name].equal(value) for name, value in expected.items())
+
+    parameters = [torch.nn.Parameter(weight.clone()) for weight in weights]
+    other: Any = StateOnDrive(parameters, lambda groups: torch.optim.AdamW(groups, lr=0.1), Drive(), 100)
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    other.step()
+    other.take(dict(zip(parameters, states, strict=True)))
+    assert all(
+        got[name].equal(value)
+        for got, state in zip(other.whole().values(), states, strict=True)
+        for name, value in state.items()
+    )
+    other.forget()
+    assert (other.images, list(other.state)) == ([], [])

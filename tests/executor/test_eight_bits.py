@@ -30,7 +30,7 @@ LAYOUTS: dict[str, tuple[Any, dict[str, Any], int]] = {
 @pytest.mark.parametrize("signed", [True, False])
 def test_the_table_is_the_papers(signed: bool) -> None:
     """The 256 values are those that the bits of the paper's data type spell."""
-    from strategist.executor.eight_bits import dynamic_table
+    from strategist.executor.dynamic_values import dynamic_table
     from tests.executor.eight import paper_table
 
     assert len(dynamic_table(signed=signed)) == 256

@@ -5,7 +5,6 @@ The rules are data that the search applies to columns, the executor judges a fin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 
 from strategist import load_cluster, load_model, recommend
 from strategist.catalog import rows
-from strategist.document.plan import Plan
 from strategist.errors import ImpossibleError, NoPlanError, StrategistError
 from strategist.executor.support import ASKED, layout_obstacles, obstacles, unsupported
 from strategist.facts.job import Job
@@ -24,11 +22,11 @@ from strategist.facts.profile import find_profile
 from strategist.facts.workload import Optimizer, Precision, Workload
 from strategist.planner.search import Question, search
 from strategist.planner.situation import one, question
-from strategist.planner.write import mesh_of, strategy_of
 from strategist.rulebook.apply import columns, fired
 from strategist.rulebook.rule import Rule, load_rules
 from strategist.rulebook.vocabulary import WORDS
 from strategist.space.candidates import Candidates
+from tests.executor.matrix import written
 from tests.oracle.legality import is_buildable
 from tests.planner.properties import Properties
 from tests.plans import make_plan
@@ -66,12 +64,6 @@ def executable_jobs(draw: Draw) -> Job:
     shape = draw(st.one_of(dense_shapes(), sliding_shapes(), moe_shapes()).filter(is_buildable))
     work = replace(job.workload, precision=draw(st.sampled_from(("bf16", "fp32"))), optimizer="adamw")
     return replace(job, model=shape, workload=work, frontend="strategist")
-
-
-def written(job: Job, row: Mapping[str, Any]) -> Plan:
-    """A layout as the Plan that the executor would be given; its ledgers are of no interest here."""
-    parts = {"cluster": job.cluster, "model": job.model, "workload": job.workload}
-    return replace(make_plan(), **parts, mesh=mesh_of(row), strategy=strategy_of(job, row))
 
 
 def refusing(job: Job, layout: Candidates) -> list[str]:

@@ -33,7 +33,8 @@ def test_a_language_model_whose_tokens_lie_on_a_server_trains_as_in_one_process(
 
 
 def test_a_recommender_trains_as_in_one_process(tmp_path: Any) -> None:
-    """Two tables of bags on the server and a dense tower on two workers: what one process with all of it would do."""
+    """Two tables of bags on the server and a dense tower on two workers: what one process with all of it would do. A run that would
+    save, which no checkpoint of ours can yet, is refused before its first step."""
     from tests.executor.harness import run_alone_together
     from tests.executor.served import serve_or_train
 

@@ -36,8 +36,10 @@ SHARDED = {"dp_shard": 2, "zero": 3}
 ZERO1 = {"dp_shard": 2, "zero": 1}
 V2 = {"pp": 2, "virtual_stages": 2}
 BFS = V2 | {"schedule": "looped_bfs"}
+ZB = {"pp": 2, "schedule": "zb_h1", "accumulation": 4}
 SP = {"tp": 2, "sequence_parallel": True}
 TP_MOE = {"tp": 2, "etp": 2}
+CHUNKED = {"loss": "chunked"}
 SHARED_EXPERT = {"moe": {"shared_ffn": 16, "shared_gate": True}}
 FIRST_DENSE = {"ffn_hidden": 48, "layers": 4, "moe": {"first_dense": 1, "layers": 3, "shared_ffn": 16}}
 RING, SWAP = ({"cp": 2, "context_parallel": kind} for kind in ("ring", "all-to-all"))
@@ -84,6 +86,11 @@ CASES = (
     Case("pp2-bfs-fsdp2", BFS | SHARDED | {"accumulation": 4, "recompute": "selective"}, {"layers": 4}, ragged=True, clip=0.5),
     Case("pp2-bfs-ddp2", BFS | PLAIN | {"accumulation": 2}, {"layers": 4}, ragged=True, clip=0.5),
     Case("pp4-bfs", BFS | {"pp": 4, "accumulation": 8}, {"layers": 8, "tied": True}, ragged=True, clip=0.5),
+    Case("pp2-zb", ZB, {"tied": True}, ragged=True, clip=0.5),
+    Case("pp4-zb", ZB | {"pp": 4, "accumulation": 8}, {"layers": 4, "qk_norm": "head"}, ragged=True, clip=0.5),
+    Case("pp2-zb-ddp2", ZB | PLAIN | {"accumulation": 2}, ragged=True, clip=0.5),
+    Case("pp2-zb-zero2", ZB | SHARDED | {"zero": 2}, {"tied": True}, ragged=True, clip=0.5),
+    Case("pp2-zb-tp2", ZB | SP, ragged=True, clip=0.5),
     Case("zero3-offload", SHARDED | {"accumulation": 2, "offload": "parameters"}, ragged=True, clip=0.5),
     Case("zero3-offload-nvme", SHARDED | {"accumulation": 2, "offload": "nvme"}, ragged=True, clip=0.5),
     Case("fsdp4-offload-nvme", {"dp_shard": 4, "zero": 3, "offload": "nvme", "recompute": "full"}, {"vocab": 63, "tied": True}, ragged=True, clip=0.5),
@@ -121,6 +128,14 @@ CASES = (
     Case("cp2-all-to-all-fsdp2-tp2", SWAP | SHARDED | SP, ragged=True, clip=0.5),
     Case("pp2-cp2-ring", RING | {"pp": 2, "accumulation": 4}, {"tied": True}, ragged=True, clip=0.5),
     Case("hsdp-tp2", SHARDED | PLAIN | {"tp": 2}, {"qk_norm": "head"}, clip=0.5),
+    Case("single-chunked", CHUNKED | {"accumulation": 2, "recompute": "selective"}, ragged=True, clip=0.5),
+    Case("ddp2-chunked", CHUNKED | PLAIN | {"accumulation": 2}, {"tied": True, "vocab": 97}, ragged=True, clip=0.5),
+    Case("threads2-chunked", CHUNKED | PLAIN | {"replicas": "threads"}, {"tied": True}, ragged=True, clip=0.5),
+    Case("zero1-chunked", CHUNKED | ZERO1 | {"recompute": "full"}, {"vocab": 100}, ragged=True, clip=0.5),
+    Case("zero2-chunked", CHUNKED | {"dp_shard": 2, "zero": 2, "accumulation": 2}, {"vocab": 97}, ragged=True, clip=0.5),
+    Case("zero3-chunked-offload", CHUNKED | SHARDED | {"offload": "parameters"}, {"vocab": 31}, ragged=True, clip=0.5),
+    Case("hsdp-chunked", CHUNKED | SHARDED | PLAIN, {"tied": True, "vocab": 161}, ragged=True, clip=0.5),
+    Case("cp2-ring-chunked", CHUNKED | RING | SHARDED, {"vocab": 97}, ragged=True, clip=0.5),
 )  # fmt: skip
 
 
@@ -138,8 +153,10 @@ GPT = (
     Case("fsdp2-tp2", SHARDED | SP, {"norm": "layernorm_nobias"}, ragged=True, clip=0.5),
     Case("pp2-tp2", {"pp": 2, "schedule": "gpipe", "accumulation": 4} | SP, ragged=True, clip=0.5),
     Case("pp2-v2-fsdp2", V2 | SHARDED | {"accumulation": 4, "recompute": "full"}, {"layers": 4}, ragged=True, clip=0.5),
+    Case("pp2-zb-zero1", ZB | ZERO1, ragged=True, clip=0.5),
     Case("cp2-ring", RING, ragged=True, clip=0.5),
     Case("cp2-ring-tp2", RING | SP, {"tied": False}, ragged=True, clip=0.5),
+    Case("zero3-chunked", CHUNKED | SHARDED | {"accumulation": 2}, {"tied": False, "lm_head_bias": True}, ragged=True, clip=0.5),
     Case("cp2-all-to-all-window", SWAP, WINDOWED | {"norm": "layernorm_nobias"}, ragged=True, clip=0.5),
 )  # fmt: skip
 
@@ -160,10 +177,21 @@ MOE = (
     Case("cp2-ring-fsdp2", RING | SHARDED, SHARED_EXPERT, ragged=True, clip=0.5),
     Case("ep2", SHARDED | {"ep": 2, "accumulation": 2, "recompute": "full"}, SHARED_EXPERT, ragged=True, clip=0.5),
     Case("ep2-fsdp4", {"dp_shard": 4, "zero": 3, "ep": 2, "recompute": "selective"}, ragged=True, clip=0.5),
-    Case("ep4-zero2", {"dp_shard": 4, "zero": 2, "ep": 4, "accumulation": 2}, {"moe": {"top_k": 1}}, ragged=True, clip=0.5),
+    Case("ep4-zero2", {"dp_shard": 4, "zero": 2, "ep": 4, "accumulation": 2, "recompute": "selective"}, {"moe": {"top_k": 1}}, ragged=True, clip=0.5),
     Case("ep2-hsdp", SHARDED | PLAIN | {"ep": 2}, FIRST_DENSE, ragged=True, clip=0.5),
     Case("ep2-cp2", RING | {"zero": 3, "ep": 2, "recompute": "full"}, SHARED_EXPERT, ragged=True, clip=0.5),
     Case("pp2-ep2", {"pp": 2, "dp_shard": 2, "zero": 3, "ep": 2, "accumulation": 2}, FIRST_DENSE, ragged=True, clip=0.5),
+    Case("ep2-etp2", TP_MOE | SHARDED | {"ep": 2, "accumulation": 2}, SHARED_EXPERT, ragged=True, clip=0.5),
+    Case("ep2-etp2-sp", TP_MOE | SP | SHARDED | {"ep": 2, "recompute": "full"}, FIRST_DENSE, ragged=True, clip=0.5),
+    Case("tp2-ep2", SP | SHARDED | {"ep": 2, "accumulation": 2}, SHARED_EXPERT, ragged=True, clip=0.5),
+    Case("tp2-ep4", SP | {"dp_shard": 2, "zero": 2, "ep": 4, "recompute": "selective"}, FIRST_DENSE, ragged=True, clip=0.5),
+    Case("tp2-ep2-alone", SP | {"ep": 2, "accumulation": 2}, ragged=True, clip=0.5),
+    Case("ep2-ddp2", PLAIN | {"ep": 2, "accumulation": 2}, SHARED_EXPERT, ragged=True, clip=0.5),
+    Case("ep2-ddp4", {"dp_replicate": 4, "ep": 2, "recompute": "full"}, FIRST_DENSE, ragged=True, clip=0.5),
+    Case("ep2-zero2-offload-optimizer", {"dp_shard": 4, "zero": 2, "ep": 2, "offload": "optimizer"}, SHARED_EXPERT, ragged=True, clip=0.5),
+    Case("ep2-zero3-offload", SHARDED | {"ep": 2, "offload": "parameters", "accumulation": 2}, ragged=True, clip=0.5),
+    Case("ep2-zero3-offload-nvme", SHARDED | {"ep": 2, "offload": "nvme"}, SHARED_EXPERT, ragged=True, clip=0.5),
+
 )  # fmt: skip
 ADAPTED = {"adapters": Adapters(rank=3, alpha=6, targets=("q", "k", "v", "o", "gate", "up", "down"))}
 LORA = (
@@ -180,7 +208,17 @@ CASES += tuple(replace(case, name=f"gpt-{case.name}", model=tiny_gpt2) for case 
 CASES += tuple(replace(case, name=f"moe-{case.name}", model=tiny_mixtral) for case in MOE)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+BY_NIGHT = (
+    "moe-ep2-etp2", "moe-tp2-ep4", "moe-tp2-ep2-alone", "moe-ep2-ddp4", "moe-ep2-zero2-offload-optimizer", "moe-ep2-zero3-offload-nvme",
+)  # fmt: skip
+"""Cases whose parts are all in others that the ci suite runs."""
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=pytest.mark.nightly if case.name in BY_NIGHT else ()) for case in CASES],
+    ids=lambda case: case.name,
+)
 def test_training_equals_one_process(case: Case) -> None:
     """Losses, gradient norms and final parameters of five AdamW steps are those of one process, on every rank."""
     from tests.executor.harness import run_ranks

@@ -28,6 +28,7 @@ RUNNABLE: tuple[dict[str, Any], ...] = (
     {"pp": 2, "schedule": "gpipe", "dp_replicate": 2},
     {"shape": DEEP, "pp": 2, "virtual_stages": 4, "tp": 2, "dp_shard": 2, "zero": 3, "accumulation": 4},
     {"shape": DEEP, "pp": 2, "virtual_stages": 2, "schedule": "looped_bfs", "accumulation": 3, "recompute": "full"},
+    {"pp": 2, "schedule": "zb_h1", "accumulation": 4, "dp_shard": 2, "zero": 2, "tp": 2, "sequence_parallel": True},
     {"dp_replicate": 2, "dp_shard": 2, "zero": 3, "offload": "parameters", "formats": BFLOAT16},
     {"cp": 4, "context_parallel": "ring", "dp_shard": 2, "zero": 3, "recompute": "full"},
     {
@@ -65,6 +66,7 @@ OVERLAP = (
     Stage(index=1, layers=((0, 2),), embedding=False, head=True),
 )
 RING, SWAP = ({"cp": 2, "context_parallel": kind} for kind in ("ring", "all-to-all"))
+ZB = {"pp": 2, "schedule": "zb_h1", "accumulation": 2}
 V2 = {"shape": DEEP, "pp": 2, "virtual_stages": 2}
 SWAPPED = tuple(replace(stage, layers=stage.layers[::-1]) for stage in even_stages(8, 2, 2))
 
@@ -78,10 +80,11 @@ REFUSED: tuple[tuple[dict[str, Any], str, str, str], ...] = (
     (SWAP | {"cp": 8}, "DIVISIBILITY", "model.kv_heads", "kv_heads = 4"),
     (SWAP | {"cp": 2, "tp": 4}, "DIVISIBILITY", "model.kv_heads", "tp = 4 and cp = 2"),
     ({"ep": 2, "dp_shard": 2, "zero": 3}, "UNSUPPORTED", "mesh.ep", "0 experts"),
-    ({"shape": tiny_mixtral(), "ep": 2, "dp_replicate": 2}, "UNSUPPORTED", "mesh.ep", "zero 0"),
-    ({"shape": tiny_mixtral(), "ep": 2, "dp_shard": 2, "zero": 3, "tp": 2}, "UNSUPPORTED", "mesh.ep", "tp 2, etp 1"),
+    ({"shape": tiny_mixtral(), "ep": 2, "dp_shard": 2, "zero": 1}, "UNSUPPORTED", "mesh.ep", "zero 1"),
+    ({"shape": tiny_mixtral(), "ep": 2, "dp_shard": 2, "zero": 3, "tp": 2}, "UNSUPPORTED", "mesh.ep", "without sequence_parallel"),
+    ({"shape": tiny_mixtral(), "ep": 2, "dp_shard": 2, "zero": 3, "tp": 4, "etp": 2}, "UNSUPPORTED", "mesh.ep", "tp 4, etp 2"),
     ({"shape": tiny_mixtral(), "ep": 4, "dp_shard": 2, "zero": 3}, "UNSUPPORTED", "mesh.ep", "4 does not divide"),
-    ({"shape": tiny_mixtral(), "ep": 2, "dp_shard": 2, "zero": 3, "offload": "parameters"}, "UNSUPPORTED", "mesh.ep", "offload"),
+    ({"shape": tiny_mixtral(), "ep": 2, "dp_shard": 1, "dp_replicate": 2, "zero": 3}, "UNSUPPORTED", "mesh.ep", "2 does not divide"),
     ({"shape": tiny_mixtral(), "ep": 3, "dp_shard": 3, "zero": 3}, "UNSUPPORTED", "mesh.ep", "4 experts"),
     ({"etp": 2, "tp": 2}, "UNSUPPORTED", "mesh.etp", "no experts"),
     ({"pp": 2, "schedule": "interleaved", "accumulation": 2}, "FRAMEWORK_LEGALITY", "strategy.virtual_stages", "= 1"),
@@ -94,6 +97,14 @@ REFUSED: tuple[tuple[dict[str, Any], str, str, str], ...] = (
     (V2 | {"accumulation": 3}, "BATCH_SPLIT", "strategy.accumulation", "a multiple of 2"),
     ({"pp": 2, "schedule": "looped_bfs", "accumulation": 2}, "FRAMEWORK_LEGALITY", "strategy.virtual_stages", "= 1"),
     (V2 | {"schedule": "looped_bfs"}, "BATCH_SPLIT", "strategy.accumulation", "at least 2 micro-batches"),
+    (V2 | {"schedule": "zb_h1", "accumulation": 2}, "FRAMEWORK_LEGALITY", "strategy.virtual_stages", "'zb_h1' does not go"),
+    (ZB | {"accumulation": 3}, "BATCH_SPLIT", "strategy.accumulation", "a multiple of 2"),
+    (ZB | {"recompute": "full"}, "FRAMEWORK_LEGALITY", "strategy.schedule", "recompute = full"),
+    (ZB | {"recompute": "selective"}, "FRAMEWORK_LEGALITY", "strategy.schedule", "recompute = selective"),
+    (ZB | {"dp_shard": 2, "zero": 3}, "FRAMEWORK_LEGALITY", "strategy.schedule", "zero = 3"),
+    (ZB | {"cp": 2, "context_parallel": "ring"}, "FRAMEWORK_LEGALITY", "strategy.schedule", "cp = 2"),
+    (ZB | {"shape": tiny_mixtral()}, "FRAMEWORK_LEGALITY", "strategy.schedule", "4 experts"),
+    (ZB | {"compile": True}, "FRAMEWORK_LEGALITY", "strategy.schedule", "compile"),
     ({"offload": "optimizer", "dp_shard": 2, "zero": 1}, "UNSUPPORTED", "strategy.offload", "zero = 1"),
     ({"offload": "parameters"}, "UNSUPPORTED", "strategy.offload", "zero 0"),
     ({"offload": "nvme", "dp_shard": 2, "zero": 2}, "UNSUPPORTED", "strategy.offload", "zero 2"),

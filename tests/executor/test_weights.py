@@ -15,10 +15,11 @@ from tests.plans import FLOAT32, make_plan, tiny_llama, tiny_mixtral
 
 pytestmark = pytest.mark.slow
 
-FAMILIES = ("gpt2", "llama", "llama-tied", "mistral", "qwen2", "qwen3")
-IN_CI = ("gpt2", "llama", "llama-tied")
+FAMILIES = ("gpt2", "llama", "llama-tied", "mistral", "qwen2", "qwen3", "mixtral", "olmoe", "qwen2-moe", "qwen3-moe")
+IN_CI = ("gpt2", "llama", "llama-tied", "mixtral", "qwen2-moe")
 LAYOUT = {"dp_shard": 2, "zero": 3, "micro_batch": 4}
 CUT = {"tp": 2, "micro_batch": 2}
+LAYOUTS = {"llama": CUT, "mixtral": LAYOUT | {"ep": 2}, "qwen3-moe": LAYOUT | {"ep": 2}, "qwen2-moe": CUT | {"etp": 2}}
 
 
 def config_of(case: str) -> Any:
@@ -42,7 +43,7 @@ def test_weights_come_in_and_leave_as_they_were(case: str, tmp_path: Path) -> No
     config.save_pretrained(tmp_path / "theirs")
     tokens = [[(7 * place + 5 * row) % 64 for place in range(14)] for row in range(2)]
     expected = run_alone(made_by_transformers, tmp_path / "theirs", tokens)
-    plan = make_plan(shape_from_config(config.to_dict()), **(CUT if case == "llama" else LAYOUT), formats=FLOAT32)
+    plan = make_plan(shape_from_config(config.to_dict()), **LAYOUTS.get(case, LAYOUT), formats=FLOAT32)
     first, _ = run_ranks(2, carried, plan, tmp_path / "theirs", tmp_path / "checkpoint", tmp_path / "ours", tokens)
     config.save_pretrained(tmp_path / "ours")
     assert run_alone(differing_to_transformers, tmp_path / "theirs", tmp_path / "ours") == []
@@ -104,7 +105,9 @@ def test_files_that_do_not_fit_are_refused(spoil: Any, changes: dict[str, Any], 
     assert run_alone(refused_import, plan, tmp_path / "out") == (code, True)
 
 
-@pytest.mark.parametrize("shape", [tiny_mixtral(), tiny_llama(family="gemma")], ids=["experts", "family"])
+@pytest.mark.parametrize(
+    "shape", [tiny_mixtral(family="llama"), tiny_llama(family="mixtral-of-others")], ids=["experts", "family"]
+)
 def test_families_without_names_are_refused(shape: Any) -> None:
     """Where no row says what Hugging Face calls the weights, nothing is guessed."""
     from strategist.executor.weights import entries
@@ -117,7 +120,26 @@ def test_families_without_names_are_refused(shape: Any) -> None:
 def test_every_scheme_is_judged_by_transformers() -> None:
     """Each scheme of names in the catalogue is one of those that are compared with transformers here."""
     from strategist.catalog import rows
-    from strategist.executor.weights import SCHEMES
+    from strategist.executor.weights import EXPERTS, SCHEMES
 
-    schemes = {row["family"]: row["scheme"] for row in rows("weight_names")}
-    assert {schemes[CASES[case][0]] for case in FAMILIES} == set(schemes.values()) == set(SCHEMES)
+    named = {row["family"]: row for row in rows("weight_names")}
+    judged = [named[CASES[case][0]] for case in FAMILIES]
+    for kind, schemes in (("scheme", SCHEMES), ("experts", EXPERTS)):
+        every = {row[kind] for row in named.values() if kind in row}
+        assert {row[kind] for row in judged if kind in row} == every == set(schemes)
+
+
+@pytest.mark.parametrize(
+    ("said", "code"), [({"norm_topk_prob": False}, "UNSUPPORTED"), ({}, "UNSUPPORTED"), ({"norm_topk_prob": True}, "")]
+)
+def test_experts_that_are_weighed_in_another_way_are_refused(said: dict[str, Any], code: str, tmp_path: Path) -> None:
+    """Weights of a model whose chosen experts' weights do not add up to one would say something else here: nothing changes."""
+    from tests.executor.harness import run_alone
+    from tests.executor.workers import exported_in_parts, refused_import
+
+    plan = make_plan(tiny_mixtral(family="olmoe"), micro_batch=8)
+    _, same = run_alone(exported_in_parts, plan, tmp_path, None)
+    assert same
+    (tmp_path / "out" / "config.json").write_text(json.dumps(said))
+    changed = code == ""
+    assert run_alone(refused_import, plan, tmp_path / "out") == (code, not changed)

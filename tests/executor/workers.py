@@ -380,15 +380,7 @@ def refused_drive(plan: Plan, folder: str) -> tuple[str, str, str | None]:
     return "", "", None
 
 
-def refused_save(plan: Plan, folder: Path) -> tuple[str, str, list[str]]:
-    """Code and word of the error that saving causes before the first step of a run that would save, and what lies in the folder."""
-    from strategist.executor.watch import Saving, Watch
-    from strategist.runs.folder import RunFolder
-
-    run = RunFolder(folder)
-    session = build(plan, model_from_shape(plan.model))
-    try:
-        Watch(run, saving=Saving(every=1, keep=1)).begin(session)
-    except StrategistError as error:
-        return error.code, str(error.value), sorted(path.name for path in run.checkpoints.glob("*"))
-    return "", "", []
+def kinds_of_modules(plan: Plan) -> list[str]:
+    """Names of the classes that the modules of a session are made of."""
+    model = build(plan, model_from_shape(plan.model)).parts.model
+    return sorted({kind.__name__ for module in model.modules() for kind in type(module).__mro__})

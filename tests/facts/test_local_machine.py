@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -116,6 +117,15 @@ def test_without_gpus_there_are_cpu_ranks(host: Senses) -> None:
         assert found.cluster.smallest.memory_bytes == 2**40 // 192
     assert "nvidia-ml-py" in local_node(host).notes[0]
     assert "Driver Not Loaded" in local_node(replace(host, nvml=lambda: nvml([], broken=True))).notes[0]
+
+
+def test_a_driver_that_hangs_holds_up_nobody(host: Senses) -> None:
+    """A driver that never answers counts as no driver, and a note says so; one that answers with a fault of ours raises it."""
+    hanging = replace(host, nvml=lambda: SimpleNamespace(nvmlInit=Event().wait, NVMLError=NvmlError), nvml_seconds=0.01)
+    assert local_node(hanging).notes[0] == "NVML did not answer within 0.01 s."
+    assert not has_gpu(hanging)
+    with pytest.raises(AttributeError, match="nvmlInit"):
+        has_gpu(replace(host, nvml=lambda: SimpleNamespace(NVMLError=NvmlError)))
 
 
 def test_gpus_are_noticed_without_reading_the_rest(host: Senses) -> None:

@@ -3,88 +3,110 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections import defaultdict
-from collections.abc import Mapping
-from datetime import UTC, datetime
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.record import RESULTS, circumstances, read, write
 from strategist.emitters import EMITTERS
 from tests.frameworks.jobs import ALONE, WORDS, trained
-from tests.source import PACKAGE, ROOT
+from tests.source import PACKAGE
 
-LEVELS = ("keys", "parsed", "trained")
-"""From what is least proven to what is most."""
+LEVELS = ("trained", "parsed")
+"""What tests show, the most first; what is shown by none of them is keys."""
 
 PROOFS = PACKAGE / "emitters/proofs.json"
+LOG = "frameworks"
+"""The result with every test of every environment's last run."""
+PACKAGES = (
+    "strategist", "torch", "transformers", "accelerate", "deepspeed", "lightning", "trl", "torchtitan", "ray", "llamafactory",
+    "axolotl", "skypilot", "kubeflow-trainer-api", "kubeflow-training", "mosaicml", "llm-foundry", "megatron-core",
+    "megatron-bridge", "pyepl",
+)  # fmt: skip
+"""Whose versions the log has, where they are installed."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--write-proofs", action="store_true", help="write strategist/emitters/proofs.json")
+    words = "write strategist/emitters/proofs.json, and what ran in this environment into benchmarks/results/frameworks.json"
+    parser.addoption("--write-proofs", metavar="GROUP", help=words)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "proves(level): what a test shows about the target that it is given")
-    config.stash[OUTCOMES] = defaultdict(list)
+    config.stash[RAN] = []
 
 
-Outcomes = dict[tuple[str, str], list[tuple[str, bool]]]
-"""The file of each test of a target and a level, and whether it passed."""
+@dataclass(frozen=True)
+class Ran:
+    """A test that ran: its file and name, how it ended, its seconds, and what it shows about which target, if anything."""
 
-OUTCOMES: pytest.StashKey[Outcomes] = pytest.StashKey()
+    file: str
+    test: str
+    outcome: str
+    seconds: float
+    target: str | None = None
+    level: str | None = None
+
+
+RAN: pytest.StashKey[list[Ran]] = pytest.StashKey()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
-    """Notes for each target and level whether its tests passed; one that is skipped or fails proves nothing."""
+    """Notes of each test how it ended; one that is skipped or fails proves nothing."""
     report = yield
-    mark = item.get_closest_marker("proves")
-    if mark is not None and (report.when == "call" or not report.passed):
-        target = item.callspec.params["target"]  # type: ignore[attr-defined]
-        item.config.stash[OUTCOMES][target, mark.args[0]].append((item.location[0], report.passed))
+    if report.when == "call" or not report.passed:
+        mark = item.get_closest_marker("proves")
+        shows = (item.callspec.params["target"], mark.args[0]) if mark is not None else ()  # type: ignore[attr-defined]
+        item.config.stash[RAN].append(
+            Ran(item.location[0], item.name, report.outcome, round(report.duration, 1), *shows)
+        )
     return report
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    if session.config.getoption("--write-proofs"):
+    group, ran = session.config.getoption("--write-proofs"), session.config.stash[RAN]
+    if group:
+        about = circumstances(PACKAGES)
         known = json.loads(PROOFS.read_text(encoding="utf-8"))
-        PROOFS.write_text(proofs_text(session.config.stash[OUTCOMES], known, this_run()), encoding="utf-8")
+        PROOFS.write_text(proofs_text(ran, known, f"{about['date']} at {about['commit'][:7]}"), encoding="utf-8")
+        before = read(LOG) if (RESULTS / f"{LOG}.json").exists() else {}
+        write(LOG, before | {group: about | {"tests": [vars(test) for test in ran]}})
 
 
-def this_run() -> str:
-    """The day of this run, and the commit of the tree that it looks at."""
-    command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    return f"{datetime.now(UTC).date()} at {commit}"
-
-
-def proofs_text(outcomes: Outcomes, known: Mapping[str, Any], run: str) -> str:
+def proofs_text(ran: Sequence[Ran], known: Mapping[str, Any], run: str) -> str:
     """The rows of all targets: anew for those that this run has tests of, as they were for those of other environments."""
-    tested = {target for target, _ in outcomes}
+    tested = {test.target for test in ran}
     rows = {
-        emitter.name: known[emitter.name]
-        if emitter.name in set(known) - tested
-        else proof_of(emitter.name, outcomes) | ({"run": run} if emitter.name in tested else {})
+        emitter.name: proof_of(emitter.name, ran) | {"run": run}
+        if emitter.name in tested or emitter.name not in known
+        else known[emitter.name]
         for emitter in EMITTERS
     }
     return json.dumps(rows, indent=1) + "\n"
 
 
-def proof_of(target: str, outcomes: Outcomes) -> dict[str, Any]:
-    """The highest level whose tests all passed, in which files they are, and how many they were."""
-    passed = [level for level in LEVELS if outcomes.get((target, level)) and all_passed(outcomes[target, level])]
-    if not passed:
-        return {"proof": "keys", "evidence": "tests/emitters", "tests": 0}
-    tests = outcomes[target, passed[-1]]
-    return {"proof": passed[-1], "evidence": tests[0][0], "tests": len(tests)}
+def proof_of(target: str, ran: Sequence[Ran]) -> dict[str, Any]:
+    """The highest level whose tests all passed, in which file they are, and how many they were."""
+    for level in LEVELS:
+        tests = [test for test in ran if (test.target, test.level) == (target, level)]
+        if tests and all(test.outcome == "passed" for test in tests):
+            return {"proof": level, "evidence": tests[0].file, "tests": len(tests)}
+    return {"proof": "keys", "evidence": "tests/emitters", "tests": 0}
 
 
-def all_passed(tests: list[tuple[str, bool]]) -> bool:
-    """Whether nothing failed or was skipped."""
-    return all(passed for _, passed in tests)
+@pytest.fixture
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Frameworks speak through environment variables; what one file sets is gone before the next."""
+    before = dict(os.environ)
+    yield monkeypatch
+    for name in set(os.environ) - set(before):
+        del os.environ[name]
+    os.environ.update(before)
 
 
 @pytest.fixture(scope="session")

@@ -22,14 +22,25 @@ stand_in(*MISSING)
 from composer import Trainer  # noqa: E402
 from composer.core import Precision  # noqa: E402
 from composer.distributed.mosaic_parallelism import SHARDING_MAP, get_mixed_precision  # noqa: E402
-from composer.utils.parallelism import FSDPConfig  # noqa: E402
+from composer.utils.parallelism import FSDPConfig, TPConfig  # noqa: E402
 
 
-def test_our_table_of_fsdp_is_composers() -> None:
-    """The keys that we know in a section of FSDP are the fields of Composer's class, which takes any."""
-    assert set(keys_of("llm-foundry", "fsdp_config")) == {
-        f.name for f in fields(FSDPConfig) if not f.name.startswith("_")
-    }
+def test_our_tables_are_composers() -> None:
+    """The keys that we know are the Trainer's arguments, and in sections the fields of Composer's classes."""
+    assert set(keys_of("composer")) == set(signature(Trainer).parameters) - {"self"}
+    for framework, section, kind in (
+        ("llm-foundry", "fsdp_config", FSDPConfig),
+        ("composer", "parallelism_config.fsdp", FSDPConfig),
+        ("composer", "parallelism_config.tp", TPConfig),
+    ):
+        assert set(keys_of(framework, section)) == {f.name for f in fields(kind) if not f.name.startswith("_")}
+
+
+def test_composer_looks_at_no_other_section() -> None:
+    """A section of parallelism called otherwise than our table's two is dropped without a word."""
+    parse = Trainer._parse_parallelism_config
+    assert parse(None, {"fsdp2": {"reshard_after_forward": True}}) is None
+    assert parse(None, {name: {} for name in keys_of("composer", "parallelism_config")}).tp == TPConfig()
 
 
 def check_section(section: dict[str, Any], precision: str) -> None:

@@ -8,17 +8,29 @@ from __future__ import annotations
 import json
 import runpy
 from argparse import Namespace
+from dataclasses import fields
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
 
-from tests.emitters.grid import written
+from strategist.readers.foreign import keys_of
+from tests.emitters.grid import each_once, written
 from tests.frameworks.jobs import as_the_script_sets_it
 from tests.frameworks.stand_ins.sitecustomize import stand_in
 
 stand_in("transformer_engine", "flash_attn", "nvtx", "modelopt", "tensorstore", "nvidia_resiliency_ext", "torchvision")
-from megatron.bridge.training.config import runtime_config_update  # noqa: E402
+from megatron.bridge.models.gpt_provider import GPTModelProvider  # noqa: E402
+from megatron.bridge.training import config  # noqa: E402
+from megatron.bridge.training.config import ConfigContainer, runtime_config_update  # noqa: E402
+from megatron.bridge.training.mixed_precision import MixedPrecisionConfig  # noqa: E402
+
+SECTIONS = {
+    "model": GPTModelProvider, "train": config.TrainingConfig, "optimizer": config.OptimizerConfig,
+    "ddp": config.DistributedDataParallelConfig, "scheduler": config.SchedulerConfig, "checkpoint": config.CheckpointConfig,
+    "mixed_precision": MixedPrecisionConfig, "dist": config.DistributedInitConfig, "rng": config.RNGConfig,
+}  # fmt: skip
+"""The classes of the container's sections whose keys our reader knows."""
 
 OPTIONS = Namespace(data=None, tokenizer=None, steps=4, seed=1, learning_rate=3e-4)
 
@@ -34,23 +46,19 @@ def filled(folder: Path, files: dict[PurePosixPath, str]) -> Any:
 @pytest.mark.parametrize("target", ["megatron-bridge"])
 def test_megatron_bridge_takes_every_recipe(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the plan's number of ranks each container passes its validation and keeps the plan's choices."""
-    seen = set()
-    for plan, files in written(target):
-        text = files[PurePosixPath("megatron_bridge.json")]
-        if (text, plan.mesh.world) in seen:
-            continue
-        seen.add((text, plan.mesh.world))
+    plans = tuple(each_once(target, "megatron_bridge.json"))
+    assert len(plans) > 20
+    for plan, files in plans:
         as_the_script_sets_it(monkeypatch, files[PurePosixPath("launch.sh")], plan.mesh.world)
         container = filled(tmp_path, dict(files))
         runtime_config_update(container)
-        choices = json.loads(text)
+        choices = json.loads(files[PurePosixPath("megatron_bridge.json")])
         assert container.data_parallel_size == plan.mesh.data_parallel
         kept = {name: getattr(container.model, name) for name in choices["model"]}
         assert kept == choices["model"]
         assert (container.model.bf16, container.model.fp16) == tuple(
             choices["mixed_precision"].get(name, False) for name in ("bf16", "fp16")
         )
-    assert len(seen) > 20
 
 
 @pytest.mark.proves("parsed")
@@ -71,3 +79,15 @@ def test_megatron_bridge_refuses_what_is_wrong(
     changed = dict(files) | {PurePosixPath("megatron_bridge.json"): json.dumps(document)}
     with pytest.raises((TypeError, ValueError, AssertionError)):
         runtime_config_update(filled(tmp_path, changed))
+
+
+def names(kind: Any) -> set[str]:
+    """The fields of a class that a file can set."""
+    return {field.name for field in fields(kind) if field.init and not field.name.startswith("_")}
+
+
+def test_our_table_of_megatron_bridge_is_its_classes() -> None:
+    """The keys of the container and of its sections are the fields of its classes."""
+    assert set(keys_of("megatron-bridge")) == names(ConfigContainer)
+    for section, kind in SECTIONS.items():
+        assert set(keys_of("megatron-bridge", section)) == names(kind), section

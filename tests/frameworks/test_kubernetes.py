@@ -10,10 +10,13 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from kubeflow.training import models as training
 from kubeflow.training.api_client import ApiClient
+from kubeflow_trainer_api import models as trainer
 from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
 from kubeflow_trainer_api.models.trainer_v1alpha1_train_job import TrainerV1alpha1TrainJob
 
+from strategist.readers.foreign import keys_of
 from tests.emitters.grid import distinct
 
 VERSION = "1.30"
@@ -45,12 +48,12 @@ READ: dict[str, Callable[[Any], Any]] = {
 
 
 def pods(document: Any) -> list[Any]:
-    """The pods of a manifest as documents of their own; a TrainJob has none, its runtime has."""
+    """The pods of a JobSet or a PyTorchJob as documents of their own."""
     spec = document["spec"]
     if "pytorchReplicaSpecs" in spec:
         specs = [role["template"]["spec"] for role in spec["pytorchReplicaSpecs"].values()]
     else:
-        specs = [job["template"]["spec"]["template"]["spec"] for job in spec.get("replicatedJobs", ())]
+        specs = [job["template"]["spec"]["template"]["spec"] for job in spec["replicatedJobs"]]
     return [{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "node"}, "spec": pod} for pod in specs]
 
 
@@ -68,11 +71,12 @@ def test_models_keep_every_key(target: str, name: str) -> None:
 
 @pytest.mark.proves("parsed")
 @pytest.mark.parametrize("target", ["kubernetes"])
-@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("name", ["jobset.yaml", "pytorchjob.yaml"])
 def test_pods_are_those_of_kubernetes(target: str, name: str) -> None:
     """Kubernetes' strict schemas take every pod, and the Job of a JobSet."""
     for text, _ in distinct(target, name):
         document = yaml.safe_load(text)
+        assert pods(document)
         for pod in pods(document):
             kubernetes_validate.validate(pod, VERSION, strict=True)
         for job in document["spec"].get("replicatedJobs", ()):
@@ -106,3 +110,42 @@ def test_a_misspelt_key_of_a_pod_would_be_seen() -> None:
     pod["spec"]["containers"][0]["volumeMount"] = []
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(pod, VERSION, strict=True)
+
+
+TYPES = {
+    "jobset": {
+        "": "JobsetV1alpha2JobSet", "spec": "JobsetV1alpha2JobSetSpec", "spec.replicatedJobs.*": "JobsetV1alpha2ReplicatedJob",
+        "spec.replicatedJobs.*.template.spec": "IoK8sApiBatchV1JobSpec", "spec.failurePolicy": "JobsetV1alpha2FailurePolicy",
+        "spec.network": "JobsetV1alpha2Network", "spec.successPolicy": "JobsetV1alpha2SuccessPolicy",
+        "spec.startupPolicy": "JobsetV1alpha2StartupPolicy", "spec.coordinator": "JobsetV1alpha2Coordinator",
+    },
+    "trainjob": {
+        "": "TrainerV1alpha1TrainJob", "spec": "TrainerV1alpha1TrainJobSpec", "spec.trainer": "TrainerV1alpha1Trainer",
+        "spec.runtimeRef": "TrainerV1alpha1RuntimeRef", "spec.initializer": "TrainerV1alpha1Initializer",
+        "spec.runtimePatches.*": "TrainerV1alpha1RuntimePatch", "spec.trainer.env.*": "IoK8sApiCoreV1EnvVar",
+        "spec.trainer.resourcesPerNode": "IoK8sApiCoreV1ResourceRequirements",
+    },
+    "pod": {
+        "": "IoK8sApiCoreV1PodSpec", "containers.*": "IoK8sApiCoreV1Container", "initContainers.*": "IoK8sApiCoreV1Container",
+        "containers.*.resources": "IoK8sApiCoreV1ResourceRequirements", "containers.*.env.*": "IoK8sApiCoreV1EnvVar",
+        "containers.*.ports.*": "IoK8sApiCoreV1ContainerPort", "containers.*.volumeMounts.*": "IoK8sApiCoreV1VolumeMount",
+        "volumes.*": "IoK8sApiCoreV1Volume",
+    },
+    "pytorchjob": {
+        "": "KubeflowOrgV1PyTorchJob", "spec": "KubeflowOrgV1PyTorchJobSpec",
+        "spec.pytorchReplicaSpecs.*": "KubeflowOrgV1ReplicaSpec", "spec.runPolicy": "KubeflowOrgV1RunPolicy",
+        "spec.elasticPolicy": "KubeflowOrgV1ElasticPolicy",
+    },
+}  # fmt: skip
+"""The operators' models of the places whose keys our reader knows."""
+
+
+@pytest.mark.parametrize(("kind", "place"), [(kind, place) for kind, places in TYPES.items() for place in places])
+def test_our_table_is_the_model(kind: str, place: str) -> None:
+    """The keys that we know at a place of a manifest are those of the operator's model."""
+    name = TYPES[kind][place]
+    if kind == "pytorchjob":
+        own = set(getattr(training, name).attribute_map.values())
+    else:
+        own = {field.alias or key for key, field in getattr(trainer, name).model_fields.items()}
+    assert set(keys_of(kind, place)) == own

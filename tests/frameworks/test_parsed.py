@@ -6,12 +6,8 @@ import ast
 import dataclasses
 import inspect
 import json
-import os
-import runpy
-import sys
 import textwrap
 from collections.abc import Iterator
-from operator import attrgetter
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -23,16 +19,6 @@ from strategist.readers.foreign import keys_of
 from tests.emitters.grid import distinct, written
 
 Text = dict[str, Any]
-
-
-@pytest.fixture
-def clean_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """Frameworks speak through environment variables; what one file sets is gone before the next."""
-    before = dict(os.environ)
-    yield monkeypatch
-    for name in set(os.environ) - set(before):
-        del os.environ[name]
-    os.environ.update(before)
 
 
 def launch_arguments(path: Path) -> Any:
@@ -221,50 +207,6 @@ def keywords(tree: ast.AST, name: str) -> set[str]:
     return {word.arg for call in calls if call.func.id == name for word in call.keywords if word.arg}  # type: ignore[attr-defined]
 
 
-@pytest.mark.proves("parsed")
-@pytest.mark.parametrize("target", ["torchtitan"])
-def test_torchtitan_takes_every_flag(target: str, tmp_path: Path, clean_environment: pytest.MonkeyPatch) -> None:
-    """The emitted script hands torchtitan's parser flags that it takes at the plan's number of ranks, with the plan's values."""
-    from torchtitan import train
-    from torchtitan.config import ConfigManager
-    from torchtitan.distributed import ParallelDims
-
-    found: list[Any] = []
-    clean_environment.setattr(train, "main", lambda: found.append(ConfigManager().parse_args()))
-    for text, world in distinct(target, "torchtitan.json"):
-        flags = json.loads(text)["flags"]
-        experts = flags["parallelism.expert_parallel_degree"] > 1
-        clean_environment.setattr(sys, "argv", ["train.py", *model_of_torchtitan(experts)])
-        run_emitted(tmp_path, target, text)
-        read = found.pop()
-        assert {name: attrgetter(name)(read) for name in flags} == flags
-        ParallelDims.from_config(read.parallelism, world)
-        kind = type(read.activation_checkpoint).__qualname__.partition(".")[0]
-        assert kind == {"full": "FullAC", "none": "NoneType"}[json.loads(text)["activation-checkpoint"]]
-
-
-def model_of_torchtitan(experts: bool) -> list[str]:
-    """Words that name a small model of torchtitan's registry."""
-    name = "qwen3_moe_debug" if experts else "llama3_debugmodel"
-    return ["--module", "qwen3" if experts else "llama3", "--config", name]
-
-
-def run_emitted(folder: Path, target: str, text: str) -> None:
-    """Run the emitted train.py beside one of its configuration files."""
-    files = next(files for _, files in written(target))
-    (folder / "torchtitan.json").write_text(text, encoding="utf-8")
-    (folder / "train.py").write_text(files[PurePosixPath("train.py")], encoding="utf-8")
-    runpy.run_path(str(folder / "train.py"), run_name="__main__")
-
-
-def test_torchtitan_refuses_a_misspelt_flag(clean_environment: pytest.MonkeyPatch) -> None:
-    """The parser that takes our flags refuses one that it does not know."""
-    from torchtitan.config import ConfigManager
-
-    with pytest.raises(SystemExit):
-        ConfigManager().parse_args([*model_of_torchtitan(experts=False), "--training.local_batch_sise", "8"])
-
-
 def table(framework: str, section: str = "") -> set[str]:
     """Keys that our readers know in a section of a framework's files."""
     return set(keys_of(framework, section))
@@ -305,20 +247,3 @@ def test_our_table_of_transformers_is_its_arguments() -> None:
 
     assert table("transformers") == {field.name for field in dataclasses.fields(TrainingArguments) if field.init}
     assert table("transformers", "fsdp_config") <= literals(TrainingArguments._process_fsdp_args)
-
-
-def test_our_table_of_torchtitan_is_its_configuration() -> None:
-    """The flags that we know are the fields of the configuration of a model of its registry."""
-    from torchtitan.models.llama3.config_registry import llama3_debugmodel
-
-    assert table("torchtitan") == set(flags_of(llama3_debugmodel()))
-
-
-def flags_of(configuration: Any, prefix: str = "") -> Iterator[str]:
-    """Flags by section and key of a configuration; the model and the sub-command are no flags."""
-    for field in dataclasses.fields(configuration):
-        value = getattr(configuration, field.name)
-        if field.name not in ("model_spec", "activation_checkpoint"):
-            yield from (
-                flags_of(value, f"{prefix}{field.name}.") if dataclasses.is_dataclass(value) else [prefix + field.name]
-            )

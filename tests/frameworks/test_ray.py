@@ -9,6 +9,7 @@ import pytest
 from ray.train import ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
+from strategist.readers.foreign import keys_of
 from tests.frameworks.jobs import FSDP, WORDS, executor_plan, trained
 
 
@@ -23,6 +24,18 @@ def test_ray_has_every_word_that_the_script_uses(target: str) -> None:
     }
     for kind, names in words.items():
         assert names <= set(inspect.signature(kind).parameters)
+
+
+@pytest.mark.parametrize("kind", [ScalingConfig, TorchConfig])
+def test_our_table_of_ray_is_its_classes(kind: type) -> None:
+    """The words that we know are the parameters of Ray's classes."""
+    assert set(keys_of("ray", kind.__name__)) == set(inspect.signature(kind).parameters)
+
+
+def test_ray_refuses_devices_that_are_not_used() -> None:
+    """Workers that ask for devices and do not use them are an error of Ray's, as our trap says."""
+    with pytest.raises(ValueError, match="use_gpu"):
+        ScalingConfig(num_workers=1, resources_per_worker={"GPU": 1})
 
 
 @pytest.mark.proves("trained")

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 import sky
 import yaml
+from sky.utils import schemas
 from sky.utils.gpu_names import CANONICAL_GPU_NAMES
 
 from strategist.catalog import rows
+from strategist.readers.foreign import keys_of
 from tests.emitters.grid import distinct
 
 
@@ -51,3 +53,16 @@ def test_skypilot_refuses_a_misspelt_key(
 def test_accelerators_are_skypilots(target: str) -> None:
     """Each name that a GPU of the catalogue gets is one of SkyPilot's."""
     assert {row["accelerator"] for row in rows("skypilot_accelerators")} <= set(CANONICAL_GPU_NAMES)
+
+
+def test_our_tables_are_skypilots() -> None:
+    """The keys that we know of a task and its resources are the properties of SkyPilot's schemas, but for inner ones."""
+    resources = schemas.get_resources_schema()["properties"]
+    own = {
+        "": schemas.get_task_schema()["properties"],
+        "resources": resources,
+        "resources.any_of.*": resources["any_of"]["items"]["properties"],
+        "resources.ordered.*": resources["ordered"]["items"]["properties"],
+    }
+    for place, names in own.items():
+        assert set(keys_of("skypilot", place)) == {name for name in names if not name.startswith("_")}

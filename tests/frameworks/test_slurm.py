@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 
 from strategist.document.plan import Plan
 from strategist.emitters.emitter import Options
+from strategist.judging import judge
+from strategist.readers.foreign import keys_of
 from tests.emitters.grid import COMMON, plan_on
 from tests.frameworks.jobs import WORDS, job_environment, printed_losses, write_job
 from tests.frameworks.pretend_slurm import GPUS, NODES, PretendCluster, pretend_cluster
@@ -63,3 +66,32 @@ def test_slurm_judges_what_a_job_asks_for(
     """A job for the cluster's nodes is taken; one device or one node more is refused."""
     job = write_job(tmp_path, target, plan)
     assert submitted(cluster, job, "--test-only")[0] == code
+
+
+@pytest.mark.parametrize(
+    ("option", "rule"),
+    [("--ntasks-per-nod=1", "sbatch-beginning"), ("--gpu-per-node=1", "unknown-key"), ("-y 1", "foreign-arguments")],
+    ids=str,
+)
+def test_misspelt_options_are_ours(option: str, rule: str, cluster: PretendCluster, tmp_path: Path) -> None:
+    """sbatch takes the beginning of an option for the whole and refuses other words, and our reader says which is which."""
+    job = write_job(tmp_path, "slurm", plan_on(1, 1, **COMMON))
+    script = (
+        (job / "job.sbatch")
+        .read_text(encoding="utf-8")
+        .replace("#SBATCH --nodes", f"#SBATCH {option}\n#SBATCH --nodes")
+    )
+    (job / "job.sbatch").write_text(script, encoding="utf-8")
+    assert (submitted(cluster, job, "--test-only")[0] == 0) == (rule == "sbatch-beginning")
+    (fault,) = judge(str(job / "job.sbatch")).findings
+    assert fault.rule == rule
+
+
+def test_every_option_of_sbatch_is_known(cluster: PretendCluster) -> None:
+    """Each long option that the installed sbatch names in its help is in our table."""
+    done = subprocess.run(
+        ["sbatch", "--help"], env=cluster.environment(job_environment()), capture_output=True, text=True, check=True
+    )
+    named = set(re.findall(r"(--[a-z][a-z-]+)", done.stdout))
+    assert len(named) > 80
+    assert named <= set(keys_of("sbatch"))

@@ -127,6 +127,20 @@ BREADTH_FIRST = tuple(
 """Pipelines that run all forward passes before any backward pass; tied ends and free ones."""
 
 
+ZB = {"pp": 2, "schedule": "zb_h1", "accumulation": 4}
+TWO_PARTS = tuple(
+    Scenario(f"{model}-zb-{number}", replace(load_model(model), layers=layers, max_seq=4096), 1000, precision, layout)
+    for number, (model, layers, precision, layout) in enumerate(
+        (
+            ("llama-3.1-8b", 4, "bf16", ZB | {"dp_shard": 4, "zero": 2}),
+            ("llama-3.2-1b", 8, "bf16", ZB | {"pp": 4, "dp_replicate": 2}),
+            ("llama-3.1-8b", 4, "bf16", ZB | {"tp": 2, "sequence_parallel": True, "accumulation": 2}),
+            ("qwen3-8b", 4, "fp32", ZB),
+        )
+    )
+)
+"""Pipelines whose backward passes come in two parts."""
+
 SHORT = {"vocab": 3072}
 HOME = {"dp_shard": 8, "zero": 3, "offload": "parameters"}
 
@@ -172,6 +186,18 @@ EXPERTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("deepseek-moe-16b", {"ep": 4, "dp_shard": 4, "zero": 3, "accumulation": 3}),
     ("olmoe-1b-7b", {"ep": 2, "dp_shard": 4, "dp_replicate": 2, "zero": 3, "accumulation": 3}),
     ("olmoe-1b-7b", {"ep": 2, "dp_shard": 4, "zero": 3, "pp": 2, "accumulation": 4}),
+    ("mixtral-8x7b", {"ep": 4, "tp": 2, "etp": 2, "dp_shard": 4, "zero": 3, "sequence_parallel": True}),
+    ("mixtral-8x7b", {"ep": 2, "tp": 2, "etp": 2, "dp_shard": 4, "zero": 2, "recompute": "full", "accumulation": 2}),
+    ("mixtral-8x7b", {"ep": 8, "tp": 2, "dp_shard": 8, "zero": 3, "sequence_parallel": True}),
+    ("qwen2-57b-a14b", {"ep": 4, "tp": 2, "dp_shard": 4, "zero": 2, "sequence_parallel": True, "recompute": "full"}),
+    (
+        "mixtral-8x7b",
+        {"ep": 4, "tp": 2, "dp_shard": 4, "zero": 2, "pp": 2, "accumulation": 4, "sequence_parallel": True},
+    ),
+    ("mixtral-8x7b", {"ep": 4, "dp_replicate": 8, "accumulation": 2}),
+    ("olmoe-1b-7b", {"ep": 4, "dp_replicate": 4, "recompute": "full"}),
+    ("olmoe-1b-7b", {"ep": 4, "dp_shard": 8, "zero": 2, "offload": "optimizer", "accumulation": 2}),
+    ("olmoe-1b-7b", {"ep": 4, "dp_shard": 8, "zero": 3, "offload": "parameters"}),
 )
 """Models and layouts whose ranks share experts."""
 
@@ -221,19 +247,41 @@ def _some(layouts: tuple[dict[str, Any], ...], count: int) -> tuple[Scenario, ..
 
 
 ADAPTED = tuple(
-    Scenario(f"{model}-lora-{rank}-{len(targets)}-{number}", with_adapters(replace(load_model(model), layers=4), "lora", rank, targets), seq_len, precision, layout)
-    for number, (model, rank, targets, seq_len, precision, layout) in enumerate((
-        ("llama-3.1-8b", 16, TARGETS, 2048, "bf16", {"micro_batch": 1, "accumulation": 2}),
-        ("llama-3.1-8b", 16, TARGETS, 2048, "bf16", {"dp_replicate": 8, "accumulation": 3}),
-        ("llama-3.1-8b", 64, TARGETS, 4096, "bf16", {"dp_shard": 8, "zero": 3}),
-        ("llama-3.2-1b", 16, ("q", "v"), 4096, "bf16", {"dp_shard": 8, "zero": 2, "accumulation": 2}),
-        ("llama-3.2-1b", 8, TARGETS, 2048, "bf16", {"dp_replicate": 4, "dp_shard": 8, "zero": 3, "recompute": "full", "micro_batch": 4}),
-        ("qwen2.5-7b", 16, TARGETS, 2048, "bf16", {"dp_shard": 8, "zero": 3, "recompute": "selective", "micro_batch": 2}),
-        ("opt-1.3b", 32, TARGETS, 2048, "fp32", {"dp_replicate": 8, "recompute": "full", "micro_batch": 2}),
-        ("qwen3-8b", 16, ("q", "k", "v", "o"), 2048, "bf16", {"dp_replicate": 8, "micro_batch": 2}),
+    Scenario(f"{model}-{method}-{rank}-{len(targets)}-{number}", with_adapters(replace(load_model(model), layers=4), method, rank, targets), seq_len, precision, layout)
+    for number, (method, model, rank, targets, seq_len, precision, layout) in enumerate((
+        ("lora", "llama-3.1-8b", 16, TARGETS, 2048, "bf16", {"micro_batch": 1, "accumulation": 2}),
+        ("lora", "llama-3.1-8b", 16, TARGETS, 2048, "bf16", {"dp_replicate": 8, "accumulation": 3}),
+        ("lora", "llama-3.1-8b", 64, TARGETS, 4096, "bf16", {"dp_shard": 8, "zero": 3}),
+        ("lora", "llama-3.2-1b", 16, ("q", "v"), 4096, "bf16", {"dp_shard": 8, "zero": 2, "accumulation": 2}),
+        ("lora", "llama-3.2-1b", 8, TARGETS, 2048, "bf16", {"dp_replicate": 4, "dp_shard": 8, "zero": 3, "recompute": "full", "micro_batch": 4}),
+        ("lora", "qwen2.5-7b", 16, TARGETS, 2048, "bf16", {"dp_shard": 8, "zero": 3, "recompute": "selective", "micro_batch": 2}),
+        ("lora", "opt-1.3b", 32, TARGETS, 2048, "fp32", {"dp_replicate": 8, "recompute": "full", "micro_batch": 2}),
+        ("lora", "qwen3-8b", 16, ("q", "k", "v", "o"), 2048, "bf16", {"dp_replicate": 8, "micro_batch": 2}),
+        ("qlora", "llama-3.1-8b", 16, TARGETS, 2048, "bf16", {"micro_batch": 1, "accumulation": 2}),
+        ("qlora", "llama-3.1-8b", 16, TARGETS, 2048, "bf16", {"dp_replicate": 8, "recompute": "full", "micro_batch": 2}),
+        ("qlora", "llama-3.2-1b", 64, ("q", "v"), 4096, "bf16", {"dp_shard": 8, "zero": 3, "accumulation": 2}),
+        ("qlora", "qwen2.5-7b", 16, TARGETS, 2048, "bf16", {"dp_replicate": 4, "dp_shard": 8, "zero": 2, "recompute": "selective"}),
+        ("qlora", "opt-1.3b", 32, TARGETS, 2048, "fp32", {"dp_replicate": 8, "micro_batch": 2}),
     ))
 )  # fmt: skip
-"""Adapters beside frozen weights."""
+"""Adapters beside frozen weights, of full length or of four bits."""
+
+
+CHUNKED = tuple(
+    Scenario(f"{model}-chunked-{number}", replace(load_model(model), layers=3, max_seq=4096, pos_rows=4096 if "gpt2" in model else 0), seq_len, precision, layout | {"loss": "chunked"})
+    for number, (model, seq_len, precision, layout) in enumerate((
+        ("llama-3.2-1b", 2048, "bf16", {"micro_batch": 2, "accumulation": 2}),
+        ("llama-3.2-1b", 2048, "bf16", {"dp_replicate": 8, "micro_batch": 2, "recompute": "full"}),
+        ("llama-3.1-8b", 2048, "bf16", {"dp_shard": 8, "zero": 3, "micro_batch": 2}),
+        ("llama-3.1-8b", 2000, "bf16", {"dp_shard": 8, "zero": 2, "micro_batch": 3, "accumulation": 2, "recompute": "selective"}),
+        ("qwen2.5-0.5b", 2000, "fp32", {"dp_shard": 8, "zero": 3, "micro_batch": 2, "accumulation": 2}),
+        ("llama-3.2-1b", 2048, "bf16", {"dp_replicate": 2, "dp_shard": 8, "zero": 3, "micro_batch": 2, "accumulation": 2}),
+        ("llama-3.1-8b", 1000, "fp32", {"micro_batch": 2}),
+        ("mixtral-8x7b", 1024, "bf16", {"dp_shard": 4, "zero": 3, "ep": 2, "micro_batch": 2}),
+        ("gpt2-medium", 1024, "bf16", {"dp_shard": 4, "zero": 3, "cp": 2, "context_parallel": "ring", "micro_batch": 2, "accumulation": 2}),
+    ))
+)  # fmt: skip
+"""Losses of a few tokens at a time."""
 
 
 def _drawn(drawn: random.Random, layout: Mapping[str, Any]) -> Scenario:
@@ -293,9 +341,11 @@ def plan_of(scenario: Scenario) -> Plan:
 
 def candidates_of(plan: Plan) -> Candidates:
     """The plan's layout as one row of columns."""
-    words = ("schedule", "context_parallel", "recompute", "offload", "stage_split")
+    words = ("schedule", "context_parallel", "recompute", "offload", "stage_split", "loss")
     values = {name: plan.mesh.size(name) for name in MESH_COLUMNS}
     values |= {name: getattr(plan.strategy, name) for name in OPTION_COLUMNS}
+    if plan.strategy.loss != "whole":
+        values["loss"] = plan.strategy.loss
     return Candidates(
         {
             name: np.array([code(name, str(value)) if name in words else int(value)], np.int64)

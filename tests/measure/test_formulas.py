@@ -14,10 +14,12 @@ from strategist.measure.kinds import chosen_kinds
 from tests.measure.grid import (
     ADAPTED,
     BREADTH_FIRST,
+    CHUNKED,
     PEAK,
     SPREAD,
     STATES,
     TILED,
+    TWO_PARTS,
     WEIGHTED,
     Difference,
     Scenario,
@@ -134,7 +136,16 @@ def test_formulas_agree_with_the_program_of_passes_breadth_first(scenario: Scena
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scenario", with_experts(), ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize("scenario", TWO_PARTS, ids=lambda scenario: scenario.name)
+def test_formulas_agree_with_the_program_of_backward_in_two_parts(scenario: Scenario) -> None:
+    """So they do where the gradients of weights wait: at the peak, between the moments and in what is sent."""
+    for found in _found(scenario):
+        if found.place == PEAK or found.kind != "memory":
+            _assert_keeps_its_bar(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", (*with_experts()[:8], *with_experts()[8::2]), ids=lambda scenario: scenario.name)
 def test_formulas_agree_with_the_program_of_ranks_that_share_experts(scenario: Scenario) -> None:
     """Where ranks share experts every figure keeps its bar, tokens under way to experts too."""
     for found in _found(scenario):
@@ -167,6 +178,14 @@ def test_formulas_agree_with_the_program_beside_adapters(scenario: Scenario) -> 
             _assert_keeps_its_bar(found)
         elif place in ((PEAK, "allocated"), (PEAK, "activations")):
             assert found.ratio == pytest.approx(1.0, abs=NEAR), found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", CHUNKED, ids=lambda scenario: scenario.name)
+def test_formulas_agree_with_the_program_whose_loss_is_in_chunks(scenario: Scenario) -> None:
+    """With logits of a few tokens at a time every figure keeps its bar."""
+    for found in _found(scenario):
+        _assert_keeps_its_bar(found)
 
 
 @pytest.mark.nightly

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from strategist.memory.situations import Schedule
+from strategist.memory.weight_passes import Turns
 from strategist.space.candidates import code
 from tests.oracle.torch_orders import torch_order
 
@@ -28,6 +30,36 @@ def _schedule(word: str, pp: int, virtual: int, count: int, rank: int) -> Schedu
     }
     group: Any = SimpleNamespace(candidates=columns, pp=pp, stages=np.array([rank]))
     return Schedule(group)
+
+
+@pytest.mark.parametrize(("pp", "count"), ((2, 2), (2, 6), (4, 4), (4, 12), (8, 8), (8, 16)))
+def test_a_stage_with_backward_in_two_parts_holds_most_in_the_turns_looked_at(pp: int, count: int) -> None:
+    """Every turn that is looked at is one of torch's order of work, and in none of torch's are more micro-batches held: pp, of
+    which as many as the stage's number wait for their second part."""
+    columns = {
+        name: np.array([value]) for name, value in (("accumulation", count), ("schedule", code("schedule", "zb_h1")))
+    }
+    for rank in range(1, pp):
+        turns = Turns(SimpleNamespace(candidates=columns, pp=pp, stages=np.array([rank])))  # type: ignore[arg-type]
+        seen = _progress(torch_order("zb_h1", pp, 1, count, rank))
+        for kind, at in (("BACKWARD_INPUT", turns.first_parts()), ("BACKWARD_WEIGHT", turns.second_parts())):
+            rows = zip(
+                *(getattr(at, name).ravel().tolist() for name in ("held", "waiting", "sent", "done")), strict=True
+            )
+            assert set(rows) <= seen[kind]
+            assert at.held.max() == max(held for held, *_ in seen[kind]) == pp
+        assert turns.first_parts().waiting.max() == rank
+
+
+def _progress(order: list[tuple[str, int, int]]) -> dict[str, set[tuple[int, ...]]]:
+    """Before each pass of a kind: micro-batches held, waiting for the second part, through with the first, with the second."""
+    ran: Counter[str] = Counter()
+    seen: dict[str, set[tuple[int, ...]]] = {}
+    for kind, _, _ in order:
+        forwards, sent, done = (ran[name] for name in ("FORWARD", "BACKWARD_INPUT", "BACKWARD_WEIGHT"))
+        seen.setdefault(kind, set()).add((forwards - done, sent - done, sent, done))
+        ran[kind] += 1
+    return seen
 
 
 @pytest.mark.parametrize(("word", "pp", "virtual", "count"), CASES)

@@ -225,4 +225,10 @@ def head_time(job: Job, layout: Layout) -> dict[str, Pass]:
     once = _product(job, T, padded, shape.hidden)
     loss = T * shape.vocab / layout["tp"] * job.profile.kernels.logit_bytes / memory_Bps(device_of(job))
     products = 1 + job.trainable if shape.adapters is None else 1
+    if layout.get("loss") == "chunked":
+        chunk = ceil(T / ceil(shape.vocab / shape.hidden))
+        chunks = ceil(T / chunk)
+        once = chunks * _product(job, chunk, padded, shape.hidden)
+        gradient = shape.vocab * shape.hidden * BYTES[job.formats.compute] if shape.adapters is None else 0
+        loss += 2 * chunks * gradient / memory_Bps(device_of(job))
     return {"matmul": Pass(once, products * once), "loss": Pass(loss / 3, 2 * loss / 3)}

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
+from tests.oracle.compression import word_of
 from tests.oracle.rates import peak_FLOPs
 from tests.oracle.stages import Layout
 
@@ -45,11 +46,15 @@ def _ring_in_float32(job: Job, a: Layout) -> bool:
 
 
 def _spreads_experts_otherwise(job: Job, a: Layout) -> bool:
-    """Ours are cut over all tp ranks, or whole ones lie apart on ranks that share all state."""
+    """Ours are cut over all tp ranks or over none, which then hold other tokens each; they lie apart on ranks that share all state,
+    or on replicas."""
+    tp, etp = a["tp"], a["etp"]
     if a["ep"] == 1:
-        return bool(a["etp"] != (a["tp"] if job.model.moe else 1))
-    is_pure = a["tp"] == a["etp"] == 1 and a["zero"] >= 2 and a["offload"] == "none"
-    return not is_pure or a["dp_shard"] * a["cp"] % a["ep"] != 0
+        return bool(etp != (tp if job.model.moe else 1))
+    if etp not in (1, tp) or a["zero"] == 1 or (tp != etp and not a["sequence_parallel"]):
+        return True
+    ranks = a["cp"] * (tp // etp) * (a["dp_shard"] if a["zero"] else a["dp_replicate"])
+    return bool(ranks % a["ep"] != 0)
 
 
 def _too_few_heads_for_exchange(job: Job, a: Layout) -> bool:
@@ -127,8 +132,12 @@ VIOLATIONS: dict[str, Violation] = {
     "LEG201": lambda job, a: a["pp"] * a["virtual_stages"] > stack(job.model),
     "LEG202": lambda job, a: a["virtual_stages"] > 1 and stack(job.model) % (a["pp"] * a["virtual_stages"]) != 0,
     "LEG203": lambda job, a: a["schedule"] != "gpipe" and a["accumulation"] < a["pp"],
-    "LEG204": lambda job, a: a["schedule"] == "interleaved" and a["accumulation"] % a["pp"] != 0,
+    "LEG204": lambda job, a: a["schedule"] in ("interleaved", "zb_h1") and a["accumulation"] % a["pp"] != 0,
     "LEG205": lambda job, a: a["pp"] > 1 and not is_splittable(job.model),
+    "LEG206": lambda job, a: a["schedule"] == "zb_h1" and a["recompute"] != "none",
+    "LEG207": lambda job, a: (
+        a["schedule"] == "zb_h1" and (a["zero"] == 3 or a["cp"] > 1 or _experts(job) > 0 or not is_buildable(job.model))
+    ),
     "LEG301": _sequence_does_not_divide,
     "LEG302": lambda job, a: a["cp"] > 1 and job.workload.seq_len % (2 * a["cp"]) != 0,
     "LEG303": _too_few_heads_for_exchange,
@@ -153,13 +162,15 @@ VIOLATIONS: dict[str, Violation] = {
             any(a[axis] > 1 for axis in ("tp", "pp", "cp", "ep", "tiling")) or a["zero"] == 1 or a["offload"] != "none"
         )
     ),
-    "LEG702": ours(
-        lambda job, a: job.model.method == "qlora" or (job.model.method == "lora" and job.workload.precision == "fp16")
-    ),
+    "LEG702": ours(lambda job, a: job.model.method != "full" and job.workload.precision == "fp16"),
     "LEG711": lambda job, a: in_threads(a) and job.cluster.smallest.vendor == "CPU",
     "LEG712": lambda job, a: in_threads(a) and job.cluster.nodes > 1,
     "LEG713": lambda job, a: in_threads(a) and job.frontend == "deepspeed",
     "LEG714": lambda job, a: in_threads(a) and job.model.method != "full",
+    "LEG721": lambda job, a: word_of(a) != "none" and job.model.method != "full",
+    "LEG722": lambda job, a: word_of(a) in ("powersgd", "topk") and job.workload.precision == "fp16",
+    "LEG723": lambda job, a: word_of(a) != "none" and in_threads(a),
+    "LEG724": lambda job, a: word_of(a) != "none" and job.frontend == "deepspeed",
 }
 """Rule id -> the condition that refuses a layout, in the order of the book."""
 

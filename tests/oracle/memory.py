@@ -12,7 +12,7 @@ from strategist.facts.layers import build_layer
 from strategist.facts.model import LayerKind, layer_counts
 from strategist.facts.profile import BYTES
 from strategist.memory.saved import OURS, habits_of, saved_tensors
-from tests.oracle import adapters
+from tests.oracle import adapters, compression
 from tests.oracle.parameters import (
     Held,
     dense_of_layer,
@@ -28,6 +28,7 @@ from tests.oracle.parameters import (
 )
 from tests.oracle.reserved import by_blocks, reserved
 from tests.oracle.schedules import Around, around
+from tests.oracle.split_passes import split_end, split_instants
 from tests.oracle.stages import Layout, stage_kinds
 from tests.oracle.tiles import layer_in_slices, tiles_of
 
@@ -51,16 +52,17 @@ def overhead(name: str) -> float:
     return float(next(row["value"] for row in rows("overheads") if row["name"] == name))
 
 
-def is_plain(layout: Layout) -> bool:
-    """DDP or one process under autocast; everything else runs on fully_shard or replicate."""
-    return bool(layout["zero"] < 2 and layout["tp"] == layout["pp"] == 1)
+def is_plain(job: Job, layout: Layout) -> bool:
+    """DDP or one process under autocast; everything else runs on fully_shard or replicate, in frameworks that have them experts too."""
+    in_units = job.profile.has_units and layout["ep"] > 1
+    return bool(layout["zero"] < 2 and layout["tp"] == layout["pp"] == 1 and not in_units)
 
 
 def uses_units(job: Job, layout: Layout) -> bool:
     """Weights lie in units of fully_shard or replicate."""
     ranks = layout["dp_replicate"] * layout["dp_shard"] * layout["cp"]
     alone = ranks == 1 and job.formats.compute == job.formats.parameter
-    return not is_plain(layout) and not alone and (layout["zero"] >= 2 or job.profile.has_units)
+    return not is_plain(job, layout) and not alone and (layout["zero"] >= 2 or job.profile.has_units)
 
 
 def tokens(job: Job, layout: Layout) -> float:
@@ -84,6 +86,7 @@ def _bytes_of(
     sp = sequence_cut(layout)
     ways = {"sequence": sp, "heads": layout["tp"], "whole": 1, "dispatched": max(1, sp // layout["etp"])}
     ways["exchanged"] = layout["tp"] if layout["context_parallel"] == "all-to-all" else inf
+    ways["regathered"] = 1 if ways["dispatched"] > 1 else inf
     total = 0.0
     for tensor in saved_tensors(job.model, kind, habits_of(job)):
         if (tensor.cut_only and layout["tp"] == 1) or (wanted is _used and tensor.part == "rest"):
@@ -131,6 +134,8 @@ def in_flight(layout: Layout, stage: int) -> float:
         return float(m)
     if layout["schedule"] == "1f1b":
         return float(min(m, pp - stage))
+    if layout["schedule"] == "zb_h1":
+        return float(min(m, pp))
     return float(min(m * v, 2 * (pp - stage - 1) + (v - 1) * pp + 1) / v)
 
 
@@ -163,10 +168,11 @@ class Stage:
         self.begins, self.ends = stage == 0, stage == a["pp"] - 1
         self.first, self.last = self.begins and at.chunk == 0, self.ends and at.chunk == self.v - 1
         self.zero, self.q = a["zero"], job.trainable
+        self.in_chunks = a.get("loss") == "chunked"
         self.q_ends = self.q if job.model.adapters is None else 0.0
         self.n = a["dp_shard"] * a["cp"]
         ranks = a["dp_replicate"] * self.n
-        self.plain = is_plain(a)
+        self.plain = is_plain(job, a)
         self.units = uses_units(job, a)
         self.reduces = self.units and not self.piped
         m = a["accumulation"]
@@ -181,8 +187,9 @@ class Stage:
         self.tiles = tiles_of(job.model, a)
         self.wl = self.w.widest / (a["tiling"] if self.tiles == 1 else 1)
         is_ours = job.profile.keeping.name == OURS and job.model.moe is not None
-        self.apart = self.units and self.zero >= 2 and a["ep"] > 1 and is_ours
+        self.apart = self.units and a["ep"] > 1 and is_ours
         self.sharers = int(expert_shards(a))
+        self.own_tokens = max(1, sequence_cut(a) // a["etp"])  # ranks that send an expert's tokens between them
         self.D, self.X = self._units_of_layers() if self.apart else (self.wl, 0.0)
         if self.tiles > 1:  # what a layer is beside its matrices
             self.D = max(
@@ -232,7 +239,8 @@ class Stage:
     def _units_of_layers(self) -> tuple[float, float]:
         """Elements of the largest unit of a layer without its experts, and of that of its experts, with padding."""
         shape, a, sorts = self.job.model, self.a, layer_counts(self.job.model)
-        rest = max(self.n * dense_of_layer(shape, kind, a["tp"], self.n) for kind in sorts)
+        parts = self.n if self.zero >= 2 else 1
+        rest = max(parts * dense_of_layer(shape, kind, a["tp"], parts) for kind in sorts)
         ranks = self.sharers
         routed = max(ranks * experts_of_layer(shape, kind, a["ep"], a["etp"], ranks) for kind in sorts)
         return float(rest), float(routed)
@@ -434,6 +442,9 @@ class Stage:
         shape, cut = self.job.model, sequence_cut(self.a) > 1
         relu = shape.mlp_act == "relu" and not shape.mlp_gated
         held = self._worst_of_kinds(lambda kind: self._rows(kind, _kept, "product")) if relu else 0.0
+        is_ours = self.job.profile.keeping.name == OURS
+        if is_ours and shape.moe is not None and not shape.moe.shared_ffn and self.own_tokens > 1:
+            return held + self.stream
         return held + (2 * self.whole + 2 * self.stream if cut else self.whole)
 
     def update(self) -> tuple[int, dict[str, float]]:
@@ -468,8 +479,9 @@ class Stage:
             done, whole = self.w.all - left, max(self.w.all, 1.0)
             copied, made = self.q * self.r * unit, out * unit if alone else 0.0
             gathered = self.c * (left - unit) if self.zero < 3 else 0.0
-            held = self.c * self.T * -(-self.job.model.vocab // self.a["tp"]) if self.ends and self.v == 1 else 0.0
-            last = 0.0 if self.ends or self.v > 1 else self.stream
+            let_go = self.v > 1 or self.a["schedule"] == "zb_h1"
+            held = 0.0 if let_go or not self.ends else self.c * self.T * -(-self.job.model.vocab // self.a["tp"])
+            last = 0.0 if self.ends or let_go else self.stream
             yield (
                 2,
                 {
@@ -528,10 +540,47 @@ class Stage:
             "gather_buffers": self.gathered(0, head=True) - self._given_back(),
             "bucket_buffers": self.copies + self.head_copy,
         }
+        if self.in_chunks:
+            yield 0, self._last_chunk()
+            return
         waits = self.previous + self.outside
         forward, backward = loss_bytes(self.job, self.a)
         yield 0, before | {"logits": self.logits(forward, held=False), "temporaries": waits + self.cached}
         yield 0, before | {"logits": self.logits(backward), "temporaries": waits}
+
+    def _last_chunk(self) -> dict[str, float]:
+        """Twice the logits of a chunk of tokens in float32, and all that backward will find."""
+        shape, found = self.job.model, self._after_chunks()
+        chunk = ceil(self.T / ceil(shape.vocab / shape.hidden))
+        own = (self.X if self.apart else self.wl) if self.tied else self.behind
+        last = own if self.units and self.zero >= 2 else 0.0
+        return found | {
+            "logits": 8 * chunk * shape.vocab,
+            "gather_buffers": self.gathered(0, head=True) + found["gather_buffers"] + self.c * last,
+            "temporaries": found["temporaries"] + self.cached + self.head_copy + self.stream,
+        }
+
+    def _after_chunks(self) -> dict[str, float]:
+        """The head's gradient waits for backward: with its unit, as what the update finds, or beside it."""
+        dW = self.q_ends * self.c * self.head
+        becomes = not (self.units or self.stands or self.casts or self.tied)
+        return {
+            "gradients": self.earlier + (dW if becomes else 0.0),
+            "activations": self.all,
+            "gather_buffers": dW if self.units else 0.0,
+            "bucket_buffers": self.copies,
+            "temporaries": self.outside + (0.0 if self.units or becomes else dW),
+        }
+
+    def _head_after_chunks(self) -> dict[str, float]:
+        """The head's gradient in the format of the weight, under autocast beside the one that was computed."""
+        found, casts = self._after_chunks(), self.plain and self.casts
+        joins = self.stands or self.tied
+        return found | {
+            "gradients": found["gradients"] + (self.fresh(self.head) if casts and not joins else 0.0),
+            "gather_buffers": found["gather_buffers"] + self.gathered(1, head=True),
+            "temporaries": found["temporaries"] + (self.q_ends * self.s * self.head if casts and joins else 0.0),
+        }
 
     def _given_back(self) -> float:
         """The head, which ZeRO-3 gives back after a pass, until a forward pass needs it again."""
@@ -539,10 +588,9 @@ class Stage:
         gone = alone and self.zero == 3 and not self.at.alternates
         return self.c * self.behind if gone else 0.0
 
-    def _head(self) -> Iterator[tuple[int, dict[str, float]]]:
-        dW, dX = self.q_ends * self.c * self.head, self.stream if self.last else 0.0
-        own = 0.0 if self.tied else self.fresh(self.head)
-        out, buffer = self.output(self.behind)
+    def _head_alone(self, dX: float) -> Iterator[tuple[int, dict[str, float]]]:
+        """The gradient of the head's weight, as it is made and as it is cast."""
+        dW, own = self.q_ends * self.c * self.head, 0.0 if self.tied else self.fresh(self.head)
         becomes = not self.units and not self.stands and not self.casts and not self.tied
         waits = self.previous + self.outside + dX
         yield (
@@ -569,6 +617,11 @@ class Stage:
                 "temporaries": waits + (dW + stored if self.plain and self.casts else 0.0) + (dX if frozen else 0.0),
             },
         )
+
+    def _head(self) -> Iterator[tuple[int, dict[str, float]]]:
+        dX = self.stream if self.last else 0.0
+        out, buffer = self.output(self.behind)
+        yield from ((1, self._head_after_chunks()),) if self.in_chunks else self._head_alone(dX)
         joined = self.through if self.piped else self.behind
         behind = {"gradients": self.earlier + self.fresh(joined), "activations": self.inside}
         if self.piped:
@@ -626,15 +679,16 @@ class Stage:
 
     def _experts_before(self, kind: LayerKind) -> LayerAt:
         moe = self.job.model.moe
-        given = 2 * self.whole * (moe.top_k if moe else 0)
+        given = 2 * self.whole / self.own_tokens * (moe.top_k if moe else 0)
         back = self._rows(kind, _again)
         shared = self._elements(kind, lambda name: name.startswith("shared"))
-        return LayerAt(given + self._whole_stream() + back, self._rows(kind, _used), shared)
+        stream = self._whole_stream() if self.own_tokens == 1 else self.stream
+        return LayerAt(given + stream + back, self._rows(kind, _used), shared)
 
     def _experts_behind(self, kind: LayerKind) -> LayerAt:
         """One gradient per expert for each matrix, and the first matrix's put together."""
         moe = self.job.model.moe
-        streams = self.whole * ((moe.top_k if moe else 0) + bool(moe and moe.shared_ffn))
+        streams = self.whole / self.own_tokens * ((moe.top_k if moe else 0) + bool(moe and moe.shared_ffn))
         matrices = 3 if self.job.model.mlp_gated else 2
         routed = self._elements(kind, lambda name: name.startswith("expert"))
         freed = self._rows(kind, _kept, "inside", "product") + self._rows(kind, _used, "mixer", "ffn")
@@ -647,7 +701,7 @@ class Stage:
         moe, shape, a = self.job.model.moe, self.job.model, self.a
         copies, experts = (moe.top_k, -(-moe.experts // a["ep"])) if moe else (0, 1)
         width = moe.ffn / a["etp"] / experts if moe else 0.0
-        one, every = self.T * copies * width * self.c, self.whole * copies
+        one, every = (size * copies / self.own_tokens for size in (self.T * width * self.c, self.whole))
         matrices = 3 if shape.mlp_gated else 2
         own = self.c * self._elements(kind, lambda name: name.startswith("expert")) / matrices / experts
         kept = a["recompute"] == "none"
@@ -850,14 +904,14 @@ class Stage:
         late = _made_behind_experts
         again = _bytes_of(self.job, self.a, kind, _again, named=lambda name: not late(name))
         later = _bytes_of(self.job, self.a, kind, _kept, named=late)
-        return again + copies * self.whole * (moe.top_k if moe else 0), later
+        return again + copies * self.whole / self.own_tokens * (moe.top_k if moe else 0), later
 
     def _experts_forward(self) -> Iterator[tuple[int, dict[str, float]]]:
         """The last layer's forward: its experts have worked, the buffer they were gathered into still lies there; then their
         results went back, and ZeRO-3 has given their weights back."""
         if self.piped and not self.at.alternates:
             return
-        flat = self.c * self.X
+        flat = self.c * self.X if self.zero >= 2 else 0.0
         if self.piped:
             flat = flat + self.early if self.zero == 3 else 0.0
         for gathered, copies in ((1, 4), (0, 5)):
@@ -915,9 +969,16 @@ class Stage:
             yield inside | {"gradients": ends, "gather_buffers": gathered + (0.0 if self.at_once else last)}
             return
         sent, (out, buffer) = self.q * self.r * self.X, self.output(self.X, self.sharers)
+        alone = self.zero < 2 or self.sharers == 1
+        last = 0.0 if alone else last
         begins = self.earlier + self.fresh(done, routed)
         yield inside | {"gradients": begins, "gather_buffers": gathered + sent + self.q * self.c * bare}
         yield inside | {"gradients": ends + out, "gather_buffers": gathered + sent + last + buffer}
+        if alone:
+            moe = self.job.model.moe
+            more = 2 * self.whole / self.own_tokens * (moe.top_k if moe else 0)
+            back = {"gradients": ends, "gather_buffers": gathered + sent, "temporaries": inside["temporaries"] + more}
+            yield inside | back
 
     def _final(self, kind: LayerKind) -> float:
         """Elements of the weight that a layer lists last; a bias is nothing."""
@@ -966,6 +1027,23 @@ class Stage:
             passing = own + min(10 * 2**20, own) + joins
             yield 2, {"gradients": stands, "activations": self.inputs, "temporaries": passing}
 
+    def hooked(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """A bucket on its way: the first, when the head is through; the largest between; the last, when nothing else is left."""
+        if compression.word_of(self.a) == "none":
+            return
+        sizes = compression.buckets(self.job)
+        first, last = (compression.passing(self.job, self.a, size) for size in (sizes[0], sizes[-1]))
+        between = compression.passing(self.job, self.a, max(sizes[1:-1], default=0))
+        largest = self._worst_of_kinds(lambda kind: self._rows(kind, _kept))
+        rows = (
+            (1, self.inside, self.copies + first, self.stream + self.outside),
+            (1, max(self.inputs, self.inside - largest), self.copies + between, self.stream + self.outside),
+            (2, self.inputs, last, 0.0),
+        )
+        for moment, activations, held_, loose in rows:
+            terms = {"gradients": self.earlier, "activations": activations, "bucket_buffers": held_}
+            yield moment, terms | {"temporaries": loose}
+
     def _end_of_pass(self) -> Iterator[tuple[int, dict[str, float]]]:
         """The embedding's gradient while other passes are in flight, then in the reduce format."""
         dW = self.q * (self.c if self.units else self.s) * (self.table if self.at_once else self.before)
@@ -1006,7 +1084,7 @@ def instants(
     heads = _at_heads(job, layout, stage, kinds)
     if pp == 1:
         (step,) = heads
-        yield from (*step.gathering(), *step.heads(), *step.bodies(), *step.summed(), step.update())
+        yield from (*step.gathering(), *step.heads(), *step.bodies(), *step.summed(), *step.hooked(), step.update())
         return
     turn = m if layout["schedule"] == "looped_bfs" else pp
     first, again = backward(turn * (v - 1)), backward(turn * (v - 1) + 1)
@@ -1014,6 +1092,10 @@ def instants(
     if v > 1:
         fullest = max(range(v * m), key=lambda k: (sum(around(layout, stage, k).flight), k))
         bodies = [*bodies, heads[1], backward(fullest)]
+    if layout["schedule"] == "zb_h1" and stage > 0:
+        yield from split_instants(lambda at: Stage(job, layout, stage, kinds, at))
+        yield from split_end(again)
+        return
     for step in heads:
         yield from step.heads()
     for step in bodies:
@@ -1128,6 +1210,8 @@ def stage_ties(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind])
         "optimizer": 0.0 if layout["offload"] != "none" else state * _updated(job, layout, stage, kinds),
         "pipeline_buffers": _pipeline_buffers(job, layout, stage),
     }
+    if compression.word_of(layout) != "none":
+        always["bucket_buffers"] = compression.remembered(job, layout)
     if job.model.adapters is not None:
         own = adapters.states(job, layout, kinds, whole.all, sharded.all)
         always |= {name: own[name] for name in ("parameters", "optimizer")}
@@ -1158,6 +1242,9 @@ def _at_loss(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -
     """What moves at the loss where that is most, in frameworks of units."""
     if not job.profile.has_units:
         return 0.0
+    if layout["schedule"] == "zb_h1" and stage > 0:
+        every = split_instants(lambda at: Stage(job, layout, stage, kinds, at))
+        return max(sum(terms.values()) for moment, terms in every if moment == 0)
     losses = (terms for step in _at_heads(job, layout, stage, kinds) for _, terms in step.losses())
     return max(sum(terms.values()) for terms in losses)
 

@@ -55,7 +55,10 @@ def reserved(
         gather += c * largest / n if c != s else 0
     reduce = (settled if reduces else 0.0) + (job.trainable * r * largest / parts if stands else 0.0)
 
-    entries = layout["micro_batch"] * job.workload.seq_len / layout["cp"] * -(-job.model.vocab // layout["tp"])
+    rows = layout["micro_batch"] * job.workload.seq_len / layout["cp"]
+    if layout.get("loss") == "chunked":
+        rows = ceil(rows / ceil(job.model.vocab / job.model.hidden))
+    entries = rows * -(-job.model.vocab // layout["tp"])
     entries *= stage == pp - 1
     row = job.profile.keeping
     copied = max(0.0, row.forward_compute - row.backward_compute) * c * entries

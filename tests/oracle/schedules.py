@@ -59,7 +59,7 @@ def _order(schedule: str, pp: int, v: int, m: int, stage: int) -> Iterator[tuple
     if schedule == "interleaved":
         warm = min((v - 1) * pp + 2 * (pp - 1 - stage), v * m)
     else:
-        warm = min(m, pp - stage) if schedule == "1f1b" else v * m
+        warm = {"1f1b": min(m, pp - stage), "zb_h1": min(m, pp)}.get(schedule, v * m)
     there = [("F", step // turn % v) for step in range(v * m)]
     back = [("B", v - 1 - step // turn % v) for step in range(v * m)]
     yield from there[:warm]

@@ -16,6 +16,7 @@ from strategist.facts.adapters import TARGETS, adapting, with_adapters
 from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
 from strategist.facts.model_parts import Moe
+from strategist.facts.models import load_model
 from strategist.facts.profile import find_profile, frameworks
 from strategist.facts.workload import Workload
 from strategist.memory.estimate import peak_memory
@@ -93,6 +94,22 @@ def cases_of_threads(draw: Draw) -> Case:
         "recompute": draw(st.sampled_from(WORDS["recompute"])), "stage_split": "even", "replicas": "threads",
     }  # fmt: skip
     return job, [layout]
+
+
+@st.composite
+def cases_of_compression(draw: Draw) -> Case:
+    """A job of our own framework and a layout of whole replicas that compress their gradients."""
+    job, (layout,) = draw(cases_of_threads())
+    plain = {name: value for name, value in layout.items() if name != "replicas"}
+    return job, [plain | {"compression": draw(st.sampled_from(WORDS["compression"][1:]))}]
+
+
+@st.composite
+def cases_in_chunks(draw: Draw) -> Case:
+    """A job of our own framework, and a layout of it that leaves the head whole and looks at few tokens at a time."""
+    job = draw(jobs().filter(lambda job: job.model.vocab > 0))
+    row = draw(layouts(job).filter(lambda row: row["tp"] == row["pp"] == 1))
+    return job, [row | {"loss": "chunked"}]
 
 
 PLAIN: Layout = dict.fromkeys((*MESH_COLUMNS, "micro_batch", "accumulation", "virtual_stages", "tiling"), 1) | {
@@ -193,10 +210,27 @@ def test_columns_equal_the_oracle_beside_adapters(case: Case) -> None:
     assert model_FLOP(case[0]) == pytest.approx(timing.model_FLOP(case[0]), rel=1e-12)
 
 
+@settings(CI, max_examples=cases_of(60))
+@given(cases_in_chunks())
+def test_a_loss_in_chunks_equals_the_oracle(case: Case) -> None:
+    """Its few logits, the head's gradient that is there before backward, and the bytes that are added up for every chunk."""
+    _assert_same_memory(case)
+    _assert_same_time(case)
+
+
 @settings(CI, max_examples=cases_of(30))
 @given(cases_of_threads())
 def test_replicas_as_threads_equal_the_oracle(case: Case) -> None:
     """nn.DataParallel's exchanges, its one launching interpreter and what device 0 holds beside its share are the oracle's."""
+    _assert_same_memory(case)
+    _assert_same_time(case)
+    _assert_same_stages(case)
+
+
+@settings(CI, max_examples=cases_of(20))
+@given(cases_of_compression())
+def test_compressed_gradients_equal_the_oracle(case: Case) -> None:
+    """What a hook of DDP sends, computes and holds is what the oracle counts tensor by tensor."""
     _assert_same_memory(case)
     _assert_same_time(case)
     _assert_same_stages(case)
@@ -224,6 +258,33 @@ def test_a_pipelines_unsharded_gradients_decide_which_instant_of_a_layer_counts(
     work = Workload(seq_len=128, global_batch=16, precision="fp32")
     job = Job(cluster=trimmed("dgx-h100", 8), model=shape, workload=work, profile=find_profile())
     _assert_same_memory((job, [PLAIN | {"zero": 3, "schedule": "1f1b", "pp": 2, "dp_shard": 4, "micro_batch": 4}]))
+
+
+TWO_PARTS: tuple[Layout, ...] = tuple(
+    PLAIN | {"schedule": "zb_h1"} | more
+    for more in (
+        {"pp": 2, "dp_replicate": 4, "accumulation": 2},
+        {"pp": 2, "dp_shard": 4, "zero": 2, "accumulation": 6},
+        {"pp": 4, "tp": 2, "sequence_parallel": 1, "accumulation": 4},
+        {"pp": 4, "tp": 2, "accumulation": 12, "stage_split": "weighted"},
+        {"pp": 8, "accumulation": 8},
+        {"pp": 8, "accumulation": 16, "micro_batch": 3},
+    )
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("model", ["gpt2-medium", "llama-3.2-1b", "qwen3-8b", "olmo-1b"])
+def test_backward_in_two_parts_equals_the_oracle(model: str, precision: str) -> None:
+    """Memory and time of pipelines whose gradients of weights wait, on every stage: what a walk through all passes finds."""
+    for layout in TWO_PARTS:
+        batch = layout["accumulation"] * layout["micro_batch"] * layout["dp_replicate"] * layout["dp_shard"]
+        work = Workload(seq_len=1024, global_batch=batch, precision=precision)
+        job = Job(cluster=trimmed("dgx-h100", 8), model=load_model(model), workload=work, profile=find_profile())
+        _assert_same_memory((job, [layout]))
+        _assert_same_stages((job, [layout]))
+        _assert_same_time((job, [layout]))
 
 
 @settings(CI, max_examples=cases_of(30))

@@ -9,7 +9,7 @@ from strategist.facts.job import Job
 from strategist.facts.model import LayerKind, layer_counts, layer_sequence
 from strategist.facts.parameters import count, outer_parameters
 from strategist.facts.profile import BYTES
-from tests.oracle import adapters
+from tests.oracle import adapters, compression
 from tests.oracle.attention import attention_FLOP
 from tests.oracle.layer_time import COMPUTE_TERMS, Pass, device_of, head_time, layer_time
 from tests.oracle.parameters import all_stages, held
@@ -32,17 +32,18 @@ class Time:
 
 @dataclass
 class Stage:
-    """One stage: compute per micro-batch by term, and exposed and hidden seconds per step by axis."""
+    """One stage: compute per micro-batch by term, and `once` a step; exposed and hidden seconds per step by axis."""
 
     layers: int
     compute: dict[str, Pass]
     exposed: dict[str, float] = field(default_factory=dict)
     hidden: dict[str, float] = field(default_factory=dict)
+    once: dict[str, float] = field(default_factory=dict)
 
     def seconds(self, m: int) -> float:
         """Everything but dp over the m micro-batches of a step."""
         sent = sum(seconds for axis, seconds in self.exposed.items() if axis != "dp")
-        return m * sum(term.all for term in self.compute.values()) + sent
+        return m * sum(term.all for term in self.compute.values()) + sum(self.once.values()) + sent
 
 
 def stage_time(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> Stage:
@@ -64,10 +65,21 @@ def stage_time(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind])
     added = job.trainable * job.profile.accumulate_bytes * whole.all / memory_Bps(device_of(job))
     e = found.compute["elementwise"]
     found.compute["elementwise"] = Pass(e.forward, e.backward + added, e.again)
+    _add_compression(job, layout, found)
     rows = rows_of(job, layout, stage, kinds, whole)
     for axis in AXES:
         found.exposed[axis], found.hidden[axis] = _axis(job, layout, found, [row for row in rows if row.axis == axis])
     return found
+
+
+def _add_compression(job: Job, layout: Layout, found: Stage) -> None:
+    """A hook's kernels run once a step."""
+    if compression.word_of(layout) == "none":
+        return
+    device = device_of(job)
+    products = peak_FLOPs(device, "fp32") * share("fp32_matmul_share", device)
+    elementwise, matmul = compression.seconds(job, layout, memory_Bps(device), lambda: products)
+    found.once.update(elementwise=elementwise, matmul=matmul)
 
 
 def _axis(job: Job, layout: Layout, stage: Stage, rows: Sequence[Row]) -> tuple[float, float]:
@@ -120,9 +132,11 @@ def _hideable(job: Job, layout: Layout, stage: Stage, behind: str, pool: Sequenc
 
 
 def _seen_stages(job: Job, layout: Layout) -> list[int]:
-    """With equal sorts of layers the first, second and last stage stand for all."""
+    """With equal sorts of layers the first, second and last stage stand for all, but under ZB-H1, where all of them hold different
+    things."""
     pp = layout["pp"]
-    return [0, 1, pp - 1] if len(layer_counts(job.model)) == 1 and pp > 3 else list(range(pp))
+    alike = len(layer_counts(job.model)) == 1 and layout["schedule"] != "zb_h1"
+    return [0, 1, pp - 1] if alike and pp > 3 else list(range(pp))
 
 
 def _bubble(layout: Layout, kinds: Sequence[Sequence[LayerKind]], per_micro: dict[int, float]) -> float:
@@ -134,6 +148,14 @@ def _bubble(layout: Layout, kinds: Sequence[Sequence[LayerKind]], per_micro: dic
         everything = first + second * middle / len(kinds[1]) + last
     idle = everything - max(per_micro.values())
     return idle / layout["virtual_stages"] if layout["schedule"] in ("interleaved", "looped_bfs") else idle
+
+
+def _waited_for(job: Job, layout: Layout, stage: Stage) -> float:
+    """Seconds of one micro-batch that stages wait for and idle: all of it, but under ZB-H1, which makes the gradients of weights in the
+    time that it would have idled (T_F + T_B - T_W: once gone and once filled)."""
+    seconds = stage.seconds(layout["accumulation"]) / layout["accumulation"]
+    products = stage.compute["matmul"].backward / (1 + job.trainable)
+    return seconds - 2 * job.trainable * products if layout["schedule"] == "zb_h1" else seconds
 
 
 EIGHT_BIT_BYTES = 2 * (1 + 4 + 4 + 4 + 4 + 4) + 12 + 8 + 16 + 2 * (4 + 8 + 8 + 5) + 3 * 8 + 8 + 16
@@ -167,7 +189,7 @@ def times_of(job: Job, layout: Layout) -> list[Time]:
     m = layout["accumulation"]
     kinds = stage_kinds(job, layout)
     stages = {stage: stage_time(job, layout, stage, kinds[stage]) for stage in _seen_stages(job, layout)}
-    bubble = _bubble(layout, kinds, {i: stage.seconds(m) / m for i, stage in stages.items()})
+    bubble = _bubble(layout, kinds, {i: _waited_for(job, layout, stage) for i, stage in stages.items()})
     update, offload = _update(job, layout)
     alone = {"bubble": bubble, "optimizer": update, "offload": offload}
     slowest = _largest(stages.values(), lambda stage: stage.seconds(m))
@@ -188,7 +210,11 @@ def _largest(stages: Iterable[Stage], size: Callable[[Stage], float]) -> list[St
 
 
 def _ledger(m: int, slowest: Stage, sender: Stage, alone: Mapping[str, float]) -> Time:
-    exposed = {term: m * passes.all for term, passes in slowest.compute.items()} | slowest.exposed | alone
+    exposed = (
+        {term: m * passes.all + slowest.once.get(term, 0.0) for term, passes in slowest.compute.items()}
+        | slowest.exposed
+        | alone
+    )
     exposed["dp"] = sender.exposed["dp"]
     hidden = slowest.hidden | {"dp": sender.hidden["dp"]}
     terms = {term: (_ns(exposed[term]), _ns(hidden.get(term, 0.0))) for term in TERMS}

@@ -5,7 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-CLASSES = {"interleaved": "ScheduleInterleaved1F1B", "looped_bfs": "ScheduleLoopedBFS"}
+CLASSES = {
+    "interleaved": "ScheduleInterleaved1F1B",
+    "looped_bfs": "ScheduleLoopedBFS",
+    "zb_h1": "ScheduleInterleavedZeroBubble",
+}
 """Names in torch.distributed.pipelining.schedules."""
 
 

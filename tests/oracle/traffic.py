@@ -14,7 +14,7 @@ from strategist.facts.model import LayerKind, ModelShape, layer_sequence
 from strategist.facts.parameters import outer_parameters
 from strategist.facts.profile import BYTES
 from strategist.facts.tiers import tiers
-from tests.oracle import adapters
+from tests.oracle import adapters, compression
 from tests.oracle.memory import is_plain, sequence_cut, tokens, uses_units
 from tests.oracle.parameters import Held, expert_ranks, expert_shards, padded, shards, tensors_of, vocabulary
 from tests.oracle.stages import Layout
@@ -64,6 +64,11 @@ def rows_of(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], wh
     """Everything one stage sends in one step."""
     if layout.get("replicas") == "threads":
         return list(_threads(job, layout, whole))
+    if compression.word_of(layout) != "none":
+        n = layout["dp_replicate"]
+        return [
+            Row("dp", op, behind, size, 1, n, 1, pieces) for op, size, behind, pieces in compression.sent(job, layout)
+        ]
     return [
         *_tensor(job, layout, stage, kinds),
         *_context(job, layout, kinds),
@@ -101,9 +106,15 @@ def _tensor(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) ->
     T, h, c, m = tokens(job, layout), job.model.hidden, BYTES[job.formats.compute], layout["accumulation"]
     is_last = stage == layout["pp"] - 1
     ends, X, tp = m * (stage == 0) + m * is_last, len(kinds) * m, layout["tp"]
-    reductions = X * (5 if layout["recompute"] == "full" else 4) + ends
+    own = job.profile.has_units and layout["ep"] > 1 and layout["sequence_parallel"] and layout["etp"] < tp
+    whole = m * sum(kind.ffn == "moe" for kind in kinds) if own else 0  # mixtures that tensor parallelism does not cut
+    moe = job.model.moe
+    uncut = whole if moe is not None and not moe.shared_ffn else 0
+    reductions = X * (5 if layout["recompute"] == "full" else 4) - 2 * uncut + ends
+    if layout["recompute"] == "full" and moe is not None and moe.shared_gate:
+        reductions += whole
     if layout["sequence_parallel"]:
-        gathers = X * (4 if layout["recompute"] == "none" else 6) + ends
+        gathers = (2 * X - uncut) * (2 if layout["recompute"] == "none" else 3) + ends
         yield Row("tp", "all-gather", "", T * h * (job.cast_width if job.gathers_cast else c), gathers, tp, 1)
         yield Row("tp", "reduce-scatter", "", T * h * c, reductions, tp, 1)
     else:
@@ -156,7 +167,8 @@ def _experts(job: Job, layout: Layout, kinds: Sequence[LayerKind]) -> Iterator[R
     copies = float(moe.top_k)
     if job.profile.merges_copies:  # ranks that at least one of top_k balanced choices falls on
         copies = layout["ep"] * (1 - (1 - 1 / layout["ep"]) ** moe.top_k)
-    payload = tokens(job, layout) / sequence_cut(layout) * copies * width * BYTES[job.formats.compute]
+    own = max(1, sequence_cut(layout) // layout["etp"]) if job.profile.has_units else sequence_cut(layout)
+    payload = tokens(job, layout) / own * copies * width * BYTES[job.formats.compute]
     with_experts = sum(kind.ffn == "moe" for kind in kinds)
     times = 2 * with_experts * layout["accumulation"] * _exchanges(job, layout)
     yield Row("ep", "all-to-all", "", payload, times, layout["ep"] * layout["etp"], 1)
@@ -184,13 +196,14 @@ def _data(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], whol
     everybody, sharded = (replicate * shard * cp, tp), (shard * cp, tp)
     in_layers = whole.dense - whole.before - whole.behind
     ranks = everybody if layout["zero"] < 2 else sharded
-    apart = layout["ep"] * layout["etp"] != tp  # other ranks share the experts
+    ours = job.profile.has_units and layout["ep"] > 1
+    apart = ours or layout["ep"] * layout["etp"] != tp  # other ranks share the experts
     alone = sum(kind.ffn == "moe" for kind in kinds) if apart else 0
     units, layers, tensors, expert_units = 1, 1, 1, min(alone, 1)
     if job.profile.has_units:
         ends = (stage == 0) + (stage == layout["pp"] - 1) - (job.model.tied and layout["pp"] == 1)
         of_layers = sum(tile_units(job.model, layout, kind) for kind in kinds)
-        units = _buckets(job) if is_plain(layout) else of_layers + ends
+        units = _buckets(job) if is_plain(job, layout) else of_layers + ends
         expert_units, layers, tensors = (
             alone,
             of_layers,
@@ -237,7 +250,8 @@ def _buckets(job: Job) -> int:
     """DDP's buckets, filled from the head to the embedding: a first of 1 MiB, further ones of 25."""
     shape, size = job.model, BYTES[job.formats.gradient] * job.trainable
     outer, table = outer_parameters(shape), vocabulary(shape, 1, 1)
-    come = [0 if shape.tied else table, outer.final_norm, outer.extra]
+    bias = max(0, outer.head - (0 if shape.tied else table))
+    come = [0 if shape.tied else table, bias, outer.final_norm, outer.extra]
     for kind in reversed(layer_sequence(shape)):
         layer = build_layer(shape, kind)
         for m in reversed(layer.matrices):
@@ -260,7 +274,7 @@ def _beside(job: Job, layout: Layout, kinds: Sequence[LayerKind]) -> tuple[float
     quantised weights save on the way."""
     k = shards(layout) if layout["zero"] >= 2 else 1
     own, four = k * adapters.trained(job.model, kinds, k), k * adapters.packed(job.model, kinds, k)
-    in_buckets = is_plain(layout) or not job.profile.has_units
+    in_buckets = is_plain(job, layout) or not job.profile.has_units
     units = _buckets_of_adapters(job, kinds) if in_buckets else len(kinds)
     return own, units, (BYTES[job.formats.compute] - adapters.BITS / 8) * four
 

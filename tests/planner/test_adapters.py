@@ -89,7 +89,7 @@ def test_a_plan_says_its_adapters_and_reads_back() -> None:
         ({"method": "dora"}, "CHOICE"),
         ({"method": "lora", "pin": "tp=2"}, "UNSUPPORTED"),
         ({"method": "qlora", "pin": "pp=2"}, "UNSUPPORTED"),
-        ({"method": "qlora", "frontend": "strategist"}, "UNSUPPORTED"),
+        ({"method": "qlora", "frontend": "strategist", "precision": "fp16"}, "UNSUPPORTED"),
     ],
 )
 def test_what_has_no_meaning_is_refused(said: dict[str, Any], code: str) -> None:

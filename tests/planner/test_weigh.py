@@ -16,8 +16,8 @@ from strategist.memory.estimate import least_memory, peak_memory
 from strategist.planner.search import Question, search
 from strategist.planner.weigh import FEW, Weights, fits
 from strategist.records import replace
-from strategist.space.candidates import Candidates
-from strategist.timing.estimate import least_seconds, step_times
+from strategist.space.candidates import Candidates, total_of
+from strategist.timing.estimate import least_step_ns, step_times
 from tests.planner.properties import Properties
 from tests.strategies import legal_candidates, machine, questions
 
@@ -37,11 +37,15 @@ def test_no_layout_peaks_below_its_bound(job: Job) -> None:
 
 @PROPERTIES.holds(8, questions())
 def test_no_step_is_shorter_than_its_bound(job: Job) -> None:
-    """The compute of all layers, spread over the stages, is never more than the step: to a nanosecond per term, which steps are
-    counted in."""
+    """What is computed and what activations travel, bubble and all, is never more than the step; and it is the step less the traffic
+    of dp, the update and offloading wherever no weights that all ranks hold whole are summed within it."""
     columns = legal_candidates(job)
-    times = step_times(job, columns)
-    assert (1e9 * least_seconds(job, columns) <= times.step + len(times.exposed)).all()
+    times, least = step_times(job, columns), least_step_ns(job, columns)
+    assert (least <= times.step).all()
+    rest = times.step - total_of(times.exposed[term] for term in ("dp", "optimizer", "offload"))
+    assert (least <= rest).all()
+    plain = (columns["tp"] == 1) & (columns["pp"] == 1)
+    assert (rest - least <= 2 * len(times.exposed))[plain].all()
 
 
 @PROPERTIES.holds(8, questions())

@@ -54,6 +54,68 @@ NANOTRON: dict[str, Any] = {
     "general": {"project": "p"},
 }  # fmt: skip
 AXOLOTL: dict[str, Any] = {"base_model": "m", "micro_batch_size": 1, "sequence_len": 2048, "datasets": [], "bf16": True}
+COMPOSER: dict[str, Any] = {
+    "device": "gpu", "precision": "amp_bf16", "device_train_microbatch_size": 2,
+    "parallelism_config": {"fsdp": {"sharding_strategy": "FULL_SHARD", "mixed_precision": "PURE"}},
+}  # fmt: skip
+FOUNDRY: dict[str, Any] = {
+    "device_train_microbatch_size": 2, "global_train_batch_size": 16, "train_loader": {}, "model": {}, "tokenizer": {},
+    "optimizer": {}, "scheduler": {}, "max_duration": "4ba", "max_seq_len": 128,
+}  # fmt: skip
+BRIDGE: dict[str, Any] = {
+    "model": {"tensor_model_parallel_size": 2, "num_attention_heads": 8, "seq_length": 128},
+    "train": {"micro_batch_size": 1, "global_batch_size": 8}, "ddp": {"use_distributed_optimizer": True},
+    "checkpoint": {"ckpt_format": "torch_dist"}, "mixed_precision": {"bf16": True},
+}  # fmt: skip
+EPL: dict[str, Any] = {"pipeline.num_micro_batch": 4, "pipeline.num_stages": 2, "pipeline.strategy": "PreferBackward"}
+GPUS = {"limits": {"nvidia.com/gpu": 8}}
+POD: dict[str, Any] = {
+    "restartPolicy": "Never",
+    "containers": [{
+        "name": "pytorch", "image": "i", "resources": GPUS,
+        "command": ["bash", "-c", "torchrun --nnodes 2 --nproc-per-node 8 train.py"],
+    }],
+}  # fmt: skip
+
+
+def job_set(pod: Mapping[str, Any] = POD, **job: Any) -> dict[str, Any]:
+    """A JobSet of two nodes."""
+    spec = {"completions": 2, "parallelism": 2, "template": {"spec": pod}} | job
+    replicated = {"name": "node", "replicas": 1, "template": {"spec": spec}}
+    return manifest("jobset.x-k8s.io/v1alpha2", "JobSet", {"replicatedJobs": [replicated]})
+
+
+def manifest(version: str, kind: str, spec: Mapping[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": "x"}, "spec": spec}
+
+
+def train_job(**trainer: Any) -> dict[str, Any]:
+    """A TrainJob of two nodes."""
+    said = {"numNodes": 2, "numProcPerNode": 8, "resourcesPerNode": GPUS} | trainer
+    return manifest("trainer.kubeflow.org/v1alpha1", "TrainJob", {"runtimeRef": {"name": "t"}, "trainer": said})
+
+
+def pytorch_job(pod: Mapping[str, Any] = POD, **master: Any) -> dict[str, Any]:
+    """A PyTorchJob of two nodes."""
+    worker = {"replicas": 1, "template": {"spec": pod}}
+    return manifest(
+        "kubeflow.org/v1", "PyTorchJob", {"pytorchReplicaSpecs": {"Master": worker | master, "Worker": worker}}
+    )
+
+
+def pod(**container: Any) -> dict[str, Any]:
+    """The pod with another container."""
+    return POD | {"containers": [POD["containers"][0] | container]}
+
+
+SKY: dict[str, Any] = {
+    "num_nodes": 2, "resources": {"accelerators": "H100:8", "cpus": "4+"},
+    "run": "torchrun --nnodes 2 --nproc-per-node 8 train.py\n",
+}  # fmt: skip
+RAY = (
+    "from ray.train import ScalingConfig\nfrom ray.train.torch import TorchConfig\n"
+    "scaling = ScalingConfig(num_workers=8, use_gpu=True, resources_per_worker={'GPU': 1})\n"
+)
 
 SOUND: Mapping[str, str] = {
     "job.sbatch": SBATCH,
@@ -67,6 +129,16 @@ SOUND: Mapping[str, str] = {
     "nanotron.yaml": yaml.safe_dump(NANOTRON),
     "requirements.txt": "torch==2.13.0\ntransformers==5.23.0\n",
     "train.py": "import ray\n",
+    "ray_train.py": RAY,
+    "composer.json": json.dumps(COMPOSER),
+    "foundry.yaml": json.dumps(FOUNDRY),
+    "bridge.json": json.dumps(BRIDGE),
+    "epl.json": json.dumps(EPL),
+    "jobset.yaml": json.dumps(job_set()),
+    "trainjob.yaml": json.dumps(train_job()),
+    "pytorchjob.yaml": json.dumps(pytorch_job()),
+    "kustomization.yaml": "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [jobset.yaml]\n",
+    "task.yaml": yaml.safe_dump(SKY),
 }
 """Files without a fault, one for every reader."""
 
@@ -117,6 +189,11 @@ def titan(rule: str, place: str, word: str, old: str, new: str) -> Case:
 
 def slurm(rule: str, place: str, word: str, old: str, new: str) -> Case:
     return Case(rule, "job.sbatch", SBATCH.replace(old, new), place, word)
+
+
+def table(name: str, rule: str, place: str, word: str, said: Mapping[str, Any]) -> Case:
+    """A file that holds a table."""
+    return Case(rule, name, json.dumps(said), place, word)  # JSON is YAML too
 
 
 MESH = "parallelism_config"
@@ -206,6 +283,48 @@ CASES = (
     titan("unknown-key", "training.local_batch_sise", "local_batch_size", "local_batch_size", "local_batch_sise"),
     titan("ranks-product", "parallelism", "8 ranks", "--nproc-per-node 8", "--nproc-per-node 4"),
     titan("batch-product", "global batch", "33", "global_batch_size 32", "global_batch_size 33"),
+    slurm("unknown-key", "--gpu-per-node", "--gpus-per-node", "--gpus-per-node", "--gpu-per-node"),
+    slurm("sbatch-beginning", "--ntasks-per-nod", "--ntasks-per-node", "--ntasks-per-node", "--ntasks-per-nod"),
+    slurm("foreign-arguments", "-y", "-y", "--nodes=2", "-y 2"),
+    slurm("nodes-alone", "torchrun", "trains alone", "--nnodes 2 ", ""),
+    table("composer.json", "unknown-key", "max_durration", "max_duration", COMPOSER | {"max_durration": "4ba"}),
+    table("composer.json", "unknown-key", "parallelism_config.fsdp2", "never looks", changed(COMPOSER, parallelism_config={"fsdp2": {}})),
+    table("composer.json", "unknown-key", "parallelism_config.fsdp.sharding_stategy", "sharding_strategy", changed(COMPOSER, parallelism_config={"fsdp": {"sharding_stategy": "FULL_SHARD"}})),
+    table("composer.json", "unknown-word", "precision", "amp_bf16", COMPOSER | {"precision": "bf16"}),
+    table("composer.json", "unknown-word", "parallelism_config.fsdp.sharding_strategy", "FULL_SHARD", changed(COMPOSER, parallelism_config={"fsdp": {"sharding_strategy": "FULL"}})),
+    table("composer.json", "composer-cpu-shards", "device", "GPUs only", COMPOSER | {"device": "cpu"}),
+    table("composer.json", "composer-offload", "parallelism_config.fsdp.cpu_offload", "cpu_offload", changed(COMPOSER, parallelism_config={"fsdp": {"cpu_offload": True}})),
+    table("foundry.yaml", "unknown-key", "fsdp_config.sharding_stategy", "never looks", FOUNDRY | {"fsdp_config": {"sharding_stategy": "FULL_SHARD"}}),
+    table("foundry.yaml", "unknown-word", "precision", "amp_bf16", FOUNDRY | {"precision": "bf16"}),
+    table("foundry.yaml", "composer-offload", "fsdp_config.cpu_offload", "cpu_offload", FOUNDRY | {"fsdp_config": {"cpu_offload": True}}),
+    table("bridge.json", "unknown-key", "model.tensor_model_parallel_sise", "tensor_model_parallel_size", changed(BRIDGE, model={"tensor_model_parallel_sise": 2})),
+    table("bridge.json", "heads-divide", "num_attention_heads", "TP 3", changed(BRIDGE, model={"tensor_model_parallel_size": 3})),
+    table("bridge.json", "megatron-recompute-method", "recompute_granularity", "recompute_method uniform", changed(BRIDGE, model={"recompute_granularity": "full"})),
+    table("bridge.json", "megatron-fsdp-checkpoint", "ckpt_format", "fsdp_dtensor", changed(BRIDGE, ddp={"use_megatron_fsdp": True})),
+    table("epl.json", "unknown-key", "pipeline.num_micro_bach", "all the same", EPL | {"pipeline.num_micro_bach": 2}),
+    table("epl.json", "unknown-word", "amp.level", "o1", EPL | {"amp.level": "O2"}),
+    table("epl.json", "epl-zero", "zero.level", "switches ZeRO off", EPL | {"zero.level": "v1"}),
+    table("jobset.yaml", "unknown-key", "spec.replicatedJobs.*.template.spec.completion", "completions", job_set(completion=2)),
+    table("jobset.yaml", "unknown-key", "containers.*.imagePullPolcy", "imagePullPolicy", job_set(pod(imagePullPolcy="Always"))),
+    table("jobset.yaml", "pods-not-at-once", "parallelism", "1 of", job_set(parallelism=1)),
+    table("jobset.yaml", "restarted-pods", "restartPolicy", "Never", job_set(POD | {"restartPolicy": "Always"})),
+    table("jobset.yaml", "device-requests", "requests.nvidia.com/gpu", "name 4", job_set(pod(resources=GPUS | {"requests": {"nvidia.com/gpu": 4}}))),
+    table("jobset.yaml", "devices-differ", "--nproc-per-node", "8 GPUs", job_set(pod(command=["torchrun", "--nnodes", "2", "--nproc-per-node", "4"]))),
+    table("jobset.yaml", "nodes-differ", "--nnodes", "4", job_set(pod(command=["torchrun", "--nnodes=4"]))),
+    table("jobset.yaml", "nodes-alone", "torchrun", "trains alone", job_set(pod(command=["torchrun", "train.py"]))),
+    table("trainjob.yaml", "unknown-key", "spec.trainer.numNode", "numNodes", train_job(numNode=2)),
+    table("trainjob.yaml", "devices-differ", "numProcPerNode", "8 GPUs", train_job(numProcPerNode=4)),
+    table("pytorchjob.yaml", "unknown-key", "spec.pytorchReplicaSpecs.*.replica", "replicas", pytorch_job(replica=1)),
+    table("pytorchjob.yaml", "devices-differ", "nprocPerNode", "8 GPUs", changed(pytorch_job(), spec={"nprocPerNode": "4"})),
+    table("pytorchjob.yaml", "pytorchjob-master", "Master.replicas", "has 2", pytorch_job(replicas=2)),
+    table("pytorchjob.yaml", "pytorchjob-container", "Master.containers", "called pytorch", pytorch_job(template={"spec": pod(name="node")})),
+    table("kustomization.yaml", "unknown-key", "resource", "resources", {"apiVersion": "v1", "kind": "Kustomization", "resource": []}),
+    table("task.yaml", "unknown-key", "num_node", "num_nodes", SKY | {"num_node": 2}),
+    table("task.yaml", "unknown-key", "resources.accelerator", "accelerators", changed(SKY, resources={"accelerator": "H100"})),
+    table("task.yaml", "devices-differ", "--nproc-per-node", "8 GPUs", SKY | {"run": "torchrun --nnodes 2 --nproc-per-node 4 train.py"}),
+    table("task.yaml", "nodes-alone", "torchrun", "2 nodes", SKY | {"run": "torchrun train.py"}),
+    Case("unknown-key", "ray_train.py", RAY.replace("num_workers", "num_worker"), "ScalingConfig.num_worker", "num_workers"),
+    Case("ray-devices", "ray_train.py", RAY.replace("use_gpu=True", "use_gpu=False"), "ScalingConfig.resources_per_worker", "use_gpu=True"),
 )  # fmt: skip
 """One file for every fault, and for every place where a framework swallows a misspelt key."""
 
@@ -346,6 +465,43 @@ def test_predict_reads_the_same_files(tmp_path: Path) -> None:
     )
     written = json.loads(call("predict", *WEIGH, *words, "--json").out)
     assert (read["layout"], read["memory"], read["time"]) == (written["layout"], written["memory"], written["time"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("said", "beside", "words"),
+    [
+        (COMPOSER, ("--micro-batch", "2"), "dp_shard=8,zero=3,micro_batch=2"),
+        (BRIDGE, (), "dp_shard=4,tp=2,zero=1,micro_batch=1,accumulation=2"),
+        (
+            EPL | {"pipeline.num_stages": 8},
+            ("--micro-batch", "2", "--global-batch", "8"),
+            "pp=8,schedule=1f1b,zero=0,micro_batch=2,accumulation=4",
+        ),
+    ],
+    ids=["composer", "megatron-bridge", "epl"],
+)
+def test_predict_reads_what_they_say(
+    said: Mapping[str, Any], beside: tuple[str, ...], words: str, tmp_path: Path
+) -> None:
+    """The layout of a file is the one that --strategy says by hand, with the batch that stands beside the file."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(said), encoding="utf-8")
+    read = json.loads(call("predict", str(path), *WEIGH, *beside, "--seq-len", "128", "--json").out)
+    framework = ("--framework", read["framework"])
+    batch = ("--global-batch", str(read["workload"]["global_batch"]), "--precision", read["workload"]["precision"])
+    written = json.loads(
+        call("predict", *WEIGH, "--strategy", words, *framework, *batch, "--seq-len", "128", "--json").out
+    )
+    assert (read["layout"], read["memory"], read["time"]) == (written["layout"], written["memory"], written["time"])
+
+
+def test_a_job_says_no_layout(tmp_path: Path) -> None:
+    """A task of SkyPilot says machines alone: `predict` refuses it and asks for the layout."""
+    path = tmp_path / "task.yaml"
+    path.write_text(yaml.safe_dump(SKY), encoding="utf-8")
+    refused = call("predict", str(path), *WEIGH, "--json")
+    assert (refused.code, json.loads(refused.out)["error"]["code"]) == (2, "E_MISSING")
 
 
 def test_model_without_machines_is_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from strategist.executor.models.four_bits import Levels, Packed
 from strategist.executor.tensor_styles import Linear
 from strategist.facts.model import Adapters
 
@@ -35,10 +36,17 @@ class LowRank(nn.Module):
 
 
 def add_adapters(model: nn.Module, adapters: Adapters) -> None:
-    """Freeze all weights of a model and put adapters beside the linear layers of its blocks that are called as the targets say."""
+    """Freeze all weights of a model and put adapters beside the linear layers of its blocks that are called as the targets say.
+    Under qlora all linear layers of the blocks rest in four bits."""
     model.requires_grad_(False)
+    levels = Levels()
     for name, module in list(model.named_modules()):
-        if isinstance(module, Linear) and name.rpartition(".")[2] in adapters.targets:
+        if not isinstance(module, Linear):
+            continue
+        if adapters.method == "qlora":
+            module.weight = None  # type: ignore[assignment]
+            module.packed = Packed(module.out_features, module.in_features, levels)
+        if name.rpartition(".")[2] in adapters.targets:
             module.adapter = LowRank(module.in_features, module.out_features, adapters)
 
 

@@ -3,6 +3,8 @@ parallelism arXiv 2205.05198, section 4.2.2).
 
 Attention and feed-forward gather their input once, not once per matrix. Experts are cut like a feed-forward part, every
 one over all ranks: each rank routes all tokens the same way, and one reduction adds up what routed and shared experts give.
+Experts that lie whole on some ranks need no cut: each rank sends them its own tokens, of which sequence parallelism leaves it a
+part, and shared experts are cut for themselves.
 """
 
 from __future__ import annotations
@@ -40,10 +42,19 @@ def _columns(shape: ModelShape, name: str) -> dict[str, ParallelStyle]:
 
 
 def _experts(shape: ModelShape, mixture: MixtureOfExperts, between: Shard | Replicate) -> dict[str, ParallelStyle]:
-    """Weights of the router depend on what the experts give, of which each rank has a term: their gradient is one too."""
-    styles: dict[str, ParallelStyle] = {"mlp": Border(between), "mlp.router": WHOLE, "mlp.experts": COLUMN}
+    """Weights of the router depend on what the experts give, of which each rank has a term, or on tokens of which it has some:
+    their gradient is a term too."""
+    lie_whole = mixture.apart is not None and not mixture.apart.are_cut
+    styles: dict[str, ParallelStyle] = {"mlp.router": WHOLE}
+    if not lie_whole:
+        styles |= {"mlp": Border(between)}
+    if mixture.apart is None:
+        styles |= {"mlp.experts": COLUMN}
     if mixture.shared is not None:
-        styles |= {"mlp.shared.down": ROW} | _columns(shape, "mlp.shared")
+        ends = (
+            {"mlp.shared": Entry(between), "mlp.shared.down": Exit(between)} if lie_whole else {"mlp.shared.down": ROW}
+        )
+        styles |= ends | _columns(shape, "mlp.shared")
     if mixture.shared_gate is not None:
         styles |= {"mlp.shared_gate": WHOLE}
     return styles

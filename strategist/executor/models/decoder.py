@@ -25,6 +25,7 @@ from strategist.executor.models.block import Block
 from strategist.executor.models.cuts import WHOLE, block_styles
 from strategist.executor.models.embedding import CutTable, TokenTable
 from strategist.executor.models.experts import Routing
+from strategist.executor.models.head import Head
 from strategist.executor.models.norms import make_norm
 from strategist.executor.models.positions import ALL_TOKENS, PositionTable, places
 from strategist.executor.models.reference import ReferenceModel
@@ -54,19 +55,20 @@ class Decoder(ReferenceModel):
             {str(i): Block(shape, kind, routing) for i, kind in enumerate(layer_sequence(shape))}
         )
         self.norm: nn.Module | None = make_norm(shape)
-        self.head: nn.Linear | None = nn.Linear(shape.hidden, shape.vocab, bias=shape.lm_head_bias)
+        self.head: Head | None = Head(shape.hidden, shape.vocab, bias=shape.lm_head_bias)
         self.tie()
         if shape.adapters is not None:
             add_adapters(self, shape.adapters)
 
-    def forward(self, input_ids: Tensor) -> Tensor:
-        """`input_ids` are tokens on the first stage and hidden states on the others."""
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> Tensor:
+        """`input_ids` are tokens on the first stage and hidden states on the others. With `labels` (B, T) the loss summed over
+        those that count comes out instead of logits, a number."""
         h = self._embed(input_ids) if self.takes_tokens else input_ids
         shared = places(self.shape, h.shape[1] * self.token_ranks, h, self.tokens_here)
         for block in self.layers.values():
             h = block(h, shared)
         if self.gives_logits and self.norm is not None and self.head is not None:
-            h = self.head(self.norm(h))
+            h = self.head(self.norm(h), labels)
         return h
 
     def _embed(self, tokens: Tensor) -> Tensor:

@@ -106,13 +106,13 @@ class MixtureOfExperts(nn.Module):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, T, H) to (B, T, H); under tensor parallelism a term of a sum over ranks.
+        """x (B, T, H) to (B, T, H); where tensor parallelism cuts the experts, a term of a sum over ranks.
 
         Not compiled: counts of tokens differ from step to step, and each would be compiled anew.
         """
         tokens = x.flatten(0, -2)
-        y = self._routed(tokens, self.router.choose(tokens))
-        return (y if self.shared is None else y + self._shared(tokens, self.shared)).view_as(x)
+        y = self._routed(tokens, self.router.choose(tokens)).view_as(x)
+        return y if self.shared is None else y + self._shared(x, self.shared)
 
     def _shared(self, x: Tensor, shared: FeedForward) -> Tensor:
         y: Tensor = shared(x)

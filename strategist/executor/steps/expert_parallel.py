@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 
 from strategist.errors import ImpossibleError
@@ -31,11 +32,18 @@ def expert_parallel(model: nn.Module, job: Job) -> nn.Module:
             hint="Plan with --pin ep=1, or use the built-in model.",
         )
     for mixture in mixtures:
-        for name, _ in list(mixture.experts.named_parameters()):
-            distribute(mixture.experts, name, job.expert_mesh["ep"], Shard(1))
-        group = job.expert_mesh["ep"].get_group()
-        mixture.apart = ExpertGroup(group, is_even=mixture.router.routing != "scored")
+        _spread(mixture, job.expert_mesh)
     return model
+
+
+def _spread(mixture: MixtureOfExperts, mesh: DeviceMesh) -> None:
+    """Leave this rank some of the experts, or with etp a part of each of those. Their hidden width, dim 0, is what etp cuts."""
+    are_cut = mesh["etp"].size() > 1
+    own, placements = (mesh["ep", "etp"], (Shard(1), Shard(0))) if are_cut else (mesh["ep"], (Shard(1),))
+    for name, _ in list(mixture.experts.named_parameters()):
+        distribute(mixture.experts, name, own, *placements)
+    is_even = mixture.router.routing != "scored"
+    mixture.apart = ExpertGroup(mesh["ep"].get_group(), is_even=is_even, are_cut=are_cut)
 
 
 def spread_experts(block: nn.Module) -> Iterator[Experts]:

@@ -14,7 +14,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    _CachedTorchDispatchMode,
+    create_selective_checkpoint_contexts,
+)
 
 from strategist.errors import ImpossibleError
 from strategist.executor.blocks import find_blocks
@@ -49,8 +53,19 @@ def _wrapped(block: nn.Module, *, selective: bool) -> nn.Module:
     return checkpoint_wrapper(block, preserve_rng_state=False)
 
 
-def _selective_contexts() -> Any:
-    return create_selective_checkpoint_contexts(partial(_policy, kept_operators()))  # type: ignore[no-untyped-call]
+def _selective_contexts() -> tuple[Any, Any]:
+    forward, again = create_selective_checkpoint_contexts(partial(_policy, kept_operators()))  # type: ignore[no-untyped-call]
+    return forward, _Again(None, again.storage)  # the policy was asked in forward
+
+
+class _Again(_CachedTorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Recomputation that counts no marks of the profiler: a unit of FSDP2 inside a block, as experts are one, sets others in backward
+    than in forward, where torch asks for the same number."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "profiler":
+            return func(*args, **(kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
 
 
 def _policy(

@@ -1,7 +1,8 @@
 """Shard or replicate the parameters over the data-parallel axes with FSDP2.
 
 zero 2 gathers parameters once per forward and keeps them; zero 3 gives them back after each unit's forward. With
-tp or pp, zero 0 and 1 use FSDP2's replicating twin: torch's DDP inside a pipeline is silently wrong, and it knows no DTensor.
+tp, pp or ep, zero 0 and 1 use FSDP2's replicating twin: torch's DDP inside a pipeline is silently wrong, it knows no DTensor, and
+all that it wraps has the same replicas.
 
 Units are what is gathered and reduced at once: the embedding, each block, and last norm with head, as in
 pytorch/torchtitan (torchtitan/models/llama3/parallelize.py); where matrices are tiled, each slice of
@@ -76,12 +77,12 @@ def _make_unit(modules: list[nn.Module], job: Job, *, reshard: bool, apart: bool
     if not modules:
         return []
     options: dict[str, Any] = {"mp_policy": sharding_policy(job.plan.strategy.formats)}
-    if job.plan.strategy.zero < 2:
-        return [*replicate(modules, mesh=data_mesh(job.mesh), **options)]
-    two_levels = job.plan.mesh.dp_replicate > 1
     every, shards = job.mesh, shard_axis(job.mesh)
     if apart and job.expert_mesh is not None:
         every, shards = job.expert_mesh, EXPERT_SHARDS
+    if job.plan.strategy.zero < 2:
+        return [*replicate(modules, mesh=every[shards] if apart else data_mesh(job.mesh), **options)]
+    two_levels = job.plan.mesh.dp_replicate > 1
     mesh = every["dp_replicate", shards] if two_levels else every[shards]
     return fully_shard(
         modules, mesh=mesh, reshard_after_forward=reshard, offload_policy=_offload_policy(job), **options

@@ -1,0 +1,76 @@
+"""Megatron-Bridge's ConfigContainer as a table of sections: what it says is what Megatron-LM's arguments of those names say.
+
+Keys as in Megatron-Bridge 0.3.1 and megatron-core 0.16.1, whose classes refuse others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from strategist.document.judgement import Finding
+from strategist.readers.foreign import Foreign, Reader, Source, Tables, keys_of, section_of
+from strategist.readers.megatron import Arguments, fsdp_checkpoint, mesh_faults, needs, says_of
+from strategist.records import replace
+
+SECTIONS = ("model", "train", "optimizer", "ddp", "scheduler", "checkpoint", "mixed_precision", "dist", "rng")
+TABLES = Tables(
+    framework="megatron-bridge",
+    title="Megatron-Bridge 0.3",
+    swallows=dict.fromkeys(("", *SECTIONS), "its classes refuse it"),
+)
+OTHER_NAMES = {
+    "virtual_pipeline_model_parallel_size": "--num-virtual-stages-per-pipeline-rank",
+    "num_moe_experts": "--num-experts",
+}
+"""Arguments whose fields are called differently."""
+
+_ARGUMENT = re.compile(r"--([a-z][a-z0-9-]*)")
+
+
+def read(source: Source, ranks: int | None) -> Foreign:
+    """What a table says, and its faults. What is absent has the default of the container's classes."""
+    said = arguments_of(source.table)
+    says = says_of(said, ranks)
+    faults = (*mesh_faults(said, says, ranks), *needs(said), *fsdp_checkpoint(said))
+    return Foreign(says=says, findings=(*TABLES.unknown(source.table), *map(_in_its_words, faults)))
+
+
+def arguments_of(table: Mapping[str, Any]) -> Arguments:
+    """The fields of all sections as arguments of Megatron-LM; switches that are off are not among them."""
+    found: dict[str, str] = {}
+    for section in SECTIONS:
+        for name, value in section_of(table, section).items():
+            argument = OTHER_NAMES.get(name, f"--{name.replace('_', '-')}")
+            if value is not None and value is not False:
+                found[argument] = "" if value is True else str(value)
+    return found | _formats(table.get("mixed_precision"))
+
+
+def _formats(precision: Any) -> dict[str, str]:
+    """Switches of formats, from the section or from the name of one of its recipes, such as bf16_mixed."""
+    if isinstance(precision, str):
+        return {f"--{low}": "" for low in ("bf16", "fp16") if precision.startswith(low)}
+    fine = precision.get("grad_reduce_in_fp32", True) if isinstance(precision, dict) else True
+    return {"--accumulate-allreduce-grads-in-fp32" if fine else "--grad-reduce-in-bf16": ""}
+
+
+def _in_its_words(fault: Finding) -> Finding:
+    """A fault of arguments with the names of fields."""
+
+    def field(text: str) -> str:
+        return _ARGUMENT.sub(lambda match: match[1].replace("-", "_"), text)
+
+    return replace(fault, place=field(fault.place), sentence=field(fault.sentence), fix=field(fault.fix))
+
+
+def recognises(source: Source) -> bool:
+    """A table of the container's sections, with a field of its own in the model's."""
+    sections = set(keys_of("megatron-bridge")) & set(source.table)
+    return len(sections) >= 2 and any("parallel_size" in name for name in section_of(source.table, "model"))
+
+
+MEGATRON_BRIDGE = Reader(
+    name="megatron-bridge", title="Megatron-Bridge 0.3", recognises=recognises, read=read, profile="megatron-core"
+)

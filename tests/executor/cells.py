@@ -1,0 +1,110 @@
+"""What the ranks of the parity matrix train, and the one process that they are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from strategist.document.plan import Plan
+from strategist.executor.build import build
+from strategist.executor.data import Sample, SyntheticTokens
+from strategist.executor.initialise import initialise
+from strategist.executor.models import model_from_shape
+from strategist.executor.optimizers import BETAS, WEIGHT_DECAY, default_optimizer
+from strategist.facts.model import ModelShape
+from tests.executor.matrix import GLOBAL_BATCH, SEQ_LEN, Cell
+from tests.executor.ragged import RaggedTokens
+from tests.plans import FLOAT64
+
+SEED, CLIP = 3, 0.5
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How one cell is looked at: its arithmetic, for how many steps, and how far losses and weights may be from one process'."""
+
+    arithmetic: str
+    steps: int
+    rate: float
+    loss_bound: float
+    weight_bound: float | None = None
+
+
+EXACT = Kind("float64", 5, 1e-2, 1e-12, 1e-9)
+SINGLE = Kind("float32", 20, 1e-3, 5e-6)
+HALF = Kind("bfloat16", 20, 1e-3, 5e-3)
+
+
+def kinds_of(cell: Cell) -> tuple[Kind, ...]:
+    """How a cell is looked at: in fp32 exactly, and on up to four ranks over many steps for tasks that those of bf16 complete."""
+    if cell.precision == "bf16":
+        return (HALF,)
+    goes_on = cell.layout.world <= 4 and (cell.accumulation == 4) == cell.tied
+    return (EXACT, SINGLE) if goes_on else (EXACT,)
+
+
+Trained = tuple[list[float], dict[str, Tensor]]
+"""Losses and final weights."""
+
+
+class HalfRagged(RaggedTokens):
+    """Samples of equal length, from the middle on of unequal lengths."""
+
+    def __getitem__(self, index: int) -> Sample:
+        """One sample; from the middle on some labels do not count."""
+        return super().__getitem__(index) if 2 * index >= len(self) else SyntheticTokens.__getitem__(self, index)
+
+
+def samples(shape: ModelShape, kind: Kind) -> HalfRagged:
+    """The samples of all steps."""
+    return HalfRagged(shape.vocab, SEQ_LEN, kind.steps * GLOBAL_BATCH)
+
+
+def train_cells(jobs: Sequence[tuple[Plan, Kind]]) -> list[Trained]:
+    """Losses and weights of some jobs under layouts of the same ranks, one after the other."""
+    return [_trained(plan, kind) for plan, kind in jobs]
+
+
+def _trained(plan: Plan, kind: Kind) -> Trained:
+    if kind == EXACT:
+        plan = replace(plan, strategy=replace(plan.strategy, formats=FLOAT64))
+    optimizer = default_optimizer(plan, kind.rate)
+    session = build(plan, model_from_shape(plan.model), optimizer, clip_norm=CLIP, seed=SEED)
+    losses = [session.step(batch).loss for batch in session.loader(samples(plan.model, kind), shuffle=False)]
+    return losses, session.parameters_full() if kind.weight_bound else {}
+
+
+@cache
+def trained_alone(shape: ModelShape, kind: Kind) -> Trained:
+    """The same in one process with nothing but torch, each batch in one piece."""
+    model = model_from_shape(shape, "cpu", torch.float64 if kind == EXACT else torch.float32)
+    initialise(model, SEED)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=kind.rate, betas=BETAS, weight_decay=WEIGHT_DECAY)
+    lowered = torch.autocast("cpu", torch.bfloat16) if kind == HALF else nullcontext()
+    losses = []
+    for inputs, labels in _batches(shape, kind):
+        with lowered:
+            logits = model(inputs)
+        loss = cross_entropy(
+            logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1), labels.flatten()
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, {name: value.detach() for name, value in model.named_parameters()}
+
+
+def _batches(shape: ModelShape, kind: Kind) -> Iterator[tuple[Tensor, Tensor]]:
+    data = samples(shape, kind)
+    for first in range(0, len(data), GLOBAL_BATCH):
+        chosen = [data[number] for number in range(first, first + GLOBAL_BATCH)]
+        inputs, labels = (torch.stack([sample[name] for sample in chosen]) for name in ("input_ids", "labels"))
+        yield inputs, labels

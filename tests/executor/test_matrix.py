@@ -1,0 +1,102 @@
+"""The parity matrix: every legal cell trains like one process, and every illegal one is refused for the reason that the planner gives."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import combinations, product
+
+import pytest
+
+from tests.executor.matrix import (
+    ACCUMULATIONS,
+    AXES,
+    MOST_RANKS,
+    PRECISIONS,
+    TABLE,
+    TIED,
+    Cell,
+    Layout,
+    cells,
+    illegal_rows,
+    obstacles_of,
+    refusals,
+    sample,
+)  # fmt: skip
+
+ONLY_PLANNED = {"LEG501", "LEG711"}
+"""Rules about what a planner should not choose, and the executor can run all the same: an optimizer on the host inside a pipeline,
+and nn.DataParallel without devices; tests/executor/test_parity.py trains both."""
+EVERY = cells()
+ILLEGAL = refusals(EVERY)
+BY_LAYOUT: dict[Layout, list[Cell]] = defaultdict(list)
+for _cell in EVERY:
+    if _cell not in ILLEGAL:
+        BY_LAYOUT[_cell.layout].append(_cell)
+
+
+def _assert_trains_like_one_process(some: Sequence[Cell]) -> None:
+    """Losses, and in float64 weights, of cells of one layout."""
+    from tests.executor.cells import kinds_of, train_cells, trained_alone
+    from tests.executor.harness import run_ranks
+
+    jobs = [(cell.plan, kind) for cell in some for kind in kinds_of(cell)]
+    for outcomes in run_ranks(jobs[0][0].processes, train_cells, jobs, timeout_s=60.0 + 60.0 * len(jobs)):
+        for (plan, kind), (losses, weights) in zip(jobs, outcomes, strict=True):
+            expected_losses, expected = trained_alone(plan.model, kind)
+            about = f"{kind.arithmetic}, accumulation {plan.strategy.accumulation}, tied {plan.model.tied}"
+            furthest = max(abs(a - b) for a, b in zip(losses, expected_losses, strict=True))
+            assert furthest <= kind.loss_bound, f"{about}: losses differ by {furthest}"
+            if kind.weight_bound:
+                assert weights.keys() == expected.keys(), about
+                off = max(float((weights[name] - value).abs().max()) for name, value in expected.items())
+                assert off <= kind.weight_bound, f"{about}: weights differ by {off}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", sample(), ids=lambda cell: cell.name)
+def test_a_sample_of_the_matrix_trains_like_one_process(cell: Cell) -> None:
+    """Every option of every axis in both precisions, with one and four micro-batches, with one weight and two for the ends: losses of 20
+    steps, and in float64 losses and weights of five, over samples of equal and then of unequal lengths."""
+    _assert_trains_like_one_process([cell])
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("layout", BY_LAYOUT, ids=lambda layout: layout.name)
+def test_every_legal_cell_trains_like_one_process(layout: Layout) -> None:
+    """All legal cells of a layout, one after the other on the same ranks."""
+    _assert_trains_like_one_process(BY_LAYOUT[layout])
+
+
+@pytest.mark.slow
+def test_the_executor_runs_exactly_the_legal_cells() -> None:
+    """No legal cell meets an obstacle; every illegal one meets one of the rule's own code, unless the rule is one for planners alone."""
+    assert [cell.name for some in BY_LAYOUT.values() for cell in some if obstacles_of(cell)] == []
+    for cell, (rule, because) in ILLEGAL.items():
+        codes = {obstacle.code for obstacle in obstacles_of(cell)}
+        assert rule.code in codes or rule.id in ONLY_PLANNED, (cell.name, because, codes)
+
+
+def test_the_table_of_illegal_cells_is_what_the_rules_say() -> None:
+    """The committed table is the one that the rules make now, each row with the planner's sentence, its source, and the executor's own."""
+    committed = [json.loads(line) for line in TABLE.read_text(encoding="utf-8").splitlines()]
+    assert committed == illegal_rows(), "python -m tests.executor.matrix writes it anew"
+    assert all(row["executor"] for row in committed if row["rule"] not in ONLY_PLANNED)
+    assert all(row["because"] and row["source"] for row in committed)
+
+
+def test_the_matrix_has_every_factor_in_every_state() -> None:
+    """A layout of axes alone is looked at with every task in fp32, and on up to four ranks with any two values of two factors; no two
+    cells have one name."""
+    of_axes: dict[Layout, list[Cell]] = defaultdict(list)
+    for cell in EVERY:
+        if cell.layout.factors.keys() <= AXES.keys():
+            of_axes[cell.layout].append(cell)
+    pairs = {pair for task in product(PRECISIONS, ACCUMULATIONS, TIED) for pair in combinations(enumerate(task), 2)}
+    for layout, some in of_axes.items():
+        tasks = [(cell.precision, cell.accumulation, cell.tied) for cell in some]
+        assert [task[1:] for task in tasks if task[0] == "fp32"] == list(product(ACCUMULATIONS, TIED))
+        met = {pair for task in tasks for pair in combinations(enumerate(task), 2)}
+        assert met == pairs or layout.world == MOST_RANKS
+    assert len({cell.name for cell in EVERY}) == len(EVERY)
