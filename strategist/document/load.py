@@ -22,7 +22,16 @@ def load_plan(path: str, flag: str = "PLAN") -> Plan:
 def plan_from(value: Any, flag: str) -> Plan:
     """The Plan in a parsed JSON value."""
     _require_format(value, flag, FORMAT, "a Plan", "Plan again with this version.", "strategist plan --out plan.json")
-    return checked(Plan, value, flag)
+    plan = checked(Plan, value, flag)
+    if plan.decision.difference == 0.0:
+        raise InputError(
+            "RANGE",
+            "$.decision.difference is the other policy's step time over the chosen one's; it must be above 0.",
+            flag="$.decision.difference",
+            value=0,
+            hint="Correct the file, or make it again.",
+        )
+    return plan
 
 
 def load_observed(path: str) -> Observed:

@@ -105,7 +105,7 @@ def option_words(plan: Costed) -> str:
     words += ["sequence parallel"] if s.sequence_parallel else []
     words += [f"{s.context_parallel} context parallel"] if s.context_parallel != "none" else []
     words += [f"gradients compressed by {s.compression}"] if s.compression != "none" else []
-    words += [f"gradients compressed by {s.compression}"] if s.compression != "none" else []
+    words += ["loss in chunks"] if s.loss == "chunked" else []
     words += [f"recompute {s.recompute}"] if s.recompute != "none" else ["no recompute"]
     words += [f"offload {s.offload}"] if s.offload != "none" else []
     words += [f"tiling {s.tiling}"] if s.tiling > 1 else []

@@ -163,6 +163,15 @@ def test_any_edited_plan(tmp_path: Path, spot: tuple[str, tuple[Any, ...]], valu
     assert_ours(call("run", "--json", file, "--allow-edited"))
 
 
+def test_a_policy_whose_steps_take_no_time_is_refused(tmp_path: Path) -> None:
+    """Nothing can be so many times faster than that, and no sentence says it."""
+    plan = json.loads(plan_text(*EXPERTS))
+    plan["decision"]["difference"] = 0
+    done = call("explain", "--json", written(tmp_path, "plan.json", json.dumps(plan).encode()))
+    assert_ours(done)
+    assert json.loads(done.out)["error"]["code"] == "E_RANGE"
+
+
 @pytest.mark.parametrize("text", ["[rule]\nid = 1", "[[rule]]\nid = 1\nwhen = 2", "rule = 3", "[[rule]]\n", "x"])
 def test_bad_rule_folders(tmp_path: Path, text: str) -> None:
     """A folder of broken rules is refused wherever it is given."""

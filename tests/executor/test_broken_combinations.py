@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from strategist.executor.support import layout_obstacles
@@ -62,7 +63,7 @@ def test_what_torch_breaks_is_refused_by_a_rule_before_launch(
     """The rule holds for the layout, and the Plan of that layout meets an obstacle of the rule's code."""
     layout = stacked([row])
     job = _job(asked, int(layout.world[0]))
-    values = question(job) | {name: int(column[0]) for name, column in columns(layout).items()}
+    values = question(job) | {name: int(np.ravel(column)[0]) for name, column in columns(layout).items()}
     found = {each.id: each for each in fired(load_rules("legality"), values)}
     assert rule in found
     if rule not in PLANNED_ONLY:

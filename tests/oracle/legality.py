@@ -171,6 +171,9 @@ VIOLATIONS: dict[str, Violation] = {
     "LEG722": lambda job, a: word_of(a) in ("powersgd", "topk") and job.workload.precision == "fp16",
     "LEG723": lambda job, a: word_of(a) != "none" and in_threads(a),
     "LEG724": lambda job, a: word_of(a) != "none" and job.frontend == "deepspeed",
+    "LEG731": lambda job, a: (
+        a.get("loss") == "chunked" and (job.frontend == "deepspeed" or not is_buildable(job.model))
+    ),
 }
 """Rule id -> the condition that refuses a layout, in the order of the book."""
 

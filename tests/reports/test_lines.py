@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,9 +12,10 @@ from hypothesis import strategies as st
 
 from strategist import recommend
 from strategist.document.plan import Plan
-from strategist.reports.brief import brief
+from strategist.reports.brief import brief, option_words
 from strategist.reports.lines import SHORT, folded, phrases, table, text_of
 from strategist.reports.text import explain_text
+from tests.plans import make_plan
 from tests.strategies import CI
 
 WORDS = st.lists(st.text("abc-", min_size=1, max_size=14), min_size=1, max_size=40).map(" ".join)
@@ -105,3 +107,16 @@ def test_the_tree_is_a_column_of_figures(number: int, width: int) -> None:
     notes |= {len(row) - len(row.lstrip()) for row in tree if not re.match(r" {0,6}\S", row)}
     assert len(notes) == 1
     assert any(row.startswith("  exposed communication ") for row in tree)
+
+
+def test_every_choice_of_a_layout_is_said_once() -> None:
+    """Whatever differs from a plain layout has its words, no two choices the same."""
+    chosen: tuple[dict[str, Any], ...] = (
+        {"compression": "bf16"}, {"loss": "chunked"}, {"zero": 3}, {"recompute": "full"}, {"offload": "optimizer"}, {"tiling": 8},
+        {"sequence_parallel": True}, {"context_parallel": "ring"}, {"schedule": "gpipe"},
+    )  # fmt: skip
+    plain = option_words(make_plan()).split(", ")
+    for one in chosen:
+        said = option_words(make_plan(**one)).split(", ")
+        assert len(set(said)) == len(said)
+        assert said != plain, one
