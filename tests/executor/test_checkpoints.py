@@ -62,7 +62,7 @@ CHAINS: dict[str, tuple[dict[str, Any], ...]] = {
     "further experts and copies": (HOST, EP4, TP_HOST, HOST, EP_FSDP),
     "a drive, memory, another drive": (NVME2, TP_PP, NVME4, ZERO1, NVME2),
     "experts beside everything": (EP_ETP, EP_TP, EP_DDP, EP_HOST, SINGLE),
-    "tiles on a drive": (TILED_NVME, DDP2, TILED_NVME),
+    "tiles on a drive": (TILED_NVME, DDP2, TILED_NVME, TILED, TILED_NVME),
 }
 IN_CI = (
     "dp4 to tp2-pp2 to single and back",
