@@ -19,7 +19,13 @@ FAMILIES = ("gpt2", "llama", "llama-tied", "mistral", "qwen2", "qwen3", "mixtral
 IN_CI = ("gpt2", "llama", "llama-tied", "mixtral", "qwen2-moe")
 LAYOUT = {"dp_shard": 2, "zero": 3, "micro_batch": 4}
 CUT = {"tp": 2, "micro_batch": 2}
-LAYOUTS = {"llama": CUT, "mixtral": LAYOUT | {"ep": 2}, "qwen3-moe": LAYOUT | {"ep": 2}, "qwen2-moe": CUT | {"etp": 2}}
+LAYOUTS = {
+    "gpt2": LAYOUT | {"tiling": 3},
+    "llama": CUT,
+    "mixtral": LAYOUT | {"ep": 2},
+    "qwen3-moe": LAYOUT | {"ep": 2},
+    "qwen2-moe": CUT | {"etp": 2},
+}
 
 
 def config_of(case: str) -> Any:
