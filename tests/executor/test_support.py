@@ -71,7 +71,7 @@ V2 = {"shape": DEEP, "pp": 2, "virtual_stages": 2}
 SWAPPED = tuple(replace(stage, layers=stage.layers[::-1]) for stage in even_stages(8, 2, 2))
 
 REFUSED: tuple[tuple[dict[str, Any], str, str, str], ...] = (
-    ({"cp": 2}, "UNSUPPORTED", "strategy.context_parallel", "cp = 2"),
+    ({"cp": 2}, "FRAMEWORK_LEGALITY", "strategy.context_parallel", "cp = 2"),
     ({"context_parallel": "ring"}, "FRAMEWORK_LEGALITY", "strategy.context_parallel", "cp = 1"),
     (RING | {"seq_len": 18}, "DIVISIBILITY", "workload.seq_len", "multiple of 4 tokens"),
     (RING | {"seq_len": 20, "tp": 4, "sequence_parallel": True}, "DIVISIBILITY", "workload.seq_len", "cp = 2 and tp = 4"),
