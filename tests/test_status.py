@@ -65,14 +65,17 @@ def test_models_that_are_said_to_run_do() -> None:
 
 @pytest.mark.slow
 def test_every_layout_that_runs_is_compared_with_one_process() -> None:
-    """The axes, ZeRO stage, schedule, recomputation and offload of each row that runs are those of some parity test."""
+    """The axes, ZeRO stage, schedule, recomputation and offload of each row that runs are those of some parity test; compression,
+    which is not exact, equals one process of the same algorithm (tests/executor/test_compression.py)."""
     from tests.executor.test_parity import CASES
 
     compared = [make_plan(tiny_llama(**case.shape), **case.layout) for case in CASES]
     runs = [plan for plan in plans().values() if plan and not unsupported(plan)]
     assert {products(plan) for plan in runs} <= {products(plan) for plan in compared}
     tested = {choice for plan in compared for choice in used(plan)}
-    assert {choice for plan in runs for choice in used(plan) if "=" in choice} <= tested
+    assert {
+        choice for plan in runs for choice in used(plan) if "=" in choice and not choice.startswith("compression=")
+    } <= tested
 
 
 def products(plan: Plan) -> tuple[int, frozenset[str]]:

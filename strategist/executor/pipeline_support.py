@@ -99,15 +99,15 @@ def _two_parts(plan: Plan) -> Iterator[Obstacle]:
     if strategy.schedule != "zb_h1":
         return
     unfit = {
-        f"recompute = {strategy.recompute}": strategy.recompute != "none",
-        f"zero = {strategy.zero}": strategy.zero == 3,
-        f"cp = {mesh.cp}": mesh.cp > 1,
-        f"{model.moe.experts if model.moe else 0} experts": model.moe is not None,
-        "compile = true": strategy.compile,
+        (f"recompute = {strategy.recompute}", "FRAMEWORK_LEGALITY"): strategy.recompute != "none",
+        (f"zero = {strategy.zero}", "UNSUPPORTED"): strategy.zero == 3,
+        (f"cp = {mesh.cp}", "UNSUPPORTED"): mesh.cp > 1,
+        (f"{model.moe.experts if model.moe else 0} experts", "UNSUPPORTED"): model.moe is not None,
+        ("compile = true", "FRAMEWORK_LEGALITY"): strategy.compile,
     }
-    for words in (words for words, is_there in unfit.items() if is_there):
+    for words, code in (found for found, is_there in unfit.items() if is_there):
         yield Obstacle(
-            code="FRAMEWORK_LEGALITY",
+            code=code,
             place="strategy.schedule",
             value=strategy.schedule,
             sentence=f"The schedule {strategy.schedule!r} runs backward in two parts and does not go with {words}.",
