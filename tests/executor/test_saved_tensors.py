@@ -49,7 +49,9 @@ def _kept_per_token(shape: ModelShape) -> float:
 def _listed_per_token(shape: ModelShape, *, but: tuple[str, ...] = ()) -> float:
     """Bytes of the rows of memory/saved.py that one rank keeps without recomputation."""
     rows = saved_tensors(shape, layer_sequence(shape)[0])
-    here = (row for row in rows if row.cut != "exchanged" and not row.name.startswith(but or ("-",)))
+    here = (
+        row for row in rows if row.cut not in ("exchanged", "regathered") and not row.name.startswith(but or ("-",))
+    )
     return sum(FLOAT * row.width for row in here if "none" in row.policies)
 
 

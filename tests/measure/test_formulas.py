@@ -135,8 +135,13 @@ def test_formulas_agree_with_the_program_of_passes_breadth_first(scenario: Scena
         _assert_keeps_its_bar(found)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("scenario", TWO_PARTS, ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        pytest.param(scenario, id=scenario.name, marks=pytest.mark.nightly if number % 2 else pytest.mark.slow)
+        for number, scenario in enumerate(TWO_PARTS)
+    ],
+)
 def test_formulas_agree_with_the_program_of_backward_in_two_parts(scenario: Scenario) -> None:
     """So they do where the gradients of weights wait: at the peak, between the moments and in what is sent."""
     for found in _found(scenario):
@@ -180,8 +185,13 @@ def test_formulas_agree_with_the_program_beside_adapters(scenario: Scenario) -> 
             assert found.ratio == pytest.approx(1.0, abs=NEAR), found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("scenario", CHUNKED, ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        pytest.param(scenario, id=scenario.name, marks=pytest.mark.nightly if number % 2 else pytest.mark.slow)
+        for number, scenario in enumerate(CHUNKED)
+    ],
+)
 def test_formulas_agree_with_the_program_whose_loss_is_in_chunks(scenario: Scenario) -> None:
     """With logits of a few tokens at a time every figure keeps its bar."""
     for found in _found(scenario):

@@ -66,7 +66,7 @@ def reserved(
     on_its_way = c * adapters.travelling(job) * layer if in_units and layout["zero"] >= 3 else 0.0
 
     request = job.trainable * r * largest if reduces else 0.0
-    if layout["zero"] < 2 and layout["tp"] == pp == 1 and c != s:
+    if not in_units and layout["zero"] < 2 and layout["tp"] == pp == 1 and c != s:
         request = job.trainable * s * vocabulary(job.model, 1, 1)
     largest_of_loss = entries * (4 if row.forward_float32 else c)
     outgrown = request if request > largest_of_loss else 0.0
