@@ -69,7 +69,7 @@ def test_torchrun_trains_and_writes_the_report(tmp_path: Path) -> None:
     ("plan", "flags", "code", "exit_code"),
     [
         (_plan(), (), "E_FACTS_DIFFER", 4),
-        (_plan(tiling=2), (), "E_UNSUPPORTED", 3),
+        (_plan(tiling=2, recompute="selective"), (), "E_UNSUPPORTED", 3),
         (_plan(), ("--steps", "0"), "E_TOO_SMALL", 2),
         (_plan(), ("--steps", "many"), "E_PARSE", 2),
         (_plan(), ("--report", "/nowhere/at/all.json"), "E_FILE_NOT_FOUND", 2),
