@@ -169,9 +169,8 @@ def _consistent(degrees: Mapping[str, int], ranks: int, said: Mapping[str, int])
             flag="--strategy",
             hint="Give pp, and leave virtual_stages at 1.",
         )
-    is_cut = ranks == 1 or any(said.get(key, 1) > 1 for key in ("pp", "dp_shard", "cp", "tp", "ep", "etp"))
     for name, what in {"replicas": "nn.DataParallel", "compression": "a hook of DDP"}.items():
-        if said.get(name) and is_cut:
+        if said.get(name) and (ranks == 1 or any(said.get(axis, 1) > 1 for axis in ASKED[name])):
             choice = f"{name}={WORDS[name][said[name]]}"
             raise ImpossibleError(
                 "FRAMEWORK_LEGALITY",
@@ -179,7 +178,7 @@ def _consistent(degrees: Mapping[str, int], ranks: int, said: Mapping[str, int])
                 flag="--strategy",
                 hint=f"Leave out dp_shard, cp, tp, pp, ep and etp, or {choice}.",
             )
-    if said.get("loss") and max(degrees["tp"], degrees["pp"]) > 1:
+    if said.get("loss") and any(degrees[axis] > 1 for axis in ASKED["loss"]):
         raise ImpossibleError(
             "FRAMEWORK_LEGALITY",
             "loss=chunked needs the whole head on every rank, which tp and pp spread.",

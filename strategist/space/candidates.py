@@ -45,8 +45,12 @@ WORDS: Mapping[str, tuple[str, ...]] = {
 """Columns that stand for words hold the position of the word in its tuple. Those of ASKED are there only where somebody asked for
 another word than the first, and then of one word in all rows."""
 
-ASKED = ("replicas", "compression", "loss")
-"""What is never chosen: threads, which are slower, compression, which is not exact, and a loss in chunks, which few frameworks have."""
+_CUTS = ("pp", "dp_shard", "cp", "tp", "ep", "etp")
+ASKED: Mapping[str, tuple[str, ...]] = {"replicas": _CUTS, "compression": _CUTS, "loss": ("pp", "tp")}
+"""What is never chosen: threads, which are slower, compression, which is not exact, and a loss in chunks, which few frameworks have;
+with the axes that it cannot stand beside."""
+OF_REPLICAS = ("replicas", "compression")
+"""Those that mean something only where there are several replicas."""
 NOT_ASKED: Mapping[str, int] = dict.fromkeys(ASKED, 0)
 """What such columns hold where they are not there."""
 

@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 
 from strategist.records import dataclass
-from strategist.space.candidates import ASKED, MESH_COLUMNS, OPTION_COLUMNS, Candidates, Column, code
+from strategist.space.candidates import ASKED, MESH_COLUMNS, OF_REPLICAS, OPTION_COLUMNS, Candidates, Column, code
 from strategist.space.grammar import Pin, forbidden
 from strategist.space.stages import layers_of_the_last
 
@@ -76,9 +76,8 @@ def enumerate_candidates(limits: Limits) -> Candidates:
 def _as_asked(everything: Candidates, name: str, value: int) -> Candidates:
     """Layouts that can make a choice that is never looked at unasked: a loss in chunks those that leave the head whole on every rank,
     threads and compression those of whole replicas and nothing else."""
-    cuts = ("pp", "tp") if name == "loss" else ("pp", "dp_shard", "cp", "tp", "ep", "etp")
-    alone = np.all([everything[axis] == 1 for axis in cuts], axis=0)
-    if name != "loss":
+    alone = np.all([everything[axis] == 1 for axis in ASKED[name]], axis=0)
+    if name in OF_REPLICAS:
         alone &= everything["dp_replicate"] > 1
     found = everything.where(alone)
     return Candidates({**found.columns, name: np.full(len(found), value, np.int64)})

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import mean
 
 import pytest
@@ -70,6 +70,13 @@ SMALL = 1 << 20
 """Bytes below which figures are not held against each other: one counter in four bytes is much of a small shard."""
 
 
+def half_nightly(scenarios: Sequence[Scenario]) -> pytest.MarkDecorator:
+    """A test of every scenario, each second one at night only."""
+    marks = (pytest.mark.slow, pytest.mark.nightly)
+    cases = [pytest.param(each, id=each.name, marks=marks[number % 2]) for number, each in enumerate(scenarios)]
+    return pytest.mark.parametrize("scenario", cases)
+
+
 def _found(scenario: Scenario) -> Iterator[Difference]:
     """Every figure of the first and the last stage."""
     plan = plan_of(scenario)
@@ -114,13 +121,7 @@ def test_formulas_agree_with_the_program_of_other_states(scenario: Scenario) -> 
         assert rank.memory.host == pytest.approx(on_host(job_of(scenario, plan), plan), rel=EXACT, abs=SMALL)
 
 
-@pytest.mark.parametrize(
-    "scenario",
-    [
-        pytest.param(scenario, id=scenario.name, marks=pytest.mark.nightly if number % 2 else pytest.mark.slow)
-        for number, scenario in enumerate(TILED)
-    ],
-)
+@half_nightly(TILED)
 def test_formulas_agree_with_the_program_of_tiled_matrices(scenario: Scenario) -> None:
     """So they do where matrices are gathered slice by slice, message by message."""
     for found in _found(scenario):
@@ -135,13 +136,7 @@ def test_formulas_agree_with_the_program_of_passes_breadth_first(scenario: Scena
         _assert_keeps_its_bar(found)
 
 
-@pytest.mark.parametrize(
-    "scenario",
-    [
-        pytest.param(scenario, id=scenario.name, marks=pytest.mark.nightly if number % 2 else pytest.mark.slow)
-        for number, scenario in enumerate(TWO_PARTS)
-    ],
-)
+@half_nightly(TWO_PARTS)
 def test_formulas_agree_with_the_program_of_backward_in_two_parts(scenario: Scenario) -> None:
     """So they do where the gradients of weights wait: at the peak, between the moments and in what is sent."""
     for found in _found(scenario):
@@ -167,13 +162,7 @@ def test_formulas_agree_with_the_program_of_ranks_that_share_sequences(scenario:
         _assert_keeps_its_bar(found)
 
 
-@pytest.mark.parametrize(
-    "scenario",
-    [
-        pytest.param(scenario, id=scenario.name, marks=pytest.mark.nightly if number % 2 else pytest.mark.slow)
-        for number, scenario in enumerate(ADAPTED)
-    ],
-)
+@half_nightly(ADAPTED)
 def test_formulas_agree_with_the_program_beside_adapters(scenario: Scenario) -> None:
     """Where adapters are trained beside frozen weights, what rests between steps and every message keep their bars, and the peak
     and its activations are within two hundredths."""
@@ -185,13 +174,7 @@ def test_formulas_agree_with_the_program_beside_adapters(scenario: Scenario) -> 
             assert found.ratio == pytest.approx(1.0, abs=NEAR), found
 
 
-@pytest.mark.parametrize(
-    "scenario",
-    [
-        pytest.param(scenario, id=scenario.name, marks=pytest.mark.nightly if number % 2 else pytest.mark.slow)
-        for number, scenario in enumerate(CHUNKED)
-    ],
-)
+@half_nightly(CHUNKED)
 def test_formulas_agree_with_the_program_whose_loss_is_in_chunks(scenario: Scenario) -> None:
     """With logits of a few tokens at a time every figure keeps its bar."""
     for found in _found(scenario):

@@ -8,6 +8,7 @@ in backward, and keeps neither it nor its input.
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -44,8 +45,7 @@ def places(rows: int, columns: int) -> Places:
     blocks = -(-rows * columns // BLOCK)
     super_blocks = -(-blocks // SUPER_BLOCK)
     sizes = (FLOAT32 * super_blocks, FLOAT32, blocks, -(-rows * columns // 2))
-    ends = [sum(sizes[: place + 1]) for place in range(len(sizes))]
-    first, second, third, last = (slice(end - size, end) for end, size in zip(ends, sizes, strict=True))
+    first, second, third, last = (slice(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True))
     return Places(super_scales=first, offset=second, scales=third, codes=last)
 
 
