@@ -220,27 +220,38 @@ def _by_kind(has_experts: Mask, routed: LayerInstant, dense: LayerInstant) -> La
 
 
 def _experts_begin(kept: Kept) -> LayerInstant:
-    """Before the first expert's backward: gradients of what the experts gave, everything that is computed again."""
-    job, c, cut = kept.job, kept.c, routed_cut(kept.c)
-    copies = job.model.moe.top_k if job.model.moe else 0
-    routed = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute] / cut
-    stream = np.where(cut > 1, residual_C(job, c, whole=False), residual_C(job, c))
-    gradients = (2.0 * copies * routed + stream)[:, None]
-    return LayerInstant(gradients + kept.rows(is_brought_back), kept.rows(is_used_up), kept.weights(_is_shared))
+    """Before the first expert's backward: gradients of what the experts gave, everything that is computed again. Shared experts
+    are through, and the gradient of their inputs waits for the others'."""
+    job, c = kept.job, kept.c
+    stream = np.where(routed_cut(c) > 1, residual_C(job, c, whole=False), residual_C(job, c))
+    gradients = (2.0 * copies_C(job, c) + stream)[:, None] + _of_shared_inputs(kept)
+    freed = kept.rows(is_used_up) + kept.rows(_is_kept_by_shared)
+    return LayerInstant(gradients + kept.rows(_is_brought_back_by_routed), freed, kept.weights(_is_shared))
+
+
+def copies_C(job: Job, c: Candidates) -> Reals:
+    """Bytes of the tokens that a rank sends to experts, once for each that it chose, (C,)."""
+    moe = job.model.moe
+    width = moe.top_k * (moe.latent or job.model.hidden) if moe else 0
+    return tokens(job, c) * width * BYTES[job.formats.compute] / routed_cut(c)
+
+
+def _of_shared_inputs(kept: Kept) -> Reals:
+    """Bytes of the gradient of what shared experts were given, (C, 1)."""
+    job, moe = kept.job, kept.job.model.moe
+    width = job.model.hidden if moe and moe.shared_ffn else 0
+    return (tokens(job, kept.c) * width * BYTES[job.formats.compute] / routed_cut(kept.c))[:, None]
 
 
 def _experts_end(kept: Kept) -> LayerInstant:
     """When the first matrix of all experts gets its gradient: those of single experts are there for every matrix, and are put
     together; beside them the gradient of the experts' inputs."""
-    job, c = kept.job, kept.c
-    compute = BYTES[job.formats.compute]
-    moe, matrices = job.model.moe, 3.0 if job.model.mlp_gated else 2.0
-    whole = tokens(job, c) * job.model.hidden * compute / routed_cut(c)
-    streams = (moe.top_k if moe else 0) + (1.0 if moe and moe.shared_ffn else 0.0)
+    job, matrices = kept.job, 3.0 if kept.job.model.mlp_gated else 2.0
     routed = kept.weights(is_routed)
-    gradients = (streams * whole + residual_C(job, c, whole=False))[:, None] + compute * routed
+    stream = residual_C(job, kept.c, whole=False)
+    gradients = (copies_C(job, kept.c) + stream)[:, None] + _of_shared_inputs(kept)
     freed = kept.rows(is_kept, "inside", "product") + kept.rows(is_used_up, "mixer", "ffn")
-    again = kept.rows(is_brought_back, "mixer", "exchanged", "ffn")
+    again = kept.rows(is_brought_back, "mixer", "exchanged", "ffn") + BYTES[job.formats.compute] * routed
     return LayerInstant(gradients + again, freed, kept.weights(_is_shared), routed / matrices)
 
 
@@ -248,22 +259,31 @@ def _first_expert(kept: Kept) -> LayerInstant:
     """Behind the activation of the expert whose backward runs first: gradients of its result and its inputs, and its last matrix
     has one; the gradient of what all experts gave is there as long as others wait for it."""
     job, c = kept.job, kept.c
-    moe, gated, compute = job.model.moe, job.model.mlp_gated, BYTES[job.formats.compute]
-    sent = tokens(job, c) * (moe.top_k if moe else 0) * compute / routed_cut(c)
+    moe, matrices = job.model.moe, 3.0 if job.model.mlp_gated else 2.0
     here = ceil_div(moe.experts if moe else 1, c["ep"])
-    product = sent * (moe.ffn if moe else 0) / c["etp"] / here
-    given, keeps = sent * job.model.hidden, c.is_word("recompute", "none")
+    given, keeps = copies_C(job, c), c.is_word("recompute", "none")
+    product = given * (moe.ffn / (moe.latent or job.model.hidden) if moe else 0.0) / c["etp"] / here
     gone = product + given
-    gradients = (3.0 if gated else 2.0) * product + np.where(here > 1, given, 0.0) + residual_C(job, c, whole=False)
-    last = compute * kept.weights(is_routed) / ((3.0 if gated else 2.0) * here)[:, None]
-    again = kept.rows(is_brought_back) - np.where(keeps, 0.0, gone)[:, None]
-    freed = kept.rows(is_used_up) + np.where(keeps, gone, 0.0)[:, None]
-    return LayerInstant(gradients[:, None] + last + again, freed, kept.weights(_is_shared))
+    gradients = matrices * product + np.where(here > 1, given, 0.0) + residual_C(job, c, whole=False)
+    last = BYTES[job.formats.compute] * kept.weights(is_routed) / (matrices * here)[:, None]
+    again = kept.rows(_is_brought_back_by_routed) - np.where(keeps, 0.0, gone)[:, None]
+    freed = kept.rows(is_used_up) + kept.rows(_is_kept_by_shared) + np.where(keeps, gone, 0.0)[:, None]
+    return LayerInstant(gradients[:, None] + _of_shared_inputs(kept) + last + again, freed, kept.weights(_is_shared))
 
 
 def is_routed(name: str) -> bool:
     """A matrix of routed experts."""
     return name.startswith("expert_")
+
+
+def _is_kept_by_shared(row: Saved, policy: Policy) -> bool:
+    """Rows of shared experts that backward reads; they are through before the routed ones begin."""
+    return is_kept(row, policy) and is_worth_keeping(row, policy) and row.name.startswith("shared_")
+
+
+def _is_brought_back_by_routed(row: Saved, policy: Policy) -> bool:
+    """Rows that backward computes again, but for those of shared experts."""
+    return is_brought_back(row, policy) and not row.name.startswith("shared_")
 
 
 def is_made_behind_experts(row: Saved, policy: Policy) -> bool:
@@ -274,6 +294,11 @@ def is_made_behind_experts(row: Saved, policy: Policy) -> bool:
 def is_made_again_by_experts(row: Saved, policy: Policy) -> bool:
     """Rows that backward computes again until the routed experts are through."""
     return is_brought_back(row, policy) and not _is_behind_experts(row)
+
+
+def is_used_up_by_experts(row: Saved, policy: Policy) -> bool:
+    """Rows that are gone when backward has computed the routed experts again."""
+    return is_used_up(row, policy) and not _is_behind_experts(row)
 
 
 def _is_behind_experts(row: Saved) -> bool:

@@ -432,18 +432,21 @@ def _in_layer(step: Step, number: Column, worst: Callable[[Reals], LayerInstants
 
 def _experts_forward(step: Step) -> Iterator[Instant]:
     """Where experts are a unit of their own: they have worked in the last layer's forward, and their first buffer is still there
-    where they were just gathered; then their results have gone back, and ZeRO-3 has given their weights back."""
+    where they were just gathered; then their results have gone back, and ZeRO-3 has given their weights back. Copies of the
+    tokens are around: those sent and those that came, in the experts' order where no policy keeps them, and what experts gave,
+    one by one and put together; then five that went both ways."""
     gathers, output = np.where(step.shards_gradients, step.compute * step.routed, 0.0), NONE
     if step.piped:
         gathers = np.where(step.reshards, gathers + step.ahead_of_time, 0.0)
         output = step.stream * (1.0 - step.last)  # is not made yet
-    for experts, times in ((1.0, 4.0), (0.0, 5.0)):
+    sorted_ = np.where(step.c.is_word("recompute", "full"), 1.0, 0.0)[:, None]
+    for experts, times in ((1.0, 4.0 + sorted_), (0.0, 5.0)):
         terms = {
             "gradients": step.earlier,
-            "activations": step.in_layers - step.layers.behind_experts - output,
+            "activations": step.in_layers - step.layers.behind_experts - step.layers.last_of_experts - output,
             "logits": step.held_logits,
             "gather_buffers": step.gathered(layers=1, head=False, experts=experts) + gathers,
-            "temporaries": added(step.previous, step.layers.at_experts(times)),
+            "temporaries": added(step.previous, step.layers.in_forward + times * step.layers.sent),
         }
         yield _where_apart(step, LOSS, terms, step.situation.alternates)
 
@@ -469,10 +472,12 @@ def _experts_backward(step: Step) -> Iterator[Instant]:
         gathered = step.gathered(layers=1, head=False, passed=passed, experts=1.0)
         terms = {
             "gradients": step.earlier + step.fresh(*done),
-            "activations": left - step.layers.behind_experts,
+            "activations": left - step.layers.used_by_experts,
             "logits": step.held_logits,
             "gather_buffers": added(gathered, again, above, step.waiting, early),
-            "temporaries": added(step.layers.at_experts(times), step.stream, step.previous, step.late),
+            "temporaries": added(
+                step.layers.at_experts + times * step.layers.sent, step.stream, step.previous, step.late
+            ),
         }
         yield _where_apart(step, LAYERS, terms, recomputes)
     at = step.layers.experts_end

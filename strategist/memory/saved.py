@@ -343,7 +343,12 @@ def _shared_experts(shape: ModelShape, moe: Moe, keeping: Keeping) -> tuple[Save
     policies = COSTLY if moe.shared_gate else REPLACED
     return (
         Saved("shared_input", shape.hidden, "regathered", part="inside"),
-        *_mlp(shape, moe.shared_ffn, keeping, "shared"),
+        *(_of_shared(row) for row in _mlp(shape, moe.shared_ffn, keeping, "shared")),
         Saved("shared_part", shape.hidden, "regathered", REPLACED, part="inside"),
         Saved("shared_result", shape.hidden, "dispatched", policies, part="inside"),
     )
+
+
+def _of_shared(row: Saved) -> Saved:
+    """The row, named like the others of shared experts: it is made when the routed ones are through."""
+    return row if row.name.startswith("shared_") else replace(row, name=f"shared_{row.name}")

@@ -15,6 +15,7 @@ from strategist.facts.profile import BYTES
 from strategist.memory.activations import edges_CS, step_inputs_C, tables_C
 from strategist.memory.backward import (
     Kept,
+    copies_C,
     is_brought_back,
     is_kept,
     is_last,
@@ -22,6 +23,7 @@ from strategist.memory.backward import (
     is_made_behind_experts,
     is_of_first_norm,
     is_routed,
+    is_used_up_by_experts,
     is_worth_keeping,
     layer_instants,
     residual_C,
@@ -173,18 +175,35 @@ class Layers:
         last = LAST_OF_EXPERTS
         return self.by_sort.each(lambda part: self._of_routed(part if part.ndim == 2 else part[last]))
 
-    def at_experts(self, times: float) -> Reals:
-        """Bytes beside what is kept when the experts of a layer have worked: what forward does not keep or backward computes
-        again, and copies of the tokens `times` over. Four when the experts' results are put together, on both sides of the
-        exchange before them, too; five when they have gone back."""
-        return self._of_routed(self.kept.rows(is_made_again_by_experts)) + times * self.sent
+    @cached_property
+    def in_forward(self) -> Reals:
+        """Bytes beside what is kept and copies of tokens while forward is in a layer's experts: what its feed-forward part holds and
+        does not keep."""
+        return self._of_routed(self.kept.rows(is_brought_back, "ffn")) + self.norm_of_experts
+
+    @cached_property
+    def at_experts(self) -> Reals:
+        """The same while backward computes them again: all that is brought back until then. Cut experts take the gradient of
+        every rank's tokens."""
+        whole = np.where(routed_cut(self.group.candidates) > 1, 0.0, self._whole_stream())[:, None]
+        return self._of_routed(self.kept.rows(is_made_again_by_experts)) + self.norm_of_experts + whole
+
+    @cached_property
+    def norm_of_experts(self) -> Reals:
+        """A rank's part of the norm's result, which is held while cut experts work on the whole, (C, 1)."""
+        c = self.group.candidates
+        is_gathered = (sequence_cut(c) > 1) & (routed_cut(c) == 1)
+        return np.where(is_gathered, residual_C(self.job, c, whole=False), 0.0)[:, None]
+
+    def _whole_stream(self) -> Reals:
+        """Bytes of the stream as sequence parallelism puts it together, (C,); nothing without it."""
+        job, c = self.job, self.group.candidates
+        return residual_C(job, c) - residual_C(job, c, whole=False)
 
     @cached_property
     def sent(self) -> Reals:
         """Bytes of the tokens that a rank sends to experts, once for each that it chose, (C, 1)."""
-        job, c = self.job, self.group.candidates
-        rows = (job.model.moe.top_k if job.model.moe else 0) * tokens(job, c) * job.model.hidden / routed_cut(c)
-        return (rows * BYTES[job.formats.compute])[:, None]
+        return copies_C(self.job, self.group.candidates)[:, None]
 
     @cached_property
     def bare_experts(self) -> Reals:
@@ -196,6 +215,16 @@ class Layers:
     def behind_experts(self) -> Reals:
         """What a layer keeps and makes when its experts are through."""
         return self._of_routed(self.kept.rows(is_made_behind_experts))
+
+    @cached_property
+    def last_of_experts(self) -> Reals:
+        """What it keeps of its last result."""
+        return self._of_routed(self.kept.rows(is_kept, "rest"))
+
+    @cached_property
+    def used_by_experts(self) -> Reals:
+        """What it keeps in order to compute others again, and is gone when its experts are through once more."""
+        return self._of_routed(self.kept.rows(is_used_up_by_experts))
 
     def _of_routed(self, part: Reals) -> Reals:
         """A column of the sort of layer that has experts, (C, K) or (1, 1) to (C, 1) or (1, 1), or (C, S) where sorts differ."""

@@ -177,6 +177,7 @@ TILED = tuple(
 """Matrices in slices; with few words, layers hold most."""
 
 
+CUT_EXPERTS = {"tp": 2, "ep": 2, "etp": 2, "sequence_parallel": True}
 EXPERTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("mixtral-8x7b", {"ep": 8, "dp_shard": 8, "zero": 3}),
     ("mixtral-8x7b", {"ep": 2, "dp_shard": 8, "zero": 2, "recompute": "selective", "accumulation": 2}),
@@ -200,6 +201,15 @@ EXPERTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("olmoe-1b-7b", {"ep": 4, "dp_shard": 8, "zero": 3, "offload": "parameters"}),
 )
 """Models and layouts whose ranks share experts."""
+AT_EXPERTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("mixtral-8x7b", CUT_EXPERTS | {"dp_replicate": 4, "recompute": "selective", "accumulation": 2}),
+    ("mixtral-8x7b", CUT_EXPERTS | {"dp_shard": 4, "zero": 2, "recompute": "full"}),
+    ("deepseek-moe-16b", {"ep": 2, "dp_replicate": 4, "recompute": "selective", "accumulation": 2}),
+    ("deepseek-moe-16b", CUT_EXPERTS | {"dp_replicate": 4, "recompute": "selective"}),
+    ("deepseek-moe-16b", {"ep": 2, "dp_shard": 4, "zero": 2}),
+    ("deepseek-moe-16b", {"ep": 2, "dp_shard": 4, "zero": 3, "recompute": "full"}),
+)
+"""Those whose experts hold most: long micro-batches and few words."""
 
 
 @cache
@@ -212,9 +222,24 @@ def with_experts() -> tuple[Scenario, ...]:
 
 
 @cache
+def at_experts() -> tuple[Scenario, ...]:
+    """Experts that several ranks share, where what they hold decides."""
+    return tuple(
+        Scenario(f"{name}-most-{place}", _of_experts(load_model(name)), 4096, "bf16", layout | {"micro_batch": 4})
+        for place, (name, layout) in enumerate(AT_EXPERTS)
+    )
+
+
+def _of_experts(shape: ModelShape) -> ModelShape:
+    """Two layers with experts, few words."""
+    moe = shape.moe and replace(shape.moe, layers=2, first_dense=0)
+    return replace(shape, layers=2, vocab=1024, moe=moe)
+
+
+@cache
 def scenarios() -> tuple[Scenario, ...]:
     """The whole grid: SIZE scenarios that the executor runs, behind them those whose ranks share sequences or experts."""
-    return (*_some(LAYOUTS, SIZE), *with_sequences(), *with_experts())
+    return (*_some(LAYOUTS, SIZE), *with_sequences(), *with_experts(), *at_experts())
 
 
 @cache

@@ -23,6 +23,7 @@ from tests.measure.grid import (
     WEIGHTED,
     Difference,
     Scenario,
+    at_experts,
     differences,
     job_of,
     on_host,
@@ -142,6 +143,13 @@ def test_formulas_agree_with_the_program_of_backward_in_two_parts(scenario: Scen
     for found in _found(scenario):
         if found.place == PEAK or found.kind != "memory":
             _assert_keeps_its_bar(found)
+
+
+@half_nightly(at_experts())
+def test_formulas_agree_with_the_program_where_experts_hold_most(scenario: Scenario) -> None:
+    """So they do while tokens are with experts, in forward and in what runs again (docs/decisions/0111)."""
+    for found in _found(scenario):
+        _assert_keeps_its_bar(found)
 
 
 @pytest.mark.slow

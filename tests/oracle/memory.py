@@ -678,17 +678,23 @@ class Stage:
         return [*ats, self._attention(kind), self._attention_inputs(kind)]
 
     def _experts_before(self, kind: LayerKind) -> LayerAt:
-        moe = self.job.model.moe
-        given = 2 * self.whole / self.own_tokens * (moe.top_k if moe else 0)
-        back = self._rows(kind, _again)
-        shared = self._elements(kind, lambda name: name.startswith("shared"))
+        shared, waits, through = self._shared_are_through(kind)
+        back = _bytes_of(self.job, self.a, kind, _again, named=_is_of_routed)
         stream = self._whole_stream() if self.own_tokens == 1 else self.stream
-        return LayerAt(given + stream + back, self._rows(kind, _used), shared)
+        return LayerAt(2 * self._sent() + stream + back + waits, self._rows(kind, _used) + through, shared)
+
+    def _shared_are_through(self, kind: LayerKind) -> tuple[float, float, float]:
+        """Shared experts go backward first: elements with a gradient, bytes of the gradient of their inputs, kept bytes gone."""
+        moe = self.job.model.moe
+        shared = self._elements(kind, lambda name: name.startswith("shared"))
+        through = _bytes_of(self.job, self.a, kind, _kept, named=lambda name: not _is_of_routed(name))
+        used = _bytes_of(self.job, self.a, kind, _used, named=lambda name: not _is_of_routed(name))
+        return shared, self.whole / self.own_tokens * bool(moe and moe.shared_ffn), through - used
 
     def _experts_behind(self, kind: LayerKind) -> LayerAt:
         """One gradient per expert for each matrix, and the first matrix's put together."""
         moe = self.job.model.moe
-        streams = self.whole / self.own_tokens * ((moe.top_k if moe else 0) + bool(moe and moe.shared_ffn))
+        streams = self._sent() + self.whole / self.own_tokens * bool(moe and moe.shared_ffn)
         matrices = 3 if self.job.model.mlp_gated else 2
         routed = self._elements(kind, lambda name: name.startswith("expert"))
         freed = self._rows(kind, _kept, "inside", "product") + self._rows(kind, _used, "mixer", "ffn")
@@ -701,14 +707,16 @@ class Stage:
         moe, shape, a = self.job.model.moe, self.job.model, self.a
         copies, experts = (moe.top_k, -(-moe.experts // a["ep"])) if moe else (0, 1)
         width = moe.ffn / a["etp"] / experts if moe else 0.0
-        one, every = (size * copies / self.own_tokens for size in (self.T * width * self.c, self.whole))
+        one, every = self.T * width * self.c * copies / self.own_tokens, self._sent()
         matrices = 3 if shape.mlp_gated else 2
         own = self.c * self._elements(kind, lambda name: name.startswith("expert")) / matrices / experts
         kept = a["recompute"] == "none"
         temporaries = matrices * one + own + self.stream + (every if experts > 1 else 0.0)
-        temporaries += self._rows(kind, _again) - (0.0 if kept else one + every)
+        back = _bytes_of(self.job, self.a, kind, _again, named=_is_of_routed)
+        temporaries += back - (0.0 if kept else one + every)
+        shared, waits, through = self._shared_are_through(kind)
         freed = self._rows(kind, _used) + (one + every if kept else 0.0)
-        return LayerAt(temporaries, freed, self._elements(kind, lambda name: name.startswith("shared")))
+        return LayerAt(temporaries + waits, freed + through, shared)
 
     def _product(self, kind: LayerKind) -> float:
         """The size of what goes into the last matrix, whether anything keeps it or not."""
@@ -741,13 +749,7 @@ class Stage:
         return LayerAt(product + streams + back, freed, self._elements(kind, _is_feed_forward))
 
     def _attention(self, kind: LayerKind) -> LayerAt:
-        shape, a = self.job.model, self.a
-        d, heads, keys = shape.head_dim, shape.heads / a["tp"], shape.kv_heads / a["tp"]
-        gradients = self.T * d * self.c * (2 * heads + 2 * keys)
-        if self.job.profile.attention == "unfused":
-            gradients += 2 * self.c * self.T * heads * self.job.workload.seq_len
-        else:
-            gradients += self._flash(heads, keys)
+        gradients = self.in_attention()
         back = self._rows(kind, _again, "mixer")
         freed = self._rows(kind, _kept, "exchanged", "ffn", "inside", "product") + self._rows(kind, _used, "mixer")
         gradients += self.stream if self.job.profile.keeping.name == OURS else self._whole_stream()
@@ -757,6 +759,15 @@ class Stage:
     def _through(self, kind: LayerKind) -> float:
         """Elements of experts whose unit is through when attention's backward begins."""
         return self._elements(kind, lambda name: name.startswith("expert")) if self.apart else 0.0
+
+    def in_attention(self) -> float:
+        """Gradients of queries, keys, values and scores, and what the backward of attention takes inside."""
+        shape, tp = self.job.model, self.a["tp"]
+        heads, keys = shape.heads / tp, shape.kv_heads / tp
+        gradients = self.T * shape.head_dim * self.c * (2 * heads + 2 * keys)
+        if self.job.profile.attention == "unfused":
+            return gradients + 2 * self.c * self.T * heads * self.job.workload.seq_len
+        return gradients + self._flash(heads, keys)
 
     def _flash(self, heads: float, keys: float) -> float:
         """What flash attention's backward takes inside, on a rank with so many heads; in a ring of our own that of a block of all
@@ -897,25 +908,28 @@ class Stage:
         """The sort of layer with experts."""
         return max(set(self.kinds), key=lambda kind: self._elements(kind, lambda name: name.startswith("expert")))
 
-    def _at_experts(self, copies: int) -> tuple[float, float]:
-        """(bytes that come beside what is kept, kept bytes that are not there yet) when experts have worked on the tokens that were
-        sent to them, with so many copies of those around."""
-        kind, moe = self._mixture(), self.job.model.moe
-        late = _made_behind_experts
-        again = _bytes_of(self.job, self.a, kind, _again, named=lambda name: not late(name))
-        later = _bytes_of(self.job, self.a, kind, _kept, named=late)
-        return again + copies * self.whole / self.own_tokens * (moe.top_k if moe else 0), later
+    def _sent(self) -> float:
+        """Bytes of the tokens' copies that a rank sends to experts."""
+        shape, moe = self.job.model, self.job.model.moe
+        width = (moe.latent or shape.hidden) * moe.top_k if moe else 0
+        return self.T * width * self.c / self.own_tokens
+
+    def _part_of_norm(self) -> float:
+        """Where experts are cut, a rank's own part of the norm's result is there beside the whole that they get."""
+        return self.stream if self.own_tokens == 1 and sequence_cut(self.a) > 1 else 0.0
 
     def _experts_forward(self) -> Iterator[tuple[int, dict[str, float]]]:
         """The last layer's forward: its experts have worked, the buffer they were gathered into still lies there; then their
-        results went back, and ZeRO-3 has given their weights back."""
+        results went back, and ZeRO-3 has given their weights back. What full recompute lets go of is there in the experts' order, too."""
         if self.piped and not self.at.alternates:
             return
         flat = self.c * self.X if self.zero >= 2 else 0.0
         if self.piped:
             flat = flat + self.early if self.zero == 3 else 0.0
-        for gathered, copies in ((1, 4), (0, 5)):
-            more, later = self._at_experts(copies)
+        kind = self._mixture()
+        later = _bytes_of(self.job, self.a, kind, _kept, named=_made_behind_experts) + self._rows(kind, _kept, "rest")
+        passing = self._rows(kind, _again, "ffn") + self._part_of_norm()
+        for gathered, copies in ((1, 5 if self.a["recompute"] == "full" else 4), (0, 5)):
             yield (
                 0,
                 {
@@ -923,7 +937,7 @@ class Stage:
                     "activations": self.inside - later - self.given,
                     "logits": self.logits(0),
                     "gather_buffers": self.gathered(1, experts=gathered) + flat,
-                    "temporaries": self.previous + more,
+                    "temporaries": self.previous + passing + copies * self._sent(),
                 },
             )
 
@@ -939,19 +953,23 @@ class Stage:
         at_end = self.early if self.piped and before >= count - 1 else 0.0
         done, routed = behind + passed, share * max(0.0, self.w.experts - self.X)
         if self.a["recompute"] != "none":
+            kind, early = self._mixture(), lambda name: not _made_behind_experts(name)
+            gone = _bytes_of(self.job, self.a, kind, _used, named=early)
+            back = _bytes_of(self.job, self.a, kind, _again, named=early)
+            gradient = self._whole_stream() if self.own_tokens == 1 else self.stream
             for buffers, copies in ((1, 4), (0, 5)):
-                more, later = self._at_experts(copies)
+                more = back + copies * self._sent() + gradient + self._part_of_norm()
                 again = buffers * self.c * self.X if self.zero == 3 else 0.0
                 yield {
                     "gradients": self.earlier + self.fresh(done, routed),
-                    "activations": left - later,
+                    "activations": left - gone,
                     "logits": self.logits(0),
                     "gather_buffers": self.gathered(1, passed=passed, experts=1)
                     + again
                     + above
                     + self.waiting
                     + at_end,
-                    "temporaries": more + self.stream + self.previous + self.late,
+                    "temporaries": more + self.previous + self.late,
                 }
         kind = self._mixture()
         bare, at = self._through(kind), self._experts_behind(kind)
@@ -975,8 +993,7 @@ class Stage:
         yield inside | {"gradients": begins, "gather_buffers": gathered + sent + self.q * self.c * bare}
         yield inside | {"gradients": ends + out, "gather_buffers": gathered + sent + last + buffer}
         if alone:
-            moe = self.job.model.moe
-            more = 2 * self.whole / self.own_tokens * (moe.top_k if moe else 0)
+            more = 2 * self._sent()
             back = {"gradients": ends, "gather_buffers": gathered + sent, "temporaries": inside["temporaries"] + more}
             yield inside | back
 
@@ -1116,6 +1133,10 @@ def _at_heads(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) 
 
 
 INPUTS = ("q", "k", "v", "q_down", "q_up", "kv_down", "kv_up", "qkvz", "beta", "in", "x", "dt")
+
+
+def _is_of_routed(name: str) -> bool:
+    return not name.startswith("shared_")
 
 
 def _made_behind_experts(name: str) -> bool:

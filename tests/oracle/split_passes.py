@@ -105,16 +105,15 @@ class Lies:
         at_loss = {"gradients": self.stood, "logits": self.logits * (per_entry + self.waiting)}
         yield 0, common | at_loss | {"temporaries": lies + loose}
         kept = self.logits * ((step.c + 4) / step.c + self.waiting + 1)
-        d, heads, keys = (
-            step.job.model.head_dim,
-            step.job.model.heads / step.a["tp"],
-            step.job.model.kv_heads / step.a["tp"],
-        )
-        attention = step.T * d * step.c * (2 * heads + 2 * keys) + step._flash(heads, keys)
         roots = step.behind if step.job.model.tied else 0.0
         for below in (len(step.kinds) - 1, 0):
             left = min((below + 1) * step.wl, step.bare.all) + roots
-            made = every - below * self.of_layer(step.kinds[0]) - self.of_layer(step.kinds[0], early=True) + attention
+            made = (
+                every
+                - below * self.of_layer(step.kinds[0])
+                - self.of_layer(step.kinds[0], early=True)
+                + step.in_attention()
+            )
             stands = self.stood if below else step.earlier
             loose = self.unjoined(left) if self.walk.loose else 0.0
             yield 1, common | {"gradients": stands, "logits": kept, "temporaries": lies + made + loose}
