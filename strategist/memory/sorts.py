@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import numpy as np
-
 from strategist.facts.job import Job
 from strategist.records import dataclass, names_of, replace
 from strategist.space.candidates import Candidates, Column
