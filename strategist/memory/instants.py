@@ -517,9 +517,7 @@ def _passed_before(step: Step, number: Column, gone: Reals) -> tuple[Reals | flo
     passed = share * np.maximum(0.0, step.counts.layers / step.chunks - step.widest)
     alone = (number == -1) & (not step.piped)
     experts = 1.0 * (gone == 0.0)
-    gathered = step.gathered(
-        layers=np.where(alone, 1, 2), head=False, passed=added(passed, gone), experts=experts
-    )
+    gathered = step.gathered(layers=np.where(alone, 1, 2), head=False, passed=added(passed, gone), experts=experts)
     if step.piped:
         gathered = gathered + np.where(before >= layers - 1.0, step.ahead_of_time, 0.0)
     in_flight = NONE if step.piped else step.trained * step.reduce * np.where(before > 0, step.dense, step.passed_head)
