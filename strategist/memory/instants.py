@@ -500,8 +500,8 @@ def _worst_at(step: Step, number: Column, worst: WorstOf) -> tuple[Reals, ...]:
     let_go = share * (step.layers.every / step.chunks - at.kept)
     gone = np.where(step.apart, at.routed, 0.0) if step.has_apart else NONE
     weights = added(at.weights, at.stacked, -gone if step.has_apart else NONE)
-    partial, joins = step.trained * step.compute * np.where(step.at_once, 0.0, weights), step.joining(at)
-    waits = at.temporaries
+    partial: Reals = step.trained * step.compute * np.where(step.at_once, 0.0, weights)
+    waits, joins = at.temporaries, step.joining(at)
     if step.piped:
         waits = added(waits, -np.where(before > 0, 0.0, step.given * at.is_early), step.previous)
         if not step.job.model.tied:  # nothing comes between

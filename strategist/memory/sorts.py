@@ -7,6 +7,7 @@ thousands of candidates has some hundred sorts of either.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from strategist.facts.job import Job
@@ -19,7 +20,7 @@ Read = Literal["state", "work", "layer", "schedule"]
 whether gradients are shared and where they rest; where a rank is in its schedule."""
 
 _NOT_OF_WORK = ("mesh", "dp_replicate", "dp_shard", "zero", "offload")
-NOT_READ = {
+NOT_READ: Mapping[Read, tuple[str, ...]] = {
     "state": ("mesh", "dp_replicate", "dp_shard", "cp", "micro_batch", "recompute", "sequence_parallel", "context_parallel"),
     "work": _NOT_OF_WORK,
     "layer": _NOT_OF_WORK,
