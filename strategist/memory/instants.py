@@ -47,7 +47,7 @@ def instants(
     if group.pp == 1:
         step = in_situation(one_pass(group.candidates["accumulation"]))
         if at_loss:
-            return _loss(step)
+            return _loss(step.unsorted())
         return (
             *_gathering(step),
             *_loss(step),
@@ -60,10 +60,10 @@ def instants(
             *(_hooked(step) if "compression" in group.candidates.columns else ()),
             _update(step),
         )
-    sorts = sorts_of(job, group, "schedule")
+    sorts = None if at_loss else sorts_of(job, group, "schedule")
     schedule, at = (Schedule(group), None) if sorts is None else (Schedule(sorts.group), sorts.place)
     if at_loss:
-        at_most = _loss(in_situation(schedule.at(schedule.second_of_last_chunk()), at))
+        at_most = _loss(in_situation(schedule.at(schedule.second_of_last_chunk()), at).unsorted())
         return _in_two_parts(group, in_situation, at_most, at_loss=True) if schedule.splits else at_most
     firsts = schedule.first_of_first_chunk(), schedule.second_of_first_chunk()
     if schedule.has_chunks:

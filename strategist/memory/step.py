@@ -350,6 +350,11 @@ class Step:
         alike = self._of_sorts[read]
         return formula(self) if alike is None else rows_of(formula(alike[0]), alike[1])
 
+    def unsorted(self) -> Step:
+        """The same, every formula asked of all candidates: sooner for a few formulas."""
+        self._of_sorts = dict.fromkeys(NOT_READ)
+        return self
+
     def of_state(self, formula: Callable[[Any], Any]) -> Any:
         """The same of a formula that reads how weights, gradients and buffers are shared, and not how much a rank works on."""
         return self.once("state", formula)
@@ -369,8 +374,7 @@ class Step:
         resting = rows_of(self.at_rest, firsts), rows_of(self.settled, firsts)
         at = firsts if self._at is None else self._at[firsts]
         own = type(self)(self.job, group, *shared, *resting, self._situations, at)
-        own._of_sorts = dict.fromkeys(NOT_READ)
-        return own, sorts.place
+        return own.unsorted(), sorts.place
 
     @cached_property
     def unpacked(self) -> float:
