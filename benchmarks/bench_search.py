@@ -48,6 +48,13 @@ JOBS: Mapping[str, Job] = {
 """What other searches were measured on, the largest published runs, and a model whose vocabulary outweighs its layers."""
 
 FIRST = "calculon J1: GPT-3 13B, 64 A100, batch 64"
+MANY = "Llama-3.1-8B, 1,024 H100"
+EVERYTHING: Mapping[str, Mapping[str, Any]] = {
+    **{name: JOBS[name].question for name in (FIRST, LARGE_HEAD)},
+    MANY: {"model": "llama-3.1-8b", "hardware": "dgx-h100:128", "seq_len": 8192, "global_batch": 1024},
+}
+"""Jobs of which all that fits is weighed and timed: some thousand layouts, and some ten thousand."""
+
 CANDIDATE_SECONDS = 5e-6
 """The bar on a layout that is weighed in full and timed, all else of a search included that leaves none out for being slow."""
 
@@ -173,7 +180,7 @@ def measured(repeats: int) -> dict[str, Any]:
         **circumstances(("strategist", "numpy")),
         "load_before": round(os.getloadavg()[0], 2),
         "jobs": {name: alone(job.question, repeats) for name, job in JOBS.items()},
-        "everything": {name: _brief(alone(JOBS[name].question, repeats, bests=False)) for name in (FIRST, LARGE_HEAD)},
+        "everything": {name: _brief(alone(question, repeats, bests=False)) for name, question in EVERYTHING.items()},
         "scaling": [{"gpus": gpus, **_brief(alone(scaled(gpus)))} for gpus in SCALING],
         "load_after": round(os.getloadavg()[0], 2),
     }

@@ -220,10 +220,12 @@ def search_table(result: Mapping[str, Any]) -> str:
     said = next(iter(result["jobs"].values()))
     counts = tuple(what for what in ("enumerated", "refused", "slower", "pruned", "evaluated") if what in said)
     jobs = "".join(f"| {name} | {' | '.join(f'{found[what]:,}' for what in counts)} |\n" for name, found in result["jobs"].items())  # fmt: skip
+    every = "".join(f"| {name} | {found['evaluated']:,} | {found['again_seconds']:.3g} | {1e6 * found['again_seconds'] / found['evaluated']:.2f} |\n" for name, found in result["everything"].items())  # fmt: skip
     scaling = ", ".join(f"{found['gpus']:,}: {found['cpu_seconds']:.2g}" for found in result["scaling"])
     return (
         f"| what | measured | bar | |\n|---|---|---|---|\n{held}\n"
         + f"| job | {' | '.join(counts)} |\n|---|{'---|' * len(counts)}\n{jobs}\n"
+        + f"| nothing left out for being slow | evaluated | CPU seconds | microseconds each |\n|---|---|---|---|\n{every}\n"
         + "CPU seconds of the first search of a process, what it loads included; microseconds are those of later ones, per layout of searches that leave nothing out for being slow. *Slower*: a bound of "
         + "their step is above the best of all their families. *Pruned*: held too much at the "
         + "loss alone. *Evaluated*: weighed in full, fits, timed. The values of every choice that were looked at stand in the "

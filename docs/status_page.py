@@ -119,8 +119,7 @@ LATER: Mapping[str, str] = {
 
 MISSING = (
     "Of the search and the executor: ZBV and DualPipeV, and ZB-H1 with several chunks a stage, ZeRO-3, context parallelism, experts or "
-    "recomputation. Of the search: ZB-H1, and looped BFS where chunks can be interleaved, are looked at only when pinned; of machines of several kinds no part is taken by `--allow-idle`, and "
-    "`size` and `sweep` take no `--time-budget`.",
+    "recomputation. Of the search: ZB-H1, and looped BFS where chunks can be interleaved, are looked at only when pinned; of machines of several kinds no part is taken by `--allow-idle`.",
     "Tensor, pipeline, context and expert parallelism in the files of Accelerate, DeepSpeed, Transformers, TRL, Lightning, "
     "LLaMA-Factory, axolotl, Composer and llm-foundry; FSDP in those of LLaMA-Factory and axolotl; ZeRO and tensor parallelism in those of EPL.",
     "A parameter server is run and emitted (`parameter-server`) but not planned: no plan says servers, and neither its traffic nor what it takes "

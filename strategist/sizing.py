@@ -8,12 +8,12 @@ from typing import Any
 from strategist import __version__
 from strategist.ask import ASSUMED_GPU, Asked, Given, complete
 from strategist.catalog import rows
-from strategist.document.sizing import Largest, Sizing
+from strategist.document.sizing import Largest, Machines, Sizing
 from strategist.errors import InputError
 from strategist.facts.resolved import Assumption
 from strategist.facts.workload import MAX_SEQ_LEN
 from strategist.planner.largest import What, largest
-from strategist.planner.search import Question
+from strategist.planner.search import Pace, Question
 from strategist.planner.size import Kind, answers, looked_at, sizes
 from strategist.records import dataclass, replace
 from strategist.space.enumerate import divisors
@@ -43,7 +43,11 @@ def sized(wanted: Wanted) -> Sizing:
     prices = _prices(wanted.prices, names)
     given, assumed = _with_batch(wanted.given, names[0])
     kinds = [_kind(given, name, price) for name, price in zip(names, prices, strict=True)]
-    found = [machines for kind in kinds for machines in looked_at(kind, wanted.deadline_s)]
+    pace = None if given.time_budget is None else Pace(given.time_budget)
+    found: list[Machines] = []
+    for kind in kinds:
+        for machines in looked_at(kind, wanted.deadline_s, pace, found):
+            found.append(machines)  # the next kind, and the next size of this, see it
     ordered = tuple(sorted(found, key=lambda m: (m.gpus, m.run_seconds)))
     best = answers(ordered, wanted.deadline_s)
     work = kinds[0].ask(*kinds[0].sizes[0]).job
@@ -58,6 +62,7 @@ def sized(wanted: Wanted) -> Sizing:
         least=best.least,
         cheapest=best.cheapest,
         fastest=best.fastest,
+        unfinished=() if pace is None else tuple(pace.left_out),
     )  # fmt: skip
 
 

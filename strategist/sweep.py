@@ -11,7 +11,7 @@ from strategist.document.sweep import Cell, Sweep
 from strategist.errors import InputError
 from strategist.facts.resolved import Assumption
 from strategist.planner.recommend import choice
-from strategist.planner.search import search
+from strategist.planner.search import Pace, search
 from strategist.records import dataclass, replace
 from strategist.space.grammar import layout
 from strategist.timing.estimate import mfu
@@ -31,7 +31,7 @@ class Grid:
 
 
 def sweep(grid: Grid) -> Sweep:
-    """The winner of every cell. Raises InputError GRID_TOO_LARGE, and what `complete` raises."""
+    """The winner of every cell; when a time budget has run out, of those until then, but always of the first. Raises InputError GRID_TOO_LARGE, and what `complete` raises."""
     count = len(grid.model_sizes) * len(grid.gpus) * len(grid.nodes)
     if count > MOST_CELLS:
         raise InputError(
@@ -39,12 +39,15 @@ def sweep(grid: Grid) -> Sweep:
             value=count, hint="Name fewer sizes, devices or numbers of nodes.",
         )  # fmt: skip
     places = list(product(grid.gpus, grid.model_sizes, grid.nodes))
+    pace = None if grid.given.time_budget is None else Pace(grid.given.time_budget)
     asked = [complete(replace(grid.given, model_size=size, gpu=gpu, nodes=nodes)) for gpu, size, nodes in places]
     return Sweep(
         made_by=f"strategist {__version__}",
         policy=grid.given.policy,
         assumptions=_shared([one.assumptions for one in asked]),
-        cells=tuple(_cell(one, size) for one, (_, size, _) in zip(asked, places, strict=True)),
+        cells=tuple(
+            _cell(one, size, pace, is_first=one is asked[0]) for one, (_, size, _) in zip(asked, places, strict=True)
+        ),
     )
 
 
@@ -53,11 +56,13 @@ def _shared(said: Sequence[tuple[Assumption, ...]]) -> tuple[Assumption, ...]:
     return tuple(one for one in said[0] if all(one in others for others in said))
 
 
-def _cell(asked: Asked, size: str) -> Cell:
-    """The winner of one question."""
-    found = search(asked.question, bests=True)
+def _cell(asked: Asked, size: str, pace: Pace | None, *, is_first: bool) -> Cell:
+    """The winner of one question, as far as there is time."""
     job = asked.question.job
     cell = Cell(model_size=size, gpu=job.cluster.smallest.name, nodes=job.cluster.nodes, gpus=job.cluster.world)
+    if pace is not None and pace.is_over and not is_first:
+        return replace(cell, unfinished=True)
+    found = search(asked.question, pace=pace, bests=True)
     if not len(found.fitting):
         return cell
     chosen = choice(found, asked.request.policy)
@@ -70,4 +75,5 @@ def _cell(asked: Asked, size: str) -> Cell:
         peak_bytes=int(found.device_bytes[chosen.row]),
         tokens_per_second=job.workload.tokens_per_step / seconds,
         mfu=mfu(job, seconds),
+        unfinished=found.untried > 0,
     )

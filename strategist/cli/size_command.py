@@ -35,7 +35,7 @@ FLAGS = (
     Flag("--nodes", "at most so many nodes (2048)", "N"),
     *(flag for flag in WORKLOAD if flag.name not in ("--micro-batch", "--grad-accum", "--price-per-gpu-hour")),
     Flag("--price-per-gpu-hour", "price of one device for one hour: one for all, or one for each --gpu", "MONEY,..."),
-    *(flag for flag in CHOICE if flag.name in ("--frontend", "--forbid", "--config")),
+    *(flag for flag in CHOICE if flag.name in ("--frontend", "--forbid", "--time-budget", "--config")),
     *OUTPUT,
     *COMMON,
 )
@@ -87,7 +87,7 @@ def _sized(options: Namespace) -> Sizing | Largest:
 
 def _same_question(values: Mapping[str, Any], what: str | None) -> None:
     """Raise InputError CONFLICT for flags of the other question: machines to find, or the largest on given ones."""
-    wrong = ("hardware",) if what is None else ("deadline", "price_per_gpu_hour")
+    wrong = ("hardware",) if what is None else ("deadline", "price_per_gpu_hour", "time_budget")
     flag = next((f"--{key.replace('_', '-')}" for key in wrong if key in values), None)
     if flag is None:
         return

@@ -44,7 +44,8 @@ class Machines:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizing:
     """Every choice that was looked at, smallest first, and of those in time the one with the fewest devices (`least`), the
-    cheapest, and of all the fastest. `cheapest` compares money, or device-hours where only one kind of device is in time; it is None where neither can be compared."""
+    cheapest, and of all the fastest. `cheapest` compares money, or device-hours where only one kind of device is in time; it is None where neither can be compared.
+    `unfinished` says what a time budget left untried; the answers are then those of what was looked at."""
 
     format: Literal["strategist-sizing/1"] = "strategist-sizing/1"
     made_by: str
@@ -56,6 +57,7 @@ class Sizing:
     least: Machines
     cheapest: Machines | None
     fastest: Machines
+    unfinished: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

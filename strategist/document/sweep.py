@@ -11,7 +11,8 @@ from strategist.records import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One question and the layout that wins it. `family` is None where nothing is legal and fits; then so is the rest."""
+    """One question and the layout that wins it. `family` is None where nothing is legal and fits; then so is the rest. With
+    `unfinished` a time budget ran out: the layout is the best that was found until then, or none was looked for."""
 
     model_size: str
     gpu: str
@@ -23,6 +24,7 @@ class Cell:
     peak_bytes: int | None = None
     tokens_per_second: float | None = None
     mfu: float | None = None
+    unfinished: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property
+from collections.abc import Iterator, Mapping
+from functools import cached_property, reduce
 from math import prod
 
 import numpy as np
@@ -105,12 +105,18 @@ class Ledger:
 
     def on_stage(self, stage: int) -> Reals:
         """What tensors hold on one of the stages at every instant, (T, C)."""
-        return _one_behind_the_other(total[..., stage] for total in self.allocated)
+        held = (total[..., stage] for total in self.allocated)
+        return np.concatenate([part.reshape(-1, part.shape[-1]) for part in held])
+
+    @cached_property
+    def _most(self) -> tuple[Reals, ...]:
+        """The largest of `allocated` along the axes in front of (C, S)."""
+        return tuple(_fullest(total) for total in self.allocated)
 
     @cached_property
     def fullest(self) -> Reals:
         """What tensors hold on every stage at its worst instant, (C, S)."""
-        return _most(self.allocated)
+        return reduce(np.maximum, self._most)
 
     @cached_property
     def reserved(self) -> Reals:
@@ -119,18 +125,20 @@ class Ledger:
         profile = self.job.profile
         if not profile.has_units or profile.segments != "fixed":
             return self.fullest * (1.0 + slack_share(self.job))
-        at_loss = _most(total for total, moving in zip(self.allocated, self.moving, strict=True) if moving.is_loss)
-        return self.pools.reserved(at_loss, self.fullest)
+        at_loss = [most for most, moving in zip(self._most, self.moving, strict=True) if moving.is_loss]
+        return self.pools.reserved(reduce(np.maximum, at_loss), self.fullest)
 
     def worst(self) -> tuple[Column, Column]:
         """(instant, stage) of the stage that reserves most and its largest total, the first of equals, each (C,)."""
         stage = self.reserved.argmax(axis=1)
-        instant = np.zeros_like(stage)
-        for place in range(self.reserved.shape[1]):
-            rows = np.flatnonzero(stage == place)
-            if len(rows):
-                held = _one_behind_the_other(total[..., rows, place] for total in self.allocated)
-                instant[rows] = held.argmax(axis=0)
+        entry = stage * len(stage) + np.arange(len(stage))  # where stages lie one behind the other
+        kind = np.stack([most.ravel("F").take(entry) for most in self._most]).argmax(axis=0)
+        instant, first = np.zeros_like(stage), 0
+        for place, total in enumerate(self.allocated):
+            own = np.flatnonzero(kind == place)
+            if len(own):
+                instant[own] = first + total[..., own, stage[own]].reshape(-1, len(own)).argmax(axis=0)
+            first += prod(total.shape[:-2])
         return instant, stage
 
     def bytes_at(self, instant: Column, stage: Column) -> Mapping[str, Column]:
@@ -158,21 +166,12 @@ class Ledger:
             first += size
 
 
-def _one_behind_the_other(held: Iterable[Reals]) -> Reals:
-    """(..., C) arrays as one, (T, C)."""
-    return np.concatenate([part.reshape(-1, part.shape[-1]) for part in held])
-
-
-def _most(totals: Iterable[Reals]) -> Reals:
-    """The largest along all axes in front of (C, S), (C, S)."""
-    parts = tuple(totals)
-    stages = range(parts[0].shape[-1])
-    return np.stack([np.maximum.reduce([_fullest(part[..., stage]) for part in parts]) for stage in stages]).T
-
-
 def _fullest(held: Reals) -> Reals:
-    """The largest along all axes in front of (C,), (C,)."""
-    return held if held.ndim == 1 else held.reshape(-1, held.shape[-1]).max(axis=0)
+    """The largest along all axes in front of (C, S), (C, S)."""
+    if held.ndim == 2:
+        return held
+    stages_first = held.swapaxes(-1, -2)  # as it lies in memory
+    return stages_first.reshape(-1, *stages_first.shape[-2:]).max(axis=0).T
 
 
 def _moving(

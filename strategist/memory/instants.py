@@ -20,6 +20,7 @@ from strategist.memory.logits import forward_bytes_CS, held_logits_CS, loss_byte
 from strategist.memory.logits import gradient_bytes_CS as logits_gradient_CS
 from strategist.memory.model_states import decoded_bytes, shards_state
 from strategist.memory.situations import Schedule, Situation, one_pass
+from strategist.memory.sorts import sorts_of
 from strategist.memory.step import END, LAYERS, LOSS, NONE, UPDATE, Instant, LayerInstants, Layers, Step, added
 from strategist.space.candidates import Column, Mask, Reals
 from strategist.space.shares import Elements, Group, pieces_C, tokens, vocabulary_elements
@@ -39,14 +40,14 @@ def instants(
     """Every instant at which some candidate can peak, or only the fullest two of the loss. `at_rest` are gradients while
     micro-batches follow each other, `settled` those that the update finds, (C, S) each."""
 
-    def in_situation(situation: Situation) -> Step:
+    def in_situation(situation: Situation, at: Column | None = None) -> Step:
         made_of = _tiled_step() if group.is_tiled else Step
-        return made_of(job, group, counts, layers, at_rest, settled, situation)
+        return made_of(job, group, counts, layers, at_rest, settled, situation, at)
 
     if group.pp == 1:
         step = in_situation(one_pass(group.candidates["accumulation"]))
         if at_loss:
-            return _loss(step)
+            return _loss(step.unsorted())
         return (
             *_gathering(step),
             *_loss(step),
@@ -59,17 +60,18 @@ def instants(
             *(_hooked(step) if "compression" in group.candidates.columns else ()),
             _update(step),
         )
-    schedule = Schedule(group)
+    sorts = None if at_loss else sorts_of(job, group, "schedule")
+    schedule, at = (Schedule(group), None) if sorts is None else (Schedule(sorts.group), sorts.place)
     if at_loss:
-        at_most = _loss(in_situation(schedule.at(schedule.second_of_last_chunk())))
+        at_most = _loss(in_situation(schedule.at(schedule.second_of_last_chunk()), at).unsorted())
         return _in_two_parts(group, in_situation, at_most, at_loss=True) if schedule.splits else at_most
     firsts = schedule.first_of_first_chunk(), schedule.second_of_first_chunk()
     if schedule.has_chunks:
         second = schedule.second_of_last_chunk()
         every = schedule.at(schedule.first_pass(), second, *firsts, schedule.fullest())
-        heads, bodies = in_situation(every.of(slice(2))), in_situation(every.of(slice(1, None)))
+        heads, bodies = in_situation(every.of(slice(2)), at), in_situation(every.of(slice(1, None)), at)
     else:
-        heads = bodies = in_situation(schedule.at(*firsts))
+        heads = bodies = in_situation(schedule.at(*firsts), at)
     passes = (
         *_loss(heads),
         *_head(heads),
@@ -150,73 +152,106 @@ def _forward(step: Step) -> tuple[Instant, ...]:
     into another, beside the first layer; a layer, beside what was gathered too early, the worst of them; inside the last
     layer, or the head beside it. Then a backward pass begins with the last layer, behind which the next is gathered, and when
     only such passes are left, an embedding that is the root unit."""
-    shards = step.reshards & step.managed
-    runs = shards & step.situation.alternates
-    tied = step.job.model.tied
-    several = step.layers_of_chunk > 1
-    table = step.compute * (2.0 * step.before + (2.0 if tied else 1.0) * step.widest) * step.first
-    terms = (
-        2.0 * _whole_stream(step) * (step.first * (not tied))
-    )  # what a part of the table gives, and as ranks add it up
-    layer = step.compute * (2.0 * step.widest + (step.before if tied else 0.0)) + step.ahead_of_time
-    last = step.compute * (2.0 * step.behind + step.widest) * step.last
     inside = {"gradients": step.earlier, "activations": step.in_layers, "logits": step.held_logits}
-    again = step.compute * (2.0 * step.before + np.where(several, 2.0, 1.0) * step.widest) * (tied and step.first)
-    again = np.maximum(np.where(runs, 0.0, again), 2.0 * step.compute * step.widest)
-    keeps = runs & step.c.is_word("recompute", "none")[:, None]
-    made = step.stream * (
-        step.last - (step.c["sequence_parallel"] > 0)[:, None]
-    )  # the layer's output is not summed up yet
+    runs, table, layer, again = step.of_state(_gathered_in_forward)
+    ended, (left, made), (before, result), parts = step.of_work(_made_in_forward)
     return (
         Instant(
             LOSS,
             {
                 "gradients": step.earlier,
-                "activations": step.others + step.stream * step.first,
-                "gather_buffers": np.where(runs, table, 0.0),
-                "temporaries": np.where(runs & (step.c["sequence_parallel"] > 0)[:, None], terms, 0.0),
+                "activations": ended,
+                "gather_buffers": table,
+                "temporaries": np.where(runs, parts, 0.0),
             },
         ),
-        _gathered_in_turn(step, runs),
+        _gathered_in_turn(step),
         Instant(
             LOSS,
             inside
             | {
-                "activations": step.in_layers - step.layers.rest + np.where(keeps, made, 0.0),
-                "gather_buffers": np.where(runs, np.maximum(layer, last), 0.0),
-                "temporaries": step.previous
-                + np.where(keeps, step.layers.result, np.where(runs, step.layers.transient, 0.0)),
+                "activations": np.where(runs, made, left),
+                "gather_buffers": layer,
+                "temporaries": np.where(runs, result, before),
             },
         ),
-        Instant(
-            LAYERS,
-            inside
-            | {"gather_buffers": np.where(shards & step.situation.is_begun, again, 0.0), "temporaries": step.previous},
-        ),
+        Instant(LAYERS, inside | {"gather_buffers": again, "temporaries": step.previous}),
     )
 
 
-def _gathered_in_turn(step: Step, runs: Mask) -> Instant:
+def _runs(step: Step) -> Mask:
+    """In a pipeline: where a forward pass gathers weights, because ZeRO-3 gave them back and it follows a backward pass."""
+    return step.reshards & step.managed & step.situation.alternates
+
+
+def _gathered_in_forward(step: Step) -> tuple[Mask, Reals, Reals, Reals]:
+    """Where forward gathers, and gathered weights: the embedding, a layer or the head, and what a backward pass begins with."""
+    runs, tied = _runs(step), step.job.model.tied
+    several = step.layers_of_chunk > 1
+    table = step.compute * (2.0 * step.before + (2.0 if tied else 1.0) * step.widest) * step.first
+    layer = step.compute * (2.0 * step.widest + (step.before if tied else 0.0)) + step.ahead_of_time
+    last = step.compute * (2.0 * step.behind + step.widest) * step.last
+    again = step.compute * (2.0 * step.before + np.where(several, 2.0, 1.0) * step.widest) * (tied and step.first)
+    again = np.maximum(np.where(runs, 0.0, again), 2.0 * step.compute * step.widest)
+    begun = step.reshards & step.managed & step.situation.is_begun
+    return (
+        runs,
+        np.where(runs, table, 0.0),
+        np.where(runs, np.maximum(layer, last), 0.0),
+        np.where(begun, again, 0.0),
+    )
+
+
+def _made_in_forward(step: Step) -> tuple[Reals, tuple[Reals, Reals], tuple[Reals, Reals], Reals]:
+    """What is kept when the embedding has worked; what is when the last layer has, and what lies beside it, each where nothing is
+    gathered and where forward gathers: the result of its last matrix, or what the layer computes again; what a part of the table
+    gives, and as ranks add it up."""
+    is_cut, keeps = (step.c["sequence_parallel"] > 0)[:, None], step.c.is_word("recompute", "none")[:, None]
+    left = step.in_layers - step.layers.rest
+    made = step.stream * (step.last - is_cut)  # the layer's output is not summed up yet
+    result = np.where(keeps, step.layers.result, step.layers.transient)
+    terms = 2.0 * _whole_stream(step) * (step.first * (not step.job.model.tied))
+    return (
+        step.others + step.stream * step.first,
+        (left, left + np.where(keeps, made, 0.0)),
+        (step.previous, step.previous + result),
+        np.where(is_cut, terms, 0.0),
+    )
+
+
+def _gathered_in_turn(step: Step) -> Instant:
     """In a pipeline forward gathers a layer whose predecessor's first buffer is still there: the last one, or the one before it
     as long as the last one's buffer is there too, which an earlier backward pass has gathered."""
-    layers, widest = step.layers_of_chunk, step.compute * step.widest
-    early = step.situation.is_begun & (step.situation.others > 0) & ~step.group.is_last[None, :]
-    beside = [np.maximum(step.others, step.in_layers - gone * step.layers.largest) for gone in (1.0, 2.0)]
-    sooner = early & (layers > 2) & (widest > beside[0] - beside[1])
-    root = step.compute * (step.before if step.job.model.tied else 0.0)
-    head = np.where(step.group.is_last[None, :], step.ahead_of_time, 0.0)
-    kept = np.where(sooner, beside[1], beside[0])
+    kept, later = step.of_work(_kept_in_turn)
+    runs, early, gathers, root, head = step.of_state(_gathers_in_turn)
+    widest = step.compute * step.widest
+    sooner = early & (widest > kept - later)
     turns = np.where(sooner, 4.0, 3.0) - step.apart if step.has_apart else np.where(sooner, 4.0, 3.0)
     return Instant(
         LOSS,
         {
             "gradients": step.earlier,
-            "activations": np.where(runs, kept, 0.0),
+            "activations": np.where(runs, np.where(sooner, later, kept), 0.0),
             "logits": step.held_logits,
-            "gather_buffers": np.where(runs & (layers > 1), turns * widest + root + head, 0.0),
+            "gather_buffers": np.where(gathers, turns * widest + root + head, 0.0),
             "temporaries": step.previous,
         },
     )
+
+
+def _kept_in_turn(step: Step) -> tuple[Reals, Reals]:
+    """What is kept before the last layer of the chunk, and before the one before it."""
+    one, two = (np.maximum(step.others, step.in_layers - gone * step.layers.largest) for gone in (1.0, 2.0))
+    return one, two
+
+
+def _gathers_in_turn(step: Step) -> tuple[Mask, Mask, Mask, Reals | float, Reals]:
+    """Where forward gathers, where it may do so sooner, where there are layers in turn; beside them a root unit and the head."""
+    runs, layers, situation = _runs(step), step.layers_of_chunk, step.situation
+    early = situation.is_begun & (situation.others > 0) & ~step.group.is_last[None, :]
+    root = step.compute * (step.before if step.job.model.tied else np.zeros(()))
+    head = np.where(step.group.is_last[None, :], step.ahead_of_time, 0.0)
+    return runs, early & (layers > 2), runs & (layers > 1), root, head
 
 
 def _loss(step: Step) -> tuple[Instant, ...]:
@@ -231,11 +266,17 @@ def _loss(step: Step) -> tuple[Instant, ...]:
         "bucket_buffers": added(step.copies, step.head_copy),
     }
     waits = added(step.previous, step.outside)
-    new = step.last * (forward_bytes_CS(step.job, step.group) - held_logits_CS(step.job, step.group))
-    forward = both | {"logits": added(new, step.held_logits), "temporaries": added(waits, step.cached)}
-    logits = added(step.last * loss_bytes_CS(step.job, step.group), step.held_logits)
-    softmax = both | {"logits": logits, "temporaries": waits}
+    logits, probabilities = step.of_work(_logits_of_loss)
+    forward = both | {"logits": logits, "temporaries": added(waits, step.cached)}
+    softmax = both | {"logits": probabilities, "temporaries": waits}
     return Instant(LOSS, forward, is_loss=True), Instant(LOSS, softmax, is_loss=True)
+
+
+def _logits_of_loss(step: Step) -> tuple[Reals, Reals]:
+    """Tensors of the vocabulary at the loss, and in its own backward."""
+    new = step.last * (forward_bytes_CS(step.job, step.group) - held_logits_CS(step.job, step.group))
+    softmax = step.last * loss_bytes_CS(step.job, step.group)
+    return added(new, step.held_logits), added(softmax, step.held_logits)
 
 
 def _loss_in_chunks(step: Step) -> Instant:
@@ -291,31 +332,22 @@ def _head(step: Step) -> tuple[Instant, ...]:
     """The head's weight gets its gradient; under autocast it is then cast to the format of the weight."""
     if step.c.chunks_loss:
         return _head_of_chunks(step)
-    gradient = step.ends * step.compute * step.head
-    before = added(step.previous, step.outside, step.last * step.stream)
-    own = 0.0 if step.tied else step.fresh(step.head)
-    keeps = ~step.managed & (not step.casts)
-    at_once = np.where(keeps, own, 0.0)
-    joins = keeps & ~step.stands & (not step.tied)
+    stood, with_own, becomes, casting, gathered, later = step.of_state(_gradients_at_head)
+    given, left, logits = step.of_work(_kept_at_head)
+    before = added(step.outside, given)
     made = {
-        "gradients": step.earlier + at_once,
+        "gradients": stood,
         "activations": step.activations,
-        "logits": added(step.last * logits_gradient_CS(step.job, step.group), step.held_logits),
-        "gather_buffers": added(
-            step.gathered(layers=1, head=True), NONE if step.piped else np.where(step.reduces, gradient, 0.0)
-        ),
+        "logits": logits,
+        "gather_buffers": gathered,
         "bucket_buffers": added(step.copies, step.head_copy),
-        "temporaries": before + np.where(step.reduces | joins, 0.0, gradient),
+        "temporaries": before + becomes,
     }
-    casting = NONE
-    if step.has_copies:
-        stored = np.where(step.stands | step.tied, step.ends * step.stored * step.head, 0.0)
-        casting = np.where(step.plain, gradient + stored, 0.0)
     cast = {
-        "gradients": step.earlier + own,
-        "activations": step.activations - step.last * step.stream,
+        "gradients": with_own,
+        "activations": left,
         "logits": step.held_logits,
-        "gather_buffers": step.gathered(layers=0, head=True),
+        "gather_buffers": later,
         "bucket_buffers": step.copies,
         "temporaries": added(before, casting),
     }
@@ -328,6 +360,34 @@ def _head(step: Step) -> tuple[Instant, ...]:
             "temporaries": before + step.last * step.stream,
         }
     return Instant(LOSS, made), Instant(LAYERS, cast)
+
+
+def _gradients_at_head(step: Step) -> tuple[Reals, ...]:
+    """Gradients when the head's is made, and when it stands among them; the one that does not yet, and what a cast makes of it; gathered
+    weights and units in reduction at both times."""
+    gradient = step.ends * step.compute * step.head
+    own = 0.0 if step.tied else step.fresh(step.head)
+    keeps = ~step.managed & (not step.casts)
+    joins = keeps & ~step.stands & (not step.tied)
+    sent, casting = NONE if step.piped else np.where(step.reduces, gradient, 0.0), NONE
+    if step.has_copies:
+        stored = np.where(step.stands | step.tied, step.ends * step.stored * step.head, 0.0)
+        casting = np.where(step.plain, gradient + stored, 0.0)
+    return (
+        step.earlier + np.where(keeps, own, 0.0),
+        step.earlier + own,
+        np.where(step.reduces | joins, 0.0, gradient),
+        casting,
+        added(step.gathered(layers=1, head=True), sent),
+        step.gathered(layers=0, head=True),
+    )
+
+
+def _kept_at_head(step: Step) -> tuple[Reals, Reals, Reals]:
+    """Gradients of activations there, and with them what is kept once the head's input is gone; the logits."""
+    given = step.last * step.stream
+    logits = added(step.last * logits_gradient_CS(step.job, step.group), step.held_logits)
+    return added(step.previous, given), step.activations - given, logits
 
 
 def _head_reduced(step: Step) -> Instant:
@@ -349,17 +409,23 @@ def _head_reduced(step: Step) -> Instant:
 
 def _head_accumulated(step: Step) -> Instant:
     """In a pipeline norm and head are not reduced but added to what stands, in the reduce format."""
-    unit = np.where(step.managed, step.trained * step.compute * step.behind, 0.0)
+    gradients, gathered, unit = step.of_state(_accumulated_at_head)
     return Instant(
         LAYERS,
         {
-            "gradients": step.earlier + step.fresh(step.passed_head),
+            "gradients": gradients,
             "activations": step.in_layers,
             "logits": step.held_logits,
-            "gather_buffers": step.gathered(layers=1, head=True),
-            "temporaries": step.previous + 2.0 * step.stream * step.last + unit,
+            "gather_buffers": gathered,
+            "temporaries": step.of_work(lambda own: own.previous + 2.0 * own.stream * own.last) + unit,
         },
     )
+
+
+def _accumulated_at_head(step: Step) -> tuple[Reals, Reals, Reals]:
+    """Gradients, gathered weights, and the unit of norm and head."""
+    unit = np.where(step.managed, step.trained * step.compute * step.behind, 0.0)
+    return step.earlier + step.fresh(step.passed_head), step.gathered(layers=1, head=True), unit
 
 
 def _layers(step: Step) -> tuple[Instant, ...]:
@@ -367,15 +433,15 @@ def _layers(step: Step) -> tuple[Instant, ...]:
     which has nothing to gather beside the first, in the second too."""
     numbers = _numbers(0, 1, -2, -1) if step.reshards.any() and not step.piped else _numbers(0, 1, -1)
     if step.has_apart:
-        sides = step.before_attention, step.from_attention
+        sides = Step.before_attention, Step.from_attention
         return *(_in_layer(step, numbers, side) for side in sides), _layer_reduced(step)
     if step.piped:
         last, others = (
-            _in_layer(step, _numbers(0), step.in_given_layer),
-            _in_layer(step, _numbers(1, -1), step.in_layer),
+            _in_layer(step, _numbers(0), Step.in_given_layer),
+            _in_layer(step, _numbers(1, -1), Step.in_layer),
         )
         return last, others, _layer_reduced(step)
-    return _in_layer(step, numbers, step.in_layer), _layer_reduced(step)
+    return _in_layer(step, numbers, Step.in_layer), _layer_reduced(step)
 
 
 def _numbers(*numbers: int) -> Column:
@@ -383,51 +449,79 @@ def _numbers(*numbers: int) -> Column:
     return np.array(numbers)[:, None, None, None]
 
 
-def _in_layer(step: Step, number: Column, worst: Callable[[Reals], LayerInstants]) -> Instant:
+WorstOf = Callable[[Step, Reals], LayerInstants]
+"""The worst instant of a layer when a share of the other layers is gone."""
+
+
+def _in_layer(step: Step, number: Column, worst: WorstOf) -> Instant:
     """The worst instant of the `number`-th layers from the end of the chunk; -1 is its first layer, -2 its second."""
-    own = step.counts.layers / step.chunks
-    layers = np.maximum(step.layers_of_chunk, 1.0)
-    before = np.where(number < 0, np.maximum(layers + number, 0.0), np.minimum(number, layers - 1.0))
-    share = before / np.maximum(layers - 1.0, 1.0)  # of the other layers, whatever their sort
-    at = worst(share)
-    passed = share * np.maximum(0.0, own - step.widest)
-    given = np.where(before > 0, 0.0, step.given * at.is_early) if step.piped else NONE
-    let_go = share * (step.layers.every / step.chunks - at.kept)
-    behind = step.passed_head
-    done = behind + passed
-    gone = np.where(step.apart, at.routed, 0.0) if step.has_apart else NONE  # experts that are reduced
-    weights = added(at.weights, at.stacked, -gone if step.has_apart else NONE)
-    partial = step.trained * step.compute * np.where(step.at_once, 0.0, weights)
+    found = step.once("layer", lambda own: _worst_at(own, number, worst))
+    activations, whole, weights, gone, waits, partial, joins = found
+    layers, before, done, routed, gathered, in_flight = step.of_state(lambda own: _passed_before(own, number, gone))
     made = np.where(step.at_once, weights, 0.0)
-    alone = (number == -1) & (not step.piped)
-    through = added(passed, gone)
-    gathered = step.gathered(layers=np.where(alone, 1, 2), head=False, passed=through, experts=1.0 * (gone == 0.0))
     if step.piped:
-        gathered = gathered + np.where(before >= layers - 1.0, step.ahead_of_time, 0.0)
-        waits = added(at.temporaries, -given, step.previous, step.late, partial)
+        waits = added(waits, step.late, partial)
     else:
-        in_flight = step.trained * step.reduce * np.where(before > 0, step.dense, behind)
         if gone is not NONE:
             in_flight = np.where(gone > 0.0, step.trained * step.reduce * step.routed, in_flight)
         gathered = added(gathered, np.where(step.reduces, partial + in_flight, 0.0), step.waiting)
-        waits = added(at.temporaries, step.old_head, step.retained(done), np.where(step.reduces, 0.0, partial))
+        waits = added(waits, step.old_head, step.retained(done), np.where(step.reduces, 0.0, partial))
     terms = {
-        "gradients": step.earlier + step.fresh(added(done, made, gone), added(step.routed_of(share), gone)),
-        "activations": np.maximum(step.inputs, step.in_layers - at.freed - let_go),
+        "gradients": step.earlier + step.fresh(added(done, made, gone), added(routed, gone)),
+        "activations": activations,
         "logits": step.held_logits,
         "gather_buffers": gathered,
-        "temporaries": added(waits, step.joining(at), _still_outside(step, done)),
+        "temporaries": added(waits, joins, _still_outside(step, done)),
     }
     if step.job.model.adapters is not None:
         terms["temporaries"] = terms["temporaries"] + step.unpacked
         if step.copies is not NONE:
             terms["bucket_buffers"] = step.copies * (1.0 - before / layers)
     if step.has_copies:
-        copies = np.where(step.plain, step.trained * step.compute * at.weights, 0.0)
+        copies = np.where(step.plain, step.trained * step.compute * whole, 0.0)
         again = np.maximum(0.0, step.copies_again - np.where(step.copies_again > 0, copies, 0.0))
         terms["bucket_buffers"] = np.maximum(0.0, step.copies * (1.0 - before / layers) - copies)
         terms["temporaries"] = terms["temporaries"] + again
     return Instant(LAYERS, terms)
+
+
+def _layers_before(step: Step, number: Column) -> tuple[Reals, Reals, Reals]:
+    """Layers of the chunk, those that backward has passed before such a layer, and their share of the others, whatever their sort."""
+    layers = np.maximum(step.layers_of_chunk, 1.0)
+    before = np.where(number < 0, np.maximum(layers + number, 0.0), np.minimum(number, layers - 1.0))
+    return layers, before, before / np.maximum(layers - 1.0, 1.0)
+
+
+def _worst_at(step: Step, number: Column, worst: WorstOf) -> tuple[Reals, ...]:
+    """At the worst instant of such a layer: what is kept, elements of matrices with gradients, the same with stacked ones and without experts
+    that are reduced, and those; what waits beside them, their gradients that are no part of what stands yet, and what is about to join that."""
+    _, before, share = _layers_before(step, number)
+    at = worst(step, share)
+    let_go = share * (step.layers.every / step.chunks - at.kept)
+    gone = np.where(step.apart, at.routed, 0.0) if step.has_apart else NONE
+    weights = added(at.weights, at.stacked, -gone if step.has_apart else NONE)
+    partial: Reals = step.trained * step.compute * np.where(step.at_once, 0.0, weights)
+    waits, joins = at.temporaries, step.joining(at)
+    if step.piped:
+        waits = added(waits, -np.where(before > 0, 0.0, step.given * at.is_early), step.previous)
+        if not step.job.model.tied:  # nothing comes between
+            waits, partial, joins = added(waits, partial, joins), NONE, NONE
+    kept = np.maximum(step.inputs, step.in_layers - at.freed - let_go)
+    return kept, at.weights, weights, gone, waits, partial, joins
+
+
+def _passed_before(step: Step, number: Column, gone: Reals) -> tuple[Reals | float, ...]:
+    """Layers of the chunk, those before such a layer, elements whose backward is over, of experts among them, gathered weights, and
+    the gradient of the unit before in reduction."""
+    layers, before, share = _layers_before(step, number)
+    passed = share * np.maximum(0.0, step.counts.layers / step.chunks - step.widest)
+    alone = (number == -1) & (not step.piped)
+    experts = 1.0 * (gone == 0.0)
+    gathered = step.gathered(layers=np.where(alone, 1, 2), head=False, passed=added(passed, gone), experts=experts)
+    if step.piped:
+        gathered = gathered + np.where(before >= layers - 1.0, step.ahead_of_time, 0.0)
+    in_flight = NONE if step.piped else step.trained * step.reduce * np.where(before > 0, step.dense, step.passed_head)
+    return layers, before, step.passed_head + passed, step.routed_of(share), gathered, in_flight
 
 
 def _experts_forward(step: Step) -> Iterator[Instant]:
@@ -532,22 +626,15 @@ def _layer_reduced(step: Step) -> Instant:
     gradient that was copied last. In a pipeline it is added to what stands, in the reduce format."""
     behind = step.passed_head
     terms = {
-        "activations": np.maximum(step.inputs, step.in_layers - step.layers.largest),
+        "activations": step.of_work(lambda own: np.maximum(own.inputs, own.in_layers - own.layers.largest)),
         "logits": step.held_logits,
     }
-    gathered = step.gathered(layers=1, head=False, passed=step.widest)
     if step.piped:
-        last = np.where(step.stands, step.dense, step.layers.last_matrix)  # casts go one by one
-        adds = np.where(step.at_once, 0.0, step.trained * step.compute * last)
-        return Instant(
-            LAYERS,
-            terms
-            | {
-                "gradients": step.earlier + step.fresh(behind + step.widest),
-                "gather_buffers": gathered,
-                "temporaries": added(step.stream, step.previous, step.late, adds),
-            },
-        )
+        gradients, gathered, adds = step.of_state(_layer_accumulated)
+        waits = step.of_work(lambda own: own.stream + own.previous)
+        held = {"gradients": gradients, "gather_buffers": gathered, "temporaries": added(waits, step.late, adds)}
+        return Instant(LAYERS, terms | held)
+    gathered = step.gathered(layers=1, head=False, passed=step.widest)
     bare = step.bare.widest[:, None] / pieces_C(step.group)[:, None]
     if step.has_apart:
         bare = np.where(step.apart, step.dense, bare)
@@ -567,6 +654,14 @@ def _layer_reduced(step: Step) -> Instant:
             "temporaries": added(step.stream, step.retained(behind + step.widest)),
         },
     )
+
+
+def _layer_accumulated(step: Step) -> tuple[Reals, Reals, Reals]:
+    """In a pipeline when a layer is added to what stands: gradients, gathered weights, and what is added."""
+    last = np.where(step.stands, step.dense, step.layers.last_matrix)  # casts go one by one
+    adds = np.where(step.at_once, 0.0, step.trained * step.compute * last)
+    made = step.fresh(step.passed_head + step.widest)
+    return step.earlier + made, step.gathered(layers=1, head=False, passed=step.widest), adds
 
 
 def _end(step: Step) -> tuple[Instant, ...]:
@@ -639,27 +734,35 @@ def _whole_stream(step: Step) -> Reals:
 
 def _end_of_pass(step: Step) -> tuple[Instant, Instant]:
     """In a pipeline: the embedding's gradient; it is cast to the reduce format, and other passes are in flight."""
+    made, cast, gathered, before = step.of_state(_gradients_at_end)
+    common = {
+        "activations": step.of_work(lambda own: own.others + own.stream * own.first),
+        "logits": step.held_logits,
+        "gather_buffers": gathered,
+    }
+    whole = step.of_work(lambda own: _whole_stream(own) * own.first)
+    return (
+        Instant(END, common | {"gradients": made, "temporaries": added(before, whole, step.previous, step.late)}),
+        Instant(END, common | {"gradients": cast, "temporaries": added(before, step.previous, step.late)}),
+    )
+
+
+def _gradients_at_end(step: Step) -> tuple[Reals, Reals, Reals, Reals]:
+    """In a pipeline: gradients when the embedding's is made and when it is cast, gathered weights, and the one that is cast."""
     tables = np.where(step.at_once, _table(step), step.before)  # the positions' gradient joined what stands before
     before = step.trained * np.where(step.managed, step.compute, step.stored) * tables
     direct = ~step.stands & (~step.managed | (step.compute == step.reduce))
     early = np.where(
         step.managed & step.reshards & (step.situation.others > 0), step.compute * step.widest * step.first, 0.0
     )
-    common = {
-        "activations": step.others + step.stream * step.first,
-        "logits": step.held_logits,
-        "gather_buffers": step.gathered(layers=0, head=False) + (-step.not_again if step.job.model.tied else early),
-    }
     inside = step.fresh(step.counts.layers / step.chunks + step.passed_head)
-    made = common | {
-        "gradients": step.earlier + np.where(direct, step.fresh(_of_pass(step)), inside),
-        "temporaries": added(np.where(direct, 0.0, before), _whole_stream(step) * step.first, step.previous, step.late),
-    }
-    cast = common | {
-        "gradients": step.earlier + step.fresh(step.counts.layers / step.chunks + step.behind + _table(step)),
-        "temporaries": added(np.where(direct, 0.0, before), step.previous, step.late),
-    }
-    return Instant(END, made), Instant(END, cast)
+    cast = step.fresh(step.counts.layers / step.chunks + step.behind + _table(step))
+    return (
+        step.earlier + np.where(direct, step.fresh(_of_pass(step)), inside),
+        step.earlier + cast,
+        step.gathered(layers=0, head=False) + (-step.not_again if step.job.model.tied else early),
+        np.where(direct, 0.0, before),
+    )
 
 
 def _of_pass(step: Step) -> Reals:
@@ -670,14 +773,31 @@ def _of_pass(step: Step) -> Reals:
 def _reductions(step: Step) -> Iterator[Instant]:
     """In a pipeline, when all is computed: the units of the last chunk are reduced one after the other, first to last; each is
     copied once, and its last gradient, which may be all of it, is there until the result is."""
-    counts, compute = step.counts, step.compute
+    activations, logits = step.of_work(_kept_in_reduction)
+    for gradients, gathered in step.of_state(_units_reduced):
+        held = {"gradients": gradients, "activations": activations, "logits": logits, "gather_buffers": gathered}
+        yield Instant(END, held)
+
+
+def _lets_go(step: Step) -> Mask:
+    """Where nothing of the last forward pass is held any more when units are reduced."""
+    return np.asarray((step.chunks > 1) | step.c.is_word("schedule", "zb_h1")[:, None], np.bool_)
+
+
+def _kept_in_reduction(step: Step) -> tuple[Reals, Reals]:
+    """The step's inputs and what a stage sent last; logits."""
+    let_go = _lets_go(step)
+    held = on_stages(np.where(let_go, 0.0, step.stream)[:, 0], ~step.group.is_last)  # of the last forward pass
+    return step.inputs + held, np.where(let_go, 0.0, held_logits_CS(step.job, step.group))
+
+
+def _units_reduced(step: Step) -> tuple[tuple[Reals, Reals], ...]:
+    """Gradients, and a unit's copy beside the weights that are still gathered, of one unit after the other."""
+    counts = step.counts
     own = counts.layers / step.chunks
-    several = step.chunks > 1
-    behind = np.where(several, 0.0, counts.behind)
+    behind = np.where(step.chunks > 1, 0.0, counts.behind)
     whole = np.maximum(counts.whole, 1.0)
     out = step.trained * np.where(step.shards_gradients, step.reduce / step.shards, 0.0)
-    let_go = several | step.c.is_word("schedule", "zb_h1")[:, None]
-    held = on_stages(np.where(let_go, 0.0, step.stream)[:, 0], ~step.group.is_last)  # of the last forward pass
     done = counts.whole - counts.before - own - behind
     layer = np.minimum(step.dense, own)
     apart = ((step.routed, own - layer, False),) if step.has_apart else ()
@@ -688,21 +808,15 @@ def _reductions(step: Step) -> Iterator[Instant]:
         *apart,
         (behind, behind, True),
     )
+    found = []
     for unit, passed, alone in units:
         left = counts.whole - done
-        copied = step.trained * step.reduce * unit
         made = out * unit if alone else 0.0
-        gathered = np.where(step.reshards, 0.0, left - unit)
-        yield Instant(
-            END,
-            {
-                "gradients": step.at_rest * (left / whole) + step.settled * (done / whole) + made,
-                "activations": step.inputs + held,
-                "logits": np.where(let_go, 0.0, held_logits_CS(step.job, step.group)),
-                "gather_buffers": np.where(step.managed, copied + compute * gathered, 0.0),
-            },
-        )
+        copied, gathered = step.trained * step.reduce * unit, np.where(step.reshards, 0.0, left - unit)
+        gradients = step.at_rest * (left / whole) + step.settled * (done / whole) + made
+        found.append((gradients, np.where(step.managed, copied + step.compute * gathered, 0.0)))
         done = done + passed
+    return tuple(found)
 
 
 def _update(step: Step) -> Instant:

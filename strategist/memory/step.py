@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, wraps
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ from strategist.memory.logits import held_logits_CS, waiting_logits_CS
 from strategist.memory.model_states import shards_state
 from strategist.memory.saved import OURS
 from strategist.memory.situations import Situation
+from strategist.memory.sorts import NOT_READ, Read, record_of, rows_of, sorts_of
 from strategist.records import dataclass, names_of
 from strategist.space.candidates import Column, Mask, Reals, total_of
 from strategist.space.shares import (
@@ -264,8 +265,8 @@ class LayerInstants:
 
     def unless(self, mask: Mask, others: LayerInstants) -> LayerInstants:
         """Where the mask is set the others."""
-        names = names_of(LayerInstants)
-        return LayerInstants(*(np.where(mask, getattr(others, name), getattr(self, name)) for name in names))
+        pairs = ((getattr(others, name), getattr(self, name)) for name in names_of(LayerInstants))
+        return LayerInstants(*(own if theirs is own else np.where(mask, theirs, own) for theirs, own in pairs))
 
 
 LAST_OF_EXPERTS, BEFORE_ATTENTION, EVERY = 1, 3, slice(None)
@@ -276,7 +277,7 @@ LAST_OF_EXPERTS, BEFORE_ATTENTION, EVERY = 1, 3, slice(None)
 def _together(parts: list[Any]) -> Reals:
     """Numbers or arrays (C, K) of several instants in one, (T, C, K) or (T, 1, 1)."""
     if not any(isinstance(part, np.ndarray) for part in parts):
-        return np.array(parts, np.float64)[:, None, None]
+        return np.array(parts, np.float64)[:, None, None] if any(parts) else np.zeros((1, 1))
     return np.stack(np.broadcast_arrays(*(np.asarray(part, np.float64) for part in (*parts, np.zeros((1, 1))))))[:-1]
 
 
@@ -303,6 +304,19 @@ def _of_sort(group: Group, part: Reals, sort: Column) -> Reals:
     )
 
 
+def once_for(read: Read) -> Callable[[Callable[[Any], Any]], cached_property[Any]]:
+    """A property of a step that is worked out once for each sort of candidates that agree in what it reads."""
+
+    def asked(formula: Callable[[Any], Any]) -> cached_property[Any]:
+        @wraps(formula)
+        def spread(step: Step) -> Any:
+            return step.once(read, formula)
+
+        return cached_property(spread)
+
+    return asked
+
+
 class Step:
     """Backward passes of a group's candidates, one per situation. Bytes are (P, C, S), or (C, S) where all passes are alike,
     unless they say otherwise."""
@@ -316,11 +330,12 @@ class Step:
         at_rest: Reals,
         settled: Reals,
         situation: Situation,
+        at: Column | None = None,
     ) -> None:
-        """`at_rest` are gradients while micro-batches follow each other, `settled` those that the update finds. Elements are
-        those with padding where weights are sharded, `bare` ones those that the gradients of a backward pass have."""
+        """`at_rest` are gradients while micro-batches follow each other, `settled` those that the update finds. `at` is the place of
+        every candidate among those of the situation, where these are others. Elements are those with padding where weights are sharded, `bare` ones those that the gradients of a backward pass have."""
         self.job, self.group, self.at_rest, self.settled = job, group, at_rest, settled
-        self.layers, self.situation = layers, situation
+        self.layers, self._situations, self._at = layers, situation, at
         c = self.c = group.candidates
         self.bare, self.counts = counts, counts.padded(shards_state(c, 2)[:, None])
         formats = job.formats
@@ -332,7 +347,6 @@ class Step:
         self.managed = is_managed(job, c)[:, None]
         self.reshards = shards_state(c, 3)[:, None]
         self.shards_gradients = shards_state(c, 2)[:, None]
-        self.several = situation.stands
         several_ranks = (c.data_parallel * c["cp"] > 1) & (not c.in_threads)
         self.buckets = self.plain & several_ranks[:, None]
         self.casts = self.compute != self.stored
@@ -345,6 +359,51 @@ class Step:
         self.has_copies = self.casts and bool(self.plain.any())
         self.has_apart = job.model.moe is not None and job.profile.keeping.name == OURS and bool((c["ep"] > 1).any())
         self.apart = self.managed & (c["ep"] > 1)[:, None] if self.has_apart else NOWHERE
+        self._of_sorts: dict[Read, tuple[Step, Column] | None] = {}
+
+    @cached_property
+    def situation(self) -> Situation:
+        """How far the rank is in its schedule."""
+        found: Situation = self._situations if self._at is None else record_of(self._situations, self._at)
+        return found
+
+    @property
+    def several(self) -> Mask:
+        """Where gradients of earlier micro-batches stand."""
+        return self.situation.stands
+
+    def once(self, read: Read, formula: Callable[[Any], Any]) -> Any:
+        """What a formula says of the step, worked out once for each sort of candidates that agree in what it reads."""
+        if read not in self._of_sorts:
+            self._of_sorts[read] = self._of_sort(read)
+        alike = self._of_sorts[read]
+        return formula(self) if alike is None else rows_of(formula(alike[0]), alike[1])
+
+    def unsorted(self) -> Step:
+        """The same, every formula asked of all candidates: sooner for a few formulas."""
+        self._of_sorts = dict.fromkeys(NOT_READ)
+        return self
+
+    def of_state(self, formula: Callable[[Any], Any]) -> Any:
+        """The same of a formula that reads how weights, gradients and buffers are shared, and not how much a rank works on."""
+        return self.once("state", formula)
+
+    def of_work(self, formula: Callable[[Any], Any]) -> Any:
+        """The same of a formula that reads how much a rank works on and how, and not how many ranks share state."""
+        return self.once("work", formula)
+
+    def _of_sort(self, read: Read) -> tuple[Step, Column] | None:
+        sorts = sorts_of(self.job, self.group, read)
+        if sorts is None:
+            return None
+        group, firsts = sorts.group, sorts.firsts
+        if "layers" not in group.known:
+            group.known["layers"] = Layers(self.job, group)
+        shared = record_of(self.bare, firsts), group.known["layers"]
+        resting = rows_of(self.at_rest, firsts), rows_of(self.settled, firsts)
+        at = firsts if self._at is None else self._at[firsts]
+        own = type(self)(self.job, group, *shared, *resting, self._situations, at)
+        return own.unsorted(), sorts.place
 
     @cached_property
     def unpacked(self) -> float:
@@ -359,7 +418,7 @@ class Step:
         pipeline whose units need no other format (FSDPParam, to_accumulated_grad_if_needed)."""
         return np.asarray(~self.managed | (self.piped & (self.compute == self.reduce)), np.bool_)
 
-    @cached_property
+    @once_for("state")
     def layers_of_chunk(self) -> Reals:
         """How many layers a pass goes through, (C, S)."""
         return on_stages(1.0 / self.chunks[:, 0], self.group.layers_SK.sum(axis=1))
@@ -400,46 +459,46 @@ class Step:
         held = dense_CK(self.job.model, self.c, self._parts[:, 0]) * self._parts
         return np.where(self.apart, np.where(present, held, 0.0).max(axis=1, keepdims=True), self.widest)
 
-    @cached_property
+    @once_for("state")
     def first(self) -> Reals:
         """1 where the pass goes through the embedding."""
         return self.group.is_first[None, :] * self.situation.is_first * 1.0
 
-    @cached_property
+    @once_for("state")
     def last(self) -> Reals:
         """1 where the pass goes through the head."""
         return self.group.is_last[None, :] * self.situation.is_last * 1.0
 
-    @cached_property
+    @once_for("state")
     def head(self) -> Reals:
         """Elements of the head's matrix, where the pass goes through it."""
         return vocabulary_elements(self.job.model, self.c["tp"], np.ones_like(self.c["tp"]))[:, None] * self.last
 
-    @cached_property
+    @once_for("state")
     def behind(self) -> Reals:
         """Elements of the unit of norm and head, where the pass goes through it."""
         return self.counts.behind * self.situation.is_last
 
-    @cached_property
+    @once_for("state")
     def before(self) -> Reals:
         """Elements of the embedding's unit, where the pass goes through it."""
         return self.counts.before * self.situation.is_first
 
-    @cached_property
+    @once_for("work")
     def others(self) -> Reals:
         """All that other passes in flight keep, and the step's tokens and labels."""
         s = self.situation
         kept = s.others * self._chunk + s.others_first * self._embedded + s.others_last * self._headed
         return kept + self.inputs
 
-    @cached_property
+    @once_for("work")
     def activations(self) -> Reals:
         """All that is kept when this pass's backward begins."""
         return (
             self.others + self._chunk + self.situation.is_first * self._embedded + self.situation.is_last * self._headed
         )
 
-    @cached_property
+    @once_for("work")
     def in_layers(self) -> Reals:
         """All that is kept when the layers' backward starts: what lies behind them is gone."""
         return self.activations - self.last * edges_CS(self.job, self.group)
@@ -459,7 +518,7 @@ class Step:
         """What the chunk with the head keeps more: final norm and the head's input, but no output to hand on."""
         return edges_CS(self.job, self.group) - on_stages(self.stream[:, 0], self.group.is_last * self.piped)
 
-    @cached_property
+    @once_for("work")
     def held_logits(self) -> Reals:
         """The logits that a pipeline's last stage holds on to, and those of passes that wait for their backward."""
         if not self.piped:
@@ -467,7 +526,7 @@ class Step:
         waiting = self.situation.others_last * waiting_logits_CS(self.job, self.group)
         return self.last * held_logits_CS(self.job, self.group) + waiting
 
-    @cached_property
+    @once_for("work")
     def inputs(self) -> Reals:
         """The step's tokens and labels."""
         return on_stages(step_inputs_C(self.job, self.c), np.ones(len(self.group.stages)))
@@ -477,13 +536,13 @@ class Step:
         """The residual stream's gradient as the rank holds it between layers, (C, 1)."""
         return residual_C(self.job, self.c, whole=False)[:, None]
 
-    @cached_property
+    @once_for("state")
     def stands(self) -> Mask:
         """Where gradients stand that this pass adds to: of earlier micro-batches, or DDP's buckets. Those of nn.DataParallel's replicas
         gather apart until the last is there."""
         return np.asarray((self.several & (not self.c.in_threads)) | self.buckets, np.bool_)
 
-    @cached_property
+    @once_for("state")
     def earlier(self) -> Reals:
         """Gradients that stand when the pass starts; in a pipeline those of other chunks too."""
         if not self.piped:
@@ -602,7 +661,7 @@ class Step:
         alone = own - np.where(self.apart, self.counts.experts / self.chunks, 0.0)
         return np.minimum(layers * self.dense, alone) + experts * self.routed
 
-    @cached_property
+    @once_for("state")
     def root(self) -> Reals:
         """Elements of a pipeline's tied ends that are gathered while a pass runs. ZeRO-3 gives them back after a backward pass, and
         gathers norm and head again for a forward pass only: schedules that work breadth-first have none of those by then."""
@@ -610,7 +669,7 @@ class Step:
             return self.before + self.behind
         return self.before + np.where(self.situation.alternates, self.behind, 0.0)
 
-    @cached_property
+    @once_for("state")
     def not_again(self) -> Reals:
         """Bytes of a root's norm and head that are given back when a pass ends, because no forward pass follows that needs them."""
         breadth_first = self.c.is_word("schedule", "gpipe", "looped_bfs")[:, None]
@@ -619,7 +678,7 @@ class Step:
         ends = breadth_first & self.managed & self.reshards
         return np.where(ends & self.situation.alternates, self.compute * self.behind, 0.0)
 
-    @cached_property
+    @once_for("state")
     def gathered_at_loss(self) -> Reals:
         """Gathered weights at the loss, where a head that is a unit of its own has been given back like a root's."""
         found, alternates = self.gathered(layers=0, head=True), self.situation.alternates
@@ -712,7 +771,7 @@ class Step:
         """The gradient that a pipeline's last layer of a chunk is given, which lies in a receive buffer as long as it is needed."""
         return self.stream * (1.0 - self.last)
 
-    @cached_property
+    @once_for("state")
     def ahead_of_time(self) -> Reals:
         """Weights that ZeRO-3 gathers too early in a pipeline, (C, S) bytes: FSDP2 takes what ran before the first layer in any
         forward pass for what comes next, which is the end of the micro-batch before. Embeddings are never gathered in backward."""
@@ -779,7 +838,7 @@ class Step:
         """The same outside of units, in the format of the gradients."""
         return np.where(~self.managed, self.ends * self.stored * self.head, 0.0) if self.tied else NONE
 
-    @cached_property
+    @once_for("state")
     def late(self) -> Reals:
         """The gradient of norm and head on a pipeline's last stage whose table is tied, in the compute format: they are the root
         unit, which joins what stands when the pass is over (FSDPState, _root_post_backward_final_callback)."""
@@ -787,14 +846,14 @@ class Step:
             return NONE
         return np.where(self.at_once, 0.0, self.ends * self.compute * self.behind)
 
-    @cached_property
+    @once_for("state")
     def passed_head(self) -> Reals:
         """Elements of norm and head whose gradients have joined what stands when the layers' backward begins: a unit of their own."""
         if self.tied:
             return np.zeros_like(self.behind)
         return self.behind if self.late is NONE else np.where(self.at_once, self.behind, 0.0)
 
-    @cached_property
+    @once_for("work")
     def previous(self) -> Reals:
         """The gradient of the stage's input that the stage before still reads, in a pipeline of one chunk per rank."""
         if not self.piped:

@@ -10,7 +10,7 @@ from strategist.errors import NoPlanError
 from strategist.facts.hardware import Cluster
 from strategist.planner.fewer import seconds_at_best
 from strategist.planner.goodput import goodput
-from strategist.planner.search import Found, Question, search
+from strategist.planner.search import Found, Pace, Question, search
 from strategist.records import dataclass
 from strategist.rulebook.apply import family_of
 from strategist.space.grammar import layout
@@ -38,28 +38,35 @@ def sizes(gpus_per_node: int, most_nodes: int, *, parts: bool) -> tuple[tuple[in
     return (*some, *((gpus_per_node, n) for n in powers if n <= most_nodes))
 
 
-def looked_at(kind: Kind, deadline_s: float | None) -> Iterator[Machines]:
+def looked_at(
+    kind: Kind, deadline_s: float | None, pace: Pace | None = None, known: Sequence[Machines] = ()
+) -> Iterator[Machines]:
     """Machines of one kind with their runs: from the first size that may be in time, for as long as more are faster; and
-    sizes between the last that is too slow and the first in time."""
+    sizes between the last that is too slow and the first in time. A `pace` counts as soon as some of those that are `known` by then are
+    in time: when its time has run out no further size is tried."""
     may_do = [size for size in kind.sizes if deadline_s is None or _run_at_least(kind.ask(*size)) <= deadline_s]
     before: Machines | None = None
     for size in may_do:
-        found = _machines(kind, size, deadline_s)
+        own = pace if any(machines.in_time for machines in known) else None
+        if own is not None and own.is_over:
+            own.left_out.append(f"{size[0] * size[1]:,} and more x {kind.gpu}")
+            return
+        found = _machines(kind, size, deadline_s, own)
         if found is None:
             continue
         if found.in_time and (before is None or not before.in_time):
-            yield from _between(kind, size, deadline_s)
+            yield from _between(kind, size, deadline_s, own)
         yield found
         if before is not None and found.run_seconds >= before.run_seconds and found.in_time <= before.in_time:
             return
         before = found
 
 
-def _between(kind: Kind, size: tuple[int, int], deadline_s: float | None) -> Iterator[Machines]:
+def _between(kind: Kind, size: tuple[int, int], deadline_s: float | None, pace: Pace | None) -> Iterator[Machines]:
     """Fewer nodes than a size in time, but more than half of them."""
     per_node, nodes = size
     for eighths in EIGHTHS if deadline_s is not None and nodes >= 8 else ():
-        found = _machines(kind, (per_node, nodes * eighths // 8), deadline_s)
+        found = _machines(kind, (per_node, nodes * eighths // 8), deadline_s, pace)
         if found is not None:
             yield found
 
@@ -75,10 +82,12 @@ def _run_at_least(asked: Question) -> float:
     return seconds_at_best(asked.job) * _steps(asked)
 
 
-def _machines(kind: Kind, size: tuple[int, int], deadline_s: float | None) -> Machines | None:
+def _machines(kind: Kind, size: tuple[int, int], deadline_s: float | None, pace: Pace | None) -> Machines | None:
     """The fastest layout on some machines and its run; None where nothing is legal or fits."""
     asked = kind.ask(*size)
-    found = search(asked, bests=True)
+    found = search(asked, pace=pace, bests=True)
+    if pace is not None and found.untried:
+        pace.left_out.append(f"{found.untried:,} layouts on {asked.job.cluster.world:,} x {kind.gpu}")
     row = found.best_of()
     return None if row is None else _described(kind, found, row, deadline_s)
 

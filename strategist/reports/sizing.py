@@ -22,6 +22,7 @@ def sizing_text(found: Sizing, width: int = 80) -> list[Line]:
     return [
         *wrapped("job", f"{job}, {by}", width, indent=INDENT),
         *_assumed(found.assumptions, width),
+        *_unfinished(found, width),
         line(""),
         *_answer("least", found.least, width),
         *_cheapest(found, width),
@@ -59,6 +60,12 @@ def _assumed(said: Sequence[Assumption], width: int) -> Iterator[Line]:
     for number, one in enumerate(said, 1):
         text = f"{one.what}: {one.value}   set:{HELD}{one.flag}"
         yield from wrapped(f"assumed A{number}", text, width, indent=INDENT, style="dim")
+
+
+def _unfinished(found: Sizing, width: int) -> Iterator[Line]:
+    if found.unfinished:
+        text = f"the time budget ran out: {', '.join(found.unfinished)}. The answers are those of what was looked at."
+        yield from wrapped("untried", text, width, indent=INDENT, style="warn")
 
 
 def _answer(label: str, machines: Machines, width: int) -> Iterator[Line]:

@@ -10,6 +10,8 @@ from strategist.reports.lines import HELD, Line, hung, line, table, wrapped
 INDENT = 12
 NOTHING = "-"
 """In cells where nothing is legal and fits."""
+UNFINISHED = "?"
+"""In cells for which a time budget was too short."""
 
 
 def sweep_text(found: Sweep, width: int = 80) -> list[Line]:
@@ -20,6 +22,7 @@ def sweep_text(found: Sweep, width: int = 80) -> list[Line]:
         *(row for gpu in devices for row in _diagram(gpu, [cell for cell in found.cells if cell.gpu == gpu], width)),
         line(""),
         *wrapped("", f"The family that wins by policy {found.policy}, with the percentage of the device's peak (MFU); {NOTHING}: nothing fits.", width, indent=0, style="dim"),
+        *(wrapped("", f"{UNFINISHED}: the time budget ran out; the best that was found until then, if any.", width, indent=0, style="warn") if any(cell.unfinished for cell in found.cells) else ()),
     ]  # fmt: skip
 
 
@@ -41,4 +44,6 @@ def _diagram(gpu: str, cells: Sequence[Cell], width: int) -> Iterator[Line]:
 
 
 def _word(cell: Cell) -> str:
-    return NOTHING if cell.family is None else f"{cell.family} {100 * (cell.mfu or 0.0):.0f} %"
+    if cell.family is None:
+        return UNFINISHED if cell.unfinished else NOTHING
+    return f"{cell.family} {100 * (cell.mfu or 0.0):.0f} %{cell.unfinished * f' {UNFINISHED}'}"

@@ -133,12 +133,17 @@ class Candidates:
 
     def alike(self, *names: str) -> tuple[Column, Column]:
         """A row of each sort, and every row's sort, where rows that agree in the named columns are of one sort."""
-        sizes = [int(self[name].max(initial=0)) + 1 for name in names]
+        return self.sorts([self[name] for name in names])
+
+    def sorts(self, columns: Sequence[Column]) -> tuple[Column, Column]:
+        """The same of some columns, which need not be choices."""
+        sizes = [int(column.max(initial=0)) + 1 for column in columns]
         if prod(sizes) > np.iinfo(np.int64).max:  # too many to number them: each row is of a sort of its own
             return np.arange(len(self)), np.arange(len(self))
         number = np.zeros(len(self), np.int64)
-        for name, size in zip(names, sizes, strict=True):
-            number = number * size + self[name]
+        for column, size in zip(columns, sizes, strict=True):
+            if size > 1:
+                number = number * size + column
         return distinct(number)
 
     def row(self, index: int) -> dict[str, int | str]:
@@ -175,5 +180,13 @@ def joined(parts: Sequence[Candidates]) -> Candidates:
 
 
 def total_of(parts: Iterable[Any]) -> Any:
-    """The sum of some arrays of one shape, without stacking them."""
-    return reduce(np.add, parts)
+    """The sum of some arrays, one behind the other, without stacking them; from the second on into the same memory."""
+    total, own = None, False
+    for part in parts:
+        if total is None:
+            total = part
+        elif own and total.shape == part.shape and total.dtype == part.dtype:
+            total += part
+        else:
+            total, own = total + part, True
+    return total

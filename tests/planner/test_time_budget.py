@@ -16,8 +16,13 @@ from strategist.planner.check import faults
 from strategist.planner.exhaustive import recheck
 from strategist.planner.paced import in_blocks
 from strategist.planner.search import AT_ONCE, Found, Pace, search
+from strategist.records import replace
 from strategist.reports.brief import brief
 from strategist.reports.lines import text_of
+from strategist.reports.sizing import sizing_text
+from strategist.reports.sweep import sweep_text
+from strategist.sizing import Wanted, sized
+from strategist.sweep import Grid, sweep
 from tests.cli.harness import call
 
 LARGE: dict[str, Any] = {"model": "llama-3.1-70b", "hardware": "dgx-h100:32", "top": 3}
@@ -122,6 +127,37 @@ def test_a_plan_does_not_record_its_budget() -> None:
     plain, timed = call(*words), call(*words, "--time-budget", "3600")
     assert plain.out == timed.out
     assert json.loads(timed.out)["unfinished"] == []
+
+
+SMALL = Given(
+    model="llama-3.2-1b", tokens=20 * 10**9, seq_len=2048, global_batch=32, nodes=4, forbid="offload,recompute,cp"
+)
+
+
+def test_machines_are_looked_for_until_some_are_in_time() -> None:
+    """Without time the first machines that are in time are still found, with the runs that they have anyway, and what was not looked at
+    is said; with time to spare nothing is left out."""
+    wanted = Wanted(given=SMALL, deadline_s=86400.0, gpus=("h100-sxm", "l40s"))
+    plain = sized(wanted)
+    short, long = (sized(replace(wanted, given=replace(SMALL, time_budget=budget))) for budget in (0.0, 3600.0))
+    assert long == plain
+    assert plain.unfinished == ()
+    assert any("l40s" in words for words in short.unfinished)
+    assert set(short.looked_at) < set(plain.looked_at)
+    assert short.least.in_time
+    assert "time budget ran out" in " ".join(text_of(sizing_text(short, 80)).split())
+
+
+def test_a_sweep_without_time_has_one_cell() -> None:
+    """The first cell is always looked at; all others are marked, and not taken for cells where nothing fits."""
+    grid = Grid(given=replace(SMALL, model=None, nodes=None), model_sizes=("1B",), gpus=("h100-sxm",), nodes=(1, 2))
+    plain = sweep(grid)
+    short, long = (sweep(replace(grid, given=replace(grid.given, time_budget=budget))) for budget in (0.0, 3600.0))
+    assert long == plain
+    assert [cell.unfinished for cell in plain.cells] == [False, False]
+    assert short.cells[0].family is not None
+    assert (short.cells[1].family, short.cells[1].unfinished) == (None, True)
+    assert "?: the time budget ran out" in text_of(sweep_text(short, 80))
 
 
 @pytest.mark.parametrize("said", ["-1", "soon", "1e99", ""])

@@ -1,0 +1,50 @@
+"""Formulas of memory that are worked out once for each sort of candidates say of every candidate what they say of it alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from strategist.ask import Given, complete
+from strategist.memory import sorts
+from strategist.memory.estimate import least_memory, peak_memory
+from strategist.planner.search import limits_of
+from strategist.space.candidates import Candidates, joined
+from strategist.space.enumerate import enumerate_candidates
+from strategist.space.shares import groups
+
+JOBS: dict[str, dict[str, Any]] = {
+    "interleaved": {"model": "llama-2-7b", "hardware": "dgx-a100-80gb", "seq_len": 2048, "global_batch": 64},
+    "weighted, a tied table": {"model": "llama-3.2-1b", "hardware": "dgx-h100:3", "seq_len": 1536, "global_batch": 96},
+    "one format": {"model": "llama-3.1-8b", "hardware": "dgx-h100", "global_batch": 48, "precision": "fp32"},
+    "experts": {"model": "mixtral-8x7b", "hardware": "dgx-h100", "seq_len": 2048, "global_batch": 32, "forbid": "ep"},
+    "learned positions": {"model": "gpt3-13b", "hardware": "dgx-a100-80gb:2", "seq_len": 2048, "global_batch": 64},
+}
+MOST = 6000
+
+
+def layouts(fields: dict[str, Any]) -> tuple[Any, Candidates]:
+    """A job and layouts from all over its space, whether a rule forbids them or not."""
+    asked = complete(Given(**fields)).question
+    every = enumerate_candidates(limits_of(asked))
+    return asked.job, every.where(np.arange(0, len(every), -(-len(every) // MOST)))
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_company_changes_no_ledger(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes by term, the worst stage and moment, host memory and the bound of every layout are those that it has where nothing is
+    sorted; and sorts were made, each of several candidates."""
+    job, every = layouts(JOBS[name])
+    monkeypatch.setattr(sorts, "FEW", 2**5)
+    found = [sorts.sorts_of(job, group, read) for group in groups(job, every) for read in sorts.NOT_READ]
+    assert any(one is not None and len(one.firsts) < len(one.place) for one in found)
+    together, bound = peak_memory(job, every), least_memory(job, every)
+    monkeypatch.setattr(sorts, "FEW", 2**30)
+    alone, alone_bound = (formula(job, joined([every])) for formula in (peak_memory, least_memory))
+    for ours, theirs in ((together.terms[term], alone.terms[term]) for term in alone.terms):
+        assert np.array_equal(ours, theirs)
+    for column in ("device", "stage", "moment", "host", "last_allocated"):
+        assert np.array_equal(getattr(together, column), getattr(alone, column))
+    assert np.array_equal(bound.device, alone_bound.device)
