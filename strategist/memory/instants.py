@@ -35,13 +35,14 @@ def instants(
     settled: Reals,
     *,
     at_loss: bool = False,
+    made_of: type[Step] = Step,
 ) -> tuple[Instant, ...]:
     """Every instant at which some candidate can peak, or only the fullest two of the loss. `at_rest` are gradients while
     micro-batches follow each other, `settled` those that the update finds, (C, S) each."""
 
     def in_situation(situation: Situation) -> Step:
-        made_of = _tiled_step() if group.is_tiled else Step
-        return made_of(job, group, counts, layers, at_rest, settled, situation)
+        own = _tiled_step() if group.is_tiled else made_of
+        return own(job, group, counts, layers, at_rest, settled, situation)
 
     if group.pp == 1:
         step = in_situation(one_pass(group.candidates["accumulation"]))
@@ -53,7 +54,7 @@ def instants(
             *_head(step),
             _head_reduced(step),
             *_layers_or_slices(step),
-            *((*_experts_forward(step), *_experts_backward(step)) if step.has_apart else ()),
+            *(_experts(step) if step.has_apart else ()),
             *_end(step),
             *((_summed(step),) if group.candidates.in_threads else ()),
             *(_hooked(step) if "compression" in group.candidates.columns else ()),
@@ -76,7 +77,7 @@ def instants(
         _head_accumulated(heads),
         *_forward(bodies),
         *_layers(bodies),
-        *((*_experts_forward(bodies), *_experts_backward(bodies)) if bodies.has_apart else ()),
+        *(_experts(bodies) if bodies.has_apart else ()),
         *_end_of_pass(bodies),
     )
     passes = (*passes, *_reductions(bodies))
@@ -201,7 +202,7 @@ def _gathered_in_turn(step: Step, runs: Mask) -> Instant:
     as long as the last one's buffer is there too, which an earlier backward pass has gathered."""
     layers, widest = step.layers_of_chunk, step.compute * step.widest
     early = step.situation.is_begun & (step.situation.others > 0) & ~step.group.is_last[None, :]
-    beside = [np.maximum(step.others, step.in_layers - gone * step.layers.largest) for gone in (1.0, 2.0)]
+    beside = [np.maximum(step.others, step.in_layers - step.kept_by_last(gone)) for gone in (1.0, 2.0)]
     sooner = early & (layers > 2) & (widest > beside[0] - beside[1])
     root = step.compute * (step.before if step.job.model.tied else 0.0)
     head = np.where(step.group.is_last[None, :], step.ahead_of_time, 0.0)
@@ -363,19 +364,33 @@ def _head_accumulated(step: Step) -> Instant:
 
 
 def _layers(step: Step) -> tuple[Instant, ...]:
+    """The instants inside layers, of some of which alone full recompute may run forward again, and of their reduction."""
+    return (*_in_layers(step), *_of_others(step, _in_layers), _layer_reduced(step))
+
+
+def _of_others(step: Step, instants_of: Callable[[Step], Iterable[Instant]]) -> Iterable[Instant]:
+    """The same of those layers that are computed again where others are not."""
+    if not step.is_side:
+        return ()
+    from strategist.memory.partly import of_others  # few ask for it
+
+    return of_others(step, instants_of)
+
+
+def _in_layers(step: Step) -> tuple[Instant, ...]:
     """Each worst instant of a layer: in the last one (behind the head), in the one before it and in the first; under ZeRO-3,
     which has nothing to gather beside the first, in the second too."""
     numbers = _numbers(0, 1, -2, -1) if step.reshards.any() and not step.piped else _numbers(0, 1, -1)
     if step.has_apart:
         sides = step.before_attention, step.from_attention
-        return *(_in_layer(step, numbers, side) for side in sides), _layer_reduced(step)
+        return tuple(_in_layer(step, numbers, side) for side in sides)
     if step.piped:
         last, others = (
             _in_layer(step, _numbers(0), step.in_given_layer),
             _in_layer(step, _numbers(1, -1), step.in_layer),
         )
-        return last, others, _layer_reduced(step)
-    return _in_layer(step, numbers, step.in_layer), _layer_reduced(step)
+        return last, others
+    return (_in_layer(step, numbers, step.in_layer),)
 
 
 def _numbers(*numbers: int) -> Column:
@@ -386,20 +401,18 @@ def _numbers(*numbers: int) -> Column:
 def _in_layer(step: Step, number: Column, worst: Callable[[Reals], LayerInstants]) -> Instant:
     """The worst instant of the `number`-th layers from the end of the chunk; -1 is its first layer, -2 its second."""
     own = step.counts.layers / step.chunks
-    layers = np.maximum(step.layers_of_chunk, 1.0)
-    before = np.where(number < 0, np.maximum(layers + number, 0.0), np.minimum(number, layers - 1.0))
+    layers, before = np.maximum(step.layers_of_chunk, 1.0), step.passed_layers(number)
     share = before / np.maximum(layers - 1.0, 1.0)  # of the other layers, whatever their sort
     at = worst(share)
     passed = share * np.maximum(0.0, own - step.widest)
     given = np.where(before > 0, 0.0, step.given * at.is_early) if step.piped else NONE
-    let_go = share * (step.layers.every / step.chunks - at.kept)
     behind = step.passed_head
     done = behind + passed
     gone = np.where(step.apart, at.routed, 0.0) if step.has_apart else NONE  # experts that are reduced
     weights = added(at.weights, at.stacked, -gone if step.has_apart else NONE)
     partial = step.trained * step.compute * np.where(step.at_once, 0.0, weights)
     made = np.where(step.at_once, weights, 0.0)
-    alone = (number == -1) & (not step.piped)
+    alone = step.is_first_layer(number, before) & (not step.piped)
     through = added(passed, gone)
     gathered = step.gathered(layers=np.where(alone, 1, 2), head=False, passed=through, experts=1.0 * (gone == 0.0))
     if step.piped:
@@ -413,7 +426,7 @@ def _in_layer(step: Step, number: Column, worst: Callable[[Reals], LayerInstants
         waits = added(at.temporaries, step.old_head, step.retained(done), np.where(step.reduces, 0.0, partial))
     terms = {
         "gradients": step.earlier + step.fresh(added(done, made, gone), added(step.routed_of(share), gone)),
-        "activations": np.maximum(step.inputs, step.in_layers - at.freed - let_go),
+        "activations": np.maximum(step.inputs, step.in_layers - at.freed - step.let_go(before, at.kept)),
         "logits": step.held_logits,
         "gather_buffers": gathered,
         "temporaries": added(waits, step.joining(at), _still_outside(step, done)),
@@ -421,13 +434,20 @@ def _in_layer(step: Step, number: Column, worst: Callable[[Reals], LayerInstants
     if step.job.model.adapters is not None:
         terms["temporaries"] = terms["temporaries"] + step.unpacked
         if step.copies is not NONE:
-            terms["bucket_buffers"] = step.copies * (1.0 - before / layers)
+            terms["bucket_buffers"] = step.copies_left(before)
     if step.has_copies:
         copies = np.where(step.plain, step.trained * step.compute * at.weights, 0.0)
         again = np.maximum(0.0, step.copies_again - np.where(step.copies_again > 0, copies, 0.0))
-        terms["bucket_buffers"] = np.maximum(0.0, step.copies * (1.0 - before / layers) - copies)
+        terms["bucket_buffers"] = np.maximum(0.0, step.copies_left(before) - copies)
         terms["temporaries"] = terms["temporaries"] + again
     return Instant(LAYERS, terms)
+
+
+def _experts(step: Step) -> Iterator[Instant]:
+    """Those of experts that are a unit of their own."""
+    yield from _experts_forward(step)
+    yield from _experts_backward(step)
+    yield from _of_others(step, _experts_backward)
 
 
 def _experts_forward(step: Step) -> Iterator[Instant]:
@@ -454,12 +474,11 @@ def _experts_backward(step: Step) -> Iterator[Instant]:
     and what counts is when their inputs' gradients go back, through two more copies."""
     number = _numbers(0, 1, -2, -1)
     own = step.counts.layers / step.chunks
-    layers = np.maximum(step.layers_of_chunk, 1.0)
-    before = np.where(number < 0, np.maximum(layers + number, 0.0), np.minimum(np.maximum(number, 0), layers - 1.0))
+    layers, before = np.maximum(step.layers_of_chunk, 1.0), step.passed_layers(number)
     share = before / np.maximum(layers - 1.0, 1.0)
     passed = share * np.maximum(0.0, own - step.dense - step.routed)
     behind = step.passed_head
-    left = step.in_layers - share * (step.layers.every / step.chunks - step.layers.largest)
+    left = step.in_layers - step.let_go(before, step.layers.largest)
     above = np.where(step.reduces, step.trained * step.reduce * np.where(before > 0, step.dense, behind), 0.0)
     early = np.where(before >= layers - 1.0, step.ahead_of_time, 0.0) if step.piped else NONE
     done = behind + passed, step.routed_of(share)
@@ -481,8 +500,9 @@ def _experts_backward(step: Step) -> Iterator[Instant]:
         "logits": step.held_logits,
         "temporaries": added(at.temporaries - step.compute * step.layers.bare_experts, step.previous, step.late),
     }
+    alone = step.is_first_layer(number, before)
     gathered = added(
-        step.gathered(layers=np.where(number == -1, 1 + step.piped, 2), head=False, passed=passed + step.routed),
+        step.gathered(layers=np.where(alone, 1 + step.piped, 2), head=False, passed=passed + step.routed),
         step.trained * step.compute * at.weights,
         step.waiting,
         early,
@@ -495,17 +515,17 @@ def _experts_backward(step: Step) -> Iterator[Instant]:
         return
     sent = step.trained * step.reduce * step.routed
     every = step.trained * step.compute * step.layers.bare_experts
-    alone = step.sharers == 1
+    unshared = step.sharers == 1
     made = {"gradients": step.earlier + step.fresh(*done), "gather_buffers": gathered + sent + every}
     yield _where_apart(step, LAYERS, kept | made)
     made = {
         "gradients": added(through, step.taking_over(step.routed, routed=True)),
-        "gather_buffers": added(gathered, sent + np.where(alone, 0.0, last), step.output(step.routed, routed=True)),
+        "gather_buffers": added(gathered, sent + np.where(unshared, 0.0, last), step.output(step.routed, routed=True)),
     }
     yield _where_apart(step, LAYERS, kept | made)
     back = kept["temporaries"] + 2.0 * step.layers.sent
     made = {"gradients": through, "gather_buffers": gathered + sent, "temporaries": back}
-    yield _where_apart(step, LAYERS, kept | made, alone)
+    yield _where_apart(step, LAYERS, kept | made, unshared)
 
 
 def _where_apart(step: Step, moment: int, terms: Mapping[str, Reals], mask: Mask | bool = True) -> Instant:
