@@ -235,7 +235,9 @@ def _firsts(run: Run, layout: Mapping[str, int]) -> tuple[int, ...]:
         return ()
     firsts = _stated(run, _STAGE_FIRSTS)
     if len(firsts) != layout["pp"]:
-        raise Unexpressed(f"layers that are computed again are stated of {len(firsts)} stages, not of pp {layout['pp']}")
+        raise Unexpressed(
+            f"layers that are computed again are stated of {len(firsts)} stages, not of pp {layout['pp']}"
+        )
     return firsts
 
 

@@ -119,9 +119,7 @@ class AgainStep(Step):
     """The layers that are computed again, when those that keep everything are through."""
 
     def __init__(self, kept: KeptStep, group: Group) -> None:
-        super().__init__(
-            kept.job, group, kept.unpadded, kept.layers.again, kept.at_rest, kept.settled, kept.situation
-        )
+        super().__init__(kept.job, group, kept.unpadded, kept.layers.again, kept.at_rest, kept.settled, kept.situation)
         self.kept = kept
 
     @cached_property
@@ -153,9 +151,7 @@ def partly_recomputed(
 ) -> tuple[Instant, ...]:
     """The instants of a group some of whose layers are computed again, as `instants` has them. On stages that own too few layers all
     of them are."""
-    found = instants(
-        job, _without(group), counts, layers, at_rest, settled, at_loss=at_loss, made_of=KeptStep
-    )
+    found = instants(job, _without(group), counts, layers, at_rest, settled, at_loss=at_loss, made_of=KeptStep)
     keeps = layers.group.has_layers
     if keeps.all():
         return found

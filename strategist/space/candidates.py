@@ -46,7 +46,12 @@ WORDS: Mapping[str, tuple[str, ...]] = {
 another word than the first, or a number above 0, and then of one word or number in all rows."""
 
 _CUTS = ("pp", "dp_shard", "cp", "tp", "ep", "etp")
-ASKED: Mapping[str, tuple[str, ...]] = {"replicas": _CUTS, "compression": _CUTS, "loss": ("pp", "tp"), "recompute_layers": ()}
+ASKED: Mapping[str, tuple[str, ...]] = {
+    "replicas": _CUTS,
+    "compression": _CUTS,
+    "loss": ("pp", "tp"),
+    "recompute_layers": (),
+}
 """What is never chosen: threads, which are slower, compression, which is not exact, a loss in chunks, which few frameworks have, and full
 recompute of the first few layers of every chunk alone; with the axes that it cannot stand beside."""
 OF_REPLICAS = ("replicas", "compression")

@@ -76,7 +76,9 @@ class Group:
 
     def redone_of(self, values_CK: Reals) -> Reals:
         """The same sum over the layers that recomputation looks at."""
-        return self.layers_of(values_CK) if self.again_SK is None else (self.again_SK.astype(np.float64) @ values_CK.T).T
+        return (
+            self.layers_of(values_CK) if self.again_SK is None else (self.again_SK.astype(np.float64) @ values_CK.T).T
+        )
 
     def layers_of(self, values_CK: Reals) -> Reals:
         """Sum over the layers of each stage of a per-layer amount: (C, K) to (C, S)."""
@@ -97,7 +99,9 @@ def groups(job: Job, candidates: Candidates, *, every_stage: bool = False) -> It
     """
     shape, split = job.model, job.split
     is_partly = bool(candidates.recompute_layers or job.recompute_layers)
-    every_stage = every_stage or is_partly or bool(candidates.is_word("schedule", "zb_h1").any())  # later stages hold more
+    every_stage = (
+        every_stage or is_partly or bool(candidates.is_word("schedule", "zb_h1").any())
+    )  # later stages hold more
     uniform = len(kinds(shape)) == 1 and not is_partly
     virtual_stages = np.ones_like(candidates["pp"]) if uniform else candidates["virtual_stages"]
     keys = (candidates["pp"] * 2 + candidates["stage_split"]) * 2**20 + virtual_stages

@@ -167,7 +167,9 @@ class Stage:
         asked, self.is_later = layout, is_later
         if not any(again) or (self.is_partly and not is_later):
             layout = {**layout, "recompute": "none"}
-        self.mine = [kind for kind, redone in zip(kinds, again, strict=True) if not self.is_partly or redone is is_later]
+        self.mine = [
+            kind for kind, redone in zip(kinds, again, strict=True) if not self.is_partly or redone is is_later
+        ]
         self.job, self.a, self.stage, self.kinds, self.at = job, layout, stage, kinds, at
         a, formats = layout, job.formats
         self.c, self.r, self.s = BYTES[formats.compute], BYTES[formats.reduce], BYTES[formats.parameter]
@@ -895,7 +897,9 @@ class Stage:
         partial = 0.0 if self.at_once else self.q * self.c * weights
         in_flight = self.q * self.r * (self.X if at.routed else self.D if before else behind)
         freed_copies = self.q * self.c * at.weights
-        copies = self.copies * (1 - before / max(len(self.mine) / self.v, 1)) - (freed_copies if self.plain and self.casts else 0.0)
+        copies = self.copies * (1 - before / max(len(self.mine) / self.v, 1)) - (
+            freed_copies if self.plain and self.casts else 0.0
+        )
         given = self.given if before == 0 and at.is_early else 0.0
         layers = 1 if is_first and not self.piped else 2
         at_end = self.early if self.piped and before >= count - 1 else 0.0
