@@ -119,7 +119,7 @@ class AgainStep(Step):
     """The layers that are computed again, when those that keep everything are through."""
 
     def __init__(self, kept: KeptStep, group: Group) -> None:
-        super().__init__(kept.job, group, kept.unpadded, kept.layers.again, kept.at_rest, kept.settled, kept.situation)
+        super().__init__(kept.job, group, kept.bare, kept.layers.again, kept.at_rest, kept.settled, kept.situation)
         self.kept = kept
 
     @cached_property

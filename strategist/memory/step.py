@@ -303,7 +303,7 @@ class Step:
         self.job, self.group, self.at_rest, self.settled = job, group, at_rest, settled
         self.layers, self.situation = layers, situation
         c = self.c = group.candidates
-        self.unpadded, self.bare, self.counts = counts, counts, counts.padded(shards_state(c, 2)[:, None])
+        self.bare, self.counts = counts, counts.padded(shards_state(c, 2)[:, None])
         formats = job.formats
         self.compute, self.reduce, self.stored = (
             BYTES[f] for f in (formats.compute, formats.reduce, formats.parameter)

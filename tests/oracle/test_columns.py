@@ -231,7 +231,7 @@ def test_a_loss_in_chunks_equals_the_oracle(case: Case) -> None:
     _assert_same_time(case)
 
 
-@settings(CI, max_examples=cases_of(100))
+@settings(CI, max_examples=cases_of(60))
 @given(cases_of_depth())
 def test_recompute_of_some_layers_equals_the_oracle(case: Case) -> None:
     """What each layer keeps, which is gone when backward comes to those that run again, and what is run and sent again."""
