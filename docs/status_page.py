@@ -82,6 +82,7 @@ TECHNIQUES = (
     Technique("EP x DDP", "ep=8,dp_replicate=8", model="olmoe-1b-7b"),
     Technique("recompute selective", f"{FSDP},recompute=selective"),
     Technique("recompute full", f"{FSDP},recompute=full"),
+    Technique("recompute full, 8 layers", f"{FSDP},recompute=8"),
     Technique("offload optimizer", "dp_shard=8,zero=2,offload=optimizer"),
     Technique("offload parameters", f"{FSDP},offload=parameters"),
     Technique("offload to NVMe", f"{FSDP},offload=nvme"),
@@ -143,11 +144,12 @@ MISSING = (
     "embedding and head stay in 16 or 32 bits; their kernels ran on CPUs only, and nothing of them was rehearsed.",
     "A calibration that ships, and `--uncalibrated`: factors fitted to published runs do not hold on sources left out (docs/decisions/0074), so "
     "times are physics with catalogue constants (docs/accuracy.md); `calibrate` fits factors to your own runs. Intervals of times are known by chip, not by framework and size, and those of memory are assumed.",
-    "Of published runs: recompute of a part of the layers, weights of four bits, activations on the host. Predicted reserved memory knows "
+    "Of published runs: recompute of operations that nobody names, weights of four bits, activations on the host. Predicted reserved memory knows "
     "streams and large blocks (docs/decisions/0047), not what small tensors break up; frameworks with one buffer of gradients reserve a measured share.",
     "Expert parallelism under ZeRO-1, and whole experts beside tensor parallelism without sequence parallelism. Of the search: offload beside "
     "expert parallelism, which is run, traced and predicted.",
-    "Context parallelism by ring with windows, selective recompute or, on GPUs, fp32; recompute of every n-th layer; "
+    "Context parallelism by ring with windows, selective recompute or, on GPUs, fp32; recompute of every n-th layer, of layers in groups, and of "
+    "a number of layers beside adapters and tiling, unasked in the search and other for each stage (docs/decisions/0114); "
     "memory-centric tiling of experts, of embedding and head, beside tp, pp or selective recompute, and in files of other frameworks.",
     "Nothing of ours ran on GPUs yet: the executor was tested on CPU ranks with gloo only.",
     "Weights of mixtures other than Mixtral, OLMoE, Qwen2-MoE and Qwen3-MoE, and of those whose chosen experts' weights do not add up to one "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from strategist.accuracy.machines import Machines, cluster_of, launches_wait, machines_of
 from strategist.accuracy.shapes import shape_of
@@ -44,6 +45,8 @@ _LONGEST = re.compile(r"longest example (\d+) tokens")
 _ENGINE = re.compile(r"\bTE\b")
 """Transformer Engine's modules, named among the techniques of a run."""
 _STAGE_LAYERS = re.compile(r'"layers": ?\[([\d, ]+)\]')
+_STAGE_FIRSTS = re.compile(r'"ckpt_layers": ?\[([\d, ]+)\]')
+"""How many layers of every stage are computed again."""
 ADAPTERS = 0.002
 """Share of the weights in adapters of rank 16 on the matrices of attention (Hu et al. 2021, arXiv 2106.09685, table 4:
 0.01 to 0.2 %); too little to matter for time or memory."""
@@ -90,9 +93,15 @@ def express(run: Run) -> Case:
     trainable = ADAPTERS if is_lora else 1.0
     cluster = cluster_of(machines)
     profile = with_frozen_base(profile, adapts_all=ADAPTS_ALL in run.get("sharding_detail", "")) if is_lora else profile
-    split = _split(run, shape, layout["pp"])
     job = Job(
-        cluster=cluster, model=shape, workload=work, profile=profile, trainable=trainable, adapters=is_lora, split=split
+        cluster=cluster,
+        model=shape,
+        workload=work,
+        profile=profile,
+        trainable=trainable,
+        adapters=is_lora,
+        split=_split(run, shape, layout["pp"]),
+        recompute_layers=_firsts(run, layout),
     )
     _legal_sizes(shape, layout)
     if not peak_FLOPs(cluster.slowest.gpu, work.precision):
@@ -125,10 +134,10 @@ def _modelled(run: Run) -> None:
         raise Unexpressed("task qlora: weights of four bits have no model")
     if task not in TASKS:
         raise Unexpressed(f"task {task}: what is trained has no model")
-    if run.get("recompute_class", "") == "partial" and not _halves(run):
+    if run.get("recompute_class", "") == "partial" and not _halves(run) and not _stated(run, _STAGE_FIRSTS):
         is_by_operation = "recomputed_ops" in run.get("sharding_detail", "")
         named = "which operations are computed again is not stated"
-        raise Unexpressed(named if is_by_operation else "recompute of a part of the layers has no model yet")
+        raise Unexpressed(named if is_by_operation else "which layers are computed again is not stated")
     offload = run.get("offload", "").lower()
     if offload and not offload.startswith("none"):
         raise Unexpressed(f"offload {offload}: which state moves is not stated")
@@ -209,9 +218,27 @@ def _layout(run: Run, profile: Profile, machines: Machines) -> dict[str, int]:
 
 def _split(run: Run, shape: ModelShape, pp: int) -> tuple[int, ...]:
     """Layers of every stage, where the row lists as many as it has stages and they add up ("layers":[13,11])."""
-    found = _STAGE_LAYERS.search(run.get("sharding_detail", ""))
-    split = tuple(int(number) for number in found[1].split(",")) if found else ()
+    split = _stated(run, _STAGE_LAYERS)
     return split if len(split) == pp and sum(split) == shape.layers else ()
+
+
+def _stated(run: Run, numbers: re.Pattern[str]) -> tuple[int, ...]:
+    """A number for every stage, where the row lists them."""
+    found = numbers.search(run.get("sharding_detail", ""))
+    return tuple(int(number) for number in found[1].split(",")) if found else ()
+
+
+def _firsts(run: Run, layout: Mapping[str, int]) -> tuple[int, ...]:
+    """How many layers of every stage full recompute runs again, where that is a part of them. Raises Unexpressed for a row that says
+    it of another number of stages than it has."""
+    if run.get("recompute_class", "") != "partial" or _halves(run):
+        return ()
+    firsts = _stated(run, _STAGE_FIRSTS)
+    if len(firsts) != layout["pp"]:
+        raise Unexpressed(
+            f"layers that are computed again are stated of {len(firsts)} stages, not of pp {layout['pp']}"
+        )
+    return firsts
 
 
 def _zero(run: Run, profile: Profile, dp: int, machines: Machines) -> tuple[int, int]:
@@ -280,7 +307,9 @@ def _halves(run: Run) -> bool:
 
 
 def _recompute(run: Run, profile: Profile) -> int:
-    said = "selective" if _halves(run) else run.get("recompute_class", "")
+    said = run.get("recompute_class", "")
+    if said == "partial":
+        said = "selective" if _halves(run) else "full"
     return code("recompute", said if said in RECOMPUTE else profile.recompute)
 
 

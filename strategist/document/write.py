@@ -48,6 +48,7 @@ LATER_INSIDE: dict[str, dict[str, Any]] = {
         "compression_rank": 0,
         "compression_share": 0,
         "loss": "whole",
+        "recompute_layers": 0,
     },
     "certificate": {"slower": 0, "bests": []},
 }

@@ -102,6 +102,7 @@ def plain_values() -> Mapping[str, Any]:
 WHY = {
     "model.method": "Adapters are put into a model by a training script, not by these files.",
     "strategy.compression": "Hooks of DDP are not mapped for it.",
+    "strategy.recompute_layers": "It recomputes all layers or none.",
 }
 """Why a field cannot be said where a framework has no reason of its own."""
 

@@ -52,6 +52,7 @@ COVERAGE = Coverage(
         "strategy.schedule": ("none", "1f1b", "interleaved"),
         "strategy.sequence_parallel": EVERY,
         "strategy.context_parallel": ("none", *CP_KINDS),
+        "strategy.recompute_layers": EVERY,
         "strategy.backend": ("nccl",),
         "strategy.formats": (FLOAT32, *AUTOCAST, *BESIDE_MASTERS),
     },
@@ -222,12 +223,12 @@ def _numbers(plan: Plan) -> Iterator[Argument]:
 
 
 def _recompute(plan: Plan) -> Iterator[Argument]:
+    """Every layer by itself; or the first ones of every chunk, which is what Megatron's block method counts."""
     if plan.strategy.recompute == "full":
-        yield from (
-            ("--recompute-granularity", "full"),
-            ("--recompute-method", "uniform"),
-            ("--recompute-num-layers", "1"),
-        )
+        layers = plan.strategy.recompute_layers
+        yield "--recompute-granularity", "full"
+        yield "--recompute-method", "block" if layers else "uniform"
+        yield "--recompute-num-layers", str(layers or 1)
 
 
 def _model(plan: Plan) -> Iterator[Argument]:

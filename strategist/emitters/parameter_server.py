@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from strategist.document.plan import Plan
-from strategist.emitters.coverage import DATA_PARALLEL, Clash, Coverage
+from strategist.emitters.coverage import DATA_PARALLEL, EVERY, Clash, Coverage
 from strategist.emitters.emitter import Emitter, Files, Options
 from strategist.emitters.executor_script import executor_script
 from strategist.emitters.torchrun import Launcher, job_files, ranks_per_node
@@ -49,6 +49,7 @@ COVERAGE = Coverage(
         **DATA_PARALLEL,
         "mesh.dp_shard": (1,),
         "strategy.recompute": ("none", "selective", "full"),
+        "strategy.recompute_layers": EVERY,
         "strategy.compile": (False, True),
     },
     why={

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from strategist.records import dataclass
 
@@ -39,8 +40,14 @@ def find_blocks(model: nn.Module) -> BlockList:
     lists = [BlockList(model, {})] + [
         _blocks_of(module) for module in model.modules() if isinstance(module, CONTAINERS)
     ]
-    alike = [found for found in lists if len({type(block) for block in found.blocks.values()}) <= 1]
+    alike = [found for found in lists if len({_sort(block) for block in found.blocks.values()}) <= 1]
     return max(alike, key=lambda found: len(found.blocks))
+
+
+def _sort(block: nn.Module) -> type:
+    """The class of a block, whether a wrapper holds it that computes it again or not, and without what fully_shard makes of it."""
+    inside = getattr(block, "_checkpoint_wrapped_module", block)
+    return next(kind for kind in type(inside).__mro__ if not issubclass(kind, FSDPModule))
 
 
 def _blocks_of(container: nn.Module) -> BlockList:

@@ -82,6 +82,7 @@ def layout_obstacles(plan: Plan) -> tuple[Obstacle, ...]:
         _tiling,
         _compression,
         _loss,
+        _recompute,
         _offload,
         pipeline_obstacles,
         _batch,
@@ -361,6 +362,28 @@ def _loss(plan: Plan) -> Iterator[Obstacle]:
             sentence=f"loss = chunked needs the whole head on every rank; the plan has tp {mesh.tp} and pp {mesh.pp}.",
             hint="Use loss = whole, whose logits tp cuts by vocabulary, or tp and pp of 1.",
         )
+
+
+def _recompute(plan: Plan) -> Iterator[Obstacle]:
+    """Full recompute of a number of layers of every chunk is full recompute, and of layers that are there."""
+    s = plan.strategy
+    if not s.recompute_layers:
+        return
+    most = plan.model.layers // (plan.mesh.pp * s.virtual_stages)
+    reasons = {
+        f"recompute {s.recompute}": s.recompute != "full",
+        "less than one layer": s.recompute_layers < 0,
+        f"{most} layers in a chunk": s.recompute_layers > most,
+        f"tiling {s.tiling}": s.tiling > 1,
+        "adapters": plan.model.adapters is not None,
+    }
+    yield from lacking(
+        "strategy.recompute_layers",
+        s.recompute_layers,
+        f"The executor cannot run {s.recompute_layers} layers of every chunk again: the plan has",
+        reasons,
+        "Use recompute = full of at most as many layers as an equal chunk has, without tiling and adapters; or of all layers.",
+    )
 
 
 def _offload(plan: Plan) -> Iterator[Obstacle]:

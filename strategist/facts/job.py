@@ -24,7 +24,8 @@ class Job:
     trained: the rest has no gradient, no optimizer state and no product for its gradient; with `adapters` the
     trained ones stand beside the matrices of attention (Hu et al. 2021, arXiv 2106.09685, section 4.2). `factors` of a
     calibration multiply the seconds of parts of a step (timing/calibrated.py). `split` states the layers of every pipeline
-    stage where somebody chose them (space/stages.py has the rule otherwise). `overlap` multiplies the share of compute that
+    stage where somebody chose them (space/stages.py has the rule otherwise), `recompute_layers` how many of each stage full recompute runs
+    again where that is not all of them nor as many everywhere. `overlap` multiplies the share of compute that
     collectives may run behind."""
 
     cluster: Cluster
@@ -37,6 +38,7 @@ class Job:
     adapters: bool = False
     factors: tuple[tuple[str, float], ...] = ()
     split: tuple[int, ...] = ()
+    recompute_layers: tuple[int, ...] = ()
     overlap: float = 1.0
 
     @property

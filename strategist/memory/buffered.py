@@ -45,12 +45,13 @@ def _moving(job: Job, group: Group, counts: Elements, kept: Layers) -> Iterator[
     stream = on_stages(residual_C(job, c), group.is_last)
     yield LOSS, everything | {"logits": gradient_bytes_CS(job, group), "temporaries": own * _head(job, group) + stream}
     last = edges_CS(job, group)
-    at = kept.instants
-    moving = {
-        "activations": np.maximum(inputs, every - last - at.freed),
-        "temporaries": at.temporaries + np.where(at.is_product, own * at.weights, 0.0),
-    }
-    yield LAYERS, everything | moving
+    for layers_, gone in kept.in_turn:
+        at = layers_.instants
+        moving = {
+            "activations": np.maximum(inputs, every - last - gone / c["virtual_stages"][:, None] - at.freed),
+            "temporaries": at.temporaries + np.where(at.is_product, own * at.weights, 0.0),
+        }
+        yield LAYERS, everything | moving
     table = job.trainable * compute * counts.before
     stream = on_stages(residual_C(job, c, whole=False), group.is_first)
     yield END, everything | {"activations": np.maximum(inputs, every - micro_batch), "temporaries": table + stream}

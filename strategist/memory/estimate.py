@@ -182,9 +182,21 @@ def _moving(
         from strategist.memory.buffered import buffered_instants  # other frameworks' order of work
 
         return buffered_instants(job, group, counts, layers, settled)
-    return instants(
-        job, group, counts, layers, gradient_bytes_CS(job, group, counts, settled), settled, at_loss=at_loss
-    )
+    at_rest = gradient_bytes_CS(job, group, counts, settled)
+    if group.again_SK is None:
+        return instants(job, group, counts, layers, at_rest, settled, at_loss=at_loss)
+    from strategist.memory.partly import partly_recomputed
+
+    return partly_recomputed(job, group, counts, layers, at_rest, settled, at_loss=at_loss)
+
+
+def _layers(job: Job, group: Group) -> Layers:
+    """What layers keep, or of those some of which are computed again the side that is not."""
+    if group.again_SK is None:
+        return Layers(job, group)
+    from strategist.memory.partly import KeptLayers  # few ask for it
+
+    return KeptLayers(job, group)
 
 
 def ledger(job: Job, group: Group, *, at_loss: bool = False) -> Ledger:
@@ -199,7 +211,7 @@ def ledger(job: Job, group: Group, *, at_loss: bool = False) -> Ledger:
         from strategist.memory.compression import remembered_CS  # few ask for any
 
         steady["bucket_buffers"] = remembered_CS(job, group)
-    layers, settled = Layers(job, group), settled_bytes_CS(job, group, counts)
+    layers, settled = _layers(job, group), settled_bytes_CS(job, group, counts)
     moving = _moving(job, group, counts, layers, settled, at_loss=at_loss)
     held = total_of(steady.values())
     allocated = tuple(added(held, *instant.terms.values()) for instant in moving)

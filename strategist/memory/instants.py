@@ -36,13 +36,14 @@ def instants(
     settled: Reals,
     *,
     at_loss: bool = False,
+    made_of: type[Step] = Step,
 ) -> tuple[Instant, ...]:
     """Every instant at which some candidate can peak, or only the fullest two of the loss. `at_rest` are gradients while
     micro-batches follow each other, `settled` those that the update finds, (C, S) each."""
 
     def in_situation(situation: Situation, at: Column | None = None) -> Step:
-        made_of = _tiled_step() if group.is_tiled else Step
-        return made_of(job, group, counts, layers, at_rest, settled, situation, at)
+        own = _tiled_step() if group.is_tiled else made_of
+        return own(job, group, counts, layers, at_rest, settled, situation, at)
 
     if group.pp == 1:
         step = in_situation(one_pass(group.candidates["accumulation"]))
@@ -54,7 +55,7 @@ def instants(
             *_head(step),
             _head_reduced(step),
             *_layers_or_slices(step),
-            *((*_experts_forward(step), *_experts_backward(step)) if step.has_apart else ()),
+            *(_experts(step) if step.has_apart else ()),
             *_end(step),
             *((_summed(step),) if group.candidates.in_threads else ()),
             *(_hooked(step) if "compression" in group.candidates.columns else ()),
@@ -78,7 +79,7 @@ def instants(
         _head_accumulated(heads),
         *_forward(bodies),
         *_layers(bodies),
-        *((*_experts_forward(bodies), *_experts_backward(bodies)) if bodies.has_apart else ()),
+        *(_experts(bodies) if bodies.has_apart else ()),
         *_end_of_pass(bodies),
     )
     passes = (*passes, *_reductions(bodies))
@@ -241,7 +242,7 @@ def _gathered_in_turn(step: Step) -> Instant:
 
 def _kept_in_turn(step: Step) -> tuple[Reals, Reals]:
     """What is kept before the last layer of the chunk, and before the one before it."""
-    one, two = (np.maximum(step.others, step.in_layers - gone * step.layers.largest) for gone in (1.0, 2.0))
+    one, two = (np.maximum(step.others, step.in_layers - step.kept_by_last(gone)) for gone in (1.0, 2.0))
     return one, two
 
 
@@ -429,19 +430,33 @@ def _accumulated_at_head(step: Step) -> tuple[Reals, Reals, Reals]:
 
 
 def _layers(step: Step) -> tuple[Instant, ...]:
+    """The instants inside layers, of some of which alone full recompute may run forward again, and of their reduction."""
+    return (*_in_layers(step), *_of_others(step, _in_layers), _layer_reduced(step))
+
+
+def _of_others(step: Step, instants_of: Callable[[Step], Iterable[Instant]]) -> Iterable[Instant]:
+    """The same of those layers that are computed again where others are not."""
+    if not step.is_side:
+        return ()
+    from strategist.memory.partly import of_others  # few ask for it
+
+    return of_others(step, instants_of)
+
+
+def _in_layers(step: Step) -> tuple[Instant, ...]:
     """Each worst instant of a layer: in the last one (behind the head), in the one before it and in the first; under ZeRO-3,
     which has nothing to gather beside the first, in the second too."""
     numbers = _numbers(0, 1, -2, -1) if step.reshards.any() and not step.piped else _numbers(0, 1, -1)
     if step.has_apart:
         sides = Step.before_attention, Step.from_attention
-        return *(_in_layer(step, numbers, side) for side in sides), _layer_reduced(step)
+        return tuple(_in_layer(step, numbers, side) for side in sides)
     if step.piped:
         last, others = (
             _in_layer(step, _numbers(0), Step.in_given_layer),
             _in_layer(step, _numbers(1, -1), Step.in_layer),
         )
-        return last, others, _layer_reduced(step)
-    return _in_layer(step, numbers, Step.in_layer), _layer_reduced(step)
+        return last, others
+    return (_in_layer(step, numbers, Step.in_layer),)
 
 
 def _numbers(*numbers: int) -> Column:
@@ -457,7 +472,7 @@ def _in_layer(step: Step, number: Column, worst: WorstOf) -> Instant:
     """The worst instant of the `number`-th layers from the end of the chunk; -1 is its first layer, -2 its second."""
     found = step.once("layer", lambda own: _worst_at(own, number, worst))
     activations, whole, weights, gone, waits, partial, joins = found
-    layers, before, done, routed, gathered, in_flight = step.of_state(lambda own: _passed_before(own, number, gone))
+    before, done, routed, gathered, in_flight = step.of_state(lambda own: _passed_before(own, number, gone))
     made = np.where(step.at_once, weights, 0.0)
     if step.piped:
         waits = added(waits, step.late, partial)
@@ -476,19 +491,18 @@ def _in_layer(step: Step, number: Column, worst: WorstOf) -> Instant:
     if step.job.model.adapters is not None:
         terms["temporaries"] = terms["temporaries"] + step.unpacked
         if step.copies is not NONE:
-            terms["bucket_buffers"] = step.copies * (1.0 - before / layers)
+            terms["bucket_buffers"] = step.copies_left(before)
     if step.has_copies:
         copies = np.where(step.plain, step.trained * step.compute * whole, 0.0)
         again = np.maximum(0.0, step.copies_again - np.where(step.copies_again > 0, copies, 0.0))
-        terms["bucket_buffers"] = np.maximum(0.0, step.copies * (1.0 - before / layers) - copies)
+        terms["bucket_buffers"] = np.maximum(0.0, step.copies_left(before) - copies)
         terms["temporaries"] = terms["temporaries"] + again
     return Instant(LAYERS, terms)
 
 
 def _layers_before(step: Step, number: Column) -> tuple[Reals, Reals, Reals]:
     """Layers of the chunk, those that backward has passed before such a layer, and their share of the others, whatever their sort."""
-    layers = np.maximum(step.layers_of_chunk, 1.0)
-    before = np.where(number < 0, np.maximum(layers + number, 0.0), np.minimum(number, layers - 1.0))
+    layers, before = np.maximum(step.layers_of_chunk, 1.0), step.passed_layers(number)
     return layers, before, before / np.maximum(layers - 1.0, 1.0)
 
 
@@ -497,7 +511,7 @@ def _worst_at(step: Step, number: Column, worst: WorstOf) -> tuple[Reals, ...]:
     that are reduced, and those; what waits beside them, their gradients that are no part of what stands yet, and what is about to join that."""
     _, before, share = _layers_before(step, number)
     at = worst(step, share)
-    let_go = share * (step.layers.every / step.chunks - at.kept)
+    let_go = step.let_go(before, at.kept)
     gone = np.where(step.apart, at.routed, 0.0) if step.has_apart else NONE
     weights = added(at.weights, at.stacked, -gone if step.has_apart else NONE)
     partial: Reals = step.trained * step.compute * np.where(step.at_once, 0.0, weights)
@@ -511,17 +525,24 @@ def _worst_at(step: Step, number: Column, worst: WorstOf) -> tuple[Reals, ...]:
 
 
 def _passed_before(step: Step, number: Column, gone: Reals) -> tuple[Reals | float, ...]:
-    """Layers of the chunk, those before such a layer, elements whose backward is over, of experts among them, gathered weights, and
+    """Layers of the chunk before such a layer, elements whose backward is over, of experts among them, gathered weights, and
     the gradient of the unit before in reduction."""
     layers, before, share = _layers_before(step, number)
     passed = share * np.maximum(0.0, step.counts.layers / step.chunks - step.widest)
-    alone = (number == -1) & (not step.piped)
+    alone = step.is_first_layer(number, before) & (not step.piped)
     experts = 1.0 * (gone == 0.0)
     gathered = step.gathered(layers=np.where(alone, 1, 2), head=False, passed=added(passed, gone), experts=experts)
     if step.piped:
         gathered = gathered + np.where(before >= layers - 1.0, step.ahead_of_time, 0.0)
     in_flight = NONE if step.piped else step.trained * step.reduce * np.where(before > 0, step.dense, step.passed_head)
-    return layers, before, step.passed_head + passed, step.routed_of(share), gathered, in_flight
+    return before, step.passed_head + passed, step.routed_of(share), gathered, in_flight
+
+
+def _experts(step: Step) -> Iterator[Instant]:
+    """Those of experts that are a unit of their own."""
+    yield from _experts_forward(step)
+    yield from _experts_backward(step)
+    yield from _of_others(step, _experts_backward)
 
 
 def _experts_forward(step: Step) -> Iterator[Instant]:
@@ -551,12 +572,11 @@ def _experts_backward(step: Step) -> Iterator[Instant]:
     and what counts is when their inputs' gradients go back, through two more copies."""
     number = _numbers(0, 1, -2, -1)
     own = step.counts.layers / step.chunks
-    layers = np.maximum(step.layers_of_chunk, 1.0)
-    before = np.where(number < 0, np.maximum(layers + number, 0.0), np.minimum(np.maximum(number, 0), layers - 1.0))
+    layers, before = np.maximum(step.layers_of_chunk, 1.0), step.passed_layers(number)
     share = before / np.maximum(layers - 1.0, 1.0)
     passed = share * np.maximum(0.0, own - step.dense - step.routed)
     behind = step.passed_head
-    left = step.in_layers - share * (step.layers.every / step.chunks - step.layers.largest)
+    left = step.in_layers - step.let_go(before, step.layers.largest)
     above = np.where(step.reduces, step.trained * step.reduce * np.where(before > 0, step.dense, behind), 0.0)
     early = np.where(before >= layers - 1.0, step.ahead_of_time, 0.0) if step.piped else NONE
     done = behind + passed, step.routed_of(share)
@@ -580,8 +600,9 @@ def _experts_backward(step: Step) -> Iterator[Instant]:
         "logits": step.held_logits,
         "temporaries": added(at.temporaries - step.compute * step.layers.bare_experts, step.previous, step.late),
     }
+    alone = step.is_first_layer(number, before)
     gathered = added(
-        step.gathered(layers=np.where(number == -1, 1 + step.piped, 2), head=False, passed=passed + step.routed),
+        step.gathered(layers=np.where(alone, 1 + step.piped, 2), head=False, passed=passed + step.routed),
         step.trained * step.compute * at.weights,
         step.waiting,
         early,
@@ -594,17 +615,17 @@ def _experts_backward(step: Step) -> Iterator[Instant]:
         return
     sent = step.trained * step.reduce * step.routed
     every = step.trained * step.compute * step.layers.bare_experts
-    alone = step.sharers == 1
+    unshared = step.sharers == 1
     made = {"gradients": step.earlier + step.fresh(*done), "gather_buffers": gathered + sent + every}
     yield _where_apart(step, LAYERS, kept | made)
     made = {
         "gradients": added(through, step.taking_over(step.routed, routed=True)),
-        "gather_buffers": added(gathered, sent + np.where(alone, 0.0, last), step.output(step.routed, routed=True)),
+        "gather_buffers": added(gathered, sent + np.where(unshared, 0.0, last), step.output(step.routed, routed=True)),
     }
     yield _where_apart(step, LAYERS, kept | made)
     back = kept["temporaries"] + 2.0 * step.layers.sent
     made = {"gradients": through, "gather_buffers": gathered + sent, "temporaries": back}
-    yield _where_apart(step, LAYERS, kept | made, alone)
+    yield _where_apart(step, LAYERS, kept | made, unshared)
 
 
 def _where_apart(step: Step, moment: int, terms: Mapping[str, Reals], mask: Mask | bool = True) -> Instant:

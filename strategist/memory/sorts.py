@@ -43,8 +43,8 @@ class Sorts:
 
 
 def sorts_of(job: Job, group: Group, read: Read) -> Sorts | None:
-    """The sorts of a group's candidates; None where they would not help, or where replicas' threads, hooks, slices, adapters or experts that lie
-    apart read more."""
+    """The sorts of a group's candidates; None where they would not help, or where replicas' threads, hooks, slices, adapters, experts that lie
+    apart or a policy for each layer read more."""
     if ("sorts", read) not in group.known:
         group.known["sorts", read] = _sorted(job, group, read) if _has_sorts(job, group) else None
     found: Sorts | None = group.known["sorts", read]
@@ -54,6 +54,7 @@ def sorts_of(job: Job, group: Group, read: Read) -> Sorts | None:
 def _has_sorts(job: Job, group: Group) -> bool:
     c = group.candidates
     asked = c.in_threads or "compression" in c.columns or job.model.adapters is not None
+    asked = asked or "recompute_layers" in c.columns or bool(job.recompute_layers)
     return len(group.rows) > FEW and not (asked or group.is_tiled or (c["ep"] > 1).any())
 
 

@@ -100,6 +100,11 @@ class Layers:
             return every
         return every - on_stages(self.kept.rows(is_of_first_norm)[:, 0], self.group.is_first)
 
+    @property
+    def in_turn(self) -> tuple[tuple[Layers, Reals], ...]:
+        """The layers in the order of backward, with what those before them kept, where some are computed again and others are not."""
+        return ((self, np.zeros((1, 1))),)
+
     @cached_property
     def largest(self) -> Reals:
         """What the layer keeps that keeps most."""
@@ -274,6 +279,11 @@ LAST_OF_EXPERTS, BEFORE_ATTENTION, EVERY = 1, 3, slice(None)
 (memory/backward.py, layer_instants)."""
 
 
+def counted(number: Column, layers: Reals) -> Reals:
+    """How many of some layers are through at the `number`-th; negative numbers count from the last one."""
+    return np.where(number < 0, np.maximum(layers + number, 0.0), np.minimum(number, layers - 1.0))
+
+
 def _together(parts: list[Any]) -> Reals:
     """Numbers or arrays (C, K) of several instants in one, (T, C, K) or (T, 1, 1)."""
     if not any(isinstance(part, np.ndarray) for part in parts):
@@ -422,6 +432,30 @@ class Step:
     def layers_of_chunk(self) -> Reals:
         """How many layers a pass goes through, (C, S)."""
         return on_stages(1.0 / self.chunks[:, 0], self.group.layers_SK.sum(axis=1))
+
+    def passed_layers(self, number: Column) -> Reals:
+        """Layers of the chunk that are through when backward is in the `number`-th from its end; -1 is its first layer, -2 its second."""
+        return counted(number, np.maximum(self.layers_of_chunk, 1.0))
+
+    def let_go(self, passed: Reals, kept: Reals) -> Reals:
+        """What `passed` layers have kept, where the layer at work keeps `kept`: their share of the others, whatever their sort."""
+        share = passed / np.maximum(np.maximum(self.layers_of_chunk, 1.0) - 1.0, 1.0)
+        return np.asarray(share * (self.layers.every / self.chunks - kept))
+
+    def kept_by_last(self, number: float) -> Reals:
+        """What the last layers of a chunk keep, one or two of them."""
+        return number * self.layers.largest
+
+    def copies_left(self, passed: Reals) -> Reals:
+        """Copies of weights that are kept when so many layers are through."""
+        return self.copies * (1.0 - passed / np.maximum(self.layers_of_chunk, 1.0))
+
+    is_side = False
+    """Whether the layers that are looked at keep everything beside others that are computed again."""
+
+    def is_first_layer(self, number: Column, passed: Reals) -> Mask:
+        """Whether no layer of the chunk is left to be gathered beside the `number`-th from its end, behind which `passed` ones lie."""
+        return number == -1
 
     @cached_property
     def widest(self) -> Reals:
@@ -732,11 +766,11 @@ class Step:
             total = total + gone[..., None] * ats.kept[:, None, :]
             if self.has_apart and ats.routed.ndim > 2:
                 total = total + self._when_reduced(gone, ats.routed.max(axis=0), stands)
-        sort = _worst_sort(self.group, total)
+        sort = _worst_sort(self.layers.group, total)
 
         def of_worst(part: Any) -> Any:
             own = part if part.ndim == 2 else entries(part, at)
-            return _of_sort(self.group, own, sort)
+            return _of_sort(self.layers.group, own, sort)
 
         return ats.each(of_worst)
 

@@ -96,6 +96,8 @@ def pins_of(plan: Plan) -> Iterator[Pin]:
     for name in WORDS:
         word = getattr(s, name)
         yield Pin(name, code(name, word), word)
+    if s.recompute_layers:
+        yield Pin("recompute_layers", s.recompute_layers, str(s.recompute_layers))
 
 
 def filled(job: Job, said: Mapping[str, int]) -> dict[str, int]:
@@ -129,7 +131,7 @@ def filled(job: Job, said: Mapping[str, int]) -> dict[str, int]:
             "accumulation": accumulation,
             "sequence_parallel": said.get("sequence_parallel", 0),
             "context_parallel": said.get("context_parallel", code("context_parallel", "ring") * (degrees["cp"] > 1)),
-            "recompute": said.get("recompute", 0),
+            "recompute": said.get("recompute", code("recompute", "full") if said.get("recompute_layers") else 0),
             "offload": said.get("offload", 0),
             "tiling": said.get("tiling", 1),
             "stage_split": said.get("stage_split", 0),
@@ -184,6 +186,13 @@ def _consistent(degrees: Mapping[str, int], ranks: int, said: Mapping[str, int])
             "loss=chunked needs the whole head on every rank, which tp and pp spread.",
             flag="--strategy",
             hint="Leave out tp and pp, or loss=chunked.",
+        )
+    if said.get("recompute_layers") and WORDS["recompute"][said.get("recompute", 2)] != "full":
+        raise ImpossibleError(
+            "FRAMEWORK_LEGALITY",
+            f"recompute_layers={said['recompute_layers']} says of how many layers full recompute runs forward again.",
+            flag="--strategy",
+            hint=f"Say recompute={said['recompute_layers']}, or leave recompute_layers out.",
         )
     if ranks % (degrees["ep"] * degrees["etp"]):
         raise ImpossibleError(

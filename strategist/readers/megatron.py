@@ -123,7 +123,7 @@ def says_of(said: Arguments, world: int | None) -> Says:
         seq_len=whole(said.get("--seq-length")),
         accumulation=batch // (micro * dp) if batch and micro and dp and batch % (micro * dp) == 0 else None,
         optimizer={"adam": "adamw", "sgd": "sgd"}.get(said.get("--optimizer", "adam")),
-        recompute={"full": "full", "selective": "selective"}.get(said.get("--recompute-granularity", ""), "none"),
+        recompute=_recompute(said, pp * virtual),
         ranks=world,
         backend=said.get("--distributed-backend", "nccl"),
     )
@@ -132,6 +132,16 @@ def says_of(said: Arguments, world: int | None) -> Says:
         says["ep"] = _degree(said, "--expert-model-parallel-size")
         says["etp"] = whole(said.get("--expert-tensor-parallel-size")) or _degree(said, "--tensor-model-parallel-size")
     return says | _sharding(said, dp) | _numbers(said)
+
+
+def _recompute(said: Arguments, chunks: int) -> str:
+    """The policy, or the number of layers of each of so many chunks that the block method runs again, where it is no more than they
+    have."""
+    policy = said.get("--recompute-granularity", "")
+    first, layers = whole(said.get("--recompute-num-layers")), whole(said.get("--num-layers"))
+    if policy == "full" and said.get("--recompute-method") == "block" and first:
+        return "full" if layers and first * chunks > layers else str(first)
+    return policy if policy in ("full", "selective") else "none"
 
 
 def _virtual(said: Arguments, pp: int) -> int:

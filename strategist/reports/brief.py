@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from strategist.document.estimate import MEMORY_TERMS, StageMemory
-from strategist.document.plan import Costed, Plan
+from strategist.document.plan import Costed, Plan, Strategy
 from strategist.document.verification import Verification
 from strategist.facts.parameters import count, without_adapters
 from strategist.reports.lines import HELD, Line, Span, Style, bar, line, phrases, table, wrapped
@@ -106,10 +106,18 @@ def option_words(plan: Costed) -> str:
     words += [f"{s.context_parallel} context parallel"] if s.context_parallel != "none" else []
     words += [f"gradients compressed by {s.compression}"] if s.compression != "none" else []
     words += ["loss in chunks"] if s.loss == "chunked" else []
-    words += [f"recompute {s.recompute}"] if s.recompute != "none" else ["no recompute"]
+    words += [_recompute(s)]
     words += [f"offload {s.offload}"] if s.offload != "none" else []
     words += [f"tiling {s.tiling}"] if s.tiling > 1 else []
     return ", ".join(words)
+
+
+def _recompute(s: Strategy) -> str:
+    """What is computed again."""
+    if s.recompute_layers:
+        each = "stage" if s.virtual_stages == 1 else "chunk"
+        return f"recompute of {s.recompute_layers} layers" + (f" of every {each}" if s.schedule != "none" else "")
+    return f"recompute {s.recompute}" if s.recompute != "none" else "no recompute"
 
 
 def _recommended(plan: Plan, width: int) -> Iterator[Line]:

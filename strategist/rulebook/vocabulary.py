@@ -97,6 +97,7 @@ WORDS: Mapping[str, Word] = {
     "sequence_parallel": _candidate("1 when norms and residuals are cut along the sequence"),
     "context_parallel": _candidate("kind of context parallelism"),
     "recompute": _candidate("activation recomputation"),
+    "recompute_layers": _candidate("layers of every chunk that full recompute runs again, 0 for all"),
     "offload": _candidate("what lives in host memory or on NVMe"),
     "tiling": _candidate("pieces that the widest matrices are computed in"),
     "stage_split": _candidate("how layers are spread over stages: evenly, or with the output head counted"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 
-from strategist.space.candidates import WORDS
+from strategist.space.candidates import NOT_ASKED, WORDS
 from strategist.space.enumerate import MAX_MICRO_BATCH, MAX_VIRTUAL_STAGES, MIN_TOKENS_PER_CP_RANK, TILES, Limits
 
 Row = dict[str, int]
@@ -138,13 +138,20 @@ def _whole_head(_limits: Limits, row: Mapping[str, int]) -> bool:
     return row["tp"] == row["pp"] == 1
 
 
+def _full(_limits: Limits, row: Mapping[str, int]) -> bool:
+    """A number of layers is that of full recompute."""
+    return WORDS["recompute"][row["recompute"]] == "full"
+
+
 def _choices(limits: Limits, row: Mapping[str, int]) -> Sequence[tuple[dict[str, Sequence[int]], Condition]]:
     """Choices that are made together with all their values, and what they must satisfy given those before them."""
     rounds = range(1, limits.global_batch + 1)
     dp = row["dp_replicate"] * row["dp_shard"]
     per_rank = [n for n in rounds if (limits.global_batch // dp) % n == 0] or [1]
     places = {name: range(len(words)) for name, words in WORDS.items()}
-    conditions: Mapping[str, Condition] = {"replicas": _replicas, "compression": _replicas, "loss": _whole_head}
+    conditions: Mapping[str, Condition] = {
+        "replicas": _replicas, "compression": _replicas, "loss": _whole_head, "recompute_layers": _full
+    }  # fmt: skip
     asked: list[tuple[dict[str, Sequence[int]], Condition]] = [
         ({name: (value,)}, condition) for name, condition in conditions.items() if (value := limits.pinned(name))
     ]
@@ -156,8 +163,8 @@ def _choices(limits: Limits, row: Mapping[str, int]) -> Sequence[tuple[dict[str,
         ({"stage_split": places["stage_split"]}, _split),
         ({"sequence_parallel": (0, 1)}, _sequence),
         ({"context_parallel": places["context_parallel"]}, _context),
-        *asked,
         ({"recompute": places["recompute"]}, lambda limits, row: True),
+        *asked,
     )
 
 
@@ -173,7 +180,7 @@ def _grown(limits: Limits, rows: list[Row]) -> list[Row]:
 
 def _as_pinned(limits: Limits, row: Mapping[str, int]) -> bool:
     """Whether every pin holds; `dp` is the product of both degrees."""
-    values = {"replicas": 0, "compression": 0, "loss": 0, **row, "dp": row["dp_replicate"] * row["dp_shard"]}
+    values = {**NOT_ASKED, **row, "dp": row["dp_replicate"] * row["dp_shard"]}
     return all(values[pin.key] == pin.value for pin in limits.pins)
 
 

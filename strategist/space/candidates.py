@@ -43,12 +43,17 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "loss": ("whole", "chunked"),
 }
 """Columns that stand for words hold the position of the word in its tuple. Those of ASKED are there only where somebody asked for
-another word than the first, and then of one word in all rows."""
+another word than the first, or a number above 0, and then of one word or number in all rows."""
 
 _CUTS = ("pp", "dp_shard", "cp", "tp", "ep", "etp")
-ASKED: Mapping[str, tuple[str, ...]] = {"replicas": _CUTS, "compression": _CUTS, "loss": ("pp", "tp")}
-"""What is never chosen: threads, which are slower, compression, which is not exact, and a loss in chunks, which few frameworks have;
-with the axes that it cannot stand beside."""
+ASKED: Mapping[str, tuple[str, ...]] = {
+    "replicas": _CUTS,
+    "compression": _CUTS,
+    "loss": ("pp", "tp"),
+    "recompute_layers": (),
+}
+"""What is never chosen: threads, which are slower, compression, which is not exact, a loss in chunks, which few frameworks have, and full
+recompute of the first few layers of every chunk alone; with the axes that it cannot stand beside."""
 OF_REPLICAS = ("replicas", "compression")
 """Those that mean something only where there are several replicas."""
 NOT_ASKED: Mapping[str, int] = dict.fromkeys(ASKED, 0)
@@ -96,6 +101,11 @@ class Candidates:
     def chunks_loss(self) -> bool:
         """Whether every row computes its loss from the logits of a few tokens at a time."""
         return "loss" in self.columns and bool(self["loss"].any())
+
+    @property
+    def recompute_layers(self) -> int:
+        """How many layers of each chunk full recompute runs again, the first ones, in every row; 0 for all of them."""
+        return int(self["recompute_layers"].max(initial=0)) if "recompute_layers" in self.columns else 0
 
     @property
     def world(self) -> Column:

@@ -75,8 +75,12 @@ def enumerate_candidates(limits: Limits) -> Candidates:
 
 def _as_asked(everything: Candidates, name: str, value: int) -> Candidates:
     """Layouts that can make a choice that is never looked at unasked: a loss in chunks those that leave the head whole on every rank,
-    threads and compression those of whole replicas and nothing else."""
-    alone = np.all([everything[axis] == 1 for axis in ASKED[name]], axis=0)
+    threads and compression those of whole replicas and nothing else, recompute of some layers those of full recompute."""
+    alone = np.ones(len(everything), np.bool_)
+    for axis in ASKED[name]:
+        alone &= everything[axis] == 1
+    if name == "recompute_layers":
+        alone &= everything.is_word("recompute", "full")
     if name in OF_REPLICAS:
         alone &= everything["dp_replicate"] > 1
     found = everything.where(alone)

@@ -20,6 +20,7 @@ KEYS = (
     "schedule",
     "context_parallel",
     "recompute",
+    "recompute_layers",
     "offload",
     "stage_split",
     "replicas",
@@ -54,7 +55,7 @@ class Pin:
 
 def parse_pins(text: str, flag: str = "--pin") -> tuple[Pin, ...]:
     """The choices of `key=value,key=value`. Raises InputError PARSE, CHOICE, RANGE, INTEGER, DUPLICATE_KEY."""
-    pins = tuple(_pin(part, flag) for part in plain_text(text, flag).split(","))
+    pins = tuple(pin for part in plain_text(text, flag).split(",") for pin in _pins(part, flag))
     keys = [pin.key for pin in pins]
     for key in keys:
         if keys.count(key) > 1:
@@ -64,11 +65,18 @@ def parse_pins(text: str, flag: str = "--pin") -> tuple[Pin, ...]:
     return pins
 
 
-def _pin(part: str, flag: str) -> Pin:
+def _pins(part: str, flag: str) -> tuple[Pin, ...]:
+    """One choice; `recompute=N` is two, full recompute and of how many layers."""
     key, equals, value = (piece.strip(" ") for piece in part.partition("="))
     if not equals or not key:
         raise InputError("PARSE", f"{flag} expects key=value.", flag=flag, value=part, hint="Example: tp=4,pp=2.")
     name = known_key(key, flag)
+    if name == "recompute" and value.isascii() and value.isdigit():
+        return _pin(name, "full", flag), _pin("recompute_layers", value, flag)
+    return (_pin(name, value, flag),)
+
+
+def _pin(name: str, value: str, flag: str) -> Pin:
     if name in WORDS:
         return Pin(name, _word(name, value, flag), value)
     low, high = {"zero": (0, 3), "sequence_parallel": (0, 1)}.get(name, (1, MAX_DEGREE))
@@ -159,12 +167,16 @@ def forbidden(word: str, candidates: Candidates) -> Mask:
 
 def layout(row: Mapping[str, int | str]) -> str:
     """One layout in the grammar: degrees above 1 and choices away from their plain value, in a fixed order."""
+    layers = row.get("recompute_layers")
+    if layers:  # recompute=N says both
+        row = {key: layers if key == "recompute" else value for key, value in row.items() if key != "recompute_layers"}
     plain: Mapping[str, int | str] = {
         "zero": 0,
         "sequence_parallel": 0,
         "schedule": "none",
         "context_parallel": "none",
         "recompute": "none",
+        "recompute_layers": 0,
         "offload": "none",
         "stage_split": "even",
         "replicas": "processes",

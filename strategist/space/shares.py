@@ -19,7 +19,13 @@ from strategist.facts.model import ModelShape
 from strategist.facts.parameters import outer_parameters, table_width
 from strategist.records import dataclass, replace
 from strategist.space.candidates import Candidates, Column, Mask, Reals, distinct, total_of
-from strategist.space.stages import head_in_layers, kinds, representative_stages, stage_layer_counts
+from strategist.space.stages import (
+    first_layer_counts,
+    head_in_layers,
+    kinds,
+    representative_stages,
+    stage_layer_counts,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +34,8 @@ class Group:
 
     `rows` are their places in the whole list, `stages` the stage numbers looked at, `layers_SK` the layers of each sort
     on each of them, `stands_for` how many stages each one stands for. `meshes` are one candidate per distinct mesh and `mesh_of` the place of each candidate's mesh among
-    them: a few hundred rows stand for a million. Where matrices `is_tiled`, each candidate stands for itself.
+    them: a few hundred rows stand for a million. Where matrices `is_tiled`, each candidate stands for itself. `again_SK` are the
+    layers that full recompute runs again where those are not all.
     """
 
     rows: Column
@@ -40,6 +47,7 @@ class Group:
     meshes: Candidates
     mesh_of: Column
     is_tiled: bool = False
+    again_SK: Column | None = None
 
     @cached_property
     def known(self) -> dict[object, Any]:
@@ -61,6 +69,17 @@ class Group:
         """Stages that own a layer, shape (S,)."""
         return np.asarray((self.layers_SK > 0).any(axis=1))
 
+    @property
+    def redone_SK(self) -> Column:
+        """The layers of each sort that recomputation, whatever its policy, looks at, (S, K)."""
+        return self.layers_SK if self.again_SK is None else self.again_SK
+
+    def redone_of(self, values_CK: Reals) -> Reals:
+        """The same sum over the layers that recomputation looks at."""
+        return (
+            self.layers_of(values_CK) if self.again_SK is None else (self.again_SK.astype(np.float64) @ values_CK.T).T
+        )
+
     def layers_of(self, values_CK: Reals) -> Reals:
         """Sum over the layers of each stage of a per-layer amount: (C, K) to (C, S)."""
         if self.layers_SK.shape[1] == 1:
@@ -79,8 +98,11 @@ def groups(job: Job, candidates: Candidates, *, every_stage: bool = False) -> It
     equal chunks.
     """
     shape, split = job.model, job.split
-    every_stage = every_stage or bool(candidates.is_word("schedule", "zb_h1").any())  # later stages hold more
-    uniform = len(kinds(shape)) == 1
+    is_partly = bool(candidates.recompute_layers or job.recompute_layers)
+    every_stage = (
+        every_stage or is_partly or bool(candidates.is_word("schedule", "zb_h1").any())
+    )  # later stages hold more
+    uniform = len(kinds(shape)) == 1 and not is_partly
     virtual_stages = np.ones_like(candidates["pp"]) if uniform else candidates["virtual_stages"]
     keys = (candidates["pp"] * 2 + candidates["stage_split"]) * 2**20 + virtual_stages
     tiles = candidates["tiling"] > 1
@@ -99,7 +121,11 @@ def groups(job: Job, candidates: Candidates, *, every_stage: bool = False) -> It
             rows = alike[start : start + size]
             own = candidates.where(rows)
             first, mesh_of = distinct(np.arange(len(own)) if is_tiled else own.mesh)
-            yield Group(rows, own, pp, stages, table[stages], stands_for, own.where(first), mesh_of, is_tiled)
+            group = Group(rows, own, pp, stages, table[stages], stands_for, own.where(first), mesh_of, is_tiled)
+            if is_partly:
+                firsts = job.recompute_layers or (own.recompute_layers,) * pp
+                group = replace(group, again_SK=first_layer_counts(shape, pp, virtual, firsts, split, head)[stages])
+            yield group
 
 
 TILED = 2**19

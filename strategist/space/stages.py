@@ -10,6 +10,7 @@ multiplies, as few as make the most loaded stage lightest, and of equally good n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
@@ -77,15 +78,44 @@ def stage_layer_counts(
 ) -> Column:
     """How many layers of each sort every stage owns: shape (stages, kinds). `split` states the layers of every stage; without
     it they follow the rule, with the head counted as so many layers."""
+    chunks = _chunks(len(layer_sequence(shape)), pp, virtual_stages, split, head)
+    return _counted(shape, chunks)
+
+
+@cache
+def first_layer_counts(
+    shape: ModelShape,
+    pp: int,
+    virtual_stages: int,
+    firsts: tuple[int, ...],
+    split: tuple[int, ...] = (),
+    head: float = 0.0,
+) -> Column:
+    """How many of the first layers of its chunks every stage owns of each sort, (stages, kinds): of each chunk as many as `firsts` says
+    of its stage, or all where it has fewer."""
+    every = _chunks(len(layer_sequence(shape)), pp, virtual_stages, split, head)
+    chunks = [
+        tuple((first, min(end, first + most)) for first, end in own) for own, most in zip(every, firsts, strict=True)
+    ]
+    return _counted(shape, chunks)
+
+
+Chunks = Sequence[tuple[tuple[int, int], ...]]
+"""(first, end) of the runs of layers of every stage."""
+
+
+def _chunks(layers: int, pp: int, virtual_stages: int, split: tuple[int, ...], head: float) -> Chunks:
+    if not split:
+        return [stage_chunks(layers, pp, virtual_stages, stage, head) for stage in range(pp)]
+    ends = np.cumsum(split).tolist()
+    return [((end - own, end),) for own, end in zip(split, ends, strict=True)]
+
+
+def _counted(shape: ModelShape, chunks: Chunks) -> Column:
+    """Layers of each sort in some runs of every stage."""
     sequence, sorts = layer_sequence(shape), kinds(shape)
     is_sort = np.array([[layer == sort for sort in sorts] for layer in sequence], dtype=np.int64)
     before = np.concatenate([np.zeros((1, len(sorts)), np.int64), np.cumsum(is_sort, axis=0)])
-    ends = np.cumsum(split).tolist()
-    chunks = (
-        [((end - own, end),) for own, end in zip(split, ends, strict=True)]
-        if split
-        else [stage_chunks(len(sequence), pp, virtual_stages, stage, head) for stage in range(pp)]
-    )
     return np.array([sum(before[end] - before[first] for first, end in own) for own in chunks], dtype=np.int64)
 
 

@@ -195,9 +195,9 @@ def _alike(group: Group, value_S: Column | Reals) -> Reals:
     return on_stages(np.ones(len(group.candidates)), value_S)
 
 
-def _layer_passes_CS(group: Group) -> Reals:
-    """Layers of each stage times micro-batches, (C, S)."""
-    return on_stages(_micro(group)[:, 0], group.layers_SK.sum(axis=1))
+def _passes_CS(group: Group, layers_S: Column) -> Reals:
+    """Some layers of each stage times micro-batches, (C, S)."""
+    return on_stages(_micro(group)[:, 0], layers_S)
 
 
 def _micro(group: Group) -> Reals:
@@ -205,15 +205,17 @@ def _micro(group: Group) -> Reals:
     return group.candidates["accumulation"][:, None].astype(np.float64)
 
 
-def _forwards(group: Group) -> Reals:
-    """How often forward runs: once, or twice under full recompute, (C, 1)."""
-    return np.where(group.candidates.is_word("recompute", "full"), 2.0, 1.0)[:, None]
+def _repeats(group: Group) -> Reals:
+    """1 where full recompute runs forward twice, (C, 1)."""
+    return np.where(group.candidates.is_word("recompute", "full"), 1.0, 0.0)[:, None]
 
 
-def _exchanges(job: Job, group: Group) -> Reals:
-    """How often an all-to-all runs in forward and backward, (C, 1): recomputation of our own, of whatever kind, repeats it."""
-    again = np.where(group.candidates.is_word("recompute", "none"), 1.0, 2.0)[:, None]
-    return 1.0 + (again if job.profile.has_units else _forwards(group))
+def _exchanges(job: Job, group: Group, which: Column | int = 1) -> Reals:
+    """How often an all-to-all runs in forward and backward of the layers of some sorts, (C, S): recomputation of our own, of whatever
+    kind, repeats it."""
+    every, redone = (_passes_CS(group, (own * which).sum(axis=1)) for own in (group.layers_SK, group.redone_SK))
+    anew = np.where(group.candidates.is_word("recompute", "none"), 0.0, 1.0)[:, None]
+    return 2.0 * every + redone * (anew if job.profile.has_units else _repeats(group))
 
 
 def _tensor(job: Job, group: Group) -> tuple[Traffic, ...]:
@@ -229,13 +231,14 @@ def _tensor(job: Job, group: Group) -> tuple[Traffic, ...]:
     hidden = _per_stage(group, tokens(job, c) * job.model.hidden * BYTES[job.formats.compute])
     narrow = hidden / BYTES[job.formats.compute] * job.cast_width if job.gathers_cast else hidden
     numbers = _per_stage(group, tokens(job, c) * 4.0)
-    passes, full = _layer_passes_CS(group), c.is_word("recompute", "full")[:, None]
-    parts = passes - _uncut_CS(job, group)
+    passes, again = (_passes_CS(group, own.sum(axis=1)) for own in (group.layers_SK, group.redone_SK))
+    parts, parts_again = passes - _uncut_CS(job, group, group.layers_SK), again - _uncut_CS(job, group, group.redone_SK)
     gated = job.model.moe is not None and job.model.moe.shared_gate
-    blocks = passes * np.where(full, 3.0, 2.0) + parts * 2.0
+    blocks = passes * 2.0 + again * _repeats(group) + parts * 2.0
     if gated:
-        blocks = blocks + np.where(full, _regathered_CS(job, group), 0.0)
-    gathers = (passes + parts) * np.where(c.is_word("recompute", "none")[:, None], 2.0, 3.0)
+        blocks = blocks + _repeats(group) * _regathered_CS(job, group, group.redone_SK)
+    anew = np.where(c.is_word("recompute", "none")[:, None], 0.0, 1.0)
+    gathers = (passes + parts) * 2.0 + (again + parts_again) * anew
     first, last = (on_stages(_micro(group)[:, 0], at) for at in (group.is_first, group.is_last))
     sequence = (c["sequence_parallel"] > 0)[:, None]
     ends = first + last
@@ -249,18 +252,18 @@ def _tensor(job: Job, group: Group) -> tuple[Traffic, ...]:
     )
 
 
-def _regathered_CS(job: Job, group: Group) -> Reals:
-    """Layers of each stage times micro-batches in which our experts lie whole beside tensor parallelism, (C, S)."""
+def _regathered_CS(job: Job, group: Group, layers_SK: Column) -> Reals:
+    """Some layers of each stage times micro-batches in which our experts lie whole beside tensor parallelism, (C, S)."""
     c = group.candidates
     lies_whole = (routed_cut(c) > 1) & (c["ep"] > 1) & job.profile.has_units
-    moe_layers = (group.layers_SK * np.array([kind.ffn == "moe" for kind in kinds(job.model)])).sum(axis=1)
+    moe_layers = (layers_SK * np.array([kind.ffn == "moe" for kind in kinds(job.model)])).sum(axis=1)
     return on_stages(_micro(group)[:, 0] * lies_whole, moe_layers)
 
 
-def _uncut_CS(job: Job, group: Group) -> Reals | float:
+def _uncut_CS(job: Job, group: Group, layers_SK: Column) -> Reals | float:
     """The same, as far as tensor parallelism then has nothing to cut in the feed-forward part."""
     moe = job.model.moe
-    return 0.0 if moe is None or moe.shared_ffn else _regathered_CS(job, group)
+    return 0.0 if moe is None or moe.shared_ffn else _regathered_CS(job, group, layers_SK)
 
 
 def _whole_weights(job: Job, group: Group) -> Iterator[Traffic]:
@@ -309,9 +312,9 @@ def _context(job: Job, group: Group) -> tuple[Traffic, ...]:
     travelling = _per_stage(group, per_head * 2.0 * shape.kv_heads)
     exchanged = _per_stage(group, per_head * (2.0 * shape.heads + 2.0 * shape.kv_heads))
     ring = c.is_word("context_parallel", "ring")[:, None]
-    passes = _layer_passes_CS(group)
-    hops = np.where(ring, passes * (_forwards(group) + 2.0) * (c["cp"][:, None] - 1.0), 0.0)
-    exchanges = np.where(ring, 0.0, passes * _exchanges(job, group))
+    passes, again = (_passes_CS(group, own.sum(axis=1)) for own in (group.layers_SK, group.redone_SK))
+    hops = np.where(ring, (3.0 * passes + again * _repeats(group)) * (c["cp"][:, None] - 1.0), 0.0)
+    exchanges = np.where(ring, 0.0, _exchanges(job, group))
     return (
         Traffic("cp", "send", travelling, hops, "cp", "attention"),
         Traffic("cp", "all_to_all", exchanged, exchanges, "cp", "nothing", 2.0),
@@ -327,8 +330,7 @@ def _expert(job: Job, group: Group) -> tuple[Traffic, ...]:
     rows = tokens(job, c) / (routed_cut(c) if job.profile.has_units else sequence_cut(c)) * moe.top_k
     sent = _per_stage(group, rows * _distinct(job, c) * (moe.latent or job.model.hidden) * BYTES[job.formats.compute])
     is_moe = np.array([any(matrix.is_expert for matrix in layer.matrices) for layer in layers(job.model)])
-    passes = on_stages(_micro(group)[:, 0], (group.layers_SK * is_moe).sum(axis=1))
-    return (Traffic("ep", "all_to_all", sent, 2.0 * passes * _exchanges(job, group), "ep", "nothing"),)
+    return (Traffic("ep", "all_to_all", sent, 2.0 * _exchanges(job, group, is_moe), "ep", "nothing"),)
 
 
 def _distinct(job: Job, c: Candidates) -> Reals:

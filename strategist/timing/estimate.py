@@ -148,7 +148,7 @@ def _work(job: Job, group: Group, counts: Elements, compute: Compute) -> _Work:
     times = compute.layers_of(group.rows)
     forward = {name: group.layers_of(value) for name, value in times.forward.items()}
     backward = {name: group.layers_of(value) for name, value in times.backward.items()}
-    again = {name: group.layers_of(value) for name, value in times.again.items()}
+    again = {name: group.redone_of(value) for name, value in times.again.items()}
     head, loss = (on_stages(seconds, group.is_last) for seconds in compute.ends_of(group.rows))
     forward["matmul"] = forward["matmul"] + head
     products = 1.0 + job.trainable if job.model.adapters is None else 1.0  # a frozen head has no gradient

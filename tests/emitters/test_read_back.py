@@ -235,6 +235,8 @@ def facts(plan: Plan) -> Said:
     said = {field.name: getattr(part, field.name) for part in parts for field in fields(part)}
     batch, length, nodes = plan.workload.global_batch, plan.workload.seq_len, plan.cluster.nodes
     more = {"nodes": nodes, "ranks": plan.mesh.world // nodes, "batch": batch, "seq_len": length}
+    if plan.strategy.recompute_layers:
+        more["recompute"] = str(plan.strategy.recompute_layers)
     return said | more | {"data_parallel": plan.mesh.data_parallel}
 
 

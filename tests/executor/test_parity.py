@@ -40,6 +40,7 @@ ZB = {"pp": 2, "schedule": "zb_h1", "accumulation": 4}
 SP = {"tp": 2, "sequence_parallel": True}
 TP_MOE = {"tp": 2, "etp": 2}
 CHUNKED = {"loss": "chunked"}
+FIRST = {"recompute": "full", "recompute_layers": 1}
 SHARED_EXPERT = {"moe": {"shared_ffn": 16, "shared_gate": True}}
 FIRST_DENSE = {"ffn_hidden": 48, "layers": 4, "moe": {"first_dense": 1, "layers": 3, "shared_ffn": 16}}
 RING, SWAP = ({"cp": 2, "context_parallel": kind} for kind in ("ring", "all-to-all"))
@@ -73,6 +74,10 @@ CASES = (
     Case("pp2-fsdp2", SHARDED | {"pp": 2, "accumulation": 4, "recompute": "full"}, ragged=True, clip=0.5),
     Case("pp2-zero2", {"pp": 2, "dp_shard": 2, "zero": 2, "accumulation": 4, "schedule": "gpipe"}, clip=0.5),
     Case("pp2-tp2-fsdp2", SHARDED | SP | {"pp": 2, "accumulation": 2}, {"tied": True}, ragged=True, clip=0.5),
+    Case("ddp2-first", PLAIN | FIRST | {"accumulation": 2}, {"tied": True}, ragged=True, clip=0.5),
+    Case("zero3-first-compiled", SHARDED | FIRST | {"compile": True}, {"layers": 3}, ragged=True),
+    Case("pp2-v2-first", V2 | FIRST | {"accumulation": 4}, {"layers": 8}, ragged=True, clip=0.5),
+    Case("pp2-fsdp2-first", SHARDED | FIRST | {"pp": 2, "accumulation": 4, "recompute_layers": 2}, {"layers": 6}, ragged=True, clip=0.5),
     Case("fsdp2-tp2-compiled", SHARDED | SP | {"compile": True}, {"qk_norm": "head"}, clip=0.5),
     Case("pp2-compiled", {"pp": 2, "accumulation": 4, "compile": True, "recompute": "full"}, ragged=True),
     Case("pp2-v2", V2 | {"accumulation": 4, "recompute": "full"}, {"layers": 4}, ragged=True, clip=0.5),

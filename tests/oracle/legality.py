@@ -112,6 +112,12 @@ def _tiles_what_is_not_sliced(job: Job, a: Layout) -> bool:
     return a["tiling"] > 1 and not (alone and a["recompute"] != "selective")
 
 
+def _is_not_full_alone(job: Job, a: Layout) -> bool:
+    """Some layers run again where nothing is weighed or said of it."""
+    others = a["tiling"] > 1 or job.model.method != "full" or job.frontend == "deepspeed"
+    return bool(others or a["recompute"] != "full")
+
+
 def in_threads(a: Layout) -> bool:
     """Whether the replicas are threads of one process."""
     return a.get("replicas") == "threads"
@@ -174,6 +180,8 @@ VIOLATIONS: dict[str, Violation] = {
     "LEG731": lambda job, a: (
         a.get("loss") == "chunked" and (job.frontend == "deepspeed" or not is_buildable(job.model))
     ),
+    "LEG741": lambda job, a: a.get("recompute_layers", 0) * a["pp"] * a["virtual_stages"] > stack(job.model),
+    "LEG742": lambda job, a: a.get("recompute_layers", 0) > 0 and _is_not_full_alone(job, a),
 }
 """Rule id -> the condition that refuses a layout, in the order of the book."""
 

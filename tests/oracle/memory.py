@@ -29,7 +29,7 @@ from tests.oracle.parameters import (
 from tests.oracle.reserved import by_blocks, reserved
 from tests.oracle.schedules import Around, around
 from tests.oracle.split_passes import split_end, split_instants
-from tests.oracle.stages import Layout, stage_kinds
+from tests.oracle.stages import Layout, computed_again, stage_kinds
 from tests.oracle.tiles import layer_in_slices, tiles_of
 
 Wanted = Callable[[tuple[str, ...], str], bool]
@@ -157,7 +157,19 @@ class LayerAt:
 class Stage:
     """One backward pass of one stage of one layout."""
 
-    def __init__(self, job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], at: Around) -> None:
+    def __init__(
+        self, job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], at: Around, *, is_later: bool = False
+    ) -> None:
+        """Where layers of two policies lie there, those that keep everything or, if it `is_later`, the others."""
+        again = computed_again(job, layout, stage, len(kinds))
+        self.is_partly = any(again) and not all(again)
+        self.made_from = job, layout, stage, kinds, at
+        asked, self.is_later = layout, is_later
+        if not any(again) or (self.is_partly and not is_later):
+            layout = {**layout, "recompute": "none"}
+        self.mine = [
+            kind for kind, redone in zip(kinds, again, strict=True) if not self.is_partly or redone is is_later
+        ]
         self.job, self.a, self.stage, self.kinds, self.at = job, layout, stage, kinds, at
         a, formats = layout, job.formats
         self.c, self.r, self.s = BYTES[formats.compute], BYTES[formats.reduce], BYTES[formats.parameter]
@@ -212,8 +224,14 @@ class Stage:
         self.at_once = not self.units or (self.piped and self.c == self.r)
         self.earlier = self._earlier()
         self.outside = self.at_rest if self.buckets and self.several else 0.0
-        kept = {kind: _bytes_of(job, a, kind, _kept) for kind in set(kinds)}
-        self.every = sum(kept[kind] for kind in kinds) - self.begins * adapters.first_norm(job, a, self.T)
+        policies = [asked["recompute"] if redone else "none" for redone in again]
+        kept = {
+            (kind, policy): _bytes_of(job, {**a, "recompute": policy}, kind, _kept)
+            for kind, policy in zip(kinds, policies, strict=True)
+        }
+        each = [kept[kind, policy] for kind, policy in zip(kinds, policies, strict=True)]
+        self.every = sum(each) - self.begins * adapters.first_norm(job, a, self.T)
+        self.of_kept = sum(size for size, redone in zip(each, again, strict=True) if not redone)
         passes = [self._keeps(chunk) for chunk in range(self.v)]
         flying = sum(count * size for count, size in zip(at.flight, passes, strict=True))
         self.others = flying - passes[at.chunk] + self.inputs
@@ -223,9 +241,14 @@ class Stage:
         self.copies = copies if a["recompute"] == "none" else 0.0
         if self.plain and a["recompute"] == "none" and job.model.adapters is not None:
             self.copies = adapters.low_copies(job, self.q * self.w.all)
-        again = copies > 0 and self.copies == 0
-        self.cached = self.c * (self.w.layers - self.w.experts) if again else 0.0
-        self.copies_again = copies / max(len(kinds), 1) if again else 0.0
+        alone = copies > 0 and self.copies == 0
+        self.cached = self.c * (self.w.layers - self.w.experts) if alone else 0.0
+        self.copies_again = copies / max(len(kinds), 1) if alone else 0.0
+        if self.is_partly and copies and not is_later:
+            own = held(job.model, a, stage, self.mine, sharded=False)
+            others = [kind for kind, redone in zip(kinds, again, strict=True) if redone]
+            rest = held(job.model, a, stage, others, sharded=False)
+            self.copies, self.cached = self.c * own.layers, self.c * (rest.layers - rest.experts)
         self.head_copy = self.c * self.head if self.plain and self.casts else 0.0
         self.waiting = self.q_ends * self.c * self.head if self.reduces and self.tied else 0.0
         self.old_head = self.q_ends * self.s * self.head if not self.units and self.tied else 0.0
@@ -374,12 +397,43 @@ class Stage:
         sharded = not self.piped and self.zero == 3
         for number in (0, 1, -2, -1) if sharded else (0, 1, -1):
             yield from ((1, terms) for terms in (self._slices if self.tiles > 1 else self._layer)(number))
+        if self.is_partly:
+            yield from self.later().one_by_one()
         if self.tiles == 1:
             yield 1, self._layer_reduced()
         if self.apart and self.w.experts:
             yield from self._experts_forward()
             yield from ((1, terms) for number in (0, 1, -2, -1) for terms in self._experts_backward(number))
         yield from self._end_of_pass() if self.piped else self._end()
+
+    def later(self) -> Stage:
+        """The same pass when it comes to the layers that are computed again."""
+        return Stage(*self.made_from, is_later=True)
+
+    def one_by_one(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """Those of each layer that is computed again, behind those that are not."""
+        for number in range(round(len(self.mine) / self.v)):
+            yield from ((1, terms) for terms in self._layer(number))
+            if self.apart and self.w.experts:
+                yield from ((1, terms) for terms in self._experts_backward(number))
+
+    def _behind(self, number: int) -> tuple[float, float, bool]:
+        """Layers of the chunk through with backward, what they kept less a share of what the layer at work keeps, and whether that is
+        the first of the chunk. Of layers of two policies those that keep everything are through first."""
+        every, count = max(len(self.kinds) / self.v, 1.0), max(len(self.mine) / self.v, 1.0)
+        own = max(count + number, 0.0) if number < 0 else min(number, count - 1)
+        if not self.is_partly:
+            return own, own / max(count - 1, 1), number == -1
+        before = own + (every - count if self.is_later else 0.0)
+        return before, own / max(count - 1, 1), before >= every - 1
+
+    def _let_go(self, share: float, kept: float) -> float:
+        """What layers that are through kept: those of the other policy, and a share of one's own but for the layer at work."""
+        if not self.is_partly:
+            return share * (self.every / self.v - kept)
+        if not self.is_later:
+            return share * (self.of_kept / self.v - kept)
+        return self.of_kept / self.v + share * ((self.every - self.of_kept) / self.v - kept)
 
     def forward(self) -> Iterator[tuple[int, dict[str, float]]]:
         """Those of ZeRO-3's gathering in a pipeline."""
@@ -428,7 +482,11 @@ class Stage:
         for behind in (1, 2) if early and count > 2 else (1,):
             turns = 1 + behind if self.apart else 2 + behind
             gathered = turns * self.c * self.wl + root + (self.early if self.ends else 0.0)
-            kept = max(self.others, self.inside - behind * largest)
+            second = largest
+            if self.is_partly and len(self.mine) < 2 * self.v:
+                later = self.later()
+                second = later._worst_of_kinds(lambda kind, side=later: side._rows(kind, _kept))  # type: ignore[misc]
+            kept = max(self.others, self.inside - largest - (behind - 1) * second)
             yield {
                 "gradients": self.earlier,
                 "activations": kept if runs else 0.0,
@@ -512,12 +570,13 @@ class Stage:
         own_head = vocabulary(shape, self.a["tp"], 1) if self.ends else 0
         head = loose * own_head + (self._whole_stream() if self.ends else 0.0)
         yield 0, common | {"logits": entries * self.c, "temporaries": head}
-        by_kind = [self._layer_ats(kind) for kind in dict.fromkeys(self.kinds)]
-        for found in zip(*by_kind, strict=True):
-            at = max(found, key=lambda each: each.temporaries - each.freed + self.c * each.weights)
-            finished = loose * at.weights if at.is_product else 0.0
-            left = max(self.inputs, every - edges - at.freed)
-            yield 1, common | {"activations": left, "temporaries": at.temporaries + finished}
+        for side in (self, self.later()) if self.is_partly else (self,):
+            gone = self.of_kept / self.v if side is not self else 0.0
+            for found in zip(*(side._layer_ats(kind) for kind in dict.fromkeys(side.mine)), strict=True):
+                at = max(found, key=lambda each: each.temporaries - each.freed + self.c * each.weights)
+                finished = loose * at.weights if at.is_product else 0.0
+                left = max(self.inputs, every - edges - gone - at.freed)
+                yield 1, common | {"activations": left, "temporaries": at.temporaries + finished}
         table = self.q * self.c * self.bare.before + (self.stream if self.begins else 0.0)
         yield 2, common | {"activations": max(self.inputs, every - micro), "temporaries": table}
         yield 3, {"gradients": stands, "activations": self.inputs}
@@ -652,7 +711,7 @@ class Stage:
         return _bytes_of(self.job, self.a, kind, wanted, *parts)
 
     def _worst_of_kinds(self, size: Callable[[LayerKind], float]) -> float:
-        return max((size(kind) for kind in set(self.kinds)), default=0.0)
+        return max((size(kind) for kind in set(self.mine)), default=0.0)
 
     def _whole_stream(self) -> float:
         return self.stream + (self.whole if sequence_cut(self.a) > 1 else 0.0)
@@ -810,7 +869,7 @@ class Stage:
 
     def _layer(self, number: int) -> Iterator[dict[str, float]]:
         """Every instant of a layer of every sort that the stage has."""
-        for kind in dict.fromkeys(self.kinds):
+        for kind in dict.fromkeys(self.mine):
             kept = self._rows(kind, _kept)
             yield from (self._in_layer(number, at, kept) for at in self._layer_ats(kind))
         if not self.kinds:
@@ -839,20 +898,21 @@ class Stage:
 
     def _in_layer(self, number: int, at: LayerAt, kept: float) -> dict[str, float]:
         """One instant of a layer that keeps so much."""
-        count = max(len(self.kinds) / self.v, 1.0)
-        before = max(count + number, 0.0) if number < 0 else min(number, count - 1)
+        count, (before, own, is_first) = max(len(self.kinds) / self.v, 1.0), self._behind(number)
         share = before / max(count - 1, 1)
         passed = share * max(0.0, self.own - self.wl)
-        let_go = share * (self.every / self.v - kept)
+        let_go = self._let_go(own, kept)
         behind = self.through
         done, weights = behind + passed, at.weights + at.stacked - at.routed
         routed = share * max(0.0, self.w.experts - self.X) + at.routed if self.apart else 0.0
         partial = 0.0 if self.at_once else self.q * self.c * weights
         in_flight = self.q * self.r * (self.X if at.routed else self.D if before else behind)
         freed_copies = self.q * self.c * at.weights
-        copies = self.copies * (1 - before / count) - (freed_copies if self.plain and self.casts else 0.0)
+        copies = self.copies * (1 - before / max(len(self.mine) / self.v, 1)) - (
+            freed_copies if self.plain and self.casts else 0.0
+        )
         given = self.given if before == 0 and at.is_early else 0.0
-        layers = 1 if number == -1 and not self.piped else 2
+        layers = 1 if is_first and not self.piped else 2
         at_end = self.early if self.piped and before >= count - 1 else 0.0
         left = self.outside if self.a["accumulation"] > 2 else max(0.0, self.outside - self.q * self.s * done)
         again = max(0.0, self.copies_again - freed_copies) if self.copies_again else 0.0
@@ -906,7 +966,7 @@ class Stage:
 
     def _mixture(self) -> LayerKind:
         """The sort of layer with experts."""
-        return max(set(self.kinds), key=lambda kind: self._elements(kind, lambda name: name.startswith("expert")))
+        return max(set(self.mine), key=lambda kind: self._elements(kind, lambda name: name.startswith("expert")))
 
     def _sent(self) -> float:
         """Bytes of the tokens' copies that a rank sends to experts."""
@@ -943,12 +1003,11 @@ class Stage:
 
     def _experts_backward(self, number: int) -> Iterator[dict[str, float]]:
         """Experts of a layer compute again, and their unit is reduced or, in a pipeline, added to what stands."""
-        count = max(len(self.kinds) / self.v, 1.0)
-        before = max(count + number, 0.0) if number < 0 else min(number, count - 1)
+        count, (before, own, is_first) = max(len(self.kinds) / self.v, 1.0), self._behind(number)
         share = before / max(count - 1, 1)
         passed = share * max(0.0, self.own - self.D - self.X)
         behind = self.through
-        left = self.inside - share * (self.every / self.v - self._worst_of_kinds(lambda kind: self._rows(kind, _kept)))
+        left = self.inside - self._let_go(own, self._worst_of_kinds(lambda kind: self._rows(kind, _kept)))
         above = self.q * self.r * (self.D if before else behind) if self.reduces else 0.0
         at_end = self.early if self.piped and before >= count - 1 else 0.0
         done, routed = behind + passed, share * max(0.0, self.w.experts - self.X)
@@ -973,7 +1032,7 @@ class Stage:
                 }
         kind = self._mixture()
         bare, at = self._through(kind), self._experts_behind(kind)
-        alone = number == -1 and not self.piped
+        alone = is_first and not self.piped
         gathered = self.gathered(1 if alone else 2, passed=passed + self.X) + at_end + self.waiting
         gathered += self.q * self.c * at.weights
         inside = {
@@ -1254,8 +1313,10 @@ def stage_ties(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind])
     ]
 
 
-def _let_go(job: Job, layout: Layout, kind: LayerKind) -> float:
-    """What one layer keeps less than it would without recomputation."""
+def _let_go(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], kind: LayerKind) -> float:
+    """What one layer keeps less than it would without recomputation, where no layer behind it keeps more."""
+    if not all(computed_again(job, layout, stage, len(kinds))):
+        return 0.0
     return max(0.0, kept_bytes(job, {**layout, "recompute": "none"}, kind) - kept_bytes(job, layout, kind))
 
 
@@ -1286,7 +1347,7 @@ def _reserved(
         kinds,
         at_loss=at_loss,
         ever=ever,
-        let_go=max((_let_go(job, layout, kind) for kind in set(kinds)), default=0.0),
+        let_go=max((_let_go(job, layout, stage, kinds, kind) for kind in set(kinds)), default=0.0),
         settled=_settled(job, layout, kinds, whole, sharded),
         in_units=uses_units(job, layout),
     )

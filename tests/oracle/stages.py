@@ -48,6 +48,16 @@ def head_in_layers(shape: ModelShape) -> float:
     return 0.75 * shape.vocab * (shape.emb_dim or shape.hidden) / weights
 
 
+def computed_again(job: Job, layout: Layout, stage: int, layers: int) -> list[bool]:
+    """Of each layer of a stage, in order, whether recomputation looks at it: the first few of every chunk, or all."""
+    if layout["recompute"] == "none":
+        return [False] * layers
+    asked = layout.get("recompute_layers", 0)
+    first = job.recompute_layers[stage] if job.recompute_layers else asked or layers
+    chunk = max(1, layers // layout["virtual_stages"])
+    return [number % chunk < first for number in range(layers)]
+
+
 def stage_kinds(job: Job, layout: Layout) -> list[list[LayerKind]]:
     """The sorts of the layers of every stage, in order; the job may state how many there are of each stage."""
     sequence, split = layer_sequence(job.model), job.split

@@ -112,6 +112,19 @@ def cases_in_chunks(draw: Draw) -> Case:
     return job, [row | {"loss": "chunked"}]
 
 
+@st.composite
+def cases_of_depth(draw: Draw) -> Case:
+    """A job under any framework, and a layout of it that computes the first layers of every chunk again; or of every stage others."""
+    job = replace(draw(jobs()), profile=find_profile(draw(st.sampled_from(frameworks()))))
+    layers = job.model.layers + job.model.enc_layers
+    row = draw(layouts(job).filter(lambda row: row["tiling"] == 1)) | {"recompute": "full"}
+    stages = stage_kinds(job, row)
+    if row["virtual_stages"] == 1 and draw(st.booleans()):
+        return replace(job, recompute_layers=tuple(draw(st.integers(0, len(own) + 1)) for own in stages)), [row]
+    most = max(1, layers // (row["pp"] * row["virtual_stages"]))
+    return job, [row | {"recompute_layers": draw(st.integers(1, most))}]
+
+
 PLAIN: Layout = dict.fromkeys((*MESH_COLUMNS, "micro_batch", "accumulation", "virtual_stages", "tiling"), 1) | {
     "zero": 0, "schedule": "none", "sequence_parallel": 0, "context_parallel": "none", "recompute": "none",
     "offload": "none", "stage_split": "even",
@@ -214,6 +227,14 @@ def test_columns_equal_the_oracle_beside_adapters(case: Case) -> None:
 @given(cases_in_chunks())
 def test_a_loss_in_chunks_equals_the_oracle(case: Case) -> None:
     """Its few logits, the head's gradient that is there before backward, and the bytes that are added up for every chunk."""
+    _assert_same_memory(case)
+    _assert_same_time(case)
+
+
+@settings(CI, max_examples=cases_of(60))
+@given(cases_of_depth())
+def test_recompute_of_some_layers_equals_the_oracle(case: Case) -> None:
+    """What each layer keeps, which is gone when backward comes to those that run again, and what is run and sent again."""
     _assert_same_memory(case)
     _assert_same_time(case)
 

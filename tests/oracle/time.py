@@ -14,7 +14,7 @@ from tests.oracle.attention import attention_FLOP
 from tests.oracle.layer_time import COMPUTE_TERMS, Pass, device_of, head_time, layer_time
 from tests.oracle.parameters import all_stages, held
 from tests.oracle.rates import memory_Bps, peak_FLOPs, share
-from tests.oracle.stages import Layout, stage_kinds
+from tests.oracle.stages import Layout, computed_again, stage_kinds
 from tests.oracle.traffic import Row, collective_seconds, rows_of
 
 AXES = ("tp", "cp", "ep", "pp", "dp")
@@ -50,9 +50,9 @@ def stage_time(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind])
     """Compute and communication of one stage."""
     sums: dict[str, list[Pass]] = {term: [] for term in (*COMPUTE_TERMS, "loss")}
     by_kind = {kind: layer_time(job, layout, kind) for kind in set(kinds)}
-    for kind in kinds:
+    for kind, redone in zip(kinds, computed_again(job, layout, stage, len(kinds)), strict=True):
         for term, seconds in by_kind[kind].items():
-            sums[term].append(seconds)
+            sums[term].append(seconds if redone else Pass(seconds.forward, seconds.backward))
     if stage == layout["pp"] - 1:
         for term, seconds in head_time(job, layout).items():
             sums[term].append(seconds)
@@ -136,6 +136,7 @@ def _seen_stages(job: Job, layout: Layout) -> list[int]:
     things."""
     pp = layout["pp"]
     alike = len(layer_counts(job.model)) == 1 and layout["schedule"] != "zb_h1"
+    alike = alike and not layout.get("recompute_layers") and not job.recompute_layers
     return [0, 1, pp - 1] if alike and pp > 3 else list(range(pp))
 
 

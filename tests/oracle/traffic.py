@@ -17,7 +17,7 @@ from strategist.facts.tiers import tiers
 from tests.oracle import adapters, compression
 from tests.oracle.memory import is_plain, sequence_cut, tokens, uses_units
 from tests.oracle.parameters import Held, expert_ranks, expert_shards, padded, shards, tensors_of, vocabulary
-from tests.oracle.stages import Layout
+from tests.oracle.stages import Layout, computed_again
 from tests.oracle.tiles import repeated, tiles_of
 from tests.oracle.tiles import units as tile_units
 
@@ -71,8 +71,8 @@ def rows_of(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], wh
         ]
     return [
         *_tensor(job, layout, stage, kinds),
-        *_context(job, layout, kinds),
-        *_experts(job, layout, kinds),
+        *_context(job, layout, stage, kinds),
+        *_experts(job, layout, stage, kinds),
         *_pipeline(job, layout, stage),
         *_data(job, layout, stage, kinds, padded(job.model, layout, stage, kinds) if layout["zero"] >= 2 else whole),
     ]
@@ -90,16 +90,16 @@ def _threads(job: Job, layout: Layout, whole: Held) -> Iterator[Row]:
     yield Row("dp", "reduce", "", gradients, m, n, 1, -(-gradients // piece))
 
 
-def _passes(layout: Layout) -> int:
-    """fw: forward runs twice under full recompute."""
-    return 2 if layout["recompute"] == "full" else 1
+def _passes(layout: Layout, again: bool) -> int:
+    """fw: forward of a layer runs twice under full recompute of it."""
+    return 2 if layout["recompute"] == "full" and again else 1
 
 
-def _exchanges(job: Job, layout: Layout) -> int:
-    """All-to-alls forward and backward: in frameworks with units any recompute repeats the first."""
+def _exchanges(job: Job, layout: Layout, again: bool) -> int:
+    """All-to-alls of a layer forward and backward: in frameworks with units any recompute repeats the first."""
     if job.profile.has_units:
-        return 2 if layout["recompute"] == "none" else 3
-    return _passes(layout) + 1
+        return 3 if again else 2
+    return _passes(layout, again) + 1
 
 
 def _tensor(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> Iterator[Row]:
@@ -108,13 +108,15 @@ def _tensor(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) ->
     ends, X, tp = m * (stage == 0) + m * is_last, len(kinds) * m, layout["tp"]
     own = job.profile.has_units and layout["ep"] > 1 and layout["sequence_parallel"] and layout["etp"] < tp
     whole = m * sum(kind.ffn == "moe" for kind in kinds) if own else 0  # mixtures that tensor parallelism does not cut
+    again = [kind for kind, redone in zip(kinds, computed_again(job, layout, stage, len(kinds)), strict=True) if redone]
+    whole_again, X_again = m * sum(kind.ffn == "moe" for kind in again) if own else 0, m * len(again)
     moe = job.model.moe
-    uncut = whole if moe is not None and not moe.shared_ffn else 0
-    reductions = X * (5 if layout["recompute"] == "full" else 4) - 2 * uncut + ends
+    uncut, uncut_again = (whole, whole_again) if moe is not None and not moe.shared_ffn else (0, 0)
+    reductions = X * 4 + (X_again if layout["recompute"] == "full" else 0) - 2 * uncut + ends
     if layout["recompute"] == "full" and moe is not None and moe.shared_gate:
-        reductions += whole
+        reductions += whole_again
     if layout["sequence_parallel"]:
-        gathers = (2 * X - uncut) * (2 if layout["recompute"] == "none" else 3) + ends
+        gathers = (2 * X - uncut) * 2 + 2 * X_again - uncut_again + ends
         yield Row("tp", "all-gather", "", T * h * (job.cast_width if job.gathers_cast else c), gathers, tp, 1)
         yield Row("tp", "reduce-scatter", "", T * h * c, reductions, tp, 1)
     else:
@@ -146,20 +148,20 @@ def _whole_weights(shape: ModelShape, layout: Layout, stage: int, kinds: Sequenc
         yield h * shape.pos_rows
 
 
-def _context(job: Job, layout: Layout, kinds: Sequence[LayerKind]) -> Iterator[Row]:
+def _context(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> Iterator[Row]:
     shape, cp, tp = job.model, layout["cp"], layout["tp"]
     per_head = tokens(job, layout) / tp * shape.head_dim * BYTES[job.formats.compute]
-    X = len(kinds) * layout["accumulation"]
+    m, again = layout["accumulation"], computed_again(job, layout, stage, len(kinds))
     if layout["context_parallel"] == "ring":
-        hops = X * (_passes(layout) + 2) * (cp - 1)
+        hops = m * sum(_passes(layout, redone) + 2 for redone in again) * (cp - 1)
         yield Row("cp", "send", "attention", per_head * 2 * shape.kv_heads, hops, cp, tp)
     elif layout["context_parallel"] == "all-to-all":
-        exchanges = X * _exchanges(job, layout)
+        exchanges = m * sum(_exchanges(job, layout, redone) for redone in again)
         payload = per_head * (2 * shape.heads + 2 * shape.kv_heads)
         yield Row("cp", "all-to-all", "", payload, exchanges, cp, tp, 2)
 
 
-def _experts(job: Job, layout: Layout, kinds: Sequence[LayerKind]) -> Iterator[Row]:
+def _experts(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> Iterator[Row]:
     moe = job.model.moe
     if moe is None:
         return
@@ -169,8 +171,9 @@ def _experts(job: Job, layout: Layout, kinds: Sequence[LayerKind]) -> Iterator[R
         copies = layout["ep"] * (1 - (1 - 1 / layout["ep"]) ** moe.top_k)
     own = max(1, sequence_cut(layout) // layout["etp"]) if job.profile.has_units else sequence_cut(layout)
     payload = tokens(job, layout) / own * copies * width * BYTES[job.formats.compute]
-    with_experts = sum(kind.ffn == "moe" for kind in kinds)
-    times = 2 * with_experts * layout["accumulation"] * _exchanges(job, layout)
+    again = computed_again(job, layout, stage, len(kinds))
+    each = (_exchanges(job, layout, redone) for kind, redone in zip(kinds, again, strict=True) if kind.ffn == "moe")
+    times = 2 * layout["accumulation"] * sum(each)
     yield Row("ep", "all-to-all", "", payload, times, layout["ep"] * layout["etp"], 1)
 
 

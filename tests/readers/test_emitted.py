@@ -112,3 +112,15 @@ def test_emitted_files_pass_and_say_the_plan(target: str, tmp_path: Path) -> Non
             parameter, master = said.pop("parameter"), said.pop("master")
             said["kept"] = parameter if master == "none" else master
         assert {name: meant(plan)[name] for name in said} == said
+
+
+@pytest.mark.parametrize(("layers", "word"), [(1, "1"), (2, "2"), (3, "full")])
+def test_a_block_of_more_layers_than_a_chunk_has_is_all_of_them(layers: int, word: str, tmp_path: Path) -> None:
+    """Megatron-LM counts the layers of every chunk from its first; beyond the last there are none."""
+    words = "--recompute-granularity full --recompute-method block --num-layers 4 --pipeline-model-parallel-size 2"
+    script = tmp_path / "launch.sh"
+    script.write_text(
+        f"torchrun pretrain_gpt.py {words} --recompute-num-layers {layers} --micro-batch-size 1\n", encoding="utf-8"
+    )
+    _, foreign = read_foreign(open_source(str(script), "FILE"), "FILE", 2)
+    assert foreign.says["recompute"] == word

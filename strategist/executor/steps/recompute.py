@@ -26,7 +26,8 @@ from strategist.executor.job import Job
 
 
 def recompute(model: nn.Module, job: Job) -> nn.Module:
-    """`model` with each block wrapped as the plan says.
+    """`model` with each block wrapped as the plan says, or only the first ones of this chunk: backward comes to them when what the
+    others kept is gone.
 
     Raises ImpossibleError UNSUPPORTED for a module without blocks.
     """
@@ -42,7 +43,8 @@ def recompute(model: nn.Module, job: Job) -> nn.Module:
             value=kind,
             hint="Plan with --pin recompute=none.",
         )
-    for name, block in found.blocks.items():
+    most = job.plan.strategy.recompute_layers or len(found.blocks)
+    for name, block in list(found.blocks.items())[:most]:
         found.exchange(name, _wrapped(block, selective=kind == "selective"))
     return model
 

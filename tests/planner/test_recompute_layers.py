@@ -1,0 +1,104 @@
+"""Full recompute of the first layers of every chunk: a choice that somebody must ask for, between none and all of them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from strategist import Plan, predict, recommend
+from strategist.errors import ImpossibleError, InputError
+from strategist.planner.exhaustive import recheck
+from strategist.planner.predict import layout_of, predict_plan
+from strategist.reports.brief import option_words
+from strategist.space.grammar import parse_pins
+
+JOB: dict[str, Any] = {"seq_len": 4096, "global_batch": 64}
+LAYOUTS = (
+    "dp_shard=8,zero=3,micro_batch=2",
+    "dp_replicate=8,micro_batch=1",
+    "pp=4,dp_shard=2,zero=2,micro_batch=2",
+    "pp=2,vp=2,dp_replicate=4,micro_batch=1",
+    "tp=4,dp_shard=2,sequence_parallel=1,zero=1,micro_batch=4",
+)
+
+
+def predicted(layout: str, recompute: str, **more: Any) -> Any:
+    """A prediction for a model of 32 equal layers."""
+    return predict("llama-2-7b", "dgx-h100", strategy=f"{layout},recompute={recompute}", **JOB | more)
+
+
+def chunk_of(layout: str) -> int:
+    """Layers of one chunk."""
+    degrees = {pin.key: pin.value for pin in parse_pins(layout)}
+    return 32 // (degrees.get("pp", 1) * degrees.get("virtual_stages", 1))
+
+
+@pytest.mark.parametrize("framework", ["strategist", "megatron-core"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_layer_more_holds_no_more_and_takes_longer(layout: str, framework: str) -> None:
+    """From none over each number to all: memory never rises, the step always does, and all layers are full recompute."""
+    chunk = chunk_of(layout)
+    words = ["none", *map(str, (1, 2, chunk // 2, chunk - 1, chunk))]
+    found = [predicted(layout, word, framework=framework) for word in words]
+    assert all(less.memory.peak.value <= more.memory.peak.value for more, less in pairwise(found))
+    assert all(slower.time.step_ns > faster.time.step_ns for faster, slower in pairwise(found))
+    full = predicted(layout, "full", framework=framework)
+    assert (found[-1].memory, found[-1].time) == (full.memory, full.time)
+
+
+def test_some_layers_are_chosen_by_those_alone_who_ask_for_them() -> None:
+    """Unasked no plan says a number; asked for, it stands in the plan, its layout and its explanation."""
+    unasked = recommend("llama-2-7b", "dgx-h100", **JOB)
+    plan = recommend("llama-2-7b", "dgx-h100", pin="recompute=5", **JOB)
+    assert (unasked.strategy.recompute_layers, plan.strategy.recompute_layers) == (0, 5)
+    assert plan.strategy.recompute == "full"
+    assert "recompute=5" in layout_of(plan)
+    assert "recompute of 5 layers" in option_words(plan)
+    again = predict_plan(plan)
+    assert (again.memory.worst, again.time.step_ns) == (plan.memory.worst, plan.time.step_ns)
+
+
+@pytest.mark.slow
+def test_every_layout_with_some_layers_is_found_and_tried() -> None:
+    """The layouts one at a time are those of the search, and none of them is better than the chosen one."""
+    plan: Plan = recommend("llama-3.2-1b", "dgx-h100", pin="recompute=3", certificate=True, **JOB)
+    again = recheck(plan)
+    assert plan.certificate is not None
+    assert (again.enumerated, again.holds) == (plan.certificate.enumerated, True)
+
+
+def test_both_ways_to_say_it_are_one() -> None:
+    """A number is full recompute of so many layers; said twice it is refused."""
+    assert [(pin.key, pin.word) for pin in parse_pins("recompute=5")] == [
+        ("recompute", "full"),
+        ("recompute_layers", "5"),
+    ]
+    assert parse_pins("recompute=full,recompute_layers=5") == parse_pins("recompute=5")
+    with pytest.raises(InputError, match="recompute twice"):
+        parse_pins("recompute=5,recompute=full")
+    with pytest.raises(InputError, match="between 1 and"):
+        parse_pins("recompute=0")
+
+
+@pytest.mark.parametrize(
+    ("layout", "rule"),
+    [
+        ("pp=4,dp_shard=2,zero=2,micro_batch=2,recompute=9", "LEG741"),
+        ("dp_shard=8,zero=3,micro_batch=2,recompute=33", "LEG741"),
+        ("dp_shard=8,zero=3,micro_batch=2,tiling=4,recompute=8", "LEG742"),
+    ],
+)
+def test_numbers_that_mean_nothing_are_faults(layout: str, rule: str) -> None:
+    """More layers than a chunk has, and what no formula weighs."""
+    found = predict("llama-2-7b", "dgx-h100", strategy=layout, **JOB)
+    assert rule in {violation.rule for violation in found.violations}
+
+
+def test_a_number_beside_another_policy_is_refused() -> None:
+    """It is full recompute whose layers are counted."""
+    with pytest.raises(ImpossibleError, match="full recompute"):
+        predict("llama-2-7b", "dgx-h100", strategy="dp_shard=8,recompute=selective,recompute_layers=4", **JOB)
+    with pytest.raises(ImpossibleError):
+        recommend("llama-2-7b", "dgx-h100", pin="recompute=4", frontend="deepspeed", **JOB)
