@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from strategist.executor.eight_bits import AdamW8bit
 from strategist.executor.initialise import local_part
 from strategist.executor.job import Job
 from strategist.executor.mesh import shard_group
+from strategist.executor.muon import MATRICES, Muon, hidden_matrices
 
 ParameterGroups = list[dict[str, Any]]
 MakeOptimizer = Callable[[ParameterGroups], Optimizer]
@@ -36,6 +37,8 @@ def default_optimizer(plan: Plan, learning_rate: float = LEARNING_RATE) -> MakeO
         return lambda groups: torch.optim.SGD(groups, lr=learning_rate, momentum=MOMENTUM)
     if plan.strategy.optimizer == "adamw8bit":
         return lambda groups: AdamW8bit(groups, lr=learning_rate, betas=BETAS, weight_decay=WEIGHT_DECAY)
+    if plan.strategy.optimizer == "muon":
+        return lambda groups: Muon(groups, lr=learning_rate, betas=BETAS, weight_decay=WEIGHT_DECAY)
     return lambda groups: torch.optim.AdamW(
         groups, lr=learning_rate, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True
     )
@@ -43,10 +46,21 @@ def default_optimizer(plan: Plan, learning_rate: float = LEARNING_RATE) -> MakeO
 
 def parameter_groups(model: nn.Module) -> ParameterGroups:
     """One group per mesh: a fused update takes plain tensors, or DTensors of one mesh. Frozen parameters are left out."""
+    return _groups([parameter for parameter in model.parameters() if parameter.requires_grad])
+
+
+def _groups(parameters: Iterable[nn.Parameter]) -> ParameterGroups:
     groups: dict[DeviceMesh | None, list[nn.Parameter]] = defaultdict(list)
-    for parameter in (parameter for parameter in model.parameters() if parameter.requires_grad):
+    for parameter in parameters:
         groups[parameter.device_mesh if isinstance(parameter, DTensor) else None].append(parameter)
     return [{"params": parameters} for parameters in groups.values()]
+
+
+def _groups_for_muon(model: nn.Module) -> ParameterGroups:
+    """The same, hidden matrices apart from all else."""
+    matrices = hidden_matrices(model)
+    apart = {is_matrix: _groups(p for p in model.parameters() if (p in matrices) == is_matrix) for is_matrix in (True, False)}
+    return [group | {MATRICES: is_matrix} for is_matrix, groups in apart.items() for group in groups]
 
 
 def make_optimizer_for(model: nn.Module, job: Job, make: MakeOptimizer) -> Optimizer:
@@ -58,7 +72,7 @@ def make_optimizer_for(model: nn.Module, job: Job, make: MakeOptimizer) -> Optim
         return _on_host(model, job.device, make)
     group = shard_group(job.mesh)
     if job.plan.strategy.zero != 1 or group is None:
-        return make(parameter_groups(model))
+        return make(_groups_for_muon(model) if job.plan.strategy.optimizer == "muon" else parameter_groups(model))
     return _shared_out(model, group, make)
 
 

@@ -718,6 +718,11 @@ def _update(step: Step) -> Instant:
         terms["temporaries"] = copies * _owned(step)
     elif step.job.profile.has_units and step.job.workload.optimizer == "adamw8bit":
         terms["temporaries"] = decoded_bytes(_owned(step)) * c.is_word("offload", "none")[:, None]
+    elif step.job.workload.optimizer == "muon":
+        from strategist.space.turned import turning_bytes_CS  # few ask for any
+
+        turning = turning_bytes_CS(shape, step.group)  # once the other end's gradient is gone
+        terms |= {"pipeline_buffers": np.where(theirs < turning, 0.0, theirs), "temporaries": np.where(theirs < turning, turning, 0.0)}
     return Instant(UPDATE, terms)
 
 

@@ -92,8 +92,17 @@ def optimizer_bytes_CS(job: Job, group: Group, counts: Elements) -> Reals:
     deals = c["zero"] == 1
     if job.profile.has_units and deals.any():
         held = np.where(deals[:, None], job.trainable * dealt_CS(job.model, group, deals), held)
-    state = job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
-    return np.where(c.is_word("offload", "none")[:, None], state * held, 0.0)
+    resting = job.state_bytes * held if job.workload.optimizer != "muon" else _with_momentum_CS(job, group, held)
+    return np.where(c.is_word("offload", "none")[:, None], resting, 0.0)
+
+
+def _with_momentum_CS(job: Job, group: Group, held: Reals) -> Reals:
+    """Bytes of Muon's momentum of matrices inside the layers, and of AdamW's moments of the rest of what is `held`, (C, S)."""
+    from strategist.space.turned import owned_CS  # few ask for any
+
+    matrices = owned_CS(job.model, group)
+    adamw, muon = (job.profile.state_bytes(name, job.workload.precision) for name in ("adamw", "muon"))
+    return muon * matrices + adamw * (held - matrices)
 
 
 def host_bytes_C(job: Job, group: Group, counts: Elements) -> Reals:
@@ -106,8 +115,7 @@ def host_bytes_C(job: Job, group: Group, counts: Elements) -> Reals:
     c = group.candidates
     if not c["offload"].any():
         return np.zeros(len(c))
-    state = job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
-    stored, gradient = BYTES[job.formats.parameter], BYTES[job.formats.gradient]
+    state, stored, gradient = job.state_bytes, BYTES[job.formats.parameter], BYTES[job.formats.gradient]
     everything = state + gradient + stored
     moments = everything if job.profile.has_units else state + gradient
     by_word = np.array([0.0, moments, everything, gradient + stored])

@@ -19,6 +19,7 @@ from tests.measure.grid import (
     SPREAD,
     STATES,
     TILED,
+    TURNED,
     TWO_PARTS,
     WEIGHTED,
     Difference,
@@ -177,6 +178,13 @@ def test_formulas_agree_with_the_program_beside_adapters(scenario: Scenario) -> 
 @half_nightly(CHUNKED)
 def test_formulas_agree_with_the_program_whose_loss_is_in_chunks(scenario: Scenario) -> None:
     """With logits of a few tokens at a time every figure keeps its bar."""
+    for found in _found(scenario):
+        _assert_keeps_its_bar(found)
+
+
+@half_nightly(TURNED)
+def test_formulas_agree_with_the_program_of_muon(scenario: Scenario) -> None:
+    """So they do where whole matrices are turned: what it holds, and the momentum that is gathered, message by message."""
     for found in _found(scenario):
         _assert_keeps_its_bar(found)
 
