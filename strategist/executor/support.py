@@ -82,6 +82,7 @@ def layout_obstacles(plan: Plan) -> tuple[Obstacle, ...]:
         _tiling,
         _compression,
         _loss,
+        _muon,
         _offload,
         pipeline_obstacles,
         _batch,
@@ -361,6 +362,28 @@ def _loss(plan: Plan) -> Iterator[Obstacle]:
             sentence=f"loss = chunked needs the whole head on every rank; the plan has tp {mesh.tp} and pp {mesh.pp}.",
             hint="Use loss = whole, whose logits tp cuts by vocabulary, or tp and pp of 1.",
         )
+
+
+def _muon(plan: Plan) -> Iterator[Obstacle]:
+    """Muon needs whole matrices, of which fully_shard's ranks gather the rows."""
+    mesh, strategy = plan.mesh, plan.strategy
+    if strategy.optimizer != "muon":
+        return
+    reasons = {
+        f"tp {mesh.tp}; it must be 1": mesh.tp > 1,
+        "zero 1; it must be 0, 2 or 3": strategy.zero == 1,
+        f"offload {strategy.offload}": strategy.offload != "none",
+        f"tiling {strategy.tiling}": strategy.tiling > 1,
+        "routed experts": plan.model.moe is not None,
+        f"model.method {plan.model.method}": plan.model.method != "full",
+    }
+    yield from lacking(
+        "strategy.optimizer",
+        strategy.optimizer,
+        "The executor cannot run strategy.optimizer = muon here: the plan has",
+        reasons,
+        "Plan with zero 0, 2 or 3 over data-parallel ranks and stages alone, or with --optimizer adamw.",
+    )
 
 
 def _offload(plan: Plan) -> Iterator[Obstacle]:

@@ -112,6 +112,16 @@ def cases_in_chunks(draw: Draw) -> Case:
     return job, [row | {"loss": "chunked"}]
 
 
+@st.composite
+def cases_of_muon(draw: Draw) -> Case:
+    """A job of our own framework with a dense decoder that it builds, trained by Muon, and a layout that can be."""
+    drawn = draw(jobs(models=dense_shapes()))
+    uncut = replace(drawn.model, kind="decoder", kv_heads=1)  # one head of keys leaves tp nothing to cut
+    job = replace(drawn, model=uncut, workload=replace(drawn.workload, optimizer="muon"))
+    row = draw(layouts(job).filter(lambda row: row["zero"] != 1))
+    return job, [row | {"offload": "none", "tiling": 1}]
+
+
 PLAIN: Layout = dict.fromkeys((*MESH_COLUMNS, "micro_batch", "accumulation", "virtual_stages", "tiling"), 1) | {
     "zero": 0, "schedule": "none", "sequence_parallel": 0, "context_parallel": "none", "recompute": "none",
     "offload": "none", "stage_split": "even",
@@ -222,6 +232,15 @@ def test_a_loss_in_chunks_equals_the_oracle(case: Case) -> None:
 @given(cases_of_threads())
 def test_replicas_as_threads_equal_the_oracle(case: Case) -> None:
     """nn.DataParallel's exchanges, its one launching interpreter and what device 0 holds beside its share are the oracle's."""
+    _assert_same_memory(case)
+    _assert_same_time(case)
+    _assert_same_stages(case)
+
+
+@settings(CI, max_examples=cases_of(60))
+@given(cases_of_muon())
+def test_muon_equals_the_oracle(case: Case) -> None:
+    """What Muon keeps, gathers, holds while it turns a matrix and computes is what the oracle counts matrix by matrix."""
     _assert_same_memory(case)
     _assert_same_time(case)
     _assert_same_stages(case)
