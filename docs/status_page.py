@@ -93,6 +93,8 @@ TECHNIQUES = (
     Technique("fp4", FSDP, "dgx-b200", more={"precision": "fp4"}),
     Technique("AdamW", FSDP, more={"optimizer": "adamw"}),
     Technique("8-bit AdamW", FSDP, more={"optimizer": "adamw8bit"}),
+    Technique("Muon, DDP", "dp_replicate=8", more={"optimizer": "muon"}),
+    Technique("Muon, ZeRO-3", FSDP, more={"optimizer": "muon"}),
     Technique("SGD", FSDP, more={"optimizer": "sgd"}),
     Technique("loss in chunks", f"{FSDP},loss=chunked"),
     Technique("LoRA, DDP", "dp_replicate=8", more={"method": "lora"}),
@@ -128,7 +130,8 @@ MISSING = (
     "Emitted files of frameworks were parsed by them and trained with on two CPU ranks (`make test-frameworks`), not on GPUs. Times and "
     "bytes beside them are those of the plan's profile, not of that framework.",
     "Checkpoints of 8-bit AdamW under a layout whose parts are no whole blocks of 256 elements of each other's: refused, never decoded and encoded anew (docs/decisions/0106).",
-    "A loss in chunks beside tp and pp, in files of other frameworks, and unasked in the search (docs/decisions/0112); muon.",
+    "A loss in chunks beside tp and pp, in files of other frameworks, and unasked in the search (docs/decisions/0112).",
+    "Muon beside tp, ZeRO-1, offload, tiles, experts and adapters, and in files of other frameworks (docs/decisions/0115).",
     "Compressed gradients (`--pin compression=`) in files of other frameworks, their error feedback in checkpoints, and rehearsals of them (docs/decisions/0102).",
     "At nightly length one law does not hold (P24): of experts cut over tp ranks and spread over ep, in one tiny layer, selective recompute is predicted to hold up to 90 kB more than the law allows.",
     "The whole parity matrix in one night: its cells were run by samples so far (docs/decisions/0107); figures are in the nightly result that includes it.",
