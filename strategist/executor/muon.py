@@ -25,7 +25,7 @@ from strategist.executor.initialise import cut_like, local_part
 MATRICES = "matrices"
 """The key of a parameter group that says whether Muon updates it."""
 MOMENTUM = 0.95
-"""Of torch.optim.Muon, and of Liu et al. 2025, section 3.1."""
+"""The default of torch.optim.Muon."""
 
 
 def hidden_matrices(model: nn.Module) -> set[nn.Parameter]:
@@ -43,7 +43,7 @@ def hidden_matrices(model: nn.Module) -> set[nn.Parameter]:
 
 class Muon(Optimizer):
     """Muon in groups with `MATRICES` set, AdamW in the others. One rate and one decay serve both: updates of a matrix are made
-    as large as AdamW's are (Liu et al. 2025, section 2.2, equation 4)."""
+    as large as AdamW's are (Liu et al. 2025, section 2.2)."""
 
     def __init__(self, groups: Any, lr: float, betas: tuple[float, float], weight_decay: float) -> None:
         super().__init__(groups, {"lr": lr, "weight_decay": weight_decay, MATRICES: False})
