@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -59,7 +59,7 @@ def _groups(parameters: Iterable[nn.Parameter]) -> ParameterGroups:
 def _groups_for_muon(model: nn.Module) -> ParameterGroups:
     """The same, hidden matrices apart from all else."""
     matrices = hidden_matrices(model)
-    apart = {is_matrix: _groups(p for p in model.parameters() if (p in matrices) == is_matrix) for is_matrix in (True, False)}
+    apart = {is_matrix: _groups(p for p in model.parameters() if (p in matrices) == is_matrix) for is_matrix in (False, True)}
     return [group | {MATRICES: is_matrix} for is_matrix, groups in apart.items() for group in groups]
 
 
@@ -73,17 +73,26 @@ def make_optimizer_for(model: nn.Module, job: Job, make: MakeOptimizer) -> Optim
     group = shard_group(job.mesh)
     if job.plan.strategy.zero != 1 or group is None:
         return make(_groups_for_muon(model) if job.plan.strategy.optimizer == "muon" else parameter_groups(model))
-    return _shared_out(model, group, make)
+    matrices = hidden_matrices(model) if job.plan.strategy.optimizer == "muon" else None
+    return _shared_out(model, group, make, matrices)
 
 
-def _shared_out(model: nn.Module, group: dist.ProcessGroup, make: MakeOptimizer) -> Optimizer:
-    """torch's ZeRO-1 over the local parts of the parameters: it sends whole plain tensors, and DTensors are neither."""
+def _shared_out(
+    model: nn.Module, group: dist.ProcessGroup, make: MakeOptimizer, matrices: set[nn.Parameter] | None
+) -> Optimizer:
+    """torch's ZeRO-1 over the local parts of the parameters: it sends whole plain tensors, and DTensors are neither. With
+    `matrices`, these are dealt when all else is."""
     from torch.distributed.optim import ZeroRedundancyOptimizer  # warns on import, through torch.jit
 
     parts = {parameter: _local_view(parameter) for parameter in model.parameters()}
     cut = [(parameter, part) for parameter, part in parts.items() if part is not parameter]
     kind: Any = make  # called as optimizer_class(groups)
-    optimizer = ZeroRedundancyOptimizer([{"params": list(parts.values())}], optimizer_class=kind, process_group=group)
+    groups: ParameterGroups = [{"params": list(parts.values())}]
+    if matrices is not None:
+        apart = {is_matrix: [parts[p] for p in parts if (p in matrices) == is_matrix] for is_matrix in (False, True)}
+        groups = [{"params": own, MATRICES: is_matrix} for is_matrix, own in apart.items() if own]
+    optimizer: Any = ZeroRedundancyOptimizer(groups, optimizer_class=kind, process_group=group)
+    optimizer.parts = parts
 
     def lend_gradients(*_arguments: object) -> None:
         for parameter, part in cut:
@@ -95,7 +104,7 @@ def _shared_out(model: nn.Module, group: dist.ProcessGroup, make: MakeOptimizer)
 
     optimizer.register_step_pre_hook(lend_gradients)
     optimizer.register_step_post_hook(take_back)
-    return optimizer
+    return cast(Optimizer, optimizer)
 
 
 def _on_host(model: nn.Module, device: torch.device, make: MakeOptimizer) -> Optimizer:
@@ -103,7 +112,8 @@ def _on_host(model: nn.Module, device: torch.device, make: MakeOptimizer) -> Opt
     step gradients are copied to it, after each step the updated weights are copied back."""
     twins = {parameter: nn.Parameter(_host_copy(parameter, device)) for parameter in model.parameters()}
     places = {parameter: torch.empty_like(twin) for parameter, twin in twins.items()}
-    optimizer = make([{"params": list(twins.values())}])
+    optimizer: Any = make([{"params": list(twins.values())}])
+    optimizer.parts = twins
 
     @torch.no_grad()
     def bring_gradients(*_arguments: object) -> None:
@@ -120,7 +130,7 @@ def _on_host(model: nn.Module, device: torch.device, make: MakeOptimizer) -> Opt
 
     optimizer.register_step_pre_hook(bring_gradients)
     optimizer.register_step_post_hook(hand_back)
-    return optimizer
+    return cast(Optimizer, optimizer)
 
 
 def _host_copy(parameter: nn.Parameter, device: torch.device) -> torch.Tensor:

@@ -371,7 +371,6 @@ def _muon(plan: Plan) -> Iterator[Obstacle]:
         return
     reasons = {
         f"tp {mesh.tp}; it must be 1": mesh.tp > 1,
-        "zero 1; it must be 0, 2 or 3": strategy.zero == 1,
         f"offload {strategy.offload}": strategy.offload != "none",
         f"tiling {strategy.tiling}": strategy.tiling > 1,
         "routed experts": plan.model.moe is not None,
@@ -382,7 +381,7 @@ def _muon(plan: Plan) -> Iterator[Obstacle]:
         strategy.optimizer,
         "The executor cannot run strategy.optimizer = muon here: the plan has",
         reasons,
-        "Plan with zero 0, 2 or 3 over data-parallel ranks and stages alone, or with --optimizer adamw.",
+        "Plan over data-parallel ranks and stages alone, without offload, or with --optimizer adamw.",
     )
 
 

@@ -8,6 +8,7 @@ n x m, is five times replaced by a X + (b A + c A A) X with A = X X^T. Ranks tha
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -68,12 +69,15 @@ def number_CS(shape: ModelShape, group: Group) -> Reals:
     return _sums(shape, group, lambda t: np.ones_like(t.rows))
 
 
-def turning_bytes_CS(shape: ModelShape, group: Group) -> Reals:
-    """Bytes that turning the largest one holds: the matrix as it was gathered, X and what replaces it, A and b A + c A A."""
-    each = [
-        WIDTH * (t.padded * t.width + 2.0 * t.rows * t.width + 2.0 * t.short**2).max(axis=1, initial=0.0)
-        for t in _of_layers(shape, group)
-    ]
+def bytes_of_one(rows: Column | int, width: Column | int, padded: Column | int | None = None) -> Any:
+    """Bytes that turning a matrix holds: it as it was gathered, with `padded` rows, X and what replaces it, A and b A + c A A."""
+    came = rows if padded is None else padded
+    return WIDTH * (came * width + 2.0 * rows * width + 2.0 * np.minimum(rows, width) ** 2)
+
+
+def largest_bytes_CS(shape: ModelShape, group: Group) -> Reals:
+    """Bytes that turning the largest one of a stage holds."""
+    each = [bytes_of_one(t.rows, t.width, t.padded).max(axis=1, initial=0.0) for t in _of_layers(shape, group)]
     on_stages = [np.where(group.layers_SK[:, sort] > 0, held[:, None], 0.0) for sort, held in enumerate(each)]
     return np.max(on_stages, axis=0)
 

@@ -207,6 +207,8 @@ MUON = (
     Case("single", {"accumulation": 2, "recompute": "selective"}, ragged=True, clip=0.5),
     Case("ddp2", PLAIN | {"accumulation": 2}, {"tied": True}, ragged=True),
     Case("threads2", PLAIN | {"replicas": "threads"}, ragged=True, clip=0.5),
+    Case("zero1", ZERO1 | {"accumulation": 2}, {"qkv_bias": True}, ragged=True, clip=0.5),
+    Case("pp2-zero1", ZERO1 | {"pp": 2, "accumulation": 4}, {"tied": True}, ragged=True, clip=0.5),
     Case("zero2", {"dp_shard": 2, "zero": 2, "accumulation": 2}, {"qkv_bias": True}, ragged=True, clip=0.5),
     Case("fsdp4", {"dp_shard": 4, "zero": 3, "recompute": "full"}, {"ffn_hidden": 42, "vocab": 63}, ragged=True, clip=0.5),
     Case("hsdp", SHARDED | PLAIN, {"tied": True, "qk_norm": "head"}, ragged=True, clip=0.5),

@@ -113,7 +113,6 @@ REFUSED: tuple[tuple[dict[str, Any], str, str, str], ...] = (
     ({"tiling": 4}, "UNSUPPORTED", "strategy.tiling", "4"),
     ({"optimizer": "adamw8bit", "formats": FLOAT64}, "UNSUPPORTED", "strategy.optimizer", "float64"),
     ({"optimizer": "muon", "tp": 2}, "UNSUPPORTED", "strategy.optimizer", "tp 2"),
-    ({"optimizer": "muon", "dp_shard": 2, "zero": 1}, "UNSUPPORTED", "strategy.optimizer", "zero 1"),
     ({"optimizer": "muon", "offload": "optimizer"}, "UNSUPPORTED", "strategy.optimizer", "offload optimizer"),
     ({"optimizer": "muon", "zero": 3, "tiling": 4}, "UNSUPPORTED", "strategy.optimizer", "tiling 4"),
     ({"optimizer": "muon", "shape": tiny_mixtral()}, "UNSUPPORTED", "strategy.optimizer", "routed experts"),

@@ -291,6 +291,8 @@ TURNED = tuple(
         ("llama-3.2-1b", {}, 1024, "bf16", {"accumulation": 2}),
         ("llama-3.1-8b", FEW_WORDS, 512, "bf16", {"dp_shard": 8, "zero": 3}),
         ("qwen2.5-0.5b", {}, 1000, "fp32", {"dp_shard": 24, "zero": 2, "accumulation": 2}),
+        ("llama-3.2-1b", {}, 1024, "bf16", {"dp_shard": 8, "zero": 1, "accumulation": 2}),
+        ("qwen2.5-7b", FEW_WORDS, 512, "bf16", {"pp": 2, "dp_shard": 4, "zero": 1, "accumulation": 2}),
         ("qwen3-8b", FEW_WORDS, 512, "bf16", {"dp_replicate": 2, "dp_shard": 8, "zero": 3, "recompute": "full"}),
         ("opt-1.3b", {"pos_rows": 4096}, 1000, "fp32", {"dp_replicate": 8}),
         ("llama-3.1-8b", FEW_WORDS, 512, "bf16", {"pp": 2, "dp_shard": 4, "zero": 3, "accumulation": 4}),

@@ -183,7 +183,7 @@ VIOLATIONS: dict[str, Violation] = {
         lambda job, a: job.model.moe is not None or job.model.method != "full" or not is_buildable(job.model)
     ),
     "LEG742": with_muon(lambda job, a: job.frontend == "deepspeed"),
-    "LEG743": with_muon(lambda job, a: a["tp"] > 1 or a["zero"] == 1 or a["offload"] != "none" or a["tiling"] > 1),
+    "LEG743": with_muon(lambda job, a: a["tp"] > 1 or a["offload"] != "none" or a["tiling"] > 1),
 }
 """Rule id -> the condition that refuses a layout, in the order of the book."""
 

@@ -459,7 +459,7 @@ class Stage:
         if not roots and self.job.profile.has_units and self.job.workload.optimizer == "adamw8bit":
             roots = DECODED_BYTES * min(own, DECODED_AT_ONCE) if self.a["offload"] == "none" else 0.0
         if self.job.workload.optimizer == "muon":  # matrices are turned once what the ends exchange is gone
-            roots = turned.turning_bytes(self.job, self.a, self.kinds)
+            roots = turned.turning_bytes(self.job, self.a, self.stage, self.kinds)
             theirs, roots = (0.0, roots) if theirs < roots else (theirs, 0.0)
         terms = {"gradients": self.settled + twice, "activations": self.inputs, "pipeline_buffers": theirs}
         return 3, terms | {"temporaries": roots}
@@ -1220,7 +1220,7 @@ def stage_ties(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind])
         always |= {name: own[name] for name in ("parameters", "optimizer")}
     if job.workload.optimizer == "muon":
         owned = sharded if layout["zero"] >= 1 else whole
-        always["optimizer"] = turned.state_bytes(job, layout, kinds, owned.all)
+        always["optimizer"] = turned.state_bytes(job, layout, stage, kinds, owned.all)
     runtime = {"runtime": _runtime(job, layout)}
     by_moment: dict[int, list[dict[str, float]]] = {}
     for moment, terms in instants(job, layout, stage, kinds):
