@@ -59,7 +59,9 @@ def _groups(parameters: Iterable[nn.Parameter]) -> ParameterGroups:
 def _groups_for_muon(model: nn.Module) -> ParameterGroups:
     """The same, hidden matrices apart from all else."""
     matrices = hidden_matrices(model)
-    apart = {is_matrix: _groups(p for p in model.parameters() if (p in matrices) == is_matrix) for is_matrix in (False, True)}
+    apart = {
+        is_matrix: _groups(p for p in model.parameters() if (p in matrices) == is_matrix) for is_matrix in (False, True)
+    }
     return [group | {MATRICES: is_matrix} for is_matrix, groups in apart.items() for group in groups]
 
 

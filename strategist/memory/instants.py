@@ -720,7 +720,10 @@ def _update(step: Step) -> Instant:
         terms["temporaries"] = decoded_bytes(_owned(step)) * c.is_word("offload", "none")[:, None]
     elif step.job.workload.optimizer == "muon":
         turning = turning_bytes_CS(step.job, step.group)  # once the other end's gradient is gone
-        terms |= {"pipeline_buffers": np.where(theirs < turning, 0.0, theirs), "temporaries": np.where(theirs < turning, turning, 0.0)}
+        terms |= {
+            "pipeline_buffers": np.where(theirs < turning, 0.0, theirs),
+            "temporaries": np.where(theirs < turning, turning, 0.0),
+        }
     return Instant(UPDATE, terms)
 
 

@@ -66,4 +66,6 @@ def _turning_seconds(gpu: Gpu, short: Column, long: Column) -> Reals:
     n, m = short.astype(np.float64), long.astype(np.float64)
     precision = "bf16" if peak_FLOPs(gpu, "bf16") else "fp32"
     products = ((n, n, m), (n, n, n), (n, m, n))
-    return np.asarray(ITERATIONS * np.sum([product_seconds(gpu, precision, WIDTH, *sizes) for sizes in products], axis=0))
+    return np.asarray(
+        ITERATIONS * np.sum([product_seconds(gpu, precision, WIDTH, *sizes) for sizes in products], axis=0)
+    )

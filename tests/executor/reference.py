@@ -78,7 +78,5 @@ def _optimizers(model: nn.Module, name: str) -> list[torch.optim.Optimizer]:
     adamw = torch.optim.AdamW(outside, lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.1)
     if not inside:
         return [adamw]
-    muon = torch.optim.Muon(
-        inside, lr=LEARNING_RATE, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw"
-    )
+    muon = torch.optim.Muon(inside, lr=LEARNING_RATE, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw")
     return [adamw, muon]
