@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from strategist.document.plan import Plan
+from strategist.errors import ImpossibleError
 from strategist.executor.drive import StateOnDrive, block_elements
 from strategist.executor.eight_bits import AdamW8bit
 from strategist.executor.initialise import local_part
@@ -44,25 +45,39 @@ def default_optimizer(plan: Plan, learning_rate: float = LEARNING_RATE) -> MakeO
     )
 
 
-def parameter_groups(model: nn.Module) -> ParameterGroups:
+def parameter_groups(parameters: Iterable[nn.Parameter]) -> ParameterGroups:
     """One group per mesh: a fused update takes plain tensors, or DTensors of one mesh. Frozen parameters are left out."""
-    return _groups([parameter for parameter in model.parameters() if parameter.requires_grad])
-
-
-def _groups(parameters: Iterable[nn.Parameter]) -> ParameterGroups:
     groups: dict[DeviceMesh | None, list[nn.Parameter]] = defaultdict(list)
-    for parameter in parameters:
+    for parameter in (parameter for parameter in parameters if parameter.requires_grad):
         groups[parameter.device_mesh if isinstance(parameter, DTensor) else None].append(parameter)
-    return [{"params": parameters} for parameters in groups.values()]
+    return [{"params": own} for own in groups.values()]
 
 
-def _groups_for_muon(model: nn.Module) -> ParameterGroups:
-    """The same, hidden matrices apart from all else."""
+Sorts = Mapping[bool, Sequence[nn.Parameter]]
+"""Parameters that are no hidden matrices, and those that are; empty ones are left out."""
+
+
+def _sorts(model: nn.Module, job: Job) -> Sorts:
+    """All parameters as of one sort, or under Muon of two. Raises ImpossibleError UNSUPPORTED where there is nothing for it; a stage of a
+    pipeline may have none."""
+    if job.plan.strategy.optimizer != "muon":
+        return {False: list(model.parameters())}
     matrices = hidden_matrices(model)
-    apart = {
-        is_matrix: _groups(p for p in model.parameters() if (p in matrices) == is_matrix) for is_matrix in (False, True)
-    }
-    return [group | {MATRICES: is_matrix} for is_matrix, groups in apart.items() for group in groups]
+    if not matrices and job.plan.mesh.pp == 1:
+        raise ImpossibleError(
+            "UNSUPPORTED",
+            "Muon updates matrices inside the layers of a model, which are those of its longest list of like modules; this model has none.",
+            flag="$.strategy.optimizer",
+            value="muon",
+            hint="Use --optimizer adamw.",
+        )
+    sorts = {is_matrix: [p for p in model.parameters() if (p in matrices) == is_matrix] for is_matrix in (False, True)}
+    return {is_matrix: own for is_matrix, own in sorts.items() if own}
+
+
+def _with_word(groups: ParameterGroups, is_matrix: bool) -> ParameterGroups:
+    """Groups of hidden matrices say so."""
+    return [group | {MATRICES: True} for group in groups] if is_matrix else groups
 
 
 def make_optimizer_for(model: nn.Module, job: Job, make: MakeOptimizer) -> Optimizer:
@@ -72,27 +87,21 @@ def make_optimizer_for(model: nn.Module, job: Job, make: MakeOptimizer) -> Optim
         return StateOnDrive(list(model.parameters()), make, job.instruments.make_drive(), block_elements())
     if job.offloads_optimizer:
         return _on_host(model, job.device, make)
-    group = shard_group(job.mesh)
+    group, sorts = shard_group(job.mesh), _sorts(model, job)
     if job.plan.strategy.zero != 1 or group is None:
-        return make(_groups_for_muon(model) if job.plan.strategy.optimizer == "muon" else parameter_groups(model))
-    matrices = hidden_matrices(model) if job.plan.strategy.optimizer == "muon" else None
-    return _shared_out(model, group, make, matrices)
+        return make([g for is_matrix, own in sorts.items() for g in _with_word(parameter_groups(own), is_matrix)])
+    return _shared_out(sorts, group, make)
 
 
-def _shared_out(
-    model: nn.Module, group: dist.ProcessGroup, make: MakeOptimizer, matrices: set[nn.Parameter] | None
-) -> Optimizer:
-    """torch's ZeRO-1 over the local parts of the parameters: it sends whole plain tensors, and DTensors are neither. With
-    `matrices`, these are dealt when all else is."""
+def _shared_out(sorts: Sorts, group: dist.ProcessGroup, make: MakeOptimizer) -> Optimizer:
+    """torch's ZeRO-1 over the local parts of the parameters: it sends whole plain tensors, and DTensors are neither. It deals one
+    sort out after the other."""
     from torch.distributed.optim import ZeroRedundancyOptimizer  # warns on import, through torch.jit
 
-    parts = {parameter: _local_view(parameter) for parameter in model.parameters()}
+    parts = {parameter: _local_view(parameter) for own in sorts.values() for parameter in own}
     cut = [(parameter, part) for parameter, part in parts.items() if part is not parameter]
     kind: Any = make  # called as optimizer_class(groups)
-    groups: ParameterGroups = [{"params": list(parts.values())}]
-    if matrices is not None:
-        apart = {is_matrix: [parts[p] for p in parts if (p in matrices) == is_matrix] for is_matrix in (False, True)}
-        groups = [{"params": own, MATRICES: is_matrix} for is_matrix, own in apart.items() if own]
+    groups = [g for sort, own in sorts.items() for g in _with_word([{"params": [parts[p] for p in own]}], sort)]
     optimizer: Any = ZeroRedundancyOptimizer(groups, optimizer_class=kind, process_group=group)
     optimizer.parts = parts
 

@@ -224,6 +224,7 @@ CASES += tuple(replace(case, name=f"moe-{case.name}", model=tiny_mixtral) for ca
 
 
 BY_NIGHT = (
+    "muon-threads2", "muon-pp2-zero1", "muon-cp2-ring-fsdp2",
     "moe-ep2-etp2", "moe-tp2-ep4", "moe-tp2-ep2-alone", "moe-ep2-ddp4", "moe-ep2-zero2-offload-optimizer", "moe-ep2-zero3-offload-nvme",
 )  # fmt: skip
 """Cases whose parts are all in others that the ci suite runs."""
