@@ -179,11 +179,11 @@ VIOLATIONS: dict[str, Violation] = {
     "LEG731": lambda job, a: (
         a.get("loss") == "chunked" and (job.frontend == "deepspeed" or not is_buildable(job.model))
     ),
-    "LEG741": with_muon(
+    "LEG751": with_muon(
         lambda job, a: job.model.moe is not None or job.model.method != "full" or not is_buildable(job.model)
     ),
-    "LEG742": with_muon(lambda job, a: job.frontend == "deepspeed"),
-    "LEG743": with_muon(lambda job, a: a["tp"] > 1 or a["offload"] != "none" or a["tiling"] > 1),
+    "LEG752": with_muon(lambda job, a: job.frontend == "deepspeed"),
+    "LEG753": with_muon(lambda job, a: a["tp"] > 1 or a["offload"] != "none" or a["tiling"] > 1),
 }
 """Rule id -> the condition that refuses a layout, in the order of the book."""
 
