@@ -59,7 +59,7 @@ WORKLOAD = (
     Flag("--grad-accum", "fix the micro-batches per optimizer step", "N"),
     Flag("--tokens", "length of the whole run in tokens: 1T, 100B", "N"),
     Flag("--precision", "number format of the matmuls", "WORD", choices=("bf16", "fp16", "fp32", "fp8", "fp4")),
-    Flag("--optimizer", "optimizer", "WORD", choices=("adamw", "adamw8bit", "sgd")),
+    Flag("--optimizer", "optimizer", "WORD", choices=("adamw", "adamw8bit", "muon", "sgd")),
     Flag("--method", "train all weights, or adapters beside frozen ones", "WORD", choices=("full", "lora", "qlora")),
     Flag("--lora-rank", "rank of the adapters", "N"),
     Flag("--lora-targets", "matrices with adapters: q,v or q,k,v,o,gate,up,down", "WORD,..."),

@@ -137,12 +137,11 @@ def _take_states(optimizer: Optimizer, held: list[HeldStates], state: State) -> 
 
 
 def _held_by_optimizer(named: dict[str, nn.Parameter], optimizer: Optimizer) -> list[tuple[str, nn.Parameter]]:
-    """(name, what the optimizer updates for it): the parameters themselves, or, in their order, local views of them with
-    zero 1 and copies in the host's memory with an optimizer there."""
+    """(name, what the optimizer updates for it): the parameters themselves, or local views of them with zero 1 and copies in the
+    host's memory with an optimizer there, its `parts`."""
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    by_id = {id(parameter): name for name, parameter in named.items()}
-    if not all(id(parameter) in by_id for parameter in held):
-        by_id = {id(part): name for part, name in zip(held, named, strict=True)}
+    parts = getattr(optimizer, "parts", {})
+    by_id = {id(parts.get(parameter, parameter)): name for name, parameter in named.items()}
     return [(by_id[id(parameter)], parameter) for parameter in held]
 
 

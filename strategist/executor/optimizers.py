@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -14,11 +14,13 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from strategist.document.plan import Plan
+from strategist.errors import ImpossibleError
 from strategist.executor.drive import StateOnDrive, block_elements
 from strategist.executor.eight_bits import AdamW8bit
 from strategist.executor.initialise import local_part
 from strategist.executor.job import Job
 from strategist.executor.mesh import shard_group
+from strategist.executor.muon import MATRICES, Muon, hidden_matrices
 
 ParameterGroups = list[dict[str, Any]]
 MakeOptimizer = Callable[[ParameterGroups], Optimizer]
@@ -36,17 +38,46 @@ def default_optimizer(plan: Plan, learning_rate: float = LEARNING_RATE) -> MakeO
         return lambda groups: torch.optim.SGD(groups, lr=learning_rate, momentum=MOMENTUM)
     if plan.strategy.optimizer == "adamw8bit":
         return lambda groups: AdamW8bit(groups, lr=learning_rate, betas=BETAS, weight_decay=WEIGHT_DECAY)
+    if plan.strategy.optimizer == "muon":
+        return lambda groups: Muon(groups, lr=learning_rate, betas=BETAS, weight_decay=WEIGHT_DECAY)
     return lambda groups: torch.optim.AdamW(
         groups, lr=learning_rate, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True
     )
 
 
-def parameter_groups(model: nn.Module) -> ParameterGroups:
+def parameter_groups(parameters: Iterable[nn.Parameter]) -> ParameterGroups:
     """One group per mesh: a fused update takes plain tensors, or DTensors of one mesh. Frozen parameters are left out."""
     groups: dict[DeviceMesh | None, list[nn.Parameter]] = defaultdict(list)
-    for parameter in (parameter for parameter in model.parameters() if parameter.requires_grad):
+    for parameter in (parameter for parameter in parameters if parameter.requires_grad):
         groups[parameter.device_mesh if isinstance(parameter, DTensor) else None].append(parameter)
-    return [{"params": parameters} for parameters in groups.values()]
+    return [{"params": own} for own in groups.values()]
+
+
+Sorts = Mapping[bool, Sequence[nn.Parameter]]
+"""Parameters that are no hidden matrices, and those that are; empty ones are left out."""
+
+
+def _sorts(model: nn.Module, job: Job) -> Sorts:
+    """All parameters as of one sort, or under Muon of two. Raises ImpossibleError UNSUPPORTED where there is nothing for it; a stage of a
+    pipeline may have none."""
+    if job.plan.strategy.optimizer != "muon":
+        return {False: list(model.parameters())}
+    matrices = hidden_matrices(model)
+    if not matrices and job.plan.mesh.pp == 1:
+        raise ImpossibleError(
+            "UNSUPPORTED",
+            "Muon updates matrices inside the layers of a model, which are those of its longest list of like modules; this model has none.",
+            flag="$.strategy.optimizer",
+            value="muon",
+            hint="Use --optimizer adamw.",
+        )
+    sorts = {is_matrix: [p for p in model.parameters() if (p in matrices) == is_matrix] for is_matrix in (False, True)}
+    return {is_matrix: own for is_matrix, own in sorts.items() if own}
+
+
+def _with_word(groups: ParameterGroups, is_matrix: bool) -> ParameterGroups:
+    """Groups of hidden matrices say so."""
+    return [group | {MATRICES: True} for group in groups] if is_matrix else groups
 
 
 def make_optimizer_for(model: nn.Module, job: Job, make: MakeOptimizer) -> Optimizer:
@@ -56,20 +87,23 @@ def make_optimizer_for(model: nn.Module, job: Job, make: MakeOptimizer) -> Optim
         return StateOnDrive(list(model.parameters()), make, job.instruments.make_drive(), block_elements())
     if job.offloads_optimizer:
         return _on_host(model, job.device, make)
-    group = shard_group(job.mesh)
+    group, sorts = shard_group(job.mesh), _sorts(model, job)
     if job.plan.strategy.zero != 1 or group is None:
-        return make(parameter_groups(model))
-    return _shared_out(model, group, make)
+        return make([g for is_matrix, own in sorts.items() for g in _with_word(parameter_groups(own), is_matrix)])
+    return _shared_out(sorts, group, make)
 
 
-def _shared_out(model: nn.Module, group: dist.ProcessGroup, make: MakeOptimizer) -> Optimizer:
-    """torch's ZeRO-1 over the local parts of the parameters: it sends whole plain tensors, and DTensors are neither."""
+def _shared_out(sorts: Sorts, group: dist.ProcessGroup, make: MakeOptimizer) -> Optimizer:
+    """torch's ZeRO-1 over the local parts of the parameters: it sends whole plain tensors, and DTensors are neither. It deals one
+    sort out after the other."""
     from torch.distributed.optim import ZeroRedundancyOptimizer  # warns on import, through torch.jit
 
-    parts = {parameter: _local_view(parameter) for parameter in model.parameters()}
+    parts = {parameter: _local_view(parameter) for own in sorts.values() for parameter in own}
     cut = [(parameter, part) for parameter, part in parts.items() if part is not parameter]
     kind: Any = make  # called as optimizer_class(groups)
-    optimizer = ZeroRedundancyOptimizer([{"params": list(parts.values())}], optimizer_class=kind, process_group=group)
+    groups = [g for sort, own in sorts.items() for g in _with_word([{"params": [parts[p] for p in own]}], sort)]
+    optimizer: Any = ZeroRedundancyOptimizer(groups, optimizer_class=kind, process_group=group)
+    optimizer.parts = parts
 
     def lend_gradients(*_arguments: object) -> None:
         for parameter, part in cut:
@@ -81,7 +115,7 @@ def _shared_out(model: nn.Module, group: dist.ProcessGroup, make: MakeOptimizer)
 
     optimizer.register_step_pre_hook(lend_gradients)
     optimizer.register_step_post_hook(take_back)
-    return optimizer
+    return cast(Optimizer, optimizer)
 
 
 def _on_host(model: nn.Module, device: torch.device, make: MakeOptimizer) -> Optimizer:
@@ -89,7 +123,8 @@ def _on_host(model: nn.Module, device: torch.device, make: MakeOptimizer) -> Opt
     step gradients are copied to it, after each step the updated weights are copied back."""
     twins = {parameter: nn.Parameter(_host_copy(parameter, device)) for parameter in model.parameters()}
     places = {parameter: torch.empty_like(twin) for parameter, twin in twins.items()}
-    optimizer = make([{"params": list(twins.values())}])
+    optimizer: Any = make([{"params": list(twins.values())}])
+    optimizer.parts = twins
 
     @torch.no_grad()
     def bring_gradients(*_arguments: object) -> None:
@@ -106,7 +141,7 @@ def _on_host(model: nn.Module, device: torch.device, make: MakeOptimizer) -> Opt
 
     optimizer.register_step_pre_hook(bring_gradients)
     optimizer.register_step_post_hook(hand_back)
-    return optimizer
+    return cast(Optimizer, optimizer)
 
 
 def _host_copy(parameter: nn.Parameter, device: torch.device) -> torch.Tensor:

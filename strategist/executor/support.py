@@ -83,6 +83,7 @@ def layout_obstacles(plan: Plan) -> tuple[Obstacle, ...]:
         _compression,
         _loss,
         _recompute,
+        _muon,
         _offload,
         pipeline_obstacles,
         _batch,
@@ -383,6 +384,27 @@ def _recompute(plan: Plan) -> Iterator[Obstacle]:
         f"The executor cannot run {s.recompute_layers} layers of every chunk again: the plan has",
         reasons,
         "Use recompute = full of at most as many layers as an equal chunk has, without tiling and adapters; or of all layers.",
+    )
+
+
+def _muon(plan: Plan) -> Iterator[Obstacle]:
+    """Muon needs whole matrices, of which fully_shard's ranks gather the rows."""
+    mesh, strategy = plan.mesh, plan.strategy
+    if strategy.optimizer != "muon":
+        return
+    reasons = {
+        f"tp {mesh.tp}; it must be 1": mesh.tp > 1,
+        f"offload {strategy.offload}": strategy.offload != "none",
+        f"tiling {strategy.tiling}": strategy.tiling > 1,
+        "routed experts": plan.model.moe is not None,
+        f"model.method {plan.model.method}": plan.model.method != "full",
+    }
+    yield from lacking(
+        "strategy.optimizer",
+        strategy.optimizer,
+        "The executor cannot run strategy.optimizer = muon here: the plan has",
+        reasons,
+        "Plan over data-parallel ranks and stages alone, without offload, or with --optimizer adamw.",
     )
 
 

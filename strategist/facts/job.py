@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from strategist.facts.hardware import Cluster
 from strategist.facts.model import ModelShape
+from strategist.facts.parameters import count, hidden_matrices
 from strategist.facts.profile import Formats, Profile
 from strategist.facts.workload import Workload
 from strategist.records import dataclass
@@ -56,6 +57,17 @@ class Job:
         """Whether inputs and gradients of cut matrices are cast before tensor-parallel ranks gather them; adapters beside a
         matrix need its input as it is (NVIDIA/TransformerEngine: layernorm_linear.py, return_layernorm_output_gathered)."""
         return self.cast_width > 0 and self.profile.gathers_fp8 and not self.adapters
+
+    @property
+    def state_bytes(self) -> float:
+        """Bytes of optimizer state per trained parameter: under Muon one momentum for matrices inside the layers, AdamW's two
+        moments for all else, on average over the model."""
+        own, precision = self.workload.optimizer, self.workload.precision
+        each = self.profile.state_bytes(own, precision)
+        if own != "muon":
+            return each
+        inside = hidden_matrices(self.model) / count(self.model).total
+        return inside * each + (1.0 - inside) * self.profile.state_bytes("adamw", precision)
 
     @property
     def usable_bytes(self) -> int:

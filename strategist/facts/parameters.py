@@ -69,6 +69,16 @@ def count(shape: ModelShape) -> Parameters:
 
 
 @cache
+def hidden_matrices(shape: ModelShape) -> int:
+    """Elements of the matrices inside the layers, biases left out: what Muon updates."""
+    return sum(
+        number * matrix.copies * matrix.weights
+        for kind, number in layer_counts(shape).items()
+        for matrix in build_layer(shape, kind).matrices
+    )
+
+
+@cache
 def outer_parameters(shape: ModelShape) -> OuterParameters:
     """What lies outside the layers, by part."""
     stacks = 2 if shape.formula == "encdec" else 1

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any, Literal
 
 from strategist.catalog import rows
-from strategist.errors import InputError, did_you_mean
+from strategist.errors import ImpossibleError, InputError, did_you_mean
 from strategist.facts.hardware import Basis
 from strategist.facts.keeping import Keeping, find_keeping
 from strategist.facts.model import ModelShape
@@ -122,9 +122,17 @@ class Profile:
 
     def state_bytes(self, optimizer: str, precision: str) -> float:
         """Bytes of optimizer state per parameter: moments, and what is sharded like them: master copies, and under fp16
-        copies of scaled gradients."""
-        more = self.fp16_state_bytes if precision == "fp16" else 0.0
-        return dict(self.optimizer_state_bytes)[optimizer] + more
+        copies of scaled gradients. Raises ImpossibleError UNSUPPORTED for an optimizer that nobody measured there."""
+        more, known = self.fp16_state_bytes if precision == "fp16" else 0.0, dict(self.optimizer_state_bytes)
+        if optimizer not in known:
+            raise ImpossibleError(
+                "UNSUPPORTED",
+                f"What {optimizer} holds and sends is known of strategist's own executor; in {self.title} it is not.",
+                flag="--optimizer",
+                value=optimizer,
+                hint=f"Leave out the framework, or use --optimizer {' or '.join(known)}.",
+            )
+        return known[optimizer] + more
 
 
 def frontends() -> tuple[str, ...]:

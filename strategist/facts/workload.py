@@ -7,10 +7,10 @@ from typing import Literal
 from strategist.records import dataclass
 
 Precision = Literal["bf16", "fp16", "fp32", "fp8", "fp4"]
-Optimizer = Literal["adamw", "adamw8bit", "sgd"]
+Optimizer = Literal["adamw", "adamw8bit", "muon", "sgd"]
 
 PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp32", "fp8", "fp4")
-OPTIMIZERS: tuple[Optimizer, ...] = ("adamw", "adamw8bit", "sgd")
+OPTIMIZERS: tuple[Optimizer, ...] = ("adamw", "adamw8bit", "muon", "sgd")
 
 METHODS = ("full", "lora", "qlora")
 """All weights are trained, or adapters beside frozen ones, which rest in four bits under the last."""

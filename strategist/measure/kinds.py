@@ -8,7 +8,9 @@ from math import prod
 
 from strategist.document.plan import MESH_AXES, Plan
 from strategist.errors import InputError
+from strategist.facts.lots import fullest_lot
 from strategist.facts.model import layer_counts, layer_sequence
+from strategist.facts.profile import find_profile
 from strategist.facts.tensors import Part, fullest_rank, tensor_sizes
 from strategist.records import dataclass
 from strategist.units import parse_integer
@@ -103,6 +105,10 @@ def _fullest(plan: Plan, stage: int) -> int:
     own = [kind for first, end in held.layers for kind in layer_sequence(plan.model)[first:end]]
     numbers = tuple(own.count(kind) for kind in layer_counts(plan.model))
     part = Part(numbers, held.embedding, held.head, mesh.tp, mesh.ep, mesh.etp)
+    if plan.strategy.optimizer == "muon":
+        profile, precision = find_profile(), plan.workload.precision
+        each = (profile.state_bytes(optimizer, precision) for optimizer in ("muon", "adamw"))
+        return fullest_lot(plan.model, part, shards, *each)
     return fullest_rank(tensor_sizes(plan.model, part), shards)
 
 

@@ -18,7 +18,7 @@ from strategist.columns import on_stages
 from strategist.facts.job import Job
 from strategist.memory.logits import forward_bytes_CS, held_logits_CS, loss_bytes_CS
 from strategist.memory.logits import gradient_bytes_CS as logits_gradient_CS
-from strategist.memory.model_states import decoded_bytes, shards_state
+from strategist.memory.model_states import decoded_bytes, shards_state, turning_bytes_CS
 from strategist.memory.situations import Schedule, Situation, one_pass
 from strategist.memory.sorts import sorts_of
 from strategist.memory.step import END, LAYERS, LOSS, NONE, UPDATE, Instant, LayerInstants, Layers, Step, added
@@ -858,6 +858,12 @@ def _update(step: Step) -> Instant:
         terms["temporaries"] = copies * _owned(step)
     elif step.job.profile.has_units and step.job.workload.optimizer == "adamw8bit":
         terms["temporaries"] = decoded_bytes(_owned(step)) * c.is_word("offload", "none")[:, None]
+    elif step.job.workload.optimizer == "muon":
+        turning = turning_bytes_CS(step.job, step.group)  # once the other end's gradient is gone
+        terms |= {
+            "pipeline_buffers": np.where(theirs < turning, 0.0, theirs),
+            "temporaries": np.where(theirs < turning, turning, 0.0),
+        }
     return Instant(UPDATE, terms)
 
 

@@ -13,7 +13,7 @@ from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
 from strategist.memory.buffers import overhead
 from strategist.space.candidates import Candidates, Mask, Reals
-from strategist.space.deals import dealt_CS
+from strategist.space.deals import dealt_CS, most_of_lots_CS
 from strategist.space.shares import Elements, Group
 
 
@@ -92,8 +92,44 @@ def optimizer_bytes_CS(job: Job, group: Group, counts: Elements) -> Reals:
     deals = c["zero"] == 1
     if job.profile.has_units and deals.any():
         held = np.where(deals[:, None], job.trainable * dealt_CS(job.model, group, deals), held)
-    state = job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
-    return np.where(c.is_word("offload", "none")[:, None], state * held, 0.0)
+    resting = job.state_bytes * held if job.workload.optimizer != "muon" else _with_momentum_CS(job, group, held)
+    return np.where(c.is_word("offload", "none")[:, None], resting, 0.0)
+
+
+def _with_momentum_CS(job: Job, group: Group, held: Reals) -> Reals:
+    """Bytes of Muon's momentum of matrices inside the layers, and of AdamW's moments of the rest of what is `held`, (C, S); of the
+    rank that has most of both where torch's ZeRO-1 deals them out."""
+    from strategist.facts.lots import state_bytes  # few ask for any
+    from strategist.space.turned import owned_CS
+
+    matrices, deals = owned_CS(job.model, group), group.candidates["zero"] == 1
+    adamw, muon = (job.profile.state_bytes(name, job.workload.precision) for name in ("adamw", "muon"))
+    resting = muon * matrices + adamw * (held - matrices)
+    if not deals.any():
+        return resting
+    dealt = most_of_lots_CS(job.model, group, deals, lambda lot: state_bytes(lot, muon, adamw))
+    return np.where(deals[:, None], dealt, resting)
+
+
+def turning_bytes_CS(job: Job, group: Group) -> Reals:
+    """Bytes that Muon holds while it turns a matrix, (C, S); where torch's ZeRO-1 deals matrices out, what the rank that then has
+    most has more than the one with most state."""
+    from strategist.facts.lots import Lot, state_bytes  # few ask for any
+    from strategist.space.turned import bytes_of_one, largest_bytes_CS
+
+    turning, deals = largest_bytes_CS(job.model, group), group.candidates["zero"] == 1
+    if not deals.any():
+        return turning
+    adamw, muon = (job.profile.state_bytes(name, job.workload.precision) for name in ("adamw", "muon"))
+
+    def resting(lot: Lot) -> float:
+        return state_bytes(lot, muon, adamw)
+
+    def at_most(lot: Lot) -> float:
+        return resting(lot) + max((bytes_of_one(*sides) for sides, _ in lot.matrices), default=0.0)
+
+    most, least = (most_of_lots_CS(job.model, group, deals, size) for size in (at_most, resting))
+    return np.where(deals[:, None], most - least, turning)
 
 
 def host_bytes_C(job: Job, group: Group, counts: Elements) -> Reals:
@@ -106,8 +142,7 @@ def host_bytes_C(job: Job, group: Group, counts: Elements) -> Reals:
     c = group.candidates
     if not c["offload"].any():
         return np.zeros(len(c))
-    state = job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
-    stored, gradient = BYTES[job.formats.parameter], BYTES[job.formats.gradient]
+    state, stored, gradient = job.state_bytes, BYTES[job.formats.parameter], BYTES[job.formats.gradient]
     everything = state + gradient + stored
     moments = everything if job.profile.has_units else state + gradient
     by_word = np.array([0.0, moments, everything, gradient + stored])

@@ -48,8 +48,7 @@ def seconds_between_failures(arch: str) -> float:
 
 def checkpoint_bytes(job: Job) -> float:
     """Bytes of all weights, frozen ones too, and of all optimizer state, master copies among it."""
-    work = job.workload
-    each = BYTES[job.formats.parameter] + job.trainable * job.profile.state_bytes(work.optimizer, work.precision)
+    each = BYTES[job.formats.parameter] + job.trainable * job.state_bytes
     return count(job.model).total * each
 
 

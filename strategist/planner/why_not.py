@@ -168,9 +168,8 @@ def _chain(job: Job, leanest: int, host: int) -> tuple[str, ...]:
 
 def _bytes_per_parameter(job: Job) -> float:
     """Bytes of weight, gradient and optimizer state, spread over all parameters where only some are trained."""
-    state = job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
     resting = QUANTISED_BYTES if job.model.method == "qlora" else BYTES[job.formats.parameter]
-    return resting + job.trainable * (BYTES[job.formats.gradient] + state)
+    return resting + job.trainable * (BYTES[job.formats.gradient] + job.state_bytes)
 
 
 def _devices(job: Job) -> str:

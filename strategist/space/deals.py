@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 
 import numpy as np
 
+from strategist.facts.lots import Lot, sorts_of_lots
 from strategist.facts.model import ModelShape
 from strategist.facts.tensors import Part, largest_deal, tensor_sizes
 from strategist.records import replace
@@ -16,7 +18,23 @@ from strategist.space.shares import Group, expert_shards, state_shards
 def dealt_CS(shape: ModelShape, group: Group, wanted: Mask) -> Reals:
     """Elements of the rank with most of them, (C, S), for the candidates that are `wanted` (C,); 0 for the others. Experts are
     dealt with the rest where they have as many copies to share the work, otherwise on their own."""
-    c, known = group.meshes, _deals_of(shape)
+    return _of_deals_CS(group, wanted, _deals_of(shape), partial(_fullest, shape))
+
+
+def most_of_lots_CS(shape: ModelShape, group: Group, wanted: Mask, size: Callable[[Lot], float]) -> Reals:
+    """The largest `size` of what a rank is dealt when hidden matrices are a group of their own, as `dealt_CS`."""
+
+    def most(part: Part, ranks: int, _sharers: int) -> float:
+        return max(size(lot) for lot in sorts_of_lots(shape, replace(part, tp=1, ep=1, etp=1), ranks))
+
+    return _of_deals_CS(group, wanted, {}, most)
+
+
+def _of_deals_CS(
+    group: Group, wanted: Mask, known: dict[object, float], value: Callable[[Part, int, int], float]
+) -> Reals:
+    """`value` of what lies on a stage, the ranks that share it and those that share its experts, each asked once."""
+    c = group.meshes
     columns = (c["tp"], c["ep"], c["etp"], state_shards(c), expert_shards(c))
     meshes = np.flatnonzero(np.bincount(group.mesh_of[wanted]))
     stages = [
@@ -28,7 +46,7 @@ def dealt_CS(shape: ModelShape, group: Group, wanted: Mask) -> Reals:
     for mesh, degree in zip(meshes.tolist(), degrees, strict=True):
         for stage, held in enumerate(stages):
             if (held, degree) not in known:
-                known[held, degree] = _fullest(shape, Part(*held, *degree[:3]), *degree[3:])
+                known[held, degree] = value(Part(*held, *degree[:3]), *degree[3:])
             found[mesh, stage] = known[held, degree]
     return found.T.take(group.mesh_of, axis=-1).T
 
@@ -41,7 +59,7 @@ def _fullest(shape: ModelShape, part: Part, ranks: int, sharers: int) -> int:
 
 
 @cache
-def _deals_of(_shape: ModelShape) -> dict[object, int]:
+def _deals_of(_shape: ModelShape) -> dict[object, float]:
     """What is known of a model's deals: filled as they are asked for, because a search asks for each several times."""
     return {}
 

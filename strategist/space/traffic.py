@@ -106,6 +106,7 @@ def traffic(job: Job, group: Group, counts: Elements) -> tuple[Traffic, ...]:
         *_tied_ends(job, group),
         *_data(job, group, _dense(job, group, full), "shards", "replicas"),
         *(_slices_again(job, group) if group.is_tiled else ()),
+        *(_momentum(job, group) if job.workload.optimizer == "muon" else ()),
         *(_data(job, group, _experts(job, group, full), "expert_replicas", "expert_replicas") if job.model.moe else ()),
     )
 
@@ -185,6 +186,15 @@ def _slices_again(job: Job, group: Group) -> Iterator[Traffic]:
     elements, units = (group.layers_of(part) for part in repeated_CK(job.model, c, state_shards(c)))
     payload = BYTES[job.formats.compute] * elements
     yield Traffic("dp", "all_gather", payload, full * np.ones_like(payload), "shards", "backward", units)
+
+
+def _momentum(job: Job, group: Group) -> Iterator[Traffic]:
+    """Matrices inside the layers whose momentum ranks share are gathered for Muon, one by one."""
+    from strategist.space.turned import WIDTH, elements_CS, number_CS  # few ask for any
+
+    shares = 1.0 * (group.candidates["zero"] >= 2)[:, None]
+    payload, number = WIDTH * elements_CS(job.model, group), number_CS(job.model, group)
+    yield Traffic("dp", "all_gather", payload, shares * np.ones_like(payload), "shards", "nothing", number)
 
 
 def _per_stage(group: Group, value_C: Reals) -> Reals:

@@ -138,12 +138,17 @@ def _again(job: Job, c: Candidates, forward: Mapping[str, Reals]) -> Mapping[str
 
 
 def matmul_seconds(job: Job, gpu: Gpu, m: Reals, n: Reals, k: Reals) -> Reals:
-    """Seconds of an (m, k) x (k, n) product: the slower of its FLOPs at the measured rate and its bytes, broadcast.
+    """Seconds of an (m, k) x (k, n) product in the formats that the job computes in, broadcast."""
+    return product_seconds(gpu, job.workload.precision, BYTES[job.formats.compute], m, n, k)
+
+
+def product_seconds(gpu: Gpu, precision: str, number: float, m: Reals, n: Reals, k: Reals) -> Reals:
+    """Seconds of an (m, k) x (k, n) product of numbers of `number` bytes: the slower of its FLOPs at the measured rate and its
+    bytes, broadcast.
 
     Roofline: Williams et al. 2009 (Communications of the ACM 52(4)).
     """
-    rates = matmul_rates(gpu, job.workload.precision)
-    number = BYTES[job.formats.compute]
+    rates = matmul_rates(gpu, precision)
     compute = 2.0 * m * n * k / (rates.at(m, np.minimum(n, k)) * alignment(gpu, n, k))
     traffic = number * (m * k + k * n + m * n) / memory_Bps(gpu)
     return np.maximum(compute, traffic)

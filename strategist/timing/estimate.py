@@ -352,4 +352,8 @@ def _update(job: Job, group: Group, counts: Elements) -> tuple[Reals, Reals]:
     whole, sharded = counts.whole.max(axis=1), counts.sharded.max(axis=1)
     owned = np.where(c["zero"] >= 1, sharded, whole)
     trained = job.trainable * owned
+    if job.workload.optimizer == "muon":
+        from strategist.timing.muon import muon_seconds  # few ask for any
+
+        return muon_seconds(job, group, counts), offload_seconds(job, c, trained)
     return update_seconds(job, c, trained), offload_seconds(job, c, trained)

@@ -25,8 +25,7 @@ def _touched_bytes(job: Job) -> float:
     """Bytes that an update reads and writes per element. Our own 8-bit one is no single kernel: its operations are counted."""
     if job.profile.has_units and job.workload.optimizer == "adamw8bit":
         return share("eight_bit_update_bytes", job.cluster.slowest.gpu)
-    state = job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
-    return 2.0 * (BYTES[job.formats.parameter] + state) + BYTES[job.formats.gradient]
+    return 2.0 * (BYTES[job.formats.parameter] + job.state_bytes) + BYTES[job.formats.gradient]
 
 
 def offload_seconds(job: Job, c: Candidates, owned_C: Reals) -> Reals:
@@ -39,12 +38,11 @@ def offload_seconds(job: Job, c: Candidates, owned_C: Reals) -> Reals:
     node = job.cluster.slowest
     link = (node.gpu.host_Bps or node.gpu.memory_Bps) * share("host_link_share", node.gpu)
     stored, gradient = BYTES[job.formats.parameter], BYTES[job.formats.gradient]
-    state = job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
     micro = c["accumulation"].astype(np.float64)
     update = _touched_bytes(job) * owned_C / share("host_update_Bps", node.gpu)
     once = (gradient + stored) * owned_C / link + update
     every = micro * (2.0 * stored + gradient) * owned_C / link + update
-    disk = 2.0 * state * owned_C / _disk_Bps(node)
+    disk = 2.0 * job.state_bytes * owned_C / _disk_Bps(node)
     return np.choose(c["offload"], [np.zeros(len(c)), once, every, every + disk])
 
 

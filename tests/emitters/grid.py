@@ -49,6 +49,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"loss": "chunked"},
     {"optimizer": "sgd"},
     {"optimizer": "adamw8bit"},
+    {"optimizer": "muon"},
     {"backend": "gloo"},
     {"compile": True},
     {"context_parallel": "ring"},

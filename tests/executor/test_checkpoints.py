@@ -93,16 +93,24 @@ def test_adapters_go_on_beside_weights_that_lie_elsewhere(tmp_path: Path) -> Non
     _assert_goes_on(tiny_llama(adapters=adapters), (FSDP2, DDP2, SINGLE, FSDP2, DDP2), tmp_path)
 
 
-def _assert_goes_on(shape: ModelShape, chain: tuple[dict[str, Any], ...], tmp_path: Path) -> None:
+def test_muon_goes_on_whoever_holds_rows_of_its_momentum(tmp_path: Path) -> None:
+    """The same where one momentum is kept of hidden matrices, and two moments of the rest."""
+    shape = tiny_llama(layers=4, tied=True, ffn_hidden=42)
+    _assert_goes_on(shape, (FSDP4, SINGLE, PP_FSDP, ZERO1, HSDP), tmp_path, "muon")
+
+
+def _assert_goes_on(
+    shape: ModelShape, chain: tuple[dict[str, Any], ...], tmp_path: Path, optimizer: str = "adamw"
+) -> None:
     from tests.executor.harness import run_ranks
     from tests.executor.reference import Task, trained_by_one_process
     from tests.executor.workers import train_part
 
-    task = Task(shape, ragged=True, clip_norm=0.5, scheduled=True)
+    task = Task(shape, ragged=True, clip_norm=0.5, scheduled=True, optimizer=optimizer)
     losses, parameters, norms = trained_by_one_process(task)
     start: Path | None = None
     for step, layout in enumerate(chain):
-        plan, target = make_plan(task.shape, **layout), tmp_path / f"step-{step + 1}"
+        plan, target = make_plan(task.shape, optimizer=optimizer, **layout), tmp_path / f"step-{step + 1}"
         outcomes = run_ranks(plan.mesh.world, train_part, plan, task, start, step + 1, target)
         for got_losses, _, got_norms in outcomes:
             assert got_losses == pytest.approx(losses[step : step + 1], abs=LOSS_BOUND, rel=0)

@@ -208,12 +208,28 @@ LORA = (
     Case("hsdp", SHARDED | PLAIN, ADAPTED | {"qk_norm": "head"}, ragged=True, clip=0.5),
     Case("gpt-hsdp", SHARDED | PLAIN | {"recompute": "full"}, {"adapters": Adapters(rank=4, alpha=4, targets=("q", "k", "v", "o", "up", "down"))}, clip=0.5, model=tiny_gpt2),
 )  # fmt: skip
+MUON = (
+    Case("single", {"accumulation": 2, "recompute": "selective"}, ragged=True, clip=0.5),
+    Case("ddp2", PLAIN | {"accumulation": 2}, {"tied": True}, ragged=True),
+    Case("threads2", PLAIN | {"replicas": "threads"}, ragged=True, clip=0.5),
+    Case("zero1", ZERO1 | {"accumulation": 2}, {"qkv_bias": True}, ragged=True, clip=0.5),
+    Case("pp2-zero1", ZERO1 | {"pp": 2, "accumulation": 4}, {"tied": True}, ragged=True, clip=0.5),
+    Case("zero2", {"dp_shard": 2, "zero": 2, "accumulation": 2}, {"qkv_bias": True}, ragged=True, clip=0.5),
+    Case("fsdp4", {"dp_shard": 4, "zero": 3, "recompute": "full"}, {"ffn_hidden": 42, "vocab": 63}, ragged=True, clip=0.5),
+    Case("hsdp", SHARDED | PLAIN, {"tied": True, "qk_norm": "head"}, ragged=True, clip=0.5),
+    Case("pp2-v2-ddp2", V2 | PLAIN | {"accumulation": 2}, {"layers": 4}, ragged=True, clip=0.5),
+    Case("pp2-fsdp2", SHARDED | {"pp": 2, "accumulation": 4}, {"tied": True}, ragged=True, clip=0.5),
+    Case("cp2-ring-fsdp2", RING | SHARDED, {"ffn_hidden": 42}, ragged=True, clip=0.5),
+    Case("gpt-zero3", SHARDED | {"loss": "chunked"}, {"tied": False}, ragged=True, clip=0.5, model=tiny_gpt2),
+)  # fmt: skip
+CASES += tuple(replace(case, name=f"muon-{case.name}", layout=case.layout | {"optimizer": "muon"}) for case in MUON)
 CASES += tuple(replace(case, name=f"lora-{case.name}") for case in LORA)
 CASES += tuple(replace(case, name=f"gpt-{case.name}", model=tiny_gpt2) for case in GPT)
 CASES += tuple(replace(case, name=f"moe-{case.name}", model=tiny_mixtral) for case in MOE)
 
 
 BY_NIGHT = (
+    "muon-threads2", "muon-pp2-zero1", "muon-cp2-ring-fsdp2",
     "moe-ep2-etp2", "moe-tp2-ep4", "moe-tp2-ep2-alone", "moe-ep2-ddp4", "moe-ep2-zero2-offload-optimizer", "moe-ep2-zero3-offload-nvme",
 )  # fmt: skip
 """Cases whose parts are all in others that the ci suite runs."""
@@ -225,12 +241,13 @@ BY_NIGHT = (
     ids=lambda case: case.name,
 )
 def test_training_equals_one_process(case: Case) -> None:
-    """Losses, gradient norms and final parameters of five AdamW steps are those of one process, on every rank."""
+    """Losses, gradient norms and final parameters of five steps are those of one process, on every rank."""
     from tests.executor.harness import run_ranks
     from tests.executor.reference import GLOBAL_BATCH, Task, trained_by_one_process
     from tests.executor.workers import train_task
 
-    task = Task(case.model(**case.shape), ragged=case.ragged, clip_norm=case.clip)
+    optimizer = case.layout.get("optimizer", "adamw")
+    task = Task(case.model(**case.shape), ragged=case.ragged, clip_norm=case.clip, optimizer=optimizer)
     plan = make_plan(task.shape, **_with_micro_batch(case.layout, GLOBAL_BATCH))
     losses, parameters, norms = trained_by_one_process(task)
     for got_losses, got_parameters, got_norms in run_ranks(plan.processes, train_task, plan, task):

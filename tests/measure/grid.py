@@ -333,6 +333,25 @@ PARTLY = tuple(
 """Full recompute of the first layers of every chunk."""
 
 
+FEW_WORDS = {"vocab": 2048}
+TURNED = tuple(
+    Scenario(f"{model}-muon-{number}", replace(load_model(model), layers=4, max_seq=4096, **cut), seq_len, precision, layout | {"optimizer": "muon"})
+    for number, (model, cut, seq_len, precision, layout) in enumerate((
+        ("llama-3.2-1b", {}, 1024, "bf16", {"accumulation": 2}),
+        ("llama-3.1-8b", FEW_WORDS, 512, "bf16", {"dp_shard": 8, "zero": 3}),
+        ("qwen2.5-0.5b", {}, 1000, "fp32", {"dp_shard": 24, "zero": 2, "accumulation": 2}),
+        ("llama-3.2-1b", {}, 1024, "bf16", {"dp_shard": 8, "zero": 1, "accumulation": 2}),
+        ("qwen2.5-7b", FEW_WORDS, 512, "bf16", {"pp": 2, "dp_shard": 4, "zero": 1, "accumulation": 2}),
+        ("qwen3-8b", FEW_WORDS, 512, "bf16", {"dp_replicate": 2, "dp_shard": 8, "zero": 3, "recompute": "full"}),
+        ("opt-1.3b", {"pos_rows": 4096}, 1000, "fp32", {"dp_replicate": 8}),
+        ("llama-3.1-8b", FEW_WORDS, 512, "bf16", {"pp": 2, "dp_shard": 4, "zero": 3, "accumulation": 4}),
+        ("llama-3.2-1b", {}, 1024, "bf16", {"pp": 2, "dp_replicate": 2, "accumulation": 2}),
+        ("gpt2-medium", FEW_WORDS | {"pos_rows": 4096}, 512, "bf16", {"dp_shard": 4, "zero": 3, "cp": 2, "context_parallel": "ring"}),
+    ))
+)  # fmt: skip
+"""Muon; with few words and tokens, its update holds most."""
+
+
 def _drawn(drawn: random.Random, layout: Mapping[str, Any]) -> Scenario:
     model, layers = drawn.choice(MODELS), drawn.choice((4, 5, 6))
     pp = layout.get("pp", 1)

@@ -20,6 +20,7 @@ from tests.measure.grid import (
     SPREAD,
     STATES,
     TILED,
+    TURNED,
     TWO_PARTS,
     WEIGHTED,
     Difference,
@@ -193,6 +194,13 @@ def test_formulas_agree_with_the_program_whose_loss_is_in_chunks(scenario: Scena
 @half_nightly(PARTLY)
 def test_formulas_agree_with_the_program_that_computes_some_layers_again(scenario: Scenario) -> None:
     """Where some layers keep everything and the first ones of a chunk do not, every figure keeps its bar."""
+    for found in _found(scenario):
+        _assert_keeps_its_bar(found)
+
+
+@half_nightly(TURNED)
+def test_formulas_agree_with_the_program_of_muon(scenario: Scenario) -> None:
+    """So they do where whole matrices are turned: what it holds, and the momentum that is gathered, message by message."""
     for found in _found(scenario):
         _assert_keeps_its_bar(found)
 

@@ -70,6 +70,11 @@ def ours(violation: Violation) -> Violation:
     return lambda job, a: job.frontend == "strategist" and violation(job, a)
 
 
+def with_muon(violation: Violation) -> Violation:
+    """A limit of Muon."""
+    return lambda job, a: job.workload.optimizer == "muon" and violation(job, a)
+
+
 SIDE_BY_SIDE_OR_BEHIND = ("gpt-neox", "gpt_neox", "pythia", "falcon", "olmo2", "llama4", "llama4_text")
 
 
@@ -182,6 +187,11 @@ VIOLATIONS: dict[str, Violation] = {
     ),
     "LEG741": lambda job, a: a.get("recompute_layers", 0) * a["pp"] * a["virtual_stages"] > stack(job.model),
     "LEG742": lambda job, a: a.get("recompute_layers", 0) > 0 and _is_not_full_alone(job, a),
+    "LEG751": with_muon(
+        lambda job, a: job.model.moe is not None or job.model.method != "full" or not is_buildable(job.model)
+    ),
+    "LEG752": with_muon(lambda job, a: job.frontend == "deepspeed"),
+    "LEG753": with_muon(lambda job, a: a["tp"] > 1 or a["offload"] != "none" or a["tiling"] > 1),
 }
 """Rule id -> the condition that refuses a layout, in the order of the book."""
 

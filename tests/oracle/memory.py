@@ -12,7 +12,7 @@ from strategist.facts.layers import build_layer
 from strategist.facts.model import LayerKind, layer_counts
 from strategist.facts.profile import BYTES
 from strategist.memory.saved import OURS, habits_of, saved_tensors
-from tests.oracle import adapters, compression
+from tests.oracle import adapters, compression, turned
 from tests.oracle.parameters import (
     Held,
     dense_of_layer,
@@ -516,6 +516,9 @@ class Stage:
         roots = self.job.profile.update_copies * self.q * self.s * own
         if not roots and self.job.profile.has_units and self.job.workload.optimizer == "adamw8bit":
             roots = DECODED_BYTES * min(own, DECODED_AT_ONCE) if self.a["offload"] == "none" else 0.0
+        if self.job.workload.optimizer == "muon":  # matrices are turned once what the ends exchange is gone
+            roots = turned.turning_bytes(self.job, self.a, self.stage, self.kinds)
+            theirs, roots = (0.0, roots) if theirs < roots else (theirs, 0.0)
         terms = {"gradients": self.settled + twice, "activations": self.inputs, "pipeline_buffers": theirs}
         return 3, terms | {"temporaries": roots}
 
@@ -1295,6 +1298,9 @@ def stage_ties(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind])
     if job.model.adapters is not None:
         own = adapters.states(job, layout, kinds, whole.all, sharded.all)
         always |= {name: own[name] for name in ("parameters", "optimizer")}
+    if job.workload.optimizer == "muon":
+        owned = sharded if layout["zero"] >= 1 else whole
+        always["optimizer"] = turned.state_bytes(job, layout, stage, kinds, owned.all)
     runtime = {"runtime": _runtime(job, layout)}
     by_moment: dict[int, list[dict[str, float]]] = {}
     for moment, terms in instants(job, layout, stage, kinds):

@@ -125,6 +125,15 @@ def cases_of_depth(draw: Draw) -> Case:
     return job, [row | {"recompute_layers": draw(st.integers(1, most))}]
 
 
+@st.composite
+def cases_of_muon(draw: Draw) -> Case:
+    """A job of our own framework with a dense decoder that it builds, trained by Muon, and a layout that can be."""
+    drawn = draw(jobs(models=dense_shapes()))
+    uncut = replace(drawn.model, kind="decoder", kv_heads=1)  # one head of keys leaves tp nothing to cut
+    job = replace(drawn, model=uncut, workload=replace(drawn.workload, optimizer="muon"))
+    return job, [draw(layouts(job)) | {"offload": "none", "tiling": 1}]
+
+
 PLAIN: Layout = dict.fromkeys((*MESH_COLUMNS, "micro_batch", "accumulation", "virtual_stages", "tiling"), 1) | {
     "zero": 0, "schedule": "none", "sequence_parallel": 0, "context_parallel": "none", "recompute": "none",
     "offload": "none", "stage_split": "even",
@@ -243,6 +252,15 @@ def test_recompute_of_some_layers_equals_the_oracle(case: Case) -> None:
 @given(cases_of_threads())
 def test_replicas_as_threads_equal_the_oracle(case: Case) -> None:
     """nn.DataParallel's exchanges, its one launching interpreter and what device 0 holds beside its share are the oracle's."""
+    _assert_same_memory(case)
+    _assert_same_time(case)
+    _assert_same_stages(case)
+
+
+@settings(CI, max_examples=cases_of(60))
+@given(cases_of_muon())
+def test_muon_equals_the_oracle(case: Case) -> None:
+    """What Muon keeps, gathers, holds while it turns a matrix and computes is what the oracle counts matrix by matrix."""
     _assert_same_memory(case)
     _assert_same_time(case)
     _assert_same_stages(case)

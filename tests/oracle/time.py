@@ -9,7 +9,7 @@ from strategist.facts.job import Job
 from strategist.facts.model import LayerKind, layer_counts, layer_sequence
 from strategist.facts.parameters import count, outer_parameters
 from strategist.facts.profile import BYTES
-from tests.oracle import adapters, compression
+from tests.oracle import adapters, compression, turned
 from tests.oracle.attention import attention_FLOP
 from tests.oracle.layer_time import COMPUTE_TERMS, Pass, device_of, head_time, layer_time
 from tests.oracle.parameters import all_stages, held
@@ -166,6 +166,9 @@ EIGHT_BIT_BYTES = 2 * (1 + 4 + 4 + 4 + 4 + 4) + 12 + 8 + 16 + 2 * (4 + 8 + 8 + 5
 def _update(job: Job, layout: Layout) -> tuple[float, float]:
     """Seconds of the update on the device, and of offloading with the update on the host."""
     gpu = device_of(job)
+    if job.workload.optimizer == "muon":
+        stages = enumerate(stage_kinds(job, layout))
+        return max(turned.seconds(job, layout, stage, kinds) for stage, kinds in stages), 0.0
     owned = job.trainable * max(held_.all for held_ in all_stages(job, layout, sharded=layout["zero"] >= 1))
     s, g = BYTES[job.formats.parameter], BYTES[job.formats.gradient]
     o = job.profile.state_bytes(job.workload.optimizer, job.workload.precision)

@@ -14,7 +14,7 @@ from strategist.facts.model import LayerKind, ModelShape, layer_sequence
 from strategist.facts.parameters import outer_parameters
 from strategist.facts.profile import BYTES
 from strategist.facts.tiers import tiers
-from tests.oracle import adapters, compression
+from tests.oracle import adapters, compression, turned
 from tests.oracle.memory import is_plain, sequence_cut, tokens, uses_units
 from tests.oracle.parameters import Held, expert_ranks, expert_shards, padded, shards, tensors_of, vocabulary
 from tests.oracle.stages import Layout, computed_again
@@ -69,7 +69,11 @@ def rows_of(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], wh
         return [
             Row("dp", op, behind, size, 1, n, 1, pieces) for op, size, behind, pieces in compression.sent(job, layout)
         ]
+    gathered, messages = turned.sent(job, layout, kinds)
+    is_shared = job.workload.optimizer == "muon" and layout["zero"] >= 2
+    n = shards(layout)
     return [
+        *([Row("dp", "all-gather", "", gathered, 1, n, layout["tp"], messages)] if is_shared else ()),
         *_tensor(job, layout, stage, kinds),
         *_context(job, layout, stage, kinds),
         *_experts(job, layout, stage, kinds),

@@ -66,7 +66,6 @@ def test_vocabulary_is_used() -> None:
         "parameters",
         "long_sequence",
         "long_threshold",
-        "optimizer",
     }
     assert all(word.meaning for word in WORDS.values())
 
