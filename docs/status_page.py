@@ -80,6 +80,7 @@ TECHNIQUES = (
     Technique("EP x TP, whole experts", "ep=8,etp=1,tp=2,dp_shard=4,zero=3", model="deepseek-moe-16b"),
     Technique("EP with tensor-parallel experts", "ep=4,etp=2,tp=2,dp_shard=4,zero=3", model="deepseek-moe-16b"),
     Technique("EP x DDP", "ep=8,dp_replicate=8", model="olmoe-1b-7b"),
+    Technique("EP x ZeRO-1", "ep=4,dp_shard=8,zero=1", model="olmoe-1b-7b"),
     Technique("recompute selective", f"{FSDP},recompute=selective"),
     Technique("recompute full", f"{FSDP},recompute=full"),
     Technique("offload optimizer", "dp_shard=8,zero=2,offload=optimizer"),
@@ -146,7 +147,7 @@ MISSING = (
     "times are physics with catalogue constants (docs/accuracy.md); `calibrate` fits factors to your own runs. Intervals of times are known by chip, not by framework and size, and those of memory are assumed.",
     "Of published runs: recompute of a part of the layers, weights of four bits, activations on the host. Predicted reserved memory knows "
     "streams and large blocks (docs/decisions/0047), not what small tensors break up; frameworks with one buffer of gradients reserve a measured share.",
-    "Expert parallelism under ZeRO-1, and whole experts beside tensor parallelism without sequence parallelism. Of the search: offload beside "
+    "Whole experts beside tensor parallelism without sequence parallelism. Of the search: offload beside "
     "expert parallelism, which is run, traced and predicted.",
     "Context parallelism by ring with windows, selective recompute or, on GPUs, fp32; recompute of every n-th layer; "
     "memory-centric tiling of experts, of embedding and head, beside tp, pp or selective recompute, and in files of other frameworks.",

@@ -11,7 +11,7 @@ import io
 import os
 import pickle
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from strategist.errors import InputError, InternalError, StaleError, StrategistError, shown
+from strategist.executor.dealt import DealtOut
 from strategist.executor.drive import StateOnDrive
 from strategist.executor.initialise import local_part
 from strategist.executor.names import by_weight, plain_name, whole_name
@@ -119,12 +120,8 @@ def _optimizer_states(named: dict[str, nn.Parameter], optimizer: Optimizer) -> l
     if isinstance(optimizer, StateOnDrive):
         by_id = {id(parameter): name for name, parameter in named.items()}
         return [(by_id[id(parameter)], parameter, values) for parameter, values in optimizer.whole().items()]
-    keeper = _keeper(optimizer)
-    return [
-        (name, named[name], keeper.state[held])
-        for name, held in _held_by_optimizer(named, optimizer)
-        if held in keeper.state
-    ]
+    kept = {held: values for states in kept_states(optimizer) for held, values in states.items()}
+    return [(name, named[name], kept[held]) for name, held in _held_by_optimizer(named, optimizer) if held in kept]
 
 
 def _take_states(optimizer: Optimizer, held: list[HeldStates], state: State) -> None:
@@ -137,8 +134,10 @@ def _take_states(optimizer: Optimizer, held: list[HeldStates], state: State) -> 
 
 
 def _held_by_optimizer(named: dict[str, nn.Parameter], optimizer: Optimizer) -> list[tuple[str, nn.Parameter]]:
-    """(name, what the optimizer updates for it): the parameters themselves, or, in their order, local views of them with
-    zero 1 and copies in the host's memory with an optimizer there."""
+    """(name, what the optimizer updates for it): the parameters themselves, local views of them with zero 1 or, in their order,
+    copies in the host's memory with an optimizer there."""
+    if isinstance(optimizer, DealtOut):
+        return [(name, optimizer.views[parameter]) for name, parameter in named.items()]
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     by_id = {id(parameter): name for name, parameter in named.items()}
     if not all(id(parameter) in by_id for parameter in held):
@@ -223,7 +222,7 @@ def load(folder: Path, model: nn.Module, optimizer: Optimizer, counters: State) 
     reader = _Reader(folder, manifest)
     metadata: Metadata = _agree(reader.read_metadata)
     stored = metadata.state_dict_metadata
-    is_new = any(name.startswith("optimizer/") for name in stored) and not _keeper(optimizer).state
+    is_new = any(name.startswith("optimizer/") for name in stored) and not any(kept_states(optimizer))
     if is_new:
         fill_optimizer(model, optimizer)
     named = named_parameters(model)
@@ -259,7 +258,8 @@ def _forget_states(optimizer: Optimizer) -> None:
     if isinstance(optimizer, StateOnDrive):
         optimizer.forget()
     else:
-        _keeper(optimizer).state.clear()
+        for states in kept_states(optimizer):
+            states.clear()
 
 
 def read_tensors(
@@ -289,9 +289,9 @@ def _read(state: State, reader: FileSystemReader, *, alone: bool) -> None:
     read_state(state, storage_reader=reader, planner=planner, no_dist=alone)
 
 
-def _keeper(optimizer: Optimizer) -> Any:
-    """The optimizer that keeps the states: ZeroRedundancyOptimizer holds another one."""
-    return getattr(optimizer, "optim", optimizer)
+def kept_states(optimizer: Optimizer) -> list[MutableMapping[Tensor, Any]]:
+    """Where an optimizer keeps its states, by what it updates."""
+    return optimizer.states if isinstance(optimizer, DealtOut) else [optimizer.state]
 
 
 def _rank() -> int:

@@ -7,18 +7,17 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from strategist.document.plan import Plan
+from strategist.executor.dealt import deal_out
 from strategist.executor.drive import StateOnDrive, block_elements
 from strategist.executor.eight_bits import AdamW8bit
 from strategist.executor.initialise import local_part
 from strategist.executor.job import Job
-from strategist.executor.mesh import shard_group
 
 ParameterGroups = list[dict[str, Any]]
 MakeOptimizer = Callable[[ParameterGroups], Optimizer]
@@ -56,32 +55,9 @@ def make_optimizer_for(model: nn.Module, job: Job, make: MakeOptimizer) -> Optim
         return StateOnDrive(list(model.parameters()), make, job.instruments.make_drive(), block_elements())
     if job.offloads_optimizer:
         return _on_host(model, job.device, make)
-    group = shard_group(job.mesh)
-    if job.plan.strategy.zero != 1 or group is None:
-        return make(parameter_groups(model))
-    return _shared_out(model, group, make)
-
-
-def _shared_out(model: nn.Module, group: dist.ProcessGroup, make: MakeOptimizer) -> Optimizer:
-    """torch's ZeRO-1 over the local parts of the parameters: it sends whole plain tensors, and DTensors are neither."""
-    from torch.distributed.optim import ZeroRedundancyOptimizer  # warns on import, through torch.jit
-
-    parts = {parameter: _local_view(parameter) for parameter in model.parameters()}
-    cut = [(parameter, part) for parameter, part in parts.items() if part is not parameter]
-    kind: Any = make  # called as optimizer_class(groups)
-    optimizer = ZeroRedundancyOptimizer([{"params": list(parts.values())}], optimizer_class=kind, process_group=group)
-
-    def lend_gradients(*_arguments: object) -> None:
-        for parameter, part in cut:
-            part.grad = None if parameter.grad is None else local_part(parameter.grad)
-
-    def take_back(*_arguments: object) -> None:
-        for _, part in cut:
-            part.grad = None
-
-    optimizer.register_step_pre_hook(lend_gradients)
-    optimizer.register_step_post_hook(take_back)
-    return optimizer
+    if job.plan.strategy.zero == 1:
+        return deal_out(model, job, make)
+    return make(parameter_groups(model))
 
 
 def _on_host(model: nn.Module, device: torch.device, make: MakeOptimizer) -> Optimizer:
@@ -113,8 +89,3 @@ def _host_copy(parameter: nn.Parameter, device: torch.device) -> torch.Tensor:
     """The local part of a parameter in the host's memory, pinned for a device that can fetch from it."""
     here = local_part(parameter.detach())
     return torch.empty_like(here, device="cpu", pin_memory=device.type != "cpu").copy_(here)
-
-
-def _local_view(parameter: nn.Parameter) -> nn.Parameter:
-    """The parameter itself, or a plain one in the memory of a DTensor's local part."""
-    return nn.Parameter(local_part(parameter.detach())) if isinstance(parameter, DTensor) else parameter
