@@ -36,7 +36,6 @@ from strategist.executor.loss_scale import LossScale
 from strategist.executor.mesh import data_group, data_mesh, data_rank, pipeline_group
 from strategist.executor.names import by_weight
 from strategist.executor.precision import gradient_dtype
-from strategist.executor.support import keeps_errors
 from strategist.executor.tied import TiedEnds
 from strategist.executor.versions import versions
 from strategist.records import dataclass
@@ -281,7 +280,7 @@ class Session:
         return value.full_tensor() if isinstance(value, DTensor) else value.clone()
 
     def save(self, folder: str | Path, *, wait: bool = True) -> None:
-        """Write parameters, optimizer state, loss scale, step and random numbers into a new folder, which any layout can load.
+        """Write parameters, optimizer state, loss scale, what compression owes, step and random numbers into a new folder, which any layout can load.
 
         Without `wait` only a copy is made now, in the host's memory or on the drive that optimizer state is put on, and written while
         training goes on; `finish_saving` waits for it. Raises InputError EXISTS for a folder that is there, InternalError IO when the machine refuses; on every rank; and as
@@ -314,19 +313,13 @@ class Session:
         return {LOSS_SCALE: torch.tensor([self.loss_scale.value, self.loss_scale.good_steps], dtype=torch.float64)}
 
     def require_checkpoints(self) -> None:
-        """Raise ImpossibleError UNSUPPORTED where none can be written or read: they know no tables on a server, and nothing that
-        differs from replica to replica."""
-        strategy = self.job.plan.strategy
-        what = {
-            "a parameter server": self.parts.outside is not None,
-            f"the error feedback of compression {strategy.compression}": keeps_errors(strategy),
-        }
-        for name in (name for name, holds in what.items() if holds):
+        """Raise ImpossibleError UNSUPPORTED where none can be written or read: they know no tables on a server."""
+        if self.parts.outside is not None:
             raise ImpossibleError(
                 "UNSUPPORTED",
-                f"Checkpoints of a session with {name} are not built.",
+                "Checkpoints of a session with a parameter server are not built.",
                 flag="folder",
-                value=name,
+                value="a parameter server",
                 hint="Plan without it, or train without saving.",
             )
 
@@ -335,7 +328,8 @@ class Session:
 
         `steps` says how many steps were done. Raises, on every rank and with nothing changed, InputError for a folder
         that is no checkpoint, StaleError DIGEST for a damaged one, StaleError FACTS_DIFFER for one of another model or optimizer,
-        or whose 8-bit moments are in blocks of another cut of the weights.
+        whose 8-bit moments are in blocks of another cut of the weights, or whose compression left something out of gradients and
+        is not the plan's. On another number of replicas each of them owes the mean of what those of the checkpoint owed.
         """
         self.job.instruments.phase("load")
         self.require_checkpoints()
