@@ -108,6 +108,9 @@ class Session:
         self._background = BackgroundSaver(optimizer.drive.copy if isinstance(optimizer, StateOnDrive) else host_copy)
         self._resources = resources
         self._tied = TiedEnds(parts.model, job)
+        self._parameters = list(
+            parts.model.parameters()
+        )  # the optimizer's own: walking through the modules takes longer than using them
         self._data, self._pipeline = data_group(job.mesh), pipeline_group(job.mesh)
         self._ranks, self._tokens = data_mesh(job.mesh).size(), job.tokens_here
         self.loss_scale = LossScale() if job.plan.strategy.formats.compute == "float16" else None
@@ -138,7 +141,7 @@ class Session:
         )
 
     def _check_share(self, batch: Mapping[str, Tensor]) -> None:
-        expected = self.share.per_rank
+        expected = self._sequences
         for name, value in batch.items():
             if value.shape[0] != expected:
                 raise ImpossibleError(
@@ -167,14 +170,13 @@ class Session:
         self.job.instruments.phase("reduce")
         _add_up(loss, self._data)
         _add_up(loss, self._pipeline)
-        parameters = list(self.parts.model.parameters())
-        complete_gradients(parameters)
+        complete_gradients(self._parameters)
         if self.job.expert_mesh is not None:
             mesh = self.job.plan.mesh
-            share_expert_gradients(parameters, mesh.ep * mesh.etp / mesh.tp)
+            share_expert_gradients(self._parameters, mesh.ep * mesh.etp / mesh.tp)
         self._tied.add_gradients()
-        counted = (p for p in parameters if p is not self._tied.duplicate)
-        norm = gradient_norm(counted, self._pipeline)
+        twice = self._tied.duplicate
+        norm = gradient_norm((p for p in self._parameters if p is not twice), self._pipeline)
         if self.parts.outside is not None:
             norm = torch.hypot(norm, self.parts.outside.norm().to(norm))
         return loss / times, tokens, norm / self._loss_factor
@@ -207,35 +209,41 @@ class Session:
 
     def _forget(self) -> None:
         """Drop all gradients."""
-        self.parts.model.zero_grad(set_to_none=True)
+        self._drop_gradients()
         if self.parts.outside is not None:
             self.parts.outside.forget()
+
+    def _drop_gradients(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
 
     def _update(self, norm: Tensor) -> None:
         self.job.instruments.phase("step")
         if self.parts.outside is not None:
             self.parts.outside.update(limit_factor(norm, self.clip_norm) / self._loss_factor)
         if self.clip_norm is not None or self.loss_scale is not None:
-            scale_gradients(self.parts.model.parameters(), limit_factor(norm, self.clip_norm) / self._loss_factor)
+            scale_gradients(self._parameters, limit_factor(norm, self.clip_norm) / self._loss_factor)
         if self.loss_scale is not None:
             self.loss_scale.went_well()
         if self._rate_of_step is not None:
             for group, rate in zip(self.parts.optimizer.param_groups, self._rates, strict=True):
                 group["lr"] = rate * self._rate_of_step(self.steps)
         self.parts.optimizer.step()
-        self.parts.model.zero_grad(set_to_none=True)
+        self._drop_gradients()
         if self.job.device.type != "cpu":
             torch.accelerator.synchronize(self.job.device)
 
     @property
     def share(self) -> DataShare:
         """This rank's part of each global batch."""
-        plan = self.job.plan
-        return DataShare(
-            rank=data_rank(self.job.mesh),
-            ranks=plan.mesh.data_parallel,
-            per_rank=plan.strategy.micro_batch * plan.strategy.accumulation,
-        )
+        ranks = self.job.plan.mesh.data_parallel
+        return DataShare(rank=data_rank(self.job.mesh), ranks=ranks, per_rank=self._sequences)
+
+    @property
+    def _sequences(self) -> int:
+        """Sequences of a data rank in one step."""
+        strategy = self.job.plan.strategy
+        return strategy.micro_batch * strategy.accumulation
 
     def loader(
         self,
