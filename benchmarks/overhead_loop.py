@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from strategist.document.plan import Plan
 from strategist.executor.build import build
 from strategist.executor.initialise import initialise
+from strategist.executor.loss import IGNORED
 from strategist.executor.models import model_from_shape, splittable
 from strategist.executor.optimizers import default_optimizer
 from strategist.executor.train import CLIP_NORM
@@ -31,7 +32,8 @@ def ours(plan: Plan) -> Step:
 
 
 def by_hand(plan: Plan) -> Step:
-    """Forward, backward, clip, update, and the loss as a number: what people write, with the same wrapping and optimizer."""
+    """Forward, backward, clip, update, and the loss as a number: what people write, with the same wrapping, optimizer and mathematics
+    (each counted token of the global batch weighs as much, the loss is that of all ranks)."""
     model = model_from_shape(plan.model, "cpu")
     initialise(model, 0)
     model.train()
@@ -41,13 +43,18 @@ def by_hand(plan: Plan) -> Step:
     optimizer = default_optimizer(plan)([{"params": list(wrapped.parameters())}])
 
     def step(batch: Batch) -> float:
+        tokens = (batch["labels"] != IGNORED).sum()
+        dist.all_reduce(tokens)
         logits = wrapped(batch["input_ids"])
-        loss = nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
+        total = nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), reduction="sum")
+        loss = total * dist.get_world_size() / tokens
         loss.backward()
+        mean = loss.detach() / dist.get_world_size()
+        dist.all_reduce(mean)
         torch.nn.utils.clip_grad_norm_(wrapped.parameters(), CLIP_NORM)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return loss.item()
+        return mean.item()
 
     return step
 

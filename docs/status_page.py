@@ -80,6 +80,7 @@ TECHNIQUES = (
     Technique("EP x TP, whole experts", "ep=8,etp=1,tp=2,dp_shard=4,zero=3", model="deepseek-moe-16b"),
     Technique("EP with tensor-parallel experts", "ep=4,etp=2,tp=2,dp_shard=4,zero=3", model="deepseek-moe-16b"),
     Technique("EP x DDP", "ep=8,dp_replicate=8", model="olmoe-1b-7b"),
+    Technique("EP x ZeRO-1", "ep=4,dp_shard=8,zero=1", model="olmoe-1b-7b"),
     Technique("recompute selective", f"{FSDP},recompute=selective"),
     Technique("recompute full", f"{FSDP},recompute=full"),
     Technique("recompute full, 8 layers", f"{FSDP},recompute=8"),
@@ -133,7 +134,7 @@ MISSING = (
     "Checkpoints of 8-bit AdamW under a layout whose parts are no whole blocks of 256 elements of each other's: refused, never decoded and encoded anew (docs/decisions/0106).",
     "A loss in chunks beside tp and pp, in files of other frameworks, and unasked in the search (docs/decisions/0112).",
     "Muon beside tp, offload, tiles, experts and adapters, and in files of other frameworks (docs/decisions/0115).",
-    "Compressed gradients (`--pin compression=`) in files of other frameworks, their error feedback in checkpoints, and rehearsals of them (docs/decisions/0102).",
+    "Compressed gradients (`--pin compression=`) in files of other frameworks, and rehearsals of them (docs/decisions/0102).",
     "Experts of which one rank has all gradients (as many ranks share them as there are data-parallel ones), without recompute: two layers of DeepSeekMoE with few words are predicted to hold 2.5 % more than their trace does (docs/decisions/0111).",
     "The whole parity matrix in one night: its cells were run by samples so far (docs/decisions/0107); figures are in the nightly result that includes it.",
     "Optimizer state on NVMe was run on CPU ranks with files in the system's folder for temporary ones; no drive's rate was measured.",
@@ -150,7 +151,7 @@ MISSING = (
     "times are physics with catalogue constants (docs/accuracy.md); `calibrate` fits factors to your own runs. Intervals of times are known by chip, not by framework and size, and those of memory are assumed.",
     "Of published runs: recompute of operations that nobody names, weights of four bits, activations on the host. Predicted reserved memory knows "
     "streams and large blocks (docs/decisions/0047), not what small tensors break up; frameworks with one buffer of gradients reserve a measured share.",
-    "Expert parallelism under ZeRO-1, and whole experts beside tensor parallelism without sequence parallelism. Of the search: offload beside "
+    "Whole experts beside tensor parallelism without sequence parallelism. Of the search: offload beside "
     "expert parallelism, which is run, traced and predicted.",
     "Context parallelism by ring with windows, selective recompute or, on GPUs, fp32; recompute of every n-th layer, of layers in groups, and of "
     "a number of layers beside adapters and tiling, unasked in the search and other for each stage (docs/decisions/0114); "
@@ -160,7 +161,7 @@ MISSING = (
     "(`norm_topk_prob` false, as OLMoE-1B-7B-0924 and Qwen1.5-MoE have it): they are not imported; a schedule of learning rates is a function of the step "
     "(`build(rate_of_step=...)`), not an object of torch's. What of faults is not promised stands in docs/reliability.md.",
     "The cost of `Session.step` beside a loop written by hand (`make bench-overhead`, bar 1.02): measured on a machine under load only, where "
-    "FSDP2 was above the bar; no figure is committed.",
+    "both were below the bar; no figure is committed.",
     "Runs observed on a GPU: not yet; on CPU ranks memory is the process', not by terms, and nothing hidden behind compute is seen.",
     "`run` starts the ranks of one machine; for several there are the emitted scripts, which were run with a stub launcher and "
     "on one machine only.",

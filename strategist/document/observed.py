@@ -91,7 +91,7 @@ class ObservedCollective:
     """Collectives that differ in nothing: `count` of them in one step.
 
     `bytes` is the larger of what goes in and what comes out on this rank, `axis` the mesh axis of the group ("world",
-    "shards" for dp_shard and cp together, "data" for those and dp_replicate, "expert_shards" for those of one expert's state), `ranks` its size, `tier` the slowest level of
+    "shards" for dp_shard and cp together, "data" for those and dp_replicate, "expert_shards" for those of one expert's state, "expert_data" for those and dp_replicate), `ranks` its size, `tier` the slowest level of
     the network that it crosses ("" for a group of one). Hidden: in program order there is other work to overlap with.
     """
 

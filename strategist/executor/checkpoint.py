@@ -11,7 +11,7 @@ import io
 import os
 import pickle
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from strategist.errors import InputError, InternalError, StaleError, StrategistError, shown
+from strategist.executor.dealt import DealtOut
 from strategist.executor.drive import StateOnDrive
+from strategist.executor.feedback import OWED, Feedback, feedback_of, owed_by
 from strategist.executor.initialise import local_part
 from strategist.executor.names import by_weight, plain_name, whole_name
 from strategist.executor.scales import SCALES, Loan, is_scale, loans, scale_name
@@ -119,12 +121,8 @@ def _optimizer_states(named: dict[str, nn.Parameter], optimizer: Optimizer) -> l
     if isinstance(optimizer, StateOnDrive):
         by_id = {id(parameter): name for name, parameter in named.items()}
         return [(by_id[id(parameter)], parameter, values) for parameter, values in optimizer.whole().items()]
-    keeper = _keeper(optimizer)
-    return [
-        (name, named[name], keeper.state[held])
-        for name, held in _held_by_optimizer(named, optimizer)
-        if held in keeper.state
-    ]
+    kept = {held: values for states in kept_states(optimizer) for held, values in states.items()}
+    return [(name, named[name], kept[held]) for name, held in _held_by_optimizer(named, optimizer) if held in kept]
 
 
 def _take_states(optimizer: Optimizer, held: list[HeldStates], state: State) -> None:
@@ -181,8 +179,9 @@ def fill_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
 
 
 def whole_state(model: nn.Module, optimizer: Optimizer, counters: State) -> State:
-    """All that a checkpoint has of this rank: `state_of`, what the session counts, and the random numbers."""
-    return state_of(model, optimizer) | counters | {_random_name(): torch.get_rng_state()}
+    """All that a checkpoint has of this rank: `state_of`, what the session counts, what compression owes, and the random numbers."""
+    owed = owed_by(feedback_of(model), _rank())
+    return state_of(model, optimizer) | counters | owed | {_random_name(): torch.get_rng_state()}
 
 
 def make_room(folder: Path) -> None:
@@ -211,18 +210,20 @@ def _partial_of(folder: Path) -> Path:
 
 
 def load(folder: Path, model: nn.Module, optimizer: Optimizer, counters: State) -> Manifest:
-    """Fill parameters, optimizer and `counters` from a checkpoint, whatever layout wrote it; every rank must call it.
+    """Fill parameters, optimizer and `counters` from a checkpoint, whatever layout wrote it, and what compression owes; every rank
+    must call it.
 
     Every file's digest is compared first, each rank looking at some. Raises on every rank, with nothing changed:
     InputError for a folder that is no checkpoint, StaleError DIGEST for one that is not what its manifest says,
-    StaleError FACTS_DIFFER for one of another model.
+    StaleError FACTS_DIFFER for one of another model, or of another compression that owes something.
     """
     manifest: Manifest = _agree(read_manifest, folder)
     _agree(_require_sound, folder, manifest)
     reader = _Reader(folder, manifest)
     metadata: Metadata = _agree(reader.read_metadata)
-    stored = metadata.state_dict_metadata
-    is_new = any(name.startswith("optimizer/") for name in stored) and not _keeper(optimizer).state
+    stored, feedback = metadata.state_dict_metadata, feedback_of(model)
+    _agree(_require_debtor, folder, stored, feedback)
+    is_new = any(name.startswith("optimizer/") for name in stored) and not any(kept_states(optimizer))
     if is_new:
         fill_optimizer(model, optimizer)
     named = named_parameters(model)
@@ -242,11 +243,35 @@ def load(folder: Path, model: nn.Module, optimizer: Optimizer, counters: State) 
     _share_numbers(held)
     _take_states(optimizer, held, state)
     follow_weights(model, optimizer)
+    if feedback is not None:
+        feedback.take(_owed(feedback.kind, stored, reader, manifest.world))
     if manifest.world == _world():
         numbers = {_random_name(): torch.get_rng_state()}
         _read(numbers, reader, alone=_world() == 1)
         torch.set_rng_state(numbers[_random_name()])
     return manifest
+
+
+def _owed(kind: str, stored: Mapping[str, Any], reader: FileSystemReader, world: int) -> State:
+    """What this rank owes from now on: what it owed then or, where other ranks did, the mean of what all of them owed, so that all
+    together still owe the same."""
+    ranks = [_rank()] if world == _world() else range(world)
+    total: State = {}
+    for rank in ranks:
+        prefix = f"{OWED}{kind}/{rank}/"
+        part = {
+            name: torch.empty(there.size, dtype=there.properties.dtype)
+            for name, there in stored.items()
+            if name.startswith(prefix)
+        }
+        _read(part, reader, alone=_world() == 1)
+        for name, value in part.items():
+            of_all = total.setdefault(name.removeprefix(prefix), value)
+            if of_all is not value and value.is_floating_point():
+                of_all += value
+    for value in (value for value in total.values() if value.is_floating_point()):
+        value /= len(ranks)
+    return total
 
 
 def _room_for(borrowed: Mapping[str, tuple[Loan, ...]], stored: Mapping[str, Any]) -> State:
@@ -258,7 +283,8 @@ def _forget_states(optimizer: Optimizer) -> None:
     if isinstance(optimizer, StateOnDrive):
         optimizer.forget()
     else:
-        _keeper(optimizer).state.clear()
+        for states in kept_states(optimizer):
+            states.clear()
 
 
 def read_tensors(
@@ -288,9 +314,9 @@ def _read(state: State, reader: FileSystemReader, *, alone: bool) -> None:
     read_state(state, storage_reader=reader, planner=planner, no_dist=alone)
 
 
-def _keeper(optimizer: Optimizer) -> Any:
-    """The optimizer that keeps the states: ZeroRedundancyOptimizer holds another one."""
-    return getattr(optimizer, "optim", optimizer)
+def kept_states(optimizer: Optimizer) -> list[MutableMapping[Tensor, Any]]:
+    """Where an optimizer keeps its states, by what it updates."""
+    return optimizer.states if isinstance(optimizer, DealtOut) else [optimizer.state]
 
 
 def _rank() -> int:
@@ -425,6 +451,21 @@ def _other_blocks(folder: Path, name: str, stored: Mapping[str, Any]) -> StaleEr
         value=name,
         hint="Go on under a layout that cuts the weights as that one did, or whose parts are whole blocks of 256 elements of its parts.",
     )
+
+
+def _require_debtor(folder: Path, stored: Mapping[str, Any], feedback: Feedback | None) -> None:
+    """What compression left out of gradients goes on with the same compression only."""
+    theirs = {name.split("/")[1] for name in stored if name.startswith(OWED)}
+    own = set() if feedback is None else {feedback.kind}
+    for kind in sorted(theirs - own):
+        raise StaleError(
+            "FACTS_DIFFER",
+            f"The checkpoint {shown(str(folder))} holds what compression {kind} left out of gradients so far; under "
+            f"{'compression ' + feedback.kind if feedback is not None else 'no such compression'} it would be lost.",
+            flag="folder",
+            value=kind,
+            hint="Go on under the same compression, on any number of replicas, or begin anew with the weights alone.",
+        )
 
 
 class _Writer(FileSystemWriter):

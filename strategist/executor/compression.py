@@ -20,6 +20,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.futures import Future
 
 from strategist.document.plan import Strategy
+from strategist.executor.feedback import OF_PARAMETERS, Feedback
 from strategist.facts.compression import sent_of_largest
 
 Hook = Callable[[Any, GradBucket], Future[Tensor]]
@@ -33,6 +34,11 @@ def compress(replica: nn.Module, strategy: Strategy, group: dist.ProcessGroup) -
     """Let a DDP module compress its gradients as the plan says."""
     state, hook = _HOOKS[strategy.compression](strategy, group)
     replica.register_comm_hook(state, hook)  # type: ignore[operator]
+    memories = {name: getattr(state, slot) for name, slot in _MEMORIES.get(type(state), {}).items()}
+    if memories:
+        kind = f"{strategy.compression}-{strategy.compression_rank or strategy.compression_share}"
+        counter = state if isinstance(state, PowerSGDState) else None
+        replica.feedback = Feedback(replica, memories, counter, kind)  # type: ignore[assignment]
 
 
 def _rounded(hook: Hook) -> Callable[[Strategy, dist.ProcessGroup], tuple[Any, Hook]]:
@@ -48,7 +54,15 @@ def _low_rank(strategy: Strategy, group: dist.ProcessGroup) -> tuple[Any, Hook]:
     state = PowerSGDState(
         group, matrix_approximation_rank=strategy.compression_rank, start_powerSGD_iter=FIRST_COMPRESSED_STEP
     )
-    return state, powerSGD_hook
+    return state, _one_at_a_time
+
+
+def _one_at_a_time(state: PowerSGDState, bucket: GradBucket) -> Future[Tensor]:
+    """torch's PowerSGD, waited for: on gloo its second and third messages are sent by the threads that its first ones end on, so that
+    those of two buckets would leave in another order on every rank."""
+    sent = powerSGD_hook(state, bucket)
+    sent.wait()
+    return sent
 
 
 def _largest(strategy: Strategy, group: dist.ProcessGroup) -> tuple[Any, Hook]:
@@ -72,10 +86,17 @@ class TopK:
         self.owed: dict[Tensor, Tensor] = {}
 
 
+_MEMORIES: dict[type, dict[str, str]] = {
+    PowerSGDState: {"error": "error_dict", "p": "p_memory_dict", "q": "q_memory_dict"},
+    TopK: {OF_PARAMETERS: "owed"},
+}
+"""What a hook's state remembers from step to step: names, and its dictionaries."""
+
+
 def remembered(state: Any) -> Iterator[Tensor]:
     """The tensors that a hook's state keeps from step to step; none where the state is a group alone."""
-    names = {PowerSGDState: ("error_dict", "p_memory_dict", "q_memory_dict"), TopK: ("owed",)}.get(type(state), ())
-    return (tensor for name in names for tensor in getattr(state, name).values())
+    slots = _MEMORIES.get(type(state), {}).values()
+    return (tensor for slot in slots for tensor in getattr(state, slot).values())
 
 
 def top_k_hook(state: TopK, bucket: GradBucket) -> Future[Tensor]:

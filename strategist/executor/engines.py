@@ -92,7 +92,8 @@ class LoopEngine:
         total = torch.zeros_like(scale)
         count = self.job.plan.strategy.accumulation
         for index, micro_batch in enumerate(_micro_batches(batch, count)):
-            self._average_replicas(now=index == count - 1)
+            if count > 1:
+                self._average_replicas(now=index == count - 1)
             with self._bucket_reduction(now=index == count - 1), _loss_context(self.job):
                 with compute_context(self.job.plan, self.job.device):
                     loss = self.loss_of(micro_batch) * scale

@@ -1,7 +1,8 @@
 """Gradients between backward and the update: complete them, measure them, limit them, over any mix of meshes.
 
 `torch.nn.utils.clip_grad_norm_` refuses a model whose parameters lie on different meshes or are partly plain tensors,
-and it knows nothing of pipeline stages; tensor parallelism and pipelines make both.
+and it knows nothing of pipeline stages; tensor parallelism and pipelines make both. No graph is kept: with one, looking at a
+DTensor's local part is an operation of autograd.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ def share_expert_gradients(parameters: Iterable[nn.Parameter], sharers: float) -
             local_part(gradient).div_(sharers)
 
 
+@torch.no_grad()
 def gradient_norm(parameters: Iterable[nn.Parameter], pipeline: dist.ProcessGroup | None) -> Tensor:
     """Euclidean norm of all gradients of the whole model, the same on every rank; a 0-dim tensor.
 
@@ -80,6 +82,7 @@ def limit_factor(norm: Tensor, limit: float | None) -> Tensor:
     return torch.ones_like(norm) if limit is None else torch.clamp(limit / (norm + 1e-6), max=1.0)
 
 
+@torch.no_grad()
 def scale_gradients(parameters: Iterable[nn.Parameter], factor: Tensor) -> None:
     """Multiply all gradients."""
     gradients = [local_part(p.grad) for p in parameters if p.grad is not None]

@@ -21,6 +21,8 @@ EXPERT_SHARDS = "expert_shards"
 """Ranks that hold the same experts and share their state; under zero 0 each has all of it."""
 SHARDS, DATA = "shards", "data"
 """Names of several such axes taken as one: without and with dp_replicate."""
+EXPERT_DATA = "expert_data"
+"""The name of dp_replicate and EXPERT_SHARDS taken as one: under zero 1 gradients are averaged over replicas that share no state."""
 
 
 def build_mesh(plan: Plan, device_type: str) -> DeviceMesh:
@@ -36,13 +38,16 @@ def build_mesh(plan: Plan, device_type: str) -> DeviceMesh:
 
 def build_expert_mesh(plan: Plan, device_type: str) -> DeviceMesh | None:
     """The same ranks as experts lie on them: `etp` neighbours cut each expert, `ep` groups of them share the experts, and
-    `expert_shards` of those the experts' state; replicas stay apart under zero 2 and 3. None where every rank holds all experts."""
+    `expert_shards` of those the experts' state; replicas stay apart where state is shared. None where every rank holds all experts."""
     mesh = plan.mesh
     if mesh.ep == 1:
         return None
-    outer = mesh.dp_replicate if plan.strategy.zero >= 2 else 1
+    outer = mesh.dp_replicate if plan.strategy.zero >= 1 else 1
     sizes = (mesh.pp, outer, mesh.expert_dp // outer, mesh.ep, mesh.etp)
-    return init_device_mesh(device_type, sizes, mesh_dim_names=("pp", "dp_replicate", EXPERT_SHARDS, "ep", "etp"))
+    found = init_device_mesh(device_type, sizes, mesh_dim_names=("pp", "dp_replicate", EXPERT_SHARDS, "ep", "etp"))
+    if outer > 1 and plan.strategy.zero == 1:
+        found["dp_replicate", EXPERT_SHARDS]._flatten(EXPERT_DATA)
+    return found
 
 
 def check_world(plan: Plan, world: int) -> None:
@@ -81,6 +86,16 @@ def data_group(mesh: DeviceMesh) -> dist.ProcessGroup | None:
 def shard_group(mesh: DeviceMesh) -> dist.ProcessGroup | None:
     """The group over which states are sharded; None when each rank holds them all."""
     return _group(mesh[shard_axis(mesh)])
+
+
+def expert_group(mesh: DeviceMesh) -> dist.ProcessGroup | None:
+    """The group over which the states of one expert are shared; None when each rank holds them all."""
+    return _group(mesh[EXPERT_SHARDS])
+
+
+def expert_data_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """The axis of all ranks that hold the same experts, replicas that share no state with each other among them."""
+    return mesh[EXPERT_DATA if mesh["dp_replicate"].size() > 1 else EXPERT_SHARDS]
 
 
 def data_mesh(mesh: DeviceMesh) -> DeviceMesh:

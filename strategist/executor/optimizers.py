@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -15,11 +14,11 @@ from torch.optim import Optimizer
 
 from strategist.document.plan import Plan
 from strategist.errors import ImpossibleError
+from strategist.executor.dealt import deal_out
 from strategist.executor.drive import StateOnDrive, block_elements
 from strategist.executor.eight_bits import AdamW8bit
 from strategist.executor.initialise import local_part
 from strategist.executor.job import Job
-from strategist.executor.mesh import shard_group
 from strategist.executor.muon import MATRICES, Muon, hidden_matrices
 
 ParameterGroups = list[dict[str, Any]]
@@ -87,35 +86,10 @@ def make_optimizer_for(model: nn.Module, job: Job, make: MakeOptimizer) -> Optim
         return StateOnDrive(list(model.parameters()), make, job.instruments.make_drive(), block_elements())
     if job.offloads_optimizer:
         return _on_host(model, job.device, make)
-    group, sorts = shard_group(job.mesh), _sorts(model, job)
-    if job.plan.strategy.zero != 1 or group is None:
-        return make([g for is_matrix, own in sorts.items() for g in _with_word(parameter_groups(own), is_matrix)])
-    return _shared_out(sorts, group, make)
-
-
-def _shared_out(sorts: Sorts, group: dist.ProcessGroup, make: MakeOptimizer) -> Optimizer:
-    """torch's ZeRO-1 over the local parts of the parameters: it sends whole plain tensors, and DTensors are neither. It deals one
-    sort out after the other."""
-    from torch.distributed.optim import ZeroRedundancyOptimizer  # warns on import, through torch.jit
-
-    parts = {parameter: _local_view(parameter) for own in sorts.values() for parameter in own}
-    cut = [(parameter, part) for parameter, part in parts.items() if part is not parameter]
-    kind: Any = make  # called as optimizer_class(groups)
-    groups = [g for sort, own in sorts.items() for g in _with_word([{"params": [parts[p] for p in own]}], sort)]
-    optimizer: Any = ZeroRedundancyOptimizer(groups, optimizer_class=kind, process_group=group)
-    optimizer.parts = parts
-
-    def lend_gradients(*_arguments: object) -> None:
-        for parameter, part in cut:
-            part.grad = None if parameter.grad is None else local_part(parameter.grad)
-
-    def take_back(*_arguments: object) -> None:
-        for _, part in cut:
-            part.grad = None
-
-    optimizer.register_step_pre_hook(lend_gradients)
-    optimizer.register_step_post_hook(take_back)
-    return cast(Optimizer, optimizer)
+    sorts = _sorts(model, job)
+    if job.plan.strategy.zero == 1:
+        return deal_out([g for sort, own in sorts.items() for g in _with_word([{"params": own}], sort)], job, make)
+    return make([g for sort, own in sorts.items() for g in _with_word(parameter_groups(own), sort)])
 
 
 def _on_host(model: nn.Module, device: torch.device, make: MakeOptimizer) -> Optimizer:
@@ -148,8 +122,3 @@ def _host_copy(parameter: nn.Parameter, device: torch.device) -> torch.Tensor:
     """The local part of a parameter in the host's memory, pinned for a device that can fetch from it."""
     here = local_part(parameter.detach())
     return torch.empty_like(here, device="cpu", pin_memory=device.type != "cpu").copy_(here)
-
-
-def _local_view(parameter: nn.Parameter) -> nn.Parameter:
-    """The parameter itself, or a plain one in the memory of a DTensor's local part."""
-    return nn.Parameter(local_part(parameter.detach())) if isinstance(parameter, DTensor) else parameter

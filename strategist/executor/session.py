@@ -36,7 +36,6 @@ from strategist.executor.loss_scale import LossScale
 from strategist.executor.mesh import data_group, data_mesh, data_rank, pipeline_group
 from strategist.executor.names import by_weight
 from strategist.executor.precision import gradient_dtype
-from strategist.executor.support import keeps_errors
 from strategist.executor.tied import TiedEnds
 from strategist.executor.versions import versions
 from strategist.records import dataclass
@@ -109,6 +108,9 @@ class Session:
         self._background = BackgroundSaver(optimizer.drive.copy if isinstance(optimizer, StateOnDrive) else host_copy)
         self._resources = resources
         self._tied = TiedEnds(parts.model, job)
+        self._parameters = list(
+            parts.model.parameters()
+        )  # the optimizer's own: walking through the modules takes longer than using them
         self._data, self._pipeline = data_group(job.mesh), pipeline_group(job.mesh)
         self._ranks, self._tokens = data_mesh(job.mesh).size(), job.tokens_here
         self.loss_scale = LossScale() if job.plan.strategy.formats.compute == "float16" else None
@@ -139,7 +141,7 @@ class Session:
         )
 
     def _check_share(self, batch: Mapping[str, Tensor]) -> None:
-        expected = self.share.per_rank
+        expected = self._sequences
         for name, value in batch.items():
             if value.shape[0] != expected:
                 raise ImpossibleError(
@@ -168,14 +170,13 @@ class Session:
         self.job.instruments.phase("reduce")
         _add_up(loss, self._data)
         _add_up(loss, self._pipeline)
-        parameters = list(self.parts.model.parameters())
-        complete_gradients(parameters)
+        complete_gradients(self._parameters)
         if self.job.expert_mesh is not None:
             mesh = self.job.plan.mesh
-            share_expert_gradients(parameters, mesh.ep * mesh.etp / mesh.tp)
+            share_expert_gradients(self._parameters, mesh.ep * mesh.etp / mesh.tp)
         self._tied.add_gradients()
-        counted = (p for p in parameters if p is not self._tied.duplicate)
-        norm = gradient_norm(counted, self._pipeline)
+        twice = self._tied.duplicate
+        norm = gradient_norm((p for p in self._parameters if p is not twice), self._pipeline)
         if self.parts.outside is not None:
             norm = torch.hypot(norm, self.parts.outside.norm().to(norm))
         return loss / times, tokens, norm / self._loss_factor
@@ -208,35 +209,41 @@ class Session:
 
     def _forget(self) -> None:
         """Drop all gradients."""
-        self.parts.model.zero_grad(set_to_none=True)
+        self._drop_gradients()
         if self.parts.outside is not None:
             self.parts.outside.forget()
+
+    def _drop_gradients(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
 
     def _update(self, norm: Tensor) -> None:
         self.job.instruments.phase("step")
         if self.parts.outside is not None:
             self.parts.outside.update(limit_factor(norm, self.clip_norm) / self._loss_factor)
         if self.clip_norm is not None or self.loss_scale is not None:
-            scale_gradients(self.parts.model.parameters(), limit_factor(norm, self.clip_norm) / self._loss_factor)
+            scale_gradients(self._parameters, limit_factor(norm, self.clip_norm) / self._loss_factor)
         if self.loss_scale is not None:
             self.loss_scale.went_well()
         if self._rate_of_step is not None:
             for group, rate in zip(self.parts.optimizer.param_groups, self._rates, strict=True):
                 group["lr"] = rate * self._rate_of_step(self.steps)
         self.parts.optimizer.step()
-        self.parts.model.zero_grad(set_to_none=True)
+        self._drop_gradients()
         if self.job.device.type != "cpu":
             torch.accelerator.synchronize(self.job.device)
 
     @property
     def share(self) -> DataShare:
         """This rank's part of each global batch."""
-        plan = self.job.plan
-        return DataShare(
-            rank=data_rank(self.job.mesh),
-            ranks=plan.mesh.data_parallel,
-            per_rank=plan.strategy.micro_batch * plan.strategy.accumulation,
-        )
+        ranks = self.job.plan.mesh.data_parallel
+        return DataShare(rank=data_rank(self.job.mesh), ranks=ranks, per_rank=self._sequences)
+
+    @property
+    def _sequences(self) -> int:
+        """Sequences of a data rank in one step."""
+        strategy = self.job.plan.strategy
+        return strategy.micro_batch * strategy.accumulation
 
     def loader(
         self,
@@ -281,7 +288,7 @@ class Session:
         return value.full_tensor() if isinstance(value, DTensor) else value.clone()
 
     def save(self, folder: str | Path, *, wait: bool = True) -> None:
-        """Write parameters, optimizer state, loss scale, step and random numbers into a new folder, which any layout can load.
+        """Write parameters, optimizer state, loss scale, what compression owes, step and random numbers into a new folder, which any layout can load.
 
         Without `wait` only a copy is made now, in the host's memory or on the drive that optimizer state is put on, and written while
         training goes on; `finish_saving` waits for it. Raises InputError EXISTS for a folder that is there, InternalError IO when the machine refuses; on every rank; and as
@@ -314,19 +321,13 @@ class Session:
         return {LOSS_SCALE: torch.tensor([self.loss_scale.value, self.loss_scale.good_steps], dtype=torch.float64)}
 
     def require_checkpoints(self) -> None:
-        """Raise ImpossibleError UNSUPPORTED where none can be written or read: they know no tables on a server, and nothing that
-        differs from replica to replica."""
-        strategy = self.job.plan.strategy
-        what = {
-            "a parameter server": self.parts.outside is not None,
-            f"the error feedback of compression {strategy.compression}": keeps_errors(strategy),
-        }
-        for name in (name for name, holds in what.items() if holds):
+        """Raise ImpossibleError UNSUPPORTED where none can be written or read: they know no tables on a server."""
+        if self.parts.outside is not None:
             raise ImpossibleError(
                 "UNSUPPORTED",
-                f"Checkpoints of a session with {name} are not built.",
+                "Checkpoints of a session with a parameter server are not built.",
                 flag="folder",
-                value=name,
+                value="a parameter server",
                 hint="Plan without it, or train without saving.",
             )
 
@@ -335,7 +336,8 @@ class Session:
 
         `steps` says how many steps were done. Raises, on every rank and with nothing changed, InputError for a folder
         that is no checkpoint, StaleError DIGEST for a damaged one, StaleError FACTS_DIFFER for one of another model or optimizer,
-        or whose 8-bit moments are in blocks of another cut of the weights.
+        whose 8-bit moments are in blocks of another cut of the weights, or whose compression left something out of gradients and
+        is not the plan's. On another number of replicas each of them owes the mean of what those of the checkpoint owed.
         """
         self.job.instruments.phase("load")
         self.require_checkpoints()

@@ -155,13 +155,12 @@ def _experts(plan: Plan) -> Iterator[Obstacle]:
 def _spread_experts(plan: Plan) -> Iterator[Obstacle]:
     """Whole experts on neighbouring ranks, as units of their own; what else a plan may ask for is not built."""
     mesh, strategy, moe = plan.mesh, plan.strategy, plan.model.moe
-    replicas = 1 if strategy.zero >= 2 else mesh.dp_replicate
+    replicas = 1 if strategy.zero >= 1 else mesh.dp_replicate
     sharers, experts = replicas * mesh.dp_shard * mesh.cp * mesh.tp // mesh.etp, 0 if moe is None else moe.experts
     reasons = {
         f"tp {mesh.tp}, etp {mesh.etp}; etp must be 1 or tp": mesh.etp not in (1, mesh.tp),
         f"tp {mesh.tp} without sequence_parallel, so that all its ranks hold the same tokens and each would send them to whole "
         "experts": mesh.tp > mesh.etp and not strategy.sequence_parallel,
-        f"zero {strategy.zero}; it must be 0, 2 or 3": strategy.zero == 1,
         f"{sharers} ranks that can share experts, which {mesh.ep} does not divide": sharers % mesh.ep != 0,
         f"{experts} experts, which {mesh.ep} does not divide": experts == 0 or experts % mesh.ep != 0,
         f"the order {', '.join(mesh.order)}": mesh.order != MESH_AXES,
@@ -171,7 +170,7 @@ def _spread_experts(plan: Plan) -> Iterator[Obstacle]:
         mesh.ep,
         f"The executor cannot spread experts over ep = {mesh.ep} here: the plan has",
         reasons,
-        "Plan with zero 0, 2 or 3, an etp of 1 or tp and an ep that divides the ranks that share weights, or with --pin ep=1.",
+        "Plan with an etp of 1 or tp and an ep that divides the ranks that share weights or, under zero 1, state; or with --pin ep=1.",
     )
 
 

@@ -11,6 +11,8 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
+from heapq import heapreplace
+from operator import itemgetter
 from typing import Literal
 
 from strategist.facts.layers import Layer, build_layer, norm_size
@@ -21,6 +23,9 @@ from strategist.records import dataclass
 
 Sizes = tuple[tuple[int, int], ...]
 """(elements, how many tensors of that size), the largest first."""
+
+
+Which = Literal["all", "dense", "experts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +39,7 @@ class Part:
     tp: int
     ep: int
     etp: int
-    which: Literal["all", "dense", "experts"] = "all"
+    which: Which = "all"
 
 
 @cache
@@ -180,10 +185,31 @@ def _of_adapters(shape: ModelShape, part: Part) -> Iterator[int]:
                 yield from _of_matrix(matrix, part)
 
 
-def fullest_rank(sizes: Sizes, ranks: int) -> int:
-    """The first rank of those that get most."""
-    loads = [0] * ranks
+def deal(sizes: Sizes, ranks: int) -> list[int]:
+    """Elements of each rank in turn, up to the last that gets any."""
+    loads = [(0, rank) for rank in range(min(ranks, sum(count for _, count in sizes)))]
     for size, count in sizes:
         for _ in range(count):
-            loads[loads.index(min(loads))] += size
+            least, rank = loads[0]
+            heapreplace(loads, (least + size, rank))
+    return [load for load, _ in sorted(loads, key=itemgetter(1))]
+
+
+def fullest_rank(sizes: Sizes, ranks: int) -> int:
+    """The first rank of those that get most."""
+    loads = deal(sizes, ranks)
     return loads.index(max(loads))
+
+
+Dealt = tuple[list[int], int]
+"""A deal, and how far apart in their stage those are to whom it deals in turn: as many neighbours are alike in it."""
+
+
+def fullest_of_both(one: Dealt, other: Dealt) -> tuple[int, int]:
+    """(elements, place in the stage) of the first rank of those that get most from two deals together."""
+    begins = sorted({place * width for loads, width in (one, other) for place in range(len(loads))})
+    held = [
+        sum(loads[place // width] for loads, width in (one, other) if place // width < len(loads)) for place in begins
+    ]
+    most = max(held)
+    return most, begins[held.index(most)]

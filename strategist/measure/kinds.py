@@ -11,8 +11,8 @@ from strategist.errors import InputError
 from strategist.facts.lots import fullest_lot
 from strategist.facts.model import layer_counts, layer_sequence
 from strategist.facts.profile import find_profile
-from strategist.facts.tensors import Part, fullest_rank, tensor_sizes
-from strategist.records import dataclass
+from strategist.facts.tensors import Part, deal, fullest_of_both, fullest_rank, tensor_sizes
+from strategist.records import dataclass, replace
 from strategist.units import parse_integer
 
 WORDS = ("first", "middle", "last", "fullest")
@@ -88,7 +88,7 @@ def _of_stage(plan: Plan, stage: int) -> Kind:
     pp = plan.mesh.pp
     alone = "every rank" if plan.processes == plan.mesh.world else "device 0"
     name = alone if pp == 1 else f"stage {stage} of {pp}"
-    return _of_shard(plan, stage, _fullest(plan, stage) * _shards(plan)[1], name)
+    return _of_shard(plan, stage, _fullest(plan, stage), name)
 
 
 def _of_shard(plan: Plan, stage: int, offset: int, name: str) -> Kind:
@@ -96,20 +96,24 @@ def _of_shard(plan: Plan, stage: int, offset: int, name: str) -> Kind:
 
 
 def _fullest(plan: Plan, stage: int) -> int:
-    """The place among the shards of the rank that holds most of the optimizer's state: torch's ZeRO-1 deals whole tensors. Where
-    all hold as much, one that holds most in a ring: every rank but the first compares all of its queries with a piece of another's
-    keys (executor/context.py)."""
-    mesh, held, (shards, _) = plan.mesh, plan.strategy.stages[stage], _shards(plan)
+    """The place in its stage of the rank that holds most of the optimizer's state: torch's ZeRO-1 deals whole tensors, and those of
+    experts on their own where they lie apart. Where all hold as much, one that holds most in a ring: every rank but the first
+    compares all of its queries with a piece of another's keys (executor/context.py)."""
+    mesh, held, (shards, stride) = plan.mesh, plan.strategy.stages[stage], _shards(plan)
     if plan.strategy.zero != 1 or shards == 1:
-        return int(mesh.cp > 1 and plan.strategy.context_parallel == "ring")
+        return stride * int(mesh.cp > 1 and plan.strategy.context_parallel == "ring")
     own = [kind for first, end in held.layers for kind in layer_sequence(plan.model)[first:end]]
     numbers = tuple(own.count(kind) for kind in layer_counts(plan.model))
     part = Part(numbers, held.embedding, held.head, mesh.tp, mesh.ep, mesh.etp)
     if plan.strategy.optimizer == "muon":
         profile, precision = find_profile(), plan.workload.precision
         each = (profile.state_bytes(optimizer, precision) for optimizer in ("muon", "adamw"))
-        return fullest_lot(plan.model, part, shards, *each)
-    return fullest_rank(tensor_sizes(plan.model, part), shards)
+        return stride * fullest_lot(plan.model, part, shards, *each)
+    if mesh.ep == 1:
+        return stride * fullest_rank(tensor_sizes(plan.model, part), shards)
+    dense, experts = (tensor_sizes(plan.model, replace(part, which=which)) for which in ("dense", "experts"))
+    sharers, apart = group_of(plan, "expert_shards")
+    return fullest_of_both((deal(dense, shards), stride), (deal(experts, sharers), apart))[1]
 
 
 def _shards(plan: Plan) -> tuple[int, int]:
@@ -124,8 +128,8 @@ def group_of(plan: Plan, axis: str) -> tuple[int, int]:
         return prod(mesh.size(name) for name in JOINT[axis]), min(mesh.stride(name) for name in JOINT[axis])
     if axis == "ep":
         return mesh.ep, mesh.etp
-    if axis == "expert_shards":
-        outer = mesh.dp_replicate if plan.strategy.zero >= 2 else 1
+    if axis in ("expert_shards", "expert_data"):
+        outer = mesh.dp_replicate if plan.strategy.zero >= 1 and axis == "expert_shards" else 1
         return mesh.expert_dp // outer, mesh.ep * mesh.etp
     if axis in MESH_AXES:
         return mesh.size(axis), mesh.stride(axis)

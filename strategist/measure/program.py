@@ -14,7 +14,17 @@ from strategist.document.plan import MESH_AXES, Plan
 from strategist.executor.build import bring_to_life
 from strategist.executor.chunks import chunks_of
 from strategist.executor.job import Instruments, Job
-from strategist.executor.mesh import DATA, EXPERT_SHARDS, SHARDS, build_expert_mesh, build_mesh, data_group, shard_group
+from strategist.executor.mesh import (
+    DATA,
+    EXPERT_DATA,
+    EXPERT_SHARDS,
+    SHARDS,
+    build_expert_mesh,
+    build_mesh,
+    data_group,
+    expert_data_mesh,
+    shard_group,
+)
 from strategist.executor.models import ReferenceModel
 from strategist.executor.session import Session
 from strategist.executor.threads import as_process
@@ -142,6 +152,8 @@ def group_names(job: Job) -> dict[str, str]:
     if job.expert_mesh is not None:
         axes = ("dp_replicate", EXPERT_SHARDS, "ep")
         names |= {job.expert_mesh[axis].get_group().group_name: axis for axis in axes}
+        if job.plan.strategy.zero == 1:
+            names.setdefault(expert_data_mesh(job.expert_mesh).get_group().group_name, EXPERT_DATA)
     for joint, group in ((SHARDS, shard_group(job.mesh)), (DATA, data_group(job.mesh))):
         if group is not None:
             names.setdefault(group.group_name, joint)

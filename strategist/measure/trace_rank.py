@@ -15,6 +15,7 @@ from strategist.document.observed import ObservedMemory, OperatorFLOP, RankObser
 from strategist.document.plan import Plan
 from strategist.executor.blocks import find_blocks
 from strategist.executor.build import lay_out
+from strategist.executor.checkpoint import kept_states
 from strategist.executor.compression import FIRST_COMPRESSED_STEP, remembered
 from strategist.executor.drive import StateOnDrive
 from strategist.executor.job import Job
@@ -152,9 +153,9 @@ def _copies(session: Session) -> Iterator[Tensor]:
 
 
 def _state_tensors(session: Session) -> Iterator[Tensor]:
-    optimizer: Any = session.parts.optimizer
-    for state in getattr(optimizer, "optim", optimizer).state.values():
-        yield from (value for value in state.values() if isinstance(value, Tensor))
+    for states in kept_states(session.parts.optimizer):
+        for state in states.values():
+            yield from (value for value in state.values() if isinstance(value, Tensor))
 
 
 def outline_of(plan: Plan, model: nn.Module) -> Outline:

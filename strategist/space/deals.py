@@ -9,15 +9,15 @@ import numpy as np
 
 from strategist.facts.lots import Lot, sorts_of_lots
 from strategist.facts.model import ModelShape
-from strategist.facts.tensors import Part, largest_deal, tensor_sizes
+from strategist.facts.tensors import Part, Which, deal, fullest_of_both, largest_deal, tensor_sizes
 from strategist.records import replace
 from strategist.space.candidates import Column, Mask, Reals
 from strategist.space.shares import Group, expert_shards, state_shards
 
 
 def dealt_CS(shape: ModelShape, group: Group, wanted: Mask) -> Reals:
-    """Elements of the rank with most of them, (C, S), for the candidates that are `wanted` (C,); 0 for the others. Experts are
-    dealt with the rest where they have as many copies to share the work, otherwise on their own."""
+    """Elements of the rank with most of them, (C, S), for the candidates that are `wanted` (C,); 0 for the others. Experts that
+    are spread are dealt on their own: a rank has what it gets from both deals."""
     return _of_deals_CS(group, wanted, _deals_of(shape), partial(_fullest, shape))
 
 
@@ -52,10 +52,10 @@ def _of_deals_CS(
 
 
 def _fullest(shape: ModelShape, part: Part, ranks: int, sharers: int) -> int:
-    if shape.moe is None or ranks == sharers:
+    if part.ep == 1:
         return largest_deal(tensor_sizes(shape, part), ranks)
     dense, experts = (tensor_sizes(shape, replace(part, which=which)) for which in ("dense", "experts"))
-    return largest_deal(dense, ranks) + largest_deal(experts, sharers)
+    return fullest_of_both((deal(dense, ranks), part.tp), (deal(experts, sharers), part.ep * part.etp))[0]
 
 
 @cache
@@ -64,8 +64,10 @@ def _deals_of(_shape: ModelShape) -> dict[object, float]:
     return {}
 
 
-def tensors_S(shape: ModelShape, group: Group) -> Column:
-    """How many tensors a rank of each stage has, (S,)."""
+def tensors_S(shape: ModelShape, group: Group, which: Which = "all") -> Column:
+    """How many tensors a rank of each stage has, (S,); `which` of them as in Part."""
     ends = zip(group.is_first.tolist(), group.is_last.tolist(), strict=True)
-    parts = (Part(tuple(numbers), *end, 1, 1, 1) for numbers, end in zip(group.layers_SK.tolist(), ends, strict=True))
+    parts = (
+        Part(tuple(numbers), *end, 1, 1, 1, which) for numbers, end in zip(group.layers_SK.tolist(), ends, strict=True)
+    )
     return np.array([sum(number for _, number in tensor_sizes(shape, part)) for part in parts])

@@ -135,23 +135,26 @@ def _dense(job: Job, group: Group, full: Elements) -> Shared:
 
 
 def _updates(job: Job, group: Group) -> Reals | float:
-    """How many collectives ZeRO-1 sends updated weights in, (C, S)."""
+    """How many collectives ZeRO-1 sends updated weights in, (C, S): those of experts that are spread are sent apart."""
     if job.profile.updates == "tensors":
-        return _alike(group, tensors_S(job.model, group))
+        apart = on_stages(group.candidates["ep"] > 1, 1.0 * tensors_S(job.model, group, "experts"))
+        return _alike(group, tensors_S(job.model, group)) - apart
     return _per_stage(group, 1.0 * state_shards(group.candidates)) if job.profile.updates == "ranks" else 1.0
 
 
 def _experts(job: Job, group: Group, full: Elements) -> Shared:
     """Routed experts are sent with the rest of their layer where the same ranks share both, and our executor's ep does not make units
-    of them; their new weights with those of the other tensors."""
+    of them; their new weights with those of the other tensors, unless they are spread."""
     is_moe = np.array([any(matrix.is_expert for matrix in layer.matrices) for layer in layers(job.model)])
     c, has_units = group.candidates, job.profile.has_units
     has_own = (c["ep"] * c["etp"] != c["tp"]) | (has_units & (c["ep"] > 1))
     alone = on_stages(has_own, (group.layers_SK * is_moe).sum(axis=1) * 1.0)
     shards = expert_shards(c)
     units = alone if has_units else np.minimum(alone, 1.0)
-    none = np.zeros_like(full.experts)
-    return Shared(full.experts, full.experts, none, shards, units, units, 0.0 if has_units else units)
+    none, updates = np.zeros_like(full.experts), units
+    if has_units:
+        updates = on_stages(c["ep"] > 1, 1.0 * tensors_S(job.model, group, "experts"))
+    return Shared(full.experts, full.experts, none, shards, units, units, updates)
 
 
 def _units(job: Job, group: Group) -> Reals:
@@ -443,7 +446,7 @@ def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Plac
     again, updates = np.where(zero == 3, micro, 0.0) * one, shared.updates * (job.trainable > 0)
     return (
         sent("all_reduce", reduce * trained, np.where(zero < 2, alone, 0.0), everybody, "backward", reduced),
-        sent(update, stored * trained, np.where(zero == 1, one, 0.0), inside, "nothing", updates),
+        sent(update, stored * trained, np.where((zero == 1) & (shards > 1), one, 0.0), inside, "nothing", updates),
         sent("all_gather", first, np.where(zero >= 2, gathers, 0.0), inside, "forward", units),
         sent("all_gather", second, again, inside, "backward", shared.layer_units),
         sent("all_gather", compute * shared.spare, spared, inside, "backward"),

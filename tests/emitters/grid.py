@@ -33,6 +33,7 @@ AXES: tuple[dict[str, Any], ...] = (
     {"pp": 2, "tp": 2, "dp_shard": 2, "zero": 3},
     {"cp": 2, "context_parallel": "all-to-all"},
     {"dp_shard": 2, "zero": 3, "ep": 2},
+    {"dp_shard": 2, "zero": 1, "ep": 2},
     {"tp": 2, "dp_shard": 2, "zero": 3, "etp": 2, "sequence_parallel": True},
     {"pp": 2, "virtual_stages": 2, "schedule": "interleaved"},
     {"pp": 2, "virtual_stages": 2, "schedule": "looped_bfs"},

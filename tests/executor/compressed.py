@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -11,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from strategist.document.plan import Plan, Strategy
-from strategist.errors import ImpossibleError
 from strategist.executor.build import build
 from strategist.executor.compression import compress
 from strategist.executor.data import SyntheticTokens
+from strategist.executor.feedback import feedback_of
 from strategist.executor.models import model_from_shape
 from tests.plans import FLOAT32, make_plan
 
@@ -94,11 +96,44 @@ def trained(compression: str, rank: int = 0, share: float = 0.0, steps: int = 30
     return [session.step(batch).loss for _ in range(steps)]
 
 
-def can_be_saved(plan: Plan) -> bool:
-    """Whether a session of the plan takes checkpoints."""
+def stopped_and_went_on(plan: Plan, folder: Path) -> tuple[list[float], dict[int, list[float]], list[float]]:
+    """Losses of seven steps; of what checkpoints after some of them make of the rest; and of the rest where what is owed is forgotten."""
+    whole = _stepped(plan, None, {steps: folder / str(steps) for steps in STOPS})
+    resumed = {steps: _stepped(plan, folder / str(steps)) for steps in STOPS}
+    return whole, resumed, _stepped(plan, folder / str(STOPS[-1]), forgets=True)
+
+
+STOPS = (1, 2, 4)
+
+
+def _stepped(
+    plan: Plan, start: Path | None, saves: Mapping[int, Path] | None = None, *, forgets: bool = False
+) -> list[float]:
     session = build(plan, model_from_shape(plan.model))
-    try:
-        session.require_checkpoints()
-    except ImpossibleError as refused:
-        return "error feedback" not in refused.message
-    return True
+    if start is not None:
+        session.load(start)
+    owing = feedback_of(session.parts.model)
+    if forgets and owing is not None:
+        owing.take({name: value for name, value in owing.kept().items() if name in ("order", "steps")})
+    data = SyntheticTokens(plan.model.vocab, plan.workload.seq_len, 7 * plan.workload.global_batch)
+    losses = []
+    for batch in session.loader(data, first_step=session.steps):
+        losses.append(session.step(batch).loss)
+        if saves and session.steps in saves:
+            session.save(saves[session.steps])
+    return losses
+
+
+def owed_and_loss(plan: Plan, start: Path | None, target: Path | None) -> tuple[Gradients, float]:
+    """What this rank owes after three steps, which are saved, or right after loading; and the loss of a step more."""
+    session = build(plan, model_from_shape(plan.model))
+    batch = next(iter(session.loader(SyntheticTokens(plan.model.vocab, 16, 8), shuffle=False)))
+    if start is not None:
+        session.load(start)
+    for _ in range(3 if start is None else 0):
+        session.step(batch)
+    if target is not None:
+        session.save(target)
+    owing = feedback_of(session.parts.model)
+    names = {} if owing is None else {n: v for n, v in owing.kept().items() if n.startswith(("owed/", "error/"))}
+    return {name: value.numpy().copy() for name, value in names.items()}, session.step(batch).loss

@@ -42,6 +42,7 @@ EP4 = {"dp_shard": 4, "zero": 2, "ep": 4, "micro_batch": 2}
 EP_ETP = {"tp": 2, "etp": 2, "ep": 2, "dp_shard": 2, "zero": 3, "micro_batch": 4}
 EP_TP = {"tp": 2, "ep": 4, "dp_shard": 2, "zero": 2, "micro_batch": 4, "sequence_parallel": True}
 EP_DDP = {"dp_replicate": 2, "ep": 2, "micro_batch": 4}
+EP_ZERO1 = {"dp_shard": 4, "zero": 1, "ep": 2, "micro_batch": 2}
 EP_HOST = {"dp_shard": 2, "zero": 3, "ep": 2, "offload": "parameters", "micro_batch": 4}
 
 EIGHT = {"optimizer": "adamw8bit"}
@@ -57,9 +58,9 @@ CHAINS: dict[str, tuple[dict[str, Any], ...]] = {
     "sharded, replicated, zero-1": (FSDP4, DDP2, ZERO1, FSDP2, ZERO1),
     "products": (HSDP, TP_FSDP, PP_V2, TP_ZERO1, PP_FSDP),
     "more shards than rows": (PP_FSDP, FSDP3, TP_ZERO1, SINGLE, HSDP),
-    "experts apart, copies on the host": (EP2, HOST, EP_FSDP, SINGLE, EP2),
+    "experts apart, copies on the host": (EP2, HOST, EP_ZERO1, SINGLE, EP_ZERO1),
     "tiles and none": (TILED, SINGLE, TILED_AWAY, HSDP, TILED),
-    "further experts and copies": (HOST, EP4, TP_HOST, HOST, EP_FSDP),
+    "further experts and copies": (HOST, EP4, TP_HOST, EP_FSDP, EP2),
     "a drive, memory, another drive": (NVME2, TP_PP, NVME4, ZERO1, NVME2),
     "experts beside everything": (EP_ETP, EP_TP, EP_DDP, EP_HOST, SINGLE),
     "tiles on a drive": (TILED_NVME, DDP2, TILED_NVME, TILED, TILED_NVME),

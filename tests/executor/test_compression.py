@@ -4,6 +4,7 @@ nothing is left out, and losses that fall."""
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -133,15 +134,68 @@ def test_a_model_learns_with_compressed_gradients(arguments: tuple[Any, ...]) ->
     assert first[0] - first[-1] >= 0.5 * (exact[0] - exact[-1])
 
 
+SEVERAL_BUCKETS = tiny_llama(hidden=128, head_dim=16, ffn_hidden=384, layers=4)
+"""A model with more than the first bucket of DDP, 1 MiB, of gradients."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("chosen", EVERY, ids=lambda chosen: chosen["compression"])
-def test_checkpoints_without_what_replicas_owe_are_refused(chosen: dict[str, Any]) -> None:
-    """What differs from replica to replica is in no checkpoint, so none is begun; casts remember nothing and are saved."""
-    from tests.executor.compressed import can_be_saved
+@pytest.mark.parametrize("chosen", [RANKED, SHARED], ids=lambda chosen: chosen["compression"])
+def test_what_goes_on_owes_what_it_owed(chosen: dict[str, Any], tmp_path: Path) -> None:
+    """From checkpoints after one, two and four steps training is bit by bit that without a stop, with one micro-batch and with two,
+    although DDP makes its buckets anew in every process; without what is owed it would not be."""
+    from tests.executor.compressed import stopped_and_went_on
     from tests.executor.harness import run_ranks
 
-    said = run_ranks(2, can_be_saved, make_plan(tiny_llama(), **REPLICAS | chosen))
-    assert said == [chosen in CASTS] * 2
+    plan = make_plan(SEVERAL_BUCKETS, **REPLICAS | chosen | {"micro_batch": 2, "accumulation": 2})
+    for whole, resumed, forgotten in run_ranks(2, stopped_and_went_on, plan, tmp_path):
+        for start, losses in resumed.items():
+            assert losses == whole[start:]
+        assert forgotten != whole[4:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chosen", [RANKED, SHARED], ids=lambda chosen: chosen["compression"])
+def test_other_replicas_owe_the_same_together(chosen: dict[str, Any], tmp_path: Path) -> None:
+    """On twice as many replicas the mean of what they owe is what it was, and nobody else's is taken: training goes on."""
+    import numpy as np
+
+    from tests.executor.compressed import owed_and_loss
+    from tests.executor.harness import run_ranks
+
+    two, four = (make_plan(**REPLICAS | chosen | {"dp_replicate": n, "micro_batch": 8 // n}) for n in (2, 4))
+    before = run_ranks(2, owed_and_loss, two, None, tmp_path / "saved")
+    after = run_ranks(4, owed_and_loss, four, tmp_path / "saved", None)
+    means = [
+        {name: np.mean([owed[name] for owed, _ in found], axis=0) for name in found[0][0]} for found in (before, after)
+    ]
+    assert means[0].keys() == means[1].keys()
+    for name, value in means[0].items():
+        np.testing.assert_allclose(means[1][name], value, atol=1e-7)
+        assert any(abs(value).max() > 0 for value in means[0].values())
+    assert len({loss for _, loss in after}) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("other", [{}, {"compression": "topk", "compression_share": 0.2}, RANKED], ids=str)
+def test_what_is_owed_is_not_lost_unsaid(other: dict[str, Any], tmp_path: Path) -> None:
+    """Under another compression, or none, loading is refused in a sentence, and the session is what it was; a run that owes nothing yet
+    begins any compression."""
+    from tests.executor.compressed import owed_and_loss
+    from tests.executor.harness import run_ranks
+    from tests.executor.workers import refused_load
+
+    shape = tiny_llama()
+    said = (
+        make_plan(shape, **REPLICAS | SHARED | {"micro_batch": 4}),
+        make_plan(shape, **REPLICAS | other | {"micro_batch": 4}),
+    )
+    run_ranks(2, owed_and_loss, said[0], None, tmp_path / "saved")
+    for code, sentence, is_unchanged in run_ranks(2, refused_load, said[1], tmp_path / "saved", shape):
+        assert (code, is_unchanged) == ("FACTS_DIFFER", True)
+        assert "compression topk-0.1 left out of gradients" in sentence
+    plain = make_plan(shape, **REPLICAS | {"micro_batch": 4})
+    run_ranks(2, owed_and_loss, plain, None, tmp_path / "plain")
+    run_ranks(2, owed_and_loss, said[0], tmp_path / "plain", None)
 
 
 def test_plans_with_compression_are_emitted_where_hooks_are_called() -> None:

@@ -152,7 +152,7 @@ def test_a_table_of_positions_counts_beyond_its_rows(tokens: int) -> None:
 ALONE: dict[str, dict[str, int]] = {
     "LEG619": {"cp": 2, "context_parallel": 1, "zero": 3, "recompute": 1},
     "LEG620": {"cp": 2, "context_parallel": 1, "zero": 3},
-    "LEG612": {"dp_shard": 2, "zero": 1, "ep": 2},
+    "LEG612": {"tp": 2, "dp_shard": 2, "zero": 1, "ep": 2},
     "LEG613": {"dp_shard": 2, "zero": 3, "tiling": 8, "recompute": 1},
     "LEG614": {"zero": 1, "dp_shard": 2, "offload": 1},
     "LEG615": {"zero": 3, "dp_shard": 2, "tp": 2, "offload": 3},

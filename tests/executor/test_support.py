@@ -54,6 +54,7 @@ RUNNABLE: tuple[dict[str, Any], ...] = (
         "accumulation": 2,
     },
     {"shape": tiny_mixtral(), "tp": 2, "etp": 2, "pp": 2, "dp_shard": 2, "zero": 2, "accumulation": 2},
+    {"shape": tiny_mixtral(), "ep": 2, "tp": 2, "etp": 2, "dp_shard": 2, "dp_replicate": 2, "zero": 1},
 )
 
 FP8 = NumberFormats(parameter="float32", gradient="float32", reduce="float32", compute="float8")
@@ -80,7 +81,7 @@ REFUSED: tuple[tuple[dict[str, Any], str, str, str], ...] = (
     (SWAP | {"cp": 8}, "DIVISIBILITY", "model.kv_heads", "kv_heads = 4"),
     (SWAP | {"cp": 2, "tp": 4}, "DIVISIBILITY", "model.kv_heads", "tp = 4 and cp = 2"),
     ({"ep": 2, "dp_shard": 2, "zero": 3}, "UNSUPPORTED", "mesh.ep", "0 experts"),
-    ({"shape": tiny_mixtral(), "ep": 2, "dp_shard": 2, "zero": 1}, "UNSUPPORTED", "mesh.ep", "zero 1"),
+    ({"shape": tiny_mixtral(), "ep": 2, "dp_shard": 1, "dp_replicate": 2, "zero": 1}, "UNSUPPORTED", "mesh.ep", "2 does not divide"),
     ({"shape": tiny_mixtral(), "ep": 2, "dp_shard": 2, "zero": 3, "tp": 2}, "UNSUPPORTED", "mesh.ep", "without sequence_parallel"),
     ({"shape": tiny_mixtral(), "ep": 2, "dp_shard": 2, "zero": 3, "tp": 4, "etp": 2}, "UNSUPPORTED", "mesh.ep", "tp 4, etp 2"),
     ({"shape": tiny_mixtral(), "ep": 4, "dp_shard": 2, "zero": 3}, "UNSUPPORTED", "mesh.ep", "4 does not divide"),

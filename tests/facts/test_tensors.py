@@ -17,6 +17,8 @@ from strategist.facts.tensors import (
     Part,
     Sizes,
     ddp_buckets,
+    deal,
+    fullest_of_both,
     fullest_rank,
     largest_deal,
     tensor_sizes,
@@ -60,7 +62,21 @@ def test_a_deal_of_equal_sizes_at_once_is_the_deal_of_each(dealt: Sizes, ranks: 
     """The fullest rank has what it has when tensor after tensor goes to the rank with least."""
     loads = _loads(dealt, ranks)
     assert largest_deal(dealt, ranks) == max(loads)
+    assert deal(dealt, ranks) == loads[: sum(count for _, count in dealt)]
     assert loads[fullest_rank(dealt, ranks)] == max(loads)
+
+
+@CI
+@given(sizes(), sizes(), st.sampled_from(((8, 1, 2), (8, 2, 4), (6, 2, 1), (16, 1, 16), (17, 1, 1))))
+def test_the_fullest_of_two_deals_is_the_one_with_most_of_both(
+    dense: Sizes, experts: Sizes, mesh: tuple[int, int, int]
+) -> None:
+    """What one deal gives to a rank and what another does, when neighbours are alike in each, are added up rank by rank."""
+    ranks, tp, apart = mesh
+    own, spread = _loads(dense, ranks), _loads(experts, ranks * tp // apart)
+    held = [own[rank // tp] + spread[rank // apart] for rank in range(ranks * tp)]
+    most, place = fullest_of_both((deal(dense, ranks), tp), (deal(experts, len(spread)), apart))
+    assert most == held[place] == max(held)
 
 
 @CI

@@ -199,6 +199,12 @@ EXPERTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("olmoe-1b-7b", {"ep": 4, "dp_replicate": 4, "recompute": "full"}),
     ("olmoe-1b-7b", {"ep": 4, "dp_shard": 8, "zero": 2, "offload": "optimizer", "accumulation": 2}),
     ("olmoe-1b-7b", {"ep": 4, "dp_shard": 8, "zero": 3, "offload": "parameters"}),
+    ("mixtral-8x7b", {"ep": 4, "dp_shard": 4, "zero": 1, "recompute": "full"}),
+    ("olmoe-1b-7b", {"ep": 4, "dp_shard": 8, "zero": 1, "accumulation": 2}),
+    ("mixtral-8x7b", {"ep": 2, "dp_shard": 8, "zero": 1, "pp": 2, "accumulation": 4}),
+    ("qwen2-57b-a14b", {"ep": 4, "tp": 2, "dp_shard": 4, "zero": 1, "sequence_parallel": True, "accumulation": 2}),
+    ("mixtral-8x7b", {"ep": 2, "tp": 2, "etp": 2, "dp_shard": 8, "zero": 1, "sequence_parallel": True}),
+    ("olmoe-1b-7b", {"ep": 4, "dp_shard": 4, "dp_replicate": 2, "zero": 1}),
 )
 """Models and layouts whose ranks share experts."""
 AT_EXPERTS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -488,7 +494,7 @@ def _talks(plan: Plan, place: str) -> bool:
 
 PEAK = "peak"
 """The place of a figure that is looked at when the whole is largest, whichever moment that is."""
-AXES = dict.fromkeys(("dp_shard", "dp_replicate", "shards", "expert_shards", "data", "world"), "dp")
+AXES = dict.fromkeys(("dp_shard", "dp_replicate", "shards", "expert_shards", "expert_data", "data", "world"), "dp")
 OF_TOKENS = ("send", "all_to_all")
 """What ranks of one sequence, or of one set of experts, send each other; everything else that their group carries are weights
 and gradients."""

@@ -46,12 +46,12 @@ def _ring_in_float32(job: Job, a: Layout) -> bool:
 
 
 def _spreads_experts_otherwise(job: Job, a: Layout) -> bool:
-    """Ours are cut over all tp ranks or over none, which then hold other tokens each; they lie apart on ranks that share all state,
-    or on replicas."""
+    """Ours are cut over all tp ranks or over none, which then hold other tokens each; they lie apart on ranks that share state,
+    or on replicas that share none."""
     tp, etp = a["tp"], a["etp"]
     if a["ep"] == 1:
         return bool(etp != (tp if job.model.moe else 1))
-    if etp not in (1, tp) or a["zero"] == 1 or (tp != etp and not a["sequence_parallel"]):
+    if etp not in (1, tp) or (tp != etp and not a["sequence_parallel"]):
         return True
     ranks = a["cp"] * (tp // etp) * (a["dp_shard"] if a["zero"] else a["dp_replicate"])
     return bool(ranks % a["ep"] != 0)

@@ -1242,19 +1242,20 @@ def _updated(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -
         return whole.all
     if layout["zero"] >= 2 or not job.profile.has_units:
         return held(job.model, layout, stage, kinds, sharded=True).all
-    n, n_experts = shards(layout), int(expert_shards(layout))
+    n, tp, ep = shards(layout), layout["tp"], layout["ep"]
     dense, routed = (tensors_of(job.model, layout, stage, kinds, experts=which) for which in (False, True))
-    if n == n_experts:
-        return _fullest(dense + routed, n)
-    return _fullest(dense, n) + _fullest(routed, n_experts)
+    if ep == 1:
+        return float(max(_dealt(dense + routed, n)))
+    own, apart = _dealt(dense, n), _dealt(routed, int(expert_shards(layout)))
+    return float(max(own[rank // tp] + apart[rank // (ep * layout["etp"])] for rank in range(n * tp)))
 
 
-def _fullest(tensors: Sequence[int], ranks: int) -> float:
-    """What the fullest rank has when each tensor, the largest first, goes to the rank with least."""
+def _dealt(tensors: Sequence[int], ranks: int) -> list[int]:
+    """What each rank has when each tensor, the largest first, goes to the rank with least."""
     loads = [0] * ranks
     for size in sorted(tensors, reverse=True):
         loads[loads.index(min(loads))] += size
-    return float(max(loads))
+    return loads
 
 
 def _pipeline_buffers(job: Job, layout: Layout, stage: int) -> float:

@@ -211,11 +211,7 @@ def _data(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], whol
         ends = (stage == 0) + (stage == layout["pp"] - 1) - (job.model.tied and layout["pp"] == 1)
         of_layers = sum(tile_units(job.model, layout, kind) for kind in kinds)
         units = _buckets(job) if is_plain(job, layout) else of_layers + ends
-        expert_units, layers, tensors = (
-            alone,
-            of_layers,
-            _tensors(job, layout, stage, kinds),
-        )
+        expert_units, layers, tensors = alone, of_layers, _tensors(job, layout, stage, kinds)
     if job.profile.updates == "ranks":
         tensors = sharded[0]
     beside = _beside(job, layout, kinds) if job.model.adapters is not None else None
@@ -230,11 +226,11 @@ def _data(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], whol
     if own_unit and layout["zero"] == 3 and layout["pp"] > 1 and layout["accumulation"] > 1:
         yield Row("dp", "all-gather", "backward", BYTES[job.formats.compute] * whole.behind, 1, *sharded)
     replicas, apart = expert_ranks(layout), layout["ep"] * layout["etp"]
-    own, pieces = (
-        (whole.experts, whole.experts),
-        (expert_units, expert_units, 0 if job.profile.has_units else expert_units),
-    )
-    yield from _data_rows(job, layout, own, (replicas, apart), (replicas, apart), pieces)
+    sent_apart = _with_elements(job, layout, stage, kinds, experts=True) if layout["ep"] > 1 else 0
+    own = (whole.experts, whole.experts)
+    pieces = (expert_units, expert_units, sent_apart if job.profile.has_units else expert_units)
+    sharing = replicas if expert_shards(layout) > 1 else 1
+    yield from _data_rows(job, layout, own, (replicas, apart), (sharing, apart), pieces)
     if layout["zero"] >= 2:
         times = _between_replicas(job, layout)
         across = (replicate, tp * cp * shard)
@@ -248,9 +244,13 @@ def _data(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], whol
 
 
 def _tensors(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> int:
-    """Tensors that have any elements."""
-    both = (tensors_of(job.model, layout, stage, kinds, experts=which) for which in (False, True))
-    return sum(size > 0 for found in both for size in found)
+    """Tensors that the dense ranks send each other under ZeRO-1: all, or those that are no spread experts'."""
+    dense = _with_elements(job, layout, stage, kinds, experts=False)
+    return dense + (_with_elements(job, layout, stage, kinds, experts=True) if layout["ep"] == 1 else 0)
+
+
+def _with_elements(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], *, experts: bool) -> int:
+    return sum(size > 0 for size in tensors_of(job.model, layout, stage, kinds, experts=experts))
 
 
 def _buckets(job: Job) -> int:

@@ -21,7 +21,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, 
 
 from strategist.executor.blocks import find_blocks
 from strategist.executor.job import Job
-from strategist.executor.mesh import EXPERT_SHARDS, data_mesh, shard_axis
+from strategist.executor.mesh import EXPERT_SHARDS, data_mesh, expert_data_mesh, shard_axis
 from strategist.executor.models import splittable
 from strategist.executor.precision import sharding_policy
 from strategist.executor.steps.expert_parallel import spread_experts
@@ -77,11 +77,11 @@ def _make_unit(modules: list[nn.Module], job: Job, *, reshard: bool, apart: bool
     if not modules:
         return []
     options: dict[str, Any] = {"mp_policy": sharding_policy(job.plan.strategy.formats)}
-    every, shards = job.mesh, shard_axis(job.mesh)
+    every, shards, alike = job.mesh, shard_axis(job.mesh), data_mesh
     if apart and job.expert_mesh is not None:
-        every, shards = job.expert_mesh, EXPERT_SHARDS
+        every, shards, alike = job.expert_mesh, EXPERT_SHARDS, expert_data_mesh
     if job.plan.strategy.zero < 2:
-        return [*replicate(modules, mesh=every[shards] if apart else data_mesh(job.mesh), **options)]
+        return [*replicate(modules, mesh=alike(every), **options)]
     two_levels = job.plan.mesh.dp_replicate > 1
     mesh = every["dp_replicate", shards] if two_levels else every[shards]
     return fully_shard(
