@@ -2,7 +2,7 @@
 
 The layers are split into `pp * virtual_stages` contiguous chunks as equal as possible. When they do not divide, the
 extra layers go to the chunks in the middle first, then to the first, never to the last: the first chunk holds the
-embedding and the most micro-batches in flight, the last one the head and the loss. Chunk c belongs to stage c % pp.
+embedding and the most micro-batches in flight, the last one the head and the loss. Which stage owns which is said in facts/runs.py.
 
 Where stages have one chunk each the split may be weighted: the last stage owns fewer layers the more its head
 multiplies, as few as make the most loaded stage lightest, and of equally good numbers the largest.
@@ -17,6 +17,7 @@ import numpy as np
 from strategist.facts.layers import build_layer
 from strategist.facts.model import LayerKind, ModelShape, layer_counts, layer_sequence
 from strategist.facts.parameters import table_width
+from strategist.facts.runs import runs_of
 from strategist.space.candidates import Column, Reals
 
 PASSES_OF_HEAD, PASSES_OF_LAYER = 3.0, 4.0
@@ -59,10 +60,11 @@ def layers_of_the_last(layers: int, chunks: int, head: float) -> int:
 
 
 def stage_chunks(
-    layers: int, pp: int, virtual_stages: int, stage: int, head: float = 0.0
+    layers: int, pp: int, virtual_stages: int, stage: int, head: float = 0.0, schedule: str = "none"
 ) -> tuple[tuple[int, int], ...]:
     """The chunks of one stage, in forward order."""
-    return chunk_bounds(layers, pp * virtual_stages, head)[stage::pp]
+    bounds = chunk_bounds(layers, pp * virtual_stages, head)
+    return tuple(bounds[number] for number in runs_of(schedule, pp, virtual_stages, stage))
 
 
 @cache
@@ -73,7 +75,12 @@ def kinds(shape: ModelShape) -> tuple[LayerKind, ...]:
 
 @cache
 def stage_layer_counts(
-    shape: ModelShape, pp: int, virtual_stages: int, split: tuple[int, ...] = (), head: float = 0.0
+    shape: ModelShape,
+    pp: int,
+    virtual_stages: int,
+    split: tuple[int, ...] = (),
+    head: float = 0.0,
+    schedule: str = "none",
 ) -> Column:
     """How many layers of each sort every stage owns: shape (stages, kinds). `split` states the layers of every stage; without
     it they follow the rule, with the head counted as so many layers."""
@@ -84,7 +91,7 @@ def stage_layer_counts(
     chunks = (
         [((end - own, end),) for own, end in zip(split, ends, strict=True)]
         if split
-        else [stage_chunks(len(sequence), pp, virtual_stages, stage, head) for stage in range(pp)]
+        else [stage_chunks(len(sequence), pp, virtual_stages, stage, head, schedule) for stage in range(pp)]
     )
     return np.array([sum(before[end] - before[first] for first, end in own) for own in chunks], dtype=np.int64)
 
