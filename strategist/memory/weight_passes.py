@@ -148,6 +148,15 @@ class Waiting:
         return self._of_all_layers(layer) + (norm + product)[:, None] * self._has_head - norm[:, None]
 
     @cached_property
+    def at_last_product(self) -> tuple[Reals, Reals]:
+        """Of those, and of the gradients, the ones that are there until the last weight has its gradient: what the head or the last
+        layer's last matrix reads, and the gradient of that matrix' result where it was put together from the ranks' parts."""
+        shape = self.job.model
+        read, whole = self._bytes({"heads": shape.ffn_hidden}), self._bytes({"whole": 1.0 * shape.hidden})
+        joined = np.where(sequence_cut(self.group.candidates) > 1, whole, 0.0)
+        return np.where(self._has_head, whole[:, None], read[:, None]), joined[:, None] * ~self._has_head
+
+    @cached_property
     def read_before_product(self) -> Reals:
         """Of those, in the first layer, the ones that are gone at the second matrix of the feed-forward part: what attention's matrices
         and norms and the second norm read, and without a gate what the first matrix reads."""
@@ -272,7 +281,7 @@ def kept(step: Step, at: Progress) -> Reals:
 
 def first_part(step: Step, at: Progress) -> Iterator[Instant]:
     """The loss's backward; then attention's, in the layer that comes first and in the one that comes last, by which what the second
-    part before has left is taken in."""
+    part before has left is taken in, and behind which all of it is."""
     job, group = step.job, step.group
     waiting = Waiting(job, group, step.situation.is_last)
     logits = step.last * gradient_bytes_CS(job, group)
@@ -282,7 +291,8 @@ def first_part(step: Step, at: Progress) -> Iterator[Instant]:
         "gather_buffers": step.gathered(layers=0, head=True),
     }
     waits = at.waiting * waiting.every + at.sent * step.stream + beside(step, at)
-    left = np.where(at.loose, loose(step, elements_of_run(step, step.bare)), 0.0)
+    own = elements_of_run(step, step.bare)
+    left = np.where(at.loose, loose(step, own), 0.0)
     yield Instant(
         LOSS,
         common
@@ -296,13 +306,14 @@ def first_part(step: Step, at: Progress) -> Iterator[Instant]:
     work = attention_gradients_C(job, step.c)[:, None] - waiting.not_before_attention
     layers = step.layers_of_chunk
     last_joins = step.behind if job.model.tied else np.zeros_like(step.behind)
-    taken_in = np.where(at.loose & ~step.stands, step.at_rest * _share_of_run(step), 0.0)
+    becomes = np.where(at.loose & ~step.stands, step.at_rest * _share_of_run(step), 0.0)
     for more in (layers - 1.0, np.zeros_like(layers)):  # layers that are yet to come
-        below = np.minimum((more + 1.0) * step.widest, elements_of_run(step, step.bare)) + last_joins
-        lies = np.where(at.loose, loose(step, below), 0.0)
-        joined = step.earlier + np.where(more > 0.0, 0.0, taken_in)
+        below = np.minimum((more + 1.0) * step.widest, own)
+        lies = np.where(at.loose, loose(step, below + last_joins), 0.0)
+        joined = step.earlier + becomes * (1.0 - below / np.maximum(own, 1.0))
         made = waiting.every - more * waiting.of_one_layer
         yield Instant(LAYERS, inside | {"gradients": joined, "temporaries": waits + made + work + lies})
+    yield Instant(LAYERS, inside | {"gradients": step.earlier + becomes, "temporaries": waits + waiting.every})
 
 
 def _share_of_run(step: Step) -> Reals:
@@ -315,7 +326,8 @@ def second_part(step: Step, at: Progress) -> Iterator[Instant]:
     feed-forward part, when the other gradients of this micro-batch and the inputs of its products are gone."""
     waiting = Waiting(step.job, step.group, step.situation.is_last)
     logits = step.last * gradient_bytes_CS(step.job, step.group)
-    stood = np.where(at.loose, loose(step, elements_of_run(step, step.bare)), 0.0)
+    unjoined = loose(step, elements_of_run(step, step.bare))
+    stood = np.where(at.loose, unjoined, 0.0)
     first, pair, last = (step.trained * step.compute * part for part in waiting.ends(step))
     sent = at.sent * step.stream + beside(step, at)
     common = {"gradients": step.earlier, "gather_buffers": step.gathered(layers=0, head=True)}
@@ -339,13 +351,14 @@ def second_part(step: Step, at: Progress) -> Iterator[Instant]:
         },
     )
     made = np.where(step.at_once, step.fresh(elements_of_run(step, step.counts)), 0.0)
+    read, joined = waiting.at_last_product
     yield Instant(
         END,
         common
         | {
             "gradients": step.earlier + made,
-            "activations": np.maximum(step.inputs, kept(step, at) - waiting.read_by_products),
+            "activations": np.maximum(step.inputs, kept(step, at) - waiting.read_by_products + read),
             "logits": at.waiting * logits,
-            "temporaries": (at.waiting - 1) * waiting.every + sent + loose(step, elements_of_run(step, step.bare)) + adds * last,
+            "temporaries": (at.waiting - 1) * waiting.every + joined + sent + unjoined + adds * last,
         },
     )
