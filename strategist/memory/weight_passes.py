@@ -133,6 +133,14 @@ class Waiting:
         return on_stages(self._bytes(own), np.ones(len(self.group.stages)))
 
     @cached_property
+    def behind_attention(self) -> Reals:
+        """What is there beside those of a layer when its norm's result is about to have its gradient: queries, keys and values each
+        gave one for it, two of which are being added."""
+        shape = self.job.model
+        given = self._bytes({"whole": 3.0 * shape.hidden}) - self._bytes({"sequence": _normed(shape)})
+        return on_stages(given, np.ones(len(self.group.stages)))
+
+    @cached_property
     def of_one_layer(self) -> Reals:
         """Of those, the ones of one layer."""
         layers = self.group.layers_SK.sum(axis=1)[None, :] / self._chunks
@@ -280,8 +288,8 @@ def kept(step: Step, at: Progress) -> Reals:
 
 
 def first_part(step: Step, at: Progress) -> Iterator[Instant]:
-    """The loss's backward; then attention's, in the layer that comes first and in the one that comes last, by which what the second
-    part before has left is taken in, and behind which all of it is."""
+    """The loss's backward; then attention's or its inputs', in the layer that comes first and in the one that comes last, by which what the
+    second part before has left is taken in; and all of it when the last weight's is, beside the gradient of what the run was given."""
     job, group = step.job, step.group
     waiting = Waiting(job, group, step.situation.is_last)
     logits = step.last * gradient_bytes_CS(job, group)
@@ -304,6 +312,7 @@ def first_part(step: Step, at: Progress) -> Iterator[Instant]:
     )
     inside = common | {"logits": step.last * waiting_logits_CS(job, group) + (at.waiting + 1) * logits}
     work = attention_gradients_C(job, step.c)[:, None] - waiting.not_before_attention
+    work = np.maximum(work, waiting.behind_attention)
     layers = step.layers_of_chunk
     last_joins = step.behind if job.model.tied else np.zeros_like(step.behind)
     becomes = np.where(at.loose & ~step.stands, step.at_rest * _share_of_run(step), 0.0)
@@ -313,7 +322,9 @@ def first_part(step: Step, at: Progress) -> Iterator[Instant]:
         joined = step.earlier + becomes * (1.0 - below / np.maximum(own, 1.0))
         made = waiting.every - more * waiting.of_one_layer
         yield Instant(LAYERS, inside | {"gradients": joined, "temporaries": waits + made + work + lies})
-    yield Instant(LAYERS, inside | {"gradients": step.earlier + becomes, "temporaries": waits + waiting.every})
+    lies = np.where(at.loose, loose(step, step.layers.last_matrix), 0.0)
+    through = {"gradients": step.earlier + becomes, "temporaries": waits + waiting.every + step.stream + lies}
+    yield Instant(LAYERS, inside | through)
 
 
 def _share_of_run(step: Step) -> Reals:

@@ -223,11 +223,17 @@ class Lies:
         becomes = step.at_rest * self.elements(step.w) / max(step.w.all, 1.0) if loose and not step.stands else 0.0
         for below in (self.layers - 1, 0):
             below_here = min((below + 1) * step.wl, self.own)
-            made = every - below * self.of_layer(step.kinds[0]) - self.of_layer(step.kinds[0], early=True) + attention
+            kind = step.kinds[0]
+            norm = 0.0 if step.job.model.norm == "layernorm_nonparam" else step.stream
+            work = max(attention - self.of_layer(kind, early=True), 3 * step.whole - norm)  # three inputs give it a gradient
+            made = every - below * self.of_layer(kind) + work
             stands = step.earlier + becomes * (1 - below_here / max(self.own, 1.0))
             left = self.unjoined(below_here + roots) if loose else 0.0
             yield 1, common | {"gradients": stands, "logits": kept, "temporaries": lies + made + left}
-        yield 1, common | {"gradients": step.earlier + becomes, "logits": kept, "temporaries": lies + every}
+        down = step.job.model.hidden * step.job.model.ffn_hidden / step.a["tp"]
+        final = self.unjoined(down) if loose else 0.0
+        through = {"gradients": step.earlier + becomes, "temporaries": lies + every + step.stream + final}
+        yield 1, common | through | {"logits": kept}
 
     def weights(self) -> Iterator[Moment]:
         """The first weight's gradient, and the last one's."""
