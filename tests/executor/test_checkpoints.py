@@ -31,6 +31,7 @@ TP_PP = {"tp": 2, "pp": 2, "micro_batch": 2, "accumulation": 4}
 TP_FSDP = {"tp": 2, "dp_shard": 2, "zero": 3, "micro_batch": 4, "sequence_parallel": True}
 TP_ZERO1 = {"tp": 2, "dp_shard": 2, "zero": 1, "micro_batch": 4}
 PP_V2 = {"pp": 2, "virtual_stages": 2, "micro_batch": 2, "accumulation": 4}
+PP_ZBV = PP_V2 | {"schedule": "zbv"}
 PP_FSDP = {"pp": 2, "dp_shard": 2, "zero": 3, "micro_batch": 2, "accumulation": 2}
 HOST = {"dp_shard": 2, "zero": 2, "offload": "optimizer", "micro_batch": 4}
 TP_HOST = {"tp": 2, "etp": 2, "dp_shard": 2, "zero": 2, "offload": "optimizer", "micro_batch": 4}
@@ -56,6 +57,7 @@ CHAINS: dict[str, tuple[dict[str, Any], ...]] = {
     "dp4 to tp2-pp2 to single and back": (DDP4, TP_PP, SINGLE, TP_PP, DDP4),
     "sharded, replicated, zero-1": (FSDP4, DDP2, ZERO1, FSDP2, ZERO1),
     "products": (HSDP, TP_FSDP, PP_V2, TP_ZERO1, PP_FSDP),
+    "down and up again": (PP_ZBV, FSDP2, PP_ZBV, PP_V2, TP_PP),
     "more shards than rows": (PP_FSDP, FSDP3, TP_ZERO1, SINGLE, HSDP),
     "experts apart, copies on the host": (EP2, HOST, EP_FSDP, SINGLE, EP2),
     "tiles and none": (TILED, SINGLE, TILED_AWAY, HSDP, TILED),

@@ -230,7 +230,8 @@ class Lies:
             stands = step.earlier + becomes * (1 - below_here / max(self.own, 1.0))
             left = self.unjoined(below_here + roots) if loose else 0.0
             yield 1, common | {"gradients": stands, "logits": kept, "temporaries": lies + made + left}
-        down = step.job.model.hidden * step.job.model.ffn_hidden / step.a["tp"]
+        shape = step.job.model
+        down = shape.hidden * (shape.ffn_hidden / step.a["tp"] + shape.mlp_bias)
         final = self.unjoined(down) if loose else 0.0
         through = {"gradients": step.earlier + becomes, "temporaries": lies + every + step.stream + final}
         yield 1, common | through | {"logits": kept}
