@@ -67,7 +67,9 @@ def _stages_cover_the_model(plan: Plan) -> bool:
         return False
     numbers = [runs_of(plan.strategy.schedule, pp, virtual, place) for place in range(pp)]
     of_run = {
-        number: run for own, stage in zip(numbers, stages, strict=True) for number, run in zip(own, stage.layers, strict=True)
+        number: run
+        for own, stage in zip(numbers, stages, strict=True)
+        for number, run in zip(own, stage.layers, strict=True)
     }
     runs = [of_run[number] for number in range(pp * virtual)]
     edges = [edge for run in runs for edge in run]

@@ -94,7 +94,12 @@ def instants(
 
 
 def _in_two_parts(
-    job: Job, group: Group, in_situation: Callable[[Situation], Step], whole: tuple[Instant, ...], *, at_loss: bool = False
+    job: Job,
+    group: Group,
+    in_situation: Callable[[Situation], Step],
+    whole: tuple[Instant, ...],
+    *,
+    at_loss: bool = False,
 ) -> tuple[Instant, ...]:
     """Where backward passes come in two parts their instants, elsewhere those of `whole` ones."""
     from strategist.memory.weight_passes import split_instants, whole_instants  # of a schedule that is rarely asked for

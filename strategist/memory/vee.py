@@ -161,38 +161,56 @@ class Turns:
 
     def of(self, kind: str) -> Progress:
         """The turns of a kind, in the words of all backward passes in two parts."""
-        group = self.group
-        every = [[turns(group.pp, m, s, kind) or turns(group.pp, m, s, "R") for s in group.stages.tolist()] for m in self.counts.tolist()]
+        column = self._columns(kind)
+        up, sent = column("chunk") == 1, column("sent")
+        held, waiting, done, loose, joined, reduced = (
+            column(name) for name in ("held", "waiting", "done", "loose", "joined", "reduced")
+        )
+        stands = np.where(self.at_once, done, joined) & ~reduced
+        m, turns_back = self.group.candidates["accumulation"][:, None], self.group.turns_back[None, :]
+        situation = Situation(
+            others=held.sum(axis=0) - 1.0,
+            others_first=held[0] - 1.0 * ~up,
+            others_last=held[1] - 1.0 * up,
+            is_first=~up,
+            is_last=up,
+            stands=_of_run(up, stands),
+            standing=stands.mean(axis=0),
+            first_stands=stands[0],
+            last_stands=stands[1],
+            reduced=reduced.mean(axis=0),
+            last_reduced=reduced[1],
+            is_begun=done.any(axis=0),
+            alternates=np.ones_like(up),
+        )
+        return Progress(
+            situation=situation,
+            waiting=_of_run(up, waiting),
+            sent=sent + m * turns_back,
+            loose=_of_run(up, loose),
+            other_waiting=_of_run(~up, waiting),
+            other_loose=_of_run(~up, loose),
+            home=(m - held[0]) * turns_back,
+        )
+
+    def _columns(self, kind: str) -> Callable[[str], Any]:
+        """What fields of the turns are, (P, C, S), or with both runs in front."""
+        pp, stages = self.group.pp, self.group.stages.tolist()
+        every = [[turns(pp, m, s, kind) or turns(pp, m, s, "R") for s in stages] for m in self.counts.tolist()]
         longest = max(len(own) for row in every for own in row)
         padded = [[[*own, *own[-1:] * (longest - len(own))] for own in row] for row in every]
 
-        def column(read: Callable[[Turn], Any]) -> Any:
-            found = np.array([[[read(turn) for turn in own] for own in row] for row in padded])
-            return stage_by_stage(np.moveaxis(found, -1, 0)[:, self._place, :])
+        def column(name: str) -> Any:
+            read = np.array([[[getattr(turn, name) for turn in own] for own in row] for row in padded])
+            found = np.moveaxis(read, 2, 0)[:, self._place]
+            return stage_by_stage(np.moveaxis(found, -1, 0) if found.ndim > 3 else found)
 
-        up = column(lambda turn: turn.chunk) == 1
-        held, waiting, done, loose, joined, reduced = (
-            tuple(column(lambda turn, name=name, run=run: getattr(turn, name)[run]) for run in (0, 1))
-            for name in ("held", "waiting", "done", "loose", "joined", "reduced")
-        )
-        stands = tuple(np.where(self.at_once, done[run], joined[run]) & ~reduced[run] for run in (0, 1))
-        own = np.where(up, stands[1], stands[0])
-        share = 0.5 * (stands[0] * 1.0 + stands[1])
-        taken = 0.5 * (reduced[0] * 1.0 + reduced[1])
-        others = held[0] + held[1] - 1.0
-        m, turns_back = group.candidates["accumulation"][:, None], (group.stages == group.pp - 1)[None, :]
-        return Progress(
-            situation=Situation(
-                others, held[0] - 1.0 * ~up, held[1] - 1.0 * up, ~up, up, own, share, stands[0], stands[1], taken, reduced[1],
-                done[0] | done[1], np.ones_like(up),
-            ),
-            waiting=np.where(up, waiting[1], waiting[0]),
-            sent=column(lambda turn: turn.sent) + m * turns_back,
-            loose=np.where(up, loose[1], loose[0]),
-            other_waiting=np.where(up, waiting[0], waiting[1]),
-            other_loose=np.where(up, loose[0], loose[1]),
-            home=(m - held[0]) * turns_back,
-        )  # fmt: skip
+        return column
+
+
+def _of_run(up: Mask, both: Any) -> Any:
+    """What both runs have, of the one at work."""
+    return np.where(up, both[1], both[0])
 
 
 def v_instants(
@@ -212,8 +230,8 @@ def v_instants(
     yield from only(group.is_first[None, :], (_added(instant, "temporaries", waits) for instant in whole(step)))
     step = in_situation(over.situation)
     yield from _reductions(step, over)
-    at_end = _added(update(step), "temporaries", over.sent.max(axis=0) * step.stream)
-    yield _added(at_end, "activations", over.home.max(axis=0) * step.stream)
+    at_end = _added(update(step), "temporaries", np.max(over.sent, axis=0) * step.stream)
+    yield _added(at_end, "activations", np.max(over.home, axis=0) * step.stream)
 
 
 def v_loss(job: Job, group: Group, in_situation: Callable[[Situation], Step]) -> Iterator[Instant]:

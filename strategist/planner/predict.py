@@ -14,8 +14,8 @@ from strategist.errors import ImpossibleError
 from strategist.facts.adapters import adapting
 from strategist.facts.job import Job
 from strategist.facts.profile import find_profile
-from strategist.facts.runs import V_SHAPED
 from strategist.facts.resolved import Assumption
+from strategist.facts.runs import V_SHAPED
 from strategist.memory.estimate import peak_memory
 from strategist.planner.situation import one, question
 from strategist.planner.weigh import fits

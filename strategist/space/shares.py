@@ -92,7 +92,9 @@ def groups(job: Job, candidates: Candidates, *, every_stage: bool = False) -> It
     """
     shape, split = job.model, job.split
     v_shaped = candidates.is_word("schedule", *V_SHAPED)
-    every_stage = every_stage or bool((v_shaped | candidates.is_word("schedule", "zb_h1")).any())  # later stages hold more
+    every_stage = every_stage or bool(
+        (v_shaped | candidates.is_word("schedule", "zb_h1")).any()
+    )  # later stages hold more
     uniform = len(kinds(shape)) == 1
     virtual_stages = np.where(v_shaped, candidates["virtual_stages"], 1) if uniform else candidates["virtual_stages"]
     keys = (candidates["pp"] * 2 + candidates["stage_split"]) * 2**20 + virtual_stages + IN_A_V * v_shaped

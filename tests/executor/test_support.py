@@ -29,7 +29,16 @@ RUNNABLE: tuple[dict[str, Any], ...] = (
     {"shape": DEEP, "pp": 2, "virtual_stages": 4, "tp": 2, "dp_shard": 2, "zero": 3, "accumulation": 4},
     {"shape": DEEP, "pp": 2, "virtual_stages": 2, "schedule": "looped_bfs", "accumulation": 3, "recompute": "full"},
     {"pp": 2, "schedule": "zb_h1", "accumulation": 4, "dp_shard": 2, "zero": 2, "tp": 2, "sequence_parallel": True},
-    {"shape": DEEP, "pp": 4, "virtual_stages": 2, "schedule": "zbv", "accumulation": 7, "dp_shard": 2, "zero": 2, "tp": 2},
+    {
+        "shape": DEEP,
+        "pp": 4,
+        "virtual_stages": 2,
+        "schedule": "zbv",
+        "accumulation": 7,
+        "dp_shard": 2,
+        "zero": 2,
+        "tp": 2,
+    },
     {"dp_replicate": 2, "dp_shard": 2, "zero": 3, "offload": "parameters", "formats": BFLOAT16},
     {"cp": 4, "context_parallel": "ring", "dp_shard": 2, "zero": 3, "recompute": "full"},
     {

@@ -163,7 +163,14 @@ def is_collapsed(job: Job, layout: Layout, *, tiled: bool) -> bool:
     whole = layout["tp"] > 1 and not layout["sequence_parallel"] and divides
     weighted = layout["stage_split"] == "weighted"
     same = weighted and stage_kinds(job, layout) == stage_kinds(job, layout | {"stage_split": "even"})
-    return gpipe or looped or layout["schedule"] in ("zb_h1", "zbv") or whole or same or (layout["tiling"] > 1 and not tiled)
+    return (
+        gpipe
+        or looped
+        or layout["schedule"] in ("zb_h1", "zbv")
+        or whole
+        or same
+        or (layout["tiling"] > 1 and not tiled)
+    )
 
 
 def enumerate_layouts(job: Job) -> list[dict[str, Any]]:

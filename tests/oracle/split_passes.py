@@ -31,21 +31,25 @@ def order(pp: int, m: int, stage: int) -> Iterator[tuple[str, int]]:
     yield from [("W", 0)] * stage
 
 
+def _filling(pp: int, stage: int) -> Iterator[tuple[str, int]]:
+    """Until the second run has worked on as many micro-batches as there are stages."""
+    yield from [("F", 0)] * (2 * (pp - stage) - 1)
+    for _ in range(stage):
+        yield from (("F", 1), ("F", 0))
+    for _ in range(pp - stage):
+        yield from (("F", 1), ("I", 1), ("W", 1))
+
+
 def order_in_a_v(pp: int, m: int, stage: int) -> Iterator[tuple[str, int]]:
     """The same of ScheduleZBVZeroBubble, whose ranks have run 0 on the way down and run 1 on the way up."""
-    begun, done = [0, 0], [0, 0]
+    begun, done = [2 * pp - 1 - stage, pp], [0, pp - stage]
 
     def do(kind: str, run: int) -> tuple[str, int]:
         begun[run] += kind == "F"
         done[run] += kind == "W"
         return kind, run
 
-    for _ in range(2 * (pp - stage) - 1):
-        yield do("F", 0)
-    for _ in range(stage):
-        yield from (do("F", 1), do("F", 0))
-    for _ in range(pp - stage):
-        yield from (do("F", 1), do("I", 1), do("W", 1))
+    yield from _filling(pp, stage)
     while begun[0] < m or begun[1] < m:
         if begun[0] < m:
             yield do("F", 0)
@@ -185,7 +189,11 @@ class Lies:
         if step.zero >= 2:
             out = step.q * step.r / step.n
         layer = min(step.wl, step.w.layers)
-        for unit, left, made in ((step.before, own, 0.0), (layer, own - step.before, 0.0), (step.behind, step.behind, out)):
+        for unit, left, made in (
+            (step.before, own, 0.0),
+            (layer, own - step.before, 0.0),
+            (step.behind, step.behind, out),
+        ):
             share, copied = (own - left) / max(step.w.all, 1.0), step.q * step.r * unit
             becomes = 0.0 if step.zero >= 2 else copied
             stands = -step.at_rest * share if step.stands else becomes
@@ -225,7 +233,9 @@ class Lies:
             below_here = min((below + 1) * step.wl, self.own)
             kind = step.kinds[0]
             norm = 0.0 if step.job.model.norm == "layernorm_nonparam" else step.stream
-            work = max(attention - self.of_layer(kind, early=True), 3 * step.whole - norm)  # three inputs give it a gradient
+            work = max(
+                attention - self.of_layer(kind, early=True), 3 * step.whole - norm
+            )  # three inputs give it a gradient
             made = every - below * self.of_layer(kind) + work
             stands = step.earlier + becomes * (1 - below_here / max(self.own, 1.0))
             left = self.unjoined(below_here + roots) if loose else 0.0
