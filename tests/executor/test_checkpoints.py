@@ -70,6 +70,7 @@ IN_CI = (
     "dp4 to tp2-pp2 to single and back",
     "sharded, replicated, zero-1",
     "experts apart, copies on the host",
+    "down and up again",
     "tiles and none",
     "a drive, memory, another drive",
 )
@@ -85,7 +86,8 @@ IN_CI = (
 def test_a_new_layout_after_each_step_changes_nothing(chain: tuple[dict[str, Any], ...], tmp_path: Path) -> None:
     """Five steps under five layouts, with a checkpoint between each two, are five steps of one process in float64: losses,
     gradient norms, parameters; hence moments, step counts, the order of samples and a schedule of learning rates too."""
-    dense = tiny_llama(layers=4, tied=True, vocab=66, qkv_bias=True)
+    in_a_v = any(layout.get("schedule") == "zbv" for layout in chain)
+    dense = tiny_llama(layers=4, tied=not in_a_v, vocab=66, qkv_bias=True)
     _assert_goes_on(tiny_mixtral() if any("ep" in layout for layout in chain) else dense, chain, tmp_path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,7 +25,8 @@ def _held(plan: Plan, rank: int) -> int:
     mesh = plan.mesh
     stage = plan.strategy.stages[rank // mesh.stride("pp") % mesh.pp]
     shards = mesh.dp_shard * mesh.cp
-    matrices = 7 * stage.layer_count + (stage.embedding or stage.head)  # the tied end holds one copy
+    ends = stage.embedding or stage.head if plan.model.tied else stage.embedding + stage.head  # a tied end holds one copy
+    matrices = 7 * stage.layer_count + ends
     norms = 2 * stage.layer_count + stage.head
     return matrices * WIDTH**2 // (shards * mesh.tp) + norms * WIDTH // shards
 
@@ -56,6 +58,7 @@ def _held(plan: Plan, rank: int) -> int:
         "interleaved",
         "looped-bfs",
         "zb-h1",
+        "zbv",
         "offload",
         "ring",
         "all-to-all",
@@ -66,7 +69,8 @@ def test_the_training_program_runs_under_fake_tensors(layout: dict[str, Any], ra
     from tests.executor.harness import run_alone
     from tests.executor.tracing import trace_rank
 
-    plan = make_plan(SHAPE, **layout, formats=BFLOAT16)
+    shape = replace(SHAPE, tied=layout.get("schedule") != "zbv")
+    plan = make_plan(shape, **layout, formats=BFLOAT16)
     for rank in ranks:
         assert run_alone(trace_rank, plan, rank) == {"steps": 2, "held": _held(plan, rank)}
 
