@@ -63,7 +63,7 @@ TECHNIQUES = (
     Technique("PP, interleaved", "pp=4,dp_replicate=2,virtual_stages=2,schedule=interleaved"),
     Technique("PP, looped BFS", "pp=4,dp_replicate=2,virtual_stages=2,schedule=looped_bfs", more={"global_batch": 16}),
     Technique("PP, ZB-H1", "pp=4,dp_replicate=2,schedule=zb_h1"),
-    Technique("PP, ZBV", "pp=2,dp_replicate=4,virtual_stages=2,schedule=zbv"),
+    Technique("PP, ZBV", "pp=2,dp_shard=4,zero=2,virtual_stages=2,schedule=zbv", model="llama-3.1-8b"),
     Technique("TP x DDP", "tp=2,dp_replicate=4"),
     Technique("TP x FSDP", "tp=2,dp_shard=4,zero=3"),
     Technique("TP x ZeRO-1", "tp=2,dp_shard=4,zero=1"),

@@ -7,6 +7,11 @@ V_SHAPED = ("zbv",)
 2401.10241, section 6)."""
 
 
+def stage_of_head(schedule: str, pp: int) -> int:
+    """The stage that has the head and the loss."""
+    return 0 if schedule in V_SHAPED else pp - 1
+
+
 def runs_of(schedule: str, pp: int, virtual_stages: int, stage: int) -> tuple[int, ...]:
     """Numbers of a stage's runs, in forward order. Stages take turns, or under a V-shaped schedule come back in turn."""
     if schedule in V_SHAPED:

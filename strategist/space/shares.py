@@ -17,7 +17,7 @@ from strategist.facts.job import Job
 from strategist.facts.layers import Layer, build_layer
 from strategist.facts.model import ModelShape
 from strategist.facts.parameters import outer_parameters, table_width
-from strategist.facts.runs import V_SHAPED
+from strategist.facts.runs import V_SHAPED, stage_of_head
 from strategist.records import dataclass, replace
 from strategist.space.candidates import Candidates, Column, Mask, Reals, distinct, total_of
 from strategist.space.stages import head_in_layers, kinds, representative_stages, stage_layer_counts
@@ -61,7 +61,7 @@ class Group:
     @cached_property
     def is_last(self) -> Mask:
         """Stages that hold the head and the loss, shape (S,)."""
-        return self.stages == (0 if self.is_v_shaped else self.pp - 1)
+        return self.stages == stage_of_head(self.schedule, self.pp)
 
     @cached_property
     def turns_back(self) -> Mask:

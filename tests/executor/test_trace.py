@@ -25,7 +25,9 @@ def _held(plan: Plan, rank: int) -> int:
     mesh = plan.mesh
     stage = plan.strategy.stages[rank // mesh.stride("pp") % mesh.pp]
     shards = mesh.dp_shard * mesh.cp
-    ends = stage.embedding or stage.head if plan.model.tied else stage.embedding + stage.head  # a tied end holds one copy
+    ends = (
+        stage.embedding or stage.head if plan.model.tied else stage.embedding + stage.head
+    )  # a tied end holds one copy
     matrices = 7 * stage.layer_count + ends
     norms = 2 * stage.layer_count + stage.head
     return matrices * WIDTH**2 // (shards * mesh.tp) + norms * WIDTH // shards
