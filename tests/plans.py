@@ -67,7 +67,7 @@ def make_plan(shape: ModelShape | None = None, *, seq_len: int = 16, **choices: 
     weighted = weighted_stages(shape, mesh.pp) if choices.get("stage_split") == "weighted" else None
     defaults: dict[str, Any] = {
         "schedule": schedule if mesh.pp > 1 else "none",
-        "stages": weighted or even_stages(shape.layers, mesh.pp, virtual),
+        "stages": weighted or even_stages(shape.layers, mesh.pp, virtual, choices.get("schedule", schedule)),
         "formats": FLOAT64,
         "backend": "gloo",
     }
@@ -82,12 +82,15 @@ def make_plan(shape: ModelShape | None = None, *, seq_len: int = 16, **choices: 
     )  # fmt: skip
 
 
-def even_stages(layers: int, pp: int, virtual: int = 1) -> tuple[Stage, ...]:
+def even_stages(layers: int, pp: int, virtual: int = 1, schedule: str = "1f1b") -> tuple[Stage, ...]:
     """`layers` in `pp` x `virtual` runs that the stages own in turn, the first ones a layer longer when it does not divide."""
     count, edges = pp * virtual, [0]
     for index in range(count):
         edges.append(edges[-1] + layers // count + (index < layers % count))
     runs = tuple(pairwise(edges))
+    if schedule == "zbv":
+        pairs = tuple((runs[i], runs[count - 1 - i]) for i in range(pp))
+        return tuple(Stage(index=i, layers=own, embedding=i == 0, head=i == 0) for i, own in enumerate(pairs))
     return tuple(Stage(index=i, layers=runs[i::pp], embedding=i == 0, head=i == pp - 1) for i in range(pp))
 
 

@@ -231,7 +231,16 @@ def layouts(draw: Draw, job: Job) -> dict[str, Any]:
         "stage_split": draw(st.sampled_from(("even", "weighted"))) if pp > 1 and v == 1 else "even",
     }  # fmt: skip
     splits = _may_split_backward(job, layout) and draw(st.booleans())
-    return layout | {"schedule": "zb_h1"} if splits else layout
+    return layout | draw(st.sampled_from(_in_two_parts(job, layout))) if splits else layout
+
+
+def _in_two_parts(job: Job, layout: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+    """The schedules that this layout may run then."""
+    pp, alone = layout["pp"], ({"schedule": "zb_h1"},)
+    fills = layout["accumulation"] >= 2 * pp - 1 and job.model.layers % (2 * pp) == 0
+    if not fills or job.model.tied or layout["stage_split"] == "weighted":
+        return alone
+    return (*alone, {"schedule": "zbv", "virtual_stages": 2})
 
 
 def _may_split_backward(job: Job, layout: dict[str, Any]) -> bool:

@@ -35,6 +35,7 @@ SCHEDULES = {
     "gpipe": "GPipe",
     "interleaved": "Interleaved1F1B",
     "looped_bfs": "LoopedBFS",
+    "zbv": "ZBVZeroBubble",
 }
 """torch's names of pipeline schedules; without a pipeline the name is not read."""
 

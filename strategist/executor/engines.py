@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Protocol
@@ -17,6 +17,7 @@ from torch.distributed.pipelining import (
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
     ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
 )
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 from torch.distributed.tensor.parallel import loss_parallel
@@ -29,6 +30,7 @@ from strategist.executor.mesh import pipeline_group
 from strategist.executor.models.head import Head
 from strategist.executor.precision import compute_context
 from strategist.executor.threads import LossInside, loss_over
+from strategist.facts.runs import runs_of
 
 
 class Engine(Protocol):
@@ -113,12 +115,22 @@ class LoopEngine:
 
 
 def _stages(model: nn.Module, job: Job) -> list[PipelineStage]:
-    """One stage of torch's per chunk: chunk c of pipeline rank s is stage s + c x pp of all."""
+    """One stage of torch's per chunk."""
     pp, chunks, group = job.plan.mesh.pp, chunks_of(model), pipeline_group(job.mesh)
+    numbers = runs_of(job.plan.strategy.schedule, pp, len(chunks), job.stage.index)
     return [
-        job.instruments.make_stage(chunk, job.stage.index + number * pp, pp * len(chunks), job.device, group=group)
-        for number, chunk in enumerate(chunks)
+        job.instruments.make_stage(chunk, number, pp * len(chunks), job.device, group=group)
+        for chunk, number in zip(chunks, numbers, strict=True)
     ]
+
+
+OF_STAGES: Mapping[str, type[PipelineScheduleMulti]] = {
+    "interleaved": ScheduleInterleaved1F1B,
+    "looped_bfs": ScheduleLoopedBFS,
+    "zb_h1": ScheduleInterleavedZeroBubble,
+    "zbv": ScheduleZBVZeroBubble,
+}
+"""Schedules that take all stages of a rank, however many."""
 
 
 def _schedule(
@@ -126,12 +138,8 @@ def _schedule(
 ) -> PipelineScheduleSingle | PipelineScheduleMulti:
     kind, count = job.plan.strategy.schedule, job.plan.strategy.accumulation
     # scale_grads would divide by the number of micro-batches; the loss carries its own weight
-    if kind == "interleaved":
-        return ScheduleInterleaved1F1B([*stages], count, loss_fn=loss_fn, scale_grads=False)
-    if kind == "looped_bfs":
-        return ScheduleLoopedBFS([*stages], count, loss_fn=loss_fn, scale_grads=False)
-    if kind == "zb_h1":
-        return ScheduleInterleavedZeroBubble([*stages], count, loss_fn=loss_fn, scale_grads=False)
+    if kind in OF_STAGES:
+        return OF_STAGES[kind]([*stages], count, loss_fn=loss_fn, scale_grads=False)
     single = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[kind]
     return single(stages[0], count, loss_fn=loss_fn, scale_grads=False)
 

@@ -6,9 +6,12 @@ from collections.abc import Iterator
 
 from strategist.document.plan import Plan
 from strategist.executor.obstacles import Obstacle
+from strategist.facts.runs import V_SHAPED, runs_of
 
-OF_CHUNKS = ("interleaved", "looped_bfs")
+OF_CHUNKS = ("interleaved", "looped_bfs", *V_SHAPED)
 """Schedules over several chunks of layers per rank."""
+IN_TWO_PARTS = ("zb_h1", *V_SHAPED)
+"""Schedules that make gradients of inputs first and those of weights later."""
 
 
 def pipeline_obstacles(plan: Plan) -> Iterator[Obstacle]:
@@ -27,19 +30,19 @@ def _schedule(plan: Plan) -> Iterator[Obstacle]:
             place="strategy.schedule",
             value=schedule,
             sentence=f"Schedule {schedule!r} does not go with pp = {pp}.",
-            hint="A pipeline needs gpipe, 1f1b, interleaved, looped_bfs or zb_h1; without one the schedule is none.",
+            hint="A pipeline needs gpipe, 1f1b, interleaved, looped_bfs, zb_h1 or zbv; without one the schedule is none.",
         )
 
 
 def _virtual_stages(plan: Plan) -> Iterator[Obstacle]:
     schedule, virtual = plan.strategy.schedule, plan.strategy.virtual_stages
-    if virtual < 1 or (virtual > 1) != (schedule in OF_CHUNKS):
+    if virtual < 1 or (virtual > 1) != (schedule in OF_CHUNKS) or (schedule in V_SHAPED and virtual != 2):
         yield Obstacle(
             code="FRAMEWORK_LEGALITY",
             place="strategy.virtual_stages",
             value=virtual,
             sentence=f"Schedule {schedule!r} does not go with virtual_stages = {virtual}.",
-            hint=f"{' and '.join(OF_CHUNKS)} need 2 or more virtual stages; every other schedule has 1.",
+            hint="interleaved and looped_bfs need 2 or more virtual stages, zbv has 2; every other schedule has 1.",
         )
 
 
@@ -50,22 +53,29 @@ def _layout(plan: Plan) -> Iterator[Obstacle]:
             code="FRAMEWORK_LEGALITY",
             place="strategy.stages",
             value=[list(stage.layers) for stage in strategy.stages],
-            sentence=f"The {pp} stages must take turns at {pp * strategy.virtual_stages} unbroken runs of layers that "
-            f"cover 0 to {plan.model.layers} in order, the first with the embedding, the last with the head.",
+            sentence=f"The {pp} stages must take turns, or under a V-shaped schedule come back in turn, at "
+            f"{pp * strategy.virtual_stages} unbroken runs of layers that cover 0 to {plan.model.layers} in order, the first "
+            "with the embedding, the last with the head.",
             hint="Leave the stage layout to the planner.",
         )
 
 
 def _stages_cover_the_model(plan: Plan) -> bool:
-    """Run c of stage s is run s + c x pp of the model."""
-    stages, virtual = plan.strategy.stages, plan.strategy.virtual_stages
-    if len(stages) != plan.mesh.pp or any(len(stage.layers) != virtual for stage in stages):
+    """Every run of the model is one of the stage's that the schedule gives it to."""
+    stages, virtual, pp = plan.strategy.stages, plan.strategy.virtual_stages, plan.mesh.pp
+    if len(stages) != pp or any(len(stage.layers) != virtual for stage in stages):
         return False
-    runs = [stage.layers[number] for number in range(virtual) for stage in stages]
+    numbers = [runs_of(plan.strategy.schedule, pp, virtual, place) for place in range(pp)]
+    of_run = {
+        number: run
+        for own, stage in zip(numbers, stages, strict=True)
+        for number, run in zip(own, stage.layers, strict=True)
+    }
+    runs = [of_run[number] for number in range(pp * virtual)]
     edges = [edge for run in runs for edge in run]
     joined = edges[0] == 0 and edges[-1] == plan.model.layers and edges[1:-1:2] == edges[2::2]
     grows = all(first < end for first, end in runs)
-    last = len(stages) - 1
+    last = next(place for place, own in enumerate(numbers) if own[-1] == pp * virtual - 1)
     ends = all(s.embedding == (i == 0) and s.head == (i == last) and s.index == i for i, s in enumerate(stages))
     return joined and grows and ends
 
@@ -90,13 +100,17 @@ def _micro_batches(plan: Plan) -> Iterator[Obstacle]:
         yield _too_few(
             count, f"{schedule} over {pp} stages needs a multiple of {pp} micro-batches; the plan has {count}."
         )
+    if schedule in V_SHAPED and count < 2 * pp - 1:
+        yield _too_few(
+            count, f"{schedule} over {pp} stages needs at least {2 * pp - 1} micro-batches; the plan has {count}."
+        )
 
 
 def _two_parts(plan: Plan) -> Iterator[Obstacle]:
     """Where backward comes in two parts: what torch 2.13 fails at (selective recompute, ZeRO-3), refuses (compile) or does too often
     (full recompute), and what no formula weighs (cp, experts)."""
     strategy, mesh, model = plan.strategy, plan.mesh, plan.model
-    if strategy.schedule != "zb_h1":
+    if strategy.schedule not in IN_TWO_PARTS:
         return
     unfit = {
         (f"recompute = {strategy.recompute}", "FRAMEWORK_LEGALITY"): strategy.recompute != "none",
@@ -104,6 +118,7 @@ def _two_parts(plan: Plan) -> Iterator[Obstacle]:
         (f"cp = {mesh.cp}", "UNSUPPORTED"): mesh.cp > 1,
         (f"{model.moe.experts if model.moe else 0} experts", "UNSUPPORTED"): model.moe is not None,
         ("compile = true", "FRAMEWORK_LEGALITY"): strategy.compile,
+        ("tied ends", "UNSUPPORTED"): model.tied and strategy.schedule in V_SHAPED,
     }
     for words, code in (found for found, is_there in unfit.items() if is_there):
         yield Obstacle(

@@ -15,7 +15,7 @@ def in_flight_CS(group: Group) -> Reals:
     """Micro-batches whose activations a stage holds at once, (C, S).
 
     GPipe and looped BFS: all. 1F1B: min(m, pp - stage) (PipeDream-Flush, Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
-    ZB-H1: min(m, pp) (Qi et al. 2023, arXiv 2401.10241, section 2.1).
+    ZB-H1 and ZBV: min(m, pp) (Qi et al. 2023, arXiv 2401.10241, sections 2.1 and 6).
     Interleaved: min(m v, 2 (pp - stage - 1) + (v - 1) pp + 1) chunks of 1/v stage each (Megatron-LM:
     megatron/core/pipeline_parallel/schedules.py, warm-up count).
     """
@@ -27,7 +27,7 @@ def in_flight_CS(group: Group) -> Reals:
     schedule = c["schedule"][:, None]
     held = np.where(schedule == code("schedule", "interleaved"), interleaved, one_f_one_b)
     held = np.where(c.is_word("schedule", "gpipe", "looped_bfs")[:, None], m, held)
-    held = np.where(c.is_word("schedule", "zb_h1")[:, None], np.minimum(m, group.pp), held)
+    held = np.where(c.is_word("schedule", "zb_h1", "zbv")[:, None], np.minimum(m, group.pp), held)
     return np.asarray(stage_by_stage(np.where(schedule == code("schedule", "none"), 1, held)), np.float64)
 
 
@@ -70,10 +70,11 @@ def boundary_bytes(job: Job, candidates: Candidates) -> Reals:
 def receive_buffers_CS(job: Job, group: Group) -> Reals:
     """Bytes of receive buffers: one per micro-batch for activations and one for gradients, (C, S).
 
-    Source: pytorch 2.13 torch/distributed/pipelining/stage.py allocates them per micro-batch at the first step.
+    Source: pytorch 2.13 torch/distributed/pipelining/stage.py allocates them per micro-batch at the first step; what a stage hands to
+    itself takes their place (set_local_fwd_input, set_local_bwd_input).
     """
     c = group.candidates
-    ends = group.is_first.astype(np.float64) + group.is_last
+    ends = group.is_first.astype(np.float64) + group.is_last + 2.0 * group.turns_back
     if group.pp == 1:
         return np.zeros((len(c), len(ends)))
     if not job.profile.has_units:  # other frameworks take a buffer when a message is due

@@ -61,11 +61,17 @@ def instants(
             *(_hooked(step) if "compression" in group.candidates.columns else ()),
             _update(step),
         )
+    if group.is_v_shaped:
+        from strategist.memory.vee import v_instants, v_loss  # of a schedule that is rarely asked for
+
+        if at_loss:
+            return tuple(v_loss(job, group, in_situation))
+        return tuple(v_instants(job, group, in_situation, lambda step: (*_layers(step), *_end_of_pass(step)), _update))
     sorts = None if at_loss else sorts_of(job, group, "schedule")
     schedule, at = (Schedule(group), None) if sorts is None else (Schedule(sorts.group), sorts.place)
     if at_loss:
         at_most = _loss(in_situation(schedule.at(schedule.second_of_last_chunk()), at).unsorted())
-        return _in_two_parts(group, in_situation, at_most, at_loss=True) if schedule.splits else at_most
+        return _in_two_parts(job, group, in_situation, at_most, at_loss=True) if schedule.splits else at_most
     firsts = schedule.first_of_first_chunk(), schedule.second_of_first_chunk()
     if schedule.has_chunks:
         second = schedule.second_of_last_chunk()
@@ -86,17 +92,22 @@ def instants(
     if schedule.splits:
         from strategist.memory.weight_passes import split_end
 
-        return (*_in_two_parts(group, in_situation, passes), *split_end(bodies, _update(bodies)))
+        return (*_in_two_parts(job, group, in_situation, passes), *split_end(bodies, _update(bodies)))
     return (*passes, _update(bodies))
 
 
 def _in_two_parts(
-    group: Group, in_situation: Callable[[Situation], Step], whole: tuple[Instant, ...], *, at_loss: bool = False
+    job: Job,
+    group: Group,
+    in_situation: Callable[[Situation], Step],
+    whole: tuple[Instant, ...],
+    *,
+    at_loss: bool = False,
 ) -> tuple[Instant, ...]:
     """Where backward passes come in two parts their instants, elsewhere those of `whole` ones."""
     from strategist.memory.weight_passes import split_instants, whole_instants  # of a schedule that is rarely asked for
 
-    parts = tuple(split_instants(group, in_situation))
+    parts = tuple(split_instants(job, group, in_situation))
     return (*whole_instants(group, whole), *(part for part in parts if part.is_loss or not at_loss))
 
 

@@ -55,7 +55,7 @@ def _has_sorts(job: Job, group: Group) -> bool:
     c = group.candidates
     asked = c.in_threads or "compression" in c.columns or job.model.adapters is not None
     asked = asked or "recompute_layers" in c.columns or bool(job.recompute_layers)
-    return len(group.rows) > FEW and not (asked or group.is_tiled or (c["ep"] > 1).any())
+    return len(group.rows) > FEW and not (asked or group.is_tiled or group.is_v_shaped or (c["ep"] > 1).any())
 
 
 def _sorted(job: Job, group: Group, read: Read) -> Sorts | None:

@@ -83,6 +83,13 @@ def _packed(job: Job) -> float:
     return gathered_bytes(job)
 
 
+def joins_at_once(job: Job, group: Group) -> Mask:
+    """Where a weight's gradient joins what stands, or becomes it, as soon as it is made, (C, 1): without units, and in a pipeline whose
+    units need no other format (FSDPParam, to_accumulated_grad_if_needed)."""
+    casts_not = BYTES[job.formats.compute] == BYTES[job.formats.reduce]
+    return np.asarray(~is_managed(job, group.candidates)[:, None] | ((group.pp > 1) & casts_not), np.bool_)
+
+
 class Layers:
     """The layers of a group's candidates in backward, the same in every pass. (C, S) each."""
 
@@ -424,9 +431,8 @@ class Step:
 
     @cached_property
     def at_once(self) -> Mask:
-        """Where a weight's gradient joins what stands, or becomes it, as soon as it is made, (C, 1): without units, and in a
-        pipeline whose units need no other format (FSDPParam, to_accumulated_grad_if_needed)."""
-        return np.asarray(~self.managed | (self.piped & (self.compute == self.reduce)), np.bool_)
+        """See joins_at_once."""
+        return joins_at_once(self.job, self.group)
 
     @once_for("state")
     def layers_of_chunk(self) -> Reals:

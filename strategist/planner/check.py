@@ -8,6 +8,7 @@ from strategist.document.estimate import MEMORY_TERMS, TIME_TERMS
 from strategist.document.plan import MESH_AXES, Plan
 from strategist.errors import ImpossibleError
 from strategist.facts.model import layer_sequence
+from strategist.facts.runs import stage_of_head
 
 
 def faults(plan: Plan) -> tuple[str, ...]:
@@ -74,8 +75,9 @@ def _stage_faults(plan: Plan) -> Iterator[str]:
     chained = [first for first, _ in runs] == borders[:-1] and all(first <= end for first, end in runs)
     if not chained or borders[-1] != len(layer_sequence(plan.model)):
         yield "The stages do not own every layer exactly once."
-    if [s.index for s in stages if s.embedding] != [0] or [s.index for s in stages if s.head] != [len(stages) - 1]:
-        yield "The embedding belongs to the first stage and the head to the last."
+    last = stage_of_head(plan.strategy.schedule, len(stages))
+    if [s.index for s in stages if s.embedding] != [0] or [s.index for s in stages if s.head] != [last]:
+        yield "The embedding belongs to the first stage and the head to the last, or in a V to the first, too."
 
 
 def _ledger_faults(plan: Plan) -> Iterator[str]:

@@ -15,6 +15,7 @@ from strategist.facts.adapters import adapting
 from strategist.facts.job import Job
 from strategist.facts.profile import find_profile
 from strategist.facts.resolved import Assumption
+from strategist.facts.runs import V_SHAPED
 from strategist.memory.estimate import peak_memory
 from strategist.planner.situation import one, question
 from strategist.planner.weigh import fits
@@ -116,7 +117,8 @@ def filled(job: Job, said: Mapping[str, int]) -> dict[str, int]:
         )
     replicate, shard = _split(dp, said)
     zero = said.get("zero", 3 if said.get("dp_shard", 1) > 1 else 0)
-    virtual = said.get("virtual_stages", 1)
+    is_v_shaped = WORDS["schedule"][said.get("schedule", 0)] in V_SHAPED
+    virtual = said.get("virtual_stages", 2 if is_v_shaped else 1)
     usual = "none" if degrees["pp"] == 1 else "interleaved" if virtual > 1 else "1f1b"
     micro, accumulation = _batch(job.workload.global_batch, dp, said)
     return (
@@ -163,6 +165,14 @@ def _consistent(degrees: Mapping[str, int], ranks: int, said: Mapping[str, int])
             f"virtual_stages={said['virtual_stages']} needs a pipeline.",
             flag="--strategy",
             hint="Give pp as well.",
+        )
+    schedule = WORDS["schedule"][said.get("schedule", 0)]
+    if schedule in V_SHAPED and (degrees["pp"] == 1 or said.get("virtual_stages", 2) != 2):
+        raise ImpossibleError(
+            "FRAMEWORK_LEGALITY",
+            f"schedule={schedule} needs a pipeline whose stages have two chunks of layers each.",
+            flag="--strategy",
+            hint="Give pp, and leave out virtual_stages.",
         )
     if said.get("stage_split") and (degrees["pp"] == 1 or said.get("virtual_stages", 1) > 1):
         raise ImpossibleError(

@@ -66,6 +66,7 @@ def question(job: Job, forbids: tuple[str, ...] = ()) -> dict[str, Value]:
         "kv_heads": shape.kv_heads,
         "ffn": shape.ffn_hidden,
         "vocab": shape.vocab,
+        "tied": shape.tied,
         "experts": shape.moe.experts if shape.moe else 0,
         "expert_ffn": shape.moe.ffn if shape.moe else 0,
         "has_experts": shape.moe is not None,

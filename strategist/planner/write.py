@@ -23,6 +23,7 @@ from strategist.document.plan import Economics, Hint, Mesh, NumberFormats, Reque
 from strategist.facts.hardware import Basis
 from strategist.facts.job import Job
 from strategist.facts.model import layer_sequence
+from strategist.facts.runs import stage_of_head
 from strategist.memory.estimate import Ledger, ledger
 from strategist.planner.search import Found
 from strategist.records import dataclass
@@ -118,8 +119,10 @@ def stages_of(job: Job, row: Mapping[str, Any]) -> tuple[Stage, ...]:
     """The layers of every stage."""
     layers, pp = len(layer_sequence(job.model)), row["pp"]
     head = head_in_layers(job.model) if row["stage_split"] == "weighted" else 0.0
-    chunks = [stage_chunks(layers, pp, row["virtual_stages"], stage, head) for stage in range(pp)]
-    return tuple(Stage(index=s, layers=own, embedding=s == 0, head=s == pp - 1) for s, own in enumerate(chunks))
+    schedule = row["schedule"]
+    chunks = [stage_chunks(layers, pp, row["virtual_stages"], stage, head, schedule) for stage in range(pp)]
+    last = stage_of_head(schedule, pp)
+    return tuple(Stage(index=s, layers=own, embedding=s == 0, head=s == last) for s, own in enumerate(chunks))
 
 
 def memory_ledger(job: Job, candidate: Candidates) -> MemoryLedger:

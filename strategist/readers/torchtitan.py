@@ -28,7 +28,13 @@ AXES = {
     "cp": "context_parallel_degree",
     "pp": "pipeline_parallel_degree",
 }
-SCHEDULES = {"1F1B": "1f1b", "GPipe": "gpipe", "Interleaved1F1B": "interleaved", "LoopedBFS": "looped_bfs"}
+SCHEDULES = {
+    "1F1B": "1f1b",
+    "GPipe": "gpipe",
+    "Interleaved1F1B": "interleaved",
+    "LoopedBFS": "looped_bfs",
+    "ZBVZeroBubble": "zbv",
+}
 RECOMPUTE = {"full": "full", "selective": "selective", "none": "none"}
 CHOICE = "activation-checkpoint:"
 

@@ -56,6 +56,7 @@ WORDS: Mapping[str, Word] = {
     "kv_heads": _situation("key-value heads, 0 without attention"),
     "ffn": _situation("hidden width of the dense feed-forward part, 0 without one"),
     "vocab": _situation("vocabulary entries"),
+    "tied": _situation("embedding and head are one matrix"),
     "experts": _situation("routed experts per layer, 0 for dense models"),
     "expert_ffn": _situation("hidden width of one expert, 0 for dense models"),
     "splittable": _situation("the model is one uniform stack that a pipeline can cut"),

@@ -86,17 +86,18 @@ def _batch(limits: Limits, row: Mapping[str, int]) -> bool:
 def _schedule(limits: Limits, row: Mapping[str, int]) -> bool:
     """A pipeline has a schedule. GPipe is for batches of fewer rounds than stages and 1F1B for the others, unless pinned;
     stages of several chunks have equally many layers, unless pinned, and looped BFS is for more rounds than stages where they are
-    no multiple; ZB-H1 where somebody says so."""
+    no multiple; ZB-H1 and ZBV, which has two chunks, where somebody says so."""
     word, virtual = WORDS["schedule"][row["schedule"]], row["virtual_stages"]
     if row["pp"] == 1 or word == "none":
         return row["pp"] == 1 and word == "none" and virtual == 1
+    divides = limits.layers % (row["pp"] * virtual) == 0 or limits.pinned("virtual_stages") == virtual
     if word in ("interleaved", "looped_bfs"):
-        divides = limits.layers % (row["pp"] * virtual) == 0 or limits.pinned("virtual_stages") == virtual
         fits = row["accumulation"] < row["pp"] or row["accumulation"] % row["pp"] == 0
         is_seen = word == "interleaved" or not fits or limits.pinned("schedule") == row["schedule"]
         return virtual > 1 and divides and is_seen
-    if word == "zb_h1":
-        return virtual == 1 and limits.pinned("schedule") == row["schedule"]
+    if word in ("zb_h1", "zbv"):
+        is_cut = virtual == 1 if word == "zb_h1" else virtual == 2 and divides
+        return is_cut and limits.pinned("schedule") == row["schedule"]
     is_short = row["accumulation"] < row["pp"]
     return virtual == 1 and (is_short == (word == "gpipe") or limits.pinned("schedule") == row["schedule"])
 

@@ -17,6 +17,7 @@ from strategist.facts.job import Job
 from strategist.facts.layers import Layer, build_layer
 from strategist.facts.model import ModelShape
 from strategist.facts.parameters import outer_parameters, table_width
+from strategist.facts.runs import V_SHAPED, stage_of_head
 from strategist.records import dataclass, replace
 from strategist.space.candidates import Candidates, Column, Mask, Reals, distinct, total_of
 from strategist.space.stages import (
@@ -48,6 +49,12 @@ class Group:
     mesh_of: Column
     is_tiled: bool = False
     again_SK: Column | None = None
+    schedule: str = "none"
+
+    @cached_property
+    def is_v_shaped(self) -> bool:
+        """Whether stages have a run of layers on the way down and one on the way up."""
+        return self.schedule in V_SHAPED
 
     @cached_property
     def known(self) -> dict[object, Any]:
@@ -62,7 +69,12 @@ class Group:
     @cached_property
     def is_last(self) -> Mask:
         """Stages that hold the head and the loss, shape (S,)."""
-        return self.stages == self.pp - 1
+        return self.stages == stage_of_head(self.schedule, self.pp)
+
+    @cached_property
+    def turns_back(self) -> Mask:
+        """Stages that hand a run's results to themselves, shape (S,)."""
+        return (self.stages == self.pp - 1) & self.is_v_shaped
 
     @cached_property
     def has_layers(self) -> Mask:
@@ -98,22 +110,23 @@ def groups(job: Job, candidates: Candidates, *, every_stage: bool = False) -> It
     equal chunks.
     """
     shape, split = job.model, job.split
+    v_shaped = candidates.is_word("schedule", *V_SHAPED)
+    later_hold_more = bool((v_shaped | candidates.is_word("schedule", "zb_h1")).any())
     is_partly = bool(candidates.recompute_layers or job.recompute_layers)
-    every_stage = (
-        every_stage or is_partly or bool(candidates.is_word("schedule", "zb_h1").any())
-    )  # later stages hold more
+    every_stage = every_stage or is_partly or later_hold_more
     uniform = len(kinds(shape)) == 1 and not is_partly
-    virtual_stages = np.ones_like(candidates["pp"]) if uniform else candidates["virtual_stages"]
-    keys = (candidates["pp"] * 2 + candidates["stage_split"]) * 2**20 + virtual_stages
+    virtual_stages = np.where(v_shaped, candidates["virtual_stages"], 1) if uniform else candidates["virtual_stages"]
+    keys = (candidates["pp"] * 2 + candidates["stage_split"]) * 2**20 + virtual_stages + IN_A_V * v_shaped
     tiles = candidates["tiling"] > 1
     if tiles.any():
         keys += TILED * (tiles & _gives_back_slices(shape, candidates))
     for key in sorted(set(keys.tolist())):
-        (pp, is_weighted), virtual = divmod(key >> 20, 2), key % TILED
-        is_tiled = key % 2**20 >= TILED
+        (pp, is_weighted), virtual = divmod(key >> 20, 2), key % IN_A_V
+        is_tiled, is_v_shaped = key % 2**20 >= TILED, key % TILED >= IN_A_V
         head = head_in_layers(shape) if is_weighted else 0.0
         alike = np.flatnonzero(keys == key)
-        table = stage_layer_counts(shape, pp, virtual, split, head)
+        schedule = V_SHAPED[0] if is_v_shaped else "none"
+        table = stage_layer_counts(shape, pp, virtual, split, head, schedule)
         whole = np.arange(pp), np.ones(pp)
         stages, stands_for = whole if every_stage or split else representative_stages(shape, pp, virtual, head)
         size = max(1, BLOCK // len(stages))
@@ -121,15 +134,17 @@ def groups(job: Job, candidates: Candidates, *, every_stage: bool = False) -> It
             rows = alike[start : start + size]
             own = candidates.where(rows)
             first, mesh_of = distinct(np.arange(len(own)) if is_tiled else own.mesh)
-            group = Group(rows, own, pp, stages, table[stages], stands_for, own.where(first), mesh_of, is_tiled)
+            group = Group(
+                rows, own, pp, stages, table[stages], stands_for, own.where(first), mesh_of, is_tiled, schedule=schedule
+            )
             if is_partly:
                 firsts = job.recompute_layers or (own.recompute_layers,) * pp
                 group = replace(group, again_SK=first_layer_counts(shape, pp, virtual, firsts, split, head)[stages])
             yield group
 
 
-TILED = 2**19
-"""Added to the key of layouts whose matrices are tiled; more virtual stages than any layout has."""
+IN_A_V, TILED = 2**18, 2**19
+"""Added to the key of layouts whose stages come back in turn, whose matrices are tiled; more virtual stages than any layout has."""
 
 
 def _gives_back_slices(shape: ModelShape, c: Candidates) -> Mask:

@@ -2,7 +2,7 @@
 
 The layers are split into `pp * virtual_stages` contiguous chunks as equal as possible. When they do not divide, the
 extra layers go to the chunks in the middle first, then to the first, never to the last: the first chunk holds the
-embedding and the most micro-batches in flight, the last one the head and the loss. Chunk c belongs to stage c % pp.
+embedding and the most micro-batches in flight, the last one the head and the loss. Which stage owns which is said in facts/runs.py.
 
 Where stages have one chunk each the split may be weighted: the last stage owns fewer layers the more its head
 multiplies, as few as make the most loaded stage lightest, and of equally good numbers the largest.
@@ -18,6 +18,7 @@ import numpy as np
 from strategist.facts.layers import build_layer
 from strategist.facts.model import LayerKind, ModelShape, layer_counts, layer_sequence
 from strategist.facts.parameters import table_width
+from strategist.facts.runs import runs_of
 from strategist.space.candidates import Column, Reals
 
 PASSES_OF_HEAD, PASSES_OF_LAYER = 3.0, 4.0
@@ -60,10 +61,11 @@ def layers_of_the_last(layers: int, chunks: int, head: float) -> int:
 
 
 def stage_chunks(
-    layers: int, pp: int, virtual_stages: int, stage: int, head: float = 0.0
+    layers: int, pp: int, virtual_stages: int, stage: int, head: float = 0.0, schedule: str = "none"
 ) -> tuple[tuple[int, int], ...]:
     """The chunks of one stage, in forward order."""
-    return chunk_bounds(layers, pp * virtual_stages, head)[stage::pp]
+    bounds = chunk_bounds(layers, pp * virtual_stages, head)
+    return tuple(bounds[number] for number in runs_of(schedule, pp, virtual_stages, stage))
 
 
 @cache
@@ -74,12 +76,16 @@ def kinds(shape: ModelShape) -> tuple[LayerKind, ...]:
 
 @cache
 def stage_layer_counts(
-    shape: ModelShape, pp: int, virtual_stages: int, split: tuple[int, ...] = (), head: float = 0.0
+    shape: ModelShape,
+    pp: int,
+    virtual_stages: int,
+    split: tuple[int, ...] = (),
+    head: float = 0.0,
+    schedule: str = "none",
 ) -> Column:
     """How many layers of each sort every stage owns: shape (stages, kinds). `split` states the layers of every stage; without
     it they follow the rule, with the head counted as so many layers."""
-    chunks = _chunks(len(layer_sequence(shape)), pp, virtual_stages, split, head)
-    return _counted(shape, chunks)
+    return _counted(shape, _chunks(len(layer_sequence(shape)), pp, virtual_stages, split, head, schedule))
 
 
 @cache
@@ -104,9 +110,11 @@ Chunks = Sequence[tuple[tuple[int, int], ...]]
 """(first, end) of the runs of layers of every stage."""
 
 
-def _chunks(layers: int, pp: int, virtual_stages: int, split: tuple[int, ...], head: float) -> Chunks:
+def _chunks(
+    layers: int, pp: int, virtual_stages: int, split: tuple[int, ...], head: float, schedule: str = "none"
+) -> Chunks:
     if not split:
-        return [stage_chunks(layers, pp, virtual_stages, stage, head) for stage in range(pp)]
+        return [stage_chunks(layers, pp, virtual_stages, stage, head, schedule) for stage in range(pp)]
     ends = np.cumsum(split).tolist()
     return [((end - own, end),) for own, end in zip(split, ends, strict=True)]
 

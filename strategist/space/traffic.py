@@ -358,14 +358,14 @@ def _distinct(job: Job, c: Candidates) -> Reals:
 
 def _pipeline(job: Job, group: Group) -> tuple[Traffic, ...]:
     """Hidden states forward and their gradients backward, once per micro-batch and chunk, between neighbouring stages; the
-    ends of the model have nothing before or behind them. Every tensor-parallel rank sends its part where the framework does so
+    ends of the model have nothing before or behind them, and a stage that hands results to itself sends nothing. Every tensor-parallel rank sends its part where the framework does so
     (Narayanan et al. 2021, arXiv 2104.04473, section 4.1) or sequence parallelism has cut it."""
     if group.pp == 1:
         return ()
     c = group.candidates
     pieces = c["tp"] if job.profile.sends == "shards" else sequence_cut(c)
     payload = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute] / pieces
-    ends = group.is_first.astype(np.float64) + group.is_last
+    ends = group.is_first.astype(np.float64) + group.is_last + 2.0 * group.turns_back
     micro = _micro(group)[:, 0]
     sends = (2.0 * micro * c["virtual_stages"])[:, None] - on_stages(micro, ends)
     return (Traffic("pp", "send", _per_stage(group, payload), sends, "pp", "nothing"),)

@@ -195,8 +195,8 @@ WITHIN = ("tp", "cp", "ep", "pp")
 @dataclass(frozen=True, slots=True, eq=False)
 class _Occupied:
     """Seconds per step and stage, (C, S): computing by term, exposed and hidden traffic by axis, and `every` second of
-    computing and of what is sent within micro-batches, of which there are `micro`, (C, 1). `weights` are those of a micro-batch in
-    which the gradients of weights are made."""
+    computing and of what is sent within micro-batches, of which there are `micro`, (C, 1). `waits` are those of a micro-batch that
+    other stages wait for."""
 
     group: Group
     busy: Mapping[str, Reals]
@@ -204,12 +204,12 @@ class _Occupied:
     hidden: Mapping[str, Reals]
     every: Reals
     micro: Reals
-    weights: Reals
+    waits: Reals
 
     @property
     def idle(self) -> Reals:
         """What the slowest stage waits for the others, (C,)."""
-        return bubble(self.group, self.every / self.micro, self.weights)
+        return bubble(self.group, self.waits)
 
     @property
     def seconds(self) -> Reals:
@@ -230,7 +230,8 @@ def _occupied(job: Job, group: Group, work: _Work, sends: list[tuple[Traffic, Re
         for name, seconds in zip(("elementwise", "matmul"), _compression(job, group), strict=True):
             busy[name] = busy[name] + seconds
     every = total_of((*busy.values(), *(exposed[axis] for axis in WITHIN if axis in exposed)))
-    return _Occupied(group, busy, exposed, hidden, every, micro, _weight_seconds(job, work))
+    waits = waited_for(group, every / micro, work.pass_seconds("forward"), _weight_seconds(job, work))
+    return _Occupied(group, busy, exposed, hidden, every, micro, waits)
 
 
 def _with_seconds(job: Job, group: Group, items: Iterable[Traffic]) -> list[tuple[Traffic, Reals]]:
@@ -328,21 +329,33 @@ def _weight_seconds(job: Job, work: _Work) -> Reals:
     return work.backward["matmul"] * (job.trainable / (1.0 + job.trainable))
 
 
-def bubble(group: Group, per_micro_CS: Reals, weights_CS: Reals) -> Reals:
-    """Idle seconds of the slowest stage, (C,): the time of one micro-batch on every other stage, once.
+def waited_for(group: Group, per_micro_CS: Reals, forward_CS: Reals, weights_CS: Reals) -> Reals:
+    """Seconds of a micro-batch on a stage that other stages wait for and idle, (C, S).
 
-    (m - 1) max + sum over stages for GPipe and 1F1B (Huang et al. 2019, arXiv 1811.06965; Narayanan et al. 2021, arXiv
-    2104.04473, section 2.2); divided by the virtual stages when interleaved (section 2.2.2) or looped breadth-first
-    (Lamy-Poirier 2023, arXiv 2211.05953). ZB-H1 neither waits for the gradients of weights nor idles while it makes them:
-    (pp - 1) (T_F + T_B - T_W) instead of (pp - 1) (T_F + T_B + T_W) (Qi et al. 2023, arXiv 2401.10241, table 1), as long as
-    T_W is no more than T_B.
+    All of it for GPipe and 1F1B (Huang et al. 2019, arXiv 1811.06965; Narayanan et al. 2021, arXiv 2104.04473, section 2.2), interleaved
+    and looped breadth-first. ZB-H1 neither waits for the gradients of weights nor idles while it makes them: T_F + T_B - T_W instead of
+    T_F + T_B + T_W (Qi et al. 2023, arXiv 2401.10241, table 1), as long as T_W is no more than T_B. ZBV would not idle at all where all
+    three are equal (section 6); torch's order of it begins each second run's first backward passes T_B late once for each stage:
+    T_B, as long as no other part is longer.
+    """
+    schedules = group.candidates
+    splits, in_a_v = (schedules.is_word("schedule", word)[:, None] for word in ("zb_h1", "zbv"))
+    if splits.any():
+        per_micro_CS = per_micro_CS - np.where(splits, 2.0 * weights_CS, 0.0)
+    if in_a_v.any():
+        per_micro_CS = np.where(in_a_v, per_micro_CS - forward_CS - weights_CS, per_micro_CS)
+    return per_micro_CS
+
+
+def bubble(group: Group, waits_CS: Reals) -> Reals:
+    """Idle seconds of the slowest stage, (C,): what is waited for of one micro-batch on every other stage, once.
+
+    (m - 1) max + sum over stages for GPipe and 1F1B; divided by the virtual stages when interleaved (Narayanan et al. 2021, arXiv
+    2104.04473, section 2.2.2), looped breadth-first (Lamy-Poirier 2023, arXiv 2211.05953) or in a V.
     """
     if group.pp == 1:
-        return np.zeros(len(per_micro_CS))
-    splits = group.candidates.is_word("schedule", "zb_h1")
-    if splits.any():
-        per_micro_CS = per_micro_CS - np.where(splits[:, None], 2.0 * weights_CS, 0.0)
-    idle = per_micro_CS @ group.stands_for - per_micro_CS.max(axis=1)
+        return np.zeros(len(waits_CS))
+    idle = waits_CS @ group.stands_for - waits_CS.max(axis=1)
     return np.maximum(0.0, idle / group.candidates["virtual_stages"])
 
 

@@ -37,6 +37,7 @@ ZERO1 = {"dp_shard": 2, "zero": 1}
 V2 = {"pp": 2, "virtual_stages": 2}
 BFS = V2 | {"schedule": "looped_bfs"}
 ZB = {"pp": 2, "schedule": "zb_h1", "accumulation": 4}
+ZBV = V2 | {"schedule": "zbv", "accumulation": 4}
 SP = {"tp": 2, "sequence_parallel": True}
 TP_MOE = {"tp": 2, "etp": 2}
 CHUNKED = {"loss": "chunked"}
@@ -96,6 +97,11 @@ CASES = (
     Case("pp2-zb-ddp2", ZB | PLAIN | {"accumulation": 2}, ragged=True, clip=0.5),
     Case("pp2-zb-zero2", ZB | SHARDED | {"zero": 2}, {"tied": True}, ragged=True, clip=0.5),
     Case("pp2-zb-tp2", ZB | SP, ragged=True, clip=0.5),
+    Case("pp2-zbv", ZBV, {"layers": 4}, ragged=True, clip=0.5),
+    Case("pp4-zbv", ZBV | {"pp": 4, "accumulation": 8}, {"layers": 8, "qk_norm": "head"}, ragged=True, clip=0.5),
+    Case("pp2-zbv-ddp2", ZBV | PLAIN, {"layers": 4}, ragged=True, clip=0.5),
+    Case("pp2-zbv-zero2", ZBV | SHARDED | {"zero": 2}, {"layers": 4}, ragged=True, clip=0.5),
+    Case("pp2-zbv-tp2", ZBV | SP, {"layers": 4}, ragged=True, clip=0.5),
     Case("zero3-offload", SHARDED | {"accumulation": 2, "offload": "parameters"}, ragged=True, clip=0.5),
     Case("zero3-offload-nvme", SHARDED | {"accumulation": 2, "offload": "nvme"}, ragged=True, clip=0.5),
     Case("fsdp4-offload-nvme", {"dp_shard": 4, "zero": 3, "offload": "nvme", "recompute": "full"}, {"vocab": 63, "tied": True}, ragged=True, clip=0.5),
@@ -159,6 +165,7 @@ GPT = (
     Case("pp2-tp2", {"pp": 2, "schedule": "gpipe", "accumulation": 4} | SP, ragged=True, clip=0.5),
     Case("pp2-v2-fsdp2", V2 | SHARDED | {"accumulation": 4, "recompute": "full"}, {"layers": 4}, ragged=True, clip=0.5),
     Case("pp2-zb-zero1", ZB | ZERO1, ragged=True, clip=0.5),
+    Case("pp2-zbv-zero1", ZBV | ZERO1, {"layers": 4, "tied": False}, ragged=True, clip=0.5),
     Case("cp2-ring", RING, ragged=True, clip=0.5),
     Case("cp2-ring-tp2", RING | SP, {"tied": False}, ragged=True, clip=0.5),
     Case("zero3-chunked", CHUNKED | SHARDED | {"accumulation": 2}, {"tied": False, "lm_head_bias": True}, ragged=True, clip=0.5),

@@ -29,6 +29,16 @@ RUNNABLE: tuple[dict[str, Any], ...] = (
     {"shape": DEEP, "pp": 2, "virtual_stages": 4, "tp": 2, "dp_shard": 2, "zero": 3, "accumulation": 4},
     {"shape": DEEP, "pp": 2, "virtual_stages": 2, "schedule": "looped_bfs", "accumulation": 3, "recompute": "full"},
     {"pp": 2, "schedule": "zb_h1", "accumulation": 4, "dp_shard": 2, "zero": 2, "tp": 2, "sequence_parallel": True},
+    {
+        "shape": DEEP,
+        "pp": 4,
+        "virtual_stages": 2,
+        "schedule": "zbv",
+        "accumulation": 7,
+        "dp_shard": 2,
+        "zero": 2,
+        "tp": 2,
+    },
     {"dp_replicate": 2, "dp_shard": 2, "zero": 3, "offload": "parameters", "formats": BFLOAT16},
     {"cp": 4, "context_parallel": "ring", "dp_shard": 2, "zero": 3, "recompute": "full"},
     {
@@ -68,6 +78,7 @@ OVERLAP = (
 )
 RING, SWAP = ({"cp": 2, "context_parallel": kind} for kind in ("ring", "all-to-all"))
 ZB = {"pp": 2, "schedule": "zb_h1", "accumulation": 2}
+ZBV = {"shape": DEEP, "pp": 2, "virtual_stages": 2, "schedule": "zbv", "accumulation": 3}
 V2 = {"shape": DEEP, "pp": 2, "virtual_stages": 2}
 SWAPPED = tuple(replace(stage, layers=stage.layers[::-1]) for stage in even_stages(8, 2, 2))
 
@@ -106,6 +117,12 @@ REFUSED: tuple[tuple[dict[str, Any], str, str, str], ...] = (
     (ZB | {"cp": 2, "context_parallel": "ring"}, "UNSUPPORTED", "strategy.schedule", "cp = 2"),
     (ZB | {"shape": tiny_mixtral()}, "UNSUPPORTED", "strategy.schedule", "4 experts"),
     (ZB | {"compile": True}, "FRAMEWORK_LEGALITY", "strategy.schedule", "compile"),
+    (ZBV | {"accumulation": 2}, "BATCH_SPLIT", "strategy.accumulation", "at least 3 micro-batches"),
+    (ZBV | {"virtual_stages": 4}, "FRAMEWORK_LEGALITY", "strategy.virtual_stages", "'zbv' does not go"),
+    (ZBV | {"stages": even_stages(8, 2, 2)}, "FRAMEWORK_LEGALITY", "strategy.stages", "come back in turn"),
+    (ZBV | {"recompute": "full"}, "FRAMEWORK_LEGALITY", "strategy.schedule", "recompute = full"),
+    (ZBV | {"dp_shard": 2, "zero": 3}, "UNSUPPORTED", "strategy.schedule", "zero = 3"),
+    (ZBV | {"shape": tiny_llama(layers=8, tied=True)}, "UNSUPPORTED", "strategy.schedule", "tied ends"),
     ({"offload": "optimizer", "dp_shard": 2, "zero": 1}, "UNSUPPORTED", "strategy.offload", "zero = 1"),
     ({"offload": "parameters"}, "UNSUPPORTED", "strategy.offload", "zero 0"),
     ({"offload": "nvme", "dp_shard": 2, "zero": 2}, "UNSUPPORTED", "strategy.offload", "zero 2"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,7 +25,10 @@ def _held(plan: Plan, rank: int) -> int:
     mesh = plan.mesh
     stage = plan.strategy.stages[rank // mesh.stride("pp") % mesh.pp]
     shards = mesh.dp_shard * mesh.cp
-    matrices = 7 * stage.layer_count + (stage.embedding or stage.head)  # the tied end holds one copy
+    ends = (
+        stage.embedding or stage.head if plan.model.tied else stage.embedding + stage.head
+    )  # a tied end holds one copy
+    matrices = 7 * stage.layer_count + ends
     norms = 2 * stage.layer_count + stage.head
     return matrices * WIDTH**2 // (shards * mesh.tp) + norms * WIDTH // shards
 
@@ -41,6 +45,7 @@ def _held(plan: Plan, rank: int) -> int:
         ({"pp": 2, "virtual_stages": 2, "dp_shard": 8, "zero": 3, "tp": 4, "accumulation": 4}, (0, 63)),
         ({"pp": 2, "virtual_stages": 2, "schedule": "looped_bfs", "dp_replicate": 32, "accumulation": 3}, (0, 63)),
         ({"pp": 4, "schedule": "zb_h1", "dp_shard": 16, "zero": 2, "accumulation": 4}, (0, 63)),
+        ({"pp": 2, "virtual_stages": 2, "schedule": "zbv", "dp_shard": 32, "zero": 2, "accumulation": 4}, (0, 63)),
         ({"dp_shard": 64, "zero": 3, "offload": "parameters"}, (7,)),
         ({"cp": 4, "context_parallel": "ring", "dp_shard": 16, "zero": 3, "recompute": "full", "seq_len": 64}, (5,)),
         ({"cp": 8, "context_parallel": "all-to-all", "tp": 2, "dp_shard": 4, "zero": 2, "seq_len": 64}, (21,)),
@@ -55,6 +60,7 @@ def _held(plan: Plan, rank: int) -> int:
         "interleaved",
         "looped-bfs",
         "zb-h1",
+        "zbv",
         "offload",
         "ring",
         "all-to-all",
@@ -65,7 +71,8 @@ def test_the_training_program_runs_under_fake_tensors(layout: dict[str, Any], ra
     from tests.executor.harness import run_alone
     from tests.executor.tracing import trace_rank
 
-    plan = make_plan(SHAPE, **layout, formats=BFLOAT16)
+    shape = replace(SHAPE, tied=layout.get("schedule") != "zbv")
+    plan = make_plan(shape, **layout, formats=BFLOAT16)
     for rank in ranks:
         assert run_alone(trace_rank, plan, rank) == {"steps": 2, "held": _held(plan, rank)}
 

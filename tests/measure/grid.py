@@ -141,6 +141,20 @@ TWO_PARTS = tuple(
 )
 """Pipelines whose backward passes come in two parts."""
 
+ZBV = {"pp": 2, "virtual_stages": 2, "schedule": "zbv", "accumulation": 4}
+IN_A_V = tuple(
+    Scenario(f"{model}-zbv-{number}", replace(load_model(model), layers=layers, max_seq=4096), 1000, precision, layout)
+    for number, (model, layers, precision, layout) in enumerate(
+        (
+            ("llama-3.1-8b", 4, "bf16", ZBV | {"dp_shard": 4, "zero": 2}),
+            ("llama-3.1-8b", 8, "bf16", ZBV | {"pp": 4, "dp_replicate": 2, "accumulation": 7}),
+            ("llama-3.1-8b", 8, "bf16", ZBV | {"tp": 2, "sequence_parallel": True, "accumulation": 3}),
+            ("qwen3-8b", 4, "fp32", ZBV),
+        )
+    )
+)
+"""The same with two runs of layers a rank, first and last on one."""
+
 SHORT = {"vocab": 3072}
 HOME = {"dp_shard": 8, "zero": 3, "offload": "parameters"}
 
@@ -393,7 +407,12 @@ def plan_of(scenario: Scenario) -> Plan:
     is_weighted = layout.get("stage_split") == "weighted"
     head = head_in_layers(scenario.shape) if is_weighted else 0.0
     stages = tuple(
-        Stage(index=s, layers=stage_chunks(layers, pp, virtual, s, head), embedding=s == 0, head=s == pp - 1)
+        Stage(
+            index=s,
+            layers=stage_chunks(layers, pp, virtual, s, head, layout.get("schedule", "none")),
+            embedding=s == 0,
+            head=s == (0 if layout.get("schedule") == "zbv" else pp - 1),
+        )
         for s in range(pp)
     )
     profile = find_profile() if scenario.shape.adapters is None else with_frozen_base(find_profile())

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from strategist.memory.situations import Schedule
+from strategist.memory.vee import order, turns
 from strategist.memory.weight_passes import Turns
 from strategist.space.candidates import code
 from tests.oracle.torch_orders import torch_order
@@ -40,22 +41,46 @@ def test_a_stage_with_backward_in_two_parts_holds_most_in_the_turns_looked_at(pp
         name: np.array([value]) for name, value in (("accumulation", count), ("schedule", code("schedule", "zb_h1")))
     }
     for rank in range(1, pp):
-        turns = Turns(SimpleNamespace(candidates=columns, pp=pp, stages=np.array([rank])))  # type: ignore[arg-type]
+        group: Any = SimpleNamespace(candidates=columns, pp=pp, stages=np.array([rank]))
+        looked_at = Turns(group, np.array([[True]]))
         seen = _progress(torch_order("zb_h1", pp, 1, count, rank))
-        for kind, at in (("BACKWARD_INPUT", turns.first_parts()), ("BACKWARD_WEIGHT", turns.second_parts())):
-            rows = zip(
-                *(getattr(at, name).ravel().tolist() for name in ("held", "waiting", "sent", "done")), strict=True
-            )
-            assert set(rows) <= seen[kind]
-            assert at.held.max() == max(held for held, *_ in seen[kind]) == pp
-        assert turns.first_parts().waiting.max() == rank
+        for kind, at in (("BACKWARD_INPUT", looked_at.first_parts()), ("BACKWARD_WEIGHT", looked_at.second_parts())):
+            held, stands = at.situation.others + 1.0, at.situation.stands
+            said = (part.ravel().tolist() for part in (held, at.waiting, at.sent, stands))
+            assert set(zip(*said, strict=True)) <= {(*row[:3], row[3] > 0) for row in seen[kind]}
+            assert held.max() == max(held for held, *_ in seen[kind]) == pp
+        assert looked_at.first_parts().waiting.max() == rank
 
 
-def _progress(order: list[tuple[str, int, int]]) -> dict[str, set[tuple[int, ...]]]:
+@pytest.mark.parametrize(("pp", "count"), ((2, 1), (2, 3), (2, 8), (4, 5), (4, 7), (4, 16), (8, 15), (8, 17)))
+def test_a_v_is_walked_in_torchs_order_and_holds_most_in_the_turns_looked_at(pp: int, count: int) -> None:
+    """Ranks do the two parts of backward in the order of torch's schedule; none ever holds more of everything than in some turn that is
+    looked at, nor more than two runs of layers of as many micro-batches as there are ranks."""
+    words = {"FORWARD": "F", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
+    for rank in range(pp):
+        works = [(words[kind], int(place >= pp)) for kind, place, _ in torch_order("zbv", pp, 2, count, rank)]
+        assert works == list(order(pp, count, rank))
+        ran: Counter[tuple[str, int]] = Counter()
+        for kind, run in works:
+            whole = rank == run == 0
+            if kind == "W" or (kind == "I" and not whole):
+                held = [ran["F", place] - ran["W", place] for place in (0, 1)]
+                waiting = [ran["I", place] - ran["W", place] for place in (0, 1)]
+                assert sum(held) <= 2 * pp
+                seen = [(turn.held, turn.waiting) for turn in turns(pp, count, rank, "B" if whole else kind)]
+                assert any(_covers((*most, *waits), (*held, *waiting)) for most, waits in seen)
+            ran[kind, run] += 1
+
+
+def _covers(most: tuple[int, ...], held: tuple[int, ...]) -> bool:
+    return all(own <= theirs for own, theirs in zip(held, most, strict=True))
+
+
+def _progress(works: list[tuple[str, int, int]]) -> dict[str, set[tuple[int, ...]]]:
     """Before each pass of a kind: micro-batches held, waiting for the second part, through with the first, with the second."""
     ran: Counter[str] = Counter()
     seen: dict[str, set[tuple[int, ...]]] = {}
-    for kind, _, _ in order:
+    for kind, _, _ in works:
         forwards, sent, done = (ran[name] for name in ("FORWARD", "BACKWARD_INPUT", "BACKWARD_WEIGHT"))
         seen.setdefault(kind, set()).add((forwards - done, sent - done, sent, done))
         ran[kind] += 1

@@ -88,6 +88,8 @@ def _zero_means_something(a: Layout) -> bool:
 def _schedule_means_something(a: Layout) -> bool:
     if a["pp"] == 1:
         return bool(a["schedule"] == "none" and a["virtual_stages"] == 1)
+    if a["schedule"] == "zbv":
+        return bool(a["virtual_stages"] == 2)
     return a["schedule"] != "none" and (a["schedule"] in ("interleaved", "looped_bfs")) == (a["virtual_stages"] > 1)
 
 
@@ -117,7 +119,7 @@ _VALUES: dict[str, Sequence[Any]] = {
     "tiling": (1, TILES),
     "sequence_parallel": (0, 1),
     "context_parallel": ("none", "ring", "all-to-all"),
-    "schedule": ("none", "gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1"),
+    "schedule": ("none", "gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1", "zbv"),
     "virtual_stages": range(1, MAX_VIRTUAL_STAGES + 1),
     "stage_split": ("even", "weighted"),
     "recompute": ("none", "selective", "full"),
@@ -153,7 +155,7 @@ def legal_layouts(job: Job) -> Iterator[dict[str, Any]]:
 
 
 def is_collapsed(job: Job, layout: Layout, *, tiled: bool) -> bool:
-    """True for layouts that a search leaves out: GPipe where 1F1B can run, looped BFS where chunks can be interleaved, ZB-H1, tp without sequence parallelism where the
+    """True for layouts that a search leaves out: GPipe where 1F1B can run, looped BFS where chunks can be interleaved, ZB-H1 and ZBV, tp without sequence parallelism where the
     sequence divides, tiling where the widest layer fits anyway, weighted stages that are those of an even split."""
     gpipe = layout["schedule"] == "gpipe" and layout["accumulation"] >= layout["pp"]
     looped = layout["schedule"] == "looped_bfs" and layout["accumulation"] % layout["pp"] == 0
@@ -161,7 +163,14 @@ def is_collapsed(job: Job, layout: Layout, *, tiled: bool) -> bool:
     whole = layout["tp"] > 1 and not layout["sequence_parallel"] and divides
     weighted = layout["stage_split"] == "weighted"
     same = weighted and stage_kinds(job, layout) == stage_kinds(job, layout | {"stage_split": "even"})
-    return gpipe or looped or layout["schedule"] == "zb_h1" or whole or same or (layout["tiling"] > 1 and not tiled)
+    return (
+        gpipe
+        or looped
+        or layout["schedule"] in ("zb_h1", "zbv")
+        or whole
+        or same
+        or (layout["tiling"] > 1 and not tiled)
+    )
 
 
 def enumerate_layouts(job: Job) -> list[dict[str, Any]]:

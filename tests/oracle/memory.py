@@ -28,8 +28,8 @@ from tests.oracle.parameters import (
 )
 from tests.oracle.reserved import by_blocks, reserved
 from tests.oracle.schedules import Around, around
-from tests.oracle.split_passes import split_end, split_instants
-from tests.oracle.stages import Layout, computed_again, stage_kinds
+from tests.oracle.split_passes import split_end, split_instants, v_instants
+from tests.oracle.stages import Layout, computed_again, last_stage, stage_kinds, turns_back
 from tests.oracle.tiles import layer_in_slices, tiles_of
 
 Wanted = Callable[[tuple[str, ...], str], bool]
@@ -134,7 +134,7 @@ def in_flight(layout: Layout, stage: int) -> float:
         return float(m)
     if layout["schedule"] == "1f1b":
         return float(min(m, pp - stage))
-    if layout["schedule"] == "zb_h1":
+    if layout["schedule"] in ("zb_h1", "zbv"):
         return float(min(m, pp))
     return float(min(m * v, 2 * (pp - stage - 1) + (v - 1) * pp + 1) / v)
 
@@ -177,7 +177,7 @@ class Stage:
         self.sharded = held(job.model, a, stage, kinds, sharded=True)
         self.w = padded(job.model, a, stage, kinds) if a["zero"] >= 2 else self.bare
         self.v, self.piped = a["virtual_stages"] if a["pp"] > 1 else 1, a["pp"] > 1
-        self.begins, self.ends = stage == 0, stage == a["pp"] - 1
+        self.begins, self.ends = stage == 0, stage == last_stage(a)
         self.first, self.last = self.begins and at.chunk == 0, self.ends and at.chunk == self.v - 1
         self.zero, self.q = a["zero"], job.trainable
         self.in_chunks = a.get("loss") == "chunked"
@@ -1175,6 +1175,9 @@ def instants(
         yield from split_instants(lambda at: Stage(job, layout, stage, kinds, at))
         yield from split_end(again)
         return
+    if layout["schedule"] == "zbv":
+        yield from v_instants(lambda at: Stage(job, layout, stage, kinds, at))
+        return
     for step in heads:
         yield from step.heads()
     for step in bodies:
@@ -1262,11 +1265,11 @@ def _pipeline_buffers(job: Job, layout: Layout, stage: int) -> float:
     pp = layout["pp"]
     if pp == 1:
         return 0.0
-    neighbours = 1 if stage in (0, pp - 1) else 2
+    ends = (stage == 0) + (stage == last_stage(layout)) + 2 * turns_back(layout, stage)
     sent = tokens(job, layout) * job.model.hidden * BYTES[job.formats.compute]
     if not job.profile.has_units:
-        return float(neighbours * sent)
-    messages = layout["accumulation"] * (2 * layout["virtual_stages"] - 2 + neighbours)
+        return float((2 - ends) * sent)
+    messages = layout["accumulation"] * (2 * layout["virtual_stages"] - ends)
     return float(messages * sent / sequence_cut(layout))
 
 
@@ -1331,8 +1334,9 @@ def _at_loss(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -
     """What moves at the loss where that is most, in frameworks of units."""
     if not job.profile.has_units:
         return 0.0
-    if layout["schedule"] == "zb_h1" and stage > 0:
-        every = split_instants(lambda at: Stage(job, layout, stage, kinds, at))
+    if layout["schedule"] == "zbv" or (layout["schedule"] == "zb_h1" and stage > 0):
+        parts = v_instants if layout["schedule"] == "zbv" else split_instants
+        every = parts(lambda at: Stage(job, layout, stage, kinds, at))
         return max(sum(terms.values()) for moment, terms in every if moment == 0)
     losses = (terms for step in _at_heads(job, layout, stage, kinds) for _, terms in step.losses())
     return max(sum(terms.values()) for terms in losses)

@@ -10,7 +10,7 @@ from strategist.facts.job import Job
 from strategist.facts.layers import Matrix, Vector, build_layer
 from strategist.facts.model import LayerKind, ModelShape, layer_counts
 from strategist.facts.parameters import outer_parameters, table_width
-from tests.oracle.stages import Layout, stage_kinds
+from tests.oracle.stages import Layout, last_stage, stage_kinds
 from tests.oracle.tiles import largest_slice, sliced_elements, tiles_of
 
 
@@ -126,7 +126,7 @@ def held(shape: ModelShape, layout: Layout, stage: int, kinds: Sequence[LayerKin
     experts_by = {kind: experts_of_layer(shape, kind, ep, etp, k_experts) for kind in set(kinds)}
     dense, experts = [dense_by[kind] for kind in kinds], [experts_by[kind] for kind in kinds]
     in_front = before(shape, tp, k) if stage == 0 else 0
-    at_end = behind(shape, tp, k, pp) if stage == pp - 1 else 0
+    at_end = behind(shape, tp, k, pp) if stage == last_stage(layout) else 0
     return Held(
         dense=sum(dense) + in_front + at_end,
         experts=sum(experts),
@@ -172,7 +172,7 @@ def tensors_of(
 ) -> list[int]:
     """Elements of every single tensor of one stage: of the routed experts, all matrices of one kind in one, or of the rest."""
     found: list[int] = []
-    tp, is_last = layout["tp"], stage == layout["pp"] - 1
+    tp, is_last = layout["tp"], stage == last_stage(layout)
     for kind in kinds:
         layer = build_layer(shape, kind)
         for m in (m for m in layer.matrices if m.is_expert == experts):

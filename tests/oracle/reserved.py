@@ -10,7 +10,7 @@ from strategist.facts.model import LayerKind
 from strategist.facts.profile import BYTES
 from tests.oracle import adapters
 from tests.oracle.parameters import Held, held, padded, vocabulary
-from tests.oracle.stages import Layout
+from tests.oracle.stages import Layout, last_stage
 from tests.oracle.tiles import tiles_of
 
 PAGE = 2**21
@@ -59,7 +59,7 @@ def reserved(
     if layout.get("loss") == "chunked":
         rows = ceil(rows / ceil(job.model.vocab / job.model.hidden))
     entries = rows * -(-job.model.vocab // layout["tp"])
-    entries *= stage == pp - 1
+    entries *= stage == last_stage(layout)
     row = job.profile.keeping
     copied = max(0.0, row.forward_compute - row.backward_compute) * c * entries
     idle = let_go + (copied if c < 4 and row.backward_float32 > row.forward_float32 else 0.0)

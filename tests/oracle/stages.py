@@ -12,14 +12,15 @@ from strategist.facts.parameters import count, outer_parameters
 Layout = Mapping[str, Any]
 
 
-def owned_layers(layers: int, pp: int, virtual_stages: int, head: float) -> list[list[int]]:
-    """The layer numbers of every stage: chunk i of pp x virtual_stages belongs to stage i mod pp."""
+def owned_layers(layers: int, pp: int, virtual_stages: int, head: float, schedule: str = "none") -> list[list[int]]:
+    """The layer numbers of every stage: chunk i of pp x virtual_stages belongs to stage i mod pp, or in a V goes down and up again."""
     chunks = pp * virtual_stages
     sizes = _dealt(layers, chunks, head)
     owned: list[list[int]] = [[] for _ in range(pp)]
     first = 0
     for chunk, size in enumerate(sizes):
-        owned[chunk % pp].extend(range(first, first + size))
+        owner = min(chunk, 2 * pp - 1 - chunk) if schedule == "zbv" else chunk % pp
+        owned[owner].extend(range(first, first + size))
         first += size
     return owned
 
@@ -38,6 +39,16 @@ def _dealt(layers: int, chunks: int, head: float) -> list[int]:
         if not best or max(*sizes[:-1], last + head) <= max(*best[:-1], best[-1] + head):
             best = sizes
     return best
+
+
+def last_stage(layout: Layout) -> int:
+    """The stage with the head and the loss."""
+    return 0 if layout["schedule"] == "zbv" else int(layout["pp"]) - 1
+
+
+def turns_back(layout: Layout, stage: int) -> bool:
+    """Whether a stage hands results to itself, in the middle of a V."""
+    return bool(layout["schedule"] == "zbv" and stage == layout["pp"] - 1)
 
 
 def head_in_layers(shape: ModelShape) -> float:
@@ -62,7 +73,7 @@ def stage_kinds(job: Job, layout: Layout) -> list[list[LayerKind]]:
     """The sorts of the layers of every stage, in order; the job may state how many there are of each stage."""
     sequence, split = layer_sequence(job.model), job.split
     head = head_in_layers(job.model) if layout["stage_split"] == "weighted" else 0.0
-    owned = owned_layers(len(sequence), layout["pp"], layout["virtual_stages"], head)
+    owned = owned_layers(len(sequence), layout["pp"], layout["virtual_stages"], head, layout["schedule"])
     if split:
         owned = [list(range(sum(split[:stage]), sum(split[: stage + 1]))) for stage in range(len(split))]
     return [[sequence[number] for number in numbers] for numbers in owned]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from strategist.space.candidates import Candidates, code
-from strategist.timing.estimate import bubble
+from strategist.timing.estimate import bubble, waited_for
 from tests.oracle.torch_orders import torch_order
 
 pytestmark = pytest.mark.slow
@@ -21,10 +21,12 @@ SHAPES = ((2, 2, 2), (2, 3, 6), (4, 2, 4), (4, 2, 12), (8, 4, 8))
 """Stages, virtual stages, micro-batches."""
 UNEVEN = ((2, 2, 3), (4, 2, 5), (4, 3, 7))
 WHOLE = ((2, 1, 2), (2, 1, 6), (4, 1, 4), (4, 1, 12), (8, 1, 8), (8, 1, 16))
+IN_A_V = ((2, 2, 3), (2, 2, 8), (4, 2, 7), (4, 2, 16), (8, 2, 15), (8, 2, 17))
 CASES = (
     *product(("interleaved", "looped_bfs"), SHAPES),
     *product(("looped_bfs",), UNEVEN),
     *product(("zb_h1",), WHOLE),
+    *product(("zbv",), IN_A_V),
 )
 
 
@@ -68,5 +70,6 @@ def test_stages_idle_as_long_as_a_clock_says(word: str, shape: tuple[int, int, i
     of_one = virtual * (FORWARD + BACKWARD)
     columns = {"virtual_stages": np.array([virtual]), "schedule": np.array([code("schedule", word)])}
     group: Any = SimpleNamespace(pp=pp, stands_for=np.ones(pp), candidates=Candidates(columns))
-    idle = bubble(group, np.full((1, pp), float(of_one)), np.full((1, pp), float(virtual * WEIGHTS)))
+    whole, forward, weights = (np.full((1, pp), float(size)) for size in (of_one, virtual * FORWARD, virtual * WEIGHTS))
+    idle = bubble(group, waited_for(group, whole, forward, weights))
     assert _seconds(word, pp, virtual, count) == pytest.approx(count * of_one + idle.item())

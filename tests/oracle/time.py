@@ -14,7 +14,7 @@ from tests.oracle.attention import attention_FLOP
 from tests.oracle.layer_time import COMPUTE_TERMS, Pass, device_of, head_time, layer_time
 from tests.oracle.parameters import all_stages, held
 from tests.oracle.rates import memory_Bps, peak_FLOPs, share
-from tests.oracle.stages import Layout, computed_again, stage_kinds
+from tests.oracle.stages import Layout, computed_again, last_stage, stage_kinds
 from tests.oracle.traffic import Row, collective_seconds, rows_of
 
 AXES = ("tp", "cp", "ep", "pp", "dp")
@@ -53,7 +53,7 @@ def stage_time(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind])
     for kind, redone in zip(kinds, computed_again(job, layout, stage, len(kinds)), strict=True):
         for term, seconds in by_kind[kind].items():
             sums[term].append(seconds if redone else Pass(seconds.forward, seconds.backward))
-    if stage == layout["pp"] - 1:
+    if stage == last_stage(layout):
         for term, seconds in head_time(job, layout).items():
             sums[term].append(seconds)
     compute = {
@@ -132,10 +132,10 @@ def _hideable(job: Job, layout: Layout, stage: Stage, behind: str, pool: Sequenc
 
 
 def _seen_stages(job: Job, layout: Layout) -> list[int]:
-    """With equal sorts of layers the first, second and last stage stand for all, but under ZB-H1, where all of them hold different
-    things."""
+    """With equal sorts of layers the first, second and last stage stand for all, but under ZB-H1 and ZBV, where all of them hold
+    different things."""
     pp = layout["pp"]
-    alike = len(layer_counts(job.model)) == 1 and layout["schedule"] != "zb_h1"
+    alike = len(layer_counts(job.model)) == 1 and layout["schedule"] not in ("zb_h1", "zbv")
     alike = alike and not layout.get("recompute_layers") and not job.recompute_layers
     return [0, 1, pp - 1] if alike and pp > 3 else list(range(pp))
 
@@ -148,14 +148,17 @@ def _bubble(layout: Layout, kinds: Sequence[Sequence[LayerKind]], per_micro: dic
         middle = sum(len(own) for own in kinds[1:-1])
         everything = first + second * middle / len(kinds[1]) + last
     idle = everything - max(per_micro.values())
-    return idle / layout["virtual_stages"] if layout["schedule"] in ("interleaved", "looped_bfs") else idle
+    return idle / layout["virtual_stages"] if layout["schedule"] in ("interleaved", "looped_bfs", "zbv") else idle
 
 
 def _waited_for(job: Job, layout: Layout, stage: Stage) -> float:
     """Seconds of one micro-batch that stages wait for and idle: all of it, but under ZB-H1, which makes the gradients of weights in the
-    time that it would have idled (T_F + T_B - T_W: once gone and once filled)."""
+    time that it would have idled (T_F + T_B - T_W: once gone and once filled), and under ZBV, whose stages wait for gradients of inputs
+    alone (T_B)."""
     seconds = stage.seconds(layout["accumulation"]) / layout["accumulation"]
     products = stage.compute["matmul"].backward / (1 + job.trainable)
+    if layout["schedule"] == "zbv":
+        return seconds - sum(term.forward for term in stage.compute.values()) - job.trainable * products
     return seconds - 2 * job.trainable * products if layout["schedule"] == "zb_h1" else seconds
 
 

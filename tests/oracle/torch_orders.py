@@ -9,6 +9,7 @@ CLASSES = {
     "interleaved": "ScheduleInterleaved1F1B",
     "looped_bfs": "ScheduleLoopedBFS",
     "zb_h1": "ScheduleInterleavedZeroBubble",
+    "zbv": "ScheduleZBVZeroBubble",
 }
 """Names in torch.distributed.pipelining.schedules."""
 
@@ -23,6 +24,7 @@ def torch_order(word: str, pp: int, virtual: int, count: int, rank: int) -> list
         pp_group_size=pp,
         _n_microbatches=count,
         _stages=range(virtual),
+        num_stages=pp * virtual,
     )
     actions = getattr(schedules, CLASSES[word])._calculate_single_rank_operations(schedule, rank)
     return [(a.computation_type.name, a.stage_index, a.microbatch_index) for a in actions if a is not None]

@@ -17,7 +17,7 @@ from strategist.facts.tiers import tiers
 from tests.oracle import adapters, compression, turned
 from tests.oracle.memory import is_plain, sequence_cut, tokens, uses_units
 from tests.oracle.parameters import Held, expert_ranks, expert_shards, padded, shards, tensors_of, vocabulary
-from tests.oracle.stages import Layout, computed_again
+from tests.oracle.stages import Layout, computed_again, last_stage, turns_back
 from tests.oracle.tiles import repeated, tiles_of
 from tests.oracle.tiles import units as tile_units
 
@@ -108,7 +108,7 @@ def _exchanges(job: Job, layout: Layout, again: bool) -> int:
 
 def _tensor(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> Iterator[Row]:
     T, h, c, m = tokens(job, layout), job.model.hidden, BYTES[job.formats.compute], layout["accumulation"]
-    is_last = stage == layout["pp"] - 1
+    is_last = stage == last_stage(layout)
     ends, X, tp = m * (stage == 0) + m * is_last, len(kinds) * m, layout["tp"]
     own = job.profile.has_units and layout["ep"] > 1 and layout["sequence_parallel"] and layout["etp"] < tp
     whole = m * sum(kind.ffn == "moe" for kind in kinds) if own else 0  # mixtures that tensor parallelism does not cut
@@ -146,7 +146,7 @@ def _whole_weights(shape: ModelShape, layout: Layout, stage: int, kinds: Sequenc
             yield from [h] * bool(shape.moe.shared_ffn and shape.moe.shared_gate)
         if shape.qk_norm == "head":
             yield from [shape.head_dim] * 2
-    if sequence and stage == layout["pp"] - 1:
+    if sequence and stage == last_stage(layout):
         yield from [h] * norms
     if sequence and stage == 0 and shape.pos == "learned" and shape.pos_rows:
         yield h * shape.pos_rows
@@ -185,7 +185,7 @@ def _pipeline(job: Job, layout: Layout, stage: int) -> Iterator[Row]:
     pp, tp, shape = layout["pp"], layout["tp"], job.model
     if pp == 1:
         return
-    ends = (stage == 0) + (stage == pp - 1)
+    ends = (stage == 0) + (stage == last_stage(layout)) + 2 * turns_back(layout, stage)
     pieces = tp if job.profile.sends == "shards" else sequence_cut(layout)
     payload = tokens(job, layout) * shape.hidden * BYTES[job.formats.compute] / pieces
     stride = layout["dp_replicate"] * layout["dp_shard"] * layout["cp"] * tp
@@ -208,7 +208,7 @@ def _data(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], whol
     alone = sum(kind.ffn == "moe" for kind in kinds) if apart else 0
     units, layers, tensors, expert_units = 1, 1, 1, min(alone, 1)
     if job.profile.has_units:
-        ends = (stage == 0) + (stage == layout["pp"] - 1) - (job.model.tied and layout["pp"] == 1)
+        ends = (stage == 0) + (stage == last_stage(layout)) - (job.model.tied and layout["pp"] == 1)
         of_layers = sum(tile_units(job.model, layout, kind) for kind in kinds)
         units = _buckets(job) if is_plain(job, layout) else of_layers + ends
         expert_units, layers, tensors = alone, of_layers, _tensors(job, layout, stage, kinds)
