@@ -16,7 +16,7 @@ from strategist.emitters.coverage import EVERY, NO_SHARDED_SCALER, REDUCED_AS_KE
 from strategist.emitters.emitter import Emitter, Files, Options
 from strategist.emitters.hugging_face_script import OPTIMIZER, script
 from strategist.emitters.serial import json_text, yaml_text
-from strategist.emitters.torchrun import Launcher, job_files, layout_comment, ranks_per_node
+from strategist.emitters.torchrun import Launcher, job_files, layout_comment
 from strategist.records import replace
 
 CONFIG = PurePosixPath("accelerate.yaml")
@@ -200,12 +200,7 @@ def _launcher(plan: Plan) -> Launcher:
 
 
 def write(plan: Plan, options: Options) -> Files:
-    """plan.json, accelerate.yaml, train.py, launch.sh, and deepspeed.json where DeepSpeed does the work.
-
-    Raises ImpossibleError UNSUPPORTED.
-    """
-    COVERAGE.require(plan, "accelerate")
-    ranks_per_node(plan)
+    """plan.json, accelerate.yaml, train.py, launch.sh, and deepspeed.json where DeepSpeed does the work."""
     comments = (layout_comment(plan).removeprefix("# "), "The format of reduction has no key: train.py sets it.")
     files = job_files(plan, options, TRAIN, _launcher(plan)) | {CONFIG: yaml_text(accelerate_config(plan), comments)}
     if engine_of(plan) == "DEEPSPEED":
@@ -220,5 +215,6 @@ ACCELERATE = Emitter(
     versions="Accelerate 1.15, transformers 5.23, DeepSpeed 0.19.8, torch 2.13",
     write=write,
     axes=COVERAGE.axes,
+    coverage=COVERAGE,
     executables=("launch.sh",),
 )

@@ -71,14 +71,14 @@ class Coverage:
                 f"{target} cannot express this plan: {' '.join(found)}",
                 flag="--to",
                 value=target,
-                hint=self.hint,
+                hint=f"{self.hint} `plan --frontend {target}` keeps to layouts that it can say.",
             )
 
     def obstacles(self, plan: Plan) -> Iterator[str]:
         """Sentences about fields of the plan, one by one and together, that cannot be said."""
         for place in plain_values():
-            allowed, value = self.allowed(place), attrgetter(place)(plan)
-            if allowed != EVERY and value not in allowed:
+            allowed = self.allowed(place)
+            if allowed != EVERY and (value := attrgetter(place)(plan)) not in allowed:
                 yield f"{self.framework} cannot say {place} = {_word(value)}{_others(allowed)}. {self.why.get(place, WHY.get(place, ''))}".rstrip()
         if _inner_to_outer(plan) != _inner_to_outer(plan, MESH_AXES):
             yield f"{self.framework} orders ranks as {', '.join(MESH_AXES)}, not by mesh.order = {', '.join(plan.mesh.order)}."

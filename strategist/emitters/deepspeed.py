@@ -173,8 +173,7 @@ def _formats(formats: NumberFormats) -> dict[str, Any]:
 
 
 def write(plan: Plan, options: Options) -> Files:
-    """plan.json, deepspeed.json, train.py and launch.sh. Raises ImpossibleError UNSUPPORTED."""
-    COVERAGE.require(plan, "deepspeed")
+    """plan.json, deepspeed.json, train.py and launch.sh."""
     return job_files(plan, options, TRAIN) | {CONFIG: json_text(deepspeed_config(plan))}
 
 
@@ -195,5 +194,6 @@ DEEPSPEED = Emitter(
     versions="DeepSpeed 0.19.8, transformers 5.23, torch 2.13",
     write=write,
     axes=COVERAGE.axes,
+    coverage=COVERAGE,
     executables=("launch.sh",),
 )

@@ -285,8 +285,7 @@ def copies(plan: Plan, framework: str) -> str:
 
 
 def write(plan: Plan, options: Options) -> Files:
-    """plan.json, train.py and launch.sh. Raises ImpossibleError UNSUPPORTED."""
-    COVERAGE.require(plan, "megatron")
+    """plan.json, train.py and launch.sh."""
     words = tuple(" ".join(shlex.quote(word) for word in argument) for argument in megatron_arguments(plan))
     launcher = replace(torchrun_launcher(plan), words=words, settings=copies(plan, "Megatron-LM") + connections(plan))
     return job_files(plan, options, TRAIN, launcher)
@@ -299,5 +298,6 @@ MEGATRON = Emitter(
     versions="Megatron-LM d98e8a6 of 2026-08-22",
     write=write,
     axes=COVERAGE.axes,
+    coverage=COVERAGE,
     executables=("launch.sh",),
 )
