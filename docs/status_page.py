@@ -121,7 +121,7 @@ MISSING = (
     "Of the search and the executor: ZBV and DualPipeV, and ZB-H1 with several chunks a stage, ZeRO-3, context parallelism, experts or "
     "recomputation. Of the search: ZB-H1, and looped BFS where chunks can be interleaved, are looked at only when pinned; of machines of several kinds no part is taken by `--allow-idle`, and "
     "`size` and `sweep` take no `--time-budget`.",
-    "Tensor, pipeline, context and expert parallelism in the files of Accelerate, DeepSpeed, Transformers, TRL, Lightning, "
+    "Tensor, pipeline, context (but DeepSpeed's all-to-all) and expert parallelism in the files of Accelerate, DeepSpeed, Transformers, TRL, Lightning, "
     "LLaMA-Factory, axolotl, Composer and llm-foundry; FSDP in those of LLaMA-Factory and axolotl; ZeRO and tensor parallelism in those of EPL.",
     "A parameter server is run and emitted (`parameter-server`) but not planned: no plan says servers, and neither its traffic nor what it takes "
     "off the devices is in a formula.",
@@ -129,7 +129,7 @@ MISSING = (
     "bytes beside them are those of the plan's profile, not of that framework.",
     "Checkpoints of 8-bit AdamW under a layout whose parts are no whole blocks of 256 elements of each other's: refused, never decoded and encoded anew (docs/decisions/0106).",
     "A loss in chunks beside tp and pp, in files of other frameworks, and unasked in the search (docs/decisions/0112); muon.",
-    "Compressed gradients (`--pin compression=`) in files of other frameworks, their error feedback in checkpoints, and rehearsals of them (docs/decisions/0102).",
+    "Compressed gradients (`--pin compression=`) in files of frameworks other than Accelerate and Lightning, their error feedback in checkpoints, and rehearsals of them (docs/decisions/0102).",
     "At nightly length one law does not hold (P24): of experts cut over tp ranks and spread over ep, in one tiny layer, selective recompute is predicted to hold up to 90 kB more than the law allows.",
     "The whole parity matrix in one night: its cells were run by samples so far (docs/decisions/0107); figures are in the nightly result that includes it.",
     "Optimizer state on NVMe was run on CPU ranks with files in the system's folder for temporary ones; no drive's rate was measured.",

@@ -12,7 +12,18 @@ from typing import Any
 
 from strategist.document.plan import Plan
 from strategist.emitters import deepspeed
-from strategist.emitters.coverage import EVERY, NO_SHARDED_SCALER, REDUCED_AS_KEPT, Clash, Coverage, causal_models
+from strategist.emitters.coverage import (
+    EVERY,
+    HOOKS,
+    HOOKS_ARE_FOR_DDP,
+    HOOKS_UNSCALED,
+    NO_SHARDED_SCALER,
+    NO_TOP_K,
+    REDUCED_AS_KEPT,
+    Clash,
+    Coverage,
+    causal_models,
+)
 from strategist.emitters.emitter import Emitter, Files, Options
 from strategist.emitters.hugging_face_script import OPTIMIZER, script
 from strategist.emitters.serial import json_text, yaml_text
@@ -43,6 +54,9 @@ COVERAGE = Coverage(
     | {
         "strategy.compile": EVERY,
         "strategy.backend": ("nccl",),
+        "mesh.cp": (1,),
+        "strategy.context_parallel": ("none",),
+        **HOOKS,
     },
     why={
         "mesh.tp": "It cannot load a sharded model with Transformers 5.23, which no longer has what it imports.",
@@ -51,6 +65,7 @@ COVERAGE = Coverage(
         "mesh.ep": "It has no key for experts outside Megatron-LM.",
         "strategy.recompute": "Transformers recomputes whole layers.",
         "strategy.offload": "NVMe needs a folder, and the plan names none.",
+        "strategy.compression": NO_TOP_K,
         "strategy.backend": "On CPUs `accelerate launch` starts one process whatever the file says.",
         "strategy.formats": "It keeps fp32 weights, or with DeepSpeed low weights beside fp32 masters.",
         "workload.precision": "Its fp8 and fp4 need a recipe, which no plan holds.",
@@ -77,24 +92,38 @@ COVERAGE = Coverage(
         ),
         REDUCED_AS_KEPT,
         NO_SHARDED_SCALER,
+        HOOKS_ARE_FOR_DDP,
+        HOOKS_UNSCALED,
         causal_models("Accelerate"),
     ),
 )
 
 TRAIN = script(
     "Accelerate",
-    "from accelerate import Accelerator, FullyShardedDataParallelPlugin\n"
+    "from accelerate import Accelerator, DistributedDataParallelKwargs, FullyShardedDataParallelPlugin\n"
+    "from accelerate.utils import DDPCommunicationHookType\n"
     "from torch.distributed.fsdp import MixedPrecisionPolicy\n"
     "from torch.utils.data import DataLoader, Dataset\n"
     "from transformers import AutoConfig, AutoModelForCausalLM\n",
     OPTIMIZER
     + '''
 
+def make_hooks():
+    """What DDP does to gradients before it sends them, for which accelerate.yaml has no key."""
+    name = {"powersgd": "power_sgd"}.get(strategy["compression"], strategy["compression"])
+    if name == "none":
+        return []
+    # PowerSGD is exact until DDP has made its buckets anew, after the first step.
+    low_rank = {"matrix_approximation_rank": strategy["compression_rank"], "start_powerSGD_iter": 2}
+    state = low_rank if name == "power_sgd" else {}
+    return [DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType(name), comm_state_option=state)]
+
+
 def make_accelerator():
     """What accelerate.yaml says, and the format of reduction, for which it has no key."""
     steps = strategy["accumulation"]
     if os.environ.get("ACCELERATE_USE_FSDP") != "true" or formats["compute"] == "float32":
-        return Accelerator(gradient_accumulation_steps=steps)
+        return Accelerator(gradient_accumulation_steps=steps, kwargs_handlers=make_hooks())
     compute, reduce = (getattr(torch, formats[name]) for name in ("compute", "reduce"))
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, output_dtype=compute)
     plugin = FullyShardedDataParallelPlugin(mixed_precision_policy=policy)

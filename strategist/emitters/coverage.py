@@ -138,6 +138,30 @@ NO_SHARDED_SCALER = Clash(
     sentence="strategy.formats of float16 and FSDP2 need a scaler of sharded gradients, which was not tried.",
 )
 
+HOOKS: Mapping[str, tuple[Any, ...]] = {
+    "strategy.compression": ("none", "bf16", "fp16", "powersgd"),
+    "strategy.compression_rank": EVERY,
+}
+"""What torch's own hooks of DDP do to gradients."""
+NO_TOP_K = "torch has no hook that sends the largest elements; that one is strategist's own."
+HOOKS_ARE_FOR_DDP = Clash(
+    holds=lambda plan: (
+        plan.strategy.compression != "none"
+        and (
+            plan.mesh.data_parallel == 1
+            or plan.mesh.dp_shard > 1
+            or plan.strategy.zero > 0
+            or plan.strategy.offload != "none"
+        )
+    ),
+    sentence="strategy.compression is a hook of DDP: it needs mesh.dp_replicate above 1, and neither shards nor offloading.",
+)
+HOOKS_UNSCALED = Clash(
+    holds=lambda plan: plan.strategy.compression != "none" and plan.strategy.formats not in (FLOAT32, *AUTOCAST[:2]),
+    sentence="strategy.compression was tried with fp32 and bfloat16 strategy.formats: gradients that a loss scale made larger "
+    "were not.",
+)
+
 EVEN_STAGES = Clash(
     holds=lambda plan: plan.mesh.pp > 1 and not has_even_stages(plan),
     sentence="mesh.pp: strategy.stages are uneven, and its stages are even.",

@@ -9,7 +9,11 @@ from __future__ import annotations
 from strategist.document.plan import Plan
 from strategist.emitters.coverage import (
     DATA_PARALLEL,
+    HOOKS,
+    HOOKS_ARE_FOR_DDP,
+    HOOKS_UNSCALED,
     NO_SHARDED_SCALER,
+    NO_TOP_K,
     REDUCED_AS_KEPT,
     SHARDS_GO_WITH_ZERO,
     Clash,
@@ -17,13 +21,14 @@ from strategist.emitters.coverage import (
     causal_models,
 )
 from strategist.emitters.emitter import Emitter, Files, Options
-from strategist.emitters.hugging_face_script import OPTIMIZER, script
+from strategist.emitters.hugging_face_script import COMPRESS, COMPRESS_IMPORTS, OPTIMIZER, script
 from strategist.emitters.torchrun import job_files
 
 COVERAGE = Coverage(
     framework="Lightning 2.6",
     values={
         **DATA_PARALLEL,
+        **HOOKS,
         "strategy.zero": (0, 2, 3),
     },
     why={
@@ -34,6 +39,7 @@ COVERAGE = Coverage(
         "strategy.zero": "ZeRO-1 is DeepSpeed's.",
         "strategy.recompute": "Transformers recomputes whole layers.",
         "strategy.offload": "Offloading under its ModelParallelStrategy was not tried.",
+        "strategy.compression": NO_TOP_K,
         "strategy.compile": "The script does not compile.",
         "strategy.formats": "The script keeps weights and gradients in fp32.",
         "workload.precision": "Its fp8 and fp4 need Transformer Engine's modules.",
@@ -46,6 +52,8 @@ COVERAGE = Coverage(
         SHARDS_GO_WITH_ZERO,
         REDUCED_AS_KEPT,
         NO_SHARDED_SCALER,
+        HOOKS_ARE_FOR_DDP,
+        HOOKS_UNSCALED,
         causal_models("Lightning"),
     ),
     hint="Emit it to accelerate, deepspeed or torchrun, or pin another layout.",
@@ -96,12 +104,23 @@ FABRIC = script(
     "Lightning Fabric",
     "from lightning import Fabric\n"
     "from lightning.fabric.strategies import DDPStrategy, ModelParallelStrategy\n"
-    "from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard\n"
+    + COMPRESS_IMPORTS
+    + "from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard\n"
     "from torch.utils.data import DataLoader, Dataset, DistributedSampler\n"
     "from transformers import AutoConfig, AutoModelForCausalLM\n",
     OPTIMIZER
-    + _SHARD.replace("SHARD_ARGUMENTS", "shard, ")
-    + """
+    + COMPRESS
+    + _SHARD.replace("SHARD_ARGUMENTS", "shard, ").replace("DDPStrategy(process", "Replicas(process")
+    + '''
+
+class Replicas(DDPStrategy):
+    """DDP, whose hooks Fabric has no word for."""
+
+    def setup_module(self, module):
+        replica = super().setup_module(module)
+        compress(replica)
+        return replica
+
 
 def main():
     fabric = Fabric(strategy=make_strategy(), precision=precision(), **machines())
@@ -128,17 +147,19 @@ def main():
 
 
 main()
-""",
+''',
 )
 
 TRAINER = script(
     "Lightning's Trainer",
     "from lightning import LightningModule, Trainer\n"
     "from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy\n"
-    "from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard\n"
+    + COMPRESS_IMPORTS
+    + "from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard\n"
     "from torch.utils.data import DataLoader, Dataset, DistributedSampler\n"
     "from transformers import AutoConfig, AutoModelForCausalLM\n",
     OPTIMIZER
+    + COMPRESS
     + _SHARD.replace("SHARD_ARGUMENTS", "")
     + '''
 
@@ -154,6 +175,10 @@ class CausalLanguageModel(LightningModule):
             self.model = make_model()
             if strategy["zero"]:
                 shard(self.model, self.device_mesh)
+
+    def on_train_start(self):
+        if strategy["compression"] != "none":
+            compress(self.trainer.strategy.model)  # Trainer's own option is without effect on CPUs
 
     def training_step(self, batch, index):
         loss = self.model(**batch).loss
