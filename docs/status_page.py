@@ -129,7 +129,7 @@ MISSING = (
     "bytes beside them are those of the plan's profile, not of that framework.",
     "Checkpoints of 8-bit AdamW under a layout whose parts are no whole blocks of 256 elements of each other's: refused, never decoded and encoded anew (docs/decisions/0106).",
     "A loss in chunks beside tp and pp, in files of other frameworks, and unasked in the search (docs/decisions/0112); muon.",
-    "Compressed gradients (`--pin compression=`) in files of frameworks other than Accelerate and Lightning, their error feedback in checkpoints, and rehearsals of them (docs/decisions/0102).",
+    "Compressed gradients (`--pin compression=`) in files of frameworks other than Fabric, of Accelerate but PowerSGD, their error feedback in checkpoints, and rehearsals of them (docs/decisions/0102).",
     "At nightly length one law does not hold (P24): of experts cut over tp ranks and spread over ep, in one tiny layer, selective recompute is predicted to hold up to 90 kB more than the law allows.",
     "The whole parity matrix in one night: its cells were run by samples so far (docs/decisions/0107); figures are in the nightly result that includes it.",
     "Optimizer state on NVMe was run on CPU ranks with files in the system's folder for temporary ones; no drive's rate was measured.",

@@ -18,7 +18,6 @@ from strategist.emitters.coverage import (
     HOOKS_ARE_FOR_DDP,
     HOOKS_UNSCALED,
     NO_SHARDED_SCALER,
-    NO_TOP_K,
     REDUCED_AS_KEPT,
     Clash,
     Coverage,
@@ -57,6 +56,7 @@ COVERAGE = Coverage(
         "mesh.cp": (1,),
         "strategy.context_parallel": ("none",),
         **HOOKS,
+        "strategy.compression": ("none", "powersgd"),
     },
     why={
         "mesh.tp": "It cannot load a sharded model with Transformers 5.23, which no longer has what it imports.",
@@ -65,7 +65,7 @@ COVERAGE = Coverage(
         "mesh.ep": "It has no key for experts outside Megatron-LM.",
         "strategy.recompute": "Transformers recomputes whole layers.",
         "strategy.offload": "NVMe needs a folder, and the plan names none.",
-        "strategy.compression": NO_TOP_K,
+        "strategy.compression": "Of its hooks PowerSGD was trained with alone.",
         "strategy.backend": "On CPUs `accelerate launch` starts one process whatever the file says.",
         "strategy.formats": "It keeps fp32 weights, or with DeepSpeed low weights beside fp32 masters.",
         "workload.precision": "Its fp8 and fp4 need a recipe, which no plan holds.",
@@ -110,13 +110,11 @@ TRAIN = script(
 
 def make_hooks():
     """What DDP does to gradients before it sends them, for which accelerate.yaml has no key."""
-    name = {"powersgd": "power_sgd"}.get(strategy["compression"], strategy["compression"])
-    if name == "none":
+    if strategy["compression"] == "none":
         return []
     # PowerSGD is exact until DDP has made its buckets anew, after the first step.
     low_rank = {"matrix_approximation_rank": strategy["compression_rank"], "start_powerSGD_iter": 2}
-    state = low_rank if name == "power_sgd" else {}
-    return [DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType(name), comm_state_option=state)]
+    return [DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.POWER_SGD, comm_state_option=low_rank)]
 
 
 def make_accelerator():
