@@ -126,7 +126,7 @@ LATER: Mapping[str, str] = {
 MISSING = (
     "Of the search and the executor: DualPipeV; ZB-H1 with several chunks a stage; ZB-H1 and ZBV with ZeRO-3, context parallelism, experts or "
     "recomputation; ZBV of tied ends. Of the search: ZB-H1, ZBV, and looped BFS where chunks can be interleaved, are looked at only when pinned; of machines of several kinds no part is taken by `--allow-idle`.",
-    "Tensor, pipeline, context and expert parallelism in the files of Accelerate, DeepSpeed, Transformers, TRL, Lightning, "
+    "Tensor, pipeline, context (but DeepSpeed's all-to-all) and expert parallelism in the files of Accelerate, DeepSpeed, Transformers, TRL, Lightning, "
     "LLaMA-Factory, axolotl, Composer and llm-foundry; FSDP in those of LLaMA-Factory and axolotl; ZeRO and tensor parallelism in those of EPL.",
     "A parameter server is run and emitted (`parameter-server`) but not planned: no plan says servers, and neither its traffic nor what it takes "
     "off the devices is in a formula.",
@@ -135,7 +135,7 @@ MISSING = (
     "Checkpoints of 8-bit AdamW under a layout whose parts are no whole blocks of 256 elements of each other's: refused, never decoded and encoded anew (docs/decisions/0106).",
     "A loss in chunks beside tp and pp, in files of other frameworks, and unasked in the search (docs/decisions/0112).",
     "Muon beside tp, offload, tiles, experts and adapters, and in files of other frameworks (docs/decisions/0115).",
-    "Compressed gradients (`--pin compression=`) in files of other frameworks, and rehearsals of them (docs/decisions/0102).",
+    "Compressed gradients (`--pin compression=`) in files of frameworks other than Fabric, of Accelerate but PowerSGD, and rehearsals of them (docs/decisions/0102).",
     "Experts of which one rank has all gradients (as many ranks share them as there are data-parallel ones), without recompute: two layers of DeepSeekMoE with few words are predicted to hold 2.5 % more than their trace does (docs/decisions/0111).",
     "The whole parity matrix in one night: its cells were run by samples so far (docs/decisions/0107); figures are in the nightly result that includes it.",
     "Optimizer state on NVMe was run on CPU ranks with files in the system's folder for temporary ones; no drive's rate was measured.",

@@ -97,7 +97,9 @@ def predicted(asked: Asked) -> Prediction:
     from strategist.planner.predict import predict as predict_layout
 
     question = asked.question
-    return predict_layout(question.job, question.pins, asked.assumptions, asked.notes, question.rule_folders)
+    return predict_layout(
+        question.job, question.pins, asked.assumptions, asked.notes, question.rule_folders, question.frontend
+    )
 
 
 def _said(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

@@ -15,11 +15,11 @@ from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
 from strategist.facts.models import load_model, load_model_config
 from strategist.facts.parameters import count
-from strategist.facts.profile import as_made, find_profile
+from strategist.facts.profile import as_made, engine_of, find_profile
 from strategist.facts.resolved import Assumption, Resolved
 from strategist.facts.sizes import SizedModel, is_size, shape_for_size
 from strategist.facts.workload import Workload
-from strategist.planner.search import Question
+from strategist.planner.search import Frontend, Question
 from strategist.records import dataclass, field, replace
 from strategist.space.grammar import Pin, parse_forbids, parse_pins
 from strategist.units import format_count
@@ -104,7 +104,14 @@ def complete(given: Given) -> Asked:
         frontend=given.frontend,
     )
     job, from_runs = _calibrated(job if model.adapters is None else _adapting(job), given)
-    question = Question(job=job, pins=pins, forbids=forbids, objective=given.objective, rule_folders=given.rules)
+    question = Question(
+        job=job,
+        pins=pins,
+        forbids=forbids,
+        objective=given.objective,
+        rule_folders=given.rules,
+        frontend=frontend_named(given.frontend),
+    )
     return Asked(
         question=question,
         request=_request(given, pins, forbids),
@@ -160,6 +167,15 @@ def _calibrated(job: Job, given: Given) -> tuple[Job, tuple[Assumption, ...]]:
     return replace(job, factors=factors), (said,)
 
 
+def frontend_named(name: str) -> Frontend | None:
+    """The front end of that name where it is a target of `emit`; None for those that rules alone know."""
+    if name in ("any", "strategist"):
+        return None
+    from strategist.frontend import Target  # every target's module: few questions name one
+
+    return Target(name)
+
+
 def _inexact(pins: tuple[Pin, ...]) -> tuple[Assumption, ...]:
     """What is given up by those who ask for compressed gradients."""
     words = [pin.word for pin in pins if pin.key == "compression" and pin.value]
@@ -172,7 +188,7 @@ def _inexact(pins: tuple[Pin, ...]) -> tuple[Assumption, ...]:
 
 def _unmodelled(given: Given) -> tuple[Assumption, ...]:
     """A framework's limits are known before its buffers and kernels are."""
-    if given.frontend in ("any", "strategist"):
+    if engine_of(given.frontend) in ("any", "strategist"):
         return ()
     value = f"{given.frontend} limits the layouts; bytes and seconds are those of strategist's own executor"
     return (Assumption(what="framework", value=value, flag="--frontend", basis="assumed"),)

@@ -15,6 +15,7 @@ from strategist.document.plan import Hint, Plan, Refusal
 from strategist.document.verification import Role, TracedLayout, Verification
 from strategist.errors import ImpossibleError, InputError, NoPlanError
 from strategist.executor.support import obstacles, require_packages, way_out
+from strategist.facts.profile import engine_of
 from strategist.planner.predict import layout_of, pins_of
 from strategist.records import dataclass, replace
 from strategist.units import format_gib
@@ -58,7 +59,7 @@ def verified(asked: Asked, plan_for: PlanFor, watch: Watch | None = None) -> Pla
 def require_verifiable(asked: Asked) -> None:
     """Raise InputError for a question whose Plans have no trace here: another framework's, or no torch to trace with."""
     frontend = asked.request.frontend
-    if frontend not in ("any", "strategist"):
+    if engine_of(frontend) not in ("any", "strategist"):
         raise InputError(
             "CONFLICT",
             f"--verify traces the program of strategist's own executor, and --frontend {frontend} asks for another's.",

@@ -29,7 +29,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 GROUND = ("errors", "units", "columns", "records", "reading")
 """Below the rooms; these may use each other."""
 
-ROOF = ("fields", "ask", "sizing", "sweep", "verify", "api", "judging", "cli", "__main__", "")
+ROOF = ("fields", "frontend", "ask", "sizing", "sweep", "verify", "api", "judging", "cli", "__main__", "")
 """Above the rooms, each allowed to use those before it; the last is the package itself, which names the api's homes."""
 
 NOWHERE: frozenset[str] = frozenset()

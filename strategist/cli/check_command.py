@@ -65,6 +65,7 @@ TENTHS = 10
 
 def _tried_again(plan: Plan, options: Namespace) -> Recheck:
     """Every layout tried again, with a bar. Raises StaleError FACTS_DIFFER when a claim of the plan does not hold."""
+    from strategist.ask import frontend_named
     from strategist.planner.exhaustive import recheck
 
     with Progress(TENTHS, quiet=options.quiet or options.json, start="trying every layout") as progress:
@@ -74,7 +75,7 @@ def _tried_again(plan: Plan, options: Namespace) -> Recheck:
                 words = f"{done:,} of {total:,} layouts tried"
                 progress.advance(words, brief=words)
 
-        found = recheck(plan, watch)
+        found = recheck(plan, watch, frontend_named(plan.request.frontend))
     wrong = [claim.sentence for claim in found.claims if not claim.holds]
     if wrong:
         raise StaleError(

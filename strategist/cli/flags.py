@@ -77,7 +77,12 @@ CHOICE = (
         choices=("hf", "fastest"),
     ),
     Flag("--objective", "what is best", "WORD", choices=("time", "cost", "memory", "simplicity")),
-    Flag("--frontend", "keep to what a framework can run", "NAME", choices=frontends()),
+    Flag(
+        "--frontend",
+        "keep to layouts that a framework or launcher can run and say",
+        "NAME",
+        choices=frontends(),
+    ),
     Flag("--pin", "fix choices: tp=4,pp=2,recompute=full", "KEY=VALUE,..."),
     Flag("--forbid", "leave techniques out: pp,offload", "WORD,..."),
     Flag("--rules", "a folder with further rules (legality.toml, advice.toml, hf_decisions.toml)", "DIR", repeats=True),

@@ -268,7 +268,8 @@ class Plan:
     `alternatives` are the best of the other families, `ladder` the smallest machines that would do the same job. With a
     `verification` the bytes of `memory` are traced, and what the formulas had said stands there. `front`, `certificate` and `sensitivity` are there when they were asked for.
     `idle` devices of those that were named are not in `cluster`, because the job is done sooner without them. `unfinished` says
-    what a time budget left untried; such a plan is the best that was found, and not known to be the best.
+    what a time budget left untried; such a plan is the best that was found, and not known to be the best. `unrestricted` is what
+    the same policy would choose if the front end of the request need not say it.
     """
 
     format: Literal["strategist-plan/1"] = "strategist-plan/1"
@@ -296,6 +297,7 @@ class Plan:
     sensitivity: Sensitivity | None = None
     idle: int = 0
     unfinished: tuple[str, ...] = ()
+    unrestricted: Alternative | None = None
     seal: str | None = None
 
     @property

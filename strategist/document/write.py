@@ -39,7 +39,7 @@ def dump(document: Any) -> str:
 
 UNSIGNED = ("seal",)
 """Fields of a document that no seal covers."""
-LATER = ("verification", "front", "certificate", "sensitivity", "idle", "unfinished")
+LATER = ("verification", "front", "certificate", "sensitivity", "idle", "unfinished", "unrestricted")
 """Fields that are younger than the first seals: they are signed where they say something."""
 LATER_INSIDE: dict[str, dict[str, Any]] = {
     "strategy": {

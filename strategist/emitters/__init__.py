@@ -88,8 +88,11 @@ def find_emitter(name: str, flag: str = "--to") -> Emitter:
 
 
 def emit(plan: Plan, target: str, options: Options | None = None) -> Files:
-    """File names and texts of one target. Raises InputError for options that do not belong into a script."""
-    return find_emitter(target).write(plan, checked_options(options or Options()))
+    """File names and texts of one target. Raises InputError for options that do not belong into a script, ImpossibleError
+    UNSUPPORTED for a plan that the target cannot express."""
+    emitter, checked = find_emitter(target), checked_options(options or Options())
+    emitter.require(plan)
+    return emitter.write(plan, checked)
 
 
 @cache

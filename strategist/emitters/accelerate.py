@@ -12,11 +12,21 @@ from typing import Any
 
 from strategist.document.plan import Plan
 from strategist.emitters import deepspeed
-from strategist.emitters.coverage import EVERY, NO_SHARDED_SCALER, REDUCED_AS_KEPT, Clash, Coverage, causal_models
+from strategist.emitters.coverage import (
+    EVERY,
+    HOOKS,
+    HOOKS_ARE_FOR_DDP,
+    HOOKS_UNSCALED,
+    NO_SHARDED_SCALER,
+    REDUCED_AS_KEPT,
+    Clash,
+    Coverage,
+    causal_models,
+)
 from strategist.emitters.emitter import Emitter, Files, Options
 from strategist.emitters.hugging_face_script import OPTIMIZER, script
 from strategist.emitters.serial import json_text, yaml_text
-from strategist.emitters.torchrun import Launcher, job_files, layout_comment, ranks_per_node
+from strategist.emitters.torchrun import Launcher, job_files, layout_comment
 from strategist.records import replace
 
 CONFIG = PurePosixPath("accelerate.yaml")
@@ -43,6 +53,10 @@ COVERAGE = Coverage(
     | {
         "strategy.compile": EVERY,
         "strategy.backend": ("nccl",),
+        "mesh.cp": (1,),
+        "strategy.context_parallel": ("none",),
+        **HOOKS,
+        "strategy.compression": ("none", "powersgd"),
     },
     why={
         "mesh.tp": "It cannot load a sharded model with Transformers 5.23, which no longer has what it imports.",
@@ -51,6 +65,7 @@ COVERAGE = Coverage(
         "mesh.ep": "It has no key for experts outside Megatron-LM.",
         "strategy.recompute": "Transformers recomputes whole layers.",
         "strategy.offload": "NVMe needs a folder, and the plan names none.",
+        "strategy.compression": "Of its hooks PowerSGD was trained with alone.",
         "strategy.backend": "On CPUs `accelerate launch` starts one process whatever the file says.",
         "strategy.formats": "It keeps fp32 weights, or with DeepSpeed low weights beside fp32 masters.",
         "workload.precision": "Its fp8 and fp4 need a recipe, which no plan holds.",
@@ -77,24 +92,36 @@ COVERAGE = Coverage(
         ),
         REDUCED_AS_KEPT,
         NO_SHARDED_SCALER,
+        HOOKS_ARE_FOR_DDP,
+        HOOKS_UNSCALED,
         causal_models("Accelerate"),
     ),
 )
 
 TRAIN = script(
     "Accelerate",
-    "from accelerate import Accelerator, FullyShardedDataParallelPlugin\n"
+    "from accelerate import Accelerator, DistributedDataParallelKwargs, FullyShardedDataParallelPlugin\n"
+    "from accelerate.utils import DDPCommunicationHookType\n"
     "from torch.distributed.fsdp import MixedPrecisionPolicy\n"
     "from torch.utils.data import DataLoader, Dataset\n"
     "from transformers import AutoConfig, AutoModelForCausalLM\n",
     OPTIMIZER
     + '''
 
+def make_hooks():
+    """What DDP does to gradients before it sends them, for which accelerate.yaml has no key."""
+    if strategy["compression"] == "none":
+        return []
+    # PowerSGD is exact until DDP has made its buckets anew, after the first step.
+    low_rank = {"matrix_approximation_rank": strategy["compression_rank"], "start_powerSGD_iter": 2}
+    return [DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.POWER_SGD, comm_state_option=low_rank)]
+
+
 def make_accelerator():
     """What accelerate.yaml says, and the format of reduction, for which it has no key."""
     steps = strategy["accumulation"]
     if os.environ.get("ACCELERATE_USE_FSDP") != "true" or formats["compute"] == "float32":
-        return Accelerator(gradient_accumulation_steps=steps)
+        return Accelerator(gradient_accumulation_steps=steps, kwargs_handlers=make_hooks())
     compute, reduce = (getattr(torch, formats[name]) for name in ("compute", "reduce"))
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, output_dtype=compute)
     plugin = FullyShardedDataParallelPlugin(mixed_precision_policy=policy)
@@ -200,12 +227,7 @@ def _launcher(plan: Plan) -> Launcher:
 
 
 def write(plan: Plan, options: Options) -> Files:
-    """plan.json, accelerate.yaml, train.py, launch.sh, and deepspeed.json where DeepSpeed does the work.
-
-    Raises ImpossibleError UNSUPPORTED.
-    """
-    COVERAGE.require(plan, "accelerate")
-    ranks_per_node(plan)
+    """plan.json, accelerate.yaml, train.py, launch.sh, and deepspeed.json where DeepSpeed does the work."""
     comments = (layout_comment(plan).removeprefix("# "), "The format of reduction has no key: train.py sets it.")
     files = job_files(plan, options, TRAIN, _launcher(plan)) | {CONFIG: yaml_text(accelerate_config(plan), comments)}
     if engine_of(plan) == "DEEPSPEED":
@@ -220,5 +242,6 @@ ACCELERATE = Emitter(
     versions="Accelerate 1.15, transformers 5.23, DeepSpeed 0.19.8, torch 2.13",
     write=write,
     axes=COVERAGE.axes,
+    coverage=COVERAGE,
     executables=("launch.sh",),
 )

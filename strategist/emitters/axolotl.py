@@ -96,8 +96,7 @@ def axolotl_config(plan: Plan) -> dict[str, Any]:
 
 
 def write(plan: Plan, options: Options) -> Files:
-    """plan.json, axolotl.yaml, train.py, launch.sh, and deepspeed.json for ZeRO. Raises ImpossibleError UNSUPPORTED."""
-    COVERAGE.require(plan, "axolotl")
+    """plan.json, axolotl.yaml, train.py, launch.sh, and deepspeed.json for ZeRO."""
     comment = layout_comment(plan).removeprefix("# ")
     files = job_files(plan, options, TRAIN) | {CONFIG: yaml_text(axolotl_config(plan), (comment,))}
     return files | deepspeed.file_for_zero(plan)
@@ -110,5 +109,6 @@ AXOLOTL = Emitter(
     versions="axolotl 0.19, transformers 5.16, torch 2.13",
     write=write,
     axes=COVERAGE.axes,
+    coverage=COVERAGE,
     executables=("launch.sh",),
 )

@@ -10,7 +10,8 @@ from strategist.document.plan import Plan
 from strategist.emitters.coverage import DATA_PARALLEL, FLOAT32, Coverage, causal_models
 from strategist.emitters.emitter import Emitter, Files, Options
 from strategist.emitters.hugging_face_script import OPTIMIZER, script
-from strategist.emitters.torchrun import Launcher, job_files, ranks_per_node
+from strategist.emitters.places import ranks_per_node
+from strategist.emitters.torchrun import Launcher, job_files
 from strategist.records import replace
 
 UNMAINTAINED = "unmaintained since 2022-02-09; use torchrun, whose DDP averages the same gradients"
@@ -116,8 +117,7 @@ def byteps_launcher(plan: Plan) -> Launcher:
 
 
 def write(plan: Plan, options: Options) -> Files:
-    """plan.json, train.py and launch.sh. Raises ImpossibleError UNSUPPORTED."""
-    COVERAGE.require(plan, "byteps")
+    """plan.json, train.py and launch.sh."""
     return job_files(plan, options, TRAIN, byteps_launcher(plan))
 
 
@@ -128,5 +128,6 @@ BYTEPS = Emitter(
     versions="BytePS f5df52f of 2022-02-09",
     write=write,
     axes=COVERAGE.axes,
+    coverage=COVERAGE,
     executables=("launch.sh",),
 )

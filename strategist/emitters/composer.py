@@ -174,8 +174,7 @@ def composer_arguments(plan: Plan) -> dict[str, Any]:
 
 
 def write(plan: Plan, options: Options) -> Files:
-    """plan.json, composer.json, train.py and launch.sh. Raises ImpossibleError UNSUPPORTED."""
-    COVERAGE.require(plan, "composer")
+    """plan.json, composer.json, train.py and launch.sh."""
     return job_files(plan, options, TRAIN) | {CONFIG: json_text(composer_arguments(plan))}
 
 
@@ -186,5 +185,6 @@ COMPOSER = Emitter(
     versions="Composer 0.32.1, transformers 5.23, torch 2.13",
     write=write,
     axes=COVERAGE.axes,
+    coverage=COVERAGE,
     executables=("launch.sh",),
 )

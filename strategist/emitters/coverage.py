@@ -71,14 +71,14 @@ class Coverage:
                 f"{target} cannot express this plan: {' '.join(found)}",
                 flag="--to",
                 value=target,
-                hint=self.hint,
+                hint=f"{self.hint} `plan --frontend {target}` keeps to layouts that it can say.",
             )
 
     def obstacles(self, plan: Plan) -> Iterator[str]:
         """Sentences about fields of the plan, one by one and together, that cannot be said."""
         for place in plain_values():
-            allowed, value = self.allowed(place), attrgetter(place)(plan)
-            if allowed != EVERY and value not in allowed:
+            allowed = self.allowed(place)
+            if allowed != EVERY and (value := attrgetter(place)(plan)) not in allowed:
                 yield f"{self.framework} cannot say {place} = {_word(value)}{_others(allowed)}. {self.why.get(place, WHY.get(place, ''))}".rstrip()
         if _inner_to_outer(plan) != _inner_to_outer(plan, MESH_AXES):
             yield f"{self.framework} orders ranks as {', '.join(MESH_AXES)}, not by mesh.order = {', '.join(plan.mesh.order)}."
@@ -138,6 +138,30 @@ NO_SHARDED_SCALER = Clash(
         and plan.strategy.formats.compute == "float16"
     ),
     sentence="strategy.formats of float16 and FSDP2 need a scaler of sharded gradients, which was not tried.",
+)
+
+HOOKS: Mapping[str, tuple[Any, ...]] = {
+    "strategy.compression": ("none", "bf16", "fp16", "powersgd"),
+    "strategy.compression_rank": EVERY,
+}
+"""What torch's own hooks of DDP do to gradients."""
+NO_TOP_K = "torch has no hook that sends the largest elements; that one is strategist's own."
+HOOKS_ARE_FOR_DDP = Clash(
+    holds=lambda plan: (
+        plan.strategy.compression != "none"
+        and (
+            plan.mesh.data_parallel == 1
+            or plan.mesh.dp_shard > 1
+            or plan.strategy.zero > 0
+            or plan.strategy.offload != "none"
+        )
+    ),
+    sentence="strategy.compression is a hook of DDP: it needs mesh.dp_replicate above 1, and neither shards nor offloading.",
+)
+HOOKS_UNSCALED = Clash(
+    holds=lambda plan: plan.strategy.compression != "none" and plan.strategy.formats not in (FLOAT32, *AUTOCAST[:2]),
+    sentence="strategy.compression was tried with fp32 and bfloat16 strategy.formats: gradients that a loss scale made larger "
+    "were not.",
 )
 
 EVEN_STAGES = Clash(

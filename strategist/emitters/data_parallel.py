@@ -5,7 +5,8 @@ from __future__ import annotations
 from strategist.document.plan import Plan
 from strategist.emitters.emitter import Emitter, Files, Options
 from strategist.emitters.executor_script import TRAIN_CALL, executor_script
-from strategist.emitters.torchrun import Launcher, devices_per_node, job_files
+from strategist.emitters.places import devices_per_node
+from strategist.emitters.torchrun import Launcher, job_files
 from strategist.errors import ImpossibleError
 
 TRAIN = executor_script(
@@ -18,8 +19,8 @@ TRAIN = executor_script(
 )
 
 
-def write(plan: Plan, options: Options) -> Files:
-    """plan.json, train.py and launch.sh. Raises ImpossibleError UNSUPPORTED for a plan of several processes."""
+def one_process(plan: Plan) -> None:
+    """Raise ImpossibleError UNSUPPORTED for a plan of several processes."""
     devices_per_node(plan)
     if plan.processes > 1:
         raise ImpossibleError(
@@ -30,6 +31,10 @@ def write(plan: Plan, options: Options) -> Files:
             value="data-parallel",
             hint="Emit it to torchrun, or plan with --pin replicas=threads.",
         )
+
+
+def write(plan: Plan, options: Options) -> Files:
+    """plan.json, train.py and launch.sh, for a plan of one process."""
     return job_files(plan, options, TRAIN, Launcher(one_node="python3", many_nodes="python3"))
 
 
@@ -40,5 +45,6 @@ DATA_PARALLEL_SCRIPT = Emitter(
     versions="torch 2.13",
     write=write,
     axes=("dp_replicate",),
+    placed=one_process,
     executables=("launch.sh",),
 )

@@ -1,4 +1,4 @@
-"""DeepSpeed: its JSON for ZeRO 0 to 3, a training script on the engine, and torchrun as launcher.
+"""DeepSpeed: its JSON for ZeRO 0 to 3 and Ulysses, a training script on the engine, and torchrun as launcher.
 
 torchrun, because DeepSpeed's own launcher appends `--local_rank=N` to the words of the script. Keys as in DeepSpeed 0.19.8,
 runtime/config.py, runtime/zero/config.py, runtime/precision_config.py and runtime/torch_autocast.py.
@@ -25,6 +25,7 @@ from strategist.emitters.emitter import Emitter, Files, Options
 from strategist.emitters.hugging_face_script import OPTIMIZER, script
 from strategist.emitters.serial import json_text
 from strategist.emitters.torchrun import job_files
+from strategist.facts.model import ModelShape
 
 CONFIG = PurePosixPath("deepspeed.json")
 CLIP_NORM = 1.0
@@ -55,6 +56,16 @@ NEEDS_ZERO_3 = Clash(
     holds=lambda plan: plan.strategy.offload == "parameters" and plan.strategy.zero != 3,
     sentence="strategy.offload = parameters needs strategy.zero = 3: whole parameters stay on the device below it.",
 )
+
+
+def has_plain_attention(model: ModelShape) -> bool:
+    """Whether every layer has rotary attention over all tokens before: Ulysses drops masks and hands over positions."""
+    special = (
+        model.mla or model.ssm or model.mix or model.window or model.full_heads or model.pattern or model.attn_sinks
+    )
+    return model.kind == "decoder" and model.pos == "rope" and not special
+
+
 COVERAGE = Coverage(
     framework="DeepSpeed 0.19",
     values={
@@ -62,12 +73,14 @@ COVERAGE = Coverage(
         "strategy.zero": EVERY,
         "strategy.offload": ("none", "optimizer", "parameters"),
         "strategy.formats": FORMATS,
+        "mesh.cp": EVERY,
+        "strategy.context_parallel": ("none", "all-to-all"),
     },
     why={
-        "mesh.tp": "Its AutoTP cuts models by their names, which no plan holds.",
+        "mesh.tp": "Its AutoTP leaves embedding and norms whole on every rank, and the plan cuts the vocabulary.",
         "mesh.pp": "Its pipelines need the model written as a PipelineModule.",
-        "mesh.cp": "Its Ulysses needs hooks in the model's attention.",
-        "mesh.ep": "Its experts need its own MoE layers.",
+        "mesh.ep": "Its AutoEP replaces a model's experts by its own kernels for GPUs, which were not tried.",
+        "strategy.context_parallel": "Its Ulysses exchanges heads for parts of the sequence; it has no ring.",
         "strategy.recompute": "Transformers recomputes whole layers.",
         "strategy.offload": "NVMe needs a folder, and the plan names none.",
         "strategy.compile": "Its compilation passes are not mapped.",
@@ -90,6 +103,22 @@ COVERAGE = Coverage(
             sentence="strategy.offload and fp32 strategy.formats under torch_autocast were not tried together.",
         ),
         NEEDS_ZERO_3,
+        Clash(
+            holds=lambda plan: (plan.mesh.cp > 1) != (plan.strategy.context_parallel != "none"),
+            sentence="mesh.cp above 1 goes with strategy.context_parallel = all-to-all, and 1 goes without.",
+        ),
+        Clash(
+            holds=lambda plan: plan.mesh.cp > 1 and not has_plain_attention(plan.model),
+            sentence="mesh.cp: Ulysses was tried with rotary attention over all tokens alone; the attention of model.family is another.",
+        ),
+        Clash(
+            holds=lambda plan: plan.mesh.cp > 1 and plan.strategy.offload != "none",
+            sentence="strategy.offload beside mesh.cp was not tried with Ulysses.",
+        ),
+        Clash(
+            holds=lambda plan: plan.mesh.cp > 1 and plan.strategy.formats not in (FLOAT32, *AUTOCAST),
+            sentence="strategy.formats with masters beside mesh.cp were not tried with Ulysses.",
+        ),
         causal_models("DeepSpeed"),
     ),
 )
@@ -99,10 +128,36 @@ TRAIN = script(
     "import deepspeed\n"
     "import torch.distributed as dist\n"
     "from deepspeed.ops.adam import DeepSpeedCPUAdam\n"
+    "from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF\n"
     "from torch.utils.data import DataLoader, Dataset, DistributedSampler\n"
     "from transformers import AutoConfig, AutoModelForCausalLM\n",
     OPTIMIZER
-    + """
+    + '''
+
+def cut_sequences(model):
+    """Ulysses around the model's attention, and its groups; nothing where sequences stay whole."""
+    return UlyssesSPAttentionHF.register_with_transformers(
+        model,
+        core_attn_implementation=model.config._attn_implementation,
+        sequence_parallel_size=mesh["cp"],
+        micro_batch_size=strategy["micro_batch"],
+        seq_length=workload["seq_len"],
+        seq_length_is_variable=False,
+    )
+
+
+def loss_of(engine, batch):
+    """The loss of a micro-batch, or this rank's part of it: DeepSpeed adds gradients up over the ranks of a sequence."""
+    if mesh["cp"] == 1:
+        return engine(**batch).loss
+    length = workload["seq_len"] // mesh["cp"]
+    part = slice(dist.get_rank() % mesh["cp"] * length, (dist.get_rank() % mesh["cp"] + 1) * length)
+    following = torch.nn.functional.pad(batch["labels"][:, 1:], (0, 1), value=-100)[:, part]
+    places = torch.arange(workload["seq_len"], device=engine.device).expand_as(batch["input_ids"])[:, part]
+    logits = engine(input_ids=batch["input_ids"][:, part].contiguous(), position_ids=places.contiguous()).logits
+    total = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), following.flatten(), reduction="sum")
+    return total / (len(following) * (workload["seq_len"] - 1))
+
 
 def main():
     backend = strategy["backend"]
@@ -114,27 +169,30 @@ def main():
         optimizer = make_optimizer(model.parameters())
     else:
         optimizer = DeepSpeedCPUAdam(model.parameters(), lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=str(here / "deepspeed.json"))
+    groups = cut_sequences(model)
+    config = str(here / "deepspeed.json")
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, mpu=groups)
     data = SyntheticTokens(model.config.vocab_size)
-    sampler = DistributedSampler(data, shuffle=False)
+    replicas = dist.get_world_size() // mesh["cp"]
+    sampler = DistributedSampler(data, replicas, dist.get_rank() // mesh["cp"], shuffle=False)
     batches = iter(DataLoader(data, batch_size=strategy["micro_batch"], sampler=sampler))
     for number in range(options.steps):
         losses = []
         for _ in range(strategy["accumulation"]):
             batch = {name: tensor.to(engine.device) for name, tensor in next(batches).items()}
-            loss = engine(**batch).loss
+            loss = loss_of(engine, batch)
             engine.backward(loss)
             engine.step()
             losses.append(loss.detach().float())
         mean = torch.stack(losses).mean()
         dist.all_reduce(mean)
         if dist.get_rank() == 0:
-            print(f"step {number}  loss {mean.item() / dist.get_world_size():.6f}", flush=True)
+            print(f"step {number}  loss {mean.item() / replicas:.6f}", flush=True)
     dist.destroy_process_group()
 
 
 main()
-""",
+''',
 )
 
 
@@ -146,8 +204,11 @@ def deepspeed_config(plan: Plan) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": strategy.micro_batch,
         "gradient_accumulation_steps": strategy.accumulation,
     }
+    cut = {"sequence_parallel_size": plan.mesh.cp} if plan.mesh.cp > 1 else {}
     zero = {"stage": strategy.zero} | _offload(plan)
-    return batch | {"gradient_clipping": CLIP_NORM, "zero_optimization": zero} | _formats(strategy.formats)
+    if strategy.zero and strategy.optimizer == "sgd":  # torch's own, which works element by element; it stops without
+        batch["zero_allow_untested_optimizer"] = True
+    return batch | {"gradient_clipping": CLIP_NORM, "zero_optimization": zero} | cut | _formats(strategy.formats)
 
 
 def _offload(plan: Plan) -> dict[str, Any]:
@@ -173,8 +234,7 @@ def _formats(formats: NumberFormats) -> dict[str, Any]:
 
 
 def write(plan: Plan, options: Options) -> Files:
-    """plan.json, deepspeed.json, train.py and launch.sh. Raises ImpossibleError UNSUPPORTED."""
-    COVERAGE.require(plan, "deepspeed")
+    """plan.json, deepspeed.json, train.py and launch.sh."""
     return job_files(plan, options, TRAIN) | {CONFIG: json_text(deepspeed_config(plan))}
 
 
@@ -190,10 +250,11 @@ def file_for_zero(plan: Plan) -> dict[PurePosixPath, str]:
 
 DEEPSPEED = Emitter(
     name="deepspeed",
-    title="DeepSpeed engine, ZeRO 0 to 3, a Hugging Face model",
+    title="DeepSpeed engine, ZeRO 0 to 3 and Ulysses, a Hugging Face model",
     engine="deepspeed",
     versions="DeepSpeed 0.19.8, transformers 5.23, torch 2.13",
     write=write,
     axes=COVERAGE.axes,
+    coverage=COVERAGE,
     executables=("launch.sh",),
 )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePosixPath
 
 from strategist.document.plan import Plan
+from strategist.emitters.coverage import Coverage
+from strategist.emitters.places import ranks_per_node
+from strategist.errors import ImpossibleError
 from strategist.records import dataclass
 
 Files = Mapping[PurePosixPath, str]
@@ -25,7 +28,8 @@ class Options:
 class Emitter:
     """One target. `engine` "strategist" means that our executor runs the job, so it decides which layouts are
     possible; `axes` are the mesh axes that may be larger than one; `executables` are the file names that must be
-    runnable."""
+    runnable. What a framework can say is its `coverage`; `placed` raises ImpossibleError UNSUPPORTED for processes and
+    machines that the target cannot start. `write` is for plans that the target can express."""
 
     name: str
     title: str
@@ -34,3 +38,19 @@ class Emitter:
     write: Callable[[Plan, Options], Files]
     axes: tuple[str, ...]
     executables: tuple[str, ...] = ()
+    coverage: Coverage | None = None
+    placed: Callable[[Plan], object] = ranks_per_node
+
+    def require(self, plan: Plan) -> None:
+        """Raise ImpossibleError UNSUPPORTED for a plan that the target cannot express."""
+        self.placed(plan)
+        if self.coverage is not None:
+            self.coverage.require(plan, self.name)
+
+    def obstacles(self, plan: Plan) -> Iterator[str]:
+        """Sentences about what the target cannot express; none where `require` raises nothing."""
+        try:
+            self.placed(plan)
+            yield from () if self.coverage is None else self.coverage.obstacles(plan)
+        except ImpossibleError as obstacle:
+            yield obstacle.message

@@ -12,8 +12,9 @@ from typing import Any
 from strategist.document.plan import Plan
 from strategist.emitters.coverage import EVERY, FLOAT32, Clash, Coverage
 from strategist.emitters.emitter import Emitter, Files, Options
+from strategist.emitters.places import ranks_per_node
 from strategist.emitters.serial import json_text
-from strategist.emitters.torchrun import Launcher, job_files, ranks_per_node, refuse_meeting_place
+from strategist.emitters.torchrun import Launcher, job_files, refuse_meeting_place
 from strategist.records import replace
 
 CONFIG = PurePosixPath("epl.json")
@@ -144,8 +145,7 @@ printf -v task '{task}' "${{workers//,/\\",\\"}}" "$node"
 
 
 def write(plan: Plan, options: Options) -> Files:
-    """plan.json, epl.json, train.py and launch.sh. Raises ImpossibleError UNSUPPORTED."""
-    COVERAGE.require(plan, "epl")
+    """plan.json, epl.json, train.py and launch.sh."""
     refuse_meeting_place(options, "EPL's processes find each other by WORKERS, the list of all nodes")
     return job_files(plan, options, TRAIN, epl_launcher(plan)) | {CONFIG: json_text(epl_config(plan))}
 
@@ -157,5 +157,6 @@ EPL = Emitter(
     versions="EPL 0.3.0, d38b527 of 2023-03-31",
     write=write,
     axes=COVERAGE.axes,
+    coverage=COVERAGE,
     executables=("launch.sh",),
 )

@@ -15,6 +15,23 @@ def make_optimizer(parameters):
     return torch.optim.AdamW(parameters, lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
 '''
 
+COMPRESS_IMPORTS = (
+    "from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook\n"
+    "from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook\n"
+)
+COMPRESS = '''
+
+def compress(replica):
+    """Let DDP send gradients as the plan says, by torch's own hooks."""
+    if strategy["compression"] == "powersgd":  # exact until DDP has made its buckets anew, after the first step
+        state = PowerSGDState(None, matrix_approximation_rank=strategy["compression_rank"], start_powerSGD_iter=2)
+        replica.register_comm_hook(state, powerSGD_hook)
+    elif strategy["compression"] != "none":
+        cast = {"bf16": bf16_compress_hook, "fp16": fp16_compress_hook}[strategy["compression"]]
+        replica.register_comm_hook(None, lambda group, bucket: cast(group, bucket))  # by itself bf16 is for NCCL alone
+'''
+"""For frameworks that hand hooks to DDP on some devices alone, or not at all."""
+
 REPORT = '''
 
 class Report(TrainerCallback):

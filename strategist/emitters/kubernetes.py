@@ -15,9 +15,10 @@ from typing import Any
 from strategist.catalog import rows
 from strategist.document.plan import Plan
 from strategist.emitters.emitter import Emitter, Files, Options
+from strategist.emitters.places import ranks_per_node
 from strategist.emitters.quoting import fitting_name
 from strategist.emitters.serial import yaml_text
-from strategist.emitters.torchrun import DEFAULT_PORT, EXECUTOR_AXES, layout_comment, ranks_per_node
+from strategist.emitters.torchrun import DEFAULT_PORT, EXECUTOR_AXES, layout_comment
 from strategist.emitters.torchrun import write as write_torchrun
 from strategist.errors import ImpossibleError, shown
 
@@ -197,6 +198,7 @@ KUBERNETES = Emitter(
     engine="strategist",
     versions="JobSet v1alpha2, TrainJob v1alpha1 (Trainer 2.3), PyTorchJob v1 (training operator 1.9), torch 2.13",
     write=write,
+    placed=device_resource,
     axes=EXECUTOR_AXES,
     executables=("launch.sh",),
 )

@@ -9,7 +9,11 @@ from __future__ import annotations
 from strategist.document.plan import Plan
 from strategist.emitters.coverage import (
     DATA_PARALLEL,
+    HOOKS,
+    HOOKS_ARE_FOR_DDP,
+    HOOKS_UNSCALED,
     NO_SHARDED_SCALER,
+    NO_TOP_K,
     REDUCED_AS_KEPT,
     SHARDS_GO_WITH_ZERO,
     Clash,
@@ -17,13 +21,15 @@ from strategist.emitters.coverage import (
     causal_models,
 )
 from strategist.emitters.emitter import Emitter, Files, Options
-from strategist.emitters.hugging_face_script import OPTIMIZER, script
+from strategist.emitters.hugging_face_script import COMPRESS, COMPRESS_IMPORTS, OPTIMIZER, script
 from strategist.emitters.torchrun import job_files
+from strategist.records import replace
 
 COVERAGE = Coverage(
     framework="Lightning 2.6",
     values={
         **DATA_PARALLEL,
+        **HOOKS,
         "strategy.zero": (0, 2, 3),
     },
     why={
@@ -34,6 +40,7 @@ COVERAGE = Coverage(
         "strategy.zero": "ZeRO-1 is DeepSpeed's.",
         "strategy.recompute": "Transformers recomputes whole layers.",
         "strategy.offload": "Offloading under its ModelParallelStrategy was not tried.",
+        "strategy.compression": NO_TOP_K,
         "strategy.compile": "The script does not compile.",
         "strategy.formats": "The script keeps weights and gradients in fp32.",
         "workload.precision": "Its fp8 and fp4 need Transformer Engine's modules.",
@@ -46,6 +53,8 @@ COVERAGE = Coverage(
         SHARDS_GO_WITH_ZERO,
         REDUCED_AS_KEPT,
         NO_SHARDED_SCALER,
+        HOOKS_ARE_FOR_DDP,
+        HOOKS_UNSCALED,
         causal_models("Lightning"),
     ),
     hint="Emit it to accelerate, deepspeed or torchrun, or pin another layout.",
@@ -96,12 +105,23 @@ FABRIC = script(
     "Lightning Fabric",
     "from lightning import Fabric\n"
     "from lightning.fabric.strategies import DDPStrategy, ModelParallelStrategy\n"
-    "from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard\n"
+    + COMPRESS_IMPORTS
+    + "from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard\n"
     "from torch.utils.data import DataLoader, Dataset, DistributedSampler\n"
     "from transformers import AutoConfig, AutoModelForCausalLM\n",
     OPTIMIZER
-    + _SHARD.replace("SHARD_ARGUMENTS", "shard, ")
-    + """
+    + COMPRESS
+    + _SHARD.replace("SHARD_ARGUMENTS", "shard, ").replace("DDPStrategy(process", "Replicas(process")
+    + '''
+
+class Replicas(DDPStrategy):
+    """DDP, whose hooks Fabric has no word for."""
+
+    def setup_module(self, module):
+        replica = super().setup_module(module)
+        compress(replica)
+        return replica
+
 
 def main():
     fabric = Fabric(strategy=make_strategy(), precision=precision(), **machines())
@@ -128,7 +148,7 @@ def main():
 
 
 main()
-""",
+''',
 )
 
 TRAINER = script(
@@ -197,11 +217,10 @@ main()
 )
 
 
-def target(name: str, title: str, train: str) -> Emitter:
-    """A target of one script. Its `write` raises ImpossibleError UNSUPPORTED."""
+def target(name: str, title: str, train: str, coverage: Coverage) -> Emitter:
+    """A target of one script."""
 
     def write(plan: Plan, options: Options) -> Files:
-        COVERAGE.require(plan, name)
         return job_files(plan, options, train)
 
     return Emitter(
@@ -210,10 +229,23 @@ def target(name: str, title: str, train: str) -> Emitter:
         engine="lightning",
         versions="Lightning 2.6, transformers 5.23, torch 2.13",
         write=write,
-        axes=COVERAGE.axes,
+        axes=coverage.axes,
+        coverage=coverage,
         executables=("launch.sh",),
     )
 
 
-FABRIC_TARGET = target("fabric", "Lightning Fabric", FABRIC)
-TRAINER_TARGET = target("trainer", "Lightning's Trainer", TRAINER)
+FABRIC_TARGET = target("fabric", "Lightning Fabric", FABRIC, COVERAGE)
+TRAINER_TARGET = target(
+    "trainer",
+    "Lightning's Trainer",
+    TRAINER,
+    replace(
+        COVERAGE,
+        values={place: values for place, values in COVERAGE.values.items() if place not in HOOKS},
+        why={
+            **COVERAGE.why,
+            "strategy.compression": "Trainer's option for hooks of DDP is without effect on CPUs, so it was not tried.",
+        },
+    ),
+)

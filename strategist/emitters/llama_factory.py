@@ -185,8 +185,7 @@ def _adapters(plan: Plan) -> dict[str, Any]:
 
 
 def write(plan: Plan, options: Options) -> Files:
-    """plan.json, llama_factory.yaml, train.py, launch.sh, and deepspeed.json for ZeRO. Raises ImpossibleError UNSUPPORTED."""
-    COVERAGE.require(plan, "llama-factory")
+    """plan.json, llama_factory.yaml, train.py, launch.sh, and deepspeed.json for ZeRO."""
     comment = layout_comment(plan).removeprefix("# ")
     files = job_files(plan, options, TRAIN) | {CONFIG: yaml_text(llama_factory_config(plan), (comment,))}
     return files | deepspeed.file_for_zero(plan)
@@ -199,5 +198,6 @@ LLAMA_FACTORY = Emitter(
     versions="LLaMA-Factory 0.9.5, transformers 5.6, DeepSpeed 0.18, torch 2.13",
     write=write,
     axes=COVERAGE.axes,
+    coverage=COVERAGE,
     executables=("launch.sh",),
 )

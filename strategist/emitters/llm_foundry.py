@@ -131,8 +131,7 @@ def llm_foundry_config(plan: Plan, job_name: str) -> dict[str, Any]:
 
 
 def write(plan: Plan, options: Options) -> Files:
-    """plan.json, llm_foundry.yaml, train.py and launch.sh. Raises ImpossibleError UNSUPPORTED."""
-    COVERAGE.require(plan, "llm-foundry")
+    """plan.json, llm_foundry.yaml, train.py and launch.sh."""
     comments = (layout_comment(plan).removeprefix("# "), "Model, tokenizer, data and steps come from the command.")
     return job_files(plan, options, TRAIN) | {CONFIG: yaml_text(llm_foundry_config(plan, options.job_name), comments)}
 
@@ -144,5 +143,6 @@ LLM_FOUNDRY = Emitter(
     versions="llm-foundry 0.22.0, Composer 0.32.1",
     write=write,
     axes=COVERAGE.axes,
+    coverage=COVERAGE,
     executables=("launch.sh",),
 )

@@ -195,8 +195,7 @@ def _value(word: str) -> int | float | str:
 
 
 def write(plan: Plan, options: Options) -> Files:
-    """plan.json, megatron_bridge.json, train.py and launch.sh. Raises ImpossibleError UNSUPPORTED."""
-    COVERAGE.require(plan, "megatron-bridge")
+    """plan.json, megatron_bridge.json, train.py and launch.sh."""
     launcher = replace(torchrun_launcher(plan), settings=copies(plan, "Megatron-Bridge") + connections(plan))
     return job_files(plan, options, TRAIN, launcher) | {CONFIG: json_text(bridge_config(plan))}
 
@@ -208,5 +207,6 @@ MEGATRON_BRIDGE = Emitter(
     versions="Megatron-Bridge 0.3.1, Megatron-Core 0.16.1",
     write=write,
     axes=COVERAGE.axes,
+    coverage=COVERAGE,
     executables=("launch.sh",),
 )

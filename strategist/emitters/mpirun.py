@@ -8,7 +8,8 @@ from __future__ import annotations
 from strategist.document.plan import Plan
 from strategist.emitters.emitter import Emitter, Files, Options
 from strategist.emitters.executor_script import TRAIN_CALL, executor_script
-from strategist.emitters.torchrun import EXECUTOR_AXES, Launcher, exported_names, job_files, port_of, ranks_per_node
+from strategist.emitters.places import ranks_per_node
+from strategist.emitters.torchrun import EXECUTOR_AXES, Launcher, exported_names, job_files, port_of
 
 VARIABLES = {
     "RANK": "OMPI_COMM_WORLD_RANK",

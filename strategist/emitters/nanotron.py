@@ -175,8 +175,7 @@ def _optimizer(plan: Plan) -> dict[str, Any]:
 
 
 def write(plan: Plan, options: Options) -> Files:
-    """plan.json, nanotron.yaml, train.py and launch.sh. Raises ImpossibleError UNSUPPORTED."""
-    COVERAGE.require(plan, "nanotron")
+    """plan.json, nanotron.yaml, train.py and launch.sh."""
     comments = (layout_comment(plan).removeprefix("# "), "Steps, learning rate, tokenizer and data are yours to edit.")
     launcher = replace(torchrun_launcher(plan), settings=copies(plan, "nanotron"))
     files = job_files(plan, options, TRAIN, launcher)
@@ -190,5 +189,6 @@ NANOTRON = Emitter(
     versions="nanotron 2411b02 of 2026-04-07",
     write=write,
     axes=COVERAGE.axes,
+    coverage=COVERAGE,
     executables=("launch.sh",),
 )

@@ -6,7 +6,7 @@ from strategist.document.plan import Plan
 from strategist.emitters.coverage import DATA_PARALLEL, EVERY, Clash, Coverage
 from strategist.emitters.emitter import Emitter, Files, Options
 from strategist.emitters.executor_script import executor_script
-from strategist.emitters.torchrun import Launcher, job_files, ranks_per_node
+from strategist.emitters.torchrun import Launcher, job_files
 
 TRAIN = executor_script(
     '''
@@ -72,9 +72,7 @@ COVERAGE = Coverage(
 
 
 def write(plan: Plan, options: Options) -> Files:
-    """plan.json, train.py and launch.sh. Raises ImpossibleError UNSUPPORTED for all but DDP on one node."""
-    ranks_per_node(plan)
-    COVERAGE.require(plan, "parameter-server")
+    """plan.json, train.py and launch.sh."""
     told = f"env MASTER_PORT={options.master_port} " if options.master_port else ""
     return job_files(plan, options, TRAIN, Launcher(one_node=f"{told}python3", many_nodes="python3"))
 
@@ -86,5 +84,6 @@ PARAMETER_SERVER = Emitter(
     versions="torch 2.13",
     write=write,
     axes=COVERAGE.axes,
+    coverage=COVERAGE,
     executables=("launch.sh",),
 )

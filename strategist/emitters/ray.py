@@ -8,14 +8,7 @@ from __future__ import annotations
 from strategist.document.plan import Plan
 from strategist.emitters.emitter import Emitter, Files, Options
 from strategist.emitters.executor_script import TRAIN_CALL, executor_script
-from strategist.emitters.torchrun import (
-    EXECUTOR_AXES,
-    Launcher,
-    exported_names,
-    job_files,
-    ranks_per_node,
-    refuse_meeting_place,
-)
+from strategist.emitters.torchrun import EXECUTOR_AXES, Launcher, exported_names, job_files, refuse_meeting_place
 
 TRAIN = executor_script(
     f'''
@@ -59,8 +52,7 @@ def ray_launcher(plan: Plan, options: Options) -> Launcher:
 
 
 def write(plan: Plan, options: Options) -> Files:
-    """plan.json, train.py and launch.sh. Raises ImpossibleError UNSUPPORTED for unequal nodes and a told meeting place."""
-    ranks_per_node(plan)
+    """plan.json, train.py and launch.sh. Raises ImpossibleError UNSUPPORTED for a told meeting place."""
     refuse_meeting_place(options, "Ray chooses where ranks meet")
     return job_files(plan, options, TRAIN, ray_launcher(plan, options))
 

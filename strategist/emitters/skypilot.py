@@ -13,9 +13,10 @@ from typing import Any
 from strategist.catalog import rows
 from strategist.document.plan import Plan
 from strategist.emitters.emitter import Emitter, Files, Options
+from strategist.emitters.places import ranks_per_node
 from strategist.emitters.quoting import fitting_name
 from strategist.emitters.serial import yaml_text
-from strategist.emitters.torchrun import EXECUTOR_AXES, layout_comment, ranks_per_node
+from strategist.emitters.torchrun import EXECUTOR_AXES, layout_comment
 from strategist.emitters.torchrun import write as write_torchrun
 from strategist.errors import ImpossibleError, shown
 
@@ -45,7 +46,7 @@ def resources(plan: Plan) -> dict[str, Any]:
 
 
 def write(plan: Plan, options: Options) -> Files:
-    """The torchrun files and task.yaml; launch it from this folder. Raises InputError NAME, ImpossibleError UNSUPPORTED."""
+    """The torchrun files and task.yaml; launch it from this folder. Raises InputError NAME."""
     words = "SkyPilot takes letters and digits, joined by one or two dots, dashes or underscores"
     task = {
         "name": fitting_name(options.job_name, _NAME, words),
@@ -67,6 +68,7 @@ SKYPILOT = Emitter(
     engine="strategist",
     versions="SkyPilot 0.14, torch 2.13",
     write=write,
+    placed=resources,
     axes=EXECUTOR_AXES,
     executables=("launch.sh",),
 )

@@ -6,8 +6,9 @@ from pathlib import PurePosixPath
 
 from strategist.document.plan import Plan
 from strategist.emitters.emitter import Emitter, Files, Options
+from strategist.emitters.places import ranks_per_node
 from strategist.emitters.quoting import exports
-from strategist.emitters.torchrun import EXECUTOR_AXES, layout_comment, ranks_per_node, threads_line
+from strategist.emitters.torchrun import EXECUTOR_AXES, layout_comment, threads_line
 from strategist.emitters.torchrun import write as write_torchrun
 
 

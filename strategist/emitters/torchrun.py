@@ -8,6 +8,7 @@ from strategist.document.plan import Plan
 from strategist.document.write import dump
 from strategist.emitters.emitter import Emitter, Files, Options
 from strategist.emitters.executor_script import TRAIN_CALL, executor_script
+from strategist.emitters.places import ranks_per_node
 from strategist.emitters.quoting import exports
 from strategist.errors import ImpossibleError, shown
 from strategist.records import dataclass
@@ -44,33 +45,6 @@ def layout_comment(plan: Plan) -> str:
     mesh = plan.mesh
     axes = " x ".join(f"{axis} {mesh.size(axis)}" for axis in mesh.order if mesh.size(axis) > 1) or "one process"
     return f"# {plan.model.layers}-layer {shown(plan.model.family)}: {axes}; {plan.batch_identity} sequences per step"
-
-
-def ranks_per_node(plan: Plan) -> int:
-    """Processes on every node, one for each device. Raises ImpossibleError UNSUPPORTED when the nodes differ, and for replicas
-    that are threads of one process."""
-    devices = devices_per_node(plan)
-    if plan.processes < plan.mesh.world:
-        raise ImpossibleError(
-            "UNSUPPORTED",
-            f"A process for every device cannot express this plan: strategy.replicas = {plan.strategy.replicas}.",
-            flag="--to",
-            hint="Emit it to data-parallel, or plan without replicas=threads.",
-        )
-    return devices
-
-
-def devices_per_node(plan: Plan) -> int:
-    """Devices of every node. Raises ImpossibleError UNSUPPORTED when the nodes differ."""
-    counts = {group.node.gpus for group in plan.cluster.groups}
-    if len(counts) != 1:
-        raise ImpossibleError(
-            "UNSUPPORTED",
-            "torchrun starts equally many processes on every node; this cluster's nodes differ.",
-            flag="--to",
-            hint="Plan for nodes with equally many devices.",
-        )
-    return counts.pop()
 
 
 def threads_line(plan: Plan) -> str:

@@ -170,8 +170,7 @@ def _pipeline(plan: Plan) -> dict[str, Any]:
 
 
 def write(plan: Plan, options: Options) -> Files:
-    """plan.json, torchtitan.json, train.py and launch.sh. Raises ImpossibleError UNSUPPORTED."""
-    COVERAGE.require(plan, "torchtitan")
+    """plan.json, torchtitan.json, train.py and launch.sh."""
     document = {"flags": torchtitan_flags(plan), "activation-checkpoint": plan.strategy.recompute}
     return job_files(plan, options, TRAIN) | {CONFIG: json_text(document)}
 
@@ -183,5 +182,6 @@ TORCHTITAN = Emitter(
     versions="torchtitan 0.3, torch 2.13",
     write=write,
     axes=COVERAGE.axes,
+    coverage=COVERAGE,
     executables=("launch.sh",),
 )

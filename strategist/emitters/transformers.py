@@ -197,8 +197,7 @@ def _checkpointing(plan: Plan) -> dict[str, Any]:
 
 
 def write(plan: Plan, options: Options) -> Files:
-    """plan.json, training.json, train.py and launch.sh. Raises ImpossibleError UNSUPPORTED."""
-    COVERAGE.require(plan, "transformers")
+    """plan.json, training.json, train.py and launch.sh."""
     return job_files(plan, options, TRAIN) | {CONFIG: json_text(training_arguments(plan))}
 
 
@@ -209,5 +208,6 @@ TRANSFORMERS = Emitter(
     versions="transformers 5.23, Accelerate 1.15, torch 2.13",
     write=write,
     axes=COVERAGE.axes,
+    coverage=COVERAGE,
     executables=("launch.sh",),
 )

@@ -53,8 +53,7 @@ def sft_config(plan: Plan) -> dict[str, Any]:
 
 
 def write(plan: Plan, options: Options) -> Files:
-    """plan.json, sft.json, train.py and launch.sh. Raises ImpossibleError UNSUPPORTED."""
-    COVERAGE.require(plan, "trl")
+    """plan.json, sft.json, train.py and launch.sh."""
     return job_files(plan, options, TRAIN) | {CONFIG: json_text(sft_config(plan))}
 
 
@@ -65,5 +64,6 @@ TRL = Emitter(
     versions="TRL 1.16, transformers 5.23, Accelerate 1.15, torch 2.13",
     write=write,
     axes=COVERAGE.axes,
+    coverage=COVERAGE,
     executables=("launch.sh",),
 )

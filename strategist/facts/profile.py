@@ -136,8 +136,13 @@ class Profile:
 
 
 def frontends() -> tuple[str, ...]:
-    """Names of the frameworks whose limits are known; `any` stands for what holds everywhere."""
+    """Names of the frameworks and launchers whose limits are known; `any` stands for what holds everywhere."""
     return tuple(row["name"] for row in rows("frontends"))
+
+
+def engine_of(frontend: str) -> str:
+    """What runs a job of that front end, as rules call it; `any` for no limits."""
+    return str(next(row["engine"] for row in rows("frontends") if row["name"] == frontend))
 
 
 def frameworks() -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from strategist.document.certificate import Certificate, Dimension, FamilyBest, RuledOut
 from strategist.errors import InternalError
-from strategist.planner.search import Found
+from strategist.planner.search import FRONTEND, Found
 from strategist.space.candidates import MESH_COLUMNS, OPTION_COLUMNS, WORDS, Candidates
 from strategist.space.grammar import layout
 
@@ -26,7 +26,7 @@ def certificate(found: Found, among: Sequence[str], whole_sequences: bool) -> Ce
     weighed = int(found.weights.known.sum())
     return Certificate(
         enumerated=found.enumerated,
-        refused=tuple(RuledOut(each.rule.id, each.count) for each in found.refused),
+        refused=(*(RuledOut(each.rule.id, each.count) for each in found.refused), *_unsaid(found)),
         legal=found.slower + len(found.legal),
         slower=found.slower,
         bounded=len(found.legal) - weighed,
@@ -41,6 +41,11 @@ def certificate(found: Found, among: Sequence[str], whole_sequences: bool) -> Ce
         whole_sequences=whole_sequences,
         bests=tuple(_bests(found)),
     )
+
+
+def _unsaid(found: Found) -> tuple[RuledOut, ...]:
+    """What the front end cannot say of what rules allow, beside what each rule refused."""
+    return () if found.unsaid is None else (RuledOut(FRONTEND, found.unsaid.layouts),)
 
 
 def _bests(found: Found) -> Iterator[FamilyBest]:

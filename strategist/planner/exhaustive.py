@@ -15,7 +15,7 @@ from strategist.facts.job import Job
 from strategist.memory.estimate import peak_memory
 from strategist.planner.predict import job_of, pins_of
 from strategist.planner.rank import complexity
-from strategist.planner.search import Question, legality, limits_of
+from strategist.planner.search import FRONTEND, Frontend, Question, legality, limits_of
 from strategist.planner.situation import describe, one, question
 from strategist.planner.weigh import fits
 from strategist.records import dataclass
@@ -76,14 +76,14 @@ class Recheck:
         return all(claim.holds for claim in self.claims)
 
 
-def recheck(plan: Plan, watch: Watch | None = None) -> Recheck:
-    """Try every layout of the plan's question again.
+def recheck(plan: Plan, watch: Watch | None = None, frontend: Frontend | None = None) -> Recheck:
+    """Try every layout of the plan's question again; `frontend` is that of its request where it is a target of `emit`.
 
     Raises ImpossibleError UNSUPPORTED for more than 64 devices and for plans that rest on more than the kept rules and
     formulas, StaleError FACTS_DIFFER for a plan of other rules or facts, or of a question that has no answer any more.
     """
     _can_be_rechecked(plan)
-    asked = _question(plan)
+    asked = _question(plan, frontend)
     rows, limits = [], limits_of(asked)
     refused: dict[str, int] = {}
     enumerated = 0
@@ -91,7 +91,7 @@ def recheck(plan: Plan, watch: Watch | None = None) -> Recheck:
     for row in every_layout(limits):
         enumerated += 1
         values = dict(NOT_ASKED) | facts | row | {"dp": row["dp_replicate"] * row["dp_shard"]}
-        first = next((rule.id for rule in rules if rule.holds(values)), None)
+        first = next((rule.id for rule in rules if rule.holds(values)), None) or _unsaid(asked, row)
         if first is None:
             rows.append(row)
         else:
@@ -100,7 +100,8 @@ def recheck(plan: Plan, watch: Watch | None = None) -> Recheck:
     if not fitting:
         raise _stale("no layout of its question fits any more")
     best = min(fitting, key=_key(plan))
-    counted = tuple(RuledOut(rule.id, refused[rule.id]) for rule in rules if rule.id in refused)
+    names = (*(rule.id for rule in rules), FRONTEND)
+    counted = tuple(RuledOut(name, refused[name]) for name in names if name in refused)
     return Recheck(
         enumerated=enumerated,
         refused=counted,
@@ -150,11 +151,17 @@ def _stale(why: str) -> StaleError:
     )
 
 
-def _question(plan: Plan) -> Question:
+def _unsaid(asked: Question, row: Row) -> str | None:
+    """The word for what the front end of the question cannot say; None for a layout that it can."""
+    can = asked.frontend is None or not asked.frontend.obstacles(asked.job, one(**row), 0)
+    return None if can else FRONTEND
+
+
+def _question(plan: Plan, frontend: Frontend | None) -> Question:
     """The question that the plan answers."""
     asked = plan.request
     pins = parse_pins(",".join(f"{key}={word}" for key, word in asked.pins)) if asked.pins else ()
-    return Question(job=job_of(plan), pins=pins, forbids=asked.forbids, objective=asked.objective)
+    return Question(job=job_of(plan), pins=pins, forbids=asked.forbids, objective=asked.objective, frontend=frontend)
 
 
 def _fitting(job: Job, facts: dict[str, Any], rows: Sequence[Row], watch: Watch | None) -> Iterator[Tried]:

@@ -17,6 +17,7 @@ from strategist.facts.profile import find_profile
 from strategist.facts.resolved import Assumption
 from strategist.facts.runs import V_SHAPED
 from strategist.memory.estimate import peak_memory
+from strategist.planner.search import FRONTEND, Frontend
 from strategist.planner.situation import one, question
 from strategist.planner.weigh import fits
 from strategist.planner.write import memory_ledger, mesh_of, outside_known_errors, strategy_of, time_ledger
@@ -33,8 +34,9 @@ def predict(
     assumptions: tuple[Assumption, ...] = (),
     hints: tuple[Hint, ...] = (),
     rule_folders: tuple[str, ...] = (),
+    frontend: Frontend | None = None,
 ) -> Prediction:
-    """The ledgers of one layout, the rules that it breaks, and whether it fits.
+    """The ledgers of one layout, the rules that it breaks, what the front end cannot say of it, and whether it fits.
 
     Choices that the pins leave open are plain, data parallelism fills the machines, accumulation the batch. Raises
     ImpossibleError DIVISIBILITY when the degrees do not multiply to the devices, BATCH_SPLIT when the micro-batch does
@@ -43,7 +45,10 @@ def predict(
     candidate = one(**filled(job, {pin.key: pin.value for pin in pins}))
     row = candidate.row(0)
     times, peaks, memory = step_times(job, candidate), peak_memory(job, candidate), memory_ledger(job, candidate)
-    violations = tuple(broken(job, candidate, load_rules("legality", rule_folders)))
+    violations = (
+        *broken(job, candidate, load_rules("legality", rule_folders)),
+        *(() if frontend is None else _unsaid(frontend, job, candidate)),
+    )
     return Prediction(
         made_by=f"strategist {__version__}",
         cluster=job.cluster,
@@ -62,6 +67,18 @@ def predict(
         time=time_ledger(job, times, 0),
         hints=(*hints, *outside_known_errors(job)),
     )
+
+
+def _unsaid(frontend: Frontend, job: Job, candidate: Candidates) -> Iterator[Violation]:
+    """What a front end cannot say of one candidate."""
+    for sentence_ in frontend.obstacles(job, candidate, 0):
+        yield Violation(
+            rule=FRONTEND,
+            code="UNSUPPORTED",
+            sentence=sentence_,
+            hint=f"Leave --frontend {frontend.name} out, or change the layout.",
+            source=f"strategist emit --list: {frontend.name}",
+        )
 
 
 def predict_plan(plan: Plan) -> Prediction:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,17 +22,18 @@ from strategist.document.plan import (
     Request,
 )
 from strategist.errors import InternalError
+from strategist.facts.job import Job
 from strategist.facts.parameters import count, outer_parameters
 from strategist.facts.resolved import Assumption
 from strategist.planner.check import faults
-from strategist.planner.search import Found, Pace, Question, SearchLog, search
+from strategist.planner.search import FRONTEND, Found, Pace, Question, SearchLog, legality, search
 from strategist.planner.situation import describe, near_thresholds
 from strategist.planner.write import economics, memory_ledger, mesh_of, outside_known_errors, strategy_of, time_ledger
 from strategist.records import dataclass, replace
-from strategist.rulebook.apply import family_of, fired, placeholders, sentence
+from strategist.rulebook.apply import family_of, fired, forbid, placeholders, sentence
 from strategist.rulebook.rule import Rule, load_families, load_rules
 from strategist.rulebook.vocabulary import WORDS
-from strategist.space.candidates import Mask
+from strategist.space.candidates import Candidates, Mask
 from strategist.space.grammar import layout
 from strategist.timing.estimate import step_times
 from strategist.units import format_gib
@@ -88,6 +89,8 @@ def recommend(
     plan = _write(found, request, chosen, other, tuple(assumptions), situation, top)
     hints = hints if extras.idle else _fewer(found, chosen.row, extras.pace)
     plan = replace(plan, hints=(*plan.hints, *hints), idle=idle, certificate=account)
+    if found.question.frontend is not None:
+        plan = replace(plan, unrestricted=_unrestricted(found, chosen.row, request.policy, extras.pace))
     if extras.front or extras.sensitivity or extras.pace is not None:
         plan = _with_extras(plan, found, request, extras)
     broken = faults(plan)
@@ -137,6 +140,38 @@ def _unfinished(plan: Plan, found: Found, pace: Pace) -> Plan:
     were = "was" if len(left) == 1 else "were"
     sentence = f"The time budget of {pace.seconds:g} s ran out: {', '.join(left)} {were} left untried. This is the best that was found until then; a better plan may exist."
     return replace(plan, unfinished=left, hints=(*plan.hints, Hint(code="W_TIME_BUDGET", sentence=sentence)))
+
+
+def _unrestricted(found: Found, row: int, policy: Policy, pace: Pace | None) -> Alternative | None:
+    """What the policy takes on the same machines where no front end has to say it, and why this one cannot."""
+    if pace is not None and pace.is_over:
+        pace.left_out.append("what is faster without --frontend")
+        return None
+    free = search(without_frontend(found.question), pace=pace, bests=True)
+    if not len(free.fitting):
+        return None  # the time that was left was too short
+    best = choice(free, policy)
+    rival = _fitting_alternative(free, best.family, best.row, found.step_seconds(row))
+    if rival.layout == layout(found.candidates.row(row)):
+        return replace(rival, sentence="the same layout")
+    why = " ".join(why_unsaid(found.question, free.candidates, best.row))
+    return replace(rival, sentence=f"{rival.sentence}, and cannot be said: {why}" if why else rival.sentence)
+
+
+def without_frontend(asked: Question) -> Question:
+    """The question for any framework."""
+    return replace(asked, frontend=None, job=replace(asked.job, frontend="any"))
+
+
+def why_unsaid(asked: Question, candidates: Candidates, row: int) -> Iterator[str]:
+    """Sentences about what keeps a layout from the front end of a question: rules about what runs it, and what it cannot say."""
+    alone, facts = candidates.where(np.array([row])), describe_for_rules(asked.job)
+    _, refused = forbid(legality(asked), facts, alone)
+    example = alone.row(0)
+    dp = int(example["dp_replicate"]) * int(example["dp_shard"])
+    yield from (sentence(each.rule.because, facts | example | {"dp": dp}) for each in refused)
+    if asked.frontend is not None:
+        yield from asked.frontend.obstacles(asked.job, alone, 0)
 
 
 def choice(found: Found, policy: Policy) -> Choice:
@@ -260,21 +295,31 @@ def _decision(found: Found, request: Request, chosen: Choice, other: Choice) -> 
 
 def _refusals(found: Found) -> tuple[Refusal, ...]:
     """Candidates dropped by each rule and by memory, with one example each."""
-    situation = describe_for_rules(found)
+    situation = describe_for_rules(found.question.job)
     by_rule = []
     for refused in found.refused:
         example = found.enumerated_candidates.row(refused.example)
         data_parallel = int(example["dp_replicate"]) * int(example["dp_shard"])
         text = sentence(refused.rule.because, situation | example | {"dp": data_parallel})
         by_rule.append(Refusal(rule=refused.rule.id, count=refused.count, sentence=text, example=layout(example)))
-    return (*by_rule, *_memory_refusal(found))
+    return (*by_rule, *_frontend_refusal(found), *_memory_refusal(found))
 
 
-def describe_for_rules(found: Found) -> dict[str, Any]:
+def describe_for_rules(job: Job) -> dict[str, Any]:
     """The question's words, for sentences about refused candidates."""
     from strategist.planner.situation import question
 
-    return question(found.question.job)
+    return question(job)
+
+
+def _frontend_refusal(found: Found) -> tuple[Refusal, ...]:
+    """What rules allow and the front end cannot say."""
+    frontend, unsaid = found.question.frontend, found.unsaid
+    if frontend is None or unsaid is None:
+        return ()
+    why = " ".join(frontend.obstacles(found.question.job, found.enumerated_candidates, unsaid.example))
+    example = layout(found.enumerated_candidates.row(unsaid.example))
+    return (Refusal(rule=FRONTEND, count=unsaid.layouts, sentence=why, example=example),)
 
 
 def _memory_refusal(found: Found) -> tuple[Refusal, ...]:

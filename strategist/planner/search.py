@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,8 @@ from strategist.space.stages import head_in_layers
 from strategist.timing.estimate import StepTimes, least_step_ns, step_times
 
 T = TypeVar("T")
+FRONTEND = "frontend"
+"""What stands in a rule's place where a front end cannot say a layout."""
 AT_ONCE = 2**14
 """Legal layouts that are tried in less time than it takes to lose patience."""
 
@@ -74,11 +76,31 @@ class Pace:
             self.watch(words, done, total, best_s)
 
 
+class Frontend(Protocol):
+    """A framework or launcher that can say some layouts and not others."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+
+    def says(self, job: Job, candidates: Candidates) -> Mask:
+        """Which layouts it can say, (C,)."""
+        ...
+
+    def obstacles(self, job: Job, candidates: Candidates, row: int) -> tuple[str, ...]:
+        """Sentences about what it cannot say of one of them."""
+        ...
+
+    def nearest(self, job: Job, candidates: Candidates) -> int:
+        """The row of which it can say the most."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """What is searched: the job, what is fixed or left out, the goal, and further rule folders.
 
-    `ruled_out` are whole layouts, each as one pin per choice, that somebody knows not to be wanted."""
+    `ruled_out` are whole layouts, each as one pin per choice, that somebody knows not to be wanted; a `frontend` leaves only layouts
+    that it can say."""
 
     job: Job
     pins: tuple[Pin, ...] = ()
@@ -86,12 +108,20 @@ class Question:
     objective: Objective = "time"
     rule_folders: tuple[str, ...] = ()
     ruled_out: tuple[tuple[Pin, ...], ...] = ()
+    frontend: Frontend | None = None
+
+
+class Unsaid(NamedTuple):
+    """Layouts that rules allow and a front end cannot say: how many, and the place of one of them in the enumerated list."""
+
+    layouts: int
+    example: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Found:
     """A finished search. `fitting` lists the rows of `legal` that fit; `times` and `families` belong to those rows,
-    `legal_families` to all of `legal`. Not among `legal` are `slower` layouts that no rule forbids, which are behind the best of all
+    `legal_families` to all of `legal`. Not among `legal` are `unsaid` layouts, `slower` ones, which are behind the best of all
     their families, and `untried` ones, for which there was no time."""
 
     question: Question
@@ -107,6 +137,7 @@ class Found:
     legal_families: Mapping[str, Mask]
     untried: int = 0
     slower: int = 0
+    unsaid: Unsaid | None = None
 
     @property
     def misfits(self) -> Mask:
@@ -174,6 +205,7 @@ def search(
     keep, refused = log.run(
         "legality", lambda: forbid(legality(question_), facts, everything), lambda r: int(r[0].sum())
     )
+    keep, unsaid = _sayable(question_, everything, keep, log)
     legal = everything.where(keep)
     if under_seconds is not None:
         legal = legal.where(least_step_ns(job, legal) < 1e9 * under_seconds)
@@ -200,7 +232,23 @@ def search(
         everywhere,
         tried.untried,
         tried.slower,
+        unsaid,
     )
+
+
+def _sayable(question_: Question, everything: Candidates, keep: Mask, log: SearchLog) -> tuple[Mask, Unsaid | None]:
+    """What of the layouts that rules allow the front end can say, and what it cannot."""
+    frontend, allowed = question_.frontend, np.flatnonzero(keep)
+    if frontend is None or not len(allowed):
+        return keep, None
+    says = log.run(
+        "front end", lambda: frontend.says(question_.job, everything.where(allowed)), lambda said: int(said.sum())
+    )
+    if says.all():
+        return keep, None
+    left = keep.copy()
+    left[allowed[~says]] = False
+    return left, Unsaid(int((~says).sum()), int(allowed[np.argmin(says)]))
 
 
 def has_bound(question_: Question) -> bool:

@@ -11,7 +11,7 @@ from strategist.catalog import rows
 from strategist.facts.buildable import departures
 from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
-from strategist.facts.profile import BYTES
+from strategist.facts.profile import BYTES, engine_of
 from strategist.memory.backward import Kept, is_kept
 from strategist.memory.buffers import overhead
 from strategist.memory.estimate import peak_memory
@@ -81,7 +81,7 @@ def question(job: Job, forbids: tuple[str, ...] = ()) -> dict[str, Value]:
         "norms_all_heads": shape.qk_norm == "full",
         "windowed": shape.window is not None and shape.window < work.seq_len,
         "buildable": not departures(shape),
-        "frontend": job.frontend,
+        "frontend": engine_of(job.frontend),
         "has_precision": all(peak_FLOPs(g.node.gpu, work.precision) for g in cluster.groups),
     }
 

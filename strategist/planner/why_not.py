@@ -9,18 +9,19 @@ from typing import Any
 import numpy as np
 
 from strategist.catalog import rows
-from strategist.errors import ImpossibleError, NoPlanError
+from strategist.errors import ImpossibleError, InternalError, NoPlanError
 from strategist.facts.adapters import QUANTISED_BYTES, adapting
 from strategist.facts.hardware import NodeGroup
 from strategist.facts.job import Job
 from strategist.facts.network import uplink_Bps
 from strategist.facts.parameters import count
 from strategist.facts.profile import BYTES
-from strategist.planner.search import Found, Question, limits_of, search
+from strategist.planner.recommend import without_frontend
+from strategist.planner.search import Found, Question, legality, limits_of, search
 from strategist.planner.situation import describe, question
 from strategist.planner.weigh import host_bytes_per_device
 from strategist.records import replace
-from strategist.rulebook.apply import fired, sentence
+from strategist.rulebook.apply import fired, forbid, sentence
 from strategist.rulebook.rule import Rule, load_families, load_rules
 from strategist.space.enumerate import divisors
 from strategist.space.grammar import Pin, layout
@@ -34,6 +35,8 @@ def explain_failure(found: Found) -> Explained:
     """The error for a search that found nothing."""
     if not found.enumerated:
         return _nothing_enumerated(found.question)
+    if found.unsaid is not None and not len(found.legal):
+        return _nothing_sayable(found)
     if not len(found.legal):
         return _nothing_legal(found)
     return _nothing_fits(found)
@@ -136,14 +139,51 @@ def _nothing_fits(found: Found) -> NoPlanError:
     job = found.question.job
     (leanest,) = found.weights.leanest(np.arange(len(found.legal)))
     size, usable = int(found.weights.device[leanest]), job.usable_bytes
-    fixes = tuple(_fixes(found.question))
+    fixes = tuple(islice(_that_fit(_changes(found.question)), MAX_FIXES))
     over = f"misses by {format_gib(size - usable)}" if size > usable else "needs more host memory or disk than there is"
     return NoPlanError(
         f"No plan fits: the leanest of {len(found.legal)} legal layouts, {layout(found.legal.row(leanest))}, needs {format_gib(size)} of {format_gib(usable)} usable and {over}.",
-        chain=(*_chain(job, size, int(found.weights.host[leanest])), *_preferred(found.question)),
+        chain=(
+            *_chain(job, size, int(found.weights.host[leanest])),
+            *_unsaid_links(found),
+            *_preferred(found.question),
+        ),
         fixes=fixes,
         flag="--hardware",
         hint=fixes[0] if fixes else "Use more or larger devices, or a smaller model.",
+    )
+
+
+def _nothing_sayable(found: Found) -> Explained:
+    """Rules allow layouts, and the front end can say none of them: the one of which it can say the most speaks."""
+    frontend, job = found.question.frontend, found.question.job
+    if frontend is None or found.unsaid is None:
+        raise InternalError("INTERNAL", "No front end was asked for, and one refused.", hint="Please report this.")
+    keep, _ = forbid(legality(found.question), question(job), found.enumerated_candidates)
+    allowed = found.enumerated_candidates.where(keep)
+    row = frontend.nearest(job, allowed)
+    fixes = tuple(_that_fit(_unbound(found.question)))
+    return NoPlanError(
+        f"No plan for {frontend.name}: of the {found.unsaid.layouts} layouts that no rule forbids it can say none.",
+        chain=(
+            f"because the nearest that {frontend.name} could say is {layout(allowed.row(row))} (--frontend {frontend.name})",
+            *(f"and {sentence_}" for sentence_ in frontend.obstacles(job, allowed, row)),
+            "so no layout is left to choose from",
+        ),
+        fixes=fixes,
+        flag="--frontend",
+        value=frontend.name,
+        hint=fixes[0] if fixes else "Name another front end, or leave --frontend out.",
+    )
+
+
+def _unsaid_links(found: Found) -> tuple[str, ...]:
+    """What the front end could not say, where some of it might have fitted."""
+    frontend, unsaid = found.question.frontend, found.unsaid
+    if frontend is None or unsaid is None:
+        return ()
+    return (
+        f"and {frontend.name} cannot say {unsaid.layouts} further layouts that no rule forbids (--frontend {frontend.name})",
     )
 
 
@@ -189,9 +229,9 @@ Change = tuple[str, Question]
 """What is said differently, and the question with it."""
 
 
-def _fixes(asked: Question) -> Iterator[str]:
+def _that_fit(groups: Iterable[Iterable[Change]]) -> Iterator[str]:
     """Cheapest changes first; each is searched again and only printed when it really fits."""
-    return islice((fix for group in _changes(asked) if (fix := _first_that_fits(group))), MAX_FIXES)
+    return (fix for group in groups if (fix := _first_that_fits(group)))
 
 
 def _first_that_fits(group: Iterable[Change]) -> str | None:
@@ -209,9 +249,7 @@ def _first_that_fits(group: Iterable[Change]) -> str | None:
 def _changes(asked: Question) -> Iterator[Iterable[Change]]:
     """Groups of changes, each in order; of every group the first that helps is enough."""
     job = asked.job
-    if asked.pins or asked.forbids:
-        fixed = [*(f"{pin.key}={pin.word}" for pin in asked.pins), *(f"--forbid {word}" for word in asked.forbids)]
-        yield [(f"without {', '.join(fixed)}", replace(asked, pins=(), forbids=()))]
+    yield from _unbound(asked)
     if job.workload.global_batch % job.cluster.world:
         batch = (job.workload.global_batch // job.cluster.world + 1) * job.cluster.world
         yield [(f"--global-batch {batch}", _with(asked, workload=replace(job.workload, global_batch=batch)))]
@@ -224,6 +262,15 @@ def _changes(asked: Question) -> Iterator[Iterable[Change]]:
         yield [(f"--seq-len {shorter}", _with(asked, workload=replace(job.workload, seq_len=shorter)))]
     yield _more_machines(asked)
     yield _smaller_models(asked)
+
+
+def _unbound(asked: Question) -> Iterator[Iterable[Change]]:
+    """The question without what was asked of the layout."""
+    if asked.frontend is not None:
+        yield [(f"without --frontend {asked.frontend.name}", without_frontend(asked))]
+    if asked.pins or asked.forbids:
+        fixed = [*(f"{pin.key}={pin.word}" for pin in asked.pins), *(f"--forbid {word}" for word in asked.forbids)]
+        yield [(f"without {', '.join(fixed)}", replace(asked, pins=(), forbids=()))]
 
 
 def _with(asked: Question, **changes: Any) -> Question:

@@ -58,8 +58,15 @@ def read(source: Source, ranks: int | None) -> Foreign:
 
 def _model_ranks(table: Mapping[str, Any]) -> int:
     """Ranks that see the same samples: those of AutoTP and of Ulysses."""
-    tensor = whole(section_of(table, "tensor_parallel").get("autotp_size")) or 1
-    return tensor * (whole(table.get("sequence_parallel_size")) or 1)
+    return _tensor_ranks(table) * _sequence_ranks(table)
+
+
+def _tensor_ranks(table: Mapping[str, Any]) -> int:
+    return whole(section_of(table, "tensor_parallel").get("autotp_size")) or 1
+
+
+def _sequence_ranks(table: Mapping[str, Any]) -> int:
+    return whole(table.get("sequence_parallel_size")) or 1
 
 
 def _says(table: Mapping[str, Any], ranks: int | None) -> Says:
@@ -79,7 +86,9 @@ def _says(table: Mapping[str, Any], ranks: int | None) -> Says:
         accumulation=accumulation,
     )
     size = told(global_batch=batch or (micro * accumulation * dp if micro and accumulation and dp else None))
-    return layout | size | split | {"tp": _model_ranks(table)} | _numbers(table)
+    cp = _sequence_ranks(table)
+    cuts = {"tp": _tensor_ranks(table), "cp": cp} | ({"context_parallel": "all-to-all"} if cp > 1 else {})
+    return layout | size | split | cuts | _numbers(table)
 
 
 def _offload(zero: Mapping[str, Any]) -> str:

@@ -23,11 +23,12 @@ def brief(plan: Plan, width: int = 80, *, saved: str | None = None) -> list[Line
         *_recommended(plan, width),
         line(""),
         *_why(plan, width),
+        *unrestricted_lines(plan, width),
         *_instead(plan, width),
         *_ladder(plan, width),
         *extra_lines(plan, width),
         *hint_lines(plan, width),
-        *_next(saved, width),
+        *_next(saved, plan.request.frontend, width),
     ]
 
 
@@ -230,6 +231,14 @@ def _instead(plan: Plan, width: int) -> Iterator[Line]:
         yield from table(rows, width, right=(1,))
 
 
+def unrestricted_lines(plan: Plan, width: int) -> Iterator[Line]:
+    """What would be chosen without the front end, and what it costs to keep to what that can say."""
+    best = plan.unrestricted
+    if best is not None:
+        text = f"without --frontend {plan.request.frontend}: {best.layout}: {best.sentence}"
+        yield from wrapped("front end", text, width, indent=INDENT)
+
+
 def _ladder(plan: Plan, width: int) -> Iterator[Line]:
     if plan.ladder:
         yield line("")
@@ -261,10 +270,11 @@ def hint_lines(plan: Costed, width: int) -> Iterator[Line]:
         yield from wrapped(hint.code, hint.sentence, width, indent=indent, style=style, label_style=style)
 
 
-def _next(saved: str | None, width: int) -> Iterator[Line]:
+def _next(saved: str | None, frontend: str, width: int) -> Iterator[Line]:
     """What to type next; the plan's own file where it was written to one."""
     yield line("")
     path = saved or "plan.json"
-    steps = [f"strategist explain {path}", f"strategist emit {path} --to torchrun --out job", f"strategist run {path}"]
+    target = "torchrun" if frontend in ("any", "strategist") else frontend
+    steps = [f"strategist explain {path}", f"strategist emit {path} --to {target} --out job", f"strategist run {path}"]
     first = [] if saved else [f"strategist plan ... --out {path}"]
     yield from wrapped("next", phrases([*first, *steps], gap="   "), width, indent=INDENT, style="dim")

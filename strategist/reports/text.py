@@ -16,6 +16,7 @@ from strategist.reports.brief import (
     mesh_words,
     option_words,
     policy_words,
+    unrestricted_lines,
     verified_lines,
 )
 from strategist.reports.lines import Line, Span, line, table, wrapped
@@ -34,6 +35,7 @@ def explain_text(plan: Plan, width: int = 80, observed: Sequence[Observed] = ())
         *wrapped("batch", plan.batch_identity, width, indent=INDENT),
         *wrapped("seal", _seal_words(plan), width, indent=INDENT),
         *details(plan, width, observed),
+        *unrestricted_lines(plan, width),
         *extra_lines(plan, width),
         *hint_lines(plan, width),
     ]

@@ -58,7 +58,12 @@ def as_the_script_sets_it(monkeypatch: pytest.MonkeyPatch, script: str, world: i
 
 
 def trained(
-    folder: Path, target: str, plan: Plan, words: Sequence[str], variables: Mapping[str, str] | None = None
+    folder: Path,
+    target: str,
+    plan: Plan,
+    words: Sequence[str],
+    variables: Mapping[str, str] | None = None,
+    steps: int = STEPS,
 ) -> list[float]:
     """The losses that the emitted job prints when it is started from another folder."""
     job = write_job(folder, target, plan)
@@ -67,13 +72,13 @@ def trained(
     command = ["bash", str(job / "launch.sh"), *words]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    return printed_losses(done.stdout)
+    return printed_losses(done.stdout, steps)
 
 
-def printed_losses(text: str) -> list[float]:
+def printed_losses(text: str, steps: int = STEPS) -> list[float]:
     """The loss of each step in the order of steps, of which none is missing; Ray puts the worker before a line."""
     found = re.findall(r"^(?:\S*\(\w+ pid=\d+\)\S* )?step (\d+)  loss ([\d.]+)\b", text, re.MULTILINE)
-    assert [int(number) for number, _ in found] == list(range(STEPS)), text[-3000:]
+    assert [int(number) for number, _ in found] == list(range(steps)), text[-3000:]
     return [float(loss) for _, loss in found]
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.frameworks.jobs import FSDP, WORDS, executor_plan, trained
-from tests.frameworks.one_process import one_process, plan_of, words_for
+from tests.frameworks.one_process import LONGER, one_process, plan_of, with_hook, words_for
 from tests.plans import BFLOAT16
+
+ULYSSES: dict[str, Any] = {"cp": 2, "context_parallel": "all-to-all", "accumulation": 4, "backend": "gloo"}
+"""Two ranks that share each sequence: twice the micro-batches make up the same batch."""
 
 CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("accelerate", {"dp_replicate": 2}),
@@ -20,6 +24,8 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("deepspeed", {"dp_shard": 2, "zero": 1, "backend": "gloo"}),
     ("deepspeed", {"dp_shard": 2, "zero": 2, "backend": "gloo", "offload": "optimizer"}),
     ("deepspeed", {"dp_shard": 2, "zero": 3, "backend": "gloo", "formats": BFLOAT16, "recompute": "full"}),
+    ("deepspeed", ULYSSES),
+    ("deepspeed", ULYSSES | {"zero": 3, "recompute": "full"}),
     ("transformers", {"dp_replicate": 2, "backend": "gloo"}),
     ("transformers", {"dp_shard": 2, "zero": 3, "recompute": "full"}),
     ("trl", {"dp_replicate": 2, "backend": "gloo"}),
@@ -40,10 +46,43 @@ def test_losses_are_those_of_one_process(
     plan = plan_of(choices)
     for name, text in tokenizer_files.items() if target == "trl" else ():
         (model_folder / name).write_text(text, encoding="utf-8")
-    alone = one_process(model_folder)
+    alone = one_process(model_folder, plan.strategy.optimizer)
     tolerance = 1e-4 if plan.strategy.formats.compute == "float32" else 5e-3
     assert trained(tmp_path, target, plan, words_for(model_folder)) == pytest.approx(alone, rel=tolerance)
     assert max(alone) - min(alone) > 10 * 1e-4 * max(alone)
+
+
+@pytest.mark.proves("trained")
+@pytest.mark.parametrize("target", ["deepspeed"])
+def test_ranks_of_a_sequence_add_up_its_gradient(target: str, model_folder: Path, tmp_path: Path) -> None:
+    """With small weights, whose gradient is not clipped, and SGD, whose step is as long as the gradient, losses are those of one process:
+    a gradient that were averaged over the ranks of a sequence, or counted twice, would be seen."""
+    folder = tmp_path / "gentle"
+    folder.mkdir()
+    configuration = json.loads((model_folder / "config.json").read_text(encoding="utf-8")) | {"initializer_range": 0.02}
+    (folder / "config.json").write_text(json.dumps(configuration), encoding="utf-8")
+    plan = plan_of(ULYSSES | {"zero": 1, "optimizer": "sgd"})
+    assert trained(tmp_path, target, plan, words_for(folder)) == pytest.approx(one_process(folder, "sgd"), rel=1e-5)
+
+
+@pytest.mark.proves("trained")
+@pytest.mark.parametrize(
+    ("target", "compression"),
+    [("accelerate", "powersgd"), ("fabric", "powersgd"), ("fabric", "bf16")],
+)
+def test_compressed_gradients_are_those_of_torchs_hooks(
+    target: str, compression: str, model_folder: Path, tmp_path: Path
+) -> None:
+    """Losses are those of plain DDP with the same hook, and with PowerSGD no longer those of exact gradients: a framework that
+    forgets the hook fails here."""
+    choices = {"dp_replicate": 2, "compression": compression, "compression_rank": 1 if compression == "powersgd" else 0}
+    plan = plan_of(choices if target == "accelerate" else choices | {"backend": "gloo"})
+    hooked = with_hook(model_folder, compression, 1)
+    found = trained(tmp_path, target, plan, words_for(model_folder, LONGER), steps=LONGER)
+    assert found == pytest.approx(hooked, rel=1e-4)
+    exact = one_process(model_folder, steps=LONGER)
+    apart = max(abs(one - other) / other for one, other in zip(hooked, exact, strict=True))
+    assert apart > 10 * 1e-4 if compression == "powersgd" else apart < 5e-3
 
 
 @pytest.mark.proves("trained")

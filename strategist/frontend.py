@@ -1,0 +1,118 @@
+"""Targets of `emit` as front ends of the search: which layouts of a job each of them can say, in its own words.
+
+The planner knows no emitters and they know no columns; here a row is shown to a target as if it were a Plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from strategist.document.plan import Stage
+from strategist.emitters import find_emitter
+from strategist.emitters.emitter import Emitter
+from strategist.facts.job import Job
+from strategist.planner.write import mesh_of, stages_of, strategy_of
+from strategist.records import dataclass, names_of
+from strategist.space.candidates import MESH_COLUMNS, OPTION_COLUMNS, Candidates, Mask
+
+if TYPE_CHECKING:
+    from strategist.document.plan import Plan
+
+BATCH = ("micro_batch", "accumulation")
+ALIKE = ("mesh", *(name for name in OPTION_COLUMNS if name not in BATCH))
+"""Columns of which layouts that differ in their micro-batches alone have one value each."""
+
+
+class Choices(SimpleNamespace):
+    """The strategy of one row. It notes whether anybody looked at its micro-batches."""
+
+    batch: tuple[int, int]
+    looked = False
+
+    @property
+    def micro_batch(self) -> int:
+        """Sequences of a micro-batch."""
+        self.looked = True
+        return self.batch[0]
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches of a step."""
+        self.looked = True
+        return self.batch[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A target of `emit`, by name."""
+
+    name: str
+
+    @property
+    def emitter(self) -> Emitter:
+        """The target itself."""
+        return find_emitter(self.name, "--frontend")
+
+    def says(self, job: Job, candidates: Candidates) -> Mask:
+        """Which layouts the target has files for, (C,).
+
+        Layouts that differ in their micro-batches alone are asked about once, as long as the target does not look at these.
+        """
+        show, obstacles = shown_plans(job, candidates), self.emitter.obstacles
+        first, sort = candidates.alike(*ALIKE)
+        says, looks = np.zeros(len(first), np.bool_), np.zeros(len(first), np.bool_)
+        for place, row in enumerate(first.tolist()):
+            plan = show(row)
+            says[place] = next(obstacles(plan), None) is None
+            looks[place] = cast(Choices, plan.strategy).looked
+        said: Mask = says[sort]
+        for row in np.flatnonzero(looks[sort]).tolist():
+            said[row] = next(obstacles(show(row)), None) is None
+        return said
+
+    def obstacles(self, job: Job, candidates: Candidates, row: int) -> tuple[str, ...]:
+        """Sentences about what the target cannot say of one layout."""
+        return tuple(self.emitter.obstacles(shown_plans(job, candidates)(row)))
+
+    def nearest(self, job: Job, candidates: Candidates) -> int:
+        """The first row of those with the fewest obstacles."""
+        show, obstacles = shown_plans(job, candidates), self.emitter.obstacles
+        first, _ = candidates.alike(*ALIKE)
+        return int(min(first.tolist(), key=lambda row: (len(tuple(obstacles(show(row)))), row)))
+
+
+def shown_plans(job: Job, candidates: Candidates) -> Callable[[int], Plan]:
+    """What targets read of a Plan, for any row: machines, model, work, mesh and strategy, and how many processes there are."""
+    first = strategy_of(job, candidates.row(0))
+    same = {
+        name: getattr(first, name) for name in names_of(type(first)) if name not in (*BATCH, *OPTION_COLUMNS, "stages")
+    }
+    chosen = [name for name in OPTION_COLUMNS if name not in BATCH]
+    one_process = candidates.in_threads
+
+    @cache
+    def stages(pp: int, virtual_stages: int, stage_split: str) -> tuple[Stage, ...]:
+        return stages_of(job, {"pp": pp, "virtual_stages": virtual_stages, "stage_split": stage_split})
+
+    def show(row: int) -> Plan:
+        words: dict[str, Any] = {name: candidates.word(name, row) for name in chosen}
+        mesh = mesh_of({axis: int(candidates[axis][row]) for axis in MESH_COLUMNS})
+        cut = stages(mesh.pp, words["virtual_stages"], words["stage_split"])
+        words["sequence_parallel"] = bool(words["sequence_parallel"])
+        batch = (int(candidates["micro_batch"][row]), int(candidates["accumulation"][row]))
+        plan = SimpleNamespace(
+            cluster=job.cluster,
+            model=job.model,
+            workload=job.workload,
+            mesh=mesh,
+            strategy=Choices(**same, **words, stages=cut, batch=batch),
+            processes=1 if one_process else mesh.world,
+        )
+        return cast("Plan", plan)
+
+    return show
