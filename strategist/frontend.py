@@ -96,13 +96,14 @@ def shown_plans(job: Job, candidates: Candidates) -> Callable[[int], Plan]:
     one_process = candidates.in_threads
 
     @cache
-    def stages(pp: int, virtual_stages: int, stage_split: str) -> tuple[Stage, ...]:
-        return stages_of(job, {"pp": pp, "virtual_stages": virtual_stages, "stage_split": stage_split})
+    def stages(pp: int, virtual_stages: int, stage_split: str, schedule: str) -> tuple[Stage, ...]:
+        row = {"pp": pp, "virtual_stages": virtual_stages, "stage_split": stage_split, "schedule": schedule}
+        return stages_of(job, row)
 
     def show(row: int) -> Plan:
         words: dict[str, Any] = {name: candidates.word(name, row) for name in chosen}
         mesh = mesh_of({axis: int(candidates[axis][row]) for axis in MESH_COLUMNS})
-        cut = stages(mesh.pp, words["virtual_stages"], words["stage_split"])
+        cut = stages(mesh.pp, words["virtual_stages"], words["stage_split"], words["schedule"])
         words["sequence_parallel"] = bool(words["sequence_parallel"])
         batch = (int(candidates["micro_batch"][row]), int(candidates["accumulation"][row]))
         plan = SimpleNamespace(
