@@ -206,8 +206,8 @@ def test_plans_with_compression_are_emitted_where_hooks_are_called() -> None:
     for target in ("torchrun", "mpirun", "ray"):
         assert '"compression": "powersgd"' in "".join(emit(plan, target).values())
     on_gpus = make_plan(**REPLICAS | RANKED | {"backend": "nccl"})
-    for target in ("accelerate", "fabric"):
-        assert "powerSGD_hook" in "".join(emit(on_gpus, target).values())
+    for target, hook in {"accelerate": "DDPCommunicationHookType.POWER_SGD", "fabric": "powerSGD_hook"}.items():
+        assert hook in "".join(emit(on_gpus, target).values())
     for target in ("deepspeed", "torchtitan", "megatron"):
         with pytest.raises(ImpossibleError, match="Hooks of DDP are not mapped"):
             emit(plan, target)
