@@ -28,11 +28,12 @@ def from_megatron_bridge(files: Files) -> Said:
     experts = (
         {axis: model[f"{word}_parallel_size"] for axis, word in EXPERTS.items()} if "num_moe_experts" in model else {}
     )
+    in_part = model.get("recompute_method") == "block"
     return {name: model[field] for name, field in SAME.items()} | experts | {
         "virtual_stages": model.get("virtual_pipeline_model_parallel_size", 1),
         "sequence_parallel": model.get("sequence_parallel", False),
         "context_parallel": {None: "none", "p2p": "ring", "a2a": "all-to-all"}[model.get("cp_comm_type")],
-        "recompute": model.get("recompute_granularity", "none"),
+        "recompute": str(model["recompute_num_layers"]) if in_part else model.get("recompute_granularity", "none"),
         "seq_len": model["seq_length"],
         "micro_batch": text["train"]["micro_batch_size"],
         "batch": text["train"]["global_batch_size"],
