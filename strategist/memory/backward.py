@@ -122,7 +122,8 @@ class Kept:
         dispatched = routed_cut(c)
         exchanged = np.where(c.is_word("context_parallel", "all-to-all"), c["tp"], np.inf)
         regathered = np.where(dispatched > 1, 1.0, np.inf)
-        return sequence, c["tp"], np.ones_like(sequence), dispatched, exchanged, regathered, cut_only
+        summed = np.where(dispatched > 1, np.inf, cut_only)
+        return sequence, c["tp"], np.ones_like(sequence), dispatched, exchanged, regathered, summed, cut_only
 
     def weights(self, chosen: Callable[[str], bool]) -> Reals:
         """Elements of the chosen matrices on one rank, of one piece of them where they are cut in some that nothing else knows."""
@@ -151,7 +152,7 @@ class Kept:
 
 
 CUTS: tuple[Cut | Literal["cut_only"], ...] = (
-    "sequence", "heads", "whole", "dispatched", "exchanged", "regathered", "cut_only",
+    "sequence", "heads", "whole", "dispatched", "exchanged", "regathered", "summed", "cut_only",
 )  # fmt: skip
 """How rows are cut; the last are those of the sequence that exist only where tensor parallelism cuts the layer."""
 
@@ -288,7 +289,7 @@ def _is_brought_back_by_routed(row: Saved, policy: Policy) -> bool:
 
 def is_made_behind_experts(row: Saved, policy: Policy) -> bool:
     """Rows that a policy keeps, and that forward makes when the routed experts are through."""
-    return is_kept(row, policy) and _is_behind_experts(row)
+    return is_kept(row, policy) and (_is_behind_experts(row) or row.part == "rest")
 
 
 def is_made_again_by_experts(row: Saved, policy: Policy) -> bool:

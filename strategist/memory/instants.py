@@ -569,7 +569,7 @@ def _experts_forward(step: Step) -> Iterator[Instant]:
     for experts, times in ((1.0, 4.0 + sorted_), (0.0, 5.0)):
         terms = {
             "gradients": step.earlier,
-            "activations": step.in_layers - step.layers.behind_experts - step.layers.last_of_experts - output,
+            "activations": step.in_layers - step.layers.behind_experts - output,
             "logits": step.held_logits,
             "gather_buffers": step.gathered(layers=1, head=False, experts=experts) + gathers,
             "temporaries": added(step.previous, step.layers.in_forward + times * step.layers.sent),
@@ -592,16 +592,19 @@ def _experts_backward(step: Step) -> Iterator[Instant]:
     early = np.where(before >= layers - 1.0, step.ahead_of_time, 0.0) if step.piped else NONE
     done = behind + passed, step.routed_of(share)
     recomputes = ~step.c.is_word("recompute", "none")[:, None]
-    for buffers, times in ((1.0, 4.0), (0.0, 5.0)):
+    results = np.where(
+        step.c.is_word("recompute", "selective")[:, None], step.layers.sent, 0.0
+    )  # kept until put together
+    for buffers, times, held in ((1.0, 4.0, results), (0.0, 5.0, np.zeros_like(results))):
         again = np.where(step.reshards, buffers * step.compute * step.routed, 0.0)
         gathered = step.gathered(layers=1, head=False, passed=passed, experts=1.0)
         terms = {
             "gradients": step.earlier + step.fresh(*done),
-            "activations": left - step.layers.used_by_experts,
+            "activations": left - step.layers.used_by_experts + held,
             "logits": step.held_logits,
             "gather_buffers": added(gathered, again, above, step.waiting, early),
             "temporaries": added(
-                step.layers.at_experts + times * step.layers.sent, step.stream, step.previous, step.late
+                step.layers.at_experts + times * step.layers.sent - held, step.stream, step.previous, step.late
             ),
         }
         yield _where_apart(step, LAYERS, terms, recomputes)

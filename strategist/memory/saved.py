@@ -10,7 +10,8 @@ cut "sequence": the residual stream, divided by tp only under sequence paralleli
 "whole": gathered before a column-cut matrix or partial after a row-cut one, never divided; "dispatched": tokens that
 were sent to experts, a rank's own part of the sequence unless the experts are cut as well; "exchanged": tensors that exist only
 where an all-to-all changes heads for tokens behind attention, cut like heads; "regathered": whole, but only where tokens that go
-to experts are cut, and shared experts need all of them.
+to experts are cut, and shared experts need all of them; "summed": cut like the sequence, and only where ranks add up the results of
+experts that are cut.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from strategist.facts.model import Adapters, LayerKind, Mla, ModelShape, Moe, Ss
 from strategist.facts.profile import Light
 from strategist.records import dataclass, replace
 
-Cut = Literal["sequence", "heads", "whole", "dispatched", "exchanged", "regathered"]
+Cut = Literal["sequence", "heads", "whole", "dispatched", "exchanged", "regathered", "summed"]
 Part = Literal["mixer", "ffn", "inside", "product", "entry", "rest", "exchanged"]
 Policy = Literal["none", "selective", "full"]
 
@@ -333,19 +334,20 @@ def _own_experts(shape: ModelShape, moe: Moe, keeping: Keeping) -> tuple[Saved, 
         Saved("expert_result", k * width, "dispatched", REPLACED, part="inside"),
         Saved("expert_output", k * width, "dispatched", part="inside"),
         *(_shared_experts(shape, moe, keeping) if moe.shared_ffn else ()),
-        _projected(shape, "ffn", "rest")[1],
+        Saved("ffn_sum", shape.hidden, "summed", REPLACED, part="rest"),
     )
 
 
 def _shared_experts(shape: ModelShape, moe: Moe, keeping: Keeping) -> tuple[Saved, ...]:
-    """A feed-forward part that every token uses; where a gate weighs its result, that is kept. Beside whole experts each rank gathers
-    its input, and gets its own tokens' part of the result."""
+    """A feed-forward part that every token uses. Where a gate weighs its result, that is kept; elsewhere recomputation stops before
+    it. Beside whole experts each rank gathers its input, and gets its own tokens' part of the result."""
     policies = COSTLY if moe.shared_gate else REPLACED
+    part: Part = "inside" if moe.shared_gate else "rest"
     return (
         Saved("shared_input", shape.hidden, "regathered", part="inside"),
         *(_of_shared(row) for row in _mlp(shape, moe.shared_ffn, keeping, "shared")),
-        Saved("shared_part", shape.hidden, "regathered", REPLACED, part="inside"),
-        Saved("shared_result", shape.hidden, "dispatched", policies, part="inside"),
+        Saved("shared_part", shape.hidden, "regathered", REPLACED, part=part),
+        Saved("shared_result", shape.hidden, "dispatched", policies, part=part),
     )
 
 

@@ -197,8 +197,10 @@ class Layers:
     @cached_property
     def at_experts(self) -> Reals:
         """The same while backward computes them again: all that is brought back until then. Cut experts take the gradient of
-        every rank's tokens."""
-        whole = np.where(routed_cut(self.group.candidates) > 1, 0.0, self._whole_stream())[:, None]
+        every rank's tokens, and so do shared ones, if no gate asks for something else before."""
+        moe, own = self.job.model.moe, routed_cut(self.group.candidates) > 1
+        takes_own = own & (moe is not None and (not moe.shared_ffn or moe.shared_gate))
+        whole = np.where(takes_own, 0.0, self._whole_stream())[:, None]
         return self._of_routed(self.kept.rows(is_made_again_by_experts)) + self.norm_of_experts + whole
 
     @cached_property
@@ -228,11 +230,6 @@ class Layers:
     def behind_experts(self) -> Reals:
         """What a layer keeps and makes when its experts are through."""
         return self._of_routed(self.kept.rows(is_made_behind_experts))
-
-    @cached_property
-    def last_of_experts(self) -> Reals:
-        """What it keeps of its last result."""
-        return self._of_routed(self.kept.rows(is_kept, "rest"))
 
     @cached_property
     def used_by_experts(self) -> Reals:

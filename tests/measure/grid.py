@@ -192,6 +192,7 @@ TILED = tuple(
 
 
 CUT_EXPERTS = {"tp": 2, "ep": 2, "etp": 2, "sequence_parallel": True}
+WHOLE_EXPERTS = {"tp": 2, "sequence_parallel": True}
 EXPERTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("mixtral-8x7b", {"ep": 8, "dp_shard": 8, "zero": 3}),
     ("mixtral-8x7b", {"ep": 2, "dp_shard": 8, "zero": 2, "recompute": "selective", "accumulation": 2}),
@@ -228,6 +229,10 @@ AT_EXPERTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("deepseek-moe-16b", CUT_EXPERTS | {"dp_replicate": 4, "recompute": "selective"}),
     ("deepseek-moe-16b", {"ep": 2, "dp_shard": 4, "zero": 2}),
     ("deepseek-moe-16b", {"ep": 2, "dp_shard": 4, "zero": 3, "recompute": "full"}),
+    ("deepseek-moe-16b", WHOLE_EXPERTS | {"ep": 4, "dp_shard": 4, "zero": 3, "recompute": "full"}),
+    ("deepseek-moe-16b", WHOLE_EXPERTS | {"ep": 2, "dp_replicate": 4, "recompute": "selective"}),
+    ("mixtral-8x7b", WHOLE_EXPERTS | {"ep": 2, "dp_shard": 4, "zero": 2, "recompute": "selective"}),
+    ("qwen2-57b-a14b", WHOLE_EXPERTS | {"ep": 4, "dp_replicate": 4, "recompute": "selective"}),
 )
 """Those whose experts hold most: long micro-batches and few words."""
 

@@ -87,6 +87,7 @@ def _bytes_of(
     ways = {"sequence": sp, "heads": layout["tp"], "whole": 1, "dispatched": max(1, sp // layout["etp"])}
     ways["exchanged"] = layout["tp"] if layout["context_parallel"] == "all-to-all" else inf
     ways["regathered"] = 1 if ways["dispatched"] > 1 else inf
+    ways["summed"] = sp if layout["tp"] > 1 and ways["dispatched"] == 1 else inf
     total = 0.0
     for tensor in saved_tensors(job.model, kind, habits_of(job)):
         if (tensor.cut_only and layout["tp"] == 1) or (wanted is _used and tensor.part == "rest"):
@@ -990,7 +991,8 @@ class Stage:
         if self.piped:
             flat = flat + self.early if self.zero == 3 else 0.0
         kind = self._mixture()
-        later = _bytes_of(self.job, self.a, kind, _kept, named=_made_behind_experts) + self._rows(kind, _kept, "rest")
+        later = _bytes_of(self.job, self.a, kind, _kept, named=_made_behind_experts)
+        later += _bytes_of(self.job, self.a, kind, _kept, "rest", named=_is_of_routed)
         passing = self._rows(kind, _again, "ffn") + self._part_of_norm()
         for gathered, copies in ((1, 5 if self.a["recompute"] == "full" else 4), (0, 5)):
             yield (
@@ -1018,13 +1020,16 @@ class Stage:
             kind, early = self._mixture(), lambda name: not _made_behind_experts(name)
             gone = _bytes_of(self.job, self.a, kind, _used, named=early)
             back = _bytes_of(self.job, self.a, kind, _again, named=early)
-            gradient = self._whole_stream() if self.own_tokens == 1 else self.stream
+            moe = self.job.model.moe
+            before_gate = moe is not None and moe.shared_ffn > 0 and not moe.shared_gate
+            gradient = self._whole_stream() if self.own_tokens == 1 or before_gate else self.stream
             for buffers, copies in ((1, 4), (0, 5)):
-                more = back + copies * self._sent() + gradient + self._part_of_norm()
+                held = self._sent() * (buffers and self.a["recompute"] == "selective")  # results, one by one
+                more = back - held + copies * self._sent() + gradient + self._part_of_norm()
                 again = buffers * self.c * self.X if self.zero == 3 else 0.0
                 yield {
                     "gradients": self.earlier + self.fresh(done, routed),
-                    "activations": left - gone,
+                    "activations": left - gone + held,
                     "logits": self.logits(0),
                     "gather_buffers": self.gathered(1, passed=passed, experts=1)
                     + again
