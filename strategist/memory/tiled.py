@@ -26,13 +26,14 @@ from strategist.space.tiles import largest_CM, matrices_CM, rest_C, slices_CM
 @dataclass(frozen=True, slots=True, eq=False)
 class SliceAt:
     """One instant of a layer's backward, (C, 1): bytes of temporaries and of kept activations that are freed by then;
-    elements of the slice that gets its gradient, of the one that is gathered next and of the one in reduction; `done`: elements of
-    the layer whose gradients are reduced. `is_there`: layouts that have such an instant; `is_last`: of the layer's last matrix, so
+    elements of the slice that gets its `gradient`, with padding and without, of the one that is gathered next and of the one in
+    reduction; `done`: elements of the layer whose gradients are reduced. `is_there`: layouts that have such an instant; `is_last`: of the layer's last matrix, so
     that what lies above the layer is in reduction."""
 
     temporaries: Reals
     freed: Reals
     own: Reals
+    gradient: Reals
     below: Reals
     above: Reals
     done: Reals
@@ -58,13 +59,14 @@ class TiledStep(Step):
 
 
 class Slices:
-    """Elements by the name of a matrix of one layer, (C, 1): of its largest slice with all padding, and of all of it; and how many
-    slices it has. Nothing of a matrix that the layer has not."""
+    """Elements by the name of a matrix of one layer, (C, 1): of its largest slice with all padding and without, and of all of it; and
+    how many slices it has. Nothing of a matrix that the layer has not."""
 
     def __init__(self, c: Candidates, layer: Layer) -> None:
         shards = state_shards(c)
         self._names = [matrix.name for matrix in layer.matrices]
         self._largest, self._slices = largest_CM(layer, c, shards), slices_CM(layer, c)
+        self._bare = largest_CM(layer, c, np.ones_like(shards))
         self._whole = matrices_CM(layer, c, shards) * shards[:, None]
 
     def _of(self, name: str, column_CM: Column) -> Reals:
@@ -75,6 +77,10 @@ class Slices:
     def largest(self, name: str) -> Reals:
         """Elements of the largest slice."""
         return self._of(name, self._largest)
+
+    def bare(self, name: str) -> Reals:
+        """The same without padding."""
+        return self._of(name, self._bare)
 
     def whole(self, name: str) -> Reals:
         """Elements of all slices."""
@@ -125,8 +131,9 @@ class Sort:
 
 
 def _of_layer(own: Sort, slices: Slices) -> Iterator[SliceAt]:
-    """The instants of a layer, from its last matrix to its first: some slice is the first to say something about the input; another
-    adds to that; the sum is made when the slice is in reduction. Behind two of the matrices there is work without weights."""
+    """The instants of a layer, from its last matrix to its first: some slice is the first to say something about the input; others
+    add to that, the last one beside the next matrix; the sum is made when the slice is in reduction. Behind two of the matrices there
+    is work without weights."""
     works = list(_works(own))
     names = [work.name for work in works]
     shape = own.step.job.model
@@ -135,17 +142,18 @@ def _of_layer(own: Sort, slices: Slices) -> Iterator[SliceAt]:
     done, above = none, none
     for work, following in zip(works, (*names[1:], ""), strict=True):
         slice_, count, below = slices.largest(work.name), slices.count(work.name), slices.largest(following)
-        later = done + slices.whole(work.name) - slice_
+        bare, later = slices.bare(work.name), done + slices.whole(work.name) - slice_
         first, second, summed = (work.beside + times * work.adds for times in (1.0, 2.0, 3.0))
-        is_last = work is works[0]
-        yield SliceAt(first, work.freed, slice_, np.where(count > 1, slice_, below), above, done, is_last=is_last)
-        yield SliceAt(second, work.freed, slice_, slice_, slice_, later, is_there=count > 1)
-        yield SliceAt(summed, work.freed, none, slice_, slice_, later, is_there=count > 2)
+        is_last, freed = work is works[0], work.freed
+        yield SliceAt(first, freed, slice_, bare, np.where(count > 1, slice_, below), above, done, is_last=is_last)
+        for follows, reduced, least in ((below, later, 1), (slice_, later - slice_, 2)):
+            yield SliceAt(second, freed, slice_, bare, follows, slice_, reduced, is_there=count > least)
+            yield SliceAt(summed, freed, none, none, follows, slice_, reduced, is_there=count > 2)
         done, above = done + slices.whole(work.name), slice_
         if is_last and keeps_product:
-            yield SliceAt(summed, work.freed, none, below, slice_, done, is_there=count > 1)
+            yield SliceAt(summed, freed, none, none, below, slice_, done, is_there=count > 1)
         if work.name in BEHIND:
-            yield SliceAt(*own.instant(BEHIND[work.name]), none, below, above, done)
+            yield SliceAt(*own.instant(BEHIND[work.name]), none, none, below, above, done)
 
 
 BEHIND: Mapping[str, int] = {"down": 1, "o": 3}
@@ -182,7 +190,7 @@ def _in_layer(step: Step, at: SliceAt, kept: Reals) -> Instant:
     behind = step.passed_head
     done = behind + passed * step.counts.layers / here + at.done
     above = np.where(passed > 0, step.dense, behind) if at.is_last else at.above
-    in_reduction = step.compute * at.own + step.reduce * above
+    in_reduction = step.compute * at.gradient + step.reduce * above
     weights = np.where(step.managed, step.compute * (at.own + at.below) + step.trained * in_reduction, 0.0)
     let_go = passed / np.maximum(here - 1.0, 1.0) * (step.layers.every - kept)
     joins = np.where(step.at_once & step.stands, step.stored * at.own, 0.0)

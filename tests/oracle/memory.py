@@ -885,9 +885,9 @@ class Stage:
         before = max(count + number, 0) if number < 0 else min(number, count - 1)
         for kind in dict.fromkeys(self.kinds):
             let_go = before / max(count - 1, 1) * (self.every - self._rows(kind, _kept))
-            for first, temporaries, freed, own, below, above, done in layer_in_slices(self, kind):
+            for first, temporaries, freed, own, bare, below, above, done in layer_in_slices(self, kind):
                 sent = (self.D if before else self.through) if first else above
-                gradient = self.q * (self.c * own + self.r * sent)
+                gradient = self.q * (self.c * bare + self.r * sent)
                 done = self.through + before * self.w.layers / count + done
                 yield {
                     "gradients": self.earlier + self.fresh(done + (own if self.at_once else 0.0)),

@@ -74,15 +74,17 @@ class Turn:
     freed: float
 
 
-def layer_in_slices(stage: Any, kind: LayerKind) -> Iterator[tuple[bool, float, float, float, float, float, float]]:
-    """(is what lies above the layer in reduction, temporaries, freed bytes, the slice with a gradient, the one gathered next, the one
-    in reduction, elements whose gradients are reduced) at every instant of a layer of this sort."""
+def layer_in_slices(
+    stage: Any, kind: LayerKind
+) -> Iterator[tuple[bool, float, float, float, float, float, float, float]]:
+    """(is what lies above the layer in reduction, temporaries, freed bytes, the slice with a gradient, that gradient, the slice
+    gathered next, the one in reduction, elements whose gradients are reduced) at every instant of a layer of this sort."""
     shape, a = stage.job.model, stage.a
     tiles, n = tiles_of(shape, a), stage.n
     matrices = {m.name: m for m in build_layer(shape, kind).matrices}
 
-    def large(name: str) -> int:
-        return largest_slice(shape, kind, tiles, a["tp"], n, name) if name in matrices else 0
+    def large(name: str, ranks: int = n) -> int:
+        return largest_slice(shape, kind, tiles, a["tp"], ranks, name) if name in matrices else 0
 
     turns = list(_turns(stage, kind))
     behind_down, attention = stage._feed_forward(kind), stage._attention(kind)
@@ -92,19 +94,20 @@ def layer_in_slices(stage: Any, kind: LayerKind) -> Iterator[tuple[bool, float, 
         below = large(turns[number + 1].name) if number + 1 < len(turns) else 0
         count = len(slices(shape, kind, matrices[turn.name], tiles, a["tp"])) if turn.name in matrices else 0
         whole = n * sliced_elements(shape, kind, matrices[turn.name], tiles, a["tp"], n) if count else 0
-        above, first = before, number == 0
-        yield first, turn.beside + turn.adds, turn.freed, own, own if count > 1 else below, above, reduced
-        late = reduced + whole - own
-        if count > 1:
-            yield False, turn.beside + 2 * turn.adds, turn.freed, own, own, own, late
-        if count > 2:
-            yield False, turn.beside + 3 * turn.adds, turn.freed, 0, own, own, late
+        above, first, bare = before, number == 0, large(turn.name, 1)
+        adds = [turn.beside + times * turn.adds for times in (1, 2, 3)]
+        yield first, adds[0], turn.freed, own, bare, own if count > 1 else below, above, reduced
+        for left in range(min(count - 1, 2)):  # slices that are left behind this one
+            following, late = own if left else below, reduced + whole - own * (1 + left)
+            yield False, adds[1], turn.freed, own, bare, following, own, late
+            if count > 2:
+                yield False, adds[2], turn.freed, 0, 0, following, own, late
         reduced, before = reduced + whole, own
         if first and count > 1 and shape.mlp_act == "relu" and not shape.mlp_gated:  # what ReLU gave is still needed
-            yield False, turn.beside + 3 * turn.adds, turn.freed, 0, below, own, reduced
+            yield False, adds[2], turn.freed, 0, 0, below, own, reduced
         at = {"down": behind_down, "o": attention}.get(turn.name)
         if at is not None:
-            yield False, at.temporaries, at.freed, 0, below, own, reduced
+            yield False, at.temporaries, at.freed, 0, 0, below, own, reduced
 
 
 def _turns(stage: Any, kind: LayerKind) -> Iterator[Turn]:
