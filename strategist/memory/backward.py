@@ -333,7 +333,7 @@ def _last_matrix(kept: Kept, last: Reals) -> LayerInstant:
     casts = (is_plain_data_parallel(job.profile.has_units, c) & (job.formats.compute != job.formats.parameter))[:, None]
     freed = kept.rows(is_used_up) + np.where(casts, kept.rows(is_kept, "product"), 0.0)
     again = np.where(casts, 0.0, kept.rows(is_brought_back, "product"))
-    gathered = (residual_C(job, c) - residual_C(job, c, whole=False))[:, None]
+    gathered = gathered_stream_C(job, c)[:, None]
     gradients = _product(kept)
     if job.model.adapters is not None and "down" in job.model.adapters.targets:
         gradients = 2.0 * gradients  # of the frozen matrix and of its adapter, about to be added up
@@ -399,6 +399,11 @@ def residual_C(job: Job, c: Candidates, *, whole: bool = True) -> Reals:
     size = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute]
     cut = sequence_cut(c)
     return size / cut + np.where((cut > 1) & whole, size, 0.0)
+
+
+def gathered_stream_C(job: Job, c: Candidates) -> Reals:
+    """Bytes of the residual stream as sequence parallelism puts it together, (C,); nothing without it."""
+    return residual_C(job, c) - residual_C(job, c, whole=False)
 
 
 def attention_gradients_C(job: Job, c: Candidates) -> Reals:

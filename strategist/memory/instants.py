@@ -46,27 +46,37 @@ def instants(
         return own(job, group, counts, layers, at_rest, settled, situation, at)
 
     if group.pp == 1:
-        step = in_situation(one_pass(group.candidates["accumulation"]))
-        if at_loss:
-            return _loss(step.unsorted())
-        return (
-            *_gathering(step),
-            *_loss(step),
-            *_head(step),
-            _head_reduced(step),
-            *_layers_or_slices(step),
-            *(_experts(step) if step.has_apart else ()),
-            *_end(step),
-            *((_summed(step),) if group.candidates.in_threads else ()),
-            *(_hooked(step) if "compression" in group.candidates.columns else ()),
-            _update(step),
-        )
+        return _of_one_pass(in_situation(one_pass(group.candidates["accumulation"])), at_loss=at_loss)
     if group.is_v_shaped:
         from strategist.memory.vee import v_instants, v_loss  # of a schedule that is rarely asked for
 
         if at_loss:
             return tuple(v_loss(job, group, in_situation))
         return tuple(v_instants(job, group, in_situation, lambda step: (*_layers(step), *_end_of_pass(step)), _update))
+    return _of_pipeline(job, group, in_situation, at_loss=at_loss)
+
+
+def _of_one_pass(step: Step, *, at_loss: bool) -> tuple[Instant, ...]:
+    """Without a pipeline."""
+    if at_loss:
+        return _loss(step.unsorted())
+    candidates = step.group.candidates
+    return (
+        *_gathering(step),
+        *_loss(step),
+        *_head(step),
+        _head_reduced(step),
+        *_layers_or_slices(step),
+        *(_experts(step) if step.has_apart else ()),
+        *_end(step),
+        *((_summed(step),) if candidates.in_threads else ()),
+        *(_hooked(step) if "compression" in candidates.columns else ()),
+        _update(step),
+    )
+
+
+def _of_pipeline(job: Job, group: Group, in_situation: Callable[..., Step], *, at_loss: bool) -> tuple[Instant, ...]:
+    """In a pipeline whose stages have one run of layers, or chunks in turn."""
     sorts = None if at_loss else sorts_of(job, group, "schedule")
     schedule, at = (Schedule(group), None) if sorts is None else (Schedule(sorts.group), sorts.place)
     if at_loss:
@@ -591,23 +601,17 @@ def _experts_backward(step: Step) -> Iterator[Instant]:
     above = np.where(step.reduces, step.trained * step.reduce * np.where(before > 0, step.dense, behind), 0.0)
     early = np.where(before >= layers - 1.0, step.ahead_of_time, 0.0) if step.piped else NONE
     done = behind + passed, step.routed_of(share)
-    recomputes = ~step.c.is_word("recompute", "none")[:, None]
-    results = np.where(
-        step.c.is_word("recompute", "selective")[:, None], step.layers.sent, 0.0
-    )  # kept until put together
-    for buffers, times, held in ((1.0, 4.0, results), (0.0, 5.0, np.zeros_like(results))):
-        again = np.where(step.reshards, buffers * step.compute * step.routed, 0.0)
-        gathered = step.gathered(layers=1, head=False, passed=passed, experts=1.0)
-        terms = {
-            "gradients": step.earlier + step.fresh(*done),
-            "activations": left - step.layers.used_by_experts + held,
-            "logits": step.held_logits,
-            "gather_buffers": added(gathered, again, above, step.waiting, early),
-            "temporaries": added(
-                step.layers.at_experts + times * step.layers.sent - held, step.stream, step.previous, step.late
-            ),
-        }
-        yield _where_apart(step, LAYERS, terms, recomputes)
+    gathered = step.gathered(layers=1, head=False, passed=passed, experts=1.0)
+    terms = {
+        "gradients": step.earlier + step.fresh(*done),
+        "activations": left - step.layers.used_by_experts,
+        "logits": step.held_logits,
+    }
+    for buffers, own_terms in _experts_again(step):
+        buffered = added(gathered, buffers, above, step.waiting, early)
+        activations = terms["activations"] + own_terms["activations"]
+        again = terms | own_terms | {"activations": activations, "gather_buffers": buffered}
+        yield _where_apart(step, LAYERS, again, ~step.c.is_word("recompute", "none")[:, None])
     at = step.layers.experts_end
     kept = {
         "activations": np.maximum(step.inputs, left - at.freed),
@@ -640,6 +644,19 @@ def _experts_backward(step: Step) -> Iterator[Instant]:
     back = kept["temporaries"] + 2.0 * step.layers.sent
     made = {"gradients": through, "gather_buffers": gathered + sent, "temporaries": back}
     yield _where_apart(step, LAYERS, kept | made, unshared)
+
+
+def _experts_again(step: Step) -> Iterator[tuple[Reals, dict[str, Reals]]]:
+    """Where backward computes experts again: the buffer that they were gathered into while it is still there, and what else is; when
+    their results are put together, which selective recompute keeps one by one until then, and when they have gone back."""
+    layers, is_selective = step.layers, step.c.is_word("recompute", "selective")[:, None]
+    results = np.where(is_selective, layers.sent, 0.0)
+    for buffers, times, held in ((1.0, 4.0, results), (0.0, 5.0, np.zeros_like(results))):
+        tokens_there = layers.at_experts + times * layers.sent - held
+        yield (
+            np.where(step.reshards, buffers * step.compute * step.routed, 0.0),
+            {"activations": held, "temporaries": added(tokens_there, step.stream, step.previous, step.late)},
+        )
 
 
 def _where_apart(step: Step, moment: int, terms: Mapping[str, Reals], mask: Mask | bool = True) -> Instant:

@@ -16,6 +16,7 @@ from strategist.memory.activations import edges_CS, step_inputs_C, tables_C
 from strategist.memory.backward import (
     Kept,
     copies_C,
+    gathered_stream_C,
     is_brought_back,
     is_kept,
     is_last,
@@ -200,7 +201,7 @@ class Layers:
         every rank's tokens, and so do shared ones, if no gate asks for something else before."""
         moe, own = self.job.model.moe, routed_cut(self.group.candidates) > 1
         takes_own = own & (moe is not None and (not moe.shared_ffn or moe.shared_gate))
-        whole = np.where(takes_own, 0.0, self._whole_stream())[:, None]
+        whole = np.where(takes_own, 0.0, gathered_stream_C(self.job, self.group.candidates))[:, None]
         return self._of_routed(self.kept.rows(is_made_again_by_experts)) + self.norm_of_experts + whole
 
     @cached_property
@@ -209,11 +210,6 @@ class Layers:
         c = self.group.candidates
         is_gathered = (sequence_cut(c) > 1) & (routed_cut(c) == 1)
         return np.where(is_gathered, residual_C(self.job, c, whole=False), 0.0)[:, None]
-
-    def _whole_stream(self) -> Reals:
-        """Bytes of the stream as sequence parallelism puts it together, (C,); nothing without it."""
-        job, c = self.job, self.group.candidates
-        return residual_C(job, c) - residual_C(job, c, whole=False)
 
     @cached_property
     def sent(self) -> Reals:
