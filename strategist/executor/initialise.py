@@ -72,9 +72,14 @@ def initialise(model: ReferenceModel, seed: int, device: torch.device | str = "c
     """
     named = {plain_name(name): parameter for name, parameter in model.named_parameters()}
     for name, home in homes(model, named).items():
-        whole = torch.empty(home.size, dtype=home.dtype, device=device)
-        model.fill(name, whole, generator(device, seed, name))
-        home.take(whole)
+        home.take(_drawn(model, name, home, seed, device))
+
+
+def _drawn(model: ReferenceModel, name: str, home: Home, seed: int, device: torch.device | str) -> Tensor:
+    """A whole weight; in a function of its own, so that none is alive when the next is made."""
+    whole = torch.empty(home.size, dtype=home.dtype, device=device)
+    model.fill(name, whole, generator(device, seed, name))
+    return whole
 
 
 def local_part(tensor: Tensor) -> Tensor:

@@ -171,6 +171,17 @@ def test_initial_weights_follow_from_seed_and_name() -> None:
     assert first.get_parameter("layers.1.mlp.down.weight").std() < 0.7 * first.get_parameter("layers.1.mlp.up.weight").std()  # fmt: skip
 
 
+def test_initial_weights_are_drawn_one_at_a_time() -> None:
+    """Beside a model that stands, drawing its weights takes the memory of the largest one, not of two."""
+    from strategist.executor.initialise import initialise
+    from strategist.measure.allocator import profiled
+
+    model = _ready(tiny_llama())
+    before, peak = profiled(lambda: lambda: initialise(model, 1))
+    largest = max(parameter.nbytes for parameter in model.parameters())
+    assert largest <= peak - before < 1.5 * largest
+
+
 def test_a_window_ends_what_a_token_sees() -> None:
     """One layer with a window of 5 sees 5 tokens, and each further one 4 more; nothing beyond."""
     import torch
