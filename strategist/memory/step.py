@@ -453,8 +453,9 @@ class Step:
     """Whether the layers that are looked at keep everything beside others that are computed again."""
 
     def is_first_layer(self, number: Column, passed: Reals) -> Mask:
-        """Whether no layer of the chunk is left to be gathered beside the `number`-th from its end, behind which `passed` ones lie."""
-        return number == -1
+        """Whether no layer of the chunk is left to be gathered beside the `number`-th from its end, behind which `passed` ones lie: of a
+        few layers the last, too, may be the first."""
+        return np.asarray(passed >= np.maximum(self.layers_of_chunk, 1.0) - 1.0)
 
     @cached_property
     def widest(self) -> Reals:

@@ -424,7 +424,7 @@ class Stage:
         every, count = max(len(self.kinds) / self.v, 1.0), max(len(self.mine) / self.v, 1.0)
         own = max(count + number, 0.0) if number < 0 else min(number, count - 1)
         if not self.is_partly:
-            return own, own / max(count - 1, 1), number == -1
+            return own, own / max(count - 1, 1), own >= count - 1
         before = own + (every - count if self.is_later else 0.0)
         return before, own / max(count - 1, 1), before >= every - 1
 
@@ -959,12 +959,13 @@ class Stage:
         out, buffer = self.output(self.D)
         loses = self.q * self.c * (bare - self._worst_of_kinds(self._final)) if self.zero >= 2 and self.reduces else 0.0
         copying = loses > out + buffer + ends - begins
+        next_one = 1 if self.piped or len(self.kinds) > 1 else 0
         reduced = self.reduction(self.D, bare) + (0.0 if copying else buffer - loses)
         return {
             "gradients": begins if copying else ends + out,
             "activations": max(self.inputs, self.inside - kept),
             "logits": self.logits(0),
-            "gather_buffers": self.gathered(1, passed=self.wl) + reduced + self.waiting,
+            "gather_buffers": self.gathered(next_one, passed=self.wl) + reduced + self.waiting,
             "temporaries": self.stream + self.previous + self.retained(behind + self.wl) + adds + self.late,
         }
 
