@@ -1241,6 +1241,9 @@ def _gradients(job: Job, layout: Layout, kinds: Sequence[LayerKind], whole: Held
         return job.trainable * BYTES[job.formats.reduce] * whole.all
     if several and job.profile.accumulates_whole:
         return BYTES[job.formats.compute] * whole.all
+    sums = job.profile.has_units and job.profile.replicas_wait and layout["zero"] >= 2 and layout["pp"] == 1
+    if sums and layout["dp_replicate"] > 1 and layout["offload"] in ("parameters", "nvme"):
+        return job.trainable * BYTES[job.formats.reduce] * sharded.all
     return _settled(job, layout, kinds, whole, sharded)
 
 
