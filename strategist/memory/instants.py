@@ -63,6 +63,7 @@ def _of_one_pass(step: Step, *, at_loss: bool) -> tuple[Instant, ...]:
     candidates = step.group.candidates
     return (
         *_gathering(step),
+        *(_under_autocast(step) if step.has_copies else ()),
         *_loss(step),
         *_head(step),
         _head_reduced(step),
@@ -119,6 +120,13 @@ def _in_two_parts(
 
     parts = tuple(split_instants(job, group, in_situation))
     return (*whole_instants(group, whole), *(part for part in parts if part.is_loss or not at_loss))
+
+
+def _under_autocast(step: Step) -> Iterator[Instant]:
+    """Forward where autocast's copies of weights are there for its sake alone."""
+    from strategist.memory.autocast import forward_instants  # layouts of units know no autocast
+
+    return forward_instants(step)
 
 
 def _tiled_step() -> type[Step]:

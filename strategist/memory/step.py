@@ -163,6 +163,12 @@ class Layers:
         return _of_worst(self.group, again, again)
 
     @cached_property
+    def product(self) -> Reals:
+        """What the last matrix of a feed-forward part is given, kept or not, of the layer where that is most."""
+        size = self.kept.rows(is_kept, "product") + self.kept.rows(is_brought_back, "product")
+        return _of_worst(self.group, size, size)
+
+    @cached_property
     def let_go(self) -> Reals:
         """What a layer's forward holds for a while and does not keep: what it would keep if nothing were computed again, less what
         it keeps, of the layer where that is most."""

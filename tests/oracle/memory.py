@@ -393,6 +393,24 @@ class Stage:
         acts = self.inside + self.stream
         yield 0, {"gradients": self.earlier, "activations": acts, "gather_buffers": head}
 
+    def casting(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """Forward of the last layer beside autocast's copies that nothing keeps: before the last matrix has one, and behind it."""
+        shape = self.job.model
+        is_own = self.job.profile.keeping.name == OURS and shape.moe is None and shape.adapters is None
+        if not is_own or self.is_partly or not self.cached:
+            return
+        alone, relu = self.a["recompute"] == "full", not shape.mlp_gated and shape.mlp_act in ("relu", "relu2")
+        parts = ("ffn", "inside") if alone and shape.mlp_gated else ("ffn", "inside", "product")
+        made = self._worst_of_kinds(lambda kind: self._rows(kind, _again, *parts))
+        product = self._worst_of_kinds(self._product)
+        matrix = self._worst_of_kinds(lambda kind: self._elements(kind, _is_down))
+        left = self.inside - self._worst_of_kinds(lambda kind: self._rows(kind, _kept, "rest"))
+        first = made + (product if alone and relu else 0.0)
+        second = first - (product if shape.mlp_gated or shape.mlp_act == "relu2" else 0.0)
+        for held in (first - self.c * matrix, second + (self.whole if alone else 0.0)):
+            waits = self.outside + self.cached + held
+            yield 0, {"gradients": self.earlier, "activations": left, "temporaries": waits}
+
     def bodies(self) -> Iterator[tuple[int, dict[str, float]]]:
         """Those of the layers."""
         sharded = not self.piped and self.zero == 3
@@ -1169,7 +1187,7 @@ def instants(
     heads = _at_heads(job, layout, stage, kinds)
     if pp == 1:
         (step,) = heads
-        yield from (*step.gathering(), *step.heads(), *step.bodies(), *step.summed(), *step.hooked(), step.update())
+        yield from (*step.gathering(), *step.casting(), *step.heads(), *step.bodies(), *step.summed(), *step.hooked(), step.update())
         return
     turn = m if layout["schedule"] == "looped_bfs" else pp
     first, again = backward(turn * (v - 1)), backward(turn * (v - 1) + 1)
