@@ -407,8 +407,8 @@ class Stage:
         left = self.inside - self._worst_of_kinds(lambda kind: self._rows(kind, _kept, "rest"))
         first = made + (product if alone and relu else 0.0)
         second = first - (product if shape.mlp_gated or shape.mlp_act == "relu2" else 0.0)
-        for held in (first - self.c * matrix, second + (self.whole if alone else 0.0)):
-            waits = self.outside + self.cached + held
+        for made in (first - self.c * matrix, second + (self.whole if alone else 0.0)):
+            waits = self.outside + self.cached + made
             yield 0, {"gradients": self.earlier, "activations": left, "temporaries": waits}
 
     def bodies(self) -> Iterator[tuple[int, dict[str, float]]]:
@@ -1187,7 +1187,15 @@ def instants(
     heads = _at_heads(job, layout, stage, kinds)
     if pp == 1:
         (step,) = heads
-        yield from (*step.gathering(), *step.casting(), *step.heads(), *step.bodies(), *step.summed(), *step.hooked(), step.update())
+        yield from (
+            *step.gathering(),
+            *step.casting(),
+            *step.heads(),
+            *step.bodies(),
+            *step.summed(),
+            *step.hooked(),
+            step.update(),
+        )
         return
     turn = m if layout["schedule"] == "looped_bfs" else pp
     first, again = backward(turn * (v - 1)), backward(turn * (v - 1) + 1)
