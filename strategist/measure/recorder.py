@@ -131,6 +131,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             recorder._reduces = True
             with recorder.passes.passing("backward"):  # a pipeline reduces when autograd is done
                 reduce(group, *unused)
+                _move_gradients(recorder, group)
             recorder._reduces = False
             if group._partial_reduce_output is not None:  # waits for the other replicas until the last micro-batch
                 recorder.mark(group._partial_reduce_output, "gradients")
@@ -289,6 +290,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.record.changes.append((len(self.record.passes) - 1, allocation.number, size - allocation.size))
             allocation.ended = None if size else len(self.record.passes) - 1
             allocation.size = size
+
+
+def _move_gradients(recorder: Recorder, group: Any) -> None:
+    """Gradients that go to the host are copies of what replicas added up, which stays on the device until backward is over (FSDPParamGroup,
+    _all_reduce_state). Here one device stands for both, and torch copies nothing."""
+    if group._all_reduce_state is None or not any(parameter.offload_to_cpu for parameter in group.fsdp_params):
+        return
+    recorder.mark(group._all_reduce_state.all_reduce_input, "gradients")
+    for parameter in group.fsdp_params:
+        gradient = parameter.sharded_param.grad
+        if gradient is not None:
+            gradient._local_tensor = gradient._local_tensor.clone()
 
 
 class _Muted:

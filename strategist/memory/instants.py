@@ -63,6 +63,7 @@ def _of_one_pass(step: Step, *, at_loss: bool) -> tuple[Instant, ...]:
     candidates = step.group.candidates
     return (
         *_gathering(step),
+        *(_under_autocast(step) if step.has_copies else ()),
         *_loss(step),
         *_head(step),
         _head_reduced(step),
@@ -119,6 +120,13 @@ def _in_two_parts(
 
     parts = tuple(split_instants(job, group, in_situation))
     return (*whole_instants(group, whole), *(part for part in parts if part.is_loss or not at_loss))
+
+
+def _under_autocast(step: Step) -> Iterator[Instant]:
+    """Forward where autocast's copies of weights are there for its sake alone."""
+    from strategist.memory.autocast import forward_instants  # layouts of units know no autocast
+
+    return forward_instants(step)
 
 
 def _tiled_step() -> type[Step]:
@@ -674,7 +682,7 @@ def _still_outside(step: Step, done: Reals) -> Reals:
 
 
 def _layer_reduced(step: Step) -> Instant:
-    """A layer is reduced while the next one is gathered: its gradients and their copy, then the copy, what comes out and the
+    """A layer is reduced while the next one is gathered, if there is one: its gradients and their copy, then the copy, what comes out and the
     gradient that was copied last. In a pipeline it is added to what stands, in the reduce format."""
     behind = step.passed_head
     terms = {
@@ -686,7 +694,7 @@ def _layer_reduced(step: Step) -> Instant:
         waits = step.of_work(lambda own: own.stream + own.previous)
         held = {"gradients": gradients, "gather_buffers": gathered, "temporaries": added(waits, step.late, adds)}
         return Instant(LAYERS, terms | held)
-    gathered = step.gathered(layers=1, head=False, passed=step.widest)
+    gathered = step.gathered(layers=np.where(step.layers_of_chunk > 1, 1, 0), head=False, passed=step.widest)
     bare = step.bare.widest[:, None] / pieces_C(step.group)[:, None]
     if step.has_apart:
         bare = np.where(step.apart, step.dense, bare)

@@ -64,11 +64,15 @@ def gradient_bytes_CS(job: Job, group: Group, counts: Elements, at_rest: Reals) 
     Under FSDP's no_sync those before the last leave whole gradients (catalogue: profiles, accumulates_whole).
     With a pipeline, fully_shard keeps unsharded gradients in the reduce format until the last micro-batch
     (torch.distributed.pipelining.stage: backward_maybe_with_nosync), so ZeRO saves none of them there.
+    Gradients that rest on the host leave when a unit is reduced, but what replicas add up does not before backward is over.
     """
     c = group.candidates
     unsharded = counts.whole * BYTES[job.formats.reduce]
     trained = job.trainable
     several = shards_state(c, 2) & (c["accumulation"] > 1)
+    sums = _sums_on_device(job, c)
+    if sums.any():
+        at_rest = np.where(sums[:, None], trained * counts.sharded * BYTES[job.formats.reduce], at_rest)
     if job.profile.accumulates_whole:
         at_rest = np.where(several[:, None], counts.whole * BYTES[job.formats.compute], at_rest)
     return np.where((several & (c["pp"] > 1))[:, None], trained * unsharded, at_rest)
@@ -83,6 +87,14 @@ def settled_bytes_CS(job: Job, group: Group, counts: Elements) -> Reals:
 
 def _grads_offloaded(c: Candidates) -> Mask:
     return c.is_word("offload", "parameters", "nvme")
+
+
+def _sums_on_device(job: Job, c: Candidates) -> Mask:
+    """Where gradients that will rest on the host stay on the device as long as backward runs, (C,): replicas of shards add theirs up
+    there after the last micro-batch, and fully_shard lets go of none of the sums before the end (PyTorch 2.13
+    torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, _partial_reduce_output and _all_reduce_state)."""
+    waits = job.profile.has_units and job.profile.replicas_wait
+    return np.asarray(_grads_offloaded(c) & shards_state(c, 2) & (c["dp_replicate"] > 1) & (c["pp"] == 1) & waits)
 
 
 def optimizer_bytes_CS(job: Job, group: Group, counts: Elements) -> Reals:

@@ -163,6 +163,12 @@ class Layers:
         return _of_worst(self.group, again, again)
 
     @cached_property
+    def product(self) -> Reals:
+        """What the last matrix of a feed-forward part is given, kept or not, of the layer where that is most."""
+        size = self.kept.rows(is_kept, "product") + self.kept.rows(is_brought_back, "product")
+        return _of_worst(self.group, size, size)
+
+    @cached_property
     def let_go(self) -> Reals:
         """What a layer's forward holds for a while and does not keep: what it would keep if nothing were computed again, less what
         it keeps, of the layer where that is most."""
@@ -453,8 +459,9 @@ class Step:
     """Whether the layers that are looked at keep everything beside others that are computed again."""
 
     def is_first_layer(self, number: Column, passed: Reals) -> Mask:
-        """Whether no layer of the chunk is left to be gathered beside the `number`-th from its end, behind which `passed` ones lie."""
-        return number == -1
+        """Whether no layer of the chunk is left to be gathered beside the `number`-th from its end, behind which `passed` ones lie: of a
+        few layers the last, too, may be the first."""
+        return np.asarray(passed >= np.maximum(self.layers_of_chunk, 1.0) - 1.0)
 
     @cached_property
     def widest(self) -> Reals:

@@ -377,6 +377,21 @@ TURNED = tuple(
 """Muon; with few words and tokens, its update holds most."""
 
 
+FEW_LAYERS = tuple(
+    Scenario(f"{model}-{layers}l-few-{number}", replace(load_model(model), layers=layers, max_seq=4096, **SHORT, pos_rows=4096 if model in ("gpt2-medium", "opt-1.3b") else 0), seq_len, precision, layout)
+    for number, (model, layers, seq_len, precision, layout) in enumerate((
+        ("llama-3.2-1b", 2, 1000, "bf16", {"dp_shard": 8, "zero": 3, "accumulation": 2}),
+        ("gpt2-medium", 1, 512, "bf16", {"dp_shard": 4, "zero": 3, "loss": "chunked"}),
+        ("llama-3.2-1b", 3, 1000, "fp32", {"dp_replicate": 2, "dp_shard": 8, "zero": 3, "offload": "parameters", "accumulation": 3}),
+        ("llama-3.2-1b", 3, 512, "bf16", {"dp_replicate": 2, "dp_shard": 8, "zero": 3, "offload": "nvme", "optimizer": "sgd"}),
+        ("llama-3.2-1b", 3, 4096, "bf16", {"dp_replicate": 8, "recompute": "full", "micro_batch": 2}),
+        ("opt-1.3b", 3, 4096, "fp16", {"recompute": "full", "micro_batch": 2, "accumulation": 2}),
+        ("llama-3.2-1b", 3, 4096, "bf16", {"recompute": "selective", "micro_batch": 2}),
+    ))
+)  # fmt: skip
+"""Layouts of data ranks with few layers or words, where what others hide decides (docs/decisions/0122)."""
+
+
 def _drawn(drawn: random.Random, layout: Mapping[str, Any]) -> Scenario:
     model, layers = drawn.choice(MODELS), drawn.choice((4, 5, 6))
     pp = layout.get("pp", 1)

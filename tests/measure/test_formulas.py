@@ -15,6 +15,7 @@ from tests.measure.grid import (
     ADAPTED,
     BREADTH_FIRST,
     CHUNKED,
+    FEW_LAYERS,
     IN_A_V,
     PARTLY,
     PEAK,
@@ -204,6 +205,17 @@ def test_formulas_agree_with_the_program_of_muon(scenario: Scenario) -> None:
     """So they do where whole matrices are turned: what it holds, and the momentum that is gathered, message by message."""
     for found in _found(scenario):
         _assert_keeps_its_bar(found)
+
+
+@half_nightly(FEW_LAYERS)
+def test_formulas_agree_with_the_program_of_few_layers(scenario: Scenario) -> None:
+    """So they do with few layers and words, at the peak and in what is sent, and where replicas add up gradients that rest on the
+    host; under autocast forward, too, which then holds more than the loss (docs/decisions/0122)."""
+    for found in _found(scenario):
+        if found.place == PEAK or found.kind != "memory":
+            _assert_keeps_its_bar(found)
+        elif (found.place, found.name) == ("loss", "allocated") and "zero" not in scenario.layout:
+            assert found.ratio == pytest.approx(1.0, abs=EXACT), found
 
 
 @pytest.mark.nightly

@@ -393,6 +393,24 @@ class Stage:
         acts = self.inside + self.stream
         yield 0, {"gradients": self.earlier, "activations": acts, "gather_buffers": head}
 
+    def casting(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """Forward of the last layer beside autocast's copies that nothing keeps: before the last matrix has one, and behind it."""
+        shape = self.job.model
+        is_own = self.job.profile.keeping.name == OURS and shape.moe is None and shape.adapters is None
+        if not is_own or self.is_partly or not self.cached:
+            return
+        alone, relu = self.a["recompute"] == "full", not shape.mlp_gated and shape.mlp_act in ("relu", "relu2")
+        parts = ("ffn", "inside") if alone and shape.mlp_gated else ("ffn", "inside", "product")
+        made = self._worst_of_kinds(lambda kind: self._rows(kind, _again, *parts))
+        product = self._worst_of_kinds(self._product)
+        matrix = self._worst_of_kinds(lambda kind: self._elements(kind, _is_down))
+        left = self.inside - self._worst_of_kinds(lambda kind: self._rows(kind, _kept, "rest"))
+        first = made + (product if alone and relu else 0.0)
+        second = first - (product if shape.mlp_gated or shape.mlp_act == "relu2" else 0.0)
+        for made in (first - self.c * matrix, second + (self.whole if alone else 0.0)):
+            waits = self.outside + self.cached + made
+            yield 0, {"gradients": self.earlier, "activations": left, "temporaries": waits}
+
     def bodies(self) -> Iterator[tuple[int, dict[str, float]]]:
         """Those of the layers."""
         sharded = not self.piped and self.zero == 3
@@ -424,7 +442,7 @@ class Stage:
         every, count = max(len(self.kinds) / self.v, 1.0), max(len(self.mine) / self.v, 1.0)
         own = max(count + number, 0.0) if number < 0 else min(number, count - 1)
         if not self.is_partly:
-            return own, own / max(count - 1, 1), number == -1
+            return own, own / max(count - 1, 1), own >= count - 1
         before = own + (every - count if self.is_later else 0.0)
         return before, own / max(count - 1, 1), before >= every - 1
 
@@ -959,12 +977,13 @@ class Stage:
         out, buffer = self.output(self.D)
         loses = self.q * self.c * (bare - self._worst_of_kinds(self._final)) if self.zero >= 2 and self.reduces else 0.0
         copying = loses > out + buffer + ends - begins
+        next_one = 1 if self.piped or len(self.kinds) > 1 else 0
         reduced = self.reduction(self.D, bare) + (0.0 if copying else buffer - loses)
         return {
             "gradients": begins if copying else ends + out,
             "activations": max(self.inputs, self.inside - kept),
             "logits": self.logits(0),
-            "gather_buffers": self.gathered(1, passed=self.wl) + reduced + self.waiting,
+            "gather_buffers": self.gathered(next_one, passed=self.wl) + reduced + self.waiting,
             "temporaries": self.stream + self.previous + self.retained(behind + self.wl) + adds + self.late,
         }
 
@@ -1168,7 +1187,15 @@ def instants(
     heads = _at_heads(job, layout, stage, kinds)
     if pp == 1:
         (step,) = heads
-        yield from (*step.gathering(), *step.heads(), *step.bodies(), *step.summed(), *step.hooked(), step.update())
+        yield from (
+            *step.gathering(),
+            *step.casting(),
+            *step.heads(),
+            *step.bodies(),
+            *step.summed(),
+            *step.hooked(),
+            step.update(),
+        )
         return
     turn = m if layout["schedule"] == "looped_bfs" else pp
     first, again = backward(turn * (v - 1)), backward(turn * (v - 1) + 1)
@@ -1240,6 +1267,9 @@ def _gradients(job: Job, layout: Layout, kinds: Sequence[LayerKind], whole: Held
         return job.trainable * BYTES[job.formats.reduce] * whole.all
     if several and job.profile.accumulates_whole:
         return BYTES[job.formats.compute] * whole.all
+    sums = job.profile.has_units and job.profile.replicas_wait and layout["zero"] >= 2 and layout["pp"] == 1
+    if sums and layout["dp_replicate"] > 1 and layout["offload"] in ("parameters", "nvme"):
+        return job.trainable * BYTES[job.formats.reduce] * sharded.all
     return _settled(job, layout, kinds, whole, sharded)
 
 
