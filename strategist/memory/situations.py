@@ -56,7 +56,20 @@ def one_pass(accumulation: Column) -> Situation:
     several = (accumulation > 1)[None, :, None]
     none, yes = np.zeros((1, 1, 1)), np.ones((1, 1, 1), np.bool_)
     return Situation(
-        none, none, none, yes, yes, several, several * 1.0, several, several, none, np.logical_not(yes), several, yes, yes
+        none,
+        none,
+        none,
+        yes,
+        yes,
+        several,
+        several * 1.0,
+        several,
+        several,
+        none,
+        np.logical_not(yes),
+        several,
+        yes,
+        yes,
     )
 
 
@@ -128,7 +141,9 @@ class Schedule:
         last = begun * turn + np.maximum(0, ahead_in_round - other_chunks) - done_last
         reduced = np.maximum(0, k - (self.m - turn) * v) // turn
         started = np.minimum(v, of_chunk + (in_chunk > 0))
-        before = np.minimum(self.ahead + done * around - 1, self.passes)  # forwards when that chunk's last backward pass ran
+        before = np.minimum(
+            self.ahead + done * around - 1, self.passes
+        )  # forwards when that chunk's last backward pass ran
         first_then = before // around * turn + np.minimum(before - before // around * around, turn)
         holds_first = is_first | (done == 0) | (begun * turn + np.minimum(ahead_in_round, turn) > first_then)
         return Situation(

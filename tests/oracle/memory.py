@@ -445,7 +445,9 @@ class Stage:
         sharded, tied = self.zero == 3 and self.units, self.job.model.tied
         runs = sharded and self.at.alternates
         gathers = self.first or (tied and self.last)
-        table = self.c * (2 * (self._root() if tied else self.before) + (2 if tied else 1) * self.wl) if gathers else 0.0
+        table = (
+            self.c * (2 * (self._root() if tied else self.before) + (2 if tied else 1) * self.wl) if gathers else 0.0
+        )
         embedded = self.others + (self.stream if self.first else 0.0)
         gathers = table if runs else 0.0
         parts = 2 if self.a["sequence_parallel"] else int(self.a["tp"] > 1)
