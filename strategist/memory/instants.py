@@ -178,19 +178,20 @@ def _gathering(step: Step) -> tuple[Instant, Instant]:
 
 
 def _forward(step: Step) -> tuple[Instant, ...]:
-    """In a pipeline under ZeRO-3, as long as forward and backward passes alternate: the embedding is gathered, from one buffer
-    into another, beside the first layer; a layer, beside what was gathered too early, the worst of them; inside the last
-    layer, or the head beside it. Then a backward pass begins with the last layer, behind which the next is gathered, and when
+    """In a pipeline, as long as forward and backward passes alternate: under ZeRO-3 the embedding is gathered, from one buffer
+    into another, beside the first layer, and so are tied ends; a layer, beside what was gathered too early, the worst of them; inside
+    the last layer, whoever gathers, or the head beside it. Then a backward pass begins with the last layer, behind which the next is gathered, and when
     only such passes are left, an embedding that is the root unit."""
     inside = {"gradients": step.earlier, "activations": step.in_layers, "logits": step.held_logits}
     runs, table, layer, again = step.of_state(_gathered_in_forward)
-    ended, (left, made), (before, result), parts = step.of_work(_made_in_forward)
+    ended, made, result, parts = step.of_work(_made_in_forward)
     return (
         Instant(
             LOSS,
             {
                 "gradients": step.earlier,
                 "activations": ended,
+                "logits": step.held_logits,
                 "gather_buffers": table,
                 "temporaries": np.where(runs, parts, 0.0),
             },
@@ -200,9 +201,9 @@ def _forward(step: Step) -> tuple[Instant, ...]:
             LOSS,
             inside
             | {
-                "activations": np.where(runs, made, left),
+                "activations": made,
                 "gather_buffers": layer,
-                "temporaries": np.where(runs, result, before),
+                "temporaries": result,
             },
         ),
         Instant(LAYERS, inside | {"gather_buffers": again, "temporaries": step.previous}),
@@ -218,34 +219,43 @@ def _gathered_in_forward(step: Step) -> tuple[Mask, Reals, Reals, Reals]:
     """Where forward gathers, and gathered weights: the embedding, a layer or the head, and what a backward pass begins with."""
     runs, tied = _runs(step), step.job.model.tied
     several = step.layers_of_chunk > 1
-    table = step.compute * (2.0 * step.before + (2.0 if tied else 1.0) * step.widest) * step.first
-    layer = step.compute * (2.0 * step.widest + (step.before if tied else 0.0)) + step.ahead_of_time
-    last = step.compute * (2.0 * step.behind + step.widest) * step.last
+    root = step.root if tied else 0.0
+    ends = step.first + step.last if tied else step.first
+    table = step.compute * (2.0 * (step.root if tied else step.before) + (2.0 if tied else 1.0) * step.widest) * ends
+    layer = step.compute * (2.0 * step.widest + root) + step.ahead_of_time
+    last = 0.0 if tied else step.compute * (2.0 * step.behind + step.widest) * step.last
     again = step.compute * (2.0 * step.before + np.where(several, 2.0, 1.0) * step.widest) * (tied and step.first)
     again = np.maximum(np.where(runs, 0.0, again), 2.0 * step.compute * step.widest)
     begun = step.reshards & step.managed & step.situation.is_begun
     return (
         runs,
         np.where(runs, table, 0.0),
-        np.where(runs, np.maximum(layer, last), 0.0),
+        np.where(runs, np.maximum(layer, last), _kept_in_forward(step)),
         np.where(begun, again, 0.0),
     )
 
 
-def _made_in_forward(step: Step) -> tuple[Reals, tuple[Reals, Reals], tuple[Reals, Reals], Reals]:
-    """What is kept when the embedding has worked; what is when the last layer has, and what lies beside it, each where nothing is
-    gathered and where forward gathers: the result of its last matrix, or what the layer computes again; what a part of the table
-    gives, and as ranks add it up."""
+def _kept_in_forward(step: Step) -> Reals:
+    """All gathered weights, where a forward pass that runs just before finds them gathered."""
+    keeps = step.situation.alternates & ~step.reshards
+    return np.where(keeps, step.gathered(layers=0, head=True), 0.0)
+
+
+def _made_in_forward(step: Step) -> tuple[Reals, Reals, Reals, Reals]:
+    """What is kept when the embedding has worked; what is when the last layer has, and what lies beside it if a forward pass runs just
+    before: the result of its last matrix, or what the layer computes again; what a part of the table gives, and as ranks add it up."""
+    runs = step.situation.alternates
     is_cut, keeps = (step.c["sequence_parallel"] > 0)[:, None], step.c.is_word("recompute", "none")[:, None]
     left = step.in_layers - step.layers.rest
     made = step.stream * (step.last - is_cut)  # the layer's output is not summed up yet
     result = np.where(keeps, step.layers.result, step.layers.transient)
-    terms = 2.0 * _whole_stream(step) * (step.first * (not step.job.model.tied))
+    parts = np.where(is_cut, 2.0, 1.0 * (step.c["tp"] > 1)[:, None])
+    terms = parts * _whole_stream(step) * (step.first * (not step.job.model.tied))
     return (
         step.others + step.stream * step.first,
-        (left, left + np.where(keeps, made, 0.0)),
-        (step.previous, step.previous + result),
-        np.where(is_cut, terms, 0.0),
+        left + np.where(runs & keeps, made, 0.0),
+        added(step.previous, np.where(runs, result, 0.0)),
+        terms,
     )
 
 
@@ -271,7 +281,8 @@ def _gathered_in_turn(step: Step) -> Instant:
 
 def _kept_in_turn(step: Step) -> tuple[Reals, Reals]:
     """What is kept before the last layer of the chunk, and before the one before it."""
-    one, two = (np.maximum(step.others, step.in_layers - step.kept_by_last(gone)) for gone in (1.0, 2.0))
+    given = step.stream * step.last  # what the layer before gave; elsewhere the output of the chunk takes its place
+    one, two = (np.maximum(step.others, step.in_layers - step.kept_by_last(gone) + given) for gone in (1.0, 2.0))
     return one, two
 
 
@@ -279,7 +290,7 @@ def _gathers_in_turn(step: Step) -> tuple[Mask, Mask, Mask, Reals | float, Reals
     """Where forward gathers, where it may do so sooner, where there are layers in turn; beside them a root unit and the head."""
     runs, layers, situation = _runs(step), step.layers_of_chunk, step.situation
     early = situation.is_begun & (situation.others > 0) & ~step.group.is_last[None, :]
-    root = step.compute * (step.before if step.job.model.tied else np.zeros(()))
+    root = step.compute * (step.root if step.job.model.tied else np.zeros(()))
     head = np.where(step.group.is_last[None, :], step.ahead_of_time, 0.0)
     return runs, early & (layers > 2), runs & (layers > 1), root, head
 
@@ -558,7 +569,7 @@ def _passed_before(step: Step, number: Column, gone: Reals) -> tuple[Reals | flo
     the gradient of the unit before in reduction."""
     layers, before, share = _layers_before(step, number)
     passed = share * np.maximum(0.0, step.counts.layers / step.chunks - step.widest)
-    alone = step.is_first_layer(number, before) & (not step.piped)
+    alone = before >= layers - 1.0 if step.piped else step.is_first_layer(number, before)
     experts = 1.0 * (gone == 0.0)
     gathered = step.gathered(layers=np.where(alone, 1, 2), head=False, passed=added(passed, gone), experts=experts)
     if step.piped:

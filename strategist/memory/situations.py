@@ -27,7 +27,8 @@ class Situation:
     of the chunk with the head. `is_first`, `is_last`: whether this one is of those chunks. `stands`: whether its chunk has
     gradients already; `standing`, `first_stands`, `last_stands`: the share of the layers, and the ends, that have.
     `reduced`, `last_reduced`: the share of the layers, and the head, that are reduced already. `is_begun`: some backward
-    pass has ended. `alternates`: a forward pass ran just before.
+    pass has ended. `alternates`: a forward pass ran just before. `holds_first`: the chunk with the embedding ran forward and not
+    backward since.
     """
 
     others: Reals
@@ -43,6 +44,7 @@ class Situation:
     last_reduced: Mask
     is_begun: Mask
     alternates: Mask
+    holds_first: Mask
 
     def of(self, passes: slice) -> Situation:
         """Some of the passes."""
@@ -54,7 +56,20 @@ def one_pass(accumulation: Column) -> Situation:
     several = (accumulation > 1)[None, :, None]
     none, yes = np.zeros((1, 1, 1)), np.ones((1, 1, 1), np.bool_)
     return Situation(
-        none, none, none, yes, yes, several, several * 1.0, several, several, none, np.logical_not(yes), several, yes
+        none,
+        none,
+        none,
+        yes,
+        yes,
+        several,
+        several * 1.0,
+        several,
+        several,
+        none,
+        np.logical_not(yes),
+        several,
+        yes,
+        yes,
     )
 
 
@@ -126,6 +141,11 @@ class Schedule:
         last = begun * turn + np.maximum(0, ahead_in_round - other_chunks) - done_last
         reduced = np.maximum(0, k - (self.m - turn) * v) // turn
         started = np.minimum(v, of_chunk + (in_chunk > 0))
+        before = np.minimum(
+            self.ahead + done * around - 1, self.passes
+        )  # forwards when that chunk's last backward pass ran
+        first_then = before // around * turn + np.minimum(before - before // around * around, turn)
+        holds_first = is_first | (done == 0) | (begun * turn + np.minimum(ahead_in_round, turn) > first_then)
         return Situation(
             others=(forwards - k - 1).astype(np.float64),
             others_first=(first - is_first).astype(np.float64),
@@ -140,4 +160,5 @@ class Schedule:
             last_reduced=reduced > 0,
             is_begun=k > 0,
             alternates=self.ahead + k <= self.passes,
+            holds_first=holds_first,
         )

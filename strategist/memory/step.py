@@ -703,26 +703,27 @@ class Step:
 
     @once_for("state")
     def root(self) -> Reals:
-        """Elements of a pipeline's tied ends that are gathered while a pass runs. ZeRO-3 gives them back after a backward pass, and
-        gathers norm and head again for a forward pass only: schedules that work breadth-first have none of those by then."""
-        if self.situation.alternates.all():
+        """Elements of a pipeline's tied ends that are gathered while a pass runs. ZeRO-3 gives them back after a backward pass and
+        gathers them when the next one begins, behind the loss; an embedding that forward gathered stays while other chunks work."""
+        held = self.situation.holds_first
+        if not held.any():
             return self.before + self.behind
-        return self.before + np.where(self.situation.alternates, self.behind, 0.0)
+        return self.before + self.behind + np.where(held & ~self.situation.is_first, self.counts.before, 0.0)
 
     @once_for("state")
     def not_again(self) -> Reals:
-        """Bytes of a root's norm and head that are given back when a pass ends, because no forward pass follows that needs them."""
+        """Bytes of a root's norm and head that are given back when a pass ends, where no forward pass follows that needs them."""
         breadth_first = self.c.is_word("schedule", "gpipe", "looped_bfs")[:, None]
         if not (self.piped and breadth_first.any()):
             return NONE
         ends = breadth_first & self.managed & self.reshards
-        return np.where(ends & self.situation.alternates, self.compute * self.behind, 0.0)
+        return np.where(ends, self.compute * self.behind, 0.0)
 
     @once_for("state")
     def gathered_at_loss(self) -> Reals:
-        """Gathered weights at the loss, where a head that is a unit of its own has been given back like a root's."""
+        """Gathered weights at the loss, where the pass before has given the head back and no forward pass gathered it again."""
         found, alternates = self.gathered(layers=0, head=True), self.situation.alternates
-        if not self.piped or self.job.model.tied or alternates.all():
+        if not self.piped or alternates.all():
             return found
         return found - np.where(self.managed & self.reshards & ~alternates, self.compute * self.behind, 0.0)
 
@@ -814,10 +815,11 @@ class Step:
     @once_for("state")
     def ahead_of_time(self) -> Reals:
         """Weights that ZeRO-3 gathers too early in a pipeline, (C, S) bytes: FSDP2 takes what ran before the first layer in any
-        forward pass for what comes next, which is the end of the micro-batch before. Embeddings are never gathered in backward."""
+        forward pass for what comes next, which is the end of the micro-batch before (FSDPParamGroup, _backward_prefetch). A root unit
+        is there already. Embeddings are never gathered in backward."""
         s, group = self.situation, self.group
         inner = np.where(s.is_begun | (s.others > 0), self.dense, 0.0) * (~group.is_first & ~group.is_last)[None, :]
-        last = np.where(s.is_begun, self.counts.behind, 0.0)
+        last = np.where(s.is_begun | (s.others_last > 0), self.counts.behind, 0.0) * (not self.job.model.tied)
         early = np.where(group.is_last[None, :], last, inner)
         return np.where(self.managed & self.reshards, self.compute * early, 0.0)
 

@@ -182,6 +182,7 @@ class Turns:
             last_reduced=reduced[1],
             is_begun=done.any(axis=0),
             alternates=np.ones_like(up),
+            holds_first=~up,
         )
         return Progress(
             situation=situation,

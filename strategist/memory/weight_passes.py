@@ -101,7 +101,7 @@ class Turns:
         others, yes = held - 1.0, np.ones_like(stands)
         none = np.zeros_like(others)  # nothing is reduced before the last second part
         situation = Situation(
-            others, others, others, yes, yes, stands, stands * 1.0, stands, stands, none, ~yes, sent > 0, yes
+            others, others, others, yes, yes, stands, stands * 1.0, stands, stands, none, ~yes, sent > 0, yes, yes
         )
         return Progress(situation, waiting, sent, loose)
 

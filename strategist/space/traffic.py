@@ -411,10 +411,12 @@ class Shared:
 
 def _spare(job: Job, group: Group, counts: Elements) -> Reals:
     """Norm and head of a pipeline's last stage, where they are a unit: FSDP2 takes them for what follows each backward pass,
-    the last one too."""
+    the last one too. Where all forward passes come first, the last backward pass is that of the first of them, which nothing
+    went before (FSDPParamGroup, _backward_prefetch)."""
     if group.pp == 1 or not job.profile.has_units or job.model.tied:
         return np.zeros_like(counts.behind)
-    return counts.behind * (_micro(group) > 1)
+    breadth_first = group.candidates.is_word("schedule", "gpipe", "looped_bfs")[:, None]
+    return counts.behind * ((_micro(group) > 1) & ~breadth_first)
 
 
 def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Place) -> tuple[Traffic, ...]:

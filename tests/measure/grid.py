@@ -126,6 +126,21 @@ BREADTH_FIRST = tuple(
 )
 """Pipelines that run all forward passes before any backward pass; tied ends and free ones."""
 
+Z3, FORWARD_FIRST = {"dp_shard": 4, "zero": 3}, {"pp": 2, "schedule": "gpipe", "accumulation": 3}
+PIPES = tuple(
+    Scenario(f"{model}-pipe-{number}", replace(load_model(model), layers=layers, max_seq=4096, **cut), seq_len, precision, layout)
+    for number, (model, layers, cut, seq_len, precision, layout) in enumerate((
+        ("llama-3.2-1b", 4, {}, 512, "bf16", FORWARD_FIRST | Z3),
+        ("llama-3.1-8b", 4, {}, 512, "bf16", FORWARD_FIRST | Z3),
+        ("qwen3-4b", 8, {"vocab": 2048}, 1024, "fp32", BFS | Z3 | {"accumulation": 4, "micro_batch": 4, "recompute": "selective"}),
+        ("gpt3-1.3b", 4, {"pos_rows": 4096}, 4096, "fp16", {"pp": 2, "tp": 4, "sequence_parallel": True, "micro_batch": 4, "accumulation": 2, "schedule": "1f1b"}),
+        ("qwen3-14b", 5, {}, 512, "fp32", {"pp": 2, "tp": 2, "micro_batch": 3, "accumulation": 4, "schedule": "1f1b", "recompute": "full", "stage_split": "weighted"} | Z3),
+        ("llama-2-70b", 4, {}, 512, "bf16", {"pp": 2, "tp": 4, "micro_batch": 2, "accumulation": 4, "schedule": "1f1b"} | Z3),
+        ("megatron-gpt-39.1b", 2, {"pos_rows": 4096}, 2048, "fp32", {"pp": 2, "micro_batch": 3, "accumulation": 4, "schedule": "1f1b"} | Z3),
+    ))
+)  # fmt: skip
+"""Pipelines with few layers a stage, few words or many, in which what ZeRO-3 gathers beside a pass or forward alone holds most."""
+
 
 ZB = {"pp": 2, "schedule": "zb_h1", "accumulation": 4}
 TWO_PARTS = tuple(

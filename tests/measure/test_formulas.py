@@ -19,6 +19,7 @@ from tests.measure.grid import (
     IN_A_V,
     PARTLY,
     PEAK,
+    PIPES,
     SPREAD,
     STATES,
     TILED,
@@ -139,6 +140,14 @@ def test_formulas_agree_with_the_program_of_passes_breadth_first(scenario: Scena
     """So they do where all forward passes come before any backward pass."""
     for found in _found(scenario):
         _assert_keeps_its_bar(found)
+
+
+@half_nightly(PIPES)
+def test_formulas_agree_with_the_program_of_pipelines_off_the_grid(scenario: Scenario) -> None:
+    """At the peak and in what is sent, whichever end of a pipeline holds most and whoever gathers (docs/decisions/0119)."""
+    for found in _found(scenario):
+        if (found.place == PEAK and found.name == "allocated") or found.kind != "memory":
+            _assert_keeps_its_bar(found)
 
 
 @half_nightly((*TWO_PARTS, *IN_A_V))

@@ -298,7 +298,8 @@ class Stage:
         if not (self.piped and self.units and self.zero == 3):
             return 0.0
         if self.ends:
-            return self.c * self.w.behind if self.at.begun else 0.0
+            waits = (self.at.begun or self.at.flight[-1] > (self.at.chunk == self.v - 1)) and not self.job.model.tied
+            return self.c * self.w.behind if waits else 0.0
         waits = self.at.begun or sum(self.at.flight) > 1
         return self.c * self.D if waits and not self.begins else 0.0
 
@@ -364,14 +365,17 @@ class Stage:
         if self.piped:
             if self.zero < 3:
                 return self.c * (self.w.all - self._of_chunks(self.at.reduced))
-            root = self.behind if (self.at.alternates if tied else head) else 0.0
-            root += self.before if tied else 0.0
+            root = self._root() if tied else self.behind if head else 0.0
             return self.c * (self._of_some_layers(layers, self.own, experts) + root)
         kept = self.w.behind if head and not tied else 0.0
         if self.zero == 3:
             own = self.wire * self._of_some_layers(layers, self.w.layers, experts)
             return self.c * (kept + own + (self.outer if tied else 0.0))
         return self.c * (kept + self.wire * max(0.0, self.w.layers - passed) + self.outer)
+
+    def _root(self) -> float:
+        """Tied ends that lie gathered: those of the chunk at work, and an embedding that another chunk gathered for forward."""
+        return (self.w.before if self.at.chunk == 0 or self.at.holds_first else 0.0) + self.behind
 
     def heads(self) -> Iterator[tuple[int, dict[str, float]]]:
         """(moment, terms) of the instants around the loss and the head."""
@@ -458,16 +462,21 @@ class Stage:
         """Those of ZeRO-3's gathering in a pipeline."""
         sharded, tied = self.zero == 3 and self.units, self.job.model.tied
         runs = sharded and self.at.alternates
-        table = self.c * (2 * self.w.before + (2 if tied else 1) * self.wl) if self.first else 0.0
+        gathers = self.first or (tied and self.last)
+        table = (
+            self.c * (2 * (self._root() if tied else self.before) + (2 if tied else 1) * self.wl) if gathers else 0.0
+        )
         embedded = self.others + (self.stream if self.first else 0.0)
         gathers = table if runs else 0.0
-        terms = 2 * self.whole if self.first and runs and self.a["sequence_parallel"] and not tied else 0.0
-        common = {"gradients": self.earlier, "activations": embedded}
+        parts = 2 if self.a["sequence_parallel"] else int(self.a["tp"] > 1)
+        terms = parts * self.whole if self.first and runs and not tied else 0.0
+        common = {"gradients": self.earlier, "activations": embedded, "logits": self.logits(0)}
         yield 0, common | {"gather_buffers": gathers, "temporaries": terms}
         yield from ((0, terms) for terms in self._in_turn(runs))
         inside = {"gradients": self.earlier, "activations": self.inside, "logits": self.logits(0)}
-        layer = self.c * (2 * self.wl + (self.before if tied else 0)) + self.early
-        head = self.c * (2 * self.behind + self.wl) if self.last else 0.0
+        layer = self.c * (2 * self.wl + (self._root() if tied else 0)) + self.early
+        head = self.c * (2 * self.behind + self.wl) if self.last and not tied else 0.0
+        found = self.gathered(0, head=True) if self.zero < 3 else 0.0
         parts = (
             ("ffn", "inside")
             if self.a["recompute"] == "full" and self.job.model.mlp_gated
@@ -475,15 +484,16 @@ class Stage:
         )
         computes = self._worst_of_kinds(lambda kind: self._rows(kind, _again, *parts))
         rest = self._worst_of_kinds(lambda kind: self._rows(kind, _kept, "rest"))
-        keeps = runs and self.a["recompute"] == "none"
+        fed = self.at.alternates
+        keeps = fed and self.a["recompute"] == "none"
         made = self.stream * (self.last - bool(self.a["sequence_parallel"]))
         yield (
             0,
             inside
             | {
                 "activations": self.inside - rest + (made if keeps else 0.0),
-                "gather_buffers": max(layer, head) if runs else 0.0,
-                "temporaries": self.previous + (self._result() if keeps else computes if runs else 0.0),
+                "gather_buffers": max(layer, head) if runs else found if fed else 0.0,
+                "temporaries": self.previous + (self._result() if keeps else computes if fed else 0.0),
             },
         )
         again = 2 * self.c * self.wl
@@ -497,7 +507,7 @@ class Stage:
         one's that came too early."""
         count, largest = len(self.kinds) / self.v, self._worst_of_kinds(lambda kind: self._rows(kind, _kept))
         early = self.at.begun and sum(self.at.flight) > 1 and not self.ends
-        root = self.c * self.before if self.job.model.tied else 0.0
+        root = self.c * self._root() if self.job.model.tied else 0.0
         for behind in (1, 2) if early and count > 2 else (1,):
             turns = 1 + behind if self.apart else 2 + behind
             gathered = turns * self.c * self.wl + root + (self.early if self.ends else 0.0)
@@ -505,7 +515,8 @@ class Stage:
             if self.is_partly and len(self.mine) < 2 * self.v:
                 later = self.later()
                 second = later._worst_of_kinds(lambda kind, side=later: side._rows(kind, _kept))  # type: ignore[misc]
-            kept = max(self.others, self.inside - largest - (behind - 1) * second)
+            given = self.stream if self.last else 0.0  # what the layer before gave
+            kept = max(self.others, self.inside - largest - (behind - 1) * second + given)
             yield {
                 "gradients": self.earlier,
                 "activations": kept if runs else 0.0,
@@ -665,8 +676,7 @@ class Stage:
 
     def _given_back(self) -> float:
         """The head, which ZeRO-3 gives back after a pass, until a forward pass needs it again."""
-        alone = self.piped and self.units and not self.job.model.tied
-        gone = alone and self.zero == 3 and not self.at.alternates
+        gone = self.piped and self.units and self.zero == 3 and not self.at.alternates
         return self.c * self.behind if gone else 0.0
 
     def _head_alone(self, dX: float) -> Iterator[tuple[int, dict[str, float]]]:
@@ -934,7 +944,7 @@ class Stage:
             freed_copies if self.plain and self.casts else 0.0
         )
         given = self.given if before == 0 and at.is_early else 0.0
-        layers = 1 if is_first and not self.piped else 2
+        layers = 1 if (before >= count - 1 if self.piped else is_first) else 2
         at_end = self.early if self.piped and before >= count - 1 else 0.0
         left = self.outside if self.a["accumulation"] > 2 else max(0.0, self.outside - self.q * self.s * done)
         again = max(0.0, self.copies_again - freed_copies) if self.copies_again else 0.0
@@ -1158,7 +1168,7 @@ class Stage:
             "gather_buffers": self.gathered(0) + (self.c * self.wl if waits else 0.0),
         }
         if self.job.model.tied and self.units and self.zero == 3 and self.a["schedule"] in ("gpipe", "looped_bfs"):
-            common["gather_buffers"] -= self.c * self.behind if self.at.alternates else 0.0
+            common["gather_buffers"] -= self.c * self.behind
         inside = self.own + self.behind
         loose = (0.0 if direct else dW) + self.previous + self.late
         made = self.fresh(inside + self.before) if direct else self.fresh(self.own + self.through)
@@ -1176,7 +1186,7 @@ def instants(
         runs = layout["virtual_stages"]
         none = (False,) * runs
         yield from Stage(
-            job, layout, stage, kinds, Around(0, (1,) + (0,) * (runs - 1), none, none, False, True)
+            job, layout, stage, kinds, Around(0, (1,) + (0,) * (runs - 1), none, none, False, True, True)
         ).buffered()
         return
 
@@ -1223,7 +1233,7 @@ def _at_heads(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) 
     pp, v, m = layout["pp"], layout["virtual_stages"], layout["accumulation"]
     if pp == 1:
         several = m > 1
-        return [Stage(job, layout, stage, kinds, Around(0, (1,), (several,), (False,), several, True))]
+        return [Stage(job, layout, stage, kinds, Around(0, (1,), (several,), (False,), several, True, True))]
     rounds = m >= 2 * pp and layout["schedule"] != "looped_bfs"
     numbers = (0, 1) if v == 1 or not rounds else (0, pp * v)
     return [Stage(job, layout, stage, kinds, around(layout, stage, number)) for number in numbers]

@@ -12,7 +12,8 @@ from tests.oracle.stages import Layout
 @dataclass(frozen=True)
 class Around:
     """A backward pass: its chunk, passes in flight of each chunk (its own included), whose gradients stand, whose are
-    reduced, whether some backward pass has ended, whether a forward pass ran just before."""
+    reduced, whether some backward pass has ended, whether a forward pass ran just before, and one of the first chunk since its last
+    backward pass."""
 
     chunk: int
     flight: tuple[int, ...]
@@ -20,6 +21,7 @@ class Around:
     reduced: tuple[bool, ...]
     begun: bool
     alternates: bool
+    holds_first: bool
 
 
 def around(layout: Layout, stage: int, number: int) -> Around:
@@ -32,11 +34,12 @@ def around(layout: Layout, stage: int, number: int) -> Around:
 def _around(schedule: str, pp: int, v: int, m: int, stage: int) -> list[Around]:
     forwards, backwards = [0] * v, [0] * v
     found = []
-    fed = True  # a forward ran since the last backward
+    fed, held = True, True  # a forward ran since the last backward; one of the first chunk since its own
     for kind, chunk in _order(schedule, pp, v, m, stage):
         if kind == "F":
             forwards[chunk] += 1
             fed = True
+            held = held or chunk == 0
             continue
         found.append(
             Around(
@@ -46,10 +49,11 @@ def _around(schedule: str, pp: int, v: int, m: int, stage: int) -> list[Around]:
                 reduced=tuple(b == m for b in backwards),
                 begun=any(backwards),
                 alternates=fed,
+                holds_first=held,
             )
         )
         backwards[chunk] += 1
-        fed = False
+        fed, held = False, held and chunk != 0
     return found
 
 

@@ -82,7 +82,7 @@ class Walk:
         held = tuple(self.ran["F", r] - self.ran["W", r] for r in every)
         stands = tuple((self.ran["W", r] > 0 if at_once else self.joined[r]) and not self.reduced[r] for r in every)
         begun = any(self.ran["I", r] for r in every)
-        return Around(run, held, stands, tuple(self.reduced[: self.runs]), begun, alternates=True)
+        return Around(run, held, stands, tuple(self.reduced[: self.runs]), begun, alternates=True, holds_first=True)
 
     def go_on(self, kind: str, run: int, *, keeps: bool) -> None:
         """One pass on; `keeps`: the gradient that it gives lies until the next step."""
@@ -96,7 +96,7 @@ class Walk:
 
 def split_instants(make: Callable[[Around], Stage]) -> Iterator[Moment]:
     """(moment, terms) before, inside and behind every part of every backward pass."""
-    first = make(Around(0, (0,), (False,), (False,), False, alternates=True))
+    first = make(Around(0, (0,), (False,), (False,), False, alternates=True, holds_first=True))
     walk = Walk(1, first.a["accumulation"])
     for kind, run in order(first.a["pp"], first.a["accumulation"], first.stage):
         lies = Lies(make(walk.around(run, at_once=first.at_once)), walk, run)
@@ -106,7 +106,7 @@ def split_instants(make: Callable[[Around], Stage]) -> Iterator[Moment]:
 
 def v_instants(make: Callable[[Around], Stage]) -> Iterator[Moment]:
     """The same of a V: the first stage's first run has its backward in one part, and the last stage keeps what it hands to itself."""
-    first = make(Around(0, (0, 0), (False, False), (False, False), False, alternates=True))
+    first = make(Around(0, (0, 0), (False, False), (False, False), False, alternates=True, holds_first=True))
     pp, m = first.a["pp"], first.a["accumulation"]
     turns = first.stage == pp - 1
     walk = Walk(2, m, sent=m if turns else 0)

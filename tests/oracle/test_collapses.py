@@ -50,7 +50,7 @@ def test_gpipe_is_never_better_than_1f1b(words: str) -> None:
     """With enough micro-batches 1F1B takes exactly as long as GPipe and holds no more, but for one gradient on its way to the
     stage before: torch's 1F1B sends it together with what it receives next, and so holds it through the next pass. Under
     ZeRO-3 it gathers norm and head for forward beside gradients that stand, which GPipe has given back by then: it holds as
-    much more at most."""
+    much more at most, and gathers them once more, which may take as long as that does."""
     job = question_of(words)
     dropped = [a for a in _left_out(job) if a["schedule"] == "gpipe" and a["accumulation"] >= a["pp"]]
     bytes_before, step_before = _weighed(job, dropped)
@@ -59,18 +59,32 @@ def test_gpipe_is_never_better_than_1f1b(words: str) -> None:
     behind = (job.model.vocab + 1) * job.model.hidden * BYTES[job.formats.compute] * (1.0 + overhead("allocator_slack"))
     gathered = np.array([behind / a["tp"] if a["zero"] == 3 else 0.0 for a in dropped])
     assert (bytes_after <= bytes_before + gathered + one_message + ONE).all()
-    assert (step_after == step_before).all()
+    again = np.array([_head_ns(job, a) for a in dropped])
+    assert (step_after >= step_before).all()
+    assert (step_after <= step_before + again).all()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", QUESTIONS)
 def test_looped_bfs_takes_as_long_as_interleaving(words: str) -> None:
-    """Where chunks can be interleaved, both schedules take exactly as long; which holds less depends (decision 0087)."""
+    """Where chunks can be interleaved, both schedules take exactly as long, but for norm and head once more under ZeRO-3; which holds less depends (decision 0087)."""
     job = question_of(words)
     dropped = [a for a in _left_out(job) if a["schedule"] == "looped_bfs"]
     _, step_before = _weighed(job, dropped)
     _, step_after = _weighed(job, [a | {"schedule": "interleaved"} for a in dropped])
-    assert (step_after == step_before).all()
+    again = np.array([_head_ns(job, a) for a in dropped])
+    assert (step_after >= step_before).all()
+    assert (step_after <= step_before + again).all()
+
+
+def _head_ns(job: Job, a: Layout) -> float:
+    """Nanoseconds of one gathering of norm and head under ZeRO-3, padding included; nothing elsewhere and where ends are tied."""
+    ranks = a["dp_shard"] * a["cp"]
+    if a["zero"] < 3 or job.model.tied:
+        return 0.0
+    rows = -(-job.model.vocab // a["tp"]) + 2 * ranks
+    weight = rows * job.model.hidden * BYTES[job.formats.compute]
+    return ROUNDING_NS + 1e9 * collective_seconds(job.cluster, Row("dp", "all-gather", "", weight, 1, ranks, a["tp"]))
 
 
 @pytest.mark.parametrize("words", QUESTIONS)
