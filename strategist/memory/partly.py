@@ -90,7 +90,7 @@ class KeptStep(Step):
 
     def is_first_layer(self, number: Column, passed: Reals) -> Mask:
         """As `Step` has it, where no others follow."""
-        return np.asarray((number == -1) & ~self.layers.again.group.has_layers)
+        return np.asarray(super().is_first_layer(number, passed) & ~self.layers.again.group.has_layers)
 
     @cached_property
     def copies(self) -> Reals:
