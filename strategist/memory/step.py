@@ -155,9 +155,10 @@ class Layers:
         added up."""
         again = self.kept.rows(is_brought_back, "product")
         is_full = self.group.candidates.is_word("recompute", "full")[:, None]
-        adds = 2.0 * _whole_C(self.job, self.group.candidates)[:, None] + residual_C(
-            self.job, self.group.candidates, whole=False
-        )[:, None]
+        adds = (
+            2.0 * _whole_C(self.job, self.group.candidates)[:, None]
+            + residual_C(self.job, self.group.candidates, whole=False)[:, None]
+        )
         sooner = np.maximum(0.0, again - adds) * self.job.model.mlp_gated
         held = self.kept.rows(is_brought_back, "ffn") + again * (1.0 + is_full) + sooner
         return self.result + _of_worst(self.group, held, held)

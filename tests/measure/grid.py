@@ -141,9 +141,8 @@ CUT = tuple(
             ("qwen1.5-32b", 2, 152064, 512, "fp32", SP4 | {"dp_shard": 8, "zero": 3, "accumulation": 2}),
             ("mistral-nemo-12b", 1, 2048, 2048, "fp32", SP4 | {"micro_batch": 3}),
             ("falcon3-7b", 2, 2048, 2048, "bf16", SP2 | {"dp_shard": 8, "zero": 2, "accumulation": 4}),
-            ("qwen1.5-1.8b", 2, 2048, 1024, "bf16", SP4 | {"dp_replicate": 2, "dp_shard": 4, "zero": 3}),
             ("falcon3-7b", 2, 2048, 2048, "bf16", SP2 | {"dp_shard": 8, "zero": 2, "recompute": "selective"}),
-            ("tinyllama-1.1b", 2, 2048, 1000, "fp32", SP2 | {"dp_shard": 6, "zero": 3, "micro_batch": 2, "recompute": "full"}),
+            ("tinyllama-1.1b", 2, 2048, 1000, "fp32", SP2 | {"dp_shard": 6, "zero": 3, "recompute": "full"}),
         )
     )
 )
