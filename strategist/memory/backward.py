@@ -202,7 +202,8 @@ def layer_instants(kept: Kept) -> tuple[LayerInstant, ...]:
     last = kept.weights(is_last)
     dense = (_last_matrix(kept, last), _behind_activation(kept, last), _first_matrices(kept))
     if kept.job.model.moe is None or kept.job.profile.keeping.name != OURS:
-        return (*dense, _in_attention(kept), _before_attention(kept))
+        gathered = (_gathered_gradient(kept),) if _gathers_gradient(kept) else ()
+        return (*dense, _in_attention(kept), _before_attention(kept), *gathered)
     routed = (_experts_begin(kept), _experts_end(kept), _first_expert(kept))
     has_experts = np.array([kind.ffn == "moe" for kind in kinds(kept.job.model)])
     mixed = (_by_kind(has_experts, *pair) for pair in zip(routed, dense, strict=True))
@@ -338,6 +339,23 @@ def _last_matrix(kept: Kept, last: Reals) -> LayerInstant:
     if job.model.adapters is not None and "down" in job.model.adapters.targets:
         gradients = 2.0 * gradients  # of the frozen matrix and of its adapter, about to be added up
     return LayerInstant(gradients + again + _beside_product(kept) + gathered, freed, last, is_product=True)
+
+
+def _gathers_gradient(kept: Kept) -> bool:
+    """Whether some candidate's layers, dense ones of ours, put the gradient of several sequences together."""
+    if kept.job.model.moe is not None or kept.job.profile.keeping.name != OURS:
+        return False
+    return bool(((sequence_cut(kept.c) > 1) & (kept.c["micro_batch"] > 1)).any())
+
+
+def _gathered_gradient(kept: Kept) -> LayerInstant:
+    """Before anything of a layer works backward: under sequence parallelism the gradient that it was given is put together, rank by
+    rank and then, of several sequences, in their order (one alone is in order: the last matrix's instant has all of it; PyTorch 2.13 torch/distributed/_functional_collectives.py, all_gather_tensor)."""
+    job, c = kept.job, kept.c
+    copies = np.where(c["micro_batch"] > 1, 2.0, 0.0)
+    gathered = residual_C(job, c, whole=False) + copies * gathered_stream_C(job, c)
+    nothing = np.zeros((len(c), len(kinds(job.model))))
+    return LayerInstant(gathered[:, None] + nothing, nothing, nothing)
 
 
 def _product(kept: Kept) -> Reals:

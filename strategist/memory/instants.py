@@ -64,6 +64,7 @@ def _of_one_pass(step: Step, *, at_loss: bool) -> tuple[Instant, ...]:
     return (
         *_gathering(step),
         *(_under_autocast(step) if step.has_copies else ()),
+        *(_added_up(step) if step.cuts_sequences else ()),
         *_loss(step),
         *_head(step),
         _head_reduced(step),
@@ -175,6 +176,31 @@ def _gathering(step: Step) -> tuple[Instant, Instant]:
             },
         ),
     )
+
+
+def _added_up(step: Step) -> Iterator[Instant]:
+    """Under sequence parallelism without a pipeline: forward adds up what the last layer's last matrix gave, each rank for its own
+    tokens: the term, the same in the order of the ranks, and their sum (PyTorch 2.13 torch/distributed/_functional_collectives.py,
+    reduce_scatter_tensor). The layer's buffer is there as long as nothing else is gathered. Then the head does the same with the gradient
+    of its input, which is gone like the logits."""
+    if step.group.is_tiled or step.job.model.adapters is not None:
+        return
+    cuts = step.of_work(lambda own: (own.c["sequence_parallel"] > 0)[:, None])
+    buffer = np.where(step.managed & step.shards_gradients, step.compute * step.last_unit, 0.0)
+    held, result = step.of_work(lambda own: (own.in_layers - own.layers.rest, own.layers.while_added_up))
+    layer = {
+        "gradients": step.earlier,
+        "activations": held,
+        "gather_buffers": step.gathered(layers=1, head=False) + buffer,
+        "temporaries": result,
+    }
+    yield Instant(LOSS, {name: np.where(cuts, part, 0.0) for name, part in layer.items()})
+    if step.c.chunks_loss:
+        return
+    stood, _, becomes, _, gathered, _ = step.of_state(_gradients_at_head)
+    kept, adds = step.of_work(lambda own: (own.activations - own.whole_stream, 2.0 * own.whole_stream + own.stream))
+    head = {"gradients": stood, "activations": kept, "gather_buffers": gathered, "temporaries": adds + becomes}
+    yield Instant(LAYERS, {name: np.where(cuts, part, 0.0) for name, part in head.items()})
 
 
 def _forward(step: Step) -> tuple[Instant, ...]:
@@ -425,8 +451,8 @@ def _gradients_at_head(step: Step) -> tuple[Reals, ...]:
 
 
 def _kept_at_head(step: Step) -> tuple[Reals, Reals, Reals]:
-    """Gradients of activations there, and with them what is kept once the head's input is gone; the logits."""
-    given = step.last * step.stream
+    """The gradient of the head's input there, of all tokens; what is kept once the input is gone; the logits."""
+    given = step.last * (step.whole_stream if step.job.model.adapters is None else step.stream)
     logits = added(step.last * logits_gradient_CS(step.job, step.group), step.held_logits)
     return added(step.previous, given), step.activations - given, logits
 

@@ -35,7 +35,7 @@ from strategist.memory.saved import OURS
 from strategist.memory.situations import Situation
 from strategist.memory.sorts import NOT_READ, Read, record_of, rows_of, sorts_of
 from strategist.records import dataclass, names_of
-from strategist.space.candidates import Column, Mask, Reals, total_of
+from strategist.space.candidates import Candidates, Column, Mask, Reals, total_of
 from strategist.space.shares import (
     Elements,
     Group,
@@ -146,6 +146,22 @@ class Layers:
             return given
         held = self.kept.rows(is_kept, "product")
         return given + _of_worst(self.group, held, held)
+
+    @cached_property
+    def while_added_up(self) -> Reals:
+        """In forward of a dense layer, while ranks add up what its last matrix gave: that, and what lies in the frames of the functions at
+        work though backward will compute it again: the norm's input, the gathered one, the product, and under full recompute the other
+        factor of the product (executor/models: block.py, feed_forward.py). A gate's activation is there a little sooner, without what is
+        added up."""
+        again = self.kept.rows(is_brought_back, "product")
+        is_full = self.group.candidates.is_word("recompute", "full")[:, None]
+        adds = (
+            2.0 * _whole_C(self.job, self.group.candidates)[:, None]
+            + residual_C(self.job, self.group.candidates, whole=False)[:, None]
+        )
+        sooner = np.maximum(0.0, again - adds) * self.job.model.mlp_gated
+        held = self.kept.rows(is_brought_back, "ffn") + again * (1.0 + is_full) + sooner
+        return self.result + _of_worst(self.group, held, held)
 
     @cached_property
     def rest(self) -> Reals:
@@ -283,6 +299,11 @@ class LayerInstants:
 LAST_OF_EXPERTS, BEFORE_ATTENTION, EVERY = 1, 3, slice(None)
 """The place of that instant among those of a layer, the number of those before attention's backward, and all of them
 (memory/backward.py, layer_instants)."""
+
+
+def _whole_C(job: Job, c: Candidates) -> Reals:
+    """Bytes of the residual stream of a micro-batch, whole, (C,)."""
+    return np.asarray(tokens(job, c) * job.model.hidden * BYTES[job.formats.compute])
 
 
 def counted(number: Column, layers: Reals) -> Reals:
@@ -575,6 +596,16 @@ class Step:
     def stream(self) -> Reals:
         """The residual stream's gradient as the rank holds it between layers, (C, 1)."""
         return residual_C(self.job, self.c, whole=False)[:, None]
+
+    @cached_property
+    def whole_stream(self) -> Reals:
+        """The same for all tokens of the micro-batch, as matrices that are cut read and give it, (C, 1)."""
+        return _whole_C(self.job, self.c)[:, None]
+
+    @cached_property
+    def cuts_sequences(self) -> bool:
+        """Whether some candidate's ranks hold parts of a sequence between the layers of a dense model."""
+        return self.job.model.moe is None and bool((sequence_cut(self.c) > 1).any())
 
     @once_for("state")
     def stands(self) -> Mask:

@@ -142,6 +142,27 @@ PIPES = tuple(
 """Pipelines with few layers a stage, few words or many, in which what ZeRO-3 gathers beside a pass or forward alone holds most."""
 
 
+SP2, SP4 = ({"tp": tp, "sequence_parallel": True} for tp in (2, 4))
+CUT = tuple(
+    Scenario(
+        f"{model}-{layers}l-cut-{number}",
+        replace(load_model(model), layers=layers, vocab=vocab, max_seq=4096, parameters_stated=None),
+        seq_len,
+        precision,
+        layout,
+    )
+    for number, (model, layers, vocab, seq_len, precision, layout) in enumerate(
+        (
+            ("qwen1.5-32b", 2, 152064, 512, "fp32", SP4 | {"dp_shard": 8, "zero": 3, "accumulation": 2}),
+            ("mistral-nemo-12b", 1, 2048, 2048, "fp32", SP4 | {"micro_batch": 3}),
+            ("falcon3-7b", 2, 2048, 2048, "bf16", SP2 | {"dp_shard": 8, "zero": 2, "accumulation": 4}),
+            ("falcon3-7b", 2, 2048, 2048, "bf16", SP2 | {"dp_shard": 8, "zero": 2, "recompute": "selective"}),
+            ("tinyllama-1.1b", 2, 2048, 1000, "fp32", SP2 | {"dp_shard": 6, "zero": 3, "recompute": "full"}),
+        )
+    )
+)
+"""Sequence parallelism where terms that ranks add up, or few gathered layers, are most."""
+
 ZB = {"pp": 2, "schedule": "zb_h1", "accumulation": 4}
 TWO_PARTS = tuple(
     Scenario(f"{model}-zb-{number}", replace(load_model(model), layers=layers, max_seq=4096), 1000, precision, layout)

@@ -15,6 +15,7 @@ from tests.measure.grid import (
     ADAPTED,
     BREADTH_FIRST,
     CHUNKED,
+    CUT,
     FEW_LAYERS,
     IN_A_V,
     PARTLY,
@@ -198,6 +199,13 @@ def test_formulas_agree_with_the_program_beside_adapters(scenario: Scenario) -> 
 @half_nightly(CHUNKED)
 def test_formulas_agree_with_the_program_whose_loss_is_in_chunks(scenario: Scenario) -> None:
     """With logits of a few tokens at a time every figure keeps its bar."""
+    for found in _found(scenario):
+        _assert_keeps_its_bar(found)
+
+
+@half_nightly(CUT)
+def test_formulas_agree_with_the_program_while_ranks_add_up_terms(scenario: Scenario) -> None:
+    """So they do where what layers and head give is added up at the peak, and where two layers are all that is gathered."""
     for found in _found(scenario):
         _assert_keeps_its_bar(found)
 

@@ -379,8 +379,40 @@ class Stage:
 
     def heads(self) -> Iterator[tuple[int, dict[str, float]]]:
         """(moment, terms) of the instants around the loss and the head."""
+        if not self.piped:
+            yield from self._sums()
         yield from self.losses()
         yield from self._head()
+
+    def _sums(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """Under sequence parallelism what the last layer gives is added up in forward, and what the head gives in backward."""
+        shape, policy = self.job.model, self.a["recompute"]
+        if sequence_cut(self.a) == 1 or shape.moe or shape.adapters or self.tiles > 1:
+            return
+        adds = 2 * self.whole + self.stream
+        rest = self._worst_of_kinds(lambda kind: self._rows(kind, _kept, "rest"))
+        product = self._worst_of_kinds(lambda kind: self._rows(kind, _again, "product"))
+        inputs = self._worst_of_kinds(lambda kind: self._rows(kind, _again, "ffn"))
+        factor = product if policy == "full" else 0.0
+        more = max(product - adds, 0.0) if shape.mlp_gated else 0.0
+        shards = self.units and self.zero >= 2
+        yield (
+            0,
+            {
+                "gradients": self.earlier,
+                "activations": self.inside - rest,
+                "gather_buffers": self.gathered(1) + (self.c * self.wl if shards else 0.0),
+                "temporaries": self._result() + inputs + product + factor + more,
+            },
+        )
+        if not self.in_chunks:
+            (_, made), *_ = self._head_alone(self.whole)
+            sums = {
+                "activations": self.all - self.whole,
+                "logits": 0.0,
+                "temporaries": made["temporaries"] + adds - self.whole,
+            }
+            yield 1, made | sums
 
     def gathering(self) -> Iterator[tuple[int, dict[str, float]]]:
         """Without a pipeline: forward gathers the last layer, whose predecessor's first buffer is still there; then norm and
@@ -710,9 +742,10 @@ class Stage:
         )
 
     def _head(self) -> Iterator[tuple[int, dict[str, float]]]:
-        dX = self.stream if self.last else 0.0
+        dX, given = (self.stream, self.whole) if self.last else (0.0, 0.0)
+        given = dX if self.job.model.adapters else given
         out, buffer = self.output(self.behind)
-        yield from ((1, self._head_after_chunks()),) if self.in_chunks else self._head_alone(dX)
+        yield from ((1, self._head_after_chunks()),) if self.in_chunks else self._head_alone(given)
         joined = self.through if self.piped else self.behind
         behind = {"gradients": self.earlier + self.fresh(joined), "activations": self.inside}
         if self.piped:
@@ -766,7 +799,10 @@ class Stage:
             ats = [self._experts_before(kind), self._experts_behind(kind), self._one_expert(kind)]
         else:
             ats = [self._last_matrix(kind), self._feed_forward(kind), self._inputs(kind)]
-        return [*ats, self._attention(kind), self._attention_inputs(kind)]
+        several = sequence_cut(self.a) > 1 and self.a["micro_batch"] > 1
+        ours = self.job.model.moe is None and self.job.profile.keeping.name == OURS
+        first = [LayerAt(2 * self.whole + self.stream, 0.0, 0.0)] if several and ours else []
+        return [*ats, self._attention(kind), self._attention_inputs(kind), *first]
 
     def _experts_before(self, kind: LayerKind) -> LayerAt:
         shared, waits, through = self._shared_are_through(kind)
