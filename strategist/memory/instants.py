@@ -21,7 +21,7 @@ from strategist.memory.logits import gradient_bytes_CS as logits_gradient_CS
 from strategist.memory.model_states import decoded_bytes, shards_state, turning_bytes_CS
 from strategist.memory.situations import Schedule, Situation, one_pass
 from strategist.memory.sorts import sorts_of
-from strategist.memory.step import END, LAYERS, LOSS, NONE, UPDATE, Instant, LayerInstants, Layers, Step, added
+from strategist.memory.step import END, LAYERS, LOSS, NONE, NOWHERE, UPDATE, Instant, LayerInstants, Layers, Step, added
 from strategist.space.candidates import Column, Mask, Reals
 from strategist.space.shares import Elements, Group, pieces_C, tokens, vocabulary_elements
 from strategist.space.traffic import COALESCED_BYTES
@@ -492,8 +492,8 @@ WorstOf = Callable[[Step, Reals], LayerInstants]
 def _in_layer(step: Step, number: Column, worst: WorstOf) -> Instant:
     """The worst instant of the `number`-th layers from the end of the chunk; -1 is its first layer, -2 its second."""
     found = step.once("layer", lambda own: _worst_at(own, number, worst))
-    activations, whole, weights, gone, waits, partial, joins = found
-    before, done, routed, gathered, in_flight = step.of_state(lambda own: _passed_before(own, number, gone))
+    activations, whole, weights, gone, waits, partial, joins, sooner = found
+    before, done, routed, gathered, in_flight = step.of_state(lambda own: _passed_before(own, number, gone, sooner))
     made = np.where(step.at_once, weights, 0.0)
     if step.piped:
         waits = added(waits, step.late, partial)
@@ -542,15 +542,17 @@ def _worst_at(step: Step, number: Column, worst: WorstOf) -> tuple[Reals, ...]:
         if not step.job.model.tied:  # nothing comes between
             waits, partial, joins = added(waits, partial, joins), NONE, NONE
     kept = np.maximum(step.inputs, step.in_layers - at.freed - let_go)
-    return kept, at.weights, weights, gone, waits, partial, joins
+    return kept, at.weights, weights, gone, waits, partial, joins, at.is_sooner if step.has_apart else NOWHERE
 
 
-def _passed_before(step: Step, number: Column, gone: Reals) -> tuple[Reals | float, ...]:
+def _passed_before(step: Step, number: Column, gone: Reals, sooner: Mask) -> tuple[Reals | float, ...]:
     """Layers of the chunk before such a layer, elements whose backward is over, of experts among them, gathered weights, and
     the gradient of the unit before in reduction."""
     layers, before, share = _layers_before(step, number)
     passed = share * np.maximum(0.0, step.counts.layers / step.chunks - step.widest)
     alone = step.is_first_layer(number, before) & (not step.piped)
+    if sooner is not NOWHERE:
+        alone = alone | (step.apart & sooner)
     experts = 1.0 * (gone == 0.0)
     gathered = step.gathered(layers=np.where(alone, 1, 2), head=False, passed=added(passed, gone), experts=experts)
     if step.piped:

@@ -176,12 +176,13 @@ class Layers:
         temporaries, freed, weights = (
             np.stack(parts) for parts in zip(*((at.temporaries, at.freed, at.weights) for at in ats), strict=True)
         )
-        stacked, is_product, is_early = (
-            _together([getattr(at, name) for at in ats]) for name in ("stacked", "is_product", "is_early")
+        stacked, is_product, is_early, is_sooner = (
+            _together([getattr(at, name) for at in ats]) for name in ("stacked", "is_product", "is_early", "is_sooner")
         )
         parts = [at.routed for at in ats]
         routed = _together(parts) if any(isinstance(part, np.ndarray) for part in parts) else np.zeros((1, 1))
-        return LayerInstants(temporaries, freed, weights, stacked, self.one, is_product > 0, is_early > 0, routed)
+        flags = is_product > 0, is_early > 0
+        return LayerInstants(temporaries, freed, weights, stacked, self.one, *flags, routed, is_sooner > 0)
 
     @cached_property
     def experts_end(self) -> LayerInstants:
@@ -259,6 +260,7 @@ class LayerInstants:
     is_product: Mask
     is_early: Mask
     routed: Reals
+    is_sooner: Mask
 
     def each(self, function: Callable[[Any], Any]) -> LayerInstants:
         """The same of every column."""
@@ -274,8 +276,9 @@ class LayerInstants:
         return LayerInstants(*(own if theirs is own else np.where(mask, theirs, own) for theirs, own in pairs))
 
 
-LAST_OF_EXPERTS, BEFORE_ATTENTION, EVERY = 1, 3, slice(None)
-"""The place of that instant among those of a layer, the number of those before attention's backward, and all of them
+LAST_OF_EXPERTS, EVERY = 1, slice(None)
+BEFORE_ATTENTION, FROM_ATTENTION = slice(-2), slice(-2, None)
+"""The place of that instant among those of a layer, and all of them; those before attention's backward, and the others
 (memory/backward.py, layer_instants)."""
 
 
@@ -454,7 +457,7 @@ class Step:
 
     def is_first_layer(self, number: Column, passed: Reals) -> Mask:
         """Whether no layer of the chunk is left to be gathered beside the `number`-th from its end, behind which `passed` ones lie."""
-        return number == -1
+        return np.asarray(passed >= self.layers_of_chunk - 1.0)
 
     @cached_property
     def widest(self) -> Reals:
@@ -736,11 +739,11 @@ class Step:
 
     def before_attention(self, gone: Reals) -> LayerInstants:
         """The same of instants before attention's backward."""
-        return self._in_layer(gone, np.zeros((1, 1)), slice(BEFORE_ATTENTION))
+        return self._in_layer(gone, np.zeros((1, 1)), BEFORE_ATTENTION)
 
     def from_attention(self, gone: Reals) -> LayerInstants:
         """The same of instants in attention's backward and behind it."""
-        return self._in_layer(gone, np.zeros((1, 1)), slice(BEFORE_ATTENTION, None))
+        return self._in_layer(gone, np.zeros((1, 1)), FROM_ATTENTION)
 
     def _in_layer(self, gone: Reals, given: Reals, which: slice = EVERY) -> LayerInstants:
         standing = self._worst_in_layer(gone, given, np.bool_(True), which)
@@ -759,6 +762,8 @@ class Step:
         if self.has_copies:
             worth = worth - np.where(self.plain, self.trained * self.compute, 0.0) * ats.weights
         worth = worth + self._joining(ats, stands) - given * ats.is_early
+        if self.has_apart and ats.is_sooner.any():
+            worth = worth - np.where(self.apart & self.reshards, self.compute * self.dense, 0.0) * ats.is_sooner
         at = worth.argmax(axis=0), *np.indices(worth.shape[1:], sparse=True)
         total = worth.max(axis=0)[:, None, :]
         if total.shape[-1] > 1:
