@@ -369,6 +369,12 @@ def is_made_again_by_experts(row: Saved, policy: Policy) -> bool:
     return is_brought_back(row, policy) and not _is_behind_experts(row)
 
 
+def is_made_by_experts(row: Saved, policy: Policy) -> bool:
+    """Rows that a policy keeps, and that the routed experts make of the tokens that came."""
+    own = row.name.startswith("expert_") or row.name in ("gate", "up")
+    return is_kept(row, policy) and own and row.name not in ("expert_input", "expert_output")
+
+
 def is_used_up_by_experts(row: Saved, policy: Policy) -> bool:
     """Rows that are gone when backward has computed the routed experts again."""
     return is_used_up(row, policy) and not _is_behind_experts(row)

@@ -21,7 +21,7 @@ from strategist.memory.logits import gradient_bytes_CS as logits_gradient_CS
 from strategist.memory.model_states import decoded_bytes, shards_state, turning_bytes_CS
 from strategist.memory.situations import Schedule, Situation, one_pass
 from strategist.memory.sorts import sorts_of
-from strategist.memory.step import END, LAYERS, LOSS, NONE, NOWHERE, UPDATE, Instant, LayerInstants, Layers, Step, added
+from strategist.memory.step import END, LAYERS, LOSS, NONE, NOWHERE, UPDATE, Instant, LayerInstants, Layers, Step, added, counted
 from strategist.space.candidates import Column, Mask, Reals
 from strategist.space.shares import Elements, Group, pieces_C, tokens, vocabulary_elements
 from strategist.space.traffic import COALESCED_BYTES
@@ -211,10 +211,14 @@ def _gathered_in_forward(step: Step) -> tuple[Mask, Reals, Reals, Reals]:
     runs, tied = _runs(step), step.job.model.tied
     several = step.layers_of_chunk > 1
     table = step.compute * (2.0 * step.before + (2.0 if tied else 1.0) * step.widest) * step.first
-    layer = step.compute * (2.0 * step.widest + (step.before if tied else 0.0)) + step.ahead_of_time
-    last = step.compute * (2.0 * step.behind + step.widest) * step.last
+    begins, ends, buffer = 2.0 * step.widest, 2.0 * step.widest, step.widest
+    if step.has_apart:  # the buffer gathered last is that of the experts
+        begins = np.where(step.apart, step.dense + np.maximum(step.dense, step.routed), begins)
+        ends, buffer = np.where(step.apart, step.dense + step.routed, ends), step.last_unit
+    layer = step.compute * (ends + (step.before if tied else 0.0)) + step.ahead_of_time
+    last = step.compute * (2.0 * step.behind + buffer) * step.last
     again = step.compute * (2.0 * step.before + np.where(several, 2.0, 1.0) * step.widest) * (tied and step.first)
-    again = np.maximum(np.where(runs, 0.0, again), 2.0 * step.compute * step.widest)
+    again = np.maximum(np.where(runs, 0.0, again), step.compute * begins)
     begun = step.reshards & step.managed & step.situation.is_begun
     return (
         runs,
@@ -583,27 +587,34 @@ def _experts_forward(step: Step) -> Iterator[Instant]:
             "gradients": step.earlier,
             "activations": step.in_layers - step.layers.behind_experts - output,
             "logits": step.held_logits,
-            "gather_buffers": step.gathered(layers=1, head=False, experts=experts) + gathers,
+            "gather_buffers": _gathered_beside(step, 0.0, experts=experts) + gathers,
             "temporaries": added(step.previous, step.layers.in_forward + times * step.layers.sent),
         }
         yield _where_apart(step, LOSS, terms, step.situation.alternates)
+    terms = {
+        "gradients": step.earlier,
+        "activations": step.in_layers - step.layers.behind_experts - step.layers.made_by_experts - output,
+        "logits": step.held_logits,
+        "gather_buffers": _gathered_beside(step, step.beside, experts=1.0) + gathers,
+        "temporaries": added(step.previous, step.layers.in_forward + (2.0 + sorted_) * step.layers.sent),
+    }
+    yield _where_apart(step, LOSS, terms, step.situation.alternates & step.reshards)
 
 
 def _experts_backward(step: Step) -> Iterator[Instant]:
     """The same where backward computes it again, in each worst layer; and experts are reduced, or in a pipeline added to what
     stands, while the rest of the layer before is gathered. Where one rank has all of their state the last gradient is gone by then,
     and what counts is when their inputs' gradients go back, through two more copies."""
-    number = _numbers(0, 1, -2, -1)
-    own = step.counts.layers / step.chunks
-    layers, before = np.maximum(step.layers_of_chunk, 1.0), step.passed_layers(number)
-    share = before / np.maximum(layers - 1.0, 1.0)
-    passed = share * np.maximum(0.0, own - step.dense - step.routed)
+    number, layers, those = _numbers(0, 1, -2, -1), np.maximum(step.layers_of_chunk, 1.0), step.experts_of_chunk
+    own = counted(number, np.maximum(those, 1.0))
+    before = step.passed_layers(_numbers(0)) + own
+    passed = before * (step.beside + step.routed)
     behind = step.passed_head
-    left = step.in_layers - step.let_go(before, step.layers.largest)
-    above = np.where(step.reduces, step.trained * step.reduce * np.where(before > 0, step.dense, behind), 0.0)
+    left = step.in_layers - own * step.layers.kept_with_experts
+    above = np.where(step.reduces, step.trained * step.reduce * np.where(before > 0, step.beside, behind), 0.0)
     early = np.where(before >= layers - 1.0, step.ahead_of_time, 0.0) if step.piped else NONE
-    done = behind + passed, step.routed_of(share)
-    gathered = step.gathered(layers=1, head=False, passed=passed, experts=1.0)
+    done = behind + passed, before * step.routed
+    gathered = _gathered_beside(step, 0.0, passed=passed, experts=1.0)
     terms = {
         "gradients": step.earlier + step.fresh(*done),
         "activations": left - step.layers.used_by_experts,
@@ -620,9 +631,10 @@ def _experts_backward(step: Step) -> Iterator[Instant]:
         "logits": step.held_logits,
         "temporaries": added(at.temporaries - step.compute * step.layers.bare_experts, step.previous, step.late),
     }
-    alone = step.is_first_layer(number, before)
+    alone = step.is_first_layer(number, before) & (np.bool_(not step.piped) | (layers <= 1.0))
+    following = np.where(own >= those - 1.0, step.dense, step.beside)
     gathered = added(
-        step.gathered(layers=np.where(alone, 1 + step.piped, 2), head=False, passed=passed + step.routed),
+        _gathered_beside(step, np.where(alone, 0.0, following), passed=passed + step.routed),
         step.trained * step.compute * at.weights,
         step.waiting,
         early,
@@ -646,6 +658,15 @@ def _experts_backward(step: Step) -> Iterator[Instant]:
     back = kept["temporaries"] + 2.0 * step.layers.sent
     made = {"gradients": through, "gather_buffers": gathered + sent, "temporaries": back}
     yield _where_apart(step, LAYERS, kept | made, unshared)
+
+
+def _gathered_beside(
+    step: Step, following: Reals | float, passed: Reals | float = 0.0, experts: Reals | float = 0.0
+) -> Reals:
+    """Gathered weights while a layer with experts apart works: its own unit under ZeRO-3, that of the layer that comes next, and
+    so many times its experts; else all that backward has not passed."""
+    units = np.where(step.managed & step.reshards, step.compute * (step.beside + following), 0.0)
+    return step.gathered(layers=0, head=False, passed=passed, experts=experts) + units
 
 
 def _experts_again(step: Step) -> Iterator[tuple[Reals, dict[str, Reals]]]:

@@ -22,6 +22,7 @@ from strategist.memory.backward import (
     is_last,
     is_made_again_by_experts,
     is_made_behind_experts,
+    is_made_by_experts,
     is_of_first_norm,
     is_routed,
     is_used_up_by_experts,
@@ -51,6 +52,7 @@ from strategist.space.shares import (
     tokens,
     vocabulary_elements,
 )
+from strategist.space.stages import kinds
 
 LOSS, LAYERS, END, UPDATE = range(len(MOMENTS))
 """Places in MOMENTS."""
@@ -112,6 +114,26 @@ class Layers:
     def in_turn(self) -> tuple[tuple[Layers, Reals], ...]:
         """The layers in the order of backward, with what those before them kept, where some are computed again and others are not."""
         return ((self, np.zeros((1, 1))),)
+
+    @cached_property
+    def have_experts(self) -> Mask:
+        """Which sorts of layers have routed experts, (K,)."""
+        return np.array([kind.ffn == "moe" for kind in kinds(self.job.model)])
+
+    @cached_property
+    def are_mixed(self) -> bool:
+        """Whether layers with experts stand beside others."""
+        return bool(self.have_experts.any() and not self.have_experts.all())
+
+    @cached_property
+    def kept_with_experts(self) -> Reals:
+        """What a layer with experts keeps."""
+        return self._of_routed(self.one)
+
+    @cached_property
+    def made_by_experts(self) -> Reals:
+        """What a layer keeps that its experts make of the tokens that came."""
+        return self._of_routed(self.kept.rows(is_made_by_experts))
 
     @cached_property
     def largest(self) -> Reals:
@@ -495,6 +517,20 @@ class Step:
         held = dense_CK(self.job.model, self.c, self._parts[:, 0]) * self._parts
         return np.where(self.apart, np.where(present, held, 0.0).max(axis=1, keepdims=True), self.widest)
 
+    @cached_property
+    def beside(self) -> Reals:
+        """Elements of the own unit of the widest layer that has experts apart, (C, 1): without those."""
+        if not self.layers.are_mixed:
+            return self.dense
+        held = dense_CK(self.job.model, self.c, self._parts[:, 0]) * self._parts
+        return np.where(self.apart, np.where(self.layers.have_experts, held, 0.0).max(axis=1, keepdims=True), self.dense)
+
+    @once_for("state")
+    def experts_of_chunk(self) -> Reals:
+        """How many layers of a chunk have experts, of those that are looked at, (C, S)."""
+        with_experts = self.layers.group.layers_SK[:, self.layers.have_experts].sum(axis=1)
+        return on_stages(1.0 / self.chunks[:, 0], with_experts)
+
     @once_for("state")
     def first(self) -> Reals:
         """1 where the pass goes through the embedding."""
@@ -770,6 +806,8 @@ class Step:
             total = total + gone[..., None] * ats.kept[:, None, :]
             if self.has_apart and ats.routed.ndim > 2:
                 total = total + self._when_reduced(gone, ats.routed.max(axis=0), stands)
+            if self.has_apart and self.layers.are_mixed:
+                total = np.where(self._are_elsewhere(gone), -np.inf, total)
         sort = _worst_sort(self.layers.group, total)
 
         def of_worst(part: Any) -> Any:
@@ -777,6 +815,16 @@ class Step:
             return _of_sort(self.layers.group, own, sort)
 
         return ats.each(of_worst)
+
+    def _are_elsewhere(self, gone: Reals) -> Mask:
+        """Sorts of layers that do not lie where a share of the others is `gone`, (..., C, S, K): those with experts come last in
+        forward, and first in backward."""
+        before = gone * np.maximum(self.layers_of_chunk - 1.0, 0.0)
+        behind = (before > self.experts_of_chunk - 0.5)[..., None]
+        exist = (self.group.layers_SK > 0)[:, self.layers.have_experts].any(axis=1)
+        others = (self.group.layers_SK > 0)[:, ~self.layers.have_experts].any(axis=1)
+        both = (exist & others)[:, None]
+        return np.asarray(both & (self.layers.have_experts == behind))
 
     def _when_reduced(self, gone: Reals, routed: Reals, stands: np.bool_) -> Reals:
         """What `routed` experts (C, K) that lie apart change when their unit is through, (..., C, S, K): their gradients and weights
