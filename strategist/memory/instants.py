@@ -554,7 +554,7 @@ def _passed_before(step: Step, number: Column, gone: Reals, sooner: Mask) -> tup
     the gradient of the unit before in reduction."""
     layers, before, share = _layers_before(step, number)
     passed = share * np.maximum(0.0, step.counts.layers / step.chunks - step.widest)
-    alone = step.is_first_layer(number, before) & (not step.piped)
+    alone = step.is_first_layer(before) & (not step.piped)
     if sooner is not NOWHERE:
         alone = alone | (step.apart & sooner)
     experts = 1.0 * (gone == 0.0)
@@ -631,7 +631,7 @@ def _experts_backward(step: Step) -> Iterator[Instant]:
         "logits": step.held_logits,
         "temporaries": added(at.temporaries - step.compute * step.layers.bare_experts, step.previous, step.late),
     }
-    alone = step.is_first_layer(number, before) & (np.bool_(not step.piped) | (layers <= 1.0))
+    alone = step.is_first_layer(before) & (np.bool_(not step.piped) | (layers <= 1.0))
     following = np.where(own >= those - 1.0, step.dense, step.beside)
     gathered = added(
         _gathered_beside(step, np.where(alone, 0.0, following), passed=passed + step.routed),

@@ -477,8 +477,8 @@ class Step:
     is_side = False
     """Whether the layers that are looked at keep everything beside others that are computed again."""
 
-    def is_first_layer(self, number: Column, passed: Reals) -> Mask:
-        """Whether no layer of the chunk is left to be gathered beside the `number`-th from its end, behind which `passed` ones lie."""
+    def is_first_layer(self, passed: Reals) -> Mask:
+        """Whether no layer of the chunk is left to be gathered beside the one behind which `passed` ones lie."""
         return np.asarray(passed >= self.layers_of_chunk - 1.0)
 
     @cached_property
@@ -806,7 +806,8 @@ class Step:
             total = total + gone[..., None] * ats.kept[:, None, :]
             if self.has_apart and ats.routed.ndim > 2:
                 total = total + self._when_reduced(gone, ats.routed.max(axis=0), stands)
-            if self.has_apart and self.layers.are_mixed:
+            is_whole = np.array_equal(self.layers.group.layers_SK, self.group.layers_SK)
+            if self.has_apart and self.layers.are_mixed and is_whole:
                 total = np.where(self._are_elsewhere(gone), -np.inf, total)
         sort = _worst_sort(self.layers.group, total)
 
@@ -819,12 +820,12 @@ class Step:
     def _are_elsewhere(self, gone: Reals) -> Mask:
         """Sorts of layers that do not lie where a share of the others is `gone`, (..., C, S, K): those with experts come last in
         forward, and first in backward."""
+        have = self.layers.have_experts
         before = gone * np.maximum(self.layers_of_chunk - 1.0, 0.0)
         behind = (before > self.experts_of_chunk - 0.5)[..., None]
-        exist = (self.group.layers_SK > 0)[:, self.layers.have_experts].any(axis=1)
-        others = (self.group.layers_SK > 0)[:, ~self.layers.have_experts].any(axis=1)
-        both = (exist & others)[:, None]
-        return np.asarray(both & (self.layers.have_experts == behind))
+        held = self.group.layers_SK > 0
+        both = (held[:, have].any(axis=1) & held[:, ~have].any(axis=1))[:, None]
+        return np.asarray(both & (have == behind))
 
     def _when_reduced(self, gone: Reals, routed: Reals, stands: np.bool_) -> Reals:
         """What `routed` experts (C, K) that lie apart change when their unit is through, (..., C, S, K): their gradients and weights
