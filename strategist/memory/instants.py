@@ -537,6 +537,8 @@ def _worst_at(step: Step, number: Column, worst: WorstOf) -> tuple[Reals, ...]:
     _, before, share = _layers_before(step, number)
     at = worst(step, share)
     let_go = step.let_go(before, at.kept)
+    if step.is_mixed:
+        let_go = np.where(step.apart, step.let_go_in_turn(before), let_go)
     gone = np.where(step.apart, at.routed, 0.0) if step.has_apart else NONE
     weights = added(at.weights, at.stacked, -gone if step.has_apart else NONE)
     partial: Reals = step.trained * step.compute * np.where(step.at_once, 0.0, weights)
@@ -557,12 +559,35 @@ def _passed_before(step: Step, number: Column, gone: Reals, sooner: Mask) -> tup
     alone = step.is_first_layer(before) & (not step.piped)
     if sooner is not NOWHERE:
         alone = alone | (step.apart & sooner)
-    experts = 1.0 * (gone == 0.0)
-    gathered = step.gathered(layers=np.where(alone, 1, 2), head=False, passed=added(passed, gone), experts=experts)
+    experts, routed, above = 1.0 * (gone == 0.0), step.routed_of(share), step.dense
+    gathers = np.where(alone, 1, 2)
+    units: Reals = NONE
+    if step.is_mixed:
+        units, above, of_turn, routed_of_turn, has = _in_turn_of_sorts(step, before, alone)
+        passed, routed = np.where(step.apart, of_turn, passed), np.where(step.apart, routed_of_turn, routed)
+        experts, gathers = experts * has, np.where(step.apart, 0, gathers)
+    gathered = step.gathered(layers=gathers, head=False, passed=added(passed, gone), experts=experts)
+    gathered = added(gathered, units)
     if step.piped:
         gathered = gathered + np.where(before >= layers - 1.0, step.ahead_of_time, 0.0)
-    in_flight = NONE if step.piped else step.trained * step.reduce * np.where(before > 0, step.dense, step.passed_head)
-    return before, step.passed_head + passed, step.routed_of(share), gathered, in_flight
+    in_flight = NONE if step.piped else step.trained * step.reduce * np.where(before > 0, above, step.passed_head)
+    return before, step.passed_head + passed, routed, gathered, in_flight
+
+
+def _in_turn_of_sorts(step: Step, before: Reals, alone: Mask) -> tuple[Reals, ...]:
+    """Where layers with experts apart come last in forward: gathered units of the layer behind which `before` others are through, and of
+    the next one, unless it is `alone`; elements of the unit above it, and of those that are through, of experts among them; whether it has experts."""
+    those = step.experts_of_chunk
+
+    def unit(number: Reals) -> Reals:
+        return np.where(step.apart, np.where(number <= those - 0.5, step.beside, step.alone), step.dense)
+
+    first, rest = np.minimum(before, those), np.maximum(before - those, 0.0)
+    units = step.compute * (unit(before) + np.where(alone, 0.0, unit(before + 1.0)))
+    gathered = np.where(step.apart & step.reshards, units, 0.0)
+    has = np.where(step.apart, before <= those - 0.5, True)
+    passed = first * (step.beside + step.routed) + rest * step.alone
+    return gathered, unit(before - 1.0), passed, first * step.routed, has * 1.0
 
 
 def _experts(step: Step) -> Iterator[Instant]:

@@ -474,6 +474,13 @@ class Step:
         """Copies of weights that are kept when so many layers are through."""
         return self.copies * (1.0 - passed / np.maximum(self.layers_of_chunk, 1.0))
 
+    def let_go_in_turn(self, passed: Reals) -> Reals:
+        """The same where layers with experts are through first."""
+        with_experts, every = self.experts_of_chunk, self.layers.every / self.chunks
+        kept = self.layers.kept_with_experts
+        rest = np.maximum(0.0, every - with_experts * kept) / np.maximum(1.0, self.layers_of_chunk - with_experts)
+        return np.minimum(passed, with_experts) * kept + np.maximum(passed - with_experts, 0.0) * rest
+
     is_side = False
     """Whether the layers that are looked at keep everything beside others that are computed again."""
 
@@ -524,6 +531,18 @@ class Step:
             return self.dense
         held = dense_CK(self.job.model, self.c, self._parts[:, 0]) * self._parts
         return np.where(self.apart, np.where(self.layers.have_experts, held, 0.0).max(axis=1, keepdims=True), self.dense)
+
+    @cached_property
+    def alone(self) -> Reals:
+        """The same of layers without experts."""
+        held = dense_CK(self.job.model, self.c, self._parts[:, 0]) * self._parts
+        return np.where(self.layers.have_experts, 0.0, held).max(axis=1, keepdims=True)
+
+    @cached_property
+    def is_mixed(self) -> bool:
+        """Whether experts lie apart in some layers, others have none, and no policy of one layer differs from another's."""
+        is_whole = np.array_equal(self.layers.group.layers_SK, self.group.layers_SK)
+        return self.has_apart and self.layers.are_mixed and is_whole
 
     @once_for("state")
     def experts_of_chunk(self) -> Reals:
@@ -806,8 +825,7 @@ class Step:
             total = total + gone[..., None] * ats.kept[:, None, :]
             if self.has_apart and ats.routed.ndim > 2:
                 total = total + self._when_reduced(gone, ats.routed.max(axis=0), stands)
-            is_whole = np.array_equal(self.layers.group.layers_SK, self.group.layers_SK)
-            if self.has_apart and self.layers.are_mixed and is_whole:
+            if self.is_mixed:
                 total = np.where(self._are_elsewhere(gone), -np.inf, total)
         sort = _worst_sort(self.layers.group, total)
 
@@ -825,7 +843,7 @@ class Step:
         behind = (before > self.experts_of_chunk - 0.5)[..., None]
         held = self.group.layers_SK > 0
         both = (held[:, have].any(axis=1) & held[:, ~have].any(axis=1))[:, None]
-        return np.asarray(both & (have == behind))
+        return np.asarray(self.apart[..., None] & both & (have == behind))
 
     def _when_reduced(self, gone: Reals, routed: Reals, stands: np.bool_) -> Reals:
         """What `routed` experts (C, K) that lie apart change when their unit is through, (..., C, S, K): their gradients and weights

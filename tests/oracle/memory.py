@@ -204,7 +204,8 @@ class Stage:
         self.apart = self.units and a["ep"] > 1 and is_ours
         self.sharers = int(expert_shards(a))
         self.own_tokens = max(1, sequence_cut(a) // a["etp"])  # ranks that send an expert's tokens between them
-        self.D, self.X, self.beside = self._units_of_layers() if self.apart else (self.wl, 0.0, self.wl)
+        units = self._units_of_layers() if self.apart else (self.wl, 0.0, self.wl, self.wl)
+        self.D, self.X, self.beside, self.bald = units
         if self.tiles > 1:  # what a layer is beside its matrices
             self.D = max(
                 self.n * sum(vector_elements(v, a["tp"], self.n) for v in build_layer(job.model, kind).vectors)
@@ -261,16 +262,17 @@ class Stage:
         )  # the root unit joins what stands at the end of the pass
         self.through = 0.0 if self.tied or roots else self.behind
 
-    def _units_of_layers(self) -> tuple[float, float, float]:
+    def _units_of_layers(self) -> tuple[float, float, float, float]:
         """Elements of the largest unit of a layer without its experts, of that of its experts, and of the first where there are
-        some, with padding."""
+        some and where there are none, with padding."""
         shape, a, sorts = self.job.model, self.a, layer_counts(self.job.model)
         parts = self.n if self.zero >= 2 else 1
         rests = {kind: parts * dense_of_layer(shape, kind, a["tp"], parts) for kind in sorts}
         ranks = self.sharers
         routed = max(ranks * experts_of_layer(shape, kind, a["ep"], a["etp"], ranks) for kind in sorts)
         beside = max((rest for kind, rest in rests.items() if kind.ffn == "moe"), default=0)
-        return float(max(rests.values())), float(routed), float(beside)
+        bald = max((rest for kind, rest in rests.items() if kind.ffn != "moe"), default=0)
+        return float(max(rests.values())), float(routed), float(beside), float(bald)
 
     def _earlier(self) -> float:
         """Gradients that stand, of this chunk and of others; reduced ones too."""
@@ -950,14 +952,32 @@ class Stage:
         behind = self.through
         done, weights = behind + passed, at.weights + at.stacked - at.routed
         routed = share * max(0.0, self.w.experts - self.X) + at.routed if self.apart else 0.0
+        mixed = self.apart and not self.is_partly and len({own.ffn for own in layer_counts(self.job.model)}) > 1
+        those = sum(own.ffn == "moe" for own in self.kinds) / self.v
+
+        def unit(place: float) -> float:
+            return (self.beside if place <= those - 0.5 else self.bald) if mixed else self.D
+
+        if mixed:
+            mine = [own for own in self.kinds if own.ffn == "moe"]
+            first, rest = min(before, those), max(before - those, 0.0)
+            of_experts = self._rows(mine[0], _kept) if mine else 0.0
+            others = max(0.0, self.every / self.v - those * of_experts) / max(1.0, len(self.kinds) / self.v - those)
+            let_go = first * of_experts + rest * others
+            passed = first * (self.beside + self.X) + rest * self.bald
+            done, routed = behind + passed, first * self.X + at.routed
         partial = 0.0 if self.at_once else self.q * self.c * weights
-        in_flight = self.q * self.r * (self.X if at.routed else self.D if before else behind)
+        in_flight = self.q * self.r * (self.X if at.routed else unit(before - 1) if before else behind)
         freed_copies = self.q * self.c * at.weights
         copies = self.copies * (1 - before / max(len(self.mine) / self.v, 1)) - (
             freed_copies if self.plain and self.casts else 0.0
         )
         given = self.given if before == 0 and at.is_early else 0.0
         layers = 1 if (is_first and not self.piped) or (self.apart and at.is_sooner) else 2
+        experts = 0 if at.routed or (mixed and before > those - 0.5) else 1
+        gathered = self.gathered(0 if mixed else layers, passed=passed + at.routed, experts=experts)
+        if mixed and self.zero == 3:
+            gathered += self.c * (unit(before) + (unit(before + 1) if layers > 1 else 0.0))
         at_end = self.early if self.piped and before >= count - 1 else 0.0
         left = self.outside if self.a["accumulation"] > 2 else max(0.0, self.outside - self.q * self.s * done)
         again = max(0.0, self.copies_again - freed_copies) if self.copies_again else 0.0
@@ -965,7 +985,7 @@ class Stage:
             "gradients": self.earlier + self.fresh(done + (weights if self.at_once else 0.0) + at.routed, routed),
             "activations": max(self.inputs, self.inside - at.freed - let_go),
             "logits": self.logits(0),
-            "gather_buffers": self.gathered(layers, passed=passed + at.routed, experts=0 if at.routed else 1)
+            "gather_buffers": gathered
             + at_end
             + (partial + in_flight if self.reduces else 0.0)
             + self.waiting,
