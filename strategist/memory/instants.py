@@ -21,7 +21,20 @@ from strategist.memory.logits import gradient_bytes_CS as logits_gradient_CS
 from strategist.memory.model_states import decoded_bytes, shards_state, turning_bytes_CS
 from strategist.memory.situations import Schedule, Situation, one_pass
 from strategist.memory.sorts import sorts_of
-from strategist.memory.step import END, LAYERS, LOSS, NONE, NOWHERE, UPDATE, Instant, LayerInstants, Layers, Step, added, counted
+from strategist.memory.step import (
+    END,
+    LAYERS,
+    LOSS,
+    NONE,
+    NOWHERE,
+    UPDATE,
+    Instant,
+    LayerInstants,
+    Layers,
+    Step,
+    added,
+    counted,
+)
 from strategist.space.candidates import Column, Mask, Reals
 from strategist.space.shares import Elements, Group, pieces_C, tokens, vocabulary_elements
 from strategist.space.traffic import COALESCED_BYTES

@@ -530,7 +530,9 @@ class Step:
         if not self.layers.are_mixed:
             return self.dense
         held = dense_CK(self.job.model, self.c, self._parts[:, 0]) * self._parts
-        return np.where(self.apart, np.where(self.layers.have_experts, held, 0.0).max(axis=1, keepdims=True), self.dense)
+        return np.where(
+            self.apart, np.where(self.layers.have_experts, held, 0.0).max(axis=1, keepdims=True), self.dense
+        )
 
     @cached_property
     def alone(self) -> Reals:

@@ -985,10 +985,7 @@ class Stage:
             "gradients": self.earlier + self.fresh(done + (weights if self.at_once else 0.0) + at.routed, routed),
             "activations": max(self.inputs, self.inside - at.freed - let_go),
             "logits": self.logits(0),
-            "gather_buffers": gathered
-            + at_end
-            + (partial + in_flight if self.reduces else 0.0)
-            + self.waiting,
+            "gather_buffers": gathered + at_end + (partial + in_flight if self.reduces else 0.0) + self.waiting,
             "bucket_buffers": max(0.0, copies),
             "temporaries": at.temporaries
             - given
@@ -1112,11 +1109,7 @@ class Stage:
                     "gradients": self.earlier + self.fresh(done, routed),
                     "activations": left - gone + held,
                     "logits": self.logits(0),
-                    "gather_buffers": self._beside(0.0, passed, 1)
-                    + again
-                    + above
-                    + self.waiting
-                    + at_end,
+                    "gather_buffers": self._beside(0.0, passed, 1) + again + above + self.waiting + at_end,
                     "temporaries": more + self.previous + self.late,
                 }
         kind = self._mixture()
