@@ -46,7 +46,8 @@ class LayerInstant:
     """One instant of one layer's backward, (C, K) each: bytes of temporaries, bytes of kept activations that are freed
     by then, and elements of weights whose gradients exist, and of `stacked` ones that are just put together; `is_product`:
     a matrix is just getting its gradient; `is_early`: the gradient that the layer was given is still needed; `routed`: those
-    of the weights that are experts and through with backward, which are a unit of their own where ranks share them."""
+    of the weights that are experts and through with backward, which are a unit of their own where ranks share them; `is_sooner`:
+    those have not begun, so nothing is gathered for the next layer."""
 
     temporaries: Reals
     freed: Reals
@@ -55,6 +56,7 @@ class LayerInstant:
     is_product: Mask | bool = False
     is_early: bool = True
     routed: Reals | float = 0.0
+    is_sooner: bool = False
 
 
 Rows = Callable[[Saved, Policy], bool]
@@ -205,6 +207,8 @@ def layer_instants(kept: Kept) -> tuple[LayerInstant, ...]:
         gathered = (_gathered_gradient(kept),) if _gathers_gradient(kept) else ()
         return (*dense, _in_attention(kept), _before_attention(kept), *gathered)
     routed = (_experts_begin(kept), _experts_end(kept), _first_expert(kept))
+    if kept.job.model.moe.shared_ffn:
+        routed, dense = (*routed, _last_of_shared(kept), _inside_shared(kept)), (*dense, dense[0], dense[0])
     has_experts = np.array([kind.ffn == "moe" for kind in kinds(kept.job.model)])
     mixed = (_by_kind(has_experts, *pair) for pair in zip(routed, dense, strict=True))
     return (*mixed, _in_attention(kept), _before_attention(kept))
@@ -218,6 +222,7 @@ def _by_kind(has_experts: Mask, routed: LayerInstant, dense: LayerInstant) -> La
         np.where(has_experts, routed.weights, dense.weights),
         np.where(has_experts, routed.stacked, dense.stacked),
         np.where(has_experts, routed.is_product, dense.is_product),
+        is_sooner=routed.is_sooner,
     )
 
 
@@ -243,6 +248,47 @@ def _of_shared_inputs(kept: Kept) -> Reals:
     job, moe = kept.job, kept.job.model.moe
     width = job.model.hidden if moe and moe.shared_ffn else 0
     return (tokens(job, kept.c) * width * BYTES[job.formats.compute] / routed_cut(kept.c))[:, None]
+
+
+def _last_of_shared(kept: Kept) -> LayerInstant:
+    """When the last matrix of shared experts has its gradient, before the routed ones begin (autograd works backwards, and forward ran the
+    shared ones last): beside it its input, the gradient of that, and all that was computed again. A gate gave a gradient of
+    its own input and one of what it weighs. Beside whole experts the ranks' parts of the result's gradient are put together."""
+    job, c = kept.job, kept.c
+    given, whole, own = _given_to_shared(job, c)
+    weighed = own if job.model.moe and job.model.moe.shared_gate else 0.0
+    casts = (is_plain_data_parallel(job.profile.has_units, c) & (job.formats.compute != job.formats.parameter))[:, None]
+    again = kept.rows(_is_again_beside_shared) - np.where(casts, kept.rows(_is_shared_product_again), 0.0)
+    freed = kept.rows(_is_gone_at_shared) + np.where(casts, kept.rows(_is_shared_product), 0.0)
+    gradients = (given + weighed + whole)[:, None] + _shared_product(kept)
+    weights = kept.weights(_is_last_of_shared)
+    return LayerInstant(gradients + again, freed, weights, is_product=True, is_sooner=True)
+
+
+def _inside_shared(kept: Kept) -> LayerInstant:
+    """Behind the activation of shared experts: gradients of its result and of its inputs; what their last matrix read is gone."""
+    times = 3.0 if kept.job.model.mlp_gated else 2.0
+    given, _, _ = _given_to_shared(kept.job, kept.c)
+    again = kept.rows(_is_again_beside_shared) - kept.rows(_is_shared_product_again)
+    freed = kept.rows(_is_gone_at_shared) + kept.rows(_is_shared_product)
+    temporaries = given[:, None] + times * _shared_product(kept) + again
+    return LayerInstant(temporaries, freed, kept.weights(_is_last_of_shared), is_sooner=True)
+
+
+def _given_to_shared(job: Job, c: Candidates) -> tuple[Column | Reals, Column | Reals, Column | Reals]:
+    """Bytes of gradients beside shared experts at work: of the layer's result, and of what a gate read; of their own result where
+    the ranks' parts of it are put together; of their result as a gate gives it, (C,) each."""
+    apart = routed_cut(c) > 1
+    own, whole = residual_C(job, c, whole=False), tokens(job, c) * job.model.hidden * BYTES[job.formats.compute]
+    part = np.where(apart, own, whole)
+    given = own + np.where(apart, 0.0, gathered_stream_C(job, c))
+    read = part if job.model.moe and job.model.moe.shared_gate else 0.0
+    return given + read, np.where(apart, whole, 0.0), part
+
+
+def _shared_product(kept: Kept) -> Reals:
+    """The input of the last matrix of shared experts, kept or computed again, (C, K)."""
+    return kept.rows(_is_shared_product) + kept.rows(_is_shared_product_again)
 
 
 def _experts_end(kept: Kept) -> LayerInstant:
@@ -278,6 +324,32 @@ def is_routed(name: str) -> bool:
     return name.startswith("expert_")
 
 
+def _is_gone_at_shared(row: Saved, policy: Policy) -> bool:
+    """Rows that are gone when shared experts go backward: those that served to compute others again, and the result that a gate
+    weighed."""
+    weighed = row.name == "shared_result" and is_kept(row, policy) and is_worth_keeping(row, policy)
+    return weighed or is_used_up(row, policy)
+
+
+def _is_again_beside_shared(row: Saved, policy: Policy) -> bool:
+    """Rows that backward has computed again then, but for that result."""
+    return is_brought_back(row, policy) and row.name != "shared_result"
+
+
+def _is_last_of_shared(name: str) -> bool:
+    return name == "shared_down"
+
+
+def _is_shared_product(row: Saved, policy: Policy) -> bool:
+    """The input of the last matrix of shared experts, where a policy keeps it."""
+    return is_kept(row, policy) and row.name == "shared_product"
+
+
+def _is_shared_product_again(row: Saved, policy: Policy) -> bool:
+    """The same where backward computes it again."""
+    return is_brought_back(row, policy) and row.name == "shared_product"
+
+
 def _is_kept_by_shared(row: Saved, policy: Policy) -> bool:
     """Rows of shared experts that backward reads; they are through before the routed ones begin."""
     return is_kept(row, policy) and is_worth_keeping(row, policy) and row.name.startswith("shared_")
@@ -296,6 +368,12 @@ def is_made_behind_experts(row: Saved, policy: Policy) -> bool:
 def is_made_again_by_experts(row: Saved, policy: Policy) -> bool:
     """Rows that backward computes again until the routed experts are through."""
     return is_brought_back(row, policy) and not _is_behind_experts(row)
+
+
+def is_made_by_experts(row: Saved, policy: Policy) -> bool:
+    """Rows that a policy keeps, and that the routed experts make of the tokens that came."""
+    own = row.name.startswith("expert_") or row.name in ("gate", "up")
+    return is_kept(row, policy) and own and row.name not in ("expert_input", "expert_output")
 
 
 def is_used_up_by_experts(row: Saved, policy: Policy) -> bool:

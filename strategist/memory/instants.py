@@ -21,7 +21,20 @@ from strategist.memory.logits import gradient_bytes_CS as logits_gradient_CS
 from strategist.memory.model_states import decoded_bytes, shards_state, turning_bytes_CS
 from strategist.memory.situations import Schedule, Situation, one_pass
 from strategist.memory.sorts import sorts_of
-from strategist.memory.step import END, LAYERS, LOSS, NONE, UPDATE, Instant, LayerInstants, Layers, Step, added
+from strategist.memory.step import (
+    END,
+    LAYERS,
+    LOSS,
+    NONE,
+    NOWHERE,
+    UPDATE,
+    Instant,
+    LayerInstants,
+    Layers,
+    Step,
+    added,
+    counted,
+)
 from strategist.space.candidates import Column, Mask, Reals
 from strategist.space.shares import Elements, Group, pieces_C, tokens, vocabulary_elements
 from strategist.space.traffic import COALESCED_BYTES
@@ -246,12 +259,16 @@ def _gathered_in_forward(step: Step) -> tuple[Mask, Reals, Reals, Reals]:
     runs, tied = _runs(step), step.job.model.tied
     several = step.layers_of_chunk > 1
     root = step.root if tied else 0.0
-    ends = step.first + step.last if tied else step.first
-    table = step.compute * (2.0 * (step.root if tied else step.before) + (2.0 if tied else 1.0) * step.widest) * ends
-    layer = step.compute * (2.0 * step.widest + root) + step.ahead_of_time
-    last = 0.0 if tied else step.compute * (2.0 * step.behind + step.widest) * step.last
+    at_ends = step.first + step.last if tied else step.first
+    table = step.compute * (2.0 * (step.root if tied else step.before) + (2.0 if tied else 1.0) * step.widest) * at_ends
+    begins, ends, buffer = 2.0 * step.widest, 2.0 * step.widest, step.widest
+    if step.has_apart:  # the buffer gathered last is that of the experts
+        begins = np.where(step.apart, step.dense + np.maximum(step.dense, step.routed), begins)
+        ends, buffer = np.where(step.apart, step.dense + step.routed, ends), step.last_unit
+    layer = step.compute * (ends + root) + step.ahead_of_time
+    last = 0.0 if tied else step.compute * (2.0 * step.behind + buffer) * step.last
     again = step.compute * (2.0 * step.before + np.where(several, 2.0, 1.0) * step.widest) * (tied and step.first)
-    again = np.maximum(np.where(runs, 0.0, again), 2.0 * step.compute * step.widest)
+    again = np.maximum(np.where(runs, 0.0, again), step.compute * begins)
     begun = step.reshards & step.managed & step.situation.is_begun
     return (
         runs,
@@ -537,8 +554,8 @@ WorstOf = Callable[[Step, Reals], LayerInstants]
 def _in_layer(step: Step, number: Column, worst: WorstOf) -> Instant:
     """The worst instant of the `number`-th layers from the end of the chunk; -1 is its first layer, -2 its second."""
     found = step.once("layer", lambda own: _worst_at(own, number, worst))
-    activations, whole, weights, gone, waits, partial, joins = found
-    before, done, routed, gathered, in_flight = step.of_state(lambda own: _passed_before(own, number, gone))
+    activations, whole, weights, gone, waits, partial, joins, sooner = found
+    before, done, routed, gathered, in_flight = step.of_state(lambda own: _passed_before(own, number, gone, sooner))
     made = np.where(step.at_once, weights, 0.0)
     if step.piped:
         waits = added(waits, step.late, partial)
@@ -578,6 +595,8 @@ def _worst_at(step: Step, number: Column, worst: WorstOf) -> tuple[Reals, ...]:
     _, before, share = _layers_before(step, number)
     at = worst(step, share)
     let_go = step.let_go(before, at.kept)
+    if step.is_mixed:
+        let_go = np.where(step.apart, step.let_go_in_turn(before), let_go)
     gone = np.where(step.apart, at.routed, 0.0) if step.has_apart else NONE
     weights = added(at.weights, at.stacked, -gone if step.has_apart else NONE)
     partial: Reals = step.trained * step.compute * np.where(step.at_once, 0.0, weights)
@@ -587,21 +606,46 @@ def _worst_at(step: Step, number: Column, worst: WorstOf) -> tuple[Reals, ...]:
         if not step.job.model.tied:  # nothing comes between
             waits, partial, joins = added(waits, partial, joins), NONE, NONE
     kept = np.maximum(step.inputs, step.in_layers - at.freed - let_go)
-    return kept, at.weights, weights, gone, waits, partial, joins
+    return kept, at.weights, weights, gone, waits, partial, joins, at.is_sooner if step.has_apart else NOWHERE
 
 
-def _passed_before(step: Step, number: Column, gone: Reals) -> tuple[Reals | float, ...]:
+def _passed_before(step: Step, number: Column, gone: Reals, sooner: Mask) -> tuple[Reals | float, ...]:
     """Layers of the chunk before such a layer, elements whose backward is over, of experts among them, gathered weights, and
     the gradient of the unit before in reduction."""
     layers, before, share = _layers_before(step, number)
     passed = share * np.maximum(0.0, step.counts.layers / step.chunks - step.widest)
-    alone = before >= layers - 1.0 if step.piped else step.is_first_layer(number, before)
-    experts = 1.0 * (gone == 0.0)
-    gathered = step.gathered(layers=np.where(alone, 1, 2), head=False, passed=added(passed, gone), experts=experts)
+    alone = before >= layers - 1.0 if step.piped else step.is_first_layer(before)
+    if sooner is not NOWHERE:
+        alone = alone | (step.apart & sooner)
+    experts, routed, above = 1.0 * (gone == 0.0), step.routed_of(share), step.dense
+    gathers = np.where(alone, 1, 2)
+    units: Reals = NONE
+    if step.is_mixed:
+        units, above, of_turn, routed_of_turn, has = _in_turn_of_sorts(step, before, alone)
+        passed, routed = np.where(step.apart, of_turn, passed), np.where(step.apart, routed_of_turn, routed)
+        experts, gathers = experts * has, np.where(step.apart, 0, gathers)
+    gathered = step.gathered(layers=gathers, head=False, passed=added(passed, gone), experts=experts)
+    gathered = added(gathered, units)
     if step.piped:
         gathered = gathered + np.where(before >= layers - 1.0, step.ahead_of_time, 0.0)
-    in_flight = NONE if step.piped else step.trained * step.reduce * np.where(before > 0, step.dense, step.passed_head)
-    return before, step.passed_head + passed, step.routed_of(share), gathered, in_flight
+    in_flight = NONE if step.piped else step.trained * step.reduce * np.where(before > 0, above, step.passed_head)
+    return before, step.passed_head + passed, routed, gathered, in_flight
+
+
+def _in_turn_of_sorts(step: Step, before: Reals, alone: Mask) -> tuple[Reals, ...]:
+    """Where layers with experts apart come last in forward: gathered units of the layer behind which `before` others are through, and of
+    the next one, unless it is `alone`; elements of the unit above it, and of those that are through, of experts among them; whether it has experts."""
+    those = step.experts_of_chunk
+
+    def unit(number: Reals) -> Reals:
+        return np.where(step.apart, np.where(number <= those - 0.5, step.beside, step.alone), step.dense)
+
+    first, rest = np.minimum(before, those), np.maximum(before - those, 0.0)
+    units = step.compute * (unit(before) + np.where(alone, 0.0, unit(before + 1.0)))
+    gathered = np.where(step.apart & step.reshards, units, 0.0)
+    has = np.where(step.apart, before <= those - 0.5, True)
+    passed = first * (step.beside + step.routed) + rest * step.alone
+    return gathered, unit(before - 1.0), passed, first * step.routed, has * 1.0
 
 
 def _experts(step: Step) -> Iterator[Instant]:
@@ -626,27 +670,34 @@ def _experts_forward(step: Step) -> Iterator[Instant]:
             "gradients": step.earlier,
             "activations": step.in_layers - step.layers.behind_experts - output,
             "logits": step.held_logits,
-            "gather_buffers": step.gathered(layers=1, head=False, experts=experts) + gathers,
+            "gather_buffers": _gathered_beside(step, 0.0, experts=experts) + gathers,
             "temporaries": added(step.previous, step.layers.in_forward + times * step.layers.sent),
         }
         yield _where_apart(step, LOSS, terms, step.situation.alternates)
+    terms = {
+        "gradients": step.earlier,
+        "activations": step.in_layers - step.layers.behind_experts - step.layers.made_by_experts - output,
+        "logits": step.held_logits,
+        "gather_buffers": _gathered_beside(step, step.beside, experts=1.0) + gathers,
+        "temporaries": added(step.previous, step.layers.in_forward + (2.0 + sorted_) * step.layers.sent),
+    }
+    yield _where_apart(step, LOSS, terms, step.situation.alternates & step.reshards)
 
 
 def _experts_backward(step: Step) -> Iterator[Instant]:
     """The same where backward computes it again, in each worst layer; and experts are reduced, or in a pipeline added to what
     stands, while the rest of the layer before is gathered. Where one rank has all of their state the last gradient is gone by then,
     and what counts is when their inputs' gradients go back, through two more copies."""
-    number = _numbers(0, 1, -2, -1)
-    own = step.counts.layers / step.chunks
-    layers, before = np.maximum(step.layers_of_chunk, 1.0), step.passed_layers(number)
-    share = before / np.maximum(layers - 1.0, 1.0)
-    passed = share * np.maximum(0.0, own - step.dense - step.routed)
+    number, layers, those = _numbers(0, 1, -2, -1), np.maximum(step.layers_of_chunk, 1.0), step.experts_of_chunk
+    own = counted(number, np.maximum(those, 1.0))
+    before = step.passed_layers(_numbers(0)) + own
+    passed = before * (step.beside + step.routed)
     behind = step.passed_head
-    left = step.in_layers - step.let_go(before, step.layers.largest)
-    above = np.where(step.reduces, step.trained * step.reduce * np.where(before > 0, step.dense, behind), 0.0)
+    left = step.in_layers - own * step.layers.kept_with_experts
+    above = np.where(step.reduces, step.trained * step.reduce * np.where(before > 0, step.beside, behind), 0.0)
     early = np.where(before >= layers - 1.0, step.ahead_of_time, 0.0) if step.piped else NONE
-    done = behind + passed, step.routed_of(share)
-    gathered = step.gathered(layers=1, head=False, passed=passed, experts=1.0)
+    done = behind + passed, before * step.routed
+    gathered = _gathered_beside(step, 0.0, passed=passed, experts=1.0)
     terms = {
         "gradients": step.earlier + step.fresh(*done),
         "activations": left - step.layers.used_by_experts,
@@ -663,9 +714,10 @@ def _experts_backward(step: Step) -> Iterator[Instant]:
         "logits": step.held_logits,
         "temporaries": added(at.temporaries - step.compute * step.layers.bare_experts, step.previous, step.late),
     }
-    alone = step.is_first_layer(number, before)
+    alone = step.is_first_layer(before) & (np.bool_(not step.piped) | (layers <= 1.0))
+    following = np.where(own >= those - 1.0, step.dense, step.beside)
     gathered = added(
-        step.gathered(layers=np.where(alone, 1 + step.piped, 2), head=False, passed=passed + step.routed),
+        _gathered_beside(step, np.where(alone, 0.0, following), passed=passed + step.routed),
         step.trained * step.compute * at.weights,
         step.waiting,
         early,
@@ -689,6 +741,15 @@ def _experts_backward(step: Step) -> Iterator[Instant]:
     back = kept["temporaries"] + 2.0 * step.layers.sent
     made = {"gradients": through, "gather_buffers": gathered + sent, "temporaries": back}
     yield _where_apart(step, LAYERS, kept | made, unshared)
+
+
+def _gathered_beside(
+    step: Step, following: Reals | float, passed: Reals | float = 0.0, experts: Reals | float = 0.0
+) -> Reals:
+    """Gathered weights while a layer with experts apart works: its own unit under ZeRO-3, that of the layer that comes next, and
+    so many times its experts; else all that backward has not passed."""
+    units = np.where(step.managed & step.reshards, step.compute * (step.beside + following), 0.0)
+    return step.gathered(layers=0, head=False, passed=passed, experts=experts) + units
 
 
 def _experts_again(step: Step) -> Iterator[tuple[Reals, dict[str, Reals]]]:

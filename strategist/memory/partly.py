@@ -88,7 +88,7 @@ class KeptStep(Step):
         second = np.where(self.own_layers >= 2.0, self.layers.largest, self.layers.again.largest)
         return np.asarray(self.layers.largest + (number - 1.0) * second)
 
-    def is_first_layer(self, number: Column, passed: Reals) -> Mask:
+    def is_first_layer(self, passed: Reals) -> Mask:
         """As `Step` has it, where no others follow."""
         return np.asarray((passed >= np.maximum(self.own_layers, 1.0) - 1.0) & ~self.layers.again.group.has_layers)
 
@@ -135,10 +135,6 @@ class AgainStep(Step):
     def passed_layers(self, number: Column) -> Reals:
         """The others, and of these as `Step` has it."""
         return np.asarray(self.kept.own_layers + counted(number, np.maximum(self.own_layers, 1.0)))
-
-    def is_first_layer(self, number: Column, passed: Reals) -> Mask:
-        """As `Step` has it; the second of few may be the first layer, too."""
-        return np.asarray(passed >= self.layers_of_chunk - 1.0)
 
     def let_go(self, passed: Reals, kept: Reals) -> Reals:
         """As `Step` has it, of these layers alone."""

@@ -22,6 +22,7 @@ from strategist.memory.backward import (
     is_last,
     is_made_again_by_experts,
     is_made_behind_experts,
+    is_made_by_experts,
     is_of_first_norm,
     is_routed,
     is_used_up_by_experts,
@@ -51,6 +52,7 @@ from strategist.space.shares import (
     tokens,
     vocabulary_elements,
 )
+from strategist.space.stages import kinds
 
 LOSS, LAYERS, END, UPDATE = range(len(MOMENTS))
 """Places in MOMENTS."""
@@ -112,6 +114,26 @@ class Layers:
     def in_turn(self) -> tuple[tuple[Layers, Reals], ...]:
         """The layers in the order of backward, with what those before them kept, where some are computed again and others are not."""
         return ((self, np.zeros((1, 1))),)
+
+    @cached_property
+    def have_experts(self) -> Mask:
+        """Which sorts of layers have routed experts, (K,)."""
+        return np.array([kind.ffn == "moe" for kind in kinds(self.job.model)])
+
+    @cached_property
+    def are_mixed(self) -> bool:
+        """Whether layers with experts stand beside others."""
+        return bool(self.have_experts.any() and not self.have_experts.all())
+
+    @cached_property
+    def kept_with_experts(self) -> Reals:
+        """What a layer with experts keeps."""
+        return self._of_routed(self.one)
+
+    @cached_property
+    def made_by_experts(self) -> Reals:
+        """What a layer keeps that its experts make of the tokens that came."""
+        return self._of_routed(self.kept.rows(is_made_by_experts))
 
     @cached_property
     def largest(self) -> Reals:
@@ -198,12 +220,13 @@ class Layers:
         temporaries, freed, weights = (
             np.stack(parts) for parts in zip(*((at.temporaries, at.freed, at.weights) for at in ats), strict=True)
         )
-        stacked, is_product, is_early = (
-            _together([getattr(at, name) for at in ats]) for name in ("stacked", "is_product", "is_early")
+        stacked, is_product, is_early, is_sooner = (
+            _together([getattr(at, name) for at in ats]) for name in ("stacked", "is_product", "is_early", "is_sooner")
         )
         parts = [at.routed for at in ats]
         routed = _together(parts) if any(isinstance(part, np.ndarray) for part in parts) else np.zeros((1, 1))
-        return LayerInstants(temporaries, freed, weights, stacked, self.one, is_product > 0, is_early > 0, routed)
+        flags = is_product > 0, is_early > 0
+        return LayerInstants(temporaries, freed, weights, stacked, self.one, *flags, routed, is_sooner > 0)
 
     @cached_property
     def experts_end(self) -> LayerInstants:
@@ -281,6 +304,7 @@ class LayerInstants:
     is_product: Mask
     is_early: Mask
     routed: Reals
+    is_sooner: Mask
 
     def each(self, function: Callable[[Any], Any]) -> LayerInstants:
         """The same of every column."""
@@ -296,8 +320,9 @@ class LayerInstants:
         return LayerInstants(*(own if theirs is own else np.where(mask, theirs, own) for theirs, own in pairs))
 
 
-LAST_OF_EXPERTS, BEFORE_ATTENTION, EVERY = 1, 3, slice(None)
-"""The place of that instant among those of a layer, the number of those before attention's backward, and all of them
+LAST_OF_EXPERTS, EVERY = 1, slice(None)
+BEFORE_ATTENTION, FROM_ATTENTION = slice(-2), slice(-2, None)
+"""The place of that instant among those of a layer, and all of them; those before attention's backward, and the others
 (memory/backward.py, layer_instants)."""
 
 
@@ -476,12 +501,19 @@ class Step:
         """Copies of weights that are kept when so many layers are through."""
         return self.copies * (1.0 - passed / np.maximum(self.layers_of_chunk, 1.0))
 
+    def let_go_in_turn(self, passed: Reals) -> Reals:
+        """The same where layers with experts are through first."""
+        with_experts, every = self.experts_of_chunk, self.layers.every / self.chunks
+        kept = self.layers.kept_with_experts
+        rest = np.maximum(0.0, every - with_experts * kept) / np.maximum(1.0, self.layers_of_chunk - with_experts)
+        return np.minimum(passed, with_experts) * kept + np.maximum(passed - with_experts, 0.0) * rest
+
     is_side = False
     """Whether the layers that are looked at keep everything beside others that are computed again."""
 
-    def is_first_layer(self, number: Column, passed: Reals) -> Mask:
-        """Whether no layer of the chunk is left to be gathered beside the `number`-th from its end, behind which `passed` ones lie: of a
-        few layers the last, too, may be the first."""
+    def is_first_layer(self, passed: Reals) -> Mask:
+        """Whether no layer of the chunk is left to be gathered beside the one behind which `passed` ones lie: of a few layers the last,
+        too, may be the first."""
         return np.asarray(passed >= np.maximum(self.layers_of_chunk, 1.0) - 1.0)
 
     @cached_property
@@ -519,6 +551,34 @@ class Step:
         present = np.asarray((self.group.layers_SK > 0).any(axis=0))
         held = dense_CK(self.job.model, self.c, self._parts[:, 0]) * self._parts
         return np.where(self.apart, np.where(present, held, 0.0).max(axis=1, keepdims=True), self.widest)
+
+    @cached_property
+    def beside(self) -> Reals:
+        """Elements of the own unit of the widest layer that has experts apart, (C, 1): without those."""
+        if not self.layers.are_mixed:
+            return self.dense
+        held = dense_CK(self.job.model, self.c, self._parts[:, 0]) * self._parts
+        return np.where(
+            self.apart, np.where(self.layers.have_experts, held, 0.0).max(axis=1, keepdims=True), self.dense
+        )
+
+    @cached_property
+    def alone(self) -> Reals:
+        """The same of layers without experts."""
+        held = dense_CK(self.job.model, self.c, self._parts[:, 0]) * self._parts
+        return np.where(self.layers.have_experts, 0.0, held).max(axis=1, keepdims=True)
+
+    @cached_property
+    def is_mixed(self) -> bool:
+        """Whether experts lie apart in some layers, others have none, and no policy of one layer differs from another's."""
+        is_whole = np.array_equal(self.layers.group.layers_SK, self.group.layers_SK)
+        return self.has_apart and self.layers.are_mixed and is_whole
+
+    @once_for("state")
+    def experts_of_chunk(self) -> Reals:
+        """How many layers of a chunk have experts, of those that are looked at, (C, S)."""
+        with_experts = self.layers.group.layers_SK[:, self.layers.have_experts].sum(axis=1)
+        return on_stages(1.0 / self.chunks[:, 0], with_experts)
 
     @once_for("state")
     def first(self) -> Reals:
@@ -775,11 +835,11 @@ class Step:
 
     def before_attention(self, gone: Reals) -> LayerInstants:
         """The same of instants before attention's backward."""
-        return self._in_layer(gone, np.zeros((1, 1)), slice(BEFORE_ATTENTION))
+        return self._in_layer(gone, np.zeros((1, 1)), BEFORE_ATTENTION)
 
     def from_attention(self, gone: Reals) -> LayerInstants:
         """The same of instants in attention's backward and behind it."""
-        return self._in_layer(gone, np.zeros((1, 1)), slice(BEFORE_ATTENTION, None))
+        return self._in_layer(gone, np.zeros((1, 1)), FROM_ATTENTION)
 
     def _in_layer(self, gone: Reals, given: Reals, which: slice = EVERY) -> LayerInstants:
         standing = self._worst_in_layer(gone, given, np.bool_(True), which)
@@ -798,12 +858,16 @@ class Step:
         if self.has_copies:
             worth = worth - np.where(self.plain, self.trained * self.compute, 0.0) * ats.weights
         worth = worth + self._joining(ats, stands) - given * ats.is_early
+        if self.has_apart and ats.is_sooner.any():
+            worth = worth - np.where(self.apart & self.reshards, self.compute * self.dense, 0.0) * ats.is_sooner
         at = worth.argmax(axis=0), *np.indices(worth.shape[1:], sparse=True)
         total = worth.max(axis=0)[:, None, :]
         if total.shape[-1] > 1:
             total = total + gone[..., None] * ats.kept[:, None, :]
             if self.has_apart and ats.routed.ndim > 2:
                 total = total + self._when_reduced(gone, ats.routed.max(axis=0), stands)
+            if self.is_mixed:
+                total = np.where(self._are_elsewhere(gone), -np.inf, total)
         sort = _worst_sort(self.layers.group, total)
 
         def of_worst(part: Any) -> Any:
@@ -811,6 +875,16 @@ class Step:
             return _of_sort(self.layers.group, own, sort)
 
         return ats.each(of_worst)
+
+    def _are_elsewhere(self, gone: Reals) -> Mask:
+        """Sorts of layers that do not lie where a share of the others is `gone`, (..., C, S, K): those with experts come last in
+        forward, and first in backward."""
+        have = self.layers.have_experts
+        before = gone * np.maximum(self.layers_of_chunk - 1.0, 0.0)
+        behind = (before > self.experts_of_chunk - 0.5)[..., None]
+        held = self.group.layers_SK > 0
+        both = (held[:, have].any(axis=1) & held[:, ~have].any(axis=1))[:, None]
+        return np.asarray(self.apart[..., None] & both & (have == behind))
 
     def _when_reduced(self, gone: Reals, routed: Reals, stands: np.bool_) -> Reals:
         """What `routed` experts (C, K) that lie apart change when their unit is through, (..., C, S, K): their gradients and weights

@@ -273,6 +273,24 @@ AT_EXPERTS: tuple[tuple[str, dict[str, Any]], ...] = (
 """Those whose experts hold most: long micro-batches and few words."""
 
 
+FEW_EXPERTS: tuple[tuple[str, int, int, str, dict[str, Any]], ...] = (
+    ("qwen2-57b-a14b", 4, 4096, "bf16", {"tp": 2, "etp": 2, "micro_batch": 4, "recompute": "selective", "optimizer": "adamw8bit"}),
+    ("mixtral-8x7b", 2, 512, "bf16", {"dp_shard": 6, "zero": 3, "ep": 2, "micro_batch": 4, "recompute": "selective"}),
+)  # fmt: skip
+"""Models, experts per token, and layouts of two layers."""
+
+
+@cache
+def of_few_experts() -> tuple[Scenario, ...]:
+    """Two layers of eight experts: shared ones at work, and a layer before the first."""
+    found = []
+    for place, (name, chosen, seq_len, precision, layout) in enumerate(FEW_EXPERTS):
+        shape = _of_experts(load_model(name))
+        moe = shape.moe and replace(shape.moe, experts=8, top_k=chosen)
+        found.append(Scenario(f"{name}-few-{place}", replace(shape, moe=moe), seq_len, precision, layout))
+    return tuple(found)
+
+
 @cache
 def with_experts() -> tuple[Scenario, ...]:
     """Experts that several ranks share."""

@@ -32,6 +32,7 @@ from tests.measure.grid import (
     at_experts,
     differences,
     job_of,
+    of_few_experts,
     on_host,
     plan_of,
     scenarios,
@@ -162,6 +163,13 @@ def test_formulas_agree_with_the_program_of_backward_in_two_parts(scenario: Scen
 @half_nightly(at_experts())
 def test_formulas_agree_with_the_program_where_experts_hold_most(scenario: Scenario) -> None:
     """So they do while tokens are with experts, in forward and in what runs again (docs/decisions/0111)."""
+    for found in _found(scenario):
+        _assert_keeps_its_bar(found)
+
+
+@half_nightly(of_few_experts())
+def test_formulas_agree_with_the_program_of_two_layers_of_few_experts(scenario: Scenario) -> None:
+    """So they do while shared experts work, and in the first of two layers (docs/decisions/0121)."""
     for found in _found(scenario):
         _assert_keeps_its_bar(found)
 

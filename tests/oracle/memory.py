@@ -144,7 +144,7 @@ def in_flight(layout: Layout, stage: int) -> float:
 class LayerAt:
     """One instant of a layer's backward: temporaries, kept bytes gone by then, elements with a gradient and those that are put
     together, whether a matrix is just getting its own, whether what the layer was given is still needed, and which of the elements
-    are experts that are through."""
+    are experts that are through, and whether those have yet to begin, so that the next layer is not gathered."""
 
     temporaries: float
     freed: float
@@ -153,6 +153,7 @@ class LayerAt:
     is_product: bool = False
     is_early: bool = True
     routed: float = 0.0
+    is_sooner: bool = False
 
 
 class Stage:
@@ -203,7 +204,8 @@ class Stage:
         self.apart = self.units and a["ep"] > 1 and is_ours
         self.sharers = int(expert_shards(a))
         self.own_tokens = max(1, sequence_cut(a) // a["etp"])  # ranks that send an expert's tokens between them
-        self.D, self.X = self._units_of_layers() if self.apart else (self.wl, 0.0)
+        units = self._units_of_layers() if self.apart else (self.wl, 0.0, self.wl, self.wl)
+        self.D, self.X, self.beside, self.bald = units
         if self.tiles > 1:  # what a layer is beside its matrices
             self.D = max(
                 self.n * sum(vector_elements(v, a["tp"], self.n) for v in build_layer(job.model, kind).vectors)
@@ -260,14 +262,17 @@ class Stage:
         )  # the root unit joins what stands at the end of the pass
         self.through = 0.0 if self.tied or roots else self.behind
 
-    def _units_of_layers(self) -> tuple[float, float]:
-        """Elements of the largest unit of a layer without its experts, and of that of its experts, with padding."""
+    def _units_of_layers(self) -> tuple[float, float, float, float]:
+        """Elements of the largest unit of a layer without its experts, of that of its experts, and of the first where there are
+        some and where there are none, with padding."""
         shape, a, sorts = self.job.model, self.a, layer_counts(self.job.model)
         parts = self.n if self.zero >= 2 else 1
-        rest = max(parts * dense_of_layer(shape, kind, a["tp"], parts) for kind in sorts)
+        rests = {kind: parts * dense_of_layer(shape, kind, a["tp"], parts) for kind in sorts}
         ranks = self.sharers
         routed = max(ranks * experts_of_layer(shape, kind, a["ep"], a["etp"], ranks) for kind in sorts)
-        return float(rest), float(routed)
+        beside = max((rest for kind, rest in rests.items() if kind.ffn == "moe"), default=0)
+        bald = max((rest for kind, rest in rests.items() if kind.ffn != "moe"), default=0)
+        return float(max(rests.values())), float(routed), float(beside), float(bald)
 
     def _earlier(self) -> float:
         """Gradients that stand, of this chunk and of others; reduced ones too."""
@@ -478,7 +483,7 @@ class Stage:
         every, count = max(len(self.kinds) / self.v, 1.0), max(len(self.mine) / self.v, 1.0)
         own = max(count + number, 0.0) if number < 0 else min(number, count - 1)
         if not self.is_partly:
-            return own, own / max(count - 1, 1), own >= count - 1
+            return own, own / max(count - 1, 1), own >= every - 1
         before = own + (every - count if self.is_later else 0.0)
         return before, own / max(count - 1, 1), before >= every - 1
 
@@ -506,8 +511,8 @@ class Stage:
         yield 0, common | {"gather_buffers": gathers, "temporaries": terms}
         yield from ((0, terms) for terms in self._in_turn(runs))
         inside = {"gradients": self.earlier, "activations": self.inside, "logits": self.logits(0)}
-        layer = self.c * (2 * self.wl + (self._root() if tied else 0)) + self.early
-        head = self.c * (2 * self.behind + self.wl) if self.last and not tied else 0.0
+        layer = self.c * (self.D + (self.X or self.wl) + (self._root() if tied else 0)) + self.early
+        head = self.c * (2 * self.behind + (self.X or self.wl)) if self.last and not tied else 0.0
         found = self.gathered(0, head=True) if self.zero < 3 else 0.0
         parts = (
             ("ffn", "inside")
@@ -528,7 +533,7 @@ class Stage:
                 "temporaries": self.previous + (self._result() if keeps else computes if fed else 0.0),
             },
         )
-        again = 2 * self.c * self.wl
+        again = self.c * (self.D + max(self.D, self.X))
         if tied and self.first and not runs:
             again = max(again, self.c * (2 * self.before + min(2, len(self.kinds) / self.v) * self.wl))
         begins = sharded and self.at.begun
@@ -797,6 +802,7 @@ class Stage:
         """The instants of one layer of a sort."""
         if kind.ffn == "moe" and self.job.profile.keeping.name == OURS:
             ats = [self._experts_before(kind), self._experts_behind(kind), self._one_expert(kind)]
+            ats += self._shared_at_work(kind) if self._has_shared() else []
         else:
             ats = [self._last_matrix(kind), self._feed_forward(kind), self._inputs(kind)]
         several = sequence_cut(self.a) > 1 and self.a["micro_batch"] > 1
@@ -809,6 +815,33 @@ class Stage:
         back = _bytes_of(self.job, self.a, kind, _again, named=_is_of_routed)
         stream = self._whole_stream() if self.own_tokens == 1 else self.stream
         return LayerAt(2 * self._sent() + stream + back + waits, self._rows(kind, _used) + through, shared)
+
+    def _has_shared(self) -> bool:
+        moe = self.job.model.moe
+        return moe is not None and moe.shared_ffn > 0
+
+    def _shared_at_work(self, kind: LayerKind) -> list[LayerAt]:
+        """When the last matrix of shared experts has its gradient, and behind their activation."""
+
+        def of(wanted: Wanted, name: str) -> float:
+            return _bytes_of(self.job, self.a, kind, wanted, named=lambda own: own == name)
+
+        moe, own_part = self.job.model.moe, self.whole / self.own_tokens
+        gate = own_part if moe and moe.shared_gate else 0.0
+        stream = (self._whole_stream() if self.own_tokens == 1 else self.stream) + gate
+        kept, again = of(_kept, "shared_product"), of(_again, "shared_product")
+        is_weighed = bool(moe and moe.shared_gate)
+        freed = self._rows(kind, _used) + (of(_kept, "shared_result") if is_weighed else 0.0)
+        back = self._rows(kind, _again) - of(_again, "shared_result") - again
+        joined, casts = self.whole if self.own_tokens > 1 else 0.0, self.plain and self.casts
+        down = self._elements(kind, lambda name: name == "shared_down")
+        last = stream + gate + joined + kept + again + back + (0.0 if casts else again)
+        times = 3 if self.job.model.mlp_gated else 2
+        inside = stream + times * (kept + again) + back
+        return [
+            LayerAt(last, freed + (kept if casts else 0.0), down, is_product=True, is_sooner=True),
+            LayerAt(inside, freed + kept, down, is_sooner=True),
+        ]
 
     def _shared_are_through(self, kind: LayerKind) -> tuple[float, float, float]:
         """Shared experts go backward first: elements with a gradient, bytes of the gradient of their inputs, kept bytes gone."""
@@ -938,10 +971,20 @@ class Stage:
     def _layer(self, number: int) -> Iterator[dict[str, float]]:
         """Every instant of a layer of every sort that the stage has."""
         for kind in dict.fromkeys(self.mine):
+            if self._lies_elsewhere(number, kind):
+                continue
             kept = self._rows(kind, _kept)
             yield from (self._in_layer(number, at, kept) for at in self._layer_ats(kind))
         if not self.kinds:
             yield self._in_layer(number, LayerAt(0.0, 0.0, 0.0), 0.0)
+
+    def _lies_elsewhere(self, number: int, kind: LayerKind) -> bool:
+        """Layers with experts apart come last in forward, and first in backward."""
+        have = [own.ffn == "moe" for own in self.kinds]
+        if not self.apart or self.is_partly or all(have) or not any(have):
+            return False
+        is_behind = self._behind(number)[0] > sum(have) / self.v - 0.5
+        return (kind.ffn == "moe") == is_behind
 
     def _slices(self, number: int) -> Iterator[dict[str, float]]:
         """Every instant of a layer whose matrices are tiled."""
@@ -973,14 +1016,33 @@ class Stage:
         behind = self.through
         done, weights = behind + passed, at.weights + at.stacked - at.routed
         routed = share * max(0.0, self.w.experts - self.X) + at.routed if self.apart else 0.0
+        mixed = self.apart and not self.is_partly and len({own.ffn for own in layer_counts(self.job.model)}) > 1
+        those = sum(own.ffn == "moe" for own in self.kinds) / self.v
+
+        def unit(place: float) -> float:
+            return (self.beside if place <= those - 0.5 else self.bald) if mixed else self.D
+
+        if mixed:
+            mine = [own for own in self.kinds if own.ffn == "moe"]
+            first, rest = min(before, those), max(before - those, 0.0)
+            of_experts = self._rows(mine[0], _kept) if mine else 0.0
+            others = max(0.0, self.every / self.v - those * of_experts) / max(1.0, len(self.kinds) / self.v - those)
+            let_go = first * of_experts + rest * others
+            passed = first * (self.beside + self.X) + rest * self.bald
+            done, routed = behind + passed, first * self.X + at.routed
         partial = 0.0 if self.at_once else self.q * self.c * weights
-        in_flight = self.q * self.r * (self.X if at.routed else self.D if before else behind)
+        in_flight = self.q * self.r * (self.X if at.routed else unit(before - 1) if before else behind)
         freed_copies = self.q * self.c * at.weights
         copies = self.copies * (1 - before / max(len(self.mine) / self.v, 1)) - (
             freed_copies if self.plain and self.casts else 0.0
         )
         given = self.given if before == 0 and at.is_early else 0.0
-        layers = 1 if (before >= count - 1 if self.piped else is_first) else 2
+        alone = before >= count - 1 if self.piped else is_first
+        layers = 1 if alone or (self.apart and at.is_sooner) else 2
+        experts = 0 if at.routed or (mixed and before > those - 0.5) else 1
+        gathered = self.gathered(0 if mixed else layers, passed=passed + at.routed, experts=experts)
+        if mixed and self.zero == 3:
+            gathered += self.c * (unit(before) + (unit(before + 1) if layers > 1 else 0.0))
         at_end = self.early if self.piped and before >= count - 1 else 0.0
         left = self.outside if self.a["accumulation"] > 2 else max(0.0, self.outside - self.q * self.s * done)
         again = max(0.0, self.copies_again - freed_copies) if self.copies_again else 0.0
@@ -988,10 +1050,7 @@ class Stage:
             "gradients": self.earlier + self.fresh(done + (weights if self.at_once else 0.0) + at.routed, routed),
             "activations": max(self.inputs, self.inside - at.freed - let_go),
             "logits": self.logits(0),
-            "gather_buffers": self.gathered(layers, passed=passed + at.routed, experts=0 if at.routed else 1)
-            + at_end
-            + (partial + in_flight if self.reduces else 0.0)
-            + self.waiting,
+            "gather_buffers": gathered + at_end + (partial + in_flight if self.reduces else 0.0) + self.waiting,
             "bucket_buffers": max(0.0, copies),
             "temporaries": at.temporaries
             - given
@@ -1059,28 +1118,48 @@ class Stage:
         later = _bytes_of(self.job, self.a, kind, _kept, named=_made_behind_experts)
         later += _bytes_of(self.job, self.a, kind, _kept, "rest", named=_is_of_routed)
         passing = self._rows(kind, _again, "ffn") + self._part_of_norm()
-        for gathered, copies in ((1, 5 if self.a["recompute"] == "full" else 4), (0, 5)):
+        again = 1 if self.a["recompute"] == "full" else 0
+        if self.zero == 3:
+            made = _bytes_of(self.job, self.a, kind, _kept, named=_made_by_experts)
+            yield (
+                0,
+                {
+                    "gradients": self.earlier,
+                    "activations": self.inside - later - made - self.given,
+                    "logits": self.logits(0),
+                    "gather_buffers": self._beside(self.beside, 0.0, 1) + flat,
+                    "temporaries": self.previous + passing + (2 + again) * self._sent(),
+                },
+            )
+        for gathered, copies in ((1, 4 + again), (0, 5)):
             yield (
                 0,
                 {
                     "gradients": self.earlier,
                     "activations": self.inside - later - self.given,
                     "logits": self.logits(0),
-                    "gather_buffers": self.gathered(1, experts=gathered) + flat,
+                    "gather_buffers": self._beside(0.0, 0.0, gathered) + flat,
                     "temporaries": self.previous + passing + copies * self._sent(),
                 },
             )
 
+    def _beside(self, following: float, passed: float, experts: float) -> float:
+        """Gathered weights while a layer with experts works: its unit, the next layer's, its experts."""
+        units = self.c * (self.beside + following) if self.zero == 3 else 0.0
+        return self.gathered(0, passed=passed, experts=experts) + units
+
     def _experts_backward(self, number: int) -> Iterator[dict[str, float]]:
         """Experts of a layer compute again, and their unit is reduced or, in a pipeline, added to what stands."""
-        count, (before, own, is_first) = max(len(self.kinds) / self.v, 1.0), self._behind(number)
-        share = before / max(count - 1, 1)
-        passed = share * max(0.0, self.own - self.D - self.X)
-        behind = self.through
-        left = self.inside - self._let_go(own, self._worst_of_kinds(lambda kind: self._rows(kind, _kept)))
-        above = self.q * self.r * (self.D if before else behind) if self.reduces else 0.0
+        count, those = max(len(self.kinds) / self.v, 1.0), sum(kind.ffn == "moe" for kind in self.mine) / self.v
+        own = max(max(those, 1.0) + number, 0.0) if number < 0 else min(number, max(those, 1.0) - 1)
+        before = own + (self._behind(0)[0] if self.is_partly else 0.0)
+        passed, behind = before * (self.beside + self.X), self.through
+        left = self.inside - own * self._rows(self._mixture(), _kept)
+        if self.is_partly and self.is_later:
+            left -= self.of_kept / self.v
+        above = self.q * self.r * (self.beside if before else behind) if self.reduces else 0.0
         at_end = self.early if self.piped and before >= count - 1 else 0.0
-        done, routed = behind + passed, share * max(0.0, self.w.experts - self.X)
+        done, routed = behind + passed, before * self.X
         if self.a["recompute"] != "none":
             kind, early = self._mixture(), lambda name: not _made_behind_experts(name)
             gone = _bytes_of(self.job, self.a, kind, _used, named=early)
@@ -1096,17 +1175,14 @@ class Stage:
                     "gradients": self.earlier + self.fresh(done, routed),
                     "activations": left - gone + held,
                     "logits": self.logits(0),
-                    "gather_buffers": self.gathered(1, passed=passed, experts=1)
-                    + again
-                    + above
-                    + self.waiting
-                    + at_end,
+                    "gather_buffers": self._beside(0.0, passed, 1) + again + above + self.waiting + at_end,
                     "temporaries": more + self.previous + self.late,
                 }
         kind = self._mixture()
         bare, at = self._through(kind), self._experts_behind(kind)
-        alone = is_first and not self.piped
-        gathered = self.gathered(1 if alone else 2, passed=passed + self.X) + at_end + self.waiting
+        alone = before >= count - 1 and (not self.piped or count <= 1)
+        following = 0.0 if alone else self.D if own >= those - 1 else self.beside
+        gathered = self._beside(following, passed + self.X, 0) + at_end + self.waiting
         gathered += self.q * self.c * at.weights
         inside = {
             "activations": max(self.inputs, left - at.freed),
@@ -1284,6 +1360,11 @@ def _is_of_routed(name: str) -> bool:
 
 def _made_behind_experts(name: str) -> bool:
     return name == "expert_output" or name.startswith("shared_")
+
+
+def _made_by_experts(name: str) -> bool:
+    own = name.startswith("expert_") or name in ("gate", "up")
+    return own and name not in ("expert_input", "expert_output")
 
 
 def _is_down(name: str) -> bool:
