@@ -24,6 +24,7 @@ from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
 from strategist.facts.models import load_model
 from strategist.facts.profile import find_profile, with_frozen_base
+from strategist.facts.runs import stage_of_head
 from strategist.memory.estimate import Ledger, ledger
 from strategist.space.candidates import MESH_COLUMNS, OPTION_COLUMNS, Candidates, code
 from strategist.space.shares import elements, groups
@@ -416,7 +417,7 @@ def plan_of(scenario: Scenario) -> Plan:
             index=s,
             layers=stage_chunks(layers, pp, virtual, s, head, layout.get("schedule", "none")),
             embedding=s == 0,
-            head=s == (0 if layout.get("schedule") == "zbv" else pp - 1),
+            head=s == stage_of_head(layout.get("schedule", "none"), pp),
         )
         for s in range(pp)
     )
