@@ -156,6 +156,20 @@ IN_A_V = tuple(
 )
 """The same with two runs of layers a rank, first and last on one."""
 
+DUAL = ZBV | {"schedule": "dualpipev"}
+IN_PAIRS = tuple(
+    Scenario(f"{model}-dual-{number}", replace(load_model(model), layers=layers, max_seq=4096), 1000, precision, layout)
+    for number, (model, layers, precision, layout) in enumerate(
+        (
+            ("llama-3.1-8b", 4, "bf16", DUAL | {"dp_shard": 4, "zero": 2}),
+            ("llama-3.1-8b", 8, "bf16", DUAL | {"pp": 4, "dp_replicate": 2, "accumulation": 9}),
+            ("llama-3.1-8b", 8, "bf16", DUAL | {"tp": 2, "sequence_parallel": True, "accumulation": 5}),
+            ("qwen3-8b", 4, "fp32", DUAL),
+        )
+    )
+)
+"""The same with some backward passes in one part."""
+
 SHORT = {"vocab": 3072}
 HOME = {"dp_shard": 8, "zero": 3, "offload": "parameters"}
 
