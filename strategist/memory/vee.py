@@ -289,10 +289,14 @@ def v_instants(
 
 
 def _in_one_part(step: Step, at: Progress, instants: Iterable[Instant]) -> Iterator[Instant]:
-    """Those of a backward pass in one part, beside what lies there of others; of the same run nothing waits then."""
+    """Those of a backward pass in one part, beside what lies there of others; of the same run nothing waits then, and what its last
+    second part has left loose is taken in as far as gradients stand."""
     waits = at.sent * step.stream + beside(step, at)
+    left = np.where(at.loose, loose(step, elements_of_run(step, step.bare)), 0.0)
     for instant in instants:
-        yield _added(_added(instant, "temporaries", waits), "activations", at.home * step.stream)
+        taken = (instant.terms["gradients"] - step.earlier) * (step.compute / step.reduce)
+        lies = waits + np.maximum(0.0, left - taken)
+        yield _added(_added(instant, "temporaries", lies), "activations", at.home * step.stream)
 
 
 def v_loss(
