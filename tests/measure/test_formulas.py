@@ -16,6 +16,7 @@ from tests.measure.grid import (
     BREADTH_FIRST,
     CHUNKED,
     IN_A_V,
+    IN_PAIRS,
     PARTLY,
     PEAK,
     SPREAD,
@@ -140,7 +141,7 @@ def test_formulas_agree_with_the_program_of_passes_breadth_first(scenario: Scena
         _assert_keeps_its_bar(found)
 
 
-@half_nightly((*TWO_PARTS, *IN_A_V))
+@half_nightly((*TWO_PARTS, *IN_A_V, *IN_PAIRS))
 def test_formulas_agree_with_the_program_of_backward_in_two_parts(scenario: Scenario) -> None:
     """So they do where the gradients of weights wait: at the peak, between the moments and in what is sent."""
     for found in _found(scenario):
