@@ -9,7 +9,7 @@ PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.
 # Byte code is kept whatever the environment says: each worker and each process of a test would compile all of it again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help plan test check fast slow nightly bench bench-accuracy bench-memory bench-reserved bench-search bench-overhead mutants docs format clean test-frameworks test-frameworks-hf test-frameworks-checkouts
+.PHONY: help plan test check fast slow nightly bench bench-accuracy bench-memory bench-drawn bench-reserved bench-search bench-overhead mutants docs format clean test-frameworks test-frameworks-hf test-frameworks-checkouts
 
 help:                              ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name words; do printf '%-14s %s\n' "$$name" "$$words"; done
@@ -51,6 +51,9 @@ nightly: $(VENV)/everything.stamp  ## every test, ten times the generated cases;
 
 bench-memory: $(VENV)/everything.stamp ## formulas against traces, term by term; writes benchmarks/results/memory.json
 	$(BIN)/python -m benchmarks.bench_memory
+
+bench-drawn: $(VENV)/everything.stamp ## the same over 200 layouts drawn from all that is legal; writes benchmarks/results/memory_drawn.json
+	$(BIN)/python -m benchmarks.bench_memory drawn 200
 
 bench-reserved: $(VENV)/everything.stamp ## published reserved memory against traces; writes benchmarks/results/reserved.json
 	$(BIN)/python -m benchmarks.bench_reserved

@@ -1,6 +1,7 @@
-"""Formulas held against traces over the grid: `python -m benchmarks.bench_memory [COUNT]`; writes results/memory.json.
+"""Formulas held against traces: `python -m benchmarks.bench_memory [COUNT]` over the grid, writing results/memory.json;
+`python -m benchmarks.bench_memory drawn COUNT` over scenarios drawn from all that is legal, writing results/memory_drawn.json.
 
-COUNT scenarios (all of them without it), the first and the last stage of each, as many at a time as there are cores. One row per
+COUNT scenarios (the whole grid without it), the first and the last stage of each, as many at a time as there are cores. One row per
 term and moment, per term at the peak, and two per axis and operation, bytes sent and number of collectives: in how many scenarios
 it was there, in how many it was within a thousandth and within two hundredths, the mean and the worst of |predicted / traced - 1|,
 and the scenario of the worst.
@@ -11,7 +12,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -24,33 +25,43 @@ from strategist.measure.child import in_child
 from strategist.measure.kinds import Kind, chosen_kinds
 from strategist.measure.models import shape_model
 from strategist.measure.trace_rank import trace_rank
+from tests.measure.drawn import drawn
 from tests.measure.grid import Difference, Scenario, differences, plan_of, scenarios
 
+SEED = 1
+"""Of what is drawn; tests draw others."""
 WEIGHTY = 1 << 20
 """Bytes below which a difference is not worth a row of its own: counters, scalars."""
 
 
 def main() -> None:
     """Trace, compare, write, print."""
-    chosen = scenarios()[: int(sys.argv[1])] if len(sys.argv) > 1 else scenarios()
+    if sys.argv[1:2] == ["drawn"]:
+        compare("memory_drawn", tuple(drawn(SEED, int(sys.argv[2]))))
+    else:
+        compare("memory", scenarios()[: int(sys.argv[1])] if len(sys.argv) > 1 else scenarios())
+
+
+def compare(name: str, chosen: Sequence[Scenario]) -> None:
+    """Some scenarios, into a file of results."""
     begin = time.perf_counter()
     found: list[Difference] = []
     with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:
         for number, (scenario, own) in enumerate(zip(chosen, pool.map(compared, chosen), strict=True), 1):
             found.extend(own)
             if number % 10 == 0:
-                save(found, number, time.perf_counter() - begin)
+                save(name, found, number, time.perf_counter() - begin)
             print(f"{number}/{len(chosen)} {time.perf_counter() - begin:.0f} s {scenario.name}", flush=True)
-    rows = save(found, len(chosen), time.perf_counter() - begin)
+    rows = save(name, found, len(chosen), time.perf_counter() - begin)
     for row in rows:
         print(row)
 
 
-def save(found: Iterable[Difference], scenarios_done: int, seconds: float) -> list[dict[str, object]]:
+def save(name: str, found: Iterable[Difference], scenarios_done: int, seconds: float) -> list[dict[str, object]]:
     """Write what is known so far; its rows."""
     rows = list(summary(found))
     about = circumstances(("torch", "numpy"))
-    write("memory", {**about, "scenarios": scenarios_done, "seconds": round(seconds, 1), "rows": rows})
+    write(name, {**about, "scenarios": scenarios_done, "seconds": round(seconds, 1), "rows": rows})
     return rows
 
 
