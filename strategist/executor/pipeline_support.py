@@ -102,7 +102,9 @@ def _micro_batches(plan: Plan) -> Iterator[Obstacle]:
         )
     least = {"zbv": 2 * pp - 1, "dualpipev": 2 * pp}.get(schedule, 0)
     if count < least:
-        yield _too_few(count, f"{schedule} over {pp} stages needs at least {least} micro-batches; the plan has {count}.")
+        yield _too_few(
+            count, f"{schedule} over {pp} stages needs at least {least} micro-batches; the plan has {count}."
+        )
 
 
 def _two_parts(plan: Plan) -> Iterator[Obstacle]:

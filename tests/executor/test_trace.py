@@ -47,7 +47,10 @@ def _held(plan: Plan, rank: int) -> int:
         ({"pp": 2, "virtual_stages": 2, "schedule": "looped_bfs", "dp_replicate": 32, "accumulation": 3}, (0, 63)),
         ({"pp": 4, "schedule": "zb_h1", "dp_shard": 16, "zero": 2, "accumulation": 4}, (0, 63)),
         ({"pp": 2, "virtual_stages": 2, "schedule": "zbv", "dp_shard": 32, "zero": 2, "accumulation": 4}, (0, 63)),
-        ({"pp": 2, "virtual_stages": 2, "schedule": "dualpipev", "dp_shard": 32, "zero": 2, "accumulation": 5}, (0, 63)),
+        (
+            {"pp": 2, "virtual_stages": 2, "schedule": "dualpipev", "dp_shard": 32, "zero": 2, "accumulation": 5},
+            (0, 63),
+        ),
         ({"dp_shard": 64, "zero": 3, "offload": "parameters"}, (7,)),
         ({"cp": 4, "context_parallel": "ring", "dp_shard": 16, "zero": 3, "recompute": "full", "seq_len": 64}, (5,)),
         ({"cp": 8, "context_parallel": "all-to-all", "tp": 2, "dp_shard": 4, "zero": 2, "seq_len": 64}, (21,)),

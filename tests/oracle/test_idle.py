@@ -107,4 +107,6 @@ def _assert_idles(word: str, shape: tuple[int, int, int], forward: int, backward
     group: Any = SimpleNamespace(pp=pp, stands_for=np.ones(pp), candidates=Candidates(columns))
     parts = (np.full((1, pp), float(size)) for size in (of_one, virtual * forward, virtual * weights))
     idle = bubble(group, waited_for(group, *parts))
-    assert _seconds(_lasting(forward, backward, weights), word, pp, virtual, count) == pytest.approx(count * of_one + idle.item())
+    assert _seconds(_lasting(forward, backward, weights), word, pp, virtual, count) == pytest.approx(
+        count * of_one + idle.item()
+    )
