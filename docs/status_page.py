@@ -64,6 +64,7 @@ TECHNIQUES = (
     Technique("PP, looped BFS", "pp=4,dp_replicate=2,virtual_stages=2,schedule=looped_bfs", more={"global_batch": 16}),
     Technique("PP, ZB-H1", "pp=4,dp_replicate=2,schedule=zb_h1"),
     Technique("PP, ZBV", "pp=2,dp_shard=4,zero=2,virtual_stages=2,schedule=zbv", model="llama-3.1-8b"),
+    Technique("PP, DualPipeV", "pp=2,dp_shard=4,zero=2,virtual_stages=2,schedule=dualpipev", model="llama-3.1-8b"),
     Technique("TP x DDP", "tp=2,dp_replicate=4"),
     Technique("TP x FSDP", "tp=2,dp_shard=4,zero=3"),
     Technique("TP x ZeRO-1", "tp=2,dp_shard=4,zero=1"),
@@ -124,8 +125,8 @@ LATER: Mapping[str, str] = {
 """Commands that are promised; those that exist drop out of the page by themselves."""
 
 MISSING = (
-    "Of the search and the executor: DualPipeV; ZB-H1 with several chunks a stage; ZB-H1 and ZBV with ZeRO-3, context parallelism, experts or "
-    "recomputation; ZBV of tied ends. Of the search: ZB-H1, ZBV, and looped BFS where chunks can be interleaved, are looked at only when pinned; of machines of several kinds no part is taken by `--allow-idle`.",
+    "Of the search and the executor: ZB-H1 with several chunks a stage; ZB-H1, ZBV and DualPipeV with ZeRO-3, context parallelism, experts or "
+    "recomputation; ZBV and DualPipeV of tied ends; passes of DualPipeV that overlap. Of the search: ZB-H1, ZBV, DualPipeV, and looped BFS where chunks can be interleaved, are looked at only when pinned; of machines of several kinds no part is taken by `--allow-idle`.",
     "Tensor, pipeline, context (but DeepSpeed's all-to-all) and expert parallelism in the files of Accelerate, DeepSpeed, Transformers, TRL, Lightning, "
     "LLaMA-Factory, axolotl, Composer and llm-foundry; FSDP in those of LLaMA-Factory and axolotl; ZeRO and tensor parallelism in those of EPL.",
     "A parameter server is run and emitted (`parameter-server`) but not planned: no plan says servers, and neither its traffic nor what it takes "

@@ -19,6 +19,7 @@ from strategist.document.estimate import (
 from strategist.document.plan import Decision, Economics, Mesh, NumberFormats, Plan, Request, Stage, Strategy
 from strategist.facts.hardware import Cluster, Gpu, Node, NodeGroup
 from strategist.facts.model import ModelShape, Moe
+from strategist.facts.runs import V_SHAPED
 from strategist.facts.workload import Workload
 from strategist.space.stages import chunk_bounds, head_in_layers
 
@@ -88,7 +89,7 @@ def even_stages(layers: int, pp: int, virtual: int = 1, schedule: str = "1f1b") 
     for index in range(count):
         edges.append(edges[-1] + layers // count + (index < layers % count))
     runs = tuple(pairwise(edges))
-    if schedule == "zbv":
+    if schedule in V_SHAPED:
         pairs = tuple((runs[i], runs[count - 1 - i]) for i in range(pp))
         return tuple(Stage(index=i, layers=own, embedding=i == 0, head=i == 0) for i, own in enumerate(pairs))
     return tuple(Stage(index=i, layers=runs[i::pp], embedding=i == 0, head=i == pp - 1) for i in range(pp))

@@ -240,7 +240,8 @@ def _in_two_parts(job: Job, layout: dict[str, Any]) -> tuple[dict[str, Any], ...
     fills = layout["accumulation"] >= 2 * pp - 1 and job.model.layers % (2 * pp) == 0
     if not fills or job.model.tied or layout["stage_split"] == "weighted":
         return alone
-    return (*alone, {"schedule": "zbv", "virtual_stages": 2})
+    schedules = ("zbv", "dualpipev") if layout["accumulation"] >= 2 * pp else ("zbv",)
+    return (*alone, *({"schedule": schedule, "virtual_stages": 2} for schedule in schedules))
 
 
 def _may_split_backward(job: Job, layout: dict[str, Any]) -> bool:

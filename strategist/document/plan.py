@@ -21,7 +21,7 @@ from strategist.records import dataclass
 
 FORMAT = "strategist-plan/1"
 
-Schedule = Literal["none", "gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1", "zbv"]
+Schedule = Literal["none", "gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1", "zbv", "dualpipev"]
 Recompute = Literal["none", "selective", "full"]
 Offload = Literal["none", "optimizer", "parameters", "nvme"]
 StageSplit = Literal["even", "weighted"]

@@ -36,6 +36,7 @@ SCHEDULES = {
     "interleaved": "Interleaved1F1B",
     "looped_bfs": "LoopedBFS",
     "zbv": "ZBVZeroBubble",
+    "dualpipev": "DualPipeV",
 }
 """torch's names of pipeline schedules; without a pipeline the name is not read."""
 

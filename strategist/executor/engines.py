@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
+    ScheduleDualPipeV,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
@@ -129,6 +130,7 @@ OF_STAGES: Mapping[str, type[PipelineScheduleMulti]] = {
     "looped_bfs": ScheduleLoopedBFS,
     "zb_h1": ScheduleInterleavedZeroBubble,
     "zbv": ScheduleZBVZeroBubble,
+    "dualpipev": ScheduleDualPipeV,
 }
 """Schedules that take all stages of a rank, however many."""
 

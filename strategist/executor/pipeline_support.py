@@ -30,7 +30,7 @@ def _schedule(plan: Plan) -> Iterator[Obstacle]:
             place="strategy.schedule",
             value=schedule,
             sentence=f"Schedule {schedule!r} does not go with pp = {pp}.",
-            hint="A pipeline needs gpipe, 1f1b, interleaved, looped_bfs, zb_h1 or zbv; without one the schedule is none.",
+            hint="A pipeline needs gpipe, 1f1b, interleaved, looped_bfs, zb_h1, zbv or dualpipev; without one the schedule is none.",
         )
 
 
@@ -42,7 +42,7 @@ def _virtual_stages(plan: Plan) -> Iterator[Obstacle]:
             place="strategy.virtual_stages",
             value=virtual,
             sentence=f"Schedule {schedule!r} does not go with virtual_stages = {virtual}.",
-            hint="interleaved and looped_bfs need 2 or more virtual stages, zbv has 2; every other schedule has 1.",
+            hint="interleaved and looped_bfs need 2 or more virtual stages, zbv and dualpipev have 2; every other schedule has 1.",
         )
 
 
@@ -100,9 +100,10 @@ def _micro_batches(plan: Plan) -> Iterator[Obstacle]:
         yield _too_few(
             count, f"{schedule} over {pp} stages needs a multiple of {pp} micro-batches; the plan has {count}."
         )
-    if schedule in V_SHAPED and count < 2 * pp - 1:
+    least = {"zbv": 2 * pp - 1, "dualpipev": 2 * pp}.get(schedule, 0)
+    if count < least:
         yield _too_few(
-            count, f"{schedule} over {pp} stages needs at least {2 * pp - 1} micro-batches; the plan has {count}."
+            count, f"{schedule} over {pp} stages needs at least {least} micro-batches; the plan has {count}."
         )
 
 

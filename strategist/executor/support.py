@@ -31,7 +31,7 @@ FROZEN_FORMATS = (
 """The same beside adapters, which rest in the format of their gradients: frozen weights rest as they compute."""
 
 BACKENDS = ("nccl", "gloo")
-SCHEDULES = ("none", "gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1", "zbv")
+SCHEDULES = ("none", "gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1", "zbv", "dualpipev")
 OFFLOADS = ("none", "optimizer", "parameters", "nvme")
 PRECISIONS = ("bf16", "fp16", "fp32")
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-V_SHAPED = ("zbv",)
+V_SHAPED = ("zbv", "dualpipev")
 """Schedules whose runs go down the ranks and up again: the first rank has the first run and the last, too (Qi et al. 2023, arXiv
-2401.10241, section 6)."""
+2401.10241, section 6; https://github.com/deepseek-ai/DualPipe, DualPipeV)."""
 
 
 def stage_of_head(schedule: str, pp: int) -> int:

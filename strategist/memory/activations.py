@@ -15,7 +15,7 @@ def in_flight_CS(group: Group) -> Reals:
     """Micro-batches whose activations a stage holds at once, (C, S).
 
     GPipe and looped BFS: all. 1F1B: min(m, pp - stage) (PipeDream-Flush, Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
-    ZB-H1 and ZBV: min(m, pp) (Qi et al. 2023, arXiv 2401.10241, sections 2.1 and 6).
+    ZB-H1 and ZBV: min(m, pp) (Qi et al. 2023, arXiv 2401.10241, sections 2.1 and 6), and DualPipeV half a one more.
     Interleaved: min(m v, 2 (pp - stage - 1) + (v - 1) pp + 1) chunks of 1/v stage each (Megatron-LM:
     megatron/core/pipeline_parallel/schedules.py, warm-up count).
     """
@@ -28,6 +28,7 @@ def in_flight_CS(group: Group) -> Reals:
     held = np.where(schedule == code("schedule", "interleaved"), interleaved, one_f_one_b)
     held = np.where(c.is_word("schedule", "gpipe", "looped_bfs")[:, None], m, held)
     held = np.where(c.is_word("schedule", "zb_h1", "zbv")[:, None], np.minimum(m, group.pp), held)
+    held = np.where(c.is_word("schedule", "dualpipev")[:, None], group.pp + 0.5, held)
     return np.asarray(stage_by_stage(np.where(schedule == code("schedule", "none"), 1, held)), np.float64)
 
 

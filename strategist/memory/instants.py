@@ -64,8 +64,8 @@ def instants(
         from strategist.memory.vee import v_instants, v_loss  # of a schedule that is rarely asked for
 
         if at_loss:
-            return tuple(v_loss(job, group, in_situation))
-        return tuple(v_instants(job, group, in_situation, lambda step: (*_layers(step), *_end_of_pass(step)), _update))
+            return tuple(v_loss(job, group, in_situation, _loss))
+        return tuple(v_instants(job, group, in_situation, _before_layers, _through_layers, _update))
     return _of_pipeline(job, group, in_situation, at_loss=at_loss)
 
 
@@ -119,6 +119,16 @@ def _of_pipeline(job: Job, group: Group, in_situation: Callable[..., Step], *, a
 
         return (*_in_two_parts(job, group, in_situation, passes), *split_end(bodies, _update(bodies)))
     return (*passes, _update(bodies))
+
+
+def _before_layers(step: Step) -> Iterator[Instant]:
+    """Of one backward pass of a pipeline, until the layers' begins."""
+    yield from (*_loss(step), *_head(step), _head_accumulated(step))
+
+
+def _through_layers(step: Step) -> Iterator[Instant]:
+    """From there on."""
+    yield from (*_layers(step), *_end_of_pass(step))
 
 
 def _in_two_parts(

@@ -34,6 +34,7 @@ SCHEDULES = {
     "Interleaved1F1B": "interleaved",
     "LoopedBFS": "looped_bfs",
     "ZBVZeroBubble": "zbv",
+    "DualPipeV": "dualpipev",
 }
 RECOMPUTE = {"full": "full", "selective": "selective", "none": "none"}
 CHOICE = "activation-checkpoint:"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 
+from strategist.facts.runs import V_SHAPED
 from strategist.space.candidates import NOT_ASKED, WORDS
 from strategist.space.enumerate import MAX_MICRO_BATCH, MAX_VIRTUAL_STAGES, MIN_TOKENS_PER_CP_RANK, TILES, Limits
 
@@ -86,7 +87,7 @@ def _batch(limits: Limits, row: Mapping[str, int]) -> bool:
 def _schedule(limits: Limits, row: Mapping[str, int]) -> bool:
     """A pipeline has a schedule. GPipe is for batches of fewer rounds than stages and 1F1B for the others, unless pinned;
     stages of several chunks have equally many layers, unless pinned, and looped BFS is for more rounds than stages where they are
-    no multiple; ZB-H1 and ZBV, which has two chunks, where somebody says so."""
+    no multiple; ZB-H1, and in a V two chunks of ZBV and DualPipeV, where somebody says so."""
     word, virtual = WORDS["schedule"][row["schedule"]], row["virtual_stages"]
     if row["pp"] == 1 or word == "none":
         return row["pp"] == 1 and word == "none" and virtual == 1
@@ -95,7 +96,7 @@ def _schedule(limits: Limits, row: Mapping[str, int]) -> bool:
         fits = row["accumulation"] < row["pp"] or row["accumulation"] % row["pp"] == 0
         is_seen = word == "interleaved" or not fits or limits.pinned("schedule") == row["schedule"]
         return virtual > 1 and divides and is_seen
-    if word in ("zb_h1", "zbv"):
+    if word in ("zb_h1", *V_SHAPED):
         is_cut = virtual == 1 if word == "zb_h1" else virtual == 2 and divides
         return is_cut and limits.pinned("schedule") == row["schedule"]
     is_short = row["accumulation"] < row["pp"]

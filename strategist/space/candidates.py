@@ -33,7 +33,7 @@ OPTION_COLUMNS = (
 )  # fmt: skip
 
 WORDS: Mapping[str, tuple[str, ...]] = {
-    "schedule": ("none", "gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1", "zbv"),
+    "schedule": ("none", "gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1", "zbv", "dualpipev"),
     "context_parallel": ("none", "ring", "all-to-all"),
     "recompute": ("none", "selective", "full"),
     "offload": ("none", "optimizer", "parameters", "nvme"),

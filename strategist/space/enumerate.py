@@ -8,6 +8,7 @@ from itertools import product
 
 import numpy as np
 
+from strategist.facts.runs import V_SHAPED
 from strategist.records import dataclass
 from strategist.space.candidates import ASKED, MESH_COLUMNS, OF_REPLICAS, OPTION_COLUMNS, Candidates, Column, code
 from strategist.space.grammar import Pin, forbidden
@@ -210,8 +211,8 @@ def _sequence_cuts(limits: Limits, cp: int, tp: int) -> Sequence[int]:
 def _schedules(limits: Limits, pp: int, accumulation: int) -> Iterator[tuple[int, int, int]]:
     """(schedule, virtual stages, split). GPipe idles as long as 1F1B and holds at least as much, so it is looked at only
     where 1F1B has too few micro-batches, or when pinned; looped BFS idles as long as
-    interleaving and is looked at only where the micro-batches fill the stages but are no multiple of them, or when pinned; ZB-H1 and
-    ZBV only when pinned (docs/decisions/0098-zero-bubble.md, 0116-zbv.md); a weighted split only where it differs from an even one, or when pinned."""
+    interleaving and is looked at only where the micro-batches fill the stages but are no multiple of them, or when pinned; ZB-H1,
+    ZBV and DualPipeV only when pinned (docs/decisions/0098-zero-bubble.md, 0116-zbv.md, 0123-dualpipev.md); a weighted split only where it differs from an even one, or when pinned."""
     if pp == 1:
         yield code("schedule", "none"), 1, 0
         return
@@ -224,7 +225,8 @@ def _schedules(limits: Limits, pp: int, accumulation: int) -> Iterator[tuple[int
     pinned = limits.pinned("schedule")
     if pinned == code("schedule", "zb_h1"):
         yield from ((pinned, 1, split) for split in splits)
-    if pinned == code("schedule", "zbv") and (limits.layers % (2 * pp) == 0 or limits.pinned("virtual_stages") == 2):
+    in_a_v = pinned in [code("schedule", word) for word in V_SHAPED]
+    if in_a_v and (limits.layers % (2 * pp) == 0 or limits.pinned("virtual_stages") == 2):
         yield pinned, 2, 0
     looped = [code("schedule", "interleaved")]
     if (accumulation > pp and accumulation % pp) or pinned == code("schedule", "looped_bfs"):

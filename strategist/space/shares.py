@@ -110,22 +110,22 @@ def groups(job: Job, candidates: Candidates, *, every_stage: bool = False) -> It
     equal chunks.
     """
     shape, split = job.model, job.split
-    v_shaped = candidates.is_word("schedule", *V_SHAPED)
+    turning = total_of((1 + place) * candidates.is_word("schedule", word) for place, word in enumerate(V_SHAPED))
+    v_shaped = turning > 0
     later_hold_more = bool((v_shaped | candidates.is_word("schedule", "zb_h1")).any())
     is_partly = bool(candidates.recompute_layers or job.recompute_layers)
     every_stage = every_stage or is_partly or later_hold_more
     uniform = len(kinds(shape)) == 1 and not is_partly
     virtual_stages = np.where(v_shaped, candidates["virtual_stages"], 1) if uniform else candidates["virtual_stages"]
-    keys = (candidates["pp"] * 2 + candidates["stage_split"]) * 2**20 + virtual_stages + IN_A_V * v_shaped
+    keys = (candidates["pp"] * 2 + candidates["stage_split"]) * 2**20 + virtual_stages + IN_A_V * turning
     tiles = candidates["tiling"] > 1
     if tiles.any():
         keys += TILED * (tiles & _gives_back_slices(shape, candidates))
     for key in sorted(set(keys.tolist())):
         (pp, is_weighted), virtual = divmod(key >> 20, 2), key % IN_A_V
-        is_tiled, is_v_shaped = key % 2**20 >= TILED, key % TILED >= IN_A_V
+        is_tiled, schedule = key % 2**20 >= TILED, ("none", *V_SHAPED)[key % TILED // IN_A_V]
         head = head_in_layers(shape) if is_weighted else 0.0
         alike = np.flatnonzero(keys == key)
-        schedule = V_SHAPED[0] if is_v_shaped else "none"
         table = stage_layer_counts(shape, pp, virtual, split, head, schedule)
         whole = np.arange(pp), np.ones(pp)
         stages, stands_for = whole if every_stage or split else representative_stages(shape, pp, virtual, head)
@@ -143,8 +143,8 @@ def groups(job: Job, candidates: Candidates, *, every_stage: bool = False) -> It
             yield group
 
 
-IN_A_V, TILED = 2**18, 2**19
-"""Added to the key of layouts whose stages come back in turn, whose matrices are tiled; more virtual stages than any layout has."""
+IN_A_V, TILED = 2**17, 2**19
+"""Added to the key of layouts whose stages come back in turn, once or twice by the schedule, and whose matrices are tiled; more virtual stages than any layout has."""
 
 
 def _gives_back_slices(shape: ModelShape, c: Candidates) -> Mask:

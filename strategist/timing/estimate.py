@@ -336,14 +336,20 @@ def waited_for(group: Group, per_micro_CS: Reals, forward_CS: Reals, weights_CS:
     and looped breadth-first. ZB-H1 neither waits for the gradients of weights nor idles while it makes them: T_F + T_B - T_W instead of
     T_F + T_B + T_W (Qi et al. 2023, arXiv 2401.10241, table 1), as long as T_W is no more than T_B. ZBV would not idle at all where all
     three are equal (section 6); torch's order of it begins each second run's first backward passes T_B late once for each stage:
-    T_B, as long as no other part is longer.
+    T_B, as long as no other part is longer. DualPipeV (DeepSeek-AI 2024, arXiv 2412.19437, table 2, of twice as many ranks: F&B + B - 3 W) in
+    torch, which runs what it pairs one behind the other and sends both results after it: T_F + T_B - T_W + max(T_F, T_B - T_F / (pp - 1)),
+    as long as T_W is no more than T_F and that no more than T_B.
     """
     schedules = group.candidates
-    splits, in_a_v = (schedules.is_word("schedule", word)[:, None] for word in ("zb_h1", "zbv"))
+    splits, in_a_v, in_pairs = (schedules.is_word("schedule", word)[:, None] for word in ("zb_h1", "zbv", "dualpipev"))
     if splits.any():
         per_micro_CS = per_micro_CS - np.where(splits, 2.0 * weights_CS, 0.0)
     if in_a_v.any():
         per_micro_CS = np.where(in_a_v, per_micro_CS - forward_CS - weights_CS, per_micro_CS)
+    if in_pairs.any():
+        inputs = per_micro_CS - forward_CS - weights_CS
+        later = np.maximum(forward_CS, inputs - forward_CS / max(1, group.pp - 1))
+        per_micro_CS = np.where(in_pairs, per_micro_CS - 2.0 * weights_CS + later, per_micro_CS)
     return per_micro_CS
 
 

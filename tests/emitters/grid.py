@@ -39,6 +39,7 @@ AXES: tuple[dict[str, Any], ...] = (
     {"pp": 2, "virtual_stages": 2, "schedule": "looped_bfs"},
     {"pp": 2, "schedule": "zb_h1"},
     {"pp": 2, "virtual_stages": 2, "schedule": "zbv", "accumulation": 4},
+    {"pp": 2, "virtual_stages": 2, "schedule": "dualpipev", "accumulation": 4},
 )
 OPTIONS: tuple[dict[str, Any], ...] = (
     {},

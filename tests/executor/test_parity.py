@@ -38,6 +38,7 @@ V2 = {"pp": 2, "virtual_stages": 2}
 BFS = V2 | {"schedule": "looped_bfs"}
 ZB = {"pp": 2, "schedule": "zb_h1", "accumulation": 4}
 ZBV = V2 | {"schedule": "zbv", "accumulation": 4}
+DUAL = V2 | {"schedule": "dualpipev", "accumulation": 4}
 SP = {"tp": 2, "sequence_parallel": True}
 TP_MOE = {"tp": 2, "etp": 2}
 CHUNKED = {"loss": "chunked"}
@@ -102,6 +103,11 @@ CASES = (
     Case("pp2-zbv-ddp2", ZBV | PLAIN, {"layers": 4}, ragged=True, clip=0.5),
     Case("pp2-zbv-zero2", ZBV | SHARDED | {"zero": 2}, {"layers": 4}, ragged=True, clip=0.5),
     Case("pp2-zbv-tp2", ZBV | SP, {"layers": 4}, ragged=True, clip=0.5),
+    Case("pp2-dual", DUAL | {"accumulation": 8}, {"layers": 4}, ragged=True, clip=0.5),
+    Case("pp4-dual", DUAL | {"pp": 4, "accumulation": 8}, {"layers": 8, "qk_norm": "head"}, ragged=True, clip=0.5),
+    Case("pp2-dual-ddp2", DUAL | PLAIN, {"layers": 4}, ragged=True, clip=0.5),
+    Case("pp2-dual-zero2", DUAL | SHARDED | {"zero": 2}, {"layers": 4}, ragged=True, clip=0.5),
+    Case("pp2-dual-tp2", DUAL | SP, {"layers": 4}, ragged=True, clip=0.5),
     Case("zero3-offload", SHARDED | {"accumulation": 2, "offload": "parameters"}, ragged=True, clip=0.5),
     Case("zero3-offload-nvme", SHARDED | {"accumulation": 2, "offload": "nvme"}, ragged=True, clip=0.5),
     Case("fsdp4-offload-nvme", {"dp_shard": 4, "zero": 3, "offload": "nvme", "recompute": "full"}, {"vocab": 63, "tied": True}, ragged=True, clip=0.5),

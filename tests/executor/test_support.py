@@ -39,6 +39,7 @@ RUNNABLE: tuple[dict[str, Any], ...] = (
         "zero": 2,
         "tp": 2,
     },
+    {"shape": DEEP, "pp": 2, "virtual_stages": 2, "schedule": "dualpipev", "accumulation": 4, "dp_shard": 4, "zero": 1},
     {"dp_replicate": 2, "dp_shard": 2, "zero": 3, "offload": "parameters", "formats": BFLOAT16},
     {"cp": 4, "context_parallel": "ring", "dp_shard": 2, "zero": 3, "recompute": "full"},
     {
@@ -79,6 +80,7 @@ OVERLAP = (
 RING, SWAP = ({"cp": 2, "context_parallel": kind} for kind in ("ring", "all-to-all"))
 ZB = {"pp": 2, "schedule": "zb_h1", "accumulation": 2}
 ZBV = {"shape": DEEP, "pp": 2, "virtual_stages": 2, "schedule": "zbv", "accumulation": 3}
+DUAL = ZBV | {"schedule": "dualpipev"}
 V2 = {"shape": DEEP, "pp": 2, "virtual_stages": 2}
 SWAPPED = tuple(replace(stage, layers=stage.layers[::-1]) for stage in even_stages(8, 2, 2))
 
@@ -118,6 +120,9 @@ REFUSED: tuple[tuple[dict[str, Any], str, str, str], ...] = (
     (ZB | {"shape": tiny_mixtral()}, "UNSUPPORTED", "strategy.schedule", "4 experts"),
     (ZB | {"compile": True}, "FRAMEWORK_LEGALITY", "strategy.schedule", "compile"),
     (ZBV | {"accumulation": 2}, "BATCH_SPLIT", "strategy.accumulation", "at least 3 micro-batches"),
+    (DUAL, "BATCH_SPLIT", "strategy.accumulation", "at least 4 micro-batches"),
+    (DUAL | {"accumulation": 4, "recompute": "selective"}, "FRAMEWORK_LEGALITY", "strategy.schedule", "recompute = selective"),
+    (DUAL | {"accumulation": 4, "compile": True}, "FRAMEWORK_LEGALITY", "strategy.schedule", "compile"),
     (ZBV | {"virtual_stages": 4}, "FRAMEWORK_LEGALITY", "strategy.virtual_stages", "'zbv' does not go"),
     (ZBV | {"stages": even_stages(8, 2, 2)}, "FRAMEWORK_LEGALITY", "strategy.stages", "come back in turn"),
     (ZBV | {"recompute": "full"}, "FRAMEWORK_LEGALITY", "strategy.schedule", "recompute = full"),

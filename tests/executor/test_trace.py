@@ -11,6 +11,7 @@ import pytest
 from strategist.document.plan import Plan
 from strategist.facts.model import ModelShape
 from strategist.facts.parameters import count
+from strategist.facts.runs import V_SHAPED
 from tests.plans import BFLOAT16, make_plan, tiny_gpt2, tiny_llama, tiny_mixtral
 
 pytestmark = pytest.mark.slow
@@ -46,6 +47,10 @@ def _held(plan: Plan, rank: int) -> int:
         ({"pp": 2, "virtual_stages": 2, "schedule": "looped_bfs", "dp_replicate": 32, "accumulation": 3}, (0, 63)),
         ({"pp": 4, "schedule": "zb_h1", "dp_shard": 16, "zero": 2, "accumulation": 4}, (0, 63)),
         ({"pp": 2, "virtual_stages": 2, "schedule": "zbv", "dp_shard": 32, "zero": 2, "accumulation": 4}, (0, 63)),
+        (
+            {"pp": 2, "virtual_stages": 2, "schedule": "dualpipev", "dp_shard": 32, "zero": 2, "accumulation": 5},
+            (0, 63),
+        ),
         ({"dp_shard": 64, "zero": 3, "offload": "parameters"}, (7,)),
         ({"cp": 4, "context_parallel": "ring", "dp_shard": 16, "zero": 3, "recompute": "full", "seq_len": 64}, (5,)),
         ({"cp": 8, "context_parallel": "all-to-all", "tp": 2, "dp_shard": 4, "zero": 2, "seq_len": 64}, (21,)),
@@ -61,6 +66,7 @@ def _held(plan: Plan, rank: int) -> int:
         "looped-bfs",
         "zb-h1",
         "zbv",
+        "dualpipev",
         "offload",
         "ring",
         "all-to-all",
@@ -71,7 +77,7 @@ def test_the_training_program_runs_under_fake_tensors(layout: dict[str, Any], ra
     from tests.executor.harness import run_alone
     from tests.executor.tracing import trace_rank
 
-    shape = replace(SHAPE, tied=layout.get("schedule") != "zbv")
+    shape = replace(SHAPE, tied=layout.get("schedule") not in V_SHAPED)
     plan = make_plan(shape, **layout, formats=BFLOAT16)
     for rank in ranks:
         assert run_alone(trace_rank, plan, rank) == {"steps": 2, "held": _held(plan, rank)}

@@ -24,6 +24,7 @@ from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
 from strategist.facts.models import load_model
 from strategist.facts.profile import find_profile, with_frozen_base
+from strategist.facts.runs import stage_of_head
 from strategist.memory.estimate import Ledger, ledger
 from strategist.space.candidates import MESH_COLUMNS, OPTION_COLUMNS, Candidates, code
 from strategist.space.shares import elements, groups
@@ -190,6 +191,20 @@ IN_A_V = tuple(
     )
 )
 """The same with two runs of layers a rank, first and last on one."""
+
+DUAL = ZBV | {"schedule": "dualpipev"}
+IN_PAIRS = tuple(
+    Scenario(f"{model}-dual-{number}", replace(load_model(model), layers=layers, max_seq=4096), 1000, precision, layout)
+    for number, (model, layers, precision, layout) in enumerate(
+        (
+            ("llama-3.1-8b", 4, "bf16", DUAL | {"dp_shard": 4, "zero": 2}),
+            ("llama-3.1-8b", 8, "bf16", DUAL | {"pp": 4, "dp_replicate": 2, "accumulation": 9}),
+            ("llama-3.1-8b", 8, "bf16", DUAL | {"tp": 2, "sequence_parallel": True, "accumulation": 5}),
+            ("qwen3-8b", 4, "fp32", DUAL),
+        )
+    )
+)
+"""The same with some backward passes in one part."""
 
 SHORT = {"vocab": 3072}
 HOME = {"dp_shard": 8, "zero": 3, "offload": "parameters"}
@@ -485,7 +500,7 @@ def plan_of(scenario: Scenario) -> Plan:
             index=s,
             layers=stage_chunks(layers, pp, virtual, s, head, layout.get("schedule", "none")),
             embedding=s == 0,
-            head=s == (0 if layout.get("schedule") == "zbv" else pp - 1),
+            head=s == stage_of_head(layout.get("schedule", "none"), pp),
         )
         for s in range(pp)
     )

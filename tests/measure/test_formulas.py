@@ -18,6 +18,7 @@ from tests.measure.grid import (
     CUT,
     FEW_LAYERS,
     IN_A_V,
+    IN_PAIRS,
     PARTLY,
     PEAK,
     PIPES,
@@ -152,7 +153,7 @@ def test_formulas_agree_with_the_program_of_pipelines_off_the_grid(scenario: Sce
             _assert_keeps_its_bar(found)
 
 
-@half_nightly((*TWO_PARTS, *IN_A_V))
+@half_nightly((*TWO_PARTS, *IN_A_V, *IN_PAIRS))
 def test_formulas_agree_with_the_program_of_backward_in_two_parts(scenario: Scenario) -> None:
     """So they do where the gradients of weights wait: at the peak, between the moments and in what is sent."""
     for found in _found(scenario):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from strategist.memory.situations import Schedule
-from strategist.memory.vee import order, turns
+from strategist.memory.vee import ORDERS, turns
 from strategist.memory.weight_passes import Turns
 from strategist.space.candidates import code
 from tests.oracle.torch_orders import torch_order
@@ -52,24 +52,36 @@ def test_a_stage_with_backward_in_two_parts_holds_most_in_the_turns_looked_at(pp
         assert looked_at.first_parts().waiting.max() == rank
 
 
-@pytest.mark.parametrize(("pp", "count"), ((2, 1), (2, 3), (2, 8), (4, 5), (4, 7), (4, 16), (8, 15), (8, 17)))
-def test_a_v_is_walked_in_torchs_order_and_holds_most_in_the_turns_looked_at(pp: int, count: int) -> None:
-    """Ranks do the two parts of backward in the order of torch's schedule; none ever holds more of everything than in some turn that is
-    looked at, nor more than two runs of layers of as many micro-batches as there are ranks."""
-    words = {"FORWARD": "F", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
+IN_A_V = (
+    *(("zbv", *shape) for shape in ((2, 1), (2, 3), (2, 8), (4, 5), (4, 7), (4, 16), (8, 15), (8, 17))),
+    *(("dualpipev", *shape) for shape in ((2, 4), (2, 7), (4, 8), (4, 9), (4, 16), (8, 16), (8, 21))),
+)
+"""Schedules, stages, micro-batches."""
+
+
+@pytest.mark.parametrize(("word", "pp", "count"), IN_A_V)
+def test_a_v_is_walked_in_torchs_order_and_holds_most_in_the_turns_looked_at(word: str, pp: int, count: int) -> None:
+    """Ranks do backward, whole or in two parts, in the order of torch's schedule; none ever holds more of everything than in some turn that is
+    looked at, nor more than two runs of layers of as many micro-batches as there are ranks, and one more where a forward pass is paired
+    with a whole backward pass, behind none of whose runs something waits."""
+    words = {"FORWARD": "F", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W", "FULL_BACKWARD": "B"}
     for rank in range(pp):
-        works = [(words[kind], int(place >= pp)) for kind, place, _ in torch_order("zbv", pp, 2, count, rank)]
-        assert works == list(order(pp, count, rank))
+        works = [(words[kind], int(place >= pp)) for kind, place, _ in torch_order(word, pp, 2, count, rank)]
+        assert works == list(ORDERS[word](pp, count, rank))
         ran: Counter[tuple[str, int]] = Counter()
         for kind, run in works:
-            whole = rank == run == 0
-            if kind == "W" or (kind == "I" and not whole):
+            whole = rank == run == 0 or kind == "B"
+            if kind in "WB" or (kind == "I" and not whole):
                 held = [ran["F", place] - ran["W", place] for place in (0, 1)]
                 waiting = [ran["I", place] - ran["W", place] for place in (0, 1)]
-                assert sum(held) <= 2 * pp
-                seen = [(turn.held, turn.waiting) for turn in turns(pp, count, rank, "B" if whole else kind)]
+                assert sum(held) <= 2 * pp + (word == "dualpipev")
+                assert kind != "B" or not waiting[run]
+                if rank == 0:
+                    waiting[0] = 0
+                seen = [(turn.held, turn.waiting) for turn in turns(word, pp, count, rank, "B" if whole else kind)]
                 assert any(_covers((*most, *waits), (*held, *waiting)) for most, waits in seen)
-            ran[kind, run] += 1
+            for part in "IW" if kind == "B" else kind:
+                ran[part, run] += 1
 
 
 def _covers(most: tuple[int, ...], held: tuple[int, ...]) -> bool:

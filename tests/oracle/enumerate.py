@@ -16,7 +16,7 @@ from strategist.facts.model import layer_counts
 from strategist.facts.profile import BYTES
 from tests.oracle.legality import is_splittable, stack, violation
 from tests.oracle.memory import kept_bytes, overhead, usable_bytes
-from tests.oracle.stages import Layout, stage_kinds
+from tests.oracle.stages import IN_A_V, Layout, stage_kinds
 
 MAX_MICRO_BATCH = 128
 MAX_VIRTUAL_STAGES = 8
@@ -88,7 +88,7 @@ def _zero_means_something(a: Layout) -> bool:
 def _schedule_means_something(a: Layout) -> bool:
     if a["pp"] == 1:
         return bool(a["schedule"] == "none" and a["virtual_stages"] == 1)
-    if a["schedule"] == "zbv":
+    if a["schedule"] in IN_A_V:
         return bool(a["virtual_stages"] == 2)
     return a["schedule"] != "none" and (a["schedule"] in ("interleaved", "looped_bfs")) == (a["virtual_stages"] > 1)
 
@@ -119,7 +119,7 @@ _VALUES: dict[str, Sequence[Any]] = {
     "tiling": (1, TILES),
     "sequence_parallel": (0, 1),
     "context_parallel": ("none", "ring", "all-to-all"),
-    "schedule": ("none", "gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1", "zbv"),
+    "schedule": ("none", "gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1", *IN_A_V),
     "virtual_stages": range(1, MAX_VIRTUAL_STAGES + 1),
     "stage_split": ("even", "weighted"),
     "recompute": ("none", "selective", "full"),
@@ -155,7 +155,7 @@ def legal_layouts(job: Job) -> Iterator[dict[str, Any]]:
 
 
 def is_collapsed(job: Job, layout: Layout, *, tiled: bool) -> bool:
-    """True for layouts that a search leaves out: GPipe where 1F1B can run, looped BFS where chunks can be interleaved, ZB-H1 and ZBV, tp without sequence parallelism where the
+    """True for layouts that a search leaves out: GPipe where 1F1B can run, looped BFS where chunks can be interleaved, ZB-H1, ZBV and DualPipeV, tp without sequence parallelism where the
     sequence divides, tiling where the widest layer fits anyway, weighted stages that are those of an even split."""
     gpipe = layout["schedule"] == "gpipe" and layout["accumulation"] >= layout["pp"]
     looped = layout["schedule"] == "looped_bfs" and layout["accumulation"] % layout["pp"] == 0
@@ -166,7 +166,7 @@ def is_collapsed(job: Job, layout: Layout, *, tiled: bool) -> bool:
     return (
         gpipe
         or looped
-        or layout["schedule"] in ("zb_h1", "zbv")
+        or layout["schedule"] in ("zb_h1", *IN_A_V)
         or whole
         or same
         or (layout["tiling"] > 1 and not tiled)

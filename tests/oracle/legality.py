@@ -8,7 +8,7 @@ from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
 from tests.oracle.compression import word_of
 from tests.oracle.rates import peak_FLOPs
-from tests.oracle.stages import Layout
+from tests.oracle.stages import IN_A_V, Layout
 
 SPLITTABLE = ("decoder", "encoder", "hybrid", "ssm", "vit")
 
@@ -145,13 +145,14 @@ VIOLATIONS: dict[str, Violation] = {
     "LEG203": lambda job, a: a["schedule"] != "gpipe" and a["accumulation"] < a["pp"],
     "LEG204": lambda job, a: a["schedule"] in ("interleaved", "zb_h1") and a["accumulation"] % a["pp"] != 0,
     "LEG205": lambda job, a: a["pp"] > 1 and not is_splittable(job.model),
-    "LEG206": lambda job, a: a["schedule"] in ("zb_h1", "zbv") and a["recompute"] != "none",
+    "LEG206": lambda job, a: a["schedule"] in ("zb_h1", *IN_A_V) and a["recompute"] != "none",
     "LEG207": lambda job, a: (
-        a["schedule"] in ("zb_h1", "zbv")
+        a["schedule"] in ("zb_h1", *IN_A_V)
         and (a["zero"] == 3 or a["cp"] > 1 or _experts(job) > 0 or not is_buildable(job.model))
     ),
     "LEG208": lambda job, a: a["schedule"] == "zbv" and a["accumulation"] < 2 * a["pp"] - 1,
-    "LEG209": lambda job, a: a["schedule"] == "zbv" and job.model.tied,
+    "LEG209": lambda job, a: a["schedule"] in IN_A_V and job.model.tied,
+    "LEG210": lambda job, a: a["schedule"] == "dualpipev" and a["accumulation"] < 2 * a["pp"],
     "LEG301": _sequence_does_not_divide,
     "LEG302": lambda job, a: a["cp"] > 1 and job.workload.seq_len % (2 * a["cp"]) != 0,
     "LEG303": _too_few_heads_for_exchange,

@@ -29,7 +29,7 @@ from tests.oracle.parameters import (
 from tests.oracle.reserved import by_blocks, reserved
 from tests.oracle.schedules import Around, around
 from tests.oracle.split_passes import split_end, split_instants, v_instants
-from tests.oracle.stages import Layout, computed_again, last_stage, stage_kinds, turns_back
+from tests.oracle.stages import IN_A_V, Layout, computed_again, last_stage, stage_kinds, turns_back
 from tests.oracle.tiles import layer_in_slices, tiles_of
 
 Wanted = Callable[[tuple[str, ...], str], bool]
@@ -137,6 +137,8 @@ def in_flight(layout: Layout, stage: int) -> float:
         return float(min(m, pp - stage))
     if layout["schedule"] in ("zb_h1", "zbv"):
         return float(min(m, pp))
+    if layout["schedule"] == "dualpipev":
+        return pp + 0.5
     return float(min(m * v, 2 * (pp - stage - 1) + (v - 1) * pp + 1) / v)
 
 
@@ -1329,7 +1331,7 @@ def instants(
         yield from split_instants(lambda at: Stage(job, layout, stage, kinds, at))
         yield from split_end(again)
         return
-    if layout["schedule"] == "zbv":
+    if layout["schedule"] in IN_A_V:
         yield from v_instants(lambda at: Stage(job, layout, stage, kinds, at))
         return
     for step in heads:
@@ -1496,8 +1498,8 @@ def _at_loss(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -
     """What moves at the loss where that is most, in frameworks of units."""
     if not job.profile.has_units:
         return 0.0
-    if layout["schedule"] == "zbv" or (layout["schedule"] == "zb_h1" and stage > 0):
-        parts = v_instants if layout["schedule"] == "zbv" else split_instants
+    if layout["schedule"] in IN_A_V or (layout["schedule"] == "zb_h1" and stage > 0):
+        parts = v_instants if layout["schedule"] in IN_A_V else split_instants
         every = parts(lambda at: Stage(job, layout, stage, kinds, at))
         return max(sum(terms.values()) for moment, terms in every if moment == 0)
     losses = (terms for step in _at_heads(job, layout, stage, kinds) for _, terms in step.losses())

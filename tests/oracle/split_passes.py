@@ -1,4 +1,4 @@
-"""ZB-H1 on one stage behind the first, and ZBV on any, one pass after the other, and what lies there at each (docs/memory_model.md)."""
+"""ZB-H1 on one stage behind the first, and ZBV and DualPipeV on any, one pass after the other, and what lies there at each (docs/memory_model.md)."""
 
 from __future__ import annotations
 
@@ -63,6 +63,36 @@ def order_in_a_v(pp: int, m: int, stage: int) -> Iterator[tuple[str, int]]:
             yield do("W", run)
 
 
+def order_in_pairs(pp: int, m: int, stage: int) -> Iterator[tuple[str, int]]:
+    """The same of ScheduleDualPipeV, which does some backward passes whole: B."""
+    ahead, waiting = pp - 1 - stage, list[int]()
+    yield from [("F", 0)] * 2 * ahead
+    for _ in range(stage + 1):
+        yield from (("F", 0), ("F", 1))
+    for _ in range(ahead):
+        yield from (("I", 1), ("W", 1), ("F", 1))
+    for _ in range(m - pp - ahead):
+        yield from (("F", 0), ("B", 1), ("F", 1), ("B", 0))
+    for _ in range(ahead):
+        yield from (("B", 1), ("F", 1), ("B", 0))
+    for number in range(2 * stage + 2):
+        run = (number + 1) % 2
+        if number < stage + 1:
+            yield "B", run
+            continue
+        waiting.append(run)
+        yield "I", run
+    for _ in range(ahead):
+        yield "W", waiting.pop(0)
+        waiting.append(0)
+        yield "I", 0
+    for run in waiting:
+        yield "W", run
+
+
+ORDERS = {"zbv": order_in_a_v, "dualpipev": order_in_pairs}
+
+
 @dataclass
 class Walk:
     """How often each pass of each run of layers ran, and what the gradients of weights are at: whether some were taken into the reduce
@@ -85,13 +115,14 @@ class Walk:
         return Around(run, held, stands, tuple(self.reduced[: self.runs]), begun, alternates=True, holds_first=True)
 
     def go_on(self, kind: str, run: int, *, keeps: bool) -> None:
-        """One pass on; `keeps`: the gradient that it gives lies until the next step."""
-        if kind == "I":
-            self.joined[run], self.loose[run] = self.joined[run] or self.loose[run], False
-            self.sent += keeps
+        """One pass on; `keeps`: the gradient that it gives lies until the next step. B is both parts at once."""
+        if kind in "IB":
+            self.joined[run], self.loose[run] = self.joined[run] or self.loose[run] or kind == "B", False
+            self.sent += keeps and kind == "I"
         if kind == "W":
             self.loose[run] = True
-        self.ran[kind, run] += 1
+        for part in "IW" if kind == "B" else kind:
+            self.ran[part, run] += 1
 
 
 def split_instants(make: Callable[[Around], Stage]) -> Iterator[Moment]:
@@ -110,18 +141,13 @@ def v_instants(make: Callable[[Around], Stage]) -> Iterator[Moment]:
     pp, m = first.a["pp"], first.a["accumulation"]
     turns = first.stage == pp - 1
     walk = Walk(2, m, sent=m if turns else 0)
-    for kind, run in order_in_a_v(pp, m, first.stage):
-        at_once, whole = first.at_once, first.stage == run == 0
+    at_once = first.at_once
+    for part, run in ORDERS[first.a["schedule"]](pp, m, first.stage):
+        kind = {"I": "", "W": "B"}.get(part, part) if first.stage == run == 0 else part
         lies = Lies(make(walk.around(run, at_once=at_once)), walk, run)
-        if whole:
-            yield from lies.whole() if kind == "W" else ()
-            if kind == "W":
-                walk.joined[run] = True
-            walk.ran[kind, run] += 1
-        else:
-            yield from lies.inputs() if kind == "I" else lies.weights() if kind == "W" else ()
-            walk.go_on(kind, run, keeps=not (turns and run == 1))
-        if kind == "W" and walk.ran[kind, run] == m:
+        yield from {"I": lies.inputs, "W": lies.weights, "B": lies.whole}.get(kind, tuple)()
+        walk.go_on(kind, run, keeps=not (turns and run == 1))
+        if kind in ("W", "B") and walk.ran["W", run] == m:
             yield from Lies(make(walk.around(run, at_once=at_once)), walk, run).reductions()
             walk.reduced[run], walk.loose[run] = True, False
     moment, terms = first.update()
@@ -169,7 +195,7 @@ class Lies:
         if self.walk.runs == 1:
             return 0.0
         walk, step, other = self.walk, self.step, 1 - self.run
-        waiting = walk.ran["I", other] - walk.ran["W", other] if not (step.stage == other == 0) else 0
+        waiting = walk.ran["I", other] - walk.ran["W", other]
         loose = self.unjoined(step.bare.all - self.elements(step.bare)) if walk.loose[other] else 0.0
         return waiting * self.gradients(has_head=step.ends and other == 1) + loose
 
@@ -179,9 +205,15 @@ class Lies:
         return held.layers / self.walk.runs + held.before * begins + held.behind * self.has_head
 
     def whole(self) -> Iterator[Moment]:
-        """A backward pass in one part."""
-        for moment, terms in self.step.bodies():
-            yield moment, terms | {"temporaries": terms.get("temporaries", 0.0) + self.sent}
+        """A backward pass in one part; the run of the first layers has no loss. What a second part left loose is taken in as far as
+        gradients stand."""
+        step = self.step
+        loose = self.unjoined(self.own) if self.walk.loose[self.run] else 0.0
+        entry = step.stage == self.run == 0
+        for moment, terms in (*(() if entry else step.heads()), *step.bodies()):
+            taken = (terms["gradients"] - step.earlier) * step.c / step.r
+            lies = {"temporaries": self.sent + max(0.0, loose - taken), "activations": self.all - step.all}
+            yield moment, terms | {name: terms.get(name, 0.0) + size for name, size in lies.items()}
 
     def reductions(self) -> Iterator[Moment]:
         """A run behind its last second part: embedding, a layer, head."""

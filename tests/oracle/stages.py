@@ -10,6 +10,8 @@ from strategist.facts.model import LayerKind, ModelShape, layer_sequence
 from strategist.facts.parameters import count, outer_parameters
 
 Layout = Mapping[str, Any]
+IN_A_V = ("zbv", "dualpipev")
+"""Schedules whose stages have a run of layers on the way down and one on the way up."""
 
 
 def owned_layers(layers: int, pp: int, virtual_stages: int, head: float, schedule: str = "none") -> list[list[int]]:
@@ -19,7 +21,7 @@ def owned_layers(layers: int, pp: int, virtual_stages: int, head: float, schedul
     owned: list[list[int]] = [[] for _ in range(pp)]
     first = 0
     for chunk, size in enumerate(sizes):
-        owner = min(chunk, 2 * pp - 1 - chunk) if schedule == "zbv" else chunk % pp
+        owner = min(chunk, 2 * pp - 1 - chunk) if schedule in IN_A_V else chunk % pp
         owned[owner].extend(range(first, first + size))
         first += size
     return owned
@@ -43,12 +45,12 @@ def _dealt(layers: int, chunks: int, head: float) -> list[int]:
 
 def last_stage(layout: Layout) -> int:
     """The stage with the head and the loss."""
-    return 0 if layout["schedule"] == "zbv" else int(layout["pp"]) - 1
+    return 0 if layout["schedule"] in IN_A_V else int(layout["pp"]) - 1
 
 
 def turns_back(layout: Layout, stage: int) -> bool:
     """Whether a stage hands results to itself, in the middle of a V."""
-    return bool(layout["schedule"] == "zbv" and stage == layout["pp"] - 1)
+    return bool(layout["schedule"] in IN_A_V and stage == layout["pp"] - 1)
 
 
 def head_in_layers(shape: ModelShape) -> float:

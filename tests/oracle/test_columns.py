@@ -325,6 +325,19 @@ IN_A_V: tuple[Layout, ...] = tuple(
 )
 
 
+IN_PAIRS: tuple[Layout, ...] = tuple(
+    PLAIN | {"schedule": "dualpipev", "virtual_stages": 2} | more
+    for more in (
+        {"pp": 2, "dp_replicate": 4, "accumulation": 4},
+        {"pp": 2, "dp_shard": 4, "zero": 2, "accumulation": 4, "micro_batch": 2},
+        {"pp": 2, "dp_shard": 4, "zero": 1, "accumulation": 7},
+        {"pp": 4, "tp": 2, "sequence_parallel": 1, "accumulation": 9},
+        {"pp": 4, "tp": 2, "accumulation": 12},
+        {"pp": 8, "accumulation": 17},
+    )
+)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 @pytest.mark.parametrize(("model", "vocab"), [("gpt2-medium", 50257), ("llama-3.1-8b", 128256), ("qwen3-8b", 3072)])
@@ -332,7 +345,7 @@ def test_a_v_equals_the_oracle(model: str, vocab: int, precision: str) -> None:
     """Memory and time of pipelines in a V on every stage, where the head holds most and where layers do: what a walk through all
     passes finds."""
     shape = replace(load_model(model), layers=16, vocab=vocab, tied=False)
-    for layout in IN_A_V:
+    for layout in (*IN_A_V, *IN_PAIRS):
         batch = layout["accumulation"] * layout["micro_batch"] * layout["dp_replicate"] * layout["dp_shard"]
         work = Workload(seq_len=1024, global_batch=batch, precision=precision)
         job = Job(cluster=trimmed("dgx-h100", 8), model=shape, workload=work, profile=find_profile())

@@ -92,7 +92,7 @@ def complexity(a: Layout) -> int:
     hybrid = a["dp_replicate"] > 1 and a["dp_shard"] > 1
     offload = ("none", "optimizer", "parameters", "nvme").index(a["offload"])
     recompute = ("none", "selective", "full").index(a["recompute"])
-    schedule = ("none", "gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1", "zbv").index(a["schedule"])
+    schedule = ("none", "gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1", "zbv", "dualpipev").index(a["schedule"])
     return 100 * axes + 20 * offload + 10 * a["zero"] + 5 * hybrid + 2 * recompute + schedule + int(a["tiling"])
 
 

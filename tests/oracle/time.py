@@ -14,7 +14,7 @@ from tests.oracle.attention import attention_FLOP
 from tests.oracle.layer_time import COMPUTE_TERMS, Pass, device_of, head_time, layer_time
 from tests.oracle.parameters import all_stages, held
 from tests.oracle.rates import memory_Bps, peak_FLOPs, share
-from tests.oracle.stages import Layout, computed_again, last_stage, stage_kinds
+from tests.oracle.stages import IN_A_V, Layout, computed_again, last_stage, stage_kinds
 from tests.oracle.traffic import Row, collective_seconds, rows_of
 
 AXES = ("tp", "cp", "ep", "pp", "dp")
@@ -132,10 +132,10 @@ def _hideable(job: Job, layout: Layout, stage: Stage, behind: str, pool: Sequenc
 
 
 def _seen_stages(job: Job, layout: Layout) -> list[int]:
-    """With equal sorts of layers the first, second and last stage stand for all, but under ZB-H1 and ZBV, where all of them hold
+    """With equal sorts of layers the first, second and last stage stand for all, but under ZB-H1 and in a V, where all of them hold
     different things."""
     pp = layout["pp"]
-    alike = len(layer_counts(job.model)) == 1 and layout["schedule"] not in ("zb_h1", "zbv")
+    alike = len(layer_counts(job.model)) == 1 and layout["schedule"] not in ("zb_h1", *IN_A_V)
     alike = alike and not layout.get("recompute_layers") and not job.recompute_layers
     return [0, 1, pp - 1] if alike and pp > 3 else list(range(pp))
 
@@ -148,17 +148,21 @@ def _bubble(layout: Layout, kinds: Sequence[Sequence[LayerKind]], per_micro: dic
         middle = sum(len(own) for own in kinds[1:-1])
         everything = first + second * middle / len(kinds[1]) + last
     idle = everything - max(per_micro.values())
-    return idle / layout["virtual_stages"] if layout["schedule"] in ("interleaved", "looped_bfs", "zbv") else idle
+    return idle / layout["virtual_stages"] if layout["schedule"] in ("interleaved", "looped_bfs", *IN_A_V) else idle
 
 
 def _waited_for(job: Job, layout: Layout, stage: Stage) -> float:
     """Seconds of one micro-batch that stages wait for and idle: all of it, but under ZB-H1, which makes the gradients of weights in the
     time that it would have idled (T_F + T_B - T_W: once gone and once filled), and under ZBV, whose stages wait for gradients of inputs
-    alone (T_B)."""
+    alone (T_B). Under DualPipeV two things can be last: T_F twice and T_B, or T_B twice and all but one of the stages' T_F."""
     seconds = stage.seconds(layout["accumulation"]) / layout["accumulation"]
     products = stage.compute["matmul"].backward / (1 + job.trainable)
+    ahead, weights = sum(term.forward for term in stage.compute.values()), job.trainable * products
+    inputs = seconds - ahead - weights
     if layout["schedule"] == "zbv":
-        return seconds - sum(term.forward for term in stage.compute.values()) - job.trainable * products
+        return inputs
+    if layout["schedule"] == "dualpipev":
+        return max(2 * ahead + inputs, ahead + 2 * inputs - ahead / (layout["pp"] - 1)) - weights
     return seconds - 2 * job.trainable * products if layout["schedule"] == "zb_h1" else seconds
 
 

@@ -33,6 +33,7 @@ SPACES: tuple[dict[str, Any], ...] = (
     {"model": "llama-2-7b", "hardware": "dgx-h100", "pin": "pp=4,dp_replicate=2,schedule=looped_bfs"},
     {"model": "llama-2-7b", "hardware": "dgx-h100", "pin": "pp=4,schedule=zb_h1"},
     {"model": "llama-2-7b", "hardware": "dgx-h100", "pin": "pp=4,schedule=zbv"},
+    {"model": "llama-2-7b", "hardware": "dgx-h100", "pin": "pp=2,schedule=dualpipev"},
     {"model": "llama-2-7b", "hardware": "dgx-h100", "pin": "dp=4,sequence_parallel=0,virtual_stages=3"},
     {"model": "llama-2-7b", "hardware": "dgx-h100:2", "pin": "tp=16"},
     {"model": "llama-2-7b", "hardware": "dgx-h100", "pin": "tiling=8"},
