@@ -202,11 +202,11 @@ def _bytes(compute: float, row: Saved) -> float:
 def layer_instants(kept: Kept) -> tuple[LayerInstant, ...]:
     """The instants of one layer that can be its worst."""
     last = kept.weights(is_last)
-    dense = (_last_matrix(kept, last), _behind_activation(kept, last), _first_matrices(kept))
+    dense: tuple[LayerInstant, ...] = (_last_matrix(kept, last), _behind_activation(kept, last), _first_matrices(kept))
     if kept.job.model.moe is None or kept.job.profile.keeping.name != OURS:
         gathered = (_gathered_gradient(kept),) if _gathers_gradient(kept) else ()
         return (*dense, _in_attention(kept), _before_attention(kept), *gathered)
-    routed = (_experts_begin(kept), _experts_end(kept), _first_expert(kept))
+    routed: tuple[LayerInstant, ...] = (_experts_begin(kept), _experts_end(kept), _first_expert(kept))
     if kept.job.model.moe.shared_ffn:
         routed, dense = (*routed, _last_of_shared(kept), _inside_shared(kept)), (*dense, dense[0], dense[0])
     has_experts = np.array([kind.ffn == "moe" for kind in kinds(kept.job.model)])

@@ -11,6 +11,7 @@ A pipeline keeps weights gathered and gradients unsharded until a chunk's last b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -599,7 +600,7 @@ def _layers_before(step: Step, number: Column) -> tuple[Reals, Reals, Reals]:
     return layers, before, before / np.maximum(layers - 1.0, 1.0)
 
 
-def _worst_at(step: Step, number: Column, worst: WorstOf) -> tuple[Reals, ...]:
+def _worst_at(step: Step, number: Column, worst: WorstOf) -> tuple[Any, ...]:
     """At the worst instant of such a layer: what is kept, elements of matrices with gradients, the same with stacked ones and without experts
     that are reduced, and those; what waits beside them, their gradients that are no part of what stands yet, and what is about to join that."""
     _, before, share = _layers_before(step, number)

@@ -881,7 +881,7 @@ class Step:
         forward, and first in backward."""
         have = self.layers.have_experts
         before = gone * np.maximum(self.layers_of_chunk - 1.0, 0.0)
-        behind = (before > self.experts_of_chunk - 0.5)[..., None]
+        behind = np.expand_dims(before > self.experts_of_chunk - 0.5, -1)
         held = self.group.layers_SK > 0
         both = (held[:, have].any(axis=1) & held[:, ~have].any(axis=1))[:, None]
         return np.asarray(self.apart[..., None] & both & (have == behind))
