@@ -883,7 +883,7 @@ class Step:
         before = gone * np.maximum(self.layers_of_chunk - 1.0, 0.0)
         behind = np.expand_dims(before > self.experts_of_chunk - 0.5, -1)
         held = self.group.layers_SK > 0
-        both = (held[:, have].any(axis=1) & held[:, ~have].any(axis=1))[:, None]
+        both = np.expand_dims(held[:, have].any(axis=1) & held[:, ~have].any(axis=1), -1)
         return np.asarray(self.apart[..., None] & both & (have == behind))
 
     def _when_reduced(self, gone: Reals, routed: Reals, stands: np.bool_) -> Reals:
