@@ -61,9 +61,9 @@ class HalfRagged(RaggedTokens):
         return super().__getitem__(index) if 2 * index >= len(self) else SyntheticTokens.__getitem__(self, index)
 
 
-def samples(shape: ModelShape, kind: Kind) -> HalfRagged:
-    """The samples of all steps."""
-    return HalfRagged(shape.vocab, SEQ_LEN, kind.steps * GLOBAL_BATCH)
+def samples(shape: ModelShape, kind: Kind, batch: int) -> HalfRagged:
+    """The samples of all steps of `batch` sequences."""
+    return HalfRagged(shape.vocab, SEQ_LEN, kind.steps * batch)
 
 
 def train_cells(jobs: Sequence[tuple[Plan, Kind]]) -> list[Trained]:
@@ -76,19 +76,20 @@ def _trained(plan: Plan, kind: Kind) -> Trained:
         plan = replace(plan, strategy=replace(plan.strategy, formats=FLOAT64))
     optimizer = default_optimizer(plan, kind.rate)
     session = build(plan, model_from_shape(plan.model), optimizer, clip_norm=CLIP, seed=SEED)
-    losses = [session.step(batch).loss for batch in session.loader(samples(plan.model, kind), shuffle=False)]
+    data = samples(plan.model, kind, plan.workload.global_batch)
+    losses = [session.step(batch).loss for batch in session.loader(data, shuffle=False)]
     return losses, session.parameters_full() if kind.weight_bound else {}
 
 
 @cache
-def trained_alone(shape: ModelShape, kind: Kind) -> Trained:
+def trained_alone(shape: ModelShape, kind: Kind, batch: int = GLOBAL_BATCH) -> Trained:
     """The same in one process with nothing but torch, each batch in one piece."""
     model = model_from_shape(shape, "cpu", torch.float64 if kind == EXACT else torch.float32)
     initialise(model, SEED)
     optimizer = torch.optim.AdamW(model.parameters(), lr=kind.rate, betas=BETAS, weight_decay=WEIGHT_DECAY)
     lowered = torch.autocast("cpu", torch.bfloat16) if kind == HALF else nullcontext()
     losses = []
-    for inputs, labels in _batches(shape, kind):
+    for inputs, labels in _batches(shape, kind, batch):
         with lowered:
             logits = model(inputs)
         loss = cross_entropy(
@@ -102,9 +103,9 @@ def trained_alone(shape: ModelShape, kind: Kind) -> Trained:
     return losses, {name: value.detach() for name, value in model.named_parameters()}
 
 
-def _batches(shape: ModelShape, kind: Kind) -> Iterator[tuple[Tensor, Tensor]]:
-    data = samples(shape, kind)
-    for first in range(0, len(data), GLOBAL_BATCH):
-        chosen = [data[number] for number in range(first, first + GLOBAL_BATCH)]
+def _batches(shape: ModelShape, kind: Kind, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    data = samples(shape, kind, batch)
+    for first in range(0, len(data), batch):
+        chosen = [data[number] for number in range(first, first + batch)]
         inputs, labels = (torch.stack([sample[name] for sample in chosen]) for name in ("input_ids", "labels"))
         yield inputs, labels
