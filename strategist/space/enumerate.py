@@ -4,6 +4,7 @@ collapse to their plain value, so no layout is looked at twice."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -226,8 +227,7 @@ def _schedules(limits: Limits, pp: int, accumulation: int) -> Iterator[tuple[int
     if pinned == code("schedule", "zb_h1"):
         yield from ((pinned, 1, split) for split in splits)
     if limits.layers % (2 * pp) == 0 or limits.pinned("virtual_stages") == 2:
-        in_a_v = [code("schedule", word) for word in V_SHAPED]
-        yield from ((schedule, 2, 0) for schedule in in_a_v if schedule == pinned)
+        yield from ((schedule, 2, 0) for schedule in map(partial(code, "schedule"), V_SHAPED) if schedule == pinned)
     looped = [code("schedule", "interleaved")]
     if (accumulation > pp and accumulation % pp) or pinned == code("schedule", "looped_bfs"):
         looped.append(code("schedule", "looped_bfs"))

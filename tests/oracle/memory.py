@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil, inf
 
 from strategist.catalog import rows
@@ -1499,7 +1500,7 @@ def _at_loss(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -
     if not job.profile.has_units:
         return 0.0
     if layout["schedule"] in IN_A_V or (layout["schedule"] == "zb_h1" and stage > 0):
-        parts = v_instants if layout["schedule"] in IN_A_V else split_instants
+        parts = partial(v_instants, at_loss=True) if layout["schedule"] in IN_A_V else split_instants
         every = parts(lambda at: Stage(job, layout, stage, kinds, at))
         return max(sum(terms.values()) for moment, terms in every if moment == 0)
     losses = (terms for step in _at_heads(job, layout, stage, kinds) for _, terms in step.losses())

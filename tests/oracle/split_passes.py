@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -135,8 +136,9 @@ def split_instants(make: Callable[[Around], Stage]) -> Iterator[Moment]:
         walk.go_on(kind, run, keeps=True)
 
 
-def v_instants(make: Callable[[Around], Stage]) -> Iterator[Moment]:
-    """The same of a V: the first stage's first run has its backward in one part, and the last stage keeps what it hands to itself."""
+def v_instants(make: Callable[[Around], Stage], *, at_loss: bool = False) -> Iterator[Moment]:
+    """The same of a V: the first stage's first run has its backward in one part, and the last stage keeps what it hands to itself. With
+    `at_loss` of passes in one part only those of the loss."""
     first = make(Around(0, (0, 0), (False, False), (False, False), False, alternates=True, holds_first=True))
     pp, m = first.a["pp"], first.a["accumulation"]
     turns = first.stage == pp - 1
@@ -145,7 +147,7 @@ def v_instants(make: Callable[[Around], Stage]) -> Iterator[Moment]:
     for part, run in ORDERS[first.a["schedule"]](pp, m, first.stage):
         kind = {"I": "", "W": "B"}.get(part, part) if first.stage == run == 0 else part
         lies = Lies(make(walk.around(run, at_once=at_once)), walk, run)
-        yield from {"I": lies.inputs, "W": lies.weights, "B": lies.whole}.get(kind, tuple)()
+        yield from {"I": lies.inputs, "W": lies.weights, "B": partial(lies.whole, at_loss=at_loss)}.get(kind, tuple)()
         walk.go_on(kind, run, keeps=not (turns and run == 1))
         if kind in ("W", "B") and walk.ran["W", run] == m:
             yield from Lies(make(walk.around(run, at_once=at_once)), walk, run).reductions()
@@ -204,13 +206,13 @@ class Lies:
         begins = self.step.begins and self.run == 0
         return held.layers / self.walk.runs + held.before * begins + held.behind * self.has_head
 
-    def whole(self) -> Iterator[Moment]:
+    def whole(self, *, at_loss: bool) -> Iterator[Moment]:
         """A backward pass in one part; the run of the first layers has no loss. What a second part left loose is taken in as far as
         gradients stand."""
         step = self.step
         loose = self.unjoined(self.own) if self.walk.loose[self.run] else 0.0
-        entry = step.stage == self.run == 0
-        for moment, terms in (*(() if entry else step.heads()), *step.bodies()):
+        before = () if step.stage == self.run == 0 else step.losses() if at_loss else step.heads()
+        for moment, terms in (*before, *(() if at_loss else step.bodies())):
             taken = (terms["gradients"] - step.earlier) * step.c / step.r
             lies = {"temporaries": self.sent + max(0.0, loose - taken), "activations": self.all - step.all}
             yield moment, terms | {name: terms.get(name, 0.0) + size for name, size in lies.items()}
