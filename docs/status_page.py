@@ -137,9 +137,7 @@ MISSING = (
     "A loss in chunks beside tp and pp, in files of other frameworks, and unasked in the search (docs/decisions/0112).",
     "Muon beside tp, offload, tiles, experts and adapters, and in files of other frameworks (docs/decisions/0115).",
     "Compressed gradients (`--pin compression=`) in files of frameworks other than Fabric, of Accelerate but PowerSGD, and rehearsals of them (docs/decisions/0102).",
-    "At nightly length one trace of tiled matrices misses its bar: qwen2.5-7b in eight slices with parameters on the host reserves 1.6 times what is predicted (its allocated peak is predicted to 3e-5).",
     "Without recompute: experts of which one rank has all gradients (as many ranks share them as there are data-parallel ones; two layers of DeepSeekMoE with few words are predicted to hold 2.5 % more than their trace does), and whole beside shared experts under tensor and sequence parallelism and ZeRO-3 (1.4 % less), docs/decisions/0111.",
-    "The whole parity matrix in one night: its cells were run by samples so far (docs/decisions/0107); figures are in the nightly result that includes it.",
     "Optimizer state on NVMe was run on CPU ranks with files in the system's folder for temporary ones; no drive's rate was measured.",
     "What is parsed and not trained with, by target: docs/targets.md. Of those Composer's FSDP, llm-foundry, Megatron-LM, Megatron-Bridge, nanotron, torchtitan and "
     "axolotl need GPUs; BytePS does not build and EPL needs TensorFlow 1.x.",

@@ -222,7 +222,8 @@ def _data(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], whol
         yield Row(
             "dp", "all-gather", "backward", size, layout["accumulation"], *sharded, sum(count for _, count in again)
         )
-    own_unit = job.profile.has_units and not job.model.tied
+    turns = layout["schedule"] not in ("gpipe", "looped_bfs")  # a forward pass went before the last backward pass
+    own_unit = job.profile.has_units and not job.model.tied and turns
     if own_unit and layout["zero"] == 3 and layout["pp"] > 1 and layout["accumulation"] > 1:
         yield Row("dp", "all-gather", "backward", BYTES[job.formats.compute] * whole.behind, 1, *sharded)
     replicas, apart = expert_ranks(layout), layout["ep"] * layout["etp"]
