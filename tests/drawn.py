@@ -35,7 +35,8 @@ def mesh(dice: random.Random, *, stages: Sequence[int], shards: Sequence[int], e
     if pp > 1:
         found["schedule"] = dice.choice(SCHEDULES)
         found["virtual_stages"] = 2 if found["schedule"] in OF_CHUNKS else 1
-        found["stage_split"] = dice.choice(("even",) * 6 + ("weighted",))
+        split = dice.choice(("even",) * 6 + ("weighted",))
+        found["stage_split"] = split if found["virtual_stages"] == 1 else "even"
     if experts:
         found |= {"ep": dice.choice((1, 2, 4)), "etp": dice.choice((1, tp))}
     return found | {"micro_batch": dice.choice((1, 2, 3, 4)), "accumulation": pp * dice.choice((1, 2, 3, 4))}
