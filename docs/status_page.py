@@ -164,8 +164,6 @@ MISSING = (
     "Weights of mixtures other than Mixtral, OLMoE, Qwen2-MoE and Qwen3-MoE, and of those whose chosen experts' weights do not add up to one "
     "(`norm_topk_prob` false, as OLMoE-1B-7B-0924 and Qwen1.5-MoE have it): they are not imported; a schedule of learning rates is a function of the step "
     "(`build(rate_of_step=...)`), not an object of torch's. What of faults is not promised stands in docs/reliability.md.",
-    "The cost of `Session.step` beside a loop written by hand (`make bench-overhead`, bar 1.02): measured on a machine under load only, where "
-    "both were below the bar; no figure is committed.",
     "Runs observed on a GPU: not yet; on CPU ranks memory is the process', not by terms, and nothing hidden behind compute is seen.",
     "`run` starts the ranks of one machine; for several there are the emitted scripts, which were run with a stub launcher and "
     "on one machine only.",
