@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+BREADTH_FIRST = ("gpipe", "looped_bfs")
+"""Schedules of which every rank runs all forward passes before its first backward pass."""
+
 V_SHAPED = ("zbv", "dualpipev")
 """Schedules whose runs go down the ranks and up again: the first rank has the first run and the last, too (Qi et al. 2023, arXiv
 2401.10241, section 6; https://github.com/deepseek-ai/DualPipe, DualPipeV)."""

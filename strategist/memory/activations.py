@@ -7,6 +7,7 @@ import numpy as np
 from strategist.columns import on_stages, remembered, stage_by_stage
 from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
+from strategist.facts.runs import BREADTH_FIRST
 from strategist.space.candidates import Candidates, Reals, code
 from strategist.space.shares import Group, sequence_cut, tokens
 
@@ -26,7 +27,7 @@ def in_flight_CS(group: Group) -> Reals:
     interleaved = np.minimum(m * v, 2 * (behind - 1) + (v - 1) * group.pp + 1) / v
     schedule = c["schedule"][:, None]
     held = np.where(schedule == code("schedule", "interleaved"), interleaved, one_f_one_b)
-    held = np.where(c.is_word("schedule", "gpipe", "looped_bfs")[:, None], m, held)
+    held = np.where(c.is_word("schedule", *BREADTH_FIRST)[:, None], m, held)
     held = np.where(c.is_word("schedule", "zb_h1", "zbv")[:, None], np.minimum(m, group.pp), held)
     held = np.where(c.is_word("schedule", "dualpipev")[:, None], group.pp + 0.5, held)
     return np.asarray(stage_by_stage(np.where(schedule == code("schedule", "none"), 1, held)), np.float64)
@@ -47,7 +48,7 @@ def edges_CS(job: Job, group: Group) -> Reals:
 def handed_on_CS(job: Job, group: Group) -> Reals:
     """Bytes of a stage's output less those of its input, which lies in a receive buffer, per micro-batch, (C, S)."""
     c = group.candidates
-    stream = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute] / sequence_cut(c)
+    stream = whole_stream_C(job, c) / sequence_cut(c)
     return on_stages(stream, group.is_first * 1.0 - group.is_last)
 
 
@@ -63,9 +64,9 @@ def step_inputs_C(job: Job, c: Candidates) -> Reals:
     return own * c["dp_replicate"] if c.in_threads else own
 
 
-def boundary_bytes(job: Job, candidates: Candidates) -> Reals:
-    """Bytes of the hidden states that one micro-batch sends between two stages, per rank, shape (C,)."""
-    return tokens(job, candidates) * job.model.hidden * BYTES[job.formats.compute]
+def whole_stream_C(job: Job, c: Candidates) -> Reals:
+    """Bytes of the residual stream of a micro-batch, or of its gradient, for all tokens that a rank's matrices see, (C,)."""
+    return tokens(job, c) * job.model.hidden * BYTES[job.formats.compute]
 
 
 def receive_buffers_CS(job: Job, group: Group) -> Reals:
@@ -79,6 +80,6 @@ def receive_buffers_CS(job: Job, group: Group) -> Reals:
     if group.pp == 1:
         return np.zeros((len(c), len(ends)))
     if not job.profile.has_units:  # other frameworks take a buffer when a message is due
-        return on_stages(boundary_bytes(job, c), 2.0 - ends)
-    one = boundary_bytes(job, c) / sequence_cut(c) * c["accumulation"]
+        return on_stages(whole_stream_C(job, c), 2.0 - ends)
+    one = whole_stream_C(job, c) / sequence_cut(c) * c["accumulation"]
     return (one * 2.0 * c["virtual_stages"])[:, None] - on_stages(one, ends)

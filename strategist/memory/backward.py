@@ -20,6 +20,7 @@ from strategist.columns import remembered
 from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
 from strategist.facts.profile import BYTES
+from strategist.memory.activations import whole_stream_C
 from strategist.memory.saved import OURS, POLICIES, Cut, Habits, Part, Policy, Saved, habits_of, saved_tensors
 from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Column, Mask, Reals, total_of
@@ -279,7 +280,7 @@ def _given_to_shared(job: Job, c: Candidates) -> tuple[Column | Reals, Column | 
     """Bytes of gradients beside shared experts at work: of the layer's result, and of what a gate read; of their own result where
     the ranks' parts of it are put together; of their result as a gate gives it, (C,) each."""
     apart = routed_cut(c) > 1
-    own, whole = residual_C(job, c, whole=False), tokens(job, c) * job.model.hidden * BYTES[job.formats.compute]
+    own, whole = residual_C(job, c, whole=False), whole_stream_C(job, c)
     part = np.where(apart, own, whole)
     given = own + np.where(apart, 0.0, gathered_stream_C(job, c))
     read = part if job.model.moe and job.model.moe.shared_gate else 0.0
@@ -455,7 +456,7 @@ def _first_matrices(kept: Kept) -> LayerInstant:
     """When the feed-forward part's first matrices have their gradients: beside them those of its input, one per matrix."""
     job, c = kept.job, kept.c
     streams = 2.0 if job.model.mlp_gated else 1.0
-    whole = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute]
+    whole = whole_stream_C(job, c)
     gradients = _product(kept) + (streams * whole + residual_C(job, c, whole=False))[:, None]
     recomputed = kept.rows(is_brought_back, "mixer", "exchanged", "ffn")
     freed = kept.rows(is_kept, "inside", "product") + kept.rows(is_used_up, "mixer")
@@ -478,7 +479,7 @@ def _before_attention(kept: Kept) -> LayerInstant:
     """When all matrices of the layer have their gradients: beside them those of attention's input, still to be added up, and
     that input."""
     job, c = kept.job, kept.c
-    whole = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute]
+    whole = whole_stream_C(job, c)
     queries = whole * (job.model.heads * job.model.head_dim / job.model.hidden) / c["tp"]
     keeps = c.is_word("recompute", "none")
     gradients = 2.0 * whole + queries + residual_C(job, c, whole=False) + np.where(keeps, 0.0, whole)
@@ -492,7 +493,7 @@ def _before_attention(kept: Kept) -> LayerInstant:
 def residual_C(job: Job, c: Candidates, *, whole: bool = True) -> Reals:
     """Bytes of the residual stream's gradient, cut by sequence parallelism, and with `whole` as a row-cut matrix needs it
     too, (C,)."""
-    size = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute]
+    size = whole_stream_C(job, c)
     cut = sequence_cut(c)
     return size / cut + np.where((cut > 1) & whole, size, 0.0)
 

@@ -37,7 +37,7 @@ from strategist.memory.step import (
     counted,
 )
 from strategist.space.candidates import Column, Mask, Reals
-from strategist.space.shares import Elements, Group, pieces_C, tokens, vocabulary_elements
+from strategist.space.shares import Elements, Group, pieces_C, vocabulary_elements
 from strategist.space.traffic import COALESCED_BYTES
 
 
@@ -304,7 +304,7 @@ def _made_in_forward(step: Step) -> tuple[Reals, Reals, Reals, Reals]:
     made = step.stream * (step.last - is_cut)  # the layer's output is not summed up yet
     result = np.where(keeps, step.layers.result, step.layers.transient)
     parts = np.where(is_cut, 2.0, 1.0 * (step.c["tp"] > 1)[:, None])
-    terms = parts * _whole_stream(step) * (step.first * (not step.job.model.tied))
+    terms = parts * step.whole_stream * (step.first * (not step.job.model.tied))
     return (
         step.others + step.stream * step.first,
         left + np.where(runs & keeps, made, 0.0),
@@ -837,7 +837,7 @@ def _end(step: Step) -> tuple[Instant, ...]:
     """Without a pipeline: the embedding's gradient, and its reduction."""
     counts, c = step.counts, step.c
     gradient = step.ends * np.where(step.managed, step.compute * step.bare.before, step.stored * _table(step))
-    stream = np.where(step.managed, 0.0, step.stored / step.compute) * _whole_stream(step) * step.first
+    stream = np.where(step.managed, 0.0, step.stored / step.compute) * step.whole_stream * step.first
     if step.job.model.adapters is not None:  # nothing goes back to a frozen embedding
         stream = np.zeros_like(stream)
     direct = ~step.managed & ~step.stands
@@ -896,11 +896,6 @@ def _table(step: Step) -> Reals:
     return vocabulary_elements(step.job.model, step.c["tp"], one)[:, None] * step.first
 
 
-def _whole_stream(step: Step) -> Reals:
-    """The residual stream's gradient as the embedding needs it, (C, 1)."""
-    return (tokens(step.job, step.c) * step.job.model.hidden * step.compute)[:, None]
-
-
 def _end_of_pass(step: Step) -> tuple[Instant, Instant]:
     """In a pipeline: the embedding's gradient; it is cast to the reduce format, and other passes are in flight."""
     made, cast, gathered, before = step.of_state(_gradients_at_end)
@@ -909,7 +904,7 @@ def _end_of_pass(step: Step) -> tuple[Instant, Instant]:
         "logits": step.held_logits,
         "gather_buffers": gathered,
     }
-    whole = step.of_work(lambda own: _whole_stream(own) * own.first)
+    whole = step.of_work(lambda own: own.whole_stream * own.first)
     return (
         Instant(END, common | {"gradients": made, "temporaries": added(before, whole, step.previous, step.late)}),
         Instant(END, common | {"gradients": cast, "temporaries": added(before, step.previous, step.late)}),

@@ -141,10 +141,8 @@ class Schedule:
         last = begun * turn + np.maximum(0, ahead_in_round - other_chunks) - done_last
         reduced = np.maximum(0, k - (self.m - turn) * v) // turn
         started = np.minimum(v, of_chunk + (in_chunk > 0))
-        before = np.minimum(
-            self.ahead + done * around - 1, self.passes
-        )  # forwards when that chunk's last backward pass ran
-        first_then = before // around * turn + np.minimum(before - before // around * around, turn)
+        before = np.minimum(self.ahead + done * around - 1, self.passes)  # when that chunk's last backward pass ran
+        first_then = before // around * turn + np.minimum(before % around, turn)
         holds_first = is_first | (done == 0) | (begun * turn + np.minimum(ahead_in_round, turn) > first_then)
         return Situation(
             others=(forwards - k - 1).astype(np.float64),

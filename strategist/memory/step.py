@@ -12,7 +12,8 @@ from strategist.columns import entries, on_stages, stage_by_stage
 from strategist.document.estimate import MOMENTS
 from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
-from strategist.memory.activations import edges_CS, step_inputs_C, tables_C
+from strategist.facts.runs import BREADTH_FIRST
+from strategist.memory.activations import edges_CS, step_inputs_C, tables_C, whole_stream_C
 from strategist.memory.backward import (
     Kept,
     copies_C,
@@ -36,7 +37,7 @@ from strategist.memory.saved import OURS
 from strategist.memory.situations import Situation
 from strategist.memory.sorts import NOT_READ, Read, record_of, rows_of, sorts_of
 from strategist.records import dataclass, names_of
-from strategist.space.candidates import Candidates, Column, Mask, Reals, total_of
+from strategist.space.candidates import Column, Mask, Reals, total_of
 from strategist.space.shares import (
     Elements,
     Group,
@@ -49,7 +50,6 @@ from strategist.space.shares import (
     routed_cut,
     sequence_cut,
     state_shards,
-    tokens,
     vocabulary_elements,
 )
 from strategist.space.stages import kinds
@@ -156,7 +156,7 @@ class Layers:
         """What the last matrix of a layer gives before it is added to the residual stream. Under sequence parallelism it is put in
         the order of the ranks and added up there, and the norm's result is still held; so is what goes into a ReLU."""
         job, c = self.job, self.group.candidates
-        whole = tokens(job, c) * job.model.hidden * BYTES[job.formats.compute]
+        whole = whole_stream_C(job, c)
         again = np.where(sequence_cut(c) > 1, whole + 2.0 * residual_C(job, c, whole=False), 0.0)
         given = (whole + again)[:, None]
         moe, is_ours = job.model.moe, job.profile.keeping.name == OURS
@@ -175,13 +175,10 @@ class Layers:
         work though backward will compute it again: the norm's input, the gathered one, the product, and under full recompute the other
         factor of the product (executor/models: block.py, feed_forward.py). A gate's activation is there a little sooner, without what is
         added up."""
-        again = self.kept.rows(is_brought_back, "product")
-        is_full = self.group.candidates.is_word("recompute", "full")[:, None]
-        adds = (
-            2.0 * _whole_C(self.job, self.group.candidates)[:, None]
-            + residual_C(self.job, self.group.candidates, whole=False)[:, None]
-        )
-        sooner = np.maximum(0.0, again - adds) * self.job.model.mlp_gated
+        job, c = self.job, self.group.candidates
+        again, is_full = self.kept.rows(is_brought_back, "product"), c.is_word("recompute", "full")[:, None]
+        adds = 2.0 * whole_stream_C(job, c) + residual_C(job, c, whole=False)
+        sooner = np.maximum(0.0, again - adds[:, None]) * job.model.mlp_gated
         held = self.kept.rows(is_brought_back, "ffn") + again * (1.0 + is_full) + sooner
         return self.result + _of_worst(self.group, held, held)
 
@@ -324,11 +321,6 @@ LAST_OF_EXPERTS, EVERY = 1, slice(None)
 BEFORE_ATTENTION, FROM_ATTENTION = slice(-2), slice(-2, None)
 """The place of that instant among those of a layer, and all of them; those before attention's backward, and the others
 (memory/backward.py, layer_instants)."""
-
-
-def _whole_C(job: Job, c: Candidates) -> Reals:
-    """Bytes of the residual stream of a micro-batch, whole, (C,)."""
-    return np.asarray(tokens(job, c) * job.model.hidden * BYTES[job.formats.compute])
 
 
 def counted(number: Column, layers: Reals) -> Reals:
@@ -549,24 +541,28 @@ class Step:
         if not self.has_apart:
             return self.widest
         present = np.asarray((self.group.layers_SK > 0).any(axis=0))
-        held = dense_CK(self.job.model, self.c, self._parts[:, 0]) * self._parts
-        return np.where(self.apart, np.where(present, held, 0.0).max(axis=1, keepdims=True), self.widest)
+        return np.where(self.apart, self._widest_unit(present), self.widest)
+
+    def _widest_unit(self, chosen: Mask) -> Reals:
+        """Elements of the widest of the chosen sorts of layers (K,), without experts that lie apart, (C, 1)."""
+        return np.where(chosen, self._units, 0.0).max(axis=1, keepdims=True)
+
+    @cached_property
+    def _units(self) -> Reals:
+        """Elements of every sort of layer without experts that lie apart, with all padding, (C, K)."""
+        return dense_CK(self.job.model, self.c, self._parts[:, 0]) * self._parts
 
     @cached_property
     def beside(self) -> Reals:
         """Elements of the own unit of the widest layer that has experts apart, (C, 1): without those."""
         if not self.layers.are_mixed:
             return self.dense
-        held = dense_CK(self.job.model, self.c, self._parts[:, 0]) * self._parts
-        return np.where(
-            self.apart, np.where(self.layers.have_experts, held, 0.0).max(axis=1, keepdims=True), self.dense
-        )
+        return np.where(self.apart, self._widest_unit(self.layers.have_experts), self.dense)
 
     @cached_property
     def alone(self) -> Reals:
         """The same of layers without experts."""
-        held = dense_CK(self.job.model, self.c, self._parts[:, 0]) * self._parts
-        return np.where(self.layers.have_experts, 0.0, held).max(axis=1, keepdims=True)
+        return self._widest_unit(~self.layers.have_experts)
 
     @cached_property
     def is_mixed(self) -> bool:
@@ -660,7 +656,7 @@ class Step:
     @cached_property
     def whole_stream(self) -> Reals:
         """The same for all tokens of the micro-batch, as matrices that are cut read and give it, (C, 1)."""
-        return _whole_C(self.job, self.c)[:, None]
+        return whole_stream_C(self.job, self.c)[:, None]
 
     @cached_property
     def cuts_sequences(self) -> bool:
@@ -804,7 +800,7 @@ class Step:
     @once_for("state")
     def not_again(self) -> Reals:
         """Bytes of a root's norm and head that are given back when a pass ends, where no forward pass follows that needs them."""
-        breadth_first = self.c.is_word("schedule", "gpipe", "looped_bfs")[:, None]
+        breadth_first = self.c.is_word("schedule", *BREADTH_FIRST)[:, None]
         if not (self.piped and breadth_first.any()):
             return NONE
         ends = breadth_first & self.managed & self.reshards

@@ -17,6 +17,7 @@ from strategist.columns import on_stages, stage_by_stage
 from strategist.facts.job import Job
 from strategist.facts.layers import norm_size
 from strategist.facts.profile import BYTES
+from strategist.facts.runs import BREADTH_FIRST
 from strategist.facts.tensors import ddp_buckets
 from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Column, Reals
@@ -415,7 +416,7 @@ def _spare(job: Job, group: Group, counts: Elements) -> Reals:
     went before (FSDPParamGroup, _backward_prefetch)."""
     if group.pp == 1 or not job.profile.has_units or job.model.tied:
         return np.zeros_like(counts.behind)
-    breadth_first = group.candidates.is_word("schedule", "gpipe", "looped_bfs")[:, None]
+    breadth_first = group.candidates.is_word("schedule", *BREADTH_FIRST)[:, None]
     return counts.behind * ((_micro(group) > 1) & ~breadth_first)
 
 

@@ -18,7 +18,8 @@ from strategist.executor.initialise import initialise
 from strategist.executor.models import model_from_shape
 from strategist.executor.optimizers import BETAS, WEIGHT_DECAY, default_optimizer
 from strategist.facts.model import ModelShape
-from tests.executor.matrix import GLOBAL_BATCH, SEQ_LEN, Cell
+from tests.executor.harness import run_ranks
+from tests.executor.matrix import SEQ_LEN, Cell
 from tests.executor.ragged import RaggedTokens
 from tests.plans import FLOAT64
 
@@ -81,8 +82,23 @@ def _trained(plan: Plan, kind: Kind) -> Trained:
     return losses, session.parameters_full() if kind.weight_bound else {}
 
 
+def assert_trained_like_one_process(jobs: Sequence[tuple[Plan, Kind]]) -> None:
+    """Losses, and in float64 weights, of some jobs under layouts of the same ranks are those of one process."""
+    limit_s = 60.0 + 60.0 * len(jobs)
+    for outcomes in run_ranks(jobs[0][0].processes, train_cells, jobs, timeout_s=limit_s):
+        for (plan, kind), (losses, weights) in zip(jobs, outcomes, strict=True):
+            expected_losses, expected = trained_alone(plan.model, kind, plan.workload.global_batch)
+            about = f"{kind.arithmetic}, accumulation {plan.strategy.accumulation}, tied {plan.model.tied}"
+            furthest = max(abs(a - b) for a, b in zip(losses, expected_losses, strict=True))
+            assert furthest <= kind.loss_bound, f"{about}: losses differ by {furthest}"
+            if kind.weight_bound:
+                assert weights.keys() == expected.keys(), about
+                off = max(float((weights[name] - value).abs().max()) for name, value in expected.items())
+                assert off <= kind.weight_bound, f"{about}: weights differ by {off}"
+
+
 @cache
-def trained_alone(shape: ModelShape, kind: Kind, batch: int = GLOBAL_BATCH) -> Trained:
+def trained_alone(shape: ModelShape, kind: Kind, batch: int) -> Trained:
     """The same in one process with nothing but torch, each batch in one piece."""
     model = model_from_shape(shape, "cpu", torch.float64 if kind == EXACT else torch.float32)
     initialise(model, SEED)

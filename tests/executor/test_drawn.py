@@ -73,11 +73,6 @@ def _marked() -> Iterator[object]:
 @pytest.mark.parametrize("plan", tuple(_marked()))
 def test_what_is_legal_trains_like_one_process(plan: Plan) -> None:
     """Losses and weights of five steps in float64, over samples of equal and then of unequal lengths."""
-    from tests.executor.cells import EXACT, train_cells, trained_alone
-    from tests.executor.harness import run_ranks
+    from tests.executor.cells import EXACT, assert_trained_like_one_process
 
-    expected_losses, expected = trained_alone(plan.model, EXACT, plan.workload.global_batch)
-    for ((losses, weights),) in run_ranks(plan.processes, train_cells, [(plan, EXACT)], timeout_s=300.0):
-        assert max(abs(a - b) for a, b in zip(losses, expected_losses, strict=True)) <= EXACT.loss_bound
-        assert weights.keys() == expected.keys()
-        assert max(float((weights[name] - value).abs().max()) for name, value in expected.items()) <= EXACT.weight_bound
+    assert_trained_like_one_process([(plan, EXACT)])

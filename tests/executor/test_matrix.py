@@ -37,21 +37,9 @@ for _cell in EVERY:
 
 
 def _assert_trains_like_one_process(some: Sequence[Cell]) -> None:
-    """Losses, and in float64 weights, of cells of one layout."""
-    from tests.executor.cells import kinds_of, train_cells, trained_alone
-    from tests.executor.harness import run_ranks
+    from tests.executor.cells import assert_trained_like_one_process, kinds_of
 
-    jobs = [(cell.plan, kind) for cell in some for kind in kinds_of(cell)]
-    for outcomes in run_ranks(jobs[0][0].processes, train_cells, jobs, timeout_s=60.0 + 60.0 * len(jobs)):
-        for (plan, kind), (losses, weights) in zip(jobs, outcomes, strict=True):
-            expected_losses, expected = trained_alone(plan.model, kind)
-            about = f"{kind.arithmetic}, accumulation {plan.strategy.accumulation}, tied {plan.model.tied}"
-            furthest = max(abs(a - b) for a, b in zip(losses, expected_losses, strict=True))
-            assert furthest <= kind.loss_bound, f"{about}: losses differ by {furthest}"
-            if kind.weight_bound:
-                assert weights.keys() == expected.keys(), about
-                off = max(float((weights[name] - value).abs().max()) for name, value in expected.items())
-                assert off <= kind.weight_bound, f"{about}: weights differ by {off}"
+    assert_trained_like_one_process([(cell.plan, kind) for cell in some for kind in kinds_of(cell)])
 
 
 @pytest.mark.slow

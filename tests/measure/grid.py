@@ -114,16 +114,23 @@ WEIGHTED = tuple(
 )
 """Pipelines whose last stage owns fewer layers because of its head."""
 
-BREADTH_FIRST = tuple(
-    Scenario(f"{model}-{number}", replace(load_model(model), layers=layers, max_seq=4096), 1000, precision, layout)
-    for number, (model, layers, precision, layout) in enumerate(
-        (
-            ("llama-3.2-1b", 4, "bf16", BFS | {"accumulation": 3, "dp_shard": 4, "zero": 3}),
-            ("llama-3.2-1b", 4, "bf16", {"schedule": "gpipe", "pp": 2, "accumulation": 3, "dp_shard": 4, "zero": 3}),
-            ("llama-3.1-8b", 4, "bf16", BFS | {"accumulation": 2, "dp_shard": 4, "zero": 2}),
-            ("qwen2.5-0.5b", 8, "fp32", BFS | {"pp": 4, "accumulation": 5, "recompute": "full"}),
+
+def _in_passes(word: str, *rows: tuple[str, int, str, Mapping[str, Any]]) -> tuple[Scenario, ...]:
+    """Scenarios of 1,000 tokens, each of a model with so many layers, in a precision, under a layout; `word` tells their names apart."""
+    return tuple(
+        Scenario(
+            f"{model}{word}-{number}", replace(load_model(model), layers=layers, max_seq=4096), 1000, precision, layout
         )
+        for number, (model, layers, precision, layout) in enumerate(rows)
     )
+
+
+BREADTH_FIRST = _in_passes(
+    "",
+    ("llama-3.2-1b", 4, "bf16", BFS | {"accumulation": 3, "dp_shard": 4, "zero": 3}),
+    ("llama-3.2-1b", 4, "bf16", {"schedule": "gpipe", "pp": 2, "accumulation": 3, "dp_shard": 4, "zero": 3}),
+    ("llama-3.1-8b", 4, "bf16", BFS | {"accumulation": 2, "dp_shard": 4, "zero": 2}),
+    ("qwen2.5-0.5b", 8, "fp32", BFS | {"pp": 4, "accumulation": 5, "recompute": "full"}),
 )
 """Pipelines that run all forward passes before any backward pass; tied ends and free ones."""
 
@@ -165,44 +172,32 @@ CUT = tuple(
 """Sequence parallelism where terms that ranks add up, or few gathered layers, are most."""
 
 ZB = {"pp": 2, "schedule": "zb_h1", "accumulation": 4}
-TWO_PARTS = tuple(
-    Scenario(f"{model}-zb-{number}", replace(load_model(model), layers=layers, max_seq=4096), 1000, precision, layout)
-    for number, (model, layers, precision, layout) in enumerate(
-        (
-            ("llama-3.1-8b", 4, "bf16", ZB | {"dp_shard": 4, "zero": 2}),
-            ("llama-3.2-1b", 8, "bf16", ZB | {"pp": 4, "dp_replicate": 2}),
-            ("llama-3.1-8b", 4, "bf16", ZB | {"tp": 2, "sequence_parallel": True, "accumulation": 2}),
-            ("qwen3-8b", 4, "fp32", ZB),
-        )
-    )
+TWO_PARTS = _in_passes(
+    "-zb",
+    ("llama-3.1-8b", 4, "bf16", ZB | {"dp_shard": 4, "zero": 2}),
+    ("llama-3.2-1b", 8, "bf16", ZB | {"pp": 4, "dp_replicate": 2}),
+    ("llama-3.1-8b", 4, "bf16", ZB | {"tp": 2, "sequence_parallel": True, "accumulation": 2}),
+    ("qwen3-8b", 4, "fp32", ZB),
 )
 """Pipelines whose backward passes come in two parts."""
 
 ZBV = {"pp": 2, "virtual_stages": 2, "schedule": "zbv", "accumulation": 4}
-IN_A_V = tuple(
-    Scenario(f"{model}-zbv-{number}", replace(load_model(model), layers=layers, max_seq=4096), 1000, precision, layout)
-    for number, (model, layers, precision, layout) in enumerate(
-        (
-            ("llama-3.1-8b", 4, "bf16", ZBV | {"dp_shard": 4, "zero": 2}),
-            ("llama-3.1-8b", 8, "bf16", ZBV | {"pp": 4, "dp_replicate": 2, "accumulation": 7}),
-            ("llama-3.1-8b", 8, "bf16", ZBV | {"tp": 2, "sequence_parallel": True, "accumulation": 3}),
-            ("qwen3-8b", 4, "fp32", ZBV),
-        )
-    )
+IN_A_V = _in_passes(
+    "-zbv",
+    ("llama-3.1-8b", 4, "bf16", ZBV | {"dp_shard": 4, "zero": 2}),
+    ("llama-3.1-8b", 8, "bf16", ZBV | {"pp": 4, "dp_replicate": 2, "accumulation": 7}),
+    ("llama-3.1-8b", 8, "bf16", ZBV | {"tp": 2, "sequence_parallel": True, "accumulation": 3}),
+    ("qwen3-8b", 4, "fp32", ZBV),
 )
 """The same with two runs of layers a rank, first and last on one."""
 
 DUAL = ZBV | {"schedule": "dualpipev"}
-IN_PAIRS = tuple(
-    Scenario(f"{model}-dual-{number}", replace(load_model(model), layers=layers, max_seq=4096), 1000, precision, layout)
-    for number, (model, layers, precision, layout) in enumerate(
-        (
-            ("llama-3.1-8b", 4, "bf16", DUAL | {"dp_shard": 4, "zero": 2}),
-            ("llama-3.1-8b", 8, "bf16", DUAL | {"pp": 4, "dp_replicate": 2, "accumulation": 9}),
-            ("llama-3.1-8b", 8, "bf16", DUAL | {"tp": 2, "sequence_parallel": True, "accumulation": 5}),
-            ("qwen3-8b", 4, "fp32", DUAL),
-        )
-    )
+IN_PAIRS = _in_passes(
+    "-dual",
+    ("llama-3.1-8b", 4, "bf16", DUAL | {"dp_shard": 4, "zero": 2}),
+    ("llama-3.1-8b", 8, "bf16", DUAL | {"pp": 4, "dp_replicate": 2, "accumulation": 9}),
+    ("llama-3.1-8b", 8, "bf16", DUAL | {"tp": 2, "sequence_parallel": True, "accumulation": 5}),
+    ("qwen3-8b", 4, "fp32", DUAL),
 )
 """The same with some backward passes in one part."""
 

@@ -9,7 +9,7 @@ import pytest
 
 from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
-from strategist.memory.activations import boundary_bytes
+from strategist.memory.activations import whole_stream_C
 from strategist.memory.buffers import overhead
 from strategist.memory.estimate import peak_memory
 from strategist.timing.estimate import step_times
@@ -55,7 +55,7 @@ def test_gpipe_is_never_better_than_1f1b(words: str) -> None:
     dropped = [a for a in _left_out(job) if a["schedule"] == "gpipe" and a["accumulation"] >= a["pp"]]
     bytes_before, step_before = _weighed(job, dropped)
     bytes_after, step_after = _weighed(job, [a | {"schedule": "1f1b"} for a in dropped])
-    one_message = boundary_bytes(job, candidates(dropped)) * (1.0 + overhead("allocator_slack"))
+    one_message = whole_stream_C(job, candidates(dropped)) * (1.0 + overhead("allocator_slack"))
     behind = (job.model.vocab + 1) * job.model.hidden * BYTES[job.formats.compute] * (1.0 + overhead("allocator_slack"))
     gathered = np.array([behind / a["tp"] if a["zero"] == 3 else 0.0 for a in dropped])
     assert (bytes_after <= bytes_before + gathered + one_message + ONE).all()
