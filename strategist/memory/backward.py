@@ -417,7 +417,24 @@ def _last_matrix(kept: Kept, last: Reals) -> LayerInstant:
     gradients = _product(kept)
     if job.model.adapters is not None and "down" in job.model.adapters.targets:
         gradients = 2.0 * gradients  # of the frozen matrix and of its adapter, about to be added up
-    return LayerInstant(gradients + again + _beside_product(kept) + gathered, freed, last, is_product=True)
+    beside = gradients + _beside_product(kept) + gathered
+    if not casts.any() or job.model.adapters is not None:
+        return LayerInstant(beside + again, freed, last, is_product=True)
+    return _in_either_format(kept, last, beside, casts)
+
+
+def _in_either_format(kept: Kept, last: Reals, beside: Reals, casts: Mask) -> LayerInstant:
+    """The same where `casts` may be under autocast: when the gradient is made, and its input and the copy of the matrix are still there, or
+    when it is cast, and they are gone, whichever holds more."""
+    formats, own, back = kept.job.formats, kept.rows(is_kept, "product"), kept.rows(is_brought_back, "product")
+    compute, stored = BYTES[formats.compute], BYTES[formats.parameter]
+    made = casts & (own + back >= (stored - compute) * last)
+    return LayerInstant(
+        beside + np.where(made, back + compute * last, np.where(casts, 0.0, back)),
+        kept.rows(is_used_up) + np.where(casts & ~made, own, 0.0),
+        np.where(made, 0.0, last),
+        is_product=~made,
+    )
 
 
 def _gathers_gradient(kept: Kept) -> bool:

@@ -40,6 +40,9 @@ from strategist.space.candidates import Column, Mask, Reals
 from strategist.space.shares import Elements, Group, pieces_C, vocabulary_elements
 from strategist.space.traffic import COALESCED_BYTES
 
+FEW_LAYERS = 2
+"""Of more layers the second from the front always holds more than the first when it is unpacked."""
+
 
 def instants(
     job: Job,
@@ -525,7 +528,9 @@ def _accumulated_at_head(step: Step) -> tuple[Reals, Reals, Reals]:
 
 def _layers(step: Step) -> tuple[Instant, ...]:
     """The instants inside layers, of some of which alone full recompute may run forward again, and of their reduction."""
-    return (*_in_layers(step), *_of_others(step, _in_layers), _layer_reduced(step))
+    is_few = step.group.layers_SK.sum(axis=1).min() <= FEW_LAYERS and not (step.piped or step.has_apart)
+    few = (_first_gathered(step),) if is_few else ()
+    return (*_in_layers(step), *_of_others(step, _in_layers), _layer_reduced(step), *few)
 
 
 def _of_others(step: Step, instants_of: Callable[[Step], Iterable[Instant]]) -> Iterable[Instant]:
@@ -565,7 +570,7 @@ WorstOf = Callable[[Step, Reals], LayerInstants]
 def _in_layer(step: Step, number: Column, worst: WorstOf) -> Instant:
     """The worst instant of the `number`-th layers from the end of the chunk; -1 is its first layer, -2 its second."""
     found = step.once("layer", lambda own: _worst_at(own, number, worst))
-    activations, whole, weights, gone, waits, partial, joins, sooner = found
+    activations, whole, weights, gone, waits, partial, joins, sooner, joined = found
     before, done, routed, gathered, in_flight = step.of_state(lambda own: _passed_before(own, number, gone, sooner))
     made = np.where(step.at_once, weights, 0.0)
     if step.piped:
@@ -580,7 +585,7 @@ def _in_layer(step: Step, number: Column, worst: WorstOf) -> Instant:
         "activations": activations,
         "logits": step.held_logits,
         "gather_buffers": gathered,
-        "temporaries": added(waits, joins, _still_outside(step, done)),
+        "temporaries": added(waits, joins, _still_outside(step, done, joined)),
     }
     if step.job.model.adapters is not None:
         terms["temporaries"] = terms["temporaries"] + step.unpacked
@@ -602,7 +607,8 @@ def _layers_before(step: Step, number: Column) -> tuple[Reals, Reals, Reals]:
 
 def _worst_at(step: Step, number: Column, worst: WorstOf) -> tuple[Any, ...]:
     """At the worst instant of such a layer: what is kept, elements of matrices with gradients, the same with stacked ones and without experts
-    that are reduced, and those; what waits beside them, their gradients that are no part of what stands yet, and what is about to join that."""
+    that are reduced, and those; what waits beside them, their gradients that are no part of what stands yet, what is about to join that, and
+    elements whose gradients have."""
     _, before, share = _layers_before(step, number)
     at = worst(step, share)
     let_go = step.let_go(before, at.kept)
@@ -617,7 +623,9 @@ def _worst_at(step: Step, number: Column, worst: WorstOf) -> tuple[Any, ...]:
         if not step.job.model.tied:  # nothing comes between
             waits, partial, joins = added(waits, partial, joins), NONE, NONE
     kept = np.maximum(step.inputs, step.in_layers - at.freed - let_go)
-    return kept, at.weights, weights, gone, waits, partial, joins, at.is_sooner if step.has_apart else NOWHERE
+    sooner = at.is_sooner if step.has_apart else NOWHERE
+    joined = step.joined(at) if step.empties.any() else NONE
+    return kept, at.weights, weights, gone, waits, partial, joins, sooner, joined
 
 
 def _passed_before(step: Step, number: Column, gone: Reals, sooner: Mask) -> tuple[Reals | float, ...]:
@@ -782,12 +790,12 @@ def _where_apart(step: Step, moment: int, terms: Mapping[str, Reals], mask: Mask
     return Instant(moment, {name: np.where(where, held, 0.0) for name, held in terms.items()})
 
 
-def _still_outside(step: Step, done: Reals) -> Reals:
-    """Gradients outside DDP's buckets when those of `done` elements have gone into theirs, which the last micro-batch does."""
+def _still_outside(step: Step, done: Reals, joined: Reals) -> Reals:
+    """Gradients outside DDP's buckets when those of `done` and `joined` elements have gone into theirs, which the last micro-batch does."""
     if step.outside is NONE:
         return NONE
-    left = np.maximum(0.0, step.outside - np.where(step.outside > 0, step.trained * step.stored * done, 0.0))
-    return np.where((step.c["accumulation"] > 2)[:, None], step.outside, left)
+    left = np.maximum(0.0, step.outside - step.trained * step.stored * added(done, joined))
+    return np.where(step.empties, left, step.outside)
 
 
 def _layer_reduced(step: Step) -> Instant:
@@ -823,6 +831,25 @@ def _layer_reduced(step: Step) -> Instant:
             "temporaries": added(step.stream, step.retained(behind + step.widest)),
         },
     )
+
+
+def _first_gathered(step: Step) -> Instant:
+    """ZeRO-3 without a pipeline: the first layer's weights leave the buffer that they were gathered into, while the unit above is still
+    copied for its reduction (FSDPState, _pre_backward, unshards before the layer's backward begins). Behind any other layer the next one
+    is gathered then, and its own gradients are more; of one or two layers this one can hold most."""
+    layers = step.layers_of_chunk
+    gathers, two = step.managed & step.reshards & (layers > 0) & (layers <= FEW_LAYERS), layers > 1
+    done = step.passed_head + np.where(two, step.widest, 0.0)
+    above = np.where(two, step.dense, step.passed_head)
+    held = step.gathered(layers=1, head=False) + step.compute * step.widest
+    kept = step.of_work(lambda own: own.in_layers - np.where(own.layers_of_chunk > 1, own.layers.largest, 0.0))
+    terms = {
+        "gradients": step.earlier + step.fresh(done),
+        "activations": kept,
+        "gather_buffers": added(held, step.trained * step.reduce * above, step.waiting),
+        "temporaries": added(step.stream, step.retained(done)),
+    }
+    return Instant(LAYERS, {name: np.where(gathers, part, 0.0) for name, part in terms.items()})
 
 
 def _layer_accumulated(step: Step) -> tuple[Reals, Reals, Reals]:

@@ -853,6 +853,8 @@ class Step:
         worth = ats.temporaries - ats.freed + partial * (ats.weights + ats.stacked)
         if self.has_copies:
             worth = worth - np.where(self.plain, self.trained * self.compute, 0.0) * ats.weights
+        if self.empties.any():
+            worth = worth - np.where(self.empties, self.trained * self.stored, 0.0) * self.joined(ats)
         worth = worth + self._joining(ats, stands) - given * ats.is_early
         if self.has_apart and ats.is_sooner.any():
             worth = worth - np.where(self.apart & self.reshards, self.compute * self.dense, 0.0) * ats.is_sooner
@@ -895,6 +897,11 @@ class Step:
         behind = np.zeros_like(self.behind) if self.tied else self.behind
         sent = self.trained * self.reduce * (self.routed - np.where(gone > 0.0, self.dense, behind))
         return change + np.where((self.apart & (routed > 0.0))[:, None, :], sent[..., None], 0.0)
+
+    @staticmethod
+    def joined(at: LayerInstants) -> Reals:
+        """Elements of a layer's matrices whose gradients have joined what stands: of all that have one but the matrix at work."""
+        return np.where(at.is_product, 0.0, at.weights)
 
     def joining(self, at: LayerInstants) -> Reals:
         """Bytes of gradients that are about to join what stands: of a matrix at work, in the format of its pass and, where that is
@@ -965,6 +972,12 @@ class Step:
         """Gradients that gather outside DDP's buckets while micro-batches are not reduced (no_sync)."""
         stay = self.buckets & self.several
         return np.where(stay, self.at_rest, 0.0) if stay.any() else NONE
+
+    @cached_property
+    def empties(self) -> Mask:
+        """Where a gradient leaves those outside for its bucket as soon as it is made: in the last of two micro-batches. With more of
+        them the one before it, in which nothing leaves, holds most."""
+        return np.asarray(self.buckets & (self.c["accumulation"] == 2)[:, None], np.bool_)
 
     @cached_property
     def head_copy(self) -> Reals:

@@ -456,6 +456,18 @@ FEW_LAYERS = tuple(
 """Layouts of data ranks with few layers or words, where what others hide decides (docs/decisions/0122)."""
 
 
+BESIDE_LAYERS = tuple(
+    Scenario(f"{model}-{layers}l-beside-{number}", replace(load_model(model), layers=layers, max_seq=4096, **SHORT, pos_rows=4096 if model == "gpt2-medium" else 0), seq_len, precision, layout)
+    for number, (model, layers, seq_len, precision, layout) in enumerate((
+        ("qwen1.5-1.8b", 2, 512, "bf16", SP4 | {"dp_replicate": 2, "dp_shard": 4, "zero": 3}),
+        ("llama-3.2-1b", 2, 512, "fp16", {"dp_replicate": 2, "dp_shard": 4, "zero": 3, "recompute": "selective", "accumulation": 2}),
+        ("tinyllama-1.1b", 3, 2048, "fp32", {"dp_replicate": 4, "recompute": "selective", "accumulation": 2, "micro_batch": 2}),
+        ("gpt2-medium", 3, 2048, "bf16", {"dp_replicate": 4, "recompute": "full", "accumulation": 2, "micro_batch": 4}),
+    ))
+)  # fmt: skip
+"""Layouts in which a layer's own instants hold most: the first of two as it is unpacked, those of DDP and of autocast (docs/decisions/0127)."""
+
+
 def _drawn(drawn: random.Random, layout: Mapping[str, Any]) -> Scenario:
     model, layers = drawn.choice(MODELS), drawn.choice((4, 5, 6))
     pp = layout.get("pp", 1)

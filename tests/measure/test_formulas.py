@@ -14,6 +14,7 @@ from strategist.measure.kinds import chosen_kinds
 from tests.measure.drawn import drawn
 from tests.measure.grid import (
     ADAPTED,
+    BESIDE_LAYERS,
     BREADTH_FIRST,
     CHUNKED,
     CUT,
@@ -245,6 +246,15 @@ def test_formulas_agree_with_the_program_of_few_layers(scenario: Scenario) -> No
             _assert_keeps_its_bar(found)
         elif (found.place, found.name) == ("loss", "allocated") and "zero" not in scenario.layout:
             assert found.ratio == pytest.approx(1.0, abs=EXACT), found
+
+
+@half_nightly(BESIDE_LAYERS)
+def test_formulas_agree_with_the_program_where_one_layer_holds_most(scenario: Scenario) -> None:
+    """So they do at the peak, when the first of two layers is unpacked, while gradients leave no_sync's for DDP's buckets, and before autocast casts
+    one (docs/decisions/0127)."""
+    for found in _found(scenario):
+        if found.place == PEAK or found.kind != "memory":
+            _assert_keeps_its_bar(found)
 
 
 @pytest.mark.nightly

@@ -464,6 +464,8 @@ class Stage:
             yield from self.later().one_by_one()
         if self.tiles == 1:
             yield 1, self._layer_reduced()
+            if sharded and self.units and not self.apart and 0 < len(self.kinds) < 3:
+                yield 1, self._first_unpacked()
         if self.apart and self.w.experts:
             yield from self._experts_forward()
             yield from ((1, terms) for number in (0, 1, -2, -1) for terms in self._experts_backward(number))
@@ -807,7 +809,7 @@ class Stage:
             ats = [self._experts_before(kind), self._experts_behind(kind), self._one_expert(kind)]
             ats += self._shared_at_work(kind) if self._has_shared() else []
         else:
-            ats = [self._last_matrix(kind), self._feed_forward(kind), self._inputs(kind)]
+            ats = [*self._uncast(kind), self._last_matrix(kind), self._feed_forward(kind), self._inputs(kind)]
         several = sequence_cut(self.a) > 1 and self.a["micro_batch"] > 1
         ours = self.job.model.moe is None and self.job.profile.keeping.name == OURS
         first = [LayerAt(2 * self.whole + self.stream, 0.0, 0.0)] if several and ours else []
@@ -903,6 +905,14 @@ class Stage:
         temporaries = products * self._product(kind) + self._whole_stream() + back + (0.0 if casts else again)
         freed = self._rows(kind, _used) + (kept if casts else 0.0)
         return LayerAt(temporaries, freed, self._elements(kind, _is_down), is_product=True)
+
+    def _uncast(self, kind: LayerKind) -> list[LayerAt]:
+        """Under autocast the last matrix' gradient as it is made: what it was made of is there, and the copy of the matrix."""
+        if not (self.plain and self.casts) or self.job.model.adapters is not None:
+            return []
+        gradient = self.q * self.c * self._elements(kind, _is_down)
+        held = self._product(kind) + self._whole_stream() + self._rows(kind, _again) + gradient
+        return [LayerAt(held, self._rows(kind, _used), 0.0)]
 
     def _inputs(self, kind: LayerKind) -> LayerAt:
         product = self._product(kind)
@@ -1047,7 +1057,8 @@ class Stage:
         if mixed and self.zero == 3:
             gathered += self.c * (unit(before) + (unit(before + 1) if layers > 1 else 0.0))
         at_end = self.early if self.piped and before >= count - 1 else 0.0
-        left = self.outside if self.a["accumulation"] > 2 else max(0.0, self.outside - self.q * self.s * done)
+        gone = done + (0.0 if at.is_product else at.weights)
+        left = self.outside if self.a["accumulation"] > 2 else max(0.0, self.outside - self.q * self.s * gone)
         again = max(0.0, self.copies_again - freed_copies) if self.copies_again else 0.0
         return {
             "gradients": self.earlier + self.fresh(done + (weights if self.at_once else 0.0) + at.routed, routed),
@@ -1093,6 +1104,21 @@ class Stage:
             "logits": self.logits(0),
             "gather_buffers": self.gathered(next_one, passed=self.wl) + reduced + self.waiting,
             "temporaries": self.stream + self.previous + self.retained(behind + self.wl) + adds + self.late,
+        }
+
+    def _first_unpacked(self) -> dict[str, float]:
+        """Of one or two layers the first, when it leaves the buffer that it was gathered into: nothing of it has worked yet, and the copy
+        of what lies above it is still being reduced."""
+        above, kept, done = self.through, 0.0, self.through
+        if len(self.kinds) == 2:
+            above, kept = self.wl, self._worst_of_kinds(lambda kind: self._rows(kind, _kept))
+            done += above
+        return {
+            "gradients": self.earlier + self.fresh(done),
+            "activations": self.inside - kept,
+            "logits": 0.0,
+            "gather_buffers": self.gathered(1) + self.c * self.wl + self.q * self.r * above + self.waiting,
+            "temporaries": self.stream + self.retained(done),
         }
 
     def _mixture(self) -> LayerKind:
