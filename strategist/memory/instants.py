@@ -528,7 +528,7 @@ def _accumulated_at_head(step: Step) -> tuple[Reals, Reals, Reals]:
 
 def _layers(step: Step) -> tuple[Instant, ...]:
     """The instants inside layers, of some of which alone full recompute may run forward again, and of their reduction."""
-    is_few = step.group.layers_SK.sum(axis=1).min() <= FEW_LAYERS and not (step.piped or step.has_apart)
+    is_few = not step.piped and step.group.layers_SK.sum(axis=1).min() <= FEW_LAYERS
     few = (_first_gathered(step),) if is_few else ()
     return (*_in_layers(step), *_of_others(step, _in_layers), _layer_reduced(step), *few)
 
@@ -838,10 +838,10 @@ def _first_gathered(step: Step) -> Instant:
     copied for its reduction (FSDPState, _pre_backward, unshards before the layer's backward begins). Behind any other layer the next one
     is gathered then, and its own gradients are more; of one or two layers this one can hold most."""
     layers = step.layers_of_chunk
-    gathers, two = step.managed & step.reshards & (layers > 0) & (layers <= FEW_LAYERS), layers > 1
+    gathers, two = step.managed & step.reshards & ~step.apart & (layers > 0) & (layers <= FEW_LAYERS), layers > 1
     done = step.passed_head + np.where(two, step.widest, 0.0)
-    above = np.where(two, step.dense, step.passed_head)
-    held = step.gathered(layers=1, head=False) + step.compute * step.widest
+    above = np.where(two, step.widest, step.passed_head)
+    held = step.gathered(layers=1, head=False) + step.compute * step.packed * step.widest
     kept = step.of_work(lambda own: own.in_layers - np.where(own.layers_of_chunk > 1, own.layers.largest, 0.0))
     terms = {
         "gradients": step.earlier + step.fresh(done),

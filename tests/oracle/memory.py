@@ -1117,7 +1117,7 @@ class Stage:
             "gradients": self.earlier + self.fresh(done),
             "activations": self.inside - kept,
             "logits": 0.0,
-            "gather_buffers": self.gathered(1) + self.c * self.wl + self.q * self.r * above + self.waiting,
+            "gather_buffers": self.gathered(1) + self.c * self.wire * self.wl + self.q * self.r * above + self.waiting,
             "temporaries": self.stream + self.retained(done),
         }
 
