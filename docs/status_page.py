@@ -141,7 +141,6 @@ MISSING = (
     "Without recompute: experts of which one rank has all gradients (as many ranks share them as there are data-parallel ones; two layers of DeepSeekMoE with few words are predicted to hold 2.5 % more than their trace does), and whole beside shared experts under tensor and sequence parallelism and ZeRO-3 (1.4 % less), docs/decisions/0111.",
     "Of layouts drawn at random (docs/decisions/0124) peaks are off by more than a thousandth in: mixtures in one process or DDP under autocast (a 128-expert one -3.6 %), interleaved "
     "pipelines under ZeRO-3 (-3 to +6 %), layers without experts beside others under expert parallelism (up to +7 %), two layers of HSDP under tp (-4 %), pipelines with tp and few words (-4 %).",
-    "A nightly run of this state without a failure: the committed one (benchmarks/results/nightly.json) is of an older commit.",
     "Optimizer state on NVMe was run on CPU ranks with files in the system's folder for temporary ones; no drive's rate was measured.",
     "What is parsed and not trained with, by target: docs/targets.md. Of those Composer's FSDP, llm-foundry, Megatron-LM, Megatron-Bridge, nanotron, torchtitan and "
     "axolotl need GPUs; BytePS does not build and EPL needs TensorFlow 1.x.",
