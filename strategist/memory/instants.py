@@ -629,6 +629,8 @@ def _passed_before(step: Step, number: Column, gone: Reals, sooner: Mask) -> tup
     if sooner is not NOWHERE:
         alone = alone | (step.apart & sooner)
     experts, routed, above = 1.0 * (gone == 0.0), step.routed_of(share), step.dense
+    if sooner is not NOWHERE:
+        experts = experts * ~(step.copies_experts_late & sooner)
     gathers = np.where(alone, 1, 2)
     units: Reals = NONE
     if step.is_mixed:
@@ -671,7 +673,7 @@ def _experts_forward(step: Step) -> Iterator[Instant]:
     where they were just gathered; then their results have gone back, and ZeRO-3 has given their weights back. Copies of the
     tokens are around: those sent and those that came, in the experts' order where no policy keeps them, and what experts gave,
     one by one and put together; then five that went both ways."""
-    gathers, output = np.where(step.shards_gradients, step.compute * step.routed, 0.0), NONE
+    gathers, output = np.where(step.shards_gradients, step.compute * step.buffered, 0.0), NONE
     if step.piped:
         gathers = np.where(step.reshards, gathers + step.ahead_of_time, 0.0)
         output = step.stream * (1.0 - step.last)  # is not made yet
@@ -697,8 +699,8 @@ def _experts_forward(step: Step) -> Iterator[Instant]:
 
 def _experts_backward(step: Step) -> Iterator[Instant]:
     """The same where backward computes it again, in each worst layer; and experts are reduced, or in a pipeline added to what
-    stands, while the rest of the layer before is gathered. Where one rank has all of their state the last gradient is gone by then,
-    and what counts is when their inputs' gradients go back, through two more copies."""
+    stands, while the rest of the layer before is gathered. Where one rank has all of their state the last gradient is gone by then.
+    Then their inputs' gradients go back, through one more copy."""
     number, layers, those = _numbers(0, 1, -2, -1), np.maximum(step.layers_of_chunk, 1.0), step.experts_of_chunk
     own = counted(number, np.maximum(those, 1.0))
     before = step.passed_layers(_numbers(0)) + own
@@ -720,12 +722,13 @@ def _experts_backward(step: Step) -> Iterator[Instant]:
         again = terms | own_terms | {"activations": activations, "gather_buffers": buffered}
         yield _where_apart(step, LAYERS, again, ~step.c.is_word("recompute", "none")[:, None])
     at = step.layers.experts_end
+    yield _experts_enter(step, terms, left, added(gathered, step.trained * step.compute * at.weights, above, step.waiting))
     kept = {
         "activations": np.maximum(step.inputs, left - at.freed),
         "logits": step.held_logits,
         "temporaries": added(at.temporaries - step.compute * step.layers.bare_experts, step.previous, step.late),
     }
-    alone = step.is_first_layer(before) & (np.bool_(not step.piped) | (layers <= 1.0))
+    alone = step.is_first_layer(before)
     following = np.where(own >= those - 1.0, step.dense, step.beside)
     gathered = added(
         _gathered_beside(step, np.where(alone, 0.0, following), passed=passed + step.routed),
@@ -749,9 +752,22 @@ def _experts_backward(step: Step) -> Iterator[Instant]:
         "gather_buffers": added(gathered, sent + np.where(unshared, 0.0, last), step.output(step.routed, routed=True)),
     }
     yield _where_apart(step, LAYERS, kept | made)
-    back = kept["temporaries"] + 2.0 * step.layers.sent
+    back = kept["temporaries"] + step.layers.sent
     made = {"gradients": through, "gather_buffers": gathered + sent, "temporaries": back}
-    yield _where_apart(step, LAYERS, kept | made, unshared)
+    yield _where_apart(step, LAYERS, kept | made)
+
+
+def _experts_enter(step: Step, terms: Mapping[str, Reals], left: Reals, gathered: Reals) -> Instant:
+    """Under ZeRO-3, where nothing is computed again: backward enters the experts, which are there as they were gathered ahead of time and
+    as matrices. The layer before is gathered behind them."""
+    gradients, gone = step.layers.given_to_experts
+    held = {
+        "activations": left - gone,
+        "gather_buffers": gathered + step.compute * step.buffered,
+        "temporaries": gradients,
+    }
+    enters = step.reshards & (not step.piped) & step.c.is_word("recompute", "none")[:, None]
+    return _where_apart(step, LAYERS, terms | held, enters & (step.buffered > 0.0))
 
 
 def _gathered_beside(
@@ -771,7 +787,7 @@ def _experts_again(step: Step) -> Iterator[tuple[Reals, dict[str, Reals]]]:
     for buffers, times, held in ((1.0, 4.0, results), (0.0, 5.0, np.zeros_like(results))):
         tokens_there = layers.at_experts + times * layers.sent - held
         yield (
-            np.where(step.reshards, buffers * step.compute * step.routed, 0.0),
+            np.where(step.reshards, buffers * step.compute * step.buffered, 0.0),
             {"activations": held, "temporaries": added(tokens_there, step.stream, step.previous, step.late)},
         )
 

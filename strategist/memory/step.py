@@ -18,6 +18,7 @@ from strategist.memory.backward import (
     Kept,
     copies_C,
     gathered_stream_C,
+    given_to_experts,
     is_brought_back,
     is_kept,
     is_last,
@@ -263,6 +264,12 @@ class Layers:
         """Elements of the experts of a layer, without padding."""
         routed = self.kept.weights(is_routed)
         return _of_worst(self.group, routed, routed)
+
+    @cached_property
+    def given_to_experts(self) -> tuple[Reals, Reals]:
+        """Gradients when backward enters a layer's experts, and what is gone of what it keeps, where nothing is computed again."""
+        gradients, gone = given_to_experts(self.kept)
+        return self._of_routed(gradients), self._of_routed(gone)
 
     @cached_property
     def behind_experts(self) -> Reals:
@@ -525,8 +532,21 @@ class Step:
 
     @property
     def last_unit(self) -> Reals:
-        """Elements of the unit that a layer's forward gathers last, (C, 1)."""
-        return self.dense if self.routed is NONE else np.where(self.apart, self.routed, self.widest)
+        """Elements of the buffer of the unit that a layer's forward gathers last, (C, 1)."""
+        return self.dense if self.routed is NONE else np.where(self.apart, self.buffered, self.widest)
+
+    @cached_property
+    def buffered(self) -> Reals:
+        """Elements of a layer's experts that are gathered through a buffer, (C, 1): a rank that has all of them copies matrix by
+        matrix, without one and not ahead of time (FSDPParamGroup, unshard and wait_for_unshard)."""
+        return np.where(self.sharers > 1, self.routed, 0.0)
+
+    @cached_property
+    def copies_experts_late(self) -> Mask:
+        """Where a layer's experts are not there until its backward enters them, (C, 1): nothing computed them again, and nothing
+        gathers them ahead of time."""
+        forgets_none = self.c.is_word("recompute", "none")[:, None]
+        return np.asarray(self.apart & self.reshards & (self.sharers == 1) & forgets_none, np.bool_)
 
     def routed_of(self, share: Reals | None) -> Reals:
         """Elements of experts that lie apart, in a share of the other layers or, with None, in all layers of a rank."""
@@ -855,7 +875,8 @@ class Step:
             worth = worth - np.where(self.plain, self.trained * self.compute, 0.0) * ats.weights
         worth = worth + self._joining(ats, stands) - given * ats.is_early
         if self.has_apart and ats.is_sooner.any():
-            worth = worth - np.where(self.apart & self.reshards, self.compute * self.dense, 0.0) * ats.is_sooner
+            later = self.compute * (self.dense + np.where(self.copies_experts_late, self.routed, 0.0))
+            worth = worth - np.where(self.apart & self.reshards, later, 0.0) * ats.is_sooner
         at = worth.argmax(axis=0), *np.indices(worth.shape[1:], sparse=True)
         total = worth.max(axis=0)[:, None, :]
         if total.shape[-1] > 1:
