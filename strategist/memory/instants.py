@@ -565,7 +565,7 @@ WorstOf = Callable[[Step, Reals], LayerInstants]
 def _in_layer(step: Step, number: Column, worst: WorstOf) -> Instant:
     """The worst instant of the `number`-th layers from the end of the chunk; -1 is its first layer, -2 its second."""
     found = step.once("layer", lambda own: _worst_at(own, number, worst))
-    activations, whole, weights, gone, waits, partial, joins, sooner = found
+    activations, whole, weights, gone, waits, partial, joins, sooner, every = found
     before, done, routed, gathered, in_flight = step.of_state(lambda own: _passed_before(own, number, gone, sooner))
     made = np.where(step.at_once, weights, 0.0)
     if step.piped:
@@ -588,7 +588,8 @@ def _in_layer(step: Step, number: Column, worst: WorstOf) -> Instant:
             terms["bucket_buffers"] = step.copies_left(before)
     if step.has_copies:
         copies = np.where(step.plain, step.trained * step.compute * whole, 0.0)
-        again = np.maximum(0.0, step.copies_again - np.where(step.copies_again > 0, copies, 0.0))
+        again = step.copies_again(every)
+        again = np.maximum(0.0, again - np.where(again > 0, copies, 0.0))
         terms["bucket_buffers"] = np.maximum(0.0, step.copies_left(before) - copies)
         terms["temporaries"] = terms["temporaries"] + again
     return Instant(LAYERS, terms)
@@ -602,7 +603,8 @@ def _layers_before(step: Step, number: Column) -> tuple[Reals, Reals, Reals]:
 
 def _worst_at(step: Step, number: Column, worst: WorstOf) -> tuple[Any, ...]:
     """At the worst instant of such a layer: what is kept, elements of matrices with gradients, the same with stacked ones and without experts
-    that are reduced, and those; what waits beside them, their gradients that are no part of what stands yet, and what is about to join that."""
+    that are reduced, and those; what waits beside them, their gradients that are no part of what stands yet, and what is about to join that;
+    whether experts have yet to begin; elements of all its matrices where sorts differ."""
     _, before, share = _layers_before(step, number)
     at = worst(step, share)
     let_go = step.let_go(before, at.kept)
@@ -617,7 +619,8 @@ def _worst_at(step: Step, number: Column, worst: WorstOf) -> tuple[Any, ...]:
         if not step.job.model.tied:  # nothing comes between
             waits, partial, joins = added(waits, partial, joins), NONE, NONE
     kept = np.maximum(step.inputs, step.in_layers - at.freed - let_go)
-    return kept, at.weights, weights, gone, waits, partial, joins, at.is_sooner if step.has_apart else NOWHERE
+    sooner = at.is_sooner if step.has_apart else NOWHERE
+    return kept, at.weights, weights, gone, waits, partial, joins, sooner, at.every
 
 
 def _passed_before(step: Step, number: Column, gone: Reals, sooner: Mask) -> tuple[Reals | float, ...]:

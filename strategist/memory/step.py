@@ -19,6 +19,7 @@ from strategist.memory.backward import (
     copies_C,
     gathered_stream_C,
     given_to_experts,
+    is_any,
     is_brought_back,
     is_kept,
     is_last,
@@ -224,7 +225,8 @@ class Layers:
         parts = [at.routed for at in ats]
         routed = _together(parts) if any(isinstance(part, np.ndarray) for part in parts) else np.zeros((1, 1))
         flags = is_product > 0, is_early > 0
-        return LayerInstants(temporaries, freed, weights, stacked, self.one, *flags, routed, is_sooner > 0)
+        every = self.kept.weights(is_any) if self.are_mixed else np.zeros((1, 1))
+        return LayerInstants(temporaries, freed, weights, stacked, self.one, *flags, routed, is_sooner > 0, every)
 
     @cached_property
     def experts_end(self) -> LayerInstants:
@@ -297,8 +299,8 @@ class Layers:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerInstants:
-    """Instants as in LayerInstant, and what the layer keeps, with axes of instants in front: of every sort of layer, (C, K), or of
-    the one that is worst on each stage, (C, S)."""
+    """Instants as in LayerInstant, with axes of instants in front, and what the layer keeps, and `every`, the elements of its matrices where
+    sorts differ: of every sort of layer, (C, K), or of the one that is worst on each stage, (C, S)."""
 
     temporaries: Reals
     freed: Reals
@@ -309,6 +311,7 @@ class LayerInstants:
     is_early: Mask
     routed: Reals
     is_sooner: Mask
+    every: Reals
 
     def each(self, function: Callable[[Any], Any]) -> LayerInstants:
         """The same of every column."""
@@ -881,6 +884,8 @@ class Step:
         total = worth.max(axis=0)[:, None, :]
         if total.shape[-1] > 1:
             total = total + gone[..., None] * ats.kept[:, None, :]
+            if self.has_copies:
+                total = total + (self._makes_copies * ats.every)[:, None, :]
             if self.has_apart and ats.routed.ndim > 2:
                 total = total + self._when_reduced(gone, ats.routed.max(axis=0), stands)
             if self.is_mixed:
@@ -973,13 +978,16 @@ class Step:
         dense = self.compute * (self.counts.layers - self.counts.experts)
         return np.where(self.plain & (self.copies == 0.0), dense, 0.0)
 
-    @cached_property
-    def copies_again(self) -> Reals:
-        """The copies of one layer's weights that recomputation makes."""
-        if not self.has_copies:
-            return NONE
+    def copies_again(self, every: Reals) -> Reals:
+        """The copies of one layer's weights that recomputation makes; `every` are the elements of its matrices where sorts differ."""
         layers = np.maximum(self.group.layers_SK.sum(axis=1)[None, :], 1.0)
-        return np.where(self.plain & (self.copies == 0.0), self.compute * self.counts.layers / layers, 0.0)
+        return self._makes_copies * (every if self.layers.are_mixed else self.counts.layers / layers)
+
+    @cached_property
+    def _makes_copies(self) -> Reals:
+        """Bytes of an element's copy where recomputation makes one, (C, 1)."""
+        again = self.plain & ~self.c.is_word("recompute", "none")[:, None]
+        return np.where(again, self.compute, 0.0)
 
     @cached_property
     def outside(self) -> Reals:
