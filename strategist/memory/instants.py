@@ -675,7 +675,7 @@ def _experts_forward(step: Step) -> Iterator[Instant]:
     """Where experts are a unit of their own: they have worked in the last layer's forward, and their first buffer is still there
     where they were just gathered; then their results have gone back, and ZeRO-3 has given their weights back. Copies of the
     tokens are around: those sent and those that came, in the experts' order where no policy keeps them, and what experts gave,
-    one by one and put together; then five that went both ways."""
+    one by one and put together; then five that went both ways. Last what shared experts gave is added up, beside what the routed ones did."""
     gathers, output = np.where(step.shards_gradients, step.compute * step.buffered, 0.0), NONE
     if step.piped:
         gathers = np.where(step.reshards, gathers + step.ahead_of_time, 0.0)
@@ -698,6 +698,15 @@ def _experts_forward(step: Step) -> Iterator[Instant]:
         "temporaries": added(step.previous, step.layers.in_forward + (2.0 + sorted_) * step.layers.sent),
     }
     yield _where_apart(step, LOSS, terms, step.situation.alternates & step.reshards)
+    if step.layers.adds_shared_up.any():
+        terms = {
+            "gradients": step.earlier,
+            "activations": step.in_layers - output,
+            "logits": step.held_logits,
+            "gather_buffers": _gathered_beside(step, 0.0) + gathers,
+            "temporaries": added(step.previous, 2.0 * (step.whole_stream + step.stream)),
+        }
+        yield _where_apart(step, LOSS, terms, step.situation.alternates & step.layers.adds_shared_up)
 
 
 def _experts_backward(step: Step) -> Iterator[Instant]:
@@ -824,23 +833,50 @@ def _layer_reduced(step: Step) -> Instant:
         return Instant(LAYERS, terms | held)
     gathered = step.gathered(layers=np.where(step.layers_of_chunk > 1, 1, 0), head=False, passed=step.widest)
     bare = step.bare.widest[:, None] / pieces_C(step.group)[:, None]
+    unit, above, routed, passed = step.dense, step.routed, step.routed, step.widest
     if step.has_apart:
         bare = np.where(step.apart, step.dense, bare)
+    if step.is_mixed:
+        own = _reduced_in_turn(step)
+        old = unit, above, routed, passed, gathered, terms["activations"]
+        pairs = (np.where(step.apart, *pair) for pair in zip(own, old, strict=True))
+        unit, above, routed, passed, gathered, terms["activations"] = pairs
+        bare = np.where(step.apart, unit, bare)
     gone = np.where(step.reduces & step.shards_gradients, step.trained * step.compute * (bare - step.layers.final), 0.0)
-    before = added(behind, step.routed)
-    made = step.fresh(before + step.dense, step.routed)
-    given = added(step.output(step.dense), step.taking_over(step.dense), made)
-    is_copied = gone <= given - step.fresh(before, step.routed)
-    done = np.where(is_copied, step.dense, 0.0)
-    reduced = step.in_reduction(step.dense, bare) - np.where(is_copied, gone, 0.0)
+    before = added(behind, above)
+    made = step.fresh(before + unit, routed)
+    given = added(step.output(unit), step.taking_over(unit), made)
+    is_copied = gone <= given - step.fresh(before, routed)
+    done = np.where(is_copied, unit, 0.0)
+    reduced = step.in_reduction(unit, bare) - np.where(is_copied, gone, 0.0)
     return Instant(
         LAYERS,
         terms
         | {
-            "gradients": added(step.earlier, step.fresh(before + done, step.routed), step.taking_over(done)),
+            "gradients": added(step.earlier, step.fresh(before + done, routed), step.taking_over(done)),
             "gather_buffers": added(gathered, reduced, step.output(done), step.waiting),
-            "temporaries": added(step.stream, step.retained(behind + step.widest)),
+            "temporaries": added(step.stream, step.retained(behind + passed)),
         },
+    )
+
+
+def _reduced_in_turn(step: Step) -> tuple[Reals, ...]:
+    """Where layers with experts apart come last in forward, of the first of them that is reduced, and of the first layer without any:
+    elements of its own unit, of those through before it, experts of these and of its own, and all that are through; gathered
+    weights; what is kept."""
+    those = step.experts_of_chunk
+    before = np.stack((np.zeros_like(those), those))
+    units, _, passed, routed, has = _in_turn_of_sorts(step, before, step.is_first_layer(before))
+    unit = np.where(has > 0.0, step.beside, step.alone)
+    above, routed = passed + has * step.routed, routed + has * step.routed
+    gathered = step.gathered(layers=0, head=False, passed=above + unit) + units
+    return (
+        unit,
+        above,
+        routed,
+        above + unit,
+        gathered - np.where(step.apart & step.reshards, step.compute * unit, 0.0),
+        np.maximum(step.inputs, step.in_layers - step.let_go_in_turn(before + 1.0)),
     )
 
 

@@ -235,6 +235,13 @@ class Layers:
         return self.by_sort.each(lambda part: self._of_routed(part if part.ndim == 2 else part[last]))
 
     @cached_property
+    def adds_shared_up(self) -> Mask:
+        """Where ranks add up what shared experts gave beside whole ones, and forward keeps all else, (C, 1)."""
+        moe, c = self.job.model.moe, self.group.candidates
+        adds = (routed_cut(c) > 1) & c.is_word("recompute", "none")
+        return np.asarray((adds & bool(moe and moe.shared_ffn))[:, None], np.bool_)
+
+    @cached_property
     def in_forward(self) -> Reals:
         """Bytes beside what is kept and copies of tokens while forward is in a layer's experts: what its feed-forward part holds and
         does not keep."""

@@ -469,7 +469,7 @@ class Stage:
         if self.is_partly:
             yield from self.later().one_by_one()
         if self.tiles == 1:
-            yield 1, self._layer_reduced()
+            yield from ((1, terms) for terms in self._layer_reduced())
         if self.apart and self.w.experts:
             yield from self._experts_forward()
             yield from ((1, terms) for number in (0, 1, -2, -1) for terms in self._experts_backward(number))
@@ -1104,7 +1104,7 @@ class Stage:
             + adapters.unpacked(self.job),
         }
 
-    def _layer_reduced(self) -> dict[str, float]:
+    def _layer_reduced(self) -> Iterator[dict[str, float]]:
         """The gradients and their copy; or the copy, what comes out, and the gradient that was copied last."""
         kept = self._worst_of_kinds(lambda kind: self._rows(kind, _kept))
         behind = self.through
@@ -1113,6 +1113,9 @@ class Stage:
             last = self._worst_of_kinds(lambda kind: self._elements(kind, _is_down))
             adds = self.q * self.c * (self.D if self.stands else last)
         bare = self.D if self.apart else self.bare.widest / self.a["tiling"]
+        if not self.piped and self.apart and self.is_mixed and not self.is_partly:
+            yield from self._reduced_in_turn()
+            return
         # Widest parts may be of different layers; a pipeline counts a whole layer, which is one of them.
         begins, ends = (
             self.earlier + self.fresh(behind + (self.wl if self.piped else self.X + done), self.X)
@@ -1123,13 +1126,43 @@ class Stage:
         copying = loses > out + buffer + ends - begins
         next_one = 1 if self.piped or len(self.kinds) > 1 else 0
         reduced = self.reduction(self.D, bare) + (0.0 if copying else buffer - loses)
-        return {
+        yield {
             "gradients": begins if copying else ends + out,
             "activations": max(self.inputs, self.inside - kept),
             "logits": self.logits(0),
             "gather_buffers": self.gathered(next_one, passed=self.wl) + reduced + self.waiting,
             "temporaries": self.stream + self.previous + self.retained(behind + self.wl) + adds + self.late,
         }
+
+    def _reduced_in_turn(self) -> Iterator[dict[str, float]]:
+        """Layers with experts come last in forward: the first of them that is reduced, and the first layer without."""
+        those = sum(own.ffn == "moe" for own in self.kinds)
+        dense = len(self.kinds) - those
+        of_experts = self._rows(self._mixture(), _kept) if those else 0.0
+        of_others = (self.every - those * of_experts) / max(1, dense)
+        last = self._worst_of_kinds(self._final)
+        for count in (0, those):
+            has = count < those
+            unit, X = (self.beside, self.X) if has else (self.bald, 0.0)
+            left = max(0, those - 1) if has else 0, dense if has else max(0, dense - 1)
+            following = self.beside if left[0] else self.bald if left[1] else 0.0
+            passed, routed = count * (self.beside + self.X) + X, count * self.X + X
+            begins, ends = (
+                self.earlier + self.fresh(self.through + passed + done, routed) for done in (0.0, unit)
+            )
+            out, buffer = self.output(unit)
+            loses = self.q * self.c * (unit - last) if self.zero >= 2 and self.reduces else 0.0
+            copying = loses > out + buffer + ends - begins
+            reduced = self.reduction(unit, unit) + (0.0 if copying else buffer - loses)
+            kept = of_experts * (count + has) + of_others * (not has)
+            gathered = self.gathered(0, passed=passed + unit) + (self.c * following if self.zero == 3 else 0.0)
+            yield {
+                "gradients": begins if copying else ends + out,
+                "activations": max(self.inputs, self.inside - kept),
+                "logits": self.logits(0),
+                "gather_buffers": gathered + reduced + self.waiting,
+                "temporaries": self.stream + self.retained(self.through + passed + unit),
+            }
 
     def _mixture(self) -> LayerKind:
         """The sort of layer with experts."""
@@ -1179,6 +1212,18 @@ class Stage:
                     "logits": self.logits(0),
                     "gather_buffers": self._beside(0.0, 0.0, gathered) + flat,
                     "temporaries": self.previous + passing + copies * self._sent(),
+                },
+            )
+
+        if self._has_shared() and self.own_tokens > 1 and self.a["recompute"] == "none":
+            yield (
+                0,
+                {
+                    "gradients": self.earlier,
+                    "activations": self.inside - self.given,
+                    "logits": self.logits(0),
+                    "gather_buffers": self._beside(0.0, 0.0, 0) + flat,
+                    "temporaries": self.previous + 2 * (self.whole + self.stream),
                 },
             )
 
