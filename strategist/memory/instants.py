@@ -178,7 +178,7 @@ def _gathering(step: Step) -> tuple[Instant, Instant]:
     last = step.last_unit if step.packed == 1.0 else step.packed * step.last_unit
     flat = last * np.minimum(layers, 2)
     if step.has_apart:
-        flat = np.where(step.apart, step.dense + last, flat)
+        flat = np.where(step.apart, step.beside + last, flat)
     flat = step.compute * flat
     head = step.gathered(layers=0, head=True) + step.compute * (step.behind + last)
     gradients = np.where(gathers, step.earlier, 0.0)

@@ -812,11 +812,13 @@ class Step:
         return np.where(self.managed, self.compute * (kept + behind), 0.0)
 
     def _gathered_layers(self, layers: int | Column, own: Reals, experts: Reals | float) -> Reals:
-        """Elements of some layers of a rank that has `own` in all."""
+        """Elements of some layers of a rank that has `own` in all; where only some have experts they are the last ones, without a
+        pipeline."""
         if not self.has_apart:
             return np.minimum(layers * self.widest, own)
+        unit = self.beside if self.is_mixed and not self.piped else self.dense
         alone = own - np.where(self.apart, self.counts.experts / self.chunks, 0.0)
-        return np.minimum(layers * self.dense, alone) + experts * self.routed
+        return np.minimum(layers * unit, alone) + experts * self.routed
 
     @once_for("state")
     def root(self) -> Reals:

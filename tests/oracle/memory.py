@@ -369,7 +369,8 @@ class Stage:
             return min(min(layers, 1) * self.D, own)
         if not self.apart:
             return min(layers * self.wl, own)
-        return min(layers * self.D, own - self.w.experts / self.v) + experts * self.X
+        is_last = self.is_mixed and not self.piped and not self.is_partly
+        return min(layers * (self.beside if is_last else self.D), own - self.w.experts / self.v) + experts * self.X
 
     def gathered(self, layers: int, *, head: bool = False, passed: float = 0.0, experts: float = 0.0) -> float:
         """Gathered weights; `layers` without their experts where those are units of their own."""
@@ -435,7 +436,7 @@ class Stage:
             return
         kept = self._worst_of_kinds(lambda kind: self._rows(kind, _kept))
         own = self.wire * (self.flat_X if self.apart else self.wl)
-        flat = self.c * (self.D + own if self.apart else own * min(2, len(self.kinds)))
+        flat = self.c * (self.beside + own if self.apart else own * min(2, len(self.kinds)))
         gathered = self.gathered(1, experts=1) + flat
         acts = max(self.inputs, self.inside - kept)
         yield 0, {"gradients": self.earlier, "activations": acts, "gather_buffers": gathered}
