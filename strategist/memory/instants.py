@@ -668,6 +668,8 @@ def _experts(step: Step) -> Iterator[Instant]:
     """Those of experts that are a unit of their own."""
     yield from _experts_forward(step)
     yield from _experts_backward(step)
+    if step.is_mixed and not step.piped:
+        yield _others_enter(step)
     yield from _of_others(step, _experts_backward)
 
 
@@ -734,7 +736,9 @@ def _experts_backward(step: Step) -> Iterator[Instant]:
         again = terms | own_terms | {"activations": activations, "gather_buffers": buffered}
         yield _where_apart(step, LAYERS, again, ~step.c.is_word("recompute", "none")[:, None])
     at = step.layers.experts_end
-    yield _experts_enter(step, terms, left, added(gathered, step.trained * step.compute * at.weights, above, step.waiting))
+    yield _experts_enter(
+        step, terms, left, added(gathered, step.trained * step.compute * at.weights, above, step.waiting)
+    )
     kept = {
         "activations": np.maximum(step.inputs, left - at.freed),
         "logits": step.held_logits,
@@ -780,6 +784,21 @@ def _experts_enter(step: Step, terms: Mapping[str, Reals], left: Reals, gathered
     }
     enters = step.reshards & (not step.piped) & step.c.is_word("recompute", "none")[:, None]
     return _where_apart(step, LAYERS, terms | held, enters & (step.buffered > 0.0))
+
+
+def _others_enter(step: Step) -> Instant:
+    """Under ZeRO-3 backward enters the first layer without experts, as it was gathered ahead of time and as matrices, while the one above
+    is reduced; where all layers are alike their reduction is as much."""
+    those = step.experts_of_chunk
+    done, routed = step.passed_head + those * (step.beside + step.routed), those * step.routed
+    units = 2.0 * step.compute * step.alone + np.where(step.reduces, step.trained * step.reduce * step.beside, 0.0)
+    held = {
+        "gradients": step.earlier + step.fresh(done, routed),
+        "activations": np.maximum(step.inputs, step.in_layers - step.let_go_in_turn(those)),
+        "gather_buffers": added(step.gathered(layers=0, head=False), units, step.waiting),
+        "temporaries": added(step.stream, step.retained(done)),
+    }
+    return _where_apart(step, LAYERS, held, step.reshards & (those < step.layers_of_chunk))
 
 
 def _gathered_beside(

@@ -1012,7 +1012,9 @@ class Stage:
             if self._lies_elsewhere(number, kind):
                 continue
             kept = self._rows(kind, _kept)
-            every = self._elements(kind, lambda _name: True) if self.is_mixed else self.w.layers / max(len(self.kinds), 1)
+            every = (
+                self._elements(kind, lambda _name: True) if self.is_mixed else self.w.layers / max(len(self.kinds), 1)
+            )
             yield from (self._in_layer(number, at, kept, every) for at in self._layer_ats(kind))
         if not self.kinds:
             yield self._in_layer(number, LayerAt(0.0, 0.0, 0.0), 0.0, 0.0)
@@ -1136,10 +1138,21 @@ class Stage:
         }
 
     def _reduced_in_turn(self) -> Iterator[dict[str, float]]:
-        """Layers with experts come last in forward: the first of them that is reduced, and the first layer without."""
+        """Layers with experts come last in forward: the first of them that is reduced, and the first layer without; before that
+        the latter is entered, gathered twice."""
         those = sum(own.ffn == "moe" for own in self.kinds)
         dense = len(self.kinds) - those
         of_experts = self._rows(self._mixture(), _kept) if those else 0.0
+        if self.zero == 3 and self.w.experts:
+            done = self.through + those * (self.beside + self.X)
+            units = 2 * self.c * self.bald + self.q * self.r * self.beside
+            yield {
+                "gradients": self.earlier + self.fresh(done, those * self.X),
+                "activations": max(self.inputs, self.inside - those * of_experts),
+                "logits": self.logits(0),
+                "gather_buffers": self.gathered(0) + units + self.waiting,
+                "temporaries": self.stream,
+            }
         of_others = (self.every - those * of_experts) / max(1, dense)
         last = self._worst_of_kinds(self._final)
         for count in (0, those):
@@ -1148,9 +1161,7 @@ class Stage:
             left = max(0, those - 1) if has else 0, dense if has else max(0, dense - 1)
             following = self.beside if left[0] else self.bald if left[1] else 0.0
             passed, routed = count * (self.beside + self.X) + X, count * self.X + X
-            begins, ends = (
-                self.earlier + self.fresh(self.through + passed + done, routed) for done in (0.0, unit)
-            )
+            begins, ends = (self.earlier + self.fresh(self.through + passed + done, routed) for done in (0.0, unit))
             out, buffer = self.output(unit)
             loses = self.q * self.c * (unit - last) if self.zero >= 2 and self.reduces else 0.0
             copying = loses > out + buffer + ends - begins
