@@ -208,8 +208,8 @@ def layer_instants(kept: Kept) -> tuple[LayerInstant, ...]:
         gathered = (_gathered_gradient(kept),) if _gathers_gradient(kept) else ()
         return (*dense, _in_attention(kept), _before_attention(kept), *gathered)
     routed: tuple[LayerInstant, ...] = (_experts_begin(kept), _experts_end(kept), _first_expert(kept))
-    routed = (*routed, _inputs_of_expert(kept), _inputs_together(kept))
-    dense = (*dense, dense[0], dense[0])
+    routed = (*routed, _inputs_of_expert(kept), _inputs_together(kept), _summed_again(kept))
+    dense = (*dense, dense[0], dense[0], dense[0])
     if kept.job.model.moe.shared_ffn:
         routed, dense = (*routed, _last_of_shared(kept), _inside_shared(kept)), (*dense, dense[0], dense[0])
     has_experts = np.array([kind.ffn == "moe" for kind in kinds(kept.job.model)])
@@ -349,6 +349,31 @@ def _inputs_together(kept: Kept) -> LayerInstant:
     """When the gradients of all experts' inputs are put together, one gradient per expert is there for every matrix."""
     end = _experts_end(kept)
     return LayerInstant(end.temporaries + copies_C(kept.job, kept.c)[:, None], end.freed, end.weights)
+
+
+def _summed_again(kept: Kept) -> LayerInstant:
+    """Where backward computes experts again: what they gave is added up for each token, beside it as it came, in the tokens' order and
+    weighed (executor/models/experts.py: names of a function at work hold tensors)."""
+    job, c = kept.job, kept.c
+    adds = 3.0 * copies_C(job, c) + whole_stream_C(job, c) / routed_cut(c) + residual_C(job, c, whole=False)
+    again = ~c.is_word("recompute", "none")[:, None]
+    temporaries = np.where(again, adds[:, None] + again_at_experts(kept), 0.0)
+    return LayerInstant(temporaries, kept.rows(is_used_up_by_experts), 0.0 * temporaries, is_sooner=True)
+
+
+def again_at_experts(kept: Kept) -> Reals:
+    """Bytes of what backward has computed again when the experts have, (C, K). Cut experts take the gradient of every rank's tokens, and so
+    do shared ones, if no gate asks for something else before."""
+    job, c = kept.job, kept.c
+    moe, own = job.model.moe, routed_cut(c) > 1
+    takes_own = own & (moe is not None and (not moe.shared_ffn or moe.shared_gate))
+    whole = np.where(takes_own, 0.0, gathered_stream_C(job, c))[:, None]
+    return kept.rows(is_made_again_by_experts) + part_of_norm_C(job, c)[:, None] + whole
+
+
+def part_of_norm_C(job: Job, c: Candidates) -> Reals:
+    """Bytes of a rank's part of the norm's result, which is held while cut experts work on the whole, (C,)."""
+    return np.where((sequence_cut(c) > 1) & (routed_cut(c) == 1), residual_C(job, c, whole=False), 0.0)
 
 
 def given_to_experts(kept: Kept) -> tuple[Reals, Reals]:

@@ -16,14 +16,13 @@ from strategist.facts.runs import BREADTH_FIRST
 from strategist.memory.activations import edges_CS, step_inputs_C, tables_C, whole_stream_C
 from strategist.memory.backward import (
     Kept,
+    again_at_experts,
     copies_C,
-    gathered_stream_C,
     given_to_experts,
     is_any,
     is_brought_back,
     is_kept,
     is_last,
-    is_made_again_by_experts,
     is_made_behind_experts,
     is_made_by_experts,
     is_of_first_norm,
@@ -31,6 +30,7 @@ from strategist.memory.backward import (
     is_used_up_by_experts,
     is_worth_keeping,
     layer_instants,
+    part_of_norm_C,
     residual_C,
 )
 from strategist.memory.logits import held_logits_CS, waiting_logits_CS
@@ -245,23 +245,15 @@ class Layers:
     def in_forward(self) -> Reals:
         """Bytes beside what is kept and copies of tokens while forward is in a layer's experts: what its feed-forward part holds and
         does not keep."""
-        return self._of_routed(self.kept.rows(is_brought_back, "ffn")) + self.norm_of_experts
+        return (
+            self._of_routed(self.kept.rows(is_brought_back, "ffn"))
+            + part_of_norm_C(self.job, self.group.candidates)[:, None]
+        )
 
     @cached_property
     def at_experts(self) -> Reals:
-        """The same while backward computes them again: all that is brought back until then. Cut experts take the gradient of
-        every rank's tokens, and so do shared ones, if no gate asks for something else before."""
-        moe, own = self.job.model.moe, routed_cut(self.group.candidates) > 1
-        takes_own = own & (moe is not None and (not moe.shared_ffn or moe.shared_gate))
-        whole = np.where(takes_own, 0.0, gathered_stream_C(self.job, self.group.candidates))[:, None]
-        return self._of_routed(self.kept.rows(is_made_again_by_experts)) + self.norm_of_experts + whole
-
-    @cached_property
-    def norm_of_experts(self) -> Reals:
-        """A rank's part of the norm's result, which is held while cut experts work on the whole, (C, 1)."""
-        c = self.group.candidates
-        is_gathered = (sequence_cut(c) > 1) & (routed_cut(c) == 1)
-        return np.where(is_gathered, residual_C(self.job, c, whole=False), 0.0)[:, None]
+        """The same while backward computes them again: all that is brought back until then."""
+        return self._of_routed(again_at_experts(self.kept))
 
     @cached_property
     def sent(self) -> Reals:

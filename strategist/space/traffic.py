@@ -437,7 +437,7 @@ def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Plac
     c, formats = group.candidates, job.formats
     compute, reduce, stored = (BYTES[name] for name in (formats.compute, formats.reduce, formats.parameter))
     zero, micro = c["zero"][:, None], _micro(group)
-    is_cut = (zero >= 2) & (shared.shards[:, None] > 1)
+    is_cut = (zero >= 2) & ((inside != "expert_replicas") | (shared.shards[:, None] > 1))
     weights, one, frozen = shared.all, np.ones_like(shared.all), shared.beside
     trained = job.trainable * weights if frozen is None else frozen.trained
     once = np.where(c["pp"][:, None] > 1, 1.0, micro) * one

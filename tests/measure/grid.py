@@ -307,6 +307,7 @@ IN_TURN: tuple[tuple[str, int, int, int, str, Mapping[str, Any]], ...] = (
     ("glm-4.5-air", 4, 1, 1024, "bf16", {"recompute": "full", "accumulation": 2, "optimizer": "sgd"}),
     ("glm-4.5-air", 4, 1, 1000, "fp16", {"dp_replicate": 2, "dp_shard": 4, "ep": 4, "zero": 3, "micro_batch": 4, "accumulation": 4, "recompute": "full"}),
     ("deepseek-moe-16b", 4, 0, 1024, "bf16", WHOLE_EXPERTS | {"dp_shard": 4, "ep": 4, "zero": 3}),
+    ("qwen2-57b-a14b", 8, 0, 4096, "bf16", {"tp": 2, "etp": 2, "micro_batch": 4, "recompute": "selective"}),
 )  # fmt: skip
 """Models, experts per token, layers without experts, and layouts of two layers of eight experts."""
 

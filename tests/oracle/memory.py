@@ -812,7 +812,7 @@ class Stage:
         """The instants of one layer of a sort."""
         if kind.ffn == "moe" and self.job.profile.keeping.name == OURS:
             ats = [self._experts_before(kind), self._experts_behind(kind), self._one_expert(kind)]
-            ats += [self._inputs_of_one(kind), self._inputs_of_all(kind)]
+            ats += [self._inputs_of_one(kind), self._inputs_of_all(kind), *self._added_again(kind)]
             ats += self._shared_at_work(kind) if self._has_shared() else []
         else:
             ats = [self._last_matrix(kind), self._feed_forward(kind), self._inputs(kind)]
@@ -910,6 +910,17 @@ class Stage:
         temporaries = works + waits + (before + 1) * own + before * one + back - (0.0 if keeps else given)
         freed = self._rows(kind, _used) + shared_ones[2] + (before + 1) * kept + (given if keeps else 0.0)
         return LayerAt(temporaries, freed, shared_ones[0])
+
+    def _added_again(self, kind: LayerKind) -> list[LayerAt]:
+        """Computed again, what experts gave is there as it came, by token, weighed, and added up."""
+        if self.a["recompute"] == "none":
+            return []
+        gone, back = (
+            _bytes_of(self.job, self.a, kind, wanted, named=lambda name: not _made_behind_experts(name))
+            for wanted in (_used, _again)
+        )
+        more = self._given_before_experts() + self._part_of_norm() + self.whole / self.own_tokens
+        return [LayerAt(back + 3 * self._sent() + more, gone, 0.0, is_sooner=True)]
 
     def _inputs_of_all(self, kind: LayerKind) -> LayerAt:
         """The gradients of all experts' inputs, one by one and together."""
@@ -1186,6 +1197,12 @@ class Stage:
         width = (moe.latent or shape.hidden) * moe.top_k if moe else 0
         return self.T * width * self.c / self.own_tokens
 
+    def _given_before_experts(self) -> float:
+        """The gradient of the layer's result as what works there first needs it."""
+        moe = self.job.model.moe
+        before_gate = moe is not None and moe.shared_ffn > 0 and not moe.shared_gate
+        return self._whole_stream() if self.own_tokens == 1 or before_gate else self.stream
+
     def _part_of_norm(self) -> float:
         """Where experts are cut, a rank's own part of the norm's result is there beside the whole that they get."""
         return self.stream if self.own_tokens == 1 and sequence_cut(self.a) > 1 else 0.0
@@ -1260,9 +1277,7 @@ class Stage:
             kind, early = self._mixture(), lambda name: not _made_behind_experts(name)
             gone = _bytes_of(self.job, self.a, kind, _used, named=early)
             back = _bytes_of(self.job, self.a, kind, _again, named=early)
-            moe = self.job.model.moe
-            before_gate = moe is not None and moe.shared_ffn > 0 and not moe.shared_gate
-            gradient = self._whole_stream() if self.own_tokens == 1 or before_gate else self.stream
+            gradient = self._given_before_experts()
             for buffers, copies in ((1, 4), (0, 5)):
                 held = self._sent() * (buffers and self.a["recompute"] == "selective")  # results, one by one
                 more = back - held + copies * self._sent() + gradient + self._part_of_norm()
