@@ -783,7 +783,7 @@ def _experts_enter(step: Step, terms: Mapping[str, Reals], left: Reals, gathered
         "temporaries": gradients,
     }
     enters = step.reshards & (not step.piped) & step.c.is_word("recompute", "none")[:, None]
-    return _where_apart(step, LAYERS, terms | held, enters & (step.buffered > 0.0))
+    return _where_apart(step, LAYERS, {**terms, **held}, enters & (step.buffered > 0.0))
 
 
 def _others_enter(step: Step) -> Instant:
