@@ -138,9 +138,9 @@ MISSING = (
     "A loss in chunks beside tp and pp, in files of other frameworks, and unasked in the search (docs/decisions/0112).",
     "Muon beside tp under ZeRO-1, offload, tiles, experts and adapters, and in files of other frameworks (docs/decisions/0115).",
     "Compressed gradients (`--pin compression=`) in files of frameworks other than Fabric, of Accelerate but PowerSGD, and rehearsals of them (docs/decisions/0102).",
-    "Without recompute: experts of which one rank has all gradients (as many ranks share them as there are data-parallel ones; two layers of DeepSeekMoE with few words are predicted to hold 2.5 % more than their trace does), and whole beside shared experts under tensor and sequence parallelism and ZeRO-3 (1.4 % less), docs/decisions/0111.",
-    "Of layouts drawn at random (docs/decisions/0124) peaks are off by more than a thousandth in: mixtures in one process or DDP under autocast (a 128-expert one -3.6 %), interleaved "
-    "pipelines under ZeRO-3 (-3 to +6 %), layers without experts beside others under expert parallelism (up to +7 %), pipelines with tp and few words (-4 %).",
+    "Traces, and formulas with them, count one tensor too many while autograd adds two gradients up, which torch does in place where no mode looks on (docs/decisions/0126).",
+    "Of layouts drawn at random (docs/decisions/0124) peaks are off by more than a thousandth in: interleaved "
+    "pipelines under ZeRO-3 (-3 to +6 %), pipelines with tp and few words (-4 %).",
     "Optimizer state on NVMe was run on CPU ranks with files in the system's folder for temporary ones; no drive's rate was measured.",
     "What is parsed and not trained with, by target: docs/targets.md. Of those Composer's FSDP, llm-foundry, Megatron-LM, Megatron-Bridge, nanotron, torchtitan and "
     "axolotl need GPUs; BytePS does not build and EPL needs TensorFlow 1.x.",

@@ -54,6 +54,13 @@ class Allocation:
 SOURCED = ("aten::_to_copy", "aten::add", REDUCTION)
 """Operations of whose results it is written down what they were made from."""
 
+IN_PLACE = {
+    "aten::index_put": torch.ops.aten.index_put_.default,
+    "aten::scatter_add": torch.ops.aten.scatter_add_.default,
+}
+"""What the derivatives of `x[places]` and `x.gather` run in place, on zeros that they made; not where a dispatch mode like this one looks
+on (PyTorch 2.13 ATen/TensorSubclassLikeUtils.h, areAnyTensorSubclassLike), so the recorder does."""
+
 Change = tuple[int, int, int]
 """(operation, allocation, bytes taken or, negative, given back)."""
 
@@ -182,7 +189,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.record.graphs.append(torch._C._current_graph_task_id())
         # a fake wait makes a tensor of its own, a real one hands on the one that was waited for
         waits = func._schema.name == "_c10d_functional::wait_tensor"
-        result = args[0] if waits else func(*args, **kwargs)
+        in_place = IN_PLACE.get(func._schema.name) if self.record.graphs[-1] >= 0 else None
+        if in_place is not None:
+            in_place(*args, **kwargs)
+        result = args[0] if waits or in_place is not None else func(*args, **kwargs)
         self._look(func, args, kwargs, result)
         return result
 

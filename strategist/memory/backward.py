@@ -57,7 +57,7 @@ class LayerInstant:
     is_product: Mask | bool = False
     is_early: bool = True
     routed: Reals | float = 0.0
-    is_sooner: bool = False
+    is_sooner: Mask | bool = False
 
 
 Rows = Callable[[Saved, Policy], bool]
@@ -208,6 +208,8 @@ def layer_instants(kept: Kept) -> tuple[LayerInstant, ...]:
         gathered = (_gathered_gradient(kept),) if _gathers_gradient(kept) else ()
         return (*dense, _in_attention(kept), _before_attention(kept), *gathered)
     routed: tuple[LayerInstant, ...] = (_experts_begin(kept), _experts_end(kept), _first_expert(kept))
+    routed = (*routed, _inputs_of_expert(kept), _inputs_together(kept), _summed_again(kept))
+    dense = (*dense, dense[0], dense[0], dense[0])
     if kept.job.model.moe.shared_ffn:
         routed, dense = (*routed, _last_of_shared(kept), _inside_shared(kept)), (*dense, dense[0], dense[0])
     has_experts = np.array([kind.ffn == "moe" for kind in kinds(kept.job.model)])
@@ -223,7 +225,7 @@ def _by_kind(has_experts: Mask, routed: LayerInstant, dense: LayerInstant) -> La
         np.where(has_experts, routed.weights, dense.weights),
         np.where(has_experts, routed.stacked, dense.stacked),
         np.where(has_experts, routed.is_product, dense.is_product),
-        is_sooner=routed.is_sooner,
+        is_sooner=np.where(has_experts, routed.is_sooner, dense.is_sooner),
     )
 
 
@@ -234,7 +236,8 @@ def _experts_begin(kept: Kept) -> LayerInstant:
     stream = np.where(routed_cut(c) > 1, residual_C(job, c, whole=False), residual_C(job, c))
     gradients = (2.0 * copies_C(job, c) + stream)[:, None] + _of_shared_inputs(kept)
     freed = kept.rows(is_used_up) + kept.rows(_is_kept_by_shared)
-    return LayerInstant(gradients + kept.rows(_is_brought_back_by_routed), freed, kept.weights(_is_shared))
+    again = kept.rows(_is_brought_back_by_routed)
+    return LayerInstant(gradients + again, freed, kept.weights(_is_shared), is_sooner=True)
 
 
 def copies_C(job: Job, c: Candidates) -> Reals:
@@ -320,6 +323,67 @@ def _first_expert(kept: Kept) -> LayerInstant:
     return LayerInstant(gradients[:, None] + _of_shared_inputs(kept) + last + again, freed, kept.weights(_is_shared))
 
 
+def _inputs_of_expert(kept: Kept) -> LayerInstant:
+    """When the first matrices of an expert have their gradients: beside those of all its matrices one of its inputs per matrix, and their
+    sum, or still that of the product's other factor. Of the first expert, while the others wait; or, where each makes more than it
+    lets go of, of the last but one (behind the last nothing waits)."""
+    job, c = kept.job, kept.c
+    moe, is_gated = job.model.moe, job.model.mlp_gated
+    here = ceil_div(moe.experts if moe else 1, c["ep"])
+    given, keeps = copies_C(job, c), c.is_word("recompute", "none")
+    inputs = given / here
+    product = inputs * (moe.ffn / (moe.latent or job.model.hidden) if moe else 0.0) / c["etp"]
+    own = BYTES[job.formats.compute] * kept.weights(is_routed) / here[:, None]
+    inside, again = (kept.rows(rows) / here[:, None] for rows in (_is_kept_inside_expert, _is_again_inside_expert))
+    makes = own + inputs[:, None]
+    through = np.maximum(here - 2.0, 0.0)[:, None] * (makes > inside + again)
+    at_work = inputs + np.maximum(2.0 * inputs, inputs + product) if is_gated else inputs + product
+    gradients = at_work + np.where(here > 1, given, 0.0) + residual_C(job, c, whole=False)
+    temporaries = gradients[:, None] + _of_shared_inputs(kept) + own + through * makes
+    back = kept.rows(_is_brought_back_by_routed) - np.where(keeps, 0.0, given)[:, None] - (through + 1.0) * again
+    freed = kept.rows(is_used_up) + kept.rows(_is_kept_by_shared) + np.where(keeps, given, 0.0)[:, None]
+    return LayerInstant(temporaries + back, freed + (through + 1.0) * inside, kept.weights(_is_shared))
+
+
+def _inputs_together(kept: Kept) -> LayerInstant:
+    """When the gradients of all experts' inputs are put together, one gradient per expert is there for every matrix."""
+    end = _experts_end(kept)
+    return LayerInstant(end.temporaries + copies_C(kept.job, kept.c)[:, None], end.freed, end.weights)
+
+
+def _summed_again(kept: Kept) -> LayerInstant:
+    """Where backward computes experts again: what they gave is added up for each token, beside it as it came, in the tokens' order and
+    weighed (executor/models/experts.py: names of a function at work hold tensors)."""
+    job, c = kept.job, kept.c
+    adds = 3.0 * copies_C(job, c) + whole_stream_C(job, c) / routed_cut(c) + residual_C(job, c, whole=False)
+    again = ~c.is_word("recompute", "none")[:, None]
+    temporaries = np.where(again, adds[:, None] + again_at_experts(kept), 0.0)
+    return LayerInstant(temporaries, kept.rows(is_used_up_by_experts), 0.0 * temporaries, is_sooner=True)
+
+
+def again_at_experts(kept: Kept) -> Reals:
+    """Bytes of what backward has computed again when the experts have, (C, K). Cut experts take the gradient of every rank's tokens, and so
+    do shared ones, if no gate asks for something else before."""
+    job, c = kept.job, kept.c
+    moe, own = job.model.moe, routed_cut(c) > 1
+    takes_own = own & (moe is not None and (not moe.shared_ffn or moe.shared_gate))
+    whole = np.where(takes_own, 0.0, gathered_stream_C(job, c))[:, None]
+    return kept.rows(is_made_again_by_experts) + part_of_norm_C(job, c)[:, None] + whole
+
+
+def part_of_norm_C(job: Job, c: Candidates) -> Reals:
+    """Bytes of a rank's part of the norm's result, which is held while cut experts work on the whole, (C,)."""
+    return np.where((sequence_cut(c) > 1) & (routed_cut(c) == 1), residual_C(job, c, whole=False), 0.0)
+
+
+def given_to_experts(kept: Kept) -> tuple[Reals, Reals]:
+    """Where nothing is computed again, when backward enters the routed experts: bytes of the gradients of what they gave, of the layer and
+    of what shared experts read, and kept bytes that are gone, (C, K) each."""
+    gradients = copies_C(kept.job, kept.c) + residual_C(kept.job, kept.c, whole=False)
+    gone = kept.rows(_is_kept_by_shared) + kept.rows(_is_kept_output)
+    return gradients[:, None] + _of_shared_inputs(kept), gone
+
+
 def is_routed(name: str) -> bool:
     """A matrix of routed experts."""
     return name.startswith("expert_")
@@ -375,6 +439,21 @@ def is_made_by_experts(row: Saved, policy: Policy) -> bool:
     """Rows that a policy keeps, and that the routed experts make of the tokens that came."""
     own = row.name.startswith("expert_") or row.name in ("gate", "up")
     return is_kept(row, policy) and own and row.name not in ("expert_input", "expert_output")
+
+
+def _is_kept_output(row: Saved, policy: Policy) -> bool:
+    """What the routed experts gave, where a policy keeps it."""
+    return is_kept(row, policy) and row.name == "expert_output"
+
+
+def _is_kept_inside_expert(row: Saved, policy: Policy) -> bool:
+    """Rows between an expert's matrices that a policy keeps for its backward."""
+    return is_made_by_experts(row, policy) and is_worth_keeping(row, policy)
+
+
+def _is_again_inside_expert(row: Saved, policy: Policy) -> bool:
+    """The same where backward computes them again."""
+    return is_brought_back(row, policy) and is_made_by_experts(row, "none")
 
 
 def is_used_up_by_experts(row: Saved, policy: Policy) -> bool:
@@ -503,7 +582,7 @@ def _before_attention(kept: Kept) -> LayerInstant:
     gone = kept.rows(is_kept, "mixer", "exchanged", "ffn", "inside", "product")
     freed = gone - np.where(keeps, whole, 0.0)[:, None]
     temporaries, routed = gradients[:, None] + np.zeros_like(freed), _reduced_early(kept)
-    return LayerInstant(temporaries, freed, kept.weights(_is_any), is_early=False, routed=routed)
+    return LayerInstant(temporaries, freed, kept.weights(is_any), is_early=False, routed=routed)
 
 
 @remembered
@@ -572,5 +651,6 @@ def _is_behind(name: str) -> bool:
     return name not in INPUTS
 
 
-def _is_any(_name: str) -> bool:
+def is_any(_name: str) -> bool:
+    """Every matrix."""
     return True

@@ -181,7 +181,7 @@ def _gathering(step: Step) -> tuple[Instant, Instant]:
     last = step.last_unit if step.packed == 1.0 else step.packed * step.last_unit
     flat = last * np.minimum(layers, 2)
     if step.has_apart:
-        flat = np.where(step.apart, step.dense + last, flat)
+        flat = np.where(step.apart, step.beside + last, flat)
     flat = step.compute * flat
     head = step.gathered(layers=0, head=True) + step.compute * (step.behind + last)
     gradients = np.where(gathers, step.earlier, 0.0)
@@ -570,7 +570,7 @@ WorstOf = Callable[[Step, Reals], LayerInstants]
 def _in_layer(step: Step, number: Column, worst: WorstOf) -> Instant:
     """The worst instant of the `number`-th layers from the end of the chunk; -1 is its first layer, -2 its second."""
     found = step.once("layer", lambda own: _worst_at(own, number, worst))
-    activations, whole, weights, gone, waits, partial, joins, sooner, joined = found
+    activations, whole, weights, gone, waits, partial, joins, sooner, joined, every = found
     before, done, routed, gathered, in_flight = step.of_state(lambda own: _passed_before(own, number, gone, sooner))
     made = np.where(step.at_once, weights, 0.0)
     if step.piped:
@@ -593,7 +593,8 @@ def _in_layer(step: Step, number: Column, worst: WorstOf) -> Instant:
             terms["bucket_buffers"] = step.copies_left(before)
     if step.has_copies:
         copies = np.where(step.plain, step.trained * step.compute * whole, 0.0)
-        again = np.maximum(0.0, step.copies_again - np.where(step.copies_again > 0, copies, 0.0))
+        again = step.copies_again(every)
+        again = np.maximum(0.0, again - np.where(again > 0, copies, 0.0))
         terms["bucket_buffers"] = np.maximum(0.0, step.copies_left(before) - copies)
         terms["temporaries"] = terms["temporaries"] + again
     return Instant(LAYERS, terms)
@@ -608,7 +609,7 @@ def _layers_before(step: Step, number: Column) -> tuple[Reals, Reals, Reals]:
 def _worst_at(step: Step, number: Column, worst: WorstOf) -> tuple[Any, ...]:
     """At the worst instant of such a layer: what is kept, elements of matrices with gradients, the same with stacked ones and without experts
     that are reduced, and those; what waits beside them, their gradients that are no part of what stands yet, what is about to join that, and
-    elements whose gradients have."""
+    elements whose gradients have; whether experts have yet to begin; elements of all its matrices where sorts differ."""
     _, before, share = _layers_before(step, number)
     at = worst(step, share)
     let_go = step.let_go(before, at.kept)
@@ -625,7 +626,7 @@ def _worst_at(step: Step, number: Column, worst: WorstOf) -> tuple[Any, ...]:
     kept = np.maximum(step.inputs, step.in_layers - at.freed - let_go)
     sooner = at.is_sooner if step.has_apart else NOWHERE
     joined = step.joined(at) if step.empties.any() else NONE
-    return kept, at.weights, weights, gone, waits, partial, joins, sooner, joined
+    return kept, at.weights, weights, gone, waits, partial, joins, sooner, joined, at.every
 
 
 def _passed_before(step: Step, number: Column, gone: Reals, sooner: Mask) -> tuple[Reals | float, ...]:
@@ -637,6 +638,8 @@ def _passed_before(step: Step, number: Column, gone: Reals, sooner: Mask) -> tup
     if sooner is not NOWHERE:
         alone = alone | (step.apart & sooner)
     experts, routed, above = 1.0 * (gone == 0.0), step.routed_of(share), step.dense
+    if sooner is not NOWHERE:
+        experts = experts * ~(step.copies_experts_late & sooner)
     gathers = np.where(alone, 1, 2)
     units: Reals = NONE
     if step.is_mixed:
@@ -671,6 +674,8 @@ def _experts(step: Step) -> Iterator[Instant]:
     """Those of experts that are a unit of their own."""
     yield from _experts_forward(step)
     yield from _experts_backward(step)
+    if step.is_mixed and not step.piped:
+        yield _others_enter(step)
     yield from _of_others(step, _experts_backward)
 
 
@@ -678,8 +683,8 @@ def _experts_forward(step: Step) -> Iterator[Instant]:
     """Where experts are a unit of their own: they have worked in the last layer's forward, and their first buffer is still there
     where they were just gathered; then their results have gone back, and ZeRO-3 has given their weights back. Copies of the
     tokens are around: those sent and those that came, in the experts' order where no policy keeps them, and what experts gave,
-    one by one and put together; then five that went both ways."""
-    gathers, output = np.where(step.shards_gradients, step.compute * step.routed, 0.0), NONE
+    one by one and put together; then five that went both ways. Last what shared experts gave is added up, beside what the routed ones did."""
+    gathers, output = np.where(step.shards_gradients, step.compute * step.buffered, 0.0), NONE
     if step.piped:
         gathers = np.where(step.reshards, gathers + step.ahead_of_time, 0.0)
         output = step.stream * (1.0 - step.last)  # is not made yet
@@ -701,12 +706,21 @@ def _experts_forward(step: Step) -> Iterator[Instant]:
         "temporaries": added(step.previous, step.layers.in_forward + (2.0 + sorted_) * step.layers.sent),
     }
     yield _where_apart(step, LOSS, terms, step.situation.alternates & step.reshards)
+    if step.layers.adds_shared_up.any():
+        terms = {
+            "gradients": step.earlier,
+            "activations": step.in_layers - output,
+            "logits": step.held_logits,
+            "gather_buffers": _gathered_beside(step, 0.0) + gathers,
+            "temporaries": added(step.previous, 2.0 * (step.whole_stream + step.stream)),
+        }
+        yield _where_apart(step, LOSS, terms, step.situation.alternates & step.layers.adds_shared_up)
 
 
 def _experts_backward(step: Step) -> Iterator[Instant]:
     """The same where backward computes it again, in each worst layer; and experts are reduced, or in a pipeline added to what
-    stands, while the rest of the layer before is gathered. Where one rank has all of their state the last gradient is gone by then,
-    and what counts is when their inputs' gradients go back, through two more copies."""
+    stands, while the rest of the layer before is gathered. Where one rank has all of their state the last gradient is gone by then.
+    Then their inputs' gradients go back, through one more copy."""
     number, layers, those = _numbers(0, 1, -2, -1), np.maximum(step.layers_of_chunk, 1.0), step.experts_of_chunk
     own = counted(number, np.maximum(those, 1.0))
     before = step.passed_layers(_numbers(0)) + own
@@ -728,12 +742,15 @@ def _experts_backward(step: Step) -> Iterator[Instant]:
         again = terms | own_terms | {"activations": activations, "gather_buffers": buffered}
         yield _where_apart(step, LAYERS, again, ~step.c.is_word("recompute", "none")[:, None])
     at = step.layers.experts_end
+    yield _experts_enter(
+        step, terms, left, added(gathered, step.trained * step.compute * at.weights, above, step.waiting)
+    )
     kept = {
         "activations": np.maximum(step.inputs, left - at.freed),
         "logits": step.held_logits,
         "temporaries": added(at.temporaries - step.compute * step.layers.bare_experts, step.previous, step.late),
     }
-    alone = step.is_first_layer(before) & (np.bool_(not step.piped) | (layers <= 1.0))
+    alone = step.is_first_layer(before)
     following = np.where(own >= those - 1.0, step.dense, step.beside)
     gathered = added(
         _gathered_beside(step, np.where(alone, 0.0, following), passed=passed + step.routed),
@@ -757,9 +774,37 @@ def _experts_backward(step: Step) -> Iterator[Instant]:
         "gather_buffers": added(gathered, sent + np.where(unshared, 0.0, last), step.output(step.routed, routed=True)),
     }
     yield _where_apart(step, LAYERS, kept | made)
-    back = kept["temporaries"] + 2.0 * step.layers.sent
+    back = kept["temporaries"] + step.layers.sent
     made = {"gradients": through, "gather_buffers": gathered + sent, "temporaries": back}
-    yield _where_apart(step, LAYERS, kept | made, unshared)
+    yield _where_apart(step, LAYERS, kept | made)
+
+
+def _experts_enter(step: Step, terms: Mapping[str, Reals], left: Reals, gathered: Reals) -> Instant:
+    """Under ZeRO-3, where nothing is computed again: backward enters the experts, which are there as they were gathered ahead of time and
+    as matrices. The layer before is gathered behind them."""
+    gradients, gone = step.layers.given_to_experts
+    held = {
+        "activations": left - gone,
+        "gather_buffers": gathered + step.compute * step.buffered,
+        "temporaries": gradients,
+    }
+    enters = step.reshards & (not step.piped) & step.c.is_word("recompute", "none")[:, None]
+    return _where_apart(step, LAYERS, {**terms, **held}, enters & (step.buffered > 0.0))
+
+
+def _others_enter(step: Step) -> Instant:
+    """Under ZeRO-3 backward enters the first layer without experts, as it was gathered ahead of time and as matrices, while the one above
+    is reduced; where all layers are alike their reduction is as much."""
+    those = step.experts_of_chunk
+    done, routed = step.passed_head + those * (step.beside + step.routed), those * step.routed
+    units = 2.0 * step.compute * step.alone + np.where(step.reduces, step.trained * step.reduce * step.beside, 0.0)
+    held = {
+        "gradients": step.earlier + step.fresh(done, routed),
+        "activations": np.maximum(step.inputs, step.in_layers - step.let_go_in_turn(those)),
+        "gather_buffers": added(step.gathered(layers=0, head=False), units, step.waiting),
+        "temporaries": added(step.stream, step.retained(done)),
+    }
+    return _where_apart(step, LAYERS, held, step.reshards & (those < step.layers_of_chunk))
 
 
 def _gathered_beside(
@@ -779,7 +824,7 @@ def _experts_again(step: Step) -> Iterator[tuple[Reals, dict[str, Reals]]]:
     for buffers, times, held in ((1.0, 4.0, results), (0.0, 5.0, np.zeros_like(results))):
         tokens_there = layers.at_experts + times * layers.sent - held
         yield (
-            np.where(step.reshards, buffers * step.compute * step.routed, 0.0),
+            np.where(step.reshards, buffers * step.compute * step.buffered, 0.0),
             {"activations": held, "temporaries": added(tokens_there, step.stream, step.previous, step.late)},
         )
 
@@ -813,22 +858,29 @@ def _layer_reduced(step: Step) -> Instant:
         return Instant(LAYERS, terms | held)
     gathered = step.gathered(layers=np.where(step.layers_of_chunk > 1, 1, 0), head=False, passed=step.widest)
     bare = step.bare.widest[:, None] / pieces_C(step.group)[:, None]
+    unit, above, routed, passed = step.dense, step.routed, step.routed, step.widest
     if step.has_apart:
         bare = np.where(step.apart, step.dense, bare)
+    if step.is_mixed:
+        own = _reduced_in_turn(step)
+        old = unit, above, routed, passed, gathered, terms["activations"]
+        pairs = (np.where(step.apart, *pair) for pair in zip(own, old, strict=True))
+        unit, above, routed, passed, gathered, terms["activations"] = pairs
+        bare = np.where(step.apart, unit, bare)
     gone = np.where(step.reduces & step.shards_gradients, step.trained * step.compute * (bare - step.layers.final), 0.0)
-    before = added(behind, step.routed)
-    made = step.fresh(before + step.dense, step.routed)
-    given = added(step.output(step.dense), step.taking_over(step.dense), made)
-    is_copied = gone <= given - step.fresh(before, step.routed)
-    done = np.where(is_copied, step.dense, 0.0)
-    reduced = step.in_reduction(step.dense, bare) - np.where(is_copied, gone, 0.0)
+    before = added(behind, above)
+    made = step.fresh(before + unit, routed)
+    given = added(step.output(unit), step.taking_over(unit), made)
+    is_copied = gone <= given - step.fresh(before, routed)
+    done = np.where(is_copied, unit, 0.0)
+    reduced = step.in_reduction(unit, bare) - np.where(is_copied, gone, 0.0)
     return Instant(
         LAYERS,
         terms
         | {
-            "gradients": added(step.earlier, step.fresh(before + done, step.routed), step.taking_over(done)),
+            "gradients": added(step.earlier, step.fresh(before + done, routed), step.taking_over(done)),
             "gather_buffers": added(gathered, reduced, step.output(done), step.waiting),
-            "temporaries": added(step.stream, step.retained(behind + step.widest)),
+            "temporaries": added(step.stream, step.retained(behind + passed)),
         },
     )
 
@@ -850,6 +902,26 @@ def _first_gathered(step: Step) -> Instant:
         "temporaries": added(step.stream, step.retained(done)),
     }
     return Instant(LAYERS, {name: np.where(gathers, part, 0.0) for name, part in terms.items()})
+
+
+def _reduced_in_turn(step: Step) -> tuple[Reals, ...]:
+    """Where layers with experts apart come last in forward, of the first of them that is reduced, and of the first layer without any:
+    elements of its own unit, of those through before it, experts of these and of its own, and all that are through; gathered
+    weights; what is kept."""
+    those = step.experts_of_chunk
+    before = np.stack((np.zeros_like(those), those))
+    units, _, passed, routed, has = _in_turn_of_sorts(step, before, step.is_first_layer(before))
+    unit = np.where(has > 0.0, step.beside, step.alone)
+    above, routed = passed + has * step.routed, routed + has * step.routed
+    gathered = step.gathered(layers=0, head=False, passed=above + unit) + units
+    return (
+        unit,
+        above,
+        routed,
+        above + unit,
+        gathered - np.where(step.apart & step.reshards, step.compute * unit, 0.0),
+        np.maximum(step.inputs, step.in_layers - step.let_go_in_turn(before + 1.0)),
+    )
 
 
 def _layer_accumulated(step: Step) -> tuple[Reals, Reals, Reals]:

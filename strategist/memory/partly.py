@@ -110,7 +110,7 @@ class KeptStep(Step):
         return np.where(self.plain, self.compute * (others.layers - others.experts), 0.0)
 
     @cached_property
-    def copies_again(self) -> Reals:
+    def _makes_copies(self) -> Reals:
         """Nothing of these layers is computed again."""
         return np.zeros((1, 1))
 

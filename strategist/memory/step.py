@@ -16,12 +16,13 @@ from strategist.facts.runs import BREADTH_FIRST
 from strategist.memory.activations import edges_CS, step_inputs_C, tables_C, whole_stream_C
 from strategist.memory.backward import (
     Kept,
+    again_at_experts,
     copies_C,
-    gathered_stream_C,
+    given_to_experts,
+    is_any,
     is_brought_back,
     is_kept,
     is_last,
-    is_made_again_by_experts,
     is_made_behind_experts,
     is_made_by_experts,
     is_of_first_norm,
@@ -29,6 +30,7 @@ from strategist.memory.backward import (
     is_used_up_by_experts,
     is_worth_keeping,
     layer_instants,
+    part_of_norm_C,
     residual_C,
 )
 from strategist.memory.logits import held_logits_CS, waiting_logits_CS
@@ -223,7 +225,8 @@ class Layers:
         parts = [at.routed for at in ats]
         routed = _together(parts) if any(isinstance(part, np.ndarray) for part in parts) else np.zeros((1, 1))
         flags = is_product > 0, is_early > 0
-        return LayerInstants(temporaries, freed, weights, stacked, self.one, *flags, routed, is_sooner > 0)
+        every = self.kept.weights(is_any) if self.are_mixed else np.zeros((1, 1))
+        return LayerInstants(temporaries, freed, weights, stacked, self.one, *flags, routed, is_sooner > 0, every)
 
     @cached_property
     def experts_end(self) -> LayerInstants:
@@ -232,26 +235,25 @@ class Layers:
         return self.by_sort.each(lambda part: self._of_routed(part if part.ndim == 2 else part[last]))
 
     @cached_property
+    def adds_shared_up(self) -> Mask:
+        """Where ranks add up what shared experts gave beside whole ones, and forward keeps all else, (C, 1)."""
+        moe, c = self.job.model.moe, self.group.candidates
+        adds = (routed_cut(c) > 1) & c.is_word("recompute", "none")
+        return np.asarray((adds & bool(moe and moe.shared_ffn))[:, None], np.bool_)
+
+    @cached_property
     def in_forward(self) -> Reals:
         """Bytes beside what is kept and copies of tokens while forward is in a layer's experts: what its feed-forward part holds and
         does not keep."""
-        return self._of_routed(self.kept.rows(is_brought_back, "ffn")) + self.norm_of_experts
+        return (
+            self._of_routed(self.kept.rows(is_brought_back, "ffn"))
+            + part_of_norm_C(self.job, self.group.candidates)[:, None]
+        )
 
     @cached_property
     def at_experts(self) -> Reals:
-        """The same while backward computes them again: all that is brought back until then. Cut experts take the gradient of
-        every rank's tokens, and so do shared ones, if no gate asks for something else before."""
-        moe, own = self.job.model.moe, routed_cut(self.group.candidates) > 1
-        takes_own = own & (moe is not None and (not moe.shared_ffn or moe.shared_gate))
-        whole = np.where(takes_own, 0.0, gathered_stream_C(self.job, self.group.candidates))[:, None]
-        return self._of_routed(self.kept.rows(is_made_again_by_experts)) + self.norm_of_experts + whole
-
-    @cached_property
-    def norm_of_experts(self) -> Reals:
-        """A rank's part of the norm's result, which is held while cut experts work on the whole, (C, 1)."""
-        c = self.group.candidates
-        is_gathered = (sequence_cut(c) > 1) & (routed_cut(c) == 1)
-        return np.where(is_gathered, residual_C(self.job, c, whole=False), 0.0)[:, None]
+        """The same while backward computes them again: all that is brought back until then."""
+        return self._of_routed(again_at_experts(self.kept))
 
     @cached_property
     def sent(self) -> Reals:
@@ -263,6 +265,12 @@ class Layers:
         """Elements of the experts of a layer, without padding."""
         routed = self.kept.weights(is_routed)
         return _of_worst(self.group, routed, routed)
+
+    @cached_property
+    def given_to_experts(self) -> tuple[Reals, Reals]:
+        """Gradients when backward enters a layer's experts, and what is gone of what it keeps, where nothing is computed again."""
+        gradients, gone = given_to_experts(self.kept)
+        return self._of_routed(gradients), self._of_routed(gone)
 
     @cached_property
     def behind_experts(self) -> Reals:
@@ -290,8 +298,8 @@ class Layers:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerInstants:
-    """Instants as in LayerInstant, and what the layer keeps, with axes of instants in front: of every sort of layer, (C, K), or of
-    the one that is worst on each stage, (C, S)."""
+    """Instants as in LayerInstant, with axes of instants in front, and what the layer keeps, and `every`, the elements of its matrices where
+    sorts differ: of every sort of layer, (C, K), or of the one that is worst on each stage, (C, S)."""
 
     temporaries: Reals
     freed: Reals
@@ -302,6 +310,7 @@ class LayerInstants:
     is_early: Mask
     routed: Reals
     is_sooner: Mask
+    every: Reals
 
     def each(self, function: Callable[[Any], Any]) -> LayerInstants:
         """The same of every column."""
@@ -525,8 +534,21 @@ class Step:
 
     @property
     def last_unit(self) -> Reals:
-        """Elements of the unit that a layer's forward gathers last, (C, 1)."""
-        return self.dense if self.routed is NONE else np.where(self.apart, self.routed, self.widest)
+        """Elements of the buffer of the unit that a layer's forward gathers last, (C, 1)."""
+        return self.dense if self.routed is NONE else np.where(self.apart, self.buffered, self.widest)
+
+    @cached_property
+    def buffered(self) -> Reals:
+        """Elements of a layer's experts that are gathered through a buffer, (C, 1): a rank that has all of them copies matrix by
+        matrix, without one and not ahead of time (FSDPParamGroup, unshard and wait_for_unshard)."""
+        return np.where(self.sharers > 1, self.routed, 0.0)
+
+    @cached_property
+    def copies_experts_late(self) -> Mask:
+        """Where a layer's experts are not there until its backward enters them, (C, 1): nothing computed them again, and nothing
+        gathers them ahead of time."""
+        forgets_none = self.c.is_word("recompute", "none")[:, None]
+        return np.asarray(self.apart & self.reshards & (self.sharers == 1) & forgets_none, np.bool_)
 
     def routed_of(self, share: Reals | None) -> Reals:
         """Elements of experts that lie apart, in a share of the other layers or, with None, in all layers of a rank."""
@@ -782,11 +804,13 @@ class Step:
         return np.where(self.managed, self.compute * (kept + behind), 0.0)
 
     def _gathered_layers(self, layers: int | Column, own: Reals, experts: Reals | float) -> Reals:
-        """Elements of some layers of a rank that has `own` in all."""
+        """Elements of some layers of a rank that has `own` in all; where only some have experts they are the last ones, without a
+        pipeline."""
         if not self.has_apart:
             return np.minimum(layers * self.widest, own)
+        unit = self.beside if self.is_mixed and not self.piped else self.dense
         alone = own - np.where(self.apart, self.counts.experts / self.chunks, 0.0)
-        return np.minimum(layers * self.dense, alone) + experts * self.routed
+        return np.minimum(layers * unit, alone) + experts * self.routed
 
     @once_for("state")
     def root(self) -> Reals:
@@ -857,11 +881,14 @@ class Step:
             worth = worth - np.where(self.empties, self.trained * self.stored, 0.0) * self.joined(ats)
         worth = worth + self._joining(ats, stands) - given * ats.is_early
         if self.has_apart and ats.is_sooner.any():
-            worth = worth - np.where(self.apart & self.reshards, self.compute * self.dense, 0.0) * ats.is_sooner
+            later = self.compute * (self.dense + np.where(self.copies_experts_late, self.routed, 0.0))
+            worth = worth - np.where(self.apart & self.reshards, later, 0.0) * ats.is_sooner
         at = worth.argmax(axis=0), *np.indices(worth.shape[1:], sparse=True)
         total = worth.max(axis=0)[:, None, :]
         if total.shape[-1] > 1:
             total = total + gone[..., None] * ats.kept[:, None, :]
+            if self.has_copies:
+                total = total + (self._makes_copies * ats.every)[:, None, :]
             if self.has_apart and ats.routed.ndim > 2:
                 total = total + self._when_reduced(gone, ats.routed.max(axis=0), stands)
             if self.is_mixed:
@@ -959,13 +986,16 @@ class Step:
         dense = self.compute * (self.counts.layers - self.counts.experts)
         return np.where(self.plain & (self.copies == 0.0), dense, 0.0)
 
-    @cached_property
-    def copies_again(self) -> Reals:
-        """The copies of one layer's weights that recomputation makes."""
-        if not self.has_copies:
-            return NONE
+    def copies_again(self, every: Reals) -> Reals:
+        """The copies of one layer's weights that recomputation makes; `every` are the elements of its matrices where sorts differ."""
         layers = np.maximum(self.group.layers_SK.sum(axis=1)[None, :], 1.0)
-        return np.where(self.plain & (self.copies == 0.0), self.compute * self.counts.layers / layers, 0.0)
+        return self._makes_copies * (every if self.layers.are_mixed else self.counts.layers / layers)
+
+    @cached_property
+    def _makes_copies(self) -> Reals:
+        """Bytes of an element's copy where recomputation makes one, (C, 1)."""
+        again = self.plain & ~self.c.is_word("recompute", "none")[:, None]
+        return np.where(again, self.compute, 0.0)
 
     @cached_property
     def outside(self) -> Reals:

@@ -431,11 +431,13 @@ def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Plac
     micro-batch). ZeRO-1 adds sending the updated weights (torch's broadcasts them tensor by tensor, InternEvo's rank by rank). fully_shard: weights are
     gathered for forward and, under ZeRO-3, those of the layers again for backward (the executor's units: norm and head stay, and the embedding's gradient
     does not depend on its values); gradients are reduce-scattered for every micro-batch unless a pipeline keeps them;
-    HSDP all-reduces the shards between replicas, once where these wait.
+    HSDP all-reduces the shards between replicas, once where these wait. Experts that no other rank of a replica has are neither gathered
+    nor scattered.
     """
     c, formats = group.candidates, job.formats
     compute, reduce, stored = (BYTES[name] for name in (formats.compute, formats.reduce, formats.parameter))
     zero, micro = c["zero"][:, None], _micro(group)
+    is_cut = (zero >= 2) & ((inside != "expert_replicas") | (shared.shards[:, None] > 1))
     weights, one, frozen = shared.all, np.ones_like(shared.all), shared.beside
     trained = job.trainable * weights if frozen is None else frozen.trained
     once = np.where(c["pp"][:, None] > 1, 1.0, micro) * one
@@ -450,14 +452,14 @@ def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Plac
     sent = partial(Traffic, "dp")
     alone = np.where(c["tp"][:, None] > 1, between, one)
     spared = np.where((zero == 3) & (shared.spare > 0), one, 0.0)
-    again, updates = np.where(zero == 3, micro, 0.0) * one, shared.updates * (job.trainable > 0)
+    again, updates = np.where((zero == 3) & is_cut, micro, 0.0) * one, shared.updates * (job.trainable > 0)
     return (
         sent("all_reduce", reduce * trained, np.where(zero < 2, alone, 0.0), everybody, "backward", reduced),
         sent(update, stored * trained, np.where((zero == 1) & (shards > 1), one, 0.0), inside, "nothing", updates),
-        sent("all_gather", first, np.where(zero >= 2, gathers, 0.0), inside, "forward", units),
+        sent("all_gather", first, np.where(is_cut, gathers, 0.0), inside, "forward", units),
         sent("all_gather", second, again, inside, "backward", shared.layer_units),
         sent("all_gather", compute * shared.spare, spared, inside, "backward"),
-        sent("reduce_scatter", reduce * trained, np.where(zero >= 2, once, 0.0), inside, "backward", reduced),
+        sent("reduce_scatter", reduce * trained, np.where(is_cut, once, 0.0), inside, "backward", reduced),
         sent(
             "all_reduce",
             reduce * trained / shards,

@@ -301,6 +301,29 @@ def of_few_experts() -> tuple[Scenario, ...]:
     return tuple(found)
 
 
+IN_TURN: tuple[tuple[str, int, int, int, str, Mapping[str, Any]], ...] = (
+    ("deepseek-moe-16b", 4, 0, 1024, "bf16", {"dp_shard": 4, "ep": 4, "zero": 3}),
+    ("phi-3.5-moe", 2, 0, 512, "fp32", {"dp_shard": 8, "ep": 4, "zero": 3, "micro_batch": 4, "accumulation": 2, "offload": "optimizer"}),
+    ("glm-4.5-air", 4, 1, 1024, "bf16", {"recompute": "full", "accumulation": 2, "optimizer": "sgd"}),
+    ("glm-4.5-air", 4, 1, 1000, "fp16", {"dp_replicate": 2, "dp_shard": 4, "ep": 4, "zero": 3, "micro_batch": 4, "accumulation": 4, "recompute": "full"}),
+    ("deepseek-moe-16b", 4, 0, 1024, "bf16", WHOLE_EXPERTS | {"dp_shard": 4, "ep": 4, "zero": 3}),
+    ("qwen2-57b-a14b", 8, 0, 4096, "bf16", {"tp": 2, "etp": 2, "micro_batch": 4, "recompute": "selective"}),
+)  # fmt: skip
+"""Models, experts per token, layers without experts, and layouts of two layers of eight experts."""
+
+
+@cache
+def in_turn() -> tuple[Scenario, ...]:
+    """Experts one after the other in backward, and those that one rank alone has."""
+    found = []
+    for place, (name, chosen, dense, seq_len, precision, layout) in enumerate(IN_TURN):
+        shape = load_model(name)
+        moe = shape.moe and replace(shape.moe, experts=8, top_k=chosen, layers=2 - dense, first_dense=dense)
+        few = replace(shape, layers=2, vocab=2048, max_seq=4096, moe=moe)
+        found.append(Scenario(f"{name}-in-turn-{place}", few, seq_len, precision, layout))
+    return tuple(found)
+
+
 @cache
 def with_experts() -> tuple[Scenario, ...]:
     """Experts that several ranks share."""

@@ -34,6 +34,7 @@ from tests.measure.grid import (
     Scenario,
     at_experts,
     differences,
+    in_turn,
     job_of,
     of_few_experts,
     on_host,
@@ -177,6 +178,14 @@ def test_formulas_agree_with_the_program_of_two_layers_of_few_experts(scenario: 
     """So they do while shared experts work, and in the first of two layers (docs/decisions/0121)."""
     for found in _found(scenario):
         _assert_keeps_its_bar(found)
+
+
+@half_nightly(in_turn())
+def test_formulas_agree_with_the_program_of_experts_in_turn(scenario: Scenario) -> None:
+    """So they do where backward enters experts and goes through them one by one, and where one rank alone has them (docs/decisions/0126)."""
+    for found in _found(scenario):
+        if (found.place == PEAK and found.name == "allocated") or found.kind != "memory":
+            _assert_keeps_its_bar(found)
 
 
 @pytest.mark.slow

@@ -7,11 +7,16 @@ from typing import Any
 import pytest
 
 from tests.measure.recordings import traced_rise
-from tests.plans import BFLOAT16, FLOAT32, make_plan, tiny_llama
+from tests.plans import BFLOAT16, FLOAT32, make_plan, tiny_llama, tiny_mixtral
 
 pytestmark = pytest.mark.slow
 
 SHAPE = tiny_llama(layers=4, hidden=256, vocab=4096, ffn_hidden=704, head_dim=32, max_seq=512)
+
+MIXTURE = tiny_mixtral(
+    layers=2, hidden=256, vocab=256, head_dim=32, max_seq=512, moe={"experts": 2, "top_k": 2, "ffn": 64}
+)
+"""Every expert gets every token, whatever the router says, and their inputs are most of what a step holds."""
 
 
 @pytest.mark.parametrize(
@@ -34,5 +39,15 @@ def test_the_traced_peak_is_the_allocator_s(layout: dict[str, Any]) -> None:
     from tests.measure.real_ranks import measured_rises
 
     plan = make_plan(SHAPE, seq_len=512, **layout)
+    measured = measured_rises(plan)
+    assert traced_rise(plan) == pytest.approx(min(measured), rel=1e-3), measured
+
+
+@pytest.mark.parametrize("layout", [{}, {"dp_shard": 2, "zero": 3, "ep": 2}], ids=["one", "experts-apart"])
+def test_the_traced_peak_of_a_mixture_is_the_allocator_s(layout: dict[str, Any]) -> None:
+    """The same of experts, whose tokens are put in order and back: the gradients of that are made in place."""
+    from tests.measure.real_ranks import measured_rises
+
+    plan = make_plan(MIXTURE, seq_len=512, formats=FLOAT32, **layout)
     measured = measured_rises(plan)
     assert traced_rise(plan) == pytest.approx(min(measured), rel=1e-3), measured

@@ -209,6 +209,7 @@ class Stage:
         self.own_tokens = max(1, sequence_cut(a) // a["etp"])  # ranks that send an expert's tokens between them
         units = self._units_of_layers() if self.apart else (self.wl, 0.0, self.wl, self.wl)
         self.D, self.X, self.beside, self.bald = units
+        self.flat_X = self.X if self.apart and self.zero >= 2 and self.sharers > 1 else 0.0  # the buffer of a gathering
         if self.tiles > 1:  # what a layer is beside its matrices
             self.D = max(
                 self.n * sum(vector_elements(v, a["tp"], self.n) for v in build_layer(job.model, kind).vectors)
@@ -249,7 +250,7 @@ class Stage:
             self.copies = adapters.low_copies(job, self.q * self.w.all)
         alone = copies > 0 and self.copies == 0
         self.cached = self.c * (self.w.layers - self.w.experts) if alone else 0.0
-        self.copies_again = copies / max(len(kinds), 1) if alone else 0.0
+        self.copies_again = self.c if alone else 0.0  # of an element that is computed again
         if self.is_partly and copies and not is_later:
             own = held(job.model, a, stage, self.mine, sharded=False)
             others = [kind for kind, redone in zip(kinds, again, strict=True) if redone]
@@ -264,6 +265,11 @@ class Stage:
             self.q * self.c * self.behind if roots else 0.0
         )  # the root unit joins what stands at the end of the pass
         self.through = 0.0 if self.tied or roots else self.behind
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether some of the model's layers have experts and others none."""
+        return len({own.ffn for own in layer_counts(self.job.model)}) > 1
 
     def _units_of_layers(self) -> tuple[float, float, float, float]:
         """Elements of the largest unit of a layer without its experts, of that of its experts, and of the first where there are
@@ -363,7 +369,8 @@ class Stage:
             return min(min(layers, 1) * self.D, own)
         if not self.apart:
             return min(layers * self.wl, own)
-        return min(layers * self.D, own - self.w.experts / self.v) + experts * self.X
+        is_last = self.is_mixed and not self.piped and not self.is_partly
+        return min(layers * (self.beside if is_last else self.D), own - self.w.experts / self.v) + experts * self.X
 
     def gathered(self, layers: int, *, head: bool = False, passed: float = 0.0, experts: float = 0.0) -> float:
         """Gathered weights; `layers` without their experts where those are units of their own."""
@@ -428,8 +435,8 @@ class Stage:
         if not self.units or self.zero < 2 or not self.kinds:
             return
         kept = self._worst_of_kinds(lambda kind: self._rows(kind, _kept))
-        own = self.wire * (self.X if self.apart else self.wl)
-        flat = self.c * (self.D + own if self.apart else own * min(2, len(self.kinds)))
+        own = self.wire * (self.flat_X if self.apart else self.wl)
+        flat = self.c * (self.beside + own if self.apart else own * min(2, len(self.kinds)))
         gathered = self.gathered(1, experts=1) + flat
         acts = max(self.inputs, self.inside - kept)
         yield 0, {"gradients": self.earlier, "activations": acts, "gather_buffers": gathered}
@@ -463,7 +470,7 @@ class Stage:
         if self.is_partly:
             yield from self.later().one_by_one()
         if self.tiles == 1:
-            yield 1, self._layer_reduced()
+            yield from ((1, terms) for terms in self._layer_reduced())
             if sharded and self.units and not self.apart and 0 < len(self.kinds) < 3:
                 yield 1, self._first_unpacked()
         if self.apart and self.w.experts:
@@ -686,7 +693,7 @@ class Stage:
         """Twice the logits of a chunk of tokens in float32, and all that backward will find."""
         shape, found = self.job.model, self._after_chunks()
         chunk = ceil(self.T / ceil(shape.vocab / shape.hidden))
-        own = (self.X if self.apart else self.wl) if self.tied else self.behind
+        own = (self.flat_X if self.apart else self.wl) if self.tied else self.behind
         last = own if self.units and self.zero >= 2 else 0.0
         return found | {
             "logits": 8 * chunk * shape.vocab,
@@ -807,6 +814,7 @@ class Stage:
         """The instants of one layer of a sort."""
         if kind.ffn == "moe" and self.job.profile.keeping.name == OURS:
             ats = [self._experts_before(kind), self._experts_behind(kind), self._one_expert(kind)]
+            ats += [self._inputs_of_one(kind), self._inputs_of_all(kind), *self._added_again(kind)]
             ats += self._shared_at_work(kind) if self._has_shared() else []
         else:
             ats = [*self._uncast(kind), self._last_matrix(kind), self._feed_forward(kind), self._inputs(kind)]
@@ -819,7 +827,8 @@ class Stage:
         shared, waits, through = self._shared_are_through(kind)
         back = _bytes_of(self.job, self.a, kind, _again, named=_is_of_routed)
         stream = self._whole_stream() if self.own_tokens == 1 else self.stream
-        return LayerAt(2 * self._sent() + stream + back + waits, self._rows(kind, _used) + through, shared)
+        used = self._rows(kind, _used)
+        return LayerAt(2 * self._sent() + stream + back + waits, used + through, shared, is_sooner=True)
 
     def _has_shared(self) -> bool:
         moe = self.job.model.moe
@@ -882,6 +891,43 @@ class Stage:
         shared, waits, through = self._shared_are_through(kind)
         freed = self._rows(kind, _used) + (one + every if kept else 0.0)
         return LayerAt(temporaries + waits, freed + through, shared)
+
+    def _inputs_of_one(self, kind: LayerKind) -> LayerAt:
+        """The first expert, or the last but one, with the gradients of its matrices, and of its inputs for each of the first ones."""
+        moe, shape, a = self.job.model.moe, self.job.model, self.a
+        count = -(-moe.experts // a["ep"]) if moe else 1
+        given, shared_ones = self._sent(), self._shared_are_through(kind)
+        one = given / count
+        product = one * (moe.ffn / (moe.latent or shape.hidden) / a["etp"] if moe else 0.0)
+        works = max(3 * one, 2 * one + product) if shape.mlp_gated else one + product
+        own = self.c * self._elements(kind, lambda name: name.startswith("expert")) / count
+        kept, used, again = (
+            _bytes_of(self.job, a, kind, wanted, named=_made_by_experts) / count for wanted in (_kept, _used, _again)
+        )
+        kept -= used
+        before = count - 2 if count > 2 and own + one > kept + again else 0
+        back = _bytes_of(self.job, a, kind, _again, named=_is_of_routed) - (before + 1) * again
+        keeps = a["recompute"] == "none"
+        waits = (given if count > 1 else 0.0) + self.stream + shared_ones[1]
+        temporaries = works + waits + (before + 1) * own + before * one + back - (0.0 if keeps else given)
+        freed = self._rows(kind, _used) + shared_ones[2] + (before + 1) * kept + (given if keeps else 0.0)
+        return LayerAt(temporaries, freed, shared_ones[0])
+
+    def _added_again(self, kind: LayerKind) -> list[LayerAt]:
+        """Computed again, what experts gave is there as it came, by token, weighed, and added up."""
+        if self.a["recompute"] == "none":
+            return []
+        gone, back = (
+            _bytes_of(self.job, self.a, kind, wanted, named=lambda name: not _made_behind_experts(name))
+            for wanted in (_used, _again)
+        )
+        more = self._given_before_experts() + self._part_of_norm() + self.whole / self.own_tokens
+        return [LayerAt(back + 3 * self._sent() + more, gone, 0.0, is_sooner=True)]
+
+    def _inputs_of_all(self, kind: LayerKind) -> LayerAt:
+        """The gradients of all experts' inputs, one by one and together."""
+        ends = self._experts_behind(kind)
+        return LayerAt(ends.temporaries + self._sent(), ends.freed, ends.weights)
 
     def _product(self, kind: LayerKind) -> float:
         """The size of what goes into the last matrix, whether anything keeps it or not."""
@@ -987,9 +1033,12 @@ class Stage:
             if self._lies_elsewhere(number, kind):
                 continue
             kept = self._rows(kind, _kept)
-            yield from (self._in_layer(number, at, kept) for at in self._layer_ats(kind))
+            every = (
+                self._elements(kind, lambda _name: True) if self.is_mixed else self.w.layers / max(len(self.kinds), 1)
+            )
+            yield from (self._in_layer(number, at, kept, every) for at in self._layer_ats(kind))
         if not self.kinds:
-            yield self._in_layer(number, LayerAt(0.0, 0.0, 0.0), 0.0)
+            yield self._in_layer(number, LayerAt(0.0, 0.0, 0.0), 0.0, 0.0)
 
     def _lies_elsewhere(self, number: int, kind: LayerKind) -> bool:
         """Layers with experts apart come last in forward, and first in backward."""
@@ -1020,8 +1069,8 @@ class Stage:
                     + (self.s * own if self.at_once and self.stands else 0.0),
                 }
 
-    def _in_layer(self, number: int, at: LayerAt, kept: float) -> dict[str, float]:
-        """One instant of a layer that keeps so much."""
+    def _in_layer(self, number: int, at: LayerAt, kept: float, every: float) -> dict[str, float]:
+        """One instant of a layer that keeps so much and has `every` so many elements."""
         count, (before, own, is_first) = max(len(self.kinds) / self.v, 1.0), self._behind(number)
         share = before / max(count - 1, 1)
         passed = share * max(0.0, self.own - self.wl)
@@ -1029,7 +1078,7 @@ class Stage:
         behind = self.through
         done, weights = behind + passed, at.weights + at.stacked - at.routed
         routed = share * max(0.0, self.w.experts - self.X) + at.routed if self.apart else 0.0
-        mixed = self.apart and not self.is_partly and len({own.ffn for own in layer_counts(self.job.model)}) > 1
+        mixed = self.apart and not self.is_partly and self.is_mixed
         those = sum(own.ffn == "moe" for own in self.kinds) / self.v
 
         def unit(place: float) -> float:
@@ -1052,14 +1101,15 @@ class Stage:
         given = self.given if before == 0 and at.is_early else 0.0
         alone = before >= count - 1 if self.piped else is_first
         layers = 1 if alone or (self.apart and at.is_sooner) else 2
-        experts = 0 if at.routed or (mixed and before > those - 0.5) else 1
+        is_late = self.apart and self.zero == 3 and self.sharers == 1 and self.a["recompute"] == "none"
+        experts = 0 if at.routed or (mixed and before > those - 0.5) or (is_late and at.is_sooner) else 1
         gathered = self.gathered(0 if mixed else layers, passed=passed + at.routed, experts=experts)
         if mixed and self.zero == 3:
             gathered += self.c * (unit(before) + (unit(before + 1) if layers > 1 else 0.0))
         at_end = self.early if self.piped and before >= count - 1 else 0.0
         gone = done + (0.0 if at.is_product else at.weights)
         left = self.outside if self.a["accumulation"] > 2 else max(0.0, self.outside - self.q * self.s * gone)
-        again = max(0.0, self.copies_again - freed_copies) if self.copies_again else 0.0
+        again = max(0.0, self.copies_again * every - freed_copies) if self.copies_again else 0.0
         return {
             "gradients": self.earlier + self.fresh(done + (weights if self.at_once else 0.0) + at.routed, routed),
             "activations": max(self.inputs, self.inside - at.freed - let_go),
@@ -1079,7 +1129,7 @@ class Stage:
             + adapters.unpacked(self.job),
         }
 
-    def _layer_reduced(self) -> dict[str, float]:
+    def _layer_reduced(self) -> Iterator[dict[str, float]]:
         """The gradients and their copy; or the copy, what comes out, and the gradient that was copied last."""
         kept = self._worst_of_kinds(lambda kind: self._rows(kind, _kept))
         behind = self.through
@@ -1088,6 +1138,9 @@ class Stage:
             last = self._worst_of_kinds(lambda kind: self._elements(kind, _is_down))
             adds = self.q * self.c * (self.D if self.stands else last)
         bare = self.D if self.apart else self.bare.widest / self.a["tiling"]
+        if not self.piped and self.apart and self.is_mixed and not self.is_partly:
+            yield from self._reduced_in_turn()
+            return
         # Widest parts may be of different layers; a pipeline counts a whole layer, which is one of them.
         begins, ends = (
             self.earlier + self.fresh(behind + (self.wl if self.piped else self.X + done), self.X)
@@ -1098,7 +1151,7 @@ class Stage:
         copying = loses > out + buffer + ends - begins
         next_one = 1 if self.piped or len(self.kinds) > 1 else 0
         reduced = self.reduction(self.D, bare) + (0.0 if copying else buffer - loses)
-        return {
+        yield {
             "gradients": begins if copying else ends + out,
             "activations": max(self.inputs, self.inside - kept),
             "logits": self.logits(0),
@@ -1121,6 +1174,45 @@ class Stage:
             "temporaries": self.stream + self.retained(done),
         }
 
+    def _reduced_in_turn(self) -> Iterator[dict[str, float]]:
+        """Layers with experts come last in forward: the first of them that is reduced, and the first layer without; before that
+        the latter is entered, gathered twice."""
+        those = sum(own.ffn == "moe" for own in self.kinds)
+        dense = len(self.kinds) - those
+        of_experts = self._rows(self._mixture(), _kept) if those else 0.0
+        if self.zero == 3 and self.w.experts:
+            done = self.through + those * (self.beside + self.X)
+            units = 2 * self.c * self.bald + self.q * self.r * self.beside
+            yield {
+                "gradients": self.earlier + self.fresh(done, those * self.X),
+                "activations": max(self.inputs, self.inside - those * of_experts),
+                "logits": self.logits(0),
+                "gather_buffers": self.gathered(0) + units + self.waiting,
+                "temporaries": self.stream,
+            }
+        of_others = (self.every - those * of_experts) / max(1, dense)
+        last = self._worst_of_kinds(self._final)
+        for count in (0, those):
+            has = count < those
+            unit, X = (self.beside, self.X) if has else (self.bald, 0.0)
+            left = max(0, those - 1) if has else 0, dense if has else max(0, dense - 1)
+            following = self.beside if left[0] else self.bald if left[1] else 0.0
+            passed, routed = count * (self.beside + self.X) + X, count * self.X + X
+            begins, ends = (self.earlier + self.fresh(self.through + passed + done, routed) for done in (0.0, unit))
+            out, buffer = self.output(unit)
+            loses = self.q * self.c * (unit - last) if self.zero >= 2 and self.reduces else 0.0
+            copying = loses > out + buffer + ends - begins
+            reduced = self.reduction(unit, unit) + (0.0 if copying else buffer - loses)
+            kept = of_experts * (count + has) + of_others * (not has)
+            gathered = self.gathered(0, passed=passed + unit) + (self.c * following if self.zero == 3 else 0.0)
+            yield {
+                "gradients": begins if copying else ends + out,
+                "activations": max(self.inputs, self.inside - kept),
+                "logits": self.logits(0),
+                "gather_buffers": gathered + reduced + self.waiting,
+                "temporaries": self.stream + self.retained(self.through + passed + unit),
+            }
+
     def _mixture(self) -> LayerKind:
         """The sort of layer with experts."""
         return max(set(self.mine), key=lambda kind: self._elements(kind, lambda name: name.startswith("expert")))
@@ -1131,6 +1223,12 @@ class Stage:
         width = (moe.latent or shape.hidden) * moe.top_k if moe else 0
         return self.T * width * self.c / self.own_tokens
 
+    def _given_before_experts(self) -> float:
+        """The gradient of the layer's result as what works there first needs it."""
+        moe = self.job.model.moe
+        before_gate = moe is not None and moe.shared_ffn > 0 and not moe.shared_gate
+        return self._whole_stream() if self.own_tokens == 1 or before_gate else self.stream
+
     def _part_of_norm(self) -> float:
         """Where experts are cut, a rank's own part of the norm's result is there beside the whole that they get."""
         return self.stream if self.own_tokens == 1 and sequence_cut(self.a) > 1 else 0.0
@@ -1140,7 +1238,7 @@ class Stage:
         results went back, and ZeRO-3 has given their weights back. What full recompute lets go of is there in the experts' order, too."""
         if self.piped and not self.at.alternates:
             return
-        flat = self.c * self.X if self.zero >= 2 else 0.0
+        flat = self.c * self.flat_X
         if self.piped:
             flat = flat + self.early if self.zero == 3 else 0.0
         kind = self._mixture()
@@ -1172,6 +1270,18 @@ class Stage:
                 },
             )
 
+        if self._has_shared() and self.own_tokens > 1 and self.a["recompute"] == "none":
+            yield (
+                0,
+                {
+                    "gradients": self.earlier,
+                    "activations": self.inside - self.given,
+                    "logits": self.logits(0),
+                    "gather_buffers": self._beside(0.0, 0.0, 0) + flat,
+                    "temporaries": self.previous + 2 * (self.whole + self.stream),
+                },
+            )
+
     def _beside(self, following: float, passed: float, experts: float) -> float:
         """Gathered weights while a layer with experts works: its unit, the next layer's, its experts."""
         units = self.c * (self.beside + following) if self.zero == 3 else 0.0
@@ -1193,13 +1303,11 @@ class Stage:
             kind, early = self._mixture(), lambda name: not _made_behind_experts(name)
             gone = _bytes_of(self.job, self.a, kind, _used, named=early)
             back = _bytes_of(self.job, self.a, kind, _again, named=early)
-            moe = self.job.model.moe
-            before_gate = moe is not None and moe.shared_ffn > 0 and not moe.shared_gate
-            gradient = self._whole_stream() if self.own_tokens == 1 or before_gate else self.stream
+            gradient = self._given_before_experts()
             for buffers, copies in ((1, 4), (0, 5)):
                 held = self._sent() * (buffers and self.a["recompute"] == "selective")  # results, one by one
                 more = back - held + copies * self._sent() + gradient + self._part_of_norm()
-                again = buffers * self.c * self.X if self.zero == 3 else 0.0
+                again = buffers * self.c * self.flat_X if self.zero == 3 else 0.0
                 yield {
                     "gradients": self.earlier + self.fresh(done, routed),
                     "activations": left - gone + held,
@@ -1209,7 +1317,17 @@ class Stage:
                 }
         kind = self._mixture()
         bare, at = self._through(kind), self._experts_behind(kind)
-        alone = before >= count - 1 and (not self.piped or count <= 1)
+        if self.a["recompute"] == "none" and self.zero == 3 and self.flat_X and not self.piped:
+            gone = _bytes_of(self.job, self.a, kind, _kept, named=_made_behind_experts)
+            shared = self.q * self.c * at.weights
+            given = self._sent() + self.stream + self._shared_are_through(kind)[1]
+            yield {
+                "gradients": self.earlier + self.fresh(done, routed),
+                "activations": left - gone,
+                "gather_buffers": self._beside(0.0, passed, 1) + self.c * self.flat_X + shared + above + self.waiting,
+                "temporaries": given,
+            }
+        alone = before >= count - 1
         following = 0.0 if alone else self.D if own >= those - 1 else self.beside
         gathered = self._beside(following, passed + self.X, 0) + at_end + self.waiting
         gathered += self.q * self.c * at.weights
@@ -1229,10 +1347,9 @@ class Stage:
         begins = self.earlier + self.fresh(done, routed)
         yield inside | {"gradients": begins, "gather_buffers": gathered + sent + self.q * self.c * bare}
         yield inside | {"gradients": ends + out, "gather_buffers": gathered + sent + last + buffer}
-        if alone:
-            more = 2 * self._sent()
-            back = {"gradients": ends, "gather_buffers": gathered + sent, "temporaries": inside["temporaries"] + more}
-            yield inside | back
+        more = self._sent()
+        back = {"gradients": ends, "gather_buffers": gathered + sent, "temporaries": inside["temporaries"] + more}
+        yield inside | back
 
     def _final(self, kind: LayerKind) -> float:
         """Elements of the weight that a layer lists last; a bias is nothing."""

@@ -240,7 +240,8 @@ def _data(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], whol
     own = (whole.experts, whole.experts)
     pieces = (expert_units, expert_units, sent_apart if job.profile.has_units else expert_units)
     sharing = replicas if expert_shards(layout) > 1 else 1
-    yield from _data_rows(job, layout, own, (replicas, apart), (sharing, apart), pieces)
+    everybody = replicas if layout["zero"] < 2 else sharing
+    yield from _data_rows(job, layout, own, (everybody, apart), (sharing, apart), pieces)
     if layout["zero"] >= 2:
         times = _between_replicas(job, layout)
         across = (replicate, tp * cp * shard)
