@@ -102,14 +102,23 @@ def _of_pipeline(job: Job, group: Group, in_situation: Callable[..., Step], *, a
     if schedule.has_chunks:
         second = schedule.second_of_last_chunk()
         every = schedule.at(schedule.first_pass(), second, *firsts, schedule.fullest())
+        before = every.of(slice(1, None))
+        rows = _gathering_early(group)
+        if len(rows):
+            from strategist.memory.early import early_passes  # schedules and sharding that are rarely asked for together
+
+            every, before = early_passes(in_situation(every, at), rows)
+            at = None
         heads, bodies = in_situation(every.of(slice(2)), at), in_situation(every.of(slice(1, None)), at)
+        forwards = in_situation(before, at) if len(rows) else bodies
     else:
-        heads = bodies = in_situation(schedule.at(*firsts), at)
+        heads = bodies = forwards = in_situation(schedule.at(*firsts), at)
     passes = (
         *_loss(heads),
         *_head(heads),
         _head_accumulated(heads),
-        *_forward(bodies),
+        *_forward(forwards),
+        _begins(bodies),
         *_layers(bodies),
         *(_experts(bodies) if bodies.has_apart else ()),
         *_end_of_pass(bodies),
@@ -120,6 +129,13 @@ def _of_pipeline(job: Job, group: Group, in_situation: Callable[..., Step], *, a
 
         return (*_in_two_parts(job, group, in_situation, passes), *split_end(bodies, _update(bodies)))
     return (*passes, _update(bodies))
+
+
+def _gathering_early(group: Group) -> Column:
+    """Candidates whose chunks take turns while ZeRO-3 holds units of others, (R,)."""
+    c = group.candidates
+    takes_turns = c.is_word("schedule", "interleaved") & (c["virtual_stages"] > 1)
+    return np.flatnonzero(takes_turns & shards_state(c, 3) & (c["dp_shard"] * c["cp"] > 1))
 
 
 def _before_layers(step: Step) -> Iterator[Instant]:
@@ -229,11 +245,10 @@ def _added_up(step: Step) -> Iterator[Instant]:
 
 def _forward(step: Step) -> tuple[Instant, ...]:
     """In a pipeline, as long as forward and backward passes alternate: under ZeRO-3 the embedding is gathered, from one buffer
-    into another, beside the first layer, and so are tied ends; a layer, beside what was gathered too early, the worst of them; inside
-    the last layer, whoever gathers, or the head beside it. Then a backward pass begins with the last layer, behind which the next is gathered, and when
-    only such passes are left, an embedding that is the root unit."""
+    into another, or the first layer beside that buffer, and so are tied ends; a layer, beside what was gathered too early, the worst of them; inside
+    the last layer, whoever gathers, or the head beside it."""
     inside = {"gradients": step.earlier, "activations": step.in_layers, "logits": step.held_logits}
-    runs, table, layer, again = step.of_state(_gathered_in_forward)
+    runs, table, layer = step.of_state(_gathered_in_forward)
     ended, made, result, parts = step.of_work(_made_in_forward)
     return (
         Instant(
@@ -256,8 +271,34 @@ def _forward(step: Step) -> tuple[Instant, ...]:
                 "temporaries": result,
             },
         ),
-        Instant(LAYERS, inside | {"gather_buffers": again, "temporaries": step.previous}),
     )
+
+
+def _begins(step: Step) -> Instant:
+    """In a pipeline under ZeRO-3 a backward pass begins with the last layer, behind which the next is gathered, and when only such passes
+    are left, with an embedding that is the root unit."""
+    return Instant(
+        LAYERS,
+        {
+            "gradients": step.earlier,
+            "activations": step.in_layers,
+            "logits": step.held_logits,
+            "gather_buffers": step.of_state(_gathered_at_beginning),
+            "temporaries": step.previous,
+        },
+    )
+
+
+def _gathered_at_beginning(step: Step) -> Reals:
+    """Gathered weights then."""
+    begins = 2.0 * step.widest
+    if step.has_apart:  # the buffer gathered last is that of the experts
+        begins = np.where(step.apart, step.dense + np.maximum(step.dense, step.routed), begins)
+    layers = np.where(step.layers_of_chunk > 1, 2.0, 1.0) * step.widest
+    root = step.compute * (2.0 * step.before + layers) * (step.job.model.tied and step.first)
+    most = np.maximum(np.where(_runs(step), 0.0, root), step.compute * begins)
+    begun = step.reshards & step.managed & step.situation.is_begun
+    return np.where(begun, added(most, step.held_early), 0.0)
 
 
 def _runs(step: Step) -> Mask:
@@ -265,27 +306,25 @@ def _runs(step: Step) -> Mask:
     return step.reshards & step.managed & step.situation.alternates
 
 
-def _gathered_in_forward(step: Step) -> tuple[Mask, Reals, Reals, Reals]:
-    """Where forward gathers, and gathered weights: the embedding, a layer or the head, and what a backward pass begins with."""
+def _gathered_in_forward(step: Step) -> tuple[Mask, Reals, Reals]:
+    """Where forward gathers, and gathered weights: the embedding, or the first layer beside its buffer, and the last layer or the head."""
     runs, tied = _runs(step), step.job.model.tied
-    several = step.layers_of_chunk > 1
     root = step.root if tied else 0.0
-    at_ends = step.first + step.last if tied else step.first
-    table = step.compute * (2.0 * (step.root if tied else step.before) + (2.0 if tied else 1.0) * step.widest) * at_ends
-    begins, ends, buffer = 2.0 * step.widest, 2.0 * step.widest, step.widest
+    found = step.found_early
+    if tied:
+        table = 2.0 * (step.root + step.widest) * (step.first + step.last)
+    else:
+        table = (step.before + np.maximum(step.before, 2.0 * step.widest)) * step.first
+    beside = found * step.first
+    ends, buffer = 2.0 * step.widest, step.widest
     if step.has_apart:  # the buffer gathered last is that of the experts
-        begins = np.where(step.apart, step.dense + np.maximum(step.dense, step.routed), begins)
         ends, buffer = np.where(step.apart, step.dense + step.routed, ends), step.last_unit
-    layer = step.compute * (ends + root) + step.ahead_of_time
+    layer = step.compute * (ends + root) + found * step.last
     last = 0.0 if tied else step.compute * (2.0 * step.behind + buffer) * step.last
-    again = step.compute * (2.0 * step.before + np.where(several, 2.0, 1.0) * step.widest) * (tied and step.first)
-    again = np.maximum(np.where(runs, 0.0, again), step.compute * begins)
-    begun = step.reshards & step.managed & step.situation.is_begun
     return (
         runs,
-        np.where(runs, table, 0.0),
-        np.where(runs, np.maximum(layer, last), _kept_in_forward(step)),
-        np.where(begun, again, 0.0),
+        np.where(runs, added(step.compute * table, beside, step.held_early), 0.0),
+        np.where(runs, added(np.maximum(layer, last), step.held_early), _kept_in_forward(step)),
     )
 
 
@@ -317,7 +356,7 @@ def _gathered_in_turn(step: Step) -> Instant:
     """In a pipeline forward gathers a layer whose predecessor's first buffer is still there: the last one, or the one before it
     as long as the last one's buffer is there too, which an earlier backward pass has gathered."""
     kept, later = step.of_work(_kept_in_turn)
-    runs, early, gathers, root, head = step.of_state(_gathers_in_turn)
+    runs, early, gathers, beside = step.of_state(_gathers_in_turn)
     widest = step.compute * step.widest
     sooner = early & (widest > kept - later)
     turns = np.where(sooner, 4.0, 3.0) - step.apart if step.has_apart else np.where(sooner, 4.0, 3.0)
@@ -327,7 +366,7 @@ def _gathered_in_turn(step: Step) -> Instant:
             "gradients": step.earlier,
             "activations": np.where(runs, np.where(sooner, later, kept), 0.0),
             "logits": step.held_logits,
-            "gather_buffers": np.where(gathers, turns * widest + root + head, 0.0),
+            "gather_buffers": np.where(gathers, turns * widest + beside, 0.0),
             "temporaries": step.previous,
         },
     )
@@ -340,13 +379,13 @@ def _kept_in_turn(step: Step) -> tuple[Reals, Reals]:
     return one, two
 
 
-def _gathers_in_turn(step: Step) -> tuple[Mask, Mask, Mask, Reals | float, Reals]:
-    """Where forward gathers, where it may do so sooner, where there are layers in turn; beside them a root unit and the head."""
-    runs, layers, situation = _runs(step), step.layers_of_chunk, step.situation
-    early = situation.is_begun & (situation.others > 0) & ~step.group.is_last[None, :]
-    root = step.compute * (step.root if step.job.model.tied else np.zeros(()))
-    head = np.where(step.group.is_last[None, :], step.ahead_of_time, 0.0)
-    return runs, early & (layers > 2), runs & (layers > 1), root, head
+def _gathers_in_turn(step: Step) -> tuple[Mask, Mask, Mask, Reals]:
+    """Where forward gathers, where it may do so sooner, where there are layers in turn; beside them a root unit, a head that is there
+    already, and units of other chunks."""
+    runs, layers = _runs(step), step.layers_of_chunk
+    early = (step.last == 0.0) & (step.found_early > 0.0)
+    root = step.compute * step.root if step.job.model.tied else NONE
+    return runs, early & (layers > 2), runs & (layers > 1), added(step.found_early * step.last, root, step.held_early)
 
 
 def _loss(step: Step) -> tuple[Instant, ...]:
@@ -917,7 +956,7 @@ def _gradients_at_end(step: Step) -> tuple[Reals, Reals, Reals, Reals]:
     before = step.trained * np.where(step.managed, step.compute, step.stored) * tables
     direct = ~step.stands & (~step.managed | (step.compute == step.reduce))
     early = np.where(
-        step.managed & step.reshards & (step.situation.others > 0), step.compute * step.widest * step.first, 0.0
+        step.managed & step.reshards & (step.situation.others_first > 0), step.compute * step.widest * step.first, 0.0
     )
     inside = step.fresh(step.counts.layers / step.chunks + step.passed_head)
     cast = step.fresh(step.counts.layers / step.chunks + step.behind + _table(step))
