@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from strategist.columns import entries, stage_by_stage
-from strategist.memory.situations import Schedule, Situation
+from strategist.memory.situations import NEVER, Schedule, Situation
 from strategist.memory.sorts import record_of
 from strategist.memory.step import Step
 from strategist.records import names_of, replace
@@ -28,7 +28,7 @@ class EarlySchedule(Schedule):
         found = self.at(*numbers)
         k = self._numbered(tuple(numbers))
         own = self.v - 1 - k // self.turn % self.v
-        return self._beside(found, k, self._begun(k), own)
+        return replace(self._beside(found, k, self._begun(k), own), finds_early=NEVER)
 
     def forwards(self, numbers: Column) -> Situation:
         """The forward passes that run just before."""
@@ -44,25 +44,28 @@ class EarlySchedule(Schedule):
             is_first=is_first,
             is_last=is_last,
             stands=self._ran(k, self.v - 1 - own) > 0,
+            holds_first=is_first | self._first_ran(begun, k),
             finds_early=self._holds(own, begun - 1, k),
         )
         return self._beside(found, k, begun, own)
 
     def turns_of_backward(self) -> Column:
-        """The first passes of turns, (K, C, S), and the second of the chunk with the embedding: of the second and third round, when
-        all gradients stand, and of as many as can be left when no forward passes are. In front the first pass of all, and of that chunk."""
+        """The first pass of all, that of the chunk with the embedding, and among which those with most are, (K, C, S): the second of each
+        chunk, whose gradients stand then; of turns of the second and the third round, when what lies gathered does so in every round,
+        and of as many as can be left when no forward passes are, the first and those behind the last forward pass of a turn."""
         turn, v, count = self.turn, self.v, self.passes // self.turn
-        places = np.arange(int(self.v.max()) * 2)[:, None, None]
-        early, late = v + np.minimum(places, 2 * v - 1), count - 1 - np.minimum(places, v)
-        every = turn * np.concatenate([np.minimum(early, count - 1), np.maximum(late, 0)])
-        ends = np.stack([self.first_pass(), self.first_of_first_chunk(), self.second_of_first_chunk()])
-        return np.concatenate([ends, self._each(every)])
+        places = np.arange(2 * int(self.v.max()))[:, None, None]
+        early, late = np.minimum(v + np.minimum(places, 2 * v - 1), count - 1), np.maximum(count - 1 - np.minimum(places, v), 0)
+        first = turn * np.concatenate([early, late])
+        seconds = turn * np.minimum(places, v - 1) + 1
+        ends = np.stack([self.first_pass(), self.first_of_first_chunk()])
+        return np.concatenate([ends, *(self._each(every) for every in (seconds, first, first + -self.ahead % turn))])
 
     def turns_of_forward(self) -> Column:
-        """The backward passes behind the first and the last forward passes of turns, (K, C, S): of the second and third round, when all
-        gradients stand, and of the last round of all."""
+        """The backward passes behind the first and the last forward passes of turns, (K, C, S): of two rounds when all gradients stand,
+        and of the last."""
         turn, v, count = self.turn, self.v, self.passes // self.turn
-        places = np.arange(int(self.v.max()) * 2)[:, None, None]
+        places = np.arange(2 * int(self.v.max()))[:, None, None]
         standing = -(-(self.ahead - 1 + turn * v) // turn)
         early, late = standing + np.minimum(places, 2 * v - 1), count - 1 - np.minimum(places, v - 1)
         first = turn * np.concatenate([np.minimum(early, count - 1), self._each(late)])
@@ -89,6 +92,12 @@ class EarlySchedule(Schedule):
         finds = (left > 0) | ((done > 1) & (least == 0))  # not the pass that comes down to the first one
         unused = self._ran(begun, chunk) == self._ran(self._begun(last), chunk)
         return np.asarray((done > 0) & (done < self.m) & finds & unused, np.bool_)
+
+    def _first_ran(self, begun: Column, k: Column) -> Mask:
+        """Whether the chunk with the embedding ran forward and not backward since."""
+        done = self._ran(k, self.v - 1)
+        last, _ = self._left(0, done - 1)
+        return np.asarray((done == 0) | (self._ran(begun, 0) > self._ran(self._begun(last), 0)), np.bool_)
 
     def _left(self, chunk: Column | int, number: Column) -> tuple[Column, Column]:
         """A chunk's backward pass by its number in the chunk: its number among all, and how many passes of the chunk it leaves."""
@@ -133,7 +142,8 @@ def _fullest(passes: Situation, held: Reals) -> tuple[Column, Column, Column]:
 
 def _chosen(passes: Situation, best: Column) -> Situation:
     at = best, *np.indices(best.shape[1:], sparse=True)
-    return Situation(*(stage_by_stage(entries(getattr(passes, name), at)) for name in names_of(Situation)))
+    parts = (entries(getattr(passes, name), at) for name in names_of(Situation))
+    return Situation(*(stage_by_stage(np.broadcast_to(part, best.shape)) for part in parts))
 
 
 def early_passes(step: Step, rows: Column) -> tuple[Situation, Situation]:

@@ -248,8 +248,9 @@ def _forward(step: Step) -> tuple[Instant, ...]:
     into another, or the first layer beside that buffer, and so are tied ends; a layer, beside what was gathered too early, the worst of them; inside
     the last layer, whoever gathers, or the head beside it."""
     inside = {"gradients": step.earlier, "activations": step.in_layers, "logits": step.held_logits}
-    runs, table, layer = step.of_state(_gathered_in_forward)
+    runs, table, first, layer = step.of_state(_gathered_in_forward)
     ended, made, result, parts = step.of_work(_made_in_forward)
+    is_later = first > table + parts
     return (
         Instant(
             LOSS,
@@ -257,8 +258,8 @@ def _forward(step: Step) -> tuple[Instant, ...]:
                 "gradients": step.earlier,
                 "activations": ended,
                 "logits": step.held_logits,
-                "gather_buffers": table,
-                "temporaries": np.where(runs, parts, 0.0),
+                "gather_buffers": np.where(is_later, first, table),
+                "temporaries": np.where(runs & ~is_later, parts, 0.0),
             },
         ),
         _gathered_in_turn(step),
@@ -306,16 +307,15 @@ def _runs(step: Step) -> Mask:
     return step.reshards & step.managed & step.situation.alternates
 
 
-def _gathered_in_forward(step: Step) -> tuple[Mask, Reals, Reals]:
-    """Where forward gathers, and gathered weights: the embedding, or the first layer beside its buffer, and the last layer or the head."""
+def _gathered_in_forward(step: Step) -> tuple[Mask, Reals, Reals, Reals]:
+    """Where forward gathers, and gathered weights: the embedding, the first layer beside its buffer, and the last layer or the head. A unit
+    that was gathered too early is there until its turn comes, which an only layer's is."""
     runs, tied = _runs(step), step.job.model.tied
     root = step.root if tied else 0.0
     found = step.found_early
-    if tied:
-        table = 2.0 * (step.root + step.widest) * (step.first + step.last)
-    else:
-        table = (step.before + np.maximum(step.before, 2.0 * step.widest)) * step.first
-    beside = found * step.first
+    table: Reals = 2.0 * (step.root + step.widest) * (step.first + step.last) if tied else 2.0 * step.before * step.first
+    first = step.compute * (step.before + 2.0 * step.widest) * step.first
+    several = np.where(step.layers_of_chunk > 1, found, 0.0) * step.first
     ends, buffer = 2.0 * step.widest, step.widest
     if step.has_apart:  # the buffer gathered last is that of the experts
         ends, buffer = np.where(step.apart, step.dense + step.routed, ends), step.last_unit
@@ -323,7 +323,8 @@ def _gathered_in_forward(step: Step) -> tuple[Mask, Reals, Reals]:
     last = 0.0 if tied else step.compute * (2.0 * step.behind + buffer) * step.last
     return (
         runs,
-        np.where(runs, added(step.compute * table, beside, step.held_early), 0.0),
+        np.where(runs, added(step.compute * table, found * step.first, step.held_early), 0.0),
+        np.where(runs, added(first, several, step.held_early), 0.0),
         np.where(runs, added(np.maximum(layer, last), step.held_early), _kept_in_forward(step)),
     )
 
@@ -342,6 +343,8 @@ def _made_in_forward(step: Step) -> tuple[Reals, Reals, Reals, Reals]:
     left = step.in_layers - step.layers.rest
     made = step.stream * (step.last - is_cut)  # the layer's output is not summed up yet
     result = np.where(keeps, step.layers.result, step.layers.transient)
+    if step.cuts_sequences:
+        keeps, result = keeps | is_cut, np.where(is_cut, step.layers.while_added_up, result)
     parts = np.where(is_cut, 2.0, 1.0 * (step.c["tp"] > 1)[:, None])
     terms = parts * step.whole_stream * (step.first * (not step.job.model.tied))
     return (

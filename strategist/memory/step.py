@@ -633,14 +633,14 @@ class Step:
         return _kept_beside(self.situation, self._chunk, self._embedded, self._headed) + self.inputs
 
     def moving_in(self, situation: Situation, rows: Column) -> Reals:
-        """What some candidates (R) hold in one pass and not in another: activations of other passes, gradients, and units gathered too
-        early, beside it and for it, (P, R, S)."""
+        """What some candidates (R) hold in one pass and not in another: activations of other passes, gradients, and units of other chunks
+        that were gathered too early, (P, R, S). Of passes with as much, one that finds such a unit holds a byte more."""
         chunk, ends = rows_of(self._chunk, rows), rows_of((self._embedded, self._headed), rows)
         kept, counts = _kept_beside(situation, chunk, *ends), record_of(self.counts, rows)
         resting = rows_of((self.at_rest, self.settled), rows)
         units = rows_of((self.dense, self.counts.behind), rows)
         beside, found = (_early_units(self.job, self.group, situation, *units, finds=finds) for finds in (False, True))
-        return kept + _standing(situation, counts, *resting) + self.compute * (beside + found)
+        return kept + _standing(situation, counts, *resting) + self.compute * beside + (found > 0.0)
 
     @once_for("work")
     def activations(self) -> Reals:
