@@ -138,8 +138,8 @@ MISSING = (
     "Muon beside tp, offload, tiles, experts and adapters, and in files of other frameworks (docs/decisions/0115).",
     "Compressed gradients (`--pin compression=`) in files of frameworks other than Fabric, of Accelerate but PowerSGD, and rehearsals of them (docs/decisions/0102).",
     "Without recompute: experts of which one rank has all gradients (as many ranks share them as there are data-parallel ones; two layers of DeepSeekMoE with few words are predicted to hold 2.5 % more than their trace does), and whole beside shared experts under tensor and sequence parallelism and ZeRO-3 (1.4 % less), docs/decisions/0111.",
-    "Of layouts drawn at random (docs/decisions/0124) peaks are off by more than a thousandth in: mixtures in one process or DDP under autocast (a 128-expert one -3.6 %), interleaved "
-    "pipelines under ZeRO-3 (-3 to +6 %), layers without experts beside others under expert parallelism (up to +7 %), two layers of HSDP under tp (-4 %), pipelines with tp and few words (-4 %).",
+    "Of layouts drawn at random (docs/decisions/0124) peaks are off by more than a thousandth in: mixtures in one process or DDP under autocast (a 128-expert one -3.6 %), "
+    "layers without experts beside others under expert parallelism (up to +7 %), two layers of HSDP under tp (-4 %).",
     "A nightly run of this state without a failure: the committed one (benchmarks/results/nightly.json) is of an older commit.",
     "Optimizer state on NVMe was run on CPU ranks with files in the system's folder for temporary ones; no drive's rate was measured.",
     "What is parsed and not trained with, by target: docs/targets.md. Of those Composer's FSDP, llm-foundry, Megatron-LM, Megatron-Bridge, nanotron, torchtitan and "
