@@ -384,17 +384,21 @@ def _standing(s: Situation, counts: Elements, at_rest: Reals, settled: Reals) ->
     return at_rest * (standing / whole) + settled * (reduced / whole)
 
 
-def _early_units(job: Job, group: Group, s: Situation, layer: Reals, behind: Reals, *, finds: bool) -> Reals:
+def _early_units(
+    job: Job, group: Group, s: Situation, layer: Reals, behind: Reals, layers: Reals, *, finds: bool
+) -> Reals:
     """Elements that ZeRO-3 gathered too early in a pipeline: of other chunks, or, where a forward pass at work `finds` them, of its own.
-    A chunk's last layer, or norm and head; a root unit is gathered whenever its chunk works, so where ends are tied theirs is none."""
+    A chunk's last layer, or norm and head; a root unit is gathered whenever its chunk works, so where ends are tied theirs is none; and so
+    is an only layer when it would be gathered, but for an embedding's."""
     first, last = group.is_first[None, :], group.is_last[None, :]
     if finds:
         any_chunk, at_first, at_last = s.finds_early * 1.0, s.finds_early & s.is_first, s.finds_early & s.is_last
     else:
         any_chunk, at_first, at_last = s.early, s.early_first, s.early_last
-    at_last = at_last * last
-    layers = any_chunk - at_last - (at_first * first if job.model.tied else 0.0)
-    return np.asarray(layers * layer + (0.0 if job.model.tied else at_last * behind))
+    at_first, at_last = at_first * first, at_last * last
+    ends: Reals = at_last * behind + at_first * layer
+    inside = (any_chunk - at_first - at_last) * np.where(layers > 1, layer, 0.0)
+    return np.asarray(inside if job.model.tied else inside + ends)
 
 
 class Step:
@@ -638,7 +642,7 @@ class Step:
         chunk, ends = rows_of(self._chunk, rows), rows_of((self._embedded, self._headed), rows)
         kept, counts = _kept_beside(situation, chunk, *ends), record_of(self.counts, rows)
         resting = rows_of((self.at_rest, self.settled), rows)
-        units = rows_of((self.dense, self.counts.behind), rows)
+        units = rows_of((self.dense, self.counts.behind, self.layers_of_chunk), rows)
         beside, found = (_early_units(self.job, self.group, situation, *units, finds=finds) for finds in (False, True))
         return kept + _standing(situation, counts, *resting) + self.compute * beside + (found > 0.0)
 
@@ -946,10 +950,11 @@ class Step:
     def ahead_of_time(self) -> Reals:
         """Weights that ZeRO-3 gathers too early in a pipeline, (C, S) bytes: FSDP2 takes what ran before the first layer in any
         forward pass for what comes next, which is the end of the chunk's micro-batch before (FSDPParamGroup, _backward_prefetch). A root
-        unit is there already. Embeddings are never gathered in backward."""
+        unit is there already, and so is an only layer. Embeddings are never gathered in backward."""
         s, group = self.situation, self.group
         ends = s.is_last & group.is_last[None, :]
-        layer = np.where(s.is_begun | (s.others > 0), self.dense, 0.0) * ~(s.is_first & group.is_first[None, :])
+        others = ~(s.is_first & group.is_first[None, :]) & (self.layers_of_chunk > 1)
+        layer = np.where(s.is_begun | (s.others > 0), self.dense, 0.0) * others
         last = np.where(s.is_begun | (s.others_last > 0), self.counts.behind, 0.0) * (not self.job.model.tied)
         return np.where(self.managed & self.reshards, self.compute * np.where(ends, last, layer), 0.0)
 
@@ -966,7 +971,7 @@ class Step:
         return self._gathered_early(finds=True)
 
     def _gathered_early(self, *, finds: bool) -> Reals:
-        units = self.dense, self.counts.behind
+        units = self.dense, self.counts.behind, self.layers_of_chunk
         found = _early_units(self.job, self.group, self.situation, *units, finds=finds)
         return np.where(self.managed & self.reshards, self.compute * found, 0.0)
 

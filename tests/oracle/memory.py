@@ -319,7 +319,8 @@ class Stage:
         if not (self.units and self.zero == 3):
             return 0.0
         is_first, is_last = self.begins and chunk == 0, self.ends and chunk == self.v - 1
-        if self.job.model.tied and (is_first or is_last):
+        is_there = len(self.kinds) <= self.v and not (is_first or is_last)  # an only layer
+        if is_there or (self.job.model.tied and (is_first or is_last)):
             return 0.0
         return self.c * (self.w.behind if is_last else self.D)
 

@@ -229,8 +229,10 @@ def _data(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], whol
         yield Row("dp", "all-gather", "backward", BYTES[job.formats.compute] * whole.behind, 1, *sharded)
     takes_turns = layout["schedule"] == "interleaved" and layout["virtual_stages"] > 1 and job.profile.has_units
     if takes_turns and layout["zero"] == 3 and kinds:
-        ends = [(0, stage == 0 and job.model.tied), (layout["virtual_stages"] - 1, stage == last_stage(layout))]
-        others = [chunk for chunk in in_vain(layout, stage) if (chunk, True) not in ends]
+        v = layout["virtual_stages"]
+        first, last = (0 if stage == 0 else None), (v - 1 if stage == last_stage(layout) else None)
+        some = [chunk for chunk in in_vain(layout, stage) if chunk != last]  # that one gathers norm and head
+        others = [chunk for chunk in some if (not job.model.tied if chunk == first else len(kinds) > v)]
         if others:
             layer = BYTES[job.formats.compute] * in_layers / len(kinds)
             yield Row("dp", "all-gather", "backward", layer, len(others), *sharded)
