@@ -55,7 +55,10 @@ class EarlySchedule(Schedule):
         and of as many as can be left when no forward passes are, the first and those behind the last forward pass of a turn."""
         turn, v, count = self.turn, self.v, self.passes // self.turn
         places = np.arange(2 * int(self.v.max()))[:, None, None]
-        early, late = np.minimum(v + np.minimum(places, 2 * v - 1), count - 1), np.maximum(count - 1 - np.minimum(places, v), 0)
+        early, late = (
+            np.minimum(v + np.minimum(places, 2 * v - 1), count - 1),
+            np.maximum(count - 1 - np.minimum(places, v), 0),
+        )
         first = turn * np.concatenate([early, late])
         seconds = turn * np.minimum(places, v - 1) + 1
         ends = np.stack([self.first_pass(), self.first_of_first_chunk()])

@@ -105,7 +105,9 @@ def _of_pipeline(job: Job, group: Group, in_situation: Callable[..., Step], *, a
         before = every.of(slice(1, None))
         rows = _gathering_early(group)
         if len(rows):
-            from strategist.memory.early import early_passes  # schedules and sharding that are rarely asked for together
+            from strategist.memory.early import (
+                early_passes,
+            )  # schedules and sharding that are rarely asked for together
 
             every, before = early_passes(in_situation(every, at), rows)
             at = None
@@ -313,7 +315,9 @@ def _gathered_in_forward(step: Step) -> tuple[Mask, Reals, Reals, Reals]:
     runs, tied = _runs(step), step.job.model.tied
     root = step.root if tied else 0.0
     found = step.found_early
-    table: Reals = 2.0 * (step.root + step.widest) * (step.first + step.last) if tied else 2.0 * step.before * step.first
+    table: Reals = (
+        2.0 * (step.root + step.widest) * (step.first + step.last) if tied else 2.0 * step.before * step.first
+    )
     first = step.compute * (step.before + 2.0 * step.widest) * step.first
     several = np.where(step.layers_of_chunk > 1, found, 0.0) * step.first
     ends, buffer = 2.0 * step.widest, step.widest

@@ -18,7 +18,6 @@ from strategist.records import dataclass
 from strategist.space.candidates import Column, Mask, Reals, code
 from strategist.space.shares import Group
 
-
 NEVER = np.zeros((1, 1, 1), np.bool_)
 """In no pass of any candidate."""
 

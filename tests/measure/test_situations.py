@@ -164,7 +164,9 @@ def test_units_gathered_too_early_are_those_of_the_stacks_of_fully_shard(pp: int
 
 def _early(situation: Situation, k: int) -> tuple[float, ...]:
     names = "early", "early_first", "early_last", "finds_early"
-    return tuple(float(np.ravel(getattr(situation, name))[k if getattr(situation, name).size > 1 else 0]) for name in names)
+    return tuple(
+        float(np.ravel(getattr(situation, name))[k if getattr(situation, name).size > 1 else 0]) for name in names
+    )
 
 
 def _beside(chunk: int, lies: list[bool], *, finds: bool) -> tuple[float, ...]:

@@ -259,7 +259,9 @@ class Stage:
         self.waiting = self.q_ends * self.c * self.head if self.reduces and self.tied else 0.0
         self.old_head = self.q_ends * self.s * self.head if not self.units and self.tied else 0.0
         self.early = self._early()
-        others = [self._unit_before_time(chunk) for chunk in range(len(at.early)) if at.early[chunk] and chunk != at.chunk]
+        others = [
+            self._unit_before_time(chunk) for chunk in range(len(at.early)) if at.early[chunk] and chunk != at.chunk
+        ]
         self.held = sum(others) if self.piped and self.v > 1 else 0.0
         finds = self.piped and at.is_forward and at.early[at.chunk]
         self.found = self._unit_before_time(at.chunk) if finds else 0.0
@@ -526,7 +528,10 @@ class Stage:
         embedded = self.others + (self.stream if self.first else 0.0)
         common = {"gradients": self.earlier, "activations": embedded, "logits": self.logits(0)}
         gathers, terms = (table, terms) if table + terms >= first else (first, 0.0)
-        yield 0, common | {"gather_buffers": gathers + self.held if runs else 0.0, "temporaries": terms if runs else 0.0}
+        yield (
+            0,
+            common | {"gather_buffers": gathers + self.held if runs else 0.0, "temporaries": terms if runs else 0.0},
+        )
         yield from ((0, terms) for terms in self._in_turn(runs))
         head_found = self.found if self.last else 0.0
         layer = self.c * (self.D + (self.X or self.wl) + (self._root() if tied else 0)) + head_found
@@ -550,7 +555,8 @@ class Stage:
                 "logits": self.logits(0),
                 "activations": self.inside - rest + (made if keeps else 0.0),
                 "gather_buffers": max(layer, head) + self.held if runs else found if fed else 0.0,
-                "temporaries": self.previous + (self._added_up() if keeps and summed else self._result() if keeps else computes if fed else 0.0),
+                "temporaries": self.previous
+                + (self._added_up() if keeps and summed else self._result() if keeps else computes if fed else 0.0),
             },
         )
 
@@ -569,7 +575,9 @@ class Stage:
         one's that came too early."""
         count, largest = len(self.kinds) / self.v, self._worst_of_kinds(lambda kind: self._rows(kind, _kept))
         early = self.found > 0 and not self.last
-        beside = (self.c * self._root() if self.job.model.tied else 0.0) + (self.found if self.last else 0.0) + self.held
+        beside = (
+            (self.c * self._root() if self.job.model.tied else 0.0) + (self.found if self.last else 0.0) + self.held
+        )
         for behind in (1, 2) if early and count > 2 else (1,):
             turns = 1 + behind if self.apart else 2 + behind
             gathered = turns * self.c * self.wl + beside
@@ -1336,13 +1344,8 @@ def instants(
         ).buffered()
         return
 
-    def backward(number: int) -> Stage:
-        return Stage(job, layout, stage, kinds, around(layout, stage, number))
-
-    pp, v, m = layout["pp"], layout["virtual_stages"], layout["accumulation"]
-    heads = _at_heads(job, layout, stage, kinds)
-    if pp == 1:
-        (step,) = heads
+    if layout["pp"] == 1:
+        (step,) = _at_heads(job, layout, stage, kinds)
         yield from (
             *step.gathering(),
             *step.casting(),
@@ -1352,12 +1355,31 @@ def instants(
             *step.hooked(),
             step.update(),
         )
-        return
+    elif layout["schedule"] in IN_A_V:
+        yield from v_instants(lambda at: Stage(job, layout, stage, kinds, at))
+    else:
+        yield from _of_pipeline(job, layout, stage, kinds)
+
+
+def _of_pipeline(
+    job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]
+) -> Iterator[tuple[int, dict[str, float]]]:
+    """The same of a pipeline whose stages have one run of layers, or chunks in turn."""
+
+    def backward(number: int) -> Stage:
+        return Stage(job, layout, stage, kinds, around(layout, stage, number))
+
     def forward(number: int) -> Stage:
         return Stage(job, layout, stage, kinds, around_forward(layout, stage, number))
 
+    pp, v, m = layout["pp"], layout["virtual_stages"], layout["accumulation"]
     turn = m if layout["schedule"] == "looped_bfs" else pp
     first, again = backward(turn * (v - 1)), backward(turn * (v - 1) + 1)
+    if layout["schedule"] == "zb_h1" and stage > 0:
+        yield from split_instants(lambda at: Stage(job, layout, stage, kinds, at))
+        yield from split_end(again)
+        return
+    heads = _at_heads(job, layout, stage, kinds)
     bodies, forwards = [first, again], [forward(0), forward(1), forward(2)]
     if _holds_early(layout):
         every = [backward(number) for number in range(v * m)]
@@ -1367,13 +1389,6 @@ def instants(
     elif v > 1:
         fullest = max(range(v * m), key=lambda k: (sum(around(layout, stage, k).flight), k))
         forwards = bodies = [*bodies, heads[1], backward(fullest)]
-    if layout["schedule"] == "zb_h1" and stage > 0:
-        yield from split_instants(lambda at: Stage(job, layout, stage, kinds, at))
-        yield from split_end(again)
-        return
-    if layout["schedule"] in IN_A_V:
-        yield from v_instants(lambda at: Stage(job, layout, stage, kinds, at))
-        return
     for step in heads:
         yield from step.heads()
     for step in forwards:

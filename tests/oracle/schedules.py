@@ -59,7 +59,9 @@ def _passes_of(layout: Layout, stage: int) -> tuple[list[Around], list[Around]]:
 @cache
 def _around(schedule: str, pp: int, v: int, m: int, stage: int) -> tuple[list[Around], list[Around]]:
     forwards, backwards = [0] * v, [0] * v
-    waiting: list[list[int]] = [[] for _ in range(v)]  # forward passes of a chunk by number that wait for their backward pass
+    waiting: list[list[int]] = [
+        [] for _ in range(v)
+    ]  # forward passes of a chunk by number that wait for their backward pass
     early = [False] * v
     found, before = [], []
     fed, held = None, True  # the forward since the last backward; one of the first chunk ran since its own
