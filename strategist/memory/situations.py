@@ -11,6 +11,8 @@ behind its last one.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from strategist.columns import stage_by_stage
@@ -18,7 +20,7 @@ from strategist.records import dataclass
 from strategist.space.candidates import Column, Mask, Reals, code
 from strategist.space.shares import Group
 
-NEVER = np.zeros((1, 1, 1), np.bool_)
+NEVER: Any = np.zeros((1, 1, 1), np.bool_)
 """In no pass of any candidate."""
 
 
