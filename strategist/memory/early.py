@@ -8,7 +8,8 @@ comes down to the first forward pass of all finds nothing before it. The last ba
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -161,7 +162,7 @@ def _with_rows(passes: Situation, rows: Column, others: Situation, step: Step) -
     return Situation(*_parts(passes, rows, others, len(step.c)))
 
 
-def _parts(passes: Situation, rows: Column, others: Situation, size: int) -> Iterable[Reals]:
+def _parts(passes: Situation, rows: Column, others: Situation, size: int) -> Iterator[Any]:
     for name in names_of(Situation):
         theirs = getattr(others, name)
         own = np.broadcast_to(getattr(passes, name), (len(theirs), size, theirs.shape[-1]))
