@@ -100,6 +100,7 @@ TECHNIQUES = (
     Technique("Muon, DDP", "dp_replicate=8", more={"optimizer": "muon"}),
     Technique("Muon, ZeRO-1", "dp_shard=8,zero=1", more={"optimizer": "muon"}),
     Technique("Muon, ZeRO-3", FSDP, more={"optimizer": "muon"}),
+    Technique("Muon, TP x FSDP", "tp=2,dp_shard=4,zero=3,sequence_parallel=1", more={"optimizer": "muon"}),
     Technique("SGD", FSDP, more={"optimizer": "sgd"}),
     Technique("loss in chunks", f"{FSDP},loss=chunked"),
     Technique("LoRA, DDP", "dp_replicate=8", more={"method": "lora"}),
@@ -126,7 +127,7 @@ LATER: Mapping[str, str] = {
 
 MISSING = (
     "Of the search and the executor: ZB-H1 with several chunks a stage; ZB-H1, ZBV and DualPipeV with ZeRO-3, context parallelism, experts or "
-    "recomputation; ZBV and DualPipeV of tied ends; passes of DualPipeV that overlap. Of the search: ZB-H1, ZBV, DualPipeV, and looped BFS where chunks can be interleaved, are looked at only when pinned; of machines of several kinds no part is taken by `--allow-idle`.",
+    "recomputation; ZBV and DualPipeV of tied ends; passes of DualPipeV that overlap. Of the search: ZB-H1, ZBV, DualPipeV, and looped BFS where chunks can be interleaved, are looked at only when asked for (`--also`, `--pin`); of machines of several kinds no part is taken by `--allow-idle`.",
     "Tensor, pipeline, context (but DeepSpeed's all-to-all) and expert parallelism in the files of Accelerate, DeepSpeed, Transformers, TRL, Lightning, "
     "LLaMA-Factory, axolotl, Composer and llm-foundry; FSDP in those of LLaMA-Factory and axolotl; ZeRO and tensor parallelism in those of EPL.",
     "A parameter server is run and emitted (`parameter-server`) but not planned: no plan says servers, and neither its traffic nor what it takes "
@@ -135,7 +136,7 @@ MISSING = (
     "bytes beside them are those of the plan's profile, not of that framework.",
     "Checkpoints of 8-bit AdamW under a layout whose parts are no whole blocks of 256 elements of each other's: refused, never decoded and encoded anew (docs/decisions/0106).",
     "A loss in chunks beside tp and pp, in files of other frameworks, and unasked in the search (docs/decisions/0112).",
-    "Muon beside tp, offload, tiles, experts and adapters, and in files of other frameworks (docs/decisions/0115).",
+    "Muon beside tp under ZeRO-1, offload, tiles, experts and adapters, and in files of other frameworks (docs/decisions/0115).",
     "Compressed gradients (`--pin compression=`) in files of frameworks other than Fabric, of Accelerate but PowerSGD, and rehearsals of them (docs/decisions/0102).",
     "Without recompute: experts of which one rank has all gradients (as many ranks share them as there are data-parallel ones; two layers of DeepSeekMoE with few words are predicted to hold 2.5 % more than their trace does), and whole beside shared experts under tensor and sequence parallelism and ZeRO-3 (1.4 % less), docs/decisions/0111.",
     "Of layouts drawn at random (docs/decisions/0124) peaks are off by more than a thousandth in: mixtures in one process or DDP under autocast (a 128-expert one -3.6 %), "

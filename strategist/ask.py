@@ -21,7 +21,7 @@ from strategist.facts.sizes import SizedModel, is_size, shape_for_size
 from strategist.facts.workload import Workload
 from strategist.planner.search import Frontend, Question
 from strategist.records import dataclass, field, replace
-from strategist.space.grammar import Pin, parse_forbids, parse_pins
+from strategist.space.grammar import Pin, parse_also, parse_forbids, parse_pins
 from strategist.units import format_count
 
 DEFAULT_SEQ_LEN, DEFAULT_GLOBAL_BATCH, CPU_GLOBAL_BATCH = 4096, 256, 32
@@ -64,6 +64,7 @@ class Given:
     strategy: str | None = None
     pin: str | None = None
     forbid: str | None = None
+    also: str | None = None
     rules: tuple[str, ...] = ()
     time_budget: float | None = None
     said: tuple[tuple[str, str], ...] = ()
@@ -93,7 +94,8 @@ def complete(given: Given) -> Asked:
     model, from_method = _trained(given, model)
     pins = tuple(_pins(given))
     forbids = parse_forbids(given.forbid) if given.forbid is not None else ()
-    _no_contradiction(pins, forbids)
+    also = parse_also(given.also) if given.also is not None else ()
+    _no_contradiction(pins, forbids, also)
     profile = find_profile(given.framework or "strategist")
     job = Job(
         cluster=machines.cluster,
@@ -108,13 +110,14 @@ def complete(given: Given) -> Asked:
         job=job,
         pins=pins,
         forbids=forbids,
+        also=also,
         objective=given.objective,
         rule_folders=given.rules,
         frontend=frontend_named(given.frontend),
     )
     return Asked(
         question=question,
-        request=_request(given, pins, forbids),
+        request=_request(given, pins, forbids, also),
         assumptions=(
             *machines.assumptions,
             *from_model,
@@ -194,7 +197,7 @@ def _unmodelled(given: Given) -> tuple[Assumption, ...]:
     return (Assumption(what="framework", value=value, flag="--frontend", basis="assumed"),)
 
 
-def _request(given: Given, pins: tuple[Pin, ...], forbids: tuple[str, ...]) -> Request:
+def _request(given: Given, pins: tuple[Pin, ...], forbids: tuple[str, ...], also: tuple[str, ...]) -> Request:
     return Request(
         given=given.said,
         policy=given.policy,
@@ -202,6 +205,7 @@ def _request(given: Given, pins: tuple[Pin, ...], forbids: tuple[str, ...]) -> R
         headroom=given.headroom,
         pins=tuple((pin.key, pin.word) for pin in pins),
         forbids=forbids,
+        also=also,
         frontend=given.frontend,
         price_per_gpu_hour=given.price_per_gpu_hour,
     )
@@ -420,7 +424,18 @@ def _pins(given: Given) -> Iterator[Pin]:
         yield Pin(key, value, str(value))
 
 
-def _no_contradiction(pins: tuple[Pin, ...], forbids: tuple[str, ...]) -> None:
+def _no_contradiction(pins: tuple[Pin, ...], forbids: tuple[str, ...], also: tuple[str, ...]) -> None:
+    for word in also:
+        key = "tiling" if word == "tiling" else "schedule"
+        against = [f"--forbid {word}"] * (word in forbids) + [f"--pin {p.key}={p.word}" for p in pins if p.key == key]
+        if against:
+            raise InputError(
+                "CONFLICT",
+                f"--also {word} and {against[0]} contradict each other.",
+                flag="--also",
+                value=word,
+                hint="Drop one.",
+            )
     for pin in pins:
         if pin.key in forbids and pin.value > (
             0 if pin.key in ("zero", "offload", "recompute", "sequence_parallel") else 1

@@ -124,6 +124,7 @@ CHOICE: Mapping[str, Check] = {
     "pin": text('"tp=4,pp=2"'),
     "calibration": text('"calibration.json"'),
     "forbid": text('"pp,offload"'),
+    "also": text('"zb_h1,zbv"'),
     "rules": _folders,
 }
 UNRECORDED: Mapping[str, Check] = {"time_budget": real(MAX_BUDGET, "10")}

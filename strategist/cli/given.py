@@ -80,7 +80,7 @@ READERS: Mapping[str, Reader] = {
     "time_budget": real(Decimal(MAX_BUDGET), "10"),
 }
 FIELDS: Mapping[str, str] = {"gpu_memory": "gpu_memory_bytes", "intra_bw": "intra_Bps", "inter_bw": "inter_Bps"}
-TEXTUAL = ("calibration", "lora_targets", "pin", "strategy", "forbid", "rules")
+TEXTUAL = ("calibration", "lora_targets", "pin", "strategy", "forbid", "also", "rules")
 
 
 def given_from(namespace: Namespace, flags: Sequence[Flag] = PLAN_FLAGS) -> tuple[Given, int]:

@@ -35,7 +35,7 @@ FLAGS = (
     Flag("--nodes", "at most so many nodes (2048)", "N"),
     *(flag for flag in WORKLOAD if flag.name not in ("--micro-batch", "--grad-accum", "--price-per-gpu-hour")),
     Flag("--price-per-gpu-hour", "price of one device for one hour: one for all, or one for each --gpu", "MONEY,..."),
-    *(flag for flag in CHOICE if flag.name in ("--frontend", "--forbid", "--time-budget", "--config")),
+    *(flag for flag in CHOICE if flag.name in ("--frontend", "--forbid", "--also", "--time-budget", "--config")),
     *OUTPUT,
     *COMMON,
 )

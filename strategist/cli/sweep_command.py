@@ -13,7 +13,7 @@ FLAGS = (
     Flag("--gpus-per-node", "devices per node, 1 to 1024; otherwise those of the reference node", "N"),
     Flag("--nodes", "numbers of nodes: 1,4,16", "N,..."),
     *(flag for flag in WORKLOAD if flag.name not in ("--tokens", "--price-per-gpu-hour")),
-    *(flag for flag in CHOICE if flag.name in ("--policy", "--objective", "--frontend", "--pin", "--forbid", "--rules", "--time-budget", "--config")),
+    *(flag for flag in CHOICE if flag.name in ("--policy", "--objective", "--frontend", "--pin", "--forbid", "--also", "--rules", "--time-budget", "--config")),
     *OUTPUT,
     *COMMON,
 )  # fmt: skip

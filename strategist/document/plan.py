@@ -224,6 +224,7 @@ class Request:
     headroom: float = 0.05
     pins: tuple[tuple[str, str], ...] = ()
     forbids: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
     frontend: str = "any"
     price_per_gpu_hour: float | None = None
 

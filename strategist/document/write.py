@@ -51,6 +51,7 @@ LATER_INSIDE: dict[str, dict[str, Any]] = {
         "recompute_layers": 0,
     },
     "certificate": {"slower": 0, "bests": []},
+    "request": {"also": []},
 }
 """The same inside some of the fields, with the values that say nothing."""
 

@@ -1,9 +1,9 @@
-"""Muon for the matrices of hidden layers, AdamW for all other weights; weights may be sharded by rows.
+"""Muon for the matrices of hidden layers, AdamW for all other weights; weights may be sharded by rows and cut by tensor parallelism.
 
 Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) replaces the momentum of a matrix by the nearest orthogonal one, which
 Newton-Schulz iterations find. They need the whole matrix: where ranks hold its rows, each gathers the momentum in bfloat16, one
-matrix at a time, turns all of it, and keeps its own rows (Liu et al. 2025, arXiv 2502.16982, section 2.3, Distributed Muon). The
-iterations are torch's (torch/optim/_muon.py), and so is AdamW.
+matrix at a time, turns all of it, and keeps its own rows (Liu et al. 2025, arXiv 2502.16982, section 2.3, Distributed Muon); parts of
+rows or columns, which tensor parallelism leaves, are gathered behind that. The iterations are torch's (torch/optim/_muon.py), and so is AdamW.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.optim import AdamW, Optimizer
 from torch.optim._muon import DEFAULT_A, DEFAULT_B, DEFAULT_C, DEFAULT_NS_STEPS, EPS, _zeropower_via_newtonschulz
 
@@ -73,7 +74,7 @@ class Muon(Optimizer):
         weight.add_(cut_like(parameter, whole), alpha=-rate)
 
     def _direction(self, parameter: nn.Parameter) -> Tensor:
-        """This rank's rows of where Nesterov's momentum points, in the format of the iterations."""
+        """This rank's part of where Nesterov's momentum points, in the format of the iterations."""
         state, gradient = self.state[parameter], local_part(parameter.grad)  # type: ignore[arg-type]
         if not state:
             state["momentum_buffer"] = torch.zeros_like(gradient)
@@ -81,23 +82,28 @@ class Muon(Optimizer):
         return gradient.lerp(momentum, MOMENTUM).bfloat16()
 
 
-def _gathered(rows: Tensor, parameter: nn.Parameter) -> Tensor:
-    """The whole matrix of which ranks hold `rows`, the last of them fewer or none."""
-    group = _row_group(parameter)
-    if group is None:
-        return rows
-    most = -(-parameter.shape[0] // group.size())
-    piece = rows if len(rows) == most else torch.cat([rows, rows.new_zeros(most - len(rows), rows.shape[1])])
-    whole = rows.new_empty(most * group.size(), rows.shape[1])
-    dist.all_gather_single(whole, piece, group=group)
-    return whole[: parameter.shape[0]]
-
-
-def _row_group(parameter: nn.Parameter) -> dist.ProcessGroup | None:
-    """The ranks among which the rows of a parameter are dealt; None where each has all of them."""
+def _gathered(part: Tensor, parameter: nn.Parameter) -> Tensor:
+    """The whole matrix of which each rank holds a `part`: shards of rows are put together first, whose axes stand first in a mesh
+    and which cut last (`cut_like`), so that less travels between nodes; then what tensor parallelism cut, in equal parts."""
     if not isinstance(parameter, DTensor):
-        return None
+        return part
     mesh = parameter.device_mesh
-    cuts = [axis for axis, placement in enumerate(parameter.placements) if isinstance(placement, Shard)]
-    axis = next((axis for axis in cuts if mesh.size(axis) > 1), None)
-    return None if axis is None else mesh.get_group(axis)
+    cuts = [
+        (axis, placement.dim)
+        for axis, placement in enumerate(parameter.placements)
+        if isinstance(placement, (Shard, _StridedShard)) and mesh.size(axis) > 1
+    ]
+    for place, (axis, dim) in enumerate(cuts):
+        still_cut = math.prod(mesh.size(later) for later, along in cuts[place + 1 :] if along == dim)
+        part = _put_together(part, dim, parameter.shape[dim] // still_cut, mesh.get_group(axis))
+    return part
+
+
+def _put_together(part: Tensor, dim: int, length: int, group: dist.ProcessGroup) -> Tensor:
+    """What the ranks of a group hold, one behind the other along `dim`, `length` in all: of rows the last rank may have fewer or none,
+    of columns each has as many."""
+    most = -(-length // group.size()) if dim == 0 else len(part)
+    piece = part if len(part) == most else torch.cat([part, part.new_zeros(most - len(part), part.shape[1])])
+    whole = part.new_empty(most * group.size(), part.shape[1])
+    dist.all_gather_single(whole, piece, group=group)
+    return whole[:length] if dim == 0 else torch.cat(whole.chunk(group.size()), dim=1)

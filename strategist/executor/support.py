@@ -387,12 +387,13 @@ def _recompute(plan: Plan) -> Iterator[Obstacle]:
 
 
 def _muon(plan: Plan) -> Iterator[Obstacle]:
-    """Muon needs whole matrices, of which fully_shard's ranks gather the rows."""
+    """Muon needs whole matrices, of which fully_shard's ranks gather the rows, and tensor-parallel ones their parts: where each has
+    those of all."""
     mesh, strategy = plan.mesh, plan.strategy
     if strategy.optimizer != "muon":
         return
     reasons = {
-        f"tp {mesh.tp}; it must be 1": mesh.tp > 1,
+        f"tp {mesh.tp} beside zero 1, which deals matrices out": mesh.tp > 1 and strategy.zero == 1,
         f"offload {strategy.offload}": strategy.offload != "none",
         f"tiling {strategy.tiling}": strategy.tiling > 1,
         "routed experts": plan.model.moe is not None,
@@ -403,7 +404,7 @@ def _muon(plan: Plan) -> Iterator[Obstacle]:
         strategy.optimizer,
         "The executor cannot run strategy.optimizer = muon here: the plan has",
         reasons,
-        "Plan over data-parallel ranks and stages alone, without offload, or with --optimizer adamw.",
+        "Plan without offload and tiling, beside tp with another ZeRO stage than 1, or with --optimizer adamw.",
     )
 
 

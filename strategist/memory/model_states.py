@@ -7,6 +7,8 @@ whether the gathered copy survives from forward to backward.
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 
 from strategist.facts.job import Job
@@ -138,7 +140,7 @@ def turning_bytes_CS(job: Job, group: Group) -> Reals:
         return state_bytes(lot, muon, adamw)
 
     def at_most(lot: Lot) -> float:
-        return resting(lot) + max((bytes_of_one(*sides) for sides, _ in lot.matrices), default=0.0)
+        return resting(lot) + max((bytes_of_one(*sides, prod(sides)) for sides, _ in lot.matrices), default=0.0)
 
     most, least = (most_of_lots_CS(job.model, group, deals, size) for size in (at_most, resting))
     return np.where(deals[:, None], most - least, turning)

@@ -161,7 +161,14 @@ def _question(plan: Plan, frontend: Frontend | None) -> Question:
     """The question that the plan answers."""
     asked = plan.request
     pins = parse_pins(",".join(f"{key}={word}" for key, word in asked.pins)) if asked.pins else ()
-    return Question(job=job_of(plan), pins=pins, forbids=asked.forbids, objective=asked.objective, frontend=frontend)
+    return Question(
+        job=job_of(plan),
+        pins=pins,
+        forbids=asked.forbids,
+        also=asked.also,
+        objective=asked.objective,
+        frontend=frontend,
+    )
 
 
 def _fitting(job: Job, facts: dict[str, Any], rows: Sequence[Row], watch: Watch | None) -> Iterator[Tried]:

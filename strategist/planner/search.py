@@ -97,7 +97,7 @@ class Frontend(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is searched: the job, what is fixed or left out, the goal, and further rule folders.
+    """What is searched: the job, what is fixed, left out or added, the goal, and further rule folders.
 
     `ruled_out` are whole layouts, each as one pin per choice, that somebody knows not to be wanted; a `frontend` leaves only layouts
     that it can say."""
@@ -105,6 +105,7 @@ class Question:
     job: Job
     pins: tuple[Pin, ...] = ()
     forbids: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
     objective: Objective = "time"
     rule_folders: tuple[str, ...] = ()
     ruled_out: tuple[tuple[Pin, ...], ...] = ()
@@ -179,6 +180,7 @@ def limits_of(question_: Question) -> Limits:
         tiled=largest_layer_bytes(job) > job.usable_bytes,
         pins=question_.pins,
         forbids=question_.forbids,
+        also=question_.also,
     )
 
 

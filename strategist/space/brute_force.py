@@ -65,7 +65,8 @@ def _offload(limits: Limits, row: Mapping[str, int]) -> bool:
     nothing, so there ZeRO without offloading means nothing. Slices are for weights that are gathered, of layers too wide."""
     alone = row["zero"] >= 2 and all(row[axis] == 1 for axis in ("pp", "tp", "cp", "ep", "dp_replicate"))
     word = WORDS["offload"][row["offload"]]
-    may_tile = alone and row["zero"] == 3 and (limits.tiled or bool(limits.pinned("tiling")))
+    is_asked = bool(limits.pinned("tiling")) or "tiling" in limits.also
+    may_tile = alone and row["zero"] == 3 and (limits.tiled or is_asked)
     if row["tiling"] > 1 and not may_tile:
         return False
     if word == "none":
@@ -85,22 +86,23 @@ def _batch(limits: Limits, row: Mapping[str, int]) -> bool:
 
 
 def _schedule(limits: Limits, row: Mapping[str, int]) -> bool:
-    """A pipeline has a schedule. GPipe is for batches of fewer rounds than stages and 1F1B for the others, unless pinned;
+    """A pipeline has a schedule. GPipe is for batches of fewer rounds than stages and 1F1B for the others, unless asked for;
     stages of several chunks have equally many layers, unless pinned, and looped BFS is for more rounds than stages where they are
     no multiple; ZB-H1, and in a V two chunks of ZBV and DualPipeV, where somebody says so."""
     word, virtual = WORDS["schedule"][row["schedule"]], row["virtual_stages"]
     if row["pp"] == 1 or word == "none":
         return row["pp"] == 1 and word == "none" and virtual == 1
     divides = limits.layers % (row["pp"] * virtual) == 0 or limits.pinned("virtual_stages") == virtual
+    is_asked = limits.pinned("schedule") == row["schedule"] or word in limits.also
     if word in ("interleaved", "looped_bfs"):
         fits = row["accumulation"] < row["pp"] or row["accumulation"] % row["pp"] == 0
-        is_seen = word == "interleaved" or not fits or limits.pinned("schedule") == row["schedule"]
+        is_seen = word == "interleaved" or not fits or is_asked
         return virtual > 1 and divides and is_seen
     if word in ("zb_h1", *V_SHAPED):
         is_cut = virtual == 1 if word == "zb_h1" else virtual == 2 and divides
-        return is_cut and limits.pinned("schedule") == row["schedule"]
+        return is_cut and is_asked
     is_short = row["accumulation"] < row["pp"]
-    return virtual == 1 and (is_short == (word == "gpipe") or limits.pinned("schedule") == row["schedule"])
+    return virtual == 1 and (is_short == (word == "gpipe") or is_asked)
 
 
 def _split(limits: Limits, row: Mapping[str, int]) -> bool:

@@ -4,7 +4,6 @@ collapse to their plain value, so no layout is looked at twice."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import product
 
 import numpy as np
@@ -27,7 +26,7 @@ class Limits:
     """What bounds the space: ranks, the fastest domain (tp stays inside unless pinned), sizes of the model and batch.
 
     `tiled` adds memory-centric tiling, which is worth looking at only when the widest layer does not fit a device. `head`
-    is as how many layers the output head counts when stages are weighted.
+    is as how many layers the output head counts when stages are weighted. `also` are techniques to look at that are left out else.
     """
 
     world: int
@@ -41,10 +40,15 @@ class Limits:
     tiled: bool = False
     pins: tuple[Pin, ...] = ()
     forbids: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
 
     def pinned(self, key: str) -> int | None:
         """The value a choice is fixed to."""
         return next((pin.value for pin in self.pins if pin.key == key), None)
+
+    def wants(self, schedule: str) -> bool:
+        """Whether somebody asks for a schedule, alone or beside others."""
+        return schedule in self.also or self.pinned("schedule") == code("schedule", schedule)
 
 
 def divisors(number: int) -> tuple[int, ...]:
@@ -211,25 +215,25 @@ def _sequence_cuts(limits: Limits, cp: int, tp: int) -> Sequence[int]:
 
 def _schedules(limits: Limits, pp: int, accumulation: int) -> Iterator[tuple[int, int, int]]:
     """(schedule, virtual stages, split). GPipe idles as long as 1F1B and holds at least as much, so it is looked at only
-    where 1F1B has too few micro-batches, or when pinned; looped BFS idles as long as
-    interleaving and is looked at only where the micro-batches fill the stages but are no multiple of them, or when pinned; ZB-H1,
-    ZBV and DualPipeV only when pinned (docs/decisions/0098-zero-bubble.md, 0116-zbv.md, 0123-dualpipev.md); a weighted split only where it differs from an even one, or when pinned."""
+    where 1F1B has too few micro-batches, or when asked for; looped BFS idles as long as
+    interleaving and is looked at only where the micro-batches fill the stages but are no multiple of them, or when asked for; ZB-H1,
+    ZBV and DualPipeV only when asked for (docs/decisions/0098-zero-bubble.md, 0116-zbv.md, 0123-dualpipev.md); a weighted split
+    only where it differs from an even one, or when pinned."""
     if pp == 1:
         yield code("schedule", "none"), 1, 0
         return
     gpipe, one_f_one_b = code("schedule", "gpipe"), code("schedule", "1f1b")
     splits = range(2 if is_weightable(limits, pp) or limits.pinned("stage_split") else 1)
-    if accumulation < pp or limits.pinned("schedule") == gpipe:
+    if accumulation < pp or limits.wants("gpipe"):
         yield from ((gpipe, 1, split) for split in splits)
-    if accumulation >= pp or limits.pinned("schedule") == one_f_one_b:
+    if accumulation >= pp or limits.wants("1f1b"):
         yield from ((one_f_one_b, 1, split) for split in splits)
-    pinned = limits.pinned("schedule")
-    if pinned == code("schedule", "zb_h1"):
-        yield from ((pinned, 1, split) for split in splits)
+    if limits.wants("zb_h1"):
+        yield from ((code("schedule", "zb_h1"), 1, split) for split in splits)
     if limits.layers % (2 * pp) == 0 or limits.pinned("virtual_stages") == 2:
-        yield from ((schedule, 2, 0) for schedule in map(partial(code, "schedule"), V_SHAPED) if schedule == pinned)
+        yield from ((code("schedule", schedule), 2, 0) for schedule in V_SHAPED if limits.wants(schedule))
     looped = [code("schedule", "interleaved")]
-    if (accumulation > pp and accumulation % pp) or pinned == code("schedule", "looped_bfs"):
+    if (accumulation > pp and accumulation % pp) or limits.wants("looped_bfs"):
         looped.append(code("schedule", "looped_bfs"))
     for virtual in range(2, MAX_VIRTUAL_STAGES + 1):
         if limits.layers % (pp * virtual) == 0 or limits.pinned("virtual_stages") == virtual:
@@ -250,7 +254,7 @@ def _offloads(limits: Limits, zero: int, pure: bool, shard: int) -> Sequence[tup
         return (*plain, (code("offload", "optimizer"), 1))
     homes = (*plain, (code("offload", "parameters"), 1), (code("offload", "nvme"), 1))
     pinned = limits.pinned("tiling")
-    if not pinned and not limits.tiled:
+    if not pinned and not limits.tiled and "tiling" not in limits.also:
         return homes
     return tuple((home, tiles) for home, _ in homes for tiles in ((pinned,) if pinned else (1, TILES)))
 

@@ -137,17 +137,30 @@ FORBIDDABLE = (
 )
 
 
+ADDABLE = ("gpipe", "looped_bfs", "zb_h1", "zbv", "dualpipev", "tiling")
+"""Techniques that a search leaves out, everywhere or where others do as well, unless somebody asks for them."""
+
+
 def parse_forbids(text: str, flag: str = "--forbid") -> tuple[str, ...]:
     """Techniques to leave out, such as `pp,offload`. Raises InputError CHOICE with the nearest names."""
+    return _techniques(text, flag, FORBIDDABLE, "left out")
+
+
+def parse_also(text: str, flag: str = "--also") -> tuple[str, ...]:
+    """Techniques to look at beside those of every search, such as `zb_h1,zbv`. Raises InputError CHOICE with the nearest names."""
+    return _techniques(text, flag, ADDABLE, "added")
+
+
+def _techniques(text: str, flag: str, known: tuple[str, ...], done: str) -> tuple[str, ...]:
     words = tuple(part.strip(" ").lower().replace("-", "_") for part in plain_text(text, flag).split(","))
     for word in words:
-        if word not in FORBIDDABLE:
+        if word not in known:
             raise InputError(
                 "CHOICE",
-                f"{flag}: {word!r} is not a technique that can be left out.",
+                f"{flag}: {word!r} is not a technique that can be {done}.",
                 flag=flag,
                 value=word,
-                hint=f"{did_you_mean(word, FORBIDDABLE)} Known: {', '.join(FORBIDDABLE)}.",
+                hint=f"{did_you_mean(word, known)} Known: {', '.join(known)}.",
             )
     return words
 

@@ -194,12 +194,16 @@ def _slices_again(job: Job, group: Group) -> Iterator[Traffic]:
 
 
 def _momentum(job: Job, group: Group) -> Iterator[Traffic]:
-    """Matrices inside the layers whose momentum ranks share are gathered for Muon, one by one."""
-    from strategist.space.turned import WIDTH, elements_CS, number_CS  # few ask for any
+    """Matrices inside the layers whose momentum ranks share are gathered for Muon, one by one; of those that tensor parallelism cut the
+    parts then."""
+    from strategist.space.turned import WIDTH, cut_CS, elements_CS, number_CS  # few ask for any
 
     shares = 1.0 * (group.candidates["zero"] >= 2)[:, None]
     payload, number = WIDTH * elements_CS(job.model, group), number_CS(job.model, group)
     yield Traffic("dp", "all_gather", payload, shares * np.ones_like(payload), "shards", "nothing", number)
+    if (group.candidates["tp"] > 1).any():
+        elements, parts = cut_CS(job.model, group)
+        yield Traffic("tp", "all_gather", WIDTH * elements, np.ones_like(elements), "tp", "nothing", parts)
 
 
 def _per_stage(group: Group, value_C: Reals) -> Reals:

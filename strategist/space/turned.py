@@ -2,7 +2,7 @@
 
 Newton-Schulz iterations (Jordan et al. 2024, kellerjordan.github.io/posts/muon) work on the matrix with n <= m for its sides: X, of
 n x m, is five times replaced by a X + (b A + c A A) X with A = X X^T. Ranks that hold rows of a matrix gather it first, in bfloat16
-(Liu et al. 2025, arXiv 2502.16982, section 2.3).
+(Liu et al. 2025, arXiv 2502.16982, section 2.3), and those that tensor parallelism gave parts of it gather these then.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from strategist.facts.layers import Layer
 from strategist.facts.model import ModelShape
 from strategist.facts.profile import BYTES
 from strategist.records import dataclass
-from strategist.space.candidates import Candidates, Column, Reals
+from strategist.space.candidates import Candidates, Column, Mask, Reals
 from strategist.space.shares import Group, ceil_div, layers, matrices_of, matrix_shape, state_shards
 
 WIDTH = BYTES["bfloat16"]
@@ -27,13 +27,19 @@ ITERATIONS = 5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turned:
-    """The matrices of one layer, (C, M) each: rows and width of one on a rank that has all of it, rows with those that fill up
-    the shards, and how many there are, (M,)."""
+    """The matrices of one layer, (C, M) each: rows and width of one that is whole, elements of the part that tensor parallelism leaves
+    a rank, with those that fill up the shards, whether it leaves parts, and how many there are, (M,)."""
 
     rows: Column
     width: Column
-    padded: Column
+    gathered: Column
+    is_cut: Mask
     copies: Column
+
+    @property
+    def came(self) -> Column:
+        """Elements of one as it comes to the iterations: parts are put together without what fills up shards."""
+        return np.where(self.is_cut, self.rows * self.width, self.gathered)
 
     @property
     def short(self) -> Column:
@@ -50,12 +56,30 @@ def turned(layer: Layer, c: Candidates) -> Turned:
     """The matrices of a layer, without what a bias adds to a row; filled up where ranks share them."""
     (rows, wide), m = matrix_shape(layer, c), matrices_of(layer)
     shards = np.where(c["zero"] >= 2, state_shards(c), 1)[:, None]
-    return Turned(rows, wide - m.bias, ceil_div(rows, shards) * shards, m.copies)
+    every = np.ones_like(rows)
+    return Turned(
+        rows=every * m.outputs,
+        width=every * m.inputs,
+        gathered=ceil_div(rows, shards) * shards * (wide - m.bias),
+        is_cut=(c["tp"] > 1)[:, None] & (m.is_column | m.is_row),
+        copies=m.copies,
+    )
 
 
 def elements_CS(shape: ModelShape, group: Group) -> Reals:
-    """Elements of such matrices on each stage, with padding where ranks share them."""
-    return _sums(shape, group, lambda t: t.padded * t.width)
+    """Elements of a rank's parts of such matrices on each stage, with padding where ranks share them."""
+    return _sums(shape, group, lambda t: t.gathered)
+
+
+def came_CS(shape: ModelShape, group: Group) -> Reals:
+    """Elements of them as they come to the iterations."""
+    return _sums(shape, group, lambda t: t.came)
+
+
+def cut_CS(shape: ModelShape, group: Group) -> tuple[Reals, Reals]:
+    """Elements of those of which tensor parallelism leaves parts, whole, and how many they are."""
+    elements = _sums(shape, group, lambda t: t.is_cut * t.rows * t.width)
+    return elements, _sums(shape, group, lambda t: 1 * t.is_cut)
 
 
 def owned_CS(shape: ModelShape, group: Group) -> Reals:
@@ -69,15 +93,14 @@ def number_CS(shape: ModelShape, group: Group) -> Reals:
     return _sums(shape, group, lambda t: np.ones_like(t.rows))
 
 
-def bytes_of_one(rows: Column | int, width: Column | int, padded: Column | int | None = None) -> Any:
-    """Bytes that turning a matrix holds: it as it was gathered, with `padded` rows, X and what replaces it, A and b A + c A A."""
-    came = rows if padded is None else padded
-    return WIDTH * (came * width + 2.0 * rows * width + 2.0 * np.minimum(rows, width) ** 2)
+def bytes_of_one(rows: Column | int, width: Column | int, came: Column | int) -> Any:
+    """Bytes that turning a matrix holds: the elements that `came`, X and what replaces it, A and b A + c A A."""
+    return WIDTH * (came + 2.0 * rows * width + 2.0 * np.minimum(rows, width) ** 2)
 
 
 def largest_bytes_CS(shape: ModelShape, group: Group) -> Reals:
     """Bytes that turning the largest one of a stage holds."""
-    each = [bytes_of_one(t.rows, t.width, t.padded).max(axis=1, initial=0.0) for t in _of_layers(shape, group)]
+    each = [bytes_of_one(t.rows, t.width, t.came).max(axis=1, initial=0.0) for t in _of_layers(shape, group)]
     on_stages = [np.where(group.layers_SK[:, sort] > 0, held[:, None], 0.0) for sort, held in enumerate(each)]
     return np.max(on_stages, axis=0)
 

@@ -14,21 +14,21 @@ from strategist.facts.profile import BYTES
 from strategist.space.candidates import Column, Reals
 from strategist.space.deals import most_of_lots_CS
 from strategist.space.shares import Elements, Group, layers
-from strategist.space.turned import ITERATIONS, WIDTH, elements_CS, owned_CS, turned
+from strategist.space.turned import ITERATIONS, WIDTH, came_CS, owned_CS, turned
 from strategist.timing.compute import product_seconds
 from strategist.timing.rates import memory_Bps, peak_FLOPs, share
 
 
 def muon_seconds(job: Job, group: Group, counts: Elements) -> Reals:
     """Seconds of the update, (C,), on the stage that takes longest. Every rank of a stage turns all of its matrices, whoever
-    holds their rows (Liu et al. 2025, arXiv 2502.16982, section 2.3); where torch's ZeRO-1 deals whole ones out, each rank its own,
+    holds their rows and parts (Liu et al. 2025, arXiv 2502.16982, section 2.3); where torch's ZeRO-1 deals whole ones out, each rank its own,
     and the slowest counts."""
     gpu, shape, deals = job.cluster.slowest.gpu, job.model, group.candidates["zero"] == 1
     own = owned_CS(shape, group)
     rest = np.where((group.candidates["zero"] >= 2)[:, None], counts.sharded, counts.whole) - own
     each = [turned(layer, group.candidates) for layer in layers(shape)]
     turning = [(t.copies * _turning_seconds(gpu, t.short, t.long)).sum(axis=1) for t in each]
-    seconds = _moving_seconds(job, own, elements_CS(shape, group), rest) + sum(
+    seconds = _moving_seconds(job, own, came_CS(shape, group), rest) + sum(
         on_stages(part, group.layers_SK[:, sort].astype(np.float64)) for sort, part in enumerate(turning)
     )
     if deals.any():

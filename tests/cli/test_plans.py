@@ -26,6 +26,7 @@ QUESTIONS = (
     ("--model", "gpt2-xl", "--gpu", "rtx-3090", "--gpus-per-node", "1", "--price-per-gpu-hour", "2"),
     ("--model", "llama-debug", "--hardware", "cpu:4", "--headroom", "0"),
     ("--model", "bert-large-uncased", "--gpu", "mi300x"),
+    ("--model", "llama-2-7b", "--hardware", "dgx-h100", "--pin", "pp=4", "--policy", "fastest", "--also", "zb_h1,zbv"),
 )  # fmt: skip
 
 

@@ -103,7 +103,7 @@ def test_adapters_go_on_beside_weights_that_lie_elsewhere(tmp_path: Path) -> Non
 def test_muon_goes_on_whoever_holds_rows_of_its_momentum(tmp_path: Path) -> None:
     """The same where one momentum is kept of hidden matrices, and two moments of the rest."""
     shape = tiny_llama(layers=4, tied=True, ffn_hidden=42)
-    _assert_goes_on(shape, (FSDP4, SINGLE, PP_FSDP, ZERO1, HSDP), tmp_path, "muon")
+    _assert_goes_on(shape, (FSDP4, TP_FSDP, PP_FSDP, ZERO1, TP_PP), tmp_path, "muon")
 
 
 def _assert_goes_on(

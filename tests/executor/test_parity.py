@@ -241,6 +241,10 @@ MUON = (
     Case("pp2-fsdp2", SHARDED | {"pp": 2, "accumulation": 4}, {"tied": True}, ragged=True, clip=0.5),
     Case("cp2-ring-fsdp2", RING | SHARDED, {"ffn_hidden": 42}, ragged=True, clip=0.5),
     Case("gpt-zero3", SHARDED | {"loss": "chunked"}, {"tied": False}, ragged=True, clip=0.5, model=tiny_gpt2),
+    Case("tp2-ddp2", {"tp": 2} | PLAIN | {"accumulation": 2}, {"qkv_bias": True}, ragged=True, clip=0.5),
+    Case("tp2-fsdp2", SHARDED | {"tp": 2, "sequence_parallel": True}, {"ffn_hidden": 42, "tied": True}, ragged=True, clip=0.5),
+    Case("pp2-tp2", {"pp": 2, "tp": 2, "accumulation": 4}, ragged=True, clip=0.5),
+    Case("gpt-tp2-fsdp2", SHARDED | {"tp": 2}, {"tied": False}, ragged=True, clip=0.5, model=tiny_gpt2),
 )  # fmt: skip
 CASES += tuple(replace(case, name=f"muon-{case.name}", layout=case.layout | {"optimizer": "muon"}) for case in MUON)
 CASES += tuple(replace(case, name=f"lora-{case.name}") for case in LORA)
@@ -249,7 +253,7 @@ CASES += tuple(replace(case, name=f"moe-{case.name}", model=tiny_mixtral) for ca
 
 
 BY_NIGHT = (
-    "muon-threads2", "muon-pp2-zero1", "muon-cp2-ring-fsdp2",
+    "muon-threads2", "muon-pp2-zero1", "muon-cp2-ring-fsdp2", "muon-pp2-tp2", "muon-gpt-tp2-fsdp2",
     "moe-ep2-etp2", "moe-tp2-ep4", "moe-tp2-ep2-alone", "moe-ep2-ddp4", "moe-ep2-zero2-offload-optimizer", "moe-ep2-zero3-offload-nvme",
 )  # fmt: skip
 """Cases whose parts are all in others that the ci suite runs."""

@@ -135,7 +135,7 @@ REFUSED: tuple[tuple[dict[str, Any], str, str, str], ...] = (
     ({"offload": "parameters", "zero": 3, "pp": 2, "accumulation": 2}, "UNSUPPORTED", "strategy.offload", "pp 2"),
     ({"tiling": 4}, "UNSUPPORTED", "strategy.tiling", "4"),
     ({"optimizer": "adamw8bit", "formats": FLOAT64}, "UNSUPPORTED", "strategy.optimizer", "float64"),
-    ({"optimizer": "muon", "tp": 2}, "UNSUPPORTED", "strategy.optimizer", "tp 2"),
+    ({"optimizer": "muon", "tp": 2, "dp_shard": 2, "zero": 1}, "UNSUPPORTED", "strategy.optimizer", "tp 2"),
     ({"optimizer": "muon", "offload": "optimizer"}, "UNSUPPORTED", "strategy.optimizer", "offload optimizer"),
     ({"optimizer": "muon", "zero": 3, "tiling": 4}, "UNSUPPORTED", "strategy.optimizer", "tiling 4"),
     ({"optimizer": "muon", "shape": tiny_mixtral()}, "UNSUPPORTED", "strategy.optimizer", "routed experts"),

@@ -449,6 +449,10 @@ TURNED = tuple(
         ("llama-3.1-8b", FEW_WORDS, 512, "bf16", {"pp": 2, "dp_shard": 4, "zero": 3, "accumulation": 4}),
         ("llama-3.2-1b", {}, 1024, "bf16", {"pp": 2, "dp_replicate": 2, "accumulation": 2}),
         ("gpt2-medium", FEW_WORDS | {"pos_rows": 4096}, 512, "bf16", {"dp_shard": 4, "zero": 3, "cp": 2, "context_parallel": "ring"}),
+        ("llama-3.1-8b", FEW_WORDS, 512, "bf16", {"tp": 4, "sequence_parallel": True}),
+        ("qwen2.5-7b", FEW_WORDS, 512, "bf16", {"tp": 2, "dp_shard": 6, "zero": 3, "sequence_parallel": True, "accumulation": 2}),
+        ("gpt2-medium", {"pos_rows": 4096}, 512, "fp32", {"tp": 2, "dp_shard": 4, "zero": 2}),
+        ("qwen3-8b", FEW_WORDS, 512, "bf16", {"pp": 2, "tp": 2, "dp_replicate": 2, "accumulation": 2}),
     ))
 )  # fmt: skip
 """Muon; with few words and tokens, its update holds most."""

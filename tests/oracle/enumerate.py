@@ -154,26 +154,21 @@ def legal_layouts(job: Job) -> Iterator[dict[str, Any]]:
                 yield layout
 
 
-def is_collapsed(job: Job, layout: Layout, *, tiled: bool) -> bool:
-    """True for layouts that a search leaves out: GPipe where 1F1B can run, looped BFS where chunks can be interleaved, ZB-H1, ZBV and DualPipeV, tp without sequence parallelism where the
+def is_collapsed(job: Job, layout: Layout, *, tiled: bool, also: Sequence[str] = ()) -> bool:
+    """True for layouts that a search leaves out: GPipe where 1F1B can run, looped BFS where chunks can be interleaved, ZB-H1, ZBV and
+    DualPipeV, all of these unless they are among `also`; tp without sequence parallelism where the
     sequence divides, tiling where the widest layer fits anyway, weighted stages that are those of an even split."""
     gpipe = layout["schedule"] == "gpipe" and layout["accumulation"] >= layout["pp"]
     looped = layout["schedule"] == "looped_bfs" and layout["accumulation"] % layout["pp"] == 0
+    unasked = gpipe or looped or layout["schedule"] in ("zb_h1", *IN_A_V)
     divides = job.workload.seq_len % (layout["cp"] * layout["tp"]) == 0
     whole = layout["tp"] > 1 and not layout["sequence_parallel"] and divides
     weighted = layout["stage_split"] == "weighted"
     same = weighted and stage_kinds(job, layout) == stage_kinds(job, layout | {"stage_split": "even"})
-    return (
-        gpipe
-        or looped
-        or layout["schedule"] in ("zb_h1", *IN_A_V)
-        or whole
-        or same
-        or (layout["tiling"] > 1 and not tiled)
-    )
+    return (unasked and layout["schedule"] not in also) or whole or same or (layout["tiling"] > 1 and not tiled)
 
 
-def enumerate_layouts(job: Job) -> list[dict[str, Any]]:
-    """What a search must look at: every legal layout that is not collapsed."""
-    tiled = largest_layer_bytes(job) > usable_bytes(job)
-    return [layout for layout in legal_layouts(job) if not is_collapsed(job, layout, tiled=tiled)]
+def enumerate_layouts(job: Job, also: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """What a search must look at: every legal layout that is not collapsed, with techniques that somebody asks for."""
+    tiled = "tiling" in also or largest_layer_bytes(job) > usable_bytes(job)
+    return [layout for layout in legal_layouts(job) if not is_collapsed(job, layout, tiled=tiled, also=also)]

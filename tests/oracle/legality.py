@@ -195,7 +195,7 @@ VIOLATIONS: dict[str, Violation] = {
         lambda job, a: job.model.moe is not None or job.model.method != "full" or not is_buildable(job.model)
     ),
     "LEG752": with_muon(lambda job, a: job.frontend == "deepspeed"),
-    "LEG753": with_muon(lambda job, a: a["tp"] > 1 or a["offload"] != "none" or a["tiling"] > 1),
+    "LEG753": with_muon(lambda job, a: (a["tp"] > 1 and a["zero"] == 1) or a["offload"] != "none" or a["tiling"] > 1),
 }
 """Rule id -> the condition that refuses a layout, in the order of the book."""
 

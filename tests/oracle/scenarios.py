@@ -34,20 +34,23 @@ TECHNIQUES: Mapping[str, Any] = {
     "zero": lambda a: a["zero"] > 0,
 }
 """What can be left out, and which layouts use it: in the oracle's words."""
+ADDED = ("gpipe", "looped_bfs", "zb_h1", "zbv", "dualpipev", "tiling")
+"""What can be looked at beside."""
 TRIES = 200
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A job, what is left out, and every legal layout of it that the oracle finds."""
+    """A job, what is left out and what is added, and every legal layout of it that the oracle finds."""
 
     job: Job
     forbids: tuple[str, ...]
+    also: tuple[str, ...]
     layouts: tuple[Layout, ...]
 
     def __str__(self) -> str:
         job, work = self.job, self.job.workload
-        return f"{job.model.name}, {job.cluster.world} x {job.cluster.smallest.name}, {work.seq_len} x {work.global_batch} {work.precision}, without {self.forbids}"
+        return f"{job.model.name}, {job.cluster.world} x {job.cluster.smallest.name}, {work.seq_len} x {work.global_batch} {work.precision}, without {self.forbids}, with {self.also}"
 
 
 def scenario(number: int, *, devices: int, layouts: int) -> Scenario:
@@ -55,18 +58,18 @@ def scenario(number: int, *, devices: int, layouts: int) -> Scenario:
     some hundred draws is like that."""
     random = Random(number)
     for _ in range(TRIES):
-        job, forbids = _drawn(random, devices)
-        found = tuple(_allowed(job, forbids))
+        job, forbids, also = _drawn(random, devices)
+        found = tuple(_allowed(job, forbids, also))
         if 0 < len(found) <= layouts:
-            return Scenario(job, forbids, found)
+            return Scenario(job, forbids, also, found)
     raise LookupError(f"scenario {number} has no question of at most {layouts} layouts")
 
 
-def _allowed(job: Job, forbids: tuple[str, ...]) -> Iterator[Layout]:
-    return (a for a in enumerate_layouts(job) if not any(TECHNIQUES[word](a) for word in forbids))
+def _allowed(job: Job, forbids: tuple[str, ...], also: tuple[str, ...]) -> Iterator[Layout]:
+    return (a for a in enumerate_layouts(job, also) if not any(TECHNIQUES[word](a) for word in forbids))
 
 
-def _drawn(random: Random, devices: int) -> tuple[Job, tuple[str, ...]]:
+def _drawn(random: Random, devices: int) -> tuple[Job, tuple[str, ...], tuple[str, ...]]:
     model = load_model(random.choice(MODELS))
     cluster = _machines(random, devices)
     on_cpu = cluster.smallest.vendor == "CPU"
@@ -75,7 +78,8 @@ def _drawn(random: Random, devices: int) -> tuple[Job, tuple[str, ...]]:
     batch = random.choice((1, 2, 3, 4, cluster.world, cluster.world, 2 * cluster.world))
     work = Workload(seq_len=length, global_batch=batch, precision=precision, optimizer=random.choice(("adamw", "adamw", "sgd")))  # fmt: skip
     job = Job(cluster=cluster, model=model, workload=work, profile=find_profile(), headroom=random.choice((0.0, 0.05, 0.3)))  # fmt: skip
-    return job, tuple(random.sample(sorted(TECHNIQUES), random.choice((0, 1, 2, 3, 4))))
+    forbids = tuple(random.sample(sorted(TECHNIQUES), random.choice((0, 1, 2, 3, 4))))
+    return job, forbids, tuple(random.sample(ADDED, random.choice((0, 0, 0, 1, 2, 3))))
 
 
 def _machines(random: Random, devices: int) -> Cluster:

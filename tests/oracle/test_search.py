@@ -18,7 +18,7 @@ from strategist.rulebook.rule import load_rules
 from tests.oracle.enumerate import as_key, enumerate_layouts, largest_layer_bytes
 from tests.oracle.legality import VIOLATIONS
 from tests.oracle.memory import fits, memory_of
-from tests.oracle.scenarios import TECHNIQUES, scenario
+from tests.oracle.scenarios import ADDED, TECHNIQUES, scenario
 from tests.oracle.stages import Layout
 from tests.oracle.time import time_of
 from tests.strategies import machine, trimmed
@@ -110,9 +110,9 @@ def _fitting(job: Job, legal: Sequence[Layout]) -> list[tuple[Any, ...]]:
     ]
 
 
-def _assert_search_is_brute_force(job: Job, legal: Sequence[Layout], forbids: tuple[str, ...] = ()) -> None:
+def _assert_search_is_brute_force(job: Job, legal: Sequence[Layout], **asked: tuple[str, ...]) -> None:
     """Same legal set, same number that fits, and a winner that no fitting layout beats."""
-    found, fitting = search(Question(job=job, forbids=forbids)), _fitting(job, legal)
+    found, fitting = search(Question(job=job, **asked)), _fitting(job, legal)
     assert {as_key(found.legal.row(i)) for i in range(len(found.legal))} == {as_key(layout) for layout in legal}
     assert len(found.fitting) == len(fitting)
     row = found.best_of()
@@ -177,7 +177,7 @@ CI, LONG = {"devices": 16, "layouts": 80}, {"devices": 64, "layouts": 600}
 CI_SCENARIOS, NIGHTLY_SCENARIOS, AT_ONCE = 200, 2000, 10
 EVERY: dict[str, set[Any]] = {
     "zero": {0, 1, 2, 3},
-    "schedule": {"none", "gpipe", "1f1b", "interleaved", "looped_bfs"},
+    "schedule": {"none", "gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1", "zbv", "dualpipev"},
     "context_parallel": {"none", "ring", "all-to-all"},
     "recompute": {"none", "selective", "full"},
     "offload": {"none", "optimizer", "parameters", "nvme"},
@@ -195,17 +195,18 @@ def test_scenarios_by_number_equal_brute_force(first: int) -> None:
     """Ten drawn questions of up to 16 devices, techniques left out: same layouts, as many that fit, same best."""
     for number in range(first, first + AT_ONCE):
         asked = scenario(number, **CI)
-        _assert_search_is_brute_force(asked.job, asked.layouts, asked.forbids)
+        _assert_search_is_brute_force(asked.job, asked.layouts, forbids=asked.forbids, also=asked.also)
 
 
 @pytest.mark.slow
 def test_the_scenarios_are_of_every_kind() -> None:
-    """Together the questions of the ci suite have layouts with every value of every choice, and leave out every technique."""
+    """Together the questions of the ci suite have layouts with every value of every choice, and leave out and add every technique."""
     asked = [scenario(number, **CI) for number in range(CI_SCENARIOS)]
     seen = {name: {layout[name] for one in asked for layout in one.layouts} for name in (*EVERY, *SIZES)}
     assert {name: values - seen[name] for name, values in EVERY.items() if values - seen[name]} == {}
     assert [name for name in SIZES if not seen[name] - {1}] == []
     assert {word for one in asked for word in one.forbids} == set(TECHNIQUES)
+    assert {word for one in asked for word in one.also} == set(ADDED)
     assert len({str(one) for one in asked}) > 0.9 * CI_SCENARIOS
 
 
@@ -215,7 +216,7 @@ def test_larger_scenarios_by_number_equal_brute_force(first: int) -> None:
     """Fifty drawn questions of up to 64 devices."""
     for number in range(first, first + 5 * AT_ONCE):
         asked = scenario(number, **LONG)
-        _assert_search_is_brute_force(asked.job, asked.layouts, asked.forbids)
+        _assert_search_is_brute_force(asked.job, asked.layouts, forbids=asked.forbids, also=asked.also)
 
 
 def test_oracle_states_every_rule_of_the_book() -> None:

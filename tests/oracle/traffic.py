@@ -70,17 +70,26 @@ def rows_of(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], wh
         return [
             Row("dp", op, behind, size, 1, n, 1, pieces) for op, size, behind, pieces in compression.sent(job, layout)
         ]
-    gathered, messages = turned.sent(job, layout, kinds)
-    is_shared = job.workload.optimizer == "muon" and layout["zero"] >= 2
-    n = shards(layout)
     return [
-        *([Row("dp", "all-gather", "", gathered, 1, n, layout["tp"], messages)] if is_shared else ()),
+        *_momentum(job, layout, kinds),
         *_tensor(job, layout, stage, kinds),
         *_context(job, layout, stage, kinds),
         *_experts(job, layout, stage, kinds),
         *_pipeline(job, layout, stage),
         *_data(job, layout, stage, kinds, padded(job.model, layout, stage, kinds) if layout["zero"] >= 2 else whole),
     ]
+
+
+def _momentum(job: Job, layout: Layout, kinds: Sequence[LayerKind]) -> Iterator[Row]:
+    """Muon's ranks gather every matrix that they share or that was cut, one by one."""
+    if job.workload.optimizer != "muon":
+        return
+    if layout["zero"] >= 2:
+        size, messages = turned.sent(job, layout, kinds)
+        yield Row("dp", "all-gather", "", size, 1, shards(layout), layout["tp"], messages)
+    if layout["tp"] > 1:
+        size, messages = turned.put_together(job, layout, kinds)
+        yield Row("tp", "all-gather", "", size, 1, layout["tp"], 1, messages)
 
 
 def _threads(job: Job, layout: Layout, whole: Held) -> Iterator[Row]:

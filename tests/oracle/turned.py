@@ -25,6 +25,22 @@ def sizes(job: Job, kinds: Sequence[LayerKind]) -> Iterator[tuple[int, int]]:
             yield from [(matrix.outputs, matrix.inputs)] * matrix.copies
 
 
+def parts(job: Job, layout: Layout, kinds: Sequence[LayerKind]) -> Iterator[tuple[int, int, int, int]]:
+    """(rows, columns) of every matrix, and of what tensor parallelism leaves a rank of it."""
+    tp = layout["tp"]
+    for kind in kinds:
+        for matrix in build_layer(job.model, kind).matrices:
+            rows, columns = matrix.outputs, matrix.inputs
+            own = up(rows, tp if matrix.cut == "column" else 1), up(columns, tp if matrix.cut == "row" else 1)
+            yield from [(rows, columns, *own)] * matrix.copies
+
+
+def _came(rows: int, columns: int, own_rows: int, own_columns: int, n: int) -> int:
+    """Elements of a matrix that its owners, and then the ranks that it was cut for, have put together."""
+    is_cut = (rows, columns) != (own_rows, own_columns)
+    return rows * columns if is_cut else n * up(rows, n) * columns
+
+
 def owners(layout: Layout) -> int:
     """Ranks among which the rows of a matrix are dealt."""
     return shards(layout) if layout["zero"] >= 2 else 1
@@ -32,7 +48,7 @@ def owners(layout: Layout) -> int:
 
 def owned(job: Job, layout: Layout, kinds: Sequence[LayerKind]) -> int:
     """Elements whose momentum the first of them has."""
-    return sum(up(rows, owners(layout)) * columns for rows, columns in sizes(job, kinds))
+    return sum(up(rows, owners(layout)) * columns for _, _, rows, columns in parts(job, layout, kinds))
 
 
 Lot = tuple[list[int], list[tuple[int, int]]]
@@ -82,17 +98,23 @@ def turning_bytes(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKin
     n = owners(layout)
     return max(
         (
-            2.0 * (n * up(rows, n) * columns + 2 * rows * columns + 2 * min(rows, columns) ** 2)
-            for rows, columns in sizes(job, kinds)
+            2.0 * (_came(rows, columns, *own, n) + 2 * rows * columns + 2 * min(rows, columns) ** 2)
+            for rows, columns, *own in parts(job, layout, kinds)
         ),
         default=0.0,
     )
 
 
 def sent(job: Job, layout: Layout, kinds: Sequence[LayerKind]) -> tuple[float, int]:
-    """Bytes that the ranks of a stage gather for all of its matrices, and in how many messages."""
-    n, every = owners(layout), list(sizes(job, kinds))
-    return sum(2.0 * n * up(rows, n) * columns for rows, columns in every), len(every)
+    """Bytes that the owners of a stage's parts of matrices gather for all of them, and in how many messages."""
+    n, every = owners(layout), list(parts(job, layout, kinds))
+    return sum(2.0 * n * up(rows, n) * columns for _, _, rows, columns in every), len(every)
+
+
+def put_together(job: Job, layout: Layout, kinds: Sequence[LayerKind]) -> tuple[float, int]:
+    """The same of the ranks that matrices were cut for."""
+    cut = [rows * columns for rows, columns, *own in parts(job, layout, kinds) if [rows, columns] != own]
+    return 2.0 * sum(cut), len(cut)
 
 
 def seconds(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> float:
@@ -105,7 +127,7 @@ def seconds(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) ->
         )
     n, own = owners(layout), owned(job, layout, kinds)
     rest = held(job.model, layout, stage, kinds, sharded=layout["zero"] >= 1).all - own
-    whole = sum(n * up(rows, n) * columns for rows, columns in sizes(job, kinds))
+    whole = sum(_came(*sides, n) for sides in parts(job, layout, kinds))
     return _moving(job, own, whole, rest) + _turning(job, sizes(job, kinds))
 
 

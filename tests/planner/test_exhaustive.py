@@ -11,6 +11,7 @@ import pytest
 from strategist import Plan, StrategistError, load_plan, recommend
 from strategist.ask import Given, complete
 from strategist.document.write import digest, dump, seal_state, sealed
+from strategist.errors import InputError
 from strategist.planner.check import faults
 from strategist.planner.exhaustive import recheck
 from strategist.planner.search import limits_of
@@ -40,6 +41,14 @@ SPACES: tuple[dict[str, Any], ...] = (
     {"model": "llama-2-7b", "hardware": "dgx-h100", "pin": "pp=3"},
     {"model": "olmoe-1b-7b", "hardware": "dgx-h100", "global_batch": 8, "forbid": "ep,interleaved"},
     {"model": "llama-2-7b", "hardware": "dgx-h100", "forbid": "pp,offload,sequence_parallel,hsdp"},
+    {"model": "llama-2-7b", "hardware": "dgx-h100", "also": "zb_h1,zbv,dualpipev"},
+    {
+        "model": "llama-2-7b",
+        "hardware": "dgx-h100",
+        "global_batch": 12,
+        "also": "gpipe,looped_bfs,tiling",
+        "forbid": "tp",
+    },
 )
 
 
@@ -58,6 +67,14 @@ QUESTIONS: tuple[dict[str, Any], ...] = (
     {"model": "llama-debug", "hardware": "cpu:2", "global_batch": 2, "forbid": "offload,recompute"},
     {"model": "llama-debug", "hardware": "cpu:2", "global_batch": 2, "policy": "fastest", "objective": "memory"},
     {"model": "llama-debug", "hardware": "cpu:2", "global_batch": 4, "objective": "simplicity", "pin": "pp=2"},
+    {
+        "model": "llama-debug",
+        "hardware": "cpu:2",
+        "global_batch": 8,
+        "policy": "fastest",
+        "pin": "pp=2",
+        "also": "zb_h1,zbv,gpipe",
+    },
 )
 LARGER: tuple[dict[str, Any], ...] = (
     {"model": "llama-2-7b", "hardware": "dgx-h100", "global_batch": 8, "pin": "tp=2", "policy": "fastest"},
@@ -203,6 +220,23 @@ def test_a_seal_from_before_there_were_certificates_is_whole() -> None:
     assert (document.pop("front"), document.pop("certificate"), document.pop("seal")) == (None, None, plan.seal)
     assert digest(document) == plan.seal
     assert seal_state(replace(plan, certificate=certified(QUESTIONS[0]).certificate)) == "edited"
+
+
+@pytest.mark.parametrize(
+    ("also", "more", "code"),
+    [
+        ("zbw", {}, "CHOICE"),
+        ("interleaved", {}, "CHOICE"),
+        ("zbv", {"pin": "schedule=1f1b"}, "CONFLICT"),
+        ("tiling", {"forbid": "pp,tiling"}, "CONFLICT"),
+        ("", {}, "EMPTY"),
+    ],
+)
+def test_what_cannot_be_added_is_refused(also: str, more: dict[str, str], code: str) -> None:
+    """Unknown words, those that every search has, and those that something else in the question rules out."""
+    with pytest.raises(InputError) as refused:
+        complete(Given(model="llama-2-7b", hardware="dgx-h100", also=also, **more))
+    assert (refused.value.code, refused.value.flag) == (code, "--also")
 
 
 def test_pins_and_bans_reach_both_enumerations() -> None:

@@ -16,7 +16,7 @@ from strategist.memory.estimate import peak_memory
 from strategist.planner.rank import best
 from strategist.planner.search import Found, Question, limits_of, search
 from strategist.space.candidates import WORDS
-from strategist.space.grammar import FORBIDDABLE, Pin
+from strategist.space.grammar import ADDABLE, FORBIDDABLE, Pin
 from tests.oracle.enumerate import NAMES, as_key, legal_layouts
 from tests.oracle.test_search import ask, complexity
 from tests.planner.properties import Properties
@@ -95,6 +95,14 @@ def test_p6_p7_fewer_techniques_never_help(job: Job, words: list[str]) -> None:
     every, some, fewer = (runnable(job, forbids=tuple(words[:number])) for number in (0, 1, len(words)))
     assert fitting(fewer) <= fitting(some) <= fitting(every)
     assert best_ns(every) <= best_ns(some) <= best_ns(fewer)
+
+
+@PROPERTIES.holds(4, questions(), st.lists(st.sampled_from(ADDABLE), min_size=1, max_size=3, unique=True))
+def test_p7_what_is_added_never_hurts(job: Job, words: list[str]) -> None:
+    """P7: looking at more techniques keeps every layout that fits and never lengthens the best step."""
+    every, more = runnable(job), runnable(job, also=tuple(words))
+    assert fitting(every) <= fitting(more)
+    assert best_ns(more) <= best_ns(every)
 
 
 @PROPERTIES.holds(6, st.data())
