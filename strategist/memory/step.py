@@ -390,12 +390,11 @@ def _early_units(
     """Elements that ZeRO-3 gathered too early in a pipeline: of other chunks, or, where a forward pass at work `finds` them, of its own.
     A chunk's last layer, or norm and head; a root unit is gathered whenever its chunk works, so where ends are tied theirs is none; and so
     is an only layer when it would be gathered, but for an embedding's."""
-    first, last = group.is_first[None, :], group.is_last[None, :]
-    if finds:
-        any_chunk, at_first, at_last = s.finds_early * 1.0, s.finds_early & s.is_first, s.finds_early & s.is_last
-    else:
-        any_chunk, at_first, at_last = s.early, s.early_first, s.early_last
-    at_first, at_last = at_first * first, at_last * last
+    found = s.finds_early * 1.0
+    any_chunk, at_first, at_last = (
+        (found, found * s.is_first, found * s.is_last) if finds else (s.early, s.early_first, s.early_last)
+    )
+    at_first, at_last = at_first * group.is_first[None, :], at_last * group.is_last[None, :]
     ends: Reals = at_last * behind + at_first * layer
     inside = (any_chunk - at_first - at_last) * np.where(layers > 1, layer, 0.0)
     return np.asarray(inside if job.model.tied else inside + ends)
