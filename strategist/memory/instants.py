@@ -249,7 +249,7 @@ def _forward(step: Step) -> tuple[Instant, ...]:
     """In a pipeline, as long as forward and backward passes alternate: under ZeRO-3 the embedding is gathered, from one buffer
     into another, or the first layer beside that buffer, and so are tied ends; a layer, beside what was gathered too early, the worst of them; inside
     the last layer, whoever gathers, or the head beside it."""
-    inside = {"gradients": step.earlier, "activations": step.in_layers, "logits": step.held_logits}
+    inside = {"gradients": step.earlier, "activations": step.in_layers, "logits": step.logits_before_head}
     runs, table, first, layer = step.of_state(_gathered_in_forward)
     ended, made, result, parts = step.of_work(_made_in_forward)
     is_later = first > table + parts
@@ -259,7 +259,7 @@ def _forward(step: Step) -> tuple[Instant, ...]:
             {
                 "gradients": step.earlier,
                 "activations": ended,
-                "logits": step.held_logits,
+                "logits": step.logits_before_head,
                 "gather_buffers": np.where(is_later, first, table),
                 "temporaries": np.where(runs & ~is_later, parts, 0.0),
             },
@@ -372,7 +372,7 @@ def _gathered_in_turn(step: Step) -> Instant:
         {
             "gradients": step.earlier,
             "activations": np.where(runs, np.where(sooner, later, kept), 0.0),
-            "logits": step.held_logits,
+            "logits": step.logits_before_head,
             "gather_buffers": np.where(gathers, turns * widest + beside, 0.0),
             "temporaries": step.previous,
         },

@@ -681,6 +681,16 @@ class Step:
         return self.last * held_logits_CS(self.job, self.group) + waiting
 
     @once_for("work")
+    def logits_before_head(self) -> Reals:
+        """The same while a forward pass has not come to its head: those of its own are not there yet, but where a stage has one chunk it
+        holds on to those of the pass before (schedules.py, Schedule1F1B)."""
+        takes_turns = self.c.is_word("schedule", "interleaved")[:, None]
+        if not takes_turns.any():
+            return self.held_logits
+        own = self.last * held_logits_CS(self.job, self.group)
+        return self.held_logits - np.where(takes_turns, own, 0.0)
+
+    @once_for("work")
     def inputs(self) -> Reals:
         """The step's tokens and labels."""
         return on_stages(step_inputs_C(self.job, self.c), np.ones(len(self.group.stages)))

@@ -526,7 +526,11 @@ class Stage:
             table, first = self.c * 2 * self.before + found, self.c * (self.before + 2 * self.wl)
             first += found if len(self.kinds) > self.v else 0.0
         embedded = self.others + (self.stream if self.first else 0.0)
-        common = {"gradients": self.earlier, "activations": embedded, "logits": self.logits(0)}
+        common = {
+            "gradients": self.earlier,
+            "activations": embedded,
+            "logits": self.logits(0, held=self.a["schedule"] != "interleaved"),
+        }
         gathers, terms = (table, terms) if table + terms >= first else (first, 0.0)
         yield (
             0,
@@ -552,7 +556,7 @@ class Stage:
             0,
             {
                 "gradients": self.earlier,
-                "logits": self.logits(0),
+                "logits": self.logits(0, held=self.a["schedule"] != "interleaved"),
                 "activations": self.inside - rest + (made if keeps else 0.0),
                 "gather_buffers": max(layer, head) + self.held if runs else found if fed else 0.0,
                 "temporaries": self.previous
@@ -590,7 +594,7 @@ class Stage:
             yield {
                 "gradients": self.earlier,
                 "activations": kept if runs else 0.0,
-                "logits": self.logits(0),
+                "logits": self.logits(0, held=self.a["schedule"] != "interleaved"),
                 "gather_buffers": gathered if runs and count > 1 else 0.0,
                 "temporaries": self.previous,
             }
