@@ -37,7 +37,7 @@ from strategist.memory.step import (
     counted,
 )
 from strategist.space.candidates import Column, Mask, Reals
-from strategist.space.shares import Elements, Group, pieces_C, vocabulary_elements
+from strategist.space.shares import Elements, Group, holds_early_C, pieces_C, vocabulary_elements
 from strategist.space.traffic import COALESCED_BYTES
 
 
@@ -103,16 +103,16 @@ def _of_pipeline(job: Job, group: Group, in_situation: Callable[..., Step], *, a
         second = schedule.second_of_last_chunk()
         every = schedule.at(schedule.first_pass(), second, *firsts, schedule.fullest())
         before = every.of(slice(1, None))
-        rows = _gathering_early(group)
+        rows = np.flatnonzero(holds_early_C(group.candidates))
         if len(rows):
-            from strategist.memory.early import (
-                early_passes,
-            )  # schedules and sharding that are rarely asked for together
+            from strategist.memory.early import early_passes  # rarely asked for
 
-            every, before = early_passes(in_situation(every, at), rows)
+            every, before = early_passes(in_situation(every, at).unsorted(), rows)
             at = None
         heads, bodies = in_situation(every.of(slice(2)), at), in_situation(every.of(slice(1, None)), at)
         forwards = in_situation(before, at) if len(rows) else bodies
+        if len(rows):  # which passes are looked at depends on all that a formula may not read
+            heads, bodies, forwards = (step.unsorted() for step in (heads, bodies, forwards))
     else:
         heads = bodies = forwards = in_situation(schedule.at(*firsts), at)
     passes = (
@@ -131,13 +131,6 @@ def _of_pipeline(job: Job, group: Group, in_situation: Callable[..., Step], *, a
 
         return (*_in_two_parts(job, group, in_situation, passes), *split_end(bodies, _update(bodies)))
     return (*passes, _update(bodies))
-
-
-def _gathering_early(group: Group) -> Column:
-    """Candidates whose chunks take turns while ZeRO-3 holds units of others, (R,)."""
-    c = group.candidates
-    takes_turns = c.is_word("schedule", "interleaved") & (c["virtual_stages"] > 1)
-    return np.flatnonzero(takes_turns & shards_state(c, 3) & (c["dp_shard"] * c["cp"] > 1))
 
 
 def _before_layers(step: Step) -> Iterator[Instant]:
@@ -348,7 +341,9 @@ def _made_in_forward(step: Step) -> tuple[Reals, Reals, Reals, Reals]:
     made = step.stream * (step.last - is_cut)  # the layer's output is not summed up yet
     result = np.where(keeps, step.layers.result, step.layers.transient)
     if step.cuts_sequences:
-        keeps, result = keeps | is_cut, np.where(is_cut, step.layers.while_added_up, result)
+        kept = np.where(is_cut & ~keeps, step.layers.rest, 0.0)  # it is there, in parts
+        left, result = left + kept, np.where(is_cut, step.layers.while_added_up - kept, result)
+        keeps = keeps | is_cut
     parts = np.where(is_cut, 2.0, 1.0 * (step.c["tp"] > 1)[:, None])
     terms = parts * step.whole_stream * (step.first * (not step.job.model.tied))
     return (

@@ -157,7 +157,6 @@ CHUNKS_IN_TURN = tuple(
         ("llama-3.1-8b", 8, {}, 512, "bf16", IN_TURN),
         ("olmo-1b", 8, {"vocab": 3072}, 1024, "bf16", IN_TURN | {"micro_batch": 3, "recompute": "selective"}),
         ("qwen1.5-14b", 2, {"vocab": 2048}, 1024, "bf16", {"pp": 2, "tp": 4, "sequence_parallel": True, "micro_batch": 2, "accumulation": 4, "schedule": "1f1b", "recompute": "selective"} | Z3),
-        ("llama-3.2-1b", 12, {}, 512, "bf16", IN_TURN | {"virtual_stages": 3, "accumulation": 6}),
     ))
 )  # fmt: skip
 """Interleaved pipelines under ZeRO-3, and one whose ranks add up terms beside gathered weights (docs/decisions/0125)."""

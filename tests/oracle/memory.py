@@ -552,15 +552,19 @@ class Stage:
         summed = bool(self.a["sequence_parallel"]) and not self.job.model.moe
         keeps = fed and (self.a["recompute"] == "none" or summed)
         made = self.stream * (self.last - bool(self.a["sequence_parallel"]))
+        moved = (
+            rest if keeps and self.a["recompute"] != "none" else 0.0
+        )  # what is kept of the result is there, in parts
         yield (
             0,
             {
                 "gradients": self.earlier,
                 "logits": self.logits(0, held=self.a["schedule"] != "interleaved"),
-                "activations": self.inside - rest + (made if keeps else 0.0),
+                "activations": self.inside - rest + (made if keeps else 0.0) + moved,
                 "gather_buffers": max(layer, head) + self.held if runs else found if fed else 0.0,
                 "temporaries": self.previous
-                + (self._added_up() if keeps and summed else self._result() if keeps else computes if fed else 0.0),
+                + (self._added_up() if keeps and summed else self._result() if keeps else computes if fed else 0.0)
+                - moved,
             },
         )
 
