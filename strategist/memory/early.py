@@ -8,7 +8,7 @@ comes down to the first forward pass of all finds nothing before it. The last ba
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -152,9 +152,21 @@ def _chosen(passes: Situation, best: Column) -> Situation:
 
 def early_passes(step: Step, rows: Column) -> tuple[Situation, Situation]:
     """Backward passes as a step has them, and the forward passes to look at: for some of its candidates the fullest of either."""
-    backward, forward = fullest_passes(step, rows)
-    found = step.situation
-    return _with_rows(found, rows, backward, step), _with_rows(found.of(slice(1, None)), rows, forward, step)
+    chunks = step.c["virtual_stages"][rows]
+    alike = [
+        rows[chunks == number] for number in np.unique(chunks)
+    ]  # of few chunks there are few passes to choose from
+    backward, forward = (_together(parts) for parts in zip(*(fullest_passes(step, own) for own in alike), strict=True))
+    found, order = step.situation, np.concatenate(alike)
+    return _with_rows(found, order, backward, step), _with_rows(found.of(slice(1, None)), order, forward, step)
+
+
+def _together(parts: Sequence[Situation]) -> Situation:
+    """Passes of some candidates, and of others behind them."""
+    if len(parts) == 1:
+        return parts[0]
+    every = ([getattr(part, name) for part in parts] for name in names_of(Situation))
+    return Situation(*(np.concatenate(each, axis=1) for each in every))
 
 
 def _with_rows(passes: Situation, rows: Column, others: Situation, step: Step) -> Situation:
