@@ -37,7 +37,7 @@ from strategist.memory.step import (
     counted,
 )
 from strategist.space.candidates import Column, Mask, Reals
-from strategist.space.shares import Elements, Group, pieces_C, vocabulary_elements
+from strategist.space.shares import Elements, Group, holds_early_C, pieces_C, vocabulary_elements
 from strategist.space.traffic import COALESCED_BYTES
 
 FEW_LAYERS = 2
@@ -105,14 +105,25 @@ def _of_pipeline(job: Job, group: Group, in_situation: Callable[..., Step], *, a
     if schedule.has_chunks:
         second = schedule.second_of_last_chunk()
         every = schedule.at(schedule.first_pass(), second, *firsts, schedule.fullest())
+        before = every.of(slice(1, None))
+        rows = np.flatnonzero(holds_early_C(group.candidates))
+        if len(rows):
+            from strategist.memory.early import early_passes  # rarely asked for
+
+            every, before = early_passes(in_situation(every, at).unsorted(), rows)
+            at = None
         heads, bodies = in_situation(every.of(slice(2)), at), in_situation(every.of(slice(1, None)), at)
+        forwards = in_situation(before, at) if len(rows) else bodies
+        if len(rows):  # which passes are looked at depends on all that a formula may not read
+            heads, bodies, forwards = (step.unsorted() for step in (heads, bodies, forwards))
     else:
-        heads = bodies = in_situation(schedule.at(*firsts), at)
+        heads = bodies = forwards = in_situation(schedule.at(*firsts), at)
     passes = (
         *_loss(heads),
         *_head(heads),
         _head_accumulated(heads),
-        *_forward(bodies),
+        *_forward(forwards),
+        _begins(bodies),
         *_layers(bodies),
         *(_experts(bodies) if bodies.has_apart else ()),
         *_end_of_pass(bodies),
@@ -232,21 +243,21 @@ def _added_up(step: Step) -> Iterator[Instant]:
 
 def _forward(step: Step) -> tuple[Instant, ...]:
     """In a pipeline, as long as forward and backward passes alternate: under ZeRO-3 the embedding is gathered, from one buffer
-    into another, beside the first layer, and so are tied ends; a layer, beside what was gathered too early, the worst of them; inside
-    the last layer, whoever gathers, or the head beside it. Then a backward pass begins with the last layer, behind which the next is gathered, and when
-    only such passes are left, an embedding that is the root unit."""
-    inside = {"gradients": step.earlier, "activations": step.in_layers, "logits": step.held_logits}
-    runs, table, layer, again = step.of_state(_gathered_in_forward)
+    into another, or the first layer beside that buffer, and so are tied ends; a layer, beside what was gathered too early, the worst of them; inside
+    the last layer, whoever gathers, or the head beside it."""
+    inside = {"gradients": step.earlier, "activations": step.in_layers, "logits": step.logits_before_head}
+    runs, table, first, layer = step.of_state(_gathered_in_forward)
     ended, made, result, parts = step.of_work(_made_in_forward)
+    is_later = first > table + parts
     return (
         Instant(
             LOSS,
             {
                 "gradients": step.earlier,
                 "activations": ended,
-                "logits": step.held_logits,
-                "gather_buffers": table,
-                "temporaries": np.where(runs, parts, 0.0),
+                "logits": step.logits_before_head,
+                "gather_buffers": np.where(is_later, first, table),
+                "temporaries": np.where(runs & ~is_later, parts, 0.0),
             },
         ),
         _gathered_in_turn(step),
@@ -259,8 +270,34 @@ def _forward(step: Step) -> tuple[Instant, ...]:
                 "temporaries": result,
             },
         ),
-        Instant(LAYERS, inside | {"gather_buffers": again, "temporaries": step.previous}),
     )
+
+
+def _begins(step: Step) -> Instant:
+    """In a pipeline under ZeRO-3 a backward pass begins with the last layer, behind which the next is gathered, and when only such passes
+    are left, with an embedding that is the root unit."""
+    return Instant(
+        LAYERS,
+        {
+            "gradients": step.earlier,
+            "activations": step.in_layers,
+            "logits": step.held_logits,
+            "gather_buffers": step.of_state(_gathered_at_beginning),
+            "temporaries": step.previous,
+        },
+    )
+
+
+def _gathered_at_beginning(step: Step) -> Reals:
+    """Gathered weights then."""
+    begins = 2.0 * step.widest
+    if step.has_apart:  # the buffer gathered last is that of the experts
+        begins = np.where(step.apart, step.dense + np.maximum(step.dense, step.routed), begins)
+    layers = np.where(step.layers_of_chunk > 1, 2.0, 1.0) * step.widest
+    root = step.compute * (2.0 * step.before + layers) * (step.job.model.tied and step.first)
+    most = np.maximum(np.where(_runs(step), 0.0, root), step.compute * begins)
+    begun = step.reshards & step.managed & step.situation.is_begun
+    return np.where(begun, added(most, step.held_early), 0.0)
 
 
 def _runs(step: Step) -> Mask:
@@ -269,26 +306,26 @@ def _runs(step: Step) -> Mask:
 
 
 def _gathered_in_forward(step: Step) -> tuple[Mask, Reals, Reals, Reals]:
-    """Where forward gathers, and gathered weights: the embedding, a layer or the head, and what a backward pass begins with."""
+    """Where forward gathers, and gathered weights: the embedding, the first layer beside its buffer, and the last layer or the head. A unit
+    that was gathered too early is there until its turn comes, which an only layer's is."""
     runs, tied = _runs(step), step.job.model.tied
-    several = step.layers_of_chunk > 1
     root = step.root if tied else 0.0
-    at_ends = step.first + step.last if tied else step.first
-    table = step.compute * (2.0 * (step.root if tied else step.before) + (2.0 if tied else 1.0) * step.widest) * at_ends
-    begins, ends, buffer = 2.0 * step.widest, 2.0 * step.widest, step.widest
+    found = step.found_early
+    table: Reals = (
+        2.0 * (step.root + step.widest) * (step.first + step.last) if tied else 2.0 * step.before * step.first
+    )
+    first = step.compute * (step.before + 2.0 * step.widest) * step.first
+    several = np.where(step.layers_of_chunk > 1, found, 0.0) * step.first
+    ends, buffer = 2.0 * step.widest, step.widest
     if step.has_apart:  # the buffer gathered last is that of the experts
-        begins = np.where(step.apart, step.dense + np.maximum(step.dense, step.routed), begins)
         ends, buffer = np.where(step.apart, step.dense + step.routed, ends), step.last_unit
-    layer = step.compute * (ends + root) + step.ahead_of_time
+    layer = step.compute * (ends + root) + found * step.last
     last = 0.0 if tied else step.compute * (2.0 * step.behind + buffer) * step.last
-    again = step.compute * (2.0 * step.before + np.where(several, 2.0, 1.0) * step.widest) * (tied and step.first)
-    again = np.maximum(np.where(runs, 0.0, again), step.compute * begins)
-    begun = step.reshards & step.managed & step.situation.is_begun
     return (
         runs,
-        np.where(runs, table, 0.0),
-        np.where(runs, np.maximum(layer, last), _kept_in_forward(step)),
-        np.where(begun, again, 0.0),
+        np.where(runs, added(step.compute * table, found * step.first, step.held_early), 0.0),
+        np.where(runs, added(first, several, step.held_early), 0.0),
+        np.where(runs, added(np.maximum(layer, last), step.held_early), _kept_in_forward(step)),
     )
 
 
@@ -306,6 +343,10 @@ def _made_in_forward(step: Step) -> tuple[Reals, Reals, Reals, Reals]:
     left = step.in_layers - step.layers.rest
     made = step.stream * (step.last - is_cut)  # the layer's output is not summed up yet
     result = np.where(keeps, step.layers.result, step.layers.transient)
+    if step.cuts_sequences:
+        kept = np.where(is_cut & ~keeps, step.layers.rest, 0.0)  # it is there, in parts
+        left, result = left + kept, np.where(is_cut, step.layers.while_added_up - kept, result)
+        keeps = keeps | is_cut
     parts = np.where(is_cut, 2.0, 1.0 * (step.c["tp"] > 1)[:, None])
     terms = parts * step.whole_stream * (step.first * (not step.job.model.tied))
     return (
@@ -320,7 +361,7 @@ def _gathered_in_turn(step: Step) -> Instant:
     """In a pipeline forward gathers a layer whose predecessor's first buffer is still there: the last one, or the one before it
     as long as the last one's buffer is there too, which an earlier backward pass has gathered."""
     kept, later = step.of_work(_kept_in_turn)
-    runs, early, gathers, root, head = step.of_state(_gathers_in_turn)
+    runs, early, gathers, beside = step.of_state(_gathers_in_turn)
     widest = step.compute * step.widest
     sooner = early & (widest > kept - later)
     turns = np.where(sooner, 4.0, 3.0) - step.apart if step.has_apart else np.where(sooner, 4.0, 3.0)
@@ -329,8 +370,8 @@ def _gathered_in_turn(step: Step) -> Instant:
         {
             "gradients": step.earlier,
             "activations": np.where(runs, np.where(sooner, later, kept), 0.0),
-            "logits": step.held_logits,
-            "gather_buffers": np.where(gathers, turns * widest + root + head, 0.0),
+            "logits": step.logits_before_head,
+            "gather_buffers": np.where(gathers, turns * widest + beside, 0.0),
             "temporaries": step.previous,
         },
     )
@@ -343,13 +384,13 @@ def _kept_in_turn(step: Step) -> tuple[Reals, Reals]:
     return one, two
 
 
-def _gathers_in_turn(step: Step) -> tuple[Mask, Mask, Mask, Reals | float, Reals]:
-    """Where forward gathers, where it may do so sooner, where there are layers in turn; beside them a root unit and the head."""
-    runs, layers, situation = _runs(step), step.layers_of_chunk, step.situation
-    early = situation.is_begun & (situation.others > 0) & ~step.group.is_last[None, :]
-    root = step.compute * (step.root if step.job.model.tied else np.zeros(()))
-    head = np.where(step.group.is_last[None, :], step.ahead_of_time, 0.0)
-    return runs, early & (layers > 2), runs & (layers > 1), root, head
+def _gathers_in_turn(step: Step) -> tuple[Mask, Mask, Mask, Reals]:
+    """Where forward gathers, where it may do so sooner, where there are layers in turn; beside them a root unit, a head that is there
+    already, and units of other chunks."""
+    runs, layers = _runs(step), step.layers_of_chunk
+    early = (step.last == 0.0) & (step.found_early > 0.0)
+    root = step.compute * step.root if step.job.model.tied else NONE
+    return runs, early & (layers > 2), runs & (layers > 1), added(step.found_early * step.last, root, step.held_early)
 
 
 def _loss(step: Step) -> tuple[Instant, ...]:
@@ -1016,7 +1057,7 @@ def _gradients_at_end(step: Step) -> tuple[Reals, Reals, Reals, Reals]:
     before = step.trained * np.where(step.managed, step.compute, step.stored) * tables
     direct = ~step.stands & (~step.managed | (step.compute == step.reduce))
     early = np.where(
-        step.managed & step.reshards & (step.situation.others > 0), step.compute * step.widest * step.first, 0.0
+        step.managed & step.reshards & (step.situation.others_first > 0), step.compute * step.widest * step.first, 0.0
     )
     inside = step.fresh(step.counts.layers / step.chunks + step.passed_head)
     cast = step.fresh(step.counts.layers / step.chunks + step.behind + _table(step))

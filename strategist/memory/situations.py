@@ -11,12 +11,17 @@ behind its last one.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from strategist.columns import stage_by_stage
 from strategist.records import dataclass
 from strategist.space.candidates import Column, Mask, Reals, code
 from strategist.space.shares import Group
+
+NEVER: Any = np.zeros((1, 1, 1), np.bool_)
+"""In no pass of any candidate."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,7 +33,8 @@ class Situation:
     gradients already; `standing`, `first_stands`, `last_stands`: the share of the layers, and the ends, that have.
     `reduced`, `last_reduced`: the share of the layers, and the head, that are reduced already. `is_begun`: some backward
     pass has ended. `alternates`: a forward pass ran just before. `holds_first`: the chunk with the embedding ran forward and not
-    backward since.
+    backward since. `early`, `early_first`, `early_last`: other chunks of which ZeRO-3 gathered a unit too early that no pass has used
+    yet, any, the one with the embedding, the one with the head. `finds_early`: a forward pass at work finds such a unit of its chunk's.
     """
 
     others: Reals
@@ -45,10 +51,15 @@ class Situation:
     is_begun: Mask
     alternates: Mask
     holds_first: Mask
+    early: Reals = NEVER
+    early_first: Reals = NEVER
+    early_last: Reals = NEVER
+    finds_early: Mask = NEVER
 
     def of(self, passes: slice) -> Situation:
         """Some of the passes."""
-        return Situation(*(getattr(self, name)[passes] for name in self.__match_args__))
+        parts = (getattr(self, name) for name in self.__match_args__)
+        return Situation(*(part if part is NEVER else part[passes] for part in parts))
 
 
 def one_pass(accumulation: Column) -> Situation:
@@ -125,7 +136,7 @@ class Schedule:
 
     def at(self, *numbers: Column) -> Situation:
         """Backward passes by their numbers (C, S), counted from 0; the last one when there are fewer."""
-        k = stage_by_stage(np.minimum(np.stack(numbers), self.passes - 1))
+        k = self._numbered(numbers)
         forwards = np.minimum(self.ahead + k, self.passes)
         turn, v = self.turn, self.v if self.has_chunks else 1
         around = turn * v
@@ -159,4 +170,8 @@ class Schedule:
             is_begun=k > 0,
             alternates=self.ahead + k <= self.passes,
             holds_first=holds_first,
+            finds_early=(k > 0) & ((self.ahead > 1) | (self.m > 2)),
         )
+
+    def _numbered(self, numbers: tuple[Column, ...]) -> Column:
+        return stage_by_stage(np.minimum(np.stack(numbers), self.passes - 1))

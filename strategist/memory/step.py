@@ -36,7 +36,7 @@ from strategist.memory.backward import (
 from strategist.memory.logits import held_logits_CS, waiting_logits_CS
 from strategist.memory.model_states import shards_state
 from strategist.memory.saved import OURS
-from strategist.memory.situations import Situation
+from strategist.memory.situations import NEVER, Situation
 from strategist.memory.sorts import NOT_READ, Read, record_of, rows_of, sorts_of
 from strategist.records import dataclass, names_of
 from strategist.space.candidates import Column, Mask, Reals, total_of
@@ -380,6 +380,35 @@ def once_for(read: Read) -> Callable[[Callable[[Any], Any]], cached_property[Any
     return asked
 
 
+def _kept_beside(s: Situation, chunk: Reals, embedded: Reals, headed: Reals) -> Reals:
+    """What other passes in flight keep, of one micro-batch inside a chunk, and more in those with the ends."""
+    return np.asarray(s.others * chunk + s.others_first * embedded + s.others_last * headed)
+
+
+def _standing(s: Situation, counts: Elements, at_rest: Reals, settled: Reals) -> Reals:
+    """Gradients of a pipeline's chunks that stand, or are reduced."""
+    whole = np.maximum(counts.whole, 1.0)
+    standing = counts.layers * s.standing + counts.before * s.first_stands + counts.behind * s.last_stands
+    reduced = counts.layers * s.reduced + counts.behind * s.last_reduced
+    return at_rest * (standing / whole) + settled * (reduced / whole)
+
+
+def _early_units(
+    job: Job, group: Group, s: Situation, layer: Reals, behind: Reals, layers: Reals, *, finds: bool
+) -> Reals:
+    """Elements that ZeRO-3 gathered too early in a pipeline: of other chunks, or, where a forward pass at work `finds` them, of its own.
+    A chunk's last layer, or norm and head; a root unit is gathered whenever its chunk works, so where ends are tied theirs is none; and so
+    is an only layer when it would be gathered, but for an embedding's."""
+    found = s.finds_early * 1.0
+    any_chunk, at_first, at_last = (
+        (found, found * s.is_first, found * s.is_last) if finds else (s.early, s.early_first, s.early_last)
+    )
+    at_first, at_last = at_first * group.is_first[None, :], at_last * group.is_last[None, :]
+    ends: Reals = at_last * behind + at_first * layer
+    inside = (any_chunk - at_first - at_last) * np.where(layers > 1, layer, 0.0)
+    return np.asarray(inside if job.model.tied else inside + ends)
+
+
 class Step:
     """Backward passes of a group's candidates, one per situation. Bytes are (P, C, S), or (C, S) where all passes are alike,
     unless they say otherwise."""
@@ -626,9 +655,17 @@ class Step:
     @once_for("work")
     def others(self) -> Reals:
         """All that other passes in flight keep, and the step's tokens and labels."""
-        s = self.situation
-        kept = s.others * self._chunk + s.others_first * self._embedded + s.others_last * self._headed
-        return kept + self.inputs
+        return _kept_beside(self.situation, self._chunk, self._embedded, self._headed) + self.inputs
+
+    def moving_in(self, situation: Situation, rows: Column) -> Reals:
+        """What some candidates (R) hold in one pass and not in another: activations of other passes, gradients, and units of other chunks
+        that were gathered too early, (P, R, S). Of passes with as much, one that finds such a unit holds a byte more."""
+        chunk, ends = rows_of(self._chunk, rows), rows_of((self._embedded, self._headed), rows)
+        kept, counts = _kept_beside(situation, chunk, *ends), record_of(self.counts, rows)
+        resting = rows_of((self.at_rest, self.settled), rows)
+        units = rows_of((self.dense, self.counts.behind, self.layers_of_chunk), rows)
+        beside, found = (_early_units(self.job, self.group, situation, *units, finds=finds) for finds in (False, True))
+        return kept + _standing(situation, counts, *resting) + self.compute * beside + (found > 0.0)
 
     @once_for("work")
     def activations(self) -> Reals:
@@ -666,6 +703,16 @@ class Step:
         return self.last * held_logits_CS(self.job, self.group) + waiting
 
     @once_for("work")
+    def logits_before_head(self) -> Reals:
+        """The same while a forward pass has not come to its head: those of its own are not there yet, but where a stage has one chunk it
+        holds on to those of the pass before (schedules.py, Schedule1F1B)."""
+        takes_turns = self.c.is_word("schedule", "interleaved")[:, None]
+        if not takes_turns.any():
+            return self.held_logits
+        own = self.last * held_logits_CS(self.job, self.group)
+        return self.held_logits - np.where(takes_turns, own, 0.0)
+
+    @once_for("work")
     def inputs(self) -> Reals:
         """The step's tokens and labels."""
         return on_stages(step_inputs_C(self.job, self.c), np.ones(len(self.group.stages)))
@@ -696,11 +743,7 @@ class Step:
         """Gradients that stand when the pass starts; in a pipeline those of other chunks too."""
         if not self.piped:
             return np.where(self.several | self.buckets, self.at_rest, 0.0)
-        s, counts = self.situation, self.counts
-        whole = np.maximum(counts.whole, 1.0)
-        standing = counts.layers * s.standing + counts.before * s.first_stands + counts.behind * s.last_stands
-        reduced = counts.layers * s.reduced + counts.behind * s.last_reduced
-        return self.at_rest * (standing / whole) + self.settled * (reduced / whole)
+        return _standing(self.situation, self.counts, self.at_rest, self.settled)
 
     def fresh(self, elements: Reals, routed: Reals | float = 0.0) -> Reals:
         """Gradients that this pass has made so far, of `elements`, where none stood before; at most all that will rest. `routed`
@@ -792,9 +835,8 @@ class Step:
             chunk = self._gathered_layers(layers, counts.layers / self.chunks, experts)
             root = self.root if tied else (self.behind if head else 0.0)
             done = counts.layers * self.situation.reduced + counts.behind * self.situation.last_reduced
-            return np.where(
-                self.managed, self.compute * np.where(self.reshards, chunk + root, counts.whole - done), 0.0
-            )
+            kept = np.where(self.reshards, chunk + root, counts.whole - done)
+            return added(np.where(self.managed, self.compute * kept, 0.0), self.held_early)
         own = self._gathered_layers(layers, counts.layers, experts)
         still = np.maximum(0.0, counts.layers - passed)
         if self.packed < 1.0:
@@ -950,13 +992,31 @@ class Step:
     @once_for("state")
     def ahead_of_time(self) -> Reals:
         """Weights that ZeRO-3 gathers too early in a pipeline, (C, S) bytes: FSDP2 takes what ran before the first layer in any
-        forward pass for what comes next, which is the end of the micro-batch before (FSDPParamGroup, _backward_prefetch). A root unit
-        is there already. Embeddings are never gathered in backward."""
+        forward pass for what comes next, which is the end of the chunk's micro-batch before (FSDPParamGroup, _backward_prefetch). A root
+        unit is there already, and so is an only layer. Embeddings are never gathered in backward."""
         s, group = self.situation, self.group
-        inner = np.where(s.is_begun | (s.others > 0), self.dense, 0.0) * (~group.is_first & ~group.is_last)[None, :]
+        ends = s.is_last & group.is_last[None, :]
+        others = ~(s.is_first & group.is_first[None, :]) & (self.layers_of_chunk > 1)
+        layer = np.where(s.is_begun | (s.others > 0), self.dense, 0.0) * others
         last = np.where(s.is_begun | (s.others_last > 0), self.counts.behind, 0.0) * (not self.job.model.tied)
-        early = np.where(group.is_last[None, :], last, inner)
-        return np.where(self.managed & self.reshards, self.compute * early, 0.0)
+        return np.where(self.managed & self.reshards, self.compute * np.where(ends, last, layer), 0.0)
+
+    @once_for("state")
+    def held_early(self) -> Reals:
+        """The same that other chunks gathered, until a pass of theirs uses it."""
+        if self.situation.early is NEVER:
+            return NONE
+        return self._gathered_early(finds=False)
+
+    @once_for("state")
+    def found_early(self) -> Reals:
+        """The same that a forward pass finds of its own chunk."""
+        return self._gathered_early(finds=True)
+
+    def _gathered_early(self, *, finds: bool) -> Reals:
+        units = self.dense, self.counts.behind, self.layers_of_chunk
+        found = _early_units(self.job, self.group, self.situation, *units, finds=finds)
+        return np.where(self.managed & self.reshards, self.compute * found, 0.0)
 
     @cached_property
     def reduces(self) -> Mask:

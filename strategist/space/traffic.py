@@ -107,6 +107,7 @@ def traffic(job: Job, group: Group, counts: Elements) -> tuple[Traffic, ...]:
         *_tied_ends(job, group),
         *_data(job, group, _dense(job, group, full), "shards", "replicas"),
         *(_slices_again(job, group) if group.is_tiled else ()),
+        *_gathered_in_vain(job, group, full),
         *(_momentum(job, group) if job.workload.optimizer == "muon" else ()),
         *(_data(job, group, _experts(job, group, full), "expert_replicas", "expert_replicas") if job.model.moe else ()),
     )
@@ -422,6 +423,28 @@ def _spare(job: Job, group: Group, counts: Elements) -> Reals:
         return np.zeros_like(counts.behind)
     breadth_first = group.candidates.is_word("schedule", *BREADTH_FIRST)[:, None]
     return counts.behind * ((_micro(group) > 1) & ~breadth_first)
+
+
+def _gathered_in_vain(job: Job, group: Group, counts: Elements) -> Iterator[Traffic]:
+    """The last layer of interleaved chunks under ZeRO-3 whose last backward pass gathers it for a pass that never comes, as `_spare`
+    has it of norm and head. It does not where it is that of the first forward pass: where some pass of the chunk was in flight
+    until then, which those of the first turn tell (memory/early.py). A chunk's only layer is there already."""
+    c, pp = group.candidates, group.pp
+    where = c.is_word("schedule", "interleaved") & (c["virtual_stages"] > 1) & (c["zero"] == 3)
+    if pp == 1 or not job.profile.has_units or not where.any():
+        return
+    m, v = c["accumulation"][:, None], c["virtual_stages"][:, None]
+    ahead = np.minimum((v - 1) * pp + 2 * (pp - 1 - group.stages[None, :]) + 1, m * v)
+    number, layers = np.minimum(m - 2, pp - 1), np.maximum(group.layers_SK.sum(axis=1), 1.0)[None, :]
+    times = np.zeros(ahead.shape)
+    for chunk in range(int(c["virtual_stages"][where].max())):
+        begun = np.minimum(ahead + (v - 1 - chunk) * pp + number, m * v)
+        ran = begun // (pp * v) * pp + np.clip(begun % (pp * v) - chunk * pp, 0, pp)
+        gathers = np.where((chunk == 0) & group.is_first[None, :], not job.model.tied, layers > v)
+        times += (ran == number + 1) & (m > 1) & (chunk < v) & gathers & ~((chunk == v - 1) & group.is_last[None, :])
+    own = (counts.layers - np.where((c["ep"] > 1)[:, None], counts.experts, 0.0)) / layers
+    payload = BYTES[job.formats.compute] * np.where(where[:, None], own, 0.0)
+    yield Traffic("dp", "all_gather", payload, np.where(where[:, None], times, 0.0), "shards", "backward")
 
 
 def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Place) -> tuple[Traffic, ...]:

@@ -150,6 +150,18 @@ PIPES = tuple(
 """Pipelines with few layers a stage, few words or many, in which what ZeRO-3 gathers beside a pass or forward alone holds most."""
 
 
+IN_TURN = {"pp": 2, "virtual_stages": 2, "schedule": "interleaved", "accumulation": 4} | Z3
+CHUNKS_IN_TURN = tuple(
+    Scenario(f"{model}-{layers}l-turn-{number}", replace(load_model(model), layers=layers, max_seq=4096, parameters_stated=None, **cut), seq_len, precision, layout)
+    for number, (model, layers, cut, seq_len, precision, layout) in enumerate((
+        ("llama-3.1-8b", 8, {}, 512, "bf16", IN_TURN),
+        ("olmo-1b", 8, {"vocab": 3072}, 1024, "bf16", IN_TURN | {"micro_batch": 3, "recompute": "selective"}),
+        ("qwen1.5-14b", 2, {"vocab": 2048}, 1024, "bf16", {"pp": 2, "tp": 4, "sequence_parallel": True, "micro_batch": 2, "accumulation": 4, "schedule": "1f1b", "recompute": "selective"} | Z3),
+    ))
+)  # fmt: skip
+"""Interleaved pipelines under ZeRO-3, and one whose ranks add up terms beside gathered weights (docs/decisions/0125)."""
+
+
 SP2, SP4 = ({"tp": tp, "sequence_parallel": True} for tp in (2, 4))
 CUT = tuple(
     Scenario(

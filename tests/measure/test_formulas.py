@@ -17,6 +17,7 @@ from tests.measure.grid import (
     BESIDE_LAYERS,
     BREADTH_FIRST,
     CHUNKED,
+    CHUNKS_IN_TURN,
     CUT,
     FEW_LAYERS,
     IN_A_V,
@@ -156,6 +157,13 @@ def test_formulas_agree_with_the_program_of_pipelines_off_the_grid(scenario: Sce
     for found in _found(scenario):
         if (found.place == PEAK and found.name == "allocated") or found.kind != "memory":
             _assert_keeps_its_bar(found)
+
+
+@half_nightly(CHUNKS_IN_TURN)
+def test_formulas_agree_with_the_program_of_chunks_in_turn(scenario: Scenario) -> None:
+    """And where a chunk's units lie gathered while others work, which a forward pass of any chunk may find."""
+    for found in _found(scenario):
+        _assert_keeps_its_bar(found)
 
 
 @half_nightly((*TWO_PARTS, *IN_A_V, *IN_PAIRS))

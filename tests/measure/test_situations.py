@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strategist.memory.situations import Schedule
+from strategist.memory.early import EarlySchedule
+from strategist.memory.situations import Schedule, Situation
 from strategist.memory.vee import ORDERS, turns
 from strategist.memory.weight_passes import Turns
 from strategist.space.candidates import code
@@ -23,14 +24,13 @@ CASES = (*(("interleaved", *shape) for shape in SHAPES), *(("looped_bfs", *shape
 """Schedules, stages, virtual stages, micro-batches."""
 
 
-def _schedule(word: str, pp: int, virtual: int, count: int, rank: int) -> Schedule:
+def _group(word: str, pp: int, virtual: int, count: int, rank: int) -> Any:
     columns = {
         "accumulation": np.array([count]),
         "virtual_stages": np.array([virtual]),
         "schedule": np.array([code("schedule", word)]),
     }
-    group: Any = SimpleNamespace(candidates=columns, pp=pp, stages=np.array([rank]))
-    return Schedule(group)
+    return SimpleNamespace(candidates=columns, pp=pp, stages=np.array([rank]))
 
 
 @pytest.mark.parametrize(("pp", "count"), ((2, 2), (2, 6), (4, 4), (4, 12), (8, 8), (8, 16)))
@@ -104,7 +104,7 @@ def test_situations_are_those_of_torchs_schedule(word: str, pp: int, virtual: in
     """At every backward pass of every rank the passes in flight, the chunks with gradients and the reduced chunks are
     those that torch's order of work gives."""
     for rank in range(pp):
-        schedule = _schedule(word, pp, virtual, count, rank)
+        schedule = Schedule(_group(word, pp, virtual, count, rank))
         there, back = [0] * virtual, [0] * virtual
         for kind, place, _ in torch_order(word, pp, virtual, count, rank):
             chunk = place // pp
@@ -131,3 +131,44 @@ def test_situations_are_those_of_torchs_schedule(word: str, pp: int, virtual: in
             said = {name: getattr(found, name).item() for name in expected}
             assert said == pytest.approx(expected), (rank, sum(back))
             back[chunk] += 1
+
+
+@pytest.mark.parametrize(("pp", "virtual", "count"), (*SHAPES, (4, 3, 16), (2, 4, 8)))
+def test_units_gathered_too_early_are_those_of_the_stacks_of_fully_shard(pp: int, virtual: int, count: int) -> None:
+    """fully_shard numbers a chunk's forward passes, each backward pass takes the number that came last, and gathers the end of the
+    pass before it unless there is none (FSDPParamGroup, _backward_prefetch); what is gathered lies until the chunk's next pass, or until
+    its last one is reduced. So it is beside every backward and forward pass of torch's order of work."""
+    for rank in range(pp):
+        schedule = EarlySchedule(_group("interleaved", pp, virtual, count, rank))
+        numbers = np.arange(count * virtual)[:, None, None]
+        said = {"FORWARD": schedule.forwards(numbers), "BACKWARD": schedule.backwards(numbers)}
+        stacks: list[list[int]] = [[] for _ in range(virtual)]
+        there, back, lies = [0] * virtual, [0] * virtual, [False] * virtual
+        pending: tuple[int, list[bool]] | None = None
+        for kind, place, _ in torch_order("interleaved", pp, virtual, count, rank):
+            chunk = place // pp
+            if kind == "FORWARD":
+                pending = chunk, list(lies)
+                stacks[chunk].append(there[chunk])
+                there[chunk] += 1
+                lies[chunk] = False
+                continue
+            k = sum(back)
+            if pending is not None:
+                assert _early(said["FORWARD"], k) == _beside(*pending, finds=pending[1][pending[0]]), (rank, k)
+            assert _early(said["BACKWARD"], k) == _beside(chunk, lies, finds=False), (rank, k)
+            back[chunk] += 1
+            lies[chunk] = stacks[chunk].pop() > 0 and back[chunk] < count
+            pending = None
+
+
+def _early(situation: Situation, k: int) -> tuple[float, ...]:
+    names = "early", "early_first", "early_last", "finds_early"
+    return tuple(
+        float(np.ravel(getattr(situation, name))[k if getattr(situation, name).size > 1 else 0]) for name in names
+    )
+
+
+def _beside(chunk: int, lies: list[bool], *, finds: bool) -> tuple[float, ...]:
+    others = [own and number != chunk for number, own in enumerate(lies)]
+    return float(sum(others)), float(others[0]), float(others[-1]), float(finds)

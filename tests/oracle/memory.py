@@ -28,7 +28,7 @@ from tests.oracle.parameters import (
     vocabulary,
 )
 from tests.oracle.reserved import by_blocks, reserved
-from tests.oracle.schedules import Around, around
+from tests.oracle.schedules import Around, around, around_forward
 from tests.oracle.split_passes import split_end, split_instants, v_instants
 from tests.oracle.stages import IN_A_V, Layout, computed_again, last_stage, stage_kinds, turns_back
 from tests.oracle.tiles import layer_in_slices, tiles_of
@@ -260,6 +260,12 @@ class Stage:
         self.waiting = self.q_ends * self.c * self.head if self.reduces and self.tied else 0.0
         self.old_head = self.q_ends * self.s * self.head if not self.units and self.tied else 0.0
         self.early = self._early()
+        others = [
+            self._unit_before_time(chunk) for chunk in range(len(at.early)) if at.early[chunk] and chunk != at.chunk
+        ]
+        self.held = sum(others) if self.piped and self.v > 1 else 0.0
+        finds = self.piped and at.is_forward and at.early[at.chunk]
+        self.found = self._unit_before_time(at.chunk) if finds else 0.0
         roots = self.piped and job.model.tied and not self.at_once
         self.late = (
             self.q * self.c * self.behind if roots else 0.0
@@ -311,11 +317,24 @@ class Stage:
         """What ZeRO-3 gathers in a pipeline before its time."""
         if not (self.piped and self.units and self.zero == 3):
             return 0.0
-        if self.ends:
-            waits = (self.at.begun or self.at.flight[-1] > (self.at.chunk == self.v - 1)) and not self.job.model.tied
-            return self.c * self.w.behind if waits else 0.0
-        waits = self.at.begun or sum(self.at.flight) > 1
-        return self.c * self.D if waits and not self.begins else 0.0
+        if self.first:  # an embedding
+            return 0.0
+        there = self.at.flight[-1] - 1 if self.last else sum(self.at.flight) - 1
+        return self._unit_before_time(self.at.chunk) if self.at.begun or there > 0 else 0.0
+
+    def _unit_before_time(self, chunk: int) -> float:
+        """What a chunk's backward pass gathers for the pass before it: the unit that ends its forward passes, unless that is a root."""
+        if not (self.units and self.zero == 3):
+            return 0.0
+        is_first, is_last = self.begins and chunk == 0, self.ends and chunk == self.v - 1
+        is_there = len(self.kinds) <= self.v and not (is_first or is_last)  # an only layer
+        if is_there or (self.job.model.tied and (is_first or is_last)):
+            return 0.0
+        return self.c * (self.w.behind if is_last else self.D)
+
+    def moving(self) -> float:
+        """What is held in one pass and not in another; of those with as much, one that finds something holds a byte more."""
+        return self.others + self.earlier + self.held + (self.found > 0)
 
     def edges(self) -> float:
         """Final norm and the head's input."""
@@ -381,7 +400,7 @@ class Stage:
             if self.zero < 3:
                 return self.c * (self.w.all - self._of_chunks(self.at.reduced))
             root = self._root() if tied else self.behind if head else 0.0
-            return self.c * (self._of_some_layers(layers, self.own, experts) + root)
+            return self.c * (self._of_some_layers(layers, self.own, experts) + root) + self.held
         kept = self.w.behind if head and not tied else 0.0
         if self.zero == 3:
             own = self.wire * self._of_some_layers(layers, self.w.layers, experts)
@@ -401,15 +420,11 @@ class Stage:
 
     def _sums(self) -> Iterator[tuple[int, dict[str, float]]]:
         """Under sequence parallelism what the last layer gives is added up in forward, and what the head gives in backward."""
-        shape, policy = self.job.model, self.a["recompute"]
+        shape = self.job.model
         if sequence_cut(self.a) == 1 or shape.moe or shape.adapters or self.tiles > 1:
             return
         adds = 2 * self.whole + self.stream
         rest = self._worst_of_kinds(lambda kind: self._rows(kind, _kept, "rest"))
-        product = self._worst_of_kinds(lambda kind: self._rows(kind, _again, "product"))
-        inputs = self._worst_of_kinds(lambda kind: self._rows(kind, _again, "ffn"))
-        factor = product if policy == "full" else 0.0
-        more = max(product - adds, 0.0) if shape.mlp_gated else 0.0
         shards = self.units and self.zero >= 2
         yield (
             0,
@@ -417,7 +432,7 @@ class Stage:
                 "gradients": self.earlier,
                 "activations": self.inside - rest,
                 "gather_buffers": self.gathered(1) + (self.c * self.wl if shards else 0.0),
-                "temporaries": self._result() + inputs + product + factor + more,
+                "temporaries": self._added_up(),
             },
         )
         if not self.in_chunks:
@@ -508,22 +523,31 @@ class Stage:
         return self.of_kept / self.v + share * ((self.every - self.of_kept) / self.v - kept)
 
     def forward(self) -> Iterator[tuple[int, dict[str, float]]]:
-        """Those of ZeRO-3's gathering in a pipeline."""
+        """In a pipeline: a forward pass and, under ZeRO-3, what it gathers."""
         sharded, tied = self.zero == 3 and self.units, self.job.model.tied
         runs = sharded and self.at.alternates
-        gathers = self.first or (tied and self.last)
-        table = (
-            self.c * (2 * (self._root() if tied else self.before) + (2 if tied else 1) * self.wl) if gathers else 0.0
-        )
-        embedded = self.others + (self.stream if self.first else 0.0)
-        gathers = table if runs else 0.0
         parts = 2 if self.a["sequence_parallel"] else int(self.a["tp"] > 1)
-        terms = parts * self.whole if self.first and runs and not tied else 0.0
-        common = {"gradients": self.earlier, "activations": embedded, "logits": self.logits(0)}
-        yield 0, common | {"gather_buffers": gathers, "temporaries": terms}
+        terms = parts * self.whole if self.first and not tied else 0.0
+        table, first, found = 0.0, 0.0, self.found if self.first else 0.0
+        if tied and (self.first or self.last):
+            table = self.c * 2 * (self._root() + self.wl)
+        elif self.first:  # then its layer, behind what was gathered before its time or, if there are no more, at it
+            table, first = self.c * 2 * self.before + found, self.c * (self.before + 2 * self.wl)
+            first += found if len(self.kinds) > self.v else 0.0
+        embedded = self.others + (self.stream if self.first else 0.0)
+        common = {
+            "gradients": self.earlier,
+            "activations": embedded,
+            "logits": self.logits(0, held=self.a["schedule"] != "interleaved"),
+        }
+        gathers, terms = (table, terms) if table + terms >= first else (first, 0.0)
+        yield (
+            0,
+            common | {"gather_buffers": gathers + self.held if runs else 0.0, "temporaries": terms if runs else 0.0},
+        )
         yield from ((0, terms) for terms in self._in_turn(runs))
-        inside = {"gradients": self.earlier, "activations": self.inside, "logits": self.logits(0)}
-        layer = self.c * (self.D + (self.X or self.wl) + (self._root() if tied else 0)) + self.early
+        head_found = self.found if self.last else 0.0
+        layer = self.c * (self.D + (self.X or self.wl) + (self._root() if tied else 0)) + head_found
         head = self.c * (2 * self.behind + (self.X or self.wl)) if self.last and not tied else 0.0
         found = self.gathered(0, head=True) if self.zero < 3 else 0.0
         parts = (
@@ -534,32 +558,46 @@ class Stage:
         computes = self._worst_of_kinds(lambda kind: self._rows(kind, _again, *parts))
         rest = self._worst_of_kinds(lambda kind: self._rows(kind, _kept, "rest"))
         fed = self.at.alternates
-        keeps = fed and self.a["recompute"] == "none"
+        summed = bool(self.a["sequence_parallel"]) and not self.job.model.moe
+        keeps = fed and (self.a["recompute"] == "none" or summed)
         made = self.stream * (self.last - bool(self.a["sequence_parallel"]))
+        moved = (
+            rest if keeps and self.a["recompute"] != "none" else 0.0
+        )  # what is kept of the result is there, in parts
         yield (
             0,
-            inside
-            | {
-                "activations": self.inside - rest + (made if keeps else 0.0),
-                "gather_buffers": max(layer, head) if runs else found if fed else 0.0,
-                "temporaries": self.previous + (self._result() if keeps else computes if fed else 0.0),
+            {
+                "gradients": self.earlier,
+                "logits": self.logits(0, held=self.a["schedule"] != "interleaved"),
+                "activations": self.inside - rest + (made if keeps else 0.0) + moved,
+                "gather_buffers": max(layer, head) + self.held if runs else found if fed else 0.0,
+                "temporaries": self.previous
+                + (self._added_up() if keeps and summed else self._result() if keeps else computes if fed else 0.0)
+                - moved,
             },
         )
+
+    def beginning(self) -> tuple[int, dict[str, float]]:
+        """In a pipeline a backward pass begins to gather."""
+        sharded, tied = self.zero == 3 and self.units, self.job.model.tied
         again = self.c * (self.D + max(self.D, self.X))
-        if tied and self.first and not runs:
+        if tied and self.first and not (sharded and self.at.alternates):
             again = max(again, self.c * (2 * self.before + min(2, len(self.kinds) / self.v) * self.wl))
         begins = sharded and self.at.begun
-        yield 1, inside | {"gather_buffers": again if begins else 0.0, "temporaries": self.previous}
+        inside = {"gradients": self.earlier, "activations": self.inside, "logits": self.logits(0)}
+        return 1, inside | {"gather_buffers": again + self.held if begins else 0.0, "temporaries": self.previous}
 
     def _in_turn(self, runs: bool) -> Iterator[dict[str, float]]:
         """A layer is gathered while its predecessor's first buffer is there: the last one, or the one before beside the last
         one's that came too early."""
         count, largest = len(self.kinds) / self.v, self._worst_of_kinds(lambda kind: self._rows(kind, _kept))
-        early = self.at.begun and sum(self.at.flight) > 1 and not self.ends
-        root = self.c * self._root() if self.job.model.tied else 0.0
+        early = self.found > 0 and not self.last
+        beside = (
+            (self.c * self._root() if self.job.model.tied else 0.0) + (self.found if self.last else 0.0) + self.held
+        )
         for behind in (1, 2) if early and count > 2 else (1,):
             turns = 1 + behind if self.apart else 2 + behind
-            gathered = turns * self.c * self.wl + root + (self.early if self.ends else 0.0)
+            gathered = turns * self.c * self.wl + beside
             second = largest
             if self.is_partly and len(self.mine) < 2 * self.v:
                 later = self.later()
@@ -569,7 +607,7 @@ class Stage:
             yield {
                 "gradients": self.earlier,
                 "activations": kept if runs else 0.0,
-                "logits": self.logits(0),
+                "logits": self.logits(0, held=self.a["schedule"] != "interleaved"),
                 "gather_buffers": gathered if runs and count > 1 else 0.0,
                 "temporaries": self.previous,
             }
@@ -583,6 +621,15 @@ class Stage:
         if is_ours and shape.moe is not None and not shape.moe.shared_ffn and self.own_tokens > 1:
             return held + self.stream
         return held + (2 * self.whole + 2 * self.stream if cut else self.whole)
+
+    def _added_up(self) -> float:
+        """The same under sequence parallelism, and what lies in the frames at work until the sum is there."""
+        adds = 2 * self.whole + self.stream
+        product = self._worst_of_kinds(lambda kind: self._rows(kind, _again, "product"))
+        inputs = self._worst_of_kinds(lambda kind: self._rows(kind, _again, "ffn"))
+        factor = product if self.a["recompute"] == "full" else 0.0
+        more = max(product - adds, 0.0) if self.job.model.mlp_gated else 0.0
+        return self._result() + inputs + product + factor + more
 
     def update(self) -> tuple[int, dict[str, float]]:
         """The update; tied ends of a pipeline exchange gradients before."""
@@ -1419,7 +1466,7 @@ class Stage:
         """The embedding's gradient while other passes are in flight, then in the reduce format."""
         dW = self.q * (self.c if self.units else self.s) * (self.table if self.at_once else self.before)
         direct = not self.stands and (not self.units or self.c == self.r)
-        waits = self.units and self.zero == 3 and sum(self.at.flight) > 1 and self.first and not self.job.model.tied
+        waits = self.units and self.zero == 3 and self.at.flight[0] > 1 and self.first and not self.job.model.tied
         common = {
             "activations": self.others + (self.stream if self.first else 0.0),
             "logits": self.logits(0),
@@ -1448,13 +1495,8 @@ def instants(
         ).buffered()
         return
 
-    def backward(number: int) -> Stage:
-        return Stage(job, layout, stage, kinds, around(layout, stage, number))
-
-    pp, v, m = layout["pp"], layout["virtual_stages"], layout["accumulation"]
-    heads = _at_heads(job, layout, stage, kinds)
-    if pp == 1:
-        (step,) = heads
+    if layout["pp"] == 1:
+        (step,) = _at_heads(job, layout, stage, kinds)
         yield from (
             *step.gathering(),
             *step.casting(),
@@ -1464,26 +1506,59 @@ def instants(
             *step.hooked(),
             step.update(),
         )
-        return
+    elif layout["schedule"] in IN_A_V:
+        yield from v_instants(lambda at: Stage(job, layout, stage, kinds, at))
+    else:
+        yield from _of_pipeline(job, layout, stage, kinds)
+
+
+def _of_pipeline(
+    job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]
+) -> Iterator[tuple[int, dict[str, float]]]:
+    """The same of a pipeline whose stages have one run of layers, or chunks in turn."""
+
+    def backward(number: int) -> Stage:
+        return Stage(job, layout, stage, kinds, around(layout, stage, number))
+
+    def forward(number: int) -> Stage:
+        return Stage(job, layout, stage, kinds, around_forward(layout, stage, number))
+
+    pp, v, m = layout["pp"], layout["virtual_stages"], layout["accumulation"]
     turn = m if layout["schedule"] == "looped_bfs" else pp
     first, again = backward(turn * (v - 1)), backward(turn * (v - 1) + 1)
-    bodies = [first, again]
-    if v > 1:
-        fullest = max(range(v * m), key=lambda k: (sum(around(layout, stage, k).flight), k))
-        bodies = [*bodies, heads[1], backward(fullest)]
     if layout["schedule"] == "zb_h1" and stage > 0:
         yield from split_instants(lambda at: Stage(job, layout, stage, kinds, at))
         yield from split_end(again)
         return
-    if layout["schedule"] in IN_A_V:
-        yield from v_instants(lambda at: Stage(job, layout, stage, kinds, at))
-        return
+    heads = _at_heads(job, layout, stage, kinds)
+    bodies, forwards = [first, again], [forward(0), forward(1), forward(2)]
+    if _holds_early(layout):
+        every = [backward(number) for number in range(v * m)]
+        bodies = [heads[1], first, *_fullest(every, (0,), range(1, v - 1))]
+        fed = [forward(number) for number, step in enumerate(every) if step.at.alternates]
+        forwards = list(_fullest(fed, (v - 1,), (0,), range(1, v - 1)))
+    elif v > 1:
+        fullest = max(range(v * m), key=lambda k: (sum(around(layout, stage, k).flight), k))
+        forwards = bodies = [*bodies, heads[1], backward(fullest)]
     for step in heads:
         yield from step.heads()
+    for step in forwards:
+        yield from step.forward()
     for step in bodies:
-        yield from (*step.forward(), *step.bodies())
+        yield from (step.beginning(), *step.bodies())
     yield from again.reductions()
     yield again.update()
+
+
+def _holds_early(layout: Layout) -> bool:
+    """Chunks in turn hold what ZeRO-3 gathered before its time while others work."""
+    return bool(layout["virtual_stages"] > 1 and layout["schedule"] == "interleaved" and layout["zero"] == 3)
+
+
+def _fullest(passes: Sequence[Stage], *chunks: Sequence[int]) -> Iterator[Stage]:
+    """Of some passes those in which most is held, one of some chunks and one of others; as far as there are some."""
+    for some in chunks:
+        yield from sorted((step for step in passes if step.at.chunk in some), key=Stage.moving, reverse=True)[:1]
 
 
 def _at_heads(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> list[Stage]:
@@ -1492,6 +1567,9 @@ def _at_heads(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) 
     if pp == 1:
         several = m > 1
         return [Stage(job, layout, stage, kinds, Around(0, (1,), (several,), (False,), several, True, True))]
+    if _holds_early(layout):
+        every = [Stage(job, layout, stage, kinds, around(layout, stage, number)) for number in range(v * m)]
+        return [every[0], *_fullest(every, (v - 1,))]
     rounds = m >= 2 * pp and layout["schedule"] != "looped_bfs"
     numbers = (0, 1) if v == 1 or not rounds else (0, pp * v)
     return [Stage(job, layout, stage, kinds, around(layout, stage, number)) for number in numbers]

@@ -17,6 +17,7 @@ from strategist.facts.tiers import tiers
 from tests.oracle import adapters, compression, turned
 from tests.oracle.memory import is_plain, sequence_cut, tokens, uses_units
 from tests.oracle.parameters import Held, expert_ranks, expert_shards, padded, shards, tensors_of, vocabulary
+from tests.oracle.schedules import in_vain
 from tests.oracle.stages import Layout, computed_again, last_stage, turns_back
 from tests.oracle.tiles import repeated, tiles_of
 from tests.oracle.tiles import units as tile_units
@@ -235,6 +236,15 @@ def _data(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], whol
     own_unit = job.profile.has_units and not job.model.tied and turns
     if own_unit and layout["zero"] == 3 and layout["pp"] > 1 and layout["accumulation"] > 1:
         yield Row("dp", "all-gather", "backward", BYTES[job.formats.compute] * whole.behind, 1, *sharded)
+    takes_turns = layout["schedule"] == "interleaved" and layout["virtual_stages"] > 1 and job.profile.has_units
+    if takes_turns and layout["zero"] == 3 and kinds:
+        v = layout["virtual_stages"]
+        first, last = (0 if stage == 0 else None), (v - 1 if stage == last_stage(layout) else None)
+        some = [chunk for chunk in in_vain(layout, stage) if chunk != last]  # that one gathers norm and head
+        others = [chunk for chunk in some if (not job.model.tied if chunk == first else len(kinds) > v)]
+        if others:
+            layer = BYTES[job.formats.compute] * in_layers / len(kinds)
+            yield Row("dp", "all-gather", "backward", layer, len(others), *sharded)
     replicas, apart = expert_ranks(layout), layout["ep"] * layout["etp"]
     sent_apart = _with_elements(job, layout, stage, kinds, experts=True) if layout["ep"] > 1 else 0
     own = (whole.experts, whole.experts)
