@@ -313,7 +313,7 @@ def of_few_experts() -> tuple[Scenario, ...]:
     return tuple(found)
 
 
-IN_TURN: tuple[tuple[str, int, int, int, str, Mapping[str, Any]], ...] = (
+EXPERTS_IN_TURN: tuple[tuple[str, int, int, int, str, Mapping[str, Any]], ...] = (
     ("deepseek-moe-16b", 4, 0, 1024, "bf16", {"dp_shard": 4, "ep": 4, "zero": 3}),
     ("phi-3.5-moe", 2, 0, 512, "fp32", {"dp_shard": 8, "ep": 4, "zero": 3, "micro_batch": 4, "accumulation": 2, "offload": "optimizer"}),
     ("glm-4.5-air", 4, 1, 1024, "bf16", {"recompute": "full", "accumulation": 2, "optimizer": "sgd"}),
@@ -328,7 +328,7 @@ IN_TURN: tuple[tuple[str, int, int, int, str, Mapping[str, Any]], ...] = (
 def in_turn() -> tuple[Scenario, ...]:
     """Experts one after the other in backward, and those that one rank alone has."""
     found = []
-    for place, (name, chosen, dense, seq_len, precision, layout) in enumerate(IN_TURN):
+    for place, (name, chosen, dense, seq_len, precision, layout) in enumerate(EXPERTS_IN_TURN):
         shape = load_model(name)
         moe = shape.moe and replace(shape.moe, experts=8, top_k=chosen, layers=2 - dense, first_dense=dense)
         few = replace(shape, layers=2, vocab=2048, max_seq=4096, moe=moe)
