@@ -118,32 +118,15 @@ class Pools:
 
     @cached_property
     def _outgrown(self) -> Reals:
-        """The largest requests of backward, where no tensor of the loss left a block for them: what a unit is reduced from; under
-        autocast the head's gradient as it is cast; and those of tied ends."""
+        """The largest request of backward, where no tensor of the loss left a block for it: what a unit is reduced from; under
+        autocast the head's gradient as it is cast."""
         request = np.where(self._reduces, self.job.trainable * self.reduce * self._largest, 0.0)
         plain = is_plain_data_parallel(self.job.profile.has_units, self.c)[:, None]
-        if self.compute != self.stored and plain.any() and not self._ties:
-            request = np.where(plain, self.stored * self._head, request)
-        blocks = largest_bytes_CS(self.job, self.group)
-        found = np.where(request > blocks, request, 0.0)
-        return found + self._of_ends(blocks) if self._ties else found
-
-    def _of_ends(self, blocks: Reals) -> Reals:
-        """The gradient of the head, that of the embedding, which is the same weight, and their sum, all there at once behind the layers
-        (memory/instants.py, _end): each needs a block of its own where those of the loss are smaller."""
-        table = np.where(self.managed, self.compute, self.stored) * self._head
-        return np.where(table > blocks, 3.0 * table, 0.0)
-
-    @cached_property
-    def _head(self) -> Reals:
-        """Elements of the gradient of the head's matrix."""
-        tables = vocabulary_elements(self.job.model, self.c["tp"], np.ones_like(self.c["tp"]))
-        return on_stages(self.job.trainable * tables, self.group.is_last)
-
-    @property
-    def _ties(self) -> bool:
-        """Whether a weight gets two gradients at the ends."""
-        return self._tied and self.job.model.adapters is None
+        if self.compute != self.stored and plain.any():
+            tables = vocabulary_elements(self.job.model, self.c["tp"], np.ones_like(self.c["tp"]))
+            head = on_stages(self.job.trainable * self.stored * tables, self.group.is_last)
+            request = np.where(plain, head, request)
+        return np.where(request > largest_bytes_CS(self.job, self.group), request, 0.0)
 
     @property
     def _tied(self) -> bool:

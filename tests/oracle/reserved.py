@@ -66,14 +66,10 @@ def reserved(
     on_its_way = c * adapters.travelling(job) * layer if in_units and layout["zero"] >= 3 else 0.0
 
     request = job.trainable * r * largest if reduces else 0.0
-    ties = job.model.tied and pp == 1 and job.model.adapters is None
-    if not in_units and layout["zero"] < 2 and layout["tp"] == pp == 1 and c != s and not ties:
+    if not in_units and layout["zero"] < 2 and layout["tp"] == pp == 1 and c != s:
         request = job.trainable * s * vocabulary(job.model, 1, 1)
     largest_of_loss = entries * (4 if row.forward_float32 else c)
     outgrown = request if request > largest_of_loss else 0.0
-    gradient = (c if in_units else s) * job.trainable * vocabulary(job.model, layout["tp"], 1)
-    if ties and gradient > largest_of_loss:
-        outgrown += 3 * gradient
 
     main = max(
         at_loss - (settled if stands else 0.0) + idle + on_its_way + outgrown,
