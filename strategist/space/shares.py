@@ -147,7 +147,7 @@ def groups(job: Job, candidates: Candidates, *, every_stage: bool = False) -> It
 def holds_early_C(c: Candidates) -> Mask:
     """Where chunks take turns and ZeRO-3 holds units of some while others work, (C,)."""
     takes_turns = c.is_word("schedule", "interleaved") & (c["virtual_stages"] > 1)
-    return takes_turns & (c["zero"] == 3) & (c["dp_shard"] * c["cp"] > 1)
+    return takes_turns & (c["zero"] == 3)
 
 
 IN_A_V, TILED = 2**17, 2**19

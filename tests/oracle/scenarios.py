@@ -79,7 +79,7 @@ def _drawn(random: Random, devices: int) -> tuple[Job, tuple[str, ...], tuple[st
     work = Workload(seq_len=length, global_batch=batch, precision=precision, optimizer=random.choice(("adamw", "adamw", "sgd")))  # fmt: skip
     job = Job(cluster=cluster, model=model, workload=work, profile=find_profile(), headroom=random.choice((0.0, 0.05, 0.3)))  # fmt: skip
     forbids = tuple(random.sample(sorted(TECHNIQUES), random.choice((0, 1, 2, 3, 4))))
-    return job, forbids, tuple(random.sample(ADDED, random.choice((0, 0, 0, 1, 2, 3))))
+    return job, forbids, tuple(random.sample(ADDED, random.choice((0, 0, 0, 1, 2, len(ADDED)))))
 
 
 def _machines(random: Random, devices: int) -> Cluster:
