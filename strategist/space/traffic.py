@@ -442,9 +442,12 @@ def _gathered_in_vain(job: Job, group: Group, counts: Elements) -> Iterator[Traf
         ran = begun // (pp * v) * pp + np.clip(begun % (pp * v) - chunk * pp, 0, pp)
         gathers = np.where((chunk == 0) & group.is_first[None, :], not job.model.tied, layers > v)
         times += (ran == number + 1) & (m > 1) & (chunk < v) & gathers & ~((chunk == v - 1) & group.is_last[None, :])
+    times = np.where(where[:, None], times, 0.0)
+    if not times.any():
+        return
     own = (counts.layers - np.where((c["ep"] > 1)[:, None], counts.experts, 0.0)) / layers
     payload = BYTES[job.formats.compute] * np.where(where[:, None], own, 0.0)
-    yield Traffic("dp", "all_gather", payload, np.where(where[:, None], times, 0.0), "shards", "backward")
+    yield Traffic("dp", "all_gather", payload, times, "shards", "backward")
 
 
 def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Place) -> tuple[Traffic, ...]:
