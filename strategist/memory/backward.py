@@ -209,9 +209,9 @@ def layer_instants(kept: Kept) -> tuple[LayerInstant, ...]:
         return (*dense, _in_attention(kept), _before_attention(kept), *gathered)
     routed: tuple[LayerInstant, ...] = (_experts_begin(kept), _experts_end(kept), _first_expert(kept))
     routed = (*routed, _inputs_of_expert(kept), _inputs_together(kept), _summed_again(kept))
-    dense = (*dense, dense[0], dense[0], dense[0])
     if kept.job.model.moe.shared_ffn:
-        routed, dense = (*routed, _last_of_shared(kept), _inside_shared(kept)), (*dense, dense[0], dense[0])
+        routed = (*routed, _last_of_shared(kept), _inside_shared(kept))
+    dense += (dense[0],) * (len(routed) - len(dense))  # other layers have fewer
     has_experts = np.array([kind.ffn == "moe" for kind in kinds(kept.job.model)])
     mixed = (_by_kind(has_experts, *pair) for pair in zip(routed, dense, strict=True))
     return (*mixed, _in_attention(kept), _before_attention(kept))

@@ -8,8 +8,7 @@ comes down to the first forward pass of all finds nothing before it. The last ba
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -55,13 +54,11 @@ class EarlySchedule(Schedule):
         chunk, whose gradients stand then; of turns of the second and the third round, when what lies gathered does so in every round,
         and of as many as can be left when no forward passes are, the first and those behind the last forward pass of a turn."""
         turn, v, count = self.turn, self.v, self.passes // self.turn
-        places = np.arange(2 * int(self.v.max()))[:, None, None]
-        early, late = (
-            np.minimum(v + np.minimum(places, 2 * v - 1), count - 1),
-            np.maximum(count - 1 - np.minimum(places, v), 0),
-        )
+        places, chunks = np.arange(2 * int(v.max()))[:, None, None], int(v.max())
+        early = np.minimum(v + np.minimum(places, 2 * v - 1), count - 1)
+        late = np.maximum(count - 1 - np.minimum(places[: chunks + 1], v), 0)
         first = turn * np.concatenate([early, late])
-        seconds = turn * np.minimum(places, v - 1) + 1
+        seconds = turn * np.minimum(places[:chunks], v - 1) + 1
         ends = np.stack([self.first_pass(), self.first_of_first_chunk()])
         return np.concatenate([ends, *(self._each(every) for every in (seconds, first, first + -self.ahead % turn))])
 
@@ -69,9 +66,9 @@ class EarlySchedule(Schedule):
         """The backward passes behind the first and the last forward passes of turns, (K, C, S): of two rounds when all gradients stand,
         and of the last."""
         turn, v, count = self.turn, self.v, self.passes // self.turn
-        places = np.arange(2 * int(self.v.max()))[:, None, None]
+        places, chunks = np.arange(2 * int(v.max()))[:, None, None], int(v.max())
         standing = -(-(self.ahead - 1 + turn * v) // turn)
-        early, late = standing + np.minimum(places, 2 * v - 1), count - 1 - np.minimum(places, v - 1)
+        early, late = standing + np.minimum(places, 2 * v - 1), count - 1 - np.minimum(places[:chunks], v - 1)
         first = turn * np.concatenate([np.minimum(early, count - 1), self._each(late)])
         passes = np.concatenate([first, first + turn - 1])
         return np.clip(passes - self.ahead + 1, 0, self.passes - self.ahead)
@@ -150,34 +147,18 @@ def _chosen(passes: Situation, best: Column) -> Situation:
     return Situation(*(stage_by_stage(np.broadcast_to(part, best.shape)) for part in parts))
 
 
-def early_passes(step: Step, rows: Column) -> tuple[Situation, Situation]:
-    """Backward passes as a step has them, and the forward passes to look at: for some of its candidates the fullest of either."""
-    chunks = step.c["virtual_stages"][rows]
+def early_passes(step: Step) -> tuple[Situation, Situation]:
+    """The backward passes to look at, and the forward passes, of candidates all of whose chunks hold units early (space/shares.py, groups)."""
+    chunks = step.c["virtual_stages"]
     alike = [
-        rows[chunks == number] for number in np.unique(chunks)
-    ]  # of few chunks there are few passes to choose from
-    backward, forward = (_together(parts) for parts in zip(*(fullest_passes(step, own) for own in alike), strict=True))
-    found, order = step.situation, np.concatenate(alike)
-    return _with_rows(found, order, backward, step), _with_rows(found.of(slice(1, None)), order, forward, step)
+        np.flatnonzero(chunks == number) for number in np.unique(chunks)
+    ]  # few chunks have few passes to choose from
+    order = np.concatenate(alike).argsort()
+    backward, forward = zip(*(fullest_passes(step, own) for own in alike), strict=True)
+    return _together(backward, order), _together(forward, order)
 
 
-def _together(parts: Sequence[Situation]) -> Situation:
-    """Passes of some candidates, and of others behind them."""
-    if len(parts) == 1:
-        return parts[0]
-    every = ([getattr(part, name) for part in parts] for name in names_of(Situation))
-    return Situation(*(np.concatenate(each, axis=1) for each in every))
-
-
-def _with_rows(passes: Situation, rows: Column, others: Situation, step: Step) -> Situation:
-    """Passes of all candidates of a step, those of some of them others."""
-    return Situation(*_parts(passes, rows, others, len(step.c)))
-
-
-def _parts(passes: Situation, rows: Column, others: Situation, size: int) -> Iterator[Any]:
-    for name in names_of(Situation):
-        theirs = getattr(others, name)
-        own = np.broadcast_to(getattr(passes, name), (len(theirs), size, theirs.shape[-1]))
-        part = stage_by_stage(own.astype(np.result_type(own, theirs)))
-        part[:, rows] = theirs
-        yield part
+def _together(parts: Sequence[Situation], order: Column) -> Situation:
+    """Passes of some candidates, and of others behind them, in an order."""
+    every = (np.concatenate([getattr(part, name) for part in parts], axis=1) for name in names_of(Situation))
+    return Situation(*(stage_by_stage(each[:, order]) for each in every))

@@ -101,22 +101,10 @@ def _of_pipeline(job: Job, group: Group, in_situation: Callable[..., Step], *, a
     if at_loss:
         at_most = _loss(in_situation(schedule.at(schedule.second_of_last_chunk()), at).unsorted())
         return _in_two_parts(job, group, in_situation, at_most, at_loss=True) if schedule.splits else at_most
-    firsts = schedule.first_of_first_chunk(), schedule.second_of_first_chunk()
     if schedule.has_chunks:
-        second = schedule.second_of_last_chunk()
-        every = schedule.at(schedule.first_pass(), second, *firsts, schedule.fullest())
-        before = every.of(slice(1, None))
-        rows = np.flatnonzero(holds_early_C(group.candidates))
-        if len(rows):
-            from strategist.memory.early import early_passes  # rarely asked for
-
-            every, before = early_passes(in_situation(every, at).unsorted(), rows)
-            at = None
-        heads, bodies = in_situation(every.of(slice(2)), at), in_situation(every.of(slice(1, None)), at)
-        forwards = in_situation(before, at) if len(rows) else bodies
-        if len(rows):  # which passes are looked at depends on all that a formula may not read
-            heads, bodies, forwards = (step.unsorted() for step in (heads, bodies, forwards))
+        heads, bodies, forwards = _in_chunks(group, schedule, at, in_situation)
     else:
+        firsts = schedule.first_of_first_chunk(), schedule.second_of_first_chunk()
         heads = bodies = forwards = in_situation(schedule.at(*firsts), at)
     passes = (
         *_loss(heads),
@@ -127,13 +115,31 @@ def _of_pipeline(job: Job, group: Group, in_situation: Callable[..., Step], *, a
         *_layers(bodies),
         *(_experts(bodies) if bodies.has_apart else ()),
         *_end_of_pass(bodies),
+        *_reductions(bodies),
     )
-    passes = (*passes, *_reductions(bodies))
     if schedule.splits:
         from strategist.memory.weight_passes import split_end
 
         return (*_in_two_parts(job, group, in_situation, passes), *split_end(bodies, _update(bodies)))
     return (*passes, _update(bodies))
+
+
+def _in_chunks(
+    group: Group, schedule: Schedule, at: Column | None, in_situation: Callable[..., Step]
+) -> tuple[Step, Step, Step]:
+    """The passes to look at where stages have several runs of layers: until the layers' backward begins, from there on, and forward."""
+    if not holds_early_C(group.candidates).any():
+        firsts = schedule.first_of_first_chunk(), schedule.second_of_first_chunk()
+        every = schedule.at(schedule.first_pass(), schedule.second_of_last_chunk(), *firsts, schedule.fullest())
+        heads, bodies = in_situation(every.of(slice(2)), at), in_situation(every.of(slice(1, None)), at)
+        return heads, bodies, bodies
+    from strategist.memory.early import early_passes  # rarely asked for
+
+    backward, forward = early_passes(in_situation(schedule.at(schedule.first_pass()), at).unsorted())
+    looked_at = backward.of(slice(2)), backward.of(slice(1, None)), forward
+    # which passes are looked at depends on all that a formula may not read
+    heads, bodies, forwards = (in_situation(passes, None).unsorted() for passes in looked_at)
+    return heads, bodies, forwards
 
 
 def _before_layers(step: Step) -> Iterator[Instant]:

@@ -26,6 +26,7 @@ from strategist.space.shares import (
     Elements,
     Group,
     expert_shards,
+    holds_early_C,
     is_managed,
     is_plain_data_parallel,
     layers,
@@ -430,7 +431,7 @@ def _gathered_in_vain(job: Job, group: Group, counts: Elements) -> Iterator[Traf
     has it of norm and head. It does not where it is that of the first forward pass: where some pass of the chunk was in flight
     until then, which those of the first turn tell (memory/early.py). A chunk's only layer is there already."""
     c, pp = group.candidates, group.pp
-    where = c.is_word("schedule", "interleaved") & (c["virtual_stages"] > 1) & (c["zero"] == 3)
+    where = holds_early_C(c)
     if pp == 1 or not job.profile.has_units or not where.any():
         return
     m, v = c["accumulation"][:, None], c["virtual_stages"][:, None]

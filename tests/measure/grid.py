@@ -193,24 +193,23 @@ TWO_PARTS = _in_passes(
 )
 """Pipelines whose backward passes come in two parts."""
 
-ZBV = {"pp": 2, "virtual_stages": 2, "schedule": "zbv", "accumulation": 4}
-IN_A_V = _in_passes(
-    "-zbv",
-    ("llama-3.1-8b", 4, "bf16", ZBV | {"dp_shard": 4, "zero": 2}),
-    ("llama-3.1-8b", 8, "bf16", ZBV | {"pp": 4, "dp_replicate": 2, "accumulation": 7}),
-    ("llama-3.1-8b", 8, "bf16", ZBV | {"tp": 2, "sequence_parallel": True, "accumulation": 3}),
-    ("qwen3-8b", 4, "fp32", ZBV),
-)
+
+def _with_two_runs(word: str, schedule: str, on_four: int, on_two: int) -> tuple[Scenario, ...]:
+    """Of a schedule with two runs of layers a rank, with so many micro-batches on four stages, and beside tp on two."""
+    layout = {"pp": 2, "virtual_stages": 2, "schedule": schedule, "accumulation": 4}
+    return _in_passes(
+        word,
+        ("llama-3.1-8b", 4, "bf16", layout | {"dp_shard": 4, "zero": 2}),
+        ("llama-3.1-8b", 8, "bf16", layout | {"pp": 4, "dp_replicate": 2, "accumulation": on_four}),
+        ("llama-3.1-8b", 8, "bf16", layout | {"tp": 2, "sequence_parallel": True, "accumulation": on_two}),
+        ("qwen3-8b", 4, "fp32", layout),
+    )
+
+
+IN_A_V = _with_two_runs("-zbv", "zbv", 7, 3)
 """The same with two runs of layers a rank, first and last on one."""
 
-DUAL = ZBV | {"schedule": "dualpipev"}
-IN_PAIRS = _in_passes(
-    "-dual",
-    ("llama-3.1-8b", 4, "bf16", DUAL | {"dp_shard": 4, "zero": 2}),
-    ("llama-3.1-8b", 8, "bf16", DUAL | {"pp": 4, "dp_replicate": 2, "accumulation": 9}),
-    ("llama-3.1-8b", 8, "bf16", DUAL | {"tp": 2, "sequence_parallel": True, "accumulation": 5}),
-    ("qwen3-8b", 4, "fp32", DUAL),
-)
+IN_PAIRS = _with_two_runs("-dual", "dualpipev", 9, 5)
 """The same with some backward passes in one part."""
 
 SHORT = {"vocab": 3072}
