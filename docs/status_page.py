@@ -138,7 +138,6 @@ MISSING = (
     "A loss in chunks beside tp and pp, in files of other frameworks, and unasked in the search (docs/decisions/0112).",
     "Muon beside tp under ZeRO-1, offload, tiles, experts and adapters, and in files of other frameworks (docs/decisions/0115).",
     "Compressed gradients (`--pin compression=`) in files of frameworks other than Fabric, of Accelerate but PowerSGD, and rehearsals of them (docs/decisions/0102).",
-    "Traces, and formulas with them, count one tensor too many while autograd adds two gradients up, which torch does in place where no mode looks on (docs/decisions/0126).",
     "Of layouts drawn at random (docs/decisions/0124) those whose peak is off by more than a thousandth and why it is known: docs/decisions/0120 to 0122, 0125 to 0127.",
     "Optimizer state on NVMe was run on CPU ranks with files in the system's folder for temporary ones; no drive's rate was measured.",
     "What is parsed and not trained with, by target: docs/targets.md. Of those Composer's FSDP, llm-foundry, Megatron-LM, Megatron-Bridge, nanotron, torchtitan and "

@@ -34,7 +34,8 @@ class Allocation:
     """One storage: where it was born, and what it turned out to be for (`role` is "" until somebody knows).
 
     `operation` is the one that made it, `graph` the backward pass that ran (-1 outside), `made_from` the allocations that it
-    is another format or the sum of (over ranks, too), `ended` the operation after which its memory went back.
+    is another format or the sum of (over ranks, too), `grew_by` those that autograd added to it in place, `ended` the operation after
+    which its memory went back.
     """
 
     number: int
@@ -48,10 +49,13 @@ class Allocation:
     role: str = ""
     stream: str = "main"
     made_from: tuple[int, ...] = ()
+    grew_by: tuple[int, ...] = ()
     ended: int | None = None
 
 
-SOURCED = ("aten::_to_copy", "aten::add", REDUCTION)
+SUM = "aten::add"
+
+SOURCED = ("aten::_to_copy", SUM, REDUCTION)
 """Operations of whose results it is written down what they were made from."""
 
 IN_PLACE = {
@@ -107,6 +111,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._is_over = False
         self._reduces = False
         self._role_of_new = ""
+        self._alone = _holders_of_a_gradient()
         self._replaced: list[tuple[Any, str, Any]] = []
 
     def mark(self, tensor: Tensor, role: str) -> None:
@@ -189,12 +194,26 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.record.graphs.append(torch._C._current_graph_task_id())
         # a fake wait makes a tensor of its own, a real one hands on the one that was waited for
         waits = func._schema.name == "_c10d_functional::wait_tensor"
-        in_place = IN_PLACE.get(func._schema.name) if self.record.graphs[-1] >= 0 else None
+        in_place = self._in_place_of(func, args) if self.record.graphs[-1] >= 0 else None
         if in_place is not None:
             in_place(*args, **kwargs)
         result = args[0] if waits or in_place is not None else func(*args, **kwargs)
         self._look(func, args, kwargs, result)
         return result
+
+    def _in_place_of(self, func: Any, args: Any) -> Any:
+        """What autograd runs instead of an operation of a backward pass where no dispatch mode looks on; None: the same."""
+        if func._schema.name == SUM:
+            return torch.ops.aten.add_.Tensor if self._only_autograd_has(args) else None
+        return IN_PLACE.get(func._schema.name)
+
+    def _only_autograd_has(self, summands: Any) -> bool:
+        """Whether a sum is one of two gradients of the same tensor of which nobody but autograd has the first: torch adds the second to it
+        (PyTorch 2.13 torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace)."""
+        if len(summands) != 2 or not all(isinstance(value, Tensor) for value in summands):
+            return False
+        first, second = summands
+        return first.shape == second.shape and first.dtype == second.dtype and _holders_of(first) == self._alone
 
     def _look(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
@@ -244,8 +263,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         made = self._known.get(_storages(outputs[0])[0])
         sources = [self._known.get(_storages(value)[0]) for value in args if isinstance(value, Tensor)]
+        numbers = tuple(source.number for source in sources if source is not None and source is not made)
         if made is not None and made.operation == len(self.record.passes) - 1:
-            made.made_from = tuple(source.number for source in sources if source is not None)
+            made.made_from = numbers
+        elif made is not None and func._schema.name == SUM:
+            made.grew_by += numbers
 
     def _note_message(self, message: Message, func: Any, args: Any, outputs: list[Tensor]) -> None:
         """Remember whose contents are not there before the message has arrived."""
@@ -312,6 +334,34 @@ def _move_gradients(recorder: Recorder, group: Any) -> None:
         gradient = parameter.sharded_param.grad
         if gradient is not None:
             gradient._local_tensor = gradient._local_tensor.clone()
+
+
+class _Holders(TorchDispatchMode):
+    """How often the first summand of each sum was held."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: list[tuple[int, int]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.name == SUM:
+            self.found.append(_holders_of(args[0]))
+        return func(*args, **(kwargs or {}))
+
+
+def _holders_of_a_gradient() -> tuple[int, int]:
+    """How often a gradient is held, seen from a dispatch mode, that nobody but autograd has."""
+    leaf = torch.zeros(1, requires_grad=True)
+    shared = leaf * 1.0
+    loss = torch.cat([shared.exp(), shared.exp()]).sum()
+    with _Holders() as holders:
+        loss.backward()
+    return holders.found[0]
+
+
+def _holders_of(tensor: Tensor) -> tuple[int, int]:
+    """How often a tensor and its storage are held."""
+    return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
 class _Muted:

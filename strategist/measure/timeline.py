@@ -22,7 +22,7 @@ from strategist.document.estimate import MOMENTS, MemoryTerm
 from strategist.document.observed import ModulePeak, MomentBytes, Pass
 from strategist.measure.caching_allocator import CachingAllocator
 from strategist.measure.messages import REDUCTION, UNSHARDED_GRADIENT
-from strategist.measure.recorder import Allocation, Record
+from strategist.measure.recorder import SUM, Allocation, Record
 from strategist.records import dataclass
 
 HOST = "host"
@@ -65,12 +65,15 @@ class Timeline:
     def _name_summands(self) -> None:
         """Parts of a shared weight's unsharded gradient are what their sum is; so is a rank's term of any gradient."""
         for allocation in reversed(list(self.record.allocations.values())):
-            is_sum = allocation.role == UNSHARDED_GRADIENT and allocation.made_by == "aten::add"
-            if is_sum or (allocation.role in GRADIENTS and allocation.made_by == REDUCTION):
-                for number in allocation.made_from:
-                    part = self.record.allocations.get(number)
-                    if part is not None and not part.role:
-                        part.role = allocation.role
+            is_sum = allocation.role == UNSHARDED_GRADIENT and allocation.made_by == SUM
+            is_term = allocation.role in GRADIENTS and allocation.made_by == REDUCTION
+            summands = allocation.made_from if is_sum or is_term else ()
+            if allocation.role == UNSHARDED_GRADIENT:
+                summands += allocation.grew_by
+            for number in summands:
+                part = self.record.allocations.get(number)
+                if part is not None and not part.role:
+                    part.role = allocation.role
 
     def _role(self, allocation: Allocation) -> str:
         if allocation.role == UNSHARDED_GRADIENT:

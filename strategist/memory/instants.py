@@ -980,7 +980,8 @@ def _layer_accumulated(step: Step) -> tuple[Reals, Reals, Reals]:
 
 
 def _end(step: Step) -> tuple[Instant, ...]:
-    """Without a pipeline: the embedding's gradient, and its reduction."""
+    """Without a pipeline: the embedding's gradient, and its reduction. A tied head's is a copy of the product's result under autocast, to
+    which autograd adds the embedding's in place; elsewhere it is a view of that result, and their sum is a third."""
     counts, c = step.counts, step.c
     gradient = step.ends * np.where(step.managed, step.compute * step.bare.before, step.stored * _table(step))
     stream = np.where(step.managed, 0.0, step.stored / step.compute) * step.whole_stream * step.first
@@ -990,7 +991,8 @@ def _end(step: Step) -> tuple[Instant, ...]:
     keeps = np.where(step.managed & (~step.reshards | step.tied), step.compute * step.outer, 0.0)
     flight = np.where(step.reduces, step.trained * step.reduce * step.dense, 0.0)
     old = added(step.waiting, np.where(step.reduces, step.compute * step.head, 0.0) if step.tied else NONE)
-    summed = np.where(step.old_head > 0, 2.0 * step.old_head, stream) if step.tied else stream
+    third = 0.0 if step.casts else step.old_head
+    summed = added(np.maximum(stream, third), step.old_head)
     made = {
         "gradients": step.earlier
         + np.where(direct, step.fresh(counts.whole), step.fresh(counts.whole - step.outer, step.routed_of(None))),

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from strategist.document.plan import NumberFormats
 from tests.measure.recordings import traced_rise
 from tests.plans import BFLOAT16, FLOAT32, make_plan, tiny_llama, tiny_mixtral
 
@@ -17,6 +18,9 @@ MIXTURE = tiny_mixtral(
     layers=2, hidden=256, vocab=256, head_dim=32, max_seq=512, moe={"experts": 2, "top_k": 2, "ffn": 64}
 )
 """Every expert gets every token, whatever the router says, and their inputs are most of what a step holds."""
+
+TABLE = tiny_llama(layers=1, hidden=128, vocab=8192, ffn_hidden=128, head_dim=16, max_seq=32, tied=True)
+"""One weight for both ends, and little else: its two gradients and their sum are most of what a step holds."""
 
 
 @pytest.mark.parametrize(
@@ -51,3 +55,15 @@ def test_the_traced_peak_of_a_mixture_is_the_allocator_s(layout: dict[str, Any])
     plan = make_plan(MIXTURE, seq_len=512, formats=FLOAT32, **layout)
     measured = measured_rises(plan)
     assert traced_rise(plan) == pytest.approx(min(measured), rel=1e-3), measured
+
+
+@pytest.mark.parametrize("formats", [FLOAT32, BFLOAT16], ids=["fp32", "bf16"])
+def test_two_gradients_of_one_weight_are_added_up_as_autograd_does(formats: NumberFormats) -> None:
+    """In place where the first is a copy that autocast made, else into a third tensor."""
+    from tests.measure.real_ranks import measured_rises
+
+    plan = make_plan(TABLE, seq_len=16, formats=formats)
+    measured = measured_rises(plan)
+    table = 4 * TABLE.vocab * TABLE.hidden
+    assert traced_rise(plan) == pytest.approx(min(measured), rel=1e-3), measured
+    assert min(measured) // table == (3 if formats == FLOAT32 else 2)

@@ -1413,7 +1413,7 @@ class Stage:
         waiting = self.waiting + (self.c * self.head if self.reduces and self.tied else 0.0)
         flight = self.q * self.r * self.D
         routed = self.w.experts if self.apart else 0.0
-        sums = 2 * self.old_head or stream
+        sums = self.old_head + max(stream, 0.0 if self.casts else self.old_head)
         yield (
             2,
             {
