@@ -353,13 +353,14 @@ def _holders_of_a_gradient() -> tuple[int, int]:
     """How often a gradient is held, seen from a dispatch mode, that nobody but autograd has."""
     leaf = torch.zeros(1, requires_grad=True)
     shared = leaf * 1.0
-    loss = torch.cat([shared.exp(), shared.exp()]).sum()
-    with _Holders() as holders:
-        loss.backward()
+    joined = torch.cat([shared.exp(), shared.exp()])
+    holders = _Holders()
+    with holders:
+        torch.autograd.grad(joined.sum(), leaf)
     return holders.found[0]
 
 
-def _holders_of(tensor: Tensor) -> tuple[int, int]:
+def _holders_of(tensor: Any) -> tuple[int, int]:
     """How often a tensor and its storage are held."""
     return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
