@@ -207,7 +207,9 @@ def _gathering(step: Step) -> tuple[Instant, Instant]:
             LOSS,
             {
                 "gradients": gradients,
-                "activations": np.where(gathers, np.maximum(step.inputs, step.in_layers - step.layers.largest), 0.0),
+                "activations": np.where(
+                    gathers, step.stream + np.maximum(step.inputs, step.in_layers - step.layers.largest), 0.0
+                ),
                 "gather_buffers": np.where(gathers, step.gathered(layers=1, head=False, experts=1.0) + flat, 0.0),
             },
         ),
@@ -981,26 +983,26 @@ def _layer_accumulated(step: Step) -> tuple[Reals, Reals, Reals]:
 
 def _end(step: Step) -> tuple[Instant, ...]:
     """Without a pipeline: the embedding's gradient, and its reduction. A tied head's is a copy of the product's result under autocast, to
-    which autograd adds the embedding's in place; elsewhere it is a view of that result, and their sum is a third."""
+    which autograd adds the embedding's in place; elsewhere it is a view of that result, and their sum is a third, made when the stream is gone."""
     counts, c = step.counts, step.c
     gradient = step.ends * np.where(step.managed, step.compute * step.bare.before, step.stored * _table(step))
-    stream = np.where(step.managed, 0.0, step.stored / step.compute) * step.whole_stream * step.first
+    stream = np.where(step.managed, 1.0, step.stored / step.compute) * step.whole_stream * step.first
     if step.job.model.adapters is not None:  # nothing goes back to a frozen embedding
         stream = np.zeros_like(stream)
     direct = ~step.managed & ~step.stands
     keeps = np.where(step.managed & (~step.reshards | step.tied), step.compute * step.outer, 0.0)
     flight = np.where(step.reduces, step.trained * step.reduce * step.dense, 0.0)
-    old = added(step.waiting, np.where(step.reduces, step.compute * step.head, 0.0) if step.tied else NONE)
-    third = 0.0 if step.casts else step.old_head
-    summed = added(np.maximum(stream, third), step.old_head)
+    in_unit = np.where(step.reduces, step.compute * step.head, 0.0) if step.tied else NONE
+    outside = NONE if step.casts else step.old_head
+    beside = np.maximum(stream - in_unit, outside)
     made = {
         "gradients": step.earlier
         + np.where(direct, step.fresh(counts.whole), step.fresh(counts.whole - step.outer, step.routed_of(None))),
         "activations": step.others,
-        "gather_buffers": np.where(step.reduces, keeps + flight + gradient + old, keeps),
+        "gather_buffers": np.where(step.reduces, keeps + flight + gradient + added(step.waiting, in_unit), keeps),
         "temporaries": np.where(direct | step.reduces, 0.0, gradient)
         + step.retained(counts.whole - step.outer)
-        + summed,
+        + added(beside, step.old_head),
     }
     reduced = {
         "gradients": added(step.at_rest, step.taking_over(step.outer)),
@@ -1011,7 +1013,9 @@ def _end(step: Step) -> tuple[Instant, ...]:
     gathering = {
         "gradients": step.earlier,
         "activations": step.inputs,
-        "temporaries": added(step.outside, summed, np.where((c["accumulation"] > 2)[:, None], gradient, 0.0)),
+        "temporaries": added(
+            step.outside, beside, step.old_head, np.where((c["accumulation"] > 2)[:, None], gradient, 0.0)
+        ),
     }
     return Instant(END, made), Instant(END, reduced), Instant(END, gathering)
 

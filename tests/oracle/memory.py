@@ -453,7 +453,7 @@ class Stage:
         own = self.wire * (self.flat_X if self.apart else self.wl)
         flat = self.c * (self.beside + own if self.apart else own * min(2, len(self.kinds)))
         gathered = self.gathered(1, experts=1) + flat
-        acts = max(self.inputs, self.inside - kept)
+        acts = max(self.inputs, self.inside - kept) + self.stream
         yield 0, {"gradients": self.earlier, "activations": acts, "gather_buffers": gathered}
         head = 0.0 if self.tied else self.gathered(0, head=True) + self.c * (self.behind + own)
         acts = self.inside + self.stream
@@ -1406,21 +1406,21 @@ class Stage:
     def _end(self) -> Iterator[tuple[int, dict[str, float]]]:
         bare = self.bare.before if self.first else 0.0
         dW = self.q_ends * (self.c * bare if self.units else self.s * self.table)
-        back = self.first and not self.units and self.job.model.adapters is None
-        stream = self.s / self.c * self.whole if back else 0.0
+        back = self.first and self.job.model.adapters is None
+        stream = (1.0 if self.units else self.s / self.c) * self.whole if back else 0.0
         direct = not self.units and not self.stands
         keeps = self.c * self.outer if self.units and (self.zero < 3 or self.tied) else 0.0
-        waiting = self.waiting + (self.c * self.head if self.reduces and self.tied else 0.0)
+        sum_in_unit = self.c * self.head if self.reduces and self.tied else 0.0
         flight = self.q * self.r * self.D
         routed = self.w.experts if self.apart else 0.0
-        sums = self.old_head + max(stream, 0.0 if self.casts else self.old_head)
+        sums = self.old_head + max(stream - sum_in_unit, 0.0 if self.casts else self.old_head)
         yield (
             2,
             {
                 "gradients": self.earlier
                 + (self.fresh(self.w.all) if direct else self.fresh(self.w.all - self.outer, routed)),
                 "activations": self.others,
-                "gather_buffers": keeps + (flight + dW + waiting if self.reduces else 0.0),
+                "gather_buffers": keeps + (flight + dW + self.waiting + sum_in_unit if self.reduces else 0.0),
                 "temporaries": (0.0 if direct or self.reduces else dW) + self.retained(self.w.all - self.outer) + sums,
             },
         )
