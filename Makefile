@@ -9,7 +9,7 @@ PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.
 # Byte code is kept whatever the environment says: each worker and each process of a test would compile all of it again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help plan test check fast slow nightly bench bench-accuracy bench-memory bench-drawn bench-reserved bench-search bench-overhead mutants docs format clean test-frameworks test-frameworks-hf test-frameworks-checkouts
+.PHONY: help plan test check fast slow nightly bench bench-accuracy bench-memory bench-drawn bench-reserved bench-search bench-overhead mutants docs format clean test-frameworks test-frameworks-hf test-frameworks-checkouts test-hf
 
 help:                              ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name words; do printf '%-14s %s\n' "$$name" "$$words"; done
@@ -25,6 +25,9 @@ test-frameworks: test-frameworks-hf $(GROUPS_OF_FRAMEWORKS:%=test-frameworks-%) 
 
 test-frameworks-hf: $(FRAMEWORKS)/hf/stamp  ## the first of these environments alone: Hugging Face's, DeepSpeed and Lightning
 	$(FRAMEWORKS)/hf/bin/python -m pytest $(addprefix tests/frameworks/test_,parsed.py trained.py slurm.py) -W ignore --write-proofs hf
+
+test-hf: $(FRAMEWORKS)/hf/stamp    ## what continuous integration runs of it: without Slurm and mpirun, and nothing is written
+	$(FRAMEWORKS)/hf/bin/python -m pytest $(addprefix tests/frameworks/test_,parsed.py trained.py) -W ignore -k "not mpirun"
 
 # Frameworks of folders that CHECKOUTS holds, called like their repositories: Megatron-LM, nanotron, byteps.
 test-frameworks-checkouts: $(FRAMEWORKS)/frozen/stamp  ## with CHECKOUTS=FOLDER: frameworks that no registry has
