@@ -99,9 +99,14 @@ def _settled(flag: Flag, given: list[str]) -> bool | str | tuple[str, ...] | Non
             f"{flag.name} is given {len(given)} times.",
             flag=flag.name,
             value=given[-1],
-            hint="Give it once.",
+            hint=f"Give it once{_as_list(flag, given)}.",
         )
     return given[0] if given else None
+
+
+def _as_list(flag: Flag, given: list[str]) -> str:
+    """How several values are given at once, where the flag takes several."""
+    return f", with commas: {flag.name} {','.join(given)}" if flag.metavar.endswith(",...") else ""
 
 
 def _named(command: Command, rest: Sequence[str]) -> dict[str, str | tuple[str, ...] | None]:

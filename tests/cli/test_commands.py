@@ -142,6 +142,11 @@ def test_flags_given_twice(flag: Flag) -> None:
     assert (ran.code, ran.error["code"], ran.error["flag"]) == (2, "E_DUPLICATE_FLAG", flag.name)
 
 
+def test_parts_given_apart_are_shown_together() -> None:
+    """Who repeats a flag that takes several parts is told how they are given at once."""
+    assert "Give it once, with commas: --pin tp=2,pp=2." in call("plan", "--pin", "tp=2", "--pin", "pp=2").err
+
+
 def test_switches_may_repeat_and_take_no_value() -> None:
     """A switch given twice is still on; a switch with a value is refused."""
     assert call("version", "--json", "--json").document == {"version": __version__}
