@@ -8,7 +8,8 @@ comes down to the first forward pass of all finds nothing before it. The last ba
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from strategist.memory.sorts import record_of
 from strategist.memory.step import Step
 from strategist.records import names_of, replace
 from strategist.space.candidates import Column, Mask, Reals
+from strategist.space.shares import Group
 
 
 class EarlySchedule(Schedule):
@@ -119,26 +121,65 @@ class EarlySchedule(Schedule):
         return replace(found, early=stage_by_stage(early), **ends)
 
 
-def fullest_passes(step: Step, rows: Column) -> tuple[Situation, Situation]:
-    """For some candidates (R) of a step backward passes, (5, R, S): the first, those in which they hold most of the chunk with the head,
-    the first of that with the embedding, the fullest of that, and of those between. And forward passes, (4, R, S): the fullest of
-    the first, the last and those between. Where there are none between, these are any."""
-    own = step.c.where(rows)
-    firsts, place = own.sorts((own["accumulation"], own["virtual_stages"]))
-    schedule = EarlySchedule(replace(step.group, candidates=own.where(firsts)))
-    backward = record_of(schedule.backwards(schedule.turns_of_backward()), place)
-    forward = record_of(schedule.forwards(schedule.turns_of_forward()), place)
-    last, first, between = _fullest(backward, step.moving_in(backward, rows))
-    chosen = np.stack([np.zeros_like(last), last, np.ones_like(last), first, between])
-    last, first, between = _fullest(forward, step.moving_in(forward, rows))
-    return _chosen(backward, chosen), _chosen(forward, np.stack([last, first, between, between]))
+def early_passes(group: Group, in_situation: Callable[..., Step]) -> tuple[Situation, Situation, Column]:
+    """The passes to look at of candidates all of whose chunks hold units early (space/shares.py, groups). Backward, (5, D, S): the first, those
+    in which they hold most of the chunk with the head, the first of that with the embedding, the fullest of that, and of those between.
+    Forward, (4, D, S): the fullest of the first, the last and those between. Where there are none between, these are any. And the place of
+    every candidate's passes among the D choices that there are, (C,)."""
+    c = group.candidates
+    firsts, place = c.sorts((c["accumulation"], c["virtual_stages"]))
+    schedule = EarlySchedule(replace(group, candidates=c.where(firsts)))
+    backward = schedule.backwards(schedule.turns_of_backward())
+    forward = schedule.forwards(schedule.turns_of_forward())
+    fullest = [_possible(group, passes) for passes in (backward, forward)]
+    looked_at = _joined(
+        *(_chosen(passes, np.concatenate(own)) for passes, own in zip((backward, forward), fullest, strict=True))
+    )
+    held, numbers = in_situation(looked_at, place).moving, [*fullest[0], *fullest[1]]
+    ends = np.cumsum([len(own) for own in numbers])[:-1]
+    best = [own.argmax(axis=0) for own in np.split(held, ends)]
+    choices, at = c.sorts((place, *(own[:, stage] for own in best for stage in range(len(group.stages)))))
+    of = place[choices]
+    stages = np.arange(len(group.stages))
+    last, first, between, *forwards = (
+        own[most[choices], of[:, None], stages] for own, most in zip(numbers, best, strict=True)
+    )
+    backwards = np.stack([np.zeros_like(last), last, np.ones_like(last), first, between])
+    found = _chosen(record_of(backward, of), backwards), _chosen(record_of(forward, of), np.stack([*forwards, forwards[-1]]))
+    return *found, at
 
 
-def _fullest(passes: Situation, held: Reals) -> tuple[Column, Column, Column]:
-    """Of passes (K, R, S) the place of those with most: of the chunk with the head, that with the embedding, and others."""
-    sorts = passes.is_last, passes.is_first, ~(passes.is_last | passes.is_first)
-    last, first, between = (np.where(sort, held, -1.0).argmax(axis=0) for sort in sorts)
-    return last, first, between
+def _possible(group: Group, passes: Situation) -> tuple[Column, Column, Column]:
+    """Of passes (K, F, S) the numbers of those that can be first with most of the chunk with the head, that with the embedding, and others,
+    (N, F, S): those before which no pass of such a chunk holds as much of everything. Where a rank has fewer the first of them stands for
+    the rest, and where it has none the first of all."""
+    sort = passes.is_last + 2 * passes.is_first
+    no_less = _pairs(sort, np.equal) & (np.arange(len(sort))[:, None] < np.arange(len(sort)))[..., None, None]
+    for amount in _amounts(group, passes):
+        no_less &= _pairs(amount, np.greater_equal)
+    left = ~no_less.any(axis=0)
+    return _numbers(left & passes.is_last), _numbers(left & passes.is_first), _numbers(left & (sort == 0))
+
+
+def _pairs(values: Any, relation: Callable[[Any, Any], Any]) -> Mask:
+    """Whether each of the values (K, F, S) is in relation to each, (K, K, F, S)."""
+    return np.asarray(relation(values[:, None], values[None]), np.bool_)
+
+
+def _amounts(group: Group, s: Situation) -> Iterator[Reals]:
+    """What a rank holds the more bytes by the more of it a pass has, as `Step.moving` reads it."""
+    first, last = group.is_first[None, :], group.is_last[None, :]
+    early_first, early_last = s.early_first * first, s.early_last * last
+    yield from (s.others, s.others_first * first, s.others_last * last, -s.others_last * last)  # the head's may be less than nothing
+    yield from (s.standing, s.first_stands & first, s.last_stands & last, s.reduced, s.last_reduced & last)
+    yield from (s.early - early_first - early_last, early_first, early_last, s.finds_early)
+
+
+def _numbers(marked: Mask) -> Column:
+    """The numbers of marked passes (K, F, S), as many as any rank has, (N, F, S)."""
+    count = marked.sum(axis=0)
+    order = (~marked).argsort(axis=0, kind="stable")[: max(1, int(count.max()))]
+    return np.where(np.arange(len(order))[:, None, None] < count, order, order[:1])
 
 
 def _chosen(passes: Situation, best: Column) -> Situation:
@@ -147,18 +188,7 @@ def _chosen(passes: Situation, best: Column) -> Situation:
     return Situation(*(stage_by_stage(np.broadcast_to(part, best.shape)) for part in parts))
 
 
-def early_passes(step: Step) -> tuple[Situation, Situation]:
-    """The backward passes to look at, and the forward passes, of candidates all of whose chunks hold units early (space/shares.py, groups)."""
-    chunks = step.c["virtual_stages"]
-    alike = [
-        np.flatnonzero(chunks == number) for number in np.unique(chunks)
-    ]  # few chunks have few passes to choose from
-    order = np.concatenate(alike).argsort()
-    backward, forward = zip(*(fullest_passes(step, own) for own in alike), strict=True)
-    return _together(backward, order), _together(forward, order)
-
-
-def _together(parts: Sequence[Situation], order: Column) -> Situation:
-    """Passes of some candidates, and of others behind them, in an order."""
-    every = (np.concatenate([getattr(part, name) for part in parts], axis=1) for name in names_of(Situation))
-    return Situation(*(stage_by_stage(each[:, order]) for each in every))
+def _joined(*parts: Situation) -> Situation:
+    """Passes behind others."""
+    every = (np.concatenate([getattr(part, name) for part in parts]) for name in names_of(Situation))
+    return Situation(*(stage_by_stage(each) for each in every))

@@ -135,10 +135,9 @@ def _in_chunks(
         return heads, bodies, bodies
     from strategist.memory.early import early_passes  # rarely asked for
 
-    backward, forward = early_passes(in_situation(schedule.at(schedule.first_pass()), at).unsorted())
+    backward, forward, at = early_passes(group, in_situation)
     looked_at = backward.of(slice(2)), backward.of(slice(1, None)), forward
-    # which passes are looked at depends on all that a formula may not read
-    heads, bodies, forwards = (in_situation(passes, None).unsorted() for passes in looked_at)
+    heads, bodies, forwards = (in_situation(passes, at) for passes in looked_at)
     return heads, bodies, forwards
 
 

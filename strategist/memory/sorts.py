@@ -42,12 +42,13 @@ class Sorts:
     place: Column
 
 
-def sorts_of(job: Job, group: Group, read: Read) -> Sorts | None:
-    """The sorts of a group's candidates; None where they would not help, or where replicas' threads, hooks, slices, adapters, experts that lie
-    apart or a policy for each layer read more."""
-    if ("sorts", read) not in group.known:
-        group.known["sorts", read] = _sorted(job, group, read) if _has_sorts(job, group) else None
-    found: Sorts | None = group.known["sorts", read]
+def sorts_of(job: Job, group: Group, read: Read, at: Column | None = None) -> Sorts | None:
+    """The sorts of a group's candidates, which differ in their passes where these are `at` different places; None where they would not help,
+    or where replicas' threads, hooks, slices, adapters, experts that lie apart or a policy for each layer read more."""
+    key = "sorts", read, id(at)
+    if key not in group.known:  # beside `at`, whose number is nobody else's as long as it is there
+        group.known[key] = at, _sorted(job, group, read, at) if _has_sorts(job, group) else None
+    found: Sorts | None = group.known[key][1]
     return found
 
 
@@ -58,9 +59,10 @@ def _has_sorts(job: Job, group: Group) -> bool:
     return len(group.rows) > FEW and not (asked or group.is_tiled or group.is_v_shaped or (c["ep"] > 1).any())
 
 
-def _sorted(job: Job, group: Group, read: Read) -> Sorts | None:
+def _sorted(job: Job, group: Group, read: Read, at: Column | None) -> Sorts | None:
     c = group.candidates
     columns = [column for name, column in c.columns.items() if name not in NOT_READ[read]]
+    columns += [] if at is None else [at]
     firsts, place = c.sorts((*columns, *_sharing(job, c, read)))
     if ALIKE * len(firsts) > len(c):
         return None

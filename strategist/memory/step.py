@@ -485,7 +485,7 @@ class Step:
         return self.once("work", formula)
 
     def _of_sort(self, read: Read) -> tuple[Step, Column] | None:
-        sorts = sorts_of(self.job, self.group, read)
+        sorts = sorts_of(self.job, self.group, read, self._at)
         if sorts is None:
             return None
         group, firsts = sorts.group, sorts.firsts
@@ -653,19 +653,20 @@ class Step:
         return self.counts.before * self.situation.is_first
 
     @once_for("work")
-    def others(self) -> Reals:
-        """All that other passes in flight keep, and the step's tokens and labels."""
-        return _kept_beside(self.situation, self._chunk, self._embedded, self._headed) + self.inputs
+    def in_flight(self) -> Reals:
+        """All that other passes in flight keep."""
+        return _kept_beside(self.situation, self._chunk, self._embedded, self._headed)
 
-    def moving_in(self, situation: Situation, rows: Column) -> Reals:
-        """What some candidates (R) hold in one pass and not in another: activations of other passes, gradients, and units of other chunks
-        that were gathered too early, (P, R, S). Of passes with as much, one that finds such a unit holds a byte more."""
-        chunk, ends = rows_of(self._chunk, rows), rows_of((self._embedded, self._headed), rows)
-        kept, counts = _kept_beside(situation, chunk, *ends), record_of(self.counts, rows)
-        resting = rows_of((self.at_rest, self.settled), rows)
-        units = rows_of((self.dense, self.counts.behind, self.layers_of_chunk), rows)
-        beside, found = (_early_units(self.job, self.group, situation, *units, finds=finds) for finds in (False, True))
-        return kept + _standing(situation, counts, *resting) + self.compute * beside + (found > 0.0)
+    @once_for("work")
+    def others(self) -> Reals:
+        """The same, and the step's tokens and labels."""
+        return self.in_flight + self.inputs
+
+    @property
+    def moving(self) -> Reals:
+        """What a rank of a pipeline holds in one pass and not in another: activations of other passes, gradients, and units of other chunks
+        that were gathered too early. Of passes with as much, one that finds such a unit holds a byte more."""
+        return self.in_flight + self.earlier + self.held_early + (self.found_early > 0.0)
 
     @once_for("work")
     def activations(self) -> Reals:
