@@ -9,7 +9,7 @@ comes down to the first forward pass of all finds nothing before it. The last ba
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,24 +19,33 @@ from strategist.memory.sorts import record_of
 from strategist.memory.step import Step
 from strategist.records import names_of, replace
 from strategist.space.candidates import Column, Mask, Reals
+from strategist.space.interleaved import Rounds
 from strategist.space.shares import Group
+
+
+EARLY = "early", "early_first", "early_last"
+"""Of a situation what lies gathered too early beside it: of any chunk, of that with the embedding, of that with the head."""
 
 
 class EarlySchedule(Schedule):
     """The passes of interleaved chunks, and what lies gathered too early beside them."""
+
+    def __init__(self, group: Group) -> None:
+        super().__init__(group)
+        self.rounds = Rounds(self.turn, self.v, self.passes, self.ahead)
 
     def backwards(self, numbers: Column) -> Situation:
         """Backward passes by their numbers (K, C, S)."""
         found = self.at(*numbers)
         k = self._numbered(tuple(numbers))
         own = self.v - 1 - k // self.turn % self.v
-        return replace(self._beside(found, k, self._begun(k), own), finds_early=NEVER)
+        return replace(self._beside(found, k, self.rounds.begun(k), own), finds_early=NEVER)
 
     def forwards(self, numbers: Column) -> Situation:
         """The forward passes that run just before."""
         before = self.at(*numbers)
         k = self._numbered(tuple(numbers))
-        begun = self._begun(k)
+        begun = self.rounds.begun(k)
         own = (begun - 1) // self.turn % self.v
         is_first, is_last = own == 0, own == self.v - 1
         found = replace(
@@ -45,7 +54,7 @@ class EarlySchedule(Schedule):
             others_last=before.others_last + before.is_last - is_last,
             is_first=is_first,
             is_last=is_last,
-            stands=self._ran(k, self.v - 1 - own) > 0,
+            stands=self.rounds.ran(k, self.v - 1 - own) > 0,
             holds_first=is_first | self._first_ran(begun, k),
             finds_early=self._holds(own, begun - 1, k),
         )
@@ -78,75 +87,72 @@ class EarlySchedule(Schedule):
     def _each(self, numbers: Column) -> Column:
         return np.broadcast_to(numbers, (len(numbers), *self.ahead.shape))
 
-    def _begun(self, k: Column) -> Column:
-        return np.minimum(self.ahead + k, self.passes)
-
-    def _ran(self, passes: Column, place: Column | int) -> Column:
-        """How many of some passes, one turn behind the other, were those of the chunk in that place of a round."""
-        around = self.turn * self.v
-        return passes // around * self.turn + np.clip(passes % around - place * self.turn, 0, self.turn)
-
     def _holds(self, chunk: Column | int, begun: Column, k: Column) -> Mask:
         """Whether a unit of a chunk lies gathered too early when so many forward passes and `k` backward passes ran."""
         back = self.v - 1 - chunk
-        done = self._ran(k, back)
-        last, left = self._left(chunk, done - 1)
-        _, least = self._left(chunk, np.minimum(done - 2, self.turn - 1))
+        done = self.rounds.ran(k, back)
+        last, left = self.rounds.left(chunk, done - 1)
+        _, least = self.rounds.left(chunk, np.minimum(done - 2, self.turn - 1))
         finds = (left > 0) | ((done > 1) & (least == 0))  # not the pass that comes down to the first one
-        unused = self._ran(begun, chunk) == self._ran(self._begun(last), chunk)
+        unused = self.rounds.ran(begun, chunk) == self.rounds.ran(self.rounds.begun(last), chunk)
         return np.asarray((done > 0) & (done < self.m) & finds & unused, np.bool_)
 
     def _first_ran(self, begun: Column, k: Column) -> Mask:
         """Whether the chunk with the embedding ran forward and not backward since."""
-        done = self._ran(k, self.v - 1)
-        last, _ = self._left(0, done - 1)
-        return np.asarray((done == 0) | (self._ran(begun, 0) > self._ran(self._begun(last), 0)), np.bool_)
-
-    def _left(self, chunk: Column | int, number: Column) -> tuple[Column, Column]:
-        """A chunk's backward pass by its number in the chunk: its number among all, and how many passes of the chunk it leaves."""
-        number = np.maximum(number, 0)
-        last = number // self.turn * self.turn * self.v + (self.v - 1 - chunk) * self.turn + number % self.turn
-        return last, self._ran(self._begun(last), chunk) - number - 1
+        done = self.rounds.ran(k, self.v - 1)
+        last, _ = self.rounds.left(0, done - 1)
+        return np.asarray((done == 0) | (self.rounds.ran(begun, 0) > self.rounds.ran(self.rounds.begun(last), 0)), np.bool_)
 
     def _beside(self, found: Situation, k: Column, begun: Column, own: Column) -> Situation:
-        early = np.zeros(k.shape)
-        ends = {}
-        for chunk in range(int(self.v.max())):
-            holds = self._holds(chunk, begun, k) & (own != chunk) & (chunk < self.v)
-            early += holds
-            if chunk == 0:
-                ends["early_first"] = stage_by_stage(holds * 1.0)
-            last = np.where(self.v - 1 == chunk, holds, 0.0)
-            ends["early_last"] = stage_by_stage(last if chunk == 0 else ends["early_last"] + last)
-        return replace(found, early=stage_by_stage(early), **ends)
+        chunks = np.arange(int(self.v.max()))[:, None, None, None]
+        holds = self._holds(chunks, begun, k) & (own != chunks) & (chunks < self.v)
+        last = (holds & (chunks == self.v - 1)).any(axis=0)
+        every = holds.sum(axis=0), holds[0], last
+        return replace(found, **{name: stage_by_stage(part * 1.0) for name, part in zip(EARLY, every, strict=True)})
 
 
-def early_passes(group: Group, in_situation: Callable[..., Step]) -> tuple[Situation, Situation, Column]:
-    """The passes to look at of candidates all of whose chunks hold units early (space/shares.py, groups). Backward, (5, D, S): the first, those
-    in which they hold most of the chunk with the head, the first of that with the embedding, the fullest of that, and of those between.
-    Forward, (4, D, S): the fullest of the first, the last and those between. Where there are none between, these are any. And the place of
-    every candidate's passes among the D choices that there are, (C,)."""
-    c = group.candidates
+class LookedAt(NamedTuple):
+    """Passes until the layers' backward begins, from there on, and forward, (P, D, S); and which of the D each candidate's are, (C,)."""
+
+    heads: Situation
+    bodies: Situation
+    forwards: Situation
+    at: Column
+
+
+def in_company(step: Step, others: Situation, at: Column | None, rows: Column) -> LookedAt:
+    """The passes to look at where the chunks of some candidates hold units early (space/shares.py, holds_early_C), those in `rows`, and
+    all `others` look at the same five, which lie at the places `at`."""
+    backward, forward, own = early_passes(step, rows)
+    count = others.others.shape[1]
+    place = np.arange(count) if at is None else at.copy()
+    place[rows] = count + own
+    bodies = slice(1, None)
+    every = _joined(others, backward, axis=1)
+    return LookedAt(every.of(slice(2)), every.of(bodies), _joined(others.of(bodies), forward, axis=1), place)
+
+
+def early_passes(step: Step, rows: Column) -> tuple[Situation, Situation, Column]:
+    """Of candidates whose chunks hold units early, in `rows`, the backward passes to look at, (5, D, S): the first, those in which they hold
+    most of the chunk with the head, the first of that with the embedding, the fullest of that, and of those between. Forward, (4, D, S):
+    the fullest of the first, the last and those between. Where there are none between, these are any. And which of these D choices is that
+    of each of them."""
+    group, c = step.group, step.c.where(rows)
     firsts, place = c.sorts((c["accumulation"], c["virtual_stages"]))
     schedule = EarlySchedule(replace(group, candidates=c.where(firsts)))
-    backward = schedule.backwards(schedule.turns_of_backward())
-    forward = schedule.forwards(schedule.turns_of_forward())
-    fullest = [_possible(group, passes) for passes in (backward, forward)]
-    looked_at = _joined(
-        *(_chosen(passes, np.concatenate(own)) for passes, own in zip((backward, forward), fullest, strict=True))
-    )
-    held, numbers = in_situation(looked_at, place).moving, [*fullest[0], *fullest[1]]
+    passes = schedule.backwards(schedule.turns_of_backward()), schedule.forwards(schedule.turns_of_forward())
+    numbers = [own for each in passes for own in _possible(group, each)]
+    possible = [_chosen(each, np.concatenate(numbers[n : n + 3])) for n, each in zip((0, 3), passes, strict=True)]
+    held = step.among(rows, _joined(*possible, axis=0), place).moving
     ends = np.cumsum([len(own) for own in numbers])[:-1]
-    best = [own.argmax(axis=0) for own in np.split(held, ends)]
-    choices, at = c.sorts((place, *(own[:, stage] for own in best for stage in range(len(group.stages)))))
-    of = place[choices]
-    stages = np.arange(len(group.stages))
-    last, first, between, *forwards = (
-        own[most[choices], of[:, None], stages] for own, most in zip(numbers, best, strict=True)
-    )
-    backwards = np.stack([np.zeros_like(last), last, np.ones_like(last), first, between])
-    found = _chosen(record_of(backward, of), backwards), _chosen(record_of(forward, of), np.stack([*forwards, forwards[-1]]))
-    return *found, at
+    most = [own.argmax(axis=0) for own in np.split(held, ends)]
+    choices, at = c.sorts((place, *(own[:, stage] for own in most for stage in range(len(group.stages)))))
+    alike, stages = place[choices], np.arange(len(group.stages))
+    fullest = [own[best[choices], alike[:, None], stages] for own, best in zip(numbers, most, strict=True)]
+    last, first, between = fullest[:3]
+    looked_at = np.zeros_like(last), last, np.ones_like(last), first, between
+    backward, forward = (record_of(each, alike) for each in passes)
+    return _chosen(backward, np.stack(looked_at)), _chosen(forward, np.stack([*fullest[3:], fullest[-1]])), at
 
 
 def _possible(group: Group, passes: Situation) -> tuple[Column, Column, Column]:
@@ -188,7 +194,11 @@ def _chosen(passes: Situation, best: Column) -> Situation:
     return Situation(*(stage_by_stage(np.broadcast_to(part, best.shape)) for part in parts))
 
 
-def _joined(*parts: Situation) -> Situation:
-    """Passes behind others."""
-    every = (np.concatenate([getattr(part, name) for part in parts]) for name in names_of(Situation))
+def _joined(*parts: Situation, axis: int) -> Situation:
+    """Passes behind others, or of other candidates."""
+    sizes = [part.others.shape for part in parts]
+    every = (
+        np.concatenate([np.broadcast_to(getattr(part, name), size) for part, size in zip(parts, sizes, strict=True)], axis=axis)
+        for name in names_of(Situation)
+    )
     return Situation(*(stage_by_stage(each) for each in every))

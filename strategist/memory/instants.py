@@ -128,15 +128,15 @@ def _in_chunks(
     group: Group, schedule: Schedule, at: Column | None, in_situation: Callable[..., Step]
 ) -> tuple[Step, Step, Step]:
     """The passes to look at where stages have several runs of layers: until the layers' backward begins, from there on, and forward."""
-    if not holds_early_C(group.candidates).any():
-        firsts = schedule.first_of_first_chunk(), schedule.second_of_first_chunk()
-        every = schedule.at(schedule.first_pass(), schedule.second_of_last_chunk(), *firsts, schedule.fullest())
+    firsts = schedule.first_of_first_chunk(), schedule.second_of_first_chunk()
+    every = schedule.at(schedule.first_pass(), schedule.second_of_last_chunk(), *firsts, schedule.fullest())
+    holds_early = holds_early_C(group.candidates)
+    if not holds_early.any():
         heads, bodies = in_situation(every.of(slice(2)), at), in_situation(every.of(slice(1, None)), at)
         return heads, bodies, bodies
-    from strategist.memory.early import early_passes  # rarely asked for
+    from strategist.memory.early import in_company  # rarely asked for
 
-    backward, forward, at = early_passes(group, in_situation)
-    looked_at = backward.of(slice(2)), backward.of(slice(1, None)), forward
+    *looked_at, at = in_company(in_situation(every, at), every, at, np.flatnonzero(holds_early))
     heads, bodies, forwards = (in_situation(passes, at) for passes in looked_at)
     return heads, bodies, forwards
 

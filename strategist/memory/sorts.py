@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from strategist.facts.job import Job
-from strategist.records import dataclass, names_of, replace
+from strategist.records import dataclass, names_of
 from strategist.space.candidates import Candidates, Column
-from strategist.space.shares import Group, is_managed, is_plain_data_parallel, state_shards
+from strategist.space.shares import Group, is_managed, is_plain_data_parallel, part_of, state_shards
 
 Read = Literal["state", "work", "layer", "schedule"]
 """What a formula reads: how the state of the weights is shared and when; how much a rank works on, and how; the same and of the state
@@ -66,13 +66,7 @@ def _sorted(job: Job, group: Group, read: Read, at: Column | None) -> Sorts | No
     firsts, place = c.sorts((*columns, *_sharing(job, c, read)))
     if ALIKE * len(firsts) > len(c):
         return None
-    own = replace(
-        group,
-        rows=group.rows[firsts],
-        candidates=c.where(firsts),
-        mesh_of=group.mesh_of[firsts],
-    )
-    return Sorts(own, firsts, place)
+    return Sorts(part_of(group, firsts), firsts, place)
 
 
 def _sharing(job: Job, c: Candidates, read: Read) -> tuple[Column, ...]:

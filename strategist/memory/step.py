@@ -48,6 +48,7 @@ from strategist.space.shares import (
     expert_shards,
     is_managed,
     is_plain_data_parallel,
+    part_of,
     pieces_C,
     routed_cut,
     sequence_cut,
@@ -489,13 +490,20 @@ class Step:
         if sorts is None:
             return None
         group, firsts = sorts.group, sorts.firsts
+        at = firsts if self._at is None else self._at[firsts]
+        return self._of(group, firsts, self._situations, at).unsorted(), sorts.place
+
+    def among(self, rows: Column, situation: Situation, at: Column) -> Step:
+        """Other passes of some of the candidates."""
+        return self._of(part_of(self.group, rows), rows, situation, at)
+
+    def _of(self, group: Group, rows: Column, situation: Situation, at: Column) -> Step:
+        """Passes of some candidates, which are a group."""
         if "layers" not in group.known:
             group.known["layers"] = Layers(self.job, group)
-        shared = record_of(self.bare, firsts), group.known["layers"]
-        resting = rows_of(self.at_rest, firsts), rows_of(self.settled, firsts)
-        at = firsts if self._at is None else self._at[firsts]
-        own = type(self)(self.job, group, *shared, *resting, self._situations, at)
-        return own.unsorted(), sorts.place
+        shared = record_of(self.bare, rows), group.known["layers"]
+        resting = rows_of(self.at_rest, rows), rows_of(self.settled, rows)
+        return type(self)(self.job, group, *shared, *resting, situation, at)
 
     @cached_property
     def unpacked(self) -> float:
