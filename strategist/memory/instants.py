@@ -616,9 +616,11 @@ WorstOf = Callable[[Step, Reals], LayerInstants]
 def _in_layer(step: Step, number: Column, worst: WorstOf) -> Instant:
     """The worst instant of the `number`-th layers from the end of the chunk; -1 is its first layer, -2 its second."""
     found = step.once("layer", lambda own: _worst_at(own, number, worst))
-    activations, whole, weights, gone, waits, partial, joins, sooner, joined, every = found
-    before, done, routed, gathered, in_flight = step.of_state(lambda own: _passed_before(own, number, gone, sooner))
-    made = np.where(step.at_once, weights, 0.0)
+    activations, whole, made, gone, waits, partial, joins, sooner, joined, every = found
+    passed = step.of_state(lambda own: _passed_before(own, number, made, gone, sooner))
+    before, done, routed, gathered, in_flight, gradients = passed
+    if made is not NONE:
+        gradients = step.earlier + step.fresh(added(done, made, gone), added(routed, gone))
     if step.piped:
         waits = added(waits, step.late, partial)
     else:
@@ -627,7 +629,7 @@ def _in_layer(step: Step, number: Column, worst: WorstOf) -> Instant:
         gathered = added(gathered, np.where(step.reduces, partial + in_flight, 0.0), step.waiting)
         waits = added(waits, step.old_head, step.retained(done), np.where(step.reduces, 0.0, partial))
     terms = {
-        "gradients": step.earlier + step.fresh(added(done, made, gone), added(routed, gone)),
+        "gradients": gradients,
         "activations": activations,
         "logits": step.held_logits,
         "gather_buffers": gathered,
@@ -653,8 +655,8 @@ def _layers_before(step: Step, number: Column) -> tuple[Reals, Reals, Reals]:
 
 
 def _worst_at(step: Step, number: Column, worst: WorstOf) -> tuple[Any, ...]:
-    """At the worst instant of such a layer: what is kept, elements of matrices with gradients, the same with stacked ones and without experts
-    that are reduced, and those; what waits beside them, their gradients that are no part of what stands yet, what is about to join that, and
+    """At the worst instant of such a layer: what is kept, elements of matrices with gradients if autocast copied some, the same with stacked ones
+    and without experts that are reduced where gradients join what stands at once, and those experts; what waits beside them, their gradients that are no part of what stands yet, what is about to join that, and
     elements whose gradients have; whether experts have yet to begin; elements of all its matrices where sorts differ."""
     _, before, share = _layers_before(step, number)
     at = worst(step, share)
@@ -672,12 +674,14 @@ def _worst_at(step: Step, number: Column, worst: WorstOf) -> tuple[Any, ...]:
     kept = np.maximum(step.inputs, step.in_layers - at.freed - let_go)
     sooner = at.is_sooner if step.has_apart else NOWHERE
     joined = step.joined(at) if step.empties.any() else NONE
-    return kept, at.weights, weights, gone, waits, partial, joins, sooner, joined, at.every
+    whole = at.weights if step.has_copies else NONE
+    made = np.where(step.at_once, weights, 0.0) if step.at_once.any() else NONE
+    return kept, whole, made, gone, waits, partial, joins, sooner, joined, at.every
 
 
-def _passed_before(step: Step, number: Column, gone: Reals, sooner: Mask) -> tuple[Reals | float, ...]:
-    """Layers of the chunk before such a layer, elements whose backward is over, of experts among them, gathered weights, and
-    the gradient of the unit before in reduction."""
+def _passed_before(step: Step, number: Column, made: Reals, gone: Reals, sooner: Mask) -> tuple[Reals | float, ...]:
+    """Layers of the chunk before such a layer, elements whose backward is over, of experts among them, gathered weights, the gradient of
+    the unit before in reduction, and gradients that stand where the layer's own do not yet: some of it only where that is asked for."""
     layers, before, share = _layers_before(step, number)
     passed = share * np.maximum(0.0, step.counts.layers / step.chunks - step.widest)
     alone = before >= layers - 1.0 if step.piped else step.is_first_layer(before)
@@ -697,7 +701,11 @@ def _passed_before(step: Step, number: Column, gone: Reals, sooner: Mask) -> tup
     if step.piped:
         gathered = gathered + np.where(before >= layers - 1.0, step.ahead_of_time, 0.0)
     in_flight = NONE if step.piped else step.trained * step.reduce * np.where(before > 0, above, step.passed_head)
-    return before, step.passed_head + passed, routed, gathered, in_flight
+    done = step.passed_head + passed
+    if made is not NONE:
+        return before, done, routed, gathered, in_flight, NONE
+    gradients = step.earlier + step.fresh(added(done, gone), added(routed, gone))
+    return (NONE, NONE, NONE, gathered, NONE, gradients) if step.piped else (before, done, routed, gathered, in_flight, gradients)
 
 
 def _in_turn_of_sorts(step: Step, before: Reals, alone: Mask) -> tuple[Reals, ...]:
