@@ -18,6 +18,7 @@ import numpy as np
 from strategist.columns import stage_by_stage
 from strategist.records import dataclass
 from strategist.space.candidates import Column, Mask, Reals, code
+from strategist.space.interleaved import interleaved_ahead
 from strategist.space.shares import Group
 
 NEVER: Any = np.zeros((1, 1, 1), np.bool_)
@@ -95,7 +96,7 @@ class Schedule:
         self.passes = self.m * self.v
         behind = group.pp - group.stages[None, :]
         schedule = c["schedule"][:, None]
-        interleaved = (self.v - 1) * self.pp + 2 * (behind - 1) + 1
+        interleaved = interleaved_ahead(self.pp, group.stages[None, :], self.v)
         ahead = np.where(schedule == code("schedule", "interleaved"), interleaved, self.passes)
         ahead = np.where(schedule == code("schedule", "1f1b"), behind, ahead)
         self.splits = bool((schedule == code("schedule", "zb_h1")).any())

@@ -15,11 +15,6 @@ from strategist.columns import clamped
 from strategist.space.candidates import Column
 
 
-def ahead(pp: int, stages: Column, v: Any) -> Any:
-    """How many forward passes a stage has begun when its first backward pass runs, if there are as many."""
-    return (v - 1) * pp + 2 * (pp - 1 - stages) + 1
-
-
 class Rounds(NamedTuple):
     """Passes of a stage that takes `turn` of one chunk, then as many of the next of its `v` chunks; `passes` of either kind, of which
     `ahead` forward ones have begun when the first backward one runs. Numbers or columns of one shape."""
@@ -44,3 +39,13 @@ class Rounds(NamedTuple):
         number = np.maximum(number, 0)
         last = number // self.turn * self.turn * self.v + (self.v - 1 - chunk) * self.turn + number % self.turn
         return last, self.ran(self.begun(last), chunk) - number - 1
+
+
+def interleaved_ahead(pp: int, stages: Column, v: Any) -> Any:
+    """How many forward passes a stage has begun when its first backward pass runs, if there are as many."""
+    return (v - 1) * pp + 2 * (pp - 1 - stages) + 1
+
+
+def interleaved_rounds(pp: int, stages: Column, m: Any, v: Any) -> Rounds:
+    """The passes of `m` micro-batches on stages with `v` chunks."""
+    return Rounds(pp, v, m * v, np.minimum(interleaved_ahead(pp, stages, v), m * v))
