@@ -8,23 +8,17 @@ comes down to the first forward pass of all finds nothing before it. The last ba
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from strategist.columns import entries, stage_by_stage
-from strategist.memory.situations import NEVER, Schedule, Situation
-from strategist.memory.sorts import record_of
+from strategist.columns import stage_by_stage
+from strategist.memory.situations import Schedule, Situation
 from strategist.memory.step import Step
 from strategist.records import names_of, replace
 from strategist.space.candidates import Column, Mask, Reals
 from strategist.space.interleaved import Rounds
 from strategist.space.shares import Group
-
-
-EARLY = "early", "early_first", "early_last"
-"""Of a situation what lies gathered too early beside it: of any chunk, of that with the embedding, of that with the head."""
 
 
 class EarlySchedule(Schedule):
@@ -34,31 +28,28 @@ class EarlySchedule(Schedule):
         super().__init__(group)
         self.rounds = Rounds(self.turn, self.v, self.passes, self.ahead)
 
-    def backwards(self, numbers: Column) -> Situation:
-        """Backward passes by their numbers (K, C, S)."""
-        found = self.at(*numbers)
-        k = self._numbered(tuple(numbers))
-        own = self.v - 1 - k // self.turn % self.v
-        return replace(self._beside(found, k, self.rounds.begun(k), own), finds_early=NEVER)
-
-    def forwards(self, numbers: Column) -> Situation:
-        """The forward passes that run just before."""
-        before = self.at(*numbers)
-        k = self._numbered(tuple(numbers))
-        begun = self.rounds.begun(k)
-        own = (begun - 1) // self.turn % self.v
+    def of_both(self, backward: Column, forward: Column) -> Situation:
+        """Backward passes by their numbers (K, C, S), and behind them the forward passes that run just before others."""
+        k = self._numbered(np.concatenate([backward, forward]))
+        is_forward = np.arange(len(k))[:, None, None] >= len(backward)
+        found, begun = self.in_passes(k), self.rounds.begun(k)
+        own = np.where(is_forward, (begun - 1) // self.turn % self.v, self.v - 1 - k // self.turn % self.v)
         is_first, is_last = own == 0, own == self.v - 1
-        found = replace(
-            before,
-            others_first=before.others_first + before.is_first - is_first,
-            others_last=before.others_last + before.is_last - is_last,
+        chunks = np.arange(int(self.v.max()))[:, None, None, None]
+        holds = self._holds(chunks, begun, k) & (own != chunks) & (chunks < self.v)
+        return replace(
+            found,
+            others_first=found.others_first + found.is_first - is_first,
+            others_last=found.others_last + found.is_last - is_last,
             is_first=is_first,
             is_last=is_last,
             stands=self.rounds.ran(k, self.v - 1 - own) > 0,
-            holds_first=is_first | self._first_ran(begun, k),
-            finds_early=self._holds(own, begun - 1, k),
+            holds_first=np.where(is_forward, is_first | self._first_ran(begun, k), found.holds_first),
+            early=stage_by_stage(holds.sum(axis=0) * 1.0),
+            early_first=stage_by_stage(holds[0] * 1.0),
+            early_last=stage_by_stage((holds & (chunks == self.v - 1)).any(axis=0) * 1.0),
+            finds_early=is_forward & self._holds(own, begun - 1, k),
         )
-        return self._beside(found, k, begun, own)
 
     def turns_of_backward(self) -> Column:
         """The first pass of all, that of the chunk with the embedding, and among which those with most are, (K, C, S): the second of each
@@ -103,13 +94,6 @@ class EarlySchedule(Schedule):
         last, _ = self.rounds.left(0, done - 1)
         return np.asarray((done == 0) | (self.rounds.ran(begun, 0) > self.rounds.ran(self.rounds.begun(last), 0)), np.bool_)
 
-    def _beside(self, found: Situation, k: Column, begun: Column, own: Column) -> Situation:
-        chunks = np.arange(int(self.v.max()))[:, None, None, None]
-        holds = self._holds(chunks, begun, k) & (own != chunks) & (chunks < self.v)
-        last = (holds & (chunks == self.v - 1)).any(axis=0)
-        every = holds.sum(axis=0), holds[0], last
-        return replace(found, **{name: stage_by_stage(part * 1.0) for name, part in zip(EARLY, every, strict=True)})
-
 
 class LookedAt(NamedTuple):
     """Passes until the layers' backward begins, from there on, and forward, (P, D, S); and which of the D each candidate's are, (C,)."""
@@ -140,45 +124,45 @@ def early_passes(step: Step, rows: Column) -> tuple[Situation, Situation, Column
     group, c = step.group, step.c.where(rows)
     firsts, place = c.sorts((c["accumulation"], c["virtual_stages"]))
     schedule = EarlySchedule(replace(group, candidates=c.where(firsts)))
-    passes = schedule.backwards(schedule.turns_of_backward()), schedule.forwards(schedule.turns_of_forward())
-    numbers = [own for each in passes for own in _possible(group, each)]
-    possible = [_chosen(each, np.concatenate(numbers[n : n + 3])) for n, each in zip((0, 3), passes, strict=True)]
-    held = step.among(rows, _joined(*possible, axis=0), place).moving
-    ends = np.cumsum([len(own) for own in numbers])[:-1]
+    turns = schedule.turns_of_backward(), schedule.turns_of_forward()
+    passes, count = schedule.of_both(*turns), len(turns[0])
+    sorts, stages = np.arange(len(firsts))[:, None], np.arange(len(group.stages))
+    parts = (0, passes.of(slice(count))), (count, passes.of(slice(count, None)))
+    numbers = [start + own for start, part in parts for own in _possible(group, part)]
+    possible = _chosen(passes, (np.concatenate(numbers), sorts, stages))
+    held, ends = step.among(rows, possible, place).moving, np.cumsum([len(own) for own in numbers])[:-1]
     most = [own.argmax(axis=0) for own in np.split(held, ends)]
-    choices, at = c.sorts((place, *(own[:, stage] for own in most for stage in range(len(group.stages)))))
-    alike, stages = place[choices], np.arange(len(group.stages))
-    fullest = [own[best[choices], alike[:, None], stages] for own, best in zip(numbers, most, strict=True)]
-    last, first, between = fullest[:3]
-    looked_at = np.zeros_like(last), last, np.ones_like(last), first, between
-    backward, forward = (record_of(each, alike) for each in passes)
-    return _chosen(backward, np.stack(looked_at)), _chosen(forward, np.stack([*fullest[3:], fullest[-1]])), at
+    choices, at = c.sorts((place, *(own[:, stage] for own in most for stage in stages)))
+    alike = place[choices][:, None]
+    last, first, between, *forward = (own[best[choices], alike, stages] for own, best in zip(numbers, most, strict=True))
+    backward = np.zeros_like(last), last, np.ones_like(last), first, between
+    looked_at = _chosen(passes, (np.stack([*backward, *forward, forward[-1]]), alike, stages))
+    return looked_at.of(slice(len(backward))), looked_at.of(slice(len(backward), None)), at
 
 
 def _possible(group: Group, passes: Situation) -> tuple[Column, Column, Column]:
     """Of passes (K, F, S) the numbers of those that can be first with most of the chunk with the head, that with the embedding, and others,
     (N, F, S): those before which no pass of such a chunk holds as much of everything. Where a rank has fewer the first of them stands for
     the rest, and where it has none the first of all."""
-    sort = passes.is_last + 2 * passes.is_first
-    no_less = _pairs(sort, np.equal) & (np.arange(len(sort))[:, None] < np.arange(len(sort)))[..., None, None]
-    for amount in _amounts(group, passes):
-        no_less &= _pairs(amount, np.greater_equal)
+    amounts = np.stack(_amounts(group, passes))
+    earlier = np.tri(len(passes.others), k=-1, dtype=np.bool_).T[..., None, None]
+    no_less = (amounts[:, :, None] >= amounts[:, None]).all(axis=0) & earlier
     left = ~no_less.any(axis=0)
-    return _numbers(left & passes.is_last), _numbers(left & passes.is_first), _numbers(left & (sort == 0))
+    others = ~(passes.is_last | passes.is_first)
+    return _numbers(left & passes.is_last), _numbers(left & passes.is_first), _numbers(left & others)
 
 
-def _pairs(values: Any, relation: Callable[[Any, Any], Any]) -> Mask:
-    """Whether each of the values (K, F, S) is in relation to each, (K, K, F, S)."""
-    return np.asarray(relation(values[:, None], values[None]), np.bool_)
-
-
-def _amounts(group: Group, s: Situation) -> Iterator[Reals]:
-    """What a rank holds the more bytes by the more of it a pass has, as `Step.moving` reads it."""
+def _amounts(group: Group, s: Situation) -> tuple[Reals, ...]:
+    """What a rank holds the more bytes by the more of it a pass has, as `Step.moving` reads it; twice what must be the same: of which sort of
+    chunk the pass is, and others of that with the head, which may keep less than chunks between."""
     first, last = group.is_first[None, :], group.is_last[None, :]
+    sort, others_last = s.is_last + 2.0 * s.is_first, s.others_last * last
     early_first, early_last = s.early_first * first, s.early_last * last
-    yield from (s.others, s.others_first * first, s.others_last * last, -s.others_last * last)  # the head's may be less than nothing
-    yield from (s.standing, s.first_stands & first, s.last_stands & last, s.reduced, s.last_reduced & last)
-    yield from (s.early - early_first - early_last, early_first, early_last, s.finds_early)
+    return (
+        *(sort, -sort, others_last, -others_last, s.others, s.others_first * first),
+        *(s.standing, s.first_stands & first, s.last_stands & last, s.reduced, s.last_reduced & last),
+        *(s.early - early_first - early_last, early_first, early_last, s.finds_early),
+    )
 
 
 def _numbers(marked: Mask) -> Column:
@@ -188,10 +172,9 @@ def _numbers(marked: Mask) -> Column:
     return np.where(np.arange(len(order))[:, None, None] < count, order, order[:1])
 
 
-def _chosen(passes: Situation, best: Column) -> Situation:
-    at = best, *np.indices(best.shape[1:], sparse=True)
-    parts = (entries(getattr(passes, name), at) for name in names_of(Situation))
-    return Situation(*(stage_by_stage(np.broadcast_to(part, best.shape)) for part in parts))
+def _chosen(passes: Situation, at: tuple[Column, ...]) -> Situation:
+    """Passes (K, F, S) by their places along these axes."""
+    return Situation(*(stage_by_stage(getattr(passes, name)[at]) for name in names_of(Situation)))
 
 
 def _joined(*parts: Situation, axis: int) -> Situation:

@@ -137,7 +137,10 @@ class Schedule:
 
     def at(self, *numbers: Column) -> Situation:
         """Backward passes by their numbers (C, S), counted from 0; the last one when there are fewer."""
-        k = self._numbered(numbers)
+        return self.in_passes(self._numbered(np.stack(numbers)))
+
+    def in_passes(self, k: Column) -> Situation:
+        """Backward passes by numbers (P, C, S) that there are."""
         forwards = np.minimum(self.ahead + k, self.passes)
         turn, v = self.turn, self.v if self.has_chunks else 1
         around = turn * v
@@ -174,5 +177,5 @@ class Schedule:
             finds_early=(k > 0) & ((self.ahead > 1) | (self.m > 2)),
         )
 
-    def _numbered(self, numbers: tuple[Column, ...]) -> Column:
-        return stage_by_stage(np.minimum(np.stack(numbers), self.passes - 1))
+    def _numbered(self, numbers: Column) -> Column:
+        return stage_by_stage(np.minimum(numbers, self.passes - 1))
