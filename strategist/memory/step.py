@@ -1069,6 +1069,8 @@ class Step:
     @cached_property
     def outside(self) -> Reals:
         """Gradients that gather outside DDP's buckets while micro-batches are not reduced (no_sync)."""
+        if not self.buckets.any():
+            return NONE
         stay = self.buckets & self.several
         return np.where(stay, self.at_rest, 0.0) if stay.any() else NONE
 
