@@ -27,7 +27,7 @@ NOT_READ: Mapping[Read, tuple[str, ...]] = {
     "schedule": (*_NOT_OF_WORK, "cp", "tp", "ep", "etp", "micro_batch", "recompute", "sequence_parallel", "context_parallel", "tiling"),
 }  # fmt: skip
 """Columns that such formulas do not read, or only in `_sharing`."""
-FEW = 2**11
+FEW = 2**10
 """Candidates that are worked out sooner than sorted."""
 ALIKE = 2
 """How many candidates of a sort make it worth while."""
@@ -91,7 +91,7 @@ def rows_of(values: Any, rows: Column) -> Any:
         return values
     if values.ndim == 1:
         return values.take(rows)
-    return values.swapaxes(-1, -2).take(rows, axis=-1).swapaxes(-1, -2)
+    return values.swapaxes(-1, -2).take(rows, axis=-1, mode="wrap").swapaxes(-1, -2)  # the quickest: all rows are there
 
 
 def record_of(record: Any, rows: Column) -> Any:

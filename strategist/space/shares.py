@@ -99,7 +99,7 @@ class Group:
         return (self.layers_SK.astype(np.float64) @ values_CK.T).T
 
 
-BLOCK = 2**15
+BLOCK = 2**16
 """Entries (rows times stages) looked at together: few enough that the columns of one block stay in a core's cache."""
 
 
