@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from strategist.columns import stage_by_stage
-from strategist.memory.situations import Schedule, Situation
+from strategist.memory.situations import NEVER, Schedule, Situation
 from strategist.memory.step import Step
 from strategist.records import names_of, replace
 from strategist.space.candidates import Column, Mask, Reals
@@ -92,7 +92,9 @@ class EarlySchedule(Schedule):
         """Whether the chunk with the embedding ran forward and not backward since."""
         done = self.rounds.ran(k, self.v - 1)
         last, _ = self.rounds.left(0, done - 1)
-        return np.asarray((done == 0) | (self.rounds.ran(begun, 0) > self.rounds.ran(self.rounds.begun(last), 0)), np.bool_)
+        return np.asarray(
+            (done == 0) | (self.rounds.ran(begun, 0) > self.rounds.ran(self.rounds.begun(last), 0)), np.bool_
+        )
 
 
 class LookedAt(NamedTuple):
@@ -112,8 +114,8 @@ def in_company(step: Step, others: Situation, at: Column | None, rows: Column) -
     place = np.arange(count) if at is None else at.copy()
     place[rows] = count + own
     bodies = slice(1, None)
-    every = _joined(others, backward, axis=1)
-    return LookedAt(every.of(slice(2)), every.of(bodies), _joined(others.of(bodies), forward, axis=1), place)
+    every = _joined(others, backward)
+    return LookedAt(every.of(slice(2)), every.of(bodies), _joined(others.of(bodies), forward), place)
 
 
 def early_passes(step: Step, rows: Column) -> tuple[Situation, Situation, Column]:
@@ -134,7 +136,9 @@ def early_passes(step: Step, rows: Column) -> tuple[Situation, Situation, Column
     most = [own.argmax(axis=0) for own in np.split(held, ends)]
     choices, at = c.sorts((place, *(own[:, stage] for own in most for stage in stages)))
     alike = place[choices][:, None]
-    last, first, between, *forward = (own[best[choices], alike, stages] for own, best in zip(numbers, most, strict=True))
+    last, first, between, *forward = (
+        own[best[choices], alike, stages] for own, best in zip(numbers, most, strict=True)
+    )
     backward = np.zeros_like(last), last, np.ones_like(last), first, between
     looked_at = _chosen(passes, (np.stack([*backward, *forward, forward[-1]]), alike, stages))
     return looked_at.of(slice(len(backward))), looked_at.of(slice(len(backward), None)), at
@@ -144,7 +148,7 @@ def _possible(group: Group, passes: Situation) -> tuple[Column, Column, Column]:
     """Of passes (K, F, S) the numbers of those that can be first with most of the chunk with the head, that with the embedding, and others,
     (N, F, S): those before which no pass of such a chunk holds as much of everything. Where a rank has fewer the first of them stands for
     the rest, and where it has none the first of all."""
-    amounts = np.stack(_amounts(group, passes))
+    amounts: Reals = np.stack(_amounts(group, passes))
     earlier = np.tri(len(passes.others), k=-1, dtype=np.bool_).T[..., None, None]
     no_less = (amounts[:, :, None] >= amounts[:, None]).all(axis=0) & earlier
     left = ~no_less.any(axis=0)
@@ -152,7 +156,7 @@ def _possible(group: Group, passes: Situation) -> tuple[Column, Column, Column]:
     return _numbers(left & passes.is_last), _numbers(left & passes.is_first), _numbers(left & others)
 
 
-def _amounts(group: Group, s: Situation) -> tuple[Reals, ...]:
+def _amounts(group: Group, s: Situation) -> tuple[Reals | Mask, ...]:
     """What a rank holds the more bytes by the more of it a pass has, as `Step.moving` reads it; twice what must be the same: of which sort of
     chunk the pass is, and others of that with the head, which may keep less than chunks between."""
     first, last = group.is_first[None, :], group.is_last[None, :]
@@ -177,11 +181,12 @@ def _chosen(passes: Situation, at: tuple[Column, ...]) -> Situation:
     return Situation(*(stage_by_stage(getattr(passes, name)[at]) for name in names_of(Situation)))
 
 
-def _joined(*parts: Situation, axis: int) -> Situation:
-    """Passes behind others, or of other candidates."""
-    sizes = [part.others.shape for part in parts]
-    every = (
-        np.concatenate([np.broadcast_to(getattr(part, name), size) for part, size in zip(parts, sizes, strict=True)], axis=axis)
-        for name in names_of(Situation)
-    )
-    return Situation(*(stage_by_stage(each) for each in every))
+def _joined(*parts: Situation) -> Situation:
+    """Passes of some candidates, and of others behind them."""
+
+    def of_all(name: str) -> Reals:
+        own = [getattr(part, name) for part in parts]
+        full = (one if one is not NEVER else np.zeros_like(part.is_first) for one, part in zip(own, parts, strict=True))
+        return np.concatenate([*full], axis=1)
+
+    return Situation(*(stage_by_stage(of_all(name)) for name in names_of(Situation)))

@@ -705,7 +705,11 @@ def _passed_before(step: Step, number: Column, made: Reals, gone: Reals, sooner:
     if made is not NONE:
         return before, done, routed, gathered, in_flight, NONE
     gradients = step.earlier + step.fresh(added(done, gone), added(routed, gone))
-    return (NONE, NONE, NONE, gathered, NONE, gradients) if step.piped else (before, done, routed, gathered, in_flight, gradients)
+    return (
+        (NONE, NONE, NONE, gathered, NONE, gradients)
+        if step.piped
+        else (before, done, routed, gathered, in_flight, gradients)
+    )
 
 
 def _in_turn_of_sorts(step: Step, before: Reals, alone: Mask) -> tuple[Reals, ...]:
