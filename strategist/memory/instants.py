@@ -96,7 +96,7 @@ def _of_one_pass(step: Step, *, at_loss: bool) -> tuple[Instant, ...]:
 
 def _of_pipeline(job: Job, group: Group, in_situation: Callable[..., Step], *, at_loss: bool) -> tuple[Instant, ...]:
     """In a pipeline whose stages have one run of layers, or chunks in turn."""
-    sorts = None if at_loss else sorts_of(job, group, "schedule")
+    sorts = sorts_of(job, group, "schedule")
     schedule, at = (Schedule(group), None) if sorts is None else (Schedule(sorts.group), sorts.place)
     if at_loss:
         at_most = _loss(in_situation(schedule.at(schedule.second_of_last_chunk()), at).unsorted())
