@@ -498,12 +498,11 @@ class Step:
         return self._of(part_of(self.group, rows), rows, situation, at)
 
     def _of(self, group: Group, rows: Column, situation: Situation, at: Column) -> Step:
-        """Passes of some candidates, which are a group."""
-        if "layers" not in group.known:
-            group.known["layers"] = Layers(self.job, group)
-        shared = record_of(self.bare, rows), group.known["layers"]
-        resting = rows_of(self.at_rest, rows), rows_of(self.settled, rows)
-        return type(self)(self.job, group, *shared, *resting, situation, at)
+        """Passes of some candidates, which are a group; what is the same in all passes is taken from the others once."""
+        if "shared" not in group.known:
+            resting = rows_of(self.at_rest, rows), rows_of(self.settled, rows)
+            group.known["shared"] = record_of(self.bare, rows), Layers(self.job, group), *resting
+        return type(self)(self.job, group, *group.known["shared"], situation, at)
 
     @cached_property
     def unpacked(self) -> float:
