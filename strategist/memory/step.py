@@ -37,7 +37,7 @@ from strategist.memory.logits import held_logits_CS, waiting_logits_CS
 from strategist.memory.model_states import shards_state
 from strategist.memory.saved import OURS
 from strategist.memory.situations import NEVER, Situation
-from strategist.memory.sorts import NOT_READ, Read, record_of, rows_of, sorts_of
+from strategist.memory.sorts import NOT_READ, Read, record_of, rows_of, sorts_of, sorts_of_layers
 from strategist.records import dataclass, names_of
 from strategist.space.candidates import Column, Mask, Reals, total_of
 from strategist.space.shares import (
@@ -216,18 +216,13 @@ class Layers:
     @cached_property
     def by_sort(self) -> LayerInstants:
         """The instants of one layer that can be its worst, of every sort, and what such a layer keeps."""
-        ats = layer_instants(self.kept)
-        temporaries, freed, weights = (
-            np.stack(parts) for parts in zip(*((at.temporaries, at.freed, at.weights) for at in ats), strict=True)
-        )
-        stacked, is_product, is_early, is_sooner = (
-            _together([getattr(at, name) for at in ats]) for name in ("stacked", "is_product", "is_early", "is_sooner")
-        )
-        parts = [at.routed for at in ats]
-        routed = _together(parts) if any(isinstance(part, np.ndarray) for part in parts) else np.zeros((1, 1))
-        flags = is_product > 0, is_early > 0
-        every = self.kept.weights(is_any) if self.are_mixed else np.zeros((1, 1))
-        return LayerInstants(temporaries, freed, weights, stacked, self.one, *flags, routed, is_sooner > 0, every)
+        c = self.group.candidates
+        alike = sorts_of_layers(self.job, c)
+        if alike is None:
+            return _by_sort(self.kept, self.are_mixed)
+        firsts, place = alike
+        found = _by_sort(Kept(self.job, c.where(firsts)), self.are_mixed)
+        return found.each(lambda part: part if part.shape[-2] == 1 else part.take(place, axis=-2))
 
     @cached_property
     def experts_end(self) -> LayerInstants:
@@ -331,6 +326,22 @@ LAST_OF_EXPERTS, EVERY = 1, slice(None)
 BEFORE_ATTENTION, FROM_ATTENTION = slice(-2), slice(-2, None)
 """The place of that instant among those of a layer, and all of them; those before attention's backward, and the others
 (memory/backward.py, layer_instants)."""
+
+
+def _by_sort(kept: Kept, are_mixed: bool) -> LayerInstants:
+    """See `Layers.by_sort`."""
+    ats = layer_instants(kept)
+    temporaries, freed, weights = (
+        np.stack(parts) for parts in zip(*((at.temporaries, at.freed, at.weights) for at in ats), strict=True)
+    )
+    stacked, is_product, is_early, is_sooner = (
+        _together([getattr(at, name) for at in ats]) for name in ("stacked", "is_product", "is_early", "is_sooner")
+    )
+    parts = [at.routed for at in ats]
+    routed = _together(parts) if any(isinstance(part, np.ndarray) for part in parts) else np.zeros((1, 1))
+    flags = is_product > 0, is_early > 0
+    every = kept.weights(is_any) if are_mixed else np.zeros((1, 1))
+    return LayerInstants(temporaries, freed, weights, stacked, kept.rows(is_kept), *flags, routed, is_sooner > 0, every)
 
 
 def counted(number: Column, layers: Reals) -> Reals:
@@ -502,7 +513,8 @@ class Step:
         if "shared" not in group.known:
             resting = rows_of(self.at_rest, rows), rows_of(self.settled, rows)
             group.known["shared"] = record_of(self.bare, rows), Layers(self.job, group), *resting
-        return type(self)(self.job, group, *group.known["shared"], situation, at)
+        bare, layers, at_rest, settled = group.known["shared"]
+        return type(self)(self.job, group, bare, layers, at_rest, settled, situation, at)
 
     @cached_property
     def unpacked(self) -> float:
