@@ -8,46 +8,48 @@ comes down to the first forward pass of all finds nothing before it. The last ba
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from strategist.columns import entries, stage_by_stage
+from strategist.columns import stage_by_stage
 from strategist.memory.situations import NEVER, Schedule, Situation
-from strategist.memory.sorts import record_of
 from strategist.memory.step import Step
 from strategist.records import names_of, replace
 from strategist.space.candidates import Column, Mask, Reals
+from strategist.space.interleaved import Rounds
+from strategist.space.shares import Group
 
 
 class EarlySchedule(Schedule):
     """The passes of interleaved chunks, and what lies gathered too early beside them."""
 
-    def backwards(self, numbers: Column) -> Situation:
-        """Backward passes by their numbers (K, C, S)."""
-        found = self.at(*numbers)
-        k = self._numbered(tuple(numbers))
-        own = self.v - 1 - k // self.turn % self.v
-        return replace(self._beside(found, k, self._begun(k), own), finds_early=NEVER)
+    def __init__(self, group: Group) -> None:
+        super().__init__(group)
+        self.rounds = Rounds(self.turn, self.v, self.passes, self.ahead)
 
-    def forwards(self, numbers: Column) -> Situation:
-        """The forward passes that run just before."""
-        before = self.at(*numbers)
-        k = self._numbered(tuple(numbers))
-        begun = self._begun(k)
-        own = (begun - 1) // self.turn % self.v
+    def of_both(self, backward: Column, forward: Column) -> Situation:
+        """Backward passes by their numbers (K, C, S), and behind them the forward passes that run just before others."""
+        k = self._numbered(np.concatenate([backward, forward]))
+        is_forward = np.arange(len(k))[:, None, None] >= len(backward)
+        found, begun = self.in_passes(k), self.rounds.begun(k)
+        own = np.where(is_forward, (begun - 1) // self.turn % self.v, self.v - 1 - k // self.turn % self.v)
         is_first, is_last = own == 0, own == self.v - 1
-        found = replace(
-            before,
-            others_first=before.others_first + before.is_first - is_first,
-            others_last=before.others_last + before.is_last - is_last,
+        chunks = np.arange(int(self.v.max()))[:, None, None, None]
+        holds = self._holds(chunks, begun, k) & (own != chunks) & (chunks < self.v)
+        return replace(
+            found,
+            others_first=found.others_first + found.is_first - is_first,
+            others_last=found.others_last + found.is_last - is_last,
             is_first=is_first,
             is_last=is_last,
-            stands=self._ran(k, self.v - 1 - own) > 0,
-            holds_first=is_first | self._first_ran(begun, k),
-            finds_early=self._holds(own, begun - 1, k),
+            stands=self.rounds.ran(k, self.v - 1 - own) > 0,
+            holds_first=np.where(is_forward, is_first | self._first_ran(begun, k), found.holds_first),
+            early=stage_by_stage(holds.sum(axis=0) * 1.0),
+            early_first=stage_by_stage(holds[0] * 1.0),
+            early_last=stage_by_stage((holds & (chunks == self.v - 1)).any(axis=0) * 1.0),
+            finds_early=is_forward & self._holds(own, begun - 1, k),
         )
-        return self._beside(found, k, begun, own)
 
     def turns_of_backward(self) -> Column:
         """The first pass of all, that of the chunk with the embedding, and among which those with most are, (K, C, S): the second of each
@@ -76,89 +78,115 @@ class EarlySchedule(Schedule):
     def _each(self, numbers: Column) -> Column:
         return np.broadcast_to(numbers, (len(numbers), *self.ahead.shape))
 
-    def _begun(self, k: Column) -> Column:
-        return np.minimum(self.ahead + k, self.passes)
-
-    def _ran(self, passes: Column, place: Column | int) -> Column:
-        """How many of some passes, one turn behind the other, were those of the chunk in that place of a round."""
-        around = self.turn * self.v
-        return passes // around * self.turn + np.clip(passes % around - place * self.turn, 0, self.turn)
-
     def _holds(self, chunk: Column | int, begun: Column, k: Column) -> Mask:
         """Whether a unit of a chunk lies gathered too early when so many forward passes and `k` backward passes ran."""
         back = self.v - 1 - chunk
-        done = self._ran(k, back)
-        last, left = self._left(chunk, done - 1)
-        _, least = self._left(chunk, np.minimum(done - 2, self.turn - 1))
+        done = self.rounds.ran(k, back)
+        last, left = self.rounds.left(chunk, done - 1)
+        _, least = self.rounds.left(chunk, np.minimum(done - 2, self.turn - 1))
         finds = (left > 0) | ((done > 1) & (least == 0))  # not the pass that comes down to the first one
-        unused = self._ran(begun, chunk) == self._ran(self._begun(last), chunk)
+        unused = self.rounds.ran(begun, chunk) == self.rounds.ran(self.rounds.begun(last), chunk)
         return np.asarray((done > 0) & (done < self.m) & finds & unused, np.bool_)
 
     def _first_ran(self, begun: Column, k: Column) -> Mask:
         """Whether the chunk with the embedding ran forward and not backward since."""
-        done = self._ran(k, self.v - 1)
-        last, _ = self._left(0, done - 1)
-        return np.asarray((done == 0) | (self._ran(begun, 0) > self._ran(self._begun(last), 0)), np.bool_)
-
-    def _left(self, chunk: Column | int, number: Column) -> tuple[Column, Column]:
-        """A chunk's backward pass by its number in the chunk: its number among all, and how many passes of the chunk it leaves."""
-        number = np.maximum(number, 0)
-        last = number // self.turn * self.turn * self.v + (self.v - 1 - chunk) * self.turn + number % self.turn
-        return last, self._ran(self._begun(last), chunk) - number - 1
-
-    def _beside(self, found: Situation, k: Column, begun: Column, own: Column) -> Situation:
-        early = np.zeros(k.shape)
-        ends = {}
-        for chunk in range(int(self.v.max())):
-            holds = self._holds(chunk, begun, k) & (own != chunk) & (chunk < self.v)
-            early += holds
-            if chunk == 0:
-                ends["early_first"] = stage_by_stage(holds * 1.0)
-            last = np.where(self.v - 1 == chunk, holds, 0.0)
-            ends["early_last"] = stage_by_stage(last if chunk == 0 else ends["early_last"] + last)
-        return replace(found, early=stage_by_stage(early), **ends)
+        done = self.rounds.ran(k, self.v - 1)
+        last, _ = self.rounds.left(0, done - 1)
+        return np.asarray(
+            (done == 0) | (self.rounds.ran(begun, 0) > self.rounds.ran(self.rounds.begun(last), 0)), np.bool_
+        )
 
 
-def fullest_passes(step: Step, rows: Column) -> tuple[Situation, Situation]:
-    """For some candidates (R) of a step backward passes, (5, R, S): the first, those in which they hold most of the chunk with the head,
-    the first of that with the embedding, the fullest of that, and of those between. And forward passes, (4, R, S): the fullest of
-    the first, the last and those between. Where there are none between, these are any."""
-    own = step.c.where(rows)
-    firsts, place = own.sorts((own["accumulation"], own["virtual_stages"]))
-    schedule = EarlySchedule(replace(step.group, candidates=own.where(firsts)))
-    backward = record_of(schedule.backwards(schedule.turns_of_backward()), place)
-    forward = record_of(schedule.forwards(schedule.turns_of_forward()), place)
-    last, first, between = _fullest(backward, step.moving_in(backward, rows))
-    chosen = np.stack([np.zeros_like(last), last, np.ones_like(last), first, between])
-    last, first, between = _fullest(forward, step.moving_in(forward, rows))
-    return _chosen(backward, chosen), _chosen(forward, np.stack([last, first, between, between]))
+class LookedAt(NamedTuple):
+    """Passes until the layers' backward begins, from there on, and forward, (P, D, S); and which of the D each candidate's are, (C,)."""
+
+    heads: Situation
+    bodies: Situation
+    forwards: Situation
+    at: Column
 
 
-def _fullest(passes: Situation, held: Reals) -> tuple[Column, Column, Column]:
-    """Of passes (K, R, S) the place of those with most: of the chunk with the head, that with the embedding, and others."""
-    sorts = passes.is_last, passes.is_first, ~(passes.is_last | passes.is_first)
-    last, first, between = (np.where(sort, held, -1.0).argmax(axis=0) for sort in sorts)
-    return last, first, between
+def in_company(step: Step, others: Situation, at: Column | None, rows: Column) -> LookedAt:
+    """The passes to look at where the chunks of some candidates hold units early (space/shares.py, holds_early_C), those in `rows`, and
+    all `others` look at the same five, which lie at the places `at`."""
+    backward, forward, own = early_passes(step, rows)
+    count = others.others.shape[1]
+    place = np.arange(count) if at is None else at.copy()
+    place[rows] = count + own
+    bodies = slice(1, None)
+    every = _joined(others, backward)
+    return LookedAt(every.of(slice(2)), every.of(bodies), _joined(others.of(bodies), forward), place)
 
 
-def _chosen(passes: Situation, best: Column) -> Situation:
-    at = best, *np.indices(best.shape[1:], sparse=True)
-    parts = (entries(getattr(passes, name), at) for name in names_of(Situation))
-    return Situation(*(stage_by_stage(np.broadcast_to(part, best.shape)) for part in parts))
+def early_passes(step: Step, rows: Column) -> tuple[Situation, Situation, Column]:
+    """Of candidates whose chunks hold units early, in `rows`, the backward passes to look at, (5, D, S): the first, those in which they hold
+    most of the chunk with the head, the first of that with the embedding, the fullest of that, and of those between. Forward, (4, D, S):
+    the fullest of the first, the last and those between. Where there are none between, these are any. And which of these D choices is that
+    of each of them."""
+    group, c = step.group, step.c.where(rows)
+    firsts, place = c.sorts((c["accumulation"], c["virtual_stages"]))
+    schedule = EarlySchedule(replace(group, candidates=c.where(firsts)))
+    turns = schedule.turns_of_backward(), schedule.turns_of_forward()
+    passes, count = schedule.of_both(*turns), len(turns[0])
+    sorts, stages = np.arange(len(firsts))[:, None], np.arange(len(group.stages))
+    parts = (0, passes.of(slice(count))), (count, passes.of(slice(count, None)))
+    numbers = [start + own for start, part in parts for own in _possible(group, part)]
+    possible = _chosen(passes, (np.concatenate(numbers), sorts, stages))
+    held, ends = step.among(rows, possible, place).moving, np.cumsum([len(own) for own in numbers])[:-1]
+    most = [own.argmax(axis=0) for own in np.split(held, ends)]
+    choices, at = c.sorts((place, *(own[:, stage] for own in most for stage in stages)))
+    alike = place[choices][:, None]
+    last, first, between, *forward = (
+        own[best[choices], alike, stages] for own, best in zip(numbers, most, strict=True)
+    )
+    backward = np.zeros_like(last), last, np.ones_like(last), first, between
+    looked_at = _chosen(passes, (np.stack([*backward, *forward, forward[-1]]), alike, stages))
+    return looked_at.of(slice(len(backward))), looked_at.of(slice(len(backward), None)), at
 
 
-def early_passes(step: Step) -> tuple[Situation, Situation]:
-    """The backward passes to look at, and the forward passes, of candidates all of whose chunks hold units early (space/shares.py, groups)."""
-    chunks = step.c["virtual_stages"]
-    alike = [
-        np.flatnonzero(chunks == number) for number in np.unique(chunks)
-    ]  # few chunks have few passes to choose from
-    order = np.concatenate(alike).argsort()
-    backward, forward = zip(*(fullest_passes(step, own) for own in alike), strict=True)
-    return _together(backward, order), _together(forward, order)
+def _possible(group: Group, passes: Situation) -> tuple[Column, Column, Column]:
+    """Of passes (K, F, S) the numbers of those that can be first with most of the chunk with the head, that with the embedding, and others,
+    (N, F, S): those before which no pass of such a chunk holds as much of everything. Where a rank has fewer the first of them stands for
+    the rest, and where it has none the first of all."""
+    amounts: Reals = np.stack(_amounts(group, passes))
+    earlier = np.tri(len(passes.others), k=-1, dtype=np.bool_).T[..., None, None]
+    no_less = (amounts[:, :, None] >= amounts[:, None]).all(axis=0) & earlier
+    left = ~no_less.any(axis=0)
+    others = ~(passes.is_last | passes.is_first)
+    return _numbers(left & passes.is_last), _numbers(left & passes.is_first), _numbers(left & others)
 
 
-def _together(parts: Sequence[Situation], order: Column) -> Situation:
-    """Passes of some candidates, and of others behind them, in an order."""
-    every = (np.concatenate([getattr(part, name) for part in parts], axis=1) for name in names_of(Situation))
-    return Situation(*(stage_by_stage(each[:, order]) for each in every))
+def _amounts(group: Group, s: Situation) -> tuple[Reals | Mask, ...]:
+    """What a rank holds the more bytes by the more of it a pass has, as `Step.moving` reads it; twice what must be the same: of which sort of
+    chunk the pass is, and others of that with the head, which may keep less than chunks between."""
+    first, last = group.is_first[None, :], group.is_last[None, :]
+    sort, others_last = s.is_last + 2.0 * s.is_first, s.others_last * last
+    early_first, early_last = s.early_first * first, s.early_last * last
+    return (
+        *(sort, -sort, others_last, -others_last, s.others, s.others_first * first),
+        *(s.standing, s.first_stands & first, s.last_stands & last, s.reduced, s.last_reduced & last),
+        *(s.early - early_first - early_last, early_first, early_last, s.finds_early),
+    )
+
+
+def _numbers(marked: Mask) -> Column:
+    """The numbers of marked passes (K, F, S), as many as any rank has, (N, F, S)."""
+    count = marked.sum(axis=0)
+    order = (~marked).argsort(axis=0, kind="stable")[: max(1, int(count.max()))]
+    return np.where(np.arange(len(order))[:, None, None] < count, order, order[:1])
+
+
+def _chosen(passes: Situation, at: tuple[Column, ...]) -> Situation:
+    """Passes (K, F, S) by their places along these axes."""
+    return Situation(*(stage_by_stage(getattr(passes, name)[at]) for name in names_of(Situation)))
+
+
+def _joined(*parts: Situation) -> Situation:
+    """Passes of some candidates, and of others behind them."""
+
+    def of_all(name: str) -> Reals:
+        own = [getattr(part, name) for part in parts]
+        full = (one if one is not NEVER else np.zeros_like(part.is_first) for one, part in zip(own, parts, strict=True))
+        return np.concatenate([*full], axis=1)
+
+    return Situation(*(stage_by_stage(of_all(name)) for name in names_of(Situation)))

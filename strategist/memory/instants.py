@@ -96,7 +96,7 @@ def _of_one_pass(step: Step, *, at_loss: bool) -> tuple[Instant, ...]:
 
 def _of_pipeline(job: Job, group: Group, in_situation: Callable[..., Step], *, at_loss: bool) -> tuple[Instant, ...]:
     """In a pipeline whose stages have one run of layers, or chunks in turn."""
-    sorts = None if at_loss else sorts_of(job, group, "schedule")
+    sorts = sorts_of(job, group, "schedule")
     schedule, at = (Schedule(group), None) if sorts is None else (Schedule(sorts.group), sorts.place)
     if at_loss:
         at_most = _loss(in_situation(schedule.at(schedule.second_of_last_chunk()), at).unsorted())
@@ -128,17 +128,16 @@ def _in_chunks(
     group: Group, schedule: Schedule, at: Column | None, in_situation: Callable[..., Step]
 ) -> tuple[Step, Step, Step]:
     """The passes to look at where stages have several runs of layers: until the layers' backward begins, from there on, and forward."""
-    if not holds_early_C(group.candidates).any():
-        firsts = schedule.first_of_first_chunk(), schedule.second_of_first_chunk()
-        every = schedule.at(schedule.first_pass(), schedule.second_of_last_chunk(), *firsts, schedule.fullest())
+    firsts = schedule.first_of_first_chunk(), schedule.second_of_first_chunk()
+    every = schedule.at(schedule.first_pass(), schedule.second_of_last_chunk(), *firsts, schedule.fullest())
+    holds_early = holds_early_C(group.candidates)
+    if not holds_early.any():
         heads, bodies = in_situation(every.of(slice(2)), at), in_situation(every.of(slice(1, None)), at)
         return heads, bodies, bodies
-    from strategist.memory.early import early_passes  # rarely asked for
+    from strategist.memory.early import in_company  # rarely asked for
 
-    backward, forward = early_passes(in_situation(schedule.at(schedule.first_pass()), at).unsorted())
-    looked_at = backward.of(slice(2)), backward.of(slice(1, None)), forward
-    # which passes are looked at depends on all that a formula may not read
-    heads, bodies, forwards = (in_situation(passes, None).unsorted() for passes in looked_at)
+    *looked_at, at = in_company(in_situation(every, at), every, at, np.flatnonzero(holds_early))
+    heads, bodies, forwards = (in_situation(passes, at) for passes in looked_at)
     return heads, bodies, forwards
 
 
@@ -619,9 +618,11 @@ WorstOf = Callable[[Step, Reals], LayerInstants]
 def _in_layer(step: Step, number: Column, worst: WorstOf) -> Instant:
     """The worst instant of the `number`-th layers from the end of the chunk; -1 is its first layer, -2 its second."""
     found = step.once("layer", lambda own: _worst_at(own, number, worst))
-    activations, whole, weights, gone, waits, partial, joins, sooner, joined, every = found
-    before, done, routed, gathered, in_flight = step.of_state(lambda own: _passed_before(own, number, gone, sooner))
-    made = np.where(step.at_once, weights, 0.0)
+    activations, whole, made, gone, waits, partial, joins, sooner, joined, every = found
+    passed = step.of_state(lambda own: _passed_before(own, number, made, gone, sooner))
+    before, done, routed, gathered, in_flight, gradients = passed
+    if made is not NONE:
+        gradients = step.earlier + step.fresh(added(done, made, gone), added(routed, gone))
     if step.piped:
         waits = added(waits, step.late, partial)
     else:
@@ -630,7 +631,7 @@ def _in_layer(step: Step, number: Column, worst: WorstOf) -> Instant:
         gathered = added(gathered, np.where(step.reduces, partial + in_flight, 0.0), step.waiting)
         waits = added(waits, step.old_head, step.retained(done), np.where(step.reduces, 0.0, partial))
     terms = {
-        "gradients": step.earlier + step.fresh(added(done, made, gone), added(routed, gone)),
+        "gradients": gradients,
         "activations": activations,
         "logits": step.held_logits,
         "gather_buffers": gathered,
@@ -656,8 +657,8 @@ def _layers_before(step: Step, number: Column) -> tuple[Reals, Reals, Reals]:
 
 
 def _worst_at(step: Step, number: Column, worst: WorstOf) -> tuple[Any, ...]:
-    """At the worst instant of such a layer: what is kept, elements of matrices with gradients, the same with stacked ones and without experts
-    that are reduced, and those; what waits beside them, their gradients that are no part of what stands yet, what is about to join that, and
+    """At the worst instant of such a layer: what is kept, elements of matrices with gradients if autocast copied some, the same with stacked ones
+    and without experts that are reduced where gradients join what stands at once, and those experts; what waits beside them, their gradients that are no part of what stands yet, what is about to join that, and
     elements whose gradients have; whether experts have yet to begin; elements of all its matrices where sorts differ."""
     _, before, share = _layers_before(step, number)
     at = worst(step, share)
@@ -675,12 +676,14 @@ def _worst_at(step: Step, number: Column, worst: WorstOf) -> tuple[Any, ...]:
     kept = np.maximum(step.inputs, step.in_layers - at.freed - let_go)
     sooner = at.is_sooner if step.has_apart else NOWHERE
     joined = step.joined(at) if step.empties.any() else NONE
-    return kept, at.weights, weights, gone, waits, partial, joins, sooner, joined, at.every
+    whole = at.weights if step.has_copies else NONE
+    made = np.where(step.at_once, weights, 0.0) if step.at_once.any() else NONE
+    return kept, whole, made, gone, waits, partial, joins, sooner, joined, at.every
 
 
-def _passed_before(step: Step, number: Column, gone: Reals, sooner: Mask) -> tuple[Reals | float, ...]:
-    """Layers of the chunk before such a layer, elements whose backward is over, of experts among them, gathered weights, and
-    the gradient of the unit before in reduction."""
+def _passed_before(step: Step, number: Column, made: Reals, gone: Reals, sooner: Mask) -> tuple[Reals | float, ...]:
+    """Layers of the chunk before such a layer, elements whose backward is over, of experts among them, gathered weights, the gradient of
+    the unit before in reduction, and gradients that stand where the layer's own do not yet: some of it only where that is asked for."""
     layers, before, share = _layers_before(step, number)
     passed = share * np.maximum(0.0, step.counts.layers / step.chunks - step.widest)
     alone = before >= layers - 1.0 if step.piped else step.is_first_layer(before)
@@ -700,7 +703,15 @@ def _passed_before(step: Step, number: Column, gone: Reals, sooner: Mask) -> tup
     if step.piped:
         gathered = gathered + np.where(before >= layers - 1.0, step.ahead_of_time, 0.0)
     in_flight = NONE if step.piped else step.trained * step.reduce * np.where(before > 0, above, step.passed_head)
-    return before, step.passed_head + passed, routed, gathered, in_flight
+    done = step.passed_head + passed
+    if made is not NONE:
+        return before, done, routed, gathered, in_flight, NONE
+    gradients = step.earlier + step.fresh(added(done, gone), added(routed, gone))
+    return (
+        (NONE, NONE, NONE, gathered, NONE, gradients)
+        if step.piped
+        else (before, done, routed, gathered, in_flight, gradients)
+    )
 
 
 def _in_turn_of_sorts(step: Step, before: Reals, alone: Mask) -> tuple[Reals, ...]:

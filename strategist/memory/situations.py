@@ -18,6 +18,7 @@ import numpy as np
 from strategist.columns import stage_by_stage
 from strategist.records import dataclass
 from strategist.space.candidates import Column, Mask, Reals, code
+from strategist.space.interleaved import interleaved_ahead
 from strategist.space.shares import Group
 
 NEVER: Any = np.zeros((1, 1, 1), np.bool_)
@@ -95,7 +96,7 @@ class Schedule:
         self.passes = self.m * self.v
         behind = group.pp - group.stages[None, :]
         schedule = c["schedule"][:, None]
-        interleaved = (self.v - 1) * self.pp + 2 * (behind - 1) + 1
+        interleaved = interleaved_ahead(self.pp, group.stages[None, :], self.v)
         ahead = np.where(schedule == code("schedule", "interleaved"), interleaved, self.passes)
         ahead = np.where(schedule == code("schedule", "1f1b"), behind, ahead)
         self.splits = bool((schedule == code("schedule", "zb_h1")).any())
@@ -136,7 +137,10 @@ class Schedule:
 
     def at(self, *numbers: Column) -> Situation:
         """Backward passes by their numbers (C, S), counted from 0; the last one when there are fewer."""
-        k = self._numbered(numbers)
+        return self.in_passes(self._numbered(np.stack(numbers)))
+
+    def in_passes(self, k: Column) -> Situation:
+        """Backward passes by numbers (P, C, S) that there are."""
         forwards = np.minimum(self.ahead + k, self.passes)
         turn, v = self.turn, self.v if self.has_chunks else 1
         around = turn * v
@@ -173,5 +177,5 @@ class Schedule:
             finds_early=(k > 0) & ((self.ahead > 1) | (self.m > 2)),
         )
 
-    def _numbered(self, numbers: tuple[Column, ...]) -> Column:
-        return stage_by_stage(np.minimum(np.stack(numbers), self.passes - 1))
+    def _numbered(self, numbers: Column) -> Column:
+        return stage_by_stage(np.minimum(numbers, self.passes - 1))

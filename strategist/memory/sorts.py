@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from strategist.facts.job import Job
-from strategist.records import dataclass, names_of, replace
+from strategist.records import dataclass, names_of
 from strategist.space.candidates import Candidates, Column
-from strategist.space.shares import Group, is_managed, is_plain_data_parallel, state_shards
+from strategist.space.shares import Group, is_managed, is_plain_data_parallel, part_of, state_shards
 
 Read = Literal["state", "work", "layer", "schedule"]
 """What a formula reads: how the state of the weights is shared and when; how much a rank works on, and how; the same and of the state
@@ -27,7 +27,9 @@ NOT_READ: Mapping[Read, tuple[str, ...]] = {
     "schedule": (*_NOT_OF_WORK, "cp", "tp", "ep", "etp", "micro_batch", "recompute", "sequence_parallel", "context_parallel", "tiling"),
 }  # fmt: skip
 """Columns that such formulas do not read, or only in `_sharing`."""
-FEW = 2**11
+OF_LAYERS = "tp", "cp", "ep", "etp", "micro_batch", "sequence_parallel", "context_parallel", "recompute", "tiling"
+"""Columns that the work inside one layer reads, beside whether DDP runs it."""
+FEW = 2**10
 """Candidates that are worked out sooner than sorted."""
 ALIKE = 2
 """How many candidates of a sort make it worth while."""
@@ -42,12 +44,13 @@ class Sorts:
     place: Column
 
 
-def sorts_of(job: Job, group: Group, read: Read) -> Sorts | None:
-    """The sorts of a group's candidates; None where they would not help, or where replicas' threads, hooks, slices, adapters, experts that lie
-    apart or a policy for each layer read more."""
-    if ("sorts", read) not in group.known:
-        group.known["sorts", read] = _sorted(job, group, read) if _has_sorts(job, group) else None
-    found: Sorts | None = group.known["sorts", read]
+def sorts_of(job: Job, group: Group, read: Read, at: Column | None = None) -> Sorts | None:
+    """The sorts of a group's candidates, which differ in their passes where these are `at` different places; None where they would not help,
+    or where replicas' threads, hooks, slices, adapters, experts that lie apart or a policy for each layer read more."""
+    key = "sorts", read, id(at)
+    if key not in group.known:  # beside `at`, whose number is nobody else's as long as it is there
+        group.known[key] = at, _sorted(job, group, read, at) if _has_sorts(job, group) else None
+    found: Sorts | None = group.known[key][1]
     return found
 
 
@@ -58,19 +61,23 @@ def _has_sorts(job: Job, group: Group) -> bool:
     return len(group.rows) > FEW and not (asked or group.is_tiled or group.is_v_shaped or (c["ep"] > 1).any())
 
 
-def _sorted(job: Job, group: Group, read: Read) -> Sorts | None:
+def _sorted(job: Job, group: Group, read: Read, at: Column | None) -> Sorts | None:
     c = group.candidates
     columns = [column for name, column in c.columns.items() if name not in NOT_READ[read]]
+    columns += [] if at is None else [at]
     firsts, place = c.sorts((*columns, *_sharing(job, c, read)))
     if ALIKE * len(firsts) > len(c):
         return None
-    own = replace(
-        group,
-        rows=group.rows[firsts],
-        candidates=c.where(firsts),
-        mesh_of=group.mesh_of[firsts],
-    )
-    return Sorts(own, firsts, place)
+    return Sorts(part_of(group, firsts), firsts, place)
+
+
+def sorts_of_layers(job: Job, c: Candidates) -> tuple[Column, Column] | None:
+    """One candidate of each sort of those inside whose layers the same happens, and the place of each candidate's sort; None as above."""
+    if len(c) <= FEW or c.in_threads or job.model.adapters is not None:
+        return None
+    plain = is_plain_data_parallel(job.profile.has_units, c)
+    firsts, place = c.sorts((*(c[name] for name in OF_LAYERS), 1 * plain))
+    return None if ALIKE * len(firsts) > len(c) else (firsts, place)
 
 
 def _sharing(job: Job, c: Candidates, read: Read) -> tuple[Column, ...]:
@@ -95,7 +102,7 @@ def rows_of(values: Any, rows: Column) -> Any:
         return values
     if values.ndim == 1:
         return values.take(rows)
-    return values.swapaxes(-1, -2).take(rows, axis=-1).swapaxes(-1, -2)
+    return values.swapaxes(-1, -2).take(rows, axis=-1, mode="wrap").swapaxes(-1, -2)  # the quickest: all rows are there
 
 
 def record_of(record: Any, rows: Column) -> Any:

@@ -37,7 +37,7 @@ from strategist.memory.logits import held_logits_CS, waiting_logits_CS
 from strategist.memory.model_states import shards_state
 from strategist.memory.saved import OURS
 from strategist.memory.situations import NEVER, Situation
-from strategist.memory.sorts import NOT_READ, Read, record_of, rows_of, sorts_of
+from strategist.memory.sorts import NOT_READ, Read, record_of, rows_of, sorts_of, sorts_of_layers
 from strategist.records import dataclass, names_of
 from strategist.space.candidates import Column, Mask, Reals, total_of
 from strategist.space.shares import (
@@ -48,6 +48,7 @@ from strategist.space.shares import (
     expert_shards,
     is_managed,
     is_plain_data_parallel,
+    part_of,
     pieces_C,
     routed_cut,
     sequence_cut,
@@ -215,18 +216,13 @@ class Layers:
     @cached_property
     def by_sort(self) -> LayerInstants:
         """The instants of one layer that can be its worst, of every sort, and what such a layer keeps."""
-        ats = layer_instants(self.kept)
-        temporaries, freed, weights = (
-            np.stack(parts) for parts in zip(*((at.temporaries, at.freed, at.weights) for at in ats), strict=True)
-        )
-        stacked, is_product, is_early, is_sooner = (
-            _together([getattr(at, name) for at in ats]) for name in ("stacked", "is_product", "is_early", "is_sooner")
-        )
-        parts = [at.routed for at in ats]
-        routed = _together(parts) if any(isinstance(part, np.ndarray) for part in parts) else np.zeros((1, 1))
-        flags = is_product > 0, is_early > 0
-        every = self.kept.weights(is_any) if self.are_mixed else np.zeros((1, 1))
-        return LayerInstants(temporaries, freed, weights, stacked, self.one, *flags, routed, is_sooner > 0, every)
+        c = self.group.candidates
+        alike = sorts_of_layers(self.job, c)
+        if alike is None:
+            return _by_sort(self.kept, self.are_mixed)
+        firsts, place = alike
+        found = _by_sort(Kept(self.job, c.where(firsts)), self.are_mixed)
+        return found.each(lambda part: part if part.shape[-2] == 1 else part.take(place, axis=-2))
 
     @cached_property
     def experts_end(self) -> LayerInstants:
@@ -330,6 +326,22 @@ LAST_OF_EXPERTS, EVERY = 1, slice(None)
 BEFORE_ATTENTION, FROM_ATTENTION = slice(-2), slice(-2, None)
 """The place of that instant among those of a layer, and all of them; those before attention's backward, and the others
 (memory/backward.py, layer_instants)."""
+
+
+def _by_sort(kept: Kept, are_mixed: bool) -> LayerInstants:
+    """See `Layers.by_sort`."""
+    ats = layer_instants(kept)
+    temporaries, freed, weights = (
+        np.stack(parts) for parts in zip(*((at.temporaries, at.freed, at.weights) for at in ats), strict=True)
+    )
+    stacked, is_product, is_early, is_sooner = (
+        _together([getattr(at, name) for at in ats]) for name in ("stacked", "is_product", "is_early", "is_sooner")
+    )
+    parts = [at.routed for at in ats]
+    routed = _together(parts) if any(isinstance(part, np.ndarray) for part in parts) else np.zeros((1, 1))
+    flags = is_product > 0, is_early > 0
+    every = kept.weights(is_any) if are_mixed else np.zeros((1, 1))
+    return LayerInstants(temporaries, freed, weights, stacked, kept.rows(is_kept), *flags, routed, is_sooner > 0, every)
 
 
 def counted(number: Column, layers: Reals) -> Reals:
@@ -485,17 +497,24 @@ class Step:
         return self.once("work", formula)
 
     def _of_sort(self, read: Read) -> tuple[Step, Column] | None:
-        sorts = sorts_of(self.job, self.group, read)
+        sorts = sorts_of(self.job, self.group, read, self._at)
         if sorts is None:
             return None
         group, firsts = sorts.group, sorts.firsts
-        if "layers" not in group.known:
-            group.known["layers"] = Layers(self.job, group)
-        shared = record_of(self.bare, firsts), group.known["layers"]
-        resting = rows_of(self.at_rest, firsts), rows_of(self.settled, firsts)
         at = firsts if self._at is None else self._at[firsts]
-        own = type(self)(self.job, group, *shared, *resting, self._situations, at)
-        return own.unsorted(), sorts.place
+        return self._of(group, firsts, self._situations, at).unsorted(), sorts.place
+
+    def among(self, rows: Column, situation: Situation, at: Column) -> Step:
+        """Other passes of some of the candidates."""
+        return self._of(part_of(self.group, rows), rows, situation, at)
+
+    def _of(self, group: Group, rows: Column, situation: Situation, at: Column) -> Step:
+        """Passes of some candidates, which are a group; what is the same in all passes is taken from the others once."""
+        if "shared" not in group.known:
+            resting = rows_of(self.at_rest, rows), rows_of(self.settled, rows)
+            group.known["shared"] = record_of(self.bare, rows), Layers(self.job, group), *resting
+        bare, layers, at_rest, settled = group.known["shared"]
+        return type(self)(self.job, group, bare, layers, at_rest, settled, situation, at)
 
     @cached_property
     def unpacked(self) -> float:
@@ -653,19 +672,20 @@ class Step:
         return self.counts.before * self.situation.is_first
 
     @once_for("work")
-    def others(self) -> Reals:
-        """All that other passes in flight keep, and the step's tokens and labels."""
-        return _kept_beside(self.situation, self._chunk, self._embedded, self._headed) + self.inputs
+    def in_flight(self) -> Reals:
+        """All that other passes in flight keep."""
+        return _kept_beside(self.situation, self._chunk, self._embedded, self._headed)
 
-    def moving_in(self, situation: Situation, rows: Column) -> Reals:
-        """What some candidates (R) hold in one pass and not in another: activations of other passes, gradients, and units of other chunks
-        that were gathered too early, (P, R, S). Of passes with as much, one that finds such a unit holds a byte more."""
-        chunk, ends = rows_of(self._chunk, rows), rows_of((self._embedded, self._headed), rows)
-        kept, counts = _kept_beside(situation, chunk, *ends), record_of(self.counts, rows)
-        resting = rows_of((self.at_rest, self.settled), rows)
-        units = rows_of((self.dense, self.counts.behind, self.layers_of_chunk), rows)
-        beside, found = (_early_units(self.job, self.group, situation, *units, finds=finds) for finds in (False, True))
-        return kept + _standing(situation, counts, *resting) + self.compute * beside + (found > 0.0)
+    @once_for("work")
+    def others(self) -> Reals:
+        """The same, and the step's tokens and labels."""
+        return self.in_flight + self.inputs
+
+    @property
+    def moving(self) -> Reals:
+        """What a rank of a pipeline holds in one pass and not in another: activations of other passes, gradients, and units of other chunks
+        that were gathered too early. Of passes with as much, one that finds such a unit holds a byte more."""
+        return self.in_flight + self.earlier + self.held_early + (self.found_early > 0.0)
 
     @once_for("work")
     def activations(self) -> Reals:
@@ -1060,6 +1080,8 @@ class Step:
     @cached_property
     def outside(self) -> Reals:
         """Gradients that gather outside DDP's buckets while micro-batches are not reduced (no_sync)."""
+        if not self.buckets.any():
+            return NONE
         stay = self.buckets & self.several
         return np.where(stay, self.at_rest, 0.0) if stay.any() else NONE
 

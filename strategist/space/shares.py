@@ -99,7 +99,7 @@ class Group:
         return (self.layers_SK.astype(np.float64) @ values_CK.T).T
 
 
-BLOCK = 2**15
+BLOCK = 2**16
 """Entries (rows times stages) looked at together: few enough that the columns of one block stay in a core's cache."""
 
 
@@ -112,7 +112,6 @@ def groups(job: Job, candidates: Candidates, *, every_stage: bool = False) -> It
     shape, split = job.model, job.split
     turning = total_of((1 + place) * candidates.is_word("schedule", word) for place, word in enumerate(V_SHAPED))
     v_shaped = turning > 0
-    turning = turning + (1 + len(V_SHAPED)) * holds_early_C(candidates)
     later_hold_more = bool((v_shaped | candidates.is_word("schedule", "zb_h1")).any())
     is_partly = bool(candidates.recompute_layers or job.recompute_layers)
     every_stage = every_stage or is_partly or later_hold_more
@@ -124,7 +123,7 @@ def groups(job: Job, candidates: Candidates, *, every_stage: bool = False) -> It
         keys += TILED * (tiles & _gives_back_slices(shape, candidates))
     for key in sorted(set(keys.tolist())):
         (pp, is_weighted), virtual = divmod(key >> 20, 2), key % IN_A_V
-        is_tiled, schedule = key % 2**20 >= TILED, ("none", *V_SHAPED, "none")[key % TILED // IN_A_V]
+        is_tiled, schedule = key % 2**20 >= TILED, ("none", *V_SHAPED)[key % TILED // IN_A_V]
         head = head_in_layers(shape) if is_weighted else 0.0
         alike = np.flatnonzero(keys == key)
         table = stage_layer_counts(shape, pp, virtual, split, head, schedule)
@@ -144,6 +143,12 @@ def groups(job: Job, candidates: Candidates, *, every_stage: bool = False) -> It
             yield group
 
 
+def part_of(group: Group, rows: Column) -> Group:
+    """Some of a group's candidates."""
+    own = group.candidates.where(rows)
+    return replace(group, rows=group.rows[rows], candidates=own, mesh_of=group.mesh_of[rows])
+
+
 def holds_early_C(c: Candidates) -> Mask:
     """Where chunks take turns and ZeRO-3 holds units of some while others work, (C,)."""
     takes_turns = c.is_word("schedule", "interleaved") & (c["virtual_stages"] > 1)
@@ -151,7 +156,7 @@ def holds_early_C(c: Candidates) -> Mask:
 
 
 IN_A_V, TILED = 2**17, 2**19
-"""Added to the key of layouts whose stages come back in turn, once or twice by the schedule (thrice: whose chunks hold units early), and whose matrices are tiled; more virtual stages than any layout has."""
+"""Added to the key of layouts whose stages come back in turn, once or twice by the schedule, and whose matrices are tiled; more virtual stages than any layout has."""
 
 
 def _gives_back_slices(shape: ModelShape, c: Candidates) -> Mask:

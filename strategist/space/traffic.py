@@ -22,6 +22,7 @@ from strategist.facts.tensors import ddp_buckets
 from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Column, Reals
 from strategist.space.deals import tensors_S
+from strategist.space.interleaved import interleaved_rounds
 from strategist.space.shares import (
     Elements,
     Group,
@@ -429,23 +430,24 @@ def _spare(job: Job, group: Group, counts: Elements) -> Reals:
 def _gathered_in_vain(job: Job, group: Group, counts: Elements) -> Iterator[Traffic]:
     """The last layer of interleaved chunks under ZeRO-3 whose last backward pass gathers it for a pass that never comes, as `_spare`
     has it of norm and head. It does not where it is that of the first forward pass: where some pass of the chunk was in flight
-    until then, which those of the first turn tell (memory/early.py). A chunk's only layer is there already."""
-    c, pp = group.candidates, group.pp
-    where = holds_early_C(c)
-    if pp == 1 or not job.profile.has_units or not where.any():
+    until then, which those of the first turn tell. A chunk's only layer is there already."""
+    c, where = group.candidates, holds_early_C(group.candidates)
+    if group.pp == 1 or not job.profile.has_units or not where.any():
         return
-    m, v = c["accumulation"][:, None], c["virtual_stages"][:, None]
-    ahead = np.minimum((v - 1) * pp + 2 * (pp - 1 - group.stages[None, :]) + 1, m * v)
-    number, layers = np.minimum(m - 2, pp - 1), np.maximum(group.layers_SK.sum(axis=1), 1.0)[None, :]
-    times = np.zeros(ahead.shape)
-    for chunk in range(int(c["virtual_stages"][where].max())):
-        begun = np.minimum(ahead + (v - 1 - chunk) * pp + number, m * v)
-        ran = begun // (pp * v) * pp + np.clip(begun % (pp * v) - chunk * pp, 0, pp)
-        gathers = np.where((chunk == 0) & group.is_first[None, :], not job.model.tied, layers > v)
-        times += (ran == number + 1) & (m > 1) & (chunk < v) & gathers & ~((chunk == v - 1) & group.is_last[None, :])
-    times = np.where(where[:, None], times, 0.0)
-    if not times.any():
+    rows, layers = np.flatnonzero(where), np.maximum(group.layers_SK.sum(axis=1), 1.0)[None, :]
+    held = c.where(rows)
+    firsts, place = held.sorts((held["accumulation"], held["virtual_stages"]))
+    m, v = (held[name][firsts][:, None] for name in ("accumulation", "virtual_stages"))
+    chunks = np.arange(int(v.max()))[:, None, None]
+    rounds = interleaved_rounds(group.pp, group.stages[None, :], m, v)
+    _, left = rounds.left(chunks, np.minimum(m - 2, group.pp - 1))
+    gathers = np.where((chunks == 0) & group.is_first, not job.model.tied, layers > v)
+    gathers = gathers & ~((chunks == v - 1) & group.is_last)
+    some = ((left == 0) & (m > 1) & (chunks < v) & gathers).sum(axis=0)
+    if not some.any():
         return
+    times = np.zeros((len(layers[0]), len(c))).T
+    times[rows] = some[place]
     own = (counts.layers - np.where((c["ep"] > 1)[:, None], counts.experts, 0.0)) / layers
     payload = BYTES[job.formats.compute] * np.where(where[:, None], own, 0.0)
     yield Traffic("dp", "all_gather", payload, times, "shards", "backward")

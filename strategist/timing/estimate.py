@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 
 import numpy as np
 
@@ -268,6 +269,8 @@ def _communication(
     by_cover: dict[Hidden, list[tuple[Traffic, Reals]]] = {}
     for item, seconds in sends:
         by_cover.setdefault(_behind(job, item), []).append((item, seconds))
+    for item, seconds in by_cover.pop("nothing", ()):
+        exposed[item.axis] += seconds
     for behind in (cover for cover in BEHIND if cover in by_cover):
         members = by_cover[behind]
         total = total_of(seconds for _, seconds in members)
@@ -300,10 +303,8 @@ def _hideable(
 ) -> Reals:
     """Seconds that run behind compute, (C, S): all but the first piece, as far as there is compute to hide behind, and less
     what compute loses meanwhile to the processors that collectives occupy."""
-    if behind == "nothing":
-        return np.zeros_like(total)
     micro = group.candidates["accumulation"][:, None]
-    rounds = np.max([np.minimum(item.count_CS, micro) for item, _ in members], axis=0)
+    rounds = reduce(np.maximum, [np.minimum(item.count_CS, micro) for item, _ in members])
     overlap = min(1.0, job.overlap * share("overlap_share", job.cluster.slowest.gpu))
     available = overlap * work.window(behind) * rounds
     behind_compute = np.minimum(total * (1.0 - _first_piece(group, behind)), available)

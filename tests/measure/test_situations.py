@@ -141,7 +141,8 @@ def test_units_gathered_too_early_are_those_of_the_stacks_of_fully_shard(pp: int
     for rank in range(pp):
         schedule = EarlySchedule(_group("interleaved", pp, virtual, count, rank))
         numbers = np.arange(count * virtual)[:, None, None]
-        said = {"FORWARD": schedule.forwards(numbers), "BACKWARD": schedule.backwards(numbers)}
+        both = schedule.of_both(numbers, numbers)
+        said = {"BACKWARD": both.of(slice(len(numbers))), "FORWARD": both.of(slice(len(numbers), None))}
         stacks: list[list[int]] = [[] for _ in range(virtual)]
         there, back, lies = [0] * virtual, [0] * virtual, [False] * virtual
         pending: tuple[int, list[bool]] | None = None

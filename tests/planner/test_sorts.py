@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from strategist.ask import Given, complete
-from strategist.memory import sorts
+from strategist.memory import early, sorts
 from strategist.memory.estimate import least_memory, peak_memory
-from strategist.planner.search import limits_of
-from strategist.space.candidates import Candidates, joined
+from strategist.memory.situations import Situation
+from strategist.planner.search import limits_of, search
+from strategist.space.candidates import Candidates, Column, joined
 from strategist.space.enumerate import enumerate_candidates
-from strategist.space.shares import groups
+from strategist.space.shares import Group, groups, holds_early_C
 
 JOBS: dict[str, dict[str, Any]] = {
     "interleaved": {"model": "llama-2-7b", "hardware": "dgx-a100-80gb", "seq_len": 2048, "global_batch": 64},
@@ -22,7 +23,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "experts": {"model": "mixtral-8x7b", "hardware": "dgx-h100", "seq_len": 2048, "global_batch": 32, "forbid": "ep"},
     "learned positions": {"model": "gpt3-13b", "hardware": "dgx-a100-80gb:2", "seq_len": 2048, "global_batch": 64},
 }
-MOST = 6000
+MOST, MOST_PASSES = 6000, 100
 
 
 def layouts(fields: dict[str, Any]) -> tuple[Any, Candidates]:
@@ -48,3 +49,29 @@ def test_company_changes_no_ledger(name: str, monkeypatch: pytest.MonkeyPatch) -
     for column in ("device", "stage", "moment", "host", "last_allocated"):
         assert np.array_equal(getattr(together, column), getattr(alone, column))
     assert np.array_equal(bound.device, alone_bound.device)
+
+
+@pytest.mark.parametrize("name", ("interleaved", "weighted, a tied table", "one format"))
+def test_no_pass_that_is_left_out_holds_most(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of passes of chunks that hold units early only those are compared before which no pass holds as much of everything; where all are,
+    every layout that rules allow comes to the same."""
+    asked = complete(Given(**JOBS[name])).question
+    legal = search(asked).legal
+    held = legal.where(holds_early_C(legal))
+    assert len(held) > MOST_PASSES
+    some, left_out = peak_memory(asked.job, held), []
+
+    def every_pass(group: Group, passes: Situation) -> tuple[Column, ...]:
+        others = ~(passes.is_last | passes.is_first)
+        every = tuple(early._numbers(sort) for sort in (passes.is_last, passes.is_first, others))
+        left_out.append(sum(map(len, every)) - sum(map(len, possible(group, passes))))
+        return every
+
+    possible = early._possible
+    monkeypatch.setattr(early, "_possible", every_pass)
+    whole = peak_memory(asked.job, joined([held]))
+    assert min(left_out) > 0
+    for ours, theirs in ((some.terms[term], whole.terms[term]) for term in whole.terms):
+        assert np.array_equal(ours, theirs)
+    assert np.array_equal(some.moment, whole.moment)
+    assert np.array_equal(some.stage, whole.stage)
