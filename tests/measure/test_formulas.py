@@ -14,6 +14,7 @@ from strategist.measure.kinds import chosen_kinds
 from tests.measure.drawn import drawn
 from tests.measure.grid import (
     ADAPTED,
+    ALTERNATE,
     BESIDE_LAYERS,
     BREADTH_FIRST,
     CHUNKED,
@@ -272,6 +273,13 @@ def test_formulas_agree_with_the_program_where_one_layer_holds_most(scenario: Sc
     for found in _found(scenario):
         if found.place == PEAK or found.kind != "memory":
             _assert_keeps_its_bar(found)
+
+
+@half_nightly(ALTERNATE)
+def test_formulas_agree_with_the_program_that_computes_every_nth_layer_again(scenario: Scenario) -> None:
+    """The same where layers that keep everything and others take turns, and a chunk ends with one or the other."""
+    for found in _found(scenario):
+        _assert_keeps_its_bar(found)
 
 
 @pytest.mark.nightly

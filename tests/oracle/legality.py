@@ -191,6 +191,10 @@ VIOLATIONS: dict[str, Violation] = {
     ),
     "LEG741": lambda job, a: a.get("recompute_layers", 0) * a["pp"] * a["virtual_stages"] > stack(job.model),
     "LEG742": lambda job, a: a.get("recompute_layers", 0) > 0 and _is_not_full_alone(job, a),
+    "LEG743": lambda job, a: a.get("recompute_every", 0) > stack(job.model) / (a["pp"] * a["virtual_stages"]),
+    "LEG744": lambda job, a: (
+        a.get("recompute_every", 0) > 0 and (_is_not_full_alone(job, a) or a.get("recompute_layers", 0) > 0)
+    ),
     "LEG751": with_muon(
         lambda job, a: job.model.moe is not None or job.model.method != "full" or not is_buildable(job.model)
     ),
