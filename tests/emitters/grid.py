@@ -46,6 +46,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"micro_batch": 2, "accumulation": 4},
     {"recompute": "full"},
     {"recompute": "full", "recompute_layers": 1},
+    {"recompute": "full", "recompute_every": 2},
     {"recompute": "selective"},
     {"offload": "optimizer"},
     {"tiling": 8},

@@ -1718,11 +1718,12 @@ def stage_ties(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind])
     ]
 
 
-def _let_go(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], kind: LayerKind) -> float:
-    """What one layer keeps less than it would without recomputation, where no layer behind it keeps more."""
-    if not any(computed_again(job, layout, stage, len(kinds))[-1:]):
-        return 0.0
-    return max(0.0, kept_bytes(job, {**layout, "recompute": "none"}, kind) - kept_bytes(job, layout, kind))
+def _let_go(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> float:
+    """What a layer that is computed again keeps less than it would otherwise, at most, where no layer behind it keeps more."""
+    again = computed_again(job, layout, stage, len(kinds))
+    alone = {**layout, "recompute": "none"}
+    redone = set(compress(kinds, again)) if any(again[-1:]) else set()
+    return max((kept_bytes(job, alone, kind) - kept_bytes(job, layout, kind) for kind in redone), default=0.0)
 
 
 def _at_loss(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> float:
@@ -1753,7 +1754,7 @@ def _reserved(
         kinds,
         at_loss=at_loss,
         ever=ever,
-        let_go=max((_let_go(job, layout, stage, kinds, kind) for kind in set(kinds)), default=0.0),
+        let_go=max(0.0, _let_go(job, layout, stage, kinds)),
         settled=_settled(job, layout, kinds, whole, sharded),
         in_units=uses_units(job, layout),
     )
