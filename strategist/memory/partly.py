@@ -62,7 +62,9 @@ class Turns:
     def place(self, number: Column) -> Column:
         """Layers that are through at the so-many-th of this side, (N, S)."""
         before = np.cumsum(self.are_own, axis=1)
-        return np.array([[int(np.searchsorted(own, at + 1)) for own, at in zip(before, row, strict=True)] for row in number])
+        return np.array(
+            [[int(np.searchsorted(own, at + 1)) for own, at in zip(before, row, strict=True)] for row in number]
+        )
 
     def before(self, passed: Reals) -> tuple[Reals, Reals]:
         """How many of this side and of the other one are through when `passed` layers are, (..., S)."""

@@ -99,7 +99,9 @@ WORDS: Mapping[str, Word] = {
     "context_parallel": _candidate("kind of context parallelism"),
     "recompute": _candidate("activation recomputation"),
     "recompute_layers": _candidate("layers of every chunk that full recompute runs again, 0 for all"),
-    "recompute_every": _candidate("every how-many-th layer of a chunk full recompute runs again, 0 for all, or the first"),
+    "recompute_every": _candidate(
+        "every how-many-th layer of a chunk full recompute runs again, 0 for all, or the first"
+    ),
     "offload": _candidate("what lives in host memory or on NVMe"),
     "tiling": _candidate("pieces that the widest matrices are computed in"),
     "stage_split": _candidate("how layers are spread over stages: evenly, or with the output head counted"),

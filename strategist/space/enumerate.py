@@ -10,7 +10,16 @@ import numpy as np
 
 from strategist.facts.runs import V_SHAPED
 from strategist.records import dataclass
-from strategist.space.candidates import ASKED, MESH_COLUMNS, OF_LAYERS, OF_REPLICAS, OPTION_COLUMNS, Candidates, Column, code
+from strategist.space.candidates import (
+    ASKED,
+    MESH_COLUMNS,
+    OF_LAYERS,
+    OF_REPLICAS,
+    OPTION_COLUMNS,
+    Candidates,
+    Column,
+    code,
+)
 from strategist.space.grammar import Pin, forbidden
 from strategist.space.stages import layers_of_the_last
 

@@ -1123,7 +1123,7 @@ class Stage:
 
     def _in_layer(self, number: int, at: LayerAt, kept: float, every: float) -> dict[str, float]:
         """One instant of a layer that keeps so much and has `every` so many elements."""
-        count, (before, own, is_first) = max(len(self.kinds) / self.v, 1.0), self._behind(number)
+        count, (before, _, is_first) = max(len(self.kinds) / self.v, 1.0), self._behind(number)
         share = before / max(count - 1, 1)
         passed = share * max(0.0, self.own - self.wl)
         let_go = self._let_go(number, kept)
