@@ -367,6 +367,8 @@ def _loss(plan: Plan) -> Iterator[Obstacle]:
 def _recompute(plan: Plan) -> Iterator[Obstacle]:
     """Full recompute of the first layers of every chunk, or of every so-many-th, is full recompute, and of layers that are there."""
     s = plan.strategy
+    if not (s.recompute_layers or s.recompute_every):
+        return
     most = plan.model.layers // (plan.mesh.pp * s.virtual_stages)
     both = s.recompute_layers != 0 and s.recompute_every != 0
     for name, number, least, what in (
