@@ -33,10 +33,8 @@ class Turns:
         layers, redone = (own.sum(axis=1) // chunks for own in (group.layers_SK, group.redone_SK))
         passed = np.arange(max(1, int(layers.max(initial=1))))
         place = layers[:, None] - 1 - passed  # in forward
-        first = place < redone[:, None]
-        is_again = (place + 1) % self._every == 0 if self._every else first
-        self._is_there, self._layers = place >= 0, layers
-        self.are_own = self._is_there & (is_again == again)
+        is_again = (place + 1) % self._every == 0 if self._every else place < redone[:, None]
+        self._layers, self.are_own = layers, (place >= 0) & (is_again == again)
 
     @property
     def is_last(self) -> Mask:
