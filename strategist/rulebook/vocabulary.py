@@ -50,6 +50,7 @@ WORDS: Mapping[str, Word] = {
     "best_unsplit": _situation("peak bytes of the leanest layout without tp, pp and offload", "GiB"),
     "mixed_devices": _situation("the cluster has more than one kind of device"),
     "has_experts": _situation("the model routes tokens to experts"),
+    "some_experts": _situation("some of the model's layers route tokens to experts and others do not"),
     "layers": _situation("layers that a pipeline can split"),
     "hidden": _situation("width of the residual stream"),
     "heads": _situation("attention heads, 0 without attention"),

@@ -125,6 +125,13 @@ def test_numbers_that_mean_nothing_are_faults(layout: str, rule: str) -> None:
     assert rule in {violation.rule for violation in found.violations}
 
 
+def test_layers_with_experts_beside_others_are_no_case_of_it() -> None:
+    """Every second layer of a model whose first has no experts is refused, of one where all have them it is not."""
+    for model, rules in (("deepseek-moe-16b", {"LEG745"}), ("olmoe-1b-7b", set())):
+        found = predict(model, "dgx-h100", strategy="dp_shard=8,zero=3,recompute=every-2", **JOB)
+        assert {violation.rule for violation in found.violations} == rules
+
+
 def test_a_number_beside_another_policy_is_refused() -> None:
     """It is full recompute whose layers are counted."""
     with pytest.raises(ImpossibleError, match="full recompute"):
