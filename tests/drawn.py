@@ -51,7 +51,8 @@ def options(dice: random.Random) -> Choice:
         "loss": dice.choice(("whole",) * 6 + ("chunked",)),
         "tiling": dice.choice((1,) * 12 + (2, 4, 8)),
     }
-    return found | ({"recompute_layers": dice.choice((0, 0, 1, 2, 3))} if recompute == "full" else {})
+    some: tuple[Choice, ...] = ({}, {}, {"recompute_layers": 1}, {"recompute_layers": 2}, {"recompute_every": 2})
+    return found | (dice.choice(some) if recompute == "full" else {})
 
 
 def is_legal(job: Job, plan: Plan, row: Candidates) -> bool:

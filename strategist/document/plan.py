@@ -110,7 +110,8 @@ class Strategy:
     """Everything about the layout that is not a mesh degree. `replicas` are processes of DDP, or threads of one process, as
     nn.DataParallel has them. `compression` is what DDP does to gradients before it sends them; PowerSGD keeps so many columns
     (`compression_rank`), top-k such a share of the elements (`compression_share`). The `loss` is that of whole logits, or of the
-    logits of a few tokens at a time. With `recompute_layers` above 0 full recompute is that of the first so many layers of every chunk."""
+    logits of a few tokens at a time. With `recompute_layers` above 0 full recompute is that of the first so many layers of every chunk,
+    with `recompute_every` that of every so-many-th of them."""
 
     zero: int = 0
     virtual_stages: int = 1
@@ -122,6 +123,7 @@ class Strategy:
     context_parallel: ContextParallel = "none"
     recompute: Recompute = "none"
     recompute_layers: int = 0
+    recompute_every: int = 0
     offload: Offload = "none"
     tiling: int = 1
     stage_split: StageSplit = "even"

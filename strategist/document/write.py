@@ -49,6 +49,7 @@ LATER_INSIDE: dict[str, dict[str, Any]] = {
         "compression_share": 0,
         "loss": "whole",
         "recompute_layers": 0,
+        "recompute_every": 0,
     },
     "certificate": {"slower": 0, "bests": []},
     "request": {"also": []},

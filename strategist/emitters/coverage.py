@@ -103,6 +103,7 @@ WHY = {
     "model.method": "Adapters are put into a model by a training script, not by these files.",
     "strategy.compression": "Hooks of DDP are not mapped for it.",
     "strategy.recompute_layers": "It recomputes all layers or none.",
+    "strategy.recompute_every": "It recomputes all layers or none.",
     "strategy.optimizer": "Which weights another Muon updates, and how far, or which states are in eight bits there, was not compared.",
 }
 """Why a field cannot be said where a framework has no reason of its own."""

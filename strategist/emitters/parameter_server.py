@@ -50,6 +50,7 @@ COVERAGE = Coverage(
         "mesh.dp_shard": (1,),
         "strategy.recompute": ("none", "selective", "full"),
         "strategy.recompute_layers": EVERY,
+        "strategy.recompute_every": EVERY,
         "strategy.compile": (False, True),
     },
     why={

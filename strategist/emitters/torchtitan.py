@@ -67,6 +67,7 @@ COVERAGE = Coverage(
         "strategy.zero": "ZeRO-1 is not in it: FSDP2 reduces gradients to shards.",
         "strategy.stage_split": "It takes whole layers off the ends, not the weight of the head.",
         "strategy.recompute": "Its selective policy runs every second matrix product again, the plan's runs none.",
+        "strategy.recompute_every": "It counted layers up to 0.2 (selective_ac_option); 0.3 recomputes all or none.",
         "strategy.offload": "It offloads parameters, gradients and optimizer together.",
         "strategy.optimizer": "Its registry makes AdamW.",
         "strategy.formats": "It keeps fp32 weights and gradients, and reduces in fp32.",

@@ -365,25 +365,31 @@ def _loss(plan: Plan) -> Iterator[Obstacle]:
 
 
 def _recompute(plan: Plan) -> Iterator[Obstacle]:
-    """Full recompute of a number of layers of every chunk is full recompute, and of layers that are there."""
+    """Full recompute of the first layers of every chunk, or of every so-many-th, is full recompute, and of layers that are there."""
     s = plan.strategy
-    if not s.recompute_layers:
+    if not (s.recompute_layers or s.recompute_every):
         return
     most = plan.model.layers // (plan.mesh.pp * s.virtual_stages)
-    reasons = {
-        f"recompute {s.recompute}": s.recompute != "full",
-        "less than one layer": s.recompute_layers < 0,
-        f"{most} layers in a chunk": s.recompute_layers > most,
-        f"tiling {s.tiling}": s.tiling > 1,
-        "adapters": plan.model.adapters is not None,
-    }
-    yield from lacking(
-        "strategy.recompute_layers",
-        s.recompute_layers,
-        f"The executor cannot run {s.recompute_layers} layers of every chunk again: the plan has",
-        reasons,
-        "Use recompute = full of at most as many layers as an equal chunk has, without tiling and adapters; or of all layers.",
-    )
+    both = s.recompute_layers != 0 and s.recompute_every != 0
+    for name, number, least, what in (
+        ("recompute_layers", s.recompute_layers, 1, "{} layers of every chunk"),
+        ("recompute_every", s.recompute_every, 2, "every so-many-th layer of a chunk, counted by {},"),
+    ):
+        reasons = {
+            f"recompute {s.recompute}": s.recompute != "full",
+            f"a number below {least}": number < least,
+            f"{most} layers in a chunk": number > most,
+            f"tiling {s.tiling}": s.tiling > 1,
+            "adapters": plan.model.adapters is not None,
+            "the first layers and every so-many-th": both,
+        }
+        yield from lacking(
+            f"strategy.{name}",
+            number,
+            f"The executor cannot run {what.format(number)} again: the plan has",
+            reasons if number else {},
+            "Use recompute = full with a number up to the layers of an equal chunk, without tiling and adapters; or of all layers.",
+        )
 
 
 def _muon(plan: Plan) -> Iterator[Obstacle]:

@@ -20,7 +20,7 @@ def forward_instants(step: Step) -> Iterator[Instant]:
     keeps. Of dense layers of our own that are all computed again."""
     shape, layers = step.job.model, step.layers
     is_own = step.job.profile.keeping.name == OURS and shape.moe is None and shape.adapters is None
-    if not is_own or step.is_side or not step.cached.any():
+    if not is_own or step.c.is_word("recompute", "none").all() or not step.cached.any():
         return
     forgets = step.c.is_word("recompute", "full")[:, None]
     is_plain = shape.mlp_act in ("relu", "relu2") and not shape.mlp_gated
@@ -31,6 +31,7 @@ def forward_instants(step: Step) -> Iterator[Instant]:
         terms = {
             "gradients": step.earlier,
             "activations": step.in_layers - layers.rest,
+            "bucket_buffers": step.copies,
             "temporaries": added(step.outside, step.cached, held),
         }
         where = step.cached > 0.0

@@ -194,9 +194,9 @@ def _layers(job: Job, group: Group) -> Layers:
     """What layers keep, or of those some of which are computed again the side that is not."""
     if group.again_SK is None:
         return Layers(job, group)
-    from strategist.memory.partly import KeptLayers  # few ask for it
+    from strategist.memory.partly import SideLayers  # few ask for it
 
-    return KeptLayers(job, group)
+    return SideLayers(job, group, again=False)
 
 
 def ledger(job: Job, group: Group, *, at_loss: bool = False) -> Ledger:

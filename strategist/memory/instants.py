@@ -34,7 +34,6 @@ from strategist.memory.step import (
     Layers,
     Step,
     added,
-    counted,
 )
 from strategist.space.candidates import Column, Mask, Reals
 from strategist.space.shares import Elements, Group, holds_early_C, pieces_C, vocabulary_elements
@@ -591,16 +590,15 @@ def _of_others(step: Step, instants_of: Callable[[Step], Iterable[Instant]]) -> 
 
 
 def _in_layers(step: Step) -> tuple[Instant, ...]:
-    """Each worst instant of a layer: in the last one (behind the head), in the one before it and in the first; under ZeRO-3,
-    which has nothing to gather beside the first, in the second too."""
-    numbers = _numbers(0, 1, -2, -1) if step.reshards.any() and not step.piped else _numbers(0, 1, -1)
+    """Each worst instant of a layer: in the last one (behind the head), and in the others that are looked at."""
+    numbers = _numbers(*step.numbers)
     if step.has_apart:
         sides = Step.before_attention, Step.from_attention
         return tuple(_in_layer(step, numbers, side) for side in sides)
     if step.piped:
         last, others = (
             _in_layer(step, _numbers(0), Step.in_given_layer),
-            _in_layer(step, _numbers(1, -1), Step.in_layer),
+            _in_layer(step, numbers[1:], Step.in_layer),
         )
         return last, others
     return (_in_layer(step, numbers, Step.in_layer),)
@@ -643,9 +641,9 @@ def _in_layer(step: Step, number: Column, worst: WorstOf) -> Instant:
             terms["bucket_buffers"] = step.copies_left(before)
     if step.has_copies:
         copies = np.where(step.plain, step.trained * step.compute * whole, 0.0)
-        again = step.copies_again(every)
+        again, left = step.copies_again(every), step.copies_left(before)
+        terms["bucket_buffers"] = np.where(again > 0, left, np.maximum(0.0, left - copies))
         again = np.maximum(0.0, again - np.where(again > 0, copies, 0.0))
-        terms["bucket_buffers"] = np.maximum(0.0, step.copies_left(before) - copies)
         terms["temporaries"] = terms["temporaries"] + again
     return Instant(LAYERS, terms)
 
@@ -781,12 +779,10 @@ def _experts_backward(step: Step) -> Iterator[Instant]:
     """The same where backward computes it again, in each worst layer; and experts are reduced, or in a pipeline added to what
     stands, while the rest of the layer before is gathered. Where one rank has all of their state the last gradient is gone by then.
     Then their inputs' gradients go back, through one more copy."""
-    number, layers, those = _numbers(0, 1, -2, -1), np.maximum(step.layers_of_chunk, 1.0), step.experts_of_chunk
-    own = counted(number, np.maximum(those, 1.0))
-    before = step.passed_layers(_numbers(0)) + own
+    layers, (own, before, let_go) = np.maximum(step.layers_of_chunk, 1.0), step.experts_before()
     passed = before * (step.beside + step.routed)
     behind = step.passed_head
-    left = step.in_layers - own * step.layers.kept_with_experts
+    left = step.in_layers - let_go
     above = np.where(step.reduces, step.trained * step.reduce * np.where(before > 0, step.beside, behind), 0.0)
     early = np.where(before >= layers - 1.0, step.ahead_of_time, 0.0) if step.piped else NONE
     done = behind + passed, before * step.routed
@@ -811,7 +807,7 @@ def _experts_backward(step: Step) -> Iterator[Instant]:
         "temporaries": added(at.temporaries - step.compute * step.layers.bare_experts, step.previous, step.late),
     }
     alone = step.is_first_layer(before)
-    following = np.where(own >= those - 1.0, step.dense, step.beside)
+    following = np.where(own >= step.experts_of_chunk - 1.0, step.dense, step.beside)
     gathered = added(
         _gathered_beside(step, np.where(alone, 0.0, following), passed=passed + step.routed),
         step.trained * step.compute * at.weights,

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from strategist.facts.job import Job
 from strategist.records import dataclass, names_of
-from strategist.space.candidates import Candidates, Column
+from strategist.space.candidates import OF_LAYERS, Candidates, Column
 from strategist.space.shares import Group, is_managed, is_plain_data_parallel, part_of, state_shards
 
 Read = Literal["state", "work", "layer", "schedule"]
@@ -57,7 +57,7 @@ def sorts_of(job: Job, group: Group, read: Read, at: Column | None = None) -> So
 def _has_sorts(job: Job, group: Group) -> bool:
     c = group.candidates
     asked = c.in_threads or "compression" in c.columns or job.model.adapters is not None
-    asked = asked or "recompute_layers" in c.columns or bool(job.recompute_layers)
+    asked = asked or any(name in c.columns for name in OF_LAYERS) or bool(job.recompute_layers)
     return len(group.rows) > FEW and not (asked or group.is_tiled or group.is_v_shaped or (c["ep"] > 1).any())
 
 

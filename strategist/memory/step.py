@@ -533,6 +533,12 @@ class Step:
         """How many layers a pass goes through, (C, S)."""
         return on_stages(1.0 / self.chunks[:, 0], self.group.layers_SK.sum(axis=1))
 
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The layers of a chunk that are looked at, counted from its end: the last one, the one before it and the first; under ZeRO-3
+        without a pipeline, which has nothing to gather beside the first, the second too."""
+        return (0, 1, -2, -1) if self.reshards.any() and not self.piped else (0, 1, -1)
+
     def passed_layers(self, number: Column) -> Reals:
         """Layers of the chunk that are through when backward is in the `number`-th from its end; -1 is its first layer, -2 its second."""
         return counted(number, np.maximum(self.layers_of_chunk, 1.0))
@@ -541,6 +547,11 @@ class Step:
         """What `passed` layers have kept, where the layer at work keeps `kept`: their share of the others, whatever their sort."""
         share = passed / np.maximum(np.maximum(self.layers_of_chunk, 1.0) - 1.0, 1.0)
         return np.asarray(share * (self.layers.every / self.chunks - kept))
+
+    def experts_before(self) -> tuple[Reals, Reals, Reals]:
+        """At each layer with experts that is looked at: those of its sort that are through, all layers that are, and what they kept."""
+        own = counted(np.array((0, 1, -2, -1))[:, None, None, None], np.maximum(self.experts_of_chunk, 1.0))
+        return own, own, own * self.layers.kept_with_experts
 
     def kept_by_last(self, number: float) -> Reals:
         """What the last layers of a chunk keep, one or two of them."""

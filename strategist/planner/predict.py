@@ -23,7 +23,7 @@ from strategist.planner.weigh import fits
 from strategist.planner.write import memory_ledger, mesh_of, outside_known_errors, strategy_of, time_ledger
 from strategist.rulebook.apply import columns, sentence
 from strategist.rulebook.rule import Rule, load_rules
-from strategist.space.candidates import ASKED, WORDS, Candidates, code
+from strategist.space.candidates import ASKED, OF_LAYERS, WORDS, Candidates, code
 from strategist.space.grammar import Pin, layout
 from strategist.timing.estimate import step_times
 
@@ -114,8 +114,9 @@ def pins_of(plan: Plan) -> Iterator[Pin]:
     for name in WORDS:
         word = getattr(s, name)
         yield Pin(name, code(name, word), word)
-    if s.recompute_layers:
-        yield Pin("recompute_layers", s.recompute_layers, str(s.recompute_layers))
+    for name in OF_LAYERS:
+        if number := getattr(s, name):
+            yield Pin(name, number, str(number))
 
 
 def filled(job: Job, said: Mapping[str, int]) -> dict[str, int]:
@@ -150,7 +151,7 @@ def filled(job: Job, said: Mapping[str, int]) -> dict[str, int]:
             "accumulation": accumulation,
             "sequence_parallel": said.get("sequence_parallel", 0),
             "context_parallel": said.get("context_parallel", code("context_parallel", "ring") * (degrees["cp"] > 1)),
-            "recompute": said.get("recompute", code("recompute", "full") if said.get("recompute_layers") else 0),
+            "recompute": said.get("recompute", code("recompute", "full") if any(map(said.get, OF_LAYERS)) else 0),
             "offload": said.get("offload", 0),
             "tiling": said.get("tiling", 1),
             "stage_split": said.get("stage_split", 0),
@@ -214,13 +215,14 @@ def _consistent(degrees: Mapping[str, int], ranks: int, said: Mapping[str, int])
             flag="--strategy",
             hint="Leave out tp and pp, or loss=chunked.",
         )
-    if said.get("recompute_layers") and WORDS["recompute"][said.get("recompute", 2)] != "full":
-        raise ImpossibleError(
-            "FRAMEWORK_LEGALITY",
-            f"recompute_layers={said['recompute_layers']} says of how many layers full recompute runs forward again.",
-            flag="--strategy",
-            hint=f"Say recompute={said['recompute_layers']}, or leave recompute_layers out.",
-        )
+    for name in OF_LAYERS:
+        if said.get(name) and WORDS["recompute"][said.get("recompute", 2)] != "full":
+            raise ImpossibleError(
+                "FRAMEWORK_LEGALITY",
+                f"{name}={said[name]} says of which layers full recompute runs forward again.",
+                flag="--strategy",
+                hint=f"Say recompute=full, or leave {name} out.",
+            )
     if ranks % (degrees["ep"] * degrees["etp"]):
         raise ImpossibleError(
             "DIVISIBILITY",

@@ -10,7 +10,7 @@ import numpy as np
 from strategist.catalog import rows
 from strategist.facts.buildable import departures
 from strategist.facts.job import Job
-from strategist.facts.model import ModelShape
+from strategist.facts.model import ModelShape, layer_counts
 from strategist.facts.profile import BYTES, engine_of
 from strategist.memory.backward import Kept, is_kept
 from strategist.memory.buffers import overhead
@@ -70,6 +70,7 @@ def question(job: Job, forbids: tuple[str, ...] = ()) -> dict[str, Value]:
         "experts": shape.moe.experts if shape.moe else 0,
         "expert_ffn": shape.moe.ffn if shape.moe else 0,
         "has_experts": shape.moe is not None,
+        "some_experts": len({kind.ffn == "moe" for kind in layer_counts(shape)}) > 1,
         "splittable": is_splittable(shape),
         "seq_len": work.seq_len,
         "global_batch": work.global_batch,

@@ -91,6 +91,7 @@ def strategy_of(job: Job, row: Mapping[str, Any]) -> Strategy:
         **_compression(row.get("compression", "none")),
         loss=row.get("loss", "whole"),
         recompute_layers=row.get("recompute_layers", 0),
+        recompute_every=row.get("recompute_every", 0),
         stages=stages_of(job, row),
         sequence_parallel=bool(row["sequence_parallel"]),
         formats=NumberFormats(

@@ -115,9 +115,10 @@ def option_words(plan: Costed) -> str:
 
 def _recompute(s: Strategy) -> str:
     """What is computed again."""
-    if s.recompute_layers:
+    if s.recompute_layers or s.recompute_every:
+        which = f"{s.recompute_layers} layers" if s.recompute_layers else f"one layer in {s.recompute_every}"
         each = "stage" if s.virtual_stages == 1 else "chunk"
-        return f"recompute of {s.recompute_layers} layers" + (f" of every {each}" if s.schedule != "none" else "")
+        return f"recompute of {which}" + (f" of every {each}" if s.schedule != "none" else "")
     return f"recompute {s.recompute}" if s.recompute != "none" else "no recompute"
 
 

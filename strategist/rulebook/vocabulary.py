@@ -50,6 +50,7 @@ WORDS: Mapping[str, Word] = {
     "best_unsplit": _situation("peak bytes of the leanest layout without tp, pp and offload", "GiB"),
     "mixed_devices": _situation("the cluster has more than one kind of device"),
     "has_experts": _situation("the model routes tokens to experts"),
+    "some_experts": _situation("some of the model's layers route tokens to experts and others do not"),
     "layers": _situation("layers that a pipeline can split"),
     "hidden": _situation("width of the residual stream"),
     "heads": _situation("attention heads, 0 without attention"),
@@ -99,6 +100,9 @@ WORDS: Mapping[str, Word] = {
     "context_parallel": _candidate("kind of context parallelism"),
     "recompute": _candidate("activation recomputation"),
     "recompute_layers": _candidate("layers of every chunk that full recompute runs again, 0 for all"),
+    "recompute_every": _candidate(
+        "every how-many-th layer of a chunk full recompute runs again, 0 for all, or the first"
+    ),
     "offload": _candidate("what lives in host memory or on NVMe"),
     "tiling": _candidate("pieces that the widest matrices are computed in"),
     "stage_split": _candidate("how layers are spread over stages: evenly, or with the output head counted"),

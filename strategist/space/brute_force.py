@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 
 from strategist.facts.runs import V_SHAPED
-from strategist.space.candidates import NOT_ASKED, WORDS
+from strategist.space.candidates import NOT_ASKED, OF_LAYERS, WORDS
 from strategist.space.enumerate import MAX_MICRO_BATCH, MAX_VIRTUAL_STAGES, MIN_TOKENS_PER_CP_RANK, TILES, Limits
 
 Row = dict[str, int]
@@ -143,7 +143,7 @@ def _whole_head(_limits: Limits, row: Mapping[str, int]) -> bool:
 
 
 def _full(_limits: Limits, row: Mapping[str, int]) -> bool:
-    """A number of layers is that of full recompute."""
+    """Some layers are those of full recompute."""
     return WORDS["recompute"][row["recompute"]] == "full"
 
 
@@ -154,7 +154,8 @@ def _choices(limits: Limits, row: Mapping[str, int]) -> Sequence[tuple[dict[str,
     per_rank = [n for n in rounds if (limits.global_batch // dp) % n == 0] or [1]
     places = {name: range(len(words)) for name, words in WORDS.items()}
     conditions: Mapping[str, Condition] = {
-        "replicas": _replicas, "compression": _replicas, "loss": _whole_head, "recompute_layers": _full
+        "replicas": _replicas, "compression": _replicas, "loss": _whole_head,
+        **dict.fromkeys(OF_LAYERS, _full),
     }  # fmt: skip
     asked: list[tuple[dict[str, Sequence[int]], Condition]] = [
         ({name: (value,)}, condition) for name, condition in conditions.items() if (value := limits.pinned(name))

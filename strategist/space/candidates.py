@@ -51,9 +51,12 @@ ASKED: Mapping[str, tuple[str, ...]] = {
     "compression": _CUTS,
     "loss": ("pp", "tp"),
     "recompute_layers": (),
+    "recompute_every": (),
 }
 """What is never chosen: threads, which are slower, compression, which is not exact, a loss in chunks, which few frameworks have, and full
-recompute of the first few layers of every chunk alone; with the axes that it cannot stand beside."""
+recompute of the first few layers of every chunk alone, or of every so-many-th; with the axes that it cannot stand beside."""
+OF_LAYERS = ("recompute_layers", "recompute_every")
+"""Those that say of which layers full recompute runs forward again."""
 OF_REPLICAS = ("replicas", "compression")
 """Those that mean something only where there are several replicas."""
 NOT_ASKED: Mapping[str, int] = dict.fromkeys(ASKED, 0)
@@ -105,7 +108,15 @@ class Candidates:
     @property
     def recompute_layers(self) -> int:
         """How many layers of each chunk full recompute runs again, the first ones, in every row; 0 for all of them."""
-        return int(self["recompute_layers"].max(initial=0)) if "recompute_layers" in self.columns else 0
+        return self._asked("recompute_layers")
+
+    @property
+    def recompute_every(self) -> int:
+        """Every how-many-th layer of each chunk full recompute runs again, in every row; 0 for all of them, or for the first."""
+        return self._asked("recompute_every")
+
+    def _asked(self, name: str) -> int:
+        return int(self[name].max(initial=0)) if name in self.columns else 0
 
     @property
     def world(self) -> Column:

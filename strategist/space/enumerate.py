@@ -10,7 +10,16 @@ import numpy as np
 
 from strategist.facts.runs import V_SHAPED
 from strategist.records import dataclass
-from strategist.space.candidates import ASKED, MESH_COLUMNS, OF_REPLICAS, OPTION_COLUMNS, Candidates, Column, code
+from strategist.space.candidates import (
+    ASKED,
+    MESH_COLUMNS,
+    OF_LAYERS,
+    OF_REPLICAS,
+    OPTION_COLUMNS,
+    Candidates,
+    Column,
+    code,
+)
 from strategist.space.grammar import Pin, forbidden
 from strategist.space.stages import layers_of_the_last
 
@@ -85,7 +94,7 @@ def _as_asked(everything: Candidates, name: str, value: int) -> Candidates:
     alone = np.ones(len(everything), np.bool_)
     for axis in ASKED[name]:
         alone &= everything[axis] == 1
-    if name == "recompute_layers":
+    if name in OF_LAYERS:
         alone &= everything.is_word("recompute", "full")
     if name in OF_REPLICAS:
         alone &= everything["dp_replicate"] > 1

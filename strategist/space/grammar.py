@@ -21,6 +21,7 @@ KEYS = (
     "context_parallel",
     "recompute",
     "recompute_layers",
+    "recompute_every",
     "offload",
     "stage_split",
     "replicas",
@@ -35,6 +36,8 @@ ALIASES: Mapping[str, str] = {
     "sp": "sequence_parallel",
 }
 MAX_DEGREE = 131072 * 1024
+EVERY = "every-"
+"""What stands before the number of `recompute=every-2`: every second layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +69,23 @@ def parse_pins(text: str, flag: str = "--pin") -> tuple[Pin, ...]:
 
 
 def _pins(part: str, flag: str) -> tuple[Pin, ...]:
-    """One choice; `recompute=N` is two, full recompute and of how many layers."""
+    """One choice; `recompute=N` is two, full recompute and of how many layers, and so is `recompute=every-N`."""
     key, equals, value = (piece.strip(" ") for piece in part.partition("="))
     if not equals or not key:
         raise InputError("PARSE", f"{flag} expects key=value.", flag=flag, value=part, hint="Example: tp=4,pp=2.")
     name = known_key(key, flag)
     if name == "recompute" and value.isascii() and value.isdigit():
         return _pin(name, "full", flag), _pin("recompute_layers", value, flag)
+    if name == "recompute" and value.startswith(EVERY):
+        return _pin(name, "full", flag), _pin("recompute_every", value.removeprefix(EVERY), flag)
     return (_pin(name, value, flag),)
 
 
 def _pin(name: str, value: str, flag: str) -> Pin:
     if name in WORDS:
         return Pin(name, _word(name, value, flag), value)
-    low, high = {"zero": (0, 3), "sequence_parallel": (0, 1)}.get(name, (1, MAX_DEGREE))
+    bounds = {"zero": (0, 3), "sequence_parallel": (0, 1), "recompute_every": (2, MAX_DEGREE)}
+    low, high = bounds.get(name, (1, MAX_DEGREE))
     number = parse_integer(value, f"{flag} {name}", low=0, high=MAX_DEGREE, example=f"{name}={max(low, 1)}")
     if not low <= number <= high:
         raise InputError(
@@ -180,9 +186,9 @@ def forbidden(word: str, candidates: Candidates) -> Mask:
 
 def layout(row: Mapping[str, int | str]) -> str:
     """One layout in the grammar: degrees above 1 and choices away from their plain value, in a fixed order."""
-    layers = row.get("recompute_layers")
-    if layers:  # recompute=N says both
-        row = {key: layers if key == "recompute" else value for key, value in row.items() if key != "recompute_layers"}
+    for name, before in (("recompute_layers", ""), ("recompute_every", EVERY)):
+        if row.get(name):  # recompute=N and recompute=every-N say both
+            row = {key: f"{before}{row[name]}" if key == "recompute" else row[key] for key in row if key != name}
     plain: Mapping[str, int | str] = {
         "zero": 0,
         "sequence_parallel": 0,
@@ -190,6 +196,7 @@ def layout(row: Mapping[str, int | str]) -> str:
         "context_parallel": "none",
         "recompute": "none",
         "recompute_layers": 0,
+        "recompute_every": 0,
         "offload": "none",
         "stage_split": "even",
         "replicas": "processes",

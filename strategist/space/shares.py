@@ -21,6 +21,7 @@ from strategist.facts.runs import V_SHAPED, stage_of_head
 from strategist.records import dataclass, replace
 from strategist.space.candidates import Candidates, Column, Mask, Reals, distinct, total_of
 from strategist.space.stages import (
+    every_layer_counts,
     first_layer_counts,
     head_in_layers,
     kinds,
@@ -113,7 +114,8 @@ def groups(job: Job, candidates: Candidates, *, every_stage: bool = False) -> It
     turning = total_of((1 + place) * candidates.is_word("schedule", word) for place, word in enumerate(V_SHAPED))
     v_shaped = turning > 0
     later_hold_more = bool((v_shaped | candidates.is_word("schedule", "zb_h1")).any())
-    is_partly = bool(candidates.recompute_layers or job.recompute_layers)
+    every = candidates.recompute_every
+    is_partly = bool(candidates.recompute_layers or every or job.recompute_layers)
     every_stage = every_stage or is_partly or later_hold_more
     uniform = len(kinds(shape)) == 1 and not is_partly
     virtual_stages = np.where(v_shaped, candidates["virtual_stages"], 1) if uniform else candidates["virtual_stages"]
@@ -139,7 +141,12 @@ def groups(job: Job, candidates: Candidates, *, every_stage: bool = False) -> It
             )
             if is_partly:
                 firsts = job.recompute_layers or (own.recompute_layers,) * pp
-                group = replace(group, again_SK=first_layer_counts(shape, pp, virtual, firsts, split, head)[stages])
+                again = (
+                    every_layer_counts(shape, pp, virtual, every, split, head)
+                    if every
+                    else first_layer_counts(shape, pp, virtual, firsts, split, head)
+                )
+                group = replace(group, again_SK=again[stages])
             yield group
 
 

@@ -106,6 +106,20 @@ def first_layer_counts(
     return _counted(shape, chunks)
 
 
+@cache
+def every_layer_counts(
+    shape: ModelShape, pp: int, virtual_stages: int, number: int, split: tuple[int, ...] = (), head: float = 0.0
+) -> Column:
+    """How many of its layers every stage owns of each sort that are the `number`-th of their chunk, or the second so-many-th, and so on,
+    (stages, kinds)."""
+    every = _chunks(len(layer_sequence(shape)), pp, virtual_stages, split, head)
+    chosen = [
+        tuple((place, place + 1) for first, end in own for place in range(first + number - 1, end, number))
+        for own in every
+    ]
+    return _counted(shape, chosen)
+
+
 Chunks = Sequence[tuple[tuple[int, int], ...]]
 """(first, end) of the runs of layers of every stage."""
 
@@ -124,7 +138,8 @@ def _counted(shape: ModelShape, chunks: Chunks) -> Column:
     sequence, sorts = layer_sequence(shape), kinds(shape)
     is_sort = np.array([[layer == sort for sort in sorts] for layer in sequence], dtype=np.int64)
     before = np.concatenate([np.zeros((1, len(sorts)), np.int64), np.cumsum(is_sort, axis=0)])
-    return np.array([sum(before[end] - before[first] for first, end in own) for own in chunks], dtype=np.int64)
+    none = np.zeros(len(sorts), np.int64)
+    return np.array([sum((before[end] - before[first] for first, end in own), none) for own in chunks], dtype=np.int64)
 
 
 @cache

@@ -46,6 +46,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"micro_batch": 2, "accumulation": 4},
     {"recompute": "full"},
     {"recompute": "full", "recompute_layers": 1},
+    {"recompute": "full", "recompute_every": 2},
     {"recompute": "selective"},
     {"offload": "optimizer"},
     {"tiling": 8},
@@ -90,7 +91,7 @@ def _plans() -> Iterator[tuple[str, Plan]]:
         pipeline = {"accumulation": 4} if axes.get("pp", 1) > 1 else {}
         choices = COMMON | pipeline | axes | options
         shape = tiny_mixtral if {"ep", "etp"} & set(axes) else tiny_llama
-        yield json.dumps({key: str(value) for key, value in choices.items()}), plan_for(shape(layers=4), **choices)
+        yield json.dumps({key: str(value) for key, value in choices.items()}), plan_for(shape(layers=8), **choices)
 
 
 def plan_for(shape: ModelShape | None = None, **choices: Any) -> Plan:

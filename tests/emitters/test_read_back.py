@@ -237,6 +237,8 @@ def facts(plan: Plan) -> Said:
     more = {"nodes": nodes, "ranks": plan.mesh.world // nodes, "batch": batch, "seq_len": length}
     if plan.strategy.recompute_layers:
         more["recompute"] = str(plan.strategy.recompute_layers)
+    if plan.strategy.recompute_every:
+        more["recompute"] = f"every-{plan.strategy.recompute_every}"
     return said | more | {"data_parallel": plan.mesh.data_parallel}
 
 

@@ -43,6 +43,7 @@ SP = {"tp": 2, "sequence_parallel": True}
 TP_MOE = {"tp": 2, "etp": 2}
 CHUNKED = {"loss": "chunked"}
 FIRST = {"recompute": "full", "recompute_layers": 1}
+SECOND = {"recompute": "full", "recompute_every": 2}
 SHARED_EXPERT = {"moe": {"shared_ffn": 16, "shared_gate": True}}
 FIRST_DENSE = {"ffn_hidden": 48, "layers": 4, "moe": {"first_dense": 1, "layers": 3, "shared_ffn": 16}}
 RING, SWAP = ({"cp": 2, "context_parallel": kind} for kind in ("ring", "all-to-all"))
@@ -80,6 +81,10 @@ CASES = (
     Case("zero3-first-compiled", SHARDED | FIRST | {"compile": True}, {"layers": 3}, ragged=True),
     Case("pp2-v2-first", V2 | FIRST | {"accumulation": 4}, {"layers": 8}, ragged=True, clip=0.5),
     Case("pp2-fsdp2-first", SHARDED | FIRST | {"pp": 2, "accumulation": 4, "recompute_layers": 2}, {"layers": 6}, ragged=True, clip=0.5),
+    Case("ddp2-second", PLAIN | SECOND | {"accumulation": 2}, {"layers": 3, "tied": True}, ragged=True, clip=0.5),
+    Case("zero3-second-compiled", SHARDED | SECOND | {"compile": True}, {"layers": 4}, ragged=True),
+    Case("pp2-v2-second", V2 | SECOND | {"accumulation": 4}, {"layers": 8}, ragged=True, clip=0.5),
+    Case("pp2-fsdp2-second", SHARDED | SECOND | {"pp": 2, "accumulation": 4}, {"layers": 6}, ragged=True, clip=0.5),
     Case("fsdp2-tp2-compiled", SHARDED | SP | {"compile": True}, {"qk_norm": "head"}, clip=0.5),
     Case("pp2-compiled", {"pp": 2, "accumulation": 4, "compile": True, "recompute": "full"}, ragged=True),
     Case("pp2-v2", V2 | {"accumulation": 4, "recompute": "full"}, {"layers": 4}, ragged=True, clip=0.5),

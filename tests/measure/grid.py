@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -432,28 +432,62 @@ CHUNKED = tuple(
 """Losses of a few tokens at a time."""
 
 
-PARTLY = tuple(
-    Scenario(f"{model}-{layers}l-first-{first}-{number}", replace(load_model(model), layers=layers, max_seq=4096, pos_rows=4096 if "gpt2" in model else 0), seq_len, precision, layout | {"recompute": "full", "recompute_layers": first})
-    for number, (model, layers, first, seq_len, precision, layout) in enumerate((
-        ("llama-3.1-8b", 4, 2, 2048, "bf16", {"dp_shard": 8, "zero": 3, "micro_batch": 2}),
-        ("llama-3.2-1b", 4, 1, 2048, "bf16", {"dp_replicate": 8, "micro_batch": 2, "accumulation": 2}),
-        ("llama-3.1-8b", 8, 2, 2048, "bf16", {"pp": 2, "dp_shard": 4, "zero": 2, "accumulation": 4}),
-        ("qwen2.5-7b", 4, 3, 1000, "bf16", {"tp": 2, "dp_shard": 4, "zero": 2, "sequence_parallel": True, "accumulation": 3, "micro_batch": 2}),
-        ("llama-2-7b", 8, 1, 2048, "bf16", {"pp": 2, "virtual_stages": 2, "accumulation": 4}),
-        ("gpt2-medium", 5, 2, 1024, "fp32", {"micro_batch": 4}),
-        ("mixtral-8x7b", 4, 1, 1024, "bf16", {"dp_shard": 4, "zero": 3, "ep": 2, "accumulation": 2}),
-        ("mistral-7b-v0.1", 8, 3, 2048, "bf16", {"pp": 2, "tp": 2, "dp_shard": 4, "zero": 3, "sequence_parallel": True, "accumulation": 4}),
-        ("llama-3.1-8b", 7, 2, 2048, "bf16", {"pp": 2, "dp_shard": 2, "zero": 3, "accumulation": 4, "micro_batch": 2}),
-        ("llama-3.2-1b", 5, 3, 2048, "bf16", {"micro_batch": 1}),
-        ("qwen2.5-0.5b", 6, 5, 4096, "bf16", {"dp_replicate": 2, "dp_shard": 4, "zero": 2, "accumulation": 2}),
-        ("qwen1.5-moe-a2.7b", 4, 3, 2048, "bf16", {"dp_shard": 8, "zero": 3, "micro_batch": 2}),
-        ("olmoe-1b-7b", 4, 2, 2048, "bf16", {"ep": 4, "dp_replicate": 8}),
-        ("llama-2-7b", 4, 2, 2048, "bf16", {"cp": 2, "context_parallel": "ring", "dp_shard": 4, "zero": 3}),
-        ("llama-3.1-8b", 8, 1, 1024, "bf16", {"pp": 2, "virtual_stages": 2, "schedule": "looped_bfs", "dp_shard": 4, "zero": 2, "accumulation": 4}),
-        ("llama-3.2-1b", 4, 2, 1000, "bf16", {"tp": 2, "dp_shard": 4, "zero": 1}),
-    ))
-)  # fmt: skip
+def _some_again(
+    word: str, key: str, rows: Sequence[tuple[str, int, int, int, str, dict[str, Any]]]
+) -> tuple[Scenario, ...]:
+    """Scenarios under full recompute of some layers alone: model, layers, the number under `key`, tokens, precision, layout."""
+    return tuple(
+        Scenario(
+            f"{model}-{layers}l-{word}-{chosen}-{number}",
+            replace(load_model(model), layers=layers, max_seq=4096, pos_rows=4096 if "gpt2" in model else 0),
+            seq_len,
+            precision,
+            layout | {"recompute": "full", key: chosen},
+        )
+        for number, (model, layers, chosen, seq_len, precision, layout) in enumerate(rows)
+    )
+
+
+PARTLY = _some_again("first", "recompute_layers", (
+    ("llama-3.1-8b", 4, 2, 2048, "bf16", {"dp_shard": 8, "zero": 3, "micro_batch": 2}),
+    ("llama-3.2-1b", 4, 1, 2048, "bf16", {"dp_replicate": 8, "micro_batch": 2, "accumulation": 2}),
+    ("llama-3.1-8b", 8, 2, 2048, "bf16", {"pp": 2, "dp_shard": 4, "zero": 2, "accumulation": 4}),
+    ("qwen2.5-7b", 4, 3, 1000, "bf16", {"tp": 2, "dp_shard": 4, "zero": 2, "sequence_parallel": True, "accumulation": 3, "micro_batch": 2}),
+    ("llama-2-7b", 8, 1, 2048, "bf16", {"pp": 2, "virtual_stages": 2, "accumulation": 4}),
+    ("gpt2-medium", 5, 2, 1024, "fp32", {"micro_batch": 4}),
+    ("mixtral-8x7b", 4, 1, 1024, "bf16", {"dp_shard": 4, "zero": 3, "ep": 2, "accumulation": 2}),
+    ("mistral-7b-v0.1", 8, 3, 2048, "bf16", {"pp": 2, "tp": 2, "dp_shard": 4, "zero": 3, "sequence_parallel": True, "accumulation": 4}),
+    ("llama-3.1-8b", 7, 2, 2048, "bf16", {"pp": 2, "dp_shard": 2, "zero": 3, "accumulation": 4, "micro_batch": 2}),
+    ("llama-3.2-1b", 5, 3, 2048, "bf16", {"micro_batch": 1}),
+    ("qwen2.5-0.5b", 6, 5, 4096, "bf16", {"dp_replicate": 2, "dp_shard": 4, "zero": 2, "accumulation": 2}),
+    ("qwen1.5-moe-a2.7b", 4, 3, 2048, "bf16", {"dp_shard": 8, "zero": 3, "micro_batch": 2}),
+    ("olmoe-1b-7b", 4, 2, 2048, "bf16", {"ep": 4, "dp_replicate": 8}),
+    ("llama-2-7b", 4, 2, 2048, "bf16", {"cp": 2, "context_parallel": "ring", "dp_shard": 4, "zero": 3}),
+    ("llama-3.1-8b", 8, 1, 1024, "bf16", {"pp": 2, "virtual_stages": 2, "schedule": "looped_bfs", "dp_shard": 4, "zero": 2, "accumulation": 4}),
+    ("llama-3.2-1b", 4, 2, 1000, "bf16", {"tp": 2, "dp_shard": 4, "zero": 1}),
+))  # fmt: skip
 """Full recompute of the first layers of every chunk."""
+
+
+ALTERNATE = _some_again("every", "recompute_every", (
+    ("llama-3.1-8b", 4, 2, 2048, "bf16", {"dp_shard": 8, "zero": 3, "micro_batch": 2}),
+    ("llama-3.2-1b", 5, 2, 2048, "bf16", {"dp_replicate": 8, "micro_batch": 2, "accumulation": 2}),
+    ("llama-3.1-8b", 8, 2, 2048, "bf16", {"pp": 2, "dp_shard": 4, "zero": 2, "accumulation": 4}),
+    ("qwen2.5-7b", 6, 3, 1000, "bf16", {"tp": 2, "dp_shard": 4, "zero": 2, "sequence_parallel": True, "accumulation": 3, "micro_batch": 2}),
+    ("llama-2-7b", 8, 2, 2048, "bf16", {"pp": 2, "virtual_stages": 2, "accumulation": 4}),
+    ("gpt2-medium", 7, 3, 1024, "fp32", {"micro_batch": 4}),
+    ("mixtral-8x7b", 4, 2, 1024, "bf16", {"dp_shard": 4, "zero": 3, "ep": 2, "accumulation": 2}),
+    ("mistral-7b-v0.1", 8, 3, 2048, "bf16", {"pp": 2, "tp": 2, "dp_shard": 4, "zero": 3, "sequence_parallel": True, "accumulation": 4}),
+    ("llama-3.1-8b", 7, 2, 2048, "bf16", {"pp": 2, "dp_shard": 2, "zero": 3, "accumulation": 4, "micro_batch": 2}),
+    ("llama-3.2-1b", 6, 2, 2048, "bf16", {"micro_batch": 1}),
+    ("qwen2.5-0.5b", 6, 2, 4096, "bf16", {"dp_replicate": 2, "dp_shard": 4, "zero": 2, "accumulation": 2}),
+    ("qwen1.5-moe-a2.7b", 4, 3, 2048, "bf16", {"dp_shard": 8, "zero": 3, "micro_batch": 2}),
+    ("olmoe-1b-7b", 5, 2, 2048, "bf16", {"ep": 4, "dp_replicate": 8}),
+    ("llama-2-7b", 4, 4, 2048, "bf16", {"cp": 2, "context_parallel": "ring", "dp_shard": 4, "zero": 3}),
+    ("llama-3.1-8b", 12, 2, 1024, "bf16", {"pp": 2, "virtual_stages": 2, "schedule": "looped_bfs", "dp_shard": 4, "zero": 2, "accumulation": 4}),
+    ("llama-3.2-1b", 4, 2, 1000, "bf16", {"tp": 2, "dp_shard": 4, "zero": 1}),
+))  # fmt: skip
+"""Full recompute of every second layer of a chunk, or every third or fourth."""
 
 
 FEW_WORDS = {"vocab": 2048}
@@ -575,6 +609,8 @@ def candidates_of(plan: Plan) -> Candidates:
         values["loss"] = plan.strategy.loss
     if plan.strategy.recompute_layers:
         values["recompute_layers"] = plan.strategy.recompute_layers
+    if plan.strategy.recompute_every:
+        values["recompute_every"] = plan.strategy.recompute_every
     return Candidates(
         {
             name: np.array([code(name, str(value)) if name in words else int(value)], np.int64)

@@ -14,6 +14,7 @@ from strategist.measure.kinds import chosen_kinds
 from tests.measure.drawn import drawn
 from tests.measure.grid import (
     ADAPTED,
+    ALTERNATE,
     BESIDE_LAYERS,
     BREADTH_FIRST,
     CHUNKED,
@@ -85,10 +86,10 @@ SMALL = 1 << 20
 """Bytes below which figures are not held against each other: one counter in four bytes is much of a small shard."""
 
 
-def half_nightly(scenarios: Sequence[Scenario]) -> pytest.MarkDecorator:
-    """A test of every scenario, each second one at night only."""
-    marks = (pytest.mark.slow, pytest.mark.nightly)
-    cases = [pytest.param(each, id=each.name, marks=marks[number % 2]) for number, each in enumerate(scenarios)]
+def mostly_nightly(scenarios: Sequence[Scenario], one_in: int = 2) -> pytest.MarkDecorator:
+    """A test of every scenario, all but the first of each few at night only."""
+    marks = (pytest.mark.slow, *(pytest.mark.nightly,) * (one_in - 1))
+    cases = [pytest.param(each, id=each.name, marks=marks[number % one_in]) for number, each in enumerate(scenarios)]
     return pytest.mark.parametrize("scenario", cases)
 
 
@@ -136,7 +137,7 @@ def test_formulas_agree_with_the_program_of_other_states(scenario: Scenario) -> 
         assert rank.memory.host == pytest.approx(on_host(job_of(scenario, plan), plan), rel=EXACT, abs=SMALL)
 
 
-@half_nightly(TILED)
+@mostly_nightly(TILED)
 def test_formulas_agree_with_the_program_of_tiled_matrices(scenario: Scenario) -> None:
     """So they do where matrices are gathered slice by slice, message by message."""
     for found in _found(scenario):
@@ -151,7 +152,7 @@ def test_formulas_agree_with_the_program_of_passes_breadth_first(scenario: Scena
         _assert_keeps_its_bar(found)
 
 
-@half_nightly(PIPES)
+@mostly_nightly(PIPES)
 def test_formulas_agree_with_the_program_of_pipelines_off_the_grid(scenario: Scenario) -> None:
     """At the peak and in what is sent, whichever end of a pipeline holds most and whoever gathers (docs/decisions/0119)."""
     for found in _found(scenario):
@@ -159,14 +160,14 @@ def test_formulas_agree_with_the_program_of_pipelines_off_the_grid(scenario: Sce
             _assert_keeps_its_bar(found)
 
 
-@half_nightly(CHUNKS_IN_TURN)
+@mostly_nightly(CHUNKS_IN_TURN)
 def test_formulas_agree_with_the_program_of_chunks_in_turn(scenario: Scenario) -> None:
     """And where a chunk's units lie gathered while others work, which a forward pass of any chunk may find."""
     for found in _found(scenario):
         _assert_keeps_its_bar(found)
 
 
-@half_nightly((*TWO_PARTS, *IN_A_V, *IN_PAIRS))
+@mostly_nightly((*TWO_PARTS, *IN_A_V, *IN_PAIRS))
 def test_formulas_agree_with_the_program_of_backward_in_two_parts(scenario: Scenario) -> None:
     """So they do where the gradients of weights wait: at the peak, between the moments and in what is sent."""
     for found in _found(scenario):
@@ -174,21 +175,21 @@ def test_formulas_agree_with_the_program_of_backward_in_two_parts(scenario: Scen
             _assert_keeps_its_bar(found)
 
 
-@half_nightly(at_experts())
+@mostly_nightly(at_experts())
 def test_formulas_agree_with_the_program_where_experts_hold_most(scenario: Scenario) -> None:
     """So they do while tokens are with experts, in forward and in what runs again (docs/decisions/0111)."""
     for found in _found(scenario):
         _assert_keeps_its_bar(found)
 
 
-@half_nightly(of_few_experts())
+@mostly_nightly(of_few_experts())
 def test_formulas_agree_with_the_program_of_two_layers_of_few_experts(scenario: Scenario) -> None:
     """So they do while shared experts work, and in the first of two layers (docs/decisions/0121)."""
     for found in _found(scenario):
         _assert_keeps_its_bar(found)
 
 
-@half_nightly(in_turn())
+@mostly_nightly(in_turn())
 def test_formulas_agree_with_the_program_of_experts_in_turn(scenario: Scenario) -> None:
     """So they do where backward enters experts and goes through them one by one, and where one rank alone has them (docs/decisions/0126)."""
     for found in _found(scenario):
@@ -214,7 +215,7 @@ def test_formulas_agree_with_the_program_of_ranks_that_share_sequences(scenario:
         _assert_keeps_its_bar(found)
 
 
-@half_nightly(ADAPTED)
+@mostly_nightly(ADAPTED)
 def test_formulas_agree_with_the_program_beside_adapters(scenario: Scenario) -> None:
     """Where adapters are trained beside frozen weights, what rests between steps and every message keep their bars, and the peak
     and its activations are within two hundredths."""
@@ -226,35 +227,35 @@ def test_formulas_agree_with_the_program_beside_adapters(scenario: Scenario) -> 
             assert found.ratio == pytest.approx(1.0, abs=NEAR), found
 
 
-@half_nightly(CHUNKED)
+@mostly_nightly(CHUNKED)
 def test_formulas_agree_with_the_program_whose_loss_is_in_chunks(scenario: Scenario) -> None:
     """With logits of a few tokens at a time every figure keeps its bar."""
     for found in _found(scenario):
         _assert_keeps_its_bar(found)
 
 
-@half_nightly(CUT)
+@mostly_nightly(CUT)
 def test_formulas_agree_with_the_program_while_ranks_add_up_terms(scenario: Scenario) -> None:
     """So they do where what layers and head give is added up at the peak, and where two layers are all that is gathered."""
     for found in _found(scenario):
         _assert_keeps_its_bar(found)
 
 
-@half_nightly(PARTLY)
+@mostly_nightly(PARTLY)
 def test_formulas_agree_with_the_program_that_computes_some_layers_again(scenario: Scenario) -> None:
     """Where some layers keep everything and the first ones of a chunk do not, every figure keeps its bar."""
     for found in _found(scenario):
         _assert_keeps_its_bar(found)
 
 
-@half_nightly(TURNED)
+@mostly_nightly(TURNED)
 def test_formulas_agree_with_the_program_of_muon(scenario: Scenario) -> None:
     """So they do where whole matrices are turned: what it holds, and the momentum that is gathered, message by message."""
     for found in _found(scenario):
         _assert_keeps_its_bar(found)
 
 
-@half_nightly(FEW_LAYERS)
+@mostly_nightly(FEW_LAYERS)
 def test_formulas_agree_with_the_program_of_few_layers(scenario: Scenario) -> None:
     """So they do with few layers and words, at the peak and in what is sent, and where replicas add up gradients that rest on the
     host; under autocast forward, too, which then holds more than the loss (docs/decisions/0122)."""
@@ -265,13 +266,20 @@ def test_formulas_agree_with_the_program_of_few_layers(scenario: Scenario) -> No
             assert found.ratio == pytest.approx(1.0, abs=EXACT), found
 
 
-@half_nightly(BESIDE_LAYERS)
+@mostly_nightly(BESIDE_LAYERS)
 def test_formulas_agree_with_the_program_where_one_layer_holds_most(scenario: Scenario) -> None:
     """So they do at the peak, when the first of two layers is unpacked, while gradients leave no_sync's for DDP's buckets, and before autocast casts
     one (docs/decisions/0127)."""
     for found in _found(scenario):
         if found.place == PEAK or found.kind != "memory":
             _assert_keeps_its_bar(found)
+
+
+@mostly_nightly(ALTERNATE, one_in=4)
+def test_formulas_agree_with_the_program_that_computes_every_nth_layer_again(scenario: Scenario) -> None:
+    """The same where layers that keep everything and others take turns, and a chunk ends with one or the other."""
+    for found in _found(scenario):
+        _assert_keeps_its_bar(found)
 
 
 @pytest.mark.nightly

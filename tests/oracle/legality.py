@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from strategist.facts.job import Job
-from strategist.facts.model import ModelShape
+from strategist.facts.model import ModelShape, layer_sequence
 from tests.oracle.compression import word_of
 from tests.oracle.rates import peak_FLOPs
 from tests.oracle.stages import IN_A_V, Layout
@@ -123,6 +123,12 @@ def _is_not_full_alone(job: Job, a: Layout) -> bool:
     return bool(others or a["recompute"] != "full")
 
 
+def _layers_differ(job: Job) -> bool:
+    """Some layers have experts, and some have none."""
+    have = [layer.ffn == "moe" for layer in layer_sequence(job.model)]
+    return any(have) and not all(have)
+
+
 def in_threads(a: Layout) -> bool:
     """Whether the replicas are threads of one process."""
     return a.get("replicas") == "threads"
@@ -191,6 +197,11 @@ VIOLATIONS: dict[str, Violation] = {
     ),
     "LEG741": lambda job, a: a.get("recompute_layers", 0) * a["pp"] * a["virtual_stages"] > stack(job.model),
     "LEG742": lambda job, a: a.get("recompute_layers", 0) > 0 and _is_not_full_alone(job, a),
+    "LEG743": lambda job, a: a.get("recompute_every", 0) > stack(job.model) / (a["pp"] * a["virtual_stages"]),
+    "LEG744": lambda job, a: (
+        a.get("recompute_every", 0) > 0 and (_is_not_full_alone(job, a) or a.get("recompute_layers", 0) > 0)
+    ),
+    "LEG745": lambda job, a: a.get("recompute_every", 0) > 0 and _layers_differ(job),
     "LEG751": with_muon(
         lambda job, a: job.model.moe is not None or job.model.method != "full" or not is_buildable(job.model)
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import compress
 from math import ceil, inf
 
 from strategist.catalog import rows
@@ -163,18 +164,19 @@ class Stage:
     """One backward pass of one stage of one layout."""
 
     def __init__(
-        self, job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], at: Around, *, is_later: bool = False
+        self, job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], at: Around, *, others: bool = False
     ) -> None:
-        """Where layers of two policies lie there, those that keep everything or, if it `is_later`, the others."""
+        """Where layers of two policies lie there, those of the policy that the last one has, or the `others`."""
         again = computed_again(job, layout, stage, len(kinds))
         self.is_partly = any(again) and not all(again)
         self.made_from = job, layout, stage, kinds, at
-        asked, self.is_later = layout, is_later
-        if not any(again) or (self.is_partly and not is_later):
+        asked, are_again = layout, any(again) and again[-1] != others
+        if not are_again:
             layout = {**layout, "recompute": "none"}
-        self.mine = [
-            kind for kind, redone in zip(kinds, again, strict=True) if not self.is_partly or redone is is_later
-        ]
+        are_mine = [not self.is_partly or redone is are_again for redone in again]
+        self.mine = list(compress(kinds, are_mine))
+        in_turn = are_mine[: len(kinds) // max(1, layout["virtual_stages"])][::-1]
+        self.places = [place for place, is_mine in enumerate(in_turn) if is_mine]  # in backward
         self.job, self.a, self.stage, self.kinds, self.at = job, layout, stage, kinds, at
         a, formats = layout, job.formats
         self.c, self.r, self.s = BYTES[formats.compute], BYTES[formats.reduce], BYTES[formats.parameter]
@@ -238,7 +240,7 @@ class Stage:
         }
         each = [kept[kind, policy] for kind, policy in zip(kinds, policies, strict=True)]
         self.every = sum(each) - self.begins * adapters.first_norm(job, a, self.T)
-        self.of_kept = sum(size for size, redone in zip(each, again, strict=True) if not redone)
+        self.of_mine = sum(compress(each, are_mine)) if self.is_partly else self.every
         passes = [self._keeps(chunk) for chunk in range(self.v)]
         flying = sum(count * size for count, size in zip(at.flight, passes, strict=True))
         self.others = flying - passes[at.chunk] + self.inputs
@@ -251,11 +253,9 @@ class Stage:
         alone = copies > 0 and self.copies == 0
         self.cached = self.c * (self.w.layers - self.w.experts) if alone else 0.0
         self.copies_again = self.c if alone else 0.0  # of an element that is computed again
-        if self.is_partly and copies and not is_later:
-            own = held(job.model, a, stage, self.mine, sharded=False)
-            others = [kind for kind, redone in zip(kinds, again, strict=True) if redone]
-            rest = held(job.model, a, stage, others, sharded=False)
-            self.copies, self.cached = self.c * own.layers, self.c * (rest.layers - rest.experts)
+        if self.is_partly and copies:
+            redone = held(job.model, a, stage, list(compress(kinds, again)), sharded=False)
+            self.copies, self.cached = copies - self.c * redone.layers, self.c * (redone.layers - redone.experts)
         self.head_copy = self.c * self.head if self.plain and self.casts else 0.0
         self.waiting = self.q_ends * self.c * self.head if self.reduces and self.tied else 0.0
         self.old_head = self.q_ends * self.s * self.head if not self.units and self.tied else 0.0
@@ -463,7 +463,7 @@ class Stage:
         """Forward of the last layer beside autocast's copies that nothing keeps: before the last matrix has one, and behind it."""
         shape = self.job.model
         is_own = self.job.profile.keeping.name == OURS and shape.moe is None and shape.adapters is None
-        if not is_own or self.is_partly or not self.cached:
+        if not is_own or self.a["recompute"] == "none" or not self.cached:
             return
         alone, relu = self.a["recompute"] == "full", not shape.mlp_gated and shape.mlp_act in ("relu", "relu2")
         parts = ("ffn", "inside") if alone and shape.mlp_gated else ("ffn", "inside", "product")
@@ -475,30 +475,33 @@ class Stage:
         second = first - (product if shape.mlp_gated or shape.mlp_act == "relu2" else 0.0)
         for made in (first - self.c * matrix, second + (self.whole if alone else 0.0)):
             waits = self.outside + self.cached + made
-            yield 0, {"gradients": self.earlier, "activations": left, "temporaries": waits}
+            beside = {"bucket_buffers": self.copies, "temporaries": waits}
+            yield 0, {"gradients": self.earlier, "activations": left, **beside}
 
     def bodies(self) -> Iterator[tuple[int, dict[str, float]]]:
         """Those of the layers."""
         sharded = not self.piped and self.zero == 3
-        for number in (0, 1, -2, -1) if sharded else (0, 1, -1):
-            yield from ((1, terms) for terms in (self._slices if self.tiles > 1 else self._layer)(number))
         if self.is_partly:
-            yield from self.later().one_by_one()
+            yield from (*self.one_by_one(), *self.other_side().one_by_one())
+        else:
+            for number in (0, 1, -2, -1) if sharded else (0, 1, -1):
+                yield from ((1, terms) for terms in (self._slices if self.tiles > 1 else self._layer)(number))
         if self.tiles == 1:
             yield from ((1, terms) for terms in self._layer_reduced())
             if sharded and self.units and not self.apart and 0 < len(self.kinds) < 3:
                 yield 1, self._first_unpacked()
         if self.apart and self.w.experts:
             yield from self._experts_forward()
-            yield from ((1, terms) for number in (0, 1, -2, -1) for terms in self._experts_backward(number))
+            numbers = () if self.is_partly else (0, 1, -2, -1)
+            yield from ((1, terms) for number in numbers for terms in self._experts_backward(number))
         yield from self._end_of_pass() if self.piped else self._end()
 
-    def later(self) -> Stage:
-        """The same pass when it comes to the layers that are computed again."""
-        return Stage(*self.made_from, is_later=True)
+    def other_side(self) -> Stage:
+        """The same pass when it comes to the layers of the other policy."""
+        return Stage(*self.made_from, others=True)
 
     def one_by_one(self) -> Iterator[tuple[int, dict[str, float]]]:
-        """Those of each layer that is computed again, behind those that are not."""
+        """Those of each layer of this policy."""
         for number in range(round(len(self.mine) / self.v)):
             yield from ((1, terms) for terms in self._layer(number))
             if self.apart and self.w.experts:
@@ -506,21 +509,23 @@ class Stage:
 
     def _behind(self, number: int) -> tuple[float, float, bool]:
         """Layers of the chunk through with backward, what they kept less a share of what the layer at work keeps, and whether that is
-        the first of the chunk. Of layers of two policies those that keep everything are through first."""
+        the first of the chunk. Of layers of two policies the number counts those of one."""
         every, count = max(len(self.kinds) / self.v, 1.0), max(len(self.mine) / self.v, 1.0)
         own = max(count + number, 0.0) if number < 0 else min(number, count - 1)
-        if not self.is_partly:
-            return own, own / max(count - 1, 1), own >= every - 1
-        before = own + (every - count if self.is_later else 0.0)
+        before = float(self.places[int(own)]) if self.is_partly else own
         return before, own / max(count - 1, 1), before >= every - 1
 
-    def _let_go(self, share: float, kept: float) -> float:
+    def _let_go(self, number: int, kept: float) -> float:
         """What layers that are through kept: those of the other policy, and a share of one's own but for the layer at work."""
+        share = self._behind(number)[1]
+        return share * (self.of_mine / self.v - kept) + self._others_let_go(number)
+
+    def _others_let_go(self, number: int) -> float:
+        """What the layers of the other policy kept that are through at the so-many-th of this one."""
         if not self.is_partly:
-            return share * (self.every / self.v - kept)
-        if not self.is_later:
-            return share * (self.of_kept / self.v - kept)
-        return self.of_kept / self.v + share * ((self.every - self.of_kept) / self.v - kept)
+            return 0.0
+        through = self.places[number] - number
+        return through * (self.every - self.of_mine) / (len(self.kinds) - len(self.mine))
 
     def forward(self) -> Iterator[tuple[int, dict[str, float]]]:
         """In a pipeline: a forward pass and, under ZeRO-3, what it gathers."""
@@ -599,9 +604,9 @@ class Stage:
             turns = 1 + behind if self.apart else 2 + behind
             gathered = turns * self.c * self.wl + beside
             second = largest
-            if self.is_partly and len(self.mine) < 2 * self.v:
-                later = self.later()
-                second = later._worst_of_kinds(lambda kind, side=later: side._rows(kind, _kept))  # type: ignore[misc]
+            if self.is_partly and 1 not in self.places:
+                others = self.other_side()
+                second = others._worst_of_kinds(lambda kind, side=others: side._rows(kind, _kept))  # type: ignore[misc]
             given = self.stream if self.last else 0.0  # what the layer before gave
             kept = max(self.others, self.inside - largest - (behind - 1) * second + given)
             yield {
@@ -699,8 +704,8 @@ class Stage:
         own_head = vocabulary(shape, self.a["tp"], 1) if self.ends else 0
         head = loose * own_head + (self._whole_stream() if self.ends else 0.0)
         yield 0, common | {"logits": entries * self.c, "temporaries": head}
-        for side in (self, self.later()) if self.is_partly else (self,):
-            gone = self.of_kept / self.v if side is not self else 0.0
+        for side in (self, self.other_side()) if self.is_partly else (self,):
+            gone = side._others_let_go(0)
             for found in zip(*(side._layer_ats(kind) for kind in dict.fromkeys(side.mine)), strict=True):
                 at = max(found, key=lambda each: each.temporaries - each.freed + self.c * each.weights)
                 finished = loose * at.weights if at.is_product else 0.0
@@ -1118,10 +1123,10 @@ class Stage:
 
     def _in_layer(self, number: int, at: LayerAt, kept: float, every: float) -> dict[str, float]:
         """One instant of a layer that keeps so much and has `every` so many elements."""
-        count, (before, own, is_first) = max(len(self.kinds) / self.v, 1.0), self._behind(number)
+        count, (before, _, is_first) = max(len(self.kinds) / self.v, 1.0), self._behind(number)
         share = before / max(count - 1, 1)
         passed = share * max(0.0, self.own - self.wl)
-        let_go = self._let_go(own, kept)
+        let_go = self._let_go(number, kept)
         behind = self.through
         done, weights = behind + passed, at.weights + at.stacked - at.routed
         routed = share * max(0.0, self.w.experts - self.X) + at.routed if self.apart else 0.0
@@ -1142,9 +1147,14 @@ class Stage:
         partial = 0.0 if self.at_once else self.q * self.c * weights
         in_flight = self.q * self.r * (self.X if at.routed else unit(before - 1) if before else behind)
         freed_copies = self.q * self.c * at.weights
-        copies = self.copies * (1 - before / max(len(self.mine) / self.v, 1)) - (
-            freed_copies if self.plain and self.casts else 0.0
-        )
+        through, keep = before, len(self.mine)
+        if self.is_partly and self.a["recompute"] != "none":
+            through, keep = before - number, len(self.kinds) - len(self.mine)
+        elif self.is_partly:
+            through = number
+        copies = self.copies * (1 - through / max(keep / self.v, 1))
+        if self.plain and self.casts and not self.copies_again:
+            copies -= freed_copies
         given = self.given if before == 0 and at.is_early else 0.0
         alone = before >= count - 1 if self.piped else is_first
         layers = 1 if alone or (self.apart and at.is_sooner) else 2
@@ -1338,11 +1348,10 @@ class Stage:
         """Experts of a layer compute again, and their unit is reduced or, in a pipeline, added to what stands."""
         count, those = max(len(self.kinds) / self.v, 1.0), sum(kind.ffn == "moe" for kind in self.mine) / self.v
         own = max(max(those, 1.0) + number, 0.0) if number < 0 else min(number, max(those, 1.0) - 1)
-        before = own + (self._behind(0)[0] if self.is_partly else 0.0)
+        before = float(self.places[int(own)]) if self.is_partly else own
         passed, behind = before * (self.beside + self.X), self.through
         left = self.inside - own * self._rows(self._mixture(), _kept)
-        if self.is_partly and self.is_later:
-            left -= self.of_kept / self.v
+        left -= self._others_let_go(int(own))
         above = self.q * self.r * (self.beside if before else behind) if self.reduces else 0.0
         at_end = self.early if self.piped and before >= count - 1 else 0.0
         done, routed = behind + passed, before * self.X
@@ -1709,11 +1718,12 @@ def stage_ties(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind])
     ]
 
 
-def _let_go(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], kind: LayerKind) -> float:
-    """What one layer keeps less than it would without recomputation, where no layer behind it keeps more."""
-    if not all(computed_again(job, layout, stage, len(kinds))):
-        return 0.0
-    return max(0.0, kept_bytes(job, {**layout, "recompute": "none"}, kind) - kept_bytes(job, layout, kind))
+def _let_go(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> float:
+    """What a layer that is computed again keeps less than it would otherwise, at most, where no layer behind it keeps more."""
+    again = computed_again(job, layout, stage, len(kinds))
+    alone = {**layout, "recompute": "none"}
+    redone = set(compress(kinds, again)) if any(again[-1:]) else set()
+    return max((kept_bytes(job, alone, kind) - kept_bytes(job, layout, kind) for kind in redone), default=0.0)
 
 
 def _at_loss(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> float:
@@ -1744,7 +1754,7 @@ def _reserved(
         kinds,
         at_loss=at_loss,
         ever=ever,
-        let_go=max((_let_go(job, layout, stage, kinds, kind) for kind in set(kinds)), default=0.0),
+        let_go=max(0.0, _let_go(job, layout, stage, kinds)),
         settled=_settled(job, layout, kinds, whole, sharded),
         in_units=uses_units(job, layout),
     )

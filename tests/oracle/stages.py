@@ -62,13 +62,14 @@ def head_in_layers(shape: ModelShape) -> float:
 
 
 def computed_again(job: Job, layout: Layout, stage: int, layers: int) -> list[bool]:
-    """Of each layer of a stage, in order, whether recomputation looks at it: the first few of every chunk, or all."""
+    """Of each layer of a stage, in order, whether recomputation looks at it: the first few of every chunk, every so-many-th, or all."""
     if layout["recompute"] == "none":
         return [False] * layers
     asked = layout.get("recompute_layers", 0)
     first = job.recompute_layers[stage] if job.recompute_layers else asked or layers
     chunk = max(1, layers // layout["virtual_stages"])
-    return [number % chunk < first for number in range(layers)]
+    every = layout.get("recompute_every", 0)
+    return [(number % chunk + 1) % every == 0 if every else number % chunk < first for number in range(layers)]
 
 
 def stage_kinds(job: Job, layout: Layout) -> list[list[LayerKind]]:

@@ -136,7 +136,7 @@ def _seen_stages(job: Job, layout: Layout) -> list[int]:
     different things."""
     pp = layout["pp"]
     alike = len(layer_counts(job.model)) == 1 and layout["schedule"] not in ("zb_h1", *IN_A_V)
-    alike = alike and not layout.get("recompute_layers") and not job.recompute_layers
+    alike = alike and not (layout.get("recompute_layers") or layout.get("recompute_every") or job.recompute_layers)
     return [0, 1, pp - 1] if alike and pp > 3 else list(range(pp))
 
 

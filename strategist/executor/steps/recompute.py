@@ -26,8 +26,8 @@ from strategist.executor.job import Job
 
 
 def recompute(model: nn.Module, job: Job) -> nn.Module:
-    """`model` with each block wrapped as the plan says, or only the first ones of this chunk: backward comes to them when what the
-    others kept is gone.
+    """`model` with each block wrapped as the plan says, or of this chunk only the first ones, to which backward comes when what the
+    others kept is gone, or only every so-many-th.
 
     Raises ImpossibleError UNSUPPORTED for a module without blocks.
     """
@@ -43,8 +43,8 @@ def recompute(model: nn.Module, job: Job) -> nn.Module:
             value=kind,
             hint="Plan with --pin recompute=none.",
         )
-    most = job.plan.strategy.recompute_layers or len(found.blocks)
-    for name, block in list(found.blocks.items())[:most]:
+    most, every = job.plan.strategy.recompute_layers or len(found.blocks), job.plan.strategy.recompute_every or 1
+    for name, block in list(found.blocks.items())[every - 1 : most : every]:
         found.exchange(name, _wrapped(block, selective=kind == "selective"))
     return model
 
