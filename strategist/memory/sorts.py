@@ -27,7 +27,7 @@ NOT_READ: Mapping[Read, tuple[str, ...]] = {
     "schedule": (*_NOT_OF_WORK, "cp", "tp", "ep", "etp", "micro_batch", "recompute", "sequence_parallel", "context_parallel", "tiling"),
 }  # fmt: skip
 """Columns that such formulas do not read, or only in `_sharing`."""
-OF_LAYERS = "tp", "cp", "ep", "etp", "micro_batch", "sequence_parallel", "context_parallel", "recompute", "tiling"
+INSIDE_LAYERS = "tp", "cp", "ep", "etp", "micro_batch", "sequence_parallel", "context_parallel", "recompute", "tiling"
 """Columns that the work inside one layer reads, beside whether DDP runs it."""
 FEW = 2**10
 """Candidates that are worked out sooner than sorted."""
@@ -76,7 +76,7 @@ def sorts_of_layers(job: Job, c: Candidates) -> tuple[Column, Column] | None:
     if len(c) <= FEW or c.in_threads or job.model.adapters is not None:
         return None
     plain = is_plain_data_parallel(job.profile.has_units, c)
-    firsts, place = c.sorts((*(c[name] for name in OF_LAYERS), 1 * plain))
+    firsts, place = c.sorts((*(c[name] for name in INSIDE_LAYERS), 1 * plain))
     return None if ALIKE * len(firsts) > len(c) else (firsts, place)
 
 
