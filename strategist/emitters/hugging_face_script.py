@@ -42,6 +42,14 @@ class Report(TrainerCallback):
             print(f"step {state.global_step - 1}  loss {float(logs['loss']):.6f}", flush=True)
 '''
 
+LEAVE = """    if torch.distributed.is_initialized():  # a process that ends with open groups may abort
+        torch.distributed.destroy_process_group()
+
+
+main()
+"""
+"""How scripts of frameworks that leave the groups open end."""
+
 _HEAD = '''"""Train under plan.json with {title}. Yours to edit: the plan is read, nothing is baked in."""
 
 {imports}

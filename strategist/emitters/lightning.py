@@ -21,7 +21,7 @@ from strategist.emitters.coverage import (
     causal_models,
 )
 from strategist.emitters.emitter import Emitter, Files, Options
-from strategist.emitters.hugging_face_script import COMPRESS, COMPRESS_IMPORTS, OPTIMIZER, script
+from strategist.emitters.hugging_face_script import COMPRESS, COMPRESS_IMPORTS, LEAVE, OPTIMIZER, script
 from strategist.emitters.torchrun import job_files
 from strategist.records import replace
 
@@ -145,10 +145,8 @@ def main():
         mean = fabric.all_reduce(torch.stack(losses).mean(), reduce_op="mean")
         if fabric.global_rank == 0:
             print(f"step {number}  loss {mean.item():.6f}", flush=True)
-
-
-main()
-''',
+'''
+    + LEAVE,
 )
 
 TRAINER = script(
@@ -210,10 +208,8 @@ def main():
         **machines(),
     )
     trainer.fit(CausalLanguageModel())
-
-
-main()
-''',
+'''
+    + LEAVE,
 )
 
 

@@ -22,7 +22,7 @@ from strategist.emitters.coverage import (
 )
 from strategist.emitters.deepspeed import CLIP_NORM
 from strategist.emitters.emitter import Emitter, Files, Options
-from strategist.emitters.hugging_face_script import REPORT, script
+from strategist.emitters.hugging_face_script import LEAVE, REPORT, script
 from strategist.emitters.serial import json_text
 from strategist.emitters.torchrun import job_files
 
@@ -110,10 +110,8 @@ MORE    trainer = DecaysAll(model=model, args=arguments, train_dataset=data, cal
             param_dtype=compute, reduce_dtype=reduce, output_dtype=compute
         )
     trainer.train()
-
-
-main()
 '''
+    + LEAVE
 )
 
 

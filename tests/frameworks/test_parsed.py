@@ -76,7 +76,7 @@ def test_a_misspelt_key_of_accelerate_would_be_seen() -> None:
 
 @dataclasses.dataclass
 class DataParallel:
-    """What DeepSpeedConfig asks for the number of ranks; without it, it assumes one."""
+    """What DeepSpeedConfig asks for the number of ranks with sequences of their own; without it, it assumes one."""
 
     world: int
 
@@ -104,28 +104,34 @@ def deepspeed_files() -> list[tuple[str, int]]:
 @pytest.mark.proves("parsed")
 @pytest.mark.parametrize("target", ["deepspeed"])
 def test_deepspeed_takes_every_file(target: str, fake_ranks: None) -> None:
-    """DeepSpeedConfig accepts each file at its number of ranks and reads the numbers that stand in it."""
+    """DeepSpeedConfig accepts each file at its number of ranks and reads the numbers that stand in it: ranks that share sequences
+    (sequence_parallel_size) are one replica to it."""
     from deepspeed.runtime.config import DeepSpeedConfig
 
     known = deepspeed_keys()
     assert distinct(target, "deepspeed.json")
     for text, world in deepspeed_files():
         document = json.loads(text)
-        read = DeepSpeedConfig(document, mpu=DataParallel(world))
+        replicas = world // document.get("sequence_parallel_size", 1)
+        read = DeepSpeedConfig(document, mpu=DataParallel(replicas))
         assert read.train_batch_size == document["train_batch_size"]
-        assert read.train_micro_batch_size_per_gpu * read.gradient_accumulation_steps * world == read.train_batch_size
+        assert (
+            read.train_micro_batch_size_per_gpu * read.gradient_accumulation_steps * replicas == read.train_batch_size
+        )
         assert (read.zero_optimization_stage, read.gradient_clipping) == (document["zero_optimization"]["stage"], 1.0)
         assert set(document) <= known
     assert "train_batch_sise" not in known
 
 
 def deepspeed_keys() -> set[str]:
-    """Texts that DeepSpeed's configuration names: it ignores top-level keys that are none of them."""
+    """Texts that DeepSpeed's configuration names, or has in its code: it ignores top-level keys that are none of them."""
     from deepspeed.runtime import config, constants, precision_config
     from deepspeed.runtime.zero import config as zero
 
     modules = (config, constants, precision_config, zero)
-    return {value for module in modules for value in vars(module).values() if isinstance(value, str)}
+    named = {value for module in modules for value in vars(module).values() if isinstance(value, str)}
+    code = ast.walk(ast.parse(inspect.getsource(config)))
+    return named | {node.value for node in code if isinstance(node, ast.Constant) and isinstance(node.value, str)}
 
 
 @pytest.mark.proves("parsed")
