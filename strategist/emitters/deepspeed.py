@@ -22,7 +22,7 @@ from strategist.emitters.coverage import (
     causal_models,
 )
 from strategist.emitters.emitter import Emitter, Files, Options
-from strategist.emitters.hugging_face_script import OPTIMIZER, script
+from strategist.emitters.hugging_face_script import LEAVE, OPTIMIZER, script
 from strategist.emitters.serial import json_text
 from strategist.emitters.torchrun import job_files
 from strategist.facts.model import ModelShape
@@ -188,11 +188,8 @@ def main():
         dist.all_reduce(mean)
         if dist.get_rank() == 0:
             print(f"step {number}  loss {mean.item() / replicas:.6f}", flush=True)
-    dist.destroy_process_group()
-
-
-main()
-''',
+'''
+    + LEAVE,
 )
 
 

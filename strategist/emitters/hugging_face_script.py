@@ -43,6 +43,7 @@ class Report(TrainerCallback):
 '''
 
 LEAVE = """    if torch.distributed.is_initialized():  # a process that ends with open groups may abort
+        torch.distributed.barrier()  # before it gloo's threads may still hold tensors, and a group that is destroyed then waits for ever
         torch.distributed.destroy_process_group()
 
 

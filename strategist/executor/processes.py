@@ -24,6 +24,9 @@ from strategist.runs.verdict import Failure
 GRACE_SECONDS = 3.0
 """How long a rank that lost its peers waits for one of them to say why."""
 
+SETTLE_SECONDS = 0.05
+"""How long gloo's threads may take to let go of what they sent; a waiting one gets the interpreter's lock at once."""
+
 NETWORK_WORDS = ("connection", "broken pipe", "socket", "timed out", "timeout", "nccl", "unhandled system error")
 """Words in the errors of a rank that only lost its peers."""
 
@@ -56,7 +59,16 @@ def process_group(plan: Plan) -> Iterator[World]:
         yield _world(device, store)
     finally:
         if dist.is_initialized():
-            dist.destroy_process_group()
+            leave_group()
+
+
+def leave_group() -> None:
+    """Destroy the process group. Gloo's threads need the interpreter's lock to let go of the last collective's tensors, and whoever destroys
+    the group holds it while it waits for them to end (PyTorch 2.13 ProcessGroupGloo.cpp, ~ProcessGroupGloo and runLoop): they get
+    it before."""
+    if dist.get_backend() == "gloo":
+        time.sleep(SETTLE_SECONDS)
+    dist.destroy_process_group()
 
 
 def _world(device: torch.device, store: Store) -> World:

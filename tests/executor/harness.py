@@ -116,6 +116,8 @@ def _rank(
     import torch
     import torch.distributed as dist
 
+    from strategist.executor.processes import leave_group
+
     faulthandler.enable()  # a rank that crashes says where
     torch.set_num_threads(1)
     try:
@@ -127,6 +129,6 @@ def _rank(
         answer = (False, traceback.format_exc())
     finally:
         if dist.is_initialized():
-            dist.destroy_process_group()
+            leave_group()
     sender.send_bytes(pickle.dumps(answer))  # plain pickle: torch's own would share memory that dies with this process
     sender.close()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from strategist.document.plan import Plan
 from strategist.errors import ImpossibleError
 from strategist.executor.parameter_server import SERVER, meet, served_session
+from strategist.executor.processes import leave_group
 from strategist.executor.session import Session
 from strategist.executor.watch import Saving, Watch
 from strategist.runs.folder import RunFolder
@@ -67,7 +68,7 @@ def serve_or_train(plan: Plan, task: Task | None, folder: str) -> Outcome | None
         try:
             return _train(plan, task, Path(folder))
         finally:
-            dist.destroy_process_group()
+            leave_group()
 
 
 def _take_a_number(folder: Path) -> int:
