@@ -324,8 +324,8 @@ def _first_expert(kept: Kept) -> LayerInstant:
 
 
 def _inputs_of_expert(kept: Kept) -> LayerInstant:
-    """When the first matrices of an expert have their gradients: beside those of all its matrices one of its inputs per matrix, and their
-    sum, or still that of the product's other factor. Of the first expert, while the others wait; or, where each makes more than it
+    """When the first matrices of an expert have their gradients: beside those of all its matrices one of its inputs per matrix, and
+    that of the product's other factor. Of the first expert, while the others wait; or, where each makes more than it
     lets go of, of the last but one (behind the last nothing waits)."""
     job, c = kept.job, kept.c
     moe, is_gated = job.model.moe, job.model.mlp_gated
@@ -337,7 +337,7 @@ def _inputs_of_expert(kept: Kept) -> LayerInstant:
     inside, again = (kept.rows(rows) / here[:, None] for rows in (_is_kept_inside_expert, _is_again_inside_expert))
     makes = own + inputs[:, None]
     through = np.maximum(here - 2.0, 0.0)[:, None] * (makes > inside + again)
-    at_work = inputs + np.maximum(2.0 * inputs, inputs + product) if is_gated else inputs + product
+    at_work = 2.0 * inputs + product if is_gated else inputs + product
     gradients = at_work + np.where(here > 1, given, 0.0) + residual_C(job, c, whole=False)
     temporaries = gradients[:, None] + _of_shared_inputs(kept) + own + through * makes
     back = kept.rows(_is_brought_back_by_routed) - np.where(keeps, 0.0, given)[:, None] - (through + 1.0) * again

@@ -628,6 +628,7 @@ def _in_layer(step: Step, number: Column, worst: WorstOf) -> Instant:
             in_flight = np.where(gone > 0.0, step.trained * step.reduce * step.routed, in_flight)
         gathered = added(gathered, np.where(step.reduces, partial + in_flight, 0.0), step.waiting)
         waits = added(waits, step.old_head, step.retained(done), np.where(step.reduces, 0.0, partial))
+        gradients = added(gradients, step.growing_head)
     terms = {
         "gradients": gradients,
         "activations": activations,
@@ -999,7 +1000,7 @@ def _end(step: Step) -> tuple[Instant, ...]:
     direct = ~step.managed & ~step.stands
     keeps = np.where(step.managed & (~step.reshards | step.tied), step.compute * step.outer, 0.0)
     flight = np.where(step.reduces, step.trained * step.reduce * step.dense, 0.0)
-    in_unit = np.where(step.reduces, step.compute * step.head, 0.0) if step.tied else NONE
+    in_unit = np.where(step.reduces, step.compute * step.head, 0.0) if step.tied and not step.c.chunks_loss else NONE
     outside = NONE if step.casts else step.old_head
     beside = np.maximum(stream - in_unit, outside)
     made = {
@@ -1009,7 +1010,7 @@ def _end(step: Step) -> tuple[Instant, ...]:
         "gather_buffers": np.where(step.reduces, keeps + flight + gradient + added(step.waiting, in_unit), keeps),
         "temporaries": np.where(direct | step.reduces, 0.0, gradient)
         + step.retained(counts.whole - step.outer)
-        + added(beside, step.old_head),
+        + added(beside, step.old_head, step.growing_head),
     }
     reduced = {
         "gradients": added(step.at_rest, step.taking_over(step.outer)),
@@ -1021,7 +1022,11 @@ def _end(step: Step) -> tuple[Instant, ...]:
         "gradients": step.earlier,
         "activations": step.inputs,
         "temporaries": added(
-            step.outside, beside, step.old_head, np.where((c["accumulation"] > 2)[:, None], gradient, 0.0)
+            step.outside,
+            beside,
+            step.old_head,
+            step.growing_head,
+            np.where((c["accumulation"] > 2)[:, None], gradient, 0.0),
         ),
     }
     return Instant(END, made), Instant(END, reduced), Instant(END, gathering)

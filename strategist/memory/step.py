@@ -1114,8 +1114,16 @@ class Step:
 
     @cached_property
     def old_head(self) -> Reals:
-        """The same outside of units, in the format of the gradients."""
-        return np.where(~self.managed, self.ends * self.stored * self.head, 0.0) if self.tied else NONE
+        """The same outside of units, in the format of the gradients, unless it is `growing_head`."""
+        found = np.where(~self.managed, self.ends * self.stored * self.head, 0.0) if self.tied else NONE
+        return np.where(self.stands, found, 0.0) if self.casts and self.tied else found
+
+    @cached_property
+    def growing_head(self) -> Reals:
+        """The same under autocast where none stands yet: it becomes the gradient, to which the embedding's is added."""
+        if not (self.casts and self.tied):
+            return NONE
+        return np.where(self.managed | self.stands, 0.0, self.ends * self.stored * self.head)
 
     @once_for("state")
     def late(self) -> Reals:

@@ -132,26 +132,20 @@ class Sort:
 
 def _of_layer(own: Sort, slices: Slices) -> Iterator[SliceAt]:
     """The instants of a layer, from its last matrix to its first: some slice is the first to say something about the input; others
-    add to that, the last one beside the next matrix; the sum is made when the slice is in reduction. Behind two of the matrices there
-    is work without weights."""
+    add to that in place, the last one beside the next matrix. Behind two of the matrices there is work without weights."""
     works = list(_works(own))
     names = [work.name for work in works]
-    shape = own.step.job.model
-    keeps_product = shape.mlp_act == "relu" and not shape.mlp_gated  # ReLU's own backward reads its result
     none: Reals = np.zeros((len(own.step.c), 1))
     done, above = none, none
     for work, following in zip(works, (*names[1:], ""), strict=True):
         slice_, count, below = slices.largest(work.name), slices.count(work.name), slices.largest(following)
         bare, later = slices.bare(work.name), done + slices.whole(work.name) - slice_
-        first, second, summed = (work.beside + times * work.adds for times in (1.0, 2.0, 3.0))
+        first, second = work.beside + work.adds, work.beside + 2.0 * work.adds
         is_last, freed = work is works[0], work.freed
         yield SliceAt(first, freed, slice_, bare, np.where(count > 1, slice_, below), above, done, is_last=is_last)
         for follows, reduced, least in ((below, later, 1), (slice_, later - slice_, 2)):
             yield SliceAt(second, freed, slice_, bare, follows, slice_, reduced, is_there=count > least)
-            yield SliceAt(summed, freed, none, none, follows, slice_, reduced, is_there=count > 2)
         done, above = done + slices.whole(work.name), slice_
-        if is_last and keeps_product:
-            yield SliceAt(summed, freed, none, none, below, slice_, done, is_there=count > 1)
         if work.name in BEHIND:
             yield SliceAt(*own.instant(BEHIND[work.name]), none, none, below, above, done)
 
@@ -195,7 +189,7 @@ def _in_layer(step: Step, at: SliceAt, kept: Reals) -> Instant:
     let_go = passed / np.maximum(here - 1.0, 1.0) * (step.layers.every - kept)
     joins = np.where(step.at_once & step.stands, step.stored * at.own, 0.0)
     terms = {
-        "gradients": step.earlier + step.fresh(done + np.where(step.at_once, at.own, 0.0)),
+        "gradients": step.earlier + step.fresh(done + np.where(step.at_once, at.own, 0.0)) + step.growing_head,
         "activations": np.maximum(step.inputs, step.in_layers - at.freed - let_go),
         "gather_buffers": added(step.gathered(layers=1, head=False), weights, step.waiting),
         "temporaries": added(at.temporaries, step.old_head, joins),

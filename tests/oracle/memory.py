@@ -258,7 +258,9 @@ class Stage:
             self.copies, self.cached = copies - self.c * redone.layers, self.c * (redone.layers - redone.experts)
         self.head_copy = self.c * self.head if self.plain and self.casts else 0.0
         self.waiting = self.q_ends * self.c * self.head if self.reduces and self.tied else 0.0
-        self.old_head = self.q_ends * self.s * self.head if not self.units and self.tied else 0.0
+        old_head = self.q_ends * self.s * self.head if not self.units and self.tied else 0.0
+        self.growing_head = old_head if self.casts and not self.stands else 0.0
+        self.old_head = old_head - self.growing_head
         self.early = self._early()
         others = [
             self._unit_before_time(chunk) for chunk in range(len(at.early)) if at.early[chunk] and chunk != at.chunk
@@ -951,7 +953,7 @@ class Stage:
         given, shared_ones = self._sent(), self._shared_are_through(kind)
         one = given / count
         product = one * (moe.ffn / (moe.latent or shape.hidden) / a["etp"] if moe else 0.0)
-        works = max(3 * one, 2 * one + product) if shape.mlp_gated else one + product
+        works = 2 * one + product if shape.mlp_gated else one + product
         own = self.c * self._elements(kind, lambda name: name.startswith("expert")) / count
         kept, used, again = (
             _bytes_of(self.job, a, kind, wanted, named=_made_by_experts) / count for wanted in (_kept, _used, _again)
@@ -1111,7 +1113,7 @@ class Stage:
                 gradient = self.q * (self.c * bare + self.r * sent)
                 done = self.through + before * self.w.layers / count + done
                 yield {
-                    "gradients": self.earlier + self.fresh(done + (own if self.at_once else 0.0)),
+                    "gradients": self.earlier + self.fresh(done + (own if self.at_once else 0.0)) + self.growing_head,
                     "activations": max(self.inputs, self.inside - freed - let_go),
                     "gather_buffers": self.gathered(1)
                     + (self.c * (own + below) + gradient if self.units else 0.0)
@@ -1168,7 +1170,9 @@ class Stage:
         left = self.outside if self.a["accumulation"] > 2 else max(0.0, self.outside - self.q * self.s * gone)
         again = max(0.0, self.copies_again * every - freed_copies) if self.copies_again else 0.0
         return {
-            "gradients": self.earlier + self.fresh(done + (weights if self.at_once else 0.0) + at.routed, routed),
+            "gradients": self.earlier
+            + self.fresh(done + (weights if self.at_once else 0.0) + at.routed, routed)
+            + self.growing_head,
             "activations": max(self.inputs, self.inside - at.freed - let_go),
             "logits": self.logits(0),
             "gather_buffers": gathered + at_end + (partial + in_flight if self.reduces else 0.0) + self.waiting,
@@ -1419,10 +1423,10 @@ class Stage:
         stream = (1.0 if self.units else self.s / self.c) * self.whole if back else 0.0
         direct = not self.units and not self.stands
         keeps = self.c * self.outer if self.units and (self.zero < 3 or self.tied) else 0.0
-        sum_in_unit = self.c * self.head if self.reduces and self.tied else 0.0
+        sum_in_unit = self.c * self.head if self.reduces and self.tied and not self.in_chunks else 0.0
         flight = self.q * self.r * self.D
         routed = self.w.experts if self.apart else 0.0
-        sums = self.old_head + max(stream - sum_in_unit, 0.0 if self.casts else self.old_head)
+        sums = self.growing_head + self.old_head + max(stream - sum_in_unit, 0.0 if self.casts else self.old_head)
         yield (
             2,
             {

@@ -95,16 +95,12 @@ def layer_in_slices(
         count = len(slices(shape, kind, matrices[turn.name], tiles, a["tp"])) if turn.name in matrices else 0
         whole = n * sliced_elements(shape, kind, matrices[turn.name], tiles, a["tp"], n) if count else 0
         above, first, bare = before, number == 0, large(turn.name, 1)
-        adds = [turn.beside + times * turn.adds for times in (1, 2, 3)]
+        adds = [turn.beside + times * turn.adds for times in (1, 2)]
         yield first, adds[0], turn.freed, own, bare, own if count > 1 else below, above, reduced
         for left in range(min(count - 1, 2)):  # slices that are left behind this one
             following, late = own if left else below, reduced + whole - own * (1 + left)
             yield False, adds[1], turn.freed, own, bare, following, own, late
-            if count > 2:
-                yield False, adds[2], turn.freed, 0, 0, following, own, late
         reduced, before = reduced + whole, own
-        if first and count > 1 and shape.mlp_act == "relu" and not shape.mlp_gated:  # what ReLU gave is still needed
-            yield False, adds[2], turn.freed, 0, 0, below, own, reduced
         at = {"down": behind_down, "o": attention}.get(turn.name)
         if at is not None:
             yield False, at.temporaries, at.freed, 0, 0, below, own, reduced
