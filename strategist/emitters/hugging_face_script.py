@@ -43,7 +43,7 @@ class Report(TrainerCallback):
 '''
 
 LEAVE = """    if torch.distributed.is_initialized():  # a process that ends with open groups may abort
-        torch.distributed.barrier()  # before it gloo's threads may still hold tensors, and a group that is destroyed then waits for ever
+        time.sleep(0.2)  # gloo's threads need Python's lock to let go of the last tensors: a group that goes before waits for ever
         torch.distributed.destroy_process_group()
 
 
@@ -97,9 +97,10 @@ RECOMPUTE = """    if strategy["recompute"] == "full":
 
 
 def script(title: str, imports: str, body: str, *, recompute: str = RECOMPUTE) -> str:
-    """A training script. `imports` follow the standard library's, of which `os` is there if it is used; `recompute` ends
+    """A training script. `imports` follow the standard library's, of which `os` and `time` are there if they are used; `recompute` ends
     `make_model`; `body` trains."""
     own = "import os\n" if "os.environ" in recompute + body else ""
+    own += "import time\n" if "time.sleep" in body else ""
     lines = f"import argparse\nimport json\n{own}from pathlib import Path\n\nimport torch\n{imports}"
     head = _HEAD.format(title=title, imports=lines.rstrip("\n"))
     return f"{head}{recompute}    return model\n{body}"
