@@ -1001,8 +1001,8 @@ def _end(step: Step) -> tuple[Instant, ...]:
     keeps = np.where(step.managed & (~step.reshards | step.tied), step.compute * step.outer, 0.0)
     flight = np.where(step.reduces, step.trained * step.reduce * step.dense, 0.0)
     in_unit = np.where(step.reduces, step.compute * step.head, 0.0) if step.tied and not step.c.chunks_loss else NONE
-    outside = NONE if step.casts else step.old_head
-    beside = np.maximum(stream - in_unit, outside)
+    third = NONE if step.casts else step.head_outside
+    beside = added(np.maximum(stream - in_unit, third), step.head_outside)
     made = {
         "gradients": step.earlier
         + np.where(direct, step.fresh(counts.whole), step.fresh(counts.whole - step.outer, step.routed_of(None))),
@@ -1010,7 +1010,7 @@ def _end(step: Step) -> tuple[Instant, ...]:
         "gather_buffers": np.where(step.reduces, keeps + flight + gradient + added(step.waiting, in_unit), keeps),
         "temporaries": np.where(direct | step.reduces, 0.0, gradient)
         + step.retained(counts.whole - step.outer)
-        + added(beside, step.old_head, step.growing_head),
+        + beside,
     }
     reduced = {
         "gradients": added(step.at_rest, step.taking_over(step.outer)),
@@ -1021,13 +1021,7 @@ def _end(step: Step) -> tuple[Instant, ...]:
     gathering = {
         "gradients": step.earlier,
         "activations": step.inputs,
-        "temporaries": added(
-            step.outside,
-            beside,
-            step.old_head,
-            step.growing_head,
-            np.where((c["accumulation"] > 2)[:, None], gradient, 0.0),
-        ),
+        "temporaries": added(step.outside, beside, np.where((c["accumulation"] > 2)[:, None], gradient, 0.0)),
     }
     return Instant(END, made), Instant(END, reduced), Instant(END, gathering)
 

@@ -84,8 +84,10 @@ class SideLayers(Layers):
 
     @cached_property
     def other_side(self) -> SideLayers:
-        """The other side."""
-        return SideLayers(self.job, self.whole, again=not self.is_again)
+        """The other side, whose other side is this one."""
+        found = SideLayers(self.job, self.whole, again=not self.is_again)
+        found.other_side = self
+        return found
 
     @cached_property
     def own(self) -> Reals:
@@ -216,11 +218,11 @@ def partly_recomputed(
     """The instants of a group some of whose layers are computed again, as `instants` has them: of stages whose chunks end with one that
     is not, of those whose chunks end with one that is, and of stages whose layers all are."""
     kept = _side(layers)
-    again, has_kept = kept.other_side, kept.group.has_layers
+    again, has_kept, whole = kept.other_side, kept.group.has_layers, replace(group, again_SK=None)
     parts = (
         (_without(group), kept, SideStep, has_kept & ~again.turns.is_last),
-        (replace(group, again_SK=None), again, SideStep, has_kept & again.turns.is_last),
-        (replace(group, again_SK=None), Layers(job, replace(group, again_SK=None)), Step, ~has_kept),
+        (whole, again, SideStep, has_kept & again.turns.is_last),
+        (whole, Layers(job, whole), Step, ~has_kept),
     )
     return tuple(
         instant

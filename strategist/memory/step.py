@@ -1113,17 +1113,19 @@ class Step:
         return np.where(self.reduces, self.ends * self.compute * self.head, 0.0) if self.tied else NONE
 
     @cached_property
+    def head_outside(self) -> Reals:
+        """The same outside of units, in the format of the gradients."""
+        return np.where(~self.managed, self.ends * self.stored * self.head, 0.0) if self.tied else NONE
+
+    @cached_property
     def old_head(self) -> Reals:
-        """The same outside of units, in the format of the gradients, unless it is `growing_head`."""
-        found = np.where(~self.managed, self.ends * self.stored * self.head, 0.0) if self.tied else NONE
-        return np.where(self.stands, found, 0.0) if self.casts and self.tied else found
+        """That of it which waits for the sum."""
+        return np.where(self.stands, self.head_outside, 0.0) if self.casts and self.tied else self.head_outside
 
     @cached_property
     def growing_head(self) -> Reals:
-        """The same under autocast where none stands yet: it becomes the gradient, to which the embedding's is added."""
-        if not (self.casts and self.tied):
-            return NONE
-        return np.where(self.managed | self.stands, 0.0, self.ends * self.stored * self.head)
+        """That of it which becomes the gradient, as the embedding's is added to it: under autocast, where none stands yet."""
+        return np.where(self.stands, 0.0, self.head_outside) if self.casts and self.tied else NONE
 
     @once_for("state")
     def late(self) -> Reals:

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from strategist.document.plan import Plan
+from strategist.executor.processes import leave_group
 from tests.frameworks.jobs import SEED, STEPS
 from tests.plans import FLOAT32, make_plan
 
@@ -109,4 +110,4 @@ def _rank_with_hook(own: int, model_folder: str, compression: str, rank: int, me
         losses.append(seen.item() / 2)
     if own == 0:
         torch.save(losses, found)
-    dist.destroy_process_group()
+    leave_group()
