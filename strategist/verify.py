@@ -67,7 +67,7 @@ def require_verifiable(asked: Asked) -> None:
             value=frontend,
             hint="Leave one of them out.",
         )
-    require_packages("Tracing (--verify)", asked.question.job.model.method)
+    require_packages("Tracing (--verify)", asked.question.job.model.method, asked.question.job.workload.precision)
 
 
 def fits(plan: Plan) -> bool:

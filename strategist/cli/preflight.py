@@ -26,7 +26,7 @@ def preflight(plan: Plan, *, allow_edited: bool, accept_hardware: bool, own_job:
             flag="PLAN",
             hint=way_out(missing),
         )
-    require_packages("Running", plan.model.method)
+    require_packages("Running", plan.model.method, plan.workload.precision)
 
 
 def require_tensorboard() -> None:

@@ -21,6 +21,7 @@ from strategist.executor.session import Parts, RateOfStep, Session
 from strategist.executor.steps.compile_blocks import compile_blocks
 from strategist.executor.steps.context_parallel import context_parallel
 from strategist.executor.steps.expert_parallel import expert_parallel
+from strategist.executor.steps.float8_matrices import float8_matrices
 from strategist.executor.steps.materialise import materialise
 from strategist.executor.steps.pipeline_split import pipeline_split
 from strategist.executor.steps.recompute import recompute
@@ -47,6 +48,7 @@ LAYOUT_STEPS: tuple[Step, ...] = (
     tensor_parallel,  # before recompute, whose wrappers would change the names in its table; before FSDP, which shards
     #                   DTensors further but whose DTensors cannot be cut
     tile_matrices,  # before recompute, whose wrappers would change names; before FSDP, whose units slices are
+    float8_matrices,  # before recompute, whose wrappers would change names; the layers are exchanged in place
     recompute,  # before compile: the compiler must see what is recomputed
     compile_blocks,  # before FSDP: its hooks stay outside the compiled graphs
     shard_data,  # last of the layout: it wraps whatever the others made

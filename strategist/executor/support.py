@@ -13,7 +13,9 @@ from strategist.errors import InputError
 from strategist.executor.architecture import model_obstacles
 from strategist.executor.context_support import context_obstacles
 from strategist.executor.obstacles import Obstacle, indivisible, lacking
-from strategist.executor.pipeline_support import pipeline_obstacles
+from strategist.executor.pipeline_support import IN_TWO_PARTS, pipeline_obstacles
+from strategist.facts.layers import sides_divide
+from strategist.facts.workload import FLOAT8_MULTIPLE
 
 FORMATS = (
     NumberFormats(parameter="float64", gradient="float64", reduce="float64", compute="float64"),
@@ -33,17 +35,19 @@ FROZEN_FORMATS = (
 BACKENDS = ("nccl", "gloo")
 SCHEDULES = ("none", "gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1", "zbv", "dualpipev")
 OFFLOADS = ("none", "optimizer", "parameters", "nvme")
-PRECISIONS = ("bf16", "fp16", "fp32")
+PRECISIONS = ("bf16", "fp16", "fp32", "fp8")
 
 ASKED = ("model", "model.adapters", "workload.seq_len", "workload.precision", "strategy.formats", "strategy.optimizer")
 """Places of a Plan that hold what was asked for. All others are choices of the planner, which can choose otherwise."""
 
 
-def require_packages(what: str, method: str) -> None:
-    """Raise InputError MISSING where torch, or what has weights of four bits under qlora, is not installed; `what` needs it."""
+def require_packages(what: str, method: str, precision: str = "bf16") -> None:
+    """Raise InputError MISSING where torch, or what has weights of four bits under qlora or multiplies in fp8, is not installed; `what`
+    needs it."""
     from importlib.util import find_spec  # a plan asks for no torch
 
     needed = {"torch": "run"} | ({"bitsandbytes": "qlora"} if method == "qlora" else {})
+    needed |= {"torchao": "fp8"} if precision == "fp8" else {}
     for package, extra in needed.items():
         if find_spec(package) is None:
             raise InputError(
@@ -84,6 +88,7 @@ def layout_obstacles(plan: Plan) -> tuple[Obstacle, ...]:
         _loss,
         _recompute,
         _muon,
+        _float8,
         _offload,
         pipeline_obstacles,
         _batch,
@@ -258,10 +263,10 @@ def uses_fsdp(plan: Plan) -> bool:
     """True when parameters are wrapped by FSDP2 or its replicating twin, false for plain modules, DDP and ZeRO-1.
 
     With tp, pp or ep the twin is also used on one data rank when compute is lower than the parameters, because it brings
-    the casts.
+    the casts; in fp8 on any, as torchao's layers follow autocast on no CPU.
     """
     mesh, formats = plan.mesh, plan.strategy.formats
-    if plan.strategy.zero >= 2:
+    if plan.strategy.zero >= 2 or plan.workload.precision == "fp8":
         return True
     splits_model = max(mesh.tp, mesh.pp, mesh.ep) > 1
     return splits_model and (mesh.data_parallel * mesh.cp > 1 or formats.compute != formats.parameter)
@@ -411,6 +416,33 @@ def _muon(plan: Plan) -> Iterator[Obstacle]:
         "The executor cannot run strategy.optimizer = muon here: the plan has",
         reasons,
         "Plan without offload and tiling, beside tp with another ZeRO stage than 1, or with --optimizer adamw.",
+    )
+
+
+def _float8(plan: Plan) -> Iterator[Obstacle]:
+    """torchao's linear layers: whole matrices of dense blocks, in units of fully_shard or its replicating twin."""
+    mesh, s, shape = plan.mesh, plan.strategy, plan.model
+    if plan.workload.precision != "fp8":
+        return
+    tokens = s.micro_batch * plan.workload.seq_len // max(1, mesh.cp)
+    reasons = {
+        f"compute {s.formats.compute}; it must be bfloat16": s.formats.compute != "bfloat16",
+        f"tp {mesh.tp}": mesh.tp > 1,
+        "routed experts": shape.moe is not None,
+        f"model.method {shape.method}": shape.method != "full",
+        f"tiling {s.tiling}": s.tiling > 1,
+        f"replicas {s.replicas}": s.replicas != "processes",
+        f"schedule {s.schedule}, whose backward comes in two parts": s.schedule in IN_TWO_PARTS,
+        f"compression {s.compression}, a hook of DDP": s.compression != "none",
+        f"{tokens} tokens in a micro-batch, which {FLOAT8_MULTIPLE} does not divide": tokens % FLOAT8_MULTIPLE != 0,
+        f"matrices with sides that {FLOAT8_MULTIPLE} does not divide": not sides_divide(shape, FLOAT8_MULTIPLE),
+    }
+    yield from lacking(
+        "workload.precision",
+        "fp8",
+        "The executor cannot run workload.precision = fp8 here: the plan has",
+        reasons,
+        "Use --precision bf16.",
     )
 
 

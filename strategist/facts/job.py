@@ -53,6 +53,11 @@ class Job:
         return CAST_WIDTHS.get(self.workload.precision, 0.0) if self.profile.casts_fp8 else 0.0
 
     @property
+    def casts_apart(self) -> bool:
+        """Whether the matrices are linear layers of torchao's that cast on their own, as strategist's executor has them in fp8."""
+        return self.workload.precision == "fp8" and self.profile.casts_apart
+
+    @property
     def gathers_cast(self) -> bool:
         """Whether inputs and gradients of cut matrices are cast before tensor-parallel ranks gather them; adapters beside a
         matrix need its input as it is (NVIDIA/TransformerEngine: layernorm_linear.py, return_layernorm_output_gathered)."""

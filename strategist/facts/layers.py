@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 
 from strategist.facts.attention import attention, cross_attention, latent_attention
-from strategist.facts.model import Adapters, LayerKind, ModelShape, Moe, Norm, Ssm
+from strategist.facts.model import Adapters, LayerKind, ModelShape, Moe, Norm, Ssm, layer_counts
 from strategist.facts.weights import ADAPTER_ENDS, Matrix, Vector, Weights
 from strategist.records import dataclass
 
@@ -32,6 +32,12 @@ class Layer:
         return self.parameters - sum(
             m.parameters - m.parameters // m.copies * m.used for m in self.matrices if m.copies
         )
+
+
+def sides_divide(shape: ModelShape, by: int) -> bool:
+    """Whether `by` divides both sides of every matrix of the layers, (inputs, outputs)."""
+    every = (matrix for kind in layer_counts(shape) for matrix in build_layer(shape, kind).matrices)
+    return all(matrix.inputs % by == 0 and matrix.outputs % by == 0 for matrix in every)
 
 
 @cache

@@ -75,7 +75,8 @@ class Profile:
     kernels and every second matrix, `half-blocks`: every second layer whole); `sends` whether pipeline stages exchange whole hidden states or a tp-th of them; `updates` whether ZeRO-1 gathers new weights whole, or
     broadcasts them tensor by tensor or rank by rank;
     `merges_copies` that copies of a token for experts of one rank travel once; `casts_fp8` that matrices run in fp8 where
-    asked, `gathers_fp8` that what cut matrices read is cast before it is gathered; `update_passes` multiplies the update's traffic (1: fused), `update_copies` of the trained weights are held while it runs, `accumulate_bytes` are moved per weight and
+    asked, `gathers_fp8` that what cut matrices read is cast before it is gathered, `casts_apart` that each matrix casts in
+    kernels of their own, forward and backward; `update_passes` multiplies the update's traffic (1: fused), `update_copies` of the trained weights are held while it runs, `accumulate_bytes` are moved per weight and
     micro-batch to add up gradients; `keeping` says what is kept in memory, `fp16_state_bytes` more per weight
     belong to the state under fp16; `unties` that embedding and head are two weights where the model ties them; `segments` of the caching allocator are as large as they were asked for, or `expandable`;
     `redoes` names modules that selective recompute runs again, where a run says so; `zero`, `recompute` and
@@ -104,6 +105,7 @@ class Profile:
     merges_copies: bool
     casts_fp8: bool
     gathers_fp8: bool
+    casts_apart: bool
     update_passes: float
     update_copies: float
     accumulate_bytes: float
@@ -243,6 +245,7 @@ def find_profile(name: str = "strategist") -> Profile:
         merges_copies=row["merges_copies"],
         casts_fp8=row["casts_fp8"],
         gathers_fp8=row["gathers_fp8"],
+        casts_apart=row["casts_apart"],
         update_passes=row["update_passes"],
         update_copies=row["update_copies"],
         accumulate_bytes=row["accumulate_bytes"],

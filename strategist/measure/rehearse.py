@@ -48,7 +48,7 @@ def rehearse(
     CUDA yet. Raises ImpossibleError UNSUPPORTED_DEVICE for a device that is not here or too small, and for what the
     executor cannot run; InputError for ranks, steps and devices that do not exist and for models that cannot be made.
     """
-    require_packages("Rehearsing", plan.model.method)
+    require_packages("Rehearsing", plan.model.method, plan.workload.precision)
     refuse((*layout_obstacles(plan), *_not_alone(plan)))
     kinds, place = chosen_kinds(plan, ranks), _device_name(plan, device)
     if not 1 <= steps <= MAX_STEPS:

@@ -36,7 +36,7 @@ def trace(
     Each kind runs in a forked process of its own. Raises ImpossibleError for what the executor cannot run, InputError for
     ranks that do not exist and for models that cannot be made.
     """
-    require_packages("Tracing", plan.model.method)
+    require_packages("Tracing", plan.model.method, plan.workload.precision)
     refuse(layout_obstacles(plan))
     kinds = chosen_kinds(plan, ranks)
     import torch  # the parent loads it once for all children

@@ -10,7 +10,7 @@ softmax_d, dq_accum, dk_expanded, dv_expanded.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache, cached_property
 from typing import Literal
 
@@ -40,6 +40,9 @@ INPUTS = ("q", "k", "v", "q_down", "q_up", "kv_down", "kv_up", "qkvz", "beta", "
 """Matrices whose gradients come after attention's own backward."""
 ROWS, NARROW, WIDE = 128, 32, 64
 """Flash attention's backward rounds rows up to 128, the head width to 32, and to 64 above 128."""
+CASTING = 9.0
+"""Bytes per element while a tensor is cast to fp8: scaled in float32, clamped in float32, and the result (pytorch/ao
+torchao/float8/float8_training_tensor.py, _ToFloat8ConstrFunc.forward, and float8_utils.py, to_fp8_saturated)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -206,7 +209,8 @@ def layer_instants(kept: Kept) -> tuple[LayerInstant, ...]:
     dense: tuple[LayerInstant, ...] = (_last_matrix(kept, last), _behind_activation(kept, last), _first_matrices(kept))
     if kept.job.model.moe is None or kept.job.profile.keeping.name != OURS:
         gathered = (_gathered_gradient(kept),) if _gathers_gradient(kept) else ()
-        return (*dense, _in_attention(kept), _before_attention(kept), *gathered)
+        casts = _while_cast(kept) if kept.job.casts_apart else ()
+        return (*dense, _in_attention(kept), _before_attention(kept), *gathered, *casts)
     routed: tuple[LayerInstant, ...] = (_experts_begin(kept), _experts_end(kept), _first_expert(kept))
     routed = (*routed, _inputs_of_expert(kept), _inputs_together(kept), _summed_again(kept))
     if kept.job.model.moe.shared_ffn:
@@ -261,7 +265,7 @@ def _last_of_shared(kept: Kept) -> LayerInstant:
     job, c = kept.job, kept.c
     given, whole, own = _given_to_shared(job, c)
     weighed = own if job.model.moe and job.model.moe.shared_gate else 0.0
-    casts = (is_plain_data_parallel(job.profile.has_units, c) & (job.formats.compute != job.formats.parameter))[:, None]
+    casts = (is_plain_data_parallel(job, c) & (job.formats.compute != job.formats.parameter))[:, None]
     again = kept.rows(_is_again_beside_shared) - np.where(casts, kept.rows(_is_shared_product_again), 0.0)
     freed = kept.rows(_is_gone_at_shared) + np.where(casts, kept.rows(_is_shared_product), 0.0)
     gradients = (given + weighed + whole)[:, None] + _shared_product(kept)
@@ -489,7 +493,7 @@ def _last_matrix(kept: Kept, last: Reals) -> LayerInstant:
     """When the feed-forward part's last matrix has its gradient: beside it its input, the gradient of that and the stream's;
     under autocast the gradient is then cast, and the input gone."""
     job, c = kept.job, kept.c
-    casts = (is_plain_data_parallel(job.profile.has_units, c) & (job.formats.compute != job.formats.parameter))[:, None]
+    casts = (is_plain_data_parallel(job, c) & (job.formats.compute != job.formats.parameter))[:, None]
     freed = kept.rows(is_used_up) + np.where(casts, kept.rows(is_kept, "product"), 0.0)
     again = np.where(casts, 0.0, kept.rows(is_brought_back, "product"))
     gathered = gathered_stream_C(job, c)[:, None]
@@ -500,6 +504,50 @@ def _last_matrix(kept: Kept, last: Reals) -> LayerInstant:
     if not casts.any() or job.model.adapters is not None:
         return LayerInstant(beside + again, freed, last, is_product=True)
     return _in_either_format(kept, last, beside, casts)
+
+
+def _while_cast(kept: Kept) -> Iterator[LayerInstant]:
+    """While matrices of the feed-forward part cast to fp8 what their products in backward read: the last one, that behind the
+    activation if there is one, and the one that is left, when the gradients of the others are there already."""
+    given, product = residual_C(kept.job, kept.c, whole=False)[:, None], _product(kept)
+    last, gate, first = (kept.weights(chosen) for chosen in (is_last, _is_gate, _is_up))
+    again = kept.rows(_is_result_again)
+    into = kept.rows(is_brought_back, "product") + _beside_product(kept)
+    yield LayerInstant(
+        into + _inside_cast(kept, last, given, product), kept.rows(is_used_up) + again, np.zeros_like(last)
+    )
+    out_of = product + given + kept.rows(is_brought_back, "mixer", "exchanged", "ffn")
+    freed = kept.rows(is_kept, "inside", "product") + kept.rows(is_used_up, "mixer") + again
+    if kept.job.model.mlp_gated:
+        yield LayerInstant(product + out_of + _inside_cast(kept, gate, product, given), freed, last)
+    other = given if kept.job.model.mlp_gated else 0.0
+    yield LayerInstant(other + out_of + _inside_cast(kept, first, product, given), freed, last + gate)
+
+
+def _inside_cast(kept: Kept, weights: Reals, given: Reals, read: Reals) -> Reals:
+    """The most bytes that a matrix makes in its backward until its own gradient, (C, K): `weights` elements, `given` bytes of gradient,
+    `read` bytes of input. First gradient and weight are cast for the product that gives the input's gradient, then the
+    gradient again, and the input, while the first ones are still there (pytorch/ao torchao/float8/float8_linear.py,
+    matmul_with_hp_or_float8_args.backward)."""
+    element = BYTES[kept.job.formats.compute]
+    of_given, of_read = given / element, read / element
+    behind = of_given + weights + read
+    then = np.maximum(CASTING * of_given, of_given + CASTING * of_read)
+    return np.maximum(of_given + CASTING * weights, behind + then)
+
+
+def _is_gate(name: str) -> bool:
+    return name == "gate"
+
+
+def _is_up(name: str) -> bool:
+    return name == "up"
+
+
+def _is_result_again(row: Saved, policy: Policy) -> bool:
+    """What the layer's last matrix gave, kept for the sake of recomputation alone, where that runs through it: torchao's layers save what
+    backward reads behind their product, torch's own before it, so that it is not asked for."""
+    return row.part == "rest" and "none" not in row.policies and policy in row.policies
 
 
 def _in_either_format(kept: Kept, last: Reals, beside: Reals, casts: Mask) -> LayerInstant:

@@ -121,7 +121,7 @@ class Pools:
         """The largest request of backward, where no tensor of the loss left a block for it: what a unit is reduced from; under
         autocast the head's gradient as it is cast."""
         request = np.where(self._reduces, self.job.trainable * self.reduce * self._largest, 0.0)
-        plain = is_plain_data_parallel(self.job.profile.has_units, self.c)[:, None]
+        plain = is_plain_data_parallel(self.job, self.c)[:, None]
         if self.compute != self.stored and plain.any():
             tables = vocabulary_elements(self.job.model, self.c["tp"], np.ones_like(self.c["tp"]))
             head = on_stages(self.job.trainable * self.stored * tables, self.group.is_last)

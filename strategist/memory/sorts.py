@@ -75,7 +75,7 @@ def sorts_of_layers(job: Job, c: Candidates) -> tuple[Column, Column] | None:
     """One candidate of each sort of those inside whose layers the same happens, and the place of each candidate's sort; None as above."""
     if len(c) <= FEW or c.in_threads or job.model.adapters is not None:
         return None
-    plain = is_plain_data_parallel(job.profile.has_units, c)
+    plain = is_plain_data_parallel(job, c)
     firsts, place = c.sorts((*(c[name] for name in INSIDE_LAYERS), 1 * plain))
     return None if ALIKE * len(firsts) > len(c) else (firsts, place)
 
@@ -87,7 +87,7 @@ def _sharing(job: Job, c: Candidates, read: Read) -> tuple[Column, ...]:
     several = 1 * (c.data_parallel * c["cp"] > 1) + (c["dp_replicate"] > 1)
     if read == "state":
         return several, state_shards(c)
-    plain = is_plain_data_parallel(job.profile.has_units, c)
+    plain = is_plain_data_parallel(job, c)
     wrapped = 3 * several + plain + 1 * is_managed(job, c)
     return (wrapped, 1 * (c["zero"] >= 2), c["offload"]) if read == "layer" else (wrapped,)
 

@@ -447,7 +447,7 @@ class Step:
             BYTES[f] for f in (formats.compute, formats.reduce, formats.parameter)
         )
         self.piped = group.pp > 1
-        self.plain = is_plain_data_parallel(job.profile.has_units, c)[:, None]
+        self.plain = is_plain_data_parallel(job, c)[:, None]
         self.managed = is_managed(job, c)[:, None]
         self.reshards = shards_state(c, 3)[:, None]
         self.shards_gradients = shards_state(c, 2)[:, None]

@@ -10,8 +10,10 @@ import numpy as np
 from strategist.catalog import rows
 from strategist.facts.buildable import departures
 from strategist.facts.job import Job
+from strategist.facts.layers import sides_divide
 from strategist.facts.model import ModelShape, layer_counts
 from strategist.facts.profile import BYTES, engine_of
+from strategist.facts.workload import FLOAT8_MULTIPLE
 from strategist.memory.backward import Kept, is_kept
 from strategist.memory.buffers import overhead
 from strategist.memory.estimate import peak_memory
@@ -76,6 +78,7 @@ def question(job: Job, forbids: tuple[str, ...] = ()) -> dict[str, Value]:
         "global_batch": work.global_batch,
         "precision": work.precision,
         "optimizer": work.optimizer,
+        "odd_sides": not sides_divide(shape, FLOAT8_MULTIPLE),
         "method": shape.method,
         "shared_ffn": shape.moe.shared_ffn if shape.moe else 0,
         "positions": shape.pos_rows if shape.pos == "learned" else 0,

@@ -103,6 +103,7 @@ def strategy_of(job: Job, row: Mapping[str, Any]) -> Strategy:
         optimizer=job.workload.optimizer,
         backend=cast(Any, backend),
         profile=job.profile.name,
+        compile=job.casts_apart,  # one by one, the kernels of a cast take longer than fp8 saves
     )
 
 

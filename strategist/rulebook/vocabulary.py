@@ -68,6 +68,7 @@ WORDS: Mapping[str, Word] = {
     "long_threshold": _situation("sequence length above which context parallelism is considered", "tokens"),
     "precision": _situation("number format asked for"),
     "optimizer": _situation("optimizer asked for"),
+    "odd_sides": _situation("some matrix of the layers has a side that 16 does not divide"),
     "method": _situation("what is trained: full (all weights), lora or qlora (adapters beside frozen weights)"),
     "shared_ffn": _situation("hidden width of all shared experts, 0 without them"),
     "positions": _situation("rows of learned positions, 0 without them"),

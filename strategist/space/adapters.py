@@ -77,7 +77,7 @@ def frozen_traffic(job: Job, group: Group) -> Frozen:
     return Frozen(
         trained=np.where(pads, trained.padded, trained.whole),
         units=np.where(
-            is_plain_data_parallel(job.profile.has_units, c)[:, None] | (not job.profile.has_units),
+            is_plain_data_parallel(job, c)[:, None] | (not job.profile.has_units),
             1.0 * buckets,
             in_layers,
         ),

@@ -451,11 +451,13 @@ def tokens(job: Job, c: Candidates) -> Reals:
 
 
 @remembered
-def is_plain_data_parallel(has_units: bool, c: Candidates) -> Mask:
+def is_plain_data_parallel(job: Job, c: Candidates) -> Mask:
     """Candidates that torch's DistributedDataParallel (or no wrapper at all) runs: zero < 2, no tp, no pp, and where a framework has
-    units no ep, shape (C,)."""
+    units no ep, shape (C,). Matrices that cast to fp8 on their own leave no other casts to autocast: they lie in units."""
+    if job.casts_apart:
+        return np.zeros(len(c), np.bool_)
     plain: Mask = (c["zero"] < 2) & (c["tp"] == 1) & (c["pp"] == 1)
-    return plain & (c["ep"] == 1) if has_units else plain
+    return plain & (c["ep"] == 1) if job.profile.has_units else plain
 
 
 @remembered
@@ -464,4 +466,4 @@ def is_managed(job: Job, c: Candidates) -> Mask:
     those with one data rank that compute in the format the weights are stored in (nothing to share, nothing to cast).
     Frameworks without units have them from ZeRO-2 on."""
     alone = (c.data_parallel * c["cp"] == 1) & (job.formats.compute == job.formats.parameter)
-    return ~is_plain_data_parallel(job.profile.has_units, c) & ~alone & ((c["zero"] >= 2) | job.profile.has_units)
+    return ~is_plain_data_parallel(job, c) & ~alone & ((c["zero"] >= 2) | job.profile.has_units)

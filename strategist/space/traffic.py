@@ -172,7 +172,7 @@ def _units(job: Job, group: Group) -> Reals:
         return _layer_units(job, group) + ends
     units = group.layers_SK.sum(axis=1) + ends
     buckets = ddp_buckets(job.model, BYTES[job.formats.gradient] * job.trainable)
-    return np.where(is_plain_data_parallel(profile.has_units, c), buckets, units[:, None]).T
+    return np.where(is_plain_data_parallel(job, c), buckets, units[:, None]).T
 
 
 def _layer_units(job: Job, group: Group) -> Reals:

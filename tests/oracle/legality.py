@@ -75,6 +75,17 @@ def with_muon(violation: Violation) -> Violation:
     return lambda job, a: job.workload.optimizer == "muon" and violation(job, a)
 
 
+def in_fp8(violation: Violation) -> Violation:
+    """A limit of fp8 in strategist's own executor."""
+    return ours(lambda job, a: job.workload.precision == "fp8" and violation(job, a))
+
+
+def _has_odd_sides(shape: ModelShape) -> bool:
+    """Something that a matrix of a layer reads or gives, dense attention and feed-forward, is no multiple of 16."""
+    attended = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim)
+    return any(side % 16 for side in (shape.hidden, shape.ffn_hidden, *attended))
+
+
 SIDE_BY_SIDE_OR_BEHIND = ("gpt-neox", "gpt_neox", "pythia", "falcon", "olmo2", "llama4", "llama4_text")
 
 
@@ -136,7 +147,7 @@ def in_threads(a: Layout) -> bool:
 
 VIOLATIONS: dict[str, Violation] = {
     "LEG001": lambda job, a: not all(peak_FLOPs(g.node.gpu, job.workload.precision) for g in job.cluster.groups),
-    "LEG011": ours(lambda job, a: job.workload.precision in ("fp8", "fp4")),
+    "LEG011": ours(lambda job, a: job.workload.precision == "fp4"),
     "LEG013": ours(lambda job, a: not is_buildable(job.model)),
     "LEG014": ours(lambda job, a: job.model.pos == "learned" and job.workload.seq_len > job.model.pos_rows),
     "LEG101": lambda job, a: job.model.heads % a["tp"] != 0,
@@ -207,6 +218,18 @@ VIOLATIONS: dict[str, Violation] = {
     ),
     "LEG752": with_muon(lambda job, a: job.frontend == "deepspeed"),
     "LEG753": with_muon(lambda job, a: (a["tp"] > 1 and a["zero"] == 1) or a["offload"] != "none" or a["tiling"] > 1),
+    "LEG761": in_fp8(
+        lambda job, a: job.model.moe is not None or job.model.method != "full" or _has_odd_sides(job.model)
+    ),
+    "LEG762": in_fp8(
+        lambda job, a: (
+            max(a["tp"], a["tiling"]) > 1
+            or in_threads(a)
+            or word_of(a) != "none"
+            or a["schedule"] in ("zb_h1", *IN_A_V)
+        )
+    ),
+    "LEG763": in_fp8(lambda job, a: a["micro_batch"] * job.workload.seq_len / a["cp"] % 16 != 0),
 }
 """Rule id -> the condition that refuses a layout, in the order of the book."""
 
