@@ -54,8 +54,10 @@ class Job:
 
     @property
     def casts_apart(self) -> bool:
-        """Whether the matrices are linear layers of torchao's that cast on their own, as strategist's executor has them in fp8."""
-        return self.workload.precision == "fp8" and self.profile.casts_apart
+        """Whether the matrices are linear layers of torchao's that cast on their own, as strategist's executor has them in fp8: those of
+        dense models, all of which is trained."""
+        is_whole = self.model.moe is None and self.model.adapters is None
+        return is_whole and self.workload.precision == "fp8" and self.profile.casts_apart
 
     @property
     def gathers_cast(self) -> bool:

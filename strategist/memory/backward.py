@@ -536,6 +536,12 @@ def _inside_cast(kept: Kept, weights: Reals, given: Reals, read: Reals) -> Reals
     return np.maximum(of_given + CASTING * weights, behind + then)
 
 
+def inside_forward_cast(kept: Kept) -> Reals:
+    """The most bytes that the last matrix makes in forward, (C, K): its input is cast, then the weight beside that."""
+    read, weights = _product(kept) / BYTES[kept.job.formats.compute], kept.weights(is_last)
+    return np.maximum(CASTING * read, read + CASTING * weights)
+
+
 def _is_gate(name: str) -> bool:
     return name == "gate"
 

@@ -81,6 +81,7 @@ def _of_one_pass(step: Step, *, at_loss: bool) -> tuple[Instant, ...]:
         *_gathering(step),
         *(_under_autocast(step) if step.has_copies else ()),
         *(_added_up(step) if step.cuts_sequences else ()),
+        *((_cast_in_forward(step),) if step.job.casts_apart else ()),
         *_loss(step),
         *_head(step),
         _head_reduced(step),
@@ -110,6 +111,7 @@ def _of_pipeline(job: Job, group: Group, in_situation: Callable[..., Step], *, a
         *_head(heads),
         _head_accumulated(heads),
         *_forward(forwards),
+        *((_cast_beside_passes(forwards),) if job.casts_apart else ()),
         _begins(bodies),
         *_layers(bodies),
         *(_experts(bodies) if bodies.has_apart else ()),
@@ -247,12 +249,43 @@ def _added_up(step: Step) -> Iterator[Instant]:
     yield Instant(LAYERS, {name: np.where(cuts, part, 0.0) for name, part in head.items()})
 
 
+def _cast_in_forward(step: Step) -> Instant:
+    """Without a pipeline: forward is in the last matrix of the last layer, which casts what it reads; the layer's buffer is still there."""
+    buffer = np.where(step.managed & step.shards_gradients, step.compute * step.last_unit, 0.0)
+    return Instant(
+        LOSS,
+        {
+            "gradients": step.earlier,
+            "activations": step.of_work(lambda own: own.in_layers - own.layers.rest),
+            "gather_buffers": step.gathered(layers=1, head=False) + buffer,
+            "temporaries": step.of_work(lambda own: own.layers.while_cast),
+        },
+    )
+
+
+def _cast_beside_passes(step: Step) -> Instant:
+    """The same in a pipeline, as long as forward and backward passes alternate: what a chunk gives is not there yet."""
+    gathered = step.of_state(lambda own: _gathered_in_forward(own)[-1])
+    return Instant(
+        LOSS,
+        {
+            "gradients": step.earlier,
+            "activations": step.of_work(lambda own: own.in_layers - own.layers.rest - own.stream * (1.0 - own.last)),
+            "logits": step.logits_before_head,
+            "gather_buffers": gathered,
+            "temporaries": step.of_work(
+                lambda own: added(own.previous, np.where(own.situation.alternates, own.layers.while_cast, 0.0))
+            ),
+        },
+    )
+
+
 def _forward(step: Step) -> tuple[Instant, ...]:
     """In a pipeline, as long as forward and backward passes alternate: under ZeRO-3 the embedding is gathered, from one buffer
     into another, or the first layer beside that buffer, and so are tied ends; a layer, beside what was gathered too early, the worst of them; inside
     the last layer, whoever gathers, or the head beside it."""
     inside = {"gradients": step.earlier, "activations": step.in_layers, "logits": step.logits_before_head}
-    runs, table, first, layer = step.of_state(_gathered_in_forward)
+    runs, table, first, layer, _ = step.of_state(_gathered_in_forward)
     ended, made, result, parts = step.of_work(_made_in_forward)
     is_later = first > table + parts
     return (
@@ -311,9 +344,9 @@ def _runs(step: Step) -> Mask:
     return step.reshards & step.managed & step.situation.alternates
 
 
-def _gathered_in_forward(step: Step) -> tuple[Mask, Reals, Reals, Reals]:
-    """Where forward gathers, and gathered weights: the embedding, the first layer beside its buffer, and the last layer or the head. A unit
-    that was gathered too early is there until its turn comes, which an only layer's is."""
+def _gathered_in_forward(step: Step) -> tuple[Mask, Reals, Reals, Reals, Reals]:
+    """Where forward gathers, and gathered weights: the embedding, the first layer beside its buffer, the last layer or the head, and the
+    last layer alone. A unit that was gathered too early is there until its turn comes, which an only layer's is."""
     runs, tied = _runs(step), step.job.model.tied
     root = step.root if tied else 0.0
     found = step.found_early
@@ -332,6 +365,7 @@ def _gathered_in_forward(step: Step) -> tuple[Mask, Reals, Reals, Reals]:
         np.where(runs, added(step.compute * table, found * step.first, step.held_early), 0.0),
         np.where(runs, added(first, several, step.held_early), 0.0),
         np.where(runs, added(np.maximum(layer, last), step.held_early), _kept_in_forward(step)),
+        np.where(runs, added(layer, step.held_early), _kept_in_forward(step)),
     )
 
 

@@ -20,6 +20,7 @@ from strategist.memory.backward import (
     copies_C,
     given_to_experts,
     is_any,
+    inside_forward_cast,
     is_brought_back,
     is_kept,
     is_last,
@@ -167,7 +168,7 @@ class Layers:
             is_ours and moe is not None and not moe.shared_ffn
         ):  # whole experts give each rank the sum for its own tokens
             given = np.where(routed_cut(c) > 1, residual_C(job, c, whole=False), whole + again)[:, None]
-        if job.model.mlp_act != "relu" or job.model.mlp_gated:
+        if not self._goes_into_relu:
             return given
         held = self.kept.rows(is_kept, "product")
         return given + _of_worst(self.group, held, held)
@@ -184,6 +185,21 @@ class Layers:
         sooner = np.maximum(0.0, again - adds[:, None]) * job.model.mlp_gated
         held = self.kept.rows(is_brought_back, "ffn") + again * (1.0 + is_full) + sooner
         return self.result + _of_worst(self.group, held, held)
+
+    @cached_property
+    def while_cast(self) -> Reals:
+        """In forward of a dense layer, while its last matrix casts its input to fp8, then itself: that, what went into a ReLU, and what
+        else lies there though backward will compute it again."""
+        again, is_full = self.kept.rows(is_brought_back, "product"), self.group.candidates.is_word("recompute", "full")
+        held = self.kept.rows(is_brought_back, "ffn") + again * (1.0 + is_full[:, None]) + inside_forward_cast(self.kept)
+        held = held + (self.kept.rows(is_kept, "product") if self._goes_into_relu else 0.0)
+        return _of_worst(self.group, held, held)
+
+    @property
+    def _goes_into_relu(self) -> bool:
+        """Whether something goes into a ReLU that nothing keeps: its result tells the gradient."""
+        shape = self.job.model
+        return shape.mlp_act == "relu" and not shape.mlp_gated
 
     @cached_property
     def rest(self) -> Reals:

@@ -513,6 +513,41 @@ TURNED = tuple(
 """Muon; with few words and tokens, its update holds most."""
 
 
+IN_EIGHT_BITS = tuple(
+    Scenario(
+        f"{model}-{layers}l-fp8-{number}",
+        replace(load_model(model), layers=layers, max_seq=4096, parameters_stated=None, **cut),
+        seq_len,
+        "fp8",
+        layout,
+    )
+    for number, (model, layers, cut, seq_len, layout) in enumerate((
+        ("llama-3.2-1b", 4, SHORT, 4096, {"dp_shard": 8, "zero": 3}),
+        ("llama-3.1-8b", 8, SHORT, 2048, {"pp": 2, "virtual_stages": 2, "dp_shard": 4, "zero": 3, "accumulation": 4}),
+        ("llama-3.1-8b", 4, SHORT, 4096, {"dp_shard": 8, "zero": 3, "micro_batch": 2, "recompute": "selective"}),
+        ("llama-3.2-1b", 4, SHORT, 4096, {"dp_shard": 8, "zero": 2, "accumulation": 2, "recompute": "full"}),
+        ("gpt2-medium", 4, SHORT | {"pos_rows": 4096}, 2048, {"dp_shard": 4, "zero": 1, "accumulation": 2}),
+        ("llama-3.2-1b", 4, {}, 1024, {"dp_replicate": 8, "micro_batch": 2}),
+        ("llama-3.1-8b", 4, {}, 2048, {"pp": 2, "dp_shard": 4, "zero": 2, "accumulation": 4}),
+        ("llama-3.1-8b", 4, SHORT, 2048, {"pp": 2, "dp_replicate": 4, "accumulation": 2, "recompute": "full"}),
+        ("llama-3.1-8b", 8, {}, 1024, {"pp": 2, "virtual_stages": 2, "schedule": "looped_bfs", "dp_shard": 4, "zero": 3, "accumulation": 4}),
+        ("llama-3.1-8b", 4, SHORT, 512, {"dp_shard": 8, "zero": 3}),
+        ("llama-3.1-8b", 4, SHORT, 2048, {"dp_shard": 8, "zero": 3, "loss": "chunked"}),
+        ("llama-2-7b", 4, SHORT, 2048, {"dp_shard": 4, "zero": 3, "cp": 2, "context_parallel": "ring"}),
+        ("mistral-7b-v0.1", 5, SHORT, 4096, {"dp_shard": 4, "zero": 2, "cp": 2, "context_parallel": "all-to-all"}),
+        ("opt-1.3b", 4, SHORT | {"pos_rows": 4096}, 2048, {"dp_shard": 4, "zero": 3}),
+        ("qwen2.5-7b", 4, SHORT, 1024, {"dp_shard": 8, "zero": 3, "offload": "parameters", "accumulation": 2}),
+        ("qwen3-8b", 4, SHORT, 512, {"dp_replicate": 2, "dp_shard": 8, "zero": 3, "recompute": "full", "recompute_layers": 2}),
+        ("llama-3.1-8b", 4, SHORT, 1024, {"dp_shard": 8, "zero": 3, "recompute": "full", "recompute_every": 2, "micro_batch": 2}),
+        ("llama-3.2-1b", 4, SHORT, 1024, {"dp_shard": 8, "zero": 3, "optimizer": "muon"}),
+        ("llama-3.2-1b", 1, SHORT, 2048, {"dp_shard": 8, "zero": 3}),
+        ("olmo-1b", 3, SHORT, 2048, {"pp": 2, "accumulation": 4, "recompute": "selective", "stage_split": "weighted"}),
+        ("llama-3.2-1b", 4, SHORT, 2048, {"accumulation": 2}),
+    ))
+)  # fmt: skip
+"""Matrices of torchao, which cast what they read; with few words, casts hold most."""
+
+
 FEW_LAYERS = tuple(
     Scenario(f"{model}-{layers}l-few-{number}", replace(load_model(model), layers=layers, max_seq=4096, **SHORT, pos_rows=4096 if model in ("gpt2-medium", "opt-1.3b") else 0), seq_len, precision, layout)
     for number, (model, layers, seq_len, precision, layout) in enumerate((

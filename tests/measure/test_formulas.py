@@ -22,6 +22,7 @@ from tests.measure.grid import (
     CUT,
     FEW_LAYERS,
     IN_A_V,
+    IN_EIGHT_BITS,
     IN_PAIRS,
     PARTLY,
     PEAK,
@@ -253,6 +254,16 @@ def test_formulas_agree_with_the_program_of_muon(scenario: Scenario) -> None:
     """So they do where whole matrices are turned: what it holds, and the momentum that is gathered, message by message."""
     for found in _found(scenario):
         _assert_keeps_its_bar(found)
+
+
+@mostly_nightly(IN_EIGHT_BITS)
+def test_formulas_agree_with_the_program_in_fp8(scenario: Scenario) -> None:
+    """So they do where every matrix casts what it reads, at the peak, and forward, which can hold most then, and in what is sent."""
+    for found in _found(scenario):
+        if found.place == PEAK or found.kind != "memory":
+            _assert_keeps_its_bar(found)
+        elif (found.place, found.name) == ("loss", "allocated") and scenario.layout.get("pp", 1) == 1:
+            assert found.ratio == pytest.approx(1.0, abs=EXACT), found
 
 
 @mostly_nightly(FEW_LAYERS)

@@ -54,9 +54,17 @@ def overhead(name: str) -> float:
     return float(next(row["value"] for row in rows("overheads") if row["name"] == name))
 
 
+def in_torchao(job: Job) -> bool:
+    """In fp8 the matrices of dense models are torchao's under strategist's own executor, which autocast does not reach."""
+    is_whole = job.model.moe is None and job.model.adapters is None
+    return is_whole and job.workload.precision == "fp8" and job.profile.name == "strategist"
+
+
 def is_plain(job: Job, layout: Layout) -> bool:
     """DDP or one process under autocast; everything else runs on fully_shard or replicate, in frameworks that have them experts too."""
     in_units = job.profile.has_units and layout["ep"] > 1
+    if in_torchao(job):
+        return False
     return bool(layout["zero"] < 2 and layout["tp"] == layout["pp"] == 1 and not in_units)
 
 
@@ -417,6 +425,7 @@ class Stage:
         """(moment, terms) of the instants around the loss and the head."""
         if not self.piped:
             yield from self._sums()
+            yield from [(0, self._cast_forward())] if in_torchao(self.job) else []
         yield from self.losses()
         yield from self._head()
 
@@ -583,6 +592,18 @@ class Stage:
                 - moved,
             },
         )
+        if in_torchao(self.job):
+            casts = self._cast_forward()
+            yield (
+                0,
+                casts
+                | {
+                    "logits": self.logits(0, held=self.a["schedule"] != "interleaved"),
+                    "activations": casts["activations"] - (0.0 if self.last else self.stream),
+                    "gather_buffers": layer + self.held if runs else found if fed else 0.0,
+                    "temporaries": self.previous + (casts["temporaries"] if fed else 0.0),
+                },
+            )
 
     def beginning(self) -> tuple[int, dict[str, float]]:
         """In a pipeline a backward pass begins to gather."""
@@ -872,6 +893,7 @@ class Stage:
             ats += self._shared_at_work(kind) if self._has_shared() else []
         else:
             ats = [*self._uncast(kind), self._last_matrix(kind), self._feed_forward(kind), self._inputs(kind)]
+            ats += self._at_casts(kind) if in_torchao(self.job) else []
         several = sequence_cut(self.a) > 1 and self.a["micro_batch"] > 1
         ours = self.job.model.moe is None and self.job.profile.keeping.name == OURS
         first = [LayerAt(2 * self.whole + self.stream, 0.0, 0.0)] if several and ours else []
@@ -1005,6 +1027,48 @@ class Stage:
         temporaries = products * self._product(kind) + self._whole_stream() + back + (0.0 if casts else again)
         freed = self._rows(kind, _used) + (kept if casts else 0.0)
         return LayerAt(temporaries, freed, self._elements(kind, _is_down), is_product=True)
+
+    def _at_casts(self, kind: LayerKind) -> list[LayerAt]:
+        """Each matrix of the feed-forward part while it casts, the last one first, then a gate if there is one."""
+        down, gate, up = (self._elements(kind, lambda own, name=name: own == name) for name in ("down", "gate", "up"))  # type: ignore[misc]
+        product, stream, gates = self._product(kind), self.stream, self.job.model.mlp_gated
+        result = _bytes_of(self.job, self.a, kind, _kept, "rest")
+        all_again, used = self._rows(kind, _again), self._rows(kind, _used)
+        ats = [LayerAt(stream + all_again + self._cast_backward(down, stream, product), used + result, 0.0)]
+        again = self._rows(kind, _again, "mixer", "exchanged", "ffn")
+        freed = self._rows(kind, _kept, "inside", "product") + self._rows(kind, _used, "mixer") + result
+        one = stream + again + self._cast_backward(gate, product, stream) + 2 * product
+        other = stream + again + self._cast_backward(up, product, stream) + product + (stream if gates else 0.0)
+        return [*ats, *([LayerAt(one, freed, down)] if gates else []), LayerAt(other, freed, down + gate)]
+
+    def _cast_backward(self, weight: float, given: float, read: float) -> float:
+        """What a matrix makes in backward, one after the other: a byte of each operand, made by nine, and the input's gradient."""
+        g, x = given / self.c, read / self.c
+        alive, most = 0.0, 0.0
+        for made in (g, weight, None, g, x):
+            most = max(most, alive + (read if made is None else 9 * made))
+            alive += read if made is None else made
+        return most
+
+    def _cast_forward(self) -> dict[str, float]:
+        """The last matrix of the last layer casts its input, then itself, beside what lies in the frames at work."""
+
+        def held(kind: LayerKind) -> float:
+            back, again = self._rows(kind, _again, "ffn"), self._rows(kind, _again, "product")
+            x, weight = self._product(kind) / self.c, self._elements(kind, _is_down)
+            frames = back + again * (2 if self.a["recompute"] == "full" else 1)
+            is_relu = self.job.model.mlp_act == "relu" and not self.job.model.mlp_gated
+            into = self._rows(kind, _kept, "product") if is_relu else 0.0
+            return frames + into + max(9 * x, x + 9 * weight)
+
+        rest = self._worst_of_kinds(lambda kind: self._rows(kind, _kept, "rest"))
+        shards = self.units and self.zero >= 2
+        return {
+            "gradients": self.earlier,
+            "activations": self.inside - rest,
+            "gather_buffers": self.gathered(1) + (self.c * self.wl if shards else 0.0),
+            "temporaries": self._worst_of_kinds(held),
+        }
 
     def _uncast(self, kind: LayerKind) -> list[LayerAt]:
         """Under autocast the last matrix' gradient as it is made: what it was made of is there, and the copy of the matrix."""
