@@ -95,7 +95,7 @@ $(VENV)/planner.stamp: $(BIN)/python pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/everything.stamp: $(BIN)/python pyproject.toml constraints.txt
-	$(PIP) -e '.[run,weights,qlora,calibrate,tensorboard,hf,test,dev]'
+	$(PIP) -e '.[run,weights,qlora,fp8,calibrate,tensorboard,hf,test,dev]'
 	$(BIN)/python -m compileall -q strategist
 	touch $@ $(VENV)/planner.stamp
 

@@ -19,8 +19,8 @@ from strategist.memory.backward import (
     again_at_experts,
     copies_C,
     given_to_experts,
-    is_any,
     inside_forward_cast,
+    is_any,
     is_brought_back,
     is_kept,
     is_last,
@@ -191,7 +191,9 @@ class Layers:
         """In forward of a dense layer, while its last matrix casts its input to fp8, then itself: that, what went into a ReLU, and what
         else lies there though backward will compute it again."""
         again, is_full = self.kept.rows(is_brought_back, "product"), self.group.candidates.is_word("recompute", "full")
-        held = self.kept.rows(is_brought_back, "ffn") + again * (1.0 + is_full[:, None]) + inside_forward_cast(self.kept)
+        held = (
+            self.kept.rows(is_brought_back, "ffn") + again * (1.0 + is_full[:, None]) + inside_forward_cast(self.kept)
+        )
         held = held + (self.kept.rows(is_kept, "product") if self._goes_into_relu else 0.0)
         return _of_worst(self.group, held, held)
 

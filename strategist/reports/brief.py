@@ -107,7 +107,7 @@ def option_words(plan: Costed) -> str:
     words += [f"{s.context_parallel} context parallel"] if s.context_parallel != "none" else []
     words += [f"gradients compressed by {s.compression}"] if s.compression != "none" else []
     words += ["loss in chunks"] if s.loss == "chunked" else []
-    words += [_recompute(s)]
+    words += [_recompute(s)] + ["compiled blocks"] * s.compile
     words += [f"offload {s.offload}"] if s.offload != "none" else []
     words += [f"tiling {s.tiling}"] if s.tiling > 1 else []
     return ", ".join(words)

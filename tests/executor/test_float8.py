@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from strategist import recommend
 from strategist.document.plan import Plan
+from strategist.errors import InputError
+from strategist.executor.support import obstacles, require_packages
 from tests.plans import BFLOAT16, make_plan, tiny_gpt2, tiny_llama
 
 BOUND = 1e-3
@@ -37,6 +41,25 @@ def plan_in_fp8(make: Any, layout: dict[str, Any]) -> Plan:
         strategy=replace(plan.strategy, micro_batch=batch),
         workload=replace(plan.workload, global_batch=8, precision="fp8"),
     )
+
+
+def test_without_torchao_a_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever lacks the package is told which extra brings it, and needs it for fp8 alone."""
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    require_packages("Running", "full", "bf16")
+    with pytest.raises(InputError) as refused:
+        require_packages("Running", "full", "fp8")
+    assert refused.value.code == "MISSING"
+    assert "strategist[fp8]" in str(refused.value.hint)
+
+
+def test_a_plan_in_fp8_is_compiled() -> None:
+    """Only then are casts one kernel each, as the time model has them; bfloat16 is not compiled."""
+    asked = {"model": "llama-3.1-8b", "hardware": "dgx-h100", "seq_len": 4096, "global_batch": 64}
+    eight, sixteen = (recommend(**asked, precision=word, frontend="strategist") for word in ("fp8", "bf16"))
+    assert (eight.strategy.compile, sixteen.strategy.compile) == (True, False)
+    assert not obstacles(eight)
+    assert eight.time.step.value < sixteen.time.step.value
 
 
 @pytest.mark.slow

@@ -210,7 +210,8 @@ def test_a_pinned_choice_that_cannot_run_is_refused_by_its_rule(rule: str, pin: 
 @pytest.mark.parametrize(
     ("fields", "flag"),
     [
-        ({"precision": "fp8"}, "--precision"),
+        ({"precision": "fp8", "model": "mixtral-8x7b"}, "--precision"),
+        ({"precision": "fp4", "hardware": "dgx-b200"}, "--precision"),
         ({"model": "bloom-1b1"}, "--model"),
         ({"model": "gpt2-xl", "seq_len": 4096}, "--seq-len"),
     ],

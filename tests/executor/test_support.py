@@ -14,7 +14,7 @@ from strategist.errors import ImpossibleError
 from strategist.executor.architecture import model_obstacles
 from strategist.executor.obstacles import refuse
 from strategist.executor.support import layout_obstacles, obstacles, unsupported
-from strategist.facts.model import Mla, Moe
+from strategist.facts.model import Mla, ModelShape, Moe
 from tests.plans import BFLOAT16, FLOAT32, FLOAT64, even_stages, make_plan, tiny_gpt2, tiny_llama, tiny_mixtral
 
 DEEP = tiny_llama(layers=8)
@@ -175,12 +175,32 @@ def test_an_obstacle_names_field_value_and_way_out(choices: dict[str, Any], code
     assert obstacle.hint.endswith(".")
 
 
-def test_scaled_matmuls_are_refused() -> None:
-    """fp8 keeps bfloat16 tensors between its matmuls, so the formats alone do not tell: the precision is refused by name."""
-    plan = make_plan(formats=BFLOAT16)
-    (obstacle,) = layout_obstacles(replace(plan, workload=replace(plan.workload, precision="fp8")))
+@pytest.mark.parametrize(
+    ("precision", "shape", "choices", "said"),
+    [
+        ("fp4", tiny_llama(), {}, "fp4"),
+        ("fp8", tiny_llama(), {"formats": FLOAT32}, "compute float32"),
+        ("fp8", tiny_llama(), {"tp": 2}, "tp 2"),
+        ("fp8", tiny_mixtral(), {}, "routed experts"),
+        ("fp8", tiny_llama(), {"dp_shard": 2, "zero": 3, "tiling": 2}, "tiling 2"),
+        ("fp8", tiny_llama(), {"dp_replicate": 2, "replicas": "threads"}, "threads"),
+        ("fp8", tiny_llama(), {"dp_replicate": 2, "compression": "bf16"}, "compression bf16"),
+        ("fp8", tiny_llama(), {"pp": 2, "schedule": "zb_h1", "accumulation": 4}, "zb_h1"),
+        ("fp8", tiny_llama(ffn_hidden=40), {}, "sides"),
+        ("fp8", tiny_llama(), {"seq_len": 24}, "24 tokens"),
+    ],
+)
+def test_scaled_matmuls_are_refused_where_nobody_runs_them(
+    precision: Any, shape: ModelShape, choices: dict[str, Any], said: str
+) -> None:
+    """fp8 keeps bfloat16 tensors between its matmuls, so the formats alone do not tell; each reason is named, and nothing is refused
+    without any."""
+    plan = make_plan(shape, **({"formats": BFLOAT16} | choices))
+    (obstacle,) = layout_obstacles(replace(plan, workload=replace(plan.workload, precision=precision)))
     assert (obstacle.code, obstacle.place) == ("UNSUPPORTED", "workload.precision")
-    assert "fp8" in obstacle.sentence
+    assert said in obstacle.sentence
+    easy = make_plan(formats=BFLOAT16)
+    assert not layout_obstacles(replace(easy, workload=replace(easy.workload, precision="fp8")))
 
 
 def test_ffn_width_must_divide() -> None:
