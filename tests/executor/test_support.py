@@ -181,7 +181,7 @@ def test_an_obstacle_names_field_value_and_way_out(choices: dict[str, Any], code
         ("fp4", tiny_llama(), {}, "fp4"),
         ("fp8", tiny_llama(), {"formats": FLOAT32}, "compute float32"),
         ("fp8", tiny_llama(), {"tp": 2}, "tp 2"),
-        ("fp8", tiny_mixtral(), {}, "routed experts"),
+        ("fp8", tiny_mixtral(moe={"ffn": 32, "experts": 16}), {}, "routed experts"),
         ("fp8", tiny_llama(), {"dp_shard": 2, "zero": 3, "tiling": 2}, "tiling 2"),
         ("fp8", tiny_llama(), {"dp_replicate": 2, "replicas": "threads"}, "threads"),
         ("fp8", tiny_llama(), {"dp_replicate": 2, "compression": "bf16"}, "compression bf16"),
