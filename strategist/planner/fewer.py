@@ -20,16 +20,20 @@ TRIMMABLE = ("nvswitch", "pcie-host", "pcie-switch")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of the machines that does the job: its size, the seconds of its best layout, and that layout."""
+    """A part of the machines that does the job: its size, the seconds of its best layout, that layout, and the device."""
 
     nodes: int
     gpus_per_node: int
     seconds: float
     layout: str
+    device: str
 
 
 def smaller_cluster_hint(found: Found, chosen: int) -> tuple[Hint, ...]:
-    """A hint when a part of the machines finishes a step sooner (objective cost: at a lower price); otherwise nothing."""
+    """A hint when a part of the machines finishes a step sooner (objective cost: at a lower price); otherwise nothing. Of machines of
+    several kinds always what the best kind alone does, beside what all of them do."""
+    if is_mixed(found.question.job.cluster):
+        return _kinds_hint(found, chosen)
     part = _best_part(found, chosen)
     if part is None:
         return ()
@@ -63,8 +67,49 @@ def _best_part(found: Found, chosen: int) -> Part | None:
         if row is not None and smaller.step_seconds(row) * weight < least:
             least, node = smaller.step_seconds(row) * weight, cluster.groups[0].node
             words = layout(smaller.candidates.row(row))
-            best = Part(cluster.nodes, node.gpus, smaller.step_seconds(row), words)
+            best = Part(cluster.nodes, node.gpus, smaller.step_seconds(row), words, node.gpu.title)
     return best
+
+
+def is_mixed(cluster: Cluster) -> bool:
+    """Several kinds of nodes on one fabric, so that any of them are a cluster of their own."""
+    return len(cluster.groups) > 1 and not cluster.links
+
+
+def kinds(cluster: Cluster) -> Iterator[Cluster]:
+    """All nodes of each kind, alone."""
+    for group in cluster.groups:
+        yield replace(cluster, groups=(group,))
+
+
+def _kinds_hint(found: Found, chosen: int) -> tuple[Hint, ...]:
+    """What the best kind of nodes alone does, and all of them: in a synchronous step all go as slowly as the slowest."""
+    counts_devices, job = found.question.objective == "cost", found.question.job
+    rivals = [(price, rival) for cluster in kinds(job.cluster) for price, rival in _alone(found, cluster)]
+    if not rivals:
+        return (Hint(code="W_ONE_KIND", sentence="No kind of the nodes can do this alone."),)
+    least, rival = min(rivals, key=lambda each: each[0])
+    seconds = found.step_seconds(chosen)
+    whole = seconds * (job.cluster.world if counts_devices else 1)
+    one = f"{rival.nodes} x {rival.gpus_per_node} {rival.device} alone predicted at {format_seconds(rival.seconds)} per step with {rival.layout}"
+    every = f"all {job.cluster.nodes} nodes at {format_seconds(seconds)}"
+    better = "cheaper" if counts_devices else "faster"
+    if least < whole:
+        text = f"One kind of the nodes is {better} alone: {one}, {every}. Use only these: ask again with --allow-idle."
+    else:
+        text = f"No kind of the nodes is {better} alone: {one}, {every}."
+    return (Hint(code="W_ONE_KIND", sentence=text),)
+
+
+def _alone(found: Found, cluster: Cluster) -> Iterator[tuple[float, Part]]:
+    """The best layout of some nodes of one kind with its price, if any fits."""
+    asked = found.question
+    part = search(replace(asked, job=replace(asked.job, cluster=cluster)), bests=True)
+    row = part.best_of()
+    if row is not None:
+        seconds, node = part.step_seconds(row), cluster.groups[0].node
+        price = seconds * (cluster.world if asked.objective == "cost" else 1)
+        yield price, Part(cluster.nodes, node.gpus, seconds, layout(part.candidates.row(row)), node.gpu.title)
 
 
 def _named(part: Part, cluster: Cluster) -> str:
@@ -77,14 +122,15 @@ def _size(cluster: Cluster) -> str:
     return f"{cluster.world} GPUs" if cluster.nodes == 1 else f"{cluster.nodes} nodes"
 
 
-def _halves(count: int) -> Iterator[int]:
+def halves(count: int) -> Iterator[int]:
+    """Powers of two up to half of a number."""
     part = 1
     while part <= count // 2:
         yield part
         part *= 2
 
 
-def parts(cluster: Cluster, whole_nodes: bool, counts: Callable[[int], Iterable[int]] = _halves) -> Iterator[Cluster]:
+def parts(cluster: Cluster, whole_nodes: bool, counts: Callable[[int], Iterable[int]] = halves) -> Iterator[Cluster]:
     """One, two, four ... nodes of a cluster of equal nodes, up to half of it, or as many as `counts` says of all; or devices
     of its only node."""
     if len(cluster.groups) != 1 or cluster.links:

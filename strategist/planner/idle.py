@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
+from math import prod
 
 from strategist.document.plan import Hint, Policy
 from strategist.facts.hardware import Cluster
-from strategist.planner.fewer import parts, seconds_at_best
+from strategist.planner.fewer import halves, is_mixed, kinds, parts, seconds_at_best
 from strategist.planner.recommend import choice
 from strategist.planner.search import Found, Pace, search
 from strategist.records import dataclass, replace
@@ -15,6 +17,8 @@ from strategist.units import format_seconds
 
 EVERY = 64
 """Nodes, or devices of a node, up to which every number of them is looked at; of more, every 64th part."""
+MIXTURES = 64
+"""Mixtures of kinds of nodes up to which all are looked at."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,11 +58,30 @@ def best_use(whole: Found, policy: Policy, pace: Pace | None = None, *, bests: b
 
 
 def uses(cluster: Cluster) -> Iterator[Cluster]:
-    """Every part of the machines that is looked at: some of the nodes, or some devices of one."""
+    """Every part of the machines that is looked at: some of the nodes, or some devices of one; of several kinds of nodes each kind and
+    its parts, and some nodes of each."""
+    if is_mixed(cluster):
+        for alone in kinds(cluster):
+            yield alone
+            yield from uses(alone)
+        yield from _mixtures(cluster)
+        return
     yield from parts(cluster, whole_nodes=False, counts=_counts)
     if cluster.nodes > 1:
         for alone in parts(cluster, whole_nodes=False, counts=lambda _: (1,)):
             yield from parts(alone, whole_nodes=False, counts=_counts)
+
+
+def _mixtures(cluster: Cluster) -> Iterator[Cluster]:
+    """Some nodes of several kinds, but not all of all: every number of each as long as that makes few mixtures, else none, all and
+    the powers of two between."""
+    each: list[Sequence[int]] = [range(group.count + 1) for group in cluster.groups]
+    if prod(len(counts) for counts in each) > MIXTURES:
+        each = [sorted({0, group.count, *halves(group.count)}) for group in cluster.groups]
+    for counts in product(*each):
+        chosen = [replace(group, count=count) for group, count in zip(cluster.groups, counts, strict=True) if count > 0]
+        if len(chosen) > 1 and sum(counts) < cluster.nodes:
+            yield replace(cluster, groups=tuple(chosen))
 
 
 def _counts(count: int) -> Iterable[int]:

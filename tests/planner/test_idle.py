@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from strategist.facts.clusters import cluster_from_flags
 from strategist.facts.hardware import Cluster
 from strategist.planner.check import faults
 from strategist.planner.idle import uses
-from strategist.units import parse_rate
+from strategist.units import format_seconds, parse_rate
 from tests.cli.harness import call
 from tests.examples import examples
 
@@ -90,6 +91,52 @@ def test_every_size_is_looked_at() -> None:
     many = [part.nodes for part in uses(cluster(1, 1000))]
     assert len(many) == 63
     assert many == sorted(set(many))
+
+
+def mixed(*kinds: tuple[str, int]) -> Cluster:
+    """Nodes of eight devices, so many of each kind, on one fabric."""
+    groups = tuple(cluster_from_flags(name, 8, count).cluster.groups[0] for name, count in kinds)
+    return replace(cluster_from_flags(kinds[0][0], 8, 1).cluster, groups=groups)
+
+
+def test_every_kind_and_every_mixture_is_looked_at() -> None:
+    """Of few nodes each kind alone, in every number, and every mixture that leaves some out, once; of many some."""
+    hardware = mixed(("h100-sxm-80gb", 2), ("a100-sxm-80gb", 3))
+    said = [tuple((g.node.gpu.name, g.count, g.node.gpus) for g in part.groups) for part in uses(hardware)]
+    assert len(said) == len(set(said))
+    counts = {tuple(count for _, count, _ in part) for part in said if len(part) == 2}
+    assert counts == {(a, b) for a in (1, 2) for b in (1, 2, 3)} - {(2, 3)}
+    alone = {part[0] for part in said if len(part) == 1}
+    names = (("h100-sxm-80gb", 2), ("a100-sxm-80gb", 3))
+    assert {(n, c, 8) for n, most in names for c in range(1, most + 1)} <= alone
+    assert {(n, 1, g) for n, _ in names for g in range(1, 8)} <= alone
+    assert hardware.groups not in [part.groups for part in uses(hardware)]
+    many = [part for part in uses(mixed(("h100-sxm-80gb", 512), ("a100-sxm-80gb", 512))) if len(part.groups) == 2]
+    assert 0 < len(many) < 200
+
+
+@pytest.mark.parametrize("objective", ["time", "cost"])
+@pytest.mark.parametrize("fast", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_one_kind_alone_stands_beside_all(fast: int, objective: str) -> None:
+    """A plan for several kinds says what the best of them does alone, with both numbers; where devices may stay idle it is no worse
+    than any of them."""
+    job: dict[str, Any] = {"model": "llama-3.2-1b", "seq_len": 2048, "global_batch": 64, "objective": objective}
+    hardware = mixed(("h100-sxm-80gb", fast), ("a100-sxm-80gb", 2))
+    plan = recommend(hardware=hardware, **job)
+    alone = [
+        recommend(hardware=replace(hardware, groups=(group,)), policy="fastest", **job) for group in hardware.groups
+    ]
+
+    def price(made: Plan) -> float:
+        return made.time.step_ns * (made.mesh.world if objective == "cost" else 1)
+
+    best = min(alone, key=price)
+    (hint,) = [hint for hint in plan.hints if hint.code == "W_ONE_KIND"]
+    assert format_seconds(best.time.step_ns / 1e9) in hint.sentence
+    assert format_seconds(plan.time.step_ns / 1e9) in hint.sentence
+    assert ("--allow-idle" in hint.sentence) == (price(best) < price(plan))
+    free = recommend(hardware=hardware, policy="fastest", allow_idle=True, **job)
+    assert price(free) <= min(price(best), price(plan))
 
 
 def test_idle_devices_are_allowed_by_a_word() -> None:
