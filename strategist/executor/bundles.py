@@ -32,6 +32,10 @@ class Bundle:
     dim: int
     count: int
 
+    def width(self, weight: Tensor) -> int:
+        """How wide one matrix of a whole weight is."""
+        return weight.shape[self.dim] // self.count
+
     def dealt(self, whole: Tensor, ranks: int) -> Tensor:
         """The weight in the order in which `ranks` ranks hold it."""
         return whole.unflatten(self.dim, (self.count, ranks, -1)).transpose(self.dim, self.dim + 1).flatten(self.dim, self.dim + 2)
@@ -40,7 +44,7 @@ class Bundle:
         """The matrices of a weight that was cut, or of a state that lies like it, in its memory."""
         local, spec = weight.to_local(), weight._spec  # type: ignore[attr-defined]
         shape = list(weight.shape)
-        shape[self.dim] //= self.count
+        shape[self.dim] = self.width(weight)
         meta = TensorMeta(torch.Size(shape), torch.empty(shape, device="meta").stride(), weight.dtype)
         own = DTensorSpec(spec.mesh, spec.placements, tensor_meta=meta)
         return [DTensor(part, own, requires_grad=False) for part in local.chunk(self.count, self.dim)]  # type: ignore[no-untyped-call]
@@ -59,7 +63,7 @@ def distribute_bundle(module: nn.Module, name: str, mesh: DeviceMesh, bundle: Bu
     """Make the weight `name` of a module a DTensor of which each rank has a part of every matrix, if only of one. Raises
     ImpossibleError DIVISIBILITY where a matrix has no equal parts for them."""
     whole, ranks = module.get_parameter(name), mesh.size()
-    width = whole.shape[bundle.dim] // bundle.count
+    width = bundle.width(whole)
     if width % ranks:
         raise ImpossibleError(
             "DIVISIBILITY",

@@ -28,6 +28,11 @@ EXPERTS = "moe_tp_experts"
 STACKED = {"colwise": Bundle(1, 1), "packed_colwise": Bundle(1, 2), "rowwise": Bundle(2, 1)}
 """How weights (experts, out, in) are cut, by the word for it; a packed one is gate and up below each other."""
 
+GROUPED = "grouped_mm"
+"""How transformers computes experts unless told otherwise (src/transformers/integrations/moe.py)."""
+GROUPED_WIDTH = 8
+"""Numbers of a matrix' row must fill 16 bytes (PyTorch 2.13: aten/src/ATen/native/GroupedMMUtils.h), also in 16 bits."""
+
 
 class Seen:
     """A module as its own forward sees it, with other values of some attributes."""
@@ -95,16 +100,32 @@ class FusedHeads(ParallelStyle):
 
 class StackedExperts(ParallelStyle):
     """Cut every expert over all ranks, each of which routes all tokens alike: hidden states and the experts' weights go in, terms of
-    the sum over ranks come out. `words` says how each of the parameters is cut."""
+    the sum over ranks come out. `words` says how each of the parameters is cut. Raises ImpossibleError DIVISIBILITY where a rank's part
+    has no equal width, or one that torch's product of groups refuses."""
 
     def __init__(self, words: Mapping[str, str]) -> None:
         self.words = words
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         for name, word in self.words.items():
-            distribute_bundle(module, name, device_mesh, STACKED[word])
+            bundle = STACKED[word]
+            distribute_bundle(module, name, device_mesh, bundle)
+            _require_whole_rows(module, bundle.width(module.get_parameter(name)), device_mesh.size())
         module.forward = partial(_work, device_mesh, module, tuple(self.words))
         return module
+
+
+def _require_whole_rows(module: Any, width: int, ranks: int) -> None:
+    here = width // ranks
+    if module.config._experts_implementation == GROUPED and here % GROUPED_WIDTH:
+        raise ImpossibleError(
+            "DIVISIBILITY",
+            f"{type(module).__name__} of width {width} leaves {here} to each of {ranks} ranks; torch's grouped_mm takes rows of whole "
+            f"16 bytes, which are {GROUPED_WIDTH} numbers of 16 bits.",
+            flag="$.mesh.tp",
+            value=ranks,
+            hint="Choose a smaller tp, or set experts_implementation of the model's configuration to eager.",
+        )
 
 
 def _work(
