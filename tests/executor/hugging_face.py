@@ -46,7 +46,7 @@ def tiny(shape: ModelShape, dtype: torch.dtype, seed: int, **changes: Any) -> An
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    words = config_of(shape.family, shape.layers, shape.tied) | changes
+    words = config_of(shape.family, shape.layers, shape.tied) | {"vocab_size": shape.vocab} | changes
     if dtype == torch.float64:
         words["experts_implementation"] = "eager"
     config = AutoConfig.for_model(words.pop("model_type"), **words)

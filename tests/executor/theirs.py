@@ -1,0 +1,54 @@
+"""What ranks do with models of transformers, beside training cells of the matrix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from strategist.document.plan import Plan
+from strategist.errors import StrategistError
+from strategist.executor.build import build
+from strategist.executor.optimizers import default_optimizer
+from tests.executor.cells import CLIP, EXACT, SEED, Trained, samples
+from tests.executor.hugging_face import tiny
+
+
+def train_part(plan: Plan, start: Path | None, until: int, target: Path) -> Trained:
+    """Go on from a checkpoint to step `until` and save: losses of these steps, parameters."""
+    model = tiny(plan.model, torch.float64, SEED + dist.get_rank())
+    session = build(plan, model, default_optimizer(plan, EXACT.rate), clip_norm=CLIP)
+    if start is not None:
+        session.load(start)
+    data = samples(plan.model, EXACT, plan.workload.global_batch)
+    batches = iter(session.loader(data, shuffle=False, first_step=session.steps))
+    losses = [session.step(next(batches)).loss for _ in range(session.steps, until)]
+    session.save(target)
+    return losses, session.parameters_full()
+
+
+def train_with_chance(plan: Plan, changes: dict[str, Any]) -> Trained:
+    """Losses and parameters of a model that draws random numbers, from one seed."""
+    session = build(plan, tiny(plan.model, torch.float64, SEED, **changes), default_optimizer(plan, EXACT.rate))
+    torch.manual_seed(SEED)
+    data = samples(plan.model, EXACT, plan.workload.global_batch)
+    return [session.step(batch).loss for batch in session.loader(data, shuffle=False)], session.parameters_full()
+
+
+def refusals(asked: list[tuple[Plan, str, dict[str, Any]]]) -> list[tuple[str, str]]:
+    """Code and sentence of the errors that building some sessions raises."""
+    return [_refusal(*each) for each in asked]
+
+
+def _refusal(plan: Plan, kind: str, changes: dict[str, Any]) -> tuple[str, str]:
+    """Code and sentence of the error that building a session raises, for a class of transformers if one is named."""
+    import transformers
+
+    model = tiny(plan.model, torch.float32, SEED, **changes)
+    try:
+        build(plan, getattr(transformers, kind)(model.config) if kind else model)
+    except StrategistError as error:
+        return error.code, error.message
+    return "", ""
