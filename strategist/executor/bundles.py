@@ -38,7 +38,8 @@ class Bundle:
 
     def dealt(self, whole: Tensor, ranks: int) -> Tensor:
         """The weight in the order in which `ranks` ranks hold it."""
-        return whole.unflatten(self.dim, (self.count, ranks, -1)).transpose(self.dim, self.dim + 1).flatten(self.dim, self.dim + 2)
+        matrices = (matrix.chunk(ranks, self.dim) for matrix in whole.chunk(self.count, self.dim))
+        return torch.cat([part for parts in zip(*matrices, strict=True) for part in parts], self.dim)
 
     def matrices(self, weight: Tensor) -> list[DTensor]:
         """The matrices of a weight that was cut, or of a state that lies like it, in its memory."""

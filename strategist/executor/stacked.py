@@ -17,25 +17,25 @@ from torch.distributed.checkpoint.planner import WriteItem
 
 
 class Stacked(Tensor):
-    """Some DTensors as one of `length` along `dim`: its shape and number format, in the memory of one number (torch would give
+    """Some DTensors as one of `length` in the dimension `along`: its shape and number format, in the memory of one number (torch would give
     memory to a tensor on the meta device). Each of `parts` begins at one of `firsts`; what a rank has nothing of may be left out. A
     part is looked up by the place in the whole at which what this rank has of it begins."""
 
     parts: list[Any]
     firsts: list[int]
-    dim: int
+    along: int
 
     @staticmethod
-    def __new__(cls, parts: list[Any], firsts: list[int], length: int, dim: int = 0) -> Stacked:
+    def __new__(cls, parts: list[Any], firsts: list[int], length: int, along: int = 0) -> Stacked:
         """The whole of `parts`, none of whose values is copied."""
-        size = (*parts[0].shape[:dim], length, *parts[0].shape[dim + 1 :])
+        size = (*parts[0].shape[:along], length, *parts[0].shape[along + 1 :])
         whole: Stacked = Tensor._make_subclass(cls, torch.empty(1, dtype=parts[0].dtype).expand(size))
-        whole.parts, whole.firsts, whole.dim = parts, firsts, dim
+        whole.parts, whole.firsts, whole.along = parts, firsts, along
         return whole
 
     def with_parts(self, parts: list[Any]) -> Stacked:
         """The same whole of other values."""
-        return Stacked(parts, self.firsts, self.shape[self.dim], self.dim)
+        return Stacked(parts, self.firsts, self.shape[self.along], self.along)
 
     def _held(self) -> Iterator[tuple[Any, WriteItem]]:
         """The parts of which this rank has anything, with what torch would write of each."""
@@ -46,7 +46,7 @@ class Stacked(Tensor):
 
     def _shifted(self, item: WriteItem, first: int) -> WriteItem:
         data: Any = item.tensor_data
-        offsets = torch.Size(offset + first * (dim == self.dim) for dim, offset in enumerate(data.chunk.offsets))
+        offsets = torch.Size(offset + first * (dim == self.along) for dim, offset in enumerate(data.chunk.offsets))
         chunk = ChunkStorageMetadata(offsets=offsets, sizes=data.chunk.sizes)
         index = MetadataIndex(item.index.fqn, offsets)
         return replaced(item, index=index, tensor_data=replaced(data, chunk=chunk, size=self.size()))

@@ -119,9 +119,7 @@ def assert_trained_like_one_process(jobs: Sequence[Job]) -> None:
     for outcomes in run_ranks(jobs[0].plan.processes, train_cells, jobs, timeout_s=limit_s):
         for job, (losses, weights) in zip(jobs, outcomes, strict=True):
             plan, kind, (expected_losses, expected) = job.plan, job.kind, job.alone
-            about = (
-                f"{plan.model.name}, {kind.arithmetic}, accumulation {plan.strategy.accumulation}, tied {plan.model.tied}"
-            )
+            about = f"{plan.model.name}, {kind.arithmetic}, accumulation {plan.strategy.accumulation}, tied {plan.model.tied}"
             furthest = max(abs(a - b) for a, b in zip(losses, expected_losses, strict=True))
             assert furthest <= kind.loss_bound, f"{about}: losses differ by {furthest}"
             if kind.weight_bound:

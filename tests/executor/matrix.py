@@ -85,7 +85,10 @@ OF_TRANSFORMERS: tuple[dict[str, str], ...] = (
     {"shards": "zero1", "tensor": "tp"},
     {"shards": "zero3", "tensor": "tp"},
     {"pipeline": "1f1b", "copies": "ddp", "tensor": "tp"},
-    *({"shards": "zero3", "saving": saving} for saving in ("recompute-full", "recompute-selective", "offload-parameters")),
+    *(
+        {"shards": "zero3", "saving": saving}
+        for saving in ("recompute-full", "recompute-selective", "offload-parameters")
+    ),
     {"tensor": "tp", "saving": "recompute-selective"},
     {"pipeline": "1f1b", "saving": "recompute-full"},
 )

@@ -29,6 +29,18 @@ def plan_of(family: str, layout: dict[str, Any], **changes: Any) -> Any:
     return make_plan(replace(shape_of(family, 2, True), **changes), **layout | cut)
 
 
+def assert_alike(trained: Any, expected: Any) -> None:
+    """Losses and weights are the same within the bounds of float64."""
+    from tests.executor.cells import EXACT
+
+    (losses, weights), (other_losses, others) = trained, expected
+    assert losses == pytest.approx(other_losses, abs=EXACT.loss_bound, rel=0)
+    assert weights.keys() == others.keys()
+    assert max(float((weights[name] - value).abs().max()) for name, value in others.items()) <= (
+        EXACT.weight_bound or 0.0
+    )
+
+
 @pytest.mark.parametrize("family", ["gpt2", pytest.param("mixtral", marks=pytest.mark.nightly)])
 def test_a_checkpoint_knows_no_layout(family: str, tmp_path: Path) -> None:
     """Saved after every step or two and gone on from under another layout: five losses, and the weights by then, are those of one
@@ -37,16 +49,12 @@ def test_a_checkpoint_knows_no_layout(family: str, tmp_path: Path) -> None:
     from tests.executor.harness import run_ranks
     from tests.executor.theirs import train_part
 
-    expected_losses, expected = trained_alone(shape_of(family, 2, True), EXACT, 8, of_transformers=True)
     start, losses, ends = None, [], (1, 2, 4, 5)
     for layout, end in zip(ON_THE_WAY, ends, strict=True):
         plan = plan_of(family, layout)
         (some, parameters), *_ = run_ranks(plan.processes, train_part, plan, start, end, tmp_path / str(end))
         start, losses = tmp_path / str(end), [*losses, *some]
-    assert losses == pytest.approx(expected_losses, abs=EXACT.loss_bound, rel=0)
-    assert parameters.keys() == expected.keys()
-    off = max(float((parameters[name] - value).abs().max()) for name, value in expected.items())
-    assert off <= (EXACT.weight_bound or 0.0)
+    assert_alike((losses, parameters), trained_alone(shape_of(family, 2, True), EXACT, 8, of_transformers=True))
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
@@ -66,9 +74,28 @@ def test_what_was_dropped_is_dropped_again(recompute: str) -> None:
 
     rates = {"resid_pdrop": 0.3, "embd_pdrop": 0.3, "attn_pdrop": 0.3}
     plans = [plan_of("gpt2", {"micro_batch": 8, "recompute": kind}) for kind in ("none", recompute)]
-    (plain, expected), (losses, weights) = (run_alone(train_with_chance, plan, rates) for plan in plans)
-    assert losses == pytest.approx(plain, abs=1e-12, rel=0)
-    assert max(float((weights[name] - value).abs().max()) for name, value in expected.items()) <= 1e-9
+    plain, again = (run_alone(train_with_chance, plan, rates) for plan in plans)
+    assert_alike(again, plain)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("family", ["gpt2", "mixtral"])
+def test_compiled_blocks_are_exact_too(family: str) -> None:
+    """Under tensor parallelism, where layers compute with parts of their weights."""
+    from tests.executor.cells import EXACT, trained_alone
+    from tests.executor.harness import run_ranks
+    from tests.executor.theirs import train_compiled
+
+    for trained in run_ranks(2, train_compiled, plan_of(family, TP)):
+        assert_alike(trained, trained_alone(shape_of(family, 2, True), EXACT, 8, of_transformers=True))
+
+
+def test_weights_of_files_come_into_the_built_in_model_only(tmp_path: Path) -> None:
+    """Models of transformers load their own, and nothing passes them over without a word."""
+    from tests.executor.harness import run_alone
+    from tests.executor.theirs import refused_import
+
+    assert run_alone(refused_import, plan_of("gpt2", {"micro_batch": 8}), tmp_path) == "UNSUPPORTED"
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str, dict[str, Any], str, str]] = {

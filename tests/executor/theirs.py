@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from strategist.document.plan import Plan
 from strategist.errors import StrategistError
 from strategist.executor.build import build
+from strategist.executor.job import Instruments
 from strategist.executor.optimizers import default_optimizer
 from tests.executor.cells import CLIP, EXACT, SEED, Trained, samples
 from tests.executor.hugging_face import tiny
@@ -33,6 +35,32 @@ def train_with_chance(plan: Plan, changes: dict[str, Any]) -> Trained:
     """Losses and parameters of a model that draws random numbers, from one seed."""
     session = build(plan, tiny(plan.model, torch.float64, SEED, **changes), default_optimizer(plan, EXACT.rate))
     torch.manual_seed(SEED)
+    data = samples(plan.model, EXACT, plan.workload.global_batch)
+    return [session.step(batch).loss for batch in session.loader(data, shuffle=False)], session.parameters_full()
+
+
+def refused_import(plan: Plan, folder: Path) -> str:
+    """The code of the error that importing weights into a session raises."""
+    from strategist.executor.weights import import_weights
+
+    try:
+        import_weights(build(plan, tiny(plan.model, torch.float64, SEED)), folder)
+    except StrategistError as error:
+        return error.code
+    return ""
+
+
+def train_compiled(plan: Plan) -> Trained:
+    """Losses and parameters with compiled blocks, of every rank's own values those of the first."""
+    compiled = replace(plan, strategy=replace(plan.strategy, compile=True))
+    model = tiny(plan.model, torch.float64, SEED + dist.get_rank())
+    session = build(
+        compiled,
+        model,
+        default_optimizer(plan, EXACT.rate),
+        clip_norm=CLIP,
+        instruments=Instruments(compile_backend="aot_eager"),
+    )
     data = samples(plan.model, EXACT, plan.workload.global_batch)
     return [session.step(batch).loss for batch in session.loader(data, shuffle=False)], session.parameters_full()
 

@@ -6,7 +6,7 @@ model is there, so its library is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -138,7 +138,7 @@ class HuggingFaceCuts(Splittable):
                 value=True,
                 hint="Plan with --pin sequence_parallel=false, or use the built-in model.",
             )
-        plan: Mapping[str, str] = OWN_PLANS.get(self.model.config.model_type, self.model.tp_plan)
+        plan: dict[str, str] = OWN_PLANS.get(self.model.config.model_type, self.model.tp_plan)
         table = f"{self.model.base_model_prefix}.{self.parts.embedding}"
         return styles_of(self.model, {table: "embedding_rowwise"} | plan)
 
@@ -182,7 +182,10 @@ def _present(parts: Iterable[nn.Module]) -> list[nn.Module]:
 
 
 def _stage_forward(model: Any, base: Any, takes_tokens: bool, gives_logits: bool, input_ids: Tensor) -> Tensor:
-    """Tokens or hidden states (B, T, H) to hidden states or logits."""
+    """Tokens or hidden states (B, T, H) to hidden states or logits. GPT-2's are a view, which schedules that make gradients in two
+    parts cannot detach."""
     inputs = {"input_ids" if takes_tokens else "inputs_embeds": input_ids}
     hidden: Tensor = base(**inputs).last_hidden_state
-    return model.lm_head(hidden) if gives_logits else hidden
+    if gives_logits:
+        return model.lm_head(hidden)  # type: ignore[no-any-return]
+    return hidden.clone() if hidden._is_view() else hidden

@@ -67,7 +67,7 @@ def _columns(mesh: DeviceMesh, count: int, module: Any, hidden: Tensor) -> Tenso
     """This rank's columns, of each matrix of a bundle some."""
     weight, bias = part_here(module.weight), part_here(module.bias)
     if count > 1:
-        bias = bias.unflatten(0, (count, mesh.size(), -1))[:, mesh.get_local_rank()].flatten()
+        bias = bias.view(count, mesh.size(), -1)[:, mesh.get_local_rank()].flatten()
     seen = Seen(module, weight=weight, bias=bias, nf=weight.shape[1])
     columns: Tensor = type(module).forward(seen, enter(mesh, Replicate(), hidden))
     return columns
@@ -77,7 +77,8 @@ def _terms(mesh: DeviceMesh, module: Any, hidden: Tensor) -> Tensor:
     """The sum of what the ranks' rows give, and the bias."""
     weight = part_here(module.weight)
     term: Tensor = type(module).forward(Seen(module, weight=weight, bias=weight.new_zeros(())), hidden)
-    return leave(mesh, Replicate(), term) + module.bias
+    whole: Tensor = leave(mesh, Replicate(), term) + module.bias
+    return whole
 
 
 class FusedHeads(ParallelStyle):
@@ -95,7 +96,8 @@ class FusedHeads(ParallelStyle):
                 hint="Choose a tp that divides it.",
             )
         module.split_size //= ranks
-        return module
+        attention: nn.Module = module
+        return attention
 
 
 class StackedExperts(ParallelStyle):
@@ -129,7 +131,12 @@ def _require_whole_rows(module: Any, width: int, ranks: int) -> None:
 
 
 def _work(
-    mesh: DeviceMesh, module: Any, cut: tuple[str, ...], hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+    mesh: DeviceMesh,
+    module: Any,
+    cut: tuple[str, ...],
+    hidden_states: Tensor,
+    top_k_index: Tensor,
+    top_k_weights: Tensor,
 ) -> Tensor:
     """What the parts of the experts give, added up. A rank's part says of the choice's weights a part, too; they are taken in the
     format that they are multiplied in, so that the sum of what is said is rounded once (transformers keeps them in float32)."""
@@ -145,7 +152,9 @@ def styles_of(model: nn.Module, plan: Mapping[str, str]) -> dict[str, ParallelSt
     words = {name: word for pattern, word in plan.items() for name in modules if fnmatch(name, pattern)}
     weights = _words_of_weights(model, plan)
     _require_experts(model, words, weights)
-    return {name: StackedExperts(weights[name]) if word == EXPERTS else _style(model, word) for name, word in words.items()}
+    return {
+        name: StackedExperts(weights[name]) if word == EXPERTS else _style(model, word) for name, word in words.items()
+    }
 
 
 def _words_of_weights(model: nn.Module, plan: Mapping[str, str]) -> Mapping[str, dict[str, str]]:

@@ -51,10 +51,10 @@ def recompute(model: nn.Module, job: Job) -> nn.Module:
 
 
 def _wrapped(block: nn.Module, *, selective: bool) -> nn.Module:
-    again = {"preserve_rng_state": draws(block)}  # a block that drops something must drop the same again
+    keeps = draws(block)  # a block that drops something must drop the same again
     if selective:
-        return checkpoint_wrapper(block, context_fn=_selective_contexts, **again)
-    return checkpoint_wrapper(block, **again)
+        return checkpoint_wrapper(block, context_fn=_selective_contexts, preserve_rng_state=keeps)
+    return checkpoint_wrapper(block, preserve_rng_state=keeps)
 
 
 def _selective_contexts() -> tuple[Any, Any]:
