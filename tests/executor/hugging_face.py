@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from strategist.facts.model import ModelShape
 from strategist.facts.model_config import shape_from_config
@@ -52,3 +56,15 @@ def tiny(shape: ModelShape, dtype: torch.dtype, seed: int, **changes: Any) -> An
     config = AutoConfig.for_model(words.pop("model_type"), **words)
     torch.manual_seed(seed)
     return AutoModelForCausalLM.from_config(config, dtype=dtype).train()
+
+
+@contextmanager
+def lifted_to_float64() -> Iterator[None]:
+    """transformers lifts norms, angles and routers to float32, whatever the model's format; here to float64."""
+    import torch
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("float32", "float"):
+            patch.setattr(torch, name, torch.float64)
+        patch.setattr(torch.Tensor, "float", torch.Tensor.double)
+        yield

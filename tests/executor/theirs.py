@@ -14,8 +14,8 @@ from strategist.errors import StrategistError
 from strategist.executor.build import build
 from strategist.executor.job import Instruments
 from strategist.executor.optimizers import default_optimizer
-from tests.executor.cells import CLIP, EXACT, SEED, Trained, samples
-from tests.executor.hugging_face import tiny
+from tests.executor.cells import CLIP, EXACT, SEED, Job, Trained, samples, train_cells
+from tests.executor.hugging_face import lifted_to_float64, tiny
 
 
 def train_part(plan: Plan, start: Path | None, until: int, target: Path) -> Trained:
@@ -63,6 +63,12 @@ def train_compiled(plan: Plan) -> Trained:
     )
     data = samples(plan.model, EXACT, plan.workload.global_batch)
     return [session.step(batch).loss for batch in session.loader(data, shuffle=False)], session.parameters_full()
+
+
+def trained_in_float64(job: Job) -> Trained:
+    """What a job of a float64 plan, or one process where no ranks run, makes of it where nothing of the library's is in float32."""
+    with lifted_to_float64():
+        return train_cells([job])[0] if dist.is_initialized() else job.alone
 
 
 def refusals(asked: list[tuple[Plan, str, dict[str, Any]]]) -> list[tuple[str, str]]:
