@@ -229,7 +229,8 @@ def _models() -> Iterator[str]:
         f"their configurations. The executor's own model can be {len(runs)} of them, of the families {', '.join(able)}: "
         "pre-norm decoders of RMSNorm or LayerNorm, rotary or learned positions, full or windowed attention, and feed-forward "
         "parts or routed experts. Any other `torch.nn.Module` trains with data parallelism; Hugging Face's Llama, "
-        "Mistral, Qwen2 and Qwen3 with tp and pp too."
+        "Mistral, Mixtral, Qwen2, Qwen3 and GPT-2 with tp (not sequence parallelism, nor cp or ep) and pp too, which the parity matrix holds "
+        "to the same bounds; with dropout or noise not under tp."
     )
 
 

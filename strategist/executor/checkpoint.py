@@ -30,6 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from strategist.errors import InputError, InternalError, StaleError, StrategistError, shown
+from strategist.executor.bundles import Bundle, bundles_of
 from strategist.executor.dealt import DealtOut
 from strategist.executor.drive import StateOnDrive
 from strategist.executor.feedback import OWED, Feedback, feedback_of, owed_by
@@ -65,10 +66,10 @@ def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 def state_of(model: nn.Module, optimizer: Optimizer) -> State:
     """This rank's part of parameters, optimizer state and random numbers, by name; the tensors themselves, not copies."""
     named = named_parameters(model)
-    return _state_of(named, _optimizer_states(named, optimizer))
+    return _state_of(named, _optimizer_states(named, optimizer), bundles_of(model))
 
 
-def _state_of(named: dict[str, nn.Parameter], held: list[HeldStates]) -> State:
+def _state_of(named: dict[str, nn.Parameter], held: list[HeldStates], bundles: Mapping[str, Bundle]) -> State:
     places = _places(named)
     state: State = {f"model/{name}": parameter.detach() for name, parameter in named.items()}
     scales: State = {}
@@ -81,7 +82,7 @@ def _state_of(named: dict[str, nn.Parameter], held: list[HeldStates]) -> State:
                 state[f"optimizer/{name}/{key}"] = _placed_like(parameter, value)
             elif isinstance(value, Tensor) and value.numel() > 0:
                 scales[scale_name(whole_name(name), key, parameter, first)] = value
-    return _whole_tensors(state, places) | scales
+    return _whole_tensors(state, places, bundles) | scales
 
 
 def _places(named: Mapping[str, nn.Parameter]) -> dict[str, tuple[int, int]]:
@@ -94,14 +95,16 @@ def _places(named: Mapping[str, nn.Parameter]) -> dict[str, tuple[int, int]]:
     return places
 
 
-def _whole_tensors(state: State, places: Mapping[str, tuple[int, int]]) -> State:
-    """The same with slices put together, those that this rank has a state of. A number is the same for all of them: the first one's
-    stands for it."""
+def _whole_tensors(state: State, places: Mapping[str, tuple[int, int]], bundles: Mapping[str, Bundle]) -> State:
+    """The same with slices put together, those that this rank has a state of, and the matrices of bundles in the order of the model. A
+    number is the same for all slices: the first one's stands for it."""
     whole: State = {}
     for name, slices in by_weight(state).items():
         parts, of = [state[part] for part in slices], [part.split("/")[1] for part in slices]
         if of[0] in places and parts[0].dim():
             whole[name] = Stacked(parts, [places[part][0] for part in of], places[of[0]][1])
+        elif of[0] in bundles and parts[0].dim():
+            whole[name] = bundles[of[0]].whole(parts[0])
         else:
             whole[name] = parts[0]
     return whole
@@ -228,7 +231,7 @@ def load(folder: Path, model: nn.Module, optimizer: Optimizer, counters: State) 
         fill_optimizer(model, optimizer)
     named = named_parameters(model)
     held = _optimizer_states(named, optimizer)
-    state = _state_of(named, held) | counters
+    state = _state_of(named, held, bundles_of(model)) | counters
     borrowed = {name: found for name in state if is_scale(name) and (found := loans(name, stored))}
     asked = {name: value for name, value in state.items() if name not in borrowed} | _room_for(borrowed, stored)
     try:

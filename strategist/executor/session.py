@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from strategist.errors import ImpossibleError, InputError, TrainingError
 from strategist.executor.background import BackgroundSaver, host_copy
+from strategist.executor.bundles import Bundle, bundles_of
 from strategist.executor.checkpoint import State, load, make_room, named_parameters, save, whole_state
 from strategist.executor.data import DataShare, data_loader, global_order
 from strategist.executor.drive import StateOnDrive
@@ -273,7 +274,8 @@ class Session:
     def parameters_full(self) -> dict[str, Tensor]:
         """Every parameter of the whole model, unsharded, on the CPU of every rank; for checks on small models."""
         with _quiet_redistribution():
-            parts = {name: self._whole(p).cpu() for name, p in named_parameters(self.parts.model).items()}
+            named, bundles = named_parameters(self.parts.model), bundles_of(self.parts.model)
+            parts = {name: self._whole(p, bundles.get(name)).cpu() for name, p in named.items()}
         mine = {name: torch.cat([parts[part] for part in slices]) for name, slices in by_weight(parts).items()}
         if self.parts.outside is not None:
             mine |= self.parts.outside.whole()
@@ -283,8 +285,10 @@ class Session:
         dist.all_gather_object(stages, mine, group=self._pipeline)
         return {name: value for stage in stages for name, value in stage.items()}
 
-    def _whole(self, parameter: nn.Parameter) -> Tensor:
+    def _whole(self, parameter: nn.Parameter, bundle: Bundle | None) -> Tensor:
         value = parameter.detach().to(self.job.device)  # offloaded ones rest where no collective reaches
+        if bundle is not None:
+            return bundle.gathered(value)
         return value.full_tensor() if isinstance(value, DTensor) else value.clone()
 
     def save(self, folder: str | Path, *, wait: bool = True) -> None:

@@ -124,8 +124,13 @@ def distribute(module: nn.Module, name: str, mesh: DeviceMesh, *placements: Plac
 
 def _enter(mesh: DeviceMesh, layout: Placement, _module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     hidden, *others = inputs
+    return enter(mesh, layout, hidden), *others
+
+
+def enter(mesh: DeviceMesh, layout: Placement, hidden: Tensor) -> Tensor:
+    """All of a value that lies in `layout`; backward adds up what the ranks say about it."""
     whole = DTensor.from_local(hidden, mesh, [layout], run_check=False).redistribute(placements=[Replicate()])
-    return whole.to_local(grad_placements=[Partial()]), *others
+    return whole.to_local(grad_placements=[Partial()])
 
 
 def _leave_after(mesh: DeviceMesh, layout: Placement, _module: nn.Module, _inputs: object, term: Tensor) -> Tensor:

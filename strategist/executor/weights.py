@@ -21,7 +21,7 @@ from strategist.document.plan import Plan
 from strategist.errors import ImpossibleError, InputError, StaleError, shown
 from strategist.executor.checkpoint import follow_weights, named_parameters, read_tensors
 from strategist.executor.initialise import Home, cut_like, homes, local_part
-from strategist.executor.models import model_from_shape
+from strategist.executor.models import ReferenceModel, model_from_shape
 from strategist.executor.session import Session
 from strategist.facts.model import ModelShape
 from strategist.facts.parameters import without_adapters
@@ -210,9 +210,12 @@ def import_weights(session: Session, folder: str | Path) -> None:
 
     Meant for the start: optimizer state is left alone, but copies of the weights in the host's memory follow. Raises, before anything changes and on every rank alike, InputError
     for a folder without such files, StaleError FACTS_DIFFER when a tensor is missing or has another shape, and ImpossibleError UNSUPPORTED
-    when a configuration beside them says that experts are weighed in another way than the built-in model's.
+    when a configuration beside them says that experts are weighed in another way than the built-in model's, or the session's model is
+    not that.
     """
     from safetensors import safe_open
+
+    _require_built_in(session.parts.model)
 
     place, shape = Path(folder), session.job.plan.model
     model = session.parts.model
@@ -231,6 +234,17 @@ def import_weights(session: Session, folder: str | Path) -> None:
             if ours in mine:
                 _put(mine[ours], whole, entry.expert)
     follow_weights(model, session.parts.optimizer)
+
+
+def _require_built_in(model: nn.Module) -> None:
+    if not any(isinstance(module, ReferenceModel) for module in model.modules()):
+        raise ImpossibleError(
+            "UNSUPPORTED",
+            "Weights of files come in under the names of the built-in model, and the session trains another.",
+            flag="folder",
+            value="a model of yours",
+            hint="Load the weights into the model before it is given to build(); those of rank 0 count.",
+        )
 
 
 def _put(home: Home, whole: Tensor, expert: int | None) -> None:

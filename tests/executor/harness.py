@@ -27,7 +27,10 @@ PRELOAD = [
     "torch.distributed.pipelining",
     "strategist.executor.build",
     "strategist.executor.train",
-    *(f"transformers.models.{family}.modeling_{family}" for family in ("llama", "mistral", "qwen2", "qwen3")),
+    *(
+        f"transformers.models.{family}.modeling_{family}"
+        for family in ("llama", "mistral", "mixtral", "qwen2", "qwen3", "gpt2")
+    ),
 ]
 """Without transformers its modules are passed over, as multiprocessing does with whatever cannot be imported."""
 

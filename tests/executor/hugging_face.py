@@ -1,53 +1,70 @@
-"""Tiny Hugging Face models, and what ranks and one process do with them."""
+"""Tiny models of transformers: their configurations, which need no transformers, their shapes, and the models themselves."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
+import pytest
 
-from strategist.document.plan import Plan
-from strategist.executor.build import build
-from strategist.executor.data import SyntheticTokens
-from strategist.executor.optimizers import default_optimizer
+from strategist.facts.model import ModelShape
+from strategist.facts.model_config import shape_from_config
 
-LAYERS, STEPS, GLOBAL_BATCH, SEQ_LEN, LEARNING_RATE = 4, 4, 8, 16, 1e-2
-DATA = SyntheticTokens(64, SEQ_LEN, STEPS * GLOBAL_BATCH)
+if TYPE_CHECKING:
+    import torch
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 32, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 4, "intermediate_size": 48, "vocab_size": 64,
+    "max_position_embeddings": 64, "use_cache": False,
+}  # fmt: skip
+GPT2: dict[str, Any] = {
+    "n_embd": 32, "n_head": 8, "vocab_size": 64, "n_positions": 64, "bos_token_id": 0, "eos_token_id": 0, "resid_pdrop": 0.0,
+    "embd_pdrop": 0.0, "attn_pdrop": 0.0, "use_cache": False,
+}  # fmt: skip
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": SIZES,
+    "qwen2": SIZES,
+    "qwen3": SIZES,
+    "mistral": SIZES,
+    "mixtral": SIZES | {"intermediate_size": 32, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "gpt2": GPT2,
+}
+"""`model_type` and what is said of a tiny model."""
 
 
-def tiny(family: str, tied: bool, seed: int = 0) -> Any:
-    """A float64 model of four layers with random weights."""
+def config_of(family: str, layers: int, tied: bool) -> dict[str, Any]:
+    """The configuration of a tiny model."""
+    depth = "n_layer" if family == "gpt2" else "num_hidden_layers"
+    return FAMILIES[family] | {"model_type": family, depth: layers, "tie_word_embeddings": tied}
+
+
+def shape_of(family: str, layers: int, tied: bool) -> ModelShape:
+    """What the planner reads in it."""
+    return shape_from_config(config_of(family, layers, tied))
+
+
+def tiny(shape: ModelShape, dtype: torch.dtype, seed: int, **changes: Any) -> Any:
+    """A model of such a shape with random weights, in training mode; its experts one by one in float64, which torch's product of
+    groups does not know."""
+    import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.for_model(
-        family, hidden_size=32, num_hidden_layers=LAYERS, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
-        intermediate_size=48, vocab_size=64, max_position_embeddings=64, tie_word_embeddings=tied,
-    )  # fmt: skip
+    words = config_of(shape.family, shape.layers, shape.tied) | {"vocab_size": shape.vocab} | changes
+    if dtype == torch.float64:
+        words["experts_implementation"] = "eager"
+    config = AutoConfig.for_model(words.pop("model_type"), **words)
     torch.manual_seed(seed)
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float64)
+    return AutoModelForCausalLM.from_config(config, dtype=dtype).train()
 
 
-def train_tiny(plan: Plan, family: str, tied: bool) -> tuple[list[float], dict[str, Tensor]]:
-    """Losses and final parameters under the plan; every rank starts from other weights, and rank 0's count."""
-    model = tiny(family, tied, seed=torch.distributed.get_rank())
-    session = build(plan, model, default_optimizer(plan, LEARNING_RATE), clip_norm=0.5)
-    losses = [session.step(batch).loss for batch in session.loader(DATA, shuffle=False)]
-    return losses, session.parameters_full()
+@contextmanager
+def lifted_to_float64() -> Iterator[None]:
+    """transformers lifts norms, angles and routers to float32, whatever the model's format; here to float64."""
+    import torch
 
-
-def train_alone(family: str, tied: bool) -> tuple[list[float], dict[str, Tensor]]:
-    """The same by one process with plain torch."""
-    model, losses = tiny(family, tied), []
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.1)
-    for step in range(STEPS):
-        samples = [DATA[i] for i in range(step * GLOBAL_BATCH, (step + 1) * GLOBAL_BATCH)]
-        inputs, labels = (torch.stack([s[name] for s in samples]) for name in ("input_ids", "labels"))
-        logits = model(input_ids=inputs, use_cache=False).logits
-        loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses, {name: p.detach() for name, p in model.named_parameters()}
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("float32", "float"):
+            patch.setattr(torch, name, torch.float64)
+        patch.setattr(torch.Tensor, "float", torch.Tensor.double)
+        yield

@@ -4,7 +4,7 @@ A layout is one option of some axes: of one axis alone on 2, 4 and 8 ranks, of t
 options meet in one; further every way to save memory beside each option, and experts, in whole or spread, beside each. A cell is a
 layout with a precision, micro-batches per step, and one weight or two for the ends of the model; its run goes from samples of equal
 to samples of unequal lengths, so it stands for both. In fp32 a layout meets every task, in bf16 two in which any two factors meet, on
-eight ranks one. Options are the words that the planner has for choices, so that a new one joins
+eight ranks one. The models of transformers are looked at in layouts of their own, each with every family. Options are the words that the planner has for choices, so that a new one joins
 by itself. What the planner's rules forbid is an illegal cell, by the first of them.
 
 `python -m tests.executor.matrix` writes the table of illegal cells.
@@ -13,6 +13,7 @@ by itself. What the planner's rules forbid is an illegal cell, by the first of t
 from __future__ import annotations
 
 import json
+import random
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,6 +39,7 @@ from strategist.planner.write import mesh_of, strategy_of
 from strategist.rulebook.apply import columns, sentence
 from strategist.rulebook.rule import Rule, load_rules
 from strategist.space.candidates import WORDS, Candidates, code
+from tests.executor.hugging_face import FAMILIES, shape_of
 from tests.plans import make_plan, tiny_llama, tiny_mixtral
 
 TABLE = Path(__file__).with_name("illegal_cells.jsonl")
@@ -72,6 +74,30 @@ EXPERTS: dict[str, Option] = {"moe": {}, "ep": {"ep": 2}}
 """A mixture in whole, and with its experts spread over the ranks of other axes."""
 ALONE: dict[str, dict[str, Option]] = {"threads": {"threads": {"dp_replicate": 2, "replicas": 1}}}
 KNOWN = AXES | ALONE | {"saving": SAVING, "experts": EXPERTS}
+OF_TRANSFORMERS: tuple[dict[str, str], ...] = (
+    *({axis: option} for axis in ("pipeline", "copies", "shards") for option in AXES[axis]),
+    {"tensor": "tp"},
+    {"copies": "ddp", "shards": "zero3"},
+    {"pipeline": "1f1b", "tensor": "tp"},
+    {"pipeline": "interleaved", "tensor": "tp"},
+    {"pipeline": "1f1b", "copies": "ddp"},
+    {"pipeline": "1f1b", "shards": "zero3"},
+    {"shards": "zero1", "tensor": "tp"},
+    {"shards": "zero3", "tensor": "tp"},
+    {"pipeline": "1f1b", "copies": "ddp", "tensor": "tp"},
+    *(
+        {"shards": "zero3", "saving": saving}
+        for saving in ("recompute-full", "recompute-selective", "offload-parameters")
+    ),
+    {"tensor": "tp", "saving": "recompute-selective"},
+    {"pipeline": "1f1b", "saving": "recompute-full"},
+)
+"""Layouts in which the models of transformers are looked at: sequence and context parallelism they do not have."""
+OF_TRANSFORMERS_OFTEN: tuple[dict[str, str], ...] = (
+    {"pipeline": "1f1b", "tensor": "tp"},
+    {"copies": "ddp", "shards": "zero3"},
+)
+"""Those in the ci suite."""
 
 
 @dataclass(frozen=True)
@@ -111,10 +137,14 @@ class Cell:
     precision: str
     accumulation: int
     tied: bool
+    family: str = ""
+    """The model of transformers that is trained; none for the built-in one."""
 
     @property
     def factors(self) -> dict[str, Any]:
         """What is looked at two by two."""
+        if self.family:
+            return {"layout": self.layout.name, "family": self.family} | self.task
         return self.layout.factors | self.task
 
     @property
@@ -131,6 +161,8 @@ class Cell:
     @property
     def shape(self) -> ModelShape:
         """The model that it trains."""
+        if self.family:
+            return shape_of(self.family, self.layers, self.tied)
         make = tiny_mixtral if "experts" in self.layout.factors else tiny_llama
         return make(layers=self.layers, tied=self.tied)
 
@@ -139,7 +171,8 @@ class Cell:
         """Its columns that are not plain; experts in whole are cut like all else by tp."""
         chosen = self.layout.choice
         ranks = chosen.get("dp_replicate", 1) * chosen.get("dp_shard", 1)
-        cut = {"etp": chosen["tp"]} if "tp" in chosen and self.layout.factors.get("experts") == "moe" else {}
+        has_experts = self.layout.factors.get("experts") == "moe" or self.family == "mixtral"
+        cut = {"etp": chosen["tp"]} if "tp" in chosen and has_experts else {}
         micro = GLOBAL_BATCH // (ranks * self.accumulation)
         return {"micro_batch": micro, "accumulation": self.accumulation} | cut | chosen
 
@@ -147,7 +180,7 @@ class Cell:
     def name(self) -> str:
         """All of it."""
         ends = "tied" if self.tied else "untied"
-        return f"{self.layout.name} {self.precision} accumulation {self.accumulation} {ends}"
+        return f"{self.family} {self.layout.name} {self.precision} accumulation {self.accumulation} {ends}".lstrip()
 
     @property
     def job(self) -> Job:
@@ -210,6 +243,22 @@ def _grown(layout: Layout, ranks: int) -> Layout:
 
 
 @cache
+def cells_of_transformers() -> tuple[Cell, ...]:
+    """Legal cells in which in either precision every family meets every layout, and either of them each accumulation and sort of ends."""
+    found = (covering(_legal_of_transformers(OF_TRANSFORMERS, precision)) for precision in PRECISIONS)
+    return tuple(cell for some in found for cell in some)
+
+
+def _legal_of_transformers(some: Sequence[Mapping[str, str]], precision: str) -> list[Cell]:
+    """Every family in some layouts, as far as that is legal."""
+    every = tuple(Cell(*each) for each in product(map(_combined, some), (precision,), ACCUMULATIONS, TIED, FAMILIES))
+    illegal = refusals(every)
+    legal = [cell for cell in every if cell not in illegal]
+    random.Random(precision).shuffle(legal)  # where a covering has a choice, it falls on any task
+    return legal
+
+
+@cache
 def cells() -> tuple[Cell, ...]:
     """All of them, legal or not. What saves memory and how experts lie is looked at with every two of the other factors."""
     every = [cell for each in product(layouts(), PRECISIONS, ACCUMULATIONS, TIED) if _is_wanted(cell := Cell(*each))]
@@ -261,12 +310,18 @@ def sample() -> tuple[Cell, ...]:
     return covering(few, frozenset(every[0].task))
 
 
+def sample_of_transformers() -> tuple[Cell, ...]:
+    """Every family under tensor and pipeline parallelism and in shards of replicas, in fp32, each family and each layout with and
+    without accumulation and with either sort of ends."""
+    return covering(_legal_of_transformers(OF_TRANSFORMERS_OFTEN, "fp32"), frozenset({"family", "layout"}))
+
+
 @cache
 def refusals(some: tuple[Cell, ...]) -> dict[Cell, tuple[Rule, str]]:
     """The illegal ones, with the first rule that forbids each and what it says."""
     alike: dict[tuple[Any, ...], list[Cell]] = defaultdict(list)
     for cell in some:
-        alike[cell.layout.world, cell.layers, "experts" in cell.layout.factors, cell.precision, cell.tied].append(cell)
+        alike[cell.layout.world, cell.shape, cell.precision].append(cell)
     return {cell: found for group in alike.values() for cell, found in _refused(group)}
 
 

@@ -5,8 +5,6 @@ The shape is read from the configuration that transformers saves, so reader, ass
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -42,18 +40,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@contextmanager
-def _double() -> Iterator[None]:
-    """transformers lifts norms, angles and routers to float32, whatever the model's format; here to float64."""
-    import torch
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("float32", "float"):
-            patch.setattr(torch, name, torch.float64)
-        patch.setattr(torch.Tensor, "float", torch.Tensor.double)
-        yield
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_logits_are_those_of_transformers(case: str) -> None:
     """In float64, logits and the gradient of the token embedding agree within 1e-10, each weight being used."""
@@ -61,13 +47,14 @@ def test_logits_are_those_of_transformers(case: str) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from strategist.executor.models import model_from_shape
+    from tests.executor.hugging_face import lifted_to_float64
     from tests.executor.renamed import renamed
 
     family, sizes = CASES[case]
     config = AutoConfig.for_model(family, **sizes, experts_implementation="eager")
     torch.manual_seed(7)
     tokens = torch.randint(64, (2, 14))
-    with _double():
+    with lifted_to_float64():
         theirs = AutoModelForCausalLM.from_config(config, dtype=torch.float64)
         for parameter in theirs.parameters():
             torch.nn.init.normal_(parameter, 0.1, 0.3)

@@ -73,6 +73,6 @@ def _marked() -> Iterator[object]:
 @pytest.mark.parametrize("plan", tuple(_marked()))
 def test_what_is_legal_trains_like_one_process(plan: Plan) -> None:
     """Losses and weights of five steps in float64, over samples of equal and then of unequal lengths."""
-    from tests.executor.cells import EXACT, assert_trained_like_one_process
+    from tests.executor.cells import EXACT, Job, assert_trained_like_one_process
 
-    assert_trained_like_one_process([(plan, EXACT)])
+    assert_trained_like_one_process([Job(plan, EXACT)])

@@ -19,10 +19,12 @@ from tests.executor.matrix import (
     Cell,
     Layout,
     cells,
+    cells_of_transformers,
     illegal_rows,
     obstacles_of,
     refusals,
     sample,
+    sample_of_transformers,
 )  # fmt: skip
 
 ONLY_PLANNED = {"LEG501", "LEG711"}
@@ -31,15 +33,15 @@ and nn.DataParallel without devices; tests/executor/test_parity.py trains both."
 EVERY = cells()
 ILLEGAL = refusals(EVERY)
 BY_LAYOUT: dict[Layout, list[Cell]] = defaultdict(list)
-for _cell in EVERY:
+for _cell in (*EVERY, *cells_of_transformers()):
     if _cell not in ILLEGAL:
         BY_LAYOUT[_cell.layout].append(_cell)
 
 
 def _assert_trains_like_one_process(some: Sequence[Cell]) -> None:
-    from tests.executor.cells import assert_trained_like_one_process, kinds_of
+    from tests.executor.cells import assert_trained_like_one_process, jobs_of
 
-    assert_trained_like_one_process([(cell.plan, kind) for cell in some for kind in kinds_of(cell)])
+    assert_trained_like_one_process([job for cell in some for job in jobs_of(cell)])
 
 
 @pytest.mark.slow
@@ -50,10 +52,18 @@ def test_a_sample_of_the_matrix_trains_like_one_process(cell: Cell) -> None:
     _assert_trains_like_one_process([cell])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", sample_of_transformers(), ids=lambda cell: cell.name)
+def test_models_of_transformers_train_like_one_process(cell: Cell) -> None:
+    """The same for every family of transformers that the executor cuts, with every name as transformers has it: under tensor and
+    pipeline parallelism, and in shards of replicas. Ranks come with other values, of which those of the first count."""
+    _assert_trains_like_one_process([cell])
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("layout", BY_LAYOUT, ids=lambda layout: layout.name)
 def test_every_legal_cell_trains_like_one_process(layout: Layout) -> None:
-    """All legal cells of a layout, one after the other on the same ranks."""
+    """All legal cells of a layout, one after the other on the same ranks; those of transformers' models, too."""
     _assert_trains_like_one_process(BY_LAYOUT[layout])
 
 

@@ -51,6 +51,6 @@ def require_splittable(model: nn.Module, axis: str) -> Splittable:
             f"{axis} cuts the model itself, and nobody said how {type(model).__name__} may be cut.",
             flag=f"$.mesh.{axis}",
             value=type(model).__name__,
-            hint="Use the built-in model or a Llama, Mistral, Qwen2 or Qwen3 of transformers, or plan with data parallelism only.",
+            hint="Use the built-in model or a Llama, Mistral, Mixtral, Qwen2, Qwen3 or GPT-2 of transformers, or plan with data parallelism only.",
         )
     return cuts

@@ -22,6 +22,7 @@ from torch.utils.checkpoint import (
 
 from strategist.errors import ImpossibleError
 from strategist.executor.blocks import find_blocks
+from strategist.executor.chance import draws
 from strategist.executor.job import Job
 
 
@@ -50,9 +51,10 @@ def recompute(model: nn.Module, job: Job) -> nn.Module:
 
 
 def _wrapped(block: nn.Module, *, selective: bool) -> nn.Module:
+    keeps = draws(block)  # a block that drops something must drop the same again
     if selective:
-        return checkpoint_wrapper(block, context_fn=_selective_contexts, preserve_rng_state=False)
-    return checkpoint_wrapper(block, preserve_rng_state=False)
+        return checkpoint_wrapper(block, context_fn=_selective_contexts, preserve_rng_state=keeps)
+    return checkpoint_wrapper(block, preserve_rng_state=keeps)
 
 
 def _selective_contexts() -> tuple[Any, Any]:
