@@ -253,3 +253,25 @@ def test_our_table_of_transformers_is_its_arguments() -> None:
 
     assert table("transformers") == {field.name for field in dataclasses.fields(TrainingArguments) if field.init}
     assert table("transformers", "fsdp_config") <= literals(TrainingArguments._process_fsdp_args)
+
+
+def test_our_table_of_a_distributed_config_is_its_fields() -> None:
+    """DistributedConfig.from_dict drops what is none of its fields; our table has exactly these."""
+    from transformers.distributed import DistributedConfig
+
+    assert table("transformers-distributed") == {field.name for field in dataclasses.fields(DistributedConfig)}
+
+
+@pytest.mark.proves("parsed")
+@pytest.mark.parametrize("target", ["accelerate", "transformers", "trl"])
+def test_a_distributed_config_is_read_whole(target: str) -> None:
+    """Every file becomes a DistributedConfig with its values, for as many ranks as the plan has."""
+    from transformers.distributed import DistributedConfig
+
+    files = distinct(target, "distributed.json")
+    assert len(files) >= 3
+    for text, world in files:
+        document = json.loads(text)
+        config = DistributedConfig.from_dict(document)
+        assert {name: getattr(config, name) for name in document} == document
+        assert config.dp_size * config.tp_size == world
