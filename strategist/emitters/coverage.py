@@ -142,7 +142,6 @@ NO_SHARDED_SCALER = Clash(
 )
 
 
-
 def _is_plain_decoder(plan: Plan) -> bool:
     """Whether each layer is attention, on key-value heads that tensor ranks share evenly, and one feed-forward part."""
     model = plan.model

@@ -40,11 +40,12 @@ def cut(model, device):
     config = DistributedConfig.from_dict(json.loads((here / "distributed.json").read_text(encoding="utf-8")))
     if strategy["zero"] != 3:  # gathered weights stay until the backward pass is over
         config.fsdp_plan = dict.fromkeys(model.fsdp_plan, "keep_full_weight")
-    head = model.get_output_embeddings()  # cut by itself, and tied anew
-    head.weight = torch.nn.Parameter(head.weight.detach().clone())
+    head = model.get_output_embeddings()
+    if head.weight is model.get_input_embeddings().weight:  # cut by itself, and tied anew
+        head.weight = torch.nn.Parameter(head.weight.detach().clone())
     config, _, device_mesh = model.prepare_distribute_model(config)
     model = model.maybe_distribute_model(model, config, device_mesh)
-    model.tie_weights()  # of which each end got a DTensor of its own
+    model.tie_weights()
     return model.to(device)
 '''
 """For layouts of which Accelerate's own sharding knows nothing: tensors that are cut, and replicas of shards."""

@@ -61,7 +61,7 @@ COVERAGE = Coverage(
     hint="Emit it to accelerate, deepspeed or torchrun, or pin another layout.",
 )
 
-_CUT_IMPORTS = '''from torch.distributed.device_mesh import init_device_mesh
+_CUT_IMPORTS = """from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module
 from torch.distributed.tensor.parallel import (
@@ -72,7 +72,7 @@ from torch.distributed.tensor.parallel import (
     loss_parallel,
     parallelize_module,
 )
-'''
+"""
 
 _CUT = '''
 

@@ -136,7 +136,9 @@ def _sharded(table: Mapping[str, Any]) -> bool:
     return str(table.get("fsdp", "")).lower() not in ("", "false", "none")
 
 
-def _says(table: Mapping[str, Any], ranks: int | None, cut: Mapping[str, Said] = MappingProxyType({})) -> dict[str, Said]:
+def _says(
+    table: Mapping[str, Any], ranks: int | None, cut: Mapping[str, Said] = MappingProxyType({})
+) -> dict[str, Said]:
     section = {key.removeprefix("fsdp_"): value for key, value in section_of(table, "fsdp_config").items()}
     sharded = _sharded(table)
     recompute = switched(section, "activation_checkpointing") or switched(table, "gradient_checkpointing")

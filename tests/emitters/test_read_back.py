@@ -35,6 +35,9 @@ def from_deepspeed(files: Files) -> Said:
     micro, accumulation = text["train_micro_batch_size_per_gpu"], text["gradient_accumulation_steps"]
     assert all(place["device"] == "cpu" for name, place in zero.items() if name.startswith("offload"))
     said = {"zero": zero["stage"], "offload": offload, "micro_batch": micro, "accumulation": accumulation}
+    tensors = text.get("tensor_parallel", {"autotp_size": 1, "vocab_parallel_lm_head": True})
+    assert tensors["vocab_parallel_lm_head"]
+    said["tp"] = tensors["autotp_size"]
     return said | {"data_parallel": batch // micro // accumulation, "batch": batch} | deepspeed_formats(text)
 
 
@@ -328,12 +331,20 @@ def test_axes_are_those_that_are_written(target: str) -> None:
         ("accelerate", {"tp": 2, "sequence_parallel": True}, "number of tokens from hidden states"),
         ("accelerate", {"tp": 2, "dp_shard": 2, "zero": 1}, "without DeepSpeed"),
         ("accelerate", {"tp": 2, "dp_shard": 2, "zero": 3, "offload": "parameters"}, "cuts itself"),
-        ("accelerate", {"tp": 2, "dp_replicate": 2, "compression": "powersgd", "compression_rank": 1}, "leaves to FSDP2"),
+        (
+            "accelerate",
+            {"tp": 2, "dp_replicate": 2, "compression": "powersgd", "compression_rank": 1},
+            "leaves to FSDP2",
+        ),
         ("accelerate", {"dp_shard": 2, "zero": 2, "backend": "gloo"}, "one process"),
         ("accelerate", {"dp_shard": 2, "zero": 2, "offload": "nvme"}, "NVMe needs a folder"),
         ("accelerate", {"dp_replicate": 2, "dp_shard": 2, "zero": 1}, "hpZ"),
         ("deepspeed", {"dp_replicate": 2, "dp_shard": 2, "zero": 3}, "hpZ"),
         ("deepspeed", {"dp_shard": 2, "zero": 2, "offload": "parameters"}, "needs strategy.zero = 3"),
+        ("deepspeed", {"tp": 2, "sequence_parallel": True}, "number of tokens from hidden states"),
+        ("deepspeed", {"tp": 2, "cp": 2, "context_parallel": "all-to-all"}, "groups of their own"),
+        ("deepspeed", {"tp": 2, "dp_shard": 2, "zero": 2, "offload": "optimizer"}, "not tried with AutoTP"),
+        ("deepspeed", {"tp": 2, "formats": replace(BFLOAT16, parameter="bfloat16", master="float32")}, "with masters"),
         ("transformers", {"dp_shard": 2, "zero": 1}, "ZeRO-1 is DeepSpeed's"),
         ("transformers", {"tp": 2, "sequence_parallel": True}, "number of tokens from hidden states"),
         ("transformers", {"tp": 2, "backend": "gloo"}, "tensor parallelism on CPUs"),

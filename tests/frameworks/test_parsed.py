@@ -105,20 +105,25 @@ def deepspeed_files() -> list[tuple[str, int]]:
 @pytest.mark.parametrize("target", ["deepspeed"])
 def test_deepspeed_takes_every_file(target: str, fake_ranks: None) -> None:
     """DeepSpeedConfig accepts each file at its number of ranks and reads the numbers that stand in it: ranks that share sequences
-    (sequence_parallel_size) are one replica to it."""
+    (sequence_parallel_size) or tensors (autotp_size) are one replica to it."""
     from deepspeed.runtime.config import DeepSpeedConfig
 
     known = deepspeed_keys()
     assert distinct(target, "deepspeed.json")
     for text, world in deepspeed_files():
         document = json.loads(text)
-        replicas = world // document.get("sequence_parallel_size", 1)
+        tensors = document.get("tensor_parallel", {"autotp_size": 1})["autotp_size"]
+        replicas = world // document.get("sequence_parallel_size", 1) // tensors
         read = DeepSpeedConfig(document, mpu=DataParallel(replicas))
         assert read.train_batch_size == document["train_batch_size"]
         assert (
             read.train_micro_batch_size_per_gpu * read.gradient_accumulation_steps * replicas == read.train_batch_size
         )
         assert (read.zero_optimization_stage, read.gradient_clipping) == (document["zero_optimization"]["stage"], 1.0)
+        assert tensors == 1 or (
+            read.tensor_parallel_config.autotp_size,
+            read.tensor_parallel_config.vocab_parallel_lm_head,
+        ) == (tensors, True)
         assert set(document) <= known
     assert "train_batch_sise" not in known
 
