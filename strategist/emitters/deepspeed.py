@@ -133,8 +133,17 @@ COVERAGE = Coverage(
             sentence="strategy.offload beside mesh.tp was not tried with AutoTP.",
         ),
         Clash(
-            holds=lambda plan: plan.mesh.tp > 1 and plan.strategy.formats not in (FLOAT32, *AUTOCAST),
-            sentence="strategy.formats with masters beside mesh.tp were not tried with AutoTP.",
+            holds=lambda plan: plan.mesh.tp > 1 and plan.strategy.zero == 0 and plan.strategy.formats in MASTERED,
+            sentence="strategy.formats with masters beside mesh.tp were tried with strategy.zero of 1 to 3 alone.",
+        ),
+        Clash(
+            holds=lambda plan: (
+                plan.strategy.zero == 0
+                and plan.strategy.formats in MASTERED
+                and plan.strategy.formats.gradient == "float32"
+            ),
+            sentence="strategy.formats of low weights beside float32 gradients need strategy.zero of 1 to 3: without it DeepSpeed stops "
+            "at the mixture.",
         ),
         causal_models("DeepSpeed"),
     ),

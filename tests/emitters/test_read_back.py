@@ -21,6 +21,7 @@ from tests.emitters.grid import COMMON, grid, plan_for, plan_on, targets, writte
 from tests.plans import BFLOAT16, FLOAT32, tiny_llama, tiny_mixtral
 
 FLOAT16 = replace(FLOAT32, compute="float16")
+LOW_THROUGHOUT = replace(BFLOAT16, parameter="bfloat16", gradient="bfloat16", master="float32")
 LOW_REDUCE = replace(BFLOAT16, reduce="bfloat16")
 Said = dict[str, Any]
 Files = Mapping[PurePosixPath, str]
@@ -344,7 +345,12 @@ def test_axes_are_those_that_are_written(target: str) -> None:
         ("deepspeed", {"tp": 2, "sequence_parallel": True}, "number of tokens from hidden states"),
         ("deepspeed", {"tp": 2, "cp": 2, "context_parallel": "all-to-all"}, "groups of their own"),
         ("deepspeed", {"tp": 2, "dp_shard": 2, "zero": 2, "offload": "optimizer"}, "not tried with AutoTP"),
-        ("deepspeed", {"tp": 2, "formats": replace(BFLOAT16, parameter="bfloat16", master="float32")}, "with masters"),
+        ("deepspeed", {"tp": 2, "formats": LOW_THROUGHOUT}, "1 to 3 alone"),
+        (
+            "deepspeed",
+            {"dp_replicate": 2, "formats": replace(LOW_THROUGHOUT, gradient="float32")},
+            "stops at the mixture",
+        ),
         ("transformers", {"dp_shard": 2, "zero": 1}, "ZeRO-1 is DeepSpeed's"),
         ("transformers", {"tp": 2, "sequence_parallel": True}, "number of tokens from hidden states"),
         ("transformers", {"tp": 2, "backend": "gloo"}, "tensor parallelism on CPUs"),

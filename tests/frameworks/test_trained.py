@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ TENSORS: dict[str, Any] = {"tp": 2, "accumulation": 4}
 """Two ranks that share each tensor: twice the micro-batches make up the same batch."""
 
 HYBRID: dict[str, Any] = {"dp_replicate": 2, "dp_shard": 2, "zero": 3, "micro_batch": 1}
+MASTERS = replace(BFLOAT16, parameter="bfloat16", master="float32")
 PRODUCTS: tuple[tuple[str, dict[str, Any], bool], ...] = (
     ("fabric", {"tp": 2, "dp_shard": 2, "zero": 3, "backend": "gloo"}, True),
     ("fabric", HYBRID | {"backend": "gloo"}, False),
@@ -53,6 +55,7 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("trainer", {"dp_shard": 2, "zero": 2, "backend": "gloo"}),
     ("accelerate", TENSORS),
     ("deepspeed", TENSORS | {"backend": "gloo", "formats": BFLOAT16, "recompute": "full"}),
+    ("deepspeed", {"tp": 2, "dp_shard": 2, "zero": 1, "backend": "gloo", "formats": MASTERS}),
     ("transformers", TENSORS | {"recompute": "full"}),
     ("trl", TENSORS),
     ("fabric", TENSORS | {"backend": "gloo", "formats": BFLOAT16, "recompute": "full"}),
