@@ -131,12 +131,14 @@ def test_deepspeed_takes_every_file(target: str, fake_ranks: None) -> None:
 def deepspeed_keys() -> set[str]:
     """Texts that DeepSpeed's configuration names, or has in its code: it ignores top-level keys that are none of them."""
     from deepspeed.runtime import config, constants, precision_config
+    from deepspeed.runtime.tensor_parallel.config import get_tensor_parallel_config
     from deepspeed.runtime.zero import config as zero
 
     modules = (config, constants, precision_config, zero)
     named = {value for module in modules for value in vars(module).values() if isinstance(value, str)}
     code = ast.walk(ast.parse(inspect.getsource(config)))
-    return named | {node.value for node in code if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    written = {node.value for node in code if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return named | written | literals(get_tensor_parallel_config)
 
 
 @pytest.mark.proves("parsed")
