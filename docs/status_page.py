@@ -67,6 +67,7 @@ TECHNIQUES = (
     Technique("PP, DualPipeV", "pp=2,dp_shard=4,zero=2,virtual_stages=2,schedule=dualpipev", model="llama-3.1-8b"),
     Technique("TP x DDP", "tp=2,dp_replicate=4"),
     Technique("TP x FSDP", "tp=2,dp_shard=4,zero=3"),
+    Technique("TP x FSDP, tokens whole", "tp=2,dp_shard=4,zero=3,sequence_parallel=0"),
     Technique("TP x ZeRO-1", "tp=2,dp_shard=4,zero=1"),
     Technique("PP x DDP", "pp=2,dp_replicate=4"),
     Technique("PP x FSDP", "pp=2,dp_shard=4,zero=3"),
@@ -129,8 +130,10 @@ LATER: Mapping[str, str] = {
 MISSING = (
     "Of the search and the executor: ZB-H1 with several chunks a stage; ZB-H1, ZBV and DualPipeV with ZeRO-3, context parallelism, experts or "
     "recomputation; ZBV and DualPipeV of tied ends; passes of DualPipeV that overlap. Of the search: ZB-H1, ZBV, DualPipeV, and looped BFS where chunks can be interleaved, are looked at only when asked for (`--also`, `--pin`).",
-    "Tensor, pipeline, context (but DeepSpeed's all-to-all) and expert parallelism in the files of Accelerate, DeepSpeed, Transformers, TRL, Lightning, "
-    "LLaMA-Factory, axolotl, Composer and llm-foundry; FSDP in those of LLaMA-Factory and axolotl; ZeRO and tensor parallelism in those of EPL.",
+    "Pipeline, context (but DeepSpeed's all-to-all) and expert parallelism in the files of Accelerate, DeepSpeed, Transformers, TRL, Lightning, "
+    "LLaMA-Factory, axolotl, Composer and llm-foundry; tensor parallelism in those of LLaMA-Factory, axolotl, Composer, llm-foundry and EPL, and "
+    "with sequence parallelism or experts in those of Accelerate, DeepSpeed, Transformers, TRL and Lightning (docs/decisions/0135); FSDP in those of "
+    "LLaMA-Factory and axolotl; ZeRO in those of EPL.",
     "A parameter server is run and emitted (`parameter-server`) but not planned: no plan says servers, and neither its traffic nor what it takes "
     "off the devices is in a formula.",
     "Emitted files of frameworks were parsed by them and trained with on two CPU ranks (`make test-frameworks`), not on GPUs. Times and "

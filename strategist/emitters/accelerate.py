@@ -1,17 +1,19 @@
 """Accelerate: its YAML for `accelerate launch`, a training script, and a launch script.
 
 One process group of replicas is DDP; ZeRO 2 and 3 are FSDP2, in which ZeRO 2 keeps gathered weights after the forward pass;
-ZeRO 1 and an offloaded optimizer are DeepSpeed's, whose own JSON lies beside the YAML. Keys as in Accelerate 1.15.0,
-commands/config/config_args.py, commands/launch.py and utils/launch.py.
+ZeRO 1 and an offloaded optimizer are DeepSpeed's, whose own JSON lies beside the YAML. Tensors, with the shards beside them, are cut by
+Transformers before Accelerate sees the model: Accelerate 1.15 shards a model whose tensors are cut with a class that Transformers
+5.23 no longer has. Keys as in Accelerate 1.15.0, commands/config/config_args.py, commands/launch.py and utils/launch.py.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
 from strategist.document.plan import Plan
-from strategist.emitters import deepspeed
+from strategist.emitters import deepspeed, transformers
 from strategist.emitters.coverage import (
     EVERY,
     HOOKS,
@@ -19,12 +21,13 @@ from strategist.emitters.coverage import (
     HOOKS_UNSCALED,
     NO_SHARDED_SCALER,
     REDUCED_AS_KEPT,
+    WHOLE_TOKENS,
     Clash,
     Coverage,
     causal_models,
 )
 from strategist.emitters.emitter import Emitter, Files, Options
-from strategist.emitters.hugging_face_script import OPTIMIZER, script
+from strategist.emitters.hugging_face_script import CUT, CUT_IMPORTS, OPTIMIZER, script
 from strategist.emitters.serial import json_text, yaml_text
 from strategist.emitters.torchrun import Launcher, job_files, layout_comment
 from strategist.records import replace
@@ -40,17 +43,23 @@ def engine_of(plan: Plan) -> str:
         return "DEEPSPEED"
     if plan.mesh.world == 1:
         return "NO"
-    return "FSDP" if plan.strategy.zero else "MULTI_GPU"
+    return "FSDP" if plan.strategy.zero and plan.mesh.tp == 1 else "MULTI_GPU"
 
 
 def _with_deepspeed(clash: Clash) -> Clash:
     return replace(clash, holds=lambda plan: engine_of(plan) == "DEEPSPEED" and clash.holds(plan))
 
 
+def _beside_tp(clash: Clash, plan: Plan) -> bool:
+    """Replicas of shards are Accelerate's own here."""
+    return plan.mesh.tp > 1 and clash.holds(plan)
+
+
 COVERAGE = Coverage(
     framework="Accelerate 1.15",
     values=dict(deepspeed.COVERAGE.values)
     | {
+        "mesh.tp": EVERY,
         "strategy.compile": EVERY,
         "strategy.backend": ("nccl",),
         "mesh.cp": (1,),
@@ -59,10 +68,10 @@ COVERAGE = Coverage(
         "strategy.compression": ("none", "powersgd"),
     },
     why={
-        "mesh.tp": "It cannot load a sharded model with Transformers 5.23, which no longer has what it imports.",
         "mesh.pp": "It pipelines through Megatron-LM only.",
         "mesh.cp": "Its context parallelism leaves the cut of a batch to the script.",
         "mesh.ep": "It has no key for experts outside Megatron-LM.",
+        "strategy.sequence_parallel": WHOLE_TOKENS,
         "strategy.recompute": "Transformers recomputes whole layers.",
         "strategy.offload": "NVMe needs a folder, and the plan names none.",
         "strategy.compression": "Of its hooks PowerSGD was trained with alone.",
@@ -87,11 +96,16 @@ COVERAGE = Coverage(
             sentence="strategy.zero = 2 and 3 need mesh.dp_shard above 1.",
         ),
         Clash(
-            holds=lambda plan: engine_of(plan) == "MULTI_GPU" and plan.mesh.dp_shard > 1,
+            holds=lambda plan: plan.mesh.dp_shard > 1 and plan.strategy.zero == 0,
             sentence="mesh.dp_shard above 1 needs strategy.zero of 1 to 3.",
+        ),
+        Clash(
+            holds=lambda plan: engine_of(plan) == "DEEPSPEED" and plan.mesh.tp > 1,
+            sentence="mesh.tp is cut by Transformers, without DeepSpeed, which strategy.zero = 1 and an offloaded optimizer need.",
         ),
         REDUCED_AS_KEPT,
         NO_SHARDED_SCALER,
+        *(replace(clash, holds=partial(_beside_tp, clash)) for clash in transformers.CUT_CLASHES),
         HOOKS_ARE_FOR_DDP,
         HOOKS_UNSCALED,
         causal_models("Accelerate"),
@@ -102,10 +116,11 @@ TRAIN = script(
     "Accelerate",
     "from accelerate import Accelerator, DistributedDataParallelKwargs, FullyShardedDataParallelPlugin\n"
     "from accelerate.utils import DDPCommunicationHookType\n"
-    "from torch.distributed.fsdp import MixedPrecisionPolicy\n"
+    "from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy\n"
     "from torch.utils.data import DataLoader, Dataset\n"
-    "from transformers import AutoConfig, AutoModelForCausalLM\n",
+    "from transformers import AutoConfig, AutoModelForCausalLM\n" + CUT_IMPORTS,
     OPTIMIZER
+    + CUT
     + '''
 
 def make_hooks():
@@ -130,9 +145,11 @@ def make_accelerator():
 
 def main():
     accelerator = make_accelerator()
-    if accelerator.num_processes != mesh["dp_replicate"] * mesh["dp_shard"]:
+    if accelerator.num_processes != mesh["dp_replicate"] * mesh["dp_shard"] * mesh["tp"]:
         raise SystemExit(f"{accelerator.num_processes} processes were started; the plan has another number.")
     model = make_model()
+    if mesh["tp"] > 1:
+        model = cut(model, accelerator.device)
     data = SyntheticTokens(model.config.vocab_size)
     loader = DataLoader(data, batch_size=strategy["micro_batch"])
     if strategy["offload"] == "optimizer":
@@ -141,10 +158,16 @@ def main():
         optimizer = DeepSpeedCPUAdam(model.parameters(), lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
     else:
         optimizer = make_optimizer(model.parameters())
-    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    if mesh["tp"] > 1:  # nothing is left for Accelerate to wrap but autocast
+        model = accelerator.prepare_model(model, device_placement=False, evaluation_mode=True)
+        optimizer, loader = accelerator.prepare(optimizer, loader)
+    else:
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     number, losses = 0, []
     for batch in loader:
         with accelerator.accumulate(model):
+            if isinstance(model, FSDPModule) and mesh["tp"] > 1:
+                model.set_requires_gradient_sync(accelerator.sync_gradients)
             loss = model(**batch).loss
             accelerator.backward(loss)
             if accelerator.sync_gradients:
@@ -187,6 +210,13 @@ def accelerate_config(plan: Plan) -> dict[str, Any]:
     document |= sections[engine](plan) if engine in sections else {}
     if engine != "DEEPSPEED":  # whose own file says it, and may not be contradicted
         document["mixed_precision"] = MIXED_PRECISION[plan.strategy.formats.compute]
+    if (
+        plan.mesh.tp > 1
+    ):  # ranks of other samples, and those that share them; how they share weights says distributed.json
+        document["parallelism_config"] = {
+            "parallelism_config_dp_shard_size": plan.mesh.data_parallel,
+            "parallelism_config_tp_size": plan.mesh.tp,
+        }
     if plan.strategy.compile:
         document["dynamo_config"] = {"dynamo_backend": "INDUCTOR"}
     return document
@@ -227,17 +257,18 @@ def _launcher(plan: Plan) -> Launcher:
 
 
 def write(plan: Plan, options: Options) -> Files:
-    """plan.json, accelerate.yaml, train.py, launch.sh, and deepspeed.json where DeepSpeed does the work."""
+    """plan.json, accelerate.yaml, train.py, launch.sh, deepspeed.json where DeepSpeed does the work, and distributed.json where Transformers
+    cuts tensors."""
     comments = (layout_comment(plan).removeprefix("# "), "The format of reduction has no key: train.py sets it.")
     files = job_files(plan, options, TRAIN, _launcher(plan)) | {CONFIG: yaml_text(accelerate_config(plan), comments)}
     if engine_of(plan) == "DEEPSPEED":
         files[deepspeed.CONFIG] = json_text(deepspeed.deepspeed_config(plan))
-    return files
+    return files | (transformers.cut_file(plan) if plan.mesh.tp > 1 else {})
 
 
 ACCELERATE = Emitter(
     name="accelerate",
-    title="Accelerate with DDP, FSDP2 or DeepSpeed, a Hugging Face model",
+    title="Accelerate with DDP, FSDP2, tensor parallelism or DeepSpeed, a Hugging Face model",
     engine="accelerate",
     versions="Accelerate 1.15, transformers 5.23, DeepSpeed 0.19.8, torch 2.13",
     write=write,

@@ -141,6 +141,34 @@ NO_SHARDED_SCALER = Clash(
     sentence="strategy.formats of float16 and FSDP2 need a scaler of sharded gradients, which was not tried.",
 )
 
+
+def _is_plain_decoder(plan: Plan) -> bool:
+    """Whether each layer is attention, on key-value heads that tensor ranks share evenly, and one feed-forward part."""
+    model = plan.model
+    special = model.moe or model.mla or model.ssm or model.mix
+    return model.kind == "decoder" and not special and model.kv_heads % plan.mesh.tp == 0
+
+
+WHOLE_TOKENS = "Transformers' models take the number of tokens from hidden states, so these stay whole on tensor ranks."
+"""Why there is no sequence parallelism in models of Transformers."""
+
+CUT_TENSORS = (
+    Clash(
+        holds=lambda plan: plan.mesh.tp > 1 and not _is_plain_decoder(plan),
+        sentence="mesh.tp was tried with decoders of attention and one feed-forward part a layer, on key-value heads that it "
+        "divides; this model is another.",
+    ),
+    Clash(
+        holds=lambda plan: plan.mesh.tp > 1 and plan.strategy.formats.compute == "float16",
+        sentence="mesh.tp and strategy.formats of float16 need a scaler of gradients that are cut, which was not tried.",
+    ),
+    Clash(
+        holds=lambda plan: plan.mesh.tp > 1 and plan.strategy.compression != "none",
+        sentence="strategy.compression is a hook of DDP, which mesh.tp leaves to FSDP2.",
+    ),
+)
+"""What frameworks that cut a model of Transformers by its own plan cannot say together."""
+
 HOOKS: Mapping[str, tuple[Any, ...]] = {
     "strategy.compression": ("none", "bf16", "fp16", "powersgd"),
     "strategy.compression_rank": EVERY,

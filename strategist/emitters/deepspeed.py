@@ -1,6 +1,7 @@
-"""DeepSpeed: its JSON for ZeRO 0 to 3 and Ulysses, a training script on the engine, and torchrun as launcher.
+"""DeepSpeed: its JSON for ZeRO 0 to 3, Ulysses and AutoTP, a training script on the engine, and torchrun as launcher.
 
-torchrun, because DeepSpeed's own launcher appends `--local_rank=N` to the words of the script. Keys as in DeepSpeed 0.19.8,
+AutoTP cuts a model by the plan that Transformers has for it, embedding and head by vocabulary where it is told so, and takes the loss on the
+parts. torchrun, because DeepSpeed's own launcher appends `--local_rank=N` to the words of the script. Keys as in DeepSpeed 0.19.8,
 runtime/config.py, runtime/zero/config.py, runtime/precision_config.py and runtime/torch_autocast.py.
 """
 
@@ -12,11 +13,13 @@ from typing import Any
 from strategist.document.plan import Dtype, NumberFormats, Plan
 from strategist.emitters.coverage import (
     AUTOCAST,
+    CUT_TENSORS,
     DATA_PARALLEL,
     EVERY,
     FLOAT32,
     LOW,
     NATIVE,
+    WHOLE_TOKENS,
     Clash,
     Coverage,
     causal_models,
@@ -74,12 +77,13 @@ COVERAGE = Coverage(
         "strategy.offload": ("none", "optimizer", "parameters"),
         "strategy.formats": FORMATS,
         "mesh.cp": EVERY,
+        "mesh.tp": EVERY,
         "strategy.context_parallel": ("none", "all-to-all"),
     },
     why={
-        "mesh.tp": "Its AutoTP leaves embedding and norms whole on every rank, and the plan cuts the vocabulary.",
         "mesh.pp": "Its pipelines need the model written as a PipelineModule.",
         "mesh.ep": "Its AutoEP replaces a model's experts by its own kernels for GPUs, which were not tried.",
+        "strategy.sequence_parallel": WHOLE_TOKENS,
         "strategy.context_parallel": "Its Ulysses exchanges heads for parts of the sequence; it has no ring.",
         "strategy.recompute": "Transformers recomputes whole layers.",
         "strategy.offload": "NVMe needs a folder, and the plan names none.",
@@ -119,6 +123,28 @@ COVERAGE = Coverage(
             holds=lambda plan: plan.mesh.cp > 1 and plan.strategy.formats not in (FLOAT32, *AUTOCAST),
             sentence="strategy.formats with masters beside mesh.cp were not tried with Ulysses.",
         ),
+        *CUT_TENSORS,
+        Clash(
+            holds=lambda plan: plan.mesh.tp > 1 and plan.mesh.cp > 1,
+            sentence="mesh.tp beside mesh.cp was not tried: AutoTP and Ulysses each give DeepSpeed groups of their own.",
+        ),
+        Clash(
+            holds=lambda plan: plan.mesh.tp > 1 and plan.strategy.offload != "none",
+            sentence="strategy.offload beside mesh.tp was not tried with AutoTP.",
+        ),
+        Clash(
+            holds=lambda plan: plan.mesh.tp > 1 and plan.strategy.zero == 0 and plan.strategy.formats in MASTERED,
+            sentence="strategy.formats with masters beside mesh.tp were tried with strategy.zero of 1 to 3 alone.",
+        ),
+        Clash(
+            holds=lambda plan: (
+                plan.strategy.zero == 0
+                and plan.strategy.formats in MASTERED
+                and plan.strategy.formats.gradient == "float32"
+            ),
+            sentence="strategy.formats of low weights beside float32 gradients need strategy.zero of 1 to 3: without it DeepSpeed stops "
+            "at the mixture.",
+        ),
         causal_models("DeepSpeed"),
     ),
 )
@@ -146,6 +172,14 @@ def cut_sequences(model):
     )
 
 
+class Replicas:
+    """How many ranks have samples of their own: DeepSpeed asks before AutoTP has groups."""
+
+    @staticmethod
+    def get_data_parallel_world_size():
+        return dist.get_world_size() // mesh["tp"]
+
+
 def loss_of(engine, batch):
     """The loss of a micro-batch, or this rank's part of it: DeepSpeed adds gradients up over the ranks of a sequence."""
     if mesh["cp"] == 1:
@@ -169,12 +203,13 @@ def main():
         optimizer = make_optimizer(model.parameters())
     else:
         optimizer = DeepSpeedCPUAdam(model.parameters(), lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
-    groups = cut_sequences(model)
+    groups = Replicas() if mesh["tp"] > 1 else cut_sequences(model)
     config = str(here / "deepspeed.json")
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, mpu=groups)
     data = SyntheticTokens(model.config.vocab_size)
-    replicas = dist.get_world_size() // mesh["cp"]
-    sampler = DistributedSampler(data, replicas, dist.get_rank() // mesh["cp"], shuffle=False)
+    share = mesh["cp"] * mesh["tp"]
+    replicas = dist.get_world_size() // share
+    sampler = DistributedSampler(data, replicas, dist.get_rank() // share, shuffle=False)
     batches = iter(DataLoader(data, batch_size=strategy["micro_batch"], sampler=sampler))
     for number in range(options.steps):
         losses = []
@@ -187,7 +222,7 @@ def main():
         mean = torch.stack(losses).mean()
         dist.all_reduce(mean)
         if dist.get_rank() == 0:
-            print(f"step {number}  loss {mean.item() / replicas:.6f}", flush=True)
+            print(f"step {number}  loss {mean.item() / (replicas * mesh['tp']):.6f}", flush=True)
 '''
     + LEAVE,
 )
@@ -201,7 +236,9 @@ def deepspeed_config(plan: Plan) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": strategy.micro_batch,
         "gradient_accumulation_steps": strategy.accumulation,
     }
-    cut = {"sequence_parallel_size": plan.mesh.cp} if plan.mesh.cp > 1 else {}
+    cut: dict[str, Any] = {"sequence_parallel_size": plan.mesh.cp} if plan.mesh.cp > 1 else {}
+    if plan.mesh.tp > 1:
+        cut["tensor_parallel"] = {"autotp_size": plan.mesh.tp, "vocab_parallel_lm_head": True}
     zero = {"stage": strategy.zero} | _offload(plan)
     if strategy.zero and strategy.optimizer == "sgd":  # torch's own, which works element by element; it stops without
         batch["zero_allow_untested_optimizer"] = True
@@ -247,7 +284,7 @@ def file_for_zero(plan: Plan) -> dict[PurePosixPath, str]:
 
 DEEPSPEED = Emitter(
     name="deepspeed",
-    title="DeepSpeed engine, ZeRO 0 to 3 and Ulysses, a Hugging Face model",
+    title="DeepSpeed engine, ZeRO 0 to 3, Ulysses and AutoTP, a Hugging Face model",
     engine="deepspeed",
     versions="DeepSpeed 0.19.8, transformers 5.23, torch 2.13",
     write=write,

@@ -32,6 +32,24 @@ def compress(replica):
 '''
 """For frameworks that hand hooks to DDP on some devices alone, or not at all."""
 
+CUT_IMPORTS = "from transformers.distributed import DistributedConfig\n"
+CUT = '''
+
+def cut(model, device):
+    """Transformers' own parallelism, with trained weights: AutoModelForCausalLM.from_pretrained(..., distributed_config=config)."""
+    config = DistributedConfig.from_dict(json.loads((here / "distributed.json").read_text(encoding="utf-8")))
+    if strategy["zero"] != 3:  # gathered weights stay until the backward pass is over
+        config.fsdp_plan = dict.fromkeys(model.fsdp_plan, "keep_full_weight")
+    head = model.get_output_embeddings()
+    if head.weight is model.get_input_embeddings().weight:  # cut by itself, and tied anew
+        head.weight = torch.nn.Parameter(head.weight.detach().clone())
+    config, _, device_mesh = model.prepare_distribute_model(config)
+    model = model.maybe_distribute_model(model, config, device_mesh)
+    model.tie_weights()
+    return model.to(device)
+'''
+"""For layouts of which Accelerate's own sharding knows nothing: tensors that are cut, and replicas of shards."""
+
 REPORT = '''
 
 class Report(TrainerCallback):
@@ -91,6 +109,9 @@ def make_model():
     )
 '''
 
+_TOOLS = (("fnmatch", "fnmatch"), ("functools", "partial"))
+"""Functions of the standard library that some scripts use: module and name."""
+
 RECOMPUTE = """    if strategy["recompute"] == "full":
         model.gradient_checkpointing_enable({"use_reentrant": False})
 """
@@ -101,6 +122,7 @@ def script(title: str, imports: str, body: str, *, recompute: str = RECOMPUTE) -
     `make_model`; `body` trains."""
     own = "import os\n" if "os.environ" in recompute + body else ""
     own += "import time\n" if "time.sleep" in body else ""
-    lines = f"import argparse\nimport json\n{own}from pathlib import Path\n\nimport torch\n{imports}"
+    tools = "".join(f"from {module} import {name}\n" for module, name in _TOOLS if f"{name}(" in body)
+    lines = f"import argparse\nimport json\n{own}{tools}from pathlib import Path\n\nimport torch\n{imports}"
     head = _HEAD.format(title=title, imports=lines.rstrip("\n"))
     return f"{head}{recompute}    return model\n{body}"

@@ -1,7 +1,8 @@
 """Transformers: TrainingArguments as JSON, a script around Trainer, and torchrun as launcher.
 
-Replicas are DDP; ZeRO 2 and 3 are FSDP2, in which ZeRO 2 keeps gathered weights after the forward pass. Keys as in
-Transformers 5.23.0, training_args.py.
+Replicas are DDP; ZeRO 2 and 3 are FSDP2, in which ZeRO 2 keeps gathered weights after the forward pass. Trainer takes a model whose
+tensors, or whose shards in replicated groups, Transformers itself cut: its DistributedConfig is a file of its own. Keys as in Transformers
+5.23.0, training_args.py and distributed/configuration_utils.py.
 """
 
 from __future__ import annotations
@@ -11,51 +12,76 @@ from typing import Any
 
 from strategist.document.plan import Plan
 from strategist.emitters.coverage import (
+    CUT_TENSORS,
     DATA_PARALLEL,
     EVERY,
+    LOW,
     NO_SHARDED_SCALER,
     REDUCED_AS_KEPT,
     SHARDS_GO_WITH_ZERO,
+    WHOLE_TOKENS,
     Clash,
     Coverage,
     causal_models,
 )
 from strategist.emitters.deepspeed import CLIP_NORM
 from strategist.emitters.emitter import Emitter, Files, Options
-from strategist.emitters.hugging_face_script import LEAVE, REPORT, script
+from strategist.emitters.hugging_face_script import CUT, CUT_IMPORTS, LEAVE, REPORT, script
 from strategist.emitters.serial import json_text
 from strategist.emitters.torchrun import job_files
 
 CONFIG = PurePosixPath("training.json")
+CUT_CONFIG = PurePosixPath("distributed.json")
+"""Transformers' DistributedConfig."""
 OPTIMIZERS = {"adamw": "adamw_torch", "adamw8bit": "adamw_bnb_8bit", "sgd": "sgd"}
 """Transformers' names of optimizers."""
 
 
 def is_sharded(plan: Plan) -> bool:
     """Whether FSDP2 does the work."""
-    return plan.mesh.dp_shard > 1
+    return plan.mesh.dp_shard > 1 and not is_cut(plan)
 
+
+def is_cut(plan: Plan) -> bool:
+    """Whether Transformers itself cuts the model: tensors, or shards that are replicated, which Trainer's arguments do not say."""
+    return plan.mesh.tp > 1 or (plan.mesh.dp_shard > 1 and plan.mesh.dp_replicate > 1)
+
+
+CUT_CLASHES = (
+    *CUT_TENSORS,
+    Clash(
+        holds=lambda plan: is_cut(plan) and plan.strategy.offload != "none",
+        sentence="strategy.offload was not tried beside mesh.tp and replicas of shards, which Transformers cuts itself.",
+    ),
+    Clash(
+        holds=lambda plan: is_cut(plan) and plan.strategy.compile,
+        sentence="strategy.compile was not tried beside mesh.tp and replicas of shards, which Transformers cuts itself.",
+    ),
+    Clash(
+        holds=lambda plan: is_cut(plan) and plan.strategy.formats.reduce in LOW,
+        sentence="strategy.formats.reduce is float32 beside mesh.tp and replicas of shards: Transformers' DistributedConfig has "
+        "no other.",
+    ),
+)
+"""What Transformers cannot say together when it cuts a model itself."""
 
 CLASHES = (
-    Clash(
-        holds=lambda plan: is_sharded(plan) and plan.mesh.dp_replicate > 1,
-        sentence="mesh.dp_replicate beside mesh.dp_shard is an object of Transformers 5.23, not a key of a file.",
-    ),
     Clash(
         holds=lambda plan: plan.strategy.offload != "none" and plan.strategy.zero != 3,
         sentence="strategy.offload = parameters needs strategy.zero = 3: it is an option of FSDP2.",
     ),
     Clash(
-        holds=lambda plan: is_sharded(plan) and plan.strategy.backend == "gloo",
-        sentence="strategy.backend = gloo is DDP only: Transformers refuses FSDP on CPUs.",
+        holds=lambda plan: (is_sharded(plan) or is_cut(plan)) and plan.strategy.backend == "gloo",
+        sentence="strategy.backend = gloo is DDP only: Transformers refuses FSDP and tensor parallelism on CPUs.",
     ),
     Clash(
-        holds=lambda plan: is_sharded(plan) and plan.strategy.optimizer == "adamw8bit",
-        sentence="strategy.optimizer = adamw8bit keeps states in blocks, which FSDP2 does not cut.",
+        holds=lambda plan: (is_sharded(plan) or is_cut(plan)) and plan.strategy.optimizer == "adamw8bit",
+        sentence="strategy.optimizer = adamw8bit keeps states in blocks, which FSDP2 and mesh.tp do not cut.",
     ),
     SHARDS_GO_WITH_ZERO,
     REDUCED_AS_KEPT,
     NO_SHARDED_SCALER,
+    *CUT_CLASHES,
 )
 """What Trainer, and what is made from it, cannot say together."""
 
@@ -63,16 +89,17 @@ COVERAGE = Coverage(
     framework="Transformers 5.23",
     values={
         **DATA_PARALLEL,
+        "mesh.tp": EVERY,
         "strategy.zero": (0, 2, 3),
         "strategy.offload": ("none", "parameters"),
         "strategy.optimizer": tuple(OPTIMIZERS),
         "strategy.compile": EVERY,
     },
     why={
-        "mesh.tp": "Its Trainer takes models that are cut already.",
         "mesh.pp": "Its Trainer has no pipeline.",
         "mesh.cp": "Its context parallelism is an object, not a key of a file.",
         "mesh.ep": "Its Trainer takes models that are cut already.",
+        "strategy.sequence_parallel": WHOLE_TOKENS,
         "strategy.zero": "ZeRO-1 is DeepSpeed's.",
         "strategy.recompute": "It recomputes whole layers.",
         "strategy.offload": "Offloading the optimizer alone is DeepSpeed's.",
@@ -84,7 +111,8 @@ COVERAGE = Coverage(
 )
 
 _TRAIN = (
-    REPORT
+    CUT
+    + REPORT
     + '''
 
 class DecaysAll(TRAINER):
@@ -96,10 +124,12 @@ class DecaysAll(TRAINER):
 
 def main():
     (arguments,) = HfArgumentParser(ARGUMENTS).parse_json_file(str(here / "CONFIG"))
-    if arguments.world_size != mesh["dp_replicate"] * mesh["dp_shard"]:
+    if arguments.world_size != mesh["dp_replicate"] * mesh["dp_shard"] * mesh["tp"]:
         raise SystemExit(f"{arguments.world_size} processes were started; the plan has another number.")
     arguments.max_steps, arguments.learning_rate = options.steps, options.learning_rate
     model = make_model()
+    if mesh["tp"] > 1 or (mesh["dp_replicate"] > 1 and mesh["dp_shard"] > 1):
+        model = cut(model, arguments.device)
     data = SyntheticTokens(model.config.vocab_size)
 MORE    trainer = DecaysAll(model=model, args=arguments, train_dataset=data, callbacks=[Report()]WORDS)
     plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
@@ -131,7 +161,7 @@ def trainer_script(
     for stands, name in names.items():
         body = body.replace(stands, name)
     shared = "from torch.distributed.fsdp import MixedPrecisionPolicy\nfrom torch.utils.data import Dataset\n"
-    return script(title, shared + imports, body, recompute="")
+    return script(title, shared + imports + CUT_IMPORTS, body, recompute="")
 
 
 TRAIN = trainer_script(
@@ -194,14 +224,30 @@ def _checkpointing(plan: Plan) -> dict[str, Any]:
     return {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
 
 
+def distributed_config(plan: Plan) -> dict[str, Any]:
+    """Fields of DistributedConfig. Its one policy of FSDP2 is bfloat16 with gradients reduced in fp32."""
+    mesh, compute = plan.mesh, plan.strategy.formats.compute
+    return {
+        "dp_replicate_size": mesh.dp_replicate,
+        "fsdp_size": mesh.dp_shard,
+        "tp_size": mesh.tp,
+        "fsdp_mixed_precision": mesh.data_parallel > 1 and compute == "bfloat16",
+    }
+
+
+def cut_file(plan: Plan) -> dict[PurePosixPath, str]:
+    """The file of DistributedConfig, where Transformers itself cuts the model."""
+    return {CUT_CONFIG: json_text(distributed_config(plan))} if is_cut(plan) else {}
+
+
 def write(plan: Plan, options: Options) -> Files:
-    """plan.json, training.json, train.py and launch.sh."""
-    return job_files(plan, options, TRAIN) | {CONFIG: json_text(training_arguments(plan))}
+    """plan.json, training.json, train.py, launch.sh, and distributed.json where Transformers itself cuts the model."""
+    return job_files(plan, options, TRAIN) | {CONFIG: json_text(training_arguments(plan))} | cut_file(plan)
 
 
 TRANSFORMERS = Emitter(
     name="transformers",
-    title="Transformers' Trainer with DDP or FSDP2",
+    title="Transformers' Trainer with DDP, FSDP2 or tensor parallelism",
     engine="transformers",
     versions="transformers 5.23, Accelerate 1.15, torch 2.13",
     write=write,

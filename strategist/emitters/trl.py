@@ -53,13 +53,13 @@ def sft_config(plan: Plan) -> dict[str, Any]:
 
 
 def write(plan: Plan, options: Options) -> Files:
-    """plan.json, sft.json, train.py and launch.sh."""
-    return job_files(plan, options, TRAIN) | {CONFIG: json_text(sft_config(plan))}
+    """plan.json, sft.json, train.py, launch.sh, and distributed.json where Transformers itself cuts the model."""
+    return job_files(plan, options, TRAIN) | {CONFIG: json_text(sft_config(plan))} | transformers.cut_file(plan)
 
 
 TRL = Emitter(
     name="trl",
-    title="TRL's SFTTrainer with DDP or FSDP2, a Hugging Face model and its tokenizer",
+    title="TRL's SFTTrainer with DDP, FSDP2 or tensor parallelism, a Hugging Face model and its tokenizer",
     engine="transformers",
     versions="TRL 1.16, transformers 5.23, Accelerate 1.15, torch 2.13",
     write=write,

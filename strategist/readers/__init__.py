@@ -21,7 +21,7 @@ from strategist.readers.script import SCRIPT, is_script
 from strategist.readers.skypilot import SKYPILOT
 from strategist.readers.surroundings import PYTHON, REQUIREMENTS, is_pins, is_python
 from strategist.readers.torchtitan import TORCHTITAN
-from strategist.readers.transformers import FACTORY_READER, SFT_READER, TRANSFORMERS
+from strategist.readers.transformers import DISTRIBUTED_READER, FACTORY_READER, SFT_READER, TRANSFORMERS
 from strategist.reading import parse_json, parse_toml, parse_yaml, read_text
 
 READERS: tuple[Reader, ...] = (
@@ -44,6 +44,7 @@ READERS: tuple[Reader, ...] = (
     SKYPILOT,
     SFT_READER,
     TRANSFORMERS,
+    DISTRIBUTED_READER,
 )
 """Every reader; the first that recognises a file reads it."""
 

@@ -82,6 +82,8 @@ def _says(table: Mapping[str, Any], processes: int | None) -> Says:
         return says | _fsdp(table, processes)
     if kind == "DEEPSPEED":
         return says | _deepspeed(section_of(table, "deepspeed_config"))
+    if sizes(table)["tp"] > 1:  # whoever cut the model knows how its shards and replicas are
+        return says | told(tp=sizes(table)["tp"])
     return says | told(zero=0, offload="none", dp_replicate=processes)
 
 

@@ -1,11 +1,14 @@
-"""Transformers' TrainingArguments as JSON or YAML, and the files of TRL and LLaMA-Factory, whose keys contain them.
+"""Transformers' TrainingArguments as JSON or YAML, the files of TRL and LLaMA-Factory, whose keys contain them, and DistributedConfig.
 
-As in Transformers 5.23.0, training_args.py, TRL 1.16.0, trainer/sft_config.py, and LLaMA-Factory 0.9.5, hparams.
+As in Transformers 5.23.0, training_args.py and distributed/configuration_utils.py, TRL 1.16.0, trainer/sft_config.py, and LLaMA-Factory 0.9.5, hparams.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
+from math import prod
+from types import MappingProxyType
 from typing import Any
 
 from strategist.document.judgement import Finding, Said
@@ -21,12 +24,18 @@ from strategist.readers.foreign import (
     told,
     whole,
 )
+from strategist.reading import parse_json, read_text
 
 OPTIMIZERS = {"adamw_torch": "adamw", "adamw_torch_fused": "adamw", "sgd": "sgd", "adamw_bnb_8bit": "adamw8bit"}
 TABLES = Tables(
     framework="transformers",
     title="Transformers 5.23",
     swallows={"": "its parser refuses the file"},
+)
+CUT = Tables(
+    framework="transformers-distributed",
+    title="Transformers 5.23",
+    swallows={"": "DistributedConfig.from_dict drops it without a word"},
 )
 SFT = Tables(
     framework="trl",
@@ -44,18 +53,47 @@ OWN = ("stage", "finetuning_type", "dataset", "template", "cutoff_len", "dataset
 
 def read(source: Source, ranks: int | None) -> Foreign:
     """What a file says, and its faults."""
-    return _arguments(source.table, TABLES, ranks)
+    return _arguments(source, TABLES, ranks)
 
 
 def read_sft(source: Source, ranks: int | None) -> Foreign:
     """What a file of TRL's SFTConfig says, and its faults."""
-    found = _arguments(source.table, SFT, ranks)
+    found = _arguments(source, SFT, ranks)
     return Foreign(says={**found.says, **told(seq_len=whole(source.table.get("max_length")))}, findings=found.findings)
 
 
-def _arguments(table: Mapping[str, Any], known: Tables, ranks: int | None) -> Foreign:
+def _arguments(source: Source, known: Tables, ranks: int | None) -> Foreign:
+    table = source.table
     found = (*known.unknown(table), *_fsdp_keys(table), *_choices(table))
-    return Foreign(says=_says(table, ranks), findings=found)
+    return Foreign(says=_says(table, ranks, _cut_beside(source)), findings=found)
+
+
+DISTRIBUTED = "distributed.json"
+"""The name under which `emit` writes a DistributedConfig."""
+AXES = {"dp_replicate_size": "dp_replicate", "fsdp_size": "dp_shard", "tp_size": "tp", "pp_size": "pp", "ep_size": "ep"}
+
+
+def _cut_beside(source: Source) -> dict[str, Said]:
+    """What a DistributedConfig beside the arguments says: arguments alone do not show that a model was cut before Trainer got it."""
+    path = os.path.join(os.path.dirname(source.path), DISTRIBUTED)
+    return _cut_says(parse_json(read_text(path, "FILE"), path)) if os.path.isfile(path) else {}
+
+
+def _cut_says(table: Any) -> dict[str, Said]:
+    """Degrees of a DistributedConfig. Which gathered weights stay, ZeRO-2's or ZeRO-3's, its plan by module names says."""
+    if not isinstance(table, dict):
+        return {}
+    says: dict[str, Said] = {axis: whole(table.get(key)) or 1 for key, axis in AXES.items()}
+    offload = "parameters" if switched(table, "fsdp_cpu_offload") else "none"
+    return says | {"offload": offload} | ({"zero": 0} if says["dp_shard"] == 1 else {})
+
+
+def read_distributed(source: Source, ranks: int | None) -> Foreign:
+    """What a file of DistributedConfig says, and its faults."""
+    product = prod(whole(source.table.get(key)) or 1 for key in AXES if key != "ep_size")
+    wrong = ranks and product != ranks
+    found = (finding("ranks-product", "tp_size", product=product, ranks=ranks),) if wrong else ()
+    return Foreign(says=_cut_says(source.table), findings=(*CUT.unknown(source.table), *found))
 
 
 def read_factory(source: Source, ranks: int | None) -> Foreign:
@@ -98,7 +136,9 @@ def _sharded(table: Mapping[str, Any]) -> bool:
     return str(table.get("fsdp", "")).lower() not in ("", "false", "none")
 
 
-def _says(table: Mapping[str, Any], ranks: int | None) -> dict[str, Said]:
+def _says(
+    table: Mapping[str, Any], ranks: int | None, cut: Mapping[str, Said] = MappingProxyType({})
+) -> dict[str, Said]:
     section = {key.removeprefix("fsdp_"): value for key, value in section_of(table, "fsdp_config").items()}
     sharded = _sharded(table)
     recompute = switched(section, "activation_checkpointing") or switched(table, "gradient_checkpointing")
@@ -115,6 +155,8 @@ def _says(table: Mapping[str, Any], ranks: int | None) -> dict[str, Said]:
     says["compile"] = switched(table, "torch_compile")
     if "deepspeed" in table:
         return says
+    if cut:
+        return says | dict(cut)
     layout = told(zero=(3 if reshard else 2) if sharded else 0, offload=_offload(section, sharded))
     return says | layout | told(**{"dp_shard" if sharded else "dp_replicate": ranks})
 
@@ -160,6 +202,11 @@ def recognises(source: Source) -> bool:
     return "per_device_train_batch_size" in source.table and not recognises_factory(source)
 
 
+def recognises_distributed(source: Source) -> bool:
+    """A table with degrees under the names that only DistributedConfig has."""
+    return bool({"fsdp_size", "fsdp_plan", "fsdp_mixed_precision"} & set(source.table)) and not recognises(source)
+
+
 def recognises_sft(source: Source) -> bool:
     """The same with a key that only SFTConfig has."""
     own = set(keys_of("trl")) - set(keys_of("transformers"))
@@ -173,6 +220,13 @@ def recognises_factory(source: Source) -> bool:
 
 TRANSFORMERS = Reader(
     name="transformers", title="Transformers 5.23", recognises=recognises, read=read, profile="hf-trainer"
+)
+DISTRIBUTED_READER = Reader(
+    name="transformers-distributed",
+    title="Transformers 5.23's DistributedConfig",
+    recognises=recognises_distributed,
+    read=read_distributed,
+    profile="hf-trainer",
 )
 SFT_READER = Reader(name="trl", title="TRL 1.16", recognises=recognises_sft, read=read_sft, profile="hf-trainer")
 FACTORY_READER = Reader(

@@ -28,6 +28,7 @@ AXES: tuple[dict[str, Any], ...] = (
     {"dp_replicate": 2, "dp_shard": 2, "zero": 3},
     {"tp": 2},
     {"tp": 2, "sequence_parallel": True},
+    {"tp": 2, "dp_shard": 2, "zero": 3},
     {"pp": 2},
     {"pp": 2, "dp_replicate": 2},
     {"pp": 2, "tp": 2, "dp_shard": 2, "zero": 3},

@@ -21,6 +21,8 @@ from tests.emitters.grid import COMMON, grid, plan_for, plan_on, targets, writte
 from tests.plans import BFLOAT16, FLOAT32, tiny_llama, tiny_mixtral
 
 FLOAT16 = replace(FLOAT32, compute="float16")
+LOW_THROUGHOUT = replace(BFLOAT16, parameter="bfloat16", gradient="bfloat16", master="float32")
+LOW_REDUCE = replace(BFLOAT16, reduce="bfloat16")
 Said = dict[str, Any]
 Files = Mapping[PurePosixPath, str]
 LONG = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "no": "float32"}
@@ -34,6 +36,9 @@ def from_deepspeed(files: Files) -> Said:
     micro, accumulation = text["train_micro_batch_size_per_gpu"], text["gradient_accumulation_steps"]
     assert all(place["device"] == "cpu" for name, place in zero.items() if name.startswith("offload"))
     said = {"zero": zero["stage"], "offload": offload, "micro_batch": micro, "accumulation": accumulation}
+    tensors = text.get("tensor_parallel", {"autotp_size": 1, "vocab_parallel_lm_head": True})
+    assert tensors["vocab_parallel_lm_head"]
+    said["tp"] = tensors["autotp_size"]
     return said | {"data_parallel": batch // micro // accumulation, "batch": batch} | deepspeed_formats(text)
 
 
@@ -54,7 +59,8 @@ def deepspeed_formats(text: Said) -> Said:
 def from_accelerate(files: Files) -> Said:
     """Accelerate's YAML, and DeepSpeed's JSON where it points to it."""
     text = yaml.safe_load(files[PurePosixPath("accelerate.yaml")])
-    said: Said = {"data_parallel": text["num_processes"], "nodes": text["num_machines"]}
+    tensors = text.get("parallelism_config", {}).get("parallelism_config_tp_size", 1)
+    said: Said = {"data_parallel": text["num_processes"] // tensors, "nodes": text["num_machines"], "tp": tensors}
     said["compile"] = text.get("dynamo_config", {}).get("dynamo_backend") == "INDUCTOR"
     kind = text["distributed_type"]
     if kind == "DEEPSPEED":
@@ -62,6 +68,10 @@ def from_accelerate(files: Files) -> Said:
         assert "mixed_precision" not in text
         return said | from_deepspeed(files)
     said["compute"] = LONG[text["mixed_precision"]]
+    if tensors > 1:
+        cut = from_distributed_config(files, said["compute"])
+        assert text["parallelism_config"]["parallelism_config_dp_shard_size"] == cut["dp_replicate"] * cut["dp_shard"]
+        return said | cut
     if kind != "FSDP":
         assert kind == ("MULTI_GPU" if said["data_parallel"] > 1 else "NO")
         return said | {"zero": 0, "offload": "none"}
@@ -76,13 +86,22 @@ def from_accelerate(files: Files) -> Said:
     }
 
 
+def from_distributed_config(files: Files, compute: str) -> Said:
+    """Transformers' DistributedConfig; its policy of FSDP2 goes with bfloat16 that is reduced over other ranks."""
+    text = json.loads(files[PurePosixPath("distributed.json")])
+    said = {"dp_replicate": text["dp_replicate_size"], "dp_shard": text["fsdp_size"], "tp": text["tp_size"]}
+    over_others = said["dp_replicate"] * said["dp_shard"] > 1
+    assert text["fsdp_mixed_precision"] == (compute == "bfloat16" and over_others)
+    return said | {"reduce": "float32", "offload": "none"}
+
+
 def from_transformers(files: Files, name: str = "training.json") -> Said:
     """The fields of TrainingArguments."""
     text = json.loads(files[PurePosixPath(name)])
     section = text.get("fsdp_config")
     recompute = section["activation_checkpointing"] if section else text.get("gradient_checkpointing", False)
     assert bool(text.get("fsdp")) == bool(section)
-    return {
+    said = {
         "micro_batch": text["per_device_train_batch_size"],
         "accumulation": text["gradient_accumulation_steps"],
         "optimizer": {"adamw_torch": "adamw", "sgd": "sgd", "adamw_bnb_8bit": "adamw8bit"}[text["optim"]],
@@ -90,8 +109,14 @@ def from_transformers(files: Files, name: str = "training.json") -> Said:
         "backend": "gloo" if text["use_cpu"] else "nccl",
         "compile": text["torch_compile"],
         "recompute": "full" if recompute else "none",
+    }
+    if PurePosixPath("distributed.json") in files:
+        assert section is None
+        return said | from_distributed_config(files, said["compute"])
+    return said | {
         "zero": 0 if not section else 3 if section["reshard_after_forward"] else 2,
         "offload": "parameters" if section and section["cpu_offload"] else "none",
+        "tp": 1,
     }
 
 
@@ -304,19 +329,41 @@ def test_axes_are_those_that_are_written(target: str) -> None:
 @pytest.mark.parametrize(
     ("target", "choices", "words"),
     [
-        ("accelerate", {"tp": 2}, "mesh.tp = 2"),
+        ("accelerate", {"tp": 2, "sequence_parallel": True}, "number of tokens from hidden states"),
+        ("accelerate", {"tp": 2, "dp_shard": 2, "zero": 1}, "without DeepSpeed"),
+        ("accelerate", {"tp": 2, "dp_shard": 2, "zero": 3, "offload": "parameters"}, "cuts itself"),
+        (
+            "accelerate",
+            {"tp": 2, "dp_replicate": 2, "compression": "powersgd", "compression_rank": 1},
+            "leaves to FSDP2",
+        ),
         ("accelerate", {"dp_shard": 2, "zero": 2, "backend": "gloo"}, "one process"),
         ("accelerate", {"dp_shard": 2, "zero": 2, "offload": "nvme"}, "NVMe needs a folder"),
         ("accelerate", {"dp_replicate": 2, "dp_shard": 2, "zero": 1}, "hpZ"),
         ("deepspeed", {"dp_replicate": 2, "dp_shard": 2, "zero": 3}, "hpZ"),
         ("deepspeed", {"dp_shard": 2, "zero": 2, "offload": "parameters"}, "needs strategy.zero = 3"),
+        ("deepspeed", {"tp": 2, "sequence_parallel": True}, "number of tokens from hidden states"),
+        ("deepspeed", {"tp": 2, "cp": 2, "context_parallel": "all-to-all"}, "groups of their own"),
+        ("deepspeed", {"tp": 2, "dp_shard": 2, "zero": 2, "offload": "optimizer"}, "not tried with AutoTP"),
+        ("deepspeed", {"tp": 2, "formats": LOW_THROUGHOUT}, "1 to 3 alone"),
+        (
+            "deepspeed",
+            {"dp_replicate": 2, "formats": replace(LOW_THROUGHOUT, gradient="float32")},
+            "stops at the mixture",
+        ),
         ("transformers", {"dp_shard": 2, "zero": 1}, "ZeRO-1 is DeepSpeed's"),
-        ("transformers", {"dp_replicate": 2, "dp_shard": 2, "zero": 3}, "not a key of a file"),
-        ("fabric", {"dp_replicate": 2, "dp_shard": 2, "zero": 3}, "data by tensor"),
+        ("transformers", {"tp": 2, "sequence_parallel": True}, "number of tokens from hidden states"),
+        ("transformers", {"tp": 2, "backend": "gloo"}, "tensor parallelism on CPUs"),
+        ("transformers", {"tp": 2, "optimizer": "adamw8bit"}, "do not cut"),
+        ("transformers", {"tp": 2, "compile": True}, "cuts itself"),
+        ("transformers", {"tp": 2, "formats": FLOAT16}, "gradients that are cut"),
+        ("transformers", {"dp_replicate": 2, "dp_shard": 2, "zero": 3, "formats": LOW_REDUCE}, "has no other"),
+        ("fabric", {"tp": 2, "sequence_parallel": True}, "number of tokens from hidden states"),
+        ("fabric", {"tp": 2, "formats": FLOAT16}, "gradients that are cut"),
+        ("fabric", {"tp": 2, "dp_replicate": 2, "compression": "bf16"}, "leaves to FSDP2"),
         ("trainer", {"pp": 2, "schedule": "1f1b", "accumulation": 2}, "mesh.pp = 2"),
         ("trainer", {"recompute": "selective"}, "whole layers"),
-        ("trl", {"dp_replicate": 2, "dp_shard": 2, "zero": 3}, "an object of Transformers 5.23, not a key of a file"),
-        ("trl", {"tp": 2}, "TRL 1.16 cannot say mesh.tp = 2"),
+        ("trl", {"pp": 2, "accumulation": 2}, "TRL 1.16 cannot say mesh.pp = 2"),
         ("llama-factory", {"dp_shard": 2, "zero": 2, "offload": "optimizer"}, "DeepSpeed offloads its own only"),
         ("llama-factory", {"dp_shard": 2, "zero": 2, "formats": BFLOAT16}, "autocast are DDP's"),
         ("llama-factory", {"dp_shard": 2, "zero": 2, "optimizer": "sgd"}, "none that DeepSpeed shards"),
@@ -379,6 +426,8 @@ def test_refusals_say_why(target: str, choices: Said, words: str) -> None:
 @pytest.mark.parametrize(
     ("target", "shape", "choices", "words"),
     [
+        ("fabric", tiny_mixtral(layers=4), {"tp": 2}, "one feed-forward part a layer"),
+        ("transformers", tiny_llama(layers=4, kv_heads=1), {"tp": 2}, "key-value heads that it divides"),
         ("torchtitan", tiny_mixtral(layers=4), {"tp": 2, "etp": 2}, "mesh.etp = 2"),
         ("torchtitan", tiny_mixtral(layers=4), {"tp": 2}, "beside experts"),
         ("torchtitan", tiny_llama(layers=9), {"pp": 2, "virtual_stages": 2, "accumulation": 2}, "number of stages"),

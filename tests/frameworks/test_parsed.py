@@ -105,20 +105,25 @@ def deepspeed_files() -> list[tuple[str, int]]:
 @pytest.mark.parametrize("target", ["deepspeed"])
 def test_deepspeed_takes_every_file(target: str, fake_ranks: None) -> None:
     """DeepSpeedConfig accepts each file at its number of ranks and reads the numbers that stand in it: ranks that share sequences
-    (sequence_parallel_size) are one replica to it."""
+    (sequence_parallel_size) or tensors (autotp_size) are one replica to it."""
     from deepspeed.runtime.config import DeepSpeedConfig
 
     known = deepspeed_keys()
     assert distinct(target, "deepspeed.json")
     for text, world in deepspeed_files():
         document = json.loads(text)
-        replicas = world // document.get("sequence_parallel_size", 1)
+        tensors = document.get("tensor_parallel", {"autotp_size": 1})["autotp_size"]
+        replicas = world // document.get("sequence_parallel_size", 1) // tensors
         read = DeepSpeedConfig(document, mpu=DataParallel(replicas))
         assert read.train_batch_size == document["train_batch_size"]
         assert (
             read.train_micro_batch_size_per_gpu * read.gradient_accumulation_steps * replicas == read.train_batch_size
         )
         assert (read.zero_optimization_stage, read.gradient_clipping) == (document["zero_optimization"]["stage"], 1.0)
+        assert tensors == 1 or (
+            read.tensor_parallel_config.autotp_size,
+            read.tensor_parallel_config.vocab_parallel_lm_head,
+        ) == (tensors, True)
         assert set(document) <= known
     assert "train_batch_sise" not in known
 
@@ -126,12 +131,14 @@ def test_deepspeed_takes_every_file(target: str, fake_ranks: None) -> None:
 def deepspeed_keys() -> set[str]:
     """Texts that DeepSpeed's configuration names, or has in its code: it ignores top-level keys that are none of them."""
     from deepspeed.runtime import config, constants, precision_config
+    from deepspeed.runtime.tensor_parallel.config import get_tensor_parallel_config
     from deepspeed.runtime.zero import config as zero
 
     modules = (config, constants, precision_config, zero)
     named = {value for module in modules for value in vars(module).values() if isinstance(value, str)}
     code = ast.walk(ast.parse(inspect.getsource(config)))
-    return named | {node.value for node in code if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    written = {node.value for node in code if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return named | written | literals(get_tensor_parallel_config)
 
 
 @pytest.mark.proves("parsed")
@@ -253,3 +260,25 @@ def test_our_table_of_transformers_is_its_arguments() -> None:
 
     assert table("transformers") == {field.name for field in dataclasses.fields(TrainingArguments) if field.init}
     assert table("transformers", "fsdp_config") <= literals(TrainingArguments._process_fsdp_args)
+
+
+def test_our_table_of_a_distributed_config_is_its_fields() -> None:
+    """DistributedConfig.from_dict drops what is none of its fields; our table has exactly these."""
+    from transformers.distributed import DistributedConfig
+
+    assert table("transformers-distributed") == {field.name for field in dataclasses.fields(DistributedConfig)}
+
+
+@pytest.mark.proves("parsed")
+@pytest.mark.parametrize("target", ["accelerate", "transformers", "trl"])
+def test_a_distributed_config_is_read_whole(target: str) -> None:
+    """Every file becomes a DistributedConfig with its values, for as many ranks as the plan has."""
+    from transformers.distributed import DistributedConfig
+
+    files = distinct(target, "distributed.json")
+    assert len(files) >= 3
+    for text, world in files:
+        document = json.loads(text)
+        config = DistributedConfig.from_dict(document)
+        assert {name: getattr(config, name) for name in document} == document
+        assert config.dp_size * config.tp_size == world

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,24 @@ from tests.plans import BFLOAT16
 
 ULYSSES: dict[str, Any] = {"cp": 2, "context_parallel": "all-to-all", "accumulation": 4, "backend": "gloo"}
 """Two ranks that share each sequence: twice the micro-batches make up the same batch."""
+
+TENSORS: dict[str, Any] = {"tp": 2, "accumulation": 4}
+"""Two ranks that share each tensor: twice the micro-batches make up the same batch."""
+
+HYBRID: dict[str, Any] = {"dp_replicate": 2, "dp_shard": 2, "zero": 3, "micro_batch": 1}
+MASTERS = replace(BFLOAT16, parameter="bfloat16", master="float32")
+PRODUCTS: tuple[tuple[str, dict[str, Any], bool], ...] = (
+    ("fabric", {"tp": 2, "dp_shard": 2, "zero": 3, "backend": "gloo"}, True),
+    ("fabric", HYBRID | {"backend": "gloo"}, False),
+    ("trainer", {"tp": 2, "dp_replicate": 2, "backend": "gloo"}, False),
+    ("deepspeed", {"tp": 2, "dp_shard": 2, "zero": 1, "backend": "gloo"}, False),
+    ("deepspeed", {"tp": 2, "dp_shard": 2, "zero": 3, "backend": "gloo"}, True),
+    ("transformers", {"tp": 2, "dp_shard": 2, "zero": 2}, True),
+    ("transformers", HYBRID, False),
+    ("accelerate", {"tp": 2, "dp_shard": 2, "zero": 3}, False),
+    ("accelerate", HYBRID, False),
+)
+"""Meshes of four ranks with several axes, and whether one weight is at both ends of the model."""
 
 CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("accelerate", {"dp_replicate": 2}),
@@ -34,7 +53,22 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("fabric", {"dp_shard": 2, "zero": 3, "backend": "gloo", "formats": BFLOAT16, "recompute": "full"}),
     ("trainer", {"dp_replicate": 2, "backend": "gloo"}),
     ("trainer", {"dp_shard": 2, "zero": 2, "backend": "gloo"}),
+    ("accelerate", TENSORS),
+    ("deepspeed", TENSORS | {"backend": "gloo", "formats": BFLOAT16, "recompute": "full"}),
+    ("deepspeed", {"tp": 2, "dp_shard": 2, "zero": 1, "backend": "gloo", "formats": MASTERS}),
+    ("transformers", TENSORS | {"recompute": "full"}),
+    ("trl", TENSORS),
+    ("fabric", TENSORS | {"backend": "gloo", "formats": BFLOAT16, "recompute": "full"}),
+    ("trainer", TENSORS | {"backend": "gloo"}),
 )
+
+
+def changed(model_folder: Path, folder: Path, **changes: Any) -> Path:
+    """The folder of a model whose configuration is another in these fields."""
+    (folder / "model").mkdir()
+    configuration = json.loads((model_folder / "config.json").read_text(encoding="utf-8")) | changes
+    (folder / "model/config.json").write_text(json.dumps(configuration), encoding="utf-8")
+    return folder / "model"
 
 
 @pytest.mark.proves("trained")
@@ -53,14 +87,23 @@ def test_losses_are_those_of_one_process(
 
 
 @pytest.mark.proves("trained")
+@pytest.mark.parametrize(("target", "choices", "tied"), PRODUCTS, ids=lambda value: str(value)[:60])
+def test_gradients_of_products_are_those_of_one_process(
+    target: str, choices: dict[str, Any], tied: bool, model_folder: Path, tmp_path: Path
+) -> None:
+    """With SGD, whose step is as long as the clipped gradient, losses are those of one process: a norm over some of the ranks, a
+    gradient that is counted twice, or ends of one weight that part would be seen."""
+    folder = changed(model_folder, tmp_path, tie_word_embeddings=tied)
+    found = trained(tmp_path, target, plan_of(choices | {"optimizer": "sgd"}), words_for(folder))
+    assert found == pytest.approx(one_process(folder, "sgd"), rel=1e-5)
+
+
+@pytest.mark.proves("trained")
 @pytest.mark.parametrize("target", ["deepspeed"])
 def test_ranks_of_a_sequence_add_up_its_gradient(target: str, model_folder: Path, tmp_path: Path) -> None:
     """With small weights, whose gradient is not clipped, and SGD, whose step is as long as the gradient, losses are those of one process:
     a gradient that were averaged over the ranks of a sequence, or counted twice, would be seen."""
-    folder = tmp_path / "gentle"
-    folder.mkdir()
-    configuration = json.loads((model_folder / "config.json").read_text(encoding="utf-8")) | {"initializer_range": 0.02}
-    (folder / "config.json").write_text(json.dumps(configuration), encoding="utf-8")
+    folder = changed(model_folder, tmp_path, initializer_range=0.02)
     plan = plan_of(ULYSSES | {"zero": 1, "optimizer": "sgd"})
     assert trained(tmp_path, target, plan, words_for(folder)) == pytest.approx(one_process(folder, "sgd"), rel=1e-5)
 
