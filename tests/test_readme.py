@@ -46,7 +46,7 @@ def test_planning_installs_no_torch() -> None:
     """`make plan` asks for no extra, `make test` for all of them."""
     assert not any("[" in line and "pip install" in line for line in recipe("plan"))
     lines = (ROOT / "Makefile").read_text(encoding="utf-8").splitlines()
-    assert any(line.endswith("-e '.[run,weights,qlora,calibrate,tensorboard,hf,test,dev]'") for line in lines)
+    assert any(line.endswith("-e '.[run,weights,qlora,fp8,calibrate,tensorboard,hf,test,dev]'") for line in lines)
 
 
 def test_the_first_page_is_short() -> None:
