@@ -105,6 +105,7 @@ TECHNIQUES = (
     Technique("Muon, TP x FSDP", "tp=2,dp_shard=4,zero=3,sequence_parallel=1", more={"optimizer": "muon"}),
     Technique("SGD", FSDP, more={"optimizer": "sgd"}),
     Technique("loss in chunks", f"{FSDP},loss=chunked"),
+    Technique("tables on a parameter server", "tables=server", model="tinyllama-1.1b"),
     Technique("LoRA, DDP", "dp_replicate=8", more={"method": "lora"}),
     Technique("LoRA, ZeRO-3", FSDP, more={"method": "lora"}),
     Technique("QLoRA, DDP", "dp_replicate=8", more={"method": "qlora"}),
@@ -134,8 +135,8 @@ MISSING = (
     "LLaMA-Factory, axolotl, Composer and llm-foundry; tensor parallelism in those of LLaMA-Factory, axolotl, Composer, llm-foundry and EPL, and "
     "with sequence parallelism or experts in those of Accelerate, DeepSpeed, Transformers, TRL and Lightning (docs/decisions/0135); FSDP in those of "
     "LLaMA-Factory and axolotl; ZeRO in those of EPL.",
-    "A parameter server is run and emitted (`parameter-server`) but not planned: no plan says servers, and neither its traffic nor what it takes "
-    "off the devices is in a formula.",
+    "Of a parameter server (`tables=server`): several nodes or servers, and beside adapters, Muon, fp8, compressed gradients or threads "
+    "(docs/decisions/0138).",
     "Emitted files of frameworks were parsed by them and trained with on two CPU ranks (`make test-frameworks`), not on GPUs. Times and "
     "bytes beside them are those of the plan's profile, not of that framework.",
     "Checkpoints of 8-bit AdamW under a layout whose parts are no whole blocks of 256 elements of each other's: refused, never decoded and encoded anew (docs/decisions/0106).",

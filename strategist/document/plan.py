@@ -29,6 +29,7 @@ ContextParallel = Literal["none", "ring", "all-to-all"]
 Replicas = Literal["processes", "threads"]
 Compression = Literal["none", "bf16", "fp16", "powersgd", "topk"]
 Loss = Literal["whole", "chunked"]
+Tables = Literal["local", "server"]
 Backend = Literal["nccl", "gloo", "mpi"]
 Policy = Literal["hf", "fastest"]
 Objective = Literal["time", "cost", "memory", "simplicity"]
@@ -110,7 +111,7 @@ class Strategy:
     """Everything about the layout that is not a mesh degree. `replicas` are processes of DDP, or threads of one process, as
     nn.DataParallel has them. `compression` is what DDP does to gradients before it sends them; PowerSGD keeps so many columns
     (`compression_rank`), top-k such a share of the elements (`compression_share`). The `loss` is that of whole logits, or of the
-    logits of a few tokens at a time. With `recompute_layers` above 0 full recompute is that of the first so many layers of every chunk,
+    logits of a few tokens at a time; the `tables` of embeddings are local, or on a parameter server. With `recompute_layers` above 0 full recompute is that of the first so many layers of every chunk,
     with `recompute_every` that of every so-many-th of them."""
 
     zero: int = 0
@@ -132,6 +133,7 @@ class Strategy:
     compression_rank: int = 0
     compression_share: float = 0.0
     loss: Loss = "whole"
+    tables: Tables = "local"
     formats: NumberFormats
     optimizer: str = "adamw"
     compile: bool = False

@@ -48,11 +48,13 @@ LATER_INSIDE: dict[str, dict[str, Any]] = {
         "compression_rank": 0,
         "compression_share": 0,
         "loss": "whole",
+        "tables": "local",
         "recompute_layers": 0,
         "recompute_every": 0,
     },
     "certificate": {"slower": 0, "bests": []},
     "request": {"also": []},
+    "model": {"tables": []},
 }
 """The same inside some of the fields, with the values that say nothing."""
 

@@ -102,6 +102,7 @@ def plain_values() -> Mapping[str, Any]:
 WHY = {
     "model.method": "Adapters are put into a model by a training script, not by these files.",
     "strategy.compression": "Hooks of DDP are not mapped for it.",
+    "strategy.tables": "No process of it holds tables of embeddings for others.",
     "strategy.recompute_layers": "It recomputes all layers or none.",
     "strategy.recompute_every": "It recomputes all layers or none.",
     "strategy.optimizer": "Which weights another Muon updates, and how far, or which states are in eight bits there, was not compared.",

@@ -7,8 +7,7 @@ from strategist.emitters.emitter import Emitter, Files, Options
 from strategist.emitters.executor_script import TRAIN_CALL, executor_script
 from strategist.emitters.torchrun import EXECUTOR_AXES, Launcher, job_files
 
-TRAIN = executor_script(
-    f'''
+BODY = f'''
 
 def run_rank(local_rank: int, ranks: int, port: str) -> None:
     """One rank of this node, with the variables that torchrun would have set."""
@@ -28,11 +27,15 @@ def free_port() -> str:
 if __name__ == "__main__":
     ranks = plan.mesh.world // plan.cluster.nodes
     mp.spawn(run_rank, args=(ranks, os.environ.get("MASTER_PORT") or free_port()), nprocs=ranks)
-''',
-    how=", its ranks started by mp.spawn",
-    standard=("import socket",),
-    others=("import torch.multiprocessing as mp",),
-)
+'''
+
+
+def spawn_script(how: str) -> str:
+    """A training script that starts the ranks of its node; `how` are words of its first line."""
+    return executor_script(BODY, how=how, standard=("import socket",), others=("import torch.multiprocessing as mp",))
+
+
+TRAIN = spawn_script(", its ranks started by mp.spawn")
 
 
 def spawn_launcher(options: Options) -> Launcher:

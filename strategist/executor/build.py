@@ -25,6 +25,7 @@ from strategist.executor.steps.float8_matrices import float8_matrices
 from strategist.executor.steps.materialise import materialise
 from strategist.executor.steps.pipeline_split import pipeline_split
 from strategist.executor.steps.recompute import recompute
+from strategist.executor.steps.serve_tables import serve_tables
 from strategist.executor.steps.shard_data import shard_data
 from strategist.executor.steps.share_values import share_values
 from strategist.executor.steps.tensor_parallel import tensor_parallel
@@ -39,6 +40,7 @@ Step = Callable[[nn.Module, Job], nn.Module]
 
 LAYOUT_STEPS: tuple[Step, ...] = (
     training_mode,  # before anything looks at the model
+    serve_tables,  # before any rank holds a part of the model: no rank holds these
     train_adapters,  # before any cut: the format of the parameters is theirs from now on
     share_values,  # before any cut: afterwards no two ranks hold the same parts
     pipeline_split,  # before all that costs: what another stage owns need not be cut, wrapped or given memory here;
@@ -116,6 +118,7 @@ def bring_to_life(
         model=model,
         optimizer=optimizer,
         engine=make_engine(model, job, Objective(loss_fn, chunked=job.plan.strategy.loss == "chunked")),
+        server=job.instruments.server,
     )
 
 

@@ -38,6 +38,7 @@ from strategist.executor.initialise import local_part
 from strategist.executor.names import by_weight, plain_name, whole_name
 from strategist.executor.scales import SCALES, Loan, is_scale, loans, scale_name
 from strategist.executor.stacked import Stacked
+from strategist.executor.tables import Server
 from strategist.runs.checkpoints import (
     FORMAT,
     PARTIAL,
@@ -66,10 +67,13 @@ def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 def state_of(model: nn.Module, optimizer: Optimizer) -> State:
     """This rank's part of parameters, optimizer state and random numbers, by name; the tensors themselves, not copies."""
     named = named_parameters(model)
-    return _state_of(named, _optimizer_states(named, optimizer), bundles_of(model))
+    return state_of_parameters(named, _optimizer_states(named, optimizer), bundles_of(model))
 
 
-def _state_of(named: dict[str, nn.Parameter], held: list[HeldStates], bundles: Mapping[str, Bundle]) -> State:
+def state_of_parameters(
+    named: dict[str, nn.Parameter], held: list[HeldStates], bundles: Mapping[str, Bundle] | None = None
+) -> State:
+    """The same of some parameters and the states that are kept for them, `bundles` of matrices among them."""
     places = _places(named)
     state: State = {f"model/{name}": parameter.detach() for name, parameter in named.items()}
     scales: State = {}
@@ -82,7 +86,7 @@ def _state_of(named: dict[str, nn.Parameter], held: list[HeldStates], bundles: M
                 state[f"optimizer/{name}/{key}"] = _placed_like(parameter, value)
             elif isinstance(value, Tensor) and value.numel() > 0:
                 scales[scale_name(whole_name(name), key, parameter, first)] = value
-    return _whole_tensors(state, places, bundles) | scales
+    return _whole_tensors(state, places, bundles or {}) | scales
 
 
 def _places(named: Mapping[str, nn.Parameter]) -> dict[str, tuple[int, int]]:
@@ -128,7 +132,7 @@ def _optimizer_states(named: dict[str, nn.Parameter], optimizer: Optimizer) -> l
     return [(name, named[name], kept[held]) for name, held in _held_by_optimizer(named, optimizer) if held in kept]
 
 
-def _take_states(optimizer: Optimizer, held: list[HeldStates], state: State) -> None:
+def take_states(optimizer: Optimizer, held: list[HeldStates], state: Mapping[str, Tensor]) -> None:
     """Give the optimizer what was read beside its own tensors: numbers, and copies of pieces."""
     for name, _, values in held:
         numbers = {key: type(value) for key, value in values.items() if isinstance(value, NUMBERS)}
@@ -168,23 +172,27 @@ def _placed_like(parameter: nn.Parameter, value: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def fill_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
+def fill_optimizer(parameters: Iterable[nn.Parameter], optimizer: Optimizer) -> None:
     """Make the states that an optimizer only has after its first step: one step with gradients and rates of zero."""
     rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["lr"] = 0.0
-    for parameter in (parameter for parameter in model.parameters() if parameter.requires_grad):
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
-    model.zero_grad(set_to_none=True)
+    for parameter in trained:
+        parameter.grad = None
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
 
 
-def whole_state(model: nn.Module, optimizer: Optimizer, counters: State) -> State:
-    """All that a checkpoint has of this rank: `state_of`, what the session counts, what compression owes, and the random numbers."""
+def whole_state(model: nn.Module, optimizer: Optimizer, counters: State, server: Server | None = None) -> State:
+    """All that a checkpoint has of this rank: `state_of`, tables on a server, what the session counts, what compression owes, and the
+    random numbers."""
     owed = owed_by(feedback_of(model), _rank())
-    return state_of(model, optimizer) | counters | owed | {_random_name(): torch.get_rng_state()}
+    tables = {} if server is None else server.state(with_optimizer=False)
+    return state_of(model, optimizer) | tables | counters | owed | {_random_name(): torch.get_rng_state()}
 
 
 def make_room(folder: Path) -> None:
@@ -212,9 +220,11 @@ def _partial_of(folder: Path) -> Path:
     return folder.with_name(PARTIAL + folder.name)
 
 
-def load(folder: Path, model: nn.Module, optimizer: Optimizer, counters: State) -> Manifest:
-    """Fill parameters, optimizer and `counters` from a checkpoint, whatever layout wrote it, and what compression owes; every rank
-    must call it.
+def load(
+    folder: Path, model: nn.Module, optimizer: Optimizer, counters: State, server: Server | None = None
+) -> Manifest:
+    """Fill parameters, optimizer, tables on a server and `counters` from a checkpoint, whatever layout wrote it, and what compression
+    owes; every rank must call it.
 
     Every file's digest is compared first, each rank looking at some. Raises on every rank, with nothing changed:
     InputError for a folder that is no checkpoint, StaleError DIGEST for one that is not what its manifest says,
@@ -226,12 +236,14 @@ def load(folder: Path, model: nn.Module, optimizer: Optimizer, counters: State) 
     metadata: Metadata = _agree(reader.read_metadata)
     stored, feedback = metadata.state_dict_metadata, feedback_of(model)
     _agree(_require_debtor, folder, stored, feedback)
-    is_new = any(name.startswith("optimizer/") for name in stored) and not any(kept_states(optimizer))
+    has_states = any(name.startswith("optimizer/") for name in stored)
+    is_new = has_states and not any(kept_states(optimizer))
     if is_new:
-        fill_optimizer(model, optimizer)
+        fill_optimizer(model.parameters(), optimizer)
     named = named_parameters(model)
     held = _optimizer_states(named, optimizer)
-    state = _state_of(named, held, bundles_of(model)) | counters
+    tables = {} if server is None else server.state(with_optimizer=has_states)
+    state = state_of_parameters(named, held, bundles_of(model)) | tables | counters
     borrowed = {name: found for name in state if is_scale(name) and (found := loans(name, stored))}
     asked = {name: value for name, value in state.items() if name not in borrowed} | _room_for(borrowed, stored)
     try:
@@ -239,13 +251,17 @@ def load(folder: Path, model: nn.Module, optimizer: Optimizer, counters: State) 
     except StrategistError:
         if is_new:
             _forget_states(optimizer)
+        if server is not None:
+            server.take(None)
         raise
     _read(asked, reader, alone=_world() == 1)
     for name, found in borrowed.items():
         state[name].copy_(torch.cat([asked[loan.name][loan.blocks] for loan in found]))
     _share_numbers(held)
-    _take_states(optimizer, held, state)
+    take_states(optimizer, held, state)
     follow_weights(model, optimizer)
+    if server is not None:
+        server.take({name: state[name] for name in tables})
     if feedback is not None:
         feedback.take(_owed(feedback.kind, stored, reader, manifest.world))
     if manifest.world == _world():

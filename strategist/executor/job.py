@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from strategist.document.plan import Plan, Stage
 from strategist.executor.drive import Drive
 from strategist.executor.sequence import TokenShare, token_share
+from strategist.executor.tables import Server
 from strategist.executor.threads import over_threads
 from strategist.records import dataclass, field
 
@@ -33,7 +34,7 @@ class Instruments:
     `read` turns a tensor into a number (fake tensors have none), `make_stage` makes the pipeline stage (a fake group
     cannot vote on shapes), `replica` averages the gradients of whole copies (DDP's reducer, in C++, reads real memory),
     `threads` spreads a module over the devices of one process, `compile_backend` is what torch.compile compiles for, `make_drive` opens the drive that optimizer state is put on (fake
-    tensors have no bytes to put there). `phase` hears what this rank begins: forward, backward, reduce,
+    tensors have no bytes to put there). `server` holds the tables of embeddings of a plan that has them elsewhere. `phase` hears what this rank begins: forward, backward, reduce,
     step, save or load.
     """
 
@@ -43,6 +44,7 @@ class Instruments:
     threads: Callable[[nn.Module, int], nn.Module] = over_threads
     compile_backend: str = "inductor"
     make_drive: Callable[[], Drive] = Drive
+    server: Server | None = None
     phase: Callable[[str], None] = unheard
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -37,6 +37,7 @@ from strategist.executor.loss_scale import LossScale
 from strategist.executor.mesh import data_group, data_mesh, data_rank, pipeline_group
 from strategist.executor.names import by_weight
 from strategist.executor.precision import gradient_dtype
+from strategist.executor.tables import Server
 from strategist.executor.tied import TiedEnds
 from strategist.executor.versions import versions
 from strategist.records import dataclass
@@ -57,30 +58,14 @@ class StepResult:
     loss_scale: float | None = None
 
 
-class Outside(Protocol):
-    """Weights that lie in no rank of the plan, but on a server."""
-
-    def norm(self) -> Tensor:
-        """The norm of their gradients, those of all ranks added up."""
-
-    def update(self, factor: Tensor) -> None:
-        """One step of their optimizer with so many times the gradients. Called by every rank."""
-
-    def forget(self) -> None:
-        """Drop their gradients. Called by every rank."""
-
-    def whole(self) -> dict[str, Tensor]:
-        """Their values by name."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The live objects a session drives."""
+    """The live objects a session drives; `server` holds the tables of embeddings that no rank has."""
 
     model: nn.Module
     optimizer: Optimizer
     engine: Engine
-    outside: Outside | None = None
+    server: Server | None = None
 
 
 RateOfStep = Callable[[int], float]
@@ -178,8 +163,8 @@ class Session:
         self._tied.add_gradients()
         twice = self._tied.duplicate
         norm = gradient_norm((p for p in self._parameters if p is not twice), self._pipeline)
-        if self.parts.outside is not None:
-            norm = torch.hypot(norm, self.parts.outside.norm().to(norm))
+        if self.parts.server is not None:
+            norm = torch.hypot(norm, self.parts.server.norm().to(norm))
         return loss / times, tokens, norm / self._loss_factor
 
     @property
@@ -211,8 +196,8 @@ class Session:
     def _forget(self) -> None:
         """Drop all gradients."""
         self._drop_gradients()
-        if self.parts.outside is not None:
-            self.parts.outside.forget()
+        if self.parts.server is not None:
+            self.parts.server.forget()
 
     def _drop_gradients(self) -> None:
         for parameter in self._parameters:
@@ -220,15 +205,16 @@ class Session:
 
     def _update(self, norm: Tensor) -> None:
         self.job.instruments.phase("step")
-        if self.parts.outside is not None:
-            self.parts.outside.update(limit_factor(norm, self.clip_norm) / self._loss_factor)
+        rate = 1.0 if self._rate_of_step is None else self._rate_of_step(self.steps)
+        if self.parts.server is not None:
+            self.parts.server.update(limit_factor(norm, self.clip_norm) / self._loss_factor, rate)
         if self.clip_norm is not None or self.loss_scale is not None:
             scale_gradients(self._parameters, limit_factor(norm, self.clip_norm) / self._loss_factor)
         if self.loss_scale is not None:
             self.loss_scale.went_well()
         if self._rate_of_step is not None:
-            for group, rate in zip(self.parts.optimizer.param_groups, self._rates, strict=True):
-                group["lr"] = rate * self._rate_of_step(self.steps)
+            for group, own in zip(self.parts.optimizer.param_groups, self._rates, strict=True):
+                group["lr"] = own * rate
         self.parts.optimizer.step()
         self._drop_gradients()
         if self.job.device.type != "cpu":
@@ -277,8 +263,8 @@ class Session:
             named, bundles = named_parameters(self.parts.model), bundles_of(self.parts.model)
             parts = {name: self._whole(p, bundles.get(name)).cpu() for name, p in named.items()}
         mine = {name: torch.cat([parts[part] for part in slices]) for name, slices in by_weight(parts).items()}
-        if self.parts.outside is not None:
-            mine |= self.parts.outside.whole()
+        if self.parts.server is not None:
+            mine |= self.parts.server.whole()
         if self._pipeline is None:
             return mine
         stages: list[Any] = [None] * self.job.plan.mesh.pp
@@ -295,11 +281,9 @@ class Session:
         """Write parameters, optimizer state, loss scale, what compression owes, step and random numbers into a new folder, which any layout can load.
 
         Without `wait` only a copy is made now, in the host's memory or on the drive that optimizer state is put on, and written while
-        training goes on; `finish_saving` waits for it. Raises InputError EXISTS for a folder that is there, InternalError IO when the machine refuses; on every rank; and as
-        `require_checkpoints`.
+        training goes on; `finish_saving` waits for it. Raises InputError EXISTS for a folder that is there, InternalError IO when the machine refuses; on every rank.
         """
         self.job.instruments.phase("save")
-        self.require_checkpoints()
         self.finish_saving()
         facts = {
             "step": self.steps,
@@ -307,7 +291,7 @@ class Session:
             "plan": self.job.plan.seal,
             "versions": versions(),
         }
-        state = whole_state(self.parts.model, self.parts.optimizer, self._counters())
+        state = whole_state(self.parts.model, self.parts.optimizer, self._counters(), self.parts.server)
         if wait:
             make_room(Path(folder))
             save(Path(folder), state, facts)
@@ -324,17 +308,6 @@ class Session:
             return {}
         return {LOSS_SCALE: torch.tensor([self.loss_scale.value, self.loss_scale.good_steps], dtype=torch.float64)}
 
-    def require_checkpoints(self) -> None:
-        """Raise ImpossibleError UNSUPPORTED where none can be written or read: they know no tables on a server."""
-        if self.parts.outside is not None:
-            raise ImpossibleError(
-                "UNSUPPORTED",
-                "Checkpoints of a session with a parameter server are not built.",
-                flag="folder",
-                value="a parameter server",
-                hint="Plan without it, or train without saving.",
-            )
-
     def load(self, folder: str | Path) -> None:
         """Go on from a checkpoint that `save` wrote, under this plan or another one for the same model.
 
@@ -344,10 +317,9 @@ class Session:
         is not the plan's. On another number of replicas each of them owes the mean of what those of the checkpoint owed.
         """
         self.job.instruments.phase("load")
-        self.require_checkpoints()
         self.finish_saving()
         counters = self._counters()
-        self.steps = load(Path(folder), self.parts.model, self.parts.optimizer, counters).step
+        self.steps = load(Path(folder), self.parts.model, self.parts.optimizer, counters, self.parts.server).step
         if self.loss_scale is not None:
             value, good_steps = counters[LOSS_SCALE].tolist()
             self.loss_scale.value, self.loss_scale.good_steps = value, int(good_steps)

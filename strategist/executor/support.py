@@ -15,6 +15,7 @@ from strategist.executor.context_support import context_obstacles
 from strategist.executor.obstacles import Obstacle, indivisible, lacking
 from strategist.executor.pipeline_support import IN_TWO_PARTS, pipeline_obstacles
 from strategist.facts.layers import sides_divide
+from strategist.facts.tables import served_tables
 from strategist.facts.workload import FLOAT8_MULTIPLE
 
 FORMATS = (
@@ -85,6 +86,7 @@ def layout_obstacles(plan: Plan) -> tuple[Obstacle, ...]:
         _threads,
         _tiling,
         _compression,
+        _tables,
         _loss,
         _recompute,
         _muon,
@@ -308,6 +310,38 @@ def _threads(plan: Plan) -> Iterator[Obstacle]:
             f"{plan.model.method}).",
             hint="Use replicas = processes, or leave compile, offload and adapters out.",
         )
+
+
+def _tables(plan: Plan) -> Iterator[Obstacle]:
+    """A parameter server: whole replicas under DDP on one node, whose tables of embeddings are tables and nothing else."""
+    mesh, s, shape, place = plan.mesh, plan.strategy, plan.model, "strategy.tables"
+    if s.tables == "local":
+        return
+    if mesh.dp_replicate == 1 or mesh.dp_replicate != mesh.world or s.zero > 0 or plan.cluster.nodes > 1:
+        yield Obstacle(
+            code="FRAMEWORK_LEGALITY",
+            place=place,
+            value=s.tables,
+            sentence="tables = server is a process beside DDP: whole replicas on the devices of one node, mesh.dp_replicate of them, "
+            "under zero = 0 and without any other axis.",
+            hint="Use tables = local.",
+        )
+    reasons = {
+        f"replicas {s.replicas}": s.replicas != "processes",
+        f"offload {s.offload}": s.offload != "none",
+        f"compression {s.compression}": s.compression != "none",
+        f"model.method {shape.method}": shape.method != "full",
+        f"optimizer {s.optimizer}": s.optimizer == "muon",
+        f"precision {plan.workload.precision}": plan.workload.precision == "fp8",
+        "no table of embeddings that no other module shares": not served_tables(shape),
+    }
+    yield from lacking(
+        place,
+        s.tables,
+        "The executor cannot run strategy.tables = server here: the plan has",
+        reasons,
+        "Use tables = local.",
+    )
 
 
 def keeps_errors(strategy: Strategy) -> bool:

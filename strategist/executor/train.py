@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import resource
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, cast
 
 import torch
@@ -17,12 +18,13 @@ from strategist.errors import InputError
 from strategist.executor.architecture import model_obstacles
 from strategist.executor.build import build
 from strategist.executor.data import StepSampler, SyntheticTokens, next_batch
-from strategist.executor.job import Instruments
+from strategist.executor.job import Instruments, unheard
 from strategist.executor.models import model_from_shape
 from strategist.executor.obstacles import refuse
 from strategist.executor.processes import World, one_verdict, process_group
 from strategist.executor.session import Session, StepResult
 from strategist.executor.support import layout_obstacles
+from strategist.executor.tables import Server
 from strategist.executor.versions import require_same_versions, versions
 from strategist.executor.watch import Watch
 from strategist.records import dataclass
@@ -89,10 +91,10 @@ def train(
         )
     refuse(layout_obstacles(plan) + (() if make_model else model_obstacles(plan.model, plan.workload.seq_len)))
     data = dataset if dataset is not None else synthetic_data(plan, steps, seed)
-    with process_group(plan) as world, one_verdict(world):
+    with process_group(plan) as world, one_verdict(world), _beside_server(plan, world):
         require_same_versions()
         model = make_model() if make_model else model_from_shape(plan.model)
-        instruments = Instruments(phase=watch.phase) if watch else None
+        instruments = Instruments(phase=watch.phase if watch else unheard, server=_server(plan, model, seed))
         with build(plan, model, clip_norm=CLIP_NORM, seed=seed, instruments=instruments) as session:
             if watch:
                 watch.begin(session)
@@ -107,6 +109,23 @@ def train(
             if observer:
                 observer.finish(report)
             return report
+
+
+def _beside_server(plan: Plan, world: World) -> AbstractContextManager[None]:
+    """A process beside the ranks for a plan that has tables of embeddings on a parameter server."""
+    if plan.strategy.tables == "local":
+        return nullcontext()
+    from strategist.executor.parameter_server import beside_server  # torch is not built with RPC everywhere
+
+    return beside_server(world.device)
+
+
+def _server(plan: Plan, model: nn.Module, seed: int) -> Server | None:
+    if plan.strategy.tables == "local":
+        return None
+    from strategist.executor.parameter_server import serving
+
+    return serving(plan, model, seed=seed)
 
 
 def synthetic_data(plan: Plan, steps: int, seed: int) -> SyntheticTokens:

@@ -225,15 +225,20 @@ def import_weights(session: Session, folder: str | Path) -> None:
     listed = [(entry, _stored_name(entry, where)) for entry in entries(shape)]
     _require_fit(place, listed, where, sizes)
     _require_same_router(place, shape)
+    server, tables = session.parts.server, {}
     for entry, name in listed:
-        if not any(ours in mine and _holds(mine[ours], entry.expert) for ours in entry.ours):
+        if server is None and not any(ours in mine and _holds(mine[ours], entry.expert) for ours in entry.ours):
             continue  # another stage's, or another rank's expert
         with safe_open(place / where[name], framework="pt") as file:
             parts = entry.parted(file.get_tensor(name))
         for ours, whole in parts.items():
             if ours in mine:
                 _put(mine[ours], whole, entry.expert)
+            else:  # of a server's workers every one has all the others
+                tables[f"model/{ours}"] = whole
     follow_weights(model, session.parts.optimizer)
+    if server is not None:
+        server.take(tables)
 
 
 def _require_built_in(model: nn.Module) -> None:

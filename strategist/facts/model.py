@@ -41,7 +41,8 @@ class ModelShape:
     `layer_extra_parameters` those of every single layer; `extra` keeps what only one family has. `emb_dim` is the width
     of the token table where it is not the model's, `v_dim` the width of a value head where it is not `head_dim` (0: it
     is), `full_heads` the heads of full-attention layers where sliding ones have others. With `adapters` the weights are frozen
-    and small matrices beside them are trained, which count as matrices of the layers.
+    and small matrices beside them are trained, which count as matrices of the layers. `tables` are rows and width of every
+    table of embeddings in a module that nobody described, whose weights the other fields count.
     """
 
     name: str
@@ -93,6 +94,7 @@ class ModelShape:
     source: str = ""
     notes: tuple[str, ...] = ()
     adapters: Adapters | None = None
+    tables: tuple[tuple[int, int], ...] = ()
 
     @property
     def method(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import product
 from typing import Any
@@ -72,6 +73,22 @@ def _tables(parts: Parts) -> list[Any]:
 def _table(parts: Parts) -> tuple[int, int]:
     """Rows and width of the largest Embedding; zeros without one."""
     return max(((module.num_embeddings, module.embedding_dim) for module in _tables(parts)), default=(0, 0))
+
+
+def plain_tables(parts: Parts) -> tuple[tuple[int, int], ...]:
+    """Rows and width of every Embedding and EmbeddingBag, or none where one of them does more than give rows (a row of padding, a
+    limit on norms, gradients by frequency) or is somebody else's weight too."""
+    tables = _tables(parts)
+    owned = Counter(id(weight) for inner in parts.modules for weight in vars(inner).get("_parameters", {}).values())
+    if any(owned[id(table.weight)] > 1 or _does_more(table) for table in tables):
+        return ()
+    return tuple((table.num_embeddings, table.embedding_dim) for table in tables)
+
+
+def _does_more(table: Any) -> bool:
+    """Whether something beside rows is asked of a table; row 0 may be the padding."""
+    asked = (getattr(table, name, None) for name in ("padding_idx", "max_norm", "scale_grad_by_freq"))
+    return any(value is not None and value is not False for value in asked)
 
 
 def _has_head(parts: Parts, vocab: int) -> bool:

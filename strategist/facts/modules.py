@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from strategist.errors import InputError
 from strategist.facts.model import MAX_LAYERS, ModelShape
 from strategist.facts.model_config import shape_from_config
-from strategist.facts.module_parts import Parts, decoder_of, facts_of
+from strategist.facts.module_parts import Parts, decoder_of, facts_of, plain_tables
 from strategist.facts.parameters import count
 from strategist.records import dataclass, replace
 
@@ -160,6 +160,7 @@ def _opaque(parts: Parts, notes: list[str]) -> ModelShape:
         final_norm=False,
         parameters_stated=parts.total,
         extra=(("largest_layer_parameters", parts.largest),),
+        tables=plain_tables(parts),
         source=f"module of class {parts.name}",
         notes=(*notes, f"Could not be read: {', '.join(unread)}.") if unread else tuple(notes),
         **{"hidden": 0, "vocab": 0} | facts,

@@ -18,6 +18,7 @@ from typing import Literal
 from strategist.facts.layers import Layer, build_layer, norm_size
 from strategist.facts.model import ModelShape, layer_counts, layer_sequence
 from strategist.facts.parameters import outer_parameters, table_width
+from strategist.facts.tables import Served, served_elements
 from strategist.facts.weights import Matrix, Vector
 from strategist.records import dataclass
 
@@ -141,18 +142,18 @@ FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20
 """Bytes from which DDP closes its first bucket and the others (torch.distributed._DEFAULT_FIRST_BUCKET_BYTES, bucket_cap_mb)."""
 
 
-def ddp_buckets(shape: ModelShape, gradient: float) -> int:
+def ddp_buckets(shape: ModelShape, gradient: float, *, serves_tables: bool = False) -> int:
     """How many all-reduces DDP makes of a model's gradients of `gradient` bytes per element, frozen ones counted in unless they
-    stand beside adapters."""
-    return len(bucket_sizes(shape, gradient))
+    stand beside adapters; without its tables where a server has them."""
+    return len(bucket_sizes(shape, gradient, serves_tables=serves_tables))
 
 
 @cache
-def bucket_sizes(shape: ModelShape, gradient: float) -> tuple[int, ...]:
+def bucket_sizes(shape: ModelShape, gradient: float, *, serves_tables: bool = False) -> tuple[int, ...]:
     """Elements of DDP's buckets: it fills them in the order in which gradients come and closes one when it is full. Source: PyTorch
     2.13 torch/csrc/distributed/c10d/reducer.cpp, compute_bucket_assignment_by_size."""
     found, held, limit = [], 0, FIRST_BUCKET
-    for size in _as_gradients_come(shape):
+    for size in _as_gradients_come(shape, served_elements(shape) if serves_tables else Served(0, 0)):
         held += size
         if held * gradient >= limit:
             found.append(held)
@@ -160,21 +161,21 @@ def bucket_sizes(shape: ModelShape, gradient: float) -> tuple[int, ...]:
     return tuple(found) if not held else (*found, held)
 
 
-def _as_gradients_come(shape: ModelShape) -> Iterator[int]:
-    """Elements of all tensors of a whole model from the head to the embedding."""
+def _as_gradients_come(shape: ModelShape, served: Served) -> Iterator[int]:
+    """Elements of all tensors of a whole model from the head to the embedding, but for those on a server."""
     part = Part((), True, True, 1, 1, 1)
     if shape.adapters is not None:
         yield from _of_adapters(shape, part)
         return
     outer = outer_parameters(shape)
     table = shape.vocab * table_width(shape)
-    yield from (0 if shape.tied else table, _beside_head(shape), outer.final_norm, outer.extra)
+    yield from (0 if shape.tied else table, _beside_head(shape), outer.final_norm, outer.extra - served.extra)
     for kind in reversed(layer_sequence(shape)):
         layer = build_layer(shape, kind)
         for matrix in reversed(layer.matrices):
             yield from _of_matrix(matrix, part)
         yield from (vector.size for vector in layer.vectors)
-    yield from (outer.position, table, outer.projection, outer.input, outer.embedding_norm)
+    yield from (outer.position, table - served.before, outer.projection, outer.input, outer.embedding_norm)
 
 
 def _of_adapters(shape: ModelShape, part: Part) -> Iterator[int]:

@@ -27,6 +27,7 @@ from strategist.executor.mesh import (
 )
 from strategist.executor.models import ReferenceModel
 from strategist.executor.session import Session
+from strategist.executor.tables import Server
 from strategist.executor.threads import as_process
 from strategist.executor.train import CLIP_NORM
 from strategist.measure.stand_ins import FirstDevice, NoDrive, Replica, stage_for
@@ -57,7 +58,7 @@ def world_of(backend: str, store: Store, plan: Plan, rank: int) -> Iterator[None
         dist.destroy_process_group()
 
 
-def job_for(plan: Plan, device: torch.device) -> Job:
+def job_for(plan: Plan, device: torch.device, server: Server | None = None) -> Job:
     """The job of this rank, with the parts exchanged that need real peers or real numbers."""
     instruments = Instruments(
         read=lambda _value: 1.0,
@@ -65,6 +66,7 @@ def job_for(plan: Plan, device: torch.device) -> Job:
         replica=Replica,
         make_drive=NoDrive,
         threads=FirstDevice,
+        server=server,
     )
     own = as_process(plan)
     return Job(

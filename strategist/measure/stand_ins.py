@@ -16,6 +16,7 @@ from torch.func import functional_call
 from strategist.document.plan import Plan
 from strategist.executor.drive import Drive
 from strategist.executor.precision import DTYPES
+from strategist.executor.tables import tables_in
 from strategist.executor.threads import split
 from strategist.measure.hooks import Bucket, answered
 
@@ -135,6 +136,53 @@ class Replica(nn.Module):
         members = [self._parameters_here[i] for i in self._assignment[number]]
         with answered():
             self._hook(Bucket(self._buckets[number], members, number, number == len(self._buckets) - 1))
+
+
+class NoServer:
+    """A parameter server as a worker knows it, without one: rows without values, asked for and given back by messages to a neighbour,
+    who is fake. Every id names another row as long as there are any, because fake ids name none."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._tables = tables_in(model)
+        self._neighbour = (dist.get_rank() + 1) % dist.get_world_size()
+
+    def distinct(self, ids: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+        """As many rows as there are ids, or in the table; and a place for each id."""
+        return ids.new_empty(min(ids.numel(), rows)), torch.empty_like(ids)
+
+    def pull(self, name: str, ids: Tensor) -> Tensor:
+        """Some rows."""
+        weight = self._tables[name].weight
+        rows = torch.empty(len(ids), weight.shape[1], dtype=weight.dtype, device=ids.device)
+        dist.send(ids, self._neighbour)
+        dist.send(rows, self._neighbour)  # which the server sends
+        return rows
+
+    def push(self, _name: str, ids: Tensor, gradient: Tensor) -> None:
+        """Their gradient."""
+        dist.send(ids, self._neighbour)
+        dist.send(gradient, self._neighbour)
+
+    def norm(self) -> Tensor:
+        """A number without value."""
+        return torch.zeros(())
+
+    def update(self, _factor: Tensor, _rate: float) -> None:
+        """Elsewhere."""
+
+    def forget(self) -> None:
+        """Elsewhere."""
+
+    def whole(self) -> dict[str, Tensor]:
+        """Nothing: nobody holds them."""
+        return {}
+
+    def state(self, *, with_optimizer: bool) -> dict[str, Tensor]:
+        """Nothing either."""
+        return {}
+
+    def take(self, _state: dict[str, Tensor] | None) -> None:
+        """Elsewhere."""
 
 
 class NoDrive(Drive):

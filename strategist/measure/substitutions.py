@@ -40,6 +40,7 @@ def substitutions_used(plan: Plan, record: Record, noticed: set[str]) -> tuple[S
     tests = {
         "ddp-reducer": replicated,
         "threads-of-devices": in_threads,
+        "tables-elsewhere": s.tables == "server",
         "pipeline-shapes": plan.mesh.pp > 1,
         "flash-attention": cuda and FLASH in record.operators,
         "averaging-collectives": cuda and shards,

@@ -39,6 +39,7 @@ from strategist.measure.program import (
     shortened,
 )
 from strategist.measure.recorder import Record, Recorder
+from strategist.measure.stand_ins import NoServer
 from strategist.measure.substitutions import attention_workspace, cuda_ways, is_for_cuda, substitutions_used
 from strategist.measure.timeline import DRIVE, HOST, Outline, Timeline
 from strategist.records import dataclass, replace
@@ -69,8 +70,10 @@ def trace_rank(plan: Plan, kind: Kind, make_model: MakeModel) -> RankObservation
 def record_rank(plan: Plan, rank: int, make_model: MakeModel) -> Recording:
     """The record of two steps of one rank, the second of which counts."""
     with fake_world(plan, rank), cuda_ways(plan) as noticed:
-        job = job_for(shortened(eager(plan)), torch.device("cpu"))
-        model = lay_out(make_model(), job)
+        model = make_model()
+        server = NoServer(model) if plan.strategy.tables == "server" else None
+        job = job_for(shortened(eager(plan)), torch.device("cpu"), server)
+        model = lay_out(model, job)
         names = group_names(job)
         clock = ModuleClock(model)
         recorder = Recorder(

@@ -1027,7 +1027,8 @@ def _end(step: Step) -> tuple[Instant, ...]:
     """Without a pipeline: the embedding's gradient, and its reduction. A tied head's is a copy of the product's result under autocast, to
     which autograd adds the embedding's in place; elsewhere it is a view of that result, and their sum is a third, made when the stream is gone."""
     counts, c = step.counts, step.c
-    gradient = step.ends * np.where(step.managed, step.compute * step.bare.before, step.stored * _table(step))
+    table = step.rows if c.serves_tables else _table(step)
+    gradient = step.ends * np.where(step.managed, step.compute * step.bare.before, step.stored * table)
     stream = np.where(step.managed, 1.0, step.stored / step.compute) * step.whole_stream * step.first
     if step.job.model.adapters is not None:  # nothing goes back to a frozen embedding
         stream = np.zeros_like(stream)
@@ -1040,7 +1041,7 @@ def _end(step: Step) -> tuple[Instant, ...]:
     made = {
         "gradients": step.earlier
         + np.where(direct, step.fresh(counts.whole), step.fresh(counts.whole - step.outer, step.routed_of(None))),
-        "activations": step.others,
+        "activations": added(step.others, step.places),
         "gather_buffers": np.where(step.reduces, keeps + flight + gradient + added(step.waiting, in_unit), keeps),
         "temporaries": np.where(direct | step.reduces, 0.0, gradient)
         + step.retained(counts.whole - step.outer)
@@ -1052,10 +1053,11 @@ def _end(step: Step) -> tuple[Instant, ...]:
         "gather_buffers": step.in_reduction(step.outer, step.outer) + step.output(step.outer),
         "temporaries": step.retained(counts.whole),
     }
+    adds = (c["accumulation"] > 2) | c.serves_tables  # rows of a server's table never become what stands
     gathering = {
         "gradients": step.earlier,
-        "activations": step.inputs,
-        "temporaries": added(step.outside, beside, np.where((c["accumulation"] > 2)[:, None], gradient, 0.0)),
+        "activations": added(step.inputs, step.places),
+        "temporaries": added(step.outside, beside, np.where(adds[:, None], gradient, 0.0)),
     }
     return Instant(END, made), Instant(END, reduced), Instant(END, gathering)
 

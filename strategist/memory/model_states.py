@@ -154,6 +154,8 @@ def host_bytes_C(job: Job, group: Group, counts: Elements) -> Reals:
     for the state of a block, through which our own moments pass. Our own 8-bit update has a piece decoded.
     """
     c = group.candidates
+    if c.serves_tables:
+        return _tables_C(job, c)
     if not c["offload"].any():
         return np.zeros(len(c))
     state, stored, gradient = job.state_bytes, BYTES[job.formats.parameter], BYTES[job.formats.gradient]
@@ -167,6 +169,14 @@ def host_bytes_C(job: Job, group: Group, counts: Elements) -> Reals:
     if job.profile.has_units and job.workload.optimizer == "adamw8bit":
         host += ~c.is_word("offload", "none") * decoded_bytes(held)
     return host
+
+
+def _tables_C(job: Job, c: Candidates) -> Reals:
+    """Bytes of host memory that a parameter server takes for its tables, their gradients and their state, in a share for each rank."""
+    from strategist.facts.tables import served_elements
+
+    each = BYTES[job.formats.parameter] + BYTES[job.formats.gradient] + job.state_bytes
+    return each * served_elements(job.model).total / c["dp_replicate"]
 
 
 def decoded_bytes(elements: Reals) -> Reals:

@@ -731,7 +731,23 @@ class Step:
     @cached_property
     def _chunk(self) -> Reals:
         """What one micro-batch keeps of one chunk inside."""
-        return self.layers.every / self.chunks + tables_C(self.job, self.c)[:, None]
+        return self.layers.every / self.chunks + tables_C(self.job, self.c)[:, None] + self.places
+
+    @cached_property
+    def rows(self) -> Reals:
+        """Elements of the rows that a micro-batch gets from a parameter server, (C, 1)."""
+        from strategist.memory.served import rows_C
+
+        return rows_C(self.job, self.c)[:, None]
+
+    @cached_property
+    def places(self) -> Reals:
+        """What is kept of ids whose rows a parameter server gave, (C, 1): which rows they name, and where each of them is among these."""
+        if not self.c.serves_tables:
+            return NONE
+        from strategist.memory.served import kept_bytes_C  # few ask for a server
+
+        return kept_bytes_C(self.job, self.c)[:, None]
 
     @cached_property
     def _embedded(self) -> Reals:

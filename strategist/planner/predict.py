@@ -119,20 +119,25 @@ def pins_of(plan: Plan) -> Iterator[Pin]:
             yield Pin(name, number, str(number))
 
 
+OURS = ("loss", "tables")
+"""Choices whose other word is known of our own executor alone."""
+
+
 def filled(job: Job, said: Mapping[str, int]) -> dict[str, int]:
     """The columns of a candidate: what is said, and what follows from it. Raises as `predict`."""
     degrees = {axis: said.get(axis, 1) for axis in ("pp", "cp", "tp", "ep", "etp")}
     rest = degrees["pp"] * degrees["cp"] * degrees["tp"]
     dp = _data_parallel(job.cluster.world, rest, said)
     _consistent(degrees, dp * degrees["cp"] * degrees["tp"], said)
-    if said.get("loss") and job.profile.name != "strategist":
-        raise ImpossibleError(
-            "UNSUPPORTED",
-            f"loss=chunked is known of strategist's own executor; how {job.profile.title} computes such a loss is not.",
-            flag="--strategy",
-            value="loss=chunked",
-            hint="Leave out loss=chunked or the framework.",
-        )
+    for choice in (f"{name}={WORDS[name][said[name]]}" for name in OURS if said.get(name)):
+        if job.profile.name != "strategist":
+            raise ImpossibleError(
+                "UNSUPPORTED",
+                f"{choice} is known of strategist's own executor; what {job.profile.title} does with it is not.",
+                flag="--strategy",
+                value=choice,
+                hint=f"Leave out {choice} or the framework.",
+            )
     replicate, shard = _split(dp, said)
     zero = said.get("zero", 3 if said.get("dp_shard", 1) > 1 else 0)
     is_v_shaped = WORDS["schedule"][said.get("schedule", 0)] in V_SHAPED
@@ -199,7 +204,12 @@ def _consistent(degrees: Mapping[str, int], ranks: int, said: Mapping[str, int])
             flag="--strategy",
             hint="Give pp, and leave virtual_stages at 1.",
         )
-    for name, what in {"replicas": "nn.DataParallel", "compression": "a hook of DDP"}.items():
+    of_replicas = {
+        "replicas": "nn.DataParallel",
+        "compression": "a hook of DDP",
+        "tables": "a parameter server beside DDP",
+    }
+    for name, what in of_replicas.items():
         if said.get(name) and (ranks == 1 or any(said.get(axis, 1) > 1 for axis in ASKED[name])):
             choice = f"{name}={WORDS[name][said[name]]}"
             raise ImpossibleError(

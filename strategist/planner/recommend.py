@@ -23,8 +23,9 @@ from strategist.document.plan import (
 )
 from strategist.errors import InternalError
 from strategist.facts.job import Job
-from strategist.facts.parameters import count, outer_parameters
+from strategist.facts.parameters import count
 from strategist.facts.resolved import Assumption
+from strategist.facts.tables import served_elements
 from strategist.planner.check import faults
 from strategist.planner.search import FRONTEND, Found, Pace, Question, SearchLog, legality, search
 from strategist.planner.situation import describe, near_thresholds
@@ -395,7 +396,7 @@ def _misfits(found: Found, top: int) -> tuple[Alternative, ...]:
 
 def _hints(found: Found, row: Mapping[str, Any], situation: Mapping[str, Any], chosen: Choice) -> tuple[Hint, ...]:
     """Advice rules that fire for the chosen layout, and thresholds that are near."""
-    values = dict(situation) | _coded(found, chosen.row) | _shares(found, chosen.row) | _outside_share(found)
+    values = dict(situation) | _coded(found, chosen.row) | _shares(found, chosen.row) | _table_share(found)
     advice = tuple(
         Hint(code=f"W_{rule.code or rule.id}", sentence=_advice(rule, values | dict(row)))
         for rule in fired(load_rules("advice", found.question.rule_folders), values)
@@ -436,12 +437,12 @@ def _shares(found: Found, row: int) -> dict[str, float]:
     return shares | ddp | {"dp": int(found.candidates.data_parallel[row])}
 
 
-def _outside_share(found: Found) -> dict[str, float]:
-    """Percent of the weights that lie outside the layers, of a module that nobody described."""
+def _table_share(found: Found) -> dict[str, float]:
+    """Percent of the weights that lie in tables of embeddings on every replica, of a module that nobody described."""
     shape = found.question.job.model
-    if shape.kind != "module":
+    if shape.kind != "module" or found.candidates.serves_tables:
         return {}
-    return {"outside_share": 100.0 * outer_parameters(shape).total / count(shape).total}
+    return {"table_share": 100.0 * served_elements(shape).total / count(shape).total}
 
 
 def _ddp_share(found: Found, row: int) -> dict[str, float]:

@@ -13,6 +13,7 @@ from strategist.facts.job import Job
 from strategist.facts.layers import sides_divide
 from strategist.facts.model import ModelShape, layer_counts
 from strategist.facts.profile import BYTES, engine_of
+from strategist.facts.tables import served_tables
 from strategist.facts.workload import FLOAT8_MULTIPLE
 from strategist.memory.backward import Kept, is_kept
 from strategist.memory.buffers import overhead
@@ -85,6 +86,7 @@ def question(job: Job, forbids: tuple[str, ...] = ()) -> dict[str, Value]:
         "norms_all_heads": shape.qk_norm == "full",
         "windowed": shape.window is not None and shape.window < work.seq_len,
         "buildable": not departures(shape),
+        "has_tables": bool(served_tables(shape)),
         "frontend": engine_of(job.frontend),
         "has_precision": all(peak_FLOPs(g.node.gpu, work.precision) for g in cluster.groups),
     }

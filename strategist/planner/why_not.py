@@ -201,7 +201,7 @@ def _chain(job: Job, leanest: int, host: int) -> tuple[str, ...]:
     ]
     if host:
         chain.append(
-            f"and offloading would take {format_gib(host)} of host memory per device where {format_gib(host_bytes_per_device(job))} are free for it"
+            f"and what leaves the devices would take {format_gib(host)} of host memory per device where {format_gib(host_bytes_per_device(job))} are free for it"
         )
     return tuple(chain)
 

@@ -90,6 +90,7 @@ def strategy_of(job: Job, row: Mapping[str, Any]) -> Strategy:
         replicas=row.get("replicas", "processes"),
         **_compression(row.get("compression", "none")),
         loss=row.get("loss", "whole"),
+        tables=row.get("tables", "local"),
         recompute_layers=row.get("recompute_layers", 0),
         recompute_every=row.get("recompute_every", 0),
         stages=stages_of(job, row),

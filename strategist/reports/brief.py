@@ -107,6 +107,7 @@ def option_words(plan: Costed) -> str:
     words += [f"{s.context_parallel} context parallel"] if s.context_parallel != "none" else []
     words += [f"gradients compressed by {s.compression}"] if s.compression != "none" else []
     words += ["loss in chunks"] if s.loss == "chunked" else []
+    words += ["tables of embeddings on a parameter server"] if s.tables == "server" else []
     words += [_recompute(s)] + ["compiled blocks"] * s.compile
     words += [f"offload {s.offload}"] if s.offload != "none" else []
     words += [f"tiling {s.tiling}"] if s.tiling > 1 else []

@@ -81,9 +81,8 @@ WORDS: Mapping[str, Word] = {
     "has_precision": _situation("the device multiplies in the number format asked for"),
     "fast_domain": _situation("devices joined by the fastest links"),
     "is_gpu": _situation("the device is a GPU, not the CPU"),
-    "outside_share": _situation(
-        "share of the weights outside the layers (tables of embeddings, heads) of a module that nobody described", "%"
-    ),
+    "has_tables": _situation("the model has tables of embeddings that no other part shares"),
+    "table_share": _situation("share of the weights in tables of embeddings, of a module that nobody described", "%"),
     "pp": _candidate("pipeline stages"),
     "dp": _candidate("ranks that see different samples: dp_replicate x dp_shard"),
     "dp_replicate": _candidate("replicas of the sharding group"),
@@ -110,6 +109,7 @@ WORDS: Mapping[str, Word] = {
     "replicas": _candidate("whole replicas as processes (DDP) or as threads of one process (nn.DataParallel)"),
     "compression": _candidate("what DDP does to gradients before it sends them"),
     "loss": _candidate("loss of whole logits, or of the logits of a few tokens at a time"),
+    "tables": _candidate("tables of embeddings on every replica, or on a parameter server"),
     "ddp_share": _candidate("share of the step that the same layout takes with processes for threads", "%"),
     "tp_share": _candidate("share of the step that exposed tensor parallel collectives take", "%"),
     "dp_share": _candidate("share of the step that exposed data parallel collectives take", "%"),

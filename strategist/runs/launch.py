@@ -35,7 +35,7 @@ class Ranks:
         self.processes: list[subprocess.Popen[bytes]] = []
         self.ends: dict[int, int] = {}
         self.ended_at: dict[int, float] = {}
-        follow = _dies_with_us()
+        follow = dying_with(os.getpid())
         try:
             for rank in range(world):
                 self.processes.append(
@@ -122,11 +122,11 @@ class Ranks:
         self.close()
 
 
-def _dies_with_us() -> Callable[[], None] | None:
-    """What a new process does first so that the kernel ends it when we die; nothing where the kernel cannot."""
+def dying_with(parent: int) -> Callable[[], None] | None:
+    """What a new process of `parent`, which is this one, does first so that the kernel ends it when we die; nothing where the kernel cannot."""
     if not sys.platform.startswith("linux"):
         return None
-    prctl, parent = ctypes.CDLL(None, use_errno=True).prctl, os.getpid()
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
 
     def follow() -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

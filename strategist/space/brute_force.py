@@ -154,7 +154,7 @@ def _choices(limits: Limits, row: Mapping[str, int]) -> Sequence[tuple[dict[str,
     per_rank = [n for n in rounds if (limits.global_batch // dp) % n == 0] or [1]
     places = {name: range(len(words)) for name, words in WORDS.items()}
     conditions: Mapping[str, Condition] = {
-        "replicas": _replicas, "compression": _replicas, "loss": _whole_head,
+        "replicas": _replicas, "compression": _replicas, "loss": _whole_head, "tables": _replicas,
         **dict.fromkeys(OF_LAYERS, _full),
     }  # fmt: skip
     asked: list[tuple[dict[str, Sequence[int]], Condition]] = [

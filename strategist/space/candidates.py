@@ -41,6 +41,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "replicas": ("processes", "threads"),
     "compression": ("none", "bf16", "fp16", "powersgd", "topk"),
     "loss": ("whole", "chunked"),
+    "tables": ("local", "server"),
 }
 """Columns that stand for words hold the position of the word in its tuple. Those of ASKED are there only where somebody asked for
 another word than the first, or a number above 0, and then of one word or number in all rows."""
@@ -50,14 +51,15 @@ ASKED: Mapping[str, tuple[str, ...]] = {
     "replicas": _CUTS,
     "compression": _CUTS,
     "loss": ("pp", "tp"),
+    "tables": _CUTS,
     "recompute_layers": (),
     "recompute_every": (),
 }
-"""What is never chosen: threads, which are slower, compression, which is not exact, a loss in chunks, which few frameworks have, and full
-recompute of the first few layers of every chunk alone, or of every so-many-th; with the axes that it cannot stand beside."""
+"""What is never chosen: threads, which are slower, compression, which is not exact, a loss in chunks, which few frameworks have, tables
+of embeddings on a server, whose rows every micro-batch waits for, and full recompute of the first few layers of every chunk alone, or of every so-many-th; with the axes that it cannot stand beside."""
 OF_LAYERS = ("recompute_layers", "recompute_every")
 """Those that say of which layers full recompute runs forward again."""
-OF_REPLICAS = ("replicas", "compression")
+OF_REPLICAS = ("replicas", "compression", "tables")
 """Those that mean something only where there are several replicas."""
 NOT_ASKED: Mapping[str, int] = dict.fromkeys(ASKED, 0)
 """What such columns hold where they are not there."""
@@ -104,6 +106,11 @@ class Candidates:
     def chunks_loss(self) -> bool:
         """Whether every row computes its loss from the logits of a few tokens at a time."""
         return "loss" in self.columns and bool(self["loss"].any())
+
+    @property
+    def serves_tables(self) -> bool:
+        """Whether the tables of embeddings of every row lie on a parameter server."""
+        return "tables" in self.columns and bool(self["tables"].any())
 
     @property
     def recompute_layers(self) -> int:

@@ -27,6 +27,7 @@ KEYS = (
     "replicas",
     "compression",
     "loss",
+    "tables",
     "dp",
 )
 ALIASES: Mapping[str, str] = {
@@ -202,6 +203,7 @@ def layout(row: Mapping[str, int | str]) -> str:
         "replicas": "processes",
         "compression": "none",
         "loss": "whole",
+        "tables": "local",
     }
     always = ("micro_batch", "accumulation")
     shown = [key for key in (*KEYS[:-1],) if key in row and (key in always or row[key] != plain.get(key, 1))]

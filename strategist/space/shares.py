@@ -314,8 +314,13 @@ def vocabulary_elements(shape: ModelShape, tp: Column, shards: Column) -> Column
 
 def outer_CS(shape: ModelShape, group: Group, candidates: Candidates, shards: Column) -> tuple[Reals, Reals]:
     """Elements before and behind the layers on each stage, (C, S) each. A tied head is the embedding again: one stage
-    alone holds it once, the last stage of a pipeline holds a copy."""
+    alone holds it once, the last stage of a pipeline holds a copy. Tables on a parameter server are on none."""
     before, behind = outer_elements(shape, candidates["tp"], shards)
+    if candidates.serves_tables:
+        from strategist.facts.tables import served_elements  # few ask for a server
+
+        served = served_elements(shape)
+        before, behind = before - served.before, behind - served.extra
     if shape.tied and group.pp == 1:
         behind = behind - vocabulary_elements(shape, candidates["tp"], shards)
     return on_stages(before, group.is_first), on_stages(behind, group.is_last)

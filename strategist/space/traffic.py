@@ -67,9 +67,9 @@ class Ranks:
     stride: Column
 
 
-Place = Literal["tp", "cp", "ep", "pp", "shards", "dp_replicate", "replicas", "expert_replicas"]
+Place = Literal["tp", "cp", "ep", "pp", "shards", "dp_replicate", "replicas", "expert_replicas", "server"]
 """The ranks of a collective: those of a mesh axis, of one ZeRO group (dp_shard and cp), all that sum gradients, or all
-that hold the same experts."""
+that hold the same experts; or a rank and the parameter server, whose seconds are among those of offloading."""
 
 PLACES: tuple[Place, ...] = ("tp", "cp", "ep", "pp", "shards", "dp_replicate", "replicas", "expert_replicas")
 
@@ -112,7 +112,15 @@ def traffic(job: Job, group: Group, counts: Elements) -> tuple[Traffic, ...]:
         *_gathered_in_vain(job, group, full),
         *(_momentum(job, group) if job.workload.optimizer == "muon" else ()),
         *(_data(job, group, _experts(job, group, full), "expert_replicas", "expert_replicas") if job.model.moe else ()),
+        *(_rows(job, group) if c.serves_tables else ()),
     )
+
+
+def _rows(job: Job, group: Group) -> tuple[Traffic, ...]:
+    """Rows of tables that a parameter server holds."""
+    from strategist.space.served import pulled_and_pushed  # few ask for any
+
+    return pulled_and_pushed(job, group)
 
 
 def activation_traffic(job: Job, group: Group) -> tuple[Traffic, ...]:
@@ -171,7 +179,8 @@ def _units(job: Job, group: Group) -> Reals:
     if group.is_tiled:
         return _layer_units(job, group) + ends
     units = group.layers_SK.sum(axis=1) + ends
-    buckets = ddp_buckets(job.model, BYTES[job.formats.gradient] * job.trainable)
+    gradient = BYTES[job.formats.gradient] * job.trainable
+    buckets = ddp_buckets(job.model, gradient, serves_tables=c.serves_tables)
     return np.where(is_plain_data_parallel(job, c), buckets, units[:, None]).T
 
 

@@ -238,7 +238,7 @@ def _occupied(job: Job, group: Group, work: _Work, sends: list[tuple[Traffic, Re
 def _with_seconds(job: Job, group: Group, items: Iterable[Traffic]) -> list[tuple[Traffic, Reals]]:
     """Collectives with the seconds per step that each takes, (C, S)."""
     network = links(job.cluster, group.meshes)
-    return [(item, _seconds_CS(network, group, item)) for item in items]
+    return [(item, _seconds_CS(network, group, item)) for item in items if item.place != "server"]
 
 
 def _compression(job: Job, group: Group) -> tuple[float, float]:
@@ -372,6 +372,10 @@ def _update(job: Job, group: Group, counts: Elements) -> tuple[Reals, Reals]:
     whole, sharded = counts.whole.max(axis=1), counts.sharded.max(axis=1)
     owned = np.where(c["zero"] >= 1, sharded, whole)
     trained = job.trainable * owned
+    if c.serves_tables:
+        from strategist.timing.served import served_seconds  # few ask for any
+
+        return update_seconds(job, c, trained), served_seconds(job, c)
     if job.workload.optimizer == "muon":
         from strategist.timing.muon import muon_seconds  # few ask for any
 

@@ -16,12 +16,12 @@ def update_seconds(job: Job, c: Candidates, elements_C: Reals) -> Reals:
 
     Source: a memory-bound kernel: read weight, gradient, moments; write weight, moments; plus one pass for the norm.
     """
-    moved = (_touched_bytes(job) + BYTES[job.formats.gradient]) * job.profile.update_passes
+    moved = (touched_bytes(job) + BYTES[job.formats.gradient]) * job.profile.update_passes
     on_device = c.is_word("offload", "none")
     return np.where(on_device, moved * elements_C / memory_Bps(job.cluster.slowest.gpu), 0.0)
 
 
-def _touched_bytes(job: Job) -> float:
+def touched_bytes(job: Job) -> float:
     """Bytes that an update reads and writes per element. Our own 8-bit one is no single kernel: its operations are counted."""
     if job.profile.has_units and job.workload.optimizer == "adamw8bit":
         return share("eight_bit_update_bytes", job.cluster.slowest.gpu)
@@ -39,7 +39,7 @@ def offload_seconds(job: Job, c: Candidates, owned_C: Reals) -> Reals:
     link = (node.gpu.host_Bps or node.gpu.memory_Bps) * share("host_link_share", node.gpu)
     stored, gradient = BYTES[job.formats.parameter], BYTES[job.formats.gradient]
     micro = c["accumulation"].astype(np.float64)
-    update = _touched_bytes(job) * owned_C / share("host_update_Bps", node.gpu)
+    update = touched_bytes(job) * owned_C / share("host_update_Bps", node.gpu)
     once = (gradient + stored) * owned_C / link + update
     every = micro * (2.0 * stored + gradient) * owned_C / link + update
     disk = 2.0 * job.state_bytes * owned_C / _disk_Bps(node)

@@ -22,6 +22,7 @@ AXES: tuple[dict[str, Any], ...] = (
     {},
     {"dp_replicate": 2},
     {"dp_replicate": 2, "replicas": "threads"},
+    {"dp_replicate": 2, "tables": "server"},
     {"dp_shard": 2, "zero": 1},
     {"dp_shard": 2, "zero": 2},
     {"dp_shard": 2, "zero": 3},

@@ -41,7 +41,7 @@ WITHOUT_ZERO_3: dict[str, dict[str, Any]] = {
     "byteps": REPLICAS,
     "epl": REPLICAS,
     "data-parallel": {"zero": 0, "dp_shard": 1, "dp_replicate": 2, "replicas": "threads"},
-    "parameter-server": {"zero": 0, "dp_shard": 1, "dp_replicate": 2},
+    "parameter-server": {"zero": 0, "dp_shard": 1, "dp_replicate": 2, "tables": "server"},
 }
 """What targets say that cannot say ZeRO-3."""
 ON_ONE_NODE = ("data-parallel", "parameter-server")

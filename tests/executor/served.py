@@ -1,25 +1,24 @@
-"""What the processes of a job with a parameter server do. In a module of its own, so that fresh processes can import it."""
+"""What the ranks of a job with a parameter server do. In a module of its own, so that fresh processes can import it."""
 
 from __future__ import annotations
 
-from itertools import count
+import os
+import time
 from pathlib import Path
-from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from strategist.document.plan import Plan
 from strategist.errors import ImpossibleError
-from strategist.executor.parameter_server import SERVER, meet, served_session
-from strategist.executor.processes import leave_group
-from strategist.executor.session import Session
-from strategist.executor.watch import Saving, Watch
-from strategist.runs.folder import RunFolder
-from tests.executor.reference import LEARNING_RATE, Task, dataset_of
-from tests.executor.workers import Outcome
+from strategist.executor.build import build
+from strategist.executor.models import model_from_shape
+from strategist.executor.parameter_server import SERVER, beside_server
+from strategist.executor.tables import tables_in
+from strategist.executor.train import train
+from strategist.runs.folder import write_whole
+from tests.executor.workers import Outcome, session_of
 
 ROWS, BAG, WIDTH = 50, 8, 6
 
@@ -57,58 +56,42 @@ class Purchases(torch.utils.data.Dataset[dict[str, Tensor]]):
         return {"input_ids": ids, "labels": ids[:1] * 7 % ROWS}
 
 
-def serve_or_train(plan: Plan, task: Task | None, folder: str) -> Outcome | None:
-    """A worker's losses, final weights and gradient norms: of a task of tokens, or of the recommender; nothing for the server."""
-    rank = _take_a_number(Path(folder))
-    workers = plan.mesh.world
-    with meet(rank, workers, f"file://{folder}/rpc"):
-        if rank == workers:
-            return None
-        dist.init_process_group("gloo", init_method=f"file://{folder}/ddp", rank=rank, world_size=workers)
-        try:
-            return _train(plan, task, Path(folder))
-        finally:
-            leave_group()
+def recommend(plan: Plan) -> Outcome:
+    """Losses, final weights and gradient norms of the recommender."""
+    with beside_server(torch.device("cpu")):
+        session = session_of(plan, Recommender(), clip_norm=0.5)
+        assert not any("bought" in name or "seen" in name for name, _ in session.parts.model.named_parameters())
+        results = [session.step(batch) for batch in session.loader(Purchases(), shuffle=False)]
+        return [r.loss for r in results], session.parameters_full(), [r.gradient_norm for r in results]
 
 
-def _take_a_number(folder: Path) -> int:
-    """The first number that no other process has taken."""
-    for number in count():
-        try:
-            (folder / f"rank{number}").touch(exist_ok=False)
-        except FileExistsError:
-            continue
-        return number
-    raise AssertionError
+def losses_of(plan: Plan) -> list[float]:
+    """What `train` gives, and that nothing of this rank's is left of a server."""
+    losses = [step.loss for step in train(plan, 4).steps]
+    assert not Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return losses
 
 
-def _train(plan: Plan, task: Task | None, folder: Path) -> Outcome:
-    choices: dict[str, Any] = {"clip_norm": 0.5, "learning_rate": LEARNING_RATE}
-    if task is None:
-        session, data = served_session(plan, Recommender, **choices), Purchases()
-        batches = session.loader(data, shuffle=False)
-    else:
-        session = served_session(plan, seed=task.seed, **choices)
-        batches = session.loader(dataset_of(task), seed=task.seed)
-    assert not any("table" in name or "bought" in name for name, _ in session.parts.model.named_parameters())
-    _assert_nothing_is_saved(session, folder / f"run{dist.get_rank()}")
-    results = [session.step(batch) for batch in batches]
-    return [r.loss for r in results], session.parameters_full(), [r.gradient_norm for r in results]
+def built_alone(plan: Plan) -> str:
+    """What `build` says of a plan with a server."""
+    try:
+        build(plan, model_from_shape(plan.model))
+    except ImpossibleError as refusal:
+        return refusal.message
+    return ""
 
 
-def _assert_nothing_is_saved(session: Session, folder: Path) -> None:
-    """A run that would save is refused before its first step, and leaves nothing."""
-    run = RunFolder(str(folder))
-    run.of_rank(0, "beat").parent.mkdir(parents=True)
-    with pytest.raises(ImpossibleError, match="parameter server"):
-        Watch(run, saving=Saving(every=1, keep=1)).begin(session)
-    assert not run.checkpoints.exists()
+def serve_for_ever(folder: str) -> None:
+    """As a lone rank beside its server, whose number it writes into the folder."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/ddp", rank=0, world_size=1)
+    with beside_server(torch.device("cpu")):
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        write_whole(Path(folder) / "server", children[-1])
+        time.sleep(600)
 
 
 def refused_by(module: nn.Module) -> str:
     """What is said about a module whose tables no server can hold."""
-    from strategist.executor.parameter_server import tables_in
-
     try:
         tables_in(module)
     except ImpossibleError as refusal:

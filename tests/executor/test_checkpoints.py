@@ -48,6 +48,9 @@ EP_DDP = {"dp_replicate": 2, "ep": 2, "micro_batch": 4}
 EP_ZERO1 = {"dp_shard": 4, "zero": 1, "ep": 2, "micro_batch": 2}
 EP_HOST = {"dp_shard": 2, "zero": 3, "ep": 2, "offload": "parameters", "micro_batch": 4}
 
+SERVED2 = DDP2 | {"tables": "server"}
+SERVED4 = DDP4 | {"tables": "server"}
+
 EIGHT = {"optimizer": "adamw8bit"}
 WIDE = tiny_llama(hidden=512, head_dim=64)
 """Half of each of its weights is whole blocks of 256 elements, a quarter of a norm's is not."""
@@ -67,6 +70,7 @@ CHAINS: dict[str, tuple[dict[str, Any], ...]] = {
     "further experts and copies": (HOST, EP4, TP_HOST, EP_FSDP, EP2),
     "a drive, memory, another drive": (NVME2, TP_PP, NVME4, ZERO1, NVME2),
     "experts beside everything": (EP_ETP, EP_TP, EP_DDP, EP_HOST, SINGLE),
+    "on a server and off it": (SERVED2, FSDP2, SERVED4, SINGLE, SERVED2),
     "tiles on a drive": (TILED_NVME, DDP2, TILED_NVME, TILED, TILED_NVME),
 }
 IN_CI = (
@@ -76,6 +80,7 @@ IN_CI = (
     "down and up again",
     "tiles and none",
     "a drive, memory, another drive",
+    "on a server and off it",
 )
 
 
@@ -89,8 +94,8 @@ IN_CI = (
 def test_a_new_layout_after_each_step_changes_nothing(chain: tuple[dict[str, Any], ...], tmp_path: Path) -> None:
     """Five steps under five layouts, with a checkpoint between each two, are five steps of one process in float64: losses,
     gradient norms, parameters; hence moments, step counts, the order of samples and a schedule of learning rates too."""
-    in_a_v = any(layout.get("schedule") in V_SHAPED for layout in chain)
-    dense = tiny_llama(layers=4, tied=not in_a_v, vocab=66, qkv_bias=True)
+    apart = any(layout.get("schedule") in V_SHAPED or "tables" in layout for layout in chain)
+    dense = tiny_llama(layers=4, tied=not apart, vocab=66, qkv_bias=True)
     _assert_goes_on(tiny_mixtral() if any("ep" in layout for layout in chain) else dense, chain, tmp_path)
 
 
@@ -137,6 +142,8 @@ def _assert_goes_on(
         pytest.param(TP_PP, id="tp-pp", marks=pytest.mark.nightly),
         pytest.param(NVME2, id="drive", marks=pytest.mark.nightly),
         pytest.param(FSDP2 | EIGHT, id="eight-bits"),
+        pytest.param(SERVED2, id="server"),
+        pytest.param(SERVED2 | EIGHT, id="eight-bits-server"),
         pytest.param(TP_FSDP | EIGHT, id="eight-bits-tp", marks=pytest.mark.nightly),
         pytest.param(ZERO1 | EIGHT, id="eight-bits-zero1", marks=pytest.mark.nightly),
     ],

@@ -2,44 +2,108 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from strategist.document.plan import NumberFormats, Plan
 from strategist.executor.support import layout_obstacles
-from tests.plans import make_plan, tiny_llama
+from strategist.facts.model import ModelShape
+from tests.plans import BFLOAT16, FLOAT32, FLOAT64, make_plan, tiny_gpt2, tiny_llama, tiny_mixtral
 
 pytestmark = pytest.mark.slow
 
-LAYOUTS: tuple[dict[str, Any], ...] = (
-    {"dp_replicate": 2, "accumulation": 2, "recompute": "full"},
-    {"dp_replicate": 2, "micro_batch": 4, "optimizer": "adamw"},
+LAYOUTS: tuple[tuple[ModelShape, dict[str, Any]], ...] = (
+    (tiny_llama(), {"dp_replicate": 2, "accumulation": 2, "recompute": "full"}),
+    (tiny_llama(), {"dp_replicate": 2, "accumulation": 4, "recompute": "selective"}),
+    (tiny_llama(), {"dp_replicate": 4, "loss": "chunked"}),
+    (tiny_gpt2(tied=False), {"dp_replicate": 2}),
+    (tiny_mixtral(), {"dp_replicate": 4, "accumulation": 2}),
 )
+SERVED = {"tables": "server"}
+FLOAT16 = replace(BFLOAT16, compute="float16")
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def wait_until(holds: Callable[[], bool]) -> bool:
+    """Whether something holds within a minute."""
+    end = time.monotonic() + 60.0
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.05)
+    return holds()
+
+
+def with_tables(plan: Plan) -> Plan:
+    """The plan with its tables on a server."""
+    return replace(plan, strategy=replace(plan.strategy, tables="server"))
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout"), LAYOUTS, ids=lambda part: part.name if isinstance(part, ModelShape) else str(part)
+)
 def test_a_language_model_whose_tokens_lie_on_a_server_trains_as_in_one_process(
-    layout: dict[str, Any], tmp_path: Any
+    shape: ModelShape, layout: dict[str, Any]
 ) -> None:
-    """Losses, gradient norms and weights of five AdamW steps, those of the server's table too."""
-    from tests.executor.harness import run_alone_together
+    """Losses, gradient norms and weights of five AdamW steps at rates that change, those of the server's table too."""
+    from tests.executor.harness import run_ranks
     from tests.executor.reference import GLOBAL_BATCH, Task, trained_by_one_process
-    from tests.executor.served import serve_or_train
+    from tests.executor.workers import train_task
 
-    task = Task(tiny_llama(), ragged=True, clip_norm=0.5)
+    task = Task(shape, ragged=True, clip_norm=0.5, scheduled=True)
     parts = layout["dp_replicate"] * layout.get("accumulation", 1)
-    plan = make_plan(task.shape, **layout | {"micro_batch": GLOBAL_BATCH // parts})
-    _assert_same(run_alone_together(3, serve_or_train, plan, task, str(tmp_path)), trained_by_one_process(task))
+    plan = make_plan(task.shape, **layout | SERVED | {"micro_batch": GLOBAL_BATCH // parts})
+    _assert_same(run_ranks(plan.mesh.world, train_task, plan, task), trained_by_one_process(task))
 
 
-def test_a_recommender_trains_as_in_one_process(tmp_path: Any) -> None:
-    """Two tables of bags on the server and a dense tower on two workers: what one process with all of it would do. A run that would
-    save, which no checkpoint of ours can yet, is refused before its first step."""
-    from tests.executor.harness import run_alone_together
-    from tests.executor.served import serve_or_train
+def test_a_recommender_trains_as_in_one_process() -> None:
+    """Two tables of bags on the server and a dense tower on two workers: what one process with all of it would do."""
+    from tests.executor.harness import run_ranks
+    from tests.executor.served import recommend
 
-    plan = make_plan(dp_replicate=2, micro_batch=2, accumulation=2)
-    _assert_same(run_alone_together(3, serve_or_train, plan, None, str(tmp_path)), _recommender_of_one_process())
+    plan = make_plan(dp_replicate=2, micro_batch=2, accumulation=2, **SERVED)
+    _assert_same(run_ranks(2, recommend, plan), _recommender_of_one_process())
+
+
+@pytest.mark.parametrize(
+    ("formats", "optimizer", "bound"),
+    [(FLOAT64, "sgd", 1e-12), (FLOAT32, "adamw8bit", 5e-6), (BFLOAT16, "adamw", 5e-3), (FLOAT16, "adamw", 5e-3)],
+    ids=["fp64", "8-bit", "bf16", "fp16"],
+)
+def test_ranks_start_the_server_themselves(formats: NumberFormats, optimizer: str, bound: float) -> None:
+    """`train` under a plan with tables on a server gives the losses of the plan without one, and leaves no process behind."""
+    from tests.executor.harness import run_ranks
+    from tests.executor.served import losses_of
+
+    local = make_plan(dp_replicate=2, micro_batch=2, accumulation=2, formats=formats, optimizer=optimizer)
+    expected, (losses, *_) = (run_ranks(2, losses_of, plan) for plan in (local, with_tables(local)))
+    assert losses == pytest.approx(expected[0], abs=bound, rel=0)
+    assert len(set(losses)) == len(losses)
+
+
+def test_a_server_ends_with_the_rank_that_started_it(tmp_path: Path) -> None:
+    """Killed, rank 0 cannot say goodbye; the kernel ends its server."""
+    code = f"from tests.executor.served import serve_for_ever; serve_for_ever({str(tmp_path)!r})"
+    with subprocess.Popen((sys.executable, "-c", code)) as rank:
+        assert wait_until((tmp_path / "server").exists)
+        server = Path("/proc") / (tmp_path / "server").read_text()
+        was_there = server.exists()
+        rank.kill()
+    assert was_there
+    assert wait_until(lambda: not server.exists())
+
+
+def test_a_session_alone_has_no_server() -> None:
+    """`build` does not start processes, and says who does."""
+    from tests.executor.harness import run_ranks
+    from tests.executor.served import built_alone
+
+    plan = make_plan(dp_replicate=2, micro_batch=2, **SERVED)
+    assert all("does not start" in sentence for sentence in run_ranks(2, built_alone, plan))
 
 
 def _recommender_of_one_process() -> Any:
@@ -63,11 +127,9 @@ def _recommender_of_one_process() -> Any:
 
 
 def _assert_same(answers: list[Any], expected: Any) -> None:
-    """Every worker says what one process does; the server says nothing."""
+    """Every worker says what one process does."""
     losses, parameters, norms = expected
-    workers = [answer for answer in answers if answer is not None]
-    assert len(workers) == len(answers) - 1
-    for got_losses, got_parameters, got_norms in workers:
+    for got_losses, got_parameters, got_norms in answers:
         assert got_losses == pytest.approx(losses, abs=1e-12, rel=0)
         assert got_norms == pytest.approx(norms, abs=1e-11, rel=0)
         assert got_parameters.keys() == parameters.keys()
@@ -76,18 +138,16 @@ def _assert_same(answers: list[Any], expected: Any) -> None:
 
 @pytest.mark.parametrize(
     "layout",
-    [{"dp_shard": 2, "zero": 3}, {"tp": 2}, {"dp_replicate": 2, "replicas": "threads"}, {"dp_replicate": 2, "offload": "optimizer"}],
+    [{"dp_shard": 2, "zero": 3}, {"tp": 2}, {}, {"dp_replicate": 2, "replicas": "threads"}, {"dp_replicate": 2, "optimizer": "muon"}],
     ids=str,
 )  # fmt: skip
 def test_a_server_goes_with_ddp_alone(layout: dict[str, Any]) -> None:
     """What cuts or moves the other weights is refused, and so is a head that is the table."""
-    from strategist.executor.parameter_server import server_obstacles
-
-    plan = make_plan(**layout)
-    assert layout_obstacles(plan) == ()
-    assert [o.place for o in server_obstacles(plan)] == ["strategy.zero"]
-    assert list(server_obstacles(make_plan(dp_replicate=2))) == []
-    assert [o.place for o in server_obstacles(make_plan(tiny_llama(tied=True), dp_replicate=2))] == ["model.tied"]
+    assert layout_obstacles(make_plan(**layout)) == ()
+    assert {o.place for o in layout_obstacles(make_plan(**layout | SERVED))} == {"strategy.tables"}
+    assert layout_obstacles(make_plan(dp_replicate=2, **SERVED)) == ()
+    (tied,) = layout_obstacles(make_plan(tiny_llama(tied=True), dp_replicate=2, **SERVED))
+    assert "no table of embeddings" in tied.sentence
 
 
 def test_tables_that_do_more_than_give_rows_are_refused() -> None:

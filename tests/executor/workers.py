@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from strategist.executor.job import Instruments
 from strategist.executor.loss import Batch
 from strategist.executor.models import model_from_shape
 from strategist.executor.optimizers import default_optimizer
+from strategist.executor.parameter_server import beside_server, serving
 from strategist.executor.session import Session
 from strategist.facts.model import ModelShape
 from tests.executor.modules import ByteMixer, mean_square
@@ -31,22 +33,30 @@ Outcome = tuple[list[float], dict[str, Tensor], list[float]]
 
 def _session(plan: Plan, task: Task) -> Session:
     """A session for the task, with the optimizer of the reference."""
-    return build(
-        plan,
-        model_from_shape(task.shape),
-        default_optimizer(plan, LEARNING_RATE),
-        clip_norm=task.clip_norm,
-        rate_of_step=rate_of_step if task.scheduled else None,
-        seed=task.seed,
-        instruments=Instruments(compile_backend="aot_eager"),
-    )
+    rate = rate_of_step if task.scheduled else None
+    return session_of(plan, model_from_shape(task.shape), clip_norm=task.clip_norm, rate_of_step=rate, seed=task.seed)
+
+
+def session_of(plan: Plan, model: nn.Module, *, seed: int = 0, **choices: Any) -> Session:
+    """A session with the optimizer of the reference, beside the server that a plan with one has running."""
+    is_served = plan.strategy.tables == "server"
+    server = serving(plan, model, seed=seed, learning_rate=LEARNING_RATE) if is_served else None
+    instruments = Instruments(compile_backend="aot_eager", server=server)
+    make = default_optimizer(plan, LEARNING_RATE)
+    return build(plan, model, make, seed=seed, instruments=instruments, **choices)
+
+
+def _beside(plan: Plan) -> AbstractContextManager[None]:
+    """The process that holds a plan's tables, if it has one."""
+    return beside_server(torch.device("cpu")) if plan.strategy.tables == "server" else nullcontext()
 
 
 def train_task(plan: Plan, task: Task) -> Outcome:
     """Losses, final parameters and gradient norms of the task under the plan's layout."""
-    session = _session(plan, task)
-    results = [session.step(batch) for batch in session.loader(dataset_of(task), seed=task.seed)]
-    return [r.loss for r in results], session.parameters_full(), [r.gradient_norm for r in results]
+    with _beside(plan):
+        session = _session(plan, task)
+        results = [session.step(batch) for batch in session.loader(dataset_of(task), seed=task.seed)]
+        return [r.loss for r in results], session.parameters_full(), [r.gradient_norm for r in results]
 
 
 def train_module(plan: Plan, data: SyntheticTokens) -> Outcome:
@@ -188,13 +198,14 @@ def train_on_little_data(plan: Plan, steps: int) -> tuple[list[int], list[float]
 
 def train_part(plan: Plan, task: Task, start: Path | None, until: int, target: Path) -> Outcome:
     """Go on from a checkpoint to step `until` and save: losses of these steps, parameters, gradient norms."""
-    session = _session(plan, task)
-    if start is not None:
-        session.load(start)
-    batches = iter(session.loader(dataset_of(task), seed=task.seed, first_step=session.steps))
-    results = [session.step(next(batches)) for _ in range(session.steps, until)]
-    session.save(target)
-    return [r.loss for r in results], session.parameters_full(), [r.gradient_norm for r in results]
+    with _beside(plan):
+        session = _session(plan, task)
+        if start is not None:
+            session.load(start)
+        batches = iter(session.loader(dataset_of(task), seed=task.seed, first_step=session.steps))
+        results = [session.step(next(batches)) for _ in range(session.steps, until)]
+        session.save(target)
+        return [r.loss for r in results], session.parameters_full(), [r.gradient_norm for r in results]
 
 
 def refused_load(plan: Plan, folder: Path, shape: ModelShape) -> tuple[str, str, bool]:

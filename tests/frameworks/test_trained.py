@@ -137,7 +137,7 @@ def test_compressed_gradients_are_those_of_torchs_hooks(
         ("mp-spawn", FSDP),
         ("mpirun", FSDP),
         ("data-parallel", {"dp_replicate": 2, "replicas": "threads"}),
-        ("parameter-server", {"dp_replicate": 2}),
+        ("parameter-server", {"dp_replicate": 2, "tables": "server"}),
     ],
     ids=str,
 )

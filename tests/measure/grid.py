@@ -415,6 +415,24 @@ ADAPTED = tuple(
 """Adapters beside frozen weights, of full length or of four bits."""
 
 
+SERVED = tuple(
+    Scenario(f"{model}-served-{number}", replace(load_model(model), layers=layers, tied=False, max_seq=4096, **shape), seq_len, precision, layout | {"tables": "server"})
+    for number, (model, layers, shape, seq_len, precision, layout) in enumerate((
+        ("llama-3.1-8b", 3, {}, 2048, "bf16", {"dp_replicate": 8, "accumulation": 2}),
+        ("llama-3.2-1b", 4, {}, 2048, "bf16", {"dp_replicate": 4, "micro_batch": 2, "recompute": "full"}),
+        ("llama-3.2-1b", 4, SHORT, 4096, "fp32", {"dp_replicate": 2, "recompute": "selective"}),
+        ("qwen2.5-7b", 2, SHORT, 512, "fp32", {"dp_replicate": 8, "accumulation": 4}),
+        ("gpt2-medium", 3, {"pos_rows": 4096}, 1024, "bf16", {"dp_replicate": 8, "micro_batch": 4}),
+        ("mixtral-8x7b", 2, SHORT, 1024, "bf16", {"dp_replicate": 4, "recompute": "full"}),
+        ("llama-3.2-1b", 4, {}, 2048, "bf16", {"dp_replicate": 8, "loss": "chunked", "accumulation": 2}),
+        ("qwen3-8b", 2, {}, 1024, "fp16", {"dp_replicate": 8, "micro_batch": 2}),
+        ("llama-3.2-1b", 4, {}, 1024, "bf16", {"dp_replicate": 8, "optimizer": "adamw8bit"}),
+        ("llama-3.2-1b", 1, {"vocab": 500_000}, 256, "fp32", {"dp_replicate": 2, "optimizer": "sgd", "accumulation": 2}),
+    ))
+)  # fmt: skip
+"""Tables of embeddings on a parameter server."""
+
+
 CHUNKED = tuple(
     Scenario(f"{model}-chunked-{number}", replace(load_model(model), layers=3, max_seq=4096, pos_rows=4096 if "gpt2" in model else 0), seq_len, precision, layout | {"loss": "chunked"})
     for number, (model, seq_len, precision, layout) in enumerate((
@@ -637,11 +655,13 @@ def plan_of(scenario: Scenario) -> Plan:
 
 def candidates_of(plan: Plan) -> Candidates:
     """The plan's layout as one row of columns."""
-    words = ("schedule", "context_parallel", "recompute", "offload", "stage_split", "loss")
+    words = ("schedule", "context_parallel", "recompute", "offload", "stage_split", "loss", "tables")
     values = {name: plan.mesh.size(name) for name in MESH_COLUMNS}
     values |= {name: getattr(plan.strategy, name) for name in OPTION_COLUMNS}
     if plan.strategy.loss != "whole":
         values["loss"] = plan.strategy.loss
+    if plan.strategy.tables != "local":
+        values["tables"] = plan.strategy.tables
     if plan.strategy.recompute_layers:
         values["recompute_layers"] = plan.strategy.recompute_layers
     if plan.strategy.recompute_every:
@@ -712,6 +732,7 @@ def _talks(plan: Plan, place: str) -> bool:
         "shards": mesh.dp_shard * mesh.cp,
         "replicas": mesh.data_parallel * mesh.cp,
         "expert_replicas": mesh.expert_dp,
+        "server": 2,
     }
     return sizes.get(place, plan.mesh.size(place) if place in MESH_COLUMNS else 1) > 1
 

@@ -27,6 +27,7 @@ from tests.measure.grid import (
     PARTLY,
     PEAK,
     PIPES,
+    SERVED,
     SPREAD,
     STATES,
     TILED,
@@ -68,7 +69,7 @@ BARS = {
         (kind, axis, op): bar
         for kind, bar in (("sent", EXACT), ("count", 0.0))
         for axis, ops in {
-            "dp": ("all_reduce", "broadcast", "all_gather", "reduce_scatter"),
+            "dp": ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "send"),
             "pp": ("send",),
             "cp": ("send", "all_to_all"),
             "ep": ("all_to_all",),
@@ -289,6 +290,13 @@ def test_formulas_agree_with_the_program_where_one_layer_holds_most(scenario: Sc
 @mostly_nightly(ALTERNATE, one_in=4)
 def test_formulas_agree_with_the_program_that_computes_every_nth_layer_again(scenario: Scenario) -> None:
     """The same where layers that keep everything and others take turns, and a chunk ends with one or the other."""
+    for found in _found(scenario):
+        _assert_keeps_its_bar(found)
+
+
+@mostly_nightly(SERVED)
+def test_formulas_agree_with_the_program_whose_tables_a_server_holds(scenario: Scenario) -> None:
+    """Without the tables, with rows and numbers of rows, every figure keeps its bar, and what is pulled and pushed is what is sent."""
     for found in _found(scenario):
         _assert_keeps_its_bar(found)
 

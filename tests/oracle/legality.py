@@ -8,6 +8,7 @@ from strategist.facts.job import Job
 from strategist.facts.model import ModelShape, layer_sequence
 from tests.oracle.compression import word_of
 from tests.oracle.rates import peak_FLOPs
+from tests.oracle.served import is_served, sides_of_tables
 from tests.oracle.stages import IN_A_V, Layout
 
 SPLITTABLE = ("decoder", "encoder", "hybrid", "ssm", "vit")
@@ -230,8 +231,18 @@ VIOLATIONS: dict[str, Violation] = {
         )
     ),
     "LEG763": in_fp8(lambda job, a: a["micro_batch"] * job.workload.seq_len / a["cp"] % 16 != 0),
+    "LEG771": lambda job, a: is_served(a) and not sides_of_tables(job.model),
+    "LEG772": lambda job, a: is_served(a) and job.cluster.nodes > 1,
+    "LEG773": lambda job, a: is_served(a) and job.frontend == "deepspeed",
+    "LEG774": lambda job, a: is_served(a) and _is_other_way(job, a),
 }
 """Rule id -> the condition that refuses a layout, in the order of the book."""
+
+
+def _is_other_way(job: Job, a: Layout) -> bool:
+    """What was not tried beside a server."""
+    asked = job.model.method != "full" or job.workload.optimizer == "muon" or job.workload.precision == "fp8"
+    return asked or word_of(a) != "none" or in_threads(a)
 
 
 def violation(job: Job, layout: Layout) -> str | None:

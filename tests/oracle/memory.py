@@ -14,7 +14,7 @@ from strategist.facts.layers import build_layer
 from strategist.facts.model import LayerKind, layer_counts
 from strategist.facts.profile import BYTES
 from strategist.memory.saved import OURS, habits_of, saved_tensors
-from tests.oracle import adapters, compression, turned
+from tests.oracle import adapters, compression, served, turned
 from tests.oracle.parameters import (
     Held,
     dense_of_layer,
@@ -232,6 +232,7 @@ class Stage:
         self.outer = self.before + (self.behind if self.tied else 0)
         self.own = self.w.layers / self.v
         self.inputs = 16 * self.T * m * self.threads
+        self.numbers = served.kept(job, a)
         self.stream = self.whole / sequence_cut(a)
         self.given = self.stream if self.piped and not self.last else 0.0
         sends = self.piped and a["schedule"] == "1f1b" and at.begun and not self.begins
@@ -316,7 +317,7 @@ class Stage:
         """What one micro-batch keeps of one chunk: layers, rotary tables; the output, while the input lies in a buffer."""
         shape = self.job.model
         tables = self.job.workload.seq_len / self.a["cp"] * shape.head_dim * self.c if shape.pos == "rope" else 0.0
-        kept = self.every / self.v + tables
+        kept = self.every / self.v + tables + self.numbers
         if self.ends and chunk == self.v - 1:
             kept += self.edges() - (self.stream if self.piped else 0.0)
         if self.begins and chunk == 0 and self.piped:
@@ -1483,6 +1484,8 @@ class Stage:
     def _end(self) -> Iterator[tuple[int, dict[str, float]]]:
         bare = self.bare.before if self.first else 0.0
         dW = self.q_ends * (self.c * bare if self.units else self.s * self.table)
+        if served.is_served(self.a):
+            dW = served.rows_bytes(self.job, self.a)
         back = self.first and self.job.model.adapters is None
         stream = (1.0 if self.units else self.s / self.c) * self.whole if back else 0.0
         direct = not self.units and not self.stands
@@ -1496,7 +1499,7 @@ class Stage:
             {
                 "gradients": self.earlier
                 + (self.fresh(self.w.all) if direct else self.fresh(self.w.all - self.outer, routed)),
-                "activations": self.others,
+                "activations": self.others + self.numbers,
                 "gather_buffers": keeps + (flight + dW + self.waiting + sum_in_unit if self.reduces else 0.0),
                 "temporaries": (0.0 if direct or self.reduces else dW) + self.retained(self.w.all - self.outer) + sums,
             },
@@ -1509,8 +1512,8 @@ class Stage:
             2,
             {
                 "gradients": self.earlier,
-                "activations": self.inputs,
-                "temporaries": self.outside + sums + (dW if self.a["accumulation"] > 2 else 0.0),
+                "activations": self.inputs + self.numbers,
+                "temporaries": self.outside + sums + (dW if self.a["accumulation"] > 2 or self.numbers else 0.0),
             },
         )
 
@@ -1863,7 +1866,7 @@ def _host(job: Job, sharded: float, offload: str) -> int:
 def memory_of(job: Job, layout: Layout) -> Memory:
     """The worst moment of the worst stage of one layout."""
     worst: Memory | None = None
-    host = 0
+    host = ceil(served.host_bytes(job, layout, job.profile.state_bytes(job.workload.optimizer, job.workload.precision)))
     for stage, kinds in enumerate(stage_kinds(job, layout)):
         sharded = held(job.model, layout, stage, kinds, sharded=True)
         host = max(host, _host(job, sharded.all, layout["offload"]))

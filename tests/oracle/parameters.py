@@ -10,6 +10,7 @@ from strategist.facts.job import Job
 from strategist.facts.layers import Matrix, Vector, build_layer
 from strategist.facts.model import LayerKind, ModelShape, layer_counts
 from strategist.facts.parameters import outer_parameters, table_width
+from tests.oracle.served import gone
 from tests.oracle.stages import Layout, last_stage, stage_kinds
 from tests.oracle.tiles import largest_slice, sliced_elements, tiles_of
 
@@ -125,8 +126,9 @@ def held(shape: ModelShape, layout: Layout, stage: int, kinds: Sequence[LayerKin
     dense_by = {kind: dense_of_layer(shape, kind, tp, k, tiles) for kind in set(kinds)}
     experts_by = {kind: experts_of_layer(shape, kind, ep, etp, k_experts) for kind in set(kinds)}
     dense, experts = [dense_by[kind] for kind in kinds], [experts_by[kind] for kind in kinds]
-    in_front = before(shape, tp, k) if stage == 0 else 0
-    at_end = behind(shape, tp, k, pp) if stage == last_stage(layout) else 0
+    away = gone(shape, layout)
+    in_front = before(shape, tp, k) - away[0] if stage == 0 else 0
+    at_end = behind(shape, tp, k, pp) - away[1] if stage == last_stage(layout) else 0
     return Held(
         dense=sum(dense) + in_front + at_end,
         experts=sum(experts),

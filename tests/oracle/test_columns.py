@@ -17,6 +17,7 @@ from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
 from strategist.facts.model_parts import Moe
 from strategist.facts.models import load_model
+from strategist.facts.parameters import table_width
 from strategist.facts.profile import find_profile, frameworks
 from strategist.facts.workload import Workload
 from strategist.memory.estimate import peak_memory
@@ -102,6 +103,20 @@ def cases_of_compression(draw: Draw) -> Case:
     job, (layout,) = draw(cases_of_threads())
     plain = {name: value for name, value in layout.items() if name != "replicas"}
     return job, [plain | {"compression": draw(st.sampled_from(WORDS["compression"][1:]))}]
+
+
+@st.composite
+def cases_of_servers(draw: Draw) -> Case:
+    """A job of our own framework and a layout of whole replicas whose tables a server holds: a decoder's, or several of a module's."""
+    job, (layout,) = draw(cases_of_threads())
+    shape = replace(job.model, kind="decoder", formula="stack", tied=False)
+    if draw(st.booleans()):
+        more = draw(st.lists(st.tuples(st.integers(1, 10_000), st.sampled_from((1, 16, 64))), max_size=3))
+        extra = shape.extra_parameters + sum(rows * width for rows, width in more)
+        shape = replace(shape, kind="module", extra_parameters=extra, tables=((shape.vocab, table_width(shape)), *more))
+    loss = {"loss": "chunked"} if shape.vocab and draw(st.booleans()) else {}
+    plain = {name: value for name, value in layout.items() if name != "replicas"}
+    return replace(job, model=shape), [plain | {"tables": "server"} | loss]
 
 
 @st.composite
@@ -255,6 +270,15 @@ def test_recompute_of_some_layers_equals_the_oracle(case: Case) -> None:
 @given(cases_of_threads())
 def test_replicas_as_threads_equal_the_oracle(case: Case) -> None:
     """nn.DataParallel's exchanges, its one launching interpreter and what device 0 holds beside its share are the oracle's."""
+    _assert_same_memory(case)
+    _assert_same_time(case)
+    _assert_same_stages(case)
+
+
+@settings(CI, max_examples=cases_of(60))
+@given(cases_of_servers())
+def test_tables_on_a_server_equal_the_oracle(case: Case) -> None:
+    """What leaves the ranks, what rows and their gradients take, and what is waited for are the oracle's."""
     _assert_same_memory(case)
     _assert_same_time(case)
     _assert_same_stages(case)

@@ -9,7 +9,7 @@ from strategist.facts.job import Job
 from strategist.facts.model import LayerKind, layer_counts, layer_sequence
 from strategist.facts.parameters import count, outer_parameters
 from strategist.facts.profile import BYTES
-from tests.oracle import adapters, compression, turned
+from tests.oracle import adapters, compression, served, turned
 from tests.oracle.attention import attention_FLOP
 from tests.oracle.layer_time import COMPUTE_TERMS, Pass, device_of, head_time, layer_time
 from tests.oracle.parameters import all_stages, held
@@ -183,7 +183,8 @@ def _update(job: Job, layout: Layout) -> tuple[float, float]:
     if job.profile.has_units and job.workload.optimizer == "adamw8bit":
         touched = EIGHT_BIT_BYTES
     if layout["offload"] == "none":
-        return job.profile.update_passes * (touched + g) * owned / memory_Bps(gpu), 0.0
+        waits = served.seconds(job, layout, touched) if served.is_served(layout) else 0.0
+        return job.profile.update_passes * (touched + g) * owned / memory_Bps(gpu), waits
     link = (gpu.host_Bps or gpu.memory_Bps) * share("host_link_share", gpu)
     update = touched * owned / share("host_update_Bps", gpu)
     if layout["offload"] == "optimizer":

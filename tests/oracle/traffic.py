@@ -18,6 +18,7 @@ from tests.oracle import adapters, compression, turned
 from tests.oracle.memory import is_plain, sequence_cut, tokens, uses_units
 from tests.oracle.parameters import Held, expert_ranks, expert_shards, padded, shards, tensors_of, vocabulary
 from tests.oracle.schedules import in_vain
+from tests.oracle.served import gone
 from tests.oracle.stages import Layout, computed_again, last_stage, turns_back
 from tests.oracle.tiles import repeated, tiles_of
 from tests.oracle.tiles import units as tile_units
@@ -220,7 +221,7 @@ def _data(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], whol
     if job.profile.has_units:
         ends = (stage == 0) + (stage == last_stage(layout)) - (job.model.tied and layout["pp"] == 1)
         of_layers = sum(tile_units(job.model, layout, kind) for kind in kinds)
-        units = _buckets(job) if is_plain(job, layout) else of_layers + ends
+        units = _buckets(job, gone(job.model, layout)) if is_plain(job, layout) else of_layers + ends
         expert_units, layers, tensors = alone, of_layers, _tensors(job, layout, stage, kinds)
     if job.profile.updates == "ranks":
         tensors = sharded[0]
@@ -274,12 +275,12 @@ def _with_elements(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKi
     return sum(size > 0 for size in tensors_of(job.model, layout, stage, kinds, experts=experts))
 
 
-def _buckets(job: Job) -> int:
-    """DDP's buckets, filled from the head to the embedding: a first of 1 MiB, further ones of 25."""
+def _buckets(job: Job, away: tuple[int, int]) -> int:
+    """DDP's buckets, filled from the head to the embedding: a first of 1 MiB, further ones of 25; tables that are `away` are in none."""
     shape, size = job.model, BYTES[job.formats.gradient] * job.trainable
     outer, table = outer_parameters(shape), vocabulary(shape, 1, 1)
     bias = max(0, outer.head - (0 if shape.tied else table))
-    come = [0 if shape.tied else table, bias, outer.final_norm, outer.extra]
+    come = [0 if shape.tied else table, bias, outer.final_norm, outer.extra - away[1]]
     for kind in reversed(layer_sequence(shape)):
         layer = build_layer(shape, kind)
         for m in reversed(layer.matrices):
@@ -287,7 +288,7 @@ def _buckets(job: Job) -> int:
                 copies = m.copies if m.is_expert else 1
                 come += [copies * m.weights, copies * m.outputs * m.bias]
         come += [vector.size for vector in layer.vectors]
-    come += [outer.position, table, outer.projection, outer.input, outer.embedding_norm]
+    come += [outer.position, table - away[0], outer.projection, outer.input, outer.embedding_norm]
     full, held = [], 0.0
     for elements in come:
         held += elements * size
