@@ -8,7 +8,6 @@ Transformers before Accelerate sees the model: Accelerate 1.15 shards a model wh
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -25,12 +24,12 @@ from strategist.emitters.coverage import (
     Clash,
     Coverage,
     causal_models,
+    only_where,
 )
 from strategist.emitters.emitter import Emitter, Files, Options
 from strategist.emitters.hugging_face_script import CUT, CUT_IMPORTS, OPTIMIZER, script
-from strategist.emitters.serial import json_text, yaml_text
+from strategist.emitters.serial import yaml_text
 from strategist.emitters.torchrun import Launcher, job_files, layout_comment
-from strategist.records import replace
 
 CONFIG = PurePosixPath("accelerate.yaml")
 MIXED_PRECISION = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
@@ -46,13 +45,13 @@ def engine_of(plan: Plan) -> str:
     return "FSDP" if plan.strategy.zero and plan.mesh.tp == 1 else "MULTI_GPU"
 
 
-def _with_deepspeed(clash: Clash) -> Clash:
-    return replace(clash, holds=lambda plan: engine_of(plan) == "DEEPSPEED" and clash.holds(plan))
+def _by_deepspeed(plan: Plan) -> bool:
+    return engine_of(plan) == "DEEPSPEED"
 
 
-def _beside_tp(clash: Clash, plan: Plan) -> bool:
-    """Replicas of shards are Accelerate's own here."""
-    return plan.mesh.tp > 1 and clash.holds(plan)
+def _beside_tp(plan: Plan) -> bool:
+    """Replicas of shards are Accelerate's own elsewhere."""
+    return plan.mesh.tp > 1
 
 
 COVERAGE = Coverage(
@@ -80,7 +79,11 @@ COVERAGE = Coverage(
         "workload.precision": "Its fp8 and fp4 need a recipe, which no plan holds.",
     },
     clashes=(
-        *(_with_deepspeed(clash) for clash in deepspeed.COVERAGE.clashes if clash is not deepspeed.NEEDS_ZERO_3),
+        *(
+            only_where(_by_deepspeed, clash)
+            for clash in deepspeed.COVERAGE.clashes
+            if clash is not deepspeed.NEEDS_ZERO_3
+        ),
         Clash(
             holds=lambda plan: (
                 plan.strategy.offload == "parameters" and (plan.strategy.zero != 3 or plan.mesh.dp_shard == 1)
@@ -105,7 +108,7 @@ COVERAGE = Coverage(
         ),
         REDUCED_AS_KEPT,
         NO_SHARDED_SCALER,
-        *(replace(clash, holds=partial(_beside_tp, clash)) for clash in transformers.CUT_CLASHES),
+        *(only_where(_beside_tp, clash) for clash in transformers.CUT_CLASHES),
         HOOKS_ARE_FOR_DDP,
         HOOKS_UNSCALED,
         causal_models("Accelerate"),
@@ -262,7 +265,7 @@ def write(plan: Plan, options: Options) -> Files:
     comments = (layout_comment(plan).removeprefix("# "), "The format of reduction has no key: train.py sets it.")
     files = job_files(plan, options, TRAIN, _launcher(plan)) | {CONFIG: yaml_text(accelerate_config(plan), comments)}
     if engine_of(plan) == "DEEPSPEED":
-        files[deepspeed.CONFIG] = json_text(deepspeed.deepspeed_config(plan))
+        files |= deepspeed.own_file(plan)
     return files | (transformers.cut_file(plan) if plan.mesh.tp > 1 else {})
 
 

@@ -40,6 +40,11 @@ class Clash:
     sentence: str
 
 
+def only_where(condition: Callable[[Plan], bool], clash: Clash) -> Clash:
+    """A clash for the plans for which a condition holds: what one of a target's engines cannot say."""
+    return replace(clash, holds=lambda plan: condition(plan) and clash.holds(plan))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
     """What a framework can express. `values` maps paths in the Plan to allowed values, `why` says why not the others.

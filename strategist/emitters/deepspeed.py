@@ -25,7 +25,13 @@ from strategist.emitters.coverage import (
     causal_models,
 )
 from strategist.emitters.emitter import Emitter, Files, Options
-from strategist.emitters.hugging_face_script import LEAVE, OPTIMIZER, script
+from strategist.emitters.hugging_face_script import (
+    ENGINE_OPTIMIZER,
+    ENGINE_OPTIMIZER_IMPORTS,
+    LEAVE,
+    OPTIMIZER,
+    script,
+)
 from strategist.emitters.serial import json_text
 from strategist.emitters.torchrun import job_files
 from strategist.facts.model import ModelShape
@@ -153,11 +159,12 @@ TRAIN = script(
     "DeepSpeed",
     "import deepspeed\n"
     "import torch.distributed as dist\n"
-    "from deepspeed.ops.adam import DeepSpeedCPUAdam\n"
-    "from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF\n"
+    + ENGINE_OPTIMIZER_IMPORTS
+    + "from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF\n"
     "from torch.utils.data import DataLoader, Dataset, DistributedSampler\n"
     "from transformers import AutoConfig, AutoModelForCausalLM\n",
     OPTIMIZER
+    + ENGINE_OPTIMIZER
     + '''
 
 def cut_sequences(model):
@@ -199,10 +206,7 @@ def main():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     deepspeed.init_distributed(dist_backend=backend)
     model = make_model()
-    if strategy["offload"] == "none":
-        optimizer = make_optimizer(model.parameters())
-    else:
-        optimizer = DeepSpeedCPUAdam(model.parameters(), lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
+    optimizer = make_engine_optimizer(model.parameters())
     groups = Replicas() if mesh["tp"] > 1 else cut_sequences(model)
     config = str(here / "deepspeed.json")
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, mpu=groups)
@@ -269,7 +273,12 @@ def _formats(formats: NumberFormats) -> dict[str, Any]:
 
 def write(plan: Plan, options: Options) -> Files:
     """plan.json, deepspeed.json, train.py and launch.sh."""
-    return job_files(plan, options, TRAIN) | {CONFIG: json_text(deepspeed_config(plan))}
+    return job_files(plan, options, TRAIN) | own_file(plan)
+
+
+def own_file(plan: Plan) -> dict[PurePosixPath, str]:
+    """DeepSpeed's file, which is the same whoever starts its engine."""
+    return {CONFIG: json_text(deepspeed_config(plan))}
 
 
 def named(plan: Plan) -> dict[str, str]:
@@ -279,7 +288,7 @@ def named(plan: Plan) -> dict[str, str]:
 
 def file_for_zero(plan: Plan) -> dict[PurePosixPath, str]:
     """DeepSpeed's file, where ZeRO needs it."""
-    return {CONFIG: json_text(deepspeed_config(plan))} if plan.strategy.zero else {}
+    return own_file(plan) if plan.strategy.zero else {}
 
 
 DEEPSPEED = Emitter(

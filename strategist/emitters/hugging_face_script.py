@@ -15,6 +15,17 @@ def make_optimizer(parameters):
     return torch.optim.AdamW(parameters, lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
 '''
 
+ENGINE_OPTIMIZER_IMPORTS = "from deepspeed.ops.adam import DeepSpeedCPUAdam\n"
+ENGINE_OPTIMIZER = '''
+
+def make_engine_optimizer(parameters):
+    """The plan's optimizer, which is DeepSpeed's own where it works in the host's memory."""
+    if strategy["offload"] == "none":
+        return make_optimizer(parameters)
+    return DeepSpeedCPUAdam(parameters, lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
+'''
+"""For scripts whose ranks all have DeepSpeed."""
+
 COMPRESS_IMPORTS = (
     "from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook\n"
     "from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook\n"

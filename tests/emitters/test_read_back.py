@@ -289,6 +289,21 @@ def test_files_say_what_the_plan_says(target: str) -> None:
     assert {("zero", "0"), ("zero", "2"), ("zero", "3"), ("compute", "bfloat16"), *offloads} <= seen
 
 
+@pytest.mark.parametrize("target", ["fabric", "trainer"])
+def test_lightning_gives_to_deepspeed_what_fsdp2_cannot_say(target: str) -> None:
+    """DeepSpeed's file lies there for ZeRO-1, offloading and masters, and says the plan; for all other plans there is none."""
+    kinds = set()
+    for plan, files in written(target):
+        strategy = plan.strategy
+        needed = strategy.zero == 1 or strategy.offload != "none" or strategy.formats.master != "none"
+        assert (PurePosixPath("deepspeed.json") in files) == needed
+        if needed:
+            said, meant = from_deepspeed(files), facts(plan)
+            assert {name: meant[name] for name in said} == said
+            kinds.add((strategy.zero, strategy.offload))
+    assert {(1, "none"), (1, "optimizer"), (2, "optimizer"), (3, "parameters")} <= kinds
+
+
 @pytest.mark.parametrize("target", ["accelerate", "deepspeed", "transformers", "trl", "fabric", "trainer"])
 def test_the_script_reads_what_the_file_has_no_key_for(target: str) -> None:
     """Batch, recompute, formats and optimizer that stand in no file of the framework are read from plan.json by train.py."""
@@ -361,6 +376,11 @@ def test_axes_are_those_that_are_written(target: str) -> None:
         ("fabric", {"tp": 2, "sequence_parallel": True}, "number of tokens from hidden states"),
         ("fabric", {"tp": 2, "formats": FLOAT16}, "gradients that are cut"),
         ("fabric", {"tp": 2, "dp_replicate": 2, "compression": "bf16"}, "leaves to FSDP2"),
+        ("fabric", {"dp_shard": 2, "zero": 1, "backend": "gloo"}, "no CUDA device"),
+        ("fabric", {"tp": 2, "dp_shard": 2, "zero": 1}, "without DeepSpeed"),
+        ("fabric", {"dp_replicate": 2, "dp_shard": 2, "zero": 1}, "hpZ"),
+        ("trainer", {"dp_shard": 2, "zero": 2, "offload": "optimizer", "optimizer": "sgd"}, "needs strategy.optimizer"),
+        ("trainer", {"dp_shard": 2, "zero": 2, "offload": "parameters"}, "needs strategy.zero = 3"),
         ("trainer", {"pp": 2, "schedule": "1f1b", "accumulation": 2}, "mesh.pp = 2"),
         ("trainer", {"recompute": "selective"}, "whole layers"),
         ("trl", {"pp": 2, "accumulation": 2}, "TRL 1.16 cannot say mesh.pp = 2"),

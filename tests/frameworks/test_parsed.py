@@ -16,7 +16,7 @@ import torch.distributed as dist
 import yaml
 
 from strategist.readers.foreign import keys_of
-from tests.emitters.grid import distinct, written
+from tests.emitters.grid import distinct, each_once, written
 
 Text = dict[str, Any]
 
@@ -194,24 +194,43 @@ def literals(function: Any) -> set[str]:
 @pytest.mark.proves("parsed")
 @pytest.mark.parametrize("target", ["fabric", "trainer"])
 def test_lightning_has_every_name_that_scripts_import(target: str) -> None:
-    """Each name that the script imports is there, and each word that it gives to Fabric or Trainer is a parameter."""
+    """Each name that a script imports is there, and each word that it gives to Fabric, Trainer or a strategy is a parameter."""
     import importlib
 
     import lightning
-    from lightning.fabric.strategies import ModelParallelStrategy as FabricStrategy
-    from lightning.pytorch.strategies import ModelParallelStrategy as TrainerStrategy
 
-    (_, files), *_ = written(target)
-    tree = ast.parse(files[PurePosixPath("train.py")])
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            module = importlib.import_module(node.module)
-            assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
-    maker, name = (lightning.Fabric, "Fabric") if target == "fabric" else (lightning.Trainer, "Trainer")
-    sharding = FabricStrategy if target == "fabric" else TrainerStrategy
-    for words, function in ((keywords(tree, name), maker), (keywords(tree, "ModelParallelStrategy"), sharding)):
-        assert words <= set(inspect.signature(function).parameters)
-        assert words
+    scripts = {files[PurePosixPath("train.py")] for _, files in written(target)}
+    assert len(scripts) == 2
+    for script in scripts:
+        tree, found = ast.parse(script), dict[str, Any]()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                module = importlib.import_module(node.module)
+                assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
+                found |= {alias.name: getattr(module, alias.name) for alias in node.names}
+        maker, name = (lightning.Fabric, "Fabric") if target == "fabric" else (lightning.Trainer, "Trainer")
+        sharding = "DeepSpeedStrategy" if "DeepSpeedStrategy" in found else "ModelParallelStrategy"
+        for words, function in ((keywords(tree, name), maker), (keywords(tree, sharding), found[sharding])):
+            assert words <= set(inspect.signature(function).parameters)
+            assert words
+
+
+@pytest.mark.proves("parsed")
+@pytest.mark.parametrize("target", ["fabric", "trainer"])
+def test_lightnings_strategy_takes_every_file_of_deepspeed(target: str) -> None:
+    """The strategy is built from each deepspeed.json and knows its stage; the file is the one that the deepspeed target writes."""
+    from lightning.fabric.strategies import DeepSpeedStrategy as FabricStrategy
+    from lightning.pytorch.strategies import DeepSpeedStrategy as TrainerStrategy
+
+    of_deepspeed = {text for text, _ in distinct("deepspeed", "deepspeed.json")}
+    stages = set()
+    for plan, files in each_once(target, "deepspeed.json"):
+        text = files[PurePosixPath("deepspeed.json")]
+        made = (FabricStrategy if target == "fabric" else TrainerStrategy)(config=json.loads(text))
+        assert made.zero_stage_3 == (plan.strategy.zero == 3)
+        assert text in of_deepspeed
+        stages.add(plan.strategy.zero)
+    assert stages == {1, 2, 3}
 
 
 def keywords(tree: ast.AST, name: str) -> set[str]:

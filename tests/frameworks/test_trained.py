@@ -53,6 +53,10 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("fabric", {"dp_shard": 2, "zero": 3, "backend": "gloo", "formats": BFLOAT16, "recompute": "full"}),
     ("trainer", {"dp_replicate": 2, "backend": "gloo"}),
     ("trainer", {"dp_shard": 2, "zero": 2, "backend": "gloo"}),
+    ("fabric", {"dp_shard": 2, "zero": 1, "recompute": "full"}),
+    ("fabric", {"dp_shard": 2, "zero": 3, "offload": "parameters"}),
+    ("trainer", {"dp_shard": 2, "zero": 2, "offload": "optimizer"}),
+    ("trainer", {"dp_shard": 2, "zero": 1, "formats": MASTERS}),
     ("accelerate", TENSORS),
     ("deepspeed", TENSORS | {"backend": "gloo", "formats": BFLOAT16, "recompute": "full"}),
     ("deepspeed", {"tp": 2, "dp_shard": 2, "zero": 1, "backend": "gloo", "formats": MASTERS}),
@@ -99,12 +103,18 @@ def test_gradients_of_products_are_those_of_one_process(
 
 
 @pytest.mark.proves("trained")
-@pytest.mark.parametrize("target", ["deepspeed"])
-def test_ranks_of_a_sequence_add_up_its_gradient(target: str, model_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("target", "choices"),
+    [("deepspeed", ULYSSES), ("fabric", {"dp_shard": 2}), ("trainer", {"dp_shard": 2})],
+    ids=lambda value: str(value)[:60],
+)
+def test_gradients_that_are_not_clipped_have_their_length(
+    target: str, choices: dict[str, Any], model_folder: Path, tmp_path: Path
+) -> None:
     """With small weights, whose gradient is not clipped, and SGD, whose step is as long as the gradient, losses are those of one process:
-    a gradient that were averaged over the ranks of a sequence, or counted twice, would be seen."""
+    a gradient that were averaged over the ranks of a sequence, counted twice, or divided twice by the micro-batches would be seen."""
     folder = changed(model_folder, tmp_path, initializer_range=0.02)
-    plan = plan_of(ULYSSES | {"zero": 1, "optimizer": "sgd"})
+    plan = plan_of(choices | {"zero": 1, "optimizer": "sgd"})
     assert trained(tmp_path, target, plan, words_for(folder)) == pytest.approx(one_process(folder, "sgd"), rel=1e-5)
 
 
