@@ -35,8 +35,11 @@ def judge(path: str, given: Given | None = None, flag: str = "FILE") -> Judgemen
     Raises InputError for a file that cannot be read or is no configuration that is known.
     """
     job = None if given is None else complete(given).question.job
-    reader, foreign = read_foreign(open_source(path, flag), flag, None if job is None else job.cluster.world)
+    source = open_source(path, flag)
+    reader, foreign = read_foreign(source, flag, None if job is None else job.cluster.world)
     findings, found = foreign.findings, None
+    if job is not None:
+        findings = (*findings, *reader.on_nodes(source, min(group.node.gpus for group in job.cluster.groups)))
     if given is not None and job is not None and says_a_layout(says := _together(given, foreign.says)):
         found, more = _weighed(given, says, reader.profile, layout_of(says, job.model.layers))
         findings = (*findings, *more)

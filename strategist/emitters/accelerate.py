@@ -27,7 +27,7 @@ from strategist.emitters.coverage import (
     only_where,
 )
 from strategist.emitters.emitter import Emitter, Files, Options
-from strategist.emitters.hugging_face_script import CUT, CUT_IMPORTS, OPTIMIZER, script
+from strategist.emitters.hugging_face_script import CUT, CUT_IMPORTS, KEEP_MIXTURES_WHOLE, OPTIMIZER, script
 from strategist.emitters.serial import yaml_text
 from strategist.emitters.torchrun import Launcher, job_files, layout_comment
 
@@ -123,6 +123,7 @@ TRAIN = script(
     "from torch.utils.data import DataLoader, Dataset\n"
     "from transformers import AutoConfig, AutoModelForCausalLM\n" + CUT_IMPORTS,
     OPTIMIZER
+    + KEEP_MIXTURES_WHOLE
     + CUT
     + '''
 
@@ -153,6 +154,8 @@ def main():
     model = make_model()
     if mesh["tp"] > 1:
         model = cut(model, accelerator.device)
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":  # whose file has no names of classes: the model says them
+        keep_mixtures_whole(model)
     data = SyntheticTokens(model.config.vocab_size)
     loader = DataLoader(data, batch_size=strategy["micro_batch"])
     if strategy["offload"] == "optimizer":

@@ -28,6 +28,7 @@ from strategist.emitters.emitter import Emitter, Files, Options
 from strategist.emitters.hugging_face_script import (
     ENGINE_OPTIMIZER,
     ENGINE_OPTIMIZER_IMPORTS,
+    KEEP_MIXTURES_WHOLE,
     LEAVE,
     OPTIMIZER,
     script,
@@ -165,6 +166,7 @@ TRAIN = script(
     "from transformers import AutoConfig, AutoModelForCausalLM\n",
     OPTIMIZER
     + ENGINE_OPTIMIZER
+    + KEEP_MIXTURES_WHOLE
     + '''
 
 def cut_sequences(model):
@@ -206,6 +208,7 @@ def main():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     deepspeed.init_distributed(dist_backend=backend)
     model = make_model()
+    keep_mixtures_whole(model)
     optimizer = make_engine_optimizer(model.parameters())
     groups = Replicas() if mesh["tp"] > 1 else cut_sequences(model)
     config = str(here / "deepspeed.json")

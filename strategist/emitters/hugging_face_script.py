@@ -26,6 +26,23 @@ def make_engine_optimizer(parameters):
 '''
 """For scripts whose ranks all have DeepSpeed."""
 
+KEEP_MIXTURES_WHOLE = '''
+
+def keep_mixtures_whole(model):
+    """Let ZeRO-3 gather all experts of a layer at once, and give gradients to those without tokens: each rank has other tokens, and one
+    that gathered its own experts alone would wait for the others for ever."""
+    from deepspeed.utils import set_z3_leaf_modules
+
+    if strategy["zero"] == 3 and plan["model"]["moe"] is not None:
+        parts = {type(module): [type(part).__name__ for part in module.children()] for module in model.modules()}
+        mixtures = [kind for kind, names in parts.items() if any(name.endswith("Experts") for name in names)]
+        if not mixtures:
+            raise SystemExit(f"{type(model).__name__} has no module with experts: give set_z3_leaf_modules the class of its mixture.")
+        set_z3_leaf_modules(model, mixtures)
+'''
+"""For scripts in which DeepSpeed shards weights. 0.19 knows the mixtures of three families by itself; Transformers calls the stacked
+weights of experts `...Experts` in all of them, and a mixture is the module that has these."""
+
 COMPRESS_IMPORTS = (
     "from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook\n"
     "from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook\n"

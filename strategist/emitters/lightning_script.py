@@ -7,6 +7,7 @@ from strategist.emitters.hugging_face_script import (
     COMPRESS_IMPORTS,
     ENGINE_OPTIMIZER,
     ENGINE_OPTIMIZER_IMPORTS,
+    KEEP_MIXTURES_WHOLE,
     LEAVE,
     OPTIMIZER,
     script,
@@ -281,6 +282,7 @@ FABRIC_ENGINE = script(
     + _LOADER_IMPORTS,
     OPTIMIZER
     + ENGINE_OPTIMIZER
+    + KEEP_MIXTURES_WHOLE
     + _ENGINE.replace("LEAVE_OUT", "")
     + _MACHINES
     + """
@@ -289,6 +291,7 @@ def main():
     fabric = Fabric(strategy=make_strategy(), precision=precision(), **machines())
     fabric.launch()
     model = make_model()
+    keep_mixtures_whole(model)
     model, _ = fabric.setup(model, make_engine_optimizer(model.parameters()), move_to_device=False)
     engine = fabric.strategy.model  # the step of the optimizer that Fabric gives back would not count micro-batches
 """
@@ -312,12 +315,13 @@ TRAINER_ENGINE = script(
     + _LOADER_IMPORTS,
     OPTIMIZER
     + ENGINE_OPTIMIZER
+    + KEEP_MIXTURES_WHOLE
     + _ENGINE.replace(
         "LEAVE_OUT", '    del config["gradient_accumulation_steps"]  # Trainer stops at it and writes its own\n'
     )
     + _MACHINES
     + _module(
-        CUT_MODEL="",
+        CUT_MODEL="            keep_mixtures_whole(self.model)\n",
         LOSS_OF_BATCH="self.model(**batch).loss",
         LOSS_OF_TRAINER='loss * strategy["accumulation"]  # by which Trainer divides it, and DeepSpeed once more',
         MAKE_OPTIMIZER="make_engine_optimizer",

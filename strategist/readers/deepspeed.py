@@ -24,6 +24,12 @@ from strategist.readers.foreign import (
 
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 OFFLOADS = (("offload_optimizer", 1, "1 to 3"), ("offload_param", 3, "3"))
+HPZ = "zero_hpz_partition_size"
+QUANTIZED = {
+    "zero_quantized_weights": "deepspeed-quantized-weights",
+    "zero_quantized_gradients": "deepspeed-quantized-gradients",
+}
+"""Switches of ZeRO++ that send fewer bits, and what they are found as."""
 STRICT = (
     "zero_optimization",
     "zero_optimization.offload_optimizer",
@@ -51,6 +57,7 @@ def read(source: Source, ranks: int | None) -> Foreign:
         *_batch(table),
         *batch_faults(says, dp),
         *_zero(table),
+        *_zero_plus_plus(table, ranks or _started(table, says)),
         *_formats(table),
     )
     return Foreign(says=says, findings=found)
@@ -163,6 +170,41 @@ def _zero(table: Mapping[str, Any]) -> Iterator[Finding]:
             yield finding("deepspeed-nvme-path", place, key=name)
 
 
+def _zero_plus_plus(table: Mapping[str, Any], ranks: int | None) -> Iterator[Finding]:
+    """What the keys of ZeRO++ do to memory and numbers: no plan has a word for them."""
+    zero = section_of(table, "zero_optimization")
+    size, stage = _secondary_ranks(table), zero.get("stage", 0)
+    on = {name: place for name, place in QUANTIZED.items() if switched(zero, name)}
+    if stage != 3:
+        for key in (*on, *((HPZ,) if size > 1 else ())):
+            yield finding("deepspeed-zeropp-stage", f"zero_optimization.{key}", key=key, stage=stage)
+        return
+    for key, rule in on.items():
+        yield finding(rule, f"zero_optimization.{key}")
+    if size > 1:
+        yield finding("deepspeed-hpz-copy", f"zero_optimization.{HPZ}", size=size)
+        if ranks and ranks % min(size, ranks):
+            yield finding("deepspeed-hpz-divides", f"zero_optimization.{HPZ}", size=size, ranks=ranks)
+
+
+def _started(table: Mapping[str, Any], says: Says) -> int | None:
+    """Ranks that the file itself is for, by its batch."""
+    dp = says.get("dp_shard")
+    return dp * _model_ranks(table) if isinstance(dp, int) else None
+
+
+def _secondary_ranks(table: Mapping[str, Any]) -> int:
+    """Ranks that share hpZ's second copy of the weights; 1 where there is none."""
+    return whole(section_of(table, "zero_optimization").get(HPZ)) or 1
+
+
+def on_nodes(source: Source, devices: int) -> Iterator[Finding]:
+    """Faults for nodes of so many devices."""
+    size = _secondary_ranks(source.table)
+    if size > devices and section_of(source.table, "zero_optimization").get("stage") == 3:
+        yield finding("deepspeed-hpz-node", f"zero_optimization.{HPZ}", size=size, devices=devices)
+
+
 def _formats(table: Mapping[str, Any]) -> Iterator[Finding]:
     if all(switched(section_of(table, short), "enabled") for short in ("bf16", "fp16")):
         yield finding("deepspeed-two-formats", "bf16")
@@ -173,4 +215,11 @@ def recognises(source: Source) -> bool:
     return bool({*BATCH[:2], "zero_optimization", "zero_allow_untested_optimizer"} & set(source.table))
 
 
-DEEPSPEED = Reader(name="deepspeed", title="DeepSpeed 0.19", recognises=recognises, read=read, profile="deepspeed-bf16")
+DEEPSPEED = Reader(
+    name="deepspeed",
+    title="DeepSpeed 0.19",
+    recognises=recognises,
+    read=read,
+    profile="deepspeed-bf16",
+    on_nodes=on_nodes,
+)

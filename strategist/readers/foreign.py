@@ -42,13 +42,14 @@ class Foreign:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
     """One framework's files: how they are recognised, and what they say. `profile` names whose kernels and formats a
-    prediction counts with."""
+    prediction counts with; `on_nodes` finds what is wrong on nodes of so many devices alone."""
 
     name: str
     title: str
     recognises: Callable[[Source], bool]
     read: Callable[[Source, int | None], Foreign]
     profile: str
+    on_nodes: Callable[[Source, int], Iterable[Finding]] = lambda source, devices: ()
 
 
 @cache

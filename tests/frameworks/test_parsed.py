@@ -153,6 +153,37 @@ def test_deepspeed_refuses_what_is_wrong(target: str, change: Text, fake_ranks: 
         DeepSpeedConfig(json.loads(text) | change, mpu=DataParallel(world))
 
 
+MIXTURES = ("mixtral", "qwen3_moe", "deepseek_v3", "olmoe", "gpt_oss")
+
+
+@pytest.mark.proves("parsed")
+@pytest.mark.parametrize("family", MIXTURES)
+@pytest.mark.parametrize("target", ["deepspeed", "accelerate", "fabric", "trainer"])
+def test_deepspeed_gathers_mixtures_whole(target: str, family: str) -> None:
+    """What each script does to a model marks its mixtures as DeepSpeed's leaf modules, one a layer that has experts, and nothing below."""
+    import torch
+    from deepspeed.utils import get_z3_leaf_modules
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    scripts = [files[PurePosixPath("train.py")] for _, files in written(target)]
+    mark = next(
+        node
+        for script in scripts
+        for node in ast.walk(ast.parse(script))
+        if isinstance(node, ast.FunctionDef) and node.name == "keep_mixtures_whole"
+    )
+    names: Text = {"strategy": {"zero": 3}, "plan": {"model": {"moe": {}}}}
+    exec(compile(ast.Module([mark], []), "train.py", "exec"), names)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, num_hidden_layers=4))
+    names["keep_mixtures_whole"](model)
+    leaves = get_z3_leaf_modules(model)
+    with_experts = [name for name, _ in model.named_modules() if name.endswith(".experts")]
+    assert len(leaves) == len(with_experts) > 0
+    names["plan"] = {"model": {"moe": None}}
+    names["keep_mixtures_whole"](torch.nn.Linear(2, 2))  # models without experts are left alone
+
+
 @pytest.mark.proves("parsed")
 @pytest.mark.parametrize(("target", "name"), [("transformers", "training.json"), ("trl", "sft.json")])
 def test_transformers_takes_every_file(

@@ -11,7 +11,7 @@ import pytest
 
 from tests.frameworks.jobs import FSDP, WORDS, executor_plan, trained
 from tests.frameworks.one_process import LONGER, one_process, plan_of, with_hook, words_for
-from tests.plans import BFLOAT16
+from tests.plans import BFLOAT16, FLOAT32, make_plan, tiny_mixtral
 
 ULYSSES: dict[str, Any] = {"cp": 2, "context_parallel": "all-to-all", "accumulation": 4, "backend": "gloo"}
 """Two ranks that share each sequence: twice the micro-batches make up the same batch."""
@@ -116,6 +116,30 @@ def test_gradients_that_are_not_clipped_have_their_length(
     folder = changed(model_folder, tmp_path, initializer_range=0.02)
     plan = plan_of(choices | {"zero": 1, "optimizer": "sgd"})
     assert trained(tmp_path, target, plan, words_for(folder)) == pytest.approx(one_process(folder, "sgd"), rel=1e-5)
+
+
+@pytest.mark.proves("trained")
+@pytest.mark.parametrize("target", ["deepspeed", "fabric", "accelerate"])
+def test_a_mixture_under_zero_3_gives_the_losses_of_one_process(
+    target: str, model_folder: Path, tmp_path: Path
+) -> None:
+    """Experts that are gathered whole, of a family whose mixture DeepSpeed does not know by itself. With so many experts for so few
+    tokens some get none on a rank."""
+    experts = {
+        "num_experts": 32,
+        "num_experts_per_tok": 2,
+        "model_type": "olmoe",
+        "architectures": ["OlmoeForCausalLM"],
+    }
+    folder = changed(model_folder, tmp_path, **experts)
+    choices = {"dp_shard": 2, "zero": 3, "micro_batch": 2, "accumulation": 2, "formats": FLOAT32, "optimizer": "adamw"}
+    own = (
+        {"backend": "gloo"}
+        if target == "deepspeed"
+        else {"offload": {"fabric": "parameters", "accelerate": "optimizer"}[target]}
+    )
+    plan = make_plan(tiny_mixtral(), **{"backend": "nccl"} | choices | own)
+    assert trained(tmp_path, target, plan, words_for(folder)) == pytest.approx(one_process(folder), rel=1e-4)
 
 
 @pytest.mark.proves("trained")

@@ -40,6 +40,7 @@ DEEPSPEED: dict[str, Any] = {
     "train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
     "zero_optimization": {"stage": 2}, "bf16": {"enabled": True},
 }  # fmt: skip
+HPZ = "zero_hpz_partition_size"
 ARGUMENTS: dict[str, Any] = {
     "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "bf16": True, "fsdp": True,
     "fsdp_config": {"version": 2, "reshard_after_forward": True},
@@ -240,6 +241,17 @@ CASES = (
         "deepspeed-nvme-path", "zero_optimization.offload_optimizer", "nvme_path",
         zero_optimization={"offload_optimizer": {"device": "nvme"}},
     ),
+    deepspeed("deepspeed-hpz-copy", f"zero_optimization.{HPZ}", "4-th of the weights", zero_optimization={"stage": 3, HPZ: 4}),
+    deepspeed("deepspeed-hpz-divides", f"zero_optimization.{HPZ}", "8 ranks", zero_optimization={"stage": 3, HPZ: 3}),
+    deepspeed("deepspeed-zeropp-stage", f"zero_optimization.{HPZ}", "stage is 2", zero_optimization={HPZ: 4}),
+    deepspeed(
+        "deepspeed-quantized-weights", "zero_optimization.zero_quantized_weights", "8 bits",
+        zero_optimization={"stage": 3, "zero_quantized_weights": True},
+    ),
+    deepspeed(
+        "deepspeed-quantized-gradients", "zero_optimization.zero_quantized_gradients", "4 bits",
+        zero_optimization={"stage": 3, "zero_quantized_gradients": True},
+    ),
     Case("deepspeed-local-rank", "run.sh", "deepspeed train.py --steps 3\n", "deepspeed", "--local_rank"),
     arguments("fsdp1-deprecated", "fsdp_config.version", "FSDP1", fsdp_config={"version": 1}),
     arguments("fsdp-prefix", "fsdp_config.fsdp_cpu_offload", "cpu_offload", fsdp_config={"fsdp_cpu_offload": True}),
@@ -365,7 +377,7 @@ def test_a_sound_file_passes(name: str, tmp_path: Path) -> None:
 
 def test_every_fault_has_a_file() -> None:
     """No rule is without a test here; those of layouts are tested with model and machines."""
-    assert {case.rule for case in CASES} | {"illegal-layout", "does-not-fit"} == set(traps())
+    assert {case.rule for case in CASES} | {"illegal-layout", "does-not-fit", "deepspeed-hpz-node"} == set(traps())
 
 
 @pytest.mark.parametrize(
@@ -433,6 +445,19 @@ def test_what_does_not_fit_is_said_with_a_change_that_fits(tmp_path: Path) -> No
         encoding="utf-8",
     )
     assert call("validate", str(path), *WEIGH, "--seq-len", "4096").code == 0
+
+
+@pytest.mark.parametrize(("size", "found"), [(4, set()), (8, set()), (16, {"deepspeed-hpz-node"})])
+def test_the_second_copy_of_weights_stays_inside_a_node(size: int, found: set[str], tmp_path: Path) -> None:
+    """On nodes of 8 devices hpZ over more than 8 ranks is a warning, and that it keeps a copy is said for each size."""
+    path = tmp_path / "deepspeed.json"
+    table = changed(DEEPSPEED, train_batch_size=256, zero_optimization={"stage": 3, HPZ: size})
+    path.write_text(json.dumps(table), encoding="utf-8")
+    done = call("validate", str(path), "--model", "llama-3.2-1b", "--hardware", "dgx-h100:4", "--json")
+    rules = {fault["rule"] for fault in json.loads(done.out)[0]["findings"]}
+    assert rules & {"deepspeed-hpz-node", "deepspeed-hpz-divides", "deepspeed-hpz-copy"} == found | {
+        "deepspeed-hpz-copy"
+    }
 
 
 def test_an_illegal_layout_is_a_failure(tmp_path: Path) -> None:
