@@ -15,6 +15,7 @@ from strategist.catalog import rows
 from strategist.cli import COMMANDS
 from strategist.document.plan import Plan
 from strategist.emitters import EMITTERS
+from strategist.emitters.emitter import Options
 from strategist.errors import ImpossibleError
 from strategist.executor.architecture import model_obstacles
 from strategist.executor.support import layout_obstacles, unsupported
@@ -210,10 +211,14 @@ def is_traced(plan: Plan) -> bool:
     return is_command("trace") and not unsupported(plan)
 
 
+DRIVE = Options(nvme_path="/local_nvme")
+"""What a user adds for a plan that keeps state on a drive."""
+
+
 def is_emitted(plan: Plan, target: str) -> bool:
     """True when the target writes files for the plan."""
     try:
-        return bool(strategist.emit(plan, target))
+        return bool(strategist.emit(plan, target, DRIVE if plan.strategy.offload == "nvme" else None))
     except ImpossibleError:
         return False
 

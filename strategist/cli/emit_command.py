@@ -12,7 +12,7 @@ from strategist.document.load import load_plan
 from strategist.document.plan import Plan
 from strategist.emitters import EMITTERS, find_emitter, proofs
 from strategist.emitters.emitter import Emitter, Options
-from strategist.emitters.quoting import environment, host_name, job_name, port
+from strategist.emitters.quoting import drive_folder, environment, host_name, job_name, port
 from strategist.errors import InputError, shown
 from strategist.reports.lines import table
 
@@ -24,6 +24,7 @@ FLAGS = (
     Flag("--job-name", "name of the job", "NAME"),
     Flag("--master-addr", "host name of the first node", "HOST"),
     Flag("--master-port", "port of the rendezvous, 1024 to 65535", "PORT"),
+    Flag("--nvme-path", "for offload=nvme: the folder on a drive of each node", "DIR"),
     Flag("--env", "a variable for the launch script, such as NCCL_P2P_DISABLE=1", "NAME=VALUE", repeats=True),
     Flag("--allow-env", "allow variables that are not on the list"),
     *COMMON,
@@ -62,6 +63,7 @@ def run(options: Namespace) -> int:
         job_name=job_name(options.job_name) if options.job_name is not None else "strategist",
         master_addr=host_name(options.master_addr) if options.master_addr is not None else None,
         master_port=port(options.master_port) if options.master_port is not None else None,
+        nvme_path=drive_folder(options.nvme_path) if options.nvme_path is not None else None,
         env=environment(options.env, allow_all=options.allow_env),
     )
     plan = load_plan(options.plan)

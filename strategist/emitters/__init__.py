@@ -15,6 +15,7 @@ from strategist.emitters.byteps import BYTEPS
 from strategist.emitters.composer import COMPOSER
 from strategist.emitters.data_parallel import DATA_PARALLEL_SCRIPT
 from strategist.emitters.deepspeed import DEEPSPEED
+from strategist.emitters.drive import on_drive
 from strategist.emitters.emitter import Emitter, Files, Options
 from strategist.emitters.epl import EPL
 from strategist.emitters.kubernetes import KUBERNETES
@@ -88,11 +89,11 @@ def find_emitter(name: str, flag: str = "--to") -> Emitter:
 
 
 def emit(plan: Plan, target: str, options: Options | None = None) -> Files:
-    """File names and texts of one target. Raises InputError for options that do not belong into a script, ImpossibleError
-    UNSUPPORTED for a plan that the target cannot express."""
+    """File names and texts of one target. Raises InputError for options that do not belong into a script or into this plan's,
+    ImpossibleError UNSUPPORTED for a plan that the target cannot express."""
     emitter, checked = find_emitter(target), checked_options(options or Options())
     emitter.require(plan)
-    return emitter.write(plan, checked)
+    return emitter.write(plan, on_drive(emitter, plan, checked))
 
 
 @cache

@@ -1,7 +1,7 @@
 """Accelerate: its YAML for `accelerate launch`, a training script, and a launch script.
 
 One process group of replicas is DDP; ZeRO 2 and 3 are FSDP2, in which ZeRO 2 keeps gathered weights after the forward pass;
-ZeRO 1 and an offloaded optimizer are DeepSpeed's, whose own JSON lies beside the YAML. Tensors, with the shards beside them, are cut by
+ZeRO 1 and an offloaded optimizer, on the host or on a drive, are DeepSpeed's, whose own JSON lies beside the YAML. Tensors, with the shards beside them, are cut by
 Transformers before Accelerate sees the model: Accelerate 1.15 shards a model whose tensors are cut with a class that Transformers
 5.23 no longer has. Keys as in Accelerate 1.15.0, commands/config/config_args.py, commands/launch.py and utils/launch.py.
 """
@@ -38,7 +38,8 @@ MIXED_PRECISION = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
 
 def engine_of(plan: Plan) -> str:
     """Accelerate's distributed_type for a plan."""
-    if plan.strategy.offload == "optimizer" or plan.strategy.zero == 1 or plan.strategy.formats in deepspeed.MASTERED:
+    strategy = plan.strategy
+    if strategy.offload in ("optimizer", "nvme") or strategy.zero == 1 or strategy.formats in deepspeed.MASTERED:
         return "DEEPSPEED"
     if plan.mesh.world == 1:
         return "NO"
@@ -72,7 +73,6 @@ COVERAGE = Coverage(
         "mesh.ep": "It has no key for experts outside Megatron-LM.",
         "strategy.sequence_parallel": WHOLE_TOKENS,
         "strategy.recompute": "Transformers recomputes whole layers.",
-        "strategy.offload": "NVMe needs a folder, and the plan names none.",
         "strategy.compression": "Of its hooks PowerSGD was trained with alone.",
         "strategy.backend": "On CPUs `accelerate launch` starts one process whatever the file says.",
         "strategy.formats": "It keeps fp32 weights, or with DeepSpeed low weights beside fp32 masters.",
@@ -158,7 +158,7 @@ def main():
         keep_mixtures_whole(model)
     data = SyntheticTokens(model.config.vocab_size)
     loader = DataLoader(data, batch_size=strategy["micro_batch"])
-    if strategy["offload"] == "optimizer":
+    if strategy["offload"] in ("optimizer", "nvme"):
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
         optimizer = DeepSpeedCPUAdam(model.parameters(), lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
@@ -268,7 +268,7 @@ def write(plan: Plan, options: Options) -> Files:
     comments = (layout_comment(plan).removeprefix("# "), "The format of reduction has no key: train.py sets it.")
     files = job_files(plan, options, TRAIN, _launcher(plan)) | {CONFIG: yaml_text(accelerate_config(plan), comments)}
     if engine_of(plan) == "DEEPSPEED":
-        files |= deepspeed.own_file(plan)
+        files |= deepspeed.own_file(plan, options)
     return files | (transformers.cut_file(plan) if plan.mesh.tp > 1 else {})
 
 
@@ -281,4 +281,5 @@ ACCELERATE = Emitter(
     axes=COVERAGE.axes,
     coverage=COVERAGE,
     executables=("launch.sh",),
+    names_drive=True,
 )

@@ -99,7 +99,7 @@ def write(plan: Plan, options: Options) -> Files:
     """plan.json, axolotl.yaml, train.py, launch.sh, and deepspeed.json for ZeRO."""
     comment = layout_comment(plan).removeprefix("# ")
     files = job_files(plan, options, TRAIN) | {CONFIG: yaml_text(axolotl_config(plan), (comment,))}
-    return files | deepspeed.file_for_zero(plan)
+    return files | deepspeed.file_for_zero(plan, options)
 
 
 AXOLOTL = Emitter(

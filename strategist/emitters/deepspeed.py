@@ -62,6 +62,10 @@ SHARDS_NEED_ZERO = Clash(
     holds=lambda plan: plan.mesh.dp_shard > 1 and plan.strategy.zero == 0,
     sentence="mesh.dp_shard above 1 needs strategy.zero of 1 to 3.",
 )
+DRIVE_NEEDS_ZERO_3 = Clash(
+    holds=lambda plan: plan.strategy.offload == "nvme" and plan.strategy.zero != 3,
+    sentence="strategy.offload = nvme needs strategy.zero = 3: DeepSpeed swaps an optimizer's state below it nowhere.",
+)
 NEEDS_ZERO_3 = Clash(
     holds=lambda plan: plan.strategy.offload == "parameters" and plan.strategy.zero != 3,
     sentence="strategy.offload = parameters needs strategy.zero = 3: whole parameters stay on the device below it.",
@@ -81,7 +85,7 @@ COVERAGE = Coverage(
     values={
         **DATA_PARALLEL,
         "strategy.zero": EVERY,
-        "strategy.offload": ("none", "optimizer", "parameters"),
+        "strategy.offload": EVERY,
         "strategy.formats": FORMATS,
         "mesh.cp": EVERY,
         "mesh.tp": EVERY,
@@ -93,7 +97,6 @@ COVERAGE = Coverage(
         "strategy.sequence_parallel": WHOLE_TOKENS,
         "strategy.context_parallel": "Its Ulysses exchanges heads for parts of the sequence; it has no ring.",
         "strategy.recompute": "Transformers recomputes whole layers.",
-        "strategy.offload": "NVMe needs a folder, and the plan names none.",
         "strategy.compile": "Its compilation passes are not mapped.",
         "strategy.formats": "It keeps fp32 throughout, fp32 under autocast, or low weights beside fp32 masters.",
         "workload.precision": "It has no section for fp8 or fp4.",
@@ -114,6 +117,7 @@ COVERAGE = Coverage(
             sentence="strategy.offload and fp32 strategy.formats under torch_autocast were not tried together.",
         ),
         NEEDS_ZERO_3,
+        DRIVE_NEEDS_ZERO_3,
         Clash(
             holds=lambda plan: (plan.mesh.cp > 1) != (plan.strategy.context_parallel != "none"),
             sentence="mesh.cp above 1 goes with strategy.context_parallel = all-to-all, and 1 goes without.",
@@ -235,7 +239,17 @@ def main():
 )
 
 
-def deepspeed_config(plan: Plan) -> dict[str, Any]:
+AIO = {
+    "block_size": 1048576,
+    "queue_depth": 8,
+    "intra_op_parallelism": 1,
+    "single_submit": False,
+    "overlap_events": True,
+}
+"""How a drive is read and written: DeepSpeed's own choices, written down because they are what one tunes for a drive."""
+
+
+def deepspeed_config(plan: Plan, nvme_path: str | None = None) -> dict[str, Any]:
     """DeepSpeed's document: the batch in all three of its keys, ZeRO with what is offloaded, and number formats."""
     strategy = plan.strategy
     batch = {
@@ -246,17 +260,23 @@ def deepspeed_config(plan: Plan) -> dict[str, Any]:
     cut: dict[str, Any] = {"sequence_parallel_size": plan.mesh.cp} if plan.mesh.cp > 1 else {}
     if plan.mesh.tp > 1:
         cut["tensor_parallel"] = {"autotp_size": plan.mesh.tp, "vocab_parallel_lm_head": True}
-    zero = {"stage": strategy.zero} | _offload(plan)
+    zero = {"stage": strategy.zero} | _offload(plan, nvme_path)
+    cut |= {"aio": AIO} if strategy.offload == "nvme" else {}
     if strategy.zero and strategy.optimizer == "sgd":  # torch's own, which works element by element; it stops without
         batch["zero_allow_untested_optimizer"] = True
     return batch | {"gradient_clipping": CLIP_NORM, "zero_optimization": zero} | cut | _formats(strategy.formats)
 
 
-def _offload(plan: Plan) -> dict[str, Any]:
-    """What lies in host memory. DeepSpeed keeps the optimizer there too when it keeps parameters there."""
+def _offload(plan: Plan, nvme_path: str | None) -> dict[str, Any]:
+    """What lies in host memory, and what on a drive. DeepSpeed keeps the optimizer on the host too when it keeps parameters there."""
     on_host = {"device": "cpu", "pin_memory": plan.strategy.backend == "nccl"}
-    kept = {"none": (), "optimizer": ("offload_optimizer",), "parameters": ("offload_optimizer", "offload_param")}
-    return dict.fromkeys(kept[plan.strategy.offload], on_host)
+    on_drive = on_host | {"device": "nvme", "nvme_path": nvme_path}
+    return {
+        "none": {},
+        "optimizer": {"offload_optimizer": on_host},
+        "parameters": {"offload_optimizer": on_host, "offload_param": on_host},
+        "nvme": {"offload_optimizer": on_drive, "offload_param": on_host},
+    }[plan.strategy.offload]
 
 
 def _formats(formats: NumberFormats) -> dict[str, Any]:
@@ -276,12 +296,12 @@ def _formats(formats: NumberFormats) -> dict[str, Any]:
 
 def write(plan: Plan, options: Options) -> Files:
     """plan.json, deepspeed.json, train.py and launch.sh."""
-    return job_files(plan, options, TRAIN) | own_file(plan)
+    return job_files(plan, options, TRAIN) | own_file(plan, options)
 
 
-def own_file(plan: Plan) -> dict[PurePosixPath, str]:
+def own_file(plan: Plan, options: Options) -> dict[PurePosixPath, str]:
     """DeepSpeed's file, which is the same whoever starts its engine."""
-    return {CONFIG: json_text(deepspeed_config(plan))}
+    return {CONFIG: json_text(deepspeed_config(plan, options.nvme_path))}
 
 
 def named(plan: Plan) -> dict[str, str]:
@@ -289,9 +309,9 @@ def named(plan: Plan) -> dict[str, str]:
     return {"deepspeed": str(CONFIG)} if plan.strategy.zero else {}
 
 
-def file_for_zero(plan: Plan) -> dict[PurePosixPath, str]:
+def file_for_zero(plan: Plan, options: Options) -> dict[PurePosixPath, str]:
     """DeepSpeed's file, where ZeRO needs it."""
-    return own_file(plan) if plan.strategy.zero else {}
+    return own_file(plan, options) if plan.strategy.zero else {}
 
 
 DEEPSPEED = Emitter(
@@ -303,4 +323,5 @@ DEEPSPEED = Emitter(
     axes=COVERAGE.axes,
     coverage=COVERAGE,
     executables=("launch.sh",),
+    names_drive=True,
 )

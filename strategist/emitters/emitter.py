@@ -16,12 +16,14 @@ Files = Mapping[PurePosixPath, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What a user adds when emitting. `env` holds (name, value) pairs in the order given; all values are checked."""
+    """What a user adds when emitting. `env` holds (name, value) pairs in the order given, `nvme_path` is a folder on a drive of each node;
+    all values are checked."""
 
     job_name: str = "strategist"
     master_addr: str | None = None
     master_port: int | None = None
     env: tuple[tuple[str, str], ...] = ()
+    nvme_path: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +31,8 @@ class Emitter:
     """One target. `engine` "strategist" means that our executor runs the job, so it decides which layouts are
     possible; `axes` are the mesh axes that may be larger than one; `executables` are the file names that must be
     runnable. What a framework can say is its `coverage`; `placed` raises ImpossibleError UNSUPPORTED for processes and
-    machines that the target cannot start. `write` is for plans that the target can express."""
+    machines that the target cannot start. `names_drive` is for files that must say where a drive's folder is; jobs on our executor take a
+    variable for it. `write` is for plans that the target can express."""
 
     name: str
     title: str
@@ -40,6 +43,7 @@ class Emitter:
     executables: tuple[str, ...] = ()
     coverage: Coverage | None = None
     placed: Callable[[Plan], object] = ranks_per_node
+    names_drive: bool = False
 
     def require(self, plan: Plan) -> None:
         """Raise ImpossibleError UNSUPPORTED for a plan that the target cannot express."""

@@ -48,7 +48,7 @@ COVERAGE = Coverage(
         **HOOKS,
         "mesh.tp": EVERY,
         "strategy.zero": EVERY,
-        "strategy.offload": deepspeed.COVERAGE.values["strategy.offload"],
+        "strategy.offload": EVERY,
         "strategy.formats": deepspeed.FORMATS,
     },
     why={
@@ -57,7 +57,6 @@ COVERAGE = Coverage(
         "mesh.ep": "It has no expert parallelism.",
         "strategy.sequence_parallel": WHOLE_TOKENS,
         "strategy.recompute": "Transformers recomputes whole layers.",
-        "strategy.offload": deepspeed.COVERAGE.why["strategy.offload"],
         "strategy.compression": NO_TOP_K,
         "strategy.compile": "The script does not compile.",
         "strategy.formats": "It keeps fp32 weights, or with DeepSpeed low weights beside fp32 masters.",
@@ -89,7 +88,7 @@ COVERAGE = Coverage(
 def _write(train: str, train_by_deepspeed: str, plan: Plan, options: Options) -> Files:
     """plan.json, train.py and launch.sh, and deepspeed.json where DeepSpeed does the work."""
     if by_deepspeed(plan):
-        return job_files(plan, options, train_by_deepspeed) | deepspeed.own_file(plan)
+        return job_files(plan, options, train_by_deepspeed) | deepspeed.own_file(plan, options)
     return job_files(plan, options, train)
 
 
@@ -104,6 +103,7 @@ def target(name: str, title: str, scripts: tuple[str, str], coverage: Coverage) 
         axes=coverage.axes,
         coverage=coverage,
         executables=("launch.sh",),
+        names_drive=True,
     )
 
 

@@ -188,7 +188,7 @@ def write(plan: Plan, options: Options) -> Files:
     """plan.json, llama_factory.yaml, train.py, launch.sh, and deepspeed.json for ZeRO."""
     comment = layout_comment(plan).removeprefix("# ")
     files = job_files(plan, options, TRAIN) | {CONFIG: yaml_text(llama_factory_config(plan), (comment,))}
-    return files | deepspeed.file_for_zero(plan)
+    return files | deepspeed.file_for_zero(plan, options)
 
 
 LLAMA_FACTORY = Emitter(

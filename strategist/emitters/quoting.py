@@ -17,6 +17,7 @@ _HOST = re.compile(
     r"(?=.{1,253}$)([A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.)*[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?|[0-9a-fA-F:]{2,45}"
 )
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_FOLDER = re.compile(r"(/[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}){1,16}")
 MAX_VALUE = 4096
 
 
@@ -65,6 +66,20 @@ def port(text: str, flag: str = "--master-port") -> int:
             "RANGE", f"{flag} must lie between 1024 and 65535. {words}", flag=flag, value=text, hint="Example: 29500."
         )
     return number
+
+
+def drive_folder(text: str, flag: str = "--nvme-path") -> str:
+    """An absolute folder of plain names. Raises InputError NAME, CONTROL_CHAR, EMPTY."""
+    folder = plain_text(text, flag, "/local_nvme")
+    if not _FOLDER.fullmatch(folder):
+        raise InputError(
+            "NAME",
+            f"{flag} is not an absolute folder of letters, digits, dot, dash and underscore.",
+            flag=flag,
+            value=text,
+            hint="Example: /local_nvme.",
+        )
+    return folder
 
 
 def environment(pairs: Sequence[str], *, allow_all: bool, flag: str = "--env") -> tuple[tuple[str, str], ...]:
@@ -125,6 +140,8 @@ def checked_options(options: Options) -> Options:
         host_name(options.master_addr)
     if options.master_port is not None:
         port(str(options.master_port))
+    if options.nvme_path is not None:
+        drive_folder(options.nvme_path)
     environment([f"{name}={value}" for name, value in options.env], allow_all=True)
     return options
 

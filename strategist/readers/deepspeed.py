@@ -38,7 +38,7 @@ STRICT = (
     "fp16",
     "tensor_parallel",
 )
-LOOSE = ("", "torch_autocast", "data_types", "pipeline", "expert_parallel")
+LOOSE = ("", "torch_autocast", "data_types", "pipeline", "expert_parallel", "aio")
 TABLES = Tables(
     framework="deepspeed",
     title="DeepSpeed 0.19",

@@ -127,6 +127,10 @@ def test_unequal_nodes_are_refused() -> None:
         (Options(env=(("A", "1\n2"),)), "CONTROL_CHAR"),
         (Options(env=(("A", "1"), ("A", "2"))), "DUPLICATE_KEY"),
         (Options(env=(("A", "x" * 5000),)), "PARSE"),
+        (Options(nvme_path='/x"; touch canary; "'), "NAME"),
+        (Options(nvme_path="/x/../y"), "NAME"),
+        (Options(nvme_path="relative"), "NAME"),
+        (Options(nvme_path="/x\ny"), "CONTROL_CHAR"),
     ],
 )
 @pytest.mark.parametrize("target", NAMES)

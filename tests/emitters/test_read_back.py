@@ -16,6 +16,7 @@ from strategist.document.plan import Mesh, Plan, Strategy
 from strategist.emitters import EMITTERS, find_emitter
 from strategist.emitters import emit as emit_files
 from strategist.emitters.coverage import plain_values
+from strategist.emitters.emitter import Options
 from strategist.facts.model import ModelShape
 from tests.emitters.grid import COMMON, grid, plan_for, plan_on, targets, written
 from tests.plans import BFLOAT16, FLOAT32, tiny_llama, tiny_mixtral
@@ -23,6 +24,7 @@ from tests.plans import BFLOAT16, FLOAT32, tiny_llama, tiny_mixtral
 FLOAT16 = replace(FLOAT32, compute="float16")
 LOW_THROUGHOUT = replace(BFLOAT16, parameter="bfloat16", gradient="bfloat16", master="float32")
 LOW_REDUCE = replace(BFLOAT16, reduce="bfloat16")
+FOLDER = "/mnt/drive-0"
 Said = dict[str, Any]
 Files = Mapping[PurePosixPath, str]
 LONG = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "no": "float32"}
@@ -34,7 +36,16 @@ def from_deepspeed(files: Files) -> Said:
     zero, batch = text["zero_optimization"], text["train_batch_size"]
     offload = "parameters" if "offload_param" in zero else "optimizer" if "offload_optimizer" in zero else "none"
     micro, accumulation = text["train_micro_batch_size_per_gpu"], text["gradient_accumulation_steps"]
-    assert all(place["device"] == "cpu" for name, place in zero.items() if name.startswith("offload"))
+    devices = {name: place["device"] for name, place in zero.items() if name.startswith("offload")}
+    if "nvme" in devices.values():
+        assert devices == {
+            "offload_optimizer": "nvme",
+            "offload_param": "cpu",
+        }  # weights and gradients stay on the host
+        assert zero["offload_optimizer"]["nvme_path"] == FOLDER
+        offload = "nvme"
+    assert set(devices.values()) <= {"cpu", "nvme"}
+    assert ("aio" in text) == (offload == "nvme")
     said = {"zero": zero["stage"], "offload": offload, "micro_batch": micro, "accumulation": accumulation}
     tensors = text.get("tensor_parallel", {"autotp_size": 1, "vocab_parallel_lm_head": True})
     assert tensors["vocab_parallel_lm_head"]
@@ -289,6 +300,34 @@ def test_files_say_what_the_plan_says(target: str) -> None:
     assert {("zero", "0"), ("zero", "2"), ("zero", "3"), ("compute", "bfloat16"), *offloads} <= seen
 
 
+ON_DRIVE: Said = {"dp_shard": 2, "zero": 3, "offload": "nvme"}
+
+
+@pytest.mark.parametrize("target", ["deepspeed", "accelerate", "fabric", "trainer"])
+def test_the_folder_on_a_drive_stands_in_deepspeeds_file(target: str) -> None:
+    """With offload = nvme the file says what lies on the drive and where; without a folder nothing is written, and a folder that no
+    part of a plan needs is refused."""
+    plan = plan_for(**COMMON | ON_DRIVE)
+    said = from_deepspeed(emit(plan, target, Options(nvme_path=FOLDER)))
+    assert {name: facts(plan)[name] for name in said} == said
+    with pytest.raises(StrategistError, match="--nvme-path") as refused:
+        emit(plan, target)
+    assert refused.value.code == "MISSING"
+    with pytest.raises(StrategistError, match="nothing on a drive"):
+        emit(plan_for(**COMMON | {"dp_shard": 2, "zero": 3}), target, Options(nvme_path=FOLDER))
+
+
+@pytest.mark.parametrize("target", ["torchrun", "slurm", "mp-spawn", "mpirun", "kubernetes", "ray", "skypilot"])
+def test_our_executor_gets_the_folder_on_a_drive_as_a_variable(target: str) -> None:
+    """The same option sets TMPDIR for jobs on our executor, which has a folder of its own without it; told twice it is refused."""
+    plan = plan_for(**COMMON | ON_DRIVE)
+    assert FOLDER in "".join(emit(plan, target, Options(nvme_path=FOLDER)).values())
+    assert FOLDER not in "".join(emit(plan, target).values())
+    with pytest.raises(StrategistError) as refused:
+        emit(plan, target, Options(nvme_path=FOLDER, env=(("TMPDIR", "/x"),)))
+    assert refused.value.code == "CONFLICT"
+
+
 @pytest.mark.parametrize("target", ["fabric", "trainer"])
 def test_lightning_gives_to_deepspeed_what_fsdp2_cannot_say(target: str) -> None:
     """DeepSpeed's file lies there for ZeRO-1, offloading and masters, and says the plan; for all other plans there is none."""
@@ -353,7 +392,9 @@ def test_axes_are_those_that_are_written(target: str) -> None:
             "leaves to FSDP2",
         ),
         ("accelerate", {"dp_shard": 2, "zero": 2, "backend": "gloo"}, "one process"),
-        ("accelerate", {"dp_shard": 2, "zero": 2, "offload": "nvme"}, "NVMe needs a folder"),
+        ("accelerate", {"dp_shard": 2, "zero": 2, "offload": "nvme"}, "nvme needs strategy.zero = 3"),
+        ("fabric", {"dp_shard": 2, "zero": 3, "offload": "nvme", "optimizer": "sgd"}, "needs strategy.optimizer"),
+        ("transformers", {"dp_shard": 2, "zero": 3, "offload": "nvme"}, "strategy.offload = nvme"),
         ("accelerate", {"dp_replicate": 2, "dp_shard": 2, "zero": 1}, "hpZ"),
         ("deepspeed", {"dp_replicate": 2, "dp_shard": 2, "zero": 3}, "hpZ"),
         ("deepspeed", {"dp_shard": 2, "zero": 2, "offload": "parameters"}, "needs strategy.zero = 3"),

@@ -15,8 +15,10 @@ import pytest
 import torch.distributed as dist
 import yaml
 
+from strategist import emit
+from strategist.emitters.emitter import Options
 from strategist.readers.foreign import keys_of
-from tests.emitters.grid import distinct, each_once, written
+from tests.emitters.grid import COMMON, distinct, each_once, plan_for, written
 
 Text = dict[str, Any]
 
@@ -97,8 +99,11 @@ def fake_ranks() -> Iterator[None]:
 
 
 def deepspeed_files() -> list[tuple[str, int]]:
-    """The different files of both targets that write one."""
-    return sorted({*distinct("deepspeed", "deepspeed.json"), *distinct("accelerate", "deepspeed.json")})
+    """The different files of the targets that write one, and one with a drive."""
+    plan = plan_for(**COMMON | {"dp_shard": 2, "zero": 3, "offload": "nvme"})
+    on_drive = emit(plan, "deepspeed", Options(nvme_path="/local_nvme"))[PurePosixPath("deepspeed.json")]
+    files = (*distinct("deepspeed", "deepspeed.json"), *distinct("accelerate", "deepspeed.json"), (on_drive, 2))
+    return sorted(set(files))
 
 
 @pytest.mark.proves("parsed")
@@ -125,6 +130,10 @@ def test_deepspeed_takes_every_file(target: str, fake_ranks: None) -> None:
             read.tensor_parallel_config.vocab_parallel_lm_head,
         ) == (tensors, True)
         assert set(document) <= known
+        if "aio" in document:
+            assert read.aio_config | document["aio"] == read.aio_config
+            assert str(read.zero_config.offload_optimizer.nvme_path) == "/local_nvme"
+            assert set(document["aio"]) <= table("deepspeed", "aio")
     assert "train_batch_sise" not in known
 
 
@@ -293,12 +302,14 @@ def test_our_table_of_deepspeed_is_its_models() -> None:
     """The keys of DeepSpeed's sections are the fields of its models, and those of the top level are named in its code."""
     from deepspeed.runtime import config
     from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
+    from deepspeed.runtime.swap_tensor.aio_config import AIO_DEFAULT_DICT
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
     models = {"zero_optimization": DeepSpeedZeroConfig, "bf16": DeepSpeedBF16Config, "fp16": DeepSpeedFP16Config}
     for section, model in models.items():
         fields = {name for key, field in model.model_fields.items() for name in (key, field.alias) if name}
         assert table("deepspeed", section) == fields
+    assert table("deepspeed", "aio") == set(AIO_DEFAULT_DICT)
     assert {"train_batch_size", "zero_optimization", "gradient_clipping"} <= table("deepspeed")
     assert set(config._REMOVED_TOP_LEVEL_CONFIG_KEYS) == table("deepspeed", "removed")
     assert set(config._REMOVED_ZERO_CONFIG_KEYS) == table("deepspeed", "zero_optimization removed")

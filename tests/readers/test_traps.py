@@ -224,6 +224,7 @@ CASES = (
     deepspeed("unknown-key", "train_batch_sise", "ignores", train_batch_sise=8),
     deepspeed("unknown-key", "pipeline.stagess", "stages", pipeline={"stagess": 2}),
     deepspeed("unknown-key", "expert_parallel.autoep_sise", "autoep_size", expert_parallel={"autoep_sise": 2}),
+    deepspeed("unknown-key", "aio.thread_count", "ignores", aio={"thread_count": 1}),
     deepspeed("unknown-key", "zero_optimization.stge", "refuses", zero_optimization={"stge": 1}),
     deepspeed("deepspeed-auto", "train_micro_batch_size_per_gpu", "stops", train_micro_batch_size_per_gpu="auto"),
     deepspeed("deepspeed-auto", "zero_optimization.reduce_bucket_size", "drops", zero_optimization={"reduce_bucket_size": "auto"}),
