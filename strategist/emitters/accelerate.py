@@ -158,12 +158,7 @@ def main():
         keep_mixtures_whole(model)
     data = SyntheticTokens(model.config.vocab_size)
     loader = DataLoader(data, batch_size=strategy["micro_batch"])
-    if strategy["offload"] in ("optimizer", "nvme"):
-        from deepspeed.ops.adam import DeepSpeedCPUAdam
-
-        optimizer = DeepSpeedCPUAdam(model.parameters(), lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
-    else:
-        optimizer = make_optimizer(model.parameters())
+    optimizer = make_optimizer(model.parameters())  # DeepSpeed's own for the host is made of torch's AdamW by Accelerate
     if mesh["tp"] > 1:  # nothing is left for Accelerate to wrap but autocast
         model = accelerator.prepare_model(model, device_placement=False, evaluation_mode=True)
         optimizer, loader = accelerator.prepare(optimizer, loader)

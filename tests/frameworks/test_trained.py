@@ -38,6 +38,7 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("accelerate", {"dp_replicate": 2}),
     ("accelerate", {"dp_shard": 2, "zero": 1}),
     ("accelerate", {"dp_shard": 2, "zero": 2}),
+    ("accelerate", {"dp_shard": 2, "zero": 2, "offload": "optimizer"}),
     ("accelerate", {"dp_shard": 2, "zero": 3, "formats": BFLOAT16, "recompute": "full"}),
     ("deepspeed", {"dp_replicate": 2, "backend": "gloo"}),
     ("deepspeed", {"dp_shard": 2, "zero": 1, "backend": "gloo"}),
