@@ -33,6 +33,7 @@ from torch.distributed import rpc
 from strategist.document.load import plan_from
 from strategist.document.plan import Plan
 from strategist.document.write import dump
+from strategist.errors import ImpossibleError
 from strategist.executor.checkpoint import HeldStates, fill_optimizer, state_of_parameters, take_states
 from strategist.executor.models import model_from_shape
 from strategist.executor.models.reference import ReferenceModel
@@ -48,10 +49,24 @@ ANSWER_SECONDS = 1800
 TRANSPORTS = ["uv"]
 """Of TensorPipe's: sockets that are waited for. The one through shared memory asks again and again, and takes a core of every process."""
 
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+"""Calls run what they name, and nobody asks who calls: all are on one node, and listen to nobody else (variable TP_SOCKET_IFNAME)."""
+
 
 @contextmanager
 def beside_server(device: torch.device) -> Iterator[None]:
-    """Every rank of the running process group, beside a process that rank 0 starts and that will hold tables; it ends with rank 0."""
+    """Every rank of the running process group, beside a process that rank 0 starts and that will hold tables; it ends with rank 0.
+
+    Raises ImpossibleError UNSUPPORTED where torch was built without RPC.
+    """
+    if not rpc.is_available():
+        raise ImpossibleError(
+            "UNSUPPORTED",
+            "strategy.tables = server needs torch.distributed.rpc, which this build of torch does not have.",
+            flag="$.strategy.tables",
+            value="server",
+            hint="Plan with tables=local, or install torch from its own site.",
+        )
     rank, workers = dist.get_rank(), dist.get_world_size()
     meetings: list[int] = [0] * workers
     dist.all_gather_object(meetings, rpc._init_counter)
@@ -85,6 +100,7 @@ def meet(rank: int, workers: int, meeting: str, *, leaves_together: bool = True)
     """
     name = f"{SERVER if rank == workers else f'worker{rank}'}{_mark(meeting)}"
     rpc._init_counter = 0
+    os.environ.setdefault("TP_SOCKET_IFNAME", LOOPBACK)
     options = rpc.TensorPipeRpcBackendOptions(init_method=meeting, rpc_timeout=ANSWER_SECONDS, _transports=TRANSPORTS)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="You are using a Backend")  # torch's own way to meet
