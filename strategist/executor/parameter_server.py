@@ -17,8 +17,9 @@ import sys
 import tempfile
 import threading
 import warnings
+import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -32,6 +33,7 @@ from torch.distributed import rpc
 from strategist.document.load import plan_from
 from strategist.document.plan import Plan
 from strategist.document.write import dump
+from strategist.errors import ImpossibleError
 from strategist.executor.checkpoint import HeldStates, fill_optimizer, state_of_parameters, take_states
 from strategist.executor.models import model_from_shape
 from strategist.executor.models.reference import ReferenceModel
@@ -46,23 +48,36 @@ ANSWER_SECONDS = 1800
 """How long a worker waits for the server, which may have large tables to update: as long as process groups wait for each other."""
 TRANSPORTS = ["uv"]
 """Of TensorPipe's: sockets that are waited for. The one through shared memory asks again and again, and takes a core of every process."""
-PATIENCE_SECONDS = 60
-"""How long rank 0 waits for the server to end after all workers have left it."""
+
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+"""Calls run what they name, and nobody asks who calls: all are on one node, and listen to nobody else (variable TP_SOCKET_IFNAME)."""
 
 
 @contextmanager
 def beside_server(device: torch.device) -> Iterator[None]:
-    """Every rank of the running process group, beside a process that rank 0 starts and that will hold tables; it ends with rank 0."""
+    """Every rank of the running process group, beside a process that rank 0 starts and that will hold tables; it ends with rank 0.
+
+    Raises ImpossibleError UNSUPPORTED where torch was built without RPC.
+    """
+    if not rpc.is_available():
+        raise ImpossibleError(
+            "UNSUPPORTED",
+            "strategy.tables = server needs torch.distributed.rpc, which this build of torch does not have.",
+            flag="$.strategy.tables",
+            value="server",
+            hint="Plan with tables=local, or install torch from its own site.",
+        )
+    rank, workers = dist.get_rank(), dist.get_world_size()
+    meetings: list[int] = [0] * workers
+    dist.all_gather_object(meetings, rpc._init_counter)
     with tempfile.TemporaryDirectory() as folder:
         place = [Path(folder, "rpc").as_uri()]
         dist.broadcast_object_list(place, src=0, device=device)
-        rank, workers = dist.get_rank(), dist.get_world_size()
         process = _start(place[0], workers) if rank == 0 else None
         try:
-            with meet(rank, workers, place[0]):
+            with meet(rank, workers, place[0], leaves_together=not any(meetings)):
                 yield
-            if process is not None:
-                process.wait(PATIENCE_SECONDS)
+                dist.barrier()  # nobody asks any more
         finally:
             if process is not None:
                 process.kill()
@@ -75,10 +90,17 @@ def _start(meeting: str, workers: int) -> subprocess.Popen[bytes]:
 
 
 @contextmanager
-def meet(rank: int, workers: int, meeting: str) -> Iterator[None]:
-    """The workers and the server behind them, who know each other by name; left together. meeting: a URL that torch.distributed.rpc
-    can meet at, such as file:///tmp/new."""
-    name = SERVER if rank == workers else f"worker{rank}"
+def meet(rank: int, workers: int, meeting: str, *, leaves_together: bool = True) -> Iterator[None]:
+    """The workers and the server behind them, who know each other by name. meeting: a URL that torch.distributed.rpc can meet at, such
+    as file:///tmp/new.
+
+    torch means processes to meet again as the ones that met before, and counts: the number of a process' meetings, of what those of some
+    names asked each other, of leavings. A new server begins anew where workers go on: these look for it as if it were their
+    first meeting, under new names, and where it is not, each leaves alone, which torch warns of.
+    """
+    name = f"{SERVER if rank == workers else f'worker{rank}'}{_mark(meeting)}"
+    rpc._init_counter = 0
+    os.environ.setdefault("TP_SOCKET_IFNAME", LOOPBACK)
     options = rpc.TensorPipeRpcBackendOptions(init_method=meeting, rpc_timeout=ANSWER_SECONDS, _transports=TRANSPORTS)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="You are using a Backend")  # torch's own way to meet
@@ -88,7 +110,12 @@ def meet(rank: int, workers: int, meeting: str) -> Iterator[None]:
         except BaseException:
             rpc.shutdown(graceful=False)
             raise
-        rpc.shutdown()
+        rpc.shutdown(graceful=leaves_together)
+
+
+def _mark(meeting: str) -> str:
+    """What ends all names of one meeting."""
+    return f"-{zlib.crc32(meeting.encode()):08x}"
 
 
 class Tables:
@@ -216,27 +243,36 @@ def the_tables() -> Tables:
     return Tables()
 
 
+def answer(name: str, arguments: tuple[Any, ...]) -> Any:
+    """What the tables' method of this name gives. Runs in the server."""
+    return getattr(the_tables(), name)(*arguments)
+
+
 def serving(plan: Plan, model: nn.Module, *, seed: int = 0, learning_rate: float | None = None) -> RemoteServer:
     """The server, holding the tables of `model` from now on: the values that rank 0 has, or those that the built-in model begins
     with. Every worker calls it, inside `meet` or `beside_server`. Raises ImpossibleError as `tables_in`."""
-    found, text = tables_in(model), dump(plan)
+    found, text, server = tables_in(model), dump(plan), RemoteServer()
     if dist.get_rank() == 0:
-        tables = rpc.remote(SERVER, the_tables).rpc_sync()
         if isinstance(model, ReferenceModel):
-            tables.begin(text, seed, learning_rate)
+            server.ask("begin", text, seed, learning_rate)
         else:
             dtype = parameter_dtype(plan)
             values = {name: table.weight.detach().to("cpu", dtype) for name, table in found.items()}
-            tables.hold(values, text, learning_rate)
+            server.ask("hold", values, text, learning_rate)
     dist.barrier()
-    return RemoteServer(rpc.remote(SERVER, the_tables))
+    return server
 
 
 class RemoteServer:
-    """The tables in the server's process, as a worker reaches them."""
+    """The tables in the server's process, as a worker reaches them: by plain calls, because torch's remote references stay with the first
+    meeting of a process."""
 
-    def __init__(self, tables: rpc.RRef[Tables]) -> None:
-        self._tables = tables
+    def __init__(self) -> None:
+        self._name = f"{SERVER}-{rpc.get_worker_info().name.partition('-')[2]}"
+
+    def ask(self, name: str, *arguments: Any) -> Any:
+        """What a method of Tables gives there."""
+        return rpc.rpc_sync(self._name, answer, args=(name, arguments))
 
     def distinct(self, ids: Tensor, _rows: int) -> tuple[Tensor, Tensor]:
         """What `ids` name, and where among these each of them is."""
@@ -245,58 +281,56 @@ class RemoteServer:
 
     def pull(self, name: str, ids: Tensor) -> Tensor:
         """Some rows, on the device of the ids."""
-        rows: Tensor = self._tables.rpc_sync().rows(name, ids.cpu())
+        rows: Tensor = self.ask("rows", name, ids.cpu())
         return rows.to(ids.device)
 
     def push(self, name: str, ids: Tensor, gradient: Tensor) -> None:
         """Add their gradient."""
-        self._tables.rpc_sync().add(name, dist.get_rank(), ids.cpu(), gradient.cpu())
+        self.ask("add", name, dist.get_rank(), ids.cpu(), gradient.cpu())
 
     def norm(self) -> Tensor:
         """The norm of all gradients, when those of all workers have arrived."""
-        found: Tensor = self._tables.rpc_sync().norm()
+        found: Tensor = self.ask("norm")
         return found
 
     def update(self, factor: Tensor, rate: float) -> None:
         """Update the tables, once for all workers."""
-        self._once(lambda tables: tables.update(factor.cpu(), rate))
+        self._ask_once("update", factor.cpu(), rate)
 
     def forget(self) -> None:
         """Drop their gradients."""
-        self._once(lambda tables: tables.forget())
+        self._ask_once("forget")
 
     def whole(self) -> dict[str, Tensor]:
         """Their values."""
-        found: dict[str, Tensor] = self._tables.rpc_sync().whole()
+        found: dict[str, Tensor] = self.ask("whole")
         return found
 
     def state(self, *, with_optimizer: bool) -> dict[str, Tensor]:
         """What a checkpoint has of the tables, on rank 0."""
         if dist.get_rank() > 0:
             return {}
-        found: dict[str, Tensor] = self._tables.rpc_sync().state(with_optimizer)
+        found: dict[str, Tensor] = self.ask("state", with_optimizer)
         return found
 
     def take(self, state: dict[str, Tensor] | None) -> None:
         """What rank 0 has read."""
-        self._once(lambda tables: tables.take(state))
+        self._ask_once("take", state)
 
-    def _once(self, work: Callable[[Any], None]) -> None:
+    def _ask_once(self, name: str, *arguments: Any) -> None:
         dist.barrier()  # everybody has asked for the norm
         if dist.get_rank() == 0:
-            work(self._tables.rpc_sync())
+            self.ask(name, *arguments)
         dist.barrier()  # nobody pulls rows of before
 
 
 def main(meeting: str, workers: int) -> None:
-    """Hold tables until every worker has left."""
+    """Hold tables until all workers leave, or until rank 0 ends this process, or ends."""
     with meet(workers, workers, meeting):
         pass
 
 
 if __name__ == "__main__":
-    from strategist.executor import (
-        parameter_server,
-    )  # the workers' calls name functions of this module, not of __main__
+    from strategist.executor import parameter_server  # calls name functions of this module, not of __main__
 
     parameter_server.main(sys.argv[1], int(sys.argv[2]))

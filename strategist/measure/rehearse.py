@@ -110,6 +110,14 @@ def _not_alone(plan: Plan) -> Iterator[Obstacle]:
             sentence="Compressed gradients cannot be rehearsed: a hook computes with what peers send, and there are none.",
             hint="Trace it (`strategist trace`), or rehearse a plan with compression = none.",
         )
+    if plan.strategy.tables != "local":
+        yield Obstacle(
+            code="UNSUPPORTED",
+            place="strategy.tables",
+            value=plan.strategy.tables,
+            sentence="A worker of a parameter server cannot be rehearsed alone: what it waits for is the server.",
+            hint="Trace it (`strategist trace`), or rehearse a plan with tables = local.",
+        )
     if plan.processes < plan.mesh.world:
         yield Obstacle(
             code="UNSUPPORTED",

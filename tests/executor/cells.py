@@ -16,6 +16,7 @@ from strategist.document.plan import Plan
 from strategist.executor.build import build
 from strategist.executor.data import Sample, SyntheticTokens
 from strategist.executor.initialise import initialise
+from strategist.executor.job import Instruments
 from strategist.executor.loss import logits_of
 from strategist.executor.models import model_from_shape
 from strategist.executor.optimizers import BETAS, WEIGHT_DECAY, default_optimizer
@@ -24,6 +25,7 @@ from tests.executor.harness import run_ranks
 from tests.executor.hugging_face import tiny
 from tests.executor.matrix import SEQ_LEN, Cell
 from tests.executor.ragged import RaggedTokens
+from tests.executor.workers import beside, server_of
 from tests.plans import FLOAT64
 
 SEED, CLIP = 3, 0.5
@@ -107,10 +109,12 @@ def _trained(job: Job) -> Trained:
     optimizer = default_optimizer(plan, kind.rate)
     # one of transformers comes with other values on every rank, of which those of rank 0 count
     model = tiny(plan.model, kind.resting, SEED + get_rank()) if job.of_transformers else model_from_shape(plan.model)
-    session = build(plan, model, optimizer, clip_norm=CLIP, seed=SEED)
     data = samples(plan.model, kind, plan.workload.global_batch)
-    losses = [session.step(batch).loss for batch in session.loader(data, shuffle=False)]
-    return losses, session.parameters_full() if kind.weight_bound else {}
+    with beside(plan):
+        server = server_of(plan, model, seed=SEED, learning_rate=kind.rate)
+        session = build(plan, model, optimizer, clip_norm=CLIP, seed=SEED, instruments=Instruments(server=server))
+        losses = [session.step(batch).loss for batch in session.loader(data, shuffle=False)]
+        return losses, session.parameters_full() if kind.weight_bound else {}
 
 
 def assert_trained_like_one_process(jobs: Sequence[Job]) -> None:

@@ -72,7 +72,10 @@ SAVING: dict[str, Option] = {
 }
 EXPERTS: dict[str, Option] = {"moe": {}, "ep": {"ep": 2}}
 """A mixture in whole, and with its experts spread over the ranks of other axes."""
-ALONE: dict[str, dict[str, Option]] = {"threads": {"threads": {"dp_replicate": 2, "replicas": 1}}}
+ALONE: dict[str, dict[str, Option]] = {
+    "threads": {"threads": {"dp_replicate": 2, "replicas": 1}},
+    "tables": {"server": {"dp_replicate": 2, "tables": 1}},
+}
 KNOWN = AXES | ALONE | {"saving": SAVING, "experts": EXPERTS}
 OF_TRANSFORMERS: tuple[dict[str, str], ...] = (
     *({axis: option} for axis in ("pipeline", "copies", "shards") for option in AXES[axis]),
@@ -340,7 +343,7 @@ def _refused(alike: Sequence[Cell]) -> Iterator[tuple[Cell, tuple[Rule, str]]]:
 
 def stacked(rows: Sequence[Option]) -> Candidates:
     """Some rows, each of the columns that are not plain, as one table."""
-    plain = {name: int(column[0]) for name, column in one(replicas=0).columns.items()}
+    plain = {name: int(column[0]) for name, column in one(replicas=0, tables=0).columns.items()}
     return Candidates({name: np.array([(plain | row)[name] for row in rows], np.int64) for name in plain})
 
 

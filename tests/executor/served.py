@@ -72,6 +72,11 @@ def losses_of(plan: Plan) -> list[float]:
     return losses
 
 
+def losses_of_two(plan: Plan) -> tuple[list[float], list[float]]:
+    """What two trainings give, one after the other."""
+    return losses_of(plan), losses_of(plan)
+
+
 def built_alone(plan: Plan) -> str:
     """What `build` says of a plan with a server."""
     try:

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from strategist.document.plan import NumberFormats, Plan
+from strategist.errors import ImpossibleError
 from strategist.executor.support import layout_obstacles
 from strategist.facts.model import ModelShape
+from strategist.measure.rehearse import rehearse
 from tests.plans import BFLOAT16, FLOAT32, FLOAT64, make_plan, tiny_gpt2, tiny_llama, tiny_mixtral
 
 pytestmark = pytest.mark.slow
@@ -85,6 +87,15 @@ def test_ranks_start_the_server_themselves(formats: NumberFormats, optimizer: st
     assert len(set(losses)) == len(losses)
 
 
+def test_ranks_train_beside_one_server_after_another() -> None:
+    """torch counts meetings and leavings of a process, which a new server knows nothing of: the second training is the first again."""
+    from tests.executor.harness import run_ranks
+    from tests.executor.served import losses_of_two
+
+    for first, second in run_ranks(2, losses_of_two, make_plan(dp_replicate=2, micro_batch=2, **SERVED)):
+        assert first == second
+
+
 def test_a_server_ends_with_the_rank_that_started_it(tmp_path: Path) -> None:
     """Killed, rank 0 cannot say goodbye; the kernel ends its server."""
     code = f"from tests.executor.served import serve_for_ever; serve_for_ever({str(tmp_path)!r})"
@@ -134,6 +145,12 @@ def _assert_same(answers: list[Any], expected: Any) -> None:
         assert got_norms == pytest.approx(norms, abs=1e-11, rel=0)
         assert got_parameters.keys() == parameters.keys()
         assert max(float((got_parameters[name] - value).abs().max()) for name, value in parameters.items()) <= 1e-9
+
+
+def test_a_worker_is_not_rehearsed() -> None:
+    """Its server is somebody else."""
+    with pytest.raises(ImpossibleError, match="cannot be rehearsed"):
+        rehearse(make_plan(dp_replicate=2, **SERVED), device="cpu")
 
 
 @pytest.mark.parametrize(

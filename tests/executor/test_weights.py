@@ -16,7 +16,7 @@ from tests.plans import FLOAT32, make_plan, tiny_llama, tiny_mixtral
 pytestmark = pytest.mark.slow
 
 FAMILIES = ("gpt2", "llama", "llama-tied", "mistral", "qwen2", "qwen3", "mixtral", "olmoe", "qwen2-moe", "qwen3-moe")
-IN_CI = ("gpt2", "llama", "llama-tied", "mixtral", "qwen2-moe")
+IN_CI = ("gpt2", "llama", "llama-tied", "mistral", "mixtral", "qwen2-moe")
 LAYOUT = {"dp_shard": 2, "zero": 3, "micro_batch": 4}
 CUT = {"tp": 2, "micro_batch": 2}
 LAYOUTS = {
@@ -25,6 +25,7 @@ LAYOUTS = {
     "mixtral": LAYOUT | {"ep": 2},
     "qwen3-moe": LAYOUT | {"ep": 2},
     "qwen2-moe": CUT | {"etp": 2},
+    "mistral": {"dp_replicate": 2, "tables": "server", "micro_batch": 4},
 }
 
 

@@ -22,7 +22,7 @@ from strategist.executor.job import Instruments
 from strategist.executor.loss import Batch
 from strategist.executor.models import model_from_shape
 from strategist.executor.optimizers import default_optimizer
-from strategist.executor.parameter_server import beside_server, serving
+from strategist.executor.parameter_server import RemoteServer, beside_server, serving
 from strategist.executor.session import Session
 from strategist.facts.model import ModelShape
 from tests.executor.modules import ByteMixer, mean_square
@@ -39,21 +39,25 @@ def _session(plan: Plan, task: Task) -> Session:
 
 def session_of(plan: Plan, model: nn.Module, *, seed: int = 0, **choices: Any) -> Session:
     """A session with the optimizer of the reference, beside the server that a plan with one has running."""
-    is_served = plan.strategy.tables == "server"
-    server = serving(plan, model, seed=seed, learning_rate=LEARNING_RATE) if is_served else None
+    server = server_of(plan, model, seed=seed, learning_rate=LEARNING_RATE)
     instruments = Instruments(compile_backend="aot_eager", server=server)
     make = default_optimizer(plan, LEARNING_RATE)
     return build(plan, model, make, seed=seed, instruments=instruments, **choices)
 
 
-def _beside(plan: Plan) -> AbstractContextManager[None]:
+def server_of(plan: Plan, model: nn.Module, **choices: Any) -> RemoteServer | None:
+    """The server, holding the tables of the model, if the plan has one."""
+    return serving(plan, model, **choices) if plan.strategy.tables == "server" else None
+
+
+def beside(plan: Plan) -> AbstractContextManager[None]:
     """The process that holds a plan's tables, if it has one."""
     return beside_server(torch.device("cpu")) if plan.strategy.tables == "server" else nullcontext()
 
 
 def train_task(plan: Plan, task: Task) -> Outcome:
     """Losses, final parameters and gradient norms of the task under the plan's layout."""
-    with _beside(plan):
+    with beside(plan):
         session = _session(plan, task)
         results = [session.step(batch) for batch in session.loader(dataset_of(task), seed=task.seed)]
         return [r.loss for r in results], session.parameters_full(), [r.gradient_norm for r in results]
@@ -198,7 +202,7 @@ def train_on_little_data(plan: Plan, steps: int) -> tuple[list[int], list[float]
 
 def train_part(plan: Plan, task: Task, start: Path | None, until: int, target: Path) -> Outcome:
     """Go on from a checkpoint to step `until` and save: losses of these steps, parameters, gradient norms."""
-    with _beside(plan):
+    with beside(plan):
         session = _session(plan, task)
         if start is not None:
             session.load(start)
@@ -341,15 +345,16 @@ def carried(plan: Plan, source: Path, checkpoint: Path, target: Path, tokens: li
     """Import, save and export weights; what the built-in model says with those that came in."""
     from strategist.executor.weights import export_weights, import_weights
 
-    session = build(plan, model_from_shape(plan.model))
-    import_weights(session, source)
-    session.save(checkpoint)
-    if dist.get_rank() == 0:
-        export_weights(checkpoint, plan, target)
-    dist.barrier()
-    whole = model_from_shape(plan.model, "cpu", torch.float32)
-    whole.load_state_dict(session.parameters_full(), strict=not plan.model.tied)
-    whole.tie()
+    with beside(plan):
+        session = session_of(plan, model_from_shape(plan.model))
+        import_weights(session, source)
+        session.save(checkpoint)
+        if dist.get_rank() == 0:
+            export_weights(checkpoint, plan, target)
+        dist.barrier()
+        whole = model_from_shape(plan.model, "cpu", torch.float32)
+        whole.load_state_dict(session.parameters_full(), strict=not plan.model.tied)
+        whole.tie()
     with torch.no_grad():
         return whole(torch.tensor(tokens)).tolist()
 

@@ -23,7 +23,8 @@ def serve_tables(model: nn.Module, job: Job) -> nn.Module:
             "strategy.tables = server needs the process that holds them, which `build` alone does not start.",
             flag="$.strategy.tables",
             value="server",
-            hint="Use strategist.executor.train.train, or parameter_server.served_session inside parameter_server.beside_server.",
+            hint="Use `train`, which starts it, or give `build` instruments with a server: parameter_server.serving, inside "
+            "parameter_server.beside_server.",
         )
     for name, table in tables_in(model).items():
         model.set_submodule(name, RemoteTable(name, table, server))
