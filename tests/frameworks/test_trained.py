@@ -55,7 +55,7 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("trainer", {"dp_replicate": 2, "backend": "gloo"}),
     ("trainer", {"dp_shard": 2, "zero": 2, "backend": "gloo"}),
     ("fabric", {"dp_shard": 2, "zero": 1, "recompute": "full"}),
-    ("fabric", {"dp_shard": 2, "zero": 3, "offload": "parameters"}),
+    ("fabric", {"dp_shard": 2, "zero": 3, "offload": "parameters", "formats": BFLOAT16}),
     ("trainer", {"dp_shard": 2, "zero": 2, "offload": "optimizer"}),
     ("trainer", {"dp_shard": 2, "zero": 1, "formats": MASTERS}),
     ("accelerate", TENSORS),
