@@ -402,7 +402,11 @@ def test_axes_are_those_that_are_written(target: str) -> None:
         ("deepspeed", {"tp": 2, "cp": 2, "context_parallel": "all-to-all"}, "groups of their own"),
         ("deepspeed", {"tp": 2, "dp_shard": 2, "zero": 2, "offload": "optimizer"}, "not tried with AutoTP"),
         ("deepspeed", {"tp": 2, "formats": LOW_THROUGHOUT}, "1 to 3 alone"),
-        ("deepspeed", {"dp_shard": 2, "zero": 2, "offload": "optimizer", "formats": LOW_REDUCE}, "reduced in float32 alone"),
+        (
+            "deepspeed",
+            {"dp_shard": 2, "zero": 2, "offload": "optimizer", "formats": LOW_REDUCE},
+            "reduced in float32 alone",
+        ),
         (
             "deepspeed",
             {"dp_replicate": 2, "formats": replace(LOW_THROUGHOUT, gradient="float32")},

@@ -54,9 +54,7 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("fabric", {"dp_shard": 2, "zero": 3, "backend": "gloo", "formats": BFLOAT16, "recompute": "full"}),
     ("trainer", {"dp_replicate": 2, "backend": "gloo"}),
     ("trainer", {"dp_shard": 2, "zero": 2, "backend": "gloo"}),
-    ("fabric", {"dp_shard": 2, "zero": 1, "recompute": "full"}),
     ("fabric", {"dp_shard": 2, "zero": 3, "offload": "parameters", "formats": BFLOAT16}),
-    ("trainer", {"dp_shard": 2, "zero": 2, "offload": "optimizer"}),
     ("trainer", {"dp_shard": 2, "zero": 1, "formats": MASTERS}),
     ("accelerate", TENSORS),
     ("deepspeed", TENSORS | {"backend": "gloo", "formats": BFLOAT16, "recompute": "full"}),
@@ -120,7 +118,7 @@ def test_gradients_that_are_not_clipped_have_their_length(
 
 
 @pytest.mark.proves("trained")
-@pytest.mark.parametrize("target", ["deepspeed", "fabric"])
+@pytest.mark.parametrize("target", ["deepspeed"])
 def test_a_mixture_under_zero_3_gives_the_losses_of_one_process(
     target: str, model_folder: Path, tmp_path: Path
 ) -> None:
@@ -133,9 +131,8 @@ def test_a_mixture_under_zero_3_gives_the_losses_of_one_process(
         "architectures": ["OlmoeForCausalLM"],
     }
     folder = changed(model_folder, tmp_path, **experts)
-    choices = {"dp_shard": 2, "zero": 3, "micro_batch": 2, "accumulation": 2, "formats": FLOAT32, "optimizer": "adamw"}
-    own = {"backend": "gloo"} if target == "deepspeed" else {"offload": "parameters"}
-    plan = make_plan(tiny_mixtral(), **{"backend": "nccl"} | choices | own)
+    choices = {"dp_shard": 2, "zero": 3, "micro_batch": 2, "accumulation": 2, "formats": FLOAT32, "backend": "gloo"}
+    plan = make_plan(tiny_mixtral(), **choices)
     assert trained(tmp_path, target, plan, words_for(folder)) == pytest.approx(one_process(folder), rel=1e-4)
 
 
