@@ -140,10 +140,11 @@ def test_deepspeed_takes_every_file(target: str, fake_ranks: None) -> None:
 def deepspeed_keys() -> set[str]:
     """Texts that DeepSpeed's configuration names, or has in its code: it ignores top-level keys that are none of them."""
     from deepspeed.runtime import config, constants, precision_config
+    from deepspeed.runtime.swap_tensor import constants as of_drives
     from deepspeed.runtime.tensor_parallel.config import get_tensor_parallel_config
     from deepspeed.runtime.zero import config as zero
 
-    modules = (config, constants, precision_config, zero)
+    modules = (config, constants, precision_config, zero, of_drives)
     named = {value for module in modules for value in vars(module).values() if isinstance(value, str)}
     code = ast.walk(ast.parse(inspect.getsource(config)))
     written = {node.value for node in code if isinstance(node, ast.Constant) and isinstance(node.value, str)}
