@@ -21,8 +21,9 @@ from strategist.planner.search import Found, Question, legality, limits_of, sear
 from strategist.planner.situation import describe, question
 from strategist.planner.weigh import host_bytes_per_device
 from strategist.records import replace
-from strategist.rulebook.apply import fired, forbid, sentence
+from strategist.rulebook.apply import Refused, fired, forbid, sentence
 from strategist.rulebook.rule import Rule, load_families, load_rules
+from strategist.rulebook.vocabulary import WORDS
 from strategist.space.enumerate import divisors
 from strategist.space.grammar import Pin, layout
 from strategist.units import format_count, format_gib
@@ -81,10 +82,16 @@ def _indivisible(pin: Pin, total: int, noun: str) -> ImpossibleError:
 
 
 def _nothing_legal(found: Found) -> Explained:
-    """Every candidate was refused; of the rules that speak of a pinned choice, or of all, the one that refused most
-    speaks."""
+    """Every candidate was refused: by a rule about the question, which no layout gets round; else, of the rules that speak of a
+    pinned choice, or of all, the one that refused most speaks."""
     pinned = {pin.key for pin in found.question.pins}
-    worst = max(found.refused, key=lambda refused: (bool(pinned.intersection(refused.rule.words)), refused.count))
+
+    def weight(refused: Refused) -> tuple[bool, bool, int]:
+        words = set(refused.rule.words)
+        asks = all(WORDS[word].scope == "situation" for word in words)
+        return asks, bool(pinned & words), refused.count
+
+    worst = max(found.refused, key=weight)
     example = found.enumerated_candidates.row(worst.example)
     values: dict[str, Any] = question(found.question.job) | example
     values["dp"] = int(example["dp_replicate"]) * int(example["dp_shard"])

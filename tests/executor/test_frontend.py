@@ -110,6 +110,16 @@ def test_a_plan_for_our_frontend_can_run(data: Draw) -> None:
     assert [hint for hint in plan.hints if hint.code == "W_NOT_EXECUTABLE"] == []
 
 
+@pytest.mark.parametrize("devices", [3, 8])
+def test_what_no_layout_gets_round_is_said_before_what_many_break(devices: int) -> None:
+    """Experts in fp8 are refused as such, although more layouts fail at numbers that do not divide."""
+    machine = {"gpu": "h100-sxm-80gb", "gpus_per_node": devices, "nodes": 1}
+    asked: dict[str, Any] = {"precision": "fp8", "seq_len": 4096, "global_batch": 3}
+    with pytest.raises(ImpossibleError, match="experts") as refused:
+        recommend("mixtral-8x7b", machine, frontend="strategist", **asked)
+    assert (refused.value.code, refused.value.flag) == ("UNSUPPORTED", "--precision")
+
+
 @pytest.mark.parametrize("name", [row["name"] for row in rows("models") if row["kind"] not in ("cnn", "unet")])
 def test_models_are_refused_as_the_executor_refuses_them(name: str) -> None:
     """A model of the catalogue is forbidden for our frontend exactly when the built-in model cannot be it."""
