@@ -83,13 +83,13 @@ def _indivisible(pin: Pin, total: int, noun: str) -> ImpossibleError:
 
 def _nothing_legal(found: Found) -> Explained:
     """Every candidate was refused: by a rule about the question, which no layout gets round; else, of the rules that speak of a
-    pinned choice, or of all, the one that refused most speaks."""
+    pinned choice, or of all, the one that refused the plainest layout, which is enumerated first, speaks."""
     pinned = {pin.key for pin in found.question.pins}
 
     def weight(refused: Refused) -> tuple[bool, bool, int]:
         words = set(refused.rule.words)
         asks = all(WORDS[word].scope == "situation" for word in words)
-        return asks, bool(pinned & words), refused.count
+        return asks, bool(pinned & words), -refused.example
 
     worst = max(found.refused, key=weight)
     example = found.enumerated_candidates.row(worst.example)
