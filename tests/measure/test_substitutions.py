@@ -35,6 +35,10 @@ EXPECTED: dict[str, tuple[dict[str, Any], set[str]]] = {
         {"dp_shard": 2, "zero": 3, "shape": tiny_mixtral(layers=2)},
         {"fused-rms-norm", "flash-attention", "averaging-collectives", "balanced-experts"},
     ),
+    "server": (
+        {"dp_replicate": 2, "tables": "server"},
+        {"fused-rms-norm", "flash-attention", "ddp-reducer", "tables-elsewhere"},
+    ),
     "pipeline": (
         {"pp": 2, "accumulation": 2},
         {"fused-rms-norm", "flash-attention", "averaging-collectives", "pipeline-shapes"},
