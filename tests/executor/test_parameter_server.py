@@ -23,7 +23,6 @@ pytestmark = pytest.mark.slow
 
 LAYOUTS: tuple[tuple[ModelShape, dict[str, Any]], ...] = (
     (tiny_llama(), {"dp_replicate": 2, "accumulation": 2, "recompute": "full"}),
-    (tiny_llama(), {"dp_replicate": 2, "accumulation": 4, "recompute": "selective"}),
     (tiny_llama(), {"dp_replicate": 4, "loss": "chunked"}),
     (tiny_gpt2(tied=False), {"dp_replicate": 2}),
     (tiny_mixtral(), {"dp_replicate": 4, "accumulation": 2}),

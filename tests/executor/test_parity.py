@@ -150,6 +150,7 @@ CASES = (
     Case("cp2-all-to-all-fsdp2-tp2", SWAP | SHARDED | SP, ragged=True, clip=0.5),
     Case("pp2-cp2-ring", RING | {"pp": 2, "accumulation": 4}, {"tied": True}, ragged=True, clip=0.5),
     Case("hsdp-tp2", SHARDED | PLAIN | {"tp": 2}, {"qk_norm": "head"}, clip=0.5),
+    Case("ddp2-server", PLAIN | {"tables": "server", "accumulation": 2}, {"vocab": 97}, ragged=True, clip=0.5),
     Case("single-chunked", CHUNKED | {"accumulation": 2, "recompute": "selective"}, ragged=True, clip=0.5),
     Case("ddp2-chunked", CHUNKED | PLAIN | {"accumulation": 2}, {"tied": True, "vocab": 97}, ragged=True, clip=0.5),
     Case("threads2-chunked", CHUNKED | PLAIN | {"replicas": "threads"}, {"tied": True}, ragged=True, clip=0.5),
