@@ -30,7 +30,7 @@ COVERAGE = Coverage(
         "mesh.dp_shard": "Weights beside the tables are under DDP.",
         "strategy.zero": "Weights beside the tables are under DDP.",
         "strategy.replicas": "Every worker is a process.",
-        "strategy.tables": "Its server holds them.",
+        "strategy.tables": "Its server is there to hold them: plan with --pin tables=server.",
     },
     clashes=(
         Clash(
