@@ -38,23 +38,22 @@ def job_name(text: str, flag: str = "--job-name") -> str:
 
 def fitting_name(name: str, pattern: re.Pattern[str], words: str, flag: str = "--job-name") -> str:
     """A checked job name, when a target takes it too. Raises InputError NAME; `words` say what the target takes."""
-    if not pattern.fullmatch(name):
-        raise InputError("NAME", f"{flag}: {words}.", flag=flag, value=name, hint="Example: llama-8b.")
-    return name
+    return _fitting(name, pattern, "NAME", f"{flag}: {words}.", flag, "llama-8b")
+
+
+def _fitting(text: str, pattern: re.Pattern[str], code: str, sentence: str, flag: str, example: str) -> str:
+    """The text, where all of it fits a pattern."""
+    if not pattern.fullmatch(text):
+        raise InputError(code, sentence, flag=flag, value=text, hint=f"Example: {example}.")
+    return text
 
 
 def host_name(text: str, flag: str = "--master-addr") -> str:
     """A host name or an IP address. Raises InputError HOSTNAME."""
     host = plain_text(text, flag, "node001")
-    if not _HOST.fullmatch(host):
-        raise InputError(
-            "HOSTNAME",
-            f"{flag} is not a host name or an IP address.",
-            flag=flag,
-            value=text,
-            hint="Example: node001 or 10.0.0.1.",
-        )
-    return host
+    return _fitting(
+        host, _HOST, "HOSTNAME", f"{flag} is not a host name or an IP address.", flag, "node001 or 10.0.0.1"
+    )
 
 
 def port(text: str, flag: str = "--master-port") -> int:
@@ -70,16 +69,8 @@ def port(text: str, flag: str = "--master-port") -> int:
 
 def drive_folder(text: str, flag: str = "--nvme-path") -> str:
     """An absolute folder of plain names. Raises InputError NAME, CONTROL_CHAR, EMPTY."""
-    folder = plain_text(text, flag, "/local_nvme")
-    if not _FOLDER.fullmatch(folder):
-        raise InputError(
-            "NAME",
-            f"{flag} is not an absolute folder of letters, digits, dot, dash and underscore.",
-            flag=flag,
-            value=text,
-            hint="Example: /local_nvme.",
-        )
-    return folder
+    folder, words = plain_text(text, flag, "/local_nvme"), "letters, digits, dot, dash and underscore"
+    return _fitting(folder, _FOLDER, "NAME", f"{flag} is not an absolute folder of {words}.", flag, "/local_nvme")
 
 
 def environment(pairs: Sequence[str], *, allow_all: bool, flag: str = "--env") -> tuple[tuple[str, str], ...]:

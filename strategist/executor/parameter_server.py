@@ -209,7 +209,7 @@ class Tables:
         with torch.no_grad():
             for name, value in state.items():
                 own[name].copy_(value)
-        if len(state) > len(self._weights):
+        if any(name.startswith("optimizer/") for name in state):
             take_states(self._optimizer, self._held(), state)
 
     def _named(self) -> dict[str, nn.Parameter]:

@@ -12,7 +12,7 @@ from strategist.facts.parameters import outer_parameters, table_width
 from strategist.records import dataclass
 
 ID_BYTES = 8
-"""Of the number of a row (int64)."""
+"""Of the number of a row, such as a token or a label (int64)."""
 
 
 @cache

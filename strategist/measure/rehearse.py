@@ -100,32 +100,32 @@ def _device_name(plan: Plan, asked: str | None) -> str:
     return asked
 
 
+ALONE = {
+    "compression": (
+        "none",
+        "Compressed gradients cannot be rehearsed: a hook computes with what peers send, and there are none.",
+    ),
+    "tables": ("local", "A worker of a parameter server cannot be rehearsed alone: what it waits for is the server."),
+    "replicas": (
+        "processes",
+        "A device of nn.DataParallel cannot be rehearsed alone: one process drives all of them.",
+    ),
+}
+"""Choices with the word under which one device can show what it does, and why not under the others."""
+
+
 def _not_alone(plan: Plan) -> Iterator[Obstacle]:
-    """A process that drives several devices is more than one device can show, and a hook needs the answers of peers."""
-    if plan.strategy.compression != "none":
-        yield Obstacle(
-            code="UNSUPPORTED",
-            place="strategy.compression",
-            value=plan.strategy.compression,
-            sentence="Compressed gradients cannot be rehearsed: a hook computes with what peers send, and there are none.",
-            hint="Trace it (`strategist trace`), or rehearse a plan with compression = none.",
-        )
-    if plan.strategy.tables != "local":
-        yield Obstacle(
-            code="UNSUPPORTED",
-            place="strategy.tables",
-            value=plan.strategy.tables,
-            sentence="A worker of a parameter server cannot be rehearsed alone: what it waits for is the server.",
-            hint="Trace it (`strategist trace`), or rehearse a plan with tables = local.",
-        )
-    if plan.processes < plan.mesh.world:
-        yield Obstacle(
-            code="UNSUPPORTED",
-            place="strategy.replicas",
-            value=plan.strategy.replicas,
-            sentence="A device of nn.DataParallel cannot be rehearsed alone: one process drives all of them.",
-            hint="Trace it (`strategist trace`), or rehearse a plan with replicas = processes.",
-        )
+    """What asks for others: several devices of one process, the answers of peers, a server."""
+    for name, (word, sentence) in ALONE.items():
+        chosen = getattr(plan.strategy, name)
+        if chosen != word:
+            yield Obstacle(
+                code="UNSUPPORTED",
+                place=f"strategy.{name}",
+                value=chosen,
+                sentence=sentence,
+                hint=f"Trace it (`strategist trace`), or rehearse a plan with {name} = {word}.",
+            )
 
 
 def _maker(plan: Plan, model: Any) -> tuple[str, MakeModel]:

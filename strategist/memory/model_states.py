@@ -13,6 +13,7 @@ import numpy as np
 
 from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
+from strategist.facts.tables import served_elements
 from strategist.memory.buffers import overhead
 from strategist.space.candidates import Candidates, Mask, Reals
 from strategist.space.deals import dealt_CS, most_of_lots_CS
@@ -173,8 +174,6 @@ def host_bytes_C(job: Job, group: Group, counts: Elements) -> Reals:
 
 def _tables_C(job: Job, c: Candidates) -> Reals:
     """Bytes of host memory that a parameter server takes for its tables, their gradients and their state, in a share for each rank."""
-    from strategist.facts.tables import served_elements
-
     each = BYTES[job.formats.parameter] + BYTES[job.formats.gradient] + job.state_bytes
     return each * served_elements(job.model).total / c["dp_replicate"]
 

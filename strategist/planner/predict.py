@@ -129,15 +129,15 @@ def filled(job: Job, said: Mapping[str, int]) -> dict[str, int]:
     rest = degrees["pp"] * degrees["cp"] * degrees["tp"]
     dp = _data_parallel(job.cluster.world, rest, said)
     _consistent(degrees, dp * degrees["cp"] * degrees["tp"], said)
-    for choice in (f"{name}={WORDS[name][said[name]]}" for name in OURS if said.get(name)):
-        if job.profile.name != "strategist":
-            raise ImpossibleError(
-                "UNSUPPORTED",
-                f"{choice} is known of strategist's own executor; what {job.profile.title} does with it is not.",
-                flag="--strategy",
-                value=choice,
-                hint=f"Leave out {choice} or the framework.",
-            )
+    ours = [f"{name}={WORDS[name][said[name]]}" for name in OURS if said.get(name)]
+    if ours and job.profile.name != "strategist":
+        raise ImpossibleError(
+            "UNSUPPORTED",
+            f"{ours[0]} is known of strategist's own executor; what {job.profile.title} does with it is not.",
+            flag="--strategy",
+            value=ours[0],
+            hint=f"Leave out {ours[0]} or the framework.",
+        )
     replicate, shard = _split(dp, said)
     zero = said.get("zero", 3 if said.get("dp_shard", 1) > 1 else 0)
     is_v_shaped = WORDS["schedule"][said.get("schedule", 0)] in V_SHAPED

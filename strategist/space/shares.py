@@ -18,6 +18,7 @@ from strategist.facts.layers import Layer, build_layer
 from strategist.facts.model import ModelShape
 from strategist.facts.parameters import outer_parameters, table_width
 from strategist.facts.runs import V_SHAPED, stage_of_head
+from strategist.facts.tables import served_elements
 from strategist.records import dataclass, replace
 from strategist.space.candidates import Candidates, Column, Mask, Reals, distinct, total_of
 from strategist.space.stages import (
@@ -317,8 +318,6 @@ def outer_CS(shape: ModelShape, group: Group, candidates: Candidates, shards: Co
     alone holds it once, the last stage of a pipeline holds a copy. Tables on a parameter server are on none."""
     before, behind = outer_elements(shape, candidates["tp"], shards)
     if candidates.serves_tables:
-        from strategist.facts.tables import served_elements  # few ask for a server
-
         served = served_elements(shape)
         before, behind = before - served.before, behind - served.extra
     if shape.tied and group.pp == 1:

@@ -18,6 +18,7 @@ from strategist.facts.job import Job
 from strategist.facts.layers import norm_size
 from strategist.facts.profile import BYTES
 from strategist.facts.runs import BREADTH_FIRST
+from strategist.facts.tables import ID_BYTES
 from strategist.facts.tensors import ddp_buckets
 from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Column, Reals
@@ -511,8 +512,8 @@ def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Plac
 
 COALESCED_BYTES = 10 * 2**20
 """Of what nn.DataParallel sends at once (PyTorch 2.13 torch/nn/parallel/comm.py, buffer_size)."""
-ID_BYTES, LOSS_BYTES = 8, 4
-"""Of a token or a label (int64), and of the loss that a device gives back (float32)."""
+LOSS_BYTES = 4
+"""Of the loss that a device gives back (float32)."""
 
 
 def _threads(job: Job, group: Group, counts: Elements) -> tuple[Traffic, ...]:
