@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,7 +25,11 @@ PACKAGES = ("strategist", "torch", "numpy", "pydantic", "transformers", "hypothe
 
 
 def nightly(arguments: Sequence[str], name: str = "nightly") -> int:
-    """Run the suite, write what came out, and return pytest's exit code."""
+    """Run the suite, write what came out, and return pytest's exit code (2: stopped by hand; what had run is written).
+
+    Ctrl-C reaches pytest too, which ends its tests and writes its report; only then is there a result to write.
+    """
+    signal.signal(signal.SIGINT, _wait_for_pytest)
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = (sys.executable, "-m", "pytest", "--hypothesis-profile=nightly", f"--junitxml={report}")
@@ -32,6 +37,10 @@ def nightly(arguments: Sequence[str], name: str = "nightly") -> int:
         result = {**circumstances(PACKAGES), "arguments": list(arguments), "exit_code": code, **counts(report)}
     print(f"{result['passed']} passed, {result['failed']} failed, {result['skipped']} skipped; {write(name, result)}")
     return code
+
+
+def _wait_for_pytest(number: int, frame: object) -> None:
+    """Nothing: a handler of our own, unlike SIG_IGN, is not inherited by pytest."""
 
 
 def counts(report: Path) -> dict[str, Any]:
