@@ -183,6 +183,13 @@ def nearest(word: str, known: Iterable[str], count: int = 3) -> tuple[str, ...]:
     return tuple(names[m] for m in difflib.get_close_matches(word.lower(), list(names), n=count, cutoff=0.5))
 
 
+def require_known(word: str, known: Iterable[str], sentence: str, flag: str | None = None) -> None:
+    """Raise InputError CHOICE with this sentence, and the nearest of the known words as its hint, for a word that is none of them."""
+    names = tuple(known)
+    if word not in names:
+        raise InputError("CHOICE", sentence, flag=flag, value=word, hint=did_you_mean(word, names))
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A hint sentence naming the closest known words, or all of them when the list is short."""
     names = tuple(known)

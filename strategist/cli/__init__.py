@@ -11,7 +11,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, NoReturn
 
-from strategist.errors import InputError, InternalError, StrategistError, did_you_mean
+from strategist.errors import InternalError, StrategistError, require_known
 
 if TYPE_CHECKING:
     from strategist.cli.arguments import Command
@@ -126,10 +126,7 @@ def _dispatch(words: Sequence[str]) -> int:
         return 0 if words else 2
     name = "version" if words[0] == "--version" else words[0]
     known = [command for command, _ in COMMANDS]
-    if name not in known:
-        raise InputError(
-            "CHOICE", f"There is no command {name!r}.", flag="COMMAND", value=name, hint=did_you_mean(name, known)
-        )
+    require_known(name, known, f"There is no command {name!r}.", "COMMAND")
     return _run(import_module(f"strategist.cli.{name}_command"), list(words[1:]))
 
 

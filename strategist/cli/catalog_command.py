@@ -9,7 +9,7 @@ from strategist.catalog import Row, rows
 from strategist.cli.arguments import Command, Namespace, Positional
 from strategist.cli.flags import COMMON
 from strategist.cli.output import show_document, show_lines, width
-from strategist.errors import InputError, did_you_mean
+from strategist.errors import InputError, did_you_mean, require_known
 from strategist.reports.lines import Line, table, wrapped
 from strategist.units import format_count
 
@@ -29,14 +29,7 @@ COMMAND = Command(
 
 def run(options: Namespace) -> int:
     """List a table, or print one row with every fact and its source."""
-    if options.table not in TABLES:
-        raise InputError(
-            "CHOICE",
-            f"There is no table {options.table!r}.",
-            flag="TABLE",
-            value=options.table,
-            hint=did_you_mean(options.table, TABLES),
-        )
+    require_known(options.table, TABLES, f"There is no table {options.table!r}.", "TABLE")
     found = list(rows(options.table)) if options.name is None else [_row(options.table, options.name)]
     if options.json:
         show_document(found)

@@ -12,7 +12,7 @@ from strategist.cli.arguments import Command, Namespace, Positional
 from strategist.cli.flags import COMMON, Flag
 from strategist.cli.output import show_document, show_text
 from strategist.emitters import EMITTERS
-from strategist.errors import InputError, did_you_mean
+from strategist.errors import require_known
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -28,14 +28,7 @@ COMMAND = Command(
 
 def run(options: Namespace) -> int:
     """Print the script for one shell."""
-    if options.shell not in SHELLS:
-        raise InputError(
-            "CHOICE",
-            f"There is no completion for {options.shell!r}.",
-            flag="SHELL",
-            value=options.shell,
-            hint=did_you_mean(options.shell, SHELLS),
-        )
+    require_known(options.shell, SHELLS, f"There is no completion for {options.shell!r}.", "SHELL")
     script = {"bash": _bash, "zsh": _zsh, "fish": _fish}[options.shell]()
     if options.json:
         show_document({"shell": options.shell, "script": script})

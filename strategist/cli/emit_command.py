@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 from strategist.cli.arguments import Command, Namespace, Positional
 from strategist.cli.files import check_target, write_file
@@ -13,6 +14,7 @@ from strategist.document.plan import Plan
 from strategist.emitters import EMITTERS, find_emitter, proofs
 from strategist.emitters.emitter import Emitter, Options
 from strategist.emitters.quoting import drive_folder, environment, host_name, job_name, port
+from strategist.emitters.zero_plus_plus import changes, checked_words
 from strategist.errors import InputError, shown
 from strategist.reports.lines import table
 
@@ -25,6 +27,7 @@ FLAGS = (
     Flag("--master-addr", "host name of the first node", "HOST"),
     Flag("--master-port", "port of the rendezvous, 1024 to 65535", "PORT"),
     Flag("--nvme-path", "for offload=nvme: the folder on a drive of each node", "DIR"),
+    Flag("--zeropp", "for DeepSpeed's files: some of ZeRO++'s hpz, qwz, qgz, with commas between", "WORDS"),
     Flag("--env", "a variable for the launch script, such as NCCL_P2P_DISABLE=1", "NAME=VALUE", repeats=True),
     Flag("--allow-env", "allow variables that are not on the list"),
     *COMMON,
@@ -64,6 +67,7 @@ def run(options: Namespace) -> int:
         master_addr=host_name(options.master_addr) if options.master_addr is not None else None,
         master_port=port(options.master_port) if options.master_port is not None else None,
         nvme_path=drive_folder(options.nvme_path) if options.nvme_path is not None else None,
+        zeropp=checked_words(options.zeropp.split(",")) if options.zeropp is not None else (),
         env=environment(options.env, allow_all=options.allow_env),
     )
     plan = load_plan(options.plan)
@@ -76,17 +80,17 @@ def run(options: Namespace) -> int:
         runnable = os.path.basename(path) in emitter.executables
         write_file(path, text, "--out", force=options.force, mode=0o755 if runnable else 0o644)
     if options.json:
-        show_document({"target": emitter.name, "files": sorted(targets), "notes": list(_notes(plan))})
+        show_document({"target": emitter.name, "files": sorted(targets), "notes": list(_notes(plan, extras))})
     elif not options.quiet:
-        show_text("\n".join((*(f"wrote {path}" for path in targets), *_notes(plan))))
+        show_text("\n".join((*(f"wrote {path}" for path in targets), *_notes(plan, extras))))
     return 0
 
 
-def _notes(plan: Plan) -> tuple[str, ...]:
+def _notes(plan: Plan, extras: Options) -> Iterator[str]:
     """What to know before the files are launched."""
-    if plan.cluster.origin != "assumed":
-        return ()
-    return ("The hardware of this plan was assumed: plan again with --hardware before you launch it elsewhere.",)
+    if plan.cluster.origin == "assumed":
+        yield "The hardware of this plan was assumed: plan again with --hardware before you launch it elsewhere."
+    yield from changes(plan, extras.zeropp)
 
 
 def _list(*, as_json: bool, no_color: bool) -> int:

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from strategist.document.plan import Plan
+from strategist.emitters import zero_plus_plus
 from strategist.emitters.accelerate import ACCELERATE
 from strategist.emitters.axolotl import AXOLOTL
 from strategist.emitters.byteps import BYTEPS
 from strategist.emitters.composer import COMPOSER
 from strategist.emitters.data_parallel import DATA_PARALLEL_SCRIPT
+from strategist.emitters.deepspeed import CONFIG as DEEPSPEEDS
 from strategist.emitters.deepspeed import DEEPSPEED
 from strategist.emitters.drive import on_drive
 from strategist.emitters.emitter import Emitter, Files, Options
@@ -93,7 +95,9 @@ def emit(plan: Plan, target: str, options: Options | None = None) -> Files:
     ImpossibleError UNSUPPORTED for a plan that the target cannot express."""
     emitter, checked = find_emitter(target), checked_options(options or Options())
     emitter.require(plan)
-    return emitter.write(plan, on_drive(emitter, plan, checked))
+    files = emitter.write(plan, on_drive(emitter, plan, checked))
+    zero_plus_plus.require(plan, checked.zeropp, target, by_deepspeed=DEEPSPEEDS in files)
+    return files
 
 
 @cache

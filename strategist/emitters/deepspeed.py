@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from strategist.document.plan import Dtype, NumberFormats, Plan
+from strategist.emitters import zero_plus_plus
 from strategist.emitters.coverage import (
     AUTOCAST,
     CUT_TENSORS,
@@ -249,8 +250,8 @@ AIO = {
 """How a drive is read and written: DeepSpeed's own choices, written down because they are what one tunes for a drive."""
 
 
-def deepspeed_config(plan: Plan, nvme_path: str | None = None) -> dict[str, Any]:
-    """DeepSpeed's document: the batch in all three of its keys, ZeRO with what is offloaded, and number formats."""
+def deepspeed_config(plan: Plan, options: Options) -> dict[str, Any]:
+    """DeepSpeed's document: the batch in all three of its keys, ZeRO with what is offloaded or asked for besides, and number formats."""
     strategy = plan.strategy
     batch = {
         "train_batch_size": strategy.micro_batch * strategy.accumulation * plan.mesh.data_parallel,
@@ -260,7 +261,7 @@ def deepspeed_config(plan: Plan, nvme_path: str | None = None) -> dict[str, Any]
     cut: dict[str, Any] = {"sequence_parallel_size": plan.mesh.cp} if plan.mesh.cp > 1 else {}
     if plan.mesh.tp > 1:
         cut["tensor_parallel"] = {"autotp_size": plan.mesh.tp, "vocab_parallel_lm_head": True}
-    zero = {"stage": strategy.zero} | _offload(plan, nvme_path)
+    zero = {"stage": strategy.zero} | _offload(plan, options.nvme_path) | zero_plus_plus.keys(plan, options.zeropp)
     cut |= {"aio": AIO} if strategy.offload == "nvme" else {}
     if strategy.zero and strategy.optimizer == "sgd":  # torch's own, which works element by element; it stops without
         batch["zero_allow_untested_optimizer"] = True
@@ -301,7 +302,7 @@ def write(plan: Plan, options: Options) -> Files:
 
 def own_file(plan: Plan, options: Options) -> dict[PurePosixPath, str]:
     """DeepSpeed's file, which is the same whoever starts its engine."""
-    return {CONFIG: json_text(deepspeed_config(plan, options.nvme_path))}
+    return {CONFIG: json_text(deepspeed_config(plan, options))}
 
 
 def named(plan: Plan) -> dict[str, str]:

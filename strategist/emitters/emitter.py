@@ -16,14 +16,15 @@ Files = Mapping[PurePosixPath, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What a user adds when emitting. `env` holds (name, value) pairs in the order given, `nvme_path` is a folder on a drive of each node;
-    all values are checked."""
+    """What a user adds when emitting. `env` holds (name, value) pairs in the order given, `nvme_path` is a folder on a drive of each node,
+    `zeropp` are some of ZeRO++'s hpz, qwz and qgz; all values are checked."""
 
     job_name: str = "strategist"
     master_addr: str | None = None
     master_port: int | None = None
     env: tuple[tuple[str, str], ...] = ()
     nvme_path: str | None = None
+    zeropp: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from strategist.catalog import rows
 from strategist.emitters.emitter import Options
+from strategist.emitters.zero_plus_plus import checked_words
 from strategist.errors import InputError, did_you_mean, is_hostile
 from strategist.units import parse_integer, plain_text
 
@@ -133,6 +134,7 @@ def checked_options(options: Options) -> Options:
         port(str(options.master_port))
     if options.nvme_path is not None:
         drive_folder(options.nvme_path)
+    checked_words(options.zeropp)
     environment([f"{name}={value}" for name, value in options.env], allow_all=True)
     return options
 

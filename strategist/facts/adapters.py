@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-from strategist.errors import ImpossibleError, InputError, did_you_mean
+from strategist.errors import ImpossibleError, require_known
 from strategist.facts.job import Job
 from strategist.facts.layers import Layer, build_layer
 from strategist.facts.model import Adapters, LayerKind, ModelShape, layer_counts
@@ -41,15 +41,9 @@ def with_adapters(shape: ModelShape, method: str, rank: int, targets: Sequence[s
     Raises InputError CHOICE for a name that is no matrix, ImpossibleError UNSUPPORTED for layers of other parts than plain attention
     and a dense feed-forward part.
     """
-    strange = [name for name in targets if name not in TARGETS]
-    if strange:
-        raise InputError(
-            "CHOICE",
-            f"Adapters stand beside {', '.join(TARGETS)}; {strange[0]!r} is none of them.",
-            flag="--lora-targets",
-            value=strange[0],
-            hint=did_you_mean(strange[0], TARGETS),
-        )
+    for name in targets:
+        sentence = f"Adapters stand beside {', '.join(TARGETS)}; {name!r} is none of them."
+        require_known(name, TARGETS, sentence, "--lora-targets")
     own = tuple(name for name in TARGETS if name in targets and name in _matrices(shape))
     if not own or any(kind not in PLAIN for kind in layer_counts(shape)):
         raise ImpossibleError(

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any, Literal
 
 from strategist.catalog import rows
-from strategist.errors import ImpossibleError, InputError, did_you_mean
+from strategist.errors import ImpossibleError, require_known
 from strategist.facts.hardware import Basis
 from strategist.facts.keeping import Keeping, find_keeping
 from strategist.facts.model import ModelShape
@@ -218,10 +218,7 @@ def as_made(shape: ModelShape, profile: Profile) -> ModelShape:
 def find_profile(name: str = "strategist") -> Profile:
     """The profile of that name. Raises InputError CHOICE with the known names."""
     known: dict[str, dict[str, Any]] = {row["name"]: row for row in rows("profiles")}
-    if name not in known:
-        raise InputError(
-            "CHOICE", f"There is no framework profile {name!r}.", value=name, hint=did_you_mean(name, known)
-        )
+    require_known(name, known, f"There is no framework profile {name!r}.")
     row = known[name]
     return Profile(
         name=name,

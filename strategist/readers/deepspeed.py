@@ -25,10 +25,8 @@ from strategist.readers.foreign import (
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 OFFLOADS = (("offload_optimizer", 1, "1 to 3"), ("offload_param", 3, "3"))
 HPZ = "zero_hpz_partition_size"
-QUANTIZED = {
-    "zero_quantized_weights": "deepspeed-quantized-weights",
-    "zero_quantized_gradients": "deepspeed-quantized-gradients",
-}
+QGZ = "zero_quantized_gradients"
+QUANTIZED = {"zero_quantized_weights": "deepspeed-quantized-weights", QGZ: "deepspeed-quantized-gradients"}
 """Switches of ZeRO++ that send fewer bits, and what they are found as."""
 STRICT = (
     "zero_optimization",
@@ -181,6 +179,9 @@ def _zero_plus_plus(table: Mapping[str, Any], ranks: int | None) -> Iterator[Fin
         return
     for key, rule in on.items():
         yield finding(rule, f"zero_optimization.{key}")
+    sent = FORMATS.get(str(table.get("communication_data_type")), _numbers(table)["reduce"])
+    if QGZ in on and sent != "float16":
+        yield finding("deepspeed-quantized-format", f"zero_optimization.{QGZ}", sent=sent)
     if size > 1:
         yield finding("deepspeed-hpz-copy", f"zero_optimization.{HPZ}", size=size)
         if ranks and ranks % min(size, ranks):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from strategist.errors import InputError, did_you_mean
+from strategist.errors import InputError, did_you_mean, require_known
 from strategist.records import dataclass
 from strategist.space.candidates import NOT_ASKED, WORDS, Candidates, Mask
 from strategist.units import parse_integer, plain_text
@@ -115,14 +115,7 @@ def known_key(key: str, flag: str) -> str:
 
 def _word(name: str, value: str, flag: str) -> int:
     known = WORDS[name]
-    if value not in known:
-        raise InputError(
-            "CHOICE",
-            f"{flag}: {value!r} is not a value of {name}.",
-            flag=flag,
-            value=value,
-            hint=did_you_mean(value, known),
-        )
+    require_known(value, known, f"{flag}: {value!r} is not a value of {name}.", flag)
     return known.index(value)
 
 

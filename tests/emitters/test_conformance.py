@@ -131,6 +131,7 @@ def test_unequal_nodes_are_refused() -> None:
         (Options(nvme_path="/x/../y"), "NAME"),
         (Options(nvme_path="relative"), "NAME"),
         (Options(nvme_path="/x\ny"), "CONTROL_CHAR"),
+        (Options(zeropp=('hpz"; touch canary; "',)), "CHOICE"),
     ],
 )
 @pytest.mark.parametrize("target", NAMES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -73,6 +74,35 @@ def trained(
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return printed_losses(done.stdout, steps)
+
+
+def trained_on_nodes(
+    folder: Path, target: str, plan: Plan, words: Sequence[str], options: Options, steps: int = STEPS
+) -> list[float]:
+    """The same of a job whose script every node starts, all of them pretended on this machine."""
+    job = write_job(folder, target, plan, options)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    env = job_environment() | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    command = ["bash", str(job / "launch.sh"), *words]
+    nodes = [
+        subprocess.Popen(
+            command,
+            cwd=folder,
+            env=env | {"NODE_RANK": str(node)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for node in range(plan.cluster.nodes)
+    ]
+    try:
+        said = [node.communicate(timeout=300)[0] for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
+    assert [node.returncode for node in nodes] == [0] * len(nodes), "\n".join(text[-3000:] for text in said)
+    return printed_losses(said[0], steps)
 
 
 def printed_losses(text: str, steps: int = STEPS) -> list[float]:

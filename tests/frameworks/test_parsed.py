@@ -16,9 +16,11 @@ import torch.distributed as dist
 import yaml
 
 from strategist import emit
+from strategist.document.plan import NumberFormats
 from strategist.emitters.emitter import Options
+from strategist.emitters.zero_plus_plus import WORDS as ZEROPP
 from strategist.readers.foreign import keys_of
-from tests.emitters.grid import COMMON, distinct, each_once, plan_for, written
+from tests.emitters.grid import COMMON, distinct, each_once, plan_for, plan_on, written
 
 Text = dict[str, Any]
 
@@ -99,10 +101,19 @@ def fake_ranks() -> Iterator[None]:
 
 
 def deepspeed_files() -> list[tuple[str, int]]:
-    """The different files of the targets that write one, and one with a drive."""
+    """The different files of the targets that write one, one with a drive, and one with all of ZeRO++."""
     plan = plan_for(**COMMON | {"dp_shard": 2, "zero": 3, "offload": "nvme"})
     on_drive = emit(plan, "deepspeed", Options(nvme_path="/local_nvme"))[PurePosixPath("deepspeed.json")]
-    files = (*distinct("deepspeed", "deepspeed.json"), *distinct("accelerate", "deepspeed.json"), (on_drive, 2))
+    halves = NumberFormats(**dict.fromkeys(("parameter", "gradient", "reduce", "compute"), "float16"), master="float32")
+    more = emit(plan_on(2, 4, **COMMON | {"formats": halves}), "deepspeed", Options(zeropp=ZEROPP))[
+        PurePosixPath("deepspeed.json")
+    ]
+    files = (
+        *distinct("deepspeed", "deepspeed.json"),
+        *distinct("accelerate", "deepspeed.json"),
+        (on_drive, 2),
+        (more, 8),
+    )
     return sorted(set(files))
 
 
@@ -130,6 +141,10 @@ def test_deepspeed_takes_every_file(target: str, fake_ranks: None) -> None:
             read.tensor_parallel_config.vocab_parallel_lm_head,
         ) == (tensors, True)
         assert set(document) <= known
+        zero = document["zero_optimization"]
+        assert read.zero_config.zero_hpz_partition_size == zero.get("zero_hpz_partition_size", 1)
+        for key in ("zero_quantized_weights", "zero_quantized_gradients"):
+            assert getattr(read.zero_config, key) == zero.get(key, False)
         if "aio" in document:
             assert read.aio_config | document["aio"] == read.aio_config
             assert str(read.zero_config.offload_optimizer.nvme_path) == "/local_nvme"

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.frameworks.jobs import FSDP, WORDS, executor_plan, trained
+from strategist.emitters.emitter import Options
+from tests.emitters.grid import plan_on
+from tests.frameworks.jobs import FSDP, WORDS, executor_plan, trained, trained_on_nodes
 from tests.frameworks.one_process import LONGER, one_process, plan_of, with_hook, words_for
 from tests.plans import BFLOAT16, FLOAT32, make_plan, tiny_mixtral
 
@@ -134,6 +136,17 @@ def test_a_mixture_under_zero_3_gives_the_losses_of_one_process(
     choices = {"dp_shard": 2, "zero": 3, "micro_batch": 2, "accumulation": 2, "formats": FLOAT32, "backend": "gloo"}
     plan = make_plan(tiny_mixtral(), **choices)
     assert trained(tmp_path, target, plan, words_for(folder)) == pytest.approx(one_process(folder), rel=1e-4)
+
+
+@pytest.mark.proves("trained")
+@pytest.mark.parametrize("target", ["deepspeed"])
+def test_a_second_copy_of_weights_changes_no_loss(target: str, model_folder: Path, tmp_path: Path) -> None:
+    """ZeRO++'s hpz on two nodes of two ranks: backward passes gather inside a node, and losses are those of one process. Matrices are
+    wide, because DeepSpeed leaves those of less than 100,000 elements whole."""
+    folder = changed(model_folder, tmp_path, intermediate_size=4096)
+    plan = plan_on(2, 2, micro_batch=1, accumulation=2, formats=FLOAT32, backend="gloo")
+    found = trained_on_nodes(tmp_path, target, plan, words_for(folder), Options(zeropp=("hpz",)))
+    assert found == pytest.approx(one_process(folder), rel=1e-4)
 
 
 @pytest.mark.proves("trained")

@@ -253,6 +253,15 @@ CASES = (
         "deepspeed-quantized-gradients", "zero_optimization.zero_quantized_gradients", "4 bits",
         zero_optimization={"stage": 3, "zero_quantized_gradients": True},
     ),
+    deepspeed(
+        "deepspeed-quantized-format", "zero_optimization.zero_quantized_gradients", "sent as bfloat16",
+        zero_optimization={"stage": 3, "zero_quantized_gradients": True},
+    ),
+    deepspeed(
+        "deepspeed-quantized-format", "zero_optimization.zero_quantized_gradients", "sent as float32",
+        bf16={"enabled": False}, fp16={"enabled": True}, communication_data_type="fp32",
+        zero_optimization={"stage": 3, "zero_quantized_gradients": True},
+    ),
     Case("deepspeed-local-rank", "run.sh", "deepspeed train.py --steps 3\n", "deepspeed", "--local_rank"),
     arguments("fsdp1-deprecated", "fsdp_config.version", "FSDP1", fsdp_config={"version": 1}),
     arguments("fsdp-prefix", "fsdp_config.fsdp_cpu_offload", "cpu_offload", fsdp_config={"fsdp_cpu_offload": True}),
@@ -446,6 +455,23 @@ def test_what_does_not_fit_is_said_with_a_change_that_fits(tmp_path: Path) -> No
         encoding="utf-8",
     )
     assert call("validate", str(path), *WEIGH, "--seq-len", "4096").code == 0
+
+
+@pytest.mark.parametrize(
+    "formats",
+    [
+        {"fp16": {"enabled": True}},
+        {"fp16": {"enabled": True}, "communication_data_type": "fp16"},
+        {"communication_data_type": "fp16"},
+    ],
+)
+def test_gradients_in_fp16_may_be_quantised(formats: dict[str, Any], tmp_path: Path) -> None:
+    """The kernel of DeepSpeed reads fp16; such gradients are a warning and no failure."""
+    table = changed(
+        DEEPSPEED, bf16={"enabled": False}, zero_optimization={"stage": 3, "zero_quantized_gradients": True}, **formats
+    )
+    found = found_in(tmp_path, "deepspeed.json", json.dumps(table))
+    assert {one.rule for one in found} == {"deepspeed-quantized-gradients"}
 
 
 @pytest.mark.parametrize(("size", "found"), [(4, set()), (8, set()), (16, {"deepspeed-hpz-node"})])
