@@ -423,7 +423,7 @@ SERVED = tuple(
         ("llama-3.2-1b", 4, SHORT, 4096, "fp32", {"dp_replicate": 2, "recompute": "selective"}),
         ("qwen2.5-7b", 2, SHORT, 512, "fp32", {"dp_replicate": 8, "accumulation": 4}),
         ("gpt2-medium", 3, {"pos_rows": 4096}, 1024, "bf16", {"dp_replicate": 8, "micro_batch": 4}),
-        ("mixtral-8x7b", 2, SHORT, 1024, "bf16", {"dp_replicate": 4, "recompute": "full"}),
+        ("mixtral-8x7b", 2, {}, 1024, "bf16", {"dp_replicate": 4, "recompute": "full"}),
         ("llama-3.2-1b", 4, {}, 2048, "bf16", {"dp_replicate": 8, "loss": "chunked", "accumulation": 2}),
         ("qwen3-8b", 2, {}, 1024, "fp16", {"dp_replicate": 8, "micro_batch": 2}),
         ("llama-3.2-1b", 4, {}, 1024, "bf16", {"dp_replicate": 8, "optimizer": "adamw8bit"}),
