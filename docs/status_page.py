@@ -237,7 +237,8 @@ def _models() -> Iterator[str]:
         f"The catalogue has the shapes of {len(shapes)} models in {len({row['family'] for row in shapes})} families, and reads "
         f"their configurations. The executor's own model can be {len(runs)} of them, of the families {', '.join(able)}: "
         "pre-norm decoders of RMSNorm or LayerNorm, rotary or learned positions, full or windowed attention, and feed-forward "
-        "parts or routed experts. Any other `torch.nn.Module` trains with data parallelism; Hugging Face's Llama, "
+        "parts or routed experts. Any other `torch.nn.Module` trains with data parallelism, and with pp where it is a `Sequential` whose blocks "
+        "run in order; Hugging Face's Llama, "
         "Mistral, Mixtral, Qwen2, Qwen3 and GPT-2 with tp (not sequence parallelism, nor cp or ep) and pp too, which the parity matrix holds "
         "to the same bounds; with dropout or noise not under tp."
     )

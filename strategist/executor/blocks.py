@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from torch import nn
@@ -32,16 +33,22 @@ class BlockList:
         self.container.register_module(name, block)
 
 
-def find_blocks(model: nn.Module) -> BlockList:
-    """The longest ModuleList, ModuleDict or Sequential whose children are of one class; the first of equals.
+NAMED = "block_names"
+"""On a module of which a pipeline left so little that like children no longer tell: where its blocks lie, and their names there."""
 
-    Passages do not count. A model without such a container has no blocks.
+
+def find_blocks(model: nn.Module) -> BlockList:
+    """The like children of the ModuleList, ModuleDict or Sequential with most of them; the first of equals.
+
+    All children are alike, or those of one class that have weights and are more than one. Passages do not count. A model without such
+    a container has no blocks.
     """
-    lists = [BlockList(model, {})] + [
-        _blocks_of(module) for module in model.modules() if isinstance(module, CONTAINERS)
-    ]
-    alike = [found for found in lists if len({_sort(block) for block in found.blocks.values()}) <= 1]
-    return max(alike, key=lambda found: len(found.blocks))
+    if NAMED in vars(model):
+        place, names = vars(model)[NAMED]
+        container = model.get_submodule(place)
+        return BlockList(container, {name: container.get_submodule(name) for name in names})
+    lists = [_blocks_of(module) for module in model.modules() if isinstance(module, CONTAINERS)]
+    return max([BlockList(model, {}), *lists], key=lambda found: len(found.blocks))
 
 
 def _sort(block: nn.Module) -> type:
@@ -51,4 +58,9 @@ def _sort(block: nn.Module) -> type:
 
 
 def _blocks_of(container: nn.Module) -> BlockList:
-    return BlockList(container, {n: c for n, c in container.named_children() if not isinstance(c, Passage)})
+    children = {name: child for name, child in container.named_children() if not isinstance(child, Passage)}
+    sorts = Counter(_sort(child) for child in children.values() if any(True for _ in child.parameters()))
+    kind, number = next(iter(sorts.most_common(1)), (nn.Module, 0))
+    if len({_sort(child) for child in children.values()}) > 1:
+        children = {name: child for name, child in children.items() if number > 1 and _sort(child) is kind}
+    return BlockList(container, children)

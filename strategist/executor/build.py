@@ -80,8 +80,8 @@ def build(
     """Live objects for `plan`: this rank's part of `model`, its optimizer and its schedule.
 
     `make_optimizer` gets parameter groups, as torch optimizers do. Without `loss_fn` the model gives logits (itself or
-    as `.logits`) and learns `labels`; `loss_fn(outputs, batch)` gives the mean loss of one micro-batch instead, and
-    `own_loss` takes the one that the model computed. `clip_norm` limits the gradients' norm. `rate_of_step(step)` is what the
+    as `.logits`) and learns `labels`; `loss_fn(outputs, batch)` gives the mean loss of one micro-batch instead, on a pipeline's last stage, and
+    `own_loss` takes the one that the model computed. A Sequential is given the only tensor beside the labels. `clip_norm` limits the gradients' norm. `rate_of_step(step)` is what the
     optimizer's learning rates are multiplied by in a step, counted from 0; a loaded session goes on where it stands. Joins the process group when none is running; `Session.close` leaves it again.
     Raises ImpossibleError for what the executor cannot run, before anything starts, and StaleError for another world.
     """
@@ -112,12 +112,15 @@ def bring_to_life(
     model: nn.Module, job: Job, make_optimizer: MakeOptimizer | None = None, loss_fn: LossFn | None = None
 ) -> Parts:
     """Values, optimizer and engine for a model that was laid out."""
+    objective = Objective(
+        loss_fn, chunked=job.plan.strategy.loss == "chunked", takes_one=isinstance(model, nn.Sequential)
+    )  # before it: replicas hide what they hold
     model = _apply(LIVE_STEPS, model, job)
     optimizer = make_optimizer_for(model, job, make_optimizer or default_optimizer(job.plan))
     return Parts(
         model=model,
         optimizer=optimizer,
-        engine=make_engine(model, job, Objective(loss_fn, chunked=job.plan.strategy.loss == "chunked")),
+        engine=make_engine(model, job, objective),
         server=job.instruments.server,
     )
 

@@ -26,9 +26,10 @@ from torch.distributed.tensor.parallel import loss_parallel
 from strategist.errors import ImpossibleError
 from strategist.executor.chunks import chunks_of
 from strategist.executor.job import Job
-from strategist.executor.loss import Batch, Objective, summed_token_loss
+from strategist.executor.loss import Batch, Objective, count_tokens, only_input, own_loss, summed_token_loss
 from strategist.executor.mesh import pipeline_group
 from strategist.executor.models.head import Head
+from strategist.executor.models.hugging_face import is_known
 from strategist.executor.precision import compute_context
 from strategist.executor.threads import LossInside, loss_over
 from strategist.facts.runs import runs_of
@@ -47,8 +48,8 @@ class Engine(Protocol):
 def make_engine(model: nn.Module, job: Job, objective: Objective) -> Engine:
     """The engine that the plan's schedule asks for.
 
-    Raises ImpossibleError UNSUPPORTED for a loss function of the user's when tp, pp or cp leaves a rank parts of the
-    outputs, or when the loss is computed inside the model, and for another model than the built-in one then.
+    Raises ImpossibleError UNSUPPORTED for a loss function of the user's when tp or cp leaves a rank parts of the outputs, or a pipeline
+    other outputs than the whole model gives, or when the loss is computed inside the model, and for another model than the built-in one then.
     """
     if objective.chunked and (objective.mean_loss is not None or not any(isinstance(m, Head) for m in model.modules())):
         raise ImpossibleError(
@@ -61,11 +62,21 @@ def make_engine(model: nn.Module, job: Job, objective: Objective) -> Engine:
     if objective.mean_loss is not None and job.splits_outputs:
         raise ImpossibleError(
             "UNSUPPORTED",
-            "A loss function of your own needs whole outputs, and tp, pp or cp leaves each rank a part of them.",
+            "A loss function of your own needs whole outputs, and tp or cp leaves each rank a part of them.",
             flag="loss_fn",
-            hint="Leave it out to train on labels, or plan with data parallelism only.",
+            hint="Leave it out to train on labels, or plan with --pin tp=1 --pin cp=1.",
         )
-    return PipelineEngine(model, job) if job.plan.mesh.pp > 1 else LoopEngine(model, job, objective)
+    if job.plan.mesh.pp == 1:
+        return LoopEngine(model, job, objective)
+    if objective.mean_loss is own_loss or (objective.mean_loss is not None and any(map(is_known, chunks_of(model)))):
+        raise ImpossibleError(
+            "UNSUPPORTED",
+            "The last stage of a pipeline gives logits alone, which the loss of a model of transformers, or a function for its outputs, is "
+            "not made for.",
+            flag="loss_fn",
+            hint="Leave it out to train on labels, or plan with --pin pp=1.",
+        )
+    return PipelineEngine(model, job, objective)
 
 
 def _loss_context(job: Job) -> AbstractContextManager[object]:
@@ -154,19 +165,31 @@ def _micro_batches(batch: Batch, count: int) -> Iterator[Batch]:
 class PipelineEngine:
     """This rank's stage of a pipeline. Micro-batches are the accumulation; FSDP2 reduces after the last one."""
 
-    def __init__(self, model: nn.Module, job: Job) -> None:
-        self.job, self.scale = job, torch.ones((), device=job.device)
+    def __init__(self, model: nn.Module, job: Job, objective: Objective) -> None:
+        self.job, self.scale, self.mean_loss = job, torch.ones((), device=job.device), objective.mean_loss
+        self.micro_batches: tuple[Batch, ...] = ()
         self.schedule = _schedule(_stages(model, job), job, self._loss)
 
-    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return summed_token_loss(logits, labels) * self.scale
+    def _loss(self, outputs: Tensor, target: Tensor) -> Tensor:
+        if self.mean_loss is None:
+            return summed_token_loss(outputs, target) * self.scale
+        micro_batch = self.micro_batches[int(target)]
+        return self.mean_loss(outputs, micro_batch) * count_tokens(micro_batch) * self.scale
+
+    def _target(self, batch: Batch) -> Tensor:
+        """What torch cuts into micro-batches for the loss: the labels, or for a loss of the whole batch the micro-batches' numbers."""
+        count = self.job.plan.strategy.accumulation
+        if self.mean_loss is None:
+            return batch["labels"]
+        self.micro_batches = tuple(_micro_batches(batch, count))
+        return torch.arange(count)
 
     def gradients(self, batch: Batch, scale: Tensor) -> Tensor:
         """See Engine. Outputs are not returned, because torch would keep the logits of every micro-batch."""
         self.scale = scale
         losses: list[Tensor] = []
-        inputs = (batch["input_ids"],) if self.job.stage.embedding else ()
-        ends: dict[str, Any] = {"target": batch["labels"], "losses": losses} if self.job.stage.head else {}
+        inputs = (only_input(batch),) if self.job.stage.embedding else ()
+        ends: dict[str, Any] = {"target": self._target(batch), "losses": losses} if self.job.stage.head else {}
         with _loss_context(self.job):
             self.schedule.step(*inputs, **ends, return_outputs=False)
         return torch.stack([loss.detach() for loss in losses]).sum() if losses else torch.zeros_like(scale)

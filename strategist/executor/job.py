@@ -88,6 +88,5 @@ class Job:
 
     @property
     def splits_outputs(self) -> bool:
-        """True when tensor, pipeline or context parallelism leaves each rank a part of the model's outputs."""
-        mesh = self.plan.mesh
-        return mesh.tp > 1 or mesh.pp > 1 or mesh.cp > 1
+        """True when tensor or context parallelism leaves each rank a part of the model's outputs."""
+        return self.plan.mesh.tp > 1 or self.plan.mesh.cp > 1

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from strategist.errors import InputError
 from strategist.records import dataclass
 
 Batch = Mapping[str, Tensor]
@@ -45,6 +46,23 @@ def logits_of(outputs: Any) -> Tensor:
     return logits
 
 
+def only_input(batch: Batch) -> Tensor:
+    """What a module takes that is given one tensor, whatever it calls it: tokens, or the one beside the labels. Raises InputError CHOICE
+    where there are several."""
+    if "input_ids" in batch:
+        return batch["input_ids"]
+    names = [name for name in batch if name != "labels"]
+    if len(names) != 1:
+        raise InputError(
+            "CHOICE",
+            f"A Sequential, as each stage of a pipeline, takes one tensor; beside the labels the batch has {', '.join(names) or 'none'}.",
+            flag="batch",
+            value=len(names),
+            hint="Give samples with one tensor beside labels.",
+        )
+    return batch[names[0]]
+
+
 def own_loss(outputs: Any, _batch: Batch) -> Tensor:
     """The loss that the model computed itself. With this loss function the model is given the labels, in its own sense."""
     loss: Tensor = outputs.loss
@@ -55,19 +73,20 @@ def own_loss(outputs: Any, _batch: Batch) -> Tensor:
 class Objective:
     """How a model is called and what its loss is.
 
-    The model is called with the tensors of the batch by name. Without `mean_loss` it gives logits and the token loss
+    The model is called with the tensors of the batch by name, one that `takes_one` with the only one beside the labels. Without `mean_loss` it gives logits and the token loss
     applies; `mean_loss(outputs, batch)` gives the mean over the counted items of one micro-batch instead. Where the loss is
     `chunked`, the model is given the labels and sums it up itself.
     """
 
     mean_loss: LossFn | None = None
     chunked: bool = False
+    takes_one: bool = False
 
     def summed(self, model: nn.Module, batch: Batch) -> Tensor:
         """Loss of one micro-batch, added up over its counted tokens."""
         takes_labels = self.chunked or self.mean_loss is own_loss
         inputs = {name: value for name, value in batch.items() if name != "labels" or takes_labels}
-        outputs = model(**inputs)
+        outputs = model(only_input(inputs)) if self.takes_one else model(**inputs)
         if self.chunked:
             total: Tensor = outputs
             return total

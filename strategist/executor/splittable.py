@@ -7,7 +7,20 @@ from abc import ABC, abstractmethod
 from torch import nn
 from torch.distributed.tensor.parallel import ParallelStyle
 
+from strategist.errors import ImpossibleError
 from strategist.executor.context import Context
+
+
+def nobody_said(model: nn.Module, axis: str) -> ImpossibleError:
+    """The error UNSUPPORTED for a module that an axis would cut in a way that nobody described."""
+    return ImpossibleError(
+        "UNSUPPORTED",
+        f"{axis} cuts the model itself, and nobody said how {type(model).__name__} may be cut.",
+        flag=f"$.mesh.{axis}",
+        value=type(model).__name__,
+        hint="Use the built-in model or a Llama, Mistral, Mixtral, Qwen2, Qwen3 or GPT-2 of transformers, for pp a Sequential whose blocks run in "
+        "order, or plan with data parallelism only.",
+    )
 
 
 class Splittable(ABC):

@@ -24,8 +24,11 @@ QkNorm = Literal["", "head", "head_ln", "full", "per_head", "l2_noweight"]
 Position = Literal["rope", "learned", "relative", "alibi", "sincos-fixed", "none"]
 
 __all__ = [
-    "MAX_LAYERS", "Adapters", "Heads", "LayerKind", "Mix", "Mla", "ModelShape", "Moe", "Norm", "Position", "QkNorm", "Ssm", "arranged", "layer_counts", "layer_sequence", "loss_chunk",
+    "MAX_LAYERS", "RUNS_IN_ORDER", "Adapters", "Heads", "LayerKind", "Mix", "Mla", "ModelShape", "Moe", "Norm", "Position", "QkNorm", "Ssm", "arranged", "layer_counts", "layer_sequence", "loss_chunk",
 ]  # fmt: skip
+
+RUNS_IN_ORDER = "runs_in_order"
+"""In `extra` of a module whose parts run one behind the other, so that a pipeline can cut it."""
 
 MAX_LAYERS = 4096
 """More layers than any model has; what claims more is refused before anything is built from it."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from strategist.errors import InputError
-from strategist.facts.model import MAX_LAYERS, ModelShape
+from strategist.facts.model import MAX_LAYERS, RUNS_IN_ORDER, ModelShape
 from strategist.facts.model_config import shape_from_config
 from strategist.facts.module_parts import Parts, decoder_of, facts_of, plain_tables
 from strategist.facts.parameters import count
@@ -56,6 +56,15 @@ class Stack:
     blocks: tuple[ModuleLike, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """A module that calls its parts one behind the other, each with what the one before gave: names from the module on, in order, and
+    which of them are its layers. What stands between two layers goes with the first."""
+
+    parts: tuple[tuple[str, ModuleLike], ...]
+    layers: tuple[int, ...]
+
+
 def is_module(value: object) -> bool:
     """True for anything that offers its parameters and modules the way `nn.Module` does."""
     return all(callable(getattr(value, name, None)) for name in ("named_parameters", "named_modules", "named_children"))
@@ -81,6 +90,35 @@ def weights_of(*modules: ModuleLike) -> int:
     return sum({id(weight): weight.numel() for _, weight in named}.values())
 
 
+def sequence_of(module: ModuleLike) -> Sequence | None:
+    """The parts of a `Sequential` whose repeated blocks, directly or in further ones inside it, run in order; None for any other module."""
+    stack = _largest_stack(module)
+    if stack is None:
+        return None
+    parts = tuple(_in_order(module, stack.name))
+    blocks = {id(block) for block in stack.blocks}
+    layers = tuple(place for place, (_, part) in enumerate(parts) if id(part) in blocks)
+    return Sequence(parts, layers) if len(layers) == len(stack.blocks) else None
+
+
+def _in_order(module: ModuleLike, towards: str, prefix: str = "") -> Iterator[tuple[str, ModuleLike]]:
+    """What a module calls one behind the other, opened up as far as the container of that name; nothing where it does more than that."""
+    if not _only_calls(module):
+        return
+    for name, child in module.named_children():
+        own = f"{prefix}{name}"
+        if towards == own or towards.startswith(f"{own}."):
+            yield from _in_order(child, towards, f"{own}.")
+        else:
+            yield own, child
+
+
+def _only_calls(module: ModuleLike) -> bool:
+    """Whether a module's forward is that of torch's Sequential."""
+    kind = next((base for base in type(module).__mro__ if base.__name__ == "Sequential"), None)
+    return kind is not None and getattr(type(module), "forward", None) is vars(kind).get("forward")
+
+
 def _configured(module: ModuleLike, total: int, flag: str) -> tuple[ModelShape | None, str]:
     """The shape by the module's own Hugging Face configuration; else None and why it was not used."""
     to_dict = getattr(getattr(module, "config", None), "to_dict", None)
@@ -101,7 +139,7 @@ def _configured(module: ModuleLike, total: int, flag: str) -> tuple[ModelShape |
 
 
 def _looked_at(module: ModuleLike, total: int, why: str) -> ModelShape:
-    stacks = sorted(_stacks(module), key=lambda stack: weights_of(*stack.blocks), reverse=True)
+    stacks = _by_size(module)
     best = stacks[0] if stacks else Stack("", (module,))
     notes = [f"Read from the module itself: {why}."]
     if not stacks:
@@ -114,7 +152,17 @@ def _looked_at(module: ModuleLike, total: int, why: str) -> ModelShape:
     if decoder is not None:
         notes.append("Every weight is accounted for by a decoder of this shape.")
         return replace(decoder, name=parts.name, source=f"module of class {parts.name}", notes=tuple(notes))
-    return _opaque(parts, notes)
+    return _opaque(parts, notes, in_order=sequence_of(module) is not None)
+
+
+def _largest_stack(module: ModuleLike) -> Stack | None:
+    """The stack with most weights, whose blocks are the layers."""
+    return next(iter(_by_size(module)), None)
+
+
+def _by_size(module: ModuleLike) -> list[Stack]:
+    """All stacks, that with most weights first."""
+    return sorted(_stacks(module), key=lambda stack: weights_of(*stack.blocks), reverse=True)
 
 
 def _stacks(module: ModuleLike) -> list[Stack]:
@@ -145,7 +193,7 @@ def _parts(module: ModuleLike, stack: Stack, total: int) -> Parts:
     )
 
 
-def _opaque(parts: Parts, notes: list[str]) -> ModelShape:
+def _opaque(parts: Parts, notes: list[str], *, in_order: bool) -> ModelShape:
     """A shape that says no more than what was read, with every weight counted in its layers or outside them."""
     facts = facts_of(parts)
     unread = [name for name in ("vocab", "hidden", "heads", "ffn_hidden") if not facts.get(name)]
@@ -159,7 +207,7 @@ def _opaque(parts: Parts, notes: list[str]) -> ModelShape:
         norm="none",
         final_norm=False,
         parameters_stated=parts.total,
-        extra=(("largest_layer_parameters", parts.largest),),
+        extra=(("largest_layer_parameters", parts.largest), *(((RUNS_IN_ORDER, 1),) if in_order else ())),
         tables=plain_tables(parts),
         source=f"module of class {parts.name}",
         notes=(*notes, f"Could not be read: {', '.join(unread)}.") if unread else tuple(notes),

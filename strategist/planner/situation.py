@@ -11,7 +11,7 @@ from strategist.catalog import rows
 from strategist.facts.buildable import departures
 from strategist.facts.job import Job
 from strategist.facts.layers import sides_divide
-from strategist.facts.model import ModelShape, layer_counts
+from strategist.facts.model import RUNS_IN_ORDER, ModelShape, layer_counts
 from strategist.facts.profile import BYTES, engine_of
 from strategist.facts.tables import served_tables
 from strategist.facts.workload import FLOAT8_MULTIPLE
@@ -75,6 +75,7 @@ def question(job: Job, forbids: tuple[str, ...] = ()) -> dict[str, Value]:
         "has_experts": shape.moe is not None,
         "some_experts": len({kind.ffn == "moe" for kind in layer_counts(shape)}) > 1,
         "splittable": is_splittable(shape),
+        "described": shape.kind != "module",
         "seq_len": work.seq_len,
         "global_batch": work.global_batch,
         "precision": work.precision,
@@ -94,7 +95,8 @@ def question(job: Job, forbids: tuple[str, ...] = ()) -> dict[str, Value]:
 
 def is_splittable(shape: ModelShape) -> bool:
     """True for one uniform stack of layers that a pipeline can cut."""
-    return shape.kind in ("decoder", "encoder", "hybrid", "ssm", "vit") and shape.enc_layers == 0
+    runs_in_order = shape.kind == "module" and bool(dict(shape.extra).get(RUNS_IN_ORDER))
+    return runs_in_order or (shape.kind in ("decoder", "encoder", "hybrid", "ssm", "vit") and shape.enc_layers == 0)
 
 
 def describe(job: Job, allow_recompute: bool = True) -> dict[str, Value]:

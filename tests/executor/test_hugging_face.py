@@ -123,6 +123,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str, dict[str, Any], str, str]] = 
     "sequence parallelism": ("gpt2", TP | {"sequence_parallel": True}, "", {}, "UNSUPPORTED", "sequence parallelism"),
     "context parallelism": ("mixtral", {"cp": 2, "context_parallel": "ring", "micro_batch": 8}, "", {}, "UNSUPPORTED", "context parallelism"),
     "spread experts": ("mixtral", {"dp_shard": 2, "zero": 3, "ep": 2, "micro_batch": 4}, "", {}, "UNSUPPORTED", "ep spreads experts"),
+    "its own loss in a pipeline": ("llama", {"pp": 2, "micro_batch": 4, "accumulation": 2}, "own loss", {}, "UNSUPPORTED", "gives logits alone"),
     "a class with two heads": ("gpt2", TP, "GPT2DoubleHeadsModel", {"summary_first_dropout": 0.0}, "UNSUPPORTED", "nobody said how GPT2DoubleHeadsModel may be cut"),
     "a word of a plan that is not known": (
         "llama", TP, "", {"base_model_tp_plan": {"layers.*.mlp": "sideways"}}, "UNSUPPORTED", "'sideways'"

@@ -13,9 +13,13 @@ from strategist.document.plan import Plan
 from strategist.errors import StrategistError
 from strategist.executor.build import build
 from strategist.executor.job import Instruments
+from strategist.executor.loss import own_loss
 from strategist.executor.optimizers import default_optimizer
 from tests.executor.cells import CLIP, EXACT, SEED, Job, Trained, samples, train_cells
 from tests.executor.hugging_face import lifted_to_float64, tiny
+
+OWN_LOSS = "own loss"
+"""In place of a class: the model that was asked for, with the loss that it computes."""
 
 
 def train_part(plan: Plan, start: Path | None, until: int, target: Path) -> Trained:
@@ -77,12 +81,14 @@ def refusals(asked: list[tuple[Plan, str, dict[str, Any]]]) -> list[tuple[str, s
 
 
 def _refusal(plan: Plan, kind: str, changes: dict[str, Any]) -> tuple[str, str]:
-    """Code and sentence of the error that building a session raises, for a class of transformers if one is named."""
+    """Code and sentence of the error that building a session raises, for a class of transformers or with the model's own loss if one
+    is named."""
     import transformers
 
     model = tiny(plan.model, torch.float32, SEED, **changes)
+    loss = own_loss if kind == OWN_LOSS else None
     try:
-        build(plan, getattr(transformers, kind)(model.config) if kind else model)
+        build(plan, getattr(transformers, kind)(model.config) if kind and loss is None else model, loss_fn=loss)
     except StrategistError as error:
         return error.code, error.message
     return "", ""

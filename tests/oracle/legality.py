@@ -22,7 +22,9 @@ def stack(shape: ModelShape) -> int:
 
 
 def is_splittable(shape: ModelShape) -> bool:
-    """One uniform stack of layers that a pipeline can cut."""
+    """One uniform stack of layers that a pipeline can cut, or a module that only calls its parts."""
+    if shape.kind == "module":
+        return ("runs_in_order", 1) in shape.extra
     return shape.kind in SPLITTABLE and shape.enc_layers == 0
 
 
@@ -158,6 +160,7 @@ VIOLATIONS: dict[str, Violation] = {
     "LEG105": lambda job, a: _expert_width(job) % a["etp"] != 0,
     "LEG106": lambda job, a: a["ep"] > 1 and _experts(job) > 0 and _experts(job) % a["ep"] != 0,
     "LEG107": lambda job, a: a["ep"] > 1 and _experts(job) == 0,
+    "LEG108": lambda job, a: (a["tp"] > 1 or a["cp"] > 1) and job.model.kind == "module",
     "LEG201": lambda job, a: a["pp"] * a["virtual_stages"] > stack(job.model),
     "LEG202": lambda job, a: a["virtual_stages"] > 1 and stack(job.model) % (a["pp"] * a["virtual_stages"]) != 0,
     "LEG203": lambda job, a: a["schedule"] != "gpipe" and a["accumulation"] < a["pp"],

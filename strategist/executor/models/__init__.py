@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from strategist.errors import ImpossibleError
 from strategist.executor.architecture import model_obstacles
 from strategist.executor.models.decoder import Decoder
 from strategist.executor.models.experts import Routing
 from strategist.executor.models.hugging_face import HuggingFaceCuts, is_known
 from strategist.executor.models.reference import ReferenceModel
+from strategist.executor.models.sequential import SequentialCuts
 from strategist.executor.obstacles import refuse
-from strategist.executor.splittable import Splittable
+from strategist.executor.splittable import Splittable, nobody_said
 from strategist.facts.model import ModelShape
 
 __all__ = ["ReferenceModel", "Routing", "model_from_shape", "require_splittable", "splittable"]
@@ -39,6 +39,8 @@ def splittable(model: nn.Module) -> Splittable | None:
     """How `model` is cut, or None when nobody said."""
     if isinstance(model, Splittable):
         return model
+    if isinstance(model, nn.Sequential):
+        return SequentialCuts(model)
     return HuggingFaceCuts(model) if is_known(model) else None
 
 
@@ -46,11 +48,5 @@ def require_splittable(model: nn.Module, axis: str) -> Splittable:
     """How `model` is cut; raises ImpossibleError UNSUPPORTED for a module of which nobody said."""
     cuts = splittable(model)
     if cuts is None:
-        raise ImpossibleError(
-            "UNSUPPORTED",
-            f"{axis} cuts the model itself, and nobody said how {type(model).__name__} may be cut.",
-            flag=f"$.mesh.{axis}",
-            value=type(model).__name__,
-            hint="Use the built-in model or a Llama, Mistral, Mixtral, Qwen2, Qwen3 or GPT-2 of transformers, or plan with data parallelism only.",
-        )
+        raise nobody_said(model, axis)
     return cuts
