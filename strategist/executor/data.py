@@ -7,6 +7,9 @@ Which samples a step sees therefore does not depend on how many ranks there are.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from queue import Full, Queue
+from threading import Event, Thread
 from typing import Any
 
 import torch
@@ -109,8 +112,67 @@ def global_order(size: int, *, seed: int, shuffle: bool, sampler: Iterable[int] 
     return torch.randperm(size, generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def data_loader(dataset: Dataset[Any], share: DataShare, order: list[int], first_step: int = 0) -> DataLoader[Any]:
-    """Batches of this rank, one per step from `first_step` on, stacked sample by sample.
+class Loader(DataLoader[Any]):
+    """torch's loader, whose batches may be read `ahead` of the step that takes them, so many at most, while a device works.
+
+    One thread of this process reads them in order; what goes wrong goes wrong at its own step.
+    """
+
+    ahead: int = 0
+
+    def __iter__(self) -> Any:  # torch names a class of its own
+        """Batches in order."""
+        batches = super().__iter__()
+        return read_ahead(batches, self.ahead) if self.ahead else batches
+
+
+def read_ahead(batches: Iterator[Any], ahead: int) -> Iterator[Any]:
+    """The same batches, of which up to `ahead` are there before they are asked for; nothing is read once the caller has left."""
+    ready: Queue[tuple[Any, Exception | None]] = Queue(ahead)
+    left = Event()
+
+    def read() -> None:
+        try:
+            for batch in batches:
+                _hand_over(ready, (batch, None), left)
+                if left.is_set():
+                    return
+            end: Exception = StopIteration()
+        except Exception as problem:  # noqa: BLE001 - raised where its batch is asked for
+            end = problem
+        _hand_over(ready, (None, end), left)
+
+    Thread(target=read, name="read ahead", daemon=True).start()
+    try:
+        while True:
+            batch, end = ready.get()
+            if isinstance(end, StopIteration):
+                return
+            if end is not None:
+                raise end
+            yield batch
+    finally:
+        left.set()
+
+
+def _hand_over(ready: Queue[Any], item: Any, left: Event) -> None:
+    """Put an item into a queue that may be full until somebody takes one or has left."""
+    while not left.is_set():
+        with suppress(Full):
+            ready.put(item, timeout=0.1)
+            return
+
+
+def data_loader(
+    dataset: Dataset[Any],
+    share: DataShare,
+    order: list[int],
+    first_step: int = 0,
+    *,
+    ahead: int = 0,
+    pinned: bool = False,
+) -> Loader:
+    """Batches of this rank, one per step from `first_step` on, stacked sample by sample, `ahead` of the step and in `pinned` memory as asked.
 
     Raises InputError TOO_SMALL when the samples do not make one global batch, RANGE when the pass ends before
     `first_step`.
@@ -132,7 +194,9 @@ def data_loader(dataset: Dataset[Any], share: DataShare, order: list[int], first
             value=first_step,
             hint="Give session.steps modulo the steps of a pass, and the seed of that pass.",
         )
-    return DataLoader(dataset, batch_sampler=StepSampler(order, share, first_step))
+    loader = Loader(dataset, batch_sampler=StepSampler(order, share, first_step), pin_memory=pinned)
+    loader.ahead = ahead
+    return loader
 
 
 def next_batch(batches: Iterator[Any], sampler: StepSampler, step: int) -> Any:

@@ -71,6 +71,9 @@ class Parts:
 RateOfStep = Callable[[int], float]
 """A schedule of learning rates as a function of the step, so that a checkpoint needs nothing but the step."""
 
+READ_AHEAD = 2
+"""Batches that are there before their step, as torch's own loader has them for each of its workers (prefetch_factor)."""
+
 LOSS_SCALE = "loss_scale"
 """Its name in a checkpoint."""
 
@@ -143,7 +146,7 @@ class Session:
         """This rank's tokens of its sequences, on the device."""
         if self.job.plan.mesh.cp > 1:
             batch = {name: self._tokens.part(name, value) for name, value in batch.items()}
-        return {name: value.to(self.job.device) for name, value in batch.items()}
+        return {name: value.to(self.job.device, non_blocking=True) for name, value in batch.items()}
 
     def _backward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Mean loss, counted tokens and gradient norm of the global batch; gradients lie in the parameters."""
@@ -240,13 +243,20 @@ class Session:
         shuffle: bool = True,
         sampler: Iterable[int] | None = None,
         first_step: int = 0,
+        ahead: int | None = None,
     ) -> DataLoader[Any]:
         """This rank's batches of one pass over a map-style dataset, one per step.
 
         Samples are dicts of tensors. The pass begins at its step `first_step`: after `load`, at the steps that it had
         done. `sampler` gives global sample numbers, the same on every rank; it goes with
-        shuffle=False. Raises InputError CONFLICT, TOO_SMALL, or TYPE for a dataset without a length.
+        shuffle=False. Where the plan's devices have memory of their own, batches are put into pinned memory and two of them are read
+        `ahead` of their step; a dataset that draws from torch's own generator resumes bit by bit with 0 alone.
+        Raises InputError CONFLICT, TOO_SMALL, or TYPE for a dataset without a length, RANGE for fewer than 0 ahead.
         """
+        if ahead is not None and ahead < 0:
+            raise InputError(
+                "RANGE", f"ahead is {ahead}, and batches are read 0 or more ahead.", flag="ahead", value=ahead
+            )
         if not hasattr(dataset, "__len__"):
             raise InputError(
                 "TYPE",
@@ -255,7 +265,9 @@ class Session:
                 hint="Give a dataset with __len__ and __getitem__.",
             )
         order = global_order(len(dataset), seed=seed, shuffle=shuffle, sampler=sampler)
-        return data_loader(dataset, self.share, order, first_step)
+        apart = self.job.device.type != "cpu"
+        own = (READ_AHEAD if apart else 0) if ahead is None else ahead
+        return data_loader(dataset, self.share, order, first_step, ahead=own, pinned=apart)
 
     def parameters_full(self) -> dict[str, Tensor]:
         """Every parameter of the whole model, unsharded, on the CPU of every rank; for checks on small models."""

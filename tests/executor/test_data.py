@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -104,3 +108,70 @@ def test_synthetic_samples_do_not_depend_on_who_reads_them() -> None:
     assert one[3]["input_ids"].equal(two[3]["input_ids"])
     assert not one[3]["input_ids"].equal(one[4]["input_ids"])
     assert not one[3]["input_ids"].equal(SyntheticTokens(64, 32, 10, seed=2)[3]["input_ids"])
+
+
+class Watched(list[int]):
+    """Samples that say which of them were read; one of them may not be readable."""
+
+    def __init__(self, size: int, broken: int | None = None) -> None:
+        super().__init__(range(size))
+        self.read: list[int] = []
+        self.broken = broken
+
+    def __getitem__(self, index: Any) -> Any:
+        self.read.append(index)
+        if index == self.broken:
+            raise ValueError(f"sample {index} is gone")
+        return {"input_ids": torch_tensor(index)}
+
+
+def torch_tensor(number: int) -> Any:
+    import torch
+
+    return torch.tensor([number])
+
+
+def read_by(samples: Watched, ahead: int) -> Any:
+    """The batches of one rank, two samples each."""
+    from strategist.executor.data import DataShare, data_loader
+
+    return data_loader(samples, DataShare(rank=0, ranks=1, per_rank=2), list(range(len(samples))), ahead=ahead)  # type: ignore[arg-type]
+
+
+def until(holds: Callable[[], bool], seconds: float = 10.0) -> bool:
+    """Whether something comes to hold in some time."""
+    end = time.monotonic() + seconds
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.01)
+    return holds()
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3, 50])
+def test_batches_are_the_same_however_far_ahead_they_are_read(ahead: int) -> None:
+    """In their order, each once, and a second pass over the same loader begins anew."""
+    loader = read_by(Watched(12), ahead)
+    for _ in range(2):
+        assert [batch["input_ids"].flatten().tolist() for batch in loader] == [[n, n + 1] for n in range(0, 12, 2)]
+
+
+def test_no_more_is_read_ahead_than_was_asked_for() -> None:
+    """With two ahead: of the first batch that is taken two more lie ready and one waits to be handed over; nothing is read once the
+    caller has left."""
+    samples = Watched(40)
+    batches = iter(read_by(samples, 2))
+    next(batches)
+    assert until(lambda: len(samples.read) == 8)
+    time.sleep(0.3)
+    assert len(samples.read) == 8
+    batches.close()
+    names = [thread.name for thread in threading.enumerate()]
+    assert until(lambda: "read ahead" not in [thread.name for thread in threading.enumerate()]), names
+    assert len(samples.read) <= 10
+
+
+def test_what_cannot_be_read_fails_at_its_own_step() -> None:
+    """A broken sample two steps ahead takes nothing from the steps before it."""
+    batches = iter(read_by(Watched(12, broken=5), 3))
+    assert [next(batches)["input_ids"].flatten().tolist() for _ in range(2)] == [[0, 1], [2, 3]]
+    with pytest.raises(ValueError, match="sample 5 is gone"):
+        next(batches)
