@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks.record import read
 from strategist.emitters import EMITTERS, proofs
+from strategist.rulebook.rule import Rule, load_rules
 
 ROOT = Path(__file__).parent.parent
 LEVELS = {
@@ -34,11 +35,19 @@ def targets_page() -> str:
         f"| target | is | axes | versions | proof | shown by | run |\n|---|---|---|---|---|---|---|\n{rows}\n"
         "Every target writes files for a plan or refuses it with the field and the reason ([status.md](status.md) shows which "
         "techniques each takes). `--to torch-launch` is answered with its translation to torchrun: it is an alias of that.\n\n"
+        "## Which one\n\n"
+        "`plan --frontend auto --purpose WORD` says which target a plan is for and why, and limits no layout; `emit` without `--to` takes it. "
+        "The first rule of `rules/frontends.toml` that holds decides, and of its targets the first that can say the plan, or any other.\n\n"
+        f"| rule | situation | targets |\n|---|---|---|\n{''.join(map(_choice, load_rules('frontends')))}\n"
         "## What ran\n\n"
         "Every test of each environment's last run, with its seconds and the versions that were installed, stands in "
         f"[frameworks.json](../benchmarks/results/frameworks.json). {_unlogged()}\n\n"
         f"| environment | run | tests | passed | minutes | with |\n|---|---|---|---|---|---|\n{''.join(map(_group, groups()))}"
     )
+
+
+def _choice(rule: Rule) -> str:
+    return f"| {rule.id} | {rule.situation} | {', '.join(f'`{target}`' for target in rule.targets)} |\n"
 
 
 def groups() -> dict[str, Any]:

@@ -121,6 +121,10 @@ def plan_for(asked: Asked, *, top: int = 5, log: SearchLog | None = None, extras
     """The Plan for a complete question, with what our own executor cannot run yet said beside it; not yet finished."""
     plan = planner.recommend(asked.question, asked.request, asked.assumptions, top=top, log=log, extras=extras)
     plan = replace(plan, hints=(*plan.hints, *asked.notes, *_not_executable(plan)))
+    if asked.request.purpose:
+        from strategist.frontend import chosen_frontend  # every target's module: few questions ask for one
+
+        plan = replace(plan, frontend=chosen_frontend(plan, asked.request.purpose, asked.question.rule_folders))
     if plan.hardware_is_assumed:
         plan = replace(plan, ladder=smallest_machines(asked.question, plan.time.step.value))
     return plan
@@ -201,8 +205,9 @@ def rehearse(
     return rehearse_plan(plan, model, ranks=ranks, steps=steps, device=device, on_rank=on_rank)
 
 
-def emit(plan: Plan, target: str, options: Options | None = None) -> Mapping[PurePosixPath, str]:
-    """Files for a launcher, as names and texts; nothing is written.
+def emit(plan: Plan, target: str | None = None, options: Options | None = None) -> Mapping[PurePosixPath, str]:
+    """Files for a launcher, as names and texts; nothing is written. Without a target those of the front end that the plan is for, or that
+    the rules choose for it (rules/frontends.toml).
 
     Raises InputError CHOICE for an unknown target and NAME, HOSTNAME, RANGE, CONTROL_CHAR for options, ImpossibleError
     FRAMEWORK_LEGALITY for a plan that is not sound and UNSUPPORTED when the target cannot express it.
@@ -210,6 +215,11 @@ def emit(plan: Plan, target: str, options: Options | None = None) -> Mapping[Pur
     from strategist.emitters import emit as emit_files
     from strategist.emitters import find_emitter
 
+    if target is None:
+        from strategist.frontend import target_of
+
+        require_sound(plan)
+        target, _ = target_of(plan)
     emitter = find_emitter(target)
     require_sound(plan)
     missing = obstacles(plan) if emitter.engine == "strategist" else ()

@@ -15,7 +15,7 @@ from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
 from strategist.facts.models import load_model, load_model_config
 from strategist.facts.parameters import count
-from strategist.facts.profile import as_made, engine_of, find_profile
+from strategist.facts.profile import AUTO, as_made, engine_of, find_profile
 from strategist.facts.resolved import Assumption, Resolved
 from strategist.facts.sizes import SizedModel, is_size, shape_for_size
 from strategist.facts.workload import Workload
@@ -59,6 +59,7 @@ class Given:
     policy: Policy = "hf"
     objective: Objective = "time"
     frontend: str = "any"
+    purpose: str | None = None
     framework: str | None = None
     calibration: str | None = None
     strategy: str | None = None
@@ -85,6 +86,7 @@ class Asked:
 def complete(given: Given) -> Asked:
     """Fill every gap. Raises InputError for what is missing, conflicting or unknown, ImpossibleError for devices that
     torch cannot drive."""
+    given = _with_purpose(given)
     model, from_model = _model(given)
     _is_a_stack(model)
     machines = machines_of(given)
@@ -170,6 +172,22 @@ def _calibrated(job: Job, given: Given) -> tuple[Job, tuple[Assumption, ...]]:
     return replace(job, factors=factors), (said,)
 
 
+def _with_purpose(given: Given) -> Given:
+    """A question whose front end rules choose limits no layout, and says what the job is for. Raises InputError CONFLICT for a purpose
+    that decides nothing."""
+    if given.frontend == AUTO:
+        return replace(given, frontend="any", purpose=given.purpose or "unsure")
+    if given.purpose is None:
+        return given
+    raise InputError(
+        "CONFLICT",
+        f"--purpose {given.purpose} chooses a front end, and --frontend {given.frontend} leaves none to choose.",
+        flag="--purpose",
+        value=given.purpose,
+        hint="Write --frontend auto, or leave --purpose out.",
+    )
+
+
 def frontend_named(name: str) -> Frontend | None:
     """The front end of that name where it is a target of `emit`; None for those that rules alone know."""
     if name in ("any", "strategist"):
@@ -207,6 +225,7 @@ def _request(given: Given, pins: tuple[Pin, ...], forbids: tuple[str, ...], also
         forbids=forbids,
         also=also,
         frontend=given.frontend,
+        purpose=given.purpose or "",
         price_per_gpu_hour=given.price_per_gpu_hour,
     )
 

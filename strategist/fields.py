@@ -12,7 +12,7 @@ from typing import Any
 
 from strategist.errors import InputError, did_you_mean
 from strategist.facts.job import MAX_HEADROOM
-from strategist.facts.profile import frontends
+from strategist.facts.profile import AUTO, PURPOSES, frontends
 from strategist.facts.workload import MAX_BATCH, MAX_RANK, MAX_SEQ_LEN, METHODS, OPTIMIZERS, PRECISIONS, Workload
 
 MAX_TOKENS, MAX_PRICE, MAX_TOP, MAX_BUDGET = 10**18, 10**6, 50, 10**6
@@ -120,7 +120,8 @@ WORKLOAD: Mapping[str, Check] = {
 }
 CHOICE: Mapping[str, Check] = {
     "objective": choice(OBJECTIVES),
-    "frontend": choice(frontends()),
+    "frontend": choice((*frontends(), AUTO)),
+    "purpose": choice(PURPOSES),
     "pin": text('"tp=4,pp=2"'),
     "calibration": text('"calibration.json"'),
     "forbid": text('"pp,offload"'),

@@ -1,23 +1,28 @@
-"""Targets of `emit` as front ends of the search: which layouts of a job each of them can say, in its own words.
+"""Targets of `emit` as front ends of the search: which layouts of a job each of them can say, in its own words; and which of them a
+plan is for when nobody names one.
 
 The planner knows no emitters and they know no columns; here a row is shown to a target as if it were a Plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from strategist.document.plan import Stage
-from strategist.emitters import find_emitter
+from strategist.document.plan import FrontEnd, PassedOver, Reason, Stage
+from strategist.emitters import EMITTERS, find_emitter
 from strategist.emitters.emitter import Emitter
+from strategist.errors import ImpossibleError
+from strategist.executor.support import obstacles
 from strategist.facts.job import Job
 from strategist.planner.write import mesh_of, stages_of, strategy_of
 from strategist.records import dataclass, names_of
+from strategist.rulebook.apply import fired, sentence
+from strategist.rulebook.rule import load_rules
 from strategist.space.candidates import MESH_COLUMNS, OPTION_COLUMNS, Candidates, Mask
 
 if TYPE_CHECKING:
@@ -84,6 +89,51 @@ class Target:
         show, obstacles = shown_plans(job, candidates), self.emitter.obstacles
         first, _ = candidates.alike(*ALIKE)
         return int(min(first.tolist(), key=lambda row: (len(tuple(obstacles(show(row)))), row)))
+
+
+def chosen_frontend(plan: Plan, purpose: str, folders: tuple[str, ...] = ()) -> FrontEnd | None:
+    """The front end of the first rule that holds, or where that cannot say the plan, of those behind it, or any other; None where no
+    target can. Raises RuleError for a fault in the rules of a folder."""
+    degrees = {axis: plan.mesh.size(axis) for axis in ("tp", "pp", "cp", "ep")} | {"dp": plan.mesh.data_parallel}
+    dimensions = sum(degree > 1 for degree in degrees.values())
+    values = {"purpose": purpose, "heads": plan.model.heads, "dimensions": dimensions} | degrees
+    ours, every = load_rules("frontends"), load_rules("frontends", folders)
+    rule = next(iter(fired((*every[len(ours) :], *ours), values)), None)  # a user's rules are asked first
+    if rule is None:
+        return None
+    passed: list[PassedOver] = []
+    for name in dict.fromkeys((*rule.targets, *(emitter.name for emitter in EMITTERS))):
+        obstacle = next(_unsayable(plan, find_emitter(name)), None)
+        if obstacle is None:
+            reason = Reason(rule=rule.id, kind="decision", sentence=sentence(rule.because, values), source=rule.source)
+            return FrontEnd(target=name, reason=reason, passed_over=tuple(passed))
+        passed.append(PassedOver(target=name, sentence=obstacle))
+    return None
+
+
+def _unsayable(plan: Plan, emitter: Emitter) -> Iterator[str]:
+    """What keeps a target from a plan."""
+    yield from emitter.obstacles(plan)
+    if emitter.engine == "strategist":
+        yield from (obstacle.sentence for obstacle in obstacles(plan))
+
+
+def target_of(plan: Plan) -> tuple[str, str]:
+    """The target that a plan is emitted for when nobody names one, and why. Raises ImpossibleError UNSUPPORTED where none can say it."""
+    if plan.frontend is not None:
+        return plan.frontend.target, plan.frontend.words
+    named = plan.request.frontend
+    if named not in ("any", "strategist"):
+        return named, f"{named}: the plan was made with --frontend {named}."
+    found = chosen_frontend(plan, "unsure")
+    if found is None:
+        raise ImpossibleError(
+            "UNSUPPORTED",
+            "No target can say this plan.",
+            flag="--to",
+            hint="`strategist emit PLAN --to torchrun` says why not; plan with --frontend torchrun for one that can be run.",
+        )
+    return found.target, found.words
 
 
 def shown_plans(job: Job, candidates: Candidates) -> Callable[[int], Plan]:

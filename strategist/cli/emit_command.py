@@ -19,7 +19,7 @@ from strategist.errors import InputError, shown
 from strategist.reports.lines import table
 
 FLAGS = (
-    Flag("--to", "the target", "NAME"),
+    Flag("--to", "the target; without it that of the plan's front end", "NAME"),
     Flag("--list", "list the targets"),
     Flag("--out", "the folder to write into; it is made when it does not exist", "DIR"),
     Flag("--force", "replace files that exist"),
@@ -51,7 +51,7 @@ def run(options: Namespace) -> int:
     """Write the files of one target, or list the targets."""
     if options.list:
         return _list(as_json=options.json, no_color=options.no_color)
-    for flag, value in (("PLAN", options.plan), ("--to", options.to), ("--out", options.out)):
+    for flag, value in (("PLAN", options.plan), ("--out", options.out)):
         if value is None:
             raise InputError(
                 "MISSING",
@@ -61,7 +61,7 @@ def run(options: Namespace) -> int:
             )
     from strategist.api import emit  # the planner and NumPy: help and misspelt flags need neither
 
-    emitter = find_emitter(options.to)
+    named = find_emitter(options.to) if options.to is not None else None
     extras = Options(
         job_name=job_name(options.job_name) if options.job_name is not None else "strategist",
         master_addr=host_name(options.master_addr) if options.master_addr is not None else None,
@@ -71,6 +71,8 @@ def run(options: Namespace) -> int:
         env=environment(options.env, allow_all=options.allow_env),
     )
     plan = load_plan(options.plan)
+    emitter, why = (named, ()) if named is not None else _of_its_front_end(plan)
+    notes = [*why, *_notes(plan, extras)]
     files = emit(plan, emitter.name, extras)
     folder = _folder(options.out)
     targets = {os.path.join(folder, str(name)): text for name, text in files.items()}
@@ -80,10 +82,20 @@ def run(options: Namespace) -> int:
         runnable = os.path.basename(path) in emitter.executables
         write_file(path, text, "--out", force=options.force, mode=0o755 if runnable else 0o644)
     if options.json:
-        show_document({"target": emitter.name, "files": sorted(targets), "notes": list(_notes(plan, extras))})
+        show_document({"target": emitter.name, "files": sorted(targets), "notes": notes})
     elif not options.quiet:
-        show_text("\n".join((*(f"wrote {path}" for path in targets), *_notes(plan, extras))))
+        show_text("\n".join((*(f"wrote {path}" for path in targets), *notes)))
     return 0
+
+
+def _of_its_front_end(plan: Plan) -> tuple[Emitter, tuple[str, ...]]:
+    """The target when nobody names one, and why it is that."""
+    from strategist.frontend import target_of
+    from strategist.planner.check import require_sound
+
+    require_sound(plan)
+    name, why = target_of(plan)
+    return find_emitter(name), (f"front end: {why}",)
 
 
 def _notes(plan: Plan, extras: Options) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strategist.facts.profile import frameworks, frontends
+from strategist.facts.profile import AUTO, PURPOSES, frameworks, frontends
 from strategist.records import dataclass
 
 
@@ -99,7 +99,19 @@ CHOICE = (
     Flag("--config", "read flags from a TOML file; the command line wins", "FILE"),
 )
 
-PLAN_FLAGS = (*MODEL, *HARDWARE, *WORKLOAD, *CHOICE, *OUTPUT, *COMMON)
+FRONTEND = (
+    Flag(
+        "--frontend",
+        "keep to layouts that a framework or launcher can run and say; auto: rules choose it",
+        "NAME",
+        choices=(*frontends(), AUTO),
+    ),
+    Flag("--purpose", "for --frontend auto: what the job is for", "WORD", choices=PURPOSES),
+)
+"""Of `plan` alone: elsewhere nothing is left to choose a front end for."""
+
+PLAN_CHOICE = tuple(own for flag in CHOICE for own in (FRONTEND if flag.name == "--frontend" else (flag,)))
+PLAN_FLAGS = (*MODEL, *HARDWARE, *WORKLOAD, *PLAN_CHOICE, *OUTPUT, *COMMON)
 
 PREDICT_FLAGS = (
     *MODEL,

@@ -162,6 +162,32 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PassedOver:
+    """A front end that would have come first, and what it cannot say of the plan."""
+
+    target: str
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontEnd:
+    """The target of `emit` that a plan is for when nobody named one, why, and which would have come before it."""
+
+    target: str
+    reason: Reason
+    passed_over: tuple[PassedOver, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """Which it is and why, in sentences."""
+        why = f"{self.reason.sentence} ({self.reason.rule})"
+        if not self.passed_over:
+            return f"{self.target}: {why}"
+        others = " ".join(f"{other.target} cannot say this plan: {other.sentence}" for other in self.passed_over)
+        return f"{why} {others} So it is {self.target}."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
     """Why candidates were dropped: by which rule, how many, and the one that came nearest to being allowed."""
 
@@ -220,7 +246,8 @@ class Economics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """The question as it was asked: (flag, value) pairs in the order of the command line's help."""
+    """The question as it was asked: (flag, value) pairs in the order of the command line's help. A `purpose` is there where the front
+    end was left to the rules."""
 
     given: tuple[tuple[str, str], ...] = ()
     policy: Policy = "hf"
@@ -230,6 +257,7 @@ class Request:
     forbids: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
     frontend: str = "any"
+    purpose: str = ""
     price_per_gpu_hour: float | None = None
 
 
@@ -274,7 +302,7 @@ class Plan:
     `verification` the bytes of `memory` are traced, and what the formulas had said stands there. `front`, `certificate` and `sensitivity` are there when they were asked for.
     `idle` devices of those that were named are not in `cluster`, because the job is done sooner without them. `unfinished` says
     what a time budget left untried; such a plan is the best that was found, and not known to be the best. `unrestricted` is what
-    the same policy would choose if the front end of the request need not say it.
+    the same policy would choose if the front end of the request need not say it; `frontend` is the one that rules chose for the plan.
     """
 
     format: Literal["strategist-plan/1"] = "strategist-plan/1"
@@ -303,6 +331,7 @@ class Plan:
     idle: int = 0
     unfinished: tuple[str, ...] = ()
     unrestricted: Alternative | None = None
+    frontend: FrontEnd | None = None
     seal: str | None = None
 
     @property

@@ -137,6 +137,11 @@ class Profile:
         return known[optimizer] + more
 
 
+AUTO = "auto"
+"""In place of a front end: rules choose it for the plan (rules/frontends.toml), by what the job is for."""
+PURPOSES = ("research", "production", "performance", "debugging", "unsure")
+
+
 def frontends() -> tuple[str, ...]:
     """Names of the frameworks and launchers whose limits are known; `any` stands for what holds everywhere."""
     return tuple(row["name"] for row in rows("frontends"))

@@ -24,11 +24,12 @@ def brief(plan: Plan, width: int = 80, *, saved: str | None = None) -> list[Line
         line(""),
         *_why(plan, width),
         *unrestricted_lines(plan, width),
+        *frontend_lines(plan, width),
         *_instead(plan, width),
         *_ladder(plan, width),
         *extra_lines(plan, width),
         *hint_lines(plan, width),
-        *_next(saved, plan.request.frontend, width),
+        *_next(saved, plan.request.frontend if plan.frontend is None else plan.frontend.target, width),
     ]
 
 
@@ -239,6 +240,12 @@ def unrestricted_lines(plan: Plan, width: int) -> Iterator[Line]:
     if best is not None:
         text = f"without --frontend {plan.request.frontend}: {best.layout}: {best.sentence}"
         yield from wrapped("front end", text, width, indent=INDENT)
+
+
+def frontend_lines(plan: Plan, width: int) -> Iterator[Line]:
+    """The front end that rules chose for the plan, why, and those that would have come before it."""
+    if plan.frontend is not None:
+        yield from wrapped("front end", plan.frontend.words, width, indent=INDENT)
 
 
 def _ladder(plan: Plan, width: int) -> Iterator[Line]:

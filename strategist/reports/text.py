@@ -12,6 +12,7 @@ from strategist.reports.brief import (
     assumed_lines,
     extra_lines,
     family_title,
+    frontend_lines,
     hint_lines,
     mesh_words,
     option_words,
@@ -36,6 +37,7 @@ def explain_text(plan: Plan, width: int = 80, observed: Sequence[Observed] = ())
         *wrapped("seal", _seal_words(plan), width, indent=INDENT),
         *details(plan, width, observed),
         *unrestricted_lines(plan, width),
+        *frontend_lines(plan, width),
         *extra_lines(plan, width),
         *hint_lines(plan, width),
     ]

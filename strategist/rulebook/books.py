@@ -19,7 +19,13 @@ from strategist.rulebook.rows import rows_of
 
 Row = Mapping[str, Any]
 
-KEYS: Mapping[str, str] = {"hf_decisions": "rule", "legality": "rule", "advice": "rule", "families": "family"}
+KEYS: Mapping[str, str] = {
+    "hf_decisions": "rule",
+    "legality": "rule",
+    "advice": "rule",
+    "frontends": "rule",
+    "families": "family",
+}
 """What a row of each book is called."""
 KEPT = os.path.join(os.path.dirname(__file__), "books.json")
 

@@ -13,7 +13,7 @@ from strategist.space.candidates import WORDS as CODED
 PLACE = re.compile(r"\{([a-z_0-9]+)(?::([^}]*))?\}")
 """A place in a sentence: {word} or {word:format}."""
 
-SPELT = (*CODED, "precision", "optimizer", "method", "frontend")
+SPELT = (*CODED, "precision", "optimizer", "method", "frontend", "purpose")
 """Words of the vocabulary whose values are words."""
 
 NEEDED = ("id", "name", "when", "effect", "because", "source", "fires", "silent")
@@ -21,11 +21,14 @@ TEXTS = ("id", "name", "situation", "when", "effect", "code", "because", "hint",
 KINDS: Mapping[str, tuple[type, str]] = {
     **dict.fromkeys(TEXTS, (str, "a text")),
     "families": (list, "a list of lists of families"),
+    "targets": (list, "a list of targets"),
     "gap": (bool, "true or false"),
     "fires": (dict, "a table of words and values"),
     "silent": (dict, "a table of words and values"),
 }
-EFFECTS: Mapping[str, str] = {"hf_decisions": "prefer", "legality": "forbid", "advice": "advise"}
+EFFECTS: Mapping[str, str] = {
+    "hf_decisions": "prefer", "legality": "forbid", "advice": "advise", "frontends": "emit",
+}  # fmt: skip
 """What the rules of each book do."""
 
 
@@ -49,7 +52,11 @@ def check_row(row: Mapping[str, Any], book: str, path: str) -> None:
             raise RuleError("MISSING", f"{where} lacks {key!r}.", value=key, hint="Add it.")
     for key, value in row.items():
         kind, words = KINDS[key]
-        if not isinstance(value, kind) or (key == "families" and not _is_tiers(value)):
+        if (
+            not isinstance(value, kind)
+            or (key == "families" and not _is_tiers(value))
+            or (key == "targets" and not _is_tiers([value]))
+        ):
             raise RuleError("TYPE", f"{where}: {key} must be {words}.", value=value, hint=f"Correct {key}.")
     _check_effect(row, book, where)
     for key in ("because", "hint"):

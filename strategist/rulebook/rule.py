@@ -11,19 +11,20 @@ from typing import Any, Literal
 import numpy as np
 
 from strategist.errors import RuleError, did_you_mean, shown
+from strategist.facts.profile import frontends
 from strategist.records import dataclass
 from strategist.rulebook.books import Words, rows_in, rules_folder
 from strategist.rulebook.expression import evaluate, names, parse, tree_of
 from strategist.rulebook.rows import check_row
 from strategist.rulebook.vocabulary import WORDS
 
-Effect = Literal["prefer", "forbid", "advise"]
-BOOKS = ("hf_decisions", "legality", "advice")
+Effect = Literal["prefer", "forbid", "advise", "emit"]
+BOOKS = ("hf_decisions", "legality", "advice", "frontends")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One row. `families` lists tiers of equal families in order of preference; `because` and `hint` are templates
+    """One row. `families` lists tiers of equal families in order of preference, `targets` front ends; `because` and `hint` are templates
     over the vocabulary; `code` is the error code of a forbid rule; `gap` marks a declared gap of the decision table;
     `words` are the names that `when` needs, in order."""
 
@@ -36,6 +37,7 @@ class Rule:
     source: str
     situation: str = ""
     families: tuple[tuple[str, ...], ...] = ()
+    targets: tuple[str, ...] = ()
     code: str = ""
     hint: str = ""
     scope: str = ""
@@ -130,7 +132,7 @@ def read_rule(row: Mapping[str, Any], book: str, path: str) -> Rule:
     tree = parse(row["when"], row["id"])
     rule = _rule_of(row, tree, sorted(names(tree)))
     _check_words(rule.words, rule.id)
-    _check_families(rule)
+    _check_choices(rule)
     return rule
 
 
@@ -140,9 +142,10 @@ def _kept_rule(row: Mapping[str, Any], words: Words) -> Rule:
 
 
 def _rule_of(row: Mapping[str, Any], tree: ast.expr, words: Iterable[str]) -> Rule:
-    rest = {key: value for key, value in row.items() if key not in ("when", "families")}
+    rest = {key: value for key, value in row.items() if key not in ("when", "families", "targets")}
     families = tuple(tuple(tier) for tier in row.get("families", ()))
-    return Rule(when=tree, when_text=row["when"], families=families, words=tuple(words), **rest)
+    targets = tuple(row.get("targets", ()))
+    return Rule(when=tree, when_text=row["when"], families=families, targets=targets, words=tuple(words), **rest)
 
 
 def _check_words(words: Iterable[str], rule: str) -> None:
@@ -153,15 +156,18 @@ def _check_words(words: Iterable[str], rule: str) -> None:
             )
 
 
-def _check_families(rule: Rule) -> None:
-    known = [family.name for family in load_families()] if rule.families else []
-    for family in (name for tier in rule.families for name in tier):
-        if family not in known:
+def _check_choices(rule: Rule) -> None:
+    """Families and targets that a rule names are known."""
+    families = [family.name for family in load_families()] if rule.families else []
+    of_families = (("family", name, families) for tier in rule.families for name in tier)
+    of_targets = (("target", name, frontends()) for name in rule.targets)
+    for kind, name, known in (*of_families, *of_targets):
+        if name not in known:
             raise RuleError(
                 "RULE",
-                f"Rule {rule.id} prefers the unknown family {family!r}.",
-                value=family,
-                hint=did_you_mean(family, known),
+                f"Rule {rule.id} names the unknown {kind} {name!r}.",
+                value=name,
+                hint=did_you_mean(name, known),
             )
 
 

@@ -258,9 +258,9 @@ def test_emit_lists_every_target() -> None:
         assert (ROOT / row["evidence"]).exists()
 
 
-@pytest.mark.parametrize("missing", ["PLAN", "--to", "--out"])
+@pytest.mark.parametrize("missing", ["PLAN", "--out"])
 def test_emit_says_what_is_missing(missing: str, tmp_path: Path) -> None:
-    """Whatever of the three is left out is named."""
+    """Whatever of the two is left out is named; without --to rules choose (tests/test_chosen_frontend.py)."""
     given = {"PLAN": [plan_file(tmp_path)], "--to": ["--to", "torchrun"], "--out": ["--out", str(tmp_path / "job")]}
     words = [word for name, pair in given.items() if name != missing for word in pair]
     ran = call("emit", *words, "--json")

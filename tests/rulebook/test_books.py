@@ -15,7 +15,7 @@ from strategist.rulebook.rule import BOOKS, Rule, check_examples, load_families,
 from strategist.rulebook.vocabulary import WORDS
 
 RULES = [rule for book in BOOKS for rule in load_rules(book)]
-EFFECT = {"hf_decisions": "prefer", "legality": "forbid", "advice": "advise"}
+EFFECT = {"hf_decisions": "prefer", "legality": "forbid", "advice": "advise", "frontends": "emit"}
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
@@ -38,6 +38,7 @@ def test_books_have_one_effect(book: str) -> None:
     assert {rule.effect for rule in rules} == {EFFECT[book]}
     assert book != "legality" or all(rule.code in CODES and rule.hint for rule in rules)
     assert all(bool(rule.families) is (book == "hf_decisions") for rule in rules)
+    assert all(bool(rule.targets) is (book == "frontends") for rule in rules)
 
 
 def test_ids_are_unique_and_names_say_something() -> None:
