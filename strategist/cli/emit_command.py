@@ -14,6 +14,7 @@ from strategist.document.plan import Plan
 from strategist.emitters import EMITTERS, find_emitter, proofs
 from strategist.emitters.emitter import Emitter, Options
 from strategist.emitters.quoting import drive_folder, environment, host_name, job_name, port
+from strategist.emitters.releases import releases_needed
 from strategist.emitters.zero_plus_plus import changes, checked_words
 from strategist.errors import InputError, shown
 from strategist.reports.lines import table
@@ -72,8 +73,8 @@ def run(options: Namespace) -> int:
     )
     plan = load_plan(options.plan)
     emitter, why = (named, ()) if named is not None else _of_its_front_end(plan)
-    notes = [*why, *_notes(plan, extras)]
     files = emit(plan, emitter.name, extras)
+    notes = [*why, *_notes(plan, extras), *releases_needed(files)]
     folder = _folder(options.out)
     targets = {os.path.join(folder, str(name)): text for name, text in files.items()}
     for path in targets:

@@ -10,6 +10,7 @@ from typing import Any
 from strategist.catalog import rows
 from strategist.document.judgement import Finding, Said
 from strategist.errors import nearest, shown
+from strategist.facts.key_ranges import key_ranges
 from strategist.records import dataclass
 
 Says = Mapping[str, Said]
@@ -134,7 +135,17 @@ class Tables:
                 where = f"in {section}" if section else "at its top level"
                 place = f"{section}.{key}" if section else key
                 words = {"title": self.title, "key": shown(key), "where": where, "swallows": fate}
-                yield finding("unknown-key", shown(place), near=near(key, known), **words)
+                yield self._old(section, key, place, words) or finding(
+                    "unknown-key", shown(place), near=near(key, known), **words
+                )
+
+    def _old(self, section: str, key: str, place: str, words: Mapping[str, str]) -> Finding | None:
+        """The finding for a key that earlier releases knew."""
+        then = key_ranges(self.framework, section).get(key)
+        if then is None or then.last is None:
+            return None
+        near = f"Write {then.instead}." if then.instead else f"Take {key} out."
+        return finding("old-key", place, until=f"{then.framework} {then.last}", near=near, **words)
 
 
 def whole(value: Any) -> int | None:

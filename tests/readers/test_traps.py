@@ -263,6 +263,7 @@ CASES = (
         zero_optimization={"stage": 3, "zero_quantized_gradients": True},
     ),
     Case("deepspeed-local-rank", "run.sh", "deepspeed train.py --steps 3\n", "deepspeed", "--local_rank"),
+    arguments("old-key", "evaluation_strategy", "transformers 4.50 was the last to know it", evaluation_strategy="steps"),
     arguments("fsdp1-deprecated", "fsdp_config.version", "FSDP1", fsdp_config={"version": 1}),
     arguments("fsdp-prefix", "fsdp_config.fsdp_cpu_offload", "cpu_offload", fsdp_config={"fsdp_cpu_offload": True}),
     arguments("checkpointing-under-fsdp", "gradient_checkpointing", "once more", gradient_checkpointing=True),
