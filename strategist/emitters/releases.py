@@ -32,9 +32,9 @@ def releases_needed(files: Files) -> Iterator[str]:
             yield f"{name} needs {last.framework} {last.first} or later, which knows {last.key}."
 
 
-def _sections(text: str, name: str) -> Mapping[str, Any]:
+def _sections(text: str, file: str) -> Mapping[str, Any]:
     """The keys at the top of a document and in each of its tables, by the table's place."""
-    if name.endswith(".yaml"):
+    if file.endswith(".yaml"):
         import yaml  # emitted by it a moment ago
 
         document = yaml.safe_load(text)

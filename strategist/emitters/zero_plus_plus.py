@@ -19,6 +19,7 @@ from strategist.units import format_gib
 
 FLAG = "--zeropp"
 SWITCHES = {"qwz": "zero_quantized_weights", "qgz": "zero_quantized_gradients"}
+SENT = {"qwz": "weights as integers of 8 bits", "qgz": "gradients in 4 bits"}
 WORDS = ("hpz", *SWITCHES)
 
 
@@ -43,8 +44,10 @@ def second_copy_bytes(plan: Plan) -> int:
 
 def require(plan: Plan, words: Sequence[str], target: str, *, by_deepspeed: bool) -> None:
     """Raise ImpossibleError UNSUPPORTED for words that a target, whose files for this plan are DeepSpeed's or not, has no place for."""
+    if not words:
+        return
     sentence = next(_obstacles(plan, words, target, by_deepspeed=by_deepspeed), None)
-    if words and sentence is not None:
+    if sentence is not None:
         raise ImpossibleError(
             "UNSUPPORTED",
             sentence,
@@ -94,8 +97,5 @@ def changes(plan: Plan, words: Sequence[str]) -> Iterator[str]:
     if "hpz" in words:
         yield f"hpz keeps {format_gib(second_copy_bytes(plan))} more on each device than the plan says; losses stay the same."
     if set(words) & set(SWITCHES):
-        sent = " and ".join(f"{what}" for word, what in _SENT.items() if word in words)
+        sent = " and ".join(what for word, what in SENT.items() if word in words)
         yield f"ZeRO++ sends {sent}: losses are no longer those of ZeRO-3 to the last digit."
-
-
-_SENT = {"qwz": "weights as integers of 8 bits", "qgz": "gradients in 4 bits"}
