@@ -241,7 +241,7 @@ def mutants_table(result: Mapping[str, Any]) -> str:
 
 def startup_table(result: Mapping[str, Any]) -> str:
     """The figures of the start-up benchmark against their bars."""
-    plan, helped, large, refused = (result[part] for part in ("plan", "help", "large", "refusals"))
+    plan, helped, large, refused, emits = (result[part] for part in ("plan", "help", "large", "refusals", "emits"))
     found = figures(result)
     lines = (
         ("`plan --model-size 7B` / `import numpy, pydantic`", "plan_ratio", f"{plan['pairs']} pairs"),
@@ -249,11 +249,12 @@ def startup_table(result: Mapping[str, Any]) -> str:
         ("`plan`, llama-3.1-405b on 2,048 H100, seconds", "large_seconds", f"median of {large['repeats']} processes"),
         ("the same, peak resident MB", "large_peak_MB", "worst of them"),
         ("a refused input after imports, seconds", "refusal_seconds", f"worst of {refused['rows']} rows; median {refused['median_seconds']}"),
+        ("`emit` for one target beyond `--help`, seconds", "emit_seconds", f"worst of {emits['targets']} targets ({emits['worst_target']}), median of {emits['repeats']} processes each; all targets' median {emits['median_seconds']}"),
     )  # fmt: skip
     rows = "".join(f"| {what} | {found[name]:g} | {BARS[name]:g} | {how} |\n" for what, name, how in lines)
     return (
         f"| what | measured | bar | how |\n|---|---|---|---|\n{rows}\n{circumstances_line(result)} Heavy packages loaded by `plan`: "
-        + f"{', '.join(result['heavy_imports']) or 'none'}.\n"
+        + f"{', '.join(result['heavy_imports']) or 'none'}; by `emit`: {', '.join(emits['heavy_imports']) or 'none'}.\n"
     )
 
 
