@@ -55,6 +55,7 @@ def test_three_kinds_of_parallelism_are_for_megatron_and_torchtitan(purpose: str
     assert two.reason.rule != "FE201"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("purpose", PURPOSES)
 def test_what_is_chosen_can_say_the_plan_and_what_is_passed_over_cannot(purpose: str) -> None:
     """For the plans of the emitters' grid, some of which send a front end away; where nothing is chosen no target has files."""

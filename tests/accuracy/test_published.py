@@ -21,6 +21,7 @@ def today() -> dict[str, Any]:
     return figures(published())
 
 
+@pytest.mark.slow
 def test_committed_figures_are_todays() -> None:
     """results/accuracy.json, and with it docs/accuracy.md, is what this checkout predicts."""
     for part in ("over_sources", "all", "sources", "memory", "verdicts", "intervals", "held_out", "flagged"):

@@ -23,6 +23,7 @@ from tests.emitters.grid import COMMON, outcomes, plan_for, targets, written
 NAMES = [emitter.name for emitter in EMITTERS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", targets(NAMES))
 def test_every_plan_is_written_or_refused(target: str) -> None:
     """No plan ends otherwise; a refusal has exit code 3, a hint, and names the field that cannot be expressed.

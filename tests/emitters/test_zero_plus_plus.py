@@ -74,6 +74,7 @@ def test_words_without_effect_or_proof_are_refused(plan: Plan, words: tuple[str,
     assert sentence in refused.value.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [emitter.name for emitter in EMITTERS])
 def test_targets_without_deepspeed_refuse_every_word(target: str) -> None:
     """Of the plans that a target has files for, one without DeepSpeed's file is refused with a word, not written without it."""

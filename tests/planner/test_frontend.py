@@ -98,6 +98,7 @@ def test_a_row_is_shown_as_the_plan_it_would_be(number: int, target: str, seed: 
     assert bool(Target(target).says(asked.job, everything)[row]) == (not obstacles)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["megatron", "torchtitan", "accelerate", "torchrun"])
 def test_what_is_given_up_is_said(target: str) -> None:
     """The plan names the layout that would be chosen without the front end, as that question answers it, how much slower its own
@@ -130,6 +131,7 @@ def test_what_a_target_cannot_say_at_all_is_refused_with_reasons() -> None:
     assert error["fixes"][0].startswith("without --frontend megatron    fits: ")
 
 
+@pytest.mark.slow
 def test_what_fits_nowhere_names_the_front_end_too() -> None:
     """Where the target can say layouts and none fits, the chain counts those that it cannot say."""
     with pytest.raises(NoPlanError) as refused:
@@ -160,6 +162,7 @@ def test_a_given_layout_is_judged_by_the_target_too() -> None:
     assert not answers["megatron"]["legal"]
 
 
+@pytest.mark.slow
 def test_targets_of_our_executor_are_limited_by_its_rules() -> None:
     """A front end that our executor serves has layouts that it can run: no plan for it carries W_NOT_EXECUTABLE."""
     for number in range(len(QUESTIONS)):
