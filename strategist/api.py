@@ -218,7 +218,6 @@ def emit(plan: Plan, target: str | None = None, options: Options | None = None) 
     if target is None:
         from strategist.frontend import target_of
 
-        require_sound(plan)
         target, _ = target_of(plan)
     emitter = find_emitter(target)
     require_sound(plan)

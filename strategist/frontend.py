@@ -19,6 +19,7 @@ from strategist.emitters.emitter import Emitter
 from strategist.errors import ImpossibleError
 from strategist.executor.support import obstacles
 from strategist.facts.job import Job
+from strategist.planner.check import require_sound
 from strategist.planner.write import mesh_of, stages_of, strategy_of
 from strategist.records import dataclass, names_of
 from strategist.rulebook.apply import fired, sentence
@@ -119,7 +120,9 @@ def _unsayable(plan: Plan, emitter: Emitter) -> Iterator[str]:
 
 
 def target_of(plan: Plan) -> tuple[str, str]:
-    """The target that a plan is emitted for when nobody names one, and why. Raises ImpossibleError UNSUPPORTED where none can say it."""
+    """The target that a plan is emitted for when nobody names one, and why. Raises ImpossibleError UNSUPPORTED where none can say it,
+    FRAMEWORK_LEGALITY for a plan that is not sound."""
+    require_sound(plan)
     if plan.frontend is not None:
         return plan.frontend.target, plan.frontend.words
     named = plan.request.frontend

@@ -35,6 +35,7 @@ from strategist.executor.steps.training_mode import training_mode
 from strategist.executor.steps.wrap_ddp import wrap_ddp
 from strategist.executor.support import layout_obstacles
 from strategist.executor.threads import as_process
+from strategist.facts.modules import only_calls
 
 Step = Callable[[nn.Module, Job], nn.Module]
 
@@ -113,7 +114,7 @@ def bring_to_life(
 ) -> Parts:
     """Values, optimizer and engine for a model that was laid out."""
     objective = Objective(
-        loss_fn, chunked=job.plan.strategy.loss == "chunked", takes_one=isinstance(model, nn.Sequential)
+        loss_fn, chunked=job.plan.strategy.loss == "chunked", takes_one=only_calls(model)
     )  # before it: replicas hide what they hold
     model = _apply(LIVE_STEPS, model, job)
     optimizer = make_optimizer_for(model, job, make_optimizer or default_optimizer(job.plan))

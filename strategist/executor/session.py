@@ -255,7 +255,11 @@ class Session:
         """
         if ahead is not None and ahead < 0:
             raise InputError(
-                "RANGE", f"ahead is {ahead}, and batches are read 0 or more ahead.", flag="ahead", value=ahead
+                "RANGE",
+                f"ahead is {ahead}, and batches are read 0 or more ahead.",
+                flag="ahead",
+                value=ahead,
+                hint="Give 0 to read each batch at its step, or leave it out for what suits the devices.",
             )
         if not hasattr(dataset, "__len__"):
             raise InputError(

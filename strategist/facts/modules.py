@@ -92,9 +92,12 @@ def weights_of(*modules: ModuleLike) -> int:
 
 def sequence_of(module: ModuleLike) -> Sequence | None:
     """The parts of a `Sequential` whose repeated blocks, directly or in further ones inside it, run in order; None for any other module."""
-    stack = _largest_stack(module)
-    if stack is None:
-        return None
+    stacks = _by_size(module)
+    return _in_stack(module, stacks[0]) if stacks else None
+
+
+def _in_stack(module: ModuleLike, stack: Stack) -> Sequence | None:
+    """The same where the blocks of one stack are the layers."""
     parts = tuple(_in_order(module, stack.name))
     blocks = {id(block) for block in stack.blocks}
     layers = tuple(place for place, (_, part) in enumerate(parts) if id(part) in blocks)
@@ -103,7 +106,7 @@ def sequence_of(module: ModuleLike) -> Sequence | None:
 
 def _in_order(module: ModuleLike, towards: str, prefix: str = "") -> Iterator[tuple[str, ModuleLike]]:
     """What a module calls one behind the other, opened up as far as the container of that name; nothing where it does more than that."""
-    if not _only_calls(module):
+    if not only_calls(module):
         return
     for name, child in module.named_children():
         own = f"{prefix}{name}"
@@ -113,7 +116,7 @@ def _in_order(module: ModuleLike, towards: str, prefix: str = "") -> Iterator[tu
             yield own, child
 
 
-def _only_calls(module: ModuleLike) -> bool:
+def only_calls(module: ModuleLike) -> bool:
     """Whether a module's forward is that of torch's Sequential."""
     kind = next((base for base in type(module).__mro__ if base.__name__ == "Sequential"), None)
     return kind is not None and getattr(type(module), "forward", None) is vars(kind).get("forward")
@@ -152,12 +155,8 @@ def _looked_at(module: ModuleLike, total: int, why: str) -> ModelShape:
     if decoder is not None:
         notes.append("Every weight is accounted for by a decoder of this shape.")
         return replace(decoder, name=parts.name, source=f"module of class {parts.name}", notes=tuple(notes))
-    return _opaque(parts, notes, in_order=sequence_of(module) is not None)
-
-
-def _largest_stack(module: ModuleLike) -> Stack | None:
-    """The stack with most weights, whose blocks are the layers."""
-    return next(iter(_by_size(module)), None)
+    in_order = bool(stacks) and _in_stack(module, best) is not None
+    return _opaque(parts, notes, in_order=in_order)
 
 
 def _by_size(module: ModuleLike) -> list[Stack]:

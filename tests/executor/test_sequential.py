@@ -131,3 +131,12 @@ def test_the_planner_cuts_what_the_executor_cuts(kind: str, pp: int, legal: bool
             recommend(model, "dgx-h100:1", seq_len=16, global_batch=64, pin=f"pp={pp}")
     with pytest.raises(StrategistError, match="only weights and blocks are known"):
         recommend(model, "dgx-h100:1", seq_len=16, global_batch=64, pin="tp=2")
+
+
+def test_only_what_calls_its_parts_is_given_a_tensor_without_its_name() -> None:
+    """A Sequential with a forward of its own takes the batch by its own names, as any other module does."""
+    from strategist.facts.modules import only_calls
+    from tests.executor.sequences import MODELS
+
+    assert [only_calls(make()) for make in MODELS.values()] == [True, True, True]
+    assert [only_calls(odd(kind)) for kind in ("backwards", "inside", "shared")] == [False, False, True]
