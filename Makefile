@@ -9,7 +9,7 @@ PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.
 # Byte code is kept whatever the environment says: each worker and each process of a test would compile all of it again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help plan test check fast slow nightly bench bench-accuracy bench-memory bench-drawn bench-reserved bench-search bench-overhead mutants docs format clean test-frameworks test-frameworks-hf test-frameworks-checkouts test-hf
+.PHONY: help plan test check fast slow nightly bench calibration bench-accuracy bench-memory bench-drawn bench-reserved bench-search bench-overhead mutants docs format clean test-frameworks test-frameworks-hf test-frameworks-checkouts test-hf
 
 help:                              ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name words; do printf '%-14s %s\n' "$$name" "$$words"; done
@@ -73,6 +73,9 @@ bench-overhead: $(VENV)/everything.stamp  ## Session.step beside a loop by hand,
 
 mutants: $(VENV)/everything.stamp  ## plant faults in a copy, one after the other: does a test see each? writes benchmarks/results/mutants.json
 	$(BIN)/python -m benchmarks.mutants
+
+calibration: $(VENV)/everything.stamp  ## factors and intervals that ship, fitted again to the published runs
+	$(BIN)/python -m benchmarks.held_out
 
 bench-accuracy: $(VENV)/everything.stamp  ## published runs against predictions; writes benchmarks/results
 	$(BIN)/python -m benchmarks.bench_accuracy

@@ -1,6 +1,7 @@
 """Published runs against predictions: `make bench-accuracy` runs this and writes results/accuracy.json.
 
-docs/accuracy.md is made from that file. Rows of quality A and B with a step time or a token rate are scored; every row that
+docs/accuracy.md is made from that file. Rows of quality A and B with a step time or a token rate are scored, every source under
+factors that were fitted to all others (benchmarks/held_out.py), and beside it by the formulas alone; every row that
 cannot be predicted is counted under its reason.
 """
 
@@ -15,18 +16,31 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.record import ROOT, circumstances, write
+from benchmarks.held_out import (
+    MEMORY_RUNS,
+    RUNS,
+    SCORED,
+    Error,
+    all_bounds,
+    as_factors,
+    bounds,
+    left_out,
+    memory_errors,
+    nearest,
+    time_errors,
+)
+from benchmarks.record import circumstances, write
 from strategist.accuracy.judge import Judged, judge
-from strategist.accuracy.scores import Group, grouped, memory_errors, scored, verdicts
+from strategist.accuracy.scores import Group, grouped, scored, verdicts
+from strategist.accuracy.scores import memory_errors as memory_fits
 from strategist.accuracy.table import read_runs
+from strategist.facts.calibration import shipped_factors
+from strategist.planner.write import ANYWHERE
 
-RUNS = ROOT / "benchmarks/truth/training.csv"
-MEMORY_RUNS = ROOT / "benchmarks/truth/memory.csv"
-SCORED = ("A", "B")
 BARS: Mapping[str, float] = {"factor": 1.12, "within_10": 0.64, "within_25": 0.84}
 """What was reached and must be kept, averaged over sources; the aim is 1.12, 0.50 and 0.75."""
-MIN_SOURCES, MIN_LISTED = 3, 20
-"""Sources that a chip needs for bounds of its own, and runs that a source needs for a line of its own."""
+MIN_LISTED = 20
+"""Runs that a source needs for a line of its own."""
 MEMORY_BARS: Mapping[str, Mapping[str, float]] = {
     "simumax-b200": {"mean": 0.015, "max": 0.04, "bias": 0.03},
     "megatron-lm-functional-tests": {"median": 0.05, "bias": 0.03},
@@ -59,24 +73,27 @@ def measured() -> dict[str, Any]:
     """One run over the table: seconds of the processor (one thread, on a machine that other work shares), and what its answers say."""
     runs = read_runs(str(RUNS))
     start = time.process_time()
-    judged = judge(runs)
+    shipped = judge(runs, shipped_factors())
     seconds = time.process_time() - start
-    return figures(judged) | {"seconds_per_1000_rows": round(1000 * seconds / len(runs), 2)}
+    return figures(judge(runs), shipped) | {"seconds_per_1000_rows": round(1000 * seconds / len(runs), 2)}
 
 
-def figures(judged: Sequence[Judged]) -> dict[str, Any]:
-    """Groups by source, points of the scatter plot."""
-    good = [one for one in judged if one.run["quality"] in SCORED]
+def figures(plain: Sequence[Judged], shipped: Sequence[Judged]) -> dict[str, Any]:
+    """Groups by source, points of the scatter plot; of runs by the formulas alone and under the factors that ship."""
+    bare = [one for one in plain if one.run["quality"] in SCORED]
+    good, seen = left_out(bare), [one for one in shipped if one.run["quality"] in SCORED]
     only = memory_only()
     everything, *groups = grouped(good, ("source",))
     by_source, lonely = {group.key["source"]: group for group in groups}, alone(good)
     multi = [one for one in good if one.run["source"] == "vtrain" and one.run["table"] == "multi node"]
     single = [one for one in good if one.run["source"] == "vtrain" and one.run["table"] != "multi node"]
     return {
-        **circumstances(("strategist", "numpy")),
-        "rows": len(judged),
+        **circumstances(("strategist", "numpy", "scipy")),
+        "rows": len(plain),
         "all": _summary(everything),
         "over_sources": over_sources(groups),
+        "uncalibrated": _without(bare),
+        "in_sight": _without(seen),
         "sources": [
             {"source": source, "is_alone": source in lonely, **_summary(group)} for source, group in by_source.items()
         ],
@@ -85,10 +102,21 @@ def figures(judged: Sequence[Judged]) -> dict[str, Any]:
         "fitted": dict(FITTED),
         "memory": memory_by_source((*good, *only)),
         "verdicts": asdict(verdicts((*good, *only))),
-        "intervals": intervals(good),
-        "held_out": held_out(good),
+        "intervals": intervals(time_errors(good)),
+        "held_out": held_out(time_errors(good)),
+        "memory_held_out": memory_held_out(memory_errors((*good, *only))),
         "flagged": flagged(good),
         "points": points(good),
+    }
+
+
+def _without(judged: Sequence[Judged]) -> dict[str, Any]:
+    """The same rows judged otherwise: averages, and the median error over all of them and by source."""
+    everything, *groups = grouped(judged, ("source",))
+    return {
+        "over_sources": over_sources(groups),
+        "median": None if everything.time is None else _rounded(everything.time.median),
+        "sources": {group.key["source"]: _rounded(group.time.median) for group in groups if group.time is not None},
     }
 
 
@@ -113,7 +141,7 @@ def memory_by_source(judged: Sequence[Judged]) -> list[dict[str, Any]]:
 
 def _memory_fit(kind: str, own: Sequence[Judged]) -> dict[str, Any]:
     """The errors of rows that count the same; `runs` is 0 where none is predicted."""
-    found = list(memory_errors(own))
+    found = list(memory_fits(own))
     if not found:
         return {"kind": kind or "not stated", "runs": 0}
     return {name: _rounded(value) for name, value in asdict(found[0]).items()}
@@ -151,9 +179,10 @@ def _used(one: Judged) -> tuple[str, str]:
 def flagged(judged: Sequence[Judged]) -> dict[str, float]:
     """Runs on chips without bounds of their own, which plans flag as outside calibrated ground: how many, the median of
     |predicted / measured - 1| among them, and among the others."""
-    known, own = errors(judged), intervals(judged)
+    known = time_errors(judged)
+    own = all_bounds(known)
     off = {
-        inside: [abs(math.expm1(-value)) for _, chip, value in known if (chip in own) is inside]
+        inside: [abs(math.expm1(-error.value)) for error in known if (error.places[-1] in own) is inside]
         for inside in (True, False)
     }
     return {
@@ -186,57 +215,20 @@ def points(judged: Sequence[Judged]) -> list[tuple[float, float]]:
     return [(_digits(a), _digits(b)) for a, b in pairs if a is not None]
 
 
-Error = tuple[str, str, float]
-"""Source, chip (devices of one design), and ln(measured / predicted) of a run."""
+def intervals(known: Sequence[Error]) -> list[dict[str, Any]]:
+    """What the catalogue's `intervals` should say of times, by neighbourhood: factors on a predicted step."""
+    return [{**place._asdict(), **as_factors(own)} for place, own in all_bounds(known).items()]
 
 
-def errors(judged: Sequence[Judged]) -> list[Error]:
-    """The errors of every scored run."""
-    pairs = ((one, one.case, one.case.measured.step_s) for one in judged if one.case is not None)
-    return [
-        (one.run["source"], case.job.cluster.slowest.gpu.chip, math.log(measured / one.step_s))
-        for one, case, measured in pairs
-        if measured is not None
-    ]
-
-
-def bounds(known: Sequence[Error], chip: str) -> tuple[float, float]:
-    """The middle 80 % of the errors on a chip, or of all errors with half as much room again where fewer than
-    MIN_SOURCES sources have runs on it. A source of n runs weighs sqrt(n): neither one big source nor the number of
-    sources alone decides. The prediction itself lies inside."""
-    own = [error for error in known if error[1] == chip]
-    enough = len({source for source, _, _ in own}) >= MIN_SOURCES
-    chosen = own if enough else known
-    sizes = Counter(source for source, _, _ in chosen)
-    ordered = sorted((value, sizes[source] ** -0.5) for source, _, value in chosen)
-    weights = np.cumsum([weight for _, weight in ordered])
-    low, high = np.interp((0.1, 0.9), weights / weights[-1], [value for value, _ in ordered])
-    room = 1.0 if enough else 1.5
-    return min(0.0, float(low) * room), max(0.0, float(high) * room)
-
-
-def intervals(judged: Sequence[Judged]) -> dict[str, dict[str, float]]:
-    """What the catalogue's `intervals` should say, by chip: factors on a predicted step."""
-    known = errors(judged)
-    sources = {chip: len({source for source, a, _ in known if a == chip}) for _, chip, _ in known}
-    named = ["default", *sorted(chip for chip, number in sources.items() if number >= MIN_SOURCES)]
-    found = {chip: bounds(known, chip) for chip in named}
-    return {
-        chip: {"low": round(math.exp(low), 2), "high": round(math.exp(high), 2)} for chip, (low, high) in found.items()
-    }
-
-
-def held_out(judged: Sequence[Judged]) -> dict[str, Any]:
+def held_out(known: Sequence[Error]) -> dict[str, Any]:
     """Coverage and width of intervals whose bounds come from all sources but the run's own."""
-    known = errors(judged)
     covered: dict[str, list[bool]] = {}
     widths = []
-    for source in sorted({error[0] for error in known}):
-        others = [error for error in known if error[0] != source]
-        by_chip = {chip: bounds(others, chip) for chip in {error[1] for error in known if error[0] == source}}
-        for _, chip, value in (error for error in known if error[0] == source):
-            low, high = by_chip[chip]
-            covered.setdefault(source, []).append(low <= value <= high)
+    for source in sorted({error.source for error in known}):
+        others = all_bounds([error for error in known if error.source != source])
+        for error in (error for error in known if error.source == source):
+            low, high = nearest(others, error.places)
+            covered.setdefault(source, []).append(low <= error.value <= high)
             widths.append((high - low) / 2)
     hits = [hit for own in covered.values() for hit in own]
     return {
@@ -244,6 +236,15 @@ def held_out(judged: Sequence[Judged]) -> dict[str, Any]:
         "median_half_width": round(math.expm1(float(np.median(widths))), 3),
         "sources": {name: round(sum(own) / len(own), 3) for name, own in covered.items() if len(own) >= MIN_LISTED},
     }
+
+
+def memory_held_out(known: Sequence[Error]) -> dict[str, float]:
+    """Coverage of the interval of peaks, its bounds from all sources but the run's own."""
+    hits = []
+    for source in sorted({error.source for error in known}):
+        low, high = bounds([error for error in known if error.source != source], ANYWHERE) or (0.0, 0.0)
+        hits += [low <= error.value <= high for error in known if error.source == source]
+    return {"rows": len(hits), "coverage": round(sum(hits) / len(hits), 3)}
 
 
 def _digits(value: float) -> float:

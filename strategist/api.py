@@ -51,7 +51,7 @@ def recommend(  # noqa: PLR0913 - each is a word of the public surface
     model: a size ("7B"), a catalogue name, a path to a config.json, a ModelShape, or an nn.Module (meta device is
     enough). hardware: "dgx-h100:4", a file, a Cluster, "local", or None for this machine or, without GPUs, an assumed
     one. Further fields: seq_len, global_batch, micro_batch, grad_accum, tokens, precision, optimizer, headroom, pin,
-    forbid, also, objective, frontend, purpose (with frontend="auto"), price_per_gpu_hour, rules, calibration, time_budget (seconds). `verify` traces the chosen layout and the next,
+    forbid, also, objective, frontend, purpose (with frontend="auto"), price_per_gpu_hour, rules, calibration, uncalibrated, time_budget (seconds). `verify` traces the chosen layout and the next,
     puts traced bytes into the Plan, and takes a layout that is traced to fit; it needs the extra `run`. `pareto`
     adds the front of time, memory and cost, `certificate` the account of the search,
     `sensitivity` which assumption, changed by how much, would change the choice. With `allow_idle` the plan may use a part of
@@ -106,12 +106,14 @@ def _said(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """The question in the words and the order of the command line; what is as usual was not said."""
     usual = {"policy": "hf", "top": 5}
     named = ((name, values.get(name)) for name in ("model", "hardware", *WORKLOAD, "policy", *CHOICE, "top"))
-    told = ((name, value) for name, value in named if value not in (None, ()) and value != usual.get(name))
+    told = ((name, value) for name, value in named if value not in (None, (), False) and value != usual.get(name))
     return tuple((f"--{name.replace('_', '-')}", _word(value)) for name, value in told)
 
 
 def _word(value: Any) -> str:
     """A value as somebody would type it; live objects by the name of their type."""
+    if value is True:
+        return "yes"
     if isinstance(value, (str, int, float, os.PathLike)):
         return os.fspath(value) if isinstance(value, os.PathLike) else str(value)
     return ", ".join(value) if isinstance(value, tuple) else type(value).__name__

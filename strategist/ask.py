@@ -8,6 +8,7 @@ from typing import Any
 
 from strategist.document.plan import Hint, Objective, Policy, Request
 from strategist.errors import InputError
+from strategist.facts.calibration import Factor, shipped_factors
 from strategist.facts.clusters import cluster_from_flags, cpu_cluster, resolve_cluster
 from strategist.facts.gpus import backend_of
 from strategist.facts.hardware import Cluster, with_gpus
@@ -62,6 +63,7 @@ class Given:
     purpose: str | None = None
     framework: str | None = None
     calibration: str | None = None
+    uncalibrated: bool = False
     strategy: str | None = None
     pin: str | None = None
     forbid: str | None = None
@@ -157,19 +159,31 @@ def _adapting(job: Job) -> Job:
 
 
 def _calibrated(job: Job, given: Given) -> tuple[Job, tuple[Assumption, ...]]:
-    """The job under the factors of a calibration, and which they are. Raises what `load_calibration` raises."""
-    if given.calibration is None:
+    """The job under the factors of its calibration, and which they are. Raises as `factors_of`."""
+    factors, runs = factors_of(given)
+    job = replace(job, factors=factors)
+    words = ", ".join(f"{part} x{value:.3f}" for part, value in sorted(job.on_parts.items()))
+    if not words and given.calibration is None:
         return job, ()
-    from strategist.document.calibration import factors_for
+    value = f"{words or 'no factor for this device or framework'}, from {runs}"
+    return job, (Assumption(what="calibration", value=value, flag="--calibration", basis="derived"),)
+
+
+def factors_of(given: Given) -> tuple[tuple[Factor, ...], str]:
+    """The factors of a question, one's own or those that ship, and the runs that they rest on. Raises what `load_calibration` raises, and
+    InputError CONFLICT for a calibration that is not to be used."""
+    if given.uncalibrated and given.calibration is not None:
+        raise InputError(
+            "CONFLICT", "--uncalibrated asks for the formulas alone, and --calibration for factors on them.", flag="--calibration", value=given.calibration, hint="Leave one of them out."
+        )  # fmt: skip
+    if given.uncalibrated:
+        return (), "none"
+    if given.calibration is None:
+        return shipped_factors(), "published runs"
     from strategist.document.load import load_calibration
 
     found = load_calibration(given.calibration)
-    factors = factors_for(found, job.cluster.slowest.gpu.name, job.profile.name)
-    words = ", ".join(f"{part} x{value:.3f}" for part, value in factors) or "no factor for this device or framework"
-    said = Assumption(
-        what="calibration", value=f"{words}, from {found.runs} runs", flag="--calibration", basis="derived"
-    )
-    return replace(job, factors=factors), (said,)
+    return found.factors, f"{found.runs} runs"
 
 
 def _with_purpose(given: Given) -> Given:

@@ -98,6 +98,13 @@ def text(example: str) -> Check:
     return check
 
 
+def yes_or_no(name: str, value: Any) -> bool:
+    """True or False."""
+    if not isinstance(value, bool):
+        raise _wrong(name, value, "True or False", "True")
+    return value
+
+
 def _folders(name: str, value: Any) -> tuple[str, ...]:
     if not isinstance(value, (list, tuple)) or not all(isinstance(folder, str) for folder in value):
         raise _wrong(name, value, "a list of folders", '["my_rules"]')
@@ -124,6 +131,7 @@ CHOICE: Mapping[str, Check] = {
     "purpose": choice(PURPOSES),
     "pin": text('"tp=4,pp=2"'),
     "calibration": text('"calibration.json"'),
+    "uncalibrated": yes_or_no,
     "forbid": text('"pp,offload"'),
     "also": text('"zb_h1,zbv"'),
     "rules": _folders,

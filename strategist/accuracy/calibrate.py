@@ -1,11 +1,11 @@
-"""Fit a few factors of the time model to measured runs, shrunk towards one, and judge them on groups left out.
+"""Fit a few factors of the time model to measured runs, shrunk towards those that ship, and judge them on groups left out.
 
 The seconds of a step are linear in the seconds of its parts, so the fit needs no new search: with X the predicted seconds
 of each part of each run (the bubble spread over them), minimise over the logarithms a of the factors
 
-    sum over runs of w soft(ln(sum over parts of X exp(a)) - ln measured) + sum of (a / SPREAD)^2
+    sum over runs of w soft(ln(sum over parts of X exp(a)) - ln measured) + sum of ((a - a0) / SPREAD)^2
 
-where a is a sum of one entry of the device and one of the framework, soft is least squares with linear tails and w makes a
+where a is a sum of one entry of the device and one of the framework, a0 the same of the factors that ship, soft is least squares with linear tails and w makes a
 group of n runs count like sqrt(n) (scipy.optimize.least_squares, loss soft_l1).
 """
 
@@ -21,11 +21,12 @@ import numpy as np
 from strategist import __version__
 from strategist.accuracy.judge import Judged
 from strategist.columns import Column, Reals
-from strategist.document.calibration import Calibration, Factor, Held, Share
+from strategist.document.calibration import Calibration, Held
 from strategist.errors import ImpossibleError, InputError
+from strategist.facts.calibration import Factor, Part
 from strategist.records import dataclass
 
-PARTS: tuple[Share, ...] = get_args(Share)
+PARTS: tuple[Part, ...] = get_args(Part)
 SPREAD, NOISE = 0.07, 0.1
 """How far the logarithm of a factor is expected to stray from 0, and of a repeated measurement: 7 and 10 %."""
 MIN_RUNS, MIN_GROUPS = 10, 3
@@ -53,22 +54,36 @@ Key = tuple[str, str]
 """("gpu" or "framework", its name)."""
 
 
-def calibrate(judged: Sequence[Judged]) -> Calibration:
-    """The factors that measured runs ask for. Raises InputError TOO_SMALL for fewer than MIN_RUNS predicted runs with a
+def calibrate(judged: Sequence[Judged], before: Sequence[Factor] = (), spread: float = SPREAD) -> Calibration:
+    """The factors that measured runs ask for: those `before`, which hold for a device or a framework, moved as far as the runs insist;
+    those that are about none of the runs stay. Raises InputError TOO_SMALL for fewer than MIN_RUNS predicted runs with a
     step time, or runs of fewer than MIN_GROUPS groups."""
     timed = [one for one in judged if one.case is not None and one.case.measured.step_s is not None]
     way, groups = _groups(timed)
-    keys = sorted({key for one in timed for key in _keys(one)})
-    sample = _sample(timed, groups, keys)
-    entries = _fit(sample, len(keys))
+    keys, sample = _sampled(timed, groups)
+    usual = _entries(before, keys)
     return Calibration(
         made_by=f"strategist {__version__}",
         runs=len(timed),
         groups=len(set(groups)),
         grouped_by=way,
-        factors=tuple(_factors(entries, keys)),
-        held_out=_held(sample, len(keys)),
+        factors=_moved(sample, keys, before, spread),
+        held_out=_held(sample, usual, spread),
     )
+
+
+def factors_of(
+    timed: Sequence[Judged], groups: Sequence[str], before: Sequence[Factor] = (), spread: float = SPREAD
+) -> tuple[Factor, ...]:
+    """The factors of `calibrate` for runs with a step time, each in a group of its own name, without a word on what they are worth."""
+    keys, sample = _sampled(timed, groups)
+    return _moved(sample, keys, before, spread)
+
+
+def _moved(sample: Sample, keys: Sequence[Key], before: Sequence[Factor], spread: float) -> tuple[Factor, ...]:
+    """The factors that a sample asks for, and those before it that are about none of its runs."""
+    entries = _fit(sample, _entries(before, keys), spread)
+    return (*_factors(entries, keys), *(factor for factor in before if _key_of(factor) not in keys))
 
 
 def _groups(timed: Sequence[Judged]) -> tuple[str, list[str]]:
@@ -91,6 +106,25 @@ def _keys(one: Judged) -> tuple[Key, Key]:
     return ("gpu", job.cluster.slowest.gpu.name), ("framework", job.profile.name)
 
 
+def _key_of(factor: Factor) -> Key:
+    return ("gpu", factor.gpu) if factor.gpu else ("framework", factor.framework)
+
+
+def _entries(factors: Sequence[Factor], keys: Sequence[Key]) -> Reals:
+    """Logarithms of known factors by key and part, (K, P)."""
+    found = np.zeros((len(keys), len(PARTS)))
+    for factor in factors:
+        if _key_of(factor) in keys:
+            found[keys.index(_key_of(factor)), PARTS.index(factor.part)] += math.log(factor.value)
+    return found
+
+
+def _sampled(timed: Sequence[Judged], groups: Sequence[str]) -> tuple[list[Key], Sample]:
+    """What factors can be told apart for, and the runs as columns."""
+    keys = sorted({key for one in timed for key in _keys(one)})
+    return keys, _sample(timed, groups, keys)
+
+
 def _sample(timed: Sequence[Judged], groups: Sequence[str], keys: Sequence[Key]) -> Sample:
     place = {key: number for number, key in enumerate(keys)}
     names = sorted(set(groups))
@@ -109,18 +143,18 @@ def _errors(sample: Sample, entries: Reals) -> tuple[Reals, Reals]:
     return np.log(step) - sample.measured, scaled / step[:, None]
 
 
-def _fit(sample: Sample, keys: int) -> Reals:
-    """Logarithms of the factors by key and part, (K, P)."""
+def _fit(sample: Sample, usual: Reals, spread: float) -> Reals:
+    """Logarithms of the factors by key and part, (K, P), near the `usual` ones."""
     least_squares = _solver()
     sizes = Counter(sample.group.tolist())
     weight = np.array([sizes[group] ** -0.25 for group in sample.group.tolist()]) / NOISE
-    shape = (keys, len(PARTS))
+    shape = usual.shape
     rows = np.arange(len(weight))
 
     def residuals(flat: Reals) -> Reals:
         error, _ = _errors(sample, flat.reshape(shape))
         softened: Reals = 2.0 * np.sign(error) * (np.sqrt(1.0 + np.abs(error) / (2 * NOISE)) - 1.0) * 2 * NOISE
-        return np.concatenate([weight * softened, flat / SPREAD])
+        return np.concatenate([weight * softened, (flat - usual.ravel()) / spread])
 
     def slopes(flat: Reals) -> Reals:
         error, share = _errors(sample, flat.reshape(shape))
@@ -128,9 +162,9 @@ def _fit(sample: Sample, keys: int) -> Reals:
         table = np.zeros((len(weight), *shape))
         for side in range(sample.keys.shape[1]):
             table[rows, sample.keys[:, side]] += share * slope[:, None]
-        return np.vstack([table.reshape(len(weight), -1), np.eye(keys * len(PARTS)) / SPREAD])
+        return np.vstack([table.reshape(len(weight), -1), np.eye(usual.size) / spread])
 
-    found = least_squares(residuals, np.zeros(keys * len(PARTS)), jac=slopes, method="lm", max_nfev=60)
+    found = least_squares(residuals, usual.ravel(), jac=slopes, method="lm", max_nfev=60)
     solution: Reals = found.x.reshape(shape)
     return solution
 
@@ -149,14 +183,13 @@ def _solver() -> Any:
     return least_squares
 
 
-def _held(sample: Sample, keys: int) -> Held:
+def _held(sample: Sample, usual: Reals, spread: float) -> Held:
     """Each group judged by a fit to the others."""
-    plain = np.zeros((keys, len(PARTS)))
     before, after = [], []
     for group in sorted(set(sample.group.tolist())):
         own = sample.where(sample.group == group)
-        entries = _fit(sample.where(sample.group != group), keys)
-        before.append(np.abs(_errors(own, plain)[0]))
+        entries = _fit(sample.where(sample.group != group), usual, spread)
+        before.append(np.abs(_errors(own, usual)[0]))
         after.append(np.abs(_errors(own, entries)[0]))
     return Held(
         before=math.exp(float(np.mean([np.median(errors) for errors in before]))),

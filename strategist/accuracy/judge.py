@@ -8,7 +8,7 @@ import numpy as np
 
 from strategist.accuracy.express import Case, express
 from strategist.accuracy.table import Run, Unexpressed
-from strategist.document.calibration import Calibration, factors_for
+from strategist.facts.calibration import Factor, Part
 from strategist.facts.job import Job
 from strategist.memory.buffers import workspace_bytes
 from strategist.memory.estimate import Peaks, peak_memory
@@ -33,7 +33,7 @@ class Judged:
     slack_bytes: int = 0
     runtime_bytes: int = 0
     last_bytes: int = 0
-    parts: Mapping[str, float] = field(default_factory=dict)
+    parts: Mapping[Part, float] = field(default_factory=dict)
     assumed: str = ""
     skipped: str = ""
 
@@ -68,8 +68,8 @@ class Judged:
         return self.peak_bytes - self.runtime_bytes - self.slack_bytes + workspaces if is_tensors else self.peak_bytes
 
 
-def judge(runs: Sequence[Run], calibration: Calibration | None = None) -> tuple[Judged, ...]:
-    """Every run, in order: predicted, or skipped with its reason."""
+def judge(runs: Sequence[Run], factors: tuple[Factor, ...] = ()) -> tuple[Judged, ...]:
+    """Every run, in order: predicted under some factors, or skipped with its reason."""
     answers: dict[int, Judged] = {}
     groups: dict[Job, list[tuple[int, Case]]] = {}
     for place, run in enumerate(runs):
@@ -80,7 +80,7 @@ def judge(runs: Sequence[Run], calibration: Calibration | None = None) -> tuple[
             continue
         groups.setdefault(_but_batch(case.job), []).append((place, case))
     for plain, members in groups.items():
-        job = plain if calibration is None else calibrated(plain, calibration)
+        job = replace(plain, factors=factors)
         layouts = [dict(case.layout) for _, case in members]
         times, peaks = predictions(job, layouts)
         parts = part_seconds(times.exposed)
@@ -125,11 +125,6 @@ def _with_recompute(job: Job, layouts: Sequence[Mapping[str, int]], found: list[
 def _but_batch(job: Job) -> Job:
     """The job with one batch for all: how many sequences a step has stands in the layout's own columns."""
     return replace(job, workload=replace(job.workload, global_batch=1))
-
-
-def calibrated(job: Job, calibration: Calibration) -> Job:
-    """The job under the factors for its device and framework."""
-    return replace(job, factors=factors_for(calibration, job.cluster.slowest.gpu.name, job.profile.name))
 
 
 def predictions(job: Job, layouts: Sequence[Mapping[str, int]]) -> tuple[StepTimes, Peaks]:

@@ -10,6 +10,7 @@ from strategist.document.load import load_observed, load_plan
 from strategist.document.write import digest
 from strategist.errors import InputError, StaleError, shown
 from strategist.planner.predict import filled, job_of, pins_of
+from strategist.records import replace
 from strategist.timing.calibrated import part_seconds
 
 FLAG = "OBSERVED"
@@ -18,7 +19,7 @@ PLAN = "plan.json"
 
 
 def judged_run(path: str) -> Judged:
-    """An observed run beside its prediction. Raises InputError KIND for what another rung saw, StaleError DIGEST when the Plan
+    """An observed run beside its prediction by the formulas alone. Raises InputError KIND for what another rung saw, StaleError DIGEST when the Plan
     beside it is another one, and what the documents raise."""
     seen = load_observed(path)
     if seen.rung != "run" or seen.slowest is None or seen.slowest.time is None:
@@ -38,7 +39,7 @@ def judged_run(path: str) -> Judged:
             value=seen.plan,
             hint="Leave both files where the run wrote them.",
         )
-    job = job_of(plan)
+    job = replace(job_of(plan), factors=())
     layout = filled(job, {pin.key: pin.value for pin in pins_of(plan)})
     times, _ = predictions(job, [layout])
     step_s = seen.slowest.time.step_ns / 1e9

@@ -39,7 +39,7 @@ def _row(one: Judged) -> dict[str, Any]:
     if one.case is None:
         nothing = dict.fromkeys(("predicted_step_s", "low_s", "high_s", "predicted_peak_bytes"))
         return {"id": one.run["id"], **nothing, "skipped": one.skipped}
-    bounds = interval("time", one.case.job.cluster.slowest.gpu.chip)
+    bounds = interval("time", one.case.job)
     return {
         "id": one.run["id"],
         "predicted_step_s": one.step_s,

@@ -8,7 +8,7 @@ from strategist.cli.output import show_document, show_lines, width
 
 FLAGS = (
     Flag("--by", "columns that make a group: source, hardware, framework, model", "COLUMN,..."),
-    CALIBRATION,
+    *CALIBRATION,
     *COMMON,
 )
 COMMAND = Command(
@@ -26,11 +26,11 @@ def run(options: Namespace) -> int:
     from strategist.accuracy.report import accuracy_document, accuracy_text, columns_of
     from strategist.accuracy.scores import grouped
     from strategist.accuracy.table import read_runs
-    from strategist.document.load import load_calibration
+    from strategist.ask import Given, factors_of
 
     by = columns_of(options.by)
-    calibration = None if options.calibration is None else load_calibration(options.calibration)
-    judged = judge(read_runs(options.file), calibration)
+    factors, _ = factors_of(Given(calibration=options.calibration, uncalibrated=options.uncalibrated))
+    judged = judge(read_runs(options.file), factors)
     groups = grouped(judged, by)
     if options.json:
         show_document(accuracy_document(groups, judged))

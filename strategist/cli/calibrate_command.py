@@ -32,8 +32,9 @@ def run(options: Namespace) -> int:
     from strategist.accuracy.observed import judged_run
     from strategist.accuracy.report import calibration_text
     from strategist.accuracy.table import read_runs
+    from strategist.facts.calibration import shipped_factors
 
     check_out(options)
-    found = calibrate((*judge(read_runs(options.file)), *map(judged_run, options.observed)))
+    found = calibrate((*judge(read_runs(options.file)), *map(judged_run, options.observed)), shipped_factors())
     deliver(found, options, lambda: calibration_text(found, width()))
     return 0

@@ -67,7 +67,10 @@ WORKLOAD = (
     Flag("--price-per-gpu-hour", "price of one device for one hour, in your currency", "MONEY"),
 )
 
-CALIBRATION = Flag("--calibration", "factors from `strategist calibrate`", "FILE")
+CALIBRATION = (
+    Flag("--calibration", "factors from `strategist calibrate`, instead of those that ship", "FILE"),
+    Flag("--uncalibrated", "the formulas alone, without factors from measured runs"),
+)
 
 CHOICE = (
     Flag(
@@ -88,7 +91,7 @@ CHOICE = (
     Flag("--also", "look at techniques too that a search leaves out: zb_h1,zbv", "WORD,..."),
     Flag("--rules", "a folder with further rules (legality.toml, advice.toml, hf_decisions.toml)", "DIR", repeats=True),
     Flag("--top", "how many alternatives to show", "N"),
-    CALIBRATION,
+    *CALIBRATION,
     Flag("--verify", "trace the program of the chosen layout and of the next, and print traced memory (needs torch)"),
     Flag("--pareto", "also show what is traded: the front of time, memory and cost over all that fits"),
     Flag("--certificate", "also count what became of every layout, for `check --exhaustive`"),
@@ -119,7 +122,7 @@ PREDICT_FLAGS = (
     *(flag for flag in WORKLOAD if flag.name not in ("--tokens", "--price-per-gpu-hour")),
     Flag("--strategy", "the layout: dp=8,tp=2,pp=4,vp=2,mbs=1,zero=1,recompute=selective", "KEY=VALUE,..."),
     Flag("--framework", "whose kernels, number formats and habits count", "NAME", choices=frameworks()),
-    *(flag for flag in CHOICE if flag.name in ("--frontend", "--rules", "--calibration", "--config")),
+    *(flag for flag in CHOICE if flag.name in ("--frontend", "--rules", "--calibration", "--uncalibrated", "--config")),
     *OUTPUT,
     *COMMON,
 )

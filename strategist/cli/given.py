@@ -80,6 +80,8 @@ READERS: Mapping[str, Reader] = {
     "time_budget": real(Decimal(MAX_BUDGET), "10"),
 }
 FIELDS: Mapping[str, str] = {"gpu_memory": "gpu_memory_bytes", "intra_bw": "intra_Bps", "inter_bw": "inter_Bps"}
+YES = ("uncalibrated",)
+"""Flags without a value that say something about the question."""
 TEXTUAL = ("calibration", "lora_targets", "pin", "strategy", "forbid", "also", "rules")
 
 
@@ -92,7 +94,7 @@ def given_from(namespace: Namespace, flags: Sequence[Flag] = PLAN_FLAGS) -> tupl
     said = tuple(
         (flag.name, _said(told[flag.key]))
         for flag in flags
-        if flag.key not in UNRECORDED and told.get(flag.key) not in (None, ())
+        if flag.key not in UNRECORDED and told.get(flag.key) not in (None, (), False)
     )
     return Given(**values, said=said), top
 
@@ -116,7 +118,7 @@ def _typed(
     faults: list[StrategistError] = []
     for flag in flags:
         text = told.get(flag.key)
-        if text is None or text == ():
+        if text in (None, (), False):
             continue
         try:
             values[FIELDS.get(flag.key, flag.key)] = _read(flag, text, readers)
@@ -132,11 +134,13 @@ def given_from_hardware(namespace: Namespace) -> Given:
 
 
 def _said(value: Any) -> str:
+    if value is True:
+        return "yes"
     return ", ".join(value) if isinstance(value, tuple) else str(value)
 
 
 def _read(flag: Flag, text: Any, readers: Mapping[str, Reader]) -> Any:
-    if flag.key in TEXTUAL:
+    if flag.key in (*TEXTUAL, *YES):
         return text
     reader = choice(flag.choices) if flag.choices else readers[flag.key]
     return reader(text, flag.name)
@@ -159,12 +163,17 @@ def _with_config(namespace: Namespace, flags: Sequence[Flag]) -> dict[str, Any]:
     if namespace.config is None:
         return said
     written = _config(namespace.config, _settings(flags))
-    return {key: value if value not in (None, ()) else written.get(key) for key, value in said.items()}
+    return {key: value if value not in (None, (), False) else written.get(key) for key, value in said.items()}
 
 
 def _settings(flags: Sequence[Flag]) -> list[str]:
-    """Keys of the flags that take a value and say something about the question."""
-    return [flag.key for flag in flags if flag.metavar and flag.key not in ("out", "config")]
+    """Keys of the flags that say something about the question."""
+    return [flag.key for flag in flags if is_asking(flag) and flag.key not in ("out", "config")]
+
+
+def is_asking(flag: Flag) -> bool:
+    """Whether a flag says something about the question, or where the answer goes: it has a value, or stands in YES."""
+    return bool(flag.metavar) or flag.key in YES
 
 
 def _config(path: str, known: Sequence[str]) -> dict[str, Any]:
@@ -190,12 +199,14 @@ def _line_of(text: str, key: str) -> int:
 def _as_words(path: str, key: str, value: Any) -> Any:
     if key == "rules":
         return tuple(str(item) for item in value) if isinstance(value, list) else (str(value),)
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+    if key in YES and isinstance(value, bool):
+        return value
+    if key in YES or isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise InputError(
             "TYPE",
-            f"{shown(path)}: {key} must be a text or a number.",
+            f"{shown(path)}: {key} must be {'true or false' if key in YES else 'a text or a number'}.",
             flag="--config",
             value=str(value)[:ECHO_LIMIT],
-            hint=f'Write {key} = "...".',
+            hint=f"Write {key} = true." if key in YES else f'Write {key} = "...".',
         )
     return str(value)

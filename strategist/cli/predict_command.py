@@ -64,12 +64,15 @@ def _of_file(options: Namespace) -> Prediction:
 
 def _of_plan(options: Namespace) -> Prediction:
     """The Plan of a file, priced again. Raises InputError CONFLICT for flags beside it."""
+    from strategist.cli.given import is_asking
     from strategist.document.load import load_plan
     from strategist.planner.check import require_sound
     from strategist.planner.predict import predict_plan
 
     own = ("out",)
-    given = [flag.name for flag in PREDICT_FLAGS if flag.metavar and flag.key not in own and getattr(options, flag.key)]
+    given = [
+        flag.name for flag in PREDICT_FLAGS if is_asking(flag) and flag.key not in own and getattr(options, flag.key)
+    ]
     if given:
         raise InputError("CONFLICT", f"A Plan file already says what {given[0]} says.", flag=given[0], hint="Give the file or the flags.")  # fmt: skip
     plan = load_plan(options.plan)

@@ -13,6 +13,7 @@ from strategist.document.certificate import Certificate
 from strategist.document.estimate import MemoryLedger, TimeLedger
 from strategist.document.front import Front, Sensitivity
 from strategist.document.verification import Verification
+from strategist.facts.calibration import Factor
 from strategist.facts.hardware import Cluster
 from strategist.facts.model import ModelShape
 from strategist.facts.resolved import Assumption
@@ -302,7 +303,8 @@ class Plan:
     `verification` the bytes of `memory` are traced, and what the formulas had said stands there. `front`, `certificate` and `sensitivity` are there when they were asked for.
     `idle` devices of those that were named are not in `cluster`, because the job is done sooner without them. `unfinished` says
     what a time budget left untried; such a plan is the best that was found, and not known to be the best. `unrestricted` is what
-    the same policy would choose if the front end of the request need not say it; `frontend` is the one that rules chose for the plan.
+    the same policy would choose if the front end of the request need not say it; `frontend` is the one that rules chose for the plan. `factors` of a calibration
+    are in its seconds.
     """
 
     format: Literal["strategist-plan/1"] = "strategist-plan/1"
@@ -332,6 +334,7 @@ class Plan:
     unfinished: tuple[str, ...] = ()
     unrestricted: Alternative | None = None
     frontend: FrontEnd | None = None
+    factors: tuple[Factor, ...] = ()
     seal: str | None = None
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from strategist.facts.calibration import Factor, Part, on_parts
 from strategist.facts.hardware import Cluster
 from strategist.facts.model import ModelShape
 from strategist.facts.parameters import count, hidden_matrices
@@ -24,7 +25,7 @@ class Job:
     `frontend` the framework whose limits count (catalogue: frontends), `trainable` the share of the weights that is
     trained: the rest has no gradient, no optimizer state and no product for its gradient; with `adapters` the
     trained ones stand beside the matrices of attention (Hu et al. 2021, arXiv 2106.09685, section 4.2). `factors` of a
-    calibration multiply the seconds of parts of a step (timing/calibrated.py). `split` states the layers of every pipeline
+    calibration multiply the seconds of parts of a step (timing/calibrated.py), those that are for its slowest device and its framework. `split` states the layers of every pipeline
     stage where somebody chose them (space/stages.py has the rule otherwise), `recompute_layers` how many of each stage full recompute runs
     again where that is not all of them nor as many everywhere. `overlap` multiplies the share of compute that
     collectives may run behind."""
@@ -37,10 +38,23 @@ class Job:
     frontend: str = "any"
     trainable: float = 1.0
     adapters: bool = False
-    factors: tuple[tuple[str, float], ...] = ()
+    factors: tuple[Factor, ...] = ()
     split: tuple[int, ...] = ()
     recompute_layers: tuple[int, ...] = ()
     overlap: float = 1.0
+
+    @property
+    def factors_that_apply(self) -> tuple[Factor, ...]:
+        """Those of the factors that move the times of some device of the machines under its framework."""
+        devices = {group.node.gpu.name for group in self.cluster.groups}
+        return tuple(
+            factor for factor in self.factors if any(factor.applies(gpu, self.profile.name) for gpu in devices)
+        )
+
+    @property
+    def on_parts(self) -> dict[Part, float]:
+        """What the seconds of every part that is moved are multiplied by."""
+        return on_parts(self.factors, self.cluster.slowest.gpu.name, self.profile.name)
 
     @property
     def formats(self) -> Formats:

@@ -123,7 +123,7 @@ def _can_be_rechecked(plan: Plan) -> None:
     from strategist.planner.book import book_digest
 
     said = dict(plan.request.given)
-    words: tuple[str, ...] = tuple(flag for flag in ("--rules", "--calibration") if flag in said)
+    words: tuple[str, ...] = tuple(flag for flag in ("--rules",) if flag in said)
     if plan.verification is not None:
         words = (*words, "--verify")
     if words:

@@ -10,6 +10,7 @@ from strategist.facts.job import Job
 from strategist.planner.search import Found, search
 from strategist.records import dataclass, replace
 from strategist.space.grammar import layout
+from strategist.timing.calibrated import least_factor
 from strategist.timing.estimate import model_FLOP
 from strategist.timing.rates import matmul_rates
 from strategist.units import format_seconds
@@ -145,9 +146,10 @@ def parts(cluster: Cluster, whole_nodes: bool, counts: Callable[[int], Iterable[
 
 
 def seconds_at_best(job: Job) -> float:
-    """No layout can beat the useful FLOP at the best rate any matmul of any shape reaches on every device."""
+    """No layout can beat the useful FLOP at the best rate any matmul of any shape reaches on every device, under the least factor of a
+    calibration."""
     rates = [
         (group.count * group.node.gpus, float(matmul_rates(group.node.gpu, job.workload.precision).rate.max()))
         for group in job.cluster.groups
     ]
-    return model_FLOP(job) / sum(count * rate for count, rate in rates)
+    return least_factor(job.on_parts) * model_FLOP(job) / sum(count * rate for count, rate in rates)

@@ -37,7 +37,7 @@ def best_use(whole: Found, policy: Policy, pace: Pace | None = None, *, bests: b
     Parts that no layout could win on are not searched; those that a `pace` leaves no time for are named there.
     """
     asked = whole.question
-    by_cost, bounded = asked.objective == "cost", not asked.job.factors
+    by_cost = asked.objective == "cost"
     best, least = whole, _price(whole, policy)
     waiting = sorted(uses(asked.job.cluster), key=lambda cluster: -cluster.world)
     for number, cluster in enumerate(waiting):
@@ -45,7 +45,7 @@ def best_use(whole: Found, policy: Policy, pace: Pace | None = None, *, bests: b
             pace.left_out.append(f"{len(waiting) - number} of {len(waiting)} parts of the machines")
             break
         job = replace(asked.job, cluster=cluster)
-        if bounded and seconds_at_best(job) * (cluster.world if by_cost else 1) * 1e9 >= least:
+        if seconds_at_best(job) * (cluster.world if by_cost else 1) * 1e9 >= least:
             continue
         found = search(replace(asked, job=job), pace=pace, bests=bests)
         price = _price(found, policy)

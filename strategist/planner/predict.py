@@ -95,6 +95,7 @@ def job_of(plan: Plan) -> Job:
         profile=find_profile(plan.strategy.profile),
         headroom=plan.request.headroom,
         frontend=plan.request.frontend,
+        factors=plan.factors,
     )
     return job if plan.model.adapters is None else adapting(job)
 

@@ -277,6 +277,7 @@ def _write(
         refusals=_refusals(found),
         alternatives=_alternatives(found, chosen, top),
         hints=_hints(found, row, situation, chosen),
+        factors=job.factors_that_apply,
     )
 
 

@@ -254,8 +254,8 @@ def _sayable(question_: Question, everything: Candidates, keep: Mask, log: Searc
 
 
 def has_bound(question_: Question) -> bool:
-    """Whether a bound of the step says what cannot be best: where time decides, by the formulas alone."""
-    return question_.objective in ("time", "cost") and not question_.job.factors
+    """Whether a bound of the step says what cannot be best: where time decides."""
+    return question_.objective in ("time", "cost")
 
 
 class Tried(NamedTuple):

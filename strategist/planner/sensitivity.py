@@ -8,6 +8,7 @@ from typing import Any
 
 from strategist.document.front import Sensitivity, Turn
 from strategist.document.plan import Policy
+from strategist.facts.calibration import Factor, Part
 from strategist.facts.hardware import Node
 from strategist.facts.job import Job
 from strategist.facts.workload import MAX_BATCH, MAX_SEQ_LEN
@@ -124,10 +125,9 @@ def _wired(node: Node, inside: float, between: float) -> Node:
     )
 
 
-def with_factor(job: Job, part: str, factor: float) -> Job:
+def with_factor(job: Job, part: Part, factor: float) -> Job:
     """The job with the seconds of one part of a step multiplied, beside what a calibration says already."""
-    before = dict(job.factors)
-    return replace(job, factors=tuple((before | {part: before.get(part, 1.0) * factor}).items()))
+    return replace(job, factors=(*job.factors, Factor(part=part, value=factor)))
 
 
 def with_memory(job: Job, factor: float) -> Job:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -42,17 +42,45 @@ class Interval:
     basis: Basis
 
 
+class Place(NamedTuple):
+    """Where runs are held against predictions: devices of one design, a profile, a class of widths; the empty one means any."""
+
+    chip: str
+    framework: str = ""
+    width: str = ""
+
+
+ANYWHERE = Place("default")
+NARROW, WIDE = 2048, 8192
+"""The widest hidden state of a narrow model and the narrowest of a wide one: the width decides how well a matrix fills a device."""
+
+
+def neighbourhoods(job: Job) -> tuple[Place, ...]:
+    """Where runs like a job lie, the nearest first."""
+    chip, framework, hidden = job.cluster.slowest.gpu.chip, job.profile.name, job.model.hidden
+    width = "narrow" if hidden <= NARROW else "wide" if hidden >= WIDE else "middle"
+    return (Place(chip, framework, width), Place(chip, "", width), Place(chip))
+
+
 @cache
-def interval(name: str, chip: str = "default") -> Interval:
-    """The interval of a prediction by name, for devices of one design or, where no runs are known, of any."""
-    found = {row["chip"]: row for row in rows("intervals") if row["name"] == name}
-    row = found.get(chip, found["default"])
-    return Interval(row["low"], row["high"], row["basis"])
+def _intervals(name: str) -> Mapping[Place, Interval]:
+    """Every interval of a prediction by name (catalogue: intervals)."""
+    return {
+        Place(row["chip"], row["framework"], row["width"]): Interval(row["low"], row["high"], row["basis"])
+        for row in rows("intervals")
+        if row["name"] == name
+    }
+
+
+def interval(name: str, job: Job) -> Interval:
+    """The interval of a prediction by name: that of the nearest neighbourhood of a job that has runs, or of runs on any device."""
+    known = _intervals(name)
+    return next((known[place] for place in neighbourhoods(job) if place in known), known[ANYWHERE])
 
 
 def has_known_errors(chip: str) -> bool:
     """Whether published runs on devices of this design were held against predictions."""
-    return any(row["name"] == "time" and row["chip"] == chip for row in rows("intervals"))
+    return Place(chip) in _intervals("time")
 
 
 def outside_known_errors(job: Job) -> tuple[Hint, ...]:
@@ -134,7 +162,7 @@ def memory_ledger(job: Job, candidate: Candidates) -> MemoryLedger:
     table = ledger(job, group)
     stages = tuple(_stage_memory(table, stage) for stage in range(group.pp))
     peak = max(stage.device for stage in stages)
-    bounds = interval("memory")
+    bounds = interval("memory", job)
     estimate = Estimate(float(peak), float(round(peak * bounds.low)), float(round(peak * bounds.high)), "B", "derived")
     return MemoryLedger(stages, estimate, job.cluster.smallest.memory_bytes, job.usable_bytes)
 
@@ -158,7 +186,7 @@ def time_ledger(job: Job, times: StepTimes, row: int) -> TimeLedger:
         if times.exposed[name][row] or times.hidden[name][row]
     )
     step_ns = int(times.step[row])
-    seconds, bounds = step_ns / 1e9, interval("time", job.cluster.slowest.gpu.chip)
+    seconds, bounds = step_ns / 1e9, interval("time", job)
     return TimeLedger(
         terms=terms,
         step_ns=step_ns,

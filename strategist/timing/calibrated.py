@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from strategist.facts.calibration import Part
 from strategist.space.candidates import Column, Reals, total_of
 
-PARTS: Mapping[str, tuple[str, ...]] = {
+PARTS: Mapping[Part, tuple[str, ...]] = {
     "matmul": ("matmul",),
     "attention": ("attention",),
     "memory": ("elementwise", "loss", "moe_dispatch", "optimizer", "offload"),
@@ -18,7 +19,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 """Terms that one factor moves; the bubble follows all of them."""
 
 
-def part_seconds(exposed: Mapping[str, Column]) -> dict[str, Reals]:
+def part_seconds(exposed: Mapping[str, Column]) -> dict[Part, Reals]:
     """Seconds of every part, (C,) each: its exposed terms, and its share of the bubble."""
     sums = {part: total_of(exposed[term] for term in terms) / 1e9 for part, terms in PARTS.items()}
     busy = total_of(sums.values())
@@ -26,12 +27,20 @@ def part_seconds(exposed: Mapping[str, Column]) -> dict[str, Reals]:
     return {part: seconds * idle for part, seconds in sums.items()}
 
 
-def scaled(terms: Mapping[str, Column], factors: tuple[tuple[str, float], ...]) -> dict[str, Column]:
-    """Nanoseconds of every term under some factors, whole again, (C,) each."""
-    by_part = dict(factors)
-    by_term = {term: by_part.get(part, 1.0) for part, members in PARTS.items() for term in members}
-    moved = {term: np.round(terms[term] * factor).astype(np.int64) for term, factor in by_term.items()}
-    before = total_of(terms[term] for term in by_term).astype(np.float64)
-    after = total_of(moved.values())
-    ratio = np.divide(after, before, out=np.ones_like(before), where=before > 0)
-    return moved | {"bubble": np.round(terms["bubble"] * ratio).astype(np.int64)}
+def scaled(terms: Mapping[str, Column], factors: Mapping[Part, float]) -> dict[str, Column]:
+    """Nanoseconds of every term under some factors, whole again, (C,) each. Terms that nothing moves stay the columns that they were."""
+    moved = {
+        term: np.round(terms[term] * factor).astype(np.int64)
+        for part, factor in factors.items()
+        for term in PARTS[part]
+    }
+    before = total_of(terms.values()) - terms["bubble"]
+    more = total_of(column - terms[term] for term, column in moved.items())
+    ratio = 1.0 + np.divide(more, before, out=np.zeros(before.shape), where=before > 0)
+    return {**terms, **moved, "bubble": np.round(terms["bubble"] * ratio).astype(np.int64)}
+
+
+def least_factor(factors: Mapping[Part, float]) -> float:
+    """What no step falls below under some factors, as a share of what it takes without them: every term is one part's, and
+    the bubble follows them all."""
+    return min((1.0, *factors.values()))

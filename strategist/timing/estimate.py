@@ -17,7 +17,7 @@ from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Column, Reals, total_of
 from strategist.space.shares import Elements, Group, elements, groups
 from strategist.space.traffic import BEHIND, Hidden, Traffic, activation_traffic, traffic
-from strategist.timing.calibrated import scaled
+from strategist.timing.calibrated import least_factor, scaled
 from strategist.timing.collectives import FULL_BYTES, Links, links
 from strategist.timing.compute import COMPUTE_TERMS, Compute
 from strategist.timing.optimizer import offload_seconds, update_seconds
@@ -49,8 +49,8 @@ def step_times(job: Job, candidates: Candidates) -> StepTimes:
             for whole, seconds in ((exposed, shown), (hidden, behind), (again, redone)):
                 if seconds is not NONE:
                     whole[name][group.rows] = np.round(seconds * NANO).astype(np.int64)
-    if job.factors:
-        exposed, hidden, again = (scaled(terms, job.factors) for terms in (exposed, hidden, again))
+    if factors := job.on_parts:
+        exposed, hidden, again = (scaled(terms, factors) for terms in (exposed, hidden, again))
     step: Column = total_of(exposed.values())
     return StepTimes(exposed, hidden, again, step)
 
@@ -74,9 +74,7 @@ SHARING = ("dp_replicate", "dp_shard", "zero", "offload", "tiling")
 def least_step_ns(job: Job, candidates: Candidates) -> Column:
     """A bound that no step is below, whole nanoseconds, (C,): all of the step but the traffic of dp, the update and offloading,
     which take no less than nothing. Layouts that differ in `SHARING` alone share it, so that a million layouts ask for some ten
-    thousand steps. With factors of a user's own, which may be anything, there is none."""
-    if job.factors:
-        return np.zeros(len(candidates), np.int64)
+    thousand steps. Under a calibration it is as much lower as the least factor."""
     one_of_each, sort = candidates.alike(*_read_by_the_bound(candidates))
     some = candidates.where(one_of_each)
     least = np.zeros(len(some))
@@ -85,7 +83,9 @@ def least_step_ns(job: Job, candidates: Candidates) -> Column:
         work = _work(job, group, elements(job.model, group), compute)
         sends = _with_seconds(job, group, activation_traffic(job, group))
         least[group.rows] = _occupied(job, group, work, sends).seconds
-    rounded = np.floor(least * NANO).astype(np.int64) - len(TIME_TERMS)  # every term of a step is rounded
+    factors = job.on_parts
+    roundings = len(TIME_TERMS) * (2 if factors else 1)  # every term is rounded, and again once it is multiplied
+    rounded = np.floor(least * (NANO * least_factor(factors))).astype(np.int64) - roundings
     return np.asarray(np.maximum(0, rounded)[sort])
 
 

@@ -9,14 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from strategist import predict
+from strategist import predict, recommend
 from strategist.accuracy.calibrate import calibrate
-from strategist.accuracy.judge import Judged, calibrated, judge
+from strategist.accuracy.judge import Judged, judge
 from strategist.accuracy.scores import log_errors
 from strategist.document.calibration import Calibration
 from strategist.document.load import load_calibration
 from strategist.document.write import dump
 from strategist.errors import InputError
+from strategist.facts.calibration import Factor, on_parts, shipped_factors
+from strategist.planner.exhaustive import recheck
+from strategist.planner.predict import layout_of, predict_plan
+from strategist.timing.calibrated import PARTS
 from tests.cli.harness import RUN, call, runs_file
 
 TRUE = {"matmul": 1.25}
@@ -75,11 +79,24 @@ def test_a_calibrated_prediction_is_nearer_and_adds_up() -> None:
     """Under the factors the same runs are predicted better, and the whole terms still add up to the step."""
     before = measured(TRUE)
     found = calibrate(before)
-    after = judge([one.run for one in before], found)
+    after = judge([one.run for one in before], found.factors)
     assert abs(log_errors(after)).mean() < 0.5 * abs(log_errors(before)).mean()
-    job = calibrated(before[0].job, found)
-    assert dict(job.factors)["matmul"] > 1
-    assert before[0].job == replace(job, factors=())
+    assert replace(before[0].job, factors=found.factors).on_parts["matmul"] > 1
+
+
+def test_what_runs_do_not_insist_on_stays_as_it_was() -> None:
+    """Factors about other devices are kept, those of these runs start from what was known, and runs that the formulas under them predict
+    ask for nothing else."""
+    about = {"gpu": "h100-sxm-80gb", "part": "matmul"}
+    known = (Factor(**about, value=1.1), Factor(part="host", gpu="b200-sxm-180gb", value=0.9))  # type: ignore[arg-type]
+    found = calibrate(measured({"matmul": 1.1}), known)
+    assert {factor.gpu: factor.value for factor in found.factors} == {
+        "h100-sxm-80gb": pytest.approx(1.1, abs=1e-3),
+        "b200-sxm-180gb": 0.9,
+    }
+    assert found.held_out.before == pytest.approx(1.0, abs=1e-6)
+    nearer, freer = (calibrate(measured(TRUE), spread=spread).factors for spread in (0.02, 0.2))
+    assert max(abs(factor.value - 1) for factor in nearer) < max(abs(factor.value - 1) for factor in freer)
 
 
 @pytest.mark.parametrize("kept", [0, 9])
@@ -145,3 +162,69 @@ def test_wild_calibrations_are_refused(change: Mapping[str, object], code: str, 
     with pytest.raises(InputError) as caught:
         load_calibration(str(path))
     assert caught.value.code == code
+
+
+H100 = {"model": "llama-3-8b", "hardware": "dgx-h100"}
+
+
+def test_plans_are_calibrated_unless_told_otherwise() -> None:
+    """The factors that ship are in a plan's seconds, in its document and among its assumptions; --uncalibrated leaves them out."""
+    fitted, plain = recommend(**H100), recommend(**H100, uncalibrated=True)
+    assert fitted.factors == tuple(f for f in shipped_factors() if f.gpu == "h100-sxm-80gb")
+    assert plain.factors == ()
+    said = [[a.value for a in plan.assumptions if a.what == "calibration"] for plan in (fitted, plain)]
+    assert said[1] == [] and "published runs" in said[0][0]
+    one = recommend(**H100, uncalibrated=True, pin=layout_of(fitted))
+    terms = {term.name: term.exposed_ns for term in one.time.terms}
+    moved = on_parts(fitted.factors, "h100-sxm-80gb", "strategist")
+    for term in fitted.time.terms:
+        part = next((part for part, own in PARTS.items() if term.name in own), None)
+        if part is not None:
+            assert abs(term.exposed_ns - terms[term.name] * moved.get(part, 1.0)) <= 1
+    assert call(
+        "plan", "--model", "llama-3-8b", "--hardware", "dgx-h100", "--uncalibrated", "--json"
+    ).document == json.loads(dump(plain))
+
+
+def test_a_plan_keeps_its_calibration(tmp_path: Path) -> None:
+    """Priced again from its file, a plan takes what it took, with the factors that ship, with others and with none."""
+    path = tmp_path / "calibration.json"
+    path.write_text(dump(calibrate(measured(TRUE))), encoding="utf-8")
+    for words in ({}, {"calibration": str(path)}, {"uncalibrated": True}):
+        plan = recommend(**H100, **words, pin="tp=2,zero=1")
+        assert predict_plan(plan).time == plan.time
+        assert [
+            claim.sentence
+            for claim in recheck(recommend(**H100, **words, global_batch=8, pin="tp=4,zero=1", certificate=True)).claims
+            if not claim.holds
+        ] == []
+
+
+def test_accuracy_uses_the_factors_that_ship_or_none(tmp_path: Path) -> None:
+    """The same table is predicted with and without them, and both say the same of bytes."""
+    table = runs_file(tmp_path, *({**one.run} for one in measured({})))
+    fitted, plain = (call("accuracy", table, "--json", *words).document["rows"] for words in ((), ("--uncalibrated",)))
+    assert [row["predicted_peak_bytes"] for row in fitted] == [row["predicted_peak_bytes"] for row in plain]
+    assert all(a["predicted_step_s"] != b["predicted_step_s"] for a, b in zip(fitted, plain, strict=True))
+
+
+def test_a_calibration_and_none_contradict_each_other(tmp_path: Path) -> None:
+    """--uncalibrated beside --calibration, beside a Plan file or with a word is refused; in a configuration file it is true or false."""
+    plan = ("plan", "--model-size", "7B", "--hardware", "dgx-h100")
+    written = tmp_path / "plan.json"
+    written.write_text(dump(recommend(**H100)), encoding="utf-8")
+    for words in ((*plan, "--uncalibrated", "--calibration", "c.json"), ("predict", str(written), "--uncalibrated")):
+        told = call(*words)
+        assert told.code == 2 and "E_CONFLICT" in told.err
+    config = tmp_path / "job.toml"
+    for word, code in (("true", 0), ("false", 0), ('"yes"', 2)):
+        config.write_text(f"uncalibrated = {word}\n", encoding="utf-8")
+        told = call(*plan, "--config", str(config), "--json")
+        assert told.code == code
+        if code:
+            assert "true or false" in told.err
+        else:
+            assert (told.document["factors"] == []) is (word == "true")
+    with pytest.raises(InputError) as caught:
+        recommend(**H100, uncalibrated="yes")
+    assert caught.value.code == "TYPE"

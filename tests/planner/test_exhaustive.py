@@ -75,6 +75,7 @@ QUESTIONS: tuple[dict[str, Any], ...] = (
         "pin": "pp=2",
         "also": "zb_h1,zbv,gpipe",
     },
+    {"model": "llama-debug", "hardware": "dgx-h100", "global_batch": 8, "pin": "tp=2", "uncalibrated": True},
 )
 LARGER: tuple[dict[str, Any], ...] = (
     {"model": "llama-2-7b", "hardware": "dgx-h100", "global_batch": 8, "pin": "tp=2", "policy": "fastest"},
@@ -198,7 +199,6 @@ def test_check_says_what_was_confirmed(tmp_path: Path) -> None:
         ({"hardware": "dgx-h100:16", "model": "llama-2-7b"}, "E_UNSUPPORTED", 3),
         ({"book": "sha256:0"}, "E_FACTS_DIFFER", 4),
         ({"given": (("--rules", "mine"),)}, "E_UNSUPPORTED", 3),
-        ({"given": (("--calibration", "c.json"),)}, "E_UNSUPPORTED", 3),
     ],
     ids=str,
 )

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import assume
+from hypothesis import strategies as st
 
+from strategist.facts.calibration import Factor
 from strategist.facts.job import Job
 from strategist.facts.models import load_model
 from strategist.facts.profile import find_profile
@@ -17,6 +19,7 @@ from strategist.planner.search import Question, search
 from strategist.planner.weigh import FEW, Weights, fits
 from strategist.records import replace
 from strategist.space.candidates import Candidates, total_of
+from strategist.timing.calibrated import PARTS
 from strategist.timing.estimate import least_step_ns, step_times
 from tests.planner.properties import Properties
 from tests.strategies import legal_candidates, machine, questions
@@ -46,6 +49,29 @@ def test_no_step_is_shorter_than_its_bound(job: Job) -> None:
     assert (least <= rest).all()
     plain = (columns["tp"] == 1) & (columns["pp"] == 1)
     assert (rest - least <= 2 * len(times.exposed))[plain].all()
+
+
+FACTORS = st.builds(
+    Factor,
+    part=st.sampled_from(tuple(PARTS)),
+    value=st.floats(0.5, 2.0),
+    framework=st.sampled_from(("", "strategist", "nemo")),
+)
+
+
+@PROPERTIES.holds(8, questions(), st.lists(FACTORS, max_size=4))
+def test_no_step_is_shorter_than_its_bound_under_factors(job: Job, factors: list[Factor]) -> None:
+    """So it is under any calibration; factors of other frameworks change nothing, and terms that no factor moves stay as they are."""
+    columns = legal_candidates(job)
+    moved = replace(job, factors=tuple(factors))
+    before, after = step_times(job, columns), step_times(moved, columns)
+    assert (least_step_ns(moved, columns) <= after.step).all()
+    assert (after.step == total_of(after.exposed.values())).all()
+    terms = {term: moved.on_parts.get(part, 1.0) for part, own in PARTS.items() for term in own}
+    for term, factor in terms.items():
+        assert (abs(after.exposed[term] - factor * before.exposed[term]) <= 0.5).all()
+    if not moved.on_parts:
+        assert (before.step == after.step).all()
 
 
 @PROPERTIES.holds(8, questions())

@@ -1,0 +1,194 @@
+"""Factors and intervals that ship, fitted to the published runs; and every source judged by those of all others.
+
+`make calibration` runs this: it writes the catalogue's `calibration` and `intervals`, and results/calibration.json with every run
+that they rest on.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.record import ROOT, circumstances, write
+from strategist.accuracy.calibrate import Judged, calibrate, factors_of
+from strategist.accuracy.judge import judge
+from strategist.accuracy.table import read_runs
+from strategist.catalog import FOLDER, rows
+from strategist.document.calibration import Calibration
+from strategist.facts.calibration import Factor
+from strategist.planner.write import ANYWHERE, Place, neighbourhoods
+
+RUNS = ROOT / "benchmarks/truth/training.csv"
+MEMORY_RUNS = ROOT / "benchmarks/truth/memory.csv"
+SCORED = ("A", "B")
+SPREAD = 0.02
+"""How far shipped factors may stray: docs/decisions/0149 has what other spreads do to sources left out."""
+MIN_SOURCES = 3
+"""Sources that a neighbourhood needs for bounds of its own."""
+ROOM = 1.5
+"""How much wider, in logarithms, bounds are where they rest on other devices' runs."""
+
+
+def scored(judged: Iterable[Judged]) -> list[Judged]:
+    """Runs of quality A and B."""
+    return [one for one in judged if one.run["quality"] in SCORED]
+
+
+def with_time(judged: Iterable[Judged]) -> list[Judged]:
+    """Runs that are predicted and state a time or a rate."""
+    return [one for one in judged if one.case is not None and one.case.measured.step_s is not None]
+
+
+def fitted(judged: Sequence[Judged]) -> tuple[Factor, ...]:
+    """The factors that runs ask for, by the formulas alone before."""
+    timed = with_time(judged)
+    return factors_of(timed, [one.run["source"] for one in timed], spread=SPREAD)
+
+
+def left_out(plain: Sequence[Judged]) -> list[Judged]:
+    """Every run, in order, under the factors that the runs of all other sources ask for."""
+    found: dict[str, Judged] = {}
+    for source in sorted({one.run["source"] for one in plain}):
+        own = [one.run for one in plain if one.run["source"] == source]
+        others = fitted([one for one in plain if one.run["source"] != source])
+        found |= {one.run["id"]: one for one in judge(own, others)}
+    return [found[one.run["id"]] for one in plain]
+
+
+class Error(NamedTuple):
+    """A run's source, its neighbourhoods from the nearest on, and ln(measured / predicted)."""
+
+    source: str
+    places: tuple[Place, ...]
+    value: float
+
+
+def time_errors(judged: Iterable[Judged]) -> list[Error]:
+    """The errors of every step time."""
+    return [
+        Error(one.run["source"], neighbourhoods(one.job), math.log(one.measured_s / one.step_s))
+        for one in with_time(judged)
+    ]
+
+
+def memory_errors(judged: Iterable[Judged]) -> list[Error]:
+    """The errors of every peak, like beside like."""
+    cases = ((one, one.case.measured) for one in judged if one.case is not None)
+    return [
+        Error(one.run["source"], (), math.log(seen.peak_bytes / one.comparable_bytes(seen.mem_kind)))
+        for one, seen in cases
+        if seen.peak_bytes is not None
+    ]
+
+
+Bounds = tuple[float, float]
+
+
+def bounds(known: Sequence[Error], place: Place) -> Bounds | None:
+    """The middle 80 % of the errors in a neighbourhood, None with fewer than MIN_SOURCES sources there. A source of n runs weighs
+    sqrt(n): neither one big source nor the number of sources alone decides. The prediction itself lies inside."""
+    own = known if place == ANYWHERE else [error for error in known if place in error.places]
+    sizes = Counter(error.source for error in own)
+    if len(sizes) < MIN_SOURCES:
+        return None
+    ordered = sorted((error.value, sizes[error.source] ** -0.5) for error in own)
+    weights = np.cumsum([weight for _, weight in ordered])
+    low, high = np.interp((0.1, 0.9), weights / weights[-1], [value for value, _ in ordered])
+    return min(0.0, float(low)), max(0.0, float(high))
+
+
+def wider(own: Bounds | None) -> Bounds:
+    """Bounds for what has no runs of its own. Raises ValueError where there are none to widen."""
+    if own is None:
+        raise ValueError(f"fewer than {MIN_SOURCES} sources")
+    return ROOM * own[0], ROOM * own[1]
+
+
+def all_bounds(known: Sequence[Error]) -> dict[Place, Bounds]:
+    """Bounds of every neighbourhood that has them, and those of anywhere."""
+    places = sorted({place for error in known for place in error.places})
+    found = {place: bounds(known, place) for place in places}
+    return {ANYWHERE: wider(bounds(known, ANYWHERE))} | {place: own for place, own in found.items() if own is not None}
+
+
+def nearest(known: Mapping[Place, Bounds], places: Iterable[Place]) -> Bounds:
+    """The bounds of the nearest neighbourhood that has any."""
+    return next((known[place] for place in places if place in known), known[ANYWHERE])
+
+
+def as_factors(own: Bounds) -> dict[str, float]:
+    """Bounds as factors on a prediction."""
+    return {"low": round(math.exp(own[0]), 2), "high": round(math.exp(own[1]), 2)}
+
+
+def factor_rows(factors: Iterable[Factor], judged: Sequence[Judged]) -> list[dict[str, Any]]:
+    """Rows of the catalogue's `calibration`."""
+    timed = with_time(judged)
+    found = []
+    for factor in factors:
+        own = [one for one in timed if factor.applies(one.job.cluster.slowest.gpu.name, one.job.profile.name)]
+        sources = ", ".join(sorted({one.run["source"] for one in own}))
+        text = f"ours: fitted to {len(own)} published runs of {sources} (benchmarks/results/calibration.json names them), near 1 to {SPREAD:.0%}; `make calibration`"
+        found.append(asdict(factor) | {"unit": "1", "basis": "measured", "source": text})
+    return found
+
+
+HOW = "middle 80 % of measured over predicted {what} of published runs (benchmarks/truth), each source under factors fitted without it, sources of n runs weighing sqrt(n); `make calibration`"
+
+
+def interval_rows(times: Sequence[Error], peaks: Sequence[Error]) -> list[dict[str, Any]]:
+    """Rows of the catalogue's `intervals`."""
+    found = [_row("time", place, own, HOW.format(what="step times")) for place, own in all_bounds(times).items()]
+    found[0] |= {"basis": "derived", "source": f"ours: over all devices, with half as much room again in logarithms, for those without runs of {MIN_SOURCES} sources: {HOW.format(what='step times')}"}  # fmt: skip
+    memory = bounds(peaks, ANYWHERE)
+    return [*found, *([] if memory is None else [_row("memory", ANYWHERE, memory, HOW.format(what="peaks"))])]
+
+
+def _row(name: str, place: Place, own: Bounds, how: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        **place._asdict(),
+        **as_factors(own),
+        "unit": "1",
+        "basis": "measured",
+        "source": f"ours: {how}",
+    }
+
+
+def calibration_of(judged: Sequence[Judged]) -> Calibration:
+    """What ships, as a document, with what it is worth on sources left out."""
+    return calibrate(judged, spread=SPREAD)
+
+
+def names(judged: Iterable[Judged]) -> dict[str, list[str]]:
+    """The runs that factors rest on, by source."""
+    found: dict[str, list[str]] = {}
+    for one in with_time(judged):
+        found.setdefault(one.run["source"], []).append(one.run["id"])
+    return dict(sorted(found.items()))
+
+
+def ship() -> dict[str, Any]:
+    """Write the catalogue's tables, and say what they rest on."""
+    plain = scored(judge(read_runs(str(RUNS))))
+    found = calibration_of(plain)
+    peaks = memory_errors((*plain, *scored(judge(read_runs(str(MEMORY_RUNS))))))
+    _write("calibration", factor_rows(found.factors, plain))
+    _write("intervals", interval_rows(time_errors(left_out(plain)), peaks))
+    rows.cache_clear()
+    return {**circumstances(("strategist", "numpy", "scipy")), "spread": SPREAD, "calibration": asdict(found), "rows": names(plain)}  # fmt: skip
+
+
+def _write(table: str, found: Iterable[Mapping[str, Any]]) -> None:
+    with open(f"{FOLDER}/{table}.jsonl", "w", encoding="utf-8") as file:
+        file.writelines(f"{json.dumps(row)}\n" for row in found)
+
+
+if __name__ == "__main__":
+    print(write("calibration", ship()))
