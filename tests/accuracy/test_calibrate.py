@@ -222,7 +222,7 @@ def test_a_calibration_and_none_contradict_each_other(tmp_path: Path) -> None:
         told = call(*plan, "--config", str(config), "--json")
         assert told.code == code
         if code:
-            assert "true or false" in told.err
+            assert "true or false" in told.error["message"]
         else:
             assert (told.document["factors"] == []) is (word == "true")
     with pytest.raises(InputError) as caught:
