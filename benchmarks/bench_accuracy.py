@@ -153,7 +153,7 @@ def over_sources(groups: Sequence[Group]) -> dict[str, float]:
     mean = len(found)
     return {
         "sources": mean,
-        "factor": round(math.exp(sum(math.log(one.factor) for one in found) / mean), 3),
+        "factor": round(math.exp(sum(math.log(one.factor) for one in found) / mean), 4),
         "within_10": round(sum(one.within_10 for one in found) / mean, 3),
         "within_25": round(sum(one.within_25 for one in found) / mean, 3),
     }

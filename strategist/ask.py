@@ -158,14 +158,22 @@ def _adapting(job: Job) -> Job:
     return adapting(job)
 
 
+WORTH_SAYING = 0.005
+"""Factors nearer to one are in the times and in the Plan, and not among the assumptions."""
+
+
 def _calibrated(job: Job, given: Given) -> tuple[Job, tuple[Assumption, ...]]:
     """The job under the factors of its calibration, and which they are. Raises as `factors_of`."""
     factors, runs = factors_of(given)
     job = replace(job, factors=factors)
-    words = ", ".join(f"{part} x{value:.3f}" for part, value in sorted(job.on_parts.items()))
-    if not words and given.calibration is None:
+    moved = job.on_parts
+    if not moved and given.calibration is None:
         return job, ()
-    value = f"{words or 'no factor for this device or framework'}, from {runs}"
+    words = ", ".join(f"{part} x{value:.3f}" for part, value in sorted(moved.items()) if abs(value - 1) >= WORTH_SAYING)
+    near = (
+        f"every part within {WORTH_SAYING:.1%} of the formulas" if moved else "no factor for this device or framework"
+    )
+    value = f"{words or near}, from {runs}"
     return job, (Assumption(what="calibration", value=value, flag="--calibration", basis="derived"),)
 
 

@@ -200,9 +200,9 @@ def _held(sample: Sample, usual: Reals, spread: float) -> Held:
 
 
 def _factors(entries: Reals, keys: Sequence[Key]) -> list[Factor]:
-    """Factors of at least half a percent, in the order of the keys."""
+    """Factors of at least a tenth of a percent, in the order of the keys."""
     found = []
     for (kind, name), row in zip(keys, np.exp(entries), strict=True):
         where: Mapping[str, Any] = {kind: name}
-        found += [Factor(part=part, value=round(float(value), 4), **where) for part, value in zip(PARTS, row, strict=True) if abs(value - 1) >= 0.005]  # fmt: skip
+        found += [Factor(part=part, value=round(float(value), 4), **where) for part, value in zip(PARTS, row, strict=True) if abs(value - 1) >= 0.001]  # fmt: skip
     return found

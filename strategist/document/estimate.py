@@ -19,7 +19,7 @@ gradients are reduced, and when the update runs."""
 
 TIME_TERMS = (
     "matmul", "attention", "elementwise", "loss", "moe_dispatch", "host", "tp", "cp", "ep", "pp", "dp", "bubble",
-    "optimizer", "offload",
+    "straggler", "optimizer", "offload",
 )  # fmt: skip
 """Every second has one home: compute on the critical path, exposed communication per axis, idle time, the update."""
 

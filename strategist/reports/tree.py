@@ -47,6 +47,7 @@ MEANING: Mapping[str, str] = {
     "pp": "pipeline sends",
     "dp": "data parallel collectives",
     "bubble": "idle pipeline",
+    "straggler": "waiting for the slowest device",
     "optimizer_step": "weight update",
     "offload": "host link and host update",
 }

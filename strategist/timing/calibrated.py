@@ -14,7 +14,7 @@ PARTS: Mapping[Part, tuple[str, ...]] = {
     "attention": ("attention",),
     "memory": ("elementwise", "loss", "moe_dispatch", "optimizer", "offload"),
     "host": ("host",),
-    "network": ("tp", "cp", "ep", "pp", "dp"),
+    "network": ("tp", "cp", "ep", "pp", "dp", "straggler"),
 }
 """Terms that one factor moves; the bubble follows all of them."""
 

@@ -22,6 +22,7 @@ from strategist.timing.collectives import FULL_BYTES, Links, links
 from strategist.timing.compute import COMPUTE_TERMS, Compute
 from strategist.timing.optimizer import offload_seconds, update_seconds
 from strategist.timing.rates import memory_Bps, peak_FLOPs, share
+from strategist.timing.stragglers import straggling
 
 NANO = 1e9
 NONE: Reals = np.zeros(())
@@ -82,7 +83,8 @@ def least_step_ns(job: Job, candidates: Candidates) -> Column:
     for group in groups(job, some):
         work = _work(job, group, elements(job.model, group), compute)
         sends = _with_seconds(job, group, activation_traffic(job, group))
-        least[group.rows] = _occupied(job, group, work, sends).seconds
+        found = _occupied(job, group, work, sends)
+        least[group.rows] = found.seconds + straggling(job) * found.computing.min(axis=1)
     factors = job.on_parts
     roundings = len(TIME_TERMS) * (2 if factors else 1)  # every term is rounded, and again once it is multiplied
     rounded = np.floor(least * (NANO * least_factor(factors))).astype(np.int64) - roundings
@@ -184,6 +186,8 @@ def _group_terms(job: Job, group: Group, compute: Compute) -> dict[str, tuple[Re
     if "dp" in exposed:
         terms["dp"] = (exposed["dp"].max(axis=1), hidden["dp"][rows, exposed["dp"].argmax(axis=1)], NONE)
     terms["bubble"] = (found.idle, NONE, NONE)
+    if late := straggling(job):
+        terms["straggler"] = (late * pick(found.computing), NONE, NONE)
     update, offload = _update(job, group, counts)
     terms["optimizer"], terms["offload"] = (update, NONE, NONE), (offload, NONE, NONE)
     return terms
@@ -206,6 +210,11 @@ class _Occupied:
     every: Reals
     micro: Reals
     waits: Reals
+
+    @property
+    def computing(self) -> Reals:
+        """Seconds per step that every stage computes for, (C, S)."""
+        return total_of(self.busy.values())
 
     @property
     def idle(self) -> Reals:

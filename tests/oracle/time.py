@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import NormalDist
 
 from strategist.facts.job import Job
 from strategist.facts.model import LayerKind, layer_counts, layer_sequence
@@ -18,7 +19,7 @@ from tests.oracle.stages import IN_A_V, Layout, computed_again, last_stage, stag
 from tests.oracle.traffic import Row, collective_seconds, rows_of
 
 AXES = ("tp", "cp", "ep", "pp", "dp")
-TERMS = (*COMPUTE_TERMS, "loss", *AXES, "bubble", "optimizer", "offload")
+TERMS = (*COMPUTE_TERMS, "loss", *AXES, "bubble", "straggler", "optimizer", "offload")
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,13 @@ class Stage:
     hidden: dict[str, float] = field(default_factory=dict)
     once: dict[str, float] = field(default_factory=dict)
 
+    def computing(self, m: int) -> float:
+        """What it computes for over the m micro-batches of a step."""
+        return m * sum(term.all for term in self.compute.values()) + sum(self.once.values())
+
     def seconds(self, m: int) -> float:
         """Everything but dp over the m micro-batches of a step."""
-        sent = sum(seconds for axis, seconds in self.exposed.items() if axis != "dp")
-        return m * sum(term.all for term in self.compute.values()) + sum(self.once.values()) + sent
+        return self.computing(m) + sum(seconds for axis, seconds in self.exposed.items() if axis != "dp")
 
 
 def stage_time(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> Stage:
@@ -206,7 +210,17 @@ def times_of(job: Job, layout: Layout) -> list[Time]:
     alone = {"bubble": bubble, "optimizer": update, "offload": offload}
     slowest = _largest(stages.values(), lambda stage: stage.seconds(m))
     busiest = _largest(stages.values(), lambda stage: stage.exposed["dp"])
-    return [_ledger(m, own, sender, alone) for own in slowest for sender in busiest]
+    late = _late(job)
+    return [
+        _ledger(m, own, sender, alone | {"straggler": late * own.computing(m)}) for own in slowest for sender in busiest
+    ]
+
+
+def _late(job: Job) -> float:
+    """How much longer the slowest of all devices computes than the slowest of eight: a normal distribution's quantiles at
+    (n - 3/8) / (n + 1/4)."""
+    late, usual = (NormalDist().inv_cdf((8 * n - 3) / (8 * n + 2)) for n in (max(job.cluster.world, 8), 8))
+    return share("device_spread", device_of(job)) * (late - usual)
 
 
 def time_of(job: Job, layout: Layout) -> Time:
