@@ -24,7 +24,7 @@ from strategist.facts.workload import Workload
 from strategist.planner.search import Question, legality, limits_of
 from strategist.planner.situation import question
 from strategist.rulebook.apply import forbid
-from strategist.space.candidates import ASKED, MESH_COLUMNS, OPTION_COLUMNS, WORDS, Candidates
+from strategist.space.candidates import MESH_COLUMNS, NOT_ASKED, OPTION_COLUMNS, WORDS, Candidates
 from strategist.space.enumerate import enumerate_candidates
 from strategist.timing.rates import peak_FLOPs
 from tests.examples import cases_of
@@ -220,11 +220,10 @@ def layouts(draw: Draw, job: Job) -> dict[str, Any]:
     m = job.workload.global_batch // dp // micro
     schedule, v = draw(_schedules(pp, m, job.model.layers + job.model.enc_layers))
     splits_sequence = tp > 1 and (job.workload.seq_len // cp) % tp == 0
-    kinds = ("ring",) if (job.model.kv_heads // tp) % cp else ("ring", "all-to-all")
     layout = mesh | {
         "zero": zero, "virtual_stages": v, "schedule": schedule, "micro_batch": micro, "accumulation": m,
         "sequence_parallel": draw(st.sampled_from((0, 1))) if splits_sequence else 0,
-        "context_parallel": draw(st.sampled_from(kinds)) if cp > 1 else "none",
+        **draw(st.sampled_from(_contexts(cp, job.model.kv_heads // tp))),
         "recompute": draw(st.sampled_from(("none", "selective", "full"))),
         "offload": draw(st.sampled_from(_homes(job, zero, pp))),
         "tiling": draw(st.sampled_from((1, 8))) if zero == 3 else 1,
@@ -232,6 +231,16 @@ def layouts(draw: Draw, job: Job) -> dict[str, Any]:
     }  # fmt: skip
     splits = _may_split_backward(job, layout) and draw(st.booleans())
     return layout | draw(st.sampled_from(_in_two_parts(job, layout))) if splits else layout
+
+
+def _contexts(cp: int, heads: int) -> tuple[dict[str, Any], ...]:
+    """The kinds of context parallelism of a rank with so many key-value heads."""
+    if cp == 1:
+        return ({"context_parallel": "none"},)
+    inner = (size for size in divisors(cp) if 1 < size < cp and heads % size == 0)
+    split = ({"context_parallel": "hierarchical", "cp_inner": size} for size in inner)
+    exchange = () if heads % cp else ({"context_parallel": "all-to-all"},)
+    return ({"context_parallel": "ring"}, *exchange, *split)
 
 
 def _in_two_parts(job: Job, layout: dict[str, Any]) -> tuple[dict[str, Any], ...]:
@@ -310,10 +319,13 @@ def _expert_splits(draw: Draw, shape: ModelShape, ranks: int, tp: int) -> tuple[
 
 def candidates(rows_: Sequence[dict[str, Any]]) -> Candidates:
     """Layouts as the columns that the package computes on; what is never chosen only where it is said."""
-    names = (*MESH_COLUMNS, *OPTION_COLUMNS, *(name for name in ASKED if name in rows_[0]))
-    return Candidates(
-        {
-            name: np.array([WORDS[name].index(row[name]) if name in WORDS else row[name] for row in rows_], np.int64)
-            for name in names
-        }
-    )
+    asked = (name for name in NOT_ASKED if any(name in row for row in rows_))
+    names = (*MESH_COLUMNS, *OPTION_COLUMNS, *asked)
+    return Candidates({name: np.array([_coded(row, name) for row in rows_], np.int64) for name in names})
+
+
+def _coded(row: dict[str, Any], name: str) -> int:
+    """The number that stands for a choice of a layout, of one that it does not say what nobody asks for."""
+    if name not in row:
+        return NOT_ASKED[name]
+    return WORDS[name].index(row[name]) if name in WORDS else int(row[name])

@@ -34,7 +34,7 @@ TECHNIQUES: Mapping[str, Any] = {
     "zero": lambda a: a["zero"] > 0,
 }
 """What can be left out, and which layouts use it: in the oracle's words."""
-ADDED = ("gpipe", "looped_bfs", "zb_h1", "zbv", "dualpipev", "tiling")
+ADDED = ("gpipe", "looped_bfs", "zb_h1", "zbv", "dualpipev", "tiling", "hierarchical")
 """What can be looked at beside."""
 TRIES = 200
 

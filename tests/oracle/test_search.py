@@ -178,7 +178,7 @@ CI_SCENARIOS, NIGHTLY_SCENARIOS, AT_ONCE = 200, 2000, 10
 EVERY: dict[str, set[Any]] = {
     "zero": {0, 1, 2, 3},
     "schedule": {"none", "gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1", "zbv", "dualpipev"},
-    "context_parallel": {"none", "ring", "all-to-all"},
+    "context_parallel": {"none", "ring", "all-to-all", "hierarchical"},
     "recompute": {"none", "selective", "full"},
     "offload": {"none", "optimizer", "parameters", "nvme"},
     "sequence_parallel": {0, 1},
