@@ -29,7 +29,7 @@ SIGNS = (
 )
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 STAGES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
-CP_KINDS = {"p2p": "ring", "a2a": "all-to-all"}
+CP_KINDS = {"p2p": "ring", "a2a": "all-to-all", "a2a+p2p": "hierarchical"}
 LAUNCHER = (
     "--nnodes", "--nproc-per-node", "--node-rank", "--master-addr", "--master-port", "--standalone", "--rdzv-backend",
     "--rdzv-endpoint", "--rdzv-id", "--max-restarts", "--log-dir", "--tee", "--redirects", "--rdzv-conf", "--no-python",
@@ -118,6 +118,7 @@ def says_of(said: Arguments, world: int | None) -> Says:
         virtual_stages=virtual,
         schedule="none" if pp == 1 else "interleaved" if virtual > 1 else "1f1b",
         context_parallel=kind,
+        cp_inner=whole(said.get("--hierarchical-context-parallel-sizes")) if kind == "hierarchical" else None,
         micro_batch=micro,
         global_batch=batch,
         seq_len=whole(said.get("--seq-length")),
