@@ -58,7 +58,11 @@ OTHER_NAME: Mapping[str, tuple[tuple[str, str, Any], ...]] = {
 COVERAGE = replace(
     MEGATRON_COVERAGE,
     framework="Megatron-Bridge 0.3",
-    values={**MEGATRON_COVERAGE.values, "strategy.context_parallel": ("none", "ring", "all-to-all"), "strategy.cp_inner": (1,)},
+    values={
+        **MEGATRON_COVERAGE.values,
+        "strategy.context_parallel": ("none", "ring", "all-to-all"),
+        "strategy.cp_inner": (1,),
+    },
     why={
         **MEGATRON_COVERAGE.why,
         "strategy.context_parallel": "Groups inside context parallelism were not tried with its container.",

@@ -55,5 +55,8 @@ def token_share(plan: Plan, index: int) -> TokenShare:
         return TokenShare((index,), ranks)
     group, here = divmod(index, inner)
     pieces = range(2 * ranks)
-    held = (*pieces[group * inner : (group + 1) * inner], *pieces[2 * ranks - (group + 1) * inner : 2 * ranks - group * inner])
+    held = (
+        *pieces[group * inner : (group + 1) * inner],
+        *pieces[2 * ranks - (group + 1) * inner : 2 * ranks - group * inner],
+    )
     return TokenShare(held[2 * here : 2 * here + 2], 2 * ranks)

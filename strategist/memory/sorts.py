@@ -27,7 +27,18 @@ NOT_READ: Mapping[Read, tuple[str, ...]] = {
     "schedule": (*_NOT_OF_WORK, "cp", "cp_inner", "tp", "ep", "etp", "micro_batch", "recompute", "sequence_parallel", "context_parallel", "tiling"),
 }  # fmt: skip
 """Columns that such formulas do not read, or only in `_sharing`."""
-INSIDE_LAYERS = "tp", "cp", "cp_inner", "ep", "etp", "micro_batch", "sequence_parallel", "context_parallel", "recompute", "tiling"
+INSIDE_LAYERS = (
+    "tp",
+    "cp",
+    "cp_inner",
+    "ep",
+    "etp",
+    "micro_batch",
+    "sequence_parallel",
+    "context_parallel",
+    "recompute",
+    "tiling",
+)
 """Columns that the work inside one layer reads where they are there, beside whether DDP runs it."""
 FEW = 2**10
 """Candidates that are worked out sooner than sorted."""

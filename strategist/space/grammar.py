@@ -11,7 +11,19 @@ from strategist.records import dataclass
 from strategist.space.candidates import NOT_ASKED, WORDS, Candidates, Mask
 from strategist.units import parse_integer, plain_text
 
-DEGREES = ("dp_replicate", "dp_shard", "cp", "cp_inner", "tp", "pp", "ep", "etp", "virtual_stages", "micro_batch", "accumulation")
+DEGREES = (
+    "dp_replicate",
+    "dp_shard",
+    "cp",
+    "cp_inner",
+    "tp",
+    "pp",
+    "ep",
+    "etp",
+    "virtual_stages",
+    "micro_batch",
+    "accumulation",
+)
 KEYS = (
     *DEGREES,
     "zero",
@@ -85,7 +97,12 @@ def _pins(part: str, flag: str) -> tuple[Pin, ...]:
 def _pin(name: str, value: str, flag: str) -> Pin:
     if name in WORDS:
         return Pin(name, _word(name, value, flag), value)
-    bounds = {"zero": (0, 3), "sequence_parallel": (0, 1), "recompute_every": (2, MAX_DEGREE), "cp_inner": (2, MAX_DEGREE)}
+    bounds = {
+        "zero": (0, 3),
+        "sequence_parallel": (0, 1),
+        "recompute_every": (2, MAX_DEGREE),
+        "cp_inner": (2, MAX_DEGREE),
+    }
     low, high = bounds.get(name, (1, MAX_DEGREE))
     number = parse_integer(value, f"{flag} {name}", low=0, high=MAX_DEGREE, example=f"{name}={max(low, 1)}")
     if not low <= number <= high:

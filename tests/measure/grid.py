@@ -760,7 +760,9 @@ def _talks(plan: Plan, place: str) -> bool:
 
 PEAK = "peak"
 """The place of a figure that is looked at when the whole is largest, whichever moment that is."""
-AXES = dict.fromkeys(("dp_shard", "dp_replicate", "shards", "expert_shards", "expert_data", "data", "world"), "dp") | dict.fromkeys(("cp_inner", "cp_ring"), "cp")
+AXES = dict.fromkeys(
+    ("dp_shard", "dp_replicate", "shards", "expert_shards", "expert_data", "data", "world"), "dp"
+) | dict.fromkeys(("cp_inner", "cp_ring"), "cp")
 OF_TOKENS = ("send", "all_to_all")
 """What ranks of one sequence, or of one set of experts, send each other; everything else that their group carries are weights
 and gradients."""

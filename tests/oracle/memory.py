@@ -1743,6 +1743,7 @@ def _pipeline_buffers(job: Job, layout: Layout, stage: int) -> float:
 def _runtime(job: Job, layout: Layout) -> float:
     device = "cpu" if job.cluster.smallest.vendor == "CPU" else "gpu"
     axes = sum(layout[axis] > 1 for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep"))
+    axes += layout["context_parallel"] == "hierarchical"  # rings and groups inside
     return overhead(f"{device}_context_bytes") + overhead(f"{device}_communicator_bytes") * axes
 
 

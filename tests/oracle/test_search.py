@@ -156,6 +156,15 @@ def test_search_equals_brute_force(words: str) -> None:
     _assert_search_is_brute_force(job, enumerate_layouts(job))
 
 
+@pytest.mark.parametrize("words", ["llama-3.2-1b dgx-h100 4 4096 2 bf16", "gpt2 ws-4x-4090 0 4096 1 fp16"])
+def test_search_for_hierarchical_context_parallelism_equals_brute_force(words: str) -> None:
+    """Beside the other kinds, too, the legal layouts, the number that fits and the best step time are those of trying everything."""
+    job, also = question_of(words), ("hierarchical",)
+    layouts = enumerate_layouts(job, also)
+    assert any(layout["context_parallel"] == "hierarchical" for layout in layouts)
+    _assert_search_is_brute_force(job, layouts, also=also)
+
+
 @pytest.mark.parametrize("words", _daily(SIXTEEN))
 def test_legal_layouts_of_sixteen_devices_equal_brute_force(words: str) -> None:
     """What a search on several nodes looks at is exactly what is legal and not collapsed."""

@@ -168,7 +168,10 @@ def _context(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -
     per_head = tokens(job, layout) / tp * shape.head_dim * BYTES[job.formats.compute]
     m, again = layout["accumulation"], computed_again(job, layout, stage, len(kinds))
     inner = {"all-to-all": cp, "hierarchical": layout.get("cp_inner", 1)}.get(layout["context_parallel"], 1)
-    if layout["context_parallel"] in ("ring", "hierarchical"):  # every inner-th rank; all heads of its tokens, or a share of more
+    if layout["context_parallel"] in (
+        "ring",
+        "hierarchical",
+    ):  # every inner-th rank; all heads of its tokens, or a share of more
         around = cp // inner
         hops = m * sum(_passes(layout, redone) + 2 for redone in again) * (around - 1)
         yield Row("cp", "send", "attention", per_head * 2 * shape.kv_heads, hops, around, tp * inner)
