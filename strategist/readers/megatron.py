@@ -200,6 +200,8 @@ def needs(said: Arguments) -> Iterator[Finding]:
     if _degree(said, "--expert-model-parallel-size") > 1 and "--num-experts" not in said:
         ep = _degree(said, "--expert-model-parallel-size")
         yield finding("megatron-experts", "--expert-model-parallel-size", ep=ep)
+    if said.get("--cp-comm-type") == "a2a+p2p" and "--hierarchical-context-parallel-sizes" not in said:
+        yield finding("megatron-hierarchical-sizes", "--cp-comm-type")
 
 
 def _world(said: Arguments, world: int | None) -> Iterator[Finding]:
