@@ -94,7 +94,7 @@ class Candidates:
         """Ranks that see different samples, shape (C,)."""
         return self["dp_replicate"] * self["dp_shard"]
 
-    @property
+    @cached_property
     def exchanging(self) -> Column:
         """Neighbours along cp that exchange heads for tokens, shape (C,): all of them, those inside, or one of a ring, which the
         others of its axis are around it."""
