@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from strategist.document.estimate import MOMENTS
@@ -152,6 +152,15 @@ def cases_of_muon(draw: Draw) -> Case:
     return job, [row | {"offload": "none", "tiling": 1}]
 
 
+@st.composite
+def cases_in_groups(draw: Draw) -> Case:
+    """A job under any framework, and a layout of it whose ranks exchange heads in groups that are a ring."""
+    job = replace(draw(jobs()), profile=find_profile(draw(st.sampled_from(frameworks()))))
+    row = draw(layouts(job).filter(lambda row: len(divisors(row["cp"])) > 2))
+    inner = draw(st.sampled_from(divisors(row["cp"])[1:-1]))
+    return job, [row | {"context_parallel": "hierarchical", "cp_inner": inner}]
+
+
 PLAIN: Layout = dict.fromkeys((*MESH_COLUMNS, "micro_batch", "accumulation", "virtual_stages", "tiling"), 1) | {
     "zero": 0, "schedule": "none", "sequence_parallel": 0, "context_parallel": "none", "recompute": "none",
     "offload": "none", "stage_split": "even",
@@ -291,6 +300,15 @@ def test_muon_equals_the_oracle(case: Case) -> None:
     _assert_same_memory(case)
     _assert_same_time(case)
     _assert_same_stages(case)
+
+
+@pytest.mark.slow
+@settings(CI, max_examples=cases_of(20), suppress_health_check=[HealthCheck.filter_too_much])
+@given(cases_in_groups())
+def test_hierarchical_context_parallelism_equals_the_oracle(case: Case) -> None:
+    """What travels around the ring and inside the groups, and what attention and a layer hold beside it, are the oracle's."""
+    _assert_same_memory(case)
+    _assert_same_time(case)
 
 
 @settings(CI, max_examples=cases_of(20))
