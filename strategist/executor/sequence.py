@@ -54,9 +54,6 @@ def token_share(plan: Plan, index: int) -> TokenShare:
     if plan.strategy.context_parallel == "all-to-all":
         return TokenShare((index,), ranks)
     group, here = divmod(index, inner)
-    pieces = range(2 * ranks)
-    held = (
-        *pieces[group * inner : (group + 1) * inner],
-        *pieces[2 * ranks - (group + 1) * inner : 2 * ranks - group * inner],
-    )
-    return TokenShare(held[2 * here : 2 * here + 2], 2 * ranks)
+    front, back = group * inner, 2 * ranks - (group + 1) * inner
+    together = (*range(front, front + inner), *range(back, back + inner))
+    return TokenShare(together[2 * here : 2 * here + 2], 2 * ranks)

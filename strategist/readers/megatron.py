@@ -110,7 +110,7 @@ def says_of(said: Arguments, world: int | None) -> Says:
     micro, batch = whole(said.get("--micro-batch-size")), whole(said.get("--global-batch-size"))
     virtual = whole(said.get("--num-virtual-stages-per-pipeline-rank")) or _virtual(said, pp)
     cp = _degree(said, "--context-parallel-size")
-    kind = CP_KINDS.get(said.get("--cp-comm-type", "p2p")) if cp > 1 else "none"
+    kind, inner = _context(said, cp)
     says = told(
         tp=_degree(said, "--tensor-model-parallel-size"),
         pp=pp,
@@ -118,7 +118,7 @@ def says_of(said: Arguments, world: int | None) -> Says:
         virtual_stages=virtual,
         schedule="none" if pp == 1 else "interleaved" if virtual > 1 else "1f1b",
         context_parallel=kind,
-        cp_inner=whole(said.get("--hierarchical-context-parallel-sizes")) if kind == "hierarchical" else None,
+        cp_inner=inner,
         micro_batch=micro,
         global_batch=batch,
         seq_len=whole(said.get("--seq-length")),
@@ -133,6 +133,17 @@ def says_of(said: Arguments, world: int | None) -> Says:
         says["ep"] = _degree(said, "--expert-model-parallel-size")
         says["etp"] = whole(said.get("--expert-tensor-parallel-size")) or _degree(said, "--tensor-model-parallel-size")
     return says | _sharding(said, dp) | _numbers(said)
+
+
+def _context(said: Arguments, cp: int) -> tuple[str | None, int | None]:
+    """The kind of context parallelism, and how many neighbours exchange heads before a ring: with one of them it is a ring, with all of
+    them an all-to-all."""
+    kind = CP_KINDS.get(said.get("--cp-comm-type", "p2p")) if cp > 1 else "none"
+    if kind != "hierarchical":
+        return kind, None
+    inner = whole(said.get("--hierarchical-context-parallel-sizes"))
+    ends: Mapping[int | None, str] = {1: "ring", cp: "all-to-all"}
+    return (ends[inner], None) if inner in ends else (kind, inner)
 
 
 def _recompute(said: Arguments, chunks: int) -> str:

@@ -96,8 +96,8 @@ class Candidates:
 
     @cached_property
     def exchanging(self) -> Column:
-        """Neighbours along cp that exchange heads for tokens, shape (C,): all of them, those inside, or one of a ring, which the
-        others of its axis are around it."""
+        """Neighbours along cp that exchange heads for tokens, shape (C,): all of an all-to-all, `cp_inner` where it is hierarchical, or
+        each rank of a ring alone; so many groups as this goes into cp are a ring."""
         inner = self.columns.get("cp_inner", 1)
         return np.where(self.is_word("context_parallel", "all-to-all"), self["cp"], inner)
 

@@ -119,7 +119,7 @@ def _mesh_groups(limits: Limits) -> Iterator[tuple[list[Mesh], list[tuple[int, .
     for mesh in _split_meshes(limits) if limits.splits_cp else meshes(limits):
         pp, replicate, shard, cp, tp, ep, _, zero, *inner = mesh
         pure = pp == tp == cp == ep == 1 and zero >= 2 and replicate == 1
-        key = pp, replicate * shard, cp > 1, tp > 1, pure and zero, inner[:1] > [1]
+        key = pp, replicate * shard, cp > 1, tp > 1, pure and zero, max(inner, default=1) > 1
         groups.setdefault(key, []).append(mesh)
     for members in groups.values():
         yield members, list(_options(limits, members[0]))
@@ -193,7 +193,8 @@ def _options(limits: Limits, mesh: Mesh) -> Iterator[tuple[int, ...]]:
     """Rows in the order of OPTION_COLUMNS without `zero`, for meshes of one group."""
     pp, replicate, shard, cp, tp, _, _, zero, *inner = mesh
     pure = pp == tp == cp == 1 and zero >= 2 and replicate == 1
-    kinds = ("hierarchical",) if inner[:1] > [1] else ("ring", "all-to-all") if cp > 1 else ("none",)
+    whole = ("ring", "all-to-all") if cp > 1 else ("none",)
+    kinds = ("hierarchical",) if max(inner, default=1) > 1 else whole
     for micro, accumulation in _batches(limits, replicate * shard):
         schedules = _schedules(limits, pp, accumulation)
         for (schedule, virtual, split), sequence in product(schedules, _sequence_cuts(limits, cp, tp)):

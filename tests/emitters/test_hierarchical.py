@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,28 @@ def test_its_script_read_back_says_the_plan(tmp_path: Path) -> None:
     _, read = read_foreign(open_source(str(tmp_path / "launch.sh"), "FILE"), "FILE", 8)
     assert read.findings == ()
     assert [read.says[name] for name in ("cp", "context_parallel", "cp_inner")] == [8, "hierarchical", 4]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "kind", "inner"), [("4 2", "hierarchical", 4), ("1 8", "ring", None), ("8 1", "all-to-all", None)]
+)
+def test_groups_of_one_or_all_are_heard_as_what_they_are(
+    sizes: str, kind: str, inner: int | None, tmp_path: Path
+) -> None:
+    """Megatron-LM takes sizes of one; with those it is a ring or an all-to-all. A recipe's list is heard as the arguments are."""
+    words = "--num-layers 4 --pipeline-model-parallel-size 1 --context-parallel-size 8 --cp-comm-type a2a+p2p"
+    script = f"torchrun pretrain_gpt.py {words} --hierarchical-context-parallel-sizes {sizes} --micro-batch-size 1\n"
+    model = {
+        "tensor_model_parallel_size": 1,
+        "context_parallel_size": 8,
+        "cp_comm_type": "a2a+p2p",
+        "hierarchical_context_parallel_sizes": [int(size) for size in sizes.split()],
+    }
+    texts = {"launch.sh": script, "bridge.json": json.dumps({"model": model, "train": {"micro_batch_size": 1}})}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        _, read = read_foreign(open_source(str(tmp_path / name), "FILE"), "FILE", 8)
+        assert (read.says["context_parallel"], read.says.get("cp_inner")) == (kind, inner)
 
 
 SAY_IT = {"torchrun", "slurm", "mp-spawn", "mpirun", "ray", "kubernetes", "skypilot", "megatron"}
