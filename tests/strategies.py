@@ -220,10 +220,11 @@ def layouts(draw: Draw, job: Job) -> dict[str, Any]:
     m = job.workload.global_batch // dp // micro
     schedule, v = draw(_schedules(pp, m, job.model.layers + job.model.enc_layers))
     splits_sequence = tp > 1 and (job.workload.seq_len // cp) % tp == 0
+    kinds = ("ring",) if (job.model.kv_heads // tp) % cp else ("ring", "all-to-all")
     layout = mesh | {
         "zero": zero, "virtual_stages": v, "schedule": schedule, "micro_batch": micro, "accumulation": m,
         "sequence_parallel": draw(st.sampled_from((0, 1))) if splits_sequence else 0,
-        **draw(st.sampled_from(_contexts(cp, job.model.kv_heads // tp))),
+        "context_parallel": draw(st.sampled_from(kinds)) if cp > 1 else "none",
         "recompute": draw(st.sampled_from(("none", "selective", "full"))),
         "offload": draw(st.sampled_from(_homes(job, zero, pp))),
         "tiling": draw(st.sampled_from((1, 8))) if zero == 3 else 1,
@@ -231,16 +232,6 @@ def layouts(draw: Draw, job: Job) -> dict[str, Any]:
     }  # fmt: skip
     splits = _may_split_backward(job, layout) and draw(st.booleans())
     return layout | draw(st.sampled_from(_in_two_parts(job, layout))) if splits else layout
-
-
-def _contexts(cp: int, heads: int) -> tuple[dict[str, Any], ...]:
-    """The kinds of context parallelism of a rank with so many key-value heads."""
-    if cp == 1:
-        return ({"context_parallel": "none"},)
-    inner = (size for size in divisors(cp) if 1 < size < cp and heads % size == 0)
-    split = ({"context_parallel": "hierarchical", "cp_inner": size} for size in inner)
-    exchange = () if heads % cp else ({"context_parallel": "all-to-all"},)
-    return ({"context_parallel": "ring"}, *exchange, *split)
 
 
 def _in_two_parts(job: Job, layout: dict[str, Any]) -> tuple[dict[str, Any], ...]:

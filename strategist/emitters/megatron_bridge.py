@@ -65,7 +65,10 @@ COVERAGE = replace(
     },
     why={
         **MEGATRON_COVERAGE.why,
-        "strategy.context_parallel": "Groups inside context parallelism were not tried with its container.",
+        **dict.fromkeys(
+            ("strategy.context_parallel", "strategy.cp_inner"),
+            "Groups inside context parallelism were not tried with its container.",
+        ),
     },
     clashes=(
         *MEGATRON_COVERAGE.clashes,

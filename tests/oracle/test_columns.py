@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from strategist.document.estimate import MOMENTS
 from strategist.errors import ImpossibleError
 from strategist.facts.adapters import TARGETS, adapting, with_adapters
+from strategist.facts.clusters import load_cluster
 from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
 from strategist.facts.model_parts import Moe
@@ -309,6 +310,17 @@ def test_hierarchical_context_parallelism_equals_the_oracle(case: Case) -> None:
     """What travels around the ring and inside the groups, and what attention and a layer hold beside it, are the oracle's."""
     _assert_same_memory(case)
     _assert_same_time(case)
+
+
+@pytest.mark.parametrize("inner", [2, 4, 8])
+def test_groups_inside_a_node_and_rings_across_equal_the_oracle(inner: int) -> None:
+    """On two nodes the neighbours exchange over the fast links and the rings send over the slow ones."""
+    work = Workload(seq_len=65536, global_batch=1, precision="bf16")
+    machines, model = load_cluster("aws-p4d.24xlarge:2"), load_model("llama-2-7b")
+    job = Job(cluster=machines, model=model, workload=work, profile=find_profile())
+    row = PLAIN | {"cp": 16, "zero": 3, "context_parallel": "hierarchical", "cp_inner": inner}
+    _assert_same_memory((job, [row]))
+    _assert_same_time((job, [row]))
 
 
 @settings(CI, max_examples=cases_of(20))
