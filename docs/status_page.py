@@ -77,6 +77,7 @@ TECHNIQUES = (
     Technique("PP x TP x ZeRO-1", "pp=2,tp=2,dp_shard=2,zero=1"),
     Technique("CP, ring", "cp=2,dp_shard=4,zero=3,context_parallel=ring"),
     Technique("CP, all-to-all", "cp=2,dp_shard=4,zero=3,context_parallel=all-to-all"),
+    Technique("CP, hierarchical", "cp=4,cp_inner=2,dp_shard=2,zero=3,context_parallel=hierarchical"),
     Technique("TP x CP x FSDP", "tp=2,cp=2,dp_shard=2,zero=3,sequence_parallel=1,context_parallel=all-to-all"),
     Technique("EP", "ep=8,dp_shard=8,zero=3", model="olmoe-1b-7b"),
     Technique("EP x FSDP", "ep=4,dp_shard=8,zero=3", model="olmoe-1b-7b"),
@@ -131,7 +132,7 @@ LATER: Mapping[str, str] = {
 
 MISSING = (
     "Of the search and the executor: ZB-H1 with several chunks a stage; ZB-H1, ZBV and DualPipeV with ZeRO-3, context parallelism, experts or "
-    "recomputation; ZBV and DualPipeV of tied ends; passes of DualPipeV that overlap. Of the search: ZB-H1, ZBV, DualPipeV, and looped BFS where chunks can be interleaved, are looked at only when asked for (`--also`, `--pin`).",
+    "recomputation; ZBV and DualPipeV of tied ends; passes of DualPipeV that overlap. Of the search: ZB-H1, ZBV, DualPipeV, looped BFS where chunks can be interleaved, and hierarchical context parallelism are looked at only when asked for (`--also`, `--pin`).",
     "Pipeline, context (but DeepSpeed's all-to-all) and expert parallelism in the files of Accelerate, DeepSpeed, Transformers, TRL, Lightning, "
     "LLaMA-Factory, axolotl, Composer and llm-foundry; tensor parallelism in those of LLaMA-Factory, axolotl, Composer, llm-foundry and EPL, and "
     "with sequence parallelism or experts in those of Accelerate, DeepSpeed, Transformers, TRL and Lightning (docs/decisions/0135); FSDP in those of "
@@ -160,7 +161,7 @@ MISSING = (
     "streams and large blocks (docs/decisions/0047), not what small tensors break up; frameworks with one buffer of gradients reserve a measured share.",
     "Whole experts beside tensor parallelism without sequence parallelism. Of the search: offload beside "
     "expert parallelism, which is run, traced and predicted.",
-    "Context parallelism by ring with windows, selective recompute or, on GPUs, fp32; recompute of layers in groups, and of some layers "
+    "Context parallelism by ring, also a hierarchical one, with windows, selective recompute or, on GPUs, fp32; recompute of layers in groups, and of some layers "
     "beside adapters and tiling, unasked in the search and other for each stage (docs/decisions/0114, 0130); "
     "memory-centric tiling of experts, of embedding and head, beside tp, pp or selective recompute, and in files of other frameworks.",
     "Nothing of ours ran on GPUs yet: the executor was tested on CPU ranks with gloo only.",

@@ -142,10 +142,8 @@ def target_of(plan: Plan) -> tuple[str, str]:
 def shown_plans(job: Job, candidates: Candidates) -> Callable[[int], Plan]:
     """What targets read of a Plan, for any row: machines, model, work, mesh and strategy, and how many processes there are."""
     first = strategy_of(job, candidates.row(0))
-    same = {
-        name: getattr(first, name) for name in names_of(type(first)) if name not in (*BATCH, *OPTION_COLUMNS, "stages")
-    }
-    chosen = [name for name in OPTION_COLUMNS if name not in BATCH]
+    chosen = [name for name in candidates.choices if name not in (*BATCH, *MESH_COLUMNS)]
+    same = {name: getattr(first, name) for name in names_of(type(first)) if name not in (*BATCH, *chosen, "stages")}
     one_process = candidates.in_threads
 
     @cache

@@ -21,7 +21,7 @@ Layout = Mapping[str, Said]
 
 LAYOUT = (
     "dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "etp", "zero", "virtual_stages", "schedule", "micro_batch",
-    "accumulation", "sequence_parallel", "context_parallel", "recompute", "offload",
+    "accumulation", "sequence_parallel", "context_parallel", "cp_inner", "recompute", "offload",
 )  # fmt: skip
 """What of a file is a layout, in the grammar of --strategy."""
 

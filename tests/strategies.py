@@ -24,7 +24,7 @@ from strategist.facts.workload import Workload
 from strategist.planner.search import Question, legality, limits_of
 from strategist.planner.situation import question
 from strategist.rulebook.apply import forbid
-from strategist.space.candidates import ASKED, MESH_COLUMNS, OPTION_COLUMNS, WORDS, Candidates
+from strategist.space.candidates import MESH_COLUMNS, NOT_ASKED, OPTION_COLUMNS, WORDS, Candidates
 from strategist.space.enumerate import enumerate_candidates
 from strategist.timing.rates import peak_FLOPs
 from tests.examples import cases_of
@@ -310,10 +310,13 @@ def _expert_splits(draw: Draw, shape: ModelShape, ranks: int, tp: int) -> tuple[
 
 def candidates(rows_: Sequence[dict[str, Any]]) -> Candidates:
     """Layouts as the columns that the package computes on; what is never chosen only where it is said."""
-    names = (*MESH_COLUMNS, *OPTION_COLUMNS, *(name for name in ASKED if name in rows_[0]))
-    return Candidates(
-        {
-            name: np.array([WORDS[name].index(row[name]) if name in WORDS else row[name] for row in rows_], np.int64)
-            for name in names
-        }
-    )
+    asked = (name for name in NOT_ASKED if any(name in row for row in rows_))
+    names = (*MESH_COLUMNS, *OPTION_COLUMNS, *asked)
+    return Candidates({name: np.array([_coded(row, name) for row in rows_], np.int64) for name in names})
+
+
+def _coded(row: dict[str, Any], name: str) -> int:
+    """The number that stands for a choice of a layout, of one that it does not say what nobody asks for."""
+    if name not in row:
+        return NOT_ASKED[name]
+    return WORDS[name].index(row[name]) if name in WORDS else int(row[name])

@@ -26,7 +26,7 @@ Schedule = Literal["none", "gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1"
 Recompute = Literal["none", "selective", "full"]
 Offload = Literal["none", "optimizer", "parameters", "nvme"]
 StageSplit = Literal["even", "weighted"]
-ContextParallel = Literal["none", "ring", "all-to-all"]
+ContextParallel = Literal["none", "ring", "all-to-all", "hierarchical"]
 Replicas = Literal["processes", "threads"]
 Compression = Literal["none", "bf16", "fp16", "powersgd", "topk"]
 Loss = Literal["whole", "chunked"]
@@ -113,7 +113,8 @@ class Strategy:
     nn.DataParallel has them. `compression` is what DDP does to gradients before it sends them; PowerSGD keeps so many columns
     (`compression_rank`), top-k such a share of the elements (`compression_share`). The `loss` is that of whole logits, or of the
     logits of a few tokens at a time; the `tables` of embeddings are local, or on a parameter server. With `recompute_layers` above 0 full recompute is that of the first so many layers of every chunk,
-    with `recompute_every` that of every so-many-th of them."""
+    with `recompute_every` that of every so-many-th of them. Hierarchical context parallelism exchanges heads among `cp_inner` neighbours
+    along cp, and sends keys and values around rings of mesh.cp / cp_inner across them."""
 
     zero: int = 0
     virtual_stages: int = 1
@@ -123,6 +124,7 @@ class Strategy:
     stages: tuple[Stage, ...]
     sequence_parallel: bool = False
     context_parallel: ContextParallel = "none"
+    cp_inner: int = 1
     recompute: Recompute = "none"
     recompute_layers: int = 0
     recompute_every: int = 0

@@ -27,14 +27,15 @@ from strategist.errors import shown
 from strategist.facts.model import ModelShape
 from strategist.records import replace
 
-Argument = tuple[str, str] | tuple[str]
+Argument = tuple[str, ...]
+"""A name, and the words behind it."""
 
 AUTOCAST = tuple(replace(FLOAT32, compute=low) for low in LOW)
 BESIDE_MASTERS = tuple(formats for formats in MASTERED if formats.gradient == formats.reduce)
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 """Megatron-FSDP's names of ZeRO stages."""
 
-CP_KINDS = {"ring": "p2p", "all-to-all": "a2a"}
+CP_KINDS = {"ring": "p2p", "all-to-all": "a2a", "hierarchical": "a2a+p2p"}
 NORMS = {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}
 POSITIONS = {"rope": "rope", "learned": "learned_absolute", "none": "none"}
 
@@ -52,6 +53,7 @@ COVERAGE = Coverage(
         "strategy.schedule": ("none", "1f1b", "interleaved"),
         "strategy.sequence_parallel": EVERY,
         "strategy.context_parallel": ("none", *CP_KINDS),
+        "strategy.cp_inner": EVERY,
         "strategy.recompute_layers": EVERY,
         "strategy.backend": ("nccl",),
         "strategy.formats": (FLOAT32, *AUTOCAST, *BESIDE_MASTERS),
@@ -99,7 +101,7 @@ COVERAGE = Coverage(
         ),
         Clash(
             holds=lambda plan: (plan.mesh.cp > 1) != (plan.strategy.context_parallel != "none"),
-            sentence="mesh.cp above 1 goes with a strategy.context_parallel of ring or all-to-all, and 1 goes without.",
+            sentence="mesh.cp above 1 goes with a strategy.context_parallel of ring, all-to-all or hierarchical, and 1 goes without.",
         ),
         EVEN_STAGES,
         EXPERTS_OF_A_MODEL,
@@ -178,6 +180,8 @@ def _mesh(plan: Plan) -> Iterator[Argument]:
         yield ("--sequence-parallel",)
     if mesh.cp > 1:
         yield "--cp-comm-type", CP_KINDS[strategy.context_parallel]
+    if strategy.cp_inner > 1:  # from the inside out
+        yield "--hierarchical-context-parallel-sizes", str(strategy.cp_inner), str(mesh.cp // strategy.cp_inner)
     if plan.model.moe is not None:
         yield "--expert-model-parallel-size", str(mesh.ep)
         yield "--expert-tensor-parallel-size", str(mesh.etp)

@@ -58,6 +58,18 @@ OTHER_NAME: Mapping[str, tuple[tuple[str, str, Any], ...]] = {
 COVERAGE = replace(
     MEGATRON_COVERAGE,
     framework="Megatron-Bridge 0.3",
+    values={
+        **MEGATRON_COVERAGE.values,
+        "strategy.context_parallel": ("none", "ring", "all-to-all"),
+        "strategy.cp_inner": (1,),
+    },
+    why={
+        **MEGATRON_COVERAGE.why,
+        **dict.fromkeys(
+            ("strategy.context_parallel", "strategy.cp_inner"),
+            "Groups inside context parallelism were not tried with its container.",
+        ),
+    },
     clashes=(
         *MEGATRON_COVERAGE.clashes,
         Clash(

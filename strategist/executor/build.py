@@ -12,7 +12,7 @@ from strategist.executor.chunks import Chunks, chunks_of
 from strategist.executor.engines import make_engine
 from strategist.executor.job import Instruments, Job
 from strategist.executor.loss import LossFn, Objective
-from strategist.executor.mesh import build_expert_mesh, build_mesh
+from strategist.executor.mesh import build_context_mesh, build_expert_mesh, build_mesh
 from strategist.executor.obstacles import refuse
 from strategist.executor.optimizers import MakeOptimizer, default_optimizer, make_optimizer_for
 from strategist.executor.precision import parameter_dtype
@@ -94,6 +94,7 @@ def build(
             plan=own,
             mesh=build_mesh(own, world.device.type),
             expert_mesh=build_expert_mesh(own, world.device.type),
+            context_mesh=build_context_mesh(own, world.device.type),
             device=world.device,
             threads=plan.mesh.world // plan.processes,
             seed=seed,

@@ -9,6 +9,10 @@ that come later only the back half looks at something.
 
 All-to-all (Jacobs et al. 2023, DeepSpeed-Ulysses, arXiv 2309.14509, section 3): each rank gives its tokens and gets all of
 them for its share of the heads.
+
+Hierarchical (Fang and Zhao 2024, USP, arXiv 2405.07719, section 3): neighbours exchange, and have the tokens of all of them for
+their share of the heads: a piece of the front and its mirror image, in order. Those travel around a ring of the ranks that have the
+same heads.
 """
 
 from __future__ import annotations
@@ -56,9 +60,13 @@ class AllToAll(Context):
         heads = [x.shape[3] for x in by_rank]
         together = self._exchanged(torch.cat(by_rank, dim=3)).movedim(0, 1).flatten(1, 2)
         q, k, v = (x.transpose(1, 2) for x in torch.split(together, heads, dim=2))
-        mixed = causal_attention(q, k, v, band).transpose(1, 2)
+        mixed = self.attend_together(q, k, v, band).transpose(1, 2)
         parts = self._exchanged(torch.unflatten(mixed, 1, (ranks, -1)).movedim(1, 0))
         return parts.movedim(0, 2).flatten(2, 3).transpose(1, 2)
+
+    def attend_together(self, q: Tensor, k: Tensor, v: Tensor, band: Tensor | None) -> Tensor:
+        """Attention of the tokens of the whole group, q (B, N / ranks, T, D), k and v (B, K / ranks, T, D), to all before them."""
+        return causal_attention(q, k, v, band)
 
     def _exchanged(self, parts: Tensor) -> Tensor:
         """parts (ranks, ...), one for each rank, to those that the ranks have for this one."""
@@ -82,6 +90,18 @@ class Ring(Context):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, band: Tensor | None) -> Tensor:
         """See Context."""
         attended: Tensor = RingAttention.apply(q, k, v, self.group)  # type: ignore[no-untyped-call]
+        return attended
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchical(AllToAll):
+    """An exchange in `group`, and a ring of the ranks that then have the same heads. Windows are not known here."""
+
+    ring: dist.ProcessGroup
+
+    def attend_together(self, q: Tensor, k: Tensor, v: Tensor, band: Tensor | None) -> Tensor:
+        """See AllToAll; the tokens of other groups travel past."""
+        attended: Tensor = RingAttention.apply(q, k, v, self.ring)  # type: ignore[no-untyped-call]
         return attended
 
 

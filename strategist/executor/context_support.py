@@ -17,11 +17,28 @@ def context_obstacles(plan: Plan) -> Iterator[Obstacle]:
             place="strategy.context_parallel",
             value=kind,
             sentence=f"Context parallelism of kind {kind!r} does not go with cp = {cp}.",
-            hint="Sequences over several ranks need ring or all-to-all; whole ones none.",
+            hint="Sequences over several ranks need ring, all-to-all or hierarchical; whole ones none.",
+        )
+    elif not _is_cut_soundly(plan):
+        inner = plan.strategy.cp_inner
+        yield Obstacle(
+            code="FRAMEWORK_LEGALITY",
+            place="strategy.cp_inner",
+            value=inner,
+            sentence=f"Context parallelism of kind {kind!r} does not go with cp_inner = {inner} of cp = {cp}.",
+            hint="Hierarchical context parallelism needs a divisor of cp above 1 and below cp; other kinds need 1.",
         )
     elif cp > 1:
         yield from _divisibility(plan)
-        yield from _ring(plan) if kind == "ring" else ()
+        yield from () if kind == "all-to-all" else _ring(plan)
+
+
+def _is_cut_soundly(plan: Plan) -> bool:
+    """Whether cp has several groups of several ranks, or is of a kind that has none."""
+    cp, inner = plan.mesh.cp, plan.strategy.cp_inner
+    if plan.strategy.context_parallel != "hierarchical":
+        return inner == 1
+    return 1 < inner < cp and cp % inner == 0
 
 
 def _divisibility(plan: Plan) -> Iterator[Obstacle]:
@@ -30,10 +47,11 @@ def _divisibility(plan: Plan) -> Iterator[Obstacle]:
         yield indivisible(
             "workload.seq_len", seq, f"cp = {cp} needs a multiple of {2 * cp} tokens; {seq} is none", "cp"
         )
-    if plan.strategy.context_parallel == "all-to-all" and heads % (tp * cp):
-        ranks = f"cp = {cp}" if tp == 1 else f"tp = {tp} and cp = {cp}"
+    axis, among = ("cp", cp) if plan.strategy.context_parallel == "all-to-all" else ("cp_inner", plan.strategy.cp_inner)
+    if heads % (tp * among) and among > 1:
+        ranks = f"{axis} = {among}" if tp == 1 else f"tp = {tp} and {axis} = {among}"
         yield indivisible(
-            "model.kv_heads", heads, f"all-to-all over {ranks} cannot share out kv_heads = {heads} evenly", "cp"
+            "model.kv_heads", heads, f"all-to-all over {ranks} cannot share out kv_heads = {heads} evenly", axis
         )
 
 

@@ -51,12 +51,13 @@ class Instruments:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """One rank's share of a plan, as its process sees it. `seed` decides the initial weights of a model that comes without any;
-    `expert_mesh` is there when ranks share the experts; `threads` are the devices that the process drives, one each."""
+    `expert_mesh` is there when ranks share the experts, `context_mesh` when cp is hierarchical; `threads` are the devices that the process drives, one each."""
 
     plan: Plan
     mesh: DeviceMesh
     device: torch.device
     expert_mesh: DeviceMesh | None = None
+    context_mesh: DeviceMesh | None = None
     threads: int = 1
     seed: int = 0
     instruments: Instruments = field(default_factory=Instruments)

@@ -24,6 +24,9 @@ SHARDS, DATA = "shards", "data"
 EXPERT_DATA = "expert_data"
 """The name of dp_replicate and EXPERT_SHARDS taken as one: under zero 1 gradients are averaged over replicas that share no state."""
 
+INSIDE_CP, RING_OF_CP = "cp_inner", "cp_ring"
+"""Neighbours along cp that exchange heads, and every so-many-th rank of it, which are a ring."""
+
 
 def build_mesh(plan: Plan, device_type: str) -> DeviceMesh:
     """The mesh of the plan over all ranks of the running process group. Raises StaleError as `check_world` does."""
@@ -48,6 +51,16 @@ def build_expert_mesh(plan: Plan, device_type: str) -> DeviceMesh | None:
     if outer > 1 and plan.strategy.zero == 1:
         found["dp_replicate", EXPERT_SHARDS]._flatten(EXPERT_DATA)
     return found
+
+
+def build_context_mesh(plan: Plan, device_type: str) -> DeviceMesh | None:
+    """The same ranks with cp as two axes, rings and the neighbours inside; None where context parallelism is not hierarchical."""
+    mesh, inner = plan.mesh, plan.strategy.cp_inner
+    if plan.strategy.context_parallel != "hierarchical":
+        return None
+    sizes = {axis: mesh.size(axis) for axis in mesh.order} | {RING_OF_CP: mesh.cp // inner, INSIDE_CP: inner}
+    names = tuple(own for axis in mesh.order for own in ((RING_OF_CP, INSIDE_CP) if axis == "cp" else (axis,)))
+    return init_device_mesh(device_type, tuple(sizes[name] for name in names), mesh_dim_names=names)
 
 
 def check_world(plan: Plan, world: int) -> None:

@@ -47,9 +47,13 @@ def token_share(plan: Plan, index: int) -> TokenShare:
     """What the `index`-th rank of the cp axis holds.
 
     A ring takes one piece from the front and its mirror image from the back, so that all ranks have equally much to look
-    at (NVIDIA/Megatron-LM: docs/user-guide/features/context_parallel.md). An all-to-all puts neighbours side by side.
+    at (NVIDIA/Megatron-LM: docs/user-guide/features/context_parallel.md). An all-to-all puts neighbours side by side. Hierarchical
+    ones do both: the groups that exchange heads are the ring, and in each of them neighbours lie side by side in what it holds.
     """
-    ranks = plan.mesh.cp
-    if plan.strategy.context_parallel == "ring":
-        return TokenShare((index, 2 * ranks - 1 - index), 2 * ranks)
-    return TokenShare((index,), ranks)
+    ranks, inner = plan.mesh.cp, plan.strategy.cp_inner
+    if plan.strategy.context_parallel == "all-to-all":
+        return TokenShare((index,), ranks)
+    group, here = divmod(index, inner)
+    front, back = group * inner, 2 * ranks - (group + 1) * inner
+    together = (*range(front, front + inner), *range(back, back + inner))
+    return TokenShare(together[2 * here : 2 * here + 2], 2 * ranks)

@@ -101,7 +101,8 @@ def _fullest(plan: Plan, stage: int) -> int:
     compares all of its queries with a piece of another's keys (executor/context.py)."""
     mesh, held, (shards, stride) = plan.mesh, plan.strategy.stages[stage], _shards(plan)
     if plan.strategy.zero != 1 or shards == 1:
-        return stride * int(mesh.cp > 1 and plan.strategy.context_parallel == "ring")
+        is_ring = plan.strategy.context_parallel in ("ring", "hierarchical")
+        return stride * plan.strategy.cp_inner * int(mesh.cp > 1 and is_ring)
     own = [kind for first, end in held.layers for kind in layer_sequence(plan.model)[first:end]]
     numbers = tuple(own.count(kind) for kind in layer_counts(plan.model))
     part = Part(numbers, held.embedding, held.head, mesh.tp, mesh.ep, mesh.etp)
@@ -128,6 +129,9 @@ def group_of(plan: Plan, axis: str) -> tuple[int, int]:
         return prod(mesh.size(name) for name in JOINT[axis]), min(mesh.stride(name) for name in JOINT[axis])
     if axis == "ep":
         return mesh.ep, mesh.etp
+    if axis in ("cp_inner", "cp_ring"):
+        inner, stride = plan.strategy.cp_inner, mesh.stride("cp")
+        return (inner, stride) if axis == "cp_inner" else (mesh.cp // inner, stride * inner)
     if axis in ("expert_shards", "expert_data"):
         outer = mesh.dp_replicate if plan.strategy.zero >= 1 and axis == "expert_shards" else 1
         return mesh.expert_dp // outer, mesh.ep * mesh.etp

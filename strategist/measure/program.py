@@ -18,7 +18,10 @@ from strategist.executor.mesh import (
     DATA,
     EXPERT_DATA,
     EXPERT_SHARDS,
+    INSIDE_CP,
+    RING_OF_CP,
     SHARDS,
+    build_context_mesh,
     build_expert_mesh,
     build_mesh,
     data_group,
@@ -73,6 +76,7 @@ def job_for(plan: Plan, device: torch.device, server: Server | None = None) -> J
         plan=own,
         mesh=build_mesh(own, device.type),
         expert_mesh=build_expert_mesh(own, device.type),
+        context_mesh=build_context_mesh(own, device.type),
         device=device,
         threads=plan.mesh.world // plan.processes,
         instruments=instruments,
@@ -147,7 +151,7 @@ def axis_of(group: dist.ProcessGroup | None, names: dict[str, str]) -> str:
 
 def group_names(job: Job) -> dict[str, str]:
     """The mesh axis of every process group of the job by the group's name; "shards" for dp_shard and cp together, "data" for
-    those and dp_replicate."""
+    those and dp_replicate, "cp_inner" and "cp_ring" for the parts of a hierarchical cp."""
     names: dict[str, str] = {
         job.mesh[axis].get_group().group_name: axis for axis in MESH_AXES if job.plan.mesh.size(axis) > 1
     }
@@ -156,6 +160,8 @@ def group_names(job: Job) -> dict[str, str]:
         names |= {job.expert_mesh[axis].get_group().group_name: axis for axis in axes}
         if job.plan.strategy.zero == 1:
             names.setdefault(expert_data_mesh(job.expert_mesh).get_group().group_name, EXPERT_DATA)
+    if job.context_mesh is not None:
+        names |= {job.context_mesh[axis].get_group().group_name: axis for axis in (INSIDE_CP, RING_OF_CP)}
     for joint, group in ((SHARDS, shard_group(job.mesh)), (DATA, data_group(job.mesh))):
         if group is not None:
             names.setdefault(group.group_name, joint)

@@ -21,7 +21,7 @@ from strategist.document.plan import Plan
 from strategist.document.substitution import Substitution
 from strategist.executor.build import lay_out
 from strategist.executor.job import Instruments, Job, read_number
-from strategist.executor.mesh import build_expert_mesh, build_mesh
+from strategist.executor.mesh import build_context_mesh, build_expert_mesh, build_mesh
 from strategist.executor.session import Session
 from strategist.facts.hardware import Basis
 from strategist.measure import noise
@@ -78,6 +78,7 @@ class Rehearsal:
             plan=shortened(self.plan),
             mesh=build_mesh(self.plan, self.device.type),
             expert_mesh=build_expert_mesh(self.plan, self.device.type),
+            context_mesh=build_context_mesh(self.plan, self.device.type),
             device=self.device,
             instruments=instruments,
         )

@@ -27,7 +27,7 @@ OWN_TERM = ("tp", "cp", "ep", "pp")
 
 def term_of_axis(axis: str) -> str:
     """The Plan's time term for collectives over an axis of the mesh, or over several axes taken as one."""
-    return axis if axis in OWN_TERM else "dp"
+    return axis if axis in OWN_TERM else "cp" if axis.startswith("cp_") else "dp"
 
 
 class WaitingStopwatch(Stopwatch):  # type: ignore[no-untyped-call]

@@ -23,7 +23,7 @@ from strategist.facts.profile import BYTES
 from strategist.memory.activations import whole_stream_C
 from strategist.memory.saved import OURS, POLICIES, Cut, Habits, Part, Policy, Saved, habits_of, saved_tensors
 from strategist.records import dataclass
-from strategist.space.candidates import Candidates, Column, Mask, Reals, total_of
+from strategist.space.candidates import EXCHANGES, RINGS, Candidates, Column, Mask, Reals, total_of
 from strategist.space.shares import (
     ceil_div,
     copies_here,
@@ -126,7 +126,7 @@ class Kept:
         c, sequence = self.c, sequence_cut(self.c)
         cut_only = np.where(c["tp"] > 1, sequence, np.inf)
         dispatched = routed_cut(c)
-        exchanged = np.where(c.is_word("context_parallel", "all-to-all"), c["tp"], np.inf)
+        exchanged = np.where(c.is_word("context_parallel", *EXCHANGES), c["tp"], np.inf)
         regathered = np.where(dispatched > 1, 1.0, np.inf)
         summed = np.where(dispatched > 1, np.inf, cut_only)
         return sequence, c["tp"], np.ones_like(sequence), dispatched, exchanged, regathered, summed, cut_only
@@ -670,23 +670,23 @@ def attention_gradients_C(job: Job, c: Candidates) -> Reals:
 
 
 def _attended_rows(job: Job, c: Candidates) -> Reals:
-    """Rows of flash attention's workspace for each head of a rank, (C,). An all-to-all attends to whole sequences with its share
-    of the heads."""
-    exchanges, one = c.is_word("context_parallel", "all-to-all"), np.ones_like(c["cp"])
-    length = ceil_div(job.workload.seq_len, np.where(exchanges, one, c["cp"]))
-    return np.asarray(c["micro_batch"] * ceil_div(length, ROWS * one) * ROWS / np.where(exchanges, c["cp"], one))
+    """Rows of flash attention's workspace for each head of a rank, (C,). Ranks that exchange heads attend to the tokens of all of them
+    with their share of the heads."""
+    length = ceil_div(job.workload.seq_len, c["cp"] // c.exchanging)
+    return np.asarray(c["micro_batch"] * ceil_div(length, np.full_like(length, ROWS)) * ROWS / c.exchanging)
 
 
 def _in_ring_C(job: Job, c: Candidates, expanded: Reals | float) -> Reals:
     """Bytes that a ring holds beside its own block's gradients while it compares all of its queries with half of another rank's keys
     and values, (C,): those, and with more than two ranks the next ones under way; the sums of their gradients that came along;
-    the gradients of this block; log-sum-exps of the back half, in a row (executor/context.py). Grouped keys are half as many."""
-    rings = c.is_word("context_parallel", "ring") & (job.profile.keeping.name == OURS)
+    the gradients of this block; log-sum-exps of the back half, in a row (executor/context.py). Grouped keys are half as many.
+    Ranks that exchanged heads first have more tokens of fewer heads: as many bytes."""
+    rings = c.is_word("context_parallel", *RINGS) & (job.profile.keeping.name == OURS)
     if not rings.any():
         return np.zeros(len(c))
     shape, count = job.model, tokens(job, c) / c["tp"]
     of_head = shape.head_dim * BYTES[job.formats.compute]
-    travelling = np.where(c["cp"] > 2, 4.0, 2.0) * shape.kv_heads * of_head
+    travelling = np.where(c["cp"] // c.exchanging > 2, 4.0, 2.0) * shape.kv_heads * of_head
     sums = 2.0 * shape.kv_heads * of_head
     gradients = (shape.heads + shape.kv_heads) * of_head
     return np.where(rings, count * (travelling + sums + gradients + 2.0 * shape.heads) - expanded / 2.0, 0.0)

@@ -21,14 +21,25 @@ whether gradients are shared and where they rest; where a rank is in its schedul
 
 _NOT_OF_WORK = ("mesh", "dp_replicate", "dp_shard", "zero", "offload")
 NOT_READ: Mapping[Read, tuple[str, ...]] = {
-    "state": ("mesh", "dp_replicate", "dp_shard", "cp", "micro_batch", "recompute", "sequence_parallel", "context_parallel"),
+    "state": ("mesh", "dp_replicate", "dp_shard", "cp", "cp_inner", "micro_batch", "recompute", "sequence_parallel", "context_parallel"),
     "work": _NOT_OF_WORK,
     "layer": _NOT_OF_WORK,
-    "schedule": (*_NOT_OF_WORK, "cp", "tp", "ep", "etp", "micro_batch", "recompute", "sequence_parallel", "context_parallel", "tiling"),
+    "schedule": (*_NOT_OF_WORK, "cp", "cp_inner", "tp", "ep", "etp", "micro_batch", "recompute", "sequence_parallel", "context_parallel", "tiling"),
 }  # fmt: skip
 """Columns that such formulas do not read, or only in `_sharing`."""
-INSIDE_LAYERS = "tp", "cp", "ep", "etp", "micro_batch", "sequence_parallel", "context_parallel", "recompute", "tiling"
-"""Columns that the work inside one layer reads, beside whether DDP runs it."""
+INSIDE_LAYERS = (
+    "tp",
+    "cp",
+    "cp_inner",
+    "ep",
+    "etp",
+    "micro_batch",
+    "sequence_parallel",
+    "context_parallel",
+    "recompute",
+    "tiling",
+)
+"""Columns that the work inside one layer reads where they are there, beside whether DDP runs it."""
 FEW = 2**10
 """Candidates that are worked out sooner than sorted."""
 ALIKE = 2
@@ -76,7 +87,7 @@ def sorts_of_layers(job: Job, c: Candidates) -> tuple[Column, Column] | None:
     if len(c) <= FEW or c.in_threads or job.model.adapters is not None:
         return None
     plain = is_plain_data_parallel(job, c)
-    firsts, place = c.sorts((*(c[name] for name in INSIDE_LAYERS), 1 * plain))
+    firsts, place = c.sorts((*(c[name] for name in INSIDE_LAYERS if name in c.columns), 1 * plain))
     return None if ALIKE * len(firsts) > len(c) else (firsts, place)
 
 

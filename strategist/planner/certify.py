@@ -9,7 +9,7 @@ import numpy as np
 from strategist.document.certificate import Certificate, Dimension, FamilyBest, RuledOut
 from strategist.errors import InternalError
 from strategist.planner.search import FRONTEND, Found
-from strategist.space.candidates import MESH_COLUMNS, OPTION_COLUMNS, WORDS, Candidates
+from strategist.space.candidates import WORDS, Candidates
 from strategist.space.grammar import layout
 
 
@@ -64,7 +64,7 @@ def dimensions(candidates: Candidates) -> tuple[Dimension, ...]:
     """Every choice with the values that it takes somewhere, in the order of the columns."""
     return tuple(
         Dimension(name, tuple(_word(name, int(value)) for value in np.unique(candidates[name])))
-        for name in (*MESH_COLUMNS, *OPTION_COLUMNS)
+        for name in candidates.choices
     )
 
 

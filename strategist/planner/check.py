@@ -43,7 +43,11 @@ def _size_faults(plan: Plan) -> Iterator[str]:
     sizes |= {f"cluster.groups[{i}].count": group.count for i, group in enumerate(groups)}
     sizes |= {f"cluster.groups[{i}].node.gpus": group.node.gpus for i, group in enumerate(groups)}
     sizes |= {"workload.seq_len": work.seq_len, "workload.global_batch": work.global_batch}
-    sizes |= {"strategy.micro_batch": s.micro_batch, "strategy.accumulation": s.accumulation}
+    sizes |= {
+        "strategy.cp_inner": s.cp_inner,
+        "strategy.micro_batch": s.micro_batch,
+        "strategy.accumulation": s.accumulation,
+    }
     sizes |= {"time.step_ns": plan.time.step_ns, "memory.capacity_bytes": plan.memory.capacity_bytes}
     yield from (f"{place} is {size}; it is at least 1." for place, size in sizes.items() if size < 1)
 

@@ -231,7 +231,7 @@ def _best_claims(plan: Plan, fitting: Sequence[Tried], best: Tried) -> Iterator[
 def _scope_claim(plan: Plan, asked: Question, fitting: Sequence[Tried]) -> Claim:
     """The plan's own layout is the best of those that its policy chooses from."""
     families, scope = _scope(plan, asked, fitting)
-    own = {pin.key: pin.value for pin in pins_of(plan)}
+    own = {**NOT_ASKED, **{pin.key: pin.value for pin in pins_of(plan)}}
     chosen = next((t for t in scope if t.row == {key: own[key] for key in t.row}), None)
     where = f" in the families {', '.join(families)}" if families else ""
     better = [t for t in scope if chosen is not None and _key(plan)(t) < _key(plan)(chosen)]

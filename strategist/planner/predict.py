@@ -24,6 +24,7 @@ from strategist.planner.write import memory_ledger, mesh_of, outside_known_error
 from strategist.rulebook.apply import columns, sentence
 from strategist.rulebook.rule import Rule, load_rules
 from strategist.space.candidates import ASKED, OF_LAYERS, WORDS, Candidates, code
+from strategist.space.enumerate import divisors
 from strategist.space.grammar import Pin, layout
 from strategist.timing.estimate import step_times
 
@@ -118,6 +119,8 @@ def pins_of(plan: Plan) -> Iterator[Pin]:
     for name in OF_LAYERS:
         if number := getattr(s, name):
             yield Pin(name, number, str(number))
+    if s.cp_inner > 1:
+        yield Pin("cp_inner", s.cp_inner, str(s.cp_inner))
 
 
 OURS = ("loss", "tables")
@@ -144,6 +147,7 @@ def filled(job: Job, said: Mapping[str, int]) -> dict[str, int]:
     is_v_shaped = WORDS["schedule"][said.get("schedule", 0)] in V_SHAPED
     virtual = said.get("virtual_stages", 2 if is_v_shaped else 1)
     usual = "none" if degrees["pp"] == 1 else "interleaved" if virtual > 1 else "1f1b"
+    kind = "none" if degrees["cp"] == 1 else "hierarchical" if "cp_inner" in said else "ring"
     micro, accumulation = _batch(job.workload.global_batch, dp, said)
     return (
         degrees
@@ -156,13 +160,13 @@ def filled(job: Job, said: Mapping[str, int]) -> dict[str, int]:
             "micro_batch": micro,
             "accumulation": accumulation,
             "sequence_parallel": said.get("sequence_parallel", 0),
-            "context_parallel": said.get("context_parallel", code("context_parallel", "ring") * (degrees["cp"] > 1)),
+            "context_parallel": said.get("context_parallel", code("context_parallel", kind)),
             "recompute": said.get("recompute", code("recompute", "full") if any(map(said.get, OF_LAYERS)) else 0),
             "offload": said.get("offload", 0),
             "tiling": said.get("tiling", 1),
             "stage_split": said.get("stage_split", 0),
         }
-        | {name: said[name] for name in ASKED if said.get(name)}
+        | {name: said[name] for name in (*ASKED, "cp_inner") if said.get(name)}
     )
 
 
@@ -205,6 +209,7 @@ def _consistent(degrees: Mapping[str, int], ranks: int, said: Mapping[str, int])
             flag="--strategy",
             hint="Give pp, and leave virtual_stages at 1.",
         )
+    _consistent_context(degrees["cp"], said)
     of_replicas = {
         "replicas": "nn.DataParallel",
         "compression": "a hook of DDP",
@@ -240,6 +245,30 @@ def _consistent(degrees: Mapping[str, int], ranks: int, said: Mapping[str, int])
             f"ep x etp = {degrees['ep'] * degrees['etp']} does not divide the {ranks} ranks of a stage.",
             flag="--strategy",
             hint="Choose ep x etp so that it divides dp x cp x tp.",
+        )
+
+
+def _consistent_context(cp: int, said: Mapping[str, int]) -> None:
+    """Hierarchical context parallelism, and no other kind, is told among how many neighbours along cp heads are exchanged."""
+    hierarchical, inner = code("context_parallel", "hierarchical"), said.get("cp_inner")
+    kind = said.get("context_parallel", 0 if inner is None else hierarchical)
+    if kind != hierarchical and inner is not None:
+        word = WORDS["context_parallel"][kind]
+        raise ImpossibleError(
+            "FRAMEWORK_LEGALITY",
+            f"cp_inner={inner} says among how many neighbours hierarchical context parallelism exchanges heads; context_parallel={word} has none.",
+            flag="--strategy",
+            value=inner,
+            hint="Say context_parallel=hierarchical, or leave cp_inner out.",
+        )
+    sizes = [str(size) for size in divisors(cp) if 1 < size < cp]
+    if kind == hierarchical and str(inner) not in sizes:
+        raise ImpossibleError(
+            "FRAMEWORK_LEGALITY",
+            f"context_parallel=hierarchical exchanges heads among cp_inner neighbours, a part of cp={cp}; cp_inner={inner or 'nothing'} is none.",
+            flag="--strategy",
+            value=inner,
+            hint=f"Say cp_inner={' or '.join(sizes)}." if sizes else "Say context_parallel=ring or all-to-all.",
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from strategist.document.plan import Objective
-from strategist.space.candidates import MESH_COLUMNS, OPTION_COLUMNS, Candidates, Column
+from strategist.space.candidates import Candidates, Column
 
 
 def complexity(c: Candidates) -> Column:
@@ -42,7 +42,7 @@ def best(c: Candidates, step_ns: Column, device_bytes: Column, objective: Object
         among = among[value == value.min()]
         if len(among) == 1:
             return int(among[0])
-    for name in (*MESH_COLUMNS, *OPTION_COLUMNS):
+    for name in c.choices:
         value = c[name][among]
         among = among[value == value.min()]
     return int(among[0])

@@ -51,6 +51,8 @@ def _nothing_enumerated(asked: Question) -> Explained:
             return _indivisible(pin, limits.world, "devices")
         if pin.key == "ep" and limits.experts % pin.value:
             return _indivisible(pin, limits.experts, "experts")
+        if pin.key == "cp_inner" and limits.world % pin.value:
+            return _indivisible(pin, limits.world, "devices")
     batch = next((pin for pin in pins if pin.key in ("micro_batch", "accumulation")), None)
     if batch is not None:
         flag = "--micro-batch" if batch.key == "micro_batch" else "--grad-accum"

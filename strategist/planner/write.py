@@ -121,6 +121,7 @@ def strategy_of(job: Job, row: Mapping[str, Any]) -> Strategy:
         tables=row.get("tables", "local"),
         recompute_layers=row.get("recompute_layers", 0),
         recompute_every=row.get("recompute_every", 0),
+        cp_inner=row.get("cp_inner", 1),
         stages=stages_of(job, row),
         sequence_parallel=bool(row["sequence_parallel"]),
         formats=NumberFormats(

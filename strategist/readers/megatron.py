@@ -29,7 +29,7 @@ SIGNS = (
 )
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 STAGES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
-CP_KINDS = {"p2p": "ring", "a2a": "all-to-all"}
+CP_KINDS = {"p2p": "ring", "a2a": "all-to-all", "a2a+p2p": "hierarchical"}
 LAUNCHER = (
     "--nnodes", "--nproc-per-node", "--node-rank", "--master-addr", "--master-port", "--standalone", "--rdzv-backend",
     "--rdzv-endpoint", "--rdzv-id", "--max-restarts", "--log-dir", "--tee", "--redirects", "--rdzv-conf", "--no-python",
@@ -110,7 +110,7 @@ def says_of(said: Arguments, world: int | None) -> Says:
     micro, batch = whole(said.get("--micro-batch-size")), whole(said.get("--global-batch-size"))
     virtual = whole(said.get("--num-virtual-stages-per-pipeline-rank")) or _virtual(said, pp)
     cp = _degree(said, "--context-parallel-size")
-    kind = CP_KINDS.get(said.get("--cp-comm-type", "p2p")) if cp > 1 else "none"
+    kind, inner = _context(said, cp)
     says = told(
         tp=_degree(said, "--tensor-model-parallel-size"),
         pp=pp,
@@ -118,6 +118,7 @@ def says_of(said: Arguments, world: int | None) -> Says:
         virtual_stages=virtual,
         schedule="none" if pp == 1 else "interleaved" if virtual > 1 else "1f1b",
         context_parallel=kind,
+        cp_inner=inner,
         micro_batch=micro,
         global_batch=batch,
         seq_len=whole(said.get("--seq-length")),
@@ -132,6 +133,17 @@ def says_of(said: Arguments, world: int | None) -> Says:
         says["ep"] = _degree(said, "--expert-model-parallel-size")
         says["etp"] = whole(said.get("--expert-tensor-parallel-size")) or _degree(said, "--tensor-model-parallel-size")
     return says | _sharding(said, dp) | _numbers(said)
+
+
+def _context(said: Arguments, cp: int) -> tuple[str | None, int | None]:
+    """The kind of context parallelism, and how many neighbours exchange heads before a ring: with one of them it is a ring, with all of
+    them an all-to-all."""
+    kind = CP_KINDS.get(said.get("--cp-comm-type", "p2p")) if cp > 1 else "none"
+    if kind != "hierarchical":
+        return kind, None
+    inner = whole(said.get("--hierarchical-context-parallel-sizes"))
+    ends: Mapping[int | None, str] = {1: "ring", cp: "all-to-all"}
+    return (ends[inner], None) if inner in ends else (kind, inner)
 
 
 def _recompute(said: Arguments, chunks: int) -> str:
@@ -199,6 +211,8 @@ def needs(said: Arguments) -> Iterator[Finding]:
     if _degree(said, "--expert-model-parallel-size") > 1 and "--num-experts" not in said:
         ep = _degree(said, "--expert-model-parallel-size")
         yield finding("megatron-experts", "--expert-model-parallel-size", ep=ep)
+    if said.get("--cp-comm-type") == "a2a+p2p" and "--hierarchical-context-parallel-sizes" not in said:
+        yield finding("megatron-hierarchical-sizes", "--cp-comm-type")
 
 
 def _world(said: Arguments, world: int | None) -> Iterator[Finding]:

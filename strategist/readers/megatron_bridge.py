@@ -44,7 +44,8 @@ def arguments_of(table: Mapping[str, Any]) -> Arguments:
         for name, value in section_of(table, section).items():
             argument = OTHER_NAMES.get(name, f"--{name.replace('_', '-')}")
             if value is not None and value is not False:
-                found[argument] = "" if value is True else str(value)
+                first = value[0] if isinstance(value, list) and value else value  # as of a list of words
+                found[argument] = "" if first is True else str(first)
     return found | _formats(table.get("mixed_precision"))
 
 

@@ -105,7 +105,7 @@ def option_words(plan: Costed) -> str:
         [s.schedule if s.virtual_stages == 1 else f"{s.schedule} x {s.virtual_stages}"] if s.schedule != "none" else []
     )
     words += ["sequence parallel"] if s.sequence_parallel else []
-    words += [f"{s.context_parallel} context parallel"] if s.context_parallel != "none" else []
+    words += [_context(plan)] if s.context_parallel != "none" else []
     words += [f"gradients compressed by {s.compression}"] if s.compression != "none" else []
     words += ["loss in chunks"] if s.loss == "chunked" else []
     words += ["tables of embeddings on a parameter server"] if s.tables == "server" else []
@@ -113,6 +113,13 @@ def option_words(plan: Costed) -> str:
     words += [f"offload {s.offload}"] if s.offload != "none" else []
     words += [f"tiling {s.tiling}"] if s.tiling > 1 else []
     return ", ".join(words)
+
+
+def _context(plan: Costed) -> str:
+    """How the ranks that share a sequence see all of it."""
+    kind, inner = plan.strategy.context_parallel, plan.strategy.cp_inner
+    rings = f" (all-to-all over {inner}, ring of {plan.mesh.cp // inner})" if inner > 1 else ""
+    return f"{kind} context parallel{rings}"
 
 
 def _recompute(s: Strategy) -> str:

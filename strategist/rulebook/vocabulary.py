@@ -101,6 +101,7 @@ WORDS: Mapping[str, Word] = {
     "accumulation": _candidate("micro-batches per optimizer step"),
     "sequence_parallel": _candidate("1 when norms and residuals are cut along the sequence"),
     "context_parallel": _candidate("kind of context parallelism"),
+    "cp_inner": _candidate("neighbours along cp that exchange heads before a ring across them, 1 for none"),
     "recompute": _candidate("activation recomputation"),
     "recompute_layers": _candidate("layers of every chunk that full recompute runs again, 0 for all"),
     "recompute_every": _candidate(

@@ -128,8 +128,12 @@ def _sequence(limits: Limits, row: Mapping[str, int]) -> bool:
 
 
 def _context(limits: Limits, row: Mapping[str, int]) -> bool:
-    """Rings or all-to-alls where the sequence is spread, neither where it is not."""
-    return (row["cp"] > 1) == (row["context_parallel"] > 0)
+    """Rings or all-to-alls where the sequence is spread, neither where it is not. Where somebody asks, exchanges among some
+    neighbours with a ring across them: more than one of them, and fewer than all."""
+    cp, inner = row["cp"], row.get("cp_inner", 1)
+    if WORDS["context_parallel"][row["context_parallel"]] == "hierarchical":
+        return 1 < inner < cp and cp % inner == 0
+    return (cp > 1) == (row["context_parallel"] > 0) and inner == 1
 
 
 def _replicas(_limits: Limits, row: Mapping[str, int]) -> bool:
@@ -150,6 +154,7 @@ def _full(_limits: Limits, row: Mapping[str, int]) -> bool:
 def _choices(limits: Limits, row: Mapping[str, int]) -> Sequence[tuple[dict[str, Sequence[int]], Condition]]:
     """Choices that are made together with all their values, and what they must satisfy given those before them."""
     rounds = range(1, limits.global_batch + 1)
+    inner = {"cp_inner": range(1, limits.world + 1)} if limits.splits_cp else {}
     dp = row["dp_replicate"] * row["dp_shard"]
     per_rank = [n for n in rounds if (limits.global_batch // dp) % n == 0] or [1]
     places = {name: range(len(words)) for name, words in WORDS.items()}
@@ -167,7 +172,7 @@ def _choices(limits: Limits, row: Mapping[str, int]) -> Sequence[tuple[dict[str,
         ({"schedule": places["schedule"], "virtual_stages": range(1, MAX_VIRTUAL_STAGES + 1)}, _schedule),
         ({"stage_split": places["stage_split"]}, _split),
         ({"sequence_parallel": (0, 1)}, _sequence),
-        ({"context_parallel": places["context_parallel"]}, _context),
+        ({"context_parallel": places["context_parallel"], **inner}, _context),
         ({"recompute": places["recompute"]}, lambda limits, row: True),
         *asked,
     )

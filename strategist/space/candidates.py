@@ -34,7 +34,7 @@ OPTION_COLUMNS = (
 
 WORDS: Mapping[str, tuple[str, ...]] = {
     "schedule": ("none", "gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1", "zbv", "dualpipev"),
-    "context_parallel": ("none", "ring", "all-to-all"),
+    "context_parallel": ("none", "ring", "all-to-all", "hierarchical"),
     "recompute": ("none", "selective", "full"),
     "offload": ("none", "optimizer", "parameters", "nvme"),
     "stage_split": ("even", "weighted"),
@@ -61,8 +61,10 @@ OF_LAYERS = ("recompute_layers", "recompute_every")
 """Those that say of which layers full recompute runs forward again."""
 OF_REPLICAS = ("replicas", "compression", "tables")
 """Those that mean something only where there are several replicas."""
-NOT_ASKED: Mapping[str, int] = dict.fromkeys(ASKED, 0)
-"""What such columns hold where they are not there."""
+NOT_ASKED: Mapping[str, int] = {**dict.fromkeys(ASKED, 0), "cp_inner": 1}
+"""What such columns hold where they are not there; `cp_inner` is there only where hierarchical context parallelism is looked at."""
+RINGS, EXCHANGES = ("ring", "hierarchical"), ("all-to-all", "hierarchical")
+"""Kinds of context parallelism in which keys and values travel, and those in which ranks exchange heads for tokens."""
 
 
 def code(column: str, word: str) -> int:
@@ -91,6 +93,18 @@ class Candidates:
     def data_parallel(self) -> Column:
         """Ranks that see different samples, shape (C,)."""
         return self["dp_replicate"] * self["dp_shard"]
+
+    @cached_property
+    def exchanging(self) -> Column:
+        """Neighbours along cp that exchange heads for tokens, shape (C,): all of an all-to-all, `cp_inner` where it is hierarchical, or
+        each rank of a ring alone; so many groups as this goes into cp are a ring."""
+        inner = self.columns.get("cp_inner", 1)
+        return np.where(self.is_word("context_parallel", "all-to-all"), self["cp"], inner)
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """Every degree and option that rows may differ in, in the order of the columns."""
+        return (*MESH_COLUMNS, *OPTION_COLUMNS, *(("cp_inner",) if "cp_inner" in self.columns else ()))
 
     @property
     def in_threads(self) -> bool:

@@ -27,7 +27,7 @@ MAX_MICRO_BATCH = 128
 MAX_VIRTUAL_STAGES = 8
 MIN_TOKENS_PER_CP_RANK = 1024
 TILES = 8
-COLUMNS = (*MESH_COLUMNS, *OPTION_COLUMNS, "mesh")
+OF_MESHES, OF_OPTIONS = (*MESH_COLUMNS, "zero"), OPTION_COLUMNS[1:]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +59,12 @@ class Limits:
         """Whether somebody asks for a schedule, alone or beside others."""
         return schedule in self.also or self.pinned("schedule") == code("schedule", schedule)
 
+    @property
+    def splits_cp(self) -> bool:
+        """Whether somebody asks for hierarchical context parallelism, alone or beside the other kinds."""
+        is_pinned = self.pinned("context_parallel") == code("context_parallel", "hierarchical")
+        return "hierarchical" in self.also or is_pinned or self.pinned("cp_inner") is not None
+
 
 def divisors(number: int) -> tuple[int, ...]:
     """All divisors in ascending order."""
@@ -69,13 +75,14 @@ def divisors(number: int) -> tuple[int, ...]:
 def enumerate_candidates(limits: Limits) -> Candidates:
     """The whole space under the pins and without the forbidden techniques, in a fixed order."""
     parts = list(_mesh_groups(limits))
-    columns = np.empty((len(COLUMNS), sum(len(members) * len(options) for members, options in parts)), np.int64)
+    names = (*OF_MESHES, *(("cp_inner",) if limits.splits_cp else ()), *OF_OPTIONS, "mesh")
+    columns = np.empty((len(names), sum(len(members) * len(options) for members, options in parts)), np.int64)
     meshes_so_far = rows_so_far = 0
     for members, options in parts:
         rows = len(members) * len(options)
         _fill(columns[:, rows_so_far : rows_so_far + rows], members, options, meshes_so_far)
         meshes_so_far, rows_so_far = meshes_so_far + len(members), rows_so_far + rows
-    everything = Candidates(dict(zip(COLUMNS, columns, strict=True)))
+    everything = Candidates(dict(zip(names, columns, strict=True)))
     for name in ASKED:
         value = limits.pinned(name)
         if value:
@@ -102,17 +109,18 @@ def _as_asked(everything: Candidates, name: str, value: int) -> Candidates:
     return Candidates({**found.columns, name: np.full(len(found), value, np.int64)})
 
 
-Mesh = tuple[int, int, int, int, int, int, int, int]
-"""pp, dp_replicate, dp_shard, cp, tp, ep, etp, zero."""
+Mesh = tuple[int, ...]
+"""pp, dp_replicate, dp_shard, cp, tp, ep, etp, zero, and cp_inner where it is looked at."""
 
 
 def _mesh_groups(limits: Limits) -> Iterator[tuple[list[Mesh], list[tuple[int, ...]]]]:
     """Meshes that share their option list: same dp, and the same axes above one."""
     groups: dict[tuple[object, ...], list[Mesh]] = {}
-    for mesh in meshes(limits):
-        pp, replicate, shard, cp, tp, ep, _, zero = mesh
+    for mesh in _split_meshes(limits) if limits.splits_cp else meshes(limits):
+        pp, replicate, shard, cp, tp, ep, _, zero, *inner = mesh
         pure = pp == tp == cp == ep == 1 and zero >= 2 and replicate == 1
-        groups.setdefault((pp, replicate * shard, cp > 1, tp > 1, pure and zero), []).append(mesh)
+        key = pp, replicate * shard, cp > 1, tp > 1, pure and zero, max(inner, default=1) > 1
+        groups.setdefault(key, []).append(mesh)
     for members in groups.values():
         yield members, list(_options(limits, members[0]))
 
@@ -126,6 +134,13 @@ def meshes(limits: Limits) -> Iterator[Mesh]:
         for replicate, shard, zero in _data_splits(dp, cp, is_alone=pp * tp == 1):
             for ep, etp in _expert_splits(limits, dp * cp * tp, tp):
                 yield pp, replicate, shard, cp, tp, ep, etp, zero
+
+
+def _split_meshes(limits: Limits) -> Iterator[Mesh]:
+    """Meshes with the innermost ranks of cp that exchange heads: one alone stands for a ring and an all-to-all over all of cp."""
+    for mesh in meshes(limits):
+        cp = mesh[OF_MESHES.index("cp")]
+        yield from ((*mesh, inner) for inner in divisors(cp) if inner < cp or cp == 1)
 
 
 def _pp_sizes(limits: Limits) -> Sequence[int]:
@@ -176,9 +191,10 @@ def _expert_splits(limits: Limits, ranks: int, tp: int) -> Iterator[tuple[int, i
 
 def _options(limits: Limits, mesh: Mesh) -> Iterator[tuple[int, ...]]:
     """Rows in the order of OPTION_COLUMNS without `zero`, for meshes of one group."""
-    pp, replicate, shard, cp, tp, _, _, zero = mesh
+    pp, replicate, shard, cp, tp, _, _, zero, *inner = mesh
     pure = pp == tp == cp == 1 and zero >= 2 and replicate == 1
-    kinds = ("ring", "all-to-all") if cp > 1 else ("none",)
+    whole = ("ring", "all-to-all") if cp > 1 else ("none",)
+    kinds = ("hierarchical",) if max(inner, default=1) > 1 else whole
     for micro, accumulation in _batches(limits, replicate * shard):
         schedules = _schedules(limits, pp, accumulation)
         for (schedule, virtual, split), sequence in product(schedules, _sequence_cuts(limits, cp, tp)):
@@ -269,10 +285,10 @@ def _offloads(limits: Limits, zero: int, pure: bool, shard: int) -> Sequence[tup
 
 
 def _fill(columns: Column, members: list[Mesh], options: list[tuple[int, ...]], first_mesh: int) -> None:
-    """Write the product of some meshes and their options, in the order of COLUMNS; meshes are numbered from `first_mesh` on."""
-    size, choices = len(MESH_COLUMNS) + 1, len(options)
+    """Write the product of some meshes and their options, in the order of OF_MESHES and OF_OPTIONS; meshes are numbered from `first_mesh` on."""
+    size, choices = len(members[0]), len(options)
     mesh = np.array(members, dtype=np.int64).T
-    option = np.array(options, dtype=np.int64).reshape(choices, len(OPTION_COLUMNS) - 1).T
+    option = np.array(options, dtype=np.int64).reshape(choices, len(OF_OPTIONS)).T
     by_mesh = columns.reshape(len(columns), len(members), choices)
     by_mesh[:size] = mesh[:, :, None]
     by_mesh[size:-1] = option[:, None, :]

@@ -11,7 +11,19 @@ from strategist.records import dataclass
 from strategist.space.candidates import NOT_ASKED, WORDS, Candidates, Mask
 from strategist.units import parse_integer, plain_text
 
-DEGREES = ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "etp", "virtual_stages", "micro_batch", "accumulation")
+DEGREES = (
+    "dp_replicate",
+    "dp_shard",
+    "cp",
+    "cp_inner",
+    "tp",
+    "pp",
+    "ep",
+    "etp",
+    "virtual_stages",
+    "micro_batch",
+    "accumulation",
+)
 KEYS = (
     *DEGREES,
     "zero",
@@ -52,7 +64,7 @@ class Pin:
     def holds(self, candidates: Candidates) -> Mask:
         """Candidates that make this choice, (C,)."""
         if self.key in NOT_ASKED and self.key not in candidates.columns:
-            return np.full(len(candidates), self.value == 0)
+            return np.full(len(candidates), self.value == NOT_ASKED[self.key])
         column = candidates.data_parallel if self.key == "dp" else candidates[self.key]
         return column == self.value
 
@@ -85,7 +97,12 @@ def _pins(part: str, flag: str) -> tuple[Pin, ...]:
 def _pin(name: str, value: str, flag: str) -> Pin:
     if name in WORDS:
         return Pin(name, _word(name, value, flag), value)
-    bounds = {"zero": (0, 3), "sequence_parallel": (0, 1), "recompute_every": (2, MAX_DEGREE)}
+    bounds = {
+        "zero": (0, 3),
+        "sequence_parallel": (0, 1),
+        "recompute_every": (2, MAX_DEGREE),
+        "cp_inner": (2, MAX_DEGREE),
+    }
     low, high = bounds.get(name, (1, MAX_DEGREE))
     number = parse_integer(value, f"{flag} {name}", low=0, high=MAX_DEGREE, example=f"{name}={max(low, 1)}")
     if not low <= number <= high:
@@ -137,7 +154,7 @@ FORBIDDABLE = (
 )
 
 
-ADDABLE = ("gpipe", "looped_bfs", "zb_h1", "zbv", "dualpipev", "tiling")
+ADDABLE = ("gpipe", "looped_bfs", "zb_h1", "zbv", "dualpipev", "tiling", "hierarchical")
 """Techniques that a search leaves out, everywhere or where others do as well, unless somebody asks for them."""
 
 
@@ -200,6 +217,6 @@ def layout(row: Mapping[str, int | str]) -> str:
     }
     always = ("micro_batch", "accumulation")
     shown = [key for key in (*KEYS[:-1],) if key in row and (key in always or row[key] != plain.get(key, 1))]
-    degrees = [key for key in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp") if key in shown]
+    degrees = [key for key in ("pp", "dp_replicate", "dp_shard", "cp", "cp_inner", "tp", "ep", "etp") if key in shown]
     rest = [key for key in shown if key not in degrees]
     return ", ".join(f"{key}={row[key]}" for key in (*degrees, *rest)) or "single"

@@ -20,7 +20,7 @@ from strategist.facts.profile import BYTES
 from strategist.facts.runs import BREADTH_FIRST
 from strategist.facts.tables import ID_BYTES
 from strategist.facts.tensors import ddp_buckets
-from strategist.records import dataclass
+from strategist.records import dataclass, replace
 from strategist.space.candidates import Candidates, Column, Reals
 from strategist.space.deals import tensors_S
 from strategist.space.interleaved import interleaved_rounds
@@ -68,17 +68,18 @@ class Ranks:
     stride: Column
 
 
-Place = Literal["tp", "cp", "ep", "pp", "shards", "dp_replicate", "replicas", "expert_replicas", "server"]
-"""The ranks of a collective: those of a mesh axis, of one ZeRO group (dp_shard and cp), all that sum gradients, or all
-that hold the same experts; or a rank and the parameter server, whose seconds are among those of offloading."""
-
-PLACES: tuple[Place, ...] = ("tp", "cp", "ep", "pp", "shards", "dp_replicate", "replicas", "expert_replicas")
+Place = Literal[
+    "tp", "cp", "cp_inner", "cp_ring", "ep", "pp", "shards", "dp_replicate", "replicas", "expert_replicas", "server"
+]
+"""The ranks of a collective: those of a mesh axis, neighbours along cp or every so-many-th rank of it, of one ZeRO group (dp_shard and
+cp), all that sum gradients, or all that hold the same experts; or a rank and the parameter server, whose seconds are among those of offloading."""
 
 
 def every_rank(c: Candidates) -> Mapping[Place, Ranks]:
     """The groups that a rank belongs to, in the rank order pp, dp_replicate, dp_shard, cp, tp."""
     tp, cp, one = c["tp"], c["cp"], np.ones_like(c["tp"])
     shards, replicas, experts = state_shards(c), c.data_parallel * cp, c["ep"] * c["etp"]
+    inner = c.columns.get("cp_inner")
     return {
         "tp": Ranks(tp, one),
         "cp": Ranks(cp, tp),
@@ -88,6 +89,7 @@ def every_rank(c: Candidates) -> Mapping[Place, Ranks]:
         "dp_replicate": Ranks(c["dp_replicate"], tp * shards),
         "replicas": Ranks(replicas, tp),
         "expert_replicas": Ranks(c.expert_dp, experts),
+        **({} if inner is None else {"cp_inner": Ranks(inner, tp), "cp_ring": Ranks(cp // inner, tp * inner)}),
     }
 
 
@@ -335,20 +337,33 @@ def _whole_weights(job: Job, group: Group) -> Iterator[Traffic]:
 def _context(job: Job, group: Group) -> tuple[Traffic, ...]:
     """Ring: keys and values travel past every rank, forward once, backward with their gradients (Liu et al. 2023, arXiv
     2310.01889). All-to-all: queries, keys and values change places, then the output, forward and backward (Jacobs et al.
-    2023, arXiv 2309.14509)."""
+    2023, arXiv 2309.14509). Hierarchical: both, an exchange among neighbours, whose tokens and share of the heads then travel around a
+    ring across them (Fang and Zhao 2024, arXiv 2405.07719, section 3): as many bytes a hop, and fewer hops."""
     c, shape = group.candidates, job.model
     if not (c["cp"] > 1).any():
         return ()
     per_head = tokens(job, c) * shape.head_dim * BYTES[job.formats.compute] / c["tp"]
     travelling = _per_stage(group, per_head * 2.0 * shape.kv_heads)
     exchanged = _per_stage(group, per_head * (2.0 * shape.heads + 2.0 * shape.kv_heads))
-    ring = c.is_word("context_parallel", "ring")[:, None]
+    ring, together = (c["cp"] // c.exchanging)[:, None], (c.exchanging > 1)[:, None]
     passes, again = (_passes_CS(group, own.sum(axis=1)) for own in (group.layers_SK, group.redone_SK))
-    hops = np.where(ring, (3.0 * passes + again * _repeats(group)) * (c["cp"][:, None] - 1.0), 0.0)
-    exchanges = np.where(ring, 0.0, _exchanges(job, group))
-    return (
+    hops = (3.0 * passes + again * _repeats(group)) * (ring - 1.0)
+    exchanges = np.where(together, _exchanges(job, group), 0.0)
+    every = (
         Traffic("cp", "send", travelling, hops, "cp", "attention"),
         Traffic("cp", "all_to_all", exchanged, exchanges, "cp", "nothing", 2.0),
+    )
+    return _apart(c, every) if "cp_inner" in c.columns else every
+
+
+def _apart(c: Candidates, every: tuple[Traffic, ...]) -> tuple[Traffic, ...]:
+    """Traffic of cp among all of its ranks, and of what is hierarchical among those around the ring and those inside."""
+    split = c.is_word("context_parallel", "hierarchical")[:, None]
+    among: Mapping[str, Place] = {"send": "cp_ring", "all_to_all": "cp_inner"}
+    return tuple(
+        replace(item, place=place, count_CS=np.where(here, item.count_CS, 0.0))
+        for item in every
+        for place, here in ((item.place, ~split), (among[item.op], split))
     )
 
 

@@ -18,7 +18,7 @@ from strategist.facts.tier import Tier
 from strategist.facts.tiers import tiers
 from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Reals
-from strategist.space.traffic import PLACES, Op, Place, every_rank
+from strategist.space.traffic import Op, Place, every_rank
 
 FULL_BYTES = 2.0**22
 """Payload from which a collective fills the links. Source: collective_curves: on every NVLink machine what a collective takes
@@ -51,13 +51,13 @@ def links(cluster: Cluster, meshes: Candidates) -> Links:
     """The links of some meshes, one row each."""
     ranks = every_rank(meshes)
     tiers_ = cluster_tiers(cluster)
-    sizes = np.concatenate([ranks[place].size for place in PLACES])
-    strides = np.concatenate([ranks[place].stride for place in PLACES])
+    sizes = np.concatenate([each.size for each in ranks.values()])
+    strides = np.concatenate([each.stride for each in ranks.values()])
     every = group_columns(tiers_, sizes, strides)
     rows = len(meshes)
-    parts = [GroupColumns._make(column[i * rows : (i + 1) * rows] for column in every) for i in range(len(PLACES))]
-    floats = {place: ranks[place].size.astype(np.float64) for place in PLACES}
-    return Links(floats, dict(zip(PLACES, parts, strict=True)))
+    parts = [GroupColumns._make(column[i * rows : (i + 1) * rows] for column in every) for i in range(len(ranks))]
+    floats = {place: each.size.astype(np.float64) for place, each in ranks.items()}
+    return Links(floats, dict(zip(ranks, parts, strict=True)))
 
 
 def _op_costs(op: Op, n: Reals, link: GroupColumns) -> tuple[Reals, Reals]:

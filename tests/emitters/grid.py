@@ -34,6 +34,7 @@ AXES: tuple[dict[str, Any], ...] = (
     {"pp": 2, "dp_replicate": 2},
     {"pp": 2, "tp": 2, "dp_shard": 2, "zero": 3},
     {"cp": 2, "context_parallel": "all-to-all"},
+    {"cp": 4, "context_parallel": "hierarchical", "cp_inner": 2},
     {"dp_shard": 2, "zero": 3, "ep": 2},
     {"dp_shard": 2, "zero": 1, "ep": 2},
     {"tp": 2, "dp_shard": 2, "zero": 3, "etp": 2, "sequence_parallel": True},

@@ -58,11 +58,13 @@ def _worded(column: str, axis: str) -> dict[str, Option]:
     return {word: {axis: 2, column: code(column, word)} | own for word, own in chunks.items()}
 
 
+IN_GROUPS: Option = {"cp": 4, "cp_inner": 2, "context_parallel": code("context_parallel", "hierarchical")}
+"""A ring of groups that exchange heads takes two ranks of either."""
 AXES: dict[str, dict[str, Option]] = {
     "pipeline": _worded("schedule", "pp"),
     "copies": {"ddp": {"dp_replicate": 2}},
     "shards": {f"zero{stage}": {"dp_shard": 2, "zero": stage} for stage in (1, 2, 3)},
-    "sequence": _worded("context_parallel", "cp"),
+    "sequence": _worded("context_parallel", "cp") | {"hierarchical": IN_GROUPS},
     "tensor": {"tp": {"tp": 2}, "tp-sp": {"tp": 2, "sequence_parallel": 1}},
 }
 SAVING: dict[str, Option] = {
@@ -222,8 +224,9 @@ def layouts() -> tuple[Layout, ...]:
     few = [{}, *_products(AXES, 1)]
     beside = [_combined(each | {axis: word}) for each in few for axis in ("saving", "experts") for word in KNOWN[axis]]
     spread = [_combined(each | {"experts": "ep"}) for each in _products(AXES, 2) if "shards" in each]
-    found = (_combined({}), *alone, *pairs, *grown, *covering(triples), *beside, *spread)
-    return tuple(layout for layout in found if layout.world <= MOST_RANKS)
+    of_three = covering([layout for layout in triples if layout.world <= MOST_RANKS])
+    found = (_combined({}), *alone, *pairs, *grown, *of_three, *beside, *spread)
+    return tuple(layout for layout in dict.fromkeys(found) if layout.world <= MOST_RANKS)
 
 
 def _products(axes: Mapping[str, Mapping[str, Option]], count: int) -> Iterator[dict[str, str]]:
@@ -343,7 +346,7 @@ def _refused(alike: Sequence[Cell]) -> Iterator[tuple[Cell, tuple[Rule, str]]]:
 
 def stacked(rows: Sequence[Option]) -> Candidates:
     """Some rows, each of the columns that are not plain, as one table."""
-    plain = {name: int(column[0]) for name, column in one(replicas=0, tables=0).columns.items()}
+    plain = {name: int(column[0]) for name, column in one(replicas=0, tables=0, cp_inner=1).columns.items()}
     return Candidates({name: np.array([(plain | row)[name] for row in rows], np.int64) for name in plain})
 
 

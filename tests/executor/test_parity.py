@@ -47,6 +47,7 @@ SECOND = {"recompute": "full", "recompute_every": 2}
 SHARED_EXPERT = {"moe": {"shared_ffn": 16, "shared_gate": True}}
 FIRST_DENSE = {"ffn_hidden": 48, "layers": 4, "moe": {"first_dense": 1, "layers": 3, "shared_ffn": 16}}
 RING, SWAP = ({"cp": 2, "context_parallel": kind} for kind in ("ring", "all-to-all"))
+SPLIT = {"cp": 4, "context_parallel": "hierarchical", "cp_inner": 2}
 WINDOWED = {"window": 5, "full_every": 2, "pos": "rope", "pos_rows": 0, "kv_heads": 4}
 
 CASES = (
@@ -137,6 +138,12 @@ CASES = (
     Case("cp4-ring", RING | {"cp": 4}, {"qk_norm": "head"}, ragged=True, clip=0.5),
     Case("cp2-all-to-all", SWAP | {"accumulation": 2, "recompute": "selective"}, {"qk_norm": "full"}, ragged=True, clip=0.5),
     Case("cp4-all-to-all", SWAP | {"cp": 4, "recompute": "full"}, {"tied": True}, ragged=True, clip=0.5),
+    Case("cp4-hierarchical", SPLIT | {"accumulation": 2, "recompute": "full"}, {"tied": True}, ragged=True, clip=0.5),
+    Case("cp4-hierarchical-zero3", SPLIT | {"zero": 3, "compile": True}, {"qk_norm": "head"}, ragged=True, clip=0.5),
+    Case("cp4-hierarchical-zero1", SPLIT | {"zero": 1, "accumulation": 2}, {"qk_norm": "full", "kv_heads": 8}, ragged=True, clip=0.5),
+    Case("cp4-hierarchical-tp2", SPLIT | SP, {"kv_heads": 8}, ragged=True, clip=0.5),
+    Case("cp4-hierarchical-ddp2", SPLIT | PLAIN | {"accumulation": 2}, {"qkv_bias": True}, ragged=True, clip=0.5),
+    Case("cp8-hierarchical", SPLIT | {"cp": 8}, ragged=True, clip=0.5),
     Case("cp2-ring-ddp2", RING | PLAIN | {"accumulation": 2}, {"qkv_bias": True}, ragged=True, clip=0.5),
     Case("cp2-all-to-all-ddp2", SWAP | PLAIN | {"compile": True}, ragged=True, clip=0.5),
     Case("cp2-ring-fsdp2", RING | SHARDED | {"accumulation": 2}, ragged=True, clip=0.5),
@@ -199,6 +206,7 @@ MOE = (
     Case("pp2-v2-fsdp2", V2 | SHARDED | {"accumulation": 4, "recompute": "full"}, FIRST_DENSE, ragged=True, clip=0.5),
     Case("ddp2-compiled", PLAIN | {"compile": True}, SHARED_EXPERT, ragged=True, clip=0.5),
     Case("cp2-ring-fsdp2", RING | SHARDED, SHARED_EXPERT, ragged=True, clip=0.5),
+    Case("cp4-hierarchical-ep2", SPLIT | {"zero": 3, "ep": 2}, SHARED_EXPERT, ragged=True, clip=0.5),
     Case("ep2", SHARDED | {"ep": 2, "accumulation": 2, "recompute": "full"}, SHARED_EXPERT, ragged=True, clip=0.5),
     Case("ep2-fsdp4", {"dp_shard": 4, "zero": 3, "ep": 2, "recompute": "selective"}, ragged=True, clip=0.5),
     Case("ep4-zero2", {"dp_shard": 4, "zero": 2, "ep": 4, "accumulation": 2, "recompute": "selective"}, {"moe": {"top_k": 1}}, ragged=True, clip=0.5),

@@ -50,6 +50,7 @@ RUNNABLE: tuple[dict[str, Any], ...] = (
         "dp_replicate": 2,
         "recompute": "selective",
     },
+    {"cp": 8, "cp_inner": 4, "context_parallel": "hierarchical", "zero": 3, "recompute": "full"},
     {"dp_shard": 2, "zero": 2, "tp": 2, "offload": "optimizer"},
     {"dp_shard": 2, "zero": 3, "formats": replace(FLOAT32, compute="float16")},
     {"shape": tiny_gpt2(), "tp": 2, "dp_shard": 2, "zero": 3, "sequence_parallel": True},
@@ -78,6 +79,7 @@ OVERLAP = (
     Stage(index=1, layers=((0, 2),), embedding=False, head=True),
 )
 RING, SWAP = ({"cp": 2, "context_parallel": kind} for kind in ("ring", "all-to-all"))
+SPLIT = {"cp": 4, "context_parallel": "hierarchical", "cp_inner": 2}
 ZB = {"pp": 2, "schedule": "zb_h1", "accumulation": 2}
 ZBV = {"shape": DEEP, "pp": 2, "virtual_stages": 2, "schedule": "zbv", "accumulation": 3}
 DUAL = ZBV | {"schedule": "dualpipev"}
@@ -92,6 +94,14 @@ REFUSED: tuple[tuple[dict[str, Any], str, str, str], ...] = (
     (RING | {"recompute": "selective"}, "UNSUPPORTED", "strategy.context_parallel", "selective recompute"),
     (RING | {"backend": "nccl", "formats": FLOAT32}, "UNSUPPORTED", "strategy.context_parallel", "float32"),
     (SWAP | {"cp": 8}, "DIVISIBILITY", "model.kv_heads", "kv_heads = 4"),
+    (SPLIT | {"cp_inner": 1}, "FRAMEWORK_LEGALITY", "strategy.cp_inner", "cp_inner = 1 of cp = 4"),
+    (SPLIT | {"cp_inner": 4}, "FRAMEWORK_LEGALITY", "strategy.cp_inner", "cp_inner = 4 of cp = 4"),
+    (SPLIT | {"cp_inner": 3}, "FRAMEWORK_LEGALITY", "strategy.cp_inner", "cp_inner = 3 of cp = 4"),
+    (RING | {"cp_inner": 2}, "FRAMEWORK_LEGALITY", "strategy.cp_inner", "'ring' does not go"),
+    (SPLIT | {"tp": 4}, "DIVISIBILITY", "model.kv_heads", "tp = 4 and cp_inner = 2"),
+    (SPLIT | {"seq_len": 20}, "DIVISIBILITY", "workload.seq_len", "multiple of 8 tokens"),
+    (SPLIT | {"recompute": "selective"}, "UNSUPPORTED", "strategy.context_parallel", "selective recompute"),
+    (SPLIT | {"backend": "nccl", "formats": FLOAT32}, "UNSUPPORTED", "strategy.context_parallel", "float32"),
     (SWAP | {"cp": 2, "tp": 4}, "DIVISIBILITY", "model.kv_heads", "tp = 4 and cp = 2"),
     ({"ep": 2, "dp_shard": 2, "zero": 3}, "UNSUPPORTED", "mesh.ep", "0 experts"),
     ({"shape": tiny_mixtral(), "ep": 2, "dp_shard": 1, "dp_replicate": 2, "zero": 1}, "UNSUPPORTED", "mesh.ep", "2 does not divide"),

@@ -53,6 +53,10 @@ def _held(plan: Plan, rank: int) -> int:
         ),
         ({"dp_shard": 64, "zero": 3, "offload": "parameters"}, (7,)),
         ({"cp": 4, "context_parallel": "ring", "dp_shard": 16, "zero": 3, "recompute": "full", "seq_len": 64}, (5,)),
+        (
+            {"cp": 8, "cp_inner": 2, "context_parallel": "hierarchical", "dp_shard": 8, "zero": 3, "seq_len": 64},
+            (5,),
+        ),
         ({"cp": 8, "context_parallel": "all-to-all", "tp": 2, "dp_shard": 4, "zero": 2, "seq_len": 64}, (21,)),
     ],
     ids=[
@@ -69,6 +73,7 @@ def _held(plan: Plan, rank: int) -> int:
         "dualpipev",
         "offload",
         "ring",
+        "hierarchical",
         "all-to-all",
     ],
 )

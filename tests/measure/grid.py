@@ -88,6 +88,7 @@ SEQUENCES: tuple[dict[str, Any], ...] = (
     RING | {"pp": 2, "dp_shard": 2, "zero": 3},
 )
 """The same with context parallelism."""
+INSIDE = {"cp": 4, "cp_inner": 2, "context_parallel": "hierarchical"}
 BFS = {"pp": 2, "virtual_stages": 2, "schedule": "looped_bfs"}
 ROOMY = 1 << 50
 """Bytes of a device on which the allocator never has to give anything back."""
@@ -449,6 +450,22 @@ CHUNKED = tuple(
 )  # fmt: skip
 """Losses of a few tokens at a time."""
 
+SPLIT = tuple(
+    Scenario(f"{model}-{layers}l-{seq_len}-split-{number}", replace(load_model(model), layers=layers, max_seq=8192, pos_rows=8192 if "gpt2" in model else 0, **more), seq_len, precision, INSIDE | layout)
+    for number, (model, layers, more, seq_len, precision, layout) in enumerate((
+        ("llama-3.1-8b", 3, {}, 4096, "bf16", {"zero": 3, "dp_shard": 4, "micro_batch": 2}),
+        ("llama-3.1-8b", 3, {"vocab": 2048}, 4096, "bf16", {"zero": 2, "cp": 8, "micro_batch": 2, "recompute": "full"}),
+        ("llama-2-7b", 3, {"vocab": 2048}, 8192, "bf16", {"zero": 2, "cp": 8, "cp_inner": 4, "accumulation": 2}),
+        ("gpt2-medium", 3, {"vocab": 2048}, 4096, "bf16", {"zero": 3, "dp_shard": 2, "micro_batch": 2}),
+        ("llama-3.2-1b", 4, {}, 2048, "bf16", {"dp_replicate": 2, "micro_batch": 3, "accumulation": 2}),
+        ("llama-2-7b", 3, {"vocab": 2048}, 4096, "bf16", {"tp": 2, "sequence_parallel": True, "dp_shard": 2, "zero": 3}),
+        ("llama-3.1-8b", 4, {}, 2048, "bf16", {"pp": 2, "dp_shard": 2, "zero": 2, "accumulation": 4}),
+        ("llama-3.1-8b", 3, {}, 2048, "fp16", {"zero": 1, "cp": 8, "recompute": "full"}),
+        ("mixtral-8x7b", 2, {}, 2048, "bf16", {"zero": 3, "dp_shard": 2, "ep": 2, "micro_batch": 2}),
+    ))
+)  # fmt: skip
+"""Sequences that ranks hold together in groups of those that exchange heads, around rings."""
+
 
 def _some_again(
     word: str, key: str, rows: Sequence[tuple[str, int, int, int, str, dict[str, Any]]]
@@ -664,6 +681,8 @@ def candidates_of(plan: Plan) -> Candidates:
         values["tables"] = plan.strategy.tables
     if plan.strategy.recompute_layers:
         values["recompute_layers"] = plan.strategy.recompute_layers
+    if plan.strategy.cp_inner > 1:
+        values["cp_inner"] = plan.strategy.cp_inner
     if plan.strategy.recompute_every:
         values["recompute_every"] = plan.strategy.recompute_every
     return Candidates(
@@ -733,13 +752,17 @@ def _talks(plan: Plan, place: str) -> bool:
         "replicas": mesh.data_parallel * mesh.cp,
         "expert_replicas": mesh.expert_dp,
         "server": 2,
+        "cp_inner": plan.strategy.cp_inner,
+        "cp_ring": mesh.cp // plan.strategy.cp_inner,
     }
     return sizes.get(place, plan.mesh.size(place) if place in MESH_COLUMNS else 1) > 1
 
 
 PEAK = "peak"
 """The place of a figure that is looked at when the whole is largest, whichever moment that is."""
-AXES = dict.fromkeys(("dp_shard", "dp_replicate", "shards", "expert_shards", "expert_data", "data", "world"), "dp")
+AXES = dict.fromkeys(
+    ("dp_shard", "dp_replicate", "shards", "expert_shards", "expert_data", "data", "world"), "dp"
+) | dict.fromkeys(("cp_inner", "cp_ring"), "cp")
 OF_TOKENS = ("send", "all_to_all")
 """What ranks of one sequence, or of one set of experts, send each other; everything else that their group carries are weights
 and gradients."""

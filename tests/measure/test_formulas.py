@@ -28,6 +28,7 @@ from tests.measure.grid import (
     PEAK,
     PIPES,
     SERVED,
+    SPLIT,
     SPREAD,
     STATES,
     TILED,
@@ -215,6 +216,15 @@ def test_formulas_agree_with_the_program_of_ranks_that_share_sequences(scenario:
     """Where ranks share sequences every figure keeps its bar, also where layers hold most, with rings and exchanges under way."""
     for found in _found(scenario):
         _assert_keeps_its_bar(found)
+
+
+@mostly_nightly(SPLIT)
+def test_formulas_agree_with_the_program_of_groups_that_share_sequences(scenario: Scenario) -> None:
+    """Where groups that exchange heads are a ring every figure keeps its bar, and the bytes and messages of both are the program's."""
+    found = list(_found(scenario))
+    assert {(each.place, each.name) for each in found if each.kind == "sent"} >= {("cp", "send"), ("cp", "all_to_all")}
+    for each in found:
+        _assert_keeps_its_bar(each)
 
 
 @mostly_nightly(ADAPTED)

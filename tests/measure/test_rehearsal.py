@@ -53,6 +53,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tp-fsdp": {"formats": BFLOAT16, "tp": 2, "dp_shard": 2, "zero": 3, "shape": WIDE},
     "gpt2": {"formats": FLOAT32, "dp_shard": 2, "zero": 3, "shape": GPT2},
     "ring": {"formats": FLOAT32, "cp": 4, "context_parallel": "ring", "dp_replicate": 2},
+    "hierarchical": {"formats": FLOAT32, "cp": 4, "cp_inner": 2, "context_parallel": "hierarchical", "zero": 3},
     "exchange": {"formats": FLOAT32, "cp": 2, "context_parallel": "all-to-all", "dp_shard": 2, "zero": 3},
 }
 

@@ -32,7 +32,7 @@ NAMES = (
 
 def as_key(layout: Layout) -> tuple[Any, ...]:
     """A layout as a hashable row."""
-    return tuple(layout[name] for name in NAMES)
+    return (*(layout[name] for name in NAMES), layout.get("cp_inner", 1))
 
 
 def divisors(number: int) -> list[int]:
@@ -102,10 +102,18 @@ def _offload_means_something(a: Layout) -> bool:
     return a["offload"] == "none" or (alone and a["offload"] in home)
 
 
+def _context_means_something(a: Layout) -> bool:
+    """Spread sequences have a kind; groups inside cp that are neither one rank nor all of it are hierarchical, and nothing else is."""
+    is_split = a["cp"] % a["cp_inner"] == 0 and a["cp_inner"] not in (1, a["cp"])
+    if a["context_parallel"] == "hierarchical":
+        return is_split
+    return bool(a["cp_inner"] == 1 and (a["cp"] > 1) == (a["context_parallel"] != "none"))
+
+
 _OPTIONS: Sequence[tuple[tuple[str, ...], Callable[[Layout], bool]]] = (
     (("zero", "offload", "tiling"), lambda a: _offload_means_something(a) and _zero_means_something(a)),
     (("sequence_parallel",), lambda a: a["tp"] > 1 or not a["sequence_parallel"]),
-    (("context_parallel",), lambda a: (a["cp"] > 1) == (a["context_parallel"] != "none")),
+    (("context_parallel", "cp_inner"), lambda a: _context_means_something(a)),
     (("micro_batch",), lambda a: True),
     (("schedule", "virtual_stages"), _schedule_means_something),
     (("stage_split",), lambda a: a["stage_split"] == "even" or (a["schedule"] != "none" and a["virtual_stages"] == 1)),
@@ -118,7 +126,7 @@ _VALUES: dict[str, Sequence[Any]] = {
     "offload": ("none", "optimizer", "parameters", "nvme"),
     "tiling": (1, TILES),
     "sequence_parallel": (0, 1),
-    "context_parallel": ("none", "ring", "all-to-all"),
+    "context_parallel": ("none", "ring", "all-to-all", "hierarchical"),
     "schedule": ("none", "gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1", *IN_A_V),
     "virtual_stages": range(1, MAX_VIRTUAL_STAGES + 1),
     "stage_split": ("even", "weighted"),
@@ -126,7 +134,7 @@ _VALUES: dict[str, Sequence[Any]] = {
 }
 
 
-def _extended(job: Job, a: dict[str, Any], level: int) -> Iterator[dict[str, Any]]:
+def _extended(job: Job, a: dict[str, Any], level: int, also: Sequence[str]) -> Iterator[dict[str, Any]]:
     """All meaningful completions of a partial layout."""
     if level == len(_OPTIONS):
         yield a
@@ -139,17 +147,18 @@ def _extended(job: Job, a: dict[str, Any], level: int) -> Iterator[dict[str, Any
         choices = [(micro, per_rank // micro) for micro in sizes if micro <= MAX_MICRO_BATCH]
         names = ("micro_batch", "accumulation")
     else:
-        choices = list(product(*(_VALUES[name] for name in names)))
+        inner = divisors(a["cp"]) if "hierarchical" in also else (1,)
+        choices = list(product(*((_VALUES | {"cp_inner": inner})[name] for name in names)))
     for values in choices:
         further = a | dict(zip(names, values, strict=True))
         if means_something(further):
-            yield from _extended(job, further, level + 1)
+            yield from _extended(job, further, level + 1, also)
 
 
-def legal_layouts(job: Job) -> Iterator[dict[str, Any]]:
-    """Every meaningful layout that no rule refuses."""
+def legal_layouts(job: Job, also: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+    """Every meaningful layout that no rule refuses, hierarchical ones where they are among `also`."""
     for mesh in _meshes(job):
-        for layout in _extended(job, mesh, 0):
+        for layout in _extended(job, mesh, 0, also):
             if violation(job, layout) is None:
                 yield layout
 
@@ -171,4 +180,4 @@ def is_collapsed(job: Job, layout: Layout, *, tiled: bool, also: Sequence[str] =
 def enumerate_layouts(job: Job, also: Sequence[str] = ()) -> list[dict[str, Any]]:
     """What a search must look at: every legal layout that is not collapsed, with techniques that somebody asks for."""
     tiled = "tiling" in also or largest_layer_bytes(job) > usable_bytes(job)
-    return [layout for layout in legal_layouts(job) if not is_collapsed(job, layout, tiled=tiled, also=also)]
+    return [layout for layout in legal_layouts(job, also) if not is_collapsed(job, layout, tiled=tiled, also=also)]

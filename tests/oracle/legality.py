@@ -39,13 +39,13 @@ def _expert_width(job: Job) -> int:
 def _ring_cannot(job: Job, a: Layout) -> bool:
     """Our ring sees whole blocks: no window, nothing kept of its inside."""
     looks_near = job.model.window is not None and job.model.window < job.workload.seq_len
-    return a["context_parallel"] == "ring" and (looks_near or a["recompute"] == "selective")
+    return a["context_parallel"] in ("ring", "hierarchical") and (looks_near or a["recompute"] == "selective")
 
 
 def _ring_in_float32(job: Job, a: Layout) -> bool:
     """No kernel for it takes float32 on GPUs."""
     is_wide = job.workload.precision == "fp32" and job.cluster.smallest.vendor != "CPU"
-    return a["context_parallel"] == "ring" and is_wide
+    return a["context_parallel"] in ("ring", "hierarchical") and is_wide
 
 
 def _spreads_experts_otherwise(job: Job, a: Layout) -> bool:
@@ -62,6 +62,10 @@ def _spreads_experts_otherwise(job: Job, a: Layout) -> bool:
 
 def _too_few_heads_for_exchange(job: Job, a: Layout) -> bool:
     return a["context_parallel"] == "all-to-all" and (job.model.kv_heads / a["tp"]) % a["cp"] != 0
+
+
+def _too_few_heads_inside(job: Job, a: Layout) -> bool:
+    return a["context_parallel"] == "hierarchical" and (job.model.kv_heads / a["tp"]) % a["cp_inner"] != 0
 
 
 def _sequence_does_not_divide(job: Job, a: Layout) -> bool:
@@ -178,6 +182,7 @@ VIOLATIONS: dict[str, Violation] = {
     "LEG302": lambda job, a: a["cp"] > 1 and job.workload.seq_len % (2 * a["cp"]) != 0,
     "LEG303": _too_few_heads_for_exchange,
     "LEG304": lambda job, a: a["cp"] > 1 and job.model.heads == 0,
+    "LEG305": _too_few_heads_inside,
     "LEG401": lambda job, a: job.workload.global_batch % (a["dp_replicate"] * a["dp_shard"]) != 0,
     "LEG501": lambda job, a: a["offload"] != "none" and a["pp"] > 1,
     "LEG601": lambda job, a: job.frontend == "deepspeed" and a["pp"] > 1 and a["zero"] >= 2,

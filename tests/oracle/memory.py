@@ -95,7 +95,7 @@ def _bytes_of(
         return sum(sides) / 2
     sp = sequence_cut(layout)
     ways = {"sequence": sp, "heads": layout["tp"], "whole": 1, "dispatched": max(1, sp // layout["etp"])}
-    ways["exchanged"] = layout["tp"] if layout["context_parallel"] == "all-to-all" else inf
+    ways["exchanged"] = layout["tp"] if layout["context_parallel"] in ("all-to-all", "hierarchical") else inf
     ways["regathered"] = 1 if ways["dispatched"] > 1 else inf
     ways["summed"] = sp if layout["tp"] > 1 and ways["dispatched"] == 1 else inf
     total = 0.0
@@ -1113,17 +1113,18 @@ class Stage:
         shape, a, d = self.job.model, self.a, self.job.model.head_dim
         step = 32 if d <= 128 else 64
         padded = -(-max(d, 1) // step) * step
-        length, here = self.job.workload.seq_len, heads
+        length, here, around = self.job.workload.seq_len, heads, a["cp"]
         if a["context_parallel"] == "all-to-all":
-            here = heads / a["cp"]
-        else:
-            length = ceil(length / a["cp"])
+            here, around = heads / a["cp"], 1
+        elif a["context_parallel"] == "hierarchical":
+            here, around = heads / a["cp_inner"], a["cp"] // a["cp_inner"]
+        length = ceil(length / around)
         inside = 4 * here * a["micro_batch"] * ceil(length / 128) * 128 * (1 + padded)
         per_query_head = 2 * self.T * heads * d * self.c if shape.heads != shape.kv_heads else 0.0
-        if a["context_parallel"] != "ring" or self.job.profile.keeping.name != OURS:
+        if a["context_parallel"] not in ("ring", "hierarchical") or self.job.profile.keeping.name != OURS:
             return inside + per_query_head
         message = 2 * self.T * keys * d * self.c
-        under_way = message if a["cp"] > 2 else 0.0
+        under_way = message if around > 2 else 0.0
         arrived, sums, own = message, message, self.T * d * self.c * (heads + keys)
         return inside + per_query_head / 2 + under_way + arrived + sums + own + 4 * heads * self.T / 2
 
@@ -1742,6 +1743,7 @@ def _pipeline_buffers(job: Job, layout: Layout, stage: int) -> float:
 def _runtime(job: Job, layout: Layout) -> float:
     device = "cpu" if job.cluster.smallest.vendor == "CPU" else "gpu"
     axes = sum(layout[axis] > 1 for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep"))
+    axes += layout["context_parallel"] == "hierarchical"  # rings and groups inside
     return overhead(f"{device}_context_bytes") + overhead(f"{device}_communicator_bytes") * axes
 
 

@@ -34,8 +34,10 @@ TECHNIQUES: Mapping[str, Any] = {
     "zero": lambda a: a["zero"] > 0,
 }
 """What can be left out, and which layouts use it: in the oracle's words."""
-ADDED = ("gpipe", "looped_bfs", "zb_h1", "zbv", "dualpipev", "tiling")
+ADDED = ("gpipe", "looped_bfs", "zb_h1", "zbv", "dualpipev", "tiling", "hierarchical")
 """What can be looked at beside."""
+SPREAD = ("pp", "recompute", "tp")
+"""What is left out where sequences are spread over many ranks, so that few layouts remain."""
 TRIES = 200
 
 
@@ -79,7 +81,12 @@ def _drawn(random: Random, devices: int) -> tuple[Job, tuple[str, ...], tuple[st
     work = Workload(seq_len=length, global_batch=batch, precision=precision, optimizer=random.choice(("adamw", "adamw", "sgd")))  # fmt: skip
     job = Job(cluster=cluster, model=model, workload=work, profile=find_profile(), headroom=random.choice((0.0, 0.05, 0.3)))  # fmt: skip
     forbids = tuple(random.sample(sorted(TECHNIQUES), random.choice((0, 1, 2, 3, 4))))
-    return job, forbids, tuple(random.sample(ADDED, random.choice((0, 0, 0, 1, 2, len(ADDED)))))
+    also = tuple(random.sample(ADDED, random.choice((0, 0, 0, 1, 2, len(ADDED)))))
+    if (
+        "hierarchical" in also and len(also) <= 2 and model.kind != "vit"
+    ):  # few ranks have so many tokens that it is there
+        return replace(job, workload=replace(work, seq_len=random.choice(LENGTHS[-2:]))), SPREAD, also
+    return job, forbids, also
 
 
 def _machines(random: Random, devices: int) -> Cluster:

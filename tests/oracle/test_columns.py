@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from strategist.document.estimate import MOMENTS
 from strategist.errors import ImpossibleError
 from strategist.facts.adapters import TARGETS, adapting, with_adapters
+from strategist.facts.clusters import load_cluster
 from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
 from strategist.facts.model_parts import Moe
@@ -150,6 +151,15 @@ def cases_of_muon(draw: Draw) -> Case:
     job = replace(drawn, model=replace(drawn.model, kind="decoder"), workload=replace(drawn.workload, optimizer="muon"))
     row = draw(layouts(job).filter(lambda row: row["tp"] == 1 or row["zero"] != 1))
     return job, [row | {"offload": "none", "tiling": 1}]
+
+
+@st.composite
+def cases_in_groups(draw: Draw) -> Case:
+    """A job under any framework, and a layout of it whose ranks exchange heads in groups that are a ring."""
+    job = replace(draw(jobs()), profile=find_profile(draw(st.sampled_from(frameworks()))))
+    row = draw(layouts(job).filter(lambda row: len(divisors(row["cp"])) > 2))
+    inner = draw(st.sampled_from(divisors(row["cp"])[1:-1]))
+    return job, [row | {"context_parallel": "hierarchical", "cp_inner": inner}]
 
 
 PLAIN: Layout = dict.fromkeys((*MESH_COLUMNS, "micro_batch", "accumulation", "virtual_stages", "tiling"), 1) | {
@@ -291,6 +301,26 @@ def test_muon_equals_the_oracle(case: Case) -> None:
     _assert_same_memory(case)
     _assert_same_time(case)
     _assert_same_stages(case)
+
+
+@pytest.mark.slow
+@settings(CI, max_examples=cases_of(20), suppress_health_check=[HealthCheck.filter_too_much])
+@given(cases_in_groups())
+def test_hierarchical_context_parallelism_equals_the_oracle(case: Case) -> None:
+    """What travels around the ring and inside the groups, and what attention and a layer hold beside it, are the oracle's."""
+    _assert_same_memory(case)
+    _assert_same_time(case)
+
+
+@pytest.mark.parametrize("inner", [2, 4, 8])
+def test_groups_inside_a_node_and_rings_across_equal_the_oracle(inner: int) -> None:
+    """On two nodes the neighbours exchange over the fast links and the rings send over the slow ones."""
+    work = Workload(seq_len=65536, global_batch=1, precision="bf16")
+    machines, model = load_cluster("aws-p4d.24xlarge:2"), load_model("llama-2-7b")
+    job = Job(cluster=machines, model=model, workload=work, profile=find_profile())
+    row = PLAIN | {"cp": 16, "zero": 3, "context_parallel": "hierarchical", "cp_inner": inner}
+    _assert_same_memory((job, [row]))
+    _assert_same_time((job, [row]))
 
 
 @settings(CI, max_examples=cases_of(20))

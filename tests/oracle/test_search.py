@@ -156,6 +156,15 @@ def test_search_equals_brute_force(words: str) -> None:
     _assert_search_is_brute_force(job, enumerate_layouts(job))
 
 
+@pytest.mark.parametrize("words", ["llama-3.2-1b aws-p4d.24xlarge:2 2 4096 1 bf16", "gpt2 ws-4x-4090 0 4096 1 fp16"])
+def test_search_for_hierarchical_context_parallelism_equals_brute_force(words: str) -> None:
+    """Beside the other kinds, too, the legal layouts, the number that fits and the best step time are those of trying everything."""
+    job, also = question_of(words), ("hierarchical",)
+    layouts = enumerate_layouts(job, also)
+    assert any(layout["context_parallel"] == "hierarchical" for layout in layouts)
+    _assert_search_is_brute_force(job, layouts, also=also)
+
+
 @pytest.mark.parametrize("words", _daily(SIXTEEN))
 def test_legal_layouts_of_sixteen_devices_equal_brute_force(words: str) -> None:
     """What a search on several nodes looks at is exactly what is legal and not collapsed."""
@@ -178,7 +187,7 @@ CI_SCENARIOS, NIGHTLY_SCENARIOS, AT_ONCE = 200, 2000, 10
 EVERY: dict[str, set[Any]] = {
     "zero": {0, 1, 2, 3},
     "schedule": {"none", "gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1", "zbv", "dualpipev"},
-    "context_parallel": {"none", "ring", "all-to-all"},
+    "context_parallel": {"none", "ring", "all-to-all", "hierarchical"},
     "recompute": {"none", "selective", "full"},
     "offload": {"none", "optimizer", "parameters", "nvme"},
     "sequence_parallel": {0, 1},

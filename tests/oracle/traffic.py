@@ -167,13 +167,18 @@ def _context(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -
     shape, cp, tp = job.model, layout["cp"], layout["tp"]
     per_head = tokens(job, layout) / tp * shape.head_dim * BYTES[job.formats.compute]
     m, again = layout["accumulation"], computed_again(job, layout, stage, len(kinds))
-    if layout["context_parallel"] == "ring":
-        hops = m * sum(_passes(layout, redone) + 2 for redone in again) * (cp - 1)
-        yield Row("cp", "send", "attention", per_head * 2 * shape.kv_heads, hops, cp, tp)
-    elif layout["context_parallel"] == "all-to-all":
+    inner = {"all-to-all": cp, "hierarchical": layout.get("cp_inner", 1)}.get(layout["context_parallel"], 1)
+    if layout["context_parallel"] in (
+        "ring",
+        "hierarchical",
+    ):  # every inner-th rank; all heads of its tokens, or a share of more
+        around = cp // inner
+        hops = m * sum(_passes(layout, redone) + 2 for redone in again) * (around - 1)
+        yield Row("cp", "send", "attention", per_head * 2 * shape.kv_heads, hops, around, tp * inner)
+    if inner > 1:
         exchanges = m * sum(_exchanges(job, layout, redone) for redone in again)
         payload = per_head * (2 * shape.heads + 2 * shape.kv_heads)
-        yield Row("cp", "all-to-all", "", payload, exchanges, cp, tp, 2)
+        yield Row("cp", "all-to-all", "", payload, exchanges, inner, tp, 2)
 
 
 def _experts(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> Iterator[Row]:

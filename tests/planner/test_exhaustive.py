@@ -42,6 +42,14 @@ SPACES: tuple[dict[str, Any], ...] = (
     {"model": "olmoe-1b-7b", "hardware": "dgx-h100", "global_batch": 8, "forbid": "ep,interleaved"},
     {"model": "llama-2-7b", "hardware": "dgx-h100", "forbid": "pp,offload,sequence_parallel,hsdp"},
     {"model": "llama-2-7b", "hardware": "dgx-h100", "also": "zb_h1,zbv,dualpipev"},
+    {"model": "llama-2-7b", "hardware": "dgx-h100", "seq_len": 16384, "global_batch": 2, "also": "hierarchical"},
+    {
+        "model": "mixtral-8x7b",
+        "hardware": "dgx-h100",
+        "pin": "cp=8,context_parallel=hierarchical",
+        "forbid": "recompute",
+    },
+    {"model": "llama-3.1-8b", "hardware": "dgx-h100:2", "seq_len": 16384, "pin": "cp_inner=4", "global_batch": 2},
     {
         "model": "llama-2-7b",
         "hardware": "dgx-h100",
@@ -88,6 +96,14 @@ LARGER: tuple[dict[str, Any], ...] = (
         "forbid": "recompute",
     },
     {"model": "llama-2-7b", "hardware": "dgx-h100", "global_batch": 16, "forbid": "offload"},
+    {
+        "model": "llama-2-7b",
+        "hardware": "p4d.24xlarge:2",
+        "seq_len": 65536,
+        "global_batch": 1,
+        "policy": "fastest",
+        "also": "hierarchical",
+    },
 )
 """Questions of 8, 16 and 64 devices with a few hundred layouts each, and one with so many that most are left out as slower."""
 

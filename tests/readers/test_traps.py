@@ -287,6 +287,7 @@ CASES = (
     megatron("missing-key", "--micro-batch-size", "no default", "--micro-batch-size 1", ""),
     megatron("megatron-recompute-method", "--recompute-granularity", "uniform", "--num-layers 8", "--num-layers 8 --recompute-granularity full"),
     megatron("megatron-experts", "--expert-model-parallel-size", "--num-experts", "--num-layers 8", "--num-layers 8 --expert-model-parallel-size 2"),
+    megatron("megatron-hierarchical-sizes", "--cp-comm-type", "absent", "--num-layers 8", "--num-layers 8 --cp-comm-type a2a+p2p"),
     megatron("sequence-parallel-alone", "--sequence-parallel", "without TP", "--tensor-model-parallel-size 2", "--sequence-parallel"),
     nanotron("unknown-key", "tokens.micro_batch_sise", "micro_batch_size", tokens={"micro_batch_sise": 2}),
     nanotron("missing-key", "parallelism.pp", "no default", parallelism={"dp": 4, "tp": 2, "pp": None}),
