@@ -22,6 +22,8 @@ from strategist.executor.support import layout_obstacles, unsupported
 
 ONE_GPU = {"gpu": "h100-sxm-80gb", "gpus_per_node": 1, "nodes": 1}
 FSDP = "dp_shard=8,zero=3"
+MIXED = {"nodes": [{"gpu": gpu, "gpu_count": 8, "count": 1} for gpu in ("h100-sxm-80gb", "a100-sxm-80gb")]}
+UNEVEN = {"also": "uneven_batch", "global_batch": 256}
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,9 @@ TECHNIQUES = (
     Technique("DDP, gradients in float16", "compression=fp16"),
     Technique("DDP, PowerSGD", "compression=powersgd"),
     Technique("DDP, top-k with error feedback", "compression=topk"),
+    Technique("DDP, uneven batch", "zero=0,tp=1", MIXED, more=UNEVEN),
+    Technique("ZeRO-1, uneven batch", "zero=1,tp=1", MIXED, more=UNEVEN),
+    Technique("TP x DDP, uneven batch", "zero=0,tp=2", MIXED, more=UNEVEN),
     Technique("nn.DataParallel", "replicas=threads"),
     Technique("ZeRO-1", "dp_shard=8,zero=1"),
     Technique("ZeRO-2", "dp_shard=8,zero=2"),
@@ -133,6 +138,9 @@ LATER: Mapping[str, str] = {
 MISSING = (
     "Of the search and the executor: ZB-H1 with several chunks a stage; ZB-H1, ZBV and DualPipeV with ZeRO-3, context parallelism, experts or "
     "recomputation; ZBV and DualPipeV of tied ends; passes of DualPipeV that overlap. Of the search: ZB-H1, ZBV, DualPipeV, looped BFS where chunks can be interleaved, and hierarchical context parallelism are looked at only when asked for (`--also`, `--pin`).",
+    "Of uneven batches (`--also uneven_batch`): beside pp, cp, ep, ZeRO-2 and 3, adapters, fp8, offload, compression, threads and a parameter "
+    "server; micro-batches of different sizes; `--strategy` of `predict` cannot say one; rehearsals; files of other frameworks; and no launcher "
+    "checks that nodes were numbered in the order of the plan (docs/decisions/0146).",
     "Pipeline, context (but DeepSpeed's all-to-all) and expert parallelism in the files of Accelerate, DeepSpeed, Transformers, TRL, Lightning, "
     "LLaMA-Factory, axolotl, Composer and llm-foundry; tensor parallelism in those of LLaMA-Factory, axolotl, Composer, llm-foundry and EPL, and "
     "with sequence parallelism or experts in those of Accelerate, DeepSpeed, Transformers, TRL and Lightning (docs/decisions/0135); FSDP in those of "

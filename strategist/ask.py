@@ -467,7 +467,7 @@ def _pins(given: Given) -> Iterator[Pin]:
 
 def _no_contradiction(pins: tuple[Pin, ...], forbids: tuple[str, ...], also: tuple[str, ...]) -> None:
     for word in also:
-        key = "tiling" if word == "tiling" else "schedule"
+        key = {"tiling": "tiling", "uneven_batch": "accumulation"}.get(word, "schedule")
         against = [f"--forbid {word}"] * (word in forbids) + [f"--pin {p.key}={p.word}" for p in pins if p.key == key]
         if against:
             raise InputError(

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from strategist.document.plan import FrontEnd, PassedOver, Reason, Stage
+from strategist.document.plan import FrontEnd, PassedOver, Reason, Share, Stage
 from strategist.emitters import EMITTERS, find_emitter
 from strategist.emitters.emitter import Emitter
 from strategist.errors import ImpossibleError
 from strategist.executor.support import obstacles
 from strategist.facts.job import Job
 from strategist.planner.check import require_sound
+from strategist.planner.kinds import UNEVEN
 from strategist.planner.write import mesh_of, stages_of, strategy_of
 from strategist.records import dataclass, names_of
 from strategist.rulebook.apply import fired, sentence
@@ -144,7 +145,7 @@ def shown_plans(job: Job, candidates: Candidates) -> Callable[[int], Plan]:
     first = strategy_of(job, candidates.row(0))
     chosen = [name for name in candidates.choices if name not in (*BATCH, *MESH_COLUMNS)]
     same = {name: getattr(first, name) for name in names_of(type(first)) if name not in (*BATCH, *chosen, "stages")}
-    one_process = candidates.in_threads
+    one_process, is_uneven = candidates.in_threads, UNEVEN in candidates.columns
 
     @cache
     def stages(pp: int, virtual_stages: int, stage_split: str, schedule: str) -> tuple[Stage, ...]:
@@ -156,13 +157,18 @@ def shown_plans(job: Job, candidates: Candidates) -> Callable[[int], Plan]:
         mesh = mesh_of({axis: int(candidates[axis][row]) for axis in MESH_COLUMNS})
         cut = stages(mesh.pp, words["virtual_stages"], words["stage_split"], words["schedule"])
         words["sequence_parallel"] = bool(words["sequence_parallel"])
+        if is_uneven:
+            words[UNEVEN] = tuple(
+                Share(replicas=group.count * group.node.gpus // mesh.tp, micro_batches=1)
+                for group in job.cluster.groups
+            )
         batch = (int(candidates["micro_batch"][row]), int(candidates["accumulation"][row]))
         plan = SimpleNamespace(
             cluster=job.cluster,
             model=job.model,
             workload=job.workload,
             mesh=mesh,
-            strategy=Choices(**same, **words, stages=cut, batch=batch),
+            strategy=Choices(**(same | words), stages=cut, batch=batch),
             processes=1 if one_process else mesh.world,
         )
         return cast("Plan", plan)

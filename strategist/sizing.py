@@ -12,6 +12,7 @@ from strategist.document.sizing import Largest, Machines, Sizing
 from strategist.errors import InputError
 from strategist.facts.resolved import Assumption
 from strategist.facts.workload import MAX_SEQ_LEN
+from strategist.planner.kinds import UNEVEN
 from strategist.planner.largest import What, largest
 from strategist.planner.search import Pace, Question
 from strategist.planner.size import Kind, answers, looked_at, sizes
@@ -39,6 +40,7 @@ def sized(wanted: Wanted) -> Sizing:
     or nothing is in time."""
     if wanted.given.tokens is None:
         raise InputError("MISSING", "The length of the run is not known.", flag="--tokens", hint="Example: --tokens 1T.")  # fmt: skip
+    _is_searched(wanted.given)
     names = wanted.gpus or (ASSUMED_GPU,)
     prices = _prices(wanted.prices, names)
     given, assumed = _with_batch(wanted.given, names[0])
@@ -74,6 +76,15 @@ def _prices(prices: Sequence[float], names: Sequence[str]) -> Sequence[float | N
             flag="--price-per-gpu-hour", value=",".join(map(str, prices)), hint="Give one for all, or one for each --gpu.",
         )  # fmt: skip
     return [None] * len(names) if not prices else [*prices] * (len(names) if len(prices) == 1 else 1)
+
+
+def _is_searched(given: Given) -> None:
+    """Raise InputError CONFLICT for a technique that is looked at behind the search of one plan."""
+    if UNEVEN in (given.also or ""):
+        raise InputError(
+            "CONFLICT", f"--also {UNEVEN} is looked at for one plan on nodes of several kinds; sizes are searched without.",
+            flag="--also", value=UNEVEN, hint="Leave it out, and plan for the machines that you choose.",
+        )  # fmt: skip
 
 
 def _on(given: Given, gpu: str, gpus_per_node: int | None, nodes: int) -> Asked:
@@ -128,6 +139,7 @@ def largest_that_fits(given: Given, what: What) -> Largest:
     said = {"seq-len": given.seq_len, "model-size": given.model_size or given.model or given.model_config, "micro-batch": given.micro_batch}  # fmt: skip
     if said[what] is not None:
         raise InputError("CONFLICT", f"--max {what} asks for what --{what} says.", flag="--max", value=what, hint=f"Leave --{what} out.")  # fmt: skip
+    _is_searched(given)
     asked = complete(replace(given, model_size="1B") if what == "model-size" else given)
     ladders: dict[str, Sequence[int]] = {
         "seq-len": range(SEQUENCE_STEP, MAX_SEQ_LEN + 1, SEQUENCE_STEP),

@@ -16,6 +16,7 @@ from strategist.document.verification import Role, TracedLayout, Verification
 from strategist.errors import ImpossibleError, InputError, NoPlanError
 from strategist.executor.support import obstacles, require_packages, way_out
 from strategist.facts.profile import engine_of
+from strategist.planner.kinds import UNEVEN
 from strategist.planner.predict import layout_of, pins_of
 from strategist.records import dataclass, replace
 from strategist.units import format_gib
@@ -66,6 +67,14 @@ def require_verifiable(asked: Asked) -> None:
             flag="--verify",
             value=frontend,
             hint="Leave one of them out.",
+        )
+    if UNEVEN in asked.question.also:
+        raise InputError(
+            "CONFLICT",
+            f"--verify rules out layouts of the search whose traces do not fit, and --also {UNEVEN} is looked at behind the search.",
+            flag="--verify",
+            value=UNEVEN,
+            hint="Leave one of them out; `strategist trace` takes the plan.",
         )
     require_packages("Tracing (--verify)", asked.question.job.model.method, asked.question.job.workload.precision)
 

@@ -16,7 +16,7 @@ from strategist.document.estimate import (
     TimeLedger,
     TimeTerm,
 )
-from strategist.document.plan import Decision, Economics, Mesh, NumberFormats, Plan, Request, Stage, Strategy
+from strategist.document.plan import Decision, Economics, Mesh, NumberFormats, Plan, Request, Share, Stage, Strategy
 from strategist.facts.hardware import Cluster, Gpu, Node, NodeGroup
 from strategist.facts.model import ModelShape, Moe
 from strategist.facts.runs import V_SHAPED
@@ -73,10 +73,12 @@ def make_plan(shape: ModelShape | None = None, *, seq_len: int = 16, **choices: 
         "backend": "gloo",
     }
     strategy = Strategy(**(defaults | choices))
-    product = strategy.micro_batch * strategy.accumulation * mesh.data_parallel
+    product = strategy.micro_batch * sum(s.replicas * s.micro_batches for s in strategy.uneven_batch)
+    product = product or strategy.micro_batch * strategy.accumulation * mesh.data_parallel
     workload = Workload(seq_len=seq_len, global_batch=asked or product, precision="fp32", optimizer="adamw")
+    nodes = [share.replicas * mesh.tp for share in strategy.uneven_batch] or [mesh.world]
     return Plan(
-        made_by="tests", book="tests", request=Request(), cluster=cpu_cluster(mesh.world), model=shape,
+        made_by="tests", book="tests", request=Request(), cluster=cpu_cluster(*nodes), model=shape,
         workload=workload, assumptions=(), mesh=mesh, strategy=strategy, memory=_memory(mesh.pp), time=_time(),
         economics=Economics(gpu_hours_per_step=0.0), decision=_decision(), reasons=(), refusals=(), alternatives=(),
         hints=(),
@@ -101,14 +103,23 @@ def weighted_stages(shape: ModelShape, pp: int) -> tuple[Stage, ...]:
     return tuple(Stage(index=i, layers=(run,), embedding=i == 0, head=i == pp - 1) for i, run in enumerate(runs))
 
 
-def cpu_cluster(world: int) -> Cluster:
-    """One CPU node with `world` ranks."""
+def uneven(*shares: tuple[int, int]) -> tuple[Share, ...]:
+    """Shares of an uneven batch: (replicas, micro-batches) of each kind of nodes."""
+    return tuple(Share(replicas=replicas, micro_batches=number) for replicas, number in shares)
+
+
+def cpu_cluster(*ranks: int) -> Cluster:
+    """One CPU node for each number of ranks."""
+    groups = tuple(NodeGroup(node=_cpu_node(count), count=1) for count in ranks)
+    return Cluster(groups=groups, origin="file")
+
+
+def _cpu_node(world: int) -> Node:
     cpu = Gpu(name="cpu", title="CPU", vendor="any", arch="cpu", memory_bytes=2**33, memory_Bps=1e10, fp32_FLOPs=1e11)
-    node = Node(
+    return Node(
         name="cpu-node", gpu=cpu, gpus=world, fast_domain=world, topology="memory", intra_Bps=1e10, pair_Bps=1e10,
         inter_Bps=1e9,
     )  # fmt: skip
-    return Cluster(groups=(NodeGroup(node=node, count=1),), origin="file")
 
 
 def _memory(pp: int) -> MemoryLedger:

@@ -8,7 +8,7 @@ from strategist.accuracy.express import Case, Measured
 from strategist.accuracy.judge import Judged, predictions
 from strategist.document.load import load_observed, load_plan
 from strategist.document.write import digest
-from strategist.errors import InputError, StaleError, shown
+from strategist.errors import ImpossibleError, InputError, StaleError, shown
 from strategist.planner.predict import filled, job_of, pins_of
 from strategist.records import replace
 from strategist.timing.calibrated import part_seconds
@@ -38,6 +38,13 @@ def judged_run(path: str) -> Judged:
             flag=FLAG,
             value=seen.plan,
             hint="Leave both files where the run wrote them.",
+        )
+    if plan.strategy.uneven_batch:
+        raise ImpossibleError(
+            "UNSUPPORTED",
+            f"OBSERVED: {shown(path)} is a run of an uneven batch on devices of several kinds, and factors are those of one.",
+            flag=FLAG,
+            hint="Observe a run on devices of one kind.",
         )
     job = replace(job_of(plan), factors=())
     layout = filled(job, {pin.key: pin.value for pin in pins_of(plan)})

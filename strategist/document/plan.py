@@ -108,13 +108,23 @@ class NumberFormats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """`replicas` that are neighbours in rank order, on nodes of one kind, and the `micro_batches` that each of them runs in a step."""
+
+    replicas: int
+    micro_batches: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
     """Everything about the layout that is not a mesh degree. `replicas` are processes of DDP, or threads of one process, as
     nn.DataParallel has them. `compression` is what DDP does to gradients before it sends them; PowerSGD keeps so many columns
     (`compression_rank`), top-k such a share of the elements (`compression_share`). The `loss` is that of whole logits, or of the
     logits of a few tokens at a time; the `tables` of embeddings are local, or on a parameter server. With `recompute_layers` above 0 full recompute is that of the first so many layers of every chunk,
     with `recompute_every` that of every so-many-th of them. Hierarchical context parallelism exchanges heads among `cp_inner` neighbours
-    along cp, and sends keys and values around rings of mesh.cp / cp_inner across them."""
+    along cp, and sends keys and values around rings of mesh.cp / cp_inner across them. An
+    `uneven_batch` has one share for each kind of nodes, in rank order, and `accumulation` is then the largest number of micro-batches;
+    without it every replica runs that many."""
 
     zero: int = 0
     virtual_stages: int = 1
@@ -128,6 +138,7 @@ class Strategy:
     recompute: Recompute = "none"
     recompute_layers: int = 0
     recompute_every: int = 0
+    uneven_batch: tuple[Share, ...] = ()
     offload: Offload = "none"
     tiling: int = 1
     stage_split: StageSplit = "even"
@@ -264,10 +275,34 @@ class Request:
     price_per_gpu_hour: float | None = None
 
 
+def shares_of(mesh: Mesh, strategy: Strategy) -> tuple[Share, ...]:
+    """Who runs how many micro-batches, in rank order: all as many where the batch is even."""
+    return strategy.uneven_batch or (Share(replicas=mesh.data_parallel, micro_batches=strategy.accumulation),)
+
+
+def sequences_per_step(mesh: Mesh, strategy: Strategy) -> int:
+    """Sequences that all replicas together take in a step, by the micro-batches of each."""
+    return strategy.micro_batch * sum(share.replicas * share.micro_batches for share in shares_of(mesh, strategy))
+
+
+def sequences_of(mesh: Mesh, strategy: Strategy, replica: int) -> range:
+    """The sequences of each global batch that one data-parallel replica takes, by its place among the replicas in rank order."""
+    first = 0
+    for share in shares_of(mesh, strategy):
+        size = strategy.micro_batch * share.micro_batches
+        if replica < share.replicas:
+            break
+        first, replica = first + share.replicas * size, replica - share.replicas
+    return range(first + replica * size, first + (replica + 1) * size)
+
+
 def batch_identity(mesh: Mesh, strategy: Strategy) -> str:
     """The factors of the global batch and their product, in words."""
-    micro, accumulation, dp = strategy.micro_batch, strategy.accumulation, mesh.data_parallel
-    return f"micro-batch {micro} x accumulation {accumulation} x dp {dp} = {micro * accumulation * dp}"
+    factors = f"accumulation {strategy.accumulation} x dp {mesh.data_parallel}"
+    if strategy.uneven_batch:
+        parts = (f"accumulation {share.micro_batches} x dp {share.replicas}" for share in strategy.uneven_batch)
+        factors = f"({' + '.join(parts)})"
+    return f"micro-batch {strategy.micro_batch} x {factors} = {sequences_per_step(mesh, strategy)}"
 
 
 class Costed(Protocol):

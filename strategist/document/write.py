@@ -10,7 +10,7 @@ from strategist.records import is_record, names_of, replace
 
 EXACT = 2**53
 """Whole numbers below it are the same as float and as int."""
-SILENT: dict[str, Any] = {"adapters": None, "cp_inner": 1}
+SILENT: dict[str, Any] = {"adapters": None, "cp_inner": 1, "uneven_batch": []}
 """Fields that are written only where they say something, so that plans without them stay what they were to the byte, and the values
 that say nothing."""
 
@@ -23,9 +23,8 @@ def as_document(value: Any) -> Any:
     """
     if is_record(value):
         found = {name: as_document(getattr(value, name)) for name in names_of(type(value))}
-        if SILENT.keys().isdisjoint(found):
-            return found
-        return {name: own for name, own in found.items() if name not in SILENT or own != SILENT[name]}
+        silent = [name for name, nothing in SILENT.items() if name in found and found[name] == nothing]
+        return {name: item for name, item in found.items() if name not in silent} if silent else found
     if isinstance(value, dict):
         return {key: as_document(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):

@@ -108,6 +108,7 @@ WHY = {
     "model.method": "Adapters are put into a model by a training script, not by these files.",
     "strategy.compression": "Hooks of DDP are not mapped for it.",
     "strategy.tables": "No process of it holds tables of embeddings for others.",
+    "strategy.uneven_batch": "It gives every replica equally many micro-batches.",
     "strategy.recompute_layers": "It recomputes all layers or none.",
     "strategy.recompute_every": "It recomputes all layers or none.",
     "strategy.cp_inner": "It has no groups inside context parallelism.",
@@ -229,9 +230,15 @@ def _word(value: Any) -> str:
     if isinstance(value, NumberFormats):
         said = f"{value.parameter} parameters, {value.gradient} gradients, {value.reduce} reduction, {value.compute} compute"
         return f"({said}, master {value.master})"
+    if isinstance(value, tuple):
+        return " + ".join(f"{share.replicas} x {share.micro_batches}" for share in value)
     return shown(str(value))
 
 
 def _others(values: tuple[Any, ...]) -> str:
-    """What can be said instead; number formats are too many words."""
-    return "" if isinstance(values[0], NumberFormats) else f"; it has {' or '.join(_word(value) for value in values)}"
+    """What can be said instead; number formats are too many words, and nothing is none."""
+    return (
+        ""
+        if isinstance(values[0], NumberFormats) or values[0] == ()
+        else f"; it has {' or '.join(_word(value) for value in values)}"
+    )

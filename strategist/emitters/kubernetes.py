@@ -15,7 +15,7 @@ from typing import Any
 from strategist.catalog import rows
 from strategist.document.plan import Plan
 from strategist.emitters.emitter import Emitter, Files, Options
-from strategist.emitters.places import ranks_per_node
+from strategist.emitters.places import ranks_per_node, refuse_uneven_batch
 from strategist.emitters.quoting import fitting_name
 from strategist.emitters.serial import yaml_text
 from strategist.emitters.torchrun import DEFAULT_PORT, EXECUTOR_AXES, layout_comment
@@ -38,8 +38,9 @@ Manifest = dict[str, Any]
 
 
 def device_resource(plan: Plan) -> dict[str, str]:
-    """What a node of the plan takes. Raises ImpossibleError UNSUPPORTED for devices that have no name there."""
+    """What a node of the plan takes. Raises ImpossibleError UNSUPPORTED for uneven batches and devices that have no name there."""
     ranks, vendor = ranks_per_node(plan), plan.cluster.smallest.vendor
+    refuse_uneven_batch(plan, "kubernetes")
     if plan.strategy.backend == "gloo":
         return {"cpu": str(ranks)}
     found = [row["resource"] for row in rows("kubernetes_resources") if row["vendor"] == vendor]

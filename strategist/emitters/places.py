@@ -31,3 +31,16 @@ def devices_per_node(plan: Plan) -> int:
             hint="Plan for nodes with equally many devices.",
         )
     return counts.pop()
+
+
+def refuse_uneven_batch(plan: Plan, target: str) -> None:
+    """Raise ImpossibleError UNSUPPORTED for an uneven batch where the target says which node is which."""
+    if plan.strategy.uneven_batch:
+        raise ImpossibleError(
+            "UNSUPPORTED",
+            f"{target} cannot express this plan: strategy.uneven_batch needs nodes of each kind in the order of its shares, and {target} "
+            "numbers nodes itself.",
+            flag="--to",
+            value=target,
+            hint="Emit it to torchrun, and start launch.sh on each node with its number.",
+        )

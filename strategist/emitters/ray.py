@@ -8,6 +8,7 @@ from __future__ import annotations
 from strategist.document.plan import Plan
 from strategist.emitters.emitter import Emitter, Files, Options
 from strategist.emitters.executor_script import TRAIN_CALL, executor_script
+from strategist.emitters.places import ranks_per_node, refuse_uneven_batch
 from strategist.emitters.torchrun import EXECUTOR_AXES, Launcher, exported_names, job_files, refuse_meeting_place
 
 TRAIN = executor_script(
@@ -57,12 +58,19 @@ def write(plan: Plan, options: Options) -> Files:
     return job_files(plan, options, TRAIN, ray_launcher(plan, options))
 
 
+def placed(plan: Plan) -> int:
+    """Ranks per node. Raises ImpossibleError UNSUPPORTED as `ranks_per_node`, and for uneven batches."""
+    refuse_uneven_batch(plan, "ray")
+    return ranks_per_node(plan)
+
+
 RAY = Emitter(
     name="ray",
     title="Ray Train with strategist's executor",
     engine="strategist",
     versions="Ray 2.60, torch 2.13",
     write=write,
+    placed=placed,
     axes=EXECUTOR_AXES,
     executables=("launch.sh",),
 )

@@ -13,7 +13,7 @@ from typing import Any
 from strategist.catalog import rows
 from strategist.document.plan import Plan
 from strategist.emitters.emitter import Emitter, Files, Options
-from strategist.emitters.places import ranks_per_node
+from strategist.emitters.places import ranks_per_node, refuse_uneven_batch
 from strategist.emitters.quoting import fitting_name
 from strategist.emitters.serial import yaml_text
 from strategist.emitters.torchrun import EXECUTOR_AXES, layout_comment
@@ -29,8 +29,9 @@ exec bash launch.sh
 
 
 def resources(plan: Plan) -> dict[str, Any]:
-    """What every node has. Raises ImpossibleError UNSUPPORTED for devices that SkyPilot has no name for."""
+    """What every node has. Raises ImpossibleError UNSUPPORTED for uneven batches and devices that SkyPilot has no name for."""
     ranks, gpu = ranks_per_node(plan), plan.cluster.smallest
+    refuse_uneven_batch(plan, "skypilot")
     if plan.strategy.backend == "gloo":
         return {"cpus": f"{ranks}+"}
     found = [row["accelerator"] for row in rows("skypilot_accelerators") if row["gpu"] == gpu.name]

@@ -41,10 +41,19 @@ TRAIN = executor_script(TRAIN_CALL)
 
 
 def layout_comment(plan: Plan) -> str:
-    """What the script starts, in one comment line."""
+    """What the script starts, in one comment line, and in another who runs how much of an uneven batch."""
     mesh = plan.mesh
     axes = " x ".join(f"{axis} {mesh.size(axis)}" for axis in mesh.order if mesh.size(axis) > 1) or "one process"
-    return f"# {plan.model.layers}-layer {shown(plan.model.family)}: {axes}; {plan.batch_identity} sequences per step"
+    said = f"# {plan.model.layers}-layer {shown(plan.model.family)}: {axes}; {plan.batch_identity} sequences per step"
+    return f"{said}\n{_order_comment(plan)}" if plan.strategy.uneven_batch else said
+
+
+def _order_comment(plan: Plan) -> str:
+    """Which nodes come first: ranks run as many micro-batches as the kind that stands here in their place."""
+    nodes = (f"{group.count} x {shown(group.node.gpu.title)}" for group in plan.cluster.groups)
+    each = zip(nodes, plan.strategy.uneven_batch, strict=True)
+    words = ", then ".join(f"{kind} with {share.micro_batches}" for kind, share in each)
+    return f"# Nodes are numbered in this order, by the micro-batches of their ranks: {words}"
 
 
 def threads_line(plan: Plan) -> str:

@@ -1,6 +1,7 @@
 """Samples for data-parallel ranks, and a synthetic task that any model can be seen to learn.
 
-The order of samples is one global list; step s takes the next global batch of it, and data rank r the r-th part of that.
+The order of samples is one global list; step s takes the next global batch of it, and data rank r the r-th part of that, which is
+larger where it runs more micro-batches.
 Which samples a step sees therefore does not depend on how many ranks there are.
 """
 
@@ -57,21 +58,16 @@ class SyntheticTokens(Dataset[Sample]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataShare:
-    """Which part of each global batch a rank reads: `per_rank` sequences for each of `ranks`."""
+    """Which part of each global batch of so many sequences a rank reads: `size` of them, from the `first` on."""
 
-    rank: int
-    ranks: int
-    per_rank: int
-
-    @property
-    def global_batch(self) -> int:
-        """Sequences of one step over all ranks."""
-        return self.ranks * self.per_rank
+    first: int
+    size: int
+    global_batch: int
 
     def of_step(self, order: list[int], step: int) -> list[int]:
         """The sample numbers this rank reads in one step."""
-        first = step * self.global_batch + self.rank * self.per_rank
-        return order[first : first + self.per_rank]
+        first = step * self.global_batch + self.first
+        return order[first : first + self.size]
 
 
 class StepSampler(Sampler[list[int]]):

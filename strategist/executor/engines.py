@@ -104,7 +104,7 @@ class LoopEngine:
     def gradients(self, batch: Batch, scale: Tensor) -> Tensor:
         """See Engine."""
         total = torch.zeros_like(scale)
-        count = self.job.plan.strategy.accumulation
+        count = self.job.micro_batches
         for index, micro_batch in enumerate(_micro_batches(batch, count)):
             if count > 1:
                 self._average_replicas(now=index == count - 1)

@@ -10,8 +10,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage
 from torch.nn.parallel import DistributedDataParallel
 
-from strategist.document.plan import Plan, Stage
+from strategist.document.plan import Plan, Stage, sequences_of
 from strategist.executor.drive import Drive
+from strategist.executor.mesh import data_rank
 from strategist.executor.sequence import TokenShare, token_share
 from strategist.executor.tables import Server
 from strategist.executor.threads import over_threads
@@ -61,6 +62,12 @@ class Job:
     threads: int = 1
     seed: int = 0
     instruments: Instruments = field(default_factory=Instruments)
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches that this rank runs in a step."""
+        mesh, strategy = self.plan.mesh, self.plan.strategy
+        return len(sequences_of(mesh, strategy, data_rank(self.mesh))) // strategy.micro_batch
 
     @property
     def stage(self) -> Stage:

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
+from strategist.document.plan import sequences_of, sequences_per_step
 from strategist.errors import ImpossibleError, InputError, TrainingError
 from strategist.executor.background import BackgroundSaver, host_copy
 from strategist.executor.bundles import Bundle, bundles_of
@@ -130,12 +131,12 @@ class Session:
         )
 
     def _check_share(self, batch: Mapping[str, Tensor]) -> None:
-        expected = self._sequences
+        expected = self.share.size
         for name, value in batch.items():
             if value.shape[0] != expected:
                 raise ImpossibleError(
                     "BATCH_SPLIT",
-                    f"{name} holds {value.shape[0]} sequences; the plan gives {expected} to each data rank "
+                    f"{name} holds {value.shape[0]} sequences; the plan gives {expected} to this data rank "
                     f"({self.job.plan.batch_identity} over all).",
                     flag=name,
                     value=value.shape[0],
@@ -226,14 +227,9 @@ class Session:
     @property
     def share(self) -> DataShare:
         """This rank's part of each global batch."""
-        ranks = self.job.plan.mesh.data_parallel
-        return DataShare(rank=data_rank(self.job.mesh), ranks=ranks, per_rank=self._sequences)
-
-    @property
-    def _sequences(self) -> int:
-        """Sequences of a data rank in one step."""
-        strategy = self.job.plan.strategy
-        return strategy.micro_batch * strategy.accumulation
+        mesh, strategy = self.job.plan.mesh, self.job.plan.strategy
+        own = sequences_of(mesh, strategy, data_rank(self.job.mesh))
+        return DataShare(first=own.start, size=len(own), global_batch=sequences_per_step(mesh, strategy))
 
     def loader(
         self,

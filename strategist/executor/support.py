@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from strategist.document.plan import MESH_AXES, NumberFormats, Plan, Strategy
+from strategist.document.plan import MESH_AXES, NumberFormats, Plan, Strategy, sequences_per_step, shares_of
 from strategist.errors import InputError
 from strategist.executor.architecture import model_obstacles
 from strategist.executor.context_support import context_obstacles
@@ -94,6 +94,7 @@ def layout_obstacles(plan: Plan) -> tuple[Obstacle, ...]:
         _offload,
         pipeline_obstacles,
         _batch,
+        _uneven_batch,
         _adapters,
         _tensor_parallel,
         context_obstacles,
@@ -526,7 +527,8 @@ def _tiling(plan: Plan) -> Iterator[Obstacle]:
 
 def _batch(plan: Plan) -> Iterator[Obstacle]:
     asked, s = plan.workload.global_batch, plan.strategy
-    if min(s.micro_batch, s.accumulation) < 1 or asked != s.micro_batch * s.accumulation * plan.mesh.data_parallel:
+    smallest = min(s.micro_batch, *(share.micro_batches for share in shares_of(plan.mesh, s)))
+    if smallest < 1 or asked != sequences_per_step(plan.mesh, s):
         yield Obstacle(
             code="BATCH_SPLIT",
             place="workload.global_batch",
@@ -534,6 +536,42 @@ def _batch(plan: Plan) -> Iterator[Obstacle]:
             sentence=f"The global batch is {asked} sequences, but {plan.batch_identity}.",
             hint="Make the product equal to the global batch.",
         )
+
+
+def _uneven_batch(plan: Plan) -> Iterator[Obstacle]:
+    """Replicas that meet once a step, whole or cut by tp, each of which runs micro-batches of its own number."""
+    mesh, s, place = plan.mesh, plan.strategy, "strategy.uneven_batch"
+    if not s.uneven_batch:
+        return
+    said = ", ".join(f"{share.replicas} x {share.micro_batches}" for share in s.uneven_batch)
+    replicas = sum(share.replicas for share in s.uneven_batch)
+    if replicas != mesh.data_parallel or s.accumulation != max(share.micro_batches for share in s.uneven_batch):
+        yield Obstacle(
+            code="BATCH_SPLIT",
+            place=place,
+            value=said,
+            sentence=f"The shares of the uneven batch ({said} micro-batches) have {replicas} replicas in all and the mesh "
+            f"{mesh.data_parallel}; accumulation, {s.accumulation}, must be their largest number of micro-batches.",
+            hint="Give every replica of the mesh its share.",
+        )
+    reasons = {
+        f"zero {s.zero}, whose ranks meet in every micro-batch": s.zero > 1,
+        f"pp {mesh.pp}, cp {mesh.cp}, ep {mesh.ep}; all must be 1": max(mesh.pp, mesh.cp, mesh.ep) > 1,
+        f"the order {', '.join(mesh.order)}": mesh.order != MESH_AXES,
+        f"replicas {s.replicas}": s.replicas != "processes",
+        f"compression {s.compression}": s.compression != "none",
+        f"tables {s.tables}": s.tables != "local",
+        f"offload {s.offload}": s.offload != "none",
+        f"model.method {plan.model.method}": plan.model.method != "full",
+        "precision fp8": plan.workload.precision == "fp8",
+    }
+    yield from lacking(
+        place,
+        said,
+        "The executor cannot run an uneven batch here: the plan has",
+        reasons,
+        "Plan without --also uneven_batch, or with zero 0 or 1 and none of these.",
+    )
 
 
 def _tensor_parallel(plan: Plan) -> Iterator[Obstacle]:

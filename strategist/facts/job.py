@@ -28,7 +28,7 @@ class Job:
     calibration multiply the seconds of parts of a step (timing/calibrated.py), those that are for its slowest device and its framework. `split` states the layers of every pipeline
     stage where somebody chose them (space/stages.py has the rule otherwise), `recompute_layers` how many of each stage full recompute runs
     again where that is not all of them nor as many everywhere. `overlap` multiplies the share of compute that
-    collectives may run behind."""
+    collectives may run behind. With an uneven batch `cluster` is the nodes of one kind, and replicas meet over the links of `all_machines`."""
 
     cluster: Cluster
     model: ModelShape
@@ -42,6 +42,7 @@ class Job:
     split: tuple[int, ...] = ()
     recompute_layers: tuple[int, ...] = ()
     overlap: float = 1.0
+    all_machines: Cluster | None = None
 
     @property
     def factors_that_apply(self) -> tuple[Factor, ...]:

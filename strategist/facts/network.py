@@ -10,8 +10,11 @@ from strategist.facts.tier import Tier
 
 
 def network_tier(cluster: Cluster) -> Tier:
-    """The tier that joins the nodes, at the share of the device whose node gives it least."""
-    slowest = min((group.node for group in cluster.groups), key=uplink_Bps)
+    """The tier that joins the nodes, at the share of the device whose node gives it least; of equal nodes the one whose fabric reaches
+    the least of it, whichever is named first."""
+    nodes = [group.node for group in cluster.groups]
+    least = min(map(uplink_Bps, nodes))
+    slowest = min((node for node in nodes if uplink_Bps(node) == least), key=_reached)
     if not uplink_Bps(slowest):
         raise ImpossibleError(
             "NO_PATH",
@@ -32,6 +35,12 @@ def network_tier(cluster: Cluster) -> Tier:
         basis=slowest.basis,
         source=slowest.source,
     )
+
+
+def _reached(node: Node) -> tuple[float, float]:
+    """What large collectives reach of a node's rate to others, and less the time that a message takes."""
+    known = efficiency(fabric_kind(node.fabric), node.fabric)
+    return known.shares[-1].ring, -known.base_s
 
 
 def uplink_Bps(node: Node) -> float:

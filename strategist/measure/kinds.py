@@ -3,7 +3,7 @@ behind the first, and, where shards are uneven, the one with the smallest."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import prod
 
 from strategist.document.plan import MESH_AXES, Plan
@@ -54,12 +54,16 @@ def chosen_kinds(plan: Plan, words: str) -> tuple[Kind, ...]:
                 value=word,
                 hint="Example: --ranks first,last.",
             )
+    if plan.strategy.uneven_batch:
+        return tuple(_of_shares(plan))
     numbers = sorted({stages[word] for word in chosen})
     return tuple(_of_stage(plan, stage) for stage in numbers)
 
 
 def every_kind(plan: Plan) -> tuple[Kind, ...]:
     """One rank of each stage, and the last shard of each where the weights do not divide evenly."""
+    if plan.strategy.uneven_batch:
+        return tuple(_of_shares(plan))
     firsts = [_of_stage(plan, stage) for stage in range(plan.mesh.pp)]
     if not has_uneven_shards(plan):
         return tuple(firsts)
@@ -89,6 +93,16 @@ def _of_stage(plan: Plan, stage: int) -> Kind:
     alone = "every rank" if plan.processes == plan.mesh.world else "device 0"
     name = alone if pp == 1 else f"stage {stage} of {pp}"
     return _of_shard(plan, stage, _fullest(plan, stage), name)
+
+
+def _of_shares(plan: Plan) -> Iterator[Kind]:
+    """A rank of each share of an uneven batch: the first, or the one that holds most of the optimizer's state."""
+    fullest, first = _fullest(plan, 0), 0
+    for place, share in enumerate(plan.strategy.uneven_batch):
+        end = first + share.replicas * plan.mesh.tp
+        word = "micro-batch" if share.micro_batches == 1 else "micro-batches"
+        yield Kind(f"share {place} ({share.micro_batches} {word})", fullest if first <= fullest < end else first, 0)
+        first = end
 
 
 def _of_shard(plan: Plan, stage: int, offset: int, name: str) -> Kind:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from strategist.document.plan import MESH_AXES, Plan
+from strategist.document.plan import MESH_AXES, Plan, sequences_of
 from strategist.executor.build import bring_to_life
 from strategist.executor.chunks import chunks_of
 from strategist.executor.job import Instruments, Job
@@ -130,9 +130,20 @@ def shortened(plan: Plan) -> Plan:
 
     In a pipeline all of them run: what it holds and sends depends on their number.
     """
-    if plan.mesh.pp > 1 or plan.strategy.accumulation <= MICRO_BATCHES:
+    s = plan.strategy
+    if plan.mesh.pp > 1 or s.accumulation <= MICRO_BATCHES:
         return plan
-    return replace(plan, strategy=replace(plan.strategy, accumulation=MICRO_BATCHES))
+    uneven = tuple(replace(share, micro_batches=min(share.micro_batches, MICRO_BATCHES)) for share in s.uneven_batch)
+    return replace(plan, strategy=replace(s, accumulation=MICRO_BATCHES, uneven_batch=uneven))
+
+
+def seen_by(plan: Plan, rank: int) -> Plan:
+    """The plan as one rank sees it, whose own number of micro-batches is that of everybody."""
+    s = plan.strategy
+    if not s.uneven_batch:
+        return plan
+    own = len(sequences_of(plan.mesh, s, rank // plan.mesh.tp)) // s.micro_batch
+    return replace(plan, strategy=replace(s, accumulation=own, uneven_batch=()))
 
 
 def batch_for(plan: Plan, count: int) -> dict[str, Tensor]:

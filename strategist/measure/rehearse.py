@@ -126,6 +126,14 @@ def _not_alone(plan: Plan) -> Iterator[Obstacle]:
                 sentence=sentence,
                 hint=f"Trace it (`strategist trace`), or rehearse a plan with {name} = {word}.",
             )
+    if plan.strategy.uneven_batch:
+        yield Obstacle(
+            code="UNSUPPORTED",
+            place="strategy.uneven_batch",
+            value=plan.batch_identity,
+            sentence="An uneven batch has a device of each kind to rehearse, and a rehearsal has one.",
+            hint="Trace it (`strategist trace`), or rehearse a plan without --also uneven_batch.",
+        )
 
 
 def _maker(plan: Plan, model: Any) -> tuple[str, MakeModel]:

@@ -126,7 +126,7 @@ def rehearse_rank(plan: Plan, kind: Kind, make_model: MakeModel, device: torch.d
     begin = time.perf_counter()
     with stage_set(plan, kind.rank, device) as rehearsal:
         session = rehearsal.session(make_model)
-        batch = rehearsal.batch(session.share.per_rank)
+        batch = rehearsal.batch(session.share.size)
         for _ in range(WARM_UP):
             session.step(batch)
         memory = _weighed(session, batch, device)
@@ -167,7 +167,7 @@ def held_on_cpu(plan: Plan, rank: int, make_model: MakeModel) -> tuple[int, int]
 
         def prepare() -> Callable[[], object]:
             session = rehearsal.session(make_model)
-            batch = rehearsal.batch(session.share.per_rank)
+            batch = rehearsal.batch(session.share.size)
             for _ in range(WARM_UP):
                 session.step(batch)
             return lambda: session.step(batch)

@@ -36,6 +36,7 @@ from strategist.measure.program import (
     group_names,
     job_for,
     live_session,
+    seen_by,
     shortened,
 )
 from strategist.measure.recorder import Record, Recorder
@@ -82,7 +83,7 @@ def record_rank(plan: Plan, rank: int, make_model: MakeModel) -> Recording:
             attention_workspace if is_for_cuda(plan) else _no_workspace,
         )
         with FakeTensorMode(allow_non_fake_inputs=True):
-            _run(recorder, clock, model, job, plan)
+            _run(recorder, clock, model, job, seen_by(plan, rank))
         return Recording(recorder.record, outline_of(plan, model), noticed)
 
 
@@ -93,7 +94,7 @@ def _no_workspace(_func: Any, _args: Any) -> int:
 def _run(recorder: Recorder, clock: ModuleClock, model: nn.Module, job: Job, plan: Plan) -> None:
     with recorder, clock:
         session = live_session(model, job)
-        batch = batch_for(plan, session.share.per_rank)
+        batch = batch_for(plan, session.share.size)
         if plan.mesh.cp > 1:  # whole sequences stay where they were read; this rank's tokens go to the device
             for tokens in batch.values():
                 recorder.mark(tokens, HOST)
@@ -184,6 +185,7 @@ def _chunks(model: nn.Module) -> tuple[nn.Module, ...]:
 
 def observation(plan: Plan, kind: Kind, recording: Recording, seconds: float) -> RankObservation:
     """A recording in the Plan's terms."""
+    plan = seen_by(plan, kind.rank)
     record, m, ran = recording.record, plan.strategy.accumulation, shortened(plan).strategy.accumulation
     timeline = Timeline(record, recording.outline)
     sent = collectives(record, plan)

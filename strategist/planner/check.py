@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from strategist.document.estimate import MEMORY_TERMS, TIME_TERMS
-from strategist.document.plan import MESH_AXES, Plan
+from strategist.document.plan import MESH_AXES, Plan, sequences_per_step
 from strategist.errors import ImpossibleError
 from strategist.facts.model import layer_sequence
 from strategist.facts.runs import stage_of_head
@@ -17,6 +17,7 @@ def faults(plan: Plan) -> tuple[str, ...]:
     return sizes or (
         *_mesh_faults(plan),
         *_batch_faults(plan),
+        *share_faults(plan),
         *_stage_faults(plan),
         *_ledger_faults(plan),
         *_certificate_faults(plan),
@@ -48,6 +49,8 @@ def _size_faults(plan: Plan) -> Iterator[str]:
         "strategy.micro_batch": s.micro_batch,
         "strategy.accumulation": s.accumulation,
     }
+    for i, share in enumerate(s.uneven_batch):
+        sizes |= {f"strategy.uneven_batch[{i}].{name}": getattr(share, name) for name in ("replicas", "micro_batches")}
     sizes |= {"time.step_ns": plan.time.step_ns, "memory.capacity_bytes": plan.memory.capacity_bytes}
     yield from (f"{place} is {size}; it is at least 1." for place, size in sizes.items() if size < 1)
 
@@ -63,10 +66,27 @@ def _mesh_faults(plan: Plan) -> Iterator[str]:
 
 
 def _batch_faults(plan: Plan) -> Iterator[str]:
-    s = plan.strategy
-    product = s.micro_batch * s.accumulation * plan.mesh.data_parallel
-    if product != plan.workload.global_batch:
+    if sequences_per_step(plan.mesh, plan.strategy) != plan.workload.global_batch:
         yield f"{plan.batch_identity}, but the global batch is {plan.workload.global_batch}."
+
+
+def share_faults(plan: Plan) -> Iterator[str]:
+    """An uneven batch has a share for each kind of nodes, whose devices hold whole replicas that meet once a step."""
+    mesh, s, groups = plan.mesh, plan.strategy, plan.cluster.groups
+    if not s.uneven_batch:
+        return
+    if len(s.uneven_batch) != len(groups):
+        yield f"The uneven batch has {len(s.uneven_batch)} shares and the cluster {len(groups)} kinds of nodes."
+        return
+    for place, (share, group) in enumerate(zip(s.uneven_batch, groups, strict=True)):
+        devices = group.count * group.node.gpus
+        if share.replicas * mesh.tp != devices or group.node.gpus % mesh.tp:
+            yield f"Share {place} of the uneven batch has {share.replicas} replicas of tp {mesh.tp}; its {group.count} nodes have {devices} devices, {group.node.gpus} each."
+    most = max(share.micro_batches for share in s.uneven_batch)
+    if s.accumulation != most:
+        yield f"strategy.accumulation is {s.accumulation} and the largest number of micro-batches of the uneven batch {most}."
+    if s.zero > 1 or mesh.pp * mesh.cp * mesh.ep > 1:
+        yield f"Replicas of an uneven batch meet once a step: under zero 0 or 1 and without pp, cp and ep; the plan has zero {s.zero}, pp {mesh.pp}, cp {mesh.cp}, ep {mesh.ep}."
 
 
 def _stage_faults(plan: Plan) -> Iterator[str]:

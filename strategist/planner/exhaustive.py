@@ -18,7 +18,7 @@ from strategist.planner.rank import complexity
 from strategist.planner.search import FRONTEND, Frontend, Question, legality, limits_of
 from strategist.planner.situation import describe, one, question
 from strategist.planner.weigh import fits
-from strategist.records import dataclass
+from strategist.records import dataclass, replace
 from strategist.rulebook.apply import family_masks, fired
 from strategist.rulebook.rule import load_rules
 from strategist.space.brute_force import Row, every_layout
@@ -113,7 +113,11 @@ def recheck(plan: Plan, watch: Watch | None = None, frontend: Frontend | None = 
         claims=(
             *_counts(plan, enumerated, counted, len(rows), len(fitting)),
             *_best_claims(plan, fitting, best),
-            _scope_claim(plan, asked, fitting),
+            *(
+                _uneven_claims(plan, asked, fitting)
+                if plan.strategy.uneven_batch
+                else [_scope_claim(plan, asked, fitting)]
+            ),
         ),
     )
 
@@ -226,6 +230,17 @@ def _best_claims(plan: Plan, fitting: Sequence[Tried], best: Tried) -> Iterator[
                 f"nothing of {own.family}{whole} that fits is better than {own.layout}",
                 named is not None and named.step_ns == own.step_ns and key(named) == min(map(key, rivals)),
             )
+
+
+def _uneven_claims(plan: Plan, asked: Question, fitting: Sequence[Tried]) -> Iterator[Claim]:
+    """An uneven batch is the best of all of them, and better than what the plan's policy would choose else."""
+    from strategist.planner.exhaustive_uneven import uneven_claims  # few plans have one
+
+    families, scope = _scope(plan, asked, fitting)
+    even_ns = min(scope, key=_key(plan)).step_ns
+    of_any_size = replace(asked, pins=tuple(pin for pin in asked.pins if pin.key != "micro_batch"))
+    found = uneven_claims(plan, asked, every_layout(limits_of(of_any_size)), families, even_ns)
+    yield from (Claim(sentence, holds) for sentence, holds in found)
 
 
 def _scope_claim(plan: Plan, asked: Question, fitting: Sequence[Tried]) -> Claim:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from strategist.document.plan import Hint
 from strategist.facts.hardware import Cluster, NodeGroup, with_gpus
 from strategist.facts.job import Job
+from strategist.planner.kinds import is_mixed, kinds
 from strategist.planner.search import Found, search
 from strategist.records import dataclass, replace
 from strategist.space.grammar import layout
@@ -14,6 +16,9 @@ from strategist.timing.calibrated import least_factor
 from strategist.timing.estimate import model_FLOP
 from strategist.timing.rates import matmul_rates
 from strategist.units import format_seconds
+
+if TYPE_CHECKING:
+    from strategist.planner.uneven import Looked
 
 TRIMMABLE = ("nvswitch", "pcie-host", "pcie-switch")
 """Nodes whose devices are alike, so that some of them are a smaller node of the same kind."""
@@ -30,11 +35,13 @@ class Part:
     device: str
 
 
-def smaller_cluster_hint(found: Found, chosen: int) -> tuple[Hint, ...]:
+def smaller_cluster_hint(found: Found, chosen: int, uneven: Looked | None = None) -> tuple[Hint, ...]:
     """A hint when a part of the machines finishes a step sooner (objective cost: at a lower price); otherwise nothing. Of machines of
-    several kinds always what the best kind alone does, beside what all of them do."""
+    several kinds always what the best kind alone does, beside what all of them do, and what an uneven batch does where somebody looked."""
     if is_mixed(found.question.job.cluster):
-        return _kinds_hint(found, chosen)
+        alone = best_kind_alone(found)
+        kinds_ = kinds_hint(found, chosen, alone)
+        return (kinds_,) if uneven is None else (kinds_, uneven_hint(found, chosen, alone, uneven))
     part = _best_part(found, chosen)
     if part is None:
         return ()
@@ -72,45 +79,65 @@ def _best_part(found: Found, chosen: int) -> Part | None:
     return best
 
 
-def is_mixed(cluster: Cluster) -> bool:
-    """Several kinds of nodes on one fabric, so that any of them are a cluster of their own."""
-    return len(cluster.groups) > 1 and not cluster.links
+def best_kind_alone(found: Found) -> Part | None:
+    """The kind of nodes that does a step alone in the least time (objective cost: at the lowest price), if any can."""
+    counts_devices = found.question.objective == "cost"
+    rivals = [rival for cluster in kinds(found.question.job.cluster) for rival in _alone(found, cluster)]
+    return min(rivals, key=lambda part: _price(part, counts_devices), default=None)
 
 
-def kinds(cluster: Cluster) -> Iterator[Cluster]:
-    """All nodes of each kind, alone."""
-    for group in cluster.groups:
-        yield replace(cluster, groups=(group,))
+def _price(part: Part, counts_devices: bool) -> float:
+    return part.seconds * (part.nodes * part.gpus_per_node if counts_devices else 1)
 
 
-def _kinds_hint(found: Found, chosen: int) -> tuple[Hint, ...]:
+def kinds_hint(found: Found, chosen: int, alone: Part | None) -> Hint:
     """What the best kind of nodes alone does, and all of them: in a synchronous step all go as slowly as the slowest."""
-    counts_devices, job = found.question.objective == "cost", found.question.job
-    rivals = [(price, rival) for cluster in kinds(job.cluster) for price, rival in _alone(found, cluster)]
-    if not rivals:
-        return (Hint(code="W_ONE_KIND", sentence="No kind of the nodes can do this alone."),)
-    least, rival = min(rivals, key=lambda each: each[0])
+    if alone is None:
+        return Hint(code="W_ONE_KIND", sentence="No kind of the nodes can do this alone.")
+    counts_devices, cluster = found.question.objective == "cost", found.question.job.cluster
     seconds = found.step_seconds(chosen)
-    whole = seconds * (job.cluster.world if counts_devices else 1)
-    one = f"{rival.nodes} x {rival.gpus_per_node} {rival.device} alone predicted at {format_seconds(rival.seconds)} per step with {rival.layout}"
-    every = f"all {job.cluster.nodes} nodes at {format_seconds(seconds)}"
+    numbers = f"{_by_itself(alone)}, all {cluster.nodes} nodes at {format_seconds(seconds)}"
     better = "cheaper" if counts_devices else "faster"
-    if least < whole:
-        text = f"One kind of the nodes is {better} alone: {one}, {every}. Use only these: ask again with --allow-idle."
+    if _price(alone, counts_devices) < seconds * (cluster.world if counts_devices else 1):
+        text = f"One kind of the nodes is {better} alone: {numbers}. Use only these: ask again with --allow-idle."
     else:
-        text = f"No kind of the nodes is {better} alone: {one}, {every}."
-    return (Hint(code="W_ONE_KIND", sentence=text),)
+        text = f"No kind of the nodes is {better} alone: {numbers}."
+    return Hint(code="W_ONE_KIND", sentence=text)
 
 
-def _alone(found: Found, cluster: Cluster) -> Iterator[tuple[float, Part]]:
-    """The best layout of some nodes of one kind with its price, if any fits."""
+def uneven_hint(found: Found, chosen: int, alone: Part | None, uneven: Looked, taken: bool = False) -> Hint:
+    """An uneven batch, one kind of nodes alone and an even batch, in seconds; whether the plan has `taken` the first, or how to ask for it."""
+    split, even = uneven.split, found.step_seconds(chosen)
+    if split is None:
+        why = uneven.why or "in no layout of whole replicas do micro-batches add up and fit every kind of nodes."
+        return Hint(code="W_UNEVEN", sentence=f"No uneven batch is possible: {why}")
+    seconds = split.step_ns / 1e9
+    single = "no kind alone can" if alone is None else _by_itself(alone)
+    numbers = f"{split.words}, predicted at {format_seconds(seconds)} per step with {split.layout}; {single}; an even batch over all {found.question.job.cluster.nodes} nodes at {format_seconds(even)}"
+    if taken:
+        start, then = "The batch is uneven", "Leave --also uneven_batch out to spread it evenly."
+    elif seconds < even and not split.is_even:
+        policy = "" if uneven.is_preferred else " --policy fastest"
+        start, then = "An uneven batch is faster", f"Ask again with --also uneven_batch{policy}."
+    else:
+        start, then = "An uneven batch is not faster", ""
+    best = alone is not None and alone.seconds < min(seconds, even)
+    end = "One kind alone is the fastest of the three: --allow-idle takes it." if best else ""
+    return Hint(code="W_UNEVEN", sentence=" ".join(filter(None, (f"{start}: {numbers}.", then, end))))
+
+
+def _by_itself(alone: Part) -> str:
+    return f"{alone.nodes} x {alone.gpus_per_node} {alone.device} alone predicted at {format_seconds(alone.seconds)} per step with {alone.layout}"
+
+
+def _alone(found: Found, cluster: Cluster) -> Iterator[Part]:
+    """The best layout of the nodes of one kind, if any fits."""
     asked = found.question
     part = search(replace(asked, job=replace(asked.job, cluster=cluster)), bests=True)
     row = part.best_of()
     if row is not None:
-        seconds, node = part.step_seconds(row), cluster.groups[0].node
-        price = seconds * (cluster.world if asked.objective == "cost" else 1)
-        yield price, Part(cluster.nodes, node.gpus, seconds, layout(part.candidates.row(row)), node.gpu.title)
+        node = cluster.groups[0].node
+        yield Part(cluster.nodes, node.gpus, part.step_seconds(row), layout(part.candidates.row(row)), node.gpu.title)
 
 
 def _named(part: Part, cluster: Cluster) -> str:

@@ -8,10 +8,11 @@ from math import prod
 
 from strategist.document.plan import Hint, Policy
 from strategist.facts.hardware import Cluster
-from strategist.planner.fewer import halves, is_mixed, kinds, parts, seconds_at_best
+from strategist.planner.fewer import halves, parts, seconds_at_best
+from strategist.planner.kinds import is_mixed, kinds
 from strategist.planner.recommend import choice
-from strategist.planner.search import Found, Pace, search
-from strategist.records import dataclass, replace
+from strategist.planner.search import Found, Pace, Use, search
+from strategist.records import replace
 from strategist.space.grammar import layout
 from strategist.units import format_seconds
 
@@ -19,15 +20,6 @@ EVERY = 64
 """Nodes, or devices of a node, up to which every number of them is looked at; of more, every 64th part."""
 MIXTURES = 64
 """Mixtures of kinds of nodes up to which all are looked at."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Use:
-    """The search on the machines that are used, how many devices are not, and what to say about it."""
-
-    found: Found
-    idle: int = 0
-    hints: tuple[Hint, ...] = ()
 
 
 def best_use(whole: Found, policy: Policy, pace: Pace | None = None, *, bests: bool = False) -> Use:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from strategist import __version__
-from strategist.document.plan import Hint, Plan
+from strategist.document.estimate import MemoryLedger
+from strategist.document.plan import Hint, Plan, Strategy
 from strategist.document.prediction import Prediction, Violation
 from strategist.errors import ImpossibleError
 from strategist.facts.adapters import adapting
@@ -17,16 +18,18 @@ from strategist.facts.profile import find_profile
 from strategist.facts.resolved import Assumption
 from strategist.facts.runs import V_SHAPED
 from strategist.memory.estimate import peak_memory
+from strategist.planner.check import share_faults
 from strategist.planner.search import FRONTEND, Frontend
 from strategist.planner.situation import one, question
 from strategist.planner.weigh import fits
 from strategist.planner.write import memory_ledger, mesh_of, outside_known_errors, strategy_of, time_ledger
+from strategist.records import replace
 from strategist.rulebook.apply import columns, sentence
 from strategist.rulebook.rule import Rule, load_rules
 from strategist.space.candidates import ASKED, OF_LAYERS, WORDS, Candidates, code
 from strategist.space.enumerate import divisors
 from strategist.space.grammar import Pin, layout
-from strategist.timing.estimate import step_times
+from strategist.timing.estimate import StepTimes, step_times
 
 
 def predict(
@@ -44,12 +47,45 @@ def predict(
     not divide the batch.
     """
     candidate = one(**filled(job, {pin.key: pin.value for pin in pins}))
-    row = candidate.row(0)
-    times, peaks, memory = step_times(job, candidate), peak_memory(job, candidate), memory_ledger(job, candidate)
+    peaks = peak_memory(job, candidate)
     violations = (
         *broken(job, candidate, load_rules("legality", rule_folders)),
         *(() if frontend is None else _unsaid(frontend, job, candidate)),
     )
+    return _prediction(
+        job,
+        strategy_of(job, candidate.row(0)),
+        Cost(
+            candidate,
+            step_times(job, candidate),
+            memory_ledger(job, candidate),
+            bool(fits(job, candidate, peaks.device, peaks.host)[0]),
+        ),
+        violations,
+        assumptions=assumptions,
+        hints=hints,
+    )
+
+
+class Cost(NamedTuple):
+    """What one layout, the only row of `candidate`, takes."""
+
+    candidate: Candidates
+    times: StepTimes
+    memory: MemoryLedger
+    fits: bool
+
+
+def _prediction(
+    job: Job,
+    strategy: Strategy,
+    cost: Cost,
+    violations: tuple[Violation, ...],
+    *,
+    assumptions: tuple[Assumption, ...],
+    hints: tuple[Hint, ...] = (),
+) -> Prediction:
+    row, memory = cost.candidate.row(0), cost.memory
     return Prediction(
         made_by=f"strategist {__version__}",
         cluster=job.cluster,
@@ -57,15 +93,15 @@ def predict(
         workload=job.workload,
         framework=job.profile.name,
         assumptions=assumptions,
-        layout=layout(row),
+        layout=_words(row, strategy),
         mesh=mesh_of(row),
-        strategy=strategy_of(job, row),
+        strategy=strategy,
         legal=not violations,
         violations=violations,
-        fits=bool(fits(job, candidate, peaks.device, peaks.host)[0]),
-        over_bytes=max(0, memory.worst.device - job.usable_bytes),
+        fits=cost.fits,
+        over_bytes=max(0, memory.worst.device - memory.usable_bytes),
         memory=memory,
-        time=time_ledger(job, times, 0),
+        time=time_ledger(job, cost.times, 0),
         hints=(*hints, *outside_known_errors(job)),
     )
 
@@ -83,8 +119,33 @@ def _unsaid(frontend: Frontend, job: Job, candidate: Candidates) -> Iterator[Vio
 
 
 def predict_plan(plan: Plan) -> Prediction:
-    """The layout of a Plan, priced again by this strategist. Raises InputError CHOICE for a profile nobody knows."""
+    """The layout of a Plan, priced again by this strategist. Raises InputError CHOICE for a profile nobody knows, ImpossibleError
+    BATCH_SPLIT for an uneven batch that is none of the plan's machines."""
+    if plan.strategy.uneven_batch:
+        return _predict_uneven(plan)
     return predict(job_of(plan), tuple(pins_of(plan)), plan.assumptions)
+
+
+def _predict_uneven(plan: Plan) -> Prediction:
+    """The step of the kind of nodes that is last, and the ledger of the one with the least room."""
+    from strategist.planner.uneven import priced  # few plans have one
+
+    wrong = " ".join(share_faults(plan))
+    if wrong:
+        raise ImpossibleError(
+            "BATCH_SPLIT", wrong, flag="$.strategy.uneven_batch", hint="Correct the shares, or plan again."
+        )
+    job, shares = job_of(plan), plan.strategy.uneven_batch
+    said = {pin.key: pin.value for pin in pins_of(plan) if pin.value or pin.key not in ASKED}
+    candidate = one(**said, uneven_batch=1)
+    split = priced(job, candidate, [share.micro_batches for share in shares])
+    return _prediction(
+        job,
+        replace(strategy_of(job, split.candidate.row(0)), uneven_batch=split.shares),
+        Cost(split.candidate, split.times, memory_ledger(*split.tightest), split.fits),
+        tuple(broken(job, split.candidate, load_rules("legality"))),
+        assumptions=plan.assumptions,
+    )
 
 
 def job_of(plan: Plan) -> Job:
@@ -103,7 +164,16 @@ def job_of(plan: Plan) -> Job:
 
 def layout_of(plan: Plan) -> str:
     """The layout of a Plan in the grammar of --pin."""
-    return layout({pin.key: pin.word if pin.key in WORDS else pin.value for pin in pins_of(plan)})
+    return _words({pin.key: pin.word if pin.key in WORDS else pin.value for pin in pins_of(plan)}, plan.strategy)
+
+
+def _words(row: Mapping[str, int | str], strategy: Strategy) -> str:
+    """A layout in the grammar; an uneven batch has the micro-batches of each kind of nodes for accumulation."""
+    if not strategy.uneven_batch:
+        return layout(row)
+    from strategist.planner.uneven import uneven_words
+
+    return uneven_words(row, strategy.uneven_batch)
 
 
 def pins_of(plan: Plan) -> Iterator[Pin]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,23 +21,27 @@ from strategist.document.plan import (
     Refusal,
     Request,
 )
-from strategist.errors import InternalError
+from strategist.errors import InputError, InternalError
 from strategist.facts.job import Job
 from strategist.facts.parameters import count
 from strategist.facts.resolved import Assumption
 from strategist.facts.tables import served_elements
 from strategist.planner.check import faults
-from strategist.planner.search import FRONTEND, Found, Pace, Question, SearchLog, legality, search
+from strategist.planner.kinds import UNEVEN, is_mixed
+from strategist.planner.search import FRONTEND, Found, Pace, Question, SearchLog, Use, legality, search
 from strategist.planner.situation import describe, near_thresholds
 from strategist.planner.write import economics, memory_ledger, mesh_of, outside_known_errors, strategy_of, time_ledger
 from strategist.records import dataclass, replace
-from strategist.rulebook.apply import family_of, fired, forbid, placeholders, sentence
+from strategist.rulebook.apply import family_masks, family_of, fired, forbid, placeholders, sentence
 from strategist.rulebook.rule import Rule, load_families, load_rules
 from strategist.rulebook.vocabulary import WORDS
 from strategist.space.candidates import Candidates, Mask
 from strategist.space.grammar import layout
 from strategist.timing.estimate import step_times
 from strategist.units import format_gib
+
+if TYPE_CHECKING:
+    from strategist.planner.uneven import Looked, Split
 
 NO_PREFERRED = "No layout of the families that the rules prefer is both allowed and fits, so the time model decides among all that remain."
 
@@ -78,7 +82,11 @@ def recommend(
     Raises NoPlanError when nothing is legal or nothing fits, with the chain of reasons and changes that were tried.
     """
     extras = extras or Extras()
-    found, idle, hints = _used(question, request.policy, extras, log)
+    _can_be_answered(question, extras)
+    whole, use = _used(question, request.policy, extras, log)
+    looked = _uneven(whole, request.policy, extras) if len(question.job.cluster.groups) > 1 else None
+    is_uneven = looked is not None and _wins(looked, whole, use.found, request.policy)
+    found, idle = (whole, 0) if is_uneven else (use.found, use.idle)
     if not len(found.fitting):
         from strategist.planner.why_not import explain_failure  # only failures pay for it
 
@@ -88,8 +96,10 @@ def recommend(
     chosen, other = (by_rules, by_time) if request.policy == "hf" else (by_time, by_rules)
     account = _certificate(found, chosen, situation) if extras.certificate and not found.untried else None
     plan = _write(found, request, chosen, other, tuple(assumptions), situation, top)
-    hints = hints if extras.idle else _fewer(found, chosen.row, extras.pace)
-    plan = replace(plan, hints=(*plan.hints, *hints), idle=idle, certificate=account)
+    if is_uneven and looked is not None and looked.split is not None:
+        plan = _with_uneven(plan, found, chosen, looked.split, situation, top)
+    hints = use.hints if extras.idle and not is_uneven else _fewer(found, chosen.row, extras.pace, looked, is_uneven)
+    plan = replace(plan, hints=(*plan.hints, *hints, *_no_kinds(question)), idle=idle, certificate=account)
     if found.question.frontend is not None:
         plan = replace(plan, unrestricted=_unrestricted(found, chosen.row, request.policy, extras.pace))
     if extras.front or extras.sensitivity or extras.pace is not None:
@@ -104,18 +114,91 @@ def recommend(
     return plan
 
 
-def _used(
-    question: Question, policy: Policy, extras: Extras, log: SearchLog | None
-) -> tuple[Found, int, tuple[Hint, ...]]:
-    """The search on the machines, or on a part of them where devices may stay idle; how many do; what to say about it."""
+def _can_be_answered(question: Question, extras: Extras) -> None:
+    """Raise InputError CONFLICT for words that do not go together."""
+    if UNEVEN not in question.also:
+        return
+    against = "--sensitivity" if extras.sensitivity else f"--objective {question.objective}"
+    if extras.sensitivity or question.objective not in ("time", "cost"):
+        raise InputError(
+            "CONFLICT",
+            f"--also {UNEVEN} is looked at behind the search, by time, and {against} is about the search's own layouts.",
+            flag="--also",
+            value=UNEVEN,
+            hint="Leave one of them out.",
+        )
+
+
+def _used(question: Question, policy: Policy, extras: Extras, log: SearchLog | None) -> tuple[Found, Use]:
+    """The search on all machines, and on those that are used where devices may stay idle."""
     bests = not extras.front  # the front may hold layouts that are the best of nothing
     found = search(question, log, pace=extras.pace, bests=bests)
     if not extras.idle:
-        return found, 0, ()
+        return found, Use(found)
     from strategist.planner.idle import best_use  # few allow it
 
-    use = best_use(found, policy, extras.pace, bests=bests)
-    return use.found, use.idle, use.hints
+    return found, best_use(found, policy, extras.pace, bests=bests)
+
+
+def _uneven(whole: Found, policy: Policy, extras: Extras) -> Looked | None:
+    """The best uneven batch over nodes of several kinds, where somebody asks for it or for how long other ways take; None where nobody does."""
+    asked, pace = whole.question, extras.pace
+    is_asked = UNEVEN in asked.also
+    if not is_mixed(asked.job.cluster) or not len(whole.fitting) or (extras.idle and not is_asked):
+        return None
+    if asked.objective not in ("time", "cost") or any(pin.key == "accumulation" for pin in asked.pins):
+        return None
+    if pace is not None and pace.is_over:
+        pace.left_out.append("an uneven batch")
+        return None
+    from strategist.planner.uneven import best_split  # few have machines of several kinds
+
+    preferred = choice(whole, policy).among
+    looked = best_split(asked, preferred)
+    return looked if looked.split is not None or not preferred else replace(best_split(asked), is_preferred=False)
+
+
+def _no_kinds(question: Question) -> tuple[Hint, ...]:
+    """Why nobody looked at the uneven batch that was asked for."""
+    if UNEVEN not in question.also or is_mixed(question.job.cluster):
+        return ()
+    alike = len(question.job.cluster.groups) == 1
+    why = (
+        "all nodes are of one kind" if alike else "nodes that are joined link by link are no clusters of one kind each"
+    )
+    return (Hint(code="W_UNEVEN", sentence=f"No uneven batch is possible: {why}."),)
+
+
+def _wins(looked: Looked, whole: Found, used: Found, policy: Policy) -> bool:
+    """Whether somebody asked for an uneven batch and it is sooner (objective cost: cheaper) than what the policy takes."""
+    if looked.split is None or looked.split.is_even or not looked.is_preferred or UNEVEN not in whole.question.also:
+        return False
+    by_cost, row = whole.question.objective == "cost", choice(used, policy).row
+    ours, theirs = (found.question.job.cluster.world if by_cost else 1 for found in (whole, used))
+    return looked.split.step_ns * ours < int(used.times.step[row]) * theirs
+
+
+def _with_uneven(
+    plan: Plan, found: Found, chosen: Choice, split: Split, situation: Mapping[str, Any], top: int
+) -> Plan:
+    """The plan with an uneven batch in place of what would be chosen else, which becomes the first alternative."""
+    job, row = found.question.job, split.candidate.row(0)
+    time = time_ledger(job, split.times, 0)
+    own = replace(found, candidates=split.candidate, times=split.times)
+    family = family_of(family_masks(split.candidate, describe_for_rules(job)), 0)
+    even = _fitting_alternative(found, chosen.family, chosen.row, time.step.value)
+    others = (_compared(each, time.step.value) for each in _alternatives(found, chosen, top))
+    return replace(
+        plan,
+        mesh=mesh_of(row),
+        strategy=replace(strategy_of(job, row), uneven_batch=split.shares),
+        memory=memory_ledger(*split.tightest),
+        time=time,
+        economics=economics(job, plan.request, time.step.value),
+        decision=replace(plan.decision, family=family, difference=plan.decision.other_step_s / time.step.value),
+        alternatives=(even, *others),
+        hints=_hints(own, row, situation, Choice(0, family, ())),
+    )
 
 
 def _with_extras(plan: Plan, found: Found, request: Request, extras: Extras) -> Plan:
@@ -350,18 +433,25 @@ def _alternatives(found: Found, chosen: Choice, top: int) -> tuple[Alternative, 
 
 
 def _fitting_alternative(found: Found, family: str, row: int, reference: float) -> Alternative:
-    seconds = found.step_seconds(row)
-    ratio = seconds / reference
-    words = "as fast" if abs(ratio - 1) < 0.005 else f"{ratio:.2f}x slower" if ratio > 1 else f"{1 / ratio:.2f}x faster"
-    return Alternative(
+    alternative = Alternative(
         family=family,
         layout=layout(found.candidates.row(row)),
         fits=True,
-        step_s=seconds,
+        step_s=found.step_seconds(row),
         peak_bytes=int(found.device_bytes[row]),
-        relative_time=ratio,
-        sentence=f"fits, {words}",
+        relative_time=None,
+        sentence="",
     )
+    return _compared(alternative, reference)
+
+
+def _compared(alternative: Alternative, reference: float) -> Alternative:
+    """An alternative with its step beside one of `reference` seconds; one that does not fit as it is."""
+    if alternative.step_s is None:
+        return alternative
+    ratio = alternative.step_s / reference
+    words = "as fast" if abs(ratio - 1) < 0.005 else f"{ratio:.2f}x slower" if ratio > 1 else f"{1 / ratio:.2f}x faster"
+    return replace(alternative, relative_time=ratio, sentence=f"fits, {words}")
 
 
 def _misfits(found: Found, top: int) -> tuple[Alternative, ...]:
@@ -397,7 +487,9 @@ def _misfits(found: Found, top: int) -> tuple[Alternative, ...]:
 
 def _hints(found: Found, row: Mapping[str, Any], situation: Mapping[str, Any], chosen: Choice) -> tuple[Hint, ...]:
     """Advice rules that fire for the chosen layout, and thresholds that are near."""
-    values = dict(situation) | _coded(found, chosen.row) | _shares(found, chosen.row) | _table_share(found)
+    values = (
+        {UNEVEN: 0} | dict(situation) | _coded(found, chosen.row) | _shares(found, chosen.row) | _table_share(found)
+    )
     advice = tuple(
         Hint(code=f"W_{rule.code or rule.id}", sentence=_advice(rule, values | dict(row)))
         for rule in fired(load_rules("advice", found.question.rule_folders), values)
@@ -413,16 +505,18 @@ def _hints(found: Found, row: Mapping[str, Any], situation: Mapping[str, Any], c
     return (*advice, *near, *outside_known_errors(found.question.job))
 
 
-def _fewer(found: Found, row: int, pace: Pace | None) -> tuple[Hint, ...]:
-    """Smaller clusters that are faster."""
+def _fewer(found: Found, row: int, pace: Pace | None, looked: Looked | None, is_uneven: bool) -> tuple[Hint, ...]:
+    """Smaller clusters that are faster; of several kinds of nodes each alone, and an uneven batch."""
     if found.question.job.cluster.world == 1:
         return ()
     if pace is not None and pace.is_over:
         pace.left_out.append("whether fewer machines are faster")
         return ()
-    from strategist.planner.fewer import smaller_cluster_hint  # one device has no parts
+    from strategist.planner.fewer import best_kind_alone, smaller_cluster_hint, uneven_hint  # one device has no parts
 
-    return smaller_cluster_hint(found, row)
+    if is_uneven and looked is not None:
+        return (uneven_hint(found, row, best_kind_alone(found), looked, taken=True),)
+    return smaller_cluster_hint(found, row, looked)
 
 
 def _advice(rule: Rule, values: Mapping[str, Any]) -> str:

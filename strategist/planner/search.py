@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from strategist.document.plan import Objective
+from strategist.document.plan import Hint, Objective
 from strategist.facts.job import Job
 from strategist.planner.rank import best
 from strategist.planner.situation import largest_layer_bytes, question
@@ -162,6 +162,15 @@ class Found:
     def step_seconds(self, row: int) -> float:
         """Predicted seconds per step of a fitting row."""
         return float(self.times.step[row]) / 1e9
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Use:
+    """The search on the machines that are used, how many devices are not, and what to say about it."""
+
+    found: Found
+    idle: int = 0
+    hints: tuple[Hint, ...] = ()
 
 
 def limits_of(question_: Question) -> Limits:

@@ -54,9 +54,11 @@ ASKED: Mapping[str, tuple[str, ...]] = {
     "tables": _CUTS,
     "recompute_layers": (),
     "recompute_every": (),
+    "uneven_batch": ("pp", "cp", "ep", "etp"),
 }
 """What is never chosen: threads, which are slower, compression, which is not exact, a loss in chunks, which few frameworks have, tables
-of embeddings on a server, whose rows every micro-batch waits for, and full recompute of the first few layers of every chunk alone, or of every so-many-th; with the axes that it cannot stand beside."""
+of embeddings on a server, whose rows every micro-batch waits for, and full recompute of the first few layers of every chunk alone, or of every so-many-th; with the axes that it cannot stand beside.
+An uneven batch (1) is looked at behind the search, on nodes of several kinds."""
 OF_LAYERS = ("recompute_layers", "recompute_every")
 """Those that say of which layers full recompute runs forward again."""
 OF_REPLICAS = ("replicas", "compression", "tables")

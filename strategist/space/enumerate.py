@@ -86,7 +86,7 @@ def enumerate_candidates(limits: Limits) -> Candidates:
     for name in ASKED:
         value = limits.pinned(name)
         if value:
-            everything = _as_asked(everything, name, value)
+            everything = as_asked(everything, name, value)
     keep = np.ones(len(everything), dtype=np.bool_)
     for pin in limits.pins:
         keep &= pin.holds(everything)
@@ -95,7 +95,7 @@ def enumerate_candidates(limits: Limits) -> Candidates:
     return everything if keep.all() else everything.where(keep)
 
 
-def _as_asked(everything: Candidates, name: str, value: int) -> Candidates:
+def as_asked(everything: Candidates, name: str, value: int) -> Candidates:
     """Layouts that can make a choice that is never looked at unasked: a loss in chunks those that leave the head whole on every rank,
     threads and compression those of whole replicas and nothing else, recompute of some layers those of full recompute."""
     alone = np.ones(len(everything), np.bool_)
@@ -197,7 +197,7 @@ def _options(limits: Limits, mesh: Mesh) -> Iterator[tuple[int, ...]]:
     kinds = ("hierarchical",) if max(inner, default=1) > 1 else whole
     for micro, accumulation in _batches(limits, replicate * shard):
         schedules = _schedules(limits, pp, accumulation)
-        for (schedule, virtual, split), sequence in product(schedules, _sequence_cuts(limits, cp, tp)):
+        for (schedule, virtual, split), sequence in product(schedules, sequence_cuts(limits, cp, tp)):
             for recompute, (offload, tiles), kind in product(range(3), _offloads(limits, zero, pure, shard), kinds):
                 yield (
                     virtual,
@@ -226,7 +226,7 @@ def _batches(limits: Limits, dp: int) -> Iterator[tuple[int, int]]:
             yield micro, per_rank // micro
 
 
-def _sequence_cuts(limits: Limits, cp: int, tp: int) -> Sequence[int]:
+def sequence_cuts(limits: Limits, cp: int, tp: int) -> Sequence[int]:
     """Sequence parallelism or not. It moves the same bytes, holds less and computes less, so going without is looked at
     only where the sequence does not divide, or when pinned."""
     if tp == 1:

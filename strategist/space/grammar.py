@@ -154,8 +154,9 @@ FORBIDDABLE = (
 )
 
 
-ADDABLE = ("gpipe", "looped_bfs", "zb_h1", "zbv", "dualpipev", "tiling", "hierarchical")
-"""Techniques that a search leaves out, everywhere or where others do as well, unless somebody asks for them."""
+ADDABLE = ("gpipe", "looped_bfs", "zb_h1", "zbv", "dualpipev", "tiling", "hierarchical", "uneven_batch")
+"""Techniques that a search leaves out, everywhere or where others do as well, unless somebody asks for them. An uneven batch is looked at
+behind the search (planner/uneven.py)."""
 
 
 def parse_forbids(text: str, flag: str = "--forbid") -> tuple[str, ...]:

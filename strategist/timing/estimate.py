@@ -246,8 +246,13 @@ def _occupied(job: Job, group: Group, work: _Work, sends: list[tuple[Traffic, Re
 
 def _with_seconds(job: Job, group: Group, items: Iterable[Traffic]) -> list[tuple[Traffic, Reals]]:
     """Collectives with the seconds per step that each takes, (C, S)."""
-    network = links(job.cluster, group.meshes)
-    return [(item, _seconds_CS(network, group, item)) for item in items if item.place != "server"]
+    own = links(job.cluster, group.meshes)
+    between = own if job.all_machines is None else links(job.all_machines, group.meshes)
+    return [
+        (item, _seconds_CS(between if item.axis == "dp" else own, group, item))
+        for item in items
+        if item.place != "server"
+    ]
 
 
 def _compression(job: Job, group: Group) -> tuple[float, float]:

@@ -16,7 +16,7 @@ from strategist import StrategistError, emit
 from strategist.document.plan import MESH_AXES, NumberFormats, Plan
 from strategist.facts.gpus import gpu_by_id
 from strategist.facts.model import ModelShape
-from tests.plans import BFLOAT16, FLOAT32, FLOAT64, make_plan, tiny_llama, tiny_mixtral
+from tests.plans import BFLOAT16, FLOAT32, FLOAT64, make_plan, tiny_llama, tiny_mixtral, uneven
 
 AXES: tuple[dict[str, Any], ...] = (
     {},
@@ -43,6 +43,10 @@ AXES: tuple[dict[str, Any], ...] = (
     {"pp": 2, "schedule": "zb_h1"},
     {"pp": 2, "virtual_stages": 2, "schedule": "zbv", "accumulation": 4},
     {"pp": 2, "virtual_stages": 2, "schedule": "dualpipev", "accumulation": 4},
+)
+UNEVEN: tuple[dict[str, Any], ...] = tuple(
+    axes | {"accumulation": 3, "uneven_batch": uneven((1, 3), (1, 1))}
+    for axes in ({"dp_replicate": 2}, {"dp_shard": 2, "zero": 1}, {"dp_replicate": 2, "tp": 2})
 )
 OPTIONS: tuple[dict[str, Any], ...] = (
     {},
@@ -90,7 +94,7 @@ def grid() -> tuple[tuple[str, Plan], ...]:
 
 
 def _plans() -> Iterator[tuple[str, Plan]]:
-    for axes, options in (*product(AXES, OPTIONS), ({"dp_replicate": 4}, {})):
+    for axes, options in (*product(AXES, OPTIONS), ({"dp_replicate": 4}, {}), *((axes, {}) for axes in UNEVEN)):
         pipeline = {"accumulation": 4} if axes.get("pp", 1) > 1 else {}
         choices = COMMON | pipeline | axes | options
         shape = tiny_mixtral if {"ep", "etp"} & set(axes) else tiny_llama
@@ -98,13 +102,16 @@ def _plans() -> Iterator[tuple[str, Plan]]:
 
 
 def plan_for(shape: ModelShape | None = None, **choices: Any) -> Plan:
-    """A plan by hand, on H100s where it talks through nccl."""
+    """A plan by hand, on H100s, or beside them A100s, where it talks through nccl."""
     plan = make_plan(shape, **choices)
     if plan.strategy.backend != "nccl":
         return plan
-    ((group,), cpus) = plan.cluster.groups, plan.cluster
-    node = replace(group.node, gpu=gpu_by_id("h100-sxm-80gb"))
-    return replace(plan, cluster=replace(cpus, groups=(replace(group, node=node),)))
+    devices = ("h100-sxm-80gb", "a100-sxm-80gb")
+    groups = (
+        replace(group, node=replace(group.node, gpu=gpu_by_id(device)))
+        for group, device in zip(plan.cluster.groups, devices, strict=False)
+    )
+    return replace(plan, cluster=replace(plan.cluster, groups=tuple(groups)))
 
 
 def plan_on(nodes: int, ranks: int = 2, **said: Any) -> Plan:

@@ -16,7 +16,7 @@ from strategist.facts.model import Adapters, ModelShape
 from strategist.facts.runs import V_SHAPED
 from strategist.runs.checkpoints import MANIFEST, mark_of
 from tests.executor.test_parity import LOSS_BOUND, NORM_BOUND, PARAMETER_BOUND
-from tests.plans import FLOAT32, make_plan, tiny_llama, tiny_mixtral
+from tests.plans import FLOAT32, make_plan, tiny_llama, tiny_mixtral, uneven
 
 pytestmark = pytest.mark.slow
 
@@ -51,6 +51,9 @@ EP_HOST = {"dp_shard": 2, "zero": 3, "ep": 2, "offload": "parameters", "micro_ba
 SERVED2 = DDP2 | {"tables": "server"}
 SERVED4 = DDP4 | {"tables": "server"}
 
+UNEVEN2 = {"dp_replicate": 2, "micro_batch": 2, "accumulation": 3, "uneven_batch": uneven((1, 3), (1, 1))}
+UNEVEN_ZERO1 = {"dp_shard": 3, "zero": 1, "micro_batch": 1, "accumulation": 4, "uneven_batch": uneven((2, 2), (1, 4))}
+
 EIGHT = {"optimizer": "adamw8bit"}
 WIDE = tiny_llama(hidden=512, head_dim=64)
 """Half of each of its weights is whole blocks of 256 elements, a quarter of a norm's is not."""
@@ -71,6 +74,7 @@ CHAINS: dict[str, tuple[dict[str, Any], ...]] = {
     "a drive, memory, another drive": (NVME2, TP_PP, NVME4, ZERO1, NVME2),
     "experts beside everything": (EP_ETP, EP_TP, EP_DDP, EP_HOST, SINGLE),
     "on a server and off it": (SERVED2, FSDP2, SERVED4, SINGLE, SERVED2),
+    "uneven and even": (UNEVEN2, FSDP2, UNEVEN_ZERO1, SINGLE, UNEVEN2),
     "tiles on a drive": (TILED_NVME, DDP2, TILED_NVME, TILED, TILED_NVME),
 }
 IN_CI = (
@@ -81,6 +85,7 @@ IN_CI = (
     "tiles and none",
     "a drive, memory, another drive",
     "on a server and off it",
+    "uneven and even",
 )
 
 
@@ -143,6 +148,7 @@ def _assert_goes_on(
         pytest.param(NVME2, id="drive", marks=pytest.mark.nightly),
         pytest.param(FSDP2 | EIGHT, id="eight-bits"),
         pytest.param(SERVED2, id="server"),
+        pytest.param(UNEVEN2, id="uneven"),
         pytest.param(SERVED2 | EIGHT, id="eight-bits-server"),
         pytest.param(TP_FSDP | EIGHT, id="eight-bits-tp", marks=pytest.mark.nightly),
         pytest.param(ZERO1 | EIGHT, id="eight-bits-zero1", marks=pytest.mark.nightly),

@@ -34,7 +34,10 @@ def test_ranks_share_each_global_batch_without_loss_or_repetition(
 
     batch = ranks * per_rank
     order = global_order(batch + spare, seed=seed, shuffle=shuffle, sampler=None)
-    samplers = [StepSampler(order, DataShare(rank=r, ranks=ranks, per_rank=per_rank)) for r in range(ranks)]
+    samplers = [
+        StepSampler(order, DataShare(first=r * per_rank, size=per_rank, global_batch=ranks * per_rank))
+        for r in range(ranks)
+    ]
     steps = list(zip(*samplers, strict=True))
     assert len(steps) == len(order) // batch
     assert [number for step in steps for part in step for number in part] == order[: len(steps) * batch]
@@ -53,7 +56,8 @@ def test_another_number_of_ranks_goes_on_with_the_next_sample(before: int, after
 
     def read(ranks: int, first: int) -> list[list[int]]:
         samplers = [
-            StepSampler(order, DataShare(rank=r, ranks=ranks, per_rank=8 // ranks), first) for r in range(ranks)
+            StepSampler(order, DataShare(first=r * (8 // ranks), size=8 // ranks, global_batch=8), first)
+            for r in range(ranks)
         ]
         return [[number for part in step for number in part] for step in zip(*samplers, strict=True)]
 
@@ -66,7 +70,7 @@ def test_a_pass_cannot_begin_behind_its_end() -> None:
     from strategist.executor.data import DataShare, SyntheticTokens, data_loader
 
     with pytest.raises(InputError, match="has 2 steps") as caught:
-        data_loader(SyntheticTokens(10, 4, 8), DataShare(rank=0, ranks=2, per_rank=2), list(range(8)), 2)
+        data_loader(SyntheticTokens(10, 4, 8), DataShare(first=0, size=2, global_batch=4), list(range(8)), 2)
     assert caught.value.code == "RANGE"
 
 
@@ -85,7 +89,7 @@ def test_too_few_samples_are_refused_with_both_numbers() -> None:
     from strategist.executor.data import DataShare, SyntheticTokens, data_loader
 
     with pytest.raises(InputError, match=r"7 samples, but one step takes 8") as caught:
-        data_loader(SyntheticTokens(10, 4, 7), DataShare(rank=0, ranks=2, per_rank=4), list(range(7)))
+        data_loader(SyntheticTokens(10, 4, 7), DataShare(first=0, size=4, global_batch=8), list(range(7)))
     assert caught.value.code == "TOO_SMALL"
 
 
@@ -135,7 +139,7 @@ def read_by(samples: Watched, ahead: int) -> Any:
     """The batches of one rank, two samples each."""
     from strategist.executor.data import DataShare, data_loader
 
-    return data_loader(samples, DataShare(rank=0, ranks=1, per_rank=2), list(range(len(samples))), ahead=ahead)  # type: ignore[arg-type]
+    return data_loader(samples, DataShare(first=0, size=2, global_batch=2), list(range(len(samples))), ahead=ahead)  # type: ignore[arg-type]
 
 
 def until(holds: Callable[[], bool], seconds: float = 10.0) -> bool:

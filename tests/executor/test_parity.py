@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from strategist.facts.model import Adapters, ModelShape
-from tests.plans import even_stages, make_plan, tiny_gpt2, tiny_llama, tiny_mixtral
+from tests.plans import even_stages, make_plan, tiny_gpt2, tiny_llama, tiny_mixtral, uneven
 
 pytestmark = pytest.mark.slow
 
@@ -232,6 +232,17 @@ MOE = (
     Case("ep2-zero3-offload-nvme", SHARDED | {"ep": 2, "offload": "nvme"}, SHARED_EXPERT, ragged=True, clip=0.5),
 
 )  # fmt: skip
+UNEVEN = (
+    Case("ddp2", PLAIN | {"accumulation": 3, "uneven_batch": uneven((1, 3), (1, 1))}, {"tied": True}, ragged=True, clip=0.5),
+    Case("ddp3", {"dp_replicate": 3, "accumulation": 4, "recompute": "full", "uneven_batch": uneven((1, 4), (2, 2))}, ragged=True, clip=0.5),
+    Case("ddp2-chunked-compiled", PLAIN | CHUNKED | {"accumulation": 7, "compile": True, "uneven_batch": uneven((1, 1), (1, 7))}, {"vocab": 97}, ragged=True, clip=0.5),
+    Case("zero1", ZERO1 | {"accumulation": 3, "recompute": "selective", "uneven_batch": uneven((1, 1), (1, 3))}, ragged=True, clip=0.5),
+    Case("zero1-3-muon", {"dp_shard": 3, "zero": 1, "accumulation": 2, "optimizer": "muon", "uneven_batch": uneven((2, 1), (1, 2))}, ragged=True, clip=0.5),
+    Case("ddp2-tp2", PLAIN | SP | {"accumulation": 3, "uneven_batch": uneven((1, 3), (1, 1))}, {"tied": True}, ragged=True, clip=0.5),
+    Case("zero1-tp2", ZERO1 | {"tp": 2, "accumulation": 3, "uneven_batch": uneven((1, 1), (1, 3))}, ragged=True, clip=0.5),
+    Case("gpt-ddp2", PLAIN | {"accumulation": 3, "uneven_batch": uneven((1, 1), (1, 3))}, ragged=True, clip=0.5, model=tiny_gpt2),
+    Case("moe-ddp2", PLAIN | {"accumulation": 3, "uneven_batch": uneven((1, 3), (1, 1))}, SHARED_EXPERT, ragged=True, clip=0.5, model=tiny_mixtral),
+)  # fmt: skip
 ADAPTED = {"adapters": Adapters(rank=3, alpha=6, targets=("q", "k", "v", "o", "gate", "up", "down"))}
 LORA = (
     Case("single", {"accumulation": 2, "recompute": "selective"}, ADAPTED, ragged=True),
@@ -262,6 +273,7 @@ MUON = (
 )  # fmt: skip
 CASES += tuple(replace(case, name=f"muon-{case.name}", layout=case.layout | {"optimizer": "muon"}) for case in MUON)
 CASES += tuple(replace(case, name=f"lora-{case.name}") for case in LORA)
+CASES += tuple(replace(case, name=f"uneven-{case.name}") for case in UNEVEN)
 CASES += tuple(replace(case, name=f"gpt-{case.name}", model=tiny_gpt2) for case in GPT)
 CASES += tuple(replace(case, name=f"moe-{case.name}", model=tiny_mixtral) for case in MOE)
 
@@ -298,4 +310,6 @@ def test_training_equals_one_process(case: Case) -> None:
 
 def _with_micro_batch(layout: dict[str, Any], batch: int) -> dict[str, Any]:
     parts = layout.get("accumulation", 1) * layout.get("dp_replicate", 1) * layout.get("dp_shard", 1)
+    if "uneven_batch" in layout:
+        parts = sum(share.replicas * share.micro_batches for share in layout["uneven_batch"])
     return layout | {"micro_batch": batch // parts}

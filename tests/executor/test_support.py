@@ -15,11 +15,12 @@ from strategist.executor.architecture import model_obstacles
 from strategist.executor.obstacles import refuse
 from strategist.executor.support import layout_obstacles, obstacles, unsupported
 from strategist.facts.model import Mla, ModelShape, Moe
-from tests.plans import BFLOAT16, FLOAT32, FLOAT64, even_stages, make_plan, tiny_gpt2, tiny_llama, tiny_mixtral
+from tests.plans import BFLOAT16, FLOAT32, FLOAT64, even_stages, make_plan, tiny_gpt2, tiny_llama, tiny_mixtral, uneven
 
 DEEP = tiny_llama(layers=8)
 
 RUNNABLE: tuple[dict[str, Any], ...] = (
+    {"dp_shard": 3, "zero": 1, "tp": 2, "accumulation": 4, "uneven_batch": uneven((2, 4), (1, 1))},
     {},
     {"dp_replicate": 8, "formats": BFLOAT16, "accumulation": 2},
     {"dp_shard": 8, "zero": 1, "formats": FLOAT32},
@@ -84,6 +85,7 @@ ZB = {"pp": 2, "schedule": "zb_h1", "accumulation": 2}
 ZBV = {"shape": DEEP, "pp": 2, "virtual_stages": 2, "schedule": "zbv", "accumulation": 3}
 DUAL = ZBV | {"schedule": "dualpipev"}
 V2 = {"shape": DEEP, "pp": 2, "virtual_stages": 2}
+UNEVEN = {"dp_replicate": 2, "accumulation": 3, "uneven_batch": uneven((1, 3), (1, 1))}
 SWAPPED = tuple(replace(stage, layers=stage.layers[::-1]) for stage in even_stages(8, 2, 2))
 
 REFUSED: tuple[tuple[dict[str, Any], str, str, str], ...] = (
@@ -166,6 +168,18 @@ REFUSED: tuple[tuple[dict[str, Any], str, str, str], ...] = (
     ({"order": ("tp", "pp")}, "FRAMEWORK_LEGALITY", "mesh.order", "names tp, pp"),
     ({"tp": 3}, "DIVISIBILITY", "model.heads", "heads = 8"),
     ({"tp": 8}, "DIVISIBILITY", "model.kv_heads", "kv_heads = 4"),
+    (UNEVEN | {"dp_shard": 2, "dp_replicate": 1, "zero": 3}, "UNSUPPORTED", "strategy.uneven_batch", "zero 3"),
+    (UNEVEN | {"pp": 2}, "UNSUPPORTED", "strategy.uneven_batch", "pp 2"),
+    (UNEVEN | RING, "UNSUPPORTED", "strategy.uneven_batch", "cp 2"),
+    (UNEVEN | {"offload": "optimizer"}, "UNSUPPORTED", "strategy.uneven_batch", "offload optimizer"),
+    (UNEVEN | {"compression": "bf16", "formats": FLOAT32}, "UNSUPPORTED", "strategy.uneven_batch", "compression bf16"),
+    (UNEVEN | {"replicas": "threads"}, "UNSUPPORTED", "strategy.uneven_batch", "replicas threads"),
+    (UNEVEN | {"tables": "server"}, "UNSUPPORTED", "strategy.uneven_batch", "tables server"),
+    (UNEVEN | {"order": ("tp", "cp", "dp_shard", "dp_replicate", "pp")}, "UNSUPPORTED", "strategy.uneven_batch", "the order tp"),
+    (UNEVEN | {"dp_replicate": 3}, "BATCH_SPLIT", "strategy.uneven_batch", "2 replicas in all and the mesh 3"),
+    (UNEVEN | {"accumulation": 2}, "BATCH_SPLIT", "strategy.uneven_batch", "accumulation, 2"),
+    (UNEVEN | {"global_batch": 5}, "BATCH_SPLIT", "workload.global_batch", "5 sequences"),
+    (UNEVEN | {"uneven_batch": uneven((1, 3), (1, 0))}, "BATCH_SPLIT", "workload.global_batch", "accumulation 0"),
     ({"tp": 4, "sequence_parallel": True, "seq_len": 18}, "DIVISIBILITY", "workload.seq_len", "18 tokens"),
 )  # fmt: skip
 

@@ -19,6 +19,6 @@ def trace_rank(plan: Plan, rank: int) -> dict[str, int]:
         with FakeTensorMode(allow_non_fake_inputs=True):
             session = live_session(model, job)
             for _ in range(2):
-                session.step(batch_for(plan, session.share.per_rank))
+                session.step(batch_for(plan, session.share.size))
             held = sum(getattr(p, "_local_tensor", p).numel() for p in model.parameters())
     return {"steps": session.steps, "held": held}

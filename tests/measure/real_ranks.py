@@ -28,7 +28,7 @@ def measured_rises(plan: Plan) -> list[int]:
 
 def _rank_rises(plan: Plan) -> list[int]:
     with build(plan, model_from_shape(plan.model), clip_norm=1.0) as session:
-        tokens = torch.zeros(session.share.per_rank, plan.workload.seq_len, dtype=torch.long)
+        tokens = torch.zeros(session.share.size, plan.workload.seq_len, dtype=torch.long)
         batch = {"input_ids": tokens, "labels": tokens.clone()}
         session.step(batch)  # makes the optimizer's state
         return [_rise(session, batch) for _ in range(REPEATS)]

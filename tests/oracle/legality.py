@@ -72,6 +72,11 @@ def _sequence_does_not_divide(job: Job, a: Layout) -> bool:
     return a["sequence_parallel"] == 1 and (job.workload.seq_len / a["cp"]) % a["tp"] != 0
 
 
+def is_uneven(a: Layout) -> bool:
+    """Whether replicas run different numbers of micro-batches."""
+    return a.get("uneven_batch", 0) == 1
+
+
 def ours(violation: Violation) -> Violation:
     """A limit of strategist's own executor, which counts only where it is asked for."""
     return lambda job, a: job.frontend == "strategist" and violation(job, a)
@@ -183,7 +188,7 @@ VIOLATIONS: dict[str, Violation] = {
     "LEG303": _too_few_heads_for_exchange,
     "LEG304": lambda job, a: a["cp"] > 1 and job.model.heads == 0,
     "LEG305": _too_few_heads_inside,
-    "LEG401": lambda job, a: job.workload.global_batch % (a["dp_replicate"] * a["dp_shard"]) != 0,
+    "LEG401": lambda job, a: not is_uneven(a) and job.workload.global_batch % (a["dp_replicate"] * a["dp_shard"]) != 0,
     "LEG501": lambda job, a: a["offload"] != "none" and a["pp"] > 1,
     "LEG601": lambda job, a: job.frontend == "deepspeed" and a["pp"] > 1 and a["zero"] >= 2,
     "LEG602": lambda job, a: job.frontend == "deepspeed" and a["stage_split"] == "weighted",
@@ -243,6 +248,10 @@ VIOLATIONS: dict[str, Violation] = {
     "LEG772": lambda job, a: is_served(a) and job.cluster.nodes > 1,
     "LEG773": lambda job, a: is_served(a) and job.frontend == "deepspeed",
     "LEG774": lambda job, a: is_served(a) and _is_other_way(job, a),
+    "LEG781": lambda job, a: is_uneven(a) and a["zero"] in (2, 3),
+    "LEG782": lambda job, a: is_uneven(a) and a["pp"] * a["cp"] * a["ep"] > 1,
+    "LEG783": lambda job, a: is_uneven(a) and _is_untried_when_uneven(job, a),
+    "LEG784": lambda job, a: is_uneven(a) and job.frontend not in ("any", "strategist"),
 }
 """Rule id -> the condition that refuses a layout, in the order of the book."""
 
@@ -251,6 +260,12 @@ def _is_other_way(job: Job, a: Layout) -> bool:
     """What was not tried beside a server."""
     asked = job.model.method != "full" or job.workload.optimizer == "muon" or job.workload.precision == "fp8"
     return asked or word_of(a) != "none" or in_threads(a)
+
+
+def _is_untried_when_uneven(job: Job, a: Layout) -> bool:
+    """What was not tried beside an uneven batch."""
+    asked = job.model.method != "full" or job.workload.precision == "fp8" or a["offload"] != "none"
+    return asked or word_of(a) != "none" or in_threads(a) or is_served(a)
 
 
 def violation(job: Job, layout: Layout) -> str | None:

@@ -91,12 +91,18 @@ def _axis(job: Job, layout: Layout, stage: Stage, rows: Sequence[Row]) -> tuple[
     exposed = hidden = 0.0
     for behind in ("", "forward", "backward", "attention", "matmul", "compute"):
         pool = [row for row in rows if _behind(job, row) == behind]
-        total = sum(collective_seconds(job.cluster, row) * row.times for row in pool)
+        joined = job.all_machines if axis_is_dp(pool) and job.all_machines is not None else job.cluster
+        total = sum(collective_seconds(joined, row) * row.times for row in pool)
         tucked = _hideable(job, layout, stage, behind, pool) if behind and total else 0.0
         free = 1 - share("contention_share", device_of(job))
         share_hidden = free * min(total * (1 - _first_piece(layout, stage, behind)), tucked)
         exposed, hidden = exposed + total - share_hidden, hidden + share_hidden
     return exposed, hidden
+
+
+def axis_is_dp(pool: Sequence[Row]) -> bool:
+    """Whether replicas meet, who may be on other nodes than those of a kind of their own."""
+    return any(row.axis == "dp" for row in pool)
 
 
 def _behind(job: Job, row: Row) -> str:
