@@ -89,6 +89,14 @@ def stage_layer_counts(
 
 
 @cache
+def last_sorts(shape: ModelShape, pp: int, virtual_stages: int) -> Column:
+    """The sort of the last layer of every chunk of every stage, (chunks, stages), where chunks are equal."""
+    sequence, sorts = layer_sequence(shape), kinds(shape)
+    ends = [[end for _, end in own] for own in _chunks(len(sequence), pp, virtual_stages, (), 0.0)]
+    return np.array([[sorts.index(sequence[end - 1]) for end in own] for own in ends], dtype=np.int64).T
+
+
+@cache
 def first_layer_counts(
     shape: ModelShape,
     pp: int,

@@ -27,6 +27,8 @@ from strategist.space.interleaved import interleaved_rounds
 from strategist.space.shares import (
     Elements,
     Group,
+    dense_CK,
+    expert_CK,
     expert_shards,
     holds_early_C,
     is_managed,
@@ -38,7 +40,7 @@ from strategist.space.shares import (
     tokens,
     vocabulary_elements,
 )
-from strategist.space.stages import kinds
+from strategist.space.stages import kinds, last_sorts
 
 Op = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "reduce", "send"]
 Axis = Literal["tp", "cp", "ep", "pp", "dp"]
@@ -112,7 +114,7 @@ def traffic(job: Job, group: Group, counts: Elements) -> tuple[Traffic, ...]:
         *_tied_ends(job, group),
         *_data(job, group, _dense(job, group, full), "shards", "replicas"),
         *(_slices_again(job, group) if group.is_tiled else ()),
-        *_gathered_in_vain(job, group, full),
+        *_gathered_in_vain(job, group),
         *(_momentum(job, group) if job.workload.optimizer == "muon" else ()),
         *(_data(job, group, _experts(job, group, full), "expert_replicas", "expert_replicas") if job.model.moe else ()),
         *(_rows(job, group) if c.serves_tables else ()),
@@ -452,9 +454,9 @@ def _spare(job: Job, group: Group, counts: Elements) -> Reals:
     return counts.behind * ((_micro(group) > 1) & ~breadth_first)
 
 
-def _gathered_in_vain(job: Job, group: Group, counts: Elements) -> Iterator[Traffic]:
+def _gathered_in_vain(job: Job, group: Group) -> Iterator[Traffic]:
     """The last layer of interleaved chunks under ZeRO-3 whose last backward pass gathers it for a pass that never comes, as `_spare`
-    has it of norm and head. It does not where it is that of the first forward pass: where some pass of the chunk was in flight
+    has it of norm and head: its experts, too, where no other rank has any. It does not where it is that of the first forward pass: where some pass of the chunk was in flight
     until then, which those of the first turn tell. A chunk's only layer is there already."""
     c, where = group.candidates, holds_early_C(group.candidates)
     if group.pp == 1 or not job.profile.has_units or not where.any():
@@ -468,14 +470,32 @@ def _gathered_in_vain(job: Job, group: Group, counts: Elements) -> Iterator[Traf
     _, left = rounds.left(chunks, np.minimum(m - 2, group.pp - 1))
     gathers = np.where((chunks == 0) & group.is_first, not job.model.tied, layers > v)
     gathers = gathers & ~((chunks == v - 1) & group.is_last)
-    some = ((left == 0) & (m > 1) & (chunks < v) & gathers).sum(axis=0)
-    if not some.any():
-        return
-    times = np.zeros((len(layers[0]), len(c))).T
-    times[rows] = some[place]
-    own = (counts.layers - np.where((c["ep"] > 1)[:, None], counts.experts, 0.0)) / layers
-    payload = BYTES[job.formats.compute] * np.where(where[:, None], own, 0.0)
-    yield Traffic("dp", "all_gather", payload, times, "shards", "backward")
+    gathers = (left == 0) & (m > 1) & (chunks < v) & gathers
+    ends = _last_sorts_VS(job, group, int(v.max()))[:, None, :]
+    for number, own in enumerate(_unit_of_layer_CK(job, c).T):
+        some = (gathers & (ends == number)).sum(axis=0)
+        if some.any():
+            times = np.zeros((len(layers[0]), len(c))).T
+            times[rows] = some[place]
+            payload = BYTES[job.formats.compute] * np.where(where, own, 0.0)[:, None] * np.ones_like(layers)
+            yield Traffic("dp", "all_gather", payload, times, "shards", "backward")
+
+
+def _last_sorts_VS(job: Job, group: Group, v: int) -> Column:
+    """The sort of every chunk's last layer; with one sort a group has layouts of several numbers of chunks, up to `v`."""
+    if len(kinds(job.model)) == 1:
+        return np.zeros((v, len(group.stages)), np.int64)
+    return last_sorts(job.model, group.pp, v)[:, group.stages]
+
+
+def _unit_of_layer_CK(job: Job, c: Candidates) -> Reals:
+    """Elements that are gathered for one layer of each sort under ZeRO-3: without experts that are spread, which are a unit of their own."""
+    shards, sharers = state_shards(c), expert_shards(c)
+    dense: Reals = dense_CK(job.model, c, shards) * shards[:, None]
+    if job.model.moe is None:
+        return dense
+    experts = expert_CK(job.model, c, sharers) * sharers[:, None]
+    return dense + np.where((c["ep"] > 1)[:, None], 0.0, experts)
 
 
 def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Place) -> tuple[Traffic, ...]:

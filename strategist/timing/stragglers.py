@@ -21,5 +21,5 @@ def slowest_of(devices: int) -> float:
 
 def straggling(job: Job) -> float:
     """What the slowest device computes longer than the slowest of one node would, as a share of its compute."""
-    spread = share("device_spread", job.cluster.slowest.gpu)
-    return spread * max(0.0, slowest_of(job.cluster.world) - slowest_of(OF_A_NODE))
+    spread, everybody = share("device_spread", job.cluster.slowest.gpu), job.all_machines or job.cluster
+    return spread * max(0.0, slowest_of(everybody.world) - slowest_of(OF_A_NODE))

@@ -344,6 +344,26 @@ def test_experts_without_a_token_still_launch() -> None:
     _assert_same_time((job, [PLAIN | {"dp_replicate": 2}]))
 
 
+@pytest.mark.parametrize("every", [1, 6])
+@pytest.mark.parametrize("ep", [1, 2])
+def test_a_chunks_last_layer_is_gathered_in_vain_with_its_own_experts(every: int, ep: int) -> None:
+    """Of interleaved chunks under ZeRO-3 it is the chunk's last layer that counts, not a stage's mean one, with experts that no
+    other rank holds."""
+    shape = load_model("mixtral-8x7b")
+    shape = replace(shape, layers=24, moe=replace(shape.moe, layers=24 // every), pattern="")
+    job = Job(cluster=trimmed("dgx-h100", 8), model=shape, workload=Workload(seq_len=1024), profile=find_profile())
+    layout = PLAIN | {
+        "pp": 2,
+        "virtual_stages": 2,
+        "schedule": "interleaved",
+        "dp_shard": 4,
+        "zero": 3,
+        "ep": ep,
+        "accumulation": 4,
+    }
+    _assert_same_time((job, [layout]))
+
+
 def test_a_pipelines_unsharded_gradients_decide_which_instant_of_a_layer_counts() -> None:
     """In float32 a pipeline under ZeRO-3 adds whole gradients to what stands: with a feed-forward part much narrower than
     attention, the instant with most gradients is a layer's worst, not the one with most activations."""

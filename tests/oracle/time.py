@@ -225,7 +225,9 @@ def times_of(job: Job, layout: Layout) -> list[Time]:
 def _late(job: Job) -> float:
     """How much longer the slowest of all devices computes than the slowest of eight: a normal distribution's quantiles at
     (n - 3/8) / (n + 1/4)."""
-    late, usual = (NormalDist().inv_cdf((8 * n - 3) / (8 * n + 2)) for n in (max(job.cluster.world, 8), 8))
+    late, usual = (
+        NormalDist().inv_cdf((8 * n - 3) / (8 * n + 2)) for n in (max((job.all_machines or job.cluster).world, 8), 8)
+    )
     return share("device_spread", device_of(job)) * (late - usual)
 
 

@@ -16,7 +16,17 @@ from strategist.facts.profile import BYTES
 from strategist.facts.tiers import tiers
 from tests.oracle import adapters, compression, turned
 from tests.oracle.memory import is_plain, sequence_cut, tokens, uses_units
-from tests.oracle.parameters import Held, expert_ranks, expert_shards, padded, shards, tensors_of, vocabulary
+from tests.oracle.parameters import (
+    Held,
+    dense_of_layer,
+    expert_ranks,
+    expert_shards,
+    experts_of_layer,
+    padded,
+    shards,
+    tensors_of,
+    vocabulary,
+)
 from tests.oracle.schedules import in_vain
 from tests.oracle.served import gone
 from tests.oracle.stages import Layout, computed_again, last_stage, turns_back
@@ -212,6 +222,13 @@ def _pipeline(job: Job, layout: Layout, stage: int) -> Iterator[Row]:
         yield Row("pp", "send", "", table, ends, pp, stride)
 
 
+def _unit(job: Job, layout: Layout, kind: LayerKind) -> int:
+    """Elements of one layer that all its shards hold together; experts that other ranks share are not among them."""
+    k, k_experts = shards(layout), int(expert_shards(layout))
+    experts = experts_of_layer(job.model, kind, 1, layout["etp"], k_experts) if layout["ep"] == 1 else 0
+    return k * dense_of_layer(job.model, kind, layout["tp"], k) + k_experts * experts
+
+
 def _data(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], whole: Held) -> Iterator[Row]:
     """The dense rows, and the same for the routed experts over their replicas."""
     tp, cp, shard, replicate = (layout[name] for name in ("tp", "cp", "dp_shard", "dp_replicate"))
@@ -248,9 +265,9 @@ def _data(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], whol
         first, last = (0 if stage == 0 else None), (v - 1 if stage == last_stage(layout) else None)
         some = [chunk for chunk in in_vain(layout, stage) if chunk != last]  # that one gathers norm and head
         others = [chunk for chunk in some if (not job.model.tied if chunk == first else len(kinds) > v)]
-        if others:
-            layer = BYTES[job.formats.compute] * in_layers / len(kinds)
-            yield Row("dp", "all-gather", "backward", layer, len(others), *sharded)
+        for chunk in others:
+            one = kinds[(chunk + 1) * len(kinds) // v - 1]
+            yield Row("dp", "all-gather", "backward", BYTES[job.formats.compute] * _unit(job, layout, one), 1, *sharded)
     replicas, apart = expert_ranks(layout), layout["ep"] * layout["etp"]
     sent_apart = _with_elements(job, layout, stage, kinds, experts=True) if layout["ep"] > 1 else 0
     own = (whole.experts, whole.experts)
