@@ -24,7 +24,7 @@ from strategist.facts.workload import Workload
 from strategist.planner.search import Question, legality, limits_of
 from strategist.planner.situation import question
 from strategist.rulebook.apply import forbid
-from strategist.space.candidates import ASKED, MESH_COLUMNS, OPTION_COLUMNS, WORDS, Candidates
+from strategist.space.candidates import ASKED, MESH_COLUMNS, OF_STAGE, OPTION_COLUMNS, WORDS, Candidates
 from strategist.space.enumerate import enumerate_candidates
 from strategist.timing.rates import peak_FLOPs
 from tests.examples import cases_of
@@ -310,7 +310,8 @@ def _expert_splits(draw: Draw, shape: ModelShape, ranks: int, tp: int) -> tuple[
 
 def candidates(rows_: Sequence[dict[str, Any]]) -> Candidates:
     """Layouts as the columns that the package computes on; what is never chosen only where it is said."""
-    names = (*MESH_COLUMNS, *OPTION_COLUMNS, *(name for name in ASKED if name in rows_[0]))
+    asked = (name for name in rows_[0] if name in ASKED or name.startswith(OF_STAGE))
+    names = (*MESH_COLUMNS, *OPTION_COLUMNS, *asked)
     return Candidates(
         {
             name: np.array([WORDS[name].index(row[name]) if name in WORDS else row[name] for row in rows_], np.int64)

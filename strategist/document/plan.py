@@ -112,7 +112,8 @@ class Strategy:
     nn.DataParallel has them. `compression` is what DDP does to gradients before it sends them; PowerSGD keeps so many columns
     (`compression_rank`), top-k such a share of the elements (`compression_share`). The `loss` is that of whole logits, or of the
     logits of a few tokens at a time; the `tables` of embeddings are local, or on a parameter server. With `recompute_layers` above 0 full recompute is that of the first so many layers of every chunk,
-    with `recompute_every` that of every so-many-th of them."""
+    with `recompute_every` that of every so-many-th of them, and with `recompute_stages` that of the first so many of every chunk of each
+    stage, a number for each."""
 
     zero: int = 0
     virtual_stages: int = 1
@@ -125,6 +126,7 @@ class Strategy:
     recompute: Recompute = "none"
     recompute_layers: int = 0
     recompute_every: int = 0
+    recompute_stages: tuple[int, ...] = ()
     offload: Offload = "none"
     tiling: int = 1
     stage_split: StageSplit = "even"
@@ -139,6 +141,11 @@ class Strategy:
     compile: bool = False
     backend: Backend = "nccl"
     profile: str = "strategist"
+
+    @property
+    def recompute_depth(self) -> Literal["alike", "by-stage"]:
+        """Whether every stage has its own number of layers that run again."""
+        return "by-stage" if self.recompute_stages else "alike"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,8 @@ from strategist.records import is_record, names_of, replace
 
 EXACT = 2**53
 """Whole numbers below it are the same as float and as int."""
-SILENT = "adapters"
-"""A field that is written only where it says something, so that plans without it stay what they were to the byte."""
+SILENT: dict[str, Any] = {"adapters": None, "recompute_stages": []}
+"""Fields that are written only where they say something, so that plans without them stay what they were to the byte."""
 
 
 def as_document(value: Any) -> Any:
@@ -22,7 +22,8 @@ def as_document(value: Any) -> Any:
     """
     if is_record(value):
         found = {name: as_document(getattr(value, name)) for name in names_of(type(value))}
-        return found if found.get(SILENT, found) is not None else {k: v for k, v in found.items() if k != SILENT}
+        silent = [name for name, nothing in SILENT.items() if found.get(name, found) == nothing]
+        return {k: v for k, v in found.items() if k not in silent} if silent else found
     if isinstance(value, dict):
         return {key: as_document(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):

@@ -110,6 +110,7 @@ WHY = {
     "strategy.tables": "No process of it holds tables of embeddings for others.",
     "strategy.recompute_layers": "It recomputes all layers or none.",
     "strategy.recompute_every": "It recomputes all layers or none.",
+    "strategy.recompute_stages": "It recomputes all layers or none.",
     "strategy.optimizer": "Which weights another Muon updates, and how far, or which states are in eight bits there, was not compared.",
 }
 """Why a field cannot be said where a framework has no reason of its own."""

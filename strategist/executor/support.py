@@ -404,29 +404,35 @@ def _loss(plan: Plan) -> Iterator[Obstacle]:
 
 
 def _recompute(plan: Plan) -> Iterator[Obstacle]:
-    """Full recompute of the first layers of every chunk, or of every so-many-th, is full recompute, and of layers that are there."""
+    """Full recompute of the first layers of every chunk, as many on every stage or each its own number, or of every so-many-th, is full
+    recompute, and of layers that are there."""
     s = plan.strategy
-    if not (s.recompute_layers or s.recompute_every):
-        return
-    most = plan.model.layers // (plan.mesh.pp * s.virtual_stages)
-    both = s.recompute_layers != 0 and s.recompute_every != 0
-    for name, number, least, what in (
-        ("recompute_layers", s.recompute_layers, 1, "{} layers of every chunk"),
-        ("recompute_every", s.recompute_every, 2, "every so-many-th layer of a chunk, counted by {},"),
-    ):
+    depths, most = s.recompute_stages, plan.model.layers // (plan.mesh.pp * s.virtual_stages)
+    asked = (
+        ("recompute_layers", s.recompute_layers, (s.recompute_layers,), 1, "{} layers of every chunk"),
+        (
+            "recompute_every",
+            s.recompute_every,
+            (s.recompute_every,),
+            2,
+            "every so-many-th layer of a chunk, counted by {},",
+        ),
+        ("recompute_stages", depths, depths, 0, "{} layers of each chunk, stage by stage,"),
+    )
+    for name, said, numbers, least, what in asked:
         reasons = {
             f"recompute {s.recompute}": s.recompute != "full",
-            f"a number below {least}": number < least,
-            f"{most} layers in a chunk": number > most,
+            f"a number below {least}": any(number < least for number in numbers),
+            f"{most} layers in a chunk": any(number > most for number in numbers),
             f"tiling {s.tiling}": s.tiling > 1,
             "adapters": plan.model.adapters is not None,
-            "the first layers and every so-many-th": both,
+            "another way to say which layers": sum(bool(other[1]) for other in asked) > 1,
         }
         yield from lacking(
             f"strategy.{name}",
-            number,
-            f"The executor cannot run {what.format(number)} again: the plan has",
-            reasons if number else {},
+            said,
+            f"The executor cannot run {what.format(said)} again: the plan has",
+            reasons if said else {},
             "Use recompute = full with a number up to the layers of an equal chunk, without tiling and adapters; or of all layers.",
         )
 

@@ -17,13 +17,14 @@ from strategist.facts.profile import find_profile
 from strategist.facts.resolved import Assumption
 from strategist.facts.runs import V_SHAPED
 from strategist.memory.estimate import peak_memory
+from strategist.planner.depth import with_depths
 from strategist.planner.search import FRONTEND, Frontend
 from strategist.planner.situation import one, question
 from strategist.planner.weigh import fits
 from strategist.planner.write import memory_ledger, mesh_of, outside_known_errors, strategy_of, time_ledger
 from strategist.rulebook.apply import columns, sentence
 from strategist.rulebook.rule import Rule, load_rules
-from strategist.space.candidates import ASKED, OF_LAYERS, WORDS, Candidates, code
+from strategist.space.candidates import ASKED, OF_LAYERS, OF_STAGE, WORDS, Candidates, code
 from strategist.space.grammar import Pin, layout
 from strategist.timing.estimate import step_times
 
@@ -42,7 +43,7 @@ def predict(
     ImpossibleError DIVISIBILITY when the degrees do not multiply to the devices, BATCH_SPLIT when the micro-batch does
     not divide the batch.
     """
-    candidate = one(**filled(job, {pin.key: pin.value for pin in pins}))
+    candidate = with_depths(job, one(**filled(job, {pin.key: pin.value for pin in pins})))
     row = candidate.row(0)
     times, peaks, memory = step_times(job, candidate), peak_memory(job, candidate), memory_ledger(job, candidate)
     violations = (
@@ -115,8 +116,10 @@ def pins_of(plan: Plan) -> Iterator[Pin]:
         word = getattr(s, name)
         yield Pin(name, code(name, word), word)
     for name in OF_LAYERS:
-        if number := getattr(s, name):
+        if name not in WORDS and (number := getattr(s, name)):
             yield Pin(name, number, str(number))
+    for stage, number in enumerate(s.recompute_stages):
+        yield Pin(f"{OF_STAGE}{stage}", number, str(number))
 
 
 OURS = ("loss", "tables")
@@ -162,6 +165,7 @@ def filled(job: Job, said: Mapping[str, int]) -> dict[str, int]:
             "stage_split": said.get("stage_split", 0),
         }
         | {name: said[name] for name in ASKED if said.get(name)}
+        | {name: said[name] for name in said if name.startswith(OF_STAGE)}
     )
 
 
@@ -233,12 +237,26 @@ def _consistent(degrees: Mapping[str, int], ranks: int, said: Mapping[str, int])
                 flag="--strategy",
                 hint=f"Say recompute=full, or leave {name} out.",
             )
+    _stated_by_stage(degrees["pp"], said)
     if ranks % (degrees["ep"] * degrees["etp"]):
         raise ImpossibleError(
             "DIVISIBILITY",
             f"ep x etp = {degrees['ep'] * degrees['etp']} does not divide the {ranks} ranks of a stage.",
             flag="--strategy",
             hint="Choose ep x etp so that it divides dp x cp x tp.",
+        )
+
+
+def _stated_by_stage(pp: int, said: Mapping[str, int]) -> None:
+    """Numbers of layers by stage are those of a pipeline: left to the rule, or one for each of its stages."""
+    stated = sorted(int(name.removeprefix(OF_STAGE)) for name in said if name.startswith(OF_STAGE))
+    by_stage = bool(said.get("recompute_depth"))
+    if (by_stage and (pp == 1 or stated not in ([], [*range(pp)]))) or (stated and not by_stage):
+        raise ImpossibleError(
+            "FRAMEWORK_LEGALITY",
+            f"{len(stated) or 'No'} numbers of layers by stage (recompute=by-stage) do not go with pp={pp}.",
+            flag="--strategy",
+            hint="Say pp above 1 and recompute=by-stage, or as many numbers as there are stages, such as pp=2,recompute=3/1.",
         )
 
 

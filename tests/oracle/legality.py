@@ -9,7 +9,7 @@ from strategist.facts.model import ModelShape, layer_sequence
 from tests.oracle.compression import word_of
 from tests.oracle.rates import peak_FLOPs
 from tests.oracle.served import is_served, sides_of_tables
-from tests.oracle.stages import IN_A_V, Layout
+from tests.oracle.stages import IN_A_V, Layout, depths
 
 SPLITTABLE = ("decoder", "encoder", "hybrid", "ssm", "vit")
 
@@ -217,6 +217,11 @@ VIOLATIONS: dict[str, Violation] = {
         a.get("recompute_every", 0) > 0 and (_is_not_full_alone(job, a) or a.get("recompute_layers", 0) > 0)
     ),
     "LEG745": lambda job, a: a.get("recompute_every", 0) > 0 and _layers_differ(job),
+    "LEG746": lambda job, a: max(depths(a), default=0) > stack(job.model) / (a["pp"] * a["virtual_stages"]),
+    "LEG747": lambda job, a: (
+        a.get("recompute_depth", "alike") == "by-stage"
+        and (_is_not_full_alone(job, a) or a.get("recompute_layers", 0) + a.get("recompute_every", 0) > 0)
+    ),
     "LEG751": with_muon(
         lambda job, a: job.model.moe is not None or job.model.method != "full" or not is_buildable(job.model)
     ),
