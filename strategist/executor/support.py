@@ -407,6 +407,8 @@ def _recompute(plan: Plan) -> Iterator[Obstacle]:
     """Full recompute of the first layers of every chunk, as many on every stage or each its own number, or of every so-many-th, is full
     recompute, and of layers that are there."""
     s = plan.strategy
+    if not (s.recompute_layers or s.recompute_every or s.recompute_stages):
+        return
     depths, most = s.recompute_stages, plan.model.layers // (plan.mesh.pp * s.virtual_stages)
     asked = (
         ("recompute_layers", s.recompute_layers, (s.recompute_layers,), 1, "{} layers of every chunk"),
@@ -426,6 +428,7 @@ def _recompute(plan: Plan) -> Iterator[Obstacle]:
             f"{most} layers in a chunk": any(number > most for number in numbers),
             f"tiling {s.tiling}": s.tiling > 1,
             "adapters": plan.model.adapters is not None,
+            f"{plan.mesh.pp} stages": name == "recompute_stages" and len(depths) != plan.mesh.pp,
             "another way to say which layers": sum(bool(other[1]) for other in asked) > 1,
         }
         yield from lacking(

@@ -2,8 +2,8 @@
 
 A stage of 1F1B holds as many micro-batches as there are stages from it to the last, so the first needs most recomputation, and the slowest
 stage paces all of them. What a stage holds does not depend on the others' numbers, and each layer that runs again takes time: no
-other numbers that fit make a shorter step. Source: the numbers of layers per stage that Liu et al. 2025 (Mist, arXiv 2503.19050) and Liu et al.
-2024 (Aceso, EuroSys) search for.
+other numbers that fit make a shorter step. Zhu et al. 2025 (Mist, arXiv 2503.19050) and Liu et al. 2024 (Aceso, EuroSys) search for
+numbers by stage; the rule is ours.
 """
 
 from __future__ import annotations
