@@ -409,19 +409,22 @@ def _recompute(plan: Plan) -> Iterator[Obstacle]:
     s = plan.strategy
     if not (s.recompute_layers or s.recompute_every or s.recompute_stages):
         return
-    depths, most = s.recompute_stages, plan.model.layers // (plan.mesh.pp * s.virtual_stages)
+    layers, chunks = plan.model.layers, plan.mesh.pp * s.virtual_stages
+    depths, longest = s.recompute_stages, 1 + (layers - 2) // max(1, chunks - 1)  # where the last chunk has one layer
+    every = "every so-many-th layer of a chunk, counted by {},"
     asked = (
-        ("recompute_layers", s.recompute_layers, (s.recompute_layers,), 1, "{} layers of every chunk"),
         (
-            "recompute_every",
-            s.recompute_every,
-            (s.recompute_every,),
-            2,
-            "every so-many-th layer of a chunk, counted by {},",
+            "recompute_layers",
+            s.recompute_layers,
+            (s.recompute_layers,),
+            1,
+            layers // chunks,
+            "{} layers of every chunk",
         ),
-        ("recompute_stages", depths, depths, 0, "{} layers of each chunk, stage by stage,"),
+        ("recompute_every", s.recompute_every, (s.recompute_every,), 2, layers // chunks, every),
+        ("recompute_stages", depths, depths, 0, longest, "{} layers of each chunk, stage by stage,"),
     )
-    for name, said, numbers, least, what in asked:
+    for name, said, numbers, least, most, what in asked:
         reasons = {
             f"recompute {s.recompute}": s.recompute != "full",
             f"a number below {least}": any(number < least for number in numbers),
@@ -436,7 +439,7 @@ def _recompute(plan: Plan) -> Iterator[Obstacle]:
             said,
             f"The executor cannot run {what.format(said)} again: the plan has",
             reasons if said else {},
-            "Use recompute = full with a number up to the layers of an equal chunk, without tiling and adapters; or of all layers.",
+            "Use recompute = full with a number up to the layers of a chunk, without tiling and adapters; or of all layers.",
         )
 
 

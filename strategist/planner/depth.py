@@ -12,9 +12,9 @@ import numpy as np
 
 from strategist.document.estimate import MEMORY_TERMS
 from strategist.facts.job import Job
-from strategist.facts.model import layer_sequence
 from strategist.memory.estimate import device_bytes_CS, least_memory
 from strategist.space.candidates import OF_STAGE, Candidates, Column, Mask, code
+from strategist.space.stages import chunk_lengths
 
 ROUNDED = len(MEMORY_TERMS)
 """Bytes by which a ledger of whole bytes may be above what a stage holds: every term is rounded up."""
@@ -23,8 +23,8 @@ ROUNDED = len(MEMORY_TERMS)
 def with_depths(job: Job, candidates: Candidates) -> Candidates:
     """The layouts, those that leave the numbers of their stages to the rule with these numbers.
 
-    Every stage runs the fewest of the first layers of each of its chunks again with which it fits, up to an equal share; all of them
-    run an equal share again where some stage does not fit with it.
+    Every stage runs the fewest of the first layers of each of its chunks again with which it fits; where some stage fits with none of
+    them all run all of their layers again.
     """
     if "recompute_depth" not in candidates.columns:
         return candidates
@@ -36,21 +36,27 @@ def with_depths(job: Job, candidates: Candidates) -> Candidates:
 
 def fewest_layers_CS(job: Job, c: Candidates) -> Column:
     """The rule's numbers for every stage of some pipelines, (C, S) with as many columns as the longest has stages; 0 where one has no such stage."""
-    share = len(layer_sequence(job.model)) // (c["pp"] * c["virtual_stages"])
-    stages = np.arange(int(c["pp"].max(initial=0)))
-    is_there = stages < c["pp"][:, None]
-    found = np.where(is_there, share[:, None], 0)
-    open_ = np.flatnonzero(_may_fit(job, c, share))
-    open_ = open_[(_fits(job, c, open_, share) | ~is_there[open_]).all(axis=1)]
-    left = is_there[open_]  # stages whose number is not known yet
-    number = 0
-    while len(open_):
-        fit = left & _fits(job, c, open_, np.full_like(share, number))
-        found[open_] = np.where(fit, number, found[open_])
-        left = left & ~fit
-        number += 1
-        waits = left.any(axis=1) & (number < share[open_])
-        open_, left = open_[waits], left[waits]
+    found = _layers_CS(job, c)
+    longest, is_there = found.max(axis=1, initial=0), np.arange(found.shape[1]) < c["pp"][:, None]
+    waiting = np.flatnonzero(_may_fit(job, c, longest))
+    waiting = waiting[(_fits(job, c, waiting, longest) | ~is_there[waiting]).all(axis=1)]
+    unknown, number = is_there[waiting], 0  # stages whose number is not known yet
+    while len(waiting):
+        fit = unknown & _fits(job, c, waiting, np.full_like(longest, number))
+        found[waiting] = np.where(fit, number, found[waiting])
+        unknown, number = unknown & ~fit, number + 1
+        more = unknown.any(axis=1) & (number < longest[waiting])
+        waiting, unknown = waiting[more], unknown[more]
+    return found
+
+
+def _layers_CS(job: Job, c: Candidates) -> Column:
+    """Layers of the longest chunk of every stage, (C, S)."""
+    found = np.zeros((len(c), int(c["pp"].max(initial=0))), np.int64)
+    first, sort = c.alike("pp", "virtual_stages", "stage_split")
+    for place, row in enumerate(first.tolist()):
+        pp, virtual, is_weighted = (int(c[name][row]) for name in ("pp", "virtual_stages", "stage_split"))
+        found[sort == place, :pp] = chunk_lengths(job.model, pp, virtual, bool(is_weighted))
     return found
 
 

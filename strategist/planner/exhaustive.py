@@ -12,7 +12,6 @@ from strategist.document.certificate import RuledOut
 from strategist.document.plan import Plan
 from strategist.errors import ImpossibleError, StaleError
 from strategist.facts.job import Job
-from strategist.facts.model import layer_sequence
 from strategist.memory.estimate import device_bytes_CS, peak_memory
 from strategist.planner.depth import ROUNDED
 from strategist.planner.predict import job_of, pins_of
@@ -26,6 +25,7 @@ from strategist.rulebook.rule import load_rules
 from strategist.space.brute_force import Row, every_layout
 from strategist.space.candidates import NOT_ASKED, OF_STAGE, WORDS, code, deepest
 from strategist.space.grammar import layout, parse_pins
+from strategist.space.stages import chunk_lengths
 from strategist.timing.estimate import step_times
 
 MAX_WORLD = 64
@@ -195,13 +195,14 @@ def _fitting(job: Job, facts: dict[str, Any], rows: Sequence[Row], watch: Watch 
 
 def _numbered(job: Job, row: Row) -> Row:
     """A layout whose stages differ in how many layers run again, where nobody says in how many, with the numbers of the rule
-    (planner/depth.py): of each stage the first with which it fits, or of all an equal share where some stage fits with none."""
+    (planner/depth.py): of each stage the first with which it fits, or of all all of their layers where some stage fits with none."""
     if not row.get("recompute_depth") or any(name.startswith(OF_STAGE) for name in row):
         return row
-    pp, most = row["pp"], len(layer_sequence(job.model)) // (row["pp"] * row["virtual_stages"])
-    fit = [_fits_with(job, row, number) for number in range(most + 1)]
-    fewest = [next((number for number in range(most + 1) if fit[number][stage]), None) for stage in range(pp)]
-    return row | {f"{OF_STAGE}{s}": most if None in fewest else number or 0 for s, number in enumerate(fewest)}
+    own = chunk_lengths(job.model, row["pp"], row["virtual_stages"], bool(row["stage_split"]))
+    fit = [_fits_with(job, row, number) for number in range(max(own) + 1)]
+    fewest = [next((number for number, stages in enumerate(fit) if stages[stage]), None) for stage in range(row["pp"])]
+    numbers = own if None in fewest else fewest
+    return row | {f"{OF_STAGE}{stage}": number or 0 for stage, number in enumerate(numbers)}
 
 
 def _fits_with(job: Job, row: Row, number: int) -> list[bool]:
@@ -258,7 +259,7 @@ def _scope_claim(plan: Plan, asked: Question, fitting: Sequence[Tried]) -> Claim
     """The plan's own layout is the best of those that its policy chooses from."""
     families, scope = _scope(plan, asked, fitting)
     own = dict(NOT_ASKED) | {pin.key: pin.value for pin in pins_of(plan)}
-    chosen = next((t for t in scope if t.row == {key: own[key] for key in t.row}), None)
+    chosen = next((t for t in scope if t.row == {key: own.get(key) for key in t.row}), None)
     where = f" in the families {', '.join(families)}" if families else ""
     better = [t for t in scope if chosen is not None and _key(plan)(t) < _key(plan)(chosen)]
     if chosen is None:

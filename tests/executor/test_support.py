@@ -114,7 +114,7 @@ REFUSED: tuple[tuple[dict[str, Any], str, str, str], ...] = (
     (V2 | {"schedule": "looped_bfs"}, "BATCH_SPLIT", "strategy.accumulation", "at least 2 micro-batches"),
     (V2 | {"schedule": "zb_h1", "accumulation": 2}, "FRAMEWORK_LEGALITY", "strategy.virtual_stages", "'zb_h1' does not go"),
     (ZB | {"accumulation": 3}, "BATCH_SPLIT", "strategy.accumulation", "a multiple of 2"),
-    (BY_STAGE | {"recompute_stages": (5, 0)}, "UNSUPPORTED", "strategy.recompute_stages", "4 layers in a chunk"),
+    (BY_STAGE | {"recompute_stages": (8, 0)}, "UNSUPPORTED", "strategy.recompute_stages", "7 layers in a chunk"),
     (BY_STAGE | {"recompute_stages": (2, -1)}, "UNSUPPORTED", "strategy.recompute_stages", "a number below 0"),
     (BY_STAGE | {"recompute_stages": (2, 1, 0)}, "UNSUPPORTED", "strategy.recompute_stages", "2 stages"),
     (BY_STAGE | {"recompute": "selective"}, "UNSUPPORTED", "strategy.recompute_stages", "recompute selective"),

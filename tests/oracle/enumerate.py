@@ -186,13 +186,12 @@ def _of_some_layers(job: Job, layout: Layout) -> Iterator[dict[str, Any]]:
 
 
 def _of_stages(job: Job, layout: Layout) -> Iterator[dict[str, Any]]:
-    """The layout with the fewest layers of each stage with which it fits; an equal share of all where one fits with none."""
+    """The layout with the fewest layers of each stage with which it fits; all layers of all where one fits with none."""
     some = dict(layout) | {"recompute_depth": "by-stage"}
     if layout["pp"] == 1 or violation(job, some) is not None:
         return
-    stages, share = range(layout["pp"]), stack(job.model) // (layout["pp"] * layout["virtual_stages"])
-    takes = [
-        devices_of(job, some | {f"recompute_stage_{stage}": number for stage in stages}) for number in range(share + 1)
-    ]
-    fit = [[number for number in range(share + 1) if takes[number][stage] <= usable_bytes(job)] for stage in stages]
-    yield some | {f"recompute_stage_{s}": fit[s][0] if all(fit) else share for s in stages}
+    own = [len(kinds) // layout["virtual_stages"] for kinds in stage_kinds(job, layout)]
+    numbers = range(max(own) + 1)
+    takes = [devices_of(job, some | {f"recompute_stage_{stage}": n for stage in range(len(own))}) for n in numbers]
+    fit = [[n for n in numbers if takes[n][stage] <= usable_bytes(job)] for stage in range(len(own))]
+    yield some | {f"recompute_stage_{s}": fit[s][0] if all(fit) else own[s] for s in range(len(own))}

@@ -217,7 +217,7 @@ VIOLATIONS: dict[str, Violation] = {
         a.get("recompute_every", 0) > 0 and (_is_not_full_alone(job, a) or a.get("recompute_layers", 0) > 0)
     ),
     "LEG745": lambda job, a: a.get("recompute_every", 0) > 0 and _layers_differ(job),
-    "LEG746": lambda job, a: max(depths(a), default=0) > stack(job.model) / (a["pp"] * a["virtual_stages"]),
+    "LEG746": lambda job, a: max(depths(a), default=0) > _longest_chunk(job, a),
     "LEG747": lambda job, a: (
         a.get("recompute_depth", "alike") == "by-stage"
         and (_is_not_full_alone(job, a) or a.get("recompute_layers", 0) + a.get("recompute_every", 0) > 0)
@@ -245,6 +245,12 @@ VIOLATIONS: dict[str, Violation] = {
     "LEG774": lambda job, a: is_served(a) and _is_other_way(job, a),
 }
 """Rule id -> the condition that refuses a layout, in the order of the book."""
+
+
+def _longest_chunk(job: Job, a: Layout) -> int:
+    """Layers of a chunk where the last has one and the others share the rest."""
+    others = a["pp"] * a["virtual_stages"] - 1
+    return -(-(stack(job.model) - 1) // others) if others else stack(job.model)
 
 
 def _is_other_way(job: Job, a: Layout) -> bool:
