@@ -175,7 +175,7 @@ def test_a_search_asked_to_look_at_them_finds_no_worse() -> None:
 @pytest.mark.parametrize(
     "more",
     [
-        {"pin": "tp=1,recompute=by-stage"},
+        {"pin": "tp=1,cp=1,recompute=by-stage", "forbid": "zero"},
         {"also": "recompute_by_stage", "forbid": "tp,cp"},
         {"also": "recompute_layers", "forbid": "tp,cp,pp"},
     ],
