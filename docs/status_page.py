@@ -95,6 +95,7 @@ TECHNIQUES = (
     Technique("recompute full", f"{FSDP},recompute=full"),
     Technique("recompute full, 8 layers", f"{FSDP},recompute=8"),
     Technique("recompute full, every 2nd layer", f"{FSDP},recompute=every-2"),
+    Technique("recompute full, layers by stage", "pp=4,dp_replicate=2,recompute=3/2/1/0"),
     Technique("offload optimizer", "dp_shard=8,zero=2,offload=optimizer"),
     Technique("offload parameters", f"{FSDP},offload=parameters"),
     Technique("offload to NVMe", f"{FSDP},offload=nvme"),
@@ -169,8 +170,8 @@ MISSING = (
     "streams and large blocks (docs/decisions/0047), not what small tensors break up; frameworks with one buffer of gradients reserve a measured share.",
     "Whole experts beside tensor parallelism without sequence parallelism. Of the search: offload beside "
     "expert parallelism, which is run, traced and predicted.",
-    "Context parallelism by ring, also a hierarchical one, with windows, selective recompute or, on GPUs, fp32; recompute of layers in groups, and of some layers "
-    "beside adapters and tiling, unasked in the search and other for each stage (docs/decisions/0114, 0130); "
+    "Context parallelism by ring, also a hierarchical one, with windows, selective recompute or, on GPUs, fp32; recompute of layers in groups, of some layers "
+    "beside adapters and tiling, of every so-many-th by stage, and of some layers unasked in the search (docs/decisions/0114, 0130, 0147); "
     "memory-centric tiling of experts, of embedding and head, beside tp, pp or selective recompute, and in files of other frameworks.",
     "Nothing of ours ran on GPUs yet: the executor was tested on CPU ranks with gloo only.",
     "Weights of mixtures other than Mixtral, OLMoE, Qwen2-MoE and Qwen3-MoE, and of those whose chosen experts' weights do not add up to one "

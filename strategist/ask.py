@@ -22,7 +22,7 @@ from strategist.facts.sizes import SizedModel, is_size, shape_for_size
 from strategist.facts.workload import Workload
 from strategist.planner.search import Frontend, Question
 from strategist.records import dataclass, field, replace
-from strategist.space.grammar import Pin, parse_also, parse_forbids, parse_pins
+from strategist.space.grammar import DEPTHS, Pin, parse_also, parse_forbids, parse_pins
 from strategist.units import format_count
 
 DEFAULT_SEQ_LEN, DEFAULT_GLOBAL_BATCH, CPU_GLOBAL_BATCH = 4096, 256, 32
@@ -467,8 +467,10 @@ def _pins(given: Given) -> Iterator[Pin]:
 
 def _no_contradiction(pins: tuple[Pin, ...], forbids: tuple[str, ...], also: tuple[str, ...]) -> None:
     for word in also:
-        key = {"tiling": "tiling", "uneven_batch": "accumulation"}.get(word, "schedule")
-        against = [f"--forbid {word}"] * (word in forbids) + [f"--pin {p.key}={p.word}" for p in pins if p.key == key]
+        keys = {"tiling": "tiling", "uneven_batch": "accumulation", **dict.fromkeys(DEPTHS, "recompute")}
+        key = keys.get(word, "schedule")
+        against = [f"--forbid {name}" for name in forbids if name in (word, key)]
+        against += [f"--pin {p.key}={p.word}" for p in pins if p.key == key]
         if against:
             raise InputError(
                 "CONFLICT",

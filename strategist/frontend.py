@@ -25,7 +25,7 @@ from strategist.planner.write import mesh_of, stages_of, strategy_of
 from strategist.records import dataclass, names_of
 from strategist.rulebook.apply import fired, sentence
 from strategist.rulebook.rule import load_rules
-from strategist.space.candidates import MESH_COLUMNS, OPTION_COLUMNS, Candidates, Mask
+from strategist.space.candidates import MESH_COLUMNS, OF_LAYERS, OPTION_COLUMNS, Candidates, Column, Mask
 
 if TYPE_CHECKING:
     from strategist.document.plan import Plan
@@ -71,7 +71,7 @@ class Target:
         Layouts that differ in their micro-batches alone are asked about once, as long as the target does not look at these.
         """
         show, obstacles = shown_plans(job, candidates), self.emitter.obstacles
-        first, sort = candidates.alike(*ALIKE)
+        first, sort = _alike(candidates)
         says, looks = np.zeros(len(first), np.bool_), np.zeros(len(first), np.bool_)
         for place, row in enumerate(first.tolist()):
             plan = show(row)
@@ -89,8 +89,13 @@ class Target:
     def nearest(self, job: Job, candidates: Candidates) -> int:
         """The first row of those with the fewest obstacles."""
         show, obstacles = shown_plans(job, candidates), self.emitter.obstacles
-        first, _ = candidates.alike(*ALIKE)
+        first, _ = _alike(candidates)
         return int(min(first.tolist(), key=lambda row: (len(tuple(obstacles(show(row)))), row)))
+
+
+def _alike(candidates: Candidates) -> tuple[Column, Column]:
+    """A row of each sort of layouts that differ in their micro-batches alone, and every row's sort."""
+    return candidates.alike(*ALIKE, *(name for name in OF_LAYERS if name in candidates.columns))
 
 
 def chosen_frontend(plan: Plan, purpose: str, folders: tuple[str, ...] = ()) -> FrontEnd | None:

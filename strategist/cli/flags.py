@@ -88,7 +88,7 @@ CHOICE = (
     ),
     Flag("--pin", "fix choices: tp=4,pp=2,recompute=full", "KEY=VALUE,..."),
     Flag("--forbid", "leave techniques out: pp,offload", "WORD,..."),
-    Flag("--also", "look at techniques too that a search leaves out: zb_h1,uneven_batch", "WORD,..."),
+    Flag("--also", "look at techniques too that a search leaves out: zb_h1,recompute_by_stage", "WORD,..."),
     Flag("--rules", "a folder with further rules (legality.toml, advice.toml, hf_decisions.toml)", "DIR", repeats=True),
     Flag("--top", "how many alternatives to show", "N"),
     *CALIBRATION,

@@ -121,7 +121,8 @@ class Strategy:
     nn.DataParallel has them. `compression` is what DDP does to gradients before it sends them; PowerSGD keeps so many columns
     (`compression_rank`), top-k such a share of the elements (`compression_share`). The `loss` is that of whole logits, or of the
     logits of a few tokens at a time; the `tables` of embeddings are local, or on a parameter server. With `recompute_layers` above 0 full recompute is that of the first so many layers of every chunk,
-    with `recompute_every` that of every so-many-th of them. Hierarchical context parallelism exchanges heads among `cp_inner` neighbours
+    with `recompute_every` that of every so-many-th of them, and with `recompute_stages` that of the first so many of every chunk of each
+    stage, a number for each. Hierarchical context parallelism exchanges heads among `cp_inner` neighbours
     along cp, and sends keys and values around rings of mesh.cp / cp_inner across them. An
     `uneven_batch` has one share for each kind of nodes, in rank order, and `accumulation` is then the largest number of micro-batches;
     without it every replica runs that many."""
@@ -139,6 +140,7 @@ class Strategy:
     recompute_layers: int = 0
     recompute_every: int = 0
     uneven_batch: tuple[Share, ...] = ()
+    recompute_stages: tuple[int, ...] = ()
     offload: Offload = "none"
     tiling: int = 1
     stage_split: StageSplit = "even"
@@ -153,6 +155,11 @@ class Strategy:
     compile: bool = False
     backend: Backend = "nccl"
     profile: str = "strategist"
+
+    @property
+    def recompute_depth(self) -> Literal["alike", "by-stage"]:
+        """Whether every stage has its own number of layers that run again."""
+        return "by-stage" if self.recompute_stages else "alike"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from functools import cache
 from operator import attrgetter
 from typing import Any
 
-from strategist.document.plan import MESH_AXES, Dtype, Mesh, NumberFormats, Plan, Strategy
+from strategist.document.plan import MESH_AXES, Dtype, Mesh, NumberFormats, Plan, Share, Strategy
 from strategist.errors import ImpossibleError, shown
 from strategist.records import dataclass, names_of, replace
 
@@ -112,6 +112,7 @@ WHY = {
     "strategy.recompute_layers": "It recomputes all layers or none.",
     "strategy.recompute_every": "It recomputes all layers or none.",
     "strategy.cp_inner": "It has no groups inside context parallelism.",
+    "strategy.recompute_stages": "It recomputes all layers or none.",
     "strategy.optimizer": "Which weights another Muon updates, and how far, or which states are in eight bits there, was not compared.",
 }
 """Why a field cannot be said where a framework has no reason of its own."""
@@ -231,7 +232,9 @@ def _word(value: Any) -> str:
         said = f"{value.parameter} parameters, {value.gradient} gradients, {value.reduce} reduction, {value.compute} compute"
         return f"({said}, master {value.master})"
     if isinstance(value, tuple):
-        return " + ".join(f"{share.replicas} x {share.micro_batches}" for share in value)
+        return "/".join(
+            f"{own.replicas} x {own.micro_batches}" if isinstance(own, Share) else str(own) for own in value
+        )
     return shown(str(value))
 
 

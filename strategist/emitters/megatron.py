@@ -64,6 +64,7 @@ COVERAGE = Coverage(
         "strategy.recompute": "Its selective policy runs attention again, the plan's does not; of "
         "the modules that it can name instead, none is the rotation or the activation of dense layers, which the plan's runs again.",
         "strategy.recompute_every": "Its block method counts the first layers of a chunk, and its uniform one runs groups of them as one.",
+        "strategy.recompute_stages": "Its block method counts as many layers on every stage.",
         "strategy.offload": "Its offloading needs optimizer states of other formats than the plan's.",
         "strategy.compile": "It does not compile models.",
         "strategy.formats": "It accumulates and reduces gradients in one format, beside fp32 masters.",

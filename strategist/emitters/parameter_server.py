@@ -27,6 +27,7 @@ COVERAGE = Coverage(
         "strategy.optimizer": ("adamw", "adamw8bit", "sgd"),
     },
     why={
+        "strategy.recompute_stages": "Its workers are no stages of a pipeline.",
         "mesh.dp_shard": "Weights beside the tables are under DDP.",
         "strategy.zero": "Weights beside the tables are under DDP.",
         "strategy.replicas": "Every worker is a process.",

@@ -405,30 +405,42 @@ def _loss(plan: Plan) -> Iterator[Obstacle]:
 
 
 def _recompute(plan: Plan) -> Iterator[Obstacle]:
-    """Full recompute of the first layers of every chunk, or of every so-many-th, is full recompute, and of layers that are there."""
+    """Full recompute of the first layers of every chunk, as many on every stage or each its own number, or of every so-many-th, is full
+    recompute, and of layers that are there."""
     s = plan.strategy
-    if not (s.recompute_layers or s.recompute_every):
+    if not (s.recompute_layers or s.recompute_every or s.recompute_stages):
         return
-    most = plan.model.layers // (plan.mesh.pp * s.virtual_stages)
-    both = s.recompute_layers != 0 and s.recompute_every != 0
-    for name, number, least, what in (
-        ("recompute_layers", s.recompute_layers, 1, "{} layers of every chunk"),
-        ("recompute_every", s.recompute_every, 2, "every so-many-th layer of a chunk, counted by {},"),
-    ):
+    layers, chunks = plan.model.layers, plan.mesh.pp * s.virtual_stages
+    depths, longest = s.recompute_stages, 1 + (layers - 2) // max(1, chunks - 1)  # where the last chunk has one layer
+    every = "every so-many-th layer of a chunk, counted by {},"
+    asked = (
+        (
+            "recompute_layers",
+            s.recompute_layers,
+            (s.recompute_layers,),
+            1,
+            layers // chunks,
+            "{} layers of every chunk",
+        ),
+        ("recompute_every", s.recompute_every, (s.recompute_every,), 2, layers // chunks, every),
+        ("recompute_stages", depths, depths, 0, longest, "{} layers of each chunk, stage by stage,"),
+    )
+    for name, said, numbers, least, most, what in asked:
         reasons = {
             f"recompute {s.recompute}": s.recompute != "full",
-            f"a number below {least}": number < least,
-            f"{most} layers in a chunk": number > most,
+            f"a number below {least}": any(number < least for number in numbers),
+            f"{most} layers in a chunk": any(number > most for number in numbers),
             f"tiling {s.tiling}": s.tiling > 1,
             "adapters": plan.model.adapters is not None,
-            "the first layers and every so-many-th": both,
+            f"{plan.mesh.pp} stages": name == "recompute_stages" and len(depths) != plan.mesh.pp,
+            "another way to say which layers": sum(bool(other[1]) for other in asked) > 1,
         }
         yield from lacking(
             f"strategy.{name}",
-            number,
-            f"The executor cannot run {what.format(number)} again: the plan has",
-            reasons if number else {},
-            "Use recompute = full with a number up to the layers of an equal chunk, without tiling and adapters; or of all layers.",
+            said,
+            f"The executor cannot run {what.format(said)} again: the plan has",
+            reasons if said else {},
+            "Use recompute = full with a number up to the layers of a chunk, without tiling and adapters; or of all layers.",
         )
 
 

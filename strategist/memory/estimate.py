@@ -62,6 +62,15 @@ def peak_memory(job: Job, candidates: Candidates) -> Peaks:
     return Peaks(terms, total_of(terms.values()), stage, moment, host, last)
 
 
+def device_bytes_CS(job: Job, candidates: Candidates, stages: int) -> Reals:
+    """What every stage of every candidate holds at its worst moment, (C, S) for so many `stages`; 0 where a candidate has no such stage."""
+    device = np.zeros((len(candidates), stages))
+    for group in groups(job, candidates, every_stage=True):
+        table = ledger(job, group)
+        device[group.rows, : group.pp] = table.reserved + table.runtime[:, None]
+    return device
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Floors:
     """Per candidate (C): bytes that it holds at the loss, which its peak is never below, and host bytes."""

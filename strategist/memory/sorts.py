@@ -68,7 +68,7 @@ def sorts_of(job: Job, group: Group, read: Read, at: Column | None = None) -> So
 def _has_sorts(job: Job, group: Group) -> bool:
     c = group.candidates
     asked = c.in_threads or "compression" in c.columns or job.model.adapters is not None
-    asked = asked or any(name in c.columns for name in OF_LAYERS) or bool(job.recompute_layers)
+    asked = asked or any(name in c.columns and c[name].any() for name in OF_LAYERS) or bool(job.recompute_layers)
     return len(group.rows) > FEW and not (asked or group.is_tiled or group.is_v_shaped or (c["ep"] > 1).any())
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from strategist.document.certificate import Certificate, Dimension, FamilyBest, RuledOut
 from strategist.errors import InternalError
 from strategist.planner.search import FRONTEND, Found
-from strategist.space.candidates import WORDS, Candidates
+from strategist.space.candidates import OF_LAYERS, WORDS, Candidates
 from strategist.space.grammar import layout
 
 
@@ -61,10 +61,11 @@ def _bests(found: Found) -> Iterator[FamilyBest]:
 
 
 def dimensions(candidates: Candidates) -> tuple[Dimension, ...]:
-    """Every choice with the values that it takes somewhere, in the order of the columns."""
+    """Every choice with the values that it takes somewhere, in the order of the columns; which layers run again where that differs."""
+    differ = (name for name in OF_LAYERS if name in candidates.columns and np.ptp(candidates[name]))
     return tuple(
         Dimension(name, tuple(_word(name, int(value)) for value in np.unique(candidates[name])))
-        for name in candidates.choices
+        for name in (*candidates.choices, *differ)
     )
 
 

@@ -94,6 +94,9 @@ def _stage_faults(plan: Plan) -> Iterator[str]:
     if len(stages) != plan.mesh.pp or [stage.index for stage in stages] != list(range(len(stages))):
         yield f"There are {len(stages)} stages for pp={plan.mesh.pp}."
         return
+    depths = plan.strategy.recompute_stages
+    if depths and len(depths) != len(stages):
+        yield f"strategy.recompute_stages has {len(depths)} numbers; it has one for each of the {len(stages)} stages, or none."
     runs = sorted((first, end) for stage in stages for first, end in stage.layers)
     borders = [0, *(end for _, end in runs)]
     chained = [first for first, _ in runs] == borders[:-1] and all(first <= end for first, end in runs)

@@ -12,7 +12,8 @@ from strategist.document.certificate import RuledOut
 from strategist.document.plan import Plan
 from strategist.errors import ImpossibleError, StaleError
 from strategist.facts.job import Job
-from strategist.memory.estimate import peak_memory
+from strategist.memory.estimate import device_bytes_CS, peak_memory
+from strategist.planner.depth import ROUNDED
 from strategist.planner.predict import job_of, pins_of
 from strategist.planner.rank import complexity
 from strategist.planner.search import FRONTEND, Frontend, Question, legality, limits_of
@@ -22,8 +23,9 @@ from strategist.records import dataclass, replace
 from strategist.rulebook.apply import family_masks, fired
 from strategist.rulebook.rule import load_rules
 from strategist.space.brute_force import Row, every_layout
-from strategist.space.candidates import NOT_ASKED, WORDS
+from strategist.space.candidates import NOT_ASKED, OF_STAGE, WORDS, code, deepest
 from strategist.space.grammar import layout, parse_pins
+from strategist.space.stages import chunk_lengths
 from strategist.timing.estimate import step_times
 
 MAX_WORLD = 64
@@ -90,7 +92,12 @@ def recheck(plan: Plan, watch: Watch | None = None, frontend: Frontend | None = 
     rules, facts = legality(asked), question(asked.job)
     for row in every_layout(limits):
         enumerated += 1
-        values = dict(NOT_ASKED) | facts | row | {"dp": row["dp_replicate"] * row["dp_shard"]}
+        values = (
+            dict(NOT_ASKED)
+            | facts
+            | row
+            | {"dp": row["dp_replicate"] * row["dp_shard"], "recompute_deepest": deepest(row)}
+        )
         first = next((rule.id for rule in rules if rule.holds(values)), None) or _unsaid(asked, row)
         if first is None:
             rows.append(row)
@@ -177,7 +184,8 @@ def _question(plan: Plan, frontend: Frontend | None) -> Question:
 
 def _fitting(job: Job, facts: dict[str, Any], rows: Sequence[Row], watch: Watch | None) -> Iterator[Tried]:
     """Every layout that fits, each weighed and timed alone."""
-    for number, row in enumerate(rows, 1):
+    for number, asked in enumerate(rows, 1):
+        row = _numbered(job, asked)
         alone = one(**row)
         peaks = peak_memory(job, alone)
         if fits(job, alone, peaks.device, peaks.host)[0]:
@@ -187,6 +195,25 @@ def _fitting(job: Job, facts: dict[str, Any], rows: Sequence[Row], watch: Watch 
             yield Tried(row, step_ns, int(peaks.device[0]), asks, families)
         if watch is not None:
             watch(number, len(rows))
+
+
+def _numbered(job: Job, row: Row) -> Row:
+    """A layout whose stages differ in how many layers run again, where nobody says in how many, with the numbers of the rule
+    (planner/depth.py): of each stage the first with which it fits, or of all all of their layers where some stage fits with none."""
+    if not row.get("recompute_depth") or any(name.startswith(OF_STAGE) for name in row):
+        return row
+    own = chunk_lengths(job.model, row["pp"], row["virtual_stages"], bool(row["stage_split"]))
+    fit = [_fits_with(job, row, number) for number in range(max(own) + 1)]
+    fewest = [next((number for number, stages in enumerate(fit) if stages[stage]), None) for stage in range(row["pp"])]
+    numbers = own if None in fewest else fewest
+    return row | {f"{OF_STAGE}{stage}": number or 0 for stage, number in enumerate(numbers)}
+
+
+def _fits_with(job: Job, row: Row, number: int) -> list[bool]:
+    """Which stages of a layout fit when all of them run so many layers of each chunk again."""
+    again = {"recompute_layers": number} if number else {"recompute": code("recompute", "none")}
+    held = device_bytes_CS(job, one(**row | {"recompute_depth": 0} | again), row["pp"])[0]
+    return [bool(size + ROUNDED <= job.usable_bytes) for size in held]
 
 
 def _key(plan: Plan) -> Callable[[Tried], tuple[int, ...]]:
@@ -246,8 +273,8 @@ def _uneven_claims(plan: Plan, asked: Question, fitting: Sequence[Tried]) -> Ite
 def _scope_claim(plan: Plan, asked: Question, fitting: Sequence[Tried]) -> Claim:
     """The plan's own layout is the best of those that its policy chooses from."""
     families, scope = _scope(plan, asked, fitting)
-    own = {**NOT_ASKED, **{pin.key: pin.value for pin in pins_of(plan)}}
-    chosen = next((t for t in scope if t.row == {key: own[key] for key in t.row}), None)
+    own = dict(NOT_ASKED) | {pin.key: pin.value for pin in pins_of(plan)}
+    chosen = next((t for t in scope if t.row == {key: own.get(key) for key in t.row}), None)
     where = f" in the families {', '.join(families)}" if families else ""
     better = [t for t in scope if chosen is not None and _key(plan)(t) < _key(plan)(chosen)]
     if chosen is None:

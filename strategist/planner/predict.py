@@ -19,6 +19,7 @@ from strategist.facts.resolved import Assumption
 from strategist.facts.runs import V_SHAPED
 from strategist.memory.estimate import peak_memory
 from strategist.planner.check import share_faults
+from strategist.planner.depth import with_depths
 from strategist.planner.search import FRONTEND, Frontend
 from strategist.planner.situation import one, question
 from strategist.planner.weigh import fits
@@ -26,7 +27,7 @@ from strategist.planner.write import memory_ledger, mesh_of, outside_known_error
 from strategist.records import replace
 from strategist.rulebook.apply import columns, sentence
 from strategist.rulebook.rule import Rule, load_rules
-from strategist.space.candidates import ASKED, OF_LAYERS, WORDS, Candidates, code
+from strategist.space.candidates import ASKED, OF_LAYERS, OF_STAGE, WORDS, Candidates, code
 from strategist.space.enumerate import divisors
 from strategist.space.grammar import Pin, layout
 from strategist.timing.estimate import StepTimes, step_times
@@ -46,7 +47,7 @@ def predict(
     ImpossibleError DIVISIBILITY when the degrees do not multiply to the devices, BATCH_SPLIT when the micro-batch does
     not divide the batch.
     """
-    candidate = one(**filled(job, {pin.key: pin.value for pin in pins}))
+    candidate = with_depths(job, one(**filled(job, {pin.key: pin.value for pin in pins})))
     peaks = peak_memory(job, candidate)
     violations = (
         *broken(job, candidate, load_rules("legality", rule_folders)),
@@ -187,10 +188,12 @@ def pins_of(plan: Plan) -> Iterator[Pin]:
         word = getattr(s, name)
         yield Pin(name, code(name, word), word)
     for name in OF_LAYERS:
-        if number := getattr(s, name):
+        if name not in WORDS and (number := getattr(s, name)):
             yield Pin(name, number, str(number))
     if s.cp_inner > 1:
         yield Pin("cp_inner", s.cp_inner, str(s.cp_inner))
+    for stage, number in enumerate(s.recompute_stages):
+        yield Pin(f"{OF_STAGE}{stage}", number, str(number))
 
 
 OURS = ("loss", "tables")
@@ -237,6 +240,7 @@ def filled(job: Job, said: Mapping[str, int]) -> dict[str, int]:
             "stage_split": said.get("stage_split", 0),
         }
         | {name: said[name] for name in (*ASKED, "cp_inner") if said.get(name)}
+        | {name: said[name] for name in said if name.startswith(OF_STAGE)}
     )
 
 
@@ -309,6 +313,7 @@ def _consistent(degrees: Mapping[str, int], ranks: int, said: Mapping[str, int])
                 flag="--strategy",
                 hint=f"Say recompute=full, or leave {name} out.",
             )
+    _stated_by_stage(degrees["pp"], said)
     if ranks % (degrees["ep"] * degrees["etp"]):
         raise ImpossibleError(
             "DIVISIBILITY",
@@ -339,6 +344,19 @@ def _consistent_context(cp: int, said: Mapping[str, int]) -> None:
             flag="--strategy",
             value=inner,
             hint=f"Say cp_inner={' or '.join(sizes)}." if sizes else "Say context_parallel=ring or all-to-all.",
+        )
+
+
+def _stated_by_stage(pp: int, said: Mapping[str, int]) -> None:
+    """Numbers of layers by stage are those of a pipeline: left to the rule, or one for each of its stages."""
+    stated = sorted(int(name.removeprefix(OF_STAGE)) for name in said if name.startswith(OF_STAGE))
+    by_stage = bool(said.get("recompute_depth"))
+    if (by_stage and (pp == 1 or stated not in ([], [*range(pp)]))) or (stated and not by_stage):
+        raise ImpossibleError(
+            "FRAMEWORK_LEGALITY",
+            f"{len(stated) or 'No'} numbers of layers by stage (recompute=by-stage) do not go with pp={pp}.",
+            flag="--strategy",
+            hint="Say pp above 1 and recompute=by-stage, or as many numbers as there are stages, such as pp=2,recompute=3/1.",
         )
 
 

@@ -217,7 +217,7 @@ def search(
         "legality", lambda: forbid(legality(question_), facts, everything), lambda r: int(r[0].sum())
     )
     keep, unsaid = _sayable(question_, everything, keep, log)
-    legal = everything.where(keep)
+    legal = _with_numbers(job, everything.where(keep), log)
     if under_seconds is not None:
         legal = legal.where(least_step_ns(job, legal) < 1e9 * under_seconds)
     everywhere = family_masks(legal, facts)
@@ -260,6 +260,15 @@ def _sayable(question_: Question, everything: Candidates, keep: Mask, log: Searc
     left = keep.copy()
     left[allowed[~says]] = False
     return left, Unsaid(int((~says).sum()), int(allowed[np.argmin(says)]))
+
+
+def _with_numbers(job: Job, legal: Candidates, log: SearchLog) -> Candidates:
+    """The layouts, those whose stages run different layers again with how many."""
+    if "recompute_depth" not in legal.columns:
+        return legal
+    from strategist.planner.depth import with_depths  # few ask for it
+
+    return log.run("layers of every stage", lambda: with_depths(job, legal), len)
 
 
 def has_bound(question_: Question) -> bool:

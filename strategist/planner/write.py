@@ -27,7 +27,7 @@ from strategist.facts.runs import stage_of_head
 from strategist.memory.estimate import Ledger, ledger
 from strategist.planner.search import Found
 from strategist.records import dataclass
-from strategist.space.candidates import Candidates
+from strategist.space.candidates import OF_STAGE, Candidates
 from strategist.space.shares import groups
 from strategist.space.stages import head_in_layers, stage_chunks
 from strategist.timing.estimate import StepTimes, mfu, model_FLOP
@@ -122,6 +122,7 @@ def strategy_of(job: Job, row: Mapping[str, Any]) -> Strategy:
         recompute_layers=row.get("recompute_layers", 0),
         recompute_every=row.get("recompute_every", 0),
         cp_inner=row.get("cp_inner", 1),
+        recompute_stages=_depths(row),
         stages=stages_of(job, row),
         sequence_parallel=bool(row["sequence_parallel"]),
         formats=NumberFormats(
@@ -145,6 +146,13 @@ def _compression(word: Any) -> dict[str, Any]:
 
     row = compressor(word)
     return {"compression": word, "compression_rank": row.rank, "compression_share": row.share}
+
+
+def _depths(row: Mapping[str, Any]) -> tuple[int, ...]:
+    """How many layers each stage runs again where they differ; none where they are alike, 0 of each as long as the rule was not asked."""
+    if row.get("recompute_depth") != "by-stage":
+        return ()
+    return tuple(row.get(f"{OF_STAGE}{stage}", 0) for stage in range(row["pp"]))
 
 
 def stages_of(job: Job, row: Mapping[str, Any]) -> tuple[Stage, ...]:

@@ -124,6 +124,9 @@ def _context(plan: Costed) -> str:
 
 def _recompute(s: Strategy) -> str:
     """What is computed again."""
+    if s.recompute_stages:
+        each = "a stage" if s.virtual_stages == 1 else "each chunk of a stage"
+        return f"recompute of {'/'.join(map(str, s.recompute_stages))} layers of {each}"
     if s.recompute_layers or s.recompute_every:
         which = f"{s.recompute_layers} layers" if s.recompute_layers else f"one layer in {s.recompute_every}"
         each = "stage" if s.virtual_stages == 1 else "chunk"

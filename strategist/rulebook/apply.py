@@ -12,7 +12,7 @@ from strategist.errors import RuleError
 from strategist.records import dataclass
 from strategist.rulebook.rows import PLACE
 from strategist.rulebook.rule import Rule, load_families
-from strategist.space.candidates import NOT_ASKED, OPTION_COLUMNS, Candidates, Mask, distinct
+from strategist.space.candidates import NOT_ASKED, OF_LAYERS, OPTION_COLUMNS, Candidates, Mask, deepest, distinct
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +24,14 @@ class Refused:
     example: int
 
 
-OPTIONS = frozenset(OPTION_COLUMNS) - {"zero"}
+OPTIONS = frozenset((*OPTION_COLUMNS, *OF_LAYERS, "recompute_deepest")) - {"zero"}
 """Choices that a mesh leaves open. Rules that read none of them are asked once per mesh."""
 
 
 def columns(candidates: Candidates) -> dict[str, Any]:
     """Candidate words as columns, (C,), with those that nobody asked for."""
-    return {**NOT_ASKED, **candidates.columns, "dp": candidates.data_parallel}
+    found = candidates.columns
+    return {**NOT_ASKED, **found, "dp": candidates.data_parallel, "recompute_deepest": deepest(found)}
 
 
 def forbid(

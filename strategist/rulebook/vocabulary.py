@@ -108,6 +108,10 @@ WORDS: Mapping[str, Word] = {
         "every how-many-th layer of a chunk full recompute runs again, 0 for all, or the first"
     ),
     "uneven_batch": _candidate("1 where replicas on faster nodes run more micro-batches, else 0"),
+    "recompute_depth": _candidate("as many layers run again on every stage, or each stage has its own number"),
+    "recompute_deepest": _candidate(
+        "most layers of a chunk that any stage runs again where each has its own number, else 0"
+    ),
     "offload": _candidate("what lives in host memory or on NVMe"),
     "tiling": _candidate("pieces that the widest matrices are computed in"),
     "stage_split": _candidate("how layers are spread over stages: evenly, or with the output head counted"),

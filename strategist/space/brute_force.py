@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 
 from strategist.facts.runs import V_SHAPED
-from strategist.space.candidates import NOT_ASKED, OF_LAYERS, WORDS
+from strategist.space.candidates import NOT_ASKED, OF_STAGE, WORDS
 from strategist.space.enumerate import MAX_MICRO_BATCH, MAX_VIRTUAL_STAGES, MIN_TOKENS_PER_CP_RANK, TILES, Limits
 
 Row = dict[str, int]
@@ -151,6 +151,22 @@ def _full(_limits: Limits, row: Mapping[str, int]) -> bool:
     return WORDS["recompute"][row["recompute"]] == "full"
 
 
+def _layers(limits: Limits, row: Mapping[str, int]) -> bool:
+    """All layers or none, or a number of a chunk's that is asked for, or below an equal share where all numbers are."""
+    number = row["recompute_layers"]
+    below = number * row["pp"] * row["virtual_stages"] < limits.layers
+    return not number or (_full(limits, row) and (below or limits.pinned("recompute_layers") == number))
+
+
+def _depth(limits: Limits, row: Mapping[str, int]) -> bool:
+    """Stages that are alike; or stages of a pipeline that differ, as many as numbers where somebody says them, and then no number for all."""
+    if not row["recompute_depth"]:
+        return True
+    stages = row["pp"] == len(limits.depths) if limits.depths else row["pp"] > 1
+    alone = bool(limits.pinned("recompute_depth")) or not row.get("recompute_layers")
+    return _full(limits, row) and stages and alone
+
+
 def _choices(limits: Limits, row: Mapping[str, int]) -> Sequence[tuple[dict[str, Sequence[int]], Condition]]:
     """Choices that are made together with all their values, and what they must satisfy given those before them."""
     rounds = range(1, limits.global_batch + 1)
@@ -160,11 +176,16 @@ def _choices(limits: Limits, row: Mapping[str, int]) -> Sequence[tuple[dict[str,
     places = {name: range(len(words)) for name, words in WORDS.items()}
     conditions: Mapping[str, Condition] = {
         "replicas": _replicas, "compression": _replicas, "loss": _whole_head, "tables": _replicas,
-        **dict.fromkeys(OF_LAYERS, _full),
+        "recompute_layers": _layers, "recompute_every": _full, "recompute_depth": _depth,
     }  # fmt: skip
     asked: list[tuple[dict[str, Sequence[int]], Condition]] = [
         ({name: (value,)}, condition) for name, condition in conditions.items() if (value := limits.pinned(name))
     ]
+    if "recompute_layers" in limits.also:
+        asked.append(({"recompute_layers": range(limits.layers)}, _layers))
+    if "recompute_by_stage" in limits.also:
+        asked.append(({"recompute_depth": range(2)}, _depth))
+    asked += [({f"{OF_STAGE}{stage}": (number,)}, _depth) for stage, number in enumerate(limits.depths)]
     return (
         ({"zero": range(4)}, _zero),
         ({"offload": places["offload"], "tiling": sorted({1, limits.pinned("tiling") or TILES})}, _offload),

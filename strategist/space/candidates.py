@@ -21,6 +21,7 @@ __all__ = [
     "Mask",
     "Reals",
     "code",
+    "deepest",
     "distinct",
     "joined",
     "total_of",
@@ -42,6 +43,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "compression": ("none", "bf16", "fp16", "powersgd", "topk"),
     "loss": ("whole", "chunked"),
     "tables": ("local", "server"),
+    "recompute_depth": ("alike", "by-stage"),
 }
 """Columns that stand for words hold the position of the word in its tuple. Those of ASKED are there only where somebody asked for
 another word than the first, or a number above 0, and then of one word or number in all rows."""
@@ -54,13 +56,20 @@ ASKED: Mapping[str, tuple[str, ...]] = {
     "tables": _CUTS,
     "recompute_layers": (),
     "recompute_every": (),
+    "recompute_depth": (),
     "uneven_batch": ("pp", "cp", "ep", "etp"),
 }
-"""What is never chosen: threads, which are slower, compression, which is not exact, a loss in chunks, which few frameworks have, tables
-of embeddings on a server, whose rows every micro-batch waits for, and full recompute of the first few layers of every chunk alone, or of every so-many-th; with the axes that it cannot stand beside.
+"""What is never chosen unasked: threads, which are slower, compression, which is not exact, a loss in chunks, which few frameworks have, tables
+of embeddings on a server, whose rows every micro-batch waits for, and full recompute of the first few layers of every chunk alone, as many
+on every stage or each its own number, or of every so-many-th; with the axes that it cannot stand beside.
 An uneven batch (1) is looked at behind the search, on nodes of several kinds."""
-OF_LAYERS = ("recompute_layers", "recompute_every")
+OF_LAYERS = ("recompute_layers", "recompute_every", "recompute_depth")
 """Those that say of which layers full recompute runs forward again."""
+OF_STAGE = "recompute_stage_"
+"""What stands before the number of a stage in the name of the column that says of how many layers of each of its chunks, where these
+differ by stage."""
+HIDDEN = ("mesh", "depth")
+"""Columns that number the rows that agree in some others: no choices."""
 OF_REPLICAS = ("replicas", "compression", "tables")
 """Those that mean something only where there are several replicas."""
 NOT_ASKED: Mapping[str, int] = {**dict.fromkeys(ASKED, 0), "cp_inner": 1}
@@ -129,17 +138,35 @@ class Candidates:
         return "tables" in self.columns and bool(self["tables"].any())
 
     @property
-    def recompute_layers(self) -> int:
-        """How many layers of each chunk full recompute runs again, the first ones, in every row; 0 for all of them."""
-        return self._asked("recompute_layers")
-
-    @property
     def recompute_every(self) -> int:
         """Every how-many-th layer of each chunk full recompute runs again, in every row; 0 for all of them, or for the first."""
-        return self._asked("recompute_every")
+        return int(self["recompute_every"].max(initial=0)) if "recompute_every" in self.columns else 0
 
-    def _asked(self, name: str) -> int:
-        return int(self[name].max(initial=0)) if name in self.columns else 0
+    @cached_property
+    def depth(self) -> Column:
+        """A number per distinct set of numbers of layers that run again, stage by stage, (C,): 0 where stages are alike."""
+        known = self.columns.get("depth")
+        if known is not None:
+            return known
+        names = [name for name in self.columns if name.startswith(OF_STAGE)]
+        asked = np.flatnonzero(self["recompute_depth"]) if "recompute_depth" in self.columns else self["pp"][:0]
+        numbers, found = np.zeros(len(self), np.int64), dict[tuple[int, ...], int]()
+        table = (
+            np.stack([self[name][asked] for name in names], axis=1) if names else np.zeros((len(asked), 0), np.int64)
+        )
+        numbers[asked] = [found.setdefault(tuple(each), len(found) + 1) for each in table.tolist()]
+        return numbers
+
+    def depths_of(self, row: int) -> tuple[int, ...]:
+        """How many of the first layers of each of its chunks every stage of one row runs again under full recompute: where stages are
+        alike the same of all, and else as many as the row says of each; a number that is missing is 0."""
+        stages = range(int(self["pp"][row]))
+        if not ("recompute_depth" in self.columns and self["recompute_depth"][row]):
+            return tuple(
+                int(self["recompute_layers"][row]) if "recompute_layers" in self.columns else 0 for _ in stages
+            )
+        columns = (self.columns.get(f"{OF_STAGE}{stage}") for stage in stages)
+        return tuple(0 if column is None else int(column[row]) for column in columns)
 
     @property
     def world(self) -> Column:
@@ -192,7 +219,7 @@ class Candidates:
 
     def row(self, index: int) -> dict[str, int | str]:
         """One layout with its words spelt out."""
-        return {name: self.word(name, index) for name in self.columns if name != "mesh"}
+        return {name: self.word(name, index) for name in self.columns if name not in HIDDEN}
 
     def word(self, name: str, index: int) -> int | str:
         """One entry: the word where the column stands for words, else the number."""
@@ -206,6 +233,11 @@ class Candidates:
             self.known[name, words] = reduce(np.logical_or, [column == code(name, word) for word in words])
         hit: Mask = self.known[name, words]
         return hit
+
+
+def deepest(columns: Mapping[str, Any]) -> Any:
+    """The most layers that any stage of a layout runs again where each has its own number, (C,) or of one layout; 0 where none has."""
+    return reduce(np.maximum, [column for name, column in columns.items() if name.startswith(OF_STAGE)], 0)
 
 
 def distinct(numbers: Column) -> tuple[Column, Column]:

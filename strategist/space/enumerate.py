@@ -15,12 +15,15 @@ from strategist.space.candidates import (
     MESH_COLUMNS,
     OF_LAYERS,
     OF_REPLICAS,
+    OF_STAGE,
     OPTION_COLUMNS,
     Candidates,
     Column,
+    Mask,
     code,
+    joined,
 )
-from strategist.space.grammar import Pin, forbidden
+from strategist.space.grammar import DEPTHS, Pin, forbidden
 from strategist.space.stages import layers_of_the_last
 
 MAX_MICRO_BATCH = 128
@@ -55,6 +58,13 @@ class Limits:
         """The value a choice is fixed to."""
         return next((pin.value for pin in self.pins if pin.key == key), None)
 
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """How many layers of its chunks every stage is asked to run again, stage by stage; nothing where nobody says it."""
+        said = {pin.key: pin.value for pin in self.pins if pin.key.startswith(OF_STAGE)}
+        last = max((int(key.removeprefix(OF_STAGE)) for key in said), default=-1)
+        return tuple(said.get(f"{OF_STAGE}{stage}", 0) for stage in range(last + 1))
+
     def wants(self, schedule: str) -> bool:
         """Whether somebody asks for a schedule, alone or beside others."""
         return schedule in self.also or self.pinned("schedule") == code("schedule", schedule)
@@ -83,10 +93,13 @@ def enumerate_candidates(limits: Limits) -> Candidates:
         _fill(columns[:, rows_so_far : rows_so_far + rows], members, options, meshes_so_far)
         meshes_so_far, rows_so_far = meshes_so_far + len(members), rows_so_far + rows
     everything = Candidates(dict(zip(names, columns, strict=True)))
+    for word in limits.also:
+        if word in DEPTHS:
+            everything = _with_depths(everything, word, limits)
     for name in ASKED:
         value = limits.pinned(name)
         if value:
-            everything = as_asked(everything, name, value)
+            everything = as_asked(everything, name, value, limits.depths)
     keep = np.ones(len(everything), dtype=np.bool_)
     for pin in limits.pins:
         keep &= pin.holds(everything)
@@ -95,9 +108,35 @@ def enumerate_candidates(limits: Limits) -> Candidates:
     return everything if keep.all() else everything.where(keep)
 
 
-def as_asked(everything: Candidates, name: str, value: int) -> Candidates:
+def _with_depths(everything: Candidates, word: str, limits: Limits) -> Candidates:
+    """The layouts, and behind them those of full recompute once more, with fewer layers: with every number of them below an equal share
+    of a chunk's, or in pipelines with as many on every stage as the rule finds."""
+    chunks = everything["pp"] * everything["virtual_stages"]
+    full = np.flatnonzero(_runs_all_again(everything))
+    if word == "recompute_layers":
+        fewer = np.maximum(0, -(-limits.layers // chunks[full]) - 1)
+        rows, name = full.repeat(fewer), word
+        values = 1 + np.arange(len(rows)) - (fewer.cumsum() - fewer).repeat(fewer)
+    else:
+        rows, name = full[everything["pp"][full] > 1], "recompute_depth"
+        values = np.ones_like(rows)
+    own = [everything, everything.where(rows)]
+    numbers = np.zeros(len(everything), np.int64), values
+    return joined([Candidates({**c.columns, name: column}) for c, column in zip(own, numbers, strict=True)])
+
+
+def _runs_all_again(everything: Candidates) -> Mask:
+    """Layouts of full recompute of all layers, (C,)."""
+    some = [everything[name] > 0 for name in OF_LAYERS if name in everything.columns]
+    return np.asarray(
+        everything.is_word("recompute", "full") & ~np.any([np.zeros(len(everything), np.bool_), *some], axis=0)
+    )
+
+
+def as_asked(everything: Candidates, name: str, value: int, depths: tuple[int, ...] = ()) -> Candidates:
     """Layouts that can make a choice that is never looked at unasked: a loss in chunks those that leave the head whole on every rank,
-    threads and compression those of whole replicas and nothing else, recompute of some layers those of full recompute."""
+    threads and compression those of whole replicas and nothing else, recompute of some layers those of full recompute, and where these
+    differ by stage pipelines, of as many stages as numbers where somebody says them."""
     alone = np.ones(len(everything), np.bool_)
     for axis in ASKED[name]:
         alone &= everything[axis] == 1
@@ -105,8 +144,12 @@ def as_asked(everything: Candidates, name: str, value: int) -> Candidates:
         alone &= everything.is_word("recompute", "full")
     if name in OF_REPLICAS:
         alone &= everything["dp_replicate"] > 1
+    said = {name: value}
+    if name == "recompute_depth":
+        alone &= everything["pp"] == len(depths) if depths else everything["pp"] > 1
+        said |= {f"{OF_STAGE}{stage}": number for stage, number in enumerate(depths)}
     found = everything.where(alone)
-    return Candidates({**found.columns, name: np.full(len(found), value, np.int64)})
+    return Candidates({**found.columns, **{key: np.full(len(found), held, np.int64) for key, held in said.items()}})
 
 
 Mesh = tuple[int, ...]

@@ -8,7 +8,7 @@ import numpy as np
 
 from strategist.errors import InputError, did_you_mean, require_known
 from strategist.records import dataclass
-from strategist.space.candidates import NOT_ASKED, WORDS, Candidates, Mask
+from strategist.space.candidates import NOT_ASKED, OF_STAGE, WORDS, Candidates, Mask
 from strategist.units import parse_integer, plain_text
 
 DEGREES = (
@@ -34,6 +34,7 @@ KEYS = (
     "recompute",
     "recompute_layers",
     "recompute_every",
+    "recompute_depth",
     "offload",
     "stage_split",
     "replicas",
@@ -51,6 +52,10 @@ ALIASES: Mapping[str, str] = {
 MAX_DEGREE = 131072 * 1024
 EVERY = "every-"
 """What stands before the number of `recompute=every-2`: every second layer."""
+MAX_DIGITS = 4
+"""Digits of the number of a stage."""
+BY_STAGE, BETWEEN = "by-stage", "/"
+"""`recompute=by-stage` leaves the numbers of layers to the rule (planner/depth.py), `recompute=4/3/1/0` says them, stage by stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,8 @@ class Pin:
 
     def holds(self, candidates: Candidates) -> Mask:
         """Candidates that make this choice, (C,)."""
+        if self.key.startswith(OF_STAGE) and self.key not in candidates.columns:
+            return np.full(len(candidates), True)  # the rule finds it, and finds the same again
         if self.key in NOT_ASKED and self.key not in candidates.columns:
             return np.full(len(candidates), self.value == NOT_ASKED[self.key])
         column = candidates.data_parallel if self.key == "dp" else candidates[self.key]
@@ -82,7 +89,8 @@ def parse_pins(text: str, flag: str = "--pin") -> tuple[Pin, ...]:
 
 
 def _pins(part: str, flag: str) -> tuple[Pin, ...]:
-    """One choice; `recompute=N` is two, full recompute and of how many layers, and so is `recompute=every-N`."""
+    """One choice; `recompute=N` is two, full recompute and of how many layers, and so are `recompute=every-N` and `recompute=by-stage`;
+    `recompute=N/M` has a third for every stage."""
     key, equals, value = (piece.strip(" ") for piece in part.partition("="))
     if not equals or not key:
         raise InputError("PARSE", f"{flag} expects key=value.", flag=flag, value=part, hint="Example: tp=4,pp=2.")
@@ -91,6 +99,10 @@ def _pins(part: str, flag: str) -> tuple[Pin, ...]:
         return _pin(name, "full", flag), _pin("recompute_layers", value, flag)
     if name == "recompute" and value.startswith(EVERY):
         return _pin(name, "full", flag), _pin("recompute_every", value.removeprefix(EVERY), flag)
+    if name == "recompute" and (value == BY_STAGE or BETWEEN in value):
+        numbers = () if value == BY_STAGE else value.split(BETWEEN)
+        own = (_pin(f"{OF_STAGE}{stage}", number.strip(" "), flag) for stage, number in enumerate(numbers))
+        return _pin(name, "full", flag), _pin("recompute_depth", BY_STAGE, flag), *own
     return (_pin(name, value, flag),)
 
 
@@ -103,7 +115,7 @@ def _pin(name: str, value: str, flag: str) -> Pin:
         "recompute_every": (2, MAX_DEGREE),
         "cp_inner": (2, MAX_DEGREE),
     }
-    low, high = bounds.get(name, (1, MAX_DEGREE))
+    low, high = bounds.get(name, (0 if name.startswith(OF_STAGE) else 1, MAX_DEGREE))
     number = parse_integer(value, f"{flag} {name}", low=0, high=MAX_DEGREE, example=f"{name}={max(low, 1)}")
     if not low <= number <= high:
         raise InputError(
@@ -119,7 +131,7 @@ def _pin(name: str, value: str, flag: str) -> Pin:
 def known_key(key: str, flag: str) -> str:
     """The canonical name of a choice. Raises InputError CHOICE with the nearest names."""
     name = ALIASES.get(key.lower(), key.lower().replace("-", "_"))
-    if name not in KEYS:
+    if name not in KEYS and not _is_of_stage(name):
         raise InputError(
             "CHOICE",
             f"{flag}: {key!r} is not a choice of the layout.",
@@ -128,6 +140,13 @@ def known_key(key: str, flag: str) -> str:
             hint=f"{did_you_mean(key, KEYS)} Known: {', '.join(KEYS)}.",
         )
     return name
+
+
+def _is_of_stage(name: str) -> bool:
+    """Whether a key is `recompute_stage_` and the number of a stage."""
+    number = name.removeprefix(OF_STAGE)
+    is_number = number.isascii() and number.isdigit() and len(number) <= MAX_DIGITS
+    return name.startswith(OF_STAGE) and is_number and str(int(number)) == number
 
 
 def _word(name: str, value: str, flag: str) -> int:
@@ -154,7 +173,9 @@ FORBIDDABLE = (
 )
 
 
-ADDABLE = ("gpipe", "looped_bfs", "zb_h1", "zbv", "dualpipev", "tiling", "hierarchical", "uneven_batch")
+DEPTHS = ("recompute_layers", "recompute_by_stage")
+"""Full recompute of some layers: of the first N of every chunk for each N, or of every stage as many as it needs."""
+ADDABLE = ("gpipe", "looped_bfs", "zb_h1", "zbv", "dualpipev", "tiling", "hierarchical", "uneven_batch", *DEPTHS)
 """Techniques that a search leaves out, everywhere or where others do as well, unless somebody asks for them. An uneven batch is looked at
 behind the search (planner/uneven.py)."""
 
@@ -201,6 +222,8 @@ def layout(row: Mapping[str, int | str]) -> str:
     for name, before in (("recompute_layers", ""), ("recompute_every", EVERY)):
         if row.get(name):  # recompute=N and recompute=every-N say both
             row = {key: f"{before}{row[name]}" if key == "recompute" else row[key] for key in row if key != name}
+    if row.get("recompute_depth") == BY_STAGE:
+        row = {**row, "recompute": _by_stage(row), "recompute_depth": "alike"}
     plain: Mapping[str, int | str] = {
         "zero": 0,
         "sequence_parallel": 0,
@@ -209,6 +232,7 @@ def layout(row: Mapping[str, int | str]) -> str:
         "recompute": "none",
         "recompute_layers": 0,
         "recompute_every": 0,
+        "recompute_depth": "alike",
         "offload": "none",
         "stage_split": "even",
         "replicas": "processes",
@@ -221,3 +245,9 @@ def layout(row: Mapping[str, int | str]) -> str:
     degrees = [key for key in ("pp", "dp_replicate", "dp_shard", "cp", "cp_inner", "tp", "ep", "etp") if key in shown]
     rest = [key for key in shown if key not in degrees]
     return ", ".join(f"{key}={row[key]}" for key in (*degrees, *rest)) or "single"
+
+
+def _by_stage(row: Mapping[str, int | str]) -> str:
+    """What a row says of each stage; `by-stage` where it leaves that to the rule."""
+    numbers = [row.get(f"{OF_STAGE}{stage}") for stage in range(int(row["pp"]))]
+    return BY_STAGE if None in numbers else BETWEEN.join(map(str, numbers))

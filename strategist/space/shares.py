@@ -20,7 +20,7 @@ from strategist.facts.parameters import outer_parameters, table_width
 from strategist.facts.runs import V_SHAPED, stage_of_head
 from strategist.facts.tables import served_elements
 from strategist.records import dataclass, replace
-from strategist.space.candidates import Candidates, Column, Mask, Reals, distinct, total_of
+from strategist.space.candidates import OF_LAYERS, Candidates, Column, Mask, Reals, distinct, total_of
 from strategist.space.stages import (
     every_layer_counts,
     first_layer_counts,
@@ -116,22 +116,28 @@ def groups(job: Job, candidates: Candidates, *, every_stage: bool = False) -> It
     v_shaped = turning > 0
     later_hold_more = bool((v_shaped | candidates.is_word("schedule", "zb_h1")).any())
     every = candidates.recompute_every
-    is_partly = bool(candidates.recompute_layers or every or job.recompute_layers)
-    every_stage = every_stage or is_partly or later_hold_more
-    uniform = len(kinds(shape)) == 1 and not is_partly
-    virtual_stages = np.where(v_shaped, candidates["virtual_stages"], 1) if uniform else candidates["virtual_stages"]
+    some_again = _some_again(job, candidates)
+    every_stage = every_stage or later_hold_more
+    uniform = len(kinds(shape)) == 1
+    apart = v_shaped if some_again is None else v_shaped | (some_again > 0)
+    virtual_stages = np.where(apart, candidates["virtual_stages"], 1) if uniform else candidates["virtual_stages"]
     keys = (candidates["pp"] * 2 + candidates["stage_split"]) * 2**20 + virtual_stages + IN_A_V * turning
+    if some_again is not None:
+        keys += SOME_AGAIN * some_again
     tiles = candidates["tiling"] > 1
     if tiles.any():
         keys += TILED * (tiles & _gives_back_slices(shape, candidates))
     for key in sorted(set(keys.tolist())):
-        (pp, is_weighted), virtual = divmod(key >> 20, 2), key % IN_A_V
+        is_partly, key_of_stages = divmod(key, SOME_AGAIN)
+        (pp, is_weighted), virtual = divmod(key_of_stages >> 20, 2), key % IN_A_V
         is_tiled, schedule = key % 2**20 >= TILED, ("none", *V_SHAPED)[key % TILED // IN_A_V]
         head = head_in_layers(shape) if is_weighted else 0.0
         alike = np.flatnonzero(keys == key)
         table = stage_layer_counts(shape, pp, virtual, split, head, schedule)
         whole = np.arange(pp), np.ones(pp)
-        stages, stands_for = whole if every_stage or split else representative_stages(shape, pp, virtual, head)
+        stages, stands_for = (
+            whole if every_stage or is_partly or split else representative_stages(shape, pp, virtual, head)
+        )
         size = max(1, BLOCK // len(stages))
         for start in range(0, len(alike), size):
             rows = alike[start : start + size]
@@ -141,7 +147,7 @@ def groups(job: Job, candidates: Candidates, *, every_stage: bool = False) -> It
                 rows, own, pp, stages, table[stages], stands_for, own.where(first), mesh_of, is_tiled, schedule=schedule
             )
             if is_partly:
-                firsts = job.recompute_layers or (own.recompute_layers,) * pp
+                firsts = job.recompute_layers or own.depths_of(0)
                 again = (
                     every_layer_counts(shape, pp, virtual, every, split, head)
                     if every
@@ -149,6 +155,17 @@ def groups(job: Job, candidates: Candidates, *, every_stage: bool = False) -> It
                 )
                 group = replace(group, again_SK=again[stages])
             yield group
+
+
+def _some_again(job: Job, c: Candidates) -> Column | None:
+    """A number above 0 for each set of layers that full recompute runs alone, and 0 for all layers or none, (C,); None where nobody asks."""
+    if c.recompute_every or job.recompute_layers:
+        return np.ones(len(c), np.int64)
+    asked = [name for name in OF_LAYERS if name in c.columns]
+    if not asked:
+        return None
+    alike = c["recompute_layers"] if "recompute_layers" in asked else np.zeros(len(c), np.int64)
+    return np.asarray(np.where(c.depth > 0, alike.max(initial=0) + c.depth, alike))
 
 
 def part_of(group: Group, rows: Column) -> Group:
@@ -163,8 +180,9 @@ def holds_early_C(c: Candidates) -> Mask:
     return takes_turns & (c["zero"] == 3)
 
 
-IN_A_V, TILED = 2**17, 2**19
-"""Added to the key of layouts whose stages come back in turn, once or twice by the schedule, and whose matrices are tiled; more virtual stages than any layout has."""
+IN_A_V, TILED, SOME_AGAIN = 2**17, 2**19, 2**40
+"""Added to the key of layouts whose stages come back in turn, once or twice by the schedule, whose matrices are tiled, and of which some
+layers alone run again, once for each set of them; more virtual stages, and more pipeline stages, than any layout has."""
 
 
 def _gives_back_slices(shape: ModelShape, c: Candidates) -> Mask:

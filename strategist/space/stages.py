@@ -69,6 +69,14 @@ def stage_chunks(
 
 
 @cache
+def chunk_lengths(shape: ModelShape, pp: int, virtual_stages: int, is_weighted: bool) -> tuple[int, ...]:
+    """Layers of the longest chunk of every stage whose chunks are dealt in turn."""
+    layers, head = len(layer_sequence(shape)), head_in_layers(shape) if is_weighted else 0.0
+    every = (stage_chunks(layers, pp, virtual_stages, stage, head) for stage in range(pp))
+    return tuple(max(end - first for first, end in own) for own in every)
+
+
+@cache
 def kinds(shape: ModelShape) -> tuple[LayerKind, ...]:
     """The different sorts of layers of a model, in order of first appearance."""
     return tuple(dict.fromkeys(layer_sequence(shape)))

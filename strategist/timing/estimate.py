@@ -14,7 +14,7 @@ from strategist.facts.job import Job
 from strategist.facts.model import layer_counts
 from strategist.facts.parameters import count, outer_parameters
 from strategist.records import dataclass
-from strategist.space.candidates import Candidates, Column, Reals, total_of
+from strategist.space.candidates import OF_STAGE, Candidates, Column, Reals, total_of
 from strategist.space.shares import Elements, Group, elements, groups
 from strategist.space.traffic import BEHIND, Hidden, Traffic, activation_traffic, traffic
 from strategist.timing.calibrated import least_factor, scaled
@@ -93,6 +93,8 @@ def least_step_ns(job: Job, candidates: Candidates) -> Column:
 
 def _read_by_the_bound(c: Candidates) -> tuple[str, ...]:
     left_out = SHARING[1:] if c.in_threads else SHARING  # what threads launch for each other counts
+    if "depth" in c.columns:  # which numbers those of all stages
+        left_out = (*left_out, *(name for name in c.columns if name.startswith(OF_STAGE)))
     return tuple(name for name in c.columns if name not in (*left_out, "mesh"))
 
 

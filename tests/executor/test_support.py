@@ -82,6 +82,7 @@ OVERLAP = (
 RING, SWAP = ({"cp": 2, "context_parallel": kind} for kind in ("ring", "all-to-all"))
 SPLIT = {"cp": 4, "context_parallel": "hierarchical", "cp_inner": 2}
 ZB = {"pp": 2, "schedule": "zb_h1", "accumulation": 2}
+BY_STAGE = {"shape": DEEP, "pp": 2, "accumulation": 2, "recompute": "full", "recompute_stages": (2, 0)}
 ZBV = {"shape": DEEP, "pp": 2, "virtual_stages": 2, "schedule": "zbv", "accumulation": 3}
 DUAL = ZBV | {"schedule": "dualpipev"}
 V2 = {"shape": DEEP, "pp": 2, "virtual_stages": 2}
@@ -125,6 +126,11 @@ REFUSED: tuple[tuple[dict[str, Any], str, str, str], ...] = (
     (V2 | {"schedule": "looped_bfs"}, "BATCH_SPLIT", "strategy.accumulation", "at least 2 micro-batches"),
     (V2 | {"schedule": "zb_h1", "accumulation": 2}, "FRAMEWORK_LEGALITY", "strategy.virtual_stages", "'zb_h1' does not go"),
     (ZB | {"accumulation": 3}, "BATCH_SPLIT", "strategy.accumulation", "a multiple of 2"),
+    (BY_STAGE | {"recompute_stages": (8, 0)}, "UNSUPPORTED", "strategy.recompute_stages", "7 layers in a chunk"),
+    (BY_STAGE | {"recompute_stages": (2, -1)}, "UNSUPPORTED", "strategy.recompute_stages", "a number below 0"),
+    (BY_STAGE | {"recompute_stages": (2, 1, 0)}, "UNSUPPORTED", "strategy.recompute_stages", "2 stages"),
+    (BY_STAGE | {"recompute": "selective"}, "UNSUPPORTED", "strategy.recompute_stages", "recompute selective"),
+    (BY_STAGE | {"recompute_layers": 2}, "UNSUPPORTED", "strategy.recompute_stages", "another way"),
     (ZB | {"recompute": "full"}, "FRAMEWORK_LEGALITY", "strategy.schedule", "recompute = full"),
     (ZB | {"recompute": "selective"}, "FRAMEWORK_LEGALITY", "strategy.schedule", "recompute = selective"),
     (ZB | {"dp_shard": 2, "zero": 3}, "UNSUPPORTED", "strategy.schedule", "zero = 3"),

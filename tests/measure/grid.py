@@ -26,7 +26,7 @@ from strategist.facts.models import load_model
 from strategist.facts.profile import find_profile, with_frozen_base
 from strategist.facts.runs import stage_of_head
 from strategist.memory.estimate import Ledger, ledger
-from strategist.space.candidates import MESH_COLUMNS, OPTION_COLUMNS, Candidates, code
+from strategist.space.candidates import MESH_COLUMNS, OF_STAGE, OPTION_COLUMNS, Candidates, code
 from strategist.space.shares import elements, groups
 from strategist.space.stages import head_in_layers, stage_chunks
 from strategist.space.traffic import traffic
@@ -525,6 +525,28 @@ ALTERNATE = _some_again("every", "recompute_every", (
 """Full recompute of every second layer of a chunk, or every third or fourth."""
 
 
+BY_STAGE = tuple(
+    Scenario(
+        f"{model}-{layers}l-by-stage-{'-'.join(map(str, depths))}-{number}",
+        replace(load_model(model), layers=layers, max_seq=4096, pos_rows=4096 if "gpt2" in model else 0),
+        seq_len,
+        precision,
+        layout | {"pp": len(depths), "recompute": "full", "recompute_stages": depths},
+    )
+    for number, (model, layers, depths, seq_len, precision, layout) in enumerate((
+        ("llama-3.1-8b", 8, (3, 1), 2048, "bf16", {"dp_shard": 4, "zero": 2, "accumulation": 4}),
+        ("llama-3.2-1b", 8, (2, 1, 1, 0), 1024, "bf16", {"accumulation": 8}),
+        ("llama-2-7b", 8, (2, 0), 2048, "bf16", {"virtual_stages": 2, "dp_shard": 2, "zero": 3, "accumulation": 4}),
+        ("mistral-7b-v0.1", 9, (1, 3, 0), 2048, "bf16", {"tp": 2, "dp_shard": 2, "zero": 3, "sequence_parallel": True, "accumulation": 6}),
+        ("gpt2-medium", 7, (3, 2), 1024, "fp32", {"schedule": "gpipe", "dp_replicate": 2, "accumulation": 2}),
+        ("qwen2.5-7b", 8, (0, 2, 1, 2), 1000, "bf16", {"stage_split": "weighted", "micro_batch": 2, "accumulation": 4}),
+        ("olmoe-1b-7b", 6, (2, 1), 2048, "bf16", {"ep": 2, "dp_shard": 2, "zero": 2, "accumulation": 4}),
+        ("llama-3.1-8b", 8, (0, 2), 1024, "bf16", {"virtual_stages": 2, "schedule": "looped_bfs", "accumulation": 4}),
+    ))
+)  # fmt: skip
+"""Full recompute of other layers on every stage."""
+
+
 FEW_WORDS = {"vocab": 2048}
 TURNED = tuple(
     Scenario(f"{model}-muon-{number}", replace(load_model(model), layers=4, max_seq=4096, **cut), seq_len, precision, layout | {"optimizer": "muon"})
@@ -672,7 +694,7 @@ def plan_of(scenario: Scenario) -> Plan:
 
 def candidates_of(plan: Plan) -> Candidates:
     """The plan's layout as one row of columns."""
-    words = ("schedule", "context_parallel", "recompute", "offload", "stage_split", "loss", "tables")
+    words = ("schedule", "context_parallel", "recompute", "offload", "stage_split", "loss", "tables", "recompute_depth")
     values = {name: plan.mesh.size(name) for name in MESH_COLUMNS}
     values |= {name: getattr(plan.strategy, name) for name in OPTION_COLUMNS}
     if plan.strategy.loss != "whole":
@@ -685,6 +707,9 @@ def candidates_of(plan: Plan) -> Candidates:
         values["cp_inner"] = plan.strategy.cp_inner
     if plan.strategy.recompute_every:
         values["recompute_every"] = plan.strategy.recompute_every
+    if plan.strategy.recompute_stages:
+        values["recompute_depth"] = plan.strategy.recompute_depth
+        values |= {f"{OF_STAGE}{stage}": number for stage, number in enumerate(plan.strategy.recompute_stages)}
     return Candidates(
         {
             name: np.array([code(name, str(value)) if name in words else int(value)], np.int64)

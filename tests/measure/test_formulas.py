@@ -17,6 +17,7 @@ from tests.measure.grid import (
     ALTERNATE,
     BESIDE_LAYERS,
     BREADTH_FIRST,
+    BY_STAGE,
     CHUNKED,
     CHUNKS_IN_TURN,
     CUT,
@@ -300,6 +301,13 @@ def test_formulas_agree_with_the_program_where_one_layer_holds_most(scenario: Sc
 @mostly_nightly(ALTERNATE, one_in=4)
 def test_formulas_agree_with_the_program_that_computes_every_nth_layer_again(scenario: Scenario) -> None:
     """The same where layers that keep everything and others take turns, and a chunk ends with one or the other."""
+    for found in _found(scenario):
+        _assert_keeps_its_bar(found)
+
+
+@mostly_nightly(BY_STAGE, one_in=4)
+def test_formulas_agree_with_the_program_whose_stages_compute_other_layers_again(scenario: Scenario) -> None:
+    """So they do where every stage has its own number of first layers that run again, none or all of them."""
     for found in _found(scenario):
         _assert_keeps_its_bar(found)
 

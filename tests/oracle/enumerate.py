@@ -15,8 +15,8 @@ from strategist.facts.layers import build_layer
 from strategist.facts.model import layer_counts
 from strategist.facts.profile import BYTES
 from tests.oracle.legality import is_splittable, stack, violation
-from tests.oracle.memory import kept_bytes, overhead, usable_bytes
-from tests.oracle.stages import IN_A_V, Layout, stage_kinds
+from tests.oracle.memory import devices_of, kept_bytes, overhead, usable_bytes
+from tests.oracle.stages import IN_A_V, Layout, depths, stage_kinds
 
 MAX_MICRO_BATCH = 128
 MAX_VIRTUAL_STAGES = 8
@@ -32,7 +32,9 @@ NAMES = (
 
 def as_key(layout: Layout) -> tuple[Any, ...]:
     """A layout as a hashable row."""
-    return (*(layout[name] for name in NAMES), layout.get("cp_inner", 1))
+    return (
+        *(layout[name] for name in NAMES), layout.get("cp_inner", 1), layout.get("recompute_layers", 0), *depths(layout)
+    )  # fmt: skip
 
 
 def divisors(number: int) -> list[int]:
@@ -180,4 +182,27 @@ def is_collapsed(job: Job, layout: Layout, *, tiled: bool, also: Sequence[str] =
 def enumerate_layouts(job: Job, also: Sequence[str] = ()) -> list[dict[str, Any]]:
     """What a search must look at: every legal layout that is not collapsed, with techniques that somebody asks for."""
     tiled = "tiling" in also or largest_layer_bytes(job) > usable_bytes(job)
-    return [layout for layout in legal_layouts(job, also) if not is_collapsed(job, layout, tiled=tiled, also=also)]
+    found = [layout for layout in legal_layouts(job, also) if not is_collapsed(job, layout, tiled=tiled, also=also)]
+    full = [layout for layout in found if layout["recompute"] == "full"]
+    numbers = {"recompute_layers": _of_some_layers, "recompute_by_stage": _of_stages}
+    return found + [some for word in also if word in numbers for layout in full for some in numbers[word](job, layout)]
+
+
+def _of_some_layers(job: Job, layout: Layout) -> Iterator[dict[str, Any]]:
+    """The layout with each number of layers of every chunk that is less than an equal share."""
+    for number in range(1, stack(job.model)):
+        some = dict(layout) | {"recompute_layers": number}
+        if number * layout["pp"] * layout["virtual_stages"] < stack(job.model) and violation(job, some) is None:
+            yield some
+
+
+def _of_stages(job: Job, layout: Layout) -> Iterator[dict[str, Any]]:
+    """The layout with the fewest layers of each stage with which it fits; all layers of all where one fits with none."""
+    some = dict(layout) | {"recompute_depth": "by-stage"}
+    if layout["pp"] == 1 or violation(job, some) is not None:
+        return
+    own = [len(kinds) // layout["virtual_stages"] for kinds in stage_kinds(job, layout)]
+    numbers = range(max(own) + 1)
+    takes = [devices_of(job, some | {f"recompute_stage_{stage}": n for stage in range(len(own))}) for n in numbers]
+    fit = [[n for n in numbers if takes[n][stage] <= usable_bytes(job)] for stage in range(len(own))]
+    yield some | {f"recompute_stage_{s}": fit[s][0] if all(fit) else own[s] for s in range(len(own))}

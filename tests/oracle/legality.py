@@ -9,7 +9,7 @@ from strategist.facts.model import ModelShape, layer_sequence
 from tests.oracle.compression import word_of
 from tests.oracle.rates import peak_FLOPs
 from tests.oracle.served import is_served, sides_of_tables
-from tests.oracle.stages import IN_A_V, Layout
+from tests.oracle.stages import IN_A_V, Layout, depths
 
 SPLITTABLE = ("decoder", "encoder", "hybrid", "ssm", "vit")
 
@@ -227,6 +227,11 @@ VIOLATIONS: dict[str, Violation] = {
         a.get("recompute_every", 0) > 0 and (_is_not_full_alone(job, a) or a.get("recompute_layers", 0) > 0)
     ),
     "LEG745": lambda job, a: a.get("recompute_every", 0) > 0 and _layers_differ(job),
+    "LEG746": lambda job, a: max(depths(a), default=0) > _longest_chunk(job, a),
+    "LEG747": lambda job, a: (
+        a.get("recompute_depth", "alike") == "by-stage"
+        and (_is_not_full_alone(job, a) or a.get("recompute_layers", 0) + a.get("recompute_every", 0) > 0)
+    ),
     "LEG751": with_muon(
         lambda job, a: job.model.moe is not None or job.model.method != "full" or not is_buildable(job.model)
     ),
@@ -254,6 +259,12 @@ VIOLATIONS: dict[str, Violation] = {
     "LEG784": lambda job, a: is_uneven(a) and job.frontend not in ("any", "strategist"),
 }
 """Rule id -> the condition that refuses a layout, in the order of the book."""
+
+
+def _longest_chunk(job: Job, a: Layout) -> int:
+    """Layers of a chunk where the last has one and the others share the rest."""
+    others = a["pp"] * a["virtual_stages"] - 1
+    return -(-(stack(job.model) - 1) // others) if others else stack(job.model)
 
 
 def _is_other_way(job: Job, a: Layout) -> bool:

@@ -1882,6 +1882,13 @@ def memory_of(job: Job, layout: Layout) -> Memory:
     return Memory(worst.terms, worst.device, worst.moment, worst.stage, host)
 
 
+def devices_of(job: Job, layout: Layout) -> list[int]:
+    """What each stage of one layout takes of its device, at its own worst moment."""
+    held_by = (stage_moments(job, layout, stage, kinds) for stage, kinds in enumerate(stage_kinds(job, layout)))
+    worst = (max(moments, key=lambda terms: sum(terms.values()) - terms["slack"]) for moments in held_by)
+    return [sum(terms.values()) for terms in worst]
+
+
 def usable_bytes(job: Job) -> int:
     """Device memory less the headroom."""
     return int(job.cluster.smallest.memory_bytes * (1 - job.headroom))

@@ -66,10 +66,18 @@ def computed_again(job: Job, layout: Layout, stage: int, layers: int) -> list[bo
     if layout["recompute"] == "none":
         return [False] * layers
     asked = layout.get("recompute_layers", 0)
-    first = job.recompute_layers[stage] if job.recompute_layers else asked or layers
+    own = depths(layout)
+    first = job.recompute_layers[stage] if job.recompute_layers else own[stage] if own else asked or layers
     chunk = max(1, layers // layout["virtual_stages"])
     every = layout.get("recompute_every", 0)
     return [(number % chunk + 1) % every == 0 if every else number % chunk < first for number in range(layers)]
+
+
+def depths(layout: Layout) -> list[int]:
+    """How many layers of its chunks each stage runs again, of a layout that says it of each; nothing else."""
+    if layout.get("recompute_depth", "alike") == "alike":
+        return []
+    return [layout.get(f"recompute_stage_{stage}", 0) for stage in range(layout["pp"])]
 
 
 def stage_kinds(job: Job, layout: Layout) -> list[list[LayerKind]]:

@@ -131,7 +131,7 @@ def cases_in_chunks(draw: Draw) -> Case:
 @st.composite
 def cases_of_depth(draw: Draw) -> Case:
     """A job under any framework, and a layout of it that computes the first layers of every chunk again, or every so-many-th, or of every
-    stage others."""
+    stage others, as the job states them or the layout does."""
     job = replace(draw(jobs()), profile=find_profile(draw(st.sampled_from(frameworks()))))
     layers = job.model.layers + job.model.enc_layers
     row = draw(layouts(job).filter(lambda row: row["tiling"] == 1)) | {"recompute": "full"}
@@ -139,6 +139,9 @@ def cases_of_depth(draw: Draw) -> Case:
     if row["virtual_stages"] == 1 and draw(st.booleans()):
         return replace(job, recompute_layers=tuple(draw(st.integers(0, len(own) + 1)) for own in stages)), [row]
     most = max(1, layers // (row["pp"] * row["virtual_stages"]))
+    if row["pp"] > 1 and draw(st.booleans()):
+        numbers = {f"recompute_stage_{stage}": draw(st.integers(0, most)) for stage in range(row["pp"])}
+        return job, [row | {"recompute_depth": "by-stage"} | numbers]
     if draw(st.booleans()):
         return job, [row | {"recompute_every": draw(st.integers(2, max(2, most)))}]
     return job, [row | {"recompute_layers": draw(st.integers(1, most))}]

@@ -14,12 +14,13 @@ from strategist.facts.profile import find_profile
 from strategist.facts.workload import Workload
 from strategist.planner.search import Question, search
 from strategist.planner.situation import largest_layer_bytes as columns_largest_layer_bytes
+from strategist.records import replace
 from strategist.rulebook.rule import load_rules
 from tests.oracle.enumerate import as_key, enumerate_layouts, largest_layer_bytes
 from tests.oracle.legality import VIOLATIONS
 from tests.oracle.memory import fits, memory_of
 from tests.oracle.scenarios import ADDED, TECHNIQUES, scenario
-from tests.oracle.stages import Layout
+from tests.oracle.stages import Layout, depths
 from tests.oracle.time import time_of
 from tests.strategies import machine, trimmed
 
@@ -163,6 +164,27 @@ def test_search_for_hierarchical_context_parallelism_equals_brute_force(words: s
     layouts = enumerate_layouts(job, also)
     assert any(layout["context_parallel"] == "hierarchical" for layout in layouts)
     _assert_search_is_brute_force(job, layouts, also=also)
+
+
+@pytest.mark.parametrize(
+    ("words", "layers", "also"),
+    [
+        ("llama-2-7b ws-2x-4090 0 4096 4 bf16", 8, "recompute_by_stage"),
+        ("llama-2-7b ws-2x-4090 0 4096 4 bf16", 8, "recompute_layers"),
+        pytest.param("llama-2-7b ws-4x-4090 0 4096 8 bf16", 6, "recompute_layers", marks=pytest.mark.slow),
+        pytest.param("llama-2-7b ws-4x-4090 0 4096 8 bf16", 7, "recompute_by_stage", marks=pytest.mark.slow),
+        pytest.param("olmoe-1b-7b ws-4x-4090 0 4096 16 bf16", 5, "recompute_by_stage", marks=pytest.mark.nightly),
+    ],
+)
+def test_layers_that_run_again_equal_brute_force(words: str, layers: int, also: str) -> None:
+    """Numbers of layers, all of them or those that each stage needs, are found as one finds them one after the other."""
+    asked = question_of(words)
+    job = replace(asked, model=replace(asked.model, layers=layers, parameters_stated=None))
+    forbids = ("tp", "cp", "ep")
+    left = [a for a in enumerate_layouts(job, (also,)) if all(a[axis] == 1 for axis in forbids)]
+    some = {tuple(depths(a)) for a in left} | {a.get("recompute_layers", 0) for a in left}
+    assert some & set(range(1, layers)) or any(len(set(each)) > 1 for each in some if isinstance(each, tuple))
+    _assert_search_is_brute_force(job, left, also=(also,), forbids=forbids)
 
 
 @pytest.mark.parametrize("words", _daily(SIXTEEN))

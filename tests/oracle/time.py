@@ -15,7 +15,7 @@ from tests.oracle.attention import attention_FLOP
 from tests.oracle.layer_time import COMPUTE_TERMS, Pass, device_of, head_time, layer_time
 from tests.oracle.parameters import all_stages, held
 from tests.oracle.rates import memory_Bps, peak_FLOPs, share
-from tests.oracle.stages import IN_A_V, Layout, computed_again, last_stage, stage_kinds
+from tests.oracle.stages import IN_A_V, Layout, computed_again, depths, last_stage, stage_kinds
 from tests.oracle.traffic import Row, collective_seconds, rows_of
 
 AXES = ("tp", "cp", "ep", "pp", "dp")
@@ -146,7 +146,8 @@ def _seen_stages(job: Job, layout: Layout) -> list[int]:
     different things."""
     pp = layout["pp"]
     alike = len(layer_counts(job.model)) == 1 and layout["schedule"] not in ("zb_h1", *IN_A_V)
-    alike = alike and not (layout.get("recompute_layers") or layout.get("recompute_every") or job.recompute_layers)
+    asked = layout.get("recompute_layers") or layout.get("recompute_every") or depths(layout) or job.recompute_layers
+    alike = alike and not asked
     return [0, 1, pp - 1] if alike and pp > 3 else list(range(pp))
 
 

@@ -27,8 +27,8 @@ from strategist.executor.job import Job
 
 
 def recompute(model: nn.Module, job: Job) -> nn.Module:
-    """`model` with each block wrapped as the plan says, or of this chunk only the first ones, to which backward comes when what the
-    others kept is gone, or only every so-many-th.
+    """`model` with each block wrapped as the plan says, or of this chunk only the first ones, as many as the plan says of every stage or
+    of this one, to which backward comes when what the others kept is gone, or only every so-many-th.
 
     Raises ImpossibleError UNSUPPORTED for a module without blocks.
     """
@@ -44,10 +44,16 @@ def recompute(model: nn.Module, job: Job) -> nn.Module:
             value=kind,
             hint="Plan with --pin recompute=none.",
         )
-    most, every = job.plan.strategy.recompute_layers or len(found.blocks), job.plan.strategy.recompute_every or 1
-    for name, block in list(found.blocks.items())[every - 1 : most : every]:
+    every = job.plan.strategy.recompute_every or 1
+    for name, block in list(found.blocks.items())[every - 1 : _most(job, len(found.blocks)) : every]:
         found.exchange(name, _wrapped(block, selective=kind == "selective"))
     return model
+
+
+def _most(job: Job, blocks: int) -> int:
+    """How many of a chunk's blocks may be wrapped, the first ones."""
+    s = job.plan.strategy
+    return s.recompute_stages[job.stage.index] if s.recompute_stages else s.recompute_layers or blocks
 
 
 def _wrapped(block: nn.Module, *, selective: bool) -> nn.Module:
