@@ -27,7 +27,7 @@ from strategist.planner.write import ANYWHERE, Place, neighbourhoods
 RUNS = ROOT / "benchmarks/truth/training.csv"
 MEMORY_RUNS = ROOT / "benchmarks/truth/memory.csv"
 SCORED = ("A", "B")
-SPREAD = 0.015
+SPREAD = 0.0125
 """How far shipped factors may stray: docs/decisions/0149 and 0150 have what other spreads do to sources left out."""
 MIN_SOURCES = 3
 """Sources that a neighbourhood needs for bounds of its own."""
@@ -134,7 +134,7 @@ def factor_rows(factors: Iterable[Factor], judged: Sequence[Judged]) -> list[dic
     for factor in factors:
         own = [one for one in timed if factor.applies(one.job.cluster.slowest.gpu.name, one.job.profile.name)]
         sources = ", ".join(sorted({one.run["source"] for one in own}))
-        text = f"ours: fitted to {len(own)} published runs of {sources} (benchmarks/results/calibration.json names them), near 1 to {SPREAD:.1%}; `make calibration`"
+        text = f"ours: fitted to {len(own)} published runs of {sources} (benchmarks/results/calibration.json names them), near 1 to {SPREAD:.2%}; `make calibration`"
         found.append(asdict(factor) | {"unit": "1", "basis": "measured", "source": text})
     return found
 

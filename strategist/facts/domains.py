@@ -96,6 +96,7 @@ def _mesh(node: Node, kind: Kind, rates: Rates) -> Tier:
         base_s=known.base_s,
         shares=known.shares,
         cuts=cuts,
+        port_Bps=min(rate for rate in rates.values() if rate),
         basis=node.basis,
         source=node.source,
     )

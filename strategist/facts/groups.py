@@ -20,7 +20,7 @@ class GroupLink:
     """What limits one group.
 
     `Bps` is the nominal rate of a ring through the group (bus bandwidth, one direction); `ring_Bps`, `all_reduce_Bps`
-    and `all_to_all_Bps` are the bus bandwidths that large collectives reach. `latency_s` is one walk around the ring
+    and `all_to_all_Bps` are the bus bandwidths that large collectives reach, `send_Bps` the rate of messages that every member sends to the next. `latency_s` is one walk around the ring
     plus the fixed cost of a collective, `fill_s` what a message large enough to fill the links takes besides. `tier` limits `Bps`, and `domains` of the tier below it hold the group's
     members. A group of one has no limit: infinite rates, no latency, no tier.
     """
@@ -32,6 +32,7 @@ class GroupLink:
     ring_Bps: float
     all_reduce_Bps: float
     all_to_all_Bps: float
+    send_Bps: float
     fill_s: float
 
 
@@ -45,6 +46,7 @@ class GroupColumns(NamedTuple):
     ring_Bps: Reals
     all_reduce_Bps: Reals
     all_to_all_Bps: Reals
+    send_Bps: Reals
     fill_s: Reals
 
 
@@ -71,6 +73,7 @@ def group_bandwidth(tiers: tuple[Tier, ...], size: int, stride: int = 1) -> Grou
         ring_Bps=float(row.ring_Bps[0]),
         all_reduce_Bps=float(row.all_reduce_Bps[0]),
         all_to_all_Bps=float(row.all_to_all_Bps[0]),
+        send_Bps=float(row.send_Bps[0]),
         fill_s=float(row.fill_s[0]),
     )
 
@@ -101,7 +104,7 @@ class _Place(NamedTuple):
 def _nothing(rows: int) -> GroupColumns:
     free = np.full(rows, np.inf)
     return GroupColumns(
-        free, np.full(rows, -1), np.zeros(rows), np.ones(rows, np.int64), free, free, free, np.zeros(rows)
+        free, np.full(rows, -1), np.zeros(rows), np.ones(rows, np.int64), free, free, free, free, np.zeros(rows)
     )
 
 
@@ -116,6 +119,7 @@ def _narrowed(found: GroupColumns, index: int, crossed: Mask, here: GroupColumns
         ring_Bps=np.where(crossed, np.minimum(here.ring_Bps, found.ring_Bps), found.ring_Bps),
         all_reduce_Bps=np.where(crossed, np.minimum(here.all_reduce_Bps, found.all_reduce_Bps), found.all_reduce_Bps),
         all_to_all_Bps=np.where(crossed, np.minimum(here.all_to_all_Bps, found.all_to_all_Bps), found.all_to_all_Bps),
+        send_Bps=np.where(crossed, np.minimum(here.send_Bps, found.send_Bps), found.send_Bps),
         fill_s=found.fill_s + np.where(crossed, here.fill_s, 0.0),
     )
 
@@ -135,6 +139,7 @@ def _at_tier(tier: Tier, place: _Place) -> GroupColumns:
         ring_Bps=nominal * ring,
         all_reduce_Bps=nominal * reduced,
         all_to_all_Bps=_exchange_rate(tier, place, nominal) * exchange,
+        send_Bps=np.minimum(nominal, tier.port_Bps) * ring,
         fill_s=fill,
     )
 

@@ -32,6 +32,7 @@ def network_tier(cluster: Cluster) -> Tier:
         hop_s=known.hop_s,
         base_s=known.base_s,
         shares=known.shares,
+        port_Bps=port_Bps(slowest),
         basis=slowest.basis,
         source=slowest.source,
     )
@@ -41,6 +42,14 @@ def _reached(node: Node) -> tuple[float, float]:
     """What large collectives reach of a node's rate to others, and less the time that a message takes."""
     known = efficiency(fabric_kind(node.fabric), node.fabric)
     return known.shares[-1].ring, -known.base_s
+
+
+def port_Bps(node: Node) -> float:
+    """What one device's message gets of its node's way out: the ports of its own, or the whole of one that it shares, and no more than its
+    road to them. A node that nobody counted the ports of has one."""
+    port = node.inter_Bps / min(max(1, node.nics), node.gpus)
+    road = host_rate(node)
+    return min(port, road) if leaves_through_host(node) and road else port
 
 
 def uplink_Bps(node: Node) -> float:

@@ -33,9 +33,10 @@ def scaled(terms: Mapping[str, Column], factors: Mapping[Part, float]) -> dict[s
         term: np.round(terms[term] * factor).astype(np.int64)
         for part, factor in factors.items()
         for term in PARTS[part]
+        if terms[term].any()
     }
     before = total_of(terms.values()) - terms["bubble"]
-    more = total_of(column - terms[term] for term, column in moved.items())
+    more = total_of(column - terms[term] for term, column in moved.items()) if moved else np.zeros_like(before)
     ratio = 1.0 + np.divide(more, before, out=np.zeros(before.shape), where=before > 0)
     return {**terms, **moved, "bubble": np.round(terms["bubble"] * ratio).astype(np.int64)}
 

@@ -63,7 +63,7 @@ def links(cluster: Cluster, meshes: Candidates) -> Links:
 def _op_costs(op: Op, n: Reals, link: GroupColumns) -> tuple[Reals, Reals]:
     share: Reals = (n - 1.0) / np.maximum(n, 1.0)
     if op == "send":
-        return link.latency_s / np.maximum(n - 1.0, 1.0), 1.0 / link.ring_Bps
+        return link.latency_s / np.maximum(n - 1.0, 1.0), 1.0 / link.send_Bps
     if op == "all_to_all":
         return link.latency_s, share / link.all_to_all_Bps
     if op == "all_reduce":

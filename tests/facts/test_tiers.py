@@ -16,6 +16,7 @@ from strategist.facts.clusters import load_cluster
 from strategist.facts.groups import group_bandwidth, group_columns, members_within
 from strategist.facts.hardware import Cluster, NodeGroup
 from strategist.facts.nodes import node_by_id, nodes
+from strategist.facts.tier import Share
 from strategist.facts.tiers import tiers
 
 PLANNABLE = [node.name for node in nodes() if node.inter_Bps]
@@ -63,6 +64,32 @@ def test_members_share_the_uplink() -> None:
     assert group_bandwidth(dgx, 8, 4).Bps == 100e9
     assert group_bandwidth(dgx, 32, 1).Bps == 400e9
     assert group_bandwidth(dgx, 32, 1).domains == 4
+
+
+@pytest.mark.parametrize(
+    ("machine", "size", "stride", "GBps"),
+    [
+        ("dgx-h100:4", 8, 1, 450),
+        ("dgx-h100:4", 32, 1, 50),
+        ("dgx-h100:4", 8, 4, 50),
+        ("dgx-h100:4", 4, 8, 50),
+        ("aws-p4d.24xlarge:2", 16, 1, 12.5),
+        ("aws-p4d.24xlarge:2", 2, 8, 6.25),
+        ("aws-g5.12xlarge:2", 8, 1, 5),
+        ("mi300x-platform", 8, 1, 64),
+    ],
+)
+def test_a_message_takes_one_road(machine: str, size: int, stride: int, GBps: float) -> None:
+    """Rings of all devices of two nodes send as fast as one port, whole where it is shared and no other group wants it; in a mesh as fast
+    as one link."""
+    whole = (Share(0, 1.0, 1.0, 1.0),)
+    found = tuple(
+        replace(tier, shares=whole, cuts=tuple(replace(cut, share=whole[0]) for cut in tier.cuts))
+        for tier in tiers(load_cluster(machine))
+    )
+    link = group_bandwidth(found, size, stride)
+    assert link.send_Bps == pytest.approx(1e9 * GBps)
+    assert link.send_Bps <= link.ring_Bps == link.Bps
 
 
 def test_meshes_give_what_their_narrowest_cut_gives() -> None:

@@ -69,7 +69,7 @@ def collective_seconds(cluster: Cluster, row: Row) -> float:
         return 2 * a + filling + 2 * moved / link.all_reduce_Bps
     if row.op == "all-to-all":
         return a + filling + moved / link.all_to_all_Bps
-    return a / (n - 1) + S / link.ring_Bps
+    return a / (n - 1) + S / link.send_Bps
 
 
 def rows_of(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], whole: Held) -> list[Row]:
