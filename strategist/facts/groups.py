@@ -139,7 +139,7 @@ def _at_tier(tier: Tier, place: _Place) -> GroupColumns:
         ring_Bps=nominal * ring,
         all_reduce_Bps=nominal * reduced,
         all_to_all_Bps=_exchange_rate(tier, place, nominal) * exchange,
-        send_Bps=np.minimum(nominal, tier.port_Bps) * ring,
+        send_Bps=(nominal if tier.port_Bps is None else np.minimum(nominal, tier.port_Bps)) * ring,
         fill_s=fill,
     )
 

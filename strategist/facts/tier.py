@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf
 from typing import Literal, get_args
 
 from strategist.facts.hardware import Basis
@@ -73,7 +72,8 @@ class Tier:
     `span` is how many ranks one domain joins. `device_Bps` is what one device can send, one direction, to devices
     outside its domain of the tier below: its share of the uplink. `cuts`, when given, replace that product inside the
     domain. `port_Bps` is what one message between two devices gets at most: a ring
-    of devices leaves a node through one of them, however many of the node's devices are in it. `base_s` is paid once per collective, `hop_s` per step that crosses this tier.
+    of devices leaves a node through one of them, however many of the node's devices are in it; None where that is not
+    known and it may get as much as a ring. `base_s` is paid once per collective, `hop_s` per step that crosses this tier.
     """
 
     name: str
@@ -84,6 +84,6 @@ class Tier:
     base_s: float = 0.0
     shares: tuple[Share, ...] = (Share(0, 1.0, 1.0, 1.0),)
     cuts: tuple[Cut, ...] = ()
-    port_Bps: float = inf
+    port_Bps: float | None = None
     basis: Basis = "datasheet"
     source: str = ""
