@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from strategist.accuracy.classes import context_parallel_of, optimizer_of, precision_of, schedule_of, with_classes
 from strategist.accuracy.machines import Machines, cluster_of, launches_wait, machines_of
 from strategist.accuracy.shapes import shape_of
 from strategist.accuracy.table import Run, Unexpressed, needed, number, whole
@@ -27,13 +28,6 @@ from strategist.space.candidates import code
 from strategist.timing.estimate import model_FLOP
 from strategist.timing.rates import peak_FLOPs
 
-PRECISION_WORDS: tuple[tuple[str, Precision], ...] = (
-    ("fp4", "fp4"),
-    ("fp8", "fp8"),
-    ("bf16", "bf16"),
-    ("fp16", "fp16"),
-    ("fp32", "fp32"),
-)
 RECOMPUTE = ("none", "selective", "full")
 _ZERO_GROUP = re.compile(r"(?:zero1=|FSDP group )(\d+)")
 """How many ranks share the state, where that is less than all."""
@@ -81,6 +75,7 @@ class Case:
 def express(run: Run) -> Case:
     """The question of one row. Raises Unexpressed with the fact that is missing or the technique that has no model."""
     _scored(run)
+    run = with_classes(run)
     _modelled(run)
     profile = _profile(run)
     shape, machines = as_made(shape_of(run), profile), machines_of(run)
@@ -88,7 +83,10 @@ def express(run: Run) -> Case:
     layout = _layout(run, profile, machines)
     batch = layout["micro_batch"] * layout["accumulation"] * layout["dp_replicate"] * layout["dp_shard"]
     measured = _measured(run, machines, batch)
-    work = Workload(seq_len=_seq_len(run), global_batch=batch, precision=_precision(run), optimizer="adamw")
+    known = tuple(name for name, _ in profile.optimizer_state_bytes)
+    work = Workload(
+        seq_len=_seq_len(run), global_batch=batch, precision=_precision(run), optimizer=optimizer_of(run, known)
+    )
     is_lora = run.get("task", "") == "lora"
     trainable = ADAPTERS if is_lora else 1.0
     cluster = cluster_of(machines)
@@ -184,13 +182,9 @@ def _attention(run: Run, profile: Profile) -> Attention | None:
 
 
 def _precision(run: Run) -> Precision:
-    said = (run.get("precision_class") or run.get("precision", "")).lower()
-    found = next((name for word, name in PRECISION_WORDS if word in said), None)
-    if found is None:
-        raise Unexpressed(f"precision {said or '(not stated)'} has no model")
     if "layers bf16" in run.get("precision", ""):
         raise Unexpressed("a part of the layers in bf16 beside the others has no model")
-    return found
+    return precision_of(run)
 
 
 def _layout(run: Run, profile: Profile, machines: Machines) -> dict[str, int]:
@@ -209,9 +203,9 @@ def _layout(run: Run, profile: Profile, machines: Machines) -> dict[str, int]:
         "pp": pp, "dp_replicate": replicate, "dp_shard": dp // replicate, "cp": cp, "tp": tp,
         "ep": ep, "etp": tp if ep > 1 and dp * cp * tp % (ep * tp) == 0 and ep * tp <= dp * cp else 1,
         "zero": zero, "virtual_stages": vp, "micro_batch": micro, "accumulation": accumulation,
-        "schedule": code("schedule", "none" if pp == 1 else "interleaved" if vp > 1 else "1f1b"),
+        "schedule": code("schedule", schedule_of(run, pp, vp)),
         "sequence_parallel": _sequence_parallel(run, profile, tp),
-        "context_parallel": code("context_parallel", "none" if cp == 1 else "ring"),
+        "context_parallel": code("context_parallel", context_parallel_of(run, cp)),
         "recompute": _recompute(run, profile), "offload": 0, "tiling": 1, "stage_split": 0,
     }  # fmt: skip
 
@@ -319,7 +313,7 @@ def _measured(run: Run, machines: Machines, batch: int) -> Measured:
     rate = number(run, "tokens_per_s_per_gpu")
     is_oom = run.get("oom", "") == "1"
     if step is None and rate is not None:
-        step = batch * needed(run, "seq_len") / (rate * machines.nodes * machines.gpus_per_node)
+        step = batch * needed(run, "seq_len") / (rate * machines.counted_gpus)
     peak = number(run, "peak_mem_gb")
     if step is None and peak is None and not is_oom:
         raise Unexpressed("neither a step time, a token rate nor a memory figure is stated")

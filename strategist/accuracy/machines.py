@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from functools import cache
 
-from strategist.accuracy.table import Run, Unexpressed, needed, whole
+from strategist.accuracy.table import Run, Unexpressed, needed, number, whole
+from strategist.catalog import rows
 from strategist.errors import StrategistError
 from strategist.facts.clusters import cluster_from_flags
 from strategist.facts.gpus import find_gpu
@@ -35,7 +36,8 @@ _REMARK = re.compile(r" ?\(.*\)")
 @dataclass(frozen=True, slots=True)
 class Machines:
     """What a row says of its machines, reduced to what makes a cluster. A run on a part of one node uses `gpus_per_node` of
-    the `gpus_of_node` that it has."""
+    the `gpus_of_node` that it has. Where the row counts cards of several dies, each of which is a device, `devices_per_gpu` says how
+    many; all other numbers are of devices."""
 
     gpu: str
     gpus_per_node: int
@@ -44,24 +46,33 @@ class Machines:
     intra_Bps: float | None
     inter_Bps: float | None
     fabric: str | None
+    devices_per_gpu: int = 1
+
+    @property
+    def counted_gpus(self) -> float:
+        """GPUs as the row counts them."""
+        return self.nodes * self.gpus_per_node / self.devices_per_gpu
 
 
 def machines_of(run: Run) -> Machines:
     """The machines of a run. Raises Unexpressed for cards that are not in the catalogue and counts that do not divide."""
-    world = needed(run, "gpus_total")
-    of_node = whole(run, "gpus_per_node")
-    per_node = min(world, of_node or 8)
+    gpu = _gpu(run)
+    dies = _dies(gpu, number(run, "gpu_mem_gb"))
+    world = needed(run, "gpus_total") * dies
+    of_node = (whole(run, "gpus_per_node") or 8 // dies) * dies
+    per_node = min(world, of_node)
     if world % per_node:
         raise Unexpressed(f"gpus_total {world} is no multiple of gpus_per_node {per_node}")
     between = run.get("inter_node", "")
     return Machines(
-        gpu=_gpu(run),
+        gpu=gpu,
         gpus_per_node=per_node,
-        gpus_of_node=max(per_node, of_node or per_node),
+        gpus_of_node=of_node if whole(run, "gpus_per_node") else per_node,
         nodes=world // per_node,
         intra_Bps=_pair_Bps(run),
         inter_Bps=_node_Bps(between, per_node),
         fabric=_fabric(between),
+        devices_per_gpu=dies,
     )
 
 
@@ -99,6 +110,13 @@ def _gpu(run: Run) -> str:
     if found is None:
         raise Unexpressed(f"hardware {said} is not in the catalogue")
     return found
+
+
+def _dies(gpu: str, stated_GB: float | None) -> int:
+    """How many devices one GPU of the row is: those of a card where the memory that it states is a card's."""
+    row = next((row for row in rows("gpus") if row["name"] == gpu), {})
+    is_card = stated_GB is not None and stated_GB > 1.5 * row.get("memory_marketing_GB", stated_GB)
+    return row.get("devices_per_card", 1) if is_card else 1
 
 
 @cache

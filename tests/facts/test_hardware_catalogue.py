@@ -17,11 +17,11 @@ HARDWARE_TABLES = ("gpus", "cpus", "nodes", "links", "collective_curves", "matmu
 
 RANGES = {
     "memory_marketing_GB": (8, 400), "memory_MiB": (8_000, 400_000), "memory_GBps": (200, 12_000),
-    "fp32_TFLOPs": (5, 250), "tf32_TFLOPs": (20, 1_500), "fp16_TFLOPs": (15, 3_000), "bf16_TFLOPs": (40, 3_000),
-    "fp8_TFLOPs": (100, 6_000), "fp4_TFLOPs": (200, 16_000), "int8_TOPs": (50, 6_000), "scaleup_GBps": (10, 2_000),
+    "fp32_TFLOPs": (5, 250), "tf32_TFLOPs": (10, 1_500), "fp16_TFLOPs": (10, 3_000), "bf16_TFLOPs": (20, 3_000),
+    "fp8_TFLOPs": (80, 6_000), "fp4_TFLOPs": (200, 16_000), "int8_TOPs": (50, 6_000), "scaleup_GBps": (10, 2_000),
     "scaleup_pair_GBps": (10, 1_000), "pcie_GBps": (7, 130), "pcie_gen": (3, 7), "pcie_lanes": (4, 16),
     "boost_MHz": (900, 3_000), "sm_count": (2, 400), "tdp_W": (60, 1_500), "year": (2016, 2026),
-    "matmul_bf16_measured_TFLOPs": (50, 2_500), "fp16_accumulate16_TFLOPs": (50, 900),
+    "matmul_bf16_measured_TFLOPs": (50, 2_500), "fp16_accumulate16_TFLOPs": (50, 900), "devices_per_card": (2, 2),
 }  # fmt: skip
 
 NODE_RANGES = {
