@@ -9,6 +9,7 @@ from strategist.accuracy.classes import context_parallel_of, optimizer_of, preci
 from strategist.accuracy.machines import Machines, cluster_of, launches_wait, machines_of
 from strategist.accuracy.shapes import shape_of
 from strategist.accuracy.table import Run, Unexpressed, needed, number, whole
+from strategist.facts.gpus import gpu_by_id
 from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
 from strategist.facts.profile import (
@@ -77,8 +78,9 @@ def express(run: Run) -> Case:
     _scored(run)
     run = with_classes(run)
     _modelled(run)
-    profile = _profile(run)
-    shape, machines = as_made(shape_of(run), profile), machines_of(run)
+    machines = machines_of(run)
+    profile = _profile(run, machines)
+    shape = as_made(shape_of(run), profile)
     profile = replace(profile, launches_wait=launches_wait(run, machines))
     layout = _layout(run, profile, machines)
     batch = layout["micro_batch"] * layout["accumulation"] * layout["dp_replicate"] * layout["dp_shard"]
@@ -141,9 +143,10 @@ def _modelled(run: Run) -> None:
         raise Unexpressed(f"offload {offload}: which state moves is not stated")
 
 
-def _profile(run: Run) -> Profile:
+def _profile(run: Run, machines: Machines) -> Profile:
     said = f"{run.get('framework', '')} {run.get('precision', '')}"
-    profile = profile_of(said) or _likely_profile(run)
+    arch = gpu_by_id(machines.gpu).arch
+    profile = profile_of(said, arch) or profile_of(run.get("source", ""), arch) or _likely_profile(run)
     detail = run.get("sharding_detail", "")
     fused = "fused" if _ENGINE.search(detail) else None
     kernels = {"yes": "compiled", "no": "eager-composite"}.get(run.get("compile", ""), fused)

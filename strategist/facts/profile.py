@@ -165,11 +165,12 @@ def find_kernels(name: str) -> Kernels:
 
 
 @cache
-def profile_of(framework: str) -> Profile | None:
-    """The profile that a framework's own words stand for ("Megatron-Core r0.8.0"); None when no row of the catalogue
-    recognises them."""
+def profile_of(framework: str, arch: str = "") -> Profile | None:
+    """The profile that a framework's own words stand for ("Megatron-Core r0.8.0") on devices of an architecture, none where it is not
+    known; None when no row of the catalogue recognises them."""
     said = framework.lower()
-    row = next((row for row in rows("framework_names") if row["word"] in said), None)
+    known = (row for row in rows("framework_names") if arch in row.get("chips", (arch,)))
+    row = next((row for row in known if row["word"] in said), None)
     return None if row is None else find_profile(row["profile"])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from benchmarks.bench_accuracy import RUNS
+from benchmarks.held_out import RUNS
 from strategist.accuracy.judge import Judged, judge
 from strategist.accuracy.table import read_runs
 from strategist.facts.calibration import shipped_factors

@@ -1,0 +1,113 @@
+"""Rows without normalised columns: their free text stands for the same classes, and cards of two dies for two devices."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.held_out import RUNS
+from strategist.accuracy.classes import precision_of, with_classes
+from strategist.accuracy.judge import Judged, judge
+from strategist.accuracy.table import Run, read_runs
+from strategist.facts.profile import profile_of
+from tests.cli.harness import RUN
+
+PUBLISHED: tuple[Run, ...] = read_runs(str(RUNS))
+PIPELINE = {"pp": "4", "dp": "2", "zero_class": "1", "framework": "megatron-core", "grad_accum": "4", "global_batch_seqs": "8"}  # fmt: skip
+FRONTIER = {
+    "hardware": "MI250X", "gpus_total": "16", "gpus_per_node": "8", "gpu_mem_gb": "64", "framework": "Megatron-DeepSpeed",
+    "tp": "8", "dp": "2", "zero_class": "1", "precision": "fp16", "model": "llama-2-7b", "seq_len": "2048", "step_time_s": "",
+    "tokens_per_s_per_gpu": "600",
+}  # fmt: skip
+
+
+def _judged(change: dict[str, str]) -> Judged:
+    (one,) = judge([{**RUN, **change}])
+    return one
+
+
+@pytest.mark.parametrize(("column", "text"), [("zero_class", "zero_stage_or_fsdp"), ("recompute_class", "recompute")])
+def test_words_stand_for_the_class_that_somebody_gave_them(column: str, text: str) -> None:
+    """Of every published row that has both, the text alone stands for the class."""
+    both = [run for run in PUBLISHED if run[column] and run[text]]
+    assert len(both) > 100
+    assert {(run[text], run[column], with_classes({**run, column: ""})[column]) for run in both} == {
+        (run[text], run[column], run[column]) for run in both
+    }
+
+
+def test_precisions_are_read_off_the_text() -> None:
+    """Of every published row with both, but one that names two formats, the text stands for the class."""
+    both = [run for run in PUBLISHED if run["precision_class"] and run["precision"] not in ("", "fp16/bf16-mixed")]
+    assert {
+        run["precision"] for run in both if precision_of(run) != precision_of({**run, "precision_class": ""})
+    } == set()
+
+
+@pytest.mark.parametrize(("words", "precision"), [("bfloat16", "bf16"), ("AMP O1", "fp16"), ("torch.float16", "fp16"), ("float8 tensorwise", "fp8")])  # fmt: skip
+def test_other_spellings_of_a_precision(words: str, precision: str) -> None:
+    """Formats are known by torch's names and by amp's."""
+    assert precision_of({"precision": words}) == precision
+
+
+def test_a_stated_policy_counts_without_its_class() -> None:
+    """A row that says "full" and leaves the class out is one that is computed again in full."""
+    classed = _judged({"recompute_class": "full"})
+    worded = _judged({"recompute_class": "", "recompute": "full activation checkpointing"})
+    silent = _judged({"recompute_class": "", "recompute": ""})
+    assert (
+        (worded.step_s, worded.peak_bytes) == (classed.step_s, classed.peak_bytes) != (silent.step_s, silent.peak_bytes)
+    )
+
+
+@pytest.mark.parametrize(("change", "reason"), [({"recompute_class": "", "recompute": "a few tensors"}, "a few tensors"), ({**PIPELINE, "sharding_detail": "DualPipe"}, "dualpipe")])  # fmt: skip
+def test_words_that_name_nothing_known_are_a_reason(change: dict[str, str], reason: str) -> None:
+    """A policy or schedule without a model is skipped with its words, not taken for the framework's habit."""
+    one = _judged(change)
+    assert one.case is None
+    assert reason in one.skipped
+
+
+def test_a_named_schedule_counts() -> None:
+    """GPipe holds all micro-batches, 1F1B few; ZB-H1 has less of a bubble."""
+    plain, gpipe, zero_bubble = (_judged({**PIPELINE, "sharding_detail": said}) for said in ("", "GPipe", "ZB-H1"))
+    assert gpipe.peak_bytes > plain.peak_bytes
+    assert zero_bubble.step_s < plain.step_s
+
+
+def test_a_named_exchange_counts() -> None:
+    """Ulysses is the all-to-all, a row that names neither is a ring."""
+    ring, named, exchange = (
+        _judged({"cp": "4", "dp": "2", "grad_accum": "4", "zero_class": "1", "sharding_detail": said, "framework": framework})
+        for said, framework in (("", "megatron-core"), ("ring", "megatron-core"), ("Ulysses", "megatron-core"))
+    )  # fmt: skip
+    assert ring.step_s == named.step_s != exchange.step_s
+
+
+def test_a_named_optimizer_counts_where_its_state_is_known() -> None:
+    """Moments of eight bits take less; an optimizer that nobody measured in the framework is taken for AdamW."""
+    adamw, eight, muon = (_judged({"optimizer": said}).peak_bytes for said in ("AdamW", "AdamW8bit", "Muon"))
+    assert eight < adamw == muon
+
+
+def test_a_card_of_two_dies_is_two_devices() -> None:
+    """Eight cards of 128 GB are sixteen devices of 64 GB: the same prediction, and the same measured step at twice the rate."""
+    dies = _judged(FRONTIER)
+    cards = _judged(
+        {**FRONTIER, "gpus_total": "8", "gpus_per_node": "4", "gpu_mem_gb": "128", "tokens_per_s_per_gpu": "1200"}
+    )
+    assert dies.job.cluster.world == cards.job.cluster.world == 16
+    assert (dies.step_s, dies.peak_bytes) == (cards.step_s, cards.peak_bytes)
+    assert dies.measured_s == pytest.approx(cards.measured_s)
+
+
+def test_what_drives_a_new_chip_is_no_old_framework() -> None:
+    """Megatron-LM on Hopper is that of Transformer Engine; on Ampere, where nothing says which, that of its paper."""
+    found = [profile_of("Megatron-LM", arch) for arch in ("", "Ampere", "Hopper")]
+    assert [profile.name for profile in found if profile] == ["megatron-2021", "megatron-2021", "megatron-core"]
+
+
+def test_a_source_is_known_where_its_framework_is_not() -> None:
+    """Submissions to MLPerf name a release of PyTorch or a driver; what they run is known by the benchmark."""
+    said = {"framework": "PyTorch 2.9", "zero_class": "0"}
+    profiles = [_judged({**said, "source": source}).job.profile.name for source in ("mlperf-training-v9", "a blog")]
+    assert profiles == ["nemo", "hf-trainer"]
