@@ -47,7 +47,8 @@ ADAPTERS = 0.002
 0.01 to 0.2 %); too little to matter for time or memory."""
 ADAPTS_ALL = "adapters on every matrix"
 """How a row says where its adapters stand, if not beside queries and values alone."""
-TASKS = ("", "pretrain", "sft", "lora")
+TASKS = re.compile(r"^$|pre-?train|sft|fine-?tun|continued|^full$|^lora$")
+"""What is trained whole, or beside frozen weights."""
 SCORED = ("A", "B", "")
 
 
@@ -132,7 +133,7 @@ def _modelled(run: Run) -> None:
     task = run.get("task", "")
     if task == "qlora":
         raise Unexpressed("task qlora: weights of four bits have no model")
-    if task not in TASKS:
+    if not TASKS.search(task.lower()):
         raise Unexpressed(f"task {task}: what is trained has no model")
     if run.get("recompute_class", "") == "partial" and not _halves(run) and not _stated(run, _STAGE_FIRSTS):
         is_by_operation = "recomputed_ops" in run.get("sharding_detail", "")

@@ -29,7 +29,8 @@ _PORTS = re.compile(r"(\d+) ?x ?(?:[A-Za-z][\w-]* )*(\d+) ?Gb")
 _PER_NODE = re.compile(r"(\d+) Gb/s(?: measured)? per node")
 _PER_GPU = re.compile(r"(\d+) Gb/s (?:\(.*\) )?per GPU")
 _PAIR = re.compile(r"~ ?(\d+(?:\.\d+)?) GB/s")
-_SIZE = re.compile(r"-\d+GB\b")
+_SIZE = re.compile(r"[ -](\d+) ?GB\b")
+_MAKERS = re.compile(r"\b(?:NVIDIA|AMD|GeForce|Tesla|Instinct|OAM)\b ?", re.IGNORECASE)
 _REMARK = re.compile(r" ?\(.*\)")
 
 
@@ -103,12 +104,19 @@ def cluster_of(machines: Machines) -> Cluster:
 
 
 def _gpu(run: Run) -> str:
-    """The card, by its own name, then by its class with and without the memory."""
-    said, kind, size = run["hardware"], run.get("gpu_class", ""), run.get("gpu_mem_gb", "")
+    """The card, by its own name, then by its class with and without the memory, then by its name without its maker's. Raises
+    Unexpressed for one that is not in the catalogue, or may be several."""
+    said, kind = run["hardware"], run.get("gpu_class", "")
+    named = _SIZE.search(said)
+    size = run.get("gpu_mem_gb", "") or (named[1] if named else "")
     plain = _REMARK.sub("", said)
-    found = _first_known((said, plain, f"{kind}-{size}GB", _SIZE.sub("", plain), kind))
+    short = _MAKERS.sub("", _SIZE.sub("", plain)).strip()
+    form = "PCIe" if "pcie" in run.get("intra_node", "").lower() else "SXM"
+    names = (said, plain, f"{kind}-{size}GB", _SIZE.sub("", plain), kind, f"{short}-{size}GB", f"{short}-{form}-{size}GB", short, f"RTX {short}")  # fmt: skip
+    found, several = _first_known(names)
     if found is None:
-        raise Unexpressed(f"hardware {said} is not in the catalogue")
+        unclear = f"may be {several}: which is not stated"
+        raise Unexpressed(f"hardware {said} {unclear if several else 'is not in the catalogue'}")
     return found
 
 
@@ -125,13 +133,16 @@ def _row(gpu: str) -> Row:
 
 
 @cache
-def _first_known(names: tuple[str, ...]) -> str | None:
+def _first_known(names: tuple[str, ...]) -> tuple[str | None, str]:
+    """The card that the first known name stands for; none, and the cards that the first unclear one may be, where no name stands for one."""
+    several = ""
     for name in names:
         try:
-            return find_gpu(name).value.name
-        except StrategistError:  # the next spelling is asked
-            continue
-    return None
+            return find_gpu(name).value.name, ""
+        except StrategistError as problem:  # the next spelling is asked
+            if problem.code == "AMBIGUOUS" and not several:
+                several = problem.message.rpartition(": ")[2].rstrip(".")
+    return None, several
 
 
 def _pair_Bps(run: Run) -> float | None:

@@ -111,3 +111,33 @@ def test_a_source_is_known_where_its_framework_is_not() -> None:
     said = {"framework": "PyTorch 2.9", "zero_class": "0"}
     profiles = [_judged({**said, "source": source}).job.profile.name for source in ("mlperf-training-v9", "a blog")]
     assert profiles == ["nemo", "hf-trainer"]
+
+
+@pytest.mark.parametrize(
+    ("said", "card"),
+    [
+        ({"hardware": "A100", "gpu_mem_gb": "40"}, "a100-sxm-40gb"),
+        ({"hardware": "A100 80GB", "intra_node": "PCIe Gen4"}, "a100-pcie-80gb"),
+        ({"hardware": "Tesla V100", "gpu_mem_gb": "32", "precision": "fp16"}, "v100-sxm2-32gb"),
+        ({"hardware": "NVIDIA GeForce RTX 3090"}, "rtx-3090"),
+        ({"hardware": "A6000"}, "rtx-a6000"),
+        ({"hardware": "AMD Instinct MI300X OAM"}, "mi300x"),
+    ],
+)
+def test_cards_are_known_by_their_usual_names(said: dict[str, str], card: str) -> None:
+    """A card's memory and form stand in its name, or in the row beside it; makers' names change nothing."""
+    assert _judged({**said, "step_time_s": "60"}).job.cluster.slowest.gpu.name == card
+
+
+def test_a_name_of_several_cards_is_a_reason() -> None:
+    """Where memory decides which card it is and is not stated, the reason lists the cards."""
+    one = _judged({"hardware": "A100"})
+    assert one.case is None
+    assert "a100-sxm-40gb" in one.skipped
+    assert "a100-pcie-80gb" in one.skipped
+
+
+@pytest.mark.parametrize(("task", "is_known"), [("continued pretraining", True), ("finetune", True), ("full", True), ("rlhf", False)])  # fmt: skip
+def test_whatever_trains_all_weights_is_one_task(task: str, is_known: bool) -> None:
+    """Fine-tuning of all weights is training; what needs other models beside it is not."""
+    assert (_judged({"task": task}).case is not None) is is_known
