@@ -101,6 +101,7 @@ TECHNIQUES = (
     Technique("offload to NVMe", f"{FSDP},offload=nvme"),
     Technique("memory-centric tiling", f"{FSDP},offload=parameters,tiling=8"),
     Technique("fp32", FSDP, more={"precision": "fp32"}),
+    Technique("tf32", FSDP, more={"precision": "tf32"}),
     Technique("bf16", FSDP, more={"precision": "bf16"}),
     Technique("fp16", FSDP, more={"precision": "fp16"}),
     Technique("fp8", FSDP, more={"precision": "fp8"}),

@@ -17,6 +17,7 @@ _PRECISIONS: tuple[tuple[str, Precision], ...] = (
     (r"fp8|float8|e4m3|e5m2", "fp8"),
     (r"bf16|bfloat16", "bf16"),
     (r"fp16|float16|half|\bamp\b", "fp16"),
+    (r"tf32", "tf32"),
     (r"fp32|float32|single", "fp32"),
 )
 _SHARDINGS: Words = (

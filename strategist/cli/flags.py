@@ -58,7 +58,7 @@ WORKLOAD = (
     Flag("--micro-batch", "fix the sequences per micro-batch and data rank", "N"),
     Flag("--grad-accum", "fix the micro-batches per optimizer step", "N"),
     Flag("--tokens", "length of the whole run in tokens: 1T, 100B", "N"),
-    Flag("--precision", "number format of the matmuls", "WORD", choices=("bf16", "fp16", "fp32", "fp8", "fp4")),
+    Flag("--precision", "number format of the matmuls", "WORD", choices=("bf16", "fp16", "tf32", "fp32", "fp8", "fp4")),
     Flag("--optimizer", "optimizer", "WORD", choices=("adamw", "adamw8bit", "muon", "sgd")),
     Flag("--method", "train all weights, or adapters beside frozen ones", "WORD", choices=("full", "lora", "qlora")),
     Flag("--lora-rank", "rank of the adapters", "N"),

@@ -15,7 +15,7 @@ from strategist.executor.loss import LossFn, Objective
 from strategist.executor.mesh import build_context_mesh, build_expert_mesh, build_mesh
 from strategist.executor.obstacles import refuse
 from strategist.executor.optimizers import MakeOptimizer, default_optimizer, make_optimizer_for
-from strategist.executor.precision import parameter_dtype
+from strategist.executor.precision import parameter_dtype, products_of_fp32
 from strategist.executor.processes import process_group
 from strategist.executor.session import Parts, RateOfStep, Session
 from strategist.executor.steps.compile_blocks import compile_blocks
@@ -89,6 +89,7 @@ def build(
     refuse(layout_obstacles(plan))
     with ExitStack() as resources:
         world = resources.enter_context(process_group(plan))
+        resources.enter_context(products_of_fp32(plan))
         own = as_process(plan)
         job = Job(
             plan=own,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -36,3 +37,23 @@ def compute_context(plan: Plan, device: torch.device) -> AbstractContextManager[
     if formats.compute == formats.parameter or uses_fsdp(plan):
         return nullcontext()
     return torch.autocast(device.type, DTYPES[formats.compute])
+
+
+@contextmanager
+def products_of_fp32(plan: Plan) -> Iterator[None]:
+    """While it lasts, matrices of float32 are multiplied as the plan says: in tf32, or exactly under fp32. Other precisions leave
+    torch's setting alone, which is the process' own.
+
+    Torch has an older and a newer name for it, and refuses to say by the older what was set by the newer. It is asked by the newer, which
+    always answers, and set by the older, which sets both.
+    """
+    before = "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
+    wanted = {"tf32": "high", "fp32": "highest"}.get(plan.workload.precision, before)
+    if wanted == before:
+        yield
+        return
+    torch.set_float32_matmul_precision(wanted)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -36,7 +36,7 @@ FROZEN_FORMATS = (
 BACKENDS = ("nccl", "gloo")
 SCHEDULES = ("none", "gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1", "zbv", "dualpipev")
 OFFLOADS = ("none", "optimizer", "parameters", "nvme")
-PRECISIONS = ("bf16", "fp16", "fp32", "fp8")
+PRECISIONS = ("bf16", "fp16", "tf32", "fp32", "fp8")
 
 ASKED = ("model", "model.adapters", "workload.seq_len", "workload.precision", "strategy.formats", "strategy.optimizer")
 """Places of a Plan that hold what was asked for. All others are choices of the planner, which can choose otherwise."""

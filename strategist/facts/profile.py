@@ -65,6 +65,10 @@ Updates = Literal["whole", "tensors", "ranks"]
 Segments = Literal["fixed", "expandable"]
 
 
+_STORED_AS = {"fp4": "fp8", "tf32": "fp32"}
+"""Precisions whose tensors are those of another."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """One framework's habits. `has_units` says that weights lie in units of fully_shard or replicate below ZeRO-2 too, and
@@ -119,8 +123,8 @@ class Profile:
     launches_wait: bool = False
 
     def formats_for(self, precision: str) -> Formats:
-        """Number formats of a precision policy; fp4 differs from fp8 inside of matrices alone."""
-        return dict(self.formats)["fp8" if precision == "fp4" else precision]
+        """Number formats of a precision policy; fp4 differs from fp8, and tf32 from fp32, inside of matrix products alone."""
+        return dict(self.formats)[_STORED_AS.get(precision, precision)]
 
     def state_bytes(self, optimizer: str, precision: str) -> float:
         """Bytes of optimizer state per parameter: moments, and what is sharded like them: master copies, and under fp16

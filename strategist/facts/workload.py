@@ -6,10 +6,10 @@ from typing import Literal
 
 from strategist.records import dataclass
 
-Precision = Literal["bf16", "fp16", "fp32", "fp8", "fp4"]
+Precision = Literal["bf16", "fp16", "tf32", "fp32", "fp8", "fp4"]
 Optimizer = Literal["adamw", "adamw8bit", "muon", "sgd"]
 
-PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp32", "fp8", "fp4")
+PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "tf32", "fp32", "fp8", "fp4")
 FLOAT8_MULTIPLE = 16
 """What the sides of both matrices of a product divide by where devices multiply in 8 bits (PyTorch 2.13
 aten/src/ATen/native/cuda/ScaledBlas.cpp, _scaled_mm_out_cuda)."""

@@ -17,6 +17,7 @@ from strategist.facts.job import Job
 from strategist.facts.profile import find_profile
 from strategist.facts.resolved import Assumption
 from strategist.facts.runs import V_SHAPED
+from strategist.facts.workload import PRECISIONS
 from strategist.memory.estimate import peak_memory
 from strategist.planner.check import share_faults
 from strategist.planner.depth import with_depths
@@ -31,6 +32,7 @@ from strategist.space.candidates import ASKED, OF_LAYERS, OF_STAGE, WORDS, Candi
 from strategist.space.enumerate import divisors
 from strategist.space.grammar import Pin, layout
 from strategist.timing.estimate import StepTimes, step_times
+from strategist.timing.rates import peak_FLOPs
 
 
 def predict(
@@ -45,8 +47,9 @@ def predict(
 
     Choices that the pins leave open are plain, data parallelism fills the machines, accumulation the batch. Raises
     ImpossibleError DIVISIBILITY when the degrees do not multiply to the devices, BATCH_SPLIT when the micro-batch does
-    not divide the batch.
+    not divide the batch, HARDWARE_FEATURE when a device has no rate in the number format asked for.
     """
+    _multiplies(job)
     candidate = with_depths(job, one(**filled(job, {pin.key: pin.value for pin in pins})))
     peaks = peak_memory(job, candidate)
     violations = (
@@ -66,6 +69,21 @@ def predict(
         assumptions=assumptions,
         hints=hints,
     )
+
+
+def _multiplies(job: Job) -> None:
+    """Raises ImpossibleError HARDWARE_FEATURE for a number format in which some device does not multiply: no step of it has a length."""
+    precision = job.workload.precision
+    lacking = next((g.node.gpu for g in job.cluster.groups if not peak_FLOPs(g.node.gpu, precision)), None)
+    if lacking is not None:
+        known = [word for word in PRECISIONS if peak_FLOPs(lacking, word)]
+        raise ImpossibleError(
+            "HARDWARE_FEATURE",
+            f"{lacking.title} does not multiply in {precision}.",
+            flag="--precision",
+            value=precision,
+            hint=f"Use --precision {' or '.join(known)}.",
+        )
 
 
 class Cost(NamedTuple):

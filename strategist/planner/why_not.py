@@ -262,7 +262,7 @@ def _changes(asked: Question) -> Iterator[Iterable[Change]]:
     if job.workload.global_batch % job.cluster.world:
         batch = (job.workload.global_batch // job.cluster.world + 1) * job.cluster.world
         yield [(f"--global-batch {batch}", _with(asked, workload=replace(job.workload, global_batch=batch)))]
-    if job.workload.precision == "fp32":
+    if job.workload.precision in ("fp32", "tf32"):
         yield [("--precision bf16", _with(asked, workload=replace(job.workload, precision="bf16")))]
     if job.workload.optimizer == "adamw":
         yield [("--optimizer adamw8bit", _with(asked, workload=replace(job.workload, optimizer="adamw8bit")))]

@@ -248,9 +248,9 @@ def _batched_peak(job: Job, gpu: Gpu) -> float:
 
 
 def _half_peak(job: Job, gpu: Gpu) -> float:
-    """Dense half-precision peak, which attention runs at; that of fp32 when asked."""
-    peak = gpu.fp32_FLOPs if job.workload.precision == "fp32" else gpu.bf16_FLOPs or gpu.fp16_FLOPs
-    return peak or 1.0
+    """Dense half-precision peak, which attention runs at; that of fp32 or tf32 when asked."""
+    wide = {"fp32": gpu.fp32_FLOPs, "tf32": gpu.tf32_FLOPs}
+    return wide.get(job.workload.precision, gpu.bf16_FLOPs or gpu.fp16_FLOPs) or 1.0
 
 
 def _filled(job: Job, kind: LayerKind, gpu: Gpu) -> float:

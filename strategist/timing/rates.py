@@ -38,7 +38,7 @@ _LIKE = {
 """Device whose measured rows, as shares of peak, stand for others of the same architecture."""
 
 
-_TWICE_AS_WIDE = {"fp8": "bf16", "fp4": "fp8"}
+_SCALED = {"fp8": "bf16", "fp4": "fp8", "tf32": "bf16"}
 """Precisions whose rates are those of another, at the ratio of the peaks and of the shares that products reach of them."""
 
 
@@ -79,6 +79,7 @@ def peak_FLOPs(gpu: Gpu, precision: str) -> float | None:
         "fp8": gpu.fp8_FLOPs,
         "fp4": gpu.fp4_FLOPs,
         "fp32": gpu.fp32_FLOPs,
+        "tf32": gpu.tf32_FLOPs,
     }
     return peaks[precision]
 
@@ -88,12 +89,12 @@ def matmul_rates(gpu: Gpu, precision: str) -> MatmulRates:
     """The rate grid of a device and precision: its own measured rows, else shares of peak of its architecture's rows,
     else one assumed share."""
     peak = peak_FLOPs(gpu, precision) or 0.0
-    if precision == "fp32":
+    if precision == "fp32" or not peak:
         return _flat(peak * share("fp32_matmul_share", gpu), "assumed", "catalogue: fp32_matmul_share")
-    if precision in _TWICE_AS_WIDE:
-        wide = _TWICE_AS_WIDE[precision]
-        grid = matmul_rates(gpu, wide)
-        scale = peak / (peak_FLOPs(gpu, wide) or peak) * share(f"{precision}_relative_share", gpu)
+    if precision in _SCALED:
+        known = _SCALED[precision]
+        grid = matmul_rates(gpu, known)
+        scale = peak / (peak_FLOPs(gpu, known) or peak) * share(f"{precision}_relative_share", gpu)
         return MatmulRates(grid.log_m, grid.log_nk, grid.rate * scale, "derived", grid.source)
     large = peak * large_share(gpu)
     row = _measured_row(gpu.name) or _measured_row(_LIKE.get(gpu.arch, ""))

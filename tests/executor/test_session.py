@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -98,6 +99,21 @@ def test_a_plan_that_cannot_run_starts_no_process_group() -> None:
     with pytest.raises(ImpossibleError, match=r"strategy\.tiling = 2"):
         build(make_plan(tiling=2), model_from_shape(tiny_llama()))
     assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize(("precision", "before", "during"), [("tf32", "highest", "high"), ("fp32", "high", "highest"), ("bf16", "high", "high")])  # fmt: skip
+def test_products_of_fp32_are_what_the_plan_says(precision: Any, before: str, during: str) -> None:
+    """A session in tf32 or fp32 sets how CUDA multiplies float32 and leaves it as it was; others do not touch it."""
+    import torch
+
+    from strategist.executor.precision import products_of_fp32
+
+    plan, found = make_plan(), torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(before)
+    with products_of_fp32(replace(plan, workload=replace(plan.workload, precision=precision))):
+        assert torch.get_float32_matmul_precision() == during
+    assert torch.get_float32_matmul_precision() == before
+    torch.set_float32_matmul_precision(found)
 
 
 @pytest.mark.parametrize(("formats", "bound"), [(FLOAT32, 2e-6), (BFLOAT16, 1e-2)], ids=["float32", "bfloat16"])

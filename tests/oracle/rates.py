@@ -78,6 +78,7 @@ def peak_FLOPs(gpu: Gpu, precision: str) -> float:
         "bf16": gpu.bf16_FLOPs,
         "fp16": gpu.fp16_FLOPs,
         "fp32": gpu.fp32_FLOPs,
+        "tf32": gpu.tf32_FLOPs,
         "fp8": gpu.fp8_FLOPs,
         "fp4": gpu.fp4_FLOPs,
     }
@@ -85,8 +86,8 @@ def peak_FLOPs(gpu: Gpu, precision: str) -> float:
 
 
 def attention_peak_FLOPs(gpu: Gpu, precision: str) -> float:
-    """Attention runs in half precision, or in fp32 when asked."""
-    return peak_FLOPs(gpu, "fp32") if precision == "fp32" else gpu.bf16_FLOPs or gpu.fp16_FLOPs or 0.0
+    """Attention runs in half precision, or in fp32 or tf32 when asked."""
+    return peak_FLOPs(gpu, precision) if precision in ("fp32", "tf32") else gpu.bf16_FLOPs or gpu.fp16_FLOPs or 0.0
 
 
 @cache
@@ -94,6 +95,9 @@ def grid_of(gpu: Gpu, precision: str) -> Grid:
     """The rates of one device and precision."""
     if precision == "fp32":
         return _flat(peak_FLOPs(gpu, "fp32") * share("fp32_matmul_share", gpu))
+    if precision == "tf32":
+        slower = peak_FLOPs(gpu, "tf32") / (peak_FLOPs(gpu, "bf16") or peak_FLOPs(gpu, "tf32"))
+        return _times(grid_of(gpu, "bf16"), slower * share("tf32_relative_share", gpu))
     if precision == "fp8":
         faster = peak_FLOPs(gpu, "fp8") / (peak_FLOPs(gpu, "bf16") or peak_FLOPs(gpu, "fp8"))
         return _times(grid_of(gpu, "bf16"), faster * share("fp8_relative_share", gpu))

@@ -435,7 +435,7 @@ def test_a_v_equals_the_oracle(model: str, vocab: int, precision: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("precision", ["bf16", "tf32", "fp32"])
 @pytest.mark.parametrize("model", ["gpt2-medium", "llama-3.2-1b", "qwen3-8b", "olmo-1b"])
 def test_backward_in_two_parts_equals_the_oracle(model: str, precision: str) -> None:
     """Memory and time of pipelines whose gradients of weights wait, on every stage: what a walk through all passes finds."""

@@ -47,6 +47,7 @@ SMALL = (
     "llama-2-7b dgx-h100 2 4096 2 bf16",
     "olmoe-1b-7b dgx-h100 2 2048 2 bf16",
     "t5-base ws-2x-4090 0 512 4 fp32",
+    "t5-base ws-2x-4090 0 512 4 tf32",
     "llama-3.2-1b aws-p4d.24xlarge 3 1536 6 bf16",
     "llama-3.1-8b ws-4x-4090 0 1000 2 bf16",
     "mamba-130m ws-4x-4090 0 1000 2 bf16",

@@ -10,9 +10,12 @@ import pytest
 
 from strategist import Prediction, predict, recommend
 from strategist.errors import ImpossibleError, InputError
+from strategist.facts.gpus import gpu_by_id
 from strategist.facts.profile import frameworks
+from strategist.facts.workload import PRECISIONS
 from strategist.planner.predict import predict_plan
 from strategist.rulebook.rule import load_rules
+from strategist.timing.rates import peak_FLOPs
 from tests.cli.harness import call, plan_file
 
 MODEL, MACHINES = "llama-3.1-8b", "dgx-h100:2"
@@ -31,6 +34,36 @@ def test_the_winning_layout_is_predicted_as_it_was_planned() -> None:
     assert again.legal and again.fits
     by_hand = judged(again.layout.replace(" ", ""))
     assert (by_hand.time, by_hand.memory) == (plan.time, plan.memory)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(
+    "card", ["v100-sxm2-32gb", "p40", "a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm-180gb", "mi250x", "cpu"]
+)
+def test_a_format_has_a_rate_or_a_code(card: str, precision: Any) -> None:
+    """In every number format of every generation a step takes a while, or the device does not multiply in it: a prediction says so
+    as a plan does."""
+    machines: Any = "cpu:2" if card == "cpu" else {"format": "strategist-hardware/1", "gpu": card, "gpus_per_node": 2}
+    fields = {"global_batch": 4, "seq_len": 256, "precision": precision}
+    ends = []
+    for asked in (
+        lambda: recommend("gpt2", machines, **fields),
+        lambda: predict("gpt2", machines, strategy="dp=2,mbs=1", **fields),
+    ):
+        try:
+            ends.append(asked().time.step_ns > 0)
+        except ImpossibleError as refused:
+            ends.append(refused.code)
+    known = bool(peak_FLOPs(gpu_by_id(card), precision))
+    assert ends == ([True, True] if known else ["HARDWARE_FEATURE"] * 2)
+
+
+def test_tf32_is_stored_like_fp32_and_multiplies_faster() -> None:
+    """Every tensor in tf32 is one of fp32; products are faster than in fp32, and slower than in bf16."""
+    found = {word: judged("dp_shard=16,zero=3", precision=word) for word in ("bf16", "tf32", "fp32")}
+    assert found["tf32"].memory == found["fp32"].memory
+    matmul = {word: next(t.exposed_ns for t in one.time.terms if t.name == "matmul") for word, one in found.items()}
+    assert matmul["bf16"] < matmul["tf32"] < matmul["fp32"]
 
 
 def test_what_is_left_open_is_plain_and_fills_the_machines() -> None:
