@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from typing import TypeVar
 
-from strategist.errors import InputError
+from strategist.errors import ImpossibleError, InputError
 from strategist.facts.gpus import find_gpu
-from strategist.facts.hardware import Cluster, NodeGroup
+from strategist.facts.hardware import Cluster, Node, NodeGroup
 from strategist.facts.machines import Overrides, machine, spread_over_racks
 from strategist.facts.network import network_tier
 from strategist.facts.nodes import reference_node
@@ -105,10 +105,24 @@ def _usual_count(gpu: str) -> int:
 
 
 def checked_network(resolved: Resolved) -> Resolved:
-    """`resolved`, when its nodes can reach each other. Raises ImpossibleError NO_PATH."""
+    """`resolved`, when its nodes can reach each other, and the devices of each node. Raises ImpossibleError NO_PATH."""
+    for group in resolved.cluster.groups:
+        _joined_inside(group.node)
     if resolved.cluster.nodes > 1 and not resolved.cluster.links:
         network_tier(resolved.cluster)
     return resolved
+
+
+def _joined_inside(node: Node) -> None:
+    if node.gpus == 1 or node.intra_Bps > 0 or node.links:
+        return
+    raise ImpossibleError(
+        "NO_PATH",
+        f"{node.gpus} x {node.gpu.title} share a node, and nothing is known that joins them.",
+        flag="--intra-bw",
+        value=node.name,
+        hint="State their rate with --intra-bw, or use --gpus-per-node 1.",
+    )
 
 
 def bounded_count(value: int, flag: str, high: int) -> int:

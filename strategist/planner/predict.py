@@ -47,10 +47,12 @@ def predict(
 
     Choices that the pins leave open are plain, data parallelism fills the machines, accumulation the batch. Raises
     ImpossibleError DIVISIBILITY when the degrees do not multiply to the devices, BATCH_SPLIT when the micro-batch does
-    not divide the batch, HARDWARE_FEATURE when a device has no rate in the number format asked for.
+    not divide the batch, HARDWARE_FEATURE when a device has no rate in the number format asked for, or a
+    node no drive for what is offloaded to one.
     """
     _multiplies(job)
     candidate = with_depths(job, one(**filled(job, {pin.key: pin.value for pin in pins})))
+    _has_drives(job, candidate)
     peaks = peak_memory(job, candidate)
     violations = (
         *broken(job, candidate, load_rules("legality", rule_folders)),
@@ -83,6 +85,19 @@ def _multiplies(job: Job) -> None:
             flag="--precision",
             value=precision,
             hint=f"Use --precision {' or '.join(known)}.",
+        )
+
+
+def _has_drives(job: Job, candidate: Candidates) -> None:
+    """Raises ImpossibleError HARDWARE_FEATURE where state rests on drives and the rate of some node's is not known."""
+    bare = next((group.node for group in job.cluster.groups if not group.node.nvme_read_Bps), None)
+    if bare is not None and bool(candidate.is_word("offload", "nvme")[0]):
+        raise ImpossibleError(
+            "HARDWARE_FEATURE",
+            f"offload=nvme needs a drive in every node, and none of {bare.name} is known.",
+            flag="--hardware",
+            value=bare.name,
+            hint="Name a node type that has drives (`strategist catalog nodes`), or use offload=parameters.",
         )
 
 

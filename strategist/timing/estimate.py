@@ -11,7 +11,8 @@ from strategist.columns import on_stages
 from strategist.document.estimate import TIME_TERMS
 from strategist.facts.attention import attention_FLOP
 from strategist.facts.job import Job
-from strategist.facts.model import layer_counts
+from strategist.facts.layers import build_layer
+from strategist.facts.model import ModelShape, layer_counts
 from strategist.facts.parameters import count, outer_parameters
 from strategist.records import dataclass
 from strategist.space.candidates import OF_STAGE, Candidates, Column, Reals, total_of
@@ -99,19 +100,33 @@ def _read_by_the_bound(c: Candidates) -> tuple[str, ...]:
 
 
 def model_FLOP(job: Job) -> float:
-    """Useful FLOP of one step: 6 per weight that a token meets (input embedding left out), 4 where it is frozen beside adapters, and
+    """Useful FLOP of one step: 6 per weight that a token meets (input embedding left out; of diffusion transformers, whose modulation is
+    worked out once per sample and whose second stream is met by the other tokens, and of the towers of a pair the matrices of the layers alone), 4 where it is frozen beside adapters, and
     three passes of attention, recomputation not counted. Source: Chowdhery et al. 2022 (PaLM, arXiv 2204.02311, appendix B), causal half counted
     as computed."""
     shape = job.model
     outer = outer_parameters(shape)
     head = shape.vocab * shape.hidden if shape.tied else 0
-    weights = float(count(shape).active - outer.before + head)
+    weights = float(_in_layers(shape) if shape.kind in _BESIDE else count(shape).active - outer.before + head)
     if shape.adapters is not None:
         weights -= (weights - job.trainable * count(shape).total) / 3.0
     attention = sum(
         number * attention_FLOP(shape, kind, job.workload.seq_len) for kind, number in layer_counts(shape).items()
     )
     return (6.0 * weights + 3.0 * attention) * job.workload.tokens_per_step
+
+
+_BESIDE = ("dit", "dual-encoder")
+"""Kinds of models with weights that most tokens do not meet. Source: Peebles and Xie 2023, arXiv 2212.09748, section 3.2 (adaLN); Esser et al.
+2024, arXiv 2403.03206, section 4 (two streams); Radford et al. 2021, arXiv 2103.00020, section 2.4 (two towers)."""
+
+
+def _in_layers(shape: ModelShape) -> int:
+    """Weights of the matrices of all layers."""
+    return sum(
+        number * sum(matrix.parameters for matrix in build_layer(shape, kind).matrices)
+        for kind, number in layer_counts(shape).items()
+    )
 
 
 def mfu(job: Job, step_seconds: float) -> float:

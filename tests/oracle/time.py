@@ -266,6 +266,10 @@ def model_FLOP(job: Job) -> float:
     shape, parameters = job.model, count(job.model)
     head = shape.vocab * shape.hidden if shape.tied else 0
     weights = parameters.active - outer_parameters(shape).before + head
+    if shape.kind in ("dit", "dual-encoder"):  # attention's four and the feed-forward part's two or three matrices
+        width = shape.heads * shape.head_dim
+        projections = shape.hidden * (2 * width + 2 * shape.kv_heads * shape.head_dim)
+        weights = shape.layers * (projections + (3 if shape.mlp_gated else 2) * shape.hidden * shape.ffn_hidden)
     attention = sum(
         attention_FLOP(shape, kind, job.workload.seq_len) * number for kind, number in layer_counts(shape).items()
     )

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from strategist import Prediction, predict, recommend
-from strategist.errors import ImpossibleError, InputError
+from strategist.catalog import rows
+from strategist.errors import ImpossibleError, InputError, StrategistError
 from strategist.facts.gpus import gpu_by_id
+from strategist.facts.parameters import count
 from strategist.facts.profile import frameworks
-from strategist.facts.workload import PRECISIONS
+from strategist.facts.workload import METHODS, OPTIMIZERS, PRECISIONS
 from strategist.planner.predict import predict_plan
 from strategist.rulebook.rule import load_rules
 from strategist.timing.rates import peak_FLOPs
 from tests.cli.harness import call, plan_file
+from tests.strategies import CI
 
 MODEL, MACHINES = "llama-3.1-8b", "dgx-h100:2"
 
@@ -44,8 +50,8 @@ def test_a_format_has_a_rate_or_a_code(card: str, precision: Any) -> None:
     """In every number format of every generation a step takes a while, or the device does not multiply in it: a prediction says so
     as a plan does."""
     machines: Any = "cpu:2" if card == "cpu" else {"format": "strategist-hardware/1", "gpu": card, "gpus_per_node": 2}
-    fields = {"global_batch": 4, "seq_len": 256, "precision": precision}
-    ends = []
+    fields: dict[str, Any] = {"global_batch": 4, "seq_len": 256, "precision": precision}
+    ends: list[bool | str] = []
     for asked in (
         lambda: recommend("gpt2", machines, **fields),
         lambda: predict("gpt2", machines, strategy="dp=2,mbs=1", **fields),
@@ -56,6 +62,90 @@ def test_a_format_has_a_rate_or_a_code(card: str, precision: Any) -> None:
             ends.append(refused.code)
     known = bool(peak_FLOPs(gpu_by_id(card), precision))
     assert ends == ([True, True] if known else ["HARDWARE_FEATURE"] * 2)
+
+
+LAYOUTS: Mapping[str, tuple[object, ...]] = {
+    "tp": (1, 2, 4, 8), "pp": (1, 2, 3, 4, 8), "cp": (1, 2, 4), "ep": (1, 2, 4, 8), "etp": (1, 2), "vp": (1, 2, 4), "mbs": (1, 2, 3, 4),
+    "zero": (0, 1, 2, 3), "recompute": ("none", "selective", "full", "2", "every-2"), "sp": (0, 1), "tiling": (1, 2, 4), "cp_inner": (1, 2),
+    "schedule": ("gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1", "zbv", "dualpipev"), "loss": ("chunked",),
+    "offload": ("none", "optimizer", "parameters", "nvme"), "compression": ("bf16", "powersgd"),
+}  # fmt: skip
+"""Keys of a layout and values that may be written there, together or not."""
+QUESTIONS: Mapping[str, tuple[object, ...]] = {
+    "global_batch": (768, 3072, 7680), "seq_len": (128, 512, 1000, 4096, 32768), "precision": PRECISIONS, "optimizer": OPTIMIZERS,
+    "framework": frameworks(), "method": METHODS,
+}  # fmt: skip
+
+
+@st.composite
+def questions(draw: st.DrawFn) -> tuple[str, Any, str, dict[str, Any]]:
+    """A model, machines, a layout and a workload: names of the catalogue, drawn apart from each other."""
+    card = {"format": "strategist-hardware/1", "gpu": draw(st.sampled_from([row["name"] for row in rows("gpus")]))}
+    counts = {"gpus_per_node": draw(st.sampled_from((1, 2, 3, 4, 8))), "nodes": draw(st.sampled_from((1, 2, 4, 16)))}
+    node = f"{draw(st.sampled_from([row['name'] for row in rows('nodes')]))}:{draw(st.sampled_from((1, 2, 3, 8, 64)))}"
+    words = draw(st.fixed_dictionaries({}, optional={key: st.sampled_from(values) for key, values in LAYOUTS.items()}))
+    asked = draw(
+        st.fixed_dictionaries({}, optional={key: st.sampled_from(values) for key, values in QUESTIONS.items()})
+    )
+    model = draw(st.sampled_from([row["name"] for row in rows("models")]))
+    return (
+        model,
+        draw(st.sampled_from((card | counts, node))),
+        ",".join(f"{k}={v}" for k, v in words.items()) or "mbs=1",
+        asked,
+    )
+
+
+@CI
+@given(questions())
+def test_any_layout_on_any_machine_has_a_length_or_a_code(question: tuple[str, Any, str, dict[str, Any]]) -> None:
+    """Whatever is written for whatever machine, the answer is an error with a code or a step whose terms are never negative and add up
+    to it, of devices that compute no faster than they can."""
+    model, machines, layout, asked = question
+    try:
+        found = predict(model, machines, strategy=layout, **asked)
+    except StrategistError:
+        return
+    terms = found.time.terms
+    assert sum(term.exposed_ns for term in terms) == found.time.step_ns > 0
+    assert min(min(term.exposed_ns, term.hidden_ns, term.recomputed_ns) for term in terms) >= 0
+    assert 0 < found.time.mfu < 1
+    assert found.time.step.low <= found.time.step.value <= found.time.step.high
+    assert not found.legal or min(term.bytes for term in found.memory.worst.terms) >= 0
+
+
+def test_devices_of_a_node_that_nothing_joins_have_no_plan() -> None:
+    """Where no rate inside a node is known it is asked for, instead of a division by it."""
+    with pytest.raises(ImpossibleError) as refused:
+        predict(
+            "gpt2",
+            {"format": "strategist-hardware/1", "gpu": "gb10-dgx-spark", "gpus_per_node": 2},
+            strategy="dp=2,mbs=1",
+            global_batch=4,
+        )
+    assert (refused.value.code, refused.value.flag) == ("NO_PATH", "--intra-bw")
+
+
+def test_state_on_drives_needs_drives() -> None:
+    """A node without a drive cannot keep state on one: it is said, and the step has no length."""
+    with pytest.raises(ImpossibleError, match="drive") as refused:
+        predict(
+            "gpt2",
+            {"format": "strategist-hardware/1", "gpu": "t4", "gpus_per_node": 2},
+            precision="fp16",
+            strategy="dp_shard=2,zero=3,offload=nvme,mbs=1",
+            global_batch=4,
+        )
+    assert refused.value.code == "HARDWARE_FEATURE"
+
+
+@pytest.mark.parametrize("model", ["dit-xl-2", "flux.1-dev", "sd3-medium", "clip-vit-l-14"])
+def test_weights_that_few_tokens_meet_are_no_useful_work(model: str) -> None:
+    """Modulation and second towers are weights of the model, and no products of a token: less useful than six times all weights."""
+    found = predict(model, MACHINES, strategy="mbs=1", global_batch=64)
+    inside = 4 * found.model.hidden**2 + 2 * found.model.hidden * found.model.ffn_hidden
+    useful = found.time.model_FLOP / found.workload.tokens_per_step
+    assert 6 * found.model.layers * inside < useful < 6 * count(found.model).total
 
 
 def test_tf32_is_stored_like_fp32_and_multiplies_faster() -> None:
