@@ -18,6 +18,7 @@ from strategist.planner.search import Pace, Question
 from strategist.planner.size import Kind, answers, looked_at, sizes
 from strategist.records import dataclass, replace
 from strategist.space.enumerate import divisors
+from strategist.timing.rates import require_rate
 from strategist.units import format_count
 
 MOST_NODES = 2048
@@ -37,7 +38,7 @@ class Wanted:
 
 def sized(wanted: Wanted) -> Sizing:
     """The machines that would do. Raises InputError MISSING, CONFLICT and what `complete` raises, NoPlanError when nothing fits
-    or nothing is in time."""
+    or nothing is in time, ImpossibleError HARDWARE_FEATURE for devices without a rate in the number format."""
     if wanted.given.tokens is None:
         raise InputError("MISSING", "The length of the run is not known.", flag="--tokens", hint="Example: --tokens 1T.")  # fmt: skip
     _is_searched(wanted.given)
@@ -45,6 +46,8 @@ def sized(wanted: Wanted) -> Sizing:
     prices = _prices(wanted.prices, names)
     given, assumed = _with_batch(wanted.given, names[0])
     kinds = [_kind(given, name, price) for name, price in zip(names, prices, strict=True)]
+    for kind in kinds:
+        require_rate(kind.ask(*kind.sizes[0]).job)
     pace = None if given.time_budget is None else Pace(given.time_budget)
     found: list[Machines] = []
     for kind in kinds:
@@ -135,12 +138,14 @@ TWO_DIGITS = tuple(digits * 10**power for power in range(6, 13) for digits in ra
 
 def largest_that_fits(given: Given, what: What) -> Largest:
     """The largest sequence, model or micro-batch that fits on the machines of a question. Raises InputError CONFLICT where the
-    question already says it, and what `complete` raises; NoPlanError when nothing fits."""
+    question already says it, and what `complete` raises; NoPlanError when nothing fits, ImpossibleError HARDWARE_FEATURE for devices without
+    a rate in the number format."""
     said = {"seq-len": given.seq_len, "model-size": given.model_size or given.model or given.model_config, "micro-batch": given.micro_batch}  # fmt: skip
     if said[what] is not None:
         raise InputError("CONFLICT", f"--max {what} asks for what --{what} says.", flag="--max", value=what, hint=f"Leave --{what} out.")  # fmt: skip
     _is_searched(given)
     asked = complete(replace(given, model_size="1B") if what == "model-size" else given)
+    require_rate(asked.question.job)
     ladders: dict[str, Sequence[int]] = {
         "seq-len": range(SEQUENCE_STEP, MAX_SEQ_LEN + 1, SEQUENCE_STEP),
         "model-size": TWO_DIGITS,

@@ -15,6 +15,7 @@ from strategist.planner.search import Pace, search
 from strategist.records import dataclass, replace
 from strategist.space.grammar import layout
 from strategist.timing.estimate import mfu
+from strategist.timing.rates import require_rate
 
 MOST_CELLS = 400
 """Cells of the largest sweep: some minutes."""
@@ -31,7 +32,8 @@ class Grid:
 
 
 def sweep(grid: Grid) -> Sweep:
-    """The winner of every cell; when a time budget has run out, of those until then, but always of the first. Raises InputError GRID_TOO_LARGE, and what `complete` raises."""
+    """The winner of every cell; when a time budget has run out, of those until then, but always of the first. Raises InputError GRID_TOO_LARGE,
+    what `complete` raises, and ImpossibleError HARDWARE_FEATURE for a device without a rate in the number format."""
     count = len(grid.model_sizes) * len(grid.gpus) * len(grid.nodes)
     if count > MOST_CELLS:
         raise InputError(
@@ -41,6 +43,8 @@ def sweep(grid: Grid) -> Sweep:
     places = list(product(grid.gpus, grid.model_sizes, grid.nodes))
     pace = None if grid.given.time_budget is None else Pace(grid.given.time_budget)
     asked = [complete(replace(grid.given, model_size=size, gpu=gpu, nodes=nodes)) for gpu, size, nodes in places]
+    for one in asked:
+        require_rate(one.question.job)
     return Sweep(
         made_by=f"strategist {__version__}",
         policy=grid.given.policy,

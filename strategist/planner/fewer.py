@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -174,9 +175,10 @@ def parts(cluster: Cluster, whole_nodes: bool, counts: Callable[[int], Iterable[
 
 def seconds_at_best(job: Job) -> float:
     """No layout can beat the useful FLOP at the best rate any matmul of any shape reaches on every device, under the least factor of a
-    calibration."""
+    calibration. Without end where no device multiplies in the number format."""
     rates = [
         (group.count * group.node.gpus, float(matmul_rates(group.node.gpu, job.workload.precision).rate.max()))
         for group in job.cluster.groups
     ]
-    return least_factor(job.on_parts) * model_FLOP(job) / sum(count * rate for count, rate in rates)
+    together = sum(count * rate for count, rate in rates)
+    return least_factor(job.on_parts) * model_FLOP(job) / together if together else math.inf

@@ -17,7 +17,6 @@ from strategist.facts.job import Job
 from strategist.facts.profile import find_profile
 from strategist.facts.resolved import Assumption
 from strategist.facts.runs import V_SHAPED
-from strategist.facts.workload import PRECISIONS
 from strategist.memory.estimate import peak_memory
 from strategist.planner.check import share_faults
 from strategist.planner.depth import with_depths
@@ -32,7 +31,7 @@ from strategist.space.candidates import ASKED, OF_LAYERS, OF_STAGE, WORDS, Candi
 from strategist.space.enumerate import divisors
 from strategist.space.grammar import Pin, layout
 from strategist.timing.estimate import StepTimes, step_times
-from strategist.timing.rates import peak_FLOPs
+from strategist.timing.rates import require_rate
 
 
 def predict(
@@ -50,7 +49,7 @@ def predict(
     not divide the batch, HARDWARE_FEATURE when a device has no rate in the number format asked for, or a
     node no drive for what is offloaded to one.
     """
-    _multiplies(job)
+    require_rate(job)
     candidate = with_depths(job, one(**filled(job, {pin.key: pin.value for pin in pins})))
     _has_drives(job, candidate)
     peaks = peak_memory(job, candidate)
@@ -71,21 +70,6 @@ def predict(
         assumptions=assumptions,
         hints=hints,
     )
-
-
-def _multiplies(job: Job) -> None:
-    """Raises ImpossibleError HARDWARE_FEATURE for a number format in which some device does not multiply: no step of it has a length."""
-    precision = job.workload.precision
-    lacking = next((g.node.gpu for g in job.cluster.groups if not peak_FLOPs(g.node.gpu, precision)), None)
-    if lacking is not None:
-        known = [word for word in PRECISIONS if peak_FLOPs(lacking, word)]
-        raise ImpossibleError(
-            "HARDWARE_FEATURE",
-            f"{lacking.title} does not multiply in {precision}.",
-            flag="--precision",
-            value=precision,
-            hint=f"Use --precision {' or '.join(known)}.",
-        )
 
 
 def _has_drives(job: Job, candidate: Candidates) -> None:

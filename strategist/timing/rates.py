@@ -9,8 +9,11 @@ import numpy as np
 
 from strategist.catalog import Row, rows
 from strategist.columns import clamped
+from strategist.errors import ImpossibleError
 from strategist.facts.gpus import gpu_by_id
 from strategist.facts.hardware import Basis, Gpu
+from strategist.facts.job import Job
+from strategist.facts.workload import PRECISIONS
 from strategist.records import dataclass
 from strategist.space.candidates import Reals
 
@@ -82,6 +85,21 @@ def peak_FLOPs(gpu: Gpu, precision: str) -> float | None:
         "tf32": gpu.tf32_FLOPs,
     }
     return peaks[precision]
+
+
+def require_rate(job: Job) -> None:
+    """Raises ImpossibleError HARDWARE_FEATURE for a number format in which some device does not multiply: no step of it has a length."""
+    precision = job.workload.precision
+    lacking = next((g.node.gpu for g in job.cluster.groups if not peak_FLOPs(g.node.gpu, precision)), None)
+    if lacking is not None:
+        known = [word for word in PRECISIONS if peak_FLOPs(lacking, word)]
+        raise ImpossibleError(
+            "HARDWARE_FEATURE",
+            f"{lacking.title} does not multiply in {precision}.",
+            flag="--precision",
+            value=precision,
+            hint=f"Use --precision {' or '.join(known)}.",
+        )
 
 
 @cache

@@ -273,3 +273,21 @@ def test_halving_finds_the_last_that_fits(length: int, fitting: int) -> None:
     last = min(length, fitting) - 1
     assert (place, best) == (last, last if last >= 0 else None)
     assert len(asked) <= 2 * length.bit_length() + 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("size", "--model", "gpt2", "--tokens", "1B", "--deadline", "30d", "--gpu", "t4"),
+        ("size", "--model", "gpt2", "--gpu", "v100-sxm2-32gb", "--gpus-per-node", "2", "--max", "micro-batch"),
+        ("sweep", "--model-size", "1B", "--nodes", "1", "--gpu", "a100-sxm-80gb,t4"),
+        ("plan", "--model", "gpt2", "--gpu", "t4", "--gpus-per-node", "8", "--allow-idle"),
+    ],
+    ids=["size", "max", "sweep", "plan"],
+)
+def test_devices_without_the_number_format_are_named(words: tuple[str, ...]) -> None:
+    """Every command that asks for machines says that a device does not multiply in the format, and which it has; none divides by its rate."""
+    refused = call(*words)
+    assert refused.code == 3
+    assert "E_HARDWARE_FEATURE" in refused.err
+    assert "fp16" in refused.err
