@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from strategist.errors import ImpossibleError, InputError
+from strategist.facts.domains import inner_tiers
 from strategist.facts.gpus import find_gpu
-from strategist.facts.hardware import Cluster, Node, NodeGroup
+from strategist.facts.hardware import Cluster, NodeGroup
 from strategist.facts.machines import Overrides, machine, spread_over_racks
 from strategist.facts.network import network_tier
 from strategist.facts.nodes import reference_node
@@ -107,18 +108,19 @@ def _usual_count(gpu: str) -> int:
 def checked_network(resolved: Resolved) -> Resolved:
     """`resolved`, when its nodes can reach each other, and the devices of each node. Raises ImpossibleError NO_PATH."""
     for group in resolved.cluster.groups:
-        _joined_inside(group.node)
+        _joined_inside(group)
     if resolved.cluster.nodes > 1 and not resolved.cluster.links:
         network_tier(resolved.cluster)
     return resolved
 
 
-def _joined_inside(node: Node) -> None:
-    if node.gpus == 1 or node.intra_Bps > 0 or node.links:
+def _joined_inside(group: NodeGroup) -> None:
+    node = group.node
+    if node.links or all(tier.device_Bps > 0 for tier in inner_tiers(group)):
         return
     raise ImpossibleError(
         "NO_PATH",
-        f"{node.gpus} x {node.gpu.title} share a node, and nothing is known that joins them.",
+        f"{node.gpus} x {node.gpu.title} share a node, and nothing is known that joins all of them.",
         flag="--intra-bw",
         value=node.name,
         hint="State their rate with --intra-bw, or use --gpus-per-node 1.",

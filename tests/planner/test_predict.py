@@ -114,15 +114,24 @@ def test_any_layout_on_any_machine_has_a_length_or_a_code(question: tuple[str, A
     assert not found.legal or min(term.bytes for term in found.memory.worst.terms) >= 0
 
 
-def test_devices_of_a_node_that_nothing_joins_have_no_plan() -> None:
-    """Where no rate inside a node is known it is asked for, instead of a division by it."""
+BARE = {"gpu": "gb10-dgx-spark"}
+
+
+@pytest.mark.parametrize(
+    "machines",
+    [
+        {"format": "strategist-hardware/1", **BARE, "gpus_per_node": 2},
+        {
+            "format": "strategist-hardware/1",
+            "nodes": [{**BARE, "gpu_count": 4, "topology": "nvlink-pairs", "intra_bw": "20GB/s"}],
+        },
+    ],
+    ids=["none", "pairs alone"],
+)
+def test_devices_of_a_node_that_nothing_joins_have_no_plan(machines: Any) -> None:
+    """Where no rate inside a node, or between its pairs, is known it is asked for, instead of a division by it."""
     with pytest.raises(ImpossibleError) as refused:
-        predict(
-            "gpt2",
-            {"format": "strategist-hardware/1", "gpu": "gb10-dgx-spark", "gpus_per_node": 2},
-            strategy="dp=2,mbs=1",
-            global_batch=4,
-        )
+        predict("gpt2", machines, strategy="mbs=1", global_batch=4)
     assert (refused.value.code, refused.value.flag) == ("NO_PATH", "--intra-bw")
 
 
