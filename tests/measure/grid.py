@@ -96,13 +96,14 @@ ROOMY = 1 << 50
 
 @dataclass(frozen=True)
 class Scenario:
-    """One question to both: a shape, a length, a precision and a layout."""
+    """One question to both: a shape, a length, a precision and a layout, and how many tokens the busiest rank's experts get over the mean."""
 
     name: str
     shape: ModelShape
     seq_len: int
     precision: str
     layout: Mapping[str, Any]
+    imbalance: float = 1.0
 
 
 WEIGHTED = tuple(
@@ -688,7 +689,12 @@ def plan_of(scenario: Scenario) -> Plan:
         **layout,
     )
     roomy = replace(plan.memory, capacity_bytes=ROOMY)
-    asked = replace(plan.workload, precision=scenario.precision, optimizer=plan.strategy.optimizer)
+    asked = replace(
+        plan.workload,
+        precision=scenario.precision,
+        optimizer=plan.strategy.optimizer,
+        expert_imbalance=scenario.imbalance,
+    )
     return replace(plan, workload=asked, memory=roomy)
 
 
