@@ -451,7 +451,7 @@ def _imbalance(given: Given, shape: ModelShape) -> float:
     flag = "--expert-imbalance"
     if ratio > 1.0 and shape.moe is None:
         raise InputError(
-            "CONFLICT", f"{flag} is about routed experts, and {shape.name} has none.", flag=flag, value=ratio, hint="Leave it out, or name a mixture of experts."
+            "CONFLICT", f"{flag} is about routed experts, and {shape.name} has none.", flag=flag, value=f"{ratio:g}", hint="Leave it out, or name a mixture of experts."
         )  # fmt: skip
     if shape.moe is not None and ratio > shape.moe.experts / shape.moe.top_k:
         raise InputError(
@@ -468,7 +468,7 @@ def _balanced(given: Given, shape: ModelShape, cluster: Cluster) -> tuple[Assump
     """That experts of all ranks get as many tokens, where ranks may share experts and nobody said otherwise."""
     if shape.moe is None or cluster.world == 1 or given.expert_imbalance is not None:
         return ()
-    value = "1: routed experts of every rank get as many tokens"
+    value = "1, routed experts of every rank get as many tokens"
     return (Assumption(what="expert imbalance", value=value, flag="--expert-imbalance"),)
 
 

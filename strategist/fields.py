@@ -42,7 +42,9 @@ def checked_fields(workload: Workload | None, given: Mapping[str, Any]) -> dict[
             raise InputError("UNKNOWN_KEY", f"recommend() has no argument {name!r}.", flag=name, value=name, hint=hint)
     if workload is not None and not isinstance(workload, Workload):
         raise _wrong("workload", workload, "a Workload", "Workload(seq_len=4096)")
-    own = ("seq_len", "global_batch", "precision", "optimizer", "tokens", "expert_imbalance")
+    own = ["seq_len", "global_batch", "precision", "optimizer", "tokens"]
+    if workload is not None and workload.expert_imbalance != 1.0:  # balance need not be said
+        own.append("expert_imbalance")
     fields = {name: getattr(workload, name) for name in own} if workload is not None else {}
     fields |= given
     return {name: FIELDS[name](name, value) for name, value in fields.items() if value is not None}

@@ -74,7 +74,7 @@ READERS: Mapping[str, Reader] = {
     "grad_accum": whole(1, MAX_BATCH, "16"),
     "tokens": lambda text, flag: parse_count(text, flag, low=1, high=MAX_TOKENS, example="1T"),
     "lora_rank": whole(1, MAX_RANK, "16"),
-    "expert_imbalance": real(Decimal(str(MAX_IMBALANCE)), "1.5", Decimal(1)),
+    "expert_imbalance": real(Decimal(MAX_IMBALANCE), "1.5", Decimal(1)),
     "headroom": real(Decimal(str(MAX_HEADROOM)), "0.05"),
     "price_per_gpu_hour": real(Decimal(MAX_PRICE), "2.50"),
     "top": whole(1, MAX_TOP, "5"),

@@ -21,7 +21,7 @@ METHODS = ("full", "lora", "qlora")
 MAX_SEQ_LEN = 2**24
 MAX_BATCH = 2**31
 MAX_RANK = 4096
-MAX_IMBALANCE = 1024.0
+MAX_IMBALANCE = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

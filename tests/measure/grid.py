@@ -338,6 +338,17 @@ def in_turn() -> tuple[Scenario, ...]:
 
 
 @cache
+def busy_experts() -> tuple[Scenario, ...]:
+    """The same and those that hold most, on the rank whose experts get so many more tokens than the mean one."""
+    spread = (case for case in (*in_turn(), *at_experts()) if case.layout.get("ep", 1) > 1)
+    ratios = (1.5, 1.9)
+    return tuple(
+        replace(case, name=f"{case.name}-busy", imbalance=ratios[place % len(ratios)])
+        for place, case in enumerate(spread)
+    )
+
+
+@cache
 def with_experts() -> tuple[Scenario, ...]:
     """Experts that several ranks share."""
     return tuple(
