@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
@@ -46,7 +46,6 @@ from strategist.space.stages import kinds, last_sorts
 Op = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "reduce", "send"]
 Axis = Literal["tp", "cp", "ep", "pp", "dp"]
 Hidden = Literal["nothing", "forward", "backward", "attention", "matmul", "compute"]
-BEHIND: tuple[Hidden, ...] = get_args(Hidden)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
