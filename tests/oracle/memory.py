@@ -87,7 +87,7 @@ def sequence_cut(layout: Layout) -> int:
 
 def busiest(job: Job, layout: Layout) -> float:
     """Tokens at the experts of the rank that gets most, over the mean of the ep ranks, which cannot be more than their number."""
-    asked, ranks = job.workload.expert_imbalance, layout["ep"]
+    asked, ranks = job.workload.expert_imbalance, layout.get("ep", 1)
     return float(asked if asked < ranks else ranks)
 
 
