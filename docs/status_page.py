@@ -166,7 +166,8 @@ MISSING = (
     "Beside adapters (`--method`) no tp, pp, cp, ep, ZeRO-1, offload or fp16; none beside experts, latent attention or state spaces; they are not merged into "
     "weights, and of targets only LLaMA-Factory's and our own launchers say them. Beside weights of four bits no compiled blocks, no paged optimizer, and "
     "embedding and head stay in 16 or 32 bits; their kernels ran on CPUs only, and nothing of them was rehearsed.",
-    "Of the time model: experts that get more tokens than others (all are counted with as many), and two axes that share a network card at once.",
+    "Of experts that get more tokens than others (`--expert-imbalance`): a ratio for each layer, tokens dropped over a capacity, experts of one rank that differ, rehearsals "
+    "(docs/decisions/0152). Of axes that share ports between nodes (docs/decisions/0153): what is not hidden at all, links inside a node, and ports that some of a node's devices leave idle.",
     "Of published runs: recompute of operations that nobody names, weights of four bits, activations on the host. Predicted reserved memory knows "
     "streams and large blocks (docs/decisions/0047), not what small tensors break up; frameworks with one buffer of gradients reserve a measured share.",
     "Whole experts beside tensor parallelism without sequence parallelism. Of the search: offload beside "

@@ -55,6 +55,7 @@ class Given:
     method: str | None = None
     lora_rank: int | None = None
     lora_targets: str | None = None
+    expert_imbalance: float | None = None
     headroom: float = 0.05
     price_per_gpu_hour: float | None = None
     policy: Policy = "hf"
@@ -427,11 +428,48 @@ def _workload(given: Given, shape: ModelShape, cluster: Cluster) -> tuple[Worklo
     )
     precision: Any = given.precision or ("fp32" if on_cpu else "bf16")
     optimizer: Any = given.optimizer or "adamw"
-    work = Workload(seq_len=seq_len, global_batch=batch, precision=precision, optimizer=optimizer, tokens=given.tokens)
+    work = Workload(
+        seq_len=seq_len,
+        global_batch=batch,
+        precision=precision,
+        optimizer=optimizer,
+        tokens=given.tokens,
+        expert_imbalance=_imbalance(given, shape),
+    )
     said = {"sequence length": (given.seq_len, seq_len, "--seq-len"), "global batch": (given.global_batch, f"{batch} sequences", "--global-batch"), "precision": (given.precision, f"{precision} compute, fp32 state", "--precision"), "optimizer": (given.optimizer, optimizer, "--optimizer")}  # fmt: skip
-    return work, tuple(
+    assumed = (
         Assumption(what=what, value=str(value), flag=flag) for what, (told, value, flag) in said.items() if told is None
     )
+    return work, (*assumed, *_balanced(given, shape, cluster))
+
+
+def _imbalance(given: Given, shape: ModelShape) -> float:
+    """Tokens of the busiest rank's experts over the mean. Raises InputError CONFLICT where a model has no routed experts, and
+    TOO_LARGE for more than every token's choice of the same ones: it chooses different experts, so that a rank with one of
+    them gets it once at most."""
+    ratio = given.expert_imbalance or 1.0
+    flag = "--expert-imbalance"
+    if ratio > 1.0 and shape.moe is None:
+        raise InputError(
+            "CONFLICT", f"{flag} is about routed experts, and {shape.name} has none.", flag=flag, value=f"{ratio:g}", hint="Leave it out, or name a mixture of experts."
+        )  # fmt: skip
+    if shape.moe is not None and ratio > shape.moe.experts / shape.moe.top_k:
+        raise InputError(
+            "TOO_LARGE",
+            f"A token of {shape.name} chooses {shape.moe.top_k} of {shape.moe.experts} experts, so no rank gets more than {shape.moe.experts / shape.moe.top_k:g} times the mean.",
+            flag=flag,
+            value=ratio,
+            hint=f"At most {shape.moe.experts / shape.moe.top_k:g}.",
+        )
+    return ratio
+
+
+def _balanced(given: Given, shape: ModelShape, cluster: Cluster) -> tuple[Assumption, ...]:
+    """That experts of all ranks get as many tokens, where ranks may share experts and nobody said otherwise."""
+    if shape.moe is None or cluster.world == 1 or given.expert_imbalance is not None:
+        return ()
+    value = "1, routed experts of every rank get as many tokens"
+    return (Assumption(what="expert imbalance", value=value, flag="--expert-imbalance"),)
 
 
 def _usual_length(shape: ModelShape) -> int:

@@ -13,7 +13,16 @@ from typing import Any
 from strategist.errors import InputError, did_you_mean
 from strategist.facts.job import MAX_HEADROOM
 from strategist.facts.profile import AUTO, PURPOSES, frontends
-from strategist.facts.workload import MAX_BATCH, MAX_RANK, MAX_SEQ_LEN, METHODS, OPTIMIZERS, PRECISIONS, Workload
+from strategist.facts.workload import (
+    MAX_BATCH,
+    MAX_IMBALANCE,
+    MAX_RANK,
+    MAX_SEQ_LEN,
+    METHODS,
+    OPTIMIZERS,
+    PRECISIONS,
+    Workload,
+)
 
 MAX_TOKENS, MAX_PRICE, MAX_TOP, MAX_BUDGET = 10**18, 10**6, 50, 10**6
 POLICIES = ("hf", "fastest")
@@ -33,7 +42,9 @@ def checked_fields(workload: Workload | None, given: Mapping[str, Any]) -> dict[
             raise InputError("UNKNOWN_KEY", f"recommend() has no argument {name!r}.", flag=name, value=name, hint=hint)
     if workload is not None and not isinstance(workload, Workload):
         raise _wrong("workload", workload, "a Workload", "Workload(seq_len=4096)")
-    own = ("seq_len", "global_batch", "precision", "optimizer", "tokens")
+    own = ["seq_len", "global_batch", "precision", "optimizer", "tokens"]
+    if workload is not None and workload.expert_imbalance != 1.0:  # balance need not be said
+        own.append("expert_imbalance")
     fields = {name: getattr(workload, name) for name in own} if workload is not None else {}
     fields |= given
     return {name: FIELDS[name](name, value) for name, value in fields.items() if value is not None}
@@ -58,15 +69,15 @@ def whole(high: int) -> Check:
     return check
 
 
-def real(high: float, example: str) -> Check:
-    """A finite number from 0."""
+def real(high: float, example: str, low: float = 0.0) -> Check:
+    """A finite number, from 0 unless something else is said."""
 
     def check(name: str, value: Any) -> float:
-        kind = f"a number from 0 to {high:g}"
+        kind = f"a number from {low:g} to {high:g}"
         if isinstance(value, bool) or not isinstance(value, Real):
             raise _wrong(name, value, kind, example)
         number = float(value)
-        if not (isfinite(number) and 0 <= number <= high):
+        if not (isfinite(number) and low <= number <= high):
             raise InputError(
                 "RANGE", f"{name} must be {kind}.", flag=name, value=value, hint=f"Example: {name}={example}."
             )
@@ -122,6 +133,7 @@ WORKLOAD: Mapping[str, Check] = {
     "method": choice(METHODS),
     "lora_rank": whole(MAX_RANK),
     "lora_targets": text('"q,v"'),
+    "expert_imbalance": real(MAX_IMBALANCE, "1.5", 1.0),
     "headroom": real(MAX_HEADROOM, "0.05"),
     "price_per_gpu_hour": real(MAX_PRICE, "2.5"),
 }

@@ -63,6 +63,9 @@ WORKLOAD = (
     Flag("--method", "train all weights, or adapters beside frozen ones", "WORD", choices=("full", "lora", "qlora")),
     Flag("--lora-rank", "rank of the adapters", "N"),
     Flag("--lora-targets", "matrices with adapters: q,v or q,k,v,o,gate,up,down", "WORD,..."),
+    Flag(
+        "--expert-imbalance", "tokens of the busiest rank's routed experts over the mean of the ranks, from 1", "RATIO"
+    ),
     Flag("--headroom", "share of each device that must stay free, 0 to 0.5", "SHARE"),
     Flag("--price-per-gpu-hour", "price of one device for one hour, in your currency", "MONEY"),
 )

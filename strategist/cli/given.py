@@ -12,7 +12,7 @@ from strategist.cli.flags import HARDWARE, PLAN_FLAGS, Flag
 from strategist.errors import ECHO_LIMIT, InputError, StrategistError, did_you_mean, shown
 from strategist.facts.flags import parse_gpus_per_node, parse_nodes
 from strategist.facts.job import MAX_HEADROOM
-from strategist.facts.workload import MAX_BATCH, MAX_RANK, MAX_SEQ_LEN
+from strategist.facts.workload import MAX_BATCH, MAX_IMBALANCE, MAX_RANK, MAX_SEQ_LEN
 from strategist.fields import MAX_BUDGET, MAX_PRICE, MAX_TOKENS, MAX_TOP, UNRECORDED
 from strategist.reading import ERROR_LIMIT, parse_toml, read_text
 from strategist.units import parse_bytes, parse_count, parse_integer, parse_rate, parse_real, plain_text
@@ -47,9 +47,9 @@ def whole(low: int, high: int, example: str) -> Reader:
     return lambda text, flag: parse_integer(text, flag, low=low, high=high, example=example)
 
 
-def real(high: Decimal, example: str) -> Reader:
-    """A reader for plain numbers from 0."""
-    return lambda text, flag: parse_real(text, flag, high=high, example=example)
+def real(high: Decimal, example: str, low: Decimal = Decimal(0)) -> Reader:
+    """A reader for plain numbers, from 0 unless something else is said."""
+    return lambda text, flag: parse_real(text, flag, low=low, high=high, example=example)
 
 
 def words(example: str) -> Reader:
@@ -74,6 +74,7 @@ READERS: Mapping[str, Reader] = {
     "grad_accum": whole(1, MAX_BATCH, "16"),
     "tokens": lambda text, flag: parse_count(text, flag, low=1, high=MAX_TOKENS, example="1T"),
     "lora_rank": whole(1, MAX_RANK, "16"),
+    "expert_imbalance": real(Decimal(MAX_IMBALANCE), "1.5", Decimal(1)),
     "headroom": real(Decimal(str(MAX_HEADROOM)), "0.05"),
     "price_per_gpu_hour": real(Decimal(MAX_PRICE), "2.50"),
     "top": whole(1, MAX_TOP, "5"),

@@ -10,7 +10,13 @@ from strategist.records import is_record, names_of, replace
 
 EXACT = 2**53
 """Whole numbers below it are the same as float and as int."""
-SILENT: dict[str, Any] = {"adapters": None, "cp_inner": 1, "uneven_batch": [], "recompute_stages": []}
+SILENT: dict[str, Any] = {
+    "adapters": None,
+    "cp_inner": 1,
+    "uneven_batch": [],
+    "recompute_stages": [],
+    "expert_imbalance": 1,
+}
 """Fields that are written only where they say something, so that plans without them stay what they were to the byte, and the values
 that say nothing."""
 

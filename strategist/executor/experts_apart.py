@@ -21,12 +21,14 @@ Work = Callable[[Tensor, list[int]], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class ExpertGroup:
-    """The ranks that share the experts of a layer. With `is_even` all ranks send alike, so nobody asks how many; `are_cut` says
-    that tp ranks hold parts of the same experts and send the same tokens, otherwise each of them sends its own."""
+    """The ranks that share the experts of a layer. With `is_even` all ranks send alike, so nobody asks how many, and this one gets
+    `crowding` times its part of them, as a plan assumes of the busiest; `are_cut` says that tp ranks hold parts of the same experts
+    and send the same tokens, otherwise each of them sends its own."""
 
     group: dist.ProcessGroup
     is_even: bool
     are_cut: bool
+    crowding: float = 1.0
 
     def work(self, rows: Tensor, counts: list[int], experts: Work) -> Tensor:
         """What all experts give for `rows` (r, H), sorted by expert; `counts` of them go to each expert of all ranks.
@@ -43,7 +45,7 @@ class ExpertGroup:
     def _coming(self, sent: list[list[int]], like: Tensor) -> list[list[int]]:
         """How many rows each rank sends to each expert here. Waits for the device once."""
         if self.is_even:
-            return [sent[self.group.rank()]] * self.group.size()
+            return [[round(self.crowding * count) for count in sent[self.group.rank()]]] * self.group.size()
         asked = torch.tensor(sent, device=like.device)
         told = torch.empty_like(asked)
         dist.all_to_all_single(told, asked, group=self.group)

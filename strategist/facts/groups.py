@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from strategist.columns import Column, Mask, Reals, clamped
-from strategist.facts.tier import SHARED_MEDIA, Share, Tier
+from strategist.facts.tier import NETWORK, SHARED_MEDIA, Share, Tier, level_of
 from strategist.records import dataclass
 
 _STRIDES = 2**31
@@ -37,7 +37,8 @@ class GroupLink:
 
 
 class GroupColumns(NamedTuple):
-    """The fields of GroupLink, one row per group; `tier` is an index into the tiers, -1 for groups of one."""
+    """The fields of GroupLink, one row per group; `tier` is an index into the tiers, -1 for groups of one. Groups that `leave` have members
+    on several nodes, whose ports they use."""
 
     Bps: Reals
     tier: Column
@@ -48,6 +49,7 @@ class GroupColumns(NamedTuple):
     all_to_all_Bps: Reals
     send_Bps: Reals
     fill_s: Reals
+    leave: Mask
 
 
 def members_within(size: Column, stride: Column, span: int) -> Column:
@@ -104,7 +106,16 @@ class _Place(NamedTuple):
 def _nothing(rows: int) -> GroupColumns:
     free = np.full(rows, np.inf)
     return GroupColumns(
-        free, np.full(rows, -1), np.zeros(rows), np.ones(rows, np.int64), free, free, free, free, np.zeros(rows)
+        free,
+        np.full(rows, -1),
+        np.zeros(rows),
+        np.ones(rows, np.int64),
+        free,
+        free,
+        free,
+        free,
+        np.zeros(rows),
+        np.zeros(rows, np.bool_),
     )
 
 
@@ -121,6 +132,7 @@ def _narrowed(found: GroupColumns, index: int, crossed: Mask, here: GroupColumns
         all_to_all_Bps=np.where(crossed, np.minimum(here.all_to_all_Bps, found.all_to_all_Bps), found.all_to_all_Bps),
         send_Bps=np.where(crossed, np.minimum(here.send_Bps, found.send_Bps), found.send_Bps),
         fill_s=found.fill_s + np.where(crossed, here.fill_s, 0.0),
+        leave=found.leave | (crossed & here.leave),
     )
 
 
@@ -141,6 +153,7 @@ def _at_tier(tier: Tier, place: _Place) -> GroupColumns:
         all_to_all_Bps=_exchange_rate(tier, place, nominal) * exchange,
         send_Bps=(nominal if tier.port_Bps is None else np.minimum(nominal, tier.port_Bps)) * ring,
         fill_s=fill,
+        leave=np.full(len(size), level_of(tier.kind) == NETWORK),
     )
 
 

@@ -21,6 +21,7 @@ SHARED_MEDIA: tuple[Kind, ...] = ("shared-memory", "pcie-host")
 """Everything on these links passes the host's memory: groups that talk at once take from each other, whatever their size."""
 
 LEVELS = ("scale-up", "host", "network")
+NETWORK = LEVELS.index("network")
 
 
 def level_of(kind: str) -> int:

@@ -21,17 +21,20 @@ METHODS = ("full", "lora", "qlora")
 MAX_SEQ_LEN = 2**24
 MAX_BATCH = 2**31
 MAX_RANK = 4096
+MAX_IMBALANCE = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """One training job. `global_batch` counts sequences per optimizer step; `tokens` is the length of the whole run."""
+    """One training job. `global_batch` counts sequences per optimizer step; `tokens` is the length of the whole run.
+    `expert_imbalance` is how many tokens the busiest of the ranks that share a layer's experts gets, over the mean of them: 1 is balance."""
 
     seq_len: int = 4096
     global_batch: int = 256
     precision: Precision = "bf16"
     optimizer: Optimizer = "adamw"
     tokens: int | None = None
+    expert_imbalance: float = 1.0
 
     @property
     def tokens_per_step(self) -> int:

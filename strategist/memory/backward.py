@@ -27,6 +27,7 @@ from strategist.space.candidates import EXCHANGES, RINGS, Candidates, Column, Ma
 from strategist.space.shares import (
     ceil_div,
     copies_here,
+    crowding,
     is_plain_data_parallel,
     layers,
     matrix_elements,
@@ -122,14 +123,17 @@ class Kept:
 
     @cached_property
     def _divisors(self) -> tuple[Column | Reals, ...]:
-        """What each of CUTS divides by, (C,) each."""
+        """What each of CUTS divides by, (C,) each, and behind them the same of tokens that came to the busiest rank's experts."""
         c, sequence = self.c, sequence_cut(self.c)
         cut_only = np.where(c["tp"] > 1, sequence, np.inf)
         dispatched = routed_cut(c)
         exchanged = np.where(c.is_word("context_parallel", *EXCHANGES), c["tp"], np.inf)
         regathered = np.where(dispatched > 1, 1.0, np.inf)
         summed = np.where(dispatched > 1, np.inf, cut_only)
-        return sequence, c["tp"], np.ones_like(sequence), dispatched, exchanged, regathered, summed, cut_only
+        cuts = sequence, c["tp"], np.ones_like(sequence), dispatched, exchanged, regathered, summed, cut_only
+        if not self._widths.crowded:
+            return cuts
+        return *cuts, *(cut / crowding(self.job, c) for cut in cuts)
 
     def weights(self, chosen: Callable[[str], bool]) -> Reals:
         """Elements of the chosen matrices on one rank, of one piece of them where they are cut in some that nothing else knows."""
@@ -164,11 +168,12 @@ CUTS: tuple[Cut | Literal["cut_only"], ...] = (
 
 
 class Widths:
-    """Bytes of the rows of each sort of layer per token before they are cut, (policies, K, cuts)."""
+    """Bytes of the rows of each sort of layer per token before they are cut, (policies, K, cuts); where some ranks' experts are
+    crowded, those of tokens that came to experts behind the others, (policies, K, 2 cuts)."""
 
     def __init__(self, shape: ModelShape, habits: Habits, compute: float) -> None:
         self.rows = [saved_tensors(shape, kind, habits) for kind in kinds(shape)]
-        self.halves, self.compute = habits.light == "half-blocks", compute
+        self.halves, self.crowded, self.compute = habits.light == "half-blocks", habits.is_crowded, compute
         self._known: dict[tuple[Rows, tuple[Part, ...]], Reals] = {}
 
     def of(self, wanted: Rows, parts: tuple[Part, ...]) -> Reals:
@@ -178,10 +183,10 @@ class Widths:
         return self._known[wanted, parts]
 
     def _sum(self, wanted: Rows, parts: tuple[Part, ...]) -> Reals:
-        found = np.zeros((len(POLICIES), len(self.rows), len(CUTS)))
+        found = np.zeros((len(POLICIES), len(self.rows), len(CUTS) * (1 + self.crowded)))
         for place, every in enumerate(self.rows):
             for row in (row for row in every if not parts or row.part in parts):
-                cut = CUTS.index("cut_only" if row.cut_only else row.cut)
+                cut = CUTS.index("cut_only" if row.cut_only else row.cut) + len(CUTS) * (row.arrives and self.crowded)
                 keeps = [wanted(row, policy) for policy in POLICIES]
                 found[keeps, place, cut] += row.width * _bytes(self.compute, row)
         if self.halves:  # every second layer is computed again whole
@@ -238,7 +243,7 @@ def _experts_begin(kept: Kept) -> LayerInstant:
     are through, and the gradient of their inputs waits for the others'."""
     job, c = kept.job, kept.c
     stream = np.where(routed_cut(c) > 1, residual_C(job, c, whole=False), residual_C(job, c))
-    gradients = (2.0 * copies_C(job, c) + stream)[:, None] + _of_shared_inputs(kept)
+    gradients = (2.0 * arrived_C(job, c) + stream)[:, None] + _of_shared_inputs(kept)
     freed = kept.rows(is_used_up) + kept.rows(_is_kept_by_shared)
     again = kept.rows(_is_brought_back_by_routed)
     return LayerInstant(gradients + again, freed, kept.weights(_is_shared), is_sooner=True)
@@ -249,6 +254,11 @@ def copies_C(job: Job, c: Candidates) -> Reals:
     moe = job.model.moe
     width = moe.top_k * (moe.latent or job.model.hidden) if moe else 0
     return tokens(job, c) * width * BYTES[job.formats.compute] / routed_cut(c)
+
+
+def arrived_C(job: Job, c: Candidates) -> Reals:
+    """Bytes of the copies of tokens that come to the experts of the busiest rank, (C,)."""
+    return copies_C(job, c) * crowding(job, c)
 
 
 def _of_shared_inputs(kept: Kept) -> Reals:
@@ -305,7 +315,7 @@ def _experts_end(kept: Kept) -> LayerInstant:
     job, matrices = kept.job, 3.0 if kept.job.model.mlp_gated else 2.0
     routed = kept.weights(is_routed)
     stream = residual_C(job, kept.c, whole=False)
-    gradients = (copies_C(job, kept.c) + stream)[:, None] + _of_shared_inputs(kept)
+    gradients = (arrived_C(job, kept.c) + stream)[:, None] + _of_shared_inputs(kept)
     freed = kept.rows(is_kept, "inside", "product") + kept.rows(is_used_up, "mixer", "ffn")
     again = kept.rows(is_brought_back, "mixer", "exchanged", "ffn") + BYTES[job.formats.compute] * routed
     return LayerInstant(gradients + again, freed, kept.weights(_is_shared), routed / matrices)
@@ -317,9 +327,9 @@ def _first_expert(kept: Kept) -> LayerInstant:
     job, c = kept.job, kept.c
     moe, matrices = job.model.moe, 3.0 if job.model.mlp_gated else 2.0
     here = ceil_div(moe.experts if moe else 1, c["ep"])
-    given, keeps = copies_C(job, c), c.is_word("recompute", "none")
+    given, keeps = arrived_C(job, c), c.is_word("recompute", "none")
     product = given * (moe.ffn / (moe.latent or job.model.hidden) if moe else 0.0) / c["etp"] / here
-    gone = product + given
+    gone = product + copies_C(job, c)
     gradients = matrices * product + np.where(here > 1, given, 0.0) + residual_C(job, c, whole=False)
     last = BYTES[job.formats.compute] * kept.weights(is_routed) / (matrices * here)[:, None]
     again = kept.rows(_is_brought_back_by_routed) - np.where(keeps, 0.0, gone)[:, None]
@@ -334,7 +344,7 @@ def _inputs_of_expert(kept: Kept) -> LayerInstant:
     job, c = kept.job, kept.c
     moe, is_gated = job.model.moe, job.model.mlp_gated
     here = ceil_div(moe.experts if moe else 1, c["ep"])
-    given, keeps = copies_C(job, c), c.is_word("recompute", "none")
+    given, keeps = arrived_C(job, c), c.is_word("recompute", "none")
     inputs = given / here
     product = inputs * (moe.ffn / (moe.latent or job.model.hidden) if moe else 0.0) / c["etp"]
     own = BYTES[job.formats.compute] * kept.weights(is_routed) / here[:, None]
@@ -344,15 +354,16 @@ def _inputs_of_expert(kept: Kept) -> LayerInstant:
     at_work = 2.0 * inputs + product if is_gated else inputs + product
     gradients = at_work + np.where(here > 1, given, 0.0) + residual_C(job, c, whole=False)
     temporaries = gradients[:, None] + _of_shared_inputs(kept) + own + through * makes
-    back = kept.rows(_is_brought_back_by_routed) - np.where(keeps, 0.0, given)[:, None] - (through + 1.0) * again
-    freed = kept.rows(is_used_up) + kept.rows(_is_kept_by_shared) + np.where(keeps, given, 0.0)[:, None]
+    gone = copies_C(job, c)
+    back = kept.rows(_is_brought_back_by_routed) - np.where(keeps, 0.0, gone)[:, None] - (through + 1.0) * again
+    freed = kept.rows(is_used_up) + kept.rows(_is_kept_by_shared) + np.where(keeps, gone, 0.0)[:, None]
     return LayerInstant(temporaries + back, freed + (through + 1.0) * inside, kept.weights(_is_shared))
 
 
 def _inputs_together(kept: Kept) -> LayerInstant:
     """When the gradients of all experts' inputs are put together, one gradient per expert is there for every matrix."""
     end = _experts_end(kept)
-    return LayerInstant(end.temporaries + copies_C(kept.job, kept.c)[:, None], end.freed, end.weights)
+    return LayerInstant(end.temporaries + arrived_C(kept.job, kept.c)[:, None], end.freed, end.weights)
 
 
 def _summed_again(kept: Kept) -> LayerInstant:
@@ -383,7 +394,7 @@ def part_of_norm_C(job: Job, c: Candidates) -> Reals:
 def given_to_experts(kept: Kept) -> tuple[Reals, Reals]:
     """Where nothing is computed again, when backward enters the routed experts: bytes of the gradients of what they gave, of the layer and
     of what shared experts read, and kept bytes that are gone, (C, K) each."""
-    gradients = copies_C(kept.job, kept.c) + residual_C(kept.job, kept.c, whole=False)
+    gradients = arrived_C(kept.job, kept.c) + residual_C(kept.job, kept.c, whole=False)
     gone = kept.rows(_is_kept_by_shared) + kept.rows(_is_kept_output)
     return gradients[:, None] + _of_shared_inputs(kept), gone
 

@@ -776,19 +776,20 @@ def _experts_forward(step: Step) -> Iterator[Instant]:
     """Where experts are a unit of their own: they have worked in the last layer's forward, and their first buffer is still there
     where they were just gathered; then their results have gone back, and ZeRO-3 has given their weights back. Copies of the
     tokens are around: those sent and those that came, in the experts' order where no policy keeps them, and what experts gave,
-    one by one and put together; then five that went both ways. Last what shared experts gave is added up, beside what the routed ones did."""
+    one by one and put together; then five that went both ways, two of them of a rank's own tokens. Last what shared experts gave is added up, beside what the routed ones did."""
     gathers, output = np.where(step.shards_gradients, step.compute * step.buffered, 0.0), NONE
     if step.piped:
         gathers = np.where(step.reshards, gathers + step.ahead_of_time, 0.0)
         output = step.stream * (1.0 - step.last)  # is not made yet
     sorted_ = np.where(step.c.is_word("recompute", "full"), 1.0, 0.0)[:, None]
-    for experts, times in ((1.0, 4.0 + sorted_), (0.0, 5.0)):
+    for experts, own, others in ((1.0, 1.0, 3.0 + sorted_), (0.0, 2.0, 3.0)):
+        passing = own * step.layers.sent + others * step.layers.arrived
         terms = {
             "gradients": step.earlier,
             "activations": step.in_layers - step.layers.behind_experts - output,
             "logits": step.held_logits,
             "gather_buffers": _gathered_beside(step, 0.0, experts=experts) + gathers,
-            "temporaries": added(step.previous, step.layers.in_forward + times * step.layers.sent),
+            "temporaries": added(step.previous, step.layers.in_forward + passing),
         }
         yield _where_apart(step, LOSS, terms, step.situation.alternates)
     terms = {
@@ -796,7 +797,9 @@ def _experts_forward(step: Step) -> Iterator[Instant]:
         "activations": step.in_layers - step.layers.behind_experts - step.layers.made_by_experts - output,
         "logits": step.held_logits,
         "gather_buffers": _gathered_beside(step, step.beside, experts=1.0) + gathers,
-        "temporaries": added(step.previous, step.layers.in_forward + (2.0 + sorted_) * step.layers.sent),
+        "temporaries": added(
+            step.previous, step.layers.in_forward + step.layers.sent + (1.0 + sorted_) * step.layers.arrived
+        ),
     }
     yield _where_apart(step, LOSS, terms, step.situation.alternates & step.reshards)
     if step.layers.adds_shared_up.any():
@@ -865,7 +868,7 @@ def _experts_backward(step: Step) -> Iterator[Instant]:
         "gather_buffers": added(gathered, sent + np.where(unshared, 0.0, last), step.output(step.routed, routed=True)),
     }
     yield _where_apart(step, LAYERS, kept | made)
-    back = kept["temporaries"] + step.layers.sent
+    back = kept["temporaries"] + step.layers.arrived
     made = {"gradients": through, "gather_buffers": gathered + sent, "temporaries": back}
     yield _where_apart(step, LAYERS, kept | made)
 
@@ -911,9 +914,9 @@ def _experts_again(step: Step) -> Iterator[tuple[Reals, dict[str, Reals]]]:
     """Where backward computes experts again: the buffer that they were gathered into while it is still there, and what else is; when
     their results are put together, which selective recompute keeps one by one until then, and when they have gone back."""
     layers, is_selective = step.layers, step.c.is_word("recompute", "selective")[:, None]
-    results = np.where(is_selective, layers.sent, 0.0)
-    for buffers, times, held in ((1.0, 4.0, results), (0.0, 5.0, np.zeros_like(results))):
-        tokens_there = layers.at_experts + times * layers.sent - held
+    results = np.where(is_selective, layers.arrived, 0.0)
+    for buffers, own, held in ((1.0, 1.0, results), (0.0, 2.0, np.zeros_like(results))):
+        tokens_there = layers.at_experts + own * layers.sent + 3.0 * layers.arrived - held
         yield (
             np.where(step.reshards, buffers * step.compute * step.buffered, 0.0),
             {"activations": held, "temporaries": added(tokens_there, step.stream, step.previous, step.late)},

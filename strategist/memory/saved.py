@@ -60,7 +60,8 @@ class Saved:
     """One kept tensor: `width` elements per token; `is_float32` rows are statistics of 4 bytes, `is_float8` rows of one
     byte; `policies` keep it. `part` says when backward is through with it: "product" feeds the last matrix of the
     feed-forward part, "inside" lies between its matrices, "entry" is what the layer begins with, "rest" is let go of with the
-    whole layer, "exchanged" feeds the matrix behind attention and nothing else. `cut_only` rows exist only where tensor parallelism cuts the layer."""
+    whole layer, "exchanged" feeds the matrix behind attention and nothing else. `cut_only` rows exist only where tensor parallelism cuts the layer;
+    rows that `arrive` are of tokens that came to a rank's experts, more than it sent where these get more than others'."""
 
     name: str
     width: float
@@ -70,13 +71,14 @@ class Saved:
     part: Part = "ffn"
     is_float8: bool = False
     cut_only: bool = False
+    arrives: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Habits:
     """What decides which tensors are kept: the framework's row, what its selective recompute runs again, how many scores
     per head a token's query writes out (0: none are), bytes per element of inputs of matrices that are kept as cast (0: none are), which modules selective
-    recompute runs again, and whether the matrices beside adapters are frozen."""
+    recompute runs again, whether the matrices beside adapters are frozen, and whether some ranks' experts get more tokens than others'."""
 
     keeping: Keeping
     light: Light = "elementwise"
@@ -84,6 +86,7 @@ class Habits:
     cast_width: float = 0.0
     redoes: tuple[str, ...] = ()
     is_frozen: bool = False
+    is_crowded: bool = False
 
 
 def habits_of(job: Job) -> Habits:
@@ -91,7 +94,8 @@ def habits_of(job: Job) -> Habits:
     profile, work = job.profile, job.workload
     cast_width = job.cast_width if profile.keeping.float8_inputs else 0.0
     scores = work.seq_len if profile.attention == "unfused" else 0
-    return Habits(profile.keeping, profile.light, scores, cast_width, profile.redoes, job.adapters)
+    crowded = work.expert_imbalance > 1
+    return Habits(profile.keeping, profile.light, scores, cast_width, profile.redoes, job.adapters, crowded)
 
 
 @cache
@@ -311,8 +315,8 @@ def _experts(shape: ModelShape, moe: Moe, keeping: Keeping) -> tuple[Saved, ...]
     return (
         Saved("ffn_input", shape.hidden, _gathered(keeping)),
         Saved("router_scores", 2 * moe.experts, "whole", COSTLY, is_float32=True),
-        Saved("expert_input", moe.top_k * width, sent),
-        *_mlp(shape, moe.top_k * moe.ffn, keeping, "expert"),
+        Saved("expert_input", moe.top_k * width, sent, arrives=True),
+        *_at_experts(shape, moe, keeping),
         *((Saved("expert_output", moe.top_k * width, "whole"),) if keeping.expert_outputs else ()),
         *shared,
     )
@@ -329,13 +333,18 @@ def _own_experts(shape: ModelShape, moe: Moe, keeping: Keeping) -> tuple[Saved, 
         Saved("router_scores", moe.experts, "dispatched", COSTLY),
         Saved("router_weights", k, "dispatched"),
         Saved("router_shares_and_places", k + 3 * 2 * k, "dispatched", is_float32=True),
-        Saved("expert_input", k * width, "dispatched", part="inside"),
-        *_mlp(shape, k * moe.ffn, keeping, "expert"),
-        Saved("expert_result", k * width, "dispatched", REPLACED, part="inside"),
+        Saved("expert_input", k * width, "dispatched", part="inside", arrives=True),
+        *_at_experts(shape, moe, keeping),
+        Saved("expert_result", k * width, "dispatched", REPLACED, part="inside", arrives=True),
         Saved("expert_output", k * width, "dispatched", part="inside"),
         *(_shared_experts(shape, moe, keeping) if moe.shared_ffn else ()),
         Saved("ffn_sum", shape.hidden, "summed", REPLACED, part="rest"),
     )
+
+
+def _at_experts(shape: ModelShape, moe: Moe, keeping: Keeping) -> tuple[Saved, ...]:
+    """What lies between the matrices of routed experts."""
+    return tuple(replace(row, arrives=True) for row in _mlp(shape, moe.top_k * moe.ffn, keeping, "expert"))
 
 
 def _shared_experts(shape: ModelShape, moe: Moe, keeping: Keeping) -> tuple[Saved, ...]:

@@ -17,6 +17,7 @@ from strategist.memory.activations import edges_CS, step_inputs_C, tables_C, who
 from strategist.memory.backward import (
     Kept,
     again_at_experts,
+    arrived_C,
     copies_C,
     given_to_experts,
     inside_forward_cast,
@@ -273,6 +274,11 @@ class Layers:
     def sent(self) -> Reals:
         """Bytes of the tokens that a rank sends to experts, once for each that it chose, (C, 1)."""
         return copies_C(self.job, self.group.candidates)[:, None]
+
+    @cached_property
+    def arrived(self) -> Reals:
+        """Bytes of those that come to the experts of the busiest rank, (C, 1)."""
+        return arrived_C(self.job, self.group.candidates)[:, None]
 
     @cached_property
     def bare_experts(self) -> Reals:

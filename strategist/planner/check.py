@@ -39,11 +39,12 @@ def require_sound(plan: Plan) -> None:
 def _size_faults(plan: Plan) -> Iterator[str]:
     """What everything else divides by or counts with."""
     groups, shape, work, s = plan.cluster.groups, plan.model, plan.workload, plan.strategy
-    sizes = {f"mesh.{axis}": plan.mesh.size(axis) for axis in (*MESH_AXES, "ep", "etp")}
+    sizes: dict[str, float] = {f"mesh.{axis}": plan.mesh.size(axis) for axis in (*MESH_AXES, "ep", "etp")}
     sizes |= {"cluster.groups": len(groups), "model.hidden": shape.hidden, "model.layers": shape.layers}
     sizes |= {f"cluster.groups[{i}].count": group.count for i, group in enumerate(groups)}
     sizes |= {f"cluster.groups[{i}].node.gpus": group.node.gpus for i, group in enumerate(groups)}
     sizes |= {"workload.seq_len": work.seq_len, "workload.global_batch": work.global_batch}
+    sizes |= {"workload.expert_imbalance": work.expert_imbalance}
     sizes |= {
         "strategy.cp_inner": s.cp_inner,
         "strategy.micro_batch": s.micro_batch,

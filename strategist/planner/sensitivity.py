@@ -82,6 +82,7 @@ def assumptions(job: Job) -> list[Assumption]:
         Assumption("matmul rate", "--calibration", "", 1.0, _times, lambda f: with_factor(job, "matmul", 1 / f)),
         Assumption("usable memory per device", "--headroom", "B", job.usable_bytes, format_gib, lambda f: with_memory(job, f)),
         *([Assumption("overlap", "", "", 1.0, _times, lambda f: replace(job, overlap=f))] if job.cluster.world > 1 else []),
+        *_experts(job),
         Assumption("sequence length", "--seq-len", "tokens", work.seq_len, _whole, lambda f: _with_work(job, "seq_len", f, MAX_SEQ_LEN), True),
         Assumption("global batch", "--global-batch", "sequences", work.global_batch, _whole, lambda f: _with_work(job, "global_batch", f, MAX_BATCH), True),
     ]  # fmt: skip
@@ -105,6 +106,23 @@ def _links(job: Job) -> Iterator[Assumption]:
     if job.cluster.nodes > 1 and between:
         name = "network between nodes"
         yield Assumption(name, "--inter-bw", "B/s", between, format_rate, lambda f: _with_links(job, between=f))
+
+
+def _experts(job: Job) -> Iterator[Assumption]:
+    """How many tokens the busiest rank's experts get, where ranks may share experts."""
+    if job.model.moe is not None and job.cluster.world > 1:
+        ratio = job.workload.expert_imbalance
+        yield Assumption(
+            "expert imbalance", "--expert-imbalance", "x", ratio, _times, lambda f: _with_imbalance(job, f)
+        )
+
+
+def _with_imbalance(job: Job, factor: float) -> Job | None:
+    """The job with more or less balanced experts; None below balance, and beyond what tokens can choose."""
+    ratio, moe = job.workload.expert_imbalance * factor, job.model.moe
+    if moe is None or not 1.0 <= ratio <= moe.experts / moe.top_k:
+        return None
+    return replace(job, workload=replace(job.workload, expert_imbalance=ratio))
 
 
 def _with_links(job: Job, inside: float = 1.0, between: float = 1.0) -> Job:

@@ -57,7 +57,8 @@ def job_words(plan: Costed) -> str:
     """The workload in one phrase."""
     work = plan.workload
     tokens = format_count(work.tokens_per_step)
-    return f"{_method_words(plan)}, {work.optimizer}, {work.precision}, sequence {work.seq_len}, {work.global_batch} sequences = {tokens} tokens per step"
+    crowded = f", busiest experts {work.expert_imbalance:g} times the mean" if work.expert_imbalance > 1 else ""
+    return f"{_method_words(plan)}, {work.optimizer}, {work.precision}, sequence {work.seq_len}, {work.global_batch} sequences = {tokens} tokens per step{crowded}"
 
 
 def _method_words(plan: Costed) -> str:

@@ -467,6 +467,13 @@ def routed_cut(c: Candidates) -> Column:
 
 
 @remembered
+def crowding(job: Job, c: Candidates) -> Reals:
+    """Tokens of the busiest of the ranks that share a layer's experts over the mean of them, (C,): as assumed, and no more than
+    all tokens. One rank alone has the mean. No capacity drops any (Lepikhin et al. 2020, GShard, arXiv 2006.16668, section 2.2, sets one)."""
+    return np.minimum(job.workload.expert_imbalance, c["ep"])
+
+
+@remembered
 def tokens(job: Job, c: Candidates) -> Reals:
     """Tokens of one micro-batch on one rank, (C,)."""
     return c["micro_batch"] * (job.workload.seq_len / c["cp"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from strategist.space.interleaved import interleaved_rounds
 from strategist.space.shares import (
     Elements,
     Group,
+    crowding,
     dense_CK,
     expert_CK,
     expert_shards,
@@ -45,7 +46,6 @@ from strategist.space.stages import kinds, last_sorts
 Op = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "reduce", "send"]
 Axis = Literal["tp", "cp", "ep", "pp", "dp"]
 Hidden = Literal["nothing", "forward", "backward", "attention", "matmul", "compute"]
-BEHIND: tuple[Hidden, ...] = get_args(Hidden)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -371,12 +371,13 @@ def _apart(c: Candidates, every: tuple[Traffic, ...]) -> tuple[Traffic, ...]:
 
 def _expert(job: Job, group: Group) -> tuple[Traffic, ...]:
     """Tokens go to their experts and come back, forward and backward (GShard: Lepikhin et al. 2020, arXiv 2006.16668). Our ranks that
-    cut the same experts each send all of them."""
+    cut the same experts each send all of them. All wait for the rank whose experts get most."""
     moe, c = job.model.moe, group.candidates
     if moe is None:
         return ()
     rows = tokens(job, c) / (routed_cut(c) if job.profile.has_units else sequence_cut(c)) * moe.top_k
-    sent = _per_stage(group, rows * _distinct(job, c) * (moe.latent or job.model.hidden) * BYTES[job.formats.compute])
+    copies = rows * _distinct(job, c) * crowding(job, c)
+    sent = _per_stage(group, copies * (moe.latent or job.model.hidden) * BYTES[job.formats.compute])
     is_moe = np.array([any(matrix.is_expert for matrix in layer.matrices) for layer in layers(job.model)])
     return (Traffic("ep", "all_to_all", sent, 2.0 * _exchanges(job, group, is_moe), "ep", "nothing"),)
 

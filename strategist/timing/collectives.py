@@ -17,7 +17,7 @@ from strategist.facts.hardware import Cluster
 from strategist.facts.tier import Tier
 from strategist.facts.tiers import tiers
 from strategist.records import dataclass
-from strategist.space.candidates import Candidates, Reals
+from strategist.space.candidates import Candidates, Mask, Reals
 from strategist.space.traffic import Op, Place, every_rank
 
 FULL_BYTES = 2.0**22
@@ -45,6 +45,10 @@ class Links:
         latency, per_byte = _op_costs(op, n, link)
         fill = np.zeros_like(n) if op == "send" else link.fill_s
         return np.where(n > 1, latency, 0.0), np.where(n > 1, fill, 0.0), np.where(n > 1, per_byte, 0.0)
+
+    def leave(self, place: Place) -> Mask:
+        """Whether the ranks of a place are on several nodes, (M,)."""
+        return self.columns[place].leave
 
 
 def links(cluster: Cluster, meshes: Candidates) -> Links:

@@ -15,7 +15,7 @@ from strategist.facts.model import LayerKind, loss_chunk
 from strategist.facts.profile import BYTES
 from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Column, Mask, Reals, total_of
-from strategist.space.shares import ceil_div, layers, matrices_of, sequence_cut, tokens
+from strategist.space.shares import ceil_div, crowding, layers, matrices_of, sequence_cut, tokens
 from strategist.space.stages import kinds
 from strategist.timing.rates import kept_share, matmul_rates, memory_Bps, share
 
@@ -184,7 +184,7 @@ def is_narrow(layer: Layer) -> Mask:
 
 def product_sizes(job: Job, layer: Layer, c: Candidates) -> tuple[Reals, Reals, Reals, Reals]:
     """How many products each matrix makes, and the m, n and k of one of them, (C, M) each. Experts held by a rank work on
-    balanced token counts; one product per expert, narrower by expert tensor cuts."""
+    as many tokens each; one product per expert, narrower by expert tensor cuts, and of the busiest rank as many more as it has tokens."""
     every, tp, etp = matrices_of(layer), c["tp"][:, None], c["etp"][:, None]
     cut = np.where(every.is_expert, etp, tp)
     n = every.outputs / np.where(every.is_column, cut, 1)
@@ -195,7 +195,8 @@ def product_sizes(job: Job, layer: Layer, c: Candidates) -> tuple[Reals, Reals, 
         return np.broadcast_to(1.0 * every.copies, n.shape), own, n, k
     arriving = rows / spread * c["ep"][:, None] * etp * every.used
     m = np.where(every.is_expert, np.maximum(1.0, arriving / every.copies), own)
-    return every.copies / np.where(every.is_expert, c["ep"][:, None], 1), m, n, k
+    here = every.copies / np.where(every.is_expert, c["ep"][:, None], 1)
+    return here * np.where(every.is_expert, crowding(job, c)[:, None], 1.0), m, n, k
 
 
 def cast_seconds(job: Job, gpu: Gpu, layer: Layer, c: Candidates) -> Reals:
@@ -305,13 +306,19 @@ def elementwise_bytes(job: Job, layer: Layer, kind: LayerKind, c: Candidates) ->
     stream = stream + (_ADAPTER_READ + _ADAPTER_WRITE) * shape.hidden / sequence_cut(c) * beside
     wings = beside * (_ADAPTER_READ * heads + _ADAPTER_WRITE * (heads + 2.0 * shape.kv_heads * shape.head_dim))
     state = 12.0 * shape.hidden if kind.mixer in ("mamba1", "mamba2", "gated-delta") else 0.0
-    widths = {
-        "dense": shape.ffn_hidden,
-        "moe": shape.moe.top_k * shape.moe.ffn + shape.moe.shared_ffn if shape.moe else 0,
-    }
-    active = (kernels.gated if shape.mlp_gated else kernels.plain) * widths.get(kind.ffn, 0)
+    active = (kernels.gated if shape.mlp_gated else kernels.plain) * _activated(job, kind, c)
     bytes_: Reals = number * (stream + (rotated + wings + state + active) / c["tp"])
     return bytes_
+
+
+def _activated(job: Job, kind: LayerKind, c: Candidates) -> Reals | float:
+    """Elements per token between the matrices of a layer's feed-forward part, (C,) where experts are: of the busiest rank."""
+    shape = job.model
+    if kind.ffn == "dense":
+        return shape.ffn_hidden
+    if kind.ffn != "moe" or shape.moe is None:
+        return 0
+    return shape.moe.top_k * shape.moe.ffn * crowding(job, c) + shape.moe.shared_ffn
 
 
 def _elementwise(job: Job, gpu: Gpu, layer: Layer, kind: LayerKind, c: Candidates) -> Reals:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,13 +16,14 @@ from strategist.facts.layers import build_layer
 from strategist.facts.model import ModelShape, layer_counts
 from strategist.facts.parameters import count, outer_parameters
 from strategist.records import dataclass
-from strategist.space.candidates import OF_STAGE, Candidates, Column, Reals, total_of
+from strategist.space.candidates import OF_STAGE, Candidates, Column, Mask, Reals, total_of
 from strategist.space.shares import Elements, Group, elements, groups
-from strategist.space.traffic import BEHIND, Hidden, Traffic, activation_traffic, traffic
+from strategist.space.traffic import Hidden, Traffic, activation_traffic, traffic
 from strategist.timing.calibrated import least_factor, scaled
 from strategist.timing.collectives import FULL_BYTES, Links, links
 from strategist.timing.compute import COMPUTE_TERMS, Compute
 from strategist.timing.optimizer import offload_seconds, update_seconds
+from strategist.timing.ports import IN_TURN, Ports, Shares
 from strategist.timing.rates import memory_Bps, peak_FLOPs, share
 from strategist.timing.stragglers import straggling
 
@@ -163,6 +165,17 @@ class _Work:
             return self.pass_seconds("forward") + self.pass_seconds("backward")
         return self.pass_seconds(behind)
 
+    def shares(self, behind: Hidden) -> Shares:
+        """The part of that window in either pass."""
+        if behind in ("forward", "backward"):
+            return {behind: 1.0}
+        ahead = self.forward["attention"] if behind == "attention" else self.forward["matmul"]
+        if behind == "compute":
+            ahead = self.pass_seconds("forward")
+        window = self.window(behind)
+        part = np.divide(ahead, window, out=np.zeros_like(window), where=window > 0)
+        return {"forward": part, "backward": 1.0 - part}
+
 
 def _work(job: Job, group: Group, counts: Elements, compute: Compute) -> _Work:
     times = compute.layers_of(group.rows)
@@ -183,7 +196,7 @@ def _group_terms(job: Job, group: Group, compute: Compute) -> dict[str, tuple[Re
     """(exposed, hidden, recomputed) seconds per step of every term, (C,) each, on the slowest stage."""
     counts = elements(job.model, group)
     work = _work(job, group, counts, compute)
-    sends: list[tuple[Traffic, Reals]] = []
+    sends: list[_Sent] = []
     if (group.meshes.world > 1).any():  # a device alone sends nothing
         sends = _with_seconds(job, group, traffic(job, group, counts))
     found = _occupied(job, group, work, sends)
@@ -245,7 +258,7 @@ class _Occupied:
         return total
 
 
-def _occupied(job: Job, group: Group, work: _Work, sends: list[tuple[Traffic, Reals]]) -> _Occupied:
+def _occupied(job: Job, group: Group, work: _Work, sends: list[_Sent]) -> _Occupied:
     exposed, hidden = _communication(job, group, work, sends)
     micro = group.candidates["accumulation"][:, None].astype(np.float64)
     busy = {
@@ -261,15 +274,24 @@ def _occupied(job: Job, group: Group, work: _Work, sends: list[tuple[Traffic, Re
     return _Occupied(group, busy, exposed, hidden, every, micro, waits)
 
 
-def _with_seconds(job: Job, group: Group, items: Iterable[Traffic]) -> list[tuple[Traffic, Reals]]:
-    """Collectives with the seconds per step that each takes, (C, S)."""
+class _Sent(NamedTuple):
+    """Collectives, the seconds per step that they take, (C, S), and whether they are between nodes, (C, 1)."""
+
+    item: Traffic
+    seconds: Reals
+    leaves: Mask
+
+
+def _with_seconds(job: Job, group: Group, items: Iterable[Traffic]) -> list[_Sent]:
+    """Collectives with what they take."""
     own = links(job.cluster, group.meshes)
     between = own if job.all_machines is None else links(job.all_machines, group.meshes)
-    return [
-        (item, _seconds_CS(between if item.axis == "dp" else own, group, item))
-        for item in items
-        if item.place != "server"
-    ]
+    found = []
+    for item in (item for item in items if item.place != "server"):
+        network = between if item.axis == "dp" else own
+        leaves = network.leave(item.place)[group.mesh_of][:, None]
+        found.append(_Sent(item, _seconds_CS(network, group, item), leaves))
+    return found
 
 
 def _compression(job: Job, group: Group) -> tuple[float, float]:
@@ -287,30 +309,48 @@ def _seconds_CS(network: Links, group: Group, item: Traffic) -> Reals:
 
 
 def _communication(
-    job: Job, group: Group, work: _Work, sends: list[tuple[Traffic, Reals]]
+    job: Job, group: Group, work: _Work, sends: list[_Sent]
 ) -> tuple[dict[str, Reals], dict[str, Reals]]:
     """Exposed and hidden seconds per step of every axis that sends, (C, S) each.
 
-    What may overlap shares the compute it hides behind; the first and last pieces (one layer's worth) never do.
+    What may overlap shares the compute it hides behind; the first and last pieces (one layer's worth) never do. What is
+    between nodes shares their ports too, whatever it hides behind: the last in turn has what is left of them.
     """
     zero: Reals = np.zeros((len(group.stages), len(group.candidates))).T
-    axes = dict.fromkeys(item.axis for item, _ in sends)
+    axes = dict.fromkeys(sent.item.axis for sent in sends)
     exposed: dict[str, Reals] = {axis: np.zeros_like(zero) for axis in axes}
     hidden: dict[str, Reals] = {axis: np.zeros_like(zero) for axis in exposed}
-    by_cover: dict[Hidden, list[tuple[Traffic, Reals]]] = {}
-    for item, seconds in sends:
-        by_cover.setdefault(_behind(job, item), []).append((item, seconds))
-    for item, seconds in by_cover.pop("nothing", ()):
-        exposed[item.axis] += seconds
-    for behind in (cover for cover in BEHIND if cover in by_cover):
+    by_cover: dict[Hidden, list[_Sent]] = {}
+    for sent in sends:
+        by_cover.setdefault(_behind(job, sent.item), []).append(sent)
+    for sent in by_cover.pop("nothing", ()):
+        exposed[sent.item.axis] += sent.seconds
+    free = 1.0 - share("contention_share", job.cluster.slowest.gpu)
+    ports = Ports({which: _overlap(job) * work.pass_seconds(which) for which in ("forward", "backward")})
+    shares_ports = len({axis for cover in by_cover.values() for axis in _leaving(cover)}) > 1
+    for behind in (cover for cover in IN_TURN if cover in by_cover):
         members = by_cover[behind]
-        total = total_of(seconds for _, seconds in members)
-        kept = total - _hideable(job, group, work, behind, members, total)
-        part = np.divide(kept, total, out=np.zeros_like(total), where=total > 0)
-        for item, seconds in members:
-            exposed[item.axis] += seconds * part
-            hidden[item.axis] += seconds * (1.0 - part)
+        total = total_of(sent.seconds for sent in members)
+        rounds = _rounds(group, members)
+        beside = _beside(job, group, work, behind, rounds, total)
+        part = np.divide(total - free * beside, total, out=np.zeros_like(total), where=total > 0)
+        for sent in members:
+            exposed[sent.item.axis] += sent.seconds * part
+            hidden[sent.item.axis] += sent.seconds * (1.0 - part)
+        if shares_ports and any(sent.leaves.any() for sent in members):
+            leaving = total_of(sent.seconds * sent.leaves for sent in members)
+            each = np.divide(beside, total, out=np.zeros_like(total), where=total > 0)
+            late = ports.too_much(leaving * each, rounds, work.shares(behind))
+            again = free * np.divide(late, leaving, out=np.zeros_like(total), where=leaving > 0)
+            for sent in members:
+                exposed[sent.item.axis] += sent.seconds * sent.leaves * again
+                hidden[sent.item.axis] -= sent.seconds * sent.leaves * again
     return exposed, hidden
+
+
+def _leaving(members: list[_Sent]) -> set[str]:
+    """Axes of those collectives that some layouts send between nodes."""
+    return {sent.item.axis for sent in members if sent.leaves.any()}
 
 
 def _behind(job: Job, item: Traffic) -> Hidden:
@@ -329,18 +369,22 @@ def _behind(job: Job, item: Traffic) -> Hidden:
     return item.behind
 
 
-def _hideable(
-    job: Job, group: Group, work: _Work, behind: Hidden, members: list[tuple[Traffic, Reals]], total: Reals
-) -> Reals:
-    """Seconds that run behind compute, (C, S): all but the first piece, as far as there is compute to hide behind, and less
-    what compute loses meanwhile to the processors that collectives occupy."""
+def _overlap(job: Job) -> float:
+    """The share of compute that anything may run behind."""
+    return min(1.0, job.overlap * share("overlap_share", job.cluster.slowest.gpu))
+
+
+def _rounds(group: Group, members: list[_Sent]) -> Reals:
+    """In how many micro-batches of a step such collectives are sent, (C, S)."""
     micro = group.candidates["accumulation"][:, None]
-    rounds = reduce(np.maximum, [np.minimum(item.count_CS, micro) for item, _ in members])
-    overlap = min(1.0, job.overlap * share("overlap_share", job.cluster.slowest.gpu))
-    available = overlap * work.window(behind) * rounds
-    behind_compute = np.minimum(total * (1.0 - _first_piece(group, behind)), available)
-    hidden: Reals = (1.0 - share("contention_share", job.cluster.slowest.gpu)) * behind_compute
-    return hidden
+    return reduce(np.maximum, [np.minimum(sent.item.count_CS, micro) for sent in members])
+
+
+def _beside(job: Job, group: Group, work: _Work, behind: Hidden, rounds: Reals, total: Reals) -> Reals:
+    """Seconds that run beside compute, (C, S): all but the first piece, as far as there is compute to hide behind. Of them compute
+    loses a part to the processors that collectives occupy."""
+    available = _overlap(job) * work.window(behind) * rounds
+    return np.minimum(total * (1.0 - _first_piece(group, behind)), available)
 
 
 def _first_piece(group: Group, behind: Hidden) -> Reals:

@@ -96,13 +96,14 @@ ROOMY = 1 << 50
 
 @dataclass(frozen=True)
 class Scenario:
-    """One question to both: a shape, a length, a precision and a layout."""
+    """One question to both: a shape, a length, a precision and a layout, and how many tokens the busiest rank's experts get over the mean."""
 
     name: str
     shape: ModelShape
     seq_len: int
     precision: str
     layout: Mapping[str, Any]
+    imbalance: float = 1.0
 
 
 WEIGHTED = tuple(
@@ -334,6 +335,17 @@ def in_turn() -> tuple[Scenario, ...]:
         few = replace(shape, layers=2, vocab=2048, max_seq=4096, moe=moe)
         found.append(Scenario(f"{name}-in-turn-{place}", few, seq_len, precision, layout))
     return tuple(found)
+
+
+@cache
+def busy_experts() -> tuple[Scenario, ...]:
+    """The same and those that hold most, on the rank whose experts get so many more tokens than the mean one."""
+    spread = (case for case in (*in_turn(), *at_experts()) if case.layout.get("ep", 1) > 1)
+    ratios = (1.5, 1.9)
+    return tuple(
+        replace(case, name=f"{case.name}-busy", imbalance=ratios[place % len(ratios)])
+        for place, case in enumerate(spread)
+    )
 
 
 @cache
@@ -688,7 +700,12 @@ def plan_of(scenario: Scenario) -> Plan:
         **layout,
     )
     roomy = replace(plan.memory, capacity_bytes=ROOMY)
-    asked = replace(plan.workload, precision=scenario.precision, optimizer=plan.strategy.optimizer)
+    asked = replace(
+        plan.workload,
+        precision=scenario.precision,
+        optimizer=plan.strategy.optimizer,
+        expert_imbalance=scenario.imbalance,
+    )
     return replace(plan, workload=asked, memory=roomy)
 
 

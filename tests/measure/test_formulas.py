@@ -39,6 +39,7 @@ from tests.measure.grid import (
     Difference,
     Scenario,
     at_experts,
+    busy_experts,
     differences,
     in_turn,
     job_of,
@@ -184,6 +185,15 @@ def test_formulas_agree_with_the_program_where_experts_hold_most(scenario: Scena
     """So they do while tokens are with experts, in forward and in what runs again (docs/decisions/0111)."""
     for found in _found(scenario):
         _assert_keeps_its_bar(found)
+
+
+@mostly_nightly(busy_experts(), one_in=3)
+def test_formulas_agree_with_the_program_of_busy_experts(scenario: Scenario) -> None:
+    """So they do on the rank whose experts get more tokens than others': at the peak, and in what is sent."""
+    for found in _found(scenario):
+        is_peak = found.place == PEAK and found.name == "allocated"
+        if is_peak or found.kind != "memory":
+            _assert_keeps_its_bar(found)
 
 
 @mostly_nightly(of_few_experts())

@@ -12,7 +12,7 @@ from strategist.facts.model import LayerKind, ModelShape
 from strategist.facts.profile import BYTES
 from tests.oracle import adapters
 from tests.oracle.attention import ATTENTION, attention_FLOP
-from tests.oracle.memory import sequence_cut, tokens
+from tests.oracle.memory import busiest, sequence_cut, tokens
 from tests.oracle.rates import attention_peak_FLOPs, kept, matmul_seconds, memory_Bps, share
 from tests.oracle.stages import Layout
 
@@ -67,7 +67,7 @@ def _expert_size(job: Job, layout: Layout, matrix: Matrix) -> tuple[float, Size]
     arriving = tokens(job, layout) / sequence_cut(layout) * ep * etp * moe.top_k / moe.experts
     n, k = float(matrix.outputs), float(matrix.inputs)
     n, k = (n / etp, k) if matrix.cut == "column" else (n, k / etp)
-    return moe.experts / ep, (max(1.0, arriving), n, k)
+    return busiest(job, layout) * moe.experts / ep, (max(1.0, arriving), n, k)
 
 
 def _matmul(job: Job, layout: Layout, kind: LayerKind) -> Pass:
@@ -139,11 +139,11 @@ def _unfused(job: Job, layout: Layout, kind: LayerKind) -> tuple[float, float]:
 def _elementwise(job: Job, layout: Layout, kind: LayerKind) -> Pass:
     shape, layer, kernels = job.model, build_layer(job.model, kind), job.profile.kernels
     q = layer.norms
-    width = 0
+    width = 0.0
     if kind.ffn == "dense":
         width = shape.ffn_hidden
     elif kind.ffn == "moe" and shape.moe is not None:
-        width = shape.moe.top_k * shape.moe.ffn + shape.moe.shared_ffn
+        width = shape.moe.top_k * shape.moe.ffn * busiest(job, layout) + shape.moe.shared_ffn
     inside = (kernels.gated if shape.mlp_gated else kernels.plain) * width
     if kind.mixer in ATTENTION:
         inside += kernels.rotary * (shape.heads + shape.kv_heads) * shape.head_dim

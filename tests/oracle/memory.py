@@ -85,6 +85,12 @@ def sequence_cut(layout: Layout) -> int:
     return int(layout["tp"]) if layout["sequence_parallel"] else 1
 
 
+def busiest(job: Job, layout: Layout) -> float:
+    """Tokens at the experts of the rank that gets most, over the mean of the ep ranks, which cannot be more than their number."""
+    asked, ranks = job.workload.expert_imbalance, layout.get("ep", 1)
+    return float(asked if asked < ranks else ranks)
+
+
 def _bytes_of(
     job: Job, layout: Layout, kind: LayerKind, wanted: Wanted, *parts: str, named: Callable[[str], bool] | None = None
 ) -> float:
@@ -106,7 +112,7 @@ def _bytes_of(
             continue
         if wanted(tensor.policies, policy) and (not parts or tensor.part in parts):
             size = 4 if tensor.is_float32 else 1 if tensor.is_float8 else BYTES[job.formats.compute]
-            total += tensor.width * size / ways[tensor.cut]
+            total += tensor.width * size / ways[tensor.cut] * (busiest(job, layout) if tensor.arrives else 1)
     return total * tokens(job, layout)
 
 
@@ -905,7 +911,7 @@ class Stage:
         back = _bytes_of(self.job, self.a, kind, _again, named=_is_of_routed)
         stream = self._whole_stream() if self.own_tokens == 1 else self.stream
         used = self._rows(kind, _used)
-        return LayerAt(2 * self._sent() + stream + back + waits, used + through, shared, is_sooner=True)
+        return LayerAt(2 * self._came() + stream + back + waits, used + through, shared, is_sooner=True)
 
     def _has_shared(self) -> bool:
         moe = self.job.model.moe
@@ -945,7 +951,7 @@ class Stage:
     def _experts_behind(self, kind: LayerKind) -> LayerAt:
         """One gradient per expert for each matrix, and the first matrix's put together."""
         moe = self.job.model.moe
-        streams = self._sent() + self.whole / self.own_tokens * bool(moe and moe.shared_ffn)
+        streams = self._came() + self.whole / self.own_tokens * bool(moe and moe.shared_ffn)
         matrices = 3 if self.job.model.mlp_gated else 2
         routed = self._elements(kind, lambda name: name.startswith("expert"))
         freed = self._rows(kind, _kept, "inside", "product") + self._rows(kind, _used, "mixer", "ffn")
@@ -958,22 +964,22 @@ class Stage:
         moe, shape, a = self.job.model.moe, self.job.model, self.a
         copies, experts = (moe.top_k, -(-moe.experts // a["ep"])) if moe else (0, 1)
         width = moe.ffn / a["etp"] / experts if moe else 0.0
-        one, every = self.T * width * self.c * copies / self.own_tokens, self._sent()
+        one, every = self.T * width * self.c * copies / self.own_tokens * busiest(self.job, a), self._came()
         matrices = 3 if shape.mlp_gated else 2
         own = self.c * self._elements(kind, lambda name: name.startswith("expert")) / matrices / experts
         kept = a["recompute"] == "none"
         temporaries = matrices * one + own + self.stream + (every if experts > 1 else 0.0)
         back = _bytes_of(self.job, self.a, kind, _again, named=_is_of_routed)
-        temporaries += back - (0.0 if kept else one + every)
+        temporaries += back - (0.0 if kept else one + self._sent())
         shared, waits, through = self._shared_are_through(kind)
-        freed = self._rows(kind, _used) + (one + every if kept else 0.0)
+        freed = self._rows(kind, _used) + (one + self._sent() if kept else 0.0)
         return LayerAt(temporaries + waits, freed + through, shared)
 
     def _inputs_of_one(self, kind: LayerKind) -> LayerAt:
         """The first expert, or the last but one, with the gradients of its matrices, and of its inputs for each of the first ones."""
         moe, shape, a = self.job.model.moe, self.job.model, self.a
         count = -(-moe.experts // a["ep"]) if moe else 1
-        given, shared_ones = self._sent(), self._shared_are_through(kind)
+        given, shared_ones = self._came(), self._shared_are_through(kind)
         one = given / count
         product = one * (moe.ffn / (moe.latent or shape.hidden) / a["etp"] if moe else 0.0)
         works = 2 * one + product if shape.mlp_gated else one + product
@@ -986,8 +992,9 @@ class Stage:
         back = _bytes_of(self.job, a, kind, _again, named=_is_of_routed) - (before + 1) * again
         keeps = a["recompute"] == "none"
         waits = (given if count > 1 else 0.0) + self.stream + shared_ones[1]
-        temporaries = works + waits + (before + 1) * own + before * one + back - (0.0 if keeps else given)
-        freed = self._rows(kind, _used) + shared_ones[2] + (before + 1) * kept + (given if keeps else 0.0)
+        gone = self._sent()  # what the experts gave, as it came back
+        temporaries = works + waits + (before + 1) * own + before * one + back - (0.0 if keeps else gone)
+        freed = self._rows(kind, _used) + shared_ones[2] + (before + 1) * kept + (gone if keeps else 0.0)
         return LayerAt(temporaries, freed, shared_ones[0])
 
     def _added_again(self, kind: LayerKind) -> list[LayerAt]:
@@ -1004,7 +1011,7 @@ class Stage:
     def _inputs_of_all(self, kind: LayerKind) -> LayerAt:
         """The gradients of all experts' inputs, one by one and together."""
         ends = self._experts_behind(kind)
-        return LayerAt(ends.temporaries + self._sent(), ends.freed, ends.weights)
+        return LayerAt(ends.temporaries + self._came(), ends.freed, ends.weights)
 
     def _product(self, kind: LayerKind) -> float:
         """The size of what goes into the last matrix, whether anything keeps it or not."""
@@ -1350,6 +1357,10 @@ class Stage:
         width = (moe.latent or shape.hidden) * moe.top_k if moe else 0
         return self.T * width * self.c / self.own_tokens
 
+    def _came(self) -> float:
+        """Bytes of the copies that come to the experts of the rank which gets most."""
+        return self._sent() * busiest(self.job, self.a)
+
     def _given_before_experts(self) -> float:
         """The gradient of the layer's result as what works there first needs it."""
         moe = self.job.model.moe
@@ -1382,10 +1393,10 @@ class Stage:
                     "activations": self.inside - later - made - self.given,
                     "logits": self.logits(0),
                     "gather_buffers": self._beside(self.beside, 0.0, 1) + flat,
-                    "temporaries": self.previous + passing + (2 + again) * self._sent(),
+                    "temporaries": self.previous + passing + self._sent() + (1 + again) * self._came(),
                 },
             )
-        for gathered, copies in ((1, 4 + again), (0, 5)):
+        for gathered, went, came in ((1, 1, 3 + again), (0, 2, 3)):
             yield (
                 0,
                 {
@@ -1393,7 +1404,7 @@ class Stage:
                     "activations": self.inside - later - self.given,
                     "logits": self.logits(0),
                     "gather_buffers": self._beside(0.0, 0.0, gathered) + flat,
-                    "temporaries": self.previous + passing + copies * self._sent(),
+                    "temporaries": self.previous + passing + went * self._sent() + came * self._came(),
                 },
             )
 
@@ -1430,9 +1441,9 @@ class Stage:
             gone = _bytes_of(self.job, self.a, kind, _used, named=early)
             back = _bytes_of(self.job, self.a, kind, _again, named=early)
             gradient = self._given_before_experts()
-            for buffers, copies in ((1, 4), (0, 5)):
-                held = self._sent() * (buffers and self.a["recompute"] == "selective")  # results, one by one
-                more = back - held + copies * self._sent() + gradient + self._part_of_norm()
+            for buffers, went in ((1, 1), (0, 2)):
+                held = self._came() * (buffers and self.a["recompute"] == "selective")  # results, one by one
+                more = back - held + went * self._sent() + 3 * self._came() + gradient + self._part_of_norm()
                 again = buffers * self.c * self.flat_X if self.zero == 3 else 0.0
                 yield {
                     "gradients": self.earlier + self.fresh(done, routed),
@@ -1446,7 +1457,7 @@ class Stage:
         if self.a["recompute"] == "none" and self.zero == 3 and self.flat_X and not self.piped:
             gone = _bytes_of(self.job, self.a, kind, _kept, named=_made_behind_experts)
             shared = self.q * self.c * at.weights
-            given = self._sent() + self.stream + self._shared_are_through(kind)[1]
+            given = self._came() + self.stream + self._shared_are_through(kind)[1]
             yield {
                 "gradients": self.earlier + self.fresh(done, routed),
                 "activations": left - gone,
@@ -1473,7 +1484,7 @@ class Stage:
         begins = self.earlier + self.fresh(done, routed)
         yield inside | {"gradients": begins, "gather_buffers": gathered + sent + self.q * self.c * bare}
         yield inside | {"gradients": ends + out, "gather_buffers": gathered + sent + last + buffer}
-        more = self._sent()
+        more = self._came()
         back = {"gradients": ends, "gather_buffers": gathered + sent, "temporaries": inside["temporaries"] + more}
         yield inside | back
 

@@ -14,6 +14,7 @@ from tests.oracle import adapters, compression, served, turned
 from tests.oracle.attention import attention_FLOP
 from tests.oracle.layer_time import COMPUTE_TERMS, Pass, device_of, head_time, layer_time
 from tests.oracle.parameters import all_stages, held
+from tests.oracle.ports import Port, is_between_nodes
 from tests.oracle.rates import memory_Bps, peak_FLOPs, share
 from tests.oracle.stages import IN_A_V, Layout, computed_again, depths, last_stage, stage_kinds
 from tests.oracle.traffic import Row, collective_seconds, rows_of
@@ -71,8 +72,10 @@ def stage_time(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind])
     found.compute["elementwise"] = Pass(e.forward, e.backward + added, e.again)
     _add_compression(job, layout, found)
     rows = rows_of(job, layout, stage, kinds, whole)
-    for axis in AXES:
-        found.exposed[axis], found.hidden[axis] = _axis(job, layout, found, [row for row in rows if row.axis == axis])
+    port = _port(job, found)
+    for axis in AXES:  # dp, which nobody waits for until the end, comes last
+        own = [row for row in rows if row.axis == axis]
+        found.exposed[axis], found.hidden[axis] = _axis(job, layout, found, own, port)
     return found
 
 
@@ -86,8 +89,14 @@ def _add_compression(job: Job, layout: Layout, found: Stage) -> None:
     found.once.update(elementwise=elementwise, matmul=matmul)
 
 
-def _axis(job: Job, layout: Layout, stage: Stage, rows: Sequence[Row]) -> tuple[float, float]:
-    """Exposed and hidden seconds of one axis."""
+def _port(job: Job, stage: Stage) -> Port:
+    """The ports between nodes, while one micro-batch is computed."""
+    overlap, terms = share("overlap_share", device_of(job)), stage.compute.values()
+    return Port(overlap * sum(t.forward for t in terms), overlap * sum(t.backward + t.again for t in terms))
+
+
+def _axis(job: Job, layout: Layout, stage: Stage, rows: Sequence[Row], port: Port) -> tuple[float, float]:
+    """Exposed and hidden seconds of one axis, which shares the port with those before."""
     exposed = hidden = 0.0
     for behind in ("", "forward", "backward", "attention", "matmul", "compute"):
         pool = [row for row in rows if _behind(job, row) == behind]
@@ -95,9 +104,33 @@ def _axis(job: Job, layout: Layout, stage: Stage, rows: Sequence[Row]) -> tuple[
         total = sum(collective_seconds(joined, row) * row.times for row in pool)
         tucked = _hideable(job, layout, stage, behind, pool) if behind and total else 0.0
         free = 1 - share("contention_share", device_of(job))
-        share_hidden = free * min(total * (1 - _first_piece(layout, stage, behind)), tucked)
+        beside = min(total * (1 - _first_piece(layout, stage, behind)), tucked)
+        leaving = sum(
+            collective_seconds(joined, row) * row.times
+            for row in pool
+            if row.size > 1 and is_between_nodes(joined, row.size, row.stride)
+        )
+        late = 0.0
+        if behind and leaving:
+            rounds = max(min(row.times, layout["accumulation"]) for row in pool)
+            late = port.late(beside * leaving / total, rounds, _ahead(stage, behind), behind)
+        share_hidden = free * (beside - late)
         exposed, hidden = exposed + total - share_hidden, hidden + share_hidden
     return exposed, hidden
+
+
+def _ahead(stage: Stage, behind: str) -> float:
+    """The part of what hides behind something that does so in forward."""
+    terms = stage.compute.values()
+    parts = {
+        "forward": (1.0, 0.0),
+        "backward": (0.0, 1.0),
+        "attention": (1.0, 2.5),
+        "matmul": (stage.compute["matmul"].forward, stage.compute["matmul"].backward + stage.compute["matmul"].again),
+        "compute": (sum(t.forward for t in terms), sum(t.backward + t.again for t in terms)),
+    }
+    first, second = parts[behind]
+    return first / (first + second) if first + second else 0.0
 
 
 def axis_is_dp(pool: Sequence[Row]) -> bool:

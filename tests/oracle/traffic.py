@@ -15,7 +15,7 @@ from strategist.facts.parameters import outer_parameters
 from strategist.facts.profile import BYTES
 from strategist.facts.tiers import tiers
 from tests.oracle import adapters, compression, turned
-from tests.oracle.memory import is_plain, sequence_cut, tokens, uses_units
+from tests.oracle.memory import busiest, is_plain, sequence_cut, tokens, uses_units
 from tests.oracle.parameters import (
     Held,
     dense_of_layer,
@@ -200,7 +200,7 @@ def _experts(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -
     if job.profile.merges_copies:  # ranks that at least one of top_k balanced choices falls on
         copies = layout["ep"] * (1 - (1 - 1 / layout["ep"]) ** moe.top_k)
     own = max(1, sequence_cut(layout) // layout["etp"]) if job.profile.has_units else sequence_cut(layout)
-    payload = tokens(job, layout) / own * copies * width * BYTES[job.formats.compute]
+    payload = busiest(job, layout) * tokens(job, layout) / own * copies * width * BYTES[job.formats.compute]
     again = computed_again(job, layout, stage, len(kinds))
     each = (_exchanges(job, layout, redone) for kind, redone in zip(kinds, again, strict=True) if kind.ffn == "moe")
     times = 2 * layout["accumulation"] * sum(each)

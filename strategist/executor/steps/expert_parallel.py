@@ -32,18 +32,20 @@ def expert_parallel(model: nn.Module, job: Job) -> nn.Module:
             hint="Plan with --pin ep=1, or use the built-in model.",
         )
     for mixture in mixtures:
-        _spread(mixture, job.expert_mesh)
+        _spread(mixture, job.expert_mesh, job.plan.workload.expert_imbalance)
     return model
 
 
-def _spread(mixture: MixtureOfExperts, mesh: DeviceMesh) -> None:
-    """Leave this rank some of the experts, or with etp a part of each of those. Their hidden width, dim 0, is what etp cuts."""
+def _spread(mixture: MixtureOfExperts, mesh: DeviceMesh, imbalance: float) -> None:
+    """Leave this rank some of the experts, or with etp a part of each of those. Their hidden width, dim 0, is what etp cuts. Where
+    routing is not by scores it stands for the rank that gets `imbalance` times the tokens of the mean one."""
     are_cut = mesh["etp"].size() > 1
     own, placements = (mesh["ep", "etp"], (Shard(1), Shard(0))) if are_cut else (mesh["ep"], (Shard(1),))
     for name, _ in list(mixture.experts.named_parameters()):
         distribute(mixture.experts, name, own, *placements)
     is_even = mixture.router.routing != "scored"
-    mixture.apart = ExpertGroup(mesh["ep"].get_group(), is_even=is_even, are_cut=are_cut)
+    group = mesh["ep"].get_group()
+    mixture.apart = ExpertGroup(group, is_even=is_even, are_cut=are_cut, crowding=min(imbalance, group.size()))
 
 
 def spread_experts(block: nn.Module) -> Iterator[Experts]:
