@@ -708,6 +708,8 @@ def candidates_of(plan: Plan) -> Candidates:
         values["recompute_layers"] = plan.strategy.recompute_layers
     if plan.strategy.cp_inner > 1:
         values["cp_inner"] = plan.strategy.cp_inner
+    if plan.strategy.uneven_batch:
+        values["uneven_batch"] = 1
     if plan.strategy.recompute_every:
         values["recompute_every"] = plan.strategy.recompute_every
     if plan.strategy.recompute_stages:

@@ -71,7 +71,7 @@ def lengths(found: Prediction | Plan) -> list[int]:
 @pytest.mark.parametrize(
     ("words", "layers", "batch", "room"),
     [
-        ("pp=2,tp=2,sequence_parallel=1,micro_batch=4", 5, 16, 0.54),
+        ("pp=2,tp=2,sequence_parallel=1,micro_batch=4", 5, 16, 0.5),
         pytest.param("pp=4,micro_batch=1", 7, 16, 0.5, marks=pytest.mark.slow),
         pytest.param("pp=2,dp_shard=2,zero=3,micro_batch=2", 9, 16, 0.1, marks=pytest.mark.slow),
         pytest.param("pp=4,schedule=gpipe,micro_batch=2", 6, 8, 0.35, marks=pytest.mark.slow),
@@ -242,7 +242,7 @@ def test_a_search_asked_to_look_at_them_finds_no_worse() -> None:
         "seq_len": 4096,
         "global_batch": 16,
         "policy": "fastest",
-        "forbid": "tp,cp",
+        "forbid": "tp,cp,zero",
         "certificate": True,
     }
     plans = [
@@ -261,7 +261,7 @@ def test_a_search_asked_to_look_at_them_finds_no_worse() -> None:
         {"pin": f"tp=1,cp=1,{RULED}", "forbid": "zero"},
         {"also": "balanced_stages", "forbid": "tp,cp"},
         {"also": "recompute_by_stage,balanced_stages,recompute_layers", "forbid": "tp,cp"},
-        {"pin": "pp=2,stage_split=7/9,recompute=2/0", "forbid": "tp,cp"},
+        {"pin": "pp=2,stage_split=7/9,recompute=7/6", "forbid": "tp,cp"},
     ],
 )
 def test_every_layout_of_balanced_stages_is_found_and_tried(more: dict[str, str]) -> None:
