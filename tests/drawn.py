@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from strategist.document.plan import Plan
+from strategist.document.plan import Plan, sequences_per_step
 from strategist.executor.pipeline_support import OF_CHUNKS
 from strategist.executor.support import layout_obstacles
 from strategist.facts.job import Job
@@ -15,6 +15,7 @@ from strategist.planner.situation import question
 from strategist.rulebook.apply import forbid
 from strategist.rulebook.rule import Rule, load_rules
 from strategist.space.candidates import Candidates
+from tests.plans import uneven
 
 SCHEDULES = ("1f1b", "1f1b", "gpipe", "interleaved", "looped_bfs", "zb_h1", "zbv")
 Choice = dict[str, Any]
@@ -55,11 +56,28 @@ def options(dice: random.Random) -> Choice:
     return found | (dice.choice(some) if recompute == "full" else {})
 
 
+def more(dice: random.Random, layout: Choice) -> Choice:
+    """What replaces some choices of a layout: other layers again on every stage, exchanges of heads among two with a ring across them, and
+    more micro-batches on one of two nodes. Drawn behind all others, which stay what they are."""
+    found: Choice = {}
+    if layout["pp"] > 1 and layout["recompute"] == "full" and dice.choice((False, True)):
+        found["recompute_stages"] = tuple(dice.choice((0, 1, 2)) for _ in range(layout["pp"]))
+        found |= {"recompute_layers": 0, "recompute_every": 0}
+    if layout["cp"] > 1 and dice.choice((False, True)):
+        found |= {"cp": 4, "context_parallel": "hierarchical", "cp_inner": 2}
+    is_whole = layout["pp"] == layout["cp"] == 1 and layout["dp_replicate"] * layout["dp_shard"] > 1
+    if is_whole and dice.choice((False, True)):
+        first = dice.randrange(1, layout["dp_replicate"] * layout["dp_shard"])
+        rest = layout["dp_replicate"] * layout["dp_shard"] - first
+        found["uneven_batch"] = uneven((first, layout["accumulation"]), (rest, dice.randint(1, layout["accumulation"])))
+    return found
+
+
 def is_legal(job: Job, plan: Plan, row: Candidates) -> bool:
     """Whether the executor runs a plan and no rule forbids it on the machine of `job`, as large as it needs."""
     if layout_obstacles(plan):
         return False
-    batch = plan.strategy.micro_batch * plan.strategy.accumulation * plan.mesh.data_parallel
+    batch = sequences_per_step(plan.mesh, plan.strategy)
     facts = question(job) | {"gpus": plan.mesh.world, "global_batch": batch}
     keep, _ = forbid(_rules(), facts, row)
     return bool(keep[0])

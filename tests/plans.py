@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 from strategist.document.estimate import (
@@ -101,6 +101,13 @@ def weighted_stages(shape: ModelShape, pp: int) -> tuple[Stage, ...]:
     """The layers in `pp` runs, the last of which is shorter because of the head."""
     runs = chunk_bounds(shape.layers, pp, head_in_layers(shape))
     return tuple(Stage(index=i, layers=(run,), embedding=i == 0, head=i == pp - 1) for i, run in enumerate(runs))
+
+
+def stages_of(*lengths: int) -> tuple[Stage, ...]:
+    """Stages of one chunk each with so many layers."""
+    edges = [0, *accumulate(lengths)]
+    runs = enumerate(pairwise(edges))
+    return tuple(Stage(index=i, layers=(run,), embedding=i == 0, head=i == len(lengths) - 1) for i, run in runs)
 
 
 def uneven(*shares: tuple[int, int]) -> tuple[Share, ...]:

@@ -24,7 +24,7 @@ from strategist.facts.workload import Workload
 from strategist.planner.search import Question, legality, limits_of
 from strategist.planner.situation import question
 from strategist.rulebook.apply import forbid
-from strategist.space.candidates import MESH_COLUMNS, NOT_ASKED, OF_STAGE, OPTION_COLUMNS, WORDS, Candidates
+from strategist.space.candidates import BY_STAGE, MESH_COLUMNS, NOT_ASKED, OPTION_COLUMNS, WORDS, Candidates
 from strategist.space.enumerate import enumerate_candidates
 from strategist.timing.rates import peak_FLOPs
 from tests.examples import cases_of
@@ -311,7 +311,7 @@ def _expert_splits(draw: Draw, shape: ModelShape, ranks: int, tp: int) -> tuple[
 def candidates(rows_: Sequence[dict[str, Any]]) -> Candidates:
     """Layouts as the columns that the package computes on; what is never chosen only where it is said."""
     said = dict.fromkeys(name for row in rows_ for name in row)
-    asked = (name for name in said if name in NOT_ASKED or name.startswith(OF_STAGE))
+    asked = (name for name in said if name in NOT_ASKED or name.startswith(BY_STAGE))
     names = (*MESH_COLUMNS, *OPTION_COLUMNS, *asked)
     return Candidates({name: np.array([_coded(row, name) for row in rows_], np.int64) for name in names})
 

@@ -412,6 +412,8 @@ def _recompute(plan: Plan) -> Iterator[Obstacle]:
         return
     layers, chunks = plan.model.layers, plan.mesh.pp * s.virtual_stages
     depths, longest = s.recompute_stages, 1 + (layers - 2) // max(1, chunks - 1)  # where the last chunk has one layer
+    if s.stage_split == "balanced":
+        longest = max(stage.layer_count for stage in s.stages)
     every = "every so-many-th layer of a chunk, counted by {},"
     asked = (
         (

@@ -8,12 +8,14 @@ numbers by stage; the rule is ours.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from strategist.document.estimate import MEMORY_TERMS
 from strategist.facts.job import Job
 from strategist.memory.estimate import device_bytes_CS, least_memory
-from strategist.space.candidates import OF_STAGE, Candidates, Column, Mask, code
+from strategist.space.candidates import LAYERS_OF, OF_STAGE, Candidates, Column, Mask, code
 from strategist.space.stages import chunk_lengths
 
 ROUNDED = len(MEMORY_TERMS)
@@ -29,8 +31,12 @@ def with_depths(job: Job, candidates: Candidates) -> Candidates:
     if "recompute_depth" not in candidates.columns:
         return candidates
     if not any(name.startswith(OF_STAGE) for name in candidates.columns):
-        rows = np.flatnonzero(candidates["recompute_depth"])
-        candidates = _numbered(candidates, rows, fewest_layers_CS(job, candidates.where(rows)))
+        is_balanced = candidates.is_word("stage_split", "balanced")
+        rows = np.flatnonzero((candidates["recompute_depth"] > 0) & ~is_balanced)
+        found = [(rows, OF_STAGE, fewest_layers_CS(job, candidates.where(rows)))]
+        if is_balanced.any():
+            found += _balanced(job, candidates, np.flatnonzero(is_balanced))
+        candidates = _numbered(candidates, found)
     return Candidates({**candidates.columns, "depth": candidates.depth})
 
 
@@ -50,6 +56,14 @@ def fewest_layers_CS(job: Job, c: Candidates) -> Column:
     return found
 
 
+def _balanced(job: Job, c: Candidates, rows: Column) -> list[tuple[Column, str, Column]]:
+    """Both numbers of stages that own as many layers as makes them equally long."""
+    from strategist.planner.balance import balanced_CS  # few ask for it
+
+    layers, again = balanced_CS(job, c.where(rows))
+    return [(rows, OF_STAGE, again), (rows, LAYERS_OF, layers)]
+
+
 def _layers_CS(job: Job, c: Candidates) -> Column:
     """Layers of the longest chunk of every stage, (C, S)."""
     found = np.zeros((len(c), int(c["pp"].max(initial=0))), np.int64)
@@ -62,25 +76,26 @@ def _layers_CS(job: Job, c: Candidates) -> Column:
 
 def _may_fit(job: Job, c: Candidates, number: Column) -> Mask:
     """Where a bound of memory allows so many layers of every stage, (C,)."""
-    return least_memory(job, _alike(c, number)).device <= job.usable_bytes
+    return least_memory(job, alike(c, number)).device <= job.usable_bytes
 
 
 def _fits(job: Job, c: Candidates, rows: Column, number: Column) -> Mask:
     """Which stages of some rows fit with so many layers, (rows, S)."""
-    held = device_bytes_CS(job, _alike(c.where(rows), number[rows]), int(c["pp"].max(initial=0)))
+    held = device_bytes_CS(job, alike(c.where(rows), number[rows]), int(c["pp"].max(initial=0)))
     return np.asarray(held + ROUNDED <= job.usable_bytes)
 
 
-def _alike(c: Candidates, number: Column) -> Candidates:
+def alike(c: Candidates, number: Column) -> Candidates:
     """The same layouts with one number for all stages, (C,); a number of 0 is no recomputation."""
     recompute = np.where(number > 0, c["recompute"], code("recompute", "none"))
     return Candidates({**c.without("recompute_depth").columns, "recompute": recompute, "recompute_layers": number})
 
 
-def _numbered(c: Candidates, rows: Column, numbers_CS: Column) -> Candidates:
-    """The layouts with the numbers of some rows, stage by stage."""
-    columns = {}
-    for stage, numbers in enumerate(numbers_CS.T):
-        columns[f"{OF_STAGE}{stage}"] = column = np.zeros(len(c), np.int64)
-        column[rows] = numbers
+def _numbered(c: Candidates, found: Sequence[tuple[Column, str, Column]]) -> Candidates:
+    """The layouts with numbers of some rows, stage by stage: which rows, what stands before the number of a stage, and the numbers, (rows, S)."""
+    columns: dict[str, Column] = {}
+    for rows, prefix, numbers_CS in found:
+        for stage, numbers in enumerate(numbers_CS.T):
+            column = columns.setdefault(f"{prefix}{stage}", np.zeros(len(c), np.int64))
+            column[rows] = numbers
     return Candidates({**c.columns, **columns})

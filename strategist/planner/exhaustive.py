@@ -202,6 +202,10 @@ def _numbered(job: Job, row: Row) -> Row:
     (planner/depth.py): of each stage the first with which it fits, or of all all of their layers where some stage fits with none."""
     if not row.get("recompute_depth") or any(name.startswith(OF_STAGE) for name in row):
         return row
+    if WORDS["stage_split"][row["stage_split"]] == "balanced":
+        from strategist.planner.exhaustive_balance import balanced_row  # few plans look at them
+
+        return balanced_row(job, row)
     own = chunk_lengths(job.model, row["pp"], row["virtual_stages"], bool(row["stage_split"]))
     fit = [_fits_with(job, row, number) for number in range(max(own) + 1)]
     fewest = [next((number for number, stages in enumerate(fit) if stages[stage]), None) for stage in range(row["pp"])]

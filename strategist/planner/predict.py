@@ -14,6 +14,7 @@ from strategist.document.prediction import Prediction, Violation
 from strategist.errors import ImpossibleError
 from strategist.facts.adapters import adapting
 from strategist.facts.job import Job
+from strategist.facts.model import layer_counts
 from strategist.facts.profile import find_profile
 from strategist.facts.resolved import Assumption
 from strategist.facts.runs import V_SHAPED
@@ -27,7 +28,7 @@ from strategist.planner.write import memory_ledger, mesh_of, outside_known_error
 from strategist.records import replace
 from strategist.rulebook.apply import columns, sentence
 from strategist.rulebook.rule import Rule, load_rules
-from strategist.space.candidates import ASKED, OF_LAYERS, OF_STAGE, WORDS, Candidates, code
+from strategist.space.candidates import ASKED, BY_STAGE, LAYERS_OF, OF_LAYERS, OF_STAGE, WORDS, Candidates, code
 from strategist.space.enumerate import divisors
 from strategist.space.grammar import Pin, layout
 from strategist.timing.estimate import StepTimes, step_times
@@ -211,6 +212,9 @@ def pins_of(plan: Plan) -> Iterator[Pin]:
         yield Pin("cp_inner", s.cp_inner, str(s.cp_inner))
     for stage, number in enumerate(s.recompute_stages):
         yield Pin(f"{OF_STAGE}{stage}", number, str(number))
+    if s.stage_split == "balanced":
+        for place, own in enumerate(s.stages):
+            yield Pin(f"{LAYERS_OF}{place}", own.layer_count, str(own.layer_count))
 
 
 OURS = ("loss", "tables")
@@ -238,6 +242,7 @@ def filled(job: Job, said: Mapping[str, int]) -> dict[str, int]:
     virtual = said.get("virtual_stages", 2 if is_v_shaped else 1)
     usual = "none" if degrees["pp"] == 1 else "interleaved" if virtual > 1 else "1f1b"
     kind = "none" if degrees["cp"] == 1 else "hierarchical" if "cp_inner" in said else "ring"
+    _stated_split(job, degrees["pp"], said)
     micro, accumulation = _batch(job.workload.global_batch, dp, said)
     return (
         degrees
@@ -257,7 +262,7 @@ def filled(job: Job, said: Mapping[str, int]) -> dict[str, int]:
             "stage_split": said.get("stage_split", 0),
         }
         | {name: said[name] for name in (*ASKED, "cp_inner") if said.get(name)}
-        | {name: said[name] for name in said if name.startswith(OF_STAGE)}
+        | {name: said[name] for name in said if name.startswith(BY_STAGE)}
     )
 
 
@@ -296,7 +301,7 @@ def _consistent(degrees: Mapping[str, int], ranks: int, said: Mapping[str, int])
     if said.get("stage_split") and (degrees["pp"] == 1 or said.get("virtual_stages", 1) > 1):
         raise ImpossibleError(
             "FRAMEWORK_LEGALITY",
-            "stage_split=weighted needs a pipeline whose stages have one chunk of layers each.",
+            f"stage_split={WORDS['stage_split'][said['stage_split']]} needs a pipeline whose stages have one chunk of layers each.",
             flag="--strategy",
             hint="Give pp, and leave virtual_stages at 1.",
         )
@@ -374,6 +379,25 @@ def _stated_by_stage(pp: int, said: Mapping[str, int]) -> None:
             f"{len(stated) or 'No'} numbers of layers by stage (recompute=by-stage) do not go with pp={pp}.",
             flag="--strategy",
             hint="Say pp above 1 and recompute=by-stage, or as many numbers as there are stages, such as pp=2,recompute=3/1.",
+        )
+
+
+def _stated_split(job: Job, pp: int, said: Mapping[str, int]) -> None:
+    """Balanced stages run different layers again. Both numbers are left to the rule, which knows layers that are all alike, or both are said
+    of every stage."""
+    stated = {int(name.removeprefix(LAYERS_OF)): said[name] for name in said if name.startswith(LAYERS_OF)}
+    again = {int(name.removeprefix(OF_STAGE)): said[name] for name in said if name.startswith(OF_STAGE)}
+    counts = layer_counts(job.model)
+    is_balanced = said.get("stage_split") == code("stage_split", "balanced")
+    is_whole = sorted(stated) == list(range(pp)) and sum(stated.values()) == sum(counts.values())
+    is_owned = is_whole and sorted(again) == sorted(stated) and all(again[stage] <= stated[stage] for stage in stated)
+    is_ruled = not stated and not again and len(counts) == 1
+    if (is_balanced and not (said.get("recompute_depth") and (is_owned or is_ruled))) or (stated and not is_balanced):
+        raise ImpossibleError(
+            "FRAMEWORK_LEGALITY",
+            f"Balanced stages are found together with the layers that each runs again, of a model whose layers are alike, or both are said: {sum(counts.values())} layers on pp={pp} stages, of each no more again than it owns.",
+            flag="--strategy",
+            hint="Say stage_split=balanced,recompute=by-stage, or both numbers of every stage, such as pp=2,stage_split=15/17,recompute=3/1.",
         )
 
 

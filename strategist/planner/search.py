@@ -10,6 +10,7 @@ import numpy as np
 
 from strategist.document.plan import Hint, Objective
 from strategist.facts.job import Job
+from strategist.facts.model import layer_counts
 from strategist.planner.rank import best
 from strategist.planner.situation import largest_layer_bytes, question
 from strategist.planner.weigh import FEW, Weights
@@ -186,6 +187,7 @@ def limits_of(question_: Question) -> Limits:
         experts=facts["experts"],
         splittable=facts["splittable"],
         head=head_in_layers(job.model) if facts["gpus"] > 1 else 0.0,
+        alike=len(layer_counts(job.model)) == 1,
         tiled=largest_layer_bytes(job) > job.usable_bytes,
         pins=question_.pins,
         forbids=question_.forbids,

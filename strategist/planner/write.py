@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import accumulate
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -27,7 +28,7 @@ from strategist.facts.runs import stage_of_head
 from strategist.memory.estimate import Ledger, ledger
 from strategist.planner.search import Found
 from strategist.records import dataclass
-from strategist.space.candidates import OF_STAGE, Candidates
+from strategist.space.candidates import LAYERS_OF, OF_STAGE, Candidates
 from strategist.space.shares import groups
 from strategist.space.stages import head_in_layers, stage_chunks
 from strategist.timing.estimate import StepTimes, mfu, model_FLOP
@@ -157,11 +158,13 @@ def _depths(row: Mapping[str, Any]) -> tuple[int, ...]:
 
 def stages_of(job: Job, row: Mapping[str, Any]) -> tuple[Stage, ...]:
     """The layers of every stage."""
-    layers, pp = len(layer_sequence(job.model)), row["pp"]
+    layers, pp, last = len(layer_sequence(job.model)), row["pp"], stage_of_head(row["schedule"], row["pp"])
     head = head_in_layers(job.model) if row["stage_split"] == "weighted" else 0.0
     schedule = row["schedule"]
     chunks = [stage_chunks(layers, pp, row["virtual_stages"], stage, head, schedule) for stage in range(pp)]
-    last = stage_of_head(schedule, pp)
+    if row["stage_split"] == "balanced" and f"{LAYERS_OF}0" in row:  # the rule was asked
+        ends = accumulate(row[f"{LAYERS_OF}{stage}"] for stage in range(pp))
+        chunks = [((end - row[f"{LAYERS_OF}{stage}"], end),) for stage, end in enumerate(ends)]
     return tuple(Stage(index=s, layers=own, embedding=s == 0, head=s == last) for s, own in enumerate(chunks))
 
 

@@ -105,6 +105,8 @@ def option_words(plan: Costed) -> str:
     words += (
         [s.schedule if s.virtual_stages == 1 else f"{s.schedule} x {s.virtual_stages}"] if s.schedule != "none" else []
     )
+    if s.stage_split == "balanced":
+        words += [f"{'/'.join(str(stage.layer_count) for stage in s.stages)} layers a stage"]
     words += ["sequence parallel"] if s.sequence_parallel else []
     words += [_context(plan)] if s.context_parallel != "none" else []
     words += [f"gradients compressed by {s.compression}"] if s.compression != "none" else []

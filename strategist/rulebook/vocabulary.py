@@ -114,7 +114,9 @@ WORDS: Mapping[str, Word] = {
     ),
     "offload": _candidate("what lives in host memory or on NVMe"),
     "tiling": _candidate("pieces that the widest matrices are computed in"),
-    "stage_split": _candidate("how layers are spread over stages: evenly, or with the output head counted"),
+    "stage_split": _candidate(
+        "how layers are spread over stages: evenly, with the output head counted, or so that none is slower for what it runs again"
+    ),
     "replicas": _candidate("whole replicas as processes (DDP) or as threads of one process (nn.DataParallel)"),
     "compression": _candidate("what DDP does to gradients before it sends them"),
     "loss": _candidate("loss of whole logits, or of the logits of a few tokens at a time"),

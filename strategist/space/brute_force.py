@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 
 from strategist.facts.runs import V_SHAPED
-from strategist.space.candidates import NOT_ASKED, OF_STAGE, WORDS
+from strategist.space.candidates import LAYERS_OF, NOT_ASKED, OF_STAGE, WORDS
 from strategist.space.enumerate import MAX_MICRO_BATCH, MAX_VIRTUAL_STAGES, MIN_TOKENS_PER_CP_RANK, TILES, Limits
 
 Row = dict[str, int]
@@ -107,11 +107,13 @@ def _schedule(limits: Limits, row: Mapping[str, int]) -> bool:
 
 def _split(limits: Limits, row: Mapping[str, int]) -> bool:
     """Stages of one chunk are weighted where giving the last one fewer layers than its equal share makes the most loaded
-    stage lighter, or where somebody says so."""
+    stage lighter, or where somebody says so. Balanced stages are those of GPipe and 1F1B."""
+    if WORDS["stage_split"][row["stage_split"]] == "balanced":
+        return limits.balances and WORDS["schedule"][row["schedule"]] in ("gpipe", "1f1b")
     layers, others = limits.layers, row["pp"] - 1
     if row["stage_split"] == 0:
         return True
-    if limits.pinned("stage_split"):
+    if WORDS["stage_split"][limits.pinned("stage_split") or 0] == "weighted":
         return others > 0 and row["virtual_stages"] == 1
     equal = layers // row["pp"]
     loads = [max(own + limits.head, -(-(layers - own) // max(1, others))) for own in range(1, equal + 1)]
@@ -164,7 +166,25 @@ def _depth(limits: Limits, row: Mapping[str, int]) -> bool:
         return True
     stages = row["pp"] == len(limits.depths) if limits.depths else row["pp"] > 1
     alone = bool(limits.pinned("recompute_depth")) or not row.get("recompute_layers")
+    is_balanced = WORDS["stage_split"][row["stage_split"]] == "balanced"
+    if not (is_balanced or "recompute_by_stage" in limits.also or limits.pinned("recompute_depth")):
+        return False
     return _full(limits, row) and stages and alone
+
+
+def _balanced(_limits: Limits, row: Mapping[str, int]) -> bool:
+    """Balanced stages run different layers again."""
+    return WORDS["stage_split"][row["stage_split"]] != "balanced" or bool(row.get("recompute_depth"))
+
+
+def _said(stage: int) -> Condition:
+    """Layers of a stage are those that somebody says where stages are balanced, and none elsewhere."""
+
+    def holds(limits: Limits, row: Mapping[str, int]) -> bool:
+        own = limits.split[stage] if WORDS["stage_split"][row["stage_split"]] == "balanced" else 0
+        return row[f"{LAYERS_OF}{stage}"] == own
+
+    return holds
 
 
 def _choices(limits: Limits, row: Mapping[str, int]) -> Sequence[tuple[dict[str, Sequence[int]], Condition]]:
@@ -183,9 +203,11 @@ def _choices(limits: Limits, row: Mapping[str, int]) -> Sequence[tuple[dict[str,
     ]
     if "recompute_layers" in limits.also:
         asked.append(({"recompute_layers": range(limits.layers)}, _layers))
-    if "recompute_by_stage" in limits.also:
+    if "recompute_by_stage" in limits.also or "balanced_stages" in limits.also:
         asked.append(({"recompute_depth": range(2)}, _depth))
     asked += [({f"{OF_STAGE}{stage}": (number,)}, _depth) for stage, number in enumerate(limits.depths)]
+    asked += [({f"{LAYERS_OF}{stage}": (0, own)}, _said(stage)) for stage, own in enumerate(limits.split)]
+    asked.append(({}, _balanced))
     return (
         ({"zero": range(4)}, _zero),
         ({"offload": places["offload"], "tiling": sorted({1, limits.pinned("tiling") or TILES})}, _offload),

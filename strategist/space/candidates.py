@@ -38,7 +38,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "context_parallel": ("none", "ring", "all-to-all", "hierarchical"),
     "recompute": ("none", "selective", "full"),
     "offload": ("none", "optimizer", "parameters", "nvme"),
-    "stage_split": ("even", "weighted"),
+    "stage_split": ("even", "weighted", "balanced"),
     "replicas": ("processes", "threads"),
     "compression": ("none", "bf16", "fp16", "powersgd", "topk"),
     "loss": ("whole", "chunked"),
@@ -68,6 +68,10 @@ OF_LAYERS = ("recompute_layers", "recompute_every", "recompute_depth")
 OF_STAGE = "recompute_stage_"
 """What stands before the number of a stage in the name of the column that says of how many layers of each of its chunks, where these
 differ by stage."""
+LAYERS_OF = "stage_layers_"
+"""What stands before the number of a stage in the name of the column that says how many layers it owns, where stages are balanced."""
+BY_STAGE = (OF_STAGE, LAYERS_OF)
+"""Both: columns that hold a number for one stage, and are the same in all rows of one `depth`."""
 HIDDEN = ("mesh", "depth")
 """Columns that number the rows that agree in some others: no choices."""
 OF_REPLICAS = ("replicas", "compression", "tables")
@@ -144,11 +148,11 @@ class Candidates:
 
     @cached_property
     def depth(self) -> Column:
-        """A number per distinct set of numbers of layers that run again, stage by stage, (C,): 0 where stages are alike."""
+        """A number per distinct set of what is said stage by stage, layers that run again and layers, (C,): 0 where stages are alike."""
         known = self.columns.get("depth")
         if known is not None:
             return known
-        names = [name for name in self.columns if name.startswith(OF_STAGE)]
+        names = [name for name in self.columns if name.startswith(BY_STAGE)]
         asked = np.flatnonzero(self["recompute_depth"]) if "recompute_depth" in self.columns else self["pp"][:0]
         numbers, found = np.zeros(len(self), np.int64), dict[tuple[int, ...], int]()
         table = (
@@ -167,6 +171,16 @@ class Candidates:
             )
         columns = (self.columns.get(f"{OF_STAGE}{stage}") for stage in stages)
         return tuple(0 if column is None else int(column[row]) for column in columns)
+
+    def split_of(self, row: int) -> tuple[int, ...]:
+        """How many layers every stage of one row owns, where its stages are balanced and the numbers are known; nothing else."""
+        if not self.is_balanced(row) or f"{LAYERS_OF}0" not in self.columns:
+            return ()
+        return tuple(int(self[f"{LAYERS_OF}{stage}"][row]) for stage in range(int(self["pp"][row])))
+
+    def is_balanced(self, row: int) -> bool:
+        """Whether the stages of one row own layers as these and what runs again make them equally long."""
+        return int(self["stage_split"][row]) == code("stage_split", "balanced")
 
     @property
     def world(self) -> Column:

@@ -12,6 +12,7 @@ from strategist.facts.runs import V_SHAPED
 from strategist.records import dataclass
 from strategist.space.candidates import (
     ASKED,
+    LAYERS_OF,
     MESH_COLUMNS,
     OF_LAYERS,
     OF_REPLICAS,
@@ -38,7 +39,7 @@ class Limits:
     """What bounds the space: ranks, the fastest domain (tp stays inside unless pinned), sizes of the model and batch.
 
     `tiled` adds memory-centric tiling, which is worth looking at only when the widest layer does not fit a device. `head`
-    is as how many layers the output head counts when stages are weighted. `also` are techniques to look at that are left out else.
+    is as how many layers the output head counts when stages are weighted, and layers that are all `alike` may be balanced. `also` are techniques to look at that are left out else.
     """
 
     world: int
@@ -49,6 +50,7 @@ class Limits:
     experts: int = 0
     splittable: bool = True
     head: float = 0.0
+    alike: bool = False
     tiled: bool = False
     pins: tuple[Pin, ...] = ()
     forbids: tuple[str, ...] = ()
@@ -61,9 +63,28 @@ class Limits:
     @property
     def depths(self) -> tuple[int, ...]:
         """How many layers of its chunks every stage is asked to run again, stage by stage; nothing where nobody says it."""
-        said = {pin.key: pin.value for pin in self.pins if pin.key.startswith(OF_STAGE)}
-        last = max((int(key.removeprefix(OF_STAGE)) for key in said), default=-1)
-        return tuple(said.get(f"{OF_STAGE}{stage}", 0) for stage in range(last + 1))
+        return self._by_number(OF_STAGE)
+
+    @property
+    def split(self) -> tuple[int, ...]:
+        """How many layers every stage is asked to own, stage by stage; nothing where nobody says it."""
+        return self._by_number(LAYERS_OF)
+
+    @property
+    def balances(self) -> bool:
+        """Whether stages are looked at that are balanced: beside numbers of layers to run again that are left to the rule, or both numbers
+        as somebody says them."""
+        if self.split or self.depths:
+            is_said = bool(self.split and self.pinned("recompute_depth")) and sum(self.split) == self.layers
+            return is_said and len(self.split) == len(self.depths)
+        is_pinned = self.pinned("stage_split") == code("stage_split", "balanced") and self.pinned("recompute_depth")
+        return self.alike and ("balanced_stages" in self.also or bool(is_pinned))
+
+    def _by_number(self, prefix: str) -> tuple[int, ...]:
+        """What is said stage by stage, 0 of a stage that is left out."""
+        said = {pin.key: pin.value for pin in self.pins if pin.key.startswith(prefix)}
+        last = max((int(key.removeprefix(prefix)) for key in said), default=-1)
+        return tuple(said.get(f"{prefix}{stage}", 0) for stage in range(last + 1))
 
     def wants(self, schedule: str) -> bool:
         """Whether somebody asks for a schedule, alone or beside others."""
@@ -94,12 +115,14 @@ def enumerate_candidates(limits: Limits) -> Candidates:
         meshes_so_far, rows_so_far = meshes_so_far + len(members), rows_so_far + rows
     everything = Candidates(dict(zip(names, columns, strict=True)))
     for word in limits.also:
-        if word in DEPTHS:
+        if word in DEPTHS and not limits.pinned(DEPTHS[word]):
             everything = _with_depths(everything, word, limits)
     for name in ASKED:
         value = limits.pinned(name)
         if value:
             everything = as_asked(everything, name, value, limits.depths)
+    if limits.balances:
+        everything = _balanced(everything, limits)
     keep = np.ones(len(everything), dtype=np.bool_)
     for pin in limits.pins:
         keep &= pin.holds(everything)
@@ -110,7 +133,7 @@ def enumerate_candidates(limits: Limits) -> Candidates:
 
 def _with_depths(everything: Candidates, word: str, limits: Limits) -> Candidates:
     """The layouts, and behind them those of full recompute once more, with fewer layers: with every number of them below an equal share
-    of a chunk's, or in pipelines with as many on every stage as the rule finds."""
+    of a chunk's, or in pipelines, those of balanced stages or the others, with as many on every stage as the rule finds."""
     chunks = everything["pp"] * everything["virtual_stages"]
     full = np.flatnonzero(_runs_all_again(everything))
     if word == "recompute_layers":
@@ -118,11 +141,22 @@ def _with_depths(everything: Candidates, word: str, limits: Limits) -> Candidate
         rows, name = full.repeat(fewer), word
         values = 1 + np.arange(len(rows)) - (fewer.cumsum() - fewer).repeat(fewer)
     else:
-        rows, name = full[everything["pp"][full] > 1], "recompute_depth"
+        is_balanced = everything.is_word("stage_split", "balanced")[full]
+        rows = full[(everything["pp"][full] > 1) & (is_balanced == (word == "balanced_stages"))]
+        name = "recompute_depth"
         values = np.ones_like(rows)
     own = [everything, everything.where(rows)]
-    numbers = np.zeros(len(everything), np.int64), values
+    numbers = everything.columns.get(name, np.zeros(len(everything), np.int64)), values
     return joined([Candidates({**c.columns, name: column}) for c, column in zip(own, numbers, strict=True)])
+
+
+def _balanced(everything: Candidates, limits: Limits) -> Candidates:
+    """The layouts without balanced stages that run as many layers again as all others, and with the layers that somebody says of them."""
+    own = everything.is_word("stage_split", "balanced")
+    found = everything.where(~own | (everything["recompute_depth"] > 0))
+    own = found.is_word("stage_split", "balanced")
+    said = {f"{LAYERS_OF}{stage}": np.where(own, layers, 0) for stage, layers in enumerate(limits.split)}
+    return Candidates({**found.columns, **said})
 
 
 def _runs_all_again(everything: Candidates) -> Mask:
@@ -286,16 +320,19 @@ def _schedules(limits: Limits, pp: int, accumulation: int) -> Iterator[tuple[int
     where 1F1B has too few micro-batches, or when asked for; looped BFS idles as long as
     interleaving and is looked at only where the micro-batches fill the stages but are no multiple of them, or when asked for; ZB-H1,
     ZBV and DualPipeV only when asked for (docs/decisions/0098-zero-bubble.md, 0116-zbv.md, 0123-dualpipev.md); a weighted split
-    only where it differs from an even one, or when pinned."""
+    only where it differs from an even one, or when pinned; balanced stages beside those that run different layers again."""
     if pp == 1:
         yield code("schedule", "none"), 1, 0
         return
     gpipe, one_f_one_b = code("schedule", "gpipe"), code("schedule", "1f1b")
-    splits = range(2 if is_weightable(limits, pp) or limits.pinned("stage_split") else 1)
+    splits = [code("stage_split", "even")]
+    if is_weightable(limits, pp) or limits.pinned("stage_split") == code("stage_split", "weighted"):
+        splits.append(code("stage_split", "weighted"))
+    unequal = [*splits, code("stage_split", "balanced")] if limits.balances else splits
     if accumulation < pp or limits.wants("gpipe"):
-        yield from ((gpipe, 1, split) for split in splits)
+        yield from ((gpipe, 1, split) for split in unequal)
     if accumulation >= pp or limits.wants("1f1b"):
-        yield from ((one_f_one_b, 1, split) for split in splits)
+        yield from ((one_f_one_b, 1, split) for split in unequal)
     if limits.wants("zb_h1"):
         yield from ((code("schedule", "zb_h1"), 1, split) for split in splits)
     if limits.layers % (2 * pp) == 0 or limits.pinned("virtual_stages") == 2:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from strategist.errors import InputError, did_you_mean, require_known
 from strategist.records import dataclass
-from strategist.space.candidates import NOT_ASKED, OF_STAGE, WORDS, Candidates, Mask
+from strategist.space.candidates import BY_STAGE, LAYERS_OF, NOT_ASKED, OF_STAGE, WORDS, Candidates, Mask
 from strategist.units import parse_integer, plain_text
 
 DEGREES = (
@@ -54,8 +54,10 @@ EVERY = "every-"
 """What stands before the number of `recompute=every-2`: every second layer."""
 MAX_DIGITS = 4
 """Digits of the number of a stage."""
-BY_STAGE, BETWEEN = "by-stage", "/"
+RULED, BETWEEN = "by-stage", "/"
 """`recompute=by-stage` leaves the numbers of layers to the rule (planner/depth.py), `recompute=4/3/1/0` says them, stage by stage."""
+BALANCED = "balanced"
+"""`stage_split=balanced` leaves the layers of every stage to the rule (planner/balance.py), `stage_split=9/10/10/11` says them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ class Pin:
 
     def holds(self, candidates: Candidates) -> Mask:
         """Candidates that make this choice, (C,)."""
-        if self.key.startswith(OF_STAGE) and self.key not in candidates.columns:
+        if self.key.startswith(BY_STAGE) and self.key not in candidates.columns:
             return np.full(len(candidates), True)  # the rule finds it, and finds the same again
         if self.key in NOT_ASKED and self.key not in candidates.columns:
             return np.full(len(candidates), self.value == NOT_ASKED[self.key])
@@ -90,7 +92,7 @@ def parse_pins(text: str, flag: str = "--pin") -> tuple[Pin, ...]:
 
 def _pins(part: str, flag: str) -> tuple[Pin, ...]:
     """One choice; `recompute=N` is two, full recompute and of how many layers, and so are `recompute=every-N` and `recompute=by-stage`;
-    `recompute=N/M` has a third for every stage."""
+    `recompute=N/M` has a third for every stage. `stage_split=N/M` is one and another for every stage."""
     key, equals, value = (piece.strip(" ") for piece in part.partition("="))
     if not equals or not key:
         raise InputError("PARSE", f"{flag} expects key=value.", flag=flag, value=part, hint="Example: tp=4,pp=2.")
@@ -99,11 +101,17 @@ def _pins(part: str, flag: str) -> tuple[Pin, ...]:
         return _pin(name, "full", flag), _pin("recompute_layers", value, flag)
     if name == "recompute" and value.startswith(EVERY):
         return _pin(name, "full", flag), _pin("recompute_every", value.removeprefix(EVERY), flag)
-    if name == "recompute" and (value == BY_STAGE or BETWEEN in value):
-        numbers = () if value == BY_STAGE else value.split(BETWEEN)
-        own = (_pin(f"{OF_STAGE}{stage}", number.strip(" "), flag) for stage, number in enumerate(numbers))
-        return _pin(name, "full", flag), _pin("recompute_depth", BY_STAGE, flag), *own
+    if name == "recompute" and (value == RULED or BETWEEN in value):
+        numbers = () if value == RULED else value.split(BETWEEN)
+        return _pin(name, "full", flag), _pin("recompute_depth", RULED, flag), *_by_number(OF_STAGE, numbers, flag)
+    if name == "stage_split" and BETWEEN in value:
+        return _pin(name, BALANCED, flag), *_by_number(LAYERS_OF, value.split(BETWEEN), flag)
     return (_pin(name, value, flag),)
+
+
+def _by_number(prefix: str, numbers: Sequence[str], flag: str) -> tuple[Pin, ...]:
+    """A choice for every stage."""
+    return tuple(_pin(f"{prefix}{stage}", number.strip(" "), flag) for stage, number in enumerate(numbers))
 
 
 def _pin(name: str, value: str, flag: str) -> Pin:
@@ -143,10 +151,10 @@ def known_key(key: str, flag: str) -> str:
 
 
 def _is_of_stage(name: str) -> bool:
-    """Whether a key is `recompute_stage_` and the number of a stage."""
-    number = name.removeprefix(OF_STAGE)
+    """Whether a key is `recompute_stage_` or `stage_layers_` and the number of a stage."""
+    number = name.removeprefix(OF_STAGE).removeprefix(LAYERS_OF)
     is_number = number.isascii() and number.isdigit() and len(number) <= MAX_DIGITS
-    return name.startswith(OF_STAGE) and is_number and str(int(number)) == number
+    return name in (f"{OF_STAGE}{number}", f"{LAYERS_OF}{number}") and is_number and str(int(number)) == number
 
 
 def _word(name: str, value: str, flag: str) -> int:
@@ -173,8 +181,13 @@ FORBIDDABLE = (
 )
 
 
-DEPTHS = ("recompute_layers", "recompute_by_stage")
-"""Full recompute of some layers: of the first N of every chunk for each N, or of every stage as many as it needs."""
+DEPTHS: Mapping[str, str] = {
+    "recompute_layers": "recompute_layers",
+    "recompute_by_stage": "recompute_depth",
+    "balanced_stages": "recompute_depth",
+}
+"""Full recompute of some layers, each with the choice that it makes: of the first N of every chunk for each N, or of every stage as many as
+it needs, with the layers that the stages have else, or with such that none is slower for it."""
 ADDABLE = ("gpipe", "looped_bfs", "zb_h1", "zbv", "dualpipev", "tiling", "hierarchical", "uneven_batch", *DEPTHS)
 """Techniques that a search leaves out, everywhere or where others do as well, unless somebody asks for them. An uneven batch is looked at
 behind the search (planner/uneven.py)."""
@@ -222,8 +235,10 @@ def layout(row: Mapping[str, int | str]) -> str:
     for name, before in (("recompute_layers", ""), ("recompute_every", EVERY)):
         if row.get(name):  # recompute=N and recompute=every-N say both
             row = {key: f"{before}{row[name]}" if key == "recompute" else row[key] for key in row if key != name}
-    if row.get("recompute_depth") == BY_STAGE:
-        row = {**row, "recompute": _by_stage(row), "recompute_depth": "alike"}
+    if row.get("recompute_depth") == RULED:
+        row = {**row, "recompute": _by_stage(row, OF_STAGE, RULED), "recompute_depth": "alike"}
+    if row.get("stage_split") == BALANCED:
+        row = {**row, "stage_split": _by_stage(row, LAYERS_OF, BALANCED)}
     plain: Mapping[str, int | str] = {
         "zero": 0,
         "sequence_parallel": 0,
@@ -247,7 +262,7 @@ def layout(row: Mapping[str, int | str]) -> str:
     return ", ".join(f"{key}={row[key]}" for key in (*degrees, *rest)) or "single"
 
 
-def _by_stage(row: Mapping[str, int | str]) -> str:
-    """What a row says of each stage; `by-stage` where it leaves that to the rule."""
-    numbers = [row.get(f"{OF_STAGE}{stage}") for stage in range(int(row["pp"]))]
-    return BY_STAGE if None in numbers else BETWEEN.join(map(str, numbers))
+def _by_stage(row: Mapping[str, int | str], prefix: str, ruled: str) -> str:
+    """What a row says of each stage; a word where it leaves that to the rule."""
+    numbers = [row.get(f"{prefix}{stage}") for stage in range(int(row["pp"]))]
+    return ruled if None in numbers else BETWEEN.join(map(str, numbers))

@@ -20,7 +20,7 @@ from strategist.facts.parameters import outer_parameters, table_width
 from strategist.facts.runs import V_SHAPED, stage_of_head
 from strategist.facts.tables import served_elements
 from strategist.records import dataclass, replace
-from strategist.space.candidates import OF_LAYERS, Candidates, Column, Mask, Reals, distinct, total_of
+from strategist.space.candidates import OF_LAYERS, WORDS, Candidates, Column, Mask, Reals, code, distinct, total_of
 from strategist.space.stages import (
     every_layer_counts,
     first_layer_counts,
@@ -101,17 +101,18 @@ class Group:
         return (self.layers_SK.astype(np.float64) @ values_CK.T).T
 
 
+SPLITS, WEIGHTED = len(WORDS["stage_split"]), code("stage_split", "weighted")
 BLOCK = 2**16
 """Entries (rows times stages) looked at together: few enough that the columns of one block stay in a core's cache."""
 
 
 def groups(job: Job, candidates: Candidates, *, every_stage: bool = False) -> Iterator[Group]:
-    """The candidates in blocks of at most `BLOCK` entries with equal `pp` and equal layers per stage, which the job may state.
+    """The candidates in blocks of at most `BLOCK` entries with equal `pp` and equal layers per stage, which the job, or a layout, may state.
 
     With one sort of layer the virtual stages do not change how many layers a stage owns, because interleaving needs
     equal chunks.
     """
-    shape, split = job.model, job.split
+    shape = job.model
     turning = total_of((1 + place) * candidates.is_word("schedule", word) for place, word in enumerate(V_SHAPED))
     v_shaped = turning > 0
     later_hold_more = bool((v_shaped | candidates.is_word("schedule", "zb_h1")).any())
@@ -121,7 +122,7 @@ def groups(job: Job, candidates: Candidates, *, every_stage: bool = False) -> It
     uniform = len(kinds(shape)) == 1
     apart = v_shaped if some_again is None else v_shaped | (some_again > 0)
     virtual_stages = np.where(apart, candidates["virtual_stages"], 1) if uniform else candidates["virtual_stages"]
-    keys = (candidates["pp"] * 2 + candidates["stage_split"]) * 2**20 + virtual_stages + IN_A_V * turning
+    keys = (candidates["pp"] * SPLITS + candidates["stage_split"]) * 2**20 + virtual_stages + IN_A_V * turning
     if some_again is not None:
         keys += SOME_AGAIN * some_again
     tiles = candidates["tiling"] > 1
@@ -129,10 +130,11 @@ def groups(job: Job, candidates: Candidates, *, every_stage: bool = False) -> It
         keys += TILED * (tiles & _gives_back_slices(shape, candidates))
     for key in sorted(set(keys.tolist())):
         is_partly, key_of_stages = divmod(key, SOME_AGAIN)
-        (pp, is_weighted), virtual = divmod(key_of_stages >> 20, 2), key % IN_A_V
+        (pp, sort_of_split), virtual = divmod(key_of_stages >> 20, SPLITS), key % IN_A_V
         is_tiled, schedule = key % 2**20 >= TILED, ("none", *V_SHAPED)[key % TILED // IN_A_V]
-        head = head_in_layers(shape) if is_weighted else 0.0
+        head = head_in_layers(shape) if sort_of_split == WEIGHTED else 0.0
         alike = np.flatnonzero(keys == key)
+        split = job.split or candidates.split_of(int(alike[0]))
         table = stage_layer_counts(shape, pp, virtual, split, head, schedule)
         whole = np.arange(pp), np.ones(pp)
         stages, stands_for = (

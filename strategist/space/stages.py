@@ -5,7 +5,8 @@ extra layers go to the chunks in the middle first, then to the first, never to t
 embedding and the most micro-batches in flight, the last one the head and the loss. Which stage owns which is said in facts/runs.py.
 
 Where stages have one chunk each the split may be weighted: the last stage owns fewer layers the more its head
-multiplies, as few as make the most loaded stage lightest, and of equally good numbers the largest.
+multiplies, as few as make the most loaded stage lightest, and of equally good numbers the largest. Balanced stages own what
+planner/balance.py finds together with how many layers each of them runs again.
 """
 
 from __future__ import annotations
@@ -150,8 +151,10 @@ def _chunks(
 
 
 def _counted(shape: ModelShape, chunks: Chunks) -> Column:
-    """Layers of each sort in some runs of every stage."""
+    """Layers of each sort in some runs of every stage. Of one sort these are as many as the runs are long."""
     sequence, sorts = layer_sequence(shape), kinds(shape)
+    if len(sorts) == 1:
+        return np.array([[sum(end - first for first, end in own)] for own in chunks], dtype=np.int64)
     is_sort = np.array([[layer == sort for sort in sorts] for layer in sequence], dtype=np.int64)
     before = np.concatenate([np.zeros((1, len(sorts)), np.int64), np.cumsum(is_sort, axis=0)])
     none = np.zeros(len(sorts), np.int64)

@@ -16,7 +16,7 @@ from strategist.facts.layers import build_layer
 from strategist.facts.model import ModelShape, layer_counts
 from strategist.facts.parameters import count, outer_parameters
 from strategist.records import dataclass
-from strategist.space.candidates import OF_STAGE, Candidates, Column, Mask, Reals, total_of
+from strategist.space.candidates import BY_STAGE, Candidates, Column, Mask, Reals, total_of
 from strategist.space.shares import Elements, Group, elements, groups
 from strategist.space.traffic import Hidden, Traffic, activation_traffic, traffic
 from strategist.timing.calibrated import least_factor, scaled
@@ -94,10 +94,23 @@ def least_step_ns(job: Job, candidates: Candidates) -> Column:
     return np.asarray(np.maximum(0, rounded)[sort])
 
 
+def stage_seconds_CS(job: Job, candidates: Candidates, stages: int) -> Reals:
+    """What every stage is occupied for by one micro-batch, (C, S) for so many `stages`: computing, and what is sent meanwhile and nothing
+    hides; infinite where a candidate has no such stage. Under GPipe and 1F1B of m micro-batches all of them together take
+    (m - 1) max + sum over stages."""
+    seconds = np.full((len(candidates), stages), np.inf)
+    compute = Compute(job, candidates)
+    for group in groups(job, candidates, every_stage=True):
+        counts = elements(job.model, group)
+        sends = _with_seconds(job, group, traffic(job, group, counts))
+        seconds[group.rows, : group.pp] = _occupied(job, group, _work(job, group, counts, compute), sends).waits
+    return seconds
+
+
 def _read_by_the_bound(c: Candidates) -> tuple[str, ...]:
     left_out = SHARING[1:] if c.in_threads else SHARING  # what threads launch for each other counts
     if "depth" in c.columns:  # which numbers those of all stages
-        left_out = (*left_out, *(name for name in c.columns if name.startswith(OF_STAGE)))
+        left_out = (*left_out, *(name for name in c.columns if name.startswith(BY_STAGE)))
     return tuple(name for name in c.columns if name not in (*left_out, "mesh"))
 
 

@@ -13,7 +13,7 @@ from strategist.document.plan import Plan
 from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
 from strategist.facts.profile import find_profile
-from tests.drawn import is_legal, mesh, options
+from tests.drawn import is_legal, mesh, more, options
 from tests.executor.matrix import RANKS, SEQ_LEN
 from tests.measure.grid import candidates_of
 from tests.plans import make_plan, tiny_gpt2, tiny_llama, tiny_mixtral
@@ -31,6 +31,7 @@ def _drawn(count: int) -> Iterator[Plan]:
         number += 1
         shape = _shape(dice)
         layout = mesh(dice, stages=(1, 1, 2, 3, 4), shards=(1, 2, 3, 4), experts=shape.moe is not None) | options(dice)
+        layout |= more(dice, layout)
         if not 1 < prod(layout[axis] for axis in RANKS) <= MOST_RANKS:
             continue
         if shape.layers < layout["pp"] * layout.get("virtual_stages", 1):
@@ -61,6 +62,7 @@ def _name(plan: Plan) -> str:
     sizes = [f"{axis}{plan.mesh.size(axis)}" for axis in (*RANKS, "ep") if plan.mesh.size(axis) > 1]
     s = plan.strategy
     words = [word for word in (s.schedule, s.context_parallel, s.recompute, s.offload) if word != "none"]
+    words += ["by-stage"] * bool(s.recompute_stages) + ["uneven"] * bool(s.uneven_batch)
     return "-".join([plan.model.name, f"{plan.model.layers}l", *sizes, f"zero{s.zero}", *words, f"x{s.accumulation}"])
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from strategist.facts.model import Adapters, ModelShape
-from tests.plans import even_stages, make_plan, tiny_gpt2, tiny_llama, tiny_mixtral, uneven
+from tests.plans import even_stages, make_plan, stages_of, tiny_gpt2, tiny_llama, tiny_mixtral, uneven
 
 pytestmark = pytest.mark.slow
 
@@ -88,6 +88,7 @@ CASES = (
     Case("pp2-fsdp2-second", SHARDED | SECOND | {"pp": 2, "accumulation": 4}, {"layers": 6}, ragged=True, clip=0.5),
     Case("pp2-by-stage", {"pp": 2, "accumulation": 4, "recompute": "full", "recompute_stages": (2, 0)}, {"layers": 6, "tied": True}, ragged=True, clip=0.5),
     Case("pp4-by-stage", {"pp": 4, "accumulation": 8, "recompute": "full", "recompute_stages": (2, 1, 1, 0)}, {"layers": 8}, ragged=True, clip=0.5),
+    Case("pp3-balanced", {"pp": 3, "accumulation": 4, "recompute": "full", "recompute_stages": (1, 2, 0), "stage_split": "balanced", "stages": stages_of(2, 3, 1)}, {"layers": 6, "tied": True}, ragged=True, clip=0.5),
     Case("pp2-v2-by-stage", V2 | {"accumulation": 4, "recompute": "full", "recompute_stages": (2, 1)}, {"layers": 8}, ragged=True, clip=0.5),
     Case("pp2-fsdp2-by-stage", SHARDED | {"pp": 2, "schedule": "gpipe", "accumulation": 4, "recompute": "full", "recompute_stages": (1, 3)}, {"layers": 6}, ragged=True, clip=0.5),
     Case("fsdp2-tp2-compiled", SHARDED | SP | {"compile": True}, {"qk_norm": "head"}, clip=0.5),

@@ -16,7 +16,7 @@ from strategist.executor.architecture import model_obstacles
 from strategist.facts.clusters import load_cluster
 from strategist.facts.model import ModelShape
 from strategist.facts.models import load_model
-from tests.drawn import Choice, is_legal, mesh, options
+from tests.drawn import Choice, is_legal, mesh, more, options
 from tests.measure.grid import Scenario, candidates_of, job_of, plan_of
 
 WIDEST, LONGEST, FEW_WORDS = 8192, 8192, 2048
@@ -40,7 +40,11 @@ def _scenario(name: str) -> Scenario:
     layout = mesh(dice, stages=(1, 1, 1, 2, 4), shards=(1, 4, 6, 8), experts=shape.moe is not None) | options(dice)
     layout["optimizer"] = dice.choice(("adamw",) * 5 + ("adamw8bit", "muon", "sgd"))
     seq_len, precision = dice.choice((512, 1000, 1024, 2048, 4096)), dice.choice(("bf16", "bf16", "fp32", "fp16"))
-    return Scenario(name, _cut(dice, shape, layout), seq_len, precision, layout)
+    shape = _cut(dice, shape, layout)
+    later = {
+        name: choice for name, choice in more(dice, layout).items() if name != "uneven_batch"
+    }  # a rank has no share
+    return Scenario(name, shape, seq_len, precision, layout | later)
 
 
 @cache

@@ -26,11 +26,11 @@ from strategist.facts.models import load_model
 from strategist.facts.profile import find_profile, with_frozen_base
 from strategist.facts.runs import stage_of_head
 from strategist.memory.estimate import Ledger, ledger
-from strategist.space.candidates import MESH_COLUMNS, OF_STAGE, OPTION_COLUMNS, Candidates, code
+from strategist.space.candidates import LAYERS_OF, MESH_COLUMNS, OF_STAGE, OPTION_COLUMNS, Candidates, code
 from strategist.space.shares import elements, groups
 from strategist.space.stages import head_in_layers, stage_chunks
 from strategist.space.traffic import traffic
-from tests.plans import make_plan
+from tests.plans import make_plan, stages_of
 
 SEED = 7
 SIZE, SPREAD = 300, 24
@@ -552,6 +552,8 @@ BY_STAGE = tuple(
         ("mistral-7b-v0.1", 9, (1, 3, 0), 2048, "bf16", {"tp": 2, "dp_shard": 2, "zero": 3, "sequence_parallel": True, "accumulation": 6}),
         ("gpt2-medium", 7, (3, 2), 1024, "fp32", {"schedule": "gpipe", "dp_replicate": 2, "accumulation": 2}),
         ("qwen2.5-7b", 8, (0, 2, 1, 2), 1000, "bf16", {"stage_split": "weighted", "micro_batch": 2, "accumulation": 4}),
+        ("llama-3.1-8b", 9, (1, 1, 0), 1024, "bf16", {"stage_split": "balanced", "stage_layers": (2, 3, 4), "dp_shard": 4, "zero": 3, "accumulation": 6}),
+        ("qwen2.5-7b", 8, (1, 3), 1000, "bf16", {"stage_split": "balanced", "stage_layers": (3, 5), "tp": 2, "sequence_parallel": True, "accumulation": 4}),
         ("olmoe-1b-7b", 6, (2, 1), 2048, "bf16", {"ep": 2, "dp_shard": 2, "zero": 2, "accumulation": 4}),
         ("llama-3.1-8b", 8, (0, 2), 1024, "bf16", {"virtual_stages": 2, "schedule": "looped_bfs", "accumulation": 4}),
     ))
@@ -675,6 +677,7 @@ def job_of(scenario: Scenario, plan: Plan) -> Job:
 def plan_of(scenario: Scenario) -> Plan:
     """The plan of a scenario, for GPUs, with the stages that the planner would make."""
     layout = dict(scenario.layout)
+    lengths = layout.pop("stage_layers", ())
     pp, virtual, layers = layout.get("pp", 1), layout.get("virtual_stages", 1), scenario.shape.layers
     is_weighted = layout.get("stage_split") == "weighted"
     head = head_in_layers(scenario.shape) if is_weighted else 0.0
@@ -692,7 +695,7 @@ def plan_of(scenario: Scenario) -> Plan:
     plan = make_plan(
         scenario.shape,
         seq_len=scenario.seq_len,
-        stages=stages,
+        stages=stages_of(*lengths) if lengths else stages,
         backend="nccl",
         formats=NumberFormats(
             parameter=formats.parameter, gradient=formats.gradient, reduce=formats.reduce, compute=formats.compute
@@ -722,11 +725,15 @@ def candidates_of(plan: Plan) -> Candidates:
         values["recompute_layers"] = plan.strategy.recompute_layers
     if plan.strategy.cp_inner > 1:
         values["cp_inner"] = plan.strategy.cp_inner
+    if plan.strategy.uneven_batch:
+        values["uneven_batch"] = 1
     if plan.strategy.recompute_every:
         values["recompute_every"] = plan.strategy.recompute_every
     if plan.strategy.recompute_stages:
         values["recompute_depth"] = plan.strategy.recompute_depth
         values |= {f"{OF_STAGE}{stage}": number for stage, number in enumerate(plan.strategy.recompute_stages)}
+    if plan.strategy.stage_split == "balanced":
+        values |= {f"{LAYERS_OF}{stage}": own.layer_count for stage, own in enumerate(plan.strategy.stages)}
     return Candidates(
         {
             name: np.array([code(name, str(value)) if name in words else int(value)], np.int64)

@@ -7,16 +7,17 @@ order in which somebody else enumerates. `collapsed` then leaves out what a sear
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import product
+from itertools import combinations, pairwise, product
 from typing import Any
 
 from strategist.facts.job import Job
 from strategist.facts.layers import build_layer
-from strategist.facts.model import layer_counts
+from strategist.facts.model import LayerKind, layer_counts
 from strategist.facts.profile import BYTES
 from tests.oracle.legality import is_splittable, stack, violation
-from tests.oracle.memory import devices_of, kept_bytes, overhead, usable_bytes
+from tests.oracle.memory import devices_of, kept_bytes, overhead, stage_moments, usable_bytes
 from tests.oracle.stages import IN_A_V, Layout, depths, stage_kinds
+from tests.oracle.time import stage_time
 
 MAX_MICRO_BATCH = 128
 MAX_VIRTUAL_STAGES = 8
@@ -33,7 +34,8 @@ NAMES = (
 def as_key(layout: Layout) -> tuple[Any, ...]:
     """A layout as a hashable row."""
     return (
-        *(layout[name] for name in NAMES), layout.get("cp_inner", 1), layout.get("recompute_layers", 0), *depths(layout)
+        *(layout[name] for name in NAMES), layout.get("cp_inner", 1), layout.get("recompute_layers", 0), *depths(layout),
+        *(layout[f"stage_layers_{stage}"] for stage in range(layout["pp"]) if layout["stage_split"] == "balanced")
     )  # fmt: skip
 
 
@@ -184,7 +186,11 @@ def enumerate_layouts(job: Job, also: Sequence[str] = ()) -> list[dict[str, Any]
     tiled = "tiling" in also or largest_layer_bytes(job) > usable_bytes(job)
     found = [layout for layout in legal_layouts(job, also) if not is_collapsed(job, layout, tiled=tiled, also=also)]
     full = [layout for layout in found if layout["recompute"] == "full"]
-    numbers = {"recompute_layers": _of_some_layers, "recompute_by_stage": _of_stages}
+    numbers = {
+        "recompute_layers": _of_some_layers,
+        "recompute_by_stage": _of_stages,
+        "balanced_stages": _of_balanced_stages,
+    }
     return found + [some for word in also if word in numbers for layout in full for some in numbers[word](job, layout)]
 
 
@@ -206,3 +212,37 @@ def _of_stages(job: Job, layout: Layout) -> Iterator[dict[str, Any]]:
     takes = [devices_of(job, some | {f"recompute_stage_{stage}": n for stage in range(len(own))}) for n in numbers]
     fit = [[n for n in numbers if takes[n][stage] <= usable_bytes(job)] for stage in range(len(own))]
     yield some | {f"recompute_stage_{s}": fit[s][0] if all(fit) else own[s] for s in range(len(own))}
+
+
+def _of_balanced_stages(job: Job, layout: Layout) -> Iterator[dict[str, Any]]:
+    """The layout with that split of its layers, of all there are, under which the micro-batches are through first, every stage with the
+    fewest layers again with which it fits; with equal stages that run all of them again where no split fits."""
+    pp, m, (kind, *others) = layout["pp"], layout["accumulation"], layer_counts(job.model)
+    some = dict(layout) | {"recompute_depth": "by-stage", "stage_split": "balanced"}
+    is_one_chunk = layout["schedule"] in ("gpipe", "1f1b") and layout["stage_split"] == "even"
+    if pp == 1 or others or not is_one_chunk or violation(job, some) is not None:
+        return
+    even = [len(kinds) for kinds in stage_kinds(job, layout)]
+    own = [{n: _with_layers(job, some, stage, [kind] * n) for n in range(1, sum(even))} for stage in range(pp)]
+    found = []
+    for cuts in combinations(range(1, sum(even)), pp - 1):
+        split = [end - first for first, end in pairwise((0, *cuts, sum(even)))]
+        ways = [own[stage][n] for stage, n in enumerate(split)]
+        fitting = [way for way in ways if way is not None]
+        if len(fitting) == pp:
+            times = [ns for ns, _ in fitting]
+            found.append(((m - 1) * max(times) + sum(times), max(times), split, [again for _, again in fitting]))
+    *_, split, again = min(found, default=(0, 0, even, even))
+    numbers = {f"recompute_stage_{stage}": number for stage, number in enumerate(again)}
+    yield some | numbers | {f"stage_layers_{stage}": number for stage, number in enumerate(split)}
+
+
+def _with_layers(job: Job, layout: Layout, stage: int, kinds: list[LayerKind]) -> tuple[int, int] | None:
+    """Nanoseconds of a micro-batch on a stage with these layers, and the fewest of them to run again with which it fits; None where it does not."""
+    for again in range(len(kinds) + 1):
+        tried = dict(layout) | {f"recompute_stage_{stage}": again}
+        moments = stage_moments(job, tried, stage, kinds)
+        if sum(max(moments, key=lambda terms: sum(terms.values()) - terms["slack"]).values()) <= usable_bytes(job):
+            m = layout["accumulation"]
+            return round(1e9 * (stage_time(job, tried, stage, kinds).seconds(m) / m)), again
+    return None

@@ -191,7 +191,7 @@ VIOLATIONS: dict[str, Violation] = {
     "LEG401": lambda job, a: not is_uneven(a) and job.workload.global_batch % (a["dp_replicate"] * a["dp_shard"]) != 0,
     "LEG501": lambda job, a: a["offload"] != "none" and a["pp"] > 1,
     "LEG601": lambda job, a: job.frontend == "deepspeed" and a["pp"] > 1 and a["zero"] >= 2,
-    "LEG602": lambda job, a: job.frontend == "deepspeed" and a["stage_split"] == "weighted",
+    "LEG602": lambda job, a: job.frontend == "deepspeed" and a["stage_split"] != "even",
     "LEG612": ours(_spreads_experts_otherwise),
     "LEG613": ours(_tiles_what_is_not_sliced),
     "LEG614": ours(lambda job, a: (a["offload"], a["zero"]) == ("optimizer", 1)),
@@ -227,7 +227,7 @@ VIOLATIONS: dict[str, Violation] = {
         a.get("recompute_every", 0) > 0 and (_is_not_full_alone(job, a) or a.get("recompute_layers", 0) > 0)
     ),
     "LEG745": lambda job, a: a.get("recompute_every", 0) > 0 and _layers_differ(job),
-    "LEG746": lambda job, a: max(depths(a), default=0) > _longest_chunk(job, a),
+    "LEG746": lambda job, a: a["stage_split"] != "balanced" and max(depths(a), default=0) > _longest_chunk(job, a),
     "LEG747": lambda job, a: (
         a.get("recompute_depth", "alike") == "by-stage"
         and (_is_not_full_alone(job, a) or a.get("recompute_layers", 0) + a.get("recompute_every", 0) > 0)

@@ -36,6 +36,11 @@ TECHNIQUES: Mapping[str, Any] = {
 """What can be left out, and which layouts use it: in the oracle's words."""
 ADDED = ("gpipe", "looped_bfs", "zb_h1", "zbv", "dualpipev", "tiling", "hierarchical")
 """What can be looked at beside."""
+NUMBERS, FEW_LAYERS = (
+    ("recompute_layers", "recompute_by_stage", "balanced_stages"),
+    {"recompute_layers": 48, "recompute_by_stage": 24, "balanced_stages": 12},
+)
+"""Numbers of layers, which the oracle finds by trying all of them, and of how many layers at most each of them is asked."""
 SPREAD = ("pp", "recompute", "tp")
 """What is left out where sequences are spread over many ranks, so that few layouts remain."""
 TRIES = 200
@@ -82,6 +87,8 @@ def _drawn(random: Random, devices: int) -> tuple[Job, tuple[str, ...], tuple[st
     job = Job(cluster=cluster, model=model, workload=work, profile=find_profile(), headroom=random.choice((0.0, 0.05, 0.3)))  # fmt: skip
     forbids = tuple(random.sample(sorted(TECHNIQUES), random.choice((0, 1, 2, 3, 4))))
     also = tuple(random.sample(ADDED, random.choice((0, 0, 0, 1, 2, len(ADDED)))))
+    if (number := random.choice((*NUMBERS, "", "", "", ""))) and model.layers <= FEW_LAYERS[number]:
+        also, forbids = (*also, number), tuple(word for word in forbids if word not in ("pp", "recompute"))
     if (
         "hierarchical" in also and len(also) <= 2 and model.kind != "vit"
     ):  # few ranks have so many tokens that it is there

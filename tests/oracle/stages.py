@@ -81,10 +81,12 @@ def depths(layout: Layout) -> list[int]:
 
 
 def stage_kinds(job: Job, layout: Layout) -> list[list[LayerKind]]:
-    """The sorts of the layers of every stage, in order; the job may state how many there are of each stage."""
+    """The sorts of the layers of every stage, in order; the job may state how many there are of each stage, and balanced stages do."""
     sequence, split = layer_sequence(job.model), job.split
     head = head_in_layers(job.model) if layout["stage_split"] == "weighted" else 0.0
     owned = owned_layers(len(sequence), layout["pp"], layout["virtual_stages"], head, layout["schedule"])
+    if layout["stage_split"] == "balanced":
+        split = tuple(layout[f"stage_layers_{stage}"] for stage in range(layout["pp"]))
     if split:
         owned = [list(range(sum(split[:stage]), sum(split[: stage + 1]))) for stage in range(len(split))]
     return [[sequence[number] for number in numbers] for numbers in owned]

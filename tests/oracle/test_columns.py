@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -140,6 +141,12 @@ def cases_of_depth(draw: Draw) -> Case:
     if row["virtual_stages"] == 1 and draw(st.booleans()):
         return replace(job, recompute_layers=tuple(draw(st.integers(0, len(own) + 1)) for own in stages)), [row]
     most = max(1, layers // (row["pp"] * row["virtual_stages"]))
+    if row["pp"] > 1 and row["virtual_stages"] == 1 and draw(st.booleans()):
+        cuts = draw(st.sets(st.integers(1, layers - 1), min_size=row["pp"] - 1, max_size=row["pp"] - 1))
+        own = [end - first for first, end in pairwise((0, *sorted(cuts), layers))]
+        numbers = {f"stage_layers_{stage}": number for stage, number in enumerate(own)}
+        numbers |= {f"recompute_stage_{stage}": draw(st.integers(0, number)) for stage, number in enumerate(own)}
+        return job, [row | {"recompute_depth": "by-stage", "stage_split": "balanced"} | numbers]
     if row["pp"] > 1 and draw(st.booleans()):
         numbers = {f"recompute_stage_{stage}": draw(st.integers(0, most)) for stage in range(row["pp"])}
         return job, [row | {"recompute_depth": "by-stage"} | numbers]

@@ -19,7 +19,7 @@ from strategist.rulebook.rule import load_rules
 from tests.oracle.enumerate import as_key, enumerate_layouts, largest_layer_bytes
 from tests.oracle.legality import VIOLATIONS
 from tests.oracle.memory import fits, memory_of
-from tests.oracle.scenarios import ADDED, TECHNIQUES, scenario
+from tests.oracle.scenarios import ADDED, NUMBERS, TECHNIQUES, scenario
 from tests.oracle.stages import Layout, depths
 from tests.oracle.time import time_of
 from tests.strategies import machine, trimmed
@@ -174,6 +174,9 @@ def test_search_for_hierarchical_context_parallelism_equals_brute_force(words: s
         ("llama-2-7b ws-2x-4090 0 4096 4 bf16", 8, "recompute_layers"),
         pytest.param("llama-2-7b ws-4x-4090 0 4096 8 bf16", 6, "recompute_layers", marks=pytest.mark.slow),
         pytest.param("llama-2-7b ws-4x-4090 0 4096 8 bf16", 7, "recompute_by_stage", marks=pytest.mark.slow),
+        ("llama-2-7b ws-2x-4090 0 4096 4 bf16", 6, "balanced_stages"),
+        pytest.param("llama-2-7b ws-4x-4090 0 4096 8 bf16", 7, "balanced_stages", marks=pytest.mark.slow),
+        pytest.param("olmoe-1b-7b ws-4x-4090 0 4096 16 bf16", 5, "balanced_stages", marks=pytest.mark.nightly),
         pytest.param("olmoe-1b-7b ws-4x-4090 0 4096 16 bf16", 5, "recompute_by_stage", marks=pytest.mark.nightly),
     ],
 )
@@ -215,7 +218,7 @@ EVERY: dict[str, set[Any]] = {
     "offload": {"none", "optimizer", "parameters", "nvme"},
     "sequence_parallel": {0, 1},
     "tiling": {1, 8},
-    "stage_split": {"even", "weighted"},
+    "stage_split": {"even", "weighted", "balanced"},
 }
 """Every value of the choices that have a closed list of them."""
 SIZES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp", "virtual_stages", "micro_batch", "accumulation")
@@ -238,7 +241,7 @@ def test_the_scenarios_are_of_every_kind() -> None:
     assert {name: values - seen[name] for name, values in EVERY.items() if values - seen[name]} == {}
     assert [name for name in SIZES if not seen[name] - {1}] == []
     assert {word for one in asked for word in one.forbids} == set(TECHNIQUES)
-    assert {word for one in asked for word in one.also} == set(ADDED)
+    assert {word for one in asked for word in one.also} == {*ADDED, *NUMBERS}
     assert len({str(one) for one in asked}) > 0.9 * CI_SCENARIOS
 
 
