@@ -109,9 +109,14 @@ class Kept:
 
     def _per_token(self, widths: Reals) -> Reals:
         """Bytes of rows per token, (C, K); few rows are cut in more than two of the ways that there are."""
-        cuts = np.flatnonzero(widths.any(axis=(0, 1))).tolist()
-        own = (widths[:, :, cut][self.c["recompute"]] / self._divisors[cut][:, None] for cut in cuts)
-        return np.asarray(total_of(own)) if cuts else np.zeros((len(self.c), widths.shape[1]))
+        cuts = np.flatnonzero(widths.any(axis=(0, 1, 2))).tolist()
+        own = (self._of_busiest(widths[..., cut]) / self._divisors[cut][:, None] for cut in cuts)
+        return np.asarray(total_of(own)) if cuts else np.zeros((len(self.c), widths.shape[2]))
+
+    def _of_busiest(self, widths: Reals) -> Reals:
+        """Bytes of rows that are cut alike (2 or 1, policies, K), and behind them of rows that arrive, on the rank whose experts get most, (C, K)."""
+        own, *arrived = (part[self.c["recompute"]] for part in widths)
+        return own + crowding(self.job, self.c)[:, None] * arrived[0] if arrived else own
 
     @cached_property
     def _widths(self) -> Widths:
@@ -123,17 +128,14 @@ class Kept:
 
     @cached_property
     def _divisors(self) -> tuple[Column | Reals, ...]:
-        """What each of CUTS divides by, (C,) each, and behind them the same of tokens that came to the busiest rank's experts."""
+        """What each of CUTS divides by, (C,) each."""
         c, sequence = self.c, sequence_cut(self.c)
         cut_only = np.where(c["tp"] > 1, sequence, np.inf)
         dispatched = routed_cut(c)
         exchanged = np.where(c.is_word("context_parallel", *EXCHANGES), c["tp"], np.inf)
         regathered = np.where(dispatched > 1, 1.0, np.inf)
         summed = np.where(dispatched > 1, np.inf, cut_only)
-        cuts = sequence, c["tp"], np.ones_like(sequence), dispatched, exchanged, regathered, summed, cut_only
-        if not self._widths.crowded:
-            return cuts
-        return *cuts, *(cut / crowding(self.job, c) for cut in cuts)
+        return sequence, c["tp"], np.ones_like(sequence), dispatched, exchanged, regathered, summed, cut_only
 
     def weights(self, chosen: Callable[[str], bool]) -> Reals:
         """Elements of the chosen matrices on one rank, of one piece of them where they are cut in some that nothing else knows."""
@@ -168,8 +170,8 @@ CUTS: tuple[Cut | Literal["cut_only"], ...] = (
 
 
 class Widths:
-    """Bytes of the rows of each sort of layer per token before they are cut, (policies, K, cuts); where some ranks' experts are
-    crowded, those of tokens that came to experts behind the others, (policies, K, 2 cuts)."""
+    """Bytes of the rows of each sort of layer per token before they are cut, (1, policies, K, cuts); where some ranks' experts are
+    crowded, (2, policies, K, cuts): behind all others those of tokens that came to experts."""
 
     def __init__(self, shape: ModelShape, habits: Habits, compute: float) -> None:
         self.rows = [saved_tensors(shape, kind, habits) for kind in kinds(shape)]
@@ -183,15 +185,15 @@ class Widths:
         return self._known[wanted, parts]
 
     def _sum(self, wanted: Rows, parts: tuple[Part, ...]) -> Reals:
-        found = np.zeros((len(POLICIES), len(self.rows), len(CUTS) * (1 + self.crowded)))
+        found = np.zeros((1 + self.crowded, len(POLICIES), len(self.rows), len(CUTS)))
         for place, every in enumerate(self.rows):
             for row in (row for row in every if not parts or row.part in parts):
-                cut = CUTS.index("cut_only" if row.cut_only else row.cut) + len(CUTS) * (row.arrives and self.crowded)
+                cut = CUTS.index("cut_only" if row.cut_only else row.cut)
                 keeps = [wanted(row, policy) for policy in POLICIES]
-                found[keeps, place, cut] += row.width * _bytes(self.compute, row)
+                found[int(row.arrives and self.crowded), keeps, place, cut] += row.width * _bytes(self.compute, row)
         if self.halves:  # every second layer is computed again whole
             none, selective, full = (POLICIES.index(policy) for policy in ("none", "selective", "full"))
-            found[selective] = 0.5 * (found[none] + found[full])
+            found[:, selective] = 0.5 * (found[:, none] + found[:, full])
         return found
 
 

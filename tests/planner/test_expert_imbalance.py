@@ -17,6 +17,7 @@ from strategist.document.load import load_plan, plan_from
 from strategist.document.write import as_document, dump
 from strategist.errors import InputError
 from strategist.facts.job import Job
+from strategist.facts.model import layer_counts
 from strategist.facts.workload import Workload
 from strategist.memory.estimate import peak_memory
 from strategist.planner.check import faults
@@ -57,12 +58,14 @@ def _waits_for_nothing_else(columns: Candidates) -> np.ndarray:
 @PROPERTIES.holds(6, questions().filter(lambda job: job.model.moe is not None), st.sampled_from(RATIOS[1:]))
 def test_less_balance_never_helps(job: Job, ratio: float) -> None:
     """No layout holds less or takes less time when experts get less even shares; one whose ranks share none is what it was to the
-    byte and the nanosecond."""
+    byte and the nanosecond. Chunks of a stage with layers of two sorts are left out: each is counted with the mean of the
+    stage's layers, and backward lets go of a whole one."""
     columns = legal_candidates(job)
     before, after = (step_times(busy(job, own), columns) for own in (1.0, ratio))
     held, more = (peak_memory(busy(job, own), columns) for own in (1.0, ratio))
     alone = columns["ep"] == 1
-    assert (more.device >= held.device).all()
+    whole = (columns["virtual_stages"] == 1) | (len(layer_counts(job.model)) == 1)
+    assert (more.device >= held.device)[whole].all()
     assert (after.step + ROUNDING_NS >= before.step)[_waits_for_nothing_else(columns)].all()
     assert (more.device == held.device)[alone].all()
     assert (after.step == before.step)[alone].all()
