@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from strategist.columns import entries, on_stages, stage_by_stage
+from strategist.columns import entries, on_stages, record_of, rows_of, stage_by_stage
 from strategist.document.estimate import MOMENTS
 from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
@@ -37,8 +37,8 @@ from strategist.memory.backward import (
 from strategist.memory.logits import held_logits_CS, waiting_logits_CS
 from strategist.memory.model_states import shards_state
 from strategist.memory.saved import OURS
-from strategist.memory.situations import NEVER, Situation
-from strategist.memory.sorts import NOT_READ, Read, record_of, rows_of, sorts_of, sorts_of_layers
+from strategist.memory.situations import NEVER, Situation, SpreadSituation
+from strategist.memory.sorts import NOT_READ, Read, sorts_of, sorts_of_layers
 from strategist.records import dataclass, names_of
 from strategist.space.candidates import Column, Mask, Reals, total_of
 from strategist.space.shares import (
@@ -486,8 +486,7 @@ class Step:
     @cached_property
     def situation(self) -> Situation:
         """How far the rank is in its schedule."""
-        found: Situation = self._situations if self._at is None else record_of(self._situations, self._at)
-        return found
+        return self._situations if self._at is None else SpreadSituation(self._situations, self._at)
 
     @property
     def several(self) -> Mask:

@@ -6,7 +6,7 @@ table and everything else broadcasts against it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache, cached_property
 from typing import Any
 
@@ -172,6 +172,28 @@ def part_of(group: Group, rows: Column) -> Group:
     """Some of a group's candidates."""
     own = group.candidates.where(rows)
     return replace(group, rows=group.rows[rows], candidates=own, mesh_of=group.mesh_of[rows])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sorts:
+    """Candidates of a group that agree in some columns: one of each sort as a group, its place among all, and the place of each
+    candidate's sort."""
+
+    group: Group
+    firsts: Column
+    place: Column
+
+
+ALIKE = 2
+"""How many candidates of a sort make it worth while."""
+
+
+def sorts_by(group: Group, columns: Iterable[Column]) -> Sorts | None:
+    """The sorts of candidates that agree in some columns; None where they would not help."""
+    firsts, place = group.candidates.sorts(tuple(columns))
+    if ALIKE * len(firsts) > len(place):
+        return None
+    return Sorts(part_of(group, firsts), firsts, place)
 
 
 def holds_early_C(c: Candidates) -> Mask:

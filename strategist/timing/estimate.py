@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 
 import numpy as np
 
-from strategist.columns import on_stages
+from strategist.columns import on_stages, record_of, rows_of
 from strategist.document.estimate import TIME_TERMS
 from strategist.facts.attention import attention_FLOP
 from strategist.facts.job import Job
@@ -15,19 +15,29 @@ from strategist.facts.model import layer_counts
 from strategist.facts.parameters import count, outer_parameters
 from strategist.records import dataclass
 from strategist.space.candidates import OF_STAGE, Candidates, Column, Reals, total_of
-from strategist.space.shares import Elements, Group, elements, groups
-from strategist.space.traffic import BEHIND, Hidden, Traffic, activation_traffic, traffic
+from strategist.space.shares import Elements, Group, Sorts, elements, groups
+from strategist.space.traffic import (
+    BEHIND,
+    Hidden,
+    Traffic,
+    activation_traffic,
+    traffic,
+    traffic_between,
+    traffic_within,
+)
 from strategist.timing.calibrated import least_factor, scaled
 from strategist.timing.collectives import FULL_BYTES, Links, links
 from strategist.timing.compute import COMPUTE_TERMS, Compute
 from strategist.timing.optimizer import offload_seconds, update_seconds
 from strategist.timing.rates import memory_Bps, peak_FLOPs, share
+from strategist.timing.sorts import has_sorts, sorts_between, sorts_within
 from strategist.timing.stragglers import straggling
 
 NANO = 1e9
 NONE: Reals = np.zeros(())
 """No seconds, whatever the candidate."""
-Terms = Mapping[str, Reals]
+Terms = Mapping[str, tuple[Reals, Reals, Reals]]
+"""(exposed, hidden, recomputed) seconds per step of every term, (C,) each."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,10 +56,12 @@ def step_times(job: Job, candidates: Candidates) -> StepTimes:
     exposed, hidden, again = ({name: np.zeros(size, np.int64) for name in TIME_TERMS} for _ in range(3))
     compute = Compute(job, candidates)
     for group in groups(job, candidates):
-        for name, (shown, behind, redone) in _group_terms(job, group, compute).items():
-            for whole, seconds in ((exposed, shown), (hidden, behind), (again, redone)):
-                if seconds is not NONE:
-                    whole[name][group.rows] = np.round(seconds * NANO).astype(np.int64)
+        for place, terms in _group_terms(job, group, compute):
+            for name, kinds in terms.items():
+                for whole, seconds in zip((exposed, hidden, again), kinds, strict=True):
+                    if seconds is not NONE:
+                        rounded = np.round(seconds * NANO).astype(np.int64)
+                        whole[name][group.rows] = rounded if place is None else rounded.take(place)
     if factors := job.on_parts:
         exposed, hidden, again = (scaled(terms, factors) for terms in (exposed, hidden, again))
     step: Column = total_of(exposed.values())
@@ -81,8 +93,8 @@ def least_step_ns(job: Job, candidates: Candidates) -> Column:
     least = np.zeros(len(some))
     compute = Compute(job, some)
     for group in groups(job, some):
-        work = _work(job, group, elements(job.model, group), compute)
-        sends = _with_seconds(job, group, activation_traffic(job, group))
+        work = _work(job, group, elements(job.model, group).whole, compute)
+        sends = _with_seconds(links(job.cluster, group.meshes), group, activation_traffic(job, group))
         found = _occupied(job, group, work, sends)
         least[group.rows] = found.seconds + straggling(job) * found.computing.min(axis=1)
     factors = job.on_parts
@@ -149,7 +161,8 @@ class _Work:
         return self.pass_seconds(behind)
 
 
-def _work(job: Job, group: Group, counts: Elements, compute: Compute) -> _Work:
+def _work(job: Job, group: Group, whole: Reals, compute: Compute) -> _Work:
+    """What stages work on that hold `whole` elements, (C, S)."""
     times = compute.layers_of(group.rows)
     forward = {name: group.layers_of(value) for name, value in times.forward.items()}
     backward = {name: group.layers_of(value) for name, value in times.backward.items()}
@@ -158,40 +171,83 @@ def _work(job: Job, group: Group, counts: Elements, compute: Compute) -> _Work:
     forward["matmul"] = forward["matmul"] + head
     products = 1.0 + job.trainable if job.model.adapters is None else 1.0  # a frozen head has no gradient
     backward["matmul"] = backward["matmul"] + products * head
-    added = job.trainable * counts.whole * job.profile.accumulate_bytes / memory_Bps(job.cluster.slowest.gpu)
+    added = job.trainable * whole * job.profile.accumulate_bytes / memory_Bps(job.cluster.slowest.gpu)
     backward["elementwise"] = backward["elementwise"] + added
     forward["loss"], backward["loss"] = loss / 3.0, loss * 2.0 / 3.0
     return _Work(forward, backward, again)
 
 
-def _group_terms(job: Job, group: Group, compute: Compute) -> dict[str, tuple[Reals, Reals, Reals]]:
-    """(exposed, hidden, recomputed) seconds per step of every term, (C,) each, on the slowest stage."""
+def _group_terms(job: Job, group: Group, compute: Compute) -> Iterator[tuple[Column | None, Terms]]:
+    """Terms on the slowest stage, of one candidate of each sort beside the place of every candidate's sort, or of all candidates."""
     counts = elements(job.model, group)
-    work = _work(job, group, counts, compute)
-    sends: list[tuple[Traffic, Reals]] = []
-    if (group.meshes.world > 1).any():  # a device alone sends nothing
-        sends = _with_seconds(job, group, traffic(job, group, counts))
-    found = _occupied(job, group, work, sends)
-    exposed, hidden, every, micro = found.exposed, found.hidden, found.every, found.micro
+    alike = sorts_within(job, group) if has_sorts(job, group) else None
+    part, whole = (group, counts.whole) if alike is None else (alike.group, rows_of(counts.whole, alike.firsts))
+    work = _work(job, part, whole, compute)
+    sends = (group.meshes.world > 1).any()  # a device alone sends nothing
+    within, between = _within_and_between(job, group, counts, alike) if sends else ([], None)
+    yield None if alike is None else alike.place, _terms_within(job, _occupied(job, part, work, within), work)
+    if between is not None:
+        yield None, {"dp": _terms_between(job, between, work, None if alike is None else alike.place)}
+    update, offload = _update(job, group, counts)
+    yield None, {"optimizer": (update, NONE, NONE), "offload": (offload, NONE, NONE)}
+
+
+Sends = list[tuple[Traffic, Reals]]
+"""Collectives with the seconds per step that each takes, (C, S)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Between:
+    """Collectives between replicas of a group's candidates, or of one of each sort with the `place` of every candidate's."""
+
+    group: Group
+    sends: Sends
+    place: Column | None
+
+    def spread(self, values: Reals) -> Reals:
+        """The same of all candidates."""
+        return _spread(values, self.place)
+
+
+def _spread(values: Reals, place: Column | None) -> Reals:
+    return values if place is None else np.asarray(rows_of(values, place))
+
+
+def _within_and_between(job: Job, group: Group, counts: Elements, alike: Sorts | None) -> tuple[Sends, _Between | None]:
+    """Collectives within replicas, of one candidate of each sort where there are sorts, and between them."""
+    own = links(job.cluster, group.meshes)
+    others = own if job.all_machines is None else links(job.all_machines, group.meshes)
+    if alike is None:
+        every = traffic(job, group, counts)
+        sends = _with_seconds(others, group, [item for item in every if item.axis == "dp"])
+        return _with_seconds(own, group, [item for item in every if item.axis != "dp"]), _Between(group, sends, None)
+    within = _with_seconds(own, alike.group, traffic_within(job, alike.group))
+    apart = sorts_between(group)
+    part, place = (group, None) if apart is None else (apart.group, apart.place)
+    part_counts = counts if apart is None else record_of(counts, apart.firsts)
+    return within, _Between(part, _with_seconds(others, part, traffic_between(job, part, part_counts)), place)
+
+
+def _terms_within(job: Job, found: _Occupied, work: _Work) -> Terms:
+    """Terms of computing, of traffic within a replica and of waiting."""
+    every, micro = found.every, found.micro
     slowest = every.argmax(axis=1)
     rows = np.arange(len(slowest))
 
     def pick(value: Reals) -> Reals:
         there = value if value.shape == every.shape else np.broadcast_to(value, every.shape)
-        return there[:, 0] if len(group.stages) == 1 else there[rows, slowest]
+        return there[:, 0] if every.shape[1] == 1 else there[rows, slowest]
 
     terms: dict[str, tuple[Reals, Reals, Reals]] = {
         name: (pick(value), NONE, pick(micro * work.again[name]) if name in work.again else NONE)
         for name, value in found.busy.items()
     }
-    terms |= {axis: (pick(exposed[axis]), pick(hidden[axis]), NONE) for axis in WITHIN if axis in exposed}
-    if "dp" in exposed:
-        terms["dp"] = (exposed["dp"].max(axis=1), hidden["dp"][rows, exposed["dp"].argmax(axis=1)], NONE)
+    terms |= {
+        axis: (pick(found.exposed[axis]), pick(found.hidden[axis]), NONE) for axis in WITHIN if axis in found.exposed
+    }
     terms["bubble"] = (found.idle, NONE, NONE)
     if late := straggling(job):
         terms["straggler"] = (late * pick(found.computing), NONE, NONE)
-    update, offload = _update(job, group, counts)
-    terms["optimizer"], terms["offload"] = (update, NONE, NONE), (offload, NONE, NONE)
     return terms
 
 
@@ -230,7 +286,7 @@ class _Occupied:
         return total
 
 
-def _occupied(job: Job, group: Group, work: _Work, sends: list[tuple[Traffic, Reals]]) -> _Occupied:
+def _occupied(job: Job, group: Group, work: _Work, sends: Sends) -> _Occupied:
     exposed, hidden = _communication(job, group, work, sends)
     micro = group.candidates["accumulation"][:, None].astype(np.float64)
     busy = {
@@ -246,15 +302,9 @@ def _occupied(job: Job, group: Group, work: _Work, sends: list[tuple[Traffic, Re
     return _Occupied(group, busy, exposed, hidden, every, micro, waits)
 
 
-def _with_seconds(job: Job, group: Group, items: Iterable[Traffic]) -> list[tuple[Traffic, Reals]]:
-    """Collectives with the seconds per step that each takes, (C, S)."""
-    own = links(job.cluster, group.meshes)
-    between = own if job.all_machines is None else links(job.all_machines, group.meshes)
-    return [
-        (item, _seconds_CS(between if item.axis == "dp" else own, group, item))
-        for item in items
-        if item.place != "server"
-    ]
+def _with_seconds(network: Links, group: Group, items: Iterable[Traffic]) -> Sends:
+    """Collectives with their seconds."""
+    return [(item, _seconds_CS(network, group, item)) for item in items if item.place != "server"]
 
 
 def _compression(job: Job, group: Group) -> tuple[float, float]:
@@ -271,9 +321,7 @@ def _seconds_CS(network: Links, group: Group, item: Traffic) -> Reals:
     return item.count_CS * (item.pieces_CS * latency + full * fill + item.payload_CS * per_byte)
 
 
-def _communication(
-    job: Job, group: Group, work: _Work, sends: list[tuple[Traffic, Reals]]
-) -> tuple[dict[str, Reals], dict[str, Reals]]:
+def _communication(job: Job, group: Group, work: _Work, sends: Sends) -> tuple[dict[str, Reals], dict[str, Reals]]:
     """Exposed and hidden seconds per step of every axis that sends, (C, S) each.
 
     What may overlap shares the compute it hides behind; the first and last pieces (one layer's worth) never do.
@@ -282,20 +330,86 @@ def _communication(
     axes = dict.fromkeys(item.axis for item, _ in sends)
     exposed: dict[str, Reals] = {axis: np.zeros_like(zero) for axis in axes}
     hidden: dict[str, Reals] = {axis: np.zeros_like(zero) for axis in exposed}
-    by_cover: dict[Hidden, list[tuple[Traffic, Reals]]] = {}
-    for item, seconds in sends:
-        by_cover.setdefault(_behind(job, item), []).append((item, seconds))
-    for item, seconds in by_cover.pop("nothing", ()):
+    in_the_open, covers = _covers(job, group, sends)
+    for item, seconds in in_the_open:
         exposed[item.axis] += seconds
-    for behind in (cover for cover in BEHIND if cover in by_cover):
-        members = by_cover[behind]
-        total = total_of(seconds for _, seconds in members)
-        kept = total - _hideable(job, group, work, behind, members, total)
-        part = np.divide(kept, total, out=np.zeros_like(total), where=total > 0)
-        for item, seconds in members:
+    for cover in covers:
+        part = cover.exposed_part(job, _overlapping(job, work.window(cover.behind)))
+        for item, seconds in cover.members:
             exposed[item.axis] += seconds * part
             hidden[item.axis] += seconds * (1.0 - part)
     return exposed, hidden
+
+
+def _terms_between(job: Job, between: _Between, work: _Work, place: Column | None) -> tuple[Reals, Reals, Reals]:
+    """Seconds per step of what replicas send each other, exposed and hidden on the stage where most is exposed, and none recomputed; `place`
+    is that of every candidate among those of `work`."""
+    in_the_open, covers = _covers(job, between.group, between.sends)
+    size = len(between.group.rows) if between.place is None else len(between.place)
+    shown: Reals = np.zeros((len(between.group.stages), size)).T
+    if in_the_open:
+        shown += between.spread(total_of(seconds for _, seconds in in_the_open))
+    shared = []
+    for cover in (cover.each(between.spread) for cover in covers):
+        part = cover.exposed_part(job, _spread(_overlapping(job, work.window(cover.behind)), place))
+        for _, seconds in cover.members:
+            shown += seconds * part
+            shared.append((seconds, part))
+    stage = shown.argmax(axis=1)
+    entry = stage * size + np.arange(size)  # where stages lie one behind the other
+    behind = np.zeros(size)
+    for seconds, part in shared:
+        behind += _entries_of(seconds, entry) * (1.0 - _entries_of(part, entry))
+    return _entries_of(shown, entry), behind, NONE
+
+
+def _entries_of(values_CS: Reals, entry: Column) -> Reals:
+    """Entries of a column of candidates and stages, counted stage by stage."""
+    return np.asarray(values_CS.ravel("F").take(entry))
+
+
+def _overlapping(job: Job, window: Reals) -> Reals:
+    """The part of a window that traffic may run behind."""
+    return min(1.0, job.overlap * share("overlap_share", job.cluster.slowest.gpu)) * window
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Cover:
+    """Traffic that may run behind one sort of compute, (C, S) each: its `members` with their seconds, the `total` of these, the `rest` behind
+    the first piece, and how often in a step some of it may run."""
+
+    behind: Hidden
+    members: Sends
+    total: Reals
+    rest: Reals
+    rounds: Reals
+
+    def exposed_part(self, job: Job, window: Reals) -> Reals:
+        """The share of the traffic that does not run behind compute: all but the first piece does, as far as there is compute to hide behind,
+        and less what compute loses meanwhile to the processors that collectives occupy."""
+        behind_compute = np.minimum(self.rest, window * self.rounds)
+        kept = self.total - (1.0 - share("contention_share", job.cluster.slowest.gpu)) * behind_compute
+        return np.divide(kept, self.total, out=np.zeros_like(self.total), where=self.total > 0)
+
+    def each(self, function: Callable[[Reals], Reals]) -> _Cover:
+        """The same of every column; members that take no time are left out."""
+        members = [(item, function(seconds)) for item, seconds in self.members if seconds.any()]
+        return _Cover(self.behind, members, *(function(part) for part in (self.total, self.rest, self.rounds)))
+
+
+def _covers(job: Job, group: Group, sends: Sends) -> tuple[Sends, list[_Cover]]:
+    """Traffic in the open, and what may run behind compute."""
+    by_cover: dict[Hidden, Sends] = {}
+    for item, seconds in sends:
+        by_cover.setdefault(_behind(job, item), []).append((item, seconds))
+    in_the_open, micro = by_cover.pop("nothing", []), group.candidates["accumulation"][:, None]
+    covers = []
+    for behind in (cover for cover in BEHIND if cover in by_cover):
+        members = by_cover[behind]
+        total = total_of(seconds for _, seconds in members)
+        rounds = reduce(np.maximum, [np.minimum(item.count_CS, micro) for item, _ in members])
+        covers.append(_Cover(behind, members, total, total * (1.0 - _first_piece(group, behind)), rounds))
+    return in_the_open, covers
 
 
 def _behind(job: Job, item: Traffic) -> Hidden:
@@ -312,20 +426,6 @@ def _behind(job: Job, item: Traffic) -> Hidden:
         wanted = "weights" if item.op == "all_gather" else "gradients"
         return item.behind if wanted in hides else "nothing"
     return item.behind
-
-
-def _hideable(
-    job: Job, group: Group, work: _Work, behind: Hidden, members: list[tuple[Traffic, Reals]], total: Reals
-) -> Reals:
-    """Seconds that run behind compute, (C, S): all but the first piece, as far as there is compute to hide behind, and less
-    what compute loses meanwhile to the processors that collectives occupy."""
-    micro = group.candidates["accumulation"][:, None]
-    rounds = reduce(np.maximum, [np.minimum(item.count_CS, micro) for item, _ in members])
-    overlap = min(1.0, job.overlap * share("overlap_share", job.cluster.slowest.gpu))
-    available = overlap * work.window(behind) * rounds
-    behind_compute = np.minimum(total * (1.0 - _first_piece(group, behind)), available)
-    hidden: Reals = (1.0 - share("contention_share", job.cluster.slowest.gpu)) * behind_compute
-    return hidden
 
 
 def _first_piece(group: Group, behind: Hidden) -> Reals:
