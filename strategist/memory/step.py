@@ -103,8 +103,12 @@ class Layers:
     def __init__(self, job: Job, group: Group) -> None:
         self.job, self.group = job, group
         self.packed = 1.0 if job.model.adapters is None else _packed(job)
-        self.kept = Kept(job, group.candidates)
-        self.one = self.kept.rows(is_kept)
+        self.kept = Kept(job, group.candidates, sorts_of_layers(job, group.candidates))
+
+    @cached_property
+    def one(self) -> Reals:
+        """What one layer of each sort keeps, (C, K)."""
+        return self.kept.rows(is_kept)
 
     @cached_property
     def every(self) -> Reals:
@@ -234,13 +238,7 @@ class Layers:
     @cached_property
     def by_sort(self) -> LayerInstants:
         """The instants of one layer that can be its worst, of every sort, and what such a layer keeps."""
-        c = self.group.candidates
-        alike = sorts_of_layers(self.job, c)
-        if alike is None:
-            return _by_sort(self.kept, self.are_mixed)
-        firsts, place = alike
-        found = _by_sort(Kept(self.job, c.where(firsts)), self.are_mixed)
-        return found.each(lambda part: part if part.shape[-2] == 1 else part.take(place, axis=-2))
+        return _by_sort(self.kept.one_of_each, self.are_mixed).each(self.kept.spread)
 
     @cached_property
     def experts_end(self) -> LayerInstants:

@@ -208,7 +208,7 @@ class Candidates:
 
     def where(self, keep: Mask | Column) -> Candidates:
         """The rows that a mask marks or that an index column lists, in that order."""
-        rows = np.flatnonzero(keep) if keep.dtype == np.bool_ else keep
+        rows: Any = np.flatnonzero(keep) if keep.dtype == np.bool_ else keep
         return Candidates(RowsOf(self.columns, rows))
 
     def without(self, name: str) -> Candidates:

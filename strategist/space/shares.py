@@ -127,7 +127,8 @@ def groups(job: Job, candidates: Candidates, *, every_stage: bool = False) -> It
     tiles = candidates["tiling"] > 1
     if tiles.any():
         keys += TILED * (tiles & _gives_back_slices(shape, candidates))
-    for key in sorted(set(keys.tolist())):
+    in_order = np.sort(keys)
+    for key in in_order[np.diff(in_order, prepend=-1) > 0].tolist():
         is_partly, key_of_stages = divmod(key, SOME_AGAIN)
         (pp, is_weighted), virtual = divmod(key_of_stages >> 20, 2), key % IN_A_V
         is_tiled, schedule = key % 2**20 >= TILED, ("none", *V_SHAPED)[key % TILED // IN_A_V]
