@@ -708,7 +708,10 @@ def _worst_at(step: Step, number: Column, worst: WorstOf) -> tuple[Any, ...]:
     partial: Reals = step.trained * step.compute * np.where(step.at_once, 0.0, weights)
     waits, joins = at.temporaries, step.joining(at)
     if step.piped:
-        waits = added(waits, -np.where(before > 0, 0.0, step.given * at.is_early), step.previous)
+        is_given = before == 0  # in the chunk's last layer, which may be its only one
+        waits = added(
+            waits, -np.where(is_given, step.given * at.is_early, 0.0) if is_given.any() else NONE, step.previous
+        )
         if not step.job.model.tied:  # nothing comes between
             waits, partial, joins = added(waits, partial, joins), NONE, NONE
     kept = np.maximum(step.inputs, step.in_layers - at.freed - let_go)

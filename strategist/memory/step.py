@@ -335,7 +335,12 @@ class LayerInstants:
     def unless(self, mask: Mask, others: LayerInstants) -> LayerInstants:
         """Where the mask is set the others."""
         pairs = ((getattr(others, name), getattr(self, name)) for name in names_of(LayerInstants))
-        return LayerInstants(*(own if theirs is own else np.where(mask, theirs, own) for theirs, own in pairs))
+        return LayerInstants(*(own if _is_same(theirs, own) else np.where(mask, theirs, own) for theirs, own in pairs))
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two arrays hold the same; those of several passes are not looked into."""
+    return one is other or (one.ndim == 2 and np.array_equal(one, other))
 
 
 LAST_OF_EXPERTS, EVERY = 1, slice(None)
@@ -944,12 +949,12 @@ class Step:
 
     def in_layer(self, gone: Reals) -> LayerInstants:
         """The worst instant of the worst sort of layer when this share of the other layers is gone, (..., C, S)."""
-        return self._in_only_layer if self.group.layers_SK.shape[1] == 1 else self._in_layer(gone, np.zeros((1, 1)))
+        return self._in_only_layer if self.group.layers_SK.shape[1] == 1 else self._in_layer(gone, NONE)
 
     @cached_property
     def _in_only_layer(self) -> LayerInstants:
         """The same of the only sort, whatever is gone."""
-        return self._in_layer(np.zeros((1, 1)), np.zeros((1, 1)))
+        return self._in_layer(np.zeros((1, 1)), NONE)
 
     def in_given_layer(self, gone: Reals) -> LayerInstants:
         """The same in the last layer of a pipeline's chunk, the gradient that it is given left out."""
@@ -959,11 +964,11 @@ class Step:
 
     def before_attention(self, gone: Reals) -> LayerInstants:
         """The same of instants before attention's backward."""
-        return self._in_layer(gone, np.zeros((1, 1)), BEFORE_ATTENTION)
+        return self._in_layer(gone, NONE, BEFORE_ATTENTION)
 
     def from_attention(self, gone: Reals) -> LayerInstants:
         """The same of instants in attention's backward and behind it."""
-        return self._in_layer(gone, np.zeros((1, 1)), FROM_ATTENTION)
+        return self._in_layer(gone, NONE, FROM_ATTENTION)
 
     def _in_layer(self, gone: Reals, given: Reals, which: slice = EVERY) -> LayerInstants:
         standing = self._worst_in_layer(gone, given, np.bool_(True), which)
@@ -983,7 +988,7 @@ class Step:
             worth = worth - np.where(self.plain, self.trained * self.compute, 0.0) * ats.weights
         if self.empties.any():
             worth = worth - np.where(self.empties, self.trained * self.stored, 0.0) * self.joined(ats)
-        worth = worth + self._joining(ats, stands) - given * ats.is_early
+        worth = added(worth, self._joining(ats, stands), NONE if given is NONE else -given * ats.is_early)
         if self.has_apart and ats.is_sooner.any():
             later = self.compute * (self.dense + np.where(self.copies_experts_late, self.routed, 0.0))
             worth = worth - np.where(self.apart & self.reshards, later, 0.0) * ats.is_sooner
@@ -1040,6 +1045,8 @@ class Step:
         return self._joining(at, self.stands)
 
     def _joining(self, at: LayerInstants, stands: Mask | np.bool_) -> Reals:
+        if not self.at_once.any():
+            return NONE
         casts = self.casts & ~self.managed
         work = np.where(stands | casts, self.compute, 0.0) + np.where(stands & casts, self.stored, 0.0)
         work = np.where(at.is_product & self.at_once, work, 0.0)
