@@ -84,9 +84,12 @@ def code(column: str, word: str) -> int:
 
 
 class RowsOf(Mapping[str, Column]):
-    """Some rows of a table's columns, each taken when it is read for the first time: most formulas read few of them."""
+    """Some rows of a table's columns, each taken when it is read for the first time: most formulas read few of them. Some rows of these are
+    taken from the same table."""
 
     def __init__(self, table: Mapping[str, Column], rows: Column) -> None:
+        if isinstance(table, RowsOf):
+            table, rows = table._table, table._rows.take(rows)
         self._table, self._rows = table, rows
         self._taken: dict[str, Column] = {}
 
