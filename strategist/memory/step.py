@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from strategist.columns import entries, on_stages, record_of, rows_of, stage_by_stage
+from strategist.columns import entries, on_stages, rows_of, stage_by_stage
 from strategist.document.estimate import MOMENTS
 from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
@@ -532,7 +532,7 @@ class Step:
         """Passes of some candidates, which are a group; what is the same in all passes is taken from the others once."""
         if "shared" not in group.known:
             resting = rows_of(self.at_rest, rows), rows_of(self.settled, rows)
-            group.known["shared"] = record_of(self.bare, rows), Layers(self.job, group), *resting
+            group.known["shared"] = self.bare.of(rows), Layers(self.job, group), *resting
         bare, layers, at_rest, settled = group.known["shared"]
         return type(self)(self.job, group, bare, layers, at_rest, settled, situation, at)
 
@@ -983,7 +983,7 @@ class Step:
         made = self.trained * np.where(self.shards_gradients, self.reduce, BYTES[self.job.formats.gradient])
         made = np.where(self.at_rest.any(axis=1, keepdims=True), made, 0.0)  # offloaded ones leave as they are made
         partial = np.where(self.at_once, np.where(stands, 0.0, made), self.trained * self.compute)
-        worth = ats.temporaries - ats.freed + partial * (ats.weights + ats.stacked)
+        worth: Reals = ats.temporaries - ats.freed + partial * (ats.weights + ats.stacked)
         if self.has_copies:
             worth = worth - np.where(self.plain, self.trained * self.compute, 0.0) * ats.weights
         if self.empties.any():

@@ -88,9 +88,8 @@ class RowsOf(Mapping[str, Column]):
     taken from the same table."""
 
     def __init__(self, table: Mapping[str, Column], rows: Column) -> None:
-        if isinstance(table, RowsOf):
-            table, rows = table._table, table._rows.take(rows)
-        self._table, self._rows = table, rows
+        self._table: Mapping[str, Column] = table._table if isinstance(table, RowsOf) else table
+        self._rows: Column = table._rows.take(rows) if isinstance(table, RowsOf) else rows
         self._taken: dict[str, Column] = {}
 
     def __getitem__(self, name: str) -> Column:

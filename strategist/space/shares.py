@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from strategist.columns import on_stages, remembered
+from strategist.columns import on_stages, record_of, remembered
 from strategist.facts.job import Job
 from strategist.facts.layers import Layer, build_layer
 from strategist.facts.model import ModelShape
@@ -388,22 +388,7 @@ class Elements:
 
     def padded(self, pads: Mask) -> Elements:
         """The same with padding where `pads` (C, 1) says so."""
-        if self.is_even:
-            return self
-        layers = np.where(pads, self.padded_layers, self.layers)
-        before, behind = (
-            np.where(pads, self.padded_before, self.before),
-            np.where(pads, self.padded_behind, self.behind),
-        )
-        return replace(
-            self,
-            whole=layers + before + behind,
-            layers=layers,
-            experts=np.where(pads, self.padded_experts, self.experts),
-            before=before,
-            behind=behind,
-            widest=np.where(pads[:, 0], self.padded_widest, self.widest),
-        )
+        return self if self.is_even else PaddedElements(self, pads)
 
     @property
     def is_even(self) -> bool:
@@ -414,6 +399,62 @@ class Elements:
             (self.padded_behind, self.behind),
         )
         return all(padded is plain for padded, plain in pairs)
+
+    def of(self, rows: Column) -> Elements:
+        """Those of some candidates."""
+        found: Elements = record_of(self, rows)
+        return found
+
+
+class PaddedElements(Elements):
+    """Elements with padding where `pads` (C, 1) says so: a field without a value is asked for here, once."""
+
+    __slots__ = ("_bare", "_pads")
+
+    def __init__(self, bare: Elements, pads: Mask) -> None:
+        object.__setattr__(self, "_bare", bare)
+        object.__setattr__(self, "_pads", pads)
+
+    def __getattr__(self, name: str) -> Any:
+        found = self._found(name)
+        object.__setattr__(self, name, found)
+        return found
+
+    def _found(self, name: str) -> Reals:
+        if name == "whole":
+            return self.layers + self.before + self.behind
+        if name in ("layers", "experts", "before", "behind"):
+            return np.where(self._pads, getattr(self._bare, f"padded_{name}"), getattr(self._bare, name))
+        if name == "widest":
+            return np.where(self._pads[:, 0], self._bare.padded_widest, self._bare.widest)
+        same: Reals = getattr(self._bare, name)
+        return same
+
+
+class ElementsOfMeshes(Elements):
+    """Elements of candidates, of each of whose meshes they are known: a field without a value is asked for here, once."""
+
+    __slots__ = ("_mesh_of", "_meshes")
+
+    def __init__(self, meshes: Elements, mesh_of: Column) -> None:
+        object.__setattr__(self, "_meshes", meshes)
+        object.__setattr__(self, "_mesh_of", mesh_of)
+
+    def __getattr__(self, name: str) -> Any:
+        values, plain = getattr(self._meshes, name), name.removeprefix("padded_")
+        alike = plain != name and values is getattr(self._meshes, plain)
+        found = getattr(self, plain) if alike else values.T.take(self._mesh_of, axis=-1).T
+        object.__setattr__(self, name, found)
+        return found
+
+    @property
+    def is_even(self) -> bool:
+        """See above."""
+        return self._meshes.is_even
+
+    def of(self, rows: Column) -> Elements:
+        """See above."""
+        return ElementsOfMeshes(self._meshes, self._mesh_of.take(rows))
 
 
 def elements(shape: ModelShape, group: Group) -> Elements:
@@ -450,12 +491,11 @@ def elements(shape: ModelShape, group: Group) -> Elements:
     }
     if group.is_tiled:
         per_mesh["widest"], per_mesh["padded_widest"] = (_widest_slice(shape, c, n) for n in (one, shards))
-    spread: dict[str, Reals] = {}
-    for name, values in per_mesh.items():
-        plain = name.removeprefix("padded_")
-        same = name != plain and (values is per_mesh[plain] or np.array_equal(values, per_mesh[plain]))
-        spread[name] = spread[plain] if same else values.T.take(group.mesh_of, axis=-1).T
-    return Elements(**spread)
+    for name in [name for name in per_mesh if name.startswith("padded_")]:
+        plain = per_mesh[name.removeprefix("padded_")]
+        if np.array_equal(per_mesh[name], plain):
+            per_mesh[name] = plain
+    return ElementsOfMeshes(Elements(**per_mesh), group.mesh_of)
 
 
 def _of_slices(shape: ModelShape, c: Candidates, shards: Column) -> Reals:

@@ -7,7 +7,7 @@ from functools import reduce
 
 import numpy as np
 
-from strategist.columns import on_stages, record_of, rows_of
+from strategist.columns import on_stages, rows_of
 from strategist.document.estimate import TIME_TERMS
 from strategist.facts.attention import attention_FLOP
 from strategist.facts.job import Job
@@ -181,7 +181,7 @@ def _group_terms(job: Job, group: Group, compute: Compute) -> Iterator[tuple[Col
     """Terms on the slowest stage, of one candidate of each sort beside the place of every candidate's sort, or of all candidates."""
     counts = elements(job.model, group)
     alike = sorts_within(job, group) if has_sorts(job, group) else None
-    part, whole = (group, counts.whole) if alike is None else (alike.group, rows_of(counts.whole, alike.firsts))
+    part, whole = (group, counts.whole) if alike is None else (alike.group, counts.of(alike.firsts).whole)
     work = _work(job, part, whole, compute)
     sends = (group.meshes.world > 1).any()  # a device alone sends nothing
     within, between = _within_and_between(job, group, counts, alike) if sends else ([], None)
@@ -224,7 +224,7 @@ def _within_and_between(job: Job, group: Group, counts: Elements, alike: Sorts |
     within = _with_seconds(own, alike.group, traffic_within(job, alike.group))
     apart = sorts_between(group)
     part, place = (group, None) if apart is None else (apart.group, apart.place)
-    part_counts = counts if apart is None else record_of(counts, apart.firsts)
+    part_counts = counts if apart is None else counts.of(apart.firsts)
     return within, _Between(part, _with_seconds(others, part, traffic_between(job, part, part_counts)), place)
 
 
