@@ -94,14 +94,13 @@ def is_brought_back(row: Saved, policy: Policy) -> bool:
 
 class Kept:
     """Bytes of the rows of one layer for one micro-batch, under each candidate's policy, and elements of the layer's
-    matrices, (C, K) each; each sum is made once, and for one candidate of each sort where they are `alike`: the first of each sort, and
-    the place of each candidate's."""
+    matrices, (C, K) each; each sum is made once. Where it is known of `one_of_each` sort of candidates, among which each has a `place`, it is
+    taken from there."""
 
-    def __init__(self, job: Job, c: Candidates, alike: tuple[Column, Column] | None = None) -> None:
+    def __init__(self, job: Job, c: Candidates, one_of_each: Kept | None = None, place: Column | None = None) -> None:
         self.job, self.c = job, c
         self._known: dict[tuple[Rows, tuple[Part, ...]], Reals] = {}
-        self.one_of_each = self if alike is None else Kept(job, c.where(alike[0]))
-        self._place = None if alike is None else alike[1]
+        self._one_of_each, self._place = one_of_each, place
 
     def rows(self, wanted: Rows, *parts: Part) -> Reals:
         """Some rows, of all parts or of some."""
@@ -110,9 +109,9 @@ class Kept:
         return self._known[wanted, parts]
 
     def _rows(self, wanted: Rows, parts: tuple[Part, ...]) -> Reals:
-        if self._place is None:
+        if self._one_of_each is None:
             return self._per_token(self._widths.of(wanted, parts)) * self._tokens
-        return self.spread(self.one_of_each.rows(wanted, *parts))
+        return self.spread(self._one_of_each.rows(wanted, *parts))
 
     def spread(self, values: Reals) -> Reals:
         """Values of one candidate of each sort as those of all, (..., C, K)."""
@@ -145,8 +144,8 @@ class Kept:
 
     def weights(self, chosen: Callable[[str], bool]) -> Reals:
         """Elements of the chosen matrices on one rank, of one piece of them where they are cut in some that nothing else knows."""
-        if self._place is not None:
-            return self.spread(self.one_of_each.weights(chosen))
+        if self._one_of_each is not None:
+            return self.spread(self._one_of_each.weights(chosen))
         columns = [
             sizes[:, [chosen(matrix.name) for matrix in layer.matrices]].sum(axis=1)
             for layer, sizes in zip(layers(self.job.model), self._matrices, strict=True)
@@ -156,8 +155,8 @@ class Kept:
     @cached_property
     def final(self) -> Reals:
         """Elements of the weight that the layer lists last: a matrix, or a bias, which is as good as nothing."""
-        if self._place is not None:
-            return self.spread(self.one_of_each.final)
+        if self._one_of_each is not None:
+            return self.spread(self._one_of_each.final)
         columns = [
             sizes[:, -1] * (not layer.matrices[-1].bias)
             for layer, sizes in zip(layers(self.job.model), self._matrices, strict=True)

@@ -12,7 +12,7 @@ from typing import Literal
 
 from strategist.facts.job import Job
 from strategist.space.candidates import OF_LAYERS, Candidates, Column
-from strategist.space.shares import ALIKE, Group, Sorts, is_managed, is_plain_data_parallel, sorts_by, state_shards
+from strategist.space.shares import Group, Sorts, is_managed, is_plain_data_parallel, sorts_by, state_shards
 
 Read = Literal["state", "work", "layer", "schedule"]
 """What a formula reads: how the state of the weights is shared and when; how much a rank works on, and how; the same and of the state
@@ -68,12 +68,12 @@ def _sorted(job: Job, group: Group, read: Read, at: Column | None) -> Sorts | No
 
 
 def sorts_of_layers(job: Job, c: Candidates) -> tuple[Column, Column] | None:
-    """One candidate of each sort of those inside whose layers the same happens, and the place of each candidate's sort; None as above."""
-    if len(c) <= FEW or c.in_threads or job.model.adapters is not None:
+    """One candidate of each sort of those inside whose layers the same happens, and the place of each candidate's sort; None where replicas'
+    threads or adapters read more, or one is alone."""
+    if len(c) == 1 or c.in_threads or job.model.adapters is not None:
         return None
     plain = is_plain_data_parallel(job, c)
-    firsts, place = c.sorts((*(c[name] for name in INSIDE_LAYERS if name in c.columns), 1 * plain))
-    return None if ALIKE * len(firsts) > len(c) else (firsts, place)
+    return c.sorts((*(c[name] for name in INSIDE_LAYERS if name in c.columns), 1 * plain))
 
 
 def _sharing(job: Job, c: Candidates, read: Read) -> tuple[Column, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from strategist.columns import entries, on_stages, rows_of, stage_by_stage
+from strategist.columns import entries, on_stages, remembered, rows_of, stage_by_stage
 from strategist.document.estimate import MOMENTS
 from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
@@ -40,7 +40,7 @@ from strategist.memory.saved import OURS
 from strategist.memory.situations import NEVER, Situation, SpreadSituation
 from strategist.memory.sorts import NOT_READ, Read, sorts_of, sorts_of_layers
 from strategist.records import dataclass, names_of
-from strategist.space.candidates import Column, Mask, Reals, total_of
+from strategist.space.candidates import Candidates, Column, Mask, Reals, total_of
 from strategist.space.shares import (
     Elements,
     Group,
@@ -103,7 +103,9 @@ class Layers:
     def __init__(self, job: Job, group: Group) -> None:
         self.job, self.group = job, group
         self.packed = 1.0 if job.model.adapters is None else _packed(job)
-        self.kept = Kept(job, group.candidates, sorts_of_layers(job, group.candidates))
+        self._inside = None if group.among is None else inside_of(job, group.among)
+        alike = () if self._inside is None else (self._inside.kept, self._inside.place.take(group.rows))
+        self.kept = Kept(job, group.candidates, *alike)
 
     @cached_property
     def one(self) -> Reals:
@@ -128,10 +130,10 @@ class Layers:
         """Which sorts of layers have routed experts, (K,)."""
         return np.array([kind.ffn == "moe" for kind in kinds(self.job.model)])
 
-    @cached_property
+    @property
     def are_mixed(self) -> bool:
         """Whether layers with experts stand beside others."""
-        return bool(self.have_experts.any() and not self.have_experts.all())
+        return _are_mixed(self.job)
 
     @cached_property
     def kept_with_experts(self) -> Reals:
@@ -238,7 +240,9 @@ class Layers:
     @cached_property
     def by_sort(self) -> LayerInstants:
         """The instants of one layer that can be its worst, of every sort, and what such a layer keeps."""
-        return _by_sort(self.kept.one_of_each, self.are_mixed).each(self.kept.spread)
+        if self._inside is None:
+            return _by_sort(self.kept, self.are_mixed)
+        return self._inside.by_sort.each(self.kept.spread)
 
     @cached_property
     def experts_end(self) -> LayerInstants:
@@ -306,6 +310,29 @@ class Layers:
         total = ats.temporaries - ats.freed + BYTES[self.job.formats.compute] * (ats.weights + ats.stacked)
         sort = _worst_sort(self.group, total[..., None, :])
         return ats.each(lambda part: _of_sort(self.group, np.broadcast_to(part, total.shape), sort))
+
+
+def _are_mixed(job: Job) -> bool:
+    return len({kind.ffn == "moe" for kind in kinds(job.model)}) > 1
+
+
+class Inside:
+    """What happens inside layers, whatever the pipeline: of one candidate of each sort, and the `place` of every candidate's sort."""
+
+    def __init__(self, job: Job, c: Candidates, place: Column) -> None:
+        self.job, self.kept, self.place = job, Kept(job, c), place
+
+    @cached_property
+    def by_sort(self) -> LayerInstants:
+        """The instants of one layer that can be its worst, of every sort, and what such a layer keeps."""
+        return _by_sort(self.kept, _are_mixed(self.job))
+
+
+@remembered
+def inside_of(job: Job, c: Candidates) -> Inside | None:
+    """The same of a whole list of candidates; None where it is asked of those of each group."""
+    found = sorts_of_layers(job, c)
+    return None if found is None else Inside(job, c.where(found[0]), found[1])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -38,7 +38,7 @@ class Group:
     `rows` are their places in the whole list, `stages` the stage numbers looked at, `layers_SK` the layers of each sort
     on each of them, `stands_for` how many stages each one stands for. `meshes` are one candidate per distinct mesh and `mesh_of` the place of each candidate's mesh among
     them: a few hundred rows stand for a million. Where matrices `is_tiled`, each candidate stands for itself. `again_SK` are the
-    layers that full recompute runs again where those are not all.
+    layers that full recompute runs again where those are not all. `among` is the whole list, where it is known.
     """
 
     rows: Column
@@ -52,6 +52,7 @@ class Group:
     is_tiled: bool = False
     again_SK: Column | None = None
     schedule: str = "none"
+    among: Candidates | None = None
 
     @cached_property
     def is_v_shaped(self) -> bool:
@@ -145,7 +146,17 @@ def groups(job: Job, candidates: Candidates, *, every_stage: bool = False) -> It
             own = candidates.where(rows)
             first, mesh_of = distinct(np.arange(len(own)) if is_tiled else own.mesh)
             group = Group(
-                rows, own, pp, stages, table[stages], stands_for, own.where(first), mesh_of, is_tiled, schedule=schedule
+                rows,
+                own,
+                pp,
+                stages,
+                table[stages],
+                stands_for,
+                own.where(first),
+                mesh_of,
+                is_tiled,
+                schedule=schedule,
+                among=candidates,
             )
             if is_partly:
                 firsts = job.recompute_layers or own.depths_of(0)
