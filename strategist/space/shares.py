@@ -38,7 +38,8 @@ class Group:
     `rows` are their places in the whole list, `stages` the stage numbers looked at, `layers_SK` the layers of each sort
     on each of them, `stands_for` how many stages each one stands for. `meshes` are one candidate per distinct mesh and `mesh_of` the place of each candidate's mesh among
     them: a few hundred rows stand for a million. Where matrices `is_tiled`, each candidate stands for itself. `again_SK` are the
-    layers that full recompute runs again where those are not all. `among` is the whole list, where it is known.
+    layers that full recompute runs again where those are not all. `among` is the whole list, where it is known, `every_mesh` the meshes of
+    it, and `mesh_at` the places of the group's among these.
     """
 
     rows: Column
@@ -49,6 +50,8 @@ class Group:
     stands_for: Reals
     meshes: Candidates
     mesh_of: Column
+    every_mesh: Candidates
+    mesh_at: Column
     is_tiled: bool = False
     again_SK: Column | None = None
     schedule: str = "none"
@@ -128,7 +131,8 @@ def groups(job: Job, candidates: Candidates, *, every_stage: bool = False) -> It
     tiles = candidates["tiling"] > 1
     if tiles.any():
         keys += TILED * (tiles & _gives_back_slices(shape, candidates))
-    in_order = np.sort(keys)
+    first_of_mesh, mesh_of_all = distinct(candidates.mesh)
+    every_mesh, in_order = candidates.where(first_of_mesh), np.sort(keys)
     for key in in_order[np.diff(in_order, prepend=-1) > 0].tolist():
         is_partly, key_of_stages = divmod(key, SOME_AGAIN)
         (pp, is_weighted), virtual = divmod(key_of_stages >> 20, 2), key % IN_A_V
@@ -144,7 +148,8 @@ def groups(job: Job, candidates: Candidates, *, every_stage: bool = False) -> It
         for start in range(0, len(alike), size):
             rows = alike[start : start + size]
             own = candidates.where(rows)
-            first, mesh_of = distinct(np.arange(len(own)) if is_tiled else own.mesh)
+            meshes, numbers = (own, np.arange(len(own))) if is_tiled else (every_mesh, mesh_of_all[rows])
+            first, mesh_of = distinct(numbers)
             group = Group(
                 rows,
                 own,
@@ -152,8 +157,10 @@ def groups(job: Job, candidates: Candidates, *, every_stage: bool = False) -> It
                 stages,
                 table[stages],
                 stands_for,
-                own.where(first),
+                meshes.where(numbers[first]),
                 mesh_of,
+                meshes,
+                numbers[first],
                 is_tiled,
                 schedule=schedule,
                 among=candidates,
@@ -365,16 +372,44 @@ def vocabulary_elements(shape: ModelShape, tp: Column, shards: Column) -> Column
     return ceil_div(ceil_div(shape.vocab, tp), shards) * table_width(shape)
 
 
-def outer_CS(shape: ModelShape, group: Group, candidates: Candidates, shards: Column) -> tuple[Reals, Reals]:
-    """Elements before and behind the layers on each stage, (C, S) each. A tied head is the embedding again: one stage
+def _ends(shape: ModelShape, candidates: Candidates, shards: Column) -> Reals:
+    """Elements before and behind the layers, (2, C, 2): in a pipeline, and on one stage. A tied head is the embedding again: one stage
     alone holds it once, the last stage of a pipeline holds a copy. Tables on a parameter server are on none."""
     before, behind = outer_elements(shape, candidates["tp"], shards)
     if candidates.serves_tables:
         served = served_elements(shape)
         before, behind = before - served.before, behind - served.extra
-    if shape.tied and group.pp == 1:
-        behind = behind - vocabulary_elements(shape, candidates["tp"], shards)
-    return on_stages(before, group.is_first), on_stages(behind, group.is_last)
+    alone = behind - vocabulary_elements(shape, candidates["tp"], shards) if shape.tied else behind
+    return np.stack([np.stack([before, last], axis=1) for last in (behind, alone)])
+
+
+def _on_ends(group: Group, ends: Reals) -> tuple[Reals, Reals]:
+    """Elements before and behind the layers, (C, 2), on each stage, (C, S) each."""
+    return on_stages(ends[:, 0], group.is_first), on_stages(ends[:, 1], group.is_last)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sizes:
+    """Elements of layers of each sort, whole and of a rank of those that share state, of routed experts apart, (C, K) each; and of what
+    lies before and behind the layers, (2, C, 2)."""
+
+    layer: Reals
+    part: Reals
+    experts: Reals
+    experts_part: Reals
+    ends: Reals
+    ends_part: Reals
+
+
+@remembered
+def _sizes(shape: ModelShape, c: Candidates) -> Sizes:
+    """The sizes of some meshes, whatever stages they are spread over."""
+    one, shards, sharers = np.ones_like(c["tp"]), state_shards(c), expert_shards(c)
+    return Sizes(
+        *(dense_CK(shape, c, shared) for shared in (one, shards)),
+        *(expert_CK(shape, c, shared) for shared in (one, sharers)),
+        *(_ends(shape, c, shared) for shared in (one, shards)),
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -470,21 +505,21 @@ class ElementsOfMeshes(Elements):
 
 def elements(shape: ModelShape, group: Group) -> Elements:
     """Count the parameters of every stage: once per mesh, then spread over the candidates."""
-    c = group.meshes
+    c, at, sizes = group.meshes, group.mesh_at, _sizes(shape, group.every_mesh)
     one, shards, sharers = np.ones_like(c["tp"]), state_shards(c), expert_shards(c)
-    layer = dense_CK(shape, c, one)
-    part = _of_slices(shape, c, shards) if group.is_tiled else dense_CK(shape, c, shards)
+    layer = sizes.layer[at]
+    part = _of_slices(shape, c, shards) if group.is_tiled else sizes.part[at]
     padded = part * shards[:, None]
     none: Reals = np.zeros((len(group.stages), len(c))).T
     experts, padded_experts = none, none
     if shape.moe is not None:
-        expert, expert_part = expert_CK(shape, c, one), expert_CK(shape, c, sharers)
+        expert, expert_part = sizes.experts[at], sizes.experts_part[at]
         padded_expert = expert_part * sharers[:, None]
         layer, part, padded = layer + expert, part + expert_part, padded + padded_expert
         experts, padded_experts = group.layers_of(expert), group.layers_of(padded_expert)
     present = np.asarray((group.layers_SK > 0).any(axis=0))[None, :]
-    before, behind = outer_CS(shape, group, c, one)
-    ends = outer_CS(shape, group, c, shards)
+    before, behind = _on_ends(group, sizes.ends[int(group.pp == 1)][at])
+    ends = _on_ends(group, sizes.ends_part[int(group.pp == 1)][at])
     layers_CS = group.layers_of(layer)
     per_mesh = {
         "whole": layers_CS + before + behind,

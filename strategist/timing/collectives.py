@@ -12,6 +12,7 @@ from functools import cache
 
 import numpy as np
 
+from strategist.columns import remembered
 from strategist.facts.groups import GroupColumns, group_bandwidth, group_columns
 from strategist.facts.hardware import Cluster
 from strategist.facts.tier import Tier
@@ -47,6 +48,13 @@ class Links:
         return np.where(n > 1, latency, 0.0), np.where(n > 1, fill, 0.0), np.where(n > 1, per_byte, 0.0)
 
 
+@remembered
+def costs(cluster: Cluster, op: Op, place: Place, meshes: Candidates) -> tuple[Reals, Reals, Reals]:
+    """See `Links.seconds`."""
+    return links(cluster, meshes).seconds(op, place)
+
+
+@remembered
 def links(cluster: Cluster, meshes: Candidates) -> Links:
     """The links of some meshes, one row each."""
     ranks = every_rank(meshes)

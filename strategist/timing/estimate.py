@@ -10,6 +10,7 @@ import numpy as np
 from strategist.columns import on_stages, rows_of
 from strategist.document.estimate import TIME_TERMS
 from strategist.facts.attention import attention_FLOP
+from strategist.facts.hardware import Cluster
 from strategist.facts.job import Job
 from strategist.facts.model import layer_counts
 from strategist.facts.parameters import count, outer_parameters
@@ -26,7 +27,7 @@ from strategist.space.traffic import (
     traffic_within,
 )
 from strategist.timing.calibrated import least_factor, scaled
-from strategist.timing.collectives import FULL_BYTES, Links, links
+from strategist.timing.collectives import FULL_BYTES, costs
 from strategist.timing.compute import COMPUTE_TERMS, Compute
 from strategist.timing.optimizer import offload_seconds, update_seconds
 from strategist.timing.rates import memory_Bps, peak_FLOPs, share
@@ -94,7 +95,7 @@ def least_step_ns(job: Job, candidates: Candidates) -> Column:
     compute = Compute(job, some)
     for group in groups(job, some):
         work = _work(job, group, elements(job.model, group).whole, compute)
-        sends = _with_seconds(links(job.cluster, group.meshes), group, activation_traffic(job, group))
+        sends = _with_seconds(job.cluster, group, activation_traffic(job, group))
         found = _occupied(job, group, work, sends)
         least[group.rows] = found.seconds + straggling(job) * found.computing.min(axis=1)
     factors = job.on_parts
@@ -215,8 +216,7 @@ def _spread(values: Reals, place: Column | None) -> Reals:
 
 def _within_and_between(job: Job, group: Group, counts: Elements, alike: Sorts | None) -> tuple[Sends, _Between | None]:
     """Collectives within replicas, of one candidate of each sort where there are sorts, and between them."""
-    own = links(job.cluster, group.meshes)
-    others = own if job.all_machines is None else links(job.all_machines, group.meshes)
+    own, others = job.cluster, job.all_machines or job.cluster
     if alike is None:
         every = traffic(job, group, counts)
         sends = _with_seconds(others, group, [item for item in every if item.axis == "dp"])
@@ -302,7 +302,7 @@ def _occupied(job: Job, group: Group, work: _Work, sends: Sends) -> _Occupied:
     return _Occupied(group, busy, exposed, hidden, every, micro, waits)
 
 
-def _with_seconds(network: Links, group: Group, items: Iterable[Traffic]) -> Sends:
+def _with_seconds(network: Cluster, group: Group, items: Iterable[Traffic]) -> Sends:
     """Collectives with their seconds."""
     return [(item, _seconds_CS(network, group, item)) for item in items if item.place != "server"]
 
@@ -314,9 +314,10 @@ def _compression(job: Job, group: Group) -> tuple[float, float]:
     return compression_seconds(job, group.candidates.compression)
 
 
-def _seconds_CS(network: Links, group: Group, item: Traffic) -> Reals:
+def _seconds_CS(network: Cluster, group: Group, item: Traffic) -> Reals:
     """Seconds per step of one kind of collective, (C, S)."""
-    latency, fill, per_byte = (cost[group.mesh_of][:, None] for cost in network.seconds(item.op, item.place))
+    every, at = costs(network, item.op, item.place, group.every_mesh), group.mesh_at[group.mesh_of]
+    latency, fill, per_byte = (cost.take(at)[:, None] for cost in every)
     full = np.minimum(item.pieces_CS, item.payload_CS / FULL_BYTES)
     return item.count_CS * (item.pieces_CS * latency + full * fill + item.payload_CS * per_byte)
 
