@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from strategist.records import names_of
+
 Formula = TypeVar("Formula", bound=Callable[..., Any])
 
 if TYPE_CHECKING:
@@ -54,3 +56,23 @@ def entries(values: Any, at: tuple[Any, ...]) -> Any:
     """Entries of an array by their places along the axes of a larger one that it would be broadcast to."""
     own = at[len(at) - values.ndim :]
     return np.asarray(values[tuple(0 if size == 1 else place for size, place in zip(values.shape, own, strict=True))])
+
+
+def rows_of(values: Any, rows: Column) -> Any:
+    """Some rows of an array (C,) or (..., C, S), or the array where it is alike for all of them; of each of several arrays."""
+    if isinstance(values, tuple):
+        return tuple(rows_of(each, rows) for each in values)
+    if isinstance(values, float):
+        return values
+    if values.ndim == 0 or values.shape[-2:][0] == 1:
+        return values
+    if values.ndim == 1:
+        return values.take(rows)
+    return values.swapaxes(-1, -2).take(rows, axis=-1, mode="wrap").swapaxes(-1, -2)  # the quickest: all rows are there
+
+
+def record_of(record: Any, rows: Column) -> Any:
+    """Some rows of every array of a record; what is one array under two names stays one."""
+    every = {id(values): values for values in (getattr(record, name) for name in names_of(type(record)))}
+    own = {number: rows_of(values, rows) for number, values in every.items()}
+    return type(record)(**{name: own[id(getattr(record, name))] for name in names_of(type(record))})

@@ -95,17 +95,28 @@ def is_brought_back(row: Saved, policy: Policy) -> bool:
 
 class Kept:
     """Bytes of the rows of one layer for one micro-batch, under each candidate's policy, and elements of the layer's
-    matrices, (C, K) each; each sum is made once."""
+    matrices, (C, K) each; each sum is made once. Where it is known of `one_of_each` sort of candidates, among which each has a `place`, it is
+    taken from there."""
 
-    def __init__(self, job: Job, c: Candidates) -> None:
+    def __init__(self, job: Job, c: Candidates, one_of_each: Kept | None = None, place: Column | None = None) -> None:
         self.job, self.c = job, c
         self._known: dict[tuple[Rows, tuple[Part, ...]], Reals] = {}
+        self._one_of_each, self._place = one_of_each, place
 
     def rows(self, wanted: Rows, *parts: Part) -> Reals:
         """Some rows, of all parts or of some."""
         if (wanted, parts) not in self._known:
-            self._known[wanted, parts] = self._per_token(self._widths.of(wanted, parts)) * self._tokens
+            self._known[wanted, parts] = self._rows(wanted, parts)
         return self._known[wanted, parts]
+
+    def _rows(self, wanted: Rows, parts: tuple[Part, ...]) -> Reals:
+        if self._one_of_each is None:
+            return self._per_token(self._widths.of(wanted, parts)) * self._tokens
+        return self.spread(self._one_of_each.rows(wanted, *parts))
+
+    def spread(self, values: Reals) -> Reals:
+        """Values of one candidate of each sort as those of all, (..., C, K)."""
+        return values if self._place is None or values.shape[-2] == 1 else values.take(self._place, axis=-2)
 
     def _per_token(self, widths: Reals) -> Reals:
         """Bytes of rows per token, (C, K); few rows are cut in more than two of the ways that there are."""
@@ -139,6 +150,8 @@ class Kept:
 
     def weights(self, chosen: Callable[[str], bool]) -> Reals:
         """Elements of the chosen matrices on one rank, of one piece of them where they are cut in some that nothing else knows."""
+        if self._one_of_each is not None:
+            return self.spread(self._one_of_each.weights(chosen))
         columns = [
             sizes[:, [chosen(matrix.name) for matrix in layer.matrices]].sum(axis=1)
             for layer, sizes in zip(layers(self.job.model), self._matrices, strict=True)
@@ -148,6 +161,8 @@ class Kept:
     @cached_property
     def final(self) -> Reals:
         """Elements of the weight that the layer lists last: a matrix, or a bias, which is as good as nothing."""
+        if self._one_of_each is not None:
+            return self.spread(self._one_of_each.final)
         columns = [
             sizes[:, -1] * (not layer.matrices[-1].bias)
             for layer, sizes in zip(layers(self.job.model), self._matrices, strict=True)

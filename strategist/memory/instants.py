@@ -17,7 +17,7 @@ import numpy as np
 
 from strategist.columns import on_stages
 from strategist.facts.job import Job
-from strategist.memory.logits import forward_bytes_CS, held_logits_CS, loss_bytes_CS
+from strategist.memory.logits import forward_bytes_CS, forward_holds_less, held_logits_CS, loss_bytes_CS
 from strategist.memory.logits import gradient_bytes_CS as logits_gradient_CS
 from strategist.memory.model_states import decoded_bytes, shards_state, turning_bytes_CS
 from strategist.memory.situations import Schedule, Situation, one_pass
@@ -434,8 +434,8 @@ def _gathers_in_turn(step: Step) -> tuple[Mask, Mask, Mask, Reals]:
 
 
 def _loss(step: Step) -> tuple[Instant, ...]:
-    """The loss itself: logits, their float32 copy and log-probabilities, with all that autocast's cache holds. Then its own
-    backward: log-probabilities, their gradient, and the gradient of the logits."""
+    """The loss itself: logits, their float32 copy and log-probabilities, with all that autocast's cache holds, unless what follows always
+    holds more. Then its own backward: log-probabilities, their gradient, and the gradient of the logits."""
     if step.c.chunks_loss:
         return (_loss_in_chunks(step),)
     both = {
@@ -445,17 +445,22 @@ def _loss(step: Step) -> tuple[Instant, ...]:
         "bucket_buffers": added(step.copies, step.head_copy),
     }
     waits = added(step.previous, step.outside)
-    logits, probabilities = step.of_work(_logits_of_loss)
-    forward = both | {"logits": logits, "temporaries": added(waits, step.cached)}
-    softmax = both | {"logits": probabilities, "temporaries": waits}
-    return Instant(LOSS, forward, is_loss=True), Instant(LOSS, softmax, is_loss=True)
+    softmax = Instant(LOSS, both | {"logits": step.of_work(_logits_of_softmax), "temporaries": waits}, is_loss=True)
+    if step.cached is NONE and forward_holds_less(step.job, step.group):
+        return (softmax,)
+    forward = both | {"logits": step.of_work(_logits_of_forward), "temporaries": added(waits, step.cached)}
+    return Instant(LOSS, forward, is_loss=True), softmax
 
 
-def _logits_of_loss(step: Step) -> tuple[Reals, Reals]:
-    """Tensors of the vocabulary at the loss, and in its own backward."""
+def _logits_of_forward(step: Step) -> Reals:
+    """Tensors of the vocabulary at the loss."""
     new = step.last * (forward_bytes_CS(step.job, step.group) - held_logits_CS(step.job, step.group))
-    softmax = step.last * loss_bytes_CS(step.job, step.group)
-    return added(new, step.held_logits), added(softmax, step.held_logits)
+    return added(new, step.held_logits)
+
+
+def _logits_of_softmax(step: Step) -> Reals:
+    """The same in its own backward."""
+    return added(step.last * loss_bytes_CS(step.job, step.group), step.held_logits)
 
 
 def _loss_in_chunks(step: Step) -> Instant:
@@ -703,7 +708,10 @@ def _worst_at(step: Step, number: Column, worst: WorstOf) -> tuple[Any, ...]:
     partial: Reals = step.trained * step.compute * np.where(step.at_once, 0.0, weights)
     waits, joins = at.temporaries, step.joining(at)
     if step.piped:
-        waits = added(waits, -np.where(before > 0, 0.0, step.given * at.is_early), step.previous)
+        is_given = before == 0  # in the chunk's last layer, which may be its only one
+        waits = added(
+            waits, -np.where(is_given, step.given * at.is_early, 0.0) if is_given.any() else NONE, step.previous
+        )
         if not step.job.model.tied:  # nothing comes between
             waits, partial, joins = added(waits, partial, joins), NONE, NONE
     kept = np.maximum(step.inputs, step.in_layers - at.freed - let_go)

@@ -18,19 +18,34 @@ def forward_bytes_CS(job: Job, group: Group) -> Reals:
     log-probabilities."""
     if group.candidates.chunks_loss:
         return _vocabulary_CS(job, group) * 8.0
+    return _vocabulary_CS(job, group) * _forward_bytes(job)
+
+
+def _forward_bytes(job: Job) -> float:
+    """Bytes of one logit when the loss is computed."""
     keeping, compute = job.profile.keeping, BYTES[job.formats.compute]
     copies = keeping.forward_compute * compute if compute < 4.0 or not keeping.forward_float32 else 0.0
-    return _vocabulary_CS(job, group) * (4.0 * keeping.forward_float32 + copies)
+    return 4.0 * keeping.forward_float32 + copies
 
 
 def loss_bytes_CS(job: Job, group: Group) -> Reals:
     """Bytes in the loss's own backward, (C, S): float32 log-probabilities, their gradient and the logits' gradient
     (torch.nn.functional.cross_entropy on float32 logits); under tensor parallelism one float32 tensor more, each cut by
     vocabulary (torch.distributed.tensor.parallel.loss_parallel); other frameworks as their row says."""
-    keeping, compute = job.profile.keeping, BYTES[job.formats.compute]
-    plain = 4.0 * keeping.backward_float32 + keeping.backward_compute * compute
-    more = np.where((group.candidates["tp"] > 1)[:, None], 4.0 * keeping.cut_float32, 0.0)
-    return _vocabulary_CS(job, group) * (plain + more)
+    more = np.where((group.candidates["tp"] > 1)[:, None], 4.0 * job.profile.keeping.cut_float32, 0.0)
+    return _vocabulary_CS(job, group) * (_loss_bytes(job) + more)
+
+
+def _loss_bytes(job: Job) -> float:
+    """Bytes of one logit in the loss's own backward."""
+    keeping = job.profile.keeping
+    return 4.0 * keeping.backward_float32 + keeping.backward_compute * BYTES[job.formats.compute]
+
+
+def forward_holds_less(job: Job, group: Group) -> bool:
+    """Whether the loss itself holds less of the vocabulary than its own backward, whatever the layout: logits that a stage holds as its
+    output are no more of either."""
+    return _forward_bytes(job) - _held_bytes(job, group) < _loss_bytes(job)
 
 
 def gradient_bytes_CS(job: Job, group: Group) -> Reals:
@@ -42,8 +57,11 @@ def gradient_bytes_CS(job: Job, group: Group) -> Reals:
 def held_logits_CS(job: Job, group: Group) -> Reals:
     """Bytes of the logits that a pipeline's last stage holds as its output until the micro-batch is over, (C, S); with a
     standing buffer of gradients the loss is the stage's output (NVIDIA/Megatron-LM: schedules.py, forward_step)."""
-    holds = group.pp > 1 and job.profile.has_units
-    return _vocabulary_CS(job, group) * (BYTES[job.formats.compute] if holds else 0.0)
+    return _vocabulary_CS(job, group) * _held_bytes(job, group)
+
+
+def _held_bytes(job: Job, group: Group) -> float:
+    return BYTES[job.formats.compute] if group.pp > 1 and job.profile.has_units else 0.0
 
 
 def waiting_logits_CS(job: Job, group: Group) -> Reals:

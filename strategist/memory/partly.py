@@ -125,7 +125,7 @@ class SideLayers(Layers):
 
 def _without(group: Group) -> Group:
     """The same candidates without recomputation."""
-    return replace(group, candidates=group.candidates.without("recompute"), again_SK=None)
+    return replace(group, candidates=group.candidates.without("recompute"), again_SK=None, among=None)
 
 
 class SideStep(Step):

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from strategist.columns import stage_by_stage
+from strategist.columns import rows_of, stage_by_stage
 from strategist.records import dataclass
 from strategist.space.candidates import Column, Mask, Reals, code
 from strategist.space.interleaved import interleaved_ahead
@@ -61,6 +61,22 @@ class Situation:
         """Some of the passes."""
         parts = (getattr(self, name) for name in self.__match_args__)
         return Situation(*(part if part is NEVER else part[passes] for part in parts))
+
+
+class SpreadSituation(Situation):
+    """The passes of candidates whose places among those of another situation are `at`. What nobody reads is not spread: a field
+    without a value is asked for here, once."""
+
+    __slots__ = ("_at", "_every")
+
+    def __init__(self, every: Situation, at: Column) -> None:
+        object.__setattr__(self, "_every", every)
+        object.__setattr__(self, "_at", at)
+
+    def __getattr__(self, name: str) -> Any:
+        found = rows_of(getattr(self._every, name), self._at)
+        object.__setattr__(self, name, found)
+        return found
 
 
 def one_pass(accumulation: Column) -> Situation:

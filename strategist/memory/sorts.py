@@ -8,12 +8,11 @@ thousands of candidates has some hundred sorts of either.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from strategist.facts.job import Job
-from strategist.records import dataclass, names_of
 from strategist.space.candidates import OF_LAYERS, Candidates, Column
-from strategist.space.shares import Group, is_managed, is_plain_data_parallel, part_of, state_shards
+from strategist.space.shares import Group, Sorts, is_managed, is_plain_data_parallel, sorts_by, state_shards
 
 Read = Literal["state", "work", "layer", "schedule"]
 """What a formula reads: how the state of the weights is shared and when; how much a rank works on, and how; the same and of the state
@@ -42,17 +41,6 @@ INSIDE_LAYERS = (
 """Columns that the work inside one layer reads where they are there, beside whether DDP runs it."""
 FEW = 2**10
 """Candidates that are worked out sooner than sorted."""
-ALIKE = 2
-"""How many candidates of a sort make it worth while."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Sorts:
-    """One candidate of each sort as a group, its place among all, and the place of each candidate's sort."""
-
-    group: Group
-    firsts: Column
-    place: Column
 
 
 def sorts_of(job: Job, group: Group, read: Read, at: Column | None = None) -> Sorts | None:
@@ -76,19 +64,16 @@ def _sorted(job: Job, group: Group, read: Read, at: Column | None) -> Sorts | No
     c = group.candidates
     columns = [column for name, column in c.columns.items() if name not in NOT_READ[read]]
     columns += [] if at is None else [at]
-    firsts, place = c.sorts((*columns, *_sharing(job, c, read)))
-    if ALIKE * len(firsts) > len(c):
-        return None
-    return Sorts(part_of(group, firsts), firsts, place)
+    return sorts_by(group, (*columns, *_sharing(job, c, read)))
 
 
 def sorts_of_layers(job: Job, c: Candidates) -> tuple[Column, Column] | None:
-    """One candidate of each sort of those inside whose layers the same happens, and the place of each candidate's sort; None as above."""
-    if len(c) <= FEW or c.in_threads or job.model.adapters is not None:
+    """One candidate of each sort of those inside whose layers the same happens, and the place of each candidate's sort; None where replicas'
+    threads or adapters read more, or one is alone."""
+    if len(c) == 1 or c.in_threads or job.model.adapters is not None:
         return None
     plain = is_plain_data_parallel(job, c)
-    firsts, place = c.sorts((*(c[name] for name in INSIDE_LAYERS if name in c.columns), 1 * plain))
-    return None if ALIKE * len(firsts) > len(c) else (firsts, place)
+    return c.sorts((*(c[name] for name in INSIDE_LAYERS if name in c.columns), 1 * plain))
 
 
 def _sharing(job: Job, c: Candidates, read: Read) -> tuple[Column, ...]:
@@ -101,23 +86,3 @@ def _sharing(job: Job, c: Candidates, read: Read) -> tuple[Column, ...]:
     plain = is_plain_data_parallel(job, c)
     wrapped = 3 * several + plain + 1 * is_managed(job, c)
     return (wrapped, 1 * (c["zero"] >= 2), c["offload"]) if read == "layer" else (wrapped,)
-
-
-def rows_of(values: Any, rows: Column) -> Any:
-    """Some rows of an array (C,) or (..., C, S), or the array where it is alike for all of them; of each of several arrays."""
-    if isinstance(values, tuple):
-        return tuple(rows_of(each, rows) for each in values)
-    if isinstance(values, float):
-        return values
-    if values.ndim == 0 or values.shape[-2:][0] == 1:
-        return values
-    if values.ndim == 1:
-        return values.take(rows)
-    return values.swapaxes(-1, -2).take(rows, axis=-1, mode="wrap").swapaxes(-1, -2)  # the quickest: all rows are there
-
-
-def record_of(record: Any, rows: Column) -> Any:
-    """Some rows of every array of a record; what is one array under two names stays one."""
-    every = {id(values): values for values in (getattr(record, name) for name in names_of(type(record)))}
-    own = {number: rows_of(values, rows) for number, values in every.items()}
-    return type(record)(**{name: own[id(getattr(record, name))] for name in names_of(type(record))})

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from strategist.columns import entries, on_stages, stage_by_stage
+from strategist.columns import entries, on_stages, remembered, rows_of, stage_by_stage
 from strategist.document.estimate import MOMENTS
 from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
@@ -38,10 +38,10 @@ from strategist.memory.backward import (
 from strategist.memory.logits import held_logits_CS, waiting_logits_CS
 from strategist.memory.model_states import shards_state
 from strategist.memory.saved import OURS
-from strategist.memory.situations import NEVER, Situation
-from strategist.memory.sorts import NOT_READ, Read, record_of, rows_of, sorts_of, sorts_of_layers
+from strategist.memory.situations import NEVER, Situation, SpreadSituation
+from strategist.memory.sorts import NOT_READ, Read, sorts_of, sorts_of_layers
 from strategist.records import dataclass, names_of
-from strategist.space.candidates import Column, Mask, Reals, total_of
+from strategist.space.candidates import Candidates, Column, Mask, Reals, total_of
 from strategist.space.shares import (
     Elements,
     Group,
@@ -104,8 +104,14 @@ class Layers:
     def __init__(self, job: Job, group: Group) -> None:
         self.job, self.group = job, group
         self.packed = 1.0 if job.model.adapters is None else _packed(job)
-        self.kept = Kept(job, group.candidates)
-        self.one = self.kept.rows(is_kept)
+        self._inside = None if group.among is None else inside_of(job, group.among)
+        alike = () if self._inside is None else (self._inside.kept, self._inside.place.take(group.rows))
+        self.kept = Kept(job, group.candidates, *alike)
+
+    @cached_property
+    def one(self) -> Reals:
+        """What one layer of each sort keeps, (C, K)."""
+        return self.kept.rows(is_kept)
 
     @cached_property
     def every(self) -> Reals:
@@ -125,10 +131,10 @@ class Layers:
         """Which sorts of layers have routed experts, (K,)."""
         return np.array([kind.ffn == "moe" for kind in kinds(self.job.model)])
 
-    @cached_property
+    @property
     def are_mixed(self) -> bool:
         """Whether layers with experts stand beside others."""
-        return bool(self.have_experts.any() and not self.have_experts.all())
+        return _are_mixed(self.job)
 
     @cached_property
     def kept_with_experts(self) -> Reals:
@@ -235,13 +241,9 @@ class Layers:
     @cached_property
     def by_sort(self) -> LayerInstants:
         """The instants of one layer that can be its worst, of every sort, and what such a layer keeps."""
-        c = self.group.candidates
-        alike = sorts_of_layers(self.job, c)
-        if alike is None:
+        if self._inside is None:
             return _by_sort(self.kept, self.are_mixed)
-        firsts, place = alike
-        found = _by_sort(Kept(self.job, c.where(firsts)), self.are_mixed)
-        return found.each(lambda part: part if part.shape[-2] == 1 else part.take(place, axis=-2))
+        return self._inside.by_sort.each(self.kept.spread)
 
     @cached_property
     def experts_end(self) -> LayerInstants:
@@ -316,6 +318,29 @@ class Layers:
         return ats.each(lambda part: _of_sort(self.group, np.broadcast_to(part, total.shape), sort))
 
 
+def _are_mixed(job: Job) -> bool:
+    return len({kind.ffn == "moe" for kind in kinds(job.model)}) > 1
+
+
+class Inside:
+    """What happens inside layers, whatever the pipeline: of one candidate of each sort, and the `place` of every candidate's sort."""
+
+    def __init__(self, job: Job, c: Candidates, place: Column) -> None:
+        self.job, self.kept, self.place = job, Kept(job, c), place
+
+    @cached_property
+    def by_sort(self) -> LayerInstants:
+        """The instants of one layer that can be its worst, of every sort, and what such a layer keeps."""
+        return _by_sort(self.kept, _are_mixed(self.job))
+
+
+@remembered
+def inside_of(job: Job, c: Candidates) -> Inside | None:
+    """The same of a whole list of candidates; None where it is asked of those of each group."""
+    found = sorts_of_layers(job, c)
+    return None if found is None else Inside(job, c.where(found[0]), found[1])
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerInstants:
     """Instants as in LayerInstant, with axes of instants in front, and what the layer keeps, and `every`, the elements of its matrices where
@@ -343,7 +368,12 @@ class LayerInstants:
     def unless(self, mask: Mask, others: LayerInstants) -> LayerInstants:
         """Where the mask is set the others."""
         pairs = ((getattr(others, name), getattr(self, name)) for name in names_of(LayerInstants))
-        return LayerInstants(*(own if theirs is own else np.where(mask, theirs, own) for theirs, own in pairs))
+        return LayerInstants(*(own if _is_same(theirs, own) else np.where(mask, theirs, own) for theirs, own in pairs))
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two arrays hold the same; those of several passes are not looked into."""
+    return one is other or (one.ndim == 2 and np.array_equal(one, other))
 
 
 LAST_OF_EXPERTS, EVERY = 1, slice(None)
@@ -492,8 +522,7 @@ class Step:
     @cached_property
     def situation(self) -> Situation:
         """How far the rank is in its schedule."""
-        found: Situation = self._situations if self._at is None else record_of(self._situations, self._at)
-        return found
+        return self._situations if self._at is None else SpreadSituation(self._situations, self._at)
 
     @property
     def several(self) -> Mask:
@@ -536,7 +565,7 @@ class Step:
         """Passes of some candidates, which are a group; what is the same in all passes is taken from the others once."""
         if "shared" not in group.known:
             resting = rows_of(self.at_rest, rows), rows_of(self.settled, rows)
-            group.known["shared"] = record_of(self.bare, rows), Layers(self.job, group), *resting
+            group.known["shared"] = self.bare.of(rows), Layers(self.job, group), *resting
         bare, layers, at_rest, settled = group.known["shared"]
         return type(self)(self.job, group, bare, layers, at_rest, settled, situation, at)
 
@@ -953,12 +982,12 @@ class Step:
 
     def in_layer(self, gone: Reals) -> LayerInstants:
         """The worst instant of the worst sort of layer when this share of the other layers is gone, (..., C, S)."""
-        return self._in_only_layer if self.group.layers_SK.shape[1] == 1 else self._in_layer(gone, np.zeros((1, 1)))
+        return self._in_only_layer if self.group.layers_SK.shape[1] == 1 else self._in_layer(gone, NONE)
 
     @cached_property
     def _in_only_layer(self) -> LayerInstants:
         """The same of the only sort, whatever is gone."""
-        return self._in_layer(np.zeros((1, 1)), np.zeros((1, 1)))
+        return self._in_layer(np.zeros((1, 1)), NONE)
 
     def in_given_layer(self, gone: Reals) -> LayerInstants:
         """The same in the last layer of a pipeline's chunk, the gradient that it is given left out."""
@@ -968,11 +997,11 @@ class Step:
 
     def before_attention(self, gone: Reals) -> LayerInstants:
         """The same of instants before attention's backward."""
-        return self._in_layer(gone, np.zeros((1, 1)), BEFORE_ATTENTION)
+        return self._in_layer(gone, NONE, BEFORE_ATTENTION)
 
     def from_attention(self, gone: Reals) -> LayerInstants:
         """The same of instants in attention's backward and behind it."""
-        return self._in_layer(gone, np.zeros((1, 1)), FROM_ATTENTION)
+        return self._in_layer(gone, NONE, FROM_ATTENTION)
 
     def _in_layer(self, gone: Reals, given: Reals, which: slice = EVERY) -> LayerInstants:
         standing = self._worst_in_layer(gone, given, np.bool_(True), which)
@@ -987,12 +1016,12 @@ class Step:
         made = self.trained * np.where(self.shards_gradients, self.reduce, BYTES[self.job.formats.gradient])
         made = np.where(self.at_rest.any(axis=1, keepdims=True), made, 0.0)  # offloaded ones leave as they are made
         partial = np.where(self.at_once, np.where(stands, 0.0, made), self.trained * self.compute)
-        worth = ats.temporaries - ats.freed + partial * (ats.weights + ats.stacked)
+        worth: Reals = ats.temporaries - ats.freed + partial * (ats.weights + ats.stacked)
         if self.has_copies:
             worth = worth - np.where(self.plain, self.trained * self.compute, 0.0) * ats.weights
         if self.empties.any():
             worth = worth - np.where(self.empties, self.trained * self.stored, 0.0) * self.joined(ats)
-        worth = worth + self._joining(ats, stands) - given * ats.is_early
+        worth = added(worth, self._joining(ats, stands), NONE if given is NONE else -given * ats.is_early)
         if self.has_apart and ats.is_sooner.any():
             later = self.compute * (self.dense + np.where(self.copies_experts_late, self.routed, 0.0))
             worth = worth - np.where(self.apart & self.reshards, later, 0.0) * ats.is_sooner
@@ -1049,6 +1078,8 @@ class Step:
         return self._joining(at, self.stands)
 
     def _joining(self, at: LayerInstants, stands: Mask | np.bool_) -> Reals:
+        if not self.at_once.any():
+            return NONE
         casts = self.casts & ~self.managed
         work = np.where(stands | casts, self.compute, 0.0) + np.where(stands & casts, self.stored, 0.0)
         work = np.where(at.is_product & self.at_once, work, 0.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, reduce
 from math import prod
 from typing import Any
@@ -85,6 +85,30 @@ RINGS, EXCHANGES = ("ring", "hierarchical"), ("all-to-all", "hierarchical")
 def code(column: str, word: str) -> int:
     """The number that stands for a word in a column."""
     return WORDS[column].index(word)
+
+
+class RowsOf(Mapping[str, Column]):
+    """Some rows of a table's columns, each taken when it is read for the first time: most formulas read few of them. Some rows of these are
+    taken from the same table."""
+
+    def __init__(self, table: Mapping[str, Column], rows: Column) -> None:
+        self._table: Mapping[str, Column] = table._table if isinstance(table, RowsOf) else table
+        self._rows: Column = table._rows.take(rows) if isinstance(table, RowsOf) else rows
+        self._taken: dict[str, Column] = {}
+
+    def __getitem__(self, name: str) -> Column:
+        if name not in self._taken:
+            self._taken[name] = self._table[name].take(self._rows)
+        return self._taken[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._table
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._table)
+
+    def __len__(self) -> int:
+        return len(self._table)
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,8 +224,8 @@ class Candidates:
 
     def where(self, keep: Mask | Column) -> Candidates:
         """The rows that a mask marks or that an index column lists, in that order."""
-        rows = np.flatnonzero(keep) if keep.dtype == np.bool_ else keep
-        return Candidates({name: column.take(rows) for name, column in self.columns.items()})
+        rows: Any = np.flatnonzero(keep) if keep.dtype == np.bool_ else keep
+        return Candidates(RowsOf(self.columns, rows))
 
     def without(self, name: str) -> Candidates:
         """The rows with no choice made in one column of words."""
@@ -222,13 +246,16 @@ class Candidates:
 
     def sorts(self, columns: Sequence[Column]) -> tuple[Column, Column]:
         """The same of some columns, which need not be choices."""
-        sizes = [int(column.max(initial=0)) + 1 for column in columns]
+        if not len(self):
+            return np.arange(0), np.arange(0)
+        least = [int(column.min()) for column in columns]
+        sizes = [int(column.max()) + 1 - first for column, first in zip(columns, least, strict=True)]
         if prod(sizes) > np.iinfo(np.int64).max:  # too many to number them: each row is of a sort of its own
             return np.arange(len(self)), np.arange(len(self))
         number = np.zeros(len(self), np.int64)
-        for column, size in zip(columns, sizes, strict=True):
+        for column, first, size in zip(columns, least, sizes, strict=True):
             if size > 1:
-                number = number * size + column
+                number = number * size + (column - first)
         return distinct(number)
 
     def row(self, index: int) -> dict[str, int | str]:
@@ -256,12 +283,23 @@ def deepest(columns: Mapping[str, Any]) -> Any:
 
 def distinct(numbers: Column) -> tuple[Column, Column]:
     """Where each distinct number stands first, and each row's place among them (numpy's `unique` loads masked arrays)."""
-    ordered = numbers.argsort(kind="stable")
+    ordered, in_order = _ascending(numbers)
     is_new = np.ones(len(numbers), np.bool_)
-    is_new[1:] = np.diff(numbers[ordered]) > 0
+    is_new[1:] = in_order[1:] != in_order[:-1]
     place = np.empty_like(ordered)
     place[ordered] = is_new.cumsum() - 1
     return ordered[is_new], place
+
+
+def _ascending(numbers: Column) -> tuple[Column, Column]:
+    """Where the numbers stand in ascending order, equal ones as they come, and the numbers in that order. Numbers with their places behind
+    them are sorted in a tenth of the time that an order takes."""
+    bits = len(numbers).bit_length()
+    if numbers.max(initial=0) >> (62 - bits):
+        ordered = numbers.argsort(kind="stable")
+        return ordered, numbers[ordered]
+    placed = np.sort((numbers << bits) | np.arange(len(numbers)))
+    return placed & ((1 << bits) - 1), placed >> bits
 
 
 def joined(parts: Sequence[Candidates]) -> Candidates:

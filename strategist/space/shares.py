@@ -6,13 +6,13 @@ table and everything else broadcasts against it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 
-from strategist.columns import on_stages, remembered
+from strategist.columns import on_stages, record_of, remembered
 from strategist.facts.job import Job
 from strategist.facts.layers import Layer, build_layer
 from strategist.facts.model import ModelShape
@@ -38,7 +38,8 @@ class Group:
     `rows` are their places in the whole list, `stages` the stage numbers looked at, `layers_SK` the layers of each sort
     on each of them, `stands_for` how many stages each one stands for. `meshes` are one candidate per distinct mesh and `mesh_of` the place of each candidate's mesh among
     them: a few hundred rows stand for a million. Where matrices `is_tiled`, each candidate stands for itself. `again_SK` are the
-    layers that full recompute runs again where those are not all.
+    layers that full recompute runs again where those are not all. `among` is the whole list, where it is known, `every_mesh` the meshes of
+    it, and `mesh_at` the places of the group's among these.
     """
 
     rows: Column
@@ -49,9 +50,12 @@ class Group:
     stands_for: Reals
     meshes: Candidates
     mesh_of: Column
+    every_mesh: Candidates
+    mesh_at: Column
     is_tiled: bool = False
     again_SK: Column | None = None
     schedule: str = "none"
+    among: Candidates | None = None
 
     @cached_property
     def is_v_shaped(self) -> bool:
@@ -128,7 +132,9 @@ def groups(job: Job, candidates: Candidates, *, every_stage: bool = False) -> It
     tiles = candidates["tiling"] > 1
     if tiles.any():
         keys += TILED * (tiles & _gives_back_slices(shape, candidates))
-    for key in sorted(set(keys.tolist())):
+    first_of_mesh, mesh_of_all = distinct(candidates.mesh)
+    every_mesh, in_order = candidates.where(first_of_mesh), np.sort(keys)
+    for key in in_order[np.diff(in_order, prepend=-1) > 0].tolist():
         is_partly, key_of_stages = divmod(key, SOME_AGAIN)
         (pp, sort_of_split), virtual = divmod(key_of_stages >> 20, SPLITS), key % IN_A_V
         is_tiled, schedule = key % 2**20 >= TILED, ("none", *V_SHAPED)[key % TILED // IN_A_V]
@@ -144,9 +150,22 @@ def groups(job: Job, candidates: Candidates, *, every_stage: bool = False) -> It
         for start in range(0, len(alike), size):
             rows = alike[start : start + size]
             own = candidates.where(rows)
-            first, mesh_of = distinct(np.arange(len(own)) if is_tiled else own.mesh)
+            meshes, numbers = (own, np.arange(len(own))) if is_tiled else (every_mesh, mesh_of_all[rows])
+            first, mesh_of = distinct(numbers)
             group = Group(
-                rows, own, pp, stages, table[stages], stands_for, own.where(first), mesh_of, is_tiled, schedule=schedule
+                rows,
+                own,
+                pp,
+                stages,
+                table[stages],
+                stands_for,
+                meshes.where(numbers[first]),
+                mesh_of,
+                meshes,
+                numbers[first],
+                is_tiled,
+                schedule=schedule,
+                among=candidates,
             )
             if is_partly:
                 firsts = job.recompute_layers or own.depths_of(0)
@@ -174,6 +193,28 @@ def part_of(group: Group, rows: Column) -> Group:
     """Some of a group's candidates."""
     own = group.candidates.where(rows)
     return replace(group, rows=group.rows[rows], candidates=own, mesh_of=group.mesh_of[rows])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sorts:
+    """Candidates of a group that agree in some columns: one of each sort as a group, its place among all, and the place of each
+    candidate's sort."""
+
+    group: Group
+    firsts: Column
+    place: Column
+
+
+ALIKE = 2
+"""How many candidates of a sort make it worth while."""
+
+
+def sorts_by(group: Group, columns: Iterable[Column]) -> Sorts | None:
+    """The sorts of candidates that agree in some columns; None where they would not help."""
+    firsts, place = group.candidates.sorts(tuple(columns))
+    if ALIKE * len(firsts) > len(place):
+        return None
+    return Sorts(part_of(group, firsts), firsts, place)
 
 
 def holds_early_C(c: Candidates) -> Mask:
@@ -333,16 +374,44 @@ def vocabulary_elements(shape: ModelShape, tp: Column, shards: Column) -> Column
     return ceil_div(ceil_div(shape.vocab, tp), shards) * table_width(shape)
 
 
-def outer_CS(shape: ModelShape, group: Group, candidates: Candidates, shards: Column) -> tuple[Reals, Reals]:
-    """Elements before and behind the layers on each stage, (C, S) each. A tied head is the embedding again: one stage
+def _ends(shape: ModelShape, candidates: Candidates, shards: Column) -> Reals:
+    """Elements before and behind the layers, (2, C, 2): in a pipeline, and on one stage. A tied head is the embedding again: one stage
     alone holds it once, the last stage of a pipeline holds a copy. Tables on a parameter server are on none."""
     before, behind = outer_elements(shape, candidates["tp"], shards)
     if candidates.serves_tables:
         served = served_elements(shape)
         before, behind = before - served.before, behind - served.extra
-    if shape.tied and group.pp == 1:
-        behind = behind - vocabulary_elements(shape, candidates["tp"], shards)
-    return on_stages(before, group.is_first), on_stages(behind, group.is_last)
+    alone = behind - vocabulary_elements(shape, candidates["tp"], shards) if shape.tied else behind
+    return np.stack([np.stack([before, last], axis=1) for last in (behind, alone)])
+
+
+def _on_ends(group: Group, ends: Reals) -> tuple[Reals, Reals]:
+    """Elements before and behind the layers, (C, 2), on each stage, (C, S) each."""
+    return on_stages(ends[:, 0], group.is_first), on_stages(ends[:, 1], group.is_last)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sizes:
+    """Elements of layers of each sort, whole and of a rank of those that share state, of routed experts apart, (C, K) each; and of what
+    lies before and behind the layers, (2, C, 2)."""
+
+    layer: Reals
+    part: Reals
+    experts: Reals
+    experts_part: Reals
+    ends: Reals
+    ends_part: Reals
+
+
+@remembered
+def _sizes(shape: ModelShape, c: Candidates) -> Sizes:
+    """The sizes of some meshes, whatever stages they are spread over."""
+    one, shards, sharers = np.ones_like(c["tp"]), state_shards(c), expert_shards(c)
+    return Sizes(
+        *(dense_CK(shape, c, shared) for shared in (one, shards)),
+        *(expert_CK(shape, c, shared) for shared in (one, sharers)),
+        *(_ends(shape, c, shared) for shared in (one, shards)),
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -367,22 +436,7 @@ class Elements:
 
     def padded(self, pads: Mask) -> Elements:
         """The same with padding where `pads` (C, 1) says so."""
-        if self.is_even:
-            return self
-        layers = np.where(pads, self.padded_layers, self.layers)
-        before, behind = (
-            np.where(pads, self.padded_before, self.before),
-            np.where(pads, self.padded_behind, self.behind),
-        )
-        return replace(
-            self,
-            whole=layers + before + behind,
-            layers=layers,
-            experts=np.where(pads, self.padded_experts, self.experts),
-            before=before,
-            behind=behind,
-            widest=np.where(pads[:, 0], self.padded_widest, self.widest),
-        )
+        return self if self.is_even else PaddedElements(self, pads)
 
     @property
     def is_even(self) -> bool:
@@ -394,24 +448,80 @@ class Elements:
         )
         return all(padded is plain for padded, plain in pairs)
 
+    def of(self, rows: Column) -> Elements:
+        """Those of some candidates."""
+        found: Elements = record_of(self, rows)
+        return found
+
+
+class PaddedElements(Elements):
+    """Elements with padding where `pads` (C, 1) says so: a field without a value is asked for here, once."""
+
+    __slots__ = ("_bare", "_pads")
+
+    def __init__(self, bare: Elements, pads: Mask) -> None:
+        object.__setattr__(self, "_bare", bare)
+        object.__setattr__(self, "_pads", pads)
+
+    def __getattr__(self, name: str) -> Any:
+        found = self._found(name)
+        object.__setattr__(self, name, found)
+        return found
+
+    def _found(self, name: str) -> Reals:
+        if name == "whole":
+            return self.layers + self.before + self.behind
+        if name in ("layers", "experts", "before", "behind"):
+            return np.where(self._pads, getattr(self._bare, f"padded_{name}"), getattr(self._bare, name))
+        if name == "widest":
+            return np.where(self._pads[:, 0], self._bare.padded_widest, self._bare.widest)
+        same: Reals = getattr(self._bare, name)
+        return same
+
+
+class ElementsOfMeshes(Elements):
+    """Elements of candidates, of each of whose meshes they are known: a field without a value is asked for here, once."""
+
+    __slots__ = ("_mesh_of", "_meshes")
+
+    def __init__(self, meshes: Elements, mesh_of: Column) -> None:
+        object.__setattr__(self, "_meshes", meshes)
+        object.__setattr__(self, "_mesh_of", mesh_of)
+
+    def __getattr__(self, name: str) -> Any:
+        values, plain = getattr(self._meshes, name), name.removeprefix("padded_")
+        alike = plain != name and values is getattr(self._meshes, plain)
+        found = getattr(self, plain) if alike else values.T.take(self._mesh_of, axis=-1).T
+        object.__setattr__(self, name, found)
+        return found
+
+    @property
+    def is_even(self) -> bool:
+        """See above."""
+        return self._meshes.is_even
+
+    def of(self, rows: Column) -> Elements:
+        """See above."""
+        return ElementsOfMeshes(self._meshes, self._mesh_of.take(rows))
+
 
 def elements(shape: ModelShape, group: Group) -> Elements:
     """Count the parameters of every stage: once per mesh, then spread over the candidates."""
-    c = group.meshes
+    c, at, sizes = group.meshes, group.mesh_at, _sizes(shape, group.every_mesh)
     one, shards, sharers = np.ones_like(c["tp"]), state_shards(c), expert_shards(c)
-    layer = dense_CK(shape, c, one)
-    part = _of_slices(shape, c, shards) if group.is_tiled else dense_CK(shape, c, shards)
+    layer = sizes.layer[at]
+    part = _of_slices(shape, c, shards) if group.is_tiled else sizes.part[at]
     padded = part * shards[:, None]
     none: Reals = np.zeros((len(group.stages), len(c))).T
     experts, padded_experts = none, none
     if shape.moe is not None:
-        expert, expert_part = expert_CK(shape, c, one), expert_CK(shape, c, sharers)
+        expert, expert_part = sizes.experts[at], sizes.experts_part[at]
         padded_expert = expert_part * sharers[:, None]
         layer, part, padded = layer + expert, part + expert_part, padded + padded_expert
         experts, padded_experts = group.layers_of(expert), group.layers_of(padded_expert)
     present = np.asarray((group.layers_SK > 0).any(axis=0))[None, :]
-    before, behind = outer_CS(shape, group, c, one)
-    ends = outer_CS(shape, group, c, shards)
+    before, behind = _on_ends(group, sizes.ends[int(group.pp == 1)][at])
+    ends = _on_ends(group, sizes.ends_part[int(group.pp == 1)][at])
     layers_CS = group.layers_of(layer)
     per_mesh = {
         "whole": layers_CS + before + behind,
@@ -429,12 +539,11 @@ def elements(shape: ModelShape, group: Group) -> Elements:
     }
     if group.is_tiled:
         per_mesh["widest"], per_mesh["padded_widest"] = (_widest_slice(shape, c, n) for n in (one, shards))
-    spread: dict[str, Reals] = {}
-    for name, values in per_mesh.items():
-        plain = name.removeprefix("padded_")
-        same = name != plain and (values is per_mesh[plain] or np.array_equal(values, per_mesh[plain]))
-        spread[name] = spread[plain] if same else values.T.take(group.mesh_of, axis=-1).T
-    return Elements(**spread)
+    for name in [name for name in per_mesh if name.startswith("padded_")]:
+        plain = per_mesh[name.removeprefix("padded_")]
+        if np.array_equal(per_mesh[name], plain):
+            per_mesh[name] = plain
+    return ElementsOfMeshes(Elements(**per_mesh), group.mesh_of)
 
 
 def _of_slices(shape: ModelShape, c: Candidates, shards: Column) -> Reals:

@@ -104,7 +104,11 @@ def traffic(job: Job, group: Group, counts: Elements) -> tuple[Traffic, ...]:
         from strategist.space.compression import compressed_traffic
 
         return compressed_traffic(job, group)
-    full = counts.padded((c["zero"] >= 2)[:, None])
+    return (*traffic_within(job, group), *traffic_between(job, group, counts))
+
+
+def traffic_within(job: Job, group: Group) -> tuple[Traffic, ...]:
+    """What of it the ranks of one replica send each other, without threads."""
     return (
         *_tensor(job, group),
         *_whole_weights(job, group),
@@ -112,6 +116,14 @@ def traffic(job: Job, group: Group, counts: Elements) -> tuple[Traffic, ...]:
         *_expert(job, group),
         *_pipeline(job, group),
         *_tied_ends(job, group),
+    )
+
+
+def traffic_between(job: Job, group: Group, counts: Elements) -> tuple[Traffic, ...]:
+    """What of it ranks send that share state or hold the same weights, without threads and compression; beside it what Muon gathers."""
+    c = group.candidates
+    full = counts.padded((c["zero"] >= 2)[:, None])
+    return (
         *_data(job, group, _dense(job, group, full), "shards", "replicas"),
         *(_slices_again(job, group) if group.is_tiled else ()),
         *_gathered_in_vain(job, group),

@@ -35,6 +35,8 @@ def scaled(terms: Mapping[str, Column], factors: Mapping[Part, float]) -> dict[s
         for term in PARTS[part]
         if terms[term].any()
     }
+    if not terms["bubble"].any():
+        return {**terms, **moved}
     before = total_of(terms.values()) - terms["bubble"]
     more = total_of(column - terms[term] for term, column in moved.items()) if moved else np.zeros_like(before)
     ratio = 1.0 + np.divide(more, before, out=np.zeros(before.shape), where=before > 0)

@@ -12,6 +12,7 @@ from functools import cache
 
 import numpy as np
 
+from strategist.columns import remembered
 from strategist.facts.groups import GroupColumns, group_bandwidth, group_columns
 from strategist.facts.hardware import Cluster
 from strategist.facts.tier import Tier
@@ -51,6 +52,19 @@ class Links:
         return self.columns[place].leave
 
 
+@remembered
+def costs(cluster: Cluster, op: Op, place: Place, meshes: Candidates) -> tuple[Reals, Reals, Reals]:
+    """See `Links.seconds`."""
+    return links(cluster, meshes).seconds(op, place)
+
+
+@remembered
+def leaving(cluster: Cluster, place: Place, meshes: Candidates) -> Mask:
+    """See `Links.leave`."""
+    return links(cluster, meshes).leave(place)
+
+
+@remembered
 def links(cluster: Cluster, meshes: Candidates) -> Links:
     """The links of some meshes, one row each."""
     ranks = every_rank(meshes)

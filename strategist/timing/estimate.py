@@ -2,35 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from strategist.columns import on_stages
+from strategist.columns import on_stages, rows_of
 from strategist.document.estimate import TIME_TERMS
 from strategist.facts.attention import attention_FLOP
+from strategist.facts.hardware import Cluster
 from strategist.facts.job import Job
 from strategist.facts.layers import build_layer
 from strategist.facts.model import ModelShape, layer_counts
 from strategist.facts.parameters import count, outer_parameters
 from strategist.records import dataclass
 from strategist.space.candidates import BY_STAGE, Candidates, Column, Mask, Reals, total_of
-from strategist.space.shares import Elements, Group, elements, groups
-from strategist.space.traffic import Hidden, Traffic, activation_traffic, traffic
+from strategist.space.shares import Elements, Group, Sorts, elements, groups
+from strategist.space.traffic import (
+    Hidden,
+    Traffic,
+    activation_traffic,
+    traffic,
+    traffic_between,
+    traffic_within,
+)
 from strategist.timing.calibrated import least_factor, scaled
-from strategist.timing.collectives import FULL_BYTES, Links, links
+from strategist.timing.collectives import FULL_BYTES, costs, leaving
 from strategist.timing.compute import COMPUTE_TERMS, Compute
 from strategist.timing.optimizer import offload_seconds, update_seconds
 from strategist.timing.ports import IN_TURN, Ports, Shares
 from strategist.timing.rates import memory_Bps, peak_FLOPs, share
+from strategist.timing.sorts import has_sorts, sorts_between, sorts_within
 from strategist.timing.stragglers import straggling
 
 NANO = 1e9
 NONE: Reals = np.zeros(())
 """No seconds, whatever the candidate."""
-Terms = Mapping[str, Reals]
+Terms = Mapping[str, tuple[Reals, Reals, Reals]]
+"""(exposed, hidden, recomputed) seconds per step of every term, (C,) each."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,10 +59,12 @@ def step_times(job: Job, candidates: Candidates) -> StepTimes:
     exposed, hidden, again = ({name: np.zeros(size, np.int64) for name in TIME_TERMS} for _ in range(3))
     compute = Compute(job, candidates)
     for group in groups(job, candidates):
-        for name, (shown, behind, redone) in _group_terms(job, group, compute).items():
-            for whole, seconds in ((exposed, shown), (hidden, behind), (again, redone)):
-                if seconds is not NONE:
-                    whole[name][group.rows] = np.round(seconds * NANO).astype(np.int64)
+        for place, terms in _group_terms(job, group, compute):
+            for name, kinds in terms.items():
+                for whole, seconds in zip((exposed, hidden, again), kinds, strict=True):
+                    if seconds is not NONE:
+                        rounded = np.round(seconds * NANO).astype(np.int64)
+                        whole[name][group.rows] = rounded if place is None else rounded.take(place)
     if factors := job.on_parts:
         exposed, hidden, again = (scaled(terms, factors) for terms in (exposed, hidden, again))
     step: Column = total_of(exposed.values())
@@ -84,9 +96,9 @@ def least_step_ns(job: Job, candidates: Candidates) -> Column:
     least = np.zeros(len(some))
     compute = Compute(job, some)
     for group in groups(job, some):
-        work = _work(job, group, elements(job.model, group), compute)
-        sends = _with_seconds(job, group, activation_traffic(job, group))
-        found = _occupied(job, group, work, sends)
+        work = _work(job, group, elements(job.model, group).whole, compute)
+        sends = _with_seconds(job.cluster, group, activation_traffic(job, group))
+        found = _occupied(job, group, work, sends, _shared_ports(job, work, sends))
         least[group.rows] = found.seconds + straggling(job) * found.computing.min(axis=1)
     factors = job.on_parts
     roundings = len(TIME_TERMS) * (2 if factors else 1)  # every term is rounded, and again once it is multiplied
@@ -102,8 +114,9 @@ def stage_seconds_CS(job: Job, candidates: Candidates, stages: int) -> Reals:
     compute = Compute(job, candidates)
     for group in groups(job, candidates, every_stage=True):
         counts = elements(job.model, group)
-        sends = _with_seconds(job, group, traffic(job, group, counts))
-        seconds[group.rows, : group.pp] = _occupied(job, group, _work(job, group, counts, compute), sends).waits
+        work = _work(job, group, counts.whole, compute)
+        within, _ = _within_and_between(job, group, counts, None)
+        seconds[group.rows, : group.pp] = _occupied(job, group, work, within, _shared_ports(job, work, within)).waits
     return seconds
 
 
@@ -190,7 +203,8 @@ class _Work:
         return {"forward": part, "backward": 1.0 - part}
 
 
-def _work(job: Job, group: Group, counts: Elements, compute: Compute) -> _Work:
+def _work(job: Job, group: Group, whole: Reals, compute: Compute) -> _Work:
+    """What stages work on that hold `whole` elements, (C, S)."""
     times = compute.layers_of(group.rows)
     forward = {name: group.layers_of(value) for name, value in times.forward.items()}
     backward = {name: group.layers_of(value) for name, value in times.backward.items()}
@@ -199,40 +213,99 @@ def _work(job: Job, group: Group, counts: Elements, compute: Compute) -> _Work:
     forward["matmul"] = forward["matmul"] + head
     products = 1.0 + job.trainable if job.model.adapters is None else 1.0  # a frozen head has no gradient
     backward["matmul"] = backward["matmul"] + products * head
-    added = job.trainable * counts.whole * job.profile.accumulate_bytes / memory_Bps(job.cluster.slowest.gpu)
+    added = job.trainable * whole * job.profile.accumulate_bytes / memory_Bps(job.cluster.slowest.gpu)
     backward["elementwise"] = backward["elementwise"] + added
     forward["loss"], backward["loss"] = loss / 3.0, loss * 2.0 / 3.0
     return _Work(forward, backward, again)
 
 
-def _group_terms(job: Job, group: Group, compute: Compute) -> dict[str, tuple[Reals, Reals, Reals]]:
-    """(exposed, hidden, recomputed) seconds per step of every term, (C,) each, on the slowest stage."""
+def _group_terms(job: Job, group: Group, compute: Compute) -> Iterator[tuple[Column | None, Terms]]:
+    """Terms on the slowest stage, of one candidate of each sort beside the place of every candidate's sort, or of all candidates."""
     counts = elements(job.model, group)
-    work = _work(job, group, counts, compute)
-    sends: list[_Sent] = []
-    if (group.meshes.world > 1).any():  # a device alone sends nothing
-        sends = _with_seconds(job, group, traffic(job, group, counts))
-    found = _occupied(job, group, work, sends)
-    exposed, hidden, every, micro = found.exposed, found.hidden, found.every, found.micro
+    alike = sorts_within(job, group) if has_sorts(job, group) else None
+    part, whole = (group, counts.whole) if alike is None else (alike.group, counts.of(alike.firsts).whole)
+    work = _work(job, part, whole, compute)
+    sends = (group.meshes.world > 1).any()  # a device alone sends nothing
+    within, between = _within_and_between(job, group, counts, alike) if sends else ([], None)
+    place = None if alike is None else alike.place
+    ports = _shared_ports(job, work, within, [] if between is None else between.sends)
+    yield place, _terms_within(job, _occupied(job, part, work, within, ports), work)
+    if between is not None:
+        yield None, {"dp": _terms_between(job, between, work, place, ports)}
+    update, offload = _update(job, group, counts)
+    yield None, {"optimizer": (update, NONE, NONE), "offload": (offload, NONE, NONE)}
+
+
+class _Sent(NamedTuple):
+    """Collectives, the seconds per step that they take, (C, S), and whether they are between nodes, (C, 1)."""
+
+    item: Traffic
+    seconds: Reals
+    leaves: Mask
+
+
+Sends = list[_Sent]
+
+
+def _shared_ports(job: Job, work: _Work, *every: Sends) -> Ports | None:
+    """The ports between nodes where traffic of more than one axis takes them behind compute; none where they are no matter."""
+    hidden = (sent for sends in every for sent in sends if _behind(job, sent.item) != "nothing")
+    if len({sent.item.axis for sent in hidden if sent.leaves.any()}) < 2:
+        return None
+    return Ports({which: _overlapping(job, work.pass_seconds(which)) for which in ("forward", "backward")})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Between:
+    """Collectives between replicas of a group's candidates, or of one of each sort with the `place` of every candidate's."""
+
+    group: Group
+    sends: Sends
+    place: Column | None
+
+    def spread(self, values: Any) -> Any:
+        """The same of all candidates."""
+        return _spread(values, self.place)
+
+
+def _spread(values: Reals, place: Column | None) -> Reals:
+    return values if place is None else np.asarray(rows_of(values, place))
+
+
+def _within_and_between(job: Job, group: Group, counts: Elements, alike: Sorts | None) -> tuple[Sends, _Between | None]:
+    """Collectives within replicas, of one candidate of each sort where there are sorts, and between them."""
+    own, others = job.cluster, job.all_machines or job.cluster
+    if alike is None:
+        every = traffic(job, group, counts)
+        sends = _with_seconds(others, group, [item for item in every if item.axis == "dp"])
+        return _with_seconds(own, group, [item for item in every if item.axis != "dp"]), _Between(group, sends, None)
+    within = _with_seconds(own, alike.group, traffic_within(job, alike.group))
+    apart = sorts_between(group)
+    part, place = (group, None) if apart is None else (apart.group, apart.place)
+    part_counts = counts if apart is None else counts.of(apart.firsts)
+    return within, _Between(part, _with_seconds(others, part, traffic_between(job, part, part_counts)), place)
+
+
+def _terms_within(job: Job, found: _Occupied, work: _Work) -> Terms:
+    """Terms of computing, of traffic within a replica and of waiting."""
+    every, micro = found.every, found.micro
     slowest = every.argmax(axis=1)
     rows = np.arange(len(slowest))
 
     def pick(value: Reals) -> Reals:
         there = value if value.shape == every.shape else np.broadcast_to(value, every.shape)
-        return there[:, 0] if len(group.stages) == 1 else there[rows, slowest]
+        return there[:, 0] if every.shape[1] == 1 else there[rows, slowest]
 
     terms: dict[str, tuple[Reals, Reals, Reals]] = {
         name: (pick(value), NONE, pick(micro * work.again[name]) if name in work.again else NONE)
         for name, value in found.busy.items()
     }
-    terms |= {axis: (pick(exposed[axis]), pick(hidden[axis]), NONE) for axis in WITHIN if axis in exposed}
-    if "dp" in exposed:
-        terms["dp"] = (exposed["dp"].max(axis=1), hidden["dp"][rows, exposed["dp"].argmax(axis=1)], NONE)
+    terms |= {
+        axis: (pick(found.exposed[axis]), pick(found.hidden[axis]), NONE) for axis in WITHIN if axis in found.exposed
+    }
     terms["bubble"] = (found.idle, NONE, NONE)
     if late := straggling(job):
         terms["straggler"] = (late * pick(found.computing), NONE, NONE)
-    update, offload = _update(job, group, counts)
-    terms["optimizer"], terms["offload"] = (update, NONE, NONE), (offload, NONE, NONE)
     return terms
 
 
@@ -271,8 +344,8 @@ class _Occupied:
         return total
 
 
-def _occupied(job: Job, group: Group, work: _Work, sends: list[_Sent]) -> _Occupied:
-    exposed, hidden = _communication(job, group, work, sends)
+def _occupied(job: Job, group: Group, work: _Work, sends: Sends, ports: Ports | None) -> _Occupied:
+    exposed, hidden = _communication(job, group, work, sends, ports)
     micro = group.candidates["accumulation"][:, None].astype(np.float64)
     busy = {
         name: micro * (work.forward[name] + work.backward[name] + work.again.get(name, 0.0))
@@ -287,24 +360,14 @@ def _occupied(job: Job, group: Group, work: _Work, sends: list[_Sent]) -> _Occup
     return _Occupied(group, busy, exposed, hidden, every, micro, waits)
 
 
-class _Sent(NamedTuple):
-    """Collectives, the seconds per step that they take, (C, S), and whether they are between nodes, (C, 1)."""
-
-    item: Traffic
-    seconds: Reals
-    leaves: Mask
-
-
-def _with_seconds(job: Job, group: Group, items: Iterable[Traffic]) -> list[_Sent]:
+def _with_seconds(network: Cluster, group: Group, items: Iterable[Traffic]) -> Sends:
     """Collectives with what they take."""
-    own = links(job.cluster, group.meshes)
-    between = own if job.all_machines is None else links(job.all_machines, group.meshes)
-    found = []
-    for item in (item for item in items if item.place != "server"):
-        network = between if item.axis == "dp" else own
-        leaves = network.leave(item.place)[group.mesh_of][:, None]
-        found.append(_Sent(item, _seconds_CS(network, group, item), leaves))
-    return found
+    at = group.mesh_at[group.mesh_of]
+    return [
+        _Sent(item, _seconds_CS(network, group, item), leaving(network, item.place, group.every_mesh).take(at)[:, None])
+        for item in items
+        if item.place != "server"
+    ]
 
 
 def _compression(job: Job, group: Group) -> tuple[float, float]:
@@ -314,56 +377,141 @@ def _compression(job: Job, group: Group) -> tuple[float, float]:
     return compression_seconds(job, group.candidates.compression)
 
 
-def _seconds_CS(network: Links, group: Group, item: Traffic) -> Reals:
+def _seconds_CS(network: Cluster, group: Group, item: Traffic) -> Reals:
     """Seconds per step of one kind of collective, (C, S)."""
-    latency, fill, per_byte = (cost[group.mesh_of][:, None] for cost in network.seconds(item.op, item.place))
+    every, at = costs(network, item.op, item.place, group.every_mesh), group.mesh_at[group.mesh_of]
+    latency, fill, per_byte = (cost.take(at)[:, None] for cost in every)
     full = np.minimum(item.pieces_CS, item.payload_CS / FULL_BYTES)
     return item.count_CS * (item.pieces_CS * latency + full * fill + item.payload_CS * per_byte)
 
 
 def _communication(
-    job: Job, group: Group, work: _Work, sends: list[_Sent]
+    job: Job, group: Group, work: _Work, sends: Sends, ports: Ports | None
 ) -> tuple[dict[str, Reals], dict[str, Reals]]:
     """Exposed and hidden seconds per step of every axis that sends, (C, S) each.
 
     What may overlap shares the compute it hides behind; the first and last pieces (one layer's worth) never do. What is
-    between nodes shares their ports too, whatever it hides behind: the last in turn has what is left of them.
+    between nodes shares their `ports` too, whatever it hides behind: the last in turn has what is left of them.
     """
     zero: Reals = np.zeros((len(group.stages), len(group.candidates))).T
     axes = dict.fromkeys(sent.item.axis for sent in sends)
     exposed: dict[str, Reals] = {axis: np.zeros_like(zero) for axis in axes}
     hidden: dict[str, Reals] = {axis: np.zeros_like(zero) for axis in exposed}
-    by_cover: dict[Hidden, list[_Sent]] = {}
-    for sent in sends:
-        by_cover.setdefault(_behind(job, sent.item), []).append(sent)
-    for sent in by_cover.pop("nothing", ()):
+    in_the_open, covers = _covers(job, group, sends)
+    for sent in in_the_open:
         exposed[sent.item.axis] += sent.seconds
-    free = 1.0 - share("contention_share", job.cluster.slowest.gpu)
-    ports = Ports({which: _overlap(job) * work.pass_seconds(which) for which in ("forward", "backward")})
-    shares_ports = len({axis for cover in by_cover.values() for axis in _leaving(cover)}) > 1
-    for behind in (cover for cover in IN_TURN if cover in by_cover):
-        members = by_cover[behind]
-        total = total_of(sent.seconds for sent in members)
-        rounds = _rounds(group, members)
-        beside = _beside(job, group, work, behind, rounds, total)
-        part = np.divide(total - free * beside, total, out=np.zeros_like(total), where=total > 0)
-        for sent in members:
+    for cover in covers:
+        beside = cover.beside(_overlapping(job, work.window(cover.behind)))
+        part = cover.exposed_part(job, beside)
+        for sent in cover.members:
             exposed[sent.item.axis] += sent.seconds * part
             hidden[sent.item.axis] += sent.seconds * (1.0 - part)
-        if shares_ports and any(sent.leaves.any() for sent in members):
-            leaving = total_of(sent.seconds * sent.leaves for sent in members)
-            each = np.divide(beside, total, out=np.zeros_like(total), where=total > 0)
-            late = ports.too_much(leaving * each, rounds, work.shares(behind))
-            again = free * np.divide(late, leaving, out=np.zeros_like(total), where=leaving > 0)
-            for sent in members:
-                exposed[sent.item.axis] += sent.seconds * sent.leaves * again
-                hidden[sent.item.axis] -= sent.seconds * sent.leaves * again
+        for axis, late in cover.late(job, ports, beside, work.shares):
+            exposed[axis] += late
+            hidden[axis] -= late
     return exposed, hidden
 
 
-def _leaving(members: list[_Sent]) -> set[str]:
-    """Axes of those collectives that some layouts send between nodes."""
-    return {sent.item.axis for sent in members if sent.leaves.any()}
+def _terms_between(
+    job: Job, between: _Between, work: _Work, place: Column | None, ports: Ports | None
+) -> tuple[Reals, Reals, Reals]:
+    """Seconds per step of what replicas send each other, exposed and hidden on the stage where most is exposed, and none recomputed; `place`
+    is that of every candidate among those of `work` and of what their `ports` carry already."""
+    in_the_open, covers = _covers(job, between.group, between.sends)
+    size = len(between.group.rows) if between.place is None else len(between.place)
+    shown: Reals = np.zeros((len(between.group.stages), size)).T
+    if in_the_open:
+        shown += between.spread(total_of(sent.seconds for sent in in_the_open))
+    left = ports if ports is None or place is None else ports.each(lambda values: _spread(values, place))
+    shared: list[tuple[Reals, Reals | None]] = []
+    for cover in (cover.each(between.spread) for cover in covers):
+        beside = cover.beside(_spread(_overlapping(job, work.window(cover.behind)), place))
+        part = cover.exposed_part(job, beside)
+        for sent in cover.members:
+            shown += sent.seconds * part
+            shared.append((sent.seconds, part))
+        for _, late in cover.late(job, left, beside, work.shares):
+            shown += late
+            shared.append((late, None))
+    stage = shown.argmax(axis=1)
+    entry = stage * size + np.arange(size)  # where stages lie one behind the other
+    behind = np.zeros(size)
+    for seconds, part_ in shared:
+        there = _entries_of(seconds, entry)
+        behind += -there if part_ is None else there * (1.0 - _entries_of(part_, entry))
+    return _entries_of(shown, entry), behind, NONE
+
+
+def _entries_of(values_CS: Reals, entry: Column) -> Reals:
+    """Entries of a column of candidates and stages, counted stage by stage."""
+    return np.asarray(values_CS.ravel("F").take(entry))
+
+
+def _overlapping(job: Job, window: Reals) -> Reals:
+    """The part of a window that traffic may run behind."""
+    return min(1.0, job.overlap * share("overlap_share", job.cluster.slowest.gpu)) * window
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Cover:
+    """Traffic that may run behind one sort of compute, (C, S) each: its `members` with their seconds, the `total` of these, the `rest` behind
+    the first piece, and how often in a step some of it may run."""
+
+    behind: Hidden
+    members: Sends
+    total: Reals
+    rest: Reals
+    rounds: Reals
+
+    def beside(self, window: Reals) -> Reals:
+        """Seconds that run beside compute: all but the first piece, as far as there is compute to hide behind."""
+        return np.minimum(self.rest, window * self.rounds)
+
+    def exposed_part(self, job: Job, beside: Reals) -> Reals:
+        """The share of the traffic that does not run behind compute, and what compute loses meanwhile to the processors that collectives
+        occupy."""
+        kept = self.total - _free(job) * beside
+        return np.divide(kept, self.total, out=np.zeros_like(self.total), where=self.total > 0)
+
+    def late(
+        self, job: Job, ports: Ports | None, beside: Reals, shares: Callable[[Hidden], Shares]
+    ) -> Iterator[tuple[str, Reals]]:
+        """Axes with what of their traffic would run beside compute and finds the ports between nodes taken."""
+        if ports is None or not any(sent.leaves.any() for sent in self.members):
+            return
+        between_nodes = total_of(sent.seconds * sent.leaves for sent in self.members)
+        each = np.divide(beside, self.total, out=np.zeros_like(self.total), where=self.total > 0)
+        too_much = ports.too_much(between_nodes * each, self.rounds, shares(self.behind))
+        again = _free(job) * np.divide(too_much, between_nodes, out=np.zeros_like(self.total), where=between_nodes > 0)
+        for sent in self.members:
+            yield sent.item.axis, sent.seconds * sent.leaves * again
+
+    def each(self, function: Callable[[Any], Any]) -> _Cover:
+        """The same of every column; members that take no time are left out."""
+        members = [
+            _Sent(item, function(seconds), function(leaves)) for item, seconds, leaves in self.members if seconds.any()
+        ]
+        return _Cover(self.behind, members, *(function(part) for part in (self.total, self.rest, self.rounds)))
+
+
+def _free(job: Job) -> float:
+    """What of compute is left to it where collectives run beside it."""
+    return 1.0 - share("contention_share", job.cluster.slowest.gpu)
+
+
+def _covers(job: Job, group: Group, sends: Sends) -> tuple[Sends, list[_Cover]]:
+    """Traffic in the open, and what may run behind compute, in the order in which it gets the ports."""
+    by_cover: dict[Hidden, Sends] = {}
+    for sent in sends:
+        by_cover.setdefault(_behind(job, sent.item), []).append(sent)
+    in_the_open, micro = by_cover.pop("nothing", []), group.candidates["accumulation"][:, None]
+    covers = []
+    for behind in (cover for cover in IN_TURN if cover in by_cover):
+        members = by_cover[behind]
+        total = total_of(sent.seconds for sent in members)
+        rounds = reduce(np.maximum, [np.minimum(sent.item.count_CS, micro) for sent in members])
+        covers.append(_Cover(behind, members, total, total * (1.0 - _first_piece(group, behind)), rounds))
+    return in_the_open, covers
 
 
 def _behind(job: Job, item: Traffic) -> Hidden:
@@ -380,24 +528,6 @@ def _behind(job: Job, item: Traffic) -> Hidden:
         wanted = "weights" if item.op == "all_gather" else "gradients"
         return item.behind if wanted in hides else "nothing"
     return item.behind
-
-
-def _overlap(job: Job) -> float:
-    """The share of compute that anything may run behind."""
-    return min(1.0, job.overlap * share("overlap_share", job.cluster.slowest.gpu))
-
-
-def _rounds(group: Group, members: list[_Sent]) -> Reals:
-    """In how many micro-batches of a step such collectives are sent, (C, S)."""
-    micro = group.candidates["accumulation"][:, None]
-    return reduce(np.maximum, [np.minimum(sent.item.count_CS, micro) for sent in members])
-
-
-def _beside(job: Job, group: Group, work: _Work, behind: Hidden, rounds: Reals, total: Reals) -> Reals:
-    """Seconds that run beside compute, (C, S): all but the first piece, as far as there is compute to hide behind. Of them compute
-    loses a part to the processors that collectives occupy."""
-    available = _overlap(job) * work.window(behind) * rounds
-    return np.minimum(total * (1.0 - _first_piece(group, behind)), available)
 
 
 def _first_piece(group: Group, behind: Hidden) -> Reals:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import numpy as np
 
@@ -48,3 +48,14 @@ class Ports:
         left = np.maximum(0.0, seconds - np.maximum(0.0, room))
         self._carried.append(_Carried(seconds - left, rounds, shares))
         return left
+
+    def each(self, function: Callable[[Any], Any]) -> Ports:
+        """Ports whose room and whose traffic so far are the same of every column."""
+        found = Ports({which: function(seconds) for which, seconds in self._room.items()})
+        found._carried = [
+            _Carried(
+                function(c.seconds), function(c.rounds), {which: function(part) for which, part in c.shares.items()}
+            )
+            for c in self._carried
+        ]
+        return found
