@@ -36,11 +36,8 @@ TECHNIQUES: Mapping[str, Any] = {
 """What can be left out, and which layouts use it: in the oracle's words."""
 ADDED = ("gpipe", "looped_bfs", "zb_h1", "zbv", "dualpipev", "tiling", "hierarchical")
 """What can be looked at beside."""
-NUMBERS, FEW_LAYERS = (
-    ("recompute_layers", "recompute_by_stage", "balanced_stages"),
-    {"recompute_layers": 48, "recompute_by_stage": 24, "balanced_stages": 12},
-)
-"""Numbers of layers, which the oracle finds by trying all of them, and of how many layers at most each of them is asked."""
+NUMBERS = {"recompute_layers": 1000, "recompute_by_stage": 200, "balanced_stages": 40}
+"""Numbers of layers, which the oracle finds by trying all of them, and of how many layers of how many layouts together it does."""
 SPREAD = ("pp", "recompute", "tp")
 """What is left out where sequences are spread over many ranks, so that few layouts remain."""
 TRIES = 200
@@ -68,8 +65,18 @@ def scenario(number: int, *, devices: int, layouts: int) -> Scenario:
         job, forbids, also = _drawn(random, devices)
         found = tuple(_allowed(job, forbids, also))
         if 0 < len(found) <= layouts:
-            return Scenario(job, forbids, also, found)
+            return _with_numbers(random.choice(list(NUMBERS)), Scenario(job, forbids, also, found), layouts)
     raise LookupError(f"scenario {number} has no question of at most {layouts} layouts")
+
+
+def _with_numbers(word: str, plain: Scenario, layouts: int) -> Scenario:
+    """The question with numbers of layers too, where it has layouts that can run some again and the oracle can try all numbers."""
+    can = [a for a in plain.layouts if a["recompute"] == "full" and (a["pp"] > 1 or word == "recompute_layers")]
+    if not 0 < len(can) * plain.job.model.layers <= NUMBERS[word]:
+        return plain
+    also = (*plain.also, word)
+    found = tuple(_allowed(plain.job, plain.forbids, also))
+    return Scenario(plain.job, plain.forbids, also, found) if len(found) <= layouts else plain
 
 
 def _allowed(job: Job, forbids: tuple[str, ...], also: tuple[str, ...]) -> Iterator[Layout]:
@@ -87,8 +94,6 @@ def _drawn(random: Random, devices: int) -> tuple[Job, tuple[str, ...], tuple[st
     job = Job(cluster=cluster, model=model, workload=work, profile=find_profile(), headroom=random.choice((0.0, 0.05, 0.3)))  # fmt: skip
     forbids = tuple(random.sample(sorted(TECHNIQUES), random.choice((0, 1, 2, 3, 4))))
     also = tuple(random.sample(ADDED, random.choice((0, 0, 0, 1, 2, len(ADDED)))))
-    if (number := random.choice((*NUMBERS, "", "", "", ""))) and model.layers <= FEW_LAYERS[number]:
-        also, forbids = (*also, number), tuple(word for word in forbids if word not in ("pp", "recompute"))
     if (
         "hierarchical" in also and len(also) <= 2 and model.kind != "vit"
     ):  # few ranks have so many tokens that it is there

@@ -236,6 +236,7 @@ def test_balanced_stages_stand_in_the_plan_of_those_who_ask() -> None:
         assert any("stage_split" in said for said in find_emitter(target).obstacles(plan))
 
 
+@pytest.mark.slow
 def test_a_search_asked_to_look_at_them_finds_no_worse() -> None:
     """With balanced stages among the layouts the best is no slower, and there are more layouts."""
     pipelines: dict[str, Any] = {
