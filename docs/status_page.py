@@ -66,6 +66,7 @@ TECHNIQUES = (
     Technique("PP, GPipe", "pp=8,schedule=gpipe", more={"global_batch": 16}),  # it keeps the logits of each micro-batch
     Technique("PP, 1F1B", "pp=8,schedule=1f1b"),
     Technique("PP, weighted stages", "pp=4,dp_replicate=2,stage_split=weighted"),
+    Technique("PP, balanced stages", "pp=4,dp_replicate=2,stage_split=balanced,recompute=by-stage"),
     Technique("PP, interleaved", "pp=4,dp_replicate=2,virtual_stages=2,schedule=interleaved"),
     Technique("PP, looped BFS", "pp=4,dp_replicate=2,virtual_stages=2,schedule=looped_bfs", more={"global_batch": 16}),
     Technique("PP, ZB-H1", "pp=4,dp_replicate=2,schedule=zb_h1"),
