@@ -288,13 +288,13 @@ def _within_and_between(job: Job, group: Group, counts: Elements, alike: Sorts |
 
 def _terms_within(job: Job, found: _Occupied, work: _Work) -> Terms:
     """Terms of computing, of traffic within a replica and of waiting."""
-    every, micro = found.every, found.micro
+    group, every, micro = found.group, found.every, found.micro
     slowest = every.argmax(axis=1)
     rows = np.arange(len(slowest))
 
     def pick(value: Reals) -> Reals:
         there = value if value.shape == every.shape else np.broadcast_to(value, every.shape)
-        return there[:, 0] if every.shape[1] == 1 else there[rows, slowest]
+        return there[:, 0] if len(group.stages) == 1 else there[rows, slowest]
 
     terms: dict[str, tuple[Reals, Reals, Reals]] = {
         name: (pick(value), NONE, pick(micro * work.again[name]) if name in work.again else NONE)

@@ -1,4 +1,4 @@
-"""Formulas of memory that are worked out once for each sort of candidates say of every candidate what they say of it alone."""
+"""Formulas of memory and time that are worked out once for each sort of candidates say of every candidate what they say of it alone."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from strategist.planner.search import limits_of, search
 from strategist.space.candidates import Candidates, Column, joined
 from strategist.space.enumerate import enumerate_candidates
 from strategist.space.shares import Group, groups, holds_early_C
+from strategist.timing import sorts as timing_sorts
+from strategist.timing.estimate import step_times
+from strategist.timing.sorts import sorts_between, sorts_within
 
 JOBS: dict[str, dict[str, Any]] = {
     "interleaved": {"model": "llama-2-7b", "hardware": "dgx-a100-80gb", "seq_len": 2048, "global_batch": 64},
@@ -23,7 +26,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "experts": {"model": "mixtral-8x7b", "hardware": "dgx-h100", "seq_len": 2048, "global_batch": 32, "forbid": "ep"},
     "learned positions": {"model": "gpt3-13b", "hardware": "dgx-a100-80gb:2", "seq_len": 2048, "global_batch": 64},
 }
-MOST, MOST_PASSES = 6000, 100
+MOST, MOST_PASSES, ALONE = 6000, 100, 24
 
 
 def layouts(fields: dict[str, Any]) -> tuple[Any, Candidates]:
@@ -49,6 +52,40 @@ def test_company_changes_no_ledger(name: str, monkeypatch: pytest.MonkeyPatch) -
     for column in ("device", "stage", "moment", "host", "last_allocated"):
         assert np.array_equal(getattr(together, column), getattr(alone, column))
     assert np.array_equal(bound.device, alone_bound.device)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_company_changes_no_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exposed, hidden and recomputed nanoseconds of every term of every layout are those that it has where nothing is sorted; and sorts
+    were made of both kinds, each of several candidates."""
+    job, every = layouts(JOBS[name])
+    monkeypatch.setattr(timing_sorts, "FEW", 2**5)
+    for found in (
+        [sorts_within(job, group) for group in groups(job, every)],
+        [*map(sorts_between, groups(job, every))],
+    ):
+        assert any(one is not None and len(one.firsts) < len(one.place) for one in found)
+    together = step_times(job, every)
+    monkeypatch.setattr(timing_sorts, "FEW", 2**30)
+    alone = step_times(job, joined([every]))
+    for kind in ("exposed", "hidden", "again"):
+        for term, seconds in getattr(alone, kind).items():
+            assert np.array_equal(getattr(together, kind)[term], seconds), (kind, term)
+    assert np.array_equal(together.step, alone.step)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_list_changes_no_ledger(name: str) -> None:
+    """What is worked out once for a whole list, sizes of meshes and insides of layers, says of a layout what it says of it alone."""
+    job, every = layouts(JOBS[name])
+    together, times = peak_memory(job, every), step_times(job, every)
+    for row in range(0, len(every), len(every) // ALONE):
+        one = every.where(np.array([row]))
+        peak, step = peak_memory(job, one), step_times(job, one)
+        assert {term: int(held[0]) for term, held in peak.terms.items()} == {
+            term: int(held[row]) for term, held in together.terms.items()
+        }
+        assert int(step.step[0]) == int(times.step[row])
 
 
 @pytest.mark.parametrize("name", ("interleaved", "weighted, a tied table", "one format"))
