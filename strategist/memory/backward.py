@@ -115,8 +115,9 @@ class Kept:
         return self.spread(self._one_of_each.rows(wanted, *parts))
 
     def spread(self, values: Reals) -> Reals:
-        """Values of one candidate of each sort as those of all, (..., C, K)."""
-        return values if self._place is None or values.shape[-2] == 1 else values.take(self._place, axis=-2)
+        """Values of one candidate of each sort as those of all, (..., C, K); what has one row for several sorts is alike in all."""
+        sorts = 0 if self._one_of_each is None else len(self._one_of_each.c)
+        return values if self._place is None or values.shape[-2] != sorts else values.take(self._place, axis=-2)
 
     def _per_token(self, widths: Reals) -> Reals:
         """Bytes of rows per token, (C, K); few rows are cut in more than two of the ways that there are."""

@@ -88,6 +88,24 @@ def test_a_list_changes_no_ledger(name: str) -> None:
         assert int(step.step[0]) == int(times.step[row])
 
 
+@pytest.mark.parametrize("model", ("nemotron-3-super-120b-a12b", "deepseek-v2-lite", "mixtral-8x7b", "jamba-v0.1"))
+def test_a_list_of_one_sort_changes_no_ledger(model: str) -> None:
+    """Where the same happens inside the layers of a whole list, its layouts hold what each holds alone, experts apart or not."""
+    job, every = layouts({"model": model, "hardware": "dgx-h100:4", "seq_len": 1024, "global_batch": 64})
+    found = sorts.sorts_of_layers(job, every)
+    assert found is not None
+    apart = np.flatnonzero((every["ep"] > 1)[found[0]])
+    alike = [np.flatnonzero(found[1] == sort) for sort in apart[:: max(1, len(apart) // ALONE)]]
+    assert max(map(len, alike)) > 1
+    for rows in alike:
+        together = peak_memory(job, every.where(rows))
+        for place, row in enumerate(rows[:2]):
+            alone = peak_memory(job, every.where(np.array([row])))
+            assert {term: int(held[0]) for term, held in alone.terms.items()} == {
+                term: int(held[place]) for term, held in together.terms.items()
+            }
+
+
 @pytest.mark.parametrize("name", ("interleaved", "weighted, a tied table", "one format"))
 def test_no_pass_that_is_left_out_holds_most(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of passes of chunks that hold units early only those are compared before which no pass holds as much of everything; where all are,
