@@ -27,7 +27,7 @@ from strategist.memory.saved import REDONE
 from strategist.records import dataclass, replace
 from strategist.space.candidates import code
 from strategist.timing.estimate import model_FLOP
-from strategist.timing.rates import peak_FLOPs
+from strategist.timing.rates import without_rate
 
 RECOMPUTE = ("none", "selective", "full")
 _ZERO_GROUP = re.compile(r"(?:zero1=|FSDP group )(\d+)")
@@ -105,8 +105,8 @@ def express(run: Run) -> Case:
         recompute_layers=_firsts(run, layout),
     )
     _legal_sizes(shape, layout)
-    if not peak_FLOPs(cluster.slowest.gpu, work.precision):
-        raise Unexpressed(f"{cluster.slowest.gpu.name} does not multiply in {work.precision}")
+    if lacking := without_rate(cluster, work.precision):
+        raise Unexpressed(f"{lacking.name} does not multiply in {work.precision}")
     _possible(job, measured)
     return Case(run["id"], job, tuple(layout.items()), measured, _states_recompute(run))
 

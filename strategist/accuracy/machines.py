@@ -6,10 +6,9 @@ import re
 from functools import cache
 
 from strategist.accuracy.table import Run, Unexpressed, needed, number, whole
-from strategist.catalog import Row, rows
 from strategist.errors import StrategistError
 from strategist.facts.clusters import cluster_from_flags
-from strategist.facts.gpus import find_gpu
+from strategist.facts.gpus import find_gpu, gpu_row
 from strategist.facts.hardware import Cluster
 from strategist.facts.machines import part_of
 from strategist.records import dataclass, replace
@@ -122,14 +121,9 @@ def _gpu(run: Run) -> str:
 
 def _dies(gpu: str, stated_GB: float | None) -> int:
     """How many devices one GPU of the row is: those of a card where the memory that it states is a card's."""
-    row = _row(gpu)
+    row = gpu_row(gpu)
     is_card = stated_GB is not None and stated_GB > 1.5 * row.get("memory_marketing_GB", stated_GB)
     return row.get("devices_per_card", 1) if is_card else 1
-
-
-@cache
-def _row(gpu: str) -> Row:
-    return next((row for row in rows("gpus") if row["name"] == gpu), {})
 
 
 @cache

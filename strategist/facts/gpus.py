@@ -30,8 +30,13 @@ def find_gpu(name: str, flag: str = "--gpu") -> Found[Gpu]:
 @cache
 def gpu_by_id(name: str) -> Gpu:
     """The device with this canonical name, which must exist."""
-    row = _rows()[name]
+    row = gpu_row(name)
     return _cpu(row) if row["vendor"] == "CPU" else _gpu(row)
+
+
+def gpu_row(name: str) -> Row:
+    """What the catalogue says of the device with this canonical name, which must exist."""
+    return _rows()[name]
 
 
 def gpus() -> tuple[Gpu, ...]:

@@ -146,6 +146,11 @@ class Cluster:
         return min((g.node for g in self.groups), key=lambda n: (n.gpu.bf16_FLOPs or n.gpu.fp16_FLOPs or n.gpu.fp32_FLOPs or 0.0))  # fmt: skip
 
     @property
+    def without_drive(self) -> Node | None:
+        """A node of which no drive is known; none where state can rest on drives."""
+        return next((group.node for group in self.groups if not group.node.nvme_read_Bps), None)
+
+    @property
     def is_regular(self) -> bool:
         """One kind of node, with the regular picture of its topology and one fabric between nodes."""
         return len(self.groups) == 1 and not self.groups[0].node.links and not self.links

@@ -15,8 +15,7 @@ import numpy as np
 
 from strategist.facts.job import Job
 from strategist.facts.model import layer_sequence
-from strategist.memory.estimate import device_bytes_CS
-from strategist.planner.depth import ROUNDED, alike
+from strategist.planner.depth import alike, fits_CS
 from strategist.records import replace
 from strategist.space.candidates import Candidates, Column, Mask, Reals
 from strategist.space.stages import chunk_lengths
@@ -104,7 +103,11 @@ class _Tables:
         stages = least.shape[1]
         owning = replace(self.job, split=(layers,) * stages)
         all_again = alike(self.even.where(rows), np.full(len(rows), layers))
-        took, again, wanted = np.full(least.shape, np.inf), np.zeros_like(least), wanted & self._fits(owning, all_again)
+        took, again, wanted = (
+            np.full(least.shape, np.inf),
+            np.zeros_like(least),
+            wanted & fits_CS(owning, all_again, stages),
+        )
         for number in range(layers + 1):
             some = np.flatnonzero((wanted & (least <= number)).any(axis=1))
             if not len(some):
@@ -114,14 +117,10 @@ class _Tables:
             wanted[some] &= self.rounds[rows[some], None] * alone <= self.within[rows[some], None]
             asked = np.flatnonzero((wanted[some] & (least[some] <= number)).any(axis=1))
             some, alone = some[asked], alone[asked]
-            fit = wanted[some] & self._fits(owning, same.where(asked))
+            fit = wanted[some] & fits_CS(owning, same.where(asked), stages)
             took[some], again[some] = np.where(fit, alone, took[some]), np.where(fit, number, again[some])
             wanted[some] &= ~fit
         return took, again
-
-    def _fits(self, owning: Job, c: Candidates) -> Mask:
-        """Which stages of some layouts fit, (C, S)."""
-        return np.asarray(device_bytes_CS(owning, c, self.longest.shape[1]) + ROUNDED <= owning.usable_bytes)
 
 
 def soonest(nanoseconds: Reals, rounds: Column, layers: int) -> Column:

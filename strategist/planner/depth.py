@@ -81,8 +81,12 @@ def _may_fit(job: Job, c: Candidates, number: Column) -> Mask:
 
 def _fits(job: Job, c: Candidates, rows: Column, number: Column) -> Mask:
     """Which stages of some rows fit with so many layers, (rows, S)."""
-    held = device_bytes_CS(job, alike(c.where(rows), number[rows]), int(c["pp"].max(initial=0)))
-    return np.asarray(held + ROUNDED <= job.usable_bytes)
+    return fits_CS(job, alike(c.where(rows), number[rows]), int(c["pp"].max(initial=0)))
+
+
+def fits_CS(job: Job, c: Candidates, stages: int) -> Mask:
+    """Which of so many stages of some layouts fit, (C, S)."""
+    return np.asarray(device_bytes_CS(job, c, stages) + ROUNDED <= job.usable_bytes)
 
 
 def alike(c: Candidates, number: Column) -> Candidates:

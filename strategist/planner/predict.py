@@ -75,7 +75,7 @@ def predict(
 
 def _has_drives(job: Job, candidate: Candidates) -> None:
     """Raises ImpossibleError HARDWARE_FEATURE where state rests on drives and the rate of some node's is not known."""
-    bare = next((group.node for group in job.cluster.groups if not group.node.nvme_read_Bps), None)
+    bare = job.cluster.without_drive
     if bare is not None and bool(candidate.is_word("offload", "nvme")[0]):
         raise ImpossibleError(
             "HARDWARE_FEATURE",
@@ -283,43 +283,9 @@ def _data_parallel(world: int, rest: int, said: Mapping[str, int]) -> int:
 
 def _consistent(degrees: Mapping[str, int], ranks: int, said: Mapping[str, int]) -> None:
     """Choices that mean nothing together have no price. `ranks` are those of one stage."""
-    if said.get("virtual_stages", 1) > 1 and degrees["pp"] == 1:
-        raise ImpossibleError(
-            "FRAMEWORK_LEGALITY",
-            f"virtual_stages={said['virtual_stages']} needs a pipeline.",
-            flag="--strategy",
-            hint="Give pp as well.",
-        )
-    schedule = WORDS["schedule"][said.get("schedule", 0)]
-    if schedule in V_SHAPED and (degrees["pp"] == 1 or said.get("virtual_stages", 2) != 2):
-        raise ImpossibleError(
-            "FRAMEWORK_LEGALITY",
-            f"schedule={schedule} needs a pipeline whose stages have two chunks of layers each.",
-            flag="--strategy",
-            hint="Give pp, and leave out virtual_stages.",
-        )
-    if said.get("stage_split") and (degrees["pp"] == 1 or said.get("virtual_stages", 1) > 1):
-        raise ImpossibleError(
-            "FRAMEWORK_LEGALITY",
-            f"stage_split={WORDS['stage_split'][said['stage_split']]} needs a pipeline whose stages have one chunk of layers each.",
-            flag="--strategy",
-            hint="Give pp, and leave virtual_stages at 1.",
-        )
+    _consistent_pipeline(degrees["pp"], said)
     _consistent_context(degrees["cp"], said)
-    of_replicas = {
-        "replicas": "nn.DataParallel",
-        "compression": "a hook of DDP",
-        "tables": "a parameter server beside DDP",
-    }
-    for name, what in of_replicas.items():
-        if said.get(name) and (ranks == 1 or any(said.get(axis, 1) > 1 for axis in ASKED[name])):
-            choice = f"{name}={WORDS[name][said[name]]}"
-            raise ImpossibleError(
-                "FRAMEWORK_LEGALITY",
-                f"{choice} is {what}: whole replicas over several devices, and nothing else.",
-                flag="--strategy",
-                hint=f"Leave out dp_shard, cp, tp, pp, ep and etp, or {choice}.",
-            )
+    _consistent_replicas(ranks, said)
     if said.get("loss") and any(degrees[axis] > 1 for axis in ASKED["loss"]):
         raise ImpossibleError(
             "FRAMEWORK_LEGALITY",
@@ -343,6 +309,50 @@ def _consistent(degrees: Mapping[str, int], ranks: int, said: Mapping[str, int])
             flag="--strategy",
             hint="Choose ep x etp so that it divides dp x cp x tp.",
         )
+
+
+def _consistent_pipeline(pp: int, said: Mapping[str, int]) -> None:
+    """Chunks, and stages that own different layers, are those of a pipeline."""
+    if said.get("virtual_stages", 1) > 1 and pp == 1:
+        raise ImpossibleError(
+            "FRAMEWORK_LEGALITY",
+            f"virtual_stages={said['virtual_stages']} needs a pipeline.",
+            flag="--strategy",
+            hint="Give pp as well.",
+        )
+    schedule = WORDS["schedule"][said.get("schedule", 0)]
+    if schedule in V_SHAPED and (pp == 1 or said.get("virtual_stages", 2) != 2):
+        raise ImpossibleError(
+            "FRAMEWORK_LEGALITY",
+            f"schedule={schedule} needs a pipeline whose stages have two chunks of layers each.",
+            flag="--strategy",
+            hint="Give pp, and leave out virtual_stages.",
+        )
+    if said.get("stage_split") and (pp == 1 or said.get("virtual_stages", 1) > 1):
+        raise ImpossibleError(
+            "FRAMEWORK_LEGALITY",
+            f"stage_split={WORDS['stage_split'][said['stage_split']]} needs a pipeline whose stages have one chunk of layers each.",
+            flag="--strategy",
+            hint="Give pp, and leave virtual_stages at 1.",
+        )
+
+
+def _consistent_replicas(ranks: int, said: Mapping[str, int]) -> None:
+    """What is of whole replicas alone goes with no other axis. `ranks` are those of one stage."""
+    of_replicas = {
+        "replicas": "nn.DataParallel",
+        "compression": "a hook of DDP",
+        "tables": "a parameter server beside DDP",
+    }
+    for name, what in of_replicas.items():
+        if said.get(name) and (ranks == 1 or any(said.get(axis, 1) > 1 for axis in ASKED[name])):
+            choice = f"{name}={WORDS[name][said[name]]}"
+            raise ImpossibleError(
+                "FRAMEWORK_LEGALITY",
+                f"{choice} is {what}: whole replicas over several devices, and nothing else.",
+                flag="--strategy",
+                hint=f"Leave out dp_shard, cp, tp, pp, ep and etp, or {choice}.",
+            )
 
 
 def _consistent_context(cp: int, said: Mapping[str, int]) -> None:

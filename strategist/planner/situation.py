@@ -22,7 +22,7 @@ from strategist.records import dataclass
 from strategist.space.candidates import MESH_COLUMNS, OPTION_COLUMNS, WORDS, Candidates, code, joined
 from strategist.space.shares import dense_CK, expert_CK
 from strategist.timing.collectives import bus_bandwidth, device_bandwidth_between_nodes
-from strategist.timing.rates import peak_FLOPs
+from strategist.timing.rates import without_rate
 from strategist.units import GB, GIB
 
 Value = Any
@@ -89,7 +89,7 @@ def question(job: Job, forbids: tuple[str, ...] = ()) -> dict[str, Value]:
         "buildable": not departures(shape),
         "has_tables": bool(served_tables(shape)),
         "frontend": engine_of(job.frontend),
-        "has_precision": all(peak_FLOPs(g.node.gpu, work.precision) for g in cluster.groups),
+        "has_precision": without_rate(cluster, work.precision) is None,
     }
 
 

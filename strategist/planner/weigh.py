@@ -90,8 +90,8 @@ def fits(job: Job, candidates: Candidates, device: Column, host: Column) -> Mask
     """Candidates whose device peak is under the usable bytes and whose host share is under the host's memory, (C,)."""
     on_device = device <= job.usable_bytes
     on_host = host <= host_bytes_per_device(job)
-    has_disk = all(group.node.nvme_read_Bps for group in job.cluster.groups)
-    on_disk = np.full(len(candidates), True) if has_disk else ~candidates.is_word("offload", "nvme")
+    has_drives = job.cluster.without_drive is None
+    on_disk = np.full(len(candidates), True) if has_drives else ~candidates.is_word("offload", "nvme")
     return on_device & on_host & on_disk
 
 

@@ -117,21 +117,10 @@ def groups(job: Job, candidates: Candidates, *, every_stage: bool = False) -> It
     equal chunks.
     """
     shape = job.model
-    turning = total_of((1 + place) * candidates.is_word("schedule", word) for place, word in enumerate(V_SHAPED))
-    v_shaped = turning > 0
-    later_hold_more = bool((v_shaped | candidates.is_word("schedule", "zb_h1")).any())
+    keys = _keys(job, candidates)
+    later_hold_more = bool(candidates.is_word("schedule", *V_SHAPED, "zb_h1").any())
     every = candidates.recompute_every
-    some_again = _some_again(job, candidates)
     every_stage = every_stage or later_hold_more
-    uniform = len(kinds(shape)) == 1
-    apart = v_shaped if some_again is None else v_shaped | (some_again > 0)
-    virtual_stages = np.where(apart, candidates["virtual_stages"], 1) if uniform else candidates["virtual_stages"]
-    keys = (candidates["pp"] * SPLITS + candidates["stage_split"]) * 2**20 + virtual_stages + IN_A_V * turning
-    if some_again is not None:
-        keys += SOME_AGAIN * some_again
-    tiles = candidates["tiling"] > 1
-    if tiles.any():
-        keys += TILED * (tiles & _gives_back_slices(shape, candidates))
     first_of_mesh, mesh_of_all = distinct(candidates.mesh)
     every_mesh, in_order = candidates.where(first_of_mesh), np.sort(keys)
     for key in in_order[np.diff(in_order, prepend=-1) > 0].tolist():
@@ -176,6 +165,23 @@ def groups(job: Job, candidates: Candidates, *, every_stage: bool = False) -> It
                 )
                 group = replace(group, again_SK=again[stages])
             yield group
+
+
+def _keys(job: Job, candidates: Candidates) -> Column:
+    """A number for each number of stages and layers of every stage, and whatever else keeps candidates apart, (C,)."""
+    shape = job.model
+    turning = total_of((1 + place) * candidates.is_word("schedule", word) for place, word in enumerate(V_SHAPED))
+    some_again = _some_again(job, candidates)
+    apart = turning > 0 if some_again is None else (turning > 0) | (some_again > 0)
+    uniform = len(kinds(shape)) == 1
+    virtual_stages = np.where(apart, candidates["virtual_stages"], 1) if uniform else candidates["virtual_stages"]
+    keys: Column = (candidates["pp"] * SPLITS + candidates["stage_split"]) * 2**20 + virtual_stages + IN_A_V * turning
+    if some_again is not None:
+        keys += SOME_AGAIN * some_again
+    tiles = candidates["tiling"] > 1
+    if tiles.any():
+        keys += TILED * (tiles & _gives_back_slices(shape, candidates))
+    return keys
 
 
 def _some_again(job: Job, c: Candidates) -> Column | None:
@@ -454,8 +460,23 @@ class Elements:
         return found
 
 
-class PaddedElements(Elements):
-    """Elements with padding where `pads` (C, 1) says so: a field without a value is asked for here, once."""
+class ElementsWhenRead(Elements):
+    """Elements that are worked out when they are read: a field without a value is `found`, once."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        value = self.found(name)
+        object.__setattr__(self, name, value)
+        return value
+
+    def found(self, name: str) -> Reals:
+        """The value of a field."""
+        raise NotImplementedError(name)
+
+
+class PaddedElements(ElementsWhenRead):
+    """Elements with padding where `pads` (C, 1) says so."""
 
     __slots__ = ("_bare", "_pads")
 
@@ -463,12 +484,8 @@ class PaddedElements(Elements):
         object.__setattr__(self, "_bare", bare)
         object.__setattr__(self, "_pads", pads)
 
-    def __getattr__(self, name: str) -> Any:
-        found = self._found(name)
-        object.__setattr__(self, name, found)
-        return found
-
-    def _found(self, name: str) -> Reals:
+    def found(self, name: str) -> Reals:
+        """See above."""
         if name == "whole":
             return self.layers + self.before + self.behind
         if name in ("layers", "experts", "before", "behind"):
@@ -479,8 +496,8 @@ class PaddedElements(Elements):
         return same
 
 
-class ElementsOfMeshes(Elements):
-    """Elements of candidates, of each of whose meshes they are known: a field without a value is asked for here, once."""
+class ElementsOfMeshes(ElementsWhenRead):
+    """Elements of candidates, of each of whose meshes they are known."""
 
     __slots__ = ("_mesh_of", "_meshes")
 
@@ -488,12 +505,12 @@ class ElementsOfMeshes(Elements):
         object.__setattr__(self, "_meshes", meshes)
         object.__setattr__(self, "_mesh_of", mesh_of)
 
-    def __getattr__(self, name: str) -> Any:
+    def found(self, name: str) -> Reals:
+        """See above."""
         values, plain = getattr(self._meshes, name), name.removeprefix("padded_")
         alike = plain != name and values is getattr(self._meshes, plain)
-        found = getattr(self, plain) if alike else values.T.take(self._mesh_of, axis=-1).T
-        object.__setattr__(self, name, found)
-        return found
+        whole: Reals = getattr(self, plain) if alike else values.T.take(self._mesh_of, axis=-1).T
+        return whole
 
     @property
     def is_even(self) -> bool:

@@ -159,12 +159,10 @@ def _in_layers(shape: ModelShape) -> int:
 
 def mfu(job: Job, step_seconds: float) -> float:
     """Model FLOP utilisation: useful FLOP over what all devices could do at their dense peak in that time."""
-    peak = sum(g.count * g.node.gpus * (peak_FLOPs(g.node.gpu, _mfu_precision(job)) or 0.0) for g in job.cluster.groups)
+    peak = sum(
+        g.count * g.node.gpus * (peak_FLOPs(g.node.gpu, job.workload.precision) or 0.0) for g in job.cluster.groups
+    )
     return model_FLOP(job) / (step_seconds * peak) if peak else 0.0
-
-
-def _mfu_precision(job: Job) -> str:
-    return job.workload.precision
 
 
 @dataclass(frozen=True, slots=True, eq=False)

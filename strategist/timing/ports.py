@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -28,15 +28,18 @@ class _Carried:
     rounds: Reals
     shares: Shares
 
+    def each(self, function: Callable[[Any], Any]) -> _Carried:
+        """The same of every column."""
+        return _Carried(function(self.seconds), function(self.rounds), _each(self.shares, function))
+
 
 class Ports:
     """The ports of a stage while it computes. Seconds of a collective between nodes are those in which it fills a device's part of the ports, so
     those of two axes add up, whatever compute each of them hides behind."""
 
-    def __init__(self, room: Mapping[Pass, Reals]) -> None:
-        """`room` are the seconds of each pass over one micro-batch that anything may run behind."""
-        self._room = room
-        self._carried: list[_Carried] = []
+    def __init__(self, room: Mapping[Pass, Reals], carried: Iterable[_Carried] = ()) -> None:
+        """`room` are the seconds of each pass over one micro-batch that anything may run behind; some may have `carried` traffic already."""
+        self._room, self._carried = room, list(carried)
 
     def too_much(self, seconds: Reals, rounds: Reals, shares: Shares) -> Reals:
         """What of `seconds`, in `rounds` micro-batches and in the passes of `shares`, finds the ports taken by what came before; the
@@ -51,11 +54,8 @@ class Ports:
 
     def each(self, function: Callable[[Any], Any]) -> Ports:
         """Ports whose room and whose traffic so far are the same of every column."""
-        found = Ports({which: function(seconds) for which, seconds in self._room.items()})
-        found._carried = [
-            _Carried(
-                function(c.seconds), function(c.rounds), {which: function(part) for which, part in c.shares.items()}
-            )
-            for c in self._carried
-        ]
-        return found
+        return Ports(_each(self._room, function), (carried.each(function) for carried in self._carried))
+
+
+def _each(columns: Mapping[Pass, Any], function: Callable[[Any], Any]) -> dict[Pass, Any]:
+    return {which: function(column) for which, column in columns.items()}

@@ -11,7 +11,7 @@ from strategist.catalog import Row, rows
 from strategist.columns import clamped
 from strategist.errors import ImpossibleError
 from strategist.facts.gpus import gpu_by_id
-from strategist.facts.hardware import Basis, Gpu
+from strategist.facts.hardware import Basis, Cluster, Gpu
 from strategist.facts.job import Job
 from strategist.facts.workload import PRECISIONS
 from strategist.records import dataclass
@@ -87,10 +87,15 @@ def peak_FLOPs(gpu: Gpu, precision: str) -> float | None:
     return peaks[precision]
 
 
+def without_rate(cluster: Cluster, precision: str) -> Gpu | None:
+    """A device that does not multiply in a number format; none where all do."""
+    return next((g.node.gpu for g in cluster.groups if not peak_FLOPs(g.node.gpu, precision)), None)
+
+
 def require_rate(job: Job) -> None:
     """Raises ImpossibleError HARDWARE_FEATURE for a number format in which some device does not multiply: no step of it has a length."""
     precision = job.workload.precision
-    lacking = next((g.node.gpu for g in job.cluster.groups if not peak_FLOPs(g.node.gpu, precision)), None)
+    lacking = without_rate(job.cluster, precision)
     if lacking is not None:
         known = [word for word in PRECISIONS if peak_FLOPs(lacking, word)]
         raise ImpossibleError(

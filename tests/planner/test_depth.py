@@ -178,9 +178,13 @@ def test_a_search_asked_to_look_at_them_finds_no_worse() -> None:
         {"pin": "tp=1,cp=1,recompute=by-stage", "forbid": "zero"},
         {"also": "recompute_by_stage", "forbid": "tp,cp"},
         {"also": "recompute_layers", "forbid": "tp,cp,pp"},
+        {"pin": "tp=1,cp=1,recompute=by-stage,stage_split=balanced", "forbid": "zero"},
+        {"also": "balanced_stages", "forbid": "tp,cp"},
+        {"also": "recompute_by_stage,balanced_stages,recompute_layers", "forbid": "tp,cp"},
+        {"pin": "pp=2,stage_split=7/9,recompute=7/6", "forbid": "tp,cp"},
     ],
 )
-def test_every_layout_with_numbers_is_found_and_tried(more: dict[str, str]) -> None:
+def test_every_layout_with_numbers_of_stages_is_found_and_tried(more: dict[str, str]) -> None:
     """The layouts one at a time are those of the search, and none of them is better than the chosen one."""
     plan: Plan = recommend("llama-3.2-1b", "ws-4x-4090", seq_len=4096, global_batch=8, certificate=True, **more)
     again = recheck(plan)
