@@ -170,7 +170,7 @@ MISSING = (
     "Of experts that get more tokens than others (`--expert-imbalance`): a ratio for each layer, tokens dropped over a capacity, experts of one rank that differ, rehearsals "
     "(docs/decisions/0152). Of axes that share ports between nodes (docs/decisions/0153): what is not hidden at all, links inside a node, and ports that some of a node's devices leave idle.",
     "Convolutional models (ResNet, U-Nets): the catalogue counts their weights, and nothing plans, weighs or times them.",
-    "Of mixed nodes: an even step is priced with the slowest links and the slowest compute, also where these are of different kinds of nodes.",
+    "Of mixed nodes: stages of one pipeline on different kinds (each is priced on the kind where it takes longest), and links that are listed one by one (docs/decisions/0156).",
     "Of published runs: recompute of operations that nobody names, weights of four bits, activations on the host. Predicted reserved memory knows "
     "streams and large blocks (docs/decisions/0047), not what small tensors break up; frameworks with one buffer of gradients reserve a measured share.",
     "Whole experts beside tensor parallelism without sequence parallelism. Of the search: offload beside "

@@ -136,6 +136,23 @@ def _narrowed(found: GroupColumns, index: int, crossed: Mask, here: GroupColumns
     )
 
 
+def worse(one: GroupColumns, other: GroupColumns) -> GroupColumns:
+    """What groups get that the worse of two sets of links limits, row by row."""
+    tighter = other.Bps < one.Bps
+    return GroupColumns(
+        Bps=np.minimum(one.Bps, other.Bps),
+        tier=np.where(tighter, other.tier, one.tier),
+        latency_s=np.maximum(one.latency_s, other.latency_s),
+        domains=np.where(tighter, other.domains, one.domains),
+        ring_Bps=np.minimum(one.ring_Bps, other.ring_Bps),
+        all_reduce_Bps=np.minimum(one.all_reduce_Bps, other.all_reduce_Bps),
+        all_to_all_Bps=np.minimum(one.all_to_all_Bps, other.all_to_all_Bps),
+        send_Bps=np.minimum(one.send_Bps, other.send_Bps),
+        fill_s=np.maximum(one.fill_s, other.fill_s),
+        leave=one.leave | other.leave,
+    )
+
+
 def _at_tier(tier: Tier, place: _Place) -> GroupColumns:
     """What one tier allows, whether or not it is crossed."""
     size, _, below, within = place

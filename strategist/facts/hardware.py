@@ -154,3 +154,16 @@ class Cluster:
     def is_regular(self) -> bool:
         """One kind of node, with the regular picture of its topology and one fabric between nodes."""
         return len(self.groups) == 1 and not self.groups[0].node.links and not self.links
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PacedCluster(Cluster):
+    """Machines of several kinds whose step those of one kind set the `pace` of: their devices compute, and their links join what is
+    inside a node. Memory, and the network between nodes, are those of all."""
+
+    pace: Node
+
+    @property
+    def slowest(self) -> Node:
+        """See above."""
+        return self.pace

@@ -7,10 +7,13 @@ crosses every tier between its members, hence the slowest of them decides (facts
 
 from __future__ import annotations
 
-from strategist.facts.blocks import joined, mixed_tiers
+from collections.abc import Mapping
+from functools import cache
+
+from strategist.facts.blocks import block_tiers, joined, mixed_tiers
 from strategist.facts.domains import inner_tiers
 from strategist.facts.groups import GroupColumns, GroupLink, group_bandwidth, group_columns, members_within
-from strategist.facts.hardware import Cluster
+from strategist.facts.hardware import Cluster, Node
 from strategist.facts.meshes import is_mesh
 from strategist.facts.network import network_tier
 from strategist.facts.tier import Cut, Kind, Tier
@@ -25,6 +28,7 @@ __all__ = [
     "group_columns",
     "members_within",
     "tiers",
+    "tiers_by_kind",
 ]
 
 
@@ -43,6 +47,17 @@ def tiers(cluster: Cluster) -> tuple[Tier, ...]:
     inner = inner_tiers(groups[0]) if len(groups) == 1 else mixed_tiers(groups)
     reached = inner[-1].span if inner else 1
     return inner if reached == cluster.world else (*inner, network_tier(cluster))
+
+
+@cache
+def tiers_by_kind(cluster: Cluster) -> Mapping[Node, tuple[Tier, ...]]:
+    """The tiers by kind of node, as if all had the links of that kind inside, in the blocks that fit every node; of machines that go through
+    the graph those that there are, under the slowest node."""
+    groups = joined(cluster.groups)
+    if len(groups) == 1 or needs_graph(cluster):
+        return {cluster.slowest: tiers(cluster)}
+    network = network_tier(cluster)
+    return {group.node: (*block_tiers(groups, [inner_tiers(group)]), network) for group in groups}
 
 
 def needs_graph(cluster: Cluster) -> bool:

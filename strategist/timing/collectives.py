@@ -8,15 +8,15 @@ of their nominal rate collectives reach stands in `facts/tiers.py` and the catal
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, reduce
 
 import numpy as np
 
 from strategist.columns import remembered
-from strategist.facts.groups import GroupColumns, group_bandwidth, group_columns
-from strategist.facts.hardware import Cluster
+from strategist.facts.groups import GroupColumns, group_bandwidth, group_columns, worse
+from strategist.facts.hardware import Cluster, PacedCluster
 from strategist.facts.tier import Tier
-from strategist.facts.tiers import tiers
+from strategist.facts.tiers import tiers, tiers_by_kind
 from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Mask, Reals
 from strategist.space.traffic import Op, Place, every_rank
@@ -66,12 +66,16 @@ def leaving(cluster: Cluster, place: Place, meshes: Candidates) -> Mask:
 
 @remembered
 def links(cluster: Cluster, meshes: Candidates) -> Links:
-    """The links of some meshes, one row each."""
+    """The links of some meshes, one row each. On nodes of several kinds a group gets what the worst of them lets it have, but where
+    one kind sets the pace, inside a node what that one does."""
     ranks = every_rank(meshes)
-    tiers_ = cluster_tiers(cluster)
     sizes = np.concatenate([each.size for each in ranks.values()])
     strides = np.concatenate([each.stride for each in ranks.values()])
-    every = group_columns(tiers_, sizes, strides)
+    by_kind = {kind: group_columns(own, sizes, strides) for kind, own in tiers_by_kind(cluster).items()}
+    every = reduce(worse, by_kind.values())
+    if isinstance(cluster, PacedCluster):
+        pairs = zip(every, by_kind[cluster.pace], strict=True)
+        every = GroupColumns._make(np.where(every.leave, between, inside) for between, inside in pairs)
     rows = len(meshes)
     parts = [GroupColumns._make(column[i * rows : (i + 1) * rows] for column in every) for i in range(len(ranks))]
     floats = {place: each.size.astype(np.float64) for place, each in ranks.items()}

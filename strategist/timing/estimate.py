@@ -30,6 +30,7 @@ from strategist.space.traffic import (
 from strategist.timing.calibrated import least_factor, scaled
 from strategist.timing.collectives import FULL_BYTES, costs, leaving
 from strategist.timing.compute import COMPUTE_TERMS, Compute
+from strategist.timing.mixed import paced_jobs
 from strategist.timing.optimizer import offload_seconds, update_seconds
 from strategist.timing.ports import IN_TURN, Ports, Shares
 from strategist.timing.rates import memory_Bps, peak_FLOPs, share
@@ -54,7 +55,28 @@ class StepTimes:
 
 
 def step_times(job: Job, candidates: Candidates) -> StepTimes:
-    """The time of one optimizer step of every candidate."""
+    """The time of one optimizer step of every candidate; on nodes of several kinds that of the kind which all others wait for."""
+    every = [_step_times(paced, candidates) for paced in paced_jobs(job)]
+    return every[0] if len(every) == 1 else _of_the_last(every)
+
+
+def _of_the_last(every: Sequence[StepTimes]) -> StepTimes:
+    """The times of the kind that is last, for every candidate."""
+    last = np.argmax([times.step for times in every], axis=0)[None]
+
+    def chosen(columns: Iterable[Column]) -> Column:
+        picked: Column = np.take_along_axis(np.stack(list(columns)), last, axis=0)[0]
+        return picked
+
+    exposed, hidden, again = (
+        {name: chosen(getattr(times, kind)[name] for times in every) for name in TIME_TERMS}
+        for kind in ("exposed", "hidden", "again")
+    )
+    return StepTimes(exposed, hidden, again, chosen(times.step for times in every))
+
+
+def _step_times(job: Job, candidates: Candidates) -> StepTimes:
+    """The same where all nodes are alike, or those of one kind set the pace."""
     size = len(candidates)
     exposed, hidden, again = ({name: np.zeros(size, np.int64) for name in TIME_TERMS} for _ in range(3))
     compute = Compute(job, candidates)
@@ -93,6 +115,11 @@ def least_step_ns(job: Job, candidates: Candidates) -> Column:
     thousand steps. Under a calibration it is as much lower as the least factor."""
     one_of_each, sort = candidates.alike(*_read_by_the_bound(candidates))
     some = candidates.where(one_of_each)
+    return np.asarray(reduce(np.maximum, [_least_step_ns(paced, some) for paced in paced_jobs(job)])[sort])
+
+
+def _least_step_ns(job: Job, some: Candidates) -> Column:
+    """The same of some candidates that share nothing."""
     least = np.zeros(len(some))
     compute = Compute(job, some)
     for group in groups(job, some):
@@ -103,13 +130,17 @@ def least_step_ns(job: Job, candidates: Candidates) -> Column:
     factors = job.on_parts
     roundings = len(TIME_TERMS) * (2 if factors else 1)  # every term is rounded, and again once it is multiplied
     rounded = np.floor(least * (NANO * least_factor(factors))).astype(np.int64) - roundings
-    return np.asarray(np.maximum(0, rounded)[sort])
+    return np.maximum(0, rounded)
 
 
 def stage_seconds_CS(job: Job, candidates: Candidates, stages: int) -> Reals:
     """What every stage is occupied for by one micro-batch, (C, S) for so many `stages`: computing, and what is sent meanwhile and nothing
     hides; infinite where a candidate has no such stage. Under GPipe and 1F1B of m micro-batches all of them together take
-    (m - 1) max + sum over stages."""
+    (m - 1) max + sum over stages. On nodes of several kinds each stage is on the one that takes longest for it."""
+    return reduce(np.maximum, [_stage_seconds_CS(paced, candidates, stages) for paced in paced_jobs(job)])
+
+
+def _stage_seconds_CS(job: Job, candidates: Candidates, stages: int) -> Reals:
     seconds = np.full((len(candidates), stages), np.inf)
     compute = Compute(job, candidates)
     for group in groups(job, candidates, every_stage=True):

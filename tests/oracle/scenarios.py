@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from strategist.facts.hardware import Cluster
+from strategist.facts.hardware import Cluster, NodeGroup
 from strategist.facts.job import Job
 from strategist.facts.models import load_model
 from strategist.facts.profile import find_profile
@@ -108,5 +108,15 @@ def _machines(random: Random, devices: int) -> Cluster:
     name = random.choice(NODES)
     size = random.randint(1, min(devices, machine(name).groups[0].node.gpus))
     count = random.choice((1, random.randint(1, devices // size)))
-    part = trimmed(name, size)
-    return replace(part, groups=(replace(part.groups[0], count=count),))
+    part = replace(trimmed(name, size).groups[0], count=count)
+    every = (part,) if count == 1 or random.random() > 0.3 else _of_two_kinds(random, part)
+    return replace(machine(name), groups=every)
+
+
+def _of_two_kinds(random: Random, part: NodeGroup) -> tuple[NodeGroup, NodeGroup]:
+    """The first of some nodes, and others behind it with as many devices, whose links inside a node may be slower."""
+    size = part.node.gpus
+    enough = [name for name in NODES if machine(name).groups[0].node.gpus >= size]
+    others = trimmed(random.choice(enough), size).groups[0]
+    slower = replace(others.node, intra_Bps=others.node.intra_Bps / random.choice((1, 8)))
+    return replace(part, count=1), replace(others, node=slower, count=part.count - 1)

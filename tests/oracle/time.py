@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
 
+from strategist.facts.hardware import Cluster, Node, PacedCluster
 from strategist.facts.job import Job
 from strategist.facts.model import LayerKind, layer_counts, layer_sequence
 from strategist.facts.parameters import count, outer_parameters
 from strategist.facts.profile import BYTES
+from strategist.records import replace
 from tests.oracle import adapters, compression, served, turned
 from tests.oracle.attention import attention_FLOP
 from tests.oracle.layer_time import COMPUTE_TERMS, Pass, device_of, head_time, layer_time
@@ -241,7 +243,23 @@ def _update(job: Job, layout: Layout) -> tuple[float, float]:
 
 
 def times_of(job: Job, layout: Layout) -> list[Time]:
-    """One optimizer step of one layout. Where several stages are equally slow, one answer for each of them."""
+    """One optimizer step of one layout. Where several stages are equally slow, one answer for each of them. Of several kinds of nodes each
+    waits for the one that is last."""
+    kinds = {group.node for group in job.cluster.groups}
+    if len(kinds) == 1:
+        return _times_of(job, layout)
+    every = [_times_of(replace(job, cluster=paced_by(job.cluster, kind)), layout) for kind in kinds]
+    return max(every, key=lambda times: times[0].step_ns)
+
+
+def paced_by(cluster: Cluster, kind: Node) -> Cluster:
+    """The machines as if nodes of one kind were what all wait for."""
+    return PacedCluster(
+        groups=cluster.groups, origin=cluster.origin, oversubscription=cluster.oversubscription, pace=kind
+    )
+
+
+def _times_of(job: Job, layout: Layout) -> list[Time]:
     m = layout["accumulation"]
     kinds = stage_kinds(job, layout)
     stages = {stage: stage_time(job, layout, stage, kinds[stage]) for stage in _seen_stages(job, layout)}

@@ -6,14 +6,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from strategist.facts.blocks import block_tiers
+from strategist.facts.domains import inner_tiers
 from strategist.facts.groups import GroupLink, group_bandwidth
-from strategist.facts.hardware import Cluster
+from strategist.facts.hardware import Cluster, PacedCluster
 from strategist.facts.job import Job
 from strategist.facts.layers import build_layer
 from strategist.facts.model import LayerKind, ModelShape, layer_sequence
 from strategist.facts.parameters import outer_parameters
 from strategist.facts.profile import BYTES
 from strategist.facts.tiers import tiers
+from strategist.records import replace
 from tests.oracle import adapters, compression, turned
 from tests.oracle.memory import busiest, is_plain, sequence_cut, tokens, uses_units
 from tests.oracle.parameters import (
@@ -27,6 +30,7 @@ from tests.oracle.parameters import (
     tensors_of,
     vocabulary,
 )
+from tests.oracle.ports import is_between_nodes
 from tests.oracle.schedules import in_vain
 from tests.oracle.served import gone
 from tests.oracle.stages import Layout, computed_again, last_stage, turns_back
@@ -49,10 +53,25 @@ class Row:
     pieces: float = 1
 
 
+RATES = ("Bps", "ring_Bps", "all_reduce_Bps", "all_to_all_Bps", "send_Bps")
+
+
 @cache
 def link_of(cluster: Cluster, size: int, stride: int) -> GroupLink:
-    """What a group of ranks gets."""
-    return group_bandwidth(tiers(cluster), size, stride)
+    """What a group of ranks gets: inside a node of the kind that sets the pace, where one does, its own links; between nodes of several kinds
+    what those of the worst leave it."""
+    kinds = {group.node: group for group in cluster.groups}
+    if len(kinds) == 1:
+        return group_bandwidth(tiers(cluster), size, stride)
+    if isinstance(cluster, PacedCluster) and not is_between_nodes(cluster, size, stride):
+        return group_bandwidth(inner_tiers(kinds[cluster.pace]), size, stride)
+    through = tiers(cluster)[-1]
+    each = [
+        group_bandwidth((*block_tiers(cluster.groups, [inner_tiers(kind)]), through), size, stride)
+        for kind in kinds.values()
+    ]
+    slow = {name: min(getattr(link, name) for link in each) for name in RATES}
+    return replace(each[0], **slow, latency_s=max(e.latency_s for e in each), fill_s=max(e.fill_s for e in each))
 
 
 def collective_seconds(cluster: Cluster, row: Row) -> float:
