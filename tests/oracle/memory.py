@@ -120,6 +120,11 @@ def _kept(policies: tuple[str, ...], policy: str) -> bool:
     return policy in policies
 
 
+def _kept_anyway(policies: tuple[str, ...], policy: str) -> bool:
+    """Kept, and not in order to compute others again: backward reads it, and lets it go."""
+    return "none" in policies and policy in policies
+
+
 def _again(policies: tuple[str, ...], policy: str) -> bool:
     return "none" in policies and policy not in policies
 
@@ -944,9 +949,8 @@ class Stage:
         """Shared experts go backward first: elements with a gradient, bytes of the gradient of their inputs, kept bytes gone."""
         moe = self.job.model.moe
         shared = self._elements(kind, lambda name: name.startswith("shared"))
-        through = _bytes_of(self.job, self.a, kind, _kept, named=lambda name: not _is_of_routed(name))
-        used = _bytes_of(self.job, self.a, kind, _used, named=lambda name: not _is_of_routed(name))
-        return shared, self.whole / self.own_tokens * bool(moe and moe.shared_ffn), through - used
+        through = _bytes_of(self.job, self.a, kind, _kept_anyway, named=lambda name: not _is_of_routed(name))
+        return shared, self.whole / self.own_tokens * bool(moe and moe.shared_ffn), through
 
     def _experts_behind(self, kind: LayerKind) -> LayerAt:
         """One gradient per expert for each matrix, and the first matrix's put together."""
