@@ -1,9 +1,10 @@
 """Fit a few factors of the time model to measured runs, shrunk towards those that ship, and judge them on groups left out.
 
-The seconds of a step are linear in the seconds of its parts, so the fit needs no new search: with X the predicted seconds
-of each part of each run (the bubble spread over them), minimise over the logarithms a of the factors
+The seconds of a step are linear in the seconds of its parts, so the fit needs no new search: with X(o) the predicted seconds
+of each part of each run (the bubble spread over them) where o times as much of compute as said has collectives beside it, known for a few o and
+between them by lines in ln o, minimise over the logarithms a of the factors
 
-    sum over runs of w soft(ln(sum over parts of X exp(a)) - ln measured) + sum of ((a - a0) / SPREAD)^2
+    sum over runs of w soft(ln(sum over parts of X(o) exp(a)) - ln measured) + sum of ((a - a0) / SPREAD)^2
 
 where a is a sum of one entry of the device and one of the framework, a0 the same of the factors that ship, soft is least squares with linear tails and w makes a
 group of n runs count like sqrt(n) (scipy.optimize.least_squares, loss soft_l1).
@@ -19,14 +20,19 @@ from typing import Any, get_args
 import numpy as np
 
 from strategist import __version__
-from strategist.accuracy.judge import Judged
-from strategist.columns import Column, Reals
+from strategist.accuracy.judge import Judged, parts_at
+from strategist.columns import Column, Reals, clamped
 from strategist.document.calibration import Calibration, Held
 from strategist.errors import ImpossibleError, InputError
 from strategist.facts.calibration import Factor, Part
 from strategist.records import dataclass
+from strategist.timing.calibrated import PARTS as SECONDS_OF
 
 PARTS: tuple[Part, ...] = get_args(Part)
+TIMED: tuple[Part, ...] = tuple(part for part in PARTS if SECONDS_OF[part])
+"""Parts that have seconds; the last of all is the overlap, which has none."""
+OVERLAPS = (0.5, 0.7, 0.85, 1.0, 1.15, 1.4, 2.0)
+"""Factors on the overlap under which runs are predicted."""
 SPREAD, NOISE = 0.07, 0.1
 """How far the logarithm of a factor is expected to stray from 0, and of a repeated measurement: 7 and 10 %."""
 MIN_RUNS, MIN_GROUPS = 10, 3
@@ -37,7 +43,7 @@ NEAR = math.log(1.25)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """Runs as columns: predicted seconds by part (R, P), ln measured (R,), group numbers (R,), and the places of the two
+    """Runs as columns: predicted seconds by overlap and part (R, O, P), ln measured (R,), group numbers (R,), and the places of the two
     entries that move each run in the list of keys (R, 2)."""
 
     parts: Reals
@@ -128,8 +134,10 @@ def _sampled(timed: Sequence[Judged], groups: Sequence[str]) -> tuple[list[Key],
 def _sample(timed: Sequence[Judged], groups: Sequence[str], keys: Sequence[Key]) -> Sample:
     place = {key: number for number, key in enumerate(keys)}
     names = sorted(set(groups))
+    cases = [one.case for one in timed if one.case is not None]
+    parts = [[[known[part] for part in TIMED] for known in parts_at(cases, overlap)] for overlap in OVERLAPS]
     return Sample(
-        parts=np.array([[one.parts[part] for part in PARTS] for one in timed]),
+        parts=np.array(parts).swapaxes(0, 1),
         measured=np.log([one.measured_s for one in timed]),
         group=np.array([names.index(group) for group in groups], np.int64),
         keys=np.array([[place[key] for key in _keys(one)] for one in timed], np.int64),
@@ -137,10 +145,26 @@ def _sample(timed: Sequence[Judged], groups: Sequence[str], keys: Sequence[Key])
 
 
 def _errors(sample: Sample, entries: Reals) -> tuple[Reals, Reals]:
-    """ln(predicted / measured), (R,), and the share of each part in the prediction, (R, P). `entries` is (K, P)."""
-    scaled = sample.parts * np.exp(entries[sample.keys].sum(axis=1))
+    """ln(predicted / measured), (R,), and what it grows by with the logarithm of each factor, (R, P): the share of the part in the prediction,
+    and what overlap hides. `entries` is (K, P)."""
+    moved = entries[sample.keys].sum(axis=1)
+    parts, slopes = _at_overlap(sample.parts, moved[:, -1])
+    scaled, by_overlap = (seconds * np.exp(moved[:, :-1]) for seconds in (parts, slopes))
     step = scaled.sum(axis=1)
-    return np.log(step) - sample.measured, scaled / step[:, None]
+    grows = np.column_stack([scaled, by_overlap.sum(axis=1)])
+    return np.log(step) - sample.measured, grows / step[:, None]
+
+
+def _at_overlap(parts: Reals, logarithm: Reals) -> tuple[Reals, Reals]:
+    """Seconds by part (R, P) at a factor on the overlap of each run, and what they grow by with its logarithm; nothing beyond those that
+    are known."""
+    grid = np.log(OVERLAPS)
+    inside = clamped(logarithm, grid[0], grid[-1])
+    place = clamped(np.searchsorted(grid, inside, side="right") - 1, 0, len(grid) - 2)
+    rows, width = np.arange(len(parts)), (grid[place + 1] - grid[place])[:, None]
+    low, high = parts[rows, place], parts[rows, place + 1]
+    slope = np.where((inside == logarithm)[:, None], (high - low) / width, 0.0)
+    return low + (high - low) * ((inside - grid[place])[:, None] / width), slope
 
 
 def _fit(sample: Sample, usual: Reals, spread: float) -> Reals:

@@ -122,6 +122,21 @@ def _with_recompute(job: Job, layouts: Sequence[Mapping[str, int]], found: list[
     return found
 
 
+def parts_at(cases: Sequence[Case], overlap: float) -> list[Mapping[Part, float]]:
+    """Seconds of the parts of some runs' steps by the formulas alone, were the share of compute that collectives may run behind so many times
+    what it is, in order."""
+    found: dict[int, Mapping[Part, float]] = {}
+    groups: dict[Job, list[int]] = {}
+    for place, case in enumerate(cases):
+        groups.setdefault(_but_batch(case.job), []).append(place)
+    for job, places in groups.items():
+        columns = _columns([dict(cases[place].layout) for place in places])
+        parts = part_seconds(step_times(replace(job, overlap=overlap), columns).exposed)
+        for row, place in enumerate(places):
+            found[place] = {part: float(seconds[row]) for part, seconds in parts.items()}
+    return [found[place] for place in range(len(cases))]
+
+
 def _but_batch(job: Job) -> Job:
     """The job with one batch for all: how many sequences a step has stands in the layout's own columns."""
     return replace(job, workload=replace(job.workload, global_batch=1))

@@ -9,13 +9,14 @@ from typing import Literal
 from strategist.catalog import rows
 from strategist.records import dataclass
 
-Part = Literal["matmul", "attention", "memory", "host", "network"]
-"""Parts of a step that one factor moves: efficiency of products, of attention, of memory-bound work, of launches, of links."""
+Part = Literal["matmul", "attention", "memory", "host", "network", "overlap"]
+"""Parts of a step that one factor moves: efficiency of products, of attention, of memory-bound work, of launches, of links; and the share of
+compute that collectives may run behind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factor:
-    """What the seconds of a part are multiplied by, on a device of the catalogue (`gpu`) or under a profile (`framework`);
+    """What the seconds of a part, or the share that `overlap` is, are multiplied by, on a device of the catalogue (`gpu`) or under a profile (`framework`);
     the empty one means any. Factors that apply to a job multiply."""
 
     part: Part

@@ -58,6 +58,11 @@ class Job:
         return on_parts(self.factors, self.cluster.slowest.gpu.name, self.profile.name)
 
     @property
+    def overlaps(self) -> float:
+        """What the share of compute that collectives may run behind is multiplied by, under a calibration too."""
+        return self.overlap * self.on_parts.get("overlap", 1.0)
+
+    @property
     def formats(self) -> Formats:
         """Number formats of this job's precision under this framework."""
         return self.profile.formats_for(self.workload.precision)

@@ -15,13 +15,14 @@ PARTS: Mapping[Part, tuple[str, ...]] = {
     "memory": ("elementwise", "loss", "moe_dispatch", "optimizer", "offload"),
     "host": ("host",),
     "network": ("tp", "cp", "ep", "pp", "dp", "straggler"),
+    "overlap": (),
 }
-"""Terms that one factor moves; the bubble follows all of them."""
+"""Terms whose seconds one factor multiplies; the bubble follows all of them. Overlap multiplies none: it moves what is exposed (Job.overlaps)."""
 
 
 def part_seconds(exposed: Mapping[str, Column]) -> dict[Part, Reals]:
-    """Seconds of every part, (C,) each: its exposed terms, and its share of the bubble."""
-    sums = {part: total_of(exposed[term] for term in terms) / 1e9 for part, terms in PARTS.items()}
+    """Seconds of every part that has some, (C,) each: its exposed terms, and its share of the bubble."""
+    sums = {part: total_of(exposed[term] for term in terms) / 1e9 for part, terms in PARTS.items() if terms}
     busy = total_of(sums.values())
     idle = 1.0 + np.divide(exposed["bubble"] / 1e9, busy, out=np.zeros_like(busy), where=busy > 0)
     return {part: seconds * idle for part, seconds in sums.items()}
@@ -44,6 +45,6 @@ def scaled(terms: Mapping[str, Column], factors: Mapping[Part, float]) -> dict[s
 
 
 def least_factor(factors: Mapping[Part, float]) -> float:
-    """What no step falls below under some factors, as a share of what it takes without them: every term is one part's, and
-    the bubble follows them all."""
-    return min((1.0, *factors.values()))
+    """What no step falls below under some factors, as a share of what it takes with the same overlap and without them: every term is one
+    part's, and the bubble follows them all."""
+    return min((1.0, *(factor for part, factor in factors.items() if PARTS[part])))

@@ -478,7 +478,7 @@ def _entries_of(values_CS: Reals, entry: Column) -> Reals:
 
 def _overlapping(job: Job, window: Reals) -> Reals:
     """The part of a window that traffic may run behind."""
-    return min(1.0, job.overlap * share("overlap_share", job.cluster.slowest.gpu)) * window
+    return min(1.0, job.overlaps * share("overlap_share", job.cluster.slowest.gpu)) * window
 
 
 @dataclass(frozen=True, slots=True, eq=False)
