@@ -167,16 +167,13 @@ def representative_stages(
 ) -> tuple[Column, Reals]:
     """Stage numbers that decide the peaks, and how many stages each one stands for, shape (S,) each.
 
-    In-flight micro-batches fall from stage to stage, so of stages with the same layers the first is the worst; the first
-    and the last stage of all hold more than layers. With one sort of layer the second stage is among those that own most,
-    and stands for all in the middle in proportion to their layers.
+    In-flight micro-batches fall from stage to stage, so of stages with the same layers the first is the worst and stands for all
+    of them in the middle; the first and the last stage of all hold more than layers.
     """
     table = stage_layer_counts(shape, pp, virtual_stages, head=head)
     if pp <= 3:
         return np.arange(pp, dtype=np.int64), np.ones(pp)
     inner = table[1:-1]
-    if len(kinds(shape)) == 1:
-        return np.array([0, 1, pp - 1], dtype=np.int64), np.array([1.0, inner.sum() / max(1, int(table[1].sum())), 1.0])
     alike: dict[tuple[int, ...], list[int]] = {}
     for stage, layers in enumerate(inner.tolist(), start=1):
         alike.setdefault(tuple(layers), []).append(stage)

@@ -181,17 +181,26 @@ def is_collapsed(job: Job, layout: Layout, *, tiled: bool, also: Sequence[str] =
     return (unasked and layout["schedule"] not in also) or whole or same or (layout["tiling"] > 1 and not tiled)
 
 
+def plain_layouts(job: Job, also: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+    """One after the other, every legal layout that is not collapsed, those with numbers of layers left out."""
+    tiled = "tiling" in also or largest_layer_bytes(job) > usable_bytes(job)
+    return (layout for layout in legal_layouts(job, also) if not is_collapsed(job, layout, tiled=tiled, also=also))
+
+
 def enumerate_layouts(job: Job, also: Sequence[str] = ()) -> list[dict[str, Any]]:
     """What a search must look at: every legal layout that is not collapsed, with techniques that somebody asks for."""
-    tiled = "tiling" in also or largest_layer_bytes(job) > usable_bytes(job)
-    found = [layout for layout in legal_layouts(job, also) if not is_collapsed(job, layout, tiled=tiled, also=also)]
-    full = [layout for layout in found if layout["recompute"] == "full"]
+    return with_numbers(job, list(plain_layouts(job, also)), also)
+
+
+def with_numbers(job: Job, plain: list[dict[str, Any]], also: Sequence[str]) -> list[dict[str, Any]]:
+    """Some layouts, and those of them that run all layers again with numbers of layers, where somebody asks for these."""
+    full = [layout for layout in plain if layout["recompute"] == "full"]
     numbers = {
         "recompute_layers": _of_some_layers,
         "recompute_by_stage": _of_stages,
         "balanced_stages": _of_balanced_stages,
     }
-    return found + [some for word in also if word in numbers for layout in full for some in numbers[word](job, layout)]
+    return plain + [some for word in also if word in numbers for layout in full for some in numbers[word](job, layout)]
 
 
 def _of_some_layers(job: Job, layout: Layout) -> Iterator[dict[str, Any]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from random import Random
 from typing import Any
 
@@ -13,7 +14,7 @@ from strategist.facts.models import load_model
 from strategist.facts.profile import find_profile
 from strategist.facts.workload import Workload
 from strategist.records import replace
-from tests.oracle.enumerate import enumerate_layouts
+from tests.oracle.enumerate import plain_layouts, with_numbers
 from tests.oracle.stages import Layout
 from tests.strategies import machine, trimmed
 
@@ -40,6 +41,8 @@ NUMBERS = {"recompute_layers": 1000, "recompute_by_stage": 200, "balanced_stages
 """Numbers of layers, which the oracle finds by trying all of them, and of how many layers of how many layouts together it does."""
 SPREAD = ("pp", "recompute", "tp")
 """What is left out where sequences are spread over many ranks, so that few layouts remain."""
+IN_TURN = ("tp", "zero", "recompute", "hsdp", "offload")
+"""What is left out where stages come back in turn, which many micro-batches make worth while."""
 TRIES = 200
 
 
@@ -63,7 +66,8 @@ def scenario(number: int, *, devices: int, layouts: int) -> Scenario:
     random = Random(number)
     for _ in range(TRIES):
         job, forbids, also = _drawn(random, devices)
-        found = tuple(_allowed(job, forbids, also))
+        every = plain_layouts(job, also)
+        found = tuple(islice((a for a in every if not any(TECHNIQUES[word](a) for word in forbids)), layouts + 1))
         if 0 < len(found) <= layouts:
             return _with_numbers(random.choice(list(NUMBERS)), Scenario(job, forbids, also, found), layouts)
     raise LookupError(f"scenario {number} has no question of at most {layouts} layouts")
@@ -75,12 +79,8 @@ def _with_numbers(word: str, plain: Scenario, layouts: int) -> Scenario:
     if not 0 < len(can) * plain.job.model.layers <= NUMBERS[word]:
         return plain
     also = (*plain.also, word)
-    found = tuple(_allowed(plain.job, plain.forbids, also))
+    found = tuple(with_numbers(plain.job, list(plain.layouts), also))
     return Scenario(plain.job, plain.forbids, also, found) if len(found) <= layouts else plain
-
-
-def _allowed(job: Job, forbids: tuple[str, ...], also: tuple[str, ...]) -> Iterator[Layout]:
-    return (a for a in enumerate_layouts(job, also) if not any(TECHNIQUES[word](a) for word in forbids))
 
 
 def _drawn(random: Random, devices: int) -> tuple[Job, tuple[str, ...], tuple[str, ...]]:
@@ -94,10 +94,11 @@ def _drawn(random: Random, devices: int) -> tuple[Job, tuple[str, ...], tuple[st
     job = Job(cluster=cluster, model=model, workload=work, profile=find_profile(), headroom=random.choice((0.0, 0.05, 0.3)))  # fmt: skip
     forbids = tuple(random.sample(sorted(TECHNIQUES), random.choice((0, 1, 2, 3, 4))))
     also = tuple(random.sample(ADDED, random.choice((0, 0, 0, 1, 2, len(ADDED)))))
-    if (
-        "hierarchical" in also and len(also) <= 2 and model.kind != "vit"
-    ):  # few ranks have so many tokens that it is there
+    few = len(also) <= 2
+    if few and "hierarchical" in also and model.kind != "vit":  # few ranks have so many tokens that it is there
         return replace(job, workload=replace(work, seq_len=random.choice(LENGTHS[-2:]))), SPREAD, also
+    if few and ("zbv" in also or "dualpipev" in also):
+        return replace(job, workload=replace(work, global_batch=4 * cluster.world)), IN_TURN, also
     return job, forbids, also
 
 

@@ -18,7 +18,7 @@ from tests.oracle.layer_time import COMPUTE_TERMS, Pass, device_of, head_time, l
 from tests.oracle.parameters import all_stages, held
 from tests.oracle.ports import Port, is_between_nodes
 from tests.oracle.rates import memory_Bps, peak_FLOPs, share
-from tests.oracle.stages import IN_A_V, Layout, computed_again, depths, last_stage, stage_kinds
+from tests.oracle.stages import IN_A_V, Layout, computed_again, last_stage, stage_kinds
 from tests.oracle.traffic import Row, collective_seconds, rows_of
 
 AXES = ("tp", "cp", "ep", "pp", "dp")
@@ -176,24 +176,9 @@ def _hideable(job: Job, layout: Layout, stage: Stage, behind: str, pool: Sequenc
     return share("overlap_share", device_of(job)) * compute * rounds
 
 
-def _seen_stages(job: Job, layout: Layout) -> list[int]:
-    """With equal sorts of layers the first, second and last stage stand for all, but under ZB-H1 and in a V, where all of them hold
-    different things."""
-    pp = layout["pp"]
-    alike = len(layer_counts(job.model)) == 1 and layout["schedule"] not in ("zb_h1", *IN_A_V)
-    asked = layout.get("recompute_layers") or layout.get("recompute_every") or depths(layout) or job.recompute_layers
-    alike = alike and not asked
-    return [0, 1, pp - 1] if alike and pp > 3 else list(range(pp))
-
-
-def _bubble(layout: Layout, kinds: Sequence[Sequence[LayerKind]], per_micro: dict[int, float]) -> float:
-    if len(per_micro) == layout["pp"]:
-        everything = sum(per_micro.values())
-    else:
-        first, second, last = per_micro.values()
-        middle = sum(len(own) for own in kinds[1:-1])
-        everything = first + second * middle / len(kinds[1]) + last
-    idle = everything - max(per_micro.values())
+def _bubble(layout: Layout, per_micro: Sequence[float]) -> float:
+    """Of one micro-batch, what the stages but the slowest take one after the other."""
+    idle = sum(per_micro) - max(per_micro)
     return idle / layout["virtual_stages"] if layout["schedule"] in ("interleaved", "looped_bfs", *IN_A_V) else idle
 
 
@@ -262,12 +247,12 @@ def paced_by(cluster: Cluster, kind: Node) -> Cluster:
 def _times_of(job: Job, layout: Layout) -> list[Time]:
     m = layout["accumulation"]
     kinds = stage_kinds(job, layout)
-    stages = {stage: stage_time(job, layout, stage, kinds[stage]) for stage in _seen_stages(job, layout)}
-    bubble = _bubble(layout, kinds, {i: _waited_for(job, layout, stage) for i, stage in stages.items()})
+    stages = [stage_time(job, layout, stage, own) for stage, own in enumerate(kinds)]
+    bubble = _bubble(layout, [_waited_for(job, layout, stage) for stage in stages])
     update, offload = _update(job, layout)
     alone = {"bubble": bubble, "optimizer": update, "offload": offload}
-    slowest = _largest(stages.values(), lambda stage: stage.seconds(m))
-    busiest = _largest(stages.values(), lambda stage: stage.exposed["dp"])
+    slowest = _largest(stages, lambda stage: stage.seconds(m))
+    busiest = _largest(stages, lambda stage: stage.exposed["dp"])
     late = _late(job)
     return [
         _ledger(m, own, sender, alone | {"straggler": late * own.computing(m)}) for own in slowest for sender in busiest
