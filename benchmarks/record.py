@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import platform
+import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -28,7 +29,9 @@ def circumstances(packages: Sequence[str]) -> dict[str, Any]:
 
 
 def _git(*words: str) -> str:
-    """What git says; empty outside a checkout."""
+    """What git says; empty outside a checkout, and where there is no git."""
+    if shutil.which("git") is None:
+        return ""
     ran = subprocess.run(("git", *words), cwd=ROOT, capture_output=True, text=True, check=False)
     return ran.stdout.strip()
 
