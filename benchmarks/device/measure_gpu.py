@@ -40,7 +40,7 @@ from strategist.executor.loss import summed_token_loss
 from strategist.executor.models.block import Block
 from strategist.executor.models.head import Head
 from strategist.executor.models.norms import make_norm
-from strategist.executor.models.positions import places
+from strategist.executor.models.positions import places, rotate
 from strategist.facts.model import ModelShape, layer_sequence
 from strategist.facts.models import load_model
 
@@ -137,7 +137,11 @@ def matmul(bench: Bench) -> Iterator[Row]:
     for width in widths:
         for m in rows:
             yield product(bench, m, width, width, HALF)
-    large = bench.size(8192, 128)
+    yield from _products_of_one_size(bench, bench.size(8192, 128))
+
+
+def _products_of_one_size(bench: Bench, large: int) -> Iterator[Row]:
+    """Formats, widths that do not fill lines, narrow and transposed matrices, zeros."""
     for dtype in (torch.float16, torch.float32):
         yield product(bench, large, large, large, dtype)
     torch.backends.cuda.matmul.allow_tf32 = True
@@ -147,6 +151,10 @@ def matmul(bench: Bench) -> Iterator[Row]:
         yield product(bench, large, n, large, HALF)
         yield product(bench, large, large, n, HALF)
     yield product(bench, large, large, large, HALF, zeros=True)
+    for m in (1024, 4096, 16384) if not bench.is_small else (64,):
+        for narrow in (512, 1024, 2048) if not bench.is_small else (64,):
+            yield product(bench, m, narrow, large, HALF)
+            yield product(bench, m, large, narrow, HALF)
     for layout in ("tn", "nn", "nt"):
         yield product(bench, large, bench.size(4096, 64), bench.size(14336, 96), HALF, layout=layout)
     if not bench.is_small:
@@ -221,6 +229,24 @@ def launch(bench: Bench) -> Iterator[Row]:
         yield {"operation": name, "autograd": True, **_each(bench, operations[name], many)}
     if not bench.is_small:
         yield {"operation": "add in place", "graph": True, **_graph(bench, operations["add in place"], many)}
+    yield from _blocks(bench)
+
+
+def _blocks(bench: Bench) -> Iterator[Row]:
+    """Wall microseconds of small blocks one after the other, which the host cannot launch as fast as the device runs them."""
+    for name in ("gpt2", "llama-3.2-1b") if not bench.is_small else ("llama-debug",):
+        each = LayerBench(bench, name, load_model(name), 1, bench.size(128, 16))
+
+        def unrecorded(each: LayerBench = each) -> None:
+            with torch.no_grad():
+                each.forward()
+
+        def both(each: LayerBench = each) -> None:
+            each.backward(each.forward())
+
+        for passes, work in (("forward, no gradients", unrecorded), ("forward and backward", both)):
+            times = bench.clock.sustained(work, 2.0, 50)
+            yield {**each.about(), "operation": "block", "passes": passes, "wall_us": times[-1]}
 
 
 def _each(bench: Bench, operation: Callable[[], object], many: int) -> Row:
@@ -279,7 +305,8 @@ def attended(bench: Bench, name: str, batch: int, heads: int, kv_heads: int, len
         with sdpa_kernel(backend):
             return forward()
 
-    about = {"kernel": name, "batch": batch, "heads": heads, "kv_heads": kv_heads, "length": length, "head_dim": head_dim}
+    heads_of = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+    about = {"kernel": name, "batch": batch, "length": length, **heads_of}
     try:
         there = bench.clock.timed(chosen)
         grad = torch.randn_like(chosen())
@@ -329,7 +356,42 @@ def memory(bench: Bench) -> Iterator[Row]:
     scale.requires_grad_()
     for name, norm in norms.items():
         yield from _both_ways(bench, name, norm, x, (2 * one, 3 * one))
+    yield from _norms_by_width(bench, 2.0 * tokens * width)
+    yield from _parts_of_layers(bench)
     yield from _losses(bench)
+
+
+def _norms_by_width(bench: Bench, bytes_: float) -> Iterator[Row]:
+    """Norms of as many numbers in rows of several widths."""
+    for width in (768, 1280, 2048, 4096, 5120, 8192, 16384) if not bench.is_small else (64,):
+        rows = int(bytes_ / 2 / width)
+        scale = torch.ones(width, device=bench.device, dtype=HALF, requires_grad=True)
+        source = bench.random(rows, width, grad=True)
+        grad = bench.random(rows, width)
+        for name, norm in {
+            "rms norm": lambda h, w=width, s=scale: functional.rms_norm(h, (w,), s),
+            "layer norm": lambda h, w=width, s=scale: functional.layer_norm(h, (w,), s, s),
+        }.items():
+            one = 2.0 * rows * width
+            yield _moved(name, 2 * one, bench.clock.timed(lambda f=norm, h=source: f(h)), width=width)
+            back = bench.clock.timed(lambda out, g=grad: out.backward(g), lambda f=norm, h=source: (f(h),))
+            yield _moved(f"{name}, backward", 3 * one, back, width=width)
+
+
+def _parts_of_layers(bench: Bench) -> Iterator[Row]:
+    """Rotation and gated activation as the executor computes them; bytes of inputs read and outputs written once."""
+    tokens, width = bench.size(4096, 32), bench.size(14336, 64)
+    shape = load_model("llama-3.1-8b")
+    where = places(shape, tokens, bench.random(1, 1, 1))
+    for heads in (32, 8):
+        x = bench.random(1, tokens, heads, shape.head_dim)
+        yield from _both_ways(
+            bench, f"rotation of {heads} heads", lambda h: rotate(h, where.cos, where.sin), x, (2.0 * x.nbytes, 2.0 * x.nbytes)
+        )  # fmt: skip
+    gate, up = bench.random(tokens, width), bench.random(tokens, width, grad=True)
+    yield from _both_ways(
+        bench, "gated activation", lambda h: functional.silu(h) * up, gate, (3.0 * gate.nbytes, 5.0 * gate.nbytes)
+    )
 
 
 def _moved(name: str, bytes_: float, seconds: dict[str, float], **more: Any) -> Row:
@@ -366,7 +428,7 @@ def host_link(bench: Bench) -> Iterator[Row]:
         for pinned in (True, False) if not bench.is_small else (False,):
             if not pinned and size not in (2**16, 2**28):
                 continue
-            host = torch.empty(size, dtype=torch.uint8, pin_memory=pinned).random_() if size < 2**28 else _filled(size, pinned)
+            host = _filled(size, pinned)
             device = torch.empty(size, dtype=torch.uint8, device=bench.device)
             for way, work in {
                 "to device": lambda h=host, d=device, p=pinned: d.copy_(h, non_blocking=p),
@@ -548,9 +610,14 @@ def ends(bench: Bench) -> Iterator[Row]:
         def forward(h: Tensor = h, norm: nn.Module = norm, head: nn.Module = head, labels: Tensor = labels) -> Tensor:
             return summed_token_loss(head(norm(h)), labels)
 
-        there = bench.clock.timed(forward, repeats=5, leads=4)
-        back = bench.clock.timed(lambda out: out.backward(), lambda f=forward: (f(),), repeats=5, leads=4)
-        yield {"model": name, "micro_batch": micro_batch, "seq_len": seq_len, "forward": there, "backward": back}
+        def chunked(h: Tensor = h, norm: nn.Module = norm, head: nn.Module = head, labels: Tensor = labels) -> Tensor:
+            return head(norm(h), labels)
+
+        for loss, work in (("whole", forward), ("in chunks", chunked)):
+            there = bench.clock.timed(work, repeats=5, leads=4)
+            back = bench.clock.timed(lambda out: out.backward(), lambda f=work: (f(),), repeats=5, leads=4)
+            about = {"model": name, "micro_batch": micro_batch, "seq_len": seq_len, "loss": loss}
+            yield {**about, "forward": there, "backward": back}
 
 
 SECTIONS: dict[str, Callable[[Bench], Iterator[Row]]] = {

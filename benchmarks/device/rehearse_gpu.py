@@ -65,7 +65,9 @@ def _arguments() -> argparse.Namespace:
     before.add_argument("--models", default=",".join(MODELS))
     before.add_argument("--layouts", default=";".join(LAYOUTS), help="in the grammar of --pin, semicolons between")
     before.add_argument("--ranks", type=int, default=8)
-    before.add_argument("--seq-len", type=int, default=SEQ_LEN, help="at most; shorter for models that have fewer positions")
+    before.add_argument(
+        "--seq-len", type=int, default=SEQ_LEN, help="at most; shorter for models that have fewer positions"
+    )
     before.set_defaults(step=prepare)
     run = steps.add_parser("run", help="rehearse the plans of a folder, line by line")
     run.add_argument("--out", required=True, help="a new file for the lines")

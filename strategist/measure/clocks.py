@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import torch
 
-LEAD_CYCLES = 200_000_000
-"""Cycles for which a GPU is kept busy before it is timed, about a tenth of a second: the host gets that far ahead."""
+LEAD_CYCLES = 100_000_000
+"""Cycles for which a GPU is kept busy before it is timed, about a twentieth of a second: the host gets that far ahead."""
 
 
 class Clock(Protocol):

@@ -30,7 +30,7 @@ class NoiseGroup(dist.ProcessGroup):
 
     def __init__(self, rank: int, size: int, listen: Listener) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]
-        self._place, self._count, self._listen = rank, size, listen
+        self._place, self._count, self._listen, self._peers = rank, size, listen, Peers()
 
     def getBackendName(self) -> str:
         """The name that torch asks for."""
@@ -44,7 +44,8 @@ class NoiseGroup(dist.ProcessGroup):
     def all_gather_single(self, output: Tensor, part: Tensor, opts: Any = None) -> dist.Work:
         """This rank's part in its place, noise in the others'."""
         with self._listen():
-            self._gather([*output.view(self._count, -1)], part)
+            whole = output.view(self._count, -1)
+            self._gather(whole[self._place], (whole[: self._place], whole[self._place + 1 :]), part)
         return _done()
 
     def all_gather_single_coalesced(self, outputs: list[Tensor], parts: list[Tensor], opts: Any = None) -> dist.Work:
@@ -57,21 +58,21 @@ class NoiseGroup(dist.ProcessGroup):
         """The same into one tensor per rank."""
         with self._listen():
             for places, part in zip(outputs, parts, strict=True):
-                self._gather(places, part)
+                others = [place for index, place in enumerate(places) if index != self._place]
+                self._gather(places[self._place], others, part)
         return _done()
 
-    def _gather(self, places: Sequence[Tensor], part: Tensor) -> None:
-        own = places[self._place]
+    def _gather(self, own: Tensor, others: Sequence[Tensor], part: Tensor) -> None:
+        """`own` is this rank's place among what it gathers. Gathered again, the others' parts are the same numbers: what is
+        computed twice, as in recomputation, comes out the same."""
         if own.data_ptr() != part.data_ptr():
             own.copy_(part.view_as(own))
-        others = [place for index, place in enumerate(places) if index != self._place]
-        if part.is_floating_point():
-            width = width_of(part)
-            for place in others:
-                make_noise(place, width)
-        else:
-            for place in others:
-                place.copy_(part.view_as(place))
+        width = width_of(part) if part.is_floating_point() else None
+        for index, place in enumerate(place for place in others if place.numel()):
+            if width is None:
+                place.view(-1, part.numel()).copy_(part.view(-1))
+            else:
+                make_noise(place, width, self._peers.of(place.device, index))
 
     def reduce_scatter_single(self, output: Tensor, whole: Tensor, opts: Any = None) -> dist.Work:
         """This rank's part of what it put in."""
@@ -150,11 +151,23 @@ def width_of(part: Tensor) -> Tensor:
     return norm.div_(max(1, part.numel()) ** 0.5).clamp_(min=WIDTH / 100)
 
 
+class Peers:
+    """Where the numbers of peers come from: one source for each device, begun anew whenever it is asked for."""
+
+    def __init__(self) -> None:
+        self._sources: dict[torch.device, torch.Generator] = {}
+
+    def of(self, device: torch.device, seed: int) -> torch.Generator:
+        """The source of a device, at the beginning that `seed` names."""
+        source = self._sources.setdefault(device, torch.Generator(device))
+        return source.manual_seed(seed)
+
+
 @torch.no_grad()
-def make_noise(place: Tensor, width: Tensor | None) -> None:
+def make_noise(place: Tensor, width: Tensor | None, source: torch.Generator | None = None) -> None:
     """Fill a tensor with normal numbers of some standard deviation, WIDTH without one; whole numbers stay as they are."""
     if place.is_floating_point():
-        place.normal_(0.0, WIDTH if width is None else 1.0)
+        place.normal_(0.0, WIDTH if width is None else 1.0, generator=source)
         if width is not None:
             place.mul_(width)
 

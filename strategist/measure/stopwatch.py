@@ -28,6 +28,9 @@ from strategist.measure.timeline import Outline
 from strategist.records import dataclass, field
 
 EMPTY_READINGS = 200
+LEAD_EVERY = 200
+"""Operations after which the device is kept busy again: its queue holds about a thousand launches, and a host that is slower than
+the device would be overtaken, with its launching in the readings."""
 LAUNCH_BATCHES, LAUNCHES = 20, 200
 SKIPPED = ("prim", "profiler", *FAMILIES)
 """Namespaces of what is no work of this device: questions, notes, and collectives, which time themselves."""
@@ -148,7 +151,7 @@ class Stopwatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, meter: Meter, terms: Callable[[Any, Sequence[Tensor]], str], passes: PassClock) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._meter, self._terms, self._passes = meter, terms, passes
-        self.launched = 0
+        self.launched = self._seen = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
@@ -157,11 +160,19 @@ class Stopwatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._meter.is_faking or func.is_view or func.namespace in SKIPPED:
             return func(*args, **kwargs)
         clock = self._meter.clock
+        self._keep_ahead(clock)
         begin = clock.mark()
         result = func(*args, **kwargs)
         end = clock.mark()
         self._read(func, (args, kwargs, result), begin, end)
         return result
+
+    def _keep_ahead(self, clock: Clock) -> None:
+        """Between operations of the main stream, now and then."""
+        self._seen += 1
+        if self._seen >= LEAD_EVERY and clock.is_main():
+            self._seen = 0
+            clock.lead()
 
     def _read(self, func: Any, values: Any, begin: Any, end: Any) -> None:
         tensors = [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]

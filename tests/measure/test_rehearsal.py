@@ -142,6 +142,13 @@ def test_tokens_travel_to_experts_that_are_not_there() -> None:
     assert {"moe_dispatch", "matmul", "loss", "dp"} <= {term.name for term in rank.time.terms}
 
 
+def test_experts_are_chosen_alike_when_a_layer_runs_again() -> None:
+    """What is gathered again for recomputation is what was gathered before, so that the router chooses as it did."""
+    plan = make_plan(tiny_mixtral(), formats=FLOAT32, dp_shard=2, zero=3, recompute="full")
+    (rank,) = run_alone(_rehearsed, plan, timeout_s=120.0).ranks
+    assert adds_up(rank)
+
+
 def _rehearsed(plan: Plan) -> Observed:
     return strategist.rehearse(plan, steps=1)
 
@@ -358,12 +365,27 @@ def _own_module() -> str:
 
 def test_the_script_for_gpus_measures_here(tmp_path: Path) -> None:
     """On CPU ranks it writes one line per configuration: bytes within their bars, time by terms, or why not."""
-    words = ("--cpu", "--ranks", "2", "--models", "llama-debug", "--layouts", "dp_shard=2,zero=3;tp=3")
-    sizes = ("--seq-len", "16", "--steps", "1", "--out", str(tmp_path / "rows.jsonl"))
-    ran = completed((sys.executable, "-m", "benchmarks.device.rehearse_gpu", *words, *sizes), cwd=ROOT)
-    assert ran.code == 0, ran.err
+    words = (
+        "--cpu",
+        "--ranks",
+        "2",
+        "--models",
+        "llama-debug",
+        "--layouts",
+        "dp_shard=2,zero=3;tp=3",
+        "--seq-len",
+        "16",
+    )
+    folder, seen, rows = (str(tmp_path / name) for name in ("plans", "rehearsed.jsonl", "rows.jsonl"))
+    for step in (
+        ("prepare", folder, *words),
+        ("run", folder, "--steps", "1", "--out", seen),
+        ("compare", folder, "--rehearsed", seen, "--out", rows),
+    ):
+        ran = completed((sys.executable, "-m", "benchmarks.device.rehearse_gpu", *step), cwd=ROOT)
+        assert ran.code == 0, ran.err
     lines = [json.loads(row) for row in (tmp_path / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
-    measured, refused = lines
+    refused, measured = lines
     assert measured["bytes"]["allocated"]["within"]
     assert sum(measured["step"]["rehearsed_ns"].values()) == measured["step"]["step_ns"]
     assert measured["date"]

@@ -1,0 +1,62 @@
+"""What GPUs wrote: rows say when and with what, and what we plan with is near it."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+
+from benchmarks.device.report import CARDS, ROWS, kernels, lines, products, rehearsed_ranks, rows_of
+from strategist.facts.gpus import gpu_by_id
+from strategist.timing.rates import matmul_rates, memory_Bps, share
+
+
+def test_every_file_of_rows_says_when_and_with_what() -> None:
+    """Date, commit and version of torch stand in the first line of measurements, and in every line of rehearsals."""
+    for path in ROWS.glob("*.jsonl"):
+        found = rows_of(path.stem)
+        for row in found if path.stem.endswith("rehearsals") else found[:1]:
+            assert row["date"] and row["commit"] and row["versions"]["torch"], path
+
+
+def test_rehearsed_bytes_are_those_of_traces() -> None:
+    """On GPUs a rank's peak is within half a percent or so of its trace at the median; those beyond the bars are of small
+    models or first stages, and the report names them."""
+    ranks = rehearsed_ranks()
+    for name, bar in (("allocated", 0.01), ("reserved", 0.01)):
+        assert statistics.median(abs(row["bytes"][name]["ratio"] - 1) for row in ranks) < bar
+    outside = {row["model"] for row in ranks if not row["bytes"]["allocated"]["within"]}
+    assert outside == {"gpt2-large"}
+    assert any("gpt2-large" in line for line in lines())
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_large_products_are_planned_at_what_a_card_sustains(card: str) -> None:
+    """Slower than in short runs, by no more than a card that reaches its power limit is."""
+    ratios = [planned / measured for measured, planned in products(card) if measured > 6e14]
+    assert len(ratios) > 15
+    assert 0.7 < statistics.median(ratios) < 1.0
+
+
+def test_a_long_product_runs_as_planned() -> None:
+    """What an H100 sustains for six seconds is within a tenth of what we plan with."""
+    (row,) = [row for row in kernels("h100", "sustained") if row["work"] == "matmul"]
+    assert float(matmul_rates(gpu_by_id(CARDS["h100"]), "bf16").at(8192, 8192)) == pytest.approx(
+        row["TFLOPs"][-1] * 1e12, rel=0.1
+    )
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_sums_move_bytes_as_planned(card: str) -> None:
+    """Elementwise sums and products of large tensors, within a tenth."""
+    for row in kernels(card, "memory"):
+        if row["operation"] in ("add", "multiply"):
+            assert memory_Bps(gpu_by_id(CARDS[card])) == pytest.approx(row["GBps"] * 1e9, rel=0.1)
+
+
+def test_pinned_memory_crosses_the_link_as_planned() -> None:
+    """Large copies, each way, within a tenth."""
+    gpu = gpu_by_id(CARDS["h100"])
+    planned = (gpu.host_Bps or 0.0) * share("host_link_share", gpu)
+    large = [row for row in kernels("h100", "host_link") if row["pinned"] and row["bytes"] >= 2**28]
+    assert [row["GBps"] for row in large if row["way"] != "both at once"] == pytest.approx([planned / 1e9] * 4, rel=0.1)
