@@ -57,7 +57,7 @@ class Kernels:
     source: str
 
 
-Attention = Literal["flash1", "flash", "cudnn", "unfused"]
+Attention = Literal["flash1", "flash", "cudnn", "sdpa", "unfused"]
 Hides = Literal["gradients", "weights", "updates", "tensor", "pipeline"]
 Light = Literal["elementwise", "attention", "alternate", "half-blocks"]
 Sends = Literal["whole", "shards"]

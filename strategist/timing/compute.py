@@ -32,7 +32,7 @@ class LayerTime:
     again: Mapping[str, Reals]
 
 
-READ = ("cp", "tp", "ep", "etp", "micro_batch", "sequence_parallel", "recompute")
+READ = ("cp", "tp", "ep", "etp", "micro_batch", "sequence_parallel", "context_parallel", "recompute")
 """What compute of layers and ends depends on: many layouts agree in it."""
 
 
@@ -228,12 +228,35 @@ def _attention(job: Job, gpu: Gpu, kind: LayerKind, c: Candidates, passes: Passe
         return np.zeros(len(c))
     if job.profile.attention == "unfused":
         return _unfused(job, gpu, kind, c, passes)
-    family = "attention" if job.profile.attention == "flash" else job.profile.attention
+    rate: float | Reals = _attention_rate(job, gpu, kind, attention_family(job, gpu, kind), passes)
+    if job.profile.attention == "sdpa":  # rings call FlashAttention-2 by its name
+        ring = _attention_rate(job, gpu, kind, "attention", passes)
+        rate = np.where(c.is_word("context_parallel", "ring", "hierarchical"), ring, rate)
+    factor = 1.0 if passes == "forward" else 2.5
+    return np.asarray(factor * per_token * tokens(job, c) / c["tp"] / rate)
+
+
+_CUDNN_FIRST = ("9", "10")
+"""Compute capabilities, before the point, on which torch calls cuDNN for attention."""
+
+
+def attention_family(job: Job, gpu: Gpu, kind: LayerKind) -> str:
+    """How the catalogue's rates name the kernel that runs a layer's attention. `sdpa` is torch's own choice: cuDNN on Hopper
+    and Blackwell in half precision, where no mask is given, else FlashAttention-2 (PyTorch 2.13
+    aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, check_prefer_cudnn_attention; docs/decisions/0157)."""
+    asked = job.profile.attention
+    if asked != "sdpa":
+        return "attention" if asked == "flash" else asked
+    is_first = gpu.vendor == "NVIDIA" and (gpu.compute_capability or "").partition(".")[0] in _CUDNN_FIRST
+    is_half = job.formats.compute in ("bfloat16", "float16")
+    return "cudnn" if is_first and is_half and kind.mixer == "attention" else "attention"
+
+
+def _attention_rate(job: Job, gpu: Gpu, kind: LayerKind, family: str, passes: Passes) -> float:
+    """FLOP/s that a kernel reaches over one layer's rows and width of heads."""
     name = f"{family}_{passes}_share"
     filled = _filled(job, kind, gpu) * _wide(job.model.head_dim, share(f"{family}_half_width", gpu))
-    rate = _half_peak(job, gpu) * share(name, gpu) * kept_share(name, gpu) * filled
-    factor = 1.0 if passes == "forward" else 2.5
-    return factor * per_token * tokens(job, c) / c["tp"] / rate
+    return _half_peak(job, gpu) * share(name, gpu) * kept_share(name, gpu) * filled
 
 
 _TENSOR_ROW = 8

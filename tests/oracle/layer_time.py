@@ -108,7 +108,7 @@ def _attention(job: Job, layout: Layout, kind: LayerKind) -> Pass:
     if how == "unfused":
         forward, backward = _unfused(job, layout, kind)
     else:
-        name = "attention" if how == "flash" else how
+        name = "attention" if how == "flash" else _torch_calls(job, layout, kind) if how == "sdpa" else how
         span = _span(job.model, kind, job.workload.seq_len)
         peak *= span / (span + share("attention_half_length", gpu))
         half, own = share(f"{name}_half_width", gpu), min(job.model.head_dim, 128)
@@ -116,6 +116,13 @@ def _attention(job: Job, layout: Layout, kind: LayerKind) -> Pass:
         forward = flop / (peak * kept(f"{name}_forward_share", gpu))
         backward = 2.5 * flop / (peak * kept(f"{name}_backward_share", gpu))
     return Pass(forward, backward, redone(job, layout, "attention") * forward)
+
+
+def _torch_calls(job: Job, layout: Layout, kind: LayerKind) -> str:
+    """cuDNN for half-precision attention without masks on compute capability 9 and 10; a ring calls FlashAttention-2 itself."""
+    new = device_of(job).compute_capability in ("9.0", "10.0", "10.3")
+    plain = kind.mixer == "attention" and layout["context_parallel"] not in ("ring", "hierarchical")
+    return "cudnn" if new and plain and job.formats.compute in ("bfloat16", "float16") else "attention"
 
 
 def _span(shape: ModelShape, kind: LayerKind, seq_len: int) -> int:

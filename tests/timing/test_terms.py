@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.device.report import kernels
 from strategist.facts.clusters import load_cluster
 from strategist.facts.gpus import gpu_by_id
 from strategist.facts.groups import group_bandwidth, group_columns
 from strategist.facts.job import Job
+from strategist.facts.model import layer_sequence
 from strategist.facts.models import load_model
 from strategist.facts.parameters import count
 from strategist.facts.profile import Hides, Profile, find_profile, frameworks, profile_of, with_habits
@@ -20,7 +22,7 @@ from strategist.planner.predict import filled
 from strategist.planner.situation import one
 from strategist.space.grammar import parse_pins
 from strategist.timing.collectives import cluster_tiers
-from strategist.timing.compute import matmul_seconds
+from strategist.timing.compute import attention_family, matmul_seconds
 from strategist.timing.estimate import StepTimes, step_times
 from strategist.timing.rates import kept_share, large_share, matmul_rates, memory_Bps, share
 
@@ -292,3 +294,33 @@ def test_frameworks_are_recognised_by_their_own_words(words: str, profile: str |
     found = profile_of(words)
     assert (found.name if found else None) == profile
     assert profile is None or profile in frameworks()
+
+
+def families(machine: str = "dgx-h100", model: str = "llama-3.1-8b", **work: Any) -> set[str]:
+    """Which kernels run the attention of a model's layers."""
+    asked = job(cluster=load_cluster(machine), model=load_model(model))
+    asked = replace(asked, workload=replace(asked.workload, **work))
+    return {attention_family(asked, asked.cluster.slowest.gpu, kind) for kind in layer_sequence(asked.model)}
+
+
+def test_torch_calls_cudnn_for_attention_where_it_prefers_it() -> None:
+    """On Hopper in half precision; in fp32, on Ampere and under a window attention is FlashAttention-2's."""
+    assert families() == {"cudnn"}
+    assert families("dgx-a100-80gb") == families(precision="fp32") == {"attention"}
+    assert families(model="gemma-2-9b") == {"cudnn", "attention"}
+
+
+def test_a_ring_calls_flash_attention_itself() -> None:
+    """Heads that are exchanged meet cuDNN, keys that travel do not."""
+    ring, exchange = (
+        seconds(timed(job(), f"dp=2,cp=8,context_parallel={way}"), "attention") for way in ("ring", "all-to-all")
+    )
+    assert ring > 1.5 * exchange
+
+
+def test_attention_is_planned_at_what_a_card_runs_it_at() -> None:
+    """Rates of cuDNN on an H100 at full length are those that were measured, less what a card under its power limit loses."""
+    gpu = gpu_by_id("h100-sxm-80gb")
+    for passes in ("forward", "backward"):
+        measured = max(row[f"{passes}_TFLOPs"] for row in kernels("h100", "attention") if row["head_dim"] == 128)
+        assert share(f"cudnn_{passes}_share", gpu) * (gpu.bf16_FLOPs or 0.0) == pytest.approx(measured * 1e12, rel=0.12)
