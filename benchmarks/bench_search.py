@@ -49,11 +49,13 @@ JOBS: Mapping[str, Job] = {
 
 FIRST = "calculon J1: GPT-3 13B, 64 A100, batch 64"
 MANY = "Llama-3.1-8B, 1,024 H100"
+MORE = "Llama-3.1-8B, 8,192 H100"
 EVERYTHING: Mapping[str, Mapping[str, Any]] = {
     **{name: JOBS[name].question for name in (FIRST, LARGE_HEAD)},
     MANY: {"model": "llama-3.1-8b", "hardware": "dgx-h100:128", "seq_len": 8192, "global_batch": 1024},
+    MORE: {"model": "llama-3.1-8b", "hardware": "dgx-h100:1024", "seq_len": 8192, "global_batch": 8192},
 }
-"""Jobs of which all that fits is weighed and timed: some thousand layouts, and some ten thousand."""
+"""Jobs of which all that fits is weighed and timed: some thousand layouts, and some ten thousands."""
 
 CANDIDATE_SECONDS = 5e-6
 """The bar on a layout that is weighed in full and timed, all else of a search included that leaves none out for being slow."""
