@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import statistics
+import sys
+from pathlib import Path
 
 import pytest
 
 from benchmarks.device.report import CARDS, ROWS, kernels, lines, products, rehearsed_ranks, rows_of
 from strategist.facts.gpus import gpu_by_id
 from strategist.timing.rates import matmul_rates, memory_Bps, share
+from tests.cli.harness import ROOT, completed
 
 
 def test_every_file_of_rows_says_when_and_with_what() -> None:
@@ -60,3 +64,16 @@ def test_pinned_memory_crosses_the_link_as_planned() -> None:
     planned = (gpu.host_Bps or 0.0) * share("host_link_share", gpu)
     large = [row for row in kernels("h100", "host_link") if row["pinned"] and row["bytes"] >= 2**28]
     assert [row["GBps"] for row in large if row["way"] != "both at once"] == pytest.approx([planned / 1e9] * 4, rel=0.1)
+
+
+@pytest.mark.slow
+def test_the_script_that_measures_runs_here(tmp_path: Path) -> None:
+    """On the CPU, on small sizes, every section writes rows and none says that it failed; compiling takes too long."""
+    sections = "launch,host_link,memory,attention,layer,ends,kernels,update,matmul"
+    out = tmp_path / "rows.jsonl"
+    words = ("benchmarks.device.measure_gpu", "--cpu", "--sections", sections, "--out", str(out))
+    ran = completed((sys.executable, "-m", *words), cwd=ROOT)
+    assert ran.code == 0, ran.err
+    rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert [row for row in rows if "failed" in row] == []
+    assert {row["what"] for row in rows} == {"machine", "section", *sections.split(",")}

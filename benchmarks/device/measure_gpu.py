@@ -21,11 +21,12 @@ A section that fails leaves a line that says so, and the next one runs.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import subprocess
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -200,7 +201,8 @@ def sustained(bench: Bench) -> Iterator[Row]:
     into = torch.empty(size, size, device=bench.device, dtype=HALF)
     times = bench.clock.sustained(lambda: torch.mm(left, right.t(), out=into), bench.size(6, 1), 20)
     yield {"work": "matmul", "size": size, "us": times, "TFLOPs": [round(2 * size**3 / t / 1e6, 1) for t in times], **state(bench)}  # fmt: skip
-    layer = LayerBench(bench, *_shape(bench, "llama-3.1-8b"), 1, bench.size(4096, 32))
+    name = "llama-debug" if bench.is_small else "llama-3.1-8b"
+    layer = LayerBench(bench, name, load_model(name), 1, bench.size(4096, 32))
 
     def step() -> None:
         layer.backward(layer.forward())
@@ -245,7 +247,7 @@ def _blocks(bench: Bench) -> Iterator[Row]:
             each.backward(each.forward())
 
         for passes, work in (("forward, no gradients", unrecorded), ("forward and backward", both)):
-            times = bench.clock.sustained(work, 2.0, 50)
+            times = bench.clock.sustained(work, 2, 50)
             yield {**each.about(), "operation": "block", "passes": passes, "wall_us": times[-1]}
 
 
@@ -254,7 +256,7 @@ def _each(bench: Bench, operation: Callable[[], object], many: int) -> Row:
         for _ in range(many):
             operation()
 
-    found = bench.clock.timed(run, repeats=5, leads=4)
+    found = bench.clock.timed(run, repeats=5)
     return {name: round(value / many, 3) for name, value in found.items()}
 
 
@@ -277,17 +279,16 @@ BACKENDS = {
 
 
 def attention(bench: Bench) -> Iterator[Row]:
-    """Causal attention of 16 Ki tokens, forward and backward, by sequence, width and kernel; then grouped queries, fp16."""
+    """Causal attention of 16 Ki tokens, forward and backward, by sequence, width and kernel; then grouped queries, and heads of 80."""
     tokens = bench.size(16384, 128)
     lengths = (512, 1024, 2048, 4096, 8192, 16384) if not bench.is_small else (64,)
     for head_dim in (64, 96, 128, 256):
-        for length in lengths:
-            for name in BACKENDS if head_dim in (64, 128) else ("default",):
-                if bench.is_small and name != "default":
-                    continue
-                yield attended(bench, name, tokens // length, 2048 // head_dim, 2048 // head_dim, length, head_dim)
+        kernels_here = BACKENDS if head_dim in (64, 128) and not bench.is_small else ("default",)
+        for length, name in itertools.product(lengths, kernels_here):
+            yield attended(bench, name, tokens // length, 2048 // head_dim, 2048 // head_dim, length, head_dim)
+    length = bench.size(4096, 64)
     for heads, kv_heads, head_dim in ((32, 8, 128), (32, 8, 64), (16, 16, 80)):
-        yield attended(bench, "default", tokens // lengths[-3:][0], heads, kv_heads, lengths[-3:][0], head_dim)
+        yield attended(bench, "default", tokens // length, heads, kv_heads, length, head_dim)
 
 
 def attended(bench: Bench, name: str, batch: int, heads: int, kv_heads: int, length: int, head_dim: int) -> Row:
@@ -308,9 +309,7 @@ def attended(bench: Bench, name: str, batch: int, heads: int, kv_heads: int, len
     heads_of = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
     about = {"kernel": name, "batch": batch, "length": length, **heads_of}
     try:
-        there = bench.clock.timed(chosen)
-        grad = torch.randn_like(chosen())
-        back = bench.clock.timed(lambda out: out.backward(grad), lambda: (chosen(),))
+        there, back = bench.clock.both_ways(chosen, (q, k, v))
     except RuntimeError as problem:
         return {**about, "failed": type(problem).__name__, "why": str(problem)[:200]}
     FLOP = 2.0 * batch * heads * length**2 * head_dim
@@ -333,7 +332,6 @@ def memory(bench: Bench) -> Iterator[Row]:
     tokens, width = bench.size(8192, 64), bench.size(8192, 128)
     one = 2.0 * tokens * width
     x, y = bench.random(tokens, width), bench.random(tokens, width)
-    scale = torch.ones(width, device=bench.device, dtype=HALF)
     plain: dict[str, tuple[float, Callable[[], object]]] = {
         "add": (3 * one, lambda: x + y),
         "multiply": (3 * one, lambda: x * y),
@@ -348,14 +346,7 @@ def memory(bench: Bench) -> Iterator[Row]:
     for name, (bytes_, work) in plain.items():
         with torch.no_grad():
             yield _moved(name, bytes_, bench.clock.timed(work))
-    norms: dict[str, Callable[[Tensor], Tensor]] = {
-        "rms norm": lambda h: functional.rms_norm(h, (width,), scale),
-        "layer norm": lambda h: functional.layer_norm(h, (width,), scale, scale),
-        "softmax": lambda h: functional.softmax(h, dim=-1),
-    }
-    scale.requires_grad_()
-    for name, norm in norms.items():
-        yield from _both_ways(bench, name, norm, x, (2 * one, 3 * one))
+    yield from _both_ways(bench, "softmax", lambda h: functional.softmax(h, dim=-1), x, (2 * one, 3 * one))
     yield from _norms_by_width(bench, 2.0 * tokens * width)
     yield from _parts_of_layers(bench)
     yield from _losses(bench)
@@ -366,16 +357,13 @@ def _norms_by_width(bench: Bench, bytes_: float) -> Iterator[Row]:
     for width in (768, 1280, 2048, 4096, 5120, 8192, 16384) if not bench.is_small else (64,):
         rows = int(bytes_ / 2 / width)
         scale = torch.ones(width, device=bench.device, dtype=HALF, requires_grad=True)
-        source = bench.random(rows, width, grad=True)
-        grad = bench.random(rows, width)
-        for name, norm in {
+        x, one = bench.random(rows, width), 2.0 * rows * width
+        norms: dict[str, Callable[[Tensor], Tensor]] = {
             "rms norm": lambda h, w=width, s=scale: functional.rms_norm(h, (w,), s),
             "layer norm": lambda h, w=width, s=scale: functional.layer_norm(h, (w,), s, s),
-        }.items():
-            one = 2.0 * rows * width
-            yield _moved(name, 2 * one, bench.clock.timed(lambda f=norm, h=source: f(h)), width=width)
-            back = bench.clock.timed(lambda out, g=grad: out.backward(g), lambda f=norm, h=source: (f(h),))
-            yield _moved(f"{name}, backward", 3 * one, back, width=width)
+        }
+        for name, norm in norms.items():
+            yield from _both_ways(bench, name, norm, x, (2 * one, 3 * one), (scale,), width=width)
 
 
 def _parts_of_layers(bench: Bench) -> Iterator[Row]:
@@ -390,7 +378,12 @@ def _parts_of_layers(bench: Bench) -> Iterator[Row]:
         )  # fmt: skip
     gate, up = bench.random(tokens, width), bench.random(tokens, width, grad=True)
     yield from _both_ways(
-        bench, "gated activation", lambda h: functional.silu(h) * up, gate, (3.0 * gate.nbytes, 5.0 * gate.nbytes)
+        bench,
+        "gated activation",
+        lambda h: functional.silu(h) * up,
+        gate,
+        (3.0 * gate.nbytes, 5.0 * gate.nbytes),
+        (up,),
     )
 
 
@@ -400,26 +393,30 @@ def _moved(name: str, bytes_: float, seconds: dict[str, float], **more: Any) -> 
 
 
 def _both_ways(
-    bench: Bench, name: str, work: Callable[[Tensor], Tensor], x: Tensor, bytes_: tuple[float, float]
+    bench: Bench,
+    name: str,
+    work: Callable[[Tensor], Tensor],
+    x: Tensor,
+    bytes_: tuple[float, float],
+    others: Sequence[Tensor] = (),
+    **more: Any,
 ) -> Iterator[Row]:
+    """`others` are what gets gradients beside `x`."""
     source = x.detach().clone().requires_grad_()
-    grad = torch.randn_like(work(source))
-    yield _moved(name, bytes_[0], bench.clock.timed(lambda: work(source)))
-    back = bench.clock.timed(lambda out: out.backward(grad), lambda: (work(source),))
-    yield _moved(f"{name}, backward", bytes_[1], back)
+    there, back = bench.clock.both_ways(lambda: work(source), (source, *others))
+    yield _moved(name, bytes_[0], there, **more)
+    yield _moved(f"{name}, backward", bytes_[1], back, **more)
 
 
 def _losses(bench: Bench) -> Iterator[Row]:
-    """Cross entropy of half-precision logits in float32, as the executor computes it; bytes per logit stand in the row."""
+    """Cross entropy of half-precision logits in float32, as the executor computes it; `bytes` are those of the logits, once."""
     tokens = bench.size(8192, 32)
     for vocab in (32000, 50304, 128256) if not bench.is_small else (512,):
-        logits = bench.random(1, tokens, vocab, grad=True)
+        logits, bytes_ = bench.random(1, tokens, vocab), 2.0 * tokens * vocab
         labels = torch.randint(vocab, (1, tokens), device=bench.device)
-        there = bench.clock.timed(lambda g=logits, t=labels: summed_token_loss(g, t))
-        back = bench.clock.timed(lambda out: out.backward(), lambda g=logits, t=labels: (summed_token_loss(g, t),))
-        yield _moved("cross entropy", 2.0 * tokens * vocab, there, vocab=vocab, tokens=tokens)
-        yield _moved("cross entropy, backward", 2.0 * tokens * vocab, back, vocab=vocab, tokens=tokens)
-        del logits
+        yield from _both_ways(
+            bench, "cross entropy", lambda g, t=labels: summed_token_loss(g, t), logits, (bytes_, bytes_), vocab=vocab, tokens=tokens
+        )  # fmt: skip
 
 
 def host_link(bench: Bench) -> Iterator[Row]:
@@ -434,7 +431,7 @@ def host_link(bench: Bench) -> Iterator[Row]:
                 "to device": lambda h=host, d=device, p=pinned: d.copy_(h, non_blocking=p),
                 "to host": lambda h=host, d=device, p=pinned: h.copy_(d, non_blocking=p),
             }.items():
-                found = bench.clock.timed(work, repeats=5, leads=1 if pinned else 0)
+                found = bench.clock.timed(work, repeats=5)
                 yield {"way": way, "pinned": pinned, **_moved("copy", size, found)}
     if not bench.is_small:
         yield _at_once(bench, 2**28)
@@ -469,19 +466,21 @@ def update(bench: Bench) -> Iterator[Row]:
     """AdamW over a layer's worth of float32 elements, and the norm of all gradients, on the device; AdamW on the host."""
     sizes = [(4096, 4096), (1024, 4096), (14336, 4096), (4096,)] if not bench.is_small else [(64, 64), (64,)]
     on_device = _parameters(sizes * 4, bench.device)
+    yield from _adamw("device", bench.clock, on_device)
     elements = sum(p.numel() for p in on_device)
-    for name, options in (("fused", {"fused": True}), ("foreach", {"foreach": True})):
-        optimizer = torch.optim.AdamW(on_device, lr=1e-4, **options)
-        yield {"where": "device", "elements": elements, **_moved(f"AdamW, {name}", 28.0 * elements, bench.clock.timed(optimizer.step))}  # fmt: skip
     norm = bench.clock.timed(lambda: nn.utils.clip_grad_norm_(on_device, 1e30, foreach=True))
     yield {"where": "device", "elements": elements, **_moved("norm and scale of gradients", 12.0 * elements, norm)}
-    on_host = _parameters(sizes, torch.device("cpu"))
-    elements = sum(p.numel() for p in on_host)
-    for name, options in (("fused", {"fused": True}), ("foreach", {"foreach": True})):
-        optimizer = torch.optim.AdamW(on_host, lr=1e-4, **options)
-        clock = GpuClock(torch.device("cpu"))
-        found = clock.timed(optimizer.step, repeats=5, warm_up=2)
-        yield {"where": "host", "threads": torch.get_num_threads(), "elements": elements, **_moved(f"AdamW, {name}", 28.0 * elements, found)}  # fmt: skip
+    host = torch.device("cpu")
+    for row in _adamw("host", GpuClock(host), _parameters(sizes, host)):
+        yield {**row, "threads": torch.get_num_threads()}
+
+
+def _adamw(where: str, clock: GpuClock, parameters: list[nn.Parameter]) -> Iterator[Row]:
+    elements = sum(p.numel() for p in parameters)
+    for word in ("fused", "foreach"):
+        optimizer = torch.optim.AdamW(parameters, lr=1e-4, **{word: True})
+        found = clock.timed(optimizer.step)
+        yield {"where": where, "elements": elements, **_moved(f"AdamW, {word}", 28.0 * elements, found)}
 
 
 def _parameters(sizes: list[tuple[int, ...]], device: torch.device) -> list[nn.Parameter]:
@@ -531,13 +530,12 @@ class LayerBench:
         out.backward(self.grad)
 
 
-def _shape(bench: Bench, name: str) -> tuple[str, ModelShape]:
-    name = "llama-debug" if bench.is_small else name
-    return name, load_model(name)
+def _shapes(bench: Bench) -> tuple[tuple[str, int, int], ...]:
+    return SMALL_SHAPES if bench.is_small else SHAPES
 
 
 def _layers(bench: Bench) -> Iterator[LayerBench]:
-    for name, micro_batch, seq_len in SMALL_SHAPES if bench.is_small else SHAPES:
+    for name, micro_batch, seq_len in _shapes(bench):
         yield LayerBench(bench, name, load_model(name), micro_batch, seq_len)
 
 
@@ -563,8 +561,8 @@ def compiled(bench: Bench) -> Iterator[Row]:
 
 
 def _passes(bench: Bench, each: LayerBench) -> Row:
-    there = bench.clock.timed(each.forward, leads=4)
-    back = bench.clock.timed(each.backward, lambda: (each.forward(),), leads=4)
+    there = bench.clock.timed(each.forward)
+    back = bench.clock.timed(each.backward, lambda: (each.forward(),))
     elements = sum(p.numel() for p in each.block.parameters())
     return {"forward": there, "backward": back, "elements": elements}
 
@@ -599,7 +597,7 @@ def _counted(seen: Any) -> Row:
 
 def ends(bench: Bench) -> Iterator[Row]:
     """The last norm, the head and the loss of its logits, forward and backward."""
-    for name, micro_batch, seq_len in SMALL_SHAPES if bench.is_small else SHAPES:
+    for name, micro_batch, seq_len in _shapes(bench):
         shape = load_model(name)
         with torch.device(bench.device):
             norm, head = make_norm(shape).to(HALF), Head(shape.hidden, shape.vocab, bias=False).to(HALF)
@@ -614,8 +612,7 @@ def ends(bench: Bench) -> Iterator[Row]:
             return head(norm(h), labels)
 
         for loss, work in (("whole", forward), ("in chunks", chunked)):
-            there = bench.clock.timed(work, repeats=5, leads=4)
-            back = bench.clock.timed(lambda out: out.backward(), lambda f=work: (f(),), repeats=5, leads=4)
+            there, back = bench.clock.both_ways(work, (h, *norm.parameters(), *head.parameters()), repeats=5)
             about = {"model": name, "micro_batch": micro_batch, "seq_len": seq_len, "loss": loss}
             yield {**about, "forward": there, "backward": back}
 

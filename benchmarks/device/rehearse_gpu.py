@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import strategist
-from benchmarks.device.older_torch import know_older_names
 from benchmarks.record import circumstances
 from strategist.document.load import load_observed, load_plan, observed_from
 from strategist.document.observed import RankObservation
@@ -108,6 +107,8 @@ def _refused(refusal: StrategistError) -> Row:
 
 def rehearse_all(asked: argparse.Namespace) -> None:
     """One line for each plan of the folder; written at once, so that what was measured stays when something fails."""
+    from benchmarks.device.older_torch import know_older_names  # loads torch, which readers of rows do not need
+
     know_older_names()
     about, begin = circumstances(("torch", "numpy")), time.perf_counter()
     with open(asked.out, "x", encoding="utf-8") as file:

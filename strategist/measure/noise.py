@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ class NoiseGroup(dist.ProcessGroup):
 
     def __init__(self, rank: int, size: int, listen: Listener) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]
-        self._place, self._count, self._listen, self._peers = rank, size, listen, Peers()
+        self._place, self._count, self._listen = rank, size, listen
 
     def getBackendName(self) -> str:
         """The name that torch asks for."""
@@ -72,7 +73,7 @@ class NoiseGroup(dist.ProcessGroup):
             if width is None:
                 place.view(-1, part.numel()).copy_(part.view(-1))
             else:
-                make_noise(place, width, self._peers.of(place.device, index))
+                make_noise(place, width, peers_on(place.device).manual_seed(index))
 
     def reduce_scatter_single(self, output: Tensor, whole: Tensor, opts: Any = None) -> dist.Work:
         """This rank's part of what it put in."""
@@ -151,16 +152,10 @@ def width_of(part: Tensor) -> Tensor:
     return norm.div_(max(1, part.numel()) ** 0.5).clamp_(min=WIDTH / 100)
 
 
-class Peers:
-    """Where the numbers of peers come from: one source for each device, begun anew whenever it is asked for."""
-
-    def __init__(self) -> None:
-        self._sources: dict[torch.device, torch.Generator] = {}
-
-    def of(self, device: torch.device, seed: int) -> torch.Generator:
-        """The source of a device, at the beginning that `seed` names."""
-        source = self._sources.setdefault(device, torch.Generator(device))
-        return source.manual_seed(seed)
+@cache
+def peers_on(device: torch.device) -> torch.Generator:
+    """Where the numbers of peers come from on a device; seeded anew, it gives the same again."""
+    return torch.Generator(device)
 
 
 @torch.no_grad()

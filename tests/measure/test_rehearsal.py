@@ -365,7 +365,7 @@ def _own_module() -> str:
 
 def test_the_script_for_gpus_measures_here(tmp_path: Path) -> None:
     """On CPU ranks it writes one line per configuration: bytes within their bars, time by terms, or why not."""
-    words = (
+    words = [
         "--cpu",
         "--ranks",
         "2",
@@ -375,7 +375,7 @@ def test_the_script_for_gpus_measures_here(tmp_path: Path) -> None:
         "dp_shard=2,zero=3;tp=3",
         "--seq-len",
         "16",
-    )
+    ]
     folder, seen, rows = (str(tmp_path / name) for name in ("plans", "rehearsed.jsonl", "rows.jsonl"))
     for step in (
         ("prepare", folder, *words),
