@@ -66,6 +66,14 @@ def test_pinned_memory_crosses_the_link_as_planned() -> None:
     assert [row["GBps"] for row in large if row["way"] != "both at once"] == pytest.approx([planned / 1e9] * 4, rel=0.1)
 
 
+def test_terms_of_a_run_add_up_to_its_step() -> None:
+    """A step that a GPU trained is its terms and nothing else, within a thousandth."""
+    runs = [row["run"] for row in rows_of("h100-runs") if "run" in row]
+    assert len(runs) == 7
+    for run in runs:
+        assert sum(run["terms_ns"].values()) == pytest.approx(run["step_ns"], rel=1e-3)
+
+
 @pytest.mark.slow
 def test_the_script_that_measures_runs_here(tmp_path: Path) -> None:
     """On the CPU, on small sizes, every section writes rows and none says that it failed; compiling takes too long."""

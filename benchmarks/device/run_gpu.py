@@ -1,0 +1,127 @@
+"""Train on the one GPU of this machine, and hold each plan's prediction against the run, term by term.
+
+The last rung of the ladder where there are no peers: kernels, launches and updates are real, and nothing stands in for anything.
+
+    python -m benchmarks.device.run_gpu --gpu h100-sxm-80gb --out rows.jsonl
+    python -m benchmarks.device.run_gpu --cpu --out rows.jsonl     to try the script, on a small model
+
+A run that fails leaves a line that says why, and the next one starts; what is not begun in `--seconds` says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import strategist
+from benchmarks.record import circumstances
+from strategist.document.load import load_observed
+from strategist.document.observed import RankObservation
+from strategist.document.plan import Plan
+from strategist.document.write import dump
+from strategist.errors import StrategistError
+from strategist.planner.predict import layout_of
+from strategist.records import replace
+
+Row = dict[str, Any]
+Case = tuple[str, int, int, int, str, bool]
+"""Model, tokens of a sequence, sequences of a micro-batch, micro-batches of a step, what is pinned beside, and whether blocks
+are compiled, which no prediction is for."""
+
+CASES: tuple[Case, ...] = (
+    ("llama-3.2-1b", 4096, 2, 2, "", False),
+    ("gpt2", 1024, 8, 4, "", False),
+    ("gpt2-large", 1024, 4, 4, "", False),
+    ("llama-3.2-1b", 4096, 2, 2, "recompute=full", False),
+    ("gpt2", 1024, 1, 4, "", False),
+    ("qwen2.5-0.5b", 4096, 2, 4, "", False),
+    ("llama-3.2-1b", 4096, 2, 2, "", True),
+    ("qwen2.5-1.5b", 4096, 1, 4, "", False),
+    ("llama-3.2-1b", 1024, 4, 4, "", False),
+    ("pythia-1.4b", 2048, 2, 4, "", False),
+    ("gpt2-large", 1024, 4, 4, "", True),
+    ("tinyllama-1.1b", 2048, 4, 4, "", False),
+    ("llama-3.2-1b", 4096, 1, 4, "zero=3", False),
+)
+SMALL_CASES: tuple[Case, ...] = (("llama-debug", 64, 1, 4, "", False), ("llama-debug", 64, 1, 4, "zero=3", False))
+
+
+def main() -> None:
+    """Run every case, line by line, so that what was measured stays when something fails."""
+    asked = _arguments()
+    hardware: Any = "cpu:1" if asked.cpu else {"gpu": asked.gpu, "gpus_per_node": 1, "nodes": 1}
+    about, begin = circumstances(("torch",)), time.perf_counter()
+    with open(asked.out, "x", encoding="utf-8") as file, tempfile.TemporaryDirectory() as folder:
+        for number, case in enumerate(SMALL_CASES if asked.cpu else CASES):
+            is_late = time.perf_counter() - begin > asked.seconds
+            row = {"left_out": "no time"} if is_late else ran(case, hardware, Path(folder) / str(number), asked.steps)
+            file.write(json.dumps({**about, "model": case[0], "seq_len": case[1], "asked": case[2:], **row}) + "\n")
+            file.flush()
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    place = parser.add_mutually_exclusive_group(required=True)
+    place.add_argument("--gpu", help="the catalogue's name of the GPU")
+    place.add_argument("--cpu", action="store_true", help="a CPU rank and small models, to try the script")
+    parser.add_argument("--out", required=True, help="a new file for the lines")
+    parser.add_argument("--steps", type=int, default=14)
+    parser.add_argument("--seconds", type=float, default=3600.0, help="after which no further run is begun")
+    return parser.parse_args()
+
+
+def ran(case: Case, hardware: Any, folder: Path, steps: int) -> Row:
+    """One case, planned and run in a process of its own."""
+    model, seq_len, micro_batch, accumulation, pin, is_compiled = case
+    folder.mkdir()
+    try:
+        plan = strategist.recommend(
+            model, hardware, seq_len=seq_len, micro_batch=micro_batch, global_batch=micro_batch * accumulation,
+            pin=pin or None, top=1,
+        )  # fmt: skip
+    except StrategistError as refusal:
+        return {"refused": f"E_{refusal.code}", "why": refusal.message}
+    if is_compiled:
+        plan = replace(plan, strategy=replace(plan.strategy, compile=True))
+    (folder / "plan.json").write_text(dump(plan), encoding="utf-8")
+    words = ("run", str(folder / "plan.json"), "--steps", str(steps), "--out", str(folder / "run"), "--observe")
+    command = (sys.executable, "-m", "strategist", *words, "--accept-hardware", "--allow-edited", "--json")
+    begin = time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    took = {"layout": layout_of(plan), "seconds": round(time.perf_counter() - begin, 1)}
+    if done.returncode:
+        return {**took, "failed": done.returncode, "why": (done.stdout + done.stderr)[-1500:]}
+    observed = load_observed(str(folder / "run" / "run.json"))
+    return {**took, "device": observed.device, **beside(plan, observed.ranks[0])}
+
+
+def beside(plan: Plan, seen: RankObservation) -> Row:
+    """What the plan said of the step and its memory, and what was measured."""
+    clock, memory = seen.time, plan.memory
+    if clock is None:
+        return {}
+    return {
+        "predicted": {
+            "step_ns": plan.time.step_ns,
+            "terms_ns": {term.name: term.exposed_ns for term in plan.time.terms},
+            "peak_bytes": round(memory.peak.value),
+        },
+        "run": {
+            "step_ns": clock.step_ns,
+            "terms_ns": {term.name: term.exposed_ns for term in clock.terms},
+            "launches": clock.launches,
+            "launch_ns": clock.launch_ns,
+            "allocated_bytes": seen.memory.peak_bytes,
+            "reserved_bytes": seen.memory.reserved,
+        },
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
