@@ -6,6 +6,7 @@ import json
 import statistics
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,10 +79,22 @@ def test_terms_of_a_run_add_up_to_its_step() -> None:
 def test_the_script_that_measures_runs_here(tmp_path: Path) -> None:
     """On the CPU, on small sizes, every section writes rows and none says that it failed; compiling takes too long."""
     sections = "launch,host_link,memory,attention,layer,ends,kernels,update,matmul"
-    out = tmp_path / "rows.jsonl"
-    words = ("benchmarks.device.measure_gpu", "--cpu", "--sections", sections, "--out", str(out))
-    ran = completed((sys.executable, "-m", *words), cwd=ROOT)
-    assert ran.code == 0, ran.err
-    rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    rows = _written("measure_gpu", tmp_path / "rows.jsonl", "--sections", sections)
     assert [row for row in rows if "failed" in row] == []
     assert {row["what"] for row in rows} == {"machine", "section", *sections.split(",")}
+
+
+@pytest.mark.slow
+def test_the_script_that_trains_runs_here(tmp_path: Path) -> None:
+    """On one CPU rank every plan is run, and the step is the sum of its terms."""
+    rows = _written("run_gpu", tmp_path / "rows.jsonl", "--steps", "8")
+    assert [row["layout"] for row in rows if "zero=3" in row["asked"]]
+    for row in rows:
+        assert sum(row["run"]["terms_ns"].values()) == pytest.approx(row["run"]["step_ns"], rel=1e-3)
+
+
+def _written(script: str, out: Path, *words: str) -> list[dict[str, Any]]:
+    """The rows that a script of benchmarks/device writes on the CPU."""
+    ran = completed((sys.executable, "-m", f"benchmarks.device.{script}", "--cpu", *words, "--out", str(out)), cwd=ROOT)
+    assert ran.code == 0, ran.err
+    return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]

@@ -23,8 +23,9 @@ from typing import Any
 
 import strategist
 from benchmarks.record import circumstances
+from strategist.document.estimate import TimeLedger
 from strategist.document.load import load_observed, load_plan, observed_from
-from strategist.document.observed import RankObservation
+from strategist.document.observed import ObservedTime, RankObservation
 from strategist.document.plan import Plan
 from strategist.document.write import as_document, dump
 from strategist.errors import StrategistError
@@ -94,14 +95,15 @@ def prepare(asked: argparse.Namespace) -> None:
             )
             traced = strategist.trace(plan, ranks="first,last")
         except StrategistError as refusal:
-            text = json.dumps({"model": model, "asked": layout, **_refused(refusal)})
+            text = json.dumps({"model": model, "asked": layout, **refused(refusal)})
             (asked.folder / f"{number:02}.refused.json").write_text(text, encoding="utf-8")
             continue
         (asked.folder / f"{number:02}.plan.json").write_text(dump(plan), encoding="utf-8")
         (asked.folder / f"{number:02}.traced.json").write_text(dump(traced), encoding="utf-8")
 
 
-def _refused(refusal: StrategistError) -> Row:
+def refused(refusal: StrategistError) -> Row:
+    """What a row says of a plan that there is none of, or that cannot be run."""
     return {"refused": f"E_{refusal.code}", "why": refusal.message}
 
 
@@ -124,7 +126,7 @@ def rehearsed(path: Path, steps: int) -> Row:
     try:
         return {"observed": as_document(strategist.rehearse(load_plan(str(path)), ranks="first,last", steps=steps))}
     except StrategistError as refusal:
-        return _refused(refusal)
+        return refused(refusal)
 
 
 def compare(asked: argparse.Namespace) -> None:
@@ -169,13 +171,18 @@ def is_within(name: str, traced: int, rehearsed: int) -> bool:
     return abs(rehearsed / traced - 1) <= BARS[name]
 
 
+def exposed_ns(time: TimeLedger | ObservedTime) -> dict[str, int]:
+    """Nanoseconds that a step waits for each term, planned or measured."""
+    return {term.name: term.exposed_ns for term in time.terms}
+
+
 def _step(plan: Plan, rehearsed: RankObservation) -> Mapping[str, Any]:
     clock = rehearsed.time
     if clock is None:
         return {}
     return {
-        "predicted_ns": {term.name: term.exposed_ns for term in plan.time.terms},
-        "rehearsed_ns": {term.name: term.exposed_ns for term in clock.terms},
+        "predicted_ns": exposed_ns(plan.time),
+        "rehearsed_ns": exposed_ns(clock),
         "step_ns": clock.step_ns,
         "launches": clock.launches,
         "launch_ns": clock.launch_ns,

@@ -17,9 +17,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import strategist
+from benchmarks.device.rehearse_gpu import Row, exposed_ns, refused
 from benchmarks.record import circumstances
 from strategist.document.load import load_observed
 from strategist.document.observed import RankObservation
@@ -29,27 +30,34 @@ from strategist.errors import StrategistError
 from strategist.planner.predict import layout_of
 from strategist.records import replace
 
-Row = dict[str, Any]
-Case = tuple[str, int, int, int, str, bool]
-"""Model, tokens of a sequence, sequences of a micro-batch, micro-batches of a step, what is pinned beside, and whether blocks
-are compiled, which no prediction is for."""
+
+class Case(NamedTuple):
+    """What is trained, and how; nothing predicts compiled blocks."""
+
+    model: str
+    seq_len: int
+    micro_batch: int
+    accumulation: int
+    pin: str = ""
+    is_compiled: bool = False
+
 
 CASES: tuple[Case, ...] = (
-    ("llama-3.2-1b", 4096, 2, 2, "", False),
-    ("gpt2", 1024, 8, 4, "", False),
-    ("gpt2-large", 1024, 4, 4, "", False),
-    ("llama-3.2-1b", 4096, 2, 2, "recompute=full", False),
-    ("gpt2", 1024, 1, 4, "", False),
-    ("qwen2.5-0.5b", 4096, 2, 4, "", False),
-    ("llama-3.2-1b", 4096, 2, 2, "", True),
-    ("qwen2.5-1.5b", 4096, 1, 4, "", False),
-    ("llama-3.2-1b", 1024, 4, 4, "", False),
-    ("pythia-1.4b", 2048, 2, 4, "", False),
-    ("gpt2-large", 1024, 4, 4, "", True),
-    ("tinyllama-1.1b", 2048, 4, 4, "", False),
-    ("llama-3.2-1b", 4096, 1, 4, "zero=3", False),
+    Case("llama-3.2-1b", 4096, 2, 2),
+    Case("gpt2", 1024, 8, 4),
+    Case("gpt2-large", 1024, 4, 4),
+    Case("llama-3.2-1b", 4096, 2, 2, "recompute=full"),
+    Case("gpt2", 1024, 1, 4),
+    Case("qwen2.5-0.5b", 4096, 2, 4),
+    Case("llama-3.2-1b", 4096, 2, 2, is_compiled=True),
+    Case("qwen2.5-1.5b", 4096, 1, 4),
+    Case("llama-3.2-1b", 1024, 4, 4),
+    Case("pythia-1.4b", 2048, 2, 4),
+    Case("gpt2-large", 1024, 4, 4, is_compiled=True),
+    Case("tinyllama-1.1b", 2048, 4, 4),
+    Case("llama-3.2-1b", 4096, 1, 4, "zero=3"),
 )
-SMALL_CASES: tuple[Case, ...] = (("llama-debug", 64, 1, 4, "", False), ("llama-debug", 64, 1, 4, "zero=3", False))
+SMALL_CASES: tuple[Case, ...] = (Case("llama-debug", 64, 1, 4), Case("llama-debug", 64, 1, 4, "zero=3"))
 
 
 def main() -> None:
@@ -61,7 +69,9 @@ def main() -> None:
         for number, case in enumerate(SMALL_CASES if asked.cpu else CASES):
             is_late = time.perf_counter() - begin > asked.seconds
             row = {"left_out": "no time"} if is_late else ran(case, hardware, Path(folder) / str(number), asked.steps)
-            file.write(json.dumps({**about, "model": case[0], "seq_len": case[1], "asked": case[2:], **row}) + "\n")
+            file.write(
+                json.dumps({**about, "model": case.model, "seq_len": case.seq_len, "asked": case[2:], **row}) + "\n"
+            )
             file.flush()
 
 
@@ -78,16 +88,15 @@ def _arguments() -> argparse.Namespace:
 
 def ran(case: Case, hardware: Any, folder: Path, steps: int) -> Row:
     """One case, planned and run in a process of its own."""
-    model, seq_len, micro_batch, accumulation, pin, is_compiled = case
     folder.mkdir()
     try:
         plan = strategist.recommend(
-            model, hardware, seq_len=seq_len, micro_batch=micro_batch, global_batch=micro_batch * accumulation,
-            pin=pin or None, top=1,
+            case.model, hardware, seq_len=case.seq_len, micro_batch=case.micro_batch,
+            global_batch=case.micro_batch * case.accumulation, pin=case.pin or None, top=1,
         )  # fmt: skip
     except StrategistError as refusal:
-        return {"refused": f"E_{refusal.code}", "why": refusal.message}
-    if is_compiled:
+        return refused(refusal)
+    if case.is_compiled:
         plan = replace(plan, strategy=replace(plan.strategy, compile=True))
     (folder / "plan.json").write_text(dump(plan), encoding="utf-8")
     words = ("run", str(folder / "plan.json"), "--steps", str(steps), "--out", str(folder / "run"), "--observe")
@@ -109,12 +118,12 @@ def beside(plan: Plan, seen: RankObservation) -> Row:
     return {
         "predicted": {
             "step_ns": plan.time.step_ns,
-            "terms_ns": {term.name: term.exposed_ns for term in plan.time.terms},
+            "terms_ns": exposed_ns(plan.time),
             "peak_bytes": round(memory.peak.value),
         },
         "run": {
             "step_ns": clock.step_ns,
-            "terms_ns": {term.name: term.exposed_ns for term in clock.terms},
+            "terms_ns": exposed_ns(clock),
             "launches": clock.launches,
             "launch_ns": clock.launch_ns,
             "allocated_bytes": seen.memory.peak_bytes,
