@@ -47,6 +47,7 @@ def test_committed_figures_are_todays() -> None:
         assert today()[part] == read("accuracy")[part], f"run `make bench-accuracy docs`: {part}"
 
 
+@pytest.mark.slow
 def test_shipped_intervals_are_those_of_the_published_runs() -> None:
     """The catalogue's intervals of the step are the middle of the errors of sources left out, neighbourhood by neighbourhood."""
     kept = ("chip", "framework", "width", "low", "high")
