@@ -1,6 +1,8 @@
 """The long suite: every test, generated cases tenfold; writes results/nightly.json.
 
-`python -m benchmarks.nightly [PYTEST_ARGUMENTS]`; further arguments go to pytest, and a run that was narrowed by them says so.
+`python -m benchmarks.nightly [PYTEST_ARGUMENTS]`; further arguments go to pytest, and a run that was narrowed by them says so. The
+tests run folder by folder, and what a folder gave is written at once: after Ctrl-C the same command goes on, on the same commit, with
+the folders that are missing.
 """
 
 from __future__ import annotations
@@ -10,37 +12,79 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from benchmarks.record import ROOT, circumstances, write
+from benchmarks.record import RESULTS, ROOT, circumstances, read, write
 
 WORKERS = ("-n", "2", "--dist=worksteal")
 """Two at a time; long tests stand side by side, so a worker that has none left takes over what lies before the other."""
 LONGEST = 12
 """Tests whose seconds are written down: which to split next."""
 PACKAGES = ("strategist", "torch", "numpy", "pydantic", "transformers", "hypothesis", "pytest")
+ELSEWHERE = "frameworks"
+"""Tests that need environments of their own (`make test-frameworks`)."""
+STOPPED, NO_TESTS = 2, 5
+"""pytest's exit codes of a run that was stopped by hand, and of one that had nothing to run."""
 
 
 def nightly(arguments: Sequence[str], name: str = "nightly") -> int:
-    """Run the suite, write what came out, and return pytest's exit code (2: stopped by hand; what had run is written).
-
-    Ctrl-C reaches pytest too, which ends its tests and writes its report; only then is there a result to write.
-    """
+    """Run the folders that the result lacks, write it after each, and return pytest's exit code of the last, or of the first that was not
+    well. Ctrl-C reaches pytest too, which ends; then no further folder begins."""
     signal.signal(signal.SIGINT, _wait_for_pytest)
+    head = {**circumstances(PACKAGES), "arguments": list(arguments)}
+    done = known(head, name)
+    for part, paths in folders().items():
+        if part not in done:
+            code, found = _run(paths, arguments)
+            if code == STOPPED:
+                return code
+            done[part] = {"exit_code": code, **found}
+            write(name, {**head, **whole(done)})
+    return next((one["exit_code"] for one in done.values() if one["exit_code"] not in (0, NO_TESTS)), 0)
+
+
+def folders(tests: Path = ROOT / "tests") -> dict[str, list[Path]]:
+    """What runs at one go: each folder of tests by its name, and the tests beside them, "."."""
+    inside = sorted({path.relative_to(tests).parts[0] for path in tests.glob("*/**/test_*.py")} - {ELSEWHERE})
+    return {".": sorted(tests.glob("test_*.py"))} | {name: [tests / name] for name in inside}
+
+
+def known(head: Mapping[str, Any], name: str) -> dict[str, dict[str, Any]]:
+    """What an earlier run of the same arguments on the same commit gave by folder; nothing where a file was changed since."""
+    if head["changed_files"] or not (RESULTS / f"{name}.json").exists():
+        return {}
+    before = read(name)
+    same = all(before.get(key) == head[key] for key in ("commit", "changed_files", "versions", "arguments"))
+    parts: dict[str, dict[str, Any]] = before.get("folders", {})
+    return parts if same else {}
+
+
+def _run(paths: Iterable[Path], arguments: Sequence[str]) -> tuple[int, dict[str, Any]]:
+    """pytest's exit code, and what its report says."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = (sys.executable, "-m", "pytest", "--hypothesis-profile=nightly", f"--junitxml={report}")
-        code = subprocess.run((*command, *WORKERS, *arguments), cwd=ROOT, check=False).returncode
-        result = {**circumstances(PACKAGES), "arguments": list(arguments), "exit_code": code, **counts(report)}
-    print(f"{result['passed']} passed, {result['failed']} failed, {result['skipped']} skipped; {write(name, result)}")
-    return code
+        code = subprocess.run((*command, *WORKERS, *map(str, paths), *arguments), cwd=ROOT, check=False).returncode
+        return code, counts(report)
 
 
 def _wait_for_pytest(number: int, frame: object) -> None:
     """Nothing: a handler of our own, unlike SIG_IGN, is not inherited by pytest."""
+
+
+def whole(done: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The counts of all folders together, which are missing, and each folder's own."""
+    seconds = {name: value for one in done.values() for name, value in one["longest"].items()}
+    return {
+        "missing": [part for part in folders() if part not in done],
+        **{how: sum(one[how] for one in done.values()) for how in ("passed", "failed", "error", "skipped", "seconds")},
+        "longest": _longest(seconds),
+        "not_passed": [name for one in done.values() for name in one["not_passed"]],
+        "folders": dict(done),
+    }
 
 
 def counts(report: Path) -> dict[str, Any]:
@@ -53,9 +97,13 @@ def counts(report: Path) -> dict[str, Any]:
     return {
         **{how: ended[how] for how in ("passed", "failed", "error", "skipped")},
         "seconds": round(sum(float(part.get("time", 0)) for part in suite.iter("testsuite"))),
-        "longest": dict(sorted(seconds.items(), key=lambda item: -item[1])[:LONGEST]),
+        "longest": _longest(seconds),
         "not_passed": sorted(name for name, how in cases.items() if how != "passed"),
     }
+
+
+def _longest(seconds: Mapping[str, int]) -> dict[str, int]:
+    return dict(sorted(seconds.items(), key=lambda item: -item[1])[:LONGEST])
 
 
 def _name(case: ElementTree.Element) -> str:

@@ -18,11 +18,14 @@ RESULTS = ROOT / "benchmarks/results"
 
 
 def circumstances(packages: Sequence[str]) -> dict[str, Any]:
-    """Date, commit, versions and machine of a measurement; of the machine only what the figures depend on."""
+    """Date, commit, versions and machine of a measurement; of the machine only what the figures depend on. Results that were written since
+    the commit are no changed files."""
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "commit": _git("rev-parse", "HEAD"),
-        "changed_files": len(_git("status", "--porcelain", "--untracked-files=no").splitlines()),
+        "changed_files": len(
+            _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results").splitlines()
+        ),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in packages}},
         "machine": {"cores": len(os.sched_getaffinity(0)), "architecture": platform.machine()},
     }

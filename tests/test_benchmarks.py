@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -12,8 +13,8 @@ import pytest
 from benchmarks.bench_calculon import require_checkout
 from benchmarks.bench_search import FIRST, JOBS, dropped
 from benchmarks.bench_startup import BARS, NOTHING, figures, paired, run
-from benchmarks.nightly import counts
-from benchmarks.record import read
+from benchmarks.nightly import counts, folders, known, whole
+from benchmarks.record import read, write
 from strategist.emitters import EMITTERS
 from tests.cli.bad_inputs import APART, OWED, corpus
 
@@ -116,3 +117,38 @@ def test_the_nightly_result_counts_every_end(tmp_path: Path) -> None:
     assert [name.rpartition(".")[2] for name in result["not_passed"]] == ["test_bad", "test_left_out", "test_never_ran"]
     assert len(result["longest"]) == 4
     assert result["longest"].keys() > set(result["not_passed"])
+
+
+def test_the_folders_of_the_nightly_run_are_all_tests() -> None:
+    """Every file of tests that pytest finds by itself lies in one folder of the long suite, and in one only."""
+    parts = [
+        {file for path in paths for file in (path.rglob("test_*.py") if path.is_dir() else [path])}
+        for paths in folders().values()
+    ]
+    found = {path for path in (ROOT / "tests").rglob("test_*.py") if "frameworks" not in path.relative_to(ROOT).parts}
+    assert sum(map(len, parts)) == len(found)
+    assert set.union(*parts) == found
+
+
+def test_the_nightly_run_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a folder gave counts for the same commit, versions and arguments, and for nothing else; what was not run is named."""
+    monkeypatch.setattr("benchmarks.record.RESULTS", tmp_path)
+    monkeypatch.setattr("benchmarks.nightly.RESULTS", tmp_path)
+    head = {"commit": "a", "changed_files": 0, "versions": {"torch": "2"}, "arguments": []}
+    counted = {
+        "passed": 2,
+        "failed": 1,
+        "error": 0,
+        "skipped": 0,
+        "seconds": 3,
+        "longest": {"t": 2},
+        "not_passed": ["u"],
+    }
+    assert known(head, "night") == {}
+    write("night", {**head, **whole({"cli": counted})})
+    assert known(head, "night") == {"cli": counted}
+    assert json.loads((tmp_path / "night.json").read_text(encoding="utf-8"))["missing"] == [
+        part for part in folders() if part != "cli"
+    ]
+    for other in ({"commit": "b"}, {"versions": {"torch": "3"}}, {"arguments": ["-x"]}, {"changed_files": 1}):
+        assert known({**head, **other}, "night") == {}
