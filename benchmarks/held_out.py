@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.record import ROOT, circumstances, write
-from strategist.accuracy.calibrate import Judged, calibrate, factors_of
+from strategist.accuracy.calibrate import Judged, calibrate, factors_of, factors_without
 from strategist.accuracy.judge import judge
-from strategist.accuracy.table import read_runs
+from strategist.accuracy.table import Run, read_runs
 from strategist.catalog import FOLDER, rows
 from strategist.document.calibration import Calibration
 from strategist.facts.calibration import Factor
@@ -53,11 +53,13 @@ def fitted(judged: Sequence[Judged]) -> tuple[Factor, ...]:
 
 def left_out(plain: Sequence[Judged]) -> list[Judged]:
     """Every run, in order, under the factors that the runs of all other sources ask for."""
-    found: dict[str, Judged] = {}
-    for source in sorted({one.run["source"] for one in plain}):
-        own = [one.run for one in plain if one.run["source"] == source]
-        others = fitted([one for one in plain if one.run["source"] != source])
-        found |= {one.run["id"]: one for one in judge(own, others)}
+    timed = with_time(plain)
+    others = factors_without(timed, [one.run["source"] for one in timed], spread=SPREAD)
+    runs: dict[str, list[Run]] = {}
+    for one in plain:
+        runs.setdefault(one.run["source"], []).append(one.run)
+    untimed = fitted(plain) if runs.keys() - others.keys() else ()
+    found = {one.run["id"]: one for source, own in runs.items() for one in judge(own, others.get(source, untimed))}
     return [found[one.run["id"]] for one in plain]
 
 

@@ -86,6 +86,17 @@ def factors_of(
     return _moved(sample, keys, before, spread)
 
 
+def factors_without(
+    timed: Sequence[Judged], groups: Sequence[str], before: Sequence[Factor] = (), spread: float = SPREAD
+) -> dict[str, tuple[Factor, ...]]:
+    """For each group the factors of `factors_of` that the runs of all other groups ask for."""
+    keys, sample = _sampled(timed, groups)
+    names = sorted(set(groups))
+    return {
+        name: _moved(sample.where(sample.group != number), keys, before, spread) for number, name in enumerate(names)
+    }
+
+
 def _moved(sample: Sample, keys: Sequence[Key], before: Sequence[Factor], spread: float) -> tuple[Factor, ...]:
     """The factors that a sample asks for, and those before it that are about none of its runs."""
     entries = _fit(sample, _entries(before, keys), spread)
