@@ -163,7 +163,7 @@ MISSING = (
     "`validate` reads of Ray what its calls write out in plain values, of Kubernetes one manifest a file, and of both no values that a program or a chart fills in; "
     "a torchrun inside `bash -c` of a batch script is not looked at.",
     "Of rehearsals on a GPU (docs/decisions/0157): with torch 2.11 alone, which cannot show selective recomputation; Llama with tp = 2 and sequence parallelism ended "
-    "in gradients that are no numbers, and why is not known; what a trace lacks, torch's room for cuBLAS and more of GPT-2. Of what was measured there only attention is planned with.",
+    "in gradients that are no numbers, and why is not known; what a trace lacks, torch's room for cuBLAS and more of GPT-2. Planned with are attention, loss, updates, launches and odd rows (docs/decisions/0159), not norms, nor what FSDP2 costs the host.",
     "Beside adapters (`--method`) no tp, pp, cp, ep, ZeRO-1, offload or fp16; none beside experts, latent attention or state spaces; they are not merged into "
     "weights, and of targets only LLaMA-Factory's and our own launchers say them. Beside weights of four bits no compiled blocks, no paged optimizer, and "
     "embedding and head stay in 16 or 32 bits; their kernels ran on CPUs only, and nothing of them was rehearsed.",
@@ -178,11 +178,11 @@ MISSING = (
     "Context parallelism by ring, also a hierarchical one, with windows, selective recompute or, on GPUs, fp32; recompute of layers in groups, of some layers "
     "beside adapters and tiling, of every so-many-th by stage, and of some layers unasked in the search (docs/decisions/0114, 0130, 0147); "
     "memory-centric tiling of experts, of embedding and head, beside tp, pp or selective recompute, and in files of other frameworks.",
-    "Nothing of ours ran on GPUs yet: the executor was tested on CPU ranks with gloo only.",
+    "On GPUs the executor trained on one H100 without peers (docs/decisions/0158), and rehearsed with peers of noise; several ranks were tested on CPUs with gloo only, and NCCL never.",
     "Weights of mixtures other than Mixtral, OLMoE, Qwen2-MoE and Qwen3-MoE, and of those whose chosen experts' weights do not add up to one "
     "(`norm_topk_prob` false, as OLMoE-1B-7B-0924 and Qwen1.5-MoE have it): they are not imported; a schedule of learning rates is a function of the step "
     "(`build(rate_of_step=...)`), not an object of torch's. What of faults is not promised stands in docs/reliability.md.",
-    "Runs observed on a GPU: not yet; on CPU ranks memory is the process', not by terms, and nothing hidden behind compute is seen.",
+    "Runs observed on a GPU: of one rank (docs/decisions/0158); on CPU ranks memory is the process', not by terms, and nothing hidden behind compute is seen.",
     "`run` starts the ranks of one machine; for several there are the emitted scripts, which were run with a stub launcher and "
     "on one machine only.",
 )

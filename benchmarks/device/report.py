@@ -1,4 +1,5 @@
-"""What the committed rows of GPUs say: rehearsed bytes beside traced ones, and measured kernels beside the rates we plan with.
+"""What the committed rows of GPUs say: rehearsed bytes beside traced ones, measured kernels beside the rates we plan with, and runs
+beside today's plans.
 
 python -m benchmarks.device.report
 """
@@ -7,11 +8,12 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from benchmarks.device.rehearse_gpu import BARS
+from benchmarks.device.rehearse_gpu import BARS, exposed_ns
+from benchmarks.device.run_gpu import Case, planned
 from strategist.facts.gpus import gpu_by_id
 from strategist.timing.rates import matmul_rates
 
@@ -49,6 +51,41 @@ def lines() -> Iterator[str]:
     for row in kernels("h100", "sustained"):
         short = "" if "TFLOPs" not in row else f", {row['TFLOPs'][-1]} TFLOP/s"
         yield f"{row['work']} on h100 in the last of {len(row['us'])} seconds: {row['us'][-1]} us{short}, {row['power_W']} W"
+
+    for run in runs("h100"):
+        yield (
+            f"{run.case.model}, {run.layout}: planned over measured step {run.ratio:.2f}, "
+            f"loss {run.term_ratio('loss'):.2f}, update {run.term_ratio('optimizer'):.2f}"
+        )
+
+
+class Run(NamedTuple):
+    """A run of a card: what was asked, its layout, and nanoseconds of the step and by term, as planned today and as measured."""
+
+    case: Case
+    layout: str
+    planned_ns: Mapping[str, int]
+    measured_ns: Mapping[str, int]
+
+    @property
+    def ratio(self) -> float:
+        """Planned over measured step."""
+        return self.term_ratio("step")
+
+    def term_ratio(self, name: str) -> float:
+        """The same of one term."""
+        return self.planned_ns[name] / self.measured_ns[name]
+
+
+def runs(card: str) -> Iterator[Run]:
+    """Runs beside plans that are made now."""
+    hardware = {"gpu": CARDS[card], "gpus_per_node": 1, "nodes": 1}
+    for row in rows_of(f"{card}-runs"):
+        if "run" in row:
+            case, seen = Case(row["model"], row["seq_len"], *row["asked"]), row["run"]
+            time = planned(case, hardware).time
+            own = {"step": time.step_ns, **exposed_ns(time)}
+            yield Run(case, row["layout"], own, {"step": seen["step_ns"], **seen["terms_ns"]})
 
 
 def rows_of(name: str) -> list[Row]:

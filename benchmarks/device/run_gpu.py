@@ -86,14 +86,19 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def planned(case: Case, hardware: Any) -> Plan:
+    """The plan of a case. Raises StrategistError where there is none."""
+    return strategist.recommend(
+        case.model, hardware, seq_len=case.seq_len, micro_batch=case.micro_batch,
+        global_batch=case.micro_batch * case.accumulation, pin=case.pin or None, top=1,
+    )  # fmt: skip
+
+
 def ran(case: Case, hardware: Any, folder: Path, steps: int) -> Row:
     """One case, planned and run in a process of its own."""
     folder.mkdir()
     try:
-        plan = strategist.recommend(
-            case.model, hardware, seq_len=case.seq_len, micro_batch=case.micro_batch,
-            global_batch=case.micro_batch * case.accumulation, pin=case.pin or None, top=1,
-        )  # fmt: skip
+        plan = planned(case, hardware)
     except StrategistError as refusal:
         return refused(refusal)
     if case.is_compiled:

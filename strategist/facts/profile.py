@@ -80,7 +80,8 @@ class Profile:
     broadcasts them tensor by tensor or rank by rank;
     `merges_copies` that copies of a token for experts of one rank travel once; `casts_fp8` that matrices run in fp8 where
     asked, `gathers_fp8` that what cut matrices read is cast before it is gathered, `casts_apart` that each matrix casts in
-    kernels of their own, forward and backward; `update_passes` multiplies the update's traffic (1: fused), `update_copies` of the trained weights are held while it runs, `accumulate_bytes` are moved per weight and
+    kernels of their own, forward and backward; `gradient_passes` times the update moves gradients beside its own reading (their norm, and their limit where that is no part of the update's kernel),
+    `pads_vocabulary` that the head is made a multiple of 64 numbers wide, `update_copies` of the trained weights are held while it runs, `accumulate_bytes` are moved per weight and
     micro-batch to add up gradients; `keeping` says what is kept in memory, `fp16_state_bytes` more per weight
     belong to the state under fp16; `unties` that embedding and head are two weights where the model ties them; `segments` of the caching allocator are as large as they were asked for, or `expandable`;
     `redoes` names modules that selective recompute runs again, where a run says so; `zero`, `recompute` and
@@ -110,7 +111,8 @@ class Profile:
     casts_fp8: bool
     gathers_fp8: bool
     casts_apart: bool
-    update_passes: float
+    gradient_passes: float
+    pads_vocabulary: bool
     update_copies: float
     accumulate_bytes: float
     zero: int
@@ -253,7 +255,8 @@ def find_profile(name: str = "strategist") -> Profile:
         casts_fp8=row["casts_fp8"],
         gathers_fp8=row["gathers_fp8"],
         casts_apart=row["casts_apart"],
-        update_passes=row["update_passes"],
+        gradient_passes=row["gradient_passes"],
+        pads_vocabulary=row["pads_vocabulary"],
         update_copies=row["update_copies"],
         accumulate_bytes=row["accumulate_bytes"],
         zero=row["zero"],

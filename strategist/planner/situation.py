@@ -69,6 +69,7 @@ def question(job: Job, forbids: tuple[str, ...] = ()) -> dict[str, Value]:
         "kv_heads": shape.kv_heads,
         "ffn": shape.ffn_hidden,
         "vocab": shape.vocab,
+        "pads_vocabulary": job.profile.pads_vocabulary,
         "tied": shape.tied,
         "experts": shape.moe.experts if shape.moe else 0,
         "expert_ffn": shape.moe.ffn if shape.moe else 0,

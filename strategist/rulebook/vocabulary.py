@@ -57,6 +57,7 @@ WORDS: Mapping[str, Word] = {
     "kv_heads": _situation("key-value heads, 0 without attention"),
     "ffn": _situation("hidden width of the dense feed-forward part, 0 without one"),
     "vocab": _situation("vocabulary entries"),
+    "pads_vocabulary": _situation("the framework makes the output head a multiple of 64 entries wide"),
     "tied": _situation("embedding and head are one matrix"),
     "experts": _situation("routed experts per layer, 0 for dense models"),
     "expert_ffn": _situation("hidden width of one expert, 0 for dense models"),

@@ -62,7 +62,8 @@ def _head_seconds(job: Job, c: Candidates) -> tuple[Reals, Reals]:
     if not shape.vocab or shape.kind == "vit":
         return np.zeros(len(c)), np.zeros(len(c))
     rows = tokens(job, c)
-    width, depth = ceil_div(ceil_div(shape.vocab, c["tp"]), 64) * 64.0, np.full(len(c), float(shape.hidden))
+    own, depth = ceil_div(shape.vocab, c["tp"]), np.full(len(c), float(shape.hidden))
+    width = (ceil_div(own, 64) * 64 if job.profile.pads_vocabulary else own).astype(np.float64)
     loss = rows * shape.vocab / c["tp"] * job.profile.kernels.logit_bytes / memory_Bps(gpu)
     if not c.chunks_loss:
         return matmul_seconds(job, gpu, rows, width, depth), loss
@@ -154,14 +155,19 @@ def product_seconds(gpu: Gpu, precision: str, number: float, m: Reals, n: Reals,
     return np.maximum(compute, traffic)
 
 
+_TENSOR_ROW = 8
+"""Numbers of two bytes in the 16 bytes that rows must be multiples of for tensor cores."""
+
+
 def alignment(gpu: Gpu, n: Reals, k: Reals) -> Reals:
     """The share of its rate that a product keeps when a row of its matrices does not fill whole 128-byte lines (64 numbers
-    of two bytes), broadcast. Source: Anthony et al. 2024, arXiv 2401.14489, section VI; NVIDIA: Matrix Multiplication
-    Background User's Guide, section 2.1."""
+    of two bytes), or not even 16 bytes, broadcast. Source: Anthony et al. 2024, arXiv 2401.14489, section VI; NVIDIA: Matrix
+    Multiplication Background User's Guide, section 2.1."""
     if gpu.vendor == "CPU":
         return np.ones(np.broadcast_shapes(np.shape(n), np.shape(k)))
-    whole = (np.mod(n, 64.0) == 0) & (np.mod(k, 64.0) == 0)
-    return np.where(whole, 1.0, share("misaligned_share", gpu))
+    lines = (np.mod(n, 64.0) == 0) & (np.mod(k, 64.0) == 0)
+    rows = (np.mod(n, _TENSOR_ROW) == 0) & (np.mod(k, _TENSOR_ROW) == 0)
+    return np.where(lines, 1.0, np.where(rows, share("misaligned_share", gpu), share("unaligned_share", gpu)))
 
 
 def _matmul(job: Job, gpu: Gpu, layer: Layer, c: Candidates) -> Reals:
@@ -257,10 +263,6 @@ def _attention_rate(job: Job, gpu: Gpu, kind: LayerKind, family: str, passes: Pa
     name = f"{family}_{passes}_share"
     filled = _filled(job, kind, gpu) * _wide(job.model.head_dim, share(f"{family}_half_width", gpu))
     return _half_peak(job, gpu) * share(name, gpu) * kept_share(name, gpu) * filled
-
-
-_TENSOR_ROW = 8
-"""Numbers of two bytes in the 16 bytes that rows must be multiples of for tensor cores."""
 
 
 def _batched_peak(job: Job, gpu: Gpu) -> float:

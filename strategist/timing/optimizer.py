@@ -14,9 +14,10 @@ from strategist.timing.rates import memory_Bps, share
 def update_seconds(job: Job, c: Candidates, elements_C: Reals) -> Reals:
     """Seconds of a fused update on the device over the elements this rank owns, (C,); offloaded state does not count.
 
-    Source: a memory-bound kernel: read weight, gradient, moments; write weight, moments; plus one pass for the norm.
+    Source: a memory-bound kernel: read weight, gradient, moments; write weight, moments; plus what reads gradients for their
+    norm, and reads and writes them to limit it (torch/nn/utils/clip_grad.py).
     """
-    moved = (touched_bytes(job) + BYTES[job.formats.gradient]) * job.profile.update_passes
+    moved = touched_bytes(job) + BYTES[job.formats.gradient] * job.profile.gradient_passes
     on_device = c.is_word("offload", "none")
     return np.where(on_device, moved * elements_C / memory_Bps(job.cluster.slowest.gpu), 0.0)
 

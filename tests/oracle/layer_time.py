@@ -228,7 +228,9 @@ def head_time(job: Job, layout: Layout) -> dict[str, Pass]:
     if not shape.vocab:
         return {}
     T = tokens(job, layout)
-    padded = ceil(ceil(shape.vocab / layout["tp"]) / 64) * 64
+    padded = ceil(shape.vocab / layout["tp"])
+    if job.profile.pads_vocabulary:
+        padded = ceil(padded / 64) * 64
     once = _product(job, T, padded, shape.hidden)
     loss = T * shape.vocab / layout["tp"] * job.profile.kernels.logit_bytes / memory_Bps(device_of(job))
     products = 1 + job.trainable if shape.adapters is None else 1

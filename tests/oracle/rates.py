@@ -180,8 +180,9 @@ def rate_at(grid: Grid, m: float, narrow: float) -> float:
 
 def alignment(gpu: Gpu, n: float, k: float) -> float:
     """What a product keeps of its rate when its rows do not fill lines of 64 numbers; CPUs do not mind."""
-    whole = n % 64 == 0 and k % 64 == 0
-    return 1.0 if whole or gpu.vendor == "CPU" else share("misaligned_share", gpu)
+    if gpu.vendor == "CPU" or n % 64 == k % 64 == 0:
+        return 1.0
+    return share("misaligned_share" if n % 8 == k % 8 == 0 else "unaligned_share", gpu)
 
 
 def matmul_seconds(gpu: Gpu, precision: str, compute: str, size: tuple[float, float, float]) -> float:

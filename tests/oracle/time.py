@@ -215,7 +215,7 @@ def _update(job: Job, layout: Layout) -> tuple[float, float]:
         touched = EIGHT_BIT_BYTES
     if layout["offload"] == "none":
         waits = served.seconds(job, layout, touched) if served.is_served(layout) else 0.0
-        return job.profile.update_passes * (touched + g) * owned / memory_Bps(gpu), waits
+        return (touched + job.profile.gradient_passes * g) * owned / memory_Bps(gpu), waits
     link = (gpu.host_Bps or gpu.memory_Bps) * share("host_link_share", gpu)
     update = touched * owned / share("host_update_Bps", gpu)
     if layout["offload"] == "optimizer":

@@ -324,3 +324,21 @@ def test_attention_is_planned_at_what_a_card_runs_it_at() -> None:
     for passes in ("forward", "backward"):
         measured = max(row[f"{passes}_TFLOPs"] for row in kernels("h100", "attention") if row["head_dim"] == 128)
         assert share(f"cudnn_{passes}_share", gpu) * (gpu.bf16_FLOPs or 0.0) == pytest.approx(measured * 1e12, rel=0.12)
+
+
+def test_an_odd_vocabulary_slows_its_head_where_nobody_pads_it() -> None:
+    """A head of 50,257 entries takes longer than one of 50,304, whose rows fill whole lines, by what such products lose; frameworks
+    that pad it make the same products of both, and CPUs do not mind."""
+    gpt2 = load_model("gpt2")
+    odd, even = (replace(gpt2, vocab=entries) for entries in (50257, 50304))
+
+    def products(profile: Profile, **changes: Any) -> list[float]:
+        works = (job(profile, model=model, **changes) for model in (odd, even))
+        return [seconds(timed(work, "dp=16,mbs=4"), "matmul") for work in works]
+
+    own, fused = find_profile(), find_profile("megatron-core")
+    slow, fast = products(own)
+    assert slow > 1.3 * fast
+    assert len(set(products(fused))) == 1
+    on_cpus = products(own, cluster=load_cluster("cpu:16"))
+    assert on_cpus[0] == pytest.approx(on_cpus[1], rel=1e-3)
