@@ -34,7 +34,8 @@ class Kernels:
     dropout sees (hidden states, twice per layer). `logit_bytes` are moved by the loss per token and vocabulary entry,
     both passes, `score_forward_bytes` and `score_backward_bytes` by unfused attention per score, `cast_bytes` by turning one input of a matrix to fp8, and its transpose. `forward` and `backward` count launches per layer, with `moe_` those of routing and
     permutation on top, with `expert_` those of each local expert; `host_s` is the CPU's
-    time for one of them."""
+    time for one of them, and with `catches_up` a CPU that falls behind gets ahead again while head and loss run (others' times were set with runs, layer by
+    layer: docs/decisions/0159)."""
 
     name: str
     norm: float
@@ -54,6 +55,7 @@ class Kernels:
     expert_forward: int
     expert_backward: int
     host_s: float
+    catches_up: bool
     source: str
 
 

@@ -245,6 +245,8 @@ def _work(job: Job, group: Group, whole: Reals, compute: Compute) -> _Work:
     added = job.trainable * whole * job.profile.accumulate_bytes / memory_Bps(job.cluster.slowest.gpu)
     backward["elementwise"] = backward["elementwise"] + added
     forward["loss"], backward["loss"] = loss / 3.0, loss * 2.0 / 3.0
+    if job.profile.kernels.catches_up and not job.profile.launches_wait:
+        backward["host"] = np.maximum(0.0, backward["host"] - (1.0 + products) * head - loss)
     return _Work(forward, backward, again)
 
 

@@ -72,6 +72,10 @@ def stage_time(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind])
     added = job.trainable * job.profile.accumulate_bytes * whole.all / memory_Bps(device_of(job))
     e = found.compute["elementwise"]
     found.compute["elementwise"] = Pass(e.forward, e.backward + added, e.again)
+    if stage == last_stage(layout) and job.profile.kernels.catches_up and not job.profile.launches_wait:
+        ends = sum(seconds.all for seconds in head_time(job, layout).values())  # its kernels are few and long
+        h = found.compute["host"]
+        found.compute["host"] = Pass(h.forward, max(0.0, h.backward - ends), h.again)
     _add_compression(job, layout, found)
     rows = rows_of(job, layout, stage, kinds, whole)
     port = _port(job, found)

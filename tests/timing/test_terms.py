@@ -342,3 +342,19 @@ def test_an_odd_vocabulary_slows_its_head_where_nobody_pads_it() -> None:
     assert len(set(products(fused))) == 1
     on_cpus = products(own, cluster=load_cluster("cpu:16"))
     assert on_cpus[0] == pytest.approx(on_cpus[1], rel=1e-3)
+
+
+def test_a_host_that_falls_behind_catches_up_while_head_and_loss_run() -> None:
+    """Of a small model that waits for its host, a longer head and loss take from that wait what they add to the step, where kernels say so,
+    until nothing is left of it in backward; where they do not, the wait stays what it was."""
+    gpt2, own = load_model("gpt2"), find_profile()
+    layerwise = replace(own, kernels=replace(own.kernels, catches_up=False))
+
+    def waits(profile: Profile, vocab: int) -> tuple[float, float]:
+        found = timed(job(profile, model=replace(gpt2, vocab=vocab)), "dp=16,mbs=1")
+        return seconds(found, "host"), float(found.step[0]) / 1e9
+
+    (none, step), (some, longer), (less, _) = (waits(own, 64 * entries) for entries in (1, 100, 700))
+    assert none > some > less > 0.0
+    assert longer == pytest.approx(step, rel=0.05)
+    assert waits(layerwise, 64)[0] == pytest.approx(waits(layerwise, 44800)[0])
