@@ -26,6 +26,8 @@ LONGEST = 12
 PACKAGES = ("strategist", "torch", "numpy", "pydantic", "transformers", "hypothesis", "pytest")
 ELSEWHERE = "frameworks"
 """Tests that need environments of their own (`make test-frameworks`)."""
+LAST = ("measure", "executor")
+"""Folders that start processes with torch in them, which takes longest."""
 STOPPED, NO_TESTS = 2, 5
 """pytest's exit codes of a run that was stopped by hand, and of one that had nothing to run."""
 
@@ -47,8 +49,9 @@ def nightly(arguments: Sequence[str], name: str = "nightly") -> int:
 
 
 def folders(tests: Path = ROOT / "tests") -> dict[str, list[Path]]:
-    """What runs at one go: each folder of tests by its name, and the tests beside them, "."."""
-    inside = sorted({path.relative_to(tests).parts[0] for path in tests.glob("*/**/test_*.py")} - {ELSEWHERE})
+    """What runs at one go, in order: the tests beside all folders, ".", and each folder by its name."""
+    names = {path.relative_to(tests).parts[0] for path in tests.glob("*/**/test_*.py")} - {ELSEWHERE}
+    inside = (*sorted(names - set(LAST)), *LAST)
     return {".": sorted(tests.glob("test_*.py"))} | {name: [tests / name] for name in inside}
 
 
