@@ -163,7 +163,7 @@ MISSING = (
     "`validate` reads of Ray what its calls write out in plain values, of Kubernetes one manifest a file, and of both no values that a program or a chart fills in; "
     "a torchrun inside `bash -c` of a batch script is not looked at.",
     "Of rehearsals on a GPU (docs/decisions/0157): with torch 2.11 alone, which cannot show selective recomputation; Llama with tp = 2 and sequence parallelism ended "
-    "in gradients that are no numbers, and why is not known; what a trace lacks, torch's room for cuBLAS and more of GPT-2. Planned with are attention, loss, updates, launches and odd rows (docs/decisions/0159), not norms, nor what FSDP2 costs the host.",
+    "in gradients that are no numbers, and why is not known; what a trace lacks, torch's room for cuBLAS and more of GPT-2. Planned with are attention, loss, updates, launches, odd rows (docs/decisions/0159) and units of FSDP2 (0161), not norms, nor what cutting tensors costs the host.",
     "Beside adapters (`--method`) no tp, pp, cp, ep, ZeRO-1, offload or fp16; none beside experts, latent attention or state spaces; they are not merged into "
     "weights, and of targets only LLaMA-Factory's and our own launchers say them. Beside weights of four bits no compiled blocks, no paged optimizer, and "
     "embedding and head stay in 16 or 32 bits; their kernels ran on CPUs only, and nothing of them was rehearsed.",

@@ -7,11 +7,13 @@ python -m benchmarks.device.report
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import strategist
 from benchmarks.device.rehearse_gpu import BARS, exposed_ns
 from benchmarks.device.run_gpu import Case, planned
 from strategist.facts.gpus import gpu_by_id
@@ -52,6 +54,8 @@ def lines() -> Iterator[str]:
         short = "" if "TFLOPs" not in row else f", {row['TFLOPs'][-1]} TFLOP/s"
         yield f"{row['work']} on h100 in the last of {len(row['us'])} seconds: {row['us'][-1]} us{short}, {row['power_W']} W"
 
+    for row, ratio in rehearsed_steps():
+        yield f"{row['model']}, {row['layout']}, {row['kind']}: predicted over rehearsed step {ratio:.2f}"
     for run in runs("h100"):
         yield (
             f"{run.case.model}, {run.layout}: planned over measured step {run.ratio:.2f}, "
@@ -86,6 +90,21 @@ def runs(card: str) -> Iterator[Run]:
             time = planned(case, hardware).time
             own = {"step": time.step_ns, **exposed_ns(time)}
             yield Run(case, row["layout"], own, {"step": seen["step_ns"], **seen["terms_ns"]})
+
+
+def rehearsed_steps() -> Iterator[tuple[Row, float]]:
+    """Ranks that were rehearsed, and what today's prediction of their step, without waiting for other stages, is of what they took; all were
+    planned for one node of 8 H100."""
+    hardware = {"gpu": CARDS["h100"], "gpus_per_node": 8, "nodes": 1}
+    for row in rehearsed_ranks():
+        strategy = dict(pair.split("=") for pair in row["layout"].replace(" ", "").split(","))
+        batch = math.prod(
+            int(strategy.get(word, 1)) for word in ("dp_replicate", "dp_shard", "micro_batch", "accumulation")
+        )
+        plan = strategist.predict(
+            row["model"], hardware, strategy=row["layout"].replace(" ", ""), seq_len=row["seq_len"], global_batch=batch
+        )
+        yield row, (plan.time.step_ns - exposed_ns(plan.time).get("bubble", 0)) / row["step"]["step_ns"]
 
 
 def rows_of(name: str) -> list[Row]:

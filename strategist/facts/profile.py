@@ -34,7 +34,7 @@ class Kernels:
     dropout sees (hidden states, twice per layer). `logit_bytes` are moved by the loss per token and vocabulary entry,
     both passes, `score_forward_bytes` and `score_backward_bytes` by unfused attention per score, `cast_bytes` by turning one input of a matrix to fp8, and its transpose. `forward` and `backward` count launches per layer, with `moe_` those of routing and
     permutation on top, with `expert_` those of each local expert; `host_s` is the CPU's
-    time for one of them, and with `catches_up` a CPU that falls behind gets ahead again while head and loss run (others' times were set with runs, layer by
+    time for one of them, `unit_s` that for each gather or reduction of a unit of fully_shard (0 where nobody measured it), and with `catches_up` a CPU that falls behind gets ahead again while head and loss run (others' times were set with runs, layer by
     layer: docs/decisions/0159)."""
 
     name: str
@@ -55,6 +55,7 @@ class Kernels:
     expert_forward: int
     expert_backward: int
     host_s: float
+    unit_s: float
     catches_up: bool
     source: str
 
@@ -169,7 +170,8 @@ def frameworks() -> tuple[str, ...]:
 def find_kernels(name: str) -> Kernels:
     """The kernels of that name, which must exist."""
     row = next(row for row in rows("kernels") if row["name"] == name)
-    return Kernels(**{key: value for key, value in row.items() if key != "host_us"}, host_s=row["host_us"] * 1e-6)
+    seconds = {f"{what}_s": row[f"{what}_us"] * 1e-6 for what in ("host", "unit")}
+    return Kernels(**{key: value for key, value in row.items() if not key.endswith("_us")}, **seconds)
 
 
 @cache

@@ -201,6 +201,17 @@ def _units(job: Job, group: Group) -> Reals:
     return np.where(is_plain_data_parallel(job, c), buckets, units[:, None]).T
 
 
+def unit_collectives(job: Job, group: Group) -> tuple[Reals, Reals]:
+    """How often a micro-batch gathers or reduces a unit of fully_shard, in forward and in backward, (C, S) each: what `_data` counts for a
+    step. Units of experts alone do not count."""
+    zero, micro = group.candidates["zero"][:, None], _micro(group)
+    once = np.where(group.candidates["pp"][:, None] > 1, 1.0 / micro, 1.0)
+    units, layers = _units(job, group), _layer_units(job, group)
+    gathers = np.where(zero == 3, 1.0, np.where(zero == 2, once, 0.0))
+    reduces = np.where(zero >= 2, once, 0.0) * (job.trainable > 0)
+    return gathers * units, np.where(zero == 3, 1.0, 0.0) * layers + reduces * units
+
+
 def _layer_units(job: Job, group: Group) -> Reals:
     """Units of all layers, (C, S): one each, or where matrices are tiled one for each slice and one for all else."""
     if not group.is_tiled:

@@ -376,6 +376,9 @@ def _launches(job: Job, kind: LayerKind, c: Candidates, passes: Passes) -> Reals
 
 def _host(job: Job, busy: Mapping[str, Reals], launches_CK: Reals) -> Reals:
     """What the launching CPU adds, (C, K): where it issues kernels slower than the device finishes them, the difference; all of it
-    where it waits for each kernel (NVIDIA: CUDA C++ Programming Guide, concurrent execution between host and device)."""
-    issue = launches_CK * job.profile.kernels.host_s
-    return issue if job.profile.launches_wait else np.maximum(0.0, issue - total_of(busy.values()))
+    where it waits for each kernel (NVIDIA: CUDA C++ Programming Guide, concurrent execution between host and device), and where the stage
+    knows better what it may catch up with (estimate.py)."""
+    profile = job.profile
+    issue = launches_CK * profile.kernels.host_s
+    is_whole = profile.launches_wait or profile.kernels.catches_up
+    return issue if is_whole else np.maximum(0.0, issue - total_of(busy.values()))

@@ -26,6 +26,7 @@ from strategist.space.traffic import (
     traffic,
     traffic_between,
     traffic_within,
+    unit_collectives,
 )
 from strategist.timing.calibrated import least_factor, scaled
 from strategist.timing.collectives import FULL_BYTES, costs, leaving
@@ -86,7 +87,7 @@ def _step_times(job: Job, candidates: Candidates) -> StepTimes:
                 for whole, seconds in zip((exposed, hidden, again), kinds, strict=True):
                     if seconds is not NONE:
                         rounded = np.round(seconds * NANO).astype(np.int64)
-                        whole[name][group.rows] = rounded if place is None else rounded.take(place)
+                        whole[name][group.rows] += rounded if place is None else rounded.take(place)
     if factors := job.on_parts:
         exposed, hidden, again = (scaled(terms, factors) for terms in (exposed, hidden, again))
     step: Column = total_of(exposed.values())
@@ -198,11 +199,13 @@ def mfu(job: Job, step_seconds: float) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Work:
-    """Seconds per micro-batch and stage, (C, S), by term: both passes, and the recomputed share of the first."""
+    """Seconds per micro-batch and stage, (C, S), by term: both passes, and the recomputed share of the first. `leads` are those that the
+    host is ahead of its device in forward and in backward; None where it never is."""
 
     forward: dict[str, Reals]
     backward: dict[str, Reals]
     again: dict[str, Reals]
+    leads: tuple[Reals, Reals] | None
 
     def pass_seconds(self, which: str) -> Reals:
         """Compute seconds of one pass over one micro-batch; recomputation belongs to backward."""
@@ -239,15 +242,35 @@ def _work(job: Job, group: Group, whole: Reals, compute: Compute) -> _Work:
     backward = {name: group.layers_of(value) for name, value in times.backward.items()}
     again = {name: group.redone_of(value) for name, value in times.again.items()}
     head, loss = (on_stages(seconds, group.is_last) for seconds in compute.ends_of(group.rows))
-    forward["matmul"] = forward["matmul"] + head
     products = 1.0 + job.trainable if job.model.adapters is None else 1.0  # a frozen head has no gradient
-    backward["matmul"] = backward["matmul"] + products * head
     added = job.trainable * whole * job.profile.accumulate_bytes / memory_Bps(job.cluster.slowest.gpu)
     backward["elementwise"] = backward["elementwise"] + added
-    forward["loss"], backward["loss"] = loss / 3.0, loss * 2.0 / 3.0
+    leads = None
     if job.profile.kernels.catches_up and not job.profile.launches_wait:
-        backward["host"] = np.maximum(0.0, backward["host"] - (1.0 + products) * head - loss)
-    return _Work(forward, backward, again)
+        leads = _wait_for_host(forward, backward, again, (1.0 + products) * head + loss)
+    forward["matmul"] = forward["matmul"] + head
+    backward["matmul"] = backward["matmul"] + products * head
+    forward["loss"], backward["loss"] = loss / 3.0, loss * 2.0 / 3.0
+    return _Work(forward, backward, again, leads)
+
+
+def _wait_for_host(
+    forward: dict[str, Reals], backward: dict[str, Reals], again: dict[str, Reals], ends: Reals
+) -> tuple[Reals, Reals]:
+    """Of what the host takes to issue a micro-batch leave what the device waits for: in forward what is not issued while its layers run, in
+    backward, and what runs again, what is not issued while they and head and loss run, which take `ends` seconds and few kernels. The
+    seconds that the host is ahead in either."""
+    first = forward["host"] - _busy(forward)
+    second = backward["host"] + again["host"] - _busy(backward) - _busy(again) - ends
+    forward["host"], waits = np.maximum(0.0, first), np.maximum(0.0, second)
+    again["host"] = np.minimum(np.maximum(0.0, again["host"] - _busy(again)), waits)
+    backward["host"] = waits - again["host"]
+    return np.maximum(0.0, -first), np.maximum(0.0, -second)
+
+
+def _busy(layers: Mapping[str, Reals]) -> Reals:
+    """What a device works for."""
+    return total_of(seconds for name, seconds in layers.items() if name != "host")
 
 
 def _group_terms(job: Job, group: Group, compute: Compute) -> Iterator[tuple[Column | None, Terms]]:
@@ -261,10 +284,25 @@ def _group_terms(job: Job, group: Group, compute: Compute) -> Iterator[tuple[Col
     place = None if alike is None else alike.place
     ports = _shared_ports(job, work, within, [] if between is None else between.sends)
     yield place, _terms_within(job, _occupied(job, part, work, within, ports), work)
+    shared = NONE
     if between is not None:
-        yield None, {"dp": _terms_between(job, between, work, place, ports)}
+        shared, behind, _ = _terms_between(job, between, work, place, ports)
+        yield None, {"dp": (shared, behind, NONE)}
+    if job.profile.kernels.unit_s:
+        yield None, {"host": (np.maximum(0.0, _issue_of_units(job, group, work, place) - shared), NONE, NONE)}
     update, offload = _update(job, group, counts)
     yield None, {"optimizer": (update, NONE, NONE), "offload": (offload, NONE, NONE)}
+
+
+def _issue_of_units(job: Job, group: Group, work: _Work, place: Column | None) -> Reals:
+    """Seconds per step, (C,), in which devices wait for hosts that gather and reduce units of weights, each of which takes `unit_s`, beyond
+    what these are ahead; on the stage that waits longest. Traffic of dp that devices wait for goes on meanwhile."""
+    leads = work.leads or (np.zeros(()), np.zeros(()))
+    waits = [
+        np.maximum(0.0, job.profile.kernels.unit_s * calls - (_spread(lead, place) if lead.ndim else lead))
+        for calls, lead in zip(unit_collectives(job, group), leads, strict=True)
+    ]
+    return np.asarray((group.candidates["accumulation"][:, None] * total_of(waits)).max(axis=1))
 
 
 class _Sent(NamedTuple):

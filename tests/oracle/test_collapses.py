@@ -62,8 +62,8 @@ def test_gpipe_is_never_better_than_1f1b(words: str) -> None:
     gathered = np.array([behind / a["tp"] if a["zero"] == 3 else 0.0 for a in dropped])
     assert (bytes_after <= bytes_before + gathered + one_message + ONE).all()
     again = np.array([_head_ns(job, a) for a in dropped])
-    assert (step_after >= step_before).all()
-    assert (step_after <= step_before + again).all()
+    assert (step_after + ROUNDING_NS >= step_before).all()
+    assert (step_after <= step_before + again + ROUNDING_NS).all()
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from tests.oracle.parameters import all_stages, held
 from tests.oracle.ports import Port, is_between_nodes
 from tests.oracle.rates import memory_Bps, peak_FLOPs, share
 from tests.oracle.stages import IN_A_V, Layout, computed_again, last_stage, stage_kinds
+from tests.oracle.tiles import units as tile_units
 from tests.oracle.traffic import Row, collective_seconds, rows_of
 
 AXES = ("tp", "cp", "ep", "pp", "dp")
@@ -36,13 +37,15 @@ class Time:
 
 @dataclass
 class Stage:
-    """One stage: compute per micro-batch by term, and `once` a step; exposed and hidden seconds per step by axis."""
+    """One stage: compute per micro-batch by term, and `once` a step; exposed and hidden seconds per step by axis, and those it waits for
+    what units cost its host."""
 
     layers: int
     compute: dict[str, Pass]
     exposed: dict[str, float] = field(default_factory=dict)
     hidden: dict[str, float] = field(default_factory=dict)
     once: dict[str, float] = field(default_factory=dict)
+    units: float = 0.0
 
     def computing(self, m: int) -> float:
         """What it computes for over the m micro-batches of a step."""
@@ -72,10 +75,8 @@ def stage_time(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind])
     added = job.trainable * job.profile.accumulate_bytes * whole.all / memory_Bps(device_of(job))
     e = found.compute["elementwise"]
     found.compute["elementwise"] = Pass(e.forward, e.backward + added, e.again)
-    if stage == last_stage(layout) and job.profile.kernels.catches_up and not job.profile.launches_wait:
-        ends = sum(seconds.all for seconds in head_time(job, layout).values())  # its kernels are few and long
-        h = found.compute["host"]
-        found.compute["host"] = Pass(h.forward, max(0.0, h.backward - ends), h.again)
+    if job.profile.kernels.catches_up:
+        _wait_for_host(job, layout, stage, kinds, found)
     _add_compression(job, layout, found)
     rows = rows_of(job, layout, stage, kinds, whole)
     port = _port(job, found)
@@ -83,6 +84,36 @@ def stage_time(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind])
         own = [row for row in rows if row.axis == axis]
         found.exposed[axis], found.hidden[axis] = _axis(job, layout, found, own, port)
     return found
+
+
+def _wait_for_host(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind], found: Stage) -> None:
+    """What a device waits for whose host issues a micro-batch: in forward until its layers are issued, then head and loss run, of
+    which the host issues little, then backward, with what runs again; and in either for gathers and reductions of units."""
+    issued, compute = found.compute["host"], found.compute
+    first = second = 0.0
+    if not job.profile.launches_wait:
+        head = head_time(job, layout) if stage == last_stage(layout) else {}
+        works = [seconds for term, seconds in compute.items() if term != "host"]
+        before_head = sum(seconds.forward for seconds in head.values())
+        redone = issued.again - sum(seconds.again for seconds in works)
+        first = issued.forward - (sum(seconds.forward for seconds in works) - before_head)
+        second = issued.backward + redone - sum(seconds.backward for seconds in works) - before_head
+        again = min(max(0.0, redone), max(0.0, second))
+        found.compute["host"] = Pass(max(0.0, first), max(0.0, second) - again, again)
+    for calls, late in zip(_unit_calls(job, layout, stage, kinds), (first, second), strict=True):
+        found.units += layout["accumulation"] * max(0.0, calls * job.profile.kernels.unit_s - max(0.0, -late))
+
+
+def _unit_calls(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) -> tuple[float, float]:
+    """Gathers and reductions of units in forward and backward of a micro-batch."""
+    if layout["zero"] < 2:
+        return 0.0, 0.0
+    layers = sum(tile_units(job.model, layout, kind) for kind in kinds)
+    both = job.model.tied and layout["pp"] == 1
+    ends = int(stage == 0) + int(stage == last_stage(layout) and not both)
+    kept = 1.0 / layout["accumulation"] if layout["pp"] > 1 else 1.0  # a pipeline gathers and reduces once a step
+    gathers, again = (1.0, 1.0) if layout["zero"] == 3 else (kept, 0.0)
+    return gathers * (layers + ends), again * layers + kept * (layers + ends) * (job.trainable > 0)
 
 
 def _add_compression(job: Job, layout: Layout, found: Stage) -> None:
@@ -257,6 +288,7 @@ def _times_of(job: Job, layout: Layout) -> list[Time]:
     alone = {"bubble": bubble, "optimizer": update, "offload": offload}
     slowest = _largest(stages, lambda stage: stage.seconds(m))
     busiest = _largest(stages, lambda stage: stage.exposed["dp"])
+    alone["units"] = max(0.0, max(stage.units for stage in stages) - busiest[0].exposed["dp"])  # both go on at once
     late = _late(job)
     return [
         _ledger(m, own, sender, alone | {"straggler": late * own.computing(m)}) for own in slowest for sender in busiest
@@ -293,6 +325,7 @@ def _ledger(m: int, slowest: Stage, sender: Stage, alone: Mapping[str, float]) -
     exposed["dp"] = sender.exposed["dp"]
     hidden = slowest.hidden | {"dp": sender.hidden["dp"]}
     terms = {term: (_ns(exposed[term]), _ns(hidden.get(term, 0.0))) for term in TERMS}
+    terms["host"] = terms["host"][0] + _ns(alone["units"]), 0
     again = {term: _ns(m * passes.again) for term, passes in slowest.compute.items()}
     return Time(terms, again, sum(shown for shown, _ in terms.values()))
 
