@@ -37,7 +37,7 @@ test-frameworks-checkouts: $(FRAMEWORKS)/frozen/stamp  ## with CHECKOUTS=FOLDER:
 test-frameworks-%: $(FRAMEWORKS)/%/stamp
 	$(FRAMEWORKS)/$*/bin/python -m pytest $(wildcard tests/frameworks/test_$(subst -,_,$*)*.py) -W ignore --write-proofs $*
 
-check: $(VENV)/everything.stamp    ## lint, types, floors, fast tests: under a minute
+check: $(VENV)/everything.stamp    ## lint, types, floors, fast tests: a minute and a half on two cores
 	$(BIN)/ruff check strategist tests benchmarks docs
 	$(BIN)/ruff format --check strategist tests benchmarks docs
 	$(BIN)/mypy

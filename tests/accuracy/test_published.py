@@ -55,6 +55,7 @@ def test_shipped_intervals_are_those_of_the_published_runs() -> None:
     assert found == today()["intervals"]
 
 
+@pytest.mark.slow
 def test_shipped_factors_are_those_that_the_published_runs_ask_for() -> None:
     """The catalogue's factors are what a fit to the committed runs finds, and the committed account of it names these runs."""
     runs_ = scored(published())
@@ -64,6 +65,7 @@ def test_shipped_factors_are_those_that_the_published_runs_ask_for() -> None:
     assert names(runs_) == read("calibration")["rows"]
 
 
+@pytest.mark.slow
 def test_shipped_factors_help_sources_that_they_were_not_fitted_to() -> None:
     """Averaged over sources that the fit did not see, predictions are nearer than by the formulas alone, and over those that it saw more so."""
     found = [today()["in_sight"]["over_sources"], today()["over_sources"], today()["uncalibrated"]["over_sources"]]

@@ -158,6 +158,7 @@ def test_search_equals_brute_force(words: str) -> None:
     _assert_search_is_brute_force(job, enumerate_layouts(job))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ["llama-3.2-1b aws-p4d.24xlarge:2 2 4096 1 bf16", "gpt2 ws-4x-4090 0 4096 1 fp16"])
 def test_search_for_hierarchical_context_parallelism_equals_brute_force(words: str) -> None:
     """Beside the other kinds, too, the legal layouts, the number that fits and the best step time are those of trying everything."""

@@ -61,6 +61,7 @@ def small_job(layers: int, global_batch: int, **more: Any) -> Job:
     return Job(cluster=machine("ws-4x-4090"), model=shape, workload=work, profile=find_profile(), **more)
 
 
+@pytest.mark.slow
 def test_no_other_numbers_that_fit_are_faster() -> None:
     """Of all numbers of layers of four stages of two each those that the rule finds make the shortest step that fits."""
     from strategist.planner.predict import predict as predict_pins
@@ -155,6 +156,7 @@ def test_numbers_by_stage_stand_in_the_plan_of_those_who_ask() -> None:
     assert said.time.step_ns <= plan.time.step_ns
 
 
+@pytest.mark.slow
 def test_a_search_asked_to_look_at_them_finds_no_worse() -> None:
     """With numbers by stage, and of layers for all, among the layouts the best is no slower; of 13B in pipelines alone it is faster."""
     pipelines: dict[str, Any] = NODE | {"policy": "fastest", "forbid": "zero,cp"}

@@ -88,6 +88,7 @@ def test_a_list_changes_no_ledger(name: str) -> None:
         assert int(step.step[0]) == int(times.step[row])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ("nemotron-3-super-120b-a12b", "deepseek-v2-lite", "mixtral-8x7b", "jamba-v0.1"))
 def test_a_list_of_one_sort_changes_no_ledger(model: str) -> None:
     """Where the same happens inside the layers of a whole list, its layouts hold what each holds alone, experts apart or not."""

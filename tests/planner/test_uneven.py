@@ -113,6 +113,7 @@ def test_every_layout_costs_what_an_independent_derivation_says(number: int, zer
         assert split.fits == oracle.fits(job, layout, numbers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(HARDWARE)))
 def test_the_best_split_is_the_best_of_all(number: int) -> None:
     """Every layout with every way to hand out micro-batches, each by the oracle: none that fits ends sooner."""
