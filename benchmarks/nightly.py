@@ -24,6 +24,7 @@ WORKERS = ("-n", "2", "--dist=worksteal")
 LONGEST = 12
 """Tests whose seconds are written down: which to split next."""
 PACKAGES = ("strategist", "torch", "numpy", "pydantic", "transformers", "hypothesis", "pytest")
+ENDS = ("passed", "failed", "error", "skipped")
 ELSEWHERE = "frameworks"
 """Tests that need environments of their own (`make test-frameworks`)."""
 LAST = ("measure", "executor")
@@ -34,17 +35,17 @@ STOPPED, NO_TESTS = 2, 5
 
 def nightly(arguments: Sequence[str], name: str = "nightly") -> int:
     """Run the folders that the result lacks, write it after each, and return pytest's exit code of the last, or of the first that was not
-    well. Ctrl-C reaches pytest too, which ends; then no further folder begins."""
+    well. Ctrl-C reaches pytest too, which ends; its folder is not counted, and no further one begins."""
     signal.signal(signal.SIGINT, _wait_for_pytest)
     head = {**circumstances(PACKAGES), "arguments": list(arguments)}
     done = known(head, name)
     for part, paths in folders().items():
         if part not in done:
-            code, found = _run(paths, arguments)
-            if code == STOPPED:
-                return code
-            done[part] = {"exit_code": code, **found}
-            write(name, {**head, **whole(done)})
+            found = _run(paths, arguments)
+            if found is None:
+                return STOPPED
+            done[part] = found
+            print(f"{part}: {', '.join(f'{found[how]} {how}' for how in ENDS)}; {write(name, {**head, **whole(done)})}")
     return next((one["exit_code"] for one in done.values() if one["exit_code"] not in (0, NO_TESTS)), 0)
 
 
@@ -65,13 +66,13 @@ def known(head: Mapping[str, Any], name: str) -> dict[str, dict[str, Any]]:
     return parts if same else {}
 
 
-def _run(paths: Iterable[Path], arguments: Sequence[str]) -> tuple[int, dict[str, Any]]:
-    """pytest's exit code, and what its report says."""
+def _run(paths: Iterable[Path], arguments: Sequence[str]) -> dict[str, Any] | None:
+    """pytest's exit code, and what its report says; None where it was stopped by hand."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = (sys.executable, "-m", "pytest", "--hypothesis-profile=nightly", f"--junitxml={report}")
         code = subprocess.run((*command, *WORKERS, *map(str, paths), *arguments), cwd=ROOT, check=False).returncode
-        return code, counts(report)
+        return None if code == STOPPED else {"exit_code": code, **counts(report)}
 
 
 def _wait_for_pytest(number: int, frame: object) -> None:
@@ -83,7 +84,7 @@ def whole(done: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     seconds = {name: value for one in done.values() for name, value in one["longest"].items()}
     return {
         "missing": [part for part in folders() if part not in done],
-        **{how: sum(one[how] for one in done.values()) for how in ("passed", "failed", "error", "skipped", "seconds")},
+        **{how: sum(one[how] for one in done.values()) for how in (*ENDS, "seconds")},
         "longest": _longest(seconds),
         "not_passed": [name for one in done.values() for name in one["not_passed"]],
         "folders": dict(done),
@@ -98,7 +99,7 @@ def counts(report: Path) -> dict[str, Any]:
     seconds = {_name(case): round(float(case.get("time", 0))) for case in suite.iter("testcase")}
     ended = Counter(cases.values())
     return {
-        **{how: ended[how] for how in ("passed", "failed", "error", "skipped")},
+        **{how: ended[how] for how in ENDS},
         "seconds": round(sum(float(part.get("time", 0)) for part in suite.iter("testsuite"))),
         "longest": _longest(seconds),
         "not_passed": sorted(name for name, how in cases.items() if how != "passed"),

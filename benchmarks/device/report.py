@@ -53,7 +53,6 @@ def lines() -> Iterator[str]:
     for row in kernels("h100", "sustained"):
         short = "" if "TFLOPs" not in row else f", {row['TFLOPs'][-1]} TFLOP/s"
         yield f"{row['work']} on h100 in the last of {len(row['us'])} seconds: {row['us'][-1]} us{short}, {row['power_W']} W"
-
     for row, ratio in rehearsed_steps():
         yield f"{row['model']}, {row['layout']}, {row['kind']}: predicted over rehearsed step {ratio:.2f}"
     for run in runs("h100"):
@@ -97,13 +96,11 @@ def rehearsed_steps() -> Iterator[tuple[Row, float]]:
     planned for one node of 8 H100."""
     hardware = {"gpu": CARDS["h100"], "gpus_per_node": 8, "nodes": 1}
     for row in rehearsed_ranks():
-        strategy = dict(pair.split("=") for pair in row["layout"].replace(" ", "").split(","))
-        batch = math.prod(
-            int(strategy.get(word, 1)) for word in ("dp_replicate", "dp_shard", "micro_batch", "accumulation")
-        )
-        plan = strategist.predict(
-            row["model"], hardware, strategy=row["layout"].replace(" ", ""), seq_len=row["seq_len"], global_batch=batch
-        )
+        strategy = row["layout"].replace(" ", "")
+        numbers = dict(pair.split("=") for pair in strategy.split(","))
+        words = ("dp_replicate", "dp_shard", "micro_batch", "accumulation")
+        batch = math.prod(int(numbers.get(word, 1)) for word in words)
+        plan = strategist.predict(row["model"], hardware, strategy=strategy, seq_len=row["seq_len"], global_batch=batch)
         yield row, (plan.time.step_ns - exposed_ns(plan.time).get("bubble", 0)) / row["step"]["step_ns"]
 
 

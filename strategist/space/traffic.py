@@ -202,14 +202,20 @@ def _units(job: Job, group: Group) -> Reals:
 
 
 def unit_collectives(job: Job, group: Group) -> tuple[Reals, Reals]:
-    """How often a micro-batch gathers or reduces a unit of fully_shard, in forward and in backward, (C, S) each: what `_data` counts for a
-    step. Units of experts alone do not count."""
-    zero, micro = group.candidates["zero"][:, None], _micro(group)
-    once = np.where(group.candidates["pp"][:, None] > 1, 1.0 / micro, 1.0)
-    units, layers = _units(job, group), _layer_units(job, group)
-    gathers = np.where(zero == 3, 1.0, np.where(zero == 2, once, 0.0))
-    reduces = np.where(zero >= 2, once, 0.0) * (job.trainable > 0)
-    return gathers * units, np.where(zero == 3, 1.0, 0.0) * layers + reduces * units
+    """How often a step gathers or reduces a unit of fully_shard, in forward and in backward, (C, S) each, as `_data` sends them. Units of
+    experts alone do not count."""
+    zero = group.candidates["zero"][:, None]
+    gathers, reduces = (np.where(zero >= 2, rounds, 0.0) for rounds in _rounds(group))
+    units, again = _units(job, group), np.where(zero == 3, _micro(group), 0.0) * _layer_units(job, group)
+    return gathers * units, again + reduces * (job.trainable > 0) * units
+
+
+def _rounds(group: Group) -> tuple[Reals, Reals]:
+    """How often a step gathers weights for forward and reduces gradients where they are cut, (C, 1) each: for every micro-batch unless a
+    pipeline keeps them, as it does not keep weights under ZeRO-3."""
+    micro = _micro(group)
+    once = np.where(group.candidates["pp"][:, None] > 1, 1.0, micro)
+    return np.where(group.candidates["zero"][:, None] == 3, micro, once), once
 
 
 def _layer_units(job: Job, group: Group) -> Reals:
@@ -538,8 +544,7 @@ def _data(job: Job, group: Group, shared: Shared, inside: Place, everybody: Plac
     is_cut = (zero >= 2) & ((inside != "expert_replicas") | (shared.shards[:, None] > 1))
     weights, one, frozen = shared.all, np.ones_like(shared.all), shared.beside
     trained = job.trainable * weights if frozen is None else frozen.trained
-    once = np.where(c["pp"][:, None] > 1, 1.0, micro) * one
-    gathers = np.where(zero == 3, micro, once)
+    gathers, once = (rounds * one for rounds in _rounds(group))
     between = one if job.profile.replicas_wait else once
     shards, units = shared.shards[:, None], shared.units
     reduced = units * (job.trainable > 0) if frozen is None else frozen.units

@@ -85,7 +85,7 @@ def _step_times(job: Job, candidates: Candidates) -> StepTimes:
         for place, terms in _group_terms(job, group, compute):
             for name, kinds in terms.items():
                 for whole, seconds in zip((exposed, hidden, again), kinds, strict=True):
-                    if seconds is not NONE:
+                    if seconds is not NONE:  # added: host has two homes
                         rounded = np.round(seconds * NANO).astype(np.int64)
                         whole[name][group.rows] += rounded if place is None else rounded.take(place)
     if factors := job.on_parts:
@@ -200,12 +200,12 @@ def mfu(job: Job, step_seconds: float) -> float:
 @dataclass(frozen=True, slots=True, eq=False)
 class _Work:
     """Seconds per micro-batch and stage, (C, S), by term: both passes, and the recomputed share of the first. `leads` are those that the
-    host is ahead of its device in forward and in backward; None where it never is."""
+    host is ahead of its device in forward and in backward."""
 
     forward: dict[str, Reals]
     backward: dict[str, Reals]
     again: dict[str, Reals]
-    leads: tuple[Reals, Reals] | None
+    leads: tuple[Reals, Reals]
 
     def pass_seconds(self, which: str) -> Reals:
         """Compute seconds of one pass over one micro-batch; recomputation belongs to backward."""
@@ -245,7 +245,7 @@ def _work(job: Job, group: Group, whole: Reals, compute: Compute) -> _Work:
     products = 1.0 + job.trainable if job.model.adapters is None else 1.0  # a frozen head has no gradient
     added = job.trainable * whole * job.profile.accumulate_bytes / memory_Bps(job.cluster.slowest.gpu)
     backward["elementwise"] = backward["elementwise"] + added
-    leads = None
+    leads = np.zeros_like(head), np.zeros_like(head)
     if job.profile.kernels.catches_up and not job.profile.launches_wait:
         leads = _wait_for_host(forward, backward, again, (1.0 + products) * head + loss)
     forward["matmul"] = forward["matmul"] + head
@@ -297,12 +297,12 @@ def _group_terms(job: Job, group: Group, compute: Compute) -> Iterator[tuple[Col
 def _issue_of_units(job: Job, group: Group, work: _Work, place: Column | None) -> Reals:
     """Seconds per step, (C,), in which devices wait for hosts that gather and reduce units of weights, each of which takes `unit_s`, beyond
     what these are ahead; on the stage that waits longest. Traffic of dp that devices wait for goes on meanwhile."""
-    leads = work.leads or (np.zeros(()), np.zeros(()))
+    micro, each = group.candidates["accumulation"][:, None], job.profile.kernels.unit_s
     waits = [
-        np.maximum(0.0, job.profile.kernels.unit_s * calls - (_spread(lead, place) if lead.ndim else lead))
-        for calls, lead in zip(unit_collectives(job, group), leads, strict=True)
+        np.maximum(0.0, each * calls - micro * _spread(lead, place))
+        for calls, lead in zip(unit_collectives(job, group), work.leads, strict=True)
     ]
-    return np.asarray((group.candidates["accumulation"][:, None] * total_of(waits)).max(axis=1))
+    return np.asarray(total_of(waits).max(axis=1))
 
 
 class _Sent(NamedTuple):

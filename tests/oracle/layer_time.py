@@ -216,9 +216,8 @@ def layer_time(job: Job, layout: Layout, kind: LayerKind) -> dict[str, Pass]:
     }
     launches, each = _launches(job, layout, kind), job.profile.kernels.host_s
     forward, backward = launches[0] * each, launches[1] * each
-    if not (
-        job.profile.launches_wait or job.profile.kernels.catches_up
-    ):  # the CPU runs ahead of the device, layer by layer
+    by_layer = not (job.profile.launches_wait or job.profile.kernels.catches_up)
+    if by_layer:  # the CPU runs ahead of the device, of each layer alone
         forward = max(0.0, forward - sum(term.forward for term in terms.values()))
         backward = max(0.0, backward - sum(term.backward for term in terms.values()))
     return terms | {"host": Pass(forward, backward, redone(job, layout, "host") * forward)}

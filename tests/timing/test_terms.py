@@ -361,14 +361,14 @@ def test_a_host_that_falls_behind_catches_up_while_head_and_loss_run() -> None:
 
 
 def test_a_small_model_waits_for_gathers_and_reductions_of_its_units() -> None:
-    """Under ZeRO-3 a host gathers each layer twice and reduces it once, norm and embedding once each; a host that is ahead of large layers costs nothing, and frameworks whose hosts nobody
-    measured pay for none."""
+    """Under ZeRO-3 a host gathers each layer twice and reduces it once, and both ends, which are one unit, once each; a host that is ahead
+    of large layers costs nothing, and frameworks whose hosts nobody measured pay for none."""
     asked, each = (
         job(model=load_model("gpt2"), workload=Workload(seq_len=64, global_batch=16)),
         find_profile().kernels.unit_s,
     )
     waits = {zero: seconds(timed(asked, f"dp=16,zero={zero},mbs=1"), "host") for zero in (1, 3)}
-    calls = 3 * 12 + 2  # both ends are one unit: gathered once, reduced once
+    calls = 3 * 12 + 2
     shown = float(timed(asked, "dp=16,zero=3,mbs=1").exposed["dp"][0]) / 1e9
     assert waits[3] - waits[1] + shown == pytest.approx(calls * each, rel=1e-3)
     assert seconds(timed(job(), "dp=16,zero=3,mbs=4"), "host") == 0.0
