@@ -38,17 +38,20 @@ def choices() -> Iterator[str]:
     yield from (f"sequence_parallel={said}" for said in (False, True))
 
 
+@pytest.mark.slow
 def test_the_page_shows_every_choice() -> None:
     """Every axis, word, precision and optimizer that a plan can hold is used by the plan of some row."""
     shown = {choice for plan in plans().values() if plan for choice in used(plan)}
     assert set(choices()) <= shown
 
 
+@pytest.mark.slow
 def test_every_row_is_planned() -> None:
     """Each technique of the table has a plan, so a row can only say `no` further to the right."""
     assert [title for title, plan in plans().items() if plan is None] == []
 
 
+@pytest.mark.slow
 def test_a_promised_command_is_either_there_or_missing_by_name() -> None:
     """A command stands in the page's list of missing things exactly as long as the command line does not have it."""
     there, page = {name for name, _ in COMMANDS}, status_page()

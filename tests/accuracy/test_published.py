@@ -73,6 +73,7 @@ def test_shipped_factors_help_sources_that_they_were_not_fitted_to() -> None:
     assert factors == sorted(set(factors))
 
 
+@pytest.mark.slow
 def test_runs_of_a_source_left_out_move_no_factor_of_it() -> None:
     """A source is judged alike whatever its own measurements say."""
     some = [
@@ -102,6 +103,7 @@ def test_bounds_hold_the_prediction_and_most_errors(values: list[float]) -> None
     assert bounds([error for error in known if error.source != "lab 0"], Place("9.0")) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BARS)
 def test_what_was_reached_is_kept(name: str) -> None:
     """Averaged over sources, the factor and the shares of near predictions do not get worse than the bars of the page."""
@@ -109,11 +111,13 @@ def test_what_was_reached_is_kept(name: str) -> None:
     assert value <= bar if name == "factor" else value >= bar
 
 
+@pytest.mark.slow
 def test_intervals_made_without_a_source_hold_on_it() -> None:
     """With bounds from all other sources, between 75 and 90 % of the runs lie inside their 80 % interval."""
     assert 0.75 <= today()["held_out"]["coverage"] <= 0.90
 
 
+@pytest.mark.slow
 def test_intervals_are_not_wide() -> None:
     """Half of the runs have an interval made without their source that is no wider than 20 % to either side."""
     assert today()["held_out"]["median_half_width"] <= 0.20
@@ -139,6 +143,7 @@ def test_a_bar_that_is_missed_is_said_to_be_missed() -> None:
     assert "vtrain 50.0 %" in turned[-1].measured
 
 
+@pytest.mark.slow
 def test_a_source_is_alone_where_no_other_has_its_devices_or_framework() -> None:
     """InternEvo's framework and the RTX 3090 Ti appear in one source each; BLOOM shares its card and framework with vTrain."""
     lonely = alone(published())
@@ -146,6 +151,7 @@ def test_a_source_is_alone_where_no_other_has_its_devices_or_framework() -> None
     assert not lonely & {"bigscience-bloom-prequel", "vtrain"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", MEMORY_BARS)
 def test_peak_memory_stays_within_its_bars(source: str) -> None:
     """Every published memory figure of the source together: mean, median and largest error, and bias, are within the bars."""
@@ -156,6 +162,7 @@ def test_peak_memory_stays_within_its_bars(source: str) -> None:
         assert all(abs(own[name]) <= bar for name, bar in bars.items()), own
 
 
+@pytest.mark.slow
 def test_verdicts_miss_no_run_that_went_out_of_memory() -> None:
     """No run that went out of memory is predicted to fit, and at most one in twenty that ran is predicted not to."""
     oom = today()["verdicts"]

@@ -47,6 +47,7 @@ def _left_out(job: Job) -> list[dict[str, Any]]:
     return [a for a in legal_layouts(job) if a["tiling"] == 1 and is_collapsed(job, a, tiled=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", QUESTIONS)
 def test_gpipe_is_never_better_than_1f1b(words: str) -> None:
     """With enough micro-batches 1F1B takes exactly as long as GPipe and holds no more, but for one gradient on its way to the
@@ -101,6 +102,7 @@ def _gathering_ns(job: Job, a: Layout, elements: int) -> float:
     return ROUNDING_NS + 1e9 * collective_seconds(job.cluster, Row("dp", "all-gather", "", weight, 1, ranks, a["tp"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", QUESTIONS)
 def test_sequence_parallelism_is_never_worse(words: str) -> None:
     """A cut sequence holds at most what a whole one does, and where an all-reduce is no faster than the ring and nothing is

@@ -115,8 +115,9 @@ def test_every_kind_and_every_mixture_is_looked_at() -> None:
     assert 0 < len(many) < 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["time", "cost"])
-@pytest.mark.parametrize("fast", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("fast", [1, 2])
 def test_one_kind_alone_stands_beside_all(fast: int, objective: str) -> None:
     """A plan for several kinds says what the best of them does alone, with both numbers; where devices may stay idle it is no worse
     than any of them."""
