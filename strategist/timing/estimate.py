@@ -215,10 +215,8 @@ class _Work:
 
     def window(self, behind: Hidden) -> Reals:
         """Compute seconds over one micro-batch that traffic of one sort may run behind."""
-        if behind == "attention":
-            return self.forward["attention"] * 3.5
-        if behind == "matmul":
-            return total_of(part["matmul"] for part in (self.forward, self.backward, self.again))
+        if behind in ("attention", "matmul"):
+            return total_of(part[behind] for part in (self.forward, self.backward, self.again))
         if behind == "compute":
             return self.pass_seconds("forward") + self.pass_seconds("backward")
         return self.pass_seconds(behind)
@@ -227,9 +225,7 @@ class _Work:
         """The part of that window in either pass."""
         if behind in ("forward", "backward"):
             return {behind: 1.0}
-        ahead = self.forward["attention"] if behind == "attention" else self.forward["matmul"]
-        if behind == "compute":
-            ahead = self.pass_seconds("forward")
+        ahead = self.pass_seconds("forward") if behind == "compute" else self.forward[behind]
         window = self.window(behind)
         part = np.divide(ahead, window, out=np.zeros_like(window), where=window > 0)
         return {"forward": part, "backward": 1.0 - part}

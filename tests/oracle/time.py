@@ -162,8 +162,7 @@ def _ahead(stage: Stage, behind: str) -> float:
     parts = {
         "forward": (1.0, 0.0),
         "backward": (0.0, 1.0),
-        "attention": (1.0, 2.5),
-        "matmul": (stage.compute["matmul"].forward, stage.compute["matmul"].backward + stage.compute["matmul"].again),
+        **{name: (term.forward, term.backward + term.again) for name, term in stage.compute.items()},
         "compute": (sum(t.forward for t in terms), sum(t.backward + t.again for t in terms)),
     }
     first, second = parts[behind]
@@ -203,7 +202,7 @@ def _hideable(job: Job, layout: Layout, stage: Stage, behind: str, pool: Sequenc
     compute = {
         "forward": sum(term.forward for term in stage.compute.values()),
         "backward": sum(term.backward + term.again for term in stage.compute.values()),
-        "attention": 3.5 * stage.compute["attention"].forward,
+        "attention": stage.compute["attention"].all,
         "matmul": stage.compute["matmul"].all,
         "compute": sum(term.all for term in stage.compute.values()),
     }[behind]
