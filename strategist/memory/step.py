@@ -380,6 +380,8 @@ LAST_OF_EXPERTS, EVERY = 1, slice(None)
 BEFORE_ATTENTION, FROM_ATTENTION = slice(-2), slice(-2, None)
 """The place of that instant among those of a layer, and all of them; those before attention's backward, and the others
 (memory/backward.py, layer_instants)."""
+HARDLY_A_LAYER = 1e-6
+"""A layer's number may be off by so much when it was a share."""
 
 
 def _by_sort(kept: Kept, are_mixed: bool) -> LayerInstants:
@@ -1004,15 +1006,26 @@ class Step:
         return self._in_layer(gone, NONE, FROM_ATTENTION)
 
     def _in_layer(self, gone: Reals, given: Reals, which: slice = EVERY) -> LayerInstants:
-        standing = self._worst_in_layer(gone, given, np.bool_(True), which)
+        ats = self.layers.by_sort if which is EVERY else self.layers.by_sort.some(which)
+        found = self._as_they_stand(gone, given, ats, is_followed=True)
+        if not (self.has_apart and ats.is_sooner.any()):
+            return found
+        rest = np.maximum(self.layers_of_chunk, 1.0) - 1.0
+        alone = gone * np.maximum(rest, 1.0) >= rest - HARDLY_A_LAYER
+        return found.unless(alone, self._as_they_stand(gone, given, ats, is_followed=False))
+
+    def _as_they_stand(self, gone: Reals, given: Reals, ats: LayerInstants, *, is_followed: bool) -> LayerInstants:
+        """The same where a layer is left to be gathered next, or none is."""
+        standing = self._worst_in_layer(gone, given, np.bool_(True), ats, is_followed)
         if self.stands.all():
             return standing
-        return standing.unless(~self.stands, self._worst_in_layer(gone, given, np.bool_(False), which))
+        return standing.unless(~self.stands, self._worst_in_layer(gone, given, np.bool_(False), ats, is_followed))
 
-    def _worst_in_layer(self, gone: Reals, given: Reals, stands: np.bool_, which: slice) -> LayerInstants:
+    def _worst_in_layer(
+        self, gone: Reals, given: Reals, stands: np.bool_, ats: LayerInstants, is_followed: bool
+    ) -> LayerInstants:
         """The same where gradients stand or not. Of each sort the instant counts that is worst by what differs between them, of
         the sorts the one that is worst with what it keeps beside the layers that are left."""
-        ats = self.layers.by_sort if which is EVERY else self.layers.by_sort.some(which)
         made = self.trained * np.where(self.shards_gradients, self.reduce, BYTES[self.job.formats.gradient])
         made = np.where(self.at_rest.any(axis=1, keepdims=True), made, 0.0)  # offloaded ones leave as they are made
         partial = np.where(self.at_once, np.where(stands, 0.0, made), self.trained * self.compute)
@@ -1023,7 +1036,8 @@ class Step:
             worth = worth - np.where(self.empties, self.trained * self.stored, 0.0) * self.joined(ats)
         worth = added(worth, self._joining(ats, stands), NONE if given is NONE else -given * ats.is_early)
         if self.has_apart and ats.is_sooner.any():
-            later = self.compute * (self.dense + np.where(self.copies_experts_late, self.routed, 0.0))
+            next_one = self.dense if is_followed else 0.0
+            later = self.compute * (next_one + np.where(self.copies_experts_late, self.routed, 0.0))
             worth = worth - np.where(self.apart & self.reshards, later, 0.0) * ats.is_sooner
         at = worth.argmax(axis=0), *np.indices(worth.shape[1:], sparse=True)
         total = worth.max(axis=0)[:, None, :]

@@ -558,6 +558,19 @@ def test_a_layout_weighs_the_same_beside_others() -> None:
     _assert_same_memory((job, rows))
 
 
+def test_a_layer_behind_which_none_is_gathered_counts_where_it_holds_most() -> None:
+    """Before its experts begin: of two layers in a stage under ZeRO-3, the first holds most then, the second does not."""
+    shape = ModelShape(
+        name="paired", family="random", kind="decoder", layers=7, hidden=384, vocab=257, ffn_hidden=96, heads=6,
+        kv_heads=3, head_dim=64, norm="layernorm", mlp_gated=False, mlp_bias=True, qkv_bias=True, k_bias=True,
+        o_bias=True, moe=Moe(experts=4, top_k=1, ffn=96, layers=7),
+    )  # fmt: skip
+    work = Workload(seq_len=128, global_batch=32, precision="bf16")
+    job = Job(cluster=machine("dgx-h100:4"), model=shape, workload=work, profile=find_profile("ddp-apex"))
+    axes = {"pp": 4, "cp": 8, "ep": 2, "zero": 3, "context_parallel": "ring", "tiling": 8}
+    _assert_same_stages((job, [PLAIN | axes | {"schedule": "gpipe", "micro_batch": 2, "accumulation": 16}]))
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @NIGHTLY
