@@ -149,6 +149,12 @@ def test_reference_nodes_have_the_asked_cards() -> None:
     assert reference_node("h100-sxm-80gb", 3) is None
 
 
+def test_a_card_of_servers_stands_in_a_server_and_not_under_a_desk() -> None:
+    """NVIDIA sells the A100 of 80 GB in stations of four, too, which are joined by 20 Gb/s."""
+    usual = reference_node("a100-sxm-80gb")
+    assert usual is not None and (usual.name, usual.gpus) == ("dgx-a100-80gb", 8)
+
+
 def test_backends_are_known_for_devices_torch_drives() -> None:
     """NVIDIA and AMD cards use nccl, CPU ranks gloo, and anything else is impossible with a sentence."""
     assert backend_of(gpu_by_id("h100-sxm-80gb")) == "nccl"
