@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
+from math import comb
 from random import Random
 from typing import Any
 
@@ -39,6 +40,8 @@ ADDED = ("gpipe", "looped_bfs", "zb_h1", "zbv", "dualpipev", "tiling", "hierarch
 """What can be looked at beside."""
 NUMBERS = {"recompute_layers": 1000, "recompute_by_stage": 200, "balanced_stages": 40}
 """Numbers of layers, which the oracle finds by trying all of them, and of how many layers of how many layouts together it does."""
+SPLITS = 100_000
+"""In how many ways layers may be dealt out to stages if the oracle is to try every one: 40 layers on 25 stages are 25 billion."""
 SPREAD = ("pp", "recompute", "tp")
 """What is left out where sequences are spread over many ranks, so that few layouts remain."""
 IN_TURN = ("tp", "zero", "recompute", "hsdp", "offload")
@@ -77,6 +80,9 @@ def _with_numbers(word: str, plain: Scenario, layouts: int) -> Scenario:
     """The question with numbers of layers too, where it has layouts that can run some again and the oracle can try all numbers."""
     can = [a for a in plain.layouts if a["recompute"] == "full" and (a["pp"] > 1 or word == "recompute_layers")]
     if not 0 < len(can) * plain.job.model.layers <= NUMBERS[word]:
+        return plain
+    splits = sum(comb(plain.job.model.layers - 1, a["pp"] - 1) for a in can)
+    if word == "balanced_stages" and splits > SPLITS:
         return plain
     also = (*plain.also, word)
     found = tuple(with_numbers(plain.job, list(plain.layouts), also))
