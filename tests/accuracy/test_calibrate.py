@@ -52,6 +52,7 @@ def measured(told: Mapping[str, float], number: int = 24) -> tuple[Judged, ...]:
     return judge([{**one.run, "step_time_s": repr(step)} for one, step in zip(asked, steps, strict=True)])
 
 
+@pytest.mark.slow
 def test_runs_that_agree_with_the_formulas_ask_for_nothing() -> None:
     """Perfect predictions leave every factor at one."""
     found = calibrate(measured({}))
@@ -88,6 +89,7 @@ def overlapping(factor: float) -> tuple[Judged, ...]:
     return judge([{**one.run, "step_time_s": repr(took.step_s)} for one, took in zip(asked, moved, strict=True)])
 
 
+@pytest.mark.slow
 def test_less_overlap_is_found_and_holds_on_sources_left_out() -> None:
     """Runs that hide less than said move the overlap most of all, by no more than the truth; the more freely, the nearer they come."""
     errors = []
@@ -129,6 +131,7 @@ def test_a_calibrated_prediction_is_nearer_and_adds_up() -> None:
     assert replace(before[0].job, factors=found.factors).on_parts["matmul"] > 1
 
 
+@pytest.mark.slow
 def test_what_runs_do_not_insist_on_stays_as_it_was() -> None:
     """Factors about other devices are kept, those of these runs start from what was known, and runs that the formulas under them predict
     ask for nothing else."""
@@ -231,6 +234,7 @@ def test_plans_are_calibrated_unless_told_otherwise() -> None:
     ).document == json.loads(dump(plain))
 
 
+@pytest.mark.slow
 def test_a_plan_keeps_its_calibration(tmp_path: Path) -> None:
     """Priced again from its file, a plan takes what it took, with the factors that ship, with others and with none."""
     path = tmp_path / "calibration.json"

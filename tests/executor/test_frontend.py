@@ -139,6 +139,7 @@ def executable(machines: str, shape: ModelShape, **work: Any) -> Job:
     return Job(cluster=cluster, model=shape, workload=workload, profile=find_profile(), frontend="strategist")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", get_args(Precision))
 @pytest.mark.parametrize("optimizer", get_args(Optimizer))
 def test_workloads_are_refused_as_the_executor_refuses_them(precision: Any, optimizer: Any) -> None:

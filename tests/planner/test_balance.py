@@ -95,6 +95,7 @@ def test_no_other_split_that_fits_is_sooner_through(words: str, layers: int, bat
     assert abs(passes_ns(own) - passes_ns(best)) <= 10  # every term of both is rounded
 
 
+@pytest.mark.slow
 @settings(max_examples=cases_of(25), deadline=None)
 @given(
     st.sampled_from(("pp=4,micro_batch=1", "pp=2,dp_shard=2,zero=3,micro_batch=1", "pp=2,tp=2,micro_batch=2", "pp=4,schedule=gpipe,micro_batch=1")),
@@ -165,6 +166,7 @@ def test_a_stage_is_the_same_whatever_the_others_own(words: str) -> None:
             assert takes[stage] == pytest.approx(stage_seconds_CS(alike, plain, pp)[0][stage], rel=1e-12)
 
 
+@pytest.mark.slow
 def test_many_layouts_are_found_as_each_alone_and_as_one_by_one() -> None:
     """Pipelines of different lengths together, each alone, and by the other way that `check --exhaustive` takes."""
     job = job_of(16, 16, 0.3)

@@ -79,6 +79,7 @@ def test_a_single_node_never_lacks_a_network(row: dict[str, Any]) -> None:
     assert found in IMPOSSIBLE - {"NO_PATH"} or (isinstance(found, Plan) and is_sensible(found)), found
 
 
+@pytest.mark.slow
 def test_what_was_fixed_is_named_where_dropping_it_helps() -> None:
     """A change that gives up pins says which: the user may never have typed --pin."""
     with pytest.raises(StrategistError) as refused:

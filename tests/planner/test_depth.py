@@ -251,6 +251,7 @@ def test_a_plan_with_too_few_numbers_is_not_sound() -> None:
     assert not faults(plan)
 
 
+@pytest.mark.slow
 def test_our_launchers_say_it_and_others_say_why_not() -> None:
     """torchrun's files run the plan; Megatron-LM's block method counts as many layers on every stage."""
     plan = planned()

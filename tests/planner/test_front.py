@@ -50,6 +50,7 @@ def points_of(question: dict[str, Any], gpus: int) -> Any:
     return np.stack([step, found.device_bytes, step * gpus], axis=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("question", QUESTIONS, ids=str)
 def test_the_front_is_what_nothing_beats(question: dict[str, Any]) -> None:
     """No row is beaten by a layout that fits on any size that was searched, and each such layout is beaten by a row or

@@ -157,6 +157,7 @@ def test_sizes_between_powers_of_two() -> None:
     assert answer(between, **more).least.nodes in (5, 6, 7, 8)
 
 
+@pytest.mark.slow
 def test_prices() -> None:
     """Cost is device-hours times the price of their own kind; without prices kinds in time are not compared in money, and
     devices of one kind are compared by their hours."""

@@ -134,6 +134,7 @@ SMALL = Given(
 )
 
 
+@pytest.mark.slow
 def test_machines_are_looked_for_until_some_are_in_time() -> None:
     """Without time the first machines that are in time are still found, with the runs that they have anyway, and what was not looked at
     is said; with time to spare nothing is left out."""

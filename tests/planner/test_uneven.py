@@ -132,6 +132,7 @@ def test_the_best_split_is_the_best_of_all(number: int) -> None:
         assert found.step_ns == pytest.approx(best, abs=100)
 
 
+@pytest.mark.slow
 @examples(15)
 @given(st.sampled_from(HARDWARE), st.sampled_from((16, 24, 48, 96)), st.randoms())
 def test_the_order_of_kinds_does_not_matter(hardware: Cluster, batch: int, random: Any) -> None:
@@ -188,6 +189,7 @@ def test_equal_kinds_take_what_one_kind_takes() -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["hf", "fastest"])
 def test_it_is_taken_where_it_is_asked_for_and_wins(policy: str) -> None:
     """With the word the plan has it and all three numbers; without, the plan is what it was and says how to ask."""
@@ -258,6 +260,7 @@ def test_one_kind_is_planned_as_ever_and_told_so() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["time", "cost"])
 def test_idle_devices_and_uneven_batches_compete(objective: str) -> None:
     """Where both are allowed, the plan is no worse than either alone."""

@@ -116,6 +116,7 @@ def test_a_gap_is_said_aloud() -> None:
     assert not fitting & {name for tier in RULES["HF203"].families for name in tier}
 
 
+@pytest.mark.slow
 def test_implications_hold_for_real_models() -> None:
     """What the table rules out never happens: a job that fits one device has no layer too wide for it and no shortage."""
     seen = set()
