@@ -1008,10 +1008,10 @@ class Step:
     def _in_layer(self, gone: Reals, given: Reals, which: slice = EVERY) -> LayerInstants:
         ats = self.layers.by_sort if which is EVERY else self.layers.by_sort.some(which)
         found = self._as_they_stand(gone, given, ats, is_followed=True)
-        if not (self.has_apart and ats.is_sooner.any()):
+        if not (self.has_apart and self.reshards.any() and ats.is_sooner.any()):
             return found
-        rest = np.maximum(self.layers_of_chunk, 1.0) - 1.0
-        alone = gone * np.maximum(rest, 1.0) >= rest - HARDLY_A_LAYER
+        passed = gone * np.maximum(self.layers_of_chunk - 1.0, 1.0)
+        alone = self.is_first_layer(passed + HARDLY_A_LAYER)
         return found.unless(alone, self._as_they_stand(gone, given, ats, is_followed=False))
 
     def _as_they_stand(self, gone: Reals, given: Reals, ats: LayerInstants, *, is_followed: bool) -> LayerInstants:
