@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from strategist.document.plan import Plan
 from strategist.executor.build import build
 from strategist.executor.models import model_from_shape
-from strategist.measure.allocator import COUNTED, highest_bytes
+from strategist.measure.allocator import COUNTED, Change, highest_bytes, recorded
 from tests.executor.harness import run_ranks
 
 REPEATS = 5
@@ -34,40 +34,23 @@ def _rank_rises(plan: Plan) -> list[int]:
         return [_rise(session, batch) for _ in range(REPEATS)]
 
 
-class _Allocation(NamedTuple):
-    """Bytes that came (or went, below zero) at an address, at a moment in ns; whether a collective asked for them."""
-
-    when: int
-    address: int
-    change: int
-    of_collective: bool
-
-
 def _rise(session: Any, batch: dict[str, torch.Tensor]) -> int:
     """The highest sum of the allocator's own events during the second of two steps, from where the first left it."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         session.step(batch)
         with record_function(COUNTED):
             session.step(batch)
-    results = profiler.profiler.kineto_results  # type: ignore[union-attr]
-    begin = next(event.start_ns() for event in results.events() if event.name() == COUNTED)
-    before, peak = highest_bytes(_of_program(_allocations(results.experimental_event_tree())), begin)
+    begin, changes = recorded(profiler)
+    before, peak = highest_bytes(_without_collectives(changes), begin)
     return peak - before
 
 
-def _allocations(nodes: Iterable[Any], of_collective: bool = False) -> Iterator[_Allocation]:
-    for node in nodes:
-        if node.name == "[memory]":
-            fields = node.extra_fields
-            yield _Allocation(node.start_time_ns, fields.ptr, fields.alloc_size, of_collective)
-        yield from _allocations(node.children, of_collective or node.name.startswith("c10d::"))
-
-
-def _of_program(allocations: Iterable[_Allocation]) -> Iterator[tuple[int, int]]:
-    """Moments and bytes of what the program itself holds: an address belongs to whom got it last."""
+def _without_collectives(changes: Iterable[Change]) -> Iterator[tuple[int, int]]:
+    """Moments and bytes of what no collective asked for: an address belongs to whom got it last."""
     of_collectives: set[int] = set()
-    for when, address, change, of_collective in sorted(allocations):
-        if change > 0:
-            (of_collectives.add if of_collective else of_collectives.discard)(address)
+    for when, address, nbytes, operators in changes:
+        if nbytes > 0:
+            is_collective = any(name.startswith("c10d::") for name in operators)
+            (of_collectives.add if is_collective else of_collectives.discard)(address)
         if address not in of_collectives:
-            yield when, change
+            yield when, nbytes

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from strategist.document.plan import NumberFormats
+from tests.executor.harness import run_alone
 from tests.measure.recordings import traced_rise
 from tests.plans import BFLOAT16, FLOAT32, make_plan, tiny_llama, tiny_mixtral
 
@@ -67,3 +69,22 @@ def test_two_gradients_of_one_weight_are_added_up_as_autograd_does(formats: Numb
     table = 4 * TABLE.vocab * TABLE.hidden
     assert traced_rise(plan) == pytest.approx(min(measured), rel=1e-3), measured
     assert min(measured) // table == (3 if formats == FLOAT32 else 2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_matrix_product_holds_its_result_whatever_its_kernel_needs(dtype: str) -> None:
+    """Some kernels of oneDNN ask torch's allocator for room that they give back; which ones, the CPU decides."""
+    held_before, held_at_peak = run_alone(_product, dtype)
+    assert held_at_peak - held_before == 512 * 1024 * (4 if dtype == "float32" else 2)
+
+
+def _product(dtype: str) -> tuple[int, int]:
+    import torch
+
+    from strategist.measure.allocator import profiled
+
+    def prepare() -> Callable[[], object]:
+        left, right = (torch.ones(shape, dtype=getattr(torch, dtype)) for shape in ((512, 256), (1024, 256)))
+        return lambda: torch.nn.functional.linear(left, right)
+
+    return profiled(prepare)
