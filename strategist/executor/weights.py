@@ -315,6 +315,14 @@ def _files_of(folder: Path) -> dict[str, str]:
 
 
 def _names_in(folder: Path, file: str, safe_open: Any) -> list[str]:
+    if Path(file).name != file:
+        raise InputError(
+            "PATH_ESCAPE",
+            f"{INDEX} of {shown(str(folder))} names {shown(file)}, which does not lie in that folder.",
+            flag="weight_map",
+            value=file,
+            hint="Name files beside the index; fetch the files again.",
+        )
     if not FILE_NAME.fullmatch(file):
         raise _no_weights(folder, f"it names {file}")
     with safe_open(folder / file, framework="pt") as opened:

@@ -89,12 +89,17 @@ def _elsewhere(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../other.safetensors"}}')
 
 
+def _other_files(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "weights.bin"}}')
+
+
 @pytest.mark.parametrize(
     ("spoil", "changes", "code"),
     [
         (_missing, {}, "FILE_NOT_FOUND"),
         (_cut, {}, "KIND"),
-        (_elsewhere, {}, "KIND"),
+        (_elsewhere, {}, "PATH_ESCAPE"),
+        (_other_files, {}, "KIND"),
         (None, {"layers": 3}, "FACTS_DIFFER"),
         (None, {"ffn_hidden": 32}, "FACTS_DIFFER"),
         (None, {"tied": True, "qkv_bias": True}, "FACTS_DIFFER"),
