@@ -30,6 +30,11 @@ OTHER_WIRING = {
     "pythia": "attention and feed-forward part side by side",
     "falcon": "attention and feed-forward part side by side",
     "olmo2": "norms behind attention and feed-forward part",
+    "olmo3": "norms behind attention and feed-forward part",
+    "flex-olmo": "norms behind attention and feed-forward part",
+    "exaone4": "norms behind attention and feed-forward part",
+    "hunyuan-v1-dense": "norms of queries and keys behind rotary positions",
+    "hunyuan-v1-moe": "norms of queries and keys behind rotary positions",
     "llama4": "attention in chunks",
     "llama4-text": "attention in chunks",
 }

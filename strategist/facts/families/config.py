@@ -177,9 +177,9 @@ class Config:
         if type(found) is not int:
             self.refuse("TYPE", key, "must be a whole number", value=_echo(found), hint="Write it without quotes, point or exponent.")  # fmt: skip
             return low
-        code = "NEGATIVE" if found < 0 else "TOO_SMALL" if found < low else "TOO_LARGE" if found > high else None
-        if code is None:
+        if low <= found <= high:
             return found
+        code = "TOO_LARGE" if found > high else "NEGATIVE" if found < 0 else "TOO_SMALL"
         self.refuse(code, key, f"is {_echo(found)}; it must lie between {low} and {high}", value=_echo(found))
         return low
 

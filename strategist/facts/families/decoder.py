@@ -86,6 +86,12 @@ def slides_everywhere(config: Config, shape: ModelShape) -> ModelShape:
     return shape if window is None else replace(shape, window=window, full_every=0)
 
 
+def slides_but_every(config: Config, shape: ModelShape, period: int) -> ModelShape:
+    """The shape with full attention in every `period`-th layer and sliding in the others, unless `layer_types` says."""
+    windowed = replace(shape, window=window_of(config))
+    return with_layer_types(config, windowed, [(i + 1) % period != 0 for i in range(shape.layers)])
+
+
 def with_layer_types(config: Config, shape: ModelShape, slides: Sequence[bool]) -> ModelShape:
     """The shape with its layers in the order of `layer_types`; when that is absent, sliding where `slides` is true."""
     mixers = layer_types(config, shape.layers) or ["sliding" if sliding else "attention" for sliding in slides]
@@ -107,14 +113,14 @@ def layer_types(config: Config, layers: int) -> list[Mixer] | None:
     return None if named is None else [_MIXERS[word] for word in named]
 
 
-def experts(config: Config, *keys: str, **facts: Any) -> Moe:
+def experts(config: Config, *keys: str, chosen_key: str = "num_experts_per_tok", **facts: Any) -> Moe:
     """Routed experts: how many (under one of `keys`), and how many of them each token uses."""
     count = config.integer(*keys, high=MAX_EXPERTS)
-    chosen = config.optional("num_experts_per_tok", high=MAX_EXPERTS)
+    chosen = config.optional(chosen_key, high=MAX_EXPERTS)
     if chosen is None:
-        config.refuse("MISSING", "num_experts_per_tok", "is missing", hint="Add it; nothing is guessed.")
+        config.refuse("MISSING", chosen_key, "is missing", hint="Add it; nothing is guessed.")
     config.settle()
-    config.at_most(chosen or 0, "num_experts_per_tok", count, keys[0])
+    config.at_most(chosen or 0, chosen_key, count, keys[0])
     config.settle()
     return Moe(**{"experts": count, "top_k": chosen, "layers": 0} | facts)
 
@@ -153,6 +159,21 @@ def with_experts(config: Config, shape: ModelShape, moe: Moe, placed: Sequence[b
 def _is_dense(shape: ModelShape, moe: Moe) -> bool:
     everywhere = moe.experts == moe.top_k == 1 and moe.layers == shape.layers
     return everywhere and not (moe.shared_gate or moe.latent or moe.expert_bias or moe.router_bias)
+
+
+def first_dense(config: Config, layers: int) -> list[bool]:
+    """Which layers have experts: as `mlp_layer_types` says ("sparse"), else all after the first `first_k_dense_replace`."""
+    named = config.list_of(str, "mlp_layer_types", limit=MAX_LAYERS)
+    first = config.optional("first_k_dense_replace", high=MAX_LAYERS, low=0) or 0
+    if named is None:
+        return [index >= first for index in range(layers)]
+    if len(named) != layers:
+        config.refuse("RANGE", "mlp_layer_types", f"has {len(named)} entries for {layers} layers", hint="Give one entry per layer.")  # fmt: skip
+    unknown = next((word for word in named if word not in ("dense", "sparse")), None)
+    if unknown is not None:
+        config.refuse("CHOICE", "mlp_layer_types", f"contains {shown(unknown)!r}", value=unknown, hint="Known: dense, sparse.")  # fmt: skip
+    config.settle()
+    return [word == "sparse" for word in named]
 
 
 def sparse_steps(config: Config, layers: int) -> list[bool]:

@@ -7,7 +7,7 @@ models/deepseek_v32, models/glm_moe_dsa). `deepseek` is the remote-code type of 
 from __future__ import annotations
 
 from strategist.facts.families.config import MAX_EXPERTS, MAX_FFN, MAX_HEADS, MAX_WIDTH, Config, Family
-from strategist.facts.families.decoder import decoder, experts, with_experts
+from strategist.facts.families.decoder import decoder, experts, window_of, with_experts, with_layer_types
 from strategist.facts.model import MAX_LAYERS, Mla, ModelShape
 from strategist.records import replace
 
@@ -32,6 +32,21 @@ def _plain(config: Config) -> ModelShape:
 def _glm4_moe(config: Config) -> ModelShape:
     shape = decoder(config, qkv_bias=config.yes("attention_bias"), qk_norm="head" if config.yes("use_qk_norm") else "")
     return _after_dense(config, shape)
+
+
+def _dots1(config: Config) -> ModelShape:
+    """dots.llm1: layers from `max_window_layers` on slide where there is a window."""
+    bias = config.yes("attention_bias")
+    shape = replace(decoder(config, qk_norm="head", qkv_bias=bias, o_bias=bias), window=window_of(config))
+    first = config.optional("max_window_layers", high=MAX_LAYERS, low=0) or 0
+    return _after_dense(config, with_layer_types(config, shape, [i >= first for i in range(shape.layers)]))
+
+
+def _glm4_moe_lite(config: Config) -> ModelShape:
+    """Latent attention; whatever the file says, only the first layer is dense unless `mlp_layer_types` is there."""
+    config.only("first_k_dense_replace", 1)
+    _only_uniform(config, "mlp_layer_types")
+    return _latent(config)
 
 
 def _latent(config: Config) -> ModelShape:
@@ -88,6 +103,9 @@ FAMILY = Family(
         "deepseek": _plain,
         "deepseek_v2": _latent,
         "deepseek_v3": _latent,
+        "kimi_k2": _latent,
+        "dots1": _dots1,
+        "glm4_moe_lite": _glm4_moe_lite,
         "deepseek_v32": _indexed,
         "glm_moe_dsa": _indexed,
         "glm4_moe": _glm4_moe,

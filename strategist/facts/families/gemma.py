@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from strategist.facts.families.config import MAX_EXPERTS, MAX_FFN, MAX_HEADS, MAX_WIDTH, Config, Family
-from strategist.facts.families.decoder import decoder, window_of, with_experts, with_layer_types
+from strategist.facts.families.decoder import decoder, slides_but_every, with_experts
 from strategist.facts.model import MAX_LAYERS, Heads, ModelShape, Moe, arranged, layer_sequence
 from strategist.records import replace
 
@@ -17,12 +15,7 @@ def _gemma(config: Config) -> ModelShape:
 
 def _sliding(config: Config, period: int) -> ModelShape:
     """Four norms, and full attention in every `period`-th layer only."""
-    shape = replace(_gemma(config), norms_per_layer=4, window=window_of(config))
-    return with_layer_types(config, shape, _all_but_every(period, shape.layers))
-
-
-def _all_but_every(period: int, layers: int) -> Sequence[bool]:
-    return [(i + 1) % period != 0 for i in range(layers)]
+    return slides_but_every(config, replace(_gemma(config), norms_per_layer=4), period)
 
 
 def _gemma2(config: Config) -> ModelShape:

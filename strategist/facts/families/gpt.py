@@ -11,6 +11,7 @@ from typing import Any
 from strategist.facts.families.config import MAX_FFN, MAX_HEADS, MAX_TOKENS, MAX_VOCAB, MAX_WIDTH, Config, Family
 from strategist.facts.families.decoder import activation, checked_heads, decoder, with_layer_types
 from strategist.facts.model import MAX_LAYERS, ModelShape
+from strategist.records import replace
 
 _BIASED: Mapping[str, Any] = {"qkv_bias": True, "o_bias": True, "mlp_bias": True}
 
@@ -41,6 +42,12 @@ def _gpt2(config: Config) -> ModelShape:
     rows = config.integer("n_positions", "max_position_embeddings", high=MAX_TOKENS)
     act = activation(config, "activation_function")
     return _own_keys(config, "n_embd", "n_layer", "n_head", "n_inner", pos="learned", pos_rows=rows, max_seq=rows, mlp_act=act, **_BIASED)  # fmt: skip
+
+
+def _gpt_bigcode(config: Config) -> ModelShape:
+    """GPT-2 whose queries share one key and value head (StarCoder, SantaCoder)."""
+    shape = _gpt2(config)
+    return replace(shape, kv_heads=1) if config.yes("multi_query") else shape
 
 
 def _gpt_neo(config: Config) -> ModelShape:
@@ -186,6 +193,7 @@ FAMILY = Family(
     "gpt",
     {
         "gpt2": _gpt2,
+        "gpt_bigcode": _gpt_bigcode,
         "gpt_neo": _gpt_neo,
         "gptj": _gptj,
         "gpt_neox": _gpt_neox,

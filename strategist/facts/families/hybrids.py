@@ -1,13 +1,20 @@
-"""Jamba, Nemotron-H, Qwen3-Next and Qwen3.5: attention layers among state-space or linear ones (transformers 5.23.0)."""
+"""Jamba, Nemotron-H, Granite 4, Bamba, Qwen3-Next and Qwen3.5: attention layers among state-space or linear ones (transformers 5.23.0)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from strategist.facts.families.config import MAX_EXPERTS, MAX_FFN, MAX_HEADS, MAX_WIDTH, Config, Family
-from strategist.facts.families.decoder import decoder, experts, layer_types, shared_gated_experts, sparse_steps
+from strategist.facts.families.decoder import (
+    decoder,
+    experts,
+    layer_types,
+    shared_gated_experts,
+    sparse_steps,
+    with_experts,
+)
 from strategist.facts.families.state_space import rank_of
-from strategist.facts.layer_kind import LayerKind, Mixer
+from strategist.facts.layer_kind import Ffn, LayerKind, Mixer
 from strategist.facts.model import MAX_LAYERS, Mix, ModelShape, Moe, Ssm, arranged
 from strategist.records import replace
 
@@ -114,6 +121,66 @@ def _latent_experts(config: Config) -> Moe:
     )
 
 
+_MAMBA_KINDS = {
+    "mamba": "mamba2",
+    "linear_attention": "mamba2",
+    "attention": "attention",
+    "full_attention": "attention",
+}
+
+
+def _granite_hybrid(config: Config) -> ModelShape:
+    """Granite 4: Mamba-2 layers among attention, every one with a dense part beside its experts, if it has any."""
+    bias, shared = config.yes("attention_bias"), config.integer("shared_intermediate_size", high=MAX_FFN)
+    words = config.list_of(str, "layer_types", limit=MAX_LAYERS)
+    layers = config.integer("num_hidden_layers", high=MAX_LAYERS)
+    if words is not None and (len(words) != layers or not set(words) <= set(_MAMBA_KINDS)):
+        known = f"{layers} of {', '.join(_MAMBA_KINDS)}"
+        config.refuse("CHOICE", "layer_types", f"must be {known}", hint="Give one entry per layer.")
+    config.settle()
+    has_experts = config.optional("num_local_experts", high=MAX_EXPERTS, low=0) != 0
+    pos = "rope" if config.word("position_embedding_type") == "rope" else "none"
+    shape = decoder(config, ffn_hidden=shared, pos=pos, qkv_bias=bias, o_bias=bias)
+    moe = _granite_experts(config, shared) if has_experts else None
+    attends = [_MAMBA_KINDS[word] == "attention" for word in words or ["mamba"] * layers]
+    return _among_mamba2(config, shape, moe, attends)
+
+
+def _granite_experts(config: Config, shared: int) -> Moe:
+    width = config.integer("intermediate_size", high=MAX_FFN)
+    return experts(config, "num_local_experts", ffn=width, shared_ffn=shared)
+
+
+def _bamba(config: Config) -> ModelShape:
+    """Bamba: Mamba-2 layers, and attention in those that `attn_layer_indices` lists."""
+    bias = config.yes("attention_bias")
+    shape = decoder(config, qkv_bias=bias, o_bias=bias, mlp_bias=config.yes("mlp_bias"))
+    listed = set(config.list_of(int, "attn_layer_indices", limit=MAX_LAYERS) or ())
+    return _among_mamba2(config, shape, None, [i in listed for i in range(shape.layers)])
+
+
+def _among_mamba2(config: Config, shape: ModelShape, moe: Moe | None, attends: Sequence[bool]) -> ModelShape:
+    """Attention in the layers where `attends` is true, Mamba-2 in the others, and after each of them a feed-forward part."""
+    config.only("mamba_conv_bias", True)
+    config.only("mamba_proj_bias", False)
+    ffn: Ffn = "dense" if moe is None else "moe"
+    if all(attends):
+        return shape if moe is None else with_experts(config, shape, moe, attends)
+    heads = config.integer("mamba_n_heads", high=MAX_HEADS)
+    inner = shape.hidden * config.integer("mamba_expand", high=1024)
+    config.divisible(inner, "mamba_expand * hidden_size", heads, "mamba_n_heads")
+    ssm = Ssm(
+        kind="mamba2",
+        conv=config.integer("mamba_d_conv", high=1024),
+        state=config.integer("mamba_d_state", high=MAX_WIDTH),
+        heads=heads,
+        head_dim=inner // heads,
+        groups=config.integer("mamba_n_groups", high=MAX_HEADS),
+    )
+    config.settle()
+    return _mixed(shape, ssm, moe, [LayerKind("attention" if one else "mamba2", ffn) for one in attends])
+
+
 def _gated_delta(config: Config) -> Ssm:
     return Ssm(
         kind="gated-delta",
@@ -155,6 +222,8 @@ FAMILY = Family(
     {
         "jamba": _jamba,
         "nemotron_h": _nemotron_h,
+        "granitemoehybrid": _granite_hybrid,
+        "bamba": _bamba,
         "qwen3_next": _qwen3_next,
         "qwen3_5_text": _qwen3_5,
         "qwen3_5_moe_text": _qwen3_5_moe,

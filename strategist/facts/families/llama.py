@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from strategist.facts.families.config import Config, Family
-from strategist.facts.families.decoder import decoder, slides_everywhere, window_of, with_layer_types
-from strategist.facts.model import ModelShape
+from strategist.facts.families.decoder import (
+    decoder,
+    slides_but_every,
+    slides_everywhere,
+    window_of,
+    with_layer_types,
+)
+from strategist.facts.model import MAX_LAYERS, ModelShape
 from strategist.records import replace
 
 
@@ -29,12 +35,67 @@ def _glm(config: Config) -> ModelShape:
     return decoder(config, qkv_bias=config.yes("attention_bias"))
 
 
+def _glm4(config: Config) -> ModelShape:
+    return replace(_glm(config), norms_per_layer=4)
+
+
+def _arcee(config: Config) -> ModelShape:
+    return replace(_llama(config), mlp_gated=False)
+
+
 def _olmo(config: Config) -> ModelShape:
     return replace(_llama(config), norm="layernorm_nonparam")
 
 
 def _olmo2(config: Config) -> ModelShape:
     return replace(_llama(config), qk_norm="full")
+
+
+def _olmo3(config: Config) -> ModelShape:
+    return slides_but_every(config, _olmo2(config), 4)
+
+
+def _exaone4(config: Config) -> ModelShape:
+    """`sliding_window_pattern` may be spelt in letters (LLLG) in files that list `layer_types`."""
+    pattern = None if config.has("layer_types") else config.optional("sliding_window_pattern", high=MAX_LAYERS)
+    return slides_but_every(config, decoder(config, qk_norm="head"), pattern or 4)
+
+
+def _seed_oss(config: Config) -> ModelShape:
+    bias, out_bias = config.yes("attention_bias"), config.yes("attention_out_bias")
+    return decoder(config, qkv_bias=bias, o_bias=out_bias, mlp_bias=config.yes("mlp_bias"))
+
+
+def _ernie4_5(config: Config) -> ModelShape:
+    bias = config.yes("use_bias")
+    return decoder(config, qkv_bias=bias, o_bias=bias, mlp_bias=bias)
+
+
+def _hunyuan(config: Config) -> ModelShape:
+    config.only("use_qk_norm", True)
+    bias = config.yes("attention_bias")
+    return decoder(config, qk_norm="head", qkv_bias=bias, o_bias=bias)
+
+
+def _helium(config: Config) -> ModelShape:
+    return decoder(config, qkv_bias=config.yes("attention_bias"), mlp_bias=config.yes("mlp_bias"))
+
+
+def _stablelm(config: Config) -> ModelShape:
+    norms = 1 if config.yes("use_parallel_residual") else 2
+    shape = decoder(config, norm="layernorm", norms_per_layer=norms, qkv_bias=config.yes("use_qkv_bias"))
+    return replace(shape, qk_norm="per_head") if config.yes("qk_layernorm") else shape
+
+
+def _ministral(config: Config) -> ModelShape:
+    shape = replace(decoder(config), window=window_of(config))
+    return with_layer_types(config, shape, [True] * shape.layers)
+
+
+def _cohere2(config: Config) -> ModelShape:
+    bias = config.yes("attention_bias")
+    shape = decoder(config, norm="layernorm_nobias", norms_per_layer=1, qkv_bias=bias, o_bias=bias)
+    return slides_but_every(config, shape, config.optional("sliding_window_pattern", high=MAX_LAYERS) or 4)
 
 
 def _cohere(config: Config) -> ModelShape:
@@ -63,6 +124,18 @@ FAMILY = Family(
         "glm": _glm,
         "olmo": _olmo,
         "olmo2": _olmo2,
+        "olmo3": _olmo3,
+        "exaone4": _exaone4,
+        "seed_oss": _seed_oss,
+        "ernie4_5": _ernie4_5,
+        "hunyuan_v1_dense": _hunyuan,
+        "helium": _helium,
+        "arcee": _arcee,
+        "stablelm": _stablelm,
+        "ministral": _ministral,
+        "ministral3": _sliding_everywhere,
+        "glm4": _glm4,
+        "cohere2": _cohere2,
         "cohere": _cohere,
         "nemotron": _nemotron,
         "starcoder2": _starcoder2,

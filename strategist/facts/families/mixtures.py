@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from strategist.facts.families.config import MAX_FFN, MAX_HEADS, MAX_TOKENS, MAX_VOCAB, MAX_WIDTH, Config, Family
+from typing import Any
+
+from strategist.facts.families.config import (
+    MAX_EXPERTS,
+    MAX_FFN,
+    MAX_HEADS,
+    MAX_TOKENS,
+    MAX_VOCAB,
+    MAX_WIDTH,
+    Config,
+    Family,
+)
 from strategist.facts.families.decoder import (
     checked_heads,
     decoder,
     experts,
+    first_dense,
+    slides_but_every,
     slides_everywhere,
     window_of,
     with_experts,
@@ -42,6 +55,75 @@ def _minimax_m2(config: Config) -> ModelShape:
     config.only("use_qk_norm", True)
     shape = decoder(config, qk_norm="full")
     return _everywhere(config, shape, experts(config, "num_local_experts", "num_experts", ffn=shape.ffn_hidden))
+
+
+def _granite_moe(config: Config) -> ModelShape:
+    """Granite's mixtures; `shared_intermediate_size` is the width of what every token uses beside them, 0 for none."""
+    bias = config.yes("attention_bias")
+    shape = decoder(config, qkv_bias=bias, o_bias=bias)
+    shared = config.optional("shared_intermediate_size", high=MAX_FFN, low=0) or 0
+    return _everywhere(config, shape, experts(config, "num_local_experts", ffn=shape.ffn_hidden, shared_ffn=shared))
+
+
+def _solar_open(config: Config) -> ModelShape:
+    shape = decoder(config, qkv_bias=config.yes("attention_bias"), ffn_hidden=0)
+    return _everywhere(
+        config, shape, _beside_shared(config, "n_shared_experts", "n_routed_experts", "num_local_experts")
+    )
+
+
+def _exaone_moe(config: Config) -> ModelShape:
+    pattern = None if config.has("layer_types") else config.optional("sliding_window_pattern", high=MAX_LAYERS)
+    shape = slides_but_every(config, decoder(config, qk_norm="head"), pattern or 4)
+    moe = _beside_shared(config, "num_shared_experts", "num_experts", "num_local_experts")
+    return with_experts(config, shape, moe, first_dense(config, shape.layers))
+
+
+def _beside_shared(config: Config, shared: str, *keys: str, **facts: Any) -> Moe:
+    """Routed experts beside as many shared ones of the same width as `shared` says."""
+    width = config.integer("moe_intermediate_size", high=MAX_FFN)
+    count = config.optional(shared, high=MAX_EXPERTS, low=0) or 0
+    return experts(config, *keys, ffn=width, shared_ffn=count * width, **facts)
+
+
+def _ernie_moe(config: Config) -> ModelShape:
+    """ERNIE 4.5: experts in every `moe_layer_interval`-th layer from a first to a last; a correction of their scores."""
+    config.only("use_bias", False)
+    shape = decoder(config)
+    moe = _beside_shared(config, "moe_num_shared_experts", "moe_num_experts", chosen_key="moe_k", router_bias=True)
+    step = config.optional("moe_layer_interval", high=MAX_LAYERS) or 1
+    first = config.optional("moe_layer_start_index", high=MAX_LAYERS, low=0) or 0
+    last = config.optional("moe_layer_end_index", high=MAX_LAYERS, low=-1)
+    end = shape.layers - 1 if last in (None, -1) else last
+    return with_experts(config, shape, moe, [(i + 1) % step == 0 and first <= i <= end for i in range(shape.layers)])
+
+
+def _hunyuan_moe(config: Config) -> ModelShape:
+    """Hunyuan V1: every layer has experts beside a dense part of their width; lists must say the same of all layers."""
+    bias = config.yes("attention_bias")
+    config.only("use_qk_norm", True)
+    same = _uniform(config, "num_experts", "moe_topk", "num_shared_expert", "moe_intermediate_size")
+    same.only("num_shared_expert", 1)
+    shape = decoder(same, qk_norm="head", qkv_bias=bias, o_bias=bias)
+    same.only("moe_intermediate_size", shape.ffn_hidden)
+    moe = experts(same, "num_experts", chosen_key="moe_topk", ffn=shape.ffn_hidden, shared_ffn=shape.ffn_hidden)
+    return _everywhere(same, shape, moe)
+
+
+def _uniform(config: Config, *keys: str) -> Config:
+    """The configuration with lists under `keys` that repeat one number replaced by that number."""
+    lists = {
+        key: config.list_of(int, key, limit=MAX_LAYERS) for key in keys if isinstance(config.values.get(key), list)
+    }
+    for key, values in lists.items():
+        if values is not None and len(set(values)) != 1:
+            config.refuse("CHOICE", key, "differs between layers; only one number for all layers can be read")
+    config.settle()
+    found = {key: values[0] for key, values in lists.items() if values}
+    return Config(
+        {**config.values, **found}, config.flag, path=config.path, ledger=config.ledger,
+        class_defaults=config.class_defaults, nested=config.nested,
+    )  # fmt: skip
 
 
 def _grok(config: Config) -> ModelShape:
@@ -143,6 +225,13 @@ FAMILY = Family(
         "mixtral": _mixtral,
         "phimoe": _phimoe,
         "olmoe": _olmoe,
+        "flex_olmo": _olmoe,
+        "granitemoe": _granite_moe,
+        "granitemoeshared": _granite_moe,
+        "solar_open": _solar_open,
+        "exaone_moe": _exaone_moe,
+        "ernie4_5_moe": _ernie_moe,
+        "hunyuan_v1_moe": _hunyuan_moe,
         "minimax_m2": _minimax_m2,
         "grok-1": _grok,
         "gpt_oss": _gpt_oss,
