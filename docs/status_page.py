@@ -173,8 +173,8 @@ MISSING = (
     "Of mixed nodes: stages of one pipeline on different kinds (each is priced on the kind where it takes longest), and links that are listed one by one (docs/decisions/0156).",
     "Of published runs: recompute of operations that nobody names, weights of four bits, activations on the host. Predicted reserved memory knows "
     "streams and large blocks (docs/decisions/0047), not what small tensors break up; frameworks with one buffer of gradients reserve a measured share.",
-    "Whole experts beside tensor parallelism without sequence parallelism. Of the search: offload beside "
-    "expert parallelism, which is run, traced and predicted.",
+    "Whole experts beside tensor parallelism without sequence parallelism. Of the search: offload of experts apart beside replicas, "
+    "whose reserved memory is up to 1.6 times what is predicted (docs/decisions/0163), and of the optimizer's state beside tp; `predict` answers both.",
     "Context parallelism by ring, also a hierarchical one, with windows, selective recompute or, on GPUs, fp32; recompute of layers in groups, of some layers "
     "beside adapters and tiling, of every so-many-th by stage, and of some layers unasked in the search (docs/decisions/0114, 0130, 0147); "
     "memory-centric tiling of experts, of embedding and head, beside tp, pp or selective recompute, and in files of other frameworks.",

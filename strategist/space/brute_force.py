@@ -61,9 +61,10 @@ def _zero(limits: Limits, row: Mapping[str, int]) -> bool:
 
 
 def _offload(limits: Limits, row: Mapping[str, int]) -> bool:
-    """State leaves under ZeRO-2 and weights under ZeRO-3 where nothing but ZeRO cuts the job; a lone device shards
-    nothing, so there ZeRO without offloading means nothing. Slices are for weights that are gathered, of layers too wide."""
-    alone = row["zero"] >= 2 and all(row[axis] == 1 for axis in ("pp", "tp", "cp", "ep", "dp_replicate"))
+    """State leaves under ZeRO-2 and weights under ZeRO-3 where no layer is cut, nor experts beside replicas; a lone device shards
+    nothing, so there ZeRO without offloading means nothing. Slices are for weights that only ZeRO cuts, of layers too wide."""
+    whole = row["zero"] >= 2 and row["pp"] == row["tp"] == 1 and (row["dp_replicate"] == 1 or row["ep"] == 1)
+    alone = whole and row["cp"] == row["ep"] == row["dp_replicate"] == 1
     word = WORDS["offload"][row["offload"]]
     is_asked = bool(limits.pinned("tiling")) or "tiling" in limits.also
     may_tile = alone and row["zero"] == 3 and (limits.tiled or is_asked)
@@ -72,7 +73,7 @@ def _offload(limits: Limits, row: Mapping[str, int]) -> bool:
     if word == "none":
         return not (alone and row["dp_shard"] == 1)
     homes = ("optimizer",) if row["zero"] == 2 else ("parameters", "nvme")
-    return alone and word in homes
+    return whole and word in homes
 
 
 def _batch(limits: Limits, row: Mapping[str, int]) -> bool:

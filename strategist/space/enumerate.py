@@ -195,8 +195,8 @@ def _mesh_groups(limits: Limits) -> Iterator[tuple[list[Mesh], list[tuple[int, .
     groups: dict[tuple[object, ...], list[Mesh]] = {}
     for mesh in _split_meshes(limits) if limits.splits_cp else meshes(limits):
         pp, replicate, shard, cp, tp, ep, _, zero, *inner = mesh
-        pure = pp == tp == cp == ep == 1 and zero >= 2 and replicate == 1
-        key = pp, replicate * shard, cp > 1, tp > 1, pure and zero, max(inner, default=1) > 1
+        home = _home(mesh)
+        key = pp, replicate * shard, cp > 1, tp > 1, home, home and replicate * cp * ep == 1, max(inner, default=1) > 1
         groups.setdefault(key, []).append(mesh)
     for members in groups.values():
         yield members, list(_options(limits, members[0]))
@@ -269,13 +269,12 @@ def _expert_splits(limits: Limits, ranks: int, tp: int) -> Iterator[tuple[int, i
 def _options(limits: Limits, mesh: Mesh) -> Iterator[tuple[int, ...]]:
     """Rows in the order of OPTION_COLUMNS without `zero`, for meshes of one group."""
     pp, replicate, shard, cp, tp, _, _, zero, *inner = mesh
-    pure = pp == tp == cp == 1 and zero >= 2 and replicate == 1
     whole = ("ring", "all-to-all") if cp > 1 else ("none",)
     kinds = ("hierarchical",) if max(inner, default=1) > 1 else whole
     for micro, accumulation in _batches(limits, replicate * shard):
         schedules = _schedules(limits, pp, accumulation)
         for (schedule, virtual, split), sequence in product(schedules, sequence_cuts(limits, cp, tp)):
-            for recompute, (offload, tiles), kind in product(range(3), _offloads(limits, zero, pure, shard), kinds):
+            for recompute, (offload, tiles), kind in product(range(3), _offloads(limits, mesh), kinds):
                 yield (
                     virtual,
                     schedule,
@@ -350,16 +349,26 @@ def is_weightable(limits: Limits, pp: int) -> bool:
     return layers_of_the_last(limits.layers, pp, limits.head) < limits.layers // pp
 
 
-def _offloads(limits: Limits, zero: int, pure: bool, shard: int) -> Sequence[tuple[int, int]]:
-    """(offload, tiling): optimizer state leaves under ZeRO-2, weights under ZeRO-3, which alone gathers slice by slice."""
-    plain = ((0, 1),) if zero < 2 or shard > 1 or not pure else ()
-    if not pure:
-        return plain
-    if zero == 2:
+def _home(mesh: Mesh) -> int:
+    """The ZeRO stage under which something can leave the device, 0 where nothing does: where a layer is cut, and where ranks that hold
+    different experts have replicas, whose reserved memory is not understood (docs/decisions/0163-offload-beside-other-axes.md)."""
+    pp, replicate, _, _, tp, ep, _, zero = mesh[:8]
+    return zero if zero >= 2 and pp == tp == 1 and (replicate == 1 or ep == 1) else 0
+
+
+def _offloads(limits: Limits, mesh: Mesh) -> Sequence[tuple[int, int]]:
+    """(offload, tiling): optimizer state leaves under ZeRO-2 and weights under ZeRO-3; slices are for weights that nothing
+    but ZeRO cuts."""
+    _, replicate, shard, cp, _, ep = mesh[:6]
+    home = _home(mesh)
+    if not home:
+        return ((0, 1),)
+    plain = ((0, 1),) if replicate * shard * cp > 1 else ()
+    if home == 2:
         return (*plain, (code("offload", "optimizer"), 1))
     homes = (*plain, (code("offload", "parameters"), 1), (code("offload", "nvme"), 1))
     pinned = limits.pinned("tiling")
-    if not pinned and not limits.tiled and "tiling" not in limits.also:
+    if replicate * cp * ep > 1 or (not pinned and not limits.tiled and "tiling" not in limits.also):
         return homes
     return tuple((home, tiles) for home, _ in homes for tiles in ((pinned,) if pinned else (1, TILES)))
 

@@ -217,6 +217,13 @@ IN_PAIRS = _with_two_runs("-dual", "dualpipev", 9, 5)
 SHORT = {"vocab": 3072}
 HOME = {"dp_shard": 8, "zero": 3, "offload": "parameters"}
 
+
+def _of_layers(model: str, layers: int) -> ModelShape:
+    """The first layers of a model, with few words."""
+    shape = replace(load_model(model), layers=layers, max_seq=4096, **SHORT)
+    return shape if shape.moe is None else replace(shape, moe=replace(shape.moe, layers=layers))
+
+
 STATES = tuple(
     Scenario(f"llama-3.2-1b-state-{number}", replace(load_model("llama-3.2-1b"), layers=4), 1024, "bf16", layout)
     for number, layout in enumerate(
@@ -230,6 +237,23 @@ STATES = tuple(
     )
 )
 """Optimizer state on a drive, and in eight bits."""
+
+AWAY = tuple(
+    Scenario(f"{model}-{layers}l-away-{number}", _of_layers(model, layers), seq_len, precision, layout)
+    for number, (model, layers, seq_len, precision, layout) in enumerate((
+        ("llama-3.1-8b", 4, 2048, "bf16", HOME | {"dp_shard": 1, "cp": 8, "context_parallel": "all-to-all", "recompute": "full"}),
+        ("llama-3.1-8b", 4, 1024, "bf16", HOME | {"dp_shard": 4, "cp": 2, "context_parallel": "ring", "accumulation": 2}),
+        ("olmoe-1b-7b", 4, 1024, "bf16", HOME | {"ep": 8, "recompute": "full", "accumulation": 2}),
+        ("olmoe-1b-7b", 4, 1024, "bf16", HOME | {"dp_shard": 4, "cp": 2, "context_parallel": "ring", "ep": 4}),
+        ("llama-3.1-8b", 4, 1024, "bf16", HOME | {"dp_replicate": 2, "dp_shard": 4, "cp": 2, "context_parallel": "ring"}),
+        ("qwen2.5-7b", 4, 1024, "bf16", {"dp_shard": 2, "zero": 2, "offload": "optimizer", "cp": 4, "context_parallel": "all-to-all", "accumulation": 2}),
+        ("llama-3.2-1b", 4, 1024, "fp32", HOME | {"dp_shard": 4, "cp": 2, "context_parallel": "ring", "accumulation": 2}),
+        ("mixtral-8x7b", 2, 1024, "bf16", HOME | {"offload": "nvme", "ep": 4}),
+        ("mixtral-8x7b", 2, 1024, "bf16", HOME | {"dp_replicate": 2, "dp_shard": 4}),
+        ("mixtral-8x7b", 2, 1024, "bf16", {"dp_replicate": 2, "dp_shard": 4, "zero": 2, "offload": "optimizer", "ep": 2}),
+    ))
+)  # fmt: skip
+"""Weights and state away from ranks that share sequences, hold different experts or have replicas (docs/decisions/0163)."""
 
 
 TILED = tuple(

@@ -15,6 +15,7 @@ from tests.measure.drawn import drawn
 from tests.measure.grid import (
     ADAPTED,
     ALTERNATE,
+    AWAY,
     BESIDE_LAYERS,
     BREADTH_FIRST,
     BY_STAGE,
@@ -140,6 +141,12 @@ def test_formulas_agree_with_the_program_of_other_states(scenario: Scenario) -> 
         for found in differences(scenario, rank):
             _assert_keeps_its_bar(found)
         assert rank.memory.host == pytest.approx(on_host(job_of(scenario, plan), plan), rel=EXACT, abs=SMALL)
+
+
+@mostly_nightly(AWAY)
+def test_formulas_agree_with_the_program_whose_weights_are_away(scenario: Scenario) -> None:
+    """So they do where they are away beside other axes than ZeRO's."""
+    test_formulas_agree_with_the_program_of_other_states(scenario)
 
 
 @mostly_nightly(TILED)

@@ -98,12 +98,14 @@ def _schedule_means_something(a: Layout) -> bool:
 
 
 def _offload_means_something(a: Layout) -> bool:
-    """Offloading belongs to ZeRO alone: state leaves under stage 2, weights under stage 3, which gathers slices too."""
-    alone = all(a[axis] == 1 for axis in ("pp", "tp", "cp", "ep", "dp_replicate"))
+    """Offloading belongs to whole layers, and not to experts apart with replicas: state leaves under stage 2, weights under stage 3,
+    which where nothing else cuts anything gathers slices too."""
+    is_whole = a["pp"] == a["tp"] == 1 and (a["dp_replicate"] == 1 or a["ep"] == 1)
+    alone = is_whole and all(a[axis] == 1 for axis in ("cp", "ep", "dp_replicate"))
     if a["tiling"] > 1 and not (alone and a["zero"] == 3):
         return False
     home = {2: ("optimizer",), 3: ("parameters", "nvme")}.get(a["zero"], ())
-    return a["offload"] == "none" or (alone and a["offload"] in home)
+    return a["offload"] == "none" or (is_whole and a["offload"] in home)
 
 
 def _context_means_something(a: Layout) -> bool:

@@ -87,11 +87,21 @@ WIDE: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
 
 @pytest.mark.parametrize(("rule", "model", "gpu", "node"), WIDE)
 def test_leaves_for_layers_too_wide_for_a_device(rule: str, model: str, gpu: str, node: dict[str, Any]) -> None:
-    """With enough host memory the leaf's family is chosen: offloading, the widest matrices in pieces."""
-    plan = recommend(model, {"nodes": [{"gpu": gpu, **node}]}, seq_len=512)
+    """With enough host memory the leaf's family is chosen: offloading, the widest matrices in pieces where every rank gathers all
+    experts."""
+    plan = recommend(model, {"nodes": [{"gpu": gpu, **node}]}, seq_len=512, forbid="ep")
     assert [reason.rule for reason in plan.reasons] == [rule]
     assert plan.decision.family in {name for tier in RULES[rule].families for name in tier}
     assert (plan.strategy.offload, plan.strategy.tiling) == ("parameters", 8)
+
+
+def test_experts_apart_need_no_pieces() -> None:
+    """Ranks that gather their own experts alone hold the widest layer whole, and the leaf stays the same."""
+    rule, model, gpu, node = WIDE[-1]
+    plan = recommend(model, {"nodes": [{"gpu": gpu, **node}]}, seq_len=512)
+    assert [reason.rule for reason in plan.reasons] == [rule]
+    assert (plan.strategy.offload, plan.strategy.tiling) == ("parameters", 1)
+    assert plan.mesh.ep > 1
 
 
 @pytest.mark.parametrize(

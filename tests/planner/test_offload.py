@@ -1,0 +1,40 @@
+"""Offloading beside other axes: where sequences are shared and where ranks hold different experts."""
+
+from __future__ import annotations
+
+import pytest
+
+from strategist import recommend
+from strategist.errors import NoPlanError
+from strategist.facts.clusters import cluster_from_flags
+
+
+def test_long_sequences_train_on_few_devices_with_weights_on_the_host() -> None:
+    """A sequence that only several devices can hold and weights that only the host can: together there is a plan, and
+    without either there is none."""
+    job = {"model": "llama-3.1-70b", "hardware": "dgx-h100", "seq_len": 131_072, "global_batch": 8}
+    plan = recommend(**job)
+    assert plan.mesh.cp > 1
+    assert plan.strategy.offload == "parameters"
+    for word in ("offload", "cp"):
+        with pytest.raises(NoPlanError):
+            recommend(**job, forbid=word)
+
+
+def test_experts_apart_leave_room_for_larger_micro_batches() -> None:
+    """Weights are on the host either way; a rank that gathers its own experts alone computes more tokens at a time."""
+    job = {"model": "mixtral-8x7b", "hardware": "dgx-a100-40gb"}
+    apart, together = recommend(**job), recommend(**job, forbid="ep")
+    assert apart.mesh.ep > 1
+    assert {plan.strategy.offload for plan in (apart, together)} == {"parameters"}
+    assert apart.strategy.micro_batch > together.strategy.micro_batch
+    assert apart.time.step_ns < together.time.step_ns
+
+
+def test_over_a_slow_network_groups_of_a_node_keep_a_copy_on_every_host() -> None:
+    """Weights are gathered inside a node and gradients cross the network once a step; sharded over all they cross it for every
+    micro-batch."""
+    machines = cluster_from_flags("rtx-4090", 8, 2, inter_Bps=1.25e9).cluster
+    plan = recommend("llama-2-13b", machines, policy="fastest", forbid="tp,pp")
+    assert (plan.mesh.dp_replicate, plan.mesh.dp_shard) == (2, 8)
+    assert plan.strategy.offload == "parameters"
