@@ -197,3 +197,10 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     if close:
         return f"Did you mean {' or '.join(close)}?"
     return f"Known: {', '.join(names)}." if len(names) <= 12 else f"There are {len(names)} known names."
+
+
+def near_and_known(word: str, known: Sequence[str]) -> str:
+    """A hint that names the closest known words, and all of them however many there are."""
+    close = nearest(word, known)
+    meant = f"Did you mean {' or '.join(close)}? " if close else ""
+    return f"{meant}Known: {', '.join(known)}."

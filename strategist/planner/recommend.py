@@ -9,6 +9,7 @@ import numpy as np
 
 from strategist import __version__
 from strategist.document.certificate import Certificate
+from strategist.document.estimate import StageMemory
 from strategist.document.front import Front
 from strategist.document.plan import (
     Alternative,
@@ -184,6 +185,7 @@ def _with_uneven(
     """The plan with an uneven batch in place of what would be chosen else, which becomes the first alternative."""
     job, row = found.question.job, split.candidate.row(0)
     time = time_ledger(job, split.times, 0)
+    memory = memory_ledger(*split.tightest)
     own = replace(found, candidates=split.candidate, times=split.times)
     family = family_of(family_masks(split.candidate, describe_for_rules(job)), 0)
     even = _fitting_alternative(found, chosen.family, chosen.row, time.step.value)
@@ -192,12 +194,12 @@ def _with_uneven(
         plan,
         mesh=mesh_of(row),
         strategy=replace(strategy_of(job, row), uneven_batch=split.shares),
-        memory=memory_ledger(*split.tightest),
+        memory=memory,
         time=time,
         economics=economics(job, plan.request, time.step.value),
         decision=replace(plan.decision, family=family, difference=plan.decision.other_step_s / time.step.value),
         alternatives=(even, *others),
-        hints=_hints(own, row, situation, Choice(0, family, ())),
+        hints=_hints(own, row, situation, Choice(0, family, ()), memory.worst),
     )
 
 
@@ -342,6 +344,7 @@ def _write(
 ) -> Plan:
     job, row = found.question.job, found.candidates.row(chosen.row)
     time = time_ledger(job, found.times, chosen.row)
+    memory = memory_ledger(job, found.candidates.where(np.array([chosen.row])))
     reasons = chosen.reasons if request.policy == "hf" else (*chosen.reasons, *other.reasons)
     return Plan(
         made_by=f"strategist {__version__}",
@@ -352,14 +355,14 @@ def _write(
         assumptions=assumptions,
         mesh=mesh_of(row),
         strategy=strategy_of(job, row),
-        memory=memory_ledger(job, found.candidates.where(np.array([chosen.row]))),
+        memory=memory,
         time=time,
         economics=economics(job, request, time.step.value),
         decision=_decision(found, request, chosen, other),
         reasons=reasons,
         refusals=_refusals(found),
         alternatives=_alternatives(found, chosen, top),
-        hints=_hints(found, row, situation, chosen),
+        hints=_hints(found, row, situation, chosen, memory.worst),
         factors=job.factors_that_apply,
     )
 
@@ -485,11 +488,12 @@ def _misfits(found: Found, top: int) -> tuple[Alternative, ...]:
     return tuple(missed[:top])
 
 
-def _hints(found: Found, row: Mapping[str, Any], situation: Mapping[str, Any], chosen: Choice) -> tuple[Hint, ...]:
-    """Advice rules that fire for the chosen layout, and thresholds that are near."""
-    values = (
-        {UNEVEN: 0} | dict(situation) | _coded(found, chosen.row) | _shares(found, chosen.row) | _table_share(found)
-    )
+def _hints(
+    found: Found, row: Mapping[str, Any], situation: Mapping[str, Any], chosen: Choice, fullest: StageMemory
+) -> tuple[Hint, ...]:
+    """Advice rules that fire for the chosen layout, whose fullest stage holds so much, and thresholds that are near."""
+    shares = _shares(found, chosen.row) | _table_share(found) | _logits_share(fullest)
+    values = {UNEVEN: 0, "loss": 0} | dict(situation) | _coded(found, chosen.row) | shares
     advice = tuple(
         Hint(code=f"W_{rule.code or rule.id}", sentence=_advice(rule, values | dict(row)))
         for rule in fired(load_rules("advice", found.question.rule_folders), values)
@@ -530,6 +534,11 @@ def _shares(found: Found, row: int) -> dict[str, float]:
     shares = {f"{name}_share": 100.0 * float(found.times.exposed[name][row]) / step for name in names}
     ddp = _ddp_share(found, row) if found.candidates.in_threads else {}
     return shares | ddp | {"dp": int(found.candidates.data_parallel[row])}
+
+
+def _logits_share(fullest: StageMemory) -> dict[str, float]:
+    """Percent of the fullest stage's memory at its peak that logits take."""
+    return {"logits_share": 100.0 * fullest.term("logits") / fullest.device}
 
 
 def _table_share(found: Found) -> dict[str, float]:

@@ -55,7 +55,7 @@ def one(**values: int) -> Candidates:
 def question(job: Job, forbids: tuple[str, ...] = ()) -> dict[str, Value]:
     """Facts about the request that rules may ask for, before any candidate exists."""
     cluster, shape, work = job.cluster, job.model, job.workload
-    node = cluster.groups[0].node
+    node, buildable = cluster.groups[0].node, not departures(shape)
     return {
         "gpus": cluster.world,
         "nodes": cluster.nodes,
@@ -87,7 +87,8 @@ def question(job: Job, forbids: tuple[str, ...] = ()) -> dict[str, Value]:
         "positions": shape.pos_rows if shape.pos == "learned" else 0,
         "norms_all_heads": shape.qk_norm == "full",
         "windowed": shape.window is not None and shape.window < work.seq_len,
-        "buildable": not departures(shape),
+        "buildable": buildable,
+        "may_chunk_loss": buildable and job.profile.name == "strategist",
         "has_tables": bool(served_tables(shape)),
         "frontend": engine_of(job.frontend),
         "has_precision": without_rate(cluster, work.precision) is None,

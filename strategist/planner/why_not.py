@@ -24,6 +24,7 @@ from strategist.records import replace
 from strategist.rulebook.apply import Refused, fired, forbid, sentence
 from strategist.rulebook.rule import Rule, load_families, load_rules
 from strategist.rulebook.vocabulary import WORDS
+from strategist.space.candidates import code
 from strategist.space.enumerate import divisors
 from strategist.space.grammar import Pin, layout
 from strategist.units import format_count, format_gib
@@ -259,6 +260,7 @@ def _changes(asked: Question) -> Iterator[Iterable[Change]]:
     """Groups of changes, each in order; of every group the first that helps is enough."""
     job = asked.job
     yield from _unbound(asked)
+    yield _loss_in_chunks(asked)
     if job.workload.global_batch % job.cluster.world:
         batch = (job.workload.global_batch // job.cluster.world + 1) * job.cluster.world
         yield [(f"--global-batch {batch}", _with(asked, workload=replace(job.workload, global_batch=batch)))]
@@ -280,6 +282,14 @@ def _unbound(asked: Question) -> Iterator[Iterable[Change]]:
     if asked.pins or asked.forbids:
         fixed = [*(f"{pin.key}={pin.word}" for pin in asked.pins), *(f"--forbid {word}" for word in asked.forbids)]
         yield [(f"without {', '.join(fixed)}", replace(asked, pins=(), forbids=()))]
+
+
+def _loss_in_chunks(asked: Question) -> Iterator[Change]:
+    """The same training with the logits of a few tokens at a time, where our own executor is what is planned for."""
+    pinned = [f"{pin.key}={pin.word}" for pin in asked.pins]
+    if asked.job.profile.name == "strategist" and all(pin.key != "loss" for pin in asked.pins):
+        chunked = Pin("loss", code("loss", "chunked"), "chunked")
+        yield f"--pin {','.join([*pinned, 'loss=chunked'])}", replace(asked, pins=(*asked.pins, chunked))
 
 
 def _with(asked: Question, **changes: Any) -> Question:

@@ -79,6 +79,7 @@ WORDS: Mapping[str, Word] = {
     "buildable": _situation(
         "a decoder that strategist's own executor can build: pre-norm, dense or with routed experts"
     ),
+    "may_chunk_loss": _situation("what is planned for can compute the loss of a few tokens at a time"),
     "frontend": _situation("framework whose limits count: any, or a name of the catalogue"),
     "purpose": _situation("what the job is for: research, production, performance, debugging or unsure"),
     "has_precision": _situation("the device multiplies in the number format asked for"),
@@ -126,5 +127,6 @@ WORDS: Mapping[str, Word] = {
     "tp_share": _candidate("share of the step that exposed tensor parallel collectives take", "%"),
     "dp_share": _candidate("share of the step that exposed data parallel collectives take", "%"),
     "bubble_share": _candidate("share of the step that the pipeline is idle", "%"),
+    "logits_share": _candidate("share of a device's memory at its peak that logits take", "%"),
     "offload_share": _candidate("share of the step that offloading takes", "%"),
 }

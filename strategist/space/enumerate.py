@@ -194,9 +194,9 @@ def _mesh_groups(limits: Limits) -> Iterator[tuple[list[Mesh], list[tuple[int, .
     """Meshes that share their option list: same dp, and the same axes above one."""
     groups: dict[tuple[object, ...], list[Mesh]] = {}
     for mesh in _split_meshes(limits) if limits.splits_cp else meshes(limits):
-        pp, replicate, shard, cp, tp, ep, _, zero, *inner = mesh
-        home = _home(mesh)
-        key = pp, replicate * shard, cp > 1, tp > 1, home, home and replicate * cp * ep == 1, max(inner, default=1) > 1
+        pp, replicate, shard, cp, tp, ep = mesh[:6]
+        home, alone = _home(mesh), replicate * cp * ep == 1
+        key = pp, replicate * shard, cp > 1, tp > 1, home, home and alone, max(mesh[8:], default=1) > 1
         groups.setdefault(key, []).append(mesh)
     for members in groups.values():
         yield members, list(_options(limits, members[0]))
@@ -268,9 +268,9 @@ def _expert_splits(limits: Limits, ranks: int, tp: int) -> Iterator[tuple[int, i
 
 def _options(limits: Limits, mesh: Mesh) -> Iterator[tuple[int, ...]]:
     """Rows in the order of OPTION_COLUMNS without `zero`, for meshes of one group."""
-    pp, replicate, shard, cp, tp, _, _, zero, *inner = mesh
+    pp, replicate, shard, cp, tp = mesh[:5]
     whole = ("ring", "all-to-all") if cp > 1 else ("none",)
-    kinds = ("hierarchical",) if max(inner, default=1) > 1 else whole
+    kinds = ("hierarchical",) if max(mesh[8:], default=1) > 1 else whole
     for micro, accumulation in _batches(limits, replicate * shard):
         schedules = _schedules(limits, pp, accumulation)
         for (schedule, virtual, split), sequence in product(schedules, sequence_cuts(limits, cp, tp)):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from strategist.errors import InputError, did_you_mean, require_known
+from strategist.errors import InputError, near_and_known, require_known
 from strategist.records import dataclass
 from strategist.space.candidates import BY_STAGE, LAYERS_OF, NOT_ASKED, OF_STAGE, WORDS, Candidates, Mask
 from strategist.units import parse_integer, plain_text
@@ -145,7 +145,7 @@ def known_key(key: str, flag: str) -> str:
             f"{flag}: {key!r} is not a choice of the layout.",
             flag=flag,
             value=key,
-            hint=f"{did_you_mean(key, KEYS)} Known: {', '.join(KEYS)}.",
+            hint=near_and_known(key, KEYS),
         )
     return name
 
@@ -212,7 +212,7 @@ def _techniques(text: str, flag: str, known: tuple[str, ...], done: str) -> tupl
                 f"{flag}: {word!r} is not a technique that can be {done}.",
                 flag=flag,
                 value=word,
-                hint=f"{did_you_mean(word, known)} Known: {', '.join(known)}.",
+                hint=near_and_known(word, known),
             )
     return words
 

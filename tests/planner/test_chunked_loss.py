@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from strategist import Plan, predict, recommend
-from strategist.errors import ImpossibleError
+from strategist.errors import ImpossibleError, NoPlanError
 from strategist.planner.exhaustive import recheck
 
 JOB: dict[str, Any] = {"seq_len": 2048, "global_batch": 64}
@@ -51,3 +51,26 @@ def test_chunks_are_refused_where_nobody_computes_them() -> None:
         predict("llama-3.2-1b", "dgx-h100", strategy="dp=8,loss=chunked", framework="megatron-core", **JOB)
     with pytest.raises(ImpossibleError):
         recommend("vit-l-16", "dgx-h100", pin="loss=chunked", global_batch=64)
+
+
+def test_where_logits_are_too_much_a_loss_in_chunks_is_the_first_way_out() -> None:
+    """It changes nothing of the training: a quarter of a million tokens fit eight devices with it and nothing else said."""
+    job: dict[str, Any] = {"model": "llama-3.1-70b", "hardware": "dgx-h100", "seq_len": 2**18, "global_batch": 8}
+    with pytest.raises(NoPlanError) as none:
+        recommend(**job)
+    assert none.value.fixes[0].startswith("--pin loss=chunked    fits:")
+    assert recommend(**job, pin="loss=chunked").strategy.loss == "chunked"
+    with pytest.raises(NoPlanError) as none:
+        recommend(**job, frontend="deepspeed")
+    assert not any("chunked" in fix for fix in none.value.fixes)
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "pin", "is_advised"), [(131_072, None, True), (131_072, "loss=chunked", False), (4096, None, False)]
+)
+def test_logits_that_fill_a_device_are_pointed_out(seq_len: int, pin: str | None, is_advised: bool) -> None:
+    """And only those, and not to who already does what is advised."""
+    plan = recommend("llama-3.1-70b", "dgx-h100:2", seq_len=seq_len, global_batch=16, pin=pin)
+    assert any(hint.code == "W_ADV802" for hint in plan.hints) == is_advised
+    share = plan.memory.worst.term("logits") / plan.memory.worst.device
+    assert (share > 0.2) == is_advised
