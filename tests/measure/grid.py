@@ -243,9 +243,9 @@ AWAY = tuple(
     for number, (model, layers, seq_len, precision, layout) in enumerate((
         ("llama-3.1-8b", 4, 2048, "bf16", HOME | {"dp_shard": 1, "cp": 8, "context_parallel": "all-to-all", "recompute": "full"}),
         ("llama-3.1-8b", 4, 1024, "bf16", HOME | {"dp_shard": 4, "cp": 2, "context_parallel": "ring", "accumulation": 2}),
-        ("olmoe-1b-7b", 4, 1024, "bf16", HOME | {"ep": 8, "recompute": "full", "accumulation": 2}),
-        ("olmoe-1b-7b", 4, 1024, "bf16", HOME | {"dp_shard": 4, "cp": 2, "context_parallel": "ring", "ep": 4}),
         ("llama-3.1-8b", 4, 1024, "bf16", HOME | {"dp_replicate": 2, "dp_shard": 4, "cp": 2, "context_parallel": "ring"}),
+        ("olmoe-1b-7b", 4, 1024, "bf16", HOME | {"dp_shard": 4, "cp": 2, "context_parallel": "ring", "ep": 4}),
+        ("olmoe-1b-7b", 4, 1024, "bf16", HOME | {"ep": 8, "recompute": "full", "accumulation": 2}),
         ("qwen2.5-7b", 4, 1024, "bf16", {"dp_shard": 2, "zero": 2, "offload": "optimizer", "cp": 4, "context_parallel": "all-to-all", "accumulation": 2}),
         ("llama-3.2-1b", 4, 1024, "fp32", HOME | {"dp_shard": 4, "cp": 2, "context_parallel": "ring", "accumulation": 2}),
         ("mixtral-8x7b", 2, 1024, "bf16", HOME | {"offload": "nvme", "ep": 4}),

@@ -92,7 +92,7 @@ SMALL = 1 << 20
 """Bytes below which figures are not held against each other: one counter in four bytes is much of a small shard."""
 
 
-def mostly_nightly(scenarios: Sequence[Scenario], one_in: int = 2) -> pytest.MarkDecorator:
+def mostly_nightly(scenarios: Sequence[Scenario], one_in: int = 4) -> pytest.MarkDecorator:
     """A test of every scenario, all but the first of each few at night only."""
     marks = (pytest.mark.slow, *(pytest.mark.nightly,) * (one_in - 1))
     cases = [pytest.param(each, id=each.name, marks=marks[number % one_in]) for number, each in enumerate(scenarios)]
@@ -113,8 +113,7 @@ def _assert_keeps_its_bar(found: Difference) -> None:
         assert found.ratio == pytest.approx(1.0, abs=bar), found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("scenario", SAMPLE, ids=lambda scenario: scenario.name)
+@mostly_nightly(SAMPLE, one_in=3)
 def test_formulas_agree_with_the_program(scenario: Scenario) -> None:
     """On the first and the last stage each figure with a bar keeps it."""
     for found in _found(scenario):
@@ -194,7 +193,7 @@ def test_formulas_agree_with_the_program_where_experts_hold_most(scenario: Scena
         _assert_keeps_its_bar(found)
 
 
-@mostly_nightly(busy_experts(), one_in=3)
+@mostly_nightly(busy_experts())
 def test_formulas_agree_with_the_program_of_busy_experts(scenario: Scenario) -> None:
     """So they do on the rank whose experts get more tokens than others': at the peak, and in what is sent."""
     for found in _found(scenario):
@@ -218,18 +217,14 @@ def test_formulas_agree_with_the_program_of_experts_in_turn(scenario: Scenario) 
             _assert_keeps_its_bar(found)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("scenario", (*with_experts()[:8], *with_experts()[8::2]), ids=lambda scenario: scenario.name)
+@mostly_nightly((*with_experts()[:8], *with_experts()[8::2]), one_in=3)
 def test_formulas_agree_with_the_program_of_ranks_that_share_experts(scenario: Scenario) -> None:
     """Where ranks share experts every figure keeps its bar, tokens under way to experts too."""
     for found in _found(scenario):
         _assert_keeps_its_bar(found)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "scenario", (*with_sequences()[:SPREAD:4], *with_sequences()[SPREAD:]), ids=lambda scenario: scenario.name
-)
+@mostly_nightly((*with_sequences()[:SPREAD:4], *with_sequences()[SPREAD:]), one_in=3)
 def test_formulas_agree_with_the_program_of_ranks_that_share_sequences(scenario: Scenario) -> None:
     """Where ranks share sequences every figure keeps its bar, also where layers hold most, with rings and exchanges under way."""
     for found in _found(scenario):
@@ -315,14 +310,14 @@ def test_formulas_agree_with_the_program_where_one_layer_holds_most(scenario: Sc
             _assert_keeps_its_bar(found)
 
 
-@mostly_nightly(ALTERNATE, one_in=4)
+@mostly_nightly(ALTERNATE)
 def test_formulas_agree_with_the_program_that_computes_every_nth_layer_again(scenario: Scenario) -> None:
     """The same where layers that keep everything and others take turns, and a chunk ends with one or the other."""
     for found in _found(scenario):
         _assert_keeps_its_bar(found)
 
 
-@mostly_nightly(BY_STAGE, one_in=4)
+@mostly_nightly(BY_STAGE)
 def test_formulas_agree_with_the_program_whose_stages_compute_other_layers_again(scenario: Scenario) -> None:
     """So they do where every stage has its own number of first layers that run again, none or all of them."""
     for found in _found(scenario):
