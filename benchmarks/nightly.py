@@ -19,7 +19,7 @@ from xml.etree import ElementTree
 
 from benchmarks.record import RESULTS, ROOT, circumstances, read, write
 
-WORKERS = ("-n", "2", "--dist=worksteal")
+WORKERS = ("-n", "2", "--dist=worksteal", "--reruns", "1", "--only-rerun", "exit code -11")
 """Two at a time; long tests stand side by side, so a worker that has none left takes over what lies before the other."""
 LONGEST = 12
 """Tests whose seconds are written down: which to split next."""
