@@ -113,6 +113,15 @@ def _assert_keeps_its_bar(found: Difference) -> None:
         assert found.ratio == pytest.approx(1.0, abs=bar), found
 
 
+def _assert_keeps_bars_on_the_host_too(scenario: Scenario) -> None:
+    plan = plan_of(scenario)
+    for kind in chosen_kinds(plan, "first,last"):
+        rank = traced(plan, kind.rank)
+        for found in differences(scenario, rank):
+            _assert_keeps_its_bar(found)
+        assert rank.memory.host == pytest.approx(on_host(job_of(scenario, plan), plan), rel=EXACT, abs=SMALL)
+
+
 @mostly_nightly(SAMPLE, one_in=3)
 def test_formulas_agree_with_the_program(scenario: Scenario) -> None:
     """On the first and the last stage each figure with a bar keeps it."""
@@ -134,18 +143,13 @@ def test_formulas_agree_with_the_program_of_weighted_stages(scenario: Scenario) 
 @pytest.mark.parametrize("scenario", STATES, ids=lambda scenario: scenario.name)
 def test_formulas_agree_with_the_program_of_other_states(scenario: Scenario) -> None:
     """So they do where the optimizer's state lies on a drive or has eight bits, and the host's memory keeps the bar of peaks."""
-    plan = plan_of(scenario)
-    for kind in chosen_kinds(plan, "first,last"):
-        rank = traced(plan, kind.rank)
-        for found in differences(scenario, rank):
-            _assert_keeps_its_bar(found)
-        assert rank.memory.host == pytest.approx(on_host(job_of(scenario, plan), plan), rel=EXACT, abs=SMALL)
+    _assert_keeps_bars_on_the_host_too(scenario)
 
 
 @mostly_nightly(AWAY)
 def test_formulas_agree_with_the_program_whose_weights_are_away(scenario: Scenario) -> None:
     """So they do where they are away beside other axes than ZeRO's."""
-    test_formulas_agree_with_the_program_of_other_states(scenario)
+    _assert_keeps_bars_on_the_host_too(scenario)
 
 
 @mostly_nightly(TILED)
