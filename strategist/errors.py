@@ -193,14 +193,16 @@ def require_known(word: str, known: Iterable[str], sentence: str, flag: str | No
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A hint sentence naming the closest known words, or all of them when the list is short."""
     names = tuple(known)
-    close = nearest(word, names)
-    if close:
-        return f"Did you mean {' or '.join(close)}?"
-    return f"Known: {', '.join(names)}." if len(names) <= 12 else f"There are {len(names)} known names."
+    otherwise = f"Known: {', '.join(names)}." if len(names) <= 12 else f"There are {len(names)} known names."
+    return _meant(word, names) or otherwise
 
 
 def near_and_known(word: str, known: Sequence[str]) -> str:
     """A hint that names the closest known words, and all of them however many there are."""
+    return f"{_meant(word, known)} Known: {', '.join(known)}.".lstrip()
+
+
+def _meant(word: str, known: Sequence[str]) -> str:
+    """A question for the closest known words; nothing where none is close."""
     close = nearest(word, known)
-    meant = f"Did you mean {' or '.join(close)}? " if close else ""
-    return f"{meant}Known: {', '.join(known)}."
+    return f"Did you mean {' or '.join(close)}?" if close else ""

@@ -92,6 +92,13 @@ def slides_but_every(config: Config, shape: ModelShape, period: int) -> ModelSha
     return with_layer_types(config, windowed, [(i + 1) % period != 0 for i in range(shape.layers)])
 
 
+def slides_by_pattern(config: Config, shape: ModelShape) -> ModelShape:
+    """The same with the period under `sliding_window_pattern`, 4 without; it may be spelt in letters (LLLG) in files that list
+    `layer_types`, which say it then."""
+    period = None if config.has("layer_types") else config.optional("sliding_window_pattern", high=MAX_LAYERS)
+    return slides_but_every(config, shape, period or 4)
+
+
 def with_layer_types(config: Config, shape: ModelShape, slides: Sequence[bool]) -> ModelShape:
     """The shape with its layers in the order of `layer_types`; when that is absent, sliding where `slides` is true."""
     mixers = layer_types(config, shape.layers) or ["sliding" if sliding else "attention" for sliding in slides]
@@ -123,6 +130,13 @@ def experts(config: Config, *keys: str, chosen_key: str = "num_experts_per_tok",
     config.at_most(chosen or 0, chosen_key, count, keys[0])
     config.settle()
     return Moe(**{"experts": count, "top_k": chosen, "layers": 0} | facts)
+
+
+def experts_beside_shared(config: Config, shared: str, *keys: str, **facts: Any) -> Moe:
+    """Routed experts beside as many shared ones of the same width as `shared` says."""
+    count = config.optional(shared, high=MAX_EXPERTS, low=0) or 0
+    width = config.integer("moe_intermediate_size", high=MAX_FFN)
+    return experts(config, *keys, ffn=width, shared_ffn=count * width, **facts)
 
 
 def shared_gated_experts(config: Config) -> Moe:

@@ -6,8 +6,8 @@ models/deepseek_v32, models/glm_moe_dsa). `deepseek` is the remote-code type of 
 
 from __future__ import annotations
 
-from strategist.facts.families.config import MAX_EXPERTS, MAX_FFN, MAX_HEADS, MAX_WIDTH, Config, Family
-from strategist.facts.families.decoder import decoder, experts, window_of, with_experts, with_layer_types
+from strategist.facts.families.config import MAX_HEADS, MAX_WIDTH, Config, Family
+from strategist.facts.families.decoder import decoder, experts_beside_shared, window_of, with_experts, with_layer_types
 from strategist.facts.model import MAX_LAYERS, Mla, ModelShape
 from strategist.records import replace
 
@@ -15,10 +15,9 @@ from strategist.records import replace
 def _after_dense(config: Config, shape: ModelShape) -> ModelShape:
     """Experts in every layer after the first `first_k_dense_replace`."""
     first = config.optional("first_k_dense_replace", high=MAX_LAYERS, low=0) or 0
-    shared = config.optional("n_shared_experts", high=MAX_EXPERTS, low=0) or 0
-    width = config.integer("moe_intermediate_size", high=MAX_FFN)
     config.only("moe_layer_freq", 1)
-    moe = experts(config, "n_routed_experts", "num_local_experts", "num_experts", ffn=width, shared_ffn=shared * width)
+    keys = ("n_routed_experts", "num_local_experts", "num_experts")
+    moe = experts_beside_shared(config, "n_shared_experts", *keys)
     if config.optional("num_nextn_predict_layers", "num_mtp_layers", high=MAX_LAYERS, low=0):
         config.ledger.notes.append("The multi-token-prediction module is not counted.")
     return with_experts(config, shape, moe, [index >= first for index in range(shape.layers)])

@@ -6,6 +6,7 @@ from strategist.facts.families.config import Config, Family
 from strategist.facts.families.decoder import (
     decoder,
     slides_but_every,
+    slides_by_pattern,
     slides_everywhere,
     window_of,
     with_layer_types,
@@ -56,9 +57,7 @@ def _olmo3(config: Config) -> ModelShape:
 
 
 def _exaone4(config: Config) -> ModelShape:
-    """`sliding_window_pattern` may be spelt in letters (LLLG) in files that list `layer_types`."""
-    pattern = None if config.has("layer_types") else config.optional("sliding_window_pattern", high=MAX_LAYERS)
-    return slides_but_every(config, decoder(config, qk_norm="head"), pattern or 4)
+    return slides_by_pattern(config, decoder(config, qk_norm="head"))
 
 
 def _seed_oss(config: Config) -> ModelShape:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from strategist.facts.families.config import (
-    MAX_EXPERTS,
     MAX_FFN,
     MAX_HEADS,
     MAX_TOKENS,
@@ -18,8 +15,9 @@ from strategist.facts.families.decoder import (
     checked_heads,
     decoder,
     experts,
+    experts_beside_shared,
     first_dense,
-    slides_but_every,
+    slides_by_pattern,
     slides_everywhere,
     window_of,
     with_experts,
@@ -67,30 +65,23 @@ def _granite_moe(config: Config) -> ModelShape:
 
 def _solar_open(config: Config) -> ModelShape:
     shape = decoder(config, qkv_bias=config.yes("attention_bias"), ffn_hidden=0)
-    return _everywhere(
-        config, shape, _beside_shared(config, "n_shared_experts", "n_routed_experts", "num_local_experts")
-    )
+    moe = experts_beside_shared(config, "n_shared_experts", "n_routed_experts", "num_local_experts")
+    return _everywhere(config, shape, moe)
 
 
 def _exaone_moe(config: Config) -> ModelShape:
-    pattern = None if config.has("layer_types") else config.optional("sliding_window_pattern", high=MAX_LAYERS)
-    shape = slides_but_every(config, decoder(config, qk_norm="head"), pattern or 4)
-    moe = _beside_shared(config, "num_shared_experts", "num_experts", "num_local_experts")
+    shape = slides_by_pattern(config, decoder(config, qk_norm="head"))
+    moe = experts_beside_shared(config, "num_shared_experts", "num_experts", "num_local_experts")
     return with_experts(config, shape, moe, first_dense(config, shape.layers))
-
-
-def _beside_shared(config: Config, shared: str, *keys: str, **facts: Any) -> Moe:
-    """Routed experts beside as many shared ones of the same width as `shared` says."""
-    width = config.integer("moe_intermediate_size", high=MAX_FFN)
-    count = config.optional(shared, high=MAX_EXPERTS, low=0) or 0
-    return experts(config, *keys, ffn=width, shared_ffn=count * width, **facts)
 
 
 def _ernie_moe(config: Config) -> ModelShape:
     """ERNIE 4.5: experts in every `moe_layer_interval`-th layer from a first to a last; a correction of their scores."""
     config.only("use_bias", False)
     shape = decoder(config)
-    moe = _beside_shared(config, "moe_num_shared_experts", "moe_num_experts", chosen_key="moe_k", router_bias=True)
+    moe = experts_beside_shared(
+        config, "moe_num_shared_experts", "moe_num_experts", chosen_key="moe_k", router_bias=True
+    )
     step = config.optional("moe_layer_interval", high=MAX_LAYERS) or 1
     first = config.optional("moe_layer_start_index", high=MAX_LAYERS, low=0) or 0
     last = config.optional("moe_layer_end_index", high=MAX_LAYERS, low=-1)
