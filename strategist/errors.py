@@ -176,11 +176,20 @@ def escaped(text: str) -> str:
 
 
 def nearest(word: str, known: Iterable[str], count: int = 3) -> tuple[str, ...]:
-    """Up to `count` known names closest to `word`, best first."""
+    """Up to `count` known names closest to `word`, best first: those that go on where it ends, shortest first, then by letters."""
     import difflib  # only needed once something already went wrong
 
     names = {name.lower(): name for name in known}
-    return tuple(names[m] for m in difflib.get_close_matches(word.lower(), list(names), n=count, cutoff=0.5))
+    begun = word.lower()
+    longer = sorted((name for name in names if is_beginning(begun, name)), key=lambda name: (len(name), name))
+    alike = difflib.get_close_matches(begun, list(names), n=count, cutoff=0.5)
+    return tuple(names[name] for name in dict.fromkeys((*longer, *alike)))[:count]
+
+
+def is_beginning(word: str, name: str) -> bool:
+    """Whether a name begins with a word of three letters or more, and goes on with another word."""
+    rest = name.removeprefix(word)
+    return len(word) > 2 and rest != name and bool(rest) and not rest[0].isalnum()
 
 
 def require_known(word: str, known: Iterable[str], sentence: str, flag: str | None = None) -> None:

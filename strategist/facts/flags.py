@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import TypeVar
 
-from strategist.errors import ImpossibleError, InputError
+from strategist.errors import ImpossibleError, InputError, shown
 from strategist.facts.domains import inner_tiers
 from strategist.facts.gpus import find_gpu
 from strategist.facts.hardware import Cluster, NodeGroup
@@ -15,7 +15,7 @@ from strategist.facts.network import network_tier
 from strategist.facts.nodes import reference_node
 from strategist.facts.resolved import Assumption, Resolved
 from strategist.records import dataclass
-from strategist.units import TIB, parse_bytes, parse_integer, parse_rate
+from strategist.units import TIB, parse_bytes, parse_integer, parse_rate, plain_text
 
 MAX_GPUS_PER_NODE = 1024
 MAX_NODES = 131072
@@ -79,6 +79,7 @@ def cluster_from_flags(
     `intra_Bps` is one GPU's rate inside the node and `inter_Bps` the whole node's rate to other nodes, one direction.
     Raises InputError for names, types and bounds, ImpossibleError NO_PATH for several nodes without a network.
     """
+    _refuse_a_number(plain_text(gpu, "--gpu"))
     found = find_gpu(gpu)
     assumed = [Assumption(what="GPU", value=found.value.name, flag="--gpu")] if found.assumed else []
     count = bounded_count(1 if nodes is None else nodes, "--nodes", MAX_NODES)
@@ -97,6 +98,19 @@ def cluster_from_flags(
     group = NodeGroup(node=spread_over_racks(node, count), count=count)
     cluster = Cluster(groups=(group,), origin="flags")
     return checked_network(Resolved(cluster=cluster, assumptions=(*assumed, *left_open)))
+
+
+def _refuse_a_number(gpu: str) -> None:
+    """Raise InputError PARSE where a number follows the device's name, as that of nodes does in --hardware."""
+    name, colon, number = gpu.partition(":")
+    if colon and number.strip().isdecimal():
+        raise InputError(
+            "PARSE",
+            f"--gpu names a device, and {shown(gpu)} a number of them too.",
+            flag="--gpu",
+            value=gpu,
+            hint=f"Write --gpu {shown(name)}, with --gpus-per-node for devices of one machine and --nodes for machines.",
+        )
 
 
 def _usual_count(gpu: str) -> int:

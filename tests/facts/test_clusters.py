@@ -116,6 +116,14 @@ def test_stated_rates_replace_facts_and_are_no_assumptions() -> None:
     assert [tier.device_Bps for tier in tiers(resolved.cluster)] == [200e9, 50e9 / 8]
 
 
+def test_a_number_behind_a_device_is_told_where_it_belongs() -> None:
+    """As nodes are counted in --hardware; the hint writes the device alone."""
+    with pytest.raises(InputError) as caught:
+        cluster_from_flags("mi300x:16")
+    assert caught.value.code == "PARSE"
+    assert "--gpu mi300x, with --gpus-per-node" in str(caught.value.hint)
+
+
 def test_a_single_node_assumes_no_network() -> None:
     """With one node nothing is assumed about a network, and with one GPU nothing about links."""
     assert "network between nodes" not in what(cluster_from_flags("rtx-4090", 4, 1))

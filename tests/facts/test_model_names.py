@@ -55,6 +55,12 @@ def test_unknown_name_is_told_the_nearest() -> None:
     assert sum(row["name"] in (error.hint or "").replace("?", " ").split() for row in rows("models")) <= 3
 
 
+def test_a_name_that_goes_on_is_nearer_than_one_that_looks_alike() -> None:
+    """Whoever leaves the end of a name out is told that name first."""
+    for said, meant in {"bert-large": "bert-large-uncased", "mixtral": "mixtral-8x7b"}.items():
+        assert (refused(said).hint or "").startswith(f"Did you mean {meant} ")
+
+
 def test_unknown_repository_is_told_that_nothing_is_downloaded() -> None:
     """An organisation/name outside the catalogue is E_OFFLINE and points to --model-config, even for a known name."""
     for text in ("org/name", "somebody/Llama-3.1-8B"):
