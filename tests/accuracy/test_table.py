@@ -79,7 +79,17 @@ def test_broken_tables_are_refused_with_a_code(text: str, code: str, tmp_path: P
         ({"tp": "3"}, "tp 3"),
         ({"gpus_total": "12"}, "12"),
         ({"quality": "C"}, "quality C"),
-        ({"task": "qlora"}, "qlora"),
+        (
+            {
+                "task": "qlora",
+                "step_time_s": "",
+                "tokens_per_s_per_gpu": "",
+                "peak_mem_gb": "9",
+                "mem_kind": "allocated",
+            },
+            "four bits",
+        ),
+        ({"task": "qlora", "model": "mixtral-8x7b"}, "dense feed-forward"),
         ({"recompute_class": "partial"}, "which layers"),
         ({"recompute_class": "partial", "sharding_detail": '{"ckpt_layers":[1,0,0]}'}, "3 stages"),
         ({"model": "unheard-of"}, "unheard-of"),
@@ -182,3 +192,10 @@ def test_a_token_rate_stands_for_a_step_time(tmp_path: Path) -> None:
     assert one.case is not None and other.case is not None
     assert other.case.measured.step_s == pytest.approx(one.case.measured.step_s)
     assert other.step_s == one.step_s
+
+
+def test_weights_of_four_bits_take_time_to_unpack_and_less_room() -> None:
+    """A run with frozen weights in four bits is slower than one with adapters beside whole weights, and holds less."""
+    whole, packed = judge([{**RUN, "id": task, "task": task} for task in ("lora", "qlora")])
+    assert packed.step_s > whole.step_s
+    assert packed.peak_bytes < whole.peak_bytes
