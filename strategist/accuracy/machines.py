@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import cache
 
 from strategist.accuracy.table import Run, Unexpressed, needed, number, whole
@@ -31,6 +32,9 @@ _PAIR = re.compile(r"~ ?(\d+(?:\.\d+)?) GB/s")
 _SIZE = re.compile(r"[ -](\d+) ?GB\b")
 _MAKERS = re.compile(r"\b(?:NVIDIA|AMD|GeForce|Tesla|Instinct|OAM)\b ?", re.IGNORECASE)
 _REMARK = re.compile(r" ?\(.*\)")
+_COUNTED = re.compile(r"^\d+ ?[x×] ?|[, ]+[x×] ?\d+$", re.IGNORECASE)
+_BESIDE = re.compile(r" ?\b(?:HBM\d\w?|GDDR\d\w?|NVL\d+|GPUs?|Tensor Cores?)\b", re.IGNORECASE)
+"""What stands beside a card's name: its kind of memory, the rack that it hangs in, what it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,20 +107,30 @@ def cluster_of(machines: Machines) -> Cluster:
 
 
 def _gpu(run: Run) -> str:
-    """The card, by its own name, then by its class with and without the memory, then by its name without its maker's. Raises
-    Unexpressed for one that is not in the catalogue, or may be several."""
-    said, kind = run["hardware"], run.get("gpu_class", "")
-    named = _SIZE.search(said)
-    size = run.get("gpu_mem_gb", "") or (named[1] if named else "")
-    plain = _REMARK.sub("", said)
-    short = _MAKERS.sub("", _SIZE.sub("", plain)).strip()
-    form = "PCIe" if "pcie" in run.get("intra_node", "").lower() else "SXM"
-    names = (said, plain, f"{kind}-{size}GB", _SIZE.sub("", plain), kind, f"{short}-{size}GB", f"{short}-{form}-{size}GB", short, f"RTX {short}")  # fmt: skip
-    found, several = _first_known(names)
+    """The card. Raises Unexpressed for one that is not in the catalogue, or may be several."""
+    said = run["hardware"]
+    found, several = _first_known(tuple(_spellings(run)))
     if found is None:
         unclear = f"may be {several}: which is not stated"
         raise Unexpressed(f"hardware {said} {unclear if several else 'is not in the catalogue'}")
     return found
+
+
+def _spellings(run: Run) -> Iterator[str]:
+    """What the card may be called: its own name, its class with and without the memory, its name without its maker's and with its
+    form, which is that of servers unless a bus joins the cards."""
+    said, kind = run["hardware"], run.get("gpu_class", "")
+    named = _SIZE.search(said)
+    size = run.get("gpu_mem_gb", "") or (named[1] if named else "")
+    plain = _BESIDE.sub("", _COUNTED.sub("", _REMARK.sub("", said)))
+    bare = _SIZE.sub("", plain)
+    short = _MAKERS.sub("", bare).strip()
+    form = "PCIe" if "pcie" in run.get("intra_node", "").lower() else "SXM"
+    yield from (said, plain)
+    yield from (f"{name}-{size}GB" for name in (kind,) if name and size)
+    yield from (bare, kind)
+    yield from (f"{name}-{size}GB" for name in (short, f"{short}-{form}") if size)
+    yield from (short, f"RTX {short}", f"{short}-{form}")
 
 
 def _dies(gpu: str, stated_GB: float | None) -> int:

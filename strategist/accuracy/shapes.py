@@ -14,7 +14,12 @@ from strategist.facts.parameters import count
 from strategist.records import replace
 
 _REMARK = re.compile(r" ?\(.*\)| cut to .*| V\d .*")
+_TUNED = re.compile(r"[-_ ](?:instruct|chat|it|hf)$", re.IGNORECASE)
+"""Ends of names that tell how a model was trained; its shape is the same."""
+_SIZE = re.compile(r"[-_ ](\d+(?:\.\d+)?)(B|M)$", re.IGNORECASE)
 _FIRST_DENSE = re.compile(r"first (\d+) layers? dense")
+_FAR = 1.5
+"""A number of parameters so many times the catalogue's, or less of it, is another model's; names round theirs."""
 _SAME = ("hidden", "heads", "kv_heads", "ffn_hidden")
 _ALIKE = ("model", "params_b", "layers", "hidden", "ffn_hidden", "heads", "kv_heads", "head_dim", "vocab", "experts", "experts_active", "moe_ffn_hidden", "model_kind", "task", "seq_len")  # fmt: skip
 
@@ -29,7 +34,9 @@ def shape_of(run: Run) -> ModelShape:
 @cache
 def _shape(cells: tuple[tuple[str, str], ...]) -> ModelShape:
     run = dict(cells)
-    known = _catalogued(_REMARK.sub("", run["model"]))
+    known = _catalogued(_REMARK.sub("", run["model"])) or _catalogued(_SIZE.sub("", run["model"]))
+    if known is not None and not known.hidden:
+        raise Unexpressed(f"model {run['model']}: a {known.kind} is no stack of equally wide layers")
     if known is not None and _fits(known, run):
         return _with_layers(known, whole(run, "layers"), whole(run, "first_dense"))
     return _stated(run)
@@ -38,7 +45,7 @@ def _shape(cells: tuple[tuple[str, str], ...]) -> ModelShape:
 def _catalogued(name: str) -> ModelShape | None:
     folded = name.lower().replace(" ", "-")
     longer = [row["name"] for row in rows("models") if row["name"].startswith(f"{folded}-")]
-    for spelling in (name, *(longer if len(longer) == 1 else ())):
+    for spelling in (name, *(longer if len(longer) == 1 else ()), name.replace("/", "-"), _TUNED.sub("", name)):
         try:
             return load_model(spelling)
         except StrategistError:  # the next spelling, or the row's own numbers
@@ -47,14 +54,25 @@ def _catalogued(name: str) -> ModelShape | None:
 
 
 def _fits(shape: ModelShape, run: Run) -> bool:
-    """Whether no stated width contradicts the catalogue's."""
+    """Whether no stated width, and no number of parameters of as many layers, contradicts the catalogue's."""
     stated = ((name, whole(run, name)) for name in _SAME)
     has_experts = bool(run["experts"])
     dense = all(
         value is None or value == getattr(shape, name) or (has_experts and name == "ffn_hidden")
         for name, value in stated
     )
+    total = _total(run)
+    if total is not None and whole(run, "layers") in (None, shape.layers):
+        dense = dense and 1 / _FAR < total / count(shape).total < _FAR
     return dense and (not has_experts or (shape.moe is not None and shape.moe.experts == whole(run, "experts")))
+
+
+def _total(run: Run) -> float | None:
+    """Parameters, as the row or the name says."""
+    stated, named = number(run, "params_b"), _SIZE.search(_REMARK.sub("", run["model"]))
+    if stated is None and named is not None:
+        return float(named[1]) * (1e9 if named[2] in "bB" else 1e6)
+    return None if stated is None else stated * 1e9
 
 
 def _with_layers(shape: ModelShape, layers: int | None, dense: int | None = None) -> ModelShape:

@@ -69,12 +69,12 @@ def _names(row: Row) -> tuple[str, ...]:
 
 
 def _not_found(text: str, flag: str) -> InputError:
+    known = [row["name"] for row in rows("models")]
     if _REPOSITORY.fullmatch(text):
         sentence = f"{flag}: {shown(text)} is not in the catalogue, and nothing is downloaded."
-        hint = "Pass --model-config FILE with its config.json."
-        return InputError("OFFLINE", sentence, flag=flag, value=text, hint=hint)
-    names = did_you_mean(text, (row["name"] for row in rows("models")))
-    hint = f"{names} Or pass --model-config FILE, or --model-size."
+        near = did_you_mean(text.rpartition("/")[2], known)
+        return InputError("OFFLINE", sentence, flag=flag, value=text, hint=f"{near} Or pass --model-config FILE with its config.json.")  # fmt: skip
+    hint = f"{did_you_mean(text, known)} Or pass --model-config FILE, or --model-size."
     return InputError("UNKNOWN_MODEL", f"{flag}: there is no model {shown(text)} in the catalogue.", flag=flag, value=text, hint=hint)  # fmt: skip
 
 

@@ -122,11 +122,55 @@ def test_a_source_is_known_where_its_framework_is_not() -> None:
         ({"hardware": "NVIDIA GeForce RTX 3090"}, "rtx-3090"),
         ({"hardware": "A6000"}, "rtx-a6000"),
         ({"hardware": "AMD Instinct MI300X OAM"}, "mi300x"),
+        ({"hardware": "8xH100"}, "h100-sxm-80gb"),
+        ({"hardware": "NVIDIA H100 80GB HBM3"}, "h100-sxm-80gb"),
+        ({"hardware": "NVIDIA A100-SXM4-80GB x8"}, "a100-sxm-80gb"),
+        ({"hardware": "GB300 NVL72"}, "gb300"),
+        ({"hardware": "H100 NVL"}, "h100-nvl-94gb"),
+        ({"hardware": "A800", "intra_node": "PCIe Gen4"}, "a800-pcie-80gb"),
+        ({"hardware": "A800"}, "a800-sxm-80gb"),
     ],
 )
 def test_cards_are_known_by_their_usual_names(said: dict[str, str], card: str) -> None:
     """A card's memory and form stand in its name, or in the row beside it; makers' names change nothing."""
     assert _judged({**said, "step_time_s": "60"}).job.cluster.slowest.gpu.name == card
+
+
+@pytest.mark.parametrize("name", ["TITAN Xp", "Max 1550", "Ascend 910B", "K80"])
+def test_a_card_that_nobody_described_is_no_other(name: str) -> None:
+    """Whatever little a row says beside its name."""
+    assert _judged({"hardware": name}).skipped.endswith("is not in the catalogue")
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("Llama2-7B-chat", "llama-2-7b"),
+        ("Qwen2.5-7B-Instruct", "qwen2.5-7b"),
+        ("DeepSeek V3 671B", "deepseek-v3"),
+        ("ViT-L/16", "vit-l-16"),
+        ("Mamba 2.8B", "mamba-2.8b"),
+        ("BERT large", "bert-large-uncased"),
+    ],
+)
+def test_models_are_known_by_their_usual_names(said: str, name: str) -> None:
+    """How a model was tuned, and its size behind a name that needs none, change no shape."""
+    assert _judged({"model": said, "seq_len": "512", "step_time_s": "600"}).job.model.name == name
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({"model": "GPT-2 1.5B"}, "layers is not stated"),
+        ({"model": "Mamba-2 8B"}, "layers is not stated"),
+        ({"model": "gpt2", "params_b": "1.5"}, "layers is not stated"),
+        ({"model": "ResNet-50"}, "a cnn is no stack"),
+        ({"model": "sdxl-unet"}, "a unet is no stack"),
+    ],
+)
+def test_a_model_of_another_size_or_make_is_a_reason(said: dict[str, str], reason: str) -> None:
+    """A name that fits is not enough where the size does not, and what is no stack of layers has no times."""
+    assert reason in _judged({**said, "seq_len": "512"}).skipped
 
 
 def test_a_name_of_several_cards_is_a_reason() -> None:
