@@ -7,10 +7,11 @@ from functools import cache
 
 from strategist.accuracy.table import Run, Unexpressed, number, whole
 from strategist.catalog import rows
-from strategist.errors import StrategistError
+from strategist.errors import InputError
 from strategist.facts.model import Kind, ModelShape, Moe
-from strategist.facts.models import load_model
+from strategist.facts.model_rows import rows_called, shape_from_row
 from strategist.facts.parameters import count
+from strategist.facts.sizes import is_size, shape_for_size
 from strategist.records import replace
 
 _REMARK = re.compile(r" ?\(.*\)| cut to .*| V\d .*")
@@ -43,14 +44,21 @@ def _shape(cells: tuple[tuple[str, str], ...]) -> ModelShape:
 
 
 def _catalogued(name: str) -> ModelShape | None:
+    """The model of that size, or the only one with that name; names are tried until one is known."""
+    if is_size(name):
+        return _sized(name)
     folded = name.lower().replace(" ", "-")
     longer = [row["name"] for row in rows("models") if row["name"].startswith(f"{folded}-")]
-    for spelling in (name, *(longer if len(longer) == 1 else ()), name.replace("/", "-"), _TUNED.sub("", name)):
-        try:
-            return load_model(spelling)
-        except StrategistError:  # the next spelling, or the row's own numbers
-            continue
-    return None
+    spellings = (name, *(longer if len(longer) == 1 else ()), name.replace("/", "-"), _TUNED.sub("", name))
+    called = next((found for found in map(rows_called, spellings) if len(found) == 1), None)
+    return None if called is None else shape_from_row(called[0])
+
+
+def _sized(size: str) -> ModelShape | None:
+    try:
+        return shape_for_size(size, "model").shape
+    except InputError:  # the row's own numbers say what such a size is
+        return None
 
 
 def _fits(shape: ModelShape, run: Run) -> bool:

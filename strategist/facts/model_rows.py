@@ -35,14 +35,21 @@ def find_model(name: str, flag: str = "--model") -> Row:
     the catalogue, since nothing is ever downloaded.
     """
     text = plain_text(name, flag)
-    for spelling in (str.lower, _without_separators, _without_dots):
-        found = _index(spelling).get(spelling(text), ())
-        if len(found) == 1:
-            return found[0]
-        if found:
-            names = " or ".join(row["name"] for row in found)
-            raise InputError("AMBIGUOUS", f"{flag}: {shown(text)} fits several models.", flag=flag, value=text, hint=f"Say {names}.")  # fmt: skip
+    found = rows_called(text)
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = " or ".join(row["name"] for row in found)
+        raise InputError("AMBIGUOUS", f"{flag}: {shown(text)} fits several models.", flag=flag, value=text, hint=f"Say {names}.")  # fmt: skip
     raise _not_found(text, flag)
+
+
+def rows_called(name: str) -> Sequence[Row]:
+    """The rows with this name in the strictest spelling in which there is any."""
+    spellings = (
+        _index(spelling).get(spelling(name), ()) for spelling in (str.lower, _without_separators, _without_dots)
+    )
+    return next((found for found in spellings if found), ())
 
 
 def _without_separators(text: str) -> str:
