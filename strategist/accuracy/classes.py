@@ -16,11 +16,15 @@ _PRECISIONS: tuple[tuple[str, Precision], ...] = (
     (r"fp4", "fp4"),
     (r"fp8|float8|e4m3|e5m2", "fp8"),
     (r"bf16|bfloat16", "bf16"),
-    (r"fp16|float16|half|\bamp\b", "fp16"),
+    (r"fp16|float16|half|\bamp\b|^16-(?:mixed|true)$", "fp16"),
     (r"tf32", "tf32"),
-    (r"fp32|float32|single", "fp32"),
+    (r"fp32|float32|single|^32-true$", "fp32"),
 )
 _SHARDINGS: Words = (
+    (r"no[ _]shard|^0$", "0"),
+    (r"^1$", "1"),
+    (r"^2$", "2"),
+    (r"^3$", "3"),
     (r"hsdp|hybrid", "hsdp"),
     (r"(?:zero|stage)[ _-]?(?:stage[ _-]?)?3", "3"),
     (r"(?:zero|stage)[ _-]?(?:stage[ _-]?)?2", "2"),
@@ -52,7 +56,7 @@ _EIGHT_BITS = re.compile(r"8[ _-]?bit")
 def with_classes(run: Run) -> Run:
     """The row with the classes that its text stands for. Raises Unexpressed for words about recomputation that name no policy."""
     found = {
-        "zero_class": _first(_SHARDINGS, run.get("zero_stage_or_fsdp", "")),
+        "zero_class": _first(_SHARDINGS, run.get("zero_stage_or_fsdp") or run.get("framework", "")),
         "recompute_class": "" if run.get("recompute_class") else _recompute(run.get("recompute", "")),
     }
     return {**run, **{name: word for name, word in found.items() if word and not run.get(name)}}

@@ -136,6 +136,30 @@ def test_cards_are_known_by_their_usual_names(said: dict[str, str], card: str) -
     assert _judged({**said, "step_time_s": "60"}).job.cluster.slowest.gpu.name == card
 
 
+@pytest.mark.parametrize(
+    ("said", "zero"),
+    [
+        ({"zero_stage_or_fsdp": "0"}, 0),
+        ({"zero_stage_or_fsdp": "1"}, 1),
+        ({"zero_stage_or_fsdp": "2"}, 2),
+        ({"zero_stage_or_fsdp": "3"}, 3),
+        ({"zero_stage_or_fsdp": "NO_SHARD"}, 0),
+        ({"framework": "Hugging Face accelerate + FSDP"}, 3),
+        ({"framework": "Hugging Face Trainer, DeepSpeed ZeRO-2"}, 2),
+    ],
+)
+def test_sharding_is_known_by_its_number_or_by_the_framework(said: dict[str, str], zero: int) -> None:
+    """A bare stage is one, and where its column is empty the framework's name may say it."""
+    case = _judged({"zero_class": "", **said}).case
+    assert dict(case.layout)["zero"] == zero
+
+
+@pytest.mark.parametrize(("said", "precision"), [("16-mixed", "fp16"), ("bf16-true", "bf16"), ("32-true", "fp32")])
+def test_lightning_s_words_are_precisions(said: str, precision: str) -> None:
+    """Source: Lightning-AI/pytorch-lightning: src/lightning/fabric/plugins/precision/precision.py, _PRECISION_INPUT_STR."""
+    assert _judged({"precision": said, "step_time_s": "60"}).case.job.workload.precision == precision
+
+
 @pytest.mark.parametrize("name", ["TITAN Xp", "Max 1550", "Ascend 910B", "K80"])
 def test_a_card_that_nobody_described_is_no_other(name: str) -> None:
     """Whatever little a row says beside its name."""
