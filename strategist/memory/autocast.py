@@ -11,8 +11,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from strategist.memory.instant import LOSS, Instant, added
 from strategist.memory.saved import OURS
-from strategist.memory.step import LOSS, Instant, Step, added
+from strategist.memory.step import Step
 
 
 def forward_instants(step: Step) -> Iterator[Instant]:

@@ -17,8 +17,9 @@ from strategist.facts.layers import Layer
 from strategist.facts.profile import BYTES
 from strategist.memory.activations import edges_CS, handed_on_CS, in_flight_CS, step_inputs_C, tables_C
 from strategist.memory.backward import residual_C
+from strategist.memory.instant import END, LAYERS, LOSS, UPDATE, Instant
+from strategist.memory.layers import Layers
 from strategist.memory.logits import forward_bytes_CS, gradient_bytes_CS, loss_bytes_CS
-from strategist.memory.step import END, LAYERS, LOSS, UPDATE, Instant, Layers
 from strategist.space.candidates import Candidates, Column, Reals
 from strategist.space.shares import Elements, Group, layers, matrix_elements, vocabulary_elements
 

@@ -10,7 +10,8 @@ from strategist.facts.compression import compressor, low_rank, sent_of_largest
 from strategist.facts.job import Job
 from strategist.facts.parameters import count
 from strategist.facts.profile import BYTES
-from strategist.memory.step import END, LAYERS, NONE, Instant, Step, added
+from strategist.memory.instant import END, LAYERS, NONE, Instant, added
+from strategist.memory.step import Step
 from strategist.space.candidates import Reals
 from strategist.space.compression import buckets_of
 from strategist.space.shares import Group

@@ -13,7 +13,9 @@ from strategist.document.estimate import MEMORY_TERMS
 from strategist.facts.job import Job
 from strategist.memory.activations import receive_buffers_CS
 from strategist.memory.buffers import runtime_bytes_C, slack_share
+from strategist.memory.instant import Instant, added
 from strategist.memory.instants import instants
+from strategist.memory.layers import Layers
 from strategist.memory.model_states import (
     gradient_bytes_CS,
     host_bytes_C,
@@ -22,7 +24,6 @@ from strategist.memory.model_states import (
     settled_bytes_CS,
 )
 from strategist.memory.reserved import Pools
-from strategist.memory.step import Instant, Layers, added
 from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Column, Reals, total_of
 from strategist.space.shares import Elements, Group, elements, groups

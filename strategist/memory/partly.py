@@ -16,8 +16,10 @@ import numpy as np
 
 from strategist.errors import InternalError
 from strategist.facts.job import Job
+from strategist.memory.instant import NONE, Instant
 from strategist.memory.instants import instants
-from strategist.memory.step import NONE, Instant, LayerInstants, Layers, Step
+from strategist.memory.layers import LayerInstants, Layers
+from strategist.memory.step import Step
 from strategist.records import replace
 from strategist.space.candidates import Column, Mask, Reals
 from strategist.space.shares import Elements, Group, elements

@@ -16,9 +16,9 @@ import numpy as np
 from strategist.columns import on_stages
 from strategist.facts.job import Job
 from strategist.facts.profile import BYTES
+from strategist.memory.layers import Layers
 from strategist.memory.logits import idle_bytes_CS, largest_bytes_CS
 from strategist.memory.model_states import shards_state
-from strategist.memory.step import Layers
 from strategist.space.candidates import Mask, Reals
 from strategist.space.shares import (
     Elements,

@@ -15,8 +15,9 @@ import numpy as np
 
 from strategist.facts.layers import Layer
 from strategist.memory.backward import Rows, is_brought_back, is_kept, is_used_up, residual_C
+from strategist.memory.instant import LAYERS, Instant, added
 from strategist.memory.saved import Part
-from strategist.memory.step import LAYERS, Instant, Step, added
+from strategist.memory.step import Step
 from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Column, Mask, Reals
 from strategist.space.shares import layers, state_shards, tokens

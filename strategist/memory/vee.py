@@ -29,8 +29,10 @@ import numpy as np
 
 from strategist.columns import stage_by_stage
 from strategist.facts.job import Job
+from strategist.memory.instant import END, Instant
+from strategist.memory.layers import joins_at_once
 from strategist.memory.situations import Situation
-from strategist.memory.step import END, Instant, Step, joins_at_once
+from strategist.memory.step import Step
 from strategist.memory.weight_passes import (
     Progress,
     beside,

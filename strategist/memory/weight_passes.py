@@ -20,10 +20,12 @@ from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
 from strategist.facts.profile import BYTES
 from strategist.memory.backward import attention_gradients_C
+from strategist.memory.instant import END, LAYERS, LOSS, Instant
+from strategist.memory.layers import joins_at_once
 from strategist.memory.logits import gradient_bytes_CS, held_logits_CS, loss_bytes_CS, waiting_logits_CS
 from strategist.memory.saved import Cut
 from strategist.memory.situations import Situation
-from strategist.memory.step import END, LAYERS, LOSS, Instant, Step, joins_at_once
+from strategist.memory.step import Step
 from strategist.records import dataclass, replace
 from strategist.space.candidates import Column, Mask, Reals, total_of
 from strategist.space.shares import Elements, Group, sequence_cut, tokens
