@@ -187,9 +187,9 @@ def nearest(word: str, known: Iterable[str], count: int = 3) -> tuple[str, ...]:
 
 
 def is_beginning(word: str, name: str) -> bool:
-    """Whether a name begins with a word of three letters or more, and goes on with another word."""
+    """Whether a name begins with a word of three letters or more, and goes on with another word or a letter or two."""
     rest = name.removeprefix(word)
-    return len(word) > 2 and rest != name and bool(rest) and not rest[0].isalnum()
+    return len(word) > 2 and rest != name and bool(rest) and (len(rest) < 3 or not rest[0].isalnum())
 
 
 def require_known(word: str, known: Iterable[str], sentence: str, flag: str | None = None) -> None:
