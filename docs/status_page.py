@@ -171,7 +171,7 @@ MISSING = (
     "(docs/decisions/0152). Of axes that share ports between nodes (docs/decisions/0153): what is not hidden at all, links inside a node, and ports that some of a node's devices leave idle.",
     "Convolutional models (ResNet, U-Nets): the catalogue counts their weights, and nothing plans, weighs or times them.",
     "Of mixed nodes: stages of one pipeline on different kinds (each is priced on the kind where it takes longest), and links that are listed one by one (docs/decisions/0156).",
-    "Of published runs: recompute of operations that nobody names, weights of four bits, activations on the host. Predicted reserved memory knows "
+    "Of published runs: recompute of operations that nobody names, memory beside weights of four bits, activations on the host. Predicted reserved memory knows "
     "streams and large blocks (docs/decisions/0047), not what small tensors break up; frameworks with one buffer of gradients reserve a measured share.",
     "Whole experts beside tensor parallelism without sequence parallelism. Of the search: offload of experts apart beside replicas, "
     "whose reserved memory is up to 1.6 times what is predicted (docs/decisions/0163), and of the optimizer's state beside tp; `predict` answers both.",
