@@ -19,7 +19,7 @@ from strategist.facts.parameters import count
 from strategist.facts.profile import AUTO, as_made, engine_of, find_profile
 from strategist.facts.resolved import Assumption, Resolved
 from strategist.facts.sizes import SizedModel, is_size, shape_for_size
-from strategist.facts.workload import Workload
+from strategist.facts.workload import Precision, Workload
 from strategist.planner.search import Frontend, Question
 from strategist.records import dataclass, field, replace
 from strategist.space.grammar import DEPTHS, Pin, parse_also, parse_forbids, parse_pins
@@ -426,7 +426,7 @@ def _workload(given: Given, shape: ModelShape, cluster: Cluster) -> tuple[Worklo
     batch = given.global_batch or _usual_batch(
         given, cluster.world, CPU_GLOBAL_BATCH if on_cpu else DEFAULT_GLOBAL_BATCH
     )
-    precision: Any = given.precision or ("fp32" if on_cpu else "bf16")
+    precision: Any = given.precision or _usual_precision(cluster)
     optimizer: Any = given.optimizer or "adamw"
     work = Workload(
         seq_len=seq_len,
@@ -441,6 +441,16 @@ def _workload(given: Given, shape: ModelShape, cluster: Cluster) -> tuple[Worklo
         Assumption(what=what, value=str(value), flag=flag) for what, (told, value, flag) in said.items() if told is None
     )
     return work, (*assumed, *_balanced(given, shape, cluster))
+
+
+def _usual_precision(cluster: Cluster) -> Precision:
+    """fp32 on CPUs; else bf16 where all devices multiply in it, fp16 where all do so faster than in fp32, and fp32 where not."""
+    gpus = [group.node.gpu for group in cluster.groups]
+    if any(gpu.vendor == "CPU" for gpu in gpus):
+        return "fp32"
+    if all(gpu.bf16_FLOPs for gpu in gpus):
+        return "bf16"
+    return "fp16" if all((gpu.fp16_FLOPs or 0.0) > (gpu.fp32_FLOPs or 0.0) for gpu in gpus) else "fp32"
 
 
 def _imbalance(given: Given, shape: ModelShape) -> float:

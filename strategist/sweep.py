@@ -63,7 +63,8 @@ def _shared(said: Sequence[tuple[Assumption, ...]]) -> tuple[Assumption, ...]:
 def _cell(asked: Asked, size: str, pace: Pace | None, *, is_first: bool) -> Cell:
     """The winner of one question, as far as there is time."""
     job = asked.question.job
-    cell = Cell(model_size=size, gpu=job.cluster.smallest.name, nodes=job.cluster.nodes, gpus=job.cluster.world)
+    gpu, nodes, gpus = job.cluster.smallest.name, job.cluster.nodes, job.cluster.world
+    cell = Cell(model_size=size, gpu=gpu, nodes=nodes, gpus=gpus, precision=job.workload.precision)
     if pace is not None and pace.is_over and not is_first:
         return replace(cell, unfinished=True)
     found = search(asked.question, pace=pace, bests=True)

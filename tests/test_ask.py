@@ -10,7 +10,7 @@ from strategist.facts.job import Job
 MACHINES = ("cpu:3", "dgx-h100", "dgx-h100:64", "dgx-h100:1000")
 
 
-def asked(hardware: str, **more: float) -> Job:
+def asked(hardware: str, **more: float | str) -> Job:
     """The job of a small model on some machines."""
     return complete(Given(model="gpt2", hardware=hardware, **more)).question.job  # type: ignore[arg-type]
 
@@ -24,6 +24,28 @@ def test_the_usual_batch_gives_every_device_a_sequence(hardware: str) -> None:
         batch = asked(hardware, **said).workload.global_batch
         assert batch >= world
         assert batch % (world * said.get("micro_batch", 1) * said.get("grad_accum", 1)) == 0
+
+
+@pytest.mark.parametrize(
+    ("hardware", "precision"),
+    [
+        ("dgx-h100", "bf16"),
+        ("dgx-2", "fp16"),
+        ("aws-g4dn.12xlarge", "fp16"),
+        ("cpu:2", "fp32"),
+        ("ws-2x-2080ti-nvlink", "fp16"),
+    ],
+)
+def test_the_usual_precision_is_one_in_which_the_device_multiplies(hardware: str, precision: str) -> None:
+    """Cards from before bf16 compute in fp16, and CPUs in fp32; whoever names one gets that one."""
+    assert asked(hardware).workload.precision == precision
+    assert asked(hardware, precision="fp32").workload.precision == "fp32"
+
+
+def test_a_card_that_is_slow_in_half_precision_computes_in_fp32() -> None:
+    """Consumer cards from before tensor cores have hardly any units for fp16."""
+    job = complete(Given(model="gpt2", gpu="gtx-1080ti", gpus_per_node=2)).question.job
+    assert job.workload.precision == "fp32"
 
 
 @pytest.mark.parametrize("share", [0.0, 0.05, 0.25, 0.5])

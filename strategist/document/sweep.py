@@ -6,6 +6,7 @@ from typing import Literal
 
 from strategist.document.plan import Policy
 from strategist.facts.resolved import Assumption
+from strategist.facts.workload import Precision
 from strategist.records import dataclass
 
 
@@ -18,6 +19,7 @@ class Cell:
     gpu: str
     nodes: int
     gpus: int
+    precision: Precision
     family: str | None = None
     layout: str | None = None
     step_s: float | None = None

@@ -279,10 +279,22 @@ def test_halving_finds_the_last_that_fits(length: int, fitting: int) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ("size", "--model", "gpt2", "--tokens", "1B", "--deadline", "30d", "--gpu", "t4"),
-        ("size", "--model", "gpt2", "--gpu", "v100-sxm2-32gb", "--gpus-per-node", "2", "--max", "micro-batch"),
-        ("sweep", "--model-size", "1B", "--nodes", "1", "--gpu", "a100-sxm-80gb,t4"),
-        ("plan", "--model", "gpt2", "--gpu", "t4", "--gpus-per-node", "8", "--allow-idle"),
+        ("size", "--model", "gpt2", "--tokens", "1B", "--deadline", "30d", "--gpu", "t4", "--precision", "bf16"),
+        (
+            "size",
+            "--model",
+            "gpt2",
+            "--gpu",
+            "v100-sxm2-32gb",
+            "--gpus-per-node",
+            "2",
+            "--max",
+            "micro-batch",
+            "--precision",
+            "bf16",
+        ),
+        ("sweep", "--model-size", "1B", "--nodes", "1", "--gpu", "a100-sxm-80gb,t4", "--precision", "bf16"),
+        ("plan", "--model", "gpt2", "--gpu", "t4", "--gpus-per-node", "8", "--allow-idle", "--precision", "bf16"),
     ],
     ids=["size", "max", "sweep", "plan"],
 )

@@ -68,3 +68,12 @@ def test_refusals(words: tuple[str, ...], code: str, flag: str) -> None:
     ran = call("sweep", "--model-size", "350M", *words, "--json") if "--model-size" not in words else call("sweep", *words, "--json")  # fmt: skip
     assert (ran.code, ran.error["code"], ran.error["flag"]) == (2, code, flag)
     assert ran.error["hint"]
+
+
+def test_devices_before_bf16_say_in_what_they_compute() -> None:
+    """Cells of one sweep may differ in the number format that was assumed; each says its own."""
+    ran = call("sweep", "--model-size", "350M", "--nodes", "1", "--gpu", "a100-sxm-40gb,t4", "--json")
+    assert [cell["precision"] for cell in ran.document["cells"]] == ["bf16", "fp16"]
+    told = call("sweep", "--model-size", "350M", "--nodes", "1", "--gpu", "a100-sxm-40gb,t4").out
+    assert "per node, fp16;" in told
+    assert "per node, bf16;" in told
