@@ -165,7 +165,7 @@ def _row(name: str, place: Place, own: Bounds, how: str) -> dict[str, Any]:
 
 def calibration_of(judged: Sequence[Judged]) -> Calibration:
     """What ships, as a document, with what it is worth on sources left out."""
-    return calibrate(judged, spread=SPREAD)
+    return calibrate(judged, spreads=(SPREAD,), of_one_place=False)
 
 
 def names(judged: Iterable[Judged]) -> dict[str, list[str]]:

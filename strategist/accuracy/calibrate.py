@@ -6,7 +6,7 @@ between them by lines in ln o, minimise over the logarithms a of the factors
 
     sum over runs of w soft(ln(sum over parts of X(o) exp(a)) - ln measured) + sum of ((a - a0) / SPREAD)^2
 
-where a is a sum of one entry of the device and one of the framework, a0 the same of the factors that ship, soft is least squares with linear tails and w makes a
+where a is a sum of one entry of the device, one of the framework and one of all runs alike, a0 the same of the factors that ship, SPREAD the one of a few that serves runs left out best, soft is least squares with linear tails and w makes a
 group of n runs count like sqrt(n) (scipy.optimize.least_squares, loss soft_l1).
 """
 
@@ -28,13 +28,19 @@ from strategist.facts.calibration import Factor, Part
 from strategist.records import dataclass
 from strategist.timing.calibrated import PARTS as SECONDS_OF
 
+Key = tuple[str, str]
+"""("gpu" or "framework", its name), or ANY."""
+
 PARTS: tuple[Part, ...] = get_args(Part)
 TIMED: tuple[Part, ...] = tuple(part for part in PARTS if SECONDS_OF[part])
 """Parts that have seconds; the last of all is the overlap, which has none."""
 OVERLAPS = (0.5, 0.7, 0.85, 1.0, 1.15, 1.4, 2.0)
 """Factors on the overlap under which runs are predicted."""
-SPREAD, NOISE = 0.07, 0.1
-"""How far the logarithm of a factor is expected to stray from 0, and of a repeated measurement: 7 and 10 %."""
+SPREADS, NOISE = (0.07, 0.2, 0.6), 0.1
+"""How far the logarithm of a factor may be expected to stray from 0, and that of a repeated measurement: 7, 20 or 60, and 10 %. Which of
+them depends on how much the runs have in common that the formulas do not know: a machine where all takes half as long again asks for much."""
+ANY: Key = ("any", "")
+"""What is about every run of a table alike, whatever its device and framework: the place where they were measured."""
 MIN_RUNS, MIN_GROUPS = 10, 3
 WAYS = ("source", "model", "hardware", "gpus_total")
 """Columns whose values make groups; the first with enough of them is taken."""
@@ -43,8 +49,8 @@ NEAR = math.log(1.25)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """Runs as columns: predicted seconds by overlap and part (R, O, P), ln measured (R,), group numbers (R,), and the places of the two
-    entries that move each run in the list of keys (R, 2)."""
+    """Runs as columns: predicted seconds by overlap and part (R, O, P), ln measured (R,), group numbers (R,), and the places of the
+    entries that move each run in the list of keys, (R, 2) or with that of ANY (R, 3)."""
 
     parts: Reals
     measured: Reals
@@ -56,38 +62,45 @@ class Sample:
         return Sample(self.parts[keep], self.measured[keep], self.group[keep], self.keys[keep])
 
 
-Key = tuple[str, str]
-"""("gpu" or "framework", its name)."""
-
-
-def calibrate(judged: Sequence[Judged], before: Sequence[Factor] = (), spread: float = SPREAD) -> Calibration:
-    """The factors that measured runs ask for: those `before`, which hold for a device or a framework, moved as far as the runs insist;
-    those that are about none of the runs stay. Raises InputError TOO_SMALL for fewer than MIN_RUNS predicted runs with a
-    step time, or runs of fewer than MIN_GROUPS groups."""
+def calibrate(
+    judged: Sequence[Judged],
+    before: Sequence[Factor] = (),
+    spreads: Sequence[float] = SPREADS,
+    *,
+    of_one_place: bool = True,
+) -> Calibration:
+    """The factors that measured runs ask for: those `before`, which hold for a device or a framework, moved as far as the runs insist, and
+    those of all these runs alike where they are `of_one_place`; those that are about none of the runs stay. Of the `spreads` the one is taken under which groups left
+    out are predicted best, the narrowest of equals. Raises InputError TOO_SMALL for fewer than MIN_RUNS predicted runs with a step time, or
+    runs of fewer than MIN_GROUPS groups."""
     timed = [one for one in judged if one.case is not None and one.case.measured.step_s is not None]
     way, groups = _groups(timed)
-    keys, sample = _sampled(timed, groups)
+    keys, sample = _sampled(timed, groups, alike=of_one_place)
     usual = _entries(before, keys)
+    held = {spread: _held(sample, usual, spread) for spread in sorted(spreads)}
+    spread = min(held, key=lambda one: round(held[one].after, 3))
     return Calibration(
         made_by=f"strategist {__version__}",
         runs=len(timed),
         groups=len(set(groups)),
         grouped_by=way,
         factors=_moved(sample, keys, before, spread),
-        held_out=_held(sample, usual, spread),
+        held_out=held[spread],
+        spread=spread,
     )
 
 
 def factors_of(
-    timed: Sequence[Judged], groups: Sequence[str], before: Sequence[Factor] = (), spread: float = SPREAD
+    timed: Sequence[Judged], groups: Sequence[str], spread: float, before: Sequence[Factor] = ()
 ) -> tuple[Factor, ...]:
-    """The factors of `calibrate` for runs with a step time, each in a group of its own name, without a word on what they are worth."""
+    """The factors of devices and frameworks that runs of many places ask for, each in a group of its own name, without a word on what they
+    are worth."""
     keys, sample = _sampled(timed, groups)
     return _moved(sample, keys, before, spread)
 
 
 def factors_without(
-    timed: Sequence[Judged], groups: Sequence[str], before: Sequence[Factor] = (), spread: float = SPREAD
+    timed: Sequence[Judged], groups: Sequence[str], spread: float, before: Sequence[Factor] = ()
 ) -> dict[str, tuple[Factor, ...]]:
     """For each group the factors of `factors_of` that the runs of all other groups ask for."""
     keys, sample = _sampled(timed, groups)
@@ -118,13 +131,14 @@ def _groups(timed: Sequence[Judged]) -> tuple[str, list[str]]:
     )
 
 
-def _keys(one: Judged) -> tuple[Key, Key]:
+def _keys(one: Judged, *, alike: bool) -> tuple[Key, ...]:
     job = one.job
-    return ("gpu", job.cluster.slowest.gpu.name), ("framework", job.profile.name)
+    own = ("gpu", job.cluster.slowest.gpu.name), ("framework", job.profile.name)
+    return (*own, ANY) if alike else own
 
 
 def _key_of(factor: Factor) -> Key:
-    return ("gpu", factor.gpu) if factor.gpu else ("framework", factor.framework)
+    return ("gpu", factor.gpu) if factor.gpu else ("framework", factor.framework) if factor.framework else ANY
 
 
 def _entries(factors: Sequence[Factor], keys: Sequence[Key]) -> Reals:
@@ -136,13 +150,16 @@ def _entries(factors: Sequence[Factor], keys: Sequence[Key]) -> Reals:
     return found
 
 
-def _sampled(timed: Sequence[Judged], groups: Sequence[str]) -> tuple[list[Key], Sample]:
-    """What factors can be told apart for, and the runs as columns."""
-    keys = sorted({key for one in timed for key in _keys(one)})
-    return keys, _sample(timed, groups, keys)
+def _sampled(timed: Sequence[Judged], groups: Sequence[str], *, alike: bool = False) -> tuple[list[Key], Sample]:
+    """What factors can be told apart for, that of all runs `alike` among them or not, and the runs as columns."""
+    own = [_keys(one, alike=alike) for one in timed]
+    keys = sorted({key for some in own for key in some})
+    return keys, _sample(timed, groups, keys, own)
 
 
-def _sample(timed: Sequence[Judged], groups: Sequence[str], keys: Sequence[Key]) -> Sample:
+def _sample(
+    timed: Sequence[Judged], groups: Sequence[str], keys: Sequence[Key], own: Sequence[tuple[Key, ...]]
+) -> Sample:
     place = {key: number for number, key in enumerate(keys)}
     names = sorted(set(groups))
     cases = [one.case for one in timed if one.case is not None]
@@ -151,7 +168,7 @@ def _sample(timed: Sequence[Judged], groups: Sequence[str], keys: Sequence[Key])
         parts=np.array(parts).swapaxes(0, 1),
         measured=np.log([one.measured_s for one in timed]),
         group=np.array([names.index(group) for group in groups], np.int64),
-        keys=np.array([[place[key] for key in _keys(one)] for one in timed], np.int64),
+        keys=np.array([[place[key] for key in some] for some in own], np.int64),
     )
 
 
@@ -178,8 +195,8 @@ def _at_overlap(parts: Reals, logarithm: Reals) -> tuple[Reals, Reals]:
     return low + (high - low) * ((inside - grid[place])[:, None] / width), slope
 
 
-def _fit(sample: Sample, usual: Reals, spread: float) -> Reals:
-    """Logarithms of the factors by key and part, (K, P), near the `usual` ones."""
+def _fit(sample: Sample, usual: Reals, spread: float, start: Reals | None = None) -> Reals:
+    """Logarithms of the factors by key and part, (K, P), near the `usual` ones, looked for from `start` on."""
     least_squares = _solver()
     sizes = Counter(sample.group.tolist())
     weight = np.array([sizes[group] ** -0.25 for group in sample.group.tolist()]) / NOISE
@@ -199,7 +216,8 @@ def _fit(sample: Sample, usual: Reals, spread: float) -> Reals:
             table[rows, sample.keys[:, side]] += share * slope[:, None]
         return np.vstack([table.reshape(len(weight), -1), np.eye(usual.size) / spread])
 
-    found = least_squares(residuals, usual.ravel(), jac=slopes, method="lm", max_nfev=60)
+    begin = usual if start is None else start
+    found = least_squares(residuals, begin.ravel(), jac=slopes, method="lm", max_nfev=60)
     solution: Reals = found.x.reshape(shape)
     return solution
 
@@ -219,11 +237,12 @@ def _solver() -> Any:
 
 
 def _held(sample: Sample, usual: Reals, spread: float) -> Held:
-    """Each group judged by a fit to the others."""
+    """Each group judged by a fit to the others, which begins where that to all ends."""
     before, after = [], []
+    every = _fit(sample, usual, spread)
     for group in sorted(set(sample.group.tolist())):
         own = sample.where(sample.group == group)
-        entries = _fit(sample.where(sample.group != group), usual, spread)
+        entries = _fit(sample.where(sample.group != group), usual, spread, every)
         before.append(np.abs(_errors(own, usual)[0]))
         after.append(np.abs(_errors(own, entries)[0]))
     return Held(
@@ -238,6 +257,6 @@ def _factors(entries: Reals, keys: Sequence[Key]) -> list[Factor]:
     """Factors of at least a tenth of a percent, in the order of the keys."""
     found = []
     for (kind, name), row in zip(keys, np.exp(entries), strict=True):
-        where: Mapping[str, Any] = {kind: name}
+        where: Mapping[str, Any] = {} if (kind, name) == ANY else {kind: name}
         found += [Factor(part=part, value=round(float(value), 4), **where) for part, value in zip(PARTS, row, strict=True) if abs(value - 1) >= 0.001]  # fmt: skip
     return found

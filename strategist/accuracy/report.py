@@ -105,7 +105,10 @@ def calibration_text(found: Calibration, width: int) -> list[Line]:
     """Factors, and what they are worth on groups that were left out of the fit."""
     held = found.held_out
     worth = f"median factor x{held.before:.3f} before, x{held.after:.3f} after; within 25 % {100 * held.before_within_25:.0f} % before, {100 * held.after_within_25:.0f} % after"
-    rows = [(f"{factor.gpu or factor.framework}", factor.part, f"x{factor.value:.3f}") for factor in found.factors]
+    rows = [
+        (factor.gpu or factor.framework or "all runs alike", factor.part, f"x{factor.value:.3f}")
+        for factor in found.factors
+    ]
     better = (
         "" if held.after < held.before else " These factors do not help on runs left out: measure more, or do without."
     )

@@ -23,7 +23,8 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Factors, the number of runs and groups they rest on, and what they are worth on groups that were left out."""
+    """Factors, the number of runs and groups they rest on, what they are worth on groups that were left out, and how far they could stray
+    (the spread of their logarithms; none in files of before it was chosen)."""
 
     format: Literal["strategist-calibration/1"] = "strategist-calibration/1"
     made_by: str
@@ -32,3 +33,4 @@ class Calibration:
     grouped_by: str
     factors: tuple[Factor, ...]
     held_out: Held
+    spread: float | None = None

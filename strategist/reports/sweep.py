@@ -33,7 +33,13 @@ def _diagram(gpu: str, cells: Sequence[Cell], width: int) -> Iterator[Line]:
     words = {(cell.model_size, cell.nodes): _word(cell) for cell in cells}
     per_node = cells[0].gpus // cells[0].nodes
     yield line("")
-    yield from wrapped("", f"{gpu}, {per_node} per node, {cells[0].precision}; nodes across, model size down", width, indent=0, style="key")
+    yield from wrapped(
+        "",
+        f"{gpu}, {per_node} per node, {cells[0].precision}; nodes across, model size down",
+        width,
+        indent=0,
+        style="key",
+    )
     rows = [("", *map(str, nodes), ""), *((size, *(words[size, n] for n in nodes), "") for size in sizes)]
     needed = sum(max(len(row[i]) for row in rows) + 2 for i in range(len(rows[0]))) + 2
     if needed <= width:

@@ -13,7 +13,7 @@ import pytest
 
 from strategist import predict, recommend
 from strategist.accuracy.calibrate import PARTS as ALL
-from strategist.accuracy.calibrate import _errors, _sampled, calibrate
+from strategist.accuracy.calibrate import SPREADS, _errors, _sampled, calibrate
 from strategist.accuracy.judge import Judged, judge
 from strategist.accuracy.scores import log_errors
 from strategist.document.calibration import Calibration
@@ -72,6 +72,33 @@ def test_factors_are_found_and_hold_on_sources_left_out() -> None:
     assert found.held_out.after - 1 < 0.5 * (found.held_out.before - 1)
 
 
+CARDS = ("h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb", "a100-sxm-80gb")
+
+
+def slower_place(factor: float) -> tuple[Judged, ...]:
+    """Runs of four labs with a card each, all of which took so many times as long as the formulas say."""
+    asked = judge([{**run, "hardware": CARDS[n // 6]} for n, run in enumerate(runs())])
+    return judge([{**one.run, "step_time_s": repr(factor * one.step_s)} for one in asked])
+
+
+def test_a_place_where_all_is_slower_is_learned_from_other_cards() -> None:
+    """What all runs have in common holds on a card that no other run has, and the wider spread is taken for it."""
+    before = slower_place(1.5)
+    found = calibrate(before)
+    assert found.spread == max(SPREADS)
+    assert found.held_out.before == pytest.approx(1.5, rel=0.01)
+    assert found.held_out.after < 1.15
+    assert any(factor.gpu == factor.framework == "" for factor in found.factors)
+    after = judge([one.run for one in before], found.factors)
+    assert np.median(np.abs(log_errors(after))) < 0.05
+
+
+@pytest.mark.slow
+def test_runs_as_predicted_keep_the_narrow_spread() -> None:
+    """Where there is nothing to learn, nothing may stray."""
+    assert calibrate(slower_place(1.0)).spread == min(SPREADS)
+
+
 def on_nodes(number: int = 24) -> list[dict[str, str]]:
     """Short sequences on two to six nodes, which have little compute to send behind."""
     found = []
@@ -94,7 +121,7 @@ def test_less_overlap_is_found_and_holds_on_sources_left_out() -> None:
     """Runs that hide less than said move the overlap most of all, by no more than the truth; the more freely, the nearer they come."""
     errors = []
     for spread in (0.07, 0.2, 0.5):
-        found = calibrate(overlapping(0.7), spread=spread)
+        found = calibrate(overlapping(0.7), spreads=(spread,))
         total = {part: math.prod(factor.value for factor in found.factors if factor.part == part) for part in PARTS}
         assert 0.69 < total["overlap"] < 0.95
         assert all(abs(math.log(total[part])) < -math.log(total["overlap"]) for part in PARTS if part != "overlap")
@@ -143,7 +170,7 @@ def test_what_runs_do_not_insist_on_stays_as_it_was() -> None:
         "b200-sxm-180gb": 0.9,
     }
     assert found.held_out.before == pytest.approx(1.0, abs=1e-6)
-    nearer, freer = (calibrate(measured(TRUE), spread=spread).factors for spread in (0.02, 0.2))
+    nearer, freer = (calibrate(measured(TRUE), spreads=(spread,)).factors for spread in (0.02, 0.2))
     assert max(abs(factor.value - 1) for factor in nearer) < max(abs(factor.value - 1) for factor in freer)
 
 
