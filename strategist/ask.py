@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -490,7 +491,12 @@ def _usual_length(shape: ModelShape) -> int:
 
 
 def _usual_batch(given: Given, world: int, usual: int) -> int:
-    """The usual number of sequences, raised to the next multiple of the devices so that every layout stays open."""
+    """The usual number of sequences, raised to the next multiple of the devices so that every layout stays open; that of the layout
+    where one layout is given, whole."""
+    pins = {} if given.strategy is None else {pin.key: pin.value for pin in _pins(given)}
+    cut = math.prod(pins.get(axis, 1) for axis in ("tp", "pp", "cp"))
+    if {"micro_batch", "accumulation"} <= set(pins) and world % cut == 0:
+        return pins["micro_batch"] * pins["accumulation"] * (world // cut)
     unit = world * (given.micro_batch or 1) * (given.grad_accum or 1)
     return -(-usual // unit) * unit
 

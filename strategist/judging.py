@@ -59,15 +59,22 @@ def predicted_source(source: Source, given: Given, flag: str) -> Prediction:
     job = complete(given).question.job
     reader, foreign = read_foreign(source, flag, job.cluster.world)
     says = _together(given, foreign.says)
-    if not says_a_layout(says):
-        raise InputError(
-            "MISSING",
-            f"{flag}: the {reader.title} file says no layout that could be predicted.",
-            flag=flag,
-            value=source.path,
-            hint="It needs degrees or a ZeRO stage, and a micro-batch; or give --strategy.",
-        )
+    _require_a_layout(says, reader.title, source.path, flag)
     return _predicted(given, says, reader.profile, layout_of(says, job.model.layers))
+
+
+def _require_a_layout(says: Says, title: str, path: str, flag: str) -> None:
+    if says_a_layout(says):
+        return
+    has_degrees = any(name in says for name in DEGREES)
+    lacks = "no micro-batch" if has_degrees else "no degrees and no ZeRO stage"
+    raise InputError(
+        "MISSING",
+        f"{flag}: the {title} file says {lacks}, so there is no layout that could be predicted.",
+        flag=flag,
+        value=path,
+        hint="Add --micro-batch 1, or another number of sequences." if has_degrees else "Give one with --strategy.",
+    )
 
 
 def is_foreign(source: Source) -> bool:

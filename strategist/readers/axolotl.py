@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from strategist.document.judgement import Finding
+from strategist.facts.adapters import TARGETS
+from strategist.readers.beside import engine_says
 from strategist.readers.foreign import Foreign, Reader, Says, Source, Tables, finding, section_of, switched, told, whole
 
 TABLES = Tables(
@@ -31,7 +33,7 @@ def read(source: Source, ranks: int | None) -> Foreign:
         section = section_of(table, "fsdp_config")
         table["fsdp_config"] = {key.removeprefix("fsdp_") or key: value for key, value in section.items()}
     found = (*TABLES.unknown(table), *_engines(table), *_formats(table))
-    return Foreign(says=_says(table), findings=found)
+    return Foreign(says={**_says(table), **_engine(source, table), **_adapters(table)}, findings=found)
 
 
 def _says(table: Mapping[str, Any]) -> Says:
@@ -48,8 +50,34 @@ def _says(table: Mapping[str, Any]) -> Says:
         seq_len=whole(table.get("sequence_len")),
         recompute=recompute,
         compute=low or ("float16" if switched(table, "fp16") else None),
-        zero=reshard if section or "fsdp_version" in table else None,
+        zero=reshard if _is_sharded(table) else None,
+        offload="parameters" if switched(section, "offload_params") else None,
         **degrees,
+    )
+
+
+def _is_sharded(table: Mapping[str, Any]) -> bool:
+    return bool(section_of(table, "fsdp_config") or table.get("fsdp")) or "fsdp_version" in table
+
+
+def _engine(source: Source, table: Mapping[str, Any]) -> Says:
+    """How states are kept where FSDP keeps none: as the named DeepSpeed file says, or whole on every rank, as Accelerate starts ranks
+    that nothing else is said about."""
+    if table.get("deepspeed"):
+        return engine_says(source, table["deepspeed"])
+    return {} if _is_sharded(table) else {"zero": 0}
+
+
+def _adapters(table: Mapping[str, Any]) -> Says:
+    """What is trained; of adapters, which, where all stand beside matrices of the layers that a plan can name."""
+    method = table.get("adapter") or "full"
+    if method not in ("lora", "qlora"):
+        return told(method="full" if method == "full" else None)
+    listed = table.get("lora_target_modules")
+    targets = [str(name).removesuffix("_proj") for name in listed] if isinstance(listed, list) else []
+    is_plain = bool(targets) and set(targets) <= set(TARGETS) and not switched(table, "lora_target_linear")
+    return told(
+        method=method, lora_rank=whole(table.get("lora_r")), lora_targets=",".join(targets) if is_plain else None
     )
 
 

@@ -47,7 +47,7 @@ TABLES = Tables(
 def read(source: Source, ranks: int | None) -> Foreign:
     """What a file says, and its faults for a number of ranks, or for any."""
     table = source.table
-    says = _says(table, ranks)
+    says = said_by(table, ranks)
     dp = None if ranks is None else ranks // _model_ranks(table)
     found = (
         *_keys(table),
@@ -74,7 +74,8 @@ def _sequence_ranks(table: Mapping[str, Any]) -> int:
     return whole(table.get("sequence_parallel_size")) or 1
 
 
-def _says(table: Mapping[str, Any], ranks: int | None) -> Says:
+def said_by(table: Mapping[str, Any], ranks: int | None) -> Says:
+    """What a table says of layout, batch and formats."""
     zero = section_of(table, "zero_optimization")
     batch, micro, accumulation = (whole(table.get(name)) for name in BATCH)
     dp = ranks // _model_ranks(table) if ranks else None

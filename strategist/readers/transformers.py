@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from strategist.document.judgement import Finding, Said
+from strategist.readers.beside import engine_says
 from strategist.readers.foreign import (
     Foreign,
     Reader,
@@ -65,7 +66,7 @@ def read_sft(source: Source, ranks: int | None) -> Foreign:
 def _arguments(source: Source, known: Tables, ranks: int | None) -> Foreign:
     table = source.table
     found = (*known.unknown(table), *_fsdp_keys(table), *_choices(table))
-    return Foreign(says=_says(table, ranks, _cut_beside(source)), findings=found)
+    return Foreign(says=_says(source, ranks, _cut_beside(source)), findings=found)
 
 
 DISTRIBUTED = "distributed.json"
@@ -108,7 +109,7 @@ def read_factory(source: Source, ranks: int | None) -> Foreign:
     )
     recompute = "none" if switched(table, "disable_gradient_checkpointing") else "full"  # on unless it is switched off
     own = told(seq_len=whole(table.get("cutoff_len")), recompute=recompute)
-    return Foreign(says=_says(table, ranks) | own | _adapters(table), findings=found)
+    return Foreign(says=_says(source, ranks) | own | _adapters(table), findings=found)
 
 
 FACTORY_RANK = 8
@@ -136,9 +137,8 @@ def _sharded(table: Mapping[str, Any]) -> bool:
     return str(table.get("fsdp", "")).lower() not in ("", "false", "none")
 
 
-def _says(
-    table: Mapping[str, Any], ranks: int | None, cut: Mapping[str, Said] = MappingProxyType({})
-) -> dict[str, Said]:
+def _says(source: Source, ranks: int | None, cut: Mapping[str, Said] = MappingProxyType({})) -> dict[str, Said]:
+    table = source.table
     section = {key.removeprefix("fsdp_"): value for key, value in section_of(table, "fsdp_config").items()}
     sharded = _sharded(table)
     recompute = switched(section, "activation_checkpointing") or switched(table, "gradient_checkpointing")
@@ -154,7 +154,7 @@ def _says(
     )
     says["compile"] = switched(table, "torch_compile")
     if "deepspeed" in table:
-        return says
+        return says | engine_says(source, table["deepspeed"])
     if cut:
         return says | dict(cut)
     layout = told(zero=(3 if reshard else 2) if sharded else 0, offload=_offload(section, sharded))

@@ -1,0 +1,46 @@
+"""Files that a configuration names: what they add to it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from strategist.document.judgement import Said
+from strategist.errors import InputError
+from strategist.readers.deepspeed import said_by
+from strategist.readers.foreign import Source
+from strategist.reading import parse_json, read_text
+
+TAKEN = ("zero", "offload", "tp", "cp", "context_parallel")
+"""What of DeepSpeed's file counts: batches and formats are those of the file that names it, which fills them in."""
+
+
+def engine_says(source: Source, named: Any) -> dict[str, Said]:
+    """How states are kept by the DeepSpeed file that is named in `source`, whole or by path; nothing where it cannot be read."""
+    table = named if isinstance(named, dict) else _table(source, named) if isinstance(named, str) else {}
+    says = said_by(table, None) if table else {}
+    return {name: says[name] for name in TAKEN if name in says}
+
+
+def _table(source: Source, path: str) -> dict[str, Any]:
+    for folder in _folders(source.path):
+        try:
+            value = parse_json(read_text(os.path.join(folder, path), "FILE"), path)
+        except InputError:  # not there, or no JSON: the file that names it may stand elsewhere
+            continue
+        if isinstance(value, dict):
+            return value
+    return {}
+
+
+def _folders(path: str) -> Iterator[str]:
+    """Where a framework may have been started that reads the file at `path`: here, beside it, or in a folder above it."""
+    yield os.curdir
+    folder = os.path.dirname(os.path.abspath(path))
+    while True:
+        yield folder
+        above = os.path.dirname(folder)
+        if above == folder:
+            return
+        folder = above
