@@ -93,8 +93,11 @@ def says_a_layout(says: Says) -> bool:
 
 
 def layout_of(says: Says, layers: int) -> Layout:
-    """The layout, key by key. Stages that are given by their layers are counted for a model of so many."""
+    """The layout, key by key. Stages that are given by their layers are counted for a model of so many; beside replicas that are numbered
+    and shard nothing there are no groups that shard."""
     layout = {name: says[name] for name in LAYOUT if name in says}
+    if layout.get("zero") == 0 and "dp_replicate" in layout:
+        layout.setdefault("dp_shard", 1)
     each, pp = says.get("layers_per_stage"), layout.get("pp")
     if isinstance(each, int) and isinstance(pp, int) and pp > 1:
         layout["virtual_stages"] = max(1, ceil(layers / each) // pp)

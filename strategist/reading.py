@@ -197,14 +197,16 @@ def parse_toml(text: str, flag: str) -> dict[str, Any]:
 
 
 _WHOLE = re.compile(r"[-+]?(0|[1-9][0-9]*)")
+_GROUPED = re.compile(r"[-+]?[1-9][0-9]{0,2}(?:_[0-9]{3})+")
+"""Thousands apart, which nobody means for a word: PyYAML and OmegaConf, by which frameworks read their files, take it for the number."""
 _REAL = re.compile(r"[-+]?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 _LOOKS_NUMERIC = re.compile(r"[-+]?[0-9][0-9_xXoObBa-fA-F:.eE+-]*")
 
 
 def parse_yaml(text: str, flag: str) -> Any:
-    """The value of a YAML text: no tags, no aliases, no duplicate keys, and only numbers that JSON would also accept.
+    """The value of a YAML text: no tags, no aliases, no duplicate keys, and only numbers that JSON would also accept, or with thousands apart.
 
-    Raises InputError YAML, YAML_ALIAS, DUPLICATE_KEY, TYPE (for 010, 1_000, 12:30 and their like), NOT_FINITE.
+    Raises InputError YAML, YAML_ALIAS, DUPLICATE_KEY, TYPE (for 010, 1_00, 12:30 and their like), NOT_FINITE.
     """
     import yaml  # 20 ms, needed only for YAML files
 
@@ -259,7 +261,7 @@ def _yaml_scalar(word: str, flag: str) -> Any:
         return None
     if word in ("true", "false"):
         return word == "true"
-    if _WHOLE.fullmatch(word) and len(word) <= 30:
+    if (_WHOLE.fullmatch(word) or _GROUPED.fullmatch(word)) and len(word) <= 30:
         return int(word)
     if _REAL.fullmatch(word) and math.isfinite(float(word)):
         return float(word)

@@ -90,6 +90,30 @@ def test_axolotl_s_adapters_are_weighed(
     assert (found["memory"]["peak"]["value"] < whole) == (method != "full")
 
 
+@pytest.mark.parametrize(
+    ("word", "code"),
+    [("2_048", None), ("1_048_576", None), ("20_48", "E_TYPE"), ("0x800", "E_TYPE"), ("0_048", "E_TYPE")],
+)
+def test_thousands_apart_are_a_number(word: str, code: str | None, tmp_path: Path) -> None:
+    """As the loaders of these frameworks read them; other spellings, which they read differently, are refused."""
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump({**AXOLOTL, "sequence_len": "HERE"}).replace("HERE", word), encoding="utf-8")
+    ran = call("validate", str(path), "--json")
+    if code is None:
+        assert dict(ran.document[0]["says"])["seq_len"] == yaml.safe_load(word)
+    else:
+        assert ran.error["code"] == code
+
+
+def test_degrees_of_other_machines_are_said_to_be(tmp_path: Path) -> None:
+    """Replicas that a file numbers are all there are: not the batch is wrong, but the number of devices."""
+    table = {
+        "general": {"project": "p"}, "parallelism": {"dp": 2, "pp": 1, "tp": 2}, "model": {"dtype": "bfloat16"},
+        "tokens": {"micro_batch_size": 2, "batch_accumulation_per_replica": 1, "sequence_length": 2048},
+    }  # fmt: skip
+    assert predicted(tmp_path, table)["error"]["code"] == "E_DIVISIBILITY"
+
+
 def test_a_layout_that_says_its_batch_has_that_batch() -> None:
     """--strategy with micro-batch and accumulation is not held against the usual batch, and one that is named still counts."""
     words = ("predict", *JOB, "--strategy", "tp=2,zero=3,mbs=3,accumulation=5", "--json")
