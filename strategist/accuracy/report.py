@@ -101,6 +101,13 @@ def _skipped_rows(judged: Sequence[Judged], width: int) -> Iterator[Line]:
         yield from table(rows, width)
 
 
+def _strayed(found: Calibration, width: int) -> Iterator[Line]:
+    """How far factors could stray; nothing of documents from before that was chosen."""
+    if found.spread is not None:
+        how = f"{100 * found.spread:.0f} % from what ships, the width under which runs left out are predicted best"
+        yield from wrapped("spread", how, width, indent=INDENT)
+
+
 def calibration_text(found: Calibration, width: int) -> list[Line]:
     """Factors, and what they are worth on groups that were left out of the fit."""
     held = found.held_out
@@ -115,6 +122,7 @@ def calibration_text(found: Calibration, width: int) -> list[Line]:
     return [
         *wrapped("runs", f"{found.runs} in {found.groups} groups by {found.grouped_by}", width, indent=INDENT),
         *wrapped("left out", f"{worth}.{better}", width, indent=INDENT, style="plain" if not better else "warn"),
+        *_strayed(found, width),
         line(""),
         line(Span("factors on seconds", "key")),
         *table(rows, width),
