@@ -7,6 +7,7 @@ from math import prod
 from typing import Any
 
 from strategist.document.judgement import Finding
+from strategist.readers.beside import engine_says
 from strategist.readers.foreign import (
     FORMATS,
     Foreign,
@@ -59,7 +60,7 @@ def read(source: Source, ranks: int | None) -> Foreign:
         *_precision(table),
         *_ranks(processes, ranks),
     )
-    return Foreign(says=_says(table, processes), findings=found)
+    return Foreign(says=_says(source, processes), findings=found)
 
 
 def sizes(table: Mapping[str, Any]) -> dict[str, int]:
@@ -72,8 +73,9 @@ def _kind(table: Mapping[str, Any]) -> str:
     return str(table.get("distributed_type", "NO")).upper()
 
 
-def _says(table: Mapping[str, Any], processes: int | None) -> Says:
-    """Mesh, ZeRO stage and formats. DeepSpeed's own file, where there is one, says the rest."""
+def _says(source: Source, processes: int | None) -> Says:
+    """Mesh, ZeRO stage and formats. DeepSpeed's own file, where one is named and found, says the rest."""
+    table = source.table
     compute = FORMATS.get(str(table.get("mixed_precision")))
     says = told(nodes=whole(table.get("num_machines")), compute=compute, ranks=processes)
     says["compile"] = str(section_of(table, "dynamo_config").get("dynamo_backend", "no")).lower() not in ("no", "none")
@@ -81,7 +83,8 @@ def _says(table: Mapping[str, Any], processes: int | None) -> Says:
     if kind == "FSDP":
         return says | _fsdp(table, processes)
     if kind == "DEEPSPEED":
-        return says | _deepspeed(section_of(table, "deepspeed_config"))
+        section = section_of(table, "deepspeed_config")
+        return {**engine_says(source, section.get("deepspeed_config_file")), **says, **_deepspeed(section)}
     if sizes(table)["tp"] > 1:  # whoever cut the model knows how its shards and replicas are
         return says | told(tp=sizes(table)["tp"])
     return says | told(zero=0, offload="none", dp_replicate=processes)

@@ -33,7 +33,7 @@ def read(source: Source, ranks: int | None) -> Foreign:
         section = section_of(table, "fsdp_config")
         table["fsdp_config"] = {key.removeprefix("fsdp_") or key: value for key, value in section.items()}
     found = (*TABLES.unknown(table), *_engines(table), *_formats(table))
-    return Foreign(says={**_says(table), **_engine(source, table), **_adapters(table)}, findings=found)
+    return Foreign(says={**_engine(source, table), **_says(table), **_adapters(table)}, findings=found)
 
 
 def _says(table: Mapping[str, Any]) -> Says:

@@ -12,8 +12,8 @@ from strategist.readers.deepspeed import said_by
 from strategist.readers.foreign import Source
 from strategist.reading import parse_json, read_text
 
-TAKEN = ("zero", "offload", "tp", "cp", "context_parallel")
-"""What of DeepSpeed's file counts: batches and formats are those of the file that names it, which fills them in."""
+TAKEN = ("zero", "offload", "tp", "cp", "context_parallel", "micro_batch", "accumulation")
+"""What of DeepSpeed's file counts where the file that names it is silent; formats are the latter's, which fills them in."""
 
 
 def engine_says(source: Source, named: Any) -> dict[str, Said]:

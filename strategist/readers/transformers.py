@@ -154,7 +154,7 @@ def _says(source: Source, ranks: int | None, cut: Mapping[str, Said] = MappingPr
     )
     says["compile"] = switched(table, "torch_compile")
     if "deepspeed" in table:
-        return says | engine_says(source, table["deepspeed"])
+        return engine_says(source, table["deepspeed"]) | says
     if cut:
         return says | dict(cut)
     layout = told(zero=(3 if reshard else 2) if sharded else 0, offload=_offload(section, sharded))

@@ -53,6 +53,22 @@ def test_a_named_deepspeed_file_says_how_states_are_kept(table: dict[str, Any], 
     assert (found["strategy"]["zero"], found["strategy"]["offload"]) == (2, "optimizer")
 
 
+def test_accelerate_s_deepspeed_file_says_the_batch_too(tmp_path: Path) -> None:
+    """Accelerate takes it from there, and the number of ranks from its own file."""
+    engine = {**ENGINE, "train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 2}
+    (tmp_path / "zero.json").write_text(json.dumps(engine), encoding="utf-8")
+    table = {
+        "compute_environment": "LOCAL_MACHINE", "distributed_type": "DEEPSPEED", "num_processes": 8, "num_machines": 1, "mixed_precision": "bf16",
+        "deepspeed_config": {"deepspeed_config_file": "zero.json"},
+    }  # fmt: skip
+    found = predicted(tmp_path, table)
+    assert (found["strategy"]["zero"], found["strategy"]["micro_batch"], found["workload"]["global_batch"]) == (
+        2,
+        3,
+        48,
+    )
+
+
 def test_a_deepspeed_file_that_is_not_there_leaves_the_layout_open(tmp_path: Path) -> None:
     """Nothing is guessed: the error says what is missing."""
     found = predicted(tmp_path, {**FACTORY, "deepspeed": "nowhere.json"})["error"]
