@@ -27,7 +27,7 @@ from strategist.emitters.coverage import (
     only_where,
 )
 from strategist.emitters.emitter import Emitter, Files, Options
-from strategist.emitters.hugging_face_script import CUT, CUT_IMPORTS, KEEP_MIXTURES_WHOLE, OPTIMIZER, script
+from strategist.emitters.hugging_face_script import CUT, CUT_IMPORTS, KEEP_MIXTURES_WHOLE, OPTIMIZER, SETTLE, script
 from strategist.emitters.serial import yaml_text
 from strategist.emitters.torchrun import Launcher, job_files, layout_comment
 
@@ -182,11 +182,13 @@ def main():
                 print(f"step {number}  loss {mean.item():.6f}", flush=True)
             number, losses = number + 1, []
     accelerator.wait_for_everyone()
-    accelerator.end_training()
+'''
+    + f"    {SETTLE}\n"
+    + """    accelerator.end_training()
 
 
 main()
-''',
+""",
     recompute="""    if strategy["recompute"] == "full" and os.environ.get("ACCELERATE_USE_FSDP") != "true":
         model.gradient_checkpointing_enable({"use_reentrant": False})  # FSDP2's own is set in accelerate.yaml
 """,

@@ -88,8 +88,11 @@ class Report(TrainerCallback):
             print(f"step {state.global_step - 1}  loss {float(logs['loss']):.6f}", flush=True)
 '''
 
-LEAVE = """    if torch.distributed.is_initialized():  # a process that ends with open groups may abort
-        time.sleep(0.2)  # gloo's threads need Python's lock to let go of the last tensors: a group that goes before waits for ever
+SETTLE = "time.sleep(0.2)  # gloo's threads need Python's lock to let go of the last tensors: a group that goes before waits for ever"
+"""What stands before groups end. Seen without it under Accelerate's DDP: the reducer, deleted with Python's lock held, ends the group,
+which waits for its thread, which waits for the lock (torch 2.13, c10d::Reducer::~Reducer and ProcessGroupGloo::runLoop)."""
+LEAVE = f"""    if torch.distributed.is_initialized():  # a process that ends with open groups may abort
+        {SETTLE}
         torch.distributed.destroy_process_group()
 
 
