@@ -181,12 +181,12 @@ def nearest(word: str, known: Iterable[str], count: int = 3) -> tuple[str, ...]:
 
     names = {name.lower(): name for name in known}
     begun = word.lower()
-    longer = sorted((name for name in names if is_beginning(begun, name)), key=lambda name: (len(name), name))
+    longer = sorted((name for name in names if _is_beginning(begun, name)), key=lambda name: (len(name), name))
     alike = difflib.get_close_matches(begun, list(names), n=count, cutoff=0.5)
     return tuple(names[name] for name in dict.fromkeys((*longer, *alike)))[:count]
 
 
-def is_beginning(word: str, name: str) -> bool:
+def _is_beginning(word: str, name: str) -> bool:
     """Whether a name begins with a word of three letters or more, and goes on with another word or a letter or two."""
     rest = name.removeprefix(word)
     return len(word) > 2 and rest != name and bool(rest) and (len(rest) < 3 or not rest[0].isalnum())

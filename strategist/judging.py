@@ -66,7 +66,7 @@ def predicted_source(source: Source, given: Given, flag: str) -> Prediction:
 def _require_a_layout(says: Says, title: str, path: str, flag: str) -> None:
     if says_a_layout(says):
         return
-    has_degrees = any(name in says for name in DEGREES)
+    has_degrees = _says_degrees(says)
     lacks = "no micro-batch" if has_degrees else "no degrees and no ZeRO stage"
     raise InputError(
         "MISSING",
@@ -89,7 +89,11 @@ def _together(given: Given, says: Says) -> Says:
 
 def says_a_layout(says: Says) -> bool:
     """Whether there is enough to weigh: how states are kept, and how many sequences at a time."""
-    return any(name in says for name in DEGREES) and "micro_batch" in says
+    return _says_degrees(says) and "micro_batch" in says
+
+
+def _says_degrees(says: Says) -> bool:
+    return any(name in says for name in DEGREES)
 
 
 def layout_of(says: Says, layers: int) -> Layout:

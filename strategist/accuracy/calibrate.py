@@ -77,14 +77,15 @@ def calibrate(
     way, groups = _groups(timed)
     keys, sample = _sampled(timed, groups, alike=of_one_place)
     usual = _entries(before, keys)
-    held = {spread: _held(sample, usual, spread) for spread in sorted(spreads)}
+    fits = {spread: _fit(sample, usual, spread) for spread in sorted(spreads)}
+    held = {spread: _held(sample, usual, spread, entries) for spread, entries in fits.items()}
     spread = min(held, key=lambda one: round(held[one].after, 3))
     return Calibration(
         made_by=f"strategist {__version__}",
         runs=len(timed),
         groups=len(set(groups)),
         grouped_by=way,
-        factors=_moved(sample, keys, before, spread),
+        factors=_beside(fits[spread], keys, before),
         held_out=held[spread],
         spread=spread,
     )
@@ -112,7 +113,11 @@ def factors_without(
 
 def _moved(sample: Sample, keys: Sequence[Key], before: Sequence[Factor], spread: float) -> tuple[Factor, ...]:
     """The factors that a sample asks for, and those before it that are about none of its runs."""
-    entries = _fit(sample, _entries(before, keys), spread)
+    return _beside(_fit(sample, _entries(before, keys), spread), keys, before)
+
+
+def _beside(entries: Reals, keys: Sequence[Key], before: Sequence[Factor]) -> tuple[Factor, ...]:
+    """Fitted factors, and those before them that are about none of the keys."""
     return (*_factors(entries, keys), *(factor for factor in before if _key_of(factor) not in keys))
 
 
@@ -236,10 +241,9 @@ def _solver() -> Any:
     return least_squares
 
 
-def _held(sample: Sample, usual: Reals, spread: float) -> Held:
-    """Each group judged by a fit to the others, which begins where that to all ends."""
+def _held(sample: Sample, usual: Reals, spread: float, every: Reals) -> Held:
+    """Each group judged by a fit to the others, which begins where that to `every` one ends."""
     before, after = [], []
-    every = _fit(sample, usual, spread)
     for group in sorted(set(sample.group.tolist())):
         own = sample.where(sample.group == group)
         entries = _fit(sample.where(sample.group != group), usual, spread, every)

@@ -127,9 +127,11 @@ def _spellings(run: Run) -> Iterator[str]:
     short = _MAKERS.sub("", bare).strip()
     form = "PCIe" if "pcie" in run.get("intra_node", "").lower() else "SXM"
     yield from (said, plain)
-    yield from (f"{name}-{size}GB" for name in (kind,) if name and size)
+    if kind and size:
+        yield f"{kind}-{size}GB"
     yield from (bare, kind)
-    yield from (f"{name}-{size}GB" for name in (short, f"{short}-{form}") if size)
+    if size:
+        yield from (f"{short}-{size}GB", f"{short}-{form}-{size}GB")
     yield from (short, f"RTX {short}", f"{short}-{form}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from strategist.document.judgement import Said
@@ -37,10 +38,4 @@ def _table(source: Source, path: str) -> dict[str, Any]:
 def _folders(path: str) -> Iterator[str]:
     """Where a framework may have been started that reads the file at `path`: here, beside it, or in a folder above it."""
     yield os.curdir
-    folder = os.path.dirname(os.path.abspath(path))
-    while True:
-        yield folder
-        above = os.path.dirname(folder)
-        if above == folder:
-            return
-        folder = above
+    yield from map(str, Path(os.path.abspath(path)).parents)
