@@ -286,7 +286,7 @@ def _is_a_stack(model: ModelShape) -> None:
     if not model.hidden or not model.layers:
         raise InputError(
             "UNKNOWN_ARCH",
-            f"{model.name} ({model.kind}) is no stack of equally wide layers, and memory and time are known for stacks alone.",
+            f"{model.name} ({model.kind}) is no stack of equally wide layers, and memory and time are known for stacks and for ResNets alone.",
             flag="--model",
             value=model.name,
             hint="Its facts can be looked up with `strategist catalog models`; for a plan name a transformer or a state-space model.",
@@ -422,7 +422,7 @@ def _own_gpus(given: Given) -> Resolved | None:
 
 
 def _workload(given: Given, shape: ModelShape, cluster: Cluster) -> tuple[Workload, tuple[Assumption, ...]]:
-    seq_len = given.seq_len or _usual_length(shape)
+    seq_len = _length(given, shape)
     on_cpu = cluster.smallest.vendor == "CPU"
     batch = given.global_batch or _usual_batch(
         given, cluster.world, CPU_GLOBAL_BATCH if on_cpu else DEFAULT_GLOBAL_BATCH
@@ -438,6 +438,8 @@ def _workload(given: Given, shape: ModelShape, cluster: Cluster) -> tuple[Worklo
         expert_imbalance=_imbalance(given, shape),
     )
     said = {"sequence length": (given.seq_len, seq_len, "--seq-len"), "global batch": (given.global_batch, f"{batch} sequences", "--global-batch"), "precision": (given.precision, f"{precision} compute, fp32 state", "--precision"), "optimizer": (given.optimizer, optimizer, "--optimizer")}  # fmt: skip
+    if shape.kind == "cnn":
+        said.pop("sequence length")  # nothing that could be another
     assumed = (
         Assumption(what=what, value=str(value), flag=flag) for what, (told, value, flag) in said.items() if told is None
     )
@@ -483,8 +485,24 @@ def _balanced(given: Given, shape: ModelShape, cluster: Cluster) -> tuple[Assump
     return (Assumption(what="expert imbalance", value=value, flag="--expert-imbalance"),)
 
 
+def _length(given: Given, shape: ModelShape) -> int:
+    """Tokens of a sequence, as said or as usual. Raises InputError CONFLICT where convolutions take an image as one."""
+    if shape.kind == "cnn" and given.seq_len not in (None, 1):
+        image = dict(shape.extra)["image"]
+        raise InputError(
+            "CONFLICT",
+            f"--seq-len is about tokens, and {shape.name} looks at whole images of {image} x {image} pixels: one counts as one sequence of one token.",
+            flag="--seq-len",
+            value=given.seq_len,
+            hint="Leave --seq-len out; --global-batch and --micro-batch count images.",
+        )
+    return given.seq_len or _usual_length(shape)
+
+
 def _usual_length(shape: ModelShape) -> int:
-    """4096 tokens, or what the model was built for when that is less; images have as many as their patches."""
+    """4096 tokens, or what the model was built for when that is less; images have as many as their patches, to convolutions one is one."""
+    if shape.kind == "cnn":
+        return 1
     if shape.kind == "vit":
         return shape.pos_rows or shape.max_seq
     return min(DEFAULT_SEQ_LEN, shape.max_seq) if shape.max_seq else DEFAULT_SEQ_LEN

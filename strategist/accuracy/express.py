@@ -84,6 +84,7 @@ def express(run: Run) -> Case:
     machines = machines_of(run)
     profile = _profile(run, machines)
     shape = as_made(shape_of(run), profile)
+    run = _of_images(run, shape) if shape.kind == "cnn" else run
     profile = replace(profile, launches_wait=launches_wait(run, machines))
     layout = _layout(run, profile, machines)
     batch = layout["micro_batch"] * layout["accumulation"] * layout["dp_replicate"] * layout["dp_shard"]
@@ -273,6 +274,13 @@ def _seq_len(run: Run) -> int:
     """Tokens of a sequence; where only memory was measured and lengths vary, those of the longest, which it belongs to."""
     longest = _LONGEST.search(run.get("notes", ""))
     return int(longest[1]) if longest and not run.get("seq_len", "") and not _has_time(run) else needed(run, "seq_len")
+
+
+def _of_images(run: Run, shape: ModelShape) -> Run:
+    """The row of a network of convolutions, where an image is a sequence of one token; some write the side of images for a length."""
+    if whole(run, "seq_len") not in (None, 1, dict(shape.extra)["image"]):
+        raise Unexpressed(f"sequences of {run['seq_len']}: {shape.name} takes images")
+    return {**run, "seq_len": "1"}
 
 
 def _has_time(run: Run) -> bool:

@@ -37,7 +37,9 @@ def _shape(cells: tuple[tuple[str, str], ...]) -> ModelShape:
     run = dict(cells)
     known = _catalogued(_REMARK.sub("", run["model"])) or _catalogued(_SIZE.sub("", run["model"]))
     if known is not None and not known.hidden:
-        raise Unexpressed(f"model {run['model']}: a {known.kind} is no stack of equally wide layers")
+        raise Unexpressed(
+            f"model {run['model']}: a {known.kind} is neither a stack of equally wide layers nor a ResNet"
+        )
     if known is not None and _fits(known, run):
         return _with_layers(known, whole(run, "layers"), whole(run, "first_dense"))
     return _stated(run)

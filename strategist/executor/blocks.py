@@ -23,14 +23,15 @@ class Passage(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class BlockList:
-    """The blocks of one container by name, in order; they may be exchanged one by one."""
+    """The blocks of a model by their names in it, in order; they may be exchanged one by one."""
 
-    container: nn.Module
+    model: nn.Module
     blocks: dict[str, nn.Module]
 
     def exchange(self, name: str, block: nn.Module) -> None:
         """Put `block` where the block `name` is."""
-        self.container.register_module(name, block)
+        place, _, own = name.rpartition(".")
+        self.model.get_submodule(place).register_module(own, block)
 
 
 NAMED = "block_names"
@@ -38,17 +39,28 @@ NAMED = "block_names"
 
 
 def find_blocks(model: nn.Module) -> BlockList:
-    """The like children of the ModuleList, ModuleDict or Sequential with most of them; the first of equals.
+    """The like children of the ModuleList, ModuleDict or Sequential with most of them, the first of equals, and such children of others:
+    networks in stages and pairs of encoder and decoder have several rows of them.
 
     All children are alike, or those of one class that have weights and are more than one. Passages do not count. A model without such
     a container has no blocks.
     """
     if NAMED in vars(model):
         place, names = vars(model)[NAMED]
-        container = model.get_submodule(place)
-        return BlockList(container, {name: container.get_submodule(name) for name in names})
-    lists = [_blocks_of(module) for module in model.modules() if isinstance(module, CONTAINERS)]
-    return max([BlockList(model, {}), *lists], key=lambda found: len(found.blocks))
+        full = (f"{place}.{name}" if place else name for name in names)
+        return BlockList(model, {name: model.get_submodule(name) for name in full})
+    rows = [_blocks_of(name, module) for name, module in model.named_modules() if isinstance(module, CONTAINERS)]
+    longest = max([{}, *rows], key=len)
+    sort = next(map(_sort, longest.values()), nn.Module)
+    found: dict[str, nn.Module] = {}
+    for row in (row for row in rows if sort in map(_sort, row.values())):
+        found |= {name: block for name, block in row.items() if not _lies_in(name, found)}
+    return BlockList(model, found)
+
+
+def _lies_in(name: str, blocks: dict[str, nn.Module]) -> bool:
+    """Whether a module of that name is a part of one of some blocks."""
+    return any(name.startswith(f"{own}.") for own in blocks)
 
 
 def _sort(block: nn.Module) -> type:
@@ -57,10 +69,11 @@ def _sort(block: nn.Module) -> type:
     return next(kind for kind in type(inside).__mro__ if not issubclass(kind, FSDPModule))
 
 
-def _blocks_of(container: nn.Module) -> BlockList:
+def _blocks_of(place: str, container: nn.Module) -> dict[str, nn.Module]:
+    """The like children of a container, by their names in the model."""
     children = {name: child for name, child in container.named_children() if not isinstance(child, Passage)}
     sorts = Counter(_sort(child) for child in children.values() if any(True for _ in child.parameters()))
     kind, number = next(iter(sorts.most_common(1)), (nn.Module, 0))
     if len({_sort(child) for child in children.values()}) > 1:
         children = {name: child for name, child in children.items() if number > 1 and _sort(child) is kind}
-    return BlockList(container, children)
+    return {f"{place}.{name}" if place else name: child for name, child in children.items()}

@@ -12,6 +12,13 @@ from strategist.facts.model import ModelShape
 from strategist.facts.parameters import count
 from strategist.records import replace
 
+FACTS_OF: Mapping[str, tuple[str, ...]] = {
+    "vit": ("channels", "patch", "classes"),
+    "dit": ("input", "channels", "patch", "classes"),
+    "resnet": ("depths_0", "depths_1", "depths_2", "depths_3", "classes", "image"),
+}
+"""What only one family has (`ModelShape.extra`) and its weights are counted from, by formula (facts/parameters.py, facts/convolutions.py)."""
+
 
 def whole_model(shape: ModelShape) -> int | None:
     """All weights by the closed formula of the shape's family, or None when the family has none."""
@@ -69,21 +76,7 @@ def _flux(shape: ModelShape, extra: Mapping[str, int]) -> int:
     return total + extra["double"] * 2 * stream + extra["single"] * single + _linear(h, 2 * h) + _linear(h, extra["in_channels"])  # fmt: skip
 
 
-def _resnet(shape: ModelShape, extra: Mapping[str, int]) -> int:
-    """ResNet with bottleneck blocks (He et al. 2015, arXiv 1512.03385, table 1); batch norms have two weights each."""
-    total, channels = 3 * 64 * 49 + 2 * 64, 64
-    for stage in range(4):
-        width = 64 * 2**stage
-        out = 4 * width
-        for block in range(extra[f"depths_{stage}"]):
-            total += channels * width + 9 * width * width + width * out + 2 * (width + width + out)
-            total += channels * out + 2 * out if block == 0 else 0
-            channels = out
-    return total + _linear(channels, extra["classes"])
-
-
 _FORMULAS: Mapping[str, Callable[[ModelShape, Mapping[str, int]], int]] = {
     "clip": _clip,
     "flux": _flux,
-    "resnet": _resnet,
 }

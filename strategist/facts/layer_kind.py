@@ -8,7 +8,7 @@ from typing import Literal, TypeVar
 from strategist.errors import InputError, shown
 from strategist.records import dataclass
 
-Mixer = Literal["attention", "sliding", "mla", "mamba1", "mamba2", "gated-delta", "cross", "none"]
+Mixer = Literal["attention", "sliding", "mla", "mamba1", "mamba2", "gated-delta", "cross", "convolution", "none"]
 Ffn = Literal["dense", "moe", "none"]
 T = TypeVar("T")
 
@@ -20,11 +20,13 @@ _FFN_LETTERS: Mapping[Ffn, str] = {"dense": "-", "moe": "E", "none": ""}
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """One sort of layer: how it mixes tokens, how it transforms each token, whether it also looks at an encoder."""
+    """One sort of layer: how it mixes tokens, how it transforms each token, whether it also looks at an encoder. Blocks of convolutions
+    differ in more than that: `block` is the place of the first one of a sort (facts/convolutions.py)."""
 
     mixer: Mixer
     ffn: Ffn
     cross: bool = False
+    block: int = 0
 
 
 def spell(kinds: Sequence[LayerKind]) -> str:

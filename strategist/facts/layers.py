@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 
 from strategist.facts.attention import attention, cross_attention, latent_attention
+from strategist.facts.convolutions import block_weights, blocks
 from strategist.facts.model import Adapters, LayerKind, ModelShape, Moe, Norm, Ssm, layer_counts
 from strategist.facts.weights import ADAPTER_ENDS, Matrix, Vector, Weights
 from strategist.records import dataclass
@@ -43,6 +44,8 @@ def sides_divide(shape: ModelShape, by: int) -> bool:
 @cache
 def build_layer(shape: ModelShape, kind: LayerKind) -> Layer:
     """The layer of one kind in this model."""
+    if kind.mixer == "convolution":
+        return Layer(*block_weights(blocks(shape.extra)[kind.block]), norms=0)
     mixer, mixer_vectors = _mixer(shape, kind)
     cross, cross_vectors = cross_attention(shape) if kind.cross else ((), ())
     ffn, ffn_vectors = _ffn(shape, kind)

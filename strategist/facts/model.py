@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, Literal
 
 from strategist.errors import InputError
+from strategist.facts.convolutions import numbers
 from strategist.facts.layer_kind import Ffn, LayerKind, Mixer, merge, read_spelling, spell, spread
 from strategist.facts.model_parts import Adapters, Heads, Mix, Mla, Moe, Ssm
 from strategist.records import dataclass, replace
@@ -122,6 +123,8 @@ def layer_sequence(shape: ModelShape) -> tuple[LayerKind, ...]:
         )
     if shape.pattern:
         return read_spelling(shape.pattern, shape.layers, shape.ssm.kind if shape.ssm else None)
+    if shape.formula == "resnet":
+        return tuple(LayerKind("convolution", "none", block=number) for number in numbers(shape.extra))
     if shape.mix is not None and shape.ssm is not None:
         return _hybrid_sequence(shape, shape.mix, shape.ssm)
     encoder = (LayerKind("attention", "dense"),) * shape.enc_layers

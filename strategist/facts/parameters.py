@@ -134,7 +134,7 @@ def _front_end(shape: ModelShape) -> int:
 
 def _classifier(shape: ModelShape) -> int:
     extra, h = dict(shape.extra), shape.hidden
-    if shape.formula == "vit":
+    if shape.formula in ("vit", "resnet"):
         return extra["classes"] * (h + extra.get("head_bias", 1))
     if shape.formula == "dit":  # a last modulation of shift and scale, then noise and variance for every pixel
         pixels = extra["patch"] ** 2 * 2 * extra["channels"]

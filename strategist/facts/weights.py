@@ -18,7 +18,8 @@ ADAPTER_ENDS = ("+a", "+b")
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A linear map of `inputs` to `outputs`. `copies` of it are stored and `used` of them see each token (experts)."""
+    """A linear map of `inputs` to `outputs`. `copies` of it are stored and `used` of them see each token (experts). A convolution is
+    one that is applied at so many `positions` of a sample, whose input has `read` elements (0: each position has its own)."""
 
     name: str
     inputs: int
@@ -27,6 +28,8 @@ class Matrix:
     bias: bool = False
     copies: int = 1
     used: int = 1
+    positions: int = 1
+    read: int = 0
 
     @property
     def weights(self) -> int:

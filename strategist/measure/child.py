@@ -12,15 +12,17 @@ import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from strategist.errors import InternalError, StrategistError
+from strategist.errors import InputError, InternalError, StrategistError, shown
 
 T = TypeVar("T")
 
 
-def in_child(function: Callable[[], T], what: str) -> T:
-    """`function()` in a forked process; its result must be picklable. `what` names it in errors.
+def in_child(function: Callable[[], T], what: str, *, theirs: str = "") -> T:
+    """`function()` in a forked process; its result must be picklable. `what` names it in errors, `theirs` a module of the user's that it
+    runs.
 
-    Raises the StrategistError that it raised, and InternalError INTERNAL when it failed otherwise or was killed.
+    Raises the StrategistError that it raised; when it failed otherwise InputError KIND with a module of the user's, which is called as
+    ours is, and InternalError INTERNAL without one; INTERNAL, too, when it was killed.
     """
     reader, writer = os.pipe()
     sys.stdout.flush()
@@ -35,7 +37,7 @@ def in_child(function: Callable[[], T], what: str) -> T:
     with os.fdopen(reader, "rb") as pipe:
         data = pipe.read()
     _, status = os.waitpid(child, 0)
-    result: T = _opened(data, status, what)
+    result: T = _opened(data, status, what, theirs)
     return result
 
 
@@ -54,7 +56,7 @@ def _work(function: Callable[[], Any], writer: int) -> None:
         os._exit(0)
 
 
-def _opened(data: bytes, status: int, what: str) -> Any:
+def _opened(data: bytes, status: int, what: str, theirs: str) -> Any:
     if not data:
         number = os.waitstatus_to_exitcode(status)
         cause = signal.Signals(-number).name if number < 0 else f"exit code {number}"
@@ -69,11 +71,22 @@ def _opened(data: bytes, status: int, what: str) -> Any:
     if kind == "refusal":
         raise value
     sentence, where = value
-    error = InternalError(
-        "INTERNAL", f"{what} failed: {sentence}", hint="This is a bug of ours; the traceback of the child says where."
-    )
+    error = _failed(what, sentence, theirs)
     error.add_note(where)
     raise error
+
+
+def _failed(what: str, sentence: str, theirs: str) -> StrategistError:
+    if not theirs:
+        hint = "This is a bug of ours; the traceback of the child says where."
+        return InternalError("INTERNAL", f"{what} failed: {sentence}", hint=hint)
+    return InputError(
+        "KIND",
+        f"{what} with {shown(theirs)} failed: {shown(sentence)}.",
+        flag="--model-fn",
+        value=theirs,
+        hint="It is called as model(input_ids=TOKENS), TOKENS of shape (micro-batch, sequence), and gives logits for each token.",
+    )
 
 
 def largest_size() -> int:

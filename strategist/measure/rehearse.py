@@ -71,7 +71,7 @@ def rehearse(
         in_child(partial(_require_room, plan, kind, place), f"Looking for room for {kind.name}")
     seen = []
     for kind in kinds:
-        seen.append(_observed(plan, kind, make, place, steps))
+        seen.append(_observed(plan, kind, make, place, steps, "" if model is None else name))
         if on_rank is not None:
             on_rank(seen[-1])
     return Observed(
@@ -144,13 +144,13 @@ def _maker(plan: Plan, model: Any) -> tuple[str, MakeModel]:
     return (type(model).__name__ if is_module(model) else function_name(model)), valued_model(model)
 
 
-def _observed(plan: Plan, kind: Kind, make: MakeModel, place: str, steps: int) -> RankObservation:
+def _observed(plan: Plan, kind: Kind, make: MakeModel, place: str, steps: int, theirs: str) -> RankObservation:
     """One kind, timed in one process; on the CPU weighed in another, because weighing disturbs."""
     what = f"Rehearsing {kind.name}"
-    timed = in_child(partial(_timed, plan, kind, make, place, steps), what)
+    timed = in_child(partial(_timed, plan, kind, make, place, steps), what, theirs=theirs)
     if place != "cpu":
         return timed
-    return replace(timed, memory=in_child(partial(_weighed, plan, kind, make), what))
+    return replace(timed, memory=in_child(partial(_weighed, plan, kind, make), what, theirs=theirs))
 
 
 def _timed(plan: Plan, kind: Kind, make: MakeModel, place: str, steps: int) -> RankObservation:

@@ -44,7 +44,9 @@ def trace(
     name, make = _maker(plan, model)
     seen = []
     for kind in kinds:
-        seen.append(in_child(partial(_one, plan, kind, make), f"Tracing {kind.name}"))
+        seen.append(
+            in_child(partial(_one, plan, kind, make), f"Tracing {kind.name}", theirs="" if model is None else name)
+        )
         if on_rank is not None:
             on_rank(seen[-1])
     return Observed(

@@ -17,6 +17,7 @@ from typing import Literal
 import numpy as np
 
 from strategist.columns import remembered
+from strategist.facts.convolutions import blocks, numbers_behind
 from strategist.facts.job import Job
 from strategist.facts.model import ModelShape
 from strategist.facts.profile import BYTES
@@ -228,6 +229,8 @@ def _bytes(compute: float, row: Saved) -> float:
 
 def layer_instants(kept: Kept) -> tuple[LayerInstant, ...]:
     """The instants of one layer that can be its worst."""
+    if kept.job.model.kind == "cnn":
+        return _in_convolutions(kept)
     last = kept.weights(is_last)
     dense: tuple[LayerInstant, ...] = (_last_matrix(kept, last), _behind_activation(kept, last), _first_matrices(kept))
     if kept.job.model.moe is None or kept.job.profile.keeping.name != OURS:
@@ -242,6 +245,35 @@ def layer_instants(kept: Kept) -> tuple[LayerInstant, ...]:
     has_experts = np.array([kind.ffn == "moe" for kind in kinds(kept.job.model)])
     mixed = (_by_kind(has_experts, *pair) for pair in zip(routed, dense, strict=True))
     return (*mixed, _in_attention(kept), _before_attention(kept))
+
+
+def _in_convolutions(kept: Kept) -> tuple[LayerInstant, ...]:
+    """Where backward enters a block of convolutions: the gradient of its result, that of what its last norm made, and all that it
+    computes again. What the blocks behind it kept is gone, and their weights have gradients. Blocks shrink towards the end, so that
+    the worst one is seldom the last."""
+    every = blocks(kept.job.model.extra)
+    results = np.array([every[kind.block].result for kind in kinds(kept.job.model)], np.float64)
+    gradients = 2.0 * BYTES[kept.job.formats.compute] * tokens(kept.job, kept.c)[:, None] * results
+    weights = kept.weights(is_any) @ _are_behind(kept.job.model)
+    enters = LayerInstant(gradients + kept.rows(is_brought_back), kept_behind(kept), weights)
+    late = LayerInstant(enters.temporaries, enters.freed, weights, is_early=False)
+    return (enters, enters, enters, late, late)  # as many as elsewhere
+
+
+def kept_behind(kept: Kept) -> Reals:
+    """Bytes that the blocks of convolutions behind the last one of each sort keep, (C, K)."""
+    return np.asarray(kept.rows(is_kept) @ _are_behind(kept.job.model))
+
+
+@cache
+def _are_behind(shape: ModelShape) -> Reals:
+    """How many blocks of each sort lie behind the last one of each, (K, K)."""
+    places = {kind.block: place for place, kind in enumerate(kinds(shape))}
+    behind = np.zeros((len(places), len(places)))
+    for number, place in places.items():
+        for other in numbers_behind(shape.extra, number):
+            behind[places[other], place] += 1.0
+    return behind
 
 
 def _by_kind(has_experts: Mask, routed: LayerInstant, dense: LayerInstant) -> LayerInstant:

@@ -29,6 +29,7 @@ from strategist.memory.backward import (
     is_routed,
     is_used_up_by_experts,
     is_worth_keeping,
+    kept_behind,
     layer_instants,
     part_of_norm_C,
     residual_C,
@@ -176,10 +177,12 @@ class Layers:
     @cached_property
     def transient(self) -> Reals:
         """What the feed-forward part computes again, of the layer where that is most. Where forward keeps nothing of it, a gate
-        is gone before its product is there."""
+        is gone before its product is there. The first blocks of convolutions hold most, when those behind them have yet to keep anything."""
         gone = self.group.candidates.is_word("recompute", "full")[:, None] & self.job.model.mlp_gated
         again = self.kept.rows(is_brought_back, "ffn", "inside", "product")
         again = again - np.where(gone, self.kept.rows(is_brought_back, "product"), 0.0)
+        if self.job.model.kind == "cnn":
+            again = np.maximum(0.0, again - kept_behind(self.kept))
         return _of_worst(self.group, again, again)
 
     @cached_property

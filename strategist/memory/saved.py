@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Literal
 
+from strategist.facts.convolutions import Block, Convolution, blocks
 from strategist.facts.job import Job
 from strategist.facts.keeping import Keeping, find_keeping
 from strategist.facts.layers import build_layer
@@ -102,6 +103,8 @@ def habits_of(job: Job) -> Habits:
 def saved_tensors(shape: ModelShape, kind: LayerKind, habits: Habits | None = None) -> tuple[Saved, ...]:
     """The kept tensors of one layer, in forward order; the first is the layer's input, which every policy keeps. Without
     `habits`, of strategist's own block."""
+    if kind.mixer == "convolution":
+        return _convolutions(blocks(shape.extra)[kind.block])
     habits = habits or Habits(find_keeping())
     keeping = habits.keeping
     mixer = _mixer(shape, kind, keeping) if kind.mixer != "none" else ()
@@ -118,6 +121,29 @@ def saved_tensors(shape: ModelShape, kind: LayerKind, habits: Habits | None = No
     frozen = _frozen(shape) if shape.adapters is not None else FROZEN if habits.is_frozen else ()
     trained = (row for row in stored if not row.name.startswith(frozen))
     return tuple(row for row in (_redone(row, habits) for row in trained) if row.policies)
+
+
+def _convolutions(block: Block) -> tuple[Saved, ...]:
+    """What a block of convolutions keeps for one image: every convolution its input, which is what the ReLU before it gave and keeps
+    too; every batch norm its input (pytorch: tools/autograd/derivatives.yaml: convolution, native_batch_norm, relu)."""
+    inside = (*block.chain, *block.shortcut)
+    return (
+        Saved("block_input", block.chain[0].read, "whole", ALWAYS, part="entry"),
+        Saved("convolved", sum(convolution.made for convolution in inside), "whole", COSTLY),
+        Saved("activated", sum(convolution.made for convolution in block.chain[:-1]), "whole"),
+        *(row for stem in block.stem for row in _in_front(block, stem)),
+    )
+
+
+def _in_front(block: Block, stem: Convolution) -> tuple[Saved, ...]:
+    """What is kept in front of the first block, none of which is computed again: the image, what the first convolution and its ReLU
+    gave, and the place of each pixel that pooling took, eight bytes (same file: max_pool2d_with_indices)."""
+    return (
+        Saved("image", stem.read, "whole", ALWAYS),
+        Saved("first_convolved", stem.made, "whole", ALWAYS),
+        Saved("first_activated", stem.made, "whole", ALWAYS),
+        Saved("places", 2 * block.pooled, "whole", ALWAYS, is_float32=True),
+    )
 
 
 def _redone(row: Saved, habits: Habits) -> Saved:

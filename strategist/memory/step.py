@@ -205,7 +205,10 @@ class Step:
     @property
     def numbers(self) -> tuple[int, ...]:
         """The layers of a chunk that are looked at, counted from its end: the last one, the one before it and the first; under ZeRO-3
-        without a pipeline, which has nothing to gather beside the first, the second too."""
+        without a pipeline, which has nothing to gather beside the first, the second too. Of convolutions the instant itself knows where
+        its block lies."""
+        if self.job.model.kind == "cnn" and not self.piped:
+            return (0,)
         return (0, 1, -2, -1) if self.reshards.any() and not self.piped else (0, 1, -1)
 
     def passed_layers(self, number: Column) -> Reals:
@@ -645,7 +648,7 @@ class Step:
         partial = np.where(self.at_once, np.where(stands, 0.0, made), self.trained * self.compute)
         worth: Reals = ats.temporaries - ats.freed + partial * (ats.weights + ats.stacked)
         if self.has_copies:
-            worth = worth - np.where(self.plain, self.trained * self.compute, 0.0) * ats.weights
+            worth = worth - self._copies_gone(ats)
         if self.empties.any():
             worth = worth - np.where(self.empties, self.trained * self.stored, 0.0) * self.joined(ats)
         worth = added(worth, self._joining(ats, stands), NONE if given is NONE else -given * ats.is_early)
@@ -670,6 +673,14 @@ class Step:
             return of_sort(self.layers.group, own, sort)
 
         return ats.each(of_worst)
+
+    def _copies_gone(self, ats: LayerInstants) -> Reals:
+        """Bytes of copies of weights that are gone with their gradients, (..., C, K): where recomputation made them, no more than those."""
+        gone = np.where(self.plain, self.trained * self.compute, 0.0) * ats.weights
+        if self.job.model.kind != "cnn":  # elsewhere they are the layer's own
+            return gone
+        again = self.copies_again(ats.every)
+        return np.where(again > 0.0, np.minimum(gone, again), gone)
 
     def _are_elsewhere(self, gone: Reals) -> Mask:
         """Sorts of layers that do not lie where a share of the others is `gone`, (..., C, S, K): those with experts come last in

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from strategist.document.estimate import MEMORY_TERMS, TIME_TERMS
 from strategist.document.plan import MESH_AXES, Plan, sequences_per_step
 from strategist.errors import ImpossibleError
+from strategist.facts.closed_formulas import FACTS_OF
+from strategist.facts.convolutions import MAX_SIDE
 from strategist.facts.model import layer_sequence
 from strategist.facts.runs import stage_of_head
 
@@ -53,7 +55,22 @@ def _size_faults(plan: Plan) -> Iterator[str]:
     for i, share in enumerate(s.uneven_batch):
         sizes |= {f"strategy.uneven_batch[{i}].{name}": getattr(share, name) for name in ("replicas", "micro_batches")}
     sizes |= {"time.step_ns": plan.time.step_ns, "memory.capacity_bytes": plan.memory.capacity_bytes}
+    known = dict(shape.extra)
+    sizes |= {f"model.extra.{name}": known.get(name, 0) for name in FACTS_OF.get(shape.formula, ())}
     yield from (f"{place} is {size}; it is at least 1." for place, size in sizes.items() if size < 1)
+    yield from _convolution_faults(plan)
+
+
+def _convolution_faults(plan: Plan) -> Iterator[str]:
+    """What a network of convolutions is built from before anything is counted."""
+    shape, known = plan.model, dict(plan.model.extra)
+    depths = sum(value for name, value in known.items() if name.startswith("depths_"))
+    if shape.formula != "resnet":
+        return
+    if depths != shape.layers:
+        yield f"model.extra has stages of {depths} blocks and model.layers is {shape.layers}."
+    if known.get("image", 0) > MAX_SIDE:
+        yield f"model.extra.image is {known['image']}; it is at most {MAX_SIDE}."
 
 
 def _mesh_faults(plan: Plan) -> Iterator[str]:

@@ -63,6 +63,9 @@ WORDS: Mapping[str, Word] = {
     "expert_ffn": _situation("hidden width of one expert, 0 for dense models"),
     "splittable": _situation("the model is one uniform stack that a pipeline can cut"),
     "described": _situation("the model is an architecture, not a module of which only weights and blocks are known"),
+    "convolutional": _situation(
+        "the layers are blocks of convolutions, which count an image as a sequence of one token"
+    ),
     "parameters": _situation("all parameters of the model"),
     "seq_len": _situation("tokens per sequence"),
     "global_batch": _situation("sequences per optimizer step"),

@@ -259,6 +259,8 @@ class Matrices:
     copies: Column
     dense_copies: Column
     used: Column
+    positions: Column
+    read: Column
     is_column: Mask
     is_row: Mask
     is_whole: Mask
@@ -276,6 +278,8 @@ def matrices_of(layer: Layer) -> Matrices:
         copies=np.array([m.copies for m in every], np.int64),
         dense_copies=np.array([0 if m.is_expert else m.copies for m in every], np.int64),
         used=np.array([m.used for m in every], np.int64),
+        positions=np.array([m.positions for m in every], np.int64),
+        read=np.array([m.read for m in every], np.int64),
         is_column=np.array([m.cut == "column" for m in every], np.bool_),
         is_row=np.array([m.cut == "row" for m in every], np.bool_),
         is_whole=np.array([m.cut == "whole" for m in every], np.bool_),

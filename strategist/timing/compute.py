@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 
 from strategist.facts.attention import attention_FLOP, keys_met
+from strategist.facts.convolutions import blocks
 from strategist.facts.hardware import Gpu
 from strategist.facts.job import Job
 from strategist.facts.layers import Layer
@@ -17,6 +18,7 @@ from strategist.records import dataclass
 from strategist.space.candidates import Candidates, Column, Mask, Reals, total_of
 from strategist.space.shares import ceil_div, crowding, layers, matrices_of, sequence_cut, tokens
 from strategist.space.stages import kinds
+from strategist.timing.convolutions import launched, moved
 from strategist.timing.rates import kept_share, matmul_rates, memory_Bps, share
 
 Passes = Literal["forward", "backward"]
@@ -138,20 +140,25 @@ def _again(job: Job, c: Candidates, forward: Mapping[str, Reals]) -> Mapping[str
     }
 
 
-def matmul_seconds(job: Job, gpu: Gpu, m: Reals, n: Reals, k: Reals) -> Reals:
+def matmul_seconds(job: Job, gpu: Gpu, m: Reals, n: Reals, k: Reals, read: Reals | None = None) -> Reals:
     """Seconds of an (m, k) x (k, n) product in the formats that the job computes in, broadcast."""
-    return product_seconds(gpu, job.workload.precision, BYTES[job.formats.compute], m, n, k)
+    return product_seconds(gpu, job.workload.precision, BYTES[job.formats.compute], m, n, k, read)
 
 
-def product_seconds(gpu: Gpu, precision: str, number: float, m: Reals, n: Reals, k: Reals) -> Reals:
+def product_seconds(
+    gpu: Gpu, precision: str, number: float, m: Reals, n: Reals, k: Reals, read: Reals | None = None
+) -> Reals:
     """Seconds of an (m, k) x (k, n) product of numbers of `number` bytes: the slower of its FLOPs at the measured rate and its
-    bytes, broadcast.
+    bytes, broadcast. `read` is how many elements the first factor of a convolution has, whose rows share them: a product that is never
+    written out (Chetlur et al. 2014, cuDNN, arXiv 1410.0759, section 3). Few channels at very many positions fill a device with tiles
+    as a square product of as many results does (NVIDIA: Matrix Multiplication Background User's Guide, section 3.1).
 
     Roofline: Williams et al. 2009 (Communications of the ACM 52(4)).
     """
     rates = matmul_rates(gpu, precision)
-    compute = 2.0 * m * n * k / (rates.at(m, np.minimum(n, k)) * alignment(gpu, n, k))
-    traffic = number * (m * k + k * n + m * n) / memory_Bps(gpu)
+    rows, narrow = (m, np.minimum(n, k)) if read is None else (np.sqrt(m * n),) * 2
+    compute = 2.0 * m * n * k / (rates.at(rows, narrow) * alignment(gpu, n, k))
+    traffic = number * ((m * k if read is None else read) + k * n + m * n) / memory_Bps(gpu)
     return np.maximum(compute, traffic)
 
 
@@ -175,7 +182,9 @@ def _matmul(job: Job, gpu: Gpu, layer: Layer, c: Candidates) -> Reals:
     if not layer.matrices:
         return np.zeros(len(c))
     times, m, n, k = product_sizes(job, layer, c)
-    seconds = matmul_seconds(job, gpu, m, n, k)
+    every = matrices_of(layer)
+    read = tokens(job, c)[:, None] * every.read if every.read.any() else None
+    seconds = matmul_seconds(job, gpu, m, n, k, read)
     if job.model.adapters is not None:
         from strategist.timing.adapters import narrow_seconds
 
@@ -196,7 +205,7 @@ def product_sizes(job: Job, layer: Layer, c: Candidates) -> tuple[Reals, Reals, 
     n = every.outputs / np.where(every.is_column, cut, 1)
     k = every.inputs / np.where(every.is_row, cut, 1)
     spread, rows = sequence_cut(c)[:, None], tokens(job, c)[:, None]
-    own = rows / np.where(every.is_whole, spread, 1)
+    own = rows * every.positions / np.where(every.is_whole, spread, 1)
     if not every.is_expert.any():
         return np.broadcast_to(1.0 * every.copies, n.shape), own, n, k
     arriving = rows / spread * c["ep"][:, None] * etp * every.used
@@ -320,6 +329,8 @@ def elementwise_bytes(job: Job, layer: Layer, kind: LayerKind, c: Candidates) ->
     the output matrix read their input through dropout and add to the result: their products are nothing but this traffic.
     """
     shape, number, kernels = job.model, BYTES[job.formats.compute], job.profile.kernels
+    if kind.mixer == "convolution":
+        return np.full(len(c), number * moved(blocks(shape.extra)[kind.block]))
     parts = max(1, layer.norms)
     stream = (
         (kernels.norm * layer.norms + (kernels.residual + kernels.dropout) * parts) * shape.hidden / sequence_cut(c)
@@ -366,7 +377,10 @@ def _launches(job: Job, kind: LayerKind, c: Candidates, passes: Passes) -> Reals
     kernels, moe = job.profile.kernels, job.model.moe
     is_forward = passes == "forward"
     launchers = c["dp_replicate"] if is_forward and c.in_threads else 1
-    count = np.full(len(c), float(kernels.forward if is_forward else kernels.backward))
+    each_pass = (kernels.forward, kernels.backward)
+    if kind.mixer == "convolution":
+        each_pass = launched(blocks(job.model.extra)[kind.block])
+    count = np.full(len(c), float(each_pass[0 if is_forward else 1]))
     if kind.ffn != "moe" or moe is None:
         return count * launchers
     routing = kernels.moe_forward if is_forward else kernels.moe_backward

@@ -162,10 +162,11 @@ def _read_by_the_bound(c: Candidates) -> tuple[str, ...]:
 def model_FLOP(job: Job) -> float:
     """Useful FLOP of one step: 6 per weight that a token meets (input embedding left out; of diffusion transformers, whose modulation is
     worked out once per sample and whose second stream is met by the other tokens, and of the towers of a pair the matrices of the layers alone), 4 where it is frozen beside adapters, and
-    three passes of attention, recomputation not counted. Source: Chowdhery et al. 2022 (PaLM, arXiv 2204.02311, appendix B), causal half counted
+    three passes of attention, recomputation not counted; of a convolution 6 per weight and position. Source: Chowdhery et al. 2022 (PaLM, arXiv 2204.02311, appendix B), causal half counted
     as computed."""
     shape = job.model
     outer = outer_parameters(shape)
+    further = _at_further_positions(shape)
     head = shape.vocab * shape.hidden if shape.tied else 0
     weights = float(_in_layers(shape) if shape.kind in _BESIDE else count(shape).active - outer.before + head)
     if shape.adapters is not None:
@@ -173,7 +174,15 @@ def model_FLOP(job: Job) -> float:
     attention = sum(
         number * attention_FLOP(shape, kind, job.workload.seq_len) for kind, number in layer_counts(shape).items()
     )
-    return (6.0 * weights + 3.0 * attention) * job.workload.tokens_per_step
+    return (6.0 * (weights + further) + 3.0 * attention) * job.workload.tokens_per_step
+
+
+def _at_further_positions(shape: ModelShape) -> int:
+    """Products per weight of a convolution that are not the first, summed over all of them: one weight meets every position of a sample."""
+    return sum(
+        number * sum((matrix.positions - 1) * matrix.weights for matrix in build_layer(shape, kind).matrices)
+        for kind, number in layer_counts(shape).items()
+    )
 
 
 _BESIDE = ("dit", "dual-encoder")

@@ -188,12 +188,12 @@ def test_models_are_known_by_their_usual_names(said: str, name: str) -> None:
         ({"model": "GPT-2 1.5B"}, "layers is not stated"),
         ({"model": "Mamba-2 8B"}, "layers is not stated"),
         ({"model": "gpt2", "params_b": "1.5"}, "layers is not stated"),
-        ({"model": "ResNet-50"}, "a cnn is no stack"),
-        ({"model": "sdxl-unet"}, "a unet is no stack"),
+        ({"model": "ResNet-50"}, "resnet50 takes images"),
+        ({"model": "sdxl-unet"}, "a unet is neither a stack"),
     ],
 )
 def test_a_model_of_another_size_or_make_is_a_reason(said: dict[str, str], reason: str) -> None:
-    """A name that fits is not enough where the size does not, and what is no stack of layers has no times."""
+    """A name that fits is not enough where the size does not, and images are no sequences of 512 tokens."""
     assert reason in _judged({**said, "seq_len": "512"}).skipped
 
 

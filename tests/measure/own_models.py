@@ -24,6 +24,14 @@ class Tiny(nn.Module):
             h = layer(h)
         return self.head(h)
 
+class Silent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(32, 64)
+
+    def forward(self, pixels):
+        return self.head(pixels)
+
 def raises():
     raise RuntimeError("no model today")
 
@@ -42,6 +50,7 @@ NO_MODELS = {
     "no such function": Refusal(2, "E_NAME", ("--model-fn", "own:Huge")),
     "a number": Refusal(2, "E_NAME", ("--model-fn", "own:not_a_function")),
     "a function that raises": Refusal(2, "E_KIND", ("--model-fn", "own:raises")),
+    "a module that takes no tokens": Refusal(2, "E_KIND", ("--model-fn", "own:Silent")),
     "a function that makes no module": Refusal(2, "E_TYPE", ("--model-fn", "own:number")),
 }
 

@@ -10,7 +10,7 @@ from strategist.facts.job import Job
 from strategist.facts.layers import Layer, Matrix, build_layer
 from strategist.facts.model import LayerKind, ModelShape
 from strategist.facts.profile import BYTES
-from tests.oracle import adapters
+from tests.oracle import adapters, convolutions
 from tests.oracle.attention import ATTENTION, attention_FLOP
 from tests.oracle.memory import busiest, sequence_cut, tokens
 from tests.oracle.rates import attention_peak_FLOPs, kept, matmul_seconds, memory_Bps, share
@@ -71,6 +71,9 @@ def _expert_size(job: Job, layout: Layout, matrix: Matrix) -> tuple[float, Size]
 
 
 def _matmul(job: Job, layout: Layout, kind: LayerKind) -> Pass:
+    if kind.mixer == "convolution":
+        once = convolutions.product_seconds(job, tokens(job, layout), convolutions.of(job.model, kind))
+        return Pass(once, 2 * once, redone(job, layout, "matmul") * once)
     once = 0.0
     for matrix in (matrix for matrix in build_layer(job.model, kind).matrices if not matrix.is_adapter):
         count, size = (_expert_size if matrix.is_expert else _dense_size)(job, layout, matrix)
@@ -144,6 +147,10 @@ def _unfused(job: Job, layout: Layout, kind: LayerKind) -> tuple[float, float]:
 
 
 def _elementwise(job: Job, layout: Layout, kind: LayerKind) -> Pass:
+    if kind.mixer == "convolution":
+        own = convolutions.moved_bytes(job, tokens(job, layout), convolutions.of(job.model, kind))
+        once = own / memory_Bps(device_of(job))
+        return Pass(once, 2 * once, redone(job, layout, "elementwise") * once)
     shape, layer, kernels = job.model, build_layer(job.model, kind), job.profile.kernels
     q = layer.norms
     width = 0.0
@@ -199,6 +206,9 @@ def _launches(job: Job, layout: Layout, kind: LayerKind) -> tuple[float, float]:
     """Kernels of forward, which one interpreter launches for all its threads, and of backward."""
     kernels, moe = job.profile.kernels, job.model.moe
     devices = layout["dp_replicate"] if layout.get("replicas") == "threads" else 1
+    if kind.mixer == "convolution":
+        forward, backward = convolutions.launches(convolutions.of(job.model, kind))
+        return devices * forward, backward
     if kind.ffn != "moe" or moe is None:
         return devices * kernels.forward, kernels.backward
     local = moe.experts / layout["ep"]

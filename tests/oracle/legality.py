@@ -170,6 +170,8 @@ VIOLATIONS: dict[str, Violation] = {
     "LEG106": lambda job, a: a["ep"] > 1 and _experts(job) > 0 and _experts(job) % a["ep"] != 0,
     "LEG107": lambda job, a: a["ep"] > 1 and _experts(job) == 0,
     "LEG108": lambda job, a: (a["tp"] > 1 or a["cp"] > 1) and job.model.kind == "module",
+    "LEG109": lambda job, a: max(a["tp"], a["cp"], a["tiling"]) > 1 and job.model.kind == "cnn",
+    "LEG110": lambda job, a: job.workload.precision in ("fp8", "fp4") and job.model.kind == "cnn",
     "LEG201": lambda job, a: a["pp"] * a["virtual_stages"] > stack(job.model),
     "LEG202": lambda job, a: a["virtual_stages"] > 1 and stack(job.model) % (a["pp"] * a["virtual_stages"]) != 0,
     "LEG203": lambda job, a: a["schedule"] != "gpipe" and a["accumulation"] < a["pp"],

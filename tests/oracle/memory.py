@@ -14,7 +14,7 @@ from strategist.facts.layers import build_layer
 from strategist.facts.model import LayerKind, layer_counts
 from strategist.facts.profile import BYTES
 from strategist.memory.saved import OURS, habits_of, saved_tensors
-from tests.oracle import adapters, compression, served, turned
+from tests.oracle import adapters, compression, convolutions, served, turned
 from tests.oracle.parameters import (
     Held,
     dense_of_layer,
@@ -243,6 +243,8 @@ class Stage:
         self.outer = self.before + (self.behind if self.tied else 0)
         self.own = self.w.layers / self.v
         self.inputs = 16 * self.T * m * self.threads
+        if job.model.kind == "cnn":  # pixels of three colours, four bytes each, and a label
+            self.inputs = (12 * dict(job.model.extra)["image"] ** 2 + 8) * self.T * m * self.threads
         self.numbers = served.kept(job, a)
         self.stream = self.whole / sequence_cut(a)
         self.given = self.stream if self.piped and not self.last else 0.0
@@ -490,7 +492,7 @@ class Stage:
             return
         alone, relu = self.a["recompute"] == "full", not shape.mlp_gated and shape.mlp_act in ("relu", "relu2")
         parts = ("ffn", "inside") if alone and shape.mlp_gated else ("ffn", "inside", "product")
-        made = self._worst_of_kinds(lambda kind: self._rows(kind, _again, *parts))
+        made = self._worst_of_kinds(lambda kind: self._rows(kind, _again, *parts) - self._kept_behind(kind))
         product = self._worst_of_kinds(self._product)
         matrix = self._worst_of_kinds(lambda kind: self._elements(kind, _is_down))
         left = self.inside - self._worst_of_kinds(lambda kind: self._rows(kind, _kept, "rest"))
@@ -507,7 +509,8 @@ class Stage:
         if self.is_partly:
             yield from (*self.one_by_one(), *self.other_side().one_by_one())
         else:
-            for number in (0, 1, -2, -1) if sharded else (0, 1, -1):
+            looked_at = (0, 1, -2, -1) if sharded else (0, 1, -1)
+            for number in (0,) if self.job.model.kind == "cnn" else looked_at:
                 yield from ((1, terms) for terms in (self._slices if self.tiles > 1 else self._layer)(number))
         if self.tiles == 1:
             yield from ((1, terms) for terms in self._layer_reduced())
@@ -879,6 +882,12 @@ class Stage:
     def _rows(self, kind: LayerKind, wanted: Wanted, *parts: str) -> float:
         return _bytes_of(self.job, self.a, kind, wanted, *parts)
 
+    def _kept_behind(self, kind: LayerKind) -> float:
+        """What blocks of convolutions behind the last of a kind will keep, and do not yet while forward is in that one."""
+        if kind.mixer != "convolution":
+            return 0.0
+        return sum(self._rows(each, _kept) for each in convolutions.are_through(self.job.model, kind, self.mine))
+
     def _worst_of_kinds(self, size: Callable[[LayerKind], float]) -> float:
         return max((size(kind) for kind in set(self.mine)), default=0.0)
 
@@ -899,6 +908,8 @@ class Stage:
 
     def _layer_ats(self, kind: LayerKind) -> list[LayerAt]:
         """The instants of one layer of a sort."""
+        if kind.mixer == "convolution":
+            return [self._convolutions(kind)]
         if kind.ffn == "moe" and self.job.profile.keeping.name == OURS:
             ats = [self._experts_before(kind), self._experts_behind(kind), self._one_expert(kind)]
             ats += [self._inputs_of_one(kind), self._inputs_of_all(kind), *self._added_again(kind)]
@@ -910,6 +921,14 @@ class Stage:
         ours = self.job.model.moe is None and self.job.profile.keeping.name == OURS
         first = [LayerAt(2 * self.whole + self.stream, 0.0, 0.0)] if several and ours else []
         return [*ats, self._attention(kind), self._attention_inputs(kind), *first]
+
+    def _convolutions(self, kind: LayerKind) -> LayerAt:
+        """Backward enters a block: two gradients as large as its result, what is computed again; blocks behind it are through."""
+        through = convolutions.are_through(self.job.model, kind, self.mine)
+        gradients = 2 * self.T * self.c * convolutions.result(convolutions.of(self.job.model, kind))
+        freed = sum(self._rows(each, _kept) for each in through)
+        weights = sum(self._elements(each, lambda _name: True) for each in through)
+        return LayerAt(gradients + self._rows(kind, _again), freed, weights)
 
     def _experts_before(self, kind: LayerKind) -> LayerAt:
         shared, waits, through = self._shared_are_through(kind)

@@ -51,6 +51,31 @@ def cases(draw: Draw) -> Case:
 
 
 @st.composite
+def cases_of_images(draw: Draw) -> Case:
+    """A ResNet under any framework, and two layouts that cut nothing but data and state."""
+    depths = {f"depths_{stage}": draw(st.integers(1, 5)) for stage in range(4)}
+    extra = depths | {"classes": draw(st.integers(2, 1000)), "image": draw(st.sampled_from((32, 65, 224, 250)))}
+    shape = replace(load_model("resnet50"), layers=sum(depths.values()), extra=tuple(sorted(extra.items())))
+    drawn = draw(jobs(models=st.just(shape)))
+    wide = drawn.workload.precision in ("fp8", "fp4")  # of matrices alone
+    work = replace(drawn.workload, seq_len=1, precision="bf16" if wide else drawn.workload.precision)
+    job = replace(drawn, profile=find_profile(draw(st.sampled_from(frameworks()))), workload=work)
+    return job, [draw(_of_data_alone(job)) for _ in range(2)]
+
+
+@st.composite
+def _of_data_alone(draw: Draw, job: Job) -> dict[str, Any]:
+    """A layout of replicas, sharded or not."""
+    world, batch = job.cluster.world, job.workload.global_batch
+    shards = draw(st.sampled_from(divisors(world)))
+    micro = draw(st.sampled_from(divisors(batch // world)))
+    return PLAIN | {
+        "dp_replicate": world // shards, "dp_shard": shards, "zero": draw(st.sampled_from((1, 2, 3) if shards > 1 else (0, 1, 2, 3))),
+        "micro_batch": micro, "accumulation": batch // world // micro, "recompute": draw(st.sampled_from(("none", "selective", "full"))),
+    }  # fmt: skip
+
+
+@st.composite
 def adapted_cases(draw: Draw) -> Case:
     """Adapters of any rank beside some matrices of a plain decoder, frozen weights quantised or not, replicated or sharded."""
     drawn = draw(jobs(models=dense_shapes()))
@@ -531,6 +556,16 @@ def test_backward_in_two_parts_equals_the_oracle(model: str, precision: str) -> 
 def test_every_stage_of_a_ledger_equals_the_oracle(case: Case) -> None:
     """The Plan's ledger shows every stage at its own worst moment with the oracle's terms."""
     _assert_same_stages(case)
+
+
+@settings(CI, max_examples=cases_of(60))
+@given(cases_of_images())
+def test_convolutions_equal_the_oracle(case: Case) -> None:
+    """The same of ResNets of any depth and side of images, which the oracle walks through convolution by convolution."""
+    _assert_same_memory(case)
+    _assert_same_time(case)
+    _assert_same_stages(case)
+    assert model_FLOP(case[0]) == pytest.approx(timing.model_FLOP(case[0]), rel=1e-12)
 
 
 @settings(CI, max_examples=cases_of(30))

@@ -12,7 +12,7 @@ from strategist.facts.model import LayerKind, layer_counts, layer_sequence
 from strategist.facts.parameters import count, outer_parameters
 from strategist.facts.profile import BYTES
 from strategist.records import replace
-from tests.oracle import adapters, compression, served, turned
+from tests.oracle import adapters, compression, convolutions, served, turned
 from tests.oracle.attention import attention_FLOP
 from tests.oracle.layer_time import COMPUTE_TERMS, Pass, device_of, head_time, layer_time
 from tests.oracle.parameters import all_stages, held
@@ -336,6 +336,8 @@ def _ns(seconds: float) -> int:
 def model_FLOP(job: Job) -> float:
     """Useful FLOP of one step."""
     shape, parameters = job.model, count(job.model)
+    if shape.kind == "cnn":
+        return float(convolutions.useful_FLOP(shape) * job.workload.global_batch)
     head = shape.vocab * shape.hidden if shape.tied else 0
     weights = parameters.active - outer_parameters(shape).before + head
     if shape.kind in ("dit", "dual-encoder"):  # attention's four and the feed-forward part's two or three matrices

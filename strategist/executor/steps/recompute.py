@@ -1,7 +1,7 @@
 """Trade memory for computation: forget activations in forward and compute them again in backward.
 
 `full` forgets everything inside a block but its input (Chen et al. 2016, arXiv 1604.06174). `selective` keeps what is
-dear to compute, namely the results of matrix products, of attention and of tensor-parallel reductions, and computes the
+dear to compute, namely the results of matrix products and convolutions, of attention and of tensor-parallel reductions, and computes the
 rest again: norms, rotations, activations, products of elements. That is the op policy of pytorch/torchtitan
 (torchtitan/distributed/activation_checkpoint.py), except that all matrix products are kept, not every second one.
 """
@@ -93,6 +93,7 @@ def kept_operators() -> frozenset[Any]:
             aten.mm.default,
             aten.addmm.default,
             aten.bmm.default,
+            aten.convolution.default,
             aten._scaled_dot_product_flash_attention.default,
             aten._scaled_dot_product_efficient_attention.default,
             aten._scaled_dot_product_cudnn_attention.default,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from strategist.facts.closed_formulas import completed
+from strategist.facts.convolutions import MAX_SIDE
 from strategist.facts.families.config import (
     MAX_FFN,
     MAX_HEADS,
@@ -18,7 +19,10 @@ from strategist.facts.families.config import (
 from strategist.facts.families.decoder import activation, checked_heads
 from strategist.facts.model import MAX_LAYERS, ModelShape
 
-MAX_PIXELS = 2**16
+USUAL_IMAGE = 224
+"""Side of the crops that ResNets are trained on (He et al. 2015, arXiv 1512.03385, section 3.4); their configurations name none."""
+RESNET_WIDTH = 2048
+"""Channels that the classifier reads (same paper, table 1)."""
 
 
 def _square(config: Config, key: str) -> int:
@@ -26,7 +30,7 @@ def _square(config: Config, key: str) -> int:
     found = config.values.get(key)
     if isinstance(found, (list, tuple)) and len(found) == 2 and found[0] == found[1] and type(found[0]) is int:
         config = Config({key: found[0]}, config.flag, path=config.path, ledger=config.ledger)
-    return config.optional(key, high=MAX_PIXELS) or config.integer(key, high=MAX_PIXELS)
+    return config.optional(key, high=MAX_SIDE) or config.integer(key, high=MAX_SIDE)
 
 
 def _patches(config: Config) -> tuple[int, int, int]:
@@ -142,22 +146,26 @@ def _resnet(config: Config) -> ModelShape:
     depths = config.list_of(int, "depths", limit=4)
     if depths is None or len(depths) != 4 or not all(1 <= depth <= MAX_LAYERS // 4 for depth in depths):
         config.refuse("RANGE", "depths", "must be four whole numbers of at least 1", value=len(depths or ()))
-    extra = {f"depths_{stage}": depth for stage, depth in enumerate(depths or ())} | {"classes": _labels(config)}
+    image = config.optional("image_size", high=MAX_SIDE) or config.default("image_size", USUAL_IMAGE)
+    extra = {f"depths_{stage}": depth for stage, depth in enumerate(depths or ())}
+    extra |= {"classes": _labels(config), "image": image}
     config.settle()
-    blocks = sum(depths or ())
-    shape = ModelShape(
+    return ModelShape(
         name="",
         family="",
         kind="cnn",
         formula="resnet",
-        layers=blocks,
-        hidden=0,
+        layers=sum(depths or ()),
+        hidden=RESNET_WIDTH,
         vocab=0,
+        tied=True,
         pos="none",
         norm="batchnorm",
+        final_norm=False,
+        mlp_gated=False,
+        mlp_act="relu",
         extra=tuple(sorted(extra.items())),
     )
-    return completed(shape)
 
 
 def _flux(config: Config) -> ModelShape:

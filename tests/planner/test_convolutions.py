@@ -1,0 +1,80 @@
+"""Plans for ResNets: data parallelism in all its forms, and nothing that cuts matrices, sequences or stacks."""
+
+from __future__ import annotations
+
+import pytest
+
+from strategist import load_model, predict, recommend
+from strategist.accuracy.judge import judge
+from strategist.accuracy.scores import grouped
+from strategist.accuracy.table import read_runs
+from strategist.errors import StrategistError
+from strategist.facts.model import ModelShape
+from strategist.records import replace
+from tests.source import ROOT
+
+ROWS = ROOT / "benchmarks/truth/convolutions.csv"
+MODELS = ["resnet50", "resnet101", "resnet152"]
+
+
+def _of_images(side: int) -> ModelShape:
+    shape = load_model("resnet50")
+    return replace(shape, extra=tuple(sorted({**dict(shape.extra), "image": side}.items())))
+
+
+@pytest.mark.parametrize("nodes", [1, 4])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_resnet_trains_with_data_parallelism(model: str, nodes: int) -> None:
+    """Of the axes data parallelism alone is used, and each alternative is one that keeps to it, too."""
+    plan = recommend(model, f"dgx-a100-80gb:{nodes}", global_batch=2048, optimizer="sgd")
+    assert plan.mesh.dp_replicate * plan.mesh.dp_shard == 8 * nodes
+    assert {"tp", "pp", "cp", "ep"}.isdisjoint(word for other in plan.alternatives for word in other.family.split("+"))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "code"),
+    [("dp=4,tp=2", "LEG109"), ("dp=4,cp=2", "LEG109"), ("dp=4,pp=2", "LEG205"), ("dp=8,zero=3,tiling=8", "LEG109")],
+)
+def test_what_cuts_convolutions_is_illegal(strategy: str, code: str) -> None:
+    """A layout that somebody wrote is weighed, and the rule that forbids it is named."""
+    found = predict("resnet50", "dgx-a100-80gb", strategy=strategy, global_batch=64)
+    assert code in [violation.rule for violation in found.violations]
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [({"seq_len": 224}, "CONFLICT"), ({"method": "lora"}, "UNSUPPORTED"), ({"precision": "fp8"}, "UNSUPPORTED")],
+)
+def test_words_about_tokens_and_matrices_are_refused(said: dict[str, object], code: str) -> None:
+    """An image is one sequence of one token; adapters and eight bits are of Linear layers."""
+    with pytest.raises(StrategistError) as refused:
+        recommend("resnet50", "dgx-h100", **said)
+    assert refused.value.code == code
+
+
+def test_larger_images_take_more_of_everything() -> None:
+    """Twice the side is four times the pixels: as much memory for activations, and more than thrice the products."""
+    small, large = (
+        predict(_of_images(side), "dgx-a100-80gb", strategy="dp=8,mbs=32", global_batch=256) for side in (224, 448)
+    )
+    both = [found.memory.worst.terms for found in (small, large)]
+    kept = [next(term.bytes for term in terms if term.name == "activations") for terms in both]
+    assert 3.9 < kept[1] / kept[0] < 4.1
+    assert large.time.step.value > 3 * small.time.step.value
+
+
+def test_few_images_behind_a_norm_are_said() -> None:
+    """A batch norm that sees less than 16 images is advised against."""
+    few, many = (recommend("resnet50", "dgx-a100-80gb", global_batch=batch) for batch in (32, 2048))
+    assert "W_ADV803" in [hint.code for hint in few.hints]
+    assert "W_ADV803" not in [hint.code for hint in many.hints]
+
+
+def test_published_runs_are_met_by_physics_alone() -> None:
+    """No row was fitted to: every source is met within 25 % in the median, and what ran is predicted to fit."""
+    judged = judge(read_runs(str(ROWS)))
+    assert not [row.skipped for row in judged if row.skipped]
+    for group in grouped(judged, ("source",)):
+        assert group.time is not None
+        assert group.time.median <= 0.25, group
+    assert all(row.fits for row in judged)
