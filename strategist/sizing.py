@@ -98,8 +98,9 @@ def _with_batch(given: Given, gpu: str) -> tuple[Given, tuple[Assumption, ...]]:
     """The same batch on all machines: as said, else as many tokens as published runs take whatever their size."""
     if given.global_batch is not None:
         return given, ()
-    row = next(row for row in rows("reliability") if row["name"] == "tokens_per_batch")
-    seq_len = _on(given, gpu, None, 1).question.job.workload.seq_len
+    job = _on(given, gpu, None, 1).question.job
+    seq_len, of = job.workload.seq_len, "images_per_batch" if job.model.kind == "cnn" else "tokens_per_batch"
+    row = next(row for row in rows("reliability") if row["name"] == of)
     batch = max(1, int(row["tokens"]) // seq_len)
     words = f"{batch} sequences = {format_count(batch * seq_len)} tokens on all machines"
     said = Assumption(what="global batch", value=words, flag="--global-batch", source=row["source"])

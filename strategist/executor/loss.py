@@ -34,9 +34,10 @@ def count_tokens(batch: Batch) -> Tensor:
 
 
 def summed_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross entropy added up over the counted tokens, in at least float32. Logits (B, T, V), labels (B, T)."""
+    """Cross entropy added up over the counted tokens, in at least float32. Logits (B, T, V), labels (B, T); of a classifier of
+    whole samples (B, V) and (B,)."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    total = nn.functional.cross_entropy(wide.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+    total = nn.functional.cross_entropy(wide.flatten(0, -2), labels.flatten(), ignore_index=IGNORED, reduction="sum")
     return total.to_local() if isinstance(total, DTensor) else total
 
 

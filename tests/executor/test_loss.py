@@ -24,6 +24,18 @@ def test_summed_loss_leaves_out_ignored_labels() -> None:
     assert float(total) == pytest.approx(float(expected), rel=1e-6)
 
 
+def test_a_classifier_of_samples_has_one_label_each() -> None:
+    """Logits of whole samples, (B, V), count as those of one token each."""
+    import torch
+
+    from strategist.executor.loss import IGNORED, summed_token_loss
+
+    logits, labels = torch.randn(4, 5), torch.tensor([1, IGNORED, 0, 4])
+    expected = sum(-logits[b].log_softmax(-1)[labels[b]] for b in (0, 2, 3))
+    assert float(summed_token_loss(logits, labels)) == pytest.approx(float(expected), rel=1e-6)
+    assert torch.equal(summed_token_loss(logits, labels), summed_token_loss(logits[:, None], labels[:, None]))
+
+
 def test_own_loss_gives_the_labels_to_the_model() -> None:
     """With own_loss the model sees the labels and its mean is weighted by the labels that count; otherwise it does not."""
     import torch
