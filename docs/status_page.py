@@ -169,7 +169,7 @@ MISSING = (
     "embedding and head stay in 16 or 32 bits; their kernels ran on CPUs only, and nothing of them was rehearsed.",
     "Of experts that get more tokens than others (`--expert-imbalance`): a ratio for each layer, tokens dropped over a capacity, experts of one rank that differ, rehearsals "
     "(docs/decisions/0152). Of axes that share ports between nodes (docs/decisions/0153): what is not hidden at all, links inside a node, and ports that some of a node's devices leave idle.",
-    "U-Nets: the catalogue counts their weights, and nothing plans, weighs or times them. Of ResNets (docs/decisions/0168): blocks of two convolutions (ResNet-18, -34), wide and grouped ones, "
+    "U-Nets: the catalogue counts their weights, and nothing plans, weighs or times them. Of ResNets (docs/decisions/0168): wide and grouped blocks, "
     "channels first, our executor's own model (a module of yours trains), other convolutional networks as live modules.",
     "Of mixed nodes: stages of one pipeline on different kinds (each is priced on the kind where it takes longest), and links that are listed one by one (docs/decisions/0156).",
     "Of published runs: recompute of operations that nobody names, memory beside weights of four bits, activations on the host. Predicted reserved memory knows "

@@ -1,4 +1,4 @@
-"""Convolutional networks as a row of blocks: ResNet's bottlenecks, and what a sample is in each of them.
+"""Convolutional networks as a row of blocks: those of ResNets, of two or three convolutions, and what a sample is in each of them.
 
 A sample is one image, and counts as a sequence of one token: what a layer works on is a number of elements per image, as it is
 per token elsewhere. Source: He et al. 2015, arXiv 1512.03385, table 1 and section 4.1 (bottlenecks); Goyal et al. 2017, arXiv
@@ -83,7 +83,8 @@ class Block:
 
 
 Extra = tuple[tuple[str, int], ...]
-"""What a shape says of its family alone (`ModelShape.extra`): here `depths_0` to `depths_3` and `image`, pixels of a side."""
+"""What a shape says of its family alone (`ModelShape.extra`): here `depths_0` to `depths_3`, `image`, pixels of a side, and `basic` where
+blocks have two convolutions of three by three pixels in place of a bottleneck."""
 
 
 @cache
@@ -92,25 +93,31 @@ def blocks(sizes: Extra) -> tuple[Block, ...]:
     extra = dict(sizes)
     stem = Convolution("stem", 7, 2, COLOURS, STEM, extra["image"])
     side, channels = -(-extra["image"] // 4), STEM
+    chain_of = _pair if extra.get("basic") else _bottleneck
     found: list[Block] = []
     for stage in range(STAGES):
-        inside = STEM * 2**stage
         for number in range(extra[f"depths_{stage}"]):
             stride = 2 if stage and not number else 1
-            found.append(_bottleneck(channels, inside, side, stride, () if found else (stem,)))
-            side, channels = -(-side // stride), WIDER * inside
+            chain = chain_of(channels, STEM * 2**stage, side, stride)
+            wide = chain[-1].outputs
+            is_plain = channels == wide and stride == 1
+            shortcut = () if is_plain else (Convolution("shortcut", 1, stride, channels, wide, side),)
+            found.append(Block(chain, shortcut, () if found else (stem,)))
+            side, channels = -(-side // stride), wide
     return tuple(found)
 
 
-def _bottleneck(channels: int, inside: int, side: int, stride: int, stem: tuple[Convolution, ...]) -> Block:
-    after, wide = -(-side // stride), WIDER * inside
-    chain = (
+def _bottleneck(channels: int, inside: int, side: int, stride: int) -> tuple[Convolution, ...]:
+    return (
         Convolution("reduce", 1, 1, channels, inside, side),
         Convolution("middle", 3, stride, inside, inside, side),
-        Convolution("expand", 1, 1, inside, wide, after),
+        Convolution("expand", 1, 1, inside, WIDER * inside, -(-side // stride)),
     )
-    is_plain = channels == wide and stride == 1
-    return Block(chain, () if is_plain else (Convolution("shortcut", 1, stride, channels, wide, side),), stem)
+
+
+def _pair(channels: int, width: int, side: int, stride: int) -> tuple[Convolution, ...]:
+    after = -(-side // stride)
+    return Convolution("first", 3, stride, channels, width, side), Convolution("second", 3, 1, width, width, after)
 
 
 @cache

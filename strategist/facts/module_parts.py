@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
+from strategist.facts.convolutions import STAGES, STEM, blocks
+from strategist.facts.families.vision import RESNET_WIDTHS, resnet
 from strategist.facts.layers import build_layer
-from strategist.facts.model import LayerKind, ModelShape
+from strategist.facts.model import MAX_LAYERS, LayerKind, ModelShape
 from strategist.facts.parameters import count
 from strategist.records import dataclass, replace
 
@@ -50,6 +52,34 @@ def decoder_of(parts: Parts) -> ModelShape | None:
             if exact is not None:
                 return exact
     return None
+
+
+def resnet_of(parts: Parts) -> ModelShape | None:
+    """The ResNet that has exactly the module's convolutions, and as many weights, or None. Where strides lie no weight says."""
+    every = (weight for _, weight in parts.modules[0].named_parameters(remove_duplicate=True))
+    found: Counter[tuple[int, ...]] = Counter(tuple(weight.shape) for weight in every)
+    own = Counter({sizes: number for sizes, number in found.items() if len(sizes) == 4})
+    heads = [(shape[0], kind) for shape in found for kind, width in RESNET_WIDTHS.items() if shape[1:] == (width,)]
+    for classes, kind in heads:
+        depths = _depths(own, kind)
+        shape = resnet(kind, depths, classes) if depths else None
+        if shape is not None and _convolutions(shape) == own and count(shape).total == parts.total:
+            return shape
+    return None
+
+
+def _depths(convolutions: Counter[tuple[int, ...]], kind: str) -> list[int]:
+    """Blocks in each stage, by their convolutions of three by three pixels; none where a stage has none, or there are too many."""
+    found = [convolutions[width, width, 3, 3] for width in (STEM * 2**stage for stage in range(STAGES))]
+    if kind == "basic":  # two each, of which the first of a stage but the first has fewer inputs
+        found = [(number + (stage > 0)) // 2 for stage, number in enumerate(found)]
+    return found if all(found) and sum(found) <= MAX_LAYERS else []
+
+
+def _convolutions(shape: ModelShape) -> Counter[tuple[int, ...]]:
+    """How many convolutions of each size, (outputs, inputs, pixels, pixels), a network has."""
+    every = (c for block in blocks(shape.extra) for c in block.convolutions)
+    return Counter((c.outputs, c.inputs, c.kernel, c.kernel) for c in every)
 
 
 def _choices() -> Iterator[dict[str, Any]]:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from strategist.errors import InputError
 from strategist.facts.model import MAX_LAYERS, RUNS_IN_ORDER, ModelShape
 from strategist.facts.model_config import shape_from_config
-from strategist.facts.module_parts import Parts, decoder_of, facts_of, plain_tables
+from strategist.facts.module_parts import Parts, decoder_of, facts_of, plain_tables, resnet_of
 from strategist.facts.parameters import count
 from strategist.records import dataclass, replace
 
@@ -155,6 +155,14 @@ def _looked_at(module: ModuleLike, total: int, why: str) -> ModelShape:
     if decoder is not None:
         notes.append("Every weight is accounted for by a decoder of this shape.")
         return replace(decoder, name=parts.name, source=f"module of class {parts.name}", notes=tuple(notes))
+    network = resnet_of(parts)
+    if network is not None:
+        image = dict(network.extra)["image"]
+        notes = [
+            notes[0],
+            f"Every weight is accounted for by a ResNet; images of {image} x {image} pixels are assumed.",
+        ]
+        return replace(network, name=parts.name, source=f"module of class {parts.name}", notes=tuple(notes))
     in_order = bool(stacks) and _in_stack(module, best) is not None
     return _opaque(parts, notes, in_order=in_order)
 

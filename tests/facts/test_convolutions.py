@@ -22,7 +22,8 @@ def _macs(shape: ModelShape) -> int:
 
 
 @pytest.mark.parametrize(
-    ("model", "billions"), [("resnet50", 4.09), ("resnet101", 7.80), ("resnet152", 11.51)]
+    ("model", "billions"),
+    [("resnet18", 1.81), ("resnet34", 3.66), ("resnet50", 4.09), ("resnet101", 7.80), ("resnet152", 11.51)],
 )  # pytorch/vision: torchvision/models/resnet.py, _ops of the weights
 def test_products_are_those_that_torchvision_states(model: str, billions: float) -> None:
     """Multiplications of one image of 224 pixels a side, classifier included, in billions."""
@@ -32,16 +33,18 @@ def test_products_are_those_that_torchvision_states(model: str, billions: float)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("image", [224, 65, 32])
+@pytest.mark.parametrize("kind", ["bottleneck", "basic"])
 @pytest.mark.parametrize("depths", [[3, 4, 6, 3], [1, 1, 1, 1], [2, 1, 3, 2]])
-def test_weights_and_products_are_those_of_transformers(depths: list[int], image: int) -> None:
+def test_weights_and_products_are_those_of_transformers(depths: list[int], kind: str, image: int) -> None:
     """Each weight of transformers' class is counted, and what torch counts as FLOP of its forward pass are two for each product."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
     from transformers import ResNetConfig, ResNetForImageClassification
 
-    shape = load_model(_config(depths, image_size=image))
+    sizes: dict[str, Any] = {"layer_type": kind} | ({"hidden_sizes": [64, 128, 256, 512]} if kind == "basic" else {})
+    shape = load_model(_config(depths) | sizes | {"image_size": image})
     with torch.device("meta"):
-        model = ResNetForImageClassification(ResNetConfig(**_config(depths)))
+        model = ResNetForImageClassification(ResNetConfig(**_config(depths) | sizes))
         with FlopCounterMode(display=False) as counter:
             model(pixel_values=torch.zeros(2, 3, image, image))
     assert count(shape).total == sum(weight.numel() for weight in model.parameters())
@@ -68,3 +71,25 @@ def test_what_is_no_such_network_is_refused(wrong: dict[str, Any]) -> None:
     """Blocks of another sort are not read as bottlenecks."""
     with pytest.raises(StrategistError):
         load_model({**_config([3, 4, 6, 3]), **wrong})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "last"), [("bottleneck", 2048), ("basic", 512)])
+def test_a_live_network_without_a_configuration_is_known_by_its_weights(kind: str, last: int) -> None:
+    """torchvision's networks carry none; one convolution more, and it is nobody's shape."""
+    import torch
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    sizes = [last // 8, last // 4, last // 2, last]
+    with torch.device("meta"):
+        bare = torch.nn.Sequential(
+            ResNetForImageClassification(
+                ResNetConfig(depths=[1, 2, 2, 1], hidden_sizes=sizes, layer_type=kind, num_labels=7)
+            )
+        )
+        shape = load_model(bare)
+        other = load_model(torch.nn.Sequential(bare, torch.nn.Conv2d(3, 3, 3)))
+    assert (shape.kind, shape.layers, dict(shape.extra)["classes"]) == ("cnn", 6, 7)
+    assert count(shape).total == sum(weight.numel() for weight in bare.parameters())
+    assert "224 x 224" in shape.notes[-1]
+    assert other.kind == "module"

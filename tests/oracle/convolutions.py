@@ -42,10 +42,13 @@ def network(shape: ModelShape) -> list[list[Layer]]:
                 Layer(3, width, width, picture, small),
                 Layer(1, width, 4 * width, small, small, has_relu=False),
             ]
-            if number == 0:
-                own.append(Layer(1, channels, 4 * width, picture, small, has_relu=False))
+            if "basic" in sizes:
+                own = [Layer(3, channels, width, picture, small), Layer(3, width, width, small, small, has_relu=False)]
+            behind = own[-1].behind
+            if number == 0 and (behind, small) != (channels, picture):
+                own.append(Layer(1, channels, behind, picture, small, has_relu=False))
             found.append(own if found else [Layer(7, 3, 64, sizes["image"], half, in_front=True), *own])
-            picture, channels = small, 4 * width
+            picture, channels = small, behind
     return found
 
 

@@ -55,7 +55,11 @@ def cases_of_images(draw: Draw) -> Case:
     """A ResNet under any framework, and two layouts that cut nothing but data and state."""
     depths = {f"depths_{stage}": draw(st.integers(1, 5)) for stage in range(4)}
     extra = depths | {"classes": draw(st.integers(2, 1000)), "image": draw(st.sampled_from((32, 65, 224, 250)))}
-    shape = replace(load_model("resnet50"), layers=sum(depths.values()), extra=tuple(sorted(extra.items())))
+    extra |= draw(st.sampled_from(({}, {"basic": 1})))
+    width = 512 if "basic" in extra else 2048
+    shape = replace(
+        load_model("resnet50"), hidden=width, layers=sum(depths.values()), extra=tuple(sorted(extra.items()))
+    )
     drawn = draw(jobs(models=st.just(shape)))
     wide = drawn.workload.precision in ("fp8", "fp4")  # of matrices alone
     work = replace(drawn.workload, seq_len=1, precision="bf16" if wide else drawn.workload.precision)

@@ -14,7 +14,7 @@ from strategist.records import replace
 from tests.source import ROOT
 
 ROWS = ROOT / "benchmarks/truth/convolutions.csv"
-MODELS = ["resnet50", "resnet101", "resnet152"]
+MODELS = ["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"]
 
 
 def _of_images(side: int) -> ModelShape:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from strategist.facts.closed_formulas import completed
 from strategist.facts.convolutions import MAX_SIDE
@@ -21,8 +21,8 @@ from strategist.facts.model import MAX_LAYERS, ModelShape
 
 USUAL_IMAGE = 224
 """Side of the crops that ResNets are trained on (He et al. 2015, arXiv 1512.03385, section 3.4); their configurations name none."""
-RESNET_WIDTH = 2048
-"""Channels that the classifier reads (same paper, table 1)."""
+RESNET_WIDTHS = {"bottleneck": 2048, "basic": 512}
+"""Channels that the classifier reads, by the sort of blocks (same paper, table 1)."""
 
 
 def _square(config: Config, key: str) -> int:
@@ -138,25 +138,34 @@ def _tower_sizes(tower: Config) -> dict[str, int]:
 
 
 def _resnet(config: Config) -> ModelShape:
-    """ResNet-50, -101 and -152: bottleneck blocks of the usual widths, four stages deep."""
-    config.only("layer_type", "bottleneck")
+    """ResNets of the usual widths, four stages deep: of bottlenecks (50, 101, 152) or of blocks of two convolutions (18, 34)."""
+    kind = config.word("layer_type")
+    if kind not in RESNET_WIDTHS:
+        config.refuse("CHOICE", "layer_type", f"must be {' or '.join(RESNET_WIDTHS)}", value=kind)
     config.only("embedding_size", 64)
-    for key, usual in (("hidden_sizes", [256, 512, 1024, 2048]), ("num_channels", 3)):
+    last = RESNET_WIDTHS.get(kind, 0)
+    for key, usual in (("hidden_sizes", [last // 8, last // 4, last // 2, last]), ("num_channels", 3)):
         config.only(key, usual)
     depths = config.list_of(int, "depths", limit=4)
     if depths is None or len(depths) != 4 or not all(1 <= depth <= MAX_LAYERS // 4 for depth in depths):
         config.refuse("RANGE", "depths", "must be four whole numbers of at least 1", value=len(depths or ()))
     image = config.optional("image_size", high=MAX_SIDE) or config.default("image_size", USUAL_IMAGE)
-    extra = {f"depths_{stage}": depth for stage, depth in enumerate(depths or ())}
-    extra |= {"classes": _labels(config), "image": image}
+    classes = _labels(config)
     config.settle()
+    return resnet(kind, depths or (), classes, image)
+
+
+def resnet(kind: str, depths: Sequence[int], classes: int, image: int = USUAL_IMAGE) -> ModelShape:
+    """A ResNet with so many blocks of a sort (RESNET_WIDTHS) in each of its four stages, for images of so many pixels a side."""
+    extra = {f"depths_{stage}": depth for stage, depth in enumerate(depths)} | {"classes": classes, "image": image}
+    extra |= {"basic": 1} if kind == "basic" else {}
     return ModelShape(
         name="",
-        family="",
+        family="resnet",
         kind="cnn",
         formula="resnet",
-        layers=sum(depths or ()),
-        hidden=RESNET_WIDTH,
+        layers=sum(depths),
+        hidden=RESNET_WIDTHS[kind],
         vocab=0,
         tied=True,
         pos="none",
