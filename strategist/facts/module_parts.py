@@ -58,7 +58,7 @@ def resnet_of(parts: Parts) -> ModelShape | None:
     """The ResNet that has exactly the module's convolutions, and as many weights, or None. Where strides lie no weight says."""
     every = (weight for _, weight in parts.modules[0].named_parameters(remove_duplicate=True))
     found: Counter[tuple[int, ...]] = Counter(tuple(weight.shape) for weight in every)
-    own = Counter({sizes: number for sizes, number in found.items() if len(sizes) == 4})
+    own: Counter[tuple[int, ...]] = Counter({sizes: number for sizes, number in found.items() if len(sizes) == 4})
     heads = [(shape[0], kind) for shape in found for kind, width in RESNET_WIDTHS.items() if shape[1:] == (width,)]
     for classes, kind in heads:
         depths = _depths(own, kind)
