@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from typing import Any, get_args
 
 import numpy as np
@@ -62,23 +63,29 @@ class Sample:
         return Sample(self.parts[keep], self.measured[keep], self.group[keep], self.keys[keep])
 
 
+Watch = Callable[[str, int, int, None], None]
+Fit = Callable[..., Reals]
+
+
 def calibrate(
     judged: Sequence[Judged],
     before: Sequence[Factor] = (),
     spreads: Sequence[float] = SPREADS,
     *,
     of_one_place: bool = True,
+    watch: Watch | None = None,
 ) -> Calibration:
     """The factors that measured runs ask for: those `before`, which hold for a device or a framework, moved as far as the runs insist, and
     those of all these runs alike where they are `of_one_place`; those that are about none of the runs stay. Of the `spreads` the one is taken under which groups left
-    out are predicted best, the narrowest of equals. Raises InputError TOO_SMALL for fewer than MIN_RUNS predicted runs with a step time, or
+    out are predicted best, the narrowest of equals. `watch` hears of each fit: to all runs, and without each group. Raises InputError TOO_SMALL for fewer than MIN_RUNS predicted runs with a step time, or
     runs of fewer than MIN_GROUPS groups."""
     timed = [one for one in judged if one.case is not None and one.case.measured.step_s is not None]
     way, groups = _groups(timed)
     keys, sample = _sampled(timed, groups, alike=of_one_place)
     usual = _entries(before, keys)
-    fits = {spread: _fit(sample, usual, spread) for spread in sorted(spreads)}
-    held = {spread: _held(sample, usual, spread, entries) for spread, entries in fits.items()}
+    fitted = _told(watch, len(spreads) * (1 + len(set(groups))))
+    fits = {spread: fitted(sample, usual, spread) for spread in sorted(spreads)}
+    held = {spread: _held(sample, usual, spread, entries, fitted) for spread, entries in fits.items()}
     spread = min(held, key=lambda one: round(held[one].after, 3))
     return Calibration(
         made_by=f"strategist {__version__}",
@@ -89,6 +96,19 @@ def calibrate(
         held_out=held[spread],
         spread=spread,
     )
+
+
+def _told(watch: Watch | None, total: int) -> Fit:
+    """`_fit`, of which somebody hears: the words, how many of the `total` are done, and that no step time is the best so far."""
+    done = count(1)
+
+    def fitted(sample: Sample, usual: Reals, spread: float, start: Reals | None = None) -> Reals:
+        found = _fit(sample, usual, spread, start)
+        if watch is not None:
+            watch("fitting without each group in turn", next(done), total, None)
+        return found
+
+    return fitted
 
 
 def factors_of(
@@ -241,12 +261,12 @@ def _solver() -> Any:
     return least_squares
 
 
-def _held(sample: Sample, usual: Reals, spread: float, every: Reals) -> Held:
+def _held(sample: Sample, usual: Reals, spread: float, every: Reals, fitted: Fit) -> Held:
     """Each group judged by a fit to the others, which begins where that to `every` one ends."""
     before, after = [], []
     for group in sorted(set(sample.group.tolist())):
         own = sample.where(sample.group == group)
-        entries = _fit(sample.where(sample.group != group), usual, spread, every)
+        entries = fitted(sample.where(sample.group != group), usual, spread, every)
         before.append(np.abs(_errors(own, usual)[0]))
         after.append(np.abs(_errors(own, entries)[0]))
     return Held(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from strategist.cli.arguments import Command, Namespace, Positional
 from strategist.cli.files import check_out, deliver
 from strategist.cli.flags import COMMON, OUTPUT
-from strategist.cli.output import width
+from strategist.cli.output import Patience, width
 
 COMMAND = Command(
     "calibrate",
@@ -35,6 +35,9 @@ def run(options: Namespace) -> int:
     from strategist.facts.calibration import shipped_factors
 
     check_out(options)
-    found = calibrate((*judge(read_runs(options.file)), *map(judged_run, options.observed)), shipped_factors())
+    judged = (*judge(read_runs(options.file)), *map(judged_run, options.observed))
+    with Patience() as patience:
+        watch = None if options.quiet or options.json else patience
+        found = calibrate(judged, shipped_factors(), watch=watch)
     deliver(found, options, lambda: calibration_text(found, width()))
     return 0

@@ -142,6 +142,15 @@ def test_slopes_of_a_fit_are_those_of_its_errors() -> None:
         assert grown == pytest.approx(slopes[:, part], abs=1e-4)
 
 
+def test_each_fit_is_heard_of() -> None:
+    """One to all runs and one without each group, for every spread; what is found does not depend on who listens."""
+    heard: list[tuple[int, int]] = []
+    found = calibrate(measured(TRUE), watch=lambda _words, done, total, _best: heard.append((done, total)))
+    fits = len(SPREADS) * (1 + found.groups)
+    assert heard == [(done, fits) for done in range(1, fits + 1)]
+    assert found == calibrate(measured(TRUE))
+
+
 def test_the_order_of_runs_does_not_matter() -> None:
     """A table read backwards gives the same factors."""
     runs_ = measured(TRUE)
