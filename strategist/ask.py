@@ -289,7 +289,9 @@ def _is_a_stack(model: ModelShape) -> None:
             f"{model.name} ({model.kind}) is no stack of equally wide layers, and memory and time are known for stacks and for ResNets alone.",
             flag="--model",
             value=model.name,
-            hint="Its facts can be looked up with `strategist catalog models`; for a plan name a transformer or a state-space model.",
+            hint="Pass a module whose blocks are alike, such as a transformer, or a ResNet."
+            if model.kind == "module"
+            else "Its facts can be looked up with `strategist catalog models`; for a plan name a transformer or a state-space model.",
         )
 
 

@@ -101,8 +101,14 @@ def _tables(parts: Parts) -> list[Any]:
 
 
 def _table(parts: Parts) -> tuple[int, int]:
-    """Rows and width of the largest Embedding; zeros without one."""
-    return max(((module.num_embeddings, module.embedding_dim) for module in _tables(parts)), default=(0, 0))
+    """Rows and width of the largest Embedding; zeros without one. Its rows are no vocabulary that the module writes where they are added up
+    (EmbeddingBag), or where what it lists last is a Linear of other outputs: a recommender, a classifier."""
+    found = [(module.num_embeddings, module.embedding_dim, module) for module in _tables(parts)]
+    vocab, hidden, table = max(found, key=lambda one: one[:2], default=(0, 0, None))
+    is_bag = any(base.__name__ == "EmbeddingBag" for base in type(table).__mro__)
+    ends = getattr(parts.modules[-1], "out_features", vocab) not in (vocab, hidden)
+    has_head = any(getattr(module, "out_features", None) == vocab for module in parts.modules)
+    return (0 if is_bag or (ends and not has_head) else vocab), hidden
 
 
 def plain_tables(parts: Parts) -> tuple[tuple[int, int], ...]:

@@ -205,6 +205,25 @@ class TestTorch:
         assert (shape.kind, shape.layers) == ("module", 4)
         assert any("encoder.layers" in note for note in shape.notes)
 
+    @pytest.mark.parametrize("name", ["recommender", "bags", "classifier"])
+    def test_rows_that_nobody_writes_are_no_vocabulary(self, name: str) -> None:
+        """A module that ends in a Linear of other outputs gives no logits over the rows of its tables; all weights count."""
+        import torch
+        from torch import nn
+
+        with torch.device("meta"):
+            table = {"bags": nn.EmbeddingBag, "recommender": nn.Embedding, "classifier": nn.Embedding}[name](50000, 64)
+            layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+            inside = (
+                nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+                if name == "classifier"
+                else nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+            )
+            module = nn.Sequential(table, inside, nn.Linear(64, 2))
+        shape = load_model(module)
+        assert (shape.vocab, shape.hidden, shape.tables) == (0, 64, ((50000, 64),))
+        assert count(shape).total == sum(weight.numel() for weight in module.parameters())
+
     def test_plain_networks_are_opaque(self) -> None:
         """A perceptron is a module of repeated blocks without heads or vocabulary."""
         shape = load_model(self.build("perceptron"))
