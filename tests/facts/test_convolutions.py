@@ -66,7 +66,9 @@ def test_equal_blocks_are_one_sort_and_those_behind_a_block_are_known() -> None:
     assert numbers_behind(extra, 14) == ()
 
 
-@pytest.mark.parametrize("wrong", [{"depths": [3, 4, 6]}, {"layer_type": "basic"}, {"image_size": -1}])
+@pytest.mark.parametrize(
+    "wrong", [{"depths": [3, 4, 6]}, {"layer_type": "basic"}, {"image_size": -1}, {"downsample_in_bottleneck": True}]
+)
 def test_what_is_no_such_network_is_refused(wrong: dict[str, Any]) -> None:
     """Blocks of another sort are not read as bottlenecks."""
     with pytest.raises(StrategistError):

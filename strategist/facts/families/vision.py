@@ -146,6 +146,8 @@ def _resnet(config: Config) -> ModelShape:
     last = RESNET_WIDTHS.get(kind, 0)
     for key, usual in (("hidden_sizes", [last // 8, last // 4, last // 2, last]), ("num_channels", 3)):
         config.only(key, usual)
+    for key in ("downsample_in_first_stage", "downsample_in_bottleneck"):
+        config.only(key, False)
     depths = config.list_of(int, "depths", limit=4)
     if depths is None or len(depths) != 4 or not all(1 <= depth <= MAX_LAYERS // 4 for depth in depths):
         config.refuse("RANGE", "depths", "must be four whole numbers of at least 1", value=len(depths or ()))
