@@ -441,7 +441,13 @@ def _workload(given: Given, shape: ModelShape, cluster: Cluster) -> tuple[Worklo
     )
     said = {"sequence length": (given.seq_len, seq_len, "--seq-len"), "global batch": (given.global_batch, f"{batch} sequences", "--global-batch"), "precision": (given.precision, f"{precision} compute, fp32 state", "--precision"), "optimizer": (given.optimizer, optimizer, "--optimizer")}  # fmt: skip
     if shape.kind == "cnn":
-        said.pop("sequence length")  # nothing that could be another
+        side = dict(shape.extra)["image"]
+        said["sequence length"] = (
+            given.seq_len,
+            f"1: an image of {side} x {side} pixels, channels last",
+            "--model-config FILE with image_size",
+        )
+        said["global batch"] = (given.global_batch, f"{batch} images", "--global-batch")
     assumed = (
         Assumption(what=what, value=str(value), flag=flag) for what, (told, value, flag) in said.items() if told is None
     )

@@ -105,6 +105,11 @@ class ModelShape:
         """What is trained: full (everything), lora or qlora (adapters alone)."""
         return "full" if self.adapters is None else self.adapters.method
 
+    @property
+    def unit(self) -> Literal["tokens", "images"]:
+        """What a rate counts: to convolutions an image is a sequence of one token."""
+        return "images" if self.kind == "cnn" else "tokens"
+
 
 @cache
 def layer_sequence(shape: ModelShape) -> tuple[LayerKind, ...]:

@@ -50,13 +50,18 @@ def model_words(plan: Costed) -> str:
     active = f", {format_count(parameters.active)} active" if parameters.active != parameters.total else ""
     layers = f"{shape.layers} layers x {shape.hidden}"
     heads = (f"{shape.heads} heads ({shape.kv_heads} kv)",) if shape.heads else ()
-    return f"{shape.name}: {parameters.total:,} parameters{active}, {phrases((layers, *heads, f'vocab {shape.vocab:,}'), gap=', ')}"
+    facts = (layers, *heads, f"vocab {shape.vocab:,}")
+    if shape.unit == "images":
+        facts = (f"{shape.layers} blocks", f"{dict(shape.extra)['classes']:,} classes")
+    return f"{shape.name}: {parameters.total:,} parameters{active}, {phrases(facts, gap=', ')}"
 
 
 def job_words(plan: Costed) -> str:
     """The workload in one phrase."""
     work = plan.workload
     tokens = format_count(work.tokens_per_step)
+    if plan.model.unit == "images":
+        return f"{_method_words(plan)}, {work.optimizer}, {work.precision}, {work.global_batch} images per step"
     crowded = f", busiest experts {work.expert_imbalance:g} times the mean" if work.expert_imbalance > 1 else ""
     return f"{_method_words(plan)}, {work.optimizer}, {work.precision}, sequence {work.seq_len}, {work.global_batch} sequences = {tokens} tokens per step{crowded}"
 
@@ -199,7 +204,7 @@ def time_lines(plan: Costed, width: int) -> Iterator[Line]:
     time = plan.time
     low, high = format_seconds(time.step.low), format_seconds(time.step.high)
     step = f"{format_seconds(time.step.value)} ({low} to {high}) predicted"
-    rates = (f"{format_count(time.tokens_per_second)} tokens/s", f"MFU {100 * time.mfu:.0f} %")
+    rates = (f"{format_count(time.tokens_per_second)} {plan.model.unit}/s", f"MFU {100 * time.mfu:.0f} %")
     yield from wrapped("  step", phrases((step, *rates), gap="   "), width, indent=INDENT)
     shares = [
         f"{term.name} {100 * term.exposed_ns / time.step_ns:.0f} %"

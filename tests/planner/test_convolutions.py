@@ -9,6 +9,8 @@ from strategist.accuracy.judge import judge
 from strategist.accuracy.scores import grouped
 from strategist.accuracy.table import read_runs
 from strategist.errors import StrategistError
+from strategist.reports.brief import brief
+from strategist.reports.lines import text_of
 from strategist.facts.model import ModelShape
 from strategist.records import replace
 from tests.source import ROOT
@@ -68,6 +70,19 @@ def test_few_images_behind_a_norm_are_said() -> None:
     few, many = (recommend("resnet50", "dgx-a100-80gb", global_batch=batch) for batch in (32, 2048))
     assert "W_ADV803" in [hint.code for hint in few.hints]
     assert "W_ADV803" not in [hint.code for hint in many.hints]
+
+
+def test_images_are_said_and_counted() -> None:
+    """Their side and how they lie in memory are assumptions, rates are of images, and no other length of a sequence is tried."""
+    plan = recommend("resnet50", "dgx-a100-80gb", global_batch=256, sensitivity=True)
+    said = {assumption.what: assumption.value for assumption in plan.assumptions}
+    assert "224 x 224 pixels, channels last" in said["sequence length"]
+    assert plan.sensitivity is not None
+    assert "sequence length" not in {*plan.sensitivity.steady, *(turn.assumption for turn in plan.sensitivity.turns)}
+    text = text_of(brief(plan, 120))
+    assert "256 images per step" in text
+    assert "images/s" in text
+    assert "tokens" not in text
 
 
 def test_published_runs_are_met_by_physics_alone() -> None:
