@@ -9,10 +9,10 @@ from strategist.accuracy.judge import judge
 from strategist.accuracy.scores import grouped
 from strategist.accuracy.table import read_runs
 from strategist.errors import StrategistError
-from strategist.reports.brief import brief
-from strategist.reports.lines import text_of
 from strategist.facts.model import ModelShape
 from strategist.records import replace
+from strategist.reports.brief import brief
+from strategist.reports.lines import text_of
 from tests.source import ROOT
 
 ROWS = ROOT / "benchmarks/truth/convolutions.csv"
