@@ -85,6 +85,15 @@ def test_images_are_said_and_counted() -> None:
     assert "tokens" not in text
 
 
+def test_a_step_outside_of_what_was_calibrated_is_said() -> None:
+    """No factor and no interval was fitted to convolutions, on no device: both doors warn, and the interval is the widest."""
+    plan = recommend("resnet50", "dgx-a100-80gb", global_batch=256)
+    found = predict("resnet50", "dgx-a100-80gb", strategy="dp=8", global_batch=256)
+    for one in (plan, found):
+        assert "W_UNCALIBRATED" in [hint.code for hint in one.hints]
+        assert one.time.step.high / one.time.step.low > 1.5
+
+
 def test_published_runs_are_met_by_physics_alone() -> None:
     """No row was fitted to: every source is met within 25 % in the median, and what ran is predicted to fit."""
     judged = judge(read_runs(str(ROWS)))
