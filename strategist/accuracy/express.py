@@ -49,7 +49,7 @@ ADAPTERS = 0.002
 0.01 to 0.2 %); too little to matter for time or memory."""
 ADAPTS_ALL = "adapters on every matrix"
 """How a row says where its adapters stand, if not beside queries and values alone."""
-TASKS = re.compile(r"^$|pre-?train|sft|fine-?tun|continued|^full$|^q?lora$")
+TASKS = re.compile(r"^$|pre-?train|sft|fine-?tun|continued|classif|^full$|^q?lora$")
 """What is trained whole, or beside frozen weights."""
 SCORED = ("A", "B", "")
 
@@ -349,6 +349,9 @@ def _measured(run: Run, machines: Machines, batch: int) -> Measured:
 def _legal_sizes(shape: ModelShape, layout: dict[str, int]) -> None:
     """What no arithmetic can express, whatever ran."""
     layers = shape.layers + shape.enc_layers
+    cut = next((axis for axis in ("tp", "cp", "pp", "ep") if layout[axis] > 1), "") if shape.kind == "cnn" else ""
+    if cut:
+        raise Unexpressed(f"{cut} {layout[cut]} of blocks of convolutions")
     if layout["pp"] * layout["virtual_stages"] > layers:
         raise Unexpressed(f"{layers} layers for pp {layout['pp']} x vp {layout['virtual_stages']}")
     ranks = layout["dp_shard"] * layout["dp_replicate"] * layout["cp"] * layout["tp"]

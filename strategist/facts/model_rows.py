@@ -71,8 +71,8 @@ def _index(spelling: Any) -> Mapping[str, Sequence[Row]]:
 
 
 def _names(row: Row) -> tuple[str, ...]:
-    identity = row.get("hf_id", "")
-    return tuple(name for name in (row["name"], identity, identity.rpartition("/")[2]) if name)
+    identities = (row.get("hf_id", ""), *row.get("also_called", ()))
+    return tuple(name for name in (row["name"], *identities, *(each.rpartition("/")[2] for each in identities)) if name)
 
 
 def _not_found(text: str, flag: str) -> InputError:

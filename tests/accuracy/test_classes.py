@@ -197,6 +197,23 @@ def test_a_model_of_another_size_or_make_is_a_reason(said: dict[str, str], reaso
     assert reason in _judged({**said, "seq_len": "512"}).skipped
 
 
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({"model": "ResNet-50 v1.5"}, ""),
+        ({"model": "microsoft/resnet-101", "task": "image classification"}, ""),
+        ({"model": "resnet18", "seq_len": "224"}, ""),
+        ({"model": "ResNet-50", "tp": "2", "dp": "4"}, "tp 2 of blocks of convolutions"),
+        ({"model": "ResNeXt-101"}, "layers is not stated"),
+    ],
+)
+def test_runs_of_resnets_count_images(said: dict[str, str], reason: str) -> None:
+    """They need no length; what cuts sequences, matrices or stacks is no run of one."""
+    found = _judged({"seq_len": "", "gpus_total": "8", "dp": "8", "tokens_per_s_per_gpu": "2000", **said})
+    assert reason in found.skipped
+    assert bool(found.skipped) == bool(reason), found.skipped
+
+
 def test_a_name_of_several_cards_is_a_reason() -> None:
     """Where memory decides which card it is and is not stated, the reason lists the cards."""
     one = _judged({"hardware": "A100"})
