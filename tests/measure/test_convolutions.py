@@ -52,8 +52,8 @@ def _seen(plan: Plan) -> RankObservation:
         "dp_replicate=8",
         "dp_replicate=8,recompute=selective",
         "dp_replicate=8,recompute=full",
-        "dp_shard=8,zero=1",
-        "dp_shard=8,zero=3",
+        pytest.param("dp_shard=8,zero=1", marks=pytest.mark.nightly),
+        pytest.param("dp_shard=8,zero=3", marks=pytest.mark.nightly),
         "dp_shard=8,zero=3,recompute=full",
     ],
 )
