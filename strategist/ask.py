@@ -440,7 +440,7 @@ def _workload(given: Given, shape: ModelShape, cluster: Cluster) -> tuple[Worklo
         expert_imbalance=_imbalance(given, shape),
     )
     said = {"sequence length": (given.seq_len, seq_len, "--seq-len"), "global batch": (given.global_batch, f"{batch} sequences", "--global-batch"), "precision": (given.precision, f"{precision} compute, fp32 state", "--precision"), "optimizer": (given.optimizer, optimizer, "--optimizer")}  # fmt: skip
-    if shape.kind == "cnn":
+    if shape.is_convolutional:
         side = dict(shape.extra)["image"]
         said["sequence length"] = (
             given.seq_len,
@@ -495,7 +495,7 @@ def _balanced(given: Given, shape: ModelShape, cluster: Cluster) -> tuple[Assump
 
 def _length(given: Given, shape: ModelShape) -> int:
     """Tokens of a sequence, as said or as usual. Raises InputError CONFLICT where convolutions take an image as one."""
-    if shape.kind == "cnn" and given.seq_len not in (None, 1):
+    if shape.is_convolutional and given.seq_len not in (None, 1):
         image = dict(shape.extra)["image"]
         raise InputError(
             "CONFLICT",
@@ -509,7 +509,7 @@ def _length(given: Given, shape: ModelShape) -> int:
 
 def _usual_length(shape: ModelShape) -> int:
     """4096 tokens, or what the model was built for when that is less; images have as many as their patches, to convolutions one is one."""
-    if shape.kind == "cnn":
+    if shape.is_convolutional:
         return 1
     if shape.kind == "vit":
         return shape.pos_rows or shape.max_seq

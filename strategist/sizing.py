@@ -99,7 +99,7 @@ def _with_batch(given: Given, gpu: str) -> tuple[Given, tuple[Assumption, ...]]:
     if given.global_batch is not None:
         return given, ()
     job = _on(given, gpu, None, 1).question.job
-    seq_len, of = job.workload.seq_len, "images_per_batch" if job.model.kind == "cnn" else "tokens_per_batch"
+    seq_len, of = job.workload.seq_len, "images_per_batch" if job.model.is_convolutional else "tokens_per_batch"
     row = next(row for row in rows("reliability") if row["name"] == of)
     batch = max(1, int(row["tokens"]) // seq_len)
     words = f"{batch} sequences = {format_count(batch * seq_len)} tokens on all machines"

@@ -84,7 +84,7 @@ def express(run: Run) -> Case:
     machines = machines_of(run)
     profile = _profile(run, machines)
     shape = as_made(shape_of(run), profile)
-    run = _of_images(run, shape) if shape.kind == "cnn" else run
+    run = _of_images(run, shape) if shape.is_convolutional else run
     profile = replace(profile, launches_wait=launches_wait(run, machines))
     layout = _layout(run, profile, machines)
     batch = layout["micro_batch"] * layout["accumulation"] * layout["dp_replicate"] * layout["dp_shard"]
@@ -349,7 +349,7 @@ def _measured(run: Run, machines: Machines, batch: int) -> Measured:
 def _legal_sizes(shape: ModelShape, layout: dict[str, int]) -> None:
     """What no arithmetic can express, whatever ran."""
     layers = shape.layers + shape.enc_layers
-    cut = next((axis for axis in ("tp", "cp", "pp", "ep") if layout[axis] > 1), "") if shape.kind == "cnn" else ""
+    cut = next((axis for axis in ("tp", "cp", "pp", "ep") if layout[axis] > 1), "") if shape.is_convolutional else ""
     if cut:
         raise Unexpressed(f"{cut} {layout[cut]} of blocks of convolutions")
     if layout["pp"] * layout["virtual_stages"] > layers:

@@ -108,7 +108,12 @@ class ModelShape:
     @property
     def unit(self) -> Literal["tokens", "images"]:
         """What a rate counts: to convolutions an image is a sequence of one token."""
-        return "images" if self.kind == "cnn" else "tokens"
+        return "images" if self.is_convolutional else "tokens"
+
+    @property
+    def is_convolutional(self) -> bool:
+        """Whether its layers are blocks of convolutions (facts/convolutions.py), of whole images."""
+        return self.formula == "resnet"
 
 
 @cache
@@ -128,7 +133,7 @@ def layer_sequence(shape: ModelShape) -> tuple[LayerKind, ...]:
         )
     if shape.pattern:
         return read_spelling(shape.pattern, shape.layers, shape.ssm.kind if shape.ssm else None)
-    if shape.formula == "resnet":
+    if shape.is_convolutional:
         return tuple(LayerKind("convolution", "none", block=number) for number in numbers(shape.extra))
     if shape.mix is not None and shape.ssm is not None:
         return _hybrid_sequence(shape, shape.mix, shape.ssm)

@@ -62,7 +62,7 @@ def tables_C(job: Job, c: Candidates) -> Reals:
 def step_inputs_C(job: Job, c: Candidates) -> Reals:
     """Bytes of a step's token ids and labels on one rank, eight each, (C,); of convolutional networks pixels in place of ids, of four bytes
     a colour; on the first of several threads' devices those of all."""
-    each = 8.0 + (4.0 * blocks(job.model.extra)[0].convolutions[0].read if job.model.kind == "cnn" else 8.0)
+    each = 8.0 + (4.0 * blocks(job.model.extra)[0].convolutions[0].read if job.model.is_convolutional else 8.0)
     own = each * tokens(job, c) * c["accumulation"]
     return own * c["dp_replicate"] if c.in_threads else own
 

@@ -229,7 +229,7 @@ def _bytes(compute: float, row: Saved) -> float:
 
 def layer_instants(kept: Kept) -> tuple[LayerInstant, ...]:
     """The instants of one layer that can be its worst."""
-    if kept.job.model.kind == "cnn":
+    if kept.job.model.is_convolutional:
         return _in_convolutions(kept)
     last = kept.weights(is_last)
     dense: tuple[LayerInstant, ...] = (_last_matrix(kept, last), _behind_activation(kept, last), _first_matrices(kept))

@@ -181,7 +181,7 @@ class Layers:
         gone = self.group.candidates.is_word("recompute", "full")[:, None] & self.job.model.mlp_gated
         again = self.kept.rows(is_brought_back, "ffn", "inside", "product")
         again = again - np.where(gone, self.kept.rows(is_brought_back, "product"), 0.0)
-        if self.job.model.kind == "cnn":
+        if self.job.model.is_convolutional:
             again = np.maximum(0.0, again - kept_behind(self.kept))
         return _of_worst(self.group, again, again)
 

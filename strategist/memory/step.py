@@ -207,7 +207,7 @@ class Step:
         """The layers of a chunk that are looked at, counted from its end: the last one, the one before it and the first; under ZeRO-3
         without a pipeline, which has nothing to gather beside the first, the second too. Of convolutions the instant itself knows where
         its block lies."""
-        if self.job.model.kind == "cnn" and not self.piped:
+        if self.job.model.is_convolutional and not self.piped:
             return (0,)
         return (0, 1, -2, -1) if self.reshards.any() and not self.piped else (0, 1, -1)
 
@@ -677,7 +677,7 @@ class Step:
     def _copies_gone(self, ats: LayerInstants) -> Reals:
         """Bytes of copies of weights that are gone with their gradients, (..., C, K): where recomputation made them, no more than those."""
         gone = np.where(self.plain, self.trained * self.compute, 0.0) * ats.weights
-        if self.job.model.kind != "cnn":  # elsewhere they are the layer's own
+        if not self.job.model.is_convolutional:  # elsewhere they are the layer's own
             return gone
         again = self.copies_again(ats.every)
         return np.where(again > 0.0, np.minimum(gone, again), gone)

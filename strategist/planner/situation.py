@@ -77,7 +77,7 @@ def question(job: Job, forbids: tuple[str, ...] = ()) -> dict[str, Value]:
         "some_experts": len({kind.ffn == "moe" for kind in layer_counts(shape)}) > 1,
         "splittable": is_splittable(shape),
         "described": shape.kind != "module",
-        "convolutional": shape.kind == "cnn",
+        "convolutional": shape.is_convolutional,
         "seq_len": work.seq_len,
         "global_batch": work.global_batch,
         "precision": work.precision,

@@ -58,7 +58,7 @@ NARROW, WIDE = 2048, 8192
 
 def neighbourhoods(job: Job) -> tuple[Place, ...]:
     """Where runs like a job lie, the nearest first; those of networks of convolutions nowhere, since no factor was fitted to any."""
-    if job.model.kind == "cnn":
+    if job.model.is_convolutional:
         return ()
     chip, framework, hidden = job.cluster.slowest.gpu.chip, job.profile.name, job.model.hidden
     width = "narrow" if hidden <= NARROW else "wide" if hidden >= WIDE else "middle"
@@ -89,7 +89,7 @@ def has_known_errors(chip: str) -> bool:
 def outside_known_errors(job: Job) -> tuple[Hint, ...]:
     """A warning where the interval of the step rests on other devices' or other models' errors."""
     device = job.cluster.slowest.gpu
-    if job.model.kind == "cnn":
+    if job.model.is_convolutional:
         text = "No published run of a network of convolutions is in the calibration: the interval of the step is that of language models on any device (docs/accuracy.md lists what ResNets took)."
         return (Hint(code="W_UNCALIBRATED", sentence=text),)
     if device.vendor == "CPU" or has_known_errors(device.chip):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from strategist import load_model, predict, recommend
@@ -10,6 +12,7 @@ from strategist.accuracy.scores import grouped
 from strategist.accuracy.table import read_runs
 from strategist.errors import StrategistError
 from strategist.facts.model import ModelShape
+from strategist.planner.check import faults
 from strategist.records import replace
 from strategist.reports.brief import brief
 from strategist.reports.lines import text_of
@@ -83,6 +86,24 @@ def test_images_are_said_and_counted() -> None:
     assert "256 images per step" in text
     assert "images/s" in text
     assert "tokens" not in text
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "said"),
+    [
+        ("resnet50", {"extra": ()}, "model.extra.depths_0 is 0"),
+        ("resnet50", {"layers": 17}, "stages of 16 blocks and model.layers is 17"),
+        ("resnet50", {"image": 2**20}, "model.extra.image is 1048576"),
+        ("vit-b-16", {"extra": ()}, "model.extra.patch is 0"),
+        ("llama-debug", {"formula": "resnet"}, "model.extra.image is 0"),
+    ],
+)
+def test_a_plan_whose_model_lacks_facts_is_not_sound(model: str, changes: dict[str, Any], said: str) -> None:
+    """A file may say anything; what weights are counted from is asked before anything is counted."""
+    plan = recommend(model, "dgx-a100-80gb", global_batch=256)
+    if "image" in changes:
+        changes = {"extra": tuple(sorted({**dict(plan.model.extra), **changes}.items()))}
+    assert any(said in fault for fault in faults(replace(plan, model=replace(plan.model, **changes))))
 
 
 def test_a_step_outside_of_what_was_calibrated_is_said() -> None:
