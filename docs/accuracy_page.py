@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
+from benchmarks.record import ROOT
 from docs.accuracy_bars import bar_rows
 from docs.accuracy_bars import percent as _percent
 from strategist.accuracy.judge import judge
 from strategist.accuracy.scores import grouped
 from strategist.accuracy.table import read_runs
 
-ROOT = Path(__file__).parents[1]
 SIDE, EDGE = 480, 40
 
 
@@ -50,7 +49,7 @@ def accuracy_page(result: Mapping[str, Any]) -> str:
             "| source | rows | predicted | median factor | within 10 % | within 25 % | bias | MAPE | median error, uncalibrated |",
             "|---|---|---|---|---|---|---|---|---|",
             *(_row(source["source"], source, _percent(result["uncalibrated"]["sources"][source["source"]], 1)) for source in result["sources"] if source["time"]),
-            *(_row(f"vtrain, {name}", result[key]) for name, key in (("one node", "vtrain_single_node"), ("several nodes", "vtrain_multi_node"))),
+            *(_row(f"vtrain, {name}", result[key], "") for name, key in (("one node", "vtrain_single_node"), ("several nodes", "vtrain_multi_node"))),
             "",
             "bias: exp(median ln(predicted / measured)) - 1; above 0 predictions are too slow.",
             "",
@@ -107,7 +106,7 @@ def accuracy_page(result: Mapping[str, Any]) -> str:
             "",
             "| source | rows | predicted | median factor | within 10 % | within 25 % | bias | MAPE |",
             "|---|---|---|---|---|---|---|---|",
-            *(_row(own["key"]["source"], own, None) for own in _of_images()),
+            *(_row(own["key"]["source"], own) for own in _of_images()),
             "",
             "## Rows without a prediction",
             "",
@@ -139,10 +138,10 @@ def _of_images() -> Iterator[dict[str, Any]]:
     yield from (asdict(group) for group in grouped(judge(runs), ("source",)) if group.key)
 
 
-def _row(name: str, group: Mapping[str, Any], plain: str | None = "") -> str:
-    """A source's row; the last cell is left out where there is no such column."""
+def _row(name: str, group: Mapping[str, Any], *more: str) -> str:
+    """A source's row, and the cells of further columns."""
     t = group["time"]
-    cells = (name, group["rows"], group["covered"], f"{t['factor']:.3f}", _percent(t["within_10"]), _percent(t["within_25"]), _signed(t["bias"]), f"{100 * t['mape']:.1f} %", *(() if plain is None else (plain,)))  # fmt: skip
+    cells = (name, group["rows"], group["covered"], f"{t['factor']:.3f}", _percent(t["within_10"]), _percent(t["within_25"]), _signed(t["bias"]), f"{100 * t['mape']:.1f} %", *more)  # fmt: skip
     return f"| {' | '.join(str(cell) for cell in cells)} |"
 
 

@@ -60,7 +60,8 @@ def find_blocks(model: nn.Module) -> BlockList:
 
 def _lies_in(name: str, blocks: dict[str, nn.Module]) -> bool:
     """Whether a module of that name is a part of one of some blocks."""
-    return any(name.startswith(f"{own}.") for own in blocks)
+    parts = name.split(".")
+    return any(".".join(parts[:depth]) in blocks for depth in range(1, len(parts)))
 
 
 def _sort(block: nn.Module) -> type:

@@ -107,8 +107,7 @@ def _table(parts: Parts) -> tuple[int, int]:
     vocab, hidden, table = max(found, key=lambda one: one[:2], default=(0, 0, None))
     is_bag = any(base.__name__ == "EmbeddingBag" for base in type(table).__mro__)
     ends = getattr(parts.modules[-1], "out_features", vocab) not in (vocab, hidden)
-    has_head = any(getattr(module, "out_features", None) == vocab for module in parts.modules)
-    return (0 if is_bag or (ends and not has_head) else vocab), hidden
+    return (0 if is_bag or (ends and not _heads(parts, vocab)) else vocab), hidden
 
 
 def plain_tables(parts: Parts) -> tuple[tuple[int, int], ...]:
@@ -130,8 +129,12 @@ def _does_more(table: Any) -> bool:
 def _has_head(parts: Parts, vocab: int) -> bool:
     """True when some Linear maps to the vocabulary with weights of its own."""
     tables = {id(module.weight) for module in _tables(parts)}
-    heads = [module for module in parts.modules if vocab and getattr(module, "out_features", None) == vocab]
-    return any(id(head.weight) not in tables for head in heads)
+    return any(id(head.weight) not in tables for head in _heads(parts, vocab))
+
+
+def _heads(parts: Parts, vocab: int) -> list[Any]:
+    """The modules that map to the vocabulary; none where there is no vocabulary."""
+    return [module for module in parts.modules if vocab and getattr(module, "out_features", None) == vocab]
 
 
 def _matrices(parts: Parts) -> list[tuple[int, int]]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
-from strategist.facts.layers import build_layer, norm_size
+from strategist.facts.layers import Matrix, build_layer, norm_size
 from strategist.facts.model import ModelShape, layer_counts
 from strategist.records import dataclass, names_of, replace
 
@@ -71,8 +72,13 @@ def count(shape: ModelShape) -> Parameters:
 @cache
 def hidden_matrices(shape: ModelShape) -> int:
     """Elements of the matrices inside the layers, biases left out: what Muon updates."""
+    return over_matrices(shape, lambda matrix: matrix.copies * matrix.weights)
+
+
+def over_matrices(shape: ModelShape, size: Callable[[Matrix], int]) -> int:
+    """The sum of a size over the matrices of all layers."""
     return sum(
-        number * matrix.copies * matrix.weights
+        number * size(matrix)
         for kind, number in layer_counts(shape).items()
         for matrix in build_layer(shape, kind).matrices
     )

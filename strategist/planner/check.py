@@ -64,9 +64,9 @@ def _size_faults(plan: Plan) -> Iterator[str]:
 def _convolution_faults(plan: Plan) -> Iterator[str]:
     """What a network of convolutions is built from before anything is counted."""
     shape, known = plan.model, dict(plan.model.extra)
-    depths = sum(value for name, value in known.items() if name.startswith("depths_"))
     if not shape.is_convolutional:
         return
+    depths = sum(value for name, value in known.items() if name.startswith("depths_"))
     if depths != shape.layers:
         yield f"model.extra has stages of {depths} blocks and model.layers is {shape.layers}."
     if known.get("image", 0) > MAX_SIDE:

@@ -59,11 +59,12 @@ def model_words(plan: Costed) -> str:
 def job_words(plan: Costed) -> str:
     """The workload in one phrase."""
     work = plan.workload
-    tokens = format_count(work.tokens_per_step)
+    job = f"{_method_words(plan)}, {work.optimizer}, {work.precision}"
     if plan.model.unit == "images":
-        return f"{_method_words(plan)}, {work.optimizer}, {work.precision}, {work.global_batch} images per step"
+        return f"{job}, {work.global_batch} images per step"
+    tokens = format_count(work.tokens_per_step)
     crowded = f", busiest experts {work.expert_imbalance:g} times the mean" if work.expert_imbalance > 1 else ""
-    return f"{_method_words(plan)}, {work.optimizer}, {work.precision}, sequence {work.seq_len}, {work.global_batch} sequences = {tokens} tokens per step{crowded}"
+    return f"{job}, sequence {work.seq_len}, {work.global_batch} sequences = {tokens} tokens per step{crowded}"
 
 
 def _method_words(plan: Costed) -> str:

@@ -13,9 +13,8 @@ from strategist.document.estimate import TIME_TERMS
 from strategist.facts.attention import attention_FLOP
 from strategist.facts.hardware import Cluster
 from strategist.facts.job import Job
-from strategist.facts.layers import build_layer
 from strategist.facts.model import ModelShape, layer_counts
-from strategist.facts.parameters import count, outer_parameters
+from strategist.facts.parameters import count, outer_parameters, over_matrices
 from strategist.records import dataclass
 from strategist.space.candidates import BY_STAGE, Candidates, Column, Mask, Reals, total_of
 from strategist.space.shares import Elements, Group, Sorts, elements, groups
@@ -179,10 +178,7 @@ def model_FLOP(job: Job) -> float:
 
 def _at_further_positions(shape: ModelShape) -> int:
     """Products per weight of a convolution that are not the first, summed over all of them: one weight meets every position of a sample."""
-    return sum(
-        number * sum((matrix.positions - 1) * matrix.weights for matrix in build_layer(shape, kind).matrices)
-        for kind, number in layer_counts(shape).items()
-    )
+    return over_matrices(shape, lambda matrix: (matrix.positions - 1) * matrix.weights)
 
 
 _BESIDE = ("dit", "dual-encoder")
@@ -192,10 +188,7 @@ _BESIDE = ("dit", "dual-encoder")
 
 def _in_layers(shape: ModelShape) -> int:
     """Weights of the matrices of all layers."""
-    return sum(
-        number * sum(matrix.parameters for matrix in build_layer(shape, kind).matrices)
-        for kind, number in layer_counts(shape).items()
-    )
+    return over_matrices(shape, lambda matrix: matrix.parameters)
 
 
 def mfu(job: Job, step_seconds: float) -> float:
