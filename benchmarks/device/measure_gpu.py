@@ -11,6 +11,7 @@ Writes JSON lines: one that says what the machine is, then one per measurement, 
     update          optimizers on the device and on the host
     layer, ends     one block, and the embedding's other end, of catalogue shapes: forward and backward, eager and compiled
     kernels         which kernels a layer launches, how many and how long
+    convolutions    a ResNet of transformers, forward and backward, by format, order of channels and images
 
     python -m benchmarks.device.measure_gpu --out rows.jsonl
     python -m benchmarks.device.measure_gpu --cpu --out rows.jsonl     to try the script, on small sizes
@@ -617,6 +618,44 @@ def ends(bench: Bench) -> Iterator[Row]:
             yield {**about, "forward": there, "backward": back}
 
 
+def convolutions(bench: Bench) -> Iterator[Row]:
+    """Forward and backward of ResNets from images to the loss, in bfloat16 under autocast, float32 and TF32."""
+    for name, depths, images in (
+        ("resnet50", (3, 4, 6, 3), 256),
+        ("resnet50", (3, 4, 6, 3), 64),
+        ("resnet18", (2, 2, 2, 2), 256),
+    ):
+        for order, is_half, allows_tf32 in itertools.product(
+            ("channels last", "channels first"), (True, False), (False, True)
+        ):
+            if is_half and allows_tf32:
+                continue
+            about = {"model": name, "images": bench.size(images, 2), "order": order}
+            format_ = "bfloat16" if is_half else "tf32" if allows_tf32 else "float32"
+            yield {**about, "format": format_, **_of_images(bench, name, depths, about["images"], order, format_)}
+
+
+def _of_images(bench: Bench, name: str, depths: tuple[int, ...], images: int, order: str, format_: str) -> Row:
+    from transformers import ResNetConfig, ResNetForImageClassification  # other sections do without it
+
+    kind = "basic" if name == "resnet18" else "bottleneck"
+    widths = [64, 128, 256, 512] if kind == "basic" else [256, 512, 1024, 2048]
+    config = ResNetConfig(depths=list(depths), hidden_sizes=widths, layer_type=kind, num_labels=1000)
+    layout = torch.channels_last if order == "channels last" else torch.contiguous_format
+    model = ResNetForImageClassification(config).to(bench.device).to(memory_format=layout)
+    pictures = bench.random(images, 3, 224, 224, dtype=torch.float32).to(memory_format=layout)
+    labels = torch.randint(1000, (images,), device=bench.device)
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = format_ == "tf32"
+
+    def forward() -> Tensor:
+        with torch.autocast(bench.device.type, HALF, enabled=format_ == "bfloat16"):
+            return functional.cross_entropy(model(pictures).logits.float(), labels)
+
+    there, back = bench.clock.both_ways(forward, tuple(model.parameters()), repeats=bench.size(7, 1))
+    return {"forward": there, "backward": back}
+
+
 SECTIONS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "launch": launch,
     "host_link": host_link,
@@ -629,6 +668,7 @@ SECTIONS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "matmul": matmul,
     "sustained": sustained,
     "compiled": compiled,
+    "convolutions": convolutions,
 }
 
 

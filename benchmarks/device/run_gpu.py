@@ -50,12 +50,20 @@ CASES: tuple[Case, ...] = (
     Case("gpt2", 1024, 1, 4),
     Case("qwen2.5-0.5b", 4096, 2, 4),
     Case("llama-3.2-1b", 4096, 2, 2, is_compiled=True),
-    Case("qwen2.5-1.5b", 4096, 1, 4),
+    Case("opt-1.3b", 2048, 4, 4),
+    Case("smollm2-360m", 2048, 8, 4),
+    Case("qwen3-0.6b", 4096, 2, 4),
     Case("llama-3.2-1b", 1024, 4, 4),
-    Case("pythia-1.4b", 2048, 2, 4),
     Case("gpt2-large", 1024, 4, 4, is_compiled=True),
     Case("tinyllama-1.1b", 2048, 4, 4),
     Case("llama-3.2-1b", 4096, 1, 4, "zero=3"),
+    Case("qwen2.5-1.5b", 4096, 1, 4),
+    Case("olmo-1b", 2048, 4, 4),
+    Case("gpt2-medium", 1024, 8, 4),
+    Case("qwen3-1.7b", 4096, 1, 4),
+    Case("gpt3-1.3b", 2048, 4, 4),
+    Case("smollm2-360m", 512, 2, 4),
+    Case("smollm2-1.7b", 2048, 4, 4),
 )
 SMALL_CASES: tuple[Case, ...] = (Case("llama-debug", 64, 1, 4), Case("llama-debug", 64, 1, 4, "zero=3"))
 
@@ -66,7 +74,7 @@ def main() -> None:
     hardware: Any = "cpu:1" if asked.cpu else {"gpu": asked.gpu, "gpus_per_node": 1, "nodes": 1}
     about, begin = circumstances(("torch",)), time.perf_counter()
     with open(asked.out, "x", encoding="utf-8") as file, tempfile.TemporaryDirectory() as folder:
-        for number, case in enumerate(SMALL_CASES if asked.cpu else CASES):
+        for number, case in enumerate((SMALL_CASES if asked.cpu else CASES)[asked.first :]):
             is_late = time.perf_counter() - begin > asked.seconds
             row = {"left_out": "no time"} if is_late else ran(case, hardware, Path(folder) / str(number), asked.steps)
             file.write(
@@ -82,6 +90,7 @@ def _arguments() -> argparse.Namespace:
     place.add_argument("--cpu", action="store_true", help="a CPU rank and small models, to try the script")
     parser.add_argument("--out", required=True, help="a new file for the lines")
     parser.add_argument("--steps", type=int, default=14)
+    parser.add_argument("--first", type=int, default=0, help="how many cases of the list to leave out")
     parser.add_argument("--seconds", type=float, default=3600.0, help="after which no further run is begun")
     return parser.parse_args()
 
