@@ -645,7 +645,6 @@ def _of_images(bench: Bench, name: str, depths: tuple[int, ...], images: int, or
     model = ResNetForImageClassification(config).to(bench.device).to(memory_format=layout)
     pictures = bench.random(images, 3, 224, 224, dtype=torch.float32).to(memory_format=layout)
     labels = torch.randint(1000, (images,), device=bench.device)
-    torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = format_ == "tf32"
 
     def forward() -> Tensor:

@@ -88,14 +88,26 @@ class Rehearsal:
         job = self.job()
         return session_of(lay_out(make_model(), job), job)
 
-    def batch(self, count: int) -> Batch:
-        """Random tokens: the first `count` sequences of the data rank's share, the whole of which is on the device."""
+    def batch(self, session: Session) -> Batch:
+        """Random tokens: the first sequences of the data rank's share that a step takes; the whole share is on the device.
+
+        Their rows are in this rank's part of a table cut over tp: those of others nobody sends, they would be zeros, of which
+        norms make gradients that grow from layer to layer.
+        """
+        own = self._own_rows(session.job.mesh.get_local_rank("tp"))
         whole = self.plan.strategy.micro_batch * self.plan.strategy.accumulation
         shape = (whole, self.plan.workload.seq_len)
+        spans = {"input_ids": own, "labels": range(self.plan.model.vocab)}
         return {
-            name: torch.randint(self.plan.model.vocab, shape, device=self.device)[:count]
-            for name in ("input_ids", "labels")
+            name: torch.randint(span.start, span.stop, shape, device=self.device)[: session.share.size]
+            for name, span in spans.items()
         }
+
+    def _own_rows(self, index: int) -> range:
+        """Rows of the vocabulary that the `index`-th rank along tp holds; all where it holds none."""
+        vocab = range(self.plan.model.vocab)
+        rows = -(-len(vocab) // self.plan.mesh.tp)
+        return vocab[index * rows :][:rows] or vocab
 
     @contextmanager
     def leading(self, clock: Clock) -> Iterator[None]:
@@ -126,7 +138,7 @@ def rehearse_rank(plan: Plan, kind: Kind, make_model: MakeModel, device: torch.d
     begin = time.perf_counter()
     with stage_set(plan, kind.rank, device) as rehearsal:
         session = rehearsal.session(make_model)
-        batch = rehearsal.batch(session.share.size)
+        batch = rehearsal.batch(session)
         for _ in range(WARM_UP):
             session.step(batch)
         memory = _weighed(session, batch, device)
@@ -167,7 +179,7 @@ def held_on_cpu(plan: Plan, rank: int, make_model: MakeModel) -> tuple[int, int]
 
         def prepare() -> Callable[[], object]:
             session = rehearsal.session(make_model)
-            batch = rehearsal.batch(session.share.size)
+            batch = rehearsal.batch(session)
             for _ in range(WARM_UP):
                 session.step(batch)
             return lambda: session.step(batch)

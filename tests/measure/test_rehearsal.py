@@ -153,6 +153,37 @@ def _rehearsed(plan: Plan) -> Observed:
     return strategist.rehearse(plan, steps=1)
 
 
+@pytest.mark.parametrize("sequence_parallel", (False, True))
+def test_gradients_do_not_grow_from_layer_to_layer(sequence_parallel: bool) -> None:
+    """Under tp a table of tokens is cut by rows, and what another rank's row would give is not sent by anybody: as zeros, it made
+    gradients of 1e17 in 16 layers, and no numbers in more. They are as large as one process makes them."""
+    shape = tiny_llama(layers=12, hidden=256, ffn_hidden=512, head_dim=32, vocab=1024, max_seq=128)
+    alone, cut = (
+        run_alone(_embedding_gradient, make_plan(shape, formats=FLOAT32, seq_len=128, **choices), timeout_s=120.0)
+        for choices in ({}, {"tp": 2, "sequence_parallel": sequence_parallel})
+    )
+    assert alone / 4 < cut < alone * 4
+
+
+def _embedding_gradient(plan: Plan) -> float:
+    """The largest gradient of what the first layer is given, in a first step."""
+    import torch
+
+    from strategist.measure.models import real_model
+    from strategist.measure.rehearse_rank import stage_set
+
+    seen: list[float] = []
+    with stage_set(plan, 0, torch.device("cpu")) as rehearsal:
+        session = rehearsal.session(real_model(plan.model))
+
+        def watch(_module: object, _inputs: object, hidden: torch.Tensor) -> None:
+            hidden.register_hook(lambda gradient: seen.append(float(gradient.abs().max())))
+
+        session.parts.model.token_embedding.register_forward_hook(watch)
+        session.step(rehearsal.batch(session))
+    return max(seen)
+
+
 def test_what_others_send_is_noise() -> None:
     """Gathered and received numbers are neither zero nor NaN, as wide as this rank's own, which stay as they were."""
     gathered, received, own, kept = run_alone(_noise, timeout_s=60.0)
