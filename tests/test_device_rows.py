@@ -13,6 +13,7 @@ import pytest
 from benchmarks.device.report import (
     CARDS,
     ROWS,
+    images,
     kernels,
     lines,
     products,
@@ -77,25 +78,38 @@ def test_pinned_memory_crosses_the_link_as_planned() -> None:
     assert [row["GBps"] for row in large if row["way"] != "both at once"] == pytest.approx([planned / 1e9] * 4, rel=0.1)
 
 
-def test_terms_of_a_run_add_up_to_its_step() -> None:
+@pytest.mark.parametrize(("card", "count"), (("h100", 7), ("h200", 6)))
+def test_terms_of_a_run_add_up_to_its_step(card: str, count: int) -> None:
     """A step that a GPU trained is its terms and nothing else, within a thousandth."""
-    runs = [row["run"] for row in rows_of("h100-runs") if "run" in row]
-    assert len(runs) == 7
+    runs = [row["run"] for row in rows_of(f"{card}-runs") if "run" in row]
+    assert len(runs) == count
     for run in runs:
         assert sum(run["terms_ns"].values()) == pytest.approx(run["step_ns"], rel=1e-3)
 
 
-def test_runs_of_one_gpu_take_about_as_long_as_planned() -> None:
-    """Steps that an H100 trained are planned within a tenth at the median and an eighth at most, those that wait for their host
-    too, which 62 launches of 5.5 us missed fourfold; the loss, whose bytes were counted in torch's kernels, within 6 %, and
-    updates of models that fill a device within 15 %."""
-    found = list(runs("h100"))
+@pytest.mark.parametrize(("card", "loss", "update"), (("h100", 0.06, 0.15), ("h200", 0.09, 0.25)))
+def test_runs_of_one_gpu_take_about_as_long_as_planned(card: str, loss: float, update: float) -> None:
+    """Steps that a GPU trained are planned within a tenth at the median and an eighth at most, those that wait for their host
+    too, which 62 launches of 5.5 us missed fourfold; the loss, whose bytes were counted in torch's kernels, within 6 % (H100) and 9 %
+    (H200), and updates of models that fill a device within 15 and 25 %. Constants were set with rows of other runs; none of an
+    H200."""
+    found = list(runs(card))
     assert statistics.median(abs(run.ratio - 1) for run in found) < 0.1
     assert max(abs(run.ratio - 1) for run in found) < 0.125
     for run in found:
-        assert run.term_ratio("loss") == pytest.approx(1.0, abs=0.06)
+        assert run.term_ratio("loss") == pytest.approx(1.0, abs=loss)
         if run.measured_ns["optimizer"] > 5e6:
-            assert run.term_ratio("optimizer") == pytest.approx(1.0, abs=0.15)
+            assert run.term_ratio("optimizer") == pytest.approx(1.0, abs=update)
+
+
+def test_channels_last_is_what_networks_of_convolutions_are_planned_with() -> None:
+    """Passes over images that lie channels last are planned a quarter too fast at most; channels first, half-precision images take
+    an H200 1.9 times as long, and no plan is that slow."""
+    ratios = {(row["order"], row["format"], row["images"]): ratio for row, ratio in images()}
+    last = [ratio for (order, _, _), ratio in ratios.items() if order == "channels last"]
+    assert len(last) == 6
+    assert 0.7 < min(last) <= max(last) < 1.0
+    assert max(ratios["channels first", "bfloat16", count] for count in (64, 256)) < 0.5
 
 
 def test_rehearsed_steps_of_sharded_weights_take_about_as_long_as_predicted() -> None:

@@ -55,11 +55,14 @@ def lines() -> Iterator[str]:
         yield f"{row['work']} on h100 in the last of {len(row['us'])} seconds: {row['us'][-1]} us{short}, {row['power_W']} W"
     for row, ratio in rehearsed_steps():
         yield f"{row['model']}, {row['layout']}, {row['kind']}: predicted over rehearsed step {ratio:.2f}"
-    for run in runs("h100"):
-        yield (
-            f"{run.case.model}, {run.layout}: planned over measured step {run.ratio:.2f}, "
-            f"loss {run.term_ratio('loss'):.2f}, update {run.term_ratio('optimizer'):.2f}"
-        )
+    for card in CARDS:
+        for run in runs(card):
+            yield (
+                f"{run.case.model}, sequences of {run.case.seq_len}, {run.layout}, on {card}: planned over measured step {run.ratio:.2f}, "
+                f"loss {run.term_ratio('loss'):.2f}, update {run.term_ratio('optimizer'):.2f}"
+            )
+    for row, ratio in images():
+        yield f"{row['model']}, {row['images']} images, {row['order']}, {row['format']}: planned over measured passes {ratio:.2f}"
 
 
 class Run(NamedTuple):
@@ -91,6 +94,21 @@ def runs(card: str) -> Iterator[Run]:
             yield Run(case, row["layout"], own, {"step": seen["step_ns"], **seen["terms_ns"]})
 
 
+FORMATS = {"bfloat16": "bf16", "float32": "fp32", "tf32": "tf32"}
+
+
+def images() -> Iterator[tuple[Row, float]]:
+    """Networks of convolutions that an H200 trained, and what planned passes over their images are of those."""
+    hardware = {"gpu": CARDS["h200"], "gpus_per_node": 1, "nodes": 1}
+    for row in rows_of("h200-convolutions"):
+        if row["what"] == "convolutions":
+            count, measured = row["images"], row["forward"]["device_us"] + row["backward"]["device_us"]
+            time = strategist.recommend(
+                row["model"], hardware, precision=FORMATS[row["format"]], micro_batch=count, global_batch=count, top=1
+            ).time
+            yield row, (time.step_ns - exposed_ns(time)["optimizer"]) / 1e3 / measured
+
+
 def rehearsed_steps() -> Iterator[tuple[Row, float]]:
     """Ranks that were rehearsed, and what today's prediction of their step, without waiting for other stages, is of what they took; all were
     planned for one node of 8 H100."""
@@ -111,7 +129,7 @@ def rows_of(name: str) -> list[Row]:
 
 def rehearsed_ranks() -> list[Row]:
     """Every rank that was rehearsed on a GPU."""
-    return [row for card in CARDS for row in rows_of(f"{card}-rehearsals") if "bytes" in row]
+    return [row for path in sorted(ROWS.glob("*-rehearsals.jsonl")) for row in rows_of(path.stem) if "bytes" in row]
 
 
 def kernels(card: str, what: str) -> list[Row]:

@@ -108,5 +108,6 @@ def _described(name: str, layout: str, found: Costed, *, legal: bool, fits: bool
         usable_bytes=found.memory.usable_bytes,
         time=found.time.step,
         tokens_per_second=found.time.tokens_per_second,
+        unit=found.model.unit,
         mfu=found.time.mfu,
     )

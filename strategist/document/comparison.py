@@ -14,7 +14,7 @@ from strategist.records import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
     """One layout that is compared: the word that named it, what it trains on which machines, whether a rule forbids it,
-    whether it fits, and its totals."""
+    whether it fits, and its totals. `unit` is what a token is: to convolutions an image."""
 
     name: str
     layout: str
@@ -28,6 +28,7 @@ class Side:
     usable_bytes: int
     time: Estimate
     tokens_per_second: float
+    unit: Literal["tokens", "images"]
     mfu: float
 
 

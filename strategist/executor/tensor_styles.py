@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from strategist.errors import InternalError
@@ -25,12 +25,30 @@ from strategist.errors import InternalError
 def part_here(weight: Tensor) -> Tensor:
     """This rank's part of a weight, to compute with.
 
-    Each rank's gradient of a weight that all hold whole comes from its own tokens or heads: it is one term of a sum.
+    Each rank's gradient of a weight that all hold whole comes from its own tokens or heads: it is one term of a sum, which
+    `gradients.add_terms` makes once for all weights and micro-batches (Megatron-LM, arXiv 2205.05198: megatron/core/distributed/
+    finalize_model_grads.py, layer norms). Said to torch, FSDP2 would make one per weight and micro-batch.
     """
     if not isinstance(weight, DTensor):
         return weight
-    terms = [Partial() if placement.is_replicate() else placement for placement in weight.placements]
-    return weight.to_local(grad_placements=terms)
+    if torch.compiler.is_compiling():  # which sees through torch's own way
+        return weight.to_local()
+    part: Tensor = _Part.apply(weight)  # type: ignore[no-untyped-call]
+    return part
+
+
+class _Part(Function):
+    """What torch's `to_local` does, without working out for each gradient again how it lies: as the weight."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: DTensor) -> Tensor:
+        ctx.spec = weight._spec
+        ctx.set_materialize_grads(False)
+        return weight._local_tensor.view_as(weight._local_tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None) -> DTensor | None:
+        return None if gradient is None else DTensor(gradient, ctx.spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 
 class Linear(nn.Linear):
@@ -119,9 +137,21 @@ class Border(Entry):
 
 def distribute(module: nn.Module, name: str, mesh: DeviceMesh, *placements: Placement) -> None:
     """Make the parameter `name` of a module a DTensor, with one placement per axis of the mesh."""
+    if any(placement.is_replicate() for placement in placements):
+        module.__dict__.setdefault(_HELD_WHOLE, set()).add(name)
     whole = module.get_parameter(name)
     part = distribute_tensor(whole.detach(), mesh, placements)
     module.register_parameter(name, nn.Parameter(part, requires_grad=whole.requires_grad))
+
+
+_HELD_WHOLE = "names_held_whole"
+
+
+def held_whole(model: nn.Module) -> list[nn.Parameter]:
+    """Weights of which each rank has a term of the gradient."""
+    return [
+        module.get_parameter(name) for module in model.modules() for name in sorted(getattr(module, _HELD_WHOLE, ()))
+    ]
 
 
 def _enter(mesh: DeviceMesh, layout: Placement, _module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -158,15 +188,15 @@ class Line(NamedTuple):
         """What the ranks hold parts of."""
         if self.dim is None:
             return part
-        stacked = _waited(_OPERATORS.all_gather_into_tensor(part.contiguous(), self.size, self.group))
+        stacked = _made(_OPERATORS.all_gather_into_tensor, part.contiguous(), self.size, self.group)
         return stacked if self.dim == 0 else torch.cat(stacked.chunk(self.size), dim=self.dim)
 
     def sum(self, term: Tensor) -> Tensor:
         """The sum of the ranks' terms, of which each gets its part."""
         if self.dim is None:
-            return _waited(_OPERATORS.all_reduce(term.contiguous(), "sum", self.group))
+            return _made(_OPERATORS.all_reduce, term.contiguous(), "sum", self.group)
         stacked = term.contiguous() if self.dim == 0 else torch.cat(term.chunk(self.size, dim=self.dim))
-        return _waited(_OPERATORS.reduce_scatter_tensor(stacked, "sum", self.size, self.group))
+        return _made(_OPERATORS.reduce_scatter_tensor, stacked, "sum", self.size, self.group)
 
 
 _OPERATORS = torch.ops._c10d_functional
@@ -175,6 +205,15 @@ _OPERATORS = torch.ops._c10d_functional
 def _line(mesh: DeviceMesh, layout: Placement) -> Line:
     group = mesh.get_group()
     return Line(group.group_name, group.size(), layout.dim if isinstance(layout, Shard) else None)
+
+
+def _made(collective: Callable[..., Tensor], *inputs: Any) -> Tensor:
+    """What a collective gives, once it is there. Torch's own backward passes of these operators are not asked for: ours stand around
+    them, and looking for theirs takes the host as long as the operator."""
+    if torch.compiler.is_compiling():  # nothing is looked for in a graph
+        return _waited(collective(*inputs))
+    with torch._C._AutoDispatchBelowAutograd():
+        return _waited(collective(*inputs))
 
 
 def _waited(value: Tensor) -> Tensor:

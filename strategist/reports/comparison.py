@@ -39,8 +39,13 @@ def letter(number: int) -> str:
 def _named(head: str, side: Side, width: int) -> Iterator[Line]:
     """One side in words."""
     yield from wrapped(head, f"{side.name}: {side.layout}", width, indent=INDENT, style="title")
-    rates = f"{format_count(side.tokens_per_second)} tokens/s, MFU {100 * side.mfu:.0f} %"
-    text = f"{side.model} on {side.hardware}, sequence {side.seq_len}, {side.global_batch} sequences: {rates}"
+    rates = f"{format_count(side.tokens_per_second)} {side.unit}/s, MFU {100 * side.mfu:.0f} %"
+    batch = (
+        f"sequence {side.seq_len}, {side.global_batch} sequences"
+        if side.unit == "tokens"
+        else f"{side.global_batch} images"
+    )
+    text = f"{side.model} on {side.hardware}, {batch}: {rates}"
     yield from wrapped("", text, width, indent=INDENT, style="dim")
 
 

@@ -61,13 +61,16 @@ def measured_lines(plan: Plan, report: Report, width: int) -> list[Line]:
     """Predicted beside measured, one row per term, and how the loss went."""
     losses, ranks = [step["loss"] for step in report["steps"]], report["world"]
     head = f"{len(losses)} steps on {ranks} rank{'s' * (ranks > 1)}, loss {losses[0]:.4f} to {losses[-1]:.4f}"
-    rows = [("", "predicted", "measured", "ratio", ""), *map(_row, compared(plan, report))]
+    rows = [
+        ("", "predicted", "measured", "ratio", ""),
+        *(_row(each, plan.model.unit) for each in compared(plan, report)),
+    ]
     return [line(head), *_rows(rows, width)]
 
 
-def _row(each: Compared) -> tuple[str, ...]:
+def _row(each: Compared, unit: str) -> tuple[str, ...]:
     words = {"s": format_seconds, "tokens/s": format_count, "B": format_gib}[each.unit]
-    label = each.term.replace("_per_second", "/s").replace("_", " ")
+    label = each.term.replace("tokens", unit).replace("_per_second", "/s").replace("_", " ")
     return label, words(each.predicted), words(each.measured), f"{each.ratio:.2f}", each.how
 
 

@@ -17,7 +17,9 @@ def sizing_text(found: Sizing, width: int = 80) -> list[Line]:
     """The whole report in lines of at most `width` columns."""
     work = found.workload
     parameters = format_count(count(found.model).total)
-    job = f"{found.model.name} ({parameters}) on {format_count(work.tokens or 0)} tokens, sequence {work.seq_len}, {work.global_batch} sequences per step"
+    unit, batch = found.model.unit, f"sequence {work.seq_len}, {work.global_batch} sequences"
+    batch = batch if unit == "tokens" else f"{work.global_batch} images"
+    job = f"{found.model.name} ({parameters}) on {format_count(work.tokens or 0)} {unit}, {batch} per step"
     by = "no deadline" if found.deadline_s is None else f"in {format_duration(found.deadline_s)}"
     return [
         *wrapped("job", f"{job}, {by}", width, indent=INDENT),

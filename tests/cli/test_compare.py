@@ -30,6 +30,18 @@ def test_a_column_is_the_prediction_of_its_layout() -> None:
         assert sum(column(found, "memory", number).values()) == found["sides"][number]["memory"]["value"]
 
 
+def test_images_are_called_images() -> None:
+    """Where a sequence is an image neither a comparison nor a size speaks of tokens."""
+    questions = (
+        ("compare", "dp=8,micro_batch=32", "dp=8,zero=3,micro_batch=32", "--model", "resnet50", "--hardware", "dgx-a100-80gb"),
+        ("size", "--model", "resnet50", "--tokens", "100M", "--deadline", "30d", "--gpu", "h100-sxm-80gb"),
+    )
+    for question in questions:
+        text = call(*question).out
+        assert " images" in text
+        assert "token" not in text
+
+
 def test_the_order_of_the_sides_is_the_order_of_the_words() -> None:
     """Turning the words round turns the columns round and changes no figure."""
     there, back = (call("compare", *words, *SMALL, "--json").document for words in (LAYOUTS, LAYOUTS[::-1]))
