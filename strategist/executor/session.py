@@ -147,10 +147,16 @@ class Session:
                 )
 
     def _held_here(self, batch: Mapping[str, Tensor]) -> Batch:
-        """This rank's tokens of its sequences, on the device."""
+        """This rank's tokens of its sequences, on the device; images channels last, as convolutions on GPUs read them fastest."""
         if self.job.plan.mesh.cp > 1:
             batch = {name: self._tokens.part(name, value) for name, value in batch.items()}
-        return {name: value.to(self.job.device, non_blocking=True) for name, value in batch.items()}
+        order = torch.channels_last if self.job.plan.model.is_convolutional else torch.preserve_format
+        return {
+            name: value.to(
+                self.job.device, non_blocking=True, memory_format=order if value.dim() == 4 else torch.preserve_format
+            )
+            for name, value in batch.items()
+        }
 
     def _backward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Mean loss, counted tokens and gradient norm of the global batch; gradients lie in the parameters."""

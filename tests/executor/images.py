@@ -41,6 +41,21 @@ def losses(plan: Plan) -> list[float]:
     return [session.step(mine).loss for _ in range(STEPS)]
 
 
+def channels_last(plan: Plan) -> tuple[int, int]:
+    """How many convolutions of a step read and write channels last, and how many there are."""
+    session, seen = build(plan, Classifier().double(), lambda weights: torch.optim.SGD(weights, lr=0.01)), []
+
+    def watch(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        seen.append(all(each.is_contiguous(memory_format=torch.channels_last) for each in (*inputs, output)))
+
+    for module in session.parts.model.modules():
+        if isinstance(module, nn.Conv2d):
+            module.register_forward_hook(watch)
+    share = session.share
+    session.step({name: value[share.first : share.first + share.size] for name, value in samples().items()})
+    return sum(seen), len(seen)
+
+
 def losses_by_hand(micro_batch: int) -> list[float]:
     """The same from a plain loop over micro-batches of so many images, each of which has its own statistics."""
     model, batch, found = Classifier().double(), samples(), []
