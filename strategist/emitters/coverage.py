@@ -12,6 +12,7 @@ from typing import Any
 
 from strategist.document.plan import MESH_AXES, Dtype, Mesh, NumberFormats, Plan, Share, Strategy
 from strategist.errors import ImpossibleError, shown
+from strategist.facts.buildable import OWN_MODULE
 from strategist.records import dataclass, names_of, replace
 
 EVERY: tuple[Any, ...] = ()
@@ -76,8 +77,14 @@ class Coverage:
                 f"{target} cannot express this plan: {' '.join(found)}",
                 flag="--to",
                 value=target,
-                hint=f"{self.hint} `plan --frontend {target}` keeps to layouts that it can say.",
+                hint=self._way_out(plan, target),
             )
+
+    def _way_out(self, plan: Plan, target: str) -> str:
+        """What to do instead. No target's script trains another kind of model."""
+        if plan.model.kind not in _CAUSAL:
+            return OWN_MODULE
+        return f"{self.hint} `plan --frontend {target}` keeps to layouts that it can say."
 
     def obstacles(self, plan: Plan) -> Iterator[str]:
         """Sentences about fields of the plan, one by one and together, that cannot be said."""

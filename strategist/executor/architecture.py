@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from strategist.executor.obstacles import Obstacle
-from strategist.facts.buildable import departures
+from strategist.facts.buildable import OWN_MODULE, departures
 from strategist.facts.model import ModelShape
 
 
@@ -21,7 +21,7 @@ def _other(shape: ModelShape, odd: tuple[str, ...]) -> Obstacle:
         sentence=f"The built-in model cannot be {shape.name} ({', '.join(odd)}); it can be any decoder of RMSNorm or "
         "LayerNorm, rotary or learned positions, full or windowed attention, and feed-forward parts or routed experts, "
         "such as GPT-2, Llama, Mistral, Qwen, Mixtral.",
-        hint="Give a module of yours to build() in a script, `strategist run PLAN -- python SCRIPT`; data-parallel plans run any.",
+        hint=OWN_MODULE,
     )
 
 

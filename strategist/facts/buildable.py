@@ -16,6 +16,9 @@ FREE = frozenset(
 )  # fmt: skip
 """Fields of a shape that may have any value; some are looked at more closely below."""
 
+OWN_MODULE = "Give a module of yours to build() in a script, `strategist run PLAN -- python SCRIPT`; data-parallel plans run any."
+"""What to do with a model that nothing here is built for."""
+
 CHOICES: dict[str, tuple[object, ...]] = {
     "kind": ("decoder",),
     "norm": ("rmsnorm", "layernorm", "layernorm_nobias", "layernorm_nonparam"),

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from strategist import load_model, predict, recommend
+from strategist import emit, load_model, predict, recommend
 from strategist.accuracy.judge import judge
 from strategist.accuracy.scores import grouped
 from strategist.accuracy.table import read_runs
+from strategist.emitters import EMITTERS
 from strategist.errors import StrategistError
 from strategist.facts.model import ModelShape
 from strategist.planner.check import faults
@@ -66,6 +67,15 @@ def test_larger_images_take_more_of_everything() -> None:
     kept = [next(term.bytes for term in terms if term.name == "activations") for terms in both]
     assert 3.9 < kept[1] / kept[0] < 4.1
     assert large.time.step.value > 3 * small.time.step.value
+
+
+@pytest.mark.parametrize("target", sorted(emitter.name for emitter in EMITTERS))
+def test_no_target_sends_to_another_that_refuses_too(target: str) -> None:
+    """Every script that is emitted trains language models, so whoever has images is told how a script of theirs uses the plan."""
+    plan = recommend("resnet50", "dgx-a100-80gb", global_batch=256)
+    with pytest.raises(StrategistError) as refusal:
+        emit(plan, target)
+    assert "build()" in (refusal.value.hint or "")
 
 
 def test_few_images_behind_a_norm_are_said() -> None:
