@@ -52,7 +52,9 @@ POSITIVE = ("layers", "hidden", "vocab", "heads", "kv_heads", "head_dim")
 
 def departures(shape: ModelShape) -> tuple[str, ...]:
     """What keeps `shape` from being a decoder that the reference model can be: wiring, or fields with their values; none
-    for a pre-norm decoder such as GPT-2, Llama, Mistral, Qwen, Mixtral."""
+    for a pre-norm decoder such as GPT-2, Llama, Mistral, Qwen, Mixtral. Of another kind of model nothing else is said."""
+    if shape.kind not in CHOICES["kind"]:
+        return (f"kind = {shape.kind}",)
     return (*_odd_wiring(shape), *_odd_fields(shape), *_odd_sizes(shape)) or tuple(_odd_layers(shape))
 
 
