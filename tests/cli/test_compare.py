@@ -33,7 +33,15 @@ def test_a_column_is_the_prediction_of_its_layout() -> None:
 def test_images_are_called_images() -> None:
     """Where a sequence is an image neither a comparison nor a size speaks of tokens."""
     questions = (
-        ("compare", "dp=8,micro_batch=32", "dp=8,zero=3,micro_batch=32", "--model", "resnet50", "--hardware", "dgx-a100-80gb"),
+        (
+            "compare",
+            "dp=8,micro_batch=32",
+            "dp=8,zero=3,micro_batch=32",
+            "--model",
+            "resnet50",
+            "--hardware",
+            "dgx-a100-80gb",
+        ),
         ("size", "--model", "resnet50", "--tokens", "100M", "--deadline", "30d", "--gpu", "h100-sxm-80gb"),
     )
     for question in questions:
