@@ -102,9 +102,14 @@ def _with_batch(given: Given, gpu: str) -> tuple[Given, tuple[Assumption, ...]]:
     seq_len, of = job.workload.seq_len, "images_per_batch" if job.model.is_convolutional else "tokens_per_batch"
     row = next(row for row in rows("reliability") if row["name"] == of)
     batch = max(1, int(row["tokens"]) // seq_len)
-    words = f"{batch} sequences = {format_count(batch * seq_len)} tokens"
-    words = f"{words if job.model.unit == 'tokens' else f'{batch} images'} on all machines"
-    said = Assumption(what="global batch", value=words, flag="--global-batch", source=row["source"])
+    words = (
+        f"{batch} images"
+        if job.model.unit == "images"
+        else f"{batch} sequences = {format_count(batch * seq_len)} tokens"
+    )
+    said = Assumption(
+        what="global batch", value=f"{words} on all machines", flag="--global-batch", source=row["source"]
+    )
     return replace(given, global_batch=batch), (said,)
 
 

@@ -17,8 +17,10 @@ def sizing_text(found: Sizing, width: int = 80) -> list[Line]:
     """The whole report in lines of at most `width` columns."""
     work = found.workload
     parameters = format_count(count(found.model).total)
-    unit, batch = found.model.unit, f"sequence {work.seq_len}, {work.global_batch} sequences"
-    batch = batch if unit == "tokens" else f"{work.global_batch} images"
+    unit = found.model.unit
+    batch = (
+        f"{work.global_batch} images" if unit == "images" else f"sequence {work.seq_len}, {work.global_batch} sequences"
+    )
     job = f"{found.model.name} ({parameters}) on {format_count(work.tokens or 0)} {unit}, {batch} per step"
     by = "no deadline" if found.deadline_s is None else f"in {format_duration(found.deadline_s)}"
     return [
