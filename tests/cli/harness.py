@@ -76,9 +76,15 @@ def process(*words: str, cwd: Path | None = None, **variables: str | None) -> Ou
     return completed((*PROGRAM, *words), cwd=cwd, **variables)
 
 
+HANGS_S = 240
+"""Seconds after which a command hangs: one that traces took 78 beside other tests on a machine at a third of its speed."""
+
+
 def completed(command: Sequence[str], *, cwd: Path | None = None, **variables: str | None) -> Outcome:
     """Any command, run to its end."""
-    ran = subprocess.run(command, env=environment(**variables), cwd=cwd, capture_output=True, timeout=60, check=False)
+    ran = subprocess.run(
+        command, env=environment(**variables), cwd=cwd, capture_output=True, timeout=HANGS_S, check=False
+    )
     letters = (variables.get("PYTHONIOENCODING") or "utf-8").partition(":")[0]
     return Outcome(ran.returncode, ran.stdout.decode(letters), ran.stderr.decode(letters))
 
