@@ -625,14 +625,10 @@ def convolutions(bench: Bench) -> Iterator[Row]:
         ("resnet50", (3, 4, 6, 3), 64),
         ("resnet18", (2, 2, 2, 2), 256),
     ):
-        for order, is_half, allows_tf32 in itertools.product(
-            ("channels last", "channels first"), (True, False), (False, True)
-        ):
-            if is_half and allows_tf32:
-                continue
-            about = {"model": name, "images": bench.size(images, 2), "order": order}
-            format_ = "bfloat16" if is_half else "tf32" if allows_tf32 else "float32"
-            yield {**about, "format": format_, **_of_images(bench, name, depths, about["images"], order, format_)}
+        for order, format_ in itertools.product(("channels last", "channels first"), ("bfloat16", "float32", "tf32")):
+            count = bench.size(images, 2)
+            about = {"model": name, "images": count, "order": order, "format": format_}
+            yield {**about, **_of_images(bench, name, depths, count, order, format_)}
 
 
 def _of_images(bench: Bench, name: str, depths: tuple[int, ...], images: int, order: str, format_: str) -> Row:

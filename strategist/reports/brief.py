@@ -60,11 +60,17 @@ def job_words(plan: Costed) -> str:
     """The workload in one phrase."""
     work = plan.workload
     job = f"{_method_words(plan)}, {work.optimizer}, {work.precision}"
+    batch = batch_words(plan.model.unit, work.seq_len, work.global_batch)
     if plan.model.unit == "images":
-        return f"{job}, {work.global_batch} images per step"
+        return f"{job}, {batch} per step"
     tokens = format_count(work.tokens_per_step)
     crowded = f", busiest experts {work.expert_imbalance:g} times the mean" if work.expert_imbalance > 1 else ""
-    return f"{job}, sequence {work.seq_len}, {work.global_batch} sequences = {tokens} tokens per step{crowded}"
+    return f"{job}, {batch} = {tokens} tokens per step{crowded}"
+
+
+def batch_words(unit: str, seq_len: int, global_batch: int) -> str:
+    """What one step takes; an image is no sequence that people know the length of."""
+    return f"{global_batch} images" if unit == "images" else f"sequence {seq_len}, {global_batch} sequences"
 
 
 def _method_words(plan: Costed) -> str:

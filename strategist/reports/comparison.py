@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from string import ascii_uppercase
 
 from strategist.document.comparison import ComparedTerm, Comparison, Side
+from strategist.reports.brief import batch_words
 from strategist.reports.lines import Line, hung, line, table, wrapped
 from strategist.units import format_count, format_gib, format_seconds
 
@@ -40,11 +41,7 @@ def _named(head: str, side: Side, width: int) -> Iterator[Line]:
     """One side in words."""
     yield from wrapped(head, f"{side.name}: {side.layout}", width, indent=INDENT, style="title")
     rates = f"{format_count(side.tokens_per_second)} {side.unit}/s, MFU {100 * side.mfu:.0f} %"
-    batch = (
-        f"sequence {side.seq_len}, {side.global_batch} sequences"
-        if side.unit == "tokens"
-        else f"{side.global_batch} images"
-    )
+    batch = batch_words(side.unit, side.seq_len, side.global_batch)
     text = f"{side.model} on {side.hardware}, {batch}: {rates}"
     yield from wrapped("", text, width, indent=INDENT, style="dim")
 

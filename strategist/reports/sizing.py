@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from strategist.document.sizing import Largest, Machines, Sizing
 from strategist.facts.parameters import count
 from strategist.facts.resolved import Assumption
+from strategist.reports.brief import batch_words
 from strategist.reports.lines import HELD, Line, line, table, wrapped
 from strategist.units import format_count, format_duration, format_gib, format_seconds
 
@@ -18,9 +19,7 @@ def sizing_text(found: Sizing, width: int = 80) -> list[Line]:
     work = found.workload
     parameters = format_count(count(found.model).total)
     unit = found.model.unit
-    batch = (
-        f"{work.global_batch} images" if unit == "images" else f"sequence {work.seq_len}, {work.global_batch} sequences"
-    )
+    batch = batch_words(unit, work.seq_len, work.global_batch)
     job = f"{found.model.name} ({parameters}) on {format_count(work.tokens or 0)} {unit}, {batch} per step"
     by = "no deadline" if found.deadline_s is None else f"in {format_duration(found.deadline_s)}"
     return [
