@@ -91,6 +91,18 @@ def _index(shape: ModelShape, mla: Mla) -> tuple[Matrix, ...]:
     )
 
 
+def normed_heads(shape: ModelShape, kind: LayerKind) -> int:
+    """Elements of a token's queries and keys that norms of their own read in one layer; tp cuts them as it cuts heads."""
+    has_norms = shape.qk_norm and kind.mixer in ("attention", "sliding")
+    return (shape.heads + shape.kv_heads) * shape.head_dim if has_norms else 0
+
+
+def normed_latents(shape: ModelShape, kind: LayerKind) -> int:
+    """Elements of a token's latents that norms read between the matrices of latent attention, whole on every rank of tp
+    (DeepSeek-V3, arXiv 2412.19437, section 2.1.1 and appendix: RMSNorm after the compressed latent vectors)."""
+    return shape.mla.q_lora + shape.mla.kv_lora if shape.mla is not None and kind.mixer == "mla" else 0
+
+
 def attention_FLOP(shape: ModelShape, kind: LayerKind, seq_len: int) -> float:
     """Forward FLOP per token of softmax attention in one layer: scores and values, causal models count the half they
     compute. Source: Dao 2023 (arXiv 2307.08691, section 4): 4 x seqlen^2 x head_dim x heads, halved when causal."""

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from strategist.facts.attention import attention_FLOP, keys_met
+from strategist.facts.attention import attention_FLOP, keys_met, normed_heads, normed_latents
 from strategist.facts.convolutions import blocks
 from strategist.facts.hardware import Gpu
 from strategist.facts.job import Job
@@ -325,25 +325,25 @@ def elementwise_bytes(job: Job, layer: Layer, kind: LayerKind, c: Candidates) ->
     """Bytes that one layer's memory-bound kernels move in forward for one token, shape (C,).
 
     Elements read and written stand in the framework's row of kernels: norms, residual sums and dropout on the residual
-    stream, rotation of queries and keys, the activation. Adapters of low rank beside the joint query-key-value matrix and
+    stream, rotation and norms of queries and keys, norms of latents, the activation. Adapters of low rank beside the joint query-key-value matrix and
     the output matrix read their input through dropout and add to the result: their products are nothing but this traffic.
     """
     shape, number, kernels = job.model, BYTES[job.formats.compute], job.profile.kernels
     if kind.mixer == "convolution":
         return np.full(len(c), number * moved(blocks(shape.extra)[kind.block]))
     parts = max(1, layer.norms)
-    stream = (
-        (kernels.norm * layer.norms + (kernels.residual + kernels.dropout) * parts) * shape.hidden / sequence_cut(c)
-    )
+    sums = (kernels.residual + kernels.dropout) * parts * shape.hidden
+    stream = (kernels.norm * (layer.norms * shape.hidden + normed_latents(shape, kind)) + sums) / sequence_cut(c)
     has_attention = kind.mixer in ("attention", "sliding", "mla")
     rotated = kernels.rotary * (shape.heads + shape.kv_heads) * shape.head_dim if has_attention else 0.0
+    normed = kernels.norm * normed_heads(shape, kind)
     beside = job.adapters and has_attention
     heads = shape.heads * shape.head_dim
     stream = stream + (_ADAPTER_READ + _ADAPTER_WRITE) * shape.hidden / sequence_cut(c) * beside
     wings = beside * (_ADAPTER_READ * heads + _ADAPTER_WRITE * (heads + 2.0 * shape.kv_heads * shape.head_dim))
     state = 12.0 * shape.hidden if kind.mixer in ("mamba1", "mamba2", "gated-delta") else 0.0
     active = (kernels.gated if shape.mlp_gated else kernels.plain) * _activated(job, kind, c)
-    bytes_: Reals = number * (stream + (rotated + wings + state + active) / c["tp"])
+    bytes_: Reals = number * (stream + (rotated + normed + wings + state + active) / c["tp"])
     return bytes_
 
 

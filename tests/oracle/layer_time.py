@@ -161,6 +161,8 @@ def _elementwise(job: Job, layout: Layout, kind: LayerKind) -> Pass:
     inside = (kernels.gated if shape.mlp_gated else kernels.plain) * width
     if kind.mixer in ATTENTION:
         inside += kernels.rotary * (shape.heads + shape.kv_heads) * shape.head_dim
+    if kind.mixer in ("attention", "sliding") and shape.qk_norm:  # each query and key is normed before it is rotated
+        inside += kernels.norm * (shape.heads + shape.kv_heads) * shape.head_dim
     if kind.mixer in STATE_SPACE:
         inside += 12 * shape.hidden
     beside = 0.0
@@ -168,6 +170,8 @@ def _elementwise(job: Job, layout: Layout, kind: LayerKind) -> Pass:
         beside = 6.5 * shape.hidden
         inside += 3.5 * shape.heads * shape.head_dim + 3 * (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     outside = (kernels.norm * q + (kernels.residual + kernels.dropout) * max(1, q)) * shape.hidden + beside
+    if kind.mixer == "mla" and shape.mla is not None:
+        outside += kernels.norm * (shape.mla.q_lora + shape.mla.kv_lora)
     per_token = BYTES[job.formats.compute] * (outside / sequence_cut(layout) + inside / layout["tp"])
     once = (per_token * tokens(job, layout) + _casts(job, layout, layer)) / memory_Bps(device_of(job))
     if shape.adapters is None:
