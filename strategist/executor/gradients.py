@@ -32,6 +32,23 @@ def complete_gradients(parameters: Iterable[nn.Parameter]) -> None:
             parameter.grad = gradient.redistribute(placements=parameter.placements)
 
 
+@torch.no_grad()
+def add_terms(parameters: Iterable[nn.Parameter], axis: DeviceMesh) -> None:
+    """Add up, over the ranks of an axis, gradients of which each has a term: one message for each number format, as Megatron-LM does
+    (NVIDIA/Megatron-LM: megatron/core/distributed/finalize_model_grads.py)."""
+    terms: dict[torch.dtype, list[Tensor]] = defaultdict(list)
+    for parameter in parameters:
+        if parameter.grad is not None:
+            terms[parameter.grad.dtype].append(local_part(parameter.grad))
+    for parts in terms.values():
+        line = torch.cat([part.flatten() for part in parts])
+        line = line.to(axis.device_type)  # offloaded gradients lie in the host's memory
+        dist.all_reduce(line, group=axis.get_group())
+        sums = torch.split(line, [part.numel() for part in parts])
+        for part, total in zip(parts, sums, strict=True):
+            part.copy_(total.view_as(part))
+
+
 def share_expert_gradients(parameters: Iterable[nn.Parameter], sharers: float) -> None:
     """Divide the gradients of experts by the data ranks whose tokens they worked for: those tokens' terms arrived added up, where
     the gradients of all other weights are averaged over these ranks."""

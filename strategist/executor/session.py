@@ -26,6 +26,7 @@ from strategist.executor.data import DataShare, data_loader, global_order
 from strategist.executor.drive import StateOnDrive
 from strategist.executor.engines import Engine
 from strategist.executor.gradients import (
+    add_terms,
     complete_gradients,
     gradient_norm,
     limit_factor,
@@ -39,6 +40,7 @@ from strategist.executor.mesh import data_group, data_mesh, data_rank, pipeline_
 from strategist.executor.names import by_weight
 from strategist.executor.precision import gradient_dtype
 from strategist.executor.tables import Server
+from strategist.executor.tensor_styles import held_whole
 from strategist.executor.tied import TiedEnds
 from strategist.executor.versions import versions
 from strategist.records import dataclass
@@ -101,6 +103,7 @@ class Session:
         self._parameters = list(
             parts.model.parameters()
         )  # the optimizer's own: walking through the modules takes longer than using them
+        self._held_whole = held_whole(parts.model)
         self._data, self._pipeline = data_group(job.mesh), pipeline_group(job.mesh)
         self._ranks, self._tokens = data_mesh(job.mesh).size(), job.tokens_here
         self.loss_scale = LossScale() if job.plan.strategy.formats.compute == "float16" else None
@@ -167,6 +170,8 @@ class Session:
         _add_up(loss, self._data)
         _add_up(loss, self._pipeline)
         complete_gradients(self._parameters)
+        if self._held_whole:
+            add_terms(self._held_whole, self.job.mesh["tp"])
         if self.job.expert_mesh is not None:
             mesh = self.job.plan.mesh
             share_expert_gradients(self._parameters, mesh.ep * mesh.etp / mesh.tp)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from strategist.errors import InternalError
@@ -25,20 +25,19 @@ from strategist.errors import InternalError
 def part_here(weight: Tensor) -> Tensor:
     """This rank's part of a weight, to compute with.
 
-    Each rank's gradient of a weight that all hold whole comes from its own tokens or heads: it is one term of a sum.
+    Each rank's gradient of a weight that all hold whole comes from its own tokens or heads: it is one term of a sum, which
+    `gradients.add_terms` makes once for all weights and micro-batches. Said to torch, FSDP2 would make one per weight and micro-batch.
     """
     if not isinstance(weight, DTensor):
         return weight
-    is_cut = not any(placement.is_replicate() for placement in weight.placements)
-    if is_cut and not torch.compiler.is_compiling():  # the compiler sees through torch's own way
-        part: Tensor = _Part.apply(weight)  # type: ignore[no-untyped-call]
-        return part
-    terms = [Partial() if placement.is_replicate() else placement for placement in weight.placements]
-    return weight.to_local(grad_placements=terms)
+    if torch.compiler.is_compiling():  # which sees through torch's own way
+        return weight.to_local()
+    part: Tensor = _Part.apply(weight)  # type: ignore[no-untyped-call]
+    return part
 
 
 class _Part(Function):
-    """What torch's `to_local` does with a weight that is cut, without working out for each gradient again that it lies as the weight."""
+    """What torch's `to_local` does, without working out for each gradient again that it lies as the weight."""
 
     @staticmethod
     def forward(ctx: Any, weight: DTensor) -> Tensor:
@@ -137,9 +136,21 @@ class Border(Entry):
 
 def distribute(module: nn.Module, name: str, mesh: DeviceMesh, *placements: Placement) -> None:
     """Make the parameter `name` of a module a DTensor, with one placement per axis of the mesh."""
+    if any(placement.is_replicate() for placement in placements):
+        module.__dict__.setdefault(_HELD_WHOLE, set()).add(name)
     whole = module.get_parameter(name)
     part = distribute_tensor(whole.detach(), mesh, placements)
     module.register_parameter(name, nn.Parameter(part, requires_grad=whole.requires_grad))
+
+
+_HELD_WHOLE = "names_held_whole"
+
+
+def held_whole(model: nn.Module) -> list[nn.Parameter]:
+    """Weights of which each rank of tp has a term of the gradient."""
+    return [
+        module.get_parameter(name) for module in model.modules() for name in sorted(getattr(module, _HELD_WHOLE, ()))
+    ]
 
 
 def _enter(mesh: DeviceMesh, layout: Placement, _module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -66,6 +66,7 @@ Light = Literal["elementwise", "attention", "alternate", "half-blocks"]
 Sends = Literal["whole", "shards"]
 Updates = Literal["whole", "tensors", "ranks"]
 Segments = Literal["fixed", "expandable"]
+AddsTerms = Literal["unit", "step"]
 
 
 _STORED_AS = {"fp4": "fp8", "tf32": "fp32"}
@@ -80,7 +81,8 @@ class Profile:
     interleaved stages); `replicas_wait` that replicas average gradients after the last micro-batch, not after each; `accumulates_whole` that sharded gradients are whole
     until then, in the compute format and of frozen weights too (FSDP under no_sync); `light` what selective recompute runs again (`alternate`: memory-bound
     kernels and every second matrix, `half-blocks`: every second layer whole); `sends` whether pipeline stages exchange whole hidden states or a tp-th of them; `updates` whether ZeRO-1 gathers new weights whole, or
-    broadcasts them tensor by tensor or rank by rank;
+    broadcasts them tensor by tensor or rank by rank; `adds_terms` whether gradients of weights that ranks of tp hold whole are added up
+    weight by weight, with their unit where there are units, or all in one message a step;
     `merges_copies` that copies of a token for experts of one rank travel once; `casts_fp8` that matrices run in fp8 where
     asked, `gathers_fp8` that what cut matrices read is cast before it is gathered, `casts_apart` that each matrix casts in
     kernels of their own, forward and backward; `gradient_passes` times the update moves gradients beside its own reading (their norm, and their limit where that is no part of the update's kernel),
@@ -110,6 +112,7 @@ class Profile:
     light: Light
     sends: Sends
     updates: Updates
+    adds_terms: AddsTerms
     merges_copies: bool
     casts_fp8: bool
     gathers_fp8: bool
@@ -255,6 +258,7 @@ def find_profile(name: str = "strategist") -> Profile:
         light=row["light"],
         sends=row["sends"],
         updates=row["updates"],
+        adds_terms=row["adds_terms"],
         merges_copies=row["merges_copies"],
         casts_fp8=row["casts_fp8"],
         gathers_fp8=row["gathers_fp8"],

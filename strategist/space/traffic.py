@@ -16,6 +16,7 @@ import numpy as np
 from strategist.columns import on_stages, stage_by_stage
 from strategist.facts.job import Job
 from strategist.facts.layers import norm_size
+from strategist.facts.model import ModelShape
 from strategist.facts.profile import BYTES
 from strategist.facts.runs import BREADTH_FIRST
 from strategist.facts.tables import ID_BYTES
@@ -333,14 +334,34 @@ def _uncut_CS(job: Job, group: Group, layers_SK: Column) -> Reals | float:
 def _whole_weights(job: Job, group: Group) -> Iterator[Traffic]:
     """Weights that every tensor-parallel rank holds whole, of whose gradient it has a term: norms of heads and routers; under
     sequence parallelism, where a rank sees its own tokens, norms, biases behind row-cut matrices and positions too. The terms
-    are added up when the unit is reduced, in the compute format, or else once."""
-    c, shape = group.candidates, job.model
+    are added up when the unit is reduced, in the compute format, or else once, or all in one message a step."""
+    c = group.candidates
     if not (c["tp"] > 1).any():
+        return
+    if job.profile.adds_terms == "step":
+        yield from _terms_of_a_step(job, group)
         return
     each = is_managed(job, c) & (group.pp == 1)
     width = np.where(each, BYTES[job.formats.compute], BYTES[job.formats.parameter])
     times = np.where(each, c["accumulation"], 1)[:, None]
-    sequence = (c["sequence_parallel"] > 0)[:, None]
+    for elements, count in _held_whole(job.model, group):
+        payload, counts = _per_stage(group, elements * width), stage_by_stage(times * (1.0 * count))
+        yield Traffic("tp", "all_reduce", payload, counts, "tp", "nothing")
+
+
+def _terms_of_a_step(job: Job, group: Group) -> Iterator[Traffic]:
+    """One message with all of them, of which a rank of a ZeRO group has its part from ZeRO-2 on."""
+    c = group.candidates
+    own = np.where(c["zero"] >= 2, state_shards(c), 1)[:, None]
+    payload = sum((elements * count for elements, count in _held_whole(job.model, group)), np.zeros((1, 1)))
+    if payload.any():
+        terms = stage_by_stage(payload * BYTES[job.formats.gradient] / own)
+        yield Traffic("tp", "all_reduce", terms, 1.0 * (terms > 0), "tp", "nothing")
+
+
+def _held_whole(shape: ModelShape, group: Group) -> Iterator[tuple[int, Any]]:
+    """Elements of one of these weights, and how many a stage has of it, each (C, S) or broadcast to it."""
+    sequence = (group.candidates["sequence_parallel"] > 0)[:, None]
     routed = np.array([kind.ffn == "moe" for kind in kinds(shape)])
     all_layers = group.layers_SK.sum(axis=1)[None, :]
     moe_layers = (group.layers_SK * routed).sum(axis=1)[None, :]
@@ -353,16 +374,7 @@ def _whole_weights(job: Job, group: Group) -> Iterator[Traffic]:
         (shape.hidden * (shape.moe.experts if shape.moe else 0), moe_layers),
         (shape.head_dim, 2 * all_layers * (shape.qk_norm == "head")),
     )
-    for elements, count in rows:
-        if elements and np.any(count):
-            yield Traffic(
-                "tp",
-                "all_reduce",
-                _per_stage(group, elements * width),
-                stage_by_stage(times * (1.0 * count)),
-                "tp",
-                "nothing",
-            )
+    yield from ((elements, count) for elements, count in rows if elements and np.any(count))
 
 
 def _context(job: Job, group: Group) -> tuple[Traffic, ...]:

@@ -34,11 +34,13 @@ def has_sorts(job: Job, group: Group) -> bool:
 
 def sorts_within(job: Job, group: Group) -> Sorts | None:
     """The sorts of candidates that compute alike and send alike within a replica. Of how state is shared such traffic reads how large a
-    replica is, whether units reduce what is whole on every rank of tp, and shards of the table where both ends exchange its gradient."""
+    replica is, whether units reduce what is whole on every rank of tp or how many share the sum a step, and shards of the table where
+    both ends exchange its gradient."""
     c = group.candidates
-    tied = job.model.tied and group.pp > 1
-    shares = c.world, 1 * is_managed(job, c), *((np.where(c["zero"] >= 2, state_shards(c), 1),) if tied else ())
-    return sorts_by(group, (*_read(c, _NOT_WITHIN), *shares))
+    once = job.profile.adds_terms == "step"
+    reads_shards = (once and (c["tp"] > 1)) | (job.model.tied and group.pp > 1)
+    shares = np.where(reads_shards & (c["zero"] >= 2), state_shards(c), 1)
+    return sorts_by(group, (*_read(c, _NOT_WITHIN), c.world, shares, *(() if once else (1 * is_managed(job, c),))))
 
 
 def sorts_between(group: Group) -> Sorts | None:

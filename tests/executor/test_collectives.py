@@ -88,11 +88,12 @@ def test_tensor_parallelism_sends_what_megatron_sends() -> None:
 def test_sequence_parallelism_splits_each_all_reduce_in_two() -> None:
     """Every all-reduce between blocks becomes a gather and a scatter (arXiv 2205.05198, section 4.2.2).
 
-    What stays are three for the loss and one for each norm, whose weight every rank holds whole.
+    What stays are three for the loss and, after backward, one more than without for all norms, whose weights every rank holds whole.
     """
-    counts = _count(tp=2, sequence_parallel=True, micro_batch=8)
+    whole, counts = (_count(tp=2, sequence_parallel=is_cut, micro_batch=8) for is_cut in (False, True))
     assert counts["all_gather_into_tensor"] == counts["reduce_scatter_tensor"] == 4 * LAYERS + 2
-    assert counts["all_reduce"] == 3 + 2 * LAYERS + 1
+    assert counts["all_reduce"] == 3
+    assert counts["allreduce_"] == whole["allreduce_"] + 1
 
 
 def test_full_recomputation_repeats_the_collectives_of_forward() -> None:

@@ -108,6 +108,17 @@ def test_replicas_average_once_a_step(layout: dict[str, Any]) -> None:
     assert sum(one.values()) > 0
 
 
+def test_norms_are_summed_once_a_step() -> None:
+    """Under sequence parallelism each rank has a term of the gradients of norms: all are added up in one message a step, whatever the
+    number of micro-batches, of which each has three messages for its loss."""
+    layout = {"tp": 2, "sequence_parallel": True, "dp_shard": 2, "zero": 3}
+    one, four = (
+        sum(row.count for row in traced(plan).collectives if (row.axis, row.op) == ("tp", "all_reduce"))
+        for plan in (make_plan(SHAPE, seq_len=64, formats=BFLOAT16, accumulation=m, **layout) for m in (1, 4))
+    )
+    assert four - one == 3 * 3
+
+
 def _joined(plan: Plan) -> dict[int, int]:
     """How many all-reduces of each size the replicas of a rank take part in."""
     found = [row for row in traced(plan).collectives if (row.axis, row.op) == ("dp_replicate", "all_reduce")]

@@ -167,9 +167,15 @@ def _tensor(job: Job, layout: Layout, stage: int, kinds: Sequence[LayerKind]) ->
         yield Row("tp", "all-reduce", "", T * h * c, reductions, tp, 1)
     if is_last:
         yield Row("tp", "all-reduce", "", 4 * T, 3 * m, tp, 1)
+    whole_here = list(_whole_weights(job.model, layout, stage, kinds))
+    if job.profile.adds_terms == "step":
+        own = layout["dp_shard"] * layout["cp"] if layout["zero"] >= 2 else 1
+        if whole_here:
+            yield Row("tp", "all-reduce", "", sum(whole_here) * BYTES[job.formats.gradient] / own, 1, tp, 1)
+        return
     with_units = uses_units(job, layout) and layout["pp"] == 1
     width, times = (c, m) if with_units else (BYTES[job.formats.parameter], 1)
-    for elements in _whole_weights(job.model, layout, stage, kinds):
+    for elements in whole_here:
         yield Row("tp", "all-reduce", "", elements * width, times, tp, 1)
 
 
