@@ -12,8 +12,8 @@ from strategist.ask import Given, complete
 from strategist.document.judgement import Finding, Judgement, Said
 from strategist.document.prediction import Prediction
 from strategist.errors import ImpossibleError, InputError
-from strategist.readers import READERS, open_source, read_foreign
-from strategist.readers.foreign import Says, Source, finding, told
+from strategist.readers import READERS, open_source, read_foreign, reader_of
+from strategist.readers.foreign import Reader, Says, Source, finding, told
 from strategist.records import replace
 from strategist.units import format_gib
 
@@ -30,12 +30,13 @@ PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float8"
 
 
 def judge(path: str, given: Given | None = None, flag: str = "FILE") -> Judgement:
-    """The judgement of one file, with a prediction where `given` names model and machines and the file says a layout.
+    """The judgement of one file, with a prediction where `given` names machines and it or the file a model, and the file says a layout.
 
     Raises InputError for a file that cannot be read or is no configuration that is known.
     """
-    job = None if given is None else complete(given).question.job
     source = open_source(path, flag)
+    given = None if given is None else _with_model(given, reader_of(source, flag), source, flag)
+    job = None if given is None else complete(given).question.job
     reader, foreign = read_foreign(source, flag, None if job is None else job.cluster.world)
     findings, found = foreign.findings, None
     if job is not None:
@@ -54,13 +55,21 @@ def judge(path: str, given: Given | None = None, flag: str = "FILE") -> Judgemen
 
 
 def predicted_source(source: Source, given: Given, flag: str) -> Prediction:
-    """The prediction of the layout that a file says. Raises InputError MISSING when it says too little of one, and what
-    `complete` and `predict` raise."""
+    """The prediction of the layout that a file says, of the model that was given or else of the one that the file is for. Raises
+    InputError MISSING when it says too little of one, and what `complete` and `predict` raise."""
+    given = _with_model(given, reader_of(source, flag), source, flag)
     job = complete(given).question.job
     reader, foreign = read_foreign(source, flag, job.cluster.world)
     says = _together(given, foreign.says)
     _require_a_layout(says, reader.title, source.path, flag)
     return _predicted(given, says, reader.profile, layout_of(says, job.model.layers))
+
+
+def _with_model(given: Given, reader: Reader, source: Source, flag: str) -> Given:
+    """What was given, with the model of the file where none was."""
+    if any(model is not None for model in (given.model, given.model_size, given.model_config)):
+        return given
+    return replace(given, model=reader.model(source, flag))
 
 
 def _require_a_layout(says: Says, title: str, path: str, flag: str) -> None:

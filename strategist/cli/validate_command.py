@@ -40,20 +40,17 @@ def run(options: Namespace) -> int:
 
 
 def _given(options: Namespace) -> Given | None:
-    """Model and machines, when both are named. Raises InputError MISSING when one of them is."""
+    """Machines, and the model where it is named; files may say theirs. Raises InputError MISSING for all else without machines."""
     from strategist.cli.given import given_from
 
     given, _ = given_from(options, FLAGS)
-    has_model = any((given.model, given.model_size, given.model_config))
-    has_machines = given.hardware is not None or given.gpu is not None
-    if has_model and has_machines:
+    if given.hardware is not None or given.gpu is not None:
         return given
     if given.said:
-        missing = "--hardware" if has_model else "--model"
         raise InputError(
             "MISSING",
-            f"To weigh a configuration, validate needs {missing} too.",
-            flag=missing,
-            hint="Give --model and --hardware, or neither of them.",
+            "To weigh a configuration, validate needs --hardware too.",
+            flag="--hardware",
+            hint="Give the machines, or neither them nor a model.",
         )
     return None

@@ -9,6 +9,7 @@ from strategist.document.judgement import Finding
 from strategist.facts.adapters import TARGETS
 from strategist.readers.beside import engine_says
 from strategist.readers.foreign import Foreign, Reader, Says, Source, Tables, finding, section_of, switched, told, whole
+from strategist.readers.models import named_at
 
 TABLES = Tables(
     framework="axolotl",
@@ -98,4 +99,11 @@ def recognises(source: Source) -> bool:
     return len(set(OWN) & set(source.table)) >= 3
 
 
-AXOLOTL = Reader(name="axolotl", title="axolotl 0.19", recognises=recognises, read=read, profile="hf-trainer")
+AXOLOTL = Reader(
+    name="axolotl",
+    title="axolotl 0.19",
+    recognises=recognises,
+    read=read,
+    profile="hf-trainer",
+    model=named_at("base_model"),
+)

@@ -11,6 +11,7 @@ from strategist.catalog import rows
 from strategist.document.judgement import Finding, Said
 from strategist.errors import nearest, shown
 from strategist.facts.key_ranges import key_ranges
+from strategist.facts.model import ModelShape
 from strategist.records import dataclass
 
 Says = Mapping[str, Said]
@@ -43,7 +44,8 @@ class Foreign:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
     """One framework's files: how they are recognised, and what they say. `profile` names whose kernels and formats a
-    prediction counts with; `on_nodes` finds what is wrong on nodes of so many devices alone."""
+    prediction counts with; `on_nodes` finds what is wrong on nodes of so many devices alone; `model` is the model that a file
+    describes or names, if it does."""
 
     name: str
     title: str
@@ -51,6 +53,7 @@ class Reader:
     read: Callable[[Source, int | None], Foreign]
     profile: str
     on_nodes: Callable[[Source, int], Iterable[Finding]] = lambda source, devices: ()
+    model: Callable[[Source, str], ModelShape | None] = lambda source, flag: None
 
 
 @cache

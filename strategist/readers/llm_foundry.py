@@ -20,6 +20,7 @@ from strategist.readers.foreign import (
     told,
     whole,
 )
+from strategist.readers.models import named_at
 
 TABLES = Tables(
     framework="llm-foundry",
@@ -73,4 +74,11 @@ def recognises(source: Source) -> bool:
     return len(set(OWN) & set(source.table)) >= 3
 
 
-LLM_FOUNDRY = Reader(name="llm-foundry", title="llm-foundry 0.22", recognises=recognises, read=read, profile="fsdp1")
+LLM_FOUNDRY = Reader(
+    name="llm-foundry",
+    title="llm-foundry 0.22",
+    recognises=recognises,
+    read=read,
+    profile="fsdp1",
+    model=named_at("pretrained_model_name_or_path", "model"),
+)

@@ -19,6 +19,7 @@ from strategist.readers.foreign import (
     told,
     whole,
 )
+from strategist.readers.models import of_arguments
 from strategist.readers.script import Script, is_script, script_faults, script_of, started
 
 SIGNS = (
@@ -252,4 +253,11 @@ def recognises(source: Source) -> bool:
     return is_script(source) and sum(sign in source.text for sign in SIGNS) >= 2
 
 
-MEGATRON = Reader(name="megatron", title="Megatron-LM", recognises=recognises, read=read, profile="megatron-core")
+MEGATRON = Reader(
+    name="megatron",
+    title="Megatron-LM",
+    recognises=recognises,
+    read=read,
+    profile="megatron-core",
+    model=of_arguments(lambda source: arguments_of(script_of(source))),
+)

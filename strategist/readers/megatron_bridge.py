@@ -12,6 +12,7 @@ from typing import Any
 from strategist.document.judgement import Finding
 from strategist.readers.foreign import Foreign, Reader, Source, Tables, keys_of, section_of
 from strategist.readers.megatron import Arguments, fsdp_checkpoint, mesh_faults, needs, says_of
+from strategist.readers.models import named_at
 from strategist.records import replace
 
 SECTIONS = ("model", "train", "optimizer", "ddp", "scheduler", "checkpoint", "mixed_precision", "dist", "rng")
@@ -73,5 +74,10 @@ def recognises(source: Source) -> bool:
 
 
 MEGATRON_BRIDGE = Reader(
-    name="megatron-bridge", title="Megatron-Bridge 0.3", recognises=recognises, read=read, profile="megatron-core"
+    name="megatron-bridge",
+    title="Megatron-Bridge 0.3",
+    recognises=recognises,
+    read=read,
+    profile="megatron-core",
+    model=named_at("hf_model_id", "model"),
 )

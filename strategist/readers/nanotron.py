@@ -8,6 +8,7 @@ from typing import Any
 
 from strategist.document.judgement import Finding
 from strategist.readers.foreign import Foreign, Reader, Source, Tables, finding, section_of, switched, told, whole
+from strategist.readers.models import llama_at
 
 SECTIONS = (
     "", "general", "parallelism", "model", "tokens", "optimizer", "optimizer.learning_rate_scheduler", "tokenizer",
@@ -93,4 +94,11 @@ def recognises(source: Source) -> bool:
     return {"parallelism", "tokens", "model"} <= set(source.table) and "dp" in section_of(source.table, "parallelism")
 
 
-NANOTRON = Reader(name="nanotron", title="nanotron", recognises=recognises, read=read, profile="megatron-core")
+NANOTRON = Reader(
+    name="nanotron",
+    title="nanotron",
+    recognises=recognises,
+    read=read,
+    profile="megatron-core",
+    model=llama_at("model", "model_config"),
+)

@@ -25,6 +25,7 @@ from strategist.readers.foreign import (
     told,
     whole,
 )
+from strategist.readers.models import named_at
 from strategist.reading import parse_json, read_text
 
 OPTIMIZERS = {"adamw_torch": "adamw", "adamw_torch_fused": "adamw", "sgd": "sgd", "adamw_bnb_8bit": "adamw8bit"}
@@ -235,4 +236,5 @@ FACTORY_READER = Reader(
     recognises=recognises_factory,
     read=read_factory,
     profile="hf-trainer",
+    model=named_at("model_name_or_path"),
 )

@@ -135,3 +135,66 @@ def test_a_layout_that_says_its_batch_has_that_batch() -> None:
     words = ("predict", *JOB, "--strategy", "tp=2,zero=3,mbs=3,accumulation=5", "--json")
     assert call(*words).document["workload"]["global_batch"] == 3 * 5 * 4
     assert call(*words, "--global-batch", "256").error["code"] == "E_BATCH_SPLIT"
+
+
+LLAMA = {
+    "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "vocab_size": 128256, "max_position_embeddings": 131072, "tie_word_embeddings": True, "hidden_act": "silu", "is_llama_config": True,
+}  # fmt: skip
+MEGATRON = """torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 16 --hidden-size 2048 --ffn-hidden-size 8192 --num-attention-heads 32 \\
+  --group-query-attention --num-query-groups 8 --swiglu --normalization RMSNorm --disable-bias-linear --position-embedding-type rope \\
+  --max-position-embeddings 131072 --seq-length 2048 --tokenizer-type HuggingFaceTokenizer --tokenizer-model meta-llama/Llama-3.2-1B \\
+  --tensor-model-parallel-size 2 --sequence-parallel --micro-batch-size 1 --global-batch-size 16 --bf16 --use-distributed-optimizer
+"""
+OF_ONE_MODEL: dict[str, str] = {
+    "axolotl.yaml": yaml.safe_dump(AXOLOTL),
+    "factory.yaml": yaml.safe_dump(FACTORY),
+    "megatron.sh": MEGATRON,
+    "nanotron.yaml": yaml.safe_dump({
+        "parallelism": {"dp": 4, "pp": 1, "tp": 2, "pp_engine": "1f1b"}, "model": {"dtype": "bfloat16", "model_config": LLAMA},
+        "tokens": {"micro_batch_size": 1, "batch_accumulation_per_replica": 2, "sequence_length": 2048},
+    }),
+    "foundry.yaml": yaml.safe_dump({
+        "model": {"name": "hf_causal_lm", "pretrained_model_name_or_path": "meta-llama/Llama-3.2-1B"}, "device_train_microbatch_size": 2,
+        "global_train_batch_size": 32, "train_loader": {}, "max_seq_len": 2048, "fsdp_config": {"sharding_strategy": "FULL_SHARD"},
+    }),
+    "bridge.yaml": yaml.safe_dump({
+        "model": {"hf_model_id": "meta-llama/Llama-3.2-1B", "tensor_model_parallel_size": 2, "seq_length": 2048},
+        "train": {"micro_batch_size": 1, "global_batch_size": 16}, "ddp": {},
+    }),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_ONE_MODEL)
+def test_the_model_is_the_one_that_the_file_is_for(name: str, tmp_path: Path) -> None:
+    """A file that describes or names its model is judged without another word of it, and comes to what naming it comes to; a model that
+    is named beside it is the one that counts."""
+    path = tmp_path / name
+    path.write_text(OF_ONE_MODEL[name], encoding="utf-8")
+    alone, named, other = (
+        call("predict", str(path), "--hardware", "dgx-h100", *words, "--json").document
+        for words in ((), ("--model", "llama-3.2-1b"), ("--model", "llama-3.2-3b"))
+    )
+    assert alone["memory"] == named["memory"]
+    assert alone["time"] == named["time"]
+    assert other["memory"] != alone["memory"]
+    judged = call("validate", str(path), "--hardware", "dgx-h100", "--json").document
+    assert judged[0]["prediction"]["time"] == alone["time"]
+
+
+def test_a_model_that_nobody_knows_is_said_with_its_place(tmp_path: Path) -> None:
+    """Nothing is downloaded to find out."""
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump({**AXOLOTL, "base_model": "somebody/else-9b"}), encoding="utf-8")
+    done = call("predict", str(path), "--hardware", "dgx-h100")
+    assert done.code == 2
+    assert "base_model" in done.err
+
+
+def test_a_file_without_a_model_asks_for_one(tmp_path: Path) -> None:
+    """DeepSpeed's file says nothing of it."""
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps(ENGINE), encoding="utf-8")
+    done = call("predict", str(path), "--hardware", "dgx-h100")
+    assert done.code == 2
+    assert "--model" in done.err

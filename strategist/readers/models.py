@@ -1,0 +1,48 @@
+"""The models that files describe or name, for those who name none beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from strategist.facts.model import ModelShape
+from strategist.facts.models import load_model
+from strategist.readers.foreign import Source, section_of
+
+ModelOf = Callable[[Source, str], ModelShape | None]
+
+
+def named_at(key: str, section: str = "") -> ModelOf:
+    """Who looks up the name or path at a key, of a section. Raises what `load_model` raises, with the key's place."""
+
+    def read(source: Source, flag: str) -> ModelShape | None:
+        found = (section_of(source.table, section) if section else source.table).get(key)
+        place = f"{section}.{key}" if section else key
+        return load_model(found, f"{flag}: {place}") if isinstance(found, str) and found else None
+
+    return read
+
+
+def llama_at(outer: str, inner: str) -> ModelOf:
+    """Who reads the keys of a section in a section, which are those of transformers' LlamaConfig."""
+
+    def read(source: Source, flag: str) -> ModelShape | None:
+        found = section_of(section_of(source.table, outer), inner)
+        return load_model({"model_type": "llama", **found}, f"{flag}: {outer}.{inner}") if found else None
+
+    return read
+
+
+def of_arguments(arguments: Callable[[Source], Mapping[str, str]]) -> ModelOf:
+    """Who reads Megatron-LM's arguments, where they say how deep a model is."""
+
+    def read(source: Source, flag: str) -> ModelShape | None:
+        said = arguments(source)
+        if "--num-layers" not in said:
+            return None
+        from strategist.facts.megatron_arguments import (
+            shape_from_arguments,  # families are loaded only when one is read
+        )
+
+        return shape_from_arguments(said, flag)
+
+    return read
