@@ -26,7 +26,7 @@ LAYOUT = (
 """What of a file is a layout, in the grammar of --strategy."""
 
 DEGREES = ("dp_replicate", "dp_shard", "cp", "tp", "pp", "zero")
-PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float8": "fp8"}
+PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float8": "fp8", "float4": "fp4"}
 
 
 def judge(path: str, given: Given | None = None, flag: str = "FILE") -> Judgement:

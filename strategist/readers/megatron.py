@@ -30,6 +30,7 @@ SIGNS = (
 )
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 STAGES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+NARROW = {"--fp4-format": "float4", "--fp8-format": "float8"}
 CP_KINDS = {"p2p": "ring", "a2a": "all-to-all", "a2a+p2p": "hierarchical"}
 LAUNCHER = (
     "--nnodes", "--nproc-per-node", "--node-rank", "--master-addr", "--master-port", "--standalone", "--rdzv-backend",
@@ -130,6 +131,8 @@ def says_of(said: Arguments, world: int | None) -> Says:
         backend=said.get("--distributed-backend", "nccl"),
     )
     says["sequence_parallel"] = "--sequence-parallel" in said
+    if "--optimizer-cpu-offload" in said and said.get("--optimizer-offload-fraction", "1") in ("1", "1.0"):
+        says["offload"] = "optimizer"
     if "--num-experts" in said:
         says["ep"] = _degree(said, "--expert-model-parallel-size")
         says["etp"] = whole(said.get("--expert-tensor-parallel-size")) or _degree(said, "--tensor-model-parallel-size")
@@ -175,13 +178,14 @@ def _sharding(said: Arguments, dp: int | None) -> dict[str, Any]:
 
 
 def _numbers(said: Arguments) -> dict[str, str]:
-    """Formats: low weights lie beside fp32 masters; gradients of bf16 are fp32 unless said otherwise."""
+    """Formats: low weights lie beside fp32 masters; gradients of bf16 are fp32 unless said otherwise; products may be in narrower ones."""
     low = "bfloat16" if "--bf16" in said else "float16" if "--fp16" in said else None
     if low is None:
         return dict.fromkeys(("parameter", "gradient", "reduce", "compute"), "float32") | {"master": "none"}
     fine = "--accumulate-allreduce-grads-in-fp32" in said or (low == "bfloat16" and "--grad-reduce-in-bf16" not in said)
     gradient = "float32" if fine else low
-    return {"parameter": low, "gradient": gradient, "reduce": gradient, "compute": low, "master": "float32"}
+    compute = next((narrow for name, narrow in NARROW.items() if name in said), low)
+    return {"parameter": low, "gradient": gradient, "reduce": gradient, "compute": compute, "master": "float32"}
 
 
 def _unknown(said: Arguments) -> Iterator[Finding]:

@@ -24,6 +24,8 @@ TABLES = Tables(
 OTHER_NAMES = {
     "virtual_pipeline_model_parallel_size": "--num-virtual-stages-per-pipeline-rank",
     "num_moe_experts": "--num-experts",
+    "fp8": "--fp8-format",
+    "fp4": "--fp4-format",
 }
 """Arguments whose fields are called differently."""
 
@@ -40,7 +42,7 @@ def read(source: Source, ranks: int | None) -> Foreign:
 
 def arguments_of(table: Mapping[str, Any]) -> Arguments:
     """The fields of all sections as arguments of Megatron-LM; switches that are off are not among them."""
-    found: dict[str, str] = {}
+    found = {"--optimizer-offload-fraction": "0.0"}  # of the container's classes; that of the arguments is 1
     for section in SECTIONS:
         for name, value in section_of(table, section).items():
             argument = OTHER_NAMES.get(name, f"--{name.replace('_', '-')}")
@@ -53,7 +55,8 @@ def arguments_of(table: Mapping[str, Any]) -> Arguments:
 def _formats(precision: Any) -> dict[str, str]:
     """Switches of formats, from the section or from the name of one of its recipes, such as bf16_mixed."""
     if isinstance(precision, str):
-        return {f"--{low}": "" for low in ("bf16", "fp16") if precision.startswith(low)}
+        narrow = {f"--{name}-format": "" for name in ("fp8", "fp4") if name in precision}
+        return {f"--{low}": "" for low in ("bf16", "fp16") if precision.startswith(low)} | narrow
     fine = precision.get("grad_reduce_in_fp32", True) if isinstance(precision, dict) else True
     return {"--accumulate-allreduce-grads-in-fp32" if fine else "--grad-reduce-in-bf16": ""}
 

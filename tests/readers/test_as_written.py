@@ -198,3 +198,30 @@ def test_a_file_without_a_model_asks_for_one(tmp_path: Path) -> None:
     done = call("predict", str(path), "--hardware", "dgx-h100")
     assert done.code == 2
     assert "--model" in done.err
+
+
+BRIDGE = yaml.safe_load(OF_ONE_MODEL["bridge.yaml"])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "precision", "offload"),
+    [
+        ("megatron.sh", MEGATRON, "bf16", "none"),
+        ("megatron.sh", f"{MEGATRON.strip()} --fp8-format hybrid --fp8-recipe mxfp8", "fp8", "none"),
+        ("megatron.sh", f"{MEGATRON.strip()} --fp4-format e2m1", "fp4", "none"),
+        ("megatron.sh", f"{MEGATRON.strip()} --optimizer-cpu-offload", "bf16", "optimizer"),
+        ("megatron.sh", f"{MEGATRON.strip()} --optimizer-cpu-offload --optimizer-offload-fraction 0.5", "bf16", "none"),
+        ("bridge.yaml", yaml.safe_dump(BRIDGE | {"mixed_precision": "bf16_with_fp8_current_scaling_mixed"}), "fp8", "none"),
+        ("bridge.yaml", yaml.safe_dump(BRIDGE | {"mixed_precision": {"bf16": True, "fp8": "hybrid"}}), "fp8", "none"),
+        ("bridge.yaml", yaml.safe_dump(BRIDGE | {"mixed_precision": "bf16_mixed"}), "bf16", "none"),
+    ],
+)  # fmt: skip
+def test_megatron_s_narrow_products_and_state_on_the_host_count(
+    name: str, text: str, precision: str, offload: str, tmp_path: Path
+) -> None:
+    """Formats of matrix products are arguments of their own beside --bf16, and so is where the optimizer's state lies: all of it, for a
+    part of it has no word."""
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    found = call("predict", str(path), "--hardware", "dgx-b200", "--json").document
+    assert (found["workload"]["precision"], found["strategy"]["offload"]) == (precision, offload)
