@@ -8,7 +8,7 @@ from math import ceil
 from typing import Any
 
 from strategist.api import predicted
-from strategist.ask import Given, complete
+from strategist.ask import Asked, Given, complete
 from strategist.document.judgement import Finding, Judgement, Said
 from strategist.document.prediction import Prediction
 from strategist.errors import ImpossibleError, InputError
@@ -42,7 +42,7 @@ def judge(path: str, given: Given | None = None, flag: str = "FILE") -> Judgemen
     if job is not None:
         findings = (*findings, *reader.on_nodes(source, min(group.node.gpus for group in job.cluster.groups)))
     if given is not None and job is not None and says_a_layout(says := _together(given, foreign.says)):
-        found, more = _weighed(given, says, reader.profile, layout_of(says, job.model.layers))
+        found, more = _weighed(given, says, reader, layout_of(says, job.model.layers))
         findings = (*findings, *more)
     return Judgement(
         file=path,
@@ -62,7 +62,7 @@ def predicted_source(source: Source, given: Given, flag: str) -> Prediction:
     reader, foreign = read_foreign(source, flag, job.cluster.world)
     says = _together(given, foreign.says)
     _require_a_layout(says, reader.title, source.path, flag)
-    return _predicted(given, says, reader.profile, layout_of(says, job.model.layers))
+    return _predicted(given, says, reader, layout_of(says, job.model.layers))
 
 
 def _with_model(given: Given, reader: Reader, source: Source, flag: str) -> Given:
@@ -117,7 +117,7 @@ def layout_of(says: Says, layers: int) -> Layout:
     return layout
 
 
-def _predicted(given: Given, says: Says, profile: str, layout: Layout) -> Prediction:
+def _predicted(given: Given, says: Says, reader: Reader, layout: Layout) -> Prediction:
     """The prediction of a layout. What was said on the command line wins over what the file says."""
     batch, length, compute = says.get("global_batch"), says.get("seq_len"), says.get("compute")
     text = ",".join(f"{name}={int(value) if isinstance(value, bool) else value}" for name, value in layout.items())
@@ -130,11 +130,21 @@ def _predicted(given: Given, says: Says, profile: str, layout: Layout) -> Predic
             global_batch=given.global_batch or (batch if isinstance(batch, int) else None),
             seq_len=given.seq_len or (length if isinstance(length, int) else None),
             precision=given.precision or PRECISIONS.get(str(compute)),
-            framework=given.framework or profile,
+            framework=given.framework or reader.profile,
             **_adapters(given, says),
         )
     )
-    return predicted(asked)
+    is_of_the_file = reader.says_gradients and given.framework is None and given.precision is None
+    return predicted(_with_gradients(asked, says) if is_of_the_file else asked)
+
+
+def _with_gradients(asked: Asked, says: Says) -> Asked:
+    """The question with gradients, and what they are added up in, in the formats that the file says."""
+    job, named = asked.question.job, {name: str(says[name]) for name in ("gradient", "reduce") if name in says}
+    formats = tuple((precision, replace(own, **named)) for precision, own in job.profile.formats)
+    return replace(
+        asked, question=replace(asked.question, job=replace(job, profile=replace(job.profile, formats=formats)))
+    )
 
 
 def _adapters(given: Given, says: Says) -> dict[str, Any]:
@@ -144,13 +154,13 @@ def _adapters(given: Given, says: Says) -> dict[str, Any]:
     return {name: getattr(given, name) or says.get(name) for name in ("method", "lora_rank", "lora_targets")}
 
 
-def _weighed(given: Given, says: Says, profile: str, layout: Layout) -> tuple[Prediction | None, tuple[Finding, ...]]:
+def _weighed(given: Given, says: Says, reader: Reader, layout: Layout) -> tuple[Prediction | None, tuple[Finding, ...]]:
     """The prediction of the layout, and what it adds to the faults. Degrees that do not fill the machines are a fault."""
     try:
-        found = _predicted(given, says, profile, layout)
+        found = _predicted(given, says, reader, layout)
     except ImpossibleError as refusal:
         return None, (finding("illegal-layout", "layout", sentence=refusal.message, fix=refusal.hint or ""),)
-    return found, (*_illegal(found), *_too_large(given, says, profile, layout, found))
+    return found, (*_illegal(found), *_too_large(given, says, reader, layout, found))
 
 
 def _illegal(found: Prediction) -> Iterator[Finding]:
@@ -158,11 +168,11 @@ def _illegal(found: Prediction) -> Iterator[Finding]:
         yield finding("illegal-layout", fault.rule, sentence=fault.sentence, fix=fault.hint)
 
 
-def _too_large(given: Given, says: Says, profile: str, layout: Layout, found: Prediction) -> Iterator[Finding]:
+def _too_large(given: Given, says: Says, reader: Reader, layout: Layout, found: Prediction) -> Iterator[Finding]:
     """What does not fit, by how much, the largest terms, and the smallest change that makes it fit."""
     if found.fits:
         return
-    smaller = (change for change in _sets_of_changes(layout) if _fits(given, says, profile, {**layout, **change}))
+    smaller = (change for change in _sets_of_changes(layout) if _fits(given, says, reader, {**layout, **change}))
     change = next(smaller, None)
     words = ", ".join(f"{name}={value}" for name, value in (change or {}).items())
     terms = sorted(found.memory.worst.terms, key=lambda term: -term.bytes)[:3]
@@ -202,9 +212,9 @@ def _changes(layout: Layout) -> Iterator[Layout]:
         yield {"offload": "optimizer"}
 
 
-def _fits(given: Given, says: Says, profile: str, layout: Layout) -> bool:
+def _fits(given: Given, says: Says, reader: Reader, layout: Layout) -> bool:
     try:
-        found = _predicted(given, says, profile, layout)
+        found = _predicted(given, says, reader, layout)
     except ImpossibleError:
         return False
     return found.legal and found.fits

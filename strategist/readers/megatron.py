@@ -263,5 +263,6 @@ MEGATRON = Reader(
     recognises=recognises,
     read=read,
     profile="megatron-core",
+    says_gradients=True,
     model=of_arguments(lambda source: arguments_of(script_of(source))),
 )

@@ -82,5 +82,6 @@ MEGATRON_BRIDGE = Reader(
     recognises=recognises,
     read=read,
     profile="megatron-core",
+    says_gradients=True,
     model=named_at("hf_model_id", "model"),
 )

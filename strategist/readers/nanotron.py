@@ -100,5 +100,6 @@ NANOTRON = Reader(
     recognises=recognises,
     read=read,
     profile="megatron-core",
+    says_gradients=True,
     model=llama_at("model", "model_config"),
 )

@@ -225,3 +225,18 @@ def test_megatron_s_narrow_products_and_state_on_the_host_count(
     path.write_text(text, encoding="utf-8")
     found = call("predict", str(path), "--hardware", "dgx-b200", "--json").document
     assert (found["workload"]["precision"], found["strategy"]["offload"]) == (precision, offload)
+
+
+def test_gradients_are_as_wide_as_megatron_s_arguments_make_them(tmp_path: Path) -> None:
+    """Those of fp16 are added up in fp16, and those of bf16 in fp32, unless an argument says otherwise."""
+    bare = MEGATRON.strip().replace(" --bf16", "")
+    held = {}
+    for words in ("--bf16", "--bf16 --grad-reduce-in-bf16", "--fp16", "--fp16 --accumulate-allreduce-grads-in-fp32"):
+        path = tmp_path / "megatron.sh"
+        path.write_text(f"{bare} {words}", encoding="utf-8")
+        found = call("predict", str(path), "--hardware", "dgx-h100", "--json").document
+        terms = {term["name"]: term["bytes"] for term in found["memory"]["stages"][0]["terms"]}
+        held[words] = terms["gradients"] / terms["parameters"]
+    fine, low, of_fp16, fine_of_fp16 = held.values()
+    assert fine - low == pytest.approx(1.0, rel=1e-3)  # two bytes more of each weight, as many as it has itself
+    assert (of_fp16, fine_of_fp16) == pytest.approx((low, fine), rel=1e-3)
