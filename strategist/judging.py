@@ -15,17 +15,13 @@ from strategist.errors import ImpossibleError, InputError
 from strategist.readers import READERS, open_source, read_foreign, reader_of
 from strategist.readers.foreign import Reader, Says, Source, finding, told
 from strategist.records import replace
+from strategist.space.candidates import WORDS
+from strategist.space.grammar import KEYS, parse_pins
 from strategist.units import format_gib
 
 Layout = Mapping[str, Said]
 
-LAYOUT = (
-    "dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "etp", "zero", "virtual_stages", "schedule", "micro_batch",
-    "accumulation", "sequence_parallel", "context_parallel", "cp_inner", "recompute", "offload",
-)  # fmt: skip
-"""What of a file is a layout, in the grammar of --strategy."""
-
-DEGREES = ("dp_replicate", "dp_shard", "cp", "tp", "pp", "zero")
+DEGREES = ("dp", "dp_replicate", "dp_shard", "cp", "tp", "pp", "zero")
 PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float8": "fp8", "float4": "fp4"}
 
 
@@ -92,8 +88,11 @@ def is_foreign(source: Source) -> bool:
 
 
 def _together(given: Given, says: Says) -> Says:
-    """What the file says, and a batch that was named beside it."""
-    return {**says, **told(micro_batch=given.micro_batch, accumulation=given.grad_accum)}
+    """What the file says, under a batch and choices of the layout that were named beside it."""
+    pins = () if given.strategy is None else parse_pins(given.strategy, "--strategy")
+    own = {pin.key: pin.word if pin.key in WORDS else pin.value for pin in pins}
+    kept = {name: word for name, word in says.items() if "dp" not in own or name not in ("dp_replicate", "dp_shard")}
+    return kept | told(micro_batch=given.micro_batch, accumulation=given.grad_accum) | own
 
 
 def says_a_layout(says: Says) -> bool:
@@ -108,7 +107,7 @@ def _says_degrees(says: Says) -> bool:
 def layout_of(says: Says, layers: int) -> Layout:
     """The layout, key by key. Stages that are given by their layers are counted for a model of so many; beside replicas that are numbered
     and shard nothing there are no groups that shard."""
-    layout = {name: says[name] for name in LAYOUT if name in says}
+    layout = {name: word for name, word in says.items() if name in KEYS}
     if layout.get("zero") == 0 and "dp_replicate" in layout:
         layout.setdefault("dp_shard", 1)
     each, pp = says.get("layers_per_stage"), layout.get("pp")

@@ -26,7 +26,8 @@ COMMAND = Command(
         "strategist predict --model llama-3.1-8b --hardware dgx-h100:2 --strategy dp=8,tp=2,mbs=1,zero=1",
         "strategist predict plan.json",
         "strategist predict deepspeed.json --model llama-3.1-8b --hardware dgx-h100",
-        "strategist predict pretrain_gpt.sh --hardware dgx-h100:4",
+        "strategist predict train.sh --hardware dgx-h100:4",
+        "strategist predict train.sh --hardware dgx-h100:4 --strategy zero=3,recompute=full",
     ),
 )
 IMPOSSIBLE = 3

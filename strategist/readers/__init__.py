@@ -12,6 +12,7 @@ from strategist.readers.deepspeed import DEEPSPEED
 from strategist.readers.epl import EPL
 from strategist.readers.foreign import Foreign, Reader, Source
 from strategist.readers.kubernetes import KUBERNETES
+from strategist.readers.launched import LAUNCHED
 from strategist.readers.llm_foundry import LLM_FOUNDRY
 from strategist.readers.megatron import MEGATRON
 from strategist.readers.megatron_bridge import MEGATRON_BRIDGE
@@ -30,6 +31,7 @@ READERS: tuple[Reader, ...] = (
     PYTHON,
     MEGATRON,
     TORCHTITAN,
+    LAUNCHED,
     SCRIPT,
     ACCELERATE,
     DEEPSPEED,

@@ -67,7 +67,7 @@ def read_sft(source: Source, ranks: int | None) -> Foreign:
 def _arguments(source: Source, known: Tables, ranks: int | None) -> Foreign:
     table = source.table
     found = (*known.unknown(table), *_fsdp_keys(table), *_choices(table))
-    return Foreign(says=_says(source, ranks, _cut_beside(source)), findings=found)
+    return Foreign(says=trainer_says(source, ranks, _cut_beside(source)), findings=found)
 
 
 DISTRIBUTED = "distributed.json"
@@ -110,7 +110,7 @@ def read_factory(source: Source, ranks: int | None) -> Foreign:
     )
     recompute = "none" if switched(table, "disable_gradient_checkpointing") else "full"  # on unless it is switched off
     own = told(seq_len=whole(table.get("cutoff_len")), recompute=recompute)
-    return Foreign(says=_says(source, ranks) | own | _adapters(table), findings=found)
+    return Foreign(says=trainer_says(source, ranks) | own | _adapters(table), findings=found)
 
 
 FACTORY_RANK = 8
@@ -138,7 +138,8 @@ def _sharded(table: Mapping[str, Any]) -> bool:
     return str(table.get("fsdp", "")).lower() not in ("", "false", "none")
 
 
-def _says(source: Source, ranks: int | None, cut: Mapping[str, Said] = MappingProxyType({})) -> dict[str, Said]:
+def trainer_says(source: Source, ranks: int | None, cut: Mapping[str, Said] = MappingProxyType({})) -> dict[str, Said]:
+    """What arguments of Trainer say at a number of ranks; `cut` are degrees that somebody else cut the model by."""
     table = source.table
     section = {key.removeprefix("fsdp_"): value for key, value in section_of(table, "fsdp_config").items()}
     sharded = _sharded(table)

@@ -240,3 +240,107 @@ def test_gradients_are_as_wide_as_megatron_s_arguments_make_them(tmp_path: Path)
     fine, low, of_fp16, fine_of_fp16 = held.values()
     assert fine - low == pytest.approx(1.0, rel=1e-3)  # two bytes more of each weight, as many as it has itself
     assert (of_fp16, fine_of_fp16) == pytest.approx((low, fine), rel=1e-3)
+
+
+ARGUMENTS = (
+    "train.py --model_name_or_path meta-llama/Llama-3.2-1B --per_device_train_batch_size 2 --gradient_accumulation_steps 4 "
+    "--bf16 True --block_size 2048 --output_dir out"
+)
+FSDP_FILE = {
+    "compute_environment": "LOCAL_MACHINE", "distributed_type": "FSDP", "num_processes": 8, "num_machines": 1, "mixed_precision": "bf16",
+    "fsdp_config": {"fsdp_version": 2, "fsdp_reshard_after_forward": True, "fsdp_activation_checkpointing": True},
+}  # fmt: skip
+
+
+def launched(folder: Path, line: str, *more: str) -> Any:
+    """What `predict` makes of a launch line in a script, beside a file of DeepSpeed and one of Accelerate."""
+    (folder / "zero.json").write_text(json.dumps(ENGINE), encoding="utf-8")
+    (folder / "fsdp.yaml").write_text(yaml.safe_dump(FSDP_FILE), encoding="utf-8")
+    path = folder / "train.sh"
+    path.write_text(f"#!/bin/bash\nexport NCCL_DEBUG=INFO\n{line}\n", encoding="utf-8")
+    return call("predict", str(path), "--hardware", "dgx-h100", *more, "--json")
+
+
+@pytest.mark.parametrize(
+    ("line", "zero", "shards", "offload", "recompute"),
+    [
+        (f"torchrun --nproc_per_node 8 {ARGUMENTS}", 0, 1, "none", "none"),
+        (f"torchrun --nproc_per_node 8 {ARGUMENTS} --gradient_checkpointing", 0, 1, "none", "full"),
+        (f"torchrun --nproc_per_node 8 {ARGUMENTS} --deepspeed zero.json", 2, 8, "optimizer", "none"),
+        (f"deepspeed --num_gpus 8 {ARGUMENTS} --deepspeed zero.json", 2, 8, "optimizer", "none"),
+        (f"accelerate launch --config_file fsdp.yaml {ARGUMENTS}", 3, 8, "none", "full"),
+        (f"accelerate launch --config_file=fsdp.yaml --num_processes=8 {ARGUMENTS.replace(' --bf16 True', '')}", 3, 8, "none", "full"),
+        (f"accelerate launch --use_deepspeed --zero_stage 1 --num_processes 8 {ARGUMENTS}", 1, 8, "none", "none"),
+        (f"accelerate launch --use_deepspeed --deepspeed_config_file zero.json {ARGUMENTS}", 2, 8, "optimizer", "none"),
+        (f"accelerate launch --use_fsdp --fsdp_reshard_after_forward false --num_processes 8 {ARGUMENTS}", 2, 8, "none", "none"),
+        (f"accelerate launch --multi_gpu --num_processes 8 {ARGUMENTS}", 0, 1, "none", "none"),
+    ],
+)  # fmt: skip
+def test_a_launch_line_says_the_layout(
+    line: str, zero: int, shards: int, offload: str, recompute: str, tmp_path: Path
+) -> None:
+    """Of a program with Trainer's arguments: model, batch, sequences and formats stand behind it, how states are kept before it or in a
+    file that either names."""
+    found = launched(tmp_path, line).document
+    strategy = found["strategy"]
+    assert (strategy["zero"], found["mesh"]["dp_shard"]) == (zero, shards)
+    assert (strategy["offload"], strategy["recompute"]) == (offload, recompute)
+    assert (strategy["micro_batch"], strategy["accumulation"], found["workload"]["global_batch"]) == (2, 4, 64)
+    assert (found["model"]["name"], found["workload"]["seq_len"], found["workload"]["precision"]) == (
+        "llama-3.2-1b",
+        2048,
+        "bf16",
+    )
+
+
+@pytest.mark.parametrize("options", ["", "--config_file elsewhere.yaml "], ids=["default file", "missing file"])
+def test_what_accelerate_reads_from_a_file_that_is_not_here_is_not_guessed(options: str, tmp_path: Path) -> None:
+    """Its own default file lies in somebody's home: nothing says how states are kept."""
+    done = launched(tmp_path, f"accelerate launch {options}{ARGUMENTS}")
+    assert done.code == 2
+    assert "no degrees" in done.document["error"]["message"]
+    found = launched(tmp_path, f"accelerate launch {options}{ARGUMENTS}", "--strategy", "zero=3").document
+    assert (found["strategy"]["zero"], found["strategy"]["micro_batch"]) == (3, 2)
+
+
+def test_adapters_of_a_launch_line_are_trained_alone(tmp_path: Path) -> None:
+    """As TRL's programs take them."""
+    found = launched(
+        tmp_path, f"torchrun --nproc_per_node 8 {ARGUMENTS} --use_peft --lora_r 8 --load_in_4bit true"
+    ).document
+    assert (found["model"]["adapters"]["method"], found["model"]["adapters"]["rank"]) == ("qlora", 8)
+
+
+def test_a_misspelt_argument_of_trainer_is_found(tmp_path: Path) -> None:
+    """Arguments of the program's own are no fault, one that is almost Trainer's is; so is another number of ranks."""
+    path = tmp_path / "train.sh"
+    path.write_text(f"torchrun --nproc_per_node 4 {ARGUMENTS} --gradient_checkpointin --my_own 3", encoding="utf-8")
+    judged = call("validate", str(path), "--hardware", "dgx-h100", "--json").document[0]
+    assert [(fault["rule"], fault["place"]) for fault in judged["findings"]][:2] == [
+        ("unknown-key", "gradient_checkpointin"),
+        ("ranks-product", "the launcher"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "shards", "zero", "recompute"),
+    [
+        ("zero=2", 8, 2, "full"),
+        ("recompute=none", 8, 3, "none"),
+        ("dp=4,tp=2", 4, 3, "full"),
+        ("dp_replicate=2,dp_shard=4", 4, 3, "full"),
+    ],
+)
+def test_choices_beside_a_file_win_over_it(
+    strategy: str, shards: int, zero: int, recompute: str, tmp_path: Path
+) -> None:
+    """What --strategy names is as it says, and all else as the file does."""
+    found = launched(
+        tmp_path, f"accelerate launch --config_file fsdp.yaml {ARGUMENTS}", "--strategy", strategy
+    ).document
+    assert (found["mesh"]["dp_shard"], found["strategy"]["zero"], found["strategy"]["recompute"]) == (
+        shards,
+        zero,
+        recompute,
+    )
+    assert found["strategy"]["micro_batch"] == 2

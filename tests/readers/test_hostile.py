@@ -15,6 +15,7 @@ from strategist.errors import StrategistError, is_hostile
 from strategist.judging import judge
 from tests.cli.harness import call
 from tests.examples import examples
+from tests.readers.test_as_written import ARGUMENTS
 from tests.readers.test_traps import MEGATRON, SOUND, TITAN
 
 KEYS = sorted({key for row in rows("framework_keys") for key in row["keys"] if not key.startswith("--")})
@@ -49,7 +50,11 @@ def test_any_table_is_judged_or_refused(tmp_path: Path, table: dict[str, Any], s
 
 @pytest.mark.slow
 @examples(150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.sampled_from([MEGATRON, TITAN, SOUND["job.sbatch"]]), st.text(max_size=12), st.integers(0, 300))
+@given(
+    st.sampled_from([MEGATRON, TITAN, SOUND["job.sbatch"], f"accelerate launch --use_fsdp {ARGUMENTS}"]),
+    st.text(max_size=12),
+    st.integers(0, 300),
+)
 def test_any_script_is_judged_or_refused(tmp_path: Path, text: str, piece: str, place: int) -> None:
     """A launch script with anything put in anywhere ends in a judgement or in an error of ours."""
     path = tmp_path / "run.sh"

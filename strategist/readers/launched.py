@@ -1,0 +1,147 @@
+"""Launch lines of programs that take TrainingArguments: torchrun, accelerate or deepspeed, a program, and its arguments. Names as in
+Transformers 5.23 and Accelerate 1.15, commands/launch.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from strategist.document.judgement import Finding, Said
+from strategist.facts.model import ModelShape
+from strategist.facts.models import load_model
+from strategist.readers.accelerate import ACCELERATE
+from strategist.readers.beside import table_named
+from strategist.readers.foreign import Foreign, Reader, Source, finding, keys_of, odd_arguments, told, whole
+from strategist.readers.script import Script, is_script, script_faults, script_of, started
+from strategist.readers.transformers import trainer_says
+
+SIGN = "per_device_train_batch_size"
+MODELS = ("model_name_or_path", "model_id", "base_model")
+LENGTHS = ("max_length", "max_seq_length", "block_size", "model_max_length", "cutoff_len")
+"""What programs call their model, and the length of their sequences: TRL, transformers' examples, FastChat, LLaMA-Factory."""
+
+DEGREES = ("zero", "offload", "dp_replicate", "dp_shard", "tp", "cp")
+"""What a launcher says where it says anything of a layout."""
+
+PEFT_RANK = 16
+"""TRL's own (trl/trainer/model_config.py, lora_r)."""
+
+Table = Mapping[str, Any]
+
+
+def read(source: Source, ranks: int | None) -> Foreign:
+    """What a launch line says, and what is wrong with it."""
+    script = script_of(source)
+    launcher, table = _around_the_program(script)
+    count = _ranks(script, launcher)
+    says = _trained(Source(path=source.path, text=source.text, value=table), ranks or count)
+    if script.runs("accelerate"):
+        says = _beside_accelerate(says, _accelerate_says(source, launcher, ranks or count), table)
+    found = [*script_faults(script), *_misspelt(table)]
+    if count and ranks and count != ranks:
+        found.append(finding("ranks-product", "the launcher", product=count, ranks=ranks))
+    return Foreign(says=says | told(ranks=count), findings=tuple(found))
+
+
+def _around_the_program(script: Script) -> tuple[Table, Table]:
+    """Options before the program that is started, and those behind it."""
+    first = next((index for index, word in enumerate(script.words) if word.endswith(".py")), None)
+    if first is None:
+        return {}, _options(script.words)
+    return _options(script.words[:first]), _options(script.words[first + 1 :])
+
+
+def _options(words: Sequence[str]) -> dict[str, Any]:
+    """Options by their names without dashes; one without a word behind it is a switch."""
+    found: dict[str, Any] = {}
+    for index, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name.startswith("--") and name != "--":
+            following = next(iter(words[index + 1 : index + 2]), "--")
+            key = name.removeprefix("--").replace("-", "_")
+            found[key] = value if equals else True if following.startswith("--") else following
+    return found
+
+
+def _ranks(script: Script, launcher: Table) -> int | None:
+    """Ranks that the line starts, where it says so: on all nodes, which accelerate counts and deepspeed does not."""
+    if script.runs("accelerate"):
+        return whole(launcher.get("num_processes"))
+    each = whole(launcher.get("num_gpus"))
+    return each * (whole(launcher.get("num_nodes")) or 1) if each else started(script)
+
+
+def _trained(source: Source, ranks: int | None) -> dict[str, Said]:
+    """What the program's arguments say: of the layout as Trainer does, of sequences and adapters as programs around it do."""
+    table = source.table
+    length = next((whole(table[name]) for name in LENGTHS if name in table), None)
+    return trainer_says(source, ranks) | told(seq_len=length, **_adapters(table))
+
+
+def _adapters(table: Table) -> dict[str, Said]:
+    if str(table.get("use_peft", False)).lower() != "true":
+        return {}
+    is_packed = str(table.get("load_in_4bit", False)).lower() == "true"
+    return {"method": "qlora" if is_packed else "lora", "lora_rank": whole(table.get("lora_r")) or PEFT_RANK}
+
+
+def _accelerate_says(source: Source, launcher: Table, ranks: int | None) -> Mapping[str, Said]:
+    """What accelerate's file and its own options say; nothing of a layout where it takes a file that is not here."""
+    path = launcher.get("config_file")
+    table = dict(table_named(source, path)) if isinstance(path, str) else {}
+    table |= told(num_processes=ranks, mixed_precision=launcher.get("mixed_precision"))
+    if "use_deepspeed" in launcher:
+        section = told(
+            zero_stage=whole(launcher.get("zero_stage")), deepspeed_config_file=launcher.get("deepspeed_config_file")
+        )
+        table |= {"distributed_type": "DEEPSPEED", "deepspeed_config": section}
+    elif "use_fsdp" in launcher:
+        section = {name: word for name, word in launcher.items() if name.startswith("fsdp_")}
+        table |= {"distributed_type": "FSDP", "fsdp_config": section}
+    elif "multi_gpu" in launcher:
+        table["distributed_type"] = "MULTI_GPU"
+    if "distributed_type" not in table:
+        return {}
+    return ACCELERATE.read(Source(path=source.path, text=source.text, value=table), None).says
+
+
+def _beside_accelerate(says: Mapping[str, Said], launched: Mapping[str, Said], table: Table) -> dict[str, Said]:
+    """Trainer's words with the launcher's layout; formats and recomputation are whoever's says any."""
+    own = {name: word for name, word in says.items() if name not in DEGREES or "deepspeed" in table or "fsdp" in table}
+    layout = {name: word for name, word in launched.items() if name in DEGREES}
+    if says.get("compute") == "float32" and "compute" in launched:
+        layout["compute"] = launched["compute"]
+    if launched.get("recompute") == "full":
+        layout["recompute"] = "full"
+    if "gradient_accumulation_steps" not in table and "accumulation" in launched:
+        layout["accumulation"] = launched["accumulation"]
+    return own | layout
+
+
+def _misspelt(table: Table) -> Iterator[Finding]:
+    """Arguments that are almost one of Trainer's; others are the program's."""
+    known = (*keys_of("transformers"), *keys_of("trl"), *MODELS, *LENGTHS)
+    odd = odd_arguments((name for name in table if name not in known), known, "Transformers 5.23")
+    yield from (fault for fault in odd if fault.rule == "unknown-key")
+
+
+def recognises(source: Source) -> bool:
+    """A script that gives a program a batch in Trainer's words."""
+    return is_script(source) and (f"--{SIGN}" in source.text or f"--{SIGN.replace('_', '-')}" in source.text)
+
+
+def _model(source: Source, flag: str) -> ModelShape | None:
+    """The model that the program is given."""
+    _, table = _around_the_program(script_of(source))
+    key = next((key for key in MODELS if isinstance(table.get(key), str)), None)
+    return None if key is None else load_model(table[key], f"{flag}: --{key}")
+
+
+LAUNCHED = Reader(
+    name="hugging-face-script",
+    title="Hugging Face launch script",
+    recognises=recognises,
+    read=read,
+    profile="hf-trainer",
+    model=_model,
+)
