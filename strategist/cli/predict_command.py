@@ -27,7 +27,7 @@ COMMAND = Command(
         "strategist predict plan.json",
         "strategist predict deepspeed.json --model llama-3.1-8b --hardware dgx-h100",
         "strategist predict train.sh --hardware dgx-h100:4",
-        "strategist predict train.sh --hardware dgx-h100:4 --strategy zero=3,recompute=full",
+        "strategist predict train.sh --hardware dgx-h100:4 --strategy zero=3",
     ),
 )
 IMPOSSIBLE = 3
