@@ -39,6 +39,10 @@ TABLES = Tables(
 )
 AXES = ("dp_replicate", "dp_shard", "tp", "cp", "sp")
 PRECISIONS = ("no", "fp16", "bf16", "fp8")
+STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
+"""FSDP1's, in the order of their numbers, from 1 (accelerate 1.15: utils/constants.py, FSDP_SHARDING_STRATEGY)."""
+SWITCH = {"TRUE": "FULL_SHARD", "FALSE": "SHARD_GRAD_OP"}
+STAGES = {"FULL_SHARD": 3, "HYBRID_SHARD": 3, "NO_SHARD": 0}
 ON_CPU = {
     "FSDP": "accelerate-cpu-fsdp",
     "DEEPSPEED": "accelerate-cpu-deepspeed",
@@ -92,15 +96,32 @@ def _says(source: Source, processes: int | None) -> Says:
 
 def _fsdp(table: Mapping[str, Any], processes: int | None) -> dict[str, Any]:
     section, degrees = section_of(table, "fsdp_config"), sizes(table)
+    strategy = _strategy(section)
     if not section_of(table, "parallelism_config") and processes:
-        degrees["dp_shard"] = processes
-    reshard = str(section.get("fsdp_reshard_after_forward", True)).lower()
+        degrees |= _split(strategy, processes, whole(table.get("num_machines")) or 1)
     return {
-        "zero": 3 if reshard in ("true", "full_shard") else 2,
+        "zero": STAGES.get(strategy, 2),
         "offload": "parameters" if switched(section, "fsdp_offload_params") else "none",
         "recompute": "full" if switched(section, "fsdp_activation_checkpointing") else "none",
         **{axis: degrees[axis] for axis in ("dp_replicate", "dp_shard", "tp", "cp")},
     }
+
+
+def _strategy(section: Mapping[str, Any]) -> str:
+    """The name of FSDP1's strategy, which may be said by its number, or what FSDP2's switch comes to."""
+    version, named = str(section.get("fsdp_version", 1)), section.get("fsdp_sharding_strategy")
+    word = section.get("fsdp_reshard_after_forward", True) if version != "1" or named is None else named
+    number = whole(word)
+    if number and number <= len(STRATEGIES):
+        return STRATEGIES[number - 1]
+    return SWITCH.get(str(word).upper(), str(word).upper())
+
+
+def _split(strategy: str, processes: int, machines: int) -> dict[str, int]:
+    """How many replicas there are, and ranks that share each: of hybrid strategies a machine's."""
+    replicas = machines if strategy.startswith("HYBRID") and processes % machines == 0 else 1
+    replicas = processes if strategy == "NO_SHARD" else replicas
+    return {"dp_replicate": replicas, "dp_shard": processes // replicas}
 
 
 def _deepspeed(section: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ LENGTHS = ("max_length", "max_seq_length", "block_size", "model_max_length", "cu
 DEGREES = ("zero", "offload", "dp_replicate", "dp_shard", "tp", "cp")
 """What a launcher says where it says anything of a layout."""
 
+LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 PEFT_RANK = 16
 """TRL's own (trl/trainer/model_config.py, lora_r)."""
 
@@ -45,21 +46,33 @@ def read(source: Source, ranks: int | None) -> Foreign:
 
 def _around_the_program(script: Script) -> tuple[Table, Table]:
     """Options before the program that is started, and those behind it."""
-    first = next((index for index, word in enumerate(script.words) if word.endswith(".py")), None)
-    if first is None:
-        return {}, _options(script.words)
-    return _options(script.words[:first]), _options(script.words[first + 1 :])
+    words = script.words
+    sign = next((index for index, word in enumerate(words) if _name(word) == SIGN), len(words))
+    program = max((index for index in range(sign) if _is_program(words, index)), default=None)
+    if program is None:
+        return {}, _options(words)
+    return _options(words[:program]), _options(words[program + 1 :])
+
+
+def _is_program(words: Sequence[str], index: int) -> bool:
+    """Whether a word is a file or a module that a launcher starts, and none of the launchers themselves."""
+    before = words[index - 1] if index else ""
+    is_module = before in ("-m", "--module") and words[index] not in LAUNCHERS
+    return is_module or words[index].endswith(".py")
+
+
+def _name(word: str) -> str:
+    return word.partition("=")[0].removeprefix("--").replace("-", "_")
 
 
 def _options(words: Sequence[str]) -> dict[str, Any]:
     """Options by their names without dashes; one without a word behind it is a switch."""
     found: dict[str, Any] = {}
     for index, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        if name.startswith("--") and name != "--":
+        _, equals, value = word.partition("=")
+        if word.startswith("--") and word != "--":
             following = next(iter(words[index + 1 : index + 2]), "--")
-            key = name.removeprefix("--").replace("-", "_")
-            found[key] = value if equals else True if following.startswith("--") else following
+            found[_name(word)] = value if equals else True if following.startswith("--") else following
     return found
 
 
@@ -74,6 +87,9 @@ def _ranks(script: Script, launcher: Table) -> int | None:
 def _trained(source: Source, ranks: int | None) -> dict[str, Said]:
     """What the program's arguments say: of the layout as Trainer does, of sequences and adapters as programs around it do."""
     table = source.table
+    if isinstance(table.get("fsdp_config"), str):
+        table = {**table, "fsdp_config": table_named(source, table["fsdp_config"])}
+        source = Source(path=source.path, text=source.text, value=table)
     length = next((whole(table[name]) for name in LENGTHS if name in table), None)
     return trainer_says(source, ranks) | told(seq_len=length, **_adapters(table))
 

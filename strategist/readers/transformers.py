@@ -144,7 +144,9 @@ def trainer_says(source: Source, ranks: int | None, cut: Mapping[str, Said] = Ma
     section = {key.removeprefix("fsdp_"): value for key, value in section_of(table, "fsdp_config").items()}
     sharded = _sharded(table)
     recompute = switched(section, "activation_checkpointing") or switched(table, "gradient_checkpointing")
-    reshard = str(section.get("reshard_after_forward", True)).lower() in ("true", "full_shard")
+    words = str(table.get("fsdp", "")).lower().split()  # of older files, which say in them what the section says now
+    usual = "shard_grad_op" not in words
+    reshard = str(section.get("reshard_after_forward", usual)).lower() in ("true", "full_shard")
     low = "bfloat16" if switched(table, "bf16") else "float16" if switched(table, "fp16") else "float32"
     says = told(
         micro_batch=whole(table.get("per_device_train_batch_size")),
@@ -159,12 +161,12 @@ def trainer_says(source: Source, ranks: int | None, cut: Mapping[str, Said] = Ma
         return engine_says(source, table["deepspeed"]) | says
     if cut:
         return says | dict(cut)
-    layout = told(zero=(3 if reshard else 2) if sharded else 0, offload=_offload(section, sharded))
+    layout = told(zero=(3 if reshard else 2) if sharded else 0, offload=_offload(section, sharded, "offload" in words))
     return says | layout | told(**{"dp_shard" if sharded else "dp_replicate": ranks})
 
 
-def _offload(section: Mapping[str, Any], sharded: bool) -> str:
-    return "parameters" if sharded and switched(section, "cpu_offload") else "none"
+def _offload(section: Mapping[str, Any], sharded: bool, said: bool) -> str:
+    return "parameters" if sharded and (said or switched(section, "cpu_offload")) else "none"
 
 
 def _fsdp_keys(table: Mapping[str, Any]) -> Iterator[Finding]:

@@ -256,6 +256,8 @@ def launched(folder: Path, line: str, *more: str) -> Any:
     """What `predict` makes of a launch line in a script, beside a file of DeepSpeed and one of Accelerate."""
     (folder / "zero.json").write_text(json.dumps(ENGINE), encoding="utf-8")
     (folder / "fsdp.yaml").write_text(yaml.safe_dump(FSDP_FILE), encoding="utf-8")
+    trainer = {"reshard_after_forward": False, "activation_checkpointing": True}
+    (folder / "trainer.json").write_text(json.dumps(trainer), encoding="utf-8")
     path = folder / "train.sh"
     path.write_text(f"#!/bin/bash\nexport NCCL_DEBUG=INFO\n{line}\n", encoding="utf-8")
     return call("predict", str(path), "--hardware", "dgx-h100", *more, "--json")
@@ -273,7 +275,11 @@ def launched(folder: Path, line: str, *more: str) -> Any:
         (f"accelerate launch --use_deepspeed --zero_stage 1 --num_processes 8 {ARGUMENTS}", 1, 8, "none", "none"),
         (f"accelerate launch --use_deepspeed --deepspeed_config_file zero.json {ARGUMENTS}", 2, 8, "optimizer", "none"),
         (f"accelerate launch --use_fsdp --fsdp_reshard_after_forward false --num_processes 8 {ARGUMENTS}", 2, 8, "none", "none"),
-        (f"accelerate launch --multi_gpu --num_processes 8 {ARGUMENTS}", 0, 1, "none", "none"),
+        (f"accelerate launch --num_processes 8 --multi_gpu {ARGUMENTS}", 0, 1, "none", "none"),
+        (f"accelerate launch --use_fsdp --fsdp_sharding_strategy SHARD_GRAD_OP --num_processes 8 {ARGUMENTS}", 2, 8, "none", "none"),
+        (f"python prepare.py && accelerate launch --config_file fsdp.yaml -m my.{ARGUMENTS.replace('.py', '')}", 3, 8, "none", "full"),
+        (f"python -m torch.distributed.run --nproc_per_node 8 {ARGUMENTS} --fsdp 'shard_grad_op offload'", 2, 8, "parameters", "none"),
+        (f"torchrun --nproc_per_node 8 {ARGUMENTS} --fsdp True --fsdp_config trainer.json", 2, 8, "none", "full"),
     ],
 )  # fmt: skip
 def test_a_launch_line_says_the_layout(
@@ -344,3 +350,30 @@ def test_choices_beside_a_file_win_over_it(
         recompute,
     )
     assert found["strategy"]["micro_batch"] == 2
+
+
+@pytest.mark.parametrize(
+    ("section", "zero", "replicas", "shards"),
+    [
+        ({"fsdp_sharding_strategy": "FULL_SHARD"}, 3, 1, 16),
+        ({"fsdp_sharding_strategy": "SHARD_GRAD_OP"}, 2, 1, 16),
+        ({"fsdp_sharding_strategy": 2}, 2, 1, 16),
+        ({"fsdp_sharding_strategy": "NO_SHARD"}, 0, 16, 1),
+        ({"fsdp_sharding_strategy": "HYBRID_SHARD"}, 3, 2, 8),
+        ({"fsdp_sharding_strategy": "5"}, 2, 2, 8),
+        ({"fsdp_version": 2, "fsdp_reshard_after_forward": False, "fsdp_sharding_strategy": "FULL_SHARD"}, 2, 1, 16),
+        ({"fsdp_reshard_after_forward": "SHARD_GRAD_OP"}, 2, 1, 16),
+        ({}, 3, 1, 16),
+    ],
+)
+def test_strategies_of_the_first_fsdp_count(
+    section: dict[str, Any], zero: int, replicas: int, shards: int, tmp_path: Path
+) -> None:
+    """By name or number, as most files of Accelerate still say them; hybrid ones share a machine's ranks. The second FSDP has a switch."""
+    path = tmp_path / "fsdp.yaml"
+    table = FSDP_FILE | {"fsdp_config": section, "num_processes": 16, "num_machines": 2}
+    path.write_text(yaml.safe_dump(table), encoding="utf-8")
+    words = ("--model", "llama-3.2-1b", "--hardware", "dgx-h100:2", "--micro-batch", "1")
+    found = call("predict", str(path), *words, "--json").document
+    mesh = found["mesh"]
+    assert (found["strategy"]["zero"], mesh["dp_replicate"], mesh["dp_shard"]) == (zero, replicas, shards)
