@@ -22,6 +22,7 @@ from strategist.units import format_gib
 Layout = Mapping[str, Said]
 
 DEGREES = ("dp", "dp_replicate", "dp_shard", "cp", "tp", "pp", "zero")
+REPLICAS = ("dp_replicate", "dp_shard")
 PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float8": "fp8", "float4": "fp4"}
 
 
@@ -88,10 +89,12 @@ def is_foreign(source: Source) -> bool:
 
 
 def _together(given: Given, says: Says) -> Says:
-    """What the file says, under a batch and choices of the layout that were named beside it."""
+    """What the file says, under a batch and choices of the layout that were named beside it. Whoever shards what the file replicates, or
+    the other way round, has all data-parallel ranks in mind, not the file's replicas."""
     pins = () if given.strategy is None else parse_pins(given.strategy, "--strategy")
     own = {pin.key: pin.word if pin.key in WORDS else pin.value for pin in pins}
-    kept = {name: word for name, word in says.items() if "dp" not in own or name not in ("dp_replicate", "dp_shard")}
+    turns = "zero" in own and bool(own["zero"]) != bool(says.get("zero")) and not set(own) & set(REPLICAS)
+    kept = {name: word for name, word in says.items() if name not in REPLICAS or not (turns or "dp" in own)}
     return kept | told(micro_batch=given.micro_batch, accumulation=given.grad_accum) | own
 
 

@@ -377,3 +377,16 @@ def test_strategies_of_the_first_fsdp_count(
     found = call("predict", str(path), *words, "--json").document
     mesh = found["mesh"]
     assert (found["strategy"]["zero"], mesh["dp_replicate"], mesh["dp_shard"]) == (zero, replicas, shards)
+
+
+@pytest.mark.parametrize(
+    ("options", "strategy", "replicas", "shards"),
+    [("--multi_gpu", "zero=3", 1, 8), ("--use_fsdp", "zero=0", 8, 1), ("--use_fsdp", "zero=2", 1, 8), ("--multi_gpu", "zero=3,dp_replicate=2,dp_shard=4", 2, 4)],
+)  # fmt: skip
+def test_who_shards_what_a_file_replicates_shards_it_over_all_ranks(
+    options: str, strategy: str, replicas: int, shards: int, tmp_path: Path
+) -> None:
+    """Its replicas are not kept beside a stage of ZeRO that shards, nor its shards beside none."""
+    line = f"accelerate launch {options} --num_processes 8 {ARGUMENTS}"
+    mesh = launched(tmp_path, line, "--strategy", strategy).document["mesh"]
+    assert (mesh["dp_replicate"], mesh["dp_shard"]) == (replicas, shards)
