@@ -108,9 +108,9 @@ VALIDATE = """# validate: another framework's configuration, judged
 framework swallows without a word; pairs that exclude each other; a global batch that is not micro-batch x accumulation x ranks; a
 launcher that starts too many ranks. Each fault has a sentence and the smallest change that removes it. Nothing is run or imported.
 
-With `--hardware`, and `--model` where the file does not say its model, the number of ranks is known and the layout is weighed: rules that it breaks, memory that does not fit
-with its largest terms, and the smallest change, of one or two choices, that fits. `strategist predict FILE` reads the same files and
-prints the whole prediction.
+With `--hardware`, and `--model` where the file does not say its model, the number of ranks is known and the layout is weighed: rules
+that it breaks, memory that does not fit with its largest terms, and the smallest change, of one or two choices, that fits.
+`strategist predict FILE` reads the same files and prints the whole prediction.
 
 Exit codes: 0 when no file has a failure (warnings pass), 5 when one has, 2 for a file that cannot be read. `--json` prints one
 judgement for each file. A file is recognised by what stands in it; unknown ones are refused (`E_KIND`). Formats of files are

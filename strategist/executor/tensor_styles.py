@@ -134,6 +134,10 @@ class Border(Entry):
         return super()._apply(module, device_mesh)
 
 
+_HELD_WHOLE = "names_held_whole"
+"""Where a module keeps the names of its weights that a rank has whole, as `distribute` made them."""
+
+
 def distribute(module: nn.Module, name: str, mesh: DeviceMesh, *placements: Placement) -> None:
     """Make the parameter `name` of a module a DTensor, with one placement per axis of the mesh."""
     if any(placement.is_replicate() for placement in placements):
@@ -143,13 +147,12 @@ def distribute(module: nn.Module, name: str, mesh: DeviceMesh, *placements: Plac
     module.register_parameter(name, nn.Parameter(part, requires_grad=whole.requires_grad))
 
 
-_HELD_WHOLE = "names_held_whole"
-
-
 def held_whole(model: nn.Module) -> list[nn.Parameter]:
     """Weights of which each rank of tp has a term of the gradient."""
     return [
-        module.get_parameter(name) for module in model.modules() for name in sorted(getattr(module, _HELD_WHOLE, ()))
+        module.get_parameter(name)
+        for module in model.modules()
+        for name in sorted(module.__dict__.get(_HELD_WHOLE, ()))
     ]
 
 

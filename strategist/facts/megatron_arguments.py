@@ -12,6 +12,7 @@ from strategist.facts.families.decoder import checked_heads, experts, with_exper
 from strategist.facts.model import MAX_LAYERS, ModelShape, Norm, Position
 from strategist.facts.model_parts import Mla
 from strategist.facts.model_rows import rows_called
+from strategist.facts.sizes import of_bearable_size
 from strategist.records import replace
 
 NORMS: Mapping[str, Norm] = {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}
@@ -22,6 +23,14 @@ POSITIONS: Mapping[str, Position] = {
     "yarn": "rope",
     "none": "none",
 }
+DEFAULTS = {
+    "--moe-router-topk": 2,
+    "--normalization": "LayerNorm",
+    "--num-query-groups": 1,
+    "--position-embedding-type": "learned_absolute",
+}
+"""What the parser takes where these are absent."""
+
 Word = TypeVar("Word")
 LONGEST = 500
 """Characters of a pattern of layers beyond which nobody wrote it."""
@@ -39,7 +48,8 @@ def shape_from_arguments(said: Mapping[str, str], flag: str) -> ModelShape:
     Raises InputError MISSING, TYPE, TOO_SMALL, TOO_LARGE, RANGE, CHOICE and DIVISIBILITY with the argument; more problems are in
     `also`. The vocabulary is that of a tokenizer that the catalogue knows where no argument says it; its padding is not counted.
     """
-    config = Config({name: _value(word) for name, word in said.items()}, flag, path="arguments")
+    values = {name: _value(word) for name, word in said.items()}
+    config = Config(values, flag, path="arguments", class_defaults=DEFAULTS)
     for name in OTHERS:
         if config.has(name):
             config.refuse(
@@ -55,7 +65,7 @@ def shape_from_arguments(said: Mapping[str, str], flag: str) -> ModelShape:
         ffn_hidden=config.optional("--ffn-hidden-size", high=MAX_FFN) or _usual_width(hidden, is_gated=is_gated),
         max_seq=config.integer("--max-position-embeddings", high=MAX_TOKENS),
         tied="--untie-embeddings-and-output-weights" not in said,
-        norm=_word(config, "--normalization", "LayerNorm", NORMS),
+        norm=_word(config, "--normalization", NORMS),
         mlp_gated=is_gated,
         mlp_act="silu" if is_gated else "gelu",
         mlp_bias=has_biases,
@@ -65,7 +75,8 @@ def shape_from_arguments(said: Mapping[str, str], flag: str) -> ModelShape:
     shape = _with_positions(config, shape)
     shape = _with_experts(config, shape) if config.has("--num-experts") else shape
     config.settle()
-    return replace(shape, name="megatron", family="megatron", source=f"Megatron-LM's arguments given with {flag}")
+    named = replace(shape, name="megatron", family="megatron", source=f"Megatron-LM's arguments given with {flag}")
+    return of_bearable_size(named, flag)
 
 
 def _value(word: str) -> Any:
@@ -92,7 +103,8 @@ def _usual_width(hidden: int, *, is_gated: bool) -> int:
     return int(4 * hidden * 2 / 3 / 64) * 64 if is_gated else 4 * hidden
 
 
-def _word(config: Config, name: str, usual: str, known: Mapping[str, Word]) -> Word:
+def _word(config: Config, name: str, known: Mapping[str, Word]) -> Word:
+    usual = str(DEFAULTS[name])
     word = config.word(name) or usual
     if word not in known:
         config.refuse("CHOICE", name, f"must be one of {', '.join(known)}", value=word)
@@ -102,7 +114,7 @@ def _word(config: Config, name: str, usual: str, known: Mapping[str, Word]) -> W
 def _with_heads(config: Config, **fields: Any) -> ModelShape:
     """The shape with its attention: grouped queries, or latent attention, whose parts have widths of their own."""
     heads = config.integer("--num-attention-heads", high=MAX_HEADS)
-    groups = config.optional("--num-query-groups", high=MAX_HEADS) or 1
+    groups = config.optional("--num-query-groups", high=MAX_HEADS)
     kv_heads = groups if "--group-query-attention" in config.values else heads
     width, mla = config.optional("--kv-channels", high=MAX_WIDTH) or 0, None
     if "--multi-latent-attention" in config.values:
@@ -124,7 +136,7 @@ def _with_heads(config: Config, **fields: Any) -> ModelShape:
 
 def _with_positions(config: Config, shape: ModelShape) -> ModelShape:
     """Rows of learned positions, unless queries and keys are rotated."""
-    pos = _word(config, "--position-embedding-type", "learned_absolute", POSITIONS)
+    pos = _word(config, "--position-embedding-type", POSITIONS)
     if "--use-rotary-position-embeddings" in config.values:
         pos = "rope"
     return replace(shape, pos=pos, pos_rows=shape.max_seq if pos == "learned" else 0)
@@ -133,10 +145,8 @@ def _with_positions(config: Config, shape: ModelShape) -> ModelShape:
 def _with_experts(config: Config, shape: ModelShape) -> ModelShape:
     """Experts in the layers that the pattern names, all of them where none is given; two for each token unless said otherwise."""
     shared = config.optional("--moe-shared-expert-intermediate-size", high=MAX_FFN) or 0
-    usual = {"--moe-router-topk": 2}
-    chosen = Config(usual | dict(config.values), config.flag, path=config.path, ledger=config.ledger)
     moe = experts(
-        chosen,
+        config,
         "--num-experts",
         chosen_key="--moe-router-topk",
         ffn=config.optional("--moe-ffn-hidden-size", high=MAX_FFN) or shape.ffn_hidden,

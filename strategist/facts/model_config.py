@@ -10,8 +10,7 @@ from strategist.facts.families import FAMILIES
 from strategist.facts.families.config import Config, class_defaults
 from strategist.facts.families.vision_language import WRAPPERS, language_tower
 from strategist.facts.model import ModelShape
-from strategist.facts.parameters import count
-from strategist.facts.sizes import LARGEST
+from strategist.facts.sizes import of_bearable_size
 from strategist.records import replace
 
 REMOTE_CODE_KEYS = ("auto_map", "custom_pipelines", "trust_remote_code", "_attn_implementation_internal")
@@ -39,7 +38,7 @@ def shape_from_config(config: Mapping[str, Any], flag: str = "--model-config") -
         source=f"configuration given with {flag}, read as {model_type}",
         notes=(*_remote_code(top, tower), *_summary(tower, shape), *shape.notes),
     )
-    return _of_bearable_size(named, flag)
+    return of_bearable_size(named, flag)
 
 
 def _described(top: Config) -> tuple[Config, str]:
@@ -92,11 +91,3 @@ def _summary(tower: Config, shape: ModelShape) -> list[str]:
     used = dict.fromkeys(tower.ledger.defaults)
     defaults = [f"Defaults of the configuration class: {'; '.join(used)}."] if used else []  # fmt: skip
     return [*tower.ledger.notes, *place, *defaults]
-
-
-def _of_bearable_size(shape: ModelShape, flag: str) -> ModelShape:
-    total = count(shape).total
-    if total > LARGEST:
-        sentence = f"{flag} describes a model of {total:.3g} parameters; the limit is {LARGEST:.0e}."
-        raise InputError("TOO_LARGE", sentence, flag=flag, value=f"{total:.3g}", hint="Check widths and layers.")
-    return shape

@@ -18,7 +18,7 @@ from strategist.errors import InputError, shown
 from strategist.facts.layers import build_layer
 from strategist.facts.model import LayerKind, ModelShape
 from strategist.facts.model_rows import find_model, shape_from_row
-from strategist.facts.parameters import outer_parameters
+from strategist.facts.parameters import count, outer_parameters
 from strategist.records import dataclass, replace
 from strategist.units import format_count, parse_count, plain_text
 
@@ -190,3 +190,12 @@ def _around(asked: int) -> Iterator[int]:
     for step in range(1, 2000):
         for size in (asked * 1.02**step, asked / 1.02**step):
             yield int(float(f"{size:.2e}"))
+
+
+def of_bearable_size(shape: ModelShape, flag: str) -> ModelShape:
+    """The shape that somebody described. Raises InputError TOO_LARGE for one with more parameters than any model that is planned for."""
+    total = count(shape).total
+    if total > LARGEST:
+        sentence = f"{flag} describes a model of {total:.3g} parameters; the limit is {LARGEST:.0e}."
+        raise InputError("TOO_LARGE", sentence, flag=flag, value=f"{total:.3g}", hint="Check widths and layers.")
+    return shape

@@ -10,6 +10,7 @@ from strategist.document.judgement import Finding
 from strategist.readers.beside import engine_says
 from strategist.readers.foreign import (
     FORMATS,
+    FSDP_STAGES,
     Foreign,
     Reader,
     Says,
@@ -42,7 +43,6 @@ PRECISIONS = ("no", "fp16", "bf16", "fp8")
 STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 """FSDP1's, in the order of their numbers, from 1 (accelerate 1.15: utils/constants.py, FSDP_SHARDING_STRATEGY)."""
 SWITCH = {"TRUE": "FULL_SHARD", "FALSE": "SHARD_GRAD_OP"}
-STAGES = {"FULL_SHARD": 3, "HYBRID_SHARD": 3, "NO_SHARD": 0}
 ON_CPU = {
     "FSDP": "accelerate-cpu-fsdp",
     "DEEPSPEED": "accelerate-cpu-deepspeed",
@@ -100,7 +100,7 @@ def _fsdp(table: Mapping[str, Any], processes: int | None) -> dict[str, Any]:
     if not section_of(table, "parallelism_config") and processes:
         degrees |= _split(strategy, processes, whole(table.get("num_machines")) or 1)
     return {
-        "zero": STAGES.get(strategy, 2),
+        "zero": FSDP_STAGES.get(strategy, 2),
         "offload": "parameters" if switched(section, "fsdp_offload_params") else "none",
         "recompute": "full" if switched(section, "fsdp_activation_checkpointing") else "none",
         **{axis: degrees[axis] for axis in ("dp_replicate", "dp_shard", "tp", "cp")},

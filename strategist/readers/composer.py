@@ -7,6 +7,7 @@ from typing import Any
 
 from strategist.document.judgement import Finding
 from strategist.readers.foreign import (
+    FSDP_STAGES,
     Foreign,
     Reader,
     Says,
@@ -32,8 +33,6 @@ TABLES = Tables(
     },
 )
 COMPUTE = {"fp32": "float32", "amp_bf16": "bfloat16", "amp_fp16": "float16", "amp_fp8": "float8"}
-KINDS = {"NO_SHARD": 0, "SHARD_GRAD_OP": 2, "_HYBRID_SHARD_ZERO2": 2, "FULL_SHARD": 3, "HYBRID_SHARD": 3}
-"""Stages of ZeRO by the name of FSDP's strategy."""
 CASTS = ("FULL", "DEFAULT", "PURE")
 
 
@@ -61,7 +60,7 @@ def layout(section: Mapping[str, Any], ranks: int | None) -> dict[str, int | Non
     """Degrees and the stage of ZeRO of so many data-parallel ranks; without a section of FSDP there are replicas alone."""
     if not section:
         return {"zero": 0, "dp_replicate": ranks}
-    zero = KINDS.get(str(section.get("sharding_strategy", "FULL_SHARD")).upper())
+    zero = FSDP_STAGES.get(str(section.get("sharding_strategy", "FULL_SHARD")).upper())
     shard, replicas = (whole(section.get(f"data_parallel_{name}_degree")) for name in ("shard", "replicate"))
     if ranks and not shard:
         shard = ranks // (replicas or 1)
@@ -90,7 +89,7 @@ def precision_faults(table: Mapping[str, Any]) -> Iterator[Finding]:
 def fsdp_faults(section: Mapping[str, Any], place: str) -> Iterator[Finding]:
     """Words that FSDP's section does not know, and what it refuses."""
     kind, cast = section.get("sharding_strategy"), section.get("mixed_precision")
-    yield from unknown_word(f"{place}.sharding_strategy", "Composer", kind and str(kind).upper(), KINDS)
+    yield from unknown_word(f"{place}.sharding_strategy", "Composer", kind and str(kind).upper(), FSDP_STAGES)
     if isinstance(cast, str):
         yield from unknown_word(f"{place}.mixed_precision", "Composer", cast.upper(), CASTS)
     if switched(section, "cpu_offload"):

@@ -11,8 +11,8 @@ from strategist.facts.model import ModelShape
 from strategist.facts.models import load_model
 from strategist.readers.accelerate import ACCELERATE
 from strategist.readers.beside import table_named
-from strategist.readers.foreign import Foreign, Reader, Source, finding, keys_of, odd_arguments, told, whole
-from strategist.readers.script import Script, is_script, script_faults, script_of, started
+from strategist.readers.foreign import Foreign, Reader, Source, finding, keys_of, odd_arguments, switched, told, whole
+from strategist.readers.script import Script, is_script, named_words, script_faults, script_of, started
 from strategist.readers.transformers import trainer_says
 
 SIGN = "per_device_train_batch_size"
@@ -67,13 +67,7 @@ def _name(word: str) -> str:
 
 def _options(words: Sequence[str]) -> dict[str, Any]:
     """Options by their names without dashes; one without a word behind it is a switch."""
-    found: dict[str, Any] = {}
-    for index, word in enumerate(words):
-        _, equals, value = word.partition("=")
-        if word.startswith("--") and word != "--":
-            following = next(iter(words[index + 1 : index + 2]), "--")
-            found[_name(word)] = value if equals else True if following.startswith("--") else following
-    return found
+    return {_name(name): True if word is None else word for name, word in named_words(words)}
 
 
 def _ranks(script: Script, launcher: Table) -> int | None:
@@ -95,10 +89,12 @@ def _trained(source: Source, ranks: int | None) -> dict[str, Said]:
 
 
 def _adapters(table: Table) -> dict[str, Said]:
-    if str(table.get("use_peft", False)).lower() != "true":
+    if not switched(table, "use_peft"):
         return {}
-    is_packed = str(table.get("load_in_4bit", False)).lower() == "true"
-    return {"method": "qlora" if is_packed else "lora", "lora_rank": whole(table.get("lora_r")) or PEFT_RANK}
+    return {
+        "method": "qlora" if switched(table, "load_in_4bit") else "lora",
+        "lora_rank": whole(table.get("lora_r")) or PEFT_RANK,
+    }
 
 
 def _accelerate_says(source: Source, launcher: Table, ranks: int | None) -> Mapping[str, Said]:

@@ -20,7 +20,7 @@ from strategist.readers.foreign import (
     whole,
 )
 from strategist.readers.models import of_arguments
-from strategist.readers.script import Script, is_script, script_faults, script_of, started
+from strategist.readers.script import Script, is_script, named_words, script_faults, script_of, started
 
 SIGNS = (
     "--tensor-model-parallel-size",
@@ -44,14 +44,8 @@ Arguments = Mapping[str, str]
 
 def arguments_of(script: Script) -> dict[str, str]:
     """Names of Megatron's style and the word behind each; switches have an empty one."""
-    found: dict[str, str] = {}
-    after = _after_the_program(script.words)
-    for index, word in enumerate(after):
-        name, equals, value = word.partition("=")
-        if name.startswith("--") and name != "--":
-            following = after[index + 1] if index + 1 < len(after) else ""
-            found[name] = value if equals else "" if following.startswith("--") else following
-    return {name: value for name, value in found.items() if name.replace("_", "-") not in LAUNCHER}
+    found = {name: word or "" for name, word in named_words(_after_the_program(script.words))}
+    return {name: word for name, word in found.items() if name.replace("_", "-") not in LAUNCHER}
 
 
 def _own_arguments() -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from strategist.facts.model import ModelShape
 from strategist.facts.models import load_model
-from strategist.readers.foreign import Source, section_of
+from strategist.readers.foreign import Source, tables_at
 
 ModelOf = Callable[[Source, str], ModelShape | None]
 
@@ -15,19 +15,19 @@ def named_at(key: str, section: str = "") -> ModelOf:
     """Who looks up the name or path at a key, of a section. Raises what `load_model` raises, with the key's place."""
 
     def read(source: Source, flag: str) -> ModelShape | None:
-        found = (section_of(source.table, section) if section else source.table).get(key)
+        found = next(tables_at(source.table, section), {}).get(key)
         place = f"{section}.{key}" if section else key
         return load_model(found, f"{flag}: {place}") if isinstance(found, str) and found else None
 
     return read
 
 
-def llama_at(outer: str, inner: str) -> ModelOf:
-    """Who reads the keys of a section in a section, which are those of transformers' LlamaConfig."""
+def llama_at(place: str) -> ModelOf:
+    """Who reads the keys of a section, which are those of transformers' LlamaConfig."""
 
     def read(source: Source, flag: str) -> ModelShape | None:
-        found = section_of(section_of(source.table, outer), inner)
-        return load_model({"model_type": "llama", **found}, f"{flag}: {outer}.{inner}") if found else None
+        found = next(tables_at(source.table, place), None)
+        return load_model({"model_type": "llama", **found}, f"{flag}: {place}") if found else None
 
     return read
 
@@ -39,9 +39,8 @@ def of_arguments(arguments: Callable[[Source], Mapping[str, str]]) -> ModelOf:
         said = arguments(source)
         if "--num-layers" not in said:
             return None
-        from strategist.facts.megatron_arguments import (
-            shape_from_arguments,  # families are loaded only when one is read
-        )
+        # families are loaded only when one is read
+        from strategist.facts.megatron_arguments import shape_from_arguments
 
         return shape_from_arguments(said, flag)
 

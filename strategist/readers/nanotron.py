@@ -101,5 +101,5 @@ NANOTRON = Reader(
     read=read,
     profile="megatron-core",
     says_gradients=True,
-    model=llama_at("model", "model_config"),
+    model=llama_at("model.model_config"),
 )

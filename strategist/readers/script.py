@@ -121,6 +121,16 @@ def meant_by(name: str) -> tuple[str, ...]:
     return (name,) if name in known else tuple(option for option in known if option.startswith(name))
 
 
+def named_words(words: Sequence[str], ends: tuple[str, ...] = ("--",)) -> Iterator[tuple[str, str | None]]:
+    """Options with two dashes and the word of each, behind an equals sign or behind it; None of a switch, which is followed by nothing or by
+    a word that begins as another one does."""
+    for index, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name.startswith("--") and name != "--":
+            following = next(iter(words[index + 1 : index + 2]), "--")
+            yield name, value if equals else None if following.startswith(ends) else following
+
+
 def started(script: Script) -> int | None:
     """Ranks that torchrun starts on all nodes, where the script says both numbers."""
     nodes, ranks = _nodes(script), _ranks_per_node(script)

@@ -18,7 +18,7 @@ from strategist.readers.foreign import (
     told,
     whole,
 )
-from strategist.readers.script import Script, is_script, script_faults, script_of, started
+from strategist.readers.script import Script, is_script, named_words, script_faults, script_of, started
 
 Flags = Mapping[str, Any]
 AXES = {
@@ -66,16 +66,10 @@ def _flags(source: Source, script: Script | None) -> tuple[dict[str, Any], str |
         table = source.table
         return dict(table["flags"]), RECOMPUTE.get(str(table.get("activation-checkpoint")))
     found: dict[str, Any] = {}
-    recompute = None
-    for index, word in enumerate(script.words):
-        name, equals, value = word.partition("=")
-        if word.startswith(CHOICE):
-            recompute = RECOMPUTE.get(word.removeprefix(CHOICE))
-        elif name.startswith("--") and "." in name:
-            following = next(iter(script.words[index + 1 : index + 2]), "--")
-            plain = following.startswith(("--", CHOICE))
-            found |= _flag(name, value if equals else None if plain else following)
-    return found, recompute
+    for name, word in named_words(script.words, ("--", CHOICE)):
+        found |= _flag(name, word) if "." in name else {}
+    chosen = [word.removeprefix(CHOICE) for word in script.words if word.startswith(CHOICE)]
+    return found, RECOMPUTE.get(chosen[-1]) if chosen else None
 
 
 def _flag(name: str, value: str | None) -> dict[str, Any]:

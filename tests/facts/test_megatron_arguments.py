@@ -123,14 +123,15 @@ def test_what_is_absent_is_what_the_parser_takes() -> None:
 
 
 def test_a_gated_part_is_two_thirds_as_wide() -> None:
-    """Of 4 x 768 two thirds are 2,048, which is a whole multiple of 64; of 4 x 4,096 they are 10,922, and 10,880 is one."""
+    """Of 4 x 768 two thirds are 2,048 and of 4 x 12,288 32,768, whole multiples of 64; of 4 x 4,096 they are 10,922, and 10,880 is one."""
     widths = {
         hidden: shape_from_arguments(
-            GPT | {"--hidden-size": str(hidden), "--swiglu": "", "--vocab-size": "100"}, "PLAN"
+            GPT | {"--hidden-size": str(hidden), "--num-attention-heads": "32", "--swiglu": "", "--vocab-size": "100"},
+            "PLAN",
         ).ffn_hidden
-        for hidden in (768, 4096 * 3)
+        for hidden in (768, 4096, 12288)
     }
-    assert widths == {768: 2048, 12288: 32768}
+    assert widths == {768: 2048, 4096: 10880, 12288: 32768}
 
 
 def test_a_vocabulary_is_that_of_the_tokenizer() -> None:
@@ -154,6 +155,11 @@ def test_a_vocabulary_is_that_of_the_tokenizer() -> None:
         ),
         ({"--vocab-size": "100", "--num-experts": "8", "--moe-layer-freq": "exit(1)"}, "CHOICE", "--moe-layer-freq"),
         ({"--vocab-size": "100", "--num-experts": "8", "--moe-router-topk": "9"}, "RANGE", "--moe-router-topk"),
+        (
+            {"--vocab-size": "100", "--num-layers": "4096", "--hidden-size": "960000", "--num-experts": "65536"},
+            "TOO_LARGE",
+            "PLAN",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
