@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
@@ -53,6 +54,7 @@ class Allocation:
     ended: int | None = None
 
 
+DEVICE_OF = torch.ops.prim.device.default
 SUM = "aten::add"
 
 SOURCED = ("aten::_to_copy", SUM, REDUCTION)
@@ -181,6 +183,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         setattr(owner, name, value)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is DEVICE_OF and type(args[0]) is FakeTensor:
+            return args[0].device  # two of three questions are this one
         if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
             return NotImplemented  # taken apart first; its parts come back here
         kwargs = kwargs or {}

@@ -41,8 +41,9 @@ def _rise(plan: Plan) -> int:
 @dataclass(frozen=True)
 class LedgerFacts:
     """What an independent count of a record's bytes found: instants seen, those at which the terms do not add up or one
-    is negative, bytes alive before and after the step, and what the things are for that rest."""
+    is negative, bytes alive before and after the step, and what the things are for that rest; beside it what the record says itself."""
 
+    seen: RankObservation
     instants: int
     mismatches: int
     negative: int
@@ -59,7 +60,7 @@ def ledger_of(plan: Plan, rank: int) -> LedgerFacts:
 def _ledger(plan: Plan, rank: int) -> LedgerFacts:
     from strategist.measure.models import shape_model
     from strategist.measure.timeline import DRIVE, HOST, Timeline
-    from strategist.measure.trace_rank import record_rank
+    from strategist.measure.trace_rank import observation, record_rank
 
     recording = record_rank(plan, rank, shape_model(plan.model))
     record = recording.record
@@ -74,6 +75,7 @@ def _ledger(plan: Plan, rank: int) -> LedgerFacts:
     instants = [(total, sum(terms.values()), min(terms.values())) for _, total, terms in timeline.instants()]
     counted = sums[begin:]
     return LedgerFacts(
+        seen=observation(plan, Kind(f"rank {rank}", rank, stage_of(plan, rank)), recording, seconds=0.0),
         instants=len(instants),
         mismatches=sum(
             total != by_term or (seen is not None and seen != total)

@@ -14,7 +14,7 @@ from tests.plans import BFLOAT16, FLOAT32, make_plan, tiny_llama, tiny_mixtral
 
 pytestmark = pytest.mark.slow
 
-SHAPE = tiny_llama(layers=4, hidden=256, vocab=4096, ffn_hidden=704, head_dim=32, max_seq=512)
+SHAPE = tiny_llama(layers=2, hidden=256, vocab=4096, ffn_hidden=704, head_dim=32, max_seq=512)
 
 MIXTURE = tiny_mixtral(
     layers=2, hidden=256, vocab=256, head_dim=32, max_seq=512, moe={"experts": 2, "top_k": 2, "ffn": 64}
@@ -44,7 +44,7 @@ def test_the_traced_peak_is_the_allocator_s(layout: dict[str, Any]) -> None:
     """The rise of a step from rest to its peak is the same to a thousandth, DDP's buckets included."""
     from tests.measure.real_ranks import measured_rises
 
-    plan = make_plan(SHAPE, seq_len=512, **layout)
+    plan = make_plan(SHAPE, seq_len=256, **layout)
     measured = measured_rises(plan)
     assert traced_rise(plan) == pytest.approx(min(measured), rel=1e-3), measured
 

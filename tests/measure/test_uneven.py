@@ -20,7 +20,7 @@ SHARES = ((1, 5), (1, 1), (1, 2))
 
 def plan_with(layout: dict[str, Any], **batch: Any) -> Plan:
     """A plan for three replicas of one layout."""
-    return make_plan(tiny_llama(layers=3), micro_batch=2, **layout, **batch)
+    return make_plan(tiny_llama(layers=2), micro_batch=2, **layout, **batch)
 
 
 @pytest.mark.slow

@@ -213,8 +213,8 @@ def test_search_equals_brute_force_on_more_devices(words: str) -> None:
 
 
 CI, LONG = {"devices": 16, "layouts": 80}, {"devices": 64, "layouts": 600}
-"""The sizes of scenarios of the ci suite and of the nightly one."""
-CI_SCENARIOS, NIGHTLY_SCENARIOS, AT_ONCE = 200, 2000, 10
+"""The sizes of scenarios of which the ci suite asks half, and of those that are asked at night only."""
+SMALL_SCENARIOS, LARGE_SCENARIOS, AT_ONCE = 200, 2000, 10
 EVERY: dict[str, set[Any]] = {
     "zero": {0, 1, 2, 3},
     "schedule": {"none", "gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1", "zbv", "dualpipev"},
@@ -230,7 +230,13 @@ SIZES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp", "virtual_sta
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, CI_SCENARIOS, AT_ONCE))
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(first, marks=pytest.mark.nightly if number % 2 else ())
+        for number, first in enumerate(range(0, SMALL_SCENARIOS, AT_ONCE))
+    ],
+)
 def test_scenarios_by_number_equal_brute_force(first: int) -> None:
     """Ten drawn questions of up to 16 devices, techniques left out: same layouts, as many that fit, same best."""
     for number in range(first, first + AT_ONCE):
@@ -238,20 +244,20 @@ def test_scenarios_by_number_equal_brute_force(first: int) -> None:
         _assert_search_is_brute_force(asked.job, asked.layouts, forbids=asked.forbids, also=asked.also)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_scenarios_are_of_every_kind() -> None:
-    """Together the questions of the ci suite have layouts with every value of every choice, and leave out and add every technique."""
-    asked = [scenario(number, **CI) for number in range(CI_SCENARIOS)]
+    """Together the small questions have layouts with every value of every choice, and leave out and add every technique."""
+    asked = [scenario(number, **CI) for number in range(SMALL_SCENARIOS)]
     seen = {name: {layout[name] for one in asked for layout in one.layouts} for name in (*EVERY, *SIZES)}
     assert {name: values - seen[name] for name, values in EVERY.items() if values - seen[name]} == {}
     assert [name for name in SIZES if not seen[name] - {1}] == []
     assert {word for one in asked for word in one.forbids} == set(TECHNIQUES)
     assert {word for one in asked for word in one.also} == {*ADDED, *NUMBERS}
-    assert len({str(one) for one in asked}) > 0.9 * CI_SCENARIOS
+    assert len({str(one) for one in asked}) > 0.9 * SMALL_SCENARIOS
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("first", range(CI_SCENARIOS, CI_SCENARIOS + NIGHTLY_SCENARIOS, 5 * AT_ONCE))
+@pytest.mark.parametrize("first", range(SMALL_SCENARIOS, SMALL_SCENARIOS + LARGE_SCENARIOS, 5 * AT_ONCE))
 def test_larger_scenarios_by_number_equal_brute_force(first: int) -> None:
     """Fifty drawn questions of up to 64 devices."""
     for number in range(first, first + 5 * AT_ONCE):

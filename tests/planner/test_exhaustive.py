@@ -106,6 +106,7 @@ LARGER: tuple[dict[str, Any], ...] = (
     },
 )
 """Questions of 8, 16 and 64 devices with a few hundred layouts each, and one with so many that most are left out as slower."""
+BY_NIGHT = LARGER[1:3]
 
 
 def certified(question: dict[str, Any]) -> Plan:
@@ -114,7 +115,15 @@ def certified(question: dict[str, Any]) -> Plan:
 
 
 @pytest.mark.parametrize(
-    "question", [*QUESTIONS, *(pytest.param(larger, marks=pytest.mark.slow) for larger in LARGER)], ids=str
+    "question",
+    [
+        *QUESTIONS,
+        *(
+            pytest.param(larger, marks=pytest.mark.nightly if larger in BY_NIGHT else pytest.mark.slow)
+            for larger in LARGER
+        ),
+    ],
+    ids=str,
 )
 def test_trying_everything_confirms_the_certificate(question: dict[str, Any]) -> None:
     """Counts, refusals by rule, the best of all and the plan's own layout are what trying each layout alone finds; so on eight,
