@@ -28,8 +28,8 @@ test-frameworks: test-frameworks-hf $(GROUPS_OF_FRAMEWORKS:%=test-frameworks-%) 
 test-frameworks-hf: $(FRAMEWORKS)/hf/stamp  ## the first of these environments alone: Hugging Face's, DeepSpeed and Lightning
 	$(FRAMEWORKS)/hf/bin/python -m pytest $(addprefix tests/frameworks/test_,parsed.py trained.py splits.py slurm.py) -W ignore --write-proofs hf
 
-test-hf: $(FRAMEWORKS)/hf/stamp    ## what continuous integration runs of it: without Slurm and mpirun, and nothing is written
-	$(FRAMEWORKS)/hf/bin/python -m pytest $(addprefix tests/frameworks/test_,parsed.py trained.py splits.py) -W ignore -k "not mpirun"
+test-hf: $(FRAMEWORKS)/hf/stamp    ## what continuous integration runs of it: without Slurm, mpirun and cases made of others, and nothing is written
+	$(FRAMEWORKS)/hf/bin/python -m pytest $(addprefix tests/frameworks/test_,parsed.py trained.py splits.py) -W ignore -k "not mpirun" -m "not nightly"
 
 # Frameworks of folders that CHECKOUTS holds, called like their repositories: Megatron-LM, nanotron, byteps.
 test-frameworks-checkouts: $(FRAMEWORKS)/frozen/stamp  ## with CHECKOUTS=FOLDER: frameworks that no registry has

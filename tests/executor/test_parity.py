@@ -284,7 +284,10 @@ CASES += tuple(replace(case, name=f"moe-{case.name}", model=tiny_mixtral) for ca
 
 
 BY_NIGHT = (
-    "muon-threads2", "muon-pp2-zero1", "muon-cp2-ring-fsdp2", "muon-pp2-tp2", "muon-gpt-tp2-fsdp2",
+    "tp2-zero1-replicas", "pp2-tp2-zero1", "uneven-zero1-tp2", "lora-hsdp", "lora-gpt-hsdp", "gpt-hsdp",
+    "gpt-pp2-v2-fsdp2", "gpt-fsdp2-tp2",
+    "muon-threads2", "muon-pp2-zero1", "muon-cp2-ring-fsdp2", "muon-pp2-tp2", "muon-gpt-tp2-fsdp2", "muon-pp2-fsdp2", "muon-hsdp",
+    "moe-hsdp", "moe-cp2-ring-fsdp2", "moe-ep2-hsdp", "moe-pp2-ep2", "moe-ep2-cp2", "moe-ep2-etp2-sp",
     "moe-ep2-etp2", "moe-tp2-ep4", "moe-tp2-ep2-alone", "moe-ep2-ddp4", "moe-ep2-zero2-offload-optimizer", "moe-ep2-zero3-offload-nvme",
 )  # fmt: skip
 """Cases whose parts are all in others that the ci suite runs."""
