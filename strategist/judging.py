@@ -12,6 +12,7 @@ from strategist.ask import Asked, Given, complete
 from strategist.document.judgement import Finding, Judgement, Said
 from strategist.document.prediction import Prediction
 from strategist.errors import ImpossibleError, InputError
+from strategist.facts.profile import with_narrow_weights
 from strategist.readers import READERS, open_source, read_foreign, reader_of
 from strategist.readers.foreign import Reader, Says, Source, finding, told
 from strategist.records import replace
@@ -136,17 +137,20 @@ def _predicted(given: Given, says: Says, reader: Reader, layout: Layout) -> Pred
             **_adapters(given, says),
         )
     )
-    is_of_the_file = reader.says_gradients and given.framework is None and given.precision is None
-    return predicted(_with_gradients(asked, says) if is_of_the_file else asked)
+    is_of_the_file = given.framework is None and given.precision is None
+    return predicted(_with_formats(asked, reader, says) if is_of_the_file else asked)
 
 
-def _with_gradients(asked: Asked, says: Says) -> Asked:
-    """The question with gradients, and what they are added up in, in the formats that the file says."""
-    job, named = asked.question.job, {name: str(says[name]) for name in ("gradient", "reduce") if name in says}
-    formats = tuple((precision, replace(own, **named)) for precision, own in job.profile.formats)
-    return replace(
-        asked, question=replace(asked.question, job=replace(job, profile=replace(job.profile, formats=formats)))
-    )
+def _with_formats(asked: Asked, reader: Reader, says: Says) -> Asked:
+    """The question with numbers at rest in the formats that the file says: gradients and what they are added up in, or all of them."""
+    job = asked.question.job
+    profile = job.profile
+    if reader.says_gradients:
+        named = {name: str(says[name]) for name in ("gradient", "reduce") if name in says}
+        profile = replace(profile, formats=tuple((word, replace(own, **named)) for word, own in profile.formats))
+    if (says.get("parameter"), says.get("master")) == ("bfloat16", "none") and not job.adapters:
+        profile = with_narrow_weights(profile, "bfloat16", str(says.get("reduce", "bfloat16")))
+    return replace(asked, question=replace(asked.question, job=replace(job, profile=profile)))
 
 
 def _adapters(given: Given, says: Says) -> dict[str, Any]:

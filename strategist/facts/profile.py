@@ -12,6 +12,9 @@ from strategist.facts.keeping import Keeping, find_keeping
 from strategist.facts.model import ModelShape
 from strategist.records import dataclass, replace
 
+OF_EIGHT_BITS = ("adamw8bit",)
+"""Optimizers whose moments have a format of their own."""
+
 BYTES = {"float64": 8.0, "float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "float8": 1.0}
 """Bytes of one number by format."""
 
@@ -226,6 +229,21 @@ def with_frozen_base(profile: Profile, *, adapts_all: bool = False) -> Profile:
     2106.09685; huggingface/peft loads the base model as it computes)."""
     formats = tuple((precision, replace(own, parameter=own.compute)) for precision, own in profile.formats)
     return replace(profile, formats=formats, keeping=replace(profile.keeping, adapts_all=adapts_all))
+
+
+def with_narrow_weights(profile: Profile, stored: str, reduce: str) -> Profile:
+    """The profile of a run whose weights rest in a narrow format without copies in fp32: gradients are as wide, and so are the moments
+    that an optimizer of torch makes like its weights (torch/optim/adamw.py, zeros_like), where they were in fp32; those of eight bits
+    stay what they are. Gradients are added up between ranks in `reduce`."""
+    share = BYTES[stored] / BYTES["float32"]
+    moments = ((name, of if name in OF_EIGHT_BITS else share * of) for name, of in profile.optimizer_state_bytes)
+    formats = ((word, replace(own, parameter=stored, gradient=stored, reduce=reduce)) for word, own in profile.formats)
+    return replace(
+        profile,
+        formats=tuple(formats),
+        optimizer_state_bytes=tuple(moments),
+        accumulate_bytes=share * profile.accumulate_bytes,
+    )
 
 
 def as_made(shape: ModelShape, profile: Profile) -> ModelShape:

@@ -34,12 +34,13 @@ def read(source: Source, ranks: int | None) -> Foreign:
         section = section_of(table, "fsdp_config")
         table["fsdp_config"] = {key.removeprefix("fsdp_") or key: value for key, value in section.items()}
     found = (*TABLES.unknown(table), *_engines(table), *_formats(table))
-    return Foreign(says={**_engine(source, table), **_says(table), **_adapters(table)}, findings=found)
+    return Foreign(
+        says={**_engine(source, table), **_says(table), **_stored(table), **_adapters(table)}, findings=found
+    )
 
 
 def _says(table: Mapping[str, Any]) -> Says:
     section = section_of(table, "fsdp_config")
-    low = "bfloat16" if str(table.get("bf16")).lower() in ("true", "auto", "full") else None
     degrees = {axis: whole(table.get(key)) for axis, key in AXES.items()}
     recompute = (
         "full" if switched(table, "gradient_checkpointing") or switched(section, "activation_checkpointing") else "none"
@@ -50,11 +51,24 @@ def _says(table: Mapping[str, Any]) -> Says:
         accumulation=whole(table.get("gradient_accumulation_steps")) or 1,
         seq_len=whole(table.get("sequence_len")),
         recompute=recompute,
-        compute=low or ("float16" if switched(table, "fp16") else None),
+        compute=_low(table),
         zero=reshard if _is_sharded(table) else None,
         offload="parameters" if switched(section, "offload_params") else None,
         **degrees,
     )
+
+
+def _stored(table: Mapping[str, Any]) -> Says:
+    """How weights rest where no engine keeps copies of them in fp32: as they were loaded, in the format of matrix products
+    (axolotl 0.19.0, utils/config, torch_dtype)."""
+    is_alone = _low(table) == "bfloat16" and not table.get("deepspeed") and not _is_sharded(table)
+    return {"parameter": "bfloat16", "master": "none"} if is_alone else {}
+
+
+def _low(table: Mapping[str, Any]) -> str | None:
+    if any(str(table.get(key)).lower() in ("true", "auto", "full") for key in ("bf16", "bfloat16")):
+        return "bfloat16"
+    return "float16" if switched(table, "fp16") or switched(table, "float16") else None
 
 
 def _is_sharded(table: Mapping[str, Any]) -> bool:

@@ -20,6 +20,9 @@ MODELS = ("model_name_or_path", "model_id", "base_model")
 LENGTHS = ("max_length", "max_seq_length", "block_size", "model_max_length", "cutoff_len")
 """What programs call their model, and the length of their sequences: TRL, transformers' examples, FastChat, LLaMA-Factory."""
 
+LOADED = ("dtype", "torch_dtype", "model_dtype")
+"""What programs call the format in which they load their model: TRL and transformers' examples."""
+
 DEGREES = ("zero", "offload", "dp_replicate", "dp_shard", "tp", "cp")
 """What a launcher says where it says anything of a layout."""
 
@@ -38,6 +41,7 @@ def read(source: Source, ranks: int | None) -> Foreign:
     says = _trained(Source(path=source.path, text=source.text, value=table), ranks or count)
     if script.runs("accelerate"):
         says = _beside_accelerate(says, _accelerate_says(source, launcher, ranks or count), table)
+    says |= _stored(table, says)
     found = [*script_faults(script), *_misspelt(table)]
     if count and ranks and count != ranks:
         found.append(finding("ranks-product", "the launcher", product=count, ranks=ranks))
@@ -86,6 +90,18 @@ def _trained(source: Source, ranks: int | None) -> dict[str, Said]:
         source = Source(path=source.path, text=source.text, value=table)
     length = next((whole(table[name]) for name in LENGTHS if name in table), None)
     return trainer_says(source, ranks) | told(seq_len=length, **_adapters(table))
+
+
+def _stored(table: Table, says: Mapping[str, Said]) -> dict[str, Said]:
+    """How weights rest that are loaded in a named format, where every rank has them whole: Accelerate's FSDP and DeepSpeed keep fp32."""
+    word = next((str(table[name]) for name in LOADED if name in table), "")
+    if word != "bfloat16" or says.get("zero") != 0:
+        return {}
+    return {
+        "parameter": word,
+        "master": "none",
+        "compute": word if says.get("compute") == "float32" else says["compute"],
+    }
 
 
 def _adapters(table: Table) -> dict[str, Said]:

@@ -1,4 +1,5 @@
-"""torchtitan's flags, in a launch script or in the file of flags that `emit` writes. As in torchtitan 0.3.0."""
+"""torchtitan's flags, in a launch script or in the file of flags that `emit` writes, as in torchtitan 0.3.0; and the TOML of the
+releases before it, whose sections and keys have the same names, as in 0.2.2."""
 
 from __future__ import annotations
 
@@ -6,7 +7,10 @@ from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any
 
+from strategist.catalog import rows
 from strategist.document.judgement import Finding
+from strategist.facts.model import ModelShape
+from strategist.facts.models import load_model
 from strategist.readers.foreign import (
     Foreign,
     Reader,
@@ -36,14 +40,18 @@ SCHEDULES = {
     "ZBVZeroBubble": "zbv",
     "DualPipeV": "dualpipev",
 }
+OLDER = {"training.local_batch_size": 8, "training.seq_len": 2048}
+"""What the releases that read TOML do unasked (torchtitan 0.2.2, config/job_config.py)."""
+RENAMED = {"training.batch_size": "training.local_batch_size", "training.compile": "compile.enable"}
+"""Keys of 0.1 and what 0.2 calls them."""
 RECOMPUTE = {"full": "full", "selective": "selective", "none": "none"}
 CHOICE = "activation-checkpoint:"
 
 
 def read(source: Source, ranks: int | None) -> Foreign:
     """What the flags say, and their faults for a number of ranks: told, or those that the script starts."""
-    if source.path.endswith(".toml"):
-        return Foreign(says={}, findings=(finding("titan-toml", source.path.rpartition("/")[2]),))
+    if is_toml(source):
+        return _read_toml(source, ranks)
     script = script_of(source) if is_script(source) else None
     flags, recompute = _flags(source, script)
     world = ranks or (started(script) if script else None)
@@ -58,6 +66,51 @@ def read(source: Source, ranks: int | None) -> Foreign:
         *_pipeline(flags, degrees["pp"]),
     )
     return Foreign(says=says, findings=found)
+
+
+def is_toml(source: Source) -> bool:
+    """Whether a file is one that releases before 0.3 read."""
+    return source.path.endswith(".toml")
+
+
+def _read_toml(source: Source, ranks: int | None) -> Foreign:
+    """What a file of an older release says; that the newest does not read it is a fault."""
+    flags = _of_sections(source)
+    degrees = _degrees(flags, ranks)
+    says = _says(flags, degrees) | _recomputed(flags)
+    faults = batch_faults(says, degrees["dp_replicate"] * degrees["dp_shard"])
+    gone = finding("titan-toml", source.path.rpartition("/")[2])
+    return Foreign(says=says, findings=(gone, *_world(degrees, ranks), *faults))
+
+
+def _of_sections(source: Source) -> dict[str, Any]:
+    """The keys of sections as flags, under today's names, with what nobody said."""
+    sections = ((name, keys) for name, keys in source.table.items() if isinstance(keys, dict))
+    found = {f"{name}.{key}": value for name, keys in sections for key, value in keys.items()}
+    return OLDER | {RENAMED.get(name, name): value for name, value in found.items()}
+
+
+def _recomputed(flags: Flags) -> dict[str, Any]:
+    """Selective recomputation is that of operations, or of every second layer or whatever layer is said."""
+    mode = str(flags.get("activation_checkpoint.mode", "selective"))
+    each = whole(flags.get("activation_checkpoint.selective_ac_option", 2))
+    if mode == "selective" and each:
+        return {"recompute": "full"} | ({"recompute_every": each} if each > 1 else {})
+    return told(recompute=RECOMPUTE.get(mode))
+
+
+def _model(source: Source, flag: str) -> ModelShape | None:
+    """The catalogue's model of a configuration or a flavour, where it is one of those that have a name of their own elsewhere."""
+    if is_toml(source):
+        said = _of_sections(source)
+        words, place = f"{said.get('model.name', '')}_{said.get('model.flavor', '')}", "model.flavor"
+    else:
+        script = script_of(source) if is_script(source) else None
+        words, place = str(dict(named_words(script.words)).get("--config") if script else ""), "--config"
+    config = "".join(sign if sign.isalnum() else "_" for sign in words.lower())
+    known = (row for row in rows("torchtitan_models") if f"{config}_".startswith(f"{row['config']}_"))
+    found = max(known, key=lambda row: len(row["config"]), default=None)
+    return None if found is None else load_model(found["model"], f"{flag}: {place}")
 
 
 def _flags(source: Source, script: Script | None) -> tuple[dict[str, Any], str | None]:
@@ -94,7 +147,8 @@ def _says(flags: Flags, degrees: Mapping[str, int]) -> dict[str, Any]:
     dp = degrees["dp_replicate"] * degrees["dp_shard"]
     batch = batch or (local * dp if local else None)
     steps = batch // (micro * dp) if batch and micro and batch % (micro * dp) == 0 else None
-    never = str(flags.get("parallelism.fsdp_reshard_after_forward")) == "never"
+    reshards = str(flags.get("parallelism.fsdp_reshard_after_forward", "default"))
+    never = reshards == "never" or (reshards == "default" and degrees["pp"] > 1)  # each micro-batch would gather again
     compute = str(flags.get("training.mixed_precision_param", "bfloat16"))
     says: dict[str, Any] = dict(degrees) | told(
         micro_batch=micro,
@@ -107,6 +161,7 @@ def _says(flags: Flags, degrees: Mapping[str, int]) -> dict[str, Any]:
         layers_per_stage=whole(flags.get("parallelism.pipeline_parallel_layers_per_stage")),
         compute=compute,
         parameter=str(flags.get("training.dtype", "float32")),
+        master="none",
         reduce=str(flags.get("training.mixed_precision_reduce", "float32")),
     )
     says["sequence_parallel"] = degrees["tp"] > 1 and _on(flags, "parallelism.enable_sequence_parallel", usual=True)
@@ -156,4 +211,6 @@ def recognises(source: Source) -> bool:
     return is_script(source) and ("--parallelism." in said or "torchtitan" in said)
 
 
-TORCHTITAN = Reader(name="torchtitan", title="torchtitan 0.3", recognises=recognises, read=read, profile="fsdp2")
+TORCHTITAN = Reader(
+    name="torchtitan", title="torchtitan 0.3", recognises=recognises, read=read, profile="fsdp2", model=_model
+)

@@ -110,7 +110,15 @@ def read_factory(source: Source, ranks: int | None) -> Foreign:
     )
     recompute = "none" if switched(table, "disable_gradient_checkpointing") else "full"  # on unless it is switched off
     own = told(seq_len=whole(table.get("cutoff_len")), recompute=recompute)
-    return Foreign(says=trainer_says(source, ranks) | own | _adapters(table), findings=found)
+    return Foreign(says=trainer_says(source, ranks) | own | _pure(table) | _adapters(table), findings=found)
+
+
+def _pure(table: Mapping[str, Any]) -> dict[str, Said]:
+    """Formats of LLaMA-Factory's pure_bf16, which loads weights in bf16 and leaves autocast out; DeepSpeed keeps its copies in fp32."""
+    if not switched(table, "pure_bf16"):
+        return {}
+    computes: dict[str, Said] = {"compute": "bfloat16"}
+    return computes if "deepspeed" in table else computes | {"parameter": "bfloat16", "master": "none"}
 
 
 FACTORY_RANK = 8

@@ -390,3 +390,126 @@ def test_who_shards_what_a_file_replicates_shards_it_over_all_ranks(
     line = f"accelerate launch {options} --num_processes 8 {ARGUMENTS}"
     mesh = launched(tmp_path, line, "--strategy", strategy).document["mesh"]
     assert (mesh["dp_replicate"], mesh["dp_shard"]) == (replicas, shards)
+
+
+TITAN = """
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+{training}
+[parallelism]
+data_parallel_shard_degree = -1
+{parallelism}
+[activation_checkpoint]
+{again}
+"""
+"""A file of torchtitan 0.2."""
+
+
+def of_titan(folder: Path, training: str = "", parallelism: str = "", again: str = 'mode = "full"') -> dict[str, Any]:
+    """What `predict` says of such a file on two nodes."""
+    path = folder / "llama3.toml"
+    path.write_text(TITAN.format(training=training, parallelism=parallelism, again=again), encoding="utf-8")
+    found: dict[str, Any] = call("predict", str(path), "--hardware", "dgx-h100:2", "--json").document
+    return found
+
+
+def test_the_toml_of_older_torchtitan_says_model_and_layout(tmp_path: Path) -> None:
+    """Sections and keys are those of today's flags; shards take the ranks that are left, and what nobody says is the release's own: eight
+    sequences of 2,048 tokens."""
+    found = of_titan(tmp_path, parallelism="tensor_parallel_degree = 2")
+    mesh, strategy, work = found["mesh"], found["strategy"], found["workload"]
+    assert (found["model"]["name"], mesh["dp_shard"], mesh["tp"], strategy["zero"]) == ("llama-3.1-8b", 8, 2, 3)
+    assert (strategy["micro_batch"], work["global_batch"], work["seq_len"]) == (8, 64, 2048)
+    said = of_titan(tmp_path, training="local_batch_size = 2\nglobal_batch_size = 64\nseq_len = 8192")
+    assert (said["strategy"]["micro_batch"], said["strategy"]["accumulation"]) == (2, 2)
+    assert (said["workload"]["global_batch"], said["workload"]["seq_len"]) == (64, 8192)
+
+
+@pytest.mark.parametrize(
+    ("again", "recompute", "every"),
+    [
+        ('mode = "none"', "none", 0),
+        ('mode = "selective"\nselective_ac_option = "op"', "selective", 0),
+        ('mode = "selective"\nselective_ac_option = "3"', "full", 3),
+        ('mode = "selective"\nselective_ac_option = 1', "full", 0),
+        ("", "full", 2),
+    ],
+)
+def test_which_layers_older_torchtitan_computes_again(again: str, recompute: str, every: int, tmp_path: Path) -> None:
+    """Operations of each layer, or every so-many-th layer whole: every second one where nothing is said."""
+    strategy = of_titan(tmp_path, again=again)["strategy"]
+    assert (strategy["recompute"], strategy["recompute_every"]) == (recompute, every)
+
+
+def test_stages_of_torchtitan_keep_what_they_gathered(tmp_path: Path) -> None:
+    """Unless it is told otherwise: with a pipeline each micro-batch would gather again."""
+    stages = "pipeline_parallel_degree = 2"
+    zero = [of_titan(tmp_path, parallelism=f"{stages}\n{more}")["strategy"]["zero"]
+            for more in ("", 'fsdp_reshard_after_forward = "always"', 'fsdp_reshard_after_forward = "never"')]  # fmt: skip
+    assert zero == [2, 3, 2]
+
+
+def test_a_configuration_of_torchtitan_names_its_model(tmp_path: Path) -> None:
+    """Behind --config, with or without what it adds to the model; one that the catalogue does not have is asked for."""
+    flags = "--training.local_batch_size 1 --training.seq_len 4096 --parallelism.data_parallel_shard_degree 8"
+    found = []
+    for config in ("qwen3_1_7b", "deepseek_v3_16b_hybridep", "llama3_debugmodel"):
+        path = tmp_path / "run.sh"
+        line = f"torchrun --nproc_per_node 8 -m torchtitan.train --module x --config {config} {flags}\n"
+        path.write_text(line, encoding="utf-8")
+        found.append(call("predict", str(path), "--hardware", "dgx-h100", "--json").document)
+    assert [each["model"]["name"] for each in found[:2]] == ["qwen3-1.7b", "deepseek-v2-lite"]
+    assert found[2]["error"]["code"] == "E_MISSING"
+
+
+def terms_at_rest(found: dict[str, Any]) -> tuple[float, ...]:
+    """Bytes of weights, gradients (where any are left at the peak) and optimizer state of the first stage."""
+    terms = {term["name"]: term["bytes"] for term in found["memory"]["stages"][0]["terms"]}
+    return tuple(terms.get(name, 0) for name in ("parameters", "gradients", "optimizer"))
+
+
+WIDE, PURE = FACTORY, {**{key: word for key, word in FACTORY.items() if key != "bf16"}, "pure_bf16": True}
+LOADED = "torchrun --nproc_per_node 8 run_clm.py --model_name_or_path x --per_device_train_batch_size 2 --block_size 2048 --bf16"
+
+
+@pytest.mark.parametrize("kind", ["llama-factory", "axolotl", "launch line", "torchtitan"])
+def test_weights_that_rest_in_bf16_take_half(kind: str, tmp_path: Path) -> None:
+    """With their gradients and moments: pure_bf16, a model that was loaded in bf16 and that no engine keeps copies of, training.dtype."""
+    if kind == "torchtitan":
+        wide, narrow = of_titan(tmp_path), of_titan(tmp_path, training='dtype = "bfloat16"')
+    elif kind == "launch line":
+        path = tmp_path / "run.sh"
+        wide, narrow = (
+            (
+                path.write_text(f"{LOADED}{more}\n", encoding="utf-8"),
+                call("predict", str(path), *JOB, "--json").document,
+            )[1]
+            for more in ("", " --torch_dtype bfloat16")
+        )
+    else:
+        wide = predicted(tmp_path, FACTORY)
+        narrow = predicted(tmp_path, PURE if kind == "llama-factory" else AXOLOTL)
+    assert narrow["strategy"]["formats"]["parameter"] == "bfloat16"
+    assert narrow["strategy"]["formats"]["compute"] == wide["strategy"]["formats"]["compute"] == "bfloat16"
+    counters = 1 << 20  # bytes: one number per weight, which stays as wide as it is
+    for less, more in zip(terms_at_rest(narrow), terms_at_rest(wide), strict=True):
+        assert 2 * less == pytest.approx(more, abs=counters)
+
+
+@pytest.mark.parametrize(
+    "more", [{"deepspeed": "zero.json"}, {"fsdp_version": 2, "fsdp_config": {"reshard_after_forward": True}}]
+)
+def test_engines_keep_weights_in_fp32(more: dict[str, Any], tmp_path: Path) -> None:
+    """DeepSpeed beside the weights, and Accelerate's FSDP instead of them, whatever a model was loaded in."""
+    (tmp_path / "zero.json").write_text(json.dumps(ENGINE), encoding="utf-8")
+    found = predicted(tmp_path, {**AXOLOTL, **more})
+    assert found["strategy"]["formats"] == predicted(tmp_path, {**FACTORY, **more, "fsdp": ""})["strategy"]["formats"]
+    assert found["strategy"]["formats"]["parameter"] == "float32"
+
+
+def test_who_names_formats_beside_a_file_has_them(tmp_path: Path) -> None:
+    """A precision or a framework on the command line wins over how the file's weights rest."""
+    for more in (("--precision", "bf16"), ("--framework", "hf-trainer")):
+        assert predicted(tmp_path, PURE, *more)["strategy"]["formats"]["parameter"] == "float32"
