@@ -13,7 +13,7 @@ from strategist.document.judgement import Finding, Judgement, Said
 from strategist.document.prediction import Prediction
 from strategist.errors import ImpossibleError, InputError
 from strategist.facts.profile import with_narrow_weights
-from strategist.readers import READERS, open_source, read_foreign, reader_of
+from strategist.readers import READERS, open_source, reader_of
 from strategist.readers.foreign import Reader, Says, Source, finding, told
 from strategist.records import replace
 from strategist.space.candidates import WORDS
@@ -33,9 +33,10 @@ def judge(path: str, given: Given | None = None, flag: str = "FILE") -> Judgemen
     Raises InputError for a file that cannot be read or is no configuration that is known.
     """
     source = open_source(path, flag)
-    given = None if given is None else _with_model(given, reader_of(source, flag), source, flag)
+    reader = reader_of(source, flag)
+    given = None if given is None else _with_model(given, reader, source, flag)
     job = None if given is None else complete(given).question.job
-    reader, foreign = read_foreign(source, flag, None if job is None else job.cluster.world)
+    foreign = reader.read(source, None if job is None else job.cluster.world)
     findings, found = foreign.findings, None
     if job is not None:
         findings = (*findings, *reader.on_nodes(source, min(group.node.gpus for group in job.cluster.groups)))
@@ -55,9 +56,10 @@ def judge(path: str, given: Given | None = None, flag: str = "FILE") -> Judgemen
 def predicted_source(source: Source, given: Given, flag: str) -> Prediction:
     """The prediction of the layout that a file says, of the model that was given or else of the one that the file is for. Raises
     InputError MISSING when it says too little of one, and what `complete` and `predict` raise."""
-    given = _with_model(given, reader_of(source, flag), source, flag)
+    reader = reader_of(source, flag)
+    given = _with_model(given, reader, source, flag)
     job = complete(given).question.job
-    reader, foreign = read_foreign(source, flag, job.cluster.world)
+    foreign = reader.read(source, job.cluster.world)
     says = _together(given, foreign.says)
     _require_a_layout(says, reader.title, source.path, flag)
     return _predicted(given, says, reader, layout_of(says, job.model.layers))

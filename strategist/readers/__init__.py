@@ -12,7 +12,7 @@ from strategist.readers.deepspeed import DEEPSPEED
 from strategist.readers.epl import EPL
 from strategist.readers.foreign import Foreign, Reader, Source
 from strategist.readers.kubernetes import KUBERNETES
-from strategist.readers.launched import LAUNCHED
+from strategist.readers.launched import LAUNCHED, LAUNCHER
 from strategist.readers.llm_foundry import LLM_FOUNDRY
 from strategist.readers.megatron import MEGATRON
 from strategist.readers.megatron_bridge import MEGATRON_BRIDGE
@@ -24,6 +24,7 @@ from strategist.readers.surroundings import PYTHON, REQUIREMENTS, is_pins, is_py
 from strategist.readers.torchtitan import TORCHTITAN
 from strategist.readers.transformers import DISTRIBUTED_READER, FACTORY_READER, SFT_READER, TRANSFORMERS
 from strategist.reading import parse_json, parse_toml, parse_yaml, read_text
+from strategist.records import replace
 
 READERS: tuple[Reader, ...] = (
     REQUIREMENTS,
@@ -63,8 +64,13 @@ def open_source(path: str, flag: str) -> Source:
     return Source(path=path, text=text, value=parser(text, f"{flag} {shown(path)}"))
 
 
+IN_JOBS = (MEGATRON, TORCHTITAN, LAUNCHED)
+"""Who reads the commands that a job runs."""
+
+
 def reader_of(source: Source, flag: str) -> Reader:
-    """The reader of a file. Raises InputError KIND when no framework is recognised in it."""
+    """The reader of a file; of a job, one that knows what its commands say too. Raises InputError KIND when no framework is recognised
+    in it."""
     found = next((reader for reader in READERS if reader.recognises(source)), None)
     if found is None:
         raise InputError(
@@ -74,10 +80,28 @@ def reader_of(source: Source, flag: str) -> Reader:
             value=source.path,
             hint=f"Known: {', '.join(reader.title for reader in READERS)}.",
         )
-    return found
+    return _with_commands(found, source)
 
 
-def read_foreign(source: Source, flag: str, ranks: int | None = None) -> tuple[Reader, Foreign]:
-    """Who reads a file, and what it says for a number of ranks. Raises InputError KIND, PARSE."""
-    reader = reader_of(source, flag)
-    return reader, reader.read(source, ranks)
+def _with_commands(job: Reader, source: Source) -> Reader:
+    """The reader of a job with layout, model, kernels and formats of the program that its commands start, where that is known."""
+    commands = Source(path=source.path, text=f"#!/bin/sh\n{job.commands(source)}")
+    program = next((reader for reader in IN_JOBS if reader.recognises(commands)), None)
+    if program is None:
+        return job
+
+    def read(source: Source, ranks: int | None) -> Foreign:
+        own = job.read(source, ranks)
+        count = own.says.get("ranks")
+        inside = program.read(commands, ranks or (count if isinstance(count, int) else None))
+        # how many ranks there are the job says, and looks itself whether that agrees
+        more = (fault for fault in inside.findings if fault not in own.findings and fault.place != LAUNCHER)
+        return Foreign(says={**inside.says, **own.says}, findings=(*own.findings, *more))
+
+    return replace(
+        job,
+        read=read,
+        model=lambda _, flag: program.model(commands, flag),
+        profile=program.profile,
+        says_gradients=program.says_gradients,
+    )

@@ -101,6 +101,16 @@ def script_of_container(container: Table) -> Script:
     return Script(words=tuple(words), variables=variables, directives={})
 
 
+def _commands(source: Source) -> str:
+    """The command of the first container, or of the trainer, that has one, behind its variables."""
+    scripts = map(script_of_container, _starters(source.table, KINDS[str(source.table.get("kind"))]))
+    first = next((script for script in scripts if script.words), None)
+    if first is None:
+        return ""
+    variables = (f"{name}={shlex.quote(value or '')}" for name, value in first.variables.items())
+    return "\n".join((*variables, shlex.join(first.words)))
+
+
 def _split(word: str) -> list[str]:
     """The words of a text for a shell; one whose quotes do not close stays whole."""
     try:
@@ -212,4 +222,11 @@ def recognises(source: Source) -> bool:
     return "apiVersion" in source.table and str(source.table.get("kind")) in KINDS
 
 
-KUBERNETES = Reader(name="kubernetes", title="Kubernetes jobs", recognises=recognises, read=read, profile="strategist")
+KUBERNETES = Reader(
+    name="kubernetes",
+    title="Kubernetes jobs",
+    recognises=recognises,
+    read=read,
+    profile="strategist",
+    commands=_commands,
+)

@@ -27,6 +27,8 @@ DEGREES = ("zero", "offload", "dp_replicate", "dp_shard", "tp", "cp")
 """What a launcher says where it says anything of a layout."""
 
 LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+LAUNCHER = "the launcher"
+"""Where a launch line starts other ranks than there are."""
 PEFT_RANK = 16
 """TRL's own (trl/trainer/model_config.py, lora_r)."""
 
@@ -44,7 +46,7 @@ def read(source: Source, ranks: int | None) -> Foreign:
     says |= _stored(table, says)
     found = [*script_faults(script), *_misspelt(table)]
     if count and ranks and count != ranks:
-        found.append(finding("ranks-product", "the launcher", product=count, ranks=ranks))
+        found.append(finding("ranks-product", LAUNCHER, product=count, ranks=ranks))
     return Foreign(says=says | told(ranks=count), findings=tuple(found))
 
 
@@ -78,8 +80,10 @@ def _ranks(script: Script, launcher: Table) -> int | None:
     """Ranks that the line starts, where it says so: on all nodes, which accelerate counts and deepspeed does not."""
     if script.runs("accelerate"):
         return whole(launcher.get("num_processes"))
-    each = whole(launcher.get("num_gpus"))
-    return each * (whole(launcher.get("num_nodes")) or 1) if each else started(script)
+    each, nodes = whole(launcher.get("num_gpus")), whole(launcher.get("num_nodes"))
+    if each and nodes is None and ({"hostfile", "num_nodes"} & set(launcher) or "-H" in script.words):
+        return None  # as many nodes as another file or a variable says
+    return each * (nodes or 1) if each else started(script)
 
 
 def _trained(source: Source, ranks: int | None) -> dict[str, Said]:

@@ -134,7 +134,8 @@ def named_words(words: Sequence[str], ends: tuple[str, ...] = ("--",)) -> Iterat
 def started(script: Script) -> int | None:
     """Ranks that torchrun starts on all nodes, where the script says both numbers."""
     nodes, ranks = _nodes(script), _ranks_per_node(script)
-    return None if ranks is None else ranks * (nodes or 1)
+    is_elsewhere = nodes is None and script.option("--nnodes") is not None  # in a variable of whoever starts the script
+    return None if ranks is None or is_elsewhere else ranks * (nodes or 1)
 
 
 def _nodes(script: Script) -> int | None:

@@ -18,11 +18,15 @@ TABLES = Tables(
 def read(source: Source, ranks: int | None) -> Foreign:
     """What a task says, and its faults, those of the commands that it runs among them."""
     table = source.table
-    script = script_of(replace(source, text=str(table.get("run", ""))))
+    script = script_of(replace(source, text=_commands(source)))
     nodes, devices = whole(table.get("num_nodes")) or 1, devices_of(section_of(table, "resources"))
     says = told(nodes=nodes, ranks=nodes * devices if devices else None)
     found = (*TABLES.unknown(table), *script_faults(script), *unequal(script, nodes, devices))
     return Foreign(says=says, findings=found)
+
+
+def _commands(source: Source) -> str:
+    return str(source.table.get("run", ""))
 
 
 def devices_of(resources: Mapping[str, Any]) -> int | None:
@@ -41,4 +45,11 @@ def recognises(source: Source) -> bool:
     return isinstance(source.table.get("run"), str) and bool({"resources", "num_nodes"} & set(source.table))
 
 
-SKYPILOT = Reader(name="skypilot", title="SkyPilot 0.14", recognises=recognises, read=read, profile="strategist")
+SKYPILOT = Reader(
+    name="skypilot",
+    title="SkyPilot 0.14",
+    recognises=recognises,
+    read=read,
+    profile="strategist",
+    commands=_commands,
+)

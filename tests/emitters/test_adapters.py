@@ -13,10 +13,10 @@ from strategist import StrategistError, emit
 from strategist.document.plan import NumberFormats, Plan
 from strategist.emitters import EMITTERS
 from strategist.facts.model import Adapters
-from strategist.readers import open_source, read_foreign
 from strategist.readers.foreign import keys_of
 from tests.emitters.grid import plan_for
 from tests.plans import FLOAT32, tiny_gpt2, tiny_llama
+from tests.readers.reading import read_file
 
 LORA = Adapters(rank=4, alpha=8, targets=("q", "v", "down"))
 FROZEN = NumberFormats(parameter="bfloat16", gradient="float32", reduce="float32", compute="bfloat16")
@@ -59,7 +59,7 @@ def test_llama_factory_says_what_the_plan_says(method: str, tmp_path: Path) -> N
     )
     path = tmp_path / "llama_factory.yaml"
     path.write_text(text, encoding="utf-8")
-    says = read_foreign(open_source(str(path), "FILE"), "FILE", 2)[1].says
+    says = read_file(path, 2).says
     assert (says["method"], says["lora_rank"], says["lora_targets"]) == (method, 4, "q,v,down")
 
 

@@ -11,9 +11,9 @@ from strategist.document.plan import Plan
 from strategist.emitters import EMITTERS, emit
 from strategist.emitters.megatron import megatron_arguments
 from strategist.errors import ImpossibleError
-from strategist.readers import open_source, read_foreign
 from tests.emitters.grid import plan_for
 from tests.plans import BFLOAT16, tiny_llama
+from tests.readers.reading import read_file
 
 SPLIT = {"cp": 8, "cp_inner": 4, "context_parallel": "hierarchical", "backend": "nccl", "formats": BFLOAT16}
 
@@ -36,7 +36,7 @@ def test_its_script_read_back_says_the_plan(tmp_path: Path) -> None:
     """The reader hears kind and size in the emitted script, and finds no fault."""
     for name, text in emit(plan(), "megatron").items():
         (tmp_path / name).write_text(text, encoding="utf-8")
-    _, read = read_foreign(open_source(str(tmp_path / "launch.sh"), "FILE"), "FILE", 8)
+    read = read_file(tmp_path / "launch.sh", 8)
     assert read.findings == ()
     assert [read.says[name] for name in ("cp", "context_parallel", "cp_inner")] == [8, "hierarchical", 4]
 
@@ -59,7 +59,7 @@ def test_groups_of_one_or_all_are_heard_as_what_they_are(
     texts = {"launch.sh": script, "bridge.json": json.dumps({"model": model, "train": {"micro_batch_size": 1}})}
     for name, text in texts.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
-        _, read = read_foreign(open_source(str(tmp_path / name), "FILE"), "FILE", 8)
+        read = read_file(tmp_path / name, 8)
         assert (read.says["context_parallel"], read.says.get("cp_inner")) == (kind, inner)
 
 

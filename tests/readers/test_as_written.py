@@ -513,3 +513,61 @@ def test_who_names_formats_beside_a_file_has_them(tmp_path: Path) -> None:
     """A precision or a framework on the command line wins over how the file's weights rest."""
     for more in (("--precision", "bf16"), ("--framework", "hf-trainer")):
         assert predicted(tmp_path, PURE, *more)["strategy"]["formats"]["parameter"] == "float32"
+
+
+PROGRAM = (
+    "run_clm.py --model_name_or_path meta-llama/Llama-3.2-1B --bf16 --per_device_train_batch_size 2 --block_size 2048"
+)
+SKY = {"resources": {"accelerators": "H100:8"}, "num_nodes": 2, "setup": "pip install transformers", "run": f"cd work\ntorchrun --nnodes $SKYPILOT_NUM_NODES --nproc_per_node 8 {PROGRAM}\n"}  # fmt: skip
+
+
+def of_pods(command: list[str], **container: Any) -> dict[str, Any]:
+    """A PyTorchJob of two nodes of eight devices."""
+    pod = {"name": "pytorch", "image": "x", "command": command, "resources": {"limits": {"nvidia.com/gpu": 8}}}
+    roles = {"Worker": {"replicas": 2, "template": {"spec": {"containers": [{**pod, **container}]}}}}
+    job = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": "llama"}}
+    return {**job, "spec": {"pytorchReplicaSpecs": roles}}
+
+
+JOBS: dict[str, dict[str, Any]] = {
+    "skypilot": SKY,
+    "words": of_pods(["torchrun", "--nproc_per_node=8", *PROGRAM.split()]),
+    "a text for a shell": of_pods(["bash", "-c", f"torchrun --nproc_per_node=8 {PROGRAM}"]),
+    "a variable": of_pods(["sh", "-c", f"torchrun --nproc_per_node=8 {PROGRAM.replace('size 2 ', 'size $EACH ')}"], env=[{"name": "EACH", "value": "2"}]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_what_a_job_runs_is_read(name: str, tmp_path: Path) -> None:
+    """Model, batch and layout stand in the commands of a job, as they do in a script; its machines in the job itself."""
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(JOBS[name]), encoding="utf-8")
+    found = call("predict", str(path), "--hardware", "dgx-h100:2", "--json").document
+    assert (found["model"]["name"], found["framework"]) == ("llama-3.2-1b", "hf-trainer")
+    assert (found["mesh"]["dp_replicate"], found["strategy"]["micro_batch"], found["workload"]["seq_len"]) == (16, 2, 2048)  # fmt: skip
+    judged = call("validate", str(path), "--hardware", "dgx-h100:2", "--json").document
+    assert [fault["rule"] for each in judged for fault in each["findings"]] == []
+
+
+def test_a_job_of_megatron_has_megatron_s_formats(tmp_path: Path) -> None:
+    """A prediction counts with the kernels and formats of what the job starts."""
+    line = "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 --max-position-embeddings 1024 --micro-batch-size 1 --global-batch-size 32 --bf16 --use-distributed-optimizer"  # fmt: skip
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        yaml.safe_dump({**SKY, "run": line.replace("--bf16", "--bf16 --vocab-size 32000")}), encoding="utf-8"
+    )
+    found = call("predict", str(path), "--hardware", "dgx-h100:2", "--json").document
+    assert (found["framework"], found["model"]["layers"], found["strategy"]["zero"]) == ("megatron-core", 4, 1)
+    assert found["strategy"]["formats"]["parameter"] == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    ["torchrun --nnodes $NNODES --nproc_per_node 8", "torchrun --nnodes=1:4 --nproc_per_node 8", "deepspeed --hostfile hosts --num_gpus 8"],
+)  # fmt: skip
+def test_a_number_of_nodes_that_is_said_elsewhere_is_not_taken_for_one(launcher: str, tmp_path: Path) -> None:
+    """A variable of whoever starts the script, a range or a file with hosts: no number of ranks contradicts the machines."""
+    path = tmp_path / "run.sh"
+    path.write_text(f"{launcher} {PROGRAM}\n", encoding="utf-8")
+    judged = call("validate", str(path), "--hardware", "dgx-h100:2", "--json").document
+    assert "ranks-product" not in [fault["rule"] for each in judged for fault in each["findings"]]

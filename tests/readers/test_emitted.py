@@ -9,11 +9,11 @@ import pytest
 
 from strategist.document.plan import Plan
 from strategist.emitters import EMITTERS
-from strategist.readers import open_source, read_foreign
 from strategist.readers.foreign import Foreign
 from strategist.readers.transformers import DISTRIBUTED
 from tests.emitters.grid import targets, written
 from tests.emitters.test_read_back import Said, facts
+from tests.readers.reading import read_file
 
 SAYS = {
     "accelerate": {"ranks", "zero", "offload", "compute"},
@@ -69,7 +69,7 @@ def read_all(folder: Path, target: str) -> list[tuple[Plan, list[Foreign]]]:
             key = (str(name), text, plan.mesh.world, beside)
             if str(name) != "plan.json" and key not in known:
                 (folder / name).write_text(text, encoding="utf-8")
-                known[key] = read_foreign(open_source(str(folder / name), "FILE"), "FILE", plan.mesh.world)[1]
+                known[key] = read_file(folder / name, plan.mesh.world)
             read += [known[key]] if key in known else []
         found.append((plan, read))
     return found
@@ -128,5 +128,5 @@ def test_a_block_of_more_layers_than_a_chunk_has_is_all_of_them(layers: int, wor
     script.write_text(
         f"torchrun pretrain_gpt.py {words} --recompute-num-layers {layers} --micro-batch-size 1\n", encoding="utf-8"
     )
-    _, foreign = read_foreign(open_source(str(script), "FILE"), "FILE", 2)
+    foreign = read_file(script, 2)
     assert foreign.says["recompute"] == word
