@@ -7,6 +7,7 @@ import os
 from strategist.errors import InputError, shown
 from strategist.readers.accelerate import ACCELERATE
 from strategist.readers.axolotl import AXOLOTL
+from strategist.readers.beside import path_named
 from strategist.readers.composer import COMPOSER
 from strategist.readers.deepspeed import DEEPSPEED
 from strategist.readers.epl import EPL
@@ -14,11 +15,12 @@ from strategist.readers.foreign import Foreign, Reader, Source
 from strategist.readers.kubernetes import KUBERNETES
 from strategist.readers.launched import LAUNCHED, LAUNCHER
 from strategist.readers.llm_foundry import LLM_FOUNDRY
-from strategist.readers.megatron import MEGATRON
+from strategist.readers.megatron import MEGATRON, MEGATRON_DEEPSPEED
 from strategist.readers.megatron_bridge import MEGATRON_BRIDGE
 from strategist.readers.nanotron import NANOTRON
+from strategist.readers.programs import RECIPE
 from strategist.readers.ray import RAY
-from strategist.readers.script import SCRIPT, is_script
+from strategist.readers.script import SCRIPT, is_script, script_of
 from strategist.readers.skypilot import SKYPILOT
 from strategist.readers.surroundings import PYTHON, REQUIREMENTS, is_pins, is_python
 from strategist.readers.torchtitan import TORCHTITAN
@@ -30,6 +32,7 @@ READERS: tuple[Reader, ...] = (
     REQUIREMENTS,
     RAY,
     PYTHON,
+    MEGATRON_DEEPSPEED,
     MEGATRON,
     TORCHTITAN,
     LAUNCHED,
@@ -45,6 +48,7 @@ READERS: tuple[Reader, ...] = (
     EPL,
     KUBERNETES,
     SKYPILOT,
+    RECIPE,
     SFT_READER,
     TRANSFORMERS,
     DISTRIBUTED_READER,
@@ -64,8 +68,10 @@ def open_source(path: str, flag: str) -> Source:
     return Source(path=path, text=text, value=parser(text, f"{flag} {shown(path)}"))
 
 
-IN_JOBS = (MEGATRON, TORCHTITAN, LAUNCHED)
+IN_JOBS = (MEGATRON_DEEPSPEED, MEGATRON, TORCHTITAN, LAUNCHED)
 """Who reads the commands that a job runs."""
+FOR_PROGRAMS = (FACTORY_READER, AXOLOTL, NANOTRON, LLM_FOUNDRY, TORCHTITAN)
+"""Who reads a file that such commands give to a program."""
 
 
 def reader_of(source: Source, flag: str) -> Reader:
@@ -85,23 +91,46 @@ def reader_of(source: Source, flag: str) -> Reader:
 
 def _with_commands(job: Reader, source: Source) -> Reader:
     """The reader of a job with layout, model, kernels and formats of the program that its commands start, where that is known."""
-    commands = Source(path=source.path, text=f"#!/bin/sh\n{job.commands(source)}")
-    program = next((reader for reader in IN_JOBS if reader.recognises(commands)), None)
-    if program is None:
+    found = _started_by(Source(path=source.path, text=f"#!/bin/sh\n{job.commands(source)}"))
+    if found is None:
         return job
+    program, inside = found
 
     def read(source: Source, ranks: int | None) -> Foreign:
         own = job.read(source, ranks)
         count = own.says.get("ranks")
-        inside = program.read(commands, ranks or (count if isinstance(count, int) else None))
+        said = program.read(inside, ranks or (count if isinstance(count, int) else None))
         # how many ranks there are the job says, and looks itself whether that agrees
-        more = (fault for fault in inside.findings if fault not in own.findings and fault.place != LAUNCHER)
-        return Foreign(says={**inside.says, **own.says}, findings=(*own.findings, *more))
+        more = (fault for fault in said.findings if fault not in own.findings and fault.place != LAUNCHER)
+        return Foreign(says={**said.says, **own.says}, findings=(*own.findings, *more))
 
     return replace(
         job,
         read=read,
-        model=lambda _, flag: program.model(commands, flag),
+        model=lambda _, flag: program.model(inside, flag),
         profile=program.profile,
         says_gradients=program.says_gradients,
     )
+
+
+def _started_by(commands: Source) -> tuple[Reader, Source] | None:
+    """Who reads the program that commands start, and what: the commands, or a file that the program is given."""
+    program = next((reader for reader in IN_JOBS if reader.recognises(commands)), None)
+    if program is not None:
+        return program, commands
+    words = (word.rpartition("=")[2] for word in script_of(commands).words)
+    paths = (path_named(commands, word) for word in words if word.endswith(tuple(PARSERS)))
+    for path in filter(None, paths):
+        inside = _opened(path)
+        program = next((reader for reader in FOR_PROGRAMS if inside is not None and reader.recognises(inside)), None)
+        if program is not None and inside is not None:
+            return program, inside
+    return None
+
+
+def _opened(path: str) -> Source | None:
+    """The file, or None where it is none that can be read: words of a script name files of all kinds."""
+    try:
+        return open_source(path, "FILE")
+    except InputError:
+        return None

@@ -24,6 +24,13 @@ def engine_says(source: Source, named: Any) -> dict[str, Said]:
     return {name: says[name] for name in TAKEN if name in says}
 
 
+def path_named(source: Source, path: str) -> str | None:
+    """Where a file lies that is named in `source`, from the folders that a framework may have been started in."""
+    return next(
+        (found for folder in _folders(source.path) if os.path.isfile(found := os.path.join(folder, path))), None
+    )
+
+
 def table_named(source: Source, path: str) -> dict[str, Any]:
     """The table in a JSON or YAML file that is named in `source`, from the folders that a framework may have been started in; empty
     where there is none that can be read."""

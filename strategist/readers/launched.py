@@ -3,48 +3,40 @@ Transformers 5.23 and Accelerate 1.15, commands/launch.py."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from strategist.document.judgement import Finding, Said
+from strategist.document.judgement import Said
 from strategist.facts.model import ModelShape
-from strategist.facts.models import load_model
 from strategist.readers.accelerate import ACCELERATE
 from strategist.readers.beside import table_named
-from strategist.readers.foreign import Foreign, Reader, Source, finding, keys_of, odd_arguments, switched, told, whole
+from strategist.readers.foreign import Foreign, Reader, Source, finding, told, whole
+from strategist.readers.programs import SIGN, arguments_say, loaded, misspelt, model_of
+from strategist.readers.programs import recognises as recognises_recipe
 from strategist.readers.script import Script, is_script, named_words, script_faults, script_of, started
-from strategist.readers.transformers import trainer_says
-
-SIGN = "per_device_train_batch_size"
-MODELS = ("model_name_or_path", "model_id", "base_model")
-LENGTHS = ("max_length", "max_seq_length", "block_size", "model_max_length", "cutoff_len")
-"""What programs call their model, and the length of their sequences: TRL, transformers' examples, FastChat, LLaMA-Factory."""
-
-LOADED = ("dtype", "torch_dtype", "model_dtype")
-"""What programs call the format in which they load their model: TRL and transformers' examples."""
+from strategist.records import replace
 
 DEGREES = ("zero", "offload", "dp_replicate", "dp_shard", "tp", "cp")
 """What a launcher says where it says anything of a layout."""
 
 LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+FILES = (".yaml", ".yml", ".json")
 LAUNCHER = "the launcher"
 """Where a launch line starts other ranks than there are."""
-PEFT_RANK = 16
-"""TRL's own (trl/trainer/model_config.py, lora_r)."""
-
 Table = Mapping[str, Any]
 
 
 def read(source: Source, ranks: int | None) -> Foreign:
     """What a launch line says, and what is wrong with it."""
     script = script_of(source)
-    launcher, table = _around_the_program(script)
+    launcher, own = _around_the_program(script)
+    table = {**_recipe(source), **own}
     count = _ranks(script, launcher)
-    says = _trained(Source(path=source.path, text=source.text, value=table), ranks or count)
+    says = arguments_say(Source(path=source.path, text=source.text, value=table), ranks or count)
     if script.runs("accelerate"):
         says = _beside_accelerate(says, _accelerate_says(source, launcher, ranks or count), table)
-    says |= _stored(table, says)
-    found = [*script_faults(script), *_misspelt(table)]
+    says |= loaded(table, says)
+    found = [*script_faults(script), *misspelt(table)]
     if count and ranks and count != ranks:
         found.append(finding("ranks-product", LAUNCHER, product=count, ranks=ranks))
     return Foreign(says=says | told(ranks=count), findings=tuple(found))
@@ -86,37 +78,6 @@ def _ranks(script: Script, launcher: Table) -> int | None:
     return each * (nodes or 1) if each else started(script)
 
 
-def _trained(source: Source, ranks: int | None) -> dict[str, Said]:
-    """What the program's arguments say: of the layout as Trainer does, of sequences and adapters as programs around it do."""
-    table = source.table
-    if isinstance(table.get("fsdp_config"), str):
-        table = {**table, "fsdp_config": table_named(source, table["fsdp_config"])}
-        source = Source(path=source.path, text=source.text, value=table)
-    length = next((whole(table[name]) for name in LENGTHS if name in table), None)
-    return trainer_says(source, ranks) | told(seq_len=length, **_adapters(table))
-
-
-def _stored(table: Table, says: Mapping[str, Said]) -> dict[str, Said]:
-    """How weights rest that are loaded in a named format, where every rank has them whole: Accelerate's FSDP and DeepSpeed keep fp32."""
-    word = next((str(table[name]) for name in LOADED if name in table), "")
-    if word != "bfloat16" or says.get("zero") != 0:
-        return {}
-    return {
-        "parameter": word,
-        "master": "none",
-        "compute": word if says.get("compute") == "float32" else says["compute"],
-    }
-
-
-def _adapters(table: Table) -> dict[str, Said]:
-    if not switched(table, "use_peft"):
-        return {}
-    return {
-        "method": "qlora" if switched(table, "load_in_4bit") else "lora",
-        "lora_rank": whole(table.get("lora_r")) or PEFT_RANK,
-    }
-
-
 def _accelerate_says(source: Source, launcher: Table, ranks: int | None) -> Mapping[str, Said]:
     """What accelerate's file and its own options say; nothing of a layout where it takes a file that is not here."""
     path = launcher.get("config_file")
@@ -150,23 +111,24 @@ def _beside_accelerate(says: Mapping[str, Said], launched: Mapping[str, Said], t
     return own | layout
 
 
-def _misspelt(table: Table) -> Iterator[Finding]:
-    """Arguments that are almost one of Trainer's; others are the program's."""
-    known = (*keys_of("transformers"), *keys_of("trl"), *MODELS, *LENGTHS)
-    odd = odd_arguments((name for name in table if name not in known), known, "Transformers 5.23")
-    yield from (fault for fault in odd if fault.rule == "unknown-key")
-
-
 def recognises(source: Source) -> bool:
-    """A script that gives a program a batch in Trainer's words."""
-    return is_script(source) and (f"--{SIGN}" in source.text or f"--{SIGN.replace('_', '-')}" in source.text)
+    """A script that gives a program a batch in Trainer's words, or a recipe that has one."""
+    if not is_script(source):
+        return False
+    return any(f"--{sign}" in source.text for sign in (SIGN, SIGN.replace("_", "-"))) or bool(_recipe(source))
 
 
 def _model(source: Source, flag: str) -> ModelShape | None:
     """The model that the program is given."""
-    _, table = _around_the_program(script_of(source))
-    key = next((key for key in MODELS if isinstance(table.get(key), str)), None)
-    return None if key is None else load_model(table[key], f"{flag}: --{key}")
+    _, own = _around_the_program(script_of(source))
+    return model_of({**_recipe(source), **own}, flag, "--")
+
+
+def _recipe(source: Source) -> Table:
+    """The arguments in a file that the program is given, behind --config or as a word, where they are those of a training."""
+    words = (word.rpartition("=")[2] for word in script_of(source).words)
+    tables = (table_named(source, word) for word in words if word.endswith(FILES))
+    return next((table for table in tables if recognises_recipe(replace(source, value=table))), {})
 
 
 LAUNCHED = Reader(

@@ -7,6 +7,7 @@ from math import prod
 from typing import Any
 
 from strategist.document.judgement import Finding
+from strategist.readers.beside import engine_says
 from strategist.readers.foreign import (
     Foreign,
     Reader,
@@ -21,6 +22,7 @@ from strategist.readers.foreign import (
 )
 from strategist.readers.models import of_arguments
 from strategist.readers.script import Script, is_script, named_words, script_faults, script_of, started
+from strategist.records import replace
 
 SIGNS = (
     "--tensor-model-parallel-size",
@@ -37,6 +39,10 @@ LAUNCHER = (
     "--rdzv-endpoint", "--rdzv-id", "--max-restarts", "--log-dir", "--tee", "--redirects", "--rdzv-conf", "--no-python",
 )  # fmt: skip
 """Options of torchrun, which stand among the words too."""
+
+DEEPSPEED, DEEPSPEED_FILES = "--deepspeed", ("--deepspeed_config", "--deepspeed-config")
+ITS_OWN = (DEEPSPEED, "--zero-", "--no-pipeline-parallel")
+"""How the arguments begin that Megatron-DeepSpeed adds to Megatron's."""
 
 MESH = ("--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--context-parallel-size")
 Arguments = Mapping[str, str]
@@ -65,10 +71,27 @@ def read(source: Source, ranks: int | None) -> Foreign:
     script = script_of(source)
     said, world = arguments_of(script), ranks or started(script)
     says = says_of(said, world)
+    if is_by_deepspeed(said):
+        says = {**says, **_engine(source, said, _data_parallel(said, world))}
     found = [*script_faults(script), *_unknown(said), *mesh_faults(said, says, world)]
     if is_whole(script):
         found += [*_absent(said), *needs(said), *_connections(said, script), *fsdp_checkpoint(said)]
     return Foreign(says=says, findings=tuple(found))
+
+
+def is_by_deepspeed(said: Arguments) -> bool:
+    """Whether the program is Megatron-DeepSpeed: DeepSpeed keeps the states, and its arguments stand among Megatron's."""
+    return DEEPSPEED in said
+
+
+def _engine(source: Source, said: Arguments, dp: int | None) -> Says:
+    """How DeepSpeed keeps states: as its file says, where that can be read, or the stage among the arguments, which is 1 unasked
+    (deepspeedai/Megatron-DeepSpeed: megatron/arguments.py, --zero-stage)."""
+    named = next((said[name] for name in DEEPSPEED_FILES if name in said), "")
+    says = engine_says(source, named)
+    stage = says.get("zero", whole(said.get("--zero-stage", "1")) or 0)
+    kept: Says = {"zero": stage} | told(offload=says.get("offload"))
+    return kept if dp is None else {**kept, "dp_replicate": 1 if stage else dp, "dp_shard": dp if stage else 1}
 
 
 def is_whole(script: Script) -> bool:
@@ -147,7 +170,9 @@ def _context(said: Arguments, cp: int) -> tuple[str | None, int | None]:
 def _recompute(said: Arguments, chunks: int) -> str:
     """The policy, or the number of layers of each of so many chunks that the block method runs again, where it is no more than they
     have."""
-    policy = said.get("--recompute-granularity", "")
+    if {"--checkpoint-activations", "--deepspeed-activation-checkpointing"} & set(said):  # of releases before 3.0
+        return "full"
+    policy = "selective" if "--recompute-activations" in said else said.get("--recompute-granularity", "")
     first, layers = whole(said.get("--recompute-num-layers")), whole(said.get("--num-layers"))
     if policy == "full" and said.get("--recompute-method") == "block" and first:
         return "full" if layers and first * chunks > layers else str(first)
@@ -184,7 +209,9 @@ def _numbers(said: Arguments) -> dict[str, str]:
 
 def _unknown(said: Arguments) -> Iterator[Finding]:
     known = _own_arguments()
-    yield from odd_arguments((name for name in said if name not in known and "$" not in name), known, "Megatron-LM")
+    added = ITS_OWN if is_by_deepspeed(said) else ()
+    odd = (name for name in said if name not in known and "$" not in name and not name.startswith(added))
+    yield from odd_arguments(odd, known, "Megatron-LM")
 
 
 def _batch(says: Says, dp: int | None) -> Iterator[Finding]:
@@ -251,6 +278,11 @@ def recognises(source: Source) -> bool:
     return is_script(source) and sum(sign in source.text for sign in SIGNS) >= 2
 
 
+def recognises_by_deepspeed(source: Source) -> bool:
+    """The same with DeepSpeed's own switch."""
+    return recognises(source) and is_by_deepspeed(arguments_of(script_of(source)))
+
+
 MEGATRON = Reader(
     name="megatron",
     title="Megatron-LM",
@@ -259,4 +291,11 @@ MEGATRON = Reader(
     profile="megatron-core",
     says_gradients=True,
     model=of_arguments(lambda source: arguments_of(script_of(source))),
+)
+MEGATRON_DEEPSPEED = replace(
+    MEGATRON,
+    name="megatron-deepspeed",
+    title="Megatron-DeepSpeed",
+    recognises=recognises_by_deepspeed,
+    profile="megatron-deepspeed",
 )

@@ -228,4 +228,11 @@ def is_script(source: Source) -> bool:
     return is_shell or source.path.endswith((".sh", ".sbatch", ".slurm", ".bash")) or "\n#SBATCH " in source.text
 
 
-SCRIPT = Reader(name="script", title="launch script", recognises=is_script, read=read, profile="strategist")
+SCRIPT = Reader(
+    name="script",
+    title="launch script",
+    recognises=is_script,
+    read=read,
+    profile="strategist",
+    commands=lambda source: source.text,
+)

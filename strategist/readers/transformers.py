@@ -66,7 +66,7 @@ def read_sft(source: Source, ranks: int | None) -> Foreign:
 
 def _arguments(source: Source, known: Tables, ranks: int | None) -> Foreign:
     table = source.table
-    found = (*known.unknown(table), *_fsdp_keys(table), *_choices(table))
+    found = (*known.unknown(table), *fsdp_keys(table), *choices(table))
     return Foreign(says=trainer_says(source, ranks, _cut_beside(source)), findings=found)
 
 
@@ -104,8 +104,8 @@ def read_factory(source: Source, ranks: int | None) -> Foreign:
     megatron = {name.removeprefix("--").replace("-", "_") for name in _megatron_names()}
     found = (
         *FACTORY.unknown({key: table[key] for key in table if key not in megatron}),
-        *_fsdp_keys(table),
-        *_choices(table),
+        *fsdp_keys(table),
+        *choices(table),
         *_factory_needs(table),
     )
     recompute = "none" if switched(table, "disable_gradient_checkpointing") else "full"  # on unless it is switched off
@@ -177,7 +177,7 @@ def _offload(section: Mapping[str, Any], sharded: bool, said: bool) -> str:
     return "parameters" if sharded and (said or switched(section, "cpu_offload")) else "none"
 
 
-def _fsdp_keys(table: Mapping[str, Any]) -> Iterator[Finding]:
+def fsdp_keys(table: Mapping[str, Any]) -> Iterator[Finding]:
     """Keys of fsdp_config, where no parser looks: unknown ones vanish, and a prefix is stripped."""
     known = Tables(
         framework="transformers",
@@ -192,7 +192,8 @@ def _fsdp_keys(table: Mapping[str, Any]) -> Iterator[Finding]:
             yield finding("fsdp-prefix", f"fsdp_config.{key}", key=key, near=key.removeprefix("fsdp_"))
 
 
-def _choices(table: Mapping[str, Any]) -> Iterator[Finding]:
+def choices(table: Mapping[str, Any]) -> Iterator[Finding]:
+    """Choices of Trainer's that do not go together, or are no more."""
     section = section_of(table, "fsdp_config")
     if _sharded(table) and str(section.get("version", section.get("fsdp_version", 2))) == "1":
         yield finding("fsdp1-deprecated", "fsdp_config.version")

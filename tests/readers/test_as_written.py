@@ -571,3 +571,95 @@ def test_a_number_of_nodes_that_is_said_elsewhere_is_not_taken_for_one(launcher:
     path.write_text(f"{launcher} {PROGRAM}\n", encoding="utf-8")
     judged = call("validate", str(path), "--hardware", "dgx-h100:2", "--json").document
     assert "ranks-product" not in [fault["rule"] for each in judged for fault in each["findings"]]
+
+
+RECIPE: dict[str, Any] = {
+    "model_name_or_path": "meta-llama/Llama-3.2-1B", "attn_implementation": "flash_attention_2", "dataset_mixer": {"x/y": 1.0}, "bf16": True,
+    "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "gradient_checkpointing": True, "max_length": 2048, "output_dir": "out",
+}  # fmt: skip
+SHARDED = {
+    "compute_environment": "LOCAL_MACHINE", "distributed_type": "FSDP", "num_processes": 8, "num_machines": 1, "mixed_precision": "bf16",
+    "fsdp_config": {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_reshard_after_forward": True},
+}  # fmt: skip
+
+
+def written(folder: Path, **files: Any) -> Path:
+    """The folder with some files: tables as YAML, texts as they are."""
+    for name, content in files.items():
+        text = content if isinstance(content, str) else yaml.safe_dump(content)
+        (folder / name.replace("_", ".")).write_text(text, encoding="utf-8")
+    return folder
+
+
+def rules(folder: Path, name: str) -> list[str]:
+    """The faults that `validate` finds in a file."""
+    return [
+        fault["rule"] for each in call("validate", str(folder / name), "--json").document for fault in each["findings"]
+    ]
+
+
+def test_a_recipe_names_its_model_and_what_its_program_adds(tmp_path: Path) -> None:
+    """The file that `trl sft --config` takes has more keys than Trainer's arguments: they are no faults, unless they are almost one."""
+    folder = written(tmp_path, recipe_yaml=RECIPE, wrong_yaml=RECIPE | {"per_device_train_batchsize": 2})
+    found = call("predict", str(folder / "recipe.yaml"), "--hardware", "dgx-h100", "--json").document
+    assert (found["model"]["name"], found["workload"]["seq_len"]) == ("llama-3.2-1b", 2048)
+    assert (found["mesh"]["dp_replicate"], found["strategy"]["micro_batch"], found["strategy"]["accumulation"]) == (8, 2, 4)  # fmt: skip
+    assert rules(folder, "recipe.yaml") == []
+    assert rules(folder, "wrong.yaml") == ["unknown-key"]
+
+
+@pytest.mark.parametrize("option", ["--config recipe.yaml", "--config=recipe.yaml", "recipe.yaml"])
+def test_a_launch_line_s_recipe_counts_beside_it(option: str, tmp_path: Path) -> None:
+    """Layout of accelerate's file, batch and model of the recipe, and the line's own words before both."""
+    line = f"accelerate launch --config_file fsdp.yaml run_sft.py {option} --gradient_accumulation_steps 8\n"
+    folder = written(tmp_path, recipe_yaml=RECIPE, fsdp_yaml=SHARDED, run_sh=line)
+    found = call("predict", str(folder / "run.sh"), "--hardware", "dgx-h100", "--json").document
+    assert found["model"]["name"] == "llama-3.2-1b"
+    assert (found["strategy"]["zero"], found["mesh"]["dp_shard"], found["strategy"]["recompute"]) == (3, 8, "full")
+    assert (found["strategy"]["micro_batch"], found["strategy"]["accumulation"]) == (2, 8)
+
+
+@pytest.mark.parametrize(
+    ("line", "table"),
+    [
+        ("FORCE_TORCHRUN=1 NNODES=2 llamafactory-cli train job.yaml", FACTORY),
+        ("axolotl train job.yaml", AXOLOTL),
+        ("accelerate launch -m axolotl.cli.train job.yaml", AXOLOTL),
+    ],
+)
+def test_the_file_that_a_script_gives_to_a_program_is_read(line: str, table: dict[str, Any], tmp_path: Path) -> None:
+    """As if it were named itself; so it is where a job of SkyPilot has the line."""
+    folder = written(tmp_path, job_yaml=table, run_sh=f"{line}\n", sky_yaml=SKY | {"run": line})
+    for name in ("run.sh", "sky.yaml"):
+        found = call("predict", str(folder / name), "--hardware", "dgx-h100:2", "--json").document
+        alone = call("predict", str(folder / "job.yaml"), "--hardware", "dgx-h100:2", "--json").document
+        assert found["layout"] == alone["layout"]
+        assert found["memory"] == alone["memory"]
+
+
+MEGATRON = "--tensor-model-parallel-size 2 --num-layers 8 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 --max-position-embeddings 1024 --micro-batch-size 1 --global-batch-size 64 --fp16 --vocab-size 32000"  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("more", "zero"), [("--zero-stage 2", 2), ("--deepspeed_config ds.json", 3), ("--deepspeed_config nowhere.json", 1)]
+)
+def test_deepspeed_keeps_the_states_of_megatron_deepspeed(more: str, zero: int, tmp_path: Path) -> None:
+    """As its file says, or the stage among the arguments; its arguments are no strangers among Megatron's."""
+    engine = json.dumps({"train_batch_size": 64, "zero_optimization": {"stage": 3}})
+    line = f"export CUDA_DEVICE_MAX_CONNECTIONS=1\ntorchrun --nproc_per_node 8 pretrain_gpt.py {MEGATRON} --deepspeed --deepspeed-activation-checkpointing {more}\n"  # fmt: skip
+    folder = written(tmp_path, ds_json=engine, run_sh=line)
+    found = call("predict", str(folder / "run.sh"), "--hardware", "dgx-h100", "--json").document
+    assert (found["framework"], found["strategy"]["zero"], found["mesh"]["dp_shard"]) == ("megatron-deepspeed", zero, 4)
+    assert found["strategy"]["recompute"] == "full"
+    assert rules(folder, "run.sh") == []
+
+
+@pytest.mark.parametrize(
+    ("words", "recompute"),
+    [("--recompute-activations", "selective"), ("--recompute-activations --recompute-granularity full --recompute-method uniform", "selective"), ("", "none")],
+)  # fmt: skip
+def test_megatron_s_switch_for_selective_recomputation_counts(words: str, recompute: str, tmp_path: Path) -> None:
+    """It sets --recompute-granularity to selective, whatever else is said (Megatron-LM d98e8a6, training/arguments.py)."""
+    folder = written(tmp_path, run_sh=f"torchrun --nproc_per_node 8 pretrain_gpt.py {MEGATRON} {words}\n")
+    found = call("predict", str(folder / "run.sh"), "--hardware", "dgx-h100", "--json").document
+    assert found["strategy"]["recompute"] == recompute
