@@ -14,7 +14,7 @@ from strategist.document.prediction import Prediction
 from strategist.errors import ImpossibleError, InputError
 from strategist.facts.profile import with_narrow_weights
 from strategist.readers import READERS, open_source, reader_of
-from strategist.readers.foreign import Reader, Says, Source, finding, told
+from strategist.readers.foreign import IN_BF16, Reader, Says, Source, finding, told
 from strategist.records import replace
 from strategist.space.candidates import WORDS
 from strategist.space.grammar import KEYS, parse_pins
@@ -150,7 +150,7 @@ def _with_formats(asked: Asked, reader: Reader, says: Says) -> Asked:
     if reader.says_gradients:
         named = {name: str(says[name]) for name in ("gradient", "reduce") if name in says}
         profile = replace(profile, formats=tuple((word, replace(own, **named)) for word, own in profile.formats))
-    if (says.get("parameter"), says.get("master")) == ("bfloat16", "none") and not job.adapters:
+    if IN_BF16.items() <= says.items() and not job.adapters:
         profile = with_narrow_weights(profile, "bfloat16", str(says.get("reduce", "bfloat16")))
     return replace(asked, question=replace(asked.question, job=replace(job, profile=profile)))
 

@@ -291,9 +291,21 @@ def _yaml_scalar(word: str, flag: str) -> Any:
 
 def read_document(path: str, flag: str) -> Any:
     """The value of a JSON, YAML or TOML file, by its ending; anything else is read as JSON."""
-    text = read_text(path, flag)
-    parsers: dict[str, Callable[[str, str], Any]] = {".yaml": parse_yaml, ".yml": parse_yaml, ".toml": parse_toml}
-    return parsers.get(os.path.splitext(path)[1].lower(), parse_json)(text, flag)
+    return parse_document(path, read_text(path, flag), flag)
+
+
+PARSERS: dict[str, Callable[[str, str], Any]] = {
+    ".json": parse_json,
+    ".yaml": parse_yaml,
+    ".yml": parse_yaml,
+    ".toml": parse_toml,
+}
+"""Who reads a document, by the ending of its file."""
+
+
+def parse_document(path: str, text: str, flag: str) -> Any:
+    """The value of a text that was read from `path`."""
+    return PARSERS.get(os.path.splitext(path)[1].lower(), parse_json)(text, flag)
 
 
 def checked(kind: type[T], value: Any, flag: str) -> T:

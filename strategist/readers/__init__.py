@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 from strategist.errors import InputError, shown
 from strategist.readers.accelerate import ACCELERATE
 from strategist.readers.axolotl import AXOLOTL
-from strategist.readers.beside import path_named
+from strategist.readers.beside import files_given
 from strategist.readers.composer import COMPOSER
 from strategist.readers.deepspeed import DEEPSPEED
 from strategist.readers.epl import EPL
@@ -20,22 +18,24 @@ from strategist.readers.megatron_bridge import MEGATRON_BRIDGE
 from strategist.readers.nanotron import NANOTRON
 from strategist.readers.programs import RECIPE
 from strategist.readers.ray import RAY
-from strategist.readers.script import SCRIPT, is_script, script_of
+from strategist.readers.script import SCRIPT, is_script
 from strategist.readers.skypilot import SKYPILOT
 from strategist.readers.surroundings import PYTHON, REQUIREMENTS, is_pins, is_python
 from strategist.readers.torchtitan import TORCHTITAN
 from strategist.readers.transformers import DISTRIBUTED_READER, FACTORY_READER, SFT_READER, TRANSFORMERS
-from strategist.reading import parse_json, parse_toml, parse_yaml, read_text
+from strategist.reading import parse_document, read_text
 from strategist.records import replace
+
+IN_JOBS = (MEGATRON_DEEPSPEED, MEGATRON, TORCHTITAN, LAUNCHED)
+"""Who reads the commands that a job runs."""
+FOR_PROGRAMS = (FACTORY_READER, AXOLOTL, NANOTRON, LLM_FOUNDRY, TORCHTITAN)
+"""Who reads a file that such commands give to a program."""
 
 READERS: tuple[Reader, ...] = (
     REQUIREMENTS,
     RAY,
     PYTHON,
-    MEGATRON_DEEPSPEED,
-    MEGATRON,
-    TORCHTITAN,
-    LAUNCHED,
+    *IN_JOBS,
     SCRIPT,
     ACCELERATE,
     DEEPSPEED,
@@ -55,8 +55,6 @@ READERS: tuple[Reader, ...] = (
 )
 """Every reader; the first that recognises a file reads it."""
 
-PARSERS = {".json": parse_json, ".yaml": parse_yaml, ".yml": parse_yaml, ".toml": parse_toml}
-
 
 def open_source(path: str, flag: str) -> Source:
     """The file, parsed by its ending; scripts keep their text alone. Raises what `strategist.reading` raises."""
@@ -64,14 +62,7 @@ def open_source(path: str, flag: str) -> Source:
     bare = Source(path=path, text=text)
     if is_pins(bare) or is_python(bare) or is_script(bare):
         return bare
-    parser = PARSERS.get(os.path.splitext(path)[1].lower(), parse_json)
-    return Source(path=path, text=text, value=parser(text, f"{flag} {shown(path)}"))
-
-
-IN_JOBS = (MEGATRON_DEEPSPEED, MEGATRON, TORCHTITAN, LAUNCHED)
-"""Who reads the commands that a job runs."""
-FOR_PROGRAMS = (FACTORY_READER, AXOLOTL, NANOTRON, LLM_FOUNDRY, TORCHTITAN)
-"""Who reads a file that such commands give to a program."""
+    return Source(path=path, text=text, value=parse_document(path, text, f"{flag} {shown(path)}"))
 
 
 def reader_of(source: Source, flag: str) -> Reader:
@@ -91,7 +82,8 @@ def reader_of(source: Source, flag: str) -> Reader:
 
 def _with_commands(job: Reader, source: Source) -> Reader:
     """The reader of a job with layout, model, kernels and formats of the program that its commands start, where that is known."""
-    found = _started_by(Source(path=source.path, text=f"#!/bin/sh\n{job.commands(source)}"))
+    text = job.commands(source)
+    found = _started_by(Source(path=source.path, text=f"#!/bin/sh\n{text}")) if text else None
     if found is None:
         return job
     program, inside = found
@@ -118,19 +110,7 @@ def _started_by(commands: Source) -> tuple[Reader, Source] | None:
     program = next((reader for reader in IN_JOBS if reader.recognises(commands)), None)
     if program is not None:
         return program, commands
-    words = (word.rpartition("=")[2] for word in script_of(commands).words)
-    paths = (path_named(commands, word) for word in words if word.endswith(tuple(PARSERS)))
-    for path in filter(None, paths):
-        inside = _opened(path)
-        program = next((reader for reader in FOR_PROGRAMS if inside is not None and reader.recognises(inside)), None)
-        if program is not None and inside is not None:
-            return program, inside
-    return None
-
-
-def _opened(path: str) -> Source | None:
-    """The file, or None where it is none that can be read: words of a script name files of all kinds."""
-    try:
-        return open_source(path, "FILE")
-    except InputError:
-        return None
+    given = (
+        (reader, inside) for inside in files_given(commands) for reader in FOR_PROGRAMS if reader.recognises(inside)
+    )
+    return next(given, None)

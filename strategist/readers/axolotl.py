@@ -8,7 +8,19 @@ from typing import Any
 from strategist.document.judgement import Finding
 from strategist.facts.adapters import TARGETS
 from strategist.readers.beside import engine_says
-from strategist.readers.foreign import Foreign, Reader, Says, Source, Tables, finding, section_of, switched, told, whole
+from strategist.readers.foreign import (
+    IN_BF16,
+    Foreign,
+    Reader,
+    Says,
+    Source,
+    Tables,
+    finding,
+    section_of,
+    switched,
+    told,
+    whole,
+)
 from strategist.readers.models import named_at
 
 TABLES = Tables(
@@ -34,9 +46,7 @@ def read(source: Source, ranks: int | None) -> Foreign:
         section = section_of(table, "fsdp_config")
         table["fsdp_config"] = {key.removeprefix("fsdp_") or key: value for key, value in section.items()}
     found = (*TABLES.unknown(table), *_engines(table), *_formats(table))
-    return Foreign(
-        says={**_engine(source, table), **_says(table), **_stored(table), **_adapters(table)}, findings=found
-    )
+    return Foreign(says={**_engine(source, table), **_says(table), **_adapters(table)}, findings=found)
 
 
 def _says(table: Mapping[str, Any]) -> Says:
@@ -58,13 +68,6 @@ def _says(table: Mapping[str, Any]) -> Says:
     )
 
 
-def _stored(table: Mapping[str, Any]) -> Says:
-    """How weights rest where no engine keeps copies of them in fp32: as they were loaded, in the format of matrix products
-    (axolotl 0.19.0, utils/config, torch_dtype)."""
-    is_alone = _low(table) == "bfloat16" and not table.get("deepspeed") and not _is_sharded(table)
-    return {"parameter": "bfloat16", "master": "none"} if is_alone else {}
-
-
 def _low(table: Mapping[str, Any]) -> str | None:
     if any(str(table.get(key)).lower() in ("true", "auto", "full") for key in ("bf16", "bfloat16")):
         return "bfloat16"
@@ -77,10 +80,13 @@ def _is_sharded(table: Mapping[str, Any]) -> bool:
 
 def _engine(source: Source, table: Mapping[str, Any]) -> Says:
     """How states are kept where FSDP keeps none: as the named DeepSpeed file says, or whole on every rank, as Accelerate starts ranks
-    that nothing else is said about."""
+    that nothing else is said about: there weights rest as they were loaded, in the format of matrix products (axolotl 0.19.0,
+    utils/config, torch_dtype), and no engine keeps copies of them in fp32."""
     if table.get("deepspeed"):
         return engine_says(source, table["deepspeed"])
-    return {} if _is_sharded(table) else {"zero": 0}
+    if _is_sharded(table):
+        return {}
+    return {"zero": 0} | (IN_BF16 if _low(table) == "bfloat16" else {})
 
 
 def _adapters(table: Mapping[str, Any]) -> Says:

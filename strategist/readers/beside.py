@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,8 @@ from strategist.document.judgement import Said
 from strategist.errors import InputError
 from strategist.readers.deepspeed import said_by
 from strategist.readers.foreign import Source
-from strategist.reading import parse_json, parse_yaml, read_text
+from strategist.readers.script import script_of
+from strategist.reading import PARSERS, parse_document, read_text
 
 TAKEN = ("zero", "offload", "tp", "cp", "context_parallel", "micro_batch", "accumulation")
 """What of DeepSpeed's file counts where the file that names it is silent; formats are the latter's, which fills them in."""
@@ -24,25 +25,29 @@ def engine_says(source: Source, named: Any) -> dict[str, Said]:
     return {name: says[name] for name in TAKEN if name in says}
 
 
-def path_named(source: Source, path: str) -> str | None:
-    """Where a file lies that is named in `source`, from the folders that a framework may have been started in."""
-    return next(
-        (found for folder in _folders(source.path) if os.path.isfile(found := os.path.join(folder, path))), None
-    )
+def table_named(source: Source, path: str) -> Mapping[str, Any]:
+    """The table in a file that is named in `source`; empty where there is none that can be read."""
+    found = source_named(source, path)
+    return {} if found is None else found.table
 
 
-def table_named(source: Source, path: str) -> dict[str, Any]:
-    """The table in a JSON or YAML file that is named in `source`, from the folders that a framework may have been started in; empty
-    where there is none that can be read."""
-    parse = parse_yaml if path.endswith((".yaml", ".yml")) else parse_json
-    for folder in _folders(source.path):
+def source_named(source: Source, path: str) -> Source | None:
+    """The file with a table that is named in `source`, from the folders that a framework may have been started in."""
+    for place in (os.path.join(folder, path) for folder in _folders(source.path)):
         try:
-            value = parse(read_text(os.path.join(folder, path), "FILE"), path)
+            text = read_text(place, "FILE")
+            found = Source(path=place, text=text, value=parse_document(place, text, path))
         except InputError:  # not there, or not readable: the file that names it may stand elsewhere
             continue
-        if isinstance(value, dict):
-            return value
-    return {}
+        if isinstance(found.value, dict):
+            return found
+    return None
+
+
+def files_given(commands: Source) -> Iterator[Source]:
+    """Files with tables that the words of a script name, behind an equals sign too."""
+    words = (word.rpartition("=")[2] for word in script_of(commands).words)
+    yield from filter(None, (source_named(commands, word) for word in words if word.endswith(tuple(PARSERS))))
 
 
 def _folders(path: str) -> Iterator[str]:

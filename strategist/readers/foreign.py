@@ -17,6 +17,8 @@ from strategist.records import dataclass
 Says = Mapping[str, Said]
 FORMATS = {"fp32": "float32", "no": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8"}
 """Short names of number formats, which most frameworks share."""
+IN_BF16: dict[str, Said] = {"parameter": "bfloat16", "master": "none"}
+"""Weights that rest in bf16, with no copies in fp32."""
 FSDP_STAGES = {"NO_SHARD": 0, "SHARD_GRAD_OP": 2, "_HYBRID_SHARD_ZERO2": 2, "FULL_SHARD": 3, "HYBRID_SHARD": 3}
 """Stages of ZeRO by the name of FSDP's strategy."""
 

@@ -9,18 +9,16 @@ from typing import Any
 from strategist.document.judgement import Said
 from strategist.facts.model import ModelShape
 from strategist.readers.accelerate import ACCELERATE
-from strategist.readers.beside import table_named
+from strategist.readers.beside import files_given, table_named
 from strategist.readers.foreign import Foreign, Reader, Source, finding, told, whole
 from strategist.readers.programs import SIGN, arguments_say, loaded, misspelt, model_of
 from strategist.readers.programs import recognises as recognises_recipe
 from strategist.readers.script import Script, is_script, named_words, script_faults, script_of, started
-from strategist.records import replace
 
 DEGREES = ("zero", "offload", "dp_replicate", "dp_shard", "tp", "cp")
 """What a launcher says where it says anything of a layout."""
 
 LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
-FILES = (".yaml", ".yml", ".json")
 LAUNCHER = "the launcher"
 """Where a launch line starts other ranks than there are."""
 Table = Mapping[str, Any]
@@ -29,8 +27,7 @@ Table = Mapping[str, Any]
 def read(source: Source, ranks: int | None) -> Foreign:
     """What a launch line says, and what is wrong with it."""
     script = script_of(source)
-    launcher, own = _around_the_program(script)
-    table = {**_recipe(source), **own}
+    launcher, table = _given(source, script)
     count = _ranks(script, launcher)
     says = arguments_say(Source(path=source.path, text=source.text, value=table), ranks or count)
     if script.runs("accelerate"):
@@ -40,6 +37,12 @@ def read(source: Source, ranks: int | None) -> Foreign:
     if count and ranks and count != ranks:
         found.append(finding("ranks-product", LAUNCHER, product=count, ranks=ranks))
     return Foreign(says=says | told(ranks=count), findings=tuple(found))
+
+
+def _given(source: Source, script: Script) -> tuple[Table, Table]:
+    """What the launcher is given, and the program: on the line, and under it in a recipe."""
+    launcher, own = _around_the_program(script)
+    return launcher, {**_recipe(source), **own}
 
 
 def _around_the_program(script: Script) -> tuple[Table, Table]:
@@ -120,15 +123,13 @@ def recognises(source: Source) -> bool:
 
 def _model(source: Source, flag: str) -> ModelShape | None:
     """The model that the program is given."""
-    _, own = _around_the_program(script_of(source))
-    return model_of({**_recipe(source), **own}, flag, "--")
+    _, table = _given(source, script_of(source))
+    return model_of(table, flag, "--")
 
 
 def _recipe(source: Source) -> Table:
     """The arguments in a file that the program is given, behind --config or as a word, where they are those of a training."""
-    words = (word.rpartition("=")[2] for word in script_of(source).words)
-    tables = (table_named(source, word) for word in words if word.endswith(FILES))
-    return next((table for table in tables if recognises_recipe(replace(source, value=table))), {})
+    return next((inside.table for inside in files_given(source) if recognises_recipe(inside)), {})
 
 
 LAUNCHED = Reader(

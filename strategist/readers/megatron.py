@@ -87,7 +87,7 @@ def is_by_deepspeed(said: Arguments) -> bool:
 def _engine(source: Source, said: Arguments, dp: int | None) -> Says:
     """How DeepSpeed keeps states: as its file says, where that can be read, or the stage among the arguments, which is 1 unasked
     (deepspeedai/Megatron-DeepSpeed: megatron/arguments.py, --zero-stage)."""
-    named = next((said[name] for name in DEEPSPEED_FILES if name in said), "")
+    named = next((said[name] for name in DEEPSPEED_FILES if name in said), None)
     says = engine_says(source, named)
     stage = says.get("zero", whole(said.get("--zero-stage", "1")) or 0)
     kept: Says = {"zero": stage} | told(offload=says.get("offload"))

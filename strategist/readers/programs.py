@@ -13,7 +13,7 @@ from strategist.document.judgement import Finding, Said
 from strategist.facts.model import ModelShape
 from strategist.facts.models import load_model
 from strategist.readers.beside import table_named
-from strategist.readers.foreign import Foreign, Reader, Source, keys_of, odd_arguments, switched, told, whole
+from strategist.readers.foreign import IN_BF16, Foreign, Reader, Source, keys_of, odd_arguments, switched, told, whole
 from strategist.readers.transformers import choices, fsdp_keys, recognises_factory, trainer_says
 
 SIGN = "per_device_train_batch_size"
@@ -45,8 +45,7 @@ def loaded(table: Table, says: Mapping[str, Said]) -> dict[str, Said]:
     word = next((str(table[name]) for name in LOADED if name in table), "")
     if word != "bfloat16" or says.get("zero") != 0:
         return {}
-    compute = word if says.get("compute") == "float32" else says["compute"]
-    return {"parameter": word, "master": "none", "compute": compute}
+    return IN_BF16 | {"compute": word if says.get("compute") == "float32" else says["compute"]}
 
 
 def _adapters(table: Table) -> dict[str, Said]:

@@ -50,7 +50,7 @@ CHOICE = "activation-checkpoint:"
 
 def read(source: Source, ranks: int | None) -> Foreign:
     """What the flags say, and their faults for a number of ranks: told, or those that the script starts."""
-    if is_toml(source):
+    if _is_toml(source):
         return _read_toml(source, ranks)
     script = script_of(source) if is_script(source) else None
     flags, recompute = _flags(source, script)
@@ -68,7 +68,7 @@ def read(source: Source, ranks: int | None) -> Foreign:
     return Foreign(says=says, findings=found)
 
 
-def is_toml(source: Source) -> bool:
+def _is_toml(source: Source) -> bool:
     """Whether a file is one that releases before 0.3 read."""
     return source.path.endswith(".toml")
 
@@ -101,7 +101,7 @@ def _recomputed(flags: Flags) -> dict[str, Any]:
 
 def _model(source: Source, flag: str) -> ModelShape | None:
     """The catalogue's model of a configuration or a flavour, where it is one of those that have a name of their own elsewhere."""
-    if is_toml(source):
+    if _is_toml(source):
         said = _of_sections(source)
         words, place = f"{said.get('model.name', '')}_{said.get('model.flavor', '')}", "model.flavor"
     else:
@@ -205,7 +205,7 @@ def recognises(source: Source) -> bool:
     flags = source.table.get("flags")
     if isinstance(flags, dict):
         return any(str(name).startswith("parallelism.") for name in flags)
-    if source.path.endswith(".toml"):
+    if _is_toml(source):
         return "parallelism" in source.table and "training" in source.table
     said = "\n".join(line for line in source.text.splitlines() if not line.lstrip().startswith("#"))
     return is_script(source) and ("--parallelism." in said or "torchtitan" in said)

@@ -14,6 +14,7 @@ from typing import Any
 from strategist.document.judgement import Finding, Said
 from strategist.readers.beside import engine_says
 from strategist.readers.foreign import (
+    IN_BF16,
     Foreign,
     Reader,
     Source,
@@ -118,7 +119,7 @@ def _pure(table: Mapping[str, Any]) -> dict[str, Said]:
     if not switched(table, "pure_bf16"):
         return {}
     computes: dict[str, Said] = {"compute": "bfloat16"}
-    return computes if "deepspeed" in table else computes | {"parameter": "bfloat16", "master": "none"}
+    return computes if "deepspeed" in table else computes | IN_BF16
 
 
 FACTORY_RANK = 8

@@ -392,6 +392,20 @@ def test_who_shards_what_a_file_replicates_shards_it_over_all_ranks(
     assert (mesh["dp_replicate"], mesh["dp_shard"]) == (replicas, shards)
 
 
+def written(folder: Path, **files: Any) -> Path:
+    """The folder with some files: tables as YAML, texts as they are."""
+    for name, content in files.items():
+        text = content if isinstance(content, str) else yaml.safe_dump(content)
+        (folder / name.replace("_", ".")).write_text(text, encoding="utf-8")
+    return folder
+
+
+def rules(folder: Path, name: str, *more: str) -> list[str]:
+    """The faults that `validate` finds in a file."""
+    judged = call("validate", str(folder / name), *more, "--json").document
+    return [fault["rule"] for each in judged for fault in each["findings"]]
+
+
 TITAN = """
 [model]
 name = "llama3"
@@ -409,8 +423,8 @@ data_parallel_shard_degree = -1
 
 def of_titan(folder: Path, training: str = "", parallelism: str = "", again: str = 'mode = "full"') -> dict[str, Any]:
     """What `predict` says of such a file on two nodes."""
-    path = folder / "llama3.toml"
-    path.write_text(TITAN.format(training=training, parallelism=parallelism, again=again), encoding="utf-8")
+    text = TITAN.format(training=training, parallelism=parallelism, again=again)
+    path = written(folder, llama3_toml=text) / "llama3.toml"
     found: dict[str, Any] = call("predict", str(path), "--hardware", "dgx-h100:2", "--json").document
     return found
 
@@ -456,10 +470,8 @@ def test_a_configuration_of_torchtitan_names_its_model(tmp_path: Path) -> None:
     flags = "--training.local_batch_size 1 --training.seq_len 4096 --parallelism.data_parallel_shard_degree 8"
     found = []
     for config in ("qwen3_1_7b", "deepseek_v3_16b_hybridep", "llama3_debugmodel"):
-        path = tmp_path / "run.sh"
-        line = f"torchrun --nproc_per_node 8 -m torchtitan.train --module x --config {config} {flags}\n"
-        path.write_text(line, encoding="utf-8")
-        found.append(call("predict", str(path), "--hardware", "dgx-h100", "--json").document)
+        line = f"torchrun --nproc_per_node 8 -m torchtitan.train --module x --config {config} {flags}"
+        found.append(launched(tmp_path, line).document)
     assert [each["model"]["name"] for each in found[:2]] == ["qwen3-1.7b", "deepseek-v2-lite"]
     assert found[2]["error"]["code"] == "E_MISSING"
 
@@ -470,8 +482,7 @@ def terms_at_rest(found: dict[str, Any]) -> tuple[float, ...]:
     return tuple(terms.get(name, 0) for name in ("parameters", "gradients", "optimizer"))
 
 
-WIDE, PURE = FACTORY, {**{key: word for key, word in FACTORY.items() if key != "bf16"}, "pure_bf16": True}
-LOADED = "torchrun --nproc_per_node 8 run_clm.py --model_name_or_path x --per_device_train_batch_size 2 --block_size 2048 --bf16"
+PURE = {**{key: word for key, word in FACTORY.items() if key != "bf16"}, "pure_bf16": True}
 
 
 @pytest.mark.parametrize("kind", ["llama-factory", "axolotl", "launch line", "torchtitan"])
@@ -480,14 +491,8 @@ def test_weights_that_rest_in_bf16_take_half(kind: str, tmp_path: Path) -> None:
     if kind == "torchtitan":
         wide, narrow = of_titan(tmp_path), of_titan(tmp_path, training='dtype = "bfloat16"')
     elif kind == "launch line":
-        path = tmp_path / "run.sh"
-        wide, narrow = (
-            (
-                path.write_text(f"{LOADED}{more}\n", encoding="utf-8"),
-                call("predict", str(path), *JOB, "--json").document,
-            )[1]
-            for more in ("", " --torch_dtype bfloat16")
-        )
+        line = f"torchrun --nproc_per_node 8 {ARGUMENTS}"
+        wide, narrow = (launched(tmp_path, f"{line}{more}").document for more in ("", " --torch_dtype bfloat16"))
     else:
         wide = predicted(tmp_path, FACTORY)
         narrow = predicted(tmp_path, PURE if kind == "llama-factory" else AXOLOTL)
@@ -540,22 +545,18 @@ JOBS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", JOBS)
 def test_what_a_job_runs_is_read(name: str, tmp_path: Path) -> None:
     """Model, batch and layout stand in the commands of a job, as they do in a script; its machines in the job itself."""
-    path = tmp_path / "job.yaml"
-    path.write_text(yaml.safe_dump(JOBS[name]), encoding="utf-8")
-    found = call("predict", str(path), "--hardware", "dgx-h100:2", "--json").document
+    machines = ("--hardware", "dgx-h100:2")
+    path = written(tmp_path, job_yaml=JOBS[name]) / "job.yaml"
+    found = call("predict", str(path), *machines, "--json").document
     assert (found["model"]["name"], found["framework"]) == ("llama-3.2-1b", "hf-trainer")
     assert (found["mesh"]["dp_replicate"], found["strategy"]["micro_batch"], found["workload"]["seq_len"]) == (16, 2, 2048)  # fmt: skip
-    judged = call("validate", str(path), "--hardware", "dgx-h100:2", "--json").document
-    assert [fault["rule"] for each in judged for fault in each["findings"]] == []
+    assert rules(tmp_path, "job.yaml", *machines) == []
 
 
 def test_a_job_of_megatron_has_megatron_s_formats(tmp_path: Path) -> None:
     """A prediction counts with the kernels and formats of what the job starts."""
-    line = "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 --max-position-embeddings 1024 --micro-batch-size 1 --global-batch-size 32 --bf16 --use-distributed-optimizer"  # fmt: skip
-    path = tmp_path / "job.yaml"
-    path.write_text(
-        yaml.safe_dump({**SKY, "run": line.replace("--bf16", "--bf16 --vocab-size 32000")}), encoding="utf-8"
-    )
+    line = "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 --max-position-embeddings 1024 --micro-batch-size 1 --global-batch-size 32 --bf16 --vocab-size 32000 --use-distributed-optimizer"  # fmt: skip
+    path = written(tmp_path, job_yaml={**SKY, "run": line}) / "job.yaml"
     found = call("predict", str(path), "--hardware", "dgx-h100:2", "--json").document
     assert (found["framework"], found["model"]["layers"], found["strategy"]["zero"]) == ("megatron-core", 4, 1)
     assert found["strategy"]["formats"]["parameter"] == "bfloat16"
@@ -567,10 +568,8 @@ def test_a_job_of_megatron_has_megatron_s_formats(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_number_of_nodes_that_is_said_elsewhere_is_not_taken_for_one(launcher: str, tmp_path: Path) -> None:
     """A variable of whoever starts the script, a range or a file with hosts: no number of ranks contradicts the machines."""
-    path = tmp_path / "run.sh"
-    path.write_text(f"{launcher} {PROGRAM}\n", encoding="utf-8")
-    judged = call("validate", str(path), "--hardware", "dgx-h100:2", "--json").document
-    assert "ranks-product" not in [fault["rule"] for each in judged for fault in each["findings"]]
+    folder = written(tmp_path, run_sh=f"{launcher} {PROGRAM}\n")
+    assert "ranks-product" not in rules(folder, "run.sh", "--hardware", "dgx-h100:2")
 
 
 RECIPE: dict[str, Any] = {
@@ -581,21 +580,6 @@ SHARDED = {
     "compute_environment": "LOCAL_MACHINE", "distributed_type": "FSDP", "num_processes": 8, "num_machines": 1, "mixed_precision": "bf16",
     "fsdp_config": {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_reshard_after_forward": True},
 }  # fmt: skip
-
-
-def written(folder: Path, **files: Any) -> Path:
-    """The folder with some files: tables as YAML, texts as they are."""
-    for name, content in files.items():
-        text = content if isinstance(content, str) else yaml.safe_dump(content)
-        (folder / name.replace("_", ".")).write_text(text, encoding="utf-8")
-    return folder
-
-
-def rules(folder: Path, name: str) -> list[str]:
-    """The faults that `validate` finds in a file."""
-    return [
-        fault["rule"] for each in call("validate", str(folder / name), "--json").document for fault in each["findings"]
-    ]
 
 
 def test_a_recipe_names_its_model_and_what_its_program_adds(tmp_path: Path) -> None:
