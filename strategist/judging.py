@@ -12,7 +12,7 @@ from strategist.ask import Asked, Given, complete
 from strategist.document.judgement import Finding, Judgement, Said
 from strategist.document.prediction import Prediction
 from strategist.errors import ImpossibleError, InputError
-from strategist.facts.profile import with_narrow_weights
+from strategist.facts.profile import with_habits, with_narrow_weights
 from strategist.readers import READERS, open_source, reader_of
 from strategist.readers.foreign import IN_BF16, Reader, Says, Source, finding, told
 from strategist.records import replace
@@ -136,6 +136,7 @@ def _predicted(given: Given, says: Says, reader: Reader, layout: Layout) -> Pred
             seq_len=given.seq_len or (length if isinstance(length, int) else None),
             precision=given.precision or PRECISIONS.get(str(compute)),
             framework=given.framework or reader.profile,
+            optimizer=given.optimizer or _word(says, "optimizer"),
             **_adapters(given, says),
         )
     )
@@ -143,8 +144,14 @@ def _predicted(given: Given, says: Says, reader: Reader, layout: Layout) -> Pred
     return predicted(_with_formats(asked, reader, says) if is_of_the_file else asked)
 
 
+def _word(says: Says, name: str) -> str | None:
+    found = says.get(name)
+    return found if isinstance(found, str) else None
+
+
 def _with_formats(asked: Asked, reader: Reader, says: Says) -> Asked:
-    """The question with numbers at rest in the formats that the file says: gradients and what they are added up in, or all of them."""
+    """The question with numbers at rest in the formats that the file says, gradients and what they are added up in, or all of them, and
+    with the kernels of whoever compiles."""
     job = asked.question.job
     profile = job.profile
     if reader.says_gradients:
@@ -152,6 +159,8 @@ def _with_formats(asked: Asked, reader: Reader, says: Says) -> Asked:
         profile = replace(profile, formats=tuple((word, replace(own, **named)) for word, own in profile.formats))
     if IN_BF16.items() <= says.items() and not job.adapters:
         profile = with_narrow_weights(profile, "bfloat16", str(says.get("reduce", "bfloat16")))
+    if says.get("compile") is True:
+        profile = with_habits(profile, kernels="compiled")
     return replace(asked, question=replace(asked.question, job=replace(job, profile=profile)))
 
 

@@ -12,6 +12,7 @@ from strategist.errors import InputError
 
 if TYPE_CHECKING:
     from strategist.document.prediction import Prediction
+    from strategist.readers.foreign import Source
 
 COMMAND = Command(
     "predict",
@@ -61,20 +62,24 @@ def _of_file(options: Namespace) -> Prediction:
     source = open_source(options.plan, "PLAN")
     if is_foreign(source):
         return predicted_source(source, given_from(options, PREDICT_FLAGS)[0], "PLAN")
-    return _of_plan(options)
+    return _of_plan(options, source)
 
 
-def _of_plan(options: Namespace) -> Prediction:
-    """The Plan of a file, priced again. Raises InputError CONFLICT for flags beside it."""
+def _of_plan(options: Namespace, source: Source) -> Prediction:
+    """The Plan of a file, priced again. Raises InputError CONFLICT for flags beside it, KIND where they stand beside what is no document
+    of ours."""
     from strategist.cli.given import is_asking
     from strategist.document.load import load_plan
     from strategist.planner.check import require_sound
     from strategist.planner.predict import predict_plan
+    from strategist.readers import reader_of
 
     own = ("out",)
     given = [
         flag.name for flag in PREDICT_FLAGS if is_asking(flag) and flag.key not in own and getattr(options, flag.key)
     ]
+    if given and "format" not in source.table:
+        reader_of(source, "PLAN")
     if given:
         raise InputError("CONFLICT", f"A Plan file already says what {given[0]} says.", flag=given[0], hint="Give the file or the flags.")  # fmt: skip
     plan = load_plan(options.plan)

@@ -22,11 +22,12 @@ from strategist.readers.script import SCRIPT, is_script
 from strategist.readers.skypilot import SKYPILOT
 from strategist.readers.surroundings import PYTHON, REQUIREMENTS, is_pins, is_python
 from strategist.readers.torchtitan import TORCHTITAN
+from strategist.readers.torchtune import TORCHTUNE
 from strategist.readers.transformers import DISTRIBUTED_READER, FACTORY_READER, SFT_READER, TRANSFORMERS
 from strategist.reading import parse_document, read_text
 from strategist.records import replace
 
-IN_JOBS = (MEGATRON_DEEPSPEED, MEGATRON, TORCHTITAN, LAUNCHED)
+IN_JOBS = (MEGATRON_DEEPSPEED, MEGATRON, TORCHTITAN, TORCHTUNE, LAUNCHED)
 """Who reads the commands that a job runs."""
 FOR_PROGRAMS = (FACTORY_READER, AXOLOTL, NANOTRON, LLM_FOUNDRY, TORCHTITAN)
 """Who reads a file that such commands give to a program."""

@@ -10,6 +10,7 @@ from strategist.facts.adapters import TARGETS
 from strategist.readers.beside import engine_says
 from strategist.readers.foreign import (
     IN_BF16,
+    OPTIMIZERS,
     Foreign,
     Reader,
     Says,
@@ -19,6 +20,7 @@ from strategist.readers.foreign import (
     section_of,
     switched,
     told,
+    uncounted_optimizer,
     whole,
 )
 from strategist.readers.models import named_at
@@ -45,7 +47,7 @@ def read(source: Source, ranks: int | None) -> Foreign:
     if section_of(table, "fsdp_config"):  # older files have Accelerate's prefix, which axolotl takes off
         section = section_of(table, "fsdp_config")
         table["fsdp_config"] = {key.removeprefix("fsdp_") or key: value for key, value in section.items()}
-    found = (*TABLES.unknown(table), *_engines(table), *_formats(table))
+    found = (*TABLES.unknown(table), *_engines(table), *_formats(table), *_uncounted(table))
     return Foreign(says={**_engine(source, table), **_says(table), **_adapters(table)}, findings=found)
 
 
@@ -62,6 +64,8 @@ def _says(table: Mapping[str, Any]) -> Says:
         seq_len=whole(table.get("sequence_len")),
         recompute=recompute,
         compute=_low(table),
+        compile=_is_compiled(table),
+        optimizer=OPTIMIZERS.get(str(table.get("optimizer", "adamw_torch_fused")).lower()),
         zero=reshard if _is_sharded(table) else None,
         offload="parameters" if switched(section, "offload_params") else None,
         **degrees,
@@ -72,6 +76,11 @@ def _low(table: Mapping[str, Any]) -> str | None:
     if any(str(table.get(key)).lower() in ("true", "auto", "full") for key in ("bf16", "bfloat16")):
         return "bfloat16"
     return "float16" if switched(table, "fp16") or switched(table, "float16") else None
+
+
+def _is_compiled(table: Mapping[str, Any]) -> bool:
+    """Whether it compiles: "auto" does, with any torch of today (axolotl 0.19.0, utils/schemas/config.py, torch_compile)."""
+    return str(table.get("torch_compile", False)).lower() in ("true", "auto")
 
 
 def _is_sharded(table: Mapping[str, Any]) -> bool:
@@ -112,6 +121,12 @@ def _engines(table: Mapping[str, Any]) -> Iterator[Finding]:
 def _formats(table: Mapping[str, Any]) -> Iterator[Finding]:
     if switched(table, "bf16") and switched(table, "fp16"):
         yield finding("two-low-formats", "bf16")
+
+
+def _uncounted(table: Mapping[str, Any]) -> Iterator[Finding]:
+    yield from uncounted_optimizer("optimizer", table.get("optimizer"))
+    if table.get("activation_offloading"):
+        yield finding("activations-on-host", "activation_offloading")
 
 
 def recognises(source: Source) -> bool:

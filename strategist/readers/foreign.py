@@ -204,6 +204,36 @@ def unknown_word(place: str, title: str, word: Any, known: Iterable[str]) -> Ite
         yield finding("unknown-word", place, near=near(str(word), names), **words)
 
 
+OPTIMIZERS = {
+    "adamw": "adamw",
+    "adam": "adamw",
+    "adamw_torch": "adamw",
+    "adamw_torch_fused": "adamw",
+    "adamw_torch_xla": "adamw",
+    "adamw_torch_npu_fused": "adamw",
+    "adamw_apex_fused": "adamw",
+    "paged_adamw": "adamw",
+    "paged_adamw_32bit": "adamw",
+    "optimi_adamw": "adamw",
+    "adamw_8bit": "adamw8bit",
+    "adamw_bnb_8bit": "adamw8bit",
+    "adamw_torch_8bit": "adamw8bit",
+    "paged_adamw_8bit": "adamw8bit",
+    "ao_adamw_8bit": "adamw8bit",
+    "sgd": "sgd",
+    "decoupled_adamw": "adamw",
+    "decoupled_sgdw": "sgd",
+}
+"""What the optimizers of Transformers (training_args.py, OptimizerNames), axolotl (utils/schemas/enums.py, CustomSupportedOptimizers) and
+llm-foundry (registry of optimizers) hold, in the Plan's words."""
+
+
+def uncounted_optimizer(place: str, word: Any) -> Iterator[Finding]:
+    """A warning for an optimizer whose states nobody counted here; None is the framework's own choice."""
+    if word is not None and str(word).lower() not in OPTIMIZERS:
+        yield finding("uncounted-optimizer", place, word=shown(str(word)))
+
+
 def batch_faults(says: Says, dp: int | None) -> Iterator[Finding]:
     """The identity global batch = micro-batch x accumulation x data-parallel ranks, as far as the numbers are known."""
     batch, micro, accumulation = (says.get(name) for name in ("global_batch", "micro_batch", "accumulation"))

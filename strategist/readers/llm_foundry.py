@@ -8,6 +8,7 @@ from typing import Any
 from strategist.document.judgement import Finding
 from strategist.readers.composer import formats, fsdp_faults, layout, precision_faults
 from strategist.readers.foreign import (
+    OPTIMIZERS,
     Foreign,
     Reader,
     Says,
@@ -18,6 +19,7 @@ from strategist.readers.foreign import (
     section_of,
     switched,
     told,
+    uncounted_optimizer,
     whole,
 )
 from strategist.readers.models import named_at
@@ -42,6 +44,7 @@ def read(source: Source, ranks: int | None) -> Foreign:
         *precision_faults(table),
         *fsdp_faults(section_of(table, "fsdp_config"), "fsdp_config"),
         *batch_faults({"accumulation": 1, **says}, ranks),
+        *uncounted_optimizer("optimizer.name", section_of(table, "optimizer").get("name")),
     )
     return Foreign(says=says, findings=found)
 
@@ -57,7 +60,7 @@ def _says(table: Mapping[str, Any], ranks: int | None) -> Says:
         accumulation=max(1, batch // each) if each and batch else None,
         seq_len=whole(table.get("max_seq_len")),
         recompute=recompute,
-        optimizer="adamw" if "adamw" in str(section_of(table, "optimizer").get("name")) else None,
+        optimizer=OPTIMIZERS.get(str(section_of(table, "optimizer").get("name"))),
         **layout(section, ranks),
         **formats(str(table.get("precision", "amp_bf16")), section),
     )

@@ -15,6 +15,7 @@ from strategist.document.judgement import Finding, Said
 from strategist.readers.beside import engine_says
 from strategist.readers.foreign import (
     IN_BF16,
+    OPTIMIZERS,
     Foreign,
     Reader,
     Source,
@@ -24,12 +25,12 @@ from strategist.readers.foreign import (
     section_of,
     switched,
     told,
+    uncounted_optimizer,
     whole,
 )
 from strategist.readers.models import named_at
 from strategist.reading import parse_json, read_text
 
-OPTIMIZERS = {"adamw_torch": "adamw", "adamw_torch_fused": "adamw", "sgd": "sgd", "adamw_bnb_8bit": "adamw8bit"}
 TABLES = Tables(
     framework="transformers",
     title="Transformers 5.23",
@@ -202,6 +203,7 @@ def choices(table: Mapping[str, Any]) -> Iterator[Finding]:
         yield finding("checkpointing-under-fsdp", "gradient_checkpointing")
     if switched(table, "bf16") and switched(table, "fp16"):
         yield finding("two-low-formats", "bf16")
+    yield from uncounted_optimizer("optim", table.get("optim"))
 
 
 def _factory_needs(table: Mapping[str, Any]) -> Iterator[Finding]:

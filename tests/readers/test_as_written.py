@@ -621,6 +621,97 @@ def test_the_file_that_a_script_gives_to_a_program_is_read(line: str, table: dic
         assert found["memory"] == alone["memory"]
 
 
+TUNE: dict[str, Any] = {
+    "model": {"_component_": "torchtune.models.llama3_2.llama3_2_1b"}, "tokenizer": {"max_seq_len": 2048}, "optimizer": {"_component_": "torch.optim.AdamW"},
+    "batch_size": 2, "gradient_accumulation_steps": 4, "dtype": "bf16", "enable_activation_checkpointing": True, "compile": False,
+}  # fmt: skip
+RUN = "tune run --nproc_per_node 8 full_finetune_distributed --config"
+
+
+def weighed(folder: Path, name: str, machines: str = "dgx-h100") -> dict[str, Any]:
+    """What `predict` says of a file that names its model."""
+    found: dict[str, Any] = call("predict", str(folder / name), "--hardware", machines, "--json").document
+    return found
+
+
+@pytest.mark.parametrize("table", [AXOLOTL | {"optimizer": "paged_adamw_8bit"}, FACTORY | {"optim": "adamw_bnb_8bit"}, TUNE | {"optimizer": {"_component_": "torchao.optim.AdamW8bit"}}], ids=["axolotl", "llama-factory", "torchtune"])  # fmt: skip
+def test_the_optimizer_of_a_file_is_weighed(table: dict[str, Any], tmp_path: Path) -> None:
+    """Moments of eight bits hold what `--optimizer adamw8bit` says, unless another one is named beside the file."""
+    folder = written(tmp_path, job_yaml=table)
+    path = str(folder / "job.yaml")
+    own = weighed(folder, "job.yaml")
+    named = {name: call("predict", path, "--hardware", "dgx-h100", "--optimizer", name, "--json").document for name in ("adamw", "adamw8bit")}  # fmt: skip
+    assert own["workload"]["optimizer"] == "adamw8bit"
+    assert own["memory"] == named["adamw8bit"]["memory"]
+    assert own["memory"]["peak"]["value"] < named["adamw"]["memory"]["peak"]["value"]
+
+
+@pytest.mark.parametrize("table", [AXOLOTL | {"torch_compile": True}, FACTORY | {"torch_compile": True}, TUNE | {"compile": True}, TUNE | {"compile": {"loss": True}}], ids=["axolotl", "llama-factory", "torchtune", "torchtune's parts"])  # fmt: skip
+def test_a_file_that_compiles_is_weighed_with_compiled_kernels(table: dict[str, Any], tmp_path: Path) -> None:
+    """Memory-bound work is fused then: it moves fewer bytes, and matrix products are what they were."""
+    folder = written(tmp_path, job_yaml=table, eager_yaml={key: said for key, said in table.items() if "compile" not in key})  # fmt: skip
+    fused, eager = (exposed(weighed(folder, name)) for name in ("job.yaml", "eager.yaml"))
+    assert fused["elementwise"] < 0.6 * eager["elementwise"]
+    assert fused["matmul"] == eager["matmul"]
+
+
+def test_torchtune_shards_where_there_is_a_second_device(tmp_path: Path) -> None:
+    """With bf16 everything rests in it: two bytes each for weights, gradients and both moments."""
+    folder = written(tmp_path, job_yaml=TUNE, kept_yaml=TUNE | {"fsdp_reshard_after_forward": False})
+    found = weighed(folder, "job.yaml")
+    assert (found["model"]["name"], found["framework"]) == ("llama-3.2-1b", "torchtune")
+    assert (found["strategy"]["zero"], found["mesh"]["dp_shard"], found["strategy"]["recompute"]) == (3, 8, "full")
+    assert (found["strategy"]["micro_batch"], found["workload"]["global_batch"], found["workload"]["seq_len"]) == (2, 64, 2048)  # fmt: skip
+    assert set(found["strategy"]["formats"].values()) == {"bfloat16", "none"}
+    assert weighed(folder, "kept.yaml")["strategy"]["zero"] == 2
+
+
+@pytest.mark.parametrize(
+    ("model", "method", "targets"),
+    [
+        ({"_component_": "torchtune.models.llama3_2.lora_llama3_2_1b", "lora_attn_modules": ["q_proj", "output_proj"], "apply_lora_to_mlp": True, "lora_rank": 64}, "lora", ["q", "o", "gate", "up", "down"]),
+        ({"_component_": "torchtune.models.llama3_2.qlora_llama3_2_1b", "lora_attn_modules": ["q_proj"], "lora_rank": 64}, "qlora", ["q"]),
+    ],
+)  # fmt: skip
+def test_torchtune_s_adapters_are_weighed(
+    model: dict[str, Any], method: str, targets: list[str], tmp_path: Path
+) -> None:
+    """The builder's name says what is trained, and its arguments which matrices."""
+    adapters = weighed(written(tmp_path, job_yaml=TUNE | {"model": model}), "job.yaml")["model"]["adapters"]
+    assert (adapters["method"], adapters["rank"], list(adapters["targets"])) == (method, 64, targets)
+
+
+def test_words_behind_a_configuration_win(tmp_path: Path) -> None:
+    """`tune run` puts them into the file, by places joined by dots; a component is replaced by its name; a tilde takes a key out."""
+    line = f"{RUN} job.yaml batch_size=1 tokenizer.max_seq_len=1024 optimizer=torch.optim.SGD ~fsdp_reshard_after_forward\n"
+    folder = written(tmp_path, job_yaml=TUNE | {"fsdp_reshard_after_forward": False}, run_sh=line, sky_yaml=SKY | {"num_nodes": 1, "run": line})  # fmt: skip
+    for name in ("run.sh", "sky.yaml"):
+        found = weighed(folder, name)
+        assert (found["strategy"]["micro_batch"], found["workload"]["seq_len"]) == (1, 1024)
+        assert (found["workload"]["optimizer"], found["strategy"]["zero"]) == ("sgd", 3)
+
+
+def test_a_configuration_that_torchtune_brings_along_is_known_by_its_name(tmp_path: Path) -> None:
+    """`tune run` looks there before it looks for a file."""
+    folder = written(tmp_path, run_sh=f"{RUN} llama3_1/8B_lora batch_size=3\n")
+    found = weighed(folder, "run.sh")
+    assert (found["model"]["name"], found["model"]["adapters"]["rank"]) == ("llama-3.1-8b", 8)
+    assert (found["strategy"]["micro_batch"], found["strategy"]["accumulation"]) == (3, 8)
+
+
+@pytest.mark.parametrize("more", [{"teacher_model": {}}, {"loss": {"_component_": "torchtune.rlhf.loss.DPOLoss"}}])
+def test_torchtune_s_recipes_with_a_second_model_are_refused(more: dict[str, Any], tmp_path: Path) -> None:
+    """Nobody counted what the teacher, or the reference, holds."""
+    folder = written(tmp_path, job_yaml=TUNE | more)
+    refused = call("predict", str(folder / "job.yaml"), "--hardware", "dgx-h100", "--json")
+    assert (refused.code, refused.document["error"]["code"]) == (2, "E_KIND")
+
+
+def exposed(found: dict[str, Any]) -> dict[str, int]:
+    """Predicted nanoseconds by term, exposed ones."""
+    return {term["name"]: term["exposed_ns"] for term in found["time"]["terms"]}
+
+
 MEGATRON = "--tensor-model-parallel-size 2 --num-layers 8 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 --max-position-embeddings 1024 --micro-batch-size 1 --global-batch-size 64 --fp16 --vocab-size 32000"  # fmt: skip
 
 

@@ -55,6 +55,10 @@ NANOTRON: dict[str, Any] = {
     "general": {"project": "p"},
 }  # fmt: skip
 AXOLOTL: dict[str, Any] = {"base_model": "m", "micro_batch_size": 1, "sequence_len": 2048, "datasets": [], "bf16": True}
+TUNE: dict[str, Any] = {
+    "model": {"_component_": "torchtune.models.llama3_2.llama3_2_1b"}, "optimizer": {"_component_": "torch.optim.AdamW"},
+    "batch_size": 2, "gradient_accumulation_steps": 4, "dtype": "bf16", "enable_activation_checkpointing": True,
+}  # fmt: skip
 COMPOSER: dict[str, Any] = {
     "device": "gpu", "precision": "amp_bf16", "device_train_microbatch_size": 2,
     "parallelism_config": {"fsdp": {"sharding_strategy": "FULL_SHARD", "mixed_precision": "PURE"}},
@@ -128,6 +132,8 @@ SOUND: Mapping[str, str] = {
     "factory.yaml": yaml.safe_dump(FACTORY),
     "axolotl.yaml": yaml.safe_dump(AXOLOTL),
     "nanotron.yaml": yaml.safe_dump(NANOTRON),
+    "tune.yaml": yaml.safe_dump(TUNE),
+    "tune.sh": "tune run --nproc_per_node 4 full_finetune_distributed --config llama3_2/1B_full batch_size=2\n",
     "requirements.txt": "torch==2.13.0\ntransformers==5.23.0\n",
     "train.py": "import ray\n",
     "ray_train.py": RAY,
@@ -293,6 +299,19 @@ CASES = (
     nanotron("missing-key", "parallelism.pp", "no default", parallelism={"dp": 4, "tp": 2, "pp": None}),
     nanotron("heads-divide", "parallelism.tp", "TP 3", parallelism={"tp": 3}),
     nanotron("nanotron-heads", "parallelism.tp", "TP 8", parallelism={"tp": 8}),
+    table("tune.yaml", "unknown-key", "batchsize", "batch_size", TUNE | {"batchsize": 4}),
+    table("tune.yaml", "torchtune-fp16", "dtype", "fp16", TUNE | {"dtype": "fp16"}),
+    table("tune.yaml", "torchtune-in-backward", "gradient_accumulation_steps", "optimizer_in_bwd", TUNE | {"optimizer_in_bwd": True}),
+    table("tune.yaml", "torchtune-in-backward", "clip_grad_norm", "optimizer_in_bwd", TUNE | {"optimizer_in_bwd": True, "clip_grad_norm": 1.0}),
+    table("tune.yaml", "torchtune-offload", "enable_activation_offloading", "enable_activation_checkpointing", TUNE | {"enable_activation_offloading": True, "enable_activation_checkpointing": False}),
+    table("tune.yaml", "activations-on-host", "enable_activation_offloading", "upper bound", TUNE | {"enable_activation_offloading": True}),
+    table("tune.yaml", "torchtune-tp-plan", "tensor_parallel_plan", "tensor_parallel_dim", TUNE | {"tensor_parallel_dim": 2}),
+    table("tune.yaml", "uncounted-optimizer", "optimizer", "SOAP", TUNE | {"optimizer": {"_component_": "pytorch_optimizer.SOAP"}}),
+    table("training.json", "uncounted-optimizer", "optim", "galore_adamw", ARGUMENTS | {"optim": "galore_adamw"}),
+    table("axolotl.yaml", "uncounted-optimizer", "optimizer", "lion_8bit", AXOLOTL | {"optimizer": "lion_8bit"}),
+    table("axolotl.yaml", "activations-on-host", "activation_offloading", "upper bound", AXOLOTL | {"activation_offloading": True}),
+    table("foundry.yaml", "uncounted-optimizer", "optimizer.name", "decoupled_lionw", FOUNDRY | {"optimizer": {"name": "decoupled_lionw"}}),
+    Case("ranks-product", "one_single_device.sh", "tune run --nproc_per_node 2 full_finetune_single_device --config llama3_2/1B_full\n", "the launcher", "2 are started"),
     Case("two-engines", "axolotl.yaml", yaml.safe_dump(changed(AXOLOTL, deepspeed="z.json", fsdp_version=2)), "deepspeed", "fsdp_version"),
     Case("unknown-key", "axolotl.yaml", yaml.safe_dump(changed(AXOLOTL, micro_batch_sise=2)), "micro_batch_sise", "all the same"),
     Case("shadowed-package", "train.py", "from ray.train import ScalingConfig\n", "ray/", "virtual environment"),
