@@ -25,15 +25,20 @@ _SHARDINGS: Words = (
     (r"^1$", "1"),
     (r"^2$", "2"),
     (r"^3$", "3"),
+    (r"zero[ _-]?\+\+", ""),
     (r"hsdp|hybrid", "hsdp"),
+    (r"^z-?3\b", "3"),
+    (r"^z-?2\b|zero[ _-]?offload", "2"),
+    (r"^z-?1\b", "1"),
+    (r"^z-?0\b", "0"),
     (r"(?:zero|stage)[ _-]?(?:stage[ _-]?)?3", "3"),
     (r"(?:zero|stage)[ _-]?(?:stage[ _-]?)?2", "2"),
     (r"(?:zero|stage)[ _-]?(?:stage[ _-]?)?1", "1"),
     (r"(?:zero|stage)[ _-]?(?:stage[ _-]?)?0", "0"),
     (r"grad[ _]op", "2"),
     (r"fsdp|full[ _]shard|fully[ _]shard", "3"),
-    (r"dist(?:ributed)?[ _-]?(?:fused[ _-]?)?(?:optimizer|adam)", "1"),
-    (r"ddp|data[ _-]?parallel|^no(?:ne)?$", "0"),
+    (r"dist(?:ributed)?[ _-]?(?:fused[ _-]?)?(?:opt|adam)", "1"),
+    (r"ddp|data[ _-]?parallel|^(?:no(?:ne)?|n/?a|-)$", "0"),
 )
 _RECOMPUTES: Words = (
     (r"some layers|partial|every (?:other|second)|\d+ (?:of \d+ )?layers", "partial"),
@@ -47,6 +52,18 @@ _SCHEDULES: Words = (
     (r"zb-?h1|zero[ -]bubble", "zb_h1"),
     (r"looped[ _-]?bfs|breadth[ -]first", "looped_bfs"),
     (r"gpipe", "gpipe"),
+)
+_TASKS: Words = ((r"qlora", "qlora"), (r"lora", "lora"))
+_OFFLOADS: Words = (
+    (r"activation|partial", ""),
+    (r"^(?:no(?:ne)?|off|false|0|n/?a|-)\b|^-?$", "none"),
+    (r"nvme|infinity", "nvme"),
+    (r"param|weight", "parameters"),
+    (r"optim|adam|state", "optimizer"),
+)
+_SWITCHES: Words = (
+    (r"^(?:no(?:ne)?|off|false|0|n/?a|n|eager)\b|^-$", "no"),
+    (r"^(?:yes|on|true|1|y|oom)\b|torch\.?compile|inductor", "yes"),
 )
 _UNMODELLED_SCHEDULES = re.compile(r"dualpipe(?!v)|\bv-(?:half|min)\b|zbb|zb-?2p|zb-?h2|chimera")
 _ALL_TO_ALL = re.compile(r"ulysses|\bcp[ _=:-]*(?:a2a|all-to-all)|(?:a2a|all-to-all) (?:cp|context)")
@@ -94,6 +111,35 @@ def optimizer_of(run: Run, known: tuple[str, ...]) -> Optimizer:
     if _EIGHT_BITS.search(said) and "adamw8bit" in known:
         return "adamw8bit"
     return "sgd" if "sgd" in said and "sgd" in known else "adamw"
+
+
+def adapters_of(run: Run) -> str:
+    """Whether adapters are trained: lora, qlora, or nothing for whole weights."""
+    return _first(_TASKS, run.get("task", ""))
+
+
+def offload_of(run: Run) -> str:
+    """Which state rests in the host's memory, none where the row says nothing. Raises Unexpressed for words that name none that is known,
+    and where the sharding is of a kind that offloads and nobody says what."""
+    said, sharding = run.get("offload", ""), run.get("zero_stage_or_fsdp", "").lower()
+    found = _first(_OFFLOADS, said)
+    if found == "none" and not said and "offload" in sharding:
+        found = "optimizer" if re.search(r"zero[ _-]?offload", sharding) else ""
+        said = sharding
+    if not found:
+        raise Unexpressed(f"offload {said}: which state moves is not stated, or it is one that has no model")
+    return found
+
+
+def switch_of(run: Run, column: str, known: str = "") -> bool | None:
+    """What a cell says that is yes or no; None where it is empty or a word of `known`. Raises Unexpressed for other words."""
+    said = run.get(column, "")
+    if not said or said.lower() == known:
+        return None
+    found = _first(_SWITCHES, said)
+    if not found:
+        raise Unexpressed(f"{column} {said}: neither yes nor no")
+    return found == "yes"
 
 
 def _recompute(said: str) -> str:

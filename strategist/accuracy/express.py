@@ -5,7 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from strategist.accuracy.classes import context_parallel_of, optimizer_of, precision_of, schedule_of, with_classes
+from strategist.accuracy.classes import (
+    adapters_of,
+    context_parallel_of,
+    offload_of,
+    optimizer_of,
+    precision_of,
+    schedule_of,
+    switch_of,
+    with_classes,
+)
 from strategist.accuracy.machines import Machines, cluster_of, launches_wait, machines_of
 from strategist.accuracy.shapes import shape_of
 from strategist.accuracy.table import Run, Unexpressed, needed, number, whole
@@ -41,6 +50,9 @@ torchao/testing/training/roofline_utils.py, get_tensor_memory_traffic_ovhd_s."""
 _LONGEST = re.compile(r"longest example (\d+) tokens")
 _ENGINE = re.compile(r"\bTE\b")
 """Transformer Engine's modules, named among the techniques of a run."""
+_WRITTEN_OUT = re.compile(r"^(?:eager|math|standard|naive|vanilla|native|none|no)\b")
+"""Attention that writes its scores, by the names that torch, Transformers and papers have for it."""
+_FLASH_1 = re.compile(r"flash[ -]?att(?:entio)?n[ -]?(?:v ?)?1\b|\bfa-?1\b|\bflash ?v?1\b")
 _STAGE_LAYERS = re.compile(r'"layers": ?\[([\d, ]+)\]')
 _STAGE_FIRSTS = re.compile(r'"ckpt_layers": ?\[([\d, ]+)\]')
 """How many layers of every stage are computed again."""
@@ -49,7 +61,7 @@ ADAPTERS = 0.002
 0.01 to 0.2 %); too little to matter for time or memory."""
 ADAPTS_ALL = "adapters on every matrix"
 """How a row says where its adapters stand, if not beside queries and values alone."""
-TASKS = re.compile(r"^$|pre-?train|sft|fine-?tun|continued|classif|^full$|^q?lora$")
+TASKS = re.compile(r"^$|pre-?train|sft|fine-?tun|continued|classif|^full$|lora")
 """What is trained whole, or beside frozen weights."""
 SCORED = ("A", "B", "")
 
@@ -89,12 +101,13 @@ def express(run: Run) -> Case:
     layout = _layout(run, profile, machines)
     batch = layout["micro_batch"] * layout["accumulation"] * layout["dp_replicate"] * layout["dp_shard"]
     measured = _measured(run, machines, batch)
-    shape = _in_four_bits(shape, measured) if run.get("task", "") == "qlora" else shape
+    method = adapters_of(run)
+    shape = _in_four_bits(shape, measured) if method == "qlora" else shape
     known = tuple(name for name, _ in profile.optimizer_state_bytes)
     work = Workload(
         seq_len=_seq_len(run), global_batch=batch, precision=_precision(run), optimizer=optimizer_of(run, known)
     )
-    is_lora = run.get("task", "") == "lora"
+    is_lora = method == "lora"
     trainable = ADAPTERS if is_lora else 1.0
     cluster = cluster_of(machines)
     profile = with_frozen_base(profile, adapts_all=ADAPTS_ALL in run.get("sharding_detail", "")) if is_lora else profile
@@ -141,7 +154,7 @@ def _in_four_bits(shape: ModelShape, measured: Measured) -> ModelShape:
 
 def _scored(run: Run) -> None:
     quality = run.get("quality", "")
-    if quality not in SCORED:
+    if quality.upper() not in SCORED:
         raise Unexpressed(f"quality {quality}: read off a chart, contradictory, or without a layout")
 
 
@@ -154,9 +167,6 @@ def _modelled(run: Run) -> None:
         is_by_operation = "recomputed_ops" in run.get("sharding_detail", "")
         named = "which operations are computed again is not stated"
         raise Unexpressed(named if is_by_operation else "which layers are computed again is not stated")
-    offload = run.get("offload", "").lower()
-    if offload and not offload.startswith("none"):
-        raise Unexpressed(f"offload {offload}: which state moves is not stated")
 
 
 def _profile(run: Run, machines: Machines) -> Profile:
@@ -165,7 +175,8 @@ def _profile(run: Run, machines: Machines) -> Profile:
     profile = profile_of(said, arch) or profile_of(run.get("source", ""), arch) or _likely_profile(run)
     detail = run.get("sharding_detail", "")
     fused = "fused" if _ENGINE.search(detail) else None
-    kernels = {"yes": "compiled", "no": "eager-composite"}.get(run.get("compile", ""), fused)
+    compiles = switch_of(run, "compile", "xla")
+    kernels = fused if compiles is None else "compiled" if compiles else "eager-composite"
     hides: tuple[Hides, ...] = ("tensor",) if "async" in detail.lower() else ()
     return with_habits(
         profile,
@@ -190,8 +201,10 @@ def _likely_profile(run: Run) -> Profile:
 def _attention(run: Run, profile: Profile) -> Attention | None:
     """Whether scores are written out, or which kernel is called, where the row says; the profile knows better than "flash"."""
     said, detail = run.get("attention_impl", "").lower(), run.get("sharding_detail", "")
-    if any(words in said for words in ("unfused", "no flash", "not flash")):
+    if any(words in said for words in ("unfused", "no flash", "not flash")) or _WRITTEN_OUT.search(said):
         return "unfused"
+    if _FLASH_1.search(said):
+        return "flash1"
     if "flash-attn 2" in said:
         return "flash"
     if _ENGINE.search(detail) and not any(words in detail for words in ("SDPA", "FlexAttn")):
@@ -225,8 +238,16 @@ def _layout(run: Run, profile: Profile, machines: Machines) -> dict[str, int]:
         "schedule": code("schedule", schedule_of(run, pp, vp)),
         "sequence_parallel": _sequence_parallel(run, profile, tp),
         "context_parallel": code("context_parallel", context_parallel_of(run, cp)),
-        "recompute": _recompute(run, profile), "offload": 0, "tiling": 1, "stage_split": 0,
+        "recompute": _recompute(run, profile), "offload": _offload(run, machines), "tiling": 1, "stage_split": 0,
     }  # fmt: skip
+
+
+def _offload(run: Run, machines: Machines) -> int:
+    """The candidate's word for it. Raises Unexpressed for drives that nobody described."""
+    said = offload_of(run)
+    if said == "nvme" and cluster_of(machines).slowest.nvme_read_Bps is None:
+        raise Unexpressed("offload to drives whose rates are not known")
+    return code("offload", said)
 
 
 def _split(run: Run, shape: ModelShape, pp: int) -> tuple[int, ...]:
@@ -257,13 +278,15 @@ def _firsts(run: Run, layout: Mapping[str, int]) -> tuple[int, ...]:
 def _zero(run: Run, profile: Profile, dp: int, machines: Machines) -> tuple[int, int]:
     """(stage, replicas of the sharding group)."""
     said = run.get("zero_class", "")
-    text = run.get("zero_stage_or_fsdp", "").lower()
+    text = run.get("zero_stage_or_fsdp", "")
     if said == "hsdp":
         inside = min(dp, machines.gpus_per_node)
         return 3, max(1, dp // inside)
-    stage = int(said) if said in ("0", "1", "2", "3") else 0 if "ddp" in text else profile.zero
+    stage = int(said) if said in ("0", "1", "2", "3") else profile.zero
     if dp * (whole(run, "cp") or 1) == 1:
         return 0, 1
+    if text and not said:
+        raise Unexpressed(f"zero_stage_or_fsdp {text}: neither replicas nor a stage of ZeRO that has a model")
     group = _ZERO_GROUP.search(run.get("sharding_detail", ""))
     if stage and group and dp % int(group[1]) == 0:
         return stage, dp // int(group[1])
@@ -304,10 +327,8 @@ def _batch(run: Run, dp: int) -> tuple[int, int]:
 
 
 def _sequence_parallel(run: Run, profile: Profile, tp: int) -> int:
-    said = run.get("sequence_parallel", "").lower()
-    if tp == 1 or said.startswith("no"):
-        return 0
-    return 1 if said.startswith("yes") else int(profile.sequence_parallel)
+    said = switch_of(run, "sequence_parallel")
+    return 0 if tp == 1 else int(profile.sequence_parallel if said is None else said)
 
 
 def _states_recompute(run: Run) -> bool:
@@ -337,12 +358,14 @@ def _measured(run: Run, machines: Machines, batch: int) -> Measured:
     """Step time as printed, else from the token rate. Raises Unexpressed for a row without any figure."""
     step = number(run, "step_time_s")
     rate = number(run, "tokens_per_s_per_gpu")
-    is_oom = run.get("oom", "") == "1"
+    is_oom = switch_of(run, "oom") is True
     if step is None and rate is not None:
         step = batch * needed(run, "seq_len") / (rate * machines.counted_gpus)
     peak = number(run, "peak_mem_gb")
     if step is None and peak is None and not is_oom:
-        raise Unexpressed("neither a step time, a token rate nor a memory figure is stated")
+        has_rate = any(number(run, name) for name in ("tflops_per_gpu", "mfu") if run.get(name, ""))
+        more = ": FLOP rates follow too many conventions to be compared" if has_rate else ""
+        raise Unexpressed(f"neither a step time, a token rate nor a memory figure is stated{more}")
     return Measured(step, None if peak is None else peak * 1e9, run.get("mem_kind", ""), is_oom)
 
 

@@ -10,8 +10,9 @@ from strategist.accuracy.table import Run, Unexpressed, needed, number, whole
 from strategist.errors import StrategistError
 from strategist.facts.clusters import cluster_from_flags
 from strategist.facts.gpus import find_gpu, gpu_row
-from strategist.facts.hardware import Cluster
-from strategist.facts.machines import part_of
+from strategist.facts.hardware import Cluster, Node, NodeGroup
+from strategist.facts.machines import Overrides, overridden, part_of, spread_over_racks
+from strategist.facts.nodes import find_node, node_by_id
 from strategist.records import dataclass, replace
 
 _FABRICS = (
@@ -29,8 +30,10 @@ _PORTS = re.compile(r"(\d+) ?x ?(?:[A-Za-z][\w-]* )*(\d+) ?Gb")
 _PER_NODE = re.compile(r"(\d+) Gb/s(?: measured)? per node")
 _PER_GPU = re.compile(r"(\d+) Gb/s (?:\(.*\) )?per GPU")
 _PAIR = re.compile(r"~ ?(\d+(?:\.\d+)?) GB/s")
-_SIZE = re.compile(r"[ -](\d+) ?GB\b")
-_MAKERS = re.compile(r"\b(?:NVIDIA|AMD|GeForce|Tesla|Instinct|OAM)\b ?", re.IGNORECASE)
+_SIZE = re.compile(r"[ _-](\d+) ?GB?\b")
+_MAKERS = re.compile(r"\b(?:NVIDIA|AMD|GeForce|Tesla|Instinct|OAM|DGX|HGX)\b ?", re.IGNORECASE)
+_FORM = re.compile(r"(?<=SXM)\d\b", re.IGNORECASE)
+"""The generation of a form, which a card's own name says too."""
 _REMARK = re.compile(r" ?\(.*\)")
 _COUNTED = re.compile(r"^\d+ ?[x×] ?|[, ]+[x×] ?\d+$", re.IGNORECASE)
 _BESIDE = re.compile(r" ?\b(?:HBM\d\w?|GDDR\d\w?|NVL\d+|GPUs?|Tensor Cores?)\b", re.IGNORECASE)
@@ -41,7 +44,7 @@ _BESIDE = re.compile(r" ?\b(?:HBM\d\w?|GDDR\d\w?|NVL\d+|GPUs?|Tensor Cores?)\b",
 class Machines:
     """What a row says of its machines, reduced to what makes a cluster. A run on a part of one node uses `gpus_per_node` of
     the `gpus_of_node` that it has. Where the row counts cards of several dies, each of which is a device, `devices_per_gpu` says how
-    many; all other numbers are of devices."""
+    many; all other numbers are of devices. `node` is the type of node that a row names in place of a card."""
 
     gpu: str
     gpus_per_node: int
@@ -51,6 +54,7 @@ class Machines:
     inter_Bps: float | None
     fabric: str | None
     devices_per_gpu: int = 1
+    node: str = ""
 
     @property
     def counted_gpus(self) -> float:
@@ -60,10 +64,11 @@ class Machines:
 
 def machines_of(run: Run) -> Machines:
     """The machines of a run. Raises Unexpressed for cards that are not in the catalogue and counts that do not divide."""
-    gpu = _gpu(run)
+    gpu, node = _named(run)
     dies = _dies(gpu, number(run, "gpu_mem_gb"))
     world = needed(run, "gpus_total") * dies
-    of_node = (whole(run, "gpus_per_node") or 8 // dies) * dies
+    stated = whole(run, "gpus_per_node") or (node_by_id(node).gpus if node else None)
+    of_node = (stated or 8 // dies) * dies
     per_node = min(world, of_node)
     if world % per_node:
         raise Unexpressed(f"gpus_total {world} is no multiple of gpus_per_node {per_node}")
@@ -71,12 +76,13 @@ def machines_of(run: Run) -> Machines:
     return Machines(
         gpu=gpu,
         gpus_per_node=per_node,
-        gpus_of_node=of_node if whole(run, "gpus_per_node") else per_node,
+        gpus_of_node=of_node if stated else per_node,
         nodes=world // per_node,
         intra_Bps=_pair_Bps(run),
         inter_Bps=_node_Bps(between, per_node),
         fabric=_fabric(between),
         devices_per_gpu=dies,
+        node=node if node and of_node == node_by_id(node).gpus else "",
     )
 
 
@@ -91,29 +97,51 @@ def cluster_of(machines: Machines) -> Cluster:
     """The cluster. What the row does not say is the catalogue's reference node for that card; a part of a node has the links
     of that node, not those of a smaller machine."""
     try:
-        resolved = cluster_from_flags(
-            machines.gpu,
-            machines.gpus_of_node,
-            machines.nodes,
-            intra_Bps=machines.intra_Bps,
-            inter_Bps=machines.inter_Bps if machines.nodes > 1 else None,
-        )
+        cluster = _whole_nodes(machines)
     except StrategistError as problem:
         raise Unexpressed(f"hardware: {problem.message}") from None
-    group = resolved.cluster.groups[0]
+    group = cluster.groups[0]
     node = group.node if machines.fabric is None else replace(group.node, fabric=machines.fabric)
     used = node if machines.gpus_per_node == node.gpus else part_of(node, machines.gpus_per_node)
-    return replace(resolved.cluster, groups=(replace(group, node=used),))
+    return replace(cluster, groups=(replace(group, node=used),))
 
 
-def _gpu(run: Run) -> str:
-    """The card. Raises Unexpressed for one that is not in the catalogue, or may be several."""
+def _whole_nodes(machines: Machines) -> Cluster:
+    """Nodes of the type that the row names, or of the card's; what the row says of links counts."""
+    intra, inter = machines.intra_Bps, machines.inter_Bps if machines.nodes > 1 else None
+    if not machines.node:
+        found = cluster_from_flags(
+            machines.gpu, machines.gpus_of_node, machines.nodes, intra_Bps=intra, inter_Bps=inter
+        )
+        return found.cluster
+    node = overridden(node_by_id(machines.node), Overrides(intra_Bps=intra, inter_Bps=inter))
+    group = NodeGroup(node=spread_over_racks(node, machines.nodes), count=machines.nodes)
+    return Cluster(groups=(group,), origin="catalogue")
+
+
+def _named(run: Run) -> tuple[str, str]:
+    """The card, and the type of node that is named in its place. Raises Unexpressed for a name that neither has, or that may be several
+    cards."""
     said = run["hardware"]
+    if not said:
+        raise Unexpressed("hardware is not stated")
     found, several = _first_known(tuple(_spellings(run)))
-    if found is None:
+    if found is not None:
+        return found, ""
+    node = _node_called(said)
+    if node is None:
         unclear = f"may be {several}: which is not stated"
         raise Unexpressed(f"hardware {said} {unclear if several else 'is not in the catalogue'}")
-    return found
+    return node.gpu.name, node.name
+
+
+@cache
+def _node_called(name: str) -> Node | None:
+    """The type of node of that name; none where the catalogue has no such, or several."""
+    try:
+        return find_node(name).value
+    except StrategistError:  # the card's own name is what the refusal speaks of
+        return None
 
 
 def _spellings(run: Run) -> Iterator[str]:
@@ -123,10 +151,11 @@ def _spellings(run: Run) -> Iterator[str]:
     named = _SIZE.search(said)
     size = run.get("gpu_mem_gb", "") or (named[1] if named else "")
     plain = _BESIDE.sub("", _COUNTED.sub("", _REMARK.sub("", said)))
-    bare = _SIZE.sub("", plain)
+    formless = _FORM.sub("", plain)
+    bare = _SIZE.sub("", formless)
     short = _MAKERS.sub("", bare).strip()
     form = "PCIe" if "pcie" in run.get("intra_node", "").lower() else "SXM"
-    yield from (said, plain)
+    yield from (said, plain, formless)
     if kind and size:
         yield f"{kind}-{size}GB"
     yield from (bare, kind)

@@ -14,14 +14,17 @@ Run = Mapping[str, str]
 
 NEEDED = ("id", "hardware", "gpus_total", "model", "seq_len")
 MAX_ROWS = 100_000
+SEPARATORS = ",;\t"
+"""What stands between cells; of those that a header has as often, the first."""
 LARGEST: Mapping[str, int] = {"": 2**17, "seq_len": 2**24, "global_batch_seqs": 2**24, "vocab": 2**24, "layers": 4096}
 """Cells beyond this are typing errors; the entry without a name holds for every other column."""
 
 
 def read_runs(path: str, flag: str = "FILE") -> tuple[Run, ...]:
-    """The rows of a CSV file with a header. Raises what `read_text` raises, and InputError PARSE for a row that does not
-    match the header, MISSING for an absent column, DUPLICATE_KEY for a column or an id given twice, TOO_LARGE."""
-    lines = list(csv.reader(io.StringIO(read_text(path, flag))))
+    """The rows of a CSV file with a header, its cells apart by commas, or by what else its header has most of. Raises what `read_text`
+    raises, and InputError PARSE for a row that does not match the header, MISSING for an absent column, DUPLICATE_KEY for a column or an
+    id given twice, TOO_LARGE."""
+    lines = _cells(read_text(path, flag), path, flag)
     header = [name.strip() for name in lines[0]]
     _check_header(header, path, flag)
     runs = []
@@ -39,6 +42,17 @@ def read_runs(path: str, flag: str = "FILE") -> tuple[Run, ...]:
         runs.append(dict(zip(header, (cell.strip() for cell in cells), strict=True)))
     _check_rows(runs, path, flag)
     return tuple(runs)
+
+
+def _cells(text: str, path: str, flag: str) -> list[list[str]]:
+    """The cells of every line, whatever ends it."""
+    lines = io.StringIO(text, newline=None)
+    head = lines.readline()
+    lines.seek(0)
+    try:
+        return list(csv.reader(lines, delimiter=max(SEPARATORS, key=head.count)))
+    except csv.Error as problem:
+        raise InputError("PARSE", f"{flag}: {shown(path)} is no table: {problem}.", flag=flag, value=path, hint="Write it as CSV.") from None  # fmt: skip
 
 
 def _check_header(header: list[str], path: str, flag: str) -> None:

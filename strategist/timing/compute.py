@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from strategist.facts.adapters import TARGETS
 from strategist.facts.attention import attention_FLOP, keys_met, normed_heads, normed_latents
 from strategist.facts.convolutions import blocks
 from strategist.facts.hardware import Gpu
@@ -380,12 +381,29 @@ def _launches(job: Job, kind: LayerKind, c: Candidates, passes: Passes) -> Reals
     each_pass = (kernels.forward, kernels.backward)
     if kind.mixer == "convolution":
         each_pass = launched(blocks(job.model.extra)[kind.block])
-    count = np.full(len(c), float(each_pass[0 if is_forward else 1]))
+    count = np.full(len(c), float(each_pass[0 if is_forward else 1])) + _of_adapters(job, kind, is_forward=is_forward)
     if kind.ffn != "moe" or moe is None:
         return count * launchers
     routing = kernels.moe_forward if is_forward else kernels.moe_backward
     each = kernels.expert_forward if is_forward else kernels.expert_backward
     return (count + routing + each * moe.experts / c["ep"]) * launchers
+
+
+_ADAPTER_FORWARD, _ADAPTER_BACKWARD = 5, 9
+"""Kernels of an adapter beside a matrix: dropout, two products, the factor and the sum; and, backward, two products of each factor, those
+of dropout, factor and sum, and what adds up three gradients (huggingface/peft: tuners/lora/layer.py, Linear.forward)."""
+_JOINT = 2
+"""Matrices with adapters where queries, keys and values are one: that, and the output's."""
+
+
+def _of_adapters(job: Job, kind: LayerKind, *, is_forward: bool) -> int:
+    """Kernels that the adapters of one layer add to a pass."""
+    shape, each = job.model, _ADAPTER_FORWARD if is_forward else _ADAPTER_BACKWARD
+    if shape.adapters is not None:
+        return each * len(shape.adapters.targets)
+    if not job.adapters or kind.mixer not in ("attention", "sliding", "mla"):
+        return 0
+    return each * (len(TARGETS) if job.profile.keeping.adapts_all else _JOINT)
 
 
 def _host(job: Job, busy: Mapping[str, Reals], launches_CK: Reals) -> Reals:

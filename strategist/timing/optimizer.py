@@ -23,8 +23,9 @@ def update_seconds(job: Job, c: Candidates, elements_C: Reals) -> Reals:
 
 
 def touched_bytes(job: Job) -> float:
-    """Bytes that an update reads and writes per element. Our own 8-bit one is no single kernel: its operations are counted."""
-    if job.profile.has_units and job.workload.optimizer == "adamw8bit":
+    """Bytes that an update reads and writes per element. Our own 8-bit one is no single kernel, as others' are (bitsandbytes'
+    csrc/kernels.cu, kOptimizerStatic8bit2StateBlockwise): its operations are counted."""
+    if job.profile.kernels.name == "own" and job.workload.optimizer == "adamw8bit":
         return share("eight_bit_update_bytes", job.cluster.slowest.gpu)
     return 2.0 * (BYTES[job.formats.parameter] + job.state_bytes) + BYTES[job.formats.gradient]
 

@@ -113,7 +113,8 @@ def matmul_rates(gpu: Gpu, precision: str) -> MatmulRates:
     else one assumed share."""
     peak = peak_FLOPs(gpu, precision) or 0.0
     if precision == "fp32" or not peak:
-        return _flat(peak * share("fp32_matmul_share", gpu), "assumed", "catalogue: fp32_matmul_share")
+        half = max(gpu.bf16_FLOPs or 0.0, gpu.fp16_FLOPs or 0.0, peak)
+        return _flat(peak * share("fp32_matmul_share", gpu), "assumed", "catalogue: fp32_matmul_share", peak / half)
     if precision in _SCALED:
         known = _SCALED[precision]
         grid = matmul_rates(gpu, known)
@@ -154,10 +155,17 @@ def _row_peak(row: Row) -> float:
     return gpu_by_id(row["gpu"]).bf16_FLOPs or 0.0
 
 
-def _flat(rate: float, basis: Basis, source: str) -> MatmulRates:
-    grid = np.array([7.0, 14.0])
+def _flat(rate: float, basis: Basis, source: str, scale: float = 1.0) -> MatmulRates:
+    """One rate for large products, less for small ones; units of `scale` times the matrix units' peak reach theirs with smaller ones."""
+    grid = np.array([7.0, 14.0]) + _moved(scale)
     floor = np.array([[0.35, 0.8], [0.8, 1.0]])
     return MatmulRates(grid, grid, rate * floor, basis, source)
+
+
+def _moved(scale: float) -> float:
+    """How far a grid of rows and widths moves, in log2 of each, on units of `scale` times the peak: what a product costs besides its
+    FLOP does not grow with them, so that a quarter of the peak is reached with half the rows and half the width."""
+    return math.log2(scale) / 2.0
 
 
 def _table(row: Row) -> tuple[Reals, Reals, Reals]:
@@ -184,12 +192,10 @@ def _own_grid(row: Row, measured: float, sustained: float) -> MatmulRates:
 
 
 def _grid_of_another(row: Row, scale: float, large: float) -> MatmulRates:
-    """Rows of another device, scaled to what this one reaches with large products and moved: what a product costs besides its
-    FLOP does not grow with the device, so that one of a quarter of the peak reaches its rate with half the rows and half
-    the width."""
+    """Rows of another device, scaled to what this one reaches with large products and moved to its peak."""
     table, log_m, log_nk = _table(row)
     table *= large / _of_large(table, log_m, log_nk)
-    moved = math.log2(scale) / 2.0
+    moved = _moved(scale)
     return MatmulRates(log_m + moved, log_nk + moved, table, "derived", str(row["source"]))
 
 

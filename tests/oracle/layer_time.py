@@ -213,11 +213,21 @@ def _launches(job: Job, layout: Layout, kind: LayerKind) -> tuple[float, float]:
     if kind.mixer == "convolution":
         forward, backward = convolutions.launches(convolutions.of(job.model, kind))
         return devices * forward, backward
+    beside = _adapted(job, kind)
+    first, second = kernels.forward + 5 * beside, kernels.backward + 9 * beside
     if kind.ffn != "moe" or moe is None:
-        return devices * kernels.forward, kernels.backward
+        return devices * first, second
     local = moe.experts / layout["ep"]
-    forward = devices * (kernels.forward + kernels.moe_forward + kernels.expert_forward * local)
-    return forward, kernels.backward + kernels.moe_backward + kernels.expert_backward * local
+    forward = devices * (first + kernels.moe_forward + kernels.expert_forward * local)
+    return forward, second + kernels.moe_backward + kernels.expert_backward * local
+
+
+def _adapted(job: Job, kind: LayerKind) -> int:
+    """Matrices of a layer with adapters: those that are named, or all seven, or the joint one of attention and its output."""
+    if job.model.adapters is not None:
+        return len(adapters.targets(job.model))
+    has_any = job.adapters and kind.mixer in ATTENTION
+    return (7 if job.profile.keeping.adapts_all else 2) if has_any else 0
 
 
 def layer_time(job: Job, layout: Layout, kind: LayerKind) -> dict[str, Pass]:

@@ -94,7 +94,9 @@ def attention_peak_FLOPs(gpu: Gpu, precision: str) -> float:
 def grid_of(gpu: Gpu, precision: str) -> Grid:
     """The rates of one device and precision."""
     if precision == "fp32":
-        return _flat(peak_FLOPs(gpu, "fp32") * share("fp32_matmul_share", gpu))
+        peak = peak_FLOPs(gpu, "fp32")
+        units = max(peak, peak_FLOPs(gpu, "bf16"), peak_FLOPs(gpu, "fp16"))
+        return _flat(peak * share("fp32_matmul_share", gpu), 7 + log2(peak / units) / 2)
     if precision == "tf32":
         slower = peak_FLOPs(gpu, "tf32") / (peak_FLOPs(gpu, "bf16") or peak_FLOPs(gpu, "tf32"))
         return _times(grid_of(gpu, "bf16"), slower * share("tf32_relative_share", gpu))
@@ -118,8 +120,9 @@ def grid_of(gpu: Gpu, precision: str) -> Grid:
     return _times(grid, min(1.0, large / sustained / _large(grid)) * sustained)
 
 
-def _flat(rate: float) -> Grid:
-    return Grid((7.0, 14.0), (7.0, 14.0), ((0.35 * rate, 0.8 * rate), (0.8 * rate, 1.0 * rate)))
+def _flat(rate: float, first: float = 7.0) -> Grid:
+    edges = (first, first + 7)
+    return Grid(edges, edges, ((0.35 * rate, 0.8 * rate), (0.8 * rate, 1.0 * rate)))
 
 
 def _table(row: Row) -> Grid:

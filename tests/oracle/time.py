@@ -245,7 +245,7 @@ def _update(job: Job, layout: Layout) -> tuple[float, float]:
     s, g = BYTES[job.formats.parameter], BYTES[job.formats.gradient]
     o = job.profile.state_bytes(job.workload.optimizer, job.workload.precision)
     touched = 2 * (s + o) + g
-    if job.profile.has_units and job.workload.optimizer == "adamw8bit":
+    if job.profile.kernels.name == "own" and job.workload.optimizer == "adamw8bit":
         touched = EIGHT_BIT_BYTES
     if layout["offload"] == "none":
         waits = served.seconds(job, layout, touched) if served.is_served(layout) else 0.0
