@@ -31,6 +31,10 @@ SPREAD = 0.0125
 """How far shipped factors may stray: docs/decisions/0149 and 0150 have what other spreads do to sources left out."""
 MIN_SOURCES = 3
 """Sources that a neighbourhood needs for bounds of its own."""
+MIN_RUNS = 20
+"""Runs that it needs: the middle 80 % of fewer is two runs' own noise."""
+NOISE = 0.03
+"""ln of how far repeats of one run differ, which no bound is closer than: 2 to 5 % in the middle (benchmarks/truth/README.md)."""
 ROOM = 1.5
 """How much wider, in logarithms, bounds are where they rest on other devices' runs."""
 
@@ -93,16 +97,16 @@ Bounds = tuple[float, float]
 
 
 def bounds(known: Sequence[Error], place: Place) -> Bounds | None:
-    """The middle 80 % of the errors in a neighbourhood, None with fewer than MIN_SOURCES sources there. A source of n runs weighs
-    sqrt(n): neither one big source nor the number of sources alone decides. The prediction itself lies inside."""
+    """The middle 80 % of the errors in a neighbourhood, None with fewer than MIN_SOURCES sources or MIN_RUNS runs there. A source of n runs
+    weighs sqrt(n): neither one big source nor the number of sources alone decides. The prediction itself lies inside, by NOISE at least."""
     own = known if place == ANYWHERE else [error for error in known if place in error.places]
     sizes = Counter(error.source for error in own)
-    if len(sizes) < MIN_SOURCES:
+    if len(sizes) < MIN_SOURCES or len(own) < MIN_RUNS:
         return None
     ordered = sorted((error.value, sizes[error.source] ** -0.5) for error in own)
     weights = np.cumsum([weight for _, weight in ordered])
     low, high = np.interp((0.1, 0.9), weights / weights[-1], [value for value, _ in ordered])
-    return min(0.0, float(low)), max(0.0, float(high))
+    return min(-NOISE, float(low)), max(NOISE, float(high))
 
 
 def wider(own: Bounds | None) -> Bounds:
