@@ -39,6 +39,8 @@ CODES = (
 )  # fmt: skip
 
 ECHO_LIMIT = 60
+THEIRS_LIMIT = 400
+"""Characters of what somebody's own model says when it fails: names, sizes and paths stand at its end."""
 
 
 class StrategistError(Exception):
@@ -163,10 +165,10 @@ def is_hostile(character: str) -> bool:
     return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 
 
-def shown(value: object) -> str:
-    """`value` made safe to echo: hostile characters escaped, at most 60 characters."""
+def shown(value: object, limit: int = ECHO_LIMIT) -> str:
+    """`value` made safe to echo: hostile characters escaped, at most `limit` characters."""
     text = str(value)
-    clipped = text if len(text) <= ECHO_LIMIT else text[: ECHO_LIMIT - 3] + "..."
+    clipped = text if len(text) <= limit else text[: limit - 3] + "..."
     return escaped(clipped)
 
 

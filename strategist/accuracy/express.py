@@ -38,7 +38,7 @@ from strategist.memory.saved import REDONE
 from strategist.records import dataclass, replace
 from strategist.space.candidates import code
 from strategist.timing.estimate import model_FLOP
-from strategist.timing.rates import without_rate
+from strategist.timing.rates import peak_FLOPs, without_rate
 
 RECOMPUTE = ("none", "selective", "full")
 _ZERO_GROUP = re.compile(r"(?:zero1=|FSDP group )(\d+)")
@@ -125,19 +125,23 @@ def express(run: Run) -> Case:
     _legal_sizes(shape, layout)
     if lacking := without_rate(cluster, work.precision):
         raise Unexpressed(f"{lacking.name} does not multiply in {work.precision}")
-    _possible(job, measured)
+    _possible(job, measured, 1.0 if run.get("recompute_class", "") == "full" else 0.0)
     return Case(run["id"], job, tuple(layout.items()), measured, _states_recompute(run))
 
 
-def _possible(job: Job, measured: Measured) -> None:
-    """Raises Unexpressed for a step in which the devices would have had to multiply faster than the fastest of their
-    peaks: its batch, its devices or its time are not what the row says. Frozen weights have no gradient of their own."""
-    gpu = job.cluster.slowest.gpu
-    peak = max(filter(None, (gpu.bf16_FLOPs, gpu.fp16_FLOPs, gpu.fp8_FLOPs, gpu.fp32_FLOPs)), default=0.0)
-    useful = model_FLOP(job) * (2.0 + job.trainable) / 3.0
+def _possible(job: Job, measured: Measured, again: float) -> None:
+    """Raises Unexpressed for a step in which the devices would have had to multiply faster than their peak in its format:
+    its batch, its devices, its format or its time are not what the row says. Frozen weights have no gradient of their own; `again` is the
+    part of forward that is computed twice."""
+    gpu, precision = job.cluster.slowest.gpu, job.workload.precision
+    formats = ("bf16", "fp16") if precision in ("bf16", "fp16") else (precision,)
+    peak = max(peak_FLOPs(gpu, word) or 0.0 for word in formats)
+    useful = model_FLOP(job) * (2.0 + job.trainable + again) / 3.0
     ratio = useful / (measured.step_s * peak * job.cluster.world) if measured.step_s and peak else 0.0
     if ratio > 1.0:
-        raise Unexpressed(f"the row contradicts itself: its step takes {ratio:.1f} times the devices' peak")
+        raise Unexpressed(
+            f"the row contradicts itself: its step takes {ratio:.1f} times the devices' peak in {precision}"
+        )
 
 
 def _in_four_bits(shape: ModelShape, measured: Measured) -> ModelShape:

@@ -12,7 +12,8 @@ from strategist.document.load import load_plan
 from strategist.document.write import dump, seal_state, sealed
 from strategist.errors import StaleError
 from strategist.planner.check import require_sound
-from strategist.reports.lines import wrapped
+from strategist.reports.lines import Line, wrapped
+from strategist.units import format_gib, format_seconds
 
 if TYPE_CHECKING:
     from strategist.document.plan import Plan
@@ -39,6 +40,7 @@ def run(options: Namespace) -> int:
     asks must not take an edited plan for the one that was made. A plan that never had a seal is only told so."""
     plan = load_plan(options.plan)
     require_sound(plan)
+    other = _figures_of_its_layout(plan)
     if options.seal:
         plan = sealed(plan)
         write_file(options.plan, dump(plan), "PLAN", force=True)
@@ -52,12 +54,33 @@ def run(options: Namespace) -> int:
         )
     found = _tried_again(plan, options) if options.exhaustive else None
     if options.json:
-        show_document({"sound": True, "seal": state} | ({} if found is None else {"exhaustive": found}))
+        more = ({"predicted": other} if other else {}) | ({} if found is None else {"exhaustive": found})
+        show_document({"sound": True, "seal": state} | more)
     else:
         lines = wrapped("", f"The plan is sound; seal: {state}.", width(), indent=0)
         claims = [] if found is None else [row for claim in found.claims for row in wrapped("  true", claim.sentence, width(), indent=8)]  # fmt: skip
-        show_lines([*lines, *claims], no_color=options.no_color)
+        show_lines([*lines, *_warning(plan, other), *claims], no_color=options.no_color)
     return 0
+
+
+def _figures_of_its_layout(plan: Plan) -> dict[str, int]:
+    """Bytes of the fullest device and nanoseconds of a step that its layout is predicted at, where the plan says others: a seal signs
+    whatever stands in the file."""
+    from strategist.planner.predict import predict_plan
+
+    said, due = (
+        {"device_bytes": one.memory.worst.device, "step_ns": one.time.step_ns} for one in (plan, predict_plan(plan))
+    )
+    return {} if said == due else due
+
+
+def _warning(plan: Plan, due: dict[str, int]) -> list[Line]:
+    if not due:
+        return []
+    said = f"{format_gib(plan.memory.worst.device)} and {format_seconds(plan.time.step_ns * 1e-9)}"
+    ours = f"{format_gib(due['device_bytes'])} and {format_seconds(due['step_ns'] * 1e-9)}"
+    text = f"The plan says {said} a step, and its layout is predicted at {ours}: these are figures of another layout, or of another version."
+    return wrapped("  figures", text, width(), indent=11)
 
 
 TENTHS = 10

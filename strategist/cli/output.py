@@ -24,7 +24,7 @@ def width() -> int:
     if said.isdecimal() and int(said) > 0:
         return max(8, int(said))
     try:
-        return max(8, os.get_terminal_size(sys.stdout.fileno()).columns)
+        return max(8, os.get_terminal_size(sys.stdout.fileno()).columns or 80)  # 0 where nobody set the size
     except (OSError, ValueError, AttributeError):
         return 80
 

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from strategist.errors import InputError, InternalError, StrategistError, shown
+from strategist.errors import THEIRS_LIMIT, InputError, InternalError, StrategistError, shown
 
 T = TypeVar("T")
 
@@ -82,7 +82,7 @@ def _failed(what: str, sentence: str, theirs: str) -> StrategistError:
         return InternalError("INTERNAL", f"{what} failed: {sentence}", hint=hint)
     return InputError(
         "KIND",
-        f"{what} with {shown(theirs)} failed: {shown(sentence)}.",
+        f"{what} with {shown(theirs)} failed: {shown(sentence, THEIRS_LIMIT)}.",
         flag="--model-fn",
         value=theirs,
         hint="It is called as model(input_ids=TOKENS), TOKENS of shape (micro-batch, sequence), and gives logits for each token.",

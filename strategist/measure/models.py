@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from strategist.errors import InputError, StrategistError, shown
+from strategist.errors import THEIRS_LIMIT, InputError, StrategistError, shown
 from strategist.executor.architecture import model_obstacles
 from strategist.executor.models import model_from_shape
 from strategist.executor.obstacles import refuse
@@ -137,5 +137,5 @@ def _refusal(make: object, problem: Exception) -> InputError:
 
 def _failed(make: object, problem: Exception, hint: str) -> InputError:
     name = shown(function_name(make))
-    said = f"{name} failed: {type(problem).__name__}: {shown(problem)}."
+    said = f"{name} failed: {type(problem).__name__}: {shown(problem, THEIRS_LIMIT)}."
     return InputError("KIND", said, flag="--model-fn", value=name, hint=hint)

@@ -27,8 +27,8 @@ class Compared:
 
     @property
     def ratio(self) -> float:
-        """Measured over predicted."""
-        return self.measured / self.predicted
+        """Predicted over measured, as every rung of the ladder has it."""
+        return self.predicted / self.measured
 
 
 def compared(plan: Plan, report: Report) -> tuple[Compared, ...]:

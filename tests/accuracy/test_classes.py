@@ -226,3 +226,74 @@ def test_a_name_of_several_cards_is_a_reason() -> None:
 def test_whatever_trains_all_weights_is_one_task(task: str, is_known: bool) -> None:
     """Fine-tuning of all weights is training; what needs other models beside it is not."""
     assert (_judged({"task": task}).case is not None) is is_known
+
+
+def _same(one: Judged, other: Judged) -> bool:
+    """Whether two rows are one question."""
+    return one.case is not None and other.case is not None and (one.step_s, one.peak_bytes) == (other.step_s, other.peak_bytes)  # fmt: skip
+
+
+@pytest.mark.parametrize("task", ["LoRA", "sft (LoRA)", "lora finetune"])
+def test_adapters_are_known_by_any_spelling(task: str) -> None:
+    """A row is no full training because somebody writes capitals."""
+    assert _same(_judged({"task": task}), _judged({"task": "lora"}))
+    assert not _same(_judged({"task": task}), _judged({"task": "sft"}))
+    assert _same(_judged({"task": "QLoRA fine-tuning"}), _judged({"task": "qlora"}))
+
+
+@pytest.mark.parametrize(
+    ("column", "words", "meant"),
+    [
+        ("compile", ("True", "1", "torch.compile", "inductor"), "yes"),
+        ("compile", ("False", "0", "eager", "off"), "no"),
+        ("attention_impl", ("eager", "math", "naive attention", "standard"), "unfused"),
+        ("offload", ("no", "False", "0", "n/a", "-"), "none"),
+        ("offload", ("params", "optimizer+params to CPU"), "parameters"),
+        ("zero_stage_or_fsdp", ("Z2", "z-2", "ZeRO 2"), "ZeRO-2"),
+        ("zero_stage_or_fsdp", ("distopt", "dist-opt", "distributed optimizer"), "ZeRO-1"),
+        ("oom", ("yes", "True", "OOM"), "1"),
+    ],
+)  # fmt: skip
+def test_words_of_a_row_count_in_any_spelling(column: str, words: tuple[str, ...], meant: str) -> None:
+    """What means the same is the same question, and another one than a row without the word, where that says something."""
+    framework = "torchtitan" if meant == "no" else "FSDP2"  # which compile, and do not
+    bare = {"framework": framework} | ({"zero_class": ""} if column == "zero_stage_or_fsdp" else {})
+    expected = _judged({**bare, column: meant})
+    assert all(_same(_judged({**bare, column: word}), expected) for word in words)
+    if column not in ("oom", "offload") or meant == "parameters":
+        assert not _same(expected, _judged({**bare, column: ""}))
+
+
+@pytest.mark.parametrize("word", ["False", "0", "off", "no"])
+def test_sequences_that_are_not_cut_are_not(word: str) -> None:
+    """Megatron-Core cuts them unless a row says no, however it says that."""
+    cut = {"framework": "megatron-core", "tp": "4", "dp": "2", "zero_class": "1", "grad_accum": "4"}
+    assert _same(_judged({**cut, "sequence_parallel": word}), _judged({**cut, "sequence_parallel": "no"}))
+    assert not _same(_judged({**cut, "sequence_parallel": word}), _judged(cut))
+
+
+def test_state_in_the_host_s_memory_is_weighed() -> None:
+    """It needs less room on the device, and takes longer."""
+    whole, moved, named = (_judged(change) for change in ({}, {"offload": "optimizer"}, {"zero_class": "2", "zero_stage_or_fsdp": "ZeRO-Offload"}))  # fmt: skip
+    assert moved.peak_bytes < whole.peak_bytes
+    assert moved.step_s > whole.step_s
+    assert named.case is not None
+    assert dict(named.case.layout)["offload"] == dict(moved.case.layout)["offload"] if moved.case else False
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [("DGX H100", "h100-sxm-80gb"), ("HGX H100", "h100-sxm-80gb"), ("H100 SXM5", "h100-sxm-80gb"), ("A100-80G", "a100-sxm-80gb"), ("A100_80GB", "a100-sxm-80gb")],
+)  # fmt: skip
+def test_cards_are_known_by_the_names_of_machines_and_forms(words: str, meant: str) -> None:
+    """A machine's name stands for its cards, whatever joins the words."""
+    assert _same(_judged({"hardware": words, "step_time_s": "9"}), _judged({"hardware": meant, "step_time_s": "9"}))
+
+
+def test_a_type_of_node_brings_its_network() -> None:
+    """What `--hardware` takes is a row's hardware too: two of Amazon's nodes of A100s have a quarter of the links that a DGX has."""
+    two = {"gpus_total": "16", "dp": "16", "gpus_per_node": "", "global_batch_seqs": "16", "step_time_s": "9"}
+    named, card = (_judged({**two, "hardware": name}) for name in ("p4d.24xlarge", "a100-sxm-40gb"))
+    assert named.job.cluster.groups[0].node.name == "aws-p4d.24xlarge"
+    assert named.job.cluster.slowest.gpu == card.job.cluster.slowest.gpu
+    assert named.step_s > card.step_s

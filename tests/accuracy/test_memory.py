@@ -84,6 +84,7 @@ def test_silence_about_recompute_is_read_as_what_fits(tmp_path: Path) -> None:
         "tp": "4",
         "pp": "4",
         "seq_len": "16384",
+        "step_time_s": "60",
     }
     silent, said = (judged(tmp_path, **large, recompute_class=word) for word in ("", "none"))
     assert not said.fits and not said.assumed

@@ -54,6 +54,7 @@ HEADER = "id,hardware,gpus_total,model,seq_len"
         (f"{HEADER}\n1,h100,8,m,1\n1,h100,8,m,1\n", "DUPLICATE_KEY"),
         (f"{HEADER}\n", "EMPTY"),
         ("", "EMPTY_FILE"),
+        (f"{HEADER}\n1,{'h' * 200_000},8,m,1\n", "PARSE"),
     ],
 )
 def test_broken_tables_are_refused_with_a_code(text: str, code: str, tmp_path: Path) -> None:
@@ -93,6 +94,15 @@ def test_broken_tables_are_refused_with_a_code(text: str, code: str, tmp_path: P
         ({"recompute_class": "partial"}, "which layers"),
         ({"recompute_class": "partial", "sharding_detail": '{"ckpt_layers":[1,0,0]}'}, "3 stages"),
         ({"model": "unheard-of"}, "unheard-of"),
+        ({"hardware": ""}, "hardware is not stated"),
+        ({"zero_class": "", "zero_stage_or_fsdp": "ZeRO++"}, "ZeRO++"),
+        ({"offload": "cpu"}, "offload cpu"),
+        ({"offload": "activations"}, "no model"),
+        ({"zero_class": "", "zero_stage_or_fsdp": "ZeRO-3 Offload"}, "which state moves"),
+        ({"compile": "sometimes"}, "compile sometimes"),
+        ({"oom": "perhaps"}, "oom perhaps"),
+        ({"step_time_s": "", "tflops_per_gpu": "400"}, "FLOP rates"),
+        ({"precision": "fp32", "step_time_s": "1.2"}, "peak in fp32"),
         ({"pp": "8", "vp": "8", "dp": "1", "zero_class": "0"}, "pp 8 x vp 8"),
     ],
 )
@@ -103,6 +113,17 @@ def test_a_row_that_cannot_be_expressed_says_which_fact_is_missing(
     (one,) = judge(read_runs(runs_file(tmp_path, {**RUN, **change})))
     assert one.case is None
     assert fact in one.skipped
+
+
+@pytest.mark.parametrize("separator", [";", "\t"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_tables_of_other_programs_are_read(separator: str, end: str, tmp_path: Path) -> None:
+    """Spreadsheets write semicolons or tabs, and end lines as their systems do: the rows are the same."""
+    plain = read_runs(runs_file(tmp_path, RUN))
+    path = tmp_path / "exported.csv"
+    lines = (separator.join(part) for part in (plain[0].keys(), plain[0].values()))
+    path.write_bytes(end.join((*lines, "")).encode())
+    assert read_runs(str(path)) == plain
 
 
 @CI

@@ -87,6 +87,24 @@ def test_a_sealed_plan_is_sound(tmp_path: Path) -> None:
     assert Path(path).read_text(encoding="utf-8") == plan_text(*SMALL)
 
 
+def test_figures_of_another_layout_are_told(tmp_path: Path) -> None:
+    """check prices the layout again: who edits the batch of a plan is told what it needs now, sealed or not."""
+    path = plan_file(tmp_path)
+
+    def divide_otherwise(plan: dict[str, Any]) -> None:
+        each = plan["strategy"]["micro_batch"] * plan["strategy"]["accumulation"]
+        micro = 1 if plan["strategy"]["micro_batch"] > 1 else each
+        plan["strategy"] |= {"micro_batch": micro, "accumulation": each // micro}
+
+    assert "predicted" not in call("check", "--json", path).document
+    other = edited(tmp_path, divide_otherwise)
+    ran = call("check", "--seal", "--json", other)
+    due = call("predict", other, "--json").document
+    assert ran.document["predicted"]["device_bytes"] == due["memory"]["peak"]["value"]
+    assert ran.document["predicted"]["step_ns"] == sum(term["exposed_ns"] for term in due["time"]["terms"])
+    assert "figures" in call("check", other).out
+
+
 def test_an_edited_plan(tmp_path: Path) -> None:
     """explain says that the seal is broken, check and run refuse with 4, and --seal signs the plan again."""
     path = edited(tmp_path, rename)
