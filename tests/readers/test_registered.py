@@ -1,0 +1,91 @@
+"""Configurations of frameworks' own registries and model sections, weighed: each comes to what the same job comes to that is written out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.harness import call
+
+TITAN = "torchrun --nproc_per_node 8 --nnodes 4 -m torchtitan.train --module llama3"
+TOML = """
+[model]
+name = "llama3"
+flavor = "8B"
+{model}
+[training]
+local_batch_size = 1
+[parallelism]
+[activation_checkpoint]
+mode = "full"
+{more}
+"""
+
+
+def weighed(folder: Path, name: str, text: str, *more: str) -> dict[str, Any]:
+    """What `predict` makes of a file."""
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    found: dict[str, Any] = call("predict", str(path), *more, "--json").document
+    return found
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two predictions are of the same job."""
+    return all(one[part] == other[part] for part in ("mesh", "workload", "memory", "time"))
+
+
+@pytest.mark.parametrize(
+    ("line", "out"),
+    [
+        ("--config llama3_70b", "--training.local_batch_size 8 --training.seq_len 8192 --parallelism.tensor_parallel_degree 8 activation-checkpoint:full"),
+        ("--config llama3_70b --training.local_batch_size 2 activation-checkpoint:none", "--training.local_batch_size 2 --training.seq_len 8192 --parallelism.tensor_parallel_degree 8 activation-checkpoint:none"),
+        ("--config llama3_8b", "--training.local_batch_size 1 --training.seq_len 8192 activation-checkpoint:selective"),
+    ],
+)  # fmt: skip
+def test_a_registered_configuration_says_what_it_sets(line: str, out: str, tmp_path: Path) -> None:
+    """Its degrees, batch, length and recomputation count as if they stood in the line, whose own words win."""
+    words = ("--hardware", "dgx-h100:4")
+    model = "llama-3.1-70b" if "70b" in line else "llama-3.1-8b"
+    registered = weighed(tmp_path, "a.sh", f"#!/bin/bash\n{TITAN} {line}\n", *words)
+    written = weighed(tmp_path, "b.sh", f"#!/bin/bash\n{TITAN} {out}\n", *words, "--model", model)
+    assert same(registered, written)
+
+
+def test_a_registered_configuration_that_nobody_knows_is_said(tmp_path: Path) -> None:
+    """What it sets cannot be counted."""
+    path = tmp_path / "a.sh"
+    path.write_text(f"{TITAN} --config my_own --training.local_batch_size 1 --training.seq_len 128\n", encoding="utf-8")
+    found = call("validate", str(path), "--json").document[0]["findings"]
+    assert [fault["rule"] for fault in found] == ["titan-config"]
+
+
+@pytest.mark.parametrize("word", ["quantize.linear.float8", "float8"])
+def test_torchtitan_s_float8_is_counted(word: str, tmp_path: Path) -> None:
+    """Its converter runs matrices in fp8, as --precision fp8 beside the file does."""
+    words = ("--hardware", "dgx-h100")
+    of_file = weighed(tmp_path, "a.toml", TOML.format(model=f'converters = ["{word}"]', more=""), *words)
+    plain = TOML.format(model="", more="")
+    assert same(of_file, weighed(tmp_path, "b.toml", plain, *words, "--precision", "fp8"))
+    assert of_file["time"] != weighed(tmp_path, "b.toml", plain, *words)["time"]
+
+
+def test_a_registered_float8_is_counted_with_its_compiler(tmp_path: Path) -> None:
+    """llama3_405b is compiled, in fp8, its embeddings and head apart."""
+    found = weighed(tmp_path, "a.sh", f"{TITAN} --config llama3_405b\n", "--hardware", "dgx-h100:4")
+    assert found["workload"]["precision"] == "fp8"
+    plain = weighed(tmp_path, "a.sh", f"{TITAN} --config llama3_405b --compile.no-enable\n", "--hardware", "dgx-h100:4")
+    assert found["memory"]["peak"]["value"] < plain["memory"]["peak"]["value"]
+
+
+@pytest.mark.parametrize(
+    ("more", "profile"),
+    [("enable = true", "fsdp2-compiled"), ('enable = true\ncomponents = ["loss"]', "fsdp2"), ("enable = false", "fsdp2")],
+)  # fmt: skip
+def test_a_compiled_model_of_torchtitan_is_counted_as_such(more: str, profile: str, tmp_path: Path) -> None:
+    """As with the profile of that name; one whose loss alone is compiled is not."""
+    text, words = TOML.format(model="", more=f"[compile]\n{more}"), ("--hardware", "dgx-h100")
+    other = TOML.format(model="", more="")
+    assert same(weighed(tmp_path, "a.toml", text, *words), weighed(tmp_path, "b.toml", other, *words, "--framework", profile))  # fmt: skip
