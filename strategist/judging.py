@@ -161,6 +161,8 @@ def _with_formats(asked: Asked, reader: Reader, says: Says) -> Asked:
         profile = with_narrow_weights(profile, "bfloat16", str(says.get("reduce", "bfloat16")))
     if says.get("compile") is True:
         profile = with_habits(profile, kernels="compiled")
+    if says.get("attention") == "flash":
+        profile = with_habits(profile, attention="flash")
     return replace(asked, question=replace(asked.question, job=replace(job, profile=profile)))
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.cli.harness import call
 
@@ -89,3 +90,66 @@ def test_a_compiled_model_of_torchtitan_is_counted_as_such(more: str, profile: s
     text, words = TOML.format(model="", more=f"[compile]\n{more}"), ("--hardware", "dgx-h100")
     other = TOML.format(model="", more="")
     assert same(weighed(tmp_path, "a.toml", text, *words), weighed(tmp_path, "b.toml", other, *words, "--framework", profile))  # fmt: skip
+
+
+NEOX: dict[str, Any] = {
+    "pipe_parallel_size": 2, "model_parallel_size": 2, "num_layers": 8, "hidden_size": 1024, "num_attention_heads": 16,
+    "seq_length": 1024, "max_position_embeddings": 1024, "pos_emb": "rotary", "no_weight_tying": True,
+    "optimizer": {"type": "Adam", "params": {"lr": 0.0001}}, "zero_optimization": {"stage": 1},
+    "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 8, "checkpoint_activations": True,
+    "fp16": {"enabled": True},
+}  # fmt: skip
+"""A configuration of GPT-NeoX."""
+
+
+def of_neox(folder: Path, **changes: Any) -> dict[str, Any]:
+    """What `predict` says of it on one node."""
+    return weighed(folder, "model.yml", yaml.safe_dump({**NEOX, **changes}), "--hardware", "dgx-a100-80gb")
+
+
+def test_gpt_neox_cuts_the_model_before_it_replicates(tmp_path: Path) -> None:
+    """8 ranks of 2 stages of 2 ranks are 2 replicas, each with 4 sequences 8 times."""
+    found = of_neox(tmp_path)
+    mesh, strategy = found["mesh"], found["strategy"]
+    assert [mesh[axis] for axis in ("pp", "tp", "dp_shard")] == [2, 2, 2]
+    assert (strategy["zero"], strategy["recompute"], strategy["schedule"]) == (1, "full", "1f1b")
+    assert (found["workload"]["global_batch"], found["workload"]["precision"]) == (4 * 8 * 2, "fp16")
+
+
+def test_gpt_neox_takes_dashes_for_underscores(tmp_path: Path) -> None:
+    """In every name of the file."""
+    dashes = {key.replace("_", "-"): value for key, value in NEOX.items()}
+    assert same(weighed(tmp_path, "a.yml", yaml.safe_dump(dashes), "--hardware", "dgx-a100-80gb"), of_neox(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"train_batch_size": 64, "train_micro_batch_size_per_gpu": None},
+        {"train_batch_size": 64},
+        {"precision": "fp16", "fp16": {"loss_scale": 0}},
+        {"attention_config": [[["global"], 8]]},
+    ],
+)
+def test_gpt_neox_says_the_same_in_other_words(changes: dict[str, Any], tmp_path: Path) -> None:
+    """A micro-batch that the batch leaves, a precision by its word, the usual layers."""
+    assert same(of_neox(tmp_path, **changes), of_neox(tmp_path))
+
+
+def test_gpt_neox_s_flash_attention_keeps_no_scores(tmp_path: Path) -> None:
+    """Each of 4 layers of the first stage keeps at least 2 bytes for every score of 4 sequences and 8 heads, unless attention is fused."""
+    plain, flash = (
+        of_neox(tmp_path, attention_config=[[[kind], 8]], checkpoint_activations=False) for kind in ("global", "flash")
+    )
+    assert plain["memory"]["peak"]["value"] - flash["memory"]["peak"]["value"] >= 4 * 2 * 4 * 8 * 1024**2
+
+
+def test_gpt_neox_s_eight_bit_adam_is_counted(tmp_path: Path) -> None:
+    """bitsandbytes' Adam under a switch of its own."""
+    assert of_neox(tmp_path, use_bnb_optimizer=True)["workload"]["optimizer"] == "adamw8bit"
+
+
+def test_a_batch_in_a_section_is_no_deepspeed_file(tmp_path: Path) -> None:
+    """Programs of reinforcement learning have DeepSpeed's words in sections of their own, and other meanings for them."""
+    table = {"data": {"train_batch_size": 1024}, "actor": {"zero_optimization": {"stage": 3}}}
+    assert weighed(tmp_path, "a.yaml", yaml.safe_dump(table), "--hardware", "dgx-h100")["error"]["code"] == "E_KIND"

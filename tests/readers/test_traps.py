@@ -323,6 +323,8 @@ CASES = (
     Case("titan-toml", "job.toml", "[parallelism]\ntensor_parallel_degree = 2\n[training]\nsteps = 3\n", "job.toml", "no TOML"),
     titan("titan-graphs-in-a-pipeline", "training.disable_cuda_graphs", "pipelines", "--training.disable_cuda_graphs ", ""),
     titan("titan-micro-batches", "training.local_batch_size", "multiple of", "--training.local_batch_size 8", "--training.local_batch_size 8 --parallelism.pipeline_parallel_microbatch_size 3"),
+    Case("unknown-key", "neox.yml", "{pipe-parallel-size: 2, num-layers: 4, hidden_size: 64, seq_lenght: 8}", "seq_lenght", "seq_length"),
+    Case("heads-divide", "neox.yml", "{model-parallel-size: 3, num-layers: 4, hidden_size: 64, num_attention_heads: 8}", "num_attention_heads", "8"),
     titan("titan-config", "--config", "my_own", "llama3_8b", "my_own"),
     Case("titan-converter", "job.toml", "[model]\nconverters = ['quantize.grouped_mm.mx']\n[parallelism]\n[training]\nsteps = 3\n", "model.converters", "quantize.grouped_mm.mx"),
     titan("unknown-key", "training.local_batch_sise", "local_batch_size", "local_batch_size", "local_batch_sise"),
