@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
+from strategist.errors import InputError
+from strategist.facts.parameters import count
+from strategist.readers import open_source, reader_of
 from tests.cli.harness import call
 
 TITAN = "torchrun --nproc_per_node 8 --nnodes 4 -m torchtitan.train --module llama3"
@@ -31,6 +34,16 @@ def weighed(folder: Path, name: str, text: str, *more: str) -> dict[str, Any]:
     path.write_text(text, encoding="utf-8")
     found: dict[str, Any] = call("predict", str(path), *more, "--json").document
     return found
+
+
+def parameters(folder: Path, name: str, table: dict[str, Any]) -> int:
+    """Parameters of the model that a file describes."""
+    path = folder / name
+    path.write_text(yaml.safe_dump(table), encoding="utf-8")
+    source = open_source(str(path), "FILE")
+    shape = reader_of(source, "FILE").model(source, "FILE")
+    assert shape is not None
+    return count(shape).total
 
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -153,3 +166,48 @@ def test_a_batch_in_a_section_is_no_deepspeed_file(tmp_path: Path) -> None:
     """Programs of reinforcement learning have DeepSpeed's words in sections of their own, and other meanings for them."""
     table = {"data": {"train_batch_size": 1024}, "actor": {"zero_optimization": {"stage": 3}}}
     assert weighed(tmp_path, "a.yaml", yaml.safe_dump(table), "--hardware", "dgx-h100")["error"]["code"] == "E_KIND"
+
+
+def of_nanotron(folder: Path, **model: Any) -> int:
+    """Parameters of the model of a configuration of nanotron."""
+    shape = {
+        "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4,
+        "vocab_size": 32000, "max_position_embeddings": 1024, "hidden_act": "silu", "tie_word_embeddings": True,
+    }  # fmt: skip
+    table = {
+        "parallelism": {"dp": 8, "pp": 1, "tp": 1, "pp_engine": "1f1b"},
+        "model": {"dtype": "bfloat16", "model_config": {**shape, **model}},
+        "tokens": {"micro_batch_size": 1, "batch_accumulation_per_replica": 2, "sequence_length": 512},
+    }
+    return parameters(folder, "nanotron.yaml", table)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("layers", [[-1], [1, 3]])
+def test_nanotron_s_mixtures_have_their_experts(shared: bool, layers: list[int], tmp_path: Path) -> None:
+    """Three matrices for each expert and a router take the place of the dense part, beside them a shared expert and its gate; what no
+    family here is, is refused rather than taken for a dense model."""
+    moe = {"num_experts": 8, "top_k": 2, "moe_intermediate_size": 128, "shared_expert_intermediate_size": 512}
+    qwen: dict[str, Any] = {"is_qwen2_config": True}
+    qwen["moe_config"] = {**moe, "enable_shared_expert": shared, "layers": layers}
+    if layers != [-1] and not shared:
+        with pytest.raises(InputError, match="moe_config"):
+            of_nanotron(tmp_path, **qwen)
+        return
+    dense = of_nanotron(tmp_path)
+    each = 8 * 3 * 256 * 128 + 8 * 256 + (3 * 256 * 512 + 256 if shared else 0) - 3 * 256 * 768
+    assert of_nanotron(tmp_path, **qwen) - dense == each * (4 if layers == [-1] else 2)
+
+
+def test_nanotron_s_biases_are_those_of_its_classes(tmp_path: Path) -> None:
+    """Qwen2Config's stand beside queries, keys and values; LlamaConfig has the key and never looks at it."""
+    plain = of_nanotron(tmp_path)
+    assert of_nanotron(tmp_path, is_qwen2_config=True, attention_bias=True) - plain == 4 * 3 * 256
+    assert of_nanotron(tmp_path, is_llama_config=True, attention_bias=True) == plain
+
+
+@pytest.mark.parametrize("key", ["is_llamoe_config", "is_starcoder2_config", "moe_num_experts"])
+def test_models_of_nanotron_that_are_not_read_are_refused(key: str, tmp_path: Path) -> None:
+    """By the key that says so."""
+    with pytest.raises(InputError, match=key):
+        of_nanotron(tmp_path, **{key: 4})
