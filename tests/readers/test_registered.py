@@ -211,3 +211,20 @@ def test_models_of_nanotron_that_are_not_read_are_refused(key: str, tmp_path: Pa
     """By the key that says so."""
     with pytest.raises(InputError, match=key):
         of_nanotron(tmp_path, **{key: 4})
+
+
+def test_llm_foundry_s_own_model_is_read_through_its_variables(tmp_path: Path) -> None:
+    """The same job in words of its own and in variables; its sequences are as long as the variable says."""
+    model = {"name": "mpt_causal_lm", "d_model": 256, "n_heads": 4, "n_layers": 4, "vocab_size": 50368}
+    table: dict[str, Any] = {
+        "model": {**model, "max_seq_len": 512}, "device_train_microbatch_size": 2, "global_train_batch_size": 32, "train_loader": {},
+        "max_seq_len": 512, "fsdp_config": {"sharding_strategy": "FULL_SHARD"}, "device_eval_batch_size": 2,
+    }  # fmt: skip
+    named = {
+        **table, "variables": {"length": 512}, "max_seq_len": "${variables.length}",
+        "model": {**model, "max_seq_len": "${max_seq_len}"},
+    }  # fmt: skip
+    words = ("--hardware", "dgx-h100")
+    found = weighed(tmp_path, "a.yaml", yaml.safe_dump(named), *words)
+    assert found["workload"]["seq_len"] == 512
+    assert same(found, weighed(tmp_path, "b.yaml", yaml.safe_dump(table), *words))
