@@ -228,3 +228,18 @@ def test_llm_foundry_s_own_model_is_read_through_its_variables(tmp_path: Path) -
     found = weighed(tmp_path, "a.yaml", yaml.safe_dump(named), *words)
     assert found["workload"]["seq_len"] == 512
     assert same(found, weighed(tmp_path, "b.yaml", yaml.safe_dump(table), *words))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({}, None), ({"seq_lenght": 8}, "1 of them a failure"), ({"optimizer": {"type": "Lion"}}, "none of them failures")],
+)  # fmt: skip
+def test_a_prediction_says_how_many_faults_its_file_has(
+    changes: dict[str, Any], words: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one line, with the command that names them; nothing of a file without any."""
+    monkeypatch.chdir(tmp_path)
+    Path("m.yml").write_text(yaml.safe_dump({**NEOX, **changes}), encoding="utf-8")
+    text = " ".join(call("predict", "m.yml", "--hardware", "dgx-a100-80gb").out.split())
+    assert ("faults" in text) == (words is not None)
+    assert words is None or f"faults 1 in m.yml, {words}: strategist validate m.yml" in text
