@@ -8,7 +8,7 @@ from typing import Any
 
 from strategist.document.judgement import Finding
 from strategist.errors import InputError
-from strategist.facts.model import ModelShape
+from strategist.facts.model import MAX_LAYERS, ModelShape
 from strategist.facts.models import load_model
 from strategist.readers.foreign import Foreign, Reader, Source, Tables, finding, section_of, switched, told, whole
 
@@ -118,10 +118,11 @@ def _model(source: Source, flag: str) -> ModelShape | None:
 
 def _mixture(table: Mapping[str, Any], moe: Mapping[str, Any], flag: str, *, is_biased: bool) -> dict[str, Any]:
     """Experts in the words of families that have the same (nn/moe.py): Qwen 2's beside a shared one with a gate, else Mixtral's."""
-    layers, experts = whole(table.get("num_hidden_layers")) or 0, moe["num_experts"]
-    placed = moe.get("layers", [-1])
+    layers, placed = min(whole(table.get("num_hidden_layers")) or 0, MAX_LAYERS), moe.get("layers", [-1])
+    if not isinstance(placed, list):
+        raise _unread(flag, "moe_config.layers")
     everywhere = placed == [-1] or placed == list(range(layers))
-    common = {**table, "num_experts": experts, "num_experts_per_tok": moe["top_k"]}
+    common = {**table, "num_experts": moe["num_experts"], "num_experts_per_tok": moe["top_k"]}
     if switched(moe, "enable_shared_expert"):
         widths = {key: moe[key] for key in ("moe_intermediate_size", "shared_expert_intermediate_size")}
         dense = [] if everywhere else [layer for layer in range(layers) if layer not in placed]

@@ -206,6 +206,13 @@ def test_nanotron_s_biases_are_those_of_its_classes(tmp_path: Path) -> None:
     assert of_nanotron(tmp_path, is_llama_config=True, attention_bias=True) == plain
 
 
+@pytest.mark.parametrize("layers", [3, "all", {"a": 1}])
+def test_layers_of_a_mixture_that_are_no_list_are_refused(layers: object, tmp_path: Path) -> None:
+    """nanotron's class has a list of them."""
+    with pytest.raises(InputError, match=r"moe_config\.layers"):
+        of_nanotron(tmp_path, num_hidden_layers=10**17, moe_config={"layers": layers})
+
+
 @pytest.mark.parametrize("key", ["is_llamoe_config", "is_starcoder2_config", "moe_num_experts"])
 def test_models_of_nanotron_that_are_not_read_are_refused(key: str, tmp_path: Path) -> None:
     """By the key that says so."""
