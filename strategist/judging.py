@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations
 from math import ceil
 from typing import Any
@@ -12,6 +12,7 @@ from strategist.ask import Asked, Given, complete
 from strategist.document.judgement import Finding, Judgement, Said
 from strategist.document.prediction import Prediction
 from strategist.errors import ImpossibleError, InputError
+from strategist.facts.job import Job
 from strategist.facts.profile import with_habits, with_narrow_weights
 from strategist.readers import READERS, open_source, reader_of
 from strategist.readers.foreign import IN_BF16, Reader, Says, Source, finding, told
@@ -39,7 +40,7 @@ def judge(path: str, given: Given | None = None, flag: str = "FILE") -> Judgemen
     foreign = reader.read(source, None if job is None else job.cluster.world)
     findings, found = foreign.findings, None
     if job is not None:
-        findings = (*findings, *reader.on_nodes(source, min(group.node.gpus for group in job.cluster.groups)))
+        findings = (*findings, *_on_nodes(reader, source, job))
     if given is not None and job is not None and says_a_layout(says := _together(given, foreign.says)):
         found, more = _weighed(given, says, reader, layout_of(says, job.model.layers))
         findings = (*findings, *more)
@@ -53,16 +54,22 @@ def judge(path: str, given: Given | None = None, flag: str = "FILE") -> Judgemen
     )
 
 
-def predicted_source(source: Source, given: Given, flag: str) -> Prediction:
-    """The prediction of the layout that a file says, of the model that was given or else of the one that the file is for. Raises
-    InputError MISSING when it says too little of one, and what `complete` and `predict` raise."""
+def _on_nodes(reader: Reader, source: Source, job: Job) -> Iterable[Finding]:
+    """What is wrong on the smallest nodes of the job's machines."""
+    return reader.on_nodes(source, min(group.node.gpus for group in job.cluster.groups))
+
+
+def predicted_source(source: Source, given: Given, flag: str) -> tuple[Prediction, tuple[Finding, ...]]:
+    """The prediction of the layout that a file says, of the model that was given or else of the one that the file is for, and the file's
+    own faults. Raises InputError MISSING when it says too little of a layout, and what `complete` and `predict` raise."""
     reader = reader_of(source, flag)
     given = _with_model(given, reader, source, flag)
     job = complete(given).question.job
     foreign = reader.read(source, job.cluster.world)
     says = _together(given, foreign.says)
     _require_a_layout(says, reader.title, source.path, flag)
-    return _predicted(given, says, reader, layout_of(says, job.model.layers))
+    found = _predicted(given, says, reader, layout_of(says, job.model.layers))
+    return found, (*foreign.findings, *_on_nodes(reader, source, job))
 
 
 def _with_model(given: Given, reader: Reader, source: Source, flag: str) -> Given:
@@ -161,6 +168,8 @@ def _with_formats(asked: Asked, reader: Reader, says: Says) -> Asked:
         profile = with_narrow_weights(profile, "bfloat16", str(says.get("reduce", "bfloat16")))
     if says.get("compile") is True:
         profile = with_habits(profile, kernels="compiled")
+    if says.get("attention") == "flash":
+        profile = with_habits(profile, attention="flash")
     return replace(asked, question=replace(asked.question, job=replace(job, profile=profile)))
 
 

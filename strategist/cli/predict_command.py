@@ -11,6 +11,7 @@ from strategist.cli.output import width
 from strategist.errors import InputError
 
 if TYPE_CHECKING:
+    from strategist.document.judgement import Finding
     from strategist.document.prediction import Prediction
     from strategist.readers.foreign import Source
 
@@ -39,22 +40,24 @@ def run(options: Namespace) -> int:
     from strategist.api import predicted  # the planner and NumPy: help and misspelt flags need neither
     from strategist.ask import complete
     from strategist.cli.given import given_from
+    from strategist.reports.judgement import faults_lines
     from strategist.reports.prediction import prediction_text
 
     check_out(options)
+    faults: tuple[Finding, ...] = ()
     if options.plan is not None:
-        found = _of_file(options)
+        found, faults = _of_file(options)
     else:
         given, _ = given_from(options, PREDICT_FLAGS)
         if given.strategy is None:
             raise InputError("MISSING", "No layout was given.", flag="--strategy", hint="Give --strategy dp=8,tp=2, or a Plan file.")  # fmt: skip
         found = predicted(complete(given))
-    deliver(found, options, lambda: prediction_text(found, width()))
+    deliver(found, options, lambda: [*prediction_text(found, width()), *faults_lines(options.plan, faults, width())])
     return 0 if found.legal and found.fits else IMPOSSIBLE
 
 
-def _of_file(options: Namespace) -> Prediction:
-    """The prediction of what a file says: a Plan, or another framework's configuration."""
+def _of_file(options: Namespace) -> tuple[Prediction, tuple[Finding, ...]]:
+    """The prediction of what a file says: a Plan, or another framework's configuration, whose own faults are beside it."""
     from strategist.cli.given import given_from
     from strategist.judging import is_foreign, predicted_source
     from strategist.readers import open_source
@@ -62,7 +65,7 @@ def _of_file(options: Namespace) -> Prediction:
     source = open_source(options.plan, "PLAN")
     if is_foreign(source):
         return predicted_source(source, given_from(options, PREDICT_FLAGS)[0], "PLAN")
-    return _of_plan(options, source)
+    return _of_plan(options, source), ()
 
 
 def _of_plan(options: Namespace, source: Source) -> Prediction:

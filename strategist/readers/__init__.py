@@ -10,6 +10,7 @@ from strategist.readers.composer import COMPOSER
 from strategist.readers.deepspeed import DEEPSPEED
 from strategist.readers.epl import EPL
 from strategist.readers.foreign import Foreign, Reader, Source
+from strategist.readers.gpt_neox import GPT_NEOX
 from strategist.readers.kubernetes import KUBERNETES
 from strategist.readers.launched import LAUNCHED, LAUNCHER
 from strategist.readers.llm_foundry import LLM_FOUNDRY
@@ -29,7 +30,7 @@ from strategist.records import replace
 
 IN_JOBS = (MEGATRON_DEEPSPEED, MEGATRON, TORCHTITAN, TORCHTUNE, LAUNCHED)
 """Who reads the commands that a job runs."""
-FOR_PROGRAMS = (FACTORY_READER, AXOLOTL, NANOTRON, LLM_FOUNDRY, TORCHTITAN)
+FOR_PROGRAMS = (FACTORY_READER, AXOLOTL, NANOTRON, LLM_FOUNDRY, TORCHTITAN, GPT_NEOX)
 """Who reads a file that such commands give to a program."""
 
 READERS: tuple[Reader, ...] = (
@@ -39,6 +40,7 @@ READERS: tuple[Reader, ...] = (
     *IN_JOBS,
     SCRIPT,
     ACCELERATE,
+    GPT_NEOX,
     DEEPSPEED,
     FACTORY_READER,
     AXOLOTL,

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from strategist.document.judgement import Finding
+from strategist.facts.model import ModelShape
 from strategist.readers.composer import formats, fsdp_faults, layout, precision_faults
 from strategist.readers.foreign import (
     OPTIMIZERS,
@@ -23,6 +24,7 @@ from strategist.readers.foreign import (
     whole,
 )
 from strategist.readers.models import named_at
+from strategist.readers.references import resolved
 
 TABLES = Tables(
     framework="llm-foundry",
@@ -32,11 +34,12 @@ TABLES = Tables(
 NEEDED = ("model", "tokenizer", "optimizer", "scheduler", "train_loader", "max_duration", "max_seq_len")
 OWN = ("device_train_microbatch_size", "global_train_batch_size", "train_loader", "device_eval_batch_size")
 """Keys that together only llm-foundry has."""
+NAMED = named_at("pretrained_model_name_or_path", "model")
 
 
 def read(source: Source, ranks: int | None) -> Foreign:
     """What a file says, and its faults."""
-    table = source.table
+    table = resolved(source.table)
     says = _says(table, ranks)
     found = (
         *TABLES.unknown(table),
@@ -72,6 +75,18 @@ def _missing(table: Mapping[str, Any]) -> Iterator[Finding]:
             yield finding("missing-key", key, title="llm-foundry", key=key, why="it has no default")
 
 
+def _model(source: Source, flag: str) -> ModelShape | None:
+    """The model that is named, or that llm-foundry builds itself."""
+    # families are loaded only when one is read
+    from strategist.facts.llm_foundry_model import NAME, shape_from_mpt
+
+    table = resolved(source.table)
+    model = section_of(table, "model")
+    if model.get("name") == NAME:
+        return shape_from_mpt(model, flag, "model")
+    return NAMED(Source(path=source.path, text=source.text, value=table), flag)
+
+
 def recognises(source: Source) -> bool:
     """A table with three keys of llm-foundry's own."""
     return len(set(OWN) & set(source.table)) >= 3
@@ -83,5 +98,5 @@ LLM_FOUNDRY = Reader(
     recognises=recognises,
     read=read,
     profile="fsdp1",
-    model=named_at("pretrained_model_name_or_path", "model"),
+    model=_model,
 )

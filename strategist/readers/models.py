@@ -22,16 +22,6 @@ def named_at(key: str, section: str = "") -> ModelOf:
     return read
 
 
-def llama_at(place: str) -> ModelOf:
-    """Who reads the keys of a section, which are those of transformers' LlamaConfig."""
-
-    def read(source: Source, flag: str) -> ModelShape | None:
-        found = next(tables_at(source.table, place), None)
-        return load_model({"model_type": "llama", **found}, f"{flag}: {place}") if found else None
-
-    return read
-
-
 def of_arguments(arguments: Callable[[Source], Mapping[str, str]]) -> ModelOf:
     """Who reads Megatron-LM's arguments, where they say how deep a model is."""
 

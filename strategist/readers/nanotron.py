@@ -7,8 +7,10 @@ from math import prod
 from typing import Any
 
 from strategist.document.judgement import Finding
+from strategist.errors import InputError
+from strategist.facts.model import MAX_LAYERS, ModelShape
+from strategist.facts.models import load_model
 from strategist.readers.foreign import Foreign, Reader, Source, Tables, finding, section_of, switched, told, whole
-from strategist.readers.models import llama_at
 
 SECTIONS = (
     "", "general", "parallelism", "model", "tokens", "optimizer", "optimizer.learning_rate_scheduler", "tokenizer",
@@ -17,6 +19,11 @@ SECTIONS = (
 TABLES = Tables(framework="nanotron", title="nanotron", swallows=dict.fromkeys(SECTIONS, "its loader refuses the file"))
 NEEDED = {"parallelism": ("dp", "pp", "tp"), "tokens": ("micro_batch_size", "batch_accumulation_per_replica")}
 SCHEDULES = {"1f1b": "1f1b", "afab": "gpipe"}
+SHAPE = "model.model_config"
+OTHERS = ("is_llamoe_config", "is_starcoder2_config", "moe_num_experts", "num_experts_per_tok")
+"""Keys of models that are none of Llama's kind: experts without gates (examples/moe/moe.py), and StarCoder 2."""
+EXPERTS = {"num_experts": 8, "top_k": 2, "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632}
+"""What MoEConfig takes for keys that are absent (config/models_config.py)."""
 
 
 def read(source: Source, ranks: int | None) -> Foreign:
@@ -89,6 +96,52 @@ def _heads(table: Mapping[str, Any], degrees: Mapping[str, int]) -> Iterator[Fin
         yield finding("nanotron-heads", "parallelism.tp", tp=degrees["tp"], heads=kv_heads)
 
 
+def _model(source: Source, flag: str) -> ModelShape | None:
+    """The model of the file. LlamaConfig's keys are transformers', and Qwen2Config, where biases beside queries, keys and values are a
+    choice, is a model of Llama's kind without them (config/models_config.py, models/qwen.py).
+
+    Raises InputError CHOICE for a model that no family here is, and what `load_model` raises.
+    """
+    table = section_of(section_of(source.table, "model"), "model_config")
+    if not table:
+        return None
+    other = next((key for key in OTHERS if key in table), None)
+    if other is not None:
+        raise _unread(flag, other)
+    plain = {key: value for key, value in table.items() if key != "attention_bias"}
+    is_biased = "is_qwen2_config" in table and switched(table, "attention_bias")
+    moe = section_of(table, "moe_config")
+    if moe:
+        return load_model(_mixture(plain, {**EXPERTS, **moe}, flag, is_biased=is_biased), f"{flag}: {SHAPE}")
+    return load_model({**plain, "model_type": "qwen2" if is_biased else "llama"}, f"{flag}: {SHAPE}")
+
+
+def _mixture(table: Mapping[str, Any], moe: Mapping[str, Any], flag: str, *, is_biased: bool) -> dict[str, Any]:
+    """Experts in the words of families that have the same (nn/moe.py): Qwen 2's beside a shared one with a gate, else Mixtral's."""
+    layers, placed = min(whole(table.get("num_hidden_layers")) or 0, MAX_LAYERS), moe.get("layers", [-1])
+    if not isinstance(placed, list):
+        raise _unread(flag, "moe_config.layers")
+    everywhere = placed == [-1] or placed == list(range(layers))
+    common = {**table, "num_experts": moe["num_experts"], "num_experts_per_tok": moe["top_k"]}
+    if switched(moe, "enable_shared_expert"):
+        widths = {key: moe[key] for key in ("moe_intermediate_size", "shared_expert_intermediate_size")}
+        dense = [] if everywhere else [layer for layer in range(layers) if layer not in placed]
+        return {**common, **widths, "model_type": "qwen2_moe", "qkv_bias": is_biased, "mlp_only_layers": dense}
+    if is_biased or not everywhere:
+        raise _unread(flag, "moe_config")
+    return {**common, "model_type": "mixtral", "intermediate_size": moe["moe_intermediate_size"]}
+
+
+def _unread(flag: str, key: str) -> InputError:
+    return InputError(
+        "CHOICE",
+        f"{flag}: {SHAPE}.{key} makes layers that are not read from nanotron's files.",
+        flag=f"{SHAPE}.{key}",
+        value=key,
+        hint="Name a model close to it with --model.",
+    )
+
+
 def recognises(source: Source) -> bool:
     """A table with nanotron's sections."""
     return {"parallelism", "tokens", "model"} <= set(source.table) and "dp" in section_of(source.table, "parallelism")
@@ -101,5 +154,5 @@ NANOTRON = Reader(
     read=read,
     profile="megatron-core",
     says_gradients=True,
-    model=llama_at("model.model_config"),
+    model=_model,
 )

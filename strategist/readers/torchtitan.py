@@ -4,14 +4,17 @@ releases before it, whose sections and keys have the same names, as in 0.2.2."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from math import prod
 from typing import Any
 
 from strategist.catalog import rows
 from strategist.document.judgement import Finding
+from strategist.errors import shown
 from strategist.facts.model import ModelShape
 from strategist.facts.models import load_model
 from strategist.readers.foreign import (
+    OPTIMIZERS,
     Foreign,
     Reader,
     Source,
@@ -20,6 +23,7 @@ from strategist.readers.foreign import (
     keys_of,
     odd_arguments,
     told,
+    uncounted_optimizer,
     whole,
 )
 from strategist.readers.script import Script, is_script, named_words, script_faults, script_of, started
@@ -46,6 +50,11 @@ RENAMED = {"training.batch_size": "training.local_batch_size", "training.compile
 """Keys of 0.1 and what 0.2 calls them."""
 RECOMPUTE = {"full": "full", "selective": "selective", "none": "none"}
 CHOICE = "activation-checkpoint:"
+CONVERTERS = "model.converters"
+IN_FLOAT8 = ("float8", "mx", "mxfp8", "quantize.linear.float8", "quantize.linear.mx")
+"""Converters after which matrices of all layers run in fp8, as 0.1, 0.2 and the table of 0.3's configurations call them."""
+BESIDE = ("float8-experts", "quantize.grouped_mm.float8", "quantize.grouped_mm.mx")
+"""Those that stand beside them, for experts."""
 
 
 def read(source: Source, ranks: int | None) -> Foreign:
@@ -53,17 +62,21 @@ def read(source: Source, ranks: int | None) -> Foreign:
     if _is_toml(source):
         return _read_toml(source, ranks)
     script = script_of(source) if is_script(source) else None
-    flags, recompute = _flags(source, script)
+    said, chosen = _flags(source, script)
+    own = _registered(script)
+    flags = {**own.get("flags", {}), **said}
     world = ranks or (started(script) if script else None)
     degrees = _degrees(flags, world)
-    says = _says(flags, degrees) | told(recompute=recompute)
+    says = _says(flags, degrees) | told(recompute=RECOMPUTE.get(chosen or own.get("activation_checkpoint", "")))
     dp = degrees["dp_replicate"] * degrees["dp_shard"]
     found = (
         *(script_faults(script) if script else ()),
-        *_unknown(flags),
+        *_unknown(said),
+        *_unregistered(script, own),
         *_world(degrees, world),
         *batch_faults(says, dp),
         *_pipeline(flags, degrees["pp"]),
+        *_uncounted(flags),
     )
     return Foreign(says=says, findings=found)
 
@@ -80,7 +93,7 @@ def _read_toml(source: Source, ranks: int | None) -> Foreign:
     says = _says(flags, degrees) | _recomputed(flags)
     faults = batch_faults(says, degrees["dp_replicate"] * degrees["dp_shard"])
     gone = finding("titan-toml", source.path.rpartition("/")[2])
-    return Foreign(says=says, findings=(gone, *_world(degrees, ranks), *faults))
+    return Foreign(says=says, findings=(gone, *_world(degrees, ranks), *faults, *_uncounted(flags)))
 
 
 def _of_sections(source: Source) -> dict[str, Any]:
@@ -113,16 +126,35 @@ def _model(source: Source, flag: str) -> ModelShape | None:
     return None if found is None else load_model(found["model"], f"{flag}: {place}")
 
 
+@cache
+def _configs() -> Mapping[str, Mapping[str, Any]]:
+    """The configurations that torchtitan's registries hold, by name: of each the flags that are read here."""
+    return {row["config"]: row for row in rows("torchtitan_configs")}
+
+
+def _registered(script: Script | None) -> Mapping[str, Any]:
+    """The configuration behind --config, over which flags of the line win (torchtitan 0.3.0, config/manager.py); empty where it is none
+    that is known."""
+    return _configs().get((script.option("--config") if script else None) or "", {})
+
+
+def _unregistered(script: Script | None, own: Mapping[str, Any]) -> Iterator[Finding]:
+    """A warning for a configuration of which nobody knows what it sets."""
+    name = script.option("--config") if script else None
+    if name is not None and not own:
+        yield finding("titan-config", "--config", name=shown(name))
+
+
 def _flags(source: Source, script: Script | None) -> tuple[dict[str, Any], str | None]:
-    """Flags by section and key, and the recomputation that the sub-command chooses."""
+    """Flags by section and key, and the sub-command that chooses what is computed again."""
     if script is None:
         table = source.table
-        return dict(table["flags"]), RECOMPUTE.get(str(table.get("activation-checkpoint")))
+        return dict(table["flags"]), str(table.get("activation-checkpoint"))
     found: dict[str, Any] = {}
     for name, word in named_words(script.words, ("--", CHOICE)):
         found |= _flag(name, word) if "." in name else {}
     chosen = [word.removeprefix(CHOICE) for word in script.words if word.startswith(CHOICE)]
-    return found, RECOMPUTE.get(chosen[-1]) if chosen else None
+    return found, chosen[-1] if chosen else None
 
 
 def _flag(name: str, value: str | None) -> dict[str, Any]:
@@ -149,7 +181,8 @@ def _says(flags: Flags, degrees: Mapping[str, int]) -> dict[str, Any]:
     steps = batch // (micro * dp) if batch and micro and batch % (micro * dp) == 0 else None
     reshards = str(flags.get("parallelism.fsdp_reshard_after_forward", "default"))
     never = reshards == "never" or (reshards == "default" and degrees["pp"] > 1)  # each micro-batch would gather again
-    compute = str(flags.get("training.mixed_precision_param", "bfloat16"))
+    low = set(_listed(flags, CONVERTERS)) & set(IN_FLOAT8)
+    compute = "float8" if low else str(flags.get("training.mixed_precision_param", "bfloat16"))
     says: dict[str, Any] = dict(degrees) | told(
         micro_batch=micro,
         global_batch=batch,
@@ -163,15 +196,24 @@ def _says(flags: Flags, degrees: Mapping[str, int]) -> dict[str, Any]:
         parameter=str(flags.get("training.dtype", "float32")),
         master="none",
         reduce=str(flags.get("training.mixed_precision_reduce", "float32")),
+        optimizer=OPTIMIZERS.get(str(flags.get("optimizer.name", "adamw")).lower()),
     )
     says["sequence_parallel"] = degrees["tp"] > 1 and _on(flags, "parallelism.enable_sequence_parallel", usual=True)
-    says["compile"] = _on(flags, "compile.enable", usual=False)
+    says["compile"] = _on(flags, "compile.enable", usual=False) and "model" in _listed(
+        flags, "compile.components", "model,loss"
+    )
     says["offload"] = "parameters" if _on(flags, "training.enable_cpu_offload", usual=False) else "none"
     return says
 
 
 def _on(flags: Flags, name: str, *, usual: bool) -> bool:
     return str(flags.get(name, usual)).lower() == "true"
+
+
+def _listed(flags: Flags, name: str, usual: str = "") -> tuple[str, ...]:
+    """Words of a list, which stands in a file as one, and on a line with commas."""
+    said = flags.get(name, usual)
+    return tuple(map(str, said if isinstance(said, list) else str(said).split(",")))
 
 
 def _schedule(flags: Flags, pp: int) -> str | None:
@@ -198,6 +240,16 @@ def _pipeline(flags: Flags, pp: int) -> Iterator[Finding]:
     micro = whole(flags.get("parallelism.pipeline_parallel_microbatch_size")) or 1
     if local % micro:
         yield finding("titan-micro-batches", "training.local_batch_size", batch=local, micro=micro)
+
+
+def _uncounted(flags: Flags) -> Iterator[Finding]:
+    """An optimizer, and converters of layers, that no prediction counts."""
+    yield from uncounted_optimizer("optimizer.name", flags.get("optimizer.name"))
+    names = [name for name in _listed(flags, CONVERTERS) if name]
+    counted = IN_FLOAT8 + (BESIDE if set(names) & set(IN_FLOAT8) else ())
+    for name in names:
+        if name not in counted:
+            yield finding("titan-converter", CONVERTERS, name=shown(name))
 
 
 def recognises(source: Source) -> bool:

@@ -30,6 +30,7 @@ from strategist.readers.foreign import (
     whole,
 )
 from strategist.readers.launched import LAUNCHER
+from strategist.readers.references import resolved
 from strategist.readers.script import Script, is_script, script_faults, script_of, started
 from strategist.reading import parse_yaml
 
@@ -158,9 +159,9 @@ def _faults(table: Table) -> Iterator[Finding]:
 def _table(source: Source, script: Script | None) -> dict[str, Any]:
     """The configuration, of a line the one that it names with the line's words in it; empty where that is not known."""
     if script is None:
-        return dict(source.table)
+        return resolved(source.table)
     found = _named(source, script.option("--config") or "")
-    return {} if found is None else _overridden(found, script)
+    return {} if found is None else resolved(_overridden(found, script))
 
 
 def _named(source: Source, name: str) -> Table | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from strategist.document.judgement import Finding, Judgement
 from strategist.errors import shown
 from strategist.reports.brief import INDENT
-from strategist.reports.lines import Line, line, wrapped
+from strategist.reports.lines import Line, Style, line, wrapped
 from strategist.units import format_gib
 
 HIDDEN = ("parameter", "gradient", "reduce", "master")
@@ -35,6 +35,17 @@ def _one(found: Judgement, width: int) -> Iterator[Line]:
         yield from _fault(fault, width)
     if not found.findings:
         yield from wrapped("  ok", "no fault was found", width, indent=INDENT, label_style="good")
+
+
+def faults_lines(file: str, findings: Sequence[Finding], width: int) -> list[Line]:
+    """How many faults a file has, and who says them; nothing where it has none."""
+    if not findings:
+        return []
+    failures = sum(fault.kind == "failure" for fault in findings)
+    bad = "1 of them a failure" if failures == 1 else f"{failures or 'none'} of them failures"
+    text = f"{len(findings)} in {shown(file)}, {bad}: strategist validate {shown(file)}"
+    style: Style = "bad" if failures else "warn"
+    return [line(""), *wrapped("faults", text, width, indent=INDENT, label_style=style)]
 
 
 def _fault(fault: Finding, width: int) -> Iterator[Line]:

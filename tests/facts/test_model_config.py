@@ -50,6 +50,17 @@ def test_count_equals_real_model_code(row: dict[str, str]) -> None:
     assert word in row["note"]
 
 
+def test_published_bloom_says_its_width_in_a_word_of_its_own() -> None:
+    """`n_embed`, which is also taken where both stand, as transformers takes it."""
+    bloom = shape_from_row(find_model("bloom-7b1"))
+    said = {
+        "model_type": "bloom", "n_embed": bloom.hidden, "n_layer": bloom.layers, "num_attention_heads": bloom.heads,
+        "seq_length": 2048, "vocab_size": bloom.vocab,
+    }  # fmt: skip
+    assert count(shape_from_config(said)).total == count(bloom).total
+    assert shape_from_config({**said, "hidden_size": 64}).hidden == bloom.hidden
+
+
 def test_all_47_configurations_are_there() -> None:
     """The test data hold 47 configurations, nine odd ones among them."""
     assert len(EXPECTED) == 47
