@@ -25,6 +25,8 @@ DEGREES = ("zero", "offload", "dp_replicate", "dp_shard", "tp", "cp", "context_p
 
 LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 _SCRIPT = re.compile(r"(?:.*/)?trl/scripts/(\w+)\.py|trl\.scripts\.(\w+)", re.ASCII)
+PROGRAMS = ("torchrun", "accelerate", "deepspeed", "trl")
+"""What starts programs that train."""
 LISTED = "lora_target_modules"
 LAUNCHER = "the launcher"
 """Where a launch line starts other ranks than there are."""
@@ -147,12 +149,19 @@ def _beside_accelerate(says: Mapping[str, Said], launched: Mapping[str, Said], t
 
 
 def recognises(source: Source) -> bool:
-    """A script that gives a program a batch in Trainer's words, or a model and a folder, or a recipe that has them."""
+    """A script that gives a program a batch in Trainer's words, or a recipe that has one, or that trains a model that it names: with
+    Trainer's own batch, then."""
     if not is_script(source):
         return False
     said = source.text.replace("-", "_")
-    has_words = f"__{OPTION}" in said or all(f"__{word}" in said for word in (MODELS[0], FOLDER))
-    return has_words or bool(_recipe(source))
+    names_a_model = f"__{MODELS[0]}" in said and f"__{FOLDER}" in said
+    return f"__{OPTION}" in said or bool(_recipe(source)) or (names_a_model and _trains(script_of(source)))
+
+
+def _trains(script: Script) -> bool:
+    """Whether a script starts ranks or says that it trains, rather than something else with a model and a folder."""
+    starts = any(script.runs(program) for program in PROGRAMS) or any(word in LAUNCHERS for word in script.words)
+    return starts or any(_name(word) == "do_train" for word in script.words)
 
 
 def _model(source: Source, flag: str) -> ModelShape | None:

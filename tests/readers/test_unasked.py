@@ -229,6 +229,12 @@ def test_a_line_without_a_batch_has_trainer_s(tmp_path: Path) -> None:
     assert "micro_batch" not in read_file(folder / "batch.sh", 8).says
 
 
+def test_a_script_that_only_names_a_model_and_a_folder_trains_nothing(tmp_path: Path) -> None:
+    """What converts or merges weights has both; it says no layout, and no batch."""
+    folder = written(tmp_path, run_sh="python merge.py --model_name_or_path gpt2 --output_dir out\n")
+    assert read_file(folder / "run.sh", 8).says == {}
+
+
 def test_what_a_task_of_skypilot_sets_is_put_into_its_commands(tmp_path: Path) -> None:
     """Variables under envs, as the task's shell has them; one without a value is whoever's who starts it."""
     task = {
