@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise, takewhile
 from typing import Any
 
+from strategist.catalog import rows
 from strategist.document.judgement import Said
 from strategist.facts.model import ModelShape
 from strategist.readers.accelerate import ACCELERATE
@@ -27,6 +28,8 @@ LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.co
 _SCRIPT = re.compile(r"(?:.*/)?trl/scripts/(\w+)\.py|trl\.scripts\.(\w+)", re.ASCII)
 PROGRAMS = ("torchrun", "accelerate", "deepspeed", "trl")
 """What starts programs that train."""
+CHOSEN = "accelerate_config"
+"""TRL's name for accelerate's file: a path, or the name of one that TRL brings along (TRL 1.16.0, cli/accelerate_config.py)."""
 LISTED = "lora_target_modules"
 LAUNCHER = "the launcher"
 """Where a launch line starts other ranks than there are."""
@@ -46,8 +49,8 @@ def read(source: Source, ranks: int | None) -> Foreign:
         else arguments_read(inside, ranks or count, trainer)
     )
     says = dict(said.says)
-    if script.runs("accelerate"):
-        says = _beside_accelerate(says, _accelerate_says(source, launcher, ranks or count), table)
+    if script.runs("accelerate") or CHOSEN in table:
+        says = _beside_accelerate(says, _accelerate_says(source, launcher, table, ranks or count), table)
     says |= loaded(table, says)
     found = [*script_faults(script), *said.findings]
     if count and ranks and count != ranks:
@@ -113,10 +116,11 @@ def _ranks(script: Script, launcher: Table) -> int | None:
     return each * (nodes or 1) if each else started(script)
 
 
-def _accelerate_says(source: Source, launcher: Table, ranks: int | None) -> Mapping[str, Said]:
+def _accelerate_says(source: Source, launcher: Table, given: Table, ranks: int | None) -> Mapping[str, Said]:
     """What accelerate's file and its own options say; nothing of a layout where it takes a file that is not here."""
-    path = launcher.get("config_file")
-    table = dict(table_named(source, path)) if isinstance(path, str) else {}
+    path = launcher.get("config_file", given.get(CHOSEN))
+    named: Table = next((row["config"] for row in rows("trl_launches") if row["name"] == path and CHOSEN in given), {})
+    table = dict(table_named(source, path) or named) if isinstance(path, str) else {}
     table |= told(num_processes=ranks, mixed_precision=launcher.get("mixed_precision"))
     if "use_deepspeed" in launcher:
         section = told(

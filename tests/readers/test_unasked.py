@@ -59,6 +59,31 @@ def test_trl_s_file_has_its_defaults_too(
     assert short.findings == long.findings == ()
 
 
+@pytest.mark.parametrize(
+    ("named", "options"),
+    [
+        ("zero3", "--use_deepspeed --zero_stage 3"),
+        ("zero2", "--use_deepspeed --zero_stage 2"),
+        ("fsdp2", "--use_fsdp --fsdp_version 2"),
+        ("multi_gpu", "--multi_gpu"),
+        ("accelerate.yaml", "--use_fsdp --fsdp_version 2 --fsdp_offload_params true"),
+    ],
+)
+def test_what_trl_launches_with_is_what_accelerate_does(named: str, options: str, tmp_path: Path) -> None:
+    """A file that TRL brings along by its name, or one by its path, on the line or in a recipe."""
+    table = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2, "fsdp_offload_params": True}}
+    folder = written(
+        tmp_path,
+        accelerate_yaml=table,
+        short_sh=f"trl sft {LINE} --accelerate_config {named}\n",
+        recipe_yaml=SFT | MODEL | {"accelerate_config": named},
+        file_sh="trl sft --config recipe.yaml\n",
+        long_sh=f"accelerate launch {options} --num_processes 8 trl/scripts/sft.py {LINE}\n",
+    )
+    assert same(folder, "short.sh", "long.sh")
+    assert same(folder, "file.sh", "long.sh")
+
+
 def test_a_program_that_is_not_trl_s_has_trainer_s_defaults(tmp_path: Path) -> None:
     """Of transformers' example nothing is recomputed, and it computes in fp32; a switch of TRL's that is on is turned off with no_."""
     folder = written(
